@@ -1,0 +1,72 @@
+"""DraftManifest: what an EAGLE-3 draft is, with every ambiguity resolved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trt_eagle3.checkpoint.rope import RopeSpec
+from trt_eagle3.checkpoint.tensor_index import TensorRef
+
+__all__ = ["DraftManifest"]
+
+
+@dataclass(frozen=True)
+class DraftManifest:
+    """One draft, fully resolved.
+
+    Attributes:
+        producer: the reader that resolved it.
+        num_layers: decoder layers, counted from the tensors. Layer 0 takes concat[embedding, hidden].
+        aux_layers: out(k) ids, ascending: output of target decoder layer k with its residual.
+        aux_pre_deepstack: whether out(k) is taken before the deepstack level of layer k is added.
+        residual: what layer 0 adds its attention to: the raw hidden or its hidden_norm.
+        first_norm: ``single`` = hidden_norm(h); ``double`` = hidden_norm(input_layernorm(h)) (ModelOpt 0.47).
+        norm_before_fc: one RMSNorm (``input_norm``) over the concatenated aux states.
+        fc_norm: one RMSNorm per aux state before fc (EAGLE-3.1).
+        feedback: the features fed to the next draft step: before or after the final norm.
+        qk_norm: per-head RMSNorm of q and k (qwen3-style drafts).
+        embedding, head: the draft's own tensor or the target's.
+        image_rows: the embedding at image positions: the pad token's text embedding, or the vision rows.
+        image_rows_rotated: whether vision rows are shifted left by one like the token ids are.
+        positions: the rope positions of draft rows: the target's three axes, its temporal axis, or a linear count.
+        position_shift: added to every draft position.
+        tensors: canonical name -> place on disk: ``fc.weight``, ``fc.bias``, ``fc_norm.{i}.weight``,
+            ``input_norm.weight``, ``layers.{n}.{self_attn,mlp}...``, ``layers.{n}.hidden_norm.weight``,
+            ``layers.{n}.input_layernorm.weight``, ``layers.{n}.post_attention_layernorm.weight``, ``norm.weight``,
+            ``lm_head.weight``, ``embed_tokens.weight``, ``d2t``.
+    """
+
+    producer: str
+    path: Path
+    num_layers: int
+    hidden_size: int
+    target_hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    vocab_size: int
+    draft_vocab_size: int
+    rope: RopeSpec
+    aux_layers: tuple[int, ...]
+    aux_pre_deepstack: bool
+    residual: Literal["hidden", "normed"]
+    first_norm: Literal["single", "double"]
+    norm_before_fc: bool
+    fc_norm: bool
+    feedback: Literal["pre_norm", "post_norm"]
+    qk_norm: bool
+    attention_bias: bool
+    mlp_bias: bool
+    fc_bias: bool
+    embedding: Literal["own", "target"]
+    head: Literal["own", "target"]
+    image_rows: Literal["pad", "vision"]
+    image_rows_rotated: bool
+    positions: Literal["3d", "temporal", "linear"]
+    position_shift: int
+    tensors: Mapping[str, TensorRef]
