@@ -1,0 +1,103 @@
+"""The ONNX Runtime session: the embedded default, float32 on the CPU, caches updated in place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import torch
+from torch import Tensor
+
+from trt_eagle3.errors import UserError
+
+__all__ = ["OnnxRuntimeSession"]
+
+_TORCH_TYPES = {
+    "tensor(float)": torch.float32,
+    "tensor(float16)": torch.float16,
+    "tensor(int32)": torch.int32,
+    "tensor(int64)": torch.int64,
+    "tensor(bool)": torch.bool,
+}
+_NUMPY_TYPES = {
+    torch.float32: np.float32,
+    torch.float16: np.float16,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+    torch.bool: np.bool_,
+}
+
+
+class OnnxRuntimeSession:
+    """Runs one graph; implements ``engine.session.Session``.
+
+    Binding one tensor to an input and to the output that scatters into it makes the update happen in place (measured
+    for ScatterND: 5 to 18 us whatever the cache's size), so a cache costs no copy per step.
+    """
+
+    def __init__(self, model: Path, weights_root: Path) -> None:
+        options = ort.SessionOptions()
+        options.log_severity_level = 3
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights_root))
+        # Casts of bfloat16 weights are folded once at load; by default tensors above 1 GiB would be cast every step.
+        options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", "0")
+        try:
+            self._session = ort.InferenceSession(model.read_bytes(), options, providers=["CPUExecutionProvider"])
+        except (OSError, RuntimeError, ValueError) as error:  # onnxruntime's own errors are RuntimeErrors
+            reason = " ".join(str(error).split())
+            raise UserError(f"{model}: ONNX Runtime cannot load it: {reason}. Rebuild the bundle.") from error
+        self._binding = self._session.io_binding()
+        self._inputs = {i.name: i for i in self._session.get_inputs()}
+        self._outputs = [o.name for o in self._session.get_outputs()]
+        self._bound: dict[str, Tensor] = {}
+
+    def bind(self, name: str, tensor: Tensor) -> None:
+        """Let ``tensor`` (contiguous, CPU) be the static buffer of input or output ``name``."""
+        assert tensor.is_contiguous(), f"{name}: a static buffer is contiguous"
+        place = ("cpu", 0, _NUMPY_TYPES[tensor.dtype], list(tensor.shape), tensor.data_ptr())
+        if name in self._inputs:
+            self._binding.bind_input(name, *place)
+        elif name in self._outputs:
+            self._binding.bind_output(name, *place)
+        else:
+            raise UserError(f"{name}: the graph has no such input or output")
+        self._bound[name] = tensor  # ONNX Runtime does not keep the memory alive
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run once over CPU tensors; returns the outputs that have no static buffer."""
+        missing = [n for n in self._inputs if n not in inputs and n not in self._bound]
+        if missing:
+            raise UserError(f"{', '.join(missing)}: input not given")
+        kept = [self._bind_input(name, tensor) for name, tensor in inputs.items()]
+        free = [name for name in self._outputs if name not in self._bound]
+        for name in free:
+            self._binding.bind_output(name, "cpu")
+        self._session.run_with_iobinding(self._binding)
+        del kept
+        found = dict(zip(self._output_order(), self._binding.get_outputs(), strict=True))
+        return {name: torch.from_numpy(found[name].numpy()) for name in free}
+
+    def _output_order(self) -> list[str]:
+        """``get_outputs`` follows the order in which names were first bound: static buffers, then the others."""
+        static = [n for n in self._bound if n in self._outputs]
+        return static + [n for n in self._outputs if n not in self._bound]
+
+    def _bind_input(self, name: str, tensor: Tensor) -> Tensor:
+        if name not in self._inputs:
+            raise UserError(f"{name}: the graph has no such input; it has {', '.join(self._inputs)}")
+        expected = self._inputs[name]
+        if _TORCH_TYPES.get(expected.type) != tensor.dtype or not _fits(expected.shape, tensor.shape):
+            raise UserError(
+                f"{name}: expected {expected.type} {expected.shape}, got {tensor.dtype} {list(tensor.shape)}"
+            )
+        tensor = tensor.contiguous()
+        self._binding.bind_input(name, "cpu", 0, _NUMPY_TYPES[tensor.dtype], list(tensor.shape), tensor.data_ptr())
+        return tensor
+
+
+def _fits(expected: list[int | str | None], actual: torch.Size) -> bool:
+    return len(expected) == len(actual) and all(
+        not isinstance(e, int) or e == a for e, a in zip(expected, actual, strict=True)
+    )

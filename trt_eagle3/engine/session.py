@@ -1,0 +1,46 @@
+"""Session: a graph that can run. All that the rest of the program knows of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+from torch import Tensor
+
+from trt_eagle3.errors import UserError
+
+__all__ = ["BACKENDS", "Session", "open_session"]
+
+BACKENDS = {"onnxruntime": "trt_eagle3.engine.onnxruntime:OnnxRuntimeSession"}
+
+
+@runtime_checkable
+class Session(Protocol):
+    """A loaded graph over named tensors.
+
+    Inputs and outputs are called as the graph calls them (``docs/architecture.md``). A tensor given to ``bind`` stands
+    for that input or output in every later run: its memory is read or written in place, and the caller keeps it.
+    """
+
+    def bind(self, name: str, tensor: Tensor) -> None:
+        """Let ``tensor`` be the static buffer of input or output ``name``."""
+        ...
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run once; returns the outputs that have no static buffer.
+
+        Raises:
+            UserError: an input is missing, unknown, or of another type or shape than the graph's.
+        """
+        ...
+
+
+def open_session(backend: str, model: Path, weights_root: Path) -> Session:
+    """Load the graph at ``model``, whose weights lie under ``weights_root``, with ``backend``."""
+    if backend not in BACKENDS:
+        raise UserError(f"engine.backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
+    module, _, name = BACKENDS[backend].partition(":")
+    session: Session = getattr(import_module(module), name)(model, weights_root)
+    return session

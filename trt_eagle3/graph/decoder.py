@@ -1,0 +1,164 @@
+"""What target and draft graphs share: the inputs of a decoder over a paged cache, attention, and the MLP.
+
+Shapes: B rows, S new tokens per row, M masked tail, P pages per row, R rows wanted from the head, n = B * S.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from onnx import TensorProto
+
+from trt_eagle3.checkpoint.rope import RopeSpec
+from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.graph.builder import GraphBuilder, Value
+
+__all__ = [
+    "CONTEXT_INPUTS",
+    "Attention",
+    "Context",
+    "context_inputs",
+    "head",
+    "norm",
+    "residual_norm",
+    "rows",
+    "swiglu",
+]
+
+CONTEXT_INPUTS = ("position_ids", "past_lengths", "query_lengths", "page_table", "tree_mask", "logit_rows")
+
+
+@dataclass(frozen=True)
+class Context:
+    """The inputs that say where the new tokens stand: positions, slots, and who sees whom."""
+
+    position_ids: Value
+    past_lengths: Value
+    query_lengths: Value
+    page_table: Value
+    tree_mask: Value
+    logit_rows: Value
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Geometry of one attention layer; ``qk_norm`` asks for per-head norms with ``epsilon``."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rope: RopeSpec
+    qk_norm: bool
+    bias: bool
+    epsilon: float
+    page_size: int
+
+    def emit(self, b: GraphBuilder, x: Value, tensors: Mapping[str, TensorRef], context: Context, layer: int) -> Value:
+        """``x [n, width]`` -> attention output after o_proj, ``[n, H]``; reads and writes cache ``layer``."""
+        prefix = f"layers.{layer}.self_attn."
+        with b.scope("self_attn"):
+            biases = [tensors[f"{prefix}{p}_proj.bias"] for p in "qkv"] if self.bias else []
+            qkv = b.linear(x, [tensors[f"{prefix}{p}_proj.weight"] for p in "qkv"], biases, name="qkv")
+            q, k, v = self._rope(b, qkv, tensors, prefix, context)
+            cache_shape = ("slots", self.num_kv_heads, self.head_dim)
+            k_cache = b.input(f"k_cache.{layer}", b.dtype, cache_shape)
+            v_cache = b.input(f"v_cache.{layer}", b.dtype, cache_shape)
+            out, k_new, v_new = b.own_op(
+                "TreeAttention",
+                *(q, k, v, k_cache, v_cache),
+                *(context.past_lengths, context.query_lengths, context.page_table, context.tree_mask),
+                names=("out", "k_cache", "v_cache"),
+                num_heads=self.num_heads,
+                num_kv_heads=self.num_kv_heads,
+                page_size=self.page_size,
+                scale=self.rope.attention_scaling**2 / self.head_dim**0.5,
+            )
+            b.output(k_new, f"k_cache_out.{layer}", cache_shape)
+            b.output(v_new, f"v_cache_out.{layer}", cache_shape)
+            biases = [tensors[f"{prefix}o_proj.bias"]] if self.bias else []
+            return b.linear(out, [tensors[f"{prefix}o_proj.weight"]], biases, name="output")
+
+    def _rope(
+        self, b: GraphBuilder, qkv: Value, tensors: Mapping[str, TensorRef], prefix: str, context: Context
+    ) -> list[Value]:
+        """Yarn's factor on cos and sin is not here but, squared, in the attention scale: the products are the same."""
+        tables = [
+            b.constant(np.array(self.rope.inv_freq, dtype=np.float32), "rope.inv_freq"),
+            b.constant(self.rope.axis_of_pair.astype(np.int32), "rope.pair_axis"),
+        ]
+        norms = [b.weight(tensors[f"{prefix}{p}_norm.weight"]) for p in "qk"] if self.qk_norm else []
+        return b.own_op(
+            "QKNormMRope",
+            *(qkv, context.position_ids, *tables, *norms),
+            names=("q", "k", "v"),
+            overload="norm" if norms else "",
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            **({"epsilon": self.epsilon} if norms else {}),
+        )
+
+
+def context_inputs(b: GraphBuilder) -> Context:
+    """Declare the inputs of ``CONTEXT_INPUTS``."""
+    int32 = TensorProto.INT32
+    return Context(
+        position_ids=b.input("position_ids", int32, (3, "batch", "seq")),
+        past_lengths=b.input("past_lengths", int32, ("batch",)),
+        query_lengths=b.input("query_lengths", int32, ("batch",)),
+        page_table=b.input("page_table", int32, ("batch", "pages")),
+        tree_mask=b.input("tree_mask", TensorProto.BOOL, ("batch", "seq", "tail")),
+        logit_rows=b.input("logit_rows", int32, ("batch", "rows")),
+    )
+
+
+def rows(b: GraphBuilder, value: Value, width: int, name: str) -> Value:
+    """Flatten ``[B, S, width]`` to ``[n, width]``."""
+    return b.reshape(value, (-1, width), name=name)
+
+
+def norm(b: GraphBuilder, x: Value, weight: TensorRef, epsilon: float, name: str = "norm") -> Value:
+    """RMSNorm of ``x [n, H]``."""
+    return b.own_op("AddRmsNorm", x, b.weight(weight), names=(name,), epsilon=epsilon)[0]
+
+
+def residual_norm(
+    b: GraphBuilder, x: Value, residual: Value, weight: TensorRef, epsilon: float, names: Sequence[str]
+) -> tuple[Value, Value]:
+    """``(RMSNorm(x + residual), x + residual)``, called ``names``."""
+    y, total = b.own_op("AddRmsNorm", x, b.weight(weight), residual, names=names, overload="residual", epsilon=epsilon)
+    return y, total
+
+
+def swiglu(b: GraphBuilder, x: Value, tensors: Mapping[str, TensorRef], prefix: str, width: int, bias: bool) -> Value:
+    """``down(silu(gate(x)) * up(x))`` with the MLP's inner ``width``."""
+    with b.scope("mlp"):
+        up_biases = [tensors[f"{prefix}{p}_proj.bias"] for p in ("gate", "up")] if bias else []
+        gate_up = b.linear(x, [tensors[f"{prefix}{p}_proj.weight"] for p in ("gate", "up")], up_biases, name="gate_up")
+        gate, up = b.split(gate_up, (width, width), ("gate", "up"))
+        silu = b.op("Mul", gate, b.op("Sigmoid", gate), name="silu")
+        down_biases = [tensors[f"{prefix}down_proj.bias"]] if bias else []
+        inner = b.op("Mul", silu, up, name="inner")
+        return b.linear(inner, [tensors[f"{prefix}down_proj.weight"]], down_biases, name="output")
+
+
+def by_row(b: GraphBuilder, value: Value, context: Context, width: int, name: str) -> Value:
+    """``[n, width]`` as ``[B, S, width]``."""
+    last = b.constant(np.array([width], dtype=np.int64), f"width_{width}")
+    axes = b.op("Shape", context.position_ids, dtype=TensorProto.INT64, name=f"{name}_axes", start=1)
+    return b.op("Reshape", value, b.op("Concat", axes, last, name=f"{name}_shape", axis=0), name=name)
+
+
+def head(b: GraphBuilder, hidden: Value, context: Context, weight: TensorRef) -> Value:
+    """float32 logits ``[B, R, vocab]`` of the rows that ``logit_rows`` names, from ``hidden [n, H]``."""
+    vocab, width = weight.shape
+    last = b.constant(np.array([-1], dtype=np.int64), "last_axis")
+    index = b.op("Unsqueeze", b.cast(context.logit_rows, TensorProto.INT64), last, name="logit_index")
+    picked = b.op("GatherND", by_row(b, hidden, context, width, "normed_by_row"), index, name="picked", batch_dims=1)
+    flat = b.linear(rows(b, picked, width, "picked_rows"), [weight], name="logits_flat")
+    axes = b.op("Shape", context.logit_rows, dtype=TensorProto.INT64, name="logit_axes")
+    size = b.constant(np.array([vocab], dtype=np.int64), f"width_{vocab}")
+    shape = b.op("Concat", axes, size, name="logits_shape", axis=0)
+    return b.cast(b.op("Reshape", flat, shape, name="logits_typed"), TensorProto.FLOAT)

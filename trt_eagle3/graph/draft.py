@@ -1,0 +1,79 @@
+"""The draft graphs: ``fuse`` makes features of the target's aux hidden states, ``draft`` is the EAGLE-3 decoder.
+
+Equations: EAGLE-3 (arXiv 2503.01840); layouts and variants as ``checkpoint/manifest.py`` resolves them.
+"""
+
+from __future__ import annotations
+
+import onnx
+
+from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.graph.builder import GraphBuilder, Locate, Value
+from trt_eagle3.graph.decoder import Attention, by_row, context_inputs, head, norm, residual_norm, rows, swiglu
+
+__all__ = ["draft_graph", "fuse_graph"]
+
+
+def fuse_graph(manifest: DraftManifest, dtype: str, locate: Locate) -> onnx.ModelProto:
+    """``aux_hidden_states [n, k * Ht]`` -> ``features [n, Hd]``: the norms before fc, then fc."""
+    b = GraphBuilder("fuse", dtype, locate)
+    num_aux, width, tensors = len(manifest.aux_layers), manifest.target_hidden_size, manifest.tensors
+    aux = b.input("aux_hidden_states", b.dtype, ("tokens", num_aux * width))
+    eps = manifest.rms_norm_eps
+    if manifest.norm_before_fc:
+        aux = norm(b, aux, tensors["input_norm.weight"], eps, "input_norm")
+    if manifest.fc_norm:
+        parts = b.split(aux, [width] * num_aux, [f"aux.{i}" for i in range(num_aux)])
+        normed = [norm(b, p, tensors[f"fc_norm.{i}.weight"], eps, f"fc_norm.{i}") for i, p in enumerate(parts)]
+        aux = b.op("Concat", *normed, name="aux_normed", axis=-1)
+    biases = [tensors["fc.bias"]] if manifest.fc_bias else []
+    b.output(b.linear(aux, [tensors["fc.weight"]], biases, name="fc"), "features", ("tokens", manifest.hidden_size))
+    return b.build()
+
+
+def draft_graph(manifest: DraftManifest, dtype: str, page_size: int, locate: Locate) -> onnx.ModelProto:
+    """Build the draft graph; a draft that shares the target's head finds it under ``lm_head.weight`` too."""
+    tensors, eps, width = manifest.tensors, manifest.rms_norm_eps, manifest.hidden_size
+    b = GraphBuilder("draft", dtype, locate)
+    embeds = rows(b, b.input("inputs_embeds", b.dtype, ("batch", "seq", width)), width, "embeds_rows")
+    features = rows(b, b.input("features", b.dtype, ("batch", "seq", width)), width, "features_rows")
+    context = context_inputs(b)
+    attention = Attention(
+        num_heads=manifest.num_heads,
+        num_kv_heads=manifest.num_kv_heads,
+        head_dim=manifest.head_dim,
+        rope=manifest.rope,
+        qk_norm=manifest.qk_norm,
+        bias=manifest.attention_bias,
+        epsilon=eps,
+        page_size=page_size,
+    )
+    normed, hidden = _first_layer_input(b, embeds, features, manifest)
+    for layer in range(manifest.num_layers):
+        prefix = f"layers.{layer}."
+        with b.scope(f"layers.{layer}"):
+            attended = attention.emit(b, normed, tensors, context, layer)
+            weight = tensors[f"{prefix}post_attention_layernorm.weight"]
+            names = ("post_attention_layernorm", "attention_residual")
+            normed, hidden = residual_norm(b, attended, hidden, weight, eps, names)
+            delta = swiglu(b, normed, tensors, f"{prefix}mlp.", manifest.intermediate_size, manifest.mlp_bias)
+        last = layer + 1 == manifest.num_layers
+        next_norm = "norm" if last else f"layers.{layer + 1}.input_layernorm"
+        names = (next_norm, f"{prefix}output")
+        normed, hidden = residual_norm(b, delta, hidden, tensors[f"{next_norm}.weight"], eps, names)
+    logits = head(b, normed, context, tensors["lm_head.weight"])
+    b.output(logits, "logits", ("batch", "rows", manifest.draft_vocab_size))
+    fed_back = hidden if manifest.feedback == "pre_norm" else normed
+    b.output(by_row(b, fed_back, context, width, "fed_back"), "features_out", ("batch", "seq", width))
+    return b.build()
+
+
+def _first_layer_input(b: GraphBuilder, embeds: Value, features: Value, manifest: DraftManifest) -> tuple[Value, Value]:
+    """``(concat[embedding, hidden] [n, 2 Hd], residual [n, Hd])`` of layer 0: the embedding comes first."""
+    tensors, eps = manifest.tensors, manifest.rms_norm_eps
+    layernorm = tensors["layers.0.input_layernorm.weight"]
+    inner = norm(b, features, layernorm, eps, "features_layernorm") if manifest.first_norm == "double" else features
+    normed = norm(b, inner, tensors["layers.0.hidden_norm.weight"], eps, "hidden_norm")
+    embedded = norm(b, embeds, layernorm, eps, "layers.0.input_layernorm")
+    joined = b.op("Concat", embedded, normed, name="embedding_and_hidden", axis=-1)
+    return joined, features if manifest.residual == "hidden" else normed

@@ -1,0 +1,97 @@
+"""The target graph: Qwen3-VL's decoder over a paged cache, with aux hidden states for the draft."""
+
+from __future__ import annotations
+
+import onnx
+
+from trt_eagle3.checkpoint.target import TargetSpec
+from trt_eagle3.errors import UserError
+from trt_eagle3.graph.builder import GraphBuilder, Locate, Value
+from trt_eagle3.graph.decoder import Attention, by_row, context_inputs, head, norm, residual_norm, rows, swiglu
+
+__all__ = ["target_graph"]
+
+
+def target_graph(
+    spec: TargetSpec, aux_layers: tuple[int, ...], aux_pre_deepstack: bool, dtype: str, page_size: int, locate: Locate
+) -> onnx.ModelProto:
+    """Build the target graph; the contract of its inputs and outputs is in ``docs/architecture.md``.
+
+    Args:
+        aux_layers: out(k) ids, ascending, of the hidden states that ``aux_hidden_states`` concatenates. Empty for a
+            target that never speculates: the output is then left out.
+        aux_pre_deepstack: take out(k) before the deepstack level of layer k is added.
+        dtype: compute type, ``float32``, ``float16`` or ``bfloat16``.
+    Raises:
+        UserError: an aux layer that this decoder does not have.
+    """
+    text, tensors = spec.text, spec.tensors
+    _check_aux_layers(aux_layers, text.num_layers)
+    b = GraphBuilder("target", dtype, locate)
+    embeds = b.input("inputs_embeds", b.dtype, ("batch", "seq", text.hidden_size))
+    deepstack = b.input("deepstack_embeds", b.dtype, (spec.num_deepstack, "batch", "seq", text.hidden_size))
+    levels = _deepstack_levels(b, deepstack, spec)
+    context = context_inputs(b)
+    attention = Attention(
+        num_heads=text.num_heads,
+        num_kv_heads=text.num_kv_heads,
+        head_dim=text.head_dim,
+        rope=text.rope,
+        qk_norm=True,
+        bias=text.attention_bias,
+        epsilon=text.rms_norm_eps,
+        page_size=page_size,
+    )
+    eps = text.rms_norm_eps
+    aux: dict[int, Value] = {}
+    hidden = rows(b, embeds, text.hidden_size, "embeds_rows")
+    normed = norm(b, hidden, tensors["layers.0.input_layernorm.weight"], eps, "layers.0.input_layernorm")
+    for layer in range(text.num_layers):
+        prefix = f"layers.{layer}."
+        with b.scope(f"layers.{layer}"):
+            attended = attention.emit(b, normed, tensors, context, layer)
+            normed, hidden = residual_norm(
+                b,
+                attended,
+                hidden,
+                tensors[f"{prefix}post_attention_layernorm.weight"],
+                eps,
+                ("post_attention_layernorm", "attention_residual"),
+            )
+            delta = swiglu(b, normed, tensors, f"{prefix}mlp.", text.intermediate_size, bias=False)
+        last = layer + 1 == text.num_layers
+        next_norm = "norm" if last else f"layers.{layer + 1}.input_layernorm"
+        if layer < len(levels):  # as in Qwen3-VL: the layer's output is rounded first, then the level is added
+            before = b.op("Add", hidden, delta, name=f"{prefix}output_pre_deepstack")
+            hidden = b.op("Add", before, levels[layer], name=f"{prefix}output")
+            normed = norm(b, hidden, tensors[f"{next_norm}.weight"], eps, next_norm)
+            aux[layer] = before if aux_pre_deepstack else hidden
+        else:
+            names = (next_norm, f"{prefix}output")
+            normed, hidden = residual_norm(b, delta, hidden, tensors[f"{next_norm}.weight"], eps, names)
+            aux[layer] = hidden
+    logits = head(b, normed, context, tensors["lm_head.weight"])
+    b.output(logits, "logits", ("batch", "rows", text.vocab_size))
+    if aux_layers:
+        states = b.op("Concat", *(aux[k] for k in aux_layers), name="aux_rows", axis=-1)
+        width = len(aux_layers) * text.hidden_size
+        b.output(by_row(b, states, context, width, "aux"), "aux_hidden_states", ("batch", "seq", width))
+    return b.build()
+
+
+def _check_aux_layers(aux_layers: tuple[int, ...], num_layers: int) -> None:
+    for k in aux_layers:
+        if not 0 <= k < num_layers:
+            raise UserError(
+                f"aux_layers {list(aux_layers)}: layer {k} is never computed by a target of {num_layers} layers "
+                f"(0 to {num_layers - 1}). Correct draft.overrides.aux_layers, or use the draft of this target."
+            )
+
+
+def _deepstack_levels(b: GraphBuilder, deepstack: Value, spec: TargetSpec) -> list[Value]:
+    """The levels as ``[n, H]`` values, one per decoder layer from 0 on."""
+    num, hidden = spec.num_deepstack, spec.text.hidden_size
+    if num == 0:
+        return []
+    flat = b.reshape(deepstack, (num, -1, hidden), name="deepstack_rows")
+    return [b.op("Gather", flat, b.index(i), name=f"deepstack.{i}", axis=0) for i in range(num)]
