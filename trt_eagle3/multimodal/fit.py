@@ -1,0 +1,77 @@
+"""The height and width that an image or a video is resized to: transformers' two ``smart_resize`` rules."""
+
+from __future__ import annotations
+
+import math
+
+from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal.pixel_config import PixelConfig
+
+__all__ = ["MAX_ASPECT_RATIO", "fit_image", "fit_video"]
+
+MAX_ASPECT_RATIO = 200
+"""transformers refuses longer side / shorter side beyond this."""
+
+
+def fit_image(name: str, height: int, width: int, config: PixelConfig) -> tuple[int, int]:
+    """Height and width after resizing: multiples of ``config.factor``, area within the config's bounds.
+
+    Raises:
+        UserError: the image is a single pixel, or one side is over 200 times the other.
+    """
+    if height * width == 1:
+        raise UserError(f"{name}: expected a picture, got a single pixel (1x1). Give an image of at least 2x2 pixels.")
+    _check_ratio(name, height, width)
+    factor, least, most = config.factor, config.min_pixels, config.max_pixels
+    fit_height, fit_width = round(height / factor) * factor, round(width / factor) * factor
+    if fit_height * fit_width > most:
+        return _shrink(height, width, math.sqrt(height * width / most), factor)
+    if fit_height * fit_width < least:
+        return _grow(height, width, math.sqrt(least / (height * width)), factor)
+    return fit_height, fit_width
+
+
+def fit_video(name: str, num_frames: int, height: int, width: int, config: PixelConfig) -> tuple[int, int]:
+    """Height and width of every frame after resizing; the bounds hold for frames * height * width.
+
+    Raises:
+        UserError: fewer frames than one temporal patch holds, or one side is over 200 times the other.
+    """
+    if num_frames < config.temporal_patch_size:
+        raise UserError(
+            f"{name}: expected at least {config.temporal_patch_size} frames, got {num_frames}. "
+            "Give more frames, or pass the frame as an image."
+        )
+    factor, least, most = config.factor, config.min_pixels, config.max_pixels
+    if config.max_frame_tokens is not None:
+        per_frame = min(config.max_frame_tokens * factor * factor, most // num_frames)
+        most = max(per_frame, int(least * 1.05)) * num_frames
+    if height < factor or width < factor:
+        scale = max(factor / height, factor / width)
+        height, width = int(height * scale), int(width * scale)
+    _check_ratio(name, height, width)
+    fit_height, fit_width = round(height / factor) * factor, round(width / factor) * factor
+    volume = round(num_frames / config.temporal_patch_size) * config.temporal_patch_size * fit_height * fit_width
+    if volume > most:
+        return _shrink(height, width, math.sqrt(num_frames * height * width / most), factor)
+    if volume < least:
+        return _grow(height, width, math.sqrt(least / (num_frames * height * width)), factor)
+    return fit_height, fit_width
+
+
+def _check_ratio(name: str, height: int, width: int) -> None:
+    if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
+        raise UserError(
+            f"{name}: expected an aspect ratio of at most {MAX_ASPECT_RATIO}, got {width}x{height} pixels. "
+            "Crop it or cut it into pieces."
+        )
+
+
+def _shrink(height: int, width: int, ratio: float, factor: int) -> tuple[int, int]:
+    fit_height = max(factor, math.floor(height / ratio / factor) * factor)
+    fit_width = max(factor, math.floor(width / ratio / factor) * factor)
+    return fit_height, fit_width
+
+
+def _grow(height: int, width: int, ratio: float, factor: int) -> tuple[int, int]:
+    return math.ceil(height * ratio / factor) * factor, math.ceil(width * ratio / factor) * factor

@@ -1,0 +1,168 @@
+"""PixelConfig: how a checkpoint wants its images or videos sized and normalised, read from its processor files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal.spec import VisionGeometry
+
+__all__ = ["PixelConfig", "read_image_config", "read_json", "read_video_config"]
+
+_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+_HALF = (0.5, 0.5, 0.5)
+
+# The class defaults of transformers' Qwen2VLImageProcessor and Qwen3VLVideoProcessor: a file may leave any of them out.
+_IMAGE_DEFAULTS: Mapping[str, Any] = {
+    "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
+    "patch_size": 14,
+    "image_mean": _CLIP_MEAN,
+    "image_std": _CLIP_STD,
+}
+_VIDEO_DEFAULTS: Mapping[str, Any] = {
+    "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768},
+    "patch_size": 16,
+    "image_mean": _HALF,
+    "image_std": _HALF,
+    "fps": 2,
+    "min_frames": 4,
+    "max_frames": 768,
+    "cap_pixels_per_frame": False,
+    "max_video_tokens": 768,
+}
+_SHARED_DEFAULTS: Mapping[str, Any] = {
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "rescale_factor": 1 / 255,
+    "resample": 3,
+    "do_resize": True,
+    "do_rescale": True,
+    "do_normalize": True,
+}
+
+
+@dataclass(frozen=True)
+class PixelConfig:
+    """Sizing and normalisation of images or videos.
+
+    Attributes:
+        min_pixels, max_pixels: bounds on height * width after resizing; for videos on frames * height * width.
+        resample: Pillow's number of the filter (3 = bicubic, 2 = bilinear).
+        fps, min_frames, max_frames: frame sampling; videos only.
+        max_frame_tokens: with it, one frame of a video never costs more than so many tokens; None: no such cap.
+    """
+
+    patch_size: int
+    temporal_patch_size: int
+    merge_size: int
+    min_pixels: int
+    max_pixels: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    rescale_factor: float
+    resample: int
+    fps: float = 2.0
+    min_frames: int = 4
+    max_frames: int = 768
+    max_frame_tokens: int | None = None
+
+    @property
+    def factor(self) -> int:
+        """Pixels along one side of one token: height and width are resized to multiples of it."""
+        return self.patch_size * self.merge_size
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """One JSON object from a file.
+
+    Raises:
+        UserError: the file is not JSON, or not an object.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: not readable as JSON ({error}). Copy the file from the checkpoint again.") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{path}: expected a JSON object, got {type(value).__name__}. Copy the file again.")
+    return value
+
+
+def read_image_config(directory: Path, vision: VisionGeometry) -> PixelConfig:
+    """From ``processor_config.json`` (nested, transformers 5) or ``preprocessor_config.json``.
+
+    Raises:
+        UserError: neither file is there, or what they say contradicts the vision tower.
+    """
+    path, found = _find(directory, "image_processor", ("preprocessor_config.json",))
+    values = {**_SHARED_DEFAULTS, **_IMAGE_DEFAULTS, **found}
+    size = dict(values["size"] or {})
+    for old, new in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
+        if values.get(old) is not None:
+            size[new] = values[old]
+    return _build(path, values, size, vision)
+
+
+def read_video_config(directory: Path, vision: VisionGeometry) -> PixelConfig:
+    """From ``processor_config.json`` (nested), ``video_preprocessor_config.json``, else the image file, as HF does.
+
+    Raises:
+        UserError: no such file is there, or what they say contradicts the vision tower.
+    """
+    names = ("video_preprocessor_config.json", "preprocessor_config.json")
+    path, found = _find(directory, "video_processor", names)
+    values = {**_SHARED_DEFAULTS, **_VIDEO_DEFAULTS, **found}
+    return _build(path, values, dict(values["size"] or {}), vision)
+
+
+def _find(directory: Path, section: str, names: tuple[str, ...]) -> tuple[Path, dict[str, Any]]:
+    nested = directory / "processor_config.json"
+    if nested.is_file():
+        value = read_json(nested).get(section)
+        if isinstance(value, dict):
+            return nested, value
+    for name in names:
+        if (directory / name).is_file():
+            return directory / name, read_json(directory / name)
+    raise UserError(
+        f"{directory}: no {names[0]} and no processor_config.json with {section!r}. Copy them from the checkpoint."
+    )
+
+
+def _build(path: Path, values: Mapping[str, Any], size: Mapping[str, Any], vision: VisionGeometry) -> PixelConfig:
+    for flag in ("do_resize", "do_rescale", "do_normalize"):
+        if values[flag] is not True:
+            raise UserError(f"{path}: {flag}: expected true, got {values[flag]}. Qwen3-VL needs it: set it to true.")
+    for edge in ("shortest_edge", "longest_edge"):
+        if not size.get(edge):
+            raise UserError(f"{path}: size: expected shortest_edge and longest_edge, got {dict(size)}. Add {edge}.")
+    for name, wanted in (
+        ("patch_size", vision.patch_size),
+        ("temporal_patch_size", vision.temporal_patch_size),
+        ("merge_size", vision.spatial_merge_size),
+    ):
+        if values[name] != wanted:
+            raise UserError(
+                f"{path}: {name}: expected {wanted} as in config.json, got {values[name]}. "
+                "The processor files belong to another checkpoint: copy this checkpoint's own."
+            )
+    capped = bool(values.get("cap_pixels_per_frame"))
+    return PixelConfig(
+        patch_size=values["patch_size"],
+        temporal_patch_size=values["temporal_patch_size"],
+        merge_size=values["merge_size"],
+        min_pixels=int(size["shortest_edge"]),
+        max_pixels=int(size["longest_edge"]),
+        mean=tuple(values["image_mean"]),
+        std=tuple(values["image_std"]),
+        rescale_factor=float(values["rescale_factor"]),
+        resample=int(values["resample"]),
+        fps=float(values.get("fps") or 2.0),
+        min_frames=int(values.get("min_frames") or 4),
+        max_frames=int(values.get("max_frames") or 768),
+        max_frame_tokens=int(values["max_video_tokens"]) if capped else None,
+    )

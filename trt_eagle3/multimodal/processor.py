@@ -1,0 +1,286 @@
+"""Processor: a prompt of text, images and videos to what the graphs take; token ids back to text."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal.chat_template import ChatTemplate
+from trt_eagle3.multimodal.image import ImageSource, describe, load_image
+from trt_eagle3.multimodal.patches import image_patches, video_patches
+from trt_eagle3.multimodal.pixel_config import PixelConfig, read_image_config, read_video_config
+from trt_eagle3.multimodal.rope_index import rope_index
+from trt_eagle3.multimodal.spec import ProcessorSpec
+from trt_eagle3.multimodal.tokenizer import StreamDecoder, load_tokenizer
+from trt_eagle3.multimodal.video import VideoSource, load_video, patch_times
+
+__all__ = ["ModelInputs", "Processor", "copy_processor_files"]
+
+# Shapes: P prompt tokens, N patches, D patch values, G images and videos
+
+PROCESSOR_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.json",
+    "chat_template.jinja",
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+)
+"""Every file of a checkpoint that a `Processor` may read."""
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """One prompt, ready for the graphs.
+
+    Attributes:
+        token_ids: int64 [P], image and video pads expanded.
+        position_ids: int32 [3, P], axes time, height, width.
+        rope_delta: max position + 1 - P; what a decoded token at index c adds to c.
+        patches: float32 [N, D], all images and videos in prompt order; N = 0 for text.
+        grid_thw: int64 [G, 3], one row per image (t = 1) and per video.
+        visual_rows: bool [P], True where a visual embedding goes, in order.
+    """
+
+    token_ids: Tensor
+    position_ids: Tensor
+    rope_delta: int
+    patches: Tensor
+    grid_thw: Tensor
+    visual_rows: Tensor
+
+
+@dataclass(frozen=True)
+class _Visual:
+    """One image or video of a prompt: its patches, and the text that takes its pad's place."""
+
+    name: str
+    patches: Tensor
+    grid: tuple[int, int, int]
+    text: str
+
+
+@dataclass(frozen=True)
+class _Slot:
+    kind: Literal["image", "video"]
+    source: Any
+
+
+class Processor:
+    """Tokenizer, chat template and pixel rules of one checkpoint."""
+
+    def __init__(
+        self,
+        spec: ProcessorSpec,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        image_config: PixelConfig,
+        video_config: PixelConfig,
+        max_prompt_len: int | None = None,
+    ) -> None:
+        self.spec = spec
+        self.tokenizer = tokenizer
+        self.template = template
+        self.image_config = image_config
+        self.video_config = video_config
+        self.max_prompt_len = max_prompt_len
+        self._image_pad = _token(tokenizer, spec.image_token_id, "image_token_id")
+        self._video_pad = _token(tokenizer, spec.video_token_id, "video_token_id")
+        self._vision_start = _token(tokenizer, spec.vision_start_token_id, "vision_start_token_id")
+        self._vision_end = _token(tokenizer, spec.vision_end_token_id, "vision_end_token_id")
+        self._pads = re.compile(f"{re.escape(self._image_pad)}|{re.escape(self._video_pad)}")
+
+    @classmethod
+    def from_directory(cls, directory: Path, spec: ProcessorSpec, *, max_prompt_len: int | None = None) -> Processor:
+        """Read the processor files of a checkpoint, or of a bundle's ``processor/`` folder.
+
+        Args:
+            spec: the target's token ids and vision geometry.
+            max_prompt_len: longest prompt in tokens that the engine takes; None: any.
+        Raises:
+            UserError: a file is missing or broken, or belongs to another checkpoint than ``spec``.
+        """
+        directory = Path(directory)
+        if not directory.is_dir():
+            raise UserError(f"{directory}: no such directory. Give the folder that holds tokenizer.json.")
+        return cls(
+            spec,
+            load_tokenizer(directory),
+            ChatTemplate.from_directory(directory),
+            read_image_config(directory, spec.vision),
+            read_video_config(directory, spec.vision),
+            max_prompt_len,
+        )
+
+    def prompt(
+        self,
+        text: str,
+        images: Sequence[ImageSource] = (),
+        videos: Sequence[VideoSource] = (),
+        system: str | None = None,
+    ) -> ModelInputs:
+        """One user turn: the images, then the videos, then the text.
+
+        Raises:
+            UserError: as `messages`.
+        """
+        content: list[Mapping[str, Any]] = [{"type": "image", "image": image} for image in images]
+        content += [{"type": "video", "video": video} for video in videos]
+        content.append({"type": "text", "text": text})
+        turns: list[Mapping[str, Any]] = [{"role": "user", "content": content}]
+        if system is not None:
+            turns.insert(0, {"role": "system", "content": system})
+        return self.messages(turns)
+
+    def messages(self, messages: Sequence[Mapping[str, Any]]) -> ModelInputs:
+        """A conversation; ``content`` is a string or a list of parts, in order.
+
+        Parts: ``{"type": "text", "text": str}``, ``{"type": "image", "image": ImageSource}``, ``{"type": "video",
+        "video": VideoSource}``, and OpenAI's ``{"type": "image_url", "image_url": {"url": data URI}}``.
+
+        Raises:
+            UserError: an unknown part, an unreadable or unusable image or video, a text that holds an image or video
+                pad itself, a prompt longer than ``max_prompt_len``.
+        """
+        turns, slots = self._split(messages)
+        visuals = [self._load(slot, i) for i, slot in enumerate(slots)]
+        text = self._expand(self.template.render(turns), slots, visuals)
+        token_ids = torch.tensor(self.tokenizer.encode(text).ids, dtype=torch.int64)
+        self._check_len(token_ids.numel(), visuals)
+        grid_thw = torch.tensor([visual.grid for visual in visuals], dtype=torch.int64).reshape(-1, 3)
+        visual_rows = (token_ids == self.spec.image_token_id) | (token_ids == self.spec.video_token_id)
+        position_ids, rope_delta = rope_index(visual_rows, grid_thw, self.spec.vision.spatial_merge_size)
+        vision = self.spec.vision
+        empty = torch.empty(0, vision.in_channels * vision.temporal_patch_size * vision.patch_size**2)
+        patches = torch.cat([visual.patches for visual in visuals]) if visuals else empty
+        return ModelInputs(token_ids, position_ids, rope_delta, patches, grid_thw, visual_rows)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids, without special tokens."""
+        return str(self.tokenizer.decode([int(i) for i in token_ids], skip_special_tokens=True))
+
+    def stream_decoder(self) -> StreamDecoder:
+        """A fresh decoder for ids that arrive one by one: ``push(id) -> str``, at the end ``flush() -> str``."""
+        return StreamDecoder(self.tokenizer)
+
+    def _split(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[_Slot]]:
+        """Messages as the template sees them (no objects, only what kind each part is), and the visuals in order."""
+        turns, slots = [], []
+        for message in messages:
+            if not isinstance(message, Mapping) or "role" not in message:
+                raise UserError(f"messages: expected mappings with role and content, got {message!r:.80}.")
+            content = message.get("content")
+            if isinstance(content, str):
+                self._check_text(content)
+            else:
+                content, found = self._split_content(content)
+                slots += found
+            turns.append({**message, "content": content})
+        return turns, slots
+
+    def _split_content(self, content: object) -> tuple[list[dict[str, str]], list[_Slot]]:
+        if not isinstance(content, Sequence):
+            raise UserError(f"messages: content: expected a string or a list of parts, got {type(content).__name__}.")
+        parts: list[dict[str, str]] = []
+        slots: list[_Slot] = []
+        for part in content:
+            match part:
+                case str() as text:
+                    self._check_text(text)
+                    parts.append({"type": "text", "text": text})
+                case {"type": "text", "text": str(text)}:
+                    self._check_text(text)
+                    parts.append({"type": "text", "text": text})
+                case {"type": "image", "image": source} | {"type": "image_url", "image_url": {"url": source}}:
+                    slots.append(_Slot("image", source))
+                    parts.append({"type": "image"})
+                case {"type": "video", "video": source}:
+                    slots.append(_Slot("video", source))
+                    parts.append({"type": "video"})
+                case _:
+                    known = '{"type": "text"}, {"type": "image"} or {"type": "video"} with their value'
+                    raise UserError(f"messages: unknown part {part!r:.80}. Use {known}.")
+        return parts, slots
+
+    def _check_text(self, text: str) -> None:
+        if found := self._pads.search(text):
+            raise UserError(f"text: holds {found.group()}, which marks where an image or video goes. Remove it.")
+
+    def _load(self, slot: _Slot, index: int) -> _Visual:
+        if slot.kind == "image":
+            name = f"{describe(slot.source)} (visual {index + 1} of the prompt)" if index else describe(slot.source)
+            patches, grid = image_patches(load_image(slot.source, name), self.image_config, name)
+            return _Visual(name, patches, grid, self._image_pad * self._num_tokens(grid))
+        name = f"video (visual {index + 1} of the prompt)" if index else "video"
+        video = load_video(slot.source, self.video_config, name)
+        patches, grid = video_patches(video.frames, self.video_config, name)
+        frame = self._vision_start + self._video_pad * (self._num_tokens(grid) // grid[0]) + self._vision_end
+        times = patch_times(video.times, self.video_config.temporal_patch_size)
+        return _Visual(name, patches, grid, "".join(f"<{second:.1f} seconds>{frame}" for second in times))
+
+    def _num_tokens(self, grid: tuple[int, int, int]) -> int:
+        t, h, w = grid
+        return t * h * w // self.spec.vision.spatial_merge_size**2
+
+    def _expand(self, text: str, slots: Sequence[_Slot], visuals: Sequence[_Visual]) -> str:
+        """Put each visual's text in its pad's place, as transformers >= 5.10 does.
+
+        The template's own vision_start and vision_end stay around a video (older transformers dropped them).
+        """
+        pads = [self._image_pad if slot.kind == "image" else self._video_pad for slot in slots]
+        found = self._pads.findall(text)
+        if found != pads:
+            raise UserError(
+                f"chat template: expected pads for {len(pads)} images and videos in order, got {len(found)}. "
+                "Images and videos belong in user messages; else the template is another model's."
+            )
+        texts = iter(visual.text for visual in visuals)
+        return self._pads.sub(lambda _: next(texts), text)
+
+    def _check_len(self, length: int, visuals: Sequence[_Visual]) -> None:
+        if self.max_prompt_len is not None and length > self.max_prompt_len:
+            sizes = ", ".join(f"{visual.name} {self._num_tokens(visual.grid)}" for visual in visuals)
+            of_these = f" (of these {sizes})" if visuals else ""
+            raise UserError(
+                f"prompt: {length} tokens{of_these}, the limit is {self.max_prompt_len}. "
+                "Shorten the text, use smaller images or fewer frames, or build with a larger limit."
+            )
+
+
+def copy_processor_files(source: Path, target: Path) -> list[Path]:
+    """Copy what `Processor.from_directory` reads from a checkpoint into a folder, which is made if missing.
+
+    Returns:
+        The files written.
+    Raises:
+        UserError: the checkpoint holds no tokenizer.
+    """
+    names = [name for name in PROCESSOR_FILES if (Path(source) / name).is_file()]
+    if "tokenizer.json" not in names and "vocab.json" not in names:
+        raise UserError(f"{source}: no tokenizer.json. Copy the tokenizer files into the checkpoint.")
+    Path(target).mkdir(parents=True, exist_ok=True)
+    return [Path(shutil.copyfile(Path(source) / name, Path(target) / name)) for name in names]
+
+
+def _token(tokenizer: Tokenizer, token_id: int, name: str) -> str:
+    token = tokenizer.id_to_token(token_id)
+    if token is None:
+        raise UserError(
+            f"tokenizer: no token for {name} = {token_id} of config.json. The tokenizer is another checkpoint's: copy "
+            "this checkpoint's own."
+        )
+    return str(token)

@@ -1,0 +1,37 @@
+"""What the processor must know of a model; a TargetSpec and a loaded bundle both have it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+__all__ = ["ProcessorSpec", "VisionGeometry"]
+
+
+class VisionGeometry(Protocol):
+    """How the vision tower cuts pixels into patches and merges patches into tokens."""
+
+    @property
+    def patch_size(self) -> int: ...
+    @property
+    def temporal_patch_size(self) -> int: ...
+    @property
+    def spatial_merge_size(self) -> int: ...
+    @property
+    def in_channels(self) -> int: ...
+
+
+class ProcessorSpec(Protocol):
+    """Token ids and vision geometry of a target."""
+
+    @property
+    def image_token_id(self) -> int: ...
+    @property
+    def video_token_id(self) -> int: ...
+    @property
+    def vision_start_token_id(self) -> int: ...
+    @property
+    def vision_end_token_id(self) -> int: ...
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+    @property
+    def vision(self) -> VisionGeometry: ...

@@ -1,0 +1,78 @@
+"""The checkpoint's tokenizer, and text out of a stream of token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from trt_eagle3.errors import UserError
+
+__all__ = ["StreamDecoder", "load_tokenizer"]
+
+_HALF_CHARACTER = "\ufffd"
+
+
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """``tokenizer.json`` of a directory; from ``vocab.json`` and ``merges.txt`` through transformers if it has none.
+
+    Raises:
+        UserError: no tokenizer there, or a broken one.
+    """
+    path = directory / "tokenizer.json"
+    try:
+        if path.is_file():
+            tokenizer = Tokenizer.from_file(str(path))
+        elif (directory / "vocab.json").is_file():
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True).backend_tokenizer
+        else:
+            raise UserError(f"{directory}: no tokenizer.json. Copy the tokenizer files from the checkpoint.")
+    except UserError:
+        raise
+    except Exception as error:  # the tokenizers library raises bare Exception
+        raise UserError(
+            f"{directory}: broken tokenizer ({error}). Copy its files from the checkpoint again."
+        ) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+class StreamDecoder:
+    """Text of a growing sequence of ids, piece by piece.
+
+    The pieces joined equal the decoding of all ids at once: a piece is held back while it ends inside a character, and
+    what was returned is never changed.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        # Ids of the last piece returned, then those not yet returned: the decoder may treat the start of a text
+        # differently, so new ids are decoded behind the previous piece.
+        self._ids: list[int] = []
+        self._returned = 0
+
+    def push(self, token_id: int) -> str:
+        """The text that this id completes; empty while a character is unfinished."""
+        self._ids.append(token_id)
+        piece = self._pending()
+        return "" if piece.endswith(_HALF_CHARACTER) else self._take(piece)
+
+    def flush(self) -> str:
+        """The text still held back, an unfinished character as U+FFFD."""
+        return self._take(self._pending())
+
+    def _pending(self) -> str:
+        return self._decode(self._ids)[len(self._decode(self._ids[: self._returned])) :]
+
+    def _take(self, piece: str) -> str:
+        if piece:
+            self._ids = self._ids[self._returned :]
+            self._returned = len(self._ids)
+        return piece
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=True))

@@ -1,0 +1,187 @@
+"""A video as frames with times: from a list of images, a folder of frames, or a file (PyAV, the ``video`` extra).
+
+Lists and folders are taken as already sampled: every frame is used, at ``Video.fps`` frames per second (default 2, the
+rate Qwen3-VL samples at). Files, and a `Video` with ``sample=True``, are sampled as transformers does: at the config's
+rate, between its least and most frames, evenly from the first frame to the last.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.multimodal.image import ImageSource, load_image
+from trt_eagle3.multimodal.pixel_config import PixelConfig
+
+__all__ = ["LoadedVideo", "Video", "VideoSource", "frame_indices", "load_video", "patch_times"]
+
+_FRAME_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+_UNKNOWN_FPS = 24.0  # what transformers assumes of a file that does not say
+
+
+@dataclass(frozen=True)
+class Video:
+    """Frames and when they were taken.
+
+    Attributes:
+        frames: images, a folder of frames, or a video file.
+        fps: frames per second of what is given. A file knows its own, and this overrides it.
+        sample: take frames at the processor's rate, as from a file, instead of all. Files are always sampled.
+        timestamps: seconds of each frame; replaces ``fps`` and excludes ``sample``.
+    """
+
+    frames: Sequence[ImageSource] | str | Path
+    fps: float | None = None
+    sample: bool = False
+    timestamps: Sequence[float] | None = None
+
+
+VideoSource = Video | Sequence[ImageSource] | str | Path
+"""A `Video`, a list of images, a folder of frames (natural order of names), or a video file."""
+
+
+@dataclass(frozen=True)
+class LoadedVideo:
+    """Frames that go to the model: uint8 [F, H, W, 3], and the second at which each was taken."""
+
+    frames: Tensor
+    times: tuple[float, ...]
+
+
+def load_video(source: VideoSource, config: PixelConfig, name: str = "video") -> LoadedVideo:
+    """Frames and times of a video, sampled where the source is to be sampled.
+
+    Raises:
+        UserError: nothing there, frames of different sizes, a rate or times that make no sense, an undecodable file.
+        EnvironmentMissingError: a file, and PyAV is not installed.
+    """
+    video = source if isinstance(source, Video) else Video(source)
+    _check(video, name)
+    if isinstance(video.frames, str | Path):
+        path = Path(str(video.frames).removeprefix("file://"))
+        if not path.is_dir():
+            return _from_file(path, video, config, f"{name} {video.frames}")
+        name = f"{name} {path}"
+        sources: Sequence[ImageSource] = _folder_frames(path, name)
+    else:
+        sources = video.frames
+    if len(sources) == 0:
+        raise UserError(f"{name}: no frames. Give at least {config.temporal_patch_size} images.")
+    fps = video.fps or config.fps
+    indices = frame_indices(len(sources), fps, config) if video.sample else np.arange(len(sources))
+    frames = _stack([load_image(sources[i], f"{name}, frame {i}") for i in indices], name)
+    if video.timestamps is not None:
+        if len(video.timestamps) != len(sources):
+            raise UserError(
+                f"{name}: {len(video.timestamps)} timestamps for {len(sources)} frames. Give one per frame."
+            )
+        return LoadedVideo(frames, tuple(float(second) for second in video.timestamps))
+    return LoadedVideo(frames, tuple(int(i) / fps for i in indices))
+
+
+def frame_indices(total: int, fps: float, config: PixelConfig) -> NDArray[np.int64]:
+    """Which of ``total`` frames taken at ``fps`` to use: transformers' rule."""
+    count = min(max(int(total / fps * config.fps), config.min_frames), config.max_frames, total)
+    return np.linspace(0, total - 1, count).round().astype(np.int64)
+
+
+def patch_times(times: Sequence[float], temporal_patch_size: int) -> list[float]:
+    """Second written before each temporal patch: the mean of its first and its last frame."""
+    padded = [*times, *[times[-1]] * (-len(times) % temporal_patch_size)]
+    last = temporal_patch_size - 1
+    return [(padded[i] + padded[i + last]) / 2 for i in range(0, len(padded), temporal_patch_size)]
+
+
+def _check(video: Video, name: str) -> None:
+    if video.fps is not None and not 0 < video.fps < float("inf"):
+        raise UserError(f"{name}: fps: expected a positive number, got {video.fps}. Give the frames per second.")
+    frames: object = video.frames
+    if isinstance(frames, bytes) or not isinstance(frames, str | Path | Sequence):
+        kind = type(frames).__name__
+        raise UserError(f"{name}: expected a list of images, a folder or a file, got {kind}. Write it to a file first.")
+    if isinstance(video.frames, str) and re.match(r"(https?|ftp|s3|gs|data):", video.frames):
+        raise UserError(f"{name} {video.frames[:60]}: remote videos are not fetched. Download it and give the path.")
+    if video.timestamps is not None and (video.sample or video.fps is not None):
+        raise UserError(f"{name}: timestamps exclude fps and sample. Give one of them.")
+
+
+def _folder_frames(folder: Path, name: str) -> list[Path]:
+    found = [path for path in folder.iterdir() if path.suffix.lower() in _FRAME_SUFFIXES]
+    if not found:
+        kinds = " ".join(sorted(_FRAME_SUFFIXES))
+        raise UserError(f"{name}: no frames in this folder. Put image files there ({kinds}).")
+    return sorted(found, key=_natural_key)
+
+
+def _natural_key(path: Path) -> list[tuple[int, int, str]]:
+    # frame2 before frame10
+    parts = re.split(r"(\d+)", path.name)
+    return [(0, int(part), part) if part.isdecimal() else (1, 0, part) for part in parts]
+
+
+def _stack(images: Sequence[Any], name: str) -> Tensor:
+    first = images[0].size
+    for i, image in enumerate(images):
+        if image.size != first:
+            raise UserError(
+                f"{name}: frame {i} is {image.width}x{image.height}, frame 0 is {first[0]}x{first[1]}. "
+                "Resize all frames to one size."
+            )
+    return torch.from_numpy(np.stack([np.asarray(image) for image in images]))
+
+
+def _from_file(path: Path, video: Video, config: PixelConfig, name: str) -> LoadedVideo:
+    if video.timestamps is not None:
+        raise UserError(f"{name}: a video file has its own times. Leave timestamps out.")
+    if not path.is_file():
+        raise UserError(f"{name}: no such file or folder. Check the path.")
+    try:
+        import av
+    except ImportError as error:
+        raise EnvironmentMissingError(
+            f"{name}: reading video files needs PyAV. Run: pip install 'trt-eagle3[video]', or give a folder of frames."
+        ) from error
+    try:
+        with av.open(str(path)) as container:
+            if not container.streams.video:
+                raise UserError(f"{name}: holds no video stream. Give a video file.")
+            rate = container.streams.video[0].average_rate
+            total = container.streams.video[0].frames or _count_frames(path)
+            if total == 0:
+                raise UserError(f"{name}: holds no frames. Encode or download it again.")
+            fps = video.fps or (float(rate) if rate else _UNKNOWN_FPS)
+            wanted = frame_indices(total, fps, config)
+            kept = dict(_decode(container, wanted))
+    except (av.error.FFmpegError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{name}: not a video that can be decoded ({error}). Encode or download it again.") from error
+    if not kept:
+        raise UserError(f"{name}: no frame could be decoded. Encode or download it again.")
+    return LoadedVideo(torch.from_numpy(np.stack(list(kept.values()))), tuple(i / fps for i in kept))
+
+
+def _count_frames(path: Path) -> int:
+    """Some containers do not say how many frames they hold; then they are counted."""
+    import av
+
+    with av.open(str(path)) as container:
+        return sum(1 for _ in container.decode(video=0))
+
+
+def _decode(container: Any, wanted: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.uint8]]]:
+    chosen = frozenset(wanted.tolist())
+    for i, frame in enumerate(container.decode(video=0)):
+        if i in chosen:
+            yield i, frame.to_ndarray(format="rgb24")
+        if i >= wanted[-1]:
+            return
