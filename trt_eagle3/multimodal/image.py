@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+import warnings
 from pathlib import Path
 
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -36,7 +37,11 @@ def load_image(source: ImageSource, name: str | None = None) -> Image.Image:
         return _decode(name, source, upright=False)
     data = _read_bytes(source, name)
     try:
-        with Image.open(data) as image:
+        with warnings.catch_warnings():
+            # Pillow warns over its limit and raises over twice its limit; both are refused below
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            opened = Image.open(data)
+        with opened as image:
             _check_pixels(name, image)
             return _decode(name, image, upright=True)
     except Image.DecompressionBombError as error:

@@ -25,7 +25,7 @@ from trt_eagle3.multimodal.pixel_config import PixelConfig
 __all__ = ["LoadedVideo", "Video", "VideoSource", "frame_indices", "load_video", "patch_times"]
 
 _FRAME_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
-_UNKNOWN_FPS = 24.0  # what transformers assumes of a file that does not say
+_UNKNOWN_FPS = 24.0  # what transformers assumes of a video to be sampled that does not say
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def load_video(source: VideoSource, config: PixelConfig, name: str = "video") ->
         sources = video.frames
     if len(sources) == 0:
         raise UserError(f"{name}: no frames. Give at least {config.temporal_patch_size} images.")
-    fps = video.fps or config.fps
+    fps = video.fps or (_UNKNOWN_FPS if video.sample else config.fps)
     indices = frame_indices(len(sources), fps, config) if video.sample else np.arange(len(sources))
     frames = _stack([load_image(sources[i], f"{name}, frame {i}") for i in indices], name)
     if video.timestamps is not None:

@@ -1,0 +1,74 @@
+"""Processor configs in each place where checkpoints keep them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.multimodal.conftest import IMAGE_CONFIG, VIDEO_CONFIG, TinyVision
+from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal.pixel_config import read_image_config, read_video_config
+
+VISION = TinyVision()
+
+
+def write(directory: Path, name: str, value: Any) -> Path:
+    (directory / name).write_text(value if isinstance(value, str) else json.dumps(value))
+    return directory
+
+
+def test_published_files_give_their_sizes(published: Path) -> None:
+    image, video = read_image_config(published, VISION), read_video_config(published, VISION)
+    assert (image.min_pixels, image.max_pixels, image.factor) == (1024, 16384, 32)
+    assert (video.min_pixels, video.max_pixels) == (4096, 16384)
+    assert (video.fps, video.min_frames, video.max_frames) == (2.0, 4, 768)
+
+
+def test_nested_config_wins_over_the_flat_files(tmp_path: Path) -> None:
+    nested = {"image_processor": IMAGE_CONFIG | {"resample": 2}, "video_processor": VIDEO_CONFIG | {"fps": 1}}
+    write(tmp_path, "processor_config.json", nested)
+    write(tmp_path, "preprocessor_config.json", IMAGE_CONFIG)
+    assert read_image_config(tmp_path, VISION).resample == 2
+    assert read_video_config(tmp_path, VISION).fps == 1.0
+
+
+def test_old_pixel_names_override_size(tmp_path: Path) -> None:
+    write(tmp_path, "preprocessor_config.json", IMAGE_CONFIG | {"min_pixels": 2048, "max_pixels": 4096})
+    config = read_image_config(tmp_path, VISION)
+    assert (config.min_pixels, config.max_pixels) == (2048, 4096)
+
+
+def test_video_falls_back_on_the_image_file(tmp_path: Path) -> None:
+    write(tmp_path, "preprocessor_config.json", IMAGE_CONFIG)
+    assert read_video_config(tmp_path, VISION).max_pixels == 16384
+
+
+def test_capped_frames_carry_their_token_limit(tmp_path: Path) -> None:
+    write(tmp_path, "video_preprocessor_config.json", VIDEO_CONFIG | {"cap_pixels_per_frame": True})
+    assert read_video_config(tmp_path, VISION).max_frame_tokens == 768
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("{", "not readable as JSON"),
+        ("[]", "expected a JSON object"),
+        (IMAGE_CONFIG | {"patch_size": 14}, "patch_size: expected 16 as in config.json, got 14"),
+        (IMAGE_CONFIG | {"do_resize": False}, "do_resize: expected true"),
+        (IMAGE_CONFIG | {"size": {"height": 3, "width": 3}}, "expected shortest_edge and longest_edge"),
+    ],
+)
+def test_wrong_file_is_refused_in_one_line(tmp_path: Path, content: Any, expected: str) -> None:
+    write(tmp_path, "preprocessor_config.json", content)
+    with pytest.raises(UserError, match=r"preprocessor_config\.json") as caught:
+        read_image_config(tmp_path, VISION)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no preprocessor_config\.json"):
+        read_image_config(tmp_path, VISION)

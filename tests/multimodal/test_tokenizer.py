@@ -1,0 +1,84 @@
+"""Streaming gives what decoding all ids at once gives, and never half a character."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from transformers import AutoTokenizer
+
+from tests.multimodal.record_goldens import train_tokenizer
+from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal import Processor, StreamDecoder
+from trt_eagle3.multimodal.tokenizer import load_tokenizer
+
+HF_TOKENIZER = train_tokenizer()
+TOKENIZER: Tokenizer = HF_TOKENIZER.backend_tokenizer
+token_ids = st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1), max_size=40)
+
+
+def stream(ids: list[int]) -> list[str]:
+    decoder = StreamDecoder(TOKENIZER)
+    return [*(decoder.push(i) for i in ids), decoder.flush()]
+
+
+@settings(max_examples=200, deadline=None)
+@given(token_ids)
+def test_pieces_of_any_ids_join_to_the_whole_text(ids: list[int]) -> None:
+    assert "".join(stream(ids)) == TOKENIZER.decode(ids, skip_special_tokens=True)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=30).filter(lambda text: "\ufffd" not in text))
+def test_pieces_of_a_text_hold_no_half_character(text: str) -> None:
+    pieces = stream(TOKENIZER.encode(text).ids)
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_decoding_token_by_token_would_be_noticed() -> None:
+    ids = TOKENIZER.encode("h\u00e9 \U0001f600").ids
+    assert "".join(TOKENIZER.decode([i]) for i in ids) != "h\u00e9 \U0001f600"
+
+
+def test_special_tokens_are_left_out() -> None:
+    ids = TOKENIZER.encode("a<|im_end|>b").ids
+    assert stream(ids) == ["a", "", "b", ""]
+
+
+def test_unfinished_character_comes_out_at_flush() -> None:
+    first = TOKENIZER.encode("\U0001f600").ids[0]
+    assert stream([first]) == ["", "\ufffd"]
+
+
+def test_flush_twice_returns_nothing_twice() -> None:
+    decoder = StreamDecoder(TOKENIZER)
+    decoder.push(TOKENIZER.encode("a").ids[0])
+    assert (decoder.flush(), decoder.flush()) == ("", "")
+
+
+@settings(max_examples=50, deadline=None)
+@given(text=st.text(max_size=40))
+def test_ids_equal_those_of_hfs_tokenizer(text: str) -> None:
+    assert TOKENIZER.encode(text).ids == HF_TOKENIZER(text)["input_ids"]
+
+
+def test_directory_is_read_as_hf_reads_it(published: Path) -> None:
+    ours, theirs = load_tokenizer(published), AutoTokenizer.from_pretrained(str(published))
+    text = "<|im_start|>user\nDescribe this image.<|im_end|>"
+    assert ours.encode(text).ids == theirs(text)["input_ids"]
+
+
+def test_decode_leaves_special_tokens_out(processor: Processor) -> None:
+    assert processor.decode(processor.tokenizer.encode("Hi<|im_end|>").ids) == "Hi"
+
+
+def test_missing_and_broken_tokenizers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no tokenizer\.json"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UserError, match="broken tokenizer"):
+        load_tokenizer(tmp_path)
