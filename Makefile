@@ -1,0 +1,32 @@
+# The two commands a newcomer needs: `make demo` and `make test`. Both set up .venv themselves.
+PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
+BIN := .venv/bin
+READY := .venv/.ready
+BUNDLE := engines/tiny
+IMAGES := examples/tiny/images
+
+.PHONY: demo test lint clean
+
+demo: $(BUNDLE)/bundle.json
+	@bash examples/01_quickstart/run.sh $(BUNDLE)
+
+$(BUNDLE)/bundle.json: $(READY) build_configs/tiny.yaml
+	$(BIN)/trt-eagle3 build --config build_configs/tiny.yaml
+
+test: lint
+	$(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: $(READY)
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+$(READY): pyproject.toml requirements.lock
+	@test -n "$(PYTHON)" || { echo "trt-eagle3 needs Python 3.11 or 3.12; name one: make PYTHON=/path/to/python"; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf .venv engines .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,133 @@
+"""The command line: parse, call, print. No logic."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from trt_eagle3 import report
+from trt_eagle3.config import load_config
+from trt_eagle3.errors import TrtEagle3Error
+
+__all__ = ["cli", "main"]
+
+_log = Console(stderr=True, highlight=False)
+_out = Console(highlight=False)
+_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; logs on stderr.")
+
+
+def main() -> None:
+    """Entry point: user errors print one line and set the exit code of ``errors.py``."""
+    try:
+        sys.exit(cli.main(standalone_mode=False) or 0)
+    except TrtEagle3Error as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="trt-eagle3")
+def cli() -> None:
+    """Qwen3-VL with EAGLE-3 drafts: compile, prove, deploy."""
+
+
+@cli.command()
+@click.argument("target")
+@click.argument("draft", required=False)
+@_json_option
+def inspect(target: str, draft: str | None, as_json: bool) -> None:
+    """Say what these checkpoints are: geometry, draft manifest, refusals."""
+    from trt_eagle3.checkpoint.draft import read_draft
+    from trt_eagle3.checkpoint.source import resolve_checkpoint
+    from trt_eagle3.checkpoint.target import read_target
+
+    spec = read_target(resolve_checkpoint(target))
+    manifest = read_draft(resolve_checkpoint(draft), spec) if draft else None
+    if as_json:
+        _print_json(report.inspection(spec, manifest))
+    else:
+        _out.print(*report.inspection_tables(spec, manifest), sep="\n")
+
+
+@cli.command()
+@click.option("--config", "config_file", required=True, type=click.Path(path_type=Path), help="Build config, YAML.")
+@click.option("--output", type=click.Path(path_type=Path), help="Folder for the bundle, instead of the config's.")
+@click.option(
+    "--weights",
+    type=click.Choice(["contained", "reference"]),
+    default="contained",
+    show_default=True,
+    help="contained: reflink, hard link or copy into the bundle; reference: leave them where they are.",
+)
+@_json_option
+def build(config_file: Path, output: Path | None, weights: str, as_json: bool) -> None:
+    """Turn a checkpoint pair into a bundle."""
+    from trt_eagle3.pipeline import build as run
+
+    config = load_config(config_file)
+    with _stages() as begin:
+        result = run(config, output=output, reference_weights=weights == "reference", progress=begin)
+    if as_json:
+        _print_json(report.build(result))
+    else:
+        _out.print(*report.build_lines(result), sep="\n")
+
+
+@cli.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("prompt")
+@click.option("--image", "images", multiple=True, type=click.Path(path_type=Path), help="An image; may be repeated.")
+@click.option("--video", "videos", multiple=True, type=click.Path(path_type=Path), help="A folder of frames or a file.")
+@click.option("--max-tokens", default=256, show_default=True, help="At most this many new tokens.")
+@click.option("--no-speculation", is_flag=True, help="Decode plainly; the answer is the same.")
+@click.option("--stats", is_flag=True, help="Print speed and acceptance after the answer.")
+@_json_option
+def generate(bundle: Path, prompt: str, as_json: bool, stats: bool, no_speculation: bool, **media: Any) -> None:
+    """Answer PROMPT with BUNDLE, streaming the text."""
+    from trt_eagle3.decode.engine import load
+
+    answer = load(bundle).stream(prompt, speculation=not no_speculation, **media)
+    for chunk in answer:
+        if not as_json:
+            click.echo(chunk.text, nl=False)
+    if as_json:
+        _print_json(dataclasses.asdict(answer.generation))
+        return
+    click.echo()
+    if stats:
+        _log.print(report.generation_line(answer.generation))
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+@contextmanager
+def _stages() -> Iterator[Callable[[str], None]]:
+    """A spinner per stage on a terminal; silence when piped."""
+    columns = (SpinnerColumn(finished_text="[green]ok[/]"), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=_log, disable=not _log.is_terminal) as progress:
+        running: list[Any] = []
+
+        def begin(stage: str) -> None:
+            if running:
+                progress.update(running[-1], total=1, completed=1)
+            running.append(progress.add_task(stage, total=None))
+
+        yield begin
+        progress.update(running[-1], total=1, completed=1)

@@ -1,0 +1,262 @@
+"""Engine: a loaded bundle that answers prompts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_from_dict
+from trt_eagle3.checkpoint.target import TargetSpec, target_from_dict
+from trt_eagle3.checkpoint.tensor_index import read_tensor
+from trt_eagle3.decode.kv_cache import KVCache, PagePool
+from trt_eagle3.decode.loop import Drafting, Loop, Prompt
+from trt_eagle3.decode.propose import Proposer
+from trt_eagle3.decode.runner import DraftRunner, TargetRunner, VisionRunner
+from trt_eagle3.decode.tree import static_tree
+from trt_eagle3.engine.bundle import BundleRecord, read_bundle
+from trt_eagle3.engine.embedding import EmbeddingTable
+from trt_eagle3.engine.session import Session, open_session
+from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal import ImageSource, ModelInputs, Processor, VideoSource
+from trt_eagle3.multimodal.vision_rows import vision_rows
+
+__all__ = ["Chunk", "Engine", "Generation", "load"]
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What one target pass added: the tokens it emitted and the text that is now certain."""
+
+    token_ids: tuple[int, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class Generation:
+    """An answer.
+
+    Attributes:
+        token_ids: generated ids, the end token included.
+        finish_reason: ``stop`` at an end token, ``length`` at a limit.
+        accepted_lengths: tokens emitted by each verify pass, the bonus token included (1 without speculation).
+        acceptance_length: their mean; None where no verify pass ran.
+        tokens_per_second: of the tokens after the first; None where there is one token.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    prompt_tokens: int
+    finish_reason: Literal["stop", "length"]
+    acceptance_length: float | None
+    accepted_lengths: tuple[int, ...]
+    tokens_per_second: float | None
+    time_to_first_token_ms: float
+
+
+def load(bundle: str | Path) -> Engine:
+    """Load a bundle.
+
+    Raises:
+        UserError: no bundle, an unfinished or damaged one, or one of another schema version.
+    """
+    return Engine(Path(bundle))
+
+
+class Engine:
+    """One loaded bundle. Graphs are opened when they are first needed: a text prompt never loads the vision tower."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.record: BundleRecord = read_bundle(path)
+        self.spec: TargetSpec = target_from_dict(self.record.target)
+        self.manifest: DraftManifest | None = manifest_from_dict(self.record.draft) if self.record.draft else None
+        config = self.record.config
+        self.limits = config.limits
+        self.processor = Processor.from_directory(
+            path / "processor", self.spec, max_prompt_len=self.limits.max_seq_len - 1
+        )
+        self._root = self.record.weights_root(path)
+        self._dtype = _DTYPES[config.engine.dtype]
+        num_pages = -(-self.limits.max_seq_len // config.engine.page_size) + 1
+        self._pool = PagePool(num_pages, config.engine.page_size)
+
+    def generate(self, prompt: str | Sequence[Mapping[str, Any]], **options: Any) -> Generation:
+        """Answer a prompt; takes what ``stream`` takes."""
+        return Answer(self, prompt, **options).finish()
+
+    def stream(self, prompt: str | Sequence[Mapping[str, Any]], **options: Any) -> Answer:
+        """Start answering a prompt: iterate over the result for ``Chunk``s, then ask it for its ``generation``.
+
+        Args:
+            prompt: a user's text, or chat messages (``multimodal.Processor.messages``).
+            images, videos: of a text prompt; see ``multimodal.ImageSource`` and ``VideoSource``.
+            max_tokens: at most this many new tokens.
+            speculation: draft with the bundle's draft; the answer is the same, the speed is not.
+            ignore_eos: go on past end tokens.
+        """
+        return Answer(self, prompt, **options)
+
+    def prepare(
+        self,
+        prompt: str | Sequence[Mapping[str, Any]],
+        images: Sequence[ImageSource] = (),
+        videos: Sequence[VideoSource] = (),
+    ) -> ModelInputs:
+        """Tokens, positions and patches of a prompt, checked against the bundle's limits."""
+        if isinstance(prompt, str):
+            inputs = self.processor.prompt(prompt, images=images, videos=videos)
+        else:
+            inputs = self.processor.messages(prompt)
+        num_rows, num_visual = len(inputs.token_ids), int(inputs.visual_rows.sum())
+        if num_visual > self.limits.max_visual_tokens:
+            raise UserError(
+                f"prompt: {num_visual} visual tokens, this bundle takes {self.limits.max_visual_tokens}. "
+                "Send fewer or smaller images, or rebuild with a larger limits.max_visual_tokens."
+            )
+        if num_rows >= self.limits.max_seq_len:
+            raise UserError(
+                f"prompt: {num_rows} tokens, this bundle takes {self.limits.max_seq_len - 1} and one to answer. "
+                "Shorten it, or rebuild with a larger limits.max_seq_len."
+            )
+        return inputs
+
+    def encode(self, inputs: ModelInputs) -> Prompt:
+        """Run the vision tower where there is something to see."""
+        hidden = self.spec.text.hidden_size
+        visual = torch.zeros(0, hidden, dtype=self._dtype)
+        deepstack = torch.zeros(self.spec.num_deepstack, 0, hidden, dtype=self._dtype)
+        if len(inputs.patches):
+            vision = self.spec.vision
+            side = round(vision.num_position_embeddings**0.5)
+            rows = vision_rows(inputs.grid_thw, vision.spatial_merge_size, side)
+            visual, levels = self._vision.forward(inputs.patches.to(self._dtype), rows.inputs())
+            deepstack = deepstack if levels is None else levels
+        return Prompt(inputs.token_ids, inputs.position_ids, inputs.rope_delta, inputs.visual_rows, visual, deepstack)
+
+    def decode(self, prompt: Prompt, *, speculation: bool = True) -> Iterator[tuple[int, ...]]:
+        """Tokens of each target pass (``decode.loop.Loop.run``)."""
+        return self._loop.run(prompt, self.drafting if speculation else None)
+
+    def _open(self, graph: str) -> Session:
+        return open_session(self.record.engine.backend, self.path / graph / "model.onnx", self._root)
+
+    def _cache(self, num_layers: int, num_kv_heads: int, head_dim: int) -> KVCache:
+        num_slots = self._pool.num_pages * self._pool.page_size
+        return KVCache(num_layers, num_kv_heads, head_dim, num_slots, self._dtype)
+
+    @cached_property
+    def _embedding(self) -> EmbeddingTable:
+        return EmbeddingTable(self.record.embedding.ref(self._root), self._dtype)
+
+    @cached_property
+    def _vision(self) -> VisionRunner:
+        return VisionRunner(self._open("vision"))
+
+    @cached_property
+    def _loop(self) -> Loop:
+        text = self.spec.text
+        cache = self._cache(text.num_layers, text.num_kv_heads, text.head_dim)
+        target = TargetRunner(self._open("target"), cache, self._embedding, self.spec.num_deepstack)
+        return Loop(target, self._pool, self.limits.max_seq_len, self.record.config.engine.prefill_chunk)
+
+    @cached_property
+    def drafting(self) -> Drafting | None:
+        """The draft with its tree; None in a bundle without one."""
+        manifest, record = self.manifest, self.record
+        if manifest is None:
+            return None
+        embedding = self._embedding
+        if record.draft_embedding is not None:
+            embedding = EmbeddingTable(record.draft_embedding.ref(self._root), self._dtype)
+        d2t = None if record.d2t is None else read_tensor(record.d2t.ref(self._root))
+        cache = self._cache(manifest.num_layers, manifest.num_kv_heads, manifest.head_dim)
+        runner = DraftRunner(self._open("fuse"), self._open("draft"), cache, embedding, d2t)
+        chunk = record.config.engine.prefill_chunk
+        return Drafting(Proposer(runner, chunk), manifest, static_tree(record.config.speculation))
+
+
+class Answer:
+    """An answer in the making: an iterator of chunks that knows its ``generation`` once it is through."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompt: str | Sequence[Mapping[str, Any]],
+        *,
+        images: Sequence[ImageSource] = (),
+        videos: Sequence[VideoSource] = (),
+        max_tokens: int = 256,
+        speculation: bool = True,
+        ignore_eos: bool = False,
+    ) -> None:
+        if max_tokens < 1:
+            raise UserError(f"max_tokens: expected at least 1, got {max_tokens}")
+        self._start = time.perf_counter()
+        self._engine = engine
+        self._inputs = engine.prepare(prompt, images, videos)
+        self._max_tokens = max_tokens
+        self._speculation = speculation
+        self._ends = frozenset() if ignore_eos else frozenset(engine.spec.eos_token_ids)
+        self._tokens: list[int] = []
+        self._lengths: list[int] = []
+        self._first_token_time = self._last_token_time = self._start
+        self._stopped = False
+
+    def __iter__(self) -> Iterator[Chunk]:
+        decoder = self._engine.processor.stream_decoder()
+        passes = self._engine.decode(self._engine.encode(self._inputs), speculation=self._speculation)
+        try:
+            for tokens in passes:
+                kept = self._keep(tokens)
+                last = self._stopped or len(self._tokens) == self._max_tokens
+                text = "".join(decoder.push(token) for token in kept)
+                yield Chunk(kept, text + (decoder.flush() if last else ""))
+                if last:
+                    return
+        finally:
+            passes.close()  # type: ignore[attr-defined]
+        yield Chunk((), decoder.flush())
+
+    def _keep(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """Cut a pass's tokens at an end token or the limit, and count them."""
+        kept = tokens[: self._max_tokens - len(self._tokens)]
+        end = next((i for i, token in enumerate(kept) if token in self._ends), None)
+        if end is not None:
+            kept, self._stopped = kept[: end + 1], True
+        self._last_token_time = time.perf_counter()
+        if self._tokens:
+            self._lengths.append(len(kept))
+        else:
+            self._first_token_time = self._last_token_time
+        self._tokens += kept
+        return kept
+
+    def finish(self) -> Generation:
+        """Run to the end."""
+        for _ in self:
+            pass
+        return self.generation
+
+    @property
+    def generation(self) -> Generation:
+        """What has been generated so far."""
+        seconds = self._last_token_time - self._first_token_time
+        later = len(self._tokens) - 1
+        return Generation(
+            text=self._engine.processor.decode(self._tokens),
+            token_ids=tuple(self._tokens),
+            prompt_tokens=len(self._inputs.token_ids),
+            finish_reason="stop" if self._stopped else "length",
+            acceptance_length=sum(self._lengths) / len(self._lengths) if self._lengths else None,
+            accepted_lengths=tuple(self._lengths),
+            tokens_per_second=later / seconds if later > 0 else None,
+            time_to_first_token_ms=1000 * (self._first_token_time - self._start),
+        )

@@ -1,0 +1,103 @@
+"""Paged KV: who owns which page, the cache buffers, and the row moves outside the graphs.
+
+Target and draft hold the same number of rows per sequence, so one page table serves both caches. Page 0 belongs to no
+sequence: rows that are padding write there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.errors import UserError
+
+__all__ = ["KVCache", "PagePool", "PageTable"]
+
+
+class PagePool:
+    """Free pages of a cache of ``num_pages`` pages, page 0 excepted."""
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self._free = list(range(num_pages - 1, 0, -1))  # popped from the end: low pages first, so rows stay contiguous
+
+    @property
+    def num_free(self) -> int:
+        """Pages that no sequence owns."""
+        return len(self._free)
+
+    def take(self, count: int) -> list[int]:
+        """Take ``count`` pages.
+
+        Raises:
+            UserError: fewer are free.
+        """
+        if count > len(self._free):
+            raise UserError(
+                f"KV cache: {count} more pages of {self.page_size} tokens wanted, {len(self._free)} of "
+                f"{self.num_pages - 1} free. Raise limits.max_seq_len or limits.max_batch_size and rebuild."
+            )
+        return [self._free.pop() for _ in range(count)]
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        """Return pages to the pool."""
+        self._free.extend(reversed(pages))
+
+
+class PageTable:
+    """The pages of one sequence, in order; row i of the sequence lies in page i // page_size."""
+
+    def __init__(self, pool: PagePool) -> None:
+        self._pool = pool
+        self._pages: list[int] = []
+
+    def reserve(self, num_rows: int) -> None:
+        """Own enough pages for ``num_rows`` rows."""
+        wanted = -(-num_rows // self._pool.page_size)
+        if wanted > len(self._pages):
+            self._pages += self._pool.take(wanted - len(self._pages))
+
+    def truncate(self, num_rows: int) -> None:
+        """Give back the pages past ``num_rows`` rows."""
+        kept = -(-num_rows // self._pool.page_size)
+        self._pool.give_back(self._pages[kept:])
+        del self._pages[kept:]
+
+    def pages(self, num_rows: int) -> Tensor:
+        """int32 [1, P]: the pages that hold the first ``num_rows`` rows."""
+        return torch.tensor([self._pages[: -(-num_rows // self._pool.page_size)]], dtype=torch.int32)
+
+    def slots(self, rows: Tensor) -> Tensor:
+        """int64: the cache slots of ``rows`` (int64)."""
+        size = self._pool.page_size
+        return torch.tensor(self._pages)[rows // size] * size + rows % size
+
+
+class KVCache:
+    """Keys and values of all layers in one buffer ``[2, layers, slots, Hkv, D]``, token-major.
+
+    Token-major makes compaction a row move, and the reference lowering one ScatterND and one Gather.
+    """
+
+    def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int, num_slots: int, dtype: torch.dtype) -> None:
+        # zeros, not empty: slots that the mask hides still enter a product with probability 0, and 0 * NaN is NaN
+        self._buffer = torch.zeros(2, num_layers, num_slots, num_kv_heads, head_dim, dtype=dtype)
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the buffer."""
+        return self._buffer.numel() * self._buffer.element_size()
+
+    def bindings(self) -> Iterator[tuple[str, Tensor]]:
+        """Graph name and buffer of every cache input and output; one buffer serves both."""
+        for side, name in enumerate(("k", "v")):
+            for layer in range(self._buffer.shape[1]):
+                yield f"{name}_cache.{layer}", self._buffer[side, layer]
+                yield f"{name}_cache_out.{layer}", self._buffer[side, layer]
+
+    def move(self, source: Tensor, destination: Tensor) -> None:
+        """Copy the rows at slots ``source`` (int64) to slots ``destination``, in all layers, as if at once."""
+        self._buffer[:, :, destination] = self._buffer[:, :, source]

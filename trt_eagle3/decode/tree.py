@@ -1,0 +1,123 @@
+"""Draft trees: who descends from whom, and what follows from that.
+
+A tree's node 0 is the root, the last accepted token; parents stand before their children. A chain is a tree.
+Shapes: T nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import heappop, heappush
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.config import SpeculationConfig
+from trt_eagle3.errors import UserError
+
+__all__ = ["Tree", "best_first_paths", "static_tree"]
+
+Path = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A static tree.
+
+    Attributes:
+        parents: parent of each node; the root's is -1.
+        ranks: which of its parent's best tokens a node takes (0 = the best); the root's is 0.
+    """
+
+    parents: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+    @classmethod
+    def from_paths(cls, paths: Sequence[Path]) -> Tree:
+        """A tree of the nodes at ``paths`` (ranks from the root), level by level.
+
+        Raises:
+            UserError: a path whose parent is not in the tree, or one given twice.
+        """
+        ordered = [(), *sorted(paths, key=lambda path: (len(path), path))]
+        index = {path: i for i, path in enumerate(ordered)}
+        for path in ordered[1:]:
+            if not path or path[:-1] not in index:
+                raise UserError(f"speculation.tree: path {list(path)} has no parent {list(path[:-1])} in the tree")
+        if len(index) != len(ordered):
+            raise UserError("speculation.tree: a path is given twice")
+        parents = [-1, *(index[path[:-1]] for path in ordered[1:])]
+        return cls(tuple(parents), tuple(path[-1] if path else 0 for path in ordered))
+
+    @classmethod
+    def root_only(cls) -> Tree:
+        """The tree of plain decoding."""
+        return cls((-1,), (0,))
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes, the root included."""
+        return len(self.parents)
+
+    @cached_property
+    def depths(self) -> Tensor:
+        """int64 [T]: steps from the root."""
+        depths = [0]
+        for parent in self.parents[1:]:
+            depths.append(depths[parent] + 1)
+        return torch.tensor(depths)
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """bool [T, T]: row i is true at i and its ancestors."""
+        mask = torch.eye(self.num_nodes, dtype=torch.bool)
+        for i, parent in enumerate(self.parents[1:], start=1):
+            mask[i] |= mask[parent]
+        return mask
+
+    @cached_property
+    def levels(self) -> tuple[tuple[int, ...], ...]:
+        """Nodes by depth, from depth 1 on."""
+        depths = self.depths.tolist()
+        return tuple(tuple(i for i, d in enumerate(depths) if d == level) for level in range(1, max(depths) + 1))
+
+
+def static_tree(config: SpeculationConfig) -> Tree:
+    """The tree that ``config`` describes."""
+    if config.mode == "chain":
+        return Tree.from_paths([(0,) * depth for depth in range(1, config.steps + 1)])
+    if config.tree is not None:
+        return Tree.from_paths(config.tree)
+    tokens = config.num_draft_tokens or config.steps * config.topk + 1
+    return Tree.from_paths(best_first_paths(config.steps, config.topk, tokens - 1))
+
+
+def best_first_paths(steps: int, topk: int, count: int) -> list[Path]:
+    """The ``count`` paths of at most ``steps`` ranks below ``topk`` that a prior thinks likeliest to be accepted.
+
+    The prior: a draft's r-th best token is right with odds that fall as 1 / (r + 1) ** 2, independent of depth, the
+    best one at 0.7. Measured shapes differ little for common budgets; ``speculation.tree`` takes any other.
+
+    Raises:
+        UserError: fewer than ``count`` such paths exist.
+    """
+    weights = [1.0 / (rank + 1) ** 2 for rank in range(topk)]
+    costs = [-math.log(0.7 * w) for w in weights]
+    heap: list[tuple[float, Path]] = [(cost, (rank,)) for rank, cost in enumerate(costs)]
+    heap.sort()
+    paths: list[Path] = []
+    while heap and len(paths) < count:
+        cost, path = heappop(heap)
+        paths.append(path)
+        if len(path) < steps:
+            for rank, step_cost in enumerate(costs):
+                heappush(heap, (cost + step_cost, (*path, rank)))
+    if len(paths) < count:
+        raise UserError(
+            f"speculation.num_draft_tokens: {steps} steps of topk {topk} make at most {len(paths) + 1} nodes, "
+            f"got {count + 1}. Lower it, or raise steps or topk."
+        )
+    return paths

@@ -1,0 +1,34 @@
+"""All graphs of a pair."""
+
+from __future__ import annotations
+
+import onnx
+
+from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.target import TargetSpec
+from trt_eagle3.config import EngineConfig
+from trt_eagle3.graph.builder import Locate
+from trt_eagle3.graph.draft import draft_graph, fuse_graph
+from trt_eagle3.graph.target import target_graph
+from trt_eagle3.graph.vision import vision_graph
+
+__all__ = ["pair_graphs"]
+
+
+def pair_graphs(
+    spec: TargetSpec, manifest: DraftManifest | None, engine: EngineConfig, locate: Locate
+) -> dict[str, onnx.ModelProto]:
+    """The graphs of a target, and of its draft where there is one, by name.
+
+    Nothing is loaded: weights are referenced where ``locate`` says their files will be.
+    """
+    aux = manifest.aux_layers if manifest else ()
+    before = manifest is not None and manifest.aux_pre_deepstack
+    models = {
+        "target": target_graph(spec, aux, before, engine.dtype, engine.page_size, locate),
+        "vision": vision_graph(spec, engine.dtype, locate),
+    }
+    if manifest:
+        models["fuse"] = fuse_graph(manifest, engine.dtype, locate)
+        models["draft"] = draft_graph(manifest, engine.dtype, engine.page_size, locate)
+    return models
