@@ -8,6 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image
 from transformers.image_transforms import convert_to_rgb
 from transformers.image_utils import load_image as hf_load_image
@@ -107,6 +109,22 @@ def test_truncated_file_is_refused_as_broken(tmp_path: Path) -> None:
     assert "half.png: broken image data" in refusal(path)
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@settings(max_examples=150, deadline=None)
+@given(st.sampled_from(["PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP", "PPM", "ICO"]), st.data())
+def test_corrupted_file_is_read_or_refused_and_never_crashes(kind: str, data: st.DataObject) -> None:
+    broken = bytearray(encode(picture(), kind))
+    for _ in range(data.draw(st.integers(1, 6))):
+        broken[data.draw(st.integers(0, len(broken) - 1))] = data.draw(st.integers(0, 255))
+    del broken[data.draw(st.integers(1, len(broken))) :]
+    message = ""
+    try:
+        assert load_image(bytes(broken)).mode == "RGB"
+    except UserError as error:
+        message = str(error)
+    assert "\n" not in message
+
+
 def test_empty_bytes_are_refused_as_no_image() -> None:
     assert "0 bytes" in refusal(b"")
 
@@ -129,4 +147,4 @@ def test_image_beyond_pillows_pixel_limit_is_refused(limit: int, monkeypatch: py
     # 1200 pixels: Pillow itself raises over twice its limit and warns over once its limit; both are refused
     data = encode(picture())
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-    assert "Scale the image down" in refusal(data)
+    assert "Scale it down" in refusal(data)

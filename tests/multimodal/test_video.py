@@ -125,6 +125,13 @@ def test_bad_video_is_refused_in_one_line(source: Any, expected: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_file_of_giant_frames_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_file(tmp_path / "clip.mp4", count=3)
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 3000)
+    with pytest.raises(UserError, match="64x48 pixels, the limit is 3000"):
+        load_video(path, CONFIG)
+
+
 def test_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no frames in this folder"):
         load_video(tmp_path, CONFIG)

@@ -12,7 +12,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from trt_eagle3.errors import UserError
 
-__all__ = ["ImageSource", "describe", "load_image"]
+__all__ = ["ImageSource", "check_pixels", "describe", "load_image"]
 
 ImageSource = str | Path | bytes | Image.Image
 """A path, encoded image bytes, a ``data:image/...;base64,`` URI, or a Pillow image. Never a remote URL."""
@@ -33,21 +33,12 @@ def load_image(source: ImageSource, name: str | None = None) -> Image.Image:
     """
     name = name or describe(source)
     if isinstance(source, Image.Image):
-        _check_pixels(name, source)
+        check_pixels(name, source.width, source.height)
         return _decode(name, source, upright=False)
     data = _read_bytes(source, name)
-    try:
-        with warnings.catch_warnings():
-            # Pillow warns over its limit and raises over twice its limit; both are refused below
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            opened = Image.open(data)
-        with opened as image:
-            _check_pixels(name, image)
-            return _decode(name, image, upright=True)
-    except Image.DecompressionBombError as error:
-        raise UserError(f"{name}: too many pixels ({error}). Scale the image down first.") from error
-    except UnidentifiedImageError as error:
-        raise UserError(f"{name}: not an image that Pillow can read. Give a PNG, JPEG, WebP or similar.") from error
+    with _open(name, data) as image:
+        check_pixels(name, image.width, image.height)
+        return _decode(name, image, upright=True)
 
 
 def describe(source: object) -> str:
@@ -89,14 +80,31 @@ def _decode_data_uri(uri: str, name: str) -> bytes:
         raise UserError(f"{name}: the data URI's base64 is broken ({error}). Encode the image again.") from error
 
 
-def _check_pixels(name: str, image: Image.Image) -> None:
+def check_pixels(name: str, width: int, height: int) -> None:
+    """Refuse a picture or frame before it is decoded into too much memory.
+
+    Raises:
+        UserError: more pixels than Pillow's MAX_IMAGE_PIXELS, or none.
+    """
     limit = Image.MAX_IMAGE_PIXELS
-    if limit is not None and image.width * image.height > limit:
-        raise UserError(
-            f"{name}: {image.width}x{image.height} pixels, the limit is {limit} in all. Scale the image down first."
-        )
-    if image.width == 0 or image.height == 0:
-        raise UserError(f"{name}: {image.width}x{image.height} pixels, so there is nothing to see. Give another image.")
+    if limit is not None and width * height > limit:
+        raise UserError(f"{name}: {width}x{height} pixels, the limit is {limit} in all. Scale it down first.")
+    if width == 0 or height == 0:
+        raise UserError(f"{name}: {width}x{height} pixels, so there is nothing to see. Give another one.")
+
+
+def _open(name: str, data: io.BytesIO) -> Image.Image:
+    try:
+        with warnings.catch_warnings():
+            # Pillow warns over its limit and raises over twice its limit; check_pixels refuses the former
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            return Image.open(data)
+    except Image.DecompressionBombError as error:
+        raise UserError(f"{name}: too many pixels ({error}). Scale it down first.") from error
+    except UnidentifiedImageError as error:
+        raise UserError(f"{name}: not an image that Pillow can read. Give a PNG, JPEG, WebP or similar.") from error
+    except Exception as error:  # Pillow's format readers raise whatever the broken bytes lead them to
+        raise _broken(name, error) from error
 
 
 def _decode(name: str, image: Image.Image, upright: bool) -> Image.Image:
@@ -109,5 +117,10 @@ def _decode(name: str, image: Image.Image, upright: bool) -> Image.Image:
             white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
             return Image.alpha_composite(white, layer).convert("RGB")
         return image.convert("RGB")
-    except (OSError, SyntaxError, ValueError) as error:
-        raise UserError(f"{name}: broken image data ({error}). Save or download the image again.") from error
+    except Exception as error:  # as above
+        raise _broken(name, error) from error
+
+
+def _broken(name: str, error: Exception) -> UserError:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return UserError(f"{name}: broken image data ({reason}). Save or download the image again.")

@@ -150,7 +150,8 @@ class Processor:
         """A conversation; ``content`` is a string or a list of parts, in order.
 
         Parts: ``{"type": "text", "text": str}``, ``{"type": "image", "image": ImageSource}``, ``{"type": "video",
-        "video": VideoSource}``, and OpenAI's ``{"type": "image_url", "image_url": {"url": data URI}}``.
+        "video": VideoSource}``, OpenAI's ``{"type": "image_url", "image_url": {"url": data URI}}``, and transformers'
+        ``url`` or ``path`` in place of ``image``, ``path`` in place of ``video``.
 
         Raises:
             UserError: an unknown part, an unreadable or unusable image or video, a text that holds an image or video
@@ -205,10 +206,15 @@ class Processor:
                 case {"type": "text", "text": str(text)}:
                     self._check_text(text)
                     parts.append({"type": "text", "text": text})
-                case {"type": "image", "image": source} | {"type": "image_url", "image_url": {"url": source}}:
+                case (
+                    {"type": "image", "image": source}
+                    | {"type": "image", "url": source}
+                    | {"type": "image", "path": source}
+                    | {"type": "image_url", "image_url": {"url": source}}
+                ):
                     slots.append(_Slot("image", source))
                     parts.append({"type": "image"})
-                case {"type": "video", "video": source}:
+                case {"type": "video", "video": source} | {"type": "video", "path": source}:
                     slots.append(_Slot("video", source))
                     parts.append({"type": "video"})
                 case _:

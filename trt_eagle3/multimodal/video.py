@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from trt_eagle3.errors import EnvironmentMissingError, UserError
-from trt_eagle3.multimodal.image import ImageSource, load_image
+from trt_eagle3.multimodal.image import ImageSource, check_pixels, load_image
 from trt_eagle3.multimodal.pixel_config import PixelConfig
 
 __all__ = ["LoadedVideo", "Video", "VideoSource", "frame_indices", "load_video", "patch_times"]
@@ -154,8 +154,9 @@ def _from_file(path: Path, video: Video, config: PixelConfig, name: str) -> Load
         with av.open(str(path)) as container:
             if not container.streams.video:
                 raise UserError(f"{name}: holds no video stream. Give a video file.")
-            rate = container.streams.video[0].average_rate
-            total = container.streams.video[0].frames or _count_frames(path)
+            stream = container.streams.video[0]
+            check_pixels(name, stream.width, stream.height)
+            rate, total = stream.average_rate, stream.frames or _count_frames(path)
             if total == 0:
                 raise UserError(f"{name}: holds no frames. Encode or download it again.")
             fps = video.fps or (float(rate) if rate else _UNKNOWN_FPS)
