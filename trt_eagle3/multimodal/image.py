@@ -48,7 +48,9 @@ def describe(source: object) -> str:
     if isinstance(source, bytes):
         return f"image ({len(source)} bytes)"
     text = str(source)
-    return f"image {text if len(text) <= 80 else text[:60] + '...'}"
+    if text.startswith("data:"):
+        return f"image {text[:40]}..."
+    return f"image {text if len(text) <= 200 else '...' + text[-100:]}"
 
 
 def _read_bytes(source: str | Path | bytes, name: str) -> io.BytesIO:

@@ -1,8 +1,8 @@
 """Pixels to flattened patches, equal to transformers element for element.
 
 Images follow ``Qwen2VLImageProcessorPil``: Pillow resizes, numpy normalises. (With torchvision installed, transformers
-resizes images with torch instead; single values then differ, by up to 19 levels of 255 on noise and hard edges.) Videos follow
-``Qwen3VLVideoProcessor``, which exists for torchvision only: its resize of uint8 frames on the CPU is
+resizes images with torch instead; single values then differ, by up to 19 levels of 255 on noise and hard edges.)
+Videos follow ``Qwen3VLVideoProcessor``, which exists for torchvision only: its resize of uint8 frames on the CPU is
 ``torch.nn.functional.interpolate`` with antialias, and that is what runs here.
 """
 
