@@ -77,7 +77,7 @@ def tree_attention(inputs: dict[str, Tensor], page_size: int, scale: float) -> t
 
     ``inputs`` are the op's by name, q, k and v as [B, S, heads, D].
     """
-    q, k, v = (inputs[name].double() for name in "qkv")
+    q = inputs["q"].double()
     k_cache, v_cache = inputs["k_cache"].clone(), inputs["v_cache"].clone()
     mask = inputs["tree_mask"]
     num_rows, num_new, tail = mask.shape
