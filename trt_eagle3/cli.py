@@ -54,7 +54,7 @@ def inspect(target: str, draft: str | None, as_json: bool) -> None:
     """Say what these checkpoints are: geometry, draft manifest, refusals."""
     from trt_eagle3.checkpoint.draft import read_draft
     from trt_eagle3.checkpoint.source import resolve_checkpoint
-    from trt_eagle3.checkpoint.target import read_target
+    from trt_eagle3.checkpoint.target_reader import read_target
 
     spec = read_target(resolve_checkpoint(target))
     manifest = read_draft(resolve_checkpoint(draft), spec) if draft else None

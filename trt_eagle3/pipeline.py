@@ -16,7 +16,8 @@ from typing import Any
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_to_dict
 from trt_eagle3.checkpoint.source import resolve_checkpoint
-from trt_eagle3.checkpoint.target import TargetSpec, read_target, target_to_dict
+from trt_eagle3.checkpoint.target import TargetSpec, target_to_dict
+from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.decode.tree import static_tree

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
 
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 
-__all__ = ["DraftManifest"]
+__all__ = ["DraftManifest", "manifest_from_dict", "manifest_to_dict"]
 
 
 @dataclass(frozen=True)
@@ -70,3 +73,22 @@ class DraftManifest:
     positions: Literal["3d", "temporal", "linear"]
     position_shift: int
     tensors: Mapping[str, TensorRef]
+
+
+_PLACES = ("path", "tensors")  # where a draft was read from; not part of what it is
+
+
+def manifest_to_dict(manifest: DraftManifest) -> dict[str, Any]:
+    """What the draft is, as plain JSON values, without where it lies."""
+    plain: dict[str, Any] = _adapter().dump_python(manifest, mode="json", exclude=set(_PLACES))
+    return plain
+
+
+def manifest_from_dict(plain: Mapping[str, Any]) -> DraftManifest:
+    """The manifest that ``manifest_to_dict`` wrote; it has no tensors."""
+    return _adapter().validate_python({**plain, "path": ".", "tensors": {}})
+
+
+@cache
+def _adapter() -> TypeAdapter[DraftManifest]:
+    return TypeAdapter(DraftManifest)

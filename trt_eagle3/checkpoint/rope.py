@@ -47,9 +47,7 @@ class RopeSpec:
             )
 
     @classmethod
-    def plain(
-        cls, head_dim: int, base: float, layout: RopeLayout = "1d", sections: tuple[int, ...] = ()
-    ) -> RopeSpec:
+    def plain(cls, head_dim: int, base: float, layout: RopeLayout = "1d", sections: tuple[int, ...] = ()) -> RopeSpec:
         """The unscaled schedule ``base ** (-2 i / head_dim)``."""
         exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
         inv_freq = np.float32(1.0) / np.float32(base) ** exponents

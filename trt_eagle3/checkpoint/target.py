@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
 
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 
-__all__ = ["TargetSpec", "TextSpec", "VisionSpec"]
+__all__ = ["TargetSpec", "TextSpec", "VisionSpec", "target_from_dict", "target_to_dict"]
 
 
 @dataclass(frozen=True)
@@ -78,3 +82,22 @@ class TargetSpec:
     def num_deepstack(self) -> int:
         """Decoder layers that receive a deepstack level (the first ones)."""
         return len(self.vision.deepstack_layers)
+
+
+_PLACES = ("path", "tensors")  # where a spec was read from; not part of what it is
+
+
+def target_to_dict(spec: TargetSpec) -> dict[str, Any]:
+    """What the target is, as plain JSON values, without where it lies."""
+    plain: dict[str, Any] = _adapter().dump_python(spec, mode="json", exclude=set(_PLACES))
+    return plain
+
+
+def target_from_dict(plain: Mapping[str, Any]) -> TargetSpec:
+    """The spec that ``target_to_dict`` wrote; it has no tensors."""
+    return _adapter().validate_python({**plain, "path": ".", "tensors": {}})
+
+
+@cache
+def _adapter() -> TypeAdapter[TargetSpec]:
+    return TypeAdapter(TargetSpec)

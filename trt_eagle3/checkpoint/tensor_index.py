@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["TensorRef"]
+from trt_eagle3.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["TensorRef", "open_index", "read_tensor"]
+
+_INDEX_FILE = "model.safetensors.index.json"
+_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+_DTYPE_BYTES = {
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("F64", "I64", "U64"), 8),
+}
 
 
 @dataclass(frozen=True)
@@ -27,3 +46,115 @@ class TensorRef:
     num_bytes: int
     dtype: str
     shape: tuple[int, ...]
+
+
+def open_index(directory: Path) -> Mapping[str, TensorRef]:
+    """Index the safetensors of a checkpoint: a sharded index, else every ``*.safetensors`` in the folder.
+
+    Raises:
+        UserError: there is none, or a file is truncated, corrupt, or not what the sharded index says.
+    """
+    index_file = directory / _INDEX_FILE
+    if index_file.is_file():
+        return _open_sharded(directory, index_file)
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise UserError(
+            f"{directory}: not a checkpoint: no *.safetensors in it. Name the folder that holds the weights."
+        )
+    tensors: dict[str, TensorRef] = {}
+    for file in files:
+        for name, ref in _read_header(file).items():
+            if name in tensors:
+                raise UserError(f"{name}: stands in both {tensors[name].file.name} and {file.name} of {directory}")
+            tensors[name] = ref
+    return tensors
+
+
+def read_tensor(ref: TensorRef) -> Tensor:
+    """Load one tensor, and nothing else, onto the CPU."""
+    from safetensors import safe_open
+
+    with safe_open(ref.file, framework="pt") as file:
+        tensor: Tensor = file.get_tensor(ref.name)
+        return tensor
+
+
+def _open_sharded(directory: Path, index_file: Path) -> dict[str, TensorRef]:
+    try:
+        weight_map = json.loads(index_file.read_text(encoding="utf-8"))["weight_map"]
+        shards = {str(name): str(shard) for name, shard in weight_map.items()}
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{index_file}: not a safetensors index: {error!r}. Download it again.") from error
+    headers: dict[str, dict[str, TensorRef]] = {}
+    for shard in sorted(set(shards.values())):
+        if Path(shard).name != shard:
+            raise UserError(f"{index_file}: shard {shard!r} is not a file name of its own folder")
+        if not (directory / shard).is_file():
+            raise UserError(f"{index_file}: shard {shard} is not there. Download it again.")
+        headers[shard] = _read_header(directory / shard)
+    tensors: dict[str, TensorRef] = {}
+    for name, shard in shards.items():
+        if name not in headers[shard]:
+            raise UserError(f"{index_file}: says that {shard} holds {name}, which it does not. Download it again.")
+        tensors[name] = headers[shard][name]
+    for shard, found in headers.items():
+        stray = sorted(found.keys() - tensors.keys())
+        if stray:
+            raise UserError(f"{directory / shard}: holds {stray[0]}, which {index_file.name} does not name")
+    return tensors
+
+
+def _read_header(file: Path) -> dict[str, TensorRef]:
+    def bad(what: str) -> UserError:
+        return UserError(f"{file}: not a sound safetensors file: {what}. Download it again.")
+
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            prefix = stream.read(8)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
+            if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
+                raise bad(f"its header would be {length} bytes long, the file is {size}")
+            entries = json.loads(stream.read(length))
+    except OSError as error:
+        raise UserError(f"{file}: cannot read it: {error.strerror}") from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise bad("its header is not JSON") from error
+    if not isinstance(entries, dict):
+        raise bad("its header is not a mapping")
+    entries.pop("__metadata__", None)
+    tensors: dict[str, TensorRef] = {}
+    end = 0
+    for name, entry in sorted(entries.items(), key=_start):
+        ref = _tensor_ref(file, name, entry, 8 + length)
+        if ref is None:
+            raise bad(f"the entry of {name} is not a type, a shape and offsets that agree")
+        if ref.offset != 8 + length + end:
+            raise bad(f"{name} does not begin where the tensor before it ends")
+        end += ref.num_bytes
+        tensors[name] = ref
+    if 8 + length + end != size:
+        raise bad(f"its tensors end at byte {8 + length + end}, the file at {size}")
+    return tensors
+
+
+def _start(item: tuple[str, Any]) -> tuple[int, int]:
+    try:
+        start, end = item[1]["data_offsets"]
+        return int(start), int(end)
+    except (KeyError, TypeError, ValueError):
+        return -1, -1
+
+
+def _tensor_ref(file: Path, name: str, entry: Any, data_start: int) -> TensorRef | None:
+    start, end = _start((name, entry))
+    if not isinstance(entry, dict) or start < 0 or entry.get("dtype") not in _DTYPE_BYTES:
+        return None
+    shape = entry.get("shape")
+    if not isinstance(shape, list) or not all(isinstance(d, int) and d >= 0 for d in shape):
+        return None
+    num_bytes = prod(shape) * _DTYPE_BYTES[entry["dtype"]]
+    if end - start != num_bytes:
+        return None
+    return TensorRef(name, file, data_start + start, num_bytes, entry["dtype"], tuple(shape))

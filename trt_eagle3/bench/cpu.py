@@ -1,0 +1,145 @@
+"""Decoding on the CPU against transformers: ``python -m trt_eagle3.bench.cpu``.
+
+A Qwen3-0.6B-like text geometry with random float32 weights, batch 1. One process, both sides alternating, best of the
+rounds: plain decoding of both after the same prompt, and our step of 1 token against a verify of 16.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+from trt_eagle3.checkpoint.target import TargetSpec
+from trt_eagle3.checkpoint.target_reader import read_target
+from trt_eagle3.config import EngineConfig
+from trt_eagle3.decode.kv_cache import KVCache, PagePool
+from trt_eagle3.decode.loop import Loop, Prompt
+from trt_eagle3.decode.runner import Place, TargetRunner, causal_mask
+from trt_eagle3.engine.embedding import EmbeddingTable
+from trt_eagle3.engine.session import open_session
+from trt_eagle3.graph.pair import pair_graphs
+
+__all__ = ["main"]
+
+_VERIFY = 16
+
+
+@click.command()
+@click.option("--context", default=256, show_default=True, help="Prompt tokens.")
+@click.option("--tokens", default=32, show_default=True, help="Tokens decoded per round.")
+@click.option("--rounds", default=3, show_default=True, help="The best of so many rounds counts.")
+def main(context: int, tokens: int, rounds: int) -> None:
+    """Print tokens per second of both, step times, and the ratios."""
+    torch.manual_seed(0)
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        model = _model()
+        model.save_pretrained(folder)
+        loop, step = _ours(Path(folder))
+        ids = torch.randint(1000, 100000, (context,))
+        ours, theirs = [], []
+        for _ in range(rounds):
+            theirs.append(_transformers(model, ids, tokens))
+            ours.append(_plain(loop, ids, tokens))
+        assert ours[0][1] == theirs[0][1], "the two sides decoded different tokens"
+        steps = {n: min(_timed(lambda n=n: step(context, n)) for _ in range(5 * rounds)) for n in (1, _VERIFY)}
+    _print(max(r for r, _ in ours), max(r for r, _ in theirs), steps, context)
+
+
+def _model() -> Qwen3VLForConditionalGeneration:
+    rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20], "mrope_interleaved": True}
+    text = {
+        "vocab_size": 151936,
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "rope_parameters": rope,
+        "eos_token_id": 151645,
+    }
+    vision = {"depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 4, "out_hidden_size": 1024}
+    vision["deepstack_visual_indexes"] = [0]
+    config = Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True)
+    return Qwen3VLForConditionalGeneration(config).eval()
+
+
+def _ours(folder: Path) -> tuple[Loop, Callable[[int, int], object]]:
+    """The plain loop, and one target pass of n tokens after a context."""
+    spec, engine = read_target(folder), EngineConfig()
+    model = pair_graphs(spec, None, engine, lambda ref: ref.file.name)["target"]
+    (folder / "target.onnx").write_bytes(model.SerializeToString())
+    pool = PagePool(1024 // engine.page_size, engine.page_size)
+    target = _runner(folder, spec, pool)
+    loop = Loop(target, pool, max_seq_len=1000, prefill_chunk=engine.prefill_chunk)
+
+    def step(context: int, num_tokens: int) -> object:
+        pages = torch.arange(1, 1 - (-(context + num_tokens) // engine.page_size), dtype=torch.int32)[None]
+        positions = torch.arange(context, context + num_tokens, dtype=torch.int32).expand(3, -1)
+        embeds = target.embedding.lookup(torch.arange(num_tokens))
+        place = Place(context, pages, causal_mask(num_tokens), positions)
+        return target.forward(embeds, place, torch.arange(num_tokens))
+
+    return loop, step
+
+
+def _runner(folder: Path, spec: TargetSpec, pool: PagePool) -> TargetRunner:
+    text = spec.text
+    cache = KVCache(text.num_layers, text.num_kv_heads, text.head_dim, pool.num_pages * pool.page_size, torch.float32)
+    embedding = EmbeddingTable(spec.tensors["embed_tokens.weight"], torch.float32)
+    session = open_session("onnxruntime", folder / "target.onnx", folder)
+    return TargetRunner(session, cache, embedding, spec.num_deepstack)
+
+
+def _transformers(model: Qwen3VLForConditionalGeneration, ids: torch.Tensor, tokens: int) -> tuple[float, list[int]]:
+    """Tokens per second after the first, and the tokens."""
+
+    def run(count: int) -> tuple[float, list[int]]:
+        start = time.perf_counter()
+        out = model.generate(ids[None], max_new_tokens=count, min_new_tokens=count, do_sample=False)
+        return time.perf_counter() - start, out[0, len(ids) :].tolist()
+
+    first, _ = run(1)
+    whole, found = run(tokens + 1)
+    return tokens / (whole - first), found
+
+
+def _plain(loop: Loop, ids: torch.Tensor, tokens: int) -> tuple[float, list[int]]:
+    rows = torch.arange(len(ids), dtype=torch.int32).expand(3, -1)
+    none = torch.zeros(0, 1024)
+    prompt = Prompt(ids, rows, 0, torch.zeros(len(ids), dtype=torch.bool), none, none[None])
+    found: list[int] = []
+    start = 0.0
+    for emitted in loop.run(prompt):
+        start = start or time.perf_counter()
+        found += emitted
+        if len(found) > tokens:
+            break
+    return tokens / (time.perf_counter() - start), found
+
+
+def _timed(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return 1000 * (time.perf_counter() - start)
+
+
+def _print(ours: float, theirs: float, steps: dict[int, float], context: int) -> None:
+    table = Table("Qwen3-0.6B-like, float32, batch 1", f"context {context}", "ratio")
+    table.add_row("transformers generate", f"{theirs:.2f} tok/s", "1.00")
+    table.add_row("trt-eagle3 plain (onnxruntime)", f"{ours:.2f} tok/s", f"{ours / theirs:.2f}")
+    table.add_row("step of 1 token", f"{steps[1]:.1f} ms", "1.00")
+    table.add_row(f"verify of {_VERIFY} tokens", f"{steps[_VERIFY]:.1f} ms", f"{steps[_VERIFY] / steps[1]:.2f}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,40 @@
+"""Finding a checkpoint: a directory, or a Hugging Face Hub id."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from trt_eagle3.errors import EnvironmentMissingError, UserError
+
+__all__ = ["resolve_checkpoint"]
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "pytorch_model.bin")
+
+
+def resolve_checkpoint(name: str, revision: str | None = None) -> Path:
+    """The folder of checkpoint ``name``: itself, or the Hub's snapshot of it, downloaded where it is not cached.
+
+    Raises:
+        UserError: neither a folder nor a Hub id, or the Hub refuses it.
+        EnvironmentMissingError: the Hub cannot be reached and the cache does not have it.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists() or not _HUB_ID.fullmatch(name):
+        raise UserError(f"{name}: no such folder, and not a Hub id (owner/name)")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, revision=revision, allow_patterns=list(_WANTED)))
+    except (RepositoryNotFoundError, HfHubHTTPError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"{name}: no such folder here, and the Hub refuses it: {reason}") from error
+    except (LocalEntryNotFoundError, OSError) as error:
+        raise EnvironmentMissingError(
+            f"{name}: no such folder here, not in the Hub's cache, and the Hub cannot be reached. "
+            f"Check the path, or download it where there is a network: hf download {name}"
+        ) from error
