@@ -45,13 +45,14 @@ class OnnxRuntimeSession:
         options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", "0")
         try:
             self._session = ort.InferenceSession(model.read_bytes(), options, providers=["CPUExecutionProvider"])
-        except (OSError, RuntimeError, ValueError) as error:  # onnxruntime's own errors are RuntimeErrors
+        except Exception as error:  # onnxruntime's own errors have no base class but Exception
             reason = " ".join(str(error).split())
             raise UserError(f"{model}: ONNX Runtime cannot load it: {reason}. Rebuild the bundle.") from error
         self._binding = self._session.io_binding()
         self._inputs = {i.name: i for i in self._session.get_inputs()}
         self._outputs = [o.name for o in self._session.get_outputs()]
         self._bound: dict[str, Tensor] = {}
+        self._output_order: dict[str, None] = {}  # as first bound: so does get_outputs order them
 
     def bind(self, name: str, tensor: Tensor) -> None:
         """Let ``tensor`` (contiguous, CPU) be the static buffer of input or output ``name``."""
@@ -61,6 +62,7 @@ class OnnxRuntimeSession:
             self._binding.bind_input(name, *place)
         elif name in self._outputs:
             self._binding.bind_output(name, *place)
+            self._output_order.setdefault(name)
         else:
             raise UserError(f"{name}: the graph has no such input or output")
         self._bound[name] = tensor  # ONNX Runtime does not keep the memory alive
@@ -74,19 +76,17 @@ class OnnxRuntimeSession:
         free = [name for name in self._outputs if name not in self._bound]
         for name in free:
             self._binding.bind_output(name, "cpu")
+            self._output_order.setdefault(name)
         self._session.run_with_iobinding(self._binding)
         del kept
-        found = dict(zip(self._output_order(), self._binding.get_outputs(), strict=True))
+        found = dict(zip(self._output_order, self._binding.get_outputs(), strict=True))
         return {name: torch.from_numpy(found[name].numpy()) for name in free}
-
-    def _output_order(self) -> list[str]:
-        """``get_outputs`` follows the order in which names were first bound: static buffers, then the others."""
-        static = [n for n in self._bound if n in self._outputs]
-        return static + [n for n in self._outputs if n not in self._bound]
 
     def _bind_input(self, name: str, tensor: Tensor) -> Tensor:
         if name not in self._inputs:
             raise UserError(f"{name}: the graph has no such input; it has {', '.join(self._inputs)}")
+        if name in self._bound:
+            raise UserError(f"{name}: has a static buffer; write there, or give it no buffer")
         expected = self._inputs[name]
         if _TORCH_TYPES.get(expected.type) != tensor.dtype or not _fits(expected.shape, tensor.shape):
             raise UserError(
