@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-FLOAT32_TOLERANCE = 2e-5
+FLOAT32_TOLERANCE = 1e-5
 """Largest difference over largest reference value. Origin: float32 sums of some hundred terms in another order; the
-worst over all tests here, measured on x86 and on three seeds, is 4e-6."""
+worst over all graph tests, measured on x86-64 with four hypothesis seeds, is 1.7e-6."""
 
 FAULT_FLOOR = 20 * FLOAT32_TOLERANCE
 """A planted fault must miss by at least this much, so that it is caught with room to spare."""
