@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
@@ -49,7 +50,7 @@ def main(context: int, tokens: int, rounds: int) -> None:
             theirs.append(_transformers(model, ids, tokens))
             ours.append(_plain(loop, ids, tokens))
         assert ours[0][1] == theirs[0][1], "the two sides decoded different tokens"
-        steps = {n: min(_timed(lambda n=n: step(context, n)) for _ in range(5 * rounds)) for n in (1, _VERIFY)}
+        steps = {n: min(_timed(partial(step, context, n)) for _ in range(5 * rounds)) for n in (1, _VERIFY)}
     _print(max(r for r, _ in ours), max(r for r, _ in theirs), steps, context)
 
 
@@ -66,8 +67,14 @@ def _model() -> Qwen3VLForConditionalGeneration:
         "rope_parameters": rope,
         "eos_token_id": 151645,
     }
-    vision = {"depth": 2, "hidden_size": 64, "intermediate_size": 128, "num_heads": 4, "out_hidden_size": 1024}
-    vision["deepstack_visual_indexes"] = [0]
+    vision = {
+        "depth": 2,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_heads": 4,
+        "out_hidden_size": 1024,
+        "deepstack_visual_indexes": [0],
+    }
     config = Qwen3VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=True)
     return Qwen3VLForConditionalGeneration(config).eval()
 

@@ -28,7 +28,7 @@ SIZES: Mapping[str, tuple[int, int, int, int, int, bool, int, int, int, tuple[in
 
 
 def write_target(directory: Path, size: str, num_shards: int = 4) -> None:
-    """A sharded bfloat16 Qwen3-VL checkpoint of ``size`` in ``directory``, all zeros; names as transformers has them."""
+    """A sharded bfloat16 Qwen3-VL checkpoint of ``size``, all zeros; tensors named as transformers names them."""
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
     hidden, layers, heads, kv_heads, inner, tied, depth, vision_hidden, vision_inner, levels = SIZES[size]

@@ -40,6 +40,8 @@ class OnnxRuntimeSession:
     def __init__(self, model: Path, weights_root: Path) -> None:
         options = ort.SessionOptions()
         options.log_severity_level = 3
+        # A cycle goes through three sessions: threads of one that spin while idle take the cores of the next.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights_root))
         # Casts of bfloat16 weights are folded once at load; by default tensors above 1 GiB would be cast every step.
         options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", "0")

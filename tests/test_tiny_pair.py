@@ -1,0 +1,124 @@
+"""The trained tiny pair through the whole program: it answers, it accepts, and speculation changes nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from tasks import Example, examples
+
+import trt_eagle3
+from trt_eagle3.decode.engine import Engine, Generation
+from trt_eagle3.multimodal import ModelInputs
+
+ROOT = Path(__file__).parent.parent
+PROMPTS = 200
+SEED = 7
+MAX_TOKENS = 96
+MIN_EXACT = 0.95  # of image questions, held out
+MIN_ACCEPTANCE_LENGTH = 3.0  # bonus token included, 5-step chain
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    return trt_eagle3.load(_bundle(tmp_path_factory.mktemp("engines"), mode="chain"))
+
+
+def _bundle(folder: Path, **speculation: object) -> Path:
+    config = trt_eagle3.load_config(ROOT / "build_configs" / "tiny.yaml").model_dump()
+    config["target"]["checkpoint"] = str(ROOT / "examples/tiny/target")
+    config["draft"]["checkpoint"] = str(ROOT / "examples/tiny/draft")
+    config["speculation"] |= speculation
+    return trt_eagle3.build(trt_eagle3.BuildConfig.model_validate(config), output=folder).path
+
+
+@cache
+def heldout() -> tuple[Example, ...]:
+    return tuple(examples("heldout", SEED, PROMPTS))
+
+
+@dataclass(frozen=True)
+class Answered:
+    example: Example
+    plain: Generation
+    speculative: Generation
+
+
+def ask(engine: Engine, example: Example, **options: object) -> Generation:
+    videos = [list(example.frames)] if example.frames else []
+    return engine.generate(
+        example.prompt, images=list(example.images), videos=videos, max_tokens=MAX_TOKENS, **options
+    )
+
+
+@pytest.fixture(scope="module")
+def answered(engine: Engine) -> list[Answered]:
+    return [Answered(e, ask(engine, e, speculation=False), ask(engine, e)) for e in heldout()]
+
+
+def test_heldout_prompts_cover_every_kind() -> None:
+    kinds = [e.kind for e in heldout()]
+    assert all(kinds.count(kind) >= 20 for kind in ("text", "image", "two_images", "frames"))
+
+
+def test_speculative_equals_plain_on_every_heldout_prompt(answered: list[Answered]) -> None:
+    different = [a.example.prompt for a in answered if a.speculative.token_ids != a.plain.token_ids]
+    assert different == []
+
+
+def test_image_questions_are_answered_exactly(answered: list[Answered]) -> None:
+    asked = [a for a in answered if a.example.kind != "text"]
+    exact = sum(a.plain.text.strip() == a.example.answer for a in asked)
+    assert exact / len(asked) >= MIN_EXACT
+
+
+def test_chain_of_five_accepts_three_tokens_a_pass(answered: list[Answered]) -> None:
+    lengths = [n for a in answered for n in a.speculative.accepted_lengths]
+    assert sum(lengths) / len(lengths) >= MIN_ACCEPTANCE_LENGTH
+
+
+def test_accepted_lengths_add_up_to_the_answer(answered: list[Answered]) -> None:
+    for a in answered:
+        assert 1 + sum(a.speculative.accepted_lengths) == len(a.speculative.token_ids)
+
+
+@pytest.mark.parametrize(
+    "speculation",
+    [
+        {"mode": "tree", "steps": 4, "topk": 3, "num_draft_tokens": 12},
+        {"mode": "tree", "steps": 3, "tree": ((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0))},
+    ],
+    ids=["best-first", "given"],
+)
+def test_static_tree_equals_plain(
+    speculation: dict[str, object], answered: list[Answered], tmp_path: Path
+) -> None:
+    tree = trt_eagle3.load(_bundle(tmp_path, **speculation))
+    for a in answered[:60]:
+        assert ask(tree, a.example).token_ids == a.plain.token_ids
+
+
+def test_plain_equals_transformers_on_every_heldout_prompt(engine: Engine, answered: list[Answered]) -> None:
+    model = transformers.Qwen3VLForConditionalGeneration.from_pretrained(
+        ROOT / "examples/tiny/target", dtype=torch.float32
+    ).eval()
+    for a in answered:
+        videos = [list(a.example.frames)] if a.example.frames else []
+        inputs = engine.prepare(a.example.prompt, list(a.example.images), videos)
+        assert _transformers_tokens(model, inputs, engine) == list(a.plain.token_ids), a.example.prompt
+
+
+@torch.inference_mode()
+def _transformers_tokens(model: torch.nn.Module, inputs: ModelInputs, engine: Engine) -> list[int]:
+    ids = inputs.token_ids
+    kind = (ids == engine.spec.image_token_id).int() + 2 * (ids == engine.spec.video_token_id).int()
+    arguments = {"mm_token_type_ids": kind[None]}
+    if len(inputs.patches):
+        names = ("pixel_values_videos", "video_grid_thw") if (kind == 2).any() else ("pixel_values", "image_grid_thw")
+        arguments |= dict(zip(names, (inputs.patches, inputs.grid_thw), strict=True))
+    out = model.generate(ids[None], max_new_tokens=MAX_TOKENS, do_sample=False, **arguments)
+    return out[0, len(ids) :].tolist()
