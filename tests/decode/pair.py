@@ -1,0 +1,221 @@
+"""A tiny random pair that decodes, and a trace of what it did that can be held against recomputation from scratch.
+
+Shapes: P prompt rows, T tree nodes, H target hidden, Hd draft hidden, V vocab, Vd draft vocab.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.reference.checkpoint import file_name, random_draft
+from tests.reference.draft import ReferenceDraft
+from tests.reference.target import Target, random_target
+from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.decode.kv_cache import KVCache, PagePool, PageTable
+from trt_eagle3.decode.loop import Drafting, Loop, Prompt
+from trt_eagle3.decode.propose import DraftState, Proposer
+from trt_eagle3.decode.runner import DraftRunner, Place, TargetRunner
+from trt_eagle3.decode.tree import Tree
+from trt_eagle3.engine.embedding import EmbeddingTable
+from trt_eagle3.engine.onnxruntime import OnnxRuntimeSession
+from trt_eagle3.graph.draft import draft_graph, fuse_graph
+from trt_eagle3.graph.target import target_graph
+
+VOCAB, DRAFT_VOCAB = 12, 8  # so few that a random draft is right now and then
+PAGE_SIZE, NUM_PAGES, PREFILL_CHUNK = 4, 25, 5
+
+
+@dataclass
+class Recorder:
+    """What a run did: root logits by row, states by committed length, and every proposal."""
+
+    roots: list[tuple[int, Tensor]] = field(default_factory=list)
+    states: list[DraftState] = field(default_factory=list)
+    proposals: list[Proposal] = field(default_factory=list)
+
+
+@dataclass
+class Proposal:
+    """A tree filled after ``length`` rows; ``logits``: of its inner nodes, level by level."""
+
+    length: int
+    tree: Tree
+    tokens: list[int]
+    logits: list[Tensor]
+
+
+class RecordingTarget(TargetRunner):
+    recorder: Recorder
+
+    def forward(self, embeds: Tensor, place: Place, logit_rows: Tensor, deepstack: Tensor | None = None) -> Any:
+        logits, aux = super().forward(embeds, place, logit_rows, deepstack)
+        self.recorder.roots.append((place.past + int(logit_rows[0]), logits[0]))
+        return logits, aux
+
+
+class RecordingDraft(DraftRunner):
+    level_logits: list[Tensor]
+
+    def forward(self, embeds: Tensor, features: Tensor, place: Place, logit_rows: Tensor) -> tuple[Tensor, Tensor]:
+        logits, out = super().forward(embeds, features, place, logit_rows)
+        self.level_logits.append(logits)
+        return logits, out
+
+
+class RecordingProposer(Proposer):
+    recorder: Recorder
+    runner: RecordingDraft
+
+    def extend(self, length: int, pages: PageTable, embeds: Tensor, features: Tensor, positions: Tensor) -> DraftState:
+        self.runner.level_logits = []
+        state = super().extend(length, pages, embeds, features, positions)
+        self.recorder.states.append(state)
+        return state
+
+    def propose(self, tree: Tree, root_token: int, state: DraftState, pages: PageTable, first: int) -> list[int]:
+        self.runner.level_logits = []
+        tokens = super().propose(tree, root_token, state, pages, first)
+        self.recorder.proposals.append(Proposal(state.length, tree, tokens, self.runner.level_logits))
+        return tokens
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Target and draft with open sessions. ``tables``: token tables of target and draft."""
+
+    target: Target
+    draft: ReferenceDraft
+    tables: tuple[EmbeddingTable, EmbeddingTable]
+    sessions: dict[str, OnnxRuntimeSession]
+
+    @property
+    def d2t(self) -> Tensor | None:
+        return self.draft.weights.get("d2t")
+
+    def loop(self, recorder: Recorder, max_seq_len: int, pool: PagePool) -> Loop:
+        text = self.target.spec.text
+        cache = KVCache(text.num_layers, text.num_kv_heads, text.head_dim, NUM_PAGES * PAGE_SIZE, torch.float32)
+        runner = RecordingTarget(self.sessions["target"], cache, self.tables[0], self.target.spec.num_deepstack)
+        runner.recorder = recorder
+        return Loop(runner, pool, max_seq_len, PREFILL_CHUNK)
+
+    def drafting(self, recorder: Recorder, tree: Tree, **changes: Any) -> Drafting:
+        """``changes``: fields in which the loop is told a wrong manifest."""
+        m = self.draft.manifest
+        cache = KVCache(m.num_layers, m.num_kv_heads, m.head_dim, NUM_PAGES * PAGE_SIZE, torch.float32)
+        runner = RecordingDraft(self.sessions["fuse"], self.sessions["draft"], cache, self.tables[1], self.d2t)
+        proposer = RecordingProposer(runner, PREFILL_CHUNK)
+        proposer.recorder = recorder
+        return Drafting(proposer, dataclasses.replace(m, **changes), tree)
+
+
+def make_pair(directory: Path, seed: int = 0, **fields: Any) -> Pair:
+    """A pair whose draft has ``fields`` of its manifest."""
+    target = random_target(directory, text={"vocab_size": VOCAB}, seed=seed)
+    draft = random_draft(directory, seed=seed + 1, **{"vocab_size": VOCAB, "draft_vocab_size": DRAFT_VOCAB, **fields})
+    m = draft.manifest
+    if m.head == "target":
+        head = target.spec.tensors["lm_head.weight"]
+        weights = {**draft.weights, "lm_head.weight": target.model.lm_head.weight.detach()}
+        m = dataclasses.replace(m, tensors={**m.tensors, "lm_head.weight": head})
+        draft = ReferenceDraft(m, weights)
+    models = {
+        "target": target_graph(target.spec, m.aux_layers, m.aux_pre_deepstack, "float32", PAGE_SIZE, file_name),
+        "fuse": fuse_graph(m, "float32", file_name),
+        "draft": draft_graph(m, "float32", PAGE_SIZE, file_name),
+    }
+    sessions = {}
+    for name, model in models.items():
+        path = directory / f"{name}.onnx"
+        path.write_bytes(model.SerializeToString())
+        sessions[name] = OnnxRuntimeSession(path, directory)
+    table = EmbeddingTable(target.spec.tensors["embed_tokens.weight"], torch.float32)
+    own = EmbeddingTable(m.tensors["embed_tokens.weight"], torch.float32) if m.embedding == "own" else table
+    return Pair(target, draft, (table, own), sessions)
+
+
+def make_prompt(pair: Pair, layout: list[int | tuple[int, int]], seed: int = 0) -> Prompt:
+    """A prompt of text runs (their lengths) and images (their rows and columns of visual tokens)."""
+    generator = torch.Generator().manual_seed(seed)
+    positions: list[Tensor] = []
+    visual: list[bool] = []
+    current = 0
+    for part in layout:
+        if isinstance(part, int):
+            positions.append(torch.arange(current, current + part).expand(3, -1))
+            visual += [False] * part
+            current += part
+        else:
+            rows, columns = part
+            down, right = torch.arange(rows).repeat_interleave(columns), torch.arange(columns).repeat(rows)
+            positions.append(current + torch.stack([torch.zeros_like(down), down, right]))
+            visual += [True] * (rows * columns)
+            current += max(rows, columns)
+    count, num_visual = len(visual), sum(visual)
+    spec = pair.target.spec
+    token_ids = torch.randint(0, VOCAB, (count,), generator=generator)
+    token_ids[torch.tensor(visual)] = spec.image_token_id
+    return Prompt(
+        token_ids=token_ids,
+        position_ids=torch.cat(positions, dim=1).int(),
+        rope_delta=current - count,
+        visual_rows=torch.tensor(visual),
+        visual_embeds=torch.randn(num_visual, spec.text.hidden_size, generator=generator),
+        deepstack=torch.randn(spec.num_deepstack, num_visual, spec.text.hidden_size, generator=generator),
+    )
+
+
+def shuffled_pool(seed: int = 0) -> PagePool:
+    """A pool whose pages come in no order, as after many requests."""
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    pages = pool.take(pool.num_free)
+    random.Random(seed).shuffle(pages)
+    pool.give_back(pages)
+    return pool
+
+
+@dataclass(frozen=True)
+class Run:
+    """Passes (tokens of each) of one run and its record."""
+
+    pair: Pair
+    prompt: Prompt
+    passes: list[tuple[int, ...]]
+    recorder: Recorder
+    manifest: DraftManifest
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for tokens in self.passes for token in tokens]
+
+
+def run(
+    pair: Pair, prompt: Prompt, tree: Tree | None, num_tokens: int = 36, max_seq_len: int = 96, **changes: Any
+) -> Run:
+    """Decode at least ``num_tokens`` tokens, plainly where ``tree`` is None."""
+    recorder, pool = Recorder(), shuffled_pool()
+    drafting = pair.drafting(recorder, tree, **changes) if tree else None
+    generator = pair.loop(recorder, max_seq_len, pool).run(prompt, drafting)
+    passes: list[tuple[int, ...]] = []
+    for tokens in _until(generator, num_tokens):
+        passes.append(tokens)
+    assert pool.num_free == NUM_PAGES - 1, "pages leaked"
+    return Run(pair, prompt, passes, recorder, pair.draft.manifest)
+
+
+def _until(generator: Iterator[tuple[int, ...]], num_tokens: int) -> Iterator[tuple[int, ...]]:
+    count = 0
+    for tokens in generator:
+        yield tokens
+        count += len(tokens)
+        if count >= num_tokens:
+            break
+    generator.close()  # type: ignore[attr-defined]
