@@ -1,7 +1,17 @@
 #!/usr/bin/env bash
-# What `make demo` shows once the bundle stands: three questions with speculation on, one with it off.
+# What `make demo` shows once the bundle stands: questions about pictures, answered with speculation.
 set -euo pipefail
 bundle=${1:-engines/tiny}
 images=examples/tiny/images
-run=.venv/bin/trt-eagle3
-ask() { echo; echo "> $*"; "$run" generate "$bundle" "$@" --stats; }
+ask() {
+    printf '\n> %s\n' "$*"
+    .venv/bin/trt-eagle3 generate "$bundle" "$@" --stats
+}
+ask "What do you see in this image?" --image "$images/scene.png"
+ask "What changed between the two images?" --image "$images/before.png" --image "$images/after.png"
+ask "Describe the video." --video "$images/frames"
+ask "What is 12 plus 30?"
+printf '\nThe first question again, decoded plainly: the same answer, one token per target pass.\n'
+ask "What do you see in this image?" --image "$images/scene.png" --no-speculation
+printf '\nPlain against speculative decoding over these prompts:\n'
+.venv/bin/python -m trt_eagle3.bench.pair "$bundle" --prompts "$images/questions.json"
