@@ -1,0 +1,124 @@
+"""Pages and rows: none leaked, none owned twice, and compaction that moves rows as if at once."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from trt_eagle3.decode.kv_cache import KVCache, PagePool, PageTable
+from trt_eagle3.errors import UserError
+
+NUM_PAGES, PAGE_SIZE = 9, 3
+
+
+class Pages(RuleBasedStateMachine):
+    """Sequences come, grow, shrink and go; every page but page 0 always has exactly one owner."""
+
+    tables = Bundle("tables")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = PagePool(NUM_PAGES, PAGE_SIZE)
+        self.alive: list[PageTable] = []
+
+    @rule(target=tables)
+    def come(self) -> PageTable:
+        self.alive.append(PageTable(self.pool))
+        return self.alive[-1]
+
+    @rule(table=tables, num_rows=st.integers(0, 30))
+    def grow(self, table: PageTable, num_rows: int) -> None:
+        before, free = list(table._pages), self.pool.num_free
+        wanted = -(-num_rows // PAGE_SIZE) - len(before)
+        if wanted > free:
+            with pytest.raises(UserError, match=f"{wanted} more pages of 3 tokens wanted, {free} of 8 free"):
+                table.reserve(num_rows)
+            assert table._pages == before
+            return
+        table.reserve(num_rows)
+        assert table._pages[: len(before)] == before  # rows that are there stay where they are
+        assert len(table._pages) * PAGE_SIZE >= num_rows
+
+    @rule(table=tables, num_rows=st.integers(0, 30))
+    def shrink(self, table: PageTable, num_rows: int) -> None:
+        before = list(table._pages)
+        table.truncate(num_rows)
+        assert table._pages == before[: -(-num_rows // PAGE_SIZE)]
+
+    @rule(table=consumes(tables))
+    def go(self, table: PageTable) -> None:
+        table.truncate(0)
+
+    @invariant()
+    def every_page_has_one_owner(self) -> None:
+        owned = [page for table in self.alive for page in table._pages]
+        assert sorted(owned + self.pool._free) == list(range(1, NUM_PAGES))
+
+
+TestPages = Pages.TestCase
+
+
+def test_slots_and_pages_of_rows_follow_the_page_table() -> None:
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    pool.take(pool.num_free)
+    pool.give_back([5, 2, 7])  # as if freed in this order: 5 comes first
+    table = PageTable(pool)
+    table.reserve(7)
+    assert table.pages(7).tolist() == [[5, 2, 7]]
+    assert table.pages(6).tolist() == [[5, 2]]
+    assert table.pages(1).dtype == torch.int32
+    assert table.slots(torch.tensor([0, 2, 3, 5, 6])).tolist() == [15, 17, 6, 8, 21]
+
+
+def test_fresh_pool_gives_low_pages_first_and_never_page_0() -> None:
+    pool = PagePool(4, 16)
+    assert pool.take(3) == [1, 2, 3]
+    assert pool.num_free == 0
+
+
+@given(path=st.lists(st.integers(0, 14), min_size=1, max_size=8, unique=True).map(sorted), past=st.integers(0, 9))
+def test_move_of_an_accepted_path_equals_a_gather_and_touches_nothing_else(path: list[int], past: int) -> None:
+    cache = KVCache(2, 2, 3, NUM_PAGES * PAGE_SIZE, torch.float32)
+    for _, buffer in cache.bindings():
+        buffer.copy_(torch.arange(buffer.numel()).view(buffer.shape) + buffer.data_ptr() % 1009)
+    before = {name: buffer.clone() for name, buffer in cache.bindings()}
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    order = pool.take(8)
+    pool.give_back(order[::-1])
+    table = PageTable(pool)
+    table.reserve(24)
+    source, destination = table.slots(past + torch.tensor(path)), table.slots(past + torch.arange(len(path)))
+    cache.move(source, destination)
+    for name, buffer in cache.bindings():
+        expected = before[name].clone()
+        expected[destination] = before[name][source]
+        assert torch.equal(buffer, expected)
+
+
+def test_move_that_copies_row_by_row_in_the_wrong_order_is_caught() -> None:
+    """A path is ascending, but pages are not: what stands at a destination may still be wanted."""
+    cache = KVCache(1, 1, 1, 4, torch.float32)
+    buffer = next(buffer for _, buffer in cache.bindings())
+    buffer[:, 0, 0] = torch.arange(4.0)
+    cache.move(torch.tensor([1, 2]), torch.tensor([2, 1]))
+    assert buffer.flatten().tolist() == [0, 2, 1, 3]
+    one_by_one = torch.arange(4.0)
+    for source, destination in ((1, 2), (2, 1)):
+        one_by_one[destination] = one_by_one[source]
+    assert buffer.flatten().tolist() != one_by_one.tolist()
+
+
+def test_cache_binds_one_buffer_to_input_and_output_of_each_layer() -> None:
+    cache = KVCache(2, 2, 4, 12, torch.float16)
+    bound = dict(cache.bindings())
+    assert set(bound) == {f"{side}_cache{out}.{layer}" for side in "kv" for out in ("", "_out") for layer in range(2)}
+    for side in "kv":
+        for layer in range(2):
+            assert bound[f"{side}_cache.{layer}"].data_ptr() == bound[f"{side}_cache_out.{layer}"].data_ptr()
+    assert len({buffer.data_ptr() for buffer in bound.values()}) == 4
+    assert all(buffer.is_contiguous() and buffer.shape == (12, 2, 4) for buffer in bound.values())
+    assert cache.num_bytes == 2 * 2 * 12 * 2 * 4 * 2
+    assert not any(buffer.any() for buffer in bound.values())
