@@ -1,0 +1,187 @@
+"""Reference evaluation of the tiny pair on held-out data: exact answers, and acceptance of a greedy draft chain.
+
+    python examples/tiny/evaluate.py [--per-kind 100] [--chains 25]
+
+Plain PyTorch without caches: every forward recomputes the whole sequence, so the loop below is short enough to be
+checked by reading. Weights are the saved bfloat16 values, arithmetic is float32.
+
+# Shapes: B examples, L tokens, H hidden
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from batch import Batch, collate
+from model import Draft, target_forward
+from prompt import Encoded, encode, prompt_text
+from safetensors.torch import load_file
+from tasks import KINDS, Example, Kind, examples
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import Qwen3VLForConditionalGeneration
+
+__all__ = ["Pair", "evaluate", "load_pair"]
+
+HERE = Path(__file__).parent
+MAX_NEW, NUM_STEPS, HELDOUT_SEED = 64, 5, 1
+
+
+@dataclass
+class Pair:
+    """A loaded pair; ``target_ids`` maps draft vocabulary ids to the target's, int64 [draft vocab]."""
+
+    tokenizer: Tokenizer
+    target: Qwen3VLForConditionalGeneration
+    draft: Draft
+    target_ids: Tensor
+    device: torch.device
+
+    @property
+    def vision_ids(self) -> tuple[int, int]:
+        return self.target.config.image_token_id, self.target.config.video_token_id
+
+    @property
+    def end_id(self) -> int:
+        return self.tokenizer.token_to_id("<|im_end|>")
+
+    def prompt_batch(self, encoded: list[Encoded]) -> Batch:
+        """Prompts only, with MAX_NEW + NUM_STEPS free columns."""
+        cut = [replace(e, ids=e.ids[: e.prompt_len], positions=e.positions[:, : e.prompt_len]) for e in encoded]
+        return collate(cut, self.vision_ids, self.end_id, MAX_NEW + NUM_STEPS + 1).to(self.device)
+
+    def argmax(self, hidden: Tensor) -> Tensor:
+        """Target token ids for final hidden states [..., H]."""
+        return self.target.lm_head(hidden).argmax(-1)
+
+
+def load_pair(folder: Path, device: torch.device) -> Pair:
+    """Read ``folder``/target and ``folder``/draft as they lie on disk, in float32."""
+    tokenizer = Tokenizer.from_file(str(folder / "target" / "tokenizer.json"))
+    target = Qwen3VLForConditionalGeneration.from_pretrained(folder / "target", dtype=torch.float32)
+    tensors = load_file(folder / "draft" / "model.safetensors")
+    d2t = tensors.pop("d2t")
+    del tensors["t2d"]
+    draft = Draft(len(d2t)).float()
+    draft.load_state_dict({name: t.float() for name, t in tensors.items()})
+    target_ids = (d2t + torch.arange(len(d2t))).to(device)
+    return Pair(tokenizer, target.to(device).eval(), draft.to(device).eval(), target_ids, device)
+
+
+@torch.inference_mode()
+def greedy(pair: Pair, encoded: list[Encoded]) -> list[list[int]]:
+    """The target's own greedy answers, <|im_end|> included."""
+    batch = pair.prompt_batch(encoded)
+    length, rows = batch.length.clone(), torch.arange(len(encoded), device=pair.device)
+    done = torch.zeros_like(length, dtype=torch.bool)
+    for _ in range(MAX_NEW):
+        hidden = target_forward(pair.target, batch.trimmed(int(length.max()))).hidden
+        token = pair.argmax(hidden[rows, length - 1])
+        batch.ids[rows, length] = torch.where(done, batch.ids[rows, length], token)
+        length = length + (~done).long()
+        done |= token == pair.end_id
+        if bool(done.all()):
+            break
+    starts, stops = batch.prompt_len.tolist(), length.tolist()
+    return [batch.ids[i, starts[i] : stops[i]].tolist() for i in range(len(encoded))]
+
+
+@torch.inference_mode()
+def propose(pair: Pair, batch: Batch, aux: Tensor, known: int) -> list[int]:
+    """Chain of NUM_STEPS draft tokens after ``known`` ids, of which the last has no target features yet.
+
+    # row        0    1   ...  known-2         -> the next proposals
+    # features   h0   h1  ...  h[known-2]
+    # embedding  x1   x2  ...  x[known-1]
+    """
+    embed = pair.target.model.language_model.embed_tokens
+    positions = batch.positions[0, :, : known - 1]
+    hidden, keys = pair.draft.first(aux[:, : known - 1], embed(batch.ids[:, 1:known]), positions)
+    hidden, row = hidden[:, -1:], torch.tensor([[known - 2]], device=pair.device)
+    proposed: list[int] = []
+    for step in range(1, NUM_STEPS + 1):
+        token = pair.target_ids[pair.draft.logits(hidden).argmax(-1)]
+        proposed.append(int(token))
+        if step < NUM_STEPS:
+            hidden = pair.draft.next(hidden, embed(token), positions[:, -1:] + step, row, keys)
+    return proposed
+
+
+@torch.inference_mode()
+def chain(pair: Pair, encoded: Encoded) -> tuple[list[int], list[int]]:
+    """Speculative greedy decoding of one example: its answer ids, and the tokens gained in each round."""
+    batch = pair.prompt_batch([encoded])
+    known = encoded.prompt_len
+    out = target_forward(pair.target, batch.trimmed(known))
+    batch.ids[0, known] = pair.argmax(out.hidden[0, -1])
+    known, gained = known + 1, []
+    while int(batch.ids[0, known - 1]) != pair.end_id and known - encoded.prompt_len < MAX_NEW:
+        proposed = propose(pair, batch, out.aux, known)
+        batch.ids[0, known : known + NUM_STEPS] = torch.tensor(proposed, device=pair.device)
+        out = target_forward(pair.target, batch.trimmed(known + NUM_STEPS))
+        verified = pair.argmax(out.hidden[0, known - 1 :]).tolist()
+        matched = 0
+        while matched < NUM_STEPS and proposed[matched] == verified[matched]:
+            matched += 1
+        fresh = verified[: matched + 1]
+        if pair.end_id in fresh:
+            fresh = fresh[: fresh.index(pair.end_id) + 1]
+        batch.ids[0, known : known + len(fresh)] = torch.tensor(fresh, device=pair.device)
+        known += len(fresh)
+        gained.append(len(fresh))
+    return batch.ids[0, encoded.prompt_len : known].tolist(), gained
+
+
+def _heldout(pair: Pair, kind: Kind, count: int, *, wrapped: bool) -> tuple[list[Example], list[Encoded]]:
+    found = list(examples("heldout", HELDOUT_SEED, count, (kind,)))
+    return found, [encode(pair.tokenizer, e, prompt_text(e, wrapped=wrapped)) for e in found]
+
+
+def evaluate(pair: Pair, per_kind: int, chains: int, show_misses: int = 0) -> dict[str, dict[str, float]]:
+    """Figures per kind; ``frames_4_57`` is frames with the prompt text of transformers 4.57's processor."""
+    result: dict[str, dict[str, float]] = {}
+    for name, kind, wrapped in [*((k, k, True) for k in KINDS), ("frames_4_57", "frames", False)]:
+        found, encoded = _heldout(pair, kind, per_kind, wrapped=wrapped)
+        answers = [a for i in range(0, per_kind, 100) for a in greedy(pair, encoded[i : i + 100])]
+        texts = [pair.tokenizer.decode(a) for a in answers]
+        misses = [(e.prompt, e.answer, t) for e, t in zip(found, texts, strict=True) if e.answer != t]
+        for prompt, answer, text in misses[:show_misses]:
+            print(f"  {prompt}\n    expected {answer}\n    got      {text}")
+        rounds: list[int] = []
+        same = 0
+        for example, answer in zip(encoded[:chains], answers, strict=False):
+            ids, gained = chain(pair, example)
+            same += ids == answer
+            rounds += gained
+        result[name] = {
+            "examples": per_kind,
+            "exact": round(1 - len(misses) / per_kind, 4),
+            "answer_tokens": round(sum(map(len, answers)) / per_kind, 2),
+            "chains": chains,
+            "chains_equal_to_greedy": same,
+            "acceptance_length": round(sum(rounds) / max(1, len(rounds)), 3),
+            "first_proposal_accepted": round(sum(g > 1 for g in rounds) / max(1, len(rounds)), 3),
+        }
+        print(name, result[name], flush=True)
+    main = [result[k]["acceptance_length"] for k in KINDS]
+    result["mean"] = {"acceptance_length": round(sum(main) / len(main), 3)}
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--folder", type=Path, default=HERE, help="holds target/ and draft/")
+    parser.add_argument("--per-kind", type=int, default=100)
+    parser.add_argument("--chains", type=int, default=25, help="examples per kind decoded speculatively")
+    parser.add_argument("--show-misses", type=int, default=0)
+    args = parser.parse_args()
+    pair = load_pair(args.folder, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    print(json.dumps(evaluate(pair, args.per_kind, args.chains, args.show_misses), indent=2))
+
+
+if __name__ == "__main__":
+    main()
