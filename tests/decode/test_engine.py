@@ -1,0 +1,178 @@
+"""Build, load, generate: the path a user takes, over a random pair in the published layouts."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.decode.bundle import config_of, save_pair
+from trt_eagle3 import Engine, build, load
+from trt_eagle3.errors import UserError
+from trt_eagle3.pipeline import STAGES
+
+PROMPT = "What is in the picture?"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    directory = tmp_path_factory.mktemp("pair")
+    save_pair(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def engine(pair: Path) -> Engine:
+    return load(build(config_of(pair)).path)
+
+
+@pytest.fixture(scope="module")
+def image() -> Image.Image:
+    pixels = torch.randint(0, 255, (70, 100, 3), generator=torch.Generator().manual_seed(0))
+    return Image.fromarray(pixels.byte().numpy())
+
+
+def test_generate_with_and_without_speculation_says_the_same(engine: Engine, image: Image.Image) -> None:
+    for images in ((), (image,), (image, image)):
+        options: dict[str, Any] = {"images": images, "max_tokens": 20, "ignore_eos": True}
+        fast = engine.generate(PROMPT, **options)
+        plain = engine.generate(PROMPT, **options, speculation=False)
+        assert fast.token_ids == plain.token_ids
+        assert (fast.text, fast.finish_reason) == (plain.text, "length")
+        assert plain.acceptance_length == 1
+        assert sum(fast.accepted_lengths) == len(fast.token_ids) - 1 == 19
+
+
+def test_bundles_with_and_without_weights_or_draft_say_the_same(pair: Path, engine: Engine, tmp_path: Path) -> None:
+    expected = engine.generate(PROMPT, max_tokens=8).token_ids
+    referenced = build(config_of(pair), output=tmp_path / "referenced", reference_weights=True)
+    assert not (referenced.path / "weights").exists()
+    assert referenced.num_bytes < 1_000_000
+    assert load(referenced.path).generate(PROMPT, max_tokens=8).token_ids == expected
+    alone = load(build(config_of(pair, draft=None), output=tmp_path / "alone").path)
+    assert alone.drafting is None
+    assert alone.generate(PROMPT, max_tokens=8).token_ids == expected
+
+
+def test_contained_bundle_outlives_its_checkpoints(tmp_path: Path) -> None:
+    save_pair(tmp_path)
+    report = build(config_of(tmp_path))
+    expected = load(report.path).generate(PROMPT, max_tokens=4).token_ids
+    moved = report.path.rename(tmp_path / "moved")
+    for file in [*(tmp_path / "target").iterdir(), *(tmp_path / "draft").iterdir()]:
+        file.unlink()
+    assert load(moved).generate(PROMPT, max_tokens=4).token_ids == expected
+
+
+def test_stream_chunks_join_to_the_text_and_end_at_max_tokens(engine: Engine) -> None:
+    for max_tokens in (1, 2, 9):
+        answer = engine.stream(PROMPT, max_tokens=max_tokens, ignore_eos=True)
+        chunks = list(answer)
+        assert "".join(chunk.text for chunk in chunks) == answer.generation.text
+        assert tuple(t for chunk in chunks for t in chunk.token_ids) == answer.generation.token_ids
+        assert len(answer.generation.token_ids) == max_tokens
+
+
+def passes_of(engine: Engine, passes: Sequence[tuple[int, ...]], monkeypatch: Any) -> None:
+    """Let the engine decode ``passes``, without end."""
+    endless = itertools.chain(passes, itertools.repeat((1,)))
+    monkeypatch.setattr(engine, "decode", lambda *_, **__: (tokens for tokens in endless))
+
+
+def test_end_token_inside_a_pass_cuts_the_pass_there(engine: Engine, monkeypatch: Any) -> None:
+    end = engine.spec.eos_token_ids[0]
+    passes_of(engine, [(5,), (6, 7), (8, end, 9)], monkeypatch)
+    done = engine.generate(PROMPT)
+    assert done.token_ids == (5, 6, 7, 8, end)
+    assert (done.finish_reason, done.accepted_lengths, done.acceptance_length) == ("stop", (2, 2), 2)
+
+
+def test_ignore_eos_goes_on_to_max_tokens(engine: Engine, monkeypatch: Any) -> None:
+    end = engine.spec.eos_token_ids[0]
+    passes_of(engine, [(5,), (end, 7), (8, 9, 4)], monkeypatch)
+    done = engine.generate(PROMPT, max_tokens=4, ignore_eos=True)
+    assert (done.token_ids, done.finish_reason) == ((5, end, 7, 8), "length")
+
+
+def test_first_token_that_ends_the_answer_leaves_no_acceptance(engine: Engine, monkeypatch: Any) -> None:
+    end = engine.spec.eos_token_ids[0]
+    passes_of(engine, [(end,)], monkeypatch)
+    done = engine.generate(PROMPT)
+    assert (done.token_ids, done.acceptance_length, done.tokens_per_second) == ((end,), None, None)
+
+
+def test_answer_that_is_left_early_returns_its_pages(engine: Engine) -> None:
+    free = engine._pool.num_free
+    stream = iter(engine.stream(PROMPT, ignore_eos=True))
+    next(stream)
+    assert engine._pool.num_free < free
+    stream.close()  # type: ignore[attr-defined]
+    assert engine._pool.num_free == free
+
+
+def test_generation_ends_at_max_seq_len(engine: Engine) -> None:
+    done = engine.generate(PROMPT, max_tokens=1000, ignore_eos=True)
+    assert done.prompt_tokens + len(done.token_ids) == 200
+    assert done.finish_reason == "length"
+
+
+def test_text_prompt_never_opens_the_vision_tower(pair: Path, image: Image.Image) -> None:
+    engine = load(build(config_of(pair)).path)
+    engine.generate(PROMPT, max_tokens=1)
+    assert "_vision" not in vars(engine)
+    engine.generate(PROMPT, images=[image], max_tokens=1)
+    assert "_vision" in vars(engine)
+
+
+def test_prompts_past_the_limits_are_refused_in_one_line(engine: Engine, image: Image.Image) -> None:
+    for options, message in (
+        ({"max_tokens": 0}, "max_tokens: expected at least 1, got 0"),
+        ({"prompt": "word " * 300}, "prompt: .* tokens, the limit is 199"),
+    ):
+        with pytest.raises(UserError, match=message) as error:
+            engine.generate(**{"prompt": PROMPT, **options})
+        assert "\n" not in str(error.value)
+    tight = replace_limits(engine, max_visual_tokens=2)
+    with pytest.raises(UserError, match="visual tokens, this bundle takes 2"):
+        tight.prepare(PROMPT, images=[image])
+
+
+def replace_limits(engine: Engine, **changes: int) -> Engine:
+    other = load(engine.path)
+    other.limits = other.limits.model_copy(update=changes)
+    return other
+
+
+def kill_self() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_build_killed_at_any_stage_leaves_no_bundle_and_the_next_one_succeeds(
+    pair: Path, tmp_path: Path, stage: str
+) -> None:
+    child = os.fork()
+    if child == 0:  # a fork, not a new process: torch and onnx are loaded, so the kill comes at once
+        signal.alarm(60)
+        try:
+            build(config_of(pair), output=tmp_path, progress=lambda now: now == stage and kill_self())
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+    left = [entry.name for entry in tmp_path.iterdir()]
+    assert left == ([] if stage == "checkpoints" else [f"random.partial-{child}"])
+    for entry in left:
+        with pytest.raises(UserError, match="an unfinished build"):
+            load(tmp_path / entry)
+    build(config_of(pair), output=tmp_path)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["random"]
+    load(tmp_path / "random")
