@@ -12,10 +12,10 @@ import transformers
 from tasks import Example, examples
 
 import trt_eagle3
+from tests.tiny import TARGET, build_tiny
 from trt_eagle3.decode.engine import Engine, Generation
 from trt_eagle3.multimodal import ModelInputs
 
-ROOT = Path(__file__).parent.parent
 PROMPTS = 200
 SEED = 7
 MAX_TOKENS = 96
@@ -25,15 +25,7 @@ MIN_ACCEPTANCE_LENGTH = 3.0  # bonus token included, 5-step chain
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
-    return trt_eagle3.load(_bundle(tmp_path_factory.mktemp("engines"), mode="chain"))
-
-
-def _bundle(folder: Path, **speculation: object) -> Path:
-    config = trt_eagle3.load_config(ROOT / "build_configs" / "tiny.yaml").model_dump()
-    config["target"]["checkpoint"] = str(ROOT / "examples/tiny/target")
-    config["draft"]["checkpoint"] = str(ROOT / "examples/tiny/draft")
-    config["speculation"] |= speculation
-    return trt_eagle3.build(trt_eagle3.BuildConfig.model_validate(config), output=folder).path
+    return trt_eagle3.load(build_tiny(tmp_path_factory.mktemp("engines")))
 
 
 @cache
@@ -50,9 +42,7 @@ class Answered:
 
 def ask(engine: Engine, example: Example, **options: object) -> Generation:
     videos = [list(example.frames)] if example.frames else []
-    return engine.generate(
-        example.prompt, images=list(example.images), videos=videos, max_tokens=MAX_TOKENS, **options
-    )
+    return engine.generate(example.prompt, images=list(example.images), videos=videos, max_tokens=MAX_TOKENS, **options)
 
 
 @pytest.fixture(scope="module")
@@ -94,18 +84,14 @@ def test_accepted_lengths_add_up_to_the_answer(answered: list[Answered]) -> None
     ],
     ids=["best-first", "given"],
 )
-def test_static_tree_equals_plain(
-    speculation: dict[str, object], answered: list[Answered], tmp_path: Path
-) -> None:
-    tree = trt_eagle3.load(_bundle(tmp_path, **speculation))
+def test_static_tree_equals_plain(speculation: dict[str, object], answered: list[Answered], tmp_path: Path) -> None:
+    tree = trt_eagle3.load(build_tiny(tmp_path, speculation=speculation))
     for a in answered[:60]:
         assert ask(tree, a.example).token_ids == a.plain.token_ids
 
 
 def test_plain_equals_transformers_on_every_heldout_prompt(engine: Engine, answered: list[Answered]) -> None:
-    model = transformers.Qwen3VLForConditionalGeneration.from_pretrained(
-        ROOT / "examples/tiny/target", dtype=torch.float32
-    ).eval()
+    model = transformers.Qwen3VLForConditionalGeneration.from_pretrained(TARGET, dtype=torch.float32).eval()
     for a in answered:
         videos = [list(a.example.frames)] if a.example.frames else []
         inputs = engine.prepare(a.example.prompt, list(a.example.images), videos)

@@ -1,0 +1,188 @@
+"""The command line as a user meets it: JSON on stdout, one-line errors, exit codes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+from PIL import Image
+
+from tests.tiny import DRAFT, TARGET, build_tiny, tiny_config
+from trt_eagle3.cli import main
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Ended]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*args: object) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["trt-eagle3", *map(str, args)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return Ended(int(ended.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny(tmp_path_factory.mktemp("engines"), limits={"max_seq_len": 96, "max_visual_tokens": 40})
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    return _save(tmp_path / "picture.png", (96, 64))
+
+
+def _save(file: Path, size: tuple[int, int]) -> Path:
+    Image.new("RGB", size, "red").save(file)
+    return file
+
+
+def _config_file(folder: Path) -> Path:
+    file = folder / "tiny.yaml"
+    file.write_text(yaml.safe_dump(tiny_config().model_dump(mode="json")))
+    return file
+
+
+def test_build_prints_one_json_object_and_the_bundle_generates(run: Run, tmp_path: Path) -> None:
+    ended = run("build", "--config", _config_file(tmp_path), "--output", tmp_path / "out", "--json")
+    assert ended.code == 0
+    report = json.loads(ended.out)
+    assert report["bundle"] == str(tmp_path / "out" / "tiny")
+    assert set(report) == {"bundle", "num_bytes", "seconds", "weights"}
+    assert run("generate", report["bundle"], "What is 12 plus 30?").out == "12 plus 30 equals 42.\n"
+
+
+def test_build_for_people_names_bundle_size_and_next_command(run: Run, tmp_path: Path) -> None:
+    out = run("build", "--config", _config_file(tmp_path), "--output", tmp_path).out
+    assert f"built {tmp_path / 'tiny'}" in out.replace("\n", "")
+    assert "MB" in out
+    assert "trt-eagle3 generate" in out
+
+
+def test_generate_json_has_every_field(run: Run, bundle: Path, picture: Path) -> None:
+    ended = run("generate", bundle, "Describe the picture.", "--image", picture, "--json", "--max-tokens", 9)
+    assert ended.code == 0
+    answer = json.loads(ended.out)
+    assert set(answer) == {
+        *("text", "token_ids", "prompt_tokens", "finish_reason", "acceptance_length", "accepted_lengths"),
+        *("tokens_per_second", "time_to_first_token_ms"),
+    }
+    assert len(answer["token_ids"]) <= 9
+
+
+def test_generate_without_speculation_gives_the_same_tokens(run: Run, bundle: Path, picture: Path) -> None:
+    args = ("generate", bundle, "Describe the picture.", "--image", picture, "--json")
+    plain, fast = (json.loads(run(*args, *extra).out) for extra in (["--no-speculation"], []))
+    assert plain["token_ids"] == fast["token_ids"]
+    assert set(plain["accepted_lengths"]) == {1}
+    assert max(fast["accepted_lengths"]) > 1
+
+
+def test_stats_go_to_stderr(run: Run, bundle: Path) -> None:
+    ended = run("generate", bundle, "What is 12 plus 30?", "--stats")
+    assert ended.out == "12 plus 30 equals 42.\n"
+    assert "acceptance length" in ended.err
+
+
+def test_generate_stops_at_the_length_limit_of_the_bundle(run: Run, bundle: Path) -> None:
+    ended = run("generate", bundle, "Describe. " * 14, "--json", "--max-tokens", 500)
+    answer = json.loads(ended.out)
+    assert answer["prompt_tokens"] + len(answer["token_ids"]) <= 96
+
+
+def test_inspect_json_holds_geometry_and_manifest(run: Run) -> None:
+    found = json.loads(run("inspect", TARGET, DRAFT, "--json").out)
+    assert found["target"]["text"]["num_layers"] == 8
+    assert found["draft"]["aux_layers"] == [1, 3, 4]
+
+
+def test_inspect_prints_tables(run: Run) -> None:
+    out = run("inspect", TARGET, DRAFT).out
+    assert "aux_layers" in out
+    assert "specforge" in out
+
+
+Case = Callable[[Path, Path], list[object]]
+BAD_INPUT: dict[str, tuple[Case, str]] = {
+    "no bundle": (lambda _, tmp: ["generate", tmp, "hi"], "no bundle here"),
+    "prompt too long": (lambda b, _: ["generate", b, "word " * 200], "96|95"),
+    "not an image": (lambda b, tmp: ["generate", b, "hi", "--image", _text(tmp / "a.png")], "a.png"),
+    "no such image": (lambda b, tmp: ["generate", b, "hi", "--image", tmp / "none.png"], "none.png"),
+    "one pixel": (lambda b, tmp: ["generate", b, "hi", "--image", _save(tmp / "p.png", (1, 1))], "p.png.*1"),
+    "extreme aspect": (lambda b, tmp: ["generate", b, "hi", "--image", _save(tmp / "w.png", (3000, 10))], "w.png.*200"),
+    "too many visual tokens": (
+        lambda b, tmp: ["generate", b, "hi", *["--image", _save(tmp / "big.png", (256, 256))] * 3],
+        "visual tokens",
+    ),
+    "no frames": (lambda b, tmp: ["generate", b, "hi", "--video", _folder(tmp / "frames")], "frames"),
+    "no tokens wanted": (lambda b, _: ["generate", b, "hi", "--max-tokens", 0], "max_tokens"),
+    "no config": (lambda _, tmp: ["build", "--config", tmp / "none.yaml"], "none.yaml"),
+    "no checkpoint": (lambda _, tmp: ["inspect", tmp / "none"], "none"),
+    "empty folder": (lambda _, tmp: ["inspect", tmp], "not a checkpoint"),
+    "target for a draft": (lambda *_: ["inspect", TARGET, TARGET], "draft"),
+    "draft for a target": (lambda *_: ["inspect", DRAFT], "Qwen3-VL"),
+}
+
+
+def _text(file: Path) -> Path:
+    file.write_text("these are words")
+    return file
+
+
+def _folder(path: Path) -> Path:
+    path.mkdir()
+    return path
+
+
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input_is_one_line_and_exit_2(case: str, run: Run, bundle: Path, tmp_path: Path) -> None:
+    arguments, message = BAD_INPUT[case]
+    ended = run(*arguments(bundle, tmp_path))
+    assert ended.code == 2
+    assert ended.out == ""
+    assert ended.err.startswith("error: ")
+    assert ended.err.count("\n") == 1
+    assert re.search(message, ended.err), ended.err
+
+
+def test_unknown_option_is_exit_2(run: Run) -> None:
+    assert run("generate", "--nonsense").code == 2
+
+
+def test_bundle_of_another_schema_is_exit_2(run: Run, tmp_path: Path) -> None:
+    path = build_tiny(tmp_path)
+    file = path / "bundle.json"
+    record = json.loads(file.read_text())
+    file.write_text(json.dumps(record | {"schema_version": 99}))
+    ended = run("generate", path, "hi")
+    assert ended.code == 2
+    assert "99" in ended.err
+    assert "trt-eagle3 build" in ended.err
+
+
+def test_help_does_not_load_torch() -> None:
+    code = (
+        "import sys; from trt_eagle3.cli import cli; cli(['-h'], standalone_mode=False); print('torch' in sys.modules)"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.endswith("False\n")

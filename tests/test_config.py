@@ -1,0 +1,74 @@
+"""BuildConfig: defaults, the example configs, and errors that name the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from trt_eagle3.config import BuildConfig, SpeculationConfig, config_from_dict, load_config
+from trt_eagle3.errors import UserError
+
+ROOT = Path(__file__).parent.parent
+SMALLEST = {"name": "a", "target": {"checkpoint": "x"}}
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "build_configs").glob("*.yaml")), ids=lambda f: f.stem)
+def test_every_build_config_is_valid(file: Path) -> None:
+    assert load_config(file).name
+
+
+def test_smallest_config_has_defaults() -> None:
+    config = config_from_dict(SMALLEST, "x")
+    assert config == BuildConfig.model_validate(SMALLEST)
+    assert config.engine.backend == "onnxruntime"
+    assert config.draft is None
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "nearest"),
+    [
+        ({"speculation": {"step": 3}}, "speculation.step", "speculation.steps"),
+        ({"limits": {"max_seq_length": 9}}, "limits.max_seq_length", "limits.max_seq_len"),
+        ({"targets": {}}, "targets", "target"),
+        ({"engine": {"backends": "x"}}, "engine.backends", "engine.backend"),
+    ],
+)
+def test_unknown_key_names_the_nearest_known_one(change: dict[str, object], key: str, nearest: str) -> None:
+    with pytest.raises(UserError, match=rf"{key}: unknown key; nearest known key: {nearest}$"):
+        config_from_dict(SMALLEST | change, "x")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"engine": {"backend": "cuda"}}, "engine.backend: .*got 'cuda'"),
+        ({"limits": {"max_seq_len": 0}}, "limits.max_seq_len: .*got 0"),
+        ({"name": "../up"}, "name: .*got '../up'"),
+        ({"speculation": {"num_draft_tokens": 4}}, "a chain of 5 steps has num_draft_tokens 6, got 4"),
+        ({"speculation": {"tree": [[0]]}}, "tree paths need mode: tree"),
+        ({"target": {}}, "target.checkpoint: required"),
+    ],
+)
+def test_bad_value_names_key_and_value(change: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        config_from_dict(SMALLEST | change, "x")
+    assert "\n" not in str(caught.value)
+
+
+def test_chain_accepts_its_own_token_count() -> None:
+    assert SpeculationConfig(steps=5, num_draft_tokens=6).num_draft_tokens == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("- a", "expected a mapping"), ("a: [", "not YAML"), (None, "cannot read")],
+    ids=["list", "broken", "absent"],
+)
+def test_unreadable_config_is_one_line(tmp_path: Path, text: str | None, message: str) -> None:
+    file = tmp_path / "c.yaml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        load_config(file)
+    assert "\n" not in str(caught.value)

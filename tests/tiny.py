@@ -1,0 +1,30 @@
+"""The tiny pair for tests: its config, pointed at the checkpoints wherever pytest runs from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from trt_eagle3.config import BuildConfig, load_config
+from trt_eagle3.pipeline import build
+
+__all__ = ["DRAFT", "ROOT", "TARGET", "build_tiny", "tiny_config"]
+
+ROOT = Path(__file__).parent.parent
+TARGET = ROOT / "examples/tiny/target"
+DRAFT = ROOT / "examples/tiny/draft"
+
+
+def tiny_config(*, target: Path = TARGET, draft: Path | None = DRAFT, **sections: dict[str, Any]) -> BuildConfig:
+    """``build_configs/tiny.yaml`` with other checkpoints, or keys of a section replaced."""
+    raw = load_config(ROOT / "build_configs/tiny.yaml").model_dump()
+    raw["target"]["checkpoint"] = str(target)
+    raw["draft"] = None if draft is None else {"checkpoint": str(draft)}
+    for name, changes in sections.items():
+        raw[name] |= changes
+    return BuildConfig.model_validate(raw)
+
+
+def build_tiny(folder: Path, **changes: Any) -> Path:
+    """Build the tiny pair under ``folder``; returns the bundle."""
+    return build(tiny_config(**changes), output=folder).path
