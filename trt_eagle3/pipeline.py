@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -179,7 +178,6 @@ def _json(value: Any) -> bytes:
 
 
 def _record(config: BuildConfig, spec: TargetSpec, manifest: DraftManifest | None, places: _Places) -> BundleRecord:
-    tensor = partial(_optional_tensor, places)
     sources = {"target": places.source("target", spec.path, config.target.checkpoint, config.target.revision)}
     if manifest and config.draft:
         sources["draft"] = places.source("draft", manifest.path, config.draft.checkpoint, config.draft.revision)
@@ -198,10 +196,5 @@ def _record(config: BuildConfig, spec: TargetSpec, manifest: DraftManifest | Non
             versions={name: version(name) for name in ("onnx", config.engine.backend)},
         ),
         embedding=places.tensor(spec.tensors["embed_tokens.weight"]),
-        draft_embedding=tensor(manifest, "embed_tokens.weight"),
-        d2t=tensor(manifest, "d2t"),
+        draft_tensors={name: places.tensor(ref) for name, ref in manifest.tensors.items()} if manifest else {},
     )
-
-
-def _optional_tensor(places: _Places, manifest: DraftManifest | None, name: str) -> TensorRecord | None:
-    return places.tensor(manifest.tensors[name]) if manifest and name in manifest.tensors else None

@@ -53,6 +53,7 @@ def bundle(tmp_path: Path, table: torch.Tensor) -> Path:
             weights="contained",
             target={},
             draft=None,
+            draft_tensors={},
             engine=EngineRecord(backend="onnxruntime", dtype="float32", versions={}),
             embedding=TensorRecord(
                 location=WEIGHTS,

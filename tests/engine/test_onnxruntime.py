@@ -199,3 +199,18 @@ def test_damaged_model_is_one_line_that_names_it(tmp_path: Path, content: bytes 
 def test_open_session_refuses_an_unknown_backend(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"engine.backend: expected one of onnxruntime, got 'abacus'"):
         open_session("abacus", tmp_path / "model.onnx", tmp_path)
+
+
+def test_taps_are_returned_beside_the_outputs(tmp_path: Path) -> None:
+    b = GraphBuilder("sum", "float32", str)
+    x = b.input("x", TensorProto.FLOAT, ("n", 2))
+    with b.scope("inner"):
+        doubled = b.op("Add", x, x, name="doubled")
+    b.output(b.op("Mul", doubled, doubled, name="squared"), "y", ("n", 2))
+    (tmp_path / "sum.onnx").write_bytes(b.build().SerializeToString())
+    session = open_session("onnxruntime", tmp_path / "sum.onnx", tmp_path, taps=["inner.doubled"])
+    found = session.run({"x": torch.tensor([[1.0, 2.0]])})
+    assert found["y"].tolist() == [[4.0, 16.0]]
+    assert found["inner.doubled"].tolist() == [[2.0, 4.0]]
+    with pytest.raises(UserError, match="no tensor inner.tripled"):
+        open_session("onnxruntime", tmp_path / "sum.onnx", tmp_path, taps=["inner.tripled"])

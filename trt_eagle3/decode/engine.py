@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -77,13 +77,13 @@ class Engine:
         self.path = path
         self.record: BundleRecord = read_bundle(path)
         self.spec: TargetSpec = target_from_dict(self.record.target)
-        self.manifest: DraftManifest | None = manifest_from_dict(self.record.draft) if self.record.draft else None
         config = self.record.config
         self.limits = config.limits
         self.processor = Processor.from_directory(
             path / "processor", self.spec, max_prompt_len=self.limits.max_seq_len - 1
         )
         self._root = self.record.weights_root(path)
+        self.manifest: DraftManifest | None = self._read_manifest()
         self._dtype = _DTYPES[config.engine.dtype]
         num_pages = -(-self.limits.max_seq_len // config.engine.page_size) + 1
         self._pool = PagePool(num_pages, config.engine.page_size)
@@ -145,6 +145,13 @@ class Engine:
         """Tokens of each target pass (``decode.loop.Loop.run``)."""
         return self._loop.run(prompt, self.drafting if speculation else None)
 
+    def _read_manifest(self) -> DraftManifest | None:
+        record = self.record
+        if record.draft is None:
+            return None
+        tensors = {name: tensor.ref(self._root) for name, tensor in record.draft_tensors.items()}
+        return replace(manifest_from_dict(record.draft), tensors=tensors)
+
     def _open(self, graph: str) -> Session:
         return open_session(self.record.engine.backend, self.path / graph / "model.onnx", self._root)
 
@@ -170,17 +177,16 @@ class Engine:
     @cached_property
     def drafting(self) -> Drafting | None:
         """The draft with its tree; None in a bundle without one."""
-        manifest, record = self.manifest, self.record
+        manifest, config = self.manifest, self.record.config
         if manifest is None:
             return None
         embedding = self._embedding
-        if record.draft_embedding is not None:
-            embedding = EmbeddingTable(record.draft_embedding.ref(self._root), self._dtype)
-        d2t = None if record.d2t is None else read_tensor(record.d2t.ref(self._root))
+        if manifest.embedding == "own":
+            embedding = EmbeddingTable(manifest.tensors["embed_tokens.weight"], self._dtype)
+        d2t = read_tensor(manifest.tensors["d2t"]) if "d2t" in manifest.tensors else None
         cache = self._cache(manifest.num_layers, manifest.num_kv_heads, manifest.head_dim)
         runner = DraftRunner(self._open("fuse"), self._open("draft"), cache, embedding, d2t)
-        chunk = record.config.engine.prefill_chunk
-        return Drafting(Proposer(runner, chunk), manifest, static_tree(record.config.speculation))
+        return Drafting(Proposer(runner, config.engine.prefill_chunk), manifest, static_tree(config.speculation))
 
 
 class Answer:

@@ -54,7 +54,7 @@ class SourceRecord(_Record):
 
 
 class TensorRecord(_Record):
-    """A tensor that is used outside the graphs, by location under the weights root."""
+    """A tensor that is read outside the graphs, by location under the weights root."""
 
     location: str
     name: str
@@ -83,7 +83,8 @@ class BundleRecord(_Record):
     Attributes:
         weights: ``contained`` = under the bundle; ``reference`` = in the original checkpoints.
         target, draft: the resolved specs (``checkpoint.target.target_to_dict`` and ``manifest_to_dict``).
-        embedding: the shared token table. draft_embedding, d2t: the draft's own, where it has them.
+        embedding: the shared token table.
+        draft_tensors: every tensor of the draft by canonical name (``checkpoint.manifest.DraftManifest.tensors``).
     """
 
     schema_version: int
@@ -96,8 +97,7 @@ class BundleRecord(_Record):
     draft: Mapping[str, Any] | None
     engine: EngineRecord
     embedding: TensorRecord
-    draft_embedding: TensorRecord | None = None
-    d2t: TensorRecord | None = None
+    draft_tensors: Mapping[str, TensorRecord]
 
     def weights_root(self, bundle: Path) -> Path:
         """The folder that weight locations are relative to."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import torch
 from torch import Tensor
@@ -37,7 +38,7 @@ class OnnxRuntimeSession:
     for ScatterND: 5 to 18 us whatever the cache's size), so a cache costs no copy per step.
     """
 
-    def __init__(self, model: Path, weights_root: Path) -> None:
+    def __init__(self, model: Path, weights_root: Path, taps: Sequence[str] = ()) -> None:
         options = ort.SessionOptions()
         options.log_severity_level = 3
         # A cycle goes through three sessions: threads of one that spin while idle take the cores of the next.
@@ -46,7 +47,7 @@ class OnnxRuntimeSession:
         # Casts of bfloat16 weights are folded once at load; by default tensors above 1 GiB would be cast every step.
         options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", "0")
         try:
-            self._session = ort.InferenceSession(model.read_bytes(), options, providers=["CPUExecutionProvider"])
+            self._session = ort.InferenceSession(_tapped(model, taps), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's own errors have no base class but Exception
             reason = " ".join(str(error).split())
             raise UserError(f"{model}: ONNX Runtime cannot load it: {reason}. Rebuild the bundle.") from error
@@ -97,6 +98,20 @@ class OnnxRuntimeSession:
         tensor = tensor.contiguous()
         self._binding.bind_input(name, "cpu", 0, _NUMPY_TYPES[tensor.dtype], list(tensor.shape), tensor.data_ptr())
         return tensor
+
+
+def _tapped(model: Path, taps: Sequence[str]) -> bytes:
+    """The model with the intermediate tensors ``taps`` among its outputs."""
+    if not taps:
+        return model.read_bytes()
+    proto = onnx.load(model, load_external_data=False)
+    known = {name for node in proto.graph.node for name in node.output}
+    for name in taps:
+        if name not in known:
+            raise UserError(f"{model}: the graph has no tensor {name}")
+        proto.graph.output.add(name=name)
+    tapped: bytes = proto.SerializeToString()
+    return tapped
 
 
 def _fits(expected: list[int | str | None], actual: torch.Size) -> bool:

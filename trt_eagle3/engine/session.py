@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -37,10 +37,13 @@ class Session(Protocol):
         ...
 
 
-def open_session(backend: str, model: Path, weights_root: Path) -> Session:
-    """Load the graph at ``model``, whose weights lie under ``weights_root``, with ``backend``."""
+def open_session(backend: str, model: Path, weights_root: Path, taps: Sequence[str] = ()) -> Session:
+    """Load the graph at ``model``, whose weights lie under ``weights_root``, with ``backend``.
+
+    ``taps`` names intermediate tensors of the graph (``layers.3.output``) that ``run`` shall return too.
+    """
     if backend not in BACKENDS:
         raise UserError(f"engine.backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
     module, _, name = BACKENDS[backend].partition(":")
-    session: Session = getattr(import_module(module), name)(model, weights_root)
+    session: Session = getattr(import_module(module), name)(model, weights_root, taps)
     return session
