@@ -212,5 +212,5 @@ def test_taps_are_returned_beside_the_outputs(tmp_path: Path) -> None:
     found = session.run({"x": torch.tensor([[1.0, 2.0]])})
     assert found["y"].tolist() == [[4.0, 16.0]]
     assert found["inner.doubled"].tolist() == [[2.0, 4.0]]
-    with pytest.raises(UserError, match="no tensor inner.tripled"):
+    with pytest.raises(UserError, match=r"no tensor inner\.tripled"):
         open_session("onnxruntime", tmp_path / "sum.onnx", tmp_path, taps=["inner.tripled"])
