@@ -47,7 +47,7 @@ class DraftConfig(_Section):
 class EngineConfig(_Section):
     """What runs the graphs. ``page_size``: tokens per page of the KV cache."""
 
-    backend: Literal["onnxruntime"] = "onnxruntime"
+    backend: Literal["onnxruntime", "torch"] = "onnxruntime"
     dtype: Literal["float32"] = "float32"
     page_size: PositiveInt = 16
     prefill_chunk: PositiveInt = 512

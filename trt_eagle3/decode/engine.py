@@ -115,16 +115,11 @@ class Engine:
             inputs = self.processor.prompt(prompt, images=images, videos=videos)
         else:
             inputs = self.processor.messages(prompt)
-        num_rows, num_visual = len(inputs.token_ids), int(inputs.visual_rows.sum())
+        num_visual = int(inputs.visual_rows.sum())
         if num_visual > self.limits.max_visual_tokens:
             raise UserError(
                 f"prompt: {num_visual} visual tokens, this bundle takes {self.limits.max_visual_tokens}. "
                 "Send fewer or smaller images, or rebuild with a larger limits.max_visual_tokens."
-            )
-        if num_rows >= self.limits.max_seq_len:
-            raise UserError(
-                f"prompt: {num_rows} tokens, this bundle takes {self.limits.max_seq_len - 1} and one to answer. "
-                "Shorten it, or rebuild with a larger limits.max_seq_len."
             )
         return inputs
 

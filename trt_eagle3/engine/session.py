@@ -13,7 +13,10 @@ from trt_eagle3.errors import UserError
 
 __all__ = ["BACKENDS", "Session", "open_session"]
 
-BACKENDS = {"onnxruntime": "trt_eagle3.engine.onnxruntime:OnnxRuntimeSession"}
+BACKENDS = {
+    "onnxruntime": "trt_eagle3.engine.onnxruntime:OnnxRuntimeSession",
+    "torch": "trt_eagle3.engine.torch:TorchSession",
+}
 
 
 @runtime_checkable

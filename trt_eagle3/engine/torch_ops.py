@@ -1,0 +1,179 @@
+"""What each op of our graphs does in torch, on the CPU and on CUDA: a literal table, op -> function.
+
+Integer 64-bit tensors are shapes and scalar indices: they stay on the CPU, so that no shape waits for the device.
+Shapes: B rows, S new tokens per row, N = B * S, M masked tail, P pages per row, Hq / Hkv heads, D head_dim, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from onnx import TensorProto
+from torch import Tensor
+from torch.nn import functional
+
+__all__ = ["OWN_OPS", "STANDARD_OPS", "TORCH_TYPES", "Function"]
+
+Function = Callable[..., Any]
+"""``f(*inputs, **attributes) -> output or tuple of outputs``."""
+
+TORCH_TYPES: Mapping[int, torch.dtype] = {
+    TensorProto.FLOAT: torch.float32,
+    TensorProto.FLOAT16: torch.float16,
+    TensorProto.BFLOAT16: torch.bfloat16,
+    TensorProto.INT32: torch.int32,
+    TensorProto.INT64: torch.int64,
+    TensorProto.BOOL: torch.bool,
+}
+
+
+def add_rms_norm(x: Tensor, weight: Tensor, residual: Tensor | None = None, *, epsilon: float) -> Any:
+    """``RMSNorm(x) * weight``, or with a residual ``(RMSNorm(x + residual) * weight, x + residual)``; f32 inside."""
+    total = x if residual is None else x + residual
+    wide = total.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+    y = normed.to(x.dtype) * weight
+    return y if residual is None else (y, total)
+
+
+def qk_norm_mrope(
+    qkv: Tensor,
+    position_ids: Tensor,
+    inv_freq: Tensor,
+    pair_axis: Tensor,
+    *norms: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    epsilon: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cut ``qkv`` [N, (Hq + 2 Hkv) D] into q, k, v, normalise the heads of q and k, and turn them."""
+    heads = (num_heads, num_kv_heads)
+    q, k, v = qkv.split([num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim], dim=-1)
+    angles = position_ids.index_select(0, pair_axis).flatten(1).T.float() * inv_freq
+    cos, sin = angles.cos().to(qkv.dtype)[:, None], angles.sin().to(qkv.dtype)[:, None]
+    turned = []
+    for i, (part, count) in enumerate(zip((q, k), heads, strict=True)):
+        by_head = part.unflatten(-1, (count, head_dim))
+        if norms:
+            by_head = add_rms_norm(by_head, norms[i], epsilon=epsilon)
+        low, high = by_head.chunk(2, dim=-1)
+        turned.append(torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1).flatten(1))
+    return turned[0], turned[1], v.contiguous()
+
+
+def tree_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    past_lengths: Tensor,
+    query_lengths: Tensor,
+    page_table: Tensor,
+    tree_mask: Tensor,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    page_size: int,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Write k, v into their slots of the caches, in place, and attend over past and tail (``graph/ops.py``)."""
+    batch, new, tail = tree_mask.shape
+    device = q.device
+    slots = (page_table.long() * page_size)[..., None] + torch.arange(page_size, device=device)
+    slots = slots.flatten(1)
+    token = torch.arange(new, device=device)
+    row = past_lengths.long()[:, None] + (tail - new) + token
+    own = slots.gather(1, row.clamp(max=slots.shape[1] - 1))
+    own = torch.where(token < query_lengths[:, None], own, 0).flatten()
+    dim = k_cache.shape[-1]
+    k_cache[own] = k.view(-1, num_kv_heads, dim)
+    v_cache[own] = v.view(-1, num_kv_heads, dim)
+    behind = torch.arange(slots.shape[1], device=device) - past_lengths.long()[:, None]
+    shown = tree_mask.gather(2, behind.clamp(0, tail - 1)[:, None].expand(-1, new, -1))
+    seen = (behind < 0)[:, None] | (shown & (behind < tail)[:, None])
+    keys, values = (cache[slots].transpose(1, 2) for cache in (k_cache, v_cache))
+    by_head = q.view(batch, new, num_heads, dim).transpose(1, 2)
+    mixed = functional.scaled_dot_product_attention(
+        by_head, keys, values, attn_mask=seen[:, None], scale=scale, enable_gqa=num_heads != num_kv_heads
+    )
+    return mixed.transpose(1, 2).reshape(batch * new, -1), k_cache, v_cache
+
+
+def _gather(data: Tensor, index: Tensor, *, axis: int = 0) -> Tensor:
+    if index.ndim == 0 and index.device.type == "cpu":
+        return data.select(axis, int(index))
+    flat = data.index_select(axis, index.flatten().to(data.device))
+    return flat.unflatten(axis, index.shape) if index.ndim != 1 else flat
+
+
+def _gather_nd(data: Tensor, index: Tensor, *, batch_dims: int = 0) -> Tensor:
+    """The one form that our graphs use: rows of each batch row."""
+    assert batch_dims == 1, f"GatherND: batch_dims 1, got {batch_dims}"
+    return data.gather(1, index.expand(-1, -1, data.shape[2]))
+
+
+def _reshape(data: Tensor, shape: Tensor) -> Tensor:
+    return data.reshape([data.shape[i] if d == 0 else d for i, d in enumerate(shape.tolist())])
+
+
+def _split(data: Tensor, sizes: Tensor, *, axis: int = 0) -> tuple[Tensor, ...]:
+    return torch.split(data, sizes.tolist(), dim=axis)
+
+
+def _gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, transB: int = 0) -> Tensor:
+    return functional.linear(x, weight if transB else weight.T, bias)
+
+
+def _shape(data: Tensor, *, start: int = 0, end: int | None = None) -> Tensor:
+    return torch.tensor(data.shape[start:end], dtype=torch.int64)
+
+
+def _unsqueeze(data: Tensor, axes: Tensor) -> Tensor:
+    rank = data.ndim + len(axes)
+    for axis in sorted(a % rank for a in axes.tolist()):
+        data = data.unsqueeze(axis)
+    return data
+
+
+def _layer_norm(x: Tensor, scale: Tensor, bias: Tensor, *, axis: int = -1, epsilon: float = 1e-5) -> Tensor:
+    assert axis == -1, f"LayerNormalization: axis -1, got {axis}"
+    return functional.layer_norm(x, scale.shape, scale, bias, epsilon)
+
+
+STANDARD_OPS: Mapping[str, Function] = {
+    "Add": torch.add,
+    "Cast": lambda x, *, to: x.to(TORCH_TYPES[to]),
+    "Concat": lambda *parts, axis: torch.cat(parts, dim=axis),
+    "Cos": torch.cos,
+    "Div": torch.div,
+    "Erf": torch.erf,
+    "Gather": _gather,
+    "GatherND": _gather_nd,
+    "Gemm": _gemm,
+    "LayerNormalization": _layer_norm,
+    "MatMul": torch.matmul,
+    "Mul": torch.mul,
+    "Reshape": _reshape,
+    "Shape": _shape,
+    "Sigmoid": torch.sigmoid,
+    "Sin": torch.sin,
+    "Softmax": lambda x, *, axis: torch.softmax(x, dim=axis),
+    "Split": _split,
+    "Sub": torch.sub,
+    "Tanh": torch.tanh,
+    "Transpose": lambda x, *, perm: x.permute(perm),
+    "Unsqueeze": _unsqueeze,
+    "Where": torch.where,
+}
+"""Operators of the default domain in the forms that our graphs use."""
+
+OWN_OPS: Mapping[str, Function] = {
+    "AddRmsNorm": add_rms_norm,
+    "QKNormMRope": qk_norm_mrope,
+    "TreeAttention": tree_attention,
+}
+"""Our op set by stock torch operations."""
