@@ -1,4 +1,4 @@
-"""Reading an EAGLE-3 draft into a manifest, checked against its tensors and against its target."""
+"""Reading an EAGLE-3 draft into a manifest: whose it is, what that means, and whether it fits its target."""
 
 from __future__ import annotations
 
@@ -6,80 +6,108 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from trt_eagle3.checkpoint import specforge
-from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.angelslim import ANGELSLIM
+from trt_eagle3.checkpoint.draft_facts import Facts
+from trt_eagle3.checkpoint.draft_files import open_draft
+from trt_eagle3.checkpoint.draft_geometry import check_draft_tensors
+from trt_eagle3.checkpoint.draft_vocabulary import resolve_vocabulary
+from trt_eagle3.checkpoint.generic import GENERIC
+from trt_eagle3.checkpoint.manifest import DraftManifest, Source
+from trt_eagle3.checkpoint.modelopt import MODELOPT
+from trt_eagle3.checkpoint.other_drafter import refuse_other_drafters
+from trt_eagle3.checkpoint.producer import Producer, resolve
+from trt_eagle3.checkpoint.safeailab import SAFEAILAB
+from trt_eagle3.checkpoint.specforge import SPECFORGE
+from trt_eagle3.checkpoint.speculators import SPECULATORS
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.checkpoint.tensor_index import TensorRef
-from trt_eagle3.errors import UserError
 
-__all__ = ["read_draft"]
+__all__ = ["PRODUCERS", "read_draft"]
+
+PRODUCERS = (SPECULATORS, ANGELSLIM, SPECFORGE, MODELOPT, SAFEAILAB, GENERIC)
+"""Asked in this order whether a draft is theirs; the last takes all."""
 
 
-def read_draft(directory: Path, target: TargetSpec, overrides: Mapping[str, Any] | None = None) -> DraftManifest:
-    """Resolve the draft in ``directory`` for ``target``.
+def read_draft(
+    directory: Path,
+    target: TargetSpec | None,
+    overrides: Mapping[str, Any] | None = None,
+    cache: Path | None = None,
+) -> DraftManifest:
+    """Resolve the draft in ``directory``.
 
+    Args:
+        target: what it shall serve; without one, nothing is checked against it and no default can be derived from it.
+        overrides: manifest field -> value, over everything the files say.
+        cache: where tensors are kept that must be converted first (``pytorch_model.bin``, absolute d2t).
     Raises:
-        UserError: not a draft that can be read, or a draft of another target.
+        UserError: not an EAGLE-3 draft, one that contradicts itself, or a draft of another target.
     """
-    manifest = specforge.read(directory, target, overrides or {})
-    _check_target(manifest, target)
-    _check_vocabulary(manifest, target)
+    files = open_draft(directory, cache)
+    refuse_other_drafters(files)
+    facts = Facts(files, target, overrides or {})
+    resolve(_producer(facts), facts)
+    _check_target(facts)
+    facts.values["tensors"] = _tensors(facts, resolve_vocabulary(facts, cache))
+    manifest = facts.manifest()
+    check_draft_tensors(manifest)
     return manifest
 
 
-def _check_target(manifest: DraftManifest, target: TargetSpec) -> None:
-    text, where = target.text, manifest.path
-    if manifest.target_hidden_size != text.hidden_size:
-        raise UserError(
-            f"{where}: a draft for a target of hidden size {manifest.target_hidden_size} (fc.weight), "
-            f"this target has {text.hidden_size}. Use the draft that was trained for it."
-        )
-    if manifest.embedding == "target" and manifest.hidden_size != text.hidden_size:
-        raise UserError(
-            f"{where}: hidden size {manifest.hidden_size} with the target's embedding of {text.hidden_size}: "
-            "embed_tokens.weight is missing"
-        )
-    if manifest.vocab_size != text.vocab_size:
-        raise UserError(
-            f"{where}: a draft for a vocabulary of {manifest.vocab_size}, this target has {text.vocab_size}. "
-            "Use the draft that was trained for it."
-        )
-    outside = [k for k in manifest.aux_layers if not 0 <= k < text.num_layers]
-    if outside:
-        raise UserError(
-            f"{where}: aux layer {outside[0]} is out of range: this target has layers 0 to {text.num_layers - 1}. "
-            "Use the draft that was trained for it, or set draft.overrides.aux_layers."
-        )
+def _producer(facts: Facts) -> Producer:
+    name = facts.values.get("producer")
+    if name is None:
+        return next(p for p in PRODUCERS if p.evidence(facts.files))
+    for producer in PRODUCERS:
+        if producer.name == name:
+            return producer
+    known = ", ".join(p.name for p in PRODUCERS)
+    raise facts.error(f"draft.overrides.producer: expected one of {known}, got {name!r}")
 
 
-def _check_vocabulary(manifest: DraftManifest, target: TargetSpec) -> None:
-    """d2t holds offsets: target id = i + d2t[i], strictly ascending, below the target's vocabulary."""
-    if "d2t" not in manifest.tensors:
-        if manifest.draft_vocab_size != target.text.vocab_size:
-            raise UserError(
-                f"{manifest.path}: d2t is missing: a draft vocabulary of {manifest.draft_vocab_size} cannot be mapped "
-                f"to the target's {target.text.vocab_size}"
-            )
+def _tensors(facts: Facts, d2t: TensorRef | None) -> dict[str, TensorRef]:
+    """The tensors that the manifest uses; its head may be its own embedding."""
+    tensors = {name: ref for name, ref in facts.files.tensors.items() if name not in {"t2d", "d2t"}}
+    for field, name in (("embedding", "embed_tokens.weight"), ("head", "lm_head.weight")):
+        if facts.values[field] == "target":
+            tensors.pop(name, None)
+    if (
+        facts.files.find("tie_word_embeddings")
+        and facts.values["head"] == "target"
+        and "embed_tokens.weight" in tensors
+    ):
+        tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
+        facts.values["head"] = "own"
+        facts.sources["head"] = Source("config", "tie_word_embeddings: its own embedding")
+    return tensors if d2t is None else {**tensors, "d2t": d2t}
+
+
+def _check_target(facts: Facts) -> None:
+    """Refuse a draft of another target."""
+    if facts.target is None:
         return
-    offsets = _int64(manifest.tensors["d2t"])
-    ids = np.arange(len(offsets)) + offsets
-    if len(ids) and (ids.min() < 0 or ids.max() >= target.text.vocab_size):
-        bad = int(np.argmax((ids < 0) | (ids >= target.text.vocab_size)))
-        raise UserError(
-            f"{manifest.path}: d2t[{bad}] = {offsets[bad]}: draft id {bad} would be target id {ids[bad]}, out of range "
-            f"0 to {target.text.vocab_size - 1}. d2t must hold offsets (target id - draft id)."
+    values, text = facts.values, facts.target.text
+    fix = "Use the draft that was trained for this target."
+    aux, width, fc = values["aux_layers"], values["target_hidden_size"], facts.files.tensors["fc.weight"]
+    outside = [k for k in aux if not 0 <= k < text.num_layers]
+    if outside:
+        raise facts.error(
+            f"aux layer {outside[0]} ({facts.sources['aux_layers'].detail}) is out of range: the target has layers "
+            f"0 to {text.num_layers - 1}. {fix[:-1]}, or set draft.overrides.aux_layers."
         )
-    if len(ids) > 1 and not (np.diff(ids) > 0).all():
-        bad = int(np.argmax(np.diff(ids) <= 0)) + 1
-        raise UserError(
-            f"{manifest.path}: d2t[{bad}] = {offsets[bad]}: target ids i + d2t[i] must ascend, got {ids[bad]} after "
-            f"{ids[bad - 1]}. d2t must hold offsets (target id - draft id)."
+    if width != text.hidden_size:
+        raise facts.error(
+            f"a draft for hidden size {width} ({fc.name} {list(fc.shape)} takes {len(aux)} aux states), the target's "
+            f"is {text.hidden_size}. {fix}"
         )
-
-
-def _int64(ref: TensorRef) -> np.ndarray[Any, np.dtype[np.int64]]:
-    with ref.file.open("rb") as stream:
-        stream.seek(ref.offset)
-        return np.frombuffer(stream.read(ref.num_bytes), dtype="<i8").astype(np.int64)
+    if values["vocab_size"] != text.vocab_size:
+        raise facts.error(
+            f"a draft for a vocabulary of {values['vocab_size']} ({facts.sources['vocab_size'].detail}), the target's "
+            f"is {text.vocab_size}. {fix}"
+        )
+    for field, name in (("embedding", "embed_tokens.weight"), ("head", "lm_head.weight")):
+        if values[field] == "target" and values["hidden_size"] != text.hidden_size:
+            raise facts.error(
+                f"{name} is missing, and the target's has {text.hidden_size} columns where this draft's hidden size is "
+                f"{values['hidden_size']}. Use the whole checkpoint."
+            )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +13,22 @@ from pydantic import TypeAdapter
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 
-__all__ = ["DraftManifest", "manifest_from_dict", "manifest_to_dict"]
+__all__ = ["DraftManifest", "Source", "SourceKind", "manifest_from_dict", "manifest_to_dict"]
+
+SourceKind = Literal["tensor", "config", "convention", "default", "override"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a field of a manifest came from.
+
+    Attributes:
+        kind: a tensor of the file, a key of its config, what the producer's code does, a fallback of ours, or the user.
+        detail: which tensor, key or rule.
+    """
+
+    kind: SourceKind
+    detail: str
 
 
 @dataclass(frozen=True)
@@ -40,6 +55,8 @@ class DraftManifest:
             ``input_norm.weight``, ``layers.{n}.{self_attn,mlp}...``, ``layers.{n}.hidden_norm.weight``,
             ``layers.{n}.input_layernorm.weight``, ``layers.{n}.post_attention_layernorm.weight``, ``norm.weight``,
             ``lm_head.weight``, ``embed_tokens.weight``, ``d2t``.
+        max_position_embeddings: the longest context its config names, 0 where it names none.
+        sources: field -> where it came from. warnings: what a user should know, one line each.
     """
 
     producer: str
@@ -73,6 +90,9 @@ class DraftManifest:
     positions: Literal["3d", "temporal", "linear"]
     position_shift: int
     tensors: Mapping[str, TensorRef]
+    max_position_embeddings: int = 0
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
 
 _PLACES = ("path", "tensors")  # where a draft was read from; not part of what it is

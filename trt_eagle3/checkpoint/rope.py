@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -25,8 +26,10 @@ class RopeSpec:
         sections: pairs per axis (T, H, W); sums to head_dim / 2. Empty for ``1d``.
         inv_freq: float32 radians per position, one per pair (head_dim / 2 of them).
         attention_scaling: factor on cos and sin (1 except for yarn).
-        kind: the name of the frequency schedule it was made from (``default``, ``linear``, ``llama3``, ``yarn``).
+        kind: the name of the frequency schedule it was made from (``default``, ``linear``, ``dynamic``, ``llama3``,
+            ``yarn``).
         base: the schedule's theta.
+        parameters: the schedule's other numbers, as a config spells them (``factor``, ``beta_fast``, ...).
     """
 
     layout: RopeLayout
@@ -35,6 +38,7 @@ class RopeSpec:
     attention_scaling: float = 1.0
     kind: str = "default"
     base: float = 10000.0
+    parameters: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.layout == "1d":

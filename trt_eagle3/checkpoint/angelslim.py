@@ -1,0 +1,46 @@
+"""AngelSlim (facts: Tencent/AngelSlim 67394ce, compressor/speculative/train/models/draft/llama_eagle3.py)."""
+
+from __future__ import annotations
+
+from trt_eagle3.checkpoint.draft_facts import Facts
+from trt_eagle3.checkpoint.draft_files import DraftFiles
+from trt_eagle3.checkpoint.manifest import Source
+from trt_eagle3.checkpoint.producer import DEFAULT_BASE, Producer, RopeReading
+from trt_eagle3.checkpoint.rope_schedule import RopeConfig
+
+__all__ = ["ANGELSLIM"]
+
+_SECTIONS = (24, 20, 20)  # its MRotaryEmbedding's default
+
+
+def _evidence(files: DraftFiles) -> str:
+    named = files.architecture == "Eagle3LlamaForCausalLM" and files.layer_prefix == "midlayer"
+    return "Eagle3LlamaForCausalLM with midlayer tensors" if named else ""
+
+
+def _read_rope(config: RopeConfig, _: Facts) -> RopeReading:
+    kind = config.kind("type", "rope_type")
+    if kind == "mrope" or config.values.get("mrope_interleaved"):
+        base, sections = config.base or DEFAULT_BASE, config.sections or _SECTIONS
+        scaled = "default" if kind == "mrope" else kind
+        return RopeReading(scaled, base, Source("config", config.where), "interleaved", sections)
+    warning = ""
+    if config.base not in {None, DEFAULT_BASE}:
+        warning = f"rope: config.json says base {config.base:g}, but AngelSlim's 1-D rope is trained with 1e4"
+    return RopeReading(kind, DEFAULT_BASE, Source("convention", "the 1-D rope ignores rope_theta"), warning=warning)
+
+
+def _quirks(facts: Facts) -> None:
+    if facts.files.find("tie_word_embeddings") and "lm_head.weight" in facts.files.tensors:
+        facts.warn("tie_word_embeddings is true beside an lm_head.weight of its own; the tensor is right")
+
+
+ANGELSLIM = Producer(
+    name="angelslim",
+    evidence=_evidence,
+    read_rope=_read_rope,
+    aux_keys=("aux_hidden_states_layer_ids",),
+    aux_ids="out",
+    aux_pre_deepstack=True,
+    quirks=_quirks,
+)

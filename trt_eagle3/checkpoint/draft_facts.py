@@ -1,0 +1,180 @@
+"""Facts of one draft as they are found: value and source per manifest field, the user's word before all others."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from trt_eagle3.checkpoint.draft_files import DraftFiles
+from trt_eagle3.checkpoint.manifest import DraftManifest, Source, SourceKind
+from trt_eagle3.checkpoint.target import TargetSpec
+from trt_eagle3.errors import UserError
+
+__all__ = ["EXTENSION", "Facts", "check_overrides"]
+
+EXTENSION = "trt_eagle3"
+"""Key of a draft's config.json under which this program keeps what the format has no key for."""
+
+# What tensors decide; an override could only contradict them.
+_FIXED = frozenset(
+    {
+        *(
+            "path",
+            "tensors",
+            "sources",
+            "warnings",
+            "num_layers",
+            "hidden_size",
+            "target_hidden_size",
+            "intermediate_size",
+        ),
+        *("draft_vocab_size", "norm_before_fc", "fc_norm", "qk_norm", "attention_bias", "mlp_bias", "fc_bias"),
+    }
+)
+_ROPE_KEYS = (
+    *("layout", "base", "sections", "kind", "factor", "low_freq_factor", "high_freq_factor"),
+    *("original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+    *("attention_factor", "truncate"),
+)
+_D2T = ("offset", "absolute")
+
+
+class Facts:
+    """What is known of a draft so far.
+
+    Attributes:
+        files: the draft. target: what it shall serve; None where nobody said.
+        values, sources: manifest field -> value and where it came from.
+        overrides: the user's, checked.
+    """
+
+    def __init__(self, files: DraftFiles, target: TargetSpec | None, overrides: Mapping[str, Any]) -> None:
+        self.files, self.target, self.overrides = files, target, check_overrides(overrides)
+        self.values: dict[str, Any] = {}
+        self.sources: dict[str, Source] = {}
+        self.warnings: list[str] = []
+        own = files.config.get(EXTENSION) or {}
+        if not isinstance(own, dict):
+            raise UserError(f"{files.directory}/config.json: {EXTENSION}: expected an object, got {own!r}")
+        for field, value in check_overrides(own).items():
+            self._note(field, value, Source("config", f"{EXTENSION}.{field}"))
+        for field, value in self.overrides.items():
+            self._note(field, value, Source("override", f"draft.overrides.{field}"))
+
+    def _note(self, field: str, value: Any, source: Source) -> None:
+        if field not in {"rope", "d2t"}:
+            self.values[field], self.sources[field] = value, source
+
+    def put(self, field: str, value: Any, kind: SourceKind, detail: str) -> None:
+        """Note a fact, unless the user (or ``EXTENSION``) has spoken."""
+        if field not in self.values:
+            self.values[field], self.sources[field] = value, Source(kind, detail)
+
+    def warn(self, message: str) -> None:
+        """Note what a user should know."""
+        self.warnings.append(message)
+
+    def error(self, message: str) -> UserError:
+        """An error about this draft."""
+        return UserError(f"{self.files.directory}: {message}")
+
+    def agree(self, field: str, found: Mapping[str, Any]) -> tuple[Any, str] | None:
+        """The value that several places give, and the first place; None where none does.
+
+        Raises:
+            UserError: the places contradict each other, and no override decides.
+        """
+        given = [(place, value) for place, value in found.items() if value is not None]
+        if not given or field in self.values:
+            return given[0][::-1] if given else None
+        place, value = given[0]
+        for other, another in given[1:]:
+            if another != value:
+                fix = "Correct config.json" + ("." if field in _FIXED else f", or set draft.overrides.{field}.")
+                raise self.error(f"{_words(field)}: {place} says {value}, {other} says {another}. {fix}")
+        return value, place
+
+    def manifest(self) -> DraftManifest:
+        """The resolved record."""
+        known = {f.name for f in fields(DraftManifest)}
+        assert self.values.keys() <= known, self.values.keys() - known
+        return DraftManifest(
+            path=self.files.directory, sources=dict(self.sources), warnings=tuple(self.warnings), **self.values
+        )
+
+
+def _words(field: str) -> str:
+    return {"vocab_size": "vocabulary", "draft_vocab_size": "draft vocabulary"}.get(field, field)
+
+
+def check_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Overrides with their values in the types of ``DraftManifest``.
+
+    ``d2t: absolute`` converts a vocabulary map of target ids; ``rope`` is a mapping of the parts to change.
+
+    Raises:
+        UserError: an unknown key (the message names the nearest known one), or a value that does not fit.
+    """
+    adapters = _adapters()
+    known = [*adapters, "rope", "d2t"]
+    checked: dict[str, Any] = {}
+    for key, value in overrides.items():
+        if key in _FIXED:
+            raise UserError(f"draft.overrides.{key}: the tensors decide it; it cannot be overridden. Leave it out.")
+        if key not in known:
+            raise _unknown(f"draft.overrides.{key}", key, known)
+        if key == "rope":
+            checked[key] = _rope_override(value)
+        elif key == "d2t":
+            if value not in _D2T:
+                raise UserError(f"draft.overrides.d2t: expected one of {', '.join(_D2T)}, got {value!r}")
+            checked[key] = value
+        else:
+            checked[key] = _fit(f"draft.overrides.{key}", adapters[key], value)
+    layers = checked.get("aux_layers")
+    if layers is not None and list(layers) != sorted({k for k in layers if k >= 0}):
+        raise UserError(f"draft.overrides.aux_layers: expected ascending layer numbers, got {list(layers)}")
+    return checked
+
+
+def _fit(name: str, adapter: TypeAdapter[Any], value: Any) -> Any:
+    try:
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UserError(f"{name}: {first['msg']}, got {value!r}") from error
+
+
+def _unknown(name: str, key: str, known: list[str]) -> UserError:
+    nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+    return UserError(f"{name}: unknown key; nearest known key: {nearest}")
+
+
+def _rope_override(value: Any) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise UserError(f"draft.overrides.rope: expected a mapping of {', '.join(_ROPE_KEYS)}, got {value!r}")
+    types: dict[str, Any] = {"layout": _hints()["layout"], "sections": tuple[int, ...], "kind": str, "truncate": bool}
+    checked: dict[str, Any] = {}
+    for key, part in value.items():
+        if key not in _ROPE_KEYS:
+            raise _unknown(f"draft.overrides.rope.{key}", key, list(_ROPE_KEYS))
+        checked[key] = _fit(f"draft.overrides.rope.{key}", TypeAdapter(types.get(key, float)), part)
+    return checked
+
+
+@cache
+def _hints() -> dict[str, Any]:
+    from trt_eagle3.checkpoint.rope import RopeSpec
+
+    return get_type_hints(RopeSpec)
+
+
+@cache
+def _adapters() -> dict[str, TypeAdapter[Any]]:
+    hints = get_type_hints(DraftManifest)
+    return {name: TypeAdapter(hint) for name, hint in hints.items() if name not in _FIXED | {"rope"}}

@@ -1,0 +1,118 @@
+"""A draft's files before anyone has said whose they are: config and tensors under canonical names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trt_eagle3.checkpoint.target_reader import read_json
+from trt_eagle3.checkpoint.tensor_file import cached_file, tensor_content, write_tensors
+from trt_eagle3.checkpoint.tensor_index import TensorRef, open_index
+from trt_eagle3.errors import UserError
+
+__all__ = ["DraftFiles", "open_draft"]
+
+_BIN = "pytorch_model.bin"
+_ALIASES = (
+    ("midlayer.", "layers.0."),
+    ("aux_norm_low.", "fc_norm.0."),
+    ("aux_norm_mid.", "fc_norm.1."),
+    ("aux_norm_high.", "fc_norm.2."),
+)
+_WRAPPERS = ("model.", "draft_model.", "module.", "eagle_module.")
+_DROPPED = re.compile(r"(verifier_(norm|lm_head)\.weight|(.*\.)?rotary_emb\.inv_freq)$")  # training only
+
+
+@dataclass(frozen=True)
+class DraftFiles:
+    """What lies in a draft's folder.
+
+    Attributes:
+        tensors: canonical name (see ``DraftManifest``; ``t2d`` too) -> place.
+        layer_prefix: ``midlayer`` or ``layers``, as the file has it; empty where it has neither.
+    """
+
+    directory: Path
+    config: Mapping[str, Any]
+    tensors: Mapping[str, TensorRef] = field(repr=False)
+    layer_prefix: str
+
+    @property
+    def architecture(self) -> str:
+        """The first of the config's architectures, or nothing."""
+        names = self.config.get("architectures")
+        return str(names[0]) if isinstance(names, list) and names else ""
+
+    def find(self, key: str) -> Any:
+        """The value at a dotted key of the config, or None."""
+        value: Any = self.config
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        return value
+
+
+def open_draft(directory: Path, cache: Path | None = None) -> DraftFiles:
+    """Open a draft's folder; a ``pytorch_model.bin`` is converted into ``cache`` first, without running its code.
+
+    Raises:
+        UserError: no config, no weights, or broken ones.
+    """
+    config = read_json(directory / "config.json")
+    raw = _index(directory, cache)
+    wrapper = next((w for w in _WRAPPERS if all(name.startswith(w) for name in raw)), "")
+    tensors: dict[str, TensorRef] = {}
+    for name, ref in raw.items():
+        bare = name.removeprefix(wrapper)
+        if _DROPPED.match(bare):
+            continue
+        old, new = next(((o, n) for o, n in _ALIASES if bare.startswith(o)), ("", ""))
+        canonical = new + bare.removeprefix(old)
+        if canonical in tensors:
+            raise UserError(f"{directory}: {name} and {tensors[canonical].name} are the same weight under two names")
+        tensors[canonical] = ref
+    prefixes = {name.removeprefix(wrapper).split(".")[0] for name in raw}
+    prefix = next((p for p in ("midlayer", "layers") if p in prefixes), "")
+    return DraftFiles(directory, config, tensors, prefix)
+
+
+def _index(directory: Path, cache: Path | None) -> Mapping[str, TensorRef]:
+    pickles = sorted(directory.glob("pytorch_model*.bin"))
+    if pickles and not any(directory.glob("*.safetensors")):
+        return open_index(_converted(pickles, cache))
+    return open_index(directory)
+
+
+def _converted(pickles: list[Path], cache: Path | None) -> Path:
+    """The folder of a safetensors copy of each of ``pickles``."""
+    folder = cached_file(pickles[0], "", cache)
+    for pickle in pickles:
+        file = folder / f"{pickle.stem}.safetensors"
+        if not file.is_file():
+            write_tensors(file, {name: tensor_content(t) for name, t in _unpickled(pickle).items()})
+    return folder
+
+
+def _unpickled(file: Path) -> dict[str, Any]:
+    import pickle
+
+    import torch
+
+    try:
+        try:
+            state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        except RuntimeError:  # the format before 2020 is no zip file and cannot be mapped
+            state = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UserError(
+            f"{file}: holds more than tensors; it is not read, since that could run code. Convert it to safetensors "
+            "where you trust it."
+        ) from error
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        reason = " ".join(str(error).split())[:120]
+        raise UserError(f"{file}: not a sound {_BIN}: {reason}. Download it again.") from error
+    if not isinstance(state, dict) or not all(isinstance(t, torch.Tensor) for t in state.values()):
+        raise UserError(f"{file}: expected a mapping of names to tensors. Convert it to safetensors.")
+    return state

@@ -1,0 +1,50 @@
+"""An EAGLE-3 draft of an unknown producer: what most servers would do with it, and a warning."""
+
+from __future__ import annotations
+
+from trt_eagle3.checkpoint.draft_facts import Facts
+from trt_eagle3.checkpoint.draft_files import DraftFiles
+from trt_eagle3.checkpoint.manifest import Source
+from trt_eagle3.checkpoint.producer import DEFAULT_BASE, Producer, RopeReading
+from trt_eagle3.checkpoint.rope_schedule import RopeConfig
+
+__all__ = ["GENERIC"]
+
+
+def _evidence(files: DraftFiles) -> str:
+    return f"EAGLE-3 tensors; architecture {files.architecture!r} is no producer's that is known"
+
+
+def _read_rope(config: RopeConfig, _: Facts) -> RopeReading:
+    """sglang and vLLM go by mrope_section, not by the kind."""
+    base = config.base or DEFAULT_BASE
+    source = Source("config", config.where) if config.values or config.base else Source("default", "no rope key: 1e4")
+    kind = "default" if config.kind() == "mrope" else config.kind()
+    if config.sections:
+        layout: RopeReading = RopeReading(kind, base, source, "chunked", config.sections)
+        interleaved = RopeReading(kind, base, source, "interleaved", config.sections)
+        return interleaved if config.values.get("mrope_interleaved") else layout
+    return RopeReading(kind, base, source)
+
+
+def _quirks(facts: Facts) -> None:
+    facts.warn("no known producer wrote this; what its files leave open is read as most servers do. Run probe on it")
+    if facts.files.find("norm_before_residual"):
+        facts.put("residual", "normed", "config", "norm_before_residual")
+    if facts.files.find("norm_output") or facts.files.find("eagle_config.norm_output"):
+        facts.put("feedback", "post_norm", "config", "norm_output")
+
+
+GENERIC = Producer(
+    name="generic",
+    evidence=_evidence,
+    read_rope=_read_rope,
+    aux_keys=(
+        "eagle_config.eagle_aux_hidden_state_layer_ids",
+        "eagle_aux_hidden_state_layer_ids",
+        "aux_hidden_states_layer_ids",
+    ),
+    aux_ids="out",
+    aux_pre_deepstack=False,
+    quirks=_quirks,
+)

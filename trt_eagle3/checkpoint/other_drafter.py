@@ -1,0 +1,113 @@
+"""Drafters that live in the same repositories but are not EAGLE-3, and drafts that cannot be read: refused by name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from trt_eagle3.checkpoint.draft_files import DraftFiles
+from trt_eagle3.errors import UserError
+
+__all__ = ["refuse_other_drafters"]
+
+# What an architecture or a speculators_model_type says, lower case -> what it is. The first that matches.
+_NAMES: Mapping[str, str] = {
+    r"p_?eagle": "P-EAGLE (parallel drafting)",
+    r"dflash|dflare": "DFlash",
+    r"dspark": "DSpark",
+    r"domino": "Domino",
+    r"xpress": "XPress",
+    r"medusa": "Medusa",
+    r"hydra": "Hydra",
+    r"mlp_?speculator": "an MLP speculator",
+    r"mtp|nextn": "multi-token prediction",
+    r"eagle2|^eagle$|^eagle(llama|qwen)\w*|forcausallmeagle$": "EAGLE-1/2",
+}
+# A tensor's name -> what it belongs to.
+_TENSORS: Mapping[str, str] = {
+    r"(.*\.)?medusa_heads?\.|\d+\.\d+\.linear\.": "Medusa",
+    r"parallel_draft_heads\.": "ModelOpt's parallel draft heads",
+    r"mask_hidden$": "P-EAGLE (parallel drafting)",
+    r"markov_|confidence_head": "DSpark",
+    r".*self_attn\.(kv_a_proj_with_mqa|kv_b_proj|q_a_proj)\.": "an EAGLE-3 draft with multi-head latent attention",
+    r".*\.(experts|block_sparse_moe)\.": "an EAGLE-3 draft with a mixture of experts",
+    r".*\.lora_[AB]\.": "a draft trained with adapters on its target (adapter_model.safetensors)",
+}
+_QUANTISED = re.compile(r".*\.(weight_scale(_inv|_2)?|input_scale|qweight|qzeros|scales|g_idx|weight_packed)$")
+_FLOATS = ("F32", "F16", "BF16")
+
+
+def refuse_other_drafters(files: DraftFiles) -> None:
+    """Return where ``files`` may be an EAGLE-3 draft.
+
+    Raises:
+        UserError: it is something else, or quantised, and the message says what.
+    """
+    where = files.directory
+    kind = _quantised(files)
+    if kind:
+        raise UserError(f"{where}: a quantised draft ({kind}): not supported. Use the unquantised one.")
+    kind = _named(files) or _by_config(files) or _by_tensors(files)
+    if kind:
+        raise UserError(f"{where}: {kind}: not supported. Use an EAGLE-3 draft.")
+    missing = [n for n in ("fc.weight", "layers.0.self_attn.q_proj.weight", "norm.weight") if n not in files.tensors]
+    if missing:
+        what = f"architecture {files.architecture!r}" if files.architecture else "no architecture in its config"
+        raise UserError(f"{where}: not an EAGLE-3 draft: {', '.join(missing)} missing ({what})")
+
+
+def _named(files: DraftFiles) -> str:
+    names = [("speculators_model_type", files.config.get("speculators_model_type"))]
+    names += [("architecture", files.architecture), ("model_type", files.config.get("model_type"))]
+    for key, name in names:
+        if isinstance(name, str):
+            for pattern, what in _NAMES.items():
+                if re.search(pattern, name.lower()):
+                    return f"{what} ({key} {name!r})"
+    return ""
+
+
+def _by_config(files: DraftFiles) -> str:
+    eagle = files.config.get("eagle_config")
+    eagle = eagle if isinstance(eagle, dict) else {}
+    if "dflash_config" in files.config:
+        return "DFlash (dflash_config)"
+    if "medusa_num_heads" in files.config:
+        return "Medusa (medusa_num_heads)"
+    if eagle.get("use_aux_hidden_state") is False:
+        return "EAGLE-1/2 (eagle_config.use_aux_hidden_state is false)"
+    if eagle.get("use_mtp_layernorm"):
+        return "multi-token prediction (eagle_config.use_mtp_layernorm)"
+    step = eagle.get("parallel_draft_step")
+    return f"parallel drafting (eagle_config.parallel_draft_step {step})" if step not in {None, 0, 1} else ""
+
+
+def _by_tensors(files: DraftFiles) -> str:
+    for name, ref in files.tensors.items():
+        for pattern, what in _TENSORS.items():
+            if re.match(pattern, name):
+                return f"{what} ({ref.name})"
+    fc = files.tensors.get("fc.weight")
+    if fc is not None and len(fc.shape) == 2 and fc.shape[1] == 2 * fc.shape[0] and not _has_wide_layer(files):
+        return f"EAGLE-1/2 (fc.weight {list(fc.shape)} takes an embedding and one hidden state)"
+    return ""
+
+
+def _has_wide_layer(files: DraftFiles) -> bool:
+    """Whether layer 0 takes [embedding, hidden], as every EAGLE-3 draft's does."""
+    q, fc = files.tensors.get("layers.0.self_attn.q_proj.weight"), files.tensors["fc.weight"]
+    return q is not None and q.shape[-1] == 2 * fc.shape[0]
+
+
+def _quantised(files: DraftFiles) -> str:
+    for key in ("quantization_config", "compression_config"):
+        config = files.config.get(key)
+        if config:
+            method = config.get("quant_method") or config.get("quant_algo") if isinstance(config, dict) else config
+            return f"{key}: {method or 'unnamed'}"
+    if (files.directory / "hf_quant_config.json").is_file():
+        return "hf_quant_config.json"
+    for name, ref in files.tensors.items():
+        if _QUANTISED.match(name) or (name.endswith("_proj.weight") and ref.dtype not in _FLOATS):
+            return f"{ref.name}, {ref.dtype}"
+    return ""

@@ -1,0 +1,161 @@
+"""What a draft's producer leaves unsaid in its files, as data, and the one resolution that all producers share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from trt_eagle3.checkpoint.draft_facts import Facts
+from trt_eagle3.checkpoint.draft_files import DraftFiles
+from trt_eagle3.checkpoint.draft_geometry import resolve_geometry
+from trt_eagle3.checkpoint.manifest import Source
+from trt_eagle3.checkpoint.rope import RopeSpec
+from trt_eagle3.checkpoint.rope_schedule import RopeConfig, make_rope, read_rope_config
+
+__all__ = ["DEFAULT_BASE", "Producer", "RopeReading", "resolve"]
+
+DEFAULT_BASE = 10000.0
+
+
+@dataclass(frozen=True)
+class RopeReading:
+    """How a producer's code reads a rope config: the arguments of ``make_rope``, and where they came from."""
+
+    kind: str
+    base: float
+    source: Source
+    layout: Literal["1d", "chunked", "interleaved"] = "1d"
+    sections: tuple[int, ...] = ()
+    warning: str = ""
+
+
+@dataclass(frozen=True)
+class Producer:
+    """One trainer's conventions.
+
+    Attributes:
+        evidence: what in the files says that they are this producer's; empty where nothing does.
+        read_rope: its reading of a rope config.
+        aux_keys: config keys (dotted) that may hold the aux layer ids.
+        aux_ids: what an id means: ``out`` k = output of decoder layer k; ``state`` j = the hidden state after j layers,
+            which is out(j - 1).
+        geometry_at: the config section with the decoder layer's geometry; empty = the top.
+        positions: what a 1-D rope turns by; a 3-axis rope turns by the target's three axes.
+        position_shift, mrope_shift: added to the positions of a 1-D and of a 3-axis draft.
+        quirks: what else its files say, for ``Facts``.
+    """
+
+    name: str
+    evidence: Callable[[DraftFiles], str]
+    read_rope: Callable[[RopeConfig, Facts], RopeReading]
+    aux_keys: tuple[str, ...]
+    aux_ids: Literal["out", "state"]
+    aux_pre_deepstack: bool
+    geometry_at: str = ""
+    image_rows: Literal["pad", "vision"] = "pad"
+    positions: Literal["temporal", "linear"] = "temporal"
+    position_shift: int = 0
+    mrope_shift: int = 0
+    quirks: Callable[[Facts], None] = lambda _: None
+
+
+def resolve(producer: Producer, facts: Facts) -> None:
+    """Put every field of the manifest but its tensors."""
+    facts.put("producer", producer.name, "config", producer.evidence(facts.files) or "no producer's evidence")
+    resolve_geometry(facts, producer.geometry_at)
+    _aux_layers(producer, facts)
+    producer.quirks(facts)
+    rule = f"{producer.name}'s training code"
+    facts.put("aux_pre_deepstack", producer.aux_pre_deepstack, "convention", rule)
+    for field, value in {"residual": "hidden", "first_norm": "single", "feedback": "pre_norm"}.items():
+        facts.put(field, value, "convention", rule)
+    facts.put("image_rows", producer.image_rows, "convention", rule)
+    facts.put("image_rows_rotated", True, "convention", "rows move with the token ids")
+    rope = _rope(producer, facts)
+    one_d = rope.layout == "1d"
+    facts.put("positions", producer.positions if one_d else "3d", "convention", rule)
+    facts.put("position_shift", producer.position_shift if one_d else producer.mrope_shift, "convention", rule)
+
+
+def _aux_layers(producer: Producer, facts: Facts) -> None:
+    """Ids in the file's convention become out(k); left out, the three that all producers default to."""
+    num_target_layers = facts.target.text.num_layers if facts.target else None
+    found = facts.agree("aux_layers", {key: _ids(facts, key) for key in producer.aux_keys})
+    if "aux_layers" not in facts.values and found:
+        ids, key = found
+        meaning, why = _id_meaning(producer, ids, num_target_layers)
+        if why:
+            facts.warn(f"{key} {list(ids)}: {why}; check with probe, or set draft.overrides.aux_layers")
+        if list(ids) != sorted(ids):
+            facts.warn(f"{key} {list(ids)} is not ascending; every server captures in layer order")
+        offset = 1 if meaning == "state" else 0
+        detail = f"{key} {list(ids)}, {'states after j layers' if offset else 'out(k) ids'}"
+        facts.put("aux_layers", tuple(sorted(i - offset for i in ids)), "config", detail)
+    elif "aux_layers" not in facts.values:
+        n = num_target_layers
+        if n is None:
+            raise facts.error(
+                "aux layers: no config key names them. Name the target, or set draft.overrides.aux_layers."
+            )
+        facts.put("aux_layers", (1, n // 2 - 1, n - 4), "convention", "no config key: every trainer's default out(k)")
+    count, fc = len(facts.values["aux_layers"]), facts.files.tensors["fc.weight"]
+    if not count or fc.shape[1] % count:
+        raise facts.error(
+            f"fc.weight {list(fc.shape)} does not take {count} aux states of equal width "
+            f"(aux layers {list(facts.values['aux_layers'])}). Set draft.overrides.aux_layers."
+        )
+    width = fc.shape[1] // count
+    facts.agree("target_hidden_size", {fc.name: width, "target_hidden_size": facts.files.find("target_hidden_size")})
+    facts.put("target_hidden_size", width, "tensor", f"{fc.name} {list(fc.shape)} / {count} aux states")
+
+
+def _ids(facts: Facts, key: str) -> tuple[int, ...] | None:
+    ids = facts.files.find(key)
+    if ids is None or ids == []:
+        return None
+    if not isinstance(ids, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+        raise facts.error(f"config.json {key}: expected a list of layer numbers, got {ids!r}")
+    if len(set(ids)) != len(ids):
+        raise facts.error(f"config.json {key}: {ids} names a layer twice. Set draft.overrides.aux_layers.")
+    return tuple(ids)
+
+
+def _id_meaning(producer: Producer, ids: tuple[int, ...], n: int | None) -> tuple[str, str]:
+    """``out`` or ``state``, and why where that is not the producer's own convention."""
+    if n is not None and producer.aux_ids == "out" and max(ids) == n:
+        return "state", f"layer {n} does not exist, so these are states after j layers"
+    if n is not None and producer.aux_ids == "state" and ids == (1, n // 2 - 1, n - 4):
+        return "out", "this is the default of out(k) trainers, copied unshifted by a converter"
+    return producer.aux_ids, ""
+
+
+def _rope(producer: Producer, facts: Facts) -> RopeSpec:
+    override: Mapping[str, Any] = facts.overrides.get("rope", {})
+    section = facts.files.find(producer.geometry_at) if producer.geometry_at else facts.files.config
+    config = RopeConfig({}, None, "")
+    if not {"layout", "kind", "base"} <= override.keys():
+        config = read_rope_config(section, f"{facts.files.directory}/config.json")
+    if override.get("kind", config.kind()) != config.kind():
+        config = RopeConfig({"mrope_section": list(config.sections)}, config.base, config.where)
+    reading = producer.read_rope(config, facts)
+    layout = override.get("layout", reading.layout)
+    sections = override.get("sections", reading.sections) or config.sections
+    if layout != "1d" and not sections and facts.target is not None:
+        sections = facts.target.text.rope.sections
+    rope = make_rope(
+        override.get("kind", reading.kind),
+        override.get("base", reading.base),
+        facts.values["head_dim"],
+        layout=layout,
+        sections=() if layout == "1d" else sections,
+        parameters={**config.values, **override},
+        max_positions=facts.values["max_position_embeddings"],
+    )
+    source = Source("override", "draft.overrides.rope") if override else reading.source
+    facts.put("rope", rope, source.kind, source.detail)
+    if reading.warning and not override:
+        facts.warn(reading.warning)
+    if rope.kind == "dynamic":
+        facts.warn("rope_type dynamic: its stretching past max_position_embeddings is not followed")
+    return rope

@@ -1,0 +1,184 @@
+"""Rope frequencies by schedule, equal to transformers' ``ROPE_INIT_FUNCTIONS``, and how configs spell them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trt_eagle3.checkpoint.rope import RopeLayout, RopeSpec
+from trt_eagle3.errors import UserError
+
+__all__ = ["SCHEDULES", "RopeConfig", "make_rope", "read_rope_config"]
+
+Floats = NDArray[np.float32]
+Numbers = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """What a config says of its rope, before a producer's convention reads it.
+
+    Attributes:
+        values: ``rope_parameters``, else ``rope_scaling``, else nothing.
+        base: theta, wherever it stands; None where it does not.
+        where: the keys it was read from.
+    """
+
+    values: Mapping[str, Any]
+    base: float | None
+    where: str
+
+    def kind(self, first: str = "rope_type", second: str = "type") -> str:
+        """The schedule's name; producers differ in which of the two keys they look at first."""
+        return str(self.values.get(first) or self.values.get(second) or "default")
+
+    @property
+    def sections(self) -> tuple[int, ...]:
+        """``mrope_section``, or nothing."""
+        return tuple(int(n) for n in self.values.get("mrope_section") or ())
+
+
+def read_rope_config(config: Mapping[str, Any], origin: str) -> RopeConfig:
+    """The rope of a config in either spelling, or in both where they agree.
+
+    Raises:
+        UserError: the two spellings contradict each other.
+    """
+    new, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    for key in sorted(new.keys() & old.keys() - {"type"}):
+        if new[key] != old[key]:
+            raise UserError(
+                f"{origin}: {key}: {new[key]!r} in rope_parameters, {old[key]!r} in rope_scaling. Keep the one it was "
+                "trained with, or set draft.overrides.rope whole (layout, kind, base)."
+            )
+    bases = {"rope_parameters.rope_theta": new.get("rope_theta"), "rope_scaling.rope_theta": old.get("rope_theta")}
+    bases["rope_theta"] = config.get("rope_theta")
+    found = {key: float(value) for key, value in bases.items() if value is not None}
+    if len(set(found.values())) > 1:
+        (key, value), (other, another) = list(found.items())[:2]
+        raise UserError(
+            f"{origin}: {key} is {value:g}, {other} is {another:g}. Keep the one it was trained with, or set "
+            "draft.overrides.rope whole (layout, kind, base)."
+        )
+    values = new or old
+    keys = [name for name, value in (("rope_parameters", new), ("rope_scaling", old)) if value][:1] + list(found)[:1]
+    return RopeConfig(values, next(iter(found.values()), None), ", ".join(keys) or "no rope key")
+
+
+def make_rope(
+    kind: str,
+    base: float,
+    head_dim: int,
+    *,
+    layout: RopeLayout = "1d",
+    sections: tuple[int, ...] = (),
+    parameters: Mapping[str, Any] | None = None,
+    max_positions: int = 0,
+) -> RopeSpec:
+    """The rope of a schedule by name.
+
+    Args:
+        parameters: a rope config; the schedule picks the numbers that it uses.
+        max_positions: the config's ``max_position_embeddings``, from which yarn takes a factor that is left out.
+    Raises:
+        UserError: an unknown schedule, or a number that it needs is missing.
+    """
+    if kind not in SCHEDULES:
+        raise UserError(f"rope: rope_type {kind!r}: not supported; supported: {', '.join(SCHEDULES)}")
+    if base <= 0 or head_dim <= 0 or head_dim % 2:
+        raise UserError(f"rope: base {base:g} and head_dim {head_dim}: expected a positive base and an even head_dim")
+    partial = (parameters or {}).get("partial_rotary_factor", 1.0)
+    if partial != 1.0:
+        raise UserError(f"rope: partial_rotary_factor: expected 1, got {partial}: not supported")
+    required, optional, schedule = SCHEDULES[kind]
+    numbers = _numbers(kind, parameters or {}, required, optional, max_positions)
+    inv_freq, attention_scaling = schedule(base, head_dim, numbers)
+    return RopeSpec(
+        layout=layout,
+        sections=sections,
+        inv_freq=tuple(float(f) for f in inv_freq),
+        attention_scaling=attention_scaling,
+        kind=kind,
+        base=base,
+        parameters=numbers,
+    )
+
+
+def _numbers(
+    kind: str, given: Mapping[str, Any], required: tuple[str, ...], optional: tuple[str, ...], max_positions: int
+) -> dict[str, float]:
+    numbers = {key: float(given[key]) for key in (*required, *optional) if given.get(key) is not None}
+    if kind == "yarn" and "factor" not in numbers and max_positions and "original_max_position_embeddings" in numbers:
+        numbers["factor"] = max_positions / numbers["original_max_position_embeddings"]
+    missing = [key for key in required if key not in numbers]
+    if missing:
+        raise UserError(f"rope: rope_type {kind} needs {', '.join(missing)}; give it in draft.overrides.rope")
+    return numbers
+
+
+def _plain(base: float, head_dim: int) -> Floats:
+    return np.asarray(RopeSpec.plain(head_dim, base).inv_freq, dtype=np.float32)
+
+
+def _default(base: float, head_dim: int, _: Numbers) -> tuple[Floats, float]:
+    return _plain(base, head_dim), 1.0
+
+
+def _linear(base: float, head_dim: int, n: Numbers) -> tuple[Floats, float]:
+    return _plain(base, head_dim) / np.float32(n["factor"]), 1.0
+
+
+def _llama3(base: float, head_dim: int, n: Numbers) -> tuple[Floats, float]:
+    inv_freq = _plain(base, head_dim)
+    low, high, old = n["low_freq_factor"], n["high_freq_factor"], n["original_max_position_embeddings"]
+    wavelength = np.float32(2 * math.pi) / inv_freq
+    slow = np.where(wavelength > old / low, inv_freq / np.float32(n["factor"]), inv_freq)
+    smooth = (np.float32(old) / wavelength - np.float32(low)) / np.float32(high - low)
+    smoothed = (1 - smooth) * slow / np.float32(n["factor"]) + smooth * slow
+    between = ~(wavelength < old / high) & ~(wavelength > old / low)
+    return np.where(between, smoothed, slow).astype(np.float32), 1.0
+
+
+def _yarn(base: float, head_dim: int, n: Numbers) -> tuple[Floats, float]:
+    factor, old = n["factor"], n["original_max_position_embeddings"]
+
+    def dimension(rotations: float) -> float:
+        return head_dim * math.log(old / (rotations * 2 * math.pi)) / (2 * math.log(base))
+
+    def mscale(scale: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
+
+    low, high = dimension(n.get("beta_fast") or 32), dimension(n.get("beta_slow") or 1)
+    if n.get("truncate", 1.0):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    ramp = (np.arange(head_dim // 2, dtype=np.float32) - low) / np.float32(high - low or 0.001)
+    keep = 1 - np.clip(ramp, 0, 1).astype(np.float32)
+    plain = _plain(base, head_dim)
+    inv_freq = plain / np.float32(factor) * (1 - keep) + plain * keep
+    scaling = n.get("attention_factor")
+    if scaling is None:
+        both = n.get("mscale") and n.get("mscale_all_dim")
+        scaling = mscale(n["mscale"]) / mscale(n["mscale_all_dim"]) if both else mscale(1.0)
+    return inv_freq.astype(np.float32), float(scaling)
+
+
+Schedule = Callable[[float, int, Numbers], tuple[Floats, float]]
+_OLD = "original_max_position_embeddings"
+SCHEDULES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], Schedule]] = {
+    "default": ((), (), _default),
+    "linear": (("factor",), (), _linear),
+    "dynamic": (("factor",), (), _default),  # stretches only past max_position_embeddings, which is not followed
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor", _OLD), (), _llama3),
+    "yarn": (
+        ("factor", _OLD),
+        ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"),
+        _yarn,
+    ),
+}
+"""rope_type -> (numbers it needs, numbers it may have, the frequencies and the factor on cos and sin)."""

@@ -1,0 +1,55 @@
+"""vLLM speculators (facts: speculators 0.9.0, models/eagle3; vLLM 0.33's reading of its configs)."""
+
+from __future__ import annotations
+
+from trt_eagle3.checkpoint.draft_facts import Facts
+from trt_eagle3.checkpoint.draft_files import DraftFiles
+from trt_eagle3.checkpoint.manifest import Source
+from trt_eagle3.checkpoint.producer import DEFAULT_BASE, Producer, RopeReading
+from trt_eagle3.checkpoint.rope_schedule import RopeConfig
+
+__all__ = ["SPECULATORS"]
+
+
+def _evidence(files: DraftFiles) -> str:
+    model_type = files.config.get("speculators_model_type")
+    return "speculators_model_type eagle3" if model_type == "eagle3" else ""
+
+
+def _read_rope(config: RopeConfig, _: Facts) -> RopeReading:
+    warning = ""
+    if config.sections:
+        warning = "rope: mrope_section is ignored, as in speculators' training, which has 1-D positions only"
+    kind = "default" if config.kind() == "mrope" else config.kind()
+    source = Source("config", f"transformer_layer_config {config.where}") if config.base else Source("default", "1e4")
+    return RopeReading(kind, config.base or DEFAULT_BASE, source, warning=warning)
+
+
+def _quirks(facts: Facts) -> None:
+    normed = facts.files.find("norm_before_residual")
+    if normed is not None:
+        facts.put("residual", "normed" if normed else "hidden", "config", "norm_before_residual")
+    facts.put("residual", "normed", "convention", "norm_before_residual is absent: vLLM takes true")
+    post = facts.files.find("norm_output")
+    detail = "norm_output" if post is not None else "norm_output is absent"
+    facts.put("feedback", "post_norm" if post else "pre_norm", "config" if post is not None else "default", detail)
+    for key, field in (("norm_before_fc", "norm_before_fc"), ("fc_norm", "fc_norm")):
+        if facts.files.find(key) not in {None, facts.values[field]}:
+            raise facts.error(
+                f"{key} is {facts.files.find(key)} in config.json, its tensors are "
+                f"{'there' if facts.values[field] else 'absent'}. Use the whole checkpoint."
+            )
+
+
+SPECULATORS = Producer(
+    name="speculators",
+    evidence=_evidence,
+    read_rope=_read_rope,
+    aux_keys=("eagle_aux_hidden_state_layer_ids",),
+    aux_ids="state",
+    aux_pre_deepstack=False,  # its data come from vLLM
+    geometry_at="transformer_layer_config",
+    positions="linear",
+    position_shift=1,
+    quirks=_quirks,
+)

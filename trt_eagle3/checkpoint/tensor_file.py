@@ -1,0 +1,132 @@
+"""Writing safetensors as a stream: tensors are copied from where they lie, one at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["Content", "array_content", "cached_file", "read_integers", "ref_content", "tensor_content", "write_tensors"]
+
+_CHUNK_BYTES = 1 << 24
+_ITEM_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F16": 2, "BF16": 2, "I16": 2, "F32": 4, "I32": 4, "F64": 8, "I64": 8}
+_TORCH_NAMES = {
+    "torch.float32": "F32",
+    "torch.float16": "F16",
+    "torch.bfloat16": "BF16",
+    "torch.float64": "F64",
+    "torch.int64": "I64",
+    "torch.int32": "I32",
+    "torch.int16": "I16",
+    "torch.int8": "I8",
+    "torch.uint8": "U8",
+    "torch.bool": "BOOL",
+}
+_ARRAY_NAMES = {"int64": "I64", "int32": "I32", "bool": "BOOL", "float32": "F32"}
+
+
+@dataclass(frozen=True)
+class Content:
+    """A tensor to be written: type in safetensors' spelling, shape, and its bytes when they are wanted."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: Callable[[], Iterable[bytes]]
+
+
+def ref_content(ref: TensorRef) -> Content:
+    """The bytes of a tensor on disk."""
+
+    def chunks() -> Iterator[bytes]:
+        with ref.file.open("rb") as stream:
+            stream.seek(ref.offset)
+            left = ref.num_bytes
+            while left:
+                part = stream.read(min(left, _CHUNK_BYTES))
+                if not part:
+                    raise UserError(f"{ref.file}: {ref.name} is cut short. Download it again.")
+                left -= len(part)
+                yield part
+
+    return Content(ref.dtype, ref.shape, chunks)
+
+
+def array_content(array: NDArray[Any]) -> Content:
+    """The bytes of a NumPy array (int64, int32, float32 or bool)."""
+    contiguous = np.ascontiguousarray(array)
+    return Content(_ARRAY_NAMES[str(array.dtype)], tuple(array.shape), lambda: [contiguous.tobytes()])
+
+
+def tensor_content(tensor: Tensor) -> Content:
+    """The bytes of a torch tensor."""
+    import torch
+
+    def chunks() -> Iterator[bytes]:
+        flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+        for start in range(0, len(flat), _CHUNK_BYTES):
+            yield flat[start : start + _CHUNK_BYTES].numpy().tobytes()
+
+    dtype = _TORCH_NAMES.get(str(tensor.dtype))
+    if dtype is None:
+        raise UserError(f"a tensor of {tensor.dtype}: not a type that safetensors has here")
+    return Content(dtype, tuple(tensor.shape), chunks)
+
+
+def write_tensors(file: Path, contents: Mapping[str, Content]) -> None:
+    """Write ``contents`` to ``file``, whole or not at all; the widest types first, so that all are aligned."""
+    ordered = sorted(contents.items(), key=lambda item: (-_ITEM_BYTES[item[1].dtype], item[0]))
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, content in ordered:
+        start, end = end, end + prod(content.shape) * _ITEM_BYTES[content.dtype]
+        header[name] = {"dtype": content.dtype, "shape": list(content.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f"{file.name}.partial-{os.getpid()}")
+    try:
+        with partial.open("wb") as stream:
+            stream.write(struct.pack("<Q", len(text)) + text)
+            for _, content in ordered:
+                stream.writelines(content.chunks())
+        partial.replace(file)
+    except OSError as error:
+        raise UserError(f"{file}: cannot write it: {error.strerror}. Free some space or name another place.") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def cached_file(source: Path, name: str, cache: Path | None) -> Path:
+    """Where what was derived from ``source`` is kept: a place that changes when ``source`` does.
+
+    Args:
+        cache: the folder for all such files; by default ``trt-eagle3`` in the user's cache.
+    """
+    root = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trt-eagle3"
+    stat = source.stat()
+    key = f"{source.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
+    return root / hashlib.sha256(key.encode()).hexdigest()[:16] / name
+
+
+def read_integers(ref: TensorRef) -> NDArray[np.int64]:
+    """An int64, int32 or bool tensor as int64."""
+    kinds = {"I64": "<i8", "I32": "<i4", "BOOL": "|u1", "U8": "|u1"}
+    if ref.dtype not in kinds:
+        raise UserError(f"{ref.file}: {ref.name}: expected whole numbers, got {ref.dtype}")
+    raw = b"".join(ref_content(ref).chunks())
+    return np.frombuffer(raw, dtype=kinds[ref.dtype]).astype(np.int64)
