@@ -1,0 +1,124 @@
+// Checks of C arguments. The first failure is kept as a message; later ones are not looked at.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <initializer_list>
+#include <string>
+
+#include "trt_eagle3.h"
+
+namespace trt_eagle3 {
+
+constexpr int64_t kAny = -1;  // in an expected shape: any size
+
+class Check {
+ public:
+  explicit Check(const char* op) : op_(op) {}
+
+  te3_status status() const { return status_; }
+  const std::string& message() const { return message_; }
+  bool ok() const { return status_ == TE3_OK; }
+
+  // Present, of this dtype and shape, with data aligned to 16 bytes (4 for int32, 1 for bool).
+  void tensor(const char* name, const te3_tensor& t, int32_t dtype, std::initializer_list<int64_t> shape,
+              const char* layout) {
+    shape_of(name, t, dtype, shape, layout);
+    data_of(name, t);
+  }
+
+  // As tensor(), but the data may be null.
+  void shape_of(const char* name, const te3_tensor& t, int32_t dtype, std::initializer_list<int64_t> shape,
+                const char* layout) {
+    if (!ok()) return;
+    if (t.dtype != dtype) {
+      return fail(std::string(name) + ": expected " + dtype_name(dtype) + ", got " + dtype_name(t.dtype));
+    }
+    bool same = t.rank == static_cast<int32_t>(shape.size());
+    int axis = 0;
+    for (const int64_t size : shape) {
+      same = same && t.shape[axis] >= 0 && (size == kAny || size == t.shape[axis]);
+      ++axis;
+    }
+    if (!same) fail(std::string(name) + ": expected " + layout + " = " + text(shape) + ", got " + text(t));
+  }
+
+  void data_of(const char* name, const te3_tensor& t) {
+    if (!ok()) return;
+    if (t.data == nullptr) return fail(std::string(name) + ": data is null");
+    const uintptr_t alignment = t.dtype == TE3_BOOL ? 1 : t.dtype == TE3_INT32 ? 4 : 16;
+    if (reinterpret_cast<uintptr_t>(t.data) % alignment != 0) {
+      fail(std::string(name) + ": data must be aligned to " + std::to_string(alignment) + " bytes");
+    }
+  }
+
+  void floating(const char* name, const te3_tensor& t) {
+    if (t.dtype < TE3_FLOAT32 || t.dtype > TE3_BFLOAT16) {
+      fail(std::string(name) + ": expected float32, float16 or bfloat16, got " + dtype_name(t.dtype));
+    }
+  }
+
+  void that(bool holds, const std::string& otherwise) {
+    if (!holds) fail(otherwise);
+  }
+
+  // On the current device. Comes last: it is the one check that needs a device.
+  void on_device(std::initializer_list<const void*> pointers) {
+    if (!ok()) return;
+    int device = 0;
+    if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) {
+      return fail(std::string("no CUDA device: ") + cudaGetErrorString(error), TE3_WRONG_DEVICE);
+    }
+    for (const void* pointer : pointers) {
+      if (pointer == nullptr) continue;
+      cudaPointerAttributes attributes;
+      if (const cudaError_t error = cudaPointerGetAttributes(&attributes, pointer); error != cudaSuccess) {
+        cudaGetLastError();
+        return fail(std::string("no CUDA device: ") + cudaGetErrorString(error), TE3_WRONG_DEVICE);
+      }
+      const bool usable = attributes.type == cudaMemoryTypeManaged ||
+                          (attributes.type == cudaMemoryTypeDevice && attributes.device == device);
+      if (!usable) {
+        return fail("expected memory of CUDA device " + std::to_string(device) + ", got memory of the host or another",
+                    TE3_WRONG_DEVICE);
+      }
+    }
+  }
+
+  void launched(cudaError_t error) {
+    if (!ok() || error == cudaSuccess) return;
+    const bool unsupported = error == cudaErrorNotSupported;
+    fail(unsupported ? std::string("no kernel for these arguments on this device") : cudaGetErrorString(error),
+         unsupported ? TE3_NOT_SUPPORTED : TE3_CUDA_ERROR);
+  }
+
+  static std::string text(const te3_tensor& t) {
+    std::string s = "[";
+    for (int32_t i = 0; i < t.rank && i < TE3_MAX_RANK; ++i) s += (i ? ", " : "") + std::to_string(t.shape[i]);
+    return s + "]";
+  }
+
+ private:
+  void fail(const std::string& what, te3_status status = TE3_INVALID_ARGUMENT) {
+    if (!ok()) return;
+    status_ = status;
+    message_ = std::string(op_) + ": " + what;
+  }
+
+  static std::string text(std::initializer_list<int64_t> shape) {
+    std::string s = "[";
+    for (const int64_t size : shape) s += (s.size() > 1 ? ", " : "") + (size == kAny ? "any" : std::to_string(size));
+    return s + "]";
+  }
+
+  static const char* dtype_name(int32_t dtype) {
+    static const char* const names[] = {"float32", "float16", "bfloat16", "int32", "bool"};
+    return dtype >= 0 && dtype <= TE3_BOOL ? names[dtype] : "an unknown dtype";
+  }
+
+  const char* op_;
+  te3_status status_ = TE3_OK;
+  std::string message_;
+};
+
+}  // namespace trt_eagle3

@@ -1,0 +1,116 @@
+// Parameters and launchers of every kernel: plain pointers and sizes, no framework types.
+//
+// Shapes: B rows, S new tokens per row, N = B * S, M masked tail (M >= S), P pages per row, Hq / Hkv heads, D head_dim,
+// H hidden. All tensors are contiguous and on the current device. A launcher allocates nothing and never synchronises.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace trt_eagle3 {
+
+enum class DType : int32_t { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
+
+// Who sees whom in the tail: an explicit mask, or token i sees tail slots up to its own.
+enum class MaskKind : int32_t { kTree = 0, kCausal = 1 };
+
+// How products are computed. kAuto picks; the rest are for tests and measurements.
+enum class AttentionPath : int32_t { kAuto = 0, kSimple = 1, kMma = 2, kWgmma = 3 };
+
+// How the splits over the cache are merged. kAuto picks a thread-block cluster where the chip has them.
+enum class CombineKind : int32_t { kAuto = 0, kCluster = 1, kWorkspace = 2 };
+
+struct TreeAttentionParams {
+  const void* q;                  // T [N, Hq * D]
+  const void* k;                  // T [N, Hkv * D]
+  const void* v;                  // T [N, Hkv * D]
+  void* k_cache;                  // T [slots, Hkv, D], updated in place
+  void* v_cache;                  // T [slots, Hkv, D], updated in place
+  const int32_t* past_lengths;    // [B]
+  const int32_t* query_lengths;   // [B]
+  const int32_t* page_table;      // [B, P]
+  const uint8_t* tree_mask;       // bool [B, S, M]; not read when mask is kCausal
+  void* out;                      // T [N, Hq * D]
+  int32_t batch;
+  int32_t num_new;                // S
+  int32_t tail;                   // M
+  int32_t pages_per_row;          // P
+  int32_t page_size;
+  int32_t num_heads;
+  int32_t num_kv_heads;
+  int32_t head_dim;
+  float scale;
+  DType dtype;
+  MaskKind mask;
+  AttentionPath path;
+  CombineKind combine;
+  int32_t num_splits;             // 0: chosen from the shapes
+};
+
+struct QKNormMRopeParams {
+  const void* qkv;                // T [N, (Hq + 2 Hkv) * D]
+  const int32_t* position_ids;    // [3, N]
+  const float* inv_freq;          // [D / 2]
+  const int32_t* pair_axis;       // [D / 2], values 0..2
+  const void* q_norm;             // T [D], or null: no norm
+  const void* k_norm;             // T [D], or null: no norm
+  void* q;                        // T [N, Hq * D]
+  void* k;                        // T [N, Hkv * D]
+  void* v;                        // T [N, Hkv * D]
+  int32_t num_tokens;             // N
+  int32_t num_heads;
+  int32_t num_kv_heads;
+  int32_t head_dim;
+  float epsilon;
+  DType dtype;
+};
+
+struct AddRmsNormParams {
+  const void* x;                  // T [n, H]
+  const void* residual;           // T [n, H], or null
+  const void* weight;             // T [H]
+  void* y;                        // T [n, H]
+  void* sum;                      // T [n, H]; null exactly when residual is
+  int32_t num_rows;
+  int32_t hidden;
+  float epsilon;
+  DType dtype;
+};
+
+struct SiluMulParams {
+  const void* gate_up;            // T [n, 2 * width], gate first
+  void* out;                      // T [n, width]
+  int32_t num_rows;
+  int32_t width;
+  DType dtype;
+};
+
+// Moves row `source` of each sequence to row `destination` in every plane (layer, key or value) as if at once.
+struct KVMoveParams {
+  void* cache;                    // [planes, slots, row_bytes]
+  const int32_t* source;          // [B, K] rows of the sequence; negative: no move
+  const int32_t* destination;     // [B, K]; negative: no move
+  const int32_t* page_table;      // [B, P], or null: source and destination are slots
+  int64_t slots;
+  int32_t planes;
+  int32_t row_bytes;              // a multiple of 16
+  int32_t batch;
+  int32_t num_moves;              // K
+  int32_t pages_per_row;
+  int32_t page_size;
+};
+
+// Bytes of workspace that tree_attention wants. It must be zero-cost to reuse: nothing is kept between launches.
+cudaError_t tree_attention_workspace(const TreeAttentionParams& params, size_t* bytes);
+cudaError_t tree_attention(const TreeAttentionParams& params, void* workspace, size_t workspace_bytes, cudaStream_t stream);
+cudaError_t qk_norm_mrope(const QKNormMRopeParams& params, cudaStream_t stream);
+cudaError_t add_rms_norm(const AddRmsNormParams& params, cudaStream_t stream);
+cudaError_t silu_mul(const SiluMulParams& params, cudaStream_t stream);
+cudaError_t kv_move(const KVMoveParams& params, cudaStream_t stream);
+
+// Most moves of one launch (all rows of the batch together): a column of all of them is held in shared memory.
+constexpr int32_t kMaxKVMoves = 2048;
+
+}  // namespace trt_eagle3

@@ -1,0 +1,45 @@
+#include "tree_launch.cuh"
+#include "tree_simple.cuh"
+
+namespace trt_eagle3 {
+
+template <>
+cudaError_t run_tree_head_dim<64>(const TreeAttentionParams& p, const TreeRequest& request);
+template <>
+cudaError_t run_tree_head_dim<96>(const TreeAttentionParams& p, const TreeRequest& request);
+template <>
+cudaError_t run_tree_head_dim<128>(const TreeAttentionParams& p, const TreeRequest& request);
+template <>
+cudaError_t run_tree_head_dim<256>(const TreeAttentionParams& p, const TreeRequest& request);
+
+namespace {
+
+cudaError_t dispatch(const TreeAttentionParams& p, const TreeRequest& request) {
+  if (p.batch == 0 || p.num_new == 0) return cudaSuccess;
+  if (p.path != AttentionPath::kSimple && p.dtype != DType::kFloat32) {
+    switch (p.head_dim) {
+      case 64: return run_tree_head_dim<64>(p, request);
+      case 96: return run_tree_head_dim<96>(p, request);
+      case 128: return run_tree_head_dim<128>(p, request);
+      case 256: return run_tree_head_dim<256>(p, request);
+      default: break;
+    }
+  }
+  if (p.path == AttentionPath::kMma || p.path == AttentionPath::kWgmma) return cudaErrorNotSupported;
+  if (request.bytes != nullptr) return cudaSuccess;
+  return with_dtype(p.dtype, [&](auto t) { return tree_simple<decltype(t)>(p, request.stream); });
+}
+
+}  // namespace
+
+cudaError_t tree_attention_workspace(const TreeAttentionParams& params, size_t* bytes) {
+  *bytes = 0;
+  return dispatch(params, TreeRequest{bytes, nullptr, 0, nullptr});
+}
+
+cudaError_t tree_attention(const TreeAttentionParams& params, void* workspace, size_t workspace_bytes,
+                           cudaStream_t stream) {
+  return dispatch(params, TreeRequest{nullptr, workspace, workspace_bytes, stream});
+}
+
+}  // namespace trt_eagle3

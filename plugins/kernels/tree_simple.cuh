@@ -1,0 +1,108 @@
+// TreeAttention without tensor cores: any type, any even head_dim up to 256. For float32 models and odd geometries.
+//
+// Idea: one launch writes the new rows into the cache; in a second, four warps share the slots of one (token, head) and
+// merge at the end. No tiling: every cache row is read once per query head, through L2.
+// Measured: not a target; it exists so that a float32 pair runs on CUDA and the fast path has something to be checked by.
+#pragma once
+
+#include "common.cuh"
+
+namespace trt_eagle3 {
+
+__device__ __forceinline__ int64_t simple_slot(const TreeAttentionParams& p, int sequence, int place) {
+  const int64_t page = p.page_table[static_cast<int64_t>(sequence) * p.pages_per_row + place / p.page_size];
+  return page * p.page_size + place % p.page_size;
+}
+
+// grid (N)
+template <typename T>
+__global__ void __launch_bounds__(128) tree_write_kernel(const TreeAttentionParams p) {
+  const int sequence = blockIdx.x / p.num_new;
+  const int token = blockIdx.x - sequence * p.num_new;
+  const int place = p.past_lengths[sequence] + p.tail - p.num_new + token;
+  if (token >= p.query_lengths[sequence] || place >= p.pages_per_row * p.page_size) return;
+  const int width = p.num_kv_heads * p.head_dim;
+  const int64_t target = simple_slot(p, sequence, place) * width;
+  const int64_t source = static_cast<int64_t>(blockIdx.x) * width;
+  for (int i = threadIdx.x; i < width; i += 128) {
+    static_cast<T*>(p.k_cache)[target + i] = static_cast<const T*>(p.k)[source + i];
+    static_cast<T*>(p.v_cache)[target + i] = static_cast<const T*>(p.v)[source + i];
+  }
+}
+
+// grid (N, Hq)
+template <typename T>
+__global__ void __launch_bounds__(128) tree_simple_kernel(const TreeAttentionParams p) {
+  constexpr int kWarps = 4, kMax = 8;  // 8 x 32 columns
+  __shared__ float outs[kWarps][kMax * 32];
+  __shared__ float tops[kWarps], sums[kWarps];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int sequence = blockIdx.x / p.num_new;
+  const int token = blockIdx.x - sequence * p.num_new;
+  const int head = blockIdx.y;
+  const int kv_head = head / (p.num_heads / p.num_kv_heads);
+  const int past = p.past_lengths[sequence];
+  const int queries = min(p.query_lengths[sequence], p.num_new);
+  const int first_new = past + p.tail - p.num_new;
+  const bool causal = p.mask == MaskKind::kCausal;
+  T* out = static_cast<T*>(p.out) + (static_cast<int64_t>(blockIdx.x) * p.num_heads + head) * p.head_dim;
+  if (token >= queries) {
+    for (int i = threadIdx.x; i < p.head_dim; i += 128) out[i] = from_float<T>(0.0f);
+    return;
+  }
+  const T* q = static_cast<const T*>(p.q) + (static_cast<int64_t>(blockIdx.x) * p.num_heads + head) * p.head_dim;
+  const uint8_t* mask = p.tree_mask + static_cast<int64_t>(blockIdx.x) * p.tail;
+  float query[kMax], acc[kMax] = {};
+#pragma unroll
+  for (int i = 0; i < kMax; ++i) query[i] = i * 32 + lane < p.head_dim ? to_float(q[i * 32 + lane]) * p.scale : 0.0f;
+  float top = -INFINITY, sum = 0.0f;
+  const int end = min(causal ? first_new + token + 1 : first_new + queries, p.pages_per_row * p.page_size);
+  for (int place = warp; place < end; place += kWarps) {
+    if (!causal && place >= past && mask[place - past] == 0) continue;
+    const int64_t row = (simple_slot(p, sequence, place) * p.num_kv_heads + kv_head) * p.head_dim;
+    float value[kMax], score = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kMax; ++i) {
+      const bool inside = i * 32 + lane < p.head_dim;
+      value[i] = inside ? to_float(static_cast<const T*>(p.v_cache)[row + i * 32 + lane]) : 0.0f;
+      if (inside) score += query[i] * to_float(static_cast<const T*>(p.k_cache)[row + i * 32 + lane]);
+    }
+    score = warp_sum(score);
+    const float new_top = fmaxf(top, score);
+    const float shrink = expf(top - new_top), weight = expf(score - new_top);
+    top = new_top;
+    sum = sum * shrink + weight;
+#pragma unroll
+    for (int i = 0; i < kMax; ++i) acc[i] = acc[i] * shrink + weight * value[i];
+  }
+#pragma unroll
+  for (int i = 0; i < kMax; ++i) outs[warp][i * 32 + lane] = acc[i];
+  if (lane == 0) {
+    tops[warp] = top;
+    sums[warp] = sum;
+  }
+  __syncthreads();
+  float best = -INFINITY;
+  for (int w = 0; w < kWarps; ++w) best = fmaxf(best, tops[w]);
+  float total = 0.0f, weights[kWarps];
+  for (int w = 0; w < kWarps; ++w) {
+    weights[w] = tops[w] == -INFINITY ? 0.0f : expf(tops[w] - best);
+    total += weights[w] * sums[w];
+  }
+  for (int i = threadIdx.x; i < p.head_dim; i += 128) {
+    float merged = 0.0f;
+    for (int w = 0; w < kWarps; ++w) merged += weights[w] * outs[w][i];
+    out[i] = from_float<T>(total > 0.0f ? merged / total : 0.0f);
+  }
+}
+
+template <typename T>
+cudaError_t tree_simple(const TreeAttentionParams& p, cudaStream_t stream) {
+  const int tokens = p.batch * p.num_new;
+  tree_write_kernel<T><<<tokens, 128, 0, stream>>>(p);
+  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+  tree_simple_kernel<T><<<dim3(tokens, p.num_heads), 128, 0, stream>>>(p);
+  return cudaGetLastError();
+}
+
+}  // namespace trt_eagle3

@@ -1,0 +1,153 @@
+// The pieces of TreeAttention that know how a tile lies in shared memory: addresses, loads, and the two products.
+//
+// A tile of R rows and D columns is cut into panels of 64 columns; each row of a panel is 128 bytes whose eight 16-byte
+// chunks are swizzled by the row. ldmatrix reads it without bank conflicts, and it is what wgmma calls the 128-byte
+// swizzle, so one copy serves both. D = 96 has no such panels: 192-byte rows with their own swizzle, for mma.sync alone.
+#pragma once
+
+#include "common.cuh"
+#include "wgmma.cuh"
+
+namespace trt_eagle3 {
+
+enum class Math { kMma, kWgmma };
+
+// One configuration of the kernel: kWarpsM x 16 query rows against kTokens cache slots at a time; kWarpsN warps share
+// the slots of a tile when there are too few rows to occupy them.
+template <typename Element, int kHeadDim, int kWarpsM, int kWarpsN, int kTileTokens, int kTileStages, Math kTileMath>
+struct TreeTile {
+  using T = Element;
+  static constexpr int D = kHeadDim;
+  static constexpr int WarpsM = kWarpsM;
+  static constexpr int WarpsN = kWarpsN;
+  static constexpr int Rows = 16 * kWarpsM;
+  static constexpr int Tokens = kTileTokens;
+  static constexpr int Stages = kTileStages;
+  static constexpr int Threads = 32 * kWarpsM * kWarpsN;
+  static constexpr int WarpTokens = Tokens / WarpsN;
+  static constexpr bool Wgmma = kTileMath == Math::kWgmma;
+  static constexpr int Chunks = D / 8;
+  static constexpr int KBytes = Tokens * D * 2;
+  static constexpr int StageBytes = 2 * KBytes;
+  static constexpr int QueryBytes = Rows * D * 2;
+  // mma.sync keeps the queries in registers, so they pass through the last stage before it is first filled.
+  static constexpr int QueryOffset = Wgmma ? Stages * StageBytes : (Stages - 1) * StageBytes;
+  static constexpr int PipelineBytes = Stages * StageBytes + (Wgmma ? QueryBytes : 0);
+  static constexpr int PartialStride = D + 8;  // floats; the pad keeps the fragments' stores free of conflicts
+  static constexpr int PartialBytes = WarpsN * Rows * PartialStride * 4;
+  static constexpr int LimitsOffset = PartialBytes;  // float2 [WarpsN + 1][Rows], written when the pipeline is done
+  static constexpr int ResultBytes = LimitsOffset + (WarpsN + 1) * Rows * 8;
+  static constexpr int SlotsOffset = PipelineBytes > ResultBytes ? PipelineBytes : ResultBytes;  // int [Stages][Tokens]
+  static constexpr int SharedBytes = SlotsOffset + Stages * Tokens * 4;
+  static_assert(QueryBytes <= StageBytes || Wgmma, "queries must fit the last stage");
+  static_assert(!Wgmma || (WarpsN == 1 && WarpsM % 4 == 0 && D % 64 == 0), "a warpgroup owns 64 whole rows");
+};
+
+template <int kD>
+__device__ __forceinline__ uint32_t tile_offset(int row, int chunk, int rows) {
+  if constexpr (kD % 64 == 0) {
+    return (chunk >> 3) * rows * 128 + row * 128 + (((chunk & 7) ^ (row & 7)) << 4);
+  } else {
+    static_assert(kD == 96);
+    return row * 192 + ((chunk ^ ((row >> 1) & 3)) << 4);
+  }
+}
+
+// A fragment (16 rows x 16 columns) of the queries.
+template <typename Tile>
+__device__ __forceinline__ void load_query(uint32_t (&fragment)[4], uint32_t queries, int row0, int step, int lane) {
+  const int row = row0 + (lane & 15);
+  load_matrix4(fragment, queries + tile_offset<Tile::D>(row, step * 2 + (lane >> 4), Tile::Rows));
+}
+
+// scores = queries . keys^T for this warp's 16 rows and WarpTokens slots.
+template <typename Tile>
+__device__ __forceinline__ void multiply_qk(float (&scores)[Tile::WarpTokens / 8][4],
+                                            const uint32_t (&query)[Tile::Wgmma ? 1 : Tile::D / 16][4], uint32_t queries,
+                                            uint32_t keys, int warp, int lane) {
+  using T = typename Tile::T;
+  if constexpr (Tile::Wgmma) {
+#if TRT_EAGLE3_HAS_WGMMA
+    wgmma_pin(scores);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < Tile::D / 16; ++step) {
+      const uint32_t column = (step & 3) * 32;
+      const uint32_t a = queries + (step >> 2) * Tile::Rows * 128 + (warp >> 2) * 64 * 128 + column;
+      const uint32_t b = keys + (step >> 2) * Tile::Tokens * 128 + column;
+      wgmma_ss<T>(scores, wgmma_descriptor(a, 16), wgmma_descriptor(b, 16), step != 0);
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_pin(scores);
+#endif
+  } else {
+    const int token0 = (warp / Tile::WarpsM) * Tile::WarpTokens;
+#pragma unroll
+    for (int j = 0; j < Tile::WarpTokens / 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) scores[j][e] = 0.0f;
+    }
+#pragma unroll
+    for (int step = 0; step < Tile::D / 16; ++step) {
+#pragma unroll
+      for (int pair = 0; pair < Tile::WarpTokens / 16; ++pair) {
+        const int row = token0 + pair * 16 + (lane & 7) + ((lane >> 4) << 3);
+        uint32_t b[4];
+        load_matrix4(b, keys + tile_offset<Tile::D>(row, step * 2 + ((lane >> 3) & 1), Tile::Tokens));
+        mma<T>(scores[2 * pair], query[step], b[0], b[1]);
+        mma<T>(scores[2 * pair + 1], query[step], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// out += weights . values; the weights are rounded to T, as every tensor-core attention does.
+template <typename Tile>
+__device__ __forceinline__ void multiply_pv(float (&out)[Tile::D / 8][4], const float (&weights)[Tile::WarpTokens / 8][4],
+                                            uint32_t values, int warp, int lane) {
+  using T = typename Tile::T;
+  uint32_t a[Tile::WarpTokens / 16][4];
+#pragma unroll
+  for (int step = 0; step < Tile::WarpTokens / 16; ++step) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      a[step][2 * half] = pack2<T>(weights[2 * step + half][0], weights[2 * step + half][1]);
+      a[step][2 * half + 1] = pack2<T>(weights[2 * step + half][2], weights[2 * step + half][3]);
+    }
+  }
+  if constexpr (Tile::Wgmma) {
+#if TRT_EAGLE3_HAS_WGMMA
+    constexpr int kColumns = Tile::D < 128 ? Tile::D : 128;
+    wgmma_pin(out);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < Tile::Tokens / 16; ++step) {
+#pragma unroll
+      for (int part = 0; part < Tile::D / kColumns; ++part) {
+        const uint32_t b = values + part * (kColumns / 64) * Tile::Tokens * 128 + step * 2048;
+        wgmma_rs<T>(reinterpret_cast<float(&)[kColumns / 8][4]>(out[part * kColumns / 8]), a[step],
+                    wgmma_descriptor(b, Tile::Tokens * 128), 1);
+      }
+    }
+    wgmma_commit();
+    wgmma_wait<0>();
+    wgmma_pin(out);
+#endif
+  } else {
+    const int token0 = (warp / Tile::WarpsM) * Tile::WarpTokens;
+#pragma unroll
+    for (int step = 0; step < Tile::WarpTokens / 16; ++step) {
+#pragma unroll
+      for (int pair = 0; pair < Tile::D / 16; ++pair) {
+        uint32_t b[4];
+        load_matrix4_transposed(
+            b, values + tile_offset<Tile::D>(token0 + step * 16 + (lane & 15), pair * 2 + (lane >> 4), Tile::Tokens));
+        mma<T>(out[2 * pair], a[step], b[0], b[1]);
+        mma<T>(out[2 * pair + 1], a[step], b[2], b[3]);
+      }
+    }
+  }
+}
+
+}  // namespace trt_eagle3

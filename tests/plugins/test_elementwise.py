@@ -1,0 +1,127 @@
+"""QKNormMRope, AddRmsNorm, SiluMul and the KV move against their definitions in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from trt_eagle3.engine import capi
+
+pytestmark = pytest.mark.gpu
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+# One rounding of the output to 8, 11 or 24 bits (half a unit, all of it when few values are drawn); float32 also a few roundings inside, and a sine of a rounded angle.
+TOLERANCE = {torch.bfloat16: 3e-3, torch.float16: 4e-4, torch.float32: 1e-6}
+
+
+def distance(got: Tensor, wanted: Tensor) -> float:
+    return float((got.double() - wanted).norm() / wanted.norm())
+
+
+def ref_rms_norm(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
+    x = x.double()
+    if weight is None:
+        return x
+    return x * (x.square().mean(-1, keepdim=True) + epsilon).rsqrt() * weight.double()
+
+
+def ref_turn(x: Tensor, angles: Tensor) -> Tensor:
+    low, high = x.chunk(2, dim=-1)
+    cosine, sine = angles.cos()[:, None], angles.sin()[:, None]
+    return torch.cat((low * cosine - high * sine, high * cosine + low * sine), dim=-1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [8, 111, 4096, 2560, 5120, 12288, 40000])
+@pytest.mark.parametrize("rows", [1, 16, 77])
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_add_rms_norm_matches_float64(
+    rows: int, hidden: int, dtype: torch.dtype, with_residual: bool, cuda: torch.device
+) -> None:
+    x, residual = (torch.randn(rows, hidden, device=cuda).to(dtype) for _ in range(2))
+    weight = torch.randn(hidden, device=cuda).to(dtype)
+    total = x + residual if with_residual else x
+    out = (torch.full_like(x, torch.nan), torch.full_like(x, torch.nan) if with_residual else None)
+    y, total_got = capi.add_rms_norm(x, weight, residual if with_residual else None, epsilon=1e-6, out=out)
+    if total_got is not None:
+        assert torch.equal(total_got, total)
+    assert distance(y, ref_rms_norm(total, weight, 1e-6)) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [16, 64, 96, 128, 256])
+@pytest.mark.parametrize("heads", [(7, 1), (32, 8)])
+@pytest.mark.parametrize("tokens", [(1, 1), (2, 19)])
+@pytest.mark.parametrize("with_norm", [False, True])
+def test_qk_norm_mrope_matches_float64_up_to_position_262143(
+    tokens: tuple[int, int],
+    heads: tuple[int, int],
+    head_dim: int,
+    dtype: torch.dtype,
+    with_norm: bool,
+    cuda: torch.device,
+) -> None:
+    (batch, seq), (hq, hkv), n = tokens, heads, tokens[0] * tokens[1]
+    qkv = torch.randn(n, (hq + 2 * hkv) * head_dim, device=cuda).to(dtype)
+    positions = torch.randint(0, 262144, (3, batch, seq), dtype=torch.int32, device=cuda)
+    positions[:, 0, 0] = torch.tensor([200000, 262143, 0], dtype=torch.int32)
+    inv_freq = 5e6 ** (-torch.arange(0, head_dim, 2, device=cuda).float() / head_dim)
+    axis = torch.randint(0, 3, (head_dim // 2,), dtype=torch.int32, device=cuda)
+    norms = [torch.randn(head_dim, device=cuda).to(dtype) if with_norm else None for _ in range(2)]
+    shapes = (hq * head_dim, hkv * head_dim, hkv * head_dim)
+    out = tuple(torch.full((n, width), torch.nan, device=cuda, dtype=dtype) for width in shapes)
+    q, k, v = capi.qk_norm_mrope(
+        qkv, positions, inv_freq, axis, *norms, num_heads=hq, num_kv_heads=hkv, head_dim=head_dim, epsilon=1e-6,
+        out=(out[0], out[1], out[2]),
+    )  # fmt: skip
+    # the angle is the float32 product, as in transformers; its sine and cosine are exact
+    angles = (positions.view(3, n)[axis.long()].T.float() * inv_freq).double()
+    q_in, k_in, v_in = qkv.split(shapes, dim=-1)
+    wanted_q = ref_turn(ref_rms_norm(q_in.view(n, hq, head_dim), norms[0], 1e-6), angles)
+    wanted_k = ref_turn(ref_rms_norm(k_in.view(n, hkv, head_dim), norms[1], 1e-6), angles)
+    assert distance(q.view(n, hq, head_dim), wanted_q.double()) < TOLERANCE[dtype]
+    assert distance(k.view(n, hkv, head_dim), wanted_k.double()) < TOLERANCE[dtype]
+    assert torch.equal(v, v_in)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [8, 111, 12288])
+def test_silu_mul_matches_float64(width: int, dtype: torch.dtype, cuda: torch.device) -> None:
+    gate_up = torch.randn(19, 2 * width, device=cuda).to(dtype) * 4
+    gate, up = gate_up.double().chunk(2, dim=-1)
+    out = capi.silu_mul(gate_up, torch.full((19, width), torch.nan, device=cuda, dtype=dtype))
+    assert distance(out, gate / (1 + (-gate).exp()) * up) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("batch", "moves"), [(1, 1), (1, 16), (3, 7), (2, 300), (1, 2048)])
+def test_kv_move_reads_all_rows_before_it_writes_any(
+    batch: int, moves: int, dtype: torch.dtype, cuda: torch.device
+) -> None:
+    page_size, pages = 16, 140
+    cache = torch.randn(6, (batch * pages + 1) * page_size, 2, 64, device=cuda).to(dtype)
+    table = (torch.randperm(batch * pages, device=cuda) + 1).view(batch, pages).to(torch.int32)
+    # a permutation of overlapping rows: any order of row-by-row copies would be wrong
+    rows = torch.stack([torch.randperm(pages * page_size, device=cuda)[:moves] for _ in range(batch)])
+    to = torch.stack([row[torch.randperm(moves, device=cuda)] for row in rows])
+    skipped = torch.rand(batch, moves, device=cuda) < 0.2
+    source = torch.where(skipped, -1, rows).to(torch.int32)
+
+    def slots(row: Tensor) -> Tensor:
+        return torch.gather(table.long(), 1, row // page_size) * page_size + row % page_size
+
+    wanted = cache.clone()
+    wanted[:, slots(to)[~skipped]] = cache[:, slots(rows)[~skipped]]
+    capi.kv_move(cache, source, to.to(torch.int32), table, page_size=page_size)
+    assert torch.equal(cache, wanted)
+
+
+def test_kv_move_without_a_page_table_takes_slots(cuda: torch.device) -> None:
+    cache = torch.randn(4, 50, 1, 8, device=cuda)
+    wanted = cache.clone()
+    wanted[:, [3, 4, 5]] = cache[:, [4, 3, 49]]
+    source = torch.tensor([[4, 3, 49, -1]], dtype=torch.int32, device=cuda)
+    destination = torch.tensor([[3, 4, 5, 6]], dtype=torch.int32, device=cuda)
+    capi.kv_move(cache, source, destination)
+    assert torch.equal(cache, wanted)

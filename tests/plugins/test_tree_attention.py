@@ -1,0 +1,129 @@
+"""TreeAttention against its definition in float64, over sizes that break tilings."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+import torch
+
+from tests.plugins.tree_case import Case, draw, expected_cache, reference, run
+from trt_eagle3.engine.capi import AttentionPath, Combine
+
+pytestmark = pytest.mark.gpu
+
+# ||out - reference|| / ||reference||. Half precision: one rounding of the weights and one of the output, each of
+# relative size 2^-9 (bfloat16) or 2^-12 (float16), uniformly spread; float32: a thousand additions.
+TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 2e-6}
+
+CASES = [
+    Case(lengths=((0, 1),), num_new=1, tail=1),  # the first token of all
+    Case(lengths=((1, 1),), num_new=1, tail=1),
+    Case(lengths=((63, 1),), num_new=1, tail=1),  # fills a tile exactly
+    Case(lengths=((64, 1),), num_new=1, tail=1),
+    Case(lengths=((4095, 1),), num_new=1, tail=1, heads=(32, 8)),
+    Case(lengths=((0, 16),), num_new=16, tail=16),  # an empty past
+    Case(lengths=((15, 2),), num_new=2, tail=2),  # a new token on each side of a page boundary
+    Case(lengths=((127, 16),), num_new=16, tail=16, page_size=1),
+    Case(lengths=((1000, 16),), num_new=16, tail=16, heads=(32, 8), page_size=64),
+    Case(lengths=((777, 64),), num_new=64, tail=64, heads=(32, 8)),
+    Case(lengths=((777, 128),), num_new=128, tail=128, heads=(16, 1), page_size=32),
+    Case(lengths=((100, 8),), num_new=8, tail=27),  # a later level of a tree: earlier levels with holes
+    Case(lengths=((100, 3),), num_new=4, tail=77),
+    Case(lengths=((300, 12),), num_new=16, tail=40, heads=(7, 1)),
+    Case(lengths=((300, 9),), num_new=16, tail=16, heads=(28, 4)),
+    Case(lengths=((50, 5),), num_new=5, tail=5, heads=(10, 2)),
+    Case(lengths=((0, 3), (17, 0), (500, 7), (1, 1)), num_new=7, tail=9),  # ragged; one sequence has nothing to do
+    Case(lengths=((4000, 16), (10, 1), (333, 16)), num_new=16, tail=16, heads=(32, 8)),
+    Case(lengths=((40, 70), (2000, 1)), num_new=128, tail=128, heads=(14, 2)),
+    Case(lengths=((129, 6),), num_new=6, tail=6, heads=(4, 4)),
+    Case(lengths=((129, 33),), num_new=33, tail=33, heads=(5, 1), head_dim=64),
+    Case(lengths=((70, 2),), num_new=2, tail=2, head_dim=64),
+    Case(lengths=((700, 64),), num_new=64, tail=64, head_dim=64),
+    Case(lengths=((129, 3),), num_new=3, tail=5, head_dim=96),
+    Case(lengths=((1029, 33),), num_new=33, tail=33, head_dim=96),
+    Case(lengths=((129, 3),), num_new=3, tail=5, head_dim=256),
+    Case(lengths=((129, 13),), num_new=13, tail=15, head_dim=256),
+    Case(lengths=((1029, 40),), num_new=40, tail=40, head_dim=256),
+    Case(lengths=((0, 1),), num_new=1, tail=1, causal=True),
+    Case(lengths=((0, 300),), num_new=300, tail=300, causal=True),
+    Case(lengths=((513, 257),), num_new=257, tail=257, causal=True, heads=(7, 1), page_size=64),
+    Case(lengths=((0, 200), (64, 131), (9, 0)), num_new=200, tail=203, causal=True),
+    Case(lengths=((31, 190),), num_new=190, tail=190, causal=True, head_dim=64),
+    Case(lengths=((31, 190),), num_new=190, tail=190, causal=True, head_dim=96),
+    Case(lengths=((31, 190),), num_new=190, tail=190, causal=True, head_dim=256),
+]
+PLAIN = [
+    Case(lengths=((0, 1), (37, 1)), num_new=1, tail=1, head_dim=16),
+    Case(lengths=((37, 6), (0, 2)), num_new=6, tail=11, head_dim=32, heads=(6, 3)),
+    Case(lengths=((37, 60),), num_new=60, tail=60, head_dim=80, causal=True),
+    Case(lengths=((400, 16),), num_new=16, tail=16, head_dim=128, heads=(7, 1)),
+]
+
+
+def check(case: Case, device: torch.device, **options: object) -> None:
+    x = draw(case, seed=zlib.crc32(str(case).encode()), device=device)
+    wanted_k, wanted_v = expected_cache(case, x)
+    wanted = reference(case, x)
+    out = torch.full_like(x.q, torch.nan)
+    try:
+        run(case, x, out, **options)
+    except NotImplementedError:
+        pytest.skip("no such path on this chip")
+    integers = torch.int32 if case.dtype == torch.float32 else torch.int16
+    assert torch.equal(x.k_cache.view(integers), wanted_k.view(integers))
+    assert torch.equal(x.v_cache.view(integers), wanted_v.view(integers))
+    got = out.view(wanted.shape).double()
+    for row, (_, new) in enumerate(case.lengths):
+        assert torch.all(got[row, new:] == 0)
+    error = (got - wanted).norm() / wanted.norm()
+    assert error < TOLERANCE[case.dtype], f"{error:.2e}"
+    worst = ((got - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp_min(1e-3)).max()  # one wrong row is not diluted
+    assert worst < 8 * TOLERANCE[case.dtype], f"{worst:.2e}"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_tree_attention_matches_float64(case: Case, dtype: torch.dtype, cuda: torch.device) -> None:
+    check(case.of(dtype), cuda)
+
+
+@pytest.mark.parametrize("case", CASES + PLAIN, ids=str)
+def test_tree_attention_in_float32_matches_float64(case: Case, cuda: torch.device) -> None:
+    check(case.of(torch.float32), cuda)
+
+
+@pytest.mark.parametrize("case", PLAIN, ids=str)
+def test_tree_attention_of_an_odd_geometry_matches_float64(case: Case, cuda: torch.device) -> None:
+    check(case, cuda)
+
+
+@pytest.mark.parametrize("combine", [Combine.CLUSTER, Combine.WORKSPACE])
+@pytest.mark.parametrize("num_splits", [1, 2, 16])
+@pytest.mark.parametrize("path", [AttentionPath.MMA, AttentionPath.WGMMA])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_tree_attention_on_every_path_matches_float64(
+    case: Case, path: AttentionPath, num_splits: int, combine: Combine, cuda: torch.device
+) -> None:
+    check(case, cuda, path=path, num_splits=num_splits, combine=combine)
+
+
+@pytest.mark.parametrize("num_new", [1, 16, 64])
+def test_tree_attention_gives_the_same_bits_on_ten_runs(num_new: int, cuda: torch.device) -> None:
+    case = Case(lengths=((3000, num_new),), num_new=num_new, tail=num_new, heads=(32, 8))
+    x = draw(case, seed=num_new, device=cuda)
+    first = run(case, x, torch.empty_like(x.q)).clone()
+    for _ in range(9):
+        assert torch.equal(run(case, x, torch.full_like(x.q, torch.nan)), first)
+
+
+def test_tree_attention_may_be_captured_in_a_graph(cuda: torch.device) -> None:
+    case = Case(lengths=((500, 16),), num_new=16, tail=16, heads=(32, 8))
+    x = draw(case, seed=0, device=cuda)
+    eager = run(case, x, torch.empty_like(x.q)).clone()
+    out = torch.full_like(x.q, torch.nan)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run(case, x, out)
+    graph.replay()
+    assert torch.equal(out, eager)

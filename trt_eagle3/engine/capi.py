@@ -1,0 +1,370 @@
+"""Our CUDA kernels on torch tensors, through the C library that ``make plugins`` builds.
+
+Every argument is checked by the library on the host; a call enqueues on torch's current stream, allocates its outputs
+when ``out`` is not given, and never waits, so calls may be captured in a CUDA graph.
+
+Shapes: B rows, S new tokens per row, N = B * S, M masked tail, P pages per row, Hq / Hkv heads, D head_dim, H hidden.
+T is float32, float16 or bfloat16, the same for all floating tensors of a call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int64, c_size_t, c_void_p
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trt_eagle3.errors import EnvironmentMissingError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "LIBRARY_VARIABLE",
+    "AttentionPath",
+    "Combine",
+    "add_rms_norm",
+    "available",
+    "kv_move",
+    "library_path",
+    "qk_norm_mrope",
+    "silu_mul",
+    "tree_attention",
+]
+
+LIBRARY_VARIABLE = "TRT_EAGLE3_CAPI"
+_LIBRARY_NAME = "libtrt_eagle3_capi.so"
+_ABI_VERSION = 1
+_MAX_RANK = 4
+_DTYPES = {"torch.float32": 0, "torch.float16": 1, "torch.bfloat16": 2, "torch.int32": 3, "torch.bool": 4}
+
+
+class AttentionPath(IntEnum):
+    """How TreeAttention multiplies; anything but AUTO is for tests and measurements."""
+
+    AUTO = 0
+    SIMPLE = 1
+    MMA = 2
+    WGMMA = 3
+
+
+class Combine(IntEnum):
+    """How TreeAttention merges its splits; anything but AUTO is for tests and measurements."""
+
+    AUTO = 0
+    CLUSTER = 1
+    WORKSPACE = 2
+
+
+class _Tensor(Structure):
+    _fields_ = (
+        ("data", c_void_p),
+        ("dtype", c_int32),
+        ("rank", c_int32),
+        ("shape", c_int64 * _MAX_RANK),
+    )
+
+
+def _tensors(*names: str) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, _Tensor) for name in names)
+
+
+class _TreeAttentionArgs(Structure):
+    _fields_ = (
+        *_tensors("q", "k", "v", "k_cache", "v_cache", "past_lengths", "query_lengths", "page_table", "tree_mask"),
+        ("out", _Tensor),
+        ("page_size", c_int32),
+        ("scale", c_float),
+        ("mask", c_int32),
+        ("path", c_int32),
+        ("combine", c_int32),
+        ("num_splits", c_int32),
+    )
+
+
+class _QKNormMRopeArgs(Structure):
+    _fields_ = (
+        *_tensors("qkv", "position_ids", "inv_freq", "pair_axis", "q_norm", "k_norm", "q", "k", "v"),
+        ("num_heads", c_int32),
+        ("num_kv_heads", c_int32),
+        ("head_dim", c_int32),
+        ("epsilon", c_float),
+    )
+
+
+class _AddRmsNormArgs(Structure):
+    _fields_ = (*_tensors("x", "residual", "weight", "y", "sum"), ("epsilon", c_float))
+
+
+class _SiluMulArgs(Structure):
+    _fields_ = _tensors("gate_up", "out")
+
+
+class _KVMoveArgs(Structure):
+    _fields_ = (*_tensors("cache", "source", "destination", "page_table"), ("page_size", c_int32))
+
+
+def library_path() -> Path | None:
+    """The library named by TRT_EAGLE3_CAPI, else beside this package, else in plugins/build of a checkout."""
+    if named := os.environ.get(LIBRARY_VARIABLE):
+        return Path(named)
+    package = Path(__file__).resolve().parents[1]
+    places = (package / _LIBRARY_NAME, package.parent / "plugins" / "build" / _LIBRARY_NAME)
+    return next((place for place in places if place.exists()), None)
+
+
+def available() -> bool:
+    """Whether the library loads and torch sees a CUDA device."""
+    import torch
+
+    if library_path() is None or not torch.cuda.is_available():
+        return False
+    try:
+        _library()
+    except EnvironmentMissingError:
+        return False
+    return True
+
+
+def tree_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    past_lengths: Tensor,
+    query_lengths: Tensor,
+    page_table: Tensor,
+    tree_mask: Tensor | None,
+    *,
+    page_size: int,
+    scale: float,
+    tail: int | None = None,
+    out: Tensor | None = None,
+    workspace: Tensor | None = None,
+    path: AttentionPath = AttentionPath.AUTO,
+    combine: Combine = Combine.AUTO,
+    num_splits: int = 0,
+) -> Tensor:
+    """Write the new tokens into the cache, then attend from each over its past and the tail that the mask shows.
+
+    Args:
+        q, k, v: T [N, Hq * D], [N, Hkv * D], [N, Hkv * D].
+        k_cache, v_cache: T [slots, Hkv, D], updated in place.
+        past_lengths, query_lengths: int32 [B]; page_table: int32 [B, P].
+        tree_mask: bool [B, S, M]; None is the causal mask: token i sees every slot up to its own.
+        tail: M, for the causal mask alone; S when not given.
+        workspace: uint8, for the splits where the chip has no clusters; allocated when wanted and not given.
+    Returns:
+        T [N, Hq * D]; rows of padding tokens (i >= query_lengths[b]) are 0 and write no cache.
+    Raises:
+        ValueError: a tensor does not fit; the message names it.
+        NotImplementedError: no kernel computes this on this device.
+    """
+    import torch
+
+    out = torch.empty_like(q) if out is None else out
+    args = _TreeAttentionArgs(page_size=page_size, scale=scale, path=path, combine=combine, num_splits=num_splits)
+    _fill(
+        args, q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, past_lengths=past_lengths,
+        query_lengths=query_lengths, page_table=page_table, out=out,
+    )  # fmt: skip
+    if tree_mask is None:
+        batch = past_lengths.shape[0]
+        seq = q.shape[0] // max(batch, 1)
+        args.mask = 1
+        args.tree_mask = _Tensor(None, _DTYPES["torch.bool"], 3, (batch, seq, seq if tail is None else tail))
+    else:
+        _fill(args, tree_mask=tree_mask)
+    with torch.cuda.device(_device(q)):
+        wanted = _workspace_bytes(args)
+        if wanted and workspace is None:
+            workspace = torch.empty(wanted, dtype=torch.uint8, device=q.device)
+        pointer, size = (None, 0) if workspace is None else (workspace.data_ptr(), workspace.nbytes)
+        _check(_library().te3_tree_attention(byref(args), pointer, size, _stream()))
+    return out
+
+
+def qk_norm_mrope(
+    qkv: Tensor,
+    position_ids: Tensor,
+    inv_freq: Tensor,
+    pair_axis: Tensor,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    epsilon: float = 0.0,
+    out: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cut the packed projection, normalise the heads of q and k, and turn them by their positions.
+
+    Args:
+        qkv: T [N, (Hq + 2 Hkv) * D]; position_ids: int32 [3, B, S].
+        inv_freq: float32 [D / 2]; pair_axis: int32 [D / 2], each 0, 1 or 2.
+        q_norm, k_norm: T [D], or neither.
+    Returns:
+        q T [N, Hq * D], k and v T [N, Hkv * D].
+    Raises:
+        ValueError: a tensor does not fit; the message names it.
+    """
+    import torch
+
+    if out is None:
+        q_width, kv_width = num_heads * head_dim, num_kv_heads * head_dim
+        out = (
+            qkv.new_empty(qkv.shape[0], q_width),
+            qkv.new_empty(qkv.shape[0], kv_width),
+            qkv.new_empty(qkv.shape[0], kv_width),
+        )
+    q, k, v = out
+    args = _QKNormMRopeArgs(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, epsilon=epsilon)
+    _fill(
+        args, qkv=qkv, position_ids=position_ids, inv_freq=inv_freq, pair_axis=pair_axis,
+        q_norm=q_norm, k_norm=k_norm, q=q, k=k, v=v,
+    )  # fmt: skip
+    with torch.cuda.device(_device(qkv)):
+        _check(_library().te3_qk_norm_mrope(byref(args), _stream()))
+    return out
+
+
+def add_rms_norm(
+    x: Tensor,
+    weight: Tensor,
+    residual: Tensor | None = None,
+    *,
+    epsilon: float,
+    out: tuple[Tensor, Tensor | None] | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """``(RMSNorm(x + residual) * weight, x + residual)``; without a residual ``(RMSNorm(x) * weight, None)``.
+
+    Args:
+        x, residual: T [n, H]; weight: T [H].
+        out: tensors for the two results; ``sum`` may be ``residual`` itself and ``y`` may be ``x``.
+    Raises:
+        ValueError: a tensor does not fit; the message names it.
+    """
+    import torch
+
+    if out is None:
+        out = (torch.empty_like(x), None if residual is None else torch.empty_like(x))
+    args = _AddRmsNormArgs(epsilon=epsilon)
+    _fill(args, x=x, residual=residual, weight=weight, y=out[0], sum=out[1])
+    with torch.cuda.device(_device(x)):
+        _check(_library().te3_add_rms_norm(byref(args), _stream()))
+    return out
+
+
+def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
+    """``silu(gate) * up`` of T [n, 2 * width], gate first -> T [n, width].
+
+    Raises:
+        ValueError: a tensor does not fit; the message names it.
+    """
+    import torch
+
+    out = gate_up.new_empty(gate_up.shape[0], gate_up.shape[1] // 2) if out is None else out
+    args = _SiluMulArgs()
+    _fill(args, gate_up=gate_up, out=out)
+    with torch.cuda.device(_device(gate_up)):
+        _check(_library().te3_silu_mul(byref(args), _stream()))
+    return out
+
+
+def kv_move(
+    cache: Tensor, source: Tensor, destination: Tensor, page_table: Tensor | None = None, *, page_size: int = 1
+) -> None:
+    """Copy row ``source[b, i]`` of sequence b to row ``destination[b, i]`` in every plane, as if at once.
+
+    Args:
+        cache: T [planes, slots, Hkv, D], updated in place; planes are layers, keys and values.
+        source, destination: int32 [B, K]; a negative entry moves nothing.
+        page_table: int32 [B, P]; without one, rows are slots.
+    Raises:
+        ValueError: a tensor does not fit; the message names it.
+    """
+    import torch
+
+    args = _KVMoveArgs(page_size=page_size)
+    _fill(args, cache=cache, source=source, destination=destination, page_table=page_table)
+    with torch.cuda.device(_device(cache)):
+        _check(_library().te3_kv_move(byref(args), _stream()))
+
+
+def _fill(args: Structure, **tensors: Tensor | None) -> None:
+    """Describe each tensor in the field of its name; None stays null.
+
+    Raises:
+        ValueError: a tensor is not contiguous, has too many axes, or a dtype that no kernel takes.
+    """
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        dtype = _DTYPES.get(str(tensor.dtype))
+        if dtype is None:
+            raise ValueError(f"{name}: expected one of {', '.join(_DTYPES)}, got {tensor.dtype}")
+        if tensor.ndim > _MAX_RANK:
+            raise ValueError(f"{name}: expected at most {_MAX_RANK} axes, got {list(tensor.shape)}")
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name}: expected a contiguous tensor, got strides {tensor.stride()}")
+        setattr(args, name, _Tensor(tensor.data_ptr(), dtype, tensor.ndim, tuple(tensor.shape)))
+
+
+def _device(tensor: Tensor) -> Any:
+    if tensor.device.type != "cuda":
+        raise ValueError(f"expected tensors on a CUDA device, got one on {tensor.device}")
+    return tensor.device
+
+
+def _stream() -> int:
+    import torch
+
+    return int(torch.cuda.current_stream().cuda_stream)
+
+
+def _workspace_bytes(args: _TreeAttentionArgs) -> int:
+    wanted = c_size_t()
+    _check(_library().te3_tree_attention_workspace(byref(args), byref(wanted)))
+    return wanted.value
+
+
+def _check(status: int) -> None:
+    if status == 0:
+        return
+    message = _library().te3_last_error().decode()
+    kind: type[Exception] = {1: ValueError, 2: NotImplementedError, 3: ValueError}.get(status, RuntimeError)
+    raise kind(message)
+
+
+@cache
+def _library() -> ctypes.CDLL:
+    path = library_path()
+    if path is None:
+        raise EnvironmentMissingError(
+            f"{_LIBRARY_NAME}: not found beside the package or in plugins/build. Build it with `make plugins` "
+            f"(needs nvcc and cmake), or set {LIBRARY_VARIABLE} to its path."
+        )
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise EnvironmentMissingError(f"{path}: cannot be loaded: {error}. Rebuild it with `make plugins`.") from error
+    if (version := library.te3_abi_version()) != _ABI_VERSION:
+        raise EnvironmentMissingError(
+            f"{path}: speaks version {version} of the C interface, this package {_ABI_VERSION}. Run `make plugins`."
+        )
+    library.te3_last_error.restype = c_char_p
+    library.te3_tree_attention_workspace.argtypes = [POINTER(_TreeAttentionArgs), POINTER(c_size_t)]
+    library.te3_tree_attention.argtypes = [POINTER(_TreeAttentionArgs), c_void_p, c_size_t, c_void_p]
+    for name, kind in (
+        ("qk_norm_mrope", _QKNormMRopeArgs),
+        ("add_rms_norm", _AddRmsNormArgs),
+        ("silu_mul", _SiluMulArgs),
+        ("kv_move", _KVMoveArgs),
+    ):
+        getattr(library, f"te3_{name}").argtypes = [POINTER(kind), c_void_p]
+    return library
