@@ -1,0 +1,278 @@
+"""Writing a draft in another producer's layout, so that its servers read the same meaning, or saying why not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from trt_eagle3.checkpoint.draft import read_draft
+from trt_eagle3.checkpoint.draft_facts import EXTENSION
+from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.tensor_file import Content, array_content, read_integers, ref_content, write_tensors
+from trt_eagle3.errors import UserError
+
+__all__ = ["DESTINATIONS", "convert_draft"]
+
+Layout = Literal["specforge", "speculators", "modelopt", "tensorrt-llm"]
+_PLACES = ("producer", "path", "tensors", "sources", "warnings")  # a copy differs in these
+# Decided by the server that runs a draft; no format has a key for them.
+_SERVED = ("aux_layers", "aux_pre_deepstack", "image_rows", "image_rows_rotated", "positions", "position_shift")
+_BASE = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "tie_word_embeddings": False}
+
+
+@dataclass(frozen=True)
+class Destination:
+    """What a layout can express.
+
+    Attributes:
+        config: its config.json, but for ``EXTENSION``.
+        only: manifest field -> the only values that it has.
+        rope_layouts: the ropes it has.
+        cannot: what else it lacks of a manifest; empty where nothing.
+        layer_zero: its name of layer 0.
+        full_vocab_map: whether d2t and t2d are written for a full vocabulary too; ``t2d``: whether t2d ever is.
+    """
+
+    config: Callable[[DraftManifest], dict[str, Any]]
+    only: Mapping[str, tuple[Any, ...]]
+    rope_layouts: tuple[str, ...] = ("1d",)
+    layer_zero: str = "layers.0."
+    cannot: Callable[[DraftManifest], str] = lambda _: ""
+    t2d: bool = False
+    full_vocab_map: bool = False
+
+
+def convert_draft(manifest: DraftManifest, destination: Path, to: Layout) -> tuple[str, ...]:
+    """Write ``manifest``'s draft to the folder ``destination`` in the layout ``to``, whole or not at all.
+
+    The weights are copied bit for bit. What no layout can say (deepstack timing, image rows, positions) is kept under
+    ``EXTENSION`` in the config, where ``read_draft`` finds it.
+
+    Returns:
+        What a server of that layout decides by itself, and in which it may differ from this draft; one line each.
+    Raises:
+        UserError: a field that the layout cannot express (the message names it), or the folder is taken.
+    """
+    layout = DESTINATIONS[to]
+    _refuse_inexpressible(manifest, layout, to)
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise UserError(f"{destination}: exists. Name a new folder.")
+    config = layout.config(manifest) | {EXTENSION: {name: getattr(manifest, name) for name in _SERVED}}
+    partial = destination.with_name(f"{destination.name}.partial-{os.getpid()}")
+    try:
+        partial.mkdir(parents=True)
+        write_tensors(partial / "model.safetensors", _contents(manifest, layout))
+        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        if to == "tensorrt-llm":
+            _write_speculative_config(partial, manifest)
+        _refuse_changed(manifest, read_draft(partial, None), to)
+        partial.replace(destination)
+    except OSError as error:
+        raise UserError(f"{destination}: cannot write it: {error.strerror}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return _left_to_the_server(manifest, to)
+
+
+def _refuse_inexpressible(manifest: DraftManifest, layout: Destination, to: str) -> None:
+    for field, values in layout.only.items():
+        value = getattr(manifest, field)
+        if value not in values:
+            raise _inexpressible(manifest, f"{field} {value!r}, only {' or '.join(map(repr, values))}", to)
+    rope = manifest.rope.layout
+    if rope not in layout.rope_layouts:
+        raise _inexpressible(manifest, f"rope.layout {rope!r}, only {' or '.join(map(repr, layout.rope_layouts))}", to)
+    other = layout.cannot(manifest)
+    if other:
+        raise _inexpressible(manifest, other, to)
+
+
+def _refuse_changed(manifest: DraftManifest, copy: DraftManifest, to: str) -> None:
+    """The copy is read back, and must mean the same."""
+    for field in fields(DraftManifest):
+        before, after = getattr(manifest, field.name), getattr(copy, field.name)
+        if field.name not in _PLACES and before != after:
+            what = f"{field.name} {_short(before)} (it would be read back as {_short(after)})"
+            raise _inexpressible(manifest, what, to)
+
+
+def _inexpressible(manifest: DraftManifest, what: str, to: str) -> UserError:
+    others = ", ".join(name for name in DESTINATIONS if name != to)
+    return UserError(f"{manifest.path}: the {to} layout cannot express {what}. Choose another of {others}.")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _left_to_the_server(manifest: DraftManifest, to: str) -> tuple[str, ...]:
+    said = {field: getattr(manifest, field) for field in ("aux_pre_deepstack", "image_rows", "positions")}
+    return tuple(f"{field}: {value!r} here; a server of the {to} layout decides it" for field, value in said.items())
+
+
+def _contents(manifest: DraftManifest, layout: Destination) -> dict[str, Content]:
+    contents = {
+        layout.layer_zero + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name: ref_content(ref)
+        for name, ref in manifest.tensors.items()
+        if name != "d2t"
+    }
+    vocab, drafted = manifest.vocab_size, manifest.draft_vocab_size
+    if drafted == vocab and not layout.full_vocab_map:
+        return contents
+    stored = manifest.tensors.get("d2t")
+    d2t = read_integers(stored) if stored else np.zeros(drafted, dtype=np.int64)
+    contents["d2t"] = array_content(d2t)
+    if layout.t2d:
+        t2d = np.zeros(vocab, dtype=np.bool_)
+        t2d[d2t + np.arange(drafted)] = True
+        contents["t2d"] = array_content(t2d)
+    return contents
+
+
+def _geometry(m: DraftManifest) -> dict[str, Any]:
+    geometry = {
+        "attention_bias": m.attention_bias,
+        "head_dim": m.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": m.hidden_size,
+        "intermediate_size": m.intermediate_size,
+        "mlp_bias": m.mlp_bias,
+        "num_attention_heads": m.num_heads,
+        "num_hidden_layers": m.num_layers,
+        "num_key_value_heads": m.num_kv_heads,
+        "rms_norm_eps": m.rms_norm_eps,
+        "vocab_size": m.vocab_size,
+    }
+    return geometry | ({"max_position_embeddings": m.max_position_embeddings} if m.max_position_embeddings else {})
+
+
+def _rope(m: DraftManifest) -> dict[str, Any]:
+    """Both spellings: transformers 5 reads the first, older servers the other two."""
+    kind = {"rope_type": "mrope" if m.rope.layout == "chunked" else m.rope.kind, **m.rope.parameters}
+    if m.rope.sections:
+        kind["mrope_section"] = list(m.rope.sections)
+    scaled = kind["rope_type"] != "default"
+    return {
+        "rope_parameters": {**kind, "rope_theta": m.rope.base},
+        "rope_scaling": kind if scaled else None,
+        "rope_theta": m.rope.base,
+    }
+
+
+def _draft_keys(m: DraftManifest) -> dict[str, Any]:
+    keys: dict[str, Any] = {"draft_vocab_size": m.draft_vocab_size}
+    return keys | ({"target_hidden_size": m.target_hidden_size} if m.target_hidden_size != m.hidden_size else {})
+
+
+def _specforge(m: DraftManifest) -> dict[str, Any]:
+    eagle = {"eagle_aux_hidden_state_layer_ids": list(m.aux_layers), "use_aux_hidden_state": True}
+    # norm_output is left out: to SpecForge that means a final norm, to sglang features fed back before it
+    norms = {"fc_norm": True} if m.fc_norm else {}
+    return _BASE | _geometry(m) | _rope(m) | _draft_keys(m) | norms | {"eagle_config": eagle}
+
+
+def _speculators(m: DraftManifest) -> dict[str, Any]:
+    layer = {"model_type": "qwen3" if m.qk_norm else "llama", **_geometry(m), **_rope(m), "tie_word_embeddings": False}
+    if m.qk_norm:
+        del layer["mlp_bias"]
+    greedy = {"accept_tolerance": 0.0, "proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1}
+    return {
+        "architectures": ["Eagle3DraftModel"],
+        "speculators_model_type": "eagle3",
+        "draft_vocab_size": m.draft_vocab_size,
+        "eagle_aux_hidden_state_layer_ids": [k + 1 for k in m.aux_layers],
+        "fc_norm": m.fc_norm,
+        "norm_before_fc": m.norm_before_fc,
+        "norm_before_residual": m.residual == "normed",
+        "norm_output": m.feedback == "post_norm",
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [greedy],
+            "verifier": {"architectures": ["Qwen3VLForConditionalGeneration"], "name_or_path": None},
+        },
+        "target_hidden_size": None if m.target_hidden_size == m.hidden_size else m.target_hidden_size,
+        "tie_word_embeddings": False,
+        "transformer_layer_config": layer,
+    }
+
+
+def _modelopt(m: DraftManifest) -> dict[str, Any]:
+    eagle = {
+        "eagle_aux_hidden_state_layer_ids": list(m.aux_layers),
+        "use_aux_hidden_state": True,
+        "use_input_layernorm_in_first_layer": True,
+        "use_last_layernorm": True,
+        "use_mtp_layernorm": False,
+        "next_layer_regular": True,
+        "parallel_draft_step": 1,
+        "parallel_draft_heads_num_layers": 1,
+    }
+    rope = _rope(m)
+    rope = {"rope_scaling": rope["rope_scaling"], "rope_theta": rope["rope_theta"]}
+    return _BASE | _geometry(m) | rope | _draft_keys(m) | {"eagle_config": eagle}
+
+
+def _tensorrt_llm(m: DraftManifest) -> dict[str, Any]:
+    config = _modelopt(m) | _rope(m) | {"bias": m.fc_bias}
+    config["eagle_config"] |= {
+        "norm_before_fc": m.norm_before_fc,
+        "fc_norm": m.fc_norm,
+        "return_hidden_post_norm": m.feedback == "post_norm",
+    }
+    return config
+
+
+def _write_speculative_config(folder: Path, m: DraftManifest) -> None:
+    """TensorRT-LLM takes the aux layers from its speculative config, not from the draft's."""
+    text = f"decoding_type: Eagle\neagle3_layers_to_capture: {list(m.aux_layers)}\n"
+    (folder / "speculative_config.yaml").write_text(text, encoding="utf-8")
+
+
+def _not_three(m: DraftManifest) -> str:
+    return "" if len(m.aux_layers) == 3 else f"{len(m.aux_layers)} aux layers, only 3"
+
+
+def _other_width(m: DraftManifest) -> str:
+    same = m.target_hidden_size == m.hidden_size
+    return "" if same else f"target_hidden_size {m.target_hidden_size} beside hidden_size {m.hidden_size}"
+
+
+def _unspeculative(m: DraftManifest) -> str:
+    if m.norm_before_fc and m.fc_norm:
+        return "norm_before_fc and fc_norm together"
+    return "mlp_bias beside qk_norm" if m.mlp_bias and m.qk_norm else ""
+
+
+_PLAIN = {"residual": ("hidden",), "first_norm": ("single",), "qk_norm": (False,), "head": ("own",)}
+_NO_NORMS = {"norm_before_fc": (False,), "feedback": ("pre_norm",), "fc_bias": (False,)}
+DESTINATIONS: Mapping[str, Destination] = {
+    "specforge": Destination(
+        _specforge,
+        _PLAIN | _NO_NORMS | {"num_layers": (1,), "attention_bias": (False,), "mlp_bias": (False,)},
+        rope_layouts=("1d", "chunked"),
+        layer_zero="midlayer.",
+        cannot=_not_three,
+        t2d=True,
+        full_vocab_map=True,
+    ),
+    "speculators": Destination(
+        _speculators,
+        {"first_norm": ("single",), "head": ("own",), "fc_bias": (False,)},
+        cannot=_unspeculative,
+        t2d=True,
+    ),
+    "modelopt": Destination(
+        _modelopt, _PLAIN | _NO_NORMS | {"fc_norm": (False,), "embedding": ("target",)}, cannot=_other_width
+    ),
+    "tensorrt-llm": Destination(_tensorrt_llm, _PLAIN),
+}
+"""The layouts that a draft can be written in, by name."""
