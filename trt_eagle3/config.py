@@ -45,12 +45,25 @@ class DraftConfig(_Section):
 
 
 class EngineConfig(_Section):
-    """What runs the graphs. ``page_size``: tokens per page of the KV cache."""
+    """What runs the graphs.
+
+    Attributes:
+        device: where; ``cuda`` needs the torch backend.
+        dtype: the compute type; onnxruntime computes in float32.
+        page_size: tokens per page of the KV cache. prefill_chunk: prompt tokens per target pass.
+    """
 
     backend: Literal["onnxruntime", "torch"] = "onnxruntime"
-    dtype: Literal["float32"] = "float32"
+    device: Literal["cpu", "cuda"] = "cpu"
+    dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     page_size: PositiveInt = 16
     prefill_chunk: PositiveInt = 512
+
+    @model_validator(mode="after")
+    def _runs(self) -> EngineConfig:
+        if self.backend == "onnxruntime" and (self.device, self.dtype) != ("cpu", "float32"):
+            raise ValueError(f"onnxruntime runs in float32 on the cpu, got {self.dtype} on {self.device}")
+        return self
 
 
 class LimitsConfig(_Section):
@@ -135,7 +148,8 @@ def _problem(error: Any) -> str:
         return f"{key}: unknown key; nearest known key: {nearest[0]}"
     if error["type"] == "missing":
         return f"{key}: required, not given"
-    return f"{key}: {error['msg']}, got {error['input']!r}"
+    got = "" if isinstance(error["input"], dict) else f", got {error['input']!r}"
+    return f"{key}: {error['msg'].removeprefix('Value error, ')}{got}"
 
 
 def _known_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -80,10 +80,10 @@ class RecordingProposer(Proposer):
         self.recorder.states.append(state)
         return state
 
-    def propose(self, tree: Tree, root_token: int, state: DraftState, pages: PageTable, first: int) -> list[int]:
+    def propose(self, tree: Tree, root_token: int, state: DraftState, pages: PageTable, first: int) -> Tensor:
         self.runner.level_logits = []
         tokens = super().propose(tree, root_token, state, pages, first)
-        self.recorder.proposals.append(Proposal(state.length, tree, tokens, self.runner.level_logits))
+        self.recorder.proposals.append(Proposal(state.length, tree, tokens.tolist(), self.runner.level_logits))
         return tokens
 
 

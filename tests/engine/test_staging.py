@@ -184,3 +184,14 @@ def test_place_file_of_a_link_places_what_it_points_to(tmp_path: Path) -> None:
     place_file(link, destination)
     assert not destination.is_symlink()
     assert destination.read_bytes() == b"weights"
+
+
+def test_bundle_moved_aside_by_a_killed_build_is_put_back(tmp_path: Path) -> None:
+    """A kill between the two renames leaves the old bundle under its partial name only."""
+    old = tmp_path / f"tiny{PARTIAL}old-999999999"
+    old.mkdir()
+    (old / "bundle.json").write_text("{}")
+    with pytest.raises(RuntimeError), atomic_directory(tmp_path / "tiny"):
+        raise RuntimeError("this build fails too")
+    assert (tmp_path / "tiny" / "bundle.json").is_file()
+    assert [p.name for p in tmp_path.iterdir()] == ["tiny"]

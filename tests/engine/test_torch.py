@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.engine.torch import TorchSession
 from trt_eagle3.engine.torch_ops import OWN_OPS, STANDARD_OPS
+from trt_eagle3.engine.torch_program import Step, fuse_silu_mul
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.ops import OPS
 from trt_eagle3.multimodal.vision_rows import vision_rows
@@ -91,7 +93,7 @@ def test_a_fault_in_one_op_shows(bundle: Path, monkeypatch: pytest.MonkeyPatch) 
     expected = open_session("onnxruntime", file, bundle).run(inputs)
     rope = OWN_OPS["QKNormMRope"]
     faulty = {**OWN_OPS, "QKNormMRope": lambda qkv, ids, *rest, **kw: rope(qkv, ids + (ids > 7), *rest, **kw)}
-    monkeypatch.setattr("trt_eagle3.engine.torch._own_ops", lambda _: faulty)
+    monkeypatch.setattr("trt_eagle3.engine.torch_program._own_ops", lambda _: faulty)
     assert "logits" in differ(open_session("torch", file, bundle).run(inputs), expected)
 
 
@@ -131,6 +133,28 @@ def test_tables_know_every_op_of_the_graphs(bundle: Path) -> None:
     assert used <= set(STANDARD_OPS)
 
 
+def test_fused_silu_mul_computes_the_same(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = bundle / "target" / "model.onnx"
+    inputs = inputs_of("target", onnx.load(file, load_external_data=False))
+    expected = open_session("torch", file, bundle).run(inputs)
+
+    def silu_mul(gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        return torch.nn.functional.silu(gate) * up
+
+    monkeypatch.setattr("trt_eagle3.engine.capi.silu_mul", silu_mul)
+    session = TorchSession(file, bundle)
+    session._steps = tuple(_without_lifetimes(fuse_silu_mul(list(session._steps), set())))
+    assert sum(step.function is silu_mul for step in session._steps) == 8
+    assert not any(step.function is STANDARD_OPS["Sigmoid"] for step in session._steps)
+    assert differ(session.run(inputs), expected) == []
+
+
+def _without_lifetimes(steps: list[Step]) -> list[Step]:
+    """Lifetimes were set before the fusion took nodes away."""
+    return [dataclasses.replace(step, done_with=()) for step in steps]
+
+
 def test_decoding_gives_the_tokens_of_onnxruntime(bundle: Path, tmp_path: Path) -> None:
     other = trt_eagle3.load(build_tiny(tmp_path, engine={"backend": "torch"}))
     prompt = "Sort these numbers: 7 3 9 1."
@@ -144,7 +168,7 @@ def test_decoding_gives_the_tokens_of_onnxruntime(bundle: Path, tmp_path: Path) 
     ("change", "message"),
     [
         ({"aux_hidden_states": None}, "aux_hidden_states: input not given"),
-        ({"aux_hidden_states": torch.zeros(3, 5)}, r"aux_hidden_states: expected float32 \['tokens', 768\], got"),
+        ({"aux_hidden_states": torch.zeros(3, 5)}, r"aux_hidden_states: expected torch.float32 \['tokens', 768\], got"),
         ({"aux_hidden_states": torch.zeros(3, 768).half()}, "got torch.float16"),
         ({"extra": torch.zeros(1)}, "extra: the graph has no such input"),
     ],

@@ -85,8 +85,10 @@ class Engine:
         self._root = self.record.weights_root(path)
         self.manifest: DraftManifest | None = self._read_manifest()
         self._dtype = _DTYPES[config.engine.dtype]
-        num_pages = -(-self.limits.max_seq_len // config.engine.page_size) + 1
-        self._pool = PagePool(num_pages, config.engine.page_size)
+        self._device = config.engine.device
+        table_len = -(-self.limits.max_seq_len // config.engine.page_size)
+        fixed = table_len if self._device == "cuda" else None
+        self._pool = PagePool(table_len + 1, config.engine.page_size, fixed)
 
     def generate(self, prompt: str | Sequence[Mapping[str, Any]], **options: Any) -> Generation:
         """Answer a prompt; takes what ``stream`` takes."""
@@ -126,8 +128,8 @@ class Engine:
     def encode(self, inputs: ModelInputs) -> Prompt:
         """Run the vision tower where there is something to see."""
         hidden = self.spec.text.hidden_size
-        visual = torch.zeros(0, hidden, dtype=self._dtype)
-        deepstack = torch.zeros(self.spec.num_deepstack, 0, hidden, dtype=self._dtype)
+        visual = torch.zeros(0, hidden, dtype=self._dtype, device=self._device)
+        deepstack = torch.zeros(self.spec.num_deepstack, 0, hidden, dtype=self._dtype, device=self._device)
         if len(inputs.patches):
             vision = self.spec.vision
             side = round(vision.num_position_embeddings**0.5)
@@ -148,15 +150,17 @@ class Engine:
         return replace(manifest_from_dict(record.draft), tensors=tensors)
 
     def _open(self, graph: str) -> Session:
-        return open_session(self.record.engine.backend, self.path / graph / "model.onnx", self._root)
+        return open_session(
+            self.record.engine.backend, self.path / graph / "model.onnx", self._root, device=self._device
+        )
 
     def _cache(self, num_layers: int, num_kv_heads: int, head_dim: int) -> KVCache:
         num_slots = self._pool.num_pages * self._pool.page_size
-        return KVCache(num_layers, num_kv_heads, head_dim, num_slots, self._dtype)
+        return KVCache(num_layers, num_kv_heads, head_dim, num_slots, self._dtype, self._device)
 
     @cached_property
     def _embedding(self) -> EmbeddingTable:
-        return EmbeddingTable(self.record.embedding.ref(self._root), self._dtype)
+        return EmbeddingTable(self.record.embedding.ref(self._root), self._dtype, self._device)
 
     @cached_property
     def _vision(self) -> VisionRunner:
@@ -177,8 +181,8 @@ class Engine:
             return None
         embedding = self._embedding
         if manifest.embedding == "own":
-            embedding = EmbeddingTable(manifest.tensors["embed_tokens.weight"], self._dtype)
-        d2t = read_tensor(manifest.tensors["d2t"]) if "d2t" in manifest.tensors else None
+            embedding = EmbeddingTable(manifest.tensors["embed_tokens.weight"], self._dtype, self._device)
+        d2t = read_tensor(manifest.tensors["d2t"]).to(self._device) if "d2t" in manifest.tensors else None
         cache = self._cache(manifest.num_layers, manifest.num_kv_heads, manifest.head_dim)
         runner = DraftRunner(self._open("fuse"), self._open("draft"), cache, embedding, d2t)
         return Drafting(Proposer(runner, config.engine.prefill_chunk), manifest, static_tree(config.speculation))

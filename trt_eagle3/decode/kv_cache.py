@@ -17,11 +17,16 @@ __all__ = ["KVCache", "PagePool", "PageTable"]
 
 
 class PagePool:
-    """Free pages of a cache of ``num_pages`` pages, page 0 excepted."""
+    """Free pages of a cache of ``num_pages`` pages, page 0 excepted.
 
-    def __init__(self, num_pages: int, page_size: int) -> None:
+    ``table_len``: entries of every page table given to the graphs. None gives as many as the rows need, because the
+    cost of the reference lowering follows them; a fixed length keeps shapes still, as CUDA graphs want them.
+    """
+
+    def __init__(self, num_pages: int, page_size: int, table_len: int | None = None) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
+        self.table_len = table_len
         self._free = list(range(num_pages - 1, 0, -1))  # popped from the end: low pages first, so rows stay contiguous
 
     @property
@@ -67,8 +72,10 @@ class PageTable:
         del self._pages[kept:]
 
     def pages(self, num_rows: int) -> Tensor:
-        """int32 [1, P]: the pages that hold the first ``num_rows`` rows."""
-        return torch.tensor([self._pages[: -(-num_rows // self._pool.page_size)]], dtype=torch.int32)
+        """int32 [1, P]: the pages that hold the first ``num_rows`` rows, then page 0 up to the pool's ``table_len``."""
+        held = self._pages[: -(-num_rows // self._pool.page_size)]
+        padding = [0] * ((self._pool.table_len or 0) - len(held))
+        return torch.tensor([held + padding], dtype=torch.int32)
 
     def slots(self, rows: Tensor) -> Tensor:
         """int64: the cache slots of ``rows`` (int64)."""
@@ -82,9 +89,18 @@ class KVCache:
     Token-major makes compaction a row move, and the reference lowering one ScatterND and one Gather.
     """
 
-    def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int, num_slots: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        num_layers: int,
+        num_kv_heads: int,
+        head_dim: int,
+        num_slots: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
         # zeros, not empty: slots that the mask hides still enter a product with probability 0, and 0 * NaN is NaN
-        self._buffer = torch.zeros(2, num_layers, num_slots, num_kv_heads, head_dim, dtype=dtype)
+        shape = (2, num_layers, num_slots, num_kv_heads, head_dim)
+        self._buffer = torch.zeros(shape, dtype=dtype, device=device)
 
     @property
     def num_bytes(self) -> int:
@@ -100,4 +116,5 @@ class KVCache:
 
     def move(self, source: Tensor, destination: Tensor) -> None:
         """Copy the rows at slots ``source`` (int64) to slots ``destination``, in all layers, as if at once."""
+        source, destination = (slots.to(self._buffer.device, non_blocking=True) for slots in (source, destination))
         self._buffer[:, :, destination] = self._buffer[:, :, source]

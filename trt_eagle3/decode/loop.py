@@ -76,7 +76,7 @@ class Loop:
             )
             pages.reserve(length + tree.num_nodes)
             position = length + prompt.rope_delta
-            tokens = [token]
+            tokens = torch.tensor([token])
             if drafting and state and tree.num_nodes > 1:
                 assert state.length == length, f"draft holds {state.length} rows, target {length}"
                 first = draft_decode_position(drafting.manifest, length, position)
@@ -117,7 +117,7 @@ class Loop:
         return drafting.proposer.extend(0, pages, embeds, runner.fuse(aux), positions)
 
     def _verify(
-        self, tree: Tree, tokens: list[int], length: int, position: int, pages: PageTable
+        self, tree: Tree, tokens: Tensor, length: int, position: int, pages: PageTable
     ) -> tuple[Accepted, Tensor | None]:
         """One target pass over the tree; keep the accepted path's rows, in the cache and in aux [path, k * H]."""
         place = Place(
@@ -126,14 +126,17 @@ class Loop:
             mask=tree.mask,
             positions=(tree.depths.int() + position).expand(3, -1),
         )
-        embeds = self._target.embedding.lookup(torch.tensor(tokens))
-        logits, aux = self._target.forward(embeds, place, torch.arange(tree.num_nodes))
-        accepted = accept_greedy(logits.argmax(dim=-1).tolist(), tokens, tree.parents)
-        path = torch.tensor(accepted.path)
-        kept = torch.arange(len(path))
+        logits, aux = self._target.forward(self._target.embedding.lookup(tokens), place, torch.arange(tree.num_nodes))
+        said = logits.argmax(dim=-1)
+        target_tokens, draft_tokens = torch.stack(
+            [said, tokens.to(said.device, non_blocking=True)]
+        ).tolist()  # the cycle's one wait
+        accepted = accept_greedy(target_tokens, draft_tokens, tree.parents)
+        path, kept = torch.tensor(accepted.path), torch.arange(len(accepted.path))
         if not torch.equal(path, kept):
             self._target.cache.move(pages.slots(length + path), pages.slots(length + kept))
-        return accepted, None if aux is None else aux[path]
+            aux = None if aux is None else aux[path.to(aux.device, non_blocking=True)]
+        return accepted, None if aux is None else aux[: len(path)]
 
     def _extend_draft(
         self, drafting: Drafting, accepted: Accepted, aux: Tensor | None, length: int, position: int, pages: PageTable

@@ -93,37 +93,30 @@ class Proposer:
             logits, out = self.runner.forward(embeds[start:stop], features[start:stop], place, last)
         return DraftState(length + num_rows, logits[0], out[-1])
 
-    def propose(
-        self, tree: Tree, root_token: int, state: DraftState, pages: PageTable, first_position: int
-    ) -> list[int]:
-        """Tokens [T] of the tree's nodes, the root's first. ``first_position``: rope position at depth 1."""
-        tokens = [root_token] + [0] * (tree.num_nodes - 1)
-        logits, features = {0: state.logits}, {0: state.features}
-        expanded: list[int] = []
-        for depth, level in enumerate(tree.levels, start=1):
-            self._name_tokens(tree, level, logits, tokens)
-            inner = [node for node in level if node in tree.parents]
-            if not inner:
-                continue
-            expanded += inner
+    def propose(self, tree: Tree, root_token: int, state: DraftState, pages: PageTable, first_position: int) -> Tensor:
+        """Tokens of the tree's nodes, int64 [T], the root's first; nothing of it waits for the device.
+
+        Args:
+            first_position: rope position at depth 1.
+        """
+        device = state.logits.device
+        tokens = [torch.tensor([root_token]).to(device, non_blocking=True)]
+        logits, features = state.logits[None], state.features[None]
+        num_drafted = 0
+        for depth, step in enumerate(tree.steps_on(device)):
+            best = self.runner.target_ids(logits.topk(step.width, dim=-1).indices)
+            tokens.append(best[step.parents, step.ranks])
+            if step.mask is None:
+                break
+            num_inner = len(step.inner)
+            num_drafted += num_inner
             place = Place(
                 past=state.length,
-                pages=pages.pages(state.length + len(expanded)),
-                mask=tree.mask[inner][:, expanded],
-                positions=torch.full((3, len(inner)), first_position + depth - 1, dtype=torch.int32),
+                pages=pages.pages(state.length + num_drafted),
+                mask=step.mask,
+                positions=torch.full((3, num_inner), first_position + depth, dtype=torch.int32),
             )
-            embeds = self.runner.embedding.lookup(torch.tensor([tokens[node] for node in inner]))
-            fed = torch.stack([features[tree.parents[node]] for node in inner])
-            level_logits, level_features = self.runner.forward(embeds, fed, place, torch.arange(len(inner)))
-            logits.update(zip(inner, level_logits, strict=True))
-            features.update(zip(inner, level_features, strict=True))
-        return tokens
-
-    def _name_tokens(self, tree: Tree, level: tuple[int, ...], logits: dict[int, Tensor], tokens: list[int]) -> None:
-        """Give each node of a level its parent's best token of the node's rank."""
-        for parent in dict.fromkeys(tree.parents[node] for node in level):
-            children = [node for node in level if tree.parents[node] == parent]
-            best = logits[parent].topk(max(tree.ranks[node] for node in children) + 1).indices
-            ids = self.runner.target_ids(best).tolist()
-            for node in children:
-                tokens[node] = ids[tree.ranks[node]]
+            embeds = self.runner.embedding.lookup(tokens[-1][step.inner])
+            fed = features[step.parents[step.inner]]
+            logits, features = self.runner.forward(embeds, fed, place, torch.arange(num_inner))
+        return torch.cat(tokens)

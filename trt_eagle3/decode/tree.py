@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heappop, heappush
 
@@ -18,14 +18,39 @@ from torch import Tensor
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.errors import UserError
 
-__all__ = ["Tree", "best_first_paths", "static_tree"]
+__all__ = ["DraftStep", "Tree", "best_first_paths", "static_tree"]
 
 Path = tuple[int, ...]
 
 
 @dataclass(frozen=True)
+class DraftStep:
+    """How the n nodes of one level are filled and expanded.
+
+    Attributes:
+        parents: int64 [n]: row of each node's parent among the rows that the step before ran.
+        ranks: int64 [n]: which of its parent's best tokens each node takes.
+        inner: int64 [m]: the nodes of this level that have children: the rows that this step runs.
+        mask: bool [m, all inner nodes so far]: who sees whom among them; None at the last level.
+        width: best tokens wanted of each parent.
+    """
+
+    parents: Tensor
+    ranks: Tensor
+    inner: Tensor
+    mask: Tensor | None
+    width: int
+
+    def to(self, device: torch.device) -> DraftStep:
+        """The same with its tensors on ``device``."""
+        parents, ranks, inner = (t.to(device) for t in (self.parents, self.ranks, self.inner))
+        mask = None if self.mask is None else self.mask.to(device)
+        return replace(self, parents=parents, ranks=ranks, inner=inner, mask=mask)
+
+
+@dataclass(frozen=True)
 class Tree:
-    """A static tree.
+    """A static tree, its nodes level by level.
 
     Attributes:
         parents: parent of each node; the root's is -1.
@@ -83,6 +108,33 @@ class Tree:
         """Nodes by depth, from depth 1 on."""
         depths = self.depths.tolist()
         return tuple(tuple(i for i, d in enumerate(depths) if d == level) for level in range(1, max(depths) + 1))
+
+    @cached_property
+    def _steps(self) -> tuple[DraftStep, ...]:
+        steps, above, drafted = [], [0], list[int]()  # above: nodes whose logits the step before has made
+        for nodes in self.levels:
+            inner = [node for node in nodes if node in self.parents]
+            drafted += inner
+            step = DraftStep(
+                parents=torch.tensor([above.index(self.parents[node]) for node in nodes]),
+                ranks=torch.tensor([self.ranks[node] for node in nodes]),
+                inner=torch.tensor([nodes.index(node) for node in inner], dtype=torch.int64),
+                mask=self.mask[inner][:, drafted] if inner else None,
+                width=max(self.ranks[node] for node in nodes) + 1,
+            )
+            steps.append(step)
+            above = inner
+        return tuple(steps)
+
+    @cached_property
+    def _steps_by_device(self) -> dict[torch.device, tuple[DraftStep, ...]]:
+        return {}
+
+    def steps_on(self, device: torch.device) -> tuple[DraftStep, ...]:
+        """How the draft fills the tree, a step per level, with the tensors on ``device``."""
+        if device not in self._steps_by_device:
+            self._steps_by_device[device] = tuple(step.to(device) for step in self._steps)
+        return self._steps_by_device[device]
 
 
 def static_tree(config: SpeculationConfig) -> Tree:

@@ -1,4 +1,4 @@
-"""The token table, mapped from its file: rows are read as they are asked for."""
+"""The token table: on the CPU mapped from its file, so that rows are read as they are asked for."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _TORCH_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat
 class EmbeddingTable:
     """Token id -> embedding, for target and draft alike; the lookup stands outside the graphs."""
 
-    def __init__(self, ref: TensorRef, dtype: torch.dtype) -> None:
+    def __init__(self, ref: TensorRef, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         if ref.dtype not in _TORCH_TYPES:
             raise UserError(f"{ref.file}: {ref.name}: expected float32, float16 or bfloat16, got {ref.dtype}")
         # mode c: copy on write, so that torch may call the memory its own
         raw = np.memmap(ref.file, dtype=np.uint8, mode="c", offset=ref.offset, shape=(ref.num_bytes,))
-        self._table = torch.from_numpy(raw).view(_TORCH_TYPES[ref.dtype]).view(ref.shape)
+        self._table = torch.from_numpy(raw).view(_TORCH_TYPES[ref.dtype]).view(ref.shape).to(device)
         self._dtype = dtype
 
     @property
@@ -31,5 +31,5 @@ class EmbeddingTable:
         return self._table.shape[1]
 
     def lookup(self, token_ids: Tensor) -> Tensor:
-        """Embeddings ``[..., H]`` in the compute type of ``token_ids`` (int64)."""
-        return self._table[token_ids].to(self._dtype)
+        """Embeddings ``[..., H]`` in the compute type of ``token_ids`` (int64), on the table's device."""
+        return self._table[token_ids.to(self._table.device, non_blocking=True)].to(self._dtype)

@@ -38,7 +38,9 @@ class OnnxRuntimeSession:
     for ScatterND: 5 to 18 us whatever the cache's size), so a cache costs no copy per step.
     """
 
-    def __init__(self, model: Path, weights_root: Path, taps: Sequence[str] = ()) -> None:
+    def __init__(self, model: Path, weights_root: Path, taps: Sequence[str] = (), device: str = "cpu") -> None:
+        if device != "cpu":
+            raise UserError(f"engine.device: the onnxruntime backend runs on the cpu, got {device!r}")
         options = ort.SessionOptions()
         options.log_severity_level = 3
         # A cycle goes through three sessions: threads of one that spin while idle take the cores of the next.

@@ -40,7 +40,9 @@ class Session(Protocol):
         ...
 
 
-def open_session(backend: str, model: Path, weights_root: Path, taps: Sequence[str] = ()) -> Session:
+def open_session(
+    backend: str, model: Path, weights_root: Path, taps: Sequence[str] = (), device: str = "cpu"
+) -> Session:
     """Load the graph at ``model``, whose weights lie under ``weights_root``, with ``backend``.
 
     ``taps`` names intermediate tensors of the graph (``layers.3.output``) that ``run`` shall return too.
@@ -48,5 +50,5 @@ def open_session(backend: str, model: Path, weights_root: Path, taps: Sequence[s
     if backend not in BACKENDS:
         raise UserError(f"engine.backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
     module, _, name = BACKENDS[backend].partition(":")
-    session: Session = getattr(import_module(module), name)(model, weights_root, taps)
+    session: Session = getattr(import_module(module), name)(model, weights_root, taps, device)
     return session

@@ -64,7 +64,10 @@ def atomic_directory(path: Path) -> Iterator[Path]:
 
 
 def _sweep(path: Path) -> None:
-    """Remove what builds of ``path`` that were killed have left."""
+    """Remove what builds of ``path`` that were killed have left; put back the bundle that one had just moved aside."""
+    for old in path.parent.glob(f"{path.name}{PARTIAL}old-*"):
+        if not path.exists():
+            old.rename(path)
     for left in path.parent.glob(f"{path.name}{PARTIAL}*"):
         pid = left.name.rpartition("-")[2]
         if not (pid.isdigit() and Path(f"/proc/{pid}").exists()) or pid == str(os.getpid()):

@@ -116,7 +116,7 @@ class _FrameAttention:
         b, half = self._b, self._dim // 2
         quarter = (1.0 / _ROPE_BASE ** (np.arange(0, half, 2, dtype=np.float32) / np.float32(half))).astype(np.float32)
         inv_freq = b.constant(np.concatenate([quarter, quarter]), "vision_inv_freq")
-        axis = b.constant(np.repeat(np.arange(2), len(quarter)), "vision_pair_axis")
+        axis = b.constant(np.repeat(np.arange(2, dtype=np.int32), len(quarter)), "vision_pair_axis")
         positions = b.input("rope_positions", TensorProto.INT32, (2, "patches"))
         by_pair = b.op("Transpose", b.op("Gather", positions, axis, axis=0), name="pair_positions", perm=[1, 0])
         angles = b.op("Mul", b.cast(by_pair, TensorProto.FLOAT), inv_freq, name="angles")
