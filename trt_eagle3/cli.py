@@ -113,6 +113,27 @@ def generate(bundle: Path, prompt: str, as_json: bool, stats: bool, no_speculati
         _log.print(report.generation_line(answer.generation))
 
 
+@cli.command()
+@click.argument("path")
+@click.argument("draft", required=False)
+@click.option("--prompts", type=click.Path(path_type=Path), help="JSON list of prompts, instead of the bundled ones.")
+@click.option("--max-tokens", default=96, show_default=True, help="At most this many tokens per answer.")
+@_json_option
+def probe(path: str, draft: str | None, prompts: Path | None, max_tokens: int, as_json: bool) -> None:
+    """Measure which reading of a draft fits its target: PATH is a bundle, or a target followed by its DRAFT."""
+    from trt_eagle3.probe.run import probe as run
+
+    with _bars() as progress:
+        result = run(path, draft, prompts=prompts, max_tokens=max_tokens, progress=progress)
+    if as_json:
+        _print_json(result.to_dict())
+    else:
+        wide = _out if _out.is_terminal else Console(highlight=False, width=160)
+        wide.print(result.table())
+        _out.print(*result.verdict_lines(), sep="\n", soft_wrap=True)
+    result.check()
+
+
 def _print_json(value: Any) -> None:
     click.echo(json.dumps(value, ensure_ascii=False))
 
@@ -131,3 +152,17 @@ def _stages() -> Iterator[Callable[[str], None]]:
 
         yield begin
         progress.update(running[-1], total=1, completed=1)
+
+
+@contextmanager
+def _bars() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar per stage on a terminal; silence when piped."""
+    with Progress(console=_log, disable=not _log.is_terminal) as progress:
+        tasks: dict[str, Any] = {}
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = progress.add_task(stage)
+            progress.update(tasks[stage], completed=done, total=total)
+
+        yield show

@@ -1,15 +1,12 @@
 """A bundle's plain against its speculative decoding: ``python -m trt_eagle3.bench.pair BUNDLE --prompts FILE``.
 
-The file is a JSON list of ``{"prompt": ..., "images": [...], "frames": [...]}``; paths are relative to it. One process,
-both sides alternating over the prompts, the first round not counted.
+The file's form is in ``trt_eagle3/prompts.py``. One process, both sides alternating over the prompts, the first round
+not counted.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
@@ -17,6 +14,7 @@ from rich.table import Table
 
 from trt_eagle3.decode.engine import Engine, Generation, load
 from trt_eagle3.errors import UserError
+from trt_eagle3.prompts import read_questions
 
 __all__ = ["main"]
 
@@ -29,24 +27,19 @@ __all__ = ["main"]
 def main(bundle: Path, file: Path, rounds: int, max_tokens: int) -> None:
     """Print tokens per second of both, their ratio, and the acceptance."""
     engine = load(bundle)
-    prompts = list(_prompts(file))
+    questions = read_questions(file)
     runs: dict[bool, list[Generation]] = {False: [], True: []}
     for number in range(rounds + 1):
-        for prompt in prompts:
+        for q in questions:
             for speculation, found in runs.items():
-                answer = engine.generate(**prompt, max_tokens=max_tokens, speculation=speculation)
+                answer = engine.generate(
+                    q.prompt, images=q.images, videos=q.videos, max_tokens=max_tokens, speculation=speculation
+                )
                 if number:
                     found.append(answer)
     if any(a.token_ids != b.token_ids for a, b in zip(runs[False], runs[True], strict=True)):
         raise UserError(f"{bundle}: speculative and plain decoding gave different tokens")
     _print(engine, runs)
-
-
-def _prompts(file: Path) -> Iterator[dict[str, Any]]:
-    for entry in json.loads(file.read_text(encoding="utf-8")):
-        frames = [file.parent / name for name in entry.get("frames", ())]
-        images = [file.parent / name for name in entry.get("images", ())]
-        yield {"prompt": entry["prompt"], "images": images, "videos": [frames] if frames else []}
 
 
 def _print(engine: Engine, runs: dict[bool, list[Generation]]) -> None:

@@ -1,0 +1,1 @@
+"""Probe: which reading of a draft fits its target best (``docs/probe.md``)."""

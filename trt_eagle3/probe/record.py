@@ -1,0 +1,143 @@
+"""Recording: the target answers every prompt once, and all that any reading of the draft could want is kept.
+
+Shapes: P prompt tokens, A answer tokens, n = P + A, H target hidden, N visual tokens, Vd draft vocab, V vocab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.decode.engine import Engine
+from trt_eagle3.decode.kv_cache import KVCache, PagePool
+from trt_eagle3.decode.loop import Loop, Prompt
+from trt_eagle3.decode.runner import TargetRunner
+from trt_eagle3.engine.embedding import EmbeddingTable
+from trt_eagle3.engine.session import Session, open_session
+from trt_eagle3.errors import UserError
+from trt_eagle3.prompts import Question
+
+__all__ = ["MIN_TOKENS", "Recording", "record", "tap"]
+
+MIN_TOKENS = 24  # of answers, without each one's first: signed ranks of fewer never reach the 4 sigma of a verdict
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A prompt and the target's greedy answer.
+
+    Attributes:
+        prompt: the prompt's P rows.
+        token_ids: int64 [n], the answer (end token included) after the prompt.
+        states: float32 [n - 1, H] by name (``tap``): layer outputs of every row; the last token is no row.
+        target_probs: float32 [A - 1, Vd]: what the target thinks of answer tokens 1 on, over the draft's vocabulary
+            alone and summing to one.
+    """
+
+    prompt: Prompt
+    token_ids: Tensor
+    states: Mapping[str, Tensor]
+    target_probs: Tensor
+
+    @property
+    def num_rows(self) -> int:
+        """n - 1."""
+        return len(self.token_ids) - 1
+
+    def aux(self, manifest: DraftManifest, num_deepstack: int) -> Tensor:
+        """float32 [n - 1, k * H]: the aux hidden states as ``manifest`` takes them."""
+        names = [tap(k, manifest.aux_pre_deepstack, num_deepstack) for k in manifest.aux_layers]
+        return torch.cat([self.states[name] for name in names], dim=-1)
+
+
+def tap(layer: int, pre_deepstack: bool, num_deepstack: int) -> str:
+    """Name of out(layer) in the target graph."""
+    return f"layers.{layer}.output" + ("_pre_deepstack" if pre_deepstack and layer < num_deepstack else "")
+
+
+def record(
+    engine: Engine,
+    questions: Sequence[Question],
+    layers: Sequence[int],
+    draft_ids: Tensor,
+    *,
+    max_tokens: int,
+    progress: Callable[[], object] = lambda: None,
+) -> list[Recording]:
+    """Let the target of ``engine`` answer ``questions``, plainly, with out(k) of ``layers`` tapped.
+
+    Args:
+        draft_ids: int64 [Vd], the target ids of the draft's vocabulary.
+        progress: called after each prompt.
+    Raises:
+        UserError: a prompt that the bundle does not take, or answers too short to say anything.
+    """
+    count = engine.spec.num_deepstack
+    session = _Tapped(engine, sorted({tap(k, pre, count) for k in layers for pre in (True, False)}))
+    loop = _loop(engine, session)
+    recordings: list[Recording] = []
+    for question in questions:
+        prompt = engine.encode(engine.prepare(question.prompt, question.images, question.videos))
+        session.runs.clear()
+        answer = _answer(loop, prompt, frozenset(engine.spec.eos_token_ids), max_tokens)
+        if len(answer) > 1:
+            recordings.append(_recording(prompt, answer, session.runs, draft_ids))
+        progress()
+    num_tokens = sum(len(r.target_probs) for r in recordings)
+    if num_tokens < MIN_TOKENS:
+        raise UserError(
+            f"prompts: their answers have {num_tokens} tokens after the first, at least {MIN_TOKENS} are needed. "
+            "Ask for longer answers, or raise --max-tokens."
+        )
+    return recordings
+
+
+class _Tapped:
+    """The target's session that keeps its taps and logits; implements ``engine.session.Session``."""
+
+    def __init__(self, engine: Engine, taps: Sequence[str]) -> None:
+        root = engine.record.weights_root(engine.path)
+        model = engine.path / "target" / "model.onnx"
+        self._session: Session = open_session(engine.record.engine.backend, model, root, taps)
+        self._taps = taps
+        self.runs: list[dict[str, Tensor]] = []
+
+    def bind(self, name: str, tensor: Tensor) -> None:
+        self._session.bind(name, tensor)
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        outputs = self._session.run(inputs)
+        self.runs.append({name: outputs[name] for name in (*self._taps, "logits")})
+        return outputs
+
+
+def _loop(engine: Engine, session: Session) -> Loop:
+    config, text = engine.record.config.engine, engine.spec.text
+    pool = PagePool(-(-engine.limits.max_seq_len // config.page_size) + 1, config.page_size)
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    num_slots = pool.num_pages * pool.page_size
+    cache = KVCache(text.num_layers, text.num_kv_heads, text.head_dim, num_slots, dtype)
+    embedding = EmbeddingTable(engine.record.embedding.ref(engine.record.weights_root(engine.path)), dtype)
+    target = TargetRunner(session, cache, embedding, engine.spec.num_deepstack)
+    return Loop(target, pool, engine.limits.max_seq_len, config.prefill_chunk)
+
+
+def _answer(loop: Loop, prompt: Prompt, ends: frozenset[int], max_tokens: int) -> list[int]:
+    answer: list[int] = []
+    for tokens in loop.run(prompt):
+        answer += tokens
+        if tokens[-1] in ends or len(answer) == max_tokens:
+            break
+    return answer
+
+
+def _recording(prompt: Prompt, answer: list[int], runs: list[dict[str, Tensor]], draft_ids: Tensor) -> Recording:
+    decoded = runs[len(runs) - len(answer) + 1 :]  # one row each, after the prefill's chunks
+    logits = torch.cat([run["logits"][0] for run in decoded])
+    states = {name: torch.cat([run[name] for run in runs]).float() for name in runs[0] if name != "logits"}
+    token_ids = torch.cat([prompt.token_ids, torch.tensor(answer)])
+    return Recording(prompt, token_ids, states, logits[:, draft_ids].softmax(dim=-1))

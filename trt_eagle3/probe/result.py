@@ -1,0 +1,199 @@
+"""What a probe found: readings ranked, a verdict, and the override lines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+from rich.table import Table
+
+from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.rope import RopeSpec
+from trt_eagle3.checkpoint.target import TargetSpec
+from trt_eagle3.errors import GateFailedError
+from trt_eagle3.probe.reading import Reading, alternatives
+from trt_eagle3.probe.search import Contrast, Found, Standing, contrast
+
+__all__ = ["ProbeReport", "RankedReading", "make_report"]
+
+_MAX_ROWS = 16
+
+
+@dataclass(frozen=True)
+class RankedReading:
+    """A reading and its score; ``contrast`` is against the manifest in use."""
+
+    reading: Reading
+    cross_entropy: float
+    position_0: float
+    acceptance_length: float
+    contrast: Contrast
+
+
+@dataclass(frozen=True)
+class ProbeReport:
+    """The outcome, whose JSON form ``docs/probe.md`` describes.
+
+    Attributes:
+        readings: best cross-entropy first, the manifest in use among them.
+        best: the reading to use; without changes where the manifest in use is the best.
+        silent: factors of which no reading made any difference on these prompts.
+        undecided: factors of which some reading's difference to the best is not clear on these prompts.
+        overrides: all of ``draft.overrides`` to build with; empty where none is needed.
+    """
+
+    bundle: str
+    num_prompts: int
+    num_tokens: int
+    num_steps: int
+    readings: tuple[RankedReading, ...]
+    best: Reading
+    silent: tuple[str, ...]
+    undecided: tuple[str, ...]
+    overrides: Mapping[str, Any]
+
+    @property
+    def manifest_is_best(self) -> bool:
+        """Whether the manifest in use is the best reading."""
+        return not self.best.changes
+
+    @property
+    def override_lines(self) -> str:
+        """YAML to paste into the build config, or nothing."""
+        if self.manifest_is_best:
+            return ""
+        lines: str = yaml.safe_dump({"draft": {"overrides": dict(self.overrides)}}, default_flow_style=None)
+        return lines
+
+    def check(self) -> None:
+        """Raise GateFailedError where another reading is better than the manifest in use."""
+        if not self.manifest_is_best:
+            raise GateFailedError(f"{self.bundle}: the draft fits better with {reading_text(self.best)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "bundle": self.bundle,
+            "num_prompts": self.num_prompts,
+            "num_tokens": self.num_tokens,
+            "num_steps": self.num_steps,
+            "manifest_is_best": self.manifest_is_best,
+            "changes": _plain(dict(self.best.changes)),
+            "overrides": dict(self.overrides),
+            "override_lines": self.override_lines,
+            "silent": list(self.silent),
+            "undecided": list(self.undecided),
+            "readings": [_reading_to_dict(r) for r in self.readings],
+        }
+
+    def table(self) -> Table:
+        """The best ``_MAX_ROWS`` readings, and the manifest in use wherever it stands."""
+        title = f"{self.bundle}: {self.num_tokens} answer tokens of {self.num_prompts} prompts, {self.num_steps} steps"
+        table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+        for name in ("nats", "difference", "first accepted", "acceptance length"):
+            table.add_column(name, justify="right")
+        table.add_column("against the manifest")
+        table.add_column("reading", overflow="fold")
+        for rank, r in enumerate(self.readings):
+            changed = bool(r.reading.changes)
+            if rank >= _MAX_ROWS and changed:
+                continue
+            table.add_row(
+                f"{r.cross_entropy:.4f}",
+                f"{r.contrast.difference:+.4f} \u00b1 {r.contrast.standard_error:.4f}" if changed else "",
+                f"{100 * r.position_0:.1f} %",
+                f"{r.acceptance_length:.2f}",
+                r.contrast.standing if changed else "",
+                reading_text(r.reading),
+                style="bold" if r.reading == self.best else None,
+            )
+        return table
+
+    def verdict_lines(self) -> list[str]:
+        """One line per thing to know."""
+        lines = [f"{len(self.readings)} readings scored; --json lists them all"]
+        lines += [f"no difference on these prompts: {', '.join(self.silent)}"] if self.silent else []
+        lines += [f"not decided by these prompts: {', '.join(self.undecided)}"] if self.undecided else []
+        if self.manifest_is_best:
+            return [*lines, "the manifest in use is the best reading"]
+        return [*lines, f"a better reading: {reading_text(self.best)}. In the build config:", self.override_lines]
+
+
+def reading_text(reading: Reading) -> str:
+    """A reading in one line."""
+    changes = [f"{field}={_plain(value)}" for field, value in reading.changes if field != "rope.sections"]
+    return ", ".join(changes) or "the manifest in use"
+
+
+def make_report(
+    found: Found,
+    manifest: DraftManifest,
+    spec: TargetSpec,
+    *,
+    bundle: str,
+    num_prompts: int,
+    num_steps: int,
+    overrides: Mapping[str, Any],
+) -> ProbeReport:
+    """Rank what ``found`` holds; ``overrides`` are those that the bundle was built with."""
+    base = found.scores[Reading()]
+    standings = _standings(found, manifest, spec)
+    ranked = sorted(found.scores.items(), key=lambda item: item[1].cross_entropy)
+    readings = tuple(
+        RankedReading(r, s.cross_entropy, s.position_0, s.acceptance_length, contrast(s, base)) for r, s in ranked
+    )
+    return ProbeReport(
+        bundle=bundle,
+        num_prompts=num_prompts,
+        num_tokens=len(base.token_ce),
+        num_steps=num_steps,
+        readings=readings,
+        best=found.best,
+        silent=tuple(name for name, several in standings.items() if several == {"no difference"}),
+        undecided=tuple(name for name, several in standings.items() if "unclear" in several),
+        overrides={**overrides, **_overrides(found.best, manifest)} if found.best.changes else {},
+    )
+
+
+def _standings(found: Found, manifest: DraftManifest, spec: TargetSpec) -> dict[str, set[Standing]]:
+    """Per factor, how its other values stand against the best reading, as far as they were tried there."""
+    best = found.scores[found.best]
+    standings: dict[str, set[Standing]] = {}
+    for name, changes in alternatives(manifest, spec).items():
+        others = {found.best.changed(change, manifest) for change in changes} - {found.best}
+        standings[name] = {contrast(found.scores[r], best).standing for r in others if r in found.scores}
+    return standings
+
+
+def _overrides(reading: Reading, manifest: DraftManifest) -> dict[str, Any]:
+    """The reading as ``draft.overrides``: a rope is given whole."""
+    changes = dict(reading.changes)
+    fields = {field: _plain(value) for field, value in changes.items() if not field.startswith("rope.")}
+    if len(fields) < len(changes):
+        fields["rope"] = _rope_override(reading.apply(manifest).rope)
+    return fields
+
+
+def _rope_override(rope: RopeSpec) -> dict[str, Any]:
+    sections = {"sections": list(rope.sections)} if rope.sections else {}
+    return {"layout": rope.layout, **sections, "kind": rope.kind, "base": rope.base}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _reading_to_dict(ranked: RankedReading) -> dict[str, Any]:
+    return {
+        "changes": _plain(dict(ranked.reading.changes)),
+        "cross_entropy": ranked.cross_entropy,
+        "position_0": ranked.position_0,
+        "acceptance_length": ranked.acceptance_length,
+        "difference": ranked.contrast.difference,
+        "standard_error": ranked.contrast.standard_error,
+        "standing": ranked.contrast.standing,
+    }

@@ -1,0 +1,91 @@
+"""probe: a bundle or a pair, and prompts, become a report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from trt_eagle3.config import BuildConfig, DraftConfig, TargetConfig
+from trt_eagle3.decode.engine import Engine, load
+from trt_eagle3.errors import UserError
+from trt_eagle3.pipeline import build
+from trt_eagle3.probe.bundled import bundled_questions
+from trt_eagle3.probe.reading import candidate_layers
+from trt_eagle3.probe.record import record
+from trt_eagle3.probe.result import ProbeReport, make_report
+from trt_eagle3.probe.score import Scorer, draft_ids
+from trt_eagle3.probe.search import search
+from trt_eagle3.prompts import Question, read_questions
+
+__all__ = ["MAX_TOKENS", "Progress", "probe"]
+
+MAX_TOKENS = 96
+
+Progress = Callable[[str, int, int], object]
+"""Told a stage (``prompts`` or ``readings``), what of it is done, and how much there is as far as is known."""
+
+
+def probe(
+    path: str,
+    draft: str | None = None,
+    *,
+    prompts: Path | None = None,
+    max_tokens: int = MAX_TOKENS,
+    progress: Progress = lambda *_: None,
+) -> ProbeReport:
+    """Measure which reading of a draft fits its target.
+
+    Args:
+        path: a bundle, or with ``draft`` a target checkpoint.
+        draft: a draft checkpoint; the pair is then built in a temporary folder, its weights left where they are.
+        prompts: a prompt file (``trt_eagle3/prompts.py``) instead of the bundled prompts.
+        max_tokens: of each answer at most.
+    Raises:
+        UserError: a bundle without a draft, or anything wrong with bundle, pair or prompts.
+    """
+    if max_tokens < 2:
+        raise UserError(f"max_tokens: expected at least 2, got {max_tokens}")
+    questions = read_questions(prompts) if prompts else bundled_questions()
+    with TemporaryDirectory(prefix="trt-eagle3-probe-") as temporary:
+        folder = Path(temporary)
+        engine = load(path if draft is None else _build(path, draft, folder))
+        name = path if draft is None else f"{path} with {draft}"
+        return _probe(engine, questions, folder, name, max_tokens, progress)
+
+
+def _probe(
+    engine: Engine, questions: Sequence[Question], folder: Path, name: str, max_tokens: int, progress: Progress
+) -> ProbeReport:
+    manifest, spec = engine.manifest, engine.spec
+    if manifest is None:
+        raise UserError(f"{engine.path}: a bundle without a draft: there is nothing to probe")
+    layers, done = candidate_layers(manifest, spec), iter(range(1, len(questions) + 1))
+    progress("prompts", 0, len(questions))
+    recordings = record(
+        engine,
+        questions,
+        layers,
+        draft_ids(manifest),
+        max_tokens=max_tokens,
+        progress=lambda: progress("prompts", next(done), len(questions)),
+    )
+    scorer = Scorer(engine, recordings, folder)
+    found = search(scorer, manifest, spec, lambda scored, total: progress("readings", scored, total))
+    config = engine.record.config
+    return make_report(
+        found,
+        manifest,
+        spec,
+        bundle=name,
+        num_prompts=len(recordings),
+        num_steps=scorer.num_steps,
+        overrides=dict(config.draft.overrides) if config.draft else {},
+    )
+
+
+def _build(target: str, draft: str, folder: Path) -> Path:
+    config = BuildConfig(
+        name="pair", target=TargetConfig(checkpoint=target), draft=DraftConfig(checkpoint=draft), output=folder
+    )
+    return build(config, reference_weights=True).path

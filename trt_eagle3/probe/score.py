@@ -1,0 +1,216 @@
+"""Scoring: how well a draft, read one way, foretells what the target said.
+
+Shapes: P prompt tokens, A answer tokens, n = P + A, S = A - 1 scored rows, K draft steps, H target hidden, Hd draft
+hidden, Vd draft vocab, N scored answer tokens of all prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.tensor_index import TensorRef, read_tensor
+from trt_eagle3.decode.engine import Engine
+from trt_eagle3.decode.kv_cache import KVCache, PagePool, PageTable
+from trt_eagle3.decode.propose import draft_decode_position, draft_positions, draft_prompt_embeds
+from trt_eagle3.decode.runner import DraftRunner, Place, causal_mask
+from trt_eagle3.engine.embedding import EmbeddingTable
+from trt_eagle3.engine.session import Session, open_session
+from trt_eagle3.errors import UserError
+from trt_eagle3.graph.draft import draft_graph
+from trt_eagle3.probe.record import Recording
+
+__all__ = ["Score", "Scorer", "draft_ids"]
+
+
+@dataclass(frozen=True)
+class Score:
+    """How one reading did.
+
+    Attributes:
+        token_ce: float64 [N]: cross-entropy in nats of the draft against the target at every answer token, a mean over
+            the depths that foretell it. Tokens outside the draft's vocabulary are not among them.
+        position_0: the share of rows whose first proposal is the target's token.
+        acceptance_length: 1 + the sum over depths of the share of rows whose proposals are right up to there.
+    """
+
+    token_ce: Tensor
+    position_0: float
+    acceptance_length: float
+
+    @property
+    def cross_entropy(self) -> float:
+        """Mean nats per answer token."""
+        return float(self.token_ce.mean())
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """One prompt, row by depth: float32 ``ce`` and bool ``hit``, ``known`` (row and token count), all [S, K]."""
+
+    ce: Tensor
+    hit: Tensor
+    inside: Tensor
+    known: Tensor
+
+
+def draft_ids(manifest: DraftManifest) -> Tensor:
+    """int64 [Vd]: the target ids of the draft's vocabulary."""
+    ids = torch.arange(manifest.draft_vocab_size)
+    return ids + read_tensor(manifest.tensors["d2t"]).long() if "d2t" in manifest.tensors else ids
+
+
+class Scorer:
+    """Scores manifests that differ in their readings alone, over the same recordings; remembers what it scored."""
+
+    def __init__(self, engine: Engine, recordings: Sequence[Recording], folder: Path) -> None:
+        """``folder``: where draft graphs may be written.
+
+        Raises:
+            UserError: a bundle without a draft.
+        """
+        if engine.manifest is None:
+            raise UserError(f"{engine.path}: a bundle without a draft: there is nothing to probe")
+        config, manifest = engine.record.config, engine.manifest
+        self.num_steps = config.speculation.steps
+        self._engine, self._recordings, self._folder = engine, recordings, folder
+        self._ids = draft_ids(manifest)
+        dtype: torch.dtype = getattr(torch, config.engine.dtype)
+        root = engine.record.weights_root(engine.path)
+        self._backend = engine.record.engine.backend
+        self._fuse = open_session(self._backend, engine.path / "fuse" / "model.onnx", root)
+        own = manifest.embedding == "own"
+        table = manifest.tensors["embed_tokens.weight"] if own else engine.record.embedding.ref(root)
+        self._embedding = EmbeddingTable(table, dtype)
+        size = config.engine.page_size
+        rows = max(_num_slots(r, self.num_steps) for r in recordings)
+        pool = PagePool(-(-rows // size) + 1, size)
+        self._pages = PageTable(pool)
+        self._pages.reserve(rows)
+        self._cache = KVCache(
+            manifest.num_layers, manifest.num_kv_heads, manifest.head_dim, pool.num_pages * size, dtype
+        )
+        self._open: tuple[bytes, DraftRunner] | None = None
+        self._known: dict[tuple[object, ...], Score] = {}
+
+    def score(self, manifest: DraftManifest) -> Score:
+        """The score of one reading of the bundle's draft."""
+        key = _key(manifest)
+        if key not in self._known:
+            runner = self._runner(manifest)
+            self._known[key] = _score([self._cells(manifest, runner, r) for r in self._recordings])
+        return self._known[key]
+
+    def _runner(self, manifest: DraftManifest) -> DraftRunner:
+        """The draft as this reading has it; kept until a reading needs another graph."""
+        config = self._engine.record.config.engine
+        model = draft_graph(manifest, config.dtype, config.page_size, _absolute).SerializeToString()
+        if self._open is None or self._open[0] != model:
+            file = self._folder / "draft.onnx"
+            file.write_bytes(model)
+            self._open = None  # first forget the old session: two drafts need not fit
+            draft: Session = open_session(self._backend, file, Path("/"))
+            self._open = model, DraftRunner(self._fuse, draft, self._cache, self._embedding, None)
+        return self._open[1]
+
+    def _cells(self, manifest: DraftManifest, runner: DraftRunner, recording: Recording) -> _Cells:
+        logits = torch.stack(list(self.chain(manifest, runner, recording)), dim=1)
+        num_rows, num_steps, _ = logits.shape
+        # row s at depth i foretells answer token 1 + s + i
+        token = torch.arange(num_rows)[:, None] + torch.arange(num_steps)
+        inside = token < num_rows
+        token = token.clip(max=num_rows - 1)
+        wanted = recording.token_ids[-num_rows:][token]
+        ce = -(recording.target_probs[token] * logits.log_softmax(dim=-1)).sum(dim=-1)
+        hit = inside & (self._ids[logits.argmax(dim=-1)] == wanted)
+        return _Cells(ce, hit, inside, inside & torch.isin(wanted, self._ids))
+
+    def chain(self, manifest: DraftManifest, runner: DraftRunner, recording: Recording) -> list[Tensor]:
+        """K logits [S, Vd]: all answer rows draft at once, each from its own row of true features.
+
+        The chain of row t feeds on the draft's own features, and on the target's tokens: as long as its proposals are
+        right they are the same, and afterwards nothing is accepted any more.
+        """
+        prompt_len, ids = len(recording.prompt.token_ids), recording.token_ids
+        num_rows = len(recording.target_probs)
+        logits, features = self._true_rows(manifest, runner, recording)
+        found = [logits]
+        rows = torch.arange(num_rows) + prompt_len - 1
+        before = torch.ones(num_rows, num_rows, dtype=torch.bool).tril(-1)  # rows P .. t; those up to P - 1 are past
+        own = torch.eye(num_rows, dtype=torch.bool)
+        for depth in range(1, self.num_steps):
+            mask = torch.cat([before, *[own] * depth], dim=1)
+            first = draft_decode_position(manifest, depth, depth + recording.prompt.rope_delta)
+            place = Place(
+                past=prompt_len,
+                pages=self._pages.pages(prompt_len + mask.shape[1]),
+                mask=mask,
+                positions=(rows + first).int().expand(3, -1),
+            )
+            embeds = self._embedding.lookup(ids[(rows + 1 + depth).clip(max=len(ids) - 1)])
+            logits, features = runner.forward(embeds, features, place, torch.arange(num_rows))
+            found.append(logits)
+        return found
+
+    def _true_rows(self, manifest: DraftManifest, runner: DraftRunner, recording: Recording) -> tuple[Tensor, Tensor]:
+        """Commit all rows with true features; logits [S, Vd] and features [S, Hd] of rows P - 1 to n - 3."""
+        prompt, num_rows = recording.prompt, recording.num_rows
+        prompt_len = len(prompt.token_ids)
+        embeds = self._embedding.lookup(recording.token_ids[1:])
+        of_prompt = draft_prompt_embeds(manifest, embeds[:prompt_len], prompt.visual_embeds, prompt.visual_rows)
+        embeds = torch.cat([of_prompt, embeds[prompt_len:]])
+        text = torch.arange(prompt_len, num_rows + 1, dtype=torch.int32) + prompt.rope_delta
+        targets = torch.cat([prompt.position_ids, text[:-1].expand(3, -1)], dim=1)
+        positions = draft_positions(manifest, 0, targets, text[-1].expand(3))
+        features = runner.fuse(recording.aux(manifest, self._engine.spec.num_deepstack).to(embeds.dtype))
+        logits, outs = [], []
+        chunk = self._engine.record.config.engine.prefill_chunk
+        for start in range(0, num_rows, chunk):
+            stop = min(start + chunk, num_rows)
+            place = Place(start, self._pages.pages(stop), causal_mask(stop - start), positions[:, start:stop])
+            wanted = torch.arange(max(start, prompt_len - 1), min(stop, num_rows - 1)) - start
+            some = wanted if len(wanted) else torch.tensor([0])
+            rows, out = runner.forward(embeds[start:stop], features[start:stop], place, some)
+            logits.append(rows[: len(wanted)])
+            outs.append(out[wanted])
+        return torch.cat(logits), torch.cat(outs)
+
+
+def _absolute(ref: TensorRef) -> str:
+    return str(ref.file.resolve()).lstrip("/")
+
+
+def _num_slots(recording: Recording, num_steps: int) -> int:
+    return recording.num_rows + (num_steps - 1) * len(recording.target_probs)
+
+
+def _key(manifest: DraftManifest) -> tuple[object, ...]:
+    """All that readings differ in."""
+    m, rope = manifest, manifest.rope
+    rows = (m.image_rows, m.image_rows == "vision" and m.image_rows_rotated, m.positions, m.position_shift)
+    turns = (rope.layout, rope.sections, rope.inv_freq, rope.attention_scaling)
+    return m.aux_layers, m.aux_pre_deepstack, *rows, *turns, m.residual, m.feedback, m.first_norm
+
+
+def _score(prompts: Sequence[_Cells]) -> Score:
+    hit, inside = (torch.cat([getattr(c, name) for c in prompts]) for name in ("hit", "inside"))
+    accepted = hit.cumprod(dim=1).double().sum(dim=0) / inside.sum(dim=0).clip(min=1)
+    return Score(
+        token_ce=torch.cat([_token_ce(c) for c in prompts]),
+        position_0=float(accepted[0]),
+        acceptance_length=1 + float(accepted.sum()),
+    )
+
+
+def _token_ce(cells: _Cells) -> Tensor:
+    num_rows, num_steps = cells.ce.shape
+    token = torch.arange(num_rows)[:, None] + torch.arange(num_steps)
+    total, count = (torch.zeros(num_rows, dtype=torch.float64) for _ in range(2))
+    total.index_add_(0, token[cells.known], cells.ce[cells.known].double())
+    count.index_add_(0, token[cells.known], torch.ones(int(cells.known.sum()), dtype=torch.float64))
+    return total[count > 0] / count[count > 0]
