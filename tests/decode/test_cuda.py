@@ -1,0 +1,81 @@
+"""The loop on a CUDA device: the same tokens as on the CPU, and one wait a cycle."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from tasks import examples
+
+import trt_eagle3
+from tests.tiny import build_tiny
+from trt_eagle3.decode.engine import Engine
+from trt_eagle3.engine import capi
+
+pytestmark = pytest.mark.gpu
+
+PROMPTS = 40
+CUDA = {"backend": "torch", "device": "cuda"}
+TREE = {"mode": "tree", "steps": 4, "topk": 3, "num_draft_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
+
+    def engine(**changes: dict[str, object]) -> Engine:
+        return trt_eagle3.load(build_tiny(tmp_path_factory.mktemp("engines"), **changes))
+
+    return {
+        "cpu": engine(),
+        "float32": engine(engine=CUDA),
+        "tree": engine(engine=CUDA, speculation=TREE),
+        "bfloat16": engine(engine=CUDA | {"dtype": "bfloat16"}),
+    }
+
+
+def answers(engine: Engine, *, speculation: bool) -> list[tuple[int, ...]]:
+    found = []
+    for example in examples("heldout", 11, PROMPTS):
+        videos = [list(example.frames)] if example.frames else []
+        options = {"images": list(example.images), "videos": videos, "max_tokens": 64}
+        found.append(engine.generate(example.prompt, speculation=speculation, **options).token_ids)
+    return found
+
+
+@pytest.mark.parametrize("name", ["float32", "tree"])
+def test_float32_on_cuda_gives_the_tokens_of_the_cpu(engines: dict[str, Engine], name: str) -> None:
+    plain = answers(engines["cpu"], speculation=False)
+    assert answers(engines[name], speculation=False) == plain
+    assert answers(engines[name], speculation=True) == plain
+
+
+def test_bfloat16_speculation_differs_from_plain_at_most_in_ties(engines: dict[str, Engine]) -> None:
+    """Verify and decode have other shapes, so other roundings: a near tie may fall either way, seldom."""
+    pairs = zip(*(answers(engines["bfloat16"], speculation=s) for s in (False, True)), strict=True)
+    assert sum(a != b for a, b in pairs) <= 2
+
+
+def test_a_cycle_waits_for_the_device_once(engines: dict[str, Engine]) -> None:
+    engine = engines["float32"]
+    prompt = engine.encode(engine.prepare("What is 12 plus 30?"))
+    for _ in range(3):
+        list(zip(engine.decode(prompt), range(6), strict=False))  # shapes seen, captured
+    cycles = engine.decode(prompt)
+    next(cycles), next(cycles)
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            next(cycles)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    waits = [w for w in caught if "synchroniz" in str(w.message)]
+    assert len(waits) == 1, [str(w.message) for w in waits]
+
+
+def test_kernels_are_in_use(engines: dict[str, Engine]) -> None:
+    assert engines["float32"].record.config.engine.device == "cuda"
+    assert capi.available(), "build them first: make plugins"

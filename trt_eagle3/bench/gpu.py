@@ -1,0 +1,197 @@
+"""Step times of a big pair on one GPU: ``python -m trt_eagle3.bench.gpu``.
+
+Graphs of a published geometry in bfloat16 with random weights (no checkpoint is needed), through the torch session with
+our kernels. Medians of CUDA-event timings of captured steps; the floor is weight and KV bytes over the copy bandwidth
+measured in the same run. Whole cycles are timed on the host's clock over the real loop, next to nothing accepted.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import click
+import onnx
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from trt_eagle3.bench.synthetic import write_draft, write_target
+from trt_eagle3.checkpoint.draft import read_draft
+from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.target import TargetSpec
+from trt_eagle3.checkpoint.target_reader import read_target
+from trt_eagle3.config import EngineConfig, SpeculationConfig
+from trt_eagle3.decode.kv_cache import KVCache, PagePool
+from trt_eagle3.decode.loop import Drafting, Loop, Prompt
+from trt_eagle3.decode.propose import Proposer
+from trt_eagle3.decode.runner import DraftRunner, Place, TargetRunner, causal_mask
+from trt_eagle3.decode.tree import static_tree
+from trt_eagle3.engine.embedding import EmbeddingTable
+from trt_eagle3.engine.torch import TorchSession
+from trt_eagle3.engine.torch_ops import TORCH_TYPES
+from trt_eagle3.graph.pair import pair_graphs
+
+__all__ = ["main"]
+
+_DEVICE = "cuda"
+_REPEATS = 30
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """Runners over random weights."""
+
+    spec: TargetSpec
+    manifest: DraftManifest
+    target: TargetRunner
+    draft: DraftRunner
+    pool: PagePool
+
+
+@click.command()
+@click.option("--size", default="8b", show_default=True, help="Geometry (bench/synthetic.py).")
+@click.option("--context", "contexts", multiple=True, type=int, default=(1024, 16384), show_default=True)
+@click.option("--page-size", default=16, show_default=True)
+def main(size: str, contexts: tuple[int, ...], page_size: int) -> None:
+    """Print step and cycle times with floors and ratios."""
+    table = Table(f"{size}, bfloat16, batch 1, random weights", "kv", "ms", "floor ms", "ratio")
+    bandwidth = _copy_bandwidth()
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        pair = _pair(Path(folder), size, page_size, max(contexts) + 512)
+        for context in contexts:
+            for name, ms, num_bytes in _rows(pair, context):
+                floor = 1e3 * num_bytes / bandwidth
+                table.add_row(name, str(context), f"{ms:.2f}", f"{floor:.2f}" if floor else "", _ratio(ms, floor))
+    Console(width=100).print(table, f"copy bandwidth {bandwidth / 1e12:.2f} TB/s; {torch.cuda.get_device_name()}")
+
+
+def _ratio(ms: float, floor: float) -> str:
+    return f"{ms / floor:.2f}" if floor else ""
+
+
+def _rows(pair: _Pair, context: int) -> Iterator[tuple[str, float, float]]:
+    """Name, milliseconds and the bytes that must be read."""
+    text, m = pair.spec.text, pair.manifest
+    kv = 2 * 2 * text.num_layers * text.num_kv_heads * text.head_dim * context
+    weights = _bytes_read(pair.spec)
+    for tokens in (1, 16, 64):
+        yield f"target, {tokens} tokens", _target_ms(pair, context, tokens), weights + kv
+    draft_kv = 2 * 2 * m.num_layers * m.num_kv_heads * m.head_dim * context
+    yield "draft step", _draft_ms(pair, context), _draft_bytes_read(m) + draft_kv
+    for steps in (5, 15):
+        yield f"cycle, {steps}-step chain", _cycle_ms(pair, context, steps), 0.0
+
+
+def _bytes_read(spec: TargetSpec) -> float:
+    """Decoder and head weights; the token table is read a row at a time."""
+    wanted = {n: r for n, r in spec.tensors.items() if not n.startswith(("visual.", "embed_tokens."))}
+    return sum(ref.num_bytes for ref in wanted.values())
+
+
+def _draft_bytes_read(manifest: DraftManifest) -> float:
+    outside = ("fc.", "embed_tokens.", "d2t", "t2d")
+    return sum(ref.num_bytes for name, ref in manifest.tensors.items() if not name.startswith(outside))
+
+
+def _pair(folder: Path, size: str, page_size: int, max_seq_len: int) -> _Pair:
+    write_target(folder / "target", size)
+    write_draft(folder / "draft", size)
+    spec = read_target(folder / "target")
+    manifest = read_draft(folder / "draft", spec)
+    engine = EngineConfig(backend="torch", device="cuda", dtype="bfloat16", page_size=page_size)
+    sessions = {}
+    for name, model in pair_graphs(spec, manifest, engine, lambda ref: str(ref.file).lstrip("/")).items():
+        if name != "vision":
+            (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
+            sessions[name] = TorchSession(folder / f"{name}.onnx", Path("/"), device=_DEVICE, read_weight=_random)
+    table_len = -(-max_seq_len // page_size)
+    pool = PagePool(table_len + 1, page_size, table_len)
+    text, slots = spec.text, pool.num_pages * page_size
+
+    def cache(layers: int, heads: int, dim: int) -> KVCache:
+        return KVCache(layers, heads, dim, slots, torch.bfloat16, _DEVICE)
+
+    embedding = EmbeddingTable(spec.tensors["embed_tokens.weight"], torch.bfloat16, _DEVICE)
+    target_cache = cache(text.num_layers, text.num_kv_heads, text.head_dim)
+    target = TargetRunner(sessions["target"], target_cache, embedding, spec.num_deepstack)
+    draft_cache = cache(manifest.num_layers, manifest.num_kv_heads, manifest.head_dim)
+    d2t = torch.arange(manifest.draft_vocab_size, device=_DEVICE)
+    draft = DraftRunner(sessions["fuse"], sessions["draft"], draft_cache, embedding, d2t)
+    return _Pair(spec, manifest, target, draft, pool)
+
+
+def _random(proto: onnx.TensorProto, root: Path) -> Tensor:
+    """Weights like a trained model's in size: norms near one, matrices of unit gain."""
+    del root
+    if proto.data_location != onnx.TensorProto.EXTERNAL:
+        return torch.from_numpy(onnx.numpy_helper.to_array(proto).copy())
+    shape, dtype = list(proto.dims), TORCH_TYPES[proto.data_type]
+    drawn = torch.randn(shape, dtype=dtype, device=_DEVICE)
+    return 1 + 0.1 * drawn if len(shape) == 1 else drawn * shape[-1] ** -0.5
+
+
+def _copy_bandwidth() -> float:
+    """Bytes per second of a large device copy, read and written."""
+    source = torch.empty(2**32, dtype=torch.uint8, device=_DEVICE).random_()
+    target = torch.empty_like(source)
+    return 2 * source.numel() / (1e-3 * _median_ms(lambda: target.copy_(source)))
+
+
+def _median_ms(run: Callable[[], object]) -> float:
+    for _ in range(5):
+        run()
+    times: list[float] = []
+    for _ in range(_REPEATS):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return median(times)
+
+
+def _place(pair: _Pair, past: int, tokens: int) -> Place:
+    pages = torch.arange(1, pair.pool.num_pages, dtype=torch.int32)[None]
+    positions = torch.arange(past, past + tokens, dtype=torch.int32).expand(3, -1)
+    return Place(past, pages, causal_mask(tokens), positions)
+
+
+def _target_ms(pair: _Pair, context: int, tokens: int) -> float:
+    place = _place(pair, context, tokens)
+    embeds = torch.randn(tokens, pair.spec.text.hidden_size, dtype=torch.bfloat16, device=_DEVICE)
+    return _median_ms(lambda: pair.target.forward(embeds, place, torch.arange(tokens)))
+
+
+def _draft_ms(pair: _Pair, context: int) -> float:
+    place, hidden = _place(pair, context, 1), pair.manifest.hidden_size
+    embeds, features = torch.randn(2, 1, hidden, dtype=torch.bfloat16, device=_DEVICE)
+    return _median_ms(lambda: pair.draft.forward(embeds, features, place, torch.arange(1)))
+
+
+def _cycle_ms(pair: _Pair, context: int, steps: int) -> float:
+    """Median host time of a cycle: propose, verify, accept, extend."""
+    tree = static_tree(SpeculationConfig(steps=steps))
+    drafting = Drafting(Proposer(pair.draft, 512), pair.manifest, tree)
+    loop = Loop(pair.target, pair.pool, max_seq_len=context + 400, prefill_chunk=512)
+    rows = torch.arange(context, dtype=torch.int32).expand(3, -1)
+    none = torch.zeros(0, pair.spec.text.hidden_size, dtype=torch.bfloat16, device=_DEVICE)
+    text = torch.zeros(context, dtype=torch.bool)
+    prompt = Prompt(torch.randint(1000, 30000, (context,)), rows, 0, text, none, none[None])
+    times: list[float] = []
+    last = 0.0
+    for _ in zip(loop.run(prompt, drafting), range(_REPEATS + 10), strict=False):
+        now = time.perf_counter()
+        times.append(now - last)
+        last = now
+    return 1e3 * median(times[-_REPEATS:])
+
+
+if __name__ == "__main__":
+    main()
