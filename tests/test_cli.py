@@ -122,6 +122,29 @@ def test_inspect_prints_tables(run: Run) -> None:
     assert "specforge" in out
 
 
+def test_inspect_shows_where_each_field_came_from_and_what_was_overridden(run: Run) -> None:
+    out = run("inspect", TARGET, DRAFT, "--set", "aux_layers=[1, 2, 4]", "--set", "rope.base=10000").out
+    assert re.search(r"aux_layers +\[1, 2, 4\] +override", out)
+    assert re.search(r"rope +1d, base 10000 +override", out)
+    assert re.search(r"head +own +tensor: lm_head.weight", out)
+
+
+def test_build_takes_overrides_of_the_draft(run: Run, tmp_path: Path) -> None:
+    ended = run("build", "--config", _config_file(tmp_path), "--output", tmp_path, "--set", "residual=normed", "--json")
+    record = json.loads((Path(json.loads(ended.out)["bundle"]) / "bundle.json").read_text())
+    assert record["draft"]["residual"] == "normed"
+    assert record["draft"]["sources"]["residual"]["kind"] == "override"
+
+
+def test_converted_draft_reads_as_the_same_manifest(run: Run, tmp_path: Path) -> None:
+    ended = run("convert-draft", DRAFT, tmp_path / "out", "--to", "speculators", "--target", TARGET, "--json")
+    assert json.loads(ended.out)["layout"] == "speculators"
+    before, after = (json.loads(run("inspect", TARGET, d, "--json").out)["draft"] for d in (DRAFT, tmp_path / "out"))
+    assert after["producer"] == "speculators"
+    told = {"producer", "path", "sources", "warnings"}
+    assert {k: v for k, v in after.items() if k not in told} == {k: v for k, v in before.items() if k not in told}
+
+
 Case = Callable[[Path, Path], list[object]]
 BAD_INPUT: dict[str, tuple[Case, str]] = {
     "no bundle": (lambda _, tmp: ["generate", tmp, "hi"], "no bundle here"),
@@ -135,6 +158,11 @@ BAD_INPUT: dict[str, tuple[Case, str]] = {
         "visual tokens",
     ),
     "no frames": (lambda b, tmp: ["generate", b, "hi", "--video", _folder(tmp / "frames")], "frames"),
+    "unknown override": (
+        lambda *_: ["inspect", TARGET, DRAFT, "--set", "resdual=normed"],
+        "nearest known key: residual",
+    ),
+    "override without value": (lambda *_: ["inspect", TARGET, DRAFT, "--set", "residual"], "FIELD=VALUE"),
     "no tokens wanted": (lambda b, _: ["generate", b, "hi", "--max-tokens", 0], "max_tokens"),
     "no config": (lambda _, tmp: ["build", "--config", tmp / "none.yaml"], "none.yaml"),
     "no checkpoint": (lambda _, tmp: ["inspect", tmp / "none"], "none"),

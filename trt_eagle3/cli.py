@@ -15,13 +15,16 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from trt_eagle3 import report
-from trt_eagle3.config import load_config
+from trt_eagle3.config import load_config, parse_overrides
 from trt_eagle3.errors import TrtEagle3Error
 
 __all__ = ["cli", "main"]
 
 _log = Console(stderr=True, highlight=False)
-_out = Console(highlight=False)
+_out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+_set_option = click.option(
+    "--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Override a field of the draft manifest."
+)
 _json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; logs on stderr.")
 
 
@@ -49,19 +52,20 @@ def cli() -> None:
 @cli.command()
 @click.argument("target")
 @click.argument("draft", required=False)
+@_set_option
 @_json_option
-def inspect(target: str, draft: str | None, as_json: bool) -> None:
+def inspect(target: str, draft: str | None, overrides: tuple[str, ...], as_json: bool) -> None:
     """Say what these checkpoints are: geometry, draft manifest, refusals."""
     from trt_eagle3.checkpoint.draft import read_draft
     from trt_eagle3.checkpoint.source import resolve_checkpoint
     from trt_eagle3.checkpoint.target_reader import read_target
 
     spec = read_target(resolve_checkpoint(target))
-    manifest = read_draft(resolve_checkpoint(draft), spec) if draft else None
+    manifest = read_draft(resolve_checkpoint(draft), spec, parse_overrides(overrides)) if draft else None
     if as_json:
         _print_json(report.inspection(spec, manifest))
     else:
-        _out.print(*report.inspection_tables(spec, manifest), sep="\n")
+        _out.print(*report.inspection_lines(spec, manifest), sep="\n")
 
 
 @cli.command()
@@ -74,12 +78,13 @@ def inspect(target: str, draft: str | None, as_json: bool) -> None:
     show_default=True,
     help="contained: reflink, hard link or copy into the bundle; reference: leave them where they are.",
 )
+@_set_option
 @_json_option
-def build(config_file: Path, output: Path | None, weights: str, as_json: bool) -> None:
+def build(config_file: Path, output: Path | None, weights: str, overrides: tuple[str, ...], as_json: bool) -> None:
     """Turn a checkpoint pair into a bundle."""
     from trt_eagle3.pipeline import build as run
 
-    config = load_config(config_file)
+    config = load_config(config_file, parse_overrides(overrides))
     with _stages() as begin:
         result = run(config, output=output, reference_weights=weights == "reference", progress=begin)
     if as_json:
@@ -128,10 +133,36 @@ def probe(path: str, draft: str | None, prompts: Path | None, max_tokens: int, a
     if as_json:
         _print_json(result.to_dict())
     else:
-        wide = _out if _out.is_terminal else Console(highlight=False, width=160)
-        wide.print(result.table())
+        _out.print(result.table())
         _out.print(*result.verdict_lines(), sep="\n", soft_wrap=True)
     result.check()
+
+
+@cli.command("convert-draft")
+@click.argument("source")
+@click.argument("destination", type=click.Path(path_type=Path))
+@click.option(
+    "--to", required=True, type=click.Choice(["specforge", "speculators", "modelopt", "tensorrt-llm"]), help="Layout."
+)
+@click.option("--target", help="The draft's target, where a default follows from it.")
+@_set_option
+@_json_option
+def convert_draft(
+    source: str, destination: Path, to: Any, target: str | None, overrides: tuple[str, ...], as_json: bool
+) -> None:
+    """Write the draft SOURCE to DESTINATION in another producer's layout, its meaning and weights intact."""
+    from trt_eagle3.checkpoint.convert import convert_draft as run
+    from trt_eagle3.checkpoint.draft import read_draft
+    from trt_eagle3.checkpoint.source import resolve_checkpoint
+    from trt_eagle3.checkpoint.target_reader import read_target
+
+    spec = read_target(resolve_checkpoint(target)) if target else None
+    manifest = read_draft(resolve_checkpoint(source), spec, parse_overrides(overrides))
+    notes = run(manifest, destination, to)
+    if as_json:
+        _print_json({"destination": str(destination), "layout": to, "notes": list(notes)})
+    else:
+        _out.print(f"wrote {destination} ({to})", *(f"note: {note}" for note in notes), sep="\n", soft_wrap=True)
 
 
 def _print_json(value: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,6 +20,7 @@ __all__ = [
     "SpeculationConfig",
     "TargetConfig",
     "load_config",
+    "parse_overrides",
 ]
 
 PositiveInt = Annotated[int, Field(gt=0)]
@@ -114,8 +115,8 @@ class BuildConfig(_Section):
     output: Path = Path("engines")
 
 
-def load_config(path: Path) -> BuildConfig:
-    """Read a build config.
+def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> BuildConfig:
+    """Read a build config; ``overrides`` come over its ``draft.overrides``.
 
     Raises:
         UserError: unreadable, not YAML, an unknown key (the message names the nearest known one), or a bad value.
@@ -128,6 +129,11 @@ def load_config(path: Path) -> BuildConfig:
         raise UserError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(raw, dict):
         raise UserError(f"{path}: expected a mapping of config keys, got {type(raw).__name__}")
+    if overrides:
+        draft = raw.get("draft")
+        if not isinstance(draft, dict):
+            raise UserError(f"{path}: overrides of a draft given, and no draft in the config")
+        raw = raw | {"draft": draft | {"overrides": {**(draft.get("overrides") or {}), **overrides}}}
     return config_from_dict(raw, str(path))
 
 
@@ -138,6 +144,28 @@ def config_from_dict(raw: Mapping[str, Any], origin: str) -> BuildConfig:
     except ValidationError as error:
         problems = "; ".join(_problem(e) for e in error.errors())
         raise UserError(f"{origin}: {problems}") from error
+
+
+def parse_overrides(assignments: Iterable[str]) -> dict[str, Any]:
+    """``draft.overrides`` of command-line words ``field=value``; values are YAML, dots make sections.
+
+    Raises:
+        UserError: a word without ``=``, or a value that is not YAML.
+    """
+    overrides: dict[str, Any] = {}
+    for word in assignments:
+        name, equals, text = word.partition("=")
+        if not equals or not name:
+            raise UserError(f"--set {word}: expected FIELD=VALUE, for example --set aux_layers=[2,18,33]")
+        *sections, last = name.split(".")
+        place = overrides
+        for section in sections:
+            place = place.setdefault(section, {})
+        try:
+            place[last] = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise UserError(f"--set {word}: the value is not YAML: {' '.join(str(error).split())}") from error
+    return overrides
 
 
 def _problem(error: Any) -> str:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from rich.console import RenderableType
 from rich.table import Table
 
 from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_to_dict
+from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.target import TargetSpec, target_to_dict
 
 if TYPE_CHECKING:  # they import torch, which `--help` should not wait for
     from trt_eagle3.decode.engine import Generation
     from trt_eagle3.pipeline import BuildReport
 
-__all__ = ["build", "build_lines", "generation_line", "inspection", "inspection_tables"]
+__all__ = ["build", "build_lines", "generation_line", "inspection", "inspection_lines"]
 
 
 def inspection(spec: TargetSpec, manifest: DraftManifest | None) -> dict[str, Any]:
@@ -24,31 +26,68 @@ def inspection(spec: TargetSpec, manifest: DraftManifest | None) -> dict[str, An
     }
 
 
-def inspection_tables(spec: TargetSpec, manifest: DraftManifest | None) -> list[Table]:
-    """One table per checkpoint: its facts by name."""
-    tables = [_facts(f"target {spec.path}", target_to_dict(spec))]
+def inspection_lines(spec: TargetSpec, manifest: DraftManifest | None) -> list[RenderableType]:
+    """For each checkpoint its geometry in a line; for the draft what it means, where that was found, and warnings."""
+    parts: list[RenderableType] = [_target_line(spec)]
     if manifest:
-        tables.append(_facts(f"draft {manifest.path}", manifest_to_dict(manifest)))
-    return tables
+        parts += [_draft_line(manifest), _meaning_table(manifest)]
+        parts += [f"warning: {warning}" for warning in manifest.warnings]
+    return parts
 
 
-def _facts(title: str, facts: dict[str, Any]) -> Table:
-    table = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
-    for name, value in _flat(facts):
-        table.add_row(name, value)
+def _target_line(spec: TargetSpec) -> str:
+    text, vision = spec.text, spec.vision
+    return (
+        f"target {spec.path}: Qwen3-VL, {text.num_layers} layers, hidden {text.hidden_size}, {text.num_heads}/"
+        f"{text.num_kv_heads} heads of {text.head_dim}, vocabulary {text.vocab_size}, "
+        f"{'tied' if spec.tied_head else 'own'} head, rope {_rope(text.rope)}; vision {vision.depth} blocks of "
+        f"{vision.hidden_size}, deepstack after {list(vision.deepstack_layers)}"
+    )
+
+
+def _draft_line(manifest: DraftManifest) -> str:
+    m = manifest
+    return (
+        f"draft {m.path}: EAGLE-3 by {m.producer}, {m.num_layers} layer{'s' if m.num_layers > 1 else ''}, hidden "
+        f"{m.hidden_size}, {m.num_heads}/{m.num_kv_heads} heads of {m.head_dim}, vocabulary {m.draft_vocab_size} of "
+        f"{m.vocab_size}"
+    )
+
+
+_GEOMETRY = {
+    "num_layers",
+    "hidden_size",
+    "target_hidden_size",
+    "intermediate_size",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+}
+_SIZES = {"vocab_size", "draft_vocab_size", "max_position_embeddings"}
+_NOT_MEANING = {*_GEOMETRY, *_SIZES, "path", "tensors", "sources", "warnings"}
+
+
+def _meaning_table(manifest: DraftManifest) -> Table:
+    """Every field that says what the draft's numbers mean, with its source."""
+    table = Table("field", "value", "from", box=None, pad_edge=False, header_style="bold")
+    for name, value in vars(manifest).items():
+        if name not in _NOT_MEANING:
+            source = manifest.sources.get(name)
+            shown = _rope(value) if isinstance(value, RopeSpec) else value
+            table.add_row(name, _plain(shown), f"{source.kind}: {source.detail}" if source else "")
     return table
 
 
-def _flat(facts: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    rows = []
-    for name, value in facts.items():
-        if isinstance(value, dict):
-            rows += _flat(value, f"{prefix}{name}.")
-        elif isinstance(value, list | tuple) and len(value) > 8:
-            rows.append((prefix + name, f"{len(value)} values, {value[0]:g} ... {value[-1]:g}"))
-        else:
-            rows.append((prefix + name, str(value)))
-    return rows
+def _rope(rope: RopeSpec) -> str:
+    sections = f" {list(rope.sections)}" if rope.sections else ""
+    kind = "" if rope.kind == "default" else f", {rope.kind}"
+    return f"{rope.layout}{sections}, base {rope.base:g}{kind}"
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(list(value)) if isinstance(value, tuple) else str(value)
 
 
 def build(result: BuildReport) -> dict[str, Any]:
