@@ -87,11 +87,11 @@ def record(
         if len(answer) > 1:
             recordings.append(_recording(prompt, answer, session.runs, draft_ids))
         progress()
-    num_tokens = sum(len(r.target_probs) for r in recordings)
+    num_tokens = sum(int(torch.isin(r.token_ids[-len(r.target_probs) :], draft_ids).sum()) for r in recordings)
     if num_tokens < MIN_TOKENS:
         raise UserError(
-            f"prompts: their answers have {num_tokens} tokens after the first, at least {MIN_TOKENS} are needed. "
-            "Ask for longer answers, or raise --max-tokens."
+            f"prompts: the draft's vocabulary has {num_tokens} of their answers' tokens (each first one aside), at "
+            f"least {MIN_TOKENS} are needed. Ask for more or longer answers, or raise --max-tokens."
         )
     return recordings
 
@@ -102,7 +102,9 @@ class _Tapped:
     def __init__(self, engine: Engine, taps: Sequence[str]) -> None:
         root = engine.record.weights_root(engine.path)
         model = engine.path / "target" / "model.onnx"
-        self._session: Session = open_session(engine.record.engine.backend, model, root, taps)
+        self._session: Session = open_session(
+            engine.record.engine.backend, model, root, taps, device=engine.record.config.engine.device
+        )
         self._taps = taps
         self.runs: list[dict[str, Tensor]] = []
 
@@ -111,7 +113,7 @@ class _Tapped:
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         outputs = self._session.run(inputs)
-        self.runs.append({name: outputs[name] for name in (*self._taps, "logits")})
+        self.runs.append({name: outputs[name].float().cpu() for name in (*self._taps, "logits")})
         return outputs
 
 
@@ -120,8 +122,9 @@ def _loop(engine: Engine, session: Session) -> Loop:
     pool = PagePool(-(-engine.limits.max_seq_len // config.page_size) + 1, config.page_size)
     dtype: torch.dtype = getattr(torch, config.dtype)
     num_slots = pool.num_pages * pool.page_size
-    cache = KVCache(text.num_layers, text.num_kv_heads, text.head_dim, num_slots, dtype)
-    embedding = EmbeddingTable(engine.record.embedding.ref(engine.record.weights_root(engine.path)), dtype)
+    cache = KVCache(text.num_layers, text.num_kv_heads, text.head_dim, num_slots, dtype, config.device)
+    table = engine.record.embedding.ref(engine.record.weights_root(engine.path))
+    embedding = EmbeddingTable(table, dtype, config.device)
     target = TargetRunner(session, cache, embedding, engine.spec.num_deepstack)
     return Loop(target, pool, engine.limits.max_seq_len, config.prefill_chunk)
 
@@ -138,6 +141,6 @@ def _answer(loop: Loop, prompt: Prompt, ends: frozenset[int], max_tokens: int) -
 def _recording(prompt: Prompt, answer: list[int], runs: list[dict[str, Tensor]], draft_ids: Tensor) -> Recording:
     decoded = runs[len(runs) - len(answer) + 1 :]  # one row each, after the prefill's chunks
     logits = torch.cat([run["logits"][0] for run in decoded])
-    states = {name: torch.cat([run[name] for run in runs]).float() for name in runs[0] if name != "logits"}
+    states = {name: torch.cat([run[name] for run in runs]) for name in runs[0] if name != "logits"}
     token_ids = torch.cat([prompt.token_ids, torch.tensor(answer)])
     return Recording(prompt, token_ids, states, logits[:, draft_ids].softmax(dim=-1))

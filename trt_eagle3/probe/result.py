@@ -178,7 +178,7 @@ def _overrides(reading: Reading, manifest: DraftManifest) -> dict[str, Any]:
 
 def _rope_override(rope: RopeSpec) -> dict[str, Any]:
     sections = {"sections": list(rope.sections)} if rope.sections else {}
-    return {"layout": rope.layout, **sections, "kind": rope.kind, "base": rope.base}
+    return {"layout": rope.layout, **sections, "kind": rope.kind, "base": rope.base, **rope.parameters}
 
 
 def _plain(value: Any) -> Any:

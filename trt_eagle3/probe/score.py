@@ -35,11 +35,13 @@ class Score:
     Attributes:
         token_ce: float64 [N]: cross-entropy in nats of the draft against the target at every answer token, a mean over
             the depths that foretell it. Tokens outside the draft's vocabulary are not among them.
+        target_entropy: what no draft gets below: mean nats of the target's own distribution at those tokens.
         position_0: the share of rows whose first proposal is the target's token.
         acceptance_length: 1 + the sum over depths of the share of rows whose proposals are right up to there.
     """
 
     token_ce: Tensor
+    target_entropy: float
     position_0: float
     acceptance_length: float
 
@@ -48,12 +50,21 @@ class Score:
         """Mean nats per answer token."""
         return float(self.token_ce.mean())
 
+    @property
+    def divergence(self) -> float:
+        """How much of the cross-entropy is the draft's fault: mean nats per answer token."""
+        return self.cross_entropy - self.target_entropy
+
 
 @dataclass(frozen=True)
 class _Cells:
-    """One prompt, row by depth: float32 ``ce`` and bool ``hit``, ``known`` (row and token count), all [S, K]."""
+    """One prompt, row by depth [S, K]: float32 ``ce`` and ``entropy``, bool ``hit``.
+
+    ``inside``: the answer has the foretold token. ``known``: the draft's vocabulary has it too.
+    """
 
     ce: Tensor
+    entropy: Tensor
     hit: Tensor
     inside: Tensor
     known: Tensor
@@ -82,19 +93,17 @@ class Scorer:
         self._ids = draft_ids(manifest)
         dtype: torch.dtype = getattr(torch, config.engine.dtype)
         root = engine.record.weights_root(engine.path)
-        self._backend = engine.record.engine.backend
-        self._fuse = open_session(self._backend, engine.path / "fuse" / "model.onnx", root)
+        self._fuse = self._session(engine.path / "fuse" / "model.onnx", root)
         own = manifest.embedding == "own"
         table = manifest.tensors["embed_tokens.weight"] if own else engine.record.embedding.ref(root)
-        self._embedding = EmbeddingTable(table, dtype)
+        self._embedding = EmbeddingTable(table, dtype, config.engine.device)
         size = config.engine.page_size
         rows = max(_num_slots(r, self.num_steps) for r in recordings)
         pool = PagePool(-(-rows // size) + 1, size)
         self._pages = PageTable(pool)
         self._pages.reserve(rows)
-        self._cache = KVCache(
-            manifest.num_layers, manifest.num_kv_heads, manifest.head_dim, pool.num_pages * size, dtype
-        )
+        shape = (manifest.num_layers, manifest.num_kv_heads, manifest.head_dim, pool.num_pages * size)
+        self._cache = KVCache(*shape, dtype, config.engine.device)
         self._open: tuple[bytes, DraftRunner] | None = None
         self._known: dict[tuple[object, ...], Score] = {}
 
@@ -102,8 +111,7 @@ class Scorer:
         """The score of one reading of the bundle's draft."""
         key = _key(manifest)
         if key not in self._known:
-            runner = self._runner(manifest)
-            self._known[key] = _score([self._cells(manifest, runner, r) for r in self._recordings])
+            self._known[key] = _score([self._cells(manifest, r) for r in self._recordings])
         return self._known[key]
 
     def _runner(self, manifest: DraftManifest) -> DraftRunner:
@@ -114,28 +122,34 @@ class Scorer:
             file = self._folder / "draft.onnx"
             file.write_bytes(model)
             self._open = None  # first forget the old session: two drafts need not fit
-            draft: Session = open_session(self._backend, file, Path("/"))
+            draft = self._session(file, Path("/"))
             self._open = model, DraftRunner(self._fuse, draft, self._cache, self._embedding, None)
         return self._open[1]
 
-    def _cells(self, manifest: DraftManifest, runner: DraftRunner, recording: Recording) -> _Cells:
-        logits = torch.stack(list(self.chain(manifest, runner, recording)), dim=1)
+    def _session(self, model: Path, root: Path) -> Session:
+        record = self._engine.record
+        return open_session(record.engine.backend, model, root, device=record.config.engine.device)
+
+    def _cells(self, manifest: DraftManifest, recording: Recording) -> _Cells:
+        logits = self.chain(manifest, recording)
         num_rows, num_steps, _ = logits.shape
         # row s at depth i foretells answer token 1 + s + i
         token = torch.arange(num_rows)[:, None] + torch.arange(num_steps)
         inside = token < num_rows
         token = token.clip(max=num_rows - 1)
         wanted = recording.token_ids[-num_rows:][token]
-        ce = -(recording.target_probs[token] * logits.log_softmax(dim=-1)).sum(dim=-1)
+        probs = recording.target_probs[token]
+        ce, entropy = -(probs * logits.log_softmax(dim=-1)).sum(dim=-1), torch.special.entr(probs).sum(dim=-1)
         hit = inside & (self._ids[logits.argmax(dim=-1)] == wanted)
-        return _Cells(ce, hit, inside, inside & torch.isin(wanted, self._ids))
+        return _Cells(ce, entropy, hit, inside, inside & torch.isin(wanted, self._ids))
 
-    def chain(self, manifest: DraftManifest, runner: DraftRunner, recording: Recording) -> list[Tensor]:
-        """K logits [S, Vd]: all answer rows draft at once, each from its own row of true features.
+    def chain(self, manifest: DraftManifest, recording: Recording) -> Tensor:
+        """Logits [S, K, Vd] of rows P - 1 to n - 3: all draft at once, each from its own row of true features.
 
         The chain of row t feeds on the draft's own features, and on the target's tokens: as long as its proposals are
         right they are the same, and afterwards nothing is accepted any more.
         """
+        runner = self._runner(manifest)
         prompt_len, ids = len(recording.prompt.token_ids), recording.token_ids
         num_rows = len(recording.target_probs)
         logits, features = self._true_rows(manifest, runner, recording)
@@ -154,8 +168,8 @@ class Scorer:
             )
             embeds = self._embedding.lookup(ids[(rows + 1 + depth).clip(max=len(ids) - 1)])
             logits, features = runner.forward(embeds, features, place, torch.arange(num_rows))
-            found.append(logits)
-        return found
+            found.append(logits.cpu())
+        return torch.stack(found, dim=1)
 
     def _true_rows(self, manifest: DraftManifest, runner: DraftRunner, recording: Recording) -> tuple[Tensor, Tensor]:
         """Commit all rows with true features; logits [S, Vd] and features [S, Hd] of rows P - 1 to n - 3."""
@@ -167,16 +181,17 @@ class Scorer:
         text = torch.arange(prompt_len, num_rows + 1, dtype=torch.int32) + prompt.rope_delta
         targets = torch.cat([prompt.position_ids, text[:-1].expand(3, -1)], dim=1)
         positions = draft_positions(manifest, 0, targets, text[-1].expand(3))
-        features = runner.fuse(recording.aux(manifest, self._engine.spec.num_deepstack).to(embeds.dtype))
+        features = runner.fuse(recording.aux(manifest, self._engine.spec.num_deepstack).to(embeds))
         logits, outs = [], []
         chunk = self._engine.record.config.engine.prefill_chunk
         for start in range(0, num_rows, chunk):
             stop = min(start + chunk, num_rows)
             place = Place(start, self._pages.pages(stop), causal_mask(stop - start), positions[:, start:stop])
-            wanted = torch.arange(max(start, prompt_len - 1), min(stop, num_rows - 1)) - start
+            inside = torch.arange(start, stop)
+            wanted = inside[(inside >= prompt_len - 1) & (inside < num_rows - 1)] - start
             some = wanted if len(wanted) else torch.tensor([0])
             rows, out = runner.forward(embeds[start:stop], features[start:stop], place, some)
-            logits.append(rows[: len(wanted)])
+            logits.append(rows[: len(wanted)].cpu())
             outs.append(out[wanted])
         return torch.cat(logits), torch.cat(outs)
 
@@ -201,16 +216,18 @@ def _score(prompts: Sequence[_Cells]) -> Score:
     hit, inside = (torch.cat([getattr(c, name) for c in prompts]) for name in ("hit", "inside"))
     accepted = hit.cumprod(dim=1).double().sum(dim=0) / inside.sum(dim=0).clip(min=1)
     return Score(
-        token_ce=torch.cat([_token_ce(c) for c in prompts]),
+        token_ce=torch.cat([_by_token(c.ce, c.known) for c in prompts]),
+        target_entropy=float(torch.cat([_by_token(c.entropy, c.known) for c in prompts]).mean()),
         position_0=float(accepted[0]),
         acceptance_length=1 + float(accepted.sum()),
     )
 
 
-def _token_ce(cells: _Cells) -> Tensor:
-    num_rows, num_steps = cells.ce.shape
-    token = torch.arange(num_rows)[:, None] + torch.arange(num_steps)
+def _by_token(values: Tensor, known: Tensor) -> Tensor:
+    """float64 [N]: the mean of ``values [S, K]`` over the depths that foretell each token, where any is known."""
+    num_rows, num_steps = values.shape
+    token = (torch.arange(num_rows)[:, None] + torch.arange(num_steps))[known]
     total, count = (torch.zeros(num_rows, dtype=torch.float64) for _ in range(2))
-    total.index_add_(0, token[cells.known], cells.ce[cells.known].double())
-    count.index_add_(0, token[cells.known], torch.ones(int(cells.known.sum()), dtype=torch.float64))
+    total.index_add_(0, token, values[known].double())
+    count.index_add_(0, token, torch.ones(len(token), dtype=torch.float64))
     return total[count > 0] / count[count > 0]

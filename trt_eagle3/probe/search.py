@@ -20,12 +20,12 @@ __all__ = ["Contrast", "Found", "Standing", "contrast", "search"]
 Standing = Literal["better", "worse", "unclear", "no difference"]
 
 # A difference counts from four standard errors over answer tokens on. Two dozen readings are as many chances to err,
-# and tokens of one answer are not independent: 4 sigma stays above 3 if each token were worth only half a one.
+# and tokens of one answer depend on each other: were each worth only half a one, 4 sigma would still be 2.8.
 _SIGMAS = 4.0
-# Nor does one count that is less than this share of the cross-entropy: it would change no acceptance that one measures.
+# Nor does one count that is less than this share of the draft's divergence: no acceptance would show it.
 _MIN_GAIN = 0.01
 # float32 noise on one token's cross-entropy. Readings that must agree (1-D rope from row 0 or 1, over text) differed by
-# 2e-6 at most on the tiny pair; readings that do not agree by 3e-4 and more.
+# 1e-6 at most on the tiny pair; of those that need not agree, the nearest by 3e-4 (chunked sections over images).
 _SAME = 1e-4
 _PAIRED = 3  # factors whose best readings are tried in pairs
 _MAX_ROUNDS = 6
@@ -63,7 +63,7 @@ def contrast(score: Score, other: Score) -> Contrast:
     if float(differences.abs().max()) < _SAME:
         return Contrast(mean, error, "no difference")
     sure = abs(mean) > _SIGMAS * error or (abs(ranked) > _SIGMAS and ranked * mean > 0)
-    if not sure or abs(mean) < _MIN_GAIN * min(score.cross_entropy, other.cross_entropy):
+    if not sure or abs(mean) < _MIN_GAIN * min(score.divergence, other.divergence):
         return Contrast(mean, error, "unclear")
     return Contrast(mean, error, "better" if mean < 0 else "worse")
 
@@ -165,13 +165,14 @@ class _Search:
 
 _TOGETHER = (
     frozenset({"image_rows", "image_rows_rotated"}),
-    frozenset({"rope.layout", "rope.sections"}),
     frozenset({"rope.kind", "rope.base"}),
 )
 
 
 def _groups(reading: Reading) -> list[frozenset[str]]:
-    """The changed fields, those together that mean nothing alone."""
+    """The changed fields, those together that mean nothing alone: three axes need a rope that is dealt to them."""
     changed = frozenset(field for field, _ in reading.changes)
-    alone = changed.difference(*_TOGETHER)
-    return [g for group in _TOGETHER if (g := group & changed)] + [frozenset({f}) for f in sorted(alone)]
+    layout = frozenset({"rope.layout", "rope.sections", "positions"} if "rope.layout" in changed else ())
+    together = (*_TOGETHER, layout)
+    alone = changed.difference(*together)
+    return [g for group in together if (g := group & changed)] + [frozenset({f}) for f in sorted(alone)]

@@ -1,0 +1,49 @@
+"""The trained tiny pair, its target's answers to a dozen held-out questions, and a scorer that the tests share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from tasks import KINDS, Kind, examples
+
+from tests.tiny import build_tiny
+from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.decode.engine import Engine, load
+from trt_eagle3.probe.record import Recording, record
+from trt_eagle3.probe.score import Scorer, draft_ids
+from trt_eagle3.prompts import Question
+
+STEPS = 3
+
+
+@dataclass(frozen=True)
+class Asked:
+    """An engine whose target has answered."""
+
+    engine: Engine
+    manifest: DraftManifest
+    recordings: list[Recording]
+    scorer: Scorer
+
+
+def questions(count: int, kinds: tuple[Kind, ...] = KINDS) -> list[Question]:
+    """Held-out questions of the tiny pair's world."""
+    drawn = examples("heldout", 7, count, kinds)
+    return [Question(e.prompt, e.images, [list(e.frames)] if e.frames else []) for e in drawn]
+
+
+def ask(engine: Engine, asked: list[Question], folder: Path, max_tokens: int = 96) -> Asked:
+    """Record the target's answers, all layers tapped."""
+    manifest = engine.manifest
+    assert manifest is not None
+    layers = range(engine.spec.text.num_layers)
+    recordings = record(engine, asked, layers, draft_ids(manifest), max_tokens=max_tokens)
+    return Asked(engine, manifest, recordings, Scorer(engine, recordings, folder))
+
+
+@pytest.fixture(scope="package")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Asked:
+    folder = tmp_path_factory.mktemp("probe")
+    return ask(load(build_tiny(folder, speculation={"steps": STEPS})), questions(12), folder)

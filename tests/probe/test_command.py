@@ -1,0 +1,133 @@
+"""``trt-eagle3 probe`` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.tiny import DRAFT, ROOT, TARGET, build_tiny, tiny_config
+from trt_eagle3.checkpoint.draft import read_draft
+from trt_eagle3.checkpoint.target_reader import read_target
+from trt_eagle3.cli import main
+from trt_eagle3.config import BuildConfig
+from trt_eagle3.errors import UserError
+from trt_eagle3.pipeline import build
+from trt_eagle3.probe.bundled import bundled_questions
+from trt_eagle3.prompts import read_questions
+
+PROMPTS = ROOT / "examples/tiny/images/questions.json"
+
+
+def run(*args: object, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr(sys, "argv", ["trt-eagle3", "probe", *map(str, args)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    return int(ended.value.code or 0)
+
+
+def wrong_bundle(folder: Path, **overrides: Any) -> Path:
+    raw = tiny_config(speculation={"steps": 3}).model_dump()
+    raw["draft"]["overrides"] = overrides
+    return build(BuildConfig.model_validate(raw), output=folder, reference_weights=True).path
+
+
+def test_pair_read_rightly_is_exit_0(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(TARGET, DRAFT, "--prompts", PROMPTS, monkeypatch=monkeypatch) == 0
+    out = capsys.readouterr().out
+    assert "the manifest in use is the best reading" in out
+    assert "not decided by these prompts: deepstack" in out
+    assert "overrides" not in out
+
+
+def test_wrong_bundle_is_exit_1_and_its_override_lines_put_it_right(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = wrong_bundle(tmp_path, residual="normed", rope={"layout": "1d", "kind": "default", "base": 10000.0})
+    assert run(bundle, "--prompts", PROMPTS, "--json", monkeypatch=monkeypatch) == 1
+    captured = capsys.readouterr()
+    found = json.loads(captured.out)
+    assert set(found) == {
+        *("bundle", "num_prompts", "num_tokens", "num_steps", "manifest_is_best", "changes", "overrides"),
+        *("override_lines", "silent", "undecided", "readings"),
+    }
+    assert found["changes"] == {"residual": "hidden", "rope.base": 5e6}
+    assert captured.err.count("\n") == 1
+    assert "residual=hidden" in captured.err
+    assert set(found["readings"][0]) == {
+        *("changes", "cross_entropy", "position_0", "acceptance_length", "difference", "standard_error", "standing"),
+    }
+    ranked = [reading["cross_entropy"] for reading in found["readings"]]
+    assert ranked == sorted(ranked)
+
+    pasted = yaml.safe_load(found["override_lines"])["draft"]["overrides"]
+    spec = read_target(TARGET)
+    repaired, right = (read_draft(DRAFT, spec, overrides) for overrides in (pasted, {}))
+    assert (repaired.residual, repaired.rope) == (right.residual, right.rope)
+
+
+def test_table_for_people_names_the_better_reading_and_what_to_paste(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = wrong_bundle(tmp_path, feedback="post_norm")
+    assert run(bundle, "--prompts", PROMPTS, monkeypatch=monkeypatch) == 1
+    out = capsys.readouterr().out
+    assert "a better reading: feedback=pre_norm" in out
+    assert "draft:\n  overrides: {feedback: pre_norm}" in out
+
+
+def test_text_prompts_say_nothing_of_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["What is 12 plus 30?", "What is 7 plus 61?", "What is 25 plus 14?", "What is 33 plus 58?"]
+    file = tmp_path / "texts.json"
+    file.write_text(json.dumps([{"prompt": text} for text in asked * 2]))
+    run(wrong_bundle(tmp_path), "--prompts", file, "--json", monkeypatch=monkeypatch)
+    silent = json.loads(capsys.readouterr().out)["silent"]
+    assert {"deepstack", "image rows", "positions", "position shift", "rope layout"} <= set(silent)
+    assert "aux offset" not in silent
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "cannot read the prompts"),
+        ("[]", "expected a JSON list"),
+        ('[{"images": []}]', "entry 0"),
+        ('[{"prompt": "hi", "images": "a.png"}]', "images"),
+        ('[{"prompt": "hi", "frames": [1]}]', "frames"),
+    ],
+)
+def test_bad_prompt_file_is_named(content: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.json"
+    file.write_text(content)
+    with pytest.raises(UserError, match=message):
+        read_questions(file)
+
+
+def test_prompt_file_paths_are_relative_to_it() -> None:
+    image, _, video = read_questions(PROMPTS)
+    assert image.images == [PROMPTS.parent / "scene.png"]
+    assert len(video.videos) == 1
+
+
+def test_bundle_without_a_draft_is_exit_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(build_tiny(tmp_path, draft=None), "--prompts", PROMPTS, monkeypatch=monkeypatch) == 2
+    assert "without a draft" in capsys.readouterr().err
+
+
+def test_one_token_answers_are_exit_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(TARGET, DRAFT, "--max-tokens", 1, monkeypatch=monkeypatch) == 2
+    assert "max_tokens" in capsys.readouterr().err
+
+
+def test_bundled_prompts_have_texts_images_and_a_video() -> None:
+    asked = bundled_questions()
+    assert [bool(q.images) for q in asked] == [False, False, False, True, True, False]
+    assert [bool(q.videos) for q in asked] == [False] * 5 + [True]
