@@ -20,7 +20,7 @@ def _evidence(files: DraftFiles) -> str:
 
 def _read_rope(config: RopeConfig, _: Facts) -> RopeReading:
     kind = config.kind("type", "rope_type")
-    if kind == "mrope" or config.values.get("mrope_interleaved"):
+    if kind == "mrope" or config.interleaved:
         base, sections = config.base or DEFAULT_BASE, config.sections or _SECTIONS
         scaled = "default" if kind == "mrope" else kind
         return RopeReading(scaled, base, Source("config", config.where), "interleaved", sections)
@@ -31,7 +31,7 @@ def _read_rope(config: RopeConfig, _: Facts) -> RopeReading:
 
 
 def _quirks(facts: Facts) -> None:
-    if facts.files.find("tie_word_embeddings") and "lm_head.weight" in facts.files.tensors:
+    if facts.files.find("tie_word_embeddings", "flag") and "lm_head.weight" in facts.files.tensors:
         facts.warn("tie_word_embeddings is true beside an lm_head.weight of its own; the tensor is right")
 
 

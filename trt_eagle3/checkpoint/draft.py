@@ -72,7 +72,7 @@ def _tensors(facts: Facts, d2t: TensorRef | None) -> dict[str, TensorRef]:
         if facts.values[field] == "target":
             tensors.pop(name, None)
     if (
-        facts.files.find("tie_word_embeddings")
+        facts.files.find("tie_word_embeddings", "flag")
         and facts.values["head"] == "target"
         and "embed_tokens.weight" in tensors
     ):

@@ -58,9 +58,7 @@ class Facts:
         self.values: dict[str, Any] = {}
         self.sources: dict[str, Source] = {}
         self.warnings: list[str] = []
-        own = files.config.get(EXTENSION) or {}
-        if not isinstance(own, dict):
-            raise UserError(f"{files.directory}/config.json: {EXTENSION}: expected an object, got {own!r}")
+        own = files.find(EXTENSION, "object") or {}
         for field, value in check_overrides(own).items():
             self._note(field, value, Source("config", f"{EXTENSION}.{field}"))
         for field, value in self.overrides.items():

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from trt_eagle3.checkpoint.config_value import Kind, config_value
 from trt_eagle3.checkpoint.target_reader import read_json
 from trt_eagle3.checkpoint.tensor_file import cached_file, tensor_content, write_tensors
 from trt_eagle3.checkpoint.tensor_index import TensorRef, open_index
@@ -43,15 +44,17 @@ class DraftFiles:
     @property
     def architecture(self) -> str:
         """The first of the config's architectures, or nothing."""
-        names = self.config.get("architectures")
-        return str(names[0]) if isinstance(names, list) and names else ""
+        names = self.find("architectures", "texts")
+        return str(names[0]) if names else ""
 
-    def find(self, key: str) -> Any:
-        """The value at a dotted key of the config, or None."""
-        value: Any = self.config
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, dict) else None
-        return value
+    @property
+    def config_file(self) -> Path:
+        """Where the config stands."""
+        return self.directory / "config.json"
+
+    def find(self, key: str, kind: Kind) -> Any:
+        """The value at a dotted key of the config, or None (see ``config_value``)."""
+        return config_value(self.config, key, kind, self.config_file)
 
 
 def open_draft(directory: Path, cache: Path | None = None) -> DraftFiles:

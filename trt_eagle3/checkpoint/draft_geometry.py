@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from trt_eagle3.checkpoint.config_value import Kind
 from trt_eagle3.checkpoint.draft_facts import Facts
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.checkpoint.target_reader import check_tensors
+from trt_eagle3.checkpoint.target_tensors import check_tensors
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 
 __all__ = ["check_draft_tensors", "draft_shapes", "resolve_geometry"]
@@ -34,18 +35,18 @@ def resolve_geometry(facts: Facts, section: str = "") -> None:
     _read_epsilon(facts, section)
     _flags(facts)
     _vocabularies(facts, section)
-    act = _config(facts, section, "hidden_act")
+    act = _config(facts, section, "hidden_act", "text")
     if act not in {None, "silu"}:
         raise facts.error(f"hidden_act: expected silu, got {act!r}: not supported")
-    sliding = [kind for kind in _config(facts, section, "layer_types") or () if kind != "full_attention"]
+    sliding = [kind for kind in _config(facts, section, "layer_types", "texts") or () if kind != "full_attention"]
     if sliding:
         raise facts.error(f"layer_types: expected full_attention, got {sliding[0]!r}: not supported")
     longest = _config(facts, section, "max_position_embeddings")
-    facts.put("max_position_embeddings", int(longest or 0), "config", "max_position_embeddings")
+    facts.put("max_position_embeddings", longest or 0, "config", "max_position_embeddings")
 
 
-def _config(facts: Facts, section: str, key: str) -> Any:
-    return facts.files.find(f"{section}.{key}" if section else key)
+def _config(facts: Facts, section: str, key: str, kind: Kind = "whole") -> Any:
+    return facts.files.find(f"{section}.{key}" if section else key, kind)
 
 
 def _agree_with_config(facts: Facts, section: str, key: str, ref: TensorRef) -> None:
@@ -73,7 +74,9 @@ def _count_heads(facts: Facts, section: str) -> None:
     for field, key in (("num_heads", "num_attention_heads"), ("num_kv_heads", "num_key_value_heads")):
         number = _config(facts, section, key)
         if number is not None:
-            facts.put(field, _positive(facts, key, number), "config", key)
+            if number == 0:
+                raise facts.error(f"config.json {key}: expected a positive whole number, got 0")
+            facts.put(field, number, "config", key)
     q_norm = tensors.get("layers.0.self_attn.q_norm.weight")
     if q_norm is not None:
         facts.put("head_dim", q_norm.shape[0], "tensor", q_norm.name)
@@ -102,16 +105,10 @@ def _has_projection(facts: Facts, p: str) -> bool:
     return True
 
 
-def _positive(facts: Facts, key: str, value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise facts.error(f"config.json {key}: expected a positive whole number, got {value!r}")
-    return value
-
-
 def _read_epsilon(facts: Facts, section: str) -> None:
-    epsilon = _config(facts, section, "rms_norm_eps")
+    epsilon = _config(facts, section, "rms_norm_eps", "number")
     if epsilon is not None:
-        if not isinstance(epsilon, int | float) or not 0 <= epsilon < 1:
+        if not 0 <= epsilon < 1:
             raise facts.error(f"config.json rms_norm_eps: expected a small number, got {epsilon!r}")
         facts.put("rms_norm_eps", float(epsilon), "config", "rms_norm_eps")
     facts.put("rms_norm_eps", 1e-6, "default", "rms_norm_eps is absent: transformers' Llama takes 1e-6")
@@ -128,6 +125,11 @@ def _flags(facts: Facts) -> None:
         "fc_bias": "fc.bias",
     }.items():
         facts.put(field, name in tensors, "tensor", f"{name} is {'there' if name in tensors else 'absent'}")
+    for key in ("norm_before_fc", "fc_norm"):
+        claimed, there = facts.files.find(key, "flag"), facts.values[key]
+        if claimed not in {None, there}:
+            word = "there" if there else "absent"
+            raise facts.error(f"{key} is {claimed} in config.json, its tensors are {word}. Use the whole checkpoint.")
     for field, name in {"embedding": "embed_tokens.weight", "head": "lm_head.weight"}.items():
         there = name in tensors
         facts.put(field, "own" if there else "target", "tensor", f"{name} is {'there' if there else 'absent'}")
@@ -138,16 +140,16 @@ def _vocabularies(facts: Facts, section: str) -> None:
     rows = {name: tensors[name].shape[0] for name in ("embed_tokens.weight", "t2d") if name in tensors}
     found = facts.agree("vocab_size", {"config.json vocab_size": _config(facts, section, "vocab_size"), **rows})
     if found:
-        facts.put("vocab_size", int(found[0]), "config" if "config" in found[1] else "tensor", found[1])
+        facts.put("vocab_size", found[0], "config" if "config" in found[1] else "tensor", found[1])
     elif target is not None:
         facts.put("vocab_size", target.text.vocab_size, "default", "no file says it: the target's")
     if "vocab_size" not in facts.values:
         raise facts.error("vocab_size: not in config.json. Set draft.overrides.vocab_size.")
     drafted = {name: tensors[name].shape[0] for name in ("lm_head.weight", "d2t") if name in tensors}
-    claimed = facts.files.find("draft_vocab_size")
+    claimed = facts.files.find("draft_vocab_size", "whole")
     found = facts.agree("draft_vocab_size", {**drafted, "config.json draft_vocab_size": claimed})
     if found:
-        facts.put("draft_vocab_size", int(found[0]), "tensor" if drafted else "config", found[1])
+        facts.put("draft_vocab_size", found[0], "tensor" if drafted else "config", found[1])
     facts.put(
         "draft_vocab_size", facts.values["vocab_size"], "default", "no lm_head, d2t or draft_vocab_size: the whole"
     )

@@ -23,15 +23,15 @@ def _read_rope(config: RopeConfig, _: Facts) -> RopeReading:
     if config.sections:
         layout: RopeReading = RopeReading(kind, base, source, "chunked", config.sections)
         interleaved = RopeReading(kind, base, source, "interleaved", config.sections)
-        return interleaved if config.values.get("mrope_interleaved") else layout
+        return interleaved if config.interleaved else layout
     return RopeReading(kind, base, source)
 
 
 def _quirks(facts: Facts) -> None:
     facts.warn("no known producer wrote this; what its files leave open is read as most servers do. Run probe on it")
-    if facts.files.find("norm_before_residual"):
+    if facts.files.find("norm_before_residual", "flag"):
         facts.put("residual", "normed", "config", "norm_before_residual")
-    if facts.files.find("norm_output") or facts.files.find("eagle_config.norm_output"):
+    if facts.files.find("norm_output", "flag") or facts.files.find("eagle_config.norm_output", "flag"):
         facts.put("feedback", "post_norm", "config", "norm_output")
 
 

@@ -35,13 +35,16 @@ def _read_rope(config: RopeConfig, _: Facts) -> RopeReading:
 
 
 def _quirks(facts: Facts) -> None:
-    if facts.files.find("eagle_config.use_last_layernorm") is False:
+    if facts.files.find("eagle_config.use_last_layernorm", "flag") is False:
         raise facts.error("eagle_config.use_last_layernorm is false: a draft without a final norm: not supported")
     keys = ("eagle_config.return_hidden_post_norm", "eagle_config.norm_output", "norm_output")
-    post = next((key for key in keys if facts.files.find(key)), None)
+    post = next((key for key in keys if facts.files.find(key, "flag")), None)
     if post:
         facts.put("feedback", "post_norm", "config", post)
-    if facts.files.find("eagle_config.use_input_layernorm_in_first_layer") and "first_norm" not in facts.overrides:
+    if (
+        facts.files.find("eagle_config.use_input_layernorm_in_first_layer", "flag")
+        and "first_norm" not in facts.overrides
+    ):
         facts.warn(
             "first_norm: ModelOpt 0.47 trains with hidden_norm(input_layernorm(h)), earlier revisions and every server "
             "with hidden_norm(h), which is taken. For the former: draft.overrides.first_norm: double; probe can tell"

@@ -57,28 +57,24 @@ def refuse_other_drafters(files: DraftFiles) -> None:
 
 
 def _named(files: DraftFiles) -> str:
-    names = [("speculators_model_type", files.config.get("speculators_model_type"))]
-    names += [("architecture", files.architecture), ("model_type", files.config.get("model_type"))]
-    for key, name in names:
-        if isinstance(name, str):
-            for pattern, what in _NAMES.items():
-                if re.search(pattern, name.lower()):
-                    return f"{what} ({key} {name!r})"
+    names = {key: files.find(key, "text") for key in ("speculators_model_type", "model_type")}
+    for key, name in {"architecture": files.architecture, **names}.items():
+        for pattern, what in _NAMES.items():
+            if re.search(pattern, (name or "").lower()):
+                return f"{what} ({key} {name!r})"
     return ""
 
 
 def _by_config(files: DraftFiles) -> str:
-    eagle = files.config.get("eagle_config")
-    eagle = eagle if isinstance(eagle, dict) else {}
     if "dflash_config" in files.config:
         return "DFlash (dflash_config)"
     if "medusa_num_heads" in files.config:
         return "Medusa (medusa_num_heads)"
-    if eagle.get("use_aux_hidden_state") is False:
+    if files.find("eagle_config.use_aux_hidden_state", "flag") is False:
         return "EAGLE-1/2 (eagle_config.use_aux_hidden_state is false)"
-    if eagle.get("use_mtp_layernorm"):
+    if files.find("eagle_config.use_mtp_layernorm", "flag"):
         return "multi-token prediction (eagle_config.use_mtp_layernorm)"
-    step = eagle.get("parallel_draft_step")
+    step = files.find("eagle_config.parallel_draft_step", "whole")
     return f"parallel drafting (eagle_config.parallel_draft_step {step})" if step not in {None, 0, 1} else ""
 
 

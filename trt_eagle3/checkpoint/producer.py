@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from trt_eagle3.checkpoint.draft_facts import Facts
@@ -16,6 +16,7 @@ from trt_eagle3.checkpoint.rope_schedule import RopeConfig, make_rope, read_rope
 __all__ = ["DEFAULT_BASE", "Producer", "RopeReading", "resolve"]
 
 DEFAULT_BASE = 10000.0
+_ROPE_FIX = ", or set layout, kind and base of draft.overrides.rope"
 
 
 @dataclass(frozen=True)
@@ -106,16 +107,16 @@ def _aux_layers(producer: Producer, facts: Facts) -> None:
             f"(aux layers {list(facts.values['aux_layers'])}). Set draft.overrides.aux_layers."
         )
     width = fc.shape[1] // count
-    facts.agree("target_hidden_size", {fc.name: width, "target_hidden_size": facts.files.find("target_hidden_size")})
+    facts.agree(
+        "target_hidden_size", {fc.name: width, "target_hidden_size": facts.files.find("target_hidden_size", "whole")}
+    )
     facts.put("target_hidden_size", width, "tensor", f"{fc.name} {list(fc.shape)} / {count} aux states")
 
 
 def _ids(facts: Facts, key: str) -> tuple[int, ...] | None:
-    ids = facts.files.find(key)
-    if ids is None or ids == []:
+    ids = facts.files.find(key, "wholes")
+    if not ids:
         return None
-    if not isinstance(ids, list) or not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-        raise facts.error(f"config.json {key}: expected a list of layer numbers, got {ids!r}")
     if len(set(ids)) != len(ids):
         raise facts.error(f"config.json {key}: {ids} names a layer twice. Set draft.overrides.aux_layers.")
     return tuple(ids)
@@ -132,12 +133,13 @@ def _id_meaning(producer: Producer, ids: tuple[int, ...], n: int | None) -> tupl
 
 def _rope(producer: Producer, facts: Facts) -> RopeSpec:
     override: Mapping[str, Any] = facts.overrides.get("rope", {})
-    section = facts.files.find(producer.geometry_at) if producer.geometry_at else facts.files.config
-    config = RopeConfig({}, None, "")
+    where = producer.geometry_at
+    section = facts.files.find(where, "object") if where else facts.files.config
+    config = RopeConfig({}, None, "", facts.files.config_file)
     if not {"layout", "kind", "base"} <= override.keys():
-        config = read_rope_config(section, f"{facts.files.directory}/config.json")
+        config = read_rope_config(section or {}, facts.files.config_file, _ROPE_FIX)
     if override.get("kind", config.kind()) != config.kind():
-        config = RopeConfig({"mrope_section": list(config.sections)}, config.base, config.where)
+        config = replace(config, values={"mrope_section": list(config.sections)})
     reading = producer.read_rope(config, facts)
     layout = override.get("layout", reading.layout)
     sections = override.get("sections", reading.sections) or config.sections

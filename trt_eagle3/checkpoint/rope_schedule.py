@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trt_eagle3.checkpoint.config_value import config_value
 from trt_eagle3.checkpoint.rope import RopeLayout, RopeSpec
 from trt_eagle3.errors import UserError
 
@@ -26,48 +28,65 @@ class RopeConfig:
     Attributes:
         values: ``rope_parameters``, else ``rope_scaling``, else nothing.
         base: theta, wherever it stands; None where it does not.
-        where: the keys it was read from.
+        where: the keys it was read from, in ``file``.
     """
 
     values: Mapping[str, Any]
     base: float | None
     where: str
+    file: Path
 
     def kind(self, first: str = "rope_type", second: str = "type") -> str:
         """The schedule's name; producers differ in which of the two keys they look at first."""
-        return str(self.values.get(first) or self.values.get(second) or "default")
+        return _kind(self.values, self.file, (first, second))
 
     @property
     def sections(self) -> tuple[int, ...]:
         """``mrope_section``, or nothing."""
-        return tuple(int(n) for n in self.values.get("mrope_section") or ())
+        return tuple(config_value(self.values, "mrope_section", "wholes", self.file) or ())
+
+    @property
+    def interleaved(self) -> bool:
+        """``mrope_interleaved``."""
+        return bool(config_value(self.values, "mrope_interleaved", "flag", self.file))
 
 
-def read_rope_config(config: Mapping[str, Any], origin: str) -> RopeConfig:
+def read_rope_config(config: Mapping[str, Any], file: Path, fix: str = "") -> RopeConfig:
     """The rope of a config in either spelling, or in both where they agree.
 
+    Args:
+        fix: what else than correcting the file helps, for the error.
     Raises:
         UserError: the two spellings contradict each other.
     """
-    new, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
-    for key in sorted(new.keys() & old.keys() - {"type"}):
-        if new[key] != old[key]:
-            raise UserError(
-                f"{origin}: {key}: {new[key]!r} in rope_parameters, {old[key]!r} in rope_scaling. Keep the one it was "
-                "trained with, or set draft.overrides.rope whole (layout, kind, base)."
-            )
-    bases = {"rope_parameters.rope_theta": new.get("rope_theta"), "rope_scaling.rope_theta": old.get("rope_theta")}
-    bases["rope_theta"] = config.get("rope_theta")
-    found = {key: float(value) for key, value in bases.items() if value is not None}
-    if len(set(found.values())) > 1:
-        (key, value), (other, another) = list(found.items())[:2]
-        raise UserError(
-            f"{origin}: {key} is {value:g}, {other} is {another:g}. Keep the one it was trained with, or set "
-            "draft.overrides.rope whole (layout, kind, base)."
-        )
-    values = new or old
-    keys = [name for name, value in (("rope_parameters", new), ("rope_scaling", old)) if value][:1] + list(found)[:1]
-    return RopeConfig(values, next(iter(found.values()), None), ", ".join(keys) or "no rope key")
+
+    def agree(key: str, said: Mapping[str, Any]) -> Any:
+        given = [(place, value) for place, value in said.items() if value is not None]
+        for place, value in given[1:]:
+            if value != given[0][1]:
+                raise UserError(
+                    f"{file}: {key}: {given[0][1]} by {given[0][0]}, {value} by {place}. Keep the one it was trained "
+                    f"with{fix}."
+                )
+        return given[0][1] if given else None
+
+    new, old = (config_value(config, key, "object", file) or {} for key in ("rope_parameters", "rope_scaling"))
+    if new and old:
+        kinds = {name: _kind(part, file) for name, part in (("rope_parameters", new), ("rope_scaling", old))}
+        agree("rope_type", kinds)
+        for key in sorted(new.keys() & old.keys() - {"type", "rope_type"}):
+            agree(key, {"rope_parameters": new[key], "rope_scaling": old[key]})
+    places = ("rope_parameters.rope_theta", "rope_scaling.rope_theta", "rope_theta")
+    bases = {place: config_value(config, place, "number", file) for place in places}
+    base = agree("rope_theta", bases)
+    keys = [name for name, part in (("rope_parameters", new), ("rope_scaling", old)) if part][:1]
+    keys += [place for place in places if bases[place] is not None][:1]
+    return RopeConfig(new or old, None if base is None else float(base), ", ".join(keys) or "no rope key", file)
+
+
+def _kind(values: Mapping[str, Any], file: Path, keys: tuple[str, str] = ("rope_type", "type")) -> str:
+    names = [config_value(values, key, "text", file) for key in keys]
+    return str(names[0] or names[1] or "default")
 
 
 def make_rope(
@@ -90,8 +109,8 @@ def make_rope(
     """
     if kind not in SCHEDULES:
         raise UserError(f"rope: rope_type {kind!r}: not supported; supported: {', '.join(SCHEDULES)}")
-    if base <= 0 or head_dim <= 0 or head_dim % 2:
-        raise UserError(f"rope: base {base:g} and head_dim {head_dim}: expected a positive base and an even head_dim")
+    if base <= 1 or head_dim <= 0 or head_dim % 2:
+        raise UserError(f"rope: base {base:g} and head_dim {head_dim}: expected a base above 1 and an even head_dim")
     partial = (parameters or {}).get("partial_rotary_factor", 1.0)
     if partial != 1.0:
         raise UserError(f"rope: partial_rotary_factor: expected 1, got {partial}: not supported")
@@ -112,12 +131,25 @@ def make_rope(
 def _numbers(
     kind: str, given: Mapping[str, Any], required: tuple[str, ...], optional: tuple[str, ...], max_positions: int
 ) -> dict[str, float]:
-    numbers = {key: float(given[key]) for key in (*required, *optional) if given.get(key) is not None}
+    found = {
+        key: config_value(given, key, "number", Path("rope")) for key in (*required, *optional) if key != "truncate"
+    }
+    numbers = {key: float(value) for key, value in found.items() if value is not None}
+    if "truncate" in optional and given.get("truncate") is not None:
+        numbers["truncate"] = float(bool(given["truncate"]))
     if kind == "yarn" and "factor" not in numbers and max_positions and "original_max_position_embeddings" in numbers:
         numbers["factor"] = max_positions / numbers["original_max_position_embeddings"]
     missing = [key for key in required if key not in numbers]
     if missing:
         raise UserError(f"rope: rope_type {kind} needs {', '.join(missing)}; give it in draft.overrides.rope")
+    wrong = [key for key in required if numbers[key] <= 0]
+    if wrong:
+        raise UserError(f"rope: {wrong[0]}: expected a positive number, got {numbers[wrong[0]]:g}")
+    if kind == "llama3" and numbers["low_freq_factor"] >= numbers["high_freq_factor"]:
+        raise UserError(
+            "rope: low_freq_factor: expected less than high_freq_factor, got "
+            f"{numbers['low_freq_factor']:g} and {numbers['high_freq_factor']:g}"
+        )
     return numbers
 
 

@@ -22,7 +22,7 @@ def _evidence(files: DraftFiles) -> str:
 def _read_rope(config: RopeConfig, facts: Facts) -> RopeReading:
     base = config.base or DEFAULT_BASE
     source = Source("config", config.where) if config.values or config.base else Source("default", "no rope key")
-    if config.values.get("mrope_interleaved"):
+    if config.interleaved:
         return RopeReading(
             "default",
             DEFAULT_BASE,
@@ -48,7 +48,7 @@ def _read_rope(config: RopeConfig, facts: Facts) -> RopeReading:
 
 
 def _quirks(facts: Facts) -> None:
-    norm_output = facts.files.find("norm_output")
+    norm_output = facts.files.find("norm_output", "flag")
     if norm_output:
         facts.warn(
             "norm_output is true, yet SpecForge trains with the features before the norm; feedback stays pre_norm"

@@ -12,7 +12,7 @@ __all__ = ["SPECULATORS"]
 
 
 def _evidence(files: DraftFiles) -> str:
-    model_type = files.config.get("speculators_model_type")
+    model_type = files.find("speculators_model_type", "text")
     return "speculators_model_type eagle3" if model_type == "eagle3" else ""
 
 
@@ -26,19 +26,13 @@ def _read_rope(config: RopeConfig, _: Facts) -> RopeReading:
 
 
 def _quirks(facts: Facts) -> None:
-    normed = facts.files.find("norm_before_residual")
+    normed = facts.files.find("norm_before_residual", "flag")
     if normed is not None:
         facts.put("residual", "normed" if normed else "hidden", "config", "norm_before_residual")
     facts.put("residual", "normed", "convention", "norm_before_residual is absent: vLLM takes true")
-    post = facts.files.find("norm_output")
+    post = facts.files.find("norm_output", "flag")
     detail = "norm_output" if post is not None else "norm_output is absent"
     facts.put("feedback", "post_norm" if post else "pre_norm", "config" if post is not None else "default", detail)
-    for key, field in (("norm_before_fc", "norm_before_fc"), ("fc_norm", "fc_norm")):
-        if facts.files.find(key) not in {None, facts.values[field]}:
-            raise facts.error(
-                f"{key} is {facts.files.find(key)} in config.json, its tensors are "
-                f"{'there' if facts.values[field] else 'absent'}. Use the whole checkpoint."
-            )
 
 
 SPECULATORS = Producer(

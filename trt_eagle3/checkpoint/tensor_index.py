@@ -84,7 +84,7 @@ def _open_sharded(directory: Path, index_file: Path) -> dict[str, TensorRef]:
     try:
         weight_map = json.loads(index_file.read_text(encoding="utf-8"))["weight_map"]
         shards = {str(name): str(shard) for name, shard in weight_map.items()}
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{index_file}: not a safetensors index: {error!r}. Download it again.") from error
     headers: dict[str, dict[str, TensorRef]] = {}
     for shard in sorted(set(shards.values())):
@@ -116,11 +116,11 @@ def _read_header(file: Path) -> dict[str, TensorRef]:
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
             if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
                 raise bad(f"its header would be {length} bytes long, the file is {size}")
-            entries = json.loads(stream.read(length))
+            entries = json.loads(stream.read(length), object_pairs_hook=_once)
     except OSError as error:
         raise UserError(f"{file}: cannot read it: {error.strerror}") from error
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise bad("its header is not JSON") from error
+    except (ValueError, RecursionError) as error:
+        raise bad("its header is not JSON, or names a tensor twice") from error
     if not isinstance(entries, dict):
         raise bad("its header is not a mapping")
     entries.pop("__metadata__", None)
@@ -137,6 +137,13 @@ def _read_header(file: Path) -> dict[str, TensorRef]:
     if 8 + length + end != size:
         raise bad(f"its tensors end at byte {8 + length + end}, the file at {size}")
     return tensors
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
+        raise ValueError("a key stands twice")
+    return entries
 
 
 def _start(item: tuple[str, Any]) -> tuple[int, int]:

@@ -1,0 +1,51 @@
+"""Values of a config.json that somebody else wrote, by dotted key and kind, or a one-line error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from trt_eagle3.errors import UserError
+
+__all__ = ["Kind", "config_value"]
+
+Kind = Literal["whole", "number", "flag", "text", "wholes", "texts", "object", "any"]
+
+
+def config_value(config: Mapping[str, Any], key: str, kind: Kind, file: Path) -> Any:
+    """The value at a dotted key, or None where it is absent or null.
+
+    Raises:
+        UserError: it is there and not of ``kind``; names ``file`` and the key.
+    """
+    value: Any = config
+    for part in key.split("."):
+        if not isinstance(value, dict):
+            return None
+        value = value.get(part)
+    words, fits = _KINDS[kind]
+    if value is not None and not fits(value):
+        raise UserError(f"{file}: {key}: expected {words}, got {value!r}")
+    return value
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30 and math.isfinite(value)
+
+
+_KINDS: Mapping[Kind, tuple[str, Callable[[Any], bool]]] = {
+    "whole": ("a whole number", _whole),
+    "number": ("a number", _number),
+    "flag": ("true or false", lambda v: isinstance(v, bool)),
+    "text": ("a text", lambda v: isinstance(v, str)),
+    "wholes": ("a list of whole numbers", lambda v: isinstance(v, list) and all(_whole(x) for x in v)),
+    "texts": ("a list of texts", lambda v: isinstance(v, list) and all(isinstance(x, str) for x in v)),
+    "any": ("anything", lambda _: True),
+    "object": ("an object", lambda v: isinstance(v, dict)),
+}
