@@ -17,6 +17,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from trt_eagle3 import report
 from trt_eagle3.config import load_config, parse_overrides
 from trt_eagle3.errors import TrtEagle3Error
+from trt_eagle3.probe import MAX_TOKENS
 
 __all__ = ["cli", "main"]
 
@@ -122,14 +123,15 @@ def generate(bundle: Path, prompt: str, as_json: bool, stats: bool, no_speculati
 @click.argument("path")
 @click.argument("draft", required=False)
 @click.option("--prompts", type=click.Path(path_type=Path), help="JSON list of prompts, instead of the bundled ones.")
-@click.option("--max-tokens", default=96, show_default=True, help="At most this many tokens per answer.")
+@click.option("--max-tokens", default=MAX_TOKENS, show_default=True, help="At most this many tokens per answer.")
+@_set_option
 @_json_option
-def probe(path: str, draft: str | None, prompts: Path | None, max_tokens: int, as_json: bool) -> None:
+def probe(path: str, draft: str | None, overrides: tuple[str, ...], as_json: bool, **options: Any) -> None:
     """Measure which reading of a draft fits its target: PATH is a bundle, or a target followed by its DRAFT."""
     from trt_eagle3.probe.run import probe as run
 
     with _bars() as progress:
-        result = run(path, draft, prompts=prompts, max_tokens=max_tokens, progress=progress)
+        result = run(path, draft, overrides=parse_overrides(overrides), progress=progress, **options)
     if as_json:
         _print_json(result.to_dict())
     else:

@@ -122,6 +122,18 @@ def test_bundle_without_a_draft_is_exit_2(
     assert "without a draft" in capsys.readouterr().err
 
 
+def test_set_reads_a_pair_otherwise_and_is_refused_for_a_bundle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wrong = ("--prompts", PROMPTS, "--set", "aux_layers=[0,2,3]", "--set", "residual=normed")
+    assert run(TARGET, DRAFT, *wrong, monkeypatch=monkeypatch) == 1
+    out = capsys.readouterr().out
+    assert "aux_layers: [1, 3, 4]" in out
+    assert "residual: hidden" in out
+    assert run(wrong_bundle(tmp_path), *wrong, monkeypatch=monkeypatch) == 2
+    assert "overrides are for a pair" in capsys.readouterr().err
+
+
 def test_one_token_answers_are_exit_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(TARGET, DRAFT, "--max-tokens", 1, monkeypatch=monkeypatch) == 2
     assert "max_tokens" in capsys.readouterr().err

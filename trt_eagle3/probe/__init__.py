@@ -1,1 +1,6 @@
 """Probe: which reading of a draft fits its target best (``docs/probe.md``)."""
+
+__all__ = ["MAX_TOKENS"]
+
+MAX_TOKENS = 96
+"""Of an answer to a prompt, at most."""

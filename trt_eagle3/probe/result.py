@@ -117,7 +117,7 @@ class ProbeReport:
         lines += [f"no difference on these prompts: {', '.join(self.silent)}"] if self.silent else []
         lines += [f"not decided by these prompts: {', '.join(self.undecided)}"] if self.undecided else []
         if self.manifest_is_best:
-            return [*lines, "the manifest in use is the best reading"]
+            return [*lines, "the manifest in use is the best reading: none is clearly better"]
         return [*lines, f"a better reading: {reading_text(self.best)}. In the build config:", self.override_lines]
 
 

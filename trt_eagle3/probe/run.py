@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from trt_eagle3.config import BuildConfig, DraftConfig, TargetConfig
 from trt_eagle3.decode.engine import Engine, load
 from trt_eagle3.errors import UserError
 from trt_eagle3.pipeline import build
+from trt_eagle3.probe import MAX_TOKENS
 from trt_eagle3.probe.bundled import bundled_questions
 from trt_eagle3.probe.reading import candidate_layers
 from trt_eagle3.probe.record import record
@@ -18,9 +20,7 @@ from trt_eagle3.probe.score import Scorer, draft_ids
 from trt_eagle3.probe.search import search
 from trt_eagle3.prompts import Question, read_questions
 
-__all__ = ["MAX_TOKENS", "Progress", "probe"]
-
-MAX_TOKENS = 96
+__all__ = ["Progress", "probe"]
 
 Progress = Callable[[str, int, int], object]
 """Told a stage (``prompts`` or ``readings``), what of it is done, and how much there is as far as is known."""
@@ -30,6 +30,7 @@ def probe(
     path: str,
     draft: str | None = None,
     *,
+    overrides: Mapping[str, Any] | None = None,
     prompts: Path | None = None,
     max_tokens: int = MAX_TOKENS,
     progress: Progress = lambda *_: None,
@@ -39,6 +40,7 @@ def probe(
     Args:
         path: a bundle, or with ``draft`` a target checkpoint.
         draft: a draft checkpoint; the pair is then built in a temporary folder, its weights left where they are.
+        overrides: ``draft.overrides`` of a pair.
         prompts: a prompt file (``trt_eagle3/prompts.py``) instead of the bundled prompts.
         max_tokens: of each answer at most.
     Raises:
@@ -46,10 +48,12 @@ def probe(
     """
     if max_tokens < 2:
         raise UserError(f"max_tokens: expected at least 2, got {max_tokens}")
+    if overrides and draft is None:
+        raise UserError(f"{path}: overrides are for a pair; a bundle has its draft's manifest. Rebuild it with them.")
     questions = read_questions(prompts) if prompts else bundled_questions()
     with TemporaryDirectory(prefix="trt-eagle3-probe-") as temporary:
         folder = Path(temporary)
-        engine = load(path if draft is None else _build(path, draft, folder))
+        engine = load(path if draft is None else _build(path, draft, overrides or {}, folder))
         name = path if draft is None else f"{path} with {draft}"
         return _probe(engine, questions, folder, name, max_tokens, progress)
 
@@ -84,8 +88,11 @@ def _probe(
     )
 
 
-def _build(target: str, draft: str, folder: Path) -> Path:
+def _build(target: str, draft: str, overrides: Mapping[str, Any], folder: Path) -> Path:
     config = BuildConfig(
-        name="pair", target=TargetConfig(checkpoint=target), draft=DraftConfig(checkpoint=draft), output=folder
+        name="pair",
+        target=TargetConfig(checkpoint=target),
+        draft=DraftConfig(checkpoint=draft, overrides=overrides),
+        output=folder,
     )
     return build(config, reference_weights=True).path
