@@ -65,7 +65,7 @@ def _meaning(facts: Facts, stored: Ids, vocab: int) -> str:
             return "offset"
         if np.array_equal(kept, stored):
             return "absolute"
-    if kept is not None:
+    if kept is not None and stored.any():
         facts.warn(f"t2d marks {len(kept)} ids that are not those of d2t; no server reads it, d2t is taken")
     possible = _sound(ids, vocab), _sound(stored, vocab)
     if possible == (True, True) and len(stored) > 1:

@@ -10,7 +10,7 @@ from trt_eagle3.errors import EnvironmentMissingError, UserError
 __all__ = ["resolve_checkpoint"]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
-_WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "pytorch_model.bin")
+_WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "pytorch_model*.bin")
 
 
 def resolve_checkpoint(name: str, revision: str | None = None) -> Path:
@@ -21,15 +21,24 @@ def resolve_checkpoint(name: str, revision: str | None = None) -> Path:
         EnvironmentMissingError: the Hub cannot be reached and the cache does not have it.
     """
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         return path
     if path.exists() or not _HUB_ID.fullmatch(name):
         raise UserError(f"{name}: no such folder, and not a Hub id (owner/name)")
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(_WANTED)))
+    except GatedRepoError as error:
+        raise UserError(
+            f"{name}: the Hub keeps it for those it has granted access. Ask there, then: hf auth login"
+        ) from error
     except (RepositoryNotFoundError, HfHubHTTPError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{name}: no such folder here, and the Hub refuses it: {reason}") from error

@@ -114,11 +114,14 @@ def _read_header(file: Path) -> dict[str, TensorRef]:
         with file.open("rb") as stream:
             prefix = stream.read(8)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
-            if not 2 <= length <= min(_MAX_HEADER_BYTES, size - 8):
-                raise bad(f"its header would be {length} bytes long, the file is {size}")
-            entries = json.loads(stream.read(length), object_pairs_hook=_once)
+            sound = 2 <= length <= min(_MAX_HEADER_BYTES, size - 8)
+            text = stream.read(length) if sound else b""
     except OSError as error:
         raise UserError(f"{file}: cannot read it: {error.strerror}") from error
+    if not sound:
+        raise bad(f"its header would be {length} bytes long, the file is {size}")
+    try:
+        entries = json.loads(text, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise bad("its header is not JSON, or names a tensor twice") from error
     if not isinstance(entries, dict):

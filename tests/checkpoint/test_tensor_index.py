@@ -1,0 +1,161 @@
+"""The index knows where every tensor lies, loads none, and refuses files that are not sound."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+from trt_eagle3.checkpoint.tensor_file import array_content, read_integers, ref_content, tensor_content, write_tensors
+from trt_eagle3.checkpoint.tensor_index import open_index, read_tensor
+from trt_eagle3.errors import UserError
+
+TENSORS = {
+    "a": torch.arange(6, dtype=torch.float32).reshape(2, 3),
+    "b": torch.tensor([1.5, -2.0], dtype=torch.bfloat16),
+    "c": torch.tensor([True, False, True]),
+    "d": torch.tensor(7),
+    "e": torch.zeros(0, 4, dtype=torch.float16),
+}
+
+
+def _file(folder: Path, tensors: dict[str, torch.Tensor] | None = None, name: str = "model.safetensors") -> Path:
+    save_file(TENSORS if tensors is None else tensors, folder / name)
+    return folder / name
+
+
+def _raw(folder: Path, header: Any, data: bytes = b"", length: int | None = None) -> Path:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    file = folder / "model.safetensors"
+    file.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
+    return file
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+
+
+def test_single_file_is_indexed_and_read(tmp_path: Path) -> None:
+    _file(tmp_path)
+    index = open_index(tmp_path)
+    assert index.keys() == TENSORS.keys()
+    assert (index["b"].dtype, index["b"].shape, index["b"].num_bytes) == ("BF16", (2,), 4)
+    assert all(_same(read_tensor(index[name]), tensor) for name, tensor in TENSORS.items())
+    with index["a"].file.open("rb") as stream:
+        stream.seek(index["a"].offset)
+        assert stream.read(index["a"].num_bytes) == TENSORS["a"].numpy().tobytes()
+
+
+def test_shards_are_indexed_by_their_index(tmp_path: Path) -> None:
+    _file(tmp_path, {"a": TENSORS["a"]}, "one.safetensors")
+    _file(tmp_path, {"b": TENSORS["b"]}, "two.safetensors")
+    _file(tmp_path, {"other": TENSORS["b"]}, "not-named.safetensors")
+    weight_map = {"a": "one.safetensors", "b": "two.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    index = open_index(tmp_path)
+    assert index.keys() == {"a", "b"}
+    assert _same(read_tensor(index["b"]), TENSORS["b"])
+
+
+@given(st.dictionaries(st.text("abc.", min_size=1, max_size=9), st.lists(st.integers(0, 5), max_size=3), min_size=1))
+def test_written_files_are_read_by_safetensors_too(shapes: dict[str, list[int]]) -> None:
+    import tempfile
+
+    from safetensors.torch import load_file
+
+    kinds = (torch.float32, torch.bfloat16, torch.bool, torch.int64)
+    tensors = {name: torch.ones(shape, dtype=kinds[i % 4]) for i, (name, shape) in enumerate(shapes.items())}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        write_tensors(folder / "model.safetensors", {n: tensor_content(t) for n, t in tensors.items()})
+        loaded, index = load_file(folder / "model.safetensors"), open_index(folder)
+        assert loaded.keys() == tensors.keys() == index.keys()
+        assert all(_same(loaded[n], t) for n, t in tensors.items())
+        copy = folder / "copy"
+        write_tensors(copy / "model.safetensors", {n: ref_content(ref) for n, ref in index.items()})
+        assert (copy / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+
+
+def test_integers_are_read_whatever_their_width(tmp_path: Path) -> None:
+    values = torch.tensor([3, 1, 2])
+    _file(tmp_path, {"long": values, "int": values.int(), "bool": values > 1})
+    index = open_index(tmp_path)
+    assert [read_integers(index[n]).tolist() for n in ("long", "int", "bool")] == [[3, 1, 2], [3, 1, 2], [1, 0, 1]]
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    def broken() -> Any:
+        yield b"1234"
+        raise OSError(28, "No space left on device")
+
+    content = array_content(read_integers(open_index(_file(tmp_path).parent)["d"]))
+    with pytest.raises(UserError, match="No space left"):
+        write_tensors(tmp_path / "new" / "x.safetensors", {"x": type(content)("F32", (2,), broken)})
+    assert not list((tmp_path / "new").iterdir())
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
+    "nothing there": (lambda f: f.mkdir(exist_ok=True), "no .*safetensors"),
+    "cut in the data": (lambda f: _cut(_file(f), -3), "tensors end at byte"),
+    "cut in the header": (lambda f: _cut(_file(f), 20), "header would be"),
+    "empty": (lambda f: (f / "model.safetensors").write_bytes(b""), "header would be"),
+    "header too long": (lambda f: _raw(f, {}, length=1 << 40), "header would be"),
+    "not JSON": (lambda f: _raw(f, b"{nonsense}"), "not JSON"),
+    "deeply nested": (lambda f: _raw(f, b"[" * 200_000), "not JSON"),
+    "not a mapping": (lambda f: _raw(f, [1]), "not a mapping"),
+    "twice": (
+        lambda f: _raw(
+            f,
+            b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}',
+        ),
+        "twice",
+    ),
+    "overlap": (
+        lambda f: _raw(f, {n: {"dtype": "U8", "shape": [2], "data_offsets": [i, i + 2]} for i, n in enumerate("ab")}),
+        "b does not begin where",
+    ),
+    "gap": (lambda f: _raw(f, {"a": {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]}}, b"12"), "does not begin"),
+    "surplus data": (
+        lambda f: _raw(f, {"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}, b"12"),
+        "end at byte",
+    ),
+    "wrong size": (lambda f: _raw(f, {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, b"1234"), "agree"),
+    "unknown type": (lambda f: _raw(f, {"a": {"dtype": "F3", "shape": [1], "data_offsets": [0, 4]}}, b"1234"), "agree"),
+    "negative shape": (lambda f: _raw(f, {"a": {"dtype": "U8", "shape": [-1], "data_offsets": [0, 1]}}, b"1"), "agree"),
+    "two files, one name": (lambda f: (_file(f), _file(f, name="other.safetensors")), "stands in both"),
+    "index is no index": (lambda f: _index(f, b"[]"), "not a safetensors index"),
+    "index names no shard": (lambda f: _index(f, {"a": "gone.safetensors"}), "gone.safetensors is not there"),
+    "index names another folder": (lambda f: _index(f, {"a": "../model.safetensors"}), "not a file name"),
+    "index names no tensor": (
+        lambda f: (_file(f), _index(f, {"zz": "model.safetensors"})),
+        "holds zz, which it does not",
+    ),
+    "shard holds more": (lambda f: (_file(f), _index(f, {"a": "model.safetensors"})), "does not name"),
+}
+
+
+def _cut(file: Path, size: int) -> None:
+    file.write_bytes(file.read_bytes()[:size])
+
+
+def _index(folder: Path, weight_map: dict[str, str] | bytes) -> None:
+    raw = weight_map if isinstance(weight_map, bytes) else json.dumps({"weight_map": weight_map}).encode()
+    (folder / "model.safetensors.index.json").write_bytes(raw)
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_file_is_refused_by_name(case: str, tmp_path: Path) -> None:
+    spoil, message = BROKEN[case]
+    spoil(tmp_path)
+    with pytest.raises(UserError, match=message) as caught:
+        open_index(tmp_path)
+    assert str(tmp_path) in str(caught.value)
+    assert "\n" not in str(caught.value)
