@@ -39,15 +39,15 @@ def draft_positions(manifest: DraftManifest, first_row: int, positions: Tensor, 
     """Rope positions int32 [3, S] of draft rows from ``first_row`` on.
 
     Args:
-        positions: int32 [3, S]: the target's positions of those rows. A 1-D draft turns by the temporal axis alone.
+        positions: int32 [3, S]: the target's positions of those rows.
         following: int32 [3]: the target's position of the row after them, used by a draft whose positions are shifted.
     """
     if manifest.positions == "linear":
         rows = torch.arange(positions.shape[1], dtype=torch.int32) + first_row + manifest.position_shift
         return rows.expand(3, -1)
     if manifest.position_shift:
-        return torch.cat([positions[:, 1:], following[:, None]], dim=1)
-    return positions
+        positions = torch.cat([positions[:, 1:], following[:, None]], dim=1)
+    return positions[:1].expand(3, -1) if manifest.positions == "temporal" else positions
 
 
 def draft_decode_position(manifest: DraftManifest, length: int, position: int) -> int:
