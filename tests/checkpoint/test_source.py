@@ -68,5 +68,5 @@ def test_neither_folder_nor_id_is_refused(name: str) -> None:
 def test_a_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     file.touch()
-    with pytest.raises(UserError, match="no such folder"):
+    with pytest.raises(UserError, match="a file, expected a folder"):
         resolve_checkpoint(str(file))

@@ -79,6 +79,12 @@ def _tensors(facts: Facts, d2t: TensorRef | None) -> dict[str, TensorRef]:
         tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
         facts.values["head"] = "own"
         facts.sources["head"] = Source("config", "tie_word_embeddings: its own embedding")
+    drafted, vocab = facts.values["draft_vocab_size"], facts.values["vocab_size"]
+    if facts.values["head"] == "target" and drafted != vocab:
+        raise facts.error(
+            f"lm_head.weight missing: {drafted} draft ids need a head of their own, the target's has {vocab} rows. "
+            "Use the whole checkpoint."
+        )
     return tensors if d2t is None else {**tensors, "d2t": d2t}
 
 

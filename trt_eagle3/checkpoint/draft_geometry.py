@@ -88,7 +88,7 @@ def _count_heads(facts: Facts, section: str) -> None:
     if rows["q"] % heads == 0:
         facts.put("head_dim", rows["q"] // heads, "tensor", "layers.0.self_attn.q_proj.weight / num_attention_heads")
     head_dim = facts.values.get("head_dim", 0)
-    claimed = _config(facts, section, "head_dim")
+    claimed = None if "head_dim" in facts.overrides else _config(facts, section, "head_dim")
     if rows["q"] != heads * head_dim or rows["k"] != kv_heads * head_dim or claimed not in {None, head_dim}:
         raise facts.error(
             f"{heads} heads and {kv_heads} key-value heads of head_dim {claimed or head_dim} (config.json) do not give "

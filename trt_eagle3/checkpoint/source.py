@@ -23,6 +23,8 @@ def resolve_checkpoint(name: str, revision: str | None = None) -> Path:
     path = Path(name).expanduser()
     if name and path.is_dir():
         return path
+    if path.is_file():
+        raise UserError(f"{name}: a file, expected a folder. Name the one it is in: {path.parent}")
     if path.exists() or not _HUB_ID.fullmatch(name):
         raise UserError(f"{name}: no such folder, and not a Hub id (owner/name)")
     from huggingface_hub import snapshot_download
@@ -33,8 +35,14 @@ def resolve_checkpoint(name: str, revision: str | None = None) -> Path:
         RepositoryNotFoundError,
     )
 
+    away = (
+        f"{name}: no such folder here, not in the Hub's cache, and the Hub cannot be reached. "
+        f"Check the path, or download it where there is a network: hf download {name}"
+    )
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(_WANTED)))
+    except LocalEntryNotFoundError as error:  # an HTTP error too in some versions, so it comes first
+        raise EnvironmentMissingError(away) from error
     except GatedRepoError as error:
         raise UserError(
             f"{name}: the Hub keeps it for those it has granted access. Ask there, then: hf auth login"
@@ -42,8 +50,5 @@ def resolve_checkpoint(name: str, revision: str | None = None) -> Path:
     except (RepositoryNotFoundError, HfHubHTTPError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"{name}: no such folder here, and the Hub refuses it: {reason}") from error
-    except (LocalEntryNotFoundError, OSError) as error:
-        raise EnvironmentMissingError(
-            f"{name}: no such folder here, not in the Hub's cache, and the Hub cannot be reached. "
-            f"Check the path, or download it where there is a network: hf download {name}"
-        ) from error
+    except OSError as error:
+        raise EnvironmentMissingError(away) from error
