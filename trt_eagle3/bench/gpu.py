@@ -41,6 +41,7 @@ __all__ = ["main"]
 
 _DEVICE = "cuda"
 _REPEATS = 30
+_BURST = 8  # runs between two events: the host is ahead of the device, as it is in the loop
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class _Pair:
 @click.option("--size", default="8b", show_default=True, help="Geometry (bench/synthetic.py).")
 @click.option("--context", "contexts", multiple=True, type=int, default=(1024, 16384), show_default=True)
 @click.option("--page-size", default=16, show_default=True)
-def main(size: str, contexts: tuple[int, ...], page_size: int) -> None:
+@click.option("--profile", is_flag=True, help="Also print what the kernels of a step take, by name.")
+def main(size: str, contexts: tuple[int, ...], page_size: int, profile: bool) -> None:
     """Print step and cycle times with floors and ratios."""
     table = Table(f"{size}, bfloat16, batch 1, random weights", "kv", "ms", "floor ms", "ratio")
     bandwidth = _copy_bandwidth()
@@ -68,6 +70,9 @@ def main(size: str, contexts: tuple[int, ...], page_size: int) -> None:
             for name, ms, num_bytes in _rows(pair, context):
                 floor = 1e3 * num_bytes / bandwidth
                 table.add_row(name, str(context), f"{ms:.2f}", f"{floor:.2f}" if floor else "", _ratio(ms, floor))
+        if profile:
+            for tokens in (1, 16):
+                _print_profile(pair, contexts[0], tokens)
     Console(width=100).print(table, f"copy bandwidth {bandwidth / 1e12:.2f} TB/s; {torch.cuda.get_device_name()}")
 
 
@@ -80,7 +85,7 @@ def _rows(pair: _Pair, context: int) -> Iterator[tuple[str, float, float]]:
     text, m = pair.spec.text, pair.manifest
     kv = 2 * 2 * text.num_layers * text.num_kv_heads * text.head_dim * context
     weights = _bytes_read(pair.spec)
-    for tokens in (1, 16, 64):
+    for tokens in (1, 6, 16, 64):
         yield f"target, {tokens} tokens", _target_ms(pair, context, tokens), weights + kv
     draft_kv = 2 * 2 * m.num_layers * m.num_kv_heads * m.head_dim * context
     yield "draft step", _draft_ms(pair, context), _draft_bytes_read(m) + draft_kv
@@ -150,10 +155,11 @@ def _median_ms(run: Callable[[], object]) -> float:
     for _ in range(_REPEATS):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
-        run()
+        for _ in range(_BURST):
+            run()
         end.record()
         end.synchronize()
-        times.append(start.elapsed_time(end))
+        times.append(start.elapsed_time(end) / _BURST)
     return median(times)
 
 
@@ -167,6 +173,20 @@ def _target_ms(pair: _Pair, context: int, tokens: int) -> float:
     place = _place(pair, context, tokens)
     embeds = torch.randn(tokens, pair.spec.text.hidden_size, dtype=torch.bfloat16, device=_DEVICE)
     return _median_ms(lambda: pair.target.forward(embeds, place, torch.arange(tokens)))
+
+
+def _print_profile(pair: _Pair, context: int, tokens: int) -> None:
+    """Device time of one captured target step, by kernel."""
+    place = _place(pair, context, tokens)
+    embeds = torch.randn(tokens, pair.spec.text.hidden_size, dtype=torch.bfloat16, device=_DEVICE)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(10):
+            pair.target.forward(embeds, place, torch.arange(tokens))
+        torch.cuda.synchronize()
+    table = Table(f"kernels, {tokens} tokens, kv {context}", "us a step", "launches")
+    for event in sorted(profiler.key_averages(), key=lambda e: -e.device_time_total)[:12]:
+        table.add_row(event.key[:70], f"{event.device_time_total / 10:.0f}", f"{event.count / 10:.0f}")
+    Console(width=110).print(table)
 
 
 def _draft_ms(pair: _Pair, context: int) -> float:

@@ -58,24 +58,33 @@ class PageTable:
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
         self._pages: list[int] = []
+        self._fixed: Tensor | None = None
 
     def reserve(self, num_rows: int) -> None:
         """Own enough pages for ``num_rows`` rows."""
         wanted = -(-num_rows // self._pool.page_size)
         if wanted > len(self._pages):
             self._pages += self._pool.take(wanted - len(self._pages))
+            self._fixed = None
 
     def truncate(self, num_rows: int) -> None:
         """Give back the pages past ``num_rows`` rows."""
         kept = -(-num_rows // self._pool.page_size)
         self._pool.give_back(self._pages[kept:])
         del self._pages[kept:]
+        self._fixed = None
 
     def pages(self, num_rows: int) -> Tensor:
-        """int32 [1, P]: the pages that hold the first ``num_rows`` rows, then page 0 up to the pool's ``table_len``."""
-        held = self._pages[: -(-num_rows // self._pool.page_size)]
-        padding = [0] * ((self._pool.table_len or 0) - len(held))
-        return torch.tensor([held + padding], dtype=torch.int32)
+        """int32 [1, P]: the pages that hold the first ``num_rows`` rows.
+
+        With the pool's ``table_len``: all pages held, then page 0 up to it.
+        """
+        if self._pool.table_len is None:
+            return torch.tensor([self._pages[: -(-num_rows // self._pool.page_size)]], dtype=torch.int32)
+        if self._fixed is None:
+            padding = [0] * (self._pool.table_len - len(self._pages))
+            self._fixed = torch.tensor([self._pages + padding], dtype=torch.int32)
+        return self._fixed
 
     def slots(self, rows: Tensor) -> Tensor:
         """int64: the cache slots of ``rows`` (int64)."""

@@ -104,7 +104,7 @@ class Proposer:
         logits, features = state.logits[None], state.features[None]
         num_drafted = 0
         for depth, step in enumerate(tree.steps_on(device)):
-            best = self.runner.target_ids(logits.topk(step.width, dim=-1).indices)
+            best = self.runner.target_ids(_best(logits, step.width))
             tokens.append(best[step.parents, step.ranks])
             if step.mask is None:
                 break
@@ -120,3 +120,8 @@ class Proposer:
             fed = features[step.parents[step.inner]]
             logits, features = self.runner.forward(embeds, fed, place, torch.arange(num_inner))
         return torch.cat(tokens)
+
+
+def _best(logits: Tensor, width: int) -> Tensor:
+    """int64 [n, width]: the best draft ids of each row; one of them is cheaper found by argmax."""
+    return logits.argmax(dim=-1, keepdim=True) if width == 1 else logits.topk(width, dim=-1).indices

@@ -42,10 +42,9 @@ class DraftStep:
     width: int
 
     def to(self, device: torch.device) -> DraftStep:
-        """The same with its tensors on ``device``."""
+        """The same with its indices on ``device``; the mask is a graph's input and stays."""
         parents, ranks, inner = (t.to(device) for t in (self.parents, self.ranks, self.inner))
-        mask = None if self.mask is None else self.mask.to(device)
-        return replace(self, parents=parents, ranks=ranks, inner=inner, mask=mask)
+        return replace(self, parents=parents, ranks=ranks, inner=inner)
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ class Tree:
         return {}
 
     def steps_on(self, device: torch.device) -> tuple[DraftStep, ...]:
-        """How the draft fills the tree, a step per level, with the tensors on ``device``."""
+        """How the draft fills the tree, a step per level, with the indices on ``device``."""
         if device not in self._steps_by_device:
             self._steps_by_device[device] = tuple(step.to(device) for step in self._steps)
         return self._steps_by_device[device]
