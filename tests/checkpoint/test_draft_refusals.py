@@ -233,7 +233,7 @@ def test_a_pickle_that_runs_code_is_refused_unrun(tmp_path: Path, monkeypatch: p
     assert not (tmp_path / "exploded").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut short", pickle.dumps([1, 2])])
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut short", pickle.dumps([1, 2], protocol=2)])
 def test_a_broken_pickle_is_refused(content: bytes, tmp_path: Path) -> None:
     write_safeailab_draft(tmp_path / "draft")
     (tmp_path / "draft" / "pytorch_model.bin").write_bytes(content)

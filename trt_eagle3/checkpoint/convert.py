@@ -18,7 +18,7 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.tensor_file import Content, array_content, read_integers, ref_content, write_tensors
 from trt_eagle3.errors import UserError
 
-__all__ = ["DESTINATIONS", "convert_draft"]
+__all__ = ["DESTINATIONS", "Layout", "convert_draft"]
 
 Layout = Literal["specforge", "speculators", "modelopt", "tensorrt-llm"]
 _PLACES = ("producer", "path", "tensors", "sources", "warnings")  # a copy differs in these
@@ -60,6 +60,8 @@ def convert_draft(manifest: DraftManifest, destination: Path, to: Layout) -> tup
     Raises:
         UserError: a field that the layout cannot express (the message names it), or the folder is taken.
     """
+    if to not in DESTINATIONS:
+        raise UserError(f"layout {to!r}: expected one of {', '.join(DESTINATIONS)}")
     layout = DESTINATIONS[to]
     _refuse_inexpressible(manifest, layout, to)
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
