@@ -42,7 +42,8 @@ def resolve_geometry(facts: Facts, section: str = "") -> None:
     if sliding:
         raise facts.error(f"layer_types: expected full_attention, got {sliding[0]!r}: not supported")
     longest = _config(facts, section, "max_position_embeddings")
-    facts.put("max_position_embeddings", longest or 0, "config", "max_position_embeddings")
+    said = "max_position_embeddings"
+    facts.put(said, longest or 0, "config" if longest else "default", said if longest else f"{said} is absent")
 
 
 def _config(facts: Facts, section: str, key: str, kind: Kind = "whole") -> Any:

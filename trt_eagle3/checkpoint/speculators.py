@@ -11,9 +11,13 @@ from trt_eagle3.checkpoint.rope_schedule import RopeConfig
 __all__ = ["SPECULATORS"]
 
 
+_ARCHITECTURES = ("Eagle3DraftModel", "Eagle3Speculator")
+
+
 def _evidence(files: DraftFiles) -> str:
-    model_type = files.find("speculators_model_type", "text")
-    return "speculators_model_type eagle3" if model_type == "eagle3" else ""
+    if files.find("speculators_model_type", "text") == "eagle3":
+        return "speculators_model_type eagle3"
+    return f"architecture {files.architecture}" if files.architecture in _ARCHITECTURES else ""
 
 
 def _read_rope(config: RopeConfig, _: Facts) -> RopeReading:
