@@ -72,8 +72,14 @@ TreeAttentionParams tree_params(const te3_tree_attention_args& a, Check* check) 
   p.tail = static_cast<int32_t>(tail);
   p.pages_per_row = static_cast<int32_t>(pages);
   p.page_size = a.page_size;
+  p.page_shift = -1;
+  for (int shift = 0; shift < 31; ++shift) {
+    if (1 << shift == a.page_size) p.page_shift = shift;
+  }
   p.num_heads = static_cast<int32_t>(a.q.shape[1] / dim);
   p.num_kv_heads = static_cast<int32_t>(heads_kv);
+  const int64_t group = p.num_heads / p.num_kv_heads;
+  p.group_inverse = group > 1 ? static_cast<uint32_t>(((int64_t{1} << 32) + group - 1) / group) : 0;
   p.head_dim = static_cast<int32_t>(dim);
   p.scale = a.scale;
   p.dtype = dtype_of(a.q);

@@ -38,8 +38,10 @@ struct TreeAttentionParams {
   int32_t tail;                   // M
   int32_t pages_per_row;          // P
   int32_t page_size;
+  int32_t page_shift;             // log2 of page_size, or -1 when it is no power of two
   int32_t num_heads;
   int32_t num_kv_heads;
+  uint32_t group_inverse;         // ceil(2^32 / (Hq / Hkv)), 0 when the ratio is 1: row / ratio as a product
   int32_t head_dim;
   float scale;
   DType dtype;
@@ -47,6 +49,7 @@ struct TreeAttentionParams {
   AttentionPath path;
   CombineKind combine;
   int32_t num_splits;             // 0: chosen from the shapes
+  int32_t written;                // set by the launcher: the new tokens are in the cache already
 };
 
 struct QKNormMRopeParams {
@@ -102,7 +105,7 @@ struct KVMoveParams {
   int32_t page_size;
 };
 
-// Bytes of workspace that tree_attention wants. It must be zero-cost to reuse: nothing is kept between launches.
+// Bytes of workspace that tree_attention wants. Nothing in it outlives a launch.
 cudaError_t tree_attention_workspace(const TreeAttentionParams& params, size_t* bytes);
 cudaError_t tree_attention(const TreeAttentionParams& params, void* workspace, size_t workspace_bytes, cudaStream_t stream);
 cudaError_t qk_norm_mrope(const QKNormMRopeParams& params, cudaStream_t stream);

@@ -14,16 +14,22 @@ cudaError_t run_tree_head_dim<256>(const TreeAttentionParams& p, const TreeReque
 
 namespace {
 
+// Not supported: another head_dim, or a mask too large for shared memory.
+cudaError_t run_fast(const TreeAttentionParams& p, const TreeRequest& request) {
+  switch (p.head_dim) {
+    case 64: return run_tree_head_dim<64>(p, request);
+    case 96: return run_tree_head_dim<96>(p, request);
+    case 128: return run_tree_head_dim<128>(p, request);
+    case 256: return run_tree_head_dim<256>(p, request);
+    default: return cudaErrorNotSupported;
+  }
+}
+
 cudaError_t dispatch(const TreeAttentionParams& p, const TreeRequest& request) {
   if (p.batch == 0 || p.num_new == 0) return cudaSuccess;
   if (p.path != AttentionPath::kSimple && p.dtype != DType::kFloat32) {
-    switch (p.head_dim) {
-      case 64: return run_tree_head_dim<64>(p, request);
-      case 96: return run_tree_head_dim<96>(p, request);
-      case 128: return run_tree_head_dim<128>(p, request);
-      case 256: return run_tree_head_dim<256>(p, request);
-      default: break;
-    }
+    const cudaError_t error = run_fast(p, request);
+    if (error != cudaErrorNotSupported || p.path != AttentionPath::kAuto) return error;
   }
   if (p.path == AttentionPath::kMma || p.path == AttentionPath::kWgmma) return cudaErrorNotSupported;
   if (request.bytes != nullptr) return cudaSuccess;

@@ -3,34 +3,40 @@
 
 #include <algorithm>
 
-#include "tree_combine.cuh"
+#include "tree_attention.cuh"
 
 namespace trt_eagle3 {
 
-// Configurations per head_dim. Small: up to 16 rows, warps share the slots. Wide: 64 rows by mma.sync, on any chip.
-// Hopper64 / Hopper128: 64 / 128 rows by wgmma. Small and Wide fit the 99 KiB of SM89.
+// Configurations per head_dim. Small: up to 16 rows, a warp per tile. Wide: 64 rows by mma.sync. With two stages both fit
+// the 99 KiB of SM89. Hopper64, Hopper128: 64 and 128 rows by wgmma. HopperSmall, Hopper64 leave room for two blocks on a
+// multiprocessor, so that clusters find a place.
 template <typename T, int kD>
 struct TreeTiles {
-  using Small = TreeTile<T, kD, 1, 4, 64, 3, Math::kMma>;
-  using Wide = TreeTile<T, kD, 4, 1, 64, 3, Math::kMma>;
+  using Small = TreeTile<T, kD, 1, 4, 16, kD == 64 ? 4 : kD == 96 ? 3 : 2, Math::kMma>;
+  using Wide = TreeTile<T, kD, 4, 1, 64, 2, Math::kMma>;
+  using HopperSmall = TreeTile<T, kD, 1, 4, 16, kD == 64 ? 6 : kD == 96 ? 4 : 3, Math::kMma>;
   using Hopper64 = TreeTile<T, kD, 4, 1, 64, 3, Math::kWgmma>;
   using Hopper128 = TreeTile<T, kD, 8, 1, 128, 2, Math::kWgmma>;
 };
 template <typename T>
 struct TreeTiles<T, 256> {
-  using Small = TreeTile<T, 256, 1, 2, 32, 3, Math::kMma>;
-  using Wide = TreeTile<T, 256, 4, 1, 32, 3, Math::kMma>;
+  using Small = TreeTile<T, 256, 1, 2, 16, 2, Math::kMma>;
+  using Wide = TreeTile<T, 256, 4, 1, 32, 2, Math::kMma>;
+  using HopperSmall = TreeTile<T, 256, 1, 2, 16, 3, Math::kMma>;
   using Hopper64 = TreeTile<T, 256, 4, 1, 64, 2, Math::kWgmma>;
   using Hopper128 = TreeTile<T, 256, 8, 1, 64, 2, Math::kWgmma>;
 };
 
 struct Chip {
-  int major = 0, sms = 0;
+  int major = 0, sms = 0, shared_bytes = 0;
 
   static cudaError_t current(Chip* chip) {
     int device = 0;
     cudaError_t error = cudaGetDevice(&device);
     if (error == cudaSuccess) error = cudaDeviceGetAttribute(&chip->major, cudaDevAttrComputeCapabilityMajor, device);
+    if (error == cudaSuccess) {
+      error = cudaDeviceGetAttribute(&chip->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    }
     if (error == cudaSuccess) error = cudaDeviceGetAttribute(&chip->sms, cudaDevAttrMultiProcessorCount, device);
     return error;
   }
@@ -46,13 +52,21 @@ inline bool has_wgmma(const Chip& chip) {
 }
 
 template <typename Tile, bool kCluster>
-cudaError_t allow_shared_memory() {
-  return cudaFuncSetAttribute(tree_attention_kernel<Tile, kCluster>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              Tile::SharedBytes);
+cudaError_t allow_shared_memory(int bytes) {
+  return cudaFuncSetAttribute(tree_attention_kernel<Tile, kCluster>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+}
+
+// A block's shared memory: the configuration's, and the packed mask of the tokens that its rows can touch.
+template <typename Tile>
+int shared_bytes(const TreeAttentionParams& p) {
+  if (p.mask == MaskKind::kCausal) return Tile::SharedBytes;
+  const int group = p.num_heads / p.num_kv_heads;
+  const int64_t tokens = std::min(p.num_new, (Tile::Rows + group - 2) / group + 1);
+  return static_cast<int>(std::min<int64_t>(INT32_MAX, Tile::SharedBytes + tokens * ceil_div(p.tail, 32) * 4));
 }
 
 template <typename Tile>
-cudaLaunchConfig_t cluster_config(dim3 grid, cudaStream_t stream, cudaLaunchAttribute* attribute) {
+cudaLaunchConfig_t cluster_config(dim3 grid, int bytes, cudaStream_t stream, cudaLaunchAttribute* attribute) {
   attribute->id = cudaLaunchAttributeClusterDimension;
   attribute->val.clusterDim.x = grid.x;
   attribute->val.clusterDim.y = 1;
@@ -60,32 +74,36 @@ cudaLaunchConfig_t cluster_config(dim3 grid, cudaStream_t stream, cudaLaunchAttr
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
   config.blockDim = dim3(Tile::Threads);
-  config.dynamicSmemBytes = Tile::SharedBytes;
+  config.dynamicSmemBytes = bytes;
   config.stream = stream;
   config.attrs = attribute;
   config.numAttrs = 1;
   return config;
 }
 
-// The largest cluster that this chip runs this configuration in; 0 before Hopper.
+// How many clusters of each size this chip runs at once in this configuration; none before Hopper.
 template <typename Tile>
-int largest_cluster(const Chip& chip) {
-  if (chip.major < 9) return 0;
-  static const int size = [] {
+struct ClusterRoom {
+  int clusters[kMaxSplits + 1] = {};
+
+  static const ClusterRoom& get() {
+    static const ClusterRoom room;
+    return room;
+  }
+
+ private:
+  ClusterRoom() {
     const auto kernel = tree_attention_kernel<Tile, true>;
-    if (allow_shared_memory<Tile, true>() != cudaSuccess) return 0;
-    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) != cudaSuccess) return 0;
-    for (int blocks = 16; blocks > 1; blocks /= 2) {
+    if (allow_shared_memory<Tile, true>(Tile::SharedBytes) != cudaSuccess) return;
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) != cudaSuccess) return;
+    for (int size = 2; size <= kMaxSplits; ++size) {
       cudaLaunchAttribute attribute;
-      const cudaLaunchConfig_t config = cluster_config<Tile>(dim3(blocks), nullptr, &attribute);
-      int clusters = 0;
-      if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) == cudaSuccess && clusters > 0) return blocks;
+      const cudaLaunchConfig_t config = cluster_config<Tile>(dim3(size), Tile::SharedBytes, nullptr, &attribute);
+      if (cudaOccupancyMaxActiveClusters(&clusters[size], kernel, &config) != cudaSuccess) clusters[size] = 0;
       cudaGetLastError();
     }
-    return 0;
-  }();
-  return size;
-}
+  }
+};
 
 struct TreePlan {
   int row_tiles, splits;
@@ -93,27 +111,49 @@ struct TreePlan {
   size_t workspace_bytes;
 };
 
-// As many splits as keep every multiprocessor busy, a power of two, at most one per tile of slots.
+// As many splits as keep every multiprocessor busy in one wave: as one cluster per tile of rows if enough clusters fit
+// the chip at once, else through the workspace.
 template <typename Tile>
 TreePlan plan_tree(const TreeAttentionParams& p, const Chip& chip) {
   TreePlan plan;
-  const int group = p.num_heads / p.num_kv_heads;
-  plan.row_tiles = ceil_div(p.num_new * group, Tile::Rows);
-  const int pairs = p.batch * p.num_kv_heads;
-  const int largest = p.combine == CombineKind::kWorkspace ? 0 : largest_cluster<Tile>(chip);
-  constexpr int kBlocksPerSm = Tile::SharedBytes * 2 <= 226 * 1024 ? 2 : 1;
+  plan.row_tiles = ceil_div(p.num_new * (p.num_heads / p.num_kv_heads), Tile::Rows);
   const int64_t slots = static_cast<int64_t>(p.pages_per_row) * p.page_size;
-  const int64_t tiles = (slots + Tile::Tokens - 1) / Tile::Tokens;
-  const int limit = static_cast<int>(std::min<int64_t>(tiles, largest > 0 ? largest : 16));
-  const int wanted = p.num_splits > 0 ? p.num_splits : chip.sms * kBlocksPerSm / std::max(1, pairs * plan.row_tiles);
-  plan.splits = 1;
-  while (plan.splits * 2 <= std::min(wanted, limit)) plan.splits *= 2;
-  plan.cluster = plan.splits > 1 && largest > 0;
-  plan.workspace_bytes = 0;
-  if (plan.splits > 1 && !plan.cluster) {
-    plan.workspace_bytes = sizeof(float) * kWorkspacePart<Tile> * pairs * plan.row_tiles * plan.splits;
+  const int64_t tiles = std::max<int64_t>(1, (slots + Tile::Tokens - 1) / Tile::Tokens / Tile::Groups);
+  const int64_t units = std::max<int64_t>(1, static_cast<int64_t>(p.batch) * p.num_kv_heads * plan.row_tiles);
+  const int blocks_per_sm = shared_bytes<Tile>(p) * 2 <= 226 * 1024 && Tile::Rows <= 64 ? 2 : 1;
+  const int64_t wanted = p.num_splits > 0 ? p.num_splits : chip.sms * blocks_per_sm / units;
+  plan.splits = static_cast<int>(std::max<int64_t>(1, std::min<int64_t>({wanted, tiles, kMaxSplits})));
+  plan.cluster = false;
+  // Few rows: a cluster saves a launch. Many: the workspace, read by every multiprocessor, is faster.
+  const bool few = Tile::Rows <= 16 || p.combine == CombineKind::kCluster;
+  if (plan.splits > 1 && chip.major >= 9 && p.combine != CombineKind::kWorkspace && few) {
+    const ClusterRoom<Tile>& room = ClusterRoom<Tile>::get();
+    const int fewest = p.num_splits > 0 ? plan.splits : std::max(2, plan.splits * 3 / 4);
+    const bool force = p.combine == CombineKind::kCluster;
+    for (int size = plan.splits; size >= fewest && !plan.cluster; --size) {
+      if (room.clusters[size] < units && !(force && room.clusters[size] > 0)) continue;
+      plan.cluster = true;
+      plan.splits = size;
+    }
   }
+  plan.workspace_bytes = 0;
+  if (plan.splits > 1 && !plan.cluster) plan.workspace_bytes = sizeof(float) * kWorkspacePart<Tile> * units * plan.splits;
   return plan;
+}
+
+// grid (N): writes the new tokens to the cache, for launches whose blocks then read everything from there.
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads) tree_write_kernel(const TreeAttentionParams p, int row_packs) {
+  const int sequence = blockIdx.x / p.num_new;
+  const int token = blockIdx.x - sequence * p.num_new;
+  const int place = p.past_lengths[sequence] + p.tail - p.num_new + token;
+  if (token >= p.query_lengths[sequence] || place >= p.pages_per_row * p.page_size) return;
+  const int64_t target = static_cast<int64_t>(locate(p, sequence, place)) * row_packs;
+  const int64_t source = static_cast<int64_t>(blockIdx.x) * row_packs;
+  for (int i = threadIdx.x; i < row_packs; i += kThreads) {
+    static_cast<uint4*>(p.k_cache)[target + i] = static_cast<const uint4*>(p.k)[source + i];
+    static_cast<uint4*>(p.v_cache)[target + i] = static_cast<const uint4*>(p.v)[source + i];
+  }
 }
 
 // With `bytes`, says how much workspace a launch wants; without, launches.
@@ -124,8 +164,13 @@ struct TreeRequest {
   cudaStream_t stream;
 };
 
+// From this many new tokens on, a launch of its own writes them first, and tiles of new tokens load like the rest.
+constexpr int kWriteFirst = 256;
+
 template <typename Tile>
-cudaError_t run_tree(const TreeAttentionParams& p, const Chip& chip, const TreeRequest& request) {
+cudaError_t run_tree(TreeAttentionParams p, const Chip& chip, const TreeRequest& request) {
+  const int bytes = shared_bytes<Tile>(p);
+  if (bytes > chip.shared_bytes) return cudaErrorNotSupported;
   const TreePlan plan = plan_tree<Tile>(p, chip);
   if (request.bytes != nullptr) {
     *request.bytes = plan.workspace_bytes;
@@ -133,18 +178,31 @@ cudaError_t run_tree(const TreeAttentionParams& p, const Chip& chip, const TreeR
   }
   if (plan.workspace_bytes > request.workspace_bytes) return cudaErrorInvalidValue;
   const dim3 grid(plan.splits, p.batch * p.num_kv_heads, plan.row_tiles);
+  if (p.num_new >= kWriteFirst) {
+    tree_write_kernel<128><<<p.batch * p.num_new, 128, 0, request.stream>>>(p, p.num_kv_heads * p.head_dim / 8);
+    if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+    p.written = 1;
+  }
   if (plan.cluster) {
     cudaLaunchAttribute attribute;
-    const cudaLaunchConfig_t config = cluster_config<Tile>(grid, request.stream, &attribute);
+    if (const cudaError_t error = allow_shared_memory<Tile, true>(bytes); error != cudaSuccess) return error;
+    const cudaLaunchConfig_t config = cluster_config<Tile>(grid, bytes, request.stream, &attribute);
     return cudaLaunchKernelEx(&config, tree_attention_kernel<Tile, true>, p, static_cast<float*>(nullptr));
   }
-  if (const cudaError_t error = allow_shared_memory<Tile, false>(); error != cudaSuccess) return error;
+  if (const cudaError_t error = allow_shared_memory<Tile, false>(bytes); error != cudaSuccess) return error;
   float* workspace = static_cast<float*>(request.workspace);
-  tree_attention_kernel<Tile, false><<<grid, Tile::Threads, Tile::SharedBytes, request.stream>>>(p, workspace);
+  tree_attention_kernel<Tile, false><<<grid, Tile::Threads, bytes, request.stream>>>(p, workspace);
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess || plan.splits == 1) return error;
-  const dim3 combine_grid(ceil_div(Tile::Rows * Tile::D / 4, 256), grid.y, grid.z);
-  tree_combine_kernel<Tile><<<combine_grid, 256, 0, request.stream>>>(p, workspace, plan.splits);
-  return cudaGetLastError();
+  cudaLaunchAttribute attribute;
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(ceil_div(Tile::Rows * Tile::D / 4, 256), grid.y, grid.z);
+  config.blockDim = dim3(256);
+  config.stream = request.stream;
+  config.attrs = &attribute;
+  config.numAttrs = chip.major >= 9 ? 1 : 0;
+  return cudaLaunchKernelEx(&config, tree_combine_kernel<Tile>, p, static_cast<const float*>(workspace), plan.splits);
 }
 
 template <typename T, int kD>
@@ -154,13 +212,13 @@ cudaError_t run_tree_sized(const TreeAttentionParams& p, const TreeRequest& requ
   if (const cudaError_t error = Chip::current(&chip); error != cudaSuccess) return error;
   const int rows = p.num_new * (p.num_heads / p.num_kv_heads);
   if constexpr (kD % 64 == 0) {
-    const bool wanted = p.path == AttentionPath::kWgmma || (p.path == AttentionPath::kAuto && rows > 16);
-    if (wanted && has_wgmma(chip)) {
+    if (p.path != AttentionPath::kMma && has_wgmma(chip) && (rows > 16 || p.path == AttentionPath::kWgmma)) {
       if (rows <= 64) return run_tree<typename Tiles::Hopper64>(p, chip, request);
       return run_tree<typename Tiles::Hopper128>(p, chip, request);
     }
   }
   if (p.path == AttentionPath::kWgmma) return cudaErrorNotSupported;
+  if (rows <= 16 && chip.major == 9) return run_tree<typename Tiles::HopperSmall>(p, chip, request);
   if (rows <= 16) return run_tree<typename Tiles::Small>(p, chip, request);
   return run_tree<typename Tiles::Wide>(p, chip, request);
 }

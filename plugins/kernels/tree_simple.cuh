@@ -16,7 +16,7 @@ __device__ __forceinline__ int64_t simple_slot(const TreeAttentionParams& p, int
 
 // grid (N)
 template <typename T>
-__global__ void __launch_bounds__(128) tree_write_kernel(const TreeAttentionParams p) {
+__global__ void __launch_bounds__(128) tree_write_simple_kernel(const TreeAttentionParams p) {
   const int sequence = blockIdx.x / p.num_new;
   const int token = blockIdx.x - sequence * p.num_new;
   const int place = p.past_lengths[sequence] + p.tail - p.num_new + token;
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(128) tree_simple_kernel(const TreeAttentionPar
 template <typename T>
 cudaError_t tree_simple(const TreeAttentionParams& p, cudaStream_t stream) {
   const int tokens = p.batch * p.num_new;
-  tree_write_kernel<T><<<tokens, 128, 0, stream>>>(p);
+  tree_write_simple_kernel<T><<<tokens, 128, 0, stream>>>(p);
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
   tree_simple_kernel<T><<<dim3(tokens, p.num_heads), 128, 0, stream>>>(p);
   return cudaGetLastError();

@@ -12,36 +12,47 @@ namespace trt_eagle3 {
 
 enum class Math { kMma, kWgmma };
 
-// One configuration of the kernel: kWarpsM x 16 query rows against kTokens cache slots at a time; kWarpsN warps share
-// the slots of a tile when there are too few rows to occupy them.
-template <typename Element, int kHeadDim, int kWarpsM, int kWarpsN, int kTileTokens, int kTileStages, Math kTileMath>
+// One configuration of the kernel. A block has kGroups groups of kWarps warps; each group takes every kGroups-th tile of
+// kTileTokens cache slots through its own ring of kTileStages stages, for all 16 * kWarps query rows of the block.
+template <typename Element, int kHeadDim, int kWarps, int kGroups, int kTileTokens, int kTileStages, Math kTileMath>
 struct TreeTile {
   using T = Element;
   static constexpr int D = kHeadDim;
-  static constexpr int WarpsM = kWarpsM;
-  static constexpr int WarpsN = kWarpsN;
-  static constexpr int Rows = 16 * kWarpsM;
+  static constexpr int Groups = kGroups;
+  static constexpr int Rows = 16 * kWarps;
   static constexpr int Tokens = kTileTokens;
   static constexpr int Stages = kTileStages;
-  static constexpr int Threads = 32 * kWarpsM * kWarpsN;
-  static constexpr int WarpTokens = Tokens / WarpsN;
+  static constexpr int GroupThreads = 32 * kWarps;
+  static constexpr int Threads = GroupThreads * kGroups;
   static constexpr bool Wgmma = kTileMath == Math::kWgmma;
   static constexpr int Chunks = D / 8;
   static constexpr int KBytes = Tokens * D * 2;
   static constexpr int StageBytes = 2 * KBytes;
   static constexpr int QueryBytes = Rows * D * 2;
-  // mma.sync keeps the queries in registers, so they pass through the last stage before it is first filled.
-  static constexpr int QueryOffset = Wgmma ? Stages * StageBytes : (Stages - 1) * StageBytes;
-  static constexpr int PipelineBytes = Stages * StageBytes + (Wgmma ? QueryBytes : 0);
+  static constexpr int QueryOffset = kGroups * Stages * StageBytes;
+  static constexpr int PipelineBytes = QueryOffset + QueryBytes;
   static constexpr int PartialStride = D + 8;  // floats; the pad keeps the fragments' stores free of conflicts
-  static constexpr int PartialBytes = WarpsN * Rows * PartialStride * 4;
-  static constexpr int LimitsOffset = PartialBytes;  // float2 [WarpsN + 1][Rows], written when the pipeline is done
-  static constexpr int ResultBytes = LimitsOffset + (WarpsN + 1) * Rows * 8;
-  static constexpr int SlotsOffset = PipelineBytes > ResultBytes ? PipelineBytes : ResultBytes;  // int [Stages][Tokens]
-  static constexpr int SharedBytes = SlotsOffset + Stages * Tokens * 4;
-  static_assert(QueryBytes <= StageBytes || Wgmma, "queries must fit the last stage");
-  static_assert(!Wgmma || (WarpsN == 1 && WarpsM % 4 == 0 && D % 64 == 0), "a warpgroup owns 64 whole rows");
+  static constexpr int PartialBytes = kGroups * Rows * PartialStride * 4;
+  static constexpr int LimitsOffset = PartialBytes;  // float2 [Groups + 1][Rows], written when the pipeline is done
+  static constexpr int ResultBytes = LimitsOffset + (kGroups + 1) * Rows * 8;
+  static constexpr int SlotsOffset = PipelineBytes > ResultBytes ? PipelineBytes : ResultBytes;  // int [Groups][Stages][Tokens]
+  static constexpr int MaskOffset = SlotsOffset + kGroups * Stages * Tokens * 4;
+  static constexpr int SharedBytes = MaskOffset;  // and, by its size, the mask
+  static_assert(!Wgmma || (kWarps % 4 == 0 && D % 64 == 0), "a warpgroup owns 64 whole rows");
+  static_assert(Tokens <= GroupThreads, "a thread of the group looks up each slot");
 };
+
+// Waits for the other threads of the group.
+template <typename Tile>
+__device__ __forceinline__ void group_sync(int group) {
+  if constexpr (Tile::GroupThreads == 32) {
+    __syncwarp();
+  } else if constexpr (Tile::Groups == 1) {
+    __syncthreads();
+  } else {
+    asm volatile("bar.sync %0, %1;\n" ::"r"(group + 1), "n"(Tile::GroupThreads) : "memory");
+  }
+}
 
 template <int kD>
 __device__ __forceinline__ uint32_t tile_offset(int row, int chunk, int rows) {
@@ -60,14 +71,11 @@ __device__ __forceinline__ void load_query(uint32_t (&fragment)[4], uint32_t que
   load_matrix4(fragment, queries + tile_offset<Tile::D>(row, step * 2 + (lane >> 4), Tile::Rows));
 }
 
-// scores = queries . keys^T for this warp's 16 rows and WarpTokens slots.
+// Begins scores = queries . keys^T for this warp's 16 rows; finish_qk ends it. wgmma runs in between.
 template <typename Tile>
-__device__ __forceinline__ void multiply_qk(float (&scores)[Tile::WarpTokens / 8][4],
-                                            const uint32_t (&query)[Tile::Wgmma ? 1 : Tile::D / 16][4], uint32_t queries,
-                                            uint32_t keys, int warp, int lane) {
-  using T = typename Tile::T;
-  if constexpr (Tile::Wgmma) {
+__device__ __forceinline__ void start_qk(float (&scores)[Tile::Tokens / 8][4], uint32_t queries, uint32_t keys, int warp) {
 #if TRT_EAGLE3_HAS_WGMMA
+  if constexpr (Tile::Wgmma) {
     wgmma_pin(scores);
     wgmma_fence();
 #pragma unroll
@@ -75,41 +83,54 @@ __device__ __forceinline__ void multiply_qk(float (&scores)[Tile::WarpTokens / 8
       const uint32_t column = (step & 3) * 32;
       const uint32_t a = queries + (step >> 2) * Tile::Rows * 128 + (warp >> 2) * 64 * 128 + column;
       const uint32_t b = keys + (step >> 2) * Tile::Tokens * 128 + column;
-      wgmma_ss<T>(scores, wgmma_descriptor(a, 16), wgmma_descriptor(b, 16), step != 0);
+      wgmma_ss<typename Tile::T>(scores, wgmma_descriptor(a, 16), wgmma_descriptor(b, 16), step != 0);
     }
     wgmma_commit();
+  }
+#endif
+}
+
+template <typename Tile>
+__device__ __forceinline__ void finish_qk(float (&scores)[Tile::Tokens / 8][4],
+                                          const uint32_t (&query)[Tile::Wgmma ? 1 : Tile::D / 16][4], uint32_t keys,
+                                          int lane) {
+  using T = typename Tile::T;
+  if constexpr (Tile::Wgmma) {
+#if TRT_EAGLE3_HAS_WGMMA
     wgmma_wait<0>();
     wgmma_pin(scores);
 #endif
   } else {
-    const int token0 = (warp / Tile::WarpsM) * Tile::WarpTokens;
-#pragma unroll
-    for (int j = 0; j < Tile::WarpTokens / 8; ++j) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) scores[j][e] = 0.0f;
-    }
+    // Few tiles: two sums per tile, over even and odd steps, so that the products do not wait for each other.
+    constexpr int kSums = Tile::Tokens <= 16 ? 2 : 1;
+    float sums[kSums][Tile::Tokens / 8][4] = {};
 #pragma unroll
     for (int step = 0; step < Tile::D / 16; ++step) {
 #pragma unroll
-      for (int pair = 0; pair < Tile::WarpTokens / 16; ++pair) {
-        const int row = token0 + pair * 16 + (lane & 7) + ((lane >> 4) << 3);
+      for (int pair = 0; pair < Tile::Tokens / 16; ++pair) {
+        const int row = pair * 16 + (lane & 7) + ((lane >> 4) << 3);
         uint32_t b[4];
         load_matrix4(b, keys + tile_offset<Tile::D>(row, step * 2 + ((lane >> 3) & 1), Tile::Tokens));
-        mma<T>(scores[2 * pair], query[step], b[0], b[1]);
-        mma<T>(scores[2 * pair + 1], query[step], b[2], b[3]);
+        mma<T>(sums[step % kSums][2 * pair], query[step], b[0], b[1]);
+        mma<T>(sums[step % kSums][2 * pair + 1], query[step], b[2], b[3]);
       }
+    }
+#pragma unroll
+    for (int j = 0; j < Tile::Tokens / 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) scores[j][e] = sums[0][j][e] + (kSums > 1 ? sums[kSums - 1][j][e] : 0.0f);
     }
   }
 }
 
-// out += weights . values; the weights are rounded to T, as every tensor-core attention does.
+// Begins out += weights . values; finish_pv ends it. The weights are rounded to T, as every tensor-core attention does.
 template <typename Tile>
-__device__ __forceinline__ void multiply_pv(float (&out)[Tile::D / 8][4], const float (&weights)[Tile::WarpTokens / 8][4],
-                                            uint32_t values, int warp, int lane) {
+__device__ __forceinline__ void start_pv(float (&out)[Tile::D / 8][4], const float (&weights)[Tile::Tokens / 8][4],
+                                         uint32_t values, int lane) {
   using T = typename Tile::T;
-  uint32_t a[Tile::WarpTokens / 16][4];
+  uint32_t a[Tile::Tokens / 16][4];
 #pragma unroll
-  for (int step = 0; step < Tile::WarpTokens / 16; ++step) {
+  for (int step = 0; step < Tile::Tokens / 16; ++step) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       a[step][2 * half] = pack2<T>(weights[2 * step + half][0], weights[2 * step + half][1]);
@@ -131,23 +152,30 @@ __device__ __forceinline__ void multiply_pv(float (&out)[Tile::D / 8][4], const 
       }
     }
     wgmma_commit();
-    wgmma_wait<0>();
-    wgmma_pin(out);
 #endif
   } else {
-    const int token0 = (warp / Tile::WarpsM) * Tile::WarpTokens;
 #pragma unroll
-    for (int step = 0; step < Tile::WarpTokens / 16; ++step) {
+    for (int step = 0; step < Tile::Tokens / 16; ++step) {
 #pragma unroll
       for (int pair = 0; pair < Tile::D / 16; ++pair) {
         uint32_t b[4];
         load_matrix4_transposed(
-            b, values + tile_offset<Tile::D>(token0 + step * 16 + (lane & 15), pair * 2 + (lane >> 4), Tile::Tokens));
+            b, values + tile_offset<Tile::D>(step * 16 + (lane & 15), pair * 2 + (lane >> 4), Tile::Tokens));
         mma<T>(out[2 * pair], a[step], b[0], b[1]);
         mma<T>(out[2 * pair + 1], a[step], b[2], b[3]);
       }
     }
   }
+}
+
+template <typename Tile>
+__device__ __forceinline__ void finish_pv(float (&out)[Tile::D / 8][4]) {
+#if TRT_EAGLE3_HAS_WGMMA
+  if constexpr (Tile::Wgmma) {
+    wgmma_wait<0>();
+    wgmma_pin(out);
+  }
+#endif
 }
 
 }  // namespace trt_eagle3

@@ -11,7 +11,7 @@ from trt_eagle3.engine import capi
 pytestmark = pytest.mark.gpu
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
-# One rounding of the output to 8, 11 or 24 bits (half a unit, all of it when few values are drawn); float32 also a few roundings inside, and a sine of a rounded angle.
+# One rounding of the output to 8, 11 or 24 bits (few values can all be unlucky); float32 also a few roundings inside.
 TOLERANCE = {torch.bfloat16: 3e-3, torch.float16: 4e-4, torch.float32: 1e-6}
 
 

@@ -1,0 +1,181 @@
+// Where the tokens of TreeAttention are: slots through the page table, rows packed by head, loads, writes and the mask.
+#pragma once
+
+#include "tree_tile.cuh"
+
+namespace trt_eagle3 {
+
+// What a block works on: rows [row0, row0 + Tile::Rows) of one KV head of one sequence. Row r is token r / G, head r % G.
+struct TreeBlock {
+  int sequence, kv_head, group, row0, rows;
+  int past, first_new, kv_end;  // slot of new token 0; one past the last slot that any row sees
+  int queries;                  // tokens that are not padding
+  int cached;                   // slots below this one are in the cache when the kernel starts
+};
+
+__device__ __forceinline__ int token_of(const TreeAttentionParams& p, int row) {
+  return p.group_inverse == 0 ? row : __umulhi(row, p.group_inverse);
+}
+
+template <typename Tile>
+__device__ __forceinline__ TreeBlock tree_block(const TreeAttentionParams& p, int pair, int tile) {
+  TreeBlock b;
+  b.sequence = pair / p.num_kv_heads;
+  b.past = __ldg(p.past_lengths + b.sequence);
+  b.queries = min(__ldg(p.query_lengths + b.sequence), p.num_new);
+  b.kv_head = pair - b.sequence * p.num_kv_heads;
+  b.group = p.num_heads / p.num_kv_heads;
+  b.row0 = tile * Tile::Rows;
+  b.rows = min(Tile::Rows, p.num_new * b.group - b.row0);
+  b.first_new = b.past + p.tail - p.num_new;
+  const int last = p.mask == MaskKind::kCausal ? min(b.queries, token_of(p, b.row0 + b.rows - 1) + 1) : b.queries;
+  b.kv_end = min(b.first_new + last, p.pages_per_row * p.page_size);
+  b.cached = p.written != 0 ? min(b.first_new + b.queries, p.pages_per_row * p.page_size) : b.first_new;
+  return b;
+}
+
+// Cache slot of slot `place` of a sequence. Needs no lengths: a block's first lookups need not wait for those.
+__device__ __forceinline__ int locate(const TreeAttentionParams& p, int sequence, int place) {
+  const int index = p.page_shift >= 0 ? place >> p.page_shift : place / p.page_size;
+  if (index >= p.pages_per_row) return 0;
+  const int page = __ldg(p.page_table + static_cast<int64_t>(sequence) * p.pages_per_row + index);
+  return page * p.page_size + place - index * p.page_size;
+}
+
+// Starts the copies of one tile that lies in the cache; `slots` are those of its rows.
+template <typename Tile>
+__device__ __forceinline__ void load_cached(const TreeAttentionParams& p, const TreeBlock& b, const int* slots,
+                                            uint32_t stage, int thread) {
+  constexpr int kSteps = Tile::Tokens * Tile::Chunks / Tile::GroupThreads;
+  static_assert(kSteps * Tile::GroupThreads == Tile::Tokens * Tile::Chunks);
+  const int row_bytes = p.num_kv_heads * Tile::D * 2;
+  const char* keys = static_cast<const char*>(p.k_cache) + b.kv_head * Tile::D * 2;
+  const char* values = static_cast<const char*>(p.v_cache) + b.kv_head * Tile::D * 2;
+  // All slots before any copy: a copy writes shared memory, so a read of it would wait for the copies before.
+  int sources[kSteps];
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) sources[step] = slots[(step * Tile::GroupThreads + thread) / Tile::Chunks];
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const int row = (step * Tile::GroupThreads + thread) / Tile::Chunks;
+    const int chunk = (step * Tile::GroupThreads + thread) % Tile::Chunks;
+    const int64_t offset = static_cast<int64_t>(sources[step]) * row_bytes + chunk * 16;
+    const uint32_t target = stage + tile_offset<Tile::D>(row, chunk, Tile::Tokens);
+    copy_async16(target, keys + offset, 16);
+    copy_async16(target + Tile::KBytes, values + offset, 16);
+  }
+}
+
+// Starts the copies of any tile: old tokens from the cache, new ones from the inputs, zeros past the end.
+template <typename Tile>
+__device__ __forceinline__ void load_mixed(const TreeAttentionParams& p, const TreeBlock& b, uint32_t stage, int thread,
+                                           int tile) {
+  const int row_bytes = p.num_kv_heads * Tile::D * 2;
+#pragma unroll 2
+  for (int i = thread; i < Tile::Tokens * Tile::Chunks; i += Tile::GroupThreads) {
+    const int row = i / Tile::Chunks;
+    const int chunk = i % Tile::Chunks;
+    const int place = tile * Tile::Tokens + row;
+    const bool old = place < b.cached;
+    const bool held = place < b.kv_end;
+    const int slot = old ? locate(p, b.sequence, place) : b.sequence * p.num_new + place - b.first_new;
+    const int64_t offset = static_cast<int64_t>(held ? slot : 0) * row_bytes + b.kv_head * Tile::D * 2 + chunk * 16;
+    const uint32_t target = stage + tile_offset<Tile::D>(row, chunk, Tile::Tokens);
+    copy_async16(target, static_cast<const char*>(old ? p.k_cache : p.k) + offset, held ? 16 : 0);
+    copy_async16(target + Tile::KBytes, static_cast<const char*>(old ? p.v_cache : p.v) + offset, held ? 16 : 0);
+  }
+}
+
+// Writes the new tokens whose first row is one of this block's; the splits of these rows share them.
+template <typename Tile>
+__device__ __forceinline__ void write_new(const TreeAttentionParams& p, const TreeBlock& b, int split, int num_splits) {
+  const int begin = token_of(p, b.row0 + b.group - 1);
+  const int end = min(min(token_of(p, b.row0 + b.rows + b.group - 1), b.queries), b.kv_end - b.first_new);
+  const int row_bytes = p.num_kv_heads * Tile::D * 2;
+  for (int i = threadIdx.x;; i += Tile::Threads) {
+    const int token = begin + split + i / Tile::Chunks * num_splits;
+    if (token >= end) break;
+    const int column = b.kv_head * Tile::D * 2 + i % Tile::Chunks * 16;
+    const int64_t source = (static_cast<int64_t>(b.sequence) * p.num_new + token) * row_bytes + column;
+    const uint4 key = __ldg(reinterpret_cast<const uint4*>(static_cast<const char*>(p.k) + source));
+    const uint4 value = __ldg(reinterpret_cast<const uint4*>(static_cast<const char*>(p.v) + source));
+    const int64_t target = static_cast<int64_t>(locate(p, b.sequence, b.first_new + token)) * row_bytes + column;
+    *reinterpret_cast<uint4*>(static_cast<char*>(p.k_cache) + target) = key;
+    *reinterpret_cast<uint4*>(static_cast<char*>(p.v_cache) + target) = value;
+  }
+}
+
+template <typename Tile>
+__device__ __forceinline__ void load_queries(const TreeAttentionParams& p, const TreeBlock& b, uint32_t queries) {
+  using T = typename Tile::T;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < Tile::Rows * Tile::Chunks; i += Tile::Threads) {
+    const int row = i / Tile::Chunks;
+    const int chunk = i - row * Tile::Chunks;
+    const int token = token_of(p, b.row0 + row);
+    const int head = b.kv_head * b.group + b.row0 + row - token * b.group;
+    const bool inside = row < b.rows;
+    const int64_t place = (static_cast<int64_t>(b.sequence) * p.num_new + token) * p.num_heads + head;
+    copy_async16(queries + tile_offset<Tile::D>(row, chunk, Tile::Rows),
+                 static_cast<const T*>(p.q) + (inside ? place * Tile::D + chunk * 8 : 0), inside ? 16 : 0);
+  }
+}
+
+// The mask of the block's tokens as bits: bit c % 32 of word [token - first][c / 32]. No branches around the loads: every
+// byte of a word is asked for before any is used.
+template <typename Tile>
+__device__ __forceinline__ void pack_mask(const TreeAttentionParams& p, const TreeBlock& b, uint32_t* words) {
+  if (p.mask == MaskKind::kCausal) return;
+  const int first = token_of(p, b.row0);
+  const int count = token_of(p, b.row0 + b.rows - 1) + 1 - first;
+  const int width = ceil_div(p.tail, 32);
+  const uint8_t* mask = p.tree_mask + (static_cast<int64_t>(b.sequence) * p.num_new + first) * p.tail;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < count * width; i += Tile::Threads) {
+    const int token = i / width;
+    const int column0 = (i - token * width) * 32;
+    const uint8_t* row = mask + token * p.tail;
+    uint32_t word = 0;
+#pragma unroll
+    for (int bit = 0; bit < 32; ++bit) {
+      const uint32_t shown = __ldg(row + min(column0 + bit, p.tail - 1)) != 0;
+      word |= shown << bit;
+    }
+    words[i] = column0 + 32 <= p.tail ? word : word & ((1u << (p.tail - column0)) - 1);
+  }
+}
+
+// Bits of 32 columns of a row of packed words, from any column on; 0 outside the row.
+__device__ __forceinline__ uint32_t mask_bits(const uint32_t* row, int width, int column) {
+  const int word = column >> 5;
+  const uint32_t low = row[min(max(word, 0), width - 1)];
+  const uint32_t high = row[min(max(word + 1, 0), width - 1)];
+  return __funnelshift_r(word >= 0 && word < width ? low : 0, word + 1 >= 0 && word + 1 < width ? high : 0, column & 31);
+}
+
+// Sets the scores that row `row` of the block may not see to -inf. `words` is what pack_mask left; `place` is the first
+// slot of the tile, `lane_column` this thread's first column of every 8.
+template <int kTiles>
+__device__ __forceinline__ void hide(const TreeAttentionParams& p, const TreeBlock& b, const uint32_t* words,
+                                     float (&scores)[kTiles][4], int row, int half, int place, int lane_column) {
+  const int token = token_of(p, b.row0 + min(row, b.rows - 1));
+  const bool causal = p.mask == MaskKind::kCausal;
+  const int clear = causal ? b.first_new + token + 1 : b.past;
+  const int width = ceil_div(p.tail, 32);
+  const uint32_t* shown = words + (token - token_of(p, b.row0)) * width;
+#pragma unroll
+  for (int j = 0; j < kTiles; j += 4) {
+    uint32_t bits = causal ? 0 : mask_bits(shown, width, place + j * 8 - b.past);
+    const int cleared = min(max(clear - place - j * 8, 0), 32);  // of these 32 columns
+    const int held = min(max(b.kv_end - place - j * 8, 0), 32);
+    bits |= cleared == 32 ? ~0u : (1u << cleared) - 1;
+    bits &= held == 32 ? ~0u : (1u << held) - 1;
+    bits >>= lane_column;
+#pragma unroll
+    for (int i = 0; i < 8 && j + i / 2 < kTiles; ++i) {
+      if ((bits >> (i / 2 * 8 + i % 2) & 1) == 0) scores[j + i / 2][2 * half + i % 2] = -INFINITY;
+    }
+  }
+}
+
+}  // namespace trt_eagle3

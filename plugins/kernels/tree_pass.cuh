@@ -1,0 +1,191 @@
+// The main loop of TreeAttention: tiles of the cache through a ring of stages, scores, running softmax, weighted values.
+#pragma once
+
+#include "tree_block.cuh"
+
+namespace trt_eagle3 {
+
+// The running softmax of one thread's two rows.
+struct Running {
+  float top[2] = {-INFINITY, -INFINITY};
+  float sum[2] = {0.0f, 0.0f};
+  float shrink[2];
+  bool moved;  // a row of this warp has a new maximum: what was summed so far shrinks
+
+  // Turns scores into weights.
+  template <int kTiles>
+  __device__ __forceinline__ void soften(float (&scores)[kTiles][4], float scale_log2) {
+    bool changed = false;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float best = scores[0][2 * half];
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) best = fmaxf(best, fmaxf(scores[j][2 * half], scores[j][2 * half + 1]));
+      const float new_top = fmaxf(top[half], quad_max(best) * scale_log2);
+      const float base = new_top == -INFINITY ? 0.0f : new_top;
+      changed = changed || new_top != top[half];
+      shrink[half] = fast_exp2(top[half] - base);
+      top[half] = new_top;
+      float added = 0.0f;
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+        for (int e = 2 * half; e < 2 * half + 2; ++e) {
+          scores[j][e] = fast_exp2(fmaf(scores[j][e], scale_log2, -base));
+          added += scores[j][e];
+        }
+      }
+      sum[half] = sum[half] * shrink[half] + added;
+    }
+    moved = __any_sync(0xffffffffu, changed);
+  }
+
+  template <int kColumns>
+  __device__ __forceinline__ void rescale(float (&out)[kColumns][4]) const {
+    if (!moved) return;
+#pragma unroll
+    for (int j = 0; j < kColumns; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) out[j][e] *= shrink[e >> 1];
+    }
+  }
+};
+
+// One group's pass over its tiles: tiles worker, worker + stride, ... of the row, through its ring of stages. The index
+// of a tile counts this group's tiles from 0; it lives in stage index % Stages.
+template <typename Tile>
+struct TreePass {
+  using Scores = float[Tile::Tokens / 8][4];
+  const TreeAttentionParams& p;
+  const TreeBlock& b;
+  uint32_t ring;
+  int* slots;  // [Stages][Tokens] of the tiles to load
+  const uint32_t* mask;
+  uint32_t queries;
+  int group, thread, worker, stride, num_tiles, clear_end;
+  float scale_log2;
+
+  // The slot of this thread's row of a tile: looked up a tile before it is loaded, and given to the others by keep();
+  // they see it after the next arrive().
+  __device__ __forceinline__ int look_up(int tile) const {
+    const int place = tile * Tile::Tokens + thread;
+    return thread < Tile::Tokens && place < b.cached ? locate(p, b.sequence, place) : 0;
+  }
+  __device__ __forceinline__ void keep(int slot, int index) const {
+    if (thread < Tile::Tokens) slots[index % Tile::Stages * Tile::Tokens + thread] = slot;
+  }
+
+  __device__ __forceinline__ void load(int tile, int index) const {
+    if (tile < num_tiles) {
+      const int stage = index % Tile::Stages;
+      if ((tile + 1) * Tile::Tokens <= b.cached) {
+        load_cached<Tile>(p, b, slots + stage * Tile::Tokens, ring + stage * Tile::StageBytes, thread);
+      } else {
+        load_mixed<Tile>(p, b, ring + stage * Tile::StageBytes, thread, tile);
+      }
+    }
+    copy_async_commit();
+  }
+
+  // Waits until the next tile is in its stage and every thread of the group is past the tile before.
+  __device__ __forceinline__ uint32_t arrive(int index) const {
+    copy_async_wait<Tile::Stages - 2>();
+    if constexpr (Tile::Wgmma) asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+    group_sync<Tile>(group);
+    return ring + index % Tile::Stages * Tile::StageBytes;
+  }
+
+  __device__ __forceinline__ void hide_tile(Scores& scores, int tile) const {
+    if ((tile + 1) * Tile::Tokens <= clear_end) return;
+    const int row = thread / 32 * 16 + thread % 32 / 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      hide(p, b, mask, scores, row + 8 * half, half, tile * Tile::Tokens, (thread & 3) * 2);
+    }
+  }
+
+  template <typename Query, typename Out>
+  __device__ __forceinline__ void run(const Query& query, Out& out, Running& softmax) const {
+    const int warp = thread / 32, lane = thread % 32;
+#pragma unroll 1
+    for (int tile = worker, index = 0; tile < num_tiles; tile += stride, ++index) {
+      const uint32_t keys = arrive(index);
+      Scores scores;
+      start_qk<Tile>(scores, queries, keys, warp);
+      load(tile + (Tile::Stages - 1) * stride, index + Tile::Stages - 1);
+      const int slot = look_up(tile + Tile::Stages * stride);
+      finish_qk<Tile>(scores, query, keys, lane);
+      hide_tile(scores, tile);
+      softmax.soften(scores, scale_log2);
+      softmax.rescale(out);
+      start_pv<Tile>(out, scores, keys + Tile::KBytes, lane);
+      finish_pv<Tile>(out);
+      keep(slot, index + Tile::Stages);
+    }
+  }
+};
+
+// Leaves this block's part of the result in shared memory: float out [Groups][Rows][PartialStride] at the start and
+// float2 (max, sum) [Groups][Rows] at LimitsOffset. `first_slots` is what look_up says of the group's first tiles.
+template <typename Tile>
+__device__ __forceinline__ void attend(const TreeAttentionParams& p, const TreeBlock& b, int split, int num_splits,
+                                       const int (&first_slots)[Tile::Stages], char* shared) {
+  const int group = threadIdx.x / Tile::GroupThreads;
+  const int thread = threadIdx.x % Tile::GroupThreads;
+  const int warp = thread / 32, lane = thread % 32;
+  uint32_t* mask = reinterpret_cast<uint32_t*>(shared + Tile::MaskOffset);
+  const TreePass<Tile> pass{
+      p,
+      b,
+      shared_address(shared) + group * Tile::Stages * Tile::StageBytes,
+      reinterpret_cast<int*>(shared + Tile::SlotsOffset) + group * Tile::Stages * Tile::Tokens,
+      mask,
+      shared_address(shared) + Tile::QueryOffset,
+      group,
+      thread,
+      split * Tile::Groups + group,
+      num_splits * Tile::Groups,
+      ceil_div(b.kv_end, Tile::Tokens),
+      p.mask == MaskKind::kCausal ? min(b.kv_end, b.first_new + token_of(p, b.row0) + 1) : b.past,
+      p.scale * 1.44269504088896341f,
+  };
+#pragma unroll
+  for (int stage = 0; stage < Tile::Stages; ++stage) pass.keep(first_slots[stage], stage);
+  load_queries<Tile>(p, b, pass.queries);  // arrive with the first tile
+  group_sync<Tile>(group);
+#pragma unroll 1
+  for (int stage = 0; stage < Tile::Stages - 1; ++stage) pass.load(pass.worker + stage * pass.stride, stage);
+  // What the tail needs, while the first tile is on its way.
+  pack_mask<Tile>(p, b, mask);
+  if (p.written == 0) write_new<Tile>(p, b, split, num_splits);
+  copy_async_wait<Tile::Stages - 2>();
+  __syncthreads();  // the queries and the mask are there
+
+  uint32_t query[Tile::Wgmma ? 1 : Tile::D / 16][4];
+  if constexpr (!Tile::Wgmma) {
+#pragma unroll
+    for (int step = 0; step < Tile::D / 16; ++step) load_query<Tile>(query[step], pass.queries, warp * 16, step, lane);
+  }
+  float out[Tile::D / 8][4] = {};
+  Running softmax;
+  pass.run(query, out, softmax);
+  copy_async_wait<0>();
+  __syncthreads();
+
+  float* partial = reinterpret_cast<float*>(shared);
+  float2* limits = reinterpret_cast<float2*>(shared + Tile::LimitsOffset);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = group * Tile::Rows + warp * 16 + lane / 4 + 8 * half;
+    const float total = quad_sum(softmax.sum[half]);
+    if ((lane & 3) == 0) limits[row] = make_float2(softmax.top[half], total);
+#pragma unroll
+    for (int j = 0; j < Tile::D / 8; ++j) {
+      *reinterpret_cast<float2*>(partial + row * Tile::PartialStride + j * 8 + (lane & 3) * 2) =
+          make_float2(out[j][2 * half], out[j][2 * half + 1]);
+    }
+  }
+  __syncthreads();
+}
+
+}  // namespace trt_eagle3

@@ -1,0 +1,182 @@
+"""What the C library refuses, and what its torch binding refuses before it; no GPU needed.
+
+The library's checks are compiled here without the kernels, which takes seconds where nvcc's headers are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trt_eagle3.engine import capi
+from trt_eagle3.errors import EnvironmentMissingError
+
+PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
+ADDRESS = 1 << 20  # aligned, and never read: every call here fails before it
+INVALID, WRONG_DEVICE = 1, 3
+F32, BF16, I32, BOOL = 0, 2, 3, 4
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
+    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+    if nvcc is None:
+        pytest.skip("no nvcc: the C library cannot be built here")
+    target = tmp_path_factory.mktemp("capi") / "libtrt_eagle3_capi.so"
+    sources = [PLUGINS / "capi" / "capi.cpp", Path(__file__).with_name("capi_stubs.cpp")]
+    subprocess.run(
+        [nvcc, "-shared", "-Xcompiler=-fPIC", "-std=c++17", f"-I{PLUGINS / 'kernels'}", "-o", target, *sources],
+        check=True,
+        timeout=300,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(capi.LIBRARY_VARIABLE, str(target))
+        capi._library.cache_clear()
+        yield capi._library()
+    capi._library.cache_clear()
+
+
+def tensor(dtype: int, *shape: int, data: int | None = ADDRESS) -> Any:
+    return capi._Tensor(data, dtype, len(shape), shape)
+
+
+def tree_args(**changes: Any) -> Any:
+    """A sound launch of 2 sequences, 4 new tokens each, 8 query and 2 KV heads of 64."""
+    fields = {
+        "q": tensor(BF16, 8, 512),
+        "k": tensor(BF16, 8, 128),
+        "v": tensor(BF16, 8, 128),
+        "k_cache": tensor(BF16, 160, 2, 64),
+        "v_cache": tensor(BF16, 160, 2, 64),
+        "past_lengths": tensor(I32, 2),
+        "query_lengths": tensor(I32, 2),
+        "page_table": tensor(I32, 2, 4),
+        "tree_mask": tensor(BOOL, 2, 4, 6),
+        "out": tensor(BF16, 8, 512, data=2 * ADDRESS),
+        "page_size": 16,
+        "scale": 0.125,
+    }
+    return capi._TreeAttentionArgs(**(fields | changes))
+
+
+def status_of(library: ctypes.CDLL, function: Callable[..., int], *args: Any) -> tuple[int, str]:
+    return function(*args), library.te3_last_error().decode()
+
+
+def refusal(library: ctypes.CDLL, **changes: Any) -> str:
+    args = ctypes.byref(tree_args(**changes))
+    status, message = status_of(library, library.te3_tree_attention, args, None, 0, None)
+    assert status == INVALID, message
+    return message
+
+
+def test_sound_arguments_get_as_far_as_the_device_check(library: ctypes.CDLL) -> None:
+    args = ctypes.byref(tree_args())
+    status, message = status_of(library, library.te3_tree_attention, args, None, 0, None)
+    assert status == WRONG_DEVICE
+    assert "device" in message
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"k": tensor(BF16, 8, 64)}, "k: expected [B * S, Hkv * D] = [8, 128], got [8, 64]"),
+        ({"k": tensor(F32, 8, 128)}, "k: expected bfloat16, got float32"),
+        ({"q": tensor(I32, 8, 512)}, "q: expected float32, float16 or bfloat16, got int32"),
+        ({"q": tensor(BF16, 8, 500)}, "q: Hq * D must be a multiple of Hkv * D = 128"),
+        ({"q": tensor(BF16, 8, 512, data=ADDRESS + 2)}, "q: data must be aligned to 16 bytes"),
+        ({"v": tensor(BF16, 8, 128, data=None)}, "v: data is null"),
+        ({"v_cache": tensor(BF16, 144, 2, 64)}, "v_cache: expected [slots, Hkv, D] = [160, 2, 64], got [144, 2, 64]"),
+        ({"tree_mask": tensor(BOOL, 2, 4, 3)}, "tree_mask: M must be at least S"),
+        ({"tree_mask": tensor(BOOL, 2, 4, 6, data=None)}, "tree_mask: data is null"),
+        ({"past_lengths": tensor(I32, 3)}, "past_lengths: expected [B] = [2], got [3]"),
+        ({"page_table": tensor(I32, 8)}, "page_table: expected [B, P] = [2, any], got [8]"),
+        ({"page_size": 0}, "page_size: must be positive and divide"),
+        ({"page_size": 48}, "page_size: must be positive and divide the cache's 160 slots, got 48"),
+        ({"mask": 7}, "mask: unknown kind 7"),
+        ({"path": 9}, "path: unknown 9"),
+        ({"num_splits": -1}, "num_splits: must not be negative"),
+        ({"out": tensor(BF16, 8, 512)}, "out: must not be q's memory"),
+    ],
+)
+def test_tree_attention_names_what_is_wrong(library: ctypes.CDLL, changes: dict[str, Any], said: str) -> None:
+    assert f"tree_attention: {said}" in refusal(library, **changes)
+
+
+def test_causal_attention_needs_no_mask(library: ctypes.CDLL) -> None:
+    args = ctypes.byref(tree_args(mask=1, tree_mask=tensor(BOOL, 2, 4, 4, data=None)))
+    assert library.te3_tree_attention(args, None, 0, None) == WRONG_DEVICE
+
+
+def test_null_arguments_are_refused(library: ctypes.CDLL) -> None:
+    assert library.te3_tree_attention(None, None, 0, None) == INVALID
+    assert library.te3_kv_move(None, None) == INVALID
+
+
+def test_qk_norm_mrope_wants_both_norms_or_neither(library: ctypes.CDLL) -> None:
+    args = capi._QKNormMRopeArgs(
+        qkv=tensor(F32, 6, 12 * 64),
+        position_ids=tensor(I32, 3, 2, 3),
+        inv_freq=tensor(F32, 32),
+        pair_axis=tensor(I32, 32),
+        q_norm=tensor(F32, 64),
+        q=tensor(F32, 6, 512),
+        k=tensor(F32, 6, 128),
+        v=tensor(F32, 6, 128),
+        num_heads=8,
+        num_kv_heads=2,
+        head_dim=64,
+    )
+    status, message = status_of(library, library.te3_qk_norm_mrope, ctypes.byref(args), None)
+    assert (status, "give both or neither" in message) == (INVALID, True)
+    args.k_norm = tensor(F32, 64)
+    assert library.te3_qk_norm_mrope(ctypes.byref(args), None) == WRONG_DEVICE
+    args.position_ids = tensor(I32, 3, 2, 4)
+    assert library.te3_qk_norm_mrope(ctypes.byref(args), None) == INVALID
+
+
+def test_add_rms_norm_wants_a_sum_exactly_with_a_residual(library: ctypes.CDLL) -> None:
+    args = capi._AddRmsNormArgs(x=tensor(F32, 3, 8), weight=tensor(F32, 8), y=tensor(F32, 3, 8))
+    assert library.te3_add_rms_norm(ctypes.byref(args), None) == WRONG_DEVICE
+    args.residual = tensor(F32, 3, 8)
+    status, message = status_of(library, library.te3_add_rms_norm, ctypes.byref(args), None)
+    assert (status, message) == (INVALID, "add_rms_norm: residual and sum: give both or neither")
+
+
+def test_kv_move_refuses_rows_that_are_no_multiple_of_16_bytes(library: ctypes.CDLL) -> None:
+    moves = tensor(I32, 1, 2)
+    args = capi._KVMoveArgs(cache=tensor(BF16, 4, 10, 1, 4), source=moves, destination=moves)
+    status, message = status_of(library, library.te3_kv_move, ctypes.byref(args), None)
+    assert status == INVALID
+    assert "multiple of 16 bytes, got 8" in message
+
+
+def test_binding_refuses_tensors_of_the_cpu(library: ctypes.CDLL) -> None:
+    assert library is not None
+    with pytest.raises(ValueError, match="CUDA device"):
+        capi.silu_mul(torch.zeros(2, 16))
+
+
+def test_binding_refuses_strided_tensors() -> None:
+    with pytest.raises(ValueError, match="gate_up: expected a contiguous tensor"):
+        capi.silu_mul(torch.zeros(16, 2).T, torch.zeros(2, 8))
+
+
+def test_binding_refuses_unknown_dtypes() -> None:
+    with pytest.raises(ValueError, match="x: expected one of"):
+        capi.add_rms_norm(torch.zeros(2, 16, dtype=torch.float64), torch.zeros(16), epsilon=1e-6)
+
+
+def test_a_missing_library_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    capi._library.cache_clear()
+    monkeypatch.setenv(capi.LIBRARY_VARIABLE, str(tmp_path / "none.so"))
+    with pytest.raises(EnvironmentMissingError, match="make plugins"):
+        capi._library()
+    capi._library.cache_clear()
