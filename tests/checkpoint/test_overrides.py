@@ -138,3 +138,17 @@ def test_what_a_config_keeps_for_us_goes_before_conventions_but_after_the_user(t
     assert (manifest.positions, manifest.position_shift) == ("linear", 2)
     assert (manifest.sources["positions"].kind, manifest.sources["position_shift"].kind) == ("config", "override")
     assert json.loads((tmp_path / "config.json").read_text())[EXTENSION]
+
+
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [
+        ({"position": "linear"}, r"config\.json: trt_eagle3\.position: unknown key; nearest known key: positions"),
+        ({"rope": {"base": 1e4}}, r"config\.json: trt_eagle3\.rope: not kept here"),
+        ({"positions": "2d"}, r"config\.json: trt_eagle3\.positions: Input should be"),
+    ],
+)
+def test_what_a_config_keeps_for_us_is_checked(kept: dict[str, Any], message: str, tmp_path: Path) -> None:
+    write_specforge_draft(tmp_path, **{EXTENSION: kept})
+    with pytest.raises(UserError, match=message):
+        read_draft(tmp_path, target_spec())

@@ -59,7 +59,11 @@ class Facts:
         self.sources: dict[str, Source] = {}
         self.warnings: list[str] = []
         own = files.find(EXTENSION, "object") or {}
-        for field, value in check_overrides(own).items():
+        for field, value in check_overrides(own, f"{files.config_file}: {EXTENSION}").items():
+            if field in {"rope", "d2t"}:
+                raise UserError(
+                    f"{files.config_file}: {EXTENSION}.{field}: not kept here. Use draft.overrides.{field}."
+                )
             self._note(field, value, Source("config", f"{EXTENSION}.{field}"))
         for field, value in self.overrides.items():
             self._note(field, value, Source("override", f"draft.overrides.{field}"))
@@ -110,11 +114,13 @@ def _words(field: str) -> str:
     return {"vocab_size": "vocabulary", "draft_vocab_size": "draft vocabulary"}.get(field, field)
 
 
-def check_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
+def check_overrides(overrides: Mapping[str, Any], origin: str = "draft.overrides") -> dict[str, Any]:
     """Overrides with their values in the types of ``DraftManifest``.
 
     ``d2t: absolute`` converts a vocabulary map of target ids; ``rope`` is a mapping of the parts to change.
 
+    Args:
+        origin: what holds them, for errors.
     Raises:
         UserError: an unknown key (the message names the nearest known one), or a value that does not fit.
     """
@@ -123,20 +129,20 @@ def check_overrides(overrides: Mapping[str, Any]) -> dict[str, Any]:
     checked: dict[str, Any] = {}
     for key, value in overrides.items():
         if key in _FIXED:
-            raise UserError(f"draft.overrides.{key}: the tensors decide it; it cannot be overridden. Leave it out.")
+            raise UserError(f"{origin}.{key}: the tensors decide it; it cannot be overridden. Leave it out.")
         if key not in known:
-            raise _unknown(f"draft.overrides.{key}", key, known)
+            raise _unknown(f"{origin}.{key}", key, known)
         if key == "rope":
-            checked[key] = _rope_override(value)
+            checked[key] = _rope_override(value, f"{origin}.rope")
         elif key == "d2t":
             if value not in _D2T:
-                raise UserError(f"draft.overrides.d2t: expected one of {', '.join(_D2T)}, got {value!r}")
+                raise UserError(f"{origin}.d2t: expected one of {', '.join(_D2T)}, got {value!r}")
             checked[key] = value
         else:
-            checked[key] = _fit(f"draft.overrides.{key}", adapters[key], value)
+            checked[key] = _fit(f"{origin}.{key}", adapters[key], value)
     layers = checked.get("aux_layers")
     if layers is not None and list(layers) != sorted({k for k in layers if k >= 0}):
-        raise UserError(f"draft.overrides.aux_layers: expected ascending layer numbers, got {list(layers)}")
+        raise UserError(f"{origin}.aux_layers: expected ascending layer numbers, got {list(layers)}")
     return checked
 
 
@@ -153,15 +159,15 @@ def _unknown(name: str, key: str, known: list[str]) -> UserError:
     return UserError(f"{name}: unknown key; nearest known key: {nearest}")
 
 
-def _rope_override(value: Any) -> dict[str, Any]:
+def _rope_override(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise UserError(f"draft.overrides.rope: expected a mapping of {', '.join(_ROPE_KEYS)}, got {value!r}")
+        raise UserError(f"{name}: expected a mapping of {', '.join(_ROPE_KEYS)}, got {value!r}")
     types: dict[str, Any] = {"layout": _hints()["layout"], "sections": tuple[int, ...], "kind": str, "truncate": bool}
     checked: dict[str, Any] = {}
     for key, part in value.items():
         if key not in _ROPE_KEYS:
-            raise _unknown(f"draft.overrides.rope.{key}", key, list(_ROPE_KEYS))
-        checked[key] = _fit(f"draft.overrides.rope.{key}", TypeAdapter(types.get(key, float)), part)
+            raise _unknown(f"{name}.{key}", key, list(_ROPE_KEYS))
+        checked[key] = _fit(f"{name}.{key}", TypeAdapter(types.get(key, float)), part)
     return checked
 
 
