@@ -29,6 +29,8 @@ _NUMPY_TYPES = {
     torch.int64: np.int64,
     torch.bool: np.bool_,
 }
+_ONE_THREAD_BYTES = 32e6
+"""A graph with fewer weights runs on one thread: waking a second costs more than it gives (tiny pair: 10 %)."""
 
 
 class OnnxRuntimeSession:
@@ -41,15 +43,13 @@ class OnnxRuntimeSession:
     def __init__(self, model: Path, weights_root: Path, taps: Sequence[str] = (), device: str = "cpu") -> None:
         if device != "cpu":
             raise UserError(f"engine.device: the onnxruntime backend runs on the cpu, got {device!r}")
-        options = ort.SessionOptions()
-        options.log_severity_level = 3
-        # A cycle goes through three sessions: threads of one that spin while idle take the cores of the next.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights_root))
-        # Casts of bfloat16 weights are folded once at load; by default tensors above 1 GiB would be cast every step.
-        options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", "0")
         try:
-            self._session = ort.InferenceSession(_tapped(model, taps), options, providers=["CPUExecutionProvider"])
+            proto = _tapped(model, taps)
+            self._session = ort.InferenceSession(
+                proto.SerializeToString(), _options(proto, weights_root), providers=["CPUExecutionProvider"]
+            )
+        except UserError:
+            raise
         except Exception as error:  # onnxruntime's own errors have no base class but Exception
             reason = " ".join(str(error).split())
             raise UserError(f"{model}: ONNX Runtime cannot load it: {reason}. Rebuild the bundle.") from error
@@ -102,18 +102,29 @@ class OnnxRuntimeSession:
         return tensor
 
 
-def _tapped(model: Path, taps: Sequence[str]) -> bytes:
+def _tapped(model: Path, taps: Sequence[str]) -> onnx.ModelProto:
     """The model with the intermediate tensors ``taps`` among its outputs."""
-    if not taps:
-        return model.read_bytes()
     proto = onnx.load(model, load_external_data=False)
     known = {name for node in proto.graph.node for name in node.output}
     for name in taps:
         if name not in known:
             raise UserError(f"{model}: the graph has no tensor {name}")
         proto.graph.output.add(name=name)
-    tapped: bytes = proto.SerializeToString()
-    return tapped
+    return proto
+
+
+def _options(proto: onnx.ModelProto, weights_root: Path) -> ort.SessionOptions:
+    options = ort.SessionOptions()
+    options.log_severity_level = 3
+    # A cycle goes through three sessions: threads of one that spin while idle take the cores of the next.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights_root))
+    # Casts of bfloat16 weights are folded once at load; by default tensors above 1 GiB would be cast every step.
+    options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", "0")
+    lengths = (e.value for i in proto.graph.initializer for e in i.external_data if e.key == "length")
+    if sum(map(int, lengths)) < _ONE_THREAD_BYTES:
+        options.intra_op_num_threads = 1
+    return options
 
 
 def _fits(expected: list[int | str | None], actual: torch.Size) -> bool:

@@ -1,0 +1,73 @@
+"""A draft in every producer's own files runs as written: four chained steps and a tree, against plain PyTorch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tests.checkpoint.drafts import Geometry, target_spec
+from tests.checkpoint.test_draft import KINDS
+from tests.graph.test_draft import CHAIN, PAGE_SIZE, TREE, Rows
+from tests.reference.compare import FLOAT32_TOLERANCE
+from tests.reference.draft import ReferenceDraft
+from trt_eagle3.checkpoint.draft import read_draft
+from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.tensor_index import TensorRef, open_index
+from trt_eagle3.decode.kv_cache import KVCache
+from trt_eagle3.decode.runner import DraftRunner
+from trt_eagle3.engine.embedding import EmbeddingTable
+from trt_eagle3.engine.session import open_session
+from trt_eagle3.graph.draft import draft_graph, fuse_graph
+
+
+def from_root(ref: TensorRef) -> str:
+    """A converted pytorch_model.bin lies elsewhere than its draft: locations start at the file system's root."""
+    return str(ref.file.resolve()).lstrip("/")
+
+
+def open_runner(manifest: DraftManifest, table: TensorRef, backend: str, folder: Path) -> DraftRunner:
+    sessions = []
+    graphs = {
+        "fuse": fuse_graph(manifest, "float32", from_root),
+        "draft": draft_graph(manifest, "float32", PAGE_SIZE, from_root),
+    }
+    for name, model in graphs.items():
+        (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
+        sessions.append(open_session(backend, folder / f"{name}.onnx", Path("/")))
+    cache = KVCache(manifest.num_layers, manifest.num_kv_heads, manifest.head_dim, 8 * PAGE_SIZE, torch.float32)
+    return DraftRunner(*sessions, cache, EmbeddingTable(table, torch.float32), None)
+
+
+def with_target_head(
+    manifest: DraftManifest, weights: Mapping[str, Tensor], folder: Path
+) -> tuple[DraftManifest, dict[str, Tensor]]:
+    """A draft without a head of its own reads the target's."""
+    if manifest.head == "own":
+        return manifest, dict(weights)
+    head = torch.randn(manifest.vocab_size, manifest.hidden_size)
+    folder.mkdir()
+    save_file({"lm_head.weight": head}, folder / "model.safetensors")
+    tensors = {**manifest.tensors, **open_index(folder)}
+    return dataclasses.replace(manifest, tensors=tensors), {**weights, "lm_head.weight": head}
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "torch"])
+@pytest.mark.parametrize("parents", [CHAIN, TREE], ids=["chain", "tree"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_draft_of_every_producer_equals_plain_pytorch(
+    kind: str, parents: Sequence[int], backend: str, tmp_path: Path
+) -> None:
+    write, options, _ = KINDS[kind]
+    weights = write(tmp_path / "draft", **options)
+    geometry = options.get("geometry") or Geometry()
+    manifest = read_draft(tmp_path / "draft", target_spec(geometry), cache=tmp_path / "cache")
+    manifest, weights = with_target_head(manifest, weights, tmp_path / "head")
+    rows = Rows.draw(manifest, parents, seed=2)
+    runner = open_runner(manifest, manifest.tensors["lm_head.weight"], backend, tmp_path)
+    assert rows.error(runner, ReferenceDraft(manifest, weights)) < FLOAT32_TOLERANCE
