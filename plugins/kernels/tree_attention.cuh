@@ -82,16 +82,21 @@ __global__ void __launch_bounds__(Tile::Threads) tree_attention_kernel(const Tre
   const int split = blockIdx.x;
   const int num_splits = gridDim.x;
   const int tile = gridDim.z - 1 - blockIdx.z;  // the longest causal rows first
-  // Asked for before the lengths are known: the two need not wait for each other.
+  TreeBlock b = tree_rows<Tile>(p, blockIdx.y, tile);
+  // Where the first tiles lie, the lengths, the new tokens and the mask: asked for together.
   int first_slots[Tile::Stages];
 #pragma unroll
   for (int stage = 0; stage < Tile::Stages; ++stage) {
     const int worker = split * Tile::Groups + threadIdx.x / Tile::GroupThreads;
     const int row = threadIdx.x % Tile::GroupThreads;
     const int place = (worker + stage * num_splits * Tile::Groups) * Tile::Tokens + row;
-    first_slots[stage] = row < Tile::Tokens ? locate(p, blockIdx.y / p.num_kv_heads, place) : 0;
+    first_slots[stage] = row < Tile::Tokens ? locate(p, b.sequence, place) : 0;
   }
-  const TreeBlock b = tree_block<Tile>(p, blockIdx.y, tile);
+  const int past = __ldg(p.past_lengths + b.sequence), queries = __ldg(p.query_lengths + b.sequence);
+  NewTokens<Tile> tokens;
+  if (p.written == 0) tokens.read(p, b, split, num_splits, threadIdx.x);
+  pack_mask<Tile>(p, b, reinterpret_cast<uint32_t*>(shared + Tile::MaskOffset));
+  set_lengths(p, b, past, queries);
   constexpr int kQuads = Tile::D / 4;
   float* partial = reinterpret_cast<float*>(shared);
   float2* limits = reinterpret_cast<float2*>(shared + Tile::LimitsOffset);
@@ -101,7 +106,7 @@ __global__ void __launch_bounds__(Tile::Threads) tree_attention_kernel(const Tre
     }
     return;
   }
-  attend<Tile>(p, b, split, num_splits, first_slots, shared);
+  attend<Tile>(p, b, split, num_splits, first_slots, tokens, shared);
 
   const auto local_limit = [&](int row) { return [=](int i) { return limits[i * Tile::Rows + row]; }; };
   const auto local_out = [&](int row, int column) {
@@ -168,7 +173,8 @@ __global__ void __launch_bounds__(256) tree_combine_kernel(const TreeAttentionPa
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();
 #endif
-  const TreeBlock b = tree_block<Tile>(p, blockIdx.y, blockIdx.z);
+  TreeBlock b = tree_rows<Tile>(p, blockIdx.y, blockIdx.z);
+  set_lengths(p, b, __ldg(p.past_lengths + b.sequence), __ldg(p.query_lengths + b.sequence));
   if (token_of(p, b.row0) >= b.queries) return;
   const int i = blockIdx.x * 256 + threadIdx.x;
   const int row = i / kQuads, column = i % kQuads * 4;

@@ -17,21 +17,25 @@ __device__ __forceinline__ int token_of(const TreeAttentionParams& p, int row) {
   return p.group_inverse == 0 ? row : __umulhi(row, p.group_inverse);
 }
 
+// Which rows; their lengths come later, so that what does not depend on those is asked for at the same time.
 template <typename Tile>
-__device__ __forceinline__ TreeBlock tree_block(const TreeAttentionParams& p, int pair, int tile) {
-  TreeBlock b;
+__device__ __forceinline__ TreeBlock tree_rows(const TreeAttentionParams& p, int pair, int tile) {
+  TreeBlock b = {};
   b.sequence = pair / p.num_kv_heads;
-  b.past = __ldg(p.past_lengths + b.sequence);
-  b.queries = min(__ldg(p.query_lengths + b.sequence), p.num_new);
   b.kv_head = pair - b.sequence * p.num_kv_heads;
   b.group = p.num_heads / p.num_kv_heads;
   b.row0 = tile * Tile::Rows;
   b.rows = min(Tile::Rows, p.num_new * b.group - b.row0);
+  return b;
+}
+
+__device__ __forceinline__ void set_lengths(const TreeAttentionParams& p, TreeBlock& b, int past, int queries) {
+  b.past = past;
+  b.queries = min(queries, p.num_new);
   b.first_new = b.past + p.tail - p.num_new;
   const int last = p.mask == MaskKind::kCausal ? min(b.queries, token_of(p, b.row0 + b.rows - 1) + 1) : b.queries;
   b.kv_end = min(b.first_new + last, p.pages_per_row * p.page_size);
   b.cached = p.written != 0 ? min(b.first_new + b.queries, p.pages_per_row * p.page_size) : b.first_new;
-  return b;
 }
 
 // Cache slot of slot `place` of a sequence. Needs no lengths: a block's first lookups need not wait for those.
@@ -86,24 +90,42 @@ __device__ __forceinline__ void load_mixed(const TreeAttentionParams& p, const T
   }
 }
 
-// Writes the new tokens whose first row is one of this block's; the splits of these rows share them.
+// Writes the new tokens whose first row is one of this block's; the splits of these rows share them. A thread reads its
+// first 16 bytes early and stores them late, so that nobody waits for either.
 template <typename Tile>
-__device__ __forceinline__ void write_new(const TreeAttentionParams& p, const TreeBlock& b, int split, int num_splits) {
-  const int begin = token_of(p, b.row0 + b.group - 1);
-  const int end = min(min(token_of(p, b.row0 + b.rows + b.group - 1), b.queries), b.kv_end - b.first_new);
-  const int row_bytes = p.num_kv_heads * Tile::D * 2;
-  for (int i = threadIdx.x;; i += Tile::Threads) {
-    const int token = begin + split + i / Tile::Chunks * num_splits;
-    if (token >= end) break;
-    const int column = b.kv_head * Tile::D * 2 + i % Tile::Chunks * 16;
-    const int64_t source = (static_cast<int64_t>(b.sequence) * p.num_new + token) * row_bytes + column;
-    const uint4 key = __ldg(reinterpret_cast<const uint4*>(static_cast<const char*>(p.k) + source));
-    const uint4 value = __ldg(reinterpret_cast<const uint4*>(static_cast<const char*>(p.v) + source));
-    const int64_t target = static_cast<int64_t>(locate(p, b.sequence, b.first_new + token)) * row_bytes + column;
+struct NewTokens {
+  int token, column;
+  uint4 key, value;
+
+  // Element `i` of the split's share: a 16-byte piece of a token.
+  __device__ __forceinline__ void read(const TreeAttentionParams& p, const TreeBlock& b, int split, int num_splits, int i) {
+    token = token_of(p, b.row0 + b.group - 1) + split + i / Tile::Chunks * num_splits;
+    column = b.kv_head * Tile::D * 2 + i % Tile::Chunks * 16;
+    if (token >= min(token_of(p, b.row0 + b.rows + b.group - 1), p.num_new)) token = INT32_MAX;
+    if (token == INT32_MAX) return;
+    const int64_t source =
+        (static_cast<int64_t>(b.sequence) * p.num_new + token) * p.num_kv_heads * Tile::D * 2 + column;
+    key = __ldg(reinterpret_cast<const uint4*>(static_cast<const char*>(p.k) + source));
+    value = __ldg(reinterpret_cast<const uint4*>(static_cast<const char*>(p.v) + source));
+  }
+
+  __device__ __forceinline__ void store(const TreeAttentionParams& p, const TreeBlock& b) const {
+    if (token >= min(b.queries, b.kv_end - b.first_new)) return;
+    const int64_t slot = locate(p, b.sequence, b.first_new + token);
+    const int64_t target = slot * p.num_kv_heads * Tile::D * 2 + column;
     *reinterpret_cast<uint4*>(static_cast<char*>(p.k_cache) + target) = key;
     *reinterpret_cast<uint4*>(static_cast<char*>(p.v_cache) + target) = value;
   }
-}
+
+  // Stores this piece, then the thread's others.
+  __device__ __forceinline__ void write(const TreeAttentionParams& p, const TreeBlock& b, int split, int num_splits) {
+#pragma unroll 1
+    for (int i = threadIdx.x; token != INT32_MAX; read(p, b, split, num_splits, i)) {
+      store(p, b);
+      i += Tile::Threads;
+    }
+  }
+};
 
 template <typename Tile>
 __device__ __forceinline__ void load_queries(const TreeAttentionParams& p, const TreeBlock& b, uint32_t queries) {

@@ -129,7 +129,7 @@ struct TreePass {
 // float2 (max, sum) [Groups][Rows] at LimitsOffset. `first_slots` is what look_up says of the group's first tiles.
 template <typename Tile>
 __device__ __forceinline__ void attend(const TreeAttentionParams& p, const TreeBlock& b, int split, int num_splits,
-                                       const int (&first_slots)[Tile::Stages], char* shared) {
+                                       const int (&first_slots)[Tile::Stages], NewTokens<Tile>& tokens, char* shared) {
   const int group = threadIdx.x / Tile::GroupThreads;
   const int thread = threadIdx.x % Tile::GroupThreads;
   const int warp = thread / 32, lane = thread % 32;
@@ -155,11 +155,9 @@ __device__ __forceinline__ void attend(const TreeAttentionParams& p, const TreeB
   group_sync<Tile>(group);
 #pragma unroll 1
   for (int stage = 0; stage < Tile::Stages - 1; ++stage) pass.load(pass.worker + stage * pass.stride, stage);
-  // What the tail needs, while the first tile is on its way.
-  pack_mask<Tile>(p, b, mask);
-  if (p.written == 0) write_new<Tile>(p, b, split, num_splits);
   copy_async_wait<Tile::Stages - 2>();
   __syncthreads();  // the queries and the mask are there
+  if (p.written == 0) tokens.write(p, b, split, num_splits);
 
   uint32_t query[Tile::Wgmma ? 1 : Tile::D / 16][4];
   if constexpr (!Tile::Wgmma) {
