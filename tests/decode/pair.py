@@ -218,4 +218,4 @@ def _until(generator: Iterator[tuple[int, ...]], num_tokens: int) -> Iterator[tu
         count += len(tokens)
         if count >= num_tokens:
             break
-    generator.close()  # type: ignore[attr-defined]
+    generator.close()

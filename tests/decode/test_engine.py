@@ -114,7 +114,7 @@ def test_answer_that_is_left_early_returns_its_pages(engine: Engine) -> None:
     stream = iter(engine.stream(PROMPT, ignore_eos=True))
     next(stream)
     assert engine._pool.num_free < free
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     assert engine._pool.num_free == free
 
 

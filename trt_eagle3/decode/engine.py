@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -138,7 +138,7 @@ class Engine:
             deepstack = deepstack if levels is None else levels
         return Prompt(inputs.token_ids, inputs.position_ids, inputs.rope_delta, inputs.visual_rows, visual, deepstack)
 
-    def decode(self, prompt: Prompt, *, speculation: bool = True) -> Iterator[tuple[int, ...]]:
+    def decode(self, prompt: Prompt, *, speculation: bool = True) -> Generator[tuple[int, ...]]:
         """Tokens of each target pass (``decode.loop.Loop.run``)."""
         return self._loop.run(prompt, self.drafting if speculation else None)
 
@@ -227,7 +227,7 @@ class Answer:
                 if last:
                     return
         finally:
-            passes.close()  # type: ignore[attr-defined]
+            passes.close()
         yield Chunk((), decoder.flush())
 
     def _keep(self, tokens: tuple[int, ...]) -> tuple[int, ...]:

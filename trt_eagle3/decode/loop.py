@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass
 
 import torch
@@ -54,7 +54,7 @@ class Loop:
         self._max_seq_len = max_seq_len
         self._chunk = prefill_chunk
 
-    def run(self, prompt: Prompt, drafting: Drafting | None = None) -> Iterator[tuple[int, ...]]:
+    def run(self, prompt: Prompt, drafting: Drafting | None = None) -> Generator[tuple[int, ...]]:
         """Yield the tokens of each target pass, without end: the caller stops at EOS or its own limit.
 
         Ends by itself when the sequence has ``max_seq_len`` tokens. Where a tree no longer fits, it decodes plainly.
@@ -65,7 +65,7 @@ class Loop:
         finally:
             pages.truncate(0)
 
-    def _cycles(self, prompt: Prompt, pages: PageTable, drafting: Drafting | None) -> Iterator[tuple[int, ...]]:
+    def _cycles(self, prompt: Prompt, pages: PageTable, drafting: Drafting | None) -> Generator[tuple[int, ...]]:
         length = len(prompt.token_ids)
         token, aux = self._prefill(prompt, pages)
         yield (token,)
