@@ -170,15 +170,14 @@ template <typename Tile>
 __global__ void __launch_bounds__(256) tree_combine_kernel(const TreeAttentionParams p, const float* workspace,
                                                            int num_splits) {
   constexpr int kQuads = Tile::D / 4;
-#if __CUDA_ARCH__ >= 900
-  cudaGridDependencySynchronize();
-#endif
   TreeBlock b = tree_rows<Tile>(p, blockIdx.y, blockIdx.z);
   set_lengths(p, b, __ldg(p.past_lengths + b.sequence), __ldg(p.query_lengths + b.sequence));
-  if (token_of(p, b.row0) >= b.queries) return;
   const int i = blockIdx.x * 256 + threadIdx.x;
   const int row = i / kQuads, column = i % kQuads * 4;
-  if (row >= b.rows) return;
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();  // nothing above was written by the kernel before
+#endif
+  if (row >= b.rows || token_of(p, b.row0) >= b.queries) return;
   const int64_t first = (static_cast<int64_t>(blockIdx.y) * gridDim.z + blockIdx.z) * num_splits;
   const float* parts = workspace + first * kWorkspacePart<Tile>;
   const Merged m = merge<kMaxSplits>(

@@ -65,8 +65,8 @@ struct TreePass {
   int group, thread, worker, stride, num_tiles, clear_end;
   float scale_log2;
 
-  // The slot of this thread's row of a tile: looked up a tile before it is loaded, and given to the others by keep();
-  // they see it after the next arrive().
+  // The slot of this thread's row of a tile: looked up two tiles before it is loaded, since memory is busy and slow to
+  // answer, and given to the others a tile later by keep(); they see it after the next arrive().
   __device__ __forceinline__ int look_up(int tile) const {
     const int place = tile * Tile::Tokens + thread;
     return thread < Tile::Tokens && place < b.cached ? locate(p, b.sequence, place) : 0;
@@ -107,20 +107,21 @@ struct TreePass {
   template <typename Query, typename Out>
   __device__ __forceinline__ void run(const Query& query, Out& out, Running& softmax) const {
     const int warp = thread / 32, lane = thread % 32;
+    int slot = look_up(worker + Tile::Stages * stride);
 #pragma unroll 1
     for (int tile = worker, index = 0; tile < num_tiles; tile += stride, ++index) {
       const uint32_t keys = arrive(index);
       Scores scores;
       start_qk<Tile>(scores, queries, keys, warp);
+      keep(slot, index + Tile::Stages);
+      slot = look_up(tile + (Tile::Stages + 1) * stride);
       load(tile + (Tile::Stages - 1) * stride, index + Tile::Stages - 1);
-      const int slot = look_up(tile + Tile::Stages * stride);
       finish_qk<Tile>(scores, query, keys, lane);
       hide_tile(scores, tile);
       softmax.soften(scores, scale_log2);
       softmax.rescale(out);
       start_pv<Tile>(out, scores, keys + Tile::KBytes, lane);
       finish_pv<Tile>(out);
-      keep(slot, index + Tile::Stages);
     }
   }
 };
