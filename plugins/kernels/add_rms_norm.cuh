@@ -20,6 +20,7 @@ __device__ __forceinline__ float block_sum(float x) {
 // grid (n); kPacks packs of kWidth values per thread cover the row.
 template <typename T, int kWidth, int kPacks>
 __global__ void __launch_bounds__(1024) add_rms_norm_kernel(const AddRmsNormParams p) {
+  wait_for_previous();
   using Values = Pack<T, kWidth>;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * p.hidden;
   Values values[kPacks], weights[kPacks];
@@ -58,6 +59,7 @@ __global__ void __launch_bounds__(1024) add_rms_norm_kernel(const AddRmsNormPara
 // Any H and alignment. The second pass reads what the first wrote or read, from cache.
 template <typename T>
 __global__ void __launch_bounds__(1024) add_rms_norm_plain_kernel(const AddRmsNormParams p) {
+  wait_for_previous();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * p.hidden;
   const T* x = static_cast<const T*>(p.x) + row;
   float squares = 0.0f;
@@ -84,14 +86,10 @@ cudaError_t launch_add_rms_norm(const AddRmsNormParams& p, cudaStream_t stream) 
   const bool packs = p.hidden % kWidth == 0 && aligned(p.x) && aligned(p.y) && aligned(p.weight) &&
                      aligned(p.residual) && aligned(p.sum);
   const int count = p.hidden / kWidth;
-  if (!packs || count > 4096) {
-    add_rms_norm_plain_kernel<T><<<p.num_rows, 1024, 0, stream>>>(p);
-  } else if (count <= 1024) {
-    add_rms_norm_kernel<T, kWidth, 1><<<p.num_rows, ceil_div(count, 32) * 32, 0, stream>>>(p);
-  } else {
-    add_rms_norm_kernel<T, kWidth, 4><<<p.num_rows, 1024, 0, stream>>>(p);
-  }
-  return cudaGetLastError();
+  if (!packs || count > 4096) return launch(add_rms_norm_plain_kernel<T>, dim3(p.num_rows), 1024, 0, 1, stream, p);
+  if (count > 1024) return launch(add_rms_norm_kernel<T, kWidth, 4>, dim3(p.num_rows), 1024, 0, 1, stream, p);
+  const int threads = ceil_div(count, 32) * 32;
+  return launch(add_rms_norm_kernel<T, kWidth, 1>, dim3(p.num_rows), threads, 0, 1, stream, p);
 }
 
 }  // namespace trt_eagle3

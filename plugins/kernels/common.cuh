@@ -114,6 +114,47 @@ __device__ __forceinline__ float quad_sum(float x) {
 
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
+// Every kernel begins with this: it may have been launched before the kernel that it depends on had finished (see
+// launch()). No read before it, and none through the read-only cache after it.
+__device__ __forceinline__ void wait_for_previous() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+  cudaTriggerProgrammaticLaunchCompletion();  // now the next one may come up
+#endif
+}
+
+// Whether kernels may come up while the one before them drains: Hopper and later.
+inline bool overlaps_launches() {
+  static const bool overlaps = [] {
+    int device = 0, major = 0;
+    return cudaGetDevice(&device) == cudaSuccess &&
+           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
+  }();
+  return overlaps;
+}
+
+// Launches a kernel that begins with wait_for_previous(); `cluster` blocks along x form a cluster.
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch(void (*kernel)(Parameters...), dim3 grid, int threads, int shared_bytes, int cluster,
+                   cudaStream_t stream, Arguments&&... arguments) {
+  cudaLaunchAttribute attributes[2];
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = attributes;
+  if (overlaps_launches()) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (cluster > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+  }
+  return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+}
+
 // Calls `f` with a value of the element type.
 template <typename F>
 cudaError_t with_dtype(DType dtype, F f) {

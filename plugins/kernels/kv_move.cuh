@@ -23,6 +23,7 @@ __device__ __forceinline__ int64_t move_slot(const KVMoveParams& p, int b, int r
 
 // grid (strips, planes); dynamic shared memory: int64 source and destination per move, then the strips.
 __global__ void __launch_bounds__(256) kv_move_kernel(const KVMoveParams p, int strip_packs) {
+  wait_for_previous();
   extern __shared__ __align__(16) char shared[];
   const int moves = p.batch * p.num_moves;
   int64_t* source = reinterpret_cast<int64_t*>(shared);
@@ -62,8 +63,7 @@ inline cudaError_t launch_kv_move(const KVMoveParams& p, cudaStream_t stream) {
   const int bytes = moves * (16 + strip_packs * 16);
   const cudaError_t error = cudaFuncSetAttribute(kv_move_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 80 * 1024);
   if (error != cudaSuccess) return error;
-  kv_move_kernel<<<dim3(ceil_div(row_packs, strip_packs), p.planes), 256, bytes, stream>>>(p, strip_packs);
-  return cudaGetLastError();
+  return launch(kv_move_kernel, dim3(ceil_div(row_packs, strip_packs), p.planes), 256, bytes, 1, stream, p, strip_packs);
 }
 
 }  // namespace trt_eagle3

@@ -13,6 +13,7 @@ namespace trt_eagle3 {
 // grid (N, heads / kHeadsPerBlock); kSteps * 64 pairs cover D / 2.
 template <typename T, int kSteps>
 __global__ void __launch_bounds__(128) qk_norm_mrope_kernel(const QKNormMRopeParams p) {
+  wait_for_previous();
   using Pair = Pack<T, 2>;
   const int lane = threadIdx.x % 32;
   const int head = blockIdx.y * 4 + threadIdx.x / 32;  // 0 .. Hq + 2 Hkv
@@ -68,9 +69,9 @@ __global__ void __launch_bounds__(128) qk_norm_mrope_kernel(const QKNormMRopePar
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int i = pair + e;
-      const int position = __ldg(p.position_ids + static_cast<int64_t>(__ldg(p.pair_axis + i)) * p.num_tokens + token);
+      const int position = p.position_ids[static_cast<int64_t>(p.pair_axis[i]) * p.num_tokens + token];
       float sine, cosine;
-      sincosf(static_cast<float>(position) * __ldg(p.inv_freq + i), &sine, &cosine);
+      sincosf(static_cast<float>(position) * p.inv_freq[i], &sine, &cosine);
       float a = to_float(low[s].values[e]) * inverse_rms, b = to_float(high[s].values[e]) * inverse_rms;
       if (weight != nullptr) {
         a *= to_float(weight[i]);
@@ -89,12 +90,9 @@ inline cudaError_t launch_qk_norm_mrope(const QKNormMRopeParams& p, cudaStream_t
   if (p.head_dim > 256 || p.head_dim % 4 != 0) return cudaErrorInvalidValue;
   const dim3 grid(p.num_tokens, ceil_div(p.num_heads + 2 * p.num_kv_heads, 4));
   return with_dtype(p.dtype, [&](auto t) {
-    if (p.head_dim <= 128) {
-      qk_norm_mrope_kernel<decltype(t), 1><<<grid, 128, 0, stream>>>(p);
-    } else {
-      qk_norm_mrope_kernel<decltype(t), 2><<<grid, 128, 0, stream>>>(p);
-    }
-    return cudaGetLastError();
+    const auto kernel =
+        p.head_dim <= 128 ? qk_norm_mrope_kernel<decltype(t), 1> : qk_norm_mrope_kernel<decltype(t), 2>;
+    return launch(kernel, grid, 128, 0, 1, stream, p);
   });
 }
 

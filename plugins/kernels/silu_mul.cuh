@@ -11,6 +11,7 @@ namespace trt_eagle3 {
 // grid (blocks of a row, n)
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(256) silu_mul_kernel(const SiluMulParams p) {
+  wait_for_previous();
   using Values = Pack<T, kWidth>;
   const int column = (blockIdx.x * 256 + threadIdx.x) * kWidth;
   if (column >= p.width) return;
@@ -32,12 +33,8 @@ cudaError_t launch_silu_mul(const SiluMulParams& p, cudaStream_t stream) {
   constexpr int kWidth = 16 / sizeof(T);
   const bool packs = p.width % kWidth == 0 && reinterpret_cast<uintptr_t>(p.gate_up) % 16 == 0 &&
                      reinterpret_cast<uintptr_t>(p.out) % 16 == 0;
-  if (packs) {
-    silu_mul_kernel<T, kWidth><<<dim3(ceil_div(p.width, 256 * kWidth), p.num_rows), 256, 0, stream>>>(p);
-  } else {
-    silu_mul_kernel<T, 1><<<dim3(ceil_div(p.width, 256), p.num_rows), 256, 0, stream>>>(p);
-  }
-  return cudaGetLastError();
+  const dim3 grid(ceil_div(p.width, 256 * (packs ? kWidth : 1)), p.num_rows);
+  return launch(packs ? silu_mul_kernel<T, kWidth> : silu_mul_kernel<T, 1>, grid, 256, 0, 1, stream, p);
 }
 
 }  // namespace trt_eagle3

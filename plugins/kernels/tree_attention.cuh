@@ -76,9 +76,7 @@ __global__ void __launch_bounds__(Tile::Threads) tree_attention_kernel(const Tre
   if constexpr (Tile::Wgmma && !TRT_EAGLE3_HAS_WGMMA) return;  // never launched there
   using T = typename Tile::T;
   extern __shared__ __align__(1024) char shared[];
-#if __CUDA_ARCH__ >= 900
-  cudaTriggerProgrammaticLaunchCompletion();  // the combine kernel may come up; it waits for this grid to finish
-#endif
+  wait_for_previous();
   const int split = blockIdx.x;
   const int num_splits = gridDim.x;
   const int tile = gridDim.z - 1 - blockIdx.z;  // the longest causal rows first
@@ -92,7 +90,7 @@ __global__ void __launch_bounds__(Tile::Threads) tree_attention_kernel(const Tre
     const int place = (worker + stage * num_splits * Tile::Groups) * Tile::Tokens + row;
     first_slots[stage] = row < Tile::Tokens ? locate(p, b.sequence, place) : 0;
   }
-  const int past = __ldg(p.past_lengths + b.sequence), queries = __ldg(p.query_lengths + b.sequence);
+  const int past = p.past_lengths[b.sequence], queries = p.query_lengths[b.sequence];
   NewTokens<Tile> tokens;
   if (p.written == 0) tokens.read(p, b, split, num_splits, threadIdx.x);
   pack_mask<Tile>(p, b, reinterpret_cast<uint32_t*>(shared + Tile::MaskOffset));
@@ -171,12 +169,10 @@ __global__ void __launch_bounds__(256) tree_combine_kernel(const TreeAttentionPa
                                                            int num_splits) {
   constexpr int kQuads = Tile::D / 4;
   TreeBlock b = tree_rows<Tile>(p, blockIdx.y, blockIdx.z);
-  set_lengths(p, b, __ldg(p.past_lengths + b.sequence), __ldg(p.query_lengths + b.sequence));
+  set_lengths(p, b, p.past_lengths[b.sequence], p.query_lengths[b.sequence]);
   const int i = blockIdx.x * 256 + threadIdx.x;
   const int row = i / kQuads, column = i % kQuads * 4;
-#if __CUDA_ARCH__ >= 900
-  cudaGridDependencySynchronize();  // nothing above was written by the kernel before
-#endif
+  wait_for_previous();  // what was read above is older than the kernel before, which has waited for it
   if (row >= b.rows || token_of(p, b.row0) >= b.queries) return;
   const int64_t first = (static_cast<int64_t>(blockIdx.y) * gridDim.z + blockIdx.z) * num_splits;
   const float* parts = workspace + first * kWorkspacePart<Tile>;

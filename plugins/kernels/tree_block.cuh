@@ -42,7 +42,7 @@ __device__ __forceinline__ void set_lengths(const TreeAttentionParams& p, TreeBl
 __device__ __forceinline__ int locate(const TreeAttentionParams& p, int sequence, int place) {
   const int index = p.page_shift >= 0 ? place >> p.page_shift : place / p.page_size;
   if (index >= p.pages_per_row) return 0;
-  const int page = __ldg(p.page_table + static_cast<int64_t>(sequence) * p.pages_per_row + index);
+  const int page = p.page_table[static_cast<int64_t>(sequence) * p.pages_per_row + index];
   return page * p.page_size + place - index * p.page_size;
 }
 
@@ -105,8 +105,8 @@ struct NewTokens {
     if (token == INT32_MAX) return;
     const int64_t source =
         (static_cast<int64_t>(b.sequence) * p.num_new + token) * p.num_kv_heads * Tile::D * 2 + column;
-    key = __ldg(reinterpret_cast<const uint4*>(static_cast<const char*>(p.k) + source));
-    value = __ldg(reinterpret_cast<const uint4*>(static_cast<const char*>(p.v) + source));
+    key = *reinterpret_cast<const uint4*>(static_cast<const char*>(p.k) + source);
+    value = *reinterpret_cast<const uint4*>(static_cast<const char*>(p.v) + source);
   }
 
   __device__ __forceinline__ void store(const TreeAttentionParams& p, const TreeBlock& b) const {
@@ -160,7 +160,7 @@ __device__ __forceinline__ void pack_mask(const TreeAttentionParams& p, const Tr
     uint32_t word = 0;
 #pragma unroll
     for (int bit = 0; bit < 32; ++bit) {
-      const uint32_t shown = __ldg(row + min(column0 + bit, p.tail - 1)) != 0;
+      const uint32_t shown = row[min(column0 + bit, p.tail - 1)] != 0;
       word |= shown << bit;
     }
     words[i] = column0 + 32 <= p.tail ? word : word & ((1u << (p.tail - column0)) - 1);

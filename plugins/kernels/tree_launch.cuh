@@ -65,22 +65,6 @@ int shared_bytes(const TreeAttentionParams& p) {
   return static_cast<int>(std::min<int64_t>(INT32_MAX, Tile::SharedBytes + tokens * ceil_div(p.tail, 32) * 4));
 }
 
-template <typename Tile>
-cudaLaunchConfig_t cluster_config(dim3 grid, int bytes, cudaStream_t stream, cudaLaunchAttribute* attribute) {
-  attribute->id = cudaLaunchAttributeClusterDimension;
-  attribute->val.clusterDim.x = grid.x;
-  attribute->val.clusterDim.y = 1;
-  attribute->val.clusterDim.z = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = dim3(Tile::Threads);
-  config.dynamicSmemBytes = bytes;
-  config.stream = stream;
-  config.attrs = attribute;
-  config.numAttrs = 1;
-  return config;
-}
-
 // How many clusters of each size this chip runs at once in this configuration; none before Hopper.
 template <typename Tile>
 struct ClusterRoom {
@@ -98,7 +82,14 @@ struct ClusterRoom {
     if (cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) != cudaSuccess) return;
     for (int size = 2; size <= kMaxSplits; ++size) {
       cudaLaunchAttribute attribute;
-      const cudaLaunchConfig_t config = cluster_config<Tile>(dim3(size), Tile::SharedBytes, nullptr, &attribute);
+      attribute.id = cudaLaunchAttributeClusterDimension;
+      attribute.val.clusterDim = {static_cast<unsigned>(size), 1, 1};
+      cudaLaunchConfig_t config = {};
+      config.gridDim = dim3(size);
+      config.blockDim = dim3(Tile::Threads);
+      config.dynamicSmemBytes = Tile::SharedBytes;
+      config.attrs = &attribute;
+      config.numAttrs = 1;
       if (cudaOccupancyMaxActiveClusters(&clusters[size], kernel, &config) != cudaSuccess) clusters[size] = 0;
       cudaGetLastError();
     }
@@ -144,6 +135,7 @@ TreePlan plan_tree(const TreeAttentionParams& p, const Chip& chip) {
 // grid (N): writes the new tokens to the cache, for launches whose blocks then read everything from there.
 template <int kThreads>
 __global__ void __launch_bounds__(kThreads) tree_write_kernel(const TreeAttentionParams p, int row_packs) {
+  wait_for_previous();
   const int sequence = blockIdx.x / p.num_new;
   const int token = blockIdx.x - sequence * p.num_new;
   const int place = p.past_lengths[sequence] + p.tail - p.num_new + token;
@@ -179,30 +171,20 @@ cudaError_t run_tree(TreeAttentionParams p, const Chip& chip, const TreeRequest&
   if (plan.workspace_bytes > request.workspace_bytes) return cudaErrorInvalidValue;
   const dim3 grid(plan.splits, p.batch * p.num_kv_heads, plan.row_tiles);
   if (p.num_new >= kWriteFirst) {
-    tree_write_kernel<128><<<p.batch * p.num_new, 128, 0, request.stream>>>(p, p.num_kv_heads * p.head_dim / 8);
-    if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
+    const int row_packs = p.num_kv_heads * p.head_dim / 8;
+    const cudaError_t error = launch(tree_write_kernel<128>, p.batch * p.num_new, 128, 0, 1, request.stream, p, row_packs);
+    if (error != cudaSuccess) return error;
     p.written = 1;
   }
-  if (plan.cluster) {
-    cudaLaunchAttribute attribute;
-    if (const cudaError_t error = allow_shared_memory<Tile, true>(bytes); error != cudaSuccess) return error;
-    const cudaLaunchConfig_t config = cluster_config<Tile>(grid, bytes, request.stream, &attribute);
-    return cudaLaunchKernelEx(&config, tree_attention_kernel<Tile, true>, p, static_cast<float*>(nullptr));
-  }
-  if (const cudaError_t error = allow_shared_memory<Tile, false>(bytes); error != cudaSuccess) return error;
   float* workspace = static_cast<float*>(request.workspace);
-  tree_attention_kernel<Tile, false><<<grid, Tile::Threads, bytes, request.stream>>>(p, workspace);
-  if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess || plan.splits == 1) return error;
-  cudaLaunchAttribute attribute;
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(ceil_div(Tile::Rows * Tile::D / 4, 256), grid.y, grid.z);
-  config.blockDim = dim3(256);
-  config.stream = request.stream;
-  config.attrs = &attribute;
-  config.numAttrs = chip.major >= 9 ? 1 : 0;
-  return cudaLaunchKernelEx(&config, tree_combine_kernel<Tile>, p, static_cast<const float*>(workspace), plan.splits);
+  const int cluster = plan.cluster ? plan.splits : 1;
+  cudaError_t error = plan.cluster ? allow_shared_memory<Tile, true>(bytes) : allow_shared_memory<Tile, false>(bytes);
+  if (error != cudaSuccess) return error;
+  const auto kernel = plan.cluster ? tree_attention_kernel<Tile, true> : tree_attention_kernel<Tile, false>;
+  error = launch(kernel, grid, Tile::Threads, bytes, cluster, request.stream, p, workspace);
+  if (error != cudaSuccess || plan.splits == 1 || plan.cluster) return error;
+  const dim3 combine_grid(ceil_div(Tile::Rows * Tile::D / 4, 256), grid.y, grid.z);
+  return launch(tree_combine_kernel<Tile>, combine_grid, 256, 0, 1, request.stream, p, workspace, plan.splits);
 }
 
 template <typename T, int kD>
