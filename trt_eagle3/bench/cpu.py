@@ -134,17 +134,26 @@ def _runner(folder: Path, spec: TargetSpec, pool: PagePool) -> TargetRunner:
     return TargetRunner(session, cache, embedding, spec.num_deepstack)
 
 
+class _TokenTimes:
+    """A streamer of ``generate`` that notes when each token came; its first call is the prompt."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def put(self, value: torch.Tensor) -> None:
+        del value
+        self.times.append(time.perf_counter())
+
+    def end(self) -> None:
+        """Nothing to flush."""
+
+
 def _transformers(model: Qwen3VLForConditionalGeneration, ids: torch.Tensor, tokens: int) -> tuple[float, list[int]]:
     """Tokens per second after the first, and the tokens."""
-
-    def run(count: int) -> tuple[float, list[int]]:
-        start = time.perf_counter()
-        out = model.generate(ids[None], max_new_tokens=count, min_new_tokens=count, do_sample=False)
-        return time.perf_counter() - start, out[0, len(ids) :].tolist()
-
-    first, _ = run(1)
-    whole, found = run(tokens + 1)
-    return tokens / (whole - first), found
+    streamer, count = _TokenTimes(), tokens + 1
+    out = model.generate(ids[None], max_new_tokens=count, min_new_tokens=count, do_sample=False, streamer=streamer)
+    _, first, *_, last = streamer.times
+    return tokens / (last - first), out[0, len(ids) :].tolist()
 
 
 def _plain(loop: Loop, ids: torch.Tensor, tokens: int) -> tuple[float, list[int]]:

@@ -23,7 +23,7 @@ __all__ = ["main"]
 
 @click.command()
 @click.option("--size", "sizes", multiple=True, default=("8b", "32b"), help="Geometries (bench/synthetic.py).")
-@click.option("--export/--no-export", default=False, help="Also torch.onnx.export a 1 GB text model (about a minute).")
+@click.option("--export", is_flag=True, help="Also torch.onnx.export a 1 GB text model (a minute; needs onnxscript).")
 @click.option("--child", hidden=True, type=click.Path(path_type=Path), nargs=2)
 def main(sizes: tuple[str, ...], export: bool, child: tuple[Path, Path] | None) -> None:
     """Print seconds, peak memory and bytes written per geometry."""
