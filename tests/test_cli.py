@@ -14,7 +14,7 @@ import pytest
 import yaml
 from PIL import Image
 
-from tests.tiny import DRAFT, TARGET, build_tiny, tiny_config
+from tests.tiny import DRAFT, ROOT, TARGET, build_tiny, tiny_config
 from trt_eagle3.cli import main
 
 
@@ -96,6 +96,14 @@ def test_generate_without_speculation_gives_the_same_tokens(run: Run, bundle: Pa
     assert plain["token_ids"] == fast["token_ids"]
     assert set(plain["accepted_lengths"]) == {1}
     assert max(fast["accepted_lengths"]) > 1
+
+
+def test_demo_questions_are_answered_as_recorded(run: Run, tmp_path: Path) -> None:
+    bundle, images = build_tiny(tmp_path), ROOT / "examples/tiny/images"
+    for question in json.loads((images / "questions.json").read_text()):
+        media: list[object] = [word for name in question.get("images", ()) for word in ("--image", images / name)]
+        media += ["--video", images / "frames"] if question.get("frames") else []
+        assert run("generate", bundle, question["prompt"], *media).out == question["answer"] + "\n"
 
 
 def test_stats_go_to_stderr(run: Run, bundle: Path) -> None:

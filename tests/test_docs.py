@@ -1,0 +1,54 @@
+"""The documents tell the truth: links lead somewhere, and every command they show is one that the program has."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+
+from tests.tiny import ROOT
+from trt_eagle3.cli import cli
+from trt_eagle3.config import config_from_dict
+
+DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")])
+COMMAND = re.compile(r"^(?:\.venv/bin/)?trt-eagle3 (.+?)(?:\s{2,}#.*)?$", re.MULTILINE)
+LINK = re.compile(r"\]\(([^)#]+)\)")
+MODULE = re.compile(r"python -m (trt_eagle3\.[a-z_.]+)")
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: str(d.relative_to(ROOT)))
+def test_links_lead_somewhere(document: Path) -> None:
+    links = [link for link in LINK.findall(document.read_text()) if "://" not in link]
+    assert [link for link in links if not (document.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: str(d.relative_to(ROOT)))
+def test_commands_are_the_programs_own(document: Path) -> None:
+    for line in COMMAND.findall(document.read_text()):
+        name, *arguments = shlex.split(line, comments=True)
+        command = cli.commands[name]
+        context = click.Context(command)
+        command.parse_args(context, arguments)  # raises on an unknown option or a missing argument
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: str(d.relative_to(ROOT)))
+def test_modules_that_are_run_exist(document: Path) -> None:
+    for module in MODULE.findall(document.read_text()):
+        assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
+
+
+def test_a_command_that_does_not_exist_is_caught() -> None:
+    found = COMMAND.findall("trt-eagle3 generate bundle --nonsense 3\n")
+    name, *arguments = shlex.split(found[0])
+    with pytest.raises(click.NoSuchOption):
+        cli.commands[name].parse_args(click.Context(cli.commands[name]), arguments)
+
+
+def test_config_of_the_readme_is_valid() -> None:
+    blocks = re.findall(r"```yaml\n(.+?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert blocks
+    assert all(config_from_dict(yaml.safe_load(block), "README.md").name for block in blocks)
