@@ -6,7 +6,7 @@ READY := .venv/.ready
 BUNDLE := engines/tiny
 IMAGES := examples/tiny/images
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint clean plugins
 
 demo: $(BUNDLE)/bundle.json
 	@bash examples/01_quickstart/run.sh $(BUNDLE)
@@ -28,5 +28,16 @@ $(READY): pyproject.toml requirements.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[dev]'
 	@touch $@
 
+NVCC ?= $(firstword $(wildcard $(shell command -v nvcc) /usr/local/cuda/bin/nvcc))
+
+# The CUDA kernels as a C library; torch sessions find it in plugins/build.
+plugins:
+ifeq ($(NVCC),)
+	@echo "plugins: no nvcc found, so no CUDA kernels are built; the CPU needs none. Name one: make plugins NVCC=/path/to/nvcc"
+else
+	cmake -S plugins -B plugins/build -DCMAKE_CUDA_COMPILER=$(NVCC)
+	cmake --build plugins/build --parallel
+endif
+
 clean:
-	rm -rf .venv engines .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv engines plugins/build .pytest_cache .mypy_cache .ruff_cache

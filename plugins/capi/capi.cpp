@@ -32,9 +32,9 @@ TreeAttentionParams tree_params(const te3_tree_attention_args& a, Check* check) 
   check->that(tail >= tokens, "tree_mask: M must be at least S, got " + Check::text(a.tree_mask));
   if (!check->ok()) return p;
   check->tensor("q", a.q, t, {batch * tokens, kAny}, "[B * S, Hq * D]");
-  check->that(a.q.shape[1] > 0 && a.q.shape[1] % (heads_kv * dim) == 0,
-              "q: Hq * D must be a multiple of Hkv * D = " + std::to_string(heads_kv * dim) + ", got " +
-                  Check::text(a.q));
+  check->that(
+      a.q.shape[1] > 0 && a.q.shape[1] % (heads_kv * dim) == 0,
+      "q: Hq * D must be a multiple of Hkv * D = " + std::to_string(heads_kv * dim) + ", got " + Check::text(a.q));
   check->tensor("k", a.k, t, {batch * tokens, heads_kv * dim}, "[B * S, Hkv * D]");
   check->tensor("v", a.v, t, {batch * tokens, heads_kv * dim}, "[B * S, Hkv * D]");
   check->tensor("v_cache", a.v_cache, t, {slots, heads_kv, dim}, "[slots, Hkv, D]");
@@ -43,9 +43,9 @@ TreeAttentionParams tree_params(const te3_tree_attention_args& a, Check* check) 
   check->tensor("page_table", a.page_table, TE3_INT32, {batch, kAny}, "[B, P]");
   check->tensor("out", a.out, t, {batch * tokens, a.q.shape[1]}, "[B * S, Hq * D]");
   if (a.mask == TE3_MASK_TREE) check->data_of("tree_mask", a.tree_mask);
-  check->that(a.page_size > 0 && slots % a.page_size == 0,
-              "page_size: must be positive and divide the cache's " + std::to_string(slots) + " slots, got " +
-                  std::to_string(a.page_size));
+  check->that(a.page_size > 0 && slots % a.page_size == 0, "page_size: must be positive and divide the cache's " +
+                                                               std::to_string(slots) + " slots, got " +
+                                                               std::to_string(a.page_size));
   check->that(a.mask == TE3_MASK_TREE || a.mask == TE3_MASK_CAUSAL, "mask: unknown kind " + std::to_string(a.mask));
   check->that(a.path >= TE3_PATH_AUTO && a.path <= TE3_PATH_WGMMA, "path: unknown " + std::to_string(a.path));
   check->that(a.combine >= TE3_COMBINE_AUTO && a.combine <= TE3_COMBINE_WORKSPACE,
@@ -54,8 +54,9 @@ TreeAttentionParams tree_params(const te3_tree_attention_args& a, Check* check) 
   check->that(batch * heads_kv <= 65535, "B * Hkv: at most 65535, got " + std::to_string(batch * heads_kv));
   if (!check->ok()) return p;
   const int64_t pages = a.page_table.shape[1];
-  check->that(fits_int(slots) && fits_int(pages * a.page_size + tail) && fits_int(batch * tokens * (a.q.shape[1] / dim)),
-              "sizes: slots, P * page_size + M and N * Hq must fit 32 bits");
+  check->that(
+      fits_int(slots) && fits_int(pages * a.page_size + tail) && fits_int(batch * tokens * (a.q.shape[1] / dim)),
+      "sizes: slots, P * page_size + M and N * Hq must fit 32 bits");
   check->that(a.q.data != a.out.data, "out: must not be q's memory");
   p.q = a.q.data;
   p.k = a.k.data;
@@ -243,9 +244,9 @@ te3_status te3_tree_attention(const te3_tree_attention_args* args, void* workspa
                    a.query_lengths.data, a.page_table.data, a.tree_mask.data, a.out.data, workspace});
   size_t wanted = 0;
   if (check.ok()) check.launched(trt_eagle3::tree_attention_workspace(params, &wanted));
-  check.that(wanted <= workspace_bytes && (wanted == 0 || reinterpret_cast<uintptr_t>(workspace) % 16 == 0),
-             "workspace: expected " + std::to_string(wanted) + " bytes aligned to 16, got " +
-                 std::to_string(workspace_bytes));
+  check.that(
+      wanted <= workspace_bytes && (wanted == 0 || reinterpret_cast<uintptr_t>(workspace) % 16 == 0),
+      "workspace: expected " + std::to_string(wanted) + " bytes aligned to 16, got " + std::to_string(workspace_bytes));
   if (check.ok()) {
     const auto s = static_cast<cudaStream_t>(stream);
     check.launched(trt_eagle3::tree_attention(params, workspace, workspace_bytes, s));

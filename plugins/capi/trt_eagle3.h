@@ -1,9 +1,10 @@
-/* The kernels as a C library. Every argument is checked on the host before anything is launched: shape, dtype, alignment,
- * and that the memory is on the current device. A failed call launches nothing and te3_last_error() says why.
+/* The kernels as a C library. Every argument is checked on the host before anything is launched: shape, dtype,
+ * alignment, and that the memory is on the current device. A failed call launches nothing and te3_last_error() says
+ * why.
  *
- * Shapes: B rows, S new tokens per row, N = B * S, M masked tail, P pages per row, Hq / Hkv heads, D head_dim, H hidden.
- * Tensors are contiguous, row-major. T is one of float32, float16, bfloat16, the same for all tensors of a call.
- * `stream` is a cudaStream_t. Nothing is allocated, nothing waits: calls may be captured in a CUDA graph. */
+ * Shapes: B rows, S new tokens per row, N = B * S, M masked tail, P pages per row, Hq / Hkv heads, D head_dim, H
+ * hidden. Tensors are contiguous, row-major. T is one of float32, float16, bfloat16, the same for all tensors of a
+ * call. `stream` is a cudaStream_t. Nothing is allocated, nothing waits: calls may be captured in a CUDA graph. */
 #ifndef TRT_EAGLE3_H
 #define TRT_EAGLE3_H
 
@@ -41,36 +42,36 @@ typedef struct te3_tensor {
  * tree_mask shows. Tokens i >= query_lengths[b] are padding: they write no cache, nobody sees them, their output is 0.
  * With TE3_MASK_CAUSAL token i sees every slot up to its own; tree_mask.data may be null, its shape is still read. */
 typedef struct te3_tree_attention_args {
-  te3_tensor q;              /* T [N, Hq * D] */
-  te3_tensor k;              /* T [N, Hkv * D] */
-  te3_tensor v;              /* T [N, Hkv * D] */
-  te3_tensor k_cache;        /* T [slots, Hkv, D], updated in place */
-  te3_tensor v_cache;        /* T [slots, Hkv, D], updated in place */
-  te3_tensor past_lengths;   /* int32 [B] */
-  te3_tensor query_lengths;  /* int32 [B] */
-  te3_tensor page_table;     /* int32 [B, P] */
-  te3_tensor tree_mask;      /* bool [B, S, M] */
-  te3_tensor out;            /* T [N, Hq * D] */
+  te3_tensor q;             /* T [N, Hq * D] */
+  te3_tensor k;             /* T [N, Hkv * D] */
+  te3_tensor v;             /* T [N, Hkv * D] */
+  te3_tensor k_cache;       /* T [slots, Hkv, D], updated in place */
+  te3_tensor v_cache;       /* T [slots, Hkv, D], updated in place */
+  te3_tensor past_lengths;  /* int32 [B] */
+  te3_tensor query_lengths; /* int32 [B] */
+  te3_tensor page_table;    /* int32 [B, P] */
+  te3_tensor tree_mask;     /* bool [B, S, M] */
+  te3_tensor out;           /* T [N, Hq * D] */
   int32_t page_size;
   float scale;
-  int32_t mask;              /* te3_mask */
-  int32_t path;              /* te3_path; tests and measurements alone set the last three */
-  int32_t combine;           /* te3_combine */
-  int32_t num_splits;        /* 0: chosen from the shapes */
+  int32_t mask;       /* te3_mask */
+  int32_t path;       /* te3_path; tests and measurements alone set the last three */
+  int32_t combine;    /* te3_combine */
+  int32_t num_splits; /* 0: chosen from the shapes */
 } te3_tree_attention_args;
 
 /* Cuts qkv, normalises each head of q and k (with q_norm and k_norm), turns pair i (channels i, i + D/2) by
  * position_ids[pair_axis[i]] * inv_freq[i]. */
 typedef struct te3_qk_norm_mrope_args {
-  te3_tensor qkv;            /* T [N, (Hq + 2 Hkv) * D] */
-  te3_tensor position_ids;   /* int32 [3, B, S] */
-  te3_tensor inv_freq;       /* float32 [D / 2] */
-  te3_tensor pair_axis;      /* int32 [D / 2], each 0, 1 or 2 */
-  te3_tensor q_norm;         /* T [D], or null data with k_norm's */
-  te3_tensor k_norm;         /* T [D] */
-  te3_tensor q;              /* T [N, Hq * D] */
-  te3_tensor k;              /* T [N, Hkv * D] */
-  te3_tensor v;              /* T [N, Hkv * D] */
+  te3_tensor qkv;          /* T [N, (Hq + 2 Hkv) * D] */
+  te3_tensor position_ids; /* int32 [3, B, S] */
+  te3_tensor inv_freq;     /* float32 [D / 2] */
+  te3_tensor pair_axis;    /* int32 [D / 2], each 0, 1 or 2 */
+  te3_tensor q_norm;       /* T [D], or null data with k_norm's */
+  te3_tensor k_norm;       /* T [D] */
+  te3_tensor q;            /* T [N, Hq * D] */
+  te3_tensor k;            /* T [N, Hkv * D] */
+  te3_tensor v;            /* T [N, Hkv * D] */
   int32_t num_heads;
   int32_t num_kv_heads;
   int32_t head_dim;
@@ -79,27 +80,27 @@ typedef struct te3_qk_norm_mrope_args {
 
 /* sum = x + residual; y = RMSNorm(sum) * weight. Without a residual (null data): y = RMSNorm(x) * weight, no sum. */
 typedef struct te3_add_rms_norm_args {
-  te3_tensor x;              /* T [n, H] */
-  te3_tensor residual;       /* T [n, H], or null data with sum's */
-  te3_tensor weight;         /* T [H] */
-  te3_tensor y;              /* T [n, H] */
-  te3_tensor sum;            /* T [n, H] */
+  te3_tensor x;        /* T [n, H] */
+  te3_tensor residual; /* T [n, H], or null data with sum's */
+  te3_tensor weight;   /* T [H] */
+  te3_tensor y;        /* T [n, H] */
+  te3_tensor sum;      /* T [n, H] */
   float epsilon;
 } te3_add_rms_norm_args;
 
 /* out = silu(gate) * up. */
 typedef struct te3_silu_mul_args {
-  te3_tensor gate_up;        /* T [n, 2 * width], gate first */
-  te3_tensor out;            /* T [n, width] */
+  te3_tensor gate_up; /* T [n, 2 * width], gate first */
+  te3_tensor out;     /* T [n, width] */
 } te3_silu_mul_args;
 
 /* Row source[b, i] of sequence b becomes row destination[b, i], in every plane, as if all were read before any is
  * written. A negative source or destination moves nothing. Without a page_table (null data) rows are slots. */
 typedef struct te3_kv_move_args {
-  te3_tensor cache;          /* T [planes, slots, Hkv, D] */
-  te3_tensor source;         /* int32 [B, K] */
-  te3_tensor destination;    /* int32 [B, K] */
-  te3_tensor page_table;     /* int32 [B, P], or null data */
+  te3_tensor cache;       /* T [planes, slots, Hkv, D] */
+  te3_tensor source;      /* int32 [B, K] */
+  te3_tensor destination; /* int32 [B, K] */
+  te3_tensor page_table;  /* int32 [B, P], or null data */
   int32_t page_size;
 } te3_kv_move_args;
 
@@ -111,7 +112,8 @@ const char* te3_last_error(void);
 /* Bytes of device memory, aligned to 16, that te3_tree_attention wants beside its tensors; often 0. Depends on shapes
  * and the device, not on lengths. Nothing in it outlives a launch. */
 te3_status te3_tree_attention_workspace(const te3_tree_attention_args* args, size_t* bytes);
-te3_status te3_tree_attention(const te3_tree_attention_args* args, void* workspace, size_t workspace_bytes, void* stream);
+te3_status te3_tree_attention(const te3_tree_attention_args* args, void* workspace, size_t workspace_bytes,
+                              void* stream);
 te3_status te3_qk_norm_mrope(const te3_qk_norm_mrope_args* args, void* stream);
 te3_status te3_add_rms_norm(const te3_add_rms_norm_args* args, void* stream);
 te3_status te3_silu_mul(const te3_silu_mul_args* args, void* stream);

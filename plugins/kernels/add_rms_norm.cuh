@@ -86,10 +86,12 @@ cudaError_t launch_add_rms_norm(const AddRmsNormParams& p, cudaStream_t stream) 
   const bool packs = p.hidden % kWidth == 0 && aligned(p.x) && aligned(p.y) && aligned(p.weight) &&
                      aligned(p.residual) && aligned(p.sum);
   const int count = p.hidden / kWidth;
-  if (!packs || count > 4096) return launch(add_rms_norm_plain_kernel<T>, dim3(p.num_rows), 1024, 0, 1, stream, p);
-  if (count > 1024) return launch(add_rms_norm_kernel<T, kWidth, 4>, dim3(p.num_rows), 1024, 0, 1, stream, p);
+  if (!packs || count > 4096)
+    return launch(Overlap::kYes, add_rms_norm_plain_kernel<T>, dim3(p.num_rows), 1024, 0, 1, stream, p);
+  if (count > 1024)
+    return launch(Overlap::kYes, add_rms_norm_kernel<T, kWidth, 4>, dim3(p.num_rows), 1024, 0, 1, stream, p);
   const int threads = ceil_div(count, 32) * 32;
-  return launch(add_rms_norm_kernel<T, kWidth, 1>, dim3(p.num_rows), threads, 0, 1, stream, p);
+  return launch(Overlap::kYes, add_rms_norm_kernel<T, kWidth, 1>, dim3(p.num_rows), threads, 0, 1, stream, p);
 }
 
 }  // namespace trt_eagle3

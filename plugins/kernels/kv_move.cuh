@@ -1,7 +1,7 @@
 // KV move: copies rows of a cache to other rows in every layer, as if all rows were read before any is written.
 //
-// Idea: no two columns of a row meet, so a block takes a strip of columns narrow enough that the strip of every moved row
-// fits in shared memory: read all, synchronise, write all. One launch covers all planes (layers, keys and values).
+// Idea: no two columns of a row meet, so a block takes a strip of columns narrow enough that the strip of every moved
+// row fits in shared memory: read all, synchronise, write all. One launch covers all planes (layers, keys and values).
 // Bytes moved: 2 * planes * moves * row_bytes. Measured: docs/measurements.md, "Kernels".
 #pragma once
 
@@ -61,9 +61,11 @@ inline cudaError_t launch_kv_move(const KVMoveParams& p, cudaStream_t stream) {
   strip_packs = strip_packs < 1 ? 1 : strip_packs > 32 ? 32 : strip_packs;
   if (strip_packs > row_packs) strip_packs = row_packs;
   const int bytes = moves * (16 + strip_packs * 16);
-  const cudaError_t error = cudaFuncSetAttribute(kv_move_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 80 * 1024);
+  const cudaError_t error =
+      cudaFuncSetAttribute(kv_move_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, 80 * 1024);
   if (error != cudaSuccess) return error;
-  return launch(kv_move_kernel, dim3(ceil_div(row_packs, strip_packs), p.planes), 256, bytes, 1, stream, p, strip_packs);
+  return launch(Overlap::kYes, kv_move_kernel, dim3(ceil_div(row_packs, strip_packs), p.planes), 256, bytes, 1, stream,
+                p, strip_packs);
 }
 
 }  // namespace trt_eagle3

@@ -23,46 +23,46 @@ enum class AttentionPath : int32_t { kAuto = 0, kSimple = 1, kMma = 2, kWgmma = 
 enum class CombineKind : int32_t { kAuto = 0, kCluster = 1, kWorkspace = 2 };
 
 struct TreeAttentionParams {
-  const void* q;                  // T [N, Hq * D]
-  const void* k;                  // T [N, Hkv * D]
-  const void* v;                  // T [N, Hkv * D]
-  void* k_cache;                  // T [slots, Hkv, D], updated in place
-  void* v_cache;                  // T [slots, Hkv, D], updated in place
-  const int32_t* past_lengths;    // [B]
-  const int32_t* query_lengths;   // [B]
-  const int32_t* page_table;      // [B, P]
-  const uint8_t* tree_mask;       // bool [B, S, M]; not read when mask is kCausal
-  void* out;                      // T [N, Hq * D]
+  const void* q;                 // T [N, Hq * D]
+  const void* k;                 // T [N, Hkv * D]
+  const void* v;                 // T [N, Hkv * D]
+  void* k_cache;                 // T [slots, Hkv, D], updated in place
+  void* v_cache;                 // T [slots, Hkv, D], updated in place
+  const int32_t* past_lengths;   // [B]
+  const int32_t* query_lengths;  // [B]
+  const int32_t* page_table;     // [B, P]
+  const uint8_t* tree_mask;      // bool [B, S, M]; not read when mask is kCausal
+  void* out;                     // T [N, Hq * D]
   int32_t batch;
-  int32_t num_new;                // S
-  int32_t tail;                   // M
-  int32_t pages_per_row;          // P
+  int32_t num_new;        // S
+  int32_t tail;           // M
+  int32_t pages_per_row;  // P
   int32_t page_size;
-  int32_t page_shift;             // log2 of page_size, or -1 when it is no power of two
+  int32_t page_shift;  // log2 of page_size, or -1 when it is no power of two
   int32_t num_heads;
   int32_t num_kv_heads;
-  uint32_t group_inverse;         // ceil(2^32 / (Hq / Hkv)), 0 when the ratio is 1: row / ratio as a product
+  uint32_t group_inverse;  // ceil(2^32 / (Hq / Hkv)), 0 when the ratio is 1: row / ratio as a product
   int32_t head_dim;
   float scale;
   DType dtype;
   MaskKind mask;
   AttentionPath path;
   CombineKind combine;
-  int32_t num_splits;             // 0: chosen from the shapes
-  int32_t written;                // set by the launcher: the new tokens are in the cache already
+  int32_t num_splits;  // 0: chosen from the shapes
+  int32_t written;     // set by the launcher: the new tokens are in the cache already
 };
 
 struct QKNormMRopeParams {
-  const void* qkv;                // T [N, (Hq + 2 Hkv) * D]
-  const int32_t* position_ids;    // [3, N]
-  const float* inv_freq;          // [D / 2]
-  const int32_t* pair_axis;       // [D / 2], values 0..2
-  const void* q_norm;             // T [D], or null: no norm
-  const void* k_norm;             // T [D], or null: no norm
-  void* q;                        // T [N, Hq * D]
-  void* k;                        // T [N, Hkv * D]
-  void* v;                        // T [N, Hkv * D]
-  int32_t num_tokens;             // N
+  const void* qkv;              // T [N, (Hq + 2 Hkv) * D]
+  const int32_t* position_ids;  // [3, N]
+  const float* inv_freq;        // [D / 2]
+  const int32_t* pair_axis;     // [D / 2], values 0..2
+  const void* q_norm;           // T [D], or null: no norm
+  const void* k_norm;           // T [D], or null: no norm
+  void* q;                      // T [N, Hq * D]
+  void* k;                      // T [N, Hkv * D]
+  void* v;                      // T [N, Hkv * D]
+  int32_t num_tokens;           // N
   int32_t num_heads;
   int32_t num_kv_heads;
   int32_t head_dim;
@@ -71,11 +71,11 @@ struct QKNormMRopeParams {
 };
 
 struct AddRmsNormParams {
-  const void* x;                  // T [n, H]
-  const void* residual;           // T [n, H], or null
-  const void* weight;             // T [H]
-  void* y;                        // T [n, H]
-  void* sum;                      // T [n, H]; null exactly when residual is
+  const void* x;         // T [n, H]
+  const void* residual;  // T [n, H], or null
+  const void* weight;    // T [H]
+  void* y;               // T [n, H]
+  void* sum;             // T [n, H]; null exactly when residual is
   int32_t num_rows;
   int32_t hidden;
   float epsilon;
@@ -83,8 +83,8 @@ struct AddRmsNormParams {
 };
 
 struct SiluMulParams {
-  const void* gate_up;            // T [n, 2 * width], gate first
-  void* out;                      // T [n, width]
+  const void* gate_up;  // T [n, 2 * width], gate first
+  void* out;            // T [n, width]
   int32_t num_rows;
   int32_t width;
   DType dtype;
@@ -92,22 +92,23 @@ struct SiluMulParams {
 
 // Moves row `source` of each sequence to row `destination` in every plane (layer, key or value) as if at once.
 struct KVMoveParams {
-  void* cache;                    // [planes, slots, row_bytes]
-  const int32_t* source;          // [B, K] rows of the sequence; negative: no move
-  const int32_t* destination;     // [B, K]; negative: no move
-  const int32_t* page_table;      // [B, P], or null: source and destination are slots
+  void* cache;                 // [planes, slots, row_bytes]
+  const int32_t* source;       // [B, K] rows of the sequence; negative: no move
+  const int32_t* destination;  // [B, K]; negative: no move
+  const int32_t* page_table;   // [B, P], or null: source and destination are slots
   int64_t slots;
   int32_t planes;
-  int32_t row_bytes;              // a multiple of 16
+  int32_t row_bytes;  // a multiple of 16
   int32_t batch;
-  int32_t num_moves;              // K
+  int32_t num_moves;  // K
   int32_t pages_per_row;
   int32_t page_size;
 };
 
 // Bytes of workspace that tree_attention wants. Nothing in it outlives a launch.
 cudaError_t tree_attention_workspace(const TreeAttentionParams& params, size_t* bytes);
-cudaError_t tree_attention(const TreeAttentionParams& params, void* workspace, size_t workspace_bytes, cudaStream_t stream);
+cudaError_t tree_attention(const TreeAttentionParams& params, void* workspace, size_t workspace_bytes,
+                           cudaStream_t stream);
 cudaError_t qk_norm_mrope(const QKNormMRopeParams& params, cudaStream_t stream);
 cudaError_t add_rms_norm(const AddRmsNormParams& params, cudaStream_t stream);
 cudaError_t silu_mul(const SiluMulParams& params, cudaStream_t stream);

@@ -1,9 +1,9 @@
 // QKNormMRope: cuts the packed projection into q, k, v; per head of q and k: RMSNorm (optional), then rotary embedding
 // whose pair i (channels i and i + D/2) turns by position_ids[pair_axis[i]] * inv_freq[i].
 //
-// Idea: a warp owns a head of a token, lane l the pairs 2l and 2l + 1, so one pass reads, normalises in registers, turns
-// and writes. Angles are float32 products as in transformers, with the full-range sine and cosine: no table to outgrow.
-// Bytes moved: 2 * N * (Hq + 2 Hkv) * D * sizeof(T). Measured: docs/measurements.md, "Kernels".
+// Idea: a warp owns a head of a token, lane l the pairs 2l and 2l + 1, so one pass reads, normalises in registers,
+// turns and writes. Angles are float32 products as in transformers, with the full-range sine and cosine: no table to
+// outgrow. Bytes moved: 2 * N * (Hq + 2 Hkv) * D * sizeof(T). Measured: docs/measurements.md, "Kernels".
 #pragma once
 
 #include "common.cuh"
@@ -24,9 +24,10 @@ __global__ void __launch_bounds__(128) qk_norm_mrope_kernel(const QKNormMRopePar
   const bool is_q = head < p.num_heads;
   const bool is_v = head >= p.num_heads + p.num_kv_heads;
   const T* source = static_cast<const T*>(p.qkv) + (token * num_heads + head) * p.head_dim;
-  T* target = is_q   ? static_cast<T*>(p.q) + (token * p.num_heads + head) * p.head_dim
-              : is_v ? static_cast<T*>(p.v) + (token * p.num_kv_heads + head - p.num_heads - p.num_kv_heads) * p.head_dim
-                     : static_cast<T*>(p.k) + (token * p.num_kv_heads + head - p.num_heads) * p.head_dim;
+  T* target = is_q ? static_cast<T*>(p.q) + (token * p.num_heads + head) * p.head_dim
+              : is_v
+                  ? static_cast<T*>(p.v) + (token * p.num_kv_heads + head - p.num_heads - p.num_kv_heads) * p.head_dim
+                  : static_cast<T*>(p.k) + (token * p.num_kv_heads + head - p.num_heads) * p.head_dim;
 
   Pair low[kSteps], high[kSteps];
 #pragma unroll
@@ -90,9 +91,8 @@ inline cudaError_t launch_qk_norm_mrope(const QKNormMRopeParams& p, cudaStream_t
   if (p.head_dim > 256 || p.head_dim % 4 != 0) return cudaErrorInvalidValue;
   const dim3 grid(p.num_tokens, ceil_div(p.num_heads + 2 * p.num_kv_heads, 4));
   return with_dtype(p.dtype, [&](auto t) {
-    const auto kernel =
-        p.head_dim <= 128 ? qk_norm_mrope_kernel<decltype(t), 1> : qk_norm_mrope_kernel<decltype(t), 2>;
-    return launch(kernel, grid, 128, 0, 1, stream, p);
+    const auto kernel = p.head_dim <= 128 ? qk_norm_mrope_kernel<decltype(t), 1> : qk_norm_mrope_kernel<decltype(t), 2>;
+    return launch(Overlap::kYes, kernel, grid, 128, 0, 1, stream, p);
   });
 }
 

@@ -34,7 +34,7 @@ cudaError_t launch_silu_mul(const SiluMulParams& p, cudaStream_t stream) {
   const bool packs = p.width % kWidth == 0 && reinterpret_cast<uintptr_t>(p.gate_up) % 16 == 0 &&
                      reinterpret_cast<uintptr_t>(p.out) % 16 == 0;
   const dim3 grid(ceil_div(p.width, 256 * (packs ? kWidth : 1)), p.num_rows);
-  return launch(packs ? silu_mul_kernel<T, kWidth> : silu_mul_kernel<T, 1>, grid, 256, 0, 1, stream, p);
+  return launch(Overlap::kYes, packs ? silu_mul_kernel<T, kWidth> : silu_mul_kernel<T, 1>, grid, 256, 0, 1, stream, p);
 }
 
 }  // namespace trt_eagle3

@@ -17,11 +17,16 @@ namespace {
 // Not supported: another head_dim, or a mask too large for shared memory.
 cudaError_t run_fast(const TreeAttentionParams& p, const TreeRequest& request) {
   switch (p.head_dim) {
-    case 64: return run_tree_head_dim<64>(p, request);
-    case 96: return run_tree_head_dim<96>(p, request);
-    case 128: return run_tree_head_dim<128>(p, request);
-    case 256: return run_tree_head_dim<256>(p, request);
-    default: return cudaErrorNotSupported;
+    case 64:
+      return run_tree_head_dim<64>(p, request);
+    case 96:
+      return run_tree_head_dim<96>(p, request);
+    case 128:
+      return run_tree_head_dim<128>(p, request);
+    case 256:
+      return run_tree_head_dim<256>(p, request);
+    default:
+      return cudaErrorNotSupported;
   }
 }
 

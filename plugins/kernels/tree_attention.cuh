@@ -1,11 +1,11 @@
 // TreeAttention: writes the new keys and values into a paged cache, then attends from every new token over its row.
 //
-// Idea: the G query heads of a KV head and the S tokens are packed into the rows of one matrix product, so each cache row
-// is read once for all of them; the slots are split over thread blocks, which merge their (max, sum, out) through the
-// distributed shared memory of a cluster (Hopper) or a workspace. New tokens are read from the inputs, never from the
-// cache, so that no block waits for the one that writes them.
-// Bytes moved: 2 * kv_len * Hkv * D * sizeof(T) of cache per sequence (once per 64 or 128 rows of S * G) + q, k, v, out.
-// Measured on one H200: docs/measurements.md, "Kernels".
+// Idea: the G query heads of a KV head and the S tokens are packed into the rows of one matrix product, so each cache
+// row is read once for all of them; the slots are split over thread blocks, which merge their (max, sum, out) through
+// the distributed shared memory of a cluster (Hopper) or a workspace. New tokens are read from the inputs, never from
+// the cache, so that no block waits for the one that writes them. Bytes moved: 2 * kv_len * Hkv * D * sizeof(T) of
+// cache per sequence (once per 64 or 128 rows of S * G) + q, k, v, out. Measured on one H200: docs/measurements.md,
+// "Kernels".
 //
 // The parts are merged in a fixed order, so the same inputs give the same bits: out = sum(w_i out_i) / sum(w_i sum_i)
 // with w_i = 2^(max_i - max).
@@ -26,7 +26,8 @@ struct Merged {
 
 constexpr int kMaxSplits = 16;
 
-// limit(i) -> float2 and out(i) -> float4 read part i. All parts are asked for before any is used: they may be far away.
+// limit(i) -> float2 and out(i) -> float4 read part i. All parts are asked for before any is used: they may be far
+// away.
 template <int kMaxParts, typename Limit, typename Out>
 __device__ __forceinline__ Merged merge(int num_parts, Limit limit, Out out) {
   float2 limits[kMaxParts];
@@ -62,7 +63,8 @@ __device__ __forceinline__ void store_row(const TreeAttentionParams& p, const Tr
   const int head = b.kv_head * b.group + b.row0 + row - token * b.group;
   const float scale = token < b.queries && m.limit.y > 0.0f ? 1.0f / m.limit.y : 0.0f;
   const int64_t place = (static_cast<int64_t>(b.sequence) * p.num_new + token) * p.num_heads + head;
-  const uint2 packed = make_uint2(pack2<T>(m.out.x * scale, m.out.y * scale), pack2<T>(m.out.z * scale, m.out.w * scale));
+  const uint2 packed =
+      make_uint2(pack2<T>(m.out.x * scale, m.out.y * scale), pack2<T>(m.out.z * scale, m.out.w * scale));
   *reinterpret_cast<uint2*>(static_cast<T*>(p.out) + place * kD + column) = packed;
 }
 
@@ -115,7 +117,8 @@ __global__ void __launch_bounds__(Tile::Threads) tree_attention_kernel(const Tre
   if (num_splits == 1) {
     for (int i = threadIdx.x; i < b.rows * kQuads; i += Tile::Threads) {
       const int row = i / kQuads, column = i % kQuads * 4;
-      store_row<T, Tile::D>(p, b, row, column, merge<Tile::Groups>(Tile::Groups, local_limit(row), local_out(row, column)));
+      store_row<T, Tile::D>(p, b, row, column,
+                            merge<Tile::Groups>(Tile::Groups, local_limit(row), local_out(row, column)));
     }
     return;
   }
@@ -165,8 +168,8 @@ __global__ void __launch_bounds__(Tile::Threads) tree_attention_kernel(const Tre
 
 // grid (blocks of a tile's outputs, B * Hkv, row tiles)
 template <typename Tile>
-__global__ void __launch_bounds__(256) tree_combine_kernel(const TreeAttentionParams p, const float* workspace,
-                                                           int num_splits) {
+__global__ void __launch_bounds__(256)
+    tree_combine_kernel(const TreeAttentionParams p, const float* workspace, int num_splits) {
   constexpr int kQuads = Tile::D / 4;
   TreeBlock b = tree_rows<Tile>(p, blockIdx.y, blockIdx.z);
   set_lengths(p, b, p.past_lengths[b.sequence], p.query_lengths[b.sequence]);

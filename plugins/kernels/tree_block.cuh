@@ -5,7 +5,8 @@
 
 namespace trt_eagle3 {
 
-// What a block works on: rows [row0, row0 + Tile::Rows) of one KV head of one sequence. Row r is token r / G, head r % G.
+// What a block works on: rows [row0, row0 + Tile::Rows) of one KV head of one sequence. Row r is token r / G, head r %
+// G.
 struct TreeBlock {
   int sequence, kv_head, group, row0, rows;
   int past, first_new, kv_end;  // slot of new token 0; one past the last slot that any row sees
@@ -98,7 +99,8 @@ struct NewTokens {
   uint4 key, value;
 
   // Element `i` of the split's share: a 16-byte piece of a token.
-  __device__ __forceinline__ void read(const TreeAttentionParams& p, const TreeBlock& b, int split, int num_splits, int i) {
+  __device__ __forceinline__ void read(const TreeAttentionParams& p, const TreeBlock& b, int split, int num_splits,
+                                       int i) {
     token = token_of(p, b.row0 + b.group - 1) + split + i / Tile::Chunks * num_splits;
     column = b.kv_head * Tile::D * 2 + i % Tile::Chunks * 16;
     if (token >= min(token_of(p, b.row0 + b.rows + b.group - 1), p.num_new)) token = INT32_MAX;
@@ -143,8 +145,8 @@ __device__ __forceinline__ void load_queries(const TreeAttentionParams& p, const
   }
 }
 
-// The mask of the block's tokens as bits: bit c % 32 of word [token - first][c / 32]. No branches around the loads: every
-// byte of a word is asked for before any is used.
+// The mask of the block's tokens as bits: bit c % 32 of word [token - first][c / 32]. No branches around the loads:
+// every byte of a word is asked for before any is used.
 template <typename Tile>
 __device__ __forceinline__ void pack_mask(const TreeAttentionParams& p, const TreeBlock& b, uint32_t* words) {
   if (p.mask == MaskKind::kCausal) return;
@@ -172,7 +174,8 @@ __device__ __forceinline__ uint32_t mask_bits(const uint32_t* row, int width, in
   const int word = column >> 5;
   const uint32_t low = row[min(max(word, 0), width - 1)];
   const uint32_t high = row[min(max(word + 1, 0), width - 1)];
-  return __funnelshift_r(word >= 0 && word < width ? low : 0, word + 1 >= 0 && word + 1 < width ? high : 0, column & 31);
+  return __funnelshift_r(word >= 0 && word < width ? low : 0, word + 1 >= 0 && word + 1 < width ? high : 0,
+                         column & 31);
 }
 
 // Sets the scores that row `row` of the block may not see to -inf. `words` is what pack_mask left; `place` is the first

@@ -1,4 +1,5 @@
-// The main loop of TreeAttention: tiles of the cache through a ring of stages, scores, running softmax, weighted values.
+// The main loop of TreeAttention: tiles of the cache through a ring of stages, scores, running softmax, weighted
+// values.
 #pragma once
 
 #include "tree_block.cuh"

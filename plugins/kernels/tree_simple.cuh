@@ -2,7 +2,8 @@
 //
 // Idea: one launch writes the new rows into the cache; in a second, four warps share the slots of one (token, head) and
 // merge at the end. No tiling: every cache row is read once per query head, through L2.
-// Measured: not a target; it exists so that a float32 pair runs on CUDA and the fast path has something to be checked by.
+// Measured: not a target; it exists so that a float32 pair runs on CUDA and the fast path has something to be checked
+// by.
 #pragma once
 
 #include "common.cuh"

@@ -2,7 +2,8 @@
 //
 // A tile of R rows and D columns is cut into panels of 64 columns; each row of a panel is 128 bytes whose eight 16-byte
 // chunks are swizzled by the row. ldmatrix reads it without bank conflicts, and it is what wgmma calls the 128-byte
-// swizzle, so one copy serves both. D = 96 has no such panels: 192-byte rows with their own swizzle, for mma.sync alone.
+// swizzle, so one copy serves both. D = 96 has no such panels: 192-byte rows with their own swizzle, for mma.sync
+// alone.
 #pragma once
 
 #include "common.cuh"
@@ -12,8 +13,8 @@ namespace trt_eagle3 {
 
 enum class Math { kMma, kWgmma };
 
-// One configuration of the kernel. A block has kGroups groups of kWarps warps; each group takes every kGroups-th tile of
-// kTileTokens cache slots through its own ring of kTileStages stages, for all 16 * kWarps query rows of the block.
+// One configuration of the kernel. A block has kGroups groups of kWarps warps; each group takes every kGroups-th tile
+// of kTileTokens cache slots through its own ring of kTileStages stages, for all 16 * kWarps query rows of the block.
 template <typename Element, int kHeadDim, int kWarps, int kGroups, int kTileTokens, int kTileStages, Math kTileMath>
 struct TreeTile {
   using T = Element;
@@ -35,7 +36,8 @@ struct TreeTile {
   static constexpr int PartialBytes = kGroups * Rows * PartialStride * 4;
   static constexpr int LimitsOffset = PartialBytes;  // float2 [Groups + 1][Rows], written when the pipeline is done
   static constexpr int ResultBytes = LimitsOffset + (kGroups + 1) * Rows * 8;
-  static constexpr int SlotsOffset = PipelineBytes > ResultBytes ? PipelineBytes : ResultBytes;  // int [Groups][Stages][Tokens]
+  static constexpr int SlotsOffset =
+      PipelineBytes > ResultBytes ? PipelineBytes : ResultBytes;  // int [Groups][Stages][Tokens]
   static constexpr int MaskOffset = SlotsOffset + kGroups * Stages * Tokens * 4;
   static constexpr int SharedBytes = MaskOffset;  // and, by its size, the mask
   static_assert(!Wgmma || (kWarps % 4 == 0 && D % 64 == 0), "a warpgroup owns 64 whole rows");
@@ -73,7 +75,8 @@ __device__ __forceinline__ void load_query(uint32_t (&fragment)[4], uint32_t que
 
 // Begins scores = queries . keys^T for this warp's 16 rows; finish_qk ends it. wgmma runs in between.
 template <typename Tile>
-__device__ __forceinline__ void start_qk(float (&scores)[Tile::Tokens / 8][4], uint32_t queries, uint32_t keys, int warp) {
+__device__ __forceinline__ void start_qk(float (&scores)[Tile::Tokens / 8][4], uint32_t queries, uint32_t keys,
+                                         int warp) {
 #if TRT_EAGLE3_HAS_WGMMA
   if constexpr (Tile::Wgmma) {
     wgmma_pin(scores);
@@ -147,7 +150,7 @@ __device__ __forceinline__ void start_pv(float (&out)[Tile::D / 8][4], const flo
 #pragma unroll
       for (int part = 0; part < Tile::D / kColumns; ++part) {
         const uint32_t b = values + part * (kColumns / 64) * Tile::Tokens * 128 + step * 2048;
-        wgmma_rs<T>(reinterpret_cast<float(&)[kColumns / 8][4]>(out[part * kColumns / 8]), a[step],
+        wgmma_rs<T>(reinterpret_cast<float (&)[kColumns / 8][4]>(out[part * kColumns / 8]), a[step],
                     wgmma_descriptor(b, Tile::Tokens * 128), 1);
       }
     }

@@ -1,4 +1,5 @@
-// Stands in for the kernels, so that the C library's checks are tested where only a C++ compiler and CUDA's headers are.
+// Stands in for the kernels, so that the C library's checks are tested where
+// only a C++ compiler and CUDA's headers are.
 #include "params.h"
 
 namespace trt_eagle3 {
