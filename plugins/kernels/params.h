@@ -19,7 +19,8 @@ enum class MaskKind : int32_t { kTree = 0, kCausal = 1 };
 // How products are computed. kAuto picks; the rest are for tests and measurements.
 enum class AttentionPath : int32_t { kAuto = 0, kSimple = 1, kMma = 2, kWgmma = 3 };
 
-// How the splits over the cache are merged. kAuto picks a thread-block cluster where the chip has them.
+// How the splits over the cache are merged. kAuto: few rows in a thread-block cluster where the chip has them, else
+// through the workspace.
 enum class CombineKind : int32_t { kAuto = 0, kCluster = 1, kWorkspace = 2 };
 
 struct TreeAttentionParams {
