@@ -6,6 +6,7 @@ Shapes: S new tokens, M masked tail, P pages, H target hidden, Hd draft hidden, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -45,8 +46,9 @@ class Place:
         }
 
 
+@lru_cache(maxsize=256)
 def causal_mask(num_tokens: int) -> Tensor:
-    """bool [S, S], lower-triangular: the tree of a plain run of tokens."""
+    """bool [S, S], lower-triangular: the tree of a plain run of tokens. Shared: do not write into it."""
     return torch.ones(num_tokens, num_tokens, dtype=torch.bool).tril()
 
 
