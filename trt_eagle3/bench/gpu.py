@@ -2,7 +2,7 @@
 
 Graphs of a published geometry in bfloat16 with random weights (no checkpoint is needed), through the torch session with
 our kernels. Medians of CUDA-event timings of captured steps; the floor is weight and KV bytes over the copy bandwidth
-measured in the same run. Whole cycles are timed on the host's clock over the real loop, next to nothing accepted.
+measured in the same run. Whole cycles are timed on the host's clock over the real loop.
 """
 
 from __future__ import annotations
