@@ -4,14 +4,14 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 BIN := .venv/bin
 READY := .venv/.ready
 BUNDLE := engines/tiny
-IMAGES := examples/tiny/images
+SOURCES := $(wildcard trt_eagle3/*.py trt_eagle3/*/*.py)
 
 .PHONY: demo test lint clean plugins
 
 demo: $(BUNDLE)/bundle.json
 	@bash examples/01_quickstart/run.sh $(BUNDLE)
 
-$(BUNDLE)/bundle.json: $(READY) build_configs/tiny.yaml
+$(BUNDLE)/bundle.json: $(READY) build_configs/tiny.yaml $(SOURCES)
 	$(BIN)/trt-eagle3 build --config build_configs/tiny.yaml
 
 test: lint
