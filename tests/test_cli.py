@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import subprocess
@@ -165,6 +166,8 @@ BAD_INPUT: dict[str, tuple[Case, str]] = {
         lambda b, tmp: ["generate", b, "hi", *["--image", _save(tmp / "big.png", (256, 256))] * 3],
         "visual tokens",
     ),
+    "remote image": (lambda b, _: ["generate", b, "hi", "--image", "https://a.b/c.png"], "not fetched"),
+    "name of two lines": (lambda b, tmp: ["generate", b, "hi", "--image", tmp / "a\nb.png"], r"a\\nb.png"),
     "no frames": (lambda b, tmp: ["generate", b, "hi", "--video", _folder(tmp / "frames")], "frames"),
     "unknown override": (
         lambda *_: ["inspect", TARGET, DRAFT, "--set", "resdual=normed"],
@@ -201,8 +204,18 @@ def test_bad_input_is_one_line_and_exit_2(case: str, run: Run, bundle: Path, tmp
     assert re.search(message, ended.err), ended.err
 
 
-def test_unknown_option_is_exit_2(run: Run) -> None:
-    assert run("generate", "--nonsense").code == 2
+@pytest.mark.parametrize("words", [["generate", "--nonsense"], ["generate"], ["nonsense"], ["build", "--weights", "x"]])
+def test_misused_command_is_one_line_and_exit_2(run: Run, words: list[str]) -> None:
+    ended = run(*words)
+    assert ended.code == 2
+    assert ended.err.startswith("error: ")
+    assert ended.err.count("\n") == 1
+
+
+def test_image_can_be_a_data_uri(run: Run, bundle: Path, picture: Path) -> None:
+    uri = "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
+    args = ("generate", bundle, "Describe the picture.", "--max-tokens", 9, "--image")
+    assert run(*args, uri).out == run(*args, picture).out != ""
 
 
 def test_bundle_of_another_schema_is_exit_2(run: Run, tmp_path: Path) -> None:

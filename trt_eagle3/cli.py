@@ -34,10 +34,13 @@ def main() -> None:
     try:
         sys.exit(cli.main(standalone_mode=False) or 0)
     except TrtEagle3Error as error:
-        click.echo(f"error: {error}", err=True)
+        _print_error(str(error))
         sys.exit(error.exit_code)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        sys.exit(2)
+    except click.ClickException as error:
+        _print_error(error.format_message())
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
@@ -97,8 +100,8 @@ def build(config_file: Path, output: Path | None, weights: str, overrides: tuple
 @cli.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.argument("prompt")
-@click.option("--image", "images", multiple=True, type=click.Path(path_type=Path), help="An image; may be repeated.")
-@click.option("--video", "videos", multiple=True, type=click.Path(path_type=Path), help="A folder of frames or a file.")
+@click.option("--image", "images", multiple=True, help="An image file or data URI; may be repeated.")
+@click.option("--video", "videos", multiple=True, help="A folder of frames or a file.")
 @click.option("--max-tokens", default=256, show_default=True, help="At most this many new tokens.")
 @click.option("--no-speculation", is_flag=True, help="Decode plainly; the answer is the same.")
 @click.option("--stats", is_flag=True, help="Print speed and acceptance after the answer.")
@@ -165,6 +168,12 @@ def convert_draft(
         _print_json({"destination": str(destination), "layout": to, "notes": list(notes)})
     else:
         _out.print(f"wrote {destination} ({to})", *(f"note: {note}" for note in notes), sep="\n", soft_wrap=True)
+
+
+def _print_error(message: str) -> None:
+    """One line, whatever file names it holds."""
+    line = r"\n".join(message.splitlines())
+    click.echo(f"error: {line}", err=True)
 
 
 def _print_json(value: Any) -> None:

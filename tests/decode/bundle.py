@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
@@ -22,14 +23,16 @@ SPECIAL = {
 }
 
 
-def save_pair(directory: Path) -> None:
-    """Write ``target/`` and ``draft/``: transformers' layout and SpecForge's."""
+def save_pair(directory: Path, **vision: Any) -> None:
+    """Write ``target/`` and ``draft/``: transformers' layout and SpecForge's; ``vision`` goes to the target's config."""
     target, draft = directory / "target", directory / "draft"
     shutil.copytree(PROCESSOR, target)
     draft.mkdir()
     tokenizer = Tokenizer.from_file(str(PROCESSOR / "tokenizer.json"))
     vocab = -(-tokenizer.get_vocab_size() // 8) * 8
-    made = random_target(target, text={"vocab_size": vocab, "num_hidden_layers": 6}, vision={"patch_size": 16})
+    made = random_target(
+        target, text={"vocab_size": vocab, "num_hidden_layers": 6}, vision={"patch_size": 16, **vision}
+    )
     (target / "target.safetensors").unlink()
     save_file({n: p.detach().contiguous() for n, p in made.model.named_parameters()}, target / "model.safetensors")
     ids = {name: tokenizer.token_to_id(token) for name, token in SPECIAL.items()}

@@ -72,6 +72,15 @@ def test_contained_bundle_outlives_its_checkpoints(tmp_path: Path) -> None:
     assert load(moved).generate(PROMPT, max_tokens=4).token_ids == expected
 
 
+def test_target_without_deepstack_sees_images(tmp_path: Path, image: Image.Image) -> None:
+    save_pair(tmp_path, deepstack_visual_indexes=[])
+    engine = load(build(config_of(tmp_path)).path)
+    options: dict[str, Any] = {"images": [image], "max_tokens": 9, "ignore_eos": True}
+    assert (
+        engine.generate(PROMPT, **options).token_ids == engine.generate(PROMPT, **options, speculation=False).token_ids
+    )
+
+
 def test_stream_chunks_join_to_the_text_and_end_at_max_tokens(engine: Engine) -> None:
     for max_tokens in (1, 2, 9):
         answer = engine.stream(PROMPT, max_tokens=max_tokens, ignore_eos=True)

@@ -64,12 +64,20 @@ def test_directory_without_a_template_is_refused(tmp_path: Path) -> None:
         ChatTemplate.from_directory(tmp_path)
 
 
+def test_template_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match=r"chat_template\.jinja: not readable as UTF-8"):
+        ChatTemplate.from_directory(tmp_path)
+
+
 def test_template_that_does_not_parse_is_refused() -> None:
     with pytest.raises(UserError, match="does not parse"):
         ChatTemplate("{% if %}", {})
 
 
-@pytest.mark.parametrize("source", ["{{ raise_exception('no tools') }}", "{{ ''.__class__.__mro__ }}", "{{ x.y.z }}"])
+@pytest.mark.parametrize(
+    "source", ["{{ raise_exception('no tools') }}", "{{ ''.__class__.__mro__ }}", "{{ x.y.z }}", "{{ 1 // 0 }}"]
+)
 def test_refusal_of_the_template_is_one_line(source: str) -> None:
     messages: list[dict[str, Any]] = []
     with pytest.raises(UserError, match="chat template refuses"):

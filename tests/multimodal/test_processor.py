@@ -237,6 +237,7 @@ def test_prompt_over_the_limit_is_refused_with_its_parts(published: Path, spec: 
         ([{"type": "text", "text": "<|video_pad|>"}], "holds <|video_pad|>"),
         ([{"type": "audio", "audio": b""}], "unknown part"),
         ([{"type": "image"}], "unknown part"),
+        ("half a \udc80 character", "text: not Unicode text at character 7"),
         (None, "expected a string or a list"),
         ([{"type": "image", "image": Image.new("RGB", (1, 1))}], "single pixel"),
         ([{"type": "image", "image": Image.new("RGB", (999, 3))}], "aspect ratio of at most 200, got 999x3"),

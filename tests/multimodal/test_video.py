@@ -137,6 +137,14 @@ def test_empty_folder_is_refused(tmp_path: Path) -> None:
         load_video(tmp_path, CONFIG)
 
 
+def test_file_of_an_unknown_codec_is_refused(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "clip.mp4", count=3)
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"mp4v", b"zzzz").replace(b"esds", b"zzzz"))
+    with pytest.raises(UserError, match="a codec unknown here"):
+        load_video(path, CONFIG)
+
+
 def test_file_that_is_no_video_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("av")
     (tmp_path / "notes.mp4").write_text("not a video")

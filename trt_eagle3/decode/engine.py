@@ -135,7 +135,7 @@ class Engine:
             side = round(vision.num_position_embeddings**0.5)
             rows = vision_rows(inputs.grid_thw, vision.spatial_merge_size, side)
             visual, levels = self._vision.forward(inputs.patches.to(self._dtype), rows.inputs())
-            deepstack = deepstack if levels is None else levels
+            deepstack = visual.new_zeros(0, *visual.shape) if levels is None else levels
         return Prompt(inputs.token_ids, inputs.position_ids, inputs.rope_delta, inputs.visual_rows, visual, deepstack)
 
     def decode(self, prompt: Prompt, *, speculation: bool = True) -> Generator[tuple[int, ...]]:

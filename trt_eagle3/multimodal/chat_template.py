@@ -65,7 +65,7 @@ class ChatTemplate:
             return self._template.render(
                 messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **self._variables
             )
-        except (jinja2.TemplateError, TypeError, AttributeError) as error:
+        except Exception as error:  # a template is a program: it may fail in any way
             raise UserError(f"messages: the checkpoint's chat template refuses them ({error}).") from error
 
 
@@ -75,10 +75,17 @@ def _find_source(directory: Path, tokenizer: Mapping[str, Any]) -> str | None:
         return _default(read_json(path).get("chat_template"))
     path = directory / "chat_template.jinja"
     if path.is_file():
-        return path.read_text(encoding="utf-8")
+        return _read_text(path)
     path = directory / "processor_config.json"
     nested = _default(read_json(path).get("chat_template")) if path.is_file() else None
     return nested or _default(tokenizer.get("chat_template"))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not readable as UTF-8 ({error}). Copy it from the checkpoint again.") from error
 
 
 def _default(value: object) -> str | None:

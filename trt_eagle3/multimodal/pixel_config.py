@@ -16,6 +16,8 @@ __all__ = ["PixelConfig", "read_image_config", "read_json", "read_video_config"]
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 _HALF = (0.5, 0.5, 0.5)
+_MOST = 2**31  # pixels, or anything else here
+_FILTERS = range(6)  # Pillow's
 
 # The class defaults of transformers' Qwen2VLImageProcessor and Qwen3VLVideoProcessor: a file may leave any of them out.
 _IMAGE_DEFAULTS: Mapping[str, Any] = {
@@ -85,7 +87,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: not readable as JSON ({error}). Copy the file from the checkpoint again.") from error
     if not isinstance(value, dict):
         raise UserError(f"{path}: expected a JSON object, got {type(value).__name__}. Copy the file again.")
@@ -100,7 +102,7 @@ def read_image_config(directory: Path, vision: VisionGeometry) -> PixelConfig:
     """
     path, found = _find(directory, "image_processor", ("preprocessor_config.json",))
     values = {**_SHARED_DEFAULTS, **_IMAGE_DEFAULTS, **found}
-    size = dict(values["size"] or {})
+    size = _size(path, values)
     for old, new in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
         if values.get(old) is not None:
             size[new] = values[old]
@@ -116,7 +118,7 @@ def read_video_config(directory: Path, vision: VisionGeometry) -> PixelConfig:
     names = ("video_preprocessor_config.json", "preprocessor_config.json")
     path, found = _find(directory, "video_processor", names)
     values = {**_SHARED_DEFAULTS, **_VIDEO_DEFAULTS, **found}
-    return _build(path, values, dict(values["size"] or {}), vision)
+    return _build(path, values, _size(path, values), vision)
 
 
 def _find(directory: Path, section: str, names: tuple[str, ...]) -> tuple[Path, dict[str, Any]]:
@@ -131,6 +133,34 @@ def _find(directory: Path, section: str, names: tuple[str, ...]) -> tuple[Path, 
     raise UserError(
         f"{directory}: no {names[0]} and no processor_config.json with {section!r}. Copy them from the checkpoint."
     )
+
+
+def _size(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    size = values["size"] or {}
+    if not isinstance(size, dict):
+        raise UserError(
+            f"{path}: size: expected shortest_edge and longest_edge, got {size!r:.80}. Copy the file again."
+        )
+    return dict(size)
+
+
+def _number(path: Path, name: str, value: Any) -> float:
+    """A number above zero that pixels can be counted or scaled by."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _MOST:
+        raise UserError(f"{path}: {name}: expected a number above 0, got {value!r:.80}. Copy the file again.")
+    return value
+
+
+def _channels(path: Path, name: str, values: Any, vision: VisionGeometry) -> tuple[float, ...]:
+    """One number per colour channel."""
+    numbers = isinstance(values, list | tuple) and all(
+        isinstance(v, int | float) and not isinstance(v, bool) and abs(v) < _MOST for v in values
+    )
+    if not numbers or len(values) != vision.in_channels or (name == "image_std" and 0 in values):
+        raise UserError(
+            f"{path}: {name}: expected {vision.in_channels} numbers, got {values!r:.80}. Copy the file again."
+        )
+    return tuple(values)
 
 
 def _build(path: Path, values: Mapping[str, Any], size: Mapping[str, Any], vision: VisionGeometry) -> PixelConfig:
@@ -151,18 +181,24 @@ def _build(path: Path, values: Mapping[str, Any], size: Mapping[str, Any], visio
                 "The processor files belong to another checkpoint: copy this checkpoint's own."
             )
     capped = bool(values.get("cap_pixels_per_frame"))
+
+    def number(name: str, default: float) -> float:
+        return _number(path, name, values.get(name) or default)
+
+    if values["resample"] not in _FILTERS or isinstance(values["resample"], bool):
+        raise UserError(f"{path}: resample: expected 0 to 5, got {values['resample']!r:.80}. Copy the file again.")
     return PixelConfig(
         patch_size=values["patch_size"],
         temporal_patch_size=values["temporal_patch_size"],
         merge_size=values["merge_size"],
-        min_pixels=int(size["shortest_edge"]),
-        max_pixels=int(size["longest_edge"]),
-        mean=tuple(values["image_mean"]),
-        std=tuple(values["image_std"]),
-        rescale_factor=float(values["rescale_factor"]),
+        min_pixels=int(_number(path, "size.shortest_edge", size["shortest_edge"])),
+        max_pixels=int(_number(path, "size.longest_edge", size["longest_edge"])),
+        mean=_channels(path, "image_mean", values["image_mean"], vision),
+        std=_channels(path, "image_std", values["image_std"], vision),
+        rescale_factor=float(_number(path, "rescale_factor", values["rescale_factor"])),
         resample=int(values["resample"]),
-        fps=float(values.get("fps") or 2.0),
-        min_frames=int(values.get("min_frames") or 4),
-        max_frames=int(values.get("max_frames") or 768),
-        max_frame_tokens=int(values["max_video_tokens"]) if capped else None,
+        fps=float(number("fps", 2.0)),
+        min_frames=int(number("min_frames", 4)),
+        max_frames=int(number("max_frames", 768)),
+        max_frame_tokens=int(number("max_video_tokens", 768)) if capped else None,
     )

@@ -223,6 +223,10 @@ class Processor:
         return parts, slots
 
     def _check_text(self, text: str) -> None:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"text: not Unicode text at character {error.start}. Pass it as UTF-8.") from error
         if found := self._pads.search(text):
             raise UserError(f"text: holds {found.group()}, which marks where an image or video goes. Remove it.")
 

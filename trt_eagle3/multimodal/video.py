@@ -155,6 +155,8 @@ def _from_file(path: Path, video: Video, config: PixelConfig, name: str) -> Load
             if not container.streams.video:
                 raise UserError(f"{name}: holds no video stream. Give a video file.")
             stream = container.streams.video[0]
+            if stream.codec_context is None:
+                raise UserError(f"{name}: its video is in a codec unknown here. Encode it as H.264.")
             check_pixels(name, stream.width, stream.height)
             rate, total = stream.average_rate, stream.frames or _count_frames(path)
             if total == 0:
