@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trt_eagle3.config import BuildConfig, SpeculationConfig, config_from_dict, load_config
+from trt_eagle3.config import BuildConfig, SpeculationConfig, config_from_dict, load_config, parse_overrides
 from trt_eagle3.errors import UserError
 
 ROOT = Path(__file__).parent.parent
@@ -72,3 +72,17 @@ def test_unreadable_config_is_one_line(tmp_path: Path, text: str | None, message
     with pytest.raises(UserError, match=message) as caught:
         load_config(file)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("overrides", ["[1]", "x", "3"])
+def test_overrides_that_are_no_mapping_are_one_line(overrides: str, tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(f"name: a\ntarget: {{checkpoint: x}}\ndraft: {{checkpoint: y, overrides: {overrides}}}")
+    with pytest.raises(UserError, match=r"draft\.overrides: expected a mapping of fields"):
+        load_config(file, {"residual": "normed"})
+
+
+@pytest.mark.parametrize("words", [("rope=1", "rope.base=2"), ("aux_layers=[1]", "aux_layers.x=2")])
+def test_parts_of_a_plain_value_are_refused(words: tuple[str, str]) -> None:
+    with pytest.raises(UserError, match=r"--set .*has the value .* already"):
+        parse_overrides(words)

@@ -133,7 +133,10 @@ def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Build
         draft = raw.get("draft")
         if not isinstance(draft, dict):
             raise UserError(f"{path}: overrides of a draft given, and no draft in the config")
-        raw = raw | {"draft": draft | {"overrides": {**(draft.get("overrides") or {}), **overrides}}}
+        own = draft.get("overrides") or {}
+        if not isinstance(own, dict):
+            raise UserError(f"{path}: draft.overrides: expected a mapping of fields, got {own!r}")
+        raw = raw | {"draft": draft | {"overrides": {**own, **overrides}}}
     return config_from_dict(raw, str(path))
 
 
@@ -150,7 +153,7 @@ def parse_overrides(assignments: Iterable[str]) -> dict[str, Any]:
     """``draft.overrides`` of command-line words ``field=value``; values are YAML, dots make sections.
 
     Raises:
-        UserError: a word without ``=``, or a value that is not YAML.
+        UserError: a word without ``=``, a value that is not YAML, or a part of what has a plain value already.
     """
     overrides: dict[str, Any] = {}
     for word in assignments:
@@ -161,6 +164,8 @@ def parse_overrides(assignments: Iterable[str]) -> dict[str, Any]:
         place = overrides
         for section in sections:
             place = place.setdefault(section, {})
+            if not isinstance(place, dict):
+                raise UserError(f"--set {word}: {section} has the value {place!r} already. Set it, or its parts.")
         try:
             place[last] = yaml.safe_load(text)
         except yaml.YAMLError as error:

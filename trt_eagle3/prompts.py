@@ -31,7 +31,7 @@ def read_questions(file: Path) -> list[Question]:
     """
     try:
         entries = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file}: cannot read the prompts: {error}") from error
     if not isinstance(entries, list) or not entries:
         raise UserError(f'{file}: expected a JSON list of {{"prompt": ..., "images": [...], "frames": [...]}}')

@@ -200,6 +200,14 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
         convert_draft(read_draft(tmp_path, target_spec()), tmp_path, "specforge")
 
 
+def test_the_folder_one_stands_in_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_specforge_draft(tmp_path / "draft", aux=[1, 3, 4])
+    (tmp_path / "new").mkdir()
+    monkeypatch.chdir(tmp_path / "new")
+    convert_draft(read_draft(tmp_path / "draft", None), Path(), "specforge")
+    assert read_draft(tmp_path / "new", None).producer == "specforge"
+
+
 def test_an_unknown_layout_is_refused(tmp_path: Path) -> None:
     write_specforge_draft(tmp_path)
     with pytest.raises(UserError, match="layout 'sglang': expected one of specforge, speculators"):

@@ -241,6 +241,11 @@ WARNED = {
     "unshifted ids": (write_speculators_draft, {"aux": [1, 3, 4]}, "copied unshifted by a converter"),
     "unsorted ids": (write_specforge_draft, {"aux": [4, 1, 3]}, "not ascending"),
     "trained base": (write_safeailab_draft, {"rope_theta": 1e6}, "its own trainer ignores it"),
+    "unread ids": (
+        write_safeailab_draft,
+        {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 3, 5]}},
+        "layer_ids [0, 3, 5]: safeailab's code does not read it; aux layers [1, 3, 4] are taken",
+    ),
     "unknown": (write_generic_draft, {}, "no known producer"),
     "dynamic": (write_specforge_draft, {"rope": {"rope_type": "dynamic", "factor": 2.0}}, "not followed"),
 }

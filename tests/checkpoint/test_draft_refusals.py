@@ -88,6 +88,16 @@ OTHERS: dict[str, tuple[Change, Change, str]] = {
         lambda t: t.update({"midlayer.mlp.up_proj.weight_scale": torch.ones(1)}),
         "quantised.*weight_scale",
     ),
+    "FP8 cache": (
+        lambda c: c,
+        lambda t: t.update({"midlayer.self_attn.k_proj.k_scale": torch.ones(())}),
+        "quantised.*k_scale",
+    ),
+    "another speculator": (
+        lambda c: c.update(speculators_model_type="independent"),
+        lambda t: t,
+        "a speculator of another kind .*independent",
+    ),
     "integers": (
         lambda c: c,
         lambda t: t.update({"midlayer.mlp.up_proj.weight": torch.ones(48, 32, dtype=torch.int8)}),
@@ -115,6 +125,10 @@ def test_quantised_modelopt_draft_is_refused(tmp_path: Path) -> None:
     write_modelopt_draft(tmp_path)
     (tmp_path / "hf_quant_config.json").write_text("{}")
     assert "hf_quant_config.json" in _refusal(tmp_path)
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
+    assert "hf_quant_config.json: NVFP4" in _refusal(tmp_path)
+    _config(tmp_path, lambda c: c.update(quantization_config={"quant_method": "modelopt", "quant_algo": "FP8"}))
+    assert "quantization_config: modelopt FP8" in _refusal(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +152,8 @@ def test_a_draft_of_another_target_is_refused(
 def test_the_embedding_state_is_out_of_range(tmp_path: Path) -> None:
     write_speculators_draft(tmp_path, aux=[0, 2, 4])
     assert "aux layer -1 (eagle_aux_hidden_state_layer_ids [0, 2, 4], states" in _refusal(tmp_path)
+    with pytest.raises(UserError, match="aux layer -1"):
+        read_draft(tmp_path, None)
 
 
 CONFLICTS: dict[str, tuple[Change, list[str]]] = {
@@ -190,6 +206,15 @@ TENSORS: dict[str, tuple[Change, str]] = {
     "one bias": (lambda t: t.update({"midlayer.self_attn.q_proj.bias": torch.ones(64)}), "k_proj.bias"),
     "surplus": (lambda t: t.update(stray=torch.ones(1)), "stray surplus"),
     "misshapen": (lambda t: t.update({"norm.weight": torch.ones(3)}), "norm.weight: expected shape [32]"),
+    "a vector as fc": (
+        lambda t: t.update({"fc.weight": torch.ones(32)}),
+        "fc.weight: expected a matrix, got shape [32]",
+    ),
+    "a lone number": (
+        lambda t: t.update({"midlayer.mlp.gate_proj.weight": torch.ones(())}),
+        "midlayer.mlp.gate_proj.weight: expected a dimension or more, got shape []",
+    ),
+    "a lone number as d2t": (lambda t: t.update({"d2t": torch.ones(())}), "d2t: expected a dimension or more"),
     "narrow attention": (
         lambda t: t.update({"midlayer.self_attn.q_proj.weight": torch.ones(64, 32)}),
         "q_proj.weight: expected shape [64, 64]",
@@ -238,6 +263,31 @@ def test_a_broken_pickle_is_refused(content: bytes, tmp_path: Path) -> None:
     write_safeailab_draft(tmp_path / "draft")
     (tmp_path / "draft" / "pytorch_model.bin").write_bytes(content)
     assert "pytorch_model.bin" in _refusal(tmp_path / "draft")
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("fc.weight", torch.eye(3).to_sparse()),
+        ("fc.weight", torch.ones(3, device="meta")),
+        ("fc.weight", torch.ones(3, dtype=torch.float8_e4m3fn)),
+        ("fc.weight", torch.ones(3, dtype=torch.complex64)),
+        (3, torch.ones(3)),
+    ],
+    ids=["sparse", "meta", "fp8", "complex", "number as name"],
+)
+def test_a_pickle_of_odd_tensors_is_refused(name: Any, tensor: torch.Tensor, legacy: bool, tmp_path: Path) -> None:
+    write_safeailab_draft(tmp_path / "draft")
+    file = tmp_path / "draft" / "pytorch_model.bin"
+    torch.save({"norm.weight": torch.ones(2), name: tensor}, file, _use_new_zipfile_serialization=not legacy)
+    assert "pytorch_model.bin: " in _refusal(tmp_path / "draft")
+
+
+def test_a_cache_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    write_safeailab_draft(tmp_path / "draft")
+    (tmp_path / "cache").write_text("a file")
+    assert "cannot write it" in _refusal(tmp_path / "draft")
 
 
 def test_a_folder_without_weights_or_config_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.checkpoint.drafts import (
+    Geometry,
     target_spec,
     write_angelslim_draft,
     write_modelopt_draft,
@@ -31,7 +32,7 @@ FIELDS: dict[str, Any] = {
     "image_rows": "vision",
     "image_rows_rotated": False,
     "positions": "linear",
-    "position_shift": 3,
+    "position_shift": 1,
     "max_position_embeddings": 77,
 }
 
@@ -56,6 +57,20 @@ def test_the_embedding_of_the_target_is_taken(tmp_path: Path) -> None:
     write_speculators_draft(tmp_path)
     manifest = read_draft(tmp_path, target_spec(), {"embedding": "target"})
     assert (manifest.embedding, "embed_tokens.weight" in manifest.tensors) == ("target", False)
+
+
+def test_the_head_of_the_target_goes_before_a_tie_flag(tmp_path: Path) -> None:
+    write_speculators_draft(tmp_path, full_vocab=True, tie_word_embeddings=True)
+    manifest = read_draft(tmp_path, target_spec(), {"head": "target"})
+    assert (manifest.head, "lm_head.weight" in manifest.tensors) == ("target", False)
+    assert manifest.sources["head"].kind == "override"
+
+
+def test_vision_rows_need_the_targets_width(tmp_path: Path) -> None:
+    write_specforge_draft(tmp_path, Geometry(hidden=48), embedding=True)
+    assert read_draft(tmp_path, target_spec(), {"producer": "modelopt"}).image_rows == "pad"
+    with pytest.raises(UserError, match=r"vision rows are 32 wide, .* is 48\. Set draft\.overrides\.image_rows: pad"):
+        read_draft(tmp_path, target_spec(), {"image_rows": "vision"})
 
 
 def test_the_producer_is_overridden(tmp_path: Path) -> None:
@@ -122,6 +137,16 @@ def test_a_whole_rope_overrides_a_config_that_contradicts_itself(tmp_path: Path)
         ({"path": "/"}, "the tensors decide it"),
         ({"d2t": "relative"}, "expected one of offset, absolute"),
         ({"embedding": "own"}, "embed_tokens.weight missing"),
+        ({"head": "target"}, "draft.overrides.head: target: 24 draft ids need a head of their own"),
+        ({"num_heads": 0}, "draft.overrides.num_heads: expected a positive whole number, got 0"),
+        ({"position_shift": 2}, "draft.overrides.position_shift: expected 0 or 1, got 2"),
+        ({"rms_norm_eps": float("nan")}, "draft.overrides.rms_norm_eps: expected a number from 0"),
+        ({"max_position_embeddings": -1}, "draft.overrides.max_position_embeddings: expected 0"),
+        ({"rope": {"base": float("nan")}}, "expected a base above 1"),
+        ({"rope": {"base": float("inf")}}, "expected a base above 1"),
+        ({"rope": {1: 2}}, "draft.overrides.rope.1: unknown key"),
+        ({"rope": {"sections": [4, 2, 2]}}, "draft.overrides.rope.sections: a 1d layout has none"),
+        ({"rope": {"factor": 2}}, "draft.overrides.rope.factor: rope_type default has no such number"),
     ],
 )
 def test_an_override_that_does_not_fit_is_refused(overrides: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -133,9 +158,9 @@ def test_an_override_that_does_not_fit_is_refused(overrides: dict[str, Any], mes
 
 
 def test_what_a_config_keeps_for_us_goes_before_conventions_but_after_the_user(tmp_path: Path) -> None:
-    write_specforge_draft(tmp_path, **{EXTENSION: {"positions": "linear", "position_shift": 1}})
-    manifest = read_draft(tmp_path, target_spec(), {"position_shift": 2})
-    assert (manifest.positions, manifest.position_shift) == ("linear", 2)
+    write_specforge_draft(tmp_path, **{EXTENSION: {"positions": "linear", "position_shift": 0}})
+    manifest = read_draft(tmp_path, target_spec(), {"position_shift": 1})
+    assert (manifest.positions, manifest.position_shift) == ("linear", 1)
     assert (manifest.sources["positions"].kind, manifest.sources["position_shift"].kind) == ("config", "override")
     assert json.loads((tmp_path / "config.json").read_text())[EXTENSION]
 

@@ -67,7 +67,8 @@ def convert_draft(manifest: DraftManifest, destination: Path, to: Layout) -> tup
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise UserError(f"{destination}: exists. Name a new folder.")
     config = layout.config(manifest) | {EXTENSION: {name: getattr(manifest, name) for name in _SERVED}}
-    partial = destination.with_name(f"{destination.name}.partial-{os.getpid()}")
+    place = destination.absolute()
+    partial = place.with_name(f"{place.name}.partial-{os.getpid()}")
     try:
         partial.mkdir(parents=True)
         write_tensors(partial / "model.safetensors", _contents(manifest, layout))
@@ -75,7 +76,7 @@ def convert_draft(manifest: DraftManifest, destination: Path, to: Layout) -> tup
         if to == "tensorrt-llm":
             _write_speculative_config(partial, manifest)
         _refuse_changed(manifest, read_draft(partial, None), to)
-        partial.replace(destination)
+        partial.replace(place)
     except OSError as error:
         raise UserError(f"{destination}: cannot write it: {error.strerror}") from error
     finally:

@@ -74,6 +74,7 @@ def _tensors(facts: Facts, d2t: TensorRef | None) -> dict[str, TensorRef]:
     if (
         facts.files.find("tie_word_embeddings", "flag")
         and facts.values["head"] == "target"
+        and facts.sources["head"].kind != "override"
         and "embed_tokens.weight" in tensors
     ):
         tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
@@ -81,6 +82,11 @@ def _tensors(facts: Facts, d2t: TensorRef | None) -> dict[str, TensorRef]:
         facts.sources["head"] = Source("config", "tie_word_embeddings: its own embedding")
     drafted, vocab = facts.values["draft_vocab_size"], facts.values["vocab_size"]
     if facts.values["head"] == "target" and drafted != vocab:
+        if "lm_head.weight" in facts.files.tensors:
+            raise facts.error(
+                f"draft.overrides.head: target: {drafted} draft ids need a head of their own, the target's has {vocab} "
+                "rows. Leave it out."
+            )
         raise facts.error(
             f"lm_head.weight missing: {drafted} draft ids need a head of their own, the target's has {vocab} rows. "
             "Use the whole checkpoint."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import cache
 from typing import Any, get_type_hints
@@ -42,6 +42,13 @@ _ROPE_KEYS = (
     *("attention_factor", "truncate"),
 )
 _D2T = ("offset", "absolute")
+_COUNT: tuple[str, Callable[[Any], bool]] = ("a positive whole number", lambda n: 0 < n < 2**31)
+_RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+    **dict.fromkeys(("num_heads", "num_kv_heads", "head_dim", "vocab_size"), _COUNT),
+    "max_position_embeddings": ("0 (unknown) or a positive whole number", lambda n: 0 <= n < 2**31),
+    "position_shift": ("0 or 1", lambda n: n in {0, 1}),
+    "rms_norm_eps": ("a number from 0 to below 1", lambda x: 0 <= x < 1),
+}
 
 
 class Facts:
@@ -140,10 +147,17 @@ def check_overrides(overrides: Mapping[str, Any], origin: str = "draft.overrides
             checked[key] = value
         else:
             checked[key] = _fit(f"{origin}.{key}", adapters[key], value)
+            _check_range(f"{origin}.{key}", key, checked[key])
     layers = checked.get("aux_layers")
     if layers is not None and list(layers) != sorted({k for k in layers if k >= 0}):
         raise UserError(f"{origin}.aux_layers: expected ascending layer numbers, got {list(layers)}")
     return checked
+
+
+def _check_range(name: str, field: str, value: Any) -> None:
+    words, fits = _RANGES.get(field, ("", lambda _: True))
+    if not fits(value):
+        raise UserError(f"{name}: expected {words}, got {value!r}")
 
 
 def _fit(name: str, adapter: TypeAdapter[Any], value: Any) -> Any:
@@ -166,7 +180,7 @@ def _rope_override(value: Any, name: str) -> dict[str, Any]:
     checked: dict[str, Any] = {}
     for key, part in value.items():
         if key not in _ROPE_KEYS:
-            raise _unknown(f"{name}.{key}", key, list(_ROPE_KEYS))
+            raise _unknown(f"{name}.{key}", str(key), list(_ROPE_KEYS))
         checked[key] = _fit(f"{name}.{key}", TypeAdapter(types.get(key, float)), part)
     return checked
 

@@ -6,13 +6,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trt_eagle3.checkpoint.config_value import Kind, config_value
 from trt_eagle3.checkpoint.target_reader import read_json
-from trt_eagle3.checkpoint.tensor_file import cached_file, tensor_content, write_tensors
+from trt_eagle3.checkpoint.tensor_file import Content, cached_file, tensor_content, write_tensors
 from trt_eagle3.checkpoint.tensor_index import TensorRef, open_index
 from trt_eagle3.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 __all__ = ["DraftFiles", "open_draft"]
 
@@ -94,11 +97,20 @@ def _converted(pickles: list[Path], cache: Path | None) -> Path:
     for pickle in pickles:
         file = folder / f"{pickle.stem}.safetensors"
         if not file.is_file():
-            write_tensors(file, {name: tensor_content(t) for name, t in _unpickled(pickle).items()})
+            write_tensors(file, {name: _content(pickle, name, t) for name, t in _unpickled(pickle).items()})
     return folder
 
 
-def _unpickled(file: Path) -> dict[str, Any]:
+def _content(file: Path, name: str, tensor: Tensor) -> Content:
+    if tensor.is_nested or tensor.is_meta or str(tensor.layout) != "torch.strided":
+        raise UserError(f"{file}: {name}: not a plain tensor. Convert it to safetensors.")
+    try:
+        return tensor_content(tensor)
+    except UserError as error:
+        raise UserError(f"{file}: {name}: {error}. Use the unquantised draft, in floats.") from error
+
+
+def _unpickled(file: Path) -> dict[str, Tensor]:
     import pickle
 
     import torch
@@ -113,9 +125,10 @@ def _unpickled(file: Path) -> dict[str, Any]:
             f"{file}: holds more than tensors; it is not read, since that could run code. Convert it to safetensors "
             "where you trust it."
         ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+    except (RuntimeError, EOFError, OSError, ValueError, LookupError, AttributeError) as error:
         reason = " ".join(str(error).split())[:120]
         raise UserError(f"{file}: not a sound {_BIN}: {reason}. Download it again.") from error
-    if not isinstance(state, dict) or not all(isinstance(t, torch.Tensor) for t in state.values()):
+    items = state.items() if isinstance(state, dict) else [(None, None)]
+    if not all(isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in items):
         raise UserError(f"{file}: expected a mapping of names to tensors. Convert it to safetensors.")
-    return state
+    return dict(items)

@@ -25,6 +25,7 @@ def resolve_geometry(facts: Facts, section: str = "") -> None:
         UserError: tensors and config contradict each other, or something is missing.
     """
     tensors = facts.files.tensors
+    _check_dimensions(facts)
     _agree_with_config(facts, section, "hidden_size", tensors["fc.weight"])
     _count_layers(facts, section)
     gate = tensors.get("layers.0.mlp.gate_proj.weight")
@@ -48,6 +49,14 @@ def resolve_geometry(facts: Facts, section: str = "") -> None:
 
 def _config(facts: Facts, section: str, key: str, kind: Kind = "whole") -> Any:
     return facts.files.find(f"{section}.{key}" if section else key, kind)
+
+
+def _check_dimensions(facts: Facts) -> None:
+    """Rows can be counted: nothing is a lone number, and fc is a matrix."""
+    for name, ref in facts.files.tensors.items():
+        if not ref.shape or (name == "fc.weight" and len(ref.shape) != 2):
+            words = "a matrix" if name == "fc.weight" else "a dimension or more"
+            raise facts.error(f"{ref.name}: expected {words}, got shape {list(ref.shape)}. Use the whole checkpoint.")
 
 
 def _agree_with_config(facts: Facts, section: str, key: str, ref: TensorRef) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trt_eagle3.checkpoint.draft_facts import Facts
 from trt_eagle3.checkpoint.draft_files import DraftFiles
 from trt_eagle3.checkpoint.manifest import Source
-from trt_eagle3.checkpoint.producer import DEFAULT_BASE, Producer, RopeReading
+from trt_eagle3.checkpoint.producer import AUX_KEYS, DEFAULT_BASE, Producer, RopeReading
 from trt_eagle3.checkpoint.rope_schedule import RopeConfig
 
 __all__ = ["GENERIC"]
@@ -39,11 +39,7 @@ GENERIC = Producer(
     name="generic",
     evidence=_evidence,
     read_rope=_read_rope,
-    aux_keys=(
-        "eagle_config.eagle_aux_hidden_state_layer_ids",
-        "eagle_aux_hidden_state_layer_ids",
-        "aux_hidden_states_layer_ids",
-    ),
+    aux_keys=AUX_KEYS,
     aux_ids="out",
     aux_pre_deepstack=False,
     quirks=_quirks,

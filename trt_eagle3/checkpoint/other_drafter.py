@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from trt_eagle3.checkpoint.draft_files import DraftFiles
+from trt_eagle3.checkpoint.target_reader import read_json
 from trt_eagle3.errors import UserError
 
 __all__ = ["refuse_other_drafters"]
@@ -33,7 +35,9 @@ _TENSORS: Mapping[str, str] = {
     r".*\.(experts|block_sparse_moe)\.": "an EAGLE-3 draft with a mixture of experts",
     r".*\.lora_[AB]\.": "a draft trained with adapters on its target (adapter_model.safetensors)",
 }
-_QUANTISED = re.compile(r".*\.(weight_scale(_inv|_2)?|input_scale|qweight|qzeros|scales|g_idx|weight_packed)$")
+_QUANTISED = re.compile(
+    r".*\.(weight_scale(_inv|_2)?|input_scale|[qkv]_scale|qweight|qzeros|scales|g_idx|weight_packed)$"
+)
 _FLOATS = ("F32", "F16", "BF16")
 
 
@@ -66,6 +70,9 @@ def _named(files: DraftFiles) -> str:
 
 
 def _by_config(files: DraftFiles) -> str:
+    kind = files.find("speculators_model_type", "text")
+    if kind not in {None, "eagle3"}:
+        return f"a speculator of another kind (speculators_model_type {kind!r})"
     if "dflash_config" in files.config:
         return "DFlash (dflash_config)"
     if "medusa_num_heads" in files.config:
@@ -92,17 +99,24 @@ def _by_tensors(files: DraftFiles) -> str:
 def _has_wide_layer(files: DraftFiles) -> bool:
     """Whether layer 0 takes [embedding, hidden], as every EAGLE-3 draft's does."""
     q, fc = files.tensors.get("layers.0.self_attn.q_proj.weight"), files.tensors["fc.weight"]
-    return q is not None and q.shape[-1] == 2 * fc.shape[0]
+    return q is not None and q.shape[-1:] == (2 * fc.shape[0],)
+
+
+def _method(config: Any) -> str:
+    """Who quantised and how, in the config's words."""
+    if not isinstance(config, dict):
+        return str(config or "unnamed")
+    return " ".join(str(config[key]) for key in ("quant_method", "quant_algo") if config.get(key)) or "unnamed"
 
 
 def _quantised(files: DraftFiles) -> str:
     for key in ("quantization_config", "compression_config"):
         config = files.config.get(key)
         if config:
-            method = config.get("quant_method") or config.get("quant_algo") if isinstance(config, dict) else config
-            return f"{key}: {method or 'unnamed'}"
-    if (files.directory / "hf_quant_config.json").is_file():
-        return "hf_quant_config.json"
+            return f"{key}: {_method(config)}"
+    file = files.directory / "hf_quant_config.json"
+    if file.is_file():
+        return f"{file.name}: {_method(read_json(file).get('quantization'))}"
     for name, ref in files.tensors.items():
         if _QUANTISED.match(name) or (name.endswith("_proj.weight") and ref.dtype not in _FLOATS):
             return f"{ref.name}, {ref.dtype}"

@@ -13,9 +13,14 @@ from trt_eagle3.checkpoint.manifest import Source
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.rope_schedule import RopeConfig, make_rope, read_rope_config
 
-__all__ = ["DEFAULT_BASE", "Producer", "RopeReading", "resolve"]
+__all__ = ["AUX_KEYS", "DEFAULT_BASE", "Producer", "RopeReading", "resolve"]
 
 DEFAULT_BASE = 10000.0
+AUX_KEYS = (
+    "eagle_config.eagle_aux_hidden_state_layer_ids",
+    "eagle_aux_hidden_state_layer_ids",
+    "aux_hidden_states_layer_ids",
+)
 _ROPE_FIX = ", or set layout, kind and base of draft.overrides.rope"
 
 
@@ -71,7 +76,7 @@ def resolve(producer: Producer, facts: Facts) -> None:
     facts.put("aux_pre_deepstack", producer.aux_pre_deepstack, "convention", rule)
     for field, value in {"residual": "hidden", "first_norm": "single", "feedback": "pre_norm"}.items():
         facts.put(field, value, "convention", rule)
-    facts.put("image_rows", producer.image_rows, "convention", rule)
+    _image_rows(producer, facts)
     facts.put("image_rows_rotated", True, "convention", "rows move with the token ids")
     rope = _rope(producer, facts)
     one_d = rope.layout == "1d"
@@ -92,6 +97,11 @@ def _aux_layers(producer: Producer, facts: Facts) -> None:
             facts.warn(f"{key} {list(ids)} is not ascending; every server captures in layer order")
         offset = 1 if meaning == "state" else 0
         detail = f"{key} {list(ids)}, {'states after j layers' if offset else 'out(k) ids'}"
+        if min(ids) < offset:
+            raise facts.error(
+                f"aux layer -1 ({detail}) is out of range: state 0 is the embedding, not a layer's output. "
+                "Set draft.overrides.aux_layers."
+            )
         facts.put("aux_layers", tuple(sorted(i - offset for i in ids)), "config", detail)
     elif "aux_layers" not in facts.values:
         n = num_target_layers
@@ -106,11 +116,37 @@ def _aux_layers(producer: Producer, facts: Facts) -> None:
             f"fc.weight {list(fc.shape)} does not take {count} aux states of equal width "
             f"(aux layers {list(facts.values['aux_layers'])}). Set draft.overrides.aux_layers."
         )
+    _warn_of_unread_ids(producer, facts)
     width = fc.shape[1] // count
     facts.agree(
         "target_hidden_size", {fc.name: width, "target_hidden_size": facts.files.find("target_hidden_size", "whole")}
     )
     facts.put("target_hidden_size", width, "tensor", f"{fc.name} {list(fc.shape)} / {count} aux states")
+
+
+def _warn_of_unread_ids(producer: Producer, facts: Facts) -> None:
+    """A server may go by a key that this producer's code does not read."""
+    taken = facts.values["aux_layers"]
+    for key in AUX_KEYS:
+        ids = None if key in producer.aux_keys else _ids(facts, key)
+        if ids and ids != taken and facts.sources["aux_layers"].kind != "override":
+            facts.warn(
+                f"{key} {list(ids)}: {producer.name}'s code does not read it; aux layers {list(taken)} are taken. "
+                "Check with probe, or set draft.overrides.aux_layers"
+            )
+
+
+def _image_rows(producer: Producer, facts: Facts) -> None:
+    """Vision rows are as wide as the target, so a draft of another width cannot take them."""
+    rule, same = f"{producer.name}'s training code", facts.values["hidden_size"] == facts.values["target_hidden_size"]
+    if not same:
+        rule = "vision rows have the target's width, which is not the draft's"
+    facts.put("image_rows", producer.image_rows if same else "pad", "convention", rule)
+    if facts.values["image_rows"] == "vision" and not same:
+        raise facts.error(
+            f"image_rows: vision rows are {facts.values['target_hidden_size']} wide, the draft's embedding is "
+            f"{facts.values['hidden_size']}. Set draft.overrides.image_rows: pad."
+        )
 
 
 def _ids(facts: Facts, key: str) -> tuple[int, ...] | None:
@@ -154,6 +190,7 @@ def _rope(producer: Producer, facts: Facts) -> RopeSpec:
         parameters={**config.values, **override},
         max_positions=facts.values["max_position_embeddings"],
     )
+    _refuse_unused(override, rope, facts)
     source = Source("override", "draft.overrides.rope") if override else reading.source
     facts.put("rope", rope, source.kind, source.detail)
     if reading.warning and not override:
@@ -161,3 +198,15 @@ def _rope(producer: Producer, facts: Facts) -> RopeSpec:
     if rope.kind == "dynamic":
         facts.warn("rope_type dynamic: its stretching past max_position_embeddings is not followed")
     return rope
+
+
+def _refuse_unused(override: Mapping[str, Any], rope: RopeSpec, facts: Facts) -> None:
+    """An override without effect is a mistake."""
+    if override.get("sections") and rope.layout == "1d":
+        raise facts.error("draft.overrides.rope.sections: a 1d layout has none. Set rope.layout too, or leave it out.")
+    unused = sorted(override.keys() - {"layout", "sections", "kind", "base"} - rope.parameters.keys())
+    if unused:
+        raise facts.error(
+            f"draft.overrides.rope.{unused[0]}: rope_type {rope.kind} has no such number. Set rope.kind too, or leave "
+            "it out."
+        )

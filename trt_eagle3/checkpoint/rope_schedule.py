@@ -109,7 +109,7 @@ def make_rope(
     """
     if kind not in SCHEDULES:
         raise UserError(f"rope: rope_type {kind!r}: not supported; supported: {', '.join(SCHEDULES)}")
-    if base <= 1 or head_dim <= 0 or head_dim % 2:
+    if not 1 < base < 1e30 or head_dim <= 0 or head_dim % 2:
         raise UserError(f"rope: base {base:g} and head_dim {head_dim}: expected a base above 1 and an even head_dim")
     partial = (parameters or {}).get("partial_rotary_factor", 1.0)
     if partial != 1.0:
@@ -142,7 +142,8 @@ def _numbers(
     missing = [key for key in required if key not in numbers]
     if missing:
         raise UserError(f"rope: rope_type {kind} needs {', '.join(missing)}; give it in draft.overrides.rope")
-    wrong = [key for key in required if numbers[key] <= 0]
+    positive = (*required, "attention_factor", "beta_fast", "beta_slow")
+    wrong = [key for key in positive if key in numbers and not _sane(key, numbers[key])]
     if wrong:
         raise UserError(f"rope: {wrong[0]}: expected a positive number, got {numbers[wrong[0]]:g}")
     if kind == "llama3" and numbers["low_freq_factor"] >= numbers["high_freq_factor"]:
@@ -151,6 +152,11 @@ def _numbers(
             f"{numbers['low_freq_factor']:g} and {numbers['high_freq_factor']:g}"
         )
     return numbers
+
+
+def _sane(key: str, number: float) -> bool:
+    """Positive, and no further from 1 than float32 reaches; a beta of 0 stands for its default."""
+    return number > 1e-30 or (number == 0 and key.startswith("beta_"))
 
 
 def _plain(base: float, head_dim: int) -> Floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -97,9 +98,9 @@ def write_tensors(file: Path, contents: Mapping[str, Content]) -> None:
         header[name] = {"dtype": content.dtype, "shape": list(content.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f"{file.name}.partial-{os.getpid()}")
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as stream:
             stream.write(struct.pack("<Q", len(text)) + text)
             for _, content in ordered:
@@ -108,7 +109,8 @@ def write_tensors(file: Path, contents: Mapping[str, Content]) -> None:
     except OSError as error:
         raise UserError(f"{file}: cannot write it: {error.strerror}. Free some space or name another place.") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink()
 
 
 def cached_file(source: Path, name: str, cache: Path | None) -> Path:
