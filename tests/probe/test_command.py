@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from safetensors.torch import load_file, save_file
 
 from tests.tiny import DRAFT, ROOT, TARGET, build_tiny, tiny_config
 from trt_eagle3.checkpoint.draft import read_draft
@@ -143,3 +145,17 @@ def test_bundled_prompts_have_texts_images_and_a_video() -> None:
     asked = bundled_questions()
     assert [bool(q.images) for q in asked] == [False, False, False, True, True, False]
     assert [bool(q.videos) for q in asked] == [False] * 5 + [True]
+
+
+def test_a_draft_with_nan_in_its_weights_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(DRAFT, tmp_path / "draft")
+    file = tmp_path / "draft" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["fc.weight"][:] = float("nan")
+    save_file(tensors, file)
+    assert run(TARGET, tmp_path / "draft", "--prompts", PROMPTS, monkeypatch=monkeypatch) == 2
+    captured = capsys.readouterr()
+    assert "draft: its logits are not finite" in captured.err
+    assert captured.err.count("\n") == 1

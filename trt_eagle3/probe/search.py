@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetSpec
+from trt_eagle3.errors import UserError
 from trt_eagle3.probe.reading import Reading, alternatives
 from trt_eagle3.probe.score import Score, Scorer
 
@@ -85,6 +86,8 @@ def search(
 
     Args:
         progress: called with readings scored and readings known to be wanted so far.
+    Raises:
+        UserError: the manifest as it is gives no finite score.
     """
     return _Search(scorer, manifest, spec, progress).run()
 
@@ -100,7 +103,11 @@ class _Search:
 
     def run(self) -> Found:
         centre = Reading()
-        self._score(centre)
+        if not math.isfinite(self._ce(centre)):
+            raise UserError(
+                "draft: its logits are not finite, so nothing can be compared. Look for NaN or infinity in its weights, "
+                "or build with dtype float32."
+            )
         for _ in range(_MAX_ROUNDS):
             best = self._round(centre)
             if best is None:
