@@ -77,6 +77,8 @@ def test_the_producer_is_overridden(tmp_path: Path) -> None:
     write_specforge_draft(tmp_path, aux=[1, 3, 4])
     manifest = read_draft(tmp_path, target_spec(), {"producer": "modelopt"})
     assert (manifest.producer, manifest.image_rows) == ("modelopt", "vision")
+    write_speculators_draft(tmp_path)
+    assert read_draft(tmp_path, target_spec(), {"producer": "modelopt"}).num_heads == 4
     with pytest.raises(UserError, match=r"one of speculators, angelslim, .*'nobody'"):
         read_draft(tmp_path, target_spec(), {"producer": "nobody"})
 

@@ -46,7 +46,6 @@ class Producer:
         aux_keys: config keys (dotted) that may hold the aux layer ids.
         aux_ids: what an id means: ``out`` k = output of decoder layer k; ``state`` j = the hidden state after j layers,
             which is out(j - 1).
-        geometry_at: the config section with the decoder layer's geometry; empty = the top.
         positions: what a 1-D rope turns by; a 3-axis rope turns by the target's three axes.
         position_shift, mrope_shift: added to the positions of a 1-D and of a 3-axis draft.
         quirks: what else its files say, for ``Facts``.
@@ -58,7 +57,6 @@ class Producer:
     aux_keys: tuple[str, ...]
     aux_ids: Literal["out", "state"]
     aux_pre_deepstack: bool
-    geometry_at: str = ""
     image_rows: Literal["pad", "vision"] = "pad"
     positions: Literal["temporal", "linear"] = "temporal"
     position_shift: int = 0
@@ -69,7 +67,7 @@ class Producer:
 def resolve(producer: Producer, facts: Facts) -> None:
     """Put every field of the manifest but its tensors."""
     facts.put("producer", producer.name, "config", producer.evidence(facts.files) or "no producer's evidence")
-    resolve_geometry(facts, producer.geometry_at)
+    resolve_geometry(facts, _geometry_at(facts))
     _aux_layers(producer, facts)
     producer.quirks(facts)
     rule = f"{producer.name}'s training code"
@@ -82,6 +80,12 @@ def resolve(producer: Producer, facts: Facts) -> None:
     one_d = rope.layout == "1d"
     facts.put("positions", producer.positions if one_d else "3d", "convention", rule)
     facts.put("position_shift", producer.position_shift if one_d else producer.mrope_shift, "convention", rule)
+
+
+def _geometry_at(facts: Facts) -> str:
+    """The config section with the decoder layer's geometry, whoever the producer is; empty = the top."""
+    section = "transformer_layer_config"
+    return section if facts.files.find(section, "object") else ""
 
 
 def _aux_layers(producer: Producer, facts: Facts) -> None:
@@ -169,7 +173,7 @@ def _id_meaning(producer: Producer, ids: tuple[int, ...], n: int | None) -> tupl
 
 def _rope(producer: Producer, facts: Facts) -> RopeSpec:
     override: Mapping[str, Any] = facts.overrides.get("rope", {})
-    where = producer.geometry_at
+    where = _geometry_at(facts)
     section = facts.files.find(where, "object") if where else facts.files.config
     config = RopeConfig({}, None, "", facts.files.config_file)
     if not {"layout", "kind", "base"} <= override.keys():

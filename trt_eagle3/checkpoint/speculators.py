@@ -46,7 +46,6 @@ SPECULATORS = Producer(
     aux_keys=("eagle_aux_hidden_state_layer_ids",),
     aux_ids="state",
     aux_pre_deepstack=False,  # its data come from vLLM
-    geometry_at="transformer_layer_config",
     positions="linear",
     position_shift=1,
     quirks=_quirks,

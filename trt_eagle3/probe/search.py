@@ -105,8 +105,8 @@ class _Search:
         centre = Reading()
         if not math.isfinite(self._ce(centre)):
             raise UserError(
-                "draft: its logits are not finite, so nothing can be compared. Look for NaN or infinity in its weights, "
-                "or build with dtype float32."
+                "draft: its logits are not finite, so nothing can be compared. Look for NaN or infinity in its "
+                "weights, or build with dtype float32."
             )
         for _ in range(_MAX_ROUNDS):
             best = self._round(centre)
