@@ -166,3 +166,10 @@ def test_bad_checkpoint_is_one_line_and_leaves_nothing(side: str, case: str, tmp
         build_tiny(output, **{side: spoiled})
     assert "\n" not in str(caught.value)
     assert not output.exists() or not list(output.iterdir())
+
+
+def test_tree_wider_than_the_drafts_vocabulary_is_refused(tmp_path: Path) -> None:
+    speculation = {"mode": "tree", "steps": 1, "topk": 121}
+    with pytest.raises(UserError, match="121 best children, the draft knows 120 tokens"):
+        build_tiny(tmp_path, speculation=speculation)
+    assert list(tmp_path.iterdir()) == []

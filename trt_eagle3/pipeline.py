@@ -19,7 +19,7 @@ from trt_eagle3.checkpoint.target import TargetSpec, target_to_dict
 from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.config import BuildConfig
-from trt_eagle3.decode.tree import static_tree
+from trt_eagle3.decode.tree import Tree, static_tree
 from trt_eagle3.engine.bundle import (
     BUNDLE_FILE,
     SCHEMA_VERSION,
@@ -31,6 +31,7 @@ from trt_eagle3.engine.bundle import (
     header_digest,
 )
 from trt_eagle3.engine.staging import atomic_directory, place_file, write_file
+from trt_eagle3.errors import UserError
 from trt_eagle3.graph.pair import pair_graphs
 from trt_eagle3.multimodal import copy_processor_files
 
@@ -72,9 +73,11 @@ def build(
     """
     clock = _Clock(progress)
     clock.begin("checkpoints")
-    static_tree(config.speculation)
+    tree = static_tree(config.speculation)
     spec = read_target(resolve_checkpoint(config.target.checkpoint, config.target.revision))
     manifest = _read_draft(config, spec)
+    if manifest:
+        _check_ranks(tree, manifest)
     places = _Places(spec, manifest, reference_weights)
     path = (output or config.output) / config.name
     with atomic_directory(path) as folder:
@@ -102,6 +105,14 @@ def _read_draft(config: BuildConfig, spec: TargetSpec) -> DraftManifest | None:
     if manifest.head == "own":
         return manifest
     return dataclasses.replace(manifest, tensors={**manifest.tensors, "lm_head.weight": spec.tensors["lm_head.weight"]})
+
+
+def _check_ranks(tree: Tree, manifest: DraftManifest) -> None:
+    if max(tree.ranks) >= manifest.draft_vocab_size:
+        raise UserError(
+            f"speculation: the tree takes a token's {max(tree.ranks) + 1} best children, the draft knows "
+            f"{manifest.draft_vocab_size} tokens. Lower speculation.topk or the ranks of speculation.tree."
+        )
 
 
 class _Clock:

@@ -24,7 +24,7 @@ SPECIAL = {
 
 
 def save_pair(directory: Path, **vision: Any) -> None:
-    """Write ``target/`` and ``draft/``: transformers' layout and SpecForge's; ``vision`` goes to the target's config."""
+    """Write ``target/`` and ``draft/``: transformers' layout and SpecForge's; ``vision`` changes the target's."""
     target, draft = directory / "target", directory / "draft"
     shutil.copytree(PROCESSOR, target)
     draft.mkdir()

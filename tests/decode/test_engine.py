@@ -143,7 +143,13 @@ def test_text_prompt_never_opens_the_vision_tower(pair: Path, image: Image.Image
 
 def test_prompts_past_the_limits_are_refused_in_one_line(engine: Engine, image: Image.Image) -> None:
     for options, message in (
-        ({"max_tokens": 0}, "max_tokens: expected at least 1, got 0"),
+        ({"max_tokens": 0}, "max_tokens: expected a whole number of at least 1, got 0"),
+        ({"max_tokens": 1.5}, "max_tokens: expected a whole number of at least 1, got 1.5"),
+        ({"prompt": 5}, "prompt: expected a text or a list of messages, got int"),
+        ({"images": image}, "images: expected a list, got Image"),
+        ({"videos": "clip.mp4"}, "videos: expected a list, got str"),
+        ({"images": [torch.zeros(2, 2)]}, "image: expected a path, .* got Tensor"),
+        ({"prompt": [{"role": "user", "content": "a"}], "images": [image]}, "they stand in the messages"),
         ({"prompt": "word " * 300}, "prompt: .* tokens, the limit is 199"),
     ):
         with pytest.raises(UserError, match=message) as error:
@@ -152,6 +158,10 @@ def test_prompts_past_the_limits_are_refused_in_one_line(engine: Engine, image: 
     tight = replace_limits(engine, max_visual_tokens=2)
     with pytest.raises(UserError, match="visual tokens, this bundle takes 2"):
         tight.prepare(PROMPT, images=[image])
+
+
+def test_no_images_can_be_none(engine: Engine) -> None:
+    assert engine.prepare(PROMPT, images=None).token_ids.equal(engine.prepare(PROMPT).token_ids)  # type: ignore[arg-type]
 
 
 def replace_limits(engine: Engine, **changes: int) -> Engine:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import types
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -70,6 +71,13 @@ def load(bundle: str | Path) -> Engine:
     return Engine(Path(bundle))
 
 
+def _media(name: str, values: Any) -> Sequence[Any]:
+    """Images or videos as a list; None is none of them."""
+    if not isinstance(values, list | tuple | types.NoneType):
+        raise UserError(f"{name}: expected a list, got {type(values).__name__}. Put it in a list.")
+    return values or ()
+
+
 class Engine:
     """One loaded bundle. Graphs are opened when they are first needed: a text prompt never loads the vision tower."""
 
@@ -113,6 +121,11 @@ class Engine:
         videos: Sequence[VideoSource] = (),
     ) -> ModelInputs:
         """Tokens, positions and patches of a prompt, checked against the bundle's limits."""
+        images, videos = _media("images", images), _media("videos", videos)
+        if not isinstance(prompt, str | list | tuple):
+            raise UserError(f"prompt: expected a text or a list of messages, got {type(prompt).__name__}")
+        if not isinstance(prompt, str) and (images or videos):
+            raise UserError("images and videos: of a list of messages they stand in the messages. Put them there.")
         if isinstance(prompt, str):
             inputs = self.processor.prompt(prompt, images=images, videos=videos)
         else:
@@ -202,8 +215,8 @@ class Answer:
         speculation: bool = True,
         ignore_eos: bool = False,
     ) -> None:
-        if max_tokens < 1:
-            raise UserError(f"max_tokens: expected at least 1, got {max_tokens}")
+        if not isinstance(max_tokens, int) or max_tokens < 1:
+            raise UserError(f"max_tokens: expected a whole number of at least 1, got {max_tokens!r}")
         self._start = time.perf_counter()
         self._engine = engine
         self._inputs = engine.prepare(prompt, images, videos)

@@ -47,6 +47,8 @@ def describe(source: object) -> str:
         return f"image ({source.width}x{source.height} pixels)"
     if isinstance(source, bytes):
         return f"image ({len(source)} bytes)"
+    if not isinstance(source, str | Path):
+        return "image"
     text = str(source)
     if text.startswith("data:"):
         return f"image {text[:40]}..."
