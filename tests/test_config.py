@@ -44,6 +44,9 @@ def test_unknown_key_names_the_nearest_known_one(change: dict[str, object], key:
     [
         ({"engine": {"backend": "cuda"}}, "engine.backend: .*got 'cuda'"),
         ({"limits": {"max_seq_len": 0}}, "limits.max_seq_len: .*got 0"),
+        ({"limits": {"max_seq_len": 1 << 40}}, "limits.max_seq_len: .*got 1099511627776"),
+        ({"engine": {"page_size": 1 << 70}}, "engine.page_size: .*got"),
+        ({"speculation": {"steps": 10**9}}, "speculation.steps: .*got 1000000000"),
         ({"name": "../up"}, "name: .*got '../up'"),
         ({"speculation": {"num_draft_tokens": 4}}, "a chain of 5 steps has num_draft_tokens 6, got 4"),
         ({"speculation": {"tree": [[0]]}}, "tree paths need mode: tree"),
@@ -62,8 +65,8 @@ def test_chain_accepts_its_own_token_count() -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("- a", "expected a mapping"), ("a: [", "not YAML"), (None, "cannot read")],
-    ids=["list", "broken", "absent"],
+    [("- a", "expected a mapping"), ("a: [", "not YAML"), ("[" * 2000, "not YAML"), (None, "cannot read")],
+    ids=["list", "broken", "deep", "absent"],
 )
 def test_unreadable_config_is_one_line(tmp_path: Path, text: str | None, message: str) -> None:
     file = tmp_path / "c.yaml"

@@ -173,3 +173,28 @@ def test_tree_wider_than_the_drafts_vocabulary_is_refused(tmp_path: Path) -> Non
     with pytest.raises(UserError, match="121 best children, the draft knows 120 tokens"):
         build_tiny(tmp_path, speculation=speculation)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["tiny", "tiny/notes.txt"], ids=["file", "folder"])
+def test_what_is_no_bundle_is_never_replaced(tmp_path: Path, name: str) -> None:
+    mine = tmp_path / name
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("mine")
+    with pytest.raises(UserError, match="expected a bundle or nothing there"):
+        build_tiny(tmp_path)
+    assert mine.read_text() == "mine"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["tiny"]
+
+
+def test_damaged_bundle_is_replaced(tmp_path: Path) -> None:
+    (build_tiny(tmp_path) / "bundle.json").unlink()
+    assert trt_eagle3.load(build_tiny(tmp_path)).drafting
+
+
+@pytest.mark.parametrize("part", ["target", "draft"])
+def test_damaged_record_is_refused_in_one_line(tmp_path: Path, part: str) -> None:
+    file = build_tiny(tmp_path) / "bundle.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {part: {}}))
+    with pytest.raises(UserError, match=r"a damaged target or draft .*Rebuild") as caught:
+        trt_eagle3.load(file.parent)
+    assert "\n" not in str(caught.value)

@@ -23,7 +23,8 @@ __all__ = [
     "parse_overrides",
 ]
 
-PositiveInt = Annotated[int, Field(gt=0)]
+PositiveInt = Annotated[int, Field(gt=0, le=1 << 24)]
+TreeSide = Annotated[int, Field(gt=0, le=1024)]
 
 
 class _Section(BaseModel):
@@ -88,8 +89,8 @@ class SpeculationConfig(_Section):
     """
 
     mode: Literal["chain", "tree"] = "chain"
-    steps: PositiveInt = 5
-    topk: PositiveInt = 4
+    steps: TreeSide = 5
+    topk: TreeSide = 4
     num_draft_tokens: Annotated[int, Field(gt=1)] | None = None
     tree: tuple[tuple[Annotated[int, Field(ge=0)], ...], ...] | None = None
 
@@ -123,9 +124,9 @@ def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> Build
     """
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot read the config: {error}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(raw, dict):
         raise UserError(f"{path}: expected a mapping of config keys, got {type(raw).__name__}")

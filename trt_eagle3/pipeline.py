@@ -80,6 +80,7 @@ def build(
         _check_ranks(tree, manifest)
     places = _Places(spec, manifest, reference_weights)
     path = (output or config.output) / config.name
+    _check_replaceable(path)
     with atomic_directory(path) as folder:
         clock.begin("graphs")
         for name, model in pair_graphs(spec, manifest, config.engine, places.locate).items():
@@ -105,6 +106,17 @@ def _read_draft(config: BuildConfig, spec: TargetSpec) -> DraftManifest | None:
     if manifest.head == "own":
         return manifest
     return dataclasses.replace(manifest, tensors={**manifest.tensors, "lm_head.weight": spec.tensors["lm_head.weight"]})
+
+
+def _check_replaceable(path: Path) -> None:
+    """Only a bundle, whole or damaged, or an empty folder is replaced: nobody else's files are deleted."""
+    try:
+        ours = any((path / name).is_file() for name in (BUNDLE_FILE, "target/model.onnx"))
+        empty = not path.exists() or (path.is_dir() and not any(path.iterdir()))
+    except OSError as error:
+        raise UserError(f"{path}: cannot write the bundle: {error.strerror}. Name another place.") from error
+    if not ours and not empty:
+        raise UserError(f"{path}: expected a bundle or nothing there, got something else. Move it, or change the name.")
 
 
 def _check_ranks(tree: Tree, manifest: DraftManifest) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 import types
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -20,7 +20,7 @@ from trt_eagle3.decode.loop import Drafting, Loop, Prompt
 from trt_eagle3.decode.propose import Proposer
 from trt_eagle3.decode.runner import DraftRunner, TargetRunner, VisionRunner
 from trt_eagle3.decode.tree import static_tree
-from trt_eagle3.engine.bundle import BundleRecord, read_bundle
+from trt_eagle3.engine.bundle import BUNDLE_FILE, BundleRecord, read_bundle
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.errors import UserError
@@ -29,6 +29,7 @@ from trt_eagle3.multimodal.vision_rows import vision_rows
 
 __all__ = ["Chunk", "Engine", "Generation", "load"]
 
+_T = TypeVar("_T")
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -84,7 +85,7 @@ class Engine:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.record: BundleRecord = read_bundle(path)
-        self.spec: TargetSpec = target_from_dict(self.record.target)
+        self.spec: TargetSpec = self._read(target_from_dict, self.record.target)
         config = self.record.config
         self.limits = config.limits
         self.processor = Processor.from_directory(
@@ -160,7 +161,16 @@ class Engine:
         if record.draft is None:
             return None
         tensors = {name: tensor.ref(self._root) for name, tensor in record.draft_tensors.items()}
-        return replace(manifest_from_dict(record.draft), tensors=tensors)
+        return replace(self._read(manifest_from_dict, record.draft), tensors=tensors)
+
+    def _read(self, reader: Callable[[Mapping[str, Any]], _T], values: Mapping[str, Any]) -> _T:
+        try:
+            return reader(values)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(
+                f"{self.path / BUNDLE_FILE}: a damaged target or draft ({type(error).__name__}). "
+                "Rebuild: trt-eagle3 build"
+            ) from error
 
     def _open(self, graph: str) -> Session:
         return open_session(
