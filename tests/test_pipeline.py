@@ -117,6 +117,10 @@ def _add(tensors: dict[str, torch.Tensor], name: str, value: torch.Tensor) -> No
     tensors[name] = value
 
 
+def _garble_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{")
+
+
 BAD_TARGETS = {
     "not a checkpoint": (lambda f: (f / "config.json").unlink(), "not a checkpoint"),
     "truncated weights": (_truncate, "not a sound safetensors file"),
@@ -132,6 +136,7 @@ BAD_TARGETS = {
         lambda f: _edit_tensors(f, lambda t: t.pop("model.visual.merger.norm.bias")),
         "merger.norm.bias",
     ),
+    "a garbled tokenizer": (_garble_tokenizer, "target: broken tokenizer"),
     "a surplus tensor": (
         lambda f: _edit_tensors(f, lambda t: _add(t, "model.language_model.extra", torch.ones(1))),
         "extra surplus",
@@ -198,3 +203,18 @@ def test_damaged_record_is_refused_in_one_line(tmp_path: Path, part: str) -> Non
     with pytest.raises(UserError, match=r"a damaged target or draft .*Rebuild") as caught:
         trt_eagle3.load(file.parent)
     assert "\n" not in str(caught.value)
+
+
+def test_max_batch_size_sequences_can_be_in_flight(tmp_path: Path) -> None:
+    """Each holds its pages until it ends; one more is refused in one line."""
+    limits = {"max_seq_len": 32, "max_batch_size": 2}
+    engine = trt_eagle3.load(build_tiny(tmp_path, limits=limits))
+    alone = engine.generate(QUESTION).token_ids
+    streams = [iter(engine.stream(QUESTION, ignore_eos=True, max_tokens=100)) for _ in range(3)]
+    found: list[list[int]] = [[], []]
+    for _ in range(2):
+        for tokens, stream in zip(found, streams, strict=False):
+            tokens += next(stream).token_ids
+    assert all(tuple(tokens[: len(alone)]) == alone[: len(tokens)] for tokens in found)
+    with pytest.raises(UserError, match="KV cache"):
+        list(streams[2])

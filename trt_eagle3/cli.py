@@ -65,7 +65,7 @@ def inspect(target: str, draft: str | None, overrides: tuple[str, ...], as_json:
     from trt_eagle3.checkpoint.target_reader import read_target
 
     spec = read_target(resolve_checkpoint(target))
-    manifest = read_draft(resolve_checkpoint(draft), spec, parse_overrides(overrides)) if draft else None
+    manifest = read_draft(resolve_checkpoint(draft), spec, parse_overrides(overrides)) if draft is not None else None
     if as_json:
         _print_json(report.inspection(spec, manifest))
     else:

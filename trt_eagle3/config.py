@@ -69,7 +69,7 @@ class EngineConfig(_Section):
 
 
 class LimitsConfig(_Section):
-    """What a bundle promises to hold."""
+    """What a bundle promises to hold: sequences at once, tokens of each with its answer, visual tokens of a prompt."""
 
     max_batch_size: PositiveInt = 1
     max_seq_len: PositiveInt = 4096

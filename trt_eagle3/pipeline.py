@@ -33,7 +33,7 @@ from trt_eagle3.engine.bundle import (
 from trt_eagle3.engine.staging import atomic_directory, place_file, write_file
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.pair import pair_graphs
-from trt_eagle3.multimodal import copy_processor_files
+from trt_eagle3.multimodal import Processor, copy_processor_files
 
 __all__ = ["STAGES", "BuildReport", "build"]
 
@@ -89,6 +89,7 @@ def build(
         clock.begin("weights")
         placed = () if reference_weights else tuple(place_file(f, folder / to) for f, to in places.files.items())
         clock.begin("processor")
+        Processor.from_directory(spec.path, spec)  # refuses now what would be refused at every load
         copy_processor_files(spec.path, folder / "processor")
         clock.begin("bundle")
         record = _record(config, spec, manifest, places)

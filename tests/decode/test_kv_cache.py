@@ -122,3 +122,9 @@ def test_cache_binds_one_buffer_to_input_and_output_of_each_layer() -> None:
     assert all(buffer.is_contiguous() and buffer.shape == (12, 2, 4) for buffer in bound.values())
     assert cache.num_bytes == 2 * 2 * 12 * 2 * 4 * 2
     assert not any(buffer.any() for buffer in bound.values())
+
+
+def test_cache_that_does_not_fit_is_one_line() -> None:
+    with pytest.raises(UserError, match=r"KV cache: \d+\.\d GB for 16777216 tokens do not fit") as caught:
+        KVCache(10**4, 64, 256, 2**24, torch.float32)
+    assert "\n" not in str(caught.value)

@@ -97,7 +97,7 @@ class Engine:
         self._device = config.engine.device
         table_len = -(-self.limits.max_seq_len // config.engine.page_size)
         fixed = table_len if self._device == "cuda" else None
-        self._pool = PagePool(table_len + 1, config.engine.page_size, fixed)
+        self._pool = PagePool(table_len * self.limits.max_batch_size + 1, config.engine.page_size, fixed)
 
     def generate(self, prompt: str | Sequence[Mapping[str, Any]], **options: Any) -> Generation:
         """Answer a prompt; takes what ``stream`` takes."""

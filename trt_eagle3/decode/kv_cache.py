@@ -7,6 +7,7 @@ sequence: rows that are padding write there.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -109,7 +110,14 @@ class KVCache:
     ) -> None:
         # zeros, not empty: slots that the mask hides still enter a product with probability 0, and 0 * NaN is NaN
         shape = (2, num_layers, num_slots, num_kv_heads, head_dim)
-        self._buffer = torch.zeros(shape, dtype=dtype, device=device)
+        try:
+            self._buffer = torch.zeros(shape, dtype=dtype, device=device)
+        except RuntimeError as error:  # torch's out-of-memory errors, on the CPU too
+            num_bytes = prod(shape) * dtype.itemsize
+            raise UserError(
+                f"KV cache: {num_bytes / 1e9:.1f} GB for {num_slots} tokens do not fit into this device's memory. "
+                "Lower limits.max_seq_len or limits.max_batch_size and rebuild."
+            ) from error
 
     @property
     def num_bytes(self) -> int:
