@@ -47,6 +47,7 @@ def test_unknown_key_names_the_nearest_known_one(change: dict[str, object], key:
         ({"limits": {"max_seq_len": 1 << 40}}, "limits.max_seq_len: .*got 1099511627776"),
         ({"engine": {"page_size": 1 << 70}}, "engine.page_size: .*got"),
         ({"speculation": {"steps": 10**9}}, "speculation.steps: .*got 1000000000"),
+        ({"output": "a\0b"}, "output: a path holds no NUL character"),
         ({"name": "../up"}, "name: .*got '../up'"),
         ({"speculation": {"num_draft_tokens": 4}}, "a chain of 5 steps has num_draft_tokens 6, got 4"),
         ({"speculation": {"tree": [[0]]}}, "tree paths need mode: tree"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from trt_eagle3.errors import UserError
 
@@ -114,6 +114,13 @@ class BuildConfig(_Section):
     limits: LimitsConfig = LimitsConfig()
     speculation: SpeculationConfig = SpeculationConfig()
     output: Path = Path("engines")
+
+    @field_validator("output")
+    @classmethod
+    def _is_path(cls, output: Path) -> Path:
+        if "\0" in str(output):
+            raise ValueError("a path holds no NUL character")
+        return output
 
 
 def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> BuildConfig:
