@@ -29,6 +29,7 @@ from trt_eagle3.engine.bundle import (
     SourceRecord,
     TensorRecord,
     header_digest,
+    reference_location,
 )
 from trt_eagle3.engine.staging import atomic_directory, place_file, write_file
 from trt_eagle3.errors import UserError
@@ -148,7 +149,7 @@ class _Places:
     """Where each weight file goes: under ``weights/<role>/`` of the bundle, or nowhere when it is referenced."""
 
     def __init__(self, spec: TargetSpec, manifest: DraftManifest | None, reference: bool) -> None:
-        self._reference = reference
+        self.reference = reference
         roles: dict[str, Iterable[TensorRef]] = {"target": spec.tensors.values()}
         if manifest:
             roles["draft"] = manifest.tensors.values()
@@ -157,10 +158,11 @@ class _Places:
         for role, refs in roles.items():
             new = sorted({ref.file for ref in refs} - self.files.keys())
             self.by_role[role] = new
-            self.files |= {file: self._location(role, file) for file in new}
+            by_file = {ref.file: ref for ref in refs}
+            self.files |= {file: self._location(role, by_file[file]) for file in new}
 
-    def _location(self, role: str, file: Path) -> str:
-        return str(file.resolve()).lstrip("/") if self._reference else f"weights/{role}/{file.name}"
+    def _location(self, role: str, ref: TensorRef) -> str:
+        return reference_location(ref) if self.reference else f"weights/{role}/{ref.file.name}"
 
     def locate(self, ref: TensorRef) -> str:
         """Location of a tensor's file under the weights root."""
@@ -211,7 +213,7 @@ def _record(config: BuildConfig, spec: TargetSpec, manifest: DraftManifest | Non
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         config=config,
         sources=sources,
-        weights="reference" if places._reference else "contained",
+        weights="reference" if places.reference else "contained",
         target=target_to_dict(spec),
         draft=manifest_to_dict(manifest) if manifest else None,
         engine=EngineRecord(

@@ -21,25 +21,21 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.tensor_index import TensorRef, open_index
 from trt_eagle3.decode.kv_cache import KVCache
 from trt_eagle3.decode.runner import DraftRunner
+from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import open_session
 from trt_eagle3.graph.draft import draft_graph, fuse_graph
 
 
-def from_root(ref: TensorRef) -> str:
-    """A converted pytorch_model.bin lies elsewhere than its draft: locations start at the file system's root."""
-    return str(ref.file.resolve()).lstrip("/")
-
-
 def open_runner(manifest: DraftManifest, table: TensorRef, backend: str, folder: Path) -> DraftRunner:
     sessions = []
     graphs = {
-        "fuse": fuse_graph(manifest, "float32", from_root),
-        "draft": draft_graph(manifest, "float32", PAGE_SIZE, from_root),
+        "fuse": fuse_graph(manifest, "float32", reference_location),
+        "draft": draft_graph(manifest, "float32", PAGE_SIZE, reference_location),
     }
     for name, model in graphs.items():
         (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
-        sessions.append(open_session(backend, folder / f"{name}.onnx", Path("/")))
+        sessions.append(open_session(backend, folder / f"{name}.onnx", REFERENCE_ROOT))
     cache = KVCache(manifest.num_layers, manifest.num_kv_heads, manifest.head_dim, 8 * PAGE_SIZE, torch.float32)
     return DraftRunner(*sessions, cache, EmbeddingTable(table, torch.float32), None)
 

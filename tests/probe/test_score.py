@@ -20,6 +20,7 @@ from trt_eagle3.decode.kv_cache import KVCache, PagePool, PageTable
 from trt_eagle3.decode.propose import Proposer, draft_decode_position, draft_positions, draft_prompt_embeds
 from trt_eagle3.decode.runner import DraftRunner
 from trt_eagle3.decode.tree import static_tree
+from trt_eagle3.engine.bundle import reference_location
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.onnxruntime import OnnxRuntimeSession
 from trt_eagle3.errors import UserError
@@ -84,7 +85,7 @@ def test_rows_at_once_equal_the_proposer_row_by_row(name: str, tiny: Asked, tmp_
     recording = next(r for r in tiny.recordings if r.prompt.visual_rows.any())
     ids = draft_ids(manifest)
     draft = tmp_path / "draft.onnx"
-    model = draft_graph(manifest, "float32", 16, lambda ref: str(ref.file.resolve()).lstrip("/"))
+    model = draft_graph(manifest, "float32", 16, reference_location)
     draft.write_bytes(model.SerializeToString())
     fuse = OnnxRuntimeSession(tiny.engine.path / "fuse" / "model.onnx", tiny.engine.path)
     cache = KVCache(1, manifest.num_kv_heads, manifest.head_dim, 40 * 16, torch.float32)

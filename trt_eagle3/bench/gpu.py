@@ -32,6 +32,7 @@ from trt_eagle3.decode.loop import Drafting, Loop, Prompt
 from trt_eagle3.decode.propose import Proposer
 from trt_eagle3.decode.runner import DraftRunner, Place, TargetRunner, causal_mask
 from trt_eagle3.decode.tree import static_tree
+from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.torch import TorchSession
 from trt_eagle3.engine.torch_ops import TORCH_TYPES
@@ -112,10 +113,10 @@ def _pair(folder: Path, size: str, page_size: int, max_seq_len: int) -> _Pair:
     manifest = read_draft(folder / "draft", spec)
     engine = EngineConfig(backend="torch", device="cuda", dtype="bfloat16", page_size=page_size)
     sessions = {}
-    for name, model in pair_graphs(spec, manifest, engine, lambda ref: str(ref.file).lstrip("/")).items():
+    for name, model in pair_graphs(spec, manifest, engine, reference_location).items():
         if name != "vision":
             (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
-            sessions[name] = TorchSession(folder / f"{name}.onnx", Path("/"), device=_DEVICE, read_weight=_random)
+            sessions[name] = TorchSession(folder / f"{name}.onnx", REFERENCE_ROOT, device=_DEVICE, read_weight=_random)
     table_len = -(-max_seq_len // page_size)
     pool = PagePool(table_len + 1, page_size, table_len)
     text, slots = spec.text, pool.num_pages * page_size

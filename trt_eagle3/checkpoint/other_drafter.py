@@ -8,6 +8,7 @@ from typing import Any
 
 from trt_eagle3.checkpoint.draft_files import DraftFiles
 from trt_eagle3.checkpoint.target_reader import read_json
+from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES
 from trt_eagle3.errors import UserError
 
 __all__ = ["refuse_other_drafters"]
@@ -38,7 +39,6 @@ _TENSORS: Mapping[str, str] = {
 _QUANTISED = re.compile(
     r".*\.(weight_scale(_inv|_2)?|input_scale|[qkv]_scale|qweight|qzeros|scales|g_idx|weight_packed)$"
 )
-_FLOATS = ("F32", "F16", "BF16")
 
 
 def refuse_other_drafters(files: DraftFiles) -> None:
@@ -118,6 +118,6 @@ def _quantised(files: DraftFiles) -> str:
     if file.is_file():
         return f"{file.name}: {_method(read_json(file).get('quantization'))}"
     for name, ref in files.tensors.items():
-        if _QUANTISED.match(name) or (name.endswith("_proj.weight") and ref.dtype not in _FLOATS):
+        if _QUANTISED.match(name) or (name.endswith("_proj.weight") and ref.dtype not in FLOAT_DTYPES):
             return f"{ref.name}, {ref.dtype}"
     return ""

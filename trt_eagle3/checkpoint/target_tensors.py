@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trt_eagle3.checkpoint.target import TextSpec, VisionSpec
-from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES, TensorRef
 from trt_eagle3.errors import UserError
 
 __all__ = ["canonical_tensors", "check_tensors", "target_shapes"]
 
-_FLOATS = ("F32", "F16", "BF16")
 
 # Checkpoint prefix -> canonical prefix, the first that fits: transformers 4.57 and 5.x, then what older tools wrote.
 _PREFIXES = (
@@ -114,7 +113,7 @@ def check_tensors(
                 f"{directory}: {name}: expected shape {list(shape)} by config.json, "
                 f"got {list(ref.shape)} in {ref.file.name}"
             )
-        if ref.dtype not in _FLOATS:
+        if ref.dtype not in FLOAT_DTYPES:
             raise UserError(
                 f"{directory}: {name}: expected float32, float16 or bfloat16, got {ref.dtype}. "
                 "Use the unquantised checkpoint."

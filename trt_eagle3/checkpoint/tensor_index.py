@@ -15,7 +15,10 @@ from trt_eagle3.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["TensorRef", "open_index", "read_tensor"]
+__all__ = ["FLOAT_DTYPES", "TensorRef", "open_index", "read_tensor"]
+
+FLOAT_DTYPES = ("F32", "F16", "BF16")
+"""What weights may be stored as, in safetensors' spelling."""
 
 _INDEX_FILE = "model.safetensors.index.json"
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit

@@ -93,10 +93,10 @@ class Engine:
         )
         self._root = self.record.weights_root(path)
         self.manifest: DraftManifest | None = self._read_manifest()
-        self._dtype = _DTYPES[config.engine.dtype]
-        self._device = config.engine.device
+        self.dtype = _DTYPES[config.engine.dtype]
+        self.device = config.engine.device
         table_len = -(-self.limits.max_seq_len // config.engine.page_size)
-        fixed = table_len if self._device == "cuda" else None
+        fixed = table_len if self.device == "cuda" else None
         self._pool = PagePool(table_len * self.limits.max_batch_size + 1, config.engine.page_size, fixed)
 
     def generate(self, prompt: str | Sequence[Mapping[str, Any]], **options: Any) -> Generation:
@@ -142,13 +142,13 @@ class Engine:
     def encode(self, inputs: ModelInputs) -> Prompt:
         """Run the vision tower where there is something to see."""
         hidden = self.spec.text.hidden_size
-        visual = torch.zeros(0, hidden, dtype=self._dtype, device=self._device)
-        deepstack = torch.zeros(self.spec.num_deepstack, 0, hidden, dtype=self._dtype, device=self._device)
+        visual = torch.zeros(0, hidden, dtype=self.dtype, device=self.device)
+        deepstack = torch.zeros(self.spec.num_deepstack, 0, hidden, dtype=self.dtype, device=self.device)
         if len(inputs.patches):
             vision = self.spec.vision
             side = round(vision.num_position_embeddings**0.5)
             rows = vision_rows(inputs.grid_thw, vision.spatial_merge_size, side)
-            visual, levels = self._vision.forward(inputs.patches.to(self._dtype), rows.inputs())
+            visual, levels = self._vision.forward(inputs.patches.to(self.dtype), rows.inputs())
             deepstack = visual.new_zeros(0, *visual.shape) if levels is None else levels
         return Prompt(inputs.token_ids, inputs.position_ids, inputs.rope_delta, inputs.visual_rows, visual, deepstack)
 
@@ -172,29 +172,41 @@ class Engine:
                 "Rebuild: trt-eagle3 build"
             ) from error
 
-    def _open(self, graph: str) -> Session:
-        return open_session(
-            self.record.engine.backend, self.path / graph / "model.onnx", self._root, device=self._device
-        )
+    def open_graph(self, graph: str, taps: Sequence[str] = ()) -> Session:
+        """A new session of ``target``, ``vision``, ``fuse`` or ``draft``; ``taps`` as for ``open_session``."""
+        model = self.path / graph / "model.onnx"
+        return open_session(self.record.engine.backend, model, self._root, taps, self.device)
+
+    def loop_over(self, target: Session) -> Loop:
+        """A decode loop whose target is ``target``, a session of that graph, over a cache of its own."""
+        text = self.spec.text
+        cache = self._cache(text.num_layers, text.num_kv_heads, text.head_dim)
+        runner = TargetRunner(target, cache, self.embedding, self.spec.num_deepstack)
+        return Loop(runner, self._pool, self.limits.max_seq_len, self.record.config.engine.prefill_chunk)
 
     def _cache(self, num_layers: int, num_kv_heads: int, head_dim: int) -> KVCache:
         num_slots = self._pool.num_pages * self._pool.page_size
-        return KVCache(num_layers, num_kv_heads, head_dim, num_slots, self._dtype, self._device)
+        return KVCache(num_layers, num_kv_heads, head_dim, num_slots, self.dtype, self.device)
 
     @cached_property
-    def _embedding(self) -> EmbeddingTable:
-        return EmbeddingTable(self.record.embedding.ref(self._root), self._dtype, self._device)
+    def embedding(self) -> EmbeddingTable:
+        """The target's token table."""
+        return EmbeddingTable(self.record.embedding.ref(self._root), self.dtype, self.device)
 
     @cached_property
     def _vision(self) -> VisionRunner:
-        return VisionRunner(self._open("vision"))
+        return VisionRunner(self.open_graph("vision"))
 
     @cached_property
     def _loop(self) -> Loop:
-        text = self.spec.text
-        cache = self._cache(text.num_layers, text.num_kv_heads, text.head_dim)
-        target = TargetRunner(self._open("target"), cache, self._embedding, self.spec.num_deepstack)
-        return Loop(target, self._pool, self.limits.max_seq_len, self.record.config.engine.prefill_chunk)
+        return self.loop_over(self.open_graph("target"))
+
+    @cached_property
+    def draft_embedding(self) -> EmbeddingTable:
+        """The draft's token table: its own, or the target's."""
+        if self.manifest is None or self.manifest.embedding == "target":
+            return self.embedding
+        return EmbeddingTable(self.manifest.tensors["embed_tokens.weight"], self.dtype, self.device)
 
     @cached_property
     def drafting(self) -> Drafting | None:
@@ -202,12 +214,9 @@ class Engine:
         manifest, config = self.manifest, self.record.config
         if manifest is None:
             return None
-        embedding = self._embedding
-        if manifest.embedding == "own":
-            embedding = EmbeddingTable(manifest.tensors["embed_tokens.weight"], self._dtype, self._device)
-        d2t = read_tensor(manifest.tensors["d2t"]).to(self._device) if "d2t" in manifest.tensors else None
+        d2t = read_tensor(manifest.tensors["d2t"]).to(self.device) if "d2t" in manifest.tensors else None
         cache = self._cache(manifest.num_layers, manifest.num_kv_heads, manifest.head_dim)
-        runner = DraftRunner(self._open("fuse"), self._open("draft"), cache, embedding, d2t)
+        runner = DraftRunner(self.open_graph("fuse"), self.open_graph("draft"), cache, self.draft_embedding, d2t)
         return Drafting(Proposer(runner, config.engine.prefill_chunk), manifest, static_tree(config.speculation))
 
 

@@ -18,6 +18,7 @@ from trt_eagle3.errors import UserError
 __all__ = [
     "BUNDLE_FILE",
     "PARTIAL",
+    "REFERENCE_ROOT",
     "SCHEMA_VERSION",
     "BundleRecord",
     "EngineRecord",
@@ -26,11 +27,14 @@ __all__ = [
     "TensorRecord",
     "header_digest",
     "read_bundle",
+    "reference_location",
 ]
 
 SCHEMA_VERSION = 1
 BUNDLE_FILE = "bundle.json"
 PARTIAL = ".partial-"
+REFERENCE_ROOT = Path("/")
+"""The weights root of graphs whose weights are left in their checkpoints."""
 
 
 class _Record(BaseModel):
@@ -101,7 +105,12 @@ class BundleRecord(_Record):
 
     def weights_root(self, bundle: Path) -> Path:
         """The folder that weight locations are relative to."""
-        return bundle if self.weights == "contained" else Path("/")
+        return bundle if self.weights == "contained" else REFERENCE_ROOT
+
+
+def reference_location(ref: TensorRef) -> str:
+    """Location of a tensor's own file under ``REFERENCE_ROOT``; links are followed, because sessions refuse them."""
+    return str(ref.file.resolve().relative_to(REFERENCE_ROOT))
 
 
 def header_digest(file: Path) -> str:

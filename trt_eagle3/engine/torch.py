@@ -62,6 +62,8 @@ class _Captured:
                 if last is not None and torch.equal(last, tensor):
                     continue
                 self._last[name] = tensor.clone()  # the caller may write into its own again
+            else:
+                self._last.pop(name, None)
             self.inputs[name].copy_(tensor, non_blocking=True)
 
 

@@ -13,11 +13,7 @@ from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode.engine import Engine
-from trt_eagle3.decode.kv_cache import KVCache, PagePool
 from trt_eagle3.decode.loop import Loop, Prompt
-from trt_eagle3.decode.runner import TargetRunner
-from trt_eagle3.engine.embedding import EmbeddingTable
-from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.errors import UserError
 from trt_eagle3.prompts import Question
 
@@ -78,7 +74,7 @@ def record(
     """
     count = engine.spec.num_deepstack
     session = _Tapped(engine, sorted({tap(k, pre, count) for k in layers for pre in (True, False)}))
-    loop = _loop(engine, session)
+    loop = engine.loop_over(session)
     recordings: list[Recording] = []
     for question in questions:
         prompt = engine.encode(engine.prepare(question.prompt, question.images, question.videos))
@@ -100,11 +96,7 @@ class _Tapped:
     """The target's session that keeps its taps and logits; implements ``engine.session.Session``."""
 
     def __init__(self, engine: Engine, taps: Sequence[str]) -> None:
-        root = engine.record.weights_root(engine.path)
-        model = engine.path / "target" / "model.onnx"
-        self._session: Session = open_session(
-            engine.record.engine.backend, model, root, taps, device=engine.record.config.engine.device
-        )
+        self._session = engine.open_graph("target", taps)
         self._taps = taps
         self.runs: list[dict[str, Tensor]] = []
 
@@ -115,18 +107,6 @@ class _Tapped:
         outputs = self._session.run(inputs)
         self.runs.append({name: outputs[name].float().cpu() for name in (*self._taps, "logits")})
         return outputs
-
-
-def _loop(engine: Engine, session: Session) -> Loop:
-    config, text = engine.record.config.engine, engine.spec.text
-    pool = PagePool(-(-engine.limits.max_seq_len // config.page_size) + 1, config.page_size)
-    dtype: torch.dtype = getattr(torch, config.dtype)
-    num_slots = pool.num_pages * pool.page_size
-    cache = KVCache(text.num_layers, text.num_kv_heads, text.head_dim, num_slots, dtype, config.device)
-    table = engine.record.embedding.ref(engine.record.weights_root(engine.path))
-    embedding = EmbeddingTable(table, dtype, config.device)
-    target = TargetRunner(session, cache, embedding, engine.spec.num_deepstack)
-    return Loop(target, pool, engine.limits.max_seq_len, config.prefill_chunk)
 
 
 def _answer(loop: Loop, prompt: Prompt, ends: frozenset[int], max_tokens: int) -> list[int]:

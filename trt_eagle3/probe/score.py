@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.checkpoint.tensor_index import TensorRef, read_tensor
+from trt_eagle3.checkpoint.tensor_index import read_tensor
 from trt_eagle3.decode.engine import Engine
 from trt_eagle3.decode.kv_cache import KVCache, PagePool, PageTable
 from trt_eagle3.decode.propose import draft_decode_position, draft_positions, draft_prompt_embeds
 from trt_eagle3.decode.runner import DraftRunner, Place, causal_mask
-from trt_eagle3.engine.embedding import EmbeddingTable
-from trt_eagle3.engine.session import Session, open_session
+from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
+from trt_eagle3.engine.session import open_session
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.draft import draft_graph
 from trt_eagle3.probe.record import Recording
@@ -91,19 +91,15 @@ class Scorer:
         self.num_steps = config.speculation.steps
         self._engine, self._recordings, self._folder = engine, recordings, folder
         self._ids = draft_ids(manifest)
-        dtype: torch.dtype = getattr(torch, config.engine.dtype)
-        root = engine.record.weights_root(engine.path)
-        self._fuse = self._session(engine.path / "fuse" / "model.onnx", root)
-        own = manifest.embedding == "own"
-        table = manifest.tensors["embed_tokens.weight"] if own else engine.record.embedding.ref(root)
-        self._embedding = EmbeddingTable(table, dtype, config.engine.device)
+        self._fuse = engine.open_graph("fuse")
+        self._embedding = engine.draft_embedding
         size = config.engine.page_size
         rows = max(_num_slots(r, self.num_steps) for r in recordings)
         pool = PagePool(-(-rows // size) + 1, size)
         self._pages = PageTable(pool)
         self._pages.reserve(rows)
         shape = (manifest.num_layers, manifest.num_kv_heads, manifest.head_dim, pool.num_pages * size)
-        self._cache = KVCache(*shape, dtype, config.engine.device)
+        self._cache = KVCache(*shape, engine.dtype, engine.device)
         self._open: tuple[bytes, DraftRunner] | None = None
         self._known: dict[tuple[object, ...], Score] = {}
 
@@ -117,18 +113,14 @@ class Scorer:
     def _runner(self, manifest: DraftManifest) -> DraftRunner:
         """The draft as this reading has it; kept until a reading needs another graph."""
         config = self._engine.record.config.engine
-        model = draft_graph(manifest, config.dtype, config.page_size, _absolute).SerializeToString()
+        model = draft_graph(manifest, config.dtype, config.page_size, reference_location).SerializeToString()
         if self._open is None or self._open[0] != model:
             file = self._folder / "draft.onnx"
             file.write_bytes(model)
             self._open = None  # first forget the old session: two drafts need not fit
-            draft = self._session(file, Path("/"))
+            draft = open_session(config.backend, file, REFERENCE_ROOT, device=config.device)
             self._open = model, DraftRunner(self._fuse, draft, self._cache, self._embedding, None)
         return self._open[1]
-
-    def _session(self, model: Path, root: Path) -> Session:
-        record = self._engine.record
-        return open_session(record.engine.backend, model, root, device=record.config.engine.device)
 
     def _cells(self, manifest: DraftManifest, recording: Recording) -> _Cells:
         logits = self.chain(manifest, recording)
@@ -194,10 +186,6 @@ class Scorer:
             logits.append(rows[: len(wanted)].cpu())
             outs.append(out[wanted])
         return torch.cat(logits), torch.cat(outs)
-
-
-def _absolute(ref: TensorRef) -> str:
-    return str(ref.file.resolve()).lstrip("/")
 
 
 def _num_slots(recording: Recording, num_steps: int) -> int:
