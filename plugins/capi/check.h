@@ -5,6 +5,7 @@
 
 #include <initializer_list>
 #include <string>
+#include <type_traits>
 
 #include "trt_eagle3.h"
 
@@ -58,8 +59,15 @@ class Check {
     }
   }
 
-  void that(bool holds, const std::string& otherwise) {
-    if (!holds) fail(otherwise);
+  // `otherwise`: a text, or what makes one; made only where it is needed, for checks stand in the way of every launch.
+  template <typename Text>
+  void that(bool holds, const Text& otherwise) {
+    if (holds) return;
+    if constexpr (std::is_invocable_v<Text>) {
+      fail(otherwise());
+    } else {
+      fail(otherwise);
+    }
   }
 
   // On the current device. Comes last: it is the one check that needs a device.

@@ -78,13 +78,14 @@ typedef struct te3_qk_norm_mrope_args {
   float epsilon;
 } te3_qk_norm_mrope_args;
 
-/* sum = x + residual; y = RMSNorm(sum) * weight. Without a residual (null data): y = RMSNorm(x) * weight, no sum. */
+/* sum = x + residual; y = RMSNorm(sum) * weight. Without a residual (null data): y = RMSNorm(x) * weight, no sum.
+ * The residual stream may be float32 where T is not: residual and sum, with x of either type; without a residual, x. */
 typedef struct te3_add_rms_norm_args {
-  te3_tensor x;        /* T [n, H] */
-  te3_tensor residual; /* T [n, H], or null data with sum's */
+  te3_tensor x;        /* T or float32 [n, H] */
+  te3_tensor residual; /* T or float32 [n, H], or null data with sum's */
   te3_tensor weight;   /* T [H] */
   te3_tensor y;        /* T [n, H] */
-  te3_tensor sum;      /* T [n, H] */
+  te3_tensor sum;      /* [n, H], of residual's type */
   float epsilon;
 } te3_add_rms_norm_args;
 

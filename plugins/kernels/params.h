@@ -72,15 +72,17 @@ struct QKNormMRopeParams {
 };
 
 struct AddRmsNormParams {
-  const void* x;         // T [n, H]
-  const void* residual;  // T [n, H], or null
+  const void* x;         // X [n, H]
+  const void* residual;  // S [n, H], or null
   const void* weight;    // T [H]
   void* y;               // T [n, H]
-  void* sum;             // T [n, H]; null exactly when residual is
+  void* sum;             // S [n, H]; null exactly when residual is
   int32_t num_rows;
   int32_t hidden;
   float epsilon;
-  DType dtype;
+  DType dtype;           // T
+  DType x_dtype;         // X: T or float32; T where there is a 16-bit residual
+  DType residual_dtype;  // S: T or float32; not read without a residual
 };
 
 struct SiluMulParams {

@@ -70,7 +70,8 @@ __global__ void __launch_bounds__(128) qk_norm_mrope_kernel(const QKNormMRopePar
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int i = pair + e;
-      const int position = p.position_ids[static_cast<int64_t>(p.pair_axis[i]) * p.num_tokens + token];
+      const int axis = min(max(p.pair_axis[i], 0), 2);  // an engine builder times kernels on inputs of any content
+      const int position = p.position_ids[static_cast<int64_t>(axis) * p.num_tokens + token];
       float sine, cosine;
       sincosf(static_cast<float>(position) * p.inv_freq[i], &sine, &cosine);
       float a = to_float(low[s].values[e]) * inverse_rms, b = to_float(high[s].values[e]) * inverse_rms;

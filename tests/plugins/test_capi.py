@@ -30,7 +30,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
     if nvcc is None:
         pytest.skip("no nvcc: the C library cannot be built here")
     target = tmp_path_factory.mktemp("capi") / "libtrt_eagle3_capi.so"
-    sources = [PLUGINS / "capi" / "capi.cpp", Path(__file__).with_name("capi_stubs.cpp")]
+    capi_sources = [PLUGINS / "capi" / name for name in ("arguments.cpp", "capi.cpp")]
+    sources = [*capi_sources, Path(__file__).with_name("capi_stubs.cpp")]
     subprocess.run(
         [nvcc, "-shared", "-Xcompiler=-fPIC", "-std=c++17", f"-I{PLUGINS / 'kernels'}", "-o", target, *sources],
         check=True,
