@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tests.decode.pair import Proposal, Run
-from tests.reference.compare import relative_error
+from trt_eagle3.parity.metrics import relative_error
 
 
 class Recomputed:

@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from tests.reference.checkpoint import file_name, random_draft
-from tests.reference.draft import ReferenceDraft
 from tests.reference.target import Target, random_target
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode.kv_cache import KVCache, PagePool, PageTable
@@ -28,6 +27,7 @@ from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.onnxruntime import OnnxRuntimeSession
 from trt_eagle3.graph.draft import draft_graph, fuse_graph
 from trt_eagle3.graph.target import target_graph
+from trt_eagle3.parity.draft import ReferenceDraft
 
 VOCAB, DRAFT_VOCAB = 12, 8  # so few that a random draft is right now and then
 PAGE_SIZE, NUM_PAGES, PREFILL_CHUNK = 4, 25, 5

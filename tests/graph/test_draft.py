@@ -1,4 +1,4 @@
-"""The fuse and draft graphs against ``tests/reference/draft.py``, for every variant that a manifest can name."""
+"""The fuse and draft graphs against ``trt_eagle3/parity/draft.py``, for every variant that a manifest can name."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.reference.checkpoint import file_name, random_draft
-from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE, relative_error
-from tests.reference.draft import ReferenceDraft
+from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.decode.kv_cache import KVCache, PagePool, PageTable
@@ -24,6 +23,8 @@ from trt_eagle3.decode.runner import DraftRunner, Place, causal_mask
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.onnxruntime import OnnxRuntimeSession
 from trt_eagle3.graph.draft import draft_graph, fuse_graph
+from trt_eagle3.parity.draft import ReferenceDraft
+from trt_eagle3.parity.metrics import relative_error
 
 PAGE_SIZE = 4
 PROMPT_ROWS = 7

@@ -16,10 +16,12 @@ from onnx import TensorProto
 from torch import Tensor
 
 from tests.reference import ops
-from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE, relative_error
+from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
 from trt_eagle3.engine.onnxruntime import OnnxRuntimeSession
 from trt_eagle3.graph.builder import GraphBuilder
 from trt_eagle3.graph.ops import OPS
+from trt_eagle3.parity.metrics import relative_error
+from trt_eagle3.parity.ops import pair_axis
 
 GQA = [(1, 1), (2, 1), (4, 2), (5, 1), (7, 1)]
 FAR_POSITION = 200_000
@@ -119,7 +121,7 @@ def rope_case(
         "qkv": torch.randn(rows * new, (num_heads + 2 * num_kv_heads) * dim, generator=generator),
         "position_ids": torch.randint(0, far, (3, rows, new), generator=generator, dtype=torch.int32),
         "inv_freq": 5e6 ** -(torch.arange(0, dim, 2) / dim),
-        "pair_axis": torch.tensor(ops.pair_axis(layout, sections, dim // 2), dtype=torch.int32),
+        "pair_axis": torch.tensor(pair_axis(layout, sections, dim // 2), dtype=torch.int32),
     }
     inputs["position_ids"][:, 0, 0] = far
     if normed:
@@ -150,8 +152,8 @@ FAULT_CASE = rope_case((4, 2, 16), "interleaved", (4, 2, 2), normed=True, far=50
 @pytest.mark.parametrize(
     "changed",
     [
-        {"pair_axis": torch.tensor(ops.pair_axis("chunked", (4, 2, 2), 8))},
-        {"pair_axis": torch.tensor(ops.pair_axis("1d", (), 8))},
+        {"pair_axis": torch.tensor(pair_axis("chunked", (4, 2, 2), 8))},
+        {"pair_axis": torch.tensor(pair_axis("1d", (), 8))},
         {"position_ids": FAULT_CASE.inputs["position_ids"][[0, 2, 1]]},
         {"position_ids": FAULT_CASE.inputs["position_ids"] + 1},
         {"inv_freq": 1e4 ** -(torch.arange(0, 16, 2) / 16)},

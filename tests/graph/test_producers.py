@@ -15,7 +15,6 @@ from tests.checkpoint.drafts import Geometry, target_spec
 from tests.checkpoint.test_draft import KINDS
 from tests.graph.test_draft import CHAIN, PAGE_SIZE, TREE, Rows
 from tests.reference.compare import FLOAT32_TOLERANCE
-from tests.reference.draft import ReferenceDraft
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.tensor_index import TensorRef, open_index
@@ -25,6 +24,7 @@ from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import open_session
 from trt_eagle3.graph.draft import draft_graph, fuse_graph
+from trt_eagle3.parity.draft import ReferenceDraft
 
 
 def open_runner(manifest: DraftManifest, table: TensorRef, backend: str, folder: Path) -> DraftRunner:

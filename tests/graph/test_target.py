@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.reference.checkpoint import file_name
-from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE, relative_error
+from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
 from tests.reference.target import Target, TargetStates, random_target
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.target import TargetSpec
@@ -26,6 +26,7 @@ from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.onnxruntime import OnnxRuntimeSession
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.target import target_graph
+from trt_eagle3.parity.metrics import relative_error
 
 PAGE_SIZE = 4
 NUM_ROWS = 17

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.reference.checkpoint import file_name
-from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE, relative_error
+from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
 from tests.reference.target import VISION, Target, random_target
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.decode.runner import VisionRunner
@@ -22,6 +22,7 @@ from trt_eagle3.engine.onnxruntime import OnnxRuntimeSession
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.vision import VISION_INPUTS, vision_graph
 from trt_eagle3.multimodal.vision_rows import vision_rows
+from trt_eagle3.parity.metrics import relative_error
 
 IMAGES_AND_VIDEO = [[1, 2, 2], [3, 4, 6], [1, 8, 2]]
 

@@ -8,33 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """``x / sqrt(mean(x ** 2) + epsilon) * weight`` over the last axis."""
-    x = x.double()
-    return x / (x.square().mean(-1, keepdim=True) + epsilon).sqrt() * weight.double()
-
-
-def pair_axis(layout: str, sections: tuple[int, ...], num_pairs: int) -> list[int]:
-    """Which position axis turns each pair: T (0), H (1) or W (2)."""
-    if layout == "1d":
-        return [0] * num_pairs
-    t, h, w = sections
-    if layout == "chunked":
-        return [0] * t + [1] * h + [2] * w
-    return [1 if i % 3 == 1 and i < 3 * h else 2 if i % 3 == 2 and i < 3 * w else 0 for i in range(num_pairs)]
-
-
-def turn(x: Tensor, positions: Tensor, inv_freq: Tensor, axes: list[int]) -> Tensor:
-    """Rotate channels (i, i + D/2) of ``x [n, heads, D]`` by ``positions [3, n]``.
-
-    The angle itself is a float32 product, as it is in transformers: at position 200000 that rounding is visible.
-    """
-    half = x.shape[-1] // 2
-    chosen = torch.stack([positions[axis] for axis in axes], dim=-1)
-    angles = (chosen.float() * inv_freq.float()).double()[:, None]
-    low, high = x[..., :half].double(), x[..., half:].double()
-    return torch.cat([low * angles.cos() - high * angles.sin(), high * angles.cos() + low * angles.sin()], dim=-1)
+from trt_eagle3.parity.ops import rms_norm, turn
 
 
 def qk_norm_mrope(

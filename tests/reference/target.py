@@ -6,6 +6,7 @@ Shapes: S rows, H hidden, V vocab, L deepstack levels, N visual rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from tests.reference.checkpoint import random_tensor, write_tensors
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.target import TargetSpec, TextSpec, VisionSpec
+from trt_eagle3.parity.target import TargetReference, add_deepstack
 
 TEXT = {
     "vocab_size": 32,
@@ -66,33 +68,22 @@ class Target:
     model: Qwen3VLForConditionalGeneration
     spec: TargetSpec
 
-    @torch.no_grad()
+    @cached_property
+    def reference(self) -> TargetReference:
+        """The model as parity computes it, layer by layer."""
+        return TargetReference(self.model.config, self.spec.tensors)
+
     def states(self, embeds: Tensor, positions: Tensor, visual_rows: Tensor, deepstack: Tensor) -> TargetStates:
         """Run ``embeds [S, H]`` at ``positions [3, S]`` with ``deepstack [L, N, H]`` on ``visual_rows [S]``."""
-        decoder = self.model.model.language_model
+        reference, hidden = self.reference, embeds
+        rope = reference.rope(positions)
         before: list[Tensor] = []
         after: list[Tensor] = []
-        hooks = [layer.register_forward_hook(lambda *a: before.append(_tensor(a[-1]))) for layer in decoder.layers]
-        hooks += [
-            module.register_forward_pre_hook(lambda *a: after.append(_tensor(a[-1])))
-            for module in (*decoder.layers[1:], decoder.norm)
-        ]
-        out = decoder(
-            inputs_embeds=embeds[None],
-            position_ids=positions[:, None].long(),
-            visual_pos_masks=visual_rows[None],
-            deepstack_visual_embeds=list(deepstack),
-            use_cache=False,
-        )
-        for hook in hooks:
-            hook.remove()
-        return TargetStates(self.model.lm_head(out.last_hidden_state)[0], before, after)
-
-
-def _tensor(value: Any) -> Tensor:
-    while isinstance(value, tuple):
-        value = value[0]
-    return value[0].clone()
+        for layer in reference.layers():
+            before.append(layer(hidden, rope))
+            hidden = add_deepstack(before[-1], deepstack, layer.index, visual_rows)
+            after.append(hidden)
+        return TargetStates(reference.head(reference.norm(hidden)), before, after)
 
 
 def random_target(

@@ -1,0 +1,40 @@
+"""How two tensors are compared."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["cosines", "margins", "relative_error", "row_errors"]
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Largest absolute difference over the largest absolute expected value; infinite where anything is not finite."""
+    assert actual.shape == expected.shape, f"expected {list(expected.shape)}, got {list(actual.shape)}"
+    if not torch.isfinite(actual).all():
+        return float("inf")
+    return float((actual.double() - expected.double()).abs().max() / expected.double().abs().max())
+
+
+def row_errors(actual: Tensor, expected: Tensor) -> Tensor:
+    """float64 [n]: the relative L2 error of each row, ``|a - e| / |e|``; infinite where a row is not finite.
+
+    By row, because one row with huge channels (the first token of most decoders) would hide every other.
+    """
+    assert actual.shape == expected.shape, f"expected {list(expected.shape)}, got {list(actual.shape)}"
+    a, e = actual.double().flatten(1), expected.to(actual.device).double().flatten(1)
+    norms = e.norm(dim=1)
+    errors = (a - e).norm(dim=1) / torch.where(norms > 0, norms, torch.ones_like(norms))
+    return torch.nan_to_num(errors, nan=torch.inf, posinf=torch.inf).cpu()
+
+
+def cosines(actual: Tensor, expected: Tensor) -> Tensor:
+    """float64 [n]: the cosine of each row with the expected one; -1 where a row is not finite."""
+    found = torch.nn.functional.cosine_similarity(actual.double(), expected.double(), dim=1)
+    return torch.nan_to_num(found, nan=-1.0)
+
+
+def margins(logits: Tensor) -> Tensor:
+    """float64 [n]: how much likelier the best token of each row is than the second, as a difference of probability."""
+    best = logits.double().softmax(dim=-1).topk(2, dim=-1).values
+    return best[:, 0] - best[:, 1]
