@@ -130,7 +130,7 @@ def test_empty_bytes_are_refused_as_no_image() -> None:
 
 
 def test_remote_url_is_refused_and_not_fetched() -> None:
-    assert "remote images are not fetched" in refusal("https://example.com/cat.png")
+    assert "remote images and videos are not fetched" in refusal("https://example.com/cat.png")
 
 
 def test_data_uri_without_base64_is_refused() -> None:

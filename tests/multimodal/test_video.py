@@ -109,8 +109,9 @@ def test_file_without_pyav_says_what_to_install(tmp_path: Path, monkeypatch: pyt
     [
         ([], "no frames"),
         ("absent.mp4", "absent.mp4: no such file or folder"),
-        ("https://example.com/clip.mp4", "remote videos are not fetched"),
-        (b"bytes", "expected a list of images, a folder or a file, got bytes"),
+        ("https://example.com/clip.mp4", "remote images and videos are not fetched"),
+        (b"bytes", "video (5 bytes): not a video that is read here"),
+        (7, "expected a list of images, a folder or a file, got int"),
         (Video(frames(2), fps=0.0), "fps: expected a positive number, got 0.0"),
         (Video(frames(2), fps=2.0, timestamps=[0, 1]), "timestamps exclude fps"),
         (Video(frames(2), timestamps=[0]), "1 timestamps for 2 frames"),

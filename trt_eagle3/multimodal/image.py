@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import io
 import warnings
 from pathlib import Path
@@ -11,14 +9,16 @@ from pathlib import Path
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal.fetch import read_media
+from trt_eagle3.multimodal.policy import LOCAL_MEDIA, MediaPolicy
 
 __all__ = ["ImageSource", "check_pixels", "describe", "load_image"]
 
 ImageSource = str | Path | bytes | Image.Image
-"""A path, encoded image bytes, a ``data:image/...;base64,`` URI, or a Pillow image. Never a remote URL."""
+"""A path, encoded image bytes, a ``data:image/...;base64,`` URI, an URL of an allowed host, or a Pillow image."""
 
 
-def load_image(source: ImageSource, name: str | None = None) -> Image.Image:
+def load_image(source: ImageSource, name: str | None = None, policy: MediaPolicy = LOCAL_MEDIA) -> Image.Image:
     """Decode to RGB as transformers does: transparency is composited onto white.
 
     Files, bytes and data URIs are turned upright by their EXIF tag; a Pillow image is taken as it is (transformers
@@ -26,18 +26,20 @@ def load_image(source: ImageSource, name: str | None = None) -> Image.Image:
 
     Args:
         name: what to call the image in errors; by default its path or size.
+        policy: which sources, formats and sizes are taken.
     Returns:
         A fully decoded RGB image.
     Raises:
-        UserError: a remote URL, a missing file, no image, a truncated one, or more than Pillow's MAX_IMAGE_PIXELS.
+        UserError: a source, format or size that the policy excludes, a missing file, no image, or a truncated one.
     """
     name = name or describe(source)
     if isinstance(source, Image.Image):
-        check_pixels(name, source.width, source.height)
+        check_pixels(name, source.width, source.height, policy)
         return _decode(name, source, upright=False)
-    data = _read_bytes(source, name)
-    with _open(name, data) as image:
-        check_pixels(name, image.width, image.height)
+    if not isinstance(source, str | Path | bytes):
+        raise UserError(f"{name}: expected a path, bytes, a data URI or a Pillow image, got {type(source).__name__}.")
+    with _open(name, io.BytesIO(read_media(source, name, policy)), policy) as image:
+        check_pixels(name, image.width, image.height, policy)
         return _decode(name, image, upright=True)
 
 
@@ -49,64 +51,36 @@ def describe(source: object) -> str:
         return f"image ({len(source)} bytes)"
     if not isinstance(source, str | Path):
         return "image"
-    text = str(source)
+    text = " ".join(str(source).splitlines())
     if text.startswith("data:"):
         return f"image {text[:40]}..."
     return f"image {text if len(text) <= 200 else '...' + text[-100:]}"
 
 
-def _read_bytes(source: str | Path | bytes, name: str) -> io.BytesIO:
-    if isinstance(source, bytes):
-        return io.BytesIO(source)
-    if not isinstance(source, str | Path):
-        raise UserError(f"{name}: expected a path, bytes, a data URI or a Pillow image, got {type(source).__name__}.")
-    if isinstance(source, str) and source.startswith("data:"):
-        return io.BytesIO(_decode_data_uri(source, name))
-    if isinstance(source, str) and source.startswith(("http://", "https://", "ftp://", "s3://", "gs://")):
-        raise UserError(f"{name}: remote images are not fetched. Download it and give the path.")
-    path = Path(source.removeprefix("file://") if isinstance(source, str) else source)
-    try:
-        return io.BytesIO(path.read_bytes())
-    except FileNotFoundError as error:
-        raise UserError(f"{name}: no such file. Check the path.") from error
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"{name}: not readable ({reason}). Check the path and its permissions.") from error
-
-
-def _decode_data_uri(uri: str, name: str) -> bytes:
-    header, comma, payload = uri.partition(",")
-    if not comma or not header.endswith(";base64"):
-        raise UserError(f"{name}: expected data:image/<type>;base64,<data>. Encode the image as base64.")
-    try:
-        return base64.b64decode("".join(payload.split()), validate=True)
-    except (binascii.Error, ValueError) as error:
-        raise UserError(f"{name}: the data URI's base64 is broken ({error}). Encode the image again.") from error
-
-
-def check_pixels(name: str, width: int, height: int) -> None:
+def check_pixels(name: str, width: int, height: int, policy: MediaPolicy = LOCAL_MEDIA) -> None:
     """Refuse a picture or frame before it is decoded into too much memory.
 
     Raises:
-        UserError: more pixels than Pillow's MAX_IMAGE_PIXELS, or none.
+        UserError: more pixels than the policy or Pillow's MAX_IMAGE_PIXELS allows, or none.
     """
-    limit = Image.MAX_IMAGE_PIXELS
+    limit = min((limit for limit in (policy.max_pixels, Image.MAX_IMAGE_PIXELS) if limit is not None), default=None)
     if limit is not None and width * height > limit:
         raise UserError(f"{name}: {width}x{height} pixels, the limit is {limit} in all. Scale it down first.")
     if width == 0 or height == 0:
         raise UserError(f"{name}: {width}x{height} pixels, so there is nothing to see. Give another one.")
 
 
-def _open(name: str, data: io.BytesIO) -> Image.Image:
+def _open(name: str, data: io.BytesIO, policy: MediaPolicy) -> Image.Image:
     try:
         with warnings.catch_warnings():
             # Pillow warns over its limit and raises over twice its limit; check_pixels refuses the former
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            return Image.open(data)
+            return Image.open(data, formats=policy.formats)
     except Image.DecompressionBombError as error:
         raise UserError(f"{name}: too many pixels ({error}). Scale it down first.") from error
     except UnidentifiedImageError as error:
-        raise UserError(f"{name}: not an image that Pillow can read. Give a PNG, JPEG, WebP or similar.") from error
+        kinds = ", ".join(policy.formats) if policy.formats else "PNG, JPEG, WebP or similar"
+        raise UserError(f"{name}: not an image that is read here. Give a {kinds}.") from error
     except Exception as error:  # Pillow's format readers raise whatever the broken bytes lead them to
         raise _broken(name, error) from error
 

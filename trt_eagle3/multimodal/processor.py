@@ -18,6 +18,7 @@ from trt_eagle3.multimodal.chat_template import ChatTemplate
 from trt_eagle3.multimodal.image import ImageSource, describe, load_image
 from trt_eagle3.multimodal.patches import image_patches, video_patches
 from trt_eagle3.multimodal.pixel_config import PixelConfig, read_image_config, read_video_config
+from trt_eagle3.multimodal.policy import LOCAL_MEDIA, MediaPolicy
 from trt_eagle3.multimodal.rope_index import rope_index
 from trt_eagle3.multimodal.spec import ProcessorSpec
 from trt_eagle3.multimodal.tokenizer import StreamDecoder, load_tokenizer
@@ -91,6 +92,7 @@ class Processor:
         image_config: PixelConfig,
         video_config: PixelConfig,
         max_prompt_len: int | None = None,
+        media: MediaPolicy = LOCAL_MEDIA,
     ) -> None:
         self.spec = spec
         self.tokenizer = tokenizer
@@ -98,6 +100,7 @@ class Processor:
         self.image_config = image_config
         self.video_config = video_config
         self.max_prompt_len = max_prompt_len
+        self.media = media
         self._image_pad = _token(tokenizer, spec.image_token_id, "image_token_id")
         self._video_pad = _token(tokenizer, spec.video_token_id, "video_token_id")
         self._vision_start = _token(tokenizer, spec.vision_start_token_id, "vision_start_token_id")
@@ -105,12 +108,20 @@ class Processor:
         self._pads = re.compile(f"{re.escape(self._image_pad)}|{re.escape(self._video_pad)}")
 
     @classmethod
-    def from_directory(cls, directory: Path, spec: ProcessorSpec, *, max_prompt_len: int | None = None) -> Processor:
+    def from_directory(
+        cls,
+        directory: Path,
+        spec: ProcessorSpec,
+        *,
+        max_prompt_len: int | None = None,
+        media: MediaPolicy = LOCAL_MEDIA,
+    ) -> Processor:
         """Read the processor files of a checkpoint, or of a bundle's ``processor/`` folder.
 
         Args:
             spec: the target's token ids and vision geometry.
             max_prompt_len: longest prompt in tokens that the engine takes; None: any.
+            media: where images and videos may come from, and how big they may be.
         Raises:
             UserError: a file is missing or broken, or belongs to another checkpoint than ``spec``.
         """
@@ -124,6 +135,7 @@ class Processor:
             read_image_config(directory, spec.vision),
             read_video_config(directory, spec.vision),
             max_prompt_len,
+            media,
         )
 
     def prompt(
@@ -150,15 +162,15 @@ class Processor:
         """A conversation; ``content`` is a string or a list of parts, in order.
 
         Parts: ``{"type": "text", "text": str}``, ``{"type": "image", "image": ImageSource}``, ``{"type": "video",
-        "video": VideoSource}``, OpenAI's ``{"type": "image_url", "image_url": {"url": data URI}}``, and transformers'
-        ``url`` or ``path`` in place of ``image``, ``path`` in place of ``video``.
+        "video": VideoSource}``, OpenAI's ``{"type": "image_url", "image_url": {"url": data URI}}`` and likewise
+        ``video_url``, and transformers' ``url`` or ``path`` in place of ``image``, ``path`` in place of ``video``.
 
         Raises:
-            UserError: an unknown part, an unreadable or unusable image or video, a text that holds an image or video
-                pad itself, a prompt longer than ``max_prompt_len``.
+            UserError: an unknown part, an image or video that is unreadable, unusable or excluded by ``media``, a text
+                that holds an image or video pad itself, a prompt longer than ``max_prompt_len``.
         """
         turns, slots = self._split(messages)
-        visuals = [self._load(slot, i) for i, slot in enumerate(slots)]
+        visuals = self._load_all(slots)
         text = self._expand(self.template.render(turns), slots, visuals)
         token_ids = torch.tensor(self.tokenizer.encode(text).ids, dtype=torch.int64)
         self._check_len(token_ids.numel(), visuals)
@@ -214,7 +226,11 @@ class Processor:
                 ):
                     slots.append(_Slot("image", source))
                     parts.append({"type": "image"})
-                case {"type": "video", "video": source} | {"type": "video", "path": source}:
+                case (
+                    {"type": "video", "video": source}
+                    | {"type": "video", "path": source}
+                    | {"type": "video_url", "video_url": {"url": source}}
+                ):
                     slots.append(_Slot("video", source))
                     parts.append({"type": "video"})
                 case _:
@@ -230,13 +246,24 @@ class Processor:
         if found := self._pads.search(text):
             raise UserError(f"text: holds {found.group()}, which marks where an image or video goes. Remove it.")
 
+    def _load_all(self, slots: Sequence[_Slot]) -> list[_Visual]:
+        """Every visual; a prompt that has too many of them, or grows too long by them, is refused on the way."""
+        most = self.media.max_items
+        if most is not None and len(slots) > most:
+            raise UserError(f"prompt: {len(slots)} images and videos, the limit is {most}. Send fewer.")
+        visuals: list[_Visual] = []
+        for i, slot in enumerate(slots):
+            visuals.append(self._load(slot, i))
+            self._check_len(sum(self._num_tokens(visual.grid) for visual in visuals), visuals)
+        return visuals
+
     def _load(self, slot: _Slot, index: int) -> _Visual:
         if slot.kind == "image":
             name = f"{describe(slot.source)} (visual {index + 1} of the prompt)" if index else describe(slot.source)
-            patches, grid = image_patches(load_image(slot.source, name), self.image_config, name)
+            patches, grid = image_patches(load_image(slot.source, name, self.media), self.image_config, name)
             return _Visual(name, patches, grid, self._image_pad * self._num_tokens(grid))
         name = f"video (visual {index + 1} of the prompt)" if index else "video"
-        video = load_video(slot.source, self.video_config, name)
+        video = load_video(slot.source, self.video_config, name, self.media)
         patches, grid = video_patches(video.frames, self.video_config, name)
         frame = self._vision_start + self._video_pad * (self._num_tokens(grid) // grid[0]) + self._vision_end
         times = patch_times(video.times, self.video_config.temporal_patch_size)

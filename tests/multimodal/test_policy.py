@@ -1,0 +1,230 @@
+"""What a `MediaPolicy` excludes is refused before it is read, fetched or decoded."""
+
+from __future__ import annotations
+
+import base64
+import io
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.multimodal.test_image import encode, picture
+from tests.multimodal.test_video import CONFIG, frames, write_file
+from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal import MediaPolicy, Video, load_image, load_video
+
+SERVED = MediaPolicy(paths=False, formats=("PNG", "JPEG"), max_bytes=100_000, max_pixels=10_000)
+
+
+def data_uri(data: bytes, kind: str = "image/png") -> str:
+    return f"data:{kind};base64,{base64.b64encode(data).decode()}"
+
+
+class Site(BaseHTTPRequestHandler):
+    """A host: a picture, redirects, a big file, one that never ends, one that hangs."""
+
+    requests: list[str] = []  # noqa: RUF012 (one site at a time)
+
+    def do_GET(self) -> None:
+        self.requests.append(self.path)
+        port = self.server.server_address[1]
+        places = {"/home": f"http://127.0.0.1:{port}/picture.png", "/away": "http://169.254.169.254/", "/loop": "/loop"}
+        places |= {"/file": "file:///etc/passwd"}
+        if self.path in places:
+            self.send_response(302)
+            self.send_header("Location", places[self.path])
+            self.end_headers()
+        elif self.path == "/picture.png":
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(encode(picture()))
+        elif self.path == "/endless":
+            self.send_response(200)
+            self.end_headers()
+            try:
+                while True:
+                    self.wfile.write(bytes(10_000))
+            except OSError:
+                pass
+        elif self.path == "/drip":
+            self.send_response(200)
+            self.end_headers()
+            try:
+                for _ in range(100):
+                    self.wfile.write(b"x")
+                    self.wfile.flush()
+                    time.sleep(0.05)
+            except OSError:
+                pass
+        else:
+            self.send_error(404)
+
+    def log_message(self, *_: Any) -> None:
+        """Silence."""
+
+
+@pytest.fixture
+def site() -> Iterator[str]:
+    Site.requests = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Site)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield f"127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def refusal(source: Any, policy: MediaPolicy = SERVED) -> str:
+    with pytest.raises(UserError) as caught:
+        load_image(source, policy=policy)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert len(message) < 500
+    return message
+
+
+def test_data_uri_and_bytes_are_read() -> None:
+    for source in (encode(picture()), data_uri(encode(picture())), "DATA" + data_uri(encode(picture()))[4:]):
+        np.testing.assert_array_equal(np.asarray(load_image(source, policy=SERVED)), np.asarray(picture()))
+
+
+@pytest.mark.parametrize("form", ["{}", "file://{}", "FILE://{}", "file:{}", " {}"])
+def test_path_is_not_read(tmp_path: Path, form: str) -> None:
+    path = tmp_path / "real.png"
+    path.write_bytes(encode(picture()))
+    assert "files are not read on behalf of a request" in refusal(form.format(path))
+    assert "files are not read on behalf of a request" in refusal(path)
+
+
+@pytest.mark.parametrize("kind", ["GIF", "TIFF", "BMP", "PPM", "ICO"])
+def test_format_that_is_not_listed_is_not_decoded(kind: str) -> None:
+    assert "Give a PNG, JPEG" in refusal(encode(picture(), kind))
+
+
+def test_postscript_is_not_interpreted() -> None:
+    buffer = io.BytesIO()
+    picture().save(buffer, "EPS")
+    assert "Give a PNG, JPEG" in refusal(buffer.getvalue())
+
+
+def test_size_in_bytes_is_bounded_before_decoding() -> None:
+    noise = Image.fromarray(np.random.default_rng(0).integers(0, 255, (99, 99, 3), dtype=np.uint8))
+    small = MediaPolicy(paths=False, max_bytes=1000)
+    assert "the limit is 1000" in refusal(encode(noise), small)
+    assert "the limit is 1000" in refusal(data_uri(encode(noise)), small)
+    assert load_image(encode(noise), policy=SERVED).size == (99, 99)
+
+
+def test_bomb_is_refused_by_its_header() -> None:
+    bomb = encode(Image.new("1", (20_000, 20_000)))
+    assert len(bomb) < SERVED.max_bytes  # type: ignore[operator]
+    start = time.perf_counter()
+    assert "pixels" in refusal(bomb)
+    assert time.perf_counter() - start < 1
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://{}/picture.png", "https://example.com/a.png", "ftp://{}/picture.png", "HTTP://{}/picture.png", "s3://b/k"],
+)
+def test_nothing_is_fetched_without_an_allowed_host(site: str, url: str) -> None:
+    assert "not fetched" in refusal(url.format(site))
+    assert Site.requests == []
+
+
+def allowing(*hosts: str) -> MediaPolicy:
+    return MediaPolicy(paths=False, allowed_hosts=hosts, max_bytes=100_000, fetch_timeout_s=0.5)
+
+
+def test_allowed_host_is_fetched_from(site: str) -> None:
+    for path in ("picture.png", "home"):
+        image = load_image(f"http://{site}/{path}", policy=allowing(site))
+        np.testing.assert_array_equal(np.asarray(image), np.asarray(picture()))
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("away", "not fetched"),
+        ("file", "cannot be fetched"),
+        ("loop", "cannot be fetched"),
+        ("absent", "cannot be fetched"),
+        ("endless", "the limit is 100000"),
+        ("drip", "cannot be fetched"),
+        ("picture.png\r\nX: y", "cannot be fetched"),
+    ],
+)
+def test_what_an_allowed_host_may_not_do(site: str, path: str, expected: str) -> None:
+    start = time.perf_counter()
+    assert expected in refusal(f"http://{site}/{path}", allowing(site))
+    assert time.perf_counter() - start < 3
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://{port}@evil.example/x",
+        "http://user@127.0.0.1:{port}/picture.png",
+        "http://127.0.0.1:1/picture.png",
+        "http://127.0.0.1.evil.example:{port}/x",
+        "http://[::1/x",
+        "http://127.0.0.1:99999/x",
+    ],
+)
+def test_other_spellings_of_a_host_are_not_it(site: str, url: str) -> None:
+    assert refusal(url.format(port=site.partition(":")[2]), allowing(site))
+    assert Site.requests == []
+
+
+def test_wildcard_means_what_lies_below(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("socket.getaddrinfo", lambda host, *_: asked.append(host) or [])
+    for host in ("a.example.com", "a.b.example.com", "example.com", "badexample.com"):
+        refusal(f"https://{host}/x.png", allowing("*.example.com"))
+    assert asked == ["a.example.com", "a.b.example.com"]
+
+
+def test_video_in_memory_equals_the_file(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "clip.mp4", count=8)
+    expected = load_video(path, CONFIG)
+    for source in (path.read_bytes(), data_uri(path.read_bytes(), "video/mp4")):
+        found = load_video(source, CONFIG, policy=SERVED)
+        assert found.times == expected.times
+        np.testing.assert_array_equal(found.frames, expected.frames)
+
+
+def video_refusal(source: Any, policy: MediaPolicy = SERVED) -> str:
+    with pytest.raises(UserError) as caught:
+        load_video(source, CONFIG, policy=policy)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_video_paths_are_not_read(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "clip.mp4", count=3)
+    picture().save(tmp_path / "0.png")
+    for source in (path, str(path), f"file://{path}", tmp_path, Video(str(tmp_path)), [tmp_path / "0.png"] * 2):
+        assert "files are not read" in video_refusal(source)
+
+
+def test_playlist_is_no_video(tmp_path: Path) -> None:
+    path = write_file(tmp_path / "clip.mp4", count=3)
+    playlist = f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile://{path}\n#EXT-X-ENDLIST\n"
+    assert "not a video that is read here" in video_refusal(playlist.encode())
+    assert "not a video that is read here" in video_refusal(f"ffconcat version 1.0\nfile {path}\n".encode())
+
+
+def test_video_sizes_are_bounded(tmp_path: Path) -> None:
+    data = write_file(tmp_path / "clip.mp4", count=8).read_bytes()
+    assert "the limit is 1000" in video_refusal(data, MediaPolicy(paths=False, max_pixels=1000))
+    assert "the limit is 3072" in video_refusal(data, MediaPolicy(paths=False, max_video_pixels=3072))
+    assert "more than 3 frames" in video_refusal(data, MediaPolicy(paths=False, max_video_frames=3))
+    assert "the limit is 1200" in video_refusal(frames(3), MediaPolicy(paths=False, max_video_pixels=1200))

@@ -1,0 +1,40 @@
+"""MediaPolicy: where images and videos may come from, and how big they may be before anything is decoded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["LOCAL_MEDIA", "MediaPolicy"]
+
+
+@dataclass(frozen=True)
+class MediaPolicy:
+    """What a loader may open.
+
+    Attributes:
+        paths: local files and folders, as paths or ``file://`` URLs.
+        allowed_hosts: hosts that ``http://`` and ``https://`` URLs are fetched from: ``images.example.com``,
+            ``*.example.com`` for all below it, ``host:8080`` for another port than the scheme's own. Redirects must
+            stay on such hosts. A host that is named is trusted, whatever address it has.
+        formats: the image formats that are decoded, by Pillow's names; None: all that Pillow knows.
+        max_items: images and videos of one prompt; None: any number.
+        max_bytes: of one image or video, encoded; None: any number.
+        max_pixels: of one image or frame; None: Pillow's MAX_IMAGE_PIXELS.
+        max_video_frames: that are decoded of a video file, whether they are used or not; None: any number.
+        max_video_pixels: of all frames used of one video; None: any number.
+        fetch_timeout_s: seconds that one fetch may take in all.
+    """
+
+    paths: bool
+    allowed_hosts: tuple[str, ...] = ()
+    formats: tuple[str, ...] | None = None
+    max_items: int | None = None
+    max_bytes: int | None = None
+    max_pixels: int | None = None
+    max_video_frames: int | None = None
+    max_video_pixels: int | None = None
+    fetch_timeout_s: float = 10.0
+
+
+LOCAL_MEDIA = MediaPolicy(paths=True)
+"""For prompts of the machine's own user: any file, nothing remote."""
