@@ -19,6 +19,7 @@ __all__ = [
     "LimitsConfig",
     "SpeculationConfig",
     "TargetConfig",
+    "TensorRTConfig",
     "load_config",
     "parse_overrides",
 ]
@@ -46,61 +47,121 @@ class DraftConfig(_Section):
     overrides: Mapping[str, Any] = Field(default_factory=dict)
 
 
+class TensorRTConfig(_Section):
+    """How TensorRT builds engines.
+
+    Attributes:
+        optimization_level: 0 to 5, how long the builder searches. Left out: TensorRT's default, on 8.6 it is 2.
+        workspace_mib: most device memory that a layer's algorithm may take. Left out: all there is.
+        refit: engines whose weights can be exchanged. strip_weights: engines without weights, which are put in at load
+            from the ONNX graph beside them (TensorRT 10 and later).
+        plugin_library: the plugin library, instead of the one that is found.
+    """
+
+    optimization_level: Annotated[int, Field(ge=0, le=5)] | None = None
+    workspace_mib: PositiveInt | None = None
+    refit: bool = False
+    strip_weights: bool = False
+    plugin_library: Path | None = None
+
+
 class EngineConfig(_Section):
     """What runs the graphs.
 
     Attributes:
-        device: where; ``cuda`` needs the torch backend.
-        dtype: the compute type; onnxruntime computes in float32.
+        device: where; ``cuda`` needs the torch backend, and tensorrt runs nowhere else.
+        dtype: the compute type; onnxruntime computes in float32. Left out: float16 for tensorrt, float32 elsewhere.
+        residual: type of the target's residual stream, ``compute`` = ``dtype``. Qwen3-VL leaves float16's range there:
+            float16 engines want ``float32`` (tensorrt only).
         page_size: tokens per page of the KV cache. prefill_chunk: prompt tokens per target pass.
+        tensorrt: how TensorRT builds; of no effect elsewhere.
     """
 
-    backend: Literal["onnxruntime", "torch"] = "onnxruntime"
+    backend: Literal["onnxruntime", "torch", "tensorrt"] = "onnxruntime"
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    residual: Literal["compute", "float32"] = "compute"
     page_size: PositiveInt = 16
     prefill_chunk: PositiveInt = 512
+    tensorrt: TensorRTConfig = TensorRTConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_tensorrt(cls, raw: Any) -> Any:
+        if isinstance(raw, dict) and raw.get("backend") == "tensorrt":
+            return {"device": "cuda", "dtype": "float16", **raw}
+        return raw
 
     @model_validator(mode="after")
     def _runs(self) -> EngineConfig:
+        if self.backend == "tensorrt" and self.device != "cuda":
+            raise ValueError(f"tensorrt runs on device: cuda, got {self.device}")
+        if self.residual == "float32" and (self.backend, self.dtype) != ("tensorrt", "float16"):
+            raise ValueError(
+                "residual: float32 is for backend: tensorrt with dtype: float16, "
+                f"got {self.dtype} on {self.backend}. Leave it out."
+            )
         if self.backend == "onnxruntime" and (self.device, self.dtype) != ("cpu", "float32"):
             raise ValueError(f"onnxruntime runs in float32 on the cpu, got {self.dtype} on {self.device}")
         return self
 
 
 class LimitsConfig(_Section):
-    """What a bundle promises to hold: sequences at once, tokens of each with its answer, visual tokens of a prompt."""
+    """What a bundle promises to hold.
+
+    Attributes:
+        max_batch_size: sequences decoded at once.
+        max_seq_len: tokens of each with its answer. max_visual_tokens: of a prompt.
+        max_kv_tokens: rows of the KV cache; left out, every sequence has room for ``max_seq_len``. With fewer, sequences
+            that no longer fit are put off and computed again.
+        max_waiting: requests in the queue; the next one is refused.
+        prefix_cache: keep KV pages of past prompts for prompts that begin alike.
+    """
 
     max_batch_size: PositiveInt = 1
     max_seq_len: PositiveInt = 4096
     max_visual_tokens: PositiveInt = 4096
+    max_kv_tokens: PositiveInt | None = None
+    max_waiting: PositiveInt = 256
+    prefix_cache: bool = True
+
+    @model_validator(mode="after")
+    def _holds_one(self) -> LimitsConfig:
+        if self.max_kv_tokens is not None and self.max_kv_tokens < self.max_seq_len:
+            raise ValueError(f"max_kv_tokens: one sequence needs {self.max_seq_len}, got {self.max_kv_tokens}")
+        return self
 
 
 class SpeculationConfig(_Section):
     """The shape of speculation.
 
     Attributes:
-        mode: ``chain`` drafts one token per step; ``tree`` drafts a static tree.
+        mode: ``chain`` drafts one token per step; ``tree`` a static tree; ``dynamic`` one that follows the draft's scores.
         steps: draft steps per cycle, the deepest path.
-        topk: children per node of a tree at most.
+        topk: children per node of a tree at most; of a dynamic tree also the nodes that grow on at each level.
         num_draft_tokens: tokens verified per cycle, the root (last accepted token) included. A chain has steps + 1.
         tree: the static tree as rank paths ([0] is the best child of the root, [0, 1] its second-best child, ...).
             Left out, a tree of ``num_draft_tokens`` nodes is chosen best-first (see ``decode/tree.py``).
+        acceptance_floor: when the draft's first token is right less often than this, a warning names ``probe``.
     """
 
-    mode: Literal["chain", "tree"] = "chain"
+    mode: Literal["chain", "tree", "dynamic"] = "chain"
     steps: TreeSide = 5
     topk: TreeSide = 4
     num_draft_tokens: Annotated[int, Field(gt=1)] | None = None
     tree: tuple[tuple[Annotated[int, Field(ge=0)], ...], ...] | None = None
+    acceptance_floor: Annotated[float, Field(ge=0, le=1)] = 0.25
 
     @model_validator(mode="after")
     def _fits(self) -> SpeculationConfig:
         tokens = self.num_draft_tokens
         if self.mode == "chain" and tokens not in {None, self.steps + 1}:
             raise ValueError(f"a chain of {self.steps} steps has num_draft_tokens {self.steps + 1}, got {tokens}")
-        if self.mode == "chain" and self.tree is not None:
-            raise ValueError("tree paths need mode: tree, got mode: chain")
+        if self.mode != "tree" and self.tree is not None:
+            raise ValueError(f"tree paths need mode: tree, got mode: {self.mode}")
+        most = 1 + self.topk + (self.steps - 1) * self.topk**2
+        if self.mode == "dynamic" and tokens is not None and tokens > most:
+            raise ValueError(f"{self.steps} steps of topk {self.topk} consider {most} nodes, got {tokens}")
         return self
 
 

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 import torch
 from torch import Tensor
 
+from trt_eagle3.engine.cuda_graph import CAPTURE_AFTER, MAX_CAPTURED, Captured, Shapes, shapes_of
 from trt_eagle3.engine.torch_ops import TORCH_TYPES
 from trt_eagle3.engine.torch_program import ReadWeight, load_program
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 
 __all__ = ["TorchSession"]
-
-_Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 @dataclass(frozen=True)
@@ -43,32 +42,6 @@ class _Input:
         if not same or self.dtype != tensor.dtype:
             got = f"{tensor.dtype} {list(tensor.shape)}"
             raise UserError(f"{name}: expected {self.dtype} {list(self.shape)}, got {got}")
-
-
-@dataclass(frozen=True)
-class _Captured:
-    """A CUDA graph of one set of input shapes, with the buffers that it reads and writes."""
-
-    graph: torch.cuda.CUDAGraph
-    inputs: Mapping[str, Tensor]
-    outputs: Mapping[str, Tensor]
-    _last: dict[str, Tensor] = field(default_factory=dict)
-
-    def fill(self, inputs: Mapping[str, Tensor]) -> None:
-        """Copy ``inputs`` into the graph's; those from the host only where they differ from the last run's."""
-        for name, tensor in inputs.items():
-            if tensor.device.type == "cpu":
-                last = self._last.get(name)
-                if last is not None and torch.equal(last, tensor):
-                    continue
-                self._last[name] = tensor.clone()  # the caller may write into its own again
-            else:
-                self._last.pop(name, None)
-            self.inputs[name].copy_(tensor, non_blocking=True)
-
-
-_CAPTURE_AFTER = 2  # runs of the same shapes before they are captured: prompts seldom repeat theirs, decode steps do
-_MAX_CAPTURED = 64
 
 
 class TorchSession:
@@ -93,8 +66,8 @@ class TorchSession:
         self._inputs = {name: _Input.of(tensor) for name, tensor in program.inputs.items()}
         self._outputs, self._constants, self._steps = program.outputs, program.constants, program.steps
         self._bound: dict[str, Tensor] = {}
-        self._seen: Counter[_Shapes] = Counter()
-        self._captured: dict[_Shapes, _Captured] = {}
+        self._seen: Counter[Shapes] = Counter()
+        self._captured: dict[Shapes, Captured] = {}
 
     def bind(self, name: str, tensor: Tensor) -> None:
         """Let ``tensor`` be the static buffer of input or output ``name``."""
@@ -109,24 +82,22 @@ class TorchSession:
         self._check(inputs)
         if self.device.type != "cuda":
             return self._interpret(self._placed(inputs))
-        shapes = tuple(sorted((name, tuple(tensor.shape)) for name, tensor in inputs.items()))
+        shapes = shapes_of(inputs)
         captured = self._captured.get(shapes)
         if captured is None:
             self._seen[shapes] += 1
-            if self._seen[shapes] <= _CAPTURE_AFTER or len(self._captured) >= _MAX_CAPTURED:
+            if self._seen[shapes] <= CAPTURE_AFTER or len(self._captured) >= MAX_CAPTURED:
                 return self._interpret(self._placed(inputs))
             captured = self._captured[shapes] = self._capture(self._placed(inputs))
-        captured.fill(inputs)
-        captured.graph.replay()
-        return dict(captured.outputs)
+        return captured.run(inputs)
 
-    def _capture(self, inputs: Mapping[str, Tensor]) -> _Captured:
+    def _capture(self, inputs: Mapping[str, Tensor]) -> Captured:
         static = {name: tensor.clone() for name, tensor in inputs.items()}
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             outputs = self._interpret(static)
-        return _Captured(graph, static, outputs)
+        return Captured(graph, static, outputs)
 
     def _interpret(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Node by node."""

@@ -34,7 +34,7 @@ def add_rms_norm(x: Tensor, weight: Tensor, residual: Tensor | None = None, *, e
     total = x if residual is None else x + residual
     wide = total.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
-    y = normed.to(x.dtype) * weight
+    y = normed.to(weight.dtype) * weight
     return y if residual is None else (y, total)
 
 
@@ -146,6 +146,7 @@ def _layer_norm(x: Tensor, scale: Tensor, bias: Tensor, *, axis: int = -1, epsil
 
 STANDARD_OPS: Mapping[str, Function] = {
     "Add": torch.add,
+    "Clip": torch.clamp,
     "Cast": lambda x, *, to: x.to(TORCH_TYPES[to]),
     "Concat": lambda *parts, axis: torch.cat(parts, dim=axis),
     "Cos": torch.cos,

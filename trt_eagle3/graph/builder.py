@@ -79,12 +79,16 @@ class GraphBuilder:
         self._renames[value.name] = name
         self._outputs.append(helper.make_tensor_value_info(name, value.dtype, list(shape)))
 
-    def weight(self, ref: TensorRef) -> Value:
-        """The tensor at ``ref`` as a graph value of the compute type; referenced, not loaded."""
-        stored = self._stored_weight(ref)
-        if stored.dtype == self.dtype:
-            return stored
-        return self._once(f"{stored.name}/cast", lambda name: self.cast(stored, self.dtype, name))
+    def weight(self, ref: TensorRef, scale: float = 1.0) -> Value:
+        """The tensor at ``ref`` as a graph value of the compute type, times ``scale``; referenced, not loaded."""
+        value = self._stored_weight(ref)
+        if value.dtype != self.dtype:
+            stored = value
+            value = self._once(f"{stored.name}/cast", lambda name: self.cast(stored, self.dtype, name))
+        if scale == 1.0:
+            return value
+        factor = self.constant(np.array(scale, helper.tensor_dtype_to_np_dtype(self.dtype)), f"scale_{scale}")
+        return self._once(f"{value.name}/scaled_{scale}", lambda name: self.op("Mul", value, factor, name=name))
 
     def _stored_weight(self, ref: TensorRef) -> Value:
         if ref.dtype not in _SAFETENSORS_TYPES:
@@ -151,12 +155,19 @@ class GraphBuilder:
         return outs
 
     def own_op(
-        self, op_type: str, *inputs: Value, names: Sequence[str], overload: str = "", **attrs: Any
+        self,
+        op_type: str,
+        *inputs: Value,
+        names: Sequence[str],
+        overload: str = "",
+        dtypes: Sequence[int] = (),
+        **attrs: Any,
     ) -> list[Value]:
-        """Add a node of our op set (``graph/ops.py``); outputs have the first input's type."""
+        """Add a node of our op set (``graph/ops.py``); outputs have ``dtypes``, or the first input's type."""
         expected = OPS[op_type].outputs[overload]
         assert len(names) == len(expected), f"{op_type}: {len(expected)} outputs, got {len(names)} names"
-        outs = [Value(self._new_name(n), inputs[0].dtype) for n in names]
+        types = dtypes or [inputs[0].dtype] * len(names)
+        outs = [Value(self._new_name(n), dtype) for n, dtype in zip(names, types, strict=True)]
         self._nodes.append(
             helper.make_node(
                 op_type,
@@ -180,18 +191,23 @@ class GraphBuilder:
         target = self.constant(np.array(shape, dtype=np.int64), f"shape_{'_'.join(map(str, shape))}")
         return self.op("Reshape", value, target, name=name)
 
-    def concat_weights(self, refs: Sequence[TensorRef], name: str) -> Value:
+    def concat_weights(self, refs: Sequence[TensorRef], name: str, scales: Sequence[float] = ()) -> Value:
         """Weights stacked along their first axis, so that one matrix product serves them all."""
-        parts = [self.weight(ref) for ref in refs]
+        parts = [self.weight(ref, scale) for ref, scale in zip(refs, scales or [1.0] * len(refs), strict=True)]
         return parts[0] if len(parts) == 1 else self.op("Concat", *parts, name=name, axis=0)
 
     def linear(
-        self, x: Value, weights: Sequence[TensorRef], biases: Sequence[TensorRef] = (), name: str = "y"
+        self,
+        x: Value,
+        weights: Sequence[TensorRef],
+        biases: Sequence[TensorRef] = (),
+        name: str = "y",
+        scales: Sequence[float] = (),
     ) -> Value:
-        """``x [n, in] @ concat(weights [out, in]).T + concat(biases)``."""
-        args = [x, self.concat_weights(weights, f"{name}.weight")]
+        """``x [n, in] @ concat(weights [out, in]).T + concat(biases)``; ``scales``: one for each weight and bias."""
+        args = [x, self.concat_weights(weights, f"{name}.weight", scales)]
         if biases:
-            args.append(self.concat_weights(biases, f"{name}.bias"))
+            args.append(self.concat_weights(biases, f"{name}.bias", scales))
         return self.op("Gemm", *args, name=name, transB=1)
 
     def build(self) -> onnx.ModelProto:

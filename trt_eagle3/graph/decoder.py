@@ -5,7 +5,7 @@ Shapes: B rows, S new tokens per row, M masked tail, P pages per row, R rows wan
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,8 +21,6 @@ __all__ = [
     "Context",
     "context_inputs",
     "head",
-    "norm",
-    "residual_norm",
     "rows",
     "swiglu",
 ]
@@ -44,7 +42,10 @@ class Context:
 
 @dataclass(frozen=True)
 class Attention:
-    """Geometry of one attention layer; ``qk_norm`` asks for per-head norms with ``epsilon``."""
+    """Geometry of one attention layer; ``qk_norm`` asks for per-head norms with ``epsilon``.
+
+    ``output_scale`` multiplies ``o_proj`` (``graph/residual.py``).
+    """
 
     num_heads: int
     num_kv_heads: int
@@ -54,6 +55,7 @@ class Attention:
     bias: bool
     epsilon: float
     page_size: int
+    output_scale: float = 1.0
 
     def emit(self, b: GraphBuilder, x: Value, tensors: Mapping[str, TensorRef], context: Context, layer: int) -> Value:
         """``x [n, width]`` -> attention output after o_proj, ``[n, H]``; reads and writes cache ``layer``."""
@@ -78,7 +80,8 @@ class Attention:
             b.output(k_new, f"k_cache_out.{layer}", cache_shape)
             b.output(v_new, f"v_cache_out.{layer}", cache_shape)
             biases = [tensors[f"{prefix}o_proj.bias"]] if self.bias else []
-            return b.linear(out, [tensors[f"{prefix}o_proj.weight"]], biases, name="output")
+            scales = [self.output_scale]
+            return b.linear(out, [tensors[f"{prefix}o_proj.weight"]], biases, name="output", scales=scales)
 
     def _rope(
         self, b: GraphBuilder, qkv: Value, tensors: Mapping[str, TensorRef], prefix: str, context: Context
@@ -119,24 +122,21 @@ def rows(b: GraphBuilder, value: Value, width: int, name: str) -> Value:
     return b.reshape(value, (-1, width), name=name)
 
 
-def norm(b: GraphBuilder, x: Value, weight: TensorRef, epsilon: float, name: str = "norm") -> Value:
-    """RMSNorm of ``x [n, H]``."""
-    return b.own_op("AddRmsNorm", x, b.weight(weight), names=(name,), epsilon=epsilon)[0]
-
-
-def residual_norm(
-    b: GraphBuilder, x: Value, residual: Value, weight: TensorRef, epsilon: float, names: Sequence[str]
-) -> tuple[Value, Value]:
-    """``(RMSNorm(x + residual), x + residual)``, called ``names``."""
-    y, total = b.own_op("AddRmsNorm", x, b.weight(weight), residual, names=names, overload="residual", epsilon=epsilon)
-    return y, total
-
-
-def swiglu(b: GraphBuilder, x: Value, tensors: Mapping[str, TensorRef], prefix: str, width: int, bias: bool) -> Value:
-    """``down(silu(gate(x)) * up(x))`` with the MLP's inner ``width``."""
+def swiglu(
+    b: GraphBuilder,
+    x: Value,
+    tensors: Mapping[str, TensorRef],
+    prefix: str,
+    width: int,
+    bias: bool,
+    scale: float = 1.0,
+) -> Value:
+    """``down(silu(gate(x)) * up(x))`` with the MLP's inner ``width``; ``scale`` multiplies ``up`` and so all of it."""
+    assert scale == 1.0 or not bias, "down_proj's bias would have to be scaled too"
     with b.scope("mlp"):
+        weights = [tensors[f"{prefix}{p}_proj.weight"] for p in ("gate", "up")]
         up_biases = [tensors[f"{prefix}{p}_proj.bias"] for p in ("gate", "up")] if bias else []
-        gate_up = b.linear(x, [tensors[f"{prefix}{p}_proj.weight"] for p in ("gate", "up")], up_biases, name="gate_up")
+        gate_up = b.linear(x, weights, up_biases, name="gate_up", scales=(1.0, scale))
         gate, up = b.split(gate_up, (width, width), ("gate", "up"))
         silu = b.op("Mul", gate, b.op("Sigmoid", gate), name="silu")
         down_biases = [tensors[f"{prefix}down_proj.bias"]] if bias else []

@@ -9,9 +9,12 @@ import onnx
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.graph.builder import GraphBuilder, Locate, Value
-from trt_eagle3.graph.decoder import Attention, by_row, context_inputs, head, norm, residual_norm, rows, swiglu
+from trt_eagle3.graph.decoder import Attention, by_row, context_inputs, head, rows, swiglu
+from trt_eagle3.graph.residual import Residual
 
 __all__ = ["draft_graph", "fuse_graph"]
+
+_STREAM = Residual()  # of the compute type: a draft only proposes
 
 
 def fuse_graph(manifest: DraftManifest, dtype: str, locate: Locate) -> onnx.ModelProto:
@@ -21,10 +24,10 @@ def fuse_graph(manifest: DraftManifest, dtype: str, locate: Locate) -> onnx.Mode
     aux = b.input("aux_hidden_states", b.dtype, ("tokens", num_aux * width))
     eps = manifest.rms_norm_eps
     if manifest.norm_before_fc:
-        aux = norm(b, aux, tensors["input_norm.weight"], eps, "input_norm")
+        aux = _STREAM.norm(b, aux, tensors["input_norm.weight"], eps, "input_norm")
     if manifest.fc_norm:
         parts = b.split(aux, [width] * num_aux, [f"aux.{i}" for i in range(num_aux)])
-        normed = [norm(b, p, tensors[f"fc_norm.{i}.weight"], eps, f"fc_norm.{i}") for i, p in enumerate(parts)]
+        normed = [_STREAM.norm(b, p, tensors[f"fc_norm.{i}.weight"], eps, f"fc_norm.{i}") for i, p in enumerate(parts)]
         aux = b.op("Concat", *normed, name="aux_normed", axis=-1)
     biases = [tensors["fc.bias"]] if manifest.fc_bias else []
     b.output(b.linear(aux, [tensors["fc.weight"]], biases, name="fc"), "features", ("tokens", manifest.hidden_size))
@@ -55,12 +58,12 @@ def draft_graph(manifest: DraftManifest, dtype: str, page_size: int, locate: Loc
             attended = attention.emit(b, normed, tensors, context, layer)
             weight = tensors[f"{prefix}post_attention_layernorm.weight"]
             names = ("post_attention_layernorm", "attention_residual")
-            normed, hidden = residual_norm(b, attended, hidden, weight, eps, names)
+            normed, hidden = _STREAM.add_norm(b, attended, hidden, weight, eps, names)
             delta = swiglu(b, normed, tensors, f"{prefix}mlp.", manifest.intermediate_size, manifest.mlp_bias)
         last = layer + 1 == manifest.num_layers
         next_norm = "norm" if last else f"layers.{layer + 1}.input_layernorm"
         names = (next_norm, f"{prefix}output")
-        normed, hidden = residual_norm(b, delta, hidden, tensors[f"{next_norm}.weight"], eps, names)
+        normed, hidden = _STREAM.add_norm(b, delta, hidden, tensors[f"{next_norm}.weight"], eps, names)
     logits = head(b, normed, context, tensors["lm_head.weight"])
     b.output(logits, "logits", ("batch", "rows", manifest.draft_vocab_size))
     fed_back = hidden if manifest.feedback == "pre_norm" else normed
@@ -72,8 +75,10 @@ def _first_layer_input(b: GraphBuilder, embeds: Value, features: Value, manifest
     """``(concat[embedding, hidden] [n, 2 Hd], residual [n, Hd])`` of layer 0: the embedding comes first."""
     tensors, eps = manifest.tensors, manifest.rms_norm_eps
     layernorm = tensors["layers.0.input_layernorm.weight"]
-    inner = norm(b, features, layernorm, eps, "features_layernorm") if manifest.first_norm == "double" else features
-    normed = norm(b, inner, tensors["layers.0.hidden_norm.weight"], eps, "hidden_norm")
-    embedded = norm(b, embeds, layernorm, eps, "layers.0.input_layernorm")
+    inner = (
+        _STREAM.norm(b, features, layernorm, eps, "features_layernorm") if manifest.first_norm == "double" else features
+    )
+    normed = _STREAM.norm(b, inner, tensors["layers.0.hidden_norm.weight"], eps, "hidden_norm")
+    embedded = _STREAM.norm(b, embeds, layernorm, eps, "layers.0.input_layernorm")
     joined = b.op("Concat", embedded, normed, name="embedding_and_hidden", axis=-1)
     return joined, features if manifest.residual == "hidden" else normed

@@ -9,6 +9,7 @@ from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.graph.builder import Locate
 from trt_eagle3.graph.draft import draft_graph, fuse_graph
+from trt_eagle3.graph.residual import Residual
 from trt_eagle3.graph.target import target_graph
 from trt_eagle3.graph.vision import vision_graph
 
@@ -24,8 +25,9 @@ def pair_graphs(
     """
     aux = manifest.aux_layers if manifest else ()
     before = manifest is not None and manifest.aux_pre_deepstack
+    residual = Residual(wide=engine.residual == "float32" and engine.dtype != "float32")
     models = {
-        "target": target_graph(spec, aux, before, engine.dtype, engine.page_size, locate),
+        "target": target_graph(spec, aux, before, engine.dtype, engine.page_size, locate, residual),
         "vision": vision_graph(spec, engine.dtype, locate),
     }
     if manifest:

@@ -7,13 +7,22 @@ import onnx
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.builder import GraphBuilder, Locate, Value
-from trt_eagle3.graph.decoder import Attention, by_row, context_inputs, head, norm, residual_norm, rows, swiglu
+from trt_eagle3.graph.decoder import Attention, by_row, context_inputs, head, rows, swiglu
+from trt_eagle3.graph.residual import Residual
 
 __all__ = ["target_graph"]
 
+_COMPUTE_TYPE = Residual()
+
 
 def target_graph(
-    spec: TargetSpec, aux_layers: tuple[int, ...], aux_pre_deepstack: bool, dtype: str, page_size: int, locate: Locate
+    spec: TargetSpec,
+    aux_layers: tuple[int, ...],
+    aux_pre_deepstack: bool,
+    dtype: str,
+    page_size: int,
+    locate: Locate,
+    residual: Residual = _COMPUTE_TYPE,
 ) -> onnx.ModelProto:
     """Build the target graph; the contract of its inputs and outputs is in ``docs/architecture.md``.
 
@@ -22,6 +31,7 @@ def target_graph(
             target that never speculates: the output is then left out.
         aux_pre_deepstack: take out(k) before the deepstack level of layer k is added.
         dtype: compute type, ``float32``, ``float16`` or ``bfloat16``.
+        residual: how the residual stream is held.
     Raises:
         UserError: an aux layer that this decoder does not have.
     """
@@ -41,16 +51,17 @@ def target_graph(
         bias=text.attention_bias,
         epsilon=text.rms_norm_eps,
         page_size=page_size,
+        output_scale=residual.scale,
     )
     eps = text.rms_norm_eps
     aux: dict[int, Value] = {}
-    hidden = rows(b, embeds, text.hidden_size, "embeds_rows")
-    normed = norm(b, hidden, tensors["layers.0.input_layernorm.weight"], eps, "layers.0.input_layernorm")
+    hidden = residual.enter(b, rows(b, embeds, text.hidden_size, "embeds_rows"), "embeds_stream")
+    normed = residual.norm(b, hidden, tensors["layers.0.input_layernorm.weight"], eps, "layers.0.input_layernorm")
     for layer in range(text.num_layers):
         prefix = f"layers.{layer}."
         with b.scope(f"layers.{layer}"):
             attended = attention.emit(b, normed, tensors, context, layer)
-            normed, hidden = residual_norm(
+            normed, hidden = residual.add_norm(
                 b,
                 attended,
                 hidden,
@@ -58,22 +69,26 @@ def target_graph(
                 eps,
                 ("post_attention_layernorm", "attention_residual"),
             )
-            delta = swiglu(b, normed, tensors, f"{prefix}mlp.", text.intermediate_size, bias=False)
+            delta = swiglu(
+                b, normed, tensors, f"{prefix}mlp.", text.intermediate_size, bias=False, scale=residual.scale
+            )
         last = layer + 1 == text.num_layers
         next_norm = "norm" if last else f"layers.{layer + 1}.input_layernorm"
         if layer < len(levels):  # as in Qwen3-VL: the layer's output is rounded first, then the level is added
-            before = b.op("Add", hidden, delta, name=f"{prefix}output_pre_deepstack")
-            hidden = b.op("Add", before, levels[layer], name=f"{prefix}output")
-            normed = norm(b, hidden, tensors[f"{next_norm}.weight"], eps, next_norm)
+            before = residual.add(b, hidden, delta, f"{prefix}output_pre_deepstack")
+            level = residual.enter(b, levels[layer], f"deepstack_stream.{layer}")
+            hidden = residual.add(b, before, level, f"{prefix}output")
+            normed = residual.norm(b, hidden, tensors[f"{next_norm}.weight"], eps, next_norm)
             aux[layer] = before if aux_pre_deepstack else hidden
         else:
             names = (next_norm, f"{prefix}output")
-            normed, hidden = residual_norm(b, delta, hidden, tensors[f"{next_norm}.weight"], eps, names)
+            normed, hidden = residual.add_norm(b, delta, hidden, tensors[f"{next_norm}.weight"], eps, names)
             aux[layer] = hidden
     logits = head(b, normed, context, tensors["lm_head.weight"])
     b.output(logits, "logits", ("batch", "rows", text.vocab_size))
     if aux_layers:
-        states = b.op("Concat", *(aux[k] for k in aux_layers), name="aux_rows", axis=-1)
+        parts = [residual.leave(b, aux[k], f"aux.{k}") for k in aux_layers]
+        states = b.op("Concat", *parts, name="aux_rows", axis=-1)
         width = len(aux_layers) * text.hidden_size
         b.output(by_row(b, states, context, width, "aux"), "aux_hidden_states", ("batch", "seq", width))
     return b.build()

@@ -1,0 +1,274 @@
+"""A graph as TensorRT's ONNX parser wants it: opset 17, our ops as plugin nodes, every weight in one file of its type.
+
+What is done to the graph of ``pair_graphs``, and why:
+- the reference functions go (TensorRT 8.6 cannot read them, 10 and 11 would inline them in place of our plugins);
+- nodes of our ops get the attributes by which a plugin knows its types (``plugins/tensorrt/README.md``);
+- ``Cast``, ``Concat`` and ``Mul`` by a power of two of weights are folded into how the weight is written;
+- ``Shape`` with a ``start`` becomes ``Shape`` and ``Gather``: the parser of 8.6 reads past the attribute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from trt_eagle3.graph.ops import DOMAIN, OPS
+
+__all__ = ["PLUGIN_OPSET", "WEIGHTS_FILE", "Part", "PluginReady", "Weight", "plugin_ready", "plugin_schemas"]
+
+PLUGIN_OPSET = 17
+WEIGHTS_FILE = "weights.bin"
+_IR_VERSION = 8  # of opset 17
+_ALIGNMENT = 256
+_ITEM_BYTES = {TensorProto.FLOAT: 4, TensorProto.FLOAT16: 2, TensorProto.BFLOAT16: 2}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A tensor on disk that a weight is made of: where it lies under the weights root, and its type and factor."""
+
+    name: str
+    location: str
+    offset: int
+    num_bytes: int
+    dtype: int
+    shape: tuple[int, ...]
+    scale: float = 1.0
+
+
+@dataclass(frozen=True)
+class Weight:
+    """An initializer: ``parts`` one after the other, each times its ``scale``, in type ``dtype`` (a ``TensorProto``'s).
+
+    Parts are stacked along their first axis, so the bytes of the whole are those of the parts in a row.
+    """
+
+    name: str
+    dtype: int
+    parts: tuple[Part, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Row-major."""
+        first = self.parts[0].shape
+        return first if len(self.parts) == 1 else (sum(p.shape[0] for p in self.parts), *first[1:])
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes as written."""
+        return prod(self.shape) * _ITEM_BYTES[self.dtype]
+
+
+@dataclass(frozen=True)
+class PluginReady:
+    """The model, which refers to ``WEIGHTS_FILE`` beside it, and what that file holds: weight -> byte offset."""
+
+    model: onnx.ModelProto
+    offsets: Mapping[str, int]
+    weights: tuple[Weight, ...]
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights."""
+        return sum(w.num_bytes for w in self.weights)
+
+
+def plugin_ready(model: onnx.ModelProto) -> PluginReady:
+    """``model`` for TensorRT; it is not changed, and no weight is read."""
+    values = _Values(model)
+    nodes = [new for node in model.graph.node for new in values.rewritten(node)]
+    used = {name for node in nodes for name in node.input}
+    weights = tuple(w for name, w in values.weights.items() if name in used)
+    offsets, end = {}, 0
+    for weight in weights:
+        offsets[weight.name] = end
+        end += -(-weight.num_bytes // _ALIGNMENT) * _ALIGNMENT
+    initializers = [_reference(w, offsets[w.name]) for w in weights]
+    initializers += [proto for name, proto in values.constants.items() if name in used]
+    graph = helper.make_graph(nodes, model.graph.name, model.graph.input, model.graph.output, initializers)
+    opsets = [helper.make_opsetid("", PLUGIN_OPSET), helper.make_opsetid(DOMAIN, 1)]
+    made = helper.make_model(graph, producer_name="trt-eagle3", opset_imports=opsets, ir_version=_IR_VERSION)
+    return PluginReady(made, offsets, weights)
+
+
+def plugin_schemas() -> list[onnx.defs.OpSchema]:
+    """Schemas of our ops as the exported nodes are, for ``onnx.checker`` (register them first)."""
+    return [_schema(name) for name in OPS]
+
+
+class _Values:
+    """What is known of the graph's values while its nodes are gone through in order."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.weights: dict[str, Weight] = {}
+        self.constants: dict[str, TensorProto] = {}
+        self._types = {i.name: i.type.tensor_type.elem_type for i in model.graph.input}
+        self._ranks = {i.name: len(i.type.tensor_type.shape.dim) for i in model.graph.input}
+        self._compute = _compute_type(model)
+        for proto in model.graph.initializer:
+            self._types[proto.name] = proto.data_type
+            if proto.data_location == TensorProto.EXTERNAL:
+                self.weights[proto.name] = Weight(proto.name, proto.data_type, (_part(proto),))
+            else:
+                self.constants[proto.name] = proto
+
+    def rewritten(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """The nodes that stand for ``node``; none where it was folded."""
+        if node.domain == DOMAIN:
+            return [self._plugin_node(node)]
+        if self._fold(node):
+            return []
+        if node.op_type == "Shape" and _attribute(node, "start"):
+            return self._shape_from(node)
+        self._set_type(node.output, _result_type(node, self._types))
+        return [node]
+
+    def _set_type(self, names: Iterable[str], dtype: int) -> None:
+        self._types |= dict.fromkeys(names, dtype)
+
+    def _plugin_node(self, node: onnx.NodeProto) -> onnx.NodeProto:
+        made = onnx.NodeProto()
+        made.CopyFrom(node)
+        made.ClearField("overload")
+        made.attribute.append(helper.make_attribute("plugin_version", "1"))
+        made.attribute.append(helper.make_attribute("plugin_namespace", ""))
+        made.attribute.append(helper.make_attribute("compute_type", self._compute))
+        self._set_type(node.output, self._compute)
+        if node.op_type == "AddRmsNorm":
+            types = {"num_outputs": len(node.output), "x_type": self._types[node.input[0]]}
+            if len(node.output) == 2:
+                types["residual_type"] = self._types[node.input[2]]
+                self._types[node.output[1]] = types["residual_type"]
+            made.attribute.extend(helper.make_attribute(name, value) for name, value in types.items())
+        return made
+
+    def _fold(self, node: onnx.NodeProto) -> bool:
+        """Take ``node`` up into a weight or a constant, where it is one of weights or constants alone."""
+        name = node.output[0]
+        if node.op_type == "Cast" and node.input[0] in self.weights:
+            self.weights[name] = replace(self.weights[node.input[0]], name=name, dtype=_attribute(node, "to"))
+        elif node.op_type == "Cast" and node.input[0] in self.constants:
+            self.constants[name] = _cast(self.constants[node.input[0]], name, _attribute(node, "to"))
+        elif node.op_type == "Concat" and all(i in self.weights for i in node.input):
+            parts = [self.weights[i] for i in node.input]
+            self.weights[name] = Weight(name, parts[0].dtype, tuple(p for w in parts for p in w.parts))
+        elif node.op_type == "Mul" and node.input[0] in self.weights and node.input[1] in self.constants:
+            weight, scale = self.weights[node.input[0]], float(numpy_helper.to_array(self.constants[node.input[1]]))
+            scaled = tuple(replace(p, scale=p.scale * scale) for p in weight.parts)
+            self.weights[name] = Weight(name, weight.dtype, scaled)
+        else:
+            return False
+        self._types[name] = self.weights[name].dtype if name in self.weights else self.constants[name].data_type
+        return True
+
+    def _shape_from(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """``Shape`` from axis ``start`` on, of a graph input, as ``Gather`` of the whole shape."""
+        start, whole = _attribute(node, "start"), f"{node.output[0]}/whole"
+        index = f"{node.output[0]}/axes"
+        rank = self._ranks[node.input[0]]
+        self.constants[index] = numpy_helper.from_array(np.arange(start, rank, dtype=np.int64), index)
+        self._set_type((whole, index, node.output[0]), TensorProto.INT64)
+        return [
+            helper.make_node("Shape", [node.input[0]], [whole], name=f"{node.name}/whole"),
+            helper.make_node("Gather", [whole, index], list(node.output), name=node.name, axis=0),
+        ]
+
+
+def _attribute(node: onnx.NodeProto, name: str) -> Any:
+    """An attribute's value; None where the node has none of that name."""
+    return next((helper.get_attribute_value(a) for a in node.attribute if a.name == name), None)
+
+
+def _result_type(node: onnx.NodeProto, types: Mapping[str, int]) -> int:
+    """Element type of a standard node's outputs, for the operators that our graphs use."""
+    if node.op_type == "Cast":
+        to: int = _attribute(node, "to")
+        return to
+    if node.op_type == "Shape":
+        return int(TensorProto.INT64)
+    return types[node.input[1 if node.op_type == "Where" else 0]]
+
+
+def _compute_type(model: onnx.ModelProto) -> int:
+    """The type of the first floating input: inputs_embeds, aux_hidden_states or patches."""
+    types = (i.type.tensor_type.elem_type for i in model.graph.input)
+    return int(next(t for t in types if t in _ITEM_BYTES))
+
+
+def _part(proto: TensorProto) -> Part:
+    place = {entry.key: entry.value for entry in proto.external_data}
+    offset, length = int(place["offset"]), int(place["length"])
+    return Part(proto.name, place["location"], offset, length, proto.data_type, tuple(proto.dims))
+
+
+def _cast(proto: TensorProto, name: str, dtype: int) -> TensorProto:
+    """A small constant of another type; infinities and what rounds stay what a Cast makes of them."""
+    array = numpy_helper.to_array(proto)
+    return numpy_helper.from_array(array.astype(helper.tensor_dtype_to_np_dtype(dtype)), name)
+
+
+def _reference(weight: Weight, offset: int) -> TensorProto:
+    proto = TensorProto(name=weight.name, data_type=weight.dtype, dims=weight.shape)
+    proto.data_location = TensorProto.EXTERNAL
+    place = {"location": WEIGHTS_FILE, "offset": offset, "length": weight.num_bytes}
+    for key, value in place.items():
+        proto.external_data.add(key=key, value=str(value))
+    return proto
+
+
+_TYPE_VARIABLES = {"T": ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]}
+_VARIABLE_OF = {
+    "position_ids": "tensor(int32)",
+    "pair_axis": "tensor(int32)",
+    "past_lengths": "tensor(int32)",
+    "query_lengths": "tensor(int32)",
+    "page_table": "tensor(int32)",
+    "inv_freq": "tensor(float)",
+    "tree_mask": "tensor(bool)",
+}
+_NUMBERS = {"epsilon": "FLOAT", "scale": "FLOAT", "plugin_version": "STRING", "plugin_namespace": "STRING"}
+_PLUGIN_ATTRIBUTES = ("plugin_version", "plugin_namespace", "compute_type")
+
+
+def _schema(op_type: str) -> onnx.defs.OpSchema:
+    """One schema for all overloads: what only some have is optional."""
+    op, schema = OPS[op_type], onnx.defs.OpSchema
+    variables = {"x": "X", "residual": "R", "sum": "R"} if op_type == "AddRmsNorm" else {}
+
+    def parameters(overloads: Mapping[str, tuple[str, ...]]) -> list[Any]:
+        names = list(dict.fromkeys(name for group in overloads.values() for name in group))
+        always = set.intersection(*(set(group) for group in overloads.values()))
+        return [
+            schema.FormalParameter(
+                name,
+                _VARIABLE_OF.get(name) or variables.get(name, "T"),
+                param_option=schema.FormalParameterOption.Single
+                if name in always
+                else schema.FormalParameterOption.Optional,
+            )
+            for name in names
+        ]
+
+    own = dict.fromkeys(name for group in op.attributes.values() for name in group)
+    always = set.intersection(*(set(group) for group in op.attributes.values()), set(own))
+    extra = ("num_outputs", "x_type", "residual_type") if op_type == "AddRmsNorm" else ()
+    attributes = [
+        schema.Attribute(name, getattr(schema.AttrType, _NUMBERS.get(name, "INT")), required=name in always)
+        for name in (*own, *_PLUGIN_ATTRIBUTES, *extra)
+    ]
+    floats = _TYPE_VARIABLES["T"]
+    return schema(
+        op_type,
+        DOMAIN,
+        1,
+        inputs=parameters(op.inputs),
+        outputs=parameters(op.outputs),
+        type_constraints=[(name, floats, "") for name in ("T", *dict.fromkeys(variables.values()))],
+        attributes=attributes,
+    )
