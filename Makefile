@@ -30,12 +30,13 @@ $(READY): pyproject.toml requirements.lock
 
 NVCC ?= $(firstword $(wildcard $(shell command -v nvcc) /usr/local/cuda/bin/nvcc))
 
-# The CUDA kernels as a C library; torch sessions find it in plugins/build.
+# The CUDA kernels as a C library; torch sessions find it in plugins/build. With TENSORRT_INCLUDE=/path/to/TensorRT/include
+# also as TensorRT plugins for the version that these headers are of (plugins/tensorrt/README.md).
 plugins:
 ifeq ($(NVCC),)
 	@echo "plugins: no nvcc found, so no CUDA kernels are built; the CPU needs none. Name one: make plugins NVCC=/path/to/nvcc"
 else
-	cmake -S plugins -B plugins/build -DCMAKE_CUDA_COMPILER=$(NVCC)
+	cmake -S plugins -B plugins/build -DCMAKE_CUDA_COMPILER=$(NVCC) -DTENSORRT_INCLUDE_DIR=$(abspath $(TENSORRT_INCLUDE))
 	cmake --build plugins/build --parallel
 endif
 

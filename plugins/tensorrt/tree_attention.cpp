@@ -1,0 +1,253 @@
+// TreeAttention: writes new keys and values into the paged cache and attends over past and masked tail. The cache
+// outputs are the cache inputs' memory; where they are not, the cache is copied first.
+#include <algorithm>
+#include <atomic>
+#include <climits>
+#include <map>
+#include <mutex>
+
+#include "log.h"
+#include "tensors.h"
+#include "tree_inputs.h"
+
+namespace trt_eagle3 {
+namespace {
+
+enum { kNumHeads, kNumKVHeads, kPageSize, kScale, kComputeType };
+enum { kQ, kK, kV, kKCache, kVCache, kPastLengths, kQueryLengths, kPageTable, kTreeMask, kNumInputs };
+
+constexpr size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+// The pieces of the workspace, in this order: the kernel's partial sums, safe copies of lengths and pages, the mask.
+struct Layout {
+  size_t lengths, pages, mask, total;
+
+  Layout(size_t scratch, int64_t batch, int64_t num_new, int64_t tail, int64_t pages_per_row, bool converts_mask)
+      : lengths(aligned(scratch)),
+        pages(lengths + aligned(2 * batch * sizeof(int32_t))),
+        mask(pages + aligned(batch * pages_per_row * sizeof(int32_t))),
+        total(mask + (converts_mask ? aligned(batch * num_new * tail) : 0)) {}
+};
+
+// The most that the kernels' partial sums take for any shapes, on this GPU. The number of splits depends on how many
+// blocks there are, so the fewest rows of each kind of tile are tried with every batch; an unlimited cache splits most.
+size_t most_partial_bytes(int32_t num_heads, int32_t num_kv_heads) {
+  const int32_t group = num_heads / num_kv_heads;
+  size_t most = 0;
+  for (const int32_t head_dim : {64, 96, 128, 256}) {
+    for (const int32_t num_new : {1, 16 / group + 1, 64 / group + 1, 128 / group + 1, 256}) {
+      for (int32_t batch = 1; batch <= 512; ++batch) {
+        TreeAttentionParams p = {};
+        p.batch = batch;
+        p.num_new = p.tail = num_new;
+        p.page_size = 64;
+        p.pages_per_row = 1 << 16;
+        p.num_heads = num_heads;
+        p.num_kv_heads = num_kv_heads;
+        p.head_dim = head_dim;
+        p.dtype = DType::kFloat16;
+        p.combine = CombineKind::kWorkspace;
+        size_t bytes = 0;
+        if (tree_attention_workspace(p, &bytes) != cudaSuccess) {
+          cudaGetLastError();
+          return most;
+        }
+        most = std::max(most, bytes);
+      }
+    }
+  }
+  return most;
+}
+
+class TreeAttention final : public Description {
+ public:
+  TreeAttention()
+      : Description("TreeAttention",
+                    {{"num_heads", false, true},
+                     {"num_kv_heads", false, true},
+                     {"page_size", false, true},
+                     {"scale", true, true},
+                     {"compute_type", false, false}},
+                    {{"q", 2},
+                     {"k", 2},
+                     {"v", 2},
+                     {"k_cache", 3},
+                     {"v_cache", 3},
+                     {"past_lengths", 1},
+                     {"query_lengths", 1},
+                     {"page_table", 2},
+                     {"tree_mask", 3}},
+                    {{"out", 2}, {"k_cache_out", 3}, {"v_cache_out", 3}}) {}
+
+  std::string refuse_values(const Values& v) const override {
+    for (const int i : {kNumHeads, kNumKVHeads, kPageSize}) {
+      if (v[i].integer > 0) continue;
+      return std::string(attributes[i].name) + ": must be positive, got " + std::to_string(v[i].integer);
+    }
+    if (v[kNumHeads].integer % v[kNumKVHeads].integer != 0) {
+      return "num_heads: must be a multiple of num_kv_heads = " + std::to_string(v[kNumKVHeads].integer) + ", got " +
+             std::to_string(v[kNumHeads].integer);
+    }
+    return refuse_type(v[kComputeType], "compute_type");
+  }
+
+  bool accepts(const Values& v, int32_t position, const DataType* types, int32_t) const override {
+    const DataType type = types[position];
+    switch (position) {
+      case kQ:
+        return is_floating(type) && (!is_pinned(v[kComputeType]) || type == pinned_type(v[kComputeType]));
+      case kPastLengths:
+      case kQueryLengths:
+      case kPageTable:
+        return type == DataType::kINT32;
+      case kTreeMask:
+        return type == DataType::kBOOL || type == DataType::kINT32;
+      default:
+        return type == types[kQ];
+    }
+  }
+
+  DataType output_type(int32_t, const DataType* in) const override { return in[kQ]; }
+
+  std::string refuse_shapes(const Values& v, const std::vector<Shape>& in) const override {
+    const int64_t heads = v[kNumHeads].integer, heads_kv = v[kNumKVHeads].integer;
+    const int64_t dim = in[kKCache].size[2];
+    const auto times = [](int64_t a, int64_t b) { return a == kUnknown || b == kUnknown ? kUnknown : a * b; };
+    if (dim != kUnknown && (dim <= 0 || dim % 2 != 0 || dim > 256)) {
+      return "k_cache: head_dim must be even and at most 256, got " + std::to_string(dim);
+    }
+    const int64_t slots = in[kKCache].size[0];
+    if (slots != kUnknown && slots % v[kPageSize].integer != 0) {
+      return "k_cache: its " + std::to_string(slots) +
+             " slots are no multiple of page_size = " + std::to_string(v[kPageSize].integer);
+    }
+    const int64_t batch = in[kTreeMask].size[0], tokens = times(batch, in[kTreeMask].size[1]);
+    std::string reason = refuse_size("k_cache", in[kKCache], 1, heads_kv, "num_kv_heads");
+    const auto expect = [&](int input, int32_t axis, int64_t size, const char* meaning) {
+      if (reason.empty()) reason = refuse_size(inputs[input].name, in[input], axis, size, meaning);
+    };
+    for (int32_t axis = 0; axis < 3; ++axis) expect(kVCache, axis, in[kKCache].size[axis], "k_cache's");
+    expect(kQ, 1, times(heads, dim), "num_heads * head_dim");
+    expect(kK, 1, times(heads_kv, dim), "num_kv_heads * head_dim");
+    expect(kV, 1, times(heads_kv, dim), "num_kv_heads * head_dim");
+    for (const int input : {kQ, kK, kV}) expect(input, 0, tokens, "B * S of tree_mask");
+    for (const int input : {kPastLengths, kQueryLengths, kPageTable}) expect(input, 0, batch, "B of tree_mask");
+    return reason;
+  }
+
+  nvinfer1::DimsExprs output_shape(const Values&, int32_t output, const nvinfer1::DimsExprs* in,
+                                   nvinfer1::IExprBuilder&) const override {
+    return output == 0 ? in[kQ] : in[aliased_input(output)];
+  }
+
+  int32_t aliased_input(int32_t output) const override { return output == 0 ? -1 : kKCache + output - 1; }
+
+  size_t make_scratch_bytes(const Values& v) const override {
+    static std::mutex mutex;
+    static std::map<std::pair<int32_t, int32_t>, size_t> known;
+    const std::pair<int32_t, int32_t> heads(v[kNumHeads].integer, v[kNumKVHeads].integer);
+    const std::lock_guard<std::mutex> lock(mutex);
+    const auto found = known.find(heads);
+    if (found != known.end()) return found->second;
+    return known[heads] = most_partial_bytes(heads.first, heads.second);
+  }
+
+  size_t workspace_bytes(const Values&, size_t scratch_bytes, const std::vector<Shape>& in,
+                         const DataType* types) const override {
+    const Shape& mask = in[kTreeMask];
+    const bool converts = types[kTreeMask] == DataType::kINT32;
+    return Layout(scratch_bytes, mask.size[0], mask.size[1], mask.size[2], in[kPageTable].size[1], converts).total;
+  }
+
+  std::string launch(const Values& v, const Call& call) const override {
+    te3_tree_attention_args args = {};
+    args.q = input_of(call, kQ);
+    args.k = input_of(call, kK);
+    args.v = input_of(call, kV);
+    args.k_cache = output_of(call, 1);
+    args.v_cache = output_of(call, 2);
+    args.past_lengths = input_of(call, kPastLengths);
+    args.query_lengths = input_of(call, kQueryLengths);
+    args.page_table = input_of(call, kPageTable);
+    args.tree_mask = input_of(call, kTreeMask);
+    args.out = output_of(call, 0);
+    args.page_size = v[kPageSize].integer;
+    args.scale = v[kScale].real;
+    Check check(name);
+    check.that(args.q.shape[1] == v[kNumHeads].integer * args.k_cache.shape[2] &&
+                   args.k_cache.shape[1] == v[kNumKVHeads].integer,
+               "q, k_cache: not num_heads and num_kv_heads heads");
+    const bool converts = args.tree_mask.dtype == TE3_INT32;
+    if (converts) args.tree_mask.dtype = TE3_BOOL;
+    TreeAttentionParams params = tree_params(args, &check);
+    if (check.ok()) check.launched(keep_caches(call));
+    if (check.ok() && (converts || call.building)) check.launched(replace_inputs(call, args, converts, &params));
+    if (!check.ok()) return check.message();
+    size_t wanted = 0;
+    check.launched(tree_attention_workspace(params, &wanted));
+    if (wanted > call.scratch_bytes) params.num_splits = 1;  // another GPU than it was built on: slower, and right
+    if (check.ok()) check.launched(tree_attention(params, call.workspace, call.scratch_bytes, call.stream));
+    return check.message();
+  }
+
+ private:
+  // The caches as they came in stand where they go out.
+  static cudaError_t keep_caches(const Call& call) {
+    static std::atomic<bool> told{false};
+    for (int32_t output = 1; output <= 2; ++output) {
+      const int32_t input = kKCache + output - 1;
+      if (call.in[input] == call.out[output]) continue;
+      const te3_tensor cache = input_of(call, input);
+      const size_t bytes =
+          static_cast<size_t>(cache.shape[0] * cache.shape[1] * cache.shape[2]) * (cache.dtype == TE3_FLOAT32 ? 4 : 2);
+      if (!call.building && !told.exchange(true)) {
+        log(Severity::kWARNING,
+            "TreeAttention: a cache output is not its input's memory, so every step copies the cache. Bind one "
+            "address to both.");
+      }
+      const cudaError_t error =
+          cudaMemcpyAsync(call.out[output], call.in[input], bytes, cudaMemcpyDeviceToDevice, call.stream);
+      if (error != cudaSuccess) return error;
+    }
+    return cudaSuccess;
+  }
+
+  static cudaError_t replace_inputs(const Call& call, const te3_tree_attention_args& args, bool converts,
+                                    TreeAttentionParams* p) {
+    const Layout layout(call.scratch_bytes, p->batch, p->num_new, p->tail, p->pages_per_row, converts);
+    char* const workspace = static_cast<char*>(call.workspace);
+    TreeInputs in = {};
+    in.past_lengths = p->past_lengths;
+    in.query_lengths = p->query_lengths;
+    in.page_table = p->page_table;
+    in.batch = p->batch;
+    in.num_new = p->num_new;
+    in.tail = p->tail;
+    in.pages_per_row = p->pages_per_row;
+    in.page_size = p->page_size;
+    in.num_pages = static_cast<int32_t>(args.k_cache.shape[0] / p->page_size);
+    if (call.building) {
+      in.safe_past_lengths = reinterpret_cast<int32_t*>(workspace + layout.lengths);
+      in.safe_query_lengths = in.safe_past_lengths + p->batch;
+      in.safe_page_table = reinterpret_cast<int32_t*>(workspace + layout.pages);
+      p->past_lengths = in.safe_past_lengths;
+      p->query_lengths = in.safe_query_lengths;
+      p->page_table = in.safe_page_table;
+    }
+    if (converts) {
+      in.mask = static_cast<const int32_t*>(args.tree_mask.data);
+      in.bool_mask = reinterpret_cast<uint8_t*>(workspace + layout.mask);
+      p->tree_mask = in.bool_mask;
+    }
+    return make_tree_inputs(in, call.stream);
+  }
+};
+
+}  // namespace
+
+const Description& tree_attention_description() {
+  static const TreeAttention description;
+  return description;
+}
+
+}  // namespace trt_eagle3
