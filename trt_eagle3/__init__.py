@@ -7,16 +7,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trt_eagle3.config import BuildConfig, load_config
-    from trt_eagle3.decode.engine import Engine, Generation, load
+    from trt_eagle3.decode.engine import Engine, load
+    from trt_eagle3.decode.request import Chunk, Generation, Request
+    from trt_eagle3.decode.sampling import Sampling
     from trt_eagle3.pipeline import build
 
-__all__ = ["BuildConfig", "Engine", "Generation", "build", "load", "load_config"]
+__all__ = [
+    "BuildConfig",
+    "Chunk",
+    "Engine",
+    "Generation",
+    "Request",
+    "Sampling",
+    "build",
+    "load",
+    "load_config",
+]
 
 # Imported when first asked for: building graphs should not wait for torch.
 _HOMES = {
     "BuildConfig": "trt_eagle3.config",
+    "Chunk": "trt_eagle3.decode.request",
     "Engine": "trt_eagle3.decode.engine",
-    "Generation": "trt_eagle3.decode.engine",
+    "Generation": "trt_eagle3.decode.request",
+    "Request": "trt_eagle3.decode.request",
+    "Sampling": "trt_eagle3.decode.sampling",
     "build": "trt_eagle3.pipeline",
     "load": "trt_eagle3.decode.engine",
     "load_config": "trt_eagle3.config",

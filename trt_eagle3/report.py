@@ -12,7 +12,7 @@ from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.target import TargetSpec, target_to_dict
 
 if TYPE_CHECKING:  # they import torch, which `--help` should not wait for
-    from trt_eagle3.decode.engine import Generation
+    from trt_eagle3.decode.request import Generation
     from trt_eagle3.pipeline import BuildReport
 
 __all__ = ["build", "build_lines", "generation_line", "inspection", "inspection_lines"]

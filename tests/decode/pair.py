@@ -18,10 +18,12 @@ from torch import Tensor
 from tests.reference.checkpoint import file_name, random_draft
 from tests.reference.target import Target, random_target
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.decode.kv_cache import KVCache, PagePool, PageTable
-from trt_eagle3.decode.loop import Drafting, Loop, Prompt
-from trt_eagle3.decode.propose import DraftState, Proposer
+from trt_eagle3.decode.decoder import AnyTree, Decoder, Drafting
+from trt_eagle3.decode.kv_cache import KVCache, PagePool
+from trt_eagle3.decode.prompt import Prompt, Vision
+from trt_eagle3.decode.propose import Drafters, DraftState, Proposer
 from trt_eagle3.decode.runner import DraftRunner, Place, TargetRunner
+from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import Tree
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.onnxruntime import OnnxRuntimeSession
@@ -57,7 +59,7 @@ class RecordingTarget(TargetRunner):
 
     def forward(self, embeds: Tensor, place: Place, logit_rows: Tensor, deepstack: Tensor | None = None) -> Any:
         logits, aux = super().forward(embeds, place, logit_rows, deepstack)
-        self.recorder.roots.append((place.past + int(logit_rows[0]), logits[0]))
+        self.recorder.roots.append((place.past[0] + int(logit_rows[0, 0]), logits[0, 0]))
         return logits, aux
 
 
@@ -66,7 +68,7 @@ class RecordingDraft(DraftRunner):
 
     def forward(self, embeds: Tensor, features: Tensor, place: Place, logit_rows: Tensor) -> tuple[Tensor, Tensor]:
         logits, out = super().forward(embeds, features, place, logit_rows)
-        self.level_logits.append(logits)
+        self.level_logits.append(logits[0])
         return logits, out
 
 
@@ -74,17 +76,19 @@ class RecordingProposer(Proposer):
     recorder: Recorder
     runner: RecordingDraft
 
-    def extend(self, length: int, pages: PageTable, embeds: Tensor, features: Tensor, positions: Tensor) -> DraftState:
+    def extend(self, place: Place, embeds: Tensor, features: Tensor) -> list[DraftState]:
         self.runner.level_logits = []
-        state = super().extend(length, pages, embeds, features, positions)
-        self.recorder.states.append(state)
-        return state
+        states = super().extend(place, embeds, features)
+        self.recorder.states += states
+        return states
 
-    def propose(self, tree: Tree, root_token: int, state: DraftState, pages: PageTable, first: int) -> Tensor:
+    def propose(self, tree: AnyTree, drafters: Drafters) -> Any:
         self.runner.level_logits = []
-        tokens = super().propose(tree, root_token, state, pages, first)
-        self.recorder.proposals.append(Proposal(state.length, tree, tokens.tolist(), self.runner.level_logits))
-        return tokens
+        made = super().propose(tree, drafters)
+        if isinstance(tree, Tree):  # dynamic ones: tests/decode/test_dynamic_tree.py
+            length, tokens = drafters.states[0].length, made.tokens[0].tolist()
+            self.recorder.proposals.append(Proposal(length, tree, tokens, self.runner.level_logits))
+        return made
 
 
 @dataclass(frozen=True)
@@ -100,21 +104,24 @@ class Pair:
     def d2t(self) -> Tensor | None:
         return self.draft.weights.get("d2t")
 
-    def loop(self, recorder: Recorder, max_seq_len: int, pool: PagePool) -> Loop:
+    def decoder(self, recorder: Recorder, max_seq_len: int, drafting: Drafting | None = None) -> Decoder:
         text = self.target.spec.text
         cache = KVCache(text.num_layers, text.num_kv_heads, text.head_dim, NUM_PAGES * PAGE_SIZE, torch.float32)
         runner = RecordingTarget(self.sessions["target"], cache, self.tables[0], self.target.spec.num_deepstack)
         runner.recorder = recorder
-        return Loop(runner, pool, max_seq_len, PREFILL_CHUNK)
+        return Decoder(runner, drafting, max_seq_len=max_seq_len, prefill_chunk=PREFILL_CHUNK)
 
-    def drafting(self, recorder: Recorder, tree: Tree, **changes: Any) -> Drafting:
-        """``changes``: fields in which the loop is told a wrong manifest."""
+    def drafting(self, recorder: Recorder, **changes: Any) -> Drafting:
+        """``changes``: fields in which the decoder is told a wrong manifest."""
         m = self.draft.manifest
         cache = KVCache(m.num_layers, m.num_kv_heads, m.head_dim, NUM_PAGES * PAGE_SIZE, torch.float32)
         runner = RecordingDraft(self.sessions["fuse"], self.sessions["draft"], cache, self.tables[1], self.d2t)
-        proposer = RecordingProposer(runner, PREFILL_CHUNK)
+        proposer = RecordingProposer(runner)
         proposer.recorder = recorder
-        return Drafting(proposer, dataclasses.replace(m, **changes), tree)
+        return Drafting(proposer, dataclasses.replace(m, **changes))
+
+    def sequence(self, prompt: Prompt, pool: PagePool, *, drafting: bool = False) -> SequenceState:
+        return SequenceState(prompt, pool, VOCAB, drafting=drafting)
 
 
 def make_pair(directory: Path, seed: int = 0, **fields: Any) -> Pair:
@@ -163,13 +170,16 @@ def make_prompt(pair: Pair, layout: list[int | tuple[int, int]], seed: int = 0) 
     spec = pair.target.spec
     token_ids = torch.randint(0, VOCAB, (count,), generator=generator)
     token_ids[torch.tensor(visual)] = spec.image_token_id
+    vision = Vision(
+        torch.randn(num_visual, spec.text.hidden_size, generator=generator),
+        torch.randn(spec.num_deepstack, num_visual, spec.text.hidden_size, generator=generator),
+    )
     return Prompt(
         token_ids=token_ids,
         position_ids=torch.cat(positions, dim=1).int(),
         rope_delta=current - count,
         visual_rows=torch.tensor(visual),
-        visual_embeds=torch.randn(num_visual, spec.text.hidden_size, generator=generator),
-        deepstack=torch.randn(spec.num_deepstack, num_visual, spec.text.hidden_size, generator=generator),
+        see=lambda: vision,
     )
 
 
@@ -198,12 +208,13 @@ class Run:
 
 
 def run(
-    pair: Pair, prompt: Prompt, tree: Tree | None, num_tokens: int = 36, max_seq_len: int = 96, **changes: Any
+    pair: Pair, prompt: Prompt, tree: AnyTree | None, num_tokens: int = 36, max_seq_len: int = 96, **changes: Any
 ) -> Run:
     """Decode at least ``num_tokens`` tokens, plainly where ``tree`` is None."""
     recorder, pool = Recorder(), shuffled_pool()
-    drafting = pair.drafting(recorder, tree, **changes) if tree else None
-    generator = pair.loop(recorder, max_seq_len, pool).run(prompt, drafting)
+    drafting = pair.drafting(recorder, **changes) if tree else None
+    decoder = pair.decoder(recorder, max_seq_len, drafting)
+    generator = decoder.run(pair.sequence(prompt, pool, drafting=bool(tree)), tree)
     passes: list[tuple[int, ...]] = []
     for tokens in _until(generator, num_tokens):
         passes.append(tokens)

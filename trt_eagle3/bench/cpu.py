@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -22,9 +22,11 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.config import EngineConfig
+from trt_eagle3.decode.decoder import Decoder
 from trt_eagle3.decode.kv_cache import KVCache, PagePool
-from trt_eagle3.decode.loop import Loop, Prompt
+from trt_eagle3.decode.prompt import Prompt, Vision
 from trt_eagle3.decode.runner import Place, TargetRunner, causal_mask
+from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import open_session
 from trt_eagle3.graph.builder import GraphBuilder
@@ -45,12 +47,12 @@ def main(context: int, tokens: int, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         model = _model()
         model.save_pretrained(folder)
-        loop, step = _ours(Path(folder))
+        decode, step = _ours(Path(folder))
         ids = torch.randint(1000, 100000, (context,))
         ours, theirs = [], []
         for _ in range(rounds):
             theirs.append(_transformers(model, ids, tokens))
-            ours.append(_plain(loop, ids, tokens))
+            ours.append(_plain(decode, ids, tokens))
         assert ours[0][1] == theirs[0][1], "the two sides decoded different tokens"
         products = _products(Path(folder))
         rows: dict[str, Callable[[int], object]] = {
@@ -86,23 +88,26 @@ def _model() -> Qwen3VLForConditionalGeneration:
     return Qwen3VLForConditionalGeneration(config).eval()
 
 
-def _ours(folder: Path) -> tuple[Loop, Callable[[int, int], object]]:
-    """The plain loop, and one target pass of n tokens after a context."""
+def _ours(folder: Path) -> tuple[Callable[[Prompt], Iterator[tuple[int, ...]]], Callable[[int, int], object]]:
+    """Plain decoding, and one target pass of n tokens after a context."""
     spec, engine = read_target(folder), EngineConfig()
     model = pair_graphs(spec, None, engine, lambda ref: ref.file.name)["target"]
     (folder / "target.onnx").write_bytes(model.SerializeToString())
     pool = PagePool(1024 // engine.page_size, engine.page_size)
     target = _runner(folder, spec, pool)
-    loop = Loop(target, pool, max_seq_len=1000, prefill_chunk=engine.prefill_chunk)
+    decoder = Decoder(target, None, max_seq_len=1000, prefill_chunk=engine.prefill_chunk)
+
+    def decode(prompt: Prompt) -> Iterator[tuple[int, ...]]:
+        return decoder.run(SequenceState(prompt, pool, spec.text.vocab_size))
 
     def step(context: int, num_tokens: int) -> object:
         pages = torch.arange(1, 1 - (-(context + num_tokens) // engine.page_size), dtype=torch.int32)[None]
         positions = torch.arange(context, context + num_tokens, dtype=torch.int32).expand(3, -1)
         embeds = target.embedding.lookup(torch.arange(num_tokens))
-        place = Place(context, pages, causal_mask(num_tokens), positions)
-        return target.forward(embeds, place, torch.arange(num_tokens))
+        place = Place.single(context, pages, causal_mask(num_tokens), positions)
+        return target.forward(embeds[None], place, torch.arange(num_tokens)[None])
 
-    return loop, step
+    return decode, step
 
 
 def _products(folder: Path) -> Callable[[int], object]:
@@ -156,13 +161,15 @@ def _transformers(model: Qwen3VLForConditionalGeneration, ids: torch.Tensor, tok
     return tokens / (last - first), out[0, len(ids) :].tolist()
 
 
-def _plain(loop: Loop, ids: torch.Tensor, tokens: int) -> tuple[float, list[int]]:
+def _plain(
+    decode: Callable[[Prompt], Iterator[tuple[int, ...]]], ids: torch.Tensor, tokens: int
+) -> tuple[float, list[int]]:
     rows = torch.arange(len(ids), dtype=torch.int32).expand(3, -1)
-    none = torch.zeros(0, 1024)
-    prompt = Prompt(ids, rows, 0, torch.zeros(len(ids), dtype=torch.bool), none, none[None])
+    none = Vision(torch.zeros(0, 1024), torch.zeros(1, 0, 1024))
+    prompt = Prompt(ids, rows, 0, torch.zeros(len(ids), dtype=torch.bool), lambda: none)
     found: list[int] = []
     start = 0.0
-    for emitted in loop.run(prompt):
+    for emitted in decode(prompt):
         start = start or time.perf_counter()
         found += emitted
         if len(found) > tokens:

@@ -27,10 +27,12 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.config import EngineConfig, SpeculationConfig
+from trt_eagle3.decode.decoder import Decoder, Drafting
 from trt_eagle3.decode.kv_cache import KVCache, PagePool
-from trt_eagle3.decode.loop import Drafting, Loop, Prompt
+from trt_eagle3.decode.prompt import Prompt, Vision
 from trt_eagle3.decode.propose import Proposer
 from trt_eagle3.decode.runner import DraftRunner, Place, TargetRunner, causal_mask
+from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import static_tree
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.embedding import EmbeddingTable
@@ -176,13 +178,13 @@ def _median_ms(run: Callable[[], object]) -> float:
 def _place(pair: _Pair, past: int, tokens: int) -> Place:
     pages = torch.arange(1, pair.pool.num_pages, dtype=torch.int32)[None]
     positions = torch.arange(past, past + tokens, dtype=torch.int32).expand(3, -1)
-    return Place(past, pages, causal_mask(tokens), positions)
+    return Place.single(past, pages, causal_mask(tokens), positions)
 
 
 def _target_ms(pair: _Pair, context: int, tokens: int) -> float:
     place = _place(pair, context, tokens)
     embeds = torch.randn(tokens, pair.spec.text.hidden_size, dtype=torch.bfloat16, device=_DEVICE)
-    return _median_ms(lambda: pair.target.forward(embeds, place, torch.arange(tokens)))
+    return _median_ms(lambda: pair.target.forward(embeds[None], place, torch.arange(tokens)[None]))
 
 
 def _print_profile(pair: _Pair, context: int, tokens: int) -> None:
@@ -191,7 +193,7 @@ def _print_profile(pair: _Pair, context: int, tokens: int) -> None:
     embeds = torch.randn(tokens, pair.spec.text.hidden_size, dtype=torch.bfloat16, device=_DEVICE)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         for _ in range(10):
-            pair.target.forward(embeds, place, torch.arange(tokens))
+            pair.target.forward(embeds[None], place, torch.arange(tokens)[None])
         torch.cuda.synchronize()
     table = Table(f"kernels, {tokens} tokens, kv {context}", "us a step", "launches")
     for event in sorted(profiler.key_averages(), key=lambda e: -e.device_time_total)[:12]:
@@ -202,21 +204,24 @@ def _print_profile(pair: _Pair, context: int, tokens: int) -> None:
 def _draft_ms(pair: _Pair, context: int) -> float:
     place, hidden = _place(pair, context, 1), pair.manifest.hidden_size
     embeds, features = torch.randn(2, 1, hidden, dtype=torch.bfloat16, device=_DEVICE)
-    return _median_ms(lambda: pair.draft.forward(embeds, features, place, torch.arange(1)))
+    return _median_ms(lambda: pair.draft.forward(embeds[None], features[None], place, torch.arange(1)[None]))
 
 
 def _cycle_ms(pair: _Pair, context: int, steps: int) -> float:
     """Median host time of a cycle: propose, verify, accept, extend."""
     tree = static_tree(SpeculationConfig(steps=steps))
-    drafting = Drafting(Proposer(pair.draft, 512), pair.manifest, tree)
-    loop = Loop(pair.target, pair.pool, max_seq_len=context + _ROOM, prefill_chunk=512)
+    drafting = Drafting(Proposer(pair.draft), pair.manifest)
+    limits = {"max_seq_len": context + _ROOM, "prefill_chunk": 512}
+    decoder = Decoder(pair.target, drafting, **limits, fixed_shapes=True)
     rows = torch.arange(context, dtype=torch.int32).expand(3, -1)
     none = torch.zeros(0, pair.spec.text.hidden_size, dtype=torch.bfloat16, device=_DEVICE)
     text = torch.zeros(context, dtype=torch.bool)
-    prompt = Prompt(torch.randint(1000, 30000, (context,)), rows, 0, text, none, none[None])
+    ids = torch.randint(1000, 30000, (context,))
+    prompt = Prompt(ids, rows, 0, text, lambda: Vision(none, none[None]))
+    sequence = SequenceState(prompt, pair.pool, pair.spec.text.vocab_size, drafting=True)
     times: list[float] = []
     last = 0.0
-    for _ in zip(loop.run(prompt, drafting), range(_REPEATS + 10), strict=False):
+    for _ in zip(decoder.run(sequence, tree), range(_REPEATS + 10), strict=False):
         now = time.perf_counter()
         times.append(now - last)
         last = now

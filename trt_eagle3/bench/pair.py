@@ -12,7 +12,8 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from trt_eagle3.decode.engine import Engine, Generation, load
+from trt_eagle3.decode.engine import Engine, load
+from trt_eagle3.decode.request import Generation
 from trt_eagle3.errors import UserError
 from trt_eagle3.prompts import read_questions
 

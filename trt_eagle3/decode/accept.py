@@ -1,11 +1,13 @@
-"""Acceptance: which of the drafted tokens the target would have said itself."""
+"""Acceptance: which of the drafted tokens the target would have said itself. Greedy is the case of certainty."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Accepted", "accept_greedy"]
+__all__ = ["Accepted", "accept"]
+
+_ROUNDING = 1e-12  # of sums of float64 probabilities: siblings that have all the mass leave none behind
 
 
 @dataclass(frozen=True)
@@ -21,16 +23,38 @@ class Accepted:
     tokens: tuple[int, ...]
 
 
-def accept_greedy(target_tokens: Sequence[int], draft_tokens: Sequence[int], parents: Sequence[int]) -> Accepted:
-    """Follow from the root the child that says what the target says, as deep as there is one; then a bonus token.
+def accept(
+    tokens: Sequence[int],
+    parents: Sequence[int],
+    probs: Sequence[float],
+    bonus: Sequence[int],
+    uniform: Callable[[], float],
+) -> Accepted:
+    """Walk from the root: of a node's children, in order, the first that its chance lets pass; then a bonus token.
+
+    A rejected sibling's mass is gone: the next one's chance is its share of what is left. So each token is said with
+    exactly the target's probability, whatever was drafted (``sampling``).
 
     Args:
-        target_tokens: [T] the target's greedy token after each node.
-        draft_tokens: [T] the token at each node; the root's is the last accepted token.
-        parents: [T] parent of each node; the root's is -1.
+        tokens: [T] at the nodes; siblings differ. parents: [T], the root's is -1.
+        probs: [T] the target's probability of a node's token after its parent.
+        bonus: [T] the token to say where the walk ends.
+        uniform: the next random number in [0, 1); asked only where chance decides.
     """
-    child = {(parent, token): i for i, (parent, token) in enumerate(zip(parents, draft_tokens, strict=True)) if i > 0}
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents[1:], start=1):
+        children.setdefault(parent, []).append(node)
     path = [0]
-    while (node := child.get((path[-1], target_tokens[path[-1]]))) is not None:
-        path.append(node)
-    return Accepted(tuple(path), tuple(target_tokens[node] for node in path))
+    while (chosen := _chosen(children.get(path[-1], ()), probs, uniform)) is not None:
+        path.append(chosen)
+    return Accepted(tuple(path), (*(tokens[node] for node in path[1:]), bonus[path[-1]]))
+
+
+def _chosen(siblings: Sequence[int], probs: Sequence[float], uniform: Callable[[], float]) -> int | None:
+    left = 1.0
+    for node in siblings:
+        prob = probs[node]
+        if prob > 0.0 and (prob >= left - _ROUNDING or uniform() * left < prob):
+            return node
+        left -= prob
+    return None

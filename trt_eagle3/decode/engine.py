@@ -2,118 +2,119 @@
 
 from __future__ import annotations
 
-import time
-import types
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+import weakref
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_from_dict
 from trt_eagle3.checkpoint.target import TargetSpec, target_from_dict
 from trt_eagle3.checkpoint.tensor_index import read_tensor
+from trt_eagle3.decode.answer import Answer
+from trt_eagle3.decode.decoder import Decoder, Drafting
 from trt_eagle3.decode.kv_cache import KVCache, PagePool
-from trt_eagle3.decode.loop import Drafting, Loop, Prompt
+from trt_eagle3.decode.metrics import EngineMetrics, Meter
+from trt_eagle3.decode.output import Output
+from trt_eagle3.decode.plan import read_plan
+from trt_eagle3.decode.prefix_cache import PrefixCache, media_digests
+from trt_eagle3.decode.prompt import Prompt, Vision
 from trt_eagle3.decode.propose import Proposer
+from trt_eagle3.decode.request import Generation, Request
 from trt_eagle3.decode.runner import DraftRunner, TargetRunner, VisionRunner
-from trt_eagle3.decode.tree import static_tree
+from trt_eagle3.decode.sampling import GREEDY
+from trt_eagle3.decode.scheduler import Scheduler
+from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.worker import Worker
 from trt_eagle3.engine.bundle import BUNDLE_FILE, BundleRecord, read_bundle
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.errors import UserError
-from trt_eagle3.multimodal import ImageSource, ModelInputs, Processor, VideoSource
+from trt_eagle3.multimodal import LOCAL_MEDIA, ImageSource, MediaPolicy, ModelInputs, Processor, VideoSource
 from trt_eagle3.multimodal.vision_rows import vision_rows
 
-__all__ = ["Chunk", "Engine", "Generation", "load"]
+__all__ = ["Engine", "load"]
 
 _T = TypeVar("_T")
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """What one target pass added: the tokens it emitted and the text that is now certain."""
-
-    token_ids: tuple[int, ...]
-    text: str
-
-
-@dataclass(frozen=True)
-class Generation:
-    """An answer.
-
-    Attributes:
-        token_ids: generated ids, the end token included.
-        finish_reason: ``stop`` at an end token, ``length`` at a limit.
-        accepted_lengths: tokens emitted by each verify pass, the bonus token included (1 without speculation).
-        acceptance_length: their mean; None where no verify pass ran.
-        tokens_per_second: of the tokens after the first; None where there is one token.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    prompt_tokens: int
-    finish_reason: Literal["stop", "length"]
-    acceptance_length: float | None
-    accepted_lengths: tuple[int, ...]
-    tokens_per_second: float | None
-    time_to_first_token_ms: float
-
-
-def load(bundle: str | Path) -> Engine:
-    """Load a bundle.
+def load(bundle: str | Path, *, media: MediaPolicy = LOCAL_MEDIA) -> Engine:
+    """Load a bundle; ``media`` says where images and videos of prompts may come from.
 
     Raises:
         UserError: no bundle, an unfinished or damaged one, or one of another schema version.
     """
-    return Engine(Path(bundle))
-
-
-def _media(name: str, values: Any) -> Sequence[Any]:
-    """Images or videos as a list; None is none of them."""
-    if not isinstance(values, list | tuple | types.NoneType):
-        raise UserError(f"{name}: expected a list, got {type(values).__name__}. Put it in a list.")
-    return values or ()
+    return Engine(Path(bundle), media)
 
 
 class Engine:
     """One loaded bundle. Graphs are opened when they are first needed: a text prompt never loads the vision tower."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, media: MediaPolicy = LOCAL_MEDIA) -> None:
         self.path = path
         self.record: BundleRecord = read_bundle(path)
         self.spec: TargetSpec = self._read(target_from_dict, self.record.target)
         config = self.record.config
         self.limits = config.limits
         self.processor = Processor.from_directory(
-            path / "processor", self.spec, max_prompt_len=self.limits.max_seq_len - 1
+            path / "processor", self.spec, max_prompt_len=self.limits.max_seq_len - 1, media=media
         )
         self._root = self.record.weights_root(path)
         self.manifest: DraftManifest | None = self._read_manifest()
         self.dtype = _DTYPES[config.engine.dtype]
         self.device = config.engine.device
-        table_len = -(-self.limits.max_seq_len // config.engine.page_size)
-        fixed = table_len if self.device == "cuda" else None
-        self._pool = PagePool(table_len * self.limits.max_batch_size + 1, config.engine.page_size, fixed)
+        self._plan = read_plan(path, config.speculation)
+        self._pages = self._page_pool(config.engine.page_size)
+        self._meter = Meter(config.speculation.acceptance_floor)
+        self._closed = False
+
+    def _page_pool(self, page_size: int) -> PagePool:
+        limits = self.limits
+        table_len = -(-limits.max_seq_len // page_size)
+        whole = table_len * limits.max_batch_size
+        num_pages = whole if limits.max_kv_tokens is None else min(-(-limits.max_kv_tokens // page_size), whole)
+        return PagePool(num_pages + 1, page_size, table_len if self.device == "cuda" else None)
 
     def generate(self, prompt: str | Sequence[Mapping[str, Any]], **options: Any) -> Generation:
-        """Answer a prompt; takes what ``stream`` takes."""
-        return Answer(self, prompt, **options).finish()
+        """Answer a prompt; ``options`` are the other fields of ``Request``."""
+        return self.submit(Request(prompt, **options)).finish()
 
     def stream(self, prompt: str | Sequence[Mapping[str, Any]], **options: Any) -> Answer:
-        """Start answering a prompt: iterate over the result for ``Chunk``s, then ask it for its ``generation``.
+        """Start answering a prompt: ``generate`` in pieces."""
+        return self.submit(Request(prompt, **options))
 
-        Args:
-            prompt: a user's text, or chat messages (``multimodal.Processor.messages``).
-            images, videos: of a text prompt; see ``multimodal.ImageSource`` and ``VideoSource``.
-            max_tokens: at most this many new tokens.
-            speculation: draft with the bundle's draft; the answer is the same, the speed is not.
-            ignore_eos: go on past end tokens.
+    def submit(self, request: Request) -> Answer:
+        """Start answering ``request`` along with all others; thread-safe, and back at once.
+
+        The answer is an iterator, plain or asynchronous, of ``Chunk``s; it raises what is wrong with the prompt.
+
+        Raises:
+            OverloadedError: ``limits.max_waiting`` requests wait already, or the engine is closed.
         """
-        return Answer(self, prompt, **options)
+        return self._worker.submit(request, self._begin)
+
+    def start(self) -> None:
+        """Open the graphs now, rather than with the first request."""
+        _ = self._worker
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests would be answered."""
+        return not self._closed and ("_worker" not in vars(self) or self._worker.alive)
+
+    def metrics(self) -> EngineMetrics:
+        """Counters of all requests so far."""
+        return self._meter.snapshot(**self._now())
+
+    def close(self, *, drain: bool = False) -> None:
+        """Take no more requests; those in flight are cancelled, or with ``drain`` answered first."""
+        self._closed = True
+        if "_worker" in vars(self):
+            self._worker.close(drain=drain)
 
     def prepare(
         self,
@@ -122,15 +123,39 @@ class Engine:
         videos: Sequence[VideoSource] = (),
     ) -> ModelInputs:
         """Tokens, positions and patches of a prompt, checked against the bundle's limits."""
-        images, videos = _media("images", images), _media("videos", videos)
-        if not isinstance(prompt, str | list | tuple):
-            raise UserError(f"prompt: expected a text or a list of messages, got {type(prompt).__name__}")
-        if not isinstance(prompt, str) and (images or videos):
-            raise UserError("images and videos: of a list of messages they stand in the messages. Put them there.")
-        if isinstance(prompt, str):
-            inputs = self.processor.prompt(prompt, images=images, videos=videos)
+        return self._model_inputs(Request(prompt, images, videos))
+
+    def encode(self, inputs: ModelInputs) -> Prompt:
+        """The prompt as target and draft see it; the vision tower runs when its rows are wanted."""
+        merged = self.spec.vision.spatial_merge_size**2
+        media = media_digests(inputs.patches, inputs.grid_thw, merged) if self.limits.prefix_cache else ()
+        return Prompt(
+            token_ids=inputs.token_ids,
+            position_ids=inputs.position_ids,
+            rope_delta=inputs.rope_delta,
+            visual_rows=inputs.visual_rows,
+            see=partial(self._see, inputs),
+            media=media,
+        )
+
+    def sequence(self, prompt: Prompt, request: Request | None = None) -> SequenceState:
+        """A sequence that answers ``prompt``, greedily unless the request says otherwise."""
+        sampling, speculation = (request.sampling, request.speculation) if request else (GREEDY, False)
+        drafting = speculation and self.manifest is not None
+        return SequenceState(prompt, self._pages, self.spec.text.vocab_size, sampling, drafting)
+
+    def decode(self, prompt: Prompt, *, speculation: bool = True) -> Generator[tuple[int, ...]]:
+        """Tokens of each target pass over one prompt alone (``Decoder.run``); not while requests are in flight."""
+        tree = self._plan.tree_for(1) if speculation and self.manifest else None
+        sequence = self.sequence(prompt)
+        sequence.drafting = tree is not None
+        return self._decoder.run(sequence, tree)
+
+    def _model_inputs(self, request: Request) -> ModelInputs:
+        if isinstance(request.prompt, str):
+            inputs = self.processor.prompt(request.prompt, images=request.images, videos=request.videos)
         else:
-            inputs = self.processor.messages(prompt)
+            inputs = self.processor.messages(request.prompt)
         num_visual = int(inputs.visual_rows.sum())
         if num_visual > self.limits.max_visual_tokens:
             raise UserError(
@@ -139,22 +164,33 @@ class Engine:
             )
         return inputs
 
-    def encode(self, inputs: ModelInputs) -> Prompt:
-        """Run the vision tower where there is something to see."""
-        hidden = self.spec.text.hidden_size
-        visual = torch.zeros(0, hidden, dtype=self.dtype, device=self.device)
-        deepstack = torch.zeros(self.spec.num_deepstack, 0, hidden, dtype=self.dtype, device=self.device)
-        if len(inputs.patches):
-            vision = self.spec.vision
-            side = round(vision.num_position_embeddings**0.5)
-            rows = vision_rows(inputs.grid_thw, vision.spatial_merge_size, side)
-            visual, levels = self._vision.forward(inputs.patches.to(self.dtype), rows.inputs())
-            deepstack = visual.new_zeros(0, *visual.shape) if levels is None else levels
-        return Prompt(inputs.token_ids, inputs.position_ids, inputs.rope_delta, inputs.visual_rows, visual, deepstack)
+    def _begin(self, request: Request) -> tuple[SequenceState, Output]:
+        sequence = self.sequence(self.encode(self._model_inputs(request)), request)
+        return sequence, Output(request, self.processor.stream_decoder(), self.spec.eos_token_ids)
 
-    def decode(self, prompt: Prompt, *, speculation: bool = True) -> Generator[tuple[int, ...]]:
-        """Tokens of each target pass (``decode.loop.Loop.run``)."""
-        return self._loop.run(prompt, self.drafting if speculation else None)
+    def _see(self, inputs: ModelInputs) -> Vision:
+        hidden = self.spec.text.hidden_size
+        if not len(inputs.patches):
+            none = torch.zeros(0, hidden, dtype=self.dtype, device=self.device)
+            return Vision(none, none.expand(self.spec.num_deepstack, -1, -1))
+        vision = self.spec.vision
+        side = round(vision.num_position_embeddings**0.5)
+        rows = vision_rows(inputs.grid_thw, vision.spatial_merge_size, side)
+        embeds, levels = self._vision.forward(inputs.patches.to(self.dtype), rows.inputs())
+        return Vision(embeds, embeds.new_zeros(0, *embeds.shape) if levels is None else levels)
+
+    def _now(self) -> dict[str, int]:
+        """What the counters do not count."""
+        scheduler = self._scheduler
+        return {
+            "running": len(scheduler.running),
+            "waiting": self._worker.num_waiting,
+            "preempted": scheduler.num_preempted,
+            "reused_tokens": scheduler.num_reused_rows,
+            "kv_pages_used": self._pages.num_used,
+            "kv_pages_cached": self._prefixes.num_idle if self._prefixes else 0,
+            "kv_pages_total": self._pages.num_pages - 1,
+        }
 
     def _read_manifest(self) -> DraftManifest | None:
         record = self.record
@@ -177,15 +213,21 @@ class Engine:
         model = self.path / graph / "model.onnx"
         return open_session(self.record.engine.backend, model, self._root, taps, self.device)
 
-    def loop_over(self, target: Session) -> Loop:
-        """A decode loop whose target is ``target``, a session of that graph, over a cache of its own."""
+    def decoder_over(self, target: Session, drafting: Drafting | None = None) -> Decoder:
+        """A decoder whose target is ``target``, a session of that graph, over a cache of its own."""
         text = self.spec.text
         cache = self._cache(text.num_layers, text.num_kv_heads, text.head_dim)
         runner = TargetRunner(target, cache, self.embedding, self.spec.num_deepstack)
-        return Loop(runner, self._pool, self.limits.max_seq_len, self.record.config.engine.prefill_chunk)
+        return Decoder(
+            runner,
+            drafting,
+            max_seq_len=self.limits.max_seq_len,
+            prefill_chunk=self.record.config.engine.prefill_chunk,
+            fixed_shapes=self._pages.table_len is not None,
+        )
 
     def _cache(self, num_layers: int, num_kv_heads: int, head_dim: int) -> KVCache:
-        num_slots = self._pool.num_pages * self._pool.page_size
+        num_slots = self._pages.num_pages * self._pages.page_size
         return KVCache(num_layers, num_kv_heads, head_dim, num_slots, self.dtype, self.device)
 
     @cached_property
@@ -198,8 +240,28 @@ class Engine:
         return VisionRunner(self.open_graph("vision"))
 
     @cached_property
-    def _loop(self) -> Loop:
-        return self.loop_over(self.open_graph("target"))
+    def _decoder(self) -> Decoder:
+        return self.decoder_over(self.open_graph("target"), self.drafting)
+
+    @cached_property
+    def _prefixes(self) -> PrefixCache | None:
+        return PrefixCache(self._pages) if self.limits.prefix_cache else None
+
+    @cached_property
+    def _scheduler(self) -> Scheduler:
+        return Scheduler(
+            self._decoder,
+            self._pages,
+            max_batch_size=self.limits.max_batch_size,
+            tree_for=self._plan.tree_for,
+            prefix_cache=self._prefixes,
+        )
+
+    @cached_property
+    def _worker(self) -> Worker:
+        worker = Worker(self._scheduler, self._meter, max_waiting=self.limits.max_waiting)
+        weakref.finalize(self, worker.close)
+        return worker
 
     @cached_property
     def draft_embedding(self) -> EmbeddingTable:
@@ -210,90 +272,11 @@ class Engine:
 
     @cached_property
     def drafting(self) -> Drafting | None:
-        """The draft with its tree; None in a bundle without one."""
-        manifest, config = self.manifest, self.record.config
+        """The draft; None in a bundle without one."""
+        manifest = self.manifest
         if manifest is None:
             return None
         d2t = read_tensor(manifest.tensors["d2t"]).to(self.device) if "d2t" in manifest.tensors else None
         cache = self._cache(manifest.num_layers, manifest.num_kv_heads, manifest.head_dim)
         runner = DraftRunner(self.open_graph("fuse"), self.open_graph("draft"), cache, self.draft_embedding, d2t)
-        return Drafting(Proposer(runner, config.engine.prefill_chunk), manifest, static_tree(config.speculation))
-
-
-class Answer:
-    """An answer in the making: an iterator of chunks that knows its ``generation`` once it is through."""
-
-    def __init__(
-        self,
-        engine: Engine,
-        prompt: str | Sequence[Mapping[str, Any]],
-        *,
-        images: Sequence[ImageSource] = (),
-        videos: Sequence[VideoSource] = (),
-        max_tokens: int = 256,
-        speculation: bool = True,
-        ignore_eos: bool = False,
-    ) -> None:
-        if not isinstance(max_tokens, int) or max_tokens < 1:
-            raise UserError(f"max_tokens: expected a whole number of at least 1, got {max_tokens!r}")
-        self._start = time.perf_counter()
-        self._engine = engine
-        self._inputs = engine.prepare(prompt, images, videos)
-        self._max_tokens = max_tokens
-        self._speculation = speculation
-        self._ends = frozenset() if ignore_eos else frozenset(engine.spec.eos_token_ids)
-        self._tokens: list[int] = []
-        self._lengths: list[int] = []
-        self._first_token_time = self._last_token_time = self._start
-        self._stopped = False
-
-    def __iter__(self) -> Iterator[Chunk]:
-        decoder = self._engine.processor.stream_decoder()
-        passes = self._engine.decode(self._engine.encode(self._inputs), speculation=self._speculation)
-        try:
-            for tokens in passes:
-                kept = self._keep(tokens)
-                last = self._stopped or len(self._tokens) == self._max_tokens
-                text = "".join(decoder.push(token) for token in kept)
-                yield Chunk(kept, text + (decoder.flush() if last else ""))
-                if last:
-                    return
-        finally:
-            passes.close()
-        yield Chunk((), decoder.flush())
-
-    def _keep(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
-        """Cut a pass's tokens at an end token or the limit, and count them."""
-        kept = tokens[: self._max_tokens - len(self._tokens)]
-        end = next((i for i, token in enumerate(kept) if token in self._ends), None)
-        if end is not None:
-            kept, self._stopped = kept[: end + 1], True
-        self._last_token_time = time.perf_counter()
-        if self._tokens:
-            self._lengths.append(len(kept))
-        else:
-            self._first_token_time = self._last_token_time
-        self._tokens += kept
-        return kept
-
-    def finish(self) -> Generation:
-        """Run to the end."""
-        for _ in self:
-            pass
-        return self.generation
-
-    @property
-    def generation(self) -> Generation:
-        """What has been generated so far."""
-        seconds = self._last_token_time - self._first_token_time
-        later = len(self._tokens) - 1
-        return Generation(
-            text=self._engine.processor.decode(self._tokens),
-            token_ids=tuple(self._tokens),
-            prompt_tokens=len(self._inputs.token_ids),
-            finish_reason="stop" if self._stopped else "length",
-            acceptance_length=sum(self._lengths) / len(self._lengths) if self._lengths else None,
-            accepted_lengths=tuple(self._lengths),
-            tokens_per_second=later / seconds if later > 0 else None,
-            time_to_first_token_ms=1000 * (self._first_token_time - self._start),
-        )
+        return Drafting(Proposer(runner), manifest)

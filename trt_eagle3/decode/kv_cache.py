@@ -6,19 +6,21 @@ sequence: rows that are padding write there.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import prod
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from trt_eagle3.errors import UserError
 
-__all__ = ["KVCache", "PagePool", "PageTable"]
+__all__ = ["KVCache", "PagePool", "PageTable", "page_table"]
 
 
 class PagePool:
-    """Free pages of a cache of ``num_pages`` pages, page 0 excepted.
+    """The pages of a cache of ``num_pages`` pages, page 0 excepted, and how many owners each has.
 
     ``table_len``: entries of every page table given to the graphs. None gives as many as the rows need, because the
     cost of the reference lowering follows them; a fixed length keeps shapes still, as CUDA graphs want them.
@@ -29,14 +31,24 @@ class PagePool:
         self.page_size = page_size
         self.table_len = table_len
         self._free = list(range(num_pages - 1, 0, -1))  # popped from the end: low pages first, so rows stay contiguous
+        self._owners = Counter[int]()
 
     @property
     def num_free(self) -> int:
-        """Pages that no sequence owns."""
+        """Pages that nobody owns."""
         return len(self._free)
 
+    @property
+    def num_used(self) -> int:
+        """Pages that somebody owns."""
+        return self.num_pages - 1 - len(self._free)
+
+    def owners(self, page: int) -> int:
+        """How many own ``page``."""
+        return self._owners[page]
+
     def take(self, count: int) -> list[int]:
-        """Take ``count`` pages.
+        """Own ``count`` free pages.
 
         Raises:
             UserError: fewer are free.
@@ -46,11 +58,19 @@ class PagePool:
                 f"KV cache: {count} more pages of {self.page_size} tokens wanted, {len(self._free)} of "
                 f"{self.num_pages - 1} free. Raise limits.max_seq_len or limits.max_batch_size and rebuild."
             )
-        return [self._free.pop() for _ in range(count)]
+        taken = [self._free.pop() for _ in range(count)]
+        self._owners.update(taken)
+        return taken
+
+    def share(self, pages: Sequence[int]) -> None:
+        """Own pages that somebody owns already."""
+        assert all(self._owners[page] for page in pages), "a free page cannot be shared"
+        self._owners.update(pages)
 
     def give_back(self, pages: Sequence[int]) -> None:
-        """Return pages to the pool."""
-        self._free.extend(reversed(pages))
+        """No longer own pages; those without an owner are free."""
+        self._owners.subtract(pages)
+        self._free.extend(page for page in reversed(pages) if not self._owners[page])
 
 
 class PageTable:
@@ -67,6 +87,18 @@ class PageTable:
         if wanted > len(self._pages):
             self._pages += self._pool.take(wanted - len(self._pages))
             self._fixed = None
+
+    def adopt(self, pages: Sequence[int]) -> None:
+        """Begin with pages that hold the first rows already, as another owner of them: rows in them are only read."""
+        assert not self._pages, "a sequence adopts pages before it has any"
+        self._pool.share(pages)
+        self._pages = list(pages)
+        self._fixed = None
+
+    @property
+    def held(self) -> Sequence[int]:
+        """The pages, in order."""
+        return tuple(self._pages)
 
     def truncate(self, num_rows: int) -> None:
         """Give back the pages past ``num_rows`` rows."""
@@ -91,6 +123,15 @@ class PageTable:
         """int64: the cache slots of ``rows`` (int64)."""
         size = self._pool.page_size
         return torch.tensor(self._pages)[rows // size] * size + rows % size
+
+
+def page_table(tables: Sequence[PageTable], num_rows: Sequence[int]) -> Tensor:
+    """int32 [B, P]: the pages of the first ``num_rows`` rows of every sequence, page 0 where one has fewer."""
+    rows = [table.pages(count) for table, count in zip(tables, num_rows, strict=True)]
+    if len(rows) == 1:
+        return rows[0]
+    width = max(row.shape[1] for row in rows)
+    return torch.cat([functional.pad(row, (0, width - row.shape[1])) for row in rows])
 
 
 class KVCache:

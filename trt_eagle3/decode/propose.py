@@ -1,24 +1,37 @@
-"""Proposing: the draft grows a tree from the last accepted token, its own KV kept between levels.
+"""Proposing: the draft grows trees from the last accepted tokens, its own KV kept between levels.
 
 Row t of the draft is (features of target row t, embedding of token t + 1), at the rope position of row t:
     target rows   x0   x1   x2   x3          draft rows   (g0, x1)  (g1, x2)  (g2, x3)  (g3, x4)
 so after every cycle the draft holds exactly as many rows as the target, and its last row's logits are the first
 proposals. Rows of proposals are drafted from the draft's own features, and overwritten by true ones on ``extend``.
+
+Shapes: B sequences, S rows of each, T tree nodes, Hd draft hidden, Vd draft vocab. Nothing here waits for the device.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.decode.kv_cache import PageTable
-from trt_eagle3.decode.runner import DraftRunner, Place, causal_mask
+from trt_eagle3.decode.dynamic_tree import Candidates, DynamicTree, ancestors
+from trt_eagle3.decode.prompt import Prompt
+from trt_eagle3.decode.runner import DraftRunner, Place
 from trt_eagle3.decode.tree import Tree
 
-__all__ = ["DraftState", "Proposer", "draft_decode_position", "draft_positions", "draft_prompt_embeds"]
+__all__ = [
+    "DraftState",
+    "Drafters",
+    "Proposal",
+    "Proposer",
+    "draft_decode_position",
+    "draft_positions",
+    "put_draft_visual",
+    "tree_proposal",
+]
 
 
 @dataclass(frozen=True)
@@ -33,6 +46,37 @@ class DraftState:
     length: int
     logits: Tensor
     features: Tensor
+
+
+@dataclass(frozen=True)
+class Drafters:
+    """Sequences that propose together.
+
+    Attributes:
+        states: [B]. roots: [B] last accepted tokens.
+        positions: [B] rope positions at depth 1.
+        pages: int32 [B, P], with room for the tree's draft rows.
+    """
+
+    states: Sequence[DraftState]
+    roots: Sequence[int]
+    positions: Sequence[int]
+    pages: Tensor
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Trees of one shape, their nodes' parents first.
+
+    Attributes:
+        tokens: int64 [B, T], the roots first. parents: int64 [B, T], the roots' -1.
+        depths: int64 [B, T]. mask: bool [B, T, T]: row i is true at i and its ancestors.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    depths: Tensor
+    mask: Tensor
 
 
 def draft_positions(manifest: DraftManifest, first_row: int, positions: Tensor, following: Tensor) -> Tensor:
@@ -55,73 +99,111 @@ def draft_decode_position(manifest: DraftManifest, length: int, position: int) -
     return (length if manifest.positions == "linear" else position) + manifest.position_shift
 
 
-def draft_prompt_embeds(manifest: DraftManifest, embeds: Tensor, visual_embeds: Tensor, visual_rows: Tensor) -> Tensor:
-    """What stands at image positions in the draft's prompt rows.
+def put_draft_visual(manifest: DraftManifest, prompt: Prompt, embeds: Tensor, start: int) -> None:
+    """Write what stands at image positions over ``embeds [S, Hd]`` of draft rows from ``start`` on.
 
-    Args:
-        embeds: [P, Hd] text embeddings of tokens 1..P (row t has token t + 1).
-        visual_embeds: [N, H]; visual_rows: bool [P], the target rows that hold them.
+    Row t has the text embedding of token t + 1, and with it the visual one where the draft has those at all.
     """
-    if manifest.image_rows == "pad" or not len(visual_embeds):
-        return embeds
-    rows = visual_rows.nonzero().flatten() - int(manifest.image_rows_rotated)
-    embeds = embeds.clone()
-    embeds[rows[rows >= 0]] = visual_embeds[rows >= 0].to(embeds.dtype)
-    return embeds
+    if manifest.image_rows == "vision":
+        prompt.put_visual(embeds, start + int(manifest.image_rows_rotated))
 
 
 class Proposer:
-    """Grows proposals over one sequence's draft cache."""
+    """Grows proposals over the draft's cache."""
 
-    def __init__(self, runner: DraftRunner, prefill_chunk: int) -> None:
+    def __init__(self, runner: DraftRunner) -> None:
         self.runner = runner
-        self._chunk = prefill_chunk
 
-    def extend(self, length: int, pages: PageTable, embeds: Tensor, features: Tensor, positions: Tensor) -> DraftState:
-        """Commit rows with true features after ``length`` rows; the last one's outcome seeds the next proposals.
-
-        Args:
-            embeds: [S, Hd] of the tokens one ahead. features: [S, Hd] from ``fuse``. positions: int32 [3, S].
-        """
-        num_rows = embeds.shape[0]
-        for start in range(0, num_rows, self._chunk):
-            stop = min(start + self._chunk, num_rows)
-            place = Place(
-                length + start, pages.pages(length + stop), causal_mask(stop - start), positions[:, start:stop]
-            )
-            last = torch.tensor([stop - start - 1])
-            logits, out = self.runner.forward(embeds[start:stop], features[start:stop], place, last)
-        return DraftState(length + num_rows, logits[0], out[-1])
-
-    def propose(self, tree: Tree, root_token: int, state: DraftState, pages: PageTable, first_position: int) -> Tensor:
-        """Tokens of the tree's nodes, int64 [T], the root's first; nothing of it waits for the device.
+    def extend(self, place: Place, embeds: Tensor, features: Tensor) -> list[DraftState]:
+        """Commit rows with true features; each sequence's last one seeds its next proposals.
 
         Args:
-            first_position: rope position at depth 1.
+            embeds: [B, S, Hd] of the tokens one ahead. features: [B, S, Hd] from ``fuse``.
         """
-        device = state.logits.device
-        tokens = [torch.tensor([root_token]).to(device, non_blocking=True)]
-        logits, features = state.logits[None], state.features[None]
-        num_drafted = 0
-        for depth, step in enumerate(tree.steps_on(device)):
+        last = torch.tensor(place.counts)[:, None] - 1
+        logits, out = self.runner.forward(embeds, features, place, last)
+        # copies: the next run of the same shapes may overwrite a session's outputs
+        return [
+            DraftState(past + count, logits[i, 0].clone(), out[i, count - 1].clone())
+            for i, (past, count) in enumerate(zip(place.past, place.counts, strict=True))
+        ]
+
+    def propose(self, tree: Tree | DynamicTree, drafters: Drafters) -> Proposal:
+        """Trees from each sequence's last accepted token."""
+        return self._fill(tree, drafters) if isinstance(tree, Tree) else self._grow(tree, drafters)
+
+    def _fill(self, tree: Tree, drafters: Drafters) -> Proposal:
+        """A static tree: its shape says which token of which parent every node takes."""
+        logits, features = _first(drafters)
+        tokens = [torch.tensor(drafters.roots)[:, None].to(logits.device, non_blocking=True)]
+        for depth, step in enumerate(tree.steps_on(logits.device)):
             best = self.runner.target_ids(_best(logits, step.width))
-            tokens.append(best[step.parents, step.ranks])
+            tokens.append(best[:, step.parents, step.ranks])
             if step.mask is None:
                 break
-            num_inner = len(step.inner)
-            num_drafted += num_inner
-            place = Place(
-                past=state.length,
-                pages=pages.pages(state.length + num_drafted),
-                mask=step.mask,
-                positions=torch.full((3, num_inner), first_position + depth, dtype=torch.int32),
+            fed = features[:, step.parents[step.inner]]
+            mask = step.mask.expand(len(drafters.states), -1, -1)
+            logits, features = self._level(
+                drafters, depth, tokens[-1][:, step.inner], fed, mask, num_shared=step.num_shared
             )
-            embeds = self.runner.embedding.lookup(tokens[-1][step.inner])
-            fed = features[step.parents[step.inner]]
-            logits, features = self.runner.forward(embeds, fed, place, torch.arange(num_inner))
-        return torch.cat(tokens)
+        return tree_proposal(tree, torch.cat(tokens, dim=1))
+
+    def _grow(self, tree: DynamicTree, drafters: Drafters) -> Proposal:
+        """A dynamic tree (``dynamic_tree``): each level feeds the children that score best."""
+        logits, features = _first(drafters)
+        tokens, log_probs = self._children(logits, tree.topk)
+        candidates = Candidates(tokens[:, 0], log_probs[:, 0])
+        frontier = candidates.first()
+        own = torch.eye(tree.topk, dtype=torch.bool, device=logits.device).expand(len(tokens), -1, -1)
+        mask = own[..., :0]
+        for depth in range(tree.steps - 1):
+            rows = frontier.parents[..., None]
+            fed = features.gather(1, rows.expand(-1, -1, features.shape[2]))
+            above = mask.gather(1, rows.expand(-1, -1, mask.shape[2])) if depth else mask
+            mask = torch.cat([above, own], dim=2)
+            logits, features = self._level(drafters, depth, frontier.tokens, fed, mask)
+            frontier = candidates.add(frontier, *self._children(logits, tree.topk))
+        kept, parents = candidates.keep(tree.num_nodes - 1)
+        roots = torch.tensor(drafters.roots)[:, None].to(kept.device, non_blocking=True)
+        seen = ancestors(parents, tree.steps)
+        return Proposal(torch.cat([roots, kept], dim=1), parents, seen.sum(dim=2) - 1, seen)
+
+    def _level(
+        self, drafters: Drafters, depth: int, tokens: Tensor, fed: Tensor, mask: Tensor, num_shared: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """Run ``tokens [B, m]`` at ``depth`` from ``fed`` features; logits f32 [B, m, Vd] and features [B, m, Hd]."""
+        batch, count = tokens.shape
+        positions = (torch.tensor(drafters.positions, dtype=torch.int32) + depth)[:, None]
+        place = Place(
+            past=[state.length + num_shared for state in drafters.states],
+            counts=[count] * batch,
+            pages=drafters.pages,
+            mask=mask,
+            positions=positions.expand(3, batch, count),
+        )
+        return self.runner.forward(
+            self.runner.embedding.lookup(tokens), fed, place, torch.arange(count).expand(batch, -1)
+        )
+
+    def _children(self, logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:
+        """Target ids and log-probabilities [B, n, k] of the best tokens after each row of ``logits [B, n, Vd]``."""
+        best = logits.topk(topk, dim=-1)
+        return self.runner.target_ids(best.indices), best.values - logits.logsumexp(dim=-1, keepdim=True)
+
+
+def tree_proposal(tree: Tree, tokens: Tensor) -> Proposal:
+    """The proposal of a static tree whose nodes have ``tokens`` int64 [B, T]."""
+    batch = len(tokens)
+    parents = torch.tensor(tree.parents).expand(batch, -1)
+    return Proposal(tokens, parents, tree.depths.expand(batch, -1), tree.mask.expand(batch, -1, -1))
+
+
+def _first(drafters: Drafters) -> tuple[Tensor, Tensor]:
+    """Logits f32 [B, 1, Vd] and features [B, 1, Hd] of the sequences' last committed rows."""
+    logits = torch.stack([state.logits for state in drafters.states])
+    return logits[:, None], torch.stack([state.features for state in drafters.states])[:, None]
 
 
 def _best(logits: Tensor, width: int) -> Tensor:
-    """int64 [n, width]: the best draft ids of each row; one of them is cheaper found by argmax."""
+    """int64 [..., width]: the best draft ids of each row; one of them is cheaper found by argmax."""
     return logits.argmax(dim=-1, keepdim=True) if width == 1 else logits.topk(width, dim=-1).indices

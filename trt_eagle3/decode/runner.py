@@ -1,10 +1,12 @@
-"""The graphs as the decode loop calls them: one row of new tokens over the paged caches.
+"""The graphs as decoding calls them: new tokens of B sequences over the paged caches.
 
-Shapes: S new tokens, M masked tail, P pages, H target hidden, Hd draft hidden, V vocab, Vd draft vocab.
+Shapes: B sequences, S new tokens of each, M masked tail, P pages, R rows wanted from the head, H target hidden,
+Hd draft hidden, L deepstack levels, V vocab, Vd draft vocab. Rows of the S that a sequence does not need are padding.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -23,26 +25,33 @@ class Place:
     """Where new tokens stand. Slot and rope position are separate, always.
 
     Attributes:
-        past: rows of the sequence that every new token sees.
-        pages: int32 [1, P].
-        mask: bool [S, M]: who sees whom among the last M rows; the new tokens are the last S of them.
-        positions: int32 [3, S].
+        past: [B] rows of each sequence that every new token of it sees.
+        counts: [B] how many of the S tokens are real; the others are padding.
+        pages: int32 [B, P].
+        mask: bool [B, S, M]: who sees whom among the last M rows; the new tokens are the last S of them.
+        positions: int32 [3, B, S].
     """
 
-    past: int
+    past: Sequence[int]
+    counts: Sequence[int]
     pages: Tensor
     mask: Tensor
     positions: Tensor
 
+    @classmethod
+    def single(cls, past: int, pages: Tensor, mask: Tensor, positions: Tensor) -> Place:
+        """One sequence without padding: ``pages`` int32 [1, P], ``mask`` bool [S, M], ``positions`` int32 [3, S]."""
+        return cls([past], [mask.shape[0]], pages, mask[None], positions[:, None])
+
     def inputs(self, logit_rows: Tensor) -> dict[str, Tensor]:
-        """The graph's context inputs; ``logit_rows`` int64 [R] are the tokens whose logits are wanted."""
+        """The graph's context inputs; ``logit_rows`` int64 [B, R] are the tokens whose logits are wanted."""
         return {
-            "position_ids": self.positions[:, None],
-            "past_lengths": torch.tensor([self.past], dtype=torch.int32),
-            "query_lengths": torch.tensor([self.mask.shape[0]], dtype=torch.int32),
+            "position_ids": self.positions,
+            "past_lengths": torch.tensor(self.past, dtype=torch.int32),
+            "query_lengths": torch.tensor(self.counts, dtype=torch.int32),
             "page_table": self.pages,
-            "tree_mask": self.mask[None],
-            "logit_rows": logit_rows.int()[None],
+            "tree_mask": self.mask,
+            "logit_rows": logit_rows.int(),
         }
 
 
@@ -59,24 +68,23 @@ class TargetRunner:
         self.cache = cache
         self.embedding = embedding
         self._session = session
-        self._num_deepstack = num_deepstack
+        self.num_deepstack = num_deepstack
         for name, buffer in cache.bindings():
             session.bind(name, buffer)
 
     def forward(
         self, embeds: Tensor, place: Place, logit_rows: Tensor, deepstack: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Run ``embeds [S, H]`` and return logits f32 [R, V] and aux hidden states [S, k * H] (None without a draft).
+        """Run ``embeds [B, S, H]``: logits f32 [B, R, V] and aux hidden states [B, S, k * H] (None without a draft).
 
-        ``deepstack`` is [L, S, H], zero at text rows; decode rows have none.
+        ``deepstack`` is [L, B, S, H], zero at text rows; decode rows have none.
         """
         if deepstack is None:
-            deepstack = embeds.new_zeros(self._num_deepstack, *embeds.shape)
+            deepstack = embeds.new_zeros(self.num_deepstack, *embeds.shape)
         outputs = self._session.run(
-            {"inputs_embeds": embeds[None], "deepstack_embeds": deepstack[:, None], **place.inputs(logit_rows)}
+            {"inputs_embeds": embeds, "deepstack_embeds": deepstack, **place.inputs(logit_rows)}
         )
-        aux = outputs.get("aux_hidden_states")
-        return outputs["logits"][0], None if aux is None else aux[0]
+        return outputs["logits"], outputs.get("aux_hidden_states")
 
 
 class DraftRunner:
@@ -94,15 +102,14 @@ class DraftRunner:
             draft.bind(name, buffer)
 
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
-        """Features [n, Hd] of aux hidden states [n, k * H]."""
-        return self._fuse.run({"aux_hidden_states": aux_hidden_states})["features"]
+        """Features [..., Hd] of aux hidden states [..., k * H]."""
+        features = self._fuse.run({"aux_hidden_states": aux_hidden_states.flatten(0, -2)})["features"]
+        return features.view(*aux_hidden_states.shape[:-1], -1)
 
     def forward(self, embeds: Tensor, features: Tensor, place: Place, logit_rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Run ``embeds [S, Hd]`` and ``features [S, Hd]``; logits f32 [R, Vd] and the next features [S, Hd]."""
-        outputs = self._draft.run(
-            {"inputs_embeds": embeds[None], "features": features[None], **place.inputs(logit_rows)}
-        )
-        return outputs["logits"][0], outputs["features_out"][0]
+        """Run ``embeds`` and ``features [B, S, Hd]``; logits f32 [B, R, Vd] and the next features [B, S, Hd]."""
+        outputs = self._draft.run({"inputs_embeds": embeds, "features": features, **place.inputs(logit_rows)})
+        return outputs["logits"], outputs["features_out"]
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
         """Target token ids of draft token ids: i + d2t[i]."""

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.config import SpeculationConfig
+from trt_eagle3.decode.dynamic_tree import DynamicTree
 from trt_eagle3.errors import UserError
 
-__all__ = ["DraftStep", "Tree", "best_first_paths", "static_tree"]
+__all__ = ["DraftStep", "Tree", "best_first", "best_first_paths", "configured_tree", "static_tree"]
 
 Path = tuple[int, ...]
 
@@ -31,13 +32,16 @@ class DraftStep:
         parents: int64 [n]: row of each node's parent among the rows that the step before ran.
         ranks: int64 [n]: which of its parent's best tokens each node takes.
         inner: int64 [m]: the nodes of this level that have children: the rows that this step runs.
-        mask: bool [m, all inner nodes so far]: who sees whom among them; None at the last level.
+        num_shared: how many inner nodes of the levels above, from the first on, are ancestors of all of these: a chain
+            has no others, so its levels all have one shape.
+        mask: bool [m, the other inner nodes so far]: who sees whom among them; None at the last level.
         width: best tokens wanted of each parent.
     """
 
     parents: Tensor
     ranks: Tensor
     inner: Tensor
+    num_shared: int
     mask: Tensor | None
     width: int
 
@@ -86,6 +90,24 @@ class Tree:
         """Nodes, the root included."""
         return len(self.parents)
 
+    @property
+    def steps(self) -> int:
+        """Levels below the root."""
+        return len(self.levels)
+
+    @property
+    def num_draft_rows(self) -> int:
+        """Rows that the draft runs to fill it."""
+        return len(set(self.parents[1:]) - {0})
+
+    @property
+    def paths(self) -> list[Path]:
+        """Ranks from the root to every node but the root."""
+        paths: list[Path] = [()]
+        for parent, rank in zip(self.parents[1:], self.ranks[1:], strict=True):
+            paths.append((*paths[parent], rank))
+        return paths[1:]
+
     @cached_property
     def depths(self) -> Tensor:
         """int64 [T]: steps from the root."""
@@ -113,12 +135,14 @@ class Tree:
         steps, above, drafted = [], [0], list[int]()  # above: nodes whose logits the step before has made
         for nodes in self.levels:
             inner = [node for node in nodes if node in self.parents]
+            shared = next((i for i, node in enumerate(drafted) if not self.mask[inner, node].all()), len(drafted))
             drafted += inner
             step = DraftStep(
                 parents=torch.tensor([above.index(self.parents[node]) for node in nodes]),
                 ranks=torch.tensor([self.ranks[node] for node in nodes]),
                 inner=torch.tensor([nodes.index(node) for node in inner], dtype=torch.int64),
-                mask=self.mask[inner][:, drafted] if inner else None,
+                num_shared=shared,
+                mask=self.mask[inner][:, drafted[shared:]] if inner else None,
                 width=max(self.ranks[node] for node in nodes) + 1,
             )
             steps.append(step)
@@ -136,8 +160,15 @@ class Tree:
         return self._steps_by_device[device]
 
 
+def configured_tree(config: SpeculationConfig) -> Tree | DynamicTree:
+    """The tree that ``config`` describes, static or dynamic."""
+    if config.mode != "dynamic":
+        return static_tree(config)
+    return DynamicTree(config.steps, config.topk, config.num_draft_tokens or config.steps * config.topk + 1)
+
+
 def static_tree(config: SpeculationConfig) -> Tree:
-    """The tree that ``config`` describes."""
+    """The chain or static tree that ``config`` describes."""
     if config.mode == "chain":
         return Tree.from_paths([(0,) * depth for depth in range(1, config.steps + 1)])
     if config.tree is not None:
@@ -147,16 +178,14 @@ def static_tree(config: SpeculationConfig) -> Tree:
 
 
 def best_first_paths(steps: int, topk: int, count: int) -> list[Path]:
-    """The ``count`` paths of at most ``steps`` ranks below ``topk`` that a prior thinks likeliest to be accepted.
+    """The ``count`` paths of at most ``steps`` ranks below ``topk`` that the prior of ``_cost`` thinks likeliest.
 
-    The prior: a draft's r-th best token is right with odds that fall as 1 / (r + 1) ** 2, independent of depth, the
-    best one at 0.7. Measured shapes differ little for common budgets; ``speculation.tree`` takes any other.
+    Measured shapes differ little for common budgets; ``speculation.tree`` takes any other.
 
     Raises:
         UserError: fewer than ``count`` such paths exist.
     """
-    weights = [1.0 / (rank + 1) ** 2 for rank in range(topk)]
-    costs = [-math.log(0.7 * w) for w in weights]
+    costs = [_cost((rank,)) for rank in range(topk)]
     heap: list[tuple[float, Path]] = [(cost, (rank,)) for rank, cost in enumerate(costs)]
     heap.sort()
     paths: list[Path] = []
@@ -172,3 +201,17 @@ def best_first_paths(steps: int, topk: int, count: int) -> list[Path]:
             f"got {count + 1}. Lower it, or raise steps or topk."
         )
     return paths
+
+
+def best_first(paths: Sequence[Path]) -> list[Path]:
+    """``paths`` of a tree, the likeliest to be accepted first: every beginning of the list is a tree too."""
+    return sorted(paths, key=lambda path: (_cost(path), len(path), path))
+
+
+def _cost(path: Path) -> float:
+    """Minus the log of the odds that ``path`` is accepted.
+
+    The prior: a draft's r-th best token is right with odds that fall as 1 / (r + 1) ** 2, independent of depth, the
+    best one at 0.7.
+    """
+    return sum(-math.log(0.7 / (rank + 1) ** 2) for rank in path)

@@ -5,7 +5,7 @@ Shapes: P prompt tokens, A answer tokens, n = P + A, H target hidden, N visual t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode.engine import Engine
-from trt_eagle3.decode.loop import Loop, Prompt
+from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.errors import UserError
 from trt_eagle3.prompts import Question
 
@@ -74,12 +74,13 @@ def record(
     """
     count = engine.spec.num_deepstack
     session = _Tapped(engine, sorted({tap(k, pre, count) for k in layers for pre in (True, False)}))
-    loop = engine.loop_over(session)
+    decoder = engine.decoder_over(session)
     recordings: list[Recording] = []
     for question in questions:
         prompt = engine.encode(engine.prepare(question.prompt, question.images, question.videos))
         session.runs.clear()
-        answer = _answer(loop, prompt, frozenset(engine.spec.eos_token_ids), max_tokens)
+        passes = decoder.run(engine.sequence(prompt))
+        answer = _answer(passes, frozenset(engine.spec.eos_token_ids), max_tokens)
         if len(answer) > 1:
             recordings.append(_recording(prompt, answer, session.runs, draft_ids))
         progress()
@@ -109,9 +110,9 @@ class _Tapped:
         return outputs
 
 
-def _answer(loop: Loop, prompt: Prompt, ends: frozenset[int], max_tokens: int) -> list[int]:
+def _answer(passes: Iterable[tuple[int, ...]], ends: frozenset[int], max_tokens: int) -> list[int]:
     answer: list[int] = []
-    for tokens in loop.run(prompt):
+    for tokens in passes:
         answer += tokens
         if tokens[-1] in ends or len(answer) == max_tokens:
             break

@@ -17,7 +17,7 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.tensor_index import read_tensor
 from trt_eagle3.decode.engine import Engine
 from trt_eagle3.decode.kv_cache import KVCache, PagePool, PageTable
-from trt_eagle3.decode.propose import draft_decode_position, draft_positions, draft_prompt_embeds
+from trt_eagle3.decode.propose import draft_decode_position, draft_positions, put_draft_visual
 from trt_eagle3.decode.runner import DraftRunner, Place, causal_mask
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.session import open_session
@@ -152,14 +152,15 @@ class Scorer:
         for depth in range(1, self.num_steps):
             mask = torch.cat([before, *[own] * depth], dim=1)
             first = draft_decode_position(manifest, depth, depth + recording.prompt.rope_delta)
-            place = Place(
+            place = Place.single(
                 past=prompt_len,
                 pages=self._pages.pages(prompt_len + mask.shape[1]),
                 mask=mask,
                 positions=(rows + first).int().expand(3, -1),
             )
             embeds = self._embedding.lookup(ids[(rows + 1 + depth).clip(max=len(ids) - 1)])
-            logits, features = runner.forward(embeds, features, place, torch.arange(num_rows))
+            rows_wanted = torch.arange(num_rows)[None]
+            (logits,), (features,) = runner.forward(embeds[None], features[None], place, rows_wanted)
             found.append(logits.cpu())
         return torch.stack(found, dim=1)
 
@@ -168,8 +169,7 @@ class Scorer:
         prompt, num_rows = recording.prompt, recording.num_rows
         prompt_len = len(prompt.token_ids)
         embeds = self._embedding.lookup(recording.token_ids[1:])
-        of_prompt = draft_prompt_embeds(manifest, embeds[:prompt_len], prompt.visual_embeds, prompt.visual_rows)
-        embeds = torch.cat([of_prompt, embeds[prompt_len:]])
+        put_draft_visual(manifest, prompt, embeds[:prompt_len], 0)
         text = torch.arange(prompt_len, num_rows + 1, dtype=torch.int32) + prompt.rope_delta
         targets = torch.cat([prompt.position_ids, text[:-1].expand(3, -1)], dim=1)
         positions = draft_positions(manifest, 0, targets, text[-1].expand(3))
@@ -178,11 +178,12 @@ class Scorer:
         chunk = self._engine.record.config.engine.prefill_chunk
         for start in range(0, num_rows, chunk):
             stop = min(start + chunk, num_rows)
-            place = Place(start, self._pages.pages(stop), causal_mask(stop - start), positions[:, start:stop])
+            place = Place.single(start, self._pages.pages(stop), causal_mask(stop - start), positions[:, start:stop])
             inside = torch.arange(start, stop)
             wanted = inside[(inside >= prompt_len - 1) & (inside < num_rows - 1)] - start
             some = wanted if len(wanted) else torch.tensor([0])
-            rows, out = runner.forward(embeds[start:stop], features[start:stop], place, some)
+            part = slice(start, stop)
+            (rows,), (out,) = runner.forward(embeds[None, part], features[None, part], place, some[None])
             logits.append(rows[: len(wanted)].cpu())
             outs.append(out[wanted])
         return torch.cat(logits), torch.cat(outs)

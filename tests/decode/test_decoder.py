@@ -1,4 +1,4 @@
-"""The loop: speculative decoding says what plain decoding says, and every cycle computes what it claims to."""
+"""The decoder, one sequence at a time: speculative decoding says what plain decoding says, and every cycle computes what it claims to."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ from tests.decode.pair import (
 )
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
 from trt_eagle3.checkpoint.rope import RopeSpec
-from trt_eagle3.decode import loop as loop_module
+from trt_eagle3.decode import decoder as decoder_module
+from trt_eagle3.decode.decoder import Decoder
+from trt_eagle3.decode.dynamic_tree import DynamicTree
 from trt_eagle3.decode.kv_cache import KVCache
-from trt_eagle3.decode.loop import Loop, Prompt
+from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.propose import Proposer
 from trt_eagle3.decode.runner import DraftRunner, Place
+from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import Tree
 
 INTERLEAVED = RopeSpec.plain(8, 1e4, "interleaved", (2, 1, 1))
@@ -112,19 +115,25 @@ def test_trees_of_these_tests_do_get_accepted_and_need_compaction(
 def lose_extend_rows(patch: Any) -> None:
     """The draft keeps the rows that it drafted from its own features."""
     extend = Proposer.extend
+    in_prompt = True
 
-    def last_only(self: Proposer, length: int, pages: Any, embeds: Any, features: Any, positions: Any) -> Any:
-        if length == 0:
-            return extend(self, length, pages, embeds, features, positions)
-        skip = len(embeds) - 1
-        return extend(self, length + skip, pages, embeds[skip:], features[skip:], positions[:, skip:])
+    def last_only(self: Proposer, place: Place, embeds: Any, features: Any) -> Any:
+        nonlocal in_prompt
+        if in_prompt:
+            in_prompt = self.recorder.proposals == []  # type: ignore[attr-defined]
+        if in_prompt:
+            return extend(self, place, embeds, features)
+        skip = place.counts[0] - 1
+        mask, positions = place.mask[:, skip:, skip:], place.positions[..., skip:]
+        late = Place([place.past[0] + skip], [1], place.pages, mask, positions)
+        return extend(self, late, embeds[:, skip:], features[:, skip:])
 
     patch.setattr(Proposer, "extend", last_only)
 
 
 def roll_features(patch: Any) -> None:
     fuse = DraftRunner.fuse
-    patch.setattr(DraftRunner, "fuse", lambda self, aux: fuse(self, aux).roll(1, 0))
+    patch.setattr(DraftRunner, "fuse", lambda self, aux: fuse(self, aux).roll(1, -2))
 
 
 def stale_features(patch: Any) -> None:
@@ -132,26 +141,32 @@ def stale_features(patch: Any) -> None:
     extend = Proposer.extend
     last: dict[str, Any] = {}
 
-    def reuse(self: Proposer, length: int, pages: Any, embeds: Any, features: Any, positions: Any) -> Any:
-        if length:
-            features = last["features"].expand(len(features), -1).contiguous()
-        state = extend(self, length, pages, embeds, features, positions)
-        last["features"] = state.features
-        return state
+    def reuse(self: Proposer, place: Place, embeds: Any, features: Any) -> Any:
+        if place.past[0]:
+            features = last["features"].expand_as(features).contiguous()
+        states = extend(self, place, embeds, features)
+        last["features"] = states[0].features
+        return states
 
     patch.setattr(Proposer, "extend", reuse)
 
 
-def lose_rope_delta(method: str, argument: int) -> Callable[[Any], None]:
-    """``method`` of the loop is given the row index for the rope position."""
+def lose_rope_delta(method: str) -> Callable[[Any], None]:
+    """``method`` of the decoder is given the row index for the rope position."""
 
     def plant(patch: Any) -> None:
-        original = getattr(Loop, method)
+        original = getattr(Decoder, method)
 
-        def wrong(self: Loop, *args: Any) -> Any:
-            return original(self, *args[:argument], args[argument - 1], *args[argument + 1 :])
+        def wrong(self: Decoder, sequences: list[SequenceState], *args: Any) -> Any:
+            for s in sequences:
+                right, s.prompt = s.prompt, replace(s.prompt, rope_delta=0)
+            try:
+                return original(self, sequences, *args)
+            finally:
+                for s in sequences:
+                    s.prompt = right
 
-        patch.setattr(Loop, method, wrong)
+        patch.setattr(Decoder, method, wrong)
 
     return plant
 
@@ -160,14 +175,14 @@ def mix_slot_and_position(patch: Any) -> None:
     inputs = Place.inputs
 
     def mixed(self: Place, logit_rows: Any) -> Any:
-        return {**inputs(self, logit_rows), "past_lengths": self.positions[0, :1]}
+        return {**inputs(self, logit_rows), "past_lengths": self.positions[0, :, 0]}
 
     patch.setattr(Place, "inputs", mixed)
 
 
 def shift_draft_position(by: Callable[[int, int], int]) -> Callable[[Any], None]:
     def plant(patch: Any) -> None:
-        patch.setattr(loop_module, "draft_decode_position", lambda _m, length, position: by(length, position))
+        patch.setattr(decoder_module, "draft_decode_position", lambda _m, length, position: by(length, position))
 
     return plant
 
@@ -177,8 +192,8 @@ FAULTS: dict[str, tuple[str, Callable[[Any], None]]] = {
     "features off by one row": ("extend", roll_features),
     "features not the target's": ("extend", stale_features),
     "target KV not compacted": ("target", lambda patch: patch.setattr(KVCache, "move", lambda *_: None)),
-    "rope delta lost in verify": ("target", lose_rope_delta("_verify", 3)),
-    "rope delta lost in extend": ("extend", lose_rope_delta("_extend_draft", 4)),
+    "rope delta lost in verify": ("target", lose_rope_delta("_verify")),
+    "rope delta lost in extend": ("extend", lose_rope_delta("_extend")),
     "rope delta lost in propose": ("tree", shift_draft_position(lambda length, _: length)),
     "draft position off by one": ("tree", shift_draft_position(lambda _, position: position + 1)),
     "slot taken from position": ("target", mix_slot_and_position),
@@ -266,9 +281,8 @@ def test_closing_a_run_early_returns_all_its_pages(
 ) -> None:
     pair, pool = pairs("3d"), shuffled_pool()
     recorder = Recorder()
-    generator = pair.loop(recorder, 70, pool).run(
-        make_prompt(pair, IMAGES), pair.drafting(recorder, tree) if tree else None
-    )
+    decoder = pair.decoder(recorder, 70, pair.drafting(recorder) if tree else None)
+    generator = decoder.run(pair.sequence(make_prompt(pair, IMAGES), pool, drafting=bool(tree)), tree)
     for _ in range(passes):
         next(generator)
     assert (pool.num_free < NUM_PAGES - 1) == (passes > 0)
@@ -279,7 +293,7 @@ def test_closing_a_run_early_returns_all_its_pages(
 def test_run_that_fails_returns_all_its_pages(pairs: Callable[[str], Pair]) -> None:
     pair, pool = pairs("3d"), shuffled_pool()
     held = pool.take(pool.num_free - 5)  # 5 pages left: 20 rows
-    generator = pair.loop(Recorder(), 70, pool).run(make_prompt(pair, IMAGES))
+    generator = pair.decoder(Recorder(), 70).run(pair.sequence(make_prompt(pair, IMAGES), pool))
     with pytest.raises(ValueError, match="KV cache: 1 more pages of 4 tokens wanted"):
         list(generator)
     assert pool.num_free == 5

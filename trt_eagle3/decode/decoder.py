@@ -1,0 +1,274 @@
+"""The decoder: prefill, then cycles of propose, verify, accept, compact, extend, over a batch of sequences.
+
+Shapes: B sequences, S rows of each in one pass, T tree nodes, H target hidden, Hd draft hidden, V vocab. Sequences that
+need fewer rows than S are padded; padding writes to page 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.decode.accept import Accepted
+from trt_eagle3.decode.dynamic_tree import DynamicTree
+from trt_eagle3.decode.kv_cache import page_table
+from trt_eagle3.decode.propose import (
+    Drafters,
+    Proposal,
+    Proposer,
+    draft_decode_position,
+    draft_positions,
+    put_draft_visual,
+    tree_proposal,
+)
+from trt_eagle3.decode.runner import Place, TargetRunner, causal_mask
+from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.tree import Tree
+from trt_eagle3.decode.verify import judge
+
+__all__ = ["AnyTree", "Decoder", "Drafting"]
+
+AnyTree = Tree | DynamicTree
+
+
+@dataclass(frozen=True)
+class Drafting:
+    """The drafting side of a decoder: who proposes, and what the draft is."""
+
+    proposer: Proposer
+    manifest: DraftManifest
+
+
+class Decoder:
+    """Advances sequences. Who runs when, and with which pages, is its caller's choice (``scheduler``)."""
+
+    def __init__(
+        self,
+        target: TargetRunner,
+        drafting: Drafting | None,
+        *,
+        max_seq_len: int,
+        prefill_chunk: int,
+        fixed_shapes: bool = False,
+    ) -> None:
+        """``fixed_shapes``: pad the draft's rows after a cycle to the tree's width, so that CUDA graphs fit again."""
+        self.max_seq_len = max_seq_len
+        self.prefill_chunk = prefill_chunk
+        self._target = target
+        self._drafting = drafting
+        self._fixed_shapes = fixed_shapes
+
+    def speculates(self, sequence: SequenceState, tree: AnyTree | None) -> bool:
+        """Whether ``sequence`` can take ``tree``: near the length limit it decodes plainly."""
+        if tree is None or sequence.draft is None:
+            return False
+        return sequence.length + _num_rows(tree) < self.max_seq_len
+
+    def rows_wanted(self, sequence: SequenceState, tree: AnyTree | None) -> int:
+        """Rows that the pages of ``sequence`` must hold for its next cycle."""
+        return sequence.length + (_num_rows(tree) if tree and self.speculates(sequence, tree) else 1)
+
+    def run(self, sequence: SequenceState, tree: AnyTree | None = None) -> Generator[tuple[int, ...]]:
+        """Decode one sequence alone; yields the tokens of each target pass, without end: the caller stops.
+
+        Ends by itself when the sequence has ``max_seq_len`` tokens.
+        """
+        try:
+            while not sequence.prefilled:
+                count = min(self.prefill_chunk, sequence.num_prefill - sequence.length)
+                sequence.pages.reserve(sequence.length + count)
+                self.prefill([(sequence, count)])
+            yield tuple(sequence.tokens)
+            while sequence.num_tokens < self.max_seq_len:
+                sequence.pages.reserve(self.rows_wanted(sequence, tree))
+                yield self.cycle([sequence], tree)[0].tokens
+        finally:
+            sequence.release()
+
+    def prefill(self, chunks: Sequence[tuple[SequenceState, int]]) -> None:
+        """Run the next rows of each sequence, so many of each; one that is through with its prompt says a token."""
+        sequences, counts = [sequence for sequence, _ in chunks], [count for _, count in chunks]
+        positions = [s.prompt.positions(s.length, s.length + count) for s, count in chunks]
+        place = _causal_place(sequences, counts, positions, max(counts))
+        ids = _padded([s.ids(s.length, s.length + count) for s, count in chunks], max(counts))
+        embeds = self._target.embedding.lookup(ids)
+        deepstack = None
+        if any(s.prompt.has_visual(s.length, count) for s, count in chunks):
+            deepstack = embeds.new_zeros(self._target.num_deepstack, *embeds.shape)
+            for i, s in enumerate(sequences):
+                s.prompt.put_visual(embeds[i], s.length)
+                s.prompt.put_deepstack(deepstack[:, i], s.length)
+        logits, aux = self._target.forward(embeds, place, torch.tensor(counts)[:, None] - 1, deepstack)
+        self._say_first(chunks, logits[:, 0])
+        if aux is not None:
+            self._draft_prompt(sequences, counts, aux)
+        for sequence, count in chunks:
+            sequence.length += count
+
+    def cycle(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> list[Accepted]:
+        """One target pass over a tree of each sequence; those that cannot take ``tree`` say one token."""
+        speculating = [i for i, s in enumerate(sequences) if self.speculates(s, tree)]
+        proposal = _widened(self._propose([sequences[i] for i in speculating], tree), speculating, sequences)
+        num_nodes = proposal.tokens.shape[1]
+        counts = [num_nodes if i in speculating else 1 for i in range(len(sequences))]
+        logits, aux = self._verify(sequences, proposal, counts)
+        found = judge(sequences, proposal, logits, counts)
+        self._compact(sequences, found)
+        if aux is not None:
+            self._extend(sequences, found, aux, num_nodes)
+        for sequence, accepted in zip(sequences, found, strict=True):
+            sequence.say(accepted.tokens)
+            sequence.length += len(accepted.tokens)
+        return found
+
+    def _say_first(self, chunks: Sequence[tuple[SequenceState, int]], logits: Tensor) -> None:
+        """The first token of the sequences whose prompt ends here, from ``logits [B, V]``."""
+        ends = [i for i, (s, count) in enumerate(chunks) if not s.tokens and s.length + count == s.num_prefill]
+        if ends:
+            firsts = torch.stack([chunks[i][0].sampler.first(logits[i]) for i in ends]).tolist()
+            for i, token in zip(ends, firsts, strict=True):
+                chunks[i][0].say((token,))
+
+    def _draft_prompt(self, sequences: Sequence[SequenceState], counts: Sequence[int], aux: Tensor) -> None:
+        """Give the draft these rows: features of every row, tokens one ahead.
+
+        A chunk's last row needs the next chunk's first token, and the prompt's the answer's first, said by now.
+        """
+        rows = [i for i, s in enumerate(sequences) if s.drafting]
+        if self._drafting is None or not rows:
+            return
+        some, widths = [sequences[i] for i in rows], [counts[i] for i in rows]
+        runner = self._drafting.proposer.runner
+        ahead = [s.ids(s.length + 1, s.length + 1 + count) for s, count in zip(some, widths, strict=True)]
+        embeds = runner.embedding.lookup(_padded(ahead, max(widths)))
+        for i, s in enumerate(some):
+            put_draft_visual(self._drafting.manifest, s.prompt, embeds[i], s.length)
+        aux = (aux if len(some) == len(sequences) else aux[rows])[:, : max(widths)]
+        self._commit(some, widths, embeds, aux)
+
+    def _propose(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> Proposal | None:
+        if not sequences or tree is None or self._drafting is None:
+            return None
+        manifest = self._drafting.manifest
+        for s in sequences:
+            assert s.draft_length == s.length, f"draft holds {s.draft_length} rows, target {s.length}"
+        positions = [draft_decode_position(manifest, s.length, s.length + s.prompt.rope_delta) for s in sequences]
+        drafters = Drafters(
+            states=[s.draft for s in sequences if s.draft],
+            roots=[s.tokens[-1] for s in sequences],
+            positions=positions,
+            pages=page_table([s.pages for s in sequences], [s.length + tree.num_draft_rows for s in sequences]),
+        )
+        return self._drafting.proposer.propose(tree, drafters)
+
+    def _verify(
+        self, sequences: Sequence[SequenceState], proposal: Proposal, counts: Sequence[int]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits f32 [B, T, V] and aux hidden states [B, T, k * H] of the nodes."""
+        position = torch.tensor([s.length + s.prompt.rope_delta for s in sequences])[:, None]
+        positions = proposal.depths + position.to(proposal.depths.device, non_blocking=True)
+        place = Place(
+            past=[s.length for s in sequences],
+            counts=counts,
+            pages=page_table(
+                [s.pages for s in sequences], [s.length + n for s, n in zip(sequences, counts, strict=True)]
+            ),
+            mask=proposal.mask,
+            positions=positions.int().expand(3, -1, -1),
+        )
+        rows = torch.arange(proposal.tokens.shape[1]).expand(len(sequences), -1)
+        return self._target.forward(self._target.embedding.lookup(proposal.tokens), place, rows)
+
+    def _compact(self, sequences: Sequence[SequenceState], found: Sequence[Accepted]) -> None:
+        """Move the accepted paths' rows to the front of their trees, in the target's cache."""
+        sources, destinations = [], []
+        for s, accepted in zip(sequences, found, strict=True):
+            path = torch.tensor(accepted.path)
+            kept = torch.arange(len(path))
+            if not torch.equal(path, kept):
+                sources.append(s.pages.slots(s.length + path))
+                destinations.append(s.pages.slots(s.length + kept))
+        if sources:
+            self._target.cache.move(torch.cat(sources), torch.cat(destinations))
+
+    def _extend(
+        self, sequences: Sequence[SequenceState], found: Sequence[Accepted], aux: Tensor, num_nodes: int
+    ) -> None:
+        """Overwrite the draft's guesses by rows with true features for what was accepted."""
+        rows = [i for i, s in enumerate(sequences) if s.draft]
+        if self._drafting is None or not rows:
+            return
+        some, paths = [sequences[i] for i in rows], [found[i].path for i in rows]
+        counts = [len(path) for path in paths]
+        width = num_nodes if self._fixed_shapes else max(counts)
+        if len(some) < len(sequences):
+            aux = aux[torch.tensor(rows).to(aux.device, non_blocking=True)]
+        if all(path == tuple(range(len(path))) for path in paths):
+            aux = aux[:, :width]
+        else:
+            index = _padded([torch.tensor(path) for path in paths], width).to(aux.device, non_blocking=True)
+            aux = aux.gather(1, index[..., None].expand(-1, -1, aux.shape[2]))
+        tokens = _padded([torch.tensor(found[i].tokens) for i in rows], width)
+        self._commit(some, counts, self._drafting.proposer.runner.embedding.lookup(tokens), aux)
+
+    def _commit(self, sequences: Sequence[SequenceState], counts: Sequence[int], embeds: Tensor, aux: Tensor) -> None:
+        """The draft's next rows, from ``aux [B, S, k * H]`` and ``embeds [B, S, Hd]`` of the tokens ahead."""
+        assert self._drafting is not None
+        proposer, manifest = self._drafting.proposer, self._drafting.manifest
+        positions = []
+        for s, count in zip(sequences, counts, strict=True):
+            of_target = s.prompt.positions(s.length, s.length + count + 1)
+            positions.append(draft_positions(manifest, s.length, of_target[:, :-1], of_target[:, -1]))
+        place = _causal_place(sequences, counts, positions, embeds.shape[1])
+        for s, state in zip(sequences, proposer.extend(place, embeds, proposer.runner.fuse(aux)), strict=True):
+            s.draft, s.draft_length = state, state.length
+
+
+def _num_rows(tree: AnyTree) -> int:
+    return max(tree.num_nodes, tree.num_draft_rows)
+
+
+def _padded(rows: Sequence[Tensor], width: int) -> Tensor:
+    """[B, width] of ``rows`` [B][n], zeros behind."""
+    return torch.stack([functional.pad(row, (0, width - len(row))) for row in rows])
+
+
+def _causal_place(
+    sequences: Sequence[SequenceState], counts: Sequence[int], positions: Sequence[Tensor], width: int
+) -> Place:
+    """The next ``counts`` rows of each sequence, each seeing all before it; ``positions`` int32 [B][3, count]."""
+    padded = [functional.pad(p, (0, width - p.shape[1])) for p in positions]
+    return Place(
+        past=[s.length for s in sequences],
+        counts=counts,
+        pages=page_table([s.pages for s in sequences], [s.length + n for s, n in zip(sequences, counts, strict=True)]),
+        mask=causal_mask(width).expand(len(sequences), -1, -1),
+        positions=torch.stack(padded, dim=1),
+    )
+
+
+def _widened(proposal: Proposal | None, rows: Sequence[int], sequences: Sequence[SequenceState]) -> Proposal:
+    """The proposal of the sequences at ``rows`` among all ``sequences``; the others have a root and padding."""
+    roots = torch.tensor([s.tokens[-1] for s in sequences])[:, None]
+    if proposal is None:
+        return tree_proposal(Tree.root_only(), roots)
+    if len(rows) == len(sequences):
+        return proposal
+    index = torch.tensor(rows)
+    num_nodes = proposal.tokens.shape[1]
+    alone = Proposal(
+        tokens=roots.expand(-1, num_nodes),
+        parents=torch.full((len(sequences), num_nodes), -1),
+        depths=torch.zeros(len(sequences), num_nodes, dtype=torch.int64),
+        mask=torch.eye(num_nodes, dtype=torch.bool).expand(len(sequences), -1, -1),
+    )
+    fields = {}
+    for name, theirs in vars(proposal).items():
+        ours = getattr(alone, name).to(theirs.device, copy=True, non_blocking=True).contiguous()
+        fields[name] = ours.index_copy(0, index.to(theirs.device, non_blocking=True), theirs)
+    return Proposal(**fields)

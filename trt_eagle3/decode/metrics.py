@@ -1,0 +1,179 @@
+"""Counters of a running engine, for whoever serves it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+__all__ = ["EngineMetrics", "Histogram", "Meter"]
+
+_log = logging.getLogger("trt_eagle3")
+
+SLOW_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+FAST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
+_MIN_CYCLES = 200  # before an acceptance rate says anything: its standard error is then below 0.036
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Observations by size, as Prometheus has them.
+
+    Attributes:
+        bounds: upper bounds of the buckets, the last bucket has none. counts: observations in each bucket.
+        total: sum of all observations.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float
+
+    @property
+    def count(self) -> int:
+        """Observations."""
+        return sum(self.counts)
+
+
+@dataclass(frozen=True)
+class EngineMetrics:
+    """One moment of an engine.
+
+    Attributes:
+        requests: finished requests by outcome (``stop``, ``length``, ``cancelled``, ``error``).
+        prompt_tokens, generated_tokens: of requests so far. reused_tokens: prompt tokens that no pass had to run.
+        cycles: verify passes of sequences. accepted: at which positions after the root drafts were accepted, out of
+            ``proposed``.
+        queue_seconds, first_token_seconds, token_seconds: time from submission to the first pass and to the first
+            token, and between tokens.
+        running, waiting: sequences now. preempted: how often one was put off.
+        kv_pages_used: pages that sequences or cached prefixes hold; kv_pages_cached: those that only the cache holds.
+        speculation_on: whether the last cycle drafted.
+    """
+
+    requests: Mapping[str, int]
+    prompt_tokens: int
+    generated_tokens: int
+    reused_tokens: int
+    cycles: int
+    accepted: tuple[int, ...]
+    proposed: tuple[int, ...]
+    queue_seconds: Histogram
+    first_token_seconds: Histogram
+    token_seconds: Histogram
+    running: int
+    waiting: int
+    preempted: int
+    kv_pages_used: int
+    kv_pages_cached: int
+    kv_pages_total: int
+    speculation_on: bool
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Mean tokens of a cycle, the bonus token included; None before the first one."""
+        return 1 + sum(self.accepted) / self.proposed[0] if self.proposed else None
+
+    @property
+    def acceptance_by_position(self) -> tuple[float, ...]:
+        """How often the draft is right so deep."""
+        return tuple(a / p for a, p in zip(self.accepted, self.proposed, strict=True))
+
+
+@dataclass
+class _Buckets:
+    bounds: tuple[float, ...]
+    counts: list[int] = field(default_factory=list)
+    total: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def add(self, value: float, times: int = 1) -> None:
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    def snapshot(self) -> Histogram:
+        return Histogram(self.bounds, tuple(self.counts), self.total)
+
+
+class Meter:
+    """Counts what an engine does; thread-safe."""
+
+    def __init__(self, acceptance_floor: float) -> None:
+        """``acceptance_floor``: warn once when the draft's first token is accepted less often."""
+        self._floor = acceptance_floor
+        self._warned = False
+        self._lock = threading.Lock()
+        self._requests = Counter[str]()
+        self._prompt_tokens = self._generated_tokens = self._cycles = 0
+        self._accepted: list[int] = []
+        self._proposed: list[int] = []
+        self._queue, self._first, self._token = _Buckets(SLOW_SECONDS), _Buckets(SLOW_SECONDS), _Buckets(FAST_SECONDS)
+        self._speculation_on = False
+
+    def begun(self, prompt_tokens: int) -> None:
+        """A request has been prepared."""
+        with self._lock:
+            self._prompt_tokens += prompt_tokens
+
+    def first_token(self, queue_seconds: float, seconds: float) -> None:
+        """A request has its first token."""
+        with self._lock:
+            self._queue.add(queue_seconds)
+            self._first.add(seconds)
+            self._generated_tokens += 1
+
+    def cycle(self, num_accepted: int, steps: int, num_tokens: int, seconds: float) -> None:
+        """A sequence went through a cycle: of ``steps`` levels ``num_accepted``; ``num_tokens`` came in ``seconds``."""
+        with self._lock:
+            self._cycles += 1
+            self._generated_tokens += num_tokens
+            if num_tokens:
+                self._token.add(seconds / num_tokens, num_tokens)
+            self._speculation_on = steps > 0
+            grown = max(steps - len(self._proposed), 0)
+            self._proposed += [0] * grown
+            self._accepted += [0] * grown
+            for position in range(steps):
+                self._proposed[position] += 1
+                self._accepted[position] += position < num_accepted
+        self._watch()
+
+    def finished(self, outcome: str) -> None:
+        """A request has come to its end."""
+        with self._lock:
+            self._requests[outcome] += 1
+
+    def snapshot(self, **now: int) -> EngineMetrics:
+        """All counters, with what the caller knows ``now``."""
+        with self._lock:
+            return EngineMetrics(
+                requests=dict(self._requests),
+                prompt_tokens=self._prompt_tokens,
+                generated_tokens=self._generated_tokens,
+                cycles=self._cycles,
+                accepted=tuple(self._accepted),
+                proposed=tuple(self._proposed),
+                queue_seconds=self._queue.snapshot(),
+                first_token_seconds=self._first.snapshot(),
+                token_seconds=self._token.snapshot(),
+                speculation_on=self._speculation_on,
+                **now,
+            )
+
+    def _watch(self) -> None:
+        if self._warned or not self._proposed or self._proposed[0] < _MIN_CYCLES:
+            return
+        rate = self._accepted[0] / self._proposed[0]
+        if rate < self._floor:
+            self._warned = True
+            _log.warning(
+                "the draft's first token was accepted in %.0f %% of %d cycles, below speculation.acceptance_floor "
+                "(%.0f %%). Is the draft read rightly? Run: trt-eagle3 probe BUNDLE",
+                100 * rate,
+                self._proposed[0],
+                100 * self._floor,
+            )

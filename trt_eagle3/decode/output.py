@@ -1,0 +1,87 @@
+"""From the tokens of a sequence to the text of its answer, and when that is at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from trt_eagle3.decode.request import Chunk, FinishReason, Request
+from trt_eagle3.multimodal.tokenizer import StreamDecoder
+
+__all__ = ["Output"]
+
+
+class Output:
+    """The answer to one request, token by token. Text that may become a stop text is held back until it cannot."""
+
+    def __init__(self, request: Request, decoder: StreamDecoder, end_ids: Sequence[int]) -> None:
+        self._decoder = decoder
+        self._stops = tuple(request.stop)
+        self._max_tokens = request.max_tokens
+        self._ends = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else frozenset(end_ids))
+        self._held = ""
+        self._parts: list[str] = []
+        self.token_ids: list[int] = []
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def text(self) -> str:
+        """All that was returned."""
+        return "".join(self._parts)
+
+    def take(self, tokens: Sequence[int], *, full: bool = False) -> Chunk:
+        """What one pass's tokens add, cut at an end token, a stop text or the limit; ``full``: no more will fit."""
+        kept: list[int] = []
+        text = ""
+        for token in tokens:
+            kept.append(token)
+            self.token_ids.append(token)
+            text += self._push(token)
+            if self.finish_reason is not None:
+                break
+        if self.finish_reason is None and full:
+            text += self._end("length")
+        self._parts.append(text)
+        return Chunk(tuple(kept), text, self.finish_reason)
+
+    def cancel(self) -> Chunk:
+        """The last chunk of an answer that nobody wants any more."""
+        self.finish_reason = "cancelled"
+        return Chunk((), "", "cancelled")
+
+    def _push(self, token: int) -> str:
+        """The text that is certain after ``token``."""
+        self._held += self._decoder.push(token)
+        if token in self._ends:
+            return self._end("stop")
+        found = self._cut()
+        if found is not None:
+            return found
+        if len(self.token_ids) == self._max_tokens:
+            return self._end("length")
+        certain = len(self._held) - self._may_stop()
+        text, self._held = self._held[:certain], self._held[certain:]
+        return text
+
+    def _end(self, reason: FinishReason) -> str:
+        self._held += self._decoder.flush()
+        found = self._cut()
+        if found is not None:
+            return found
+        self.finish_reason = reason
+        text, self._held = self._held, ""
+        return text
+
+    def _cut(self) -> str | None:
+        """The text before the first stop text, if there is one."""
+        places = [place for stop in self._stops if (place := self._held.find(stop)) >= 0]
+        if not places:
+            return None
+        self.finish_reason = "stop"
+        text, self._held = self._held[: min(places)], ""
+        return text
+
+    def _may_stop(self) -> int:
+        """How many characters at the end begin some stop text."""
+        longest = max((len(stop) for stop in self._stops), default=1) - 1
+        sizes = range(min(longest, len(self._held)), 0, -1)
+        return next((n for n in sizes if any(stop.startswith(self._held[-n:]) for stop in self._stops)), 0)

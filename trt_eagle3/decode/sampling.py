@@ -1,0 +1,205 @@
+"""Sampling: from the target's logits to what it would say, at every node of a tree at once.
+
+A drafted token is a point mass, so a child is accepted with the target's probability of it; once it is rejected its
+mass is taken out and the rest renormalised for the next sibling (SpecInfer, arXiv 2305.09781, section 4.3, with a
+deterministic draft). If all children are rejected, what is left is the target's distribution without them: its sample
+can be drawn for every node before it is known where the walk will end.
+
+Shapes: T nodes of one sequence, V vocab.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.errors import UserError
+
+__all__ = ["GREEDY", "Sampler", "Sampling", "Verdict", "target_probs"]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen. The filters apply in the order of the fields, penalties first.
+
+    Attributes:
+        temperature: divides the logits; 0 is greedy.
+        top_k: only tokens whose probability reaches the k-th largest; 0 is all.
+        top_p: of those, the likeliest ones that together reach this mass.
+        min_p: of those, tokens of at least this share of the largest probability.
+        repetition_penalty: logits of tokens in prompt or answer are divided by it if positive, multiplied if negative
+            (CTRL, arXiv 1909.05858); 1 is none.
+        presence_penalty: subtracted from the logits of tokens in the answer.
+        seed: of this request's own random numbers; None draws one.
+    Raises:
+        UserError: a value outside its range or of another type, by name.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_number("temperature", self.temperature, 0.0, 100.0)
+        _check_whole("top_k", self.top_k, 0, 2**31 - 1)
+        _check_number("top_p", self.top_p, 0.0, 1.0, open_below=True)
+        _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_below=True)
+        _check_number("presence_penalty", self.presence_penalty, -100.0, 100.0)
+        if self.seed is not None:
+            _check_whole("seed", self.seed, 0, 2**64 - 1)
+
+    @property
+    def greedy(self) -> bool:
+        """The likeliest token, always."""
+        return self.temperature == 0.0
+
+    @property
+    def penalised(self) -> bool:
+        """Whether what was said before matters."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0
+
+
+def _check_number(name: str, value: object, low: float, high: float, *, open_below: bool = False) -> None:
+    number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    if not low <= number <= high or (open_below and number == low):
+        bounds = f"{'above' if open_below else 'from'} {low:g} to {high:g}"
+        raise UserError(f"{name}: expected a number {bounds}, got {value!r:.40}")
+
+
+def _check_whole(name: str, value: object, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise UserError(f"{name}: expected a whole number from {low} to {high}, got {value!r:.40}")
+
+
+GREEDY = Sampling()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the target makes of one sequence's tree.
+
+    Attributes:
+        accept: float64 [T]: the target's probability of a node's token after its parent; the root's means nothing.
+        bonus: int64 [T]: the token to say where the walk ends, none of that node's children among them.
+    """
+
+    accept: Tensor
+    bonus: Tensor
+
+
+def target_probs(logits: Tensor, sampling: Sampling) -> Tensor:
+    """float64 [T, V] probabilities of ``logits`` f32 [T, V] (penalties applied) under temperature and filters.
+
+    Tokens that tie at the edge of a filter all stay, whatever the order in which they were sorted.
+    """
+    if sampling.greedy:
+        return torch.zeros_like(logits, dtype=torch.float64).scatter_(1, logits.argmax(dim=1, keepdim=True), 1.0)
+    probs = (logits.double() / sampling.temperature).softmax(dim=1)
+    if 0 < sampling.top_k < probs.shape[1]:
+        probs = _keep_from(probs, probs.topk(sampling.top_k, dim=1).values[:, -1:])
+    if sampling.top_p < 1.0:
+        ordered = probs.sort(dim=1, descending=True).values
+        before = ordered.cumsum(dim=1) - ordered
+        count = (before < sampling.top_p).sum(dim=1, keepdim=True)
+        probs = _keep_from(probs, ordered.gather(1, count - 1))
+    if sampling.min_p > 0.0:
+        probs = _keep_from(probs, sampling.min_p * probs.max(dim=1, keepdim=True).values)
+    return probs
+
+
+def _keep_from(probs: Tensor, least: Tensor) -> Tensor:
+    kept = probs.masked_fill(probs < least, 0.0)
+    return kept / kept.sum(dim=1, keepdim=True)
+
+
+class Sampler:
+    """The random numbers and the memory of one sequence."""
+
+    def __init__(self, sampling: Sampling, prompt_ids: Tensor, vocab_size: int) -> None:
+        """``prompt_ids`` int64 [P] on the host."""
+        self.sampling = sampling
+        seed = int.from_bytes(os.urandom(8), "little") if sampling.seed is None else sampling.seed
+        self._generator = torch.Generator().manual_seed(seed)
+        self._prompt_ids = prompt_ids
+        self._vocab_size = vocab_size
+        self._seen: tuple[Tensor, Tensor] | None = None  # bool [V] in the prompt or answer, bool [V] in the answer
+
+    @property
+    def needs_probs(self) -> bool:
+        """Whether the likeliest token of the raw logits is not all that there is to know."""
+        return self.sampling.penalised or not self.sampling.greedy
+
+    def uniform(self) -> float:
+        """The next random number of this sequence in [0, 1)."""
+        return float(self._draw())
+
+    def _draw(self) -> Tensor:
+        return torch.rand(1, generator=self._generator, dtype=torch.float64)
+
+    def first(self, logits: Tensor) -> Tensor:
+        """int64: the first token, from the prompt's last logits f32 [V]."""
+        no_tokens = torch.full((1,), -1, device=logits.device)
+        return self.verdict(logits[None], no_tokens, no_tokens, no_tokens[None] < 0).bonus[0]
+
+    def remember(self, tokens: Sequence[int]) -> None:
+        """The answer has these tokens now."""
+        if self._seen is not None and tokens:
+            index = torch.tensor(tokens).to(self._seen[0].device, non_blocking=True)
+            for seen in self._seen:
+                seen[index] = True
+
+    def verdict(self, logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor) -> Verdict:
+        """Judge a tree; takes one random number, for the bonus token.
+
+        Args:
+            logits: f32 [T, V]. tokens: int64 [T], the root's is in the answer already. parents: int64 [T].
+            mask: bool [T, T]: row i is true at i and its ancestors.
+        """
+        device = logits.device
+        parents, mask = parents.to(device, non_blocking=True), mask.to(device, non_blocking=True)
+        if self.sampling.penalised:
+            logits = self._penalise(logits, tokens, mask)
+        probs = target_probs(logits, self.sampling)
+        above = parents.clamp(min=0)
+        accept = probs[above, tokens.clamp(min=0)]
+        if self.sampling.greedy:
+            return Verdict(accept, logits.argmax(dim=1))
+        left = probs.index_put((above[1:], tokens[1:]), torch.zeros((), dtype=probs.dtype, device=device))
+        uniform = self._draw().to(device, non_blocking=True)
+        return Verdict(accept, _inverse_cdf(left, uniform))
+
+    def _penalise(self, logits: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
+        """Penalties of what stands in prompt, answer, and on each node's own path."""
+        if self._seen is None:
+            in_prompt = torch.zeros(self._vocab_size, dtype=torch.bool)
+            in_prompt[self._prompt_ids] = True
+            in_prompt = in_prompt.to(logits.device)
+            self._seen = in_prompt, torch.zeros_like(in_prompt)
+        paths = torch.where(mask, tokens, tokens[:, None])
+        anywhere, said = self._seen
+        if len(tokens) > 1:
+            anywhere, said = (
+                seen.expand_as(logits).scatter(1, paths, torch.ones_like(paths, dtype=torch.bool))
+                for seen in self._seen
+            )
+        penalty = self.sampling.repetition_penalty
+        repeated = torch.where(logits > 0, logits / penalty, logits * penalty)
+        return torch.where(anywhere, repeated, logits) - self.sampling.presence_penalty * said
+
+
+def _inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
+    """int64 [T]: a sample of each row of ``weights`` float64 [T, V], which need not sum to one."""
+    cumulative = weights.cumsum(dim=1)
+    wanted = cumulative[:, -1:] * uniform
+    last = weights.shape[1] - 1 - (weights.flip(1) > 0).to(torch.uint8).argmax(dim=1)  # rounding must not pass it
+    return torch.minimum(torch.searchsorted(cumulative, wanted, right=True)[:, 0], last)

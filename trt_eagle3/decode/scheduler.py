@@ -1,0 +1,200 @@
+"""Continuous batching: who runs in the next step, and on which pages.
+
+A step admits waiting sequences while pages and places last, runs one prefill pass over a bounded number of prompt
+rows, and one cycle of all sequences that decode, so that a long prompt stalls nobody for longer than a chunk. Pages are
+taken as they are needed; when they run out, cached prefixes go first, then the sequence that came last is put off and
+computed again later, from the tokens that it has.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from trt_eagle3.decode.decoder import AnyTree, Decoder
+from trt_eagle3.decode.kv_cache import PagePool
+from trt_eagle3.decode.prefix_cache import PrefixCache, page_keys
+from trt_eagle3.decode.sequence import SequenceState
+
+__all__ = ["Emission", "Scheduler"]
+
+
+@dataclass(frozen=True)
+class Emission:
+    """What a step did for one sequence.
+
+    Attributes:
+        tokens: what it said. full: it has as many tokens as a sequence can have.
+        steps: the deepest level of the tree that was verified; 0 where it decoded plainly, None after a prompt.
+        error: why it cannot go on; it is out of the scheduler then.
+    """
+
+    sequence: SequenceState
+    tokens: tuple[int, ...]
+    full: bool = False
+    steps: int | None = None
+    error: Exception | None = None
+
+
+class Scheduler:
+    """Steps many sequences through one decoder."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        pool: PagePool,
+        *,
+        max_batch_size: int,
+        tree_for: Callable[[int], AnyTree | None],
+        prefix_cache: PrefixCache | None = None,
+    ) -> None:
+        """``tree_for``: the tree for so many decoding sequences, None where speculation does not pay."""
+        self.running: list[SequenceState] = []
+        self.waiting: deque[SequenceState] = deque()
+        self.num_preempted = 0
+        self.num_reused_rows = 0
+        self._decoder = decoder
+        self._pool = pool
+        self._max_batch_size = max_batch_size
+        self._tree_for = tree_for
+        self._prefixes = prefix_cache
+
+    @property
+    def idle(self) -> bool:
+        """Whether a step would do nothing."""
+        return not self.waiting and all(s.paused for s in self.running)
+
+    def add(self, sequence: SequenceState) -> None:
+        """Queue a sequence."""
+        self.waiting.append(sequence)
+
+    def remove(self, sequence: SequenceState) -> None:
+        """Forget a sequence, wherever it is, and give its pages back."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self._let_go(sequence)
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+
+    def reset(self) -> None:
+        """Forget everything after a pass that failed, cached prefixes too."""
+        for sequence in self.running:
+            sequence.release()
+        self.running.clear()
+        self.waiting.clear()
+        if self._prefixes is not None:
+            self._prefixes.clear()
+
+    def step(self) -> list[Emission]:
+        """Admit, prefill, decode; what was said, for the caller to ``remove`` those that are done."""
+        failed = self._admit()
+        decoding = [s for s in self.running if s.prefilled and not s.paused]
+        return failed + self._prefill() + self._decode([s for s in decoding if s in self.running])
+
+    def _admit(self) -> list[Emission]:
+        failed = []
+        while self.waiting and len(self.running) < self._max_batch_size and self._give_pages(self.waiting[0]):
+            sequence = self.waiting.popleft()
+            if sequence.queue_seconds is None:
+                sequence.queue_seconds = time.perf_counter() - sequence.created
+            try:
+                if sequence.prompt.has_visual(sequence.length, sequence.num_prefill):
+                    _ = sequence.prompt.vision
+            except Exception as error:  # one prompt's pictures are nobody else's trouble
+                sequence.release()
+                failed.append(Emission(sequence, (), error=error))
+            else:
+                self.running.append(sequence)
+        return failed
+
+    def _give_pages(self, sequence: SequenceState) -> bool:
+        """Pages for what must be in the cache before ``sequence`` decodes, its known beginning among them."""
+        if self._prefixes is not None:
+            keys = page_keys(sequence, sequence.num_prefill - 1, self._pool.page_size)
+            sequence.pages.adopt(self._prefixes.match(keys))
+        reused = len(sequence.pages.held) * self._pool.page_size
+        if not self._free_pages(sequence, sequence.num_prefill + 1):
+            sequence.release()
+            return False
+        sequence.pages.reserve(sequence.num_prefill + 1)
+        sequence.length = sequence.draft_length = reused
+        self.num_reused_rows += reused
+        return True
+
+    def _free_pages(self, sequence: SequenceState, num_rows: int) -> bool:
+        """Whether ``sequence`` can have ``num_rows`` rows, cached prefixes evicted where need be."""
+        lacking = -(-num_rows // self._pool.page_size) - len(sequence.pages.held)
+        if lacking > self._pool.num_free and self._prefixes is not None:
+            self._prefixes.evict(lacking - self._pool.num_free)
+        return lacking <= self._pool.num_free
+
+    def _prefill(self) -> list[Emission]:
+        chunks = self._chunks()
+        if not chunks:
+            return []
+        fresh = {id(s) for s, _ in chunks if not s.tokens}
+        self._decoder.prefill(chunks)
+        found = []
+        for s, _ in chunks:
+            if s.prefilled and id(s) in fresh:
+                self._remember(s)
+                found.append(Emission(s, tuple(s.tokens), self._is_full(s)))
+        return found
+
+    def _chunks(self) -> list[tuple[SequenceState, int]]:
+        """Prompt rows of one pass, ``prefill_chunk`` at most with their padding."""
+        chunks: list[tuple[SequenceState, int]] = []
+        budget, width = self._decoder.prefill_chunk, 0
+        for s in self.running:
+            count = min(s.num_prefill - s.length, budget)
+            if not s.prefilled and (not chunks or (len(chunks) + 1) * max(width, count) <= budget):
+                chunks.append((s, count))
+                width = max(width, count)
+        return chunks
+
+    def _decode(self, sequences: list[SequenceState]) -> list[Emission]:
+        tree = self._tree_for(len(sequences))
+        ready: list[SequenceState] = []
+        for s in sequences:
+            if s in self.running and self._reserve(s, self._decoder.rows_wanted(s, tree)):
+                ready.append(s)
+        ready = [s for s in ready if s in self.running]  # a later one may have pushed an earlier one out
+        if not ready:
+            return []
+        steps = [tree.steps if tree and self._decoder.speculates(s, tree) else 0 for s in ready]
+        found = self._decoder.cycle(ready, tree)
+        return [
+            Emission(s, accepted.tokens, self._is_full(s), depth)
+            for s, accepted, depth in zip(ready, found, steps, strict=True)
+        ]
+
+    def _reserve(self, sequence: SequenceState, num_rows: int) -> bool:
+        """Pages for ``num_rows`` rows; who came last goes first, ``sequence`` itself if it is the one."""
+        while not self._free_pages(sequence, num_rows):
+            last = self.running[-1]
+            self._preempt(last)
+            if last is sequence:
+                return False
+        sequence.pages.reserve(num_rows)
+        return True
+
+    def _preempt(self, sequence: SequenceState) -> None:
+        self.running.remove(sequence)
+        self._let_go(sequence)
+        self.waiting.appendleft(sequence)
+        self.num_preempted += 1
+
+    def _let_go(self, sequence: SequenceState) -> None:
+        """Give pages back; what they hold stays known as long as nobody needs them."""
+        self._remember(sequence)
+        sequence.release()
+
+    def _remember(self, sequence: SequenceState) -> None:
+        if self._prefixes is not None:
+            keys = page_keys(sequence, sequence.length, self._pool.page_size)
+            self._prefixes.insert(keys, sequence.pages.held[: len(keys)])
+
+    def _is_full(self, sequence: SequenceState) -> bool:
+        return sequence.num_tokens >= self._decoder.max_seq_len

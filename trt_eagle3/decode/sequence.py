@@ -1,0 +1,80 @@
+"""A sequence in the making: what it says, and what the caches hold of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.decode.kv_cache import PagePool, PageTable
+from trt_eagle3.decode.prompt import Prompt
+from trt_eagle3.decode.propose import DraftState
+from trt_eagle3.decode.sampling import GREEDY, Sampler, Sampling
+
+__all__ = ["SequenceState"]
+
+
+@dataclass(eq=False)
+class SequenceState:
+    """One sequence.
+
+    Attributes:
+        drafting: whether the draft follows it. paused: whether it waits for its reader.
+        created: by ``time.perf_counter``. queue_seconds: from then to its admission, None before.
+        tokens: the answer. Its last token is in no cache yet: it is the root of the next tree.
+        length: rows in the target's cache. draft: the draft's state, once the prompt is through.
+        draft_length: rows in the draft's cache, equal to ``length`` while it drafts.
+    """
+
+    prompt: Prompt
+    pool: PagePool
+    vocab_size: int
+    sampling: Sampling = GREEDY
+    drafting: bool = False
+    paused: bool = False
+    created: float = field(default_factory=time.perf_counter)
+    queue_seconds: float | None = None
+    tokens: list[int] = field(default_factory=list)
+    length: int = 0
+    draft: DraftState | None = None
+    draft_length: int = 0
+    pages: PageTable = field(init=False)
+    sampler: Sampler = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pages = PageTable(self.pool)
+        self.sampler = Sampler(self.sampling, self.prompt.token_ids, self.vocab_size)
+
+    @property
+    def num_prefill(self) -> int:
+        """Rows to be in the cache before decoding goes on: the prompt, and after a preemption the answer so far."""
+        return len(self.prompt.token_ids) + max(len(self.tokens) - 1, 0)
+
+    @property
+    def prefilled(self) -> bool:
+        """Whether it has a root to decode from."""
+        return bool(self.tokens) and self.length >= self.num_prefill
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and answer."""
+        return len(self.prompt.token_ids) + len(self.tokens)
+
+    def ids(self, start: int, stop: int) -> Tensor:
+        """int64 [stop - start]: tokens of prompt and answer."""
+        num_prompt = len(self.prompt.token_ids)
+        said = self.tokens[max(start - num_prompt, 0) : max(stop - num_prompt, 0)]
+        return torch.cat([self.prompt.token_ids[start:stop], torch.tensor(said, dtype=torch.int64)])
+
+    def say(self, tokens: tuple[int, ...]) -> None:
+        """Append to the answer."""
+        self.tokens += tokens
+        self.sampler.remember(tokens)
+
+    def release(self) -> None:
+        """Give all pages back; what it said stays, so that it can be computed again."""
+        self.pages.truncate(0)
+        self.length = self.draft_length = 0
+        self.draft = None

@@ -1,0 +1,183 @@
+"""The worker: one thread that steps the scheduler, and hands what was said to those who asked."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from trt_eagle3.decode.answer import Answer
+from trt_eagle3.decode.metrics import Meter
+from trt_eagle3.decode.output import Output
+from trt_eagle3.decode.request import Request
+from trt_eagle3.decode.scheduler import Emission, Scheduler
+from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.errors import OverloadedError, TrtEagle3Error
+
+__all__ = ["Worker"]
+
+_log = logging.getLogger("trt_eagle3")
+_PREPARING = 2  # threads that tokenise and cut images into patches while the worker decodes
+_POLL_SECONDS = 0.02  # how soon a reader that lagged behind is looked at again
+
+Prepare = Callable[[Request], tuple[SequenceState, Output]]
+
+
+class Worker:
+    """Owns the scheduler: nobody else touches it."""
+
+    def __init__(self, scheduler: Scheduler, meter: Meter, *, max_waiting: int) -> None:
+        self._scheduler = scheduler
+        self._meter = meter
+        self._max_waiting = max_waiting
+        self._news = threading.Condition()
+        self._inbox: list[tuple[Answer, SequenceState]] = []
+        self._answers: dict[int, tuple[Answer, SequenceState]] = {}
+        self._num_preparing = 0
+        self._closing = self._draining = False
+        self._pool = ThreadPoolExecutor(_PREPARING, "trt-eagle3-prepare")
+        self._thread = threading.Thread(target=self._run, name="trt-eagle3-decode", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests will be answered."""
+        return self._thread.is_alive() and not self._closing and not self._draining
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that no pass has begun for."""
+        return self._num_preparing + len(self._inbox) + len(self._scheduler.waiting)
+
+    def submit(self, request: Request, prepare: Prepare) -> Answer:
+        """Take a request; ``prepare`` runs on another thread.
+
+        Raises:
+            OverloadedError: too many wait already, or the engine is closed.
+        """
+        answer = Answer(request, self._wake)
+        with self._news:
+            if not self.alive:
+                raise OverloadedError("the engine is closed. Load it again.")
+            if self.num_waiting >= self._max_waiting:
+                raise OverloadedError(
+                    f"{self.num_waiting} requests wait already (limits.max_waiting). Try again later."
+                )
+            self._num_preparing += 1
+            self._pool.submit(self._prepare, answer, prepare)
+        return answer
+
+    def close(self, *, drain: bool = False) -> None:
+        """Stop; requests in flight are cancelled, or with ``drain`` answered first."""
+        with self._news:
+            self._draining = drain
+            self._closing = not drain
+            self._news.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._pool.shutdown(wait=False)
+
+    def _wake(self) -> None:
+        with self._news:
+            self._news.notify_all()
+
+    def _prepare(self, answer: Answer, prepare: Prepare) -> None:
+        ready, error = None, None
+        try:
+            if not answer.cancelled:
+                ready = prepare(answer.request)
+        except Exception as caught:  # every error is the reader's to see
+            error = caught
+        with self._news:
+            self._num_preparing -= 1
+            if ready is not None:
+                sequence, answer.output = ready
+                answer.prompt_tokens = len(sequence.prompt.token_ids)
+                self._inbox.append((answer, sequence))
+                self._meter.begun(answer.prompt_tokens)
+            self._news.notify_all()
+        if ready is None:
+            self._meter.finished("cancelled" if error is None else "error")
+            answer.end(error)
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:
+            _log.exception("the decoding thread died")
+            self._closing = True
+            for answer, _ in [*self._answers.values(), *self._inbox]:
+                answer.end(_engine_error(error))
+            raise
+
+    @torch.inference_mode()
+    def _serve(self) -> None:
+        while self._wait():
+            with self._news:
+                inbox, self._inbox = self._inbox, []
+            for answer, sequence in inbox:
+                self._answers[id(sequence)] = answer, sequence
+                self._scheduler.add(sequence)
+            self._look_at_readers()
+            try:
+                emissions = self._scheduler.step()
+            except Exception as error:  # a pass failed: nothing of what it was for can be trusted
+                _log.exception("a step failed")
+                self._scheduler.reset()
+                emissions = [Emission(sequence, (), error=error) for _, sequence in self._answers.values()]
+            for emission in emissions:
+                self._deliver(emission)
+        for answer, sequence in [*self._answers.values(), *self._inbox]:
+            self._drop(answer, sequence, "cancelled")
+
+    def _wait(self) -> bool:
+        """Sleep until there is something to do; False when it is time to stop."""
+        with self._news:
+            while not self._closing and not self._inbox and self._scheduler.idle:
+                if self._draining and not self._answers and not self._num_preparing:
+                    return False
+                unread = bool(self._answers)
+                self._news.wait(_POLL_SECONDS if unread else None)
+                if unread:
+                    break
+            return not self._closing
+
+    def _look_at_readers(self) -> None:
+        for answer, sequence in list(self._answers.values()):
+            sequence.paused = answer.lagging
+            if answer.cancelled:
+                self._drop(answer, sequence, "cancelled")
+
+    def _deliver(self, emission: Emission) -> None:
+        sequence = emission.sequence
+        answer, _ = self._answers[id(sequence)]
+        if emission.error is not None:
+            self._drop(answer, sequence, "error", emission.error)
+            return
+        assert answer.output is not None
+        chunk = answer.output.take(emission.tokens, full=emission.full)
+        seconds = answer.put(chunk)
+        if emission.steps is None:
+            self._meter.first_token(sequence.queue_seconds or 0.0, answer.seconds)
+        else:
+            self._meter.cycle(len(emission.tokens) - 1, emission.steps, len(chunk.token_ids), seconds)
+        if chunk.finish_reason:
+            self._drop(answer, sequence, chunk.finish_reason)
+
+    def _drop(self, answer: Answer, sequence: SequenceState, outcome: str, error: Exception | None = None) -> None:
+        """The end of a request, however it came; its pages are free before its reader hears of it."""
+        self._answers.pop(id(sequence), None)
+        self._scheduler.remove(sequence)
+        self._meter.finished(outcome)
+        if outcome == "cancelled" and answer.output is not None:
+            answer.put(answer.output.cancel())
+        answer.end(error if error is None or isinstance(error, TrtEagle3Error) else _engine_error(error))
+
+
+def _engine_error(error: BaseException) -> Exception:
+    failure = RuntimeError(f"decoding failed: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure
