@@ -60,7 +60,7 @@ def media_digests(patches: Tensor, grid_thw: Tensor, merged: int) -> tuple[tuple
     sizes = grid_thw.prod(dim=1).tolist()
     parts = zip(grid_thw, patches.split(sizes), sizes, strict=True)
     return tuple(
-        (hashlib.sha256(grid.numpy().tobytes() + part.contiguous().numpy()).digest(), size // merged)
+        (hashlib.sha256(grid.numpy().tobytes() + part.contiguous().numpy().tobytes()).digest(), size // merged)
         for grid, part, size in parts
     )
 
