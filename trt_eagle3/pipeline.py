@@ -5,21 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_to_dict
 from trt_eagle3.checkpoint.source import resolve_checkpoint
 from trt_eagle3.checkpoint.target import TargetSpec, target_to_dict
 from trt_eagle3.checkpoint.target_reader import read_target
-from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.checkpoint.tensor_index import open_index
 from trt_eagle3.config import BuildConfig
-from trt_eagle3.decode.tree import Tree, static_tree
+from trt_eagle3.decode.tree import Tree, configured_tree, static_tree
 from trt_eagle3.engine.bundle import (
     BUNDLE_FILE,
     SCHEMA_VERSION,
@@ -27,19 +27,22 @@ from trt_eagle3.engine.bundle import (
     EngineRecord,
     FileRecord,
     SourceRecord,
-    TensorRecord,
-    header_digest,
     reference_location,
 )
 from trt_eagle3.engine.staging import atomic_directory, place_file, write_file
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.pair import pair_graphs
 from trt_eagle3.multimodal import Processor, copy_processor_files
+from trt_eagle3.places import TABLE_FILE, Places, TablePlaces, WeightPlaces, table_tensors
+
+if TYPE_CHECKING:  # it imports torch
+    from trt_eagle3.engine.tensorrt_bundle import Engines
+    from trt_eagle3.engine.tensorrt_profiles import TreeSizes
 
 __all__ = ["STAGES", "BuildReport", "build"]
 
-STAGES = ("checkpoints", "graphs", "weights", "processor", "bundle")
-"""What ``build`` goes through, in order; it tells its ``progress`` when each begins."""
+STAGES = ("checkpoints", "graphs", "weights", "processor", "engines", "bundle")
+"""What ``build`` goes through, in order (``engines``: for TensorRT); it tells its ``progress`` when each begins."""
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,14 @@ class BuildReport:
 
     Attributes:
         path: the bundle. seconds: per stage. num_bytes: of all files in the bundle. placed: how weights got there.
+        engines: what became of the graphs of a TensorRT bundle.
     """
 
     path: Path
     seconds: Mapping[str, float]
     num_bytes: int
     placed: tuple[str, ...]
+    engines: Engines | None = None
 
 
 def build(
@@ -62,15 +67,17 @@ def build(
     output: Path | None = None,
     reference_weights: bool = False,
     progress: Callable[[str], object] = str,
+    show: Callable[[str], object] = str,
 ) -> BuildReport:
     """Build the bundle ``output / config.name``, all of it or nothing.
 
     Args:
         output: instead of the config's.
         reference_weights: leave the weights in the checkpoints; the bundle then works on this machine only.
-        progress: called with each of ``STAGES`` as it begins.
+        progress: called with each of ``STAGES`` as it begins. show: told how far a long stage is.
     Raises:
         UserError: anything wrong with config, checkpoints or the disk.
+        EnvironmentMissingError: TensorRT and a GPU are here, and our plugin library is not.
     """
     clock = _Clock(progress)
     clock.begin("checkpoints")
@@ -79,24 +86,99 @@ def build(
     manifest = _read_draft(config, spec)
     if manifest:
         _check_ranks(tree, manifest)
-    places = _Places(spec, manifest, reference_weights)
     path = (output or config.output) / config.name
     _check_replaceable(path)
+    write = _write_engines if config.engine.backend == "tensorrt" else _write_graphs
     with atomic_directory(path) as folder:
-        clock.begin("graphs")
-        for name, model in pair_graphs(spec, manifest, config.engine, places.locate).items():
-            write_file(folder / name / "model.onnx", model.SerializeToString())
-            write_file(folder / name / "config.json", _graph_config(config, spec, manifest, name))
-        clock.begin("weights")
-        placed = () if reference_weights else tuple(place_file(f, folder / to) for f, to in places.files.items())
-        clock.begin("processor")
-        Processor.from_directory(spec.path, spec)  # refuses now what would be refused at every load
-        copy_processor_files(spec.path, folder / "processor")
+        written = write(folder, _Job(config, spec, manifest, reference_weights, path, clock, show))
         clock.begin("bundle")
-        record = _record(config, spec, manifest, places)
+        record = _record(config, spec, manifest, written)
         write_file(folder / BUNDLE_FILE, record.model_dump_json(indent=2).encode())
     num_bytes = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
-    return BuildReport(path, clock.end(), num_bytes, tuple(dict.fromkeys(placed)))
+    return BuildReport(path, clock.end(), num_bytes, tuple(dict.fromkeys(written.placed)), written.engines)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What a backend's part of a build works from; ``path`` is where the bundle will be."""
+
+    config: BuildConfig
+    spec: TargetSpec
+    manifest: DraftManifest | None
+    reference_weights: bool
+    path: Path
+    clock: _Clock
+    show: Callable[[str], object]
+
+    def graph_config(self, folder: Path, name: str) -> None:
+        """Write a graph's ``config.json``."""
+        write_file(folder / name / "config.json", _graph_config(self.config, self.spec, self.manifest, name))
+
+    def processor(self, folder: Path) -> None:
+        """Copy the processor, which is refused now if it would be refused at every load."""
+        self.clock.begin("processor")
+        Processor.from_directory(self.spec.path, self.spec)
+        copy_processor_files(self.spec.path, folder / "processor")
+
+
+@dataclass(frozen=True)
+class _Written:
+    """What a backend put into the bundle."""
+
+    places: WeightPlaces
+    placed: tuple[str, ...] = ()
+    engines: Engines | None = None
+
+
+def _write_graphs(folder: Path, job: _Job) -> _Written:
+    """Graphs that refer to whole weight files."""
+    places = Places(job.spec, job.manifest, job.reference_weights)
+    job.clock.begin("graphs")
+    for name, model in pair_graphs(job.spec, job.manifest, job.config.engine, places.locate).items():
+        write_file(folder / name / "model.onnx", model.SerializeToString())
+        job.graph_config(folder, name)
+    job.clock.begin("weights")
+    files = () if job.reference_weights else places.locations.items()
+    placed = tuple(place_file(f, folder / to) for f, to in files)
+    job.processor(folder)
+    return _Written(places, placed)
+
+
+def _write_engines(folder: Path, job: _Job) -> _Written:
+    """Engines, which hold their weights, and a file of the tables that are read outside them."""
+    import torch
+
+    from trt_eagle3.engine.tensorrt_bundle import write_engines
+    from trt_eagle3.engine.tensorrt_profiles import graph_profiles
+    from trt_eagle3.engine.weight_file import write_tables
+
+    config, spec = job.config, job.spec
+    if job.reference_weights:
+        raise UserError("--weights reference: a TensorRT engine holds its weights. Leave the option out.")
+    job.clock.begin("graphs")
+    models = pair_graphs(spec, job.manifest, config.engine, reference_location)
+    merge, tree = spec.vision.spatial_merge_size, _tree_sizes(config)
+    profiles = {name: graph_profiles(name, model, config, tree, merge) for name, model in models.items()}
+    for name in models:
+        job.graph_config(folder, name)
+    job.clock.begin("weights")
+    dtype: torch.dtype = getattr(torch, config.engine.dtype)
+    write_tables(folder / TABLE_FILE, table_tensors(spec, job.manifest), dtype)
+    job.processor(folder)
+    job.clock.begin("engines")
+    timing_cache = job.path.with_name("timing.cache")
+    engines = write_engines(folder, models, profiles, config.engine, timing_cache, job.show)
+    return _Written(TablePlaces(folder / TABLE_FILE, open_index(folder)), engines=engines)
+
+
+def _tree_sizes(config: BuildConfig) -> TreeSizes:
+    """What the configured tree asks of the engines; a table measured later has no larger one."""
+    from trt_eagle3.engine.tensorrt_profiles import TreeSizes
+
+    if config.draft is None:
+        return TreeSizes()
+    tree, speculation = configured_tree(config.speculation), config.speculation
+    return TreeSizes(tree.num_nodes, speculation.topk if speculation.mode == "dynamic" else 1, tree.num_draft_rows)
 
 
 def _read_draft(config: BuildConfig, spec: TargetSpec) -> DraftManifest | None:
@@ -113,7 +195,7 @@ def _read_draft(config: BuildConfig, spec: TargetSpec) -> DraftManifest | None:
 def _check_replaceable(path: Path) -> None:
     """Only a bundle, whole or damaged, or an empty folder is replaced: nobody else's files are deleted."""
     try:
-        ours = any((path / name).is_file() for name in (BUNDLE_FILE, "target/model.onnx"))
+        ours = any((path / name).is_file() for name in (BUNDLE_FILE, "target/model.onnx", "target/config.json"))
         empty = not path.exists() or (path.is_dir() and not any(path.iterdir()))
     except OSError as error:
         raise UserError(f"{path}: cannot write the bundle: {error.strerror}. Name another place.") from error
@@ -145,48 +227,6 @@ class _Clock:
         return {stage: end - start for (stage, start), end in zip(self._marks, ends, strict=True)}
 
 
-class _Places:
-    """Where each weight file goes: under ``weights/<role>/`` of the bundle, or nowhere when it is referenced."""
-
-    def __init__(self, spec: TargetSpec, manifest: DraftManifest | None, reference: bool) -> None:
-        self.reference = reference
-        roles: dict[str, Iterable[TensorRef]] = {"target": spec.tensors.values()}
-        if manifest:
-            roles["draft"] = manifest.tensors.values()
-        self.files: dict[Path, str] = {}
-        self.by_role: dict[str, list[Path]] = {}
-        for role, refs in roles.items():
-            new = sorted({ref.file for ref in refs} - self.files.keys())
-            self.by_role[role] = new
-            by_file = {ref.file: ref for ref in refs}
-            self.files |= {file: self._location(role, by_file[file]) for file in new}
-
-    def _location(self, role: str, ref: TensorRef) -> str:
-        return reference_location(ref) if self.reference else f"weights/{role}/{ref.file.name}"
-
-    def locate(self, ref: TensorRef) -> str:
-        """Location of a tensor's file under the weights root."""
-        return self.files[ref.file]
-
-    def tensor(self, ref: TensorRef) -> TensorRecord:
-        """Record of a tensor that is used outside the graphs."""
-        return TensorRecord(
-            location=self.locate(ref),
-            name=ref.name,
-            offset=ref.offset,
-            num_bytes=ref.num_bytes,
-            dtype=ref.dtype,
-            shape=ref.shape,
-        )
-
-    def source(self, role: str, path: Path, checkpoint: str, revision: str | None) -> SourceRecord:
-        """Record of a checkpoint and its files."""
-        files = {
-            self.files[f]: FileRecord(size=f.stat().st_size, header_sha256=header_digest(f)) for f in self.by_role[role]
-        }
-        return SourceRecord(checkpoint=checkpoint, revision=revision, path=str(path), files=files)
-
-
 def _graph_config(config: BuildConfig, spec: TargetSpec, manifest: DraftManifest | None, name: str) -> bytes:
     """TensorRT-LLM's ``config.json`` of an engine folder."""
     of_draft = manifest is not None and name in {"fuse", "draft"}
@@ -203,24 +243,40 @@ def _json(value: Any) -> bytes:
     return json.dumps(value, indent=2).encode()
 
 
-def _record(config: BuildConfig, spec: TargetSpec, manifest: DraftManifest | None, places: _Places) -> BundleRecord:
-    sources = {"target": places.source("target", spec.path, config.target.checkpoint, config.target.revision)}
+def _record(config: BuildConfig, spec: TargetSpec, manifest: DraftManifest | None, written: _Written) -> BundleRecord:
+    places = written.places
+    sources = {"target": _source(spec.path, config.target.checkpoint, config.target.revision, places.files("target"))}
     if manifest and config.draft:
-        sources["draft"] = places.source("draft", manifest.path, config.draft.checkpoint, config.draft.revision)
+        draft = config.draft
+        sources["draft"] = _source(manifest.path, draft.checkpoint, draft.revision, places.files("draft"))
     return BundleRecord(
         schema_version=SCHEMA_VERSION,
         tool_version=version("trt-eagle3"),
         created_at=datetime.now(UTC).isoformat(timespec="seconds"),
         config=config,
         sources=sources,
-        weights="reference" if places.reference else "contained",
+        weights=places.kind,
         target=target_to_dict(spec),
         draft=manifest_to_dict(manifest) if manifest else None,
-        engine=EngineRecord(
-            backend=config.engine.backend,
-            dtype=config.engine.dtype,
-            versions={name: version(name) for name in ("onnx", config.engine.backend)},
-        ),
-        embedding=places.tensor(spec.tensors["embed_tokens.weight"]),
-        draft_tensors={name: places.tensor(ref) for name, ref in manifest.tensors.items()} if manifest else {},
+        engine=_engine_record(config, written.engines),
+        embedding=places.token_table(),
+        draft_tensors=places.draft_tensors(),
     )
+
+
+def _source(path: Path, checkpoint: str, revision: str | None, files: Mapping[str, FileRecord]) -> SourceRecord:
+    return SourceRecord(checkpoint=checkpoint, revision=revision, path=str(path), files=files)
+
+
+def _engine_record(config: BuildConfig, engines: Engines | None) -> EngineRecord:
+    """Versions and machine that the graphs were made with."""
+    backend, dtype = config.engine.backend, config.engine.dtype
+    versions = {"onnx": version("onnx")}
+    if engines is None:
+        return EngineRecord(backend=backend, dtype=dtype, versions=versions | {backend: version(backend)})
+    from trt_eagle3.engine.tensorrt_versions import gpu_arch, tensorrt
+
+    if engines.missing is not None:
+        return EngineRecord(backend=backend, dtype=dtype, versions=versions)
+    versions[backend] = tensorrt().__version__
+    return EngineRecord(backend=backend, dtype=dtype, versions=versions, gpu_arch=gpu_arch())

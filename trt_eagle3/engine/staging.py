@@ -34,10 +34,11 @@ def place_file(source: Path, destination: Path) -> str:
     return "copy"
 
 
-def write_file(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes | memoryview) -> None:
     """Write and sync a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(data)
+    with path.open("wb") as stream:
+        stream.write(data)
     _sync(path)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from onnx import TensorProto
@@ -92,6 +93,7 @@ class Attention:
             b.constant(self.rope.axis_of_pair.astype(np.int32), "rope.pair_axis"),
         ]
         norms = [b.weight(tensors[f"{prefix}{p}_norm.weight"]) for p in "qk"] if self.qk_norm else []
+        attributes: dict[str, Any] = {"epsilon": self.epsilon} if norms else {}
         return b.own_op(
             "QKNormMRope",
             *(qkv, context.position_ids, *tables, *norms),
@@ -100,7 +102,7 @@ class Attention:
             num_heads=self.num_heads,
             num_kv_heads=self.num_kv_heads,
             head_dim=self.head_dim,
-            **({"epsilon": self.epsilon} if norms else {}),
+            **attributes,
         )
 
 

@@ -9,6 +9,7 @@ What is done to the graph of ``pair_graphs``, and why:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
@@ -83,6 +84,7 @@ def plugin_ready(model: onnx.ModelProto) -> PluginReady:
     """``model`` for TensorRT; it is not changed, and no weight is read."""
     values = _Values(model)
     nodes = [new for node in model.graph.node for new in values.rewritten(node)]
+    values.shorten_names(nodes)
     used = {name for node in nodes for name in node.input}
     weights = tuple(w for name, w in values.weights.items() if name in used)
     offsets, end = {}, 0
@@ -127,7 +129,18 @@ class _Values:
         if node.op_type == "Shape" and _attribute(node, "start"):
             return self._shape_from(node)
         self._set_type(node.output, _result_type(node, self._types))
-        return [node]
+        kept = onnx.NodeProto()
+        kept.CopyFrom(node)
+        return [kept]
+
+    def shorten_names(self, nodes: Iterable[onnx.NodeProto]) -> None:
+        """Take the file's place off the names of weights, where what is left is still one name."""
+        short = {name: name.rpartition(":")[2] for name in self.weights}
+        counts = Counter(short.values())
+        renames = {name: new for name, new in short.items() if counts[new] == 1 and new not in self._types}
+        self.weights = {renames.get(n, n): replace(w, name=renames.get(n, n)) for n, w in self.weights.items()}
+        for node in nodes:
+            node.input[:] = [renames.get(name, name) for name in node.input]
 
     def _set_type(self, names: Iterable[str], dtype: int) -> None:
         self._types |= dict.fromkeys(names, dtype)

@@ -1,0 +1,192 @@
+"""Graphs for TensorRT: what is in them is valid and computes what the graph they come from computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from onnx import TensorProto
+from torch import Tensor
+
+from tests.tiny import DRAFT, TARGET
+from trt_eagle3.checkpoint.draft import read_draft
+from trt_eagle3.checkpoint.target_reader import read_target
+from trt_eagle3.config import EngineConfig
+from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
+from trt_eagle3.engine.torch import TorchSession
+from trt_eagle3.engine.weight_file import write_weights
+from trt_eagle3.graph.ops import DOMAIN, OPS
+from trt_eagle3.graph.pair import pair_graphs
+from trt_eagle3.graph.plugin_ready import WEIGHTS_FILE, PluginReady, plugin_ready, plugin_schemas
+from trt_eagle3.graph.residual import WIDE_SCALE
+from trt_eagle3.multimodal.vision_rows import vision_rows
+from trt_eagle3.parity.metrics import relative_error
+
+GRAPHS = ("target", "vision", "fuse", "draft")
+NEW_OPS = {"Attention", "RMSNormalization", "RotaryEmbedding", "CastLike"}
+ROWS, SLOTS = 5, 64
+# Rounding of float16 through eight layers, of which each rounds a few times 2^-11: measured 2e-3 on these inputs.
+FLOAT16_TOLERANCE = 1e-2
+
+
+def graphs(dtype: str = "float16", residual: str = "compute") -> dict[str, onnx.ModelProto]:
+    spec = read_target(TARGET)
+    engine = EngineConfig.model_validate({"backend": "tensorrt", "dtype": dtype, "residual": residual})
+    return pair_graphs(spec, read_draft(DRAFT, spec), engine, reference_location)
+
+
+@pytest.fixture(autouse=True)
+def schemas() -> Iterator[None]:
+    made = plugin_schemas()
+    for schema in made:
+        onnx.defs.register_schema(schema)
+    yield
+    for schema in made:
+        onnx.defs.deregister_schema(schema.name, schema.since_version, schema.domain)
+
+
+def written(ready: PluginReady, folder: Path) -> Path:
+    write_weights(ready, REFERENCE_ROOT, folder / WEIGHTS_FILE)
+    (folder / "model.onnx").write_bytes(ready.model.SerializeToString())
+    return folder / "model.onnx"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_model_is_opset_17_with_plugin_nodes_and_no_functions(graph: str, dtype: str, tmp_path: Path) -> None:
+    ready = plugin_ready(graphs(dtype)[graph])
+    file = written(ready, tmp_path)
+    onnx.checker.check_model(str(file), full_check=dtype != "bfloat16", check_custom_domain=True)
+    assert {o.domain: o.version for o in ready.model.opset_import} == {"": 17, DOMAIN: 1}
+    assert not ready.model.functions
+    assert not NEW_OPS & {node.op_type for node in ready.model.graph.node}
+    assert not any(node.op_type == "Shape" and node.attribute for node in ready.model.graph.node)
+
+
+def test_schema_refuses_a_plugin_node_without_its_attributes(tmp_path: Path) -> None:
+    ready = plugin_ready(graphs()["draft"])
+    node = next(n for n in ready.model.graph.node if n.op_type == "TreeAttention")
+    del node.attribute[:]
+    with pytest.raises(onnx.checker.ValidationError, match="Required attribute"):
+        onnx.checker.check_model(str(written(ready, tmp_path)), check_custom_domain=True)
+
+
+def test_every_op_of_ours_is_a_plugin_node_that_knows_its_types() -> None:
+    model = plugin_ready(graphs(residual="float32")["target"]).model
+    ours = [node for node in model.graph.node if node.domain == DOMAIN]
+    assert {node.op_type for node in ours} == set(OPS)
+    norms = [
+        {a.name: onnx.helper.get_attribute_value(a) for a in n.attribute} for n in ours if n.op_type == "AddRmsNorm"
+    ]
+    assert {n["compute_type"] for n in norms} == {TensorProto.FLOAT16}
+    assert (norms[0]["num_outputs"], norms[0]["x_type"]) == (1, TensorProto.FLOAT)
+    assert {n["residual_type"] for n in norms if n["num_outputs"] == 2} == {TensorProto.FLOAT}
+
+
+def test_weights_are_of_the_engines_type_and_fused(tmp_path: Path) -> None:
+    ready = plugin_ready(graphs()["target"])
+    assert {w.dtype for w in ready.weights} == {TensorProto.FLOAT16}
+    assert not {"Cast", "Concat"} & {n.op_type for n in ready.model.graph.node if n.input[0] in ready.offsets}
+    qkv = next(w for w in ready.weights if w.name == "layers.0.self_attn.qkv.weight")
+    assert qkv.shape == (8 * 64, 256)
+    assert len(qkv.parts) == 3
+    written(ready, tmp_path)
+    assert not any(
+        reference_location(next(iter(read_target(TARGET).tensors.values()))) in w.name for w in ready.weights
+    )
+    assert (tmp_path / WEIGHTS_FILE).stat().st_size <= ready.weight_bytes + 256 * len(ready.weights)
+
+
+def inputs_of(graph: str, dtype: torch.dtype) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    if graph == "fuse":
+        return {"aux_hidden_states": torch.randn(ROWS, 3 * 256, dtype=dtype)}
+    if graph == "vision":
+        grid = torch.tensor([[1, 4, 6], [2, 2, 8]])
+        patches = torch.randn(int(grid.prod(1).sum()), 1536, dtype=dtype)
+        return {"patches": patches, **vision_rows(grid, 2, 8).inputs()}
+    layers = 8 if graph == "target" else 1
+    caches = {f"{side}_cache.{i}": torch.randn(SLOTS, 2, 64, dtype=dtype) for side in "kv" for i in range(layers)}
+    extra = {"deepstack_embeds": torch.randn(3, 2, ROWS, 256, dtype=dtype)}
+    if graph == "draft":
+        extra = {"features": torch.randn(2, ROWS, 256, dtype=dtype)}
+    return {
+        "inputs_embeds": torch.randn(2, ROWS, 256, dtype=dtype),
+        **extra,
+        **caches,
+        "position_ids": torch.randint(0, 500, (3, 2, ROWS), dtype=torch.int32),
+        "past_lengths": torch.tensor([9, 3], dtype=torch.int32),
+        "query_lengths": torch.tensor([ROWS, 4], dtype=torch.int32),
+        "page_table": torch.tensor([[3, 1], [2, 0]], dtype=torch.int32),
+        "tree_mask": torch.ones(ROWS, ROWS, dtype=torch.bool).tril().expand(2, -1, -1).contiguous(),
+        "logit_rows": torch.tensor([[0, ROWS - 1], [3, 1]], dtype=torch.int32),
+    }
+
+
+def run(model: onnx.ModelProto, folder: Path, root: Path, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The graph in the torch session, plugin nodes without what is there for TensorRT alone."""
+    plain = onnx.ModelProto()
+    plain.CopyFrom(model)
+    for node in plain.graph.node:
+        if node.domain == DOMAIN:
+            own = set().union(*OPS[node.op_type].attributes.values())
+            kept = [a for a in node.attribute if a.name in own]
+            del node.attribute[:]
+            node.attribute.extend(kept)
+    folder.mkdir(exist_ok=True)
+    (folder / "session.onnx").write_bytes(plain.SerializeToString())
+    return TorchSession(folder / "session.onnx", root).run({n: t.clone() for n, t in inputs.items()})
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_rewritten_graph_computes_the_same_bits(graph: str, tmp_path: Path) -> None:
+    model, inputs = graphs("float32")[graph], inputs_of(graph, torch.float32)
+    expected = run(model, tmp_path / "plain", REFERENCE_ROOT, inputs)
+    ready = plugin_ready(model)
+    written(ready, tmp_path)
+    found = run(ready.model, tmp_path, tmp_path, inputs)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+def test_float32_residual_computes_what_the_compute_type_does(tmp_path: Path) -> None:
+    inputs = inputs_of("target", torch.float32)
+    expected = run(graphs("float32")["target"], tmp_path / "plain", REFERENCE_ROOT, inputs)
+    half = {n: t.half() if t.dtype == torch.float32 else t for n, t in inputs.items()}
+    ready = plugin_ready(graphs(residual="float32")["target"])
+    written(ready, tmp_path)
+    found = run(ready.model, tmp_path, tmp_path, half)
+    for name in ("logits", "aux_hidden_states"):
+        real = 4 if name == "aux_hidden_states" else None  # the second row's fifth token is padding
+        assert relative_error(found[name].float()[:, :real], expected[name][:, :real]) < FLOAT16_TOLERANCE, name
+
+
+def test_residual_beyond_float16_is_held_in_float32_and_its_aux_states_saturate(tmp_path: Path) -> None:
+    """A stream of 4e5: garbage in float16, and what float32 computes with ``residual: float32``."""
+    large = inputs_of("target", torch.float32)
+    large["inputs_embeds"] = 6e4 * torch.sign(large["inputs_embeds"])
+    large["deepstack_embeds"] = 6e4 * torch.ones_like(large["deepstack_embeds"])
+    expected = run(graphs("float32")["target"], tmp_path / "plain", REFERENCE_ROOT, large)
+    half = {n: t.half() if t.dtype == torch.float32 else t for n, t in large.items()}
+    narrow, wide = plugin_ready(graphs()["target"]), plugin_ready(graphs(residual="float32")["target"])
+    for ready, name in ((narrow, "narrow"), (wide, "wide")):
+        (tmp_path / name).mkdir()
+        written(ready, tmp_path / name)
+    garbage = run(narrow.model, tmp_path / "narrow", tmp_path / "narrow", half)["logits"]
+    assert not torch.isfinite(garbage).all() or relative_error(garbage, expected["logits"]) > 0.1
+    found = run(wide.model, tmp_path / "wide", tmp_path / "wide", half)
+    assert relative_error(found["logits"], expected["logits"]) < FLOAT16_TOLERANCE
+    assert float(found["aux_hidden_states"].abs().max()) == torch.finfo(torch.float16).max
+
+
+def test_projections_that_write_to_a_wide_stream_are_scaled() -> None:
+    weights = {w.name: w for w in plugin_ready(graphs(residual="float32")["target"]).weights}
+    up = next(w for name, w in weights.items() if "gate_up" in name)
+    assert [p.scale for p in up.parts] == [1.0, WIDE_SCALE]
+    scaled = [w for w in weights.values() if "o_proj" in w.parts[0].name]
+    assert len(scaled) == 8
+    assert all(w.parts[0].scale == WIDE_SCALE for w in scaled)

@@ -1,0 +1,258 @@
+"""The TensorRT session: an engine over torch's CUDA tensors, caches shared by input and output."""
+
+from __future__ import annotations
+
+import mmap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.engine.cuda_graph import CAPTURE_AFTER, MAX_CAPTURED, Captured, Shapes, shapes_of
+from trt_eagle3.engine.tensorrt_facts import EngineFolder
+from trt_eagle3.engine.tensorrt_versions import load_plugins, log, tensorrt
+from trt_eagle3.errors import UserError
+
+__all__ = ["TensorRTSession"]
+
+_FIX = "Rebuild here: trt-eagle3 build --config <its config>"
+_TYPES = {
+    "FLOAT": torch.float32,
+    "HALF": torch.float16,
+    "BF16": torch.bfloat16,
+    "INT32": torch.int32,
+    "INT64": torch.int64,
+    "BOOL": torch.bool,
+}
+
+
+@dataclass(frozen=True)
+class _Port:
+    """An input or output of the engine.
+
+    Attributes:
+        shape: -1 where it may vary. ranges: smallest and largest shape in each profile; inputs have them.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    ranges: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+
+    def check(self, tensor: Tensor) -> None:
+        same = len(self.shape) == tensor.ndim and all(
+            e in {-1, a} for e, a in zip(self.shape, tensor.shape, strict=True)
+        )
+        if not same or self.dtype != tensor.dtype:
+            got = f"{tensor.dtype} {list(tensor.shape)}"
+            raise UserError(f"{self.name}: expected {self.dtype} {list(self.shape)}, got {got}")
+
+    def fits(self, shape: tuple[int, ...], profile: int) -> bool:
+        """Whether ``profile`` was built for ``shape``."""
+        low, high = self.ranges[profile]
+        return all(lo <= size <= hi for lo, size, hi in zip(low, shape, high, strict=True))
+
+
+class TensorRTSession:
+    """Runs one engine; implements ``engine.session.Session``. Caches are updated in place where they are bound.
+
+    The first profile that was built for all shapes of a run takes it: decode steps stand before prompts. Shapes that
+    come again are captured in a CUDA graph with a context of its own; the outputs of such a run are its static
+    buffers, which the next run of the same shapes overwrites. All contexts share one piece of device memory, so runs
+    of one session follow each other.
+    """
+
+    def __init__(self, model: Path, weights_root: Path, taps: Sequence[str] = (), device: str = "cuda") -> None:
+        del weights_root  # an engine holds its weights
+        if taps:
+            raise UserError(
+                f"{taps[0]}: nothing inside a TensorRT engine can be looked at. Build with engine.backend: torch."
+            )
+        if device != "cuda":
+            raise UserError(f"engine.device: TensorRT runs on cuda, got {device!r}")
+        folder = EngineFolder(model.parent)
+        folder.check()
+        load_plugins(folder.config)
+        self._file = folder.engine
+        self._engine = _open_engine(folder)
+        self._inputs, self._outputs = _ports(self._engine)
+        self._bound: dict[str, Tensor] = {}
+        self._seen: Counter[Shapes] = Counter()
+        self._captured: dict[Shapes, Captured] = {}
+        self._contexts: dict[int, Any] = {}
+        # TensorRT waits for the device where it is given the default stream
+        self._stream = torch.cuda.Stream()
+        self._memory = _allocate(int(self._engine.device_memory_size), self._file)
+        self._nothing = torch.empty(256, dtype=torch.uint8, device="cuda")  # empty tensors have no address of their own
+
+    def bind(self, name: str, tensor: Tensor) -> None:
+        """Let ``tensor`` (contiguous, CUDA) be the static buffer of input or output ``name``."""
+        port = self._inputs.get(name) or self._outputs.get(name)
+        if port is None:
+            raise UserError(f"{name}: the engine has no such input or output")
+        port.check(tensor)
+        if tensor.device.type != "cuda" or not tensor.is_contiguous():
+            raise UserError(f"{name}: expected a contiguous tensor on cuda, got one on {tensor.device}")
+        self._bound[name] = tensor
+        self._captured.clear()
+
+    @torch.inference_mode()
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run once; returns the outputs that have no static buffer, on the GPU."""
+        shapes = shapes_of(inputs)
+        captured = self._captured.get(shapes)
+        if captured is not None:
+            self._check_types(inputs)
+            return captured.run(inputs)
+        self._check(inputs)
+        profile = self._profile(inputs)
+        self._seen[shapes] += 1
+        placed = {name: tensor.cuda(non_blocking=True).contiguous() for name, tensor in inputs.items()}
+        if self._seen[shapes] <= CAPTURE_AFTER or len(self._captured) >= MAX_CAPTURED:
+            return self._enqueue(self._context(profile), placed)
+        captured = self._captured[shapes] = self._capture(profile, placed)
+        return captured.run(inputs)
+
+    def _check(self, inputs: Mapping[str, Tensor]) -> None:
+        missing = [name for name in self._inputs if name not in inputs and name not in self._bound]
+        if missing:
+            raise UserError(f"{', '.join(missing)}: input not given")
+        for name, tensor in inputs.items():
+            if name not in self._inputs:
+                raise UserError(f"{name}: the engine has no such input; it has {', '.join(self._inputs)}")
+            if name in self._bound:
+                raise UserError(f"{name}: has a static buffer; write there, or give it no buffer")
+            self._inputs[name].check(tensor)
+
+    def _check_types(self, inputs: Mapping[str, Tensor]) -> None:
+        """What a replay must check of inputs whose names and shapes are known."""
+        for name, tensor in inputs.items():
+            if tensor.dtype != self._inputs[name].dtype:
+                self._inputs[name].check(tensor)
+
+    def _profile(self, inputs: Mapping[str, Tensor]) -> int:
+        """The first profile that was built for these shapes."""
+        shapes = {name: tuple(t.shape) for name, t in {**self._bound, **inputs}.items() if name in self._inputs}
+        count = int(self._engine.num_optimization_profiles)
+        for profile in range(count):
+            if all(self._inputs[name].fits(shape, profile) for name, shape in shapes.items()):
+                return profile
+        last = count - 1
+        name = next(
+            (n for n, s in shapes.items() if not any(self._inputs[n].fits(s, p) for p in range(count))),
+            next(n for n, s in shapes.items() if not self._inputs[n].fits(s, last)),
+        )
+        low, high = self._inputs[name].ranges[last]
+        raise UserError(
+            f"{name}: {list(shapes[name])} is outside what {self._file} was built for: {list(low)} to {list(high)}. "
+            "Send less at once, or rebuild with larger limits or a larger engine.prefill_chunk."
+        )
+
+    def _context(self, profile: int) -> Any:
+        if profile not in self._contexts:
+            self._contexts[profile] = self._new_context(profile)
+        return self._contexts[profile]
+
+    def _new_context(self, profile: int) -> Any:
+        context = self._engine.create_execution_context_without_device_memory()
+        if context is None:
+            log().fail(f"{self._file}: cannot make an execution context", _FIX)
+        context.device_memory = self._memory.data_ptr()
+        if not context.set_optimization_profile_async(profile, self._stream.cuda_stream):
+            log().fail(f"{self._file}: cannot choose profile {profile}", _FIX)
+        self._stream.synchronize()
+        return context
+
+    def _prepare(self, context: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Give ``context`` shapes and addresses; returns fresh outputs."""
+        given = {**{n: t for n, t in self._bound.items() if n in self._inputs}, **inputs}
+        for name, tensor in given.items():
+            if not context.set_input_shape(name, tuple(tensor.shape)):
+                log().fail(f"{name}: {list(tensor.shape)}", _FIX)
+        outputs = {}
+        for name, port in self._outputs.items():
+            if name not in self._bound:
+                shape = tuple(context.get_tensor_shape(name))
+                if any(size < 0 for size in shape):
+                    log().fail(f"{name}: its shape does not follow from the inputs", _FIX)
+                outputs[name] = torch.empty(shape, dtype=port.dtype, device="cuda")
+        for name, tensor in {
+            **given,
+            **{n: t for n, t in self._bound.items() if n in self._outputs},
+            **outputs,
+        }.items():
+            address = tensor.data_ptr() or self._nothing.data_ptr()
+            if not context.set_tensor_address(name, address):
+                log().fail(f"{name}: its address", _FIX)
+        return outputs
+
+    def _enqueue(self, context: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        outputs = self._prepare(context, inputs)
+        caller = torch.cuda.current_stream()
+        self._stream.wait_stream(caller)
+        self._execute(context, self._stream)
+        caller.wait_stream(self._stream)  # so what the caller frees now is not written to before we have read it
+        return outputs
+
+    def _execute(self, context: Any, stream: torch.cuda.Stream) -> None:
+        if not context.execute_async_v3(stream.cuda_stream):
+            log().fail(f"{self._file}: a run failed", "Run trt-eagle3 doctor, or rebuild.")
+
+    def _capture(self, profile: int, inputs: Mapping[str, Tensor]) -> Captured:
+        """A graph with its own context: one whose shapes change spoils the graphs captured from it."""
+        context = self._new_context(profile)
+        static = {name: tensor.clone() for name, tensor in inputs.items()}
+        outputs = self._enqueue(context, static)  # what TensorRT does once per set of shapes, it does here
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._execute(context, torch.cuda.current_stream())
+        return Captured(graph, static, outputs, keep=context)
+
+
+def _open_engine(folder: EngineFolder) -> Any:
+    """Deserialise from the mapped file; a stripped engine gets its weights from the graph beside it."""
+    trt, messages = tensorrt(), log()
+    messages.errors.clear()
+    try:
+        with folder.engine.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as plan:
+            engine = trt.Runtime(messages.logger).deserialize_cuda_engine(plan)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder.engine}: cannot read it: {error}. {_FIX}") from error
+    if engine is None:
+        messages.fail(f"{folder.engine}: cannot load it", _FIX)
+    if folder.config.tensorrt.strip_weights:
+        refitter = trt.Refitter(engine, messages.logger)
+        parser = trt.OnnxParserRefitter(refitter, messages.logger)
+        if not parser.refit_from_file(str(folder.onnx)) or not refitter.refit_cuda_engine():
+            messages.fail(f"{folder.engine}: cannot put in the weights of {folder.onnx}", _FIX)
+    return engine
+
+
+def _ports(engine: Any) -> tuple[dict[str, _Port], dict[str, _Port]]:
+    """Inputs and outputs by name."""
+    trt = tensorrt()
+    inputs, outputs = {}, {}
+    for index in range(engine.num_io_tensors):
+        name = engine.get_tensor_name(index)
+        dtype, shape = _TYPES[engine.get_tensor_dtype(name).name], tuple(engine.get_tensor_shape(name))
+        if engine.get_tensor_mode(name) == trt.TensorIOMode.OUTPUT:
+            outputs[name] = _Port(name, dtype, shape)
+            continue
+        bounds = [engine.get_tensor_profile_shape(name, p) for p in range(engine.num_optimization_profiles)]
+        inputs[name] = _Port(name, dtype, shape, tuple((tuple(low), tuple(high)) for low, _, high in bounds))
+    return inputs, outputs
+
+
+def _allocate(num_bytes: int, file: Path) -> Tensor:
+    try:
+        return torch.empty(max(num_bytes, 256), dtype=torch.uint8, device="cuda")
+    except torch.cuda.OutOfMemoryError as error:
+        raise UserError(
+            f"{file}: its activations want {num_bytes / 1e9:.2f} GB of device memory, and that is not free. "
+            "Rebuild with a smaller limits.max_visual_tokens or engine.prefill_chunk."
+        ) from error

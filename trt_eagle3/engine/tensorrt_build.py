@@ -1,0 +1,165 @@
+"""An ONNX graph with plugin nodes becomes a TensorRT engine."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trt_eagle3.config import EngineConfig
+from trt_eagle3.engine.staging import write_file
+from trt_eagle3.engine.tensorrt_profiles import Profile
+from trt_eagle3.engine.tensorrt_versions import (
+    check_dtype,
+    configure_types,
+    create_network,
+    load_plugins,
+    log,
+    major,
+    progress_monitor,
+    tensorrt,
+)
+from trt_eagle3.errors import UserError
+from trt_eagle3.graph.ops import OPS
+
+__all__ = ["INSPECTION_FILE", "Built", "build_engine"]
+
+INSPECTION_FILE = "inspection.json"
+_LEVEL_OF_86 = 2  # level 3, TensorRT's default, took over four minutes for four layers there
+_FIX = "Check the config's limits, or lower engine.tensorrt.optimization_level."
+
+
+@dataclass(frozen=True)
+class Built:
+    """An engine on disk. ``device_bytes``: activation memory that it wants; ``num_plugins``: layers that are ours."""
+
+    num_bytes: int
+    seconds: float
+    num_layers: int
+    num_plugins: int
+    device_bytes: int
+
+
+def build_engine(
+    onnx_file: Path,
+    engine_file: Path,
+    profiles: Sequence[Profile],
+    config: EngineConfig,
+    timing_cache: Path,
+    show: Callable[[str], object] = str,
+) -> Built:
+    """Build ``onnx_file`` (``graph/plugin_ready.py``) for ``profiles``; writes the engine and its inspection.
+
+    Args:
+        timing_cache: read where it exists, and written again with what this build has timed.
+        show: told how far the build is.
+    Raises:
+        UserError: TensorRT refuses the graph or cannot build it, in its words.
+        EnvironmentMissingError: the plugin library is not found or does not load.
+    """
+    trt, messages = tensorrt(), log()
+    check_dtype(config.dtype)
+    load_plugins(config)
+    messages.errors.clear()
+    start = time.perf_counter()
+    builder = trt.Builder(messages.logger)
+    network = create_network(builder)
+    show("reading the graph")
+    parser = trt.OnnxParser(network, messages.logger)
+    if not parser.parse(onnx_file.read_bytes(), path=str(onnx_file)):
+        _refuse(parser, onnx_file)
+    settings = _settings(builder, network, profiles, config)
+    _read_timing_cache(settings, timing_cache)
+    monitor = progress_monitor(show)
+    if monitor is not None:
+        settings.progress_monitor = monitor
+    show("timing kernels")
+    plan = builder.build_serialized_network(network, settings)
+    if plan is None:
+        messages.fail(f"{onnx_file}: cannot build an engine", _FIX)
+    write_file(engine_file, memoryview(plan))
+    write_file(timing_cache, bytes(memoryview(settings.get_timing_cache().serialize())))
+    return _inspect(engine_file, profiles, time.perf_counter() - start)
+
+
+def _refuse(parser: Any, onnx_file: Path) -> None:
+    error = parser.get_error(0) if parser.num_errors else None
+    reason = f"node {error.node()}: {' '.join(error.desc().split())}" if error else "the parser gives no reason"
+    log().errors.clear()
+    raise UserError(f"{onnx_file}: TensorRT cannot read the graph: {reason[:400]}.")
+
+
+def _settings(builder: Any, network: Any, profiles: Sequence[Profile], config: EngineConfig) -> Any:
+    trt, wanted = tensorrt(), config.tensorrt
+    settings = builder.create_builder_config()
+    level = wanted.optimization_level
+    if level is None and major() < 10:
+        level = _LEVEL_OF_86
+    if level is not None:
+        settings.builder_optimization_level = level
+    if wanted.workspace_mib is not None:
+        settings.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, wanted.workspace_mib << 20)
+    if wanted.refit:
+        settings.set_flag(trt.BuilderFlag.REFIT)
+    if wanted.strip_weights:
+        if major() < 10:
+            raise UserError(f"engine.tensorrt.strip_weights needs TensorRT 10 or later, this is {trt.__version__}.")
+        settings.set_flag(trt.BuilderFlag.STRIP_PLAN)
+    settings.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # layer names and types for the inspection
+    settings.max_aux_streams = 0  # the graphs are chains: more streams only add waits
+    configure_types(settings, network, config.dtype)
+    for profile in profiles:
+        shapes = builder.create_optimization_profile()
+        for name, bounds in profile.shapes.items():
+            shapes.set_shape(name, *bounds)
+        settings.add_optimization_profile(shapes)
+    return settings
+
+
+def _read_timing_cache(settings: Any, file: Path) -> None:
+    known = file.read_bytes() if file.is_file() else b""
+    cache = settings.create_timing_cache(known) or settings.create_timing_cache(b"")
+    settings.set_timing_cache(cache, False)
+    log().errors.clear()  # a cache of another TensorRT or GPU is no error, only of no use
+
+
+def _inspect(engine_file: Path, profiles: Sequence[Profile], seconds: float) -> Built:
+    """Write what the engine consists of beside it, and sum it up."""
+    trt, messages = tensorrt(), log()
+    engine = trt.Runtime(messages.logger).deserialize_cuda_engine(engine_file.read_bytes())
+    if engine is None:
+        messages.fail(f"{engine_file}: cannot load what was just built", _FIX)
+    inspector = engine.create_engine_inspector()
+    found = json.loads(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
+    layers = found.get("Layers", []) if isinstance(found, dict) else []
+    plugins = Counter(plugin for layer in layers if (plugin := _plugin_of(layer)))
+    built = Built(
+        num_bytes=engine_file.stat().st_size,
+        seconds=seconds,
+        num_layers=len(layers),
+        num_plugins=plugins.total(),
+        device_bytes=int(engine.device_memory_size),
+    )
+    facts = {
+        "tensorrt": trt.__version__,
+        "seconds": round(seconds, 1),
+        "engine_bytes": built.num_bytes,
+        "device_memory_bytes": built.device_bytes,
+        "plugins": dict(plugins),
+        "profiles": {profile.name: profile.shapes for profile in profiles},
+        "layers": layers,
+    }
+    write_file(engine_file.with_name(INSPECTION_FILE), json.dumps(facts, indent=1).encode())
+    return built
+
+
+def _plugin_of(layer: Any) -> str | None:
+    """Which of our ops took this layer; a layer is a mapping, or a name where TensorRT says no more."""
+    text = json.dumps(layer) if isinstance(layer, dict) else str(layer)
+    if isinstance(layer, dict) and not str(layer.get("LayerType", "")).lower().startswith("plugin"):
+        return None
+    return next((name for name in OPS if name in text), None)

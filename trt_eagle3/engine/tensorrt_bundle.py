@@ -1,0 +1,107 @@
+"""The TensorRT part of a bundle: engines where they can be built, else all that their building needs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import onnx
+
+from trt_eagle3.config import EngineConfig
+from trt_eagle3.engine.bundle import REFERENCE_ROOT
+from trt_eagle3.engine.staging import write_file
+from trt_eagle3.engine.tensorrt_build import Built, build_engine
+from trt_eagle3.engine.tensorrt_facts import BUILD_SCRIPT, ENGINE_FILE, ONNX_FOLDER, machine_facts
+from trt_eagle3.engine.tensorrt_profiles import Profile
+from trt_eagle3.engine.tensorrt_script import build_script
+from trt_eagle3.engine.tensorrt_versions import check_dtype, gpu_arch, load_plugins, tensorrt
+from trt_eagle3.engine.weight_file import write_weights
+from trt_eagle3.errors import EnvironmentMissingError
+from trt_eagle3.graph.plugin_ready import WEIGHTS_FILE, plugin_ready
+
+__all__ = ["Engines", "missing_for_engines", "write_engines"]
+
+
+@dataclass(frozen=True)
+class Engines:
+    """What became of the graphs.
+
+    Attributes:
+        built: by graph. missing: why there is nothing built, with what is left to do; None where there is.
+    """
+
+    built: Mapping[str, Built]
+    missing: str | None = None
+
+
+def missing_for_engines(config: EngineConfig) -> str | None:
+    """Why engines cannot be built on this machine; None where they can.
+
+    Raises:
+        UserError: a type that this TensorRT lacks. EnvironmentMissingError: TensorRT and a GPU, and no plugin library.
+    """
+    try:
+        tensorrt()
+    except EnvironmentMissingError as error:
+        return str(error)
+    if gpu_arch() is None:
+        return "torch sees no CUDA device on this machine."
+    check_dtype(config.dtype)
+    load_plugins(config)
+    return None
+
+
+def write_engines(
+    folder: Path,
+    models: Mapping[str, onnx.ModelProto],
+    profiles: Mapping[str, Sequence[Profile]],
+    config: EngineConfig,
+    timing_cache: Path,
+    show: Callable[[str], object] = str,
+) -> Engines:
+    """Put the engines of ``models`` into the bundle at ``folder``, one after the other.
+
+    Weights are written in the engine's type beside each graph; where its engine is built they go again, so that the
+    disk never holds those of two graphs. Where nothing can be built they stay, with a script that builds.
+
+    Args:
+        models: ``graph.pair.pair_graphs`` over checkpoints at ``REFERENCE_ROOT``.
+    """
+    missing = missing_for_engines(config)
+    built: dict[str, Built] = {}
+    for name, model in models.items():
+        onnx_folder = folder / name / ONNX_FOLDER
+        show(f"{name}: weights")
+        ready = plugin_ready(model)
+        write_weights(ready, REFERENCE_ROOT, onnx_folder / WEIGHTS_FILE)
+        write_file(onnx_folder / "model.onnx", ready.model.SerializeToString())
+        if missing is None:
+            tell = partial(_tell, show, name)
+            built[name] = _build(folder / name, profiles[name], config, timing_cache, tell)
+    if missing is not None:
+        script = folder / BUILD_SCRIPT
+        write_file(script, build_script(profiles, config.tensorrt).encode())
+        script.chmod(0o755)
+    return Engines(built, missing)
+
+
+def _tell(show: Callable[[str], object], graph: str, what: str) -> None:
+    show(f"{graph}: {what}")
+
+
+def _build(
+    folder: Path, profiles: Sequence[Profile], config: EngineConfig, timing_cache: Path, show: Callable[[str], object]
+) -> Built:
+    built = build_engine(
+        folder / ONNX_FOLDER / "model.onnx", folder / ENGINE_FILE, profiles, config, timing_cache, show
+    )
+    if not config.tensorrt.strip_weights:
+        shutil.rmtree(folder / ONNX_FOLDER)
+    file = folder / "config.json"
+    facts = machine_facts(built.num_bytes).model_dump()
+    write_file(file, json.dumps(json.loads(file.read_bytes()) | {"engine": facts}, indent=2).encode())
+    return built

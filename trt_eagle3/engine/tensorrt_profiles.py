@@ -1,0 +1,123 @@
+"""The shapes that an engine is built for: a profile for decode steps, one for prompts; several for pictures.
+
+Names of dimensions as in ``docs/architecture.md``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import onnx
+
+from trt_eagle3.config import BuildConfig
+
+__all__ = ["Profile", "TreeSizes", "graph_profiles"]
+
+Range = tuple[int, int, int]
+"""Smallest, best and largest size."""
+
+_PROMPT_LOGIT_ROWS = 64  # rows of a prompt chunk whose logits may be asked for; each costs a row of the vocabulary
+
+
+@dataclass(frozen=True)
+class TreeSizes:
+    """What a speculation's largest tree asks of the engines.
+
+    Attributes:
+        num_nodes: tokens of a target pass. width: of a draft step at most. num_draft_rows: of all draft steps.
+    """
+
+    num_nodes: int = 1
+    width: int = 1
+    num_draft_rows: int = 1
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Input name -> smallest, best and largest shape."""
+
+    name: str
+    shapes: Mapping[str, tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]]
+
+
+def graph_profiles(
+    graph: str, model: onnx.ModelProto, config: BuildConfig, tree: TreeSizes, merge_size: int
+) -> list[Profile]:
+    """Profiles of ``target``, ``draft``, ``fuse`` or ``vision``, those for decode steps first.
+
+    Args:
+        merge_size: patches along each side of a visual token.
+    """
+    if graph == "vision":
+        ranges = _vision_ranges(config, merge_size)
+    else:
+        ranges = {"generation": _generation(config, tree), "context": _context(config)}
+    return [_profile(name, model, sizes) for name, sizes in ranges.items()]
+
+
+def _profile(name: str, model: onnx.ModelProto, sizes: Mapping[str, Range]) -> Profile:
+    shapes = {}
+    for value in model.graph.input:
+        dims = value.type.tensor_type.shape.dim
+        by_bound = [tuple(sizes[d.dim_param][i] if d.dim_param else d.dim_value for d in dims) for i in range(3)]
+        shapes[value.name] = (by_bound[0], by_bound[1], by_bound[2])
+    return Profile(name, shapes)
+
+
+def _generation(config: BuildConfig, tree: TreeSizes) -> dict[str, Range]:
+    """A tree per sequence, or one token; a draft's levels, whose tail holds all rows so far."""
+    nodes, batch = max(tree.num_nodes, tree.width), config.limits.max_batch_size
+    return {
+        **_cache(config),
+        "batch": (1, 1, batch),
+        "seq": (1, nodes, nodes),
+        "tail": (1, nodes, 2 * max(nodes, tree.num_draft_rows)),
+        "rows": (1, nodes, nodes),
+        "tokens": (1, nodes, nodes * batch),
+    }
+
+
+def _context(config: BuildConfig) -> dict[str, Range]:
+    """A chunk of prompt; fuse sees a whole prompt at once."""
+    chunk, batch = config.engine.prefill_chunk, config.limits.max_batch_size
+    rows = min(chunk, _PROMPT_LOGIT_ROWS)
+    return {
+        **_cache(config),
+        "batch": (1, 1, batch),
+        "seq": (1, chunk, chunk),
+        "tail": (1, chunk, 2 * chunk),
+        "rows": (1, 1, rows),
+        "tokens": (1, chunk, max(config.limits.max_seq_len, chunk) * batch),
+    }
+
+
+def _cache(config: BuildConfig) -> dict[str, Range]:
+    """Pages of a row, and slots of the whole cache with its page 0."""
+    page = config.engine.page_size
+    pages = -(-config.limits.max_seq_len // page)
+    rows = config.limits.max_kv_tokens or pages * config.limits.max_batch_size * page
+    slots = (-(-rows // page) + 1) * page
+    return {"pages": (1, pages, pages), "slots": (page, slots, slots)}
+
+
+def _vision_ranges(config: BuildConfig, merge_size: int) -> dict[str, dict[str, Range]]:
+    """Attention costs frames times the square of the longest, so where more frames are allowed they are shorter.
+
+    2 frames of any length, 8 of half, 32 of a quarter, 128 of an eighth of all patches: the scores of each profile take
+    the same memory.
+    """
+    block = merge_size**2
+    most = config.limits.max_visual_tokens * block
+    ranges = {}
+    for step in range(4):
+        frames, longest = 2 * 4**step, most // 2**step // block * block
+        if longest < block:
+            break
+        usual = max(block, min(most // frames, longest) // block * block)
+        ranges[f"frames_{frames}"] = {
+            "patches": (block, usual, most),
+            "frames": (1, min(frames, max(1, most // usual)), frames),
+            "longest": (block, usual, longest),
+        }
+    return ranges
