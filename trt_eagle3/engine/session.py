@@ -15,6 +15,7 @@ __all__ = ["BACKENDS", "Session", "open_session"]
 
 BACKENDS = {
     "onnxruntime": "trt_eagle3.engine.onnxruntime:OnnxRuntimeSession",
+    "tensorrt": "trt_eagle3.engine.tensorrt:TensorRTSession",
     "torch": "trt_eagle3.engine.torch:TorchSession",
 }
 
