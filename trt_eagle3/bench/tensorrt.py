@@ -1,0 +1,254 @@
+"""TensorRT engines of a big target on one GPU: ``python -m trt_eagle3.bench.tensorrt --size 2b --lowering``.
+
+A published geometry in float16 with random weights (no checkpoint is needed): how long the builder takes and how much
+memory, then medians of CUDA-event timings of captured steps. The floor is weight and KV bytes over the copy bandwidth
+measured in the same run. ``--lowering`` also builds and times the same graph without our plugins.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import click
+import onnx
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from trt_eagle3.bench.lowering import lowered
+from trt_eagle3.bench.synthetic import write_target
+from trt_eagle3.checkpoint.target import TargetSpec
+from trt_eagle3.checkpoint.target_reader import read_target
+from trt_eagle3.config import BuildConfig
+from trt_eagle3.engine.bundle import reference_location
+from trt_eagle3.engine.staging import write_file
+from trt_eagle3.engine.tensorrt import TensorRTSession
+from trt_eagle3.engine.tensorrt_build import Built, build_engine
+from trt_eagle3.engine.tensorrt_facts import ENGINE_FILE, machine_facts
+from trt_eagle3.engine.tensorrt_profiles import Profile, TreeSizes, graph_profiles
+from trt_eagle3.graph.plugin_ready import WEIGHTS_FILE, PluginReady, plugin_ready
+from trt_eagle3.graph.residual import Residual
+from trt_eagle3.graph.target import target_graph
+
+__all__ = ["main"]
+
+_REPEATS = 30
+_BURST = 8
+_ROOM = 64  # rows after the context
+_AUX = (2, 14, 24)
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """Most memory taken while something ran: of the host (bytes of this process), of the GPU (all of it)."""
+
+    host: int
+    device: int
+
+
+@click.command()
+@click.option("--size", default="2b", show_default=True, help="Geometry (bench/synthetic.py).")
+@click.option("--context", default=4096, show_default=True, help="Tokens in the cache.")
+@click.option("--tokens", "sizes", multiple=True, type=int, default=(1, 16), show_default=True)
+@click.option("--page-size", default=64, show_default=True)
+@click.option("--level", type=int, help="engine.tensorrt.optimization_level.")
+@click.option("--residual", type=click.Choice(["compute", "float32"]), default="compute", show_default=True)
+@click.option("--lowering", is_flag=True, help="Also the graph without our plugins.")
+@click.option("--generation-only", is_flag=True, help="Leave out the profile for prompts.")
+@click.option("--timing-cache", type=click.Path(path_type=Path), default=Path("timing.cache"), show_default=True)
+def main(
+    size: str,
+    context: int,
+    sizes: tuple[int, ...],
+    page_size: int,
+    level: int | None,
+    residual: str,
+    lowering: bool,
+    generation_only: bool,
+    timing_cache: Path,
+) -> None:
+    """Print build times, step times, floors and ratios."""
+    config = _config(size, context + _ROOM, page_size, level, residual)
+    bandwidth = _copy_bandwidth()
+    table = Table(f"{size}, float16, batch 1, random weights, kv {context}", "tokens", "ms", "floor ms", "ratio")
+    lines = [f"copy bandwidth {bandwidth / 1e12:.2f} TB/s; {torch.cuda.get_device_name()}"]
+    with tempfile.TemporaryDirectory() as name, torch.inference_mode():
+        folder = Path(name)
+        write_target(folder / "checkpoint", size)
+        spec = read_target(folder / "checkpoint")
+        aux = tuple(layer for layer in _AUX if layer < spec.text.num_layers)
+        stream = Residual(wide=residual == "float32")
+        model = target_graph(spec, aux, False, "float16", page_size, reference_location, stream)
+        ready = plugin_ready(model)
+        profiles = graph_profiles("target", model, config, TreeSizes(max(sizes), 1, max(sizes)), 2)
+        chosen = profiles[:1] if generation_only else profiles
+        _write_random(ready, folder / WEIGHTS_FILE)
+        graphs = {"plugins": (ready.model, chosen)}
+        if lowering:
+            graphs["lowering"] = (lowered(ready.model, onnx.TensorProto.FLOAT16), profiles[:1])
+        for kind, (graph, of_graph) in graphs.items():
+            built, memory = _build(folder / kind, graph, of_graph, config, timing_cache)
+            lines.append(_build_line(kind, built, memory))
+            print(lines[-1], flush=True)
+            session = TensorRTSession(folder / kind / "model.onnx", folder)
+            steps = _Steps(session, spec, context, page_size)
+            floor = 1e3 * (ready.weight_bytes + steps.cache_bytes) / bandwidth
+            for tokens in sizes:
+                ms = steps.median_ms(tokens)
+                table.add_row(f"target, {kind}", str(tokens), f"{ms:.3f}", f"{floor:.3f}", f"{ms / floor:.2f}")
+            del session, steps
+            torch.cuda.empty_cache()
+    Console(width=110).print(table, *lines, sep="\n")
+
+
+def _config(size: str, max_seq_len: int, page_size: int, level: int | None, residual: str) -> BuildConfig:
+    return BuildConfig.model_validate(
+        {
+            "name": size,
+            "target": {"checkpoint": size},
+            "engine": {
+                "backend": "tensorrt",
+                "page_size": page_size,
+                "residual": residual,
+                "tensorrt": {"optimization_level": level},
+            },
+            "limits": {"max_seq_len": max_seq_len},
+        }
+    )
+
+
+def _config_json(config: BuildConfig, **facts: object) -> bytes:
+    """An engine folder's ``config.json``, as far as a session reads it."""
+    return json.dumps({"build_config": config.model_dump(mode="json"), **facts}).encode()
+
+
+def _build(
+    folder: Path, graph: onnx.ModelProto, profiles: list[Profile], config: BuildConfig, timing_cache: Path
+) -> tuple[Built, _Memory]:
+    """Build ``graph``, whose weights lie one folder up."""
+    folder.mkdir()
+    (folder / WEIGHTS_FILE).hardlink_to(folder.parent / WEIGHTS_FILE)
+    write_file(folder / "model.onnx", graph.SerializeToString())
+    with _Watch() as watch:
+        built = build_engine(folder / "model.onnx", folder / ENGINE_FILE, profiles, config.engine, timing_cache)
+    facts = machine_facts(built.num_bytes).model_dump()
+    write_file(folder / "config.json", _config_json(config, engine=facts))
+    return built, watch.memory
+
+
+def _build_line(kind: str, built: Built, memory: _Memory) -> str:
+    return (
+        f"{kind}: built in {built.seconds:.0f} s, engine {built.num_bytes / 1e9:.2f} GB, {built.num_layers} layers of "
+        f"which {built.num_plugins} are plugins, activations {built.device_bytes / 1e6:.0f} MB; while building "
+        f"{memory.host / 1e9:.1f} GB of host and {memory.device / 1e9:.1f} GB of device memory"
+    )
+
+
+class _Watch:
+    """Looks at the memory while something runs."""
+
+    def __enter__(self) -> _Watch:
+        self._start, _ = torch.cuda.mem_get_info()
+        self._least = self._start
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._done.wait(0.2):
+            self._least = min(self._least, torch.cuda.mem_get_info()[0])
+
+    @property
+    def memory(self) -> _Memory:
+        return _Memory(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, self._start - self._least)
+
+
+def _write_random(ready: PluginReady, file: Path) -> None:
+    """Weights like a trained model's in size: norms near one, matrices of unit gain."""
+    with file.open("wb") as stream:
+        for weight in ready.weights:
+            stream.seek(ready.offsets[weight.name])
+            drawn = torch.randn(weight.shape, dtype=torch.float16, device="cuda")
+            scale = weight.parts[-1].scale
+            values = 1 + 0.1 * drawn if len(weight.shape) == 1 else drawn * (scale * weight.shape[-1] ** -0.5)
+            stream.write(values.flatten().view(torch.uint8).cpu().numpy().tobytes())
+
+
+class _Steps:
+    """One sequence with ``context`` rows in its cache, and steps of several sizes after them."""
+
+    def __init__(self, session: TensorRTSession, spec: TargetSpec, context: int, page_size: int) -> None:
+        text = spec.text
+        self._session = session
+        self._spec = spec
+        self._context = context
+        pages = -(-(context + _ROOM) // page_size)
+        shape = (2, text.num_layers, (pages + 1) * page_size, text.num_kv_heads, text.head_dim)
+        self._cache = torch.randn(shape, dtype=torch.float16, device="cuda")
+        self.cache_bytes = 2 * 2 * text.num_layers * context * text.num_kv_heads * text.head_dim
+        for side, name in enumerate("kv"):
+            for layer in range(text.num_layers):
+                session.bind(f"{name}_cache.{layer}", self._cache[side, layer])
+                session.bind(f"{name}_cache_out.{layer}", self._cache[side, layer])
+        self._pages = (1 + torch.randperm(pages, dtype=torch.int32))[None]
+
+    def inputs(self, tokens: int) -> dict[str, Tensor]:
+        """A chain of ``tokens`` after the context."""
+        hidden, levels = self._spec.text.hidden_size, self._spec.num_deepstack
+        positions = torch.arange(self._context, self._context + tokens, dtype=torch.int32)
+        return {
+            "inputs_embeds": torch.randn(1, tokens, hidden, dtype=torch.float16, device="cuda"),
+            "deepstack_embeds": torch.zeros(levels, 1, tokens, hidden, dtype=torch.float16, device="cuda"),
+            "position_ids": positions.expand(3, 1, -1).contiguous(),
+            "past_lengths": torch.tensor([self._context], dtype=torch.int32),
+            "query_lengths": torch.tensor([tokens], dtype=torch.int32),
+            "page_table": self._pages,
+            "tree_mask": torch.ones(1, tokens, tokens, dtype=torch.bool).tril(),
+            "logit_rows": torch.arange(tokens, dtype=torch.int32)[None],
+        }
+
+    def median_ms(self, tokens: int) -> float:
+        """Of a captured step."""
+        inputs = self.inputs(tokens)
+        found = self._session.run(inputs)
+        assert torch.isfinite(found["logits"]).all(), "the engine's logits are not finite"
+        return _median_ms(lambda: self._session.run(inputs))
+
+
+def _copy_bandwidth() -> float:
+    """Bytes per second of a large device copy, read and written."""
+    source = torch.empty(2**32, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    return 2 * source.numel() / (1e-3 * _median_ms(lambda: target.copy_(source)))
+
+
+def _median_ms(run: Callable[[], object]) -> float:
+    for _ in range(5):
+        run()
+    times: list[float] = []
+    for _ in range(_REPEATS):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(_BURST):
+            run()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / _BURST)
+    return median(times)
+
+
+if __name__ == "__main__":
+    main()
