@@ -1,0 +1,203 @@
+"""An engine behind HTTP: OpenAI's chat completions, health and metrics, as a Starlette application."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import logging
+import time
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from trt_eagle3.decode.answer import Answer
+from trt_eagle3.decode.engine import Engine, load
+from trt_eagle3.decode.request import Chunk
+from trt_eagle3.errors import EnvironmentMissingError, OverloadedError, TrtEagle3Error, UserError
+from trt_eagle3.serving.config import ServingConfig
+from trt_eagle3.serving.metrics import to_text
+from trt_eagle3.serving.openai import ChatBody, Completion, read_chat
+from trt_eagle3.serving.warm_up import warm_up
+
+try:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import ClientDisconnect
+    from starlette.requests import Request as HTTPRequest
+    from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+    from starlette.routing import Route
+except ImportError as missing:
+    raise EnvironmentMissingError(
+        f"serve: {missing.name} is not installed. Run: pip install 'trt-eagle3[serve]'"
+    ) from missing
+
+__all__ = ["make_app", "serve"]
+
+_log = logging.getLogger("trt_eagle3")
+_DRAIN_S = 30
+
+
+def serve(bundle: Path, *, serving: ServingConfig, host: str, port: int, api_key: str | None) -> None:
+    """Serve ``bundle`` until SIGTERM or SIGINT; requests in flight may then take 30 s more.
+
+    Raises:
+        UserError: no bundle.
+    """
+    engine = load(bundle, media=serving.media())
+    try:
+        warm_up(engine)
+        app = make_app(engine, serving, api_key)
+        uvicorn.run(app, host=host, port=port, timeout_graceful_shutdown=_DRAIN_S, log_level="warning")
+    finally:
+        engine.close()
+
+
+def make_app(engine: Engine, serving: ServingConfig, api_key: str | None = None) -> Starlette:
+    """The application over a loaded engine. ``api_key``: what ``/v1`` asks for as a bearer token; None: nothing."""
+    front = _Front(engine, serving, api_key)
+    routes = [
+        Route("/v1/chat/completions", front.chat, methods=["POST"]),
+        Route("/v1/models", front.models),
+        Route("/health", front.health),
+        Route("/metrics", front.metrics),
+    ]
+    return Starlette(routes=routes, exception_handlers=dict.fromkeys(_STATUS, _refuse))
+
+
+class _BodyTooLargeError(TrtEagle3Error):
+    """More than ``max_body_bytes``."""
+
+
+class _KeyError(TrtEagle3Error):
+    """Not the API key."""
+
+
+_STATUS: dict[Any, int] = {
+    UserError: 400,
+    _KeyError: 401,
+    _BodyTooLargeError: 413,
+    ClientDisconnect: 499,
+    Exception: 500,
+    OverloadedError: 503,
+    TimeoutError: 504,
+}
+
+
+class _Front:
+    def __init__(self, engine: Engine, serving: ServingConfig, api_key: str | None) -> None:
+        self._engine = engine
+        self._serving = serving
+        self._api_key = api_key
+        self._model = engine.record.config.name
+
+    async def chat(self, request: HTTPRequest) -> Response:
+        """``POST /v1/chat/completions``."""
+        self._check_key(request)
+        body, wanted = read_chat(_parse(await self._read_body(request)), self._serving)
+        if body.model not in {None, self._model}:
+            raise UserError(f"model: expected {self._model!r}, got {body.model!r:.80}")
+        if self._serving.log_prompts:
+            _log.info("request: %s", json.dumps(wanted.prompt, ensure_ascii=False))
+        answer = self._engine.submit(wanted)
+        chunks = _within(answer, self._serving.max_request_s)
+        completion = Completion(self._model)
+        if body.stream:
+            first = await anext(chunks)  # what is wrong with a prompt comes out here, as a status
+            events = _events(body, completion, answer, first, chunks)
+            return StreamingResponse(events, media_type="text/event-stream")
+        async with contextlib.aclosing(chunks):
+            async for _ in chunks:
+                if await request.is_disconnected():
+                    raise ClientDisconnect
+        return JSONResponse(completion.whole(answer.generation))
+
+    async def models(self, request: HTTPRequest) -> Response:
+        """``GET /v1/models``: the one."""
+        self._check_key(request)
+        model = {"id": self._model, "object": "model", "created": 0, "owned_by": "trt-eagle3"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def health(self, _: HTTPRequest) -> Response:
+        """``GET /health``: whether the engine answers."""
+        return PlainTextResponse("ok") if self._engine.ready else PlainTextResponse("the engine has stopped", 503)
+
+    async def metrics(self, _: HTTPRequest) -> Response:
+        """``GET /metrics``, for Prometheus."""
+        return PlainTextResponse(to_text(self._engine.metrics(), {"model": self._model}))
+
+    async def _read_body(self, request: HTTPRequest) -> bytes:
+        data, limit = bytearray(), self._serving.max_body_bytes
+        async for block in request.stream():
+            data += block
+            if len(data) > limit:
+                raise _BodyTooLargeError(f"body: more than {limit} bytes. Send fewer or smaller images.")
+        return bytes(data)
+
+    def _check_key(self, request: HTTPRequest) -> None:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if self._api_key is not None and not hmac.compare_digest(given.encode(), self._api_key.encode()):
+            raise _KeyError("expected the API key as a bearer token.")
+
+
+async def _within(answer: Answer, seconds: float) -> AsyncGenerator[Chunk]:
+    """An answer's chunks while there is time; leaving it early, however that comes, cancels the answer."""
+    deadline = time.monotonic() + seconds
+    chunks = aiter(answer)
+    try:
+        while True:
+            chunk = await asyncio.wait_for(anext(chunks), deadline - time.monotonic())
+            yield chunk
+            if chunk.finish_reason:
+                return
+    except TimeoutError as error:
+        raise TimeoutError(f"it took longer than {seconds:g} s.") from error
+    finally:
+        if not answer.over:
+            answer.cancel()
+
+
+async def _events(
+    body: ChatBody, completion: Completion, answer: Answer, first: Chunk, chunks: AsyncGenerator[Chunk]
+) -> AsyncIterator[str]:
+    """Server-sent events; a client that goes away ends the generator, and with it the answer."""
+    async with contextlib.aclosing(chunks):
+        try:
+            yield _event(completion.opening())
+            yield _event(completion.piece(first))
+            async for chunk in chunks:
+                yield _event(completion.piece(chunk))
+            if body.stream_options and body.stream_options.include_usage:
+                yield _event(completion.usage(answer.generation))
+            yield "data: [DONE]\n\n"
+        except Exception as error:  # the status has been sent: what there is to say goes into the stream
+            yield _event(_error(error))
+
+
+async def _refuse(_: HTTPRequest, error: Exception) -> Response:
+    status = next(
+        (status for kind, status in _STATUS.items() if isinstance(error, kind) and kind is not Exception), 500
+    )
+    headers = {"Retry-After": "1"} if status == 503 else None
+    return JSONResponse(_error(error), status, headers)
+
+
+def _error(error: Exception) -> dict[str, Any]:
+    """OpenAI's error object; of an error of ours, its kind only."""
+    if isinstance(error, TrtEagle3Error | TimeoutError):
+        kind = "invalid_request_error" if isinstance(error, UserError | _BodyTooLargeError) else "server_error"
+        return {"error": {"message": str(error), "type": kind}}
+    _log.error("a request failed: %s: %s", type(error).__name__, error)
+    return {"error": {"message": f"internal error: {type(error).__name__}", "type": "server_error"}}
+
+
+def _parse(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"body: not JSON ({error}). Check it.") from error
+
+
+def _event(value: Any) -> str:
+    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"

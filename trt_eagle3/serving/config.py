@@ -1,0 +1,101 @@
+"""ServingConfig: what a server takes from strangers. Every default stands here, once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal import MediaPolicy
+
+__all__ = ["ServingConfig"]
+
+# What Pillow decodes in its own process and users send; it would hand PostScript to Ghostscript, for one.
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+Count = Annotated[int, Field(gt=0, le=1 << 40)]
+
+
+class ServingConfig(BaseModel):
+    """Limits on requests; fields as in ``multimodal.MediaPolicy`` where not said here.
+
+    Attributes:
+        allowed_hosts: hosts that image and video URLs are fetched from; none by default, so data URIs only.
+        max_media: images and videos of one request. max_media_bytes: of each, encoded.
+        max_prompt_chars: of a request's text, without its images and videos.
+        max_body_bytes: of an HTTP request to ``trt-eagle3 serve``.
+        max_request_s: a request that takes longer is ended with an error.
+        log_prompts: write prompts to the log; else the log holds sizes, times and outcomes only.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    allowed_hosts: tuple[str, ...] = ()
+    fetch_timeout_s: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = 10.0
+    max_media: Count = 16
+    max_media_bytes: Count = 20 << 20
+    max_pixels: Count = 1 << 25  # an 8K frame
+    max_video_frames: Count = 7200  # two minutes at 60 per second
+    max_video_pixels: Count = 1 << 27  # 64 frames of 1080p
+    max_prompt_chars: Count = 1_000_000
+    max_body_bytes: Count = 64 << 20
+    max_request_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
+    log_prompts: bool = False
+
+    @field_validator("allowed_hosts")
+    @classmethod
+    def _are_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+        for host in hosts:
+            if not host.removeprefix("*.") or any(c in host for c in "/@? \t\n") or "*" in host.removeprefix("*."):
+                raise ValueError("expected hosts such as images.example.com, *.example.com or host:8080")
+        return hosts
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], origin: str) -> ServingConfig:
+        """Check ``values``; ``origin`` names them in errors.
+
+        Raises:
+            UserError: an unknown field or a bad value.
+        """
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in first["loc"])
+            if first["type"] == "extra_forbidden":
+                raise UserError(f"{origin}: {field}: unknown. Known: {', '.join(cls.model_fields)}") from error
+            message = first["msg"].removeprefix("Value error, ")
+            raise UserError(f"{origin}: {field}: {message}, got {first['input']!r:.80}") from error
+
+    def check_prompt(self, prompt: str | Sequence[Any]) -> None:
+        """Refuse a text, or messages with texts, that are too long to be worth reading.
+
+        Raises:
+            UserError: more than ``max_prompt_chars``.
+        """
+        count = len(prompt) if isinstance(prompt, str) else sum(map(_num_chars, prompt))
+        if count > self.max_prompt_chars:
+            raise UserError(f"prompt: {count} characters, the limit is {self.max_prompt_chars}. Shorten it.")
+
+    def media(self) -> MediaPolicy:
+        """What a request's images and videos may be: never a file of this machine."""
+        return MediaPolicy(
+            paths=False,
+            allowed_hosts=self.allowed_hosts,
+            formats=_FORMATS,
+            max_items=self.max_media,
+            max_bytes=self.max_media_bytes,
+            max_pixels=self.max_pixels,
+            max_video_frames=self.max_video_frames,
+            max_video_pixels=self.max_video_pixels,
+            fetch_timeout_s=self.fetch_timeout_s,
+        )
+
+
+def _num_chars(message: Any) -> int:
+    """Characters of a message's texts; what is no message is refused where messages are read."""
+    content = message.get("content") if isinstance(message, Mapping) else None
+    parts = [content] if isinstance(content, str) else content if isinstance(content, list) else []
+    texts = (part.get("text") if isinstance(part, Mapping) else part for part in parts)
+    return sum(len(text) for text in texts if isinstance(text, str))

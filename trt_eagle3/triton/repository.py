@@ -1,0 +1,199 @@
+"""deploy: a bundle becomes a model in a Triton model repository, with the files that launch a server on it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from trt_eagle3.engine.bundle import BUNDLE_FILE, PARTIAL, REFERENCE_ROOT, BundleRecord, read_bundle
+from trt_eagle3.engine.staging import atomic_directory, place_file, write_file
+from trt_eagle3.errors import UserError
+from trt_eagle3.serving import ServingConfig
+from trt_eagle3.template import render
+from trt_eagle3.triton.tensors import INPUTS, OUTPUTS
+
+__all__ = ["DEFAULT_IMAGE", "ENVIRONMENTS", "Deployment", "deploy"]
+
+DEFAULT_IMAGE = "nvcr.io/nvidia/tritonserver:26.07-py3"
+ENVIRONMENTS = ("server", "interpreter")
+"""Whose Python runs the model: the server's own, this one's; or a packed environment, by its file name."""
+
+_MARK = "Written by trt-eagle3"
+_VERSION = "1"
+_LAUNCHERS = {"launch.sh": "launch.sh", "compose.yaml": "compose.yaml", "Dockerfile": "Dockerfile"}
+_LAUNCHERS |= {"kubernetes.yaml": "kubernetes.yaml", ".dockerignore": "dockerignore"}
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What was written.
+
+    Attributes:
+        model: the model's folder. name: what requests call it. files: for launching, in the repository.
+        num_bytes: of the bundle. placed: how its files got there. notes: what a user should know, one line each.
+    """
+
+    model: Path
+    name: str
+    files: tuple[Path, ...]
+    num_bytes: int
+    placed: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        paths = {"model": str(self.model), "name": self.name, "files": [str(file) for file in self.files]}
+        return {**paths, "num_bytes": self.num_bytes, "placed": list(self.placed), "notes": list(self.notes)}
+
+    def lines(self) -> list[str]:
+        """For a terminal."""
+        return [
+            f"wrote {self.model}: {self.num_bytes / 1e6:.1f} MB by {' and '.join(self.placed)}",
+            f"  beside it: {', '.join(file.name for file in self.files)}",
+            *(f"note: {note}" for note in self.notes),
+            f"next: {self.model.parent}/launch.sh",
+        ]
+
+
+def deploy(
+    bundle: Path,
+    repository: Path,
+    *,
+    name: str | None = None,
+    environment: str = "server",
+    serving: Mapping[str, Any] | None = None,
+    image: str = DEFAULT_IMAGE,
+) -> Deployment:
+    """Write the model ``name`` into ``repository``, whole or not at all, and the files that launch a server.
+
+    The bundle goes into the model by reflink, hard link or copy, so that the repository stands on its own.
+
+    Args:
+        name: of the model; the bundle's by default.
+        environment: one of ``ENVIRONMENTS``, or a packed environment (.tar.gz of conda-pack or venv-pack).
+        serving: fields of ``ServingConfig``.
+        image: of Triton, for containers.
+    Raises:
+        UserError: no bundle, somebody else's files in the way, or a bad field.
+    """
+    record = read_bundle(bundle)
+    name = name or record.config.name
+    limits = ServingConfig.from_mapping(serving or {}, "--set")
+    model = repository / name
+    _check_place(bundle, repository, model, name)
+    values = _values(record, bundle, name, image, _parameters(limits, environment))
+    for file in _LAUNCHERS:
+        _check_ours(repository / file)
+    with atomic_directory(model) as folder:
+        write_file(folder / "config.pbtxt", render("trt_eagle3.triton", "config.pbtxt", values))
+        write_file(folder / _VERSION / "model.py", render("trt_eagle3.triton", "model.py", values))
+        placed = _place(bundle, folder / _VERSION / "bundle")
+        if environment not in ENVIRONMENTS:
+            shutil.copyfile(environment, folder / "env.tar.gz")
+    written = []
+    for file, template in _LAUNCHERS.items():
+        if file == "kubernetes.yaml" and record.weights == "reference":
+            (repository / file).unlink(missing_ok=True)
+            continue
+        write_file(repository / file, render("trt_eagle3.triton", template, values))
+        written.append(repository / file)
+    (repository / "launch.sh").chmod(0o755)
+    return Deployment(model, name, tuple(written), values["num_bytes"], placed, _notes(record, environment))
+
+
+def _check_place(bundle: Path, repository: Path, model: Path, name: str) -> None:
+    if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or not name.isascii() or PARTIAL in name:
+        raise UserError(f"--name {name!r}: expected letters, digits, '.', '_' and '-'.")
+    inside, outside = repository.resolve(), bundle.resolve()
+    if inside.is_relative_to(outside):
+        raise UserError(f"{repository}: lies in the bundle. Name another folder.")
+    if repository.exists() and not repository.is_dir():
+        raise UserError(f"{repository}: not a folder. Name another place.")
+    if outside.is_relative_to(model.resolve()):
+        raise UserError(f"{bundle}: lies in the model that would be replaced. Name another repository.")
+    ours = (model / _VERSION / "bundle" / BUNDLE_FILE).is_file()
+    if model.exists() and not ours and (not model.is_dir() or any(model.iterdir())):
+        raise UserError(f"{model}: expected a model of trt-eagle3 or nothing there. Choose another --name.")
+
+
+def _check_ours(file: Path) -> None:
+    if file.exists() and (not file.is_file() or _MARK.encode() not in file.read_bytes()[:400]):
+        raise UserError(
+            f"{file}: not written by trt-eagle3, so it is not replaced. Move it, or name another repository."
+        )
+
+
+def _parameters(serving: ServingConfig, environment: str) -> dict[str, str]:
+    """Of config.pbtxt; the limits as YAML values."""
+    found = {name: _yaml(value) for name, value in serving.model_dump(mode="json").items()}
+    found["exit_on_crash"] = "true"
+    if environment == "interpreter":
+        if not Path(sys.prefix, "bin/activate").is_file():
+            raise UserError(
+                f"--env interpreter: {sys.prefix} is no virtual environment. Run this from one, or use server."
+            )
+        found["EXECUTION_ENV_PATH"] = sys.prefix
+    elif environment != "server":
+        if not Path(environment).is_file():
+            raise UserError(
+                f"--env {environment}: expected {' or '.join(ENVIRONMENTS)}, or a packed environment's file."
+            )
+        found["EXECUTION_ENV_PATH"] = "$$TRITON_MODEL_DIRECTORY/env.tar.gz"
+    return found
+
+
+def _yaml(value: Any) -> str:
+    text = yaml.safe_dump(value, default_flow_style=True, width=1 << 30).removesuffix("\n...\n").strip()
+    return text.replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _values(record: BundleRecord, bundle: Path, name: str, image: str, parameters: Mapping[str, str]) -> dict[str, Any]:
+    num_bytes = sum(file.stat().st_size for file in bundle.rglob("*") if file.is_file())
+    gibibytes = max(1, -(-num_bytes * 12 // 10 >> 30))
+    return {
+        "version": version("trt-eagle3"),
+        "bundle": record,
+        "name": name,
+        "slug": "-".join(part for part in name.lower().replace("_", "-").replace(".", "-").split("-") if part),
+        "inputs": INPUTS,
+        "outputs": OUTPUTS,
+        "parameters": parameters,
+        "environment": sys.prefix,
+        "image": image,
+        "gpu": record.config.engine.device == "cuda",
+        "pins": [f"{package}=={pin}" for package, pin in record.engine.versions.items() if package != "onnx"],
+        "mounts": _mounts(record),
+        "num_bytes": num_bytes,
+        "gibibytes": gibibytes,
+        "memory": gibibytes * 2 + 4,
+    }
+
+
+def _mounts(record: BundleRecord) -> list[str]:
+    """Folders outside the bundle that hold its weights."""
+    files = [file for source in record.sources.values() for file in source.files]
+    return sorted({str((REFERENCE_ROOT / file).parent) for file in files}) if record.weights == "reference" else []
+
+
+def _place(bundle: Path, destination: Path) -> tuple[str, ...]:
+    sources = [file for file in sorted(bundle.rglob("*")) if file.is_file()]
+    how = [place_file(file, destination / file.relative_to(bundle)) for file in sources]
+    return tuple(dict.fromkeys(how))
+
+
+def _notes(record: BundleRecord, environment: str) -> tuple[str, ...]:
+    notes = []
+    if record.weights == "reference":
+        notes.append(
+            "the bundle refers to its checkpoints, so there is no kubernetes.yaml: build it with --weights contained"
+        )
+    if environment == "interpreter":
+        notes.append(f"the model runs in {sys.prefix} on this machine only: containers need --env server")
+    return tuple(notes)

@@ -1,0 +1,133 @@
+"""An inference request's tensors and parameters as a `Request` of the engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from trt_eagle3.decode.request import Request
+from trt_eagle3.decode.sampling import Sampling
+from trt_eagle3.errors import UserError
+from trt_eagle3.serving import ServingConfig
+from trt_eagle3.triton.tensors import INPUTS
+
+__all__ = ["Order", "read_order"]
+
+_TRITON_PREFIX = "triton_"  # request parameters of the server itself
+_TRITON_NAMES = frozenset({"id", "binary_data_output", "priority", "timeout", "sequence_id"})
+
+
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "seed")
+
+
+@dataclass(frozen=True)
+class Order:
+    """What one inference request asks for.
+
+    Attributes:
+        stream: one response per chunk, else one in all.
+        echo: what stands before the answer: the prompt, or nothing.
+        return_token_ids: whether responses carry ``token_ids``.
+    """
+
+    request: Request
+    stream: bool
+    echo: str
+    return_token_ids: bool
+
+
+def read_order(tensors: Mapping[str, Any], parameters: Mapping[str, Any], serving: ServingConfig) -> Order:
+    """Read an inference request.
+
+    Args:
+        tensors: numpy arrays by input name, those that the request has; strings as bytes objects.
+        parameters: the request's parameters. HTTP's ``generate`` makes one of each key of its JSON that no input has.
+    Raises:
+        UserError: no prompt or two, text that is not UTF-8, too long a prompt, an unknown parameter, or a value that
+            ``decode.request.Request`` refuses.
+    """
+    _refuse_unknown(parameters)
+    values = {name: _READERS[INPUTS[name].data_type](tensors[name], name) for name in tensors}
+    single = {name: value[0] for name, value in values.items() if INPUTS[name].length == 1 and value}
+    text, messages = single.get("text_input"), single.get("messages")
+    if (text is None) == (messages is None):
+        raise UserError("request: expected text_input or messages, got " + ("neither." if text is None else "both."))
+    prompt = _parse_messages(messages or "") if text is None else text
+    serving.check_prompt(prompt)
+    options = {name: single[name] for name in ("max_tokens", "ignore_eos", "speculation") if name in single}
+    request = Request(
+        prompt=prompt,
+        images=(*values.get("image_url", ()), *values.get("image_bytes", ())),
+        videos=(*map(_video, values.get("video", ())), *values.get("video_bytes", ())),
+        sampling=Sampling(**{name: single[name] for name in _SAMPLING if name in single}),
+        stop=tuple(values.get("stop_words", ())),
+        stop_token_ids=tuple(values.get("stop_token_ids", ())),
+        **options,
+    )
+    echo = "" if single.get("exclude_input_in_output", True) else text or ""
+    return Order(request, single.get("stream", False), echo, single.get("return_token_ids", False))
+
+
+def _refuse_unknown(parameters: Mapping[str, Any]) -> None:
+    # names with a hyphen are HTTP headers that the operator forwards
+    unknown = [
+        name
+        for name in parameters
+        if name not in _TRITON_NAMES and not name.startswith(_TRITON_PREFIX) and "-" not in name
+    ]
+    if unknown:
+        raise UserError(f"request: unknown input {unknown[0]!r:.80}. Known: {', '.join(INPUTS)}.")
+
+
+def _strings(array: Any, name: str) -> list[Any]:
+    raw = [bytes(value) for value in np.asarray(array, dtype=object).reshape(-1)]
+    return raw if name.endswith("_bytes") else [_text(value, name) for value in raw]
+
+
+def _text(value: bytes, name: str) -> str:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name}: not UTF-8 at byte {error.start}. Encode it as UTF-8.") from error
+
+
+def _numbers(array: Any, name: str) -> list[Any]:
+    del name
+    return list(np.asarray(array).reshape(-1).tolist())
+
+
+_READERS: Mapping[str, Callable[[Any, str], list[Any]]] = {
+    "TYPE_STRING": _strings,
+    "TYPE_INT32": _numbers,
+    "TYPE_UINT64": _numbers,
+    "TYPE_FP32": _numbers,
+    "TYPE_BOOL": _numbers,
+}
+
+
+def _parse_messages(text: str) -> list[Any]:
+    messages = _parse_json(text, "messages")
+    if not isinstance(messages, list):
+        raise UserError(f"messages: expected a JSON list of messages, got {type(messages).__name__}.")
+    return messages
+
+
+def _parse_json(text: str, name: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{name}: not JSON ({error}). Check it.") from error
+
+
+def _video(text: str) -> Any:
+    """A file's data URI or URL; or a JSON list of frames."""
+    if not text.lstrip().startswith("["):
+        return text
+    frames = _parse_json(text, "video")
+    if not all(isinstance(frame, str) for frame in frames):
+        raise UserError("video: expected a JSON list of data URIs, got other values in it.")
+    return frames

@@ -1,0 +1,49 @@
+"""Watchdog: when the backend process dies without saying goodbye, its server is told to stop.
+
+Triton 2.51 goes on calling a model ready whose Python process has crashed, and answers every request with an error. A
+server that stops is seen by readiness probes, clients and supervisors, who start it again.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+__all__ = ["Watchdog"]
+
+GRACE_S = 10  # what other models of that server may still finish
+
+# Waits for the end of the pipe that the backend process holds. A letter before it is the goodbye.
+_PROGRAM = """
+import os, signal, sys, time
+server, grace = int(sys.argv[1]), float(sys.argv[2])
+if not sys.stdin.buffer.read(1):
+    try:
+        os.kill(server, signal.SIGTERM)
+        time.sleep(grace)
+        os.kill(server, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+"""
+
+
+class Watchdog:
+    """Guards the process that makes it; the server is that process's parent."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [_interpreter(), "-I", "-S", "-c", _PROGRAM, str(os.getppid()), str(GRACE_S)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+            close_fds=True,
+        )
+
+    def dismiss(self) -> None:
+        """This process ends as it should."""
+        self._process.communicate(b"x", timeout=5)
+
+
+def _interpreter() -> str:
+    """Inside Triton's stub, ``sys.executable`` may be the stub."""
+    return f"{sys.prefix}/bin/python3"
