@@ -1,4 +1,4 @@
-"""The decoder, one sequence at a time: speculative decoding says what plain decoding says, and every cycle computes what it claims to."""
+"""The decoder, one sequence at a time: speculative says what plain says, and cycles compute what they claim to."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.decode import decoder as decoder_module
 from trt_eagle3.decode.decoder import Decoder
-from trt_eagle3.decode.dynamic_tree import DynamicTree
 from trt_eagle3.decode.kv_cache import KVCache
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.propose import Proposer

@@ -90,11 +90,12 @@ class Rows:
         features, logits = runner.fuse(self.aux), []
         out = []
         for start, stop in ((0, 4), (4, PROMPT_ROWS)):
-            place = Place(start, pages.pages(stop), causal_mask(stop - start), self.positions[:, start:stop])
+            place = Place.single(start, pages.pages(stop), causal_mask(stop - start), self.positions[:, start:stop])
             rows = slice(start, stop)
-            parts = runner.forward(self.embeds[rows], features[rows], place, torch.arange(stop - start))
-            logits.append(parts[0])
-            out.append(parts[1])
+            wanted = torch.arange(stop - start)[None]
+            parts = runner.forward(self.embeds[None, rows], features[None, rows], place, wanted)
+            logits.append(parts[0][0])
+            out.append(parts[1][0])
         for level in self.levels:
             done = torch.cat(out)
             stop = PROMPT_ROWS + level[-1] + 1
@@ -102,10 +103,11 @@ class Rows:
             fed = torch.stack(
                 [done[PROMPT_ROWS + self.parents[i] if self.parents[i] >= 0 else PROMPT_ROWS - 1] for i in level]
             )
-            place = Place(PROMPT_ROWS, pages.pages(stop), self.mask[nodes, PROMPT_ROWS:stop], self.positions[:, nodes])
-            parts = runner.forward(self.embeds[nodes], fed, place, torch.arange(len(level)))
-            logits.append(parts[0])
-            out.append(parts[1])
+            mask, positions = self.mask[nodes, PROMPT_ROWS:stop], self.positions[:, nodes]
+            place = Place.single(PROMPT_ROWS, pages.pages(stop), mask, positions)
+            parts = runner.forward(self.embeds[None, nodes], fed[None], place, torch.arange(len(level))[None])
+            logits.append(parts[0][0])
+            out.append(parts[1][0])
         return torch.cat(logits), torch.cat(out)
 
     def reference(self, draft: ReferenceDraft) -> tuple[Tensor, Tensor]:

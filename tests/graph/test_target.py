@@ -59,12 +59,12 @@ class Rows:
         pages.reserve(NUM_ROWS)
         parts = []
         for start, stop in zip([0, *cuts], [*cuts, NUM_ROWS], strict=True):
-            place = Place(start, pages.pages(stop), causal_mask(stop - start), self.positions[:, start:stop])
-            wanted = torch.arange(stop - start)
-            deepstack = self.deepstack[:, start:stop].contiguous()
-            parts.append(runner.forward(self.embeds[start:stop], place, wanted, deepstack))
+            place = Place.single(start, pages.pages(stop), causal_mask(stop - start), self.positions[:, start:stop])
+            wanted = torch.arange(stop - start)[None]
+            deepstack = self.deepstack[:, None, start:stop].contiguous()
+            parts.append(runner.forward(self.embeds[None, start:stop], place, wanted, deepstack))
         logits, aux = zip(*parts, strict=True)
-        return torch.cat(logits), None if aux[0] is None else torch.cat(aux)
+        return torch.cat(logits, dim=1)[0], None if aux[0] is None else torch.cat(aux, dim=1)[0]
 
     def reference(self, target: Target) -> TargetStates:
         return target.states(self.embeds, self.positions, self.visual, self.deepstack[:, VISUAL])

@@ -17,8 +17,8 @@ from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.engine import load
 from trt_eagle3.decode.kv_cache import KVCache, PagePool, PageTable
-from trt_eagle3.decode.propose import Proposer, draft_decode_position, draft_positions, draft_prompt_embeds
-from trt_eagle3.decode.runner import DraftRunner
+from trt_eagle3.decode.propose import Drafters, Proposer, draft_decode_position, draft_positions, put_draft_visual
+from trt_eagle3.decode.runner import DraftRunner, Place, causal_mask
 from trt_eagle3.decode.tree import static_tree
 from trt_eagle3.engine.bundle import reference_location
 from trt_eagle3.engine.embedding import EmbeddingTable
@@ -51,7 +51,7 @@ class Recorder(DraftRunner):
 
     def forward(self, embeds: Tensor, features: Tensor, place: Any, logit_rows: Tensor) -> tuple[Tensor, Tensor]:
         logits, out = super().forward(embeds, features, place, logit_rows)
-        self.logits.append(logits)
+        self.logits.append(logits[0])
         return logits, out
 
 
@@ -61,8 +61,7 @@ def ref_chain(asked: Asked, manifest: DraftManifest, recording: Recording, row: 
     length = row + 1
     count = len(prompt.token_ids)
     embeds = runner.embedding.lookup(ids[1:])
-    of_prompt = draft_prompt_embeds(manifest, embeds[:count], prompt.visual_embeds, prompt.visual_rows)
-    embeds = torch.cat([of_prompt, embeds[count:]])
+    put_draft_visual(manifest, prompt, embeds[:count], 0)
     text = torch.arange(count, len(ids), dtype=torch.int32) + prompt.rope_delta
     positions = draft_positions(
         manifest, 0, torch.cat([prompt.position_ids, text.expand(3, -1)], dim=1), torch.full((3,), 10**6)
@@ -70,12 +69,13 @@ def ref_chain(asked: Asked, manifest: DraftManifest, recording: Recording, row: 
     features = runner.fuse(recording.aux(manifest, asked.engine.spec.num_deepstack))
     pages = PageTable(PagePool(40, 16))
     pages.reserve(length + STEPS)
-    proposer = Proposer(runner, 10_000)
+    proposer = Proposer(runner)
     runner.logits = []
-    state = proposer.extend(0, pages, embeds[:length], features[:length], positions[:, :length].int())
+    place = Place.single(0, pages.pages(length), causal_mask(length), positions[:, :length].int())
+    states = proposer.extend(place, embeds[None, :length], features[None, :length])
     tree = static_tree(SpeculationConfig(mode="chain", steps=STEPS))
     first = draft_decode_position(manifest, length, length + prompt.rope_delta)
-    proposer.propose(tree, int(ids[length]), state, pages, first)
+    proposer.propose(tree, Drafters(states, [int(ids[length])], [first], pages.pages(length + STEPS)))
     return [logits[-1] for logits in runner.logits]
 
 
