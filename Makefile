@@ -3,6 +3,8 @@ PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 READY := .venv/.ready
+TRITON_READY := .venv-triton/.ready
+PURELIB := 'import sysconfig; print(sysconfig.get_path("purelib"))'
 BUNDLE := engines/tiny
 SOURCES := $(wildcard trt_eagle3/*.py trt_eagle3/*/*.py)
 
@@ -14,7 +16,7 @@ demo: $(BUNDLE)/bundle.json
 $(BUNDLE)/bundle.json: $(READY) build_configs/tiny.yaml $(SOURCES)
 	$(BIN)/trt-eagle3 build --config build_configs/tiny.yaml
 
-test: lint
+test: lint $(TRITON_READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 lint: $(READY)
@@ -27,6 +29,17 @@ $(READY): pyproject.toml requirements.lock
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[dev]'
 	@touch $@
+
+# A Triton Inference Server for the tests. Its Python backend needs numpy<2, so it has an environment of its own, which
+# sees .venv behind that. Where there is no such server, the tests that need it are skipped.
+$(TRITON_READY): $(READY) Makefile
+	$(BIN)/python -m venv .venv-triton
+	@.venv-triton/bin/pip install --quiet --disable-pip-version-check --no-deps nvidia-pytriton==0.7.0 && \
+	.venv-triton/bin/pip install --quiet --disable-pip-version-check \
+		'numpy==1.26.4' 'ml_dtypes==0.5.4' 'tritonclient[grpc]==2.73.0' && \
+	printf "import site; site.addsitedir('%s')\n" "$$($(BIN)/python -c $(PURELIB))" \
+		> "$$(.venv-triton/bin/python -c $(PURELIB))/trt_eagle3.pth" && \
+	touch $@ || echo "make: no Triton server for this platform, so its tests will be skipped"
 
 NVCC ?= $(firstword $(wildcard $(shell command -v nvcc) /usr/local/cuda/bin/nvcc))
 
@@ -41,4 +54,4 @@ else
 endif
 
 clean:
-	rm -rf .venv engines plugins/build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-triton engines plugins/build .pytest_cache .mypy_cache .ruff_cache
