@@ -188,7 +188,9 @@ class Proposer:
     def _children(self, logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:
         """Target ids and log-probabilities [B, n, k] of the best tokens after each row of ``logits [B, n, Vd]``."""
         best = logits.topk(topk, dim=-1)
-        return self.runner.target_ids(best.indices), best.values - logits.logsumexp(dim=-1, keepdim=True)
+        log_probs = best.values - logits.logsumexp(dim=-1, keepdim=True)
+        # of a draft that overflowed: NaN would sort before its own parent
+        return self.runner.target_ids(best.indices), log_probs.nan_to_num(nan=-torch.inf)
 
 
 def tree_proposal(tree: Tree, tokens: Tensor) -> Proposal:

@@ -10,7 +10,6 @@ Shapes: T nodes of one sequence, V vocab.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,7 +52,7 @@ class Sampling:
         _check_whole("top_k", self.top_k, 0, 2**31 - 1)
         _check_number("top_p", self.top_p, 0.0, 1.0, open_below=True)
         _check_number("min_p", self.min_p, 0.0, 1.0)
-        _check_number("repetition_penalty", self.repetition_penalty, 0.0, 100.0, open_below=True)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _check_number("presence_penalty", self.presence_penalty, -100.0, 100.0)
         if self.seed is not None:
             _check_whole("seed", self.seed, 0, 2**64 - 1)
@@ -70,15 +69,22 @@ class Sampling:
 
 
 def _check_number(name: str, value: object, low: float, high: float, *, open_below: bool = False) -> None:
-    number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
-    if not low <= number <= high or (open_below and number == low):
+    in_range = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+    if not in_range or (open_below and value == low):
         bounds = f"{'above' if open_below else 'from'} {low:g} to {high:g}"
-        raise UserError(f"{name}: expected a number {bounds}, got {value!r:.40}")
+        raise UserError(f"{name}: expected a number {bounds}, got {_shown(value)}")
 
 
 def _check_whole(name: str, value: object, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise UserError(f"{name}: expected a whole number from {low} to {high}, got {value!r:.40}")
+        raise UserError(f"{name}: expected a whole number from {low} to {high}, got {_shown(value)}")
+
+
+def _shown(value: object) -> str:
+    """A value of any type, in one line."""
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return "one of more than 40 digits"
+    return f"{' '.join(repr(value).split()):.40}"
 
 
 GREEDY = Sampling()
@@ -104,7 +110,8 @@ def target_probs(logits: Tensor, sampling: Sampling) -> Tensor:
     """
     if sampling.greedy:
         return torch.zeros_like(logits, dtype=torch.float64).scatter_(1, logits.argmax(dim=1, keepdim=True), 1.0)
-    probs = (logits.double() / sampling.temperature).softmax(dim=1)
+    logits = logits.double() - logits.amax(dim=1, keepdim=True)  # a quotient then overflows to -inf only
+    probs = (logits / sampling.temperature).softmax(dim=1)
     if 0 < sampling.top_k < probs.shape[1]:
         probs = _keep_from(probs, probs.topk(sampling.top_k, dim=1).values[:, -1:])
     if sampling.top_p < 1.0:
