@@ -1,0 +1,113 @@
+// What the cases share: a count of failed checks, and sound nodes of each op to start from.
+#pragma once
+
+#include <cstdio>
+#include <functional>
+#include <string>
+
+#include "driver.h"
+#include "stand_in.h"
+
+namespace cases {
+
+using driver::Field;
+using driver::Tensor;
+using driver::Tensors;
+using nvinfer1::DataType;
+
+inline int failed = 0, checked = 0;
+
+inline bool check(bool holds, const std::string& what) {
+  ++checked;
+  if (!holds) {
+    ++failed;
+    std::printf("FAILED  %s\n", what.c_str());
+  }
+  return holds;
+}
+
+// A node of an op: its attributes and, for one choice of types, its tensors.
+struct Sound {
+  std::string op;
+  std::vector<Field> fields;
+  Tensors in, out;
+
+  Tensors all() const {
+    Tensors tensors = in;
+    tensors.insert(tensors.end(), out.begin(), out.end());
+    return tensors;
+  }
+};
+
+constexpr int32_t kOnnxFloat = 1, kOnnxHalf = 10;
+
+inline int32_t onnx_of(DataType type) { return type == DataType::kHALF ? kOnnxHalf : kOnnxFloat; }
+
+// T of weight and y; x and, if there is one, the residual.
+inline Sound add_rms_norm(DataType t, DataType x, const DataType* residual, int64_t rows, int64_t hidden) {
+  Sound s{"AddRmsNorm", {{"epsilon", 1e-6}, {"compute_type", onnx_of(t)}, {"x_type", onnx_of(x)}}, {}, {}};
+  s.in = {{x, {rows, hidden}, {64, hidden}}, {t, {hidden}, {}}};
+  s.out = {{t, {rows, hidden}, {64, hidden}}};
+  s.fields.emplace_back("num_outputs", residual != nullptr ? 2 : 1);
+  if (residual != nullptr) {
+    s.fields.emplace_back("residual_type", onnx_of(*residual));
+    s.in.push_back({*residual, {rows, hidden}, {64, hidden}});
+    s.out.push_back({*residual, {rows, hidden}, {64, hidden}});
+  }
+  return s;
+}
+
+inline Sound qk_norm_mrope(DataType t, bool norm, int64_t batch, int64_t seq, int32_t heads, int32_t heads_kv,
+                           int32_t dim) {
+  const int64_t n = batch < 0 ? -1 : batch * seq, width = int64_t{heads + 2 * heads_kv} * dim;
+  Sound s{"QKNormMRope",
+          {{"num_heads", heads}, {"num_kv_heads", heads_kv}, {"head_dim", dim}, {"compute_type", onnx_of(t)}},
+          {},
+          {}};
+  s.in = {{t, {n, width}, {64, width}},
+          {DataType::kINT32, {3, batch, seq}, {3, 4, 16}},
+          {DataType::kFLOAT, {dim / 2}, {}},
+          {DataType::kINT32, {dim / 2}, {}}};
+  if (norm) {
+    s.fields.emplace_back("epsilon", 1e-6);
+    s.in.push_back({t, {dim}, {}});
+    s.in.push_back({t, {dim}, {}});
+  }
+  for (const int64_t count : {heads, heads_kv, heads_kv}) s.out.push_back({t, {n, count * dim}, {64, count * dim}});
+  return s;
+}
+
+struct TreeSizes {
+  int64_t batch, num_new, tail, pages_per_row, page_size, slots;
+  int32_t heads, heads_kv, dim;
+};
+
+inline Sound tree_attention(DataType t, const TreeSizes& z, DataType mask = DataType::kBOOL) {
+  const int64_t n = z.batch < 0 ? -1 : z.batch * z.num_new;
+  const int64_t q = int64_t{z.heads} * z.dim, kv = int64_t{z.heads_kv} * z.dim;
+  Sound s{"TreeAttention",
+          {{"num_heads", z.heads},
+           {"num_kv_heads", z.heads_kv},
+           {"page_size", static_cast<int32_t>(z.page_size)},
+           {"scale", 1.0 / 8},
+           {"compute_type", onnx_of(t)}},
+          {},
+          {}};
+  const Tensor cache{t, {z.slots, z.heads_kv, z.dim}, {z.slots < 0 ? 4096 : z.slots, z.heads_kv, z.dim}};
+  s.in = {{t, {n, q}, {64, q}},
+          {t, {n, kv}, {64, kv}},
+          {t, {n, kv}, {64, kv}},
+          cache,
+          cache,
+          {DataType::kINT32, {z.batch}, {4}},
+          {DataType::kINT32, {z.batch}, {4}},
+          {DataType::kINT32, {z.batch, z.pages_per_row}, {4, 16}},
+          {mask, {z.batch, z.num_new, z.tail}, {4, 16, 16}}};
+  s.out = {{t, {n, q}, {64, q}}, cache, cache};
+  return s;
+}
+
+void run_host_cases();
+bool run_gpu_cases();  // false, with the reason printed, where there is no GPU
+
+}  // namespace cases

@@ -1,0 +1,264 @@
+// What the plugins say and refuse before anything runs; no GPU.
+#include <algorithm>
+
+#include "cases.h"
+
+namespace cases {
+namespace {
+
+using nvinfer1::TensorFormat;
+
+// What the cases of all ops go through: dynamic sizes as a builder shows them, and two forms where there are two.
+std::vector<Sound> sound_nodes() {
+  const DataType half = DataType::kHALF, real = DataType::kFLOAT;
+  std::vector<Sound> all;
+  for (const DataType t : {half, real}) {
+    all.push_back(add_rms_norm(t, t, nullptr, -1, 64));
+    all.push_back(add_rms_norm(t, real, nullptr, -1, 64));
+    all.push_back(add_rms_norm(t, t, &t, -1, 64));
+    all.push_back(add_rms_norm(t, t, &real, -1, 64));
+    all.push_back(add_rms_norm(t, real, &real, -1, 64));
+    all.push_back(qk_norm_mrope(t, false, -1, -1, 4, 2, 64));
+    all.push_back(qk_norm_mrope(t, true, -1, -1, 4, 2, 64));
+    all.push_back(tree_attention(t, {-1, -1, -1, -1, 16, -1, 4, 2, 64}));
+    all.push_back(tree_attention(t, {-1, -1, -1, -1, 16, -1, 4, 2, 64}, DataType::kINT32));
+  }
+  return all;
+}
+
+std::string label(const Sound& s, const std::string& what) {
+  return s.op + " (" + std::to_string(s.in.size()) + " inputs): " + what;
+}
+
+bool supports_all(driver::Plugin& plugin, const Tensors& all, size_t num_inputs) {
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (!plugin.supports(all, static_cast<int32_t>(i), static_cast<int32_t>(num_inputs))) return false;
+  }
+  return true;
+}
+
+void check_creators() {
+  check(stand_in::creators().size() == 3, "three creators register themselves when the library is loaded");
+  const std::vector<std::string> heads = {"num_heads", "num_kv_heads"};
+  check(driver::field_names("AddRmsNorm") ==
+            std::vector<std::string>{"epsilon", "num_outputs", "compute_type", "x_type", "residual_type"},
+        "fields of AddRmsNorm");
+  check(driver::field_names("QKNormMRope") ==
+            std::vector<std::string>{"num_heads", "num_kv_heads", "head_dim", "epsilon", "compute_type"},
+        "fields of QKNormMRope");
+  check(driver::field_names("TreeAttention") ==
+            std::vector<std::string>{"num_heads", "num_kv_heads", "page_size", "scale", "compute_type"},
+        "fields of TreeAttention");
+  check(driver::field_names("NoSuchOp").empty(), "no creator under another name");
+}
+
+// The order in which a builder asks, down to a loaded copy; what it is told must not change on the way.
+void check_life(const Sound& s) {
+  auto made = driver::create(s.op, s.fields);
+  if (!check(made != nullptr, label(s, "is created: " + stand_in::take_log()))) return;
+  auto plugin = made->clone();
+  made.reset();
+  check(plugin->num_outputs() == static_cast<int32_t>(s.out.size()), label(s, "number of outputs"));
+  std::vector<DataType> types;
+  for (const Tensor& tensor : s.out) types.push_back(tensor.type);
+  check(plugin->output_types(s.in) == types, label(s, "output types"));
+  const auto shapes = plugin->output_shapes(s.in);
+  if (check(shapes.has_value(), label(s, "shapes: " + stand_in::take_log()))) {
+    for (size_t i = 0; i < s.out.size(); ++i) {
+      bool same = (*shapes)[i].size() == s.out[i].sizes.size();
+      for (size_t axis = 0; same && axis < s.out[i].sizes.size(); ++axis) {
+        const int64_t wanted = s.out[i].sizes[axis], got = (*shapes)[i][axis];
+        same = wanted < 0 ? got < 0 : got == wanted;
+      }
+      check(same, label(s, "shape of output " + std::to_string(i)));
+    }
+    if (s.op == "TreeAttention") {
+      check((*shapes)[1][0] != (*shapes)[0][0], label(s, "slots of the cache are not the number of tokens"));
+    }
+  }
+  check(supports_all(*plugin, s.all(), s.in.size()), label(s, "takes its own types: " + stand_in::take_log()));
+  check(plugin->configure(s.in, s.out), label(s, "is configured"));
+  check(stand_in::take_log().empty(), label(s, "has nothing to complain about"));
+  for (int32_t i = 0; i < plugin->num_outputs(); ++i) {
+    const int32_t wanted = s.op == "TreeAttention" && i > 0 ? 2 + i : -1, got = plugin->aliased_input(i);
+    check(got == -2 || got == wanted, label(s, "aliased input of output " + std::to_string(i)));
+  }
+  const std::vector<char> bytes = plugin->serialize();
+  auto loaded = driver::deserialize(s.op, bytes);
+  if (!check(loaded != nullptr, label(s, "is loaded: " + stand_in::take_log()))) return;
+  check(loaded->serialize() == bytes, label(s, "a loaded node writes the same bytes"));
+  check(loaded->clone()->serialize() == bytes, label(s, "so does its clone"));
+
+  auto refuse = [&](std::vector<char> changed, const std::string& what, const std::string& said) {
+    check(driver::deserialize(s.op, changed) == nullptr, label(s, what + " is refused"));
+    const std::string log = stand_in::take_log();
+    check(log.find(said) != std::string::npos, label(s, what + " is refused with a reason, got: " + log));
+  };
+  refuse(std::vector<char>(bytes.begin(), bytes.begin() + 10), "a short record", "truncated");
+  refuse(std::vector<char>(bytes.begin(), bytes.end() - 1), "a record cut at its end", "bytes, expected");
+  refuse({}, "an empty record", "truncated");
+  auto other = bytes;
+  other[0] ^= 1;
+  refuse(other, "foreign bytes", "not one of this plugin");
+  other = bytes;
+  other[4] ^= 1;
+  refuse(other, "a record of another version", "another version");
+  for (const char* op : {"AddRmsNorm", "QKNormMRope", "TreeAttention"}) {
+    if (op == s.op) continue;
+    check(driver::deserialize(op, bytes) == nullptr, label(s, std::string("its bytes are none of ") + op));
+  }
+  stand_in::take_log();
+}
+
+// Pinned types leave one combination; each tensor of another type or layout is refused where it stands.
+void check_types(const Sound& s) {
+  const auto plugin = driver::create(s.op, s.fields);
+  const DataType kinds[] = {DataType::kFLOAT, DataType::kHALF, DataType::kINT8, DataType::kINT32, DataType::kBOOL,
+#if NV_TENSORRT_MAJOR >= 10
+                            DataType::kBF16,  DataType::kINT64
+#endif
+  };
+  for (size_t i = 0; i < s.all().size(); ++i) {
+    for (const DataType kind : kinds) {
+      Tensors all = s.all();
+      const bool mask = s.op == "TreeAttention" && i == 8;  // bool and int32 both
+      const bool wanted = kind == all[i].type || (mask && (kind == DataType::kINT32 || kind == DataType::kBOOL));
+      all[i].type = kind;
+      check(plugin->supports(all, static_cast<int32_t>(i), static_cast<int32_t>(s.in.size())) == wanted,
+            label(s, "tensor " + std::to_string(i) + " as type " + std::to_string(static_cast<int>(kind))));
+    }
+    Tensors all = s.all();
+    all[i].format = TensorFormat::kCHW32;
+    check(!plugin->supports(all, static_cast<int32_t>(i), static_cast<int32_t>(s.in.size())),
+          label(s, "tensor " + std::to_string(i) + " in another layout is refused"));
+  }
+  check(stand_in::take_log().empty(), label(s, "asking for types is no error"));
+  Tensors fewer = s.all();
+  fewer.erase(fewer.begin());
+  check(!plugin->supports(fewer, 0, static_cast<int32_t>(s.in.size()) - 1), label(s, "a missing input is refused"));
+  check(stand_in::take_log().find("expected") != std::string::npos, label(s, "a missing input: says so"));
+}
+
+// Without pins every type works, but not a mixture that no kernel computes.
+void check_free_types() {
+  const auto free = driver::create("AddRmsNorm", {{"epsilon", 1e-6}, {"num_outputs", 2}});
+  const DataType half = DataType::kHALF, real = DataType::kFLOAT;
+  for (const DataType x : {half, real}) {
+    for (const DataType weight : {half, real}) {
+      for (const DataType residual : {half, real}) {
+        const bool all_same = x == weight && x == residual;
+        const bool wanted = all_same || (weight == half && residual == real);
+        const Sound s = add_rms_norm(weight, x, &residual, 3, 64);
+        check(supports_all(*free, s.all(), 3) == wanted, "AddRmsNorm: free types " + std::to_string(int(x)) + " " +
+                                                             std::to_string(int(weight)) + " " +
+                                                             std::to_string(int(residual)));
+      }
+    }
+  }
+  stand_in::take_log();
+}
+
+void check_refused_attributes() {
+  const auto refuse = [](const std::string& op, std::vector<Field> fields, const std::string& said) {
+    check(driver::create(op, fields) == nullptr, op + ": is refused: " + said);
+    const std::string log = stand_in::take_log();
+    check(log.find(op + ": " + said) != std::string::npos, op + ": says \"" + said + "\", got: " + log);
+  };
+  refuse("AddRmsNorm", {}, "epsilon: missing");
+  refuse("AddRmsNorm", {{"epsilon", 1e-6}, {"num_outputs", 3}}, "num_outputs: expected 1 (y) or 2 (y, sum), got 3");
+  refuse("AddRmsNorm", {{"epsilon", 1e-6}, {"x_type", 7}}, "x_type: expected 1 (float32), 10 (float16)");
+  refuse("AddRmsNorm", {{"epsilon", 1e-6}, {"residual_type", 1}}, "residual_type: there is no residual");
+#if NV_TENSORRT_MAJOR < 10
+  refuse("AddRmsNorm", {{"epsilon", 1e-6}, {"compute_type", 16}}, "compute_type: bfloat16 needs TensorRT 10");
+#endif
+  refuse("QKNormMRope", {{"num_heads", 4}, {"num_kv_heads", 2}}, "head_dim: missing");
+  refuse("QKNormMRope", {{"num_heads", 0}, {"num_kv_heads", 2}, {"head_dim", 64}}, "num_heads: must be positive");
+  refuse("QKNormMRope", {{"num_heads", 4}, {"num_kv_heads", 2}, {"head_dim", 66}}, "head_dim: must be a multiple of 4");
+  refuse("QKNormMRope", {{"num_heads", 4.5}, {"num_kv_heads", 2}, {"head_dim", 64}}, "num_heads: expected a 32-bit");
+  const std::vector<Field> tree = {{"num_kv_heads", 2}, {"page_size", 16}, {"scale", 0.125}};
+  auto with = [&](Field field) {
+    std::vector<Field> fields = tree;
+    fields.push_back(field);
+    return fields;
+  };
+  refuse("TreeAttention", tree, "num_heads: missing");
+  refuse("TreeAttention", with({"num_heads", 5}), "num_heads: must be a multiple of num_kv_heads = 2, got 5");
+  refuse("TreeAttention", {{"num_heads", 4}, {"num_kv_heads", 2}, {"page_size", 0}, {"scale", 0.1}},
+         "page_size: must be positive");
+  refuse("TreeAttention", {{"num_heads", 4}, {"num_kv_heads", 2}, {"page_size", 16}}, "scale: missing");
+  const auto no_epsilon = driver::create("QKNormMRope", {{"num_heads", 4}, {"num_kv_heads", 2}, {"head_dim", 64}});
+  check(!no_epsilon->output_shapes(qk_norm_mrope(DataType::kHALF, true, 2, 3, 4, 2, 64).in).has_value(),
+        "QKNormMRope: norms without epsilon are refused");
+  check(stand_in::take_log().find("epsilon: missing") != std::string::npos,
+        "QKNormMRope: says that epsilon is missing");
+}
+
+// Each input with a size that contradicts the others or the attributes, as constants: refused when shapes are asked
+// for, when configured (where the version can refuse) and, if nobody listened, when launched.
+void check_refused_sizes() {
+  const DataType t = DataType::kHALF;
+  const std::vector<Sound> nodes = {add_rms_norm(t, t, &t, 6, 64), qk_norm_mrope(t, true, 2, 3, 4, 2, 64),
+                                    tree_attention(t, {2, 3, 3, 4, 16, 160, 4, 2, 64})};
+  for (const Sound& s : nodes) {
+    for (size_t i = 0; i < s.in.size(); ++i) {
+      for (size_t axis = 0; axis < s.in[i].sizes.size(); ++axis) {
+        // what may be any size: pages per row; M; n of x is only bound by the residual's, which is tried too
+        const bool free_size = s.op == "TreeAttention" && ((i == 7 && axis == 1) || (i == 8 && axis == 2));
+        const bool late = s.op == "QKNormMRope" && ((i == 0 && axis == 0) || (i == 1 && axis > 0));  // n = B * S
+        if (free_size) continue;
+        Sound wrong = s;
+        wrong.in[i].sizes[axis] += s.op == "TreeAttention" && i == 3 && axis == 0 ? 1 : 16;
+        const std::string what =
+            label(s, "input " + std::to_string(i) + " with another size on axis " + std::to_string(axis));
+        auto plugin = driver::create(s.op, s.fields);
+        if (!late) {
+          check(!plugin->output_shapes(wrong.in).has_value(), what + " has no output shapes");
+          check(stand_in::take_log().find(s.op + ": ") != std::string::npos, what + ": a reason");
+        }
+        auto loaded = driver::deserialize(s.op, plugin->serialize());
+        loaded->change_shapes(wrong.in, wrong.out);
+        const std::vector<const void*> in(wrong.in.size(), reinterpret_cast<const void*>(1 << 20));
+        const std::vector<void*> out(wrong.out.size(), reinterpret_cast<void*>(1 << 21));
+        check(loaded->enqueue(wrong.in, wrong.out, in, out, reinterpret_cast<void*>(1 << 22), nullptr) != 0,
+              what + " is not launched");
+        check(stand_in::take_log().find(s.op + ": ") != std::string::npos, what + ": a reason at the launch");
+      }
+    }
+    auto plugin = driver::create(s.op, s.fields);
+    const std::vector<const void*> nulls(s.in.size(), nullptr);
+    const std::vector<void*> out(s.out.size(), reinterpret_cast<void*>(1 << 21));
+    check(plugin->enqueue(s.in, s.out, nulls, out, nullptr, nullptr) != 0, label(s, "not configured: not launched"));
+    check(stand_in::take_log().find("not configured") != std::string::npos, label(s, "not configured: says so"));
+    check(plugin->configure(s.in, s.out), label(s, "is configured"));
+    check(plugin->enqueue(s.in, s.out, nulls, out, nullptr, nullptr) != 0, label(s, "null inputs are not launched"));
+    const std::string log = stand_in::take_log();
+    check(log.find("data is null") != std::string::npos, label(s, "null inputs: says so, got: " + log));
+  }
+}
+
+void check_workspace() {
+  const DataType t = DataType::kHALF;
+  Sound s = tree_attention(t, {-1, -1, -1, -1, 16, -1, 4, 2, 64});
+  const auto plugin = driver::create(s.op, s.fields);
+  const size_t with_bool = plugin->workspace_bytes(s.in, s.out);
+  s.in[8].type = DataType::kINT32;
+  const size_t with_int = plugin->workspace_bytes(s.in, s.out);
+  check(with_bool >= 256 + 4 * 16 * 4, "TreeAttention: room for safe lengths and pages");
+  check(with_int == with_bool + 4 * 16 * 16, "TreeAttention: room for the mask of the largest profile");
+}
+
+}  // namespace
+
+void run_host_cases() {
+  check_creators();
+  for (const Sound& s : sound_nodes()) {
+    check_life(s);
+    check_types(s);
+  }
+  check_free_types();
+  check_refused_attributes();
+  check_refused_sizes();
+  check_workspace();
+}
+
+}  // namespace cases
