@@ -90,8 +90,8 @@ def build(config_file: Path, output: Path | None, weights: str, overrides: tuple
     from trt_eagle3.pipeline import build as run
 
     config = load_config(config_file, parse_overrides(overrides))
-    with _stages() as begin:
-        result = run(config, output=output, reference_weights=weights == "reference", progress=begin)
+    with _stages() as (begin, show):
+        result = run(config, output=output, reference_weights=weights == "reference", progress=begin, show=show)
     if as_json:
         _print_json(report.build(result))
     else:
@@ -213,6 +213,23 @@ def serve(bundle: Path, limits: tuple[str, ...], **options: Any) -> None:
     run(bundle, serving=ServingConfig.from_mapping(parse_overrides(limits), "--set"), **options)
 
 
+@cli.command()
+@click.argument("bundle", required=False, type=click.Path(path_type=Path))
+@_json_option
+def doctor(bundle: Path | None, as_json: bool) -> None:
+    """Say what is installed, what works and what is missing; with BUNDLE, whether it would run here."""
+    from trt_eagle3.doctor import ability_for, diagnose
+    from trt_eagle3.engine.bundle import read_bundle
+
+    found = diagnose()
+    if as_json:
+        _print_json(found.to_dict())
+    else:
+        _out.print(*found.tables(), sep="\n\n")
+    engine = read_bundle(bundle).config.engine if bundle else None
+    found.check(ability_for(engine.backend, engine.device) if engine else "onnxruntime")
+
+
 def _print_error(message: str) -> None:
     """One line, whatever file names it holds."""
     line = r"\n".join(message.splitlines())
@@ -224,8 +241,8 @@ def _print_json(value: Any) -> None:
 
 
 @contextmanager
-def _stages() -> Iterator[Callable[[str], None]]:
-    """A spinner per stage on a terminal; silence when piped."""
+def _stages() -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
+    """A spinner per stage on a terminal, and how far a long one is; silence when piped."""
     columns = (SpinnerColumn(finished_text="[green]ok[/]"), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=_log, disable=not _log.is_terminal) as progress:
         running: list[Any] = []
@@ -235,7 +252,10 @@ def _stages() -> Iterator[Callable[[str], None]]:
                 progress.update(running[-1], total=1, completed=1)
             running.append(progress.add_task(stage, total=None))
 
-        yield begin
+        def show(what: str) -> None:
+            progress.update(running[-1], description=what)
+
+        yield begin, show
         progress.update(running[-1], total=1, completed=1)
 
 

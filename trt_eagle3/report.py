@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from rich.console import RenderableType
@@ -10,9 +11,11 @@ from rich.table import Table
 from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_to_dict
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.target import TargetSpec, target_to_dict
+from trt_eagle3.engine.bundle import BUILD_SCRIPT
 
 if TYPE_CHECKING:  # they import torch, which `--help` should not wait for
     from trt_eagle3.decode.request import Generation
+    from trt_eagle3.engine.tensorrt_bundle import Engines
     from trt_eagle3.pipeline import BuildReport
 
 __all__ = ["build", "build_lines", "generation_line", "inspection", "inspection_lines"]
@@ -97,18 +100,37 @@ def build(result: BuildReport) -> dict[str, Any]:
         "num_bytes": result.num_bytes,
         "seconds": dict(result.seconds),
         "weights": list(result.placed),
+        "engines": None if result.engines is None else dataclasses.asdict(result.engines),
     }
 
 
 def build_lines(result: BuildReport) -> list[str]:
     """Where it is, how big, how long, and what to do next."""
     stages = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in result.seconds.items())
-    placed = f" (weights by {' and '.join(result.placed)})" if result.placed else " (weights by reference)"
+    placed = f" (weights by {' and '.join(result.placed) or 'reference'})" if result.engines is None else ""
     return [
         f"built {result.path}: {result.num_bytes / 1e6:.1f} MB{placed}",
         f"  {stages}",
-        f'next: trt-eagle3 generate {result.path} "What do you see?" --image FILE --stats',
+        *(_engine_lines(result.engines) if result.engines else ()),
+        _next_line(result),
     ]
+
+
+def _engine_lines(engines: Engines) -> list[str]:
+    return [
+        f"  {name}: engine of {built.num_bytes / 1e6:.1f} MB, {built.num_layers} layers, {built.num_plugins} of them "
+        f"our plugins, {built.device_bytes / 1e6:.0f} MB of activations, built in {built.seconds:.0f} s"
+        for name, built in engines.built.items()
+    ]
+
+
+def _next_line(result: BuildReport) -> str:
+    if result.engines and result.engines.missing:
+        return (
+            f"engines are not built: {result.engines.missing}\nnext: copy {result.path} to a machine with TensorRT 10 "
+            f"or later and the GPU that will serve, and run {result.path.name}/{BUILD_SCRIPT} there"
+        )
+    return f'next: trt-eagle3 generate {result.path} "What do you see?" --image FILE --stats'
 
 
 def generation_line(generation: Generation) -> str:

@@ -16,6 +16,7 @@ from trt_eagle3.config import BuildConfig
 from trt_eagle3.errors import UserError
 
 __all__ = [
+    "BUILD_SCRIPT",
     "BUNDLE_FILE",
     "PARTIAL",
     "REFERENCE_ROOT",
@@ -32,6 +33,8 @@ __all__ = [
 
 SCHEMA_VERSION = 1
 BUNDLE_FILE = "bundle.json"
+BUILD_SCRIPT = "build_engine.sh"
+"""What a TensorRT bundle has in place of engines where none could be built."""
 PARTIAL = ".partial-"
 REFERENCE_ROOT = Path("/")
 """The weights root of graphs whose weights are left in their checkpoints."""

@@ -12,10 +12,10 @@ from pathlib import Path
 import onnx
 
 from trt_eagle3.config import EngineConfig
-from trt_eagle3.engine.bundle import REFERENCE_ROOT
+from trt_eagle3.engine.bundle import BUILD_SCRIPT, REFERENCE_ROOT
 from trt_eagle3.engine.staging import write_file
 from trt_eagle3.engine.tensorrt_build import Built, build_engine
-from trt_eagle3.engine.tensorrt_facts import BUILD_SCRIPT, ENGINE_FILE, ONNX_FOLDER, machine_facts
+from trt_eagle3.engine.tensorrt_facts import ENGINE_FILE, ONNX_FOLDER, machine_facts
 from trt_eagle3.engine.tensorrt_profiles import Profile
 from trt_eagle3.engine.tensorrt_script import build_script
 from trt_eagle3.engine.tensorrt_versions import check_dtype, gpu_arch, load_plugins, tensorrt

@@ -9,14 +9,14 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trt_eagle3.config import EngineConfig
+from trt_eagle3.engine.bundle import BUILD_SCRIPT
 from trt_eagle3.engine.tensorrt_versions import PLUGIN_VERSION, gpu_arch, tensorrt
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 
-__all__ = ["BUILD_SCRIPT", "ENGINE_FILE", "ONNX_FOLDER", "EngineFacts", "EngineFolder", "machine_facts"]
+__all__ = ["ENGINE_FILE", "ONNX_FOLDER", "EngineFacts", "EngineFolder", "machine_facts"]
 
 ENGINE_FILE = "rank0.engine"
 ONNX_FOLDER = "onnx"
-BUILD_SCRIPT = "build_engine.sh"
 _REBUILD = "Rebuild here: trt-eagle3 build --config <its config>"
 
 

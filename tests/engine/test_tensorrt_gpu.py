@@ -1,0 +1,346 @@
+"""TensorRT engines of the tiny pair against the torch session, on a GPU. With xdist: ``-n 3 --dist loadgroup``."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from onnx import helper, numpy_helper
+from tasks import examples
+from torch import Tensor
+
+import trt_eagle3
+from tests.graph.test_plugin_ready import GRAPHS, ROWS, graphs, inputs_of, written
+from tests.tiny import build_tiny, tiny_config
+from trt_eagle3.config import EngineConfig
+from trt_eagle3.engine.session import Session, open_session
+from trt_eagle3.engine.tensorrt import TensorRTSession
+from trt_eagle3.engine.tensorrt_build import build_engine
+from trt_eagle3.engine.tensorrt_facts import ENGINE_FILE, machine_facts
+from trt_eagle3.engine.tensorrt_profiles import TreeSizes, graph_profiles
+from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.graph.plugin_ready import plugin_ready
+from trt_eagle3.parity.metrics import relative_error
+
+pytestmark = pytest.mark.trt
+
+# Largest difference over largest value, against the torch session in float32 on the same inputs.
+TOLERANCE = {"float32": 1e-4, "float16": 2e-2}
+FAULT_FLOOR = 20 * TOLERANCE["float32"]
+PROMPTS = 12
+LIMITS = {"max_batch_size": 2}
+TORCH = {"backend": "torch", "device": "cuda"}
+RESIDUAL = {"float32": "compute", "float16": "float32"}
+
+
+def engine_of(dtype: str) -> dict[str, object]:
+    return {"backend": "tensorrt", "device": "cuda", "dtype": dtype, "residual": RESIDUAL[dtype]}
+
+
+class Bundles:
+    """Bundles of the tiny pair, each built when first asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._made: dict[str, Path] = {}
+
+    def get(self, name: str, **sections: dict[str, object]) -> Path:
+        if name not in self._made:
+            self._made[name] = build_tiny(self._folder / name, limits=LIMITS, **sections)
+        return self._made[name]
+
+    def torch(self) -> Path:
+        return self.get("torch", engine=TORCH)
+
+    def tensorrt(self, dtype: str) -> Path:
+        return self.get(dtype, engine=engine_of(dtype))
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
+    pytest.importorskip("tensorrt")
+    return Bundles(tmp_path_factory.mktemp("engines"))
+
+
+def bound(session: Session, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Give ``session`` copies of the caches in ``inputs``; returns these and the other inputs."""
+    caches = {name: tensor.cuda() for name, tensor in inputs.items() if "_cache." in name}
+    for name, tensor in caches.items():
+        session.bind(name, tensor)
+        session.bind(name.replace("_cache.", "_cache_out."), tensor)
+    return caches, {name: tensor for name, tensor in inputs.items() if name not in caches}
+
+
+def outputs(session: Session, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """All outputs, caches included, of the fourth run: by then the shapes are captured."""
+    caches, rest = bound(session, inputs)
+    for _ in range(4):
+        found = session.run(rest)
+    torch.cuda.synchronize()
+    return {name: t.float().clone() for name, t in {**found, **caches}.items()}
+
+
+def real(name: str, value: Tensor) -> Tensor:
+    """Without what padding leaves: page 0, and the fifth token of the second row."""
+    if "_cache." in name:
+        return value[16:]
+    return value[:, : ROWS - 1] if name in {"aux_hidden_states", "features_out"} else value
+
+
+def errors(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
+    assert found.keys() == expected.keys()
+    return {name: relative_error(real(name, found[name]), real(name, expected[name])) for name in expected}
+
+
+def reference(bundle: Path, graph: str, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    wide = {name: t.float() if t.is_floating_point() else t for name, t in inputs.items()}
+    return outputs(open_session("torch", bundle / graph / "model.onnx", bundle, device="cuda"), wide)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param("float32", marks=pytest.mark.xdist_group("float32")),
+        pytest.param("float16", marks=pytest.mark.xdist_group("float16")),
+    ],
+)
+def test_every_output_agrees_with_the_torch_session(bundles: Bundles, dtype: str, graph: str) -> None:
+    inputs = inputs_of(graph, getattr(torch, dtype))
+    session = open_session("tensorrt", bundles.tensorrt(dtype) / graph / "model.onnx", Path(), device="cuda")
+    found = errors(outputs(session, inputs), reference(bundles.torch(), graph, inputs))
+    print(
+        dtype,
+        graph,
+        {name: f"{error:.1e}" for name, error in found.items() if "_cache" not in name},
+        max(found.values()),
+    )
+    assert max(found.values()) < TOLERANCE[dtype], found
+
+
+def answers(bundle: Path, *, speculation: bool) -> list[tuple[int, ...]]:
+    found = []
+    engine = trt_eagle3.load(bundle)
+    for example in examples("heldout", 11, PROMPTS):
+        videos = [list(example.frames)] if example.frames else []
+        options = {"images": list(example.images), "videos": videos, "max_tokens": 64}
+        found.append(engine.generate(example.prompt, speculation=speculation, **options).token_ids)
+    return found
+
+
+@pytest.mark.xdist_group("float32")
+def test_float32_engines_give_the_torch_sessions_tokens(bundles: Bundles) -> None:
+    plain = answers(bundles.torch(), speculation=False)
+    assert answers(bundles.tensorrt("float32"), speculation=False) == plain
+    assert answers(bundles.tensorrt("float32"), speculation=True) == plain
+
+
+@pytest.mark.xdist_group("float16")
+def test_float16_speculation_differs_from_plain_at_most_in_ties(bundles: Bundles) -> None:
+    pairs = zip(*(answers(bundles.tensorrt("float16"), speculation=s) for s in (False, True)), strict=True)
+    assert sum(a != b for a, b in pairs) <= 1
+
+
+@pytest.mark.xdist_group("float16")
+def test_ten_thousand_steps_leave_the_memory_as_it_was(bundles: Bundles) -> None:
+    bundle = bundles.tensorrt("float16")
+    session = open_session("tensorrt", bundle / "target" / "model.onnx", Path(), device="cuda")
+    _, rest = bound(session, inputs_of("target", torch.float16))
+    steps = [{**rest, "past_lengths": torch.full((2,), past, dtype=torch.int32)} for past in range(8)]
+
+    def memory() -> tuple[int, int]:
+        gc.collect()
+        torch.cuda.synchronize()
+        return torch.cuda.mem_get_info()[0], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    for step in range(100):
+        session.run(steps[step % 8])
+    free, resident = memory()
+    for step in range(10_000):
+        session.run(steps[step % 8])
+    free_after, resident_after = memory()
+    print("device bytes gone", free - free_after, "host KiB gone", resident_after - resident)
+    assert free_after >= free - (1 << 20)
+    assert resident_after <= resident + (1 << 14)
+
+
+def _set(node_type: str, attribute: str, value: float) -> Callable[[onnx.ModelProto], None]:
+    def change(model: onnx.ModelProto) -> None:
+        for node in model.graph.node:
+            for a in node.attribute:
+                if node.op_type == node_type and a.name == attribute:
+                    a.CopyFrom(helper.make_attribute(attribute, value))
+
+    return change
+
+
+def _one_axis(model: onnx.ModelProto) -> None:
+    """All rope pairs turn by the first axis."""
+    axis = next(i for i in model.graph.initializer if i.name == "rope.pair_axis")
+    axis.CopyFrom(numpy_helper.from_array(0 * numpy_helper.to_array(axis), axis.name))
+
+
+FAULTS: dict[str, Callable[[onnx.ModelProto], None]] = {
+    "none": lambda _: None,
+    "AddRmsNorm epsilon": _set("AddRmsNorm", "epsilon", 0.5),
+    "QKNormMRope sections": _one_axis,
+    "TreeAttention scale": _set("TreeAttention", "scale", 0.25),
+    "TreeAttention page size": _set("TreeAttention", "page_size", 8),
+}
+
+
+@pytest.mark.xdist_group("faults")
+@pytest.mark.parametrize("fault", FAULTS)
+def test_planted_fault_in_a_plugin_is_caught(bundles: Bundles, fault: str, tmp_path: Path) -> None:
+    config = tiny_config(engine=engine_of("float32"), limits=LIMITS)
+    model = graphs("float32")["draft"]
+    ready = plugin_ready(model)
+    FAULTS[fault](ready.model)
+    file = written(ready, tmp_path)
+    profiles = graph_profiles("draft", model, config, TreeSizes(6, 1, 5), 2)[:1]
+    built = build_engine(file, tmp_path / ENGINE_FILE, profiles, config.engine, tmp_path.parent / "timing.cache")
+    write_config(tmp_path, config.engine, built.num_bytes)
+    inputs = inputs_of("draft", torch.float32)
+    inputs["position_ids"] = torch.randint(0, 500, (3, 2, ROWS), dtype=torch.int32)
+    found = errors(outputs(TensorRTSession(file, tmp_path), inputs), reference(bundles.torch(), "draft", inputs))
+    if fault == "none":
+        assert max(found.values()) < TOLERANCE["float32"], found
+    else:
+        assert max(found.values()) > FAULT_FLOOR, found
+
+
+def write_config(folder: Path, engine: EngineConfig, num_bytes: int) -> None:
+    facts = machine_facts(num_bytes).model_dump()
+    config = {"build_config": {"engine": engine.model_dump(mode="json")}, "engine": facts}
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+# Bad input: one line each, and the process lives.
+
+
+@pytest.fixture
+def draft(bundles: Bundles) -> Session:
+    return open_session("tensorrt", bundles.tensorrt("float32") / "draft" / "model.onnx", Path(), device="cuda")
+
+
+@pytest.mark.xdist_group("float32")
+def test_shapes_outside_every_profile_are_refused(draft: Session) -> None:
+    inputs = inputs_of("draft", torch.float32)
+    _, rest = bound(draft, inputs)
+    many = {**rest, "page_table": torch.ones(2, 65, dtype=torch.int32)}
+    with pytest.raises(UserError, match=r"page_table: \[2, 65\] is outside .*\[2, 64\]"):
+        draft.run(many)
+    assert draft.run(rest)
+
+
+@pytest.mark.xdist_group("float32")
+def test_inputs_of_another_type_name_or_rank_are_refused(draft: Session) -> None:
+    _, rest = bound(draft, inputs_of("draft", torch.float32))
+    for name, value, reason in (
+        ("features", rest["features"].half(), "expected torch.float32"),
+        ("features", rest["features"][0], "expected torch.float32"),
+        ("k_cache.0", torch.zeros(64, 2, 64), "has a static buffer"),
+        ("nothing", rest["features"], "has no such input"),
+    ):
+        with pytest.raises(UserError, match=f"{name}: .*{reason}"):
+            draft.run({**rest, name: value})
+    with pytest.raises(UserError, match="features: input not given"):
+        draft.run({name: value for name, value in rest.items() if name != "features"})
+
+
+def copied(bundles: Bundles, folder: Path) -> Path:
+    """The draft's folder of the float32 bundle, to be damaged."""
+    shutil.copytree(bundles.tensorrt("float32") / "draft", folder / "draft")
+    return folder / "draft"
+
+
+def refused(folder: Path, **environment: str) -> str:
+    """What a fresh process says when it opens the engine there; a crash has no such line."""
+    code = (
+        "import sys; from pathlib import Path; from trt_eagle3.engine.tensorrt import TensorRTSession\n"
+        "from trt_eagle3.errors import TrtEagle3Error\n"
+        "try: TensorRTSession(Path(sys.argv[1]) / 'model.onnx', Path())\n"
+        "except TrtEagle3Error as e: print(f'refused {e.exit_code}: {e}')"
+    )
+    command = [sys.executable, "-c", code, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout.strip()
+
+
+@pytest.mark.xdist_group("float32")
+def test_truncated_engine_is_refused_with_and_without_its_facts(bundles: Bundles, tmp_path: Path) -> None:
+    folder = copied(bundles, tmp_path)
+    plan = (folder / ENGINE_FILE).read_bytes()
+    (folder / ENGINE_FILE).write_bytes(plan[: len(plan) // 2])
+    assert f"expected {len(plan)} bytes, got {len(plan) // 2}" in refused(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "engine": None}))
+    said = refused(folder)
+    assert said.startswith("refused 2:"), said
+    assert "cannot load it: TensorRT:" in said
+    (folder / ENGINE_FILE).write_bytes(b"")
+    assert refused(folder).startswith("refused 2:")
+
+
+@pytest.mark.xdist_group("float32")
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("tensorrt", "10.14.1", "built for TensorRT 10.14.1, this process has"),
+        ("gpu_arch", "sm80", "built for GPU architecture sm80, this process has sm"),
+        ("plugins", "0", "built for plugin version 0, this process has 1"),
+    ],
+)
+def test_engine_of_another_machine_is_refused(
+    bundles: Bundles, tmp_path: Path, field: str, value: str, said: str
+) -> None:
+    folder = copied(bundles, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    config["engine"][field] = value
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match=f"{said}.*trt-eagle3 build"):
+        TensorRTSession(folder / "model.onnx", Path())
+
+
+@pytest.mark.xdist_group("float32")
+def test_missing_or_broken_plugin_library_is_refused(bundles: Bundles, tmp_path: Path) -> None:
+    folder = copied(bundles, tmp_path)
+    said = refused(folder, TRT_EAGLE3_PLUGINS=str(tmp_path / "none.so"))
+    assert said.startswith("refused 3:")
+    assert "make plugins" in said
+    (tmp_path / "broken.so").write_bytes(b"not a library")
+    assert refused(folder, TRT_EAGLE3_PLUGINS=str(tmp_path / "broken.so")).startswith("refused 3:")
+
+
+@pytest.mark.xdist_group("float32")
+@pytest.mark.usefixtures("bundles")
+def test_graph_without_our_plugins_attributes_is_refused_by_name(tmp_path: Path) -> None:
+    config = tiny_config(engine=engine_of("float32"), limits=LIMITS)
+    model = graphs("float32")["draft"]
+    ready = plugin_ready(model)
+    node = next(n for n in ready.model.graph.node if n.op_type == "TreeAttention")
+    del node.attribute[:]
+    profiles = graph_profiles("draft", model, config, TreeSizes(), 2)
+    with pytest.raises(UserError, match="TensorRT cannot read the graph: node"):
+        build_engine(written(ready, tmp_path), tmp_path / ENGINE_FILE, profiles, config.engine, tmp_path / "cache")
+
+
+@pytest.mark.xdist_group("float32")
+@pytest.mark.usefixtures("bundles")
+def test_missing_library_is_refused_at_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TRT_EAGLE3_PLUGINS", str(tmp_path / "none.so"))
+    with pytest.raises(EnvironmentMissingError, match="make plugins"):
+        build_tiny(tmp_path, engine=engine_of("float32"))

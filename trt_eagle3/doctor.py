@@ -1,0 +1,190 @@
+"""doctor: what is installed here, what works with it, and what is missing for the rest."""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from trt_eagle3.errors import EnvironmentMissingError, TrtEagle3Error
+
+__all__ = ["Ability", "Diagnosis", "Finding", "ability_for", "diagnose"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that may be installed. ``value`` is None where it is not; ``fix`` says how it would be."""
+
+    name: str
+    value: str | None
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Ability:
+    """Something that can be done here, or what it lacks (names of findings)."""
+
+    name: str
+    lacks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """All of it."""
+
+    findings: tuple[Finding, ...]
+    abilities: tuple[Ability, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``doctor --json`` prints."""
+        abilities = [{**asdict(a), "works": not a.lacks, "lacks": list(a.lacks)} for a in self.abilities]
+        return {"installed": [asdict(f) for f in self.findings], "abilities": abilities}
+
+    def tables(self) -> tuple[Table, Table]:
+        """For people: what there is, and what works."""
+        there = Table("what", "found", "to get it", box=None, pad_edge=False, header_style="bold")
+        for finding in self.findings:
+            found = escape(finding.value) if finding.value else "[red]missing[/]"
+            there.add_row(finding.name, found, "" if finding.value else escape(finding.fix))
+        works = Table("what", "works", "lacks", box=None, pad_edge=False, header_style="bold")
+        for ability in self.abilities:
+            works.add_row(ability.name, "[red]no[/]" if ability.lacks else "[green]yes[/]", ", ".join(ability.lacks))
+        return there, works
+
+    def check(self, name: str) -> None:
+        """Raise where the ability ``name`` is lacking.
+
+        Raises:
+            EnvironmentMissingError: with what is missing and how to get it.
+        """
+        ability = next(a for a in self.abilities if a.name == name)
+        if not ability.lacks:
+            return
+        fixes = {f.name: f.fix for f in self.findings}
+        wanted = "; ".join(f"{lack}: {fixes[lack]}" if fixes[lack] else lack for lack in ability.lacks)
+        raise EnvironmentMissingError(f"{name}: missing: {wanted}")
+
+
+_NEEDS: Mapping[str, tuple[str, ...]] = {
+    "onnxruntime": ("onnxruntime",),
+    "torch on cpu": ("torch",),
+    "torch on cuda": ("torch", "GPU"),
+    "torch on cuda with our kernels": ("torch", "GPU", "kernel library"),
+    "tensorrt": ("torch", "GPU", "TensorRT", "plugin library"),
+    "build of plugins": ("nvcc", "cmake"),
+    "graphs for tensorrt": ("onnx", "torch"),
+}
+
+
+def diagnose() -> Diagnosis:
+    """Look at this machine; nothing of it fails because something is missing or broken."""
+    findings = (
+        Finding("python", f"{platform.python_version()} on {platform.machine()}"),
+        _package("onnx"),
+        _package("onnxruntime"),
+        _package("transformers"),
+        Finding("torch", _try(_torch), "pip install torch"),
+        Finding("GPU", _try(_gpu), "a CUDA GPU, and a torch built for CUDA"),
+        Finding("driver", _try(_driver), "NVIDIA's driver"),
+        Finding("TensorRT", _try(_tensorrt), "pip install 'trt-eagle3[tensorrt]' (8.6, 10.x or 11.x)"),
+        Finding(
+            "trtexec",
+            shutil.which("trtexec"),
+            "part of TensorRT's archive and container; only build_engine.sh needs it",
+        ),
+        Finding("kernel library", _try(_kernels), "make plugins"),
+        Finding("plugin library", _try(_plugins), "make plugins TENSORRT_INCLUDE=<TensorRT's include folder>"),
+        Finding("nvcc", _try(_nvcc), "NVIDIA's CUDA toolkit, 12 or newer"),
+        Finding("cmake", shutil.which("cmake"), "pip install cmake"),
+    )
+    found = {finding.name for finding in findings if finding.value}
+    abilities = (Ability(name, tuple(need for need in needs if need not in found)) for name, needs in _NEEDS.items())
+    return Diagnosis(findings, tuple(abilities))
+
+
+def ability_for(backend: str, device: str) -> str:
+    """The ability that a bundle of ``backend`` on ``device`` asks for."""
+    return f"torch on {device}" if backend == "torch" else backend
+
+
+def _try(look: Callable[[], str | None]) -> str | None:
+    """What ``look`` finds; None where it finds nothing, whatever the reason."""
+    try:
+        return look()
+    except (ImportError, OSError, RuntimeError, subprocess.SubprocessError, TrtEagle3Error):
+        return None
+
+
+def _package(name: str) -> Finding:
+    try:
+        return Finding(name, version(name))
+    except PackageNotFoundError:
+        return Finding(name, None, f"pip install {name}")
+
+
+def _torch() -> str:
+    import torch
+
+    cuda = torch.version.cuda
+    return f"{torch.__version__}, {f'CUDA {cuda}' if cuda else 'without CUDA'}"
+
+
+def _gpu() -> str | None:
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    from trt_eagle3.engine.tensorrt_versions import gpu_arch
+
+    free, total = torch.cuda.mem_get_info()
+    count = torch.cuda.device_count()
+    others = f", first of {count}" if count > 1 else ""
+    return f"{torch.cuda.get_device_name()} ({gpu_arch()}, {free / 1e9:.0f} of {total / 1e9:.0f} GB free{others})"
+
+
+def _driver() -> str:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+    return done.stdout.splitlines()[0].strip()
+
+
+def _tensorrt() -> str:
+    from trt_eagle3.engine.tensorrt_versions import tensorrt
+
+    return f"{tensorrt().__version__} ({Path(tensorrt().__file__).parent})"
+
+
+def _kernels() -> str | None:
+    from trt_eagle3.engine import capi
+
+    path = capi.library_path()
+    return str(path) if path is not None and path.is_file() else None
+
+
+def _plugins() -> str:
+    """Loaded where TensorRT is there to load it, else only found."""
+    from trt_eagle3.engine.tensorrt_versions import load_plugins, plugin_library_path
+
+    path = plugin_library_path()
+    if path is None or not path.is_file():
+        raise EnvironmentMissingError("no plugin library")
+    if _try(_tensorrt) is None:
+        return f"{path} (not loaded: no TensorRT)"
+    return f"{load_plugins()} (loads)"
+
+
+def _nvcc() -> str | None:
+    nvcc = shutil.which("nvcc") or ("/usr/local/cuda/bin/nvcc" if Path("/usr/local/cuda/bin/nvcc").exists() else None)
+    if nvcc is None:
+        return None
+    done = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True, timeout=20)
+    release = next((word for line in done.stdout.splitlines() for word in line.split(", ") if "release" in word), "")
+    return f"{nvcc} ({release})"
