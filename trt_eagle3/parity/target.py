@@ -67,6 +67,11 @@ class TargetReference:
         """Decoder layers."""
         return int(self.config.text_config.num_hidden_layers)
 
+    @property
+    def num_deepstack(self) -> int:
+        """Deepstack levels, which the first decoder layers receive."""
+        return len(self.config.vision_config.deepstack_visual_indexes)
+
     def rope_index(self, token_ids: Tensor, grid_thw: Tensor) -> tuple[Tensor, int]:
         """transformers' positions [3, S] and rope_delta of a prompt whose grids stand in prompt order."""
         with torch.device("meta"):

@@ -1,0 +1,122 @@
+"""The engine's side: every case answered plainly and with speculation, and all of it recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.multimodal import ModelInputs
+from trt_eagle3.parity.record import Pass, RecordingEngine
+from trt_eagle3.parity.workload import Case
+
+__all__ = ["Answer", "answer_cases", "kept_columns"]
+
+_MAX_LOGITS = 4_000_000  # of one verify pass; of more (big vocabularies, big trees) only some columns are kept
+_KEPT_COLUMNS = 8192
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One case and what the engine made of it.
+
+    Attributes:
+        inputs: as the engine's processor prepared them.
+        plain, speculative: tokens of the answer; those without a draft have no speculative ones.
+        vision, plain_passes, speculative_passes: recorded runs of the vision graph, of the target while it decoded
+            plainly, of all graphs while it speculated.
+        accepted_lengths: tokens that each verify pass emitted.
+    """
+
+    case: Case
+    inputs: ModelInputs
+    plain: tuple[int, ...]
+    speculative: tuple[int, ...]
+    vision: Pass | None
+    plain_passes: Sequence[Pass]
+    speculative_passes: Sequence[Pass]
+    accepted_lengths: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """The case's."""
+        return self.case.name
+
+    @property
+    def prompt_len(self) -> int:
+        """P."""
+        return len(self.inputs.token_ids)
+
+    @cached_property
+    def token_ids(self) -> Tensor:
+        """int64 [P + A]: prompt and plain answer."""
+        return torch.cat([self.inputs.token_ids, torch.tensor(self.plain)])
+
+    @property
+    def num_rows(self) -> int:
+        """P + A - 1: the last token is no row."""
+        return len(self.token_ids) - 1
+
+    @cached_property
+    def visual_rows(self) -> Tensor:
+        """bool [P + A - 1]."""
+        rows = torch.zeros(self.num_rows, dtype=torch.bool)
+        rows[: self.prompt_len] = self.inputs.visual_rows
+        return rows
+
+    @cached_property
+    def agreed(self) -> int:
+        """Tokens at the start of the answer that are the same with speculation and without."""
+        pairs = zip(self.plain, self.speculative, strict=False)
+        same = [a == b for a, b in pairs]
+        return same.index(False) if False in same else len(same)
+
+
+def answer_cases(
+    engine: RecordingEngine, cases: Sequence[Case], max_tokens: int, progress: Callable[[], object]
+) -> list[Answer]:
+    """Answer every case; end tokens do not end an answer: each has ``max_tokens``, or as many as the limits let it."""
+    return [_answer(engine, case, max_tokens, progress) for case in cases]
+
+
+def _answer(engine: RecordingEngine, case: Case, max_tokens: int, progress: Callable[[], object]) -> Answer:
+    q = case.question
+    media = {"images": q.images, "videos": q.videos, "max_tokens": max_tokens, "ignore_eos": True}
+    inputs = engine.prepare(q.prompt, q.images, q.videos)
+    engine.take()
+    engine.kept.columns = None
+    plain = engine.generate(q.prompt, speculation=False, **media)
+    passes = engine.take()
+    vision = next((p for p in passes if p.graph == "vision"), None)
+    speculative: tuple[int, ...] = ()
+    lengths: tuple[int, ...] = ()
+    speculative_passes: list[Pass] = []
+    if engine.manifest is not None:
+        engine.kept.columns = kept_columns(engine)
+        found = engine.generate(q.prompt, speculation=True, **media)
+        speculative, lengths = found.token_ids, found.accepted_lengths
+        speculative_passes = engine.take()
+    progress()
+    return Answer(
+        case=case,
+        inputs=inputs,
+        plain=plain.token_ids,
+        speculative=speculative,
+        vision=vision,
+        plain_passes=[p for p in passes if p.graph == "target"],
+        speculative_passes=speculative_passes,
+        accepted_lengths=lengths,
+    )
+
+
+def kept_columns(engine: RecordingEngine) -> Tensor | None:
+    """Columns of verify logits that are kept: None for all of them."""
+    vocab, speculation = engine.spec.text.vocab_size, engine.record.config.speculation
+    nodes = speculation.num_draft_tokens or speculation.steps * max(1, speculation.topk) + 1
+    if vocab * nodes <= _MAX_LOGITS:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    return torch.randperm(vocab, generator=generator)[:_KEPT_COLUMNS].sort().values

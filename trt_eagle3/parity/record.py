@@ -1,0 +1,98 @@
+"""Recording: what an engine's graphs were given and gave while it answered, with nothing of it changed.
+
+Shapes: B rows, S new tokens per row, M masked tail, R rows wanted from the head, V vocab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.decode.engine import Engine
+from trt_eagle3.engine.session import Session
+
+__all__ = ["Kept", "Pass", "RecordingEngine", "RecordingSession", "replay"]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One run of a graph: what it was given and gave, on the CPU in the engine's type; caches are left out."""
+
+    graph: str
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+
+
+@dataclass
+class Kept:
+    """The record, and which columns of the target's logits go into it (None: all)."""
+
+    passes: list[Pass] = field(default_factory=list)
+    columns: Tensor | None = None
+
+
+class RecordingSession:
+    """A session that keeps what passes through it; implements ``engine.session.Session``."""
+
+    def __init__(self, session: Session, graph: str, kept: Kept) -> None:
+        self._session, self._graph, self._kept = session, graph, kept
+        self.bound: dict[str, Tensor] = {}
+
+    def bind(self, name: str, tensor: Tensor) -> None:
+        """Let ``tensor`` be the static buffer of input or output ``name``."""
+        self.bound[name] = tensor
+        self._session.bind(name, tensor)
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run once; returns the outputs that have no static buffer."""
+        given = {name: _copy(tensor) for name, tensor in inputs.items() if "_cache" not in name}
+        outputs = self._session.run(inputs)
+        columns = self._kept.columns if self._graph == "target" else None
+        found = {
+            name: _copy(tensor if columns is None or name != "logits" else tensor[..., columns.to(tensor.device)])
+            for name, tensor in outputs.items()
+            if "_cache" not in name
+        }
+        self._kept.passes.append(Pass(self._graph, given, found))
+        return outputs
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+class RecordingEngine(Engine):
+    """An engine all of whose graphs are recorded. ``kept``: the record."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.limits = self.limits.model_copy(update={"prefix_cache": False})  # every row of every prompt is wanted
+        self.kept = Kept()
+        self.sessions: dict[str, RecordingSession] = {}
+
+    def open_graph(self, graph: str, taps: Sequence[str] = ()) -> Session:
+        """A new, recorded session of ``graph``."""
+        session = self.sessions[graph] = RecordingSession(super().open_graph(graph, taps), graph, self.kept)
+        return session
+
+    def take(self) -> list[Pass]:
+        """What was recorded since the last call."""
+        passes = self.kept.passes[:]
+        self.kept.passes.clear()
+        return passes
+
+
+def replay(session: Session, passes: Sequence[Pass], bound: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """Run recorded passes again, over caches like ``bound`` of their own; the outputs of each, on the CPU.
+
+    With a session that has taps, this gives the tensors inside the graph at the very passes that an answer took.
+    """
+    fresh: dict[int, Tensor] = {}
+    for name, tensor in bound.items():
+        buffer = fresh.setdefault(tensor.data_ptr(), torch.zeros_like(tensor))
+        session.bind(name, buffer)
+    return [{n: _copy(t) for n, t in session.run(p.inputs).items() if "_cache" not in n} for p in passes]

@@ -1,0 +1,235 @@
+"""The report as data: what ``report.json`` holds. ``docs/validate.md`` describes every key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, PlainSerializer
+from rich.table import Table
+
+from trt_eagle3.errors import GateFailedError
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "AcceptanceResult",
+    "DiagnosisResult",
+    "GateResult",
+    "LayerError",
+    "MismatchResult",
+    "OverrideResult",
+    "PromptResult",
+    "Report",
+    "Subject",
+    "report_schema",
+]
+
+SCHEMA_VERSION = 1
+
+_Number = Annotated[float, PlainSerializer(lambda x: x if abs(x) != float("inf") else str(x), when_used="json")]
+"""A number; infinity, which JSON lacks, is the text ``inf``."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+class Subject(_Part):
+    """A bundle: what was checked, or what it was checked against."""
+
+    path: str
+    name: str
+    backend: str
+    device: str
+    dtype: str
+    tool_version: str
+    created_at: str
+    target: str
+    draft: str | None
+
+
+class GateResult(_Part):
+    """One gate: one line of the report.
+
+    Attributes:
+        measured: the worst value; None where the gate was skipped. comparison: ``<=`` or ``>=``, to ``tolerance``.
+        count, failed: measurements, and those out of tolerance. case, tensor, row: of the worst.
+        threshold: the name to override it by. origin: why that tolerance. reason: why it was skipped.
+    """
+
+    name: str
+    stage: str
+    title: str
+    status: Literal["passed", "failed", "skipped"]
+    metric: str
+    comparison: Literal["<=", ">="]
+    tolerance: _Number
+    threshold: str
+    overridden: bool
+    origin: str
+    measured: _Number | None = None
+    count: int = 0
+    failed: int = 0
+    case: str = ""
+    tensor: str = ""
+    row: int | None = None
+    detail: str = ""
+    reason: str = ""
+
+
+class DiagnosisResult(_Part):
+    """What went wrong first: the earliest stage, and the first tensor in it that left its tolerance."""
+
+    stage: str
+    gate: str
+    case: str
+    tensor: str
+    row: int | None
+    value: _Number
+    bound: _Number
+    detail: str
+
+
+class MismatchResult(_Part):
+    """A token that is not the expected one; margins are logits of the reference (``parity.token_check.Mismatch``)."""
+
+    gate: str
+    case: str
+    step: int
+    expected: int
+    got: int
+    expected_text: str
+    got_text: str
+    margin: float
+    expected_margin: float
+    got_margin: float
+    bound: float
+    verdict: Literal["tie", "failure"]
+    first_tensor: str | None
+
+
+class OverrideResult(_Part):
+    """A tolerance that the user set."""
+
+    name: str
+    ours: float
+    used: float
+
+
+class PromptResult(_Part):
+    """One prompt."""
+
+    name: str
+    kind: str
+    prompt: str
+    prompt_tokens: int
+    visual_tokens: int
+    answer_tokens: int
+    answer: str
+    failed_gates: tuple[str, ...]
+
+
+class LayerError(_Part):
+    """A tensor's error over all prompts: end to end, and of its own step alone."""
+
+    tensor: str
+    output: _Number | None
+    step: _Number | None
+
+
+class AcceptanceResult(_Part):
+    """By position of the draft, of the cycles that could have accepted there.
+
+    Attributes:
+        lengths: tokens a verify pass emitted -> passes.
+    """
+
+    cycles: tuple[int, ...]
+    engine: tuple[float, ...]
+    reference: tuple[float, ...]
+    lengths: Mapping[int, int]
+
+
+class Report(_Part):
+    """A validation.
+
+    Attributes:
+        mode: ``reference`` (a bundle against PyTorch) or ``compare`` (a bundle against another).
+        reference: what the expected values come from, in words.
+        margins: per token of the plain answers, the reference's top-2 margin in probability, and the verdict.
+        seconds: per stage. peak_memory: bytes of this process, or None where the system does not say.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    mode: Literal["reference", "compare"]
+    passed: bool
+    created_at: str
+    tool_version: str
+    bundle: Subject
+    other: Subject | None
+    reference: str
+    suite: str
+    gates: tuple[GateResult, ...]
+    diagnosis: DiagnosisResult | None
+    mismatches: tuple[MismatchResult, ...]
+    overrides: tuple[OverrideResult, ...]
+    prompts: tuple[PromptResult, ...]
+    layers: tuple[LayerError, ...]
+    acceptance: AcceptanceResult | None
+    margins: tuple[tuple[float, Literal["same", "tie", "failure"]], ...]
+    seconds: Mapping[str, float]
+    peak_memory: int | None
+
+    def to_json(self) -> str:
+        """The text of ``report.json``."""
+        return self.model_dump_json(indent=2)
+
+    def check(self) -> None:
+        """Raise where a gate failed.
+
+        Raises:
+            GateFailedError: the first of them, and what was found.
+        """
+        failed = [g.name for g in self.gates if g.status == "failed"]
+        if not failed:
+            return
+        found = self.diagnosis
+        where = (
+            f"; first in {found.stage}: {found.tensor} ({found.value:.3g}, allowed {found.bound:.3g})" if found else ""
+        )
+        raise GateFailedError(f"{self.bundle.path}: {len(failed)} gates failed: {', '.join(failed)}{where}")
+
+    def table(self) -> Table:
+        """The gates, one line each, for a terminal."""
+        table = Table(
+            "", "gate", "what", "measured", "allowed", "worst at", box=None, pad_edge=False, header_style="bold"
+        )
+        marks = {"passed": "[green]ok[/]", "failed": "[red]FAIL[/]", "skipped": "[dim]--[/]"}
+        for g in self.gates:
+            place = (
+                g.reason if g.status == "skipped" else " ".join(filter(None, (g.case, g.tensor if g.failed else "")))
+            )
+            star = " *" if g.overridden else ""
+            measured = "" if g.measured is None else _short(g.measured)
+            allowed = "" if g.measured is None else f"{g.comparison} {g.tolerance:.8g}{star}"
+            table.add_row(marks[g.status], g.name, g.title, measured, allowed, place)
+        return table
+
+    def lines(self, files: tuple[str, ...]) -> list[str]:
+        """What follows the table."""
+        found = [f"* tolerance set by the user: {o.name} = {o.used:g} instead of {o.ours:g}" for o in self.overrides]
+        ties = sum(m.verdict == "tie" for m in self.mismatches)
+        failed = sum(g.status == "failed" for g in self.gates)
+        held = sum(g.status == "passed" for g in self.gates)
+        found.append(f"{held} gates hold, {failed} failed, {ties} tied tokens; {sum(self.seconds.values()):.1f} s")
+        return [*found, *(f"wrote {file}" for file in files)]
+
+
+def _short(value: float) -> str:
+    """Three digits, and those after 0.9999 that tell it from one."""
+    return f"{value:.8g}" if 0.99 < value < 1 else f"{value:.3g}"
+
+
+def report_schema() -> dict[str, Any]:
+    """The JSON Schema of ``report.json``."""
+    return Report.model_json_schema(mode="serialization")

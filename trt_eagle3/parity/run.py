@@ -1,0 +1,180 @@
+"""validate: a bundle and prompts become a report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.target import TargetSpec
+from trt_eagle3.errors import UserError
+from trt_eagle3.parity import SUITES
+from trt_eagle3.parity.answers import Answer, answer_cases
+from trt_eagle3.parity.board import GATES, Board
+from trt_eagle3.parity.checks import (
+    check_meaning,
+    check_processor,
+    check_target_inputs,
+    check_vision,
+    expected_positions,
+)
+from trt_eagle3.parity.cycles import DraftRecord
+from trt_eagle3.parity.draft import ReferenceDraft
+from trt_eagle3.parity.draft_check import Acceptance, DraftReference, check_draft
+from trt_eagle3.parity.locate import Tools, diagnose
+from trt_eagle3.parity.processor import ProcessorReference
+from trt_eagle3.parity.record import RecordingEngine
+from trt_eagle3.parity.result import Report
+from trt_eagle3.parity.sampling_check import check_sampling
+from trt_eagle3.parity.sources import read_sources
+from trt_eagle3.parity.summary import Found, summarise
+from trt_eagle3.parity.target import TargetReference, VisionStates
+from trt_eagle3.parity.target_check import CheckedTarget, check_layers, check_logits, checked_target, tap_layers
+from trt_eagle3.parity.thresholds import Thresholds
+from trt_eagle3.parity.token_check import Mismatch, check_tokens, check_verify
+from trt_eagle3.parity.workload import Case, bundled_cases, read_cases
+
+__all__ = ["MAX_TOKENS", "Progress", "validate"]
+
+Progress = Callable[[str, int, int], object]
+"""Told a stage, what of it is done, and how much there is."""
+
+MAX_TOKENS: Mapping[str, int] = {"quick": 32, "full": 128}
+"""Tokens of an answer, by suite."""
+
+
+def validate(
+    bundle: Path,
+    *,
+    suite: str = "quick",
+    prompts: Path | None = None,
+    target: str | None = None,
+    draft: str | None = None,
+    overrides: Mapping[str, float] | None = None,
+    float64: bool = False,
+    progress: Progress = lambda *_: None,
+) -> Report:
+    """Hold a bundle against PyTorch.
+
+    Args:
+        suite: the bundled prompts, ``quick`` or ``full``. prompts: a prompt file instead of them.
+        target, draft: the checkpoints, where they are not any more where the build found them.
+        overrides: threshold name -> value (``thresholds.read_overrides``).
+        float64: compute the reference in float64; for small models.
+    Raises:
+        UserError: anything wrong with bundle, checkpoints or prompts.
+    """
+    if suite not in SUITES:
+        raise UserError(f"suite: expected one of {', '.join(SUITES)}, got {suite!r}")
+    engine = RecordingEngine(bundle)
+    max_tokens = MAX_TOKENS[suite]
+    cases = read_cases(prompts) if prompts else bundled_cases(suite, engine, max_tokens)
+    check = Validation(engine, overrides, torch.float64 if float64 else torch.float32, progress)
+    found = check.run(cases, max_tokens, *read_sources(engine, target, draft))
+    dtype = "float64" if float64 else "float32"
+    return summarise(found, suite=str(prompts or suite), reference=f"transformers and plain PyTorch in {dtype}")
+
+
+class Validation:
+    """One validation, stage by stage."""
+
+    def __init__(
+        self,
+        engine: RecordingEngine,
+        overrides: Mapping[str, float] | None = None,
+        dtype: torch.dtype = torch.float32,
+        progress: Progress = lambda *_: None,
+    ) -> None:
+        self.engine = engine
+        self.board = Board(Thresholds(engine.record.engine.dtype, overrides))
+        self._dtype, self._progress = dtype, progress
+        self._seconds: dict[str, float] = {}
+
+    def run(self, cases: Sequence[Case], max_tokens: int, spec: TargetSpec, manifest: DraftManifest | None) -> Found:
+        """Answer, compare, and look closer at what failed first."""
+        engine, board = self.engine, self.board
+        check_meaning(board, engine, spec, manifest)
+        with self._stage("answers", len(cases)) as step:
+            answers = answer_cases(engine, cases, max_tokens, step)
+        reference = TargetReference.load(spec.path, self._dtype, engine.device)
+        with self._stage("processor and vision", 2 * len(cases)) as step:
+            seen = self._see(reference, spec.path, answers, step)
+        with self._stage("intermediate tensors", len(cases)) as step:
+            bound = {name: session.bound for name, session in engine.sessions.items()}
+            taps = tap_layers(engine, bound["target"], answers, step)
+        targets = []
+        for answer, found, states in zip(answers, taps, seen, strict=True):
+            positions = expected_positions(reference, answer)
+            check_target_inputs(board, reference, answer, positions)
+            targets.append(checked_target(reference, answer, found, states, positions))
+        if not any(taps):
+            board.skip(("target.layers", "target.layer_steps"), "this backend gives no tensors inside its graphs")
+        with self._stage("decoder layers", reference.num_layers) as step:
+            check_layers(board, reference, targets, manifest, step)
+        with self._stage("tokens", len(targets)) as step:
+            mismatches = self._check_tokens(reference, targets, step)
+        acceptance = Acceptance()
+        drafting, records = self._check_draft(reference, targets, manifest, acceptance)
+        with self._stage("sampling", 1) as step:
+            check_sampling(board, [t.logits for t in targets], [torch.tensor(t.answer.plain) for t in targets])
+            step()
+        tools = Tools(engine, bound, reference, targets, drafting, records)
+        with self._stage("diagnosis", 1) as step:
+            diagnosis = diagnose(board, tools)
+            step()
+        engine.close()
+        return Found(board, engine, targets, mismatches, acceptance, diagnosis, self._seconds)
+
+    def _see(
+        self, reference: TargetReference, checkpoint: Path, answers: Sequence[Answer], step: Callable[[], object]
+    ) -> list[VisionStates | None]:
+        """Processor and vision gates; what the reference sees in each case."""
+        processor = ProcessorReference(checkpoint, reference, self.engine.processor)
+        states: list[VisionStates | None] = []
+        for answer in answers:
+            inputs = check_processor(self.board, processor, answer)
+            step()
+            states.append(reference.vision(inputs.patches, inputs.grid_thw) if len(inputs.patches) else None)
+            check_vision(self.board, answer, states[-1])
+            step()
+        return states
+
+    def _check_tokens(
+        self, reference: TargetReference, targets: Sequence[CheckedTarget], step: Callable[[], object]
+    ) -> list[Mismatch]:
+        check_logits(self.board, reference, targets)
+        mismatches: list[Mismatch] = []
+        for t in targets:
+            mismatches += check_tokens(self.board, t, self.engine.processor.decode)
+            table = reference.embed(t.answer.token_ids).cpu().to(self.engine.dtype)
+            check_verify(self.board, t, table, self.engine.kept.columns)
+            step()
+        return mismatches
+
+    def _check_draft(
+        self,
+        reference: TargetReference,
+        targets: Sequence[CheckedTarget],
+        manifest: DraftManifest | None,
+        acceptance: Acceptance,
+    ) -> tuple[DraftReference | None, list[DraftRecord]]:
+        if manifest is None:
+            names = [name for name in GATES if name.startswith(("draft.", "verify.", "target.aux", "tokens.spec"))]
+            self.board.skip(names, "a bundle without a draft")
+            return None, []
+        draft = ReferenceDraft.load(manifest, self._dtype, reference.device)
+        drafting = DraftReference(draft, reference, self.engine.record.config.speculation)
+        with self._stage("draft", len(targets)) as step:
+            return drafting, check_draft(self.board, drafting, targets, acceptance, step)
+
+    @contextmanager
+    def _stage(self, name: str, total: int) -> Iterator[Callable[[], object]]:
+        done = iter(range(1, total + 1))
+        self._progress(name, 0, total)
+        start = time.perf_counter()
+        yield lambda: self._progress(name, next(done, total), total)
+        self._seconds[name] = round(time.perf_counter() - start, 3)

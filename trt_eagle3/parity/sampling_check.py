@@ -1,0 +1,168 @@
+"""Gates on sampling: what the filters make of logits, and what verified trees then say, over many random numbers.
+
+The logits are the engine's own, of a plain answer. The tree is made of them: the answer's next tokens as a chain, each
+with a sibling that the target likes less, so that acceptance, rejection and the bonus token all happen.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers.generation import logits_process as hf
+
+from trt_eagle3.decode.propose import Proposal
+from trt_eagle3.decode.sampling import Sampler, Sampling
+from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.tree import Tree
+from trt_eagle3.decode.verify import judge
+from trt_eagle3.parity.board import Board
+
+__all__ = ["check_sampling"]
+
+_SETTINGS = {
+    "temperature 0.7": Sampling(temperature=0.7),
+    "top_k 5": Sampling(temperature=1.0, top_k=5),
+    "top_p 0.8": Sampling(temperature=1.3, top_p=0.8),
+    "min_p 0.1": Sampling(temperature=1.5, min_p=0.1),
+    "all filters": Sampling(temperature=0.9, top_k=20, top_p=0.9, min_p=0.02),
+    "penalties": Sampling(temperature=0.8, repetition_penalty=1.3, presence_penalty=0.5),
+}
+_TOKENS = 512  # of the vocabulary: the best of the tree's rows, on which all of their mass lies
+_WARM = 4.0  # logits that the 16th best token is brought below the best: certain rows would test nothing
+_DRAWS, _BATCH = 1500, 250
+_LEAST = 5.0  # expected count below which outcomes are pooled, the usual rule for Pearson's test
+_TREE = Tree.from_paths([(0,), (1,), (0, 0), (0, 1)])
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """All that ``judge`` wants of a sequence."""
+
+    sampler: Sampler
+
+
+def check_sampling(board: Board, logits: Sequence[Tensor], token_ids: Sequence[Tensor]) -> None:
+    """Both gates, on the logits f32 [A, V] of answers with tokens int64 [A]: the first with enough of them.
+
+    The reference for probabilities is transformers' logits processors; for frequencies, those probabilities.
+    """
+    rows = next((x for x in logits if len(x) >= 4), None)
+    tokens = next((t for t, x in zip(token_ids, logits, strict=True) if len(x) >= 4), None)
+    if rows is None or tokens is None:
+        board.skip(("sampling.probabilities", "sampling.tokens"), "no answer of four tokens or more")
+        return
+    best = rows[:4].max(dim=0).values.topk(min(_TOKENS, rows.shape[1])).indices
+    kept = rows[:4, best].double()
+    ordered = kept.sort(dim=1, descending=True).values
+    spread = (ordered[:, :1] - ordered[:, 15:16]).clamp(min=1e-6)
+    warm = ((kept - ordered[:, :1]) * (_WARM / spread)).clamp(min=-60).float()
+    for name, sampling in _SETTINGS.items():
+        _check_probabilities(board, name, sampling, warm)
+        if not sampling.penalised:
+            _check_frequencies(board, name, sampling, warm)
+
+
+def _check_probabilities(board: Board, name: str, sampling: Sampling, logits: Tensor) -> None:
+    """Chances of acceptance of a root's children, one for each of the likeliest tokens."""
+    for row, values in enumerate(logits):
+        order = values.argsort(descending=True)
+        children = torch.cat([order[:24], order[-4:]])
+        prompt, said = order[torch.tensor([0, 2, 5])], int(order[1])
+        sampler = Sampler(replace(sampling, seed=row), prompt, len(values))
+        sampler.verdict(values[None], torch.tensor([said]), torch.tensor([-1]), torch.ones(1, 1, dtype=torch.bool))
+        sampler.remember([said])
+        count = len(children) + 1
+        mask = torch.eye(count, dtype=torch.bool)
+        mask[:, 0] = True
+        tokens = torch.cat([torch.tensor([said]), children])
+        parents = torch.tensor([-1, *[0] * len(children)])
+        found = sampler.verdict(values.expand(count, -1), tokens, parents, mask).accept[1:]
+        expected = _reference(values, sampling, torch.cat([prompt, torch.tensor([said])]), [said])[children]
+        error = float((found - expected).abs().max())
+        board.add("sampling.probabilities", error, "", name, None, f"row {row}")
+
+
+def _reference(logits: Tensor, sampling: Sampling, seen: Tensor, answer: list[int]) -> Tensor:
+    """float64 [V]: what transformers makes of ``logits`` f32 [V]; the presence penalty, which it lacks, by formula."""
+    scores = logits.double()[None]
+    if sampling.repetition_penalty != 1.0:
+        scores = hf.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)(seen[None], scores)
+    scores = scores.clone()
+    scores[:, answer] -= sampling.presence_penalty
+    steps: list[Any] = [hf.TemperatureLogitsWarper(float(sampling.temperature))]
+    if sampling.top_k:
+        steps.append(hf.TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1.0:
+        steps.append(hf.TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p > 0.0:
+        steps.append(hf.MinPLogitsWarper(sampling.min_p))
+    for step in steps:
+        scores = step(seen[None], scores)
+    probs: Tensor = scores.softmax(dim=-1)[0]
+    return probs
+
+
+def _check_frequencies(board: Board, name: str, sampling: Sampling, logits: Tensor) -> None:
+    """First tokens said from the tree, and second ones after the chain's token, against their probabilities."""
+    nobody = torch.empty(0, dtype=torch.int64)
+    first, second = (_reference(logits[row], sampling, nobody, []) for row in (0, 1))
+    tops = [p.argsort(descending=True)[:2].tolist() for p in (first, second)]
+    # of the root the second best stands first, so that it is rejected more often than not
+    tokens = torch.tensor([0, tops[0][0], tops[0][1], tops[1][1], tops[1][0]])
+    rows = logits[torch.tensor([0, 1, 2, 3, 3])]
+    firsts: Counter[int] = Counter()
+    seconds: Counter[int] = Counter()
+    for start in range(0, _DRAWS, _BATCH):
+        said = _say(sampling, tokens, rows, range(start, start + _BATCH))
+        firsts.update(s[0] for s in said)
+        seconds.update(s[1] for s in said if s[0] == tops[0][0])
+    board.add("sampling.tokens", _p_value(firsts, first), "", f"{name}: first token", None, f"{_DRAWS} draws")
+    draws = sum(seconds.values())
+    if draws:
+        board.add("sampling.tokens", _p_value(seconds, second), "", f"{name}: second token", None, f"{draws} draws")
+
+
+def _say(sampling: Sampling, tokens: Tensor, logits: Tensor, seeds: Sequence[int]) -> list[tuple[int, ...]]:
+    count, vocab = len(seeds), logits.shape[1]
+    nobody = torch.empty(0, dtype=torch.int64)
+    sequences = [_Drawn(Sampler(replace(sampling, seed=seed), nobody, vocab)) for seed in seeds]
+    proposal = Proposal(
+        tokens=tokens.expand(count, -1),
+        parents=torch.tensor(_TREE.parents).expand(count, -1),
+        depths=_TREE.depths.expand(count, -1),
+        mask=_TREE.mask.expand(count, -1, -1),
+    )
+    found = judge(
+        cast("Sequence[SequenceState]", sequences), proposal, logits.expand(count, -1, -1), [len(tokens)] * count
+    )
+    return [accepted.tokens for accepted in found]
+
+
+def _p_value(counts: Counter[int], probs: Tensor) -> float:
+    """Pearson's chi-square test of ``counts`` against ``probs`` [V]; outcomes that cannot be are impossible at once."""
+    total = sum(counts.values())
+    if any(float(probs[token]) <= 0.0 for token in counts):
+        return 0.0
+    pools: list[tuple[float, float]] = []
+    rest_expected = rest_found = 0.0
+    for token in probs.argsort(descending=True).tolist():
+        expected = total * float(probs[token])
+        if expected >= _LEAST:
+            pools.append((expected, counts[token]))
+        else:
+            rest_expected, rest_found = rest_expected + expected, rest_found + counts[token]
+    if rest_expected >= _LEAST or not pools:
+        pools.append((rest_expected, rest_found))
+    else:
+        expected, found = pools.pop()
+        pools.append((expected + rest_expected, found + rest_found))
+    if len(pools) < 2:
+        return 1.0
+    statistic = sum((found - expected) ** 2 / expected for expected, found in pools)
+    half = torch.tensor([(len(pools) - 1) / 2, statistic / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))

@@ -1,0 +1,66 @@
+"""Where the checkpoints of a bundle are, and that they are those it was built from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trt_eagle3.checkpoint.draft import read_draft
+from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.source import resolve_checkpoint
+from trt_eagle3.checkpoint.target import TargetSpec
+from trt_eagle3.checkpoint.target_reader import read_target
+from trt_eagle3.decode.engine import Engine
+from trt_eagle3.engine.bundle import header_digest
+from trt_eagle3.errors import EnvironmentMissingError, UserError
+
+__all__ = ["find_checkpoint", "read_sources"]
+
+
+def find_checkpoint(engine: Engine, role: str, given: str | None = None) -> Path:
+    """The checkpoint of ``role`` (``target`` or ``draft``): the one given, else where the build found it.
+
+    Raises:
+        UserError: it is gone, or holds other weight files than those that the bundle was built from.
+    """
+    source = engine.record.sources[role]
+    path = resolve_checkpoint(given) if given else Path(source.path)
+    if not path.is_dir():
+        try:
+            path = resolve_checkpoint(source.checkpoint, source.revision)
+        except (UserError, EnvironmentMissingError) as error:
+            raise UserError(
+                f"{source.path}: the {role} that {engine.path} was built from is not there any more; the reference "
+                f"reads its weights. Name its folder: --{role} PATH"
+            ) from error
+    _check_files(engine, role, path)
+    return path
+
+
+def _check_files(engine: Engine, role: str, path: Path) -> None:
+    for location, expected in engine.record.sources[role].files.items():
+        file = path / Path(location).name
+        if not file.is_file():
+            continue  # converted on reading (pytorch_model.bin), or named by its blob in the Hub's cache
+        if file.stat().st_size != expected.size or header_digest(file) != expected.header_sha256:
+            raise UserError(
+                f"{file}: not the {role} that {engine.path} was built from (its size or header differs). "
+                f"Name the right folder, --{role} PATH, or rebuild the bundle."
+            )
+
+
+def read_sources(
+    engine: Engine, target: str | None = None, draft: str | None = None
+) -> tuple[TargetSpec, DraftManifest | None]:
+    """Spec and manifest, read again from the checkpoints with the build's overrides."""
+    spec = read_target(find_checkpoint(engine, "target", target))
+    config = engine.record.config.draft
+    if config is None:
+        return spec, None
+    overrides: Mapping[str, Any] = config.overrides
+    manifest = read_draft(find_checkpoint(engine, "draft", draft), spec, overrides)
+    if manifest.head == "target":
+        tensors = {**manifest.tensors, "lm_head.weight": spec.tensors["lm_head.weight"]}
+        manifest = manifest.__class__(**{**vars(manifest), "tensors": tensors})
+    return spec, manifest

@@ -1,0 +1,101 @@
+"""Reading a record: which row of the sequence every recorded value belongs to.
+
+Shapes: B rows of a pass, S new tokens, M masked tail, n rows of the sequence, R rows wanted from the head, L deepstack
+levels, T tree nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.parity.record import Pass
+
+__all__ = ["Logits", "Rows", "deepstack_of", "embeds_of", "logits_of", "outputs_of", "positions_of", "rows_of"]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The real rows of a pass over one sequence: ``count`` of them at batch row ``batch``.
+
+    Attributes:
+        past: rows of the sequence that all of them see. first: where the first stands after those.
+        mask: bool [count, M]. shape: (B, S).
+    """
+
+    batch: int
+    past: int
+    first: int
+    count: int
+    mask: Tensor
+    shape: tuple[int, int]
+
+    @property
+    def start(self) -> int:
+        """Slot of the first row."""
+        return self.past + self.first
+
+    def cut(self, values: Tensor) -> Tensor:
+        """[count, H] of values [B, S, H] or, flat, [B * S, H]."""
+        if values.ndim < 3:
+            values = values.unflatten(0, self.shape)
+        return values[self.batch, : self.count]
+
+
+def rows_of(p: Pass) -> Rows:
+    """The rows of a pass; a pass of padding alone, or of several sequences, is not one that an answer makes."""
+    counts, mask = p.inputs["query_lengths"], p.inputs["tree_mask"]
+    real = counts.nonzero().flatten().tolist()
+    if len(real) > 1:  # idle rows of a fixed batch may count one token, on the page of no sequence
+        real = [b for b in real if int(p.inputs["page_table"][b, 0])]
+    assert len(real) == 1, f"{p.graph}: a pass over {len(real)} sequences"
+    b, (num_batch, num_new, tail) = real[0], mask.shape
+    count = int(counts[b])
+    past = int(p.inputs["past_lengths"][b])
+    return Rows(b, past, tail - num_new, count, mask[b, :count], (num_batch, num_new))
+
+
+def embeds_of(passes: Iterable[Pass]) -> Tensor:
+    """[n, H]: the token embeddings of passes that follow each other."""
+    return torch.cat([rows_of(p).cut(p.inputs["inputs_embeds"]) for p in passes])
+
+
+def positions_of(p: Pass) -> Tensor:
+    """[count, 3] of one pass."""
+    rows = rows_of(p)
+    return p.inputs["position_ids"][:, rows.batch, : rows.count].T
+
+
+def deepstack_of(passes: Iterable[Pass]) -> Tensor:
+    """[n, L, H] of passes that follow each other."""
+    found = []
+    for p in passes:
+        rows = rows_of(p)
+        found.append(p.inputs["deepstack_embeds"][:, rows.batch, : rows.count].transpose(0, 1))
+    return torch.cat(found)
+
+
+def outputs_of(passes: Sequence[Pass], outputs: Sequence[Mapping[str, Tensor]], name: str) -> Tensor:
+    """[n, ...] of output or tap ``name`` over passes that follow each other."""
+    return torch.cat([rows_of(p).cut(found[name]) for p, found in zip(passes, outputs, strict=True)])
+
+
+@dataclass(frozen=True)
+class Logits:
+    """Logits of one row of the sequence (or of one tree node): [V]."""
+
+    row: int
+    values: Tensor
+
+
+def logits_of(p: Pass) -> Iterator[Logits]:
+    """What the pass gave, by the slot of its row."""
+    rows = rows_of(p)
+    seen = set()
+    for place, token in enumerate(p.inputs["logit_rows"][rows.batch].tolist()):
+        if token < rows.count and token not in seen:  # padding repeats a row
+            seen.add(token)
+            yield Logits(rows.start + token, p.outputs["logits"][rows.batch, place])
