@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -18,7 +19,9 @@ from torch import Tensor
 from tests.reference.checkpoint import file_name, random_draft
 from tests.reference.target import Target, random_target
 from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.decode import propose as propose_module
 from trt_eagle3.decode.decoder import AnyTree, Decoder, Drafting
+from trt_eagle3.decode.dynamic_tree import Candidates, Frontier
 from trt_eagle3.decode.kv_cache import KVCache, PagePool
 from trt_eagle3.decode.prompt import Prompt, Vision
 from trt_eagle3.decode.propose import Drafters, DraftState, Proposer
@@ -84,11 +87,48 @@ class RecordingProposer(Proposer):
 
     def propose(self, tree: AnyTree, drafters: Drafters) -> Any:
         self.runner.level_logits = []
-        made = super().propose(tree, drafters)
-        if isinstance(tree, Tree):  # dynamic ones: tests/decode/test_dynamic_tree.py
-            length, tokens = drafters.states[0].length, made.tokens[0].tolist()
-            self.recorder.proposals.append(Proposal(length, tree, tokens, self.runner.level_logits))
+        with patch.object(propose_module, "Candidates", RecordingCandidates):
+            proposal = super().propose(tree, drafters)
+        length, logits = drafters.states[0].length, self.runner.level_logits
+        if isinstance(tree, Tree):
+            whole, tokens = tree, proposal.tokens[0].tolist()
+        else:
+            candidates = RecordingCandidates.last
+            whole, tokens = candidates.considered(drafters.roots[0])
+            logits = [rows[order] for rows, order in zip(logits, candidates.orders[:-1], strict=True)]
+        self.recorder.proposals.append(Proposal(length, whole, tokens, logits))
+        return proposal
+
+
+class RecordingCandidates(Candidates):
+    """What a dynamic tree considered: as a tree, its inner nodes are those that grew on.
+
+    Attributes:
+        orders: of the frontier of every level, by candidate; the last one runs no rows.
+    """
+
+    last: RecordingCandidates
+
+    def __init__(self, tokens: Tensor, scores: Tensor) -> None:
+        super().__init__(tokens, scores)
+        self.orders: list[Tensor] = []
+        RecordingCandidates.last = self
+
+    def first(self) -> Frontier:
+        self.orders.append(torch.arange(self._tokens[0].shape[1]))
+        return super().first()
+
+    def add(self, above: Frontier, tokens: Tensor, log_probs: Tensor) -> Frontier:
+        made = super().add(above, tokens, log_probs)
+        self.orders.append(made.candidates[0].argsort())
         return made
+
+    def considered(self, root: int) -> tuple[Tree, list[int]]:
+        """All candidates and their tokens, the root included."""
+        topk = self._tokens[0].shape[1]
+        tokens, parents = (torch.cat(levels, dim=1)[0].tolist() for levels in (self._tokens, self._parents))
+        ranks = [i % topk for i in range(len(tokens))]
+        return Tree((-1, *(parent + 1 for parent in parents)), (0, *ranks)), [root, *tokens]
 
 
 @dataclass(frozen=True)

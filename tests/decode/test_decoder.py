@@ -24,7 +24,9 @@ from tests.decode.pair import (
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.decode import decoder as decoder_module
-from trt_eagle3.decode.decoder import Decoder
+from trt_eagle3.decode import propose as propose_module
+from trt_eagle3.decode.decoder import AnyTree, Decoder
+from trt_eagle3.decode.dynamic_tree import Candidates, DynamicTree, ancestors
 from trt_eagle3.decode.kv_cache import KVCache
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.propose import Proposer
@@ -58,7 +60,8 @@ CHAIN = Tree.from_paths([(0,), (0, 0), (0, 0, 0)])
 BUSHY = Tree.from_paths([(0,), (1,), (2,), (3,), (4,), (0, 0), (0, 1), (1, 0), (3, 0), (4, 0), (0, 1, 0), (3, 0, 0)])
 WIDE = Tree.from_paths([(i,) for i in range(8)] + [(i, j) for i in range(3) for j in range(4)])
 LATE = Tree.from_paths([(0,), (1,), (2,), (2, 0), (2, 1), (2, 1, 0), (2, 1, 1)])
-TREES = {"chain": CHAIN, "bushy": BUSHY, "wide": WIDE, "late": LATE}
+DYNAMIC = DynamicTree(steps=3, topk=3, num_nodes=10)
+TREES = {"chain": CHAIN, "bushy": BUSHY, "wide": WIDE, "late": LATE, "dynamic": DYNAMIC}
 TEXT = [9]
 IMAGES = [3, (2, 3), 2, (2, 2), 3]
 
@@ -213,6 +216,50 @@ def test_planted_fault_in_the_loop_is_caught(pairs: Callable[[str], Pair], monke
     assert found[key] > FAULT_FLOOR, found
 
 
+def feed_first_parent(patch: Any) -> None:
+    add = Candidates.add
+
+    def wrong(self: Candidates, *args: Any) -> Any:
+        frontier = add(self, *args)
+        return replace(frontier, parents=torch.zeros_like(frontier.parents))
+
+    patch.setattr(Candidates, "add", wrong)
+
+
+def lose_draft_mask(patch: Any) -> None:
+    level = Proposer._level
+
+    def wrong(self: Proposer, drafters: Any, depth: int, tokens: Any, fed: Any, mask: Any) -> Any:
+        return level(self, drafters, depth, tokens, fed, torch.ones_like(mask))
+
+    patch.setattr(Proposer, "_level", wrong)
+
+
+def lose_verify_mask(patch: Any) -> None:
+    def wrong(parents: torch.Tensor, depth: int) -> torch.Tensor:
+        seen = ancestors(parents, depth)
+        return seen | torch.ones_like(seen).tril()
+
+    patch.setattr(propose_module, "ancestors", wrong)
+
+
+DYNAMIC_FAULTS: dict[str, tuple[str, Callable[[Any], None]]] = {
+    "features of another parent": ("tree", feed_first_parent),
+    "draft mask lost": ("tree", lose_draft_mask),
+    "verify mask lost": ("target", lose_verify_mask),
+    "d2t ignored": FAULTS["d2t ignored"],
+}
+
+
+@pytest.mark.parametrize("fault", DYNAMIC_FAULTS)
+def test_planted_fault_in_a_dynamic_tree_is_caught(pairs: Callable[[str], Pair], monkeypatch: Any, fault: str) -> None:
+    pair = pairs("3d")
+    key, plant = DYNAMIC_FAULTS[fault]
+    plant(monkeypatch)
+    found = errors(run(pair, make_prompt(pair, IMAGES, seed=1), DYNAMIC))
+    assert found[key] > FAULT_FLOOR, found
+
+
 @pytest.mark.parametrize(
     ("name", "changes"),
     [
@@ -244,7 +291,7 @@ def test_wrong_embedding_table_is_caught(pairs: Callable[[str], Pair]) -> None:
 @pytest.mark.parametrize("tree", [None, *TREES.values()], ids=["plain", *TREES])
 @pytest.mark.parametrize("max_seq_len", [10, 11, 14, 23, 24, 25])
 def test_run_ends_at_max_seq_len_with_the_plain_tokens(
-    pairs: Callable[[str], Pair], tree: Tree | None, max_seq_len: int
+    pairs: Callable[[str], Pair], tree: AnyTree | None, max_seq_len: int
 ) -> None:
     pair = pairs("3d")
     prompt = make_prompt(pair, TEXT, seed=1)
