@@ -27,7 +27,7 @@ class AddRmsNorm final : public Description {
       if (std::string reason = refuse_type(v[i], attributes[i].name); !reason.empty()) return reason;
     }
     if (num_outputs(v) == 1 && is_pinned(v[kResidualType])) return "residual_type: there is no residual (num_outputs)";
-    return "";
+    return refuse_mixture(v);
   }
 
   int32_t num_outputs(const Values& v) const override { return v[kNumOutputs].given ? v[kNumOutputs].integer : 1; }
@@ -85,6 +85,23 @@ class AddRmsNorm final : public Description {
     const AddRmsNormParams params = norm_params(args, &check);
     if (check.ok()) check.launched(add_rms_norm(params, call.stream));
     return check.message();
+  }
+
+ private:
+  // Types that are written down but that no kernel mixes.
+  static std::string refuse_mixture(const Values& v) {
+    const auto is_float32 = [](const Value& type) { return pinned_type(type) == DataType::kFLOAT; };
+    if (!is_pinned(v[kComputeType])) return "";
+    const DataType compute = pinned_type(v[kComputeType]);
+    const Value& x = is_pinned(v[kXType]) ? v[kXType] : v[kComputeType];
+    const Value& residual = is_pinned(v[kResidualType]) ? v[kResidualType] : v[kComputeType];
+    if (pinned_type(x) != compute && !is_float32(x)) return "x_type: expected compute_type or 1 (float32)";
+    if (v[kNumOutputs].integer != 2) return "";
+    if (pinned_type(residual) != compute && !is_float32(residual)) {
+      return "residual_type: expected compute_type or 1 (float32)";
+    }
+    if (pinned_type(x) != compute && !is_float32(residual)) return "x_type: float32 beside a 16-bit residual";
+    return "";
   }
 };
 

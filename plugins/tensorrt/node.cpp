@@ -214,7 +214,13 @@ bool Node::configure(const std::vector<const PluginTensorDesc*>& tensors, int32_
 }
 
 size_t Node::workspace_bytes(const std::vector<Shape>& max_inputs, const std::vector<DataType>& types) const {
-  if (!refuse_inputs(*op_, values_, max_inputs).empty()) return 0;
+  std::string reason = op_->refuse_num_inputs(values_, static_cast<int32_t>(max_inputs.size()));
+  for (size_t i = 0; reason.empty() && i < max_inputs.size(); ++i) {
+    bool known = max_inputs[i].rank == op_->inputs[i].rank;
+    for (int32_t axis = 0; axis < max_inputs[i].rank; ++axis) known = known && max_inputs[i].size[axis] >= 0;
+    if (!known) reason = std::string(op_->inputs[i].name) + ": the workspace needs its largest size";
+  }
+  if (!reason.empty()) return refuse(reason);  // 0 bytes; launch() refuses to do without
   return op_->workspace_bytes(values_, scratch_bytes_, max_inputs, types.data());
 }
 

@@ -1,8 +1,8 @@
 // TreeAttention: writes new keys and values into the paged cache and attends over past and masked tail. The cache
 // outputs are the cache inputs' memory; where they are not, the cache is copied first.
 #include <algorithm>
+#include <array>
 #include <atomic>
-#include <climits>
 #include <map>
 #include <mutex>
 
@@ -144,12 +144,13 @@ class TreeAttention final : public Description {
 
   size_t make_scratch_bytes(const Values& v) const override {
     static std::mutex mutex;
-    static std::map<std::pair<int32_t, int32_t>, size_t> known;
-    const std::pair<int32_t, int32_t> heads(v[kNumHeads].integer, v[kNumKVHeads].integer);
+    static std::map<std::array<int32_t, 3>, size_t> known;
+    std::array<int32_t, 3> key = {0, v[kNumHeads].integer, v[kNumKVHeads].integer};
+    if (cudaGetDevice(&key[0]) != cudaSuccess) return 0;  // no GPU: such an engine would attend without splits
     const std::lock_guard<std::mutex> lock(mutex);
-    const auto found = known.find(heads);
+    const auto found = known.find(key);
     if (found != known.end()) return found->second;
-    return known[heads] = most_partial_bytes(heads.first, heads.second);
+    return known[key] = most_partial_bytes(key[1], key[2]);
   }
 
   size_t workspace_bytes(const Values&, size_t scratch_bytes, const std::vector<Shape>& in,
@@ -180,12 +181,14 @@ class TreeAttention final : public Description {
     const bool converts = args.tree_mask.dtype == TE3_INT32;
     if (converts) args.tree_mask.dtype = TE3_BOOL;
     TreeAttentionParams params = tree_params(args, &check);
-    if (check.ok()) check.launched(keep_caches(call));
-    if (check.ok() && (converts || call.building)) check.launched(replace_inputs(call, args, converts, &params));
-    if (!check.ok()) return check.message();
     size_t wanted = 0;
-    check.launched(tree_attention_workspace(params, &wanted));
+    if (check.ok()) check.launched(tree_attention_workspace(params, &wanted));
     if (wanted > call.scratch_bytes) params.num_splits = 1;  // another GPU than it was built on: slower, and right
+    const bool replaces = converts || call.building;
+    const bool needs_workspace = replaces || (wanted > 0 && params.num_splits != 1);
+    check.that(!needs_workspace || call.workspace != nullptr, "TensorRT gave no workspace");
+    if (check.ok()) check.launched(keep_caches(call));
+    if (check.ok() && replaces) check.launched(replace_inputs(call, args, converts, &params));
     if (check.ok()) check.launched(tree_attention(params, call.workspace, call.scratch_bytes, call.stream));
     return check.message();
   }

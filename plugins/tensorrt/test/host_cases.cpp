@@ -168,6 +168,11 @@ void check_refused_attributes() {
   refuse("AddRmsNorm", {{"epsilon", 1e-6}, {"num_outputs", 3}}, "num_outputs: expected 1 (y) or 2 (y, sum), got 3");
   refuse("AddRmsNorm", {{"epsilon", 1e-6}, {"x_type", 7}}, "x_type: expected 1 (float32), 10 (float16)");
   refuse("AddRmsNorm", {{"epsilon", 1e-6}, {"residual_type", 1}}, "residual_type: there is no residual");
+  refuse("AddRmsNorm", {{"epsilon", 1e-6}, {"compute_type", 1}, {"x_type", 10}}, "x_type: expected compute_type or 1");
+  refuse("AddRmsNorm", {{"epsilon", 1e-6}, {"compute_type", 1}, {"residual_type", 10}, {"num_outputs", 2}},
+         "residual_type: expected compute_type or 1");
+  refuse("AddRmsNorm", {{"epsilon", 1e-6}, {"compute_type", 10}, {"x_type", 1}, {"num_outputs", 2}},
+         "x_type: float32 beside a 16-bit residual");
 #if NV_TENSORRT_MAJOR < 10
   refuse("AddRmsNorm", {{"epsilon", 1e-6}, {"compute_type", 16}}, "compute_type: bfloat16 needs TensorRT 10");
 #endif
