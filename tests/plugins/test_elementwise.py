@@ -49,6 +49,22 @@ def test_add_rms_norm_matches_float64(
     assert distance(y, ref_rms_norm(total, weight, 1e-6)) < TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("hidden", [8, 111, 2048, 12288, 40000])
+@pytest.mark.parametrize(("x_is_wide", "with_residual"), [(True, False), (False, True), (True, True)])
+def test_add_rms_norm_keeps_a_float32_residual_stream(
+    hidden: int, dtype: torch.dtype, x_is_wide: bool, with_residual: bool, cuda: torch.device
+) -> None:
+    x = torch.randn(19, hidden, device=cuda).to(torch.float32 if x_is_wide else dtype)
+    residual = torch.randn(19, hidden, device=cuda) * 3e5 if with_residual else None  # no float16 holds it
+    weight = torch.randn(hidden, device=cuda).to(dtype)
+    y, total = capi.add_rms_norm(x, weight, residual, epsilon=1e-6)
+    wanted = x.float() if residual is None else x.float() + residual
+    assert y.dtype == dtype
+    assert total is None or torch.equal(total, wanted)
+    assert distance(y, ref_rms_norm(wanted, weight, 1e-6)) < TOLERANCE[dtype]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [16, 64, 96, 128, 256])
 @pytest.mark.parametrize("heads", [(7, 1), (32, 8)])
