@@ -27,9 +27,10 @@ class Answer:
         self.request = request
         self.cancelled = False
         self.prompt_tokens = 0
+        self.finish_reason: FinishReason | None = None
         self.output: Output | None = None
         self._wake = wake
-        self._start = self.last_time = time.perf_counter()
+        self._start = self._last_time = time.perf_counter()
         self._first_time: float | None = None
         self._accepted_lengths: list[int] = []
         self._chunks: deque[Chunk] = deque()
@@ -53,19 +54,17 @@ class Answer:
         """Whether nothing will be added, and nothing is held for it any more."""
         return self._over
 
-    @property
-    def finish_reason(self) -> FinishReason | None:
-        """None while it is in the making."""
-        return self.output.finish_reason if self.output else None
-
     def put(self, chunk: Chunk) -> float:
         """Add a chunk (the worker's side); returns the seconds since the one before."""
         now = time.perf_counter()
-        seconds, self.last_time = now - self.last_time, now
-        if self._first_time is None:
-            self._first_time = now
-        elif chunk.token_ids:
-            self._accepted_lengths.append(len(chunk.token_ids))
+        seconds = now - self._last_time
+        self.finish_reason = chunk.finish_reason
+        if chunk.token_ids:
+            if self._first_time is None:
+                self._first_time = now
+            else:
+                self._accepted_lengths.append(len(chunk.token_ids))
+            self._last_time = now
         with self._changed:
             self._chunks.append(chunk)
             self._tell()
@@ -146,7 +145,7 @@ class Answer:
         output, lengths = self.output, self._accepted_lengths
         tokens = tuple(output.token_ids) if output else ()
         first = self._first_time
-        seconds = self.last_time - first if first else 0.0
+        seconds = self._last_time - first if first else 0.0
         return Generation(
             text=output.text if output else "",
             token_ids=tokens,

@@ -43,11 +43,6 @@ class Output:
         self._parts.append(text)
         return Chunk(tuple(kept), text, self.finish_reason)
 
-    def cancel(self) -> Chunk:
-        """The last chunk of an answer that nobody wants any more."""
-        self.finish_reason = "cancelled"
-        return Chunk((), "", "cancelled")
-
     def _push(self, token: int) -> str:
         """The text that is certain after ``token``."""
         self._held += self._decoder.push(token)

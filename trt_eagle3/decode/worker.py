@@ -12,7 +12,7 @@ import torch
 from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.metrics import Meter
 from trt_eagle3.decode.output import Output
-from trt_eagle3.decode.request import Request
+from trt_eagle3.decode.request import Chunk, Request
 from trt_eagle3.decode.scheduler import Emission, Scheduler
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.errors import OverloadedError, TrtEagle3Error
@@ -22,6 +22,8 @@ __all__ = ["Worker"]
 _log = logging.getLogger("trt_eagle3")
 _PREPARING = 2  # threads that tokenise and cut images into patches while the worker decodes
 _POLL_SECONDS = 0.02  # how soon a reader that lagged behind is looked at again
+
+CANCELLED = Chunk((), "", "cancelled")
 
 Prepare = Callable[[Request], tuple[SequenceState, Output]]
 
@@ -93,6 +95,8 @@ class Worker:
             error = caught
         with self._news:
             self._num_preparing -= 1
+            if self._closing:
+                ready = None
             if ready is not None:
                 sequence, answer.output = ready
                 answer.prompt_tokens = len(sequence.prompt.token_ids)
@@ -101,6 +105,8 @@ class Worker:
             self._news.notify_all()
         if ready is None:
             self._meter.finished("cancelled" if error is None else "error")
+            if error is None:
+                answer.put(CANCELLED)
             answer.end(error)
 
     def _run(self) -> None:
@@ -116,22 +122,26 @@ class Worker:
     @torch.inference_mode()
     def _serve(self) -> None:
         while self._wait():
-            with self._news:
-                inbox, self._inbox = self._inbox, []
-            for answer, sequence in inbox:
-                self._answers[id(sequence)] = answer, sequence
-                self._scheduler.add(sequence)
-            self._look_at_readers()
-            try:
-                emissions = self._scheduler.step()
-            except Exception as error:  # a pass failed: nothing of what it was for can be trusted
-                _log.exception("a step failed")
-                self._scheduler.reset()
-                emissions = [Emission(sequence, (), error=error) for _, sequence in self._answers.values()]
-            for emission in emissions:
-                self._deliver(emission)
+            self._turn()  # a call of its own: while this thread waits, it holds on to nobody's request
         for answer, sequence in [*self._answers.values(), *self._inbox]:
             self._drop(answer, sequence, "cancelled")
+
+    def _turn(self) -> None:
+        """Take what has come, and step."""
+        with self._news:
+            inbox, self._inbox = self._inbox, []
+        for answer, sequence in inbox:
+            self._answers[id(sequence)] = answer, sequence
+            self._scheduler.add(sequence)
+        self._look_at_readers()
+        try:
+            emissions = self._scheduler.step()
+        except Exception as error:  # a pass failed: nothing of what it was for can be trusted
+            _log.exception("a step failed")
+            self._scheduler.reset()
+            emissions = [Emission(sequence, (), error=error) for _, sequence in self._answers.values()]
+        for emission in emissions:
+            self._deliver(emission)
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; False when it is time to stop."""
@@ -172,8 +182,8 @@ class Worker:
         self._answers.pop(id(sequence), None)
         self._scheduler.remove(sequence)
         self._meter.finished(outcome)
-        if outcome == "cancelled" and answer.output is not None:
-            answer.put(answer.output.cancel())
+        if outcome == "cancelled":
+            answer.put(CANCELLED)
         answer.end(error if error is None or isinstance(error, TrtEagle3Error) else _engine_error(error))
 
 

@@ -1,0 +1,225 @@
+"""Requests from many threads and event loops at once: answered, refused, cancelled, and all pages back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from tests.tiny import build_tiny
+from trt_eagle3 import Chunk, Engine, Request, load
+from trt_eagle3.decode.answer import Answer
+from trt_eagle3.decode.decoder import Decoder
+from trt_eagle3.errors import OverloadedError, UserError
+
+PROMPTS = [f"What is {i} plus {3 * i + 1}?" for i in range(10)]
+LIMITS = {"max_batch_size": 4, "max_seq_len": 512, "max_waiting": 6}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny(tmp_path_factory.mktemp("engines"), limits=LIMITS)
+
+
+@pytest.fixture
+def engine(bundle: Path) -> Iterator[Engine]:
+    engine = load(bundle)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def expected(bundle: Path) -> list[str]:
+    engine = load(bundle)
+    texts = [engine.generate(prompt).text for prompt in PROMPTS]
+    engine.close()
+    assert len(set(texts)) == len(texts)
+    return texts
+
+
+def settle(engine: Engine) -> None:
+    """Wait until nobody is served; then every page but cached ones is free."""
+    for _ in range(500):
+        now = engine.metrics()
+        if not now.running and not now.waiting:
+            break
+        time.sleep(0.01)
+    assert now.kv_pages_used == now.kv_pages_cached
+
+
+def endless(**options: Any) -> Request:
+    return Request(PROMPTS[0], max_tokens=400, ignore_eos=True, **options)
+
+
+def test_async_answers_of_many_requests_are_those_of_each_alone(engine: Engine, expected: list[str]) -> None:
+    async def ask(prompt: str) -> str:
+        while True:
+            try:
+                answer = engine.submit(Request(prompt))
+            except OverloadedError:
+                await asyncio.sleep(0.01)
+                continue
+            chunks = [chunk async for chunk in answer]
+            assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+            assert chunks[-1].finish_reason == "stop"
+            assert sum((chunk.token_ids for chunk in chunks), ()) == answer.generation.token_ids
+            return "".join(chunk.text for chunk in chunks)
+
+    async def all_at_once() -> list[str]:
+        return await asyncio.gather(*map(ask, PROMPTS))
+
+    assert asyncio.run(all_at_once()) == expected
+    settle(engine)
+
+
+def test_threads_ask_at_once(engine: Engine, expected: list[str]) -> None:
+    found: dict[int, str] = {}
+
+    def ask(index: int) -> None:
+        found[index] = engine.generate(PROMPTS[index]).text
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [found[i] for i in range(6)] == expected[:6]
+
+
+def test_request_past_the_queue_is_refused_and_the_others_are_answered(engine: Engine) -> None:
+    answers: list[Answer] = []
+
+    def ask_on() -> None:
+        for _ in range(40):
+            answers.append(engine.submit(endless()))
+
+    with pytest.raises(OverloadedError, match=r"requests wait already \(limits.max_waiting\)"):
+        ask_on()
+    assert len(answers) >= LIMITS["max_waiting"]
+    for answer in answers[1:]:
+        answer.cancel()
+    assert answers[0].finish().finish_reason == "length"
+    assert all(answer.wait(30) for answer in answers)
+    assert all(len(answer.generation.token_ids) < 400 for answer in answers[1:])
+    settle(engine)
+
+
+def test_cancel_at_any_point_ends_the_answer_and_frees_its_pages(engine: Engine) -> None:
+    for delay in (0, 0.001, 0.005, 0.02, 0.05):
+        answer = engine.submit(endless())
+        time.sleep(delay)
+        answer.cancel()
+        assert answer.wait(30)
+        assert len(answer.generation.token_ids) < 400
+    settle(engine)
+    assert engine.metrics().requests == {"cancelled": 5}
+
+
+def test_leaving_an_async_iteration_cancels(engine: Engine) -> None:
+    async def leave() -> None:
+        answer = engine.submit(endless())
+        chunks = aiter(answer)
+        await anext(chunks)
+        await chunks.aclose()  # type: ignore[attr-defined]
+        while not answer.over:
+            await asyncio.sleep(0.01)
+        assert answer.generation.finish_reason == "cancelled"
+
+    asyncio.run(leave())
+    settle(engine)
+
+
+def test_reader_that_stalls_makes_its_sequence_wait_and_nobody_else(engine: Engine, expected: list[str]) -> None:
+    slow = engine.submit(endless(speculation=False))
+    deadline = time.monotonic() + 30
+    while not slow.lagging and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert slow.lagging
+    assert engine.generate(PROMPTS[1]).text == expected[1]
+    unread = len(slow._chunks)
+    time.sleep(0.1)
+    assert len(slow._chunks) == unread < 100
+    assert len(slow.finish().token_ids) == 400
+
+
+def test_error_of_a_prompt_comes_out_of_its_iterator_only(engine: Engine, expected: list[str]) -> None:
+    bad = engine.submit(Request("word " * 2000))
+    good = engine.submit(Request(PROMPTS[2]))
+    with pytest.raises(UserError, match="the limit is 511"):
+        bad.finish()
+    assert good.finish().text == expected[2]
+    assert engine.metrics().requests == {"stop": 1, "error": 1}
+
+
+def test_pass_that_fails_ends_all_it_was_for_and_the_engine_goes_on(
+    engine: Engine, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = [engine.submit(endless()) for _ in range(3)]
+    reading = iter(answers[0])
+    next(reading)
+
+    def fail(*_: Any) -> Any:
+        raise MemoryError("no more")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Decoder, "cycle", fail)
+        for answer in answers:
+            with pytest.raises(RuntimeError, match="decoding failed: MemoryError: no more"):
+                answer.finish()
+    settle(engine)
+    assert engine.generate(PROMPTS[3]).text == expected[3]
+
+
+def test_closed_engine_cancels_what_is_in_flight_and_takes_no_more(bundle: Path) -> None:
+    engine = load(bundle)
+    answers = [engine.submit(endless()) for _ in range(6)]
+    assert engine.ready
+    engine.close()
+    assert all(answer.wait(10) for answer in answers)
+    assert {answer.finish_reason for answer in answers} == {"cancelled"}
+    assert not engine.ready
+    with pytest.raises(OverloadedError, match="the engine is closed"):
+        engine.submit(endless())
+
+
+def test_draining_answers_what_is_in_flight(bundle: Path, expected: list[str]) -> None:
+    engine = load(bundle)
+    answers = [engine.submit(Request(prompt)) for prompt in PROMPTS[:5]]
+    engine.close(drain=True)
+    assert [answer.finish().text for answer in answers] == expected[:5]
+
+
+def test_engine_that_nobody_holds_ends_its_thread(bundle: Path) -> None:
+    engine = load(bundle)
+    engine.generate(PROMPTS[0])
+    thread = engine._worker._thread
+    del engine
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_chunks_are_no_longer_than_a_pass(engine: Engine) -> None:
+    chunks: list[Chunk] = list(engine.stream(PROMPTS[0]))
+    assert len(chunks) >= 3
+    assert all(len(chunk.token_ids) <= 6 for chunk in chunks)
+
+
+def test_metrics_add_up(engine: Engine) -> None:
+    done = [engine.generate(prompt) for prompt in PROMPTS[:4]]
+    image = Image.new("RGB", (64, 64), "red")
+    done.append(engine.generate("What is in the picture?", images=[image], max_tokens=5))
+    now = engine.metrics()
+    assert now.generated_tokens == sum(len(g.token_ids) for g in done)
+    assert now.prompt_tokens == sum(g.prompt_tokens for g in done)
+    assert now.cycles == sum(len(g.accepted_lengths) for g in done)
+    assert now.first_token_seconds.count == now.queue_seconds.count == len(done)
+    assert now.token_seconds.count == now.generated_tokens - len(done)
+    assert sum(now.requests.values()) == len(done)
+    assert 1 < (now.acceptance_length or 0) <= 6
+    assert now.speculation_on
