@@ -178,6 +178,10 @@ class TreeAttention final : public Description {
     check.that(args.q.shape[1] == v[kNumHeads].integer * args.k_cache.shape[2] &&
                    args.k_cache.shape[1] == v[kNumKVHeads].integer,
                "q, k_cache: not num_heads and num_kv_heads heads");
+    for (const auto& [input, cache] : {std::pair(kKCache, &args.k_cache), std::pair(kVCache, &args.v_cache)}) {
+      check.shape_of(inputs[input].name, input_of(call, input), cache->dtype,
+                     {cache->shape[0], cache->shape[1], cache->shape[2]}, "its output's shape");
+    }
     const bool converts = args.tree_mask.dtype == TE3_INT32;
     if (converts) args.tree_mask.dtype = TE3_BOOL;
     TreeAttentionParams params = tree_params(args, &check);

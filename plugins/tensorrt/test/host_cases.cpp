@@ -221,12 +221,17 @@ void check_refused_sizes() {
           check(stand_in::take_log().find(s.op + ": ") != std::string::npos, what + ": a reason");
         }
         auto loaded = driver::deserialize(s.op, plugin->serialize());
-        loaded->change_shapes(wrong.in, wrong.out);
-        const std::vector<const void*> in(wrong.in.size(), reinterpret_cast<const void*>(1 << 20));
-        const std::vector<void*> out(wrong.out.size(), reinterpret_cast<void*>(1 << 21));
-        check(loaded->enqueue(wrong.in, wrong.out, in, out, reinterpret_cast<void*>(1 << 22), nullptr) != 0,
-              what + " is not launched");
-        check(stand_in::take_log().find(s.op + ": ") != std::string::npos, what + ": a reason at the launch");
+        for (const bool listens : {true, false}) {
+          if (listens) loaded->change_shapes(wrong.in, wrong.out);
+          if (!listens) loaded->change_shapes(s.in, s.out);
+          stand_in::take_log();
+          const std::vector<const void*> in(wrong.in.size(), reinterpret_cast<const void*>(1 << 20));
+          std::vector<void*> out(wrong.out.size(), reinterpret_cast<void*>(1 << 20));  // the caches' own memory
+          out[0] = reinterpret_cast<void*>(1 << 21);
+          check(loaded->enqueue(wrong.in, wrong.out, in, out, reinterpret_cast<void*>(1 << 22), nullptr) != 0,
+                what + " is not launched");
+          check(stand_in::take_log().find(s.op + ": ") != std::string::npos, what + ": a reason at the launch");
+        }
       }
     }
     auto plugin = driver::create(s.op, s.fields);
@@ -235,6 +240,7 @@ void check_refused_sizes() {
     check(plugin->enqueue(s.in, s.out, nulls, out, nullptr, nullptr) != 0, label(s, "not configured: not launched"));
     check(stand_in::take_log().find("not configured") != std::string::npos, label(s, "not configured: says so"));
     check(plugin->configure(s.in, s.out), label(s, "is configured"));
+    plugin = driver::deserialize(s.op, plugin->serialize());  // knows its inputs from the record
     check(plugin->enqueue(s.in, s.out, nulls, out, nullptr, nullptr) != 0, label(s, "null inputs are not launched"));
     const std::string log = stand_in::take_log();
     check(log.find("data is null") != std::string::npos, label(s, "null inputs: says so, got: " + log));
