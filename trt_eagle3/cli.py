@@ -18,6 +18,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from trt_eagle3 import report
 from trt_eagle3.config import load_config, parse_overrides
 from trt_eagle3.errors import TrtEagle3Error, UserError
+from trt_eagle3.parity import SUITES
 from trt_eagle3.probe import MAX_TOKENS
 
 __all__ = ["cli", "main"]
@@ -121,6 +122,34 @@ def generate(bundle: Path, prompt: str, as_json: bool, stats: bool, no_speculati
     click.echo()
     if stats:
         _log.print(report.generation_line(answer.generation))
+
+
+@cli.command()
+@click.argument("bundles", nargs=-1, required=True, metavar="BUNDLE", type=click.Path(path_type=Path))
+@click.option("--suite", type=click.Choice(SUITES), default="quick", show_default=True, help="The bundled prompts.")
+@click.option("--prompts", type=click.Path(path_type=Path), help="JSON list of prompts, instead of the bundled ones.")
+@click.option("--compare", is_flag=True, help="Two bundles A B: hold B against A instead of PyTorch.")
+@click.option("--target", help="The target's checkpoint, if it is not where the build found it.")
+@click.option("--draft", help="The draft's checkpoint, likewise.")
+@click.option("--thresholds", type=click.Path(path_type=Path), help="YAML mapping of tolerances to values.")
+@click.option("--float64", is_flag=True, help="Compute the reference in float64; for small models.")
+@click.option("--output", type=click.Path(path_type=Path), help="Folder for the report, instead of BUNDLE/parity.")
+@click.option("--junit", type=click.Path(path_type=Path), help="Write the gates as JUnit XML too.")
+@_json_option
+def validate(bundles: tuple[Path, ...], output: Path | None, junit: Path | None, as_json: bool, **options: Any) -> None:
+    """Prove that BUNDLE computes what PyTorch computes; exit status 1 if a gate fails."""
+    from trt_eagle3.parity.files import write_junit, write_report
+    from trt_eagle3.parity.run import run_validation
+
+    with _bars() as progress:
+        result = run_validation(bundles, progress=progress, **options)
+    files = write_report(result, output) + ((write_junit(result, junit),) if junit else ())
+    if as_json:
+        click.echo(result.to_json())
+    else:
+        _out.print(result.table())
+        _out.print(*result.lines(files), sep="\n", soft_wrap=True)
+    result.check()
 
 
 @cli.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -77,6 +78,7 @@ class Board:
     thresholds: Thresholds
     measurements: dict[str, list[Measurement]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    counts: dict[str, Counter[str]] = field(default_factory=dict)
 
     def limit(self, gate: str) -> Limit:
         """The tolerance of a gate."""
@@ -105,9 +107,14 @@ class Board:
             (actual.double() - expected.double()).abs().reshape(len(actual), -1).amax(dim=1).nan_to_num(nan=torch.inf)
         )
         worst = int(by_row.argmax())
-        count = int((by_row > 0).sum())
-        detail = f"{count} of {len(by_row)} rows differ" if count else ""
+        wrong = int((by_row > self.limit(gate).value).sum())
+        detail = f"{wrong} of {len(by_row)} rows differ" if wrong else ""
         self.add(gate, float(by_row[worst]), case, tensor, first + worst, detail)
+
+    def count(self, gate: str, **numbers: int) -> None:
+        """Add to what a gate has counted over all prompts (``tokens=32``)."""
+        counts = self.counts.setdefault(gate, Counter())
+        counts.update({what.replace("_", " "): n for what, n in numbers.items()})
 
     def skip(self, gates: Iterable[str], reason: str) -> None:
         """Say why gates have no measurement."""

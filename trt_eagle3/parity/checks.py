@@ -19,7 +19,14 @@ from trt_eagle3.parity.processor import ProcessorReference
 from trt_eagle3.parity.target import TargetReference, VisionStates
 from trt_eagle3.parity.trace import deepstack_of, embeds_of, positions_of, rows_of
 
-__all__ = ["check_meaning", "check_processor", "check_target_inputs", "check_vision", "expected_positions"]
+__all__ = [
+    "check_meaning",
+    "check_processor",
+    "check_target_inputs",
+    "check_vision",
+    "compare_inputs",
+    "expected_positions",
+]
 
 _READING = ("sources", "warnings")  # how a manifest was found, not what it means
 
@@ -42,7 +49,14 @@ def check_processor(board: Board, reference: ProcessorReference, answer: Answer)
     ours, theirs = answer.inputs, reference(answer.case.question)
     if theirs is None:
         return ours
-    case = answer.name
+    compare_inputs(board, ours, theirs, answer.name)
+    if not torch.equal(ours.token_ids, theirs.token_ids) or not torch.equal(ours.grid_thw, theirs.grid_thw):
+        return ours  # the gates that follow look at the rest of the engine
+    return theirs
+
+
+def compare_inputs(board: Board, ours: ModelInputs, theirs: ModelInputs, case: str) -> None:
+    """Ids, positions and pixels of one prompt."""
     board.add_exact("processor.token_ids", ours.token_ids, theirs.token_ids, case, "token_ids")
     board.add_exact("processor.position_ids", ours.position_ids.T, theirs.position_ids.T, case, "position_ids")
     deltas = torch.tensor([ours.rope_delta]), torch.tensor([theirs.rope_delta])
@@ -50,9 +64,6 @@ def check_processor(board: Board, reference: ProcessorReference, answer: Answer)
     if len(theirs.grid_thw) or len(ours.grid_thw):
         board.add_exact("processor.pixel_values", ours.grid_thw, theirs.grid_thw, case, "grid_thw")
         board.add_exact("processor.pixel_values", ours.patches, theirs.patches, case, "patches")
-    if not torch.equal(ours.token_ids, theirs.token_ids) or not torch.equal(ours.grid_thw, theirs.grid_thw):
-        return ours  # the gates that follow look at the rest of the engine
-    return theirs
 
 
 def check_vision(board: Board, answer: Answer, expected: VisionStates | None) -> None:

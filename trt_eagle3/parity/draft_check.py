@@ -236,7 +236,8 @@ class _Checker:
                 wrong.append(f"drafted row {i} at depth {row.depth}")
         if s.cycle.verify is not None:
             count += self._place_nodes(s, root, wrong)
-        detail = f"{wrong[0]}: not a token of its parent's best {self._ref.width}" if wrong else f"{count} nodes"
+        self._board.count("draft.proposals", nodes=count)
+        detail = f"{wrong[0]}: not a token of its parent's best {self._ref.width}" if wrong else ""
         self._board.add(
             "draft.proposals", len(wrong), self._case, "proposals", s.cycle.length if wrong else None, detail
         )

@@ -23,7 +23,7 @@ from trt_eagle3.parity.target import TargetReference
 from trt_eagle3.parity.target_check import CheckedTarget, tensor_names
 from trt_eagle3.parity.trace import embeds_of, outputs_of
 
-__all__ = ["Diagnosis", "Tools", "diagnose", "first_tensor"]
+__all__ = ["Diagnosis", "Tools", "diagnose", "diagnose_coarsely", "first_tensor"]
 
 _LAYER = re.compile(r"layers\.(\d+)\.output(_pre_deepstack)?")
 _VISION_BLOCK = ("norm1", "attn.qkv", "attn.output", "attention_residual", "norm2", "mlp.fc1", "mlp.fc2", "output")
@@ -77,8 +77,16 @@ def diagnose(board: Board, tools: Tools) -> Diagnosis | None:
     found = board.first_failure()
     if found is None:
         return None
-    finer = _look_closer(board, found, tools)
-    return finer or _as_it_is(board, found)
+    return _look_closer(board, found, tools) or diagnose_coarsely(board)
+
+
+def diagnose_coarsely(board: Board) -> Diagnosis | None:
+    """The first failure as it was measured."""
+    m = board.first_failure()
+    if m is None:
+        return None
+    limit = board.limit(m.gate)
+    return Diagnosis(GATES[m.gate].stage, m.gate, m.case, m.tensor, m.row, m.value, limit.value, m.detail)
 
 
 def first_tensor(board: Board, case: str) -> str | None:
@@ -90,11 +98,6 @@ def first_tensor(board: Board, case: str) -> str | None:
             if m.case == case:
                 return m.tensor
     return None
-
-
-def _as_it_is(board: Board, m: Measurement) -> Diagnosis:
-    limit = board.limit(m.gate)
-    return Diagnosis(GATES[m.gate].stage, m.gate, m.case, m.tensor, m.row, m.value, limit.value, m.detail)
 
 
 def _look_closer(board: Board, m: Measurement, tools: Tools) -> Diagnosis | None:

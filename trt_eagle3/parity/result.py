@@ -130,9 +130,9 @@ class PromptResult(_Part):
 
 
 class LayerError(_Part):
-    """A tensor's error over all prompts: end to end, and of its own step alone."""
+    """A decoder layer's error over all prompts: of its output, end to end, and of its own step alone."""
 
-    tensor: str
+    layer: int
     output: _Number | None
     step: _Number | None
 

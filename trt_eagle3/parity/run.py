@@ -12,7 +12,7 @@ import torch
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.errors import UserError
-from trt_eagle3.parity import SUITES
+from trt_eagle3.parity import SUITES, versus
 from trt_eagle3.parity.answers import Answer, answer_cases
 from trt_eagle3.parity.board import GATES, Board
 from trt_eagle3.parity.checks import (
@@ -34,17 +34,62 @@ from trt_eagle3.parity.sources import read_sources
 from trt_eagle3.parity.summary import Found, summarise
 from trt_eagle3.parity.target import TargetReference, VisionStates
 from trt_eagle3.parity.target_check import CheckedTarget, check_layers, check_logits, checked_target, tap_layers
-from trt_eagle3.parity.thresholds import Thresholds
+from trt_eagle3.parity.thresholds import Thresholds, read_overrides
 from trt_eagle3.parity.token_check import Mismatch, check_tokens, check_verify
 from trt_eagle3.parity.workload import Case, bundled_cases, read_cases
 
-__all__ = ["MAX_TOKENS", "Progress", "validate"]
+__all__ = ["MAX_TOKENS", "Progress", "Validation", "run_validation", "validate"]
 
 Progress = Callable[[str, int, int], object]
 """Told a stage, what of it is done, and how much there is."""
 
 MAX_TOKENS: Mapping[str, int] = {"quick": 32, "full": 128}
 """Tokens of an answer, by suite."""
+
+
+def run_validation(
+    bundles: Sequence[Path],
+    *,
+    suite: str,
+    prompts: Path | None,
+    compare: bool,
+    target: str | None,
+    draft: str | None,
+    thresholds: Path | None,
+    float64: bool,
+    progress: Progress,
+) -> Report:
+    """What ``trt-eagle3 validate`` does: ``validate`` one bundle, or ``versus.compare`` two.
+
+    Raises:
+        UserError: another number of bundles, or as those two.
+    """
+    overrides = read_overrides(thresholds) if thresholds else None
+    if len(bundles) != 1 + compare:
+        wanted = "two bundles, A and B" if compare else "one bundle; two need --compare"
+        raise UserError(f"validate: expected {wanted}, got {len(bundles)}")
+    if not compare:
+        (bundle,) = bundles
+        return validate(
+            bundle,
+            suite=suite,
+            prompts=prompts,
+            target=target,
+            draft=draft,
+            overrides=overrides,
+            float64=float64,
+            progress=progress,
+        )
+    if target or draft or float64:
+        raise UserError("validate: --target, --draft and --float64 are about PyTorch's side; --compare has none")
+    return versus.compare(
+        *bundles,
+        suite=suite,
+        max_tokens=MAX_TOKENS[suite],
+        prompts=prompts,
+        overrides=overrides,
+        progress=progress,
+    )
 
 
 def validate(
@@ -96,6 +141,12 @@ class Validation:
 
     def run(self, cases: Sequence[Case], max_tokens: int, spec: TargetSpec, manifest: DraftManifest | None) -> Found:
         """Answer, compare, and look closer at what failed first."""
+        try:
+            return self._run(cases, max_tokens, spec, manifest)
+        finally:
+            self.engine.close()
+
+    def _run(self, cases: Sequence[Case], max_tokens: int, spec: TargetSpec, manifest: DraftManifest | None) -> Found:
         engine, board = self.engine, self.board
         check_meaning(board, engine, spec, manifest)
         with self._stage("answers", len(cases)) as step:
@@ -126,7 +177,6 @@ class Validation:
         with self._stage("diagnosis", 1) as step:
             diagnosis = diagnose(board, tools)
             step()
-        engine.close()
         return Found(board, engine, targets, mismatches, acceptance, diagnosis, self._seconds)
 
     def _see(

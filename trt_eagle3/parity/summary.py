@@ -12,7 +12,7 @@ from typing import Literal
 
 from trt_eagle3.decode.engine import Engine
 from trt_eagle3.parity.answers import Answer
-from trt_eagle3.parity.board import GATES, Board
+from trt_eagle3.parity.board import GATES, Board, Measurement
 from trt_eagle3.parity.draft_check import Acceptance
 from trt_eagle3.parity.locate import Diagnosis, first_tensor
 from trt_eagle3.parity.metrics import margins
@@ -117,9 +117,17 @@ def _gate(board: Board, name: str) -> GateResult:
         case=shown.case if shown else "",
         tensor=shown.tensor if shown else "",
         row=shown.row if shown else None,
-        detail=shown.detail if shown else "",
+        detail=_detail(board, name, shown, failed=bool(failures)),
         reason="" if worst else board.skipped.get(name, "nothing of its kind in these prompts"),
     )
+
+
+def _detail(board: Board, gate: str, shown: Measurement | None, *, failed: bool) -> str:
+    """Of a failure its own; else what the gate has counted over all prompts."""
+    if shown is None:
+        return ""
+    counts = board.counts.get(gate)
+    return ", ".join(f"{n} {what}" for what, n in counts.items() if n) if counts and not failed else shown.detail
 
 
 def _mismatch(board: Board, m: Mismatch) -> MismatchResult:
@@ -146,15 +154,15 @@ def _short(text: str) -> str:
 
 
 def _layers(board: Board) -> tuple[LayerError, ...]:
-    worst: dict[str, dict[str, float]] = {}
+    """The worst prompt of each layer; its step is the decoder's, or the adding of its deepstack level."""
+    worst: dict[int, dict[str, float]] = {}
     for gate in ("target.layers", "target.layer_steps"):
         for m in board.measurements.get(gate, ()):
-            values = worst.setdefault(m.tensor, {})
+            values = worst.setdefault(int(m.tensor.split(".")[1]), {})
             values[gate] = max(m.value, values.get(gate, 0.0))
-    names = sorted(worst, key=lambda name: (int(name.split(".")[1]), "pre" not in name))
     return tuple(
-        LayerError(tensor=n, output=worst[n].get("target.layers"), step=worst[n].get("target.layer_steps"))
-        for n in names
+        LayerError(layer=k, output=worst[k].get("target.layers"), step=worst[k].get("target.layer_steps"))
+        for k in sorted(worst)
     )
 
 

@@ -21,7 +21,15 @@ from trt_eagle3.parity.record import replay
 from trt_eagle3.parity.target import Rope, TargetLayer, TargetReference, VisionStates, add_deepstack
 from trt_eagle3.parity.trace import deepstack_of, embeds_of, logits_of, outputs_of
 
-__all__ = ["CheckedTarget", "check_layers", "check_logits", "checked_target", "tap_layers", "tensor_names"]
+__all__ = [
+    "CheckedTarget",
+    "check_layers",
+    "check_logits",
+    "checked_target",
+    "compare_logits",
+    "tap_layers",
+    "tensor_names",
+]
 
 SURE = 0.1
 """Margin in probability above which the reference's best token must be the engine's."""
@@ -146,10 +154,11 @@ def check_logits(board: Board, reference: TargetReference, targets: Sequence[Che
         found = {logit.row: logit.values for p in t.answer.plain_passes for logit in logits_of(p)}
         kept = [row for row in range(first, t.answer.num_rows) if row in found]
         ours = torch.stack([found[row] for row in kept])
-        _compare(board, t.answer.name, ours, t.logits[torch.tensor(kept) - first], first)
+        compare_logits(board, t.answer.name, ours, t.logits[torch.tensor(kept) - first], first)
 
 
-def _compare(board: Board, case: str, ours: Tensor, theirs: Tensor, first: int) -> None:
+def compare_logits(board: Board, case: str, ours: Tensor, theirs: Tensor, first: int) -> None:
+    """Logits f32 [R, V] of rows ``first`` on, beside the expected ones."""
     errors, directions = row_errors(ours, theirs), cosines(ours, theirs)
     worst = int(directions.argmin())
     ordered = directions.sort().values
@@ -163,7 +172,8 @@ def _compare(board: Board, case: str, ours: Tensor, theirs: Tensor, first: int) 
         if chosen.any():
             wrong = (chosen & ~good).nonzero().flatten()
             row = first + int(wrong[0]) if len(wrong) else None
-            board.add(gate, float(good[chosen].double().mean()), case, "logits", row, f"{int(chosen.sum())} rows")
+            board.count(gate, rows=int(chosen.sum()))
+            board.add(gate, float(good[chosen].double().mean()), case, "logits", row)
 
 
 def checked_target(

@@ -75,7 +75,8 @@ def _note(board: Board, gate: str, answer: Answer, found: Sequence[Mismatch], co
     failed = [m for m in found if m.verdict == "failure"]
     row = answer.prompt_len + failed[0].step if failed else None
     ties = len(found) - len(failed)
-    detail = f"{compared} tokens compared" + (f", {ties} ties" if ties else "")
+    board.count(gate, tokens_compared=compared, ties=ties)
+    detail = f"{len(failed)} of {compared} tokens, first at step {failed[0].step}" if failed else ""
     board.add(gate, len(failed), answer.name, "tokens", row, detail)
 
 

@@ -1,0 +1,70 @@
+"""Where reports go: JSON, the page, JUnit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+from trt_eagle3.errors import UserError
+from trt_eagle3.parity.html import report_html
+from trt_eagle3.parity.result import GateResult, Report
+
+__all__ = ["write_junit", "write_report"]
+
+
+def write_report(report: Report, folder: Path | None = None) -> tuple[str, ...]:
+    """Write ``report.json`` and ``report.html`` (of two bundles ``compare.json`` and ``.html``); their paths.
+
+    Args:
+        folder: by default ``parity/`` of the bundle.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
+    folder = folder or Path(report.bundle.path) / "parity"
+    stem = "compare" if report.mode == "compare" else "report"
+    texts = {f"{stem}.json": report.to_json() + "\n", f"{stem}.html": report_html(report)}
+    return tuple(_write(folder / name, text) for name, text in texts.items())
+
+
+def write_junit(report: Report, file: Path) -> str:
+    """Write one JUnit test case per gate, for a CI system to show; the path."""
+    suite = ET.Element(
+        "testsuite",
+        name=f"trt-eagle3 validate {report.bundle.name}",
+        tests=str(len(report.gates)),
+        failures=str(sum(g.status == "failed" for g in report.gates)),
+        skipped=str(sum(g.status == "skipped" for g in report.gates)),
+        errors="0",
+        time=f"{sum(report.seconds.values()):.3f}",
+        timestamp=report.created_at,
+    )
+    for gate in report.gates:
+        _add_case(suite, gate)
+    tree = ET.ElementTree(ET.Element("testsuites"))
+    root = tree.getroot()
+    assert root is not None
+    root.append(suite)
+    ET.indent(tree)
+    return _write(file, ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n")
+
+
+def _add_case(suite: ET.Element, gate: GateResult) -> None:
+    case = ET.SubElement(suite, "testcase", classname=f"validate.{gate.stage.replace(' ', '_')}", name=gate.name)
+    if gate.status == "skipped":
+        ET.SubElement(case, "skipped", message=gate.reason)
+    elif gate.status == "failed":
+        message = f"{gate.metric}: {gate.measured:.6g}, allowed {gate.comparison} {gate.tolerance:.6g}"
+        place = " ".join(filter(None, (gate.case, gate.tensor, f"row {gate.row}" if gate.row is not None else "")))
+        ET.SubElement(case, "failure", message=message, type="gate").text = f"{place}\n{gate.detail}".strip()
+
+
+def _write(file: Path, text: str) -> str:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(
+            f"{file}: cannot write the report: {error.strerror}. Name another place: --output DIR"
+        ) from error
+    return str(file)
