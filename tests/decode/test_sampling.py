@@ -1,0 +1,275 @@
+"""Sampling: filters and penalties against plain Python, seeds, and what is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from tests.decode.chi_square import FALSE_ALARM, p_value
+from tests.decode.reference_sampling import edge_distance, ref_penalised, ref_probs
+from trt_eagle3.decode import sampling as sampling_module
+from trt_eagle3.decode.sampling import GREEDY, Sampler, Sampling, target_probs
+from trt_eagle3.decode.tree import Tree
+from trt_eagle3.errors import UserError
+
+FLOAT64_TOLERANCE = 1e-12
+"""Of probabilities. Origin: some hundred float64 roundings of 1e-16 each; the worst of 5,000 cases was 2.2e-16."""
+
+VOCAB = 9
+TREE = Tree.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1)])
+
+
+def no_numbers(*_: Any) -> Any:
+    raise AssertionError("greedy decoding drew a random number")
+
+
+@st.composite
+def settings(draw: st.DrawFn) -> Sampling:
+    temperatures = st.sampled_from([1e-3, 0.3, 1.0, 2.0, 100.0])
+    return Sampling(
+        temperature=draw(temperatures),
+        top_k=draw(st.integers(0, VOCAB + 3)),
+        top_p=draw(st.sampled_from([1e-9, 0.1, 0.5, 0.77, 0.999, 1.0])),
+        min_p=draw(st.sampled_from([0.0, 0.01, 0.21, 1.0])),
+    )
+
+
+ROWS = st.lists(
+    st.lists(st.integers(-6, 6).map(lambda n: n / 4), min_size=VOCAB, max_size=VOCAB), min_size=1, max_size=5
+)
+"""Logits among which many tie."""
+
+
+@given(rows=ROWS, sampling=settings())
+def test_target_probs_of_any_logits_and_filters_equal_sort_and_scan(
+    rows: list[list[float]], sampling: Sampling
+) -> None:
+    assume(all(edge_distance(row, sampling) > 1e-9 for row in rows))
+    found = target_probs(torch.tensor(rows), sampling)
+    expected = torch.tensor([ref_probs(row, sampling) for row in rows], dtype=torch.float64)
+    assert found.dtype == torch.float64
+    assert torch.equal(found > 0, expected > 0)
+    assert float((found - expected).abs().max()) < FLOAT64_TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("logits", "sampling", "kept"),
+    [
+        ([1.0, 3.0, 3.0, 0.0], Sampling(1.0, top_k=1), [1, 2]),
+        ([1.0, 3.0, 1.0, 0.0], Sampling(1.0, top_k=2), [0, 1, 2]),
+        ([0.0, 0.0, 0.0, 0.0], Sampling(1.0, top_p=0.25), [0, 1, 2, 3]),
+        ([5.0, 0.0, 0.0, -9.0], Sampling(1.0, top_p=0.99), [0, 1, 2]),
+        ([5.0, 5.0, 0.0, -9.0], Sampling(1.0, min_p=1.0), [0, 1]),
+        ([5.0, 4.0, 3.0, 2.0], Sampling(1.0, top_p=1e-9), [0]),
+        ([5.0, 4.0, 3.0, 2.0], Sampling(1.0, top_k=4), [0, 1, 2, 3]),
+        ([5.0, 4.0, 3.0, 2.0], Sampling(1.0, top_k=2**31 - 1), [0, 1, 2, 3]),
+    ],
+)
+def test_tokens_at_the_edge_of_a_filter(logits: list[float], sampling: Sampling, kept: list[int]) -> None:
+    assert target_probs(torch.tensor([logits]), sampling)[0].nonzero().flatten().tolist() == kept
+
+
+def test_top_p_counts_of_what_top_k_left() -> None:
+    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()  # after top_k 2: 4/7, 3/7
+    assert target_probs(logits, Sampling(1.0, top_k=2, top_p=0.55))[0].tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert int((target_probs(logits, Sampling(1.0, top_p=0.55)) > 0).sum()) == 2
+
+
+@pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-30])
+def test_temperature_near_zero_is_greedy_in_the_limit(temperature: float) -> None:
+    found = target_probs(torch.tensor([[1.0, 3.5, -2.0], [1e30, 0.0, 1e30]]), Sampling(temperature))
+    assert found.tolist() == [[0.0, 1.0, 0.0], [0.5, 0.0, 0.5]]
+
+
+def test_sampling_is_greedy_unless_told_otherwise() -> None:
+    assert GREEDY.greedy
+    assert not GREEDY.penalised
+    assert not Sampler(GREEDY, torch.tensor([1]), VOCAB).needs_probs
+    assert Sampler(Sampling(presence_penalty=1.0), torch.tensor([1]), VOCAB).needs_probs
+    assert target_probs(torch.tensor([[1.0, 3.0, 3.0]]), GREEDY).tolist() == [[0.0, 1.0, 0.0]]
+
+
+# Penalties, per node in path order
+
+
+@st.composite
+def penalised(draw: st.DrawFn) -> tuple[Sampling, list[int], list[int], list[int], torch.Tensor]:
+    """Penalties, prompt, answer (its last token is the root), tokens at the nodes of TREE, logits."""
+    sampling = Sampling(
+        temperature=draw(st.sampled_from([0.0, 1.0])),
+        repetition_penalty=draw(st.sampled_from([0.5, 1.0, 1.3])),
+        presence_penalty=draw(st.sampled_from([-0.7, 0.0, 0.9])),
+        seed=0,
+    )
+    tokens = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4)
+    prompt, answer = draw(tokens), draw(tokens)
+    nodes = [answer[-1], *draw(st.lists(st.integers(0, VOCAB - 1), min_size=8, max_size=8))]
+    logits = torch.randn(TREE.num_nodes, VOCAB, generator=torch.Generator().manual_seed(draw(st.integers(0, 99))))
+    return sampling, prompt, answer, nodes, logits
+
+
+def test_penalties_of_a_tree_are_those_of_each_path_alone(monkeypatch: Any) -> None:
+    judged: list[torch.Tensor] = []
+    probs = sampling_module.target_probs
+
+    def watched(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+        judged.append(logits)
+        return probs(logits, sampling)
+
+    monkeypatch.setattr(sampling_module, "target_probs", watched)
+
+    @given(case=penalised())
+    def check(case: tuple[Sampling, list[int], list[int], list[int], torch.Tensor]) -> None:
+        sampling, prompt, answer, nodes, logits = case
+        sampler = Sampler(sampling, torch.tensor(prompt), VOCAB)
+        sampler.first(logits[0])
+        sampler.remember(answer[:1])
+        sampler.remember(answer[1:])
+        before = logits.clone()
+        sampler.verdict(logits, torch.tensor(nodes), torch.tensor(TREE.parents), TREE.mask)
+        assert torch.equal(logits, before), "the target's logits were written over"
+        paths = [[nodes[j] for j in range(TREE.num_nodes) if TREE.mask[i, j]] for i in range(TREE.num_nodes)]
+        expected = [
+            ref_penalised(row, prompt, answer + path, sampling) for row, path in zip(logits, paths, strict=True)
+        ]
+        torch.testing.assert_close(judged[-1], torch.tensor(expected), rtol=1e-6, atol=1e-6)
+
+    check()
+
+
+@pytest.mark.parametrize(
+    "mask", [torch.eye(TREE.num_nodes).bool(), torch.ones(TREE.num_nodes, TREE.num_nodes).tril().bool()]
+)
+def test_penalties_by_a_wrong_mask_are_caught(mask: torch.Tensor) -> None:
+    sampling = Sampling(0.0, presence_penalty=50.0)
+    nodes = torch.arange(TREE.num_nodes)
+
+    def says(mask: torch.Tensor) -> torch.Tensor:
+        sampler = Sampler(sampling, torch.tensor([0]), VOCAB)
+        logits = torch.arange(VOCAB).expand(TREE.num_nodes, -1) * -1.0
+        return sampler.verdict(logits, nodes, torch.tensor(TREE.parents), mask).bonus
+
+    assert says(TREE.mask).tolist() == [1, 2, 1, 1, 2, 2, 1, 2, 2]  # the least token that is not on the path
+    assert not torch.equal(says(mask), says(TREE.mask))
+
+
+def test_image_tokens_of_a_prompt_and_tokens_said_before_a_preemption_count() -> None:
+    sampler = Sampler(Sampling(0.0, repetition_penalty=2.0, presence_penalty=1.0), torch.tensor([5, 5, 5]), VOCAB)
+    logits = torch.tensor([4.0, 3.9, 3.8, 0.0, 0.0, 4.1, 0.0, 0.0, 0.0])
+    said = []
+    for _ in range(4):
+        said.append(int(sampler.first(logits)))
+        sampler.remember(said[-1:])
+    assert said == [0, 1, 2, 5]  # 5 is worth 2.05 at first; then 0 to 2 are worth 1, 0.95, 0.9, and 5 again 1.05
+
+
+# Random numbers
+
+
+def verdicts(seed: int | None) -> list[list[int]]:
+    sampler = Sampler(Sampling(1.0, seed=seed), torch.tensor([1]), VOCAB)
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(20, TREE.num_nodes, VOCAB, generator=generator)
+    nodes = torch.arange(TREE.num_nodes)
+    judged = [sampler.verdict(row, nodes, torch.tensor(TREE.parents), TREE.mask) for row in logits]
+    return [verdict.bonus.tolist() for verdict in judged]
+
+
+def test_same_seed_gives_the_same_tokens_and_others_do_not() -> None:
+    assert verdicts(7) == verdicts(7)
+    assert verdicts(7) != verdicts(8)
+    assert verdicts(0) != verdicts(2**64 - 1)
+    assert verdicts(None) != verdicts(None)
+
+
+def test_seeds_do_not_touch_the_numbers_of_others() -> None:
+    state = torch.get_rng_state()
+    verdicts(7)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_first_token_has_the_targets_probabilities() -> None:
+    sampling = Sampling(0.7, top_k=6, top_p=0.95, repetition_penalty=1.3, seed=3)
+    logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1))
+    sampler = Sampler(sampling, torch.tensor([1, 4]), VOCAB)
+    counts = torch.bincount(torch.stack([sampler.first(logits) for _ in range(2000)]), minlength=VOCAB)
+    exact = ref_probs(ref_penalised(logits.tolist(), [1, 4], [], sampling), sampling)
+    assert p_value(counts, torch.tensor(exact, dtype=torch.float64)) > FALSE_ALARM
+
+
+def test_greedy_verdict_draws_no_random_number(monkeypatch: Any) -> None:
+    monkeypatch.setattr(Sampler, "_draw", no_numbers)
+    sampler = Sampler(Sampling(0.0, presence_penalty=0.5), torch.tensor([1]), VOCAB)
+    logits = torch.randn(TREE.num_nodes, VOCAB, generator=torch.Generator().manual_seed(1))
+    verdict = sampler.verdict(logits, torch.arange(TREE.num_nodes), torch.tensor(TREE.parents), TREE.mask)
+    assert set(verdict.accept.tolist()) <= {0.0, 1.0}
+
+
+@pytest.mark.parametrize("number", [0.0, 0.5, 1 - 2**-53])
+def test_bonus_is_never_a_token_without_probability_nor_a_child(number: float, monkeypatch: Any) -> None:
+    monkeypatch.setattr(Sampler, "_draw", lambda _: torch.tensor([number], dtype=torch.float64))
+    sampler = Sampler(Sampling(1.0, top_k=5), torch.tensor([0]), VOCAB)
+    nodes = torch.arange(TREE.num_nodes)  # node i has token i, so node 0 must not say 1, 2 or 3
+    for seed in range(30):
+        logits = torch.randn(TREE.num_nodes, VOCAB, generator=torch.Generator().manual_seed(seed))
+        bonus = sampler.verdict(logits, nodes, torch.tensor(TREE.parents), TREE.mask).bonus
+        probs = target_probs(logits, sampler.sampling)
+        for i in range(TREE.num_nodes):
+            children = [child for child, parent in enumerate(TREE.parents) if parent == i]
+            left = probs[i].clone()
+            left[children] = 0.0
+            assert float(left.sum()) == 0.0 or float(left[bonus[i]]) > 0.0
+
+
+def test_uniform_numbers_are_below_one_and_fill_the_interval() -> None:
+    sampler = Sampler(Sampling(1.0, seed=0), torch.tensor([0]), VOCAB)
+    numbers = torch.tensor([sampler.uniform() for _ in range(4000)], dtype=torch.float64)
+    counts = torch.histc(numbers, 16, 0.0, 1.0).long()
+    assert p_value(counts, torch.full((16,), 1 / 16, dtype=torch.float64)) > FALSE_ALARM
+    assert float(numbers.max()) < 1.0
+
+
+# What is refused
+
+NUMBERS = ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"]
+WHOLE = ["top_k", "seed"]
+NO_NUMBERS: list[Any] = [True, False, "1", None, [1.0], math.nan, math.inf, -math.inf, 10**400, -(10**400), 10**5000]
+NO_NUMBERS += [1j, b"1", {}, np.zeros((2, 2)), torch.zeros(2, 2), torch.ones(()), "a\nb" * 30, np.float32(0.5)]
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize("name", NUMBERS + WHOLE)
+def test_what_is_no_finite_number_is_refused_by_name_in_one_line(name: str, value: Any) -> None:
+    if name == "seed" and value is None:
+        return
+    with pytest.raises(UserError, match=f"^{name}: expected a (whole )?number (from|above) .*, got ") as error:
+        Sampling(**{name: value})
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 160
+
+
+BOUNDS: dict[str, tuple[list[Any], list[Any]]] = {
+    "temperature": ([0, 0.0, -0.0, 1, 100.0, np.float64(0.5)], [-0.1, -5e-324, 100.1]),
+    "top_k": ([0, 1, 2**31 - 1], [-1, 2**31, 1.0, 0.5]),
+    "top_p": ([1e-9, 1, 1.0], [0, 0.0, -0.5, 1.0000001]),
+    "min_p": ([0, 0.0, 1.0], [-0.1, 1.1]),
+    "repetition_penalty": ([0.01, 1, 100.0], [0.0, 0.001, -1, 101]),
+    "presence_penalty": ([-100, 0, 100.0], [-101, 100.5]),
+    "seed": ([None, 0, 2**64 - 1], [-1, 2**64, 1.5]),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_bounds_of_each_value_are_as_said(name: str) -> None:
+    taken, refused = BOUNDS[name]
+    for value in taken:
+        Sampler(Sampling(**{"temperature": 1.0, name: value}), torch.tensor([0]), VOCAB).first(torch.zeros(VOCAB))
+    for value in refused:
+        with pytest.raises(UserError, match=f"^{name}: expected"):
+            Sampling(**{name: value})
