@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -223,3 +225,12 @@ def test_metrics_add_up(engine: Engine) -> None:
     assert sum(now.requests.values()) == len(done)
     assert 1 < (now.acceptance_length or 0) <= 6
     assert now.speculation_on
+
+
+def test_program_that_ends_after_its_last_answer_ends_cleanly(bundle: Path) -> None:
+    """The engine goes with its last answer; neither may die in the thread that decodes."""
+    program = f"import trt_eagle3; print(trt_eagle3.load({str(bundle)!r}).generate('What is 3 plus 4?', stop=['plus']))"
+    for _ in range(2):
+        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        assert (ended.returncode, ended.stderr) == (0, "")
+        assert "text='3 '" in ended.stdout

@@ -22,14 +22,15 @@ class Answer:
     Leaving the iteration early cancels the request.
     """
 
-    def __init__(self, request: Request, wake: Callable[[], None]) -> None:
-        """``wake``: tells the worker that there is something to look at."""
+    def __init__(self, request: Request, wake: Callable[[], None], keeps: object = None) -> None:
+        """``wake``: tells the worker that there is something to look at. ``keeps``: what must live as long as this."""
         self.request = request
         self.cancelled = False
         self.prompt_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.output: Output | None = None
         self._wake = wake
+        self._keeps = keeps
         self._start = self._last_time = time.perf_counter()
         self._first_time: float | None = None
         self._accepted_lengths: list[int] = []

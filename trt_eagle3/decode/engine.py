@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from trt_eagle3.decode.decoder import Decoder, Drafting
 from trt_eagle3.decode.kv_cache import KVCache, PagePool
 from trt_eagle3.decode.metrics import EngineMetrics, Meter
 from trt_eagle3.decode.output import Output
-from trt_eagle3.decode.plan import read_plan
+from trt_eagle3.decode.plan import Plan, read_plan
 from trt_eagle3.decode.prefix_cache import PrefixCache, media_digests
 from trt_eagle3.decode.prompt import Prompt, Vision
 from trt_eagle3.decode.propose import Proposer
@@ -67,7 +67,7 @@ class Engine:
         self.manifest: DraftManifest | None = self._read_manifest()
         self.dtype = _DTYPES[config.engine.dtype]
         self.device = config.engine.device
-        self._plan = read_plan(path, config.speculation)
+        self._plan = read_plan(path, config.speculation, config.engine.device)
         self._pages = self._page_pool(config.engine.page_size)
         self._meter = Meter(config.speculation.acceptance_floor)
         self._closed = False
@@ -106,6 +106,11 @@ class Engine:
         """Whether requests would be answered."""
         return not self._closed and ("_worker" not in vars(self) or self._worker.alive)
 
+    def use_plan(self, plan: Plan) -> None:
+        """Speculate by ``plan`` from now on, instead of the bundle's; not while requests are in flight."""
+        self._plan = plan
+        self._scheduler.tree_for = plan.tree_for
+
     def metrics(self) -> EngineMetrics:
         """Counters of all requests so far."""
         return self._meter.snapshot(**self._now())
@@ -129,19 +134,20 @@ class Engine:
         """The prompt as target and draft see it; the vision tower runs when its rows are wanted."""
         merged = self.spec.vision.spatial_merge_size**2
         media = media_digests(inputs.patches, inputs.grid_thw, merged) if self.limits.prefix_cache else ()
+        engine = weakref.proxy(self)  # the thread that decodes must not be the last to hold the engine
         return Prompt(
             token_ids=inputs.token_ids,
             position_ids=inputs.position_ids,
             rope_delta=inputs.rope_delta,
             visual_rows=inputs.visual_rows,
-            see=partial(self._see, inputs),
+            see=lambda: engine._see(inputs),
             media=media,
         )
 
     def sequence(self, prompt: Prompt, request: Request | None = None) -> SequenceState:
         """A sequence that answers ``prompt``, greedily unless the request says otherwise."""
         sampling, speculation = (request.sampling, request.speculation) if request else (GREEDY, False)
-        drafting = speculation and self.manifest is not None
+        drafting = speculation and self.manifest is not None and self._plan.speculates
         return SequenceState(prompt, self._pages, self.spec.text.vocab_size, sampling, drafting)
 
     def decode(self, prompt: Prompt, *, speculation: bool = True) -> Generator[tuple[int, ...]]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trt_eagle3.engine import capi
 from trt_eagle3.errors import UserError
 
 __all__ = ["KVCache", "PagePool", "PageTable", "page_table"]
@@ -174,5 +175,8 @@ class KVCache:
 
     def move(self, source: Tensor, destination: Tensor) -> None:
         """Copy the rows at slots ``source`` (int64) to slots ``destination``, in all layers, as if at once."""
+        if self._buffer.is_cuda and len(source) <= capi.MAX_KV_MOVES and capi.available():
+            capi.kv_move(self._buffer, source, destination)
+            return
         source, destination = (slots.to(self._buffer.device, non_blocking=True) for slots in (source, destination))
         self._buffer[:, :, destination] = self._buffer[:, :, source]

@@ -60,7 +60,7 @@ class Worker:
         Raises:
             OverloadedError: too many wait already, or the engine is closed.
         """
-        answer = Answer(request, self._wake)
+        answer = Answer(request, self._wake, keeps=prepare)
         with self._news:
             if not self.alive:
                 raise OverloadedError("the engine is closed. Load it again.")
