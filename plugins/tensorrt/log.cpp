@@ -28,7 +28,8 @@ bool is_ours(void* library) {
   return (number >= 20000 ? number / 10000 : number / 1000) == NV_TENSORRT_MAJOR;
 }
 
-// False if there is none. The library may be RTLD_DEFAULT, which is a null pointer.
+// False if there is none. The library may be RTLD_DEFAULT, which is a null pointer. Nothing is loaded: a TensorRT found
+// on the system's path could be another one than the one that the process loads next.
 bool find_library(void** library) {
   *library = RTLD_DEFAULT;
   if (is_ours(*library)) return true;
@@ -37,8 +38,7 @@ bool find_library(void** library) {
     *library = dlopen((name + major).c_str(), RTLD_NOW | RTLD_NOLOAD);
     if (*library != nullptr && is_ours(*library)) return true;
   }
-  *library = dlopen(("libnvinfer.so." + major).c_str(), RTLD_NOW);
-  return *library != nullptr && is_ours(*library);
+  return false;
 }
 
 }  // namespace

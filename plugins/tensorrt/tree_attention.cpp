@@ -46,7 +46,6 @@ size_t most_partial_bytes(int32_t num_heads, int32_t num_kv_heads) {
         p.num_kv_heads = num_kv_heads;
         p.head_dim = head_dim;
         p.dtype = DType::kFloat16;
-        p.combine = CombineKind::kWorkspace;
         size_t bytes = 0;
         if (tree_attention_workspace(p, &bytes) != cudaSuccess) {
           cudaGetLastError();

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,14 @@ def test_plugins_behave_as_tensorrt_expects(include: Path | None, tmp_path: Path
     assert counts is not None, done.stdout + done.stderr
     assert (done.returncode, int(counts[2])) == (0, 0), done.stdout
     assert int(counts[1]) > 1000, "hardly anything was checked"
+    assert "Load TensorRT first" in status_without_tensorrt(library)
+
+
+def status_without_tensorrt(library: Path) -> str:
+    """What the library says in a process that has no TensorRT; loading it must not fail there."""
+    code = (
+        "import ctypes, sys; library = ctypes.CDLL(sys.argv[1]); assert not library.initTrtEagle3Plugins(None, None); "
+        "library.trtEagle3PluginsStatus.restype = ctypes.c_char_p; print(library.trtEagle3PluginsStatus().decode())"
+    )
+    done = subprocess.run([sys.executable, "-c", code, library], check=True, capture_output=True, text=True, timeout=60)
+    return done.stdout
