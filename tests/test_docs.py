@@ -10,7 +10,7 @@ import click
 import pytest
 import yaml
 
-from tests.tiny import ROOT
+from tests.tiny import ROOT, build_tiny
 from trt_eagle3.cli import cli
 from trt_eagle3.config import config_from_dict
 
@@ -52,3 +52,10 @@ def test_config_of_the_readme_is_valid() -> None:
     blocks = re.findall(r"```yaml\n(.+?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert blocks
     assert all(config_from_dict(yaml.safe_load(block), "README.md").name for block in blocks)
+
+
+def test_program_of_the_decoding_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = re.search(r"```python\n(.+?)```", (ROOT / "docs/decoding.md").read_text(), re.DOTALL)
+    assert program
+    exec(program[1].replace("engines/tiny", str(build_tiny(tmp_path))), {})
+    assert "3 plus 4" in capsys.readouterr().out
