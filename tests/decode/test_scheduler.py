@@ -159,13 +159,13 @@ class Machine(RuleBasedStateMachine):
             assert all(self.pool.owners(page) == 1 for page in own)
 
     @invariant()
-    def draft_holds_as_many_rows_as_the_target(self) -> None:
+    def draft_holds_as_many_rows_as_the_target_or_knows_what_it_lacks(self) -> None:
         for asked in getattr(self, "asked", []):
             s = asked.sequence
             if s.drafting:
-                assert s.draft_length == s.length
+                assert s.draft_length + len(s.deferred) == s.length
             if s.draft is not None:
-                assert s.draft.length == s.length
+                assert s.draft.length == s.draft_length
             if s not in self.scheduler.running:
                 assert (s.length, len(s.pages.held), s.draft) == (0, 0, None)
 

@@ -94,7 +94,7 @@ class Decoder:
         """Run the next rows of each sequence, so many of each; one that is through with its prompt says a token."""
         sequences, counts = [sequence for sequence, _ in chunks], [count for _, count in chunks]
         positions = [s.prompt.positions(s.length, s.length + count) for s, count in chunks]
-        place = _causal_place(sequences, counts, positions, max(counts))
+        place = _causal_place(sequences, [s.length for s in sequences], counts, positions, max(counts))
         ids = _padded([s.ids(s.length, s.length + count) for s, count in chunks], max(counts))
         embeds = self._target.embedding.lookup(ids)
         deepstack = None
@@ -112,6 +112,9 @@ class Decoder:
 
     def cycle(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> list[Accepted]:
         """One target pass over a tree of each sequence; those that cannot take ``tree`` say one token."""
+        for s in sequences:
+            if s.deferred and (tree is not None or len(s.deferred) >= self.prefill_chunk):
+                self._catch_up(s)
         speculating = [i for i, s in enumerate(sequences) if self.speculates(s, tree)]
         proposal = _widened(self._propose([sequences[i] for i in speculating], tree), speculating, sequences)
         num_nodes = proposal.tokens.shape[1]
@@ -119,8 +122,10 @@ class Decoder:
         logits, aux = self._verify(sequences, proposal, counts)
         found = judge(sequences, proposal, logits, counts)
         self._compact(sequences, found)
-        if aux is not None:
+        if aux is not None and tree is not None:
             self._extend(sequences, found, aux, num_nodes)
+        elif aux is not None:
+            self._defer(sequences, aux)
         for sequence, accepted in zip(sequences, found, strict=True):
             sequence.say(accepted.tokens)
             sequence.length += len(accepted.tokens)
@@ -216,15 +221,29 @@ class Decoder:
         tokens = _padded([torch.tensor(found[i].tokens) for i in rows], width)
         self._commit(some, counts, self._drafting.proposer.runner.embedding.lookup(tokens), aux)
 
+    def _defer(self, sequences: Sequence[SequenceState], aux: Tensor) -> None:
+        """Keep what the draft will want if speculation pays again: asking it now would be for nothing."""
+        for i, s in enumerate(sequences):
+            if s.draft:
+                s.deferred.append(aux[i, 0].clone())
+
+    def _catch_up(self, sequence: SequenceState) -> None:
+        """Give the draft the rows that it was not asked for."""
+        assert self._drafting is not None
+        ahead = sequence.ids(sequence.draft_length + 1, sequence.length + 1)
+        embeds = self._drafting.proposer.runner.embedding.lookup(ahead)
+        self._commit([sequence], [len(ahead)], embeds[None], torch.stack(sequence.deferred)[None])
+        sequence.deferred.clear()
+
     def _commit(self, sequences: Sequence[SequenceState], counts: Sequence[int], embeds: Tensor, aux: Tensor) -> None:
         """The draft's next rows, from ``aux [B, S, k * H]`` and ``embeds [B, S, Hd]`` of the tokens ahead."""
         assert self._drafting is not None
         proposer, manifest = self._drafting.proposer, self._drafting.manifest
         positions = []
         for s, count in zip(sequences, counts, strict=True):
-            of_target = s.prompt.positions(s.length, s.length + count + 1)
-            positions.append(draft_positions(manifest, s.length, of_target[:, :-1], of_target[:, -1]))
-        place = _causal_place(sequences, counts, positions, embeds.shape[1])
+            of_target = s.prompt.positions(s.draft_length, s.draft_length + count + 1)
+            positions.append(draft_positions(manifest, s.draft_length, of_target[:, :-1], of_target[:, -1]))
+        place = _causal_place(sequences, [s.draft_length for s in sequences], counts, positions, embeds.shape[1])
         for s, state in zip(sequences, proposer.extend(place, embeds, proposer.runner.fuse(aux)), strict=True):
             s.draft, s.draft_length = state, state.length
 
@@ -239,14 +258,18 @@ def _padded(rows: Sequence[Tensor], width: int) -> Tensor:
 
 
 def _causal_place(
-    sequences: Sequence[SequenceState], counts: Sequence[int], positions: Sequence[Tensor], width: int
+    sequences: Sequence[SequenceState],
+    starts: Sequence[int],
+    counts: Sequence[int],
+    positions: Sequence[Tensor],
+    width: int,
 ) -> Place:
-    """The next ``counts`` rows of each sequence, each seeing all before it; ``positions`` int32 [B][3, count]."""
+    """Rows ``[start, start + count)`` of each sequence, each seeing all before; ``positions`` int32 [B][3, count]."""
     padded = [functional.pad(p, (0, width - p.shape[1])) for p in positions]
     return Place(
-        past=[s.length for s in sequences],
+        past=starts,
         counts=counts,
-        pages=page_table([s.pages for s in sequences], [s.length + n for s, n in zip(sequences, counts, strict=True)]),
+        pages=page_table([s.pages for s in sequences], [n + m for n, m in zip(starts, counts, strict=True)]),
         mask=causal_mask(width).expand(len(sequences), -1, -1),
         positions=torch.stack(padded, dim=1),
     )

@@ -58,7 +58,7 @@ class Scheduler:
         self._decoder = decoder
         self._pool = pool
         self._max_batch_size = max_batch_size
-        self._tree_for = tree_for
+        self.tree_for = tree_for
         self._prefixes = prefix_cache
 
     @property
@@ -155,7 +155,7 @@ class Scheduler:
         return chunks
 
     def _decode(self, sequences: list[SequenceState]) -> list[Emission]:
-        tree = self._tree_for(len(sequences))
+        tree = self.tree_for(len(sequences))
         ready: list[SequenceState] = []
         for s in sequences:
             if s in self.running and self._reserve(s, self._decoder.rows_wanted(s, tree)):
@@ -193,7 +193,7 @@ class Scheduler:
 
     def _remember(self, sequence: SequenceState) -> None:
         if self._prefixes is not None:
-            keys = page_keys(sequence, sequence.length, self._pool.page_size)
+            keys = page_keys(sequence, sequence.num_written, self._pool.page_size)
             self._prefixes.insert(keys, sequence.pages.held[: len(keys)])
 
     def _is_full(self, sequence: SequenceState) -> bool:

@@ -26,6 +26,7 @@ class SequenceState:
         tokens: the answer. Its last token is in no cache yet: it is the root of the next tree.
         length: rows in the target's cache. draft: the draft's state, once the prompt is through.
         draft_length: rows in the draft's cache, equal to ``length`` while it drafts.
+        deferred: [k * H] aux hidden states of the rows that the draft lacks, where it was not worth asking.
     """
 
     prompt: Prompt
@@ -40,6 +41,7 @@ class SequenceState:
     length: int = 0
     draft: DraftState | None = None
     draft_length: int = 0
+    deferred: list[Tensor] = field(default_factory=list)
     pages: PageTable = field(init=False)
     sampler: Sampler = field(init=False)
 
@@ -56,6 +58,11 @@ class SequenceState:
     def prefilled(self) -> bool:
         """Whether it has a root to decode from."""
         return bool(self.tokens) and self.length >= self.num_prefill
+
+    @property
+    def num_written(self) -> int:
+        """Rows that are in every cache that wants them."""
+        return min(self.length, self.draft_length) if self.drafting else self.length
 
     @property
     def num_tokens(self) -> int:
@@ -78,3 +85,4 @@ class SequenceState:
         self.pages.truncate(0)
         self.length = self.draft_length = 0
         self.draft = None
+        self.deferred.clear()

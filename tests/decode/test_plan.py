@@ -1,0 +1,141 @@
+"""Speculation that knows when to stop: the table of a bundle, and decoding with it off and on again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.decode.test_decoder import BUSHY, CHAIN
+from tests.decode.test_scheduler import MAX_TOKENS, NUM_PAGES, PAGE_SIZE, finish, make_scheduler, pair, prompts, solo
+from trt_eagle3.config import SpeculationConfig
+from trt_eagle3.decode.decoder import AnyTree
+from trt_eagle3.decode.dynamic_tree import DynamicTree
+from trt_eagle3.decode.kv_cache import PagePool
+from trt_eagle3.decode.plan import TUNING_FILE, TuningEntry, TuningTable, plan_of, read_plan, shrunk
+from trt_eagle3.decode.prefix_cache import PrefixCache
+from trt_eagle3.engine.machine import machine_name
+from trt_eagle3.errors import UserError
+
+CONFIG = SpeculationConfig(mode="chain", steps=5)
+
+
+def table(sizes: dict[int, int], *, machine: str | None = None, config: SpeculationConfig = CONFIG) -> TuningTable:
+    entries = [
+        TuningEntry(batch_size=size, num_draft_tokens=tokens, tokens_per_second={1: 1.0}, cycle_ms={1: 1.0})
+        for size, tokens in sizes.items()
+    ]
+    return TuningTable(
+        measured_at="2026-11-21T00:00:00+00:00",
+        machine=machine or machine_name("cpu"),
+        speculation=config,
+        acceptance={6: (0.9, 0.8)},
+        entries=tuple(entries),
+    )
+
+
+def write(folder: Path, text: str) -> None:
+    (folder / TUNING_FILE).write_text(text)
+
+
+def test_bundle_without_a_table_speculates_as_configured(tmp_path: Path) -> None:
+    plan = read_plan(tmp_path, CONFIG, "cpu")
+    assert [tree.num_nodes for size in (1, 8) if (tree := plan.tree_for(size))] == [6, 6]
+
+
+def test_batch_size_between_measured_ones_goes_by_the_next_larger(tmp_path: Path) -> None:
+    write(tmp_path, table({4: 3, 1: 6, 8: 1}).model_dump_json())
+    plan = read_plan(tmp_path, CONFIG, "cpu")
+    trees = [plan.tree_for(size) for size in (1, 2, 4, 5, 8, 9)]
+    assert [tree.num_nodes if tree else 1 for tree in trees] == [6, 3, 3, 1, 1, 1]
+    assert plan.speculates
+    assert not plan_of(table({1: 1, 8: 1})).speculates
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "damaged"),
+        (table({1: 6}).model_dump_json().replace('"entries":[', '"entries":[7,'), "damaged"),
+        (table({1: 6}, config=SpeculationConfig(steps=4)).model_dump_json(), "another speculation"),
+        (table({1: 60}).model_dump_json(), "another speculation"),
+        (table({1: 6}).model_dump_json().replace('"num_draft_tokens":6', '"num_draft_tokens":0'), "damaged"),
+    ],
+)
+def test_table_that_does_not_fit_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    write(tmp_path, text)
+    with pytest.raises(UserError, match=rf"{reason}.*bench .* --tune"):
+        read_plan(tmp_path, CONFIG, "cpu")
+
+
+def test_table_of_another_machine_counts_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, table({1: 1}, machine="a mainframe").model_dump_json())
+    with caplog.at_level(logging.WARNING, "trt_eagle3"):
+        assert read_plan(tmp_path, CONFIG, "cpu").tree_for(1) is None
+    assert "a mainframe" in caplog.text
+
+
+@pytest.mark.parametrize("count", range(2, 9))
+def test_shrunk_trees_have_so_many_nodes_and_no_more_levels_than_they_can_fill(count: int) -> None:
+    configs = [
+        SpeculationConfig(mode="chain", steps=7),
+        SpeculationConfig(mode="tree", steps=3, topk=3, num_draft_tokens=8),
+        SpeculationConfig(mode="dynamic", steps=3, topk=3, num_draft_tokens=8),
+    ]
+    for config in configs:
+        tree = shrunk(config, count)
+        assert tree is not None
+        assert tree.num_nodes == count
+        assert tree.steps <= min(config.steps, count - 1)
+        if isinstance(tree, DynamicTree):
+            SpeculationConfig(mode="dynamic", steps=tree.steps, topk=tree.topk, num_draft_tokens=count)
+    assert shrunk(configs[0], 1) is None
+
+
+@pytest.mark.parametrize("cached", [False, True])
+@pytest.mark.parametrize("run_of", [1, 2, 5, 9])  # 9: more than a prefill chunk
+def test_speculation_off_and_on_again_says_the_same_and_asks_the_draft_again(run_of: int, cached: bool) -> None:
+    for index in range(len(prompts())):
+        solo(index)
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    calls = 0
+
+    def tree_for(_: int) -> AnyTree | None:
+        nonlocal calls
+        calls += 1
+        return (None, CHAIN, None, BUSHY)[calls // run_of % 4]
+
+    scheduler = make_scheduler(pool, PrefixCache(pool) if cached else None, tree_for)
+    asked = {index: pair().sequence(prompts()[index], pool, drafting=True) for index in (0, 1)}
+    for sequence in asked.values():
+        scheduler.add(sequence)
+    said = finish(scheduler)
+    assert {i: said[id(s)][:MAX_TOKENS] for i, s in asked.items()} == {i: solo(i) for i in asked}
+
+
+def drafts(tree_for: Callable[[int], AnyTree | None]) -> dict[int, torch.Tensor]:
+    """The draft's logits by the rows that it holds, after every step."""
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    scheduler = make_scheduler(pool, None, tree_for)
+    sequence = pair().sequence(prompts()[0], pool, drafting=True)
+    scheduler.add(sequence)
+    found = {}
+    while len(sequence.tokens) < MAX_TOKENS:
+        scheduler.step()
+        if sequence.draft is not None:
+            found[sequence.draft.length] = sequence.draft.logits
+    return found
+
+
+def test_draft_that_caught_up_knows_what_it_would_have_known() -> None:
+    solo(0)
+    trees = cycle([None, None, None, CHAIN])
+    always, late = drafts(lambda _: CHAIN), drafts(lambda _: next(trees))
+    both = sorted(always.keys() & late.keys())
+    assert len(both) >= 3
+    for length in both:  # float32, rows in other batches
+        torch.testing.assert_close(late[length], always[length], atol=1e-4, rtol=1e-4)
