@@ -7,12 +7,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from trt_eagle3.bundled_prompts import bundled_questions
 from trt_eagle3.config import BuildConfig, DraftConfig, TargetConfig
 from trt_eagle3.decode.engine import Engine, load
 from trt_eagle3.errors import UserError
 from trt_eagle3.pipeline import build
 from trt_eagle3.probe import MAX_TOKENS
-from trt_eagle3.probe.bundled import bundled_questions
 from trt_eagle3.probe.reading import candidate_layers
 from trt_eagle3.probe.record import record
 from trt_eagle3.probe.result import ProbeReport, make_report
