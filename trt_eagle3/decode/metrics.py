@@ -140,7 +140,9 @@ class Meter:
             for position in range(steps):
                 self._proposed[position] += 1
                 self._accepted[position] += position < num_accepted
-        self._watch()
+            warning = self._watch()
+        if warning:
+            _log.warning(warning)
 
     def finished(self, outcome: str) -> None:
         """A request has come to its end."""
@@ -164,16 +166,16 @@ class Meter:
                 **now,
             )
 
-    def _watch(self) -> None:
+    def _watch(self) -> str | None:
+        """What to say of the acceptance, once."""
         if self._warned or not self._proposed or self._proposed[0] < _MIN_CYCLES:
-            return
+            return None
         rate = self._accepted[0] / self._proposed[0]
-        if rate < self._floor:
-            self._warned = True
-            _log.warning(
-                "the draft's first token was accepted in %.0f %% of %d cycles, below speculation.acceptance_floor "
-                "(%.0f %%). Is the draft read rightly? Run: trt-eagle3 probe BUNDLE",
-                100 * rate,
-                self._proposed[0],
-                100 * self._floor,
-            )
+        if rate >= self._floor:
+            return None
+        self._warned = True
+        return (
+            f"the draft's first token was accepted in {rate:.0%} of {self._proposed[0]} cycles, below "
+            f"speculation.acceptance_floor ({self._floor:.0%}). Is the draft read rightly? "
+            "Run: trt-eagle3 probe BUNDLE"
+        )
