@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from itertools import cycle
+from dataclasses import replace
+from itertools import cycle, pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.decode.table import brute_force
 from tests.decode.test_decoder import BUSHY, CHAIN
 from tests.decode.test_scheduler import MAX_TOKENS, NUM_PAGES, PAGE_SIZE, finish, make_scheduler, pair, prompts, solo
 from trt_eagle3.config import SpeculationConfig
@@ -18,6 +23,7 @@ from trt_eagle3.decode.dynamic_tree import DynamicTree
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.plan import TUNING_FILE, TuningEntry, TuningTable, plan_of, read_plan, shrunk
 from trt_eagle3.decode.prefix_cache import PrefixCache
+from trt_eagle3.decode.tree import Tree
 from trt_eagle3.engine.machine import machine_name
 from trt_eagle3.errors import UserError
 
@@ -64,11 +70,19 @@ def test_batch_size_between_measured_ones_goes_by_the_next_larger(tmp_path: Path
         (table({1: 6}, config=SpeculationConfig(steps=4)).model_dump_json(), "another speculation"),
         (table({1: 60}).model_dump_json(), "another speculation"),
         (table({1: 6}).model_dump_json().replace('"num_draft_tokens":6', '"num_draft_tokens":0'), "damaged"),
+        (table({1: 6}).model_dump_json().replace('"schema_version":1', '"schema_version":2'), "damaged"),
     ],
 )
 def test_table_that_does_not_fit_is_refused(tmp_path: Path, text: str, reason: str) -> None:
     write(tmp_path, text)
-    with pytest.raises(UserError, match=rf"{reason}.*bench .* --tune"):
+    with pytest.raises(UserError, match=rf"{reason}.*bench .* --tune") as error:
+        read_plan(tmp_path, CONFIG, "cpu")
+    assert "\n" not in str(error.value)
+
+
+def test_folder_in_place_of_the_table_is_refused(tmp_path: Path) -> None:
+    (tmp_path / TUNING_FILE).mkdir()
+    with pytest.raises(UserError, match="a damaged table"):
         read_plan(tmp_path, CONFIG, "cpu")
 
 
@@ -94,6 +108,32 @@ def test_shrunk_trees_have_so_many_nodes_and_no_more_levels_than_they_can_fill(c
         if isinstance(tree, DynamicTree):
             SpeculationConfig(mode="dynamic", steps=tree.steps, topk=tree.topk, num_draft_tokens=count)
     assert shrunk(configs[0], 1) is None
+
+
+def test_shrunk_static_trees_are_each_the_one_before_and_one_node_more() -> None:
+    paths = ((2,), (0,), (1,), (0, 1), (0, 1, 0), (2, 0), (0, 0))  # as a user may write them: some ranks are missing
+    whole = SpeculationConfig(mode="tree", tree=paths)
+    trees = [shrunk(whole, count) for count in range(2, 9)]
+    kept = [set(tree.paths) for tree in trees if isinstance(tree, Tree)]
+    assert [len(paths) for paths in kept] == list(range(1, 8))
+    assert all(fewer < more for fewer, more in pairwise(kept))
+    assert kept[-1] == set(paths)
+
+
+@settings(max_examples=50)
+@given(salt=st.integers(0, 1000), steps=st.integers(1, 4), topk=st.integers(1, 4), data=st.data())
+def test_shrunk_dynamic_tree_is_what_is_best_of_the_whole_one(salt: int, steps: int, topk: int, data: Any) -> None:
+    """Fewer levels are grown, and nothing is lost by that."""
+    count = data.draw(st.integers(2, 1 + topk + (steps - 1) * topk**2))
+    config = SpeculationConfig(mode="dynamic", steps=steps, topk=topk)
+    rows = torch.randn(3, 6, generator=torch.Generator().manual_seed(salt))
+
+    def logits(_: int, path: tuple[int, ...]) -> torch.Tensor:
+        return rows[hash((salt, *path)) % 3]
+
+    tree = shrunk(config, count)
+    assert isinstance(tree, DynamicTree)
+    assert brute_force(logits, 0, tree) == brute_force(logits, 0, replace(tree, steps=steps))
 
 
 @pytest.mark.parametrize("cached", [False, True])

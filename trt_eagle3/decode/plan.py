@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -51,7 +51,7 @@ class TuningTable(_Record):
             of cycles that accepted a node at depth 1, 2, ...).
     """
 
-    schema_version: int = 1
+    schema_version: Literal[1] = 1
     measured_at: str
     machine: str
     speculation: SpeculationConfig
