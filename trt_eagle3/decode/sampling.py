@@ -112,10 +112,12 @@ def target_probs(logits: Tensor, sampling: Sampling) -> Tensor:
         return torch.zeros_like(logits, dtype=torch.float64).scatter_(1, logits.argmax(dim=1, keepdim=True), 1.0)
     logits = logits.double() - logits.amax(dim=1, keepdim=True)  # a quotient then overflows to -inf only
     probs = (logits / sampling.temperature).softmax(dim=1)
-    if 0 < sampling.top_k < probs.shape[1]:
-        probs = _keep_from(probs, probs.topk(sampling.top_k, dim=1).values[:, -1:])
+    num_best = sampling.top_k if 0 < sampling.top_k < probs.shape[1] else None
+    if num_best:
+        probs = _keep_from(probs, probs.topk(num_best, dim=1).values[:, -1:])
     if sampling.top_p < 1.0:
-        ordered = probs.sort(dim=1, descending=True).values
+        # of those that tie with the last of the best, one stands for all: they have one value, so the edge is the same
+        ordered = (probs.topk(num_best, dim=1) if num_best else probs.sort(dim=1, descending=True)).values
         before = ordered.cumsum(dim=1) - ordered
         count = (before < sampling.top_p).sum(dim=1, keepdim=True)
         probs = _keep_from(probs, ordered.gather(1, count - 1))
