@@ -23,15 +23,26 @@ SPECIAL = {
 }
 
 
-def save_pair(directory: Path, **vision: Any) -> None:
-    """Write ``target/`` and ``draft/``: transformers' layout and SpecForge's; ``vision`` changes the target's."""
+def save_pair(
+    directory: Path,
+    *,
+    text: dict[str, Any] | None = None,
+    sections: tuple[int, int, int] = (2, 1, 1),
+    seed: int = 0,
+    **vision: Any,
+) -> None:
+    """Write ``target/`` and ``draft/``: transformers' layout and SpecForge's; ``text`` and ``vision`` of the target."""
     target, draft = directory / "target", directory / "draft"
     shutil.copytree(PROCESSOR, target)
     draft.mkdir()
     tokenizer = Tokenizer.from_file(str(PROCESSOR / "tokenizer.json"))
     vocab = -(-tokenizer.get_vocab_size() // 8) * 8
     made = random_target(
-        target, text={"vocab_size": vocab, "num_hidden_layers": 6}, vision={"patch_size": 16, **vision}
+        target,
+        text={"vocab_size": vocab, "num_hidden_layers": 6, **(text or {})},
+        vision={"patch_size": 16, **vision},
+        sections=sections,
+        seed=seed,
     )
     (target / "target.safetensors").unlink()
     save_file({n: p.detach().contiguous() for n, p in made.model.named_parameters()}, target / "model.safetensors")
@@ -39,11 +50,12 @@ def save_pair(directory: Path, **vision: Any) -> None:
     config = {**made.model.config.to_dict(), **ids, "architectures": ["Qwen3VLForConditionalGeneration"]}
     (target / "config.json").write_text(json.dumps(config))
     (target / "generation_config.json").write_text(json.dumps({"eos_token_id": [tokenizer.token_to_id("<|im_end|>")]}))
-    _save_draft(draft, vocab)
+    _save_draft(draft, vocab, made.spec.text.hidden_size, seed)
 
 
-def _save_draft(directory: Path, vocab: int) -> None:
-    draft = random_draft(directory, vocab_size=vocab, draft_vocab_size=vocab // 2)
+def _save_draft(directory: Path, vocab: int, hidden: int, seed: int) -> None:
+    sizes = {"hidden_size": hidden, "target_hidden_size": hidden, "vocab_size": vocab, "draft_vocab_size": vocab // 2}
+    draft = random_draft(directory, seed=seed, **sizes)
     m = draft.manifest
     (directory / "draft.safetensors").unlink()
     unwanted = ("bias", "q_norm.weight", "k_norm.weight", "embed_tokens.weight", "input_norm.weight")

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from trt_eagle3.decode.engine import Engine
@@ -76,8 +75,20 @@ class RecordingEngine(Engine):
 
     def open_graph(self, graph: str, taps: Sequence[str] = ()) -> Session:
         """A new, recorded session of ``graph``."""
-        session = self.sessions[graph] = RecordingSession(super().open_graph(graph, taps), graph, self.kept)
+        session = self.sessions[graph] = RecordingSession(self._open(graph, taps), graph, self.kept)
         return session
+
+    def _open(self, graph: str, taps: Sequence[str]) -> Session:
+        return super().open_graph(graph, taps)
+
+    def release(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """Stop answering and let the sessions go, so that others of the same graphs fit; what was bound, by graph."""
+        bound = {graph: session.bound for graph, session in self.sessions.items()}
+        self.close()
+        for name in ("_worker", "_scheduler", "_decoder", "drafting", "_vision"):
+            vars(self).pop(name, None)
+        self.sessions.clear()
+        return bound
 
     def take(self) -> list[Pass]:
         """What was recorded since the last call."""
@@ -87,12 +98,10 @@ class RecordingEngine(Engine):
 
 
 def replay(session: Session, passes: Sequence[Pass], bound: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Run recorded passes again, over caches like ``bound`` of their own; the outputs of each, on the CPU.
+    """Run recorded passes again over the engine's own caches ``bound``; the outputs of each, on the CPU.
 
     With a session that has taps, this gives the tensors inside the graph at the very passes that an answer took.
     """
-    fresh: dict[int, Tensor] = {}
     for name, tensor in bound.items():
-        buffer = fresh.setdefault(tensor.data_ptr(), torch.zeros_like(tensor))
-        session.bind(name, buffer)
+        session.bind(name, tensor)
     return [{n: _copy(t) for n, t in session.run(p.inputs).items() if "_cache" not in n} for p in passes]

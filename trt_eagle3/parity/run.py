@@ -155,7 +155,7 @@ class Validation:
         with self._stage("processor and vision", 2 * len(cases)) as step:
             seen = self._see(reference, spec.path, answers, step)
         with self._stage("intermediate tensors", len(cases)) as step:
-            bound = {name: session.bound for name, session in engine.sessions.items()}
+            bound = engine.release()
             taps = tap_layers(engine, bound["target"], answers, step)
         targets = []
         for answer, found, states in zip(answers, taps, seen, strict=True):

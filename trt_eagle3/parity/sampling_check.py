@@ -120,7 +120,7 @@ def _check_frequencies(board: Board, name: str, sampling: Sampling, logits: Tens
     for start in range(0, _DRAWS, _BATCH):
         said = _say(sampling, tokens, rows, range(start, start + _BATCH))
         firsts.update(s[0] for s in said)
-        seconds.update(s[1] for s in said if s[0] == tops[0][0])
+        seconds.update(s[1] for s in said if len(s) > 1 and s[0] == tops[0][0])
     board.add("sampling.tokens", _p_value(firsts, first), "", f"{name}: first token", None, f"{_DRAWS} draws")
     draws = sum(seconds.values())
     if draws:

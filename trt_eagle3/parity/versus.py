@@ -93,8 +93,7 @@ def _side(
         progress(stage, next(done), 2 * len(cases))
 
     answers = answer_cases(engine, cases, max_tokens, step)
-    taps = tap_layers(engine, engine.sessions["target"].bound, answers, step)
-    engine.close()
+    taps = tap_layers(engine, engine.release()["target"], answers, step)
     return _Side(engine, answers, taps)
 
 

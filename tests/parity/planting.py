@@ -1,0 +1,148 @@
+"""Where faults are planted: in a bundle's files, at the edge of its graphs, in what the program makes of prompts."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from torch import Tensor
+
+from tests.tiny import DRAFT, TARGET
+from trt_eagle3.checkpoint.draft import read_draft
+from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.target import TargetSpec
+from trt_eagle3.checkpoint.target_reader import read_target
+from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.config import EngineConfig
+from trt_eagle3.decode.prompt import Prompt
+from trt_eagle3.engine.session import Session
+from trt_eagle3.graph.pair import pair_graphs
+from trt_eagle3.multimodal import ModelInputs
+from trt_eagle3.parity.record import RecordingEngine
+
+Tensors = dict[str, Tensor]
+Given = Callable[["Seam", Tensors], Tensors]
+"""What a graph is given, changed."""
+Gave = Callable[["Seam", Mapping[str, Tensor], Tensors], Tensors]
+"""What a graph gave, changed; the mapping is what it was given."""
+
+
+@dataclass
+class Seam:
+    """A session that is given, or gives, something else; implements ``engine.session.Session``."""
+
+    session: Session
+    given: Given | None = None
+    gave: Gave | None = None
+    bound: Tensors = field(default_factory=dict)
+
+    def bind(self, name: str, tensor: Tensor) -> None:
+        self.bound[name] = tensor
+        self.session.bind(name, tensor)
+
+    def run(self, inputs: Mapping[str, Tensor]) -> Tensors:
+        changed = self.given(self, dict(inputs)) if self.given else dict(inputs)
+        outputs = self.session.run(changed)
+        return self.gave(self, changed, outputs) if self.gave else outputs
+
+
+@dataclass
+class Planted:
+    """A copy of the tiny bundle in which one fault is planted.
+
+    ``outside``: seams that the record sees (the program around the graphs errs); ``inside``: those that it does not
+    (the graph errs). By graph.
+    """
+
+    bundle: Path
+    patch: pytest.MonkeyPatch
+    outside: dict[str, Seam] = field(default_factory=dict)
+    inside: dict[str, Seam] = field(default_factory=dict)
+    prompt: Callable[[Prompt], Prompt] = lambda prompt: prompt
+    inputs: Callable[[ModelInputs], ModelInputs] = lambda inputs: inputs
+
+    def engine(self) -> RecordingEngine:
+        """The engine with the fault in it."""
+        return FaultyEngine(self)
+
+    def rebuild(self, graph: str, target: TargetSpec | None = None, draft: DraftManifest | None = None) -> None:
+        """Write ``graph`` as it would be of another target or draft."""
+        spec, manifest = target or SPEC, draft or MANIFEST
+        model = pair_graphs(spec, manifest, EngineConfig(), _locate)[graph]
+        self.write(f"{graph}/model.onnx", model.SerializeToString())
+
+    def edit(self, graph: str, change: Callable[[onnx.ModelProto], None]) -> None:
+        """Change the nodes of ``graph``."""
+        model = onnx.load(self.bundle / graph / "model.onnx", load_external_data=False)
+        change(model)
+        self.write(f"{graph}/model.onnx", model.SerializeToString())
+
+    def reweigh(self, role: str, ref: TensorRef, change: Callable[[Tensor], Tensor]) -> None:
+        """Change the values of a weight in the bundle; its header stays."""
+        file = f"weights/{role}/{ref.file.name}"
+        data = bytearray((self.bundle / file).read_bytes())
+        dtype = {"BF16": torch.bfloat16, "I64": torch.int64, "F32": torch.float32}[ref.dtype]
+        place = slice(ref.offset, ref.offset + ref.num_bytes)
+        old = torch.frombuffer(data[place], dtype=dtype).view(ref.shape)
+        data[place] = change(old.clone()).to(dtype).contiguous().view(torch.uint8).numpy().tobytes()
+        self.write(file, bytes(data))
+
+    def record(self, change: Callable[[dict[str, Any]], object]) -> None:
+        """Change ``bundle.json``."""
+        raw = json.loads((self.bundle / "bundle.json").read_text())
+        change(raw)
+        self.write("bundle.json", json.dumps(raw).encode())
+
+    def write(self, name: str, data: bytes) -> None:
+        """A new file in place of the old one, which other bundles share."""
+        (self.bundle / name).unlink()
+        (self.bundle / name).write_bytes(data)
+
+
+class FaultyEngine(RecordingEngine):
+    """An engine with a planted fault."""
+
+    def __init__(self, planted: Planted) -> None:
+        super().__init__(planted.bundle)
+        self._planted = planted
+
+    def open_graph(self, graph: str, taps: Sequence[str] = ()) -> Session:
+        if graph in self._planted.outside:  # a fault around the graph: replayed passes hold it already
+            session = super().open_graph(graph, taps)
+            seam = self._planted.outside[graph]
+            return session if taps else Seam(session, seam.given, seam.gave)
+        return super().open_graph(graph, taps)
+
+    def _open(self, graph: str, taps: Sequence[str]) -> Session:
+        session = super()._open(graph, taps)
+        seam = self._planted.inside.get(graph)
+        return Seam(session, seam.given, seam.gave) if seam else session
+
+    def _model_inputs(self, request: Any) -> ModelInputs:
+        return self._planted.inputs(super()._model_inputs(request))
+
+    def encode(self, inputs: ModelInputs) -> Prompt:
+        return self._planted.prompt(super().encode(inputs))
+
+
+def plant_in(source: Path, folder: Path, patch: pytest.MonkeyPatch) -> Planted:
+    """A copy of the bundle ``source`` in ``folder``, files shared until they are changed."""
+    copy = folder / "bundle"
+    shutil.copytree(source, copy, copy_function=lambda a, b: Path(b).hardlink_to(a))
+    return Planted(copy, patch)
+
+
+def _locate(ref: TensorRef) -> str:
+    role = "draft" if ref.file.parent == DRAFT else "target"
+    return f"weights/{role}/{ref.file.name}"
+
+
+SPEC = read_target(TARGET)
+MANIFEST = read_draft(DRAFT, SPEC)
