@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -10,13 +11,15 @@ from tasks import examples
 
 import trt_eagle3
 from tests.tiny import build_tiny
-from trt_eagle3.decode.engine import Engine
+from trt_eagle3 import Engine, Request, Sampling
+from trt_eagle3.decode.answer import Answer
 from trt_eagle3.engine import capi
 
 pytestmark = pytest.mark.gpu
 
 PROMPTS = 40
 CUDA = {"backend": "torch", "device": "cuda"}
+DYNAMIC = {"mode": "dynamic", "steps": 4, "topk": 4, "num_draft_tokens": 10}
 TREE = {"mode": "tree", "steps": 4, "topk": 3, "num_draft_tokens": 12}
 
 
@@ -26,30 +29,50 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
         pytest.skip("torch sees no CUDA device")
 
     def engine(**changes: dict[str, object]) -> Engine:
-        return trt_eagle3.load(build_tiny(tmp_path_factory.mktemp("engines"), **changes))
+        limits = {"max_batch_size": 4}
+        return trt_eagle3.load(build_tiny(tmp_path_factory.mktemp("engines"), limits=limits, **changes))
 
     return {
         "cpu": engine(),
         "float32": engine(engine=CUDA),
         "tree": engine(engine=CUDA, speculation=TREE),
+        "dynamic": engine(engine=CUDA, speculation=DYNAMIC),
         "bfloat16": engine(engine=CUDA | {"dtype": "bfloat16"}),
     }
 
 
-def answers(engine: Engine, *, speculation: bool) -> list[tuple[int, ...]]:
-    found = []
-    for example in examples("heldout", 11, PROMPTS):
-        videos = [list(example.frames)] if example.frames else []
-        options = {"images": list(example.images), "videos": videos, "max_tokens": 64}
-        found.append(engine.generate(example.prompt, speculation=speculation, **options).token_ids)
-    return found
+def requests(**options: Any) -> list[Request]:
+    return [
+        Request(e.prompt, list(e.images), [list(e.frames)] if e.frames else [], max_tokens=64, **options)
+        for e in examples("heldout", 11, PROMPTS)
+    ]
 
 
-@pytest.mark.parametrize("name", ["float32", "tree"])
-def test_float32_on_cuda_gives_the_tokens_of_the_cpu(engines: dict[str, Engine], name: str) -> None:
+def answers(engine: Engine, concurrency: int = 1, **options: Any) -> list[tuple[int, ...]]:
+    """Tokens of every request, so many of them in flight at once."""
+    found: list[tuple[int, ...]] = []
+    flying: list[Answer] = []
+    for request in requests(**options):
+        flying.append(engine.submit(request))
+        if len(flying) == concurrency:
+            found.append(flying.pop(0).finish().token_ids)
+    return found + [answer.finish().token_ids for answer in flying]
+
+
+@pytest.mark.parametrize("name", ["float32", "tree", "dynamic"])
+def test_float32_on_cuda_gives_the_tokens_of_the_cpu_alone_and_in_batches(
+    engines: dict[str, Engine], name: str
+) -> None:
     plain = answers(engines["cpu"], speculation=False)
     assert answers(engines[name], speculation=False) == plain
-    assert answers(engines[name], speculation=True) == plain
+    for concurrency in (1, 4):
+        assert answers(engines[name], concurrency) == plain
+
+
+def test_sampling_on_cuda_says_the_same_for_the_same_seed(engines: dict[str, Engine]) -> None:
+    sampling = Sampling(temperature=1.0, top_k=50, top_p=0.95, repetition_penalty=1.1, seed=3)
+    first, again = (answers(engines["dynamic"], sampling=sampling) for _ in range(2))
+    assert first == again
 
 
 def test_bfloat16_speculation_differs_from_plain_at_most_in_ties(engines: dict[str, Engine]) -> None:
