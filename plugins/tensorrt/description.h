@@ -97,8 +97,9 @@ class Description {
 const Description& add_rms_norm_description();
 const Description& qk_norm_mrope_description();
 const Description& tree_attention_description();
+const Description& pick_rows_description();
 
-// The three, in a fixed order.
+// All four, in a fixed order.
 const std::vector<const Description*>& descriptions();
 
 // What is wrong with a node's inputs: their number, ranks, or sizes.

@@ -198,7 +198,31 @@ _TREE_ATTENTION = {
     out = Reshape (by_row, out_shape)
 """
 }
-_LOWERINGS = {"AddRmsNorm": _ADD_RMS_NORM, "QKNormMRope": _QK_NORM_MROPE, "TreeAttention": _TREE_ATTENTION}
+_PICK_ROWS = {
+    "": """
+    any = Constant <value_ints = [-1]> ()
+    first = Constant <value_ints = [0]> ()
+    last = Constant <value_ints = [1]> ()
+    axis_2 = Constant <value_ints = [2]> ()
+    rows_shape = Shape (rows)
+    batch = Gather <axis = 0> (rows_shape, first)
+    x_shape = Shape (x)
+    width = Gather <axis = 0> (x_shape, last)
+    by_row_shape = Concat <axis = 0> (batch, any, width)
+    by_row = Reshape (x, by_row_shape)
+    index_2d = Cast <to = 7> (rows)
+    index = Unsqueeze (index_2d, axis_2)
+    picked = GatherND <batch_dims = 1> (by_row, index)
+    flat_shape = Concat <axis = 0> (any, width)
+    y = Reshape (picked, flat_shape)
+"""
+}
+_LOWERINGS = {
+    "PickRows": _PICK_ROWS,
+    "AddRmsNorm": _ADD_RMS_NORM,
+    "QKNormMRope": _QK_NORM_MROPE,
+    "TreeAttention": _TREE_ATTENTION,
+}
 
 
 def lowered(model: onnx.ModelProto, dtype: int) -> onnx.ModelProto:
@@ -228,8 +252,9 @@ def _overload(node: onnx.NodeProto) -> str:
 
 def _function(op_type: str, overload: str, name: str, dtype: int) -> onnx.FunctionProto:
     op = OPS[op_type]
+    attributes = f"<{', '.join(op.attributes[overload])}>" if op.attributes[overload] else ""
     return parser.parse_function(f"""
         <domain: "{DOMAIN}", opset_import: ["" : {PLUGIN_OPSET}]>
-        {name} <{", ".join(op.attributes[overload])}> ({", ".join(op.inputs[overload])})
+        {name} {attributes} ({", ".join(op.inputs[overload])})
         => ({", ".join(op.outputs[overload])}) {{ {_LOWERINGS[op_type][overload].replace("TYPE", str(dtype))} }}
     """)

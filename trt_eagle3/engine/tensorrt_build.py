@@ -134,7 +134,7 @@ def _inspect(engine_file: Path, profiles: Sequence[Profile], seconds: float) -> 
     if engine is None:
         messages.fail(f"{engine_file}: cannot load what was just built", _FIX)
     inspector = engine.create_engine_inspector()
-    found = json.loads(inspector.get_engine_information(trt.LayerInformationFormat.JSON))
+    found = json.loads(inspector.get_engine_information(trt.LayerInformationFormat.JSON), strict=False)
     layers = found.get("Layers", []) if isinstance(found, dict) else []
     plugins = Counter(plugin for layer in layers if (plugin := _plugin_of(layer)))
     built = Built(

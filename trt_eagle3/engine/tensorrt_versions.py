@@ -92,20 +92,19 @@ def configure_types(config: Any, network: Any, dtype: str) -> None:
     half layers are left free, because asking for half made 8.6.0 keep whole matrix products in float32.
     """
     trt = tensorrt()
-    if dtype == "float32":
-        config.clear_flag(trt.BuilderFlag.TF32)  # on by default in 8.6; it rounds to ten bits
+    config.clear_flag(trt.BuilderFlag.TF32)  # on by default; it rounds to ten bits
     if major() >= 10:
         return
     config.set_preview_feature(trt.PreviewFeature.PROFILE_SHARING_0806, True)  # always so later: a context per graph
     if dtype == "float32":
         return
     config.set_flag(trt.BuilderFlag.FP16)
-    config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
     computing = {getattr(trt.LayerType, name) for name in _COMPUTING}
     for index in range(network.num_layers):
         layer = network.get_layer(index)
         out = layer.get_output(0)
         if layer.type in computing and out.dtype == trt.float32 and not out.is_shape_tensor:
+            config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
             layer.precision = trt.float32
             layer.set_output_type(0, trt.float32)
 

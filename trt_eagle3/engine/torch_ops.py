@@ -103,17 +103,17 @@ def tree_attention(
     return mixed.transpose(1, 2).reshape(batch * new, -1), k_cache, v_cache
 
 
+def pick_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """``x [N, H]`` at ``rows [B, R]``, which count within each of the B batch rows: ``[B * R, H]``."""
+    by_row = x.view(rows.shape[0], -1, x.shape[1])
+    return by_row.gather(1, rows.long()[..., None].expand(-1, -1, x.shape[1])).flatten(0, 1)
+
+
 def _gather(data: Tensor, index: Tensor, *, axis: int = 0) -> Tensor:
     if index.ndim == 0 and index.device.type == "cpu":
         return data.select(axis, int(index))
     flat = data.index_select(axis, index.flatten().to(data.device))
     return flat.unflatten(axis, index.shape) if index.ndim != 1 else flat
-
-
-def _gather_nd(data: Tensor, index: Tensor, *, batch_dims: int = 0) -> Tensor:
-    """The one form that our graphs use: rows of each batch row."""
-    assert batch_dims == 1, f"GatherND: batch_dims 1, got {batch_dims}"
-    return data.gather(1, index.expand(-1, -1, data.shape[2]))
 
 
 def _reshape(data: Tensor, shape: Tensor) -> Tensor:
@@ -153,7 +153,6 @@ STANDARD_OPS: Mapping[str, Function] = {
     "Div": torch.div,
     "Erf": torch.erf,
     "Gather": _gather,
-    "GatherND": _gather_nd,
     "Gemm": _gemm,
     "LayerNormalization": _layer_norm,
     "MatMul": torch.matmul,
@@ -176,5 +175,6 @@ OWN_OPS: Mapping[str, Function] = {
     "AddRmsNorm": add_rms_norm,
     "QKNormMRope": qk_norm_mrope,
     "TreeAttention": tree_attention,
+    "PickRows": pick_rows,
 }
 """Our op set by stock torch operations."""

@@ -143,13 +143,13 @@ class GraphBuilder:
         )
         return out
 
-    def split(self, value: Value, sizes: Sequence[int], names: Sequence[str]) -> list[Value]:
-        """Cut the last axis into pieces of ``sizes``."""
+    def split(self, value: Value, sizes: Sequence[int], names: Sequence[str], axis: int = -1) -> list[Value]:
+        """Cut an axis into pieces of ``sizes``."""
         lengths = self.constant(np.array(sizes, dtype=np.int64), f"split_{'_'.join(map(str, sizes))}")
         outs = [Value(self._new_name(n), value.dtype) for n in names]
         self._nodes.append(
             helper.make_node(
-                "Split", [value.name, lengths.name], [o.name for o in outs], name=f"{outs[0].name}/Split", axis=-1
+                "Split", [value.name, lengths.name], [o.name for o in outs], name=f"{outs[0].name}/Split", axis=axis
             )
         )
         return outs

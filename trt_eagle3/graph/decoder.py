@@ -155,11 +155,9 @@ def by_row(b: GraphBuilder, value: Value, context: Context, width: int, name: st
 
 def head(b: GraphBuilder, hidden: Value, context: Context, weight: TensorRef) -> Value:
     """float32 logits ``[B, R, vocab]`` of the rows that ``logit_rows`` names, from ``hidden [n, H]``."""
-    vocab, width = weight.shape
-    last = b.constant(np.array([-1], dtype=np.int64), "last_axis")
-    index = b.op("Unsqueeze", b.cast(context.logit_rows, TensorProto.INT64), last, name="logit_index")
-    picked = b.op("GatherND", by_row(b, hidden, context, width, "normed_by_row"), index, name="picked", batch_dims=1)
-    flat = b.linear(rows(b, picked, width, "picked_rows"), [weight], name="logits_flat")
+    vocab, _ = weight.shape
+    picked = b.own_op("PickRows", hidden, context.logit_rows, names=("picked",))[0]
+    flat = b.linear(picked, [weight], name="logits_flat")
     axes = b.op("Shape", context.logit_rows, dtype=TensorProto.INT64, name="logit_axes")
     size = b.constant(np.array([vocab], dtype=np.int64), f"width_{vocab}")
     shape = b.op("Concat", axes, size, name="logits_shape", axis=0)

@@ -217,16 +217,47 @@ _TREE_ATTENTION = Op(
     plugin="TreeAttention",
 )
 
-OPS: Mapping[str, Op] = {"AddRmsNorm": _ADD_RMS_NORM, "QKNormMRope": _QK_NORM_MROPE, "TreeAttention": _TREE_ATTENTION}
+# y = the rows of x that `rows` names, counted within each batch row: y[b R + r] = x[b S + rows[b, r]].
+#   x: T [N, H]; rows: i32 [B, R]; y: T [B * R, H]
+# One Gather would do, were it not that TensorRT 8.6 cannot build one beside plugins.
+_PICK_ROWS = Op(
+    inputs={"": ("x", "rows")},
+    outputs={"": ("y",)},
+    attributes={"": ()},
+    lowering={
+        "": """
+            minus_one = Constant <value_ints = [-1]> ()
+            last = Constant <value_ints = [-1]> ()
+            batch = Shape <start = 0, end = 1> (rows)
+            width = Shape <start = 1> (x)
+            by_row_shape = Concat <axis = 0> (batch, minus_one, width)
+            by_row = Reshape (x, by_row_shape)
+            index_2d = Cast <to = 7> (rows)
+            index = Unsqueeze (index_2d, last)
+            picked = GatherND <batch_dims = 1> (by_row, index)
+            flat_shape = Concat <axis = 0> (minus_one, width)
+            y = Reshape (picked, flat_shape)
+        """
+    },
+    plugin="PickRows",
+)
+
+OPS: Mapping[str, Op] = {
+    "AddRmsNorm": _ADD_RMS_NORM,
+    "QKNormMRope": _QK_NORM_MROPE,
+    "TreeAttention": _TREE_ATTENTION,
+    "PickRows": _PICK_ROWS,
+}
 
 
 @cache
 def reference_function(op_type: str, overload: str) -> onnx.FunctionProto:
     """The reference lowering of one overload as an ONNX function."""
     op = OPS[op_type]
+    attributes = f"<{', '.join(op.attributes[overload])}>" if op.attributes[overload] else ""
     text = f"""
         <domain: "{DOMAIN}", opset_import: ["" : {OPSET}]>
-        {op_type} <{", ".join(op.attributes[overload])}> ({", ".join(op.inputs[overload])})
+        {op_type} {attributes} ({", ".join(op.inputs[overload])})
         => ({", ".join(op.outputs[overload])}) {{ {op.lowering[overload]} }}
     """
     function = parser.parse_function(text)

@@ -239,6 +239,7 @@ _TYPE_VARIABLES = {"T": ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
 _VARIABLE_OF = {
     "position_ids": "tensor(int32)",
     "pair_axis": "tensor(int32)",
+    "rows": "tensor(int32)",
     "past_lengths": "tensor(int32)",
     "query_lengths": "tensor(int32)",
     "page_table": "tensor(int32)",
@@ -269,7 +270,7 @@ def _schema(op_type: str) -> onnx.defs.OpSchema:
         ]
 
     own = dict.fromkeys(name for group in op.attributes.values() for name in group)
-    always = set.intersection(*(set(group) for group in op.attributes.values()), set(own))
+    always = set.intersection(set(own), *(set(group) for group in op.attributes.values()))
     extra = ("num_outputs", "x_type", "residual_type") if op_type == "AddRmsNorm" else ()
     attributes = [
         schema.Attribute(name, getattr(schema.AttrType, _NUMBERS.get(name, "INT")), required=name in always)

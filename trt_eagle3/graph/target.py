@@ -104,9 +104,13 @@ def _check_aux_layers(aux_layers: tuple[int, ...], num_layers: int) -> None:
 
 
 def _deepstack_levels(b: GraphBuilder, deepstack: Value, spec: TargetSpec) -> list[Value]:
-    """The levels as ``[n, H]`` values, one per decoder layer from 0 on."""
+    """The levels as ``[n, H]`` values, one per decoder layer from 0 on.
+
+    By ``Split``: beside plugins TensorRT 8.6 cannot build a ``Gather``.
+    """
     num, hidden = spec.num_deepstack, spec.text.hidden_size
     if num == 0:
         return []
     flat = b.reshape(deepstack, (num, -1, hidden), name="deepstack_rows")
-    return [b.op("Gather", flat, b.index(i), name=f"deepstack.{i}", axis=0) for i in range(num)]
+    levels = b.split(flat, [1] * num, [f"deepstack_level.{i}" for i in range(num)], axis=0)
+    return [b.reshape(level, (-1, hidden), name=f"deepstack.{i}") for i, level in enumerate(levels)]

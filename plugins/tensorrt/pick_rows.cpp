@@ -1,0 +1,68 @@
+// PickRows: y[b R + r] = x[b S + rows[b, r]]. Types: T of x and y; rows is int32.
+#include "pick_rows.h"
+
+#include "../capi/check.h"
+#include "description.h"
+
+namespace trt_eagle3 {
+namespace {
+
+enum { kComputeType };
+enum { kX, kRows };
+
+class PickRows final : public Description {
+ public:
+  PickRows()
+      : Description("PickRows", {{"compute_type", false, false}}, {{"x", 2}, {"rows", 2}}, {{"y", 2}}) {}
+
+  std::string refuse_values(const Values& v) const override {
+    return refuse_type(v[kComputeType], attributes[kComputeType].name);
+  }
+
+  bool accepts(const Values& v, int32_t position, const DataType* types, int32_t num_inputs) const override {
+    const DataType type = types[position];
+    if (position == kRows) return type == DataType::kINT32;
+    if (position >= num_inputs) return type == types[kX];
+    return is_floating(type) && (!is_pinned(v[kComputeType]) || type == pinned_type(v[kComputeType]));
+  }
+
+  DataType output_type(int32_t, const DataType* in) const override { return in[kX]; }
+
+  std::string refuse_shapes(const Values&, const std::vector<Shape>& in) const override {
+    const int64_t tokens = in[kX].size[0], batch = in[kRows].size[0];
+    if (tokens == kUnknown || batch == kUnknown || (batch > 0 && tokens > 0 && tokens % batch == 0)) return "";
+    return "x: axis 0: expected a multiple of B = " + std::to_string(batch) + ", got " + std::to_string(tokens);
+  }
+
+  nvinfer1::DimsExprs output_shape(const Values&, int32_t, const nvinfer1::DimsExprs* in,
+                                   nvinfer1::IExprBuilder& builder) const override {
+    nvinfer1::DimsExprs out = in[kX];
+    out.d[0] = builder.operation(nvinfer1::DimensionOperation::kPROD, *in[kRows].d[0], *in[kRows].d[1]);
+    return out;
+  }
+
+  std::string launch(const Values&, const Call& call) const override {
+    const nvinfer1::Dims& x = call.in_desc[kX].dims;
+    const nvinfer1::Dims& rows = call.in_desc[kRows].dims;
+    PickRowsParams params = {};
+    params.x = call.in[kX];
+    params.rows = static_cast<const int32_t*>(call.in[kRows]);
+    params.y = call.out[0];
+    params.batch = static_cast<int32_t>(rows.d[0]);
+    params.num_rows = static_cast<int32_t>(rows.d[1]);
+    params.num_new = static_cast<int32_t>(x.d[0] / rows.d[0]);
+    params.row_bytes = static_cast<int32_t>(x.d[1]) * (call.in_desc[kX].type == DataType::kFLOAT ? 4 : 2);
+    Check check(name);
+    check.launched(pick_rows(params, call.stream));
+    return check.message();
+  }
+};
+
+}  // namespace
+
+const Description& pick_rows_description() {
+  static const PickRows description;
+  return description;
+}
+
+}  // namespace trt_eagle3
