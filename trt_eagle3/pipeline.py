@@ -265,7 +265,7 @@ def _record(config: BuildConfig, spec: TargetSpec, manifest: DraftManifest | Non
 
 
 def _source(path: Path, checkpoint: str, revision: str | None, files: Mapping[str, FileRecord]) -> SourceRecord:
-    return SourceRecord(checkpoint=checkpoint, revision=revision, path=str(path), files=files)
+    return SourceRecord(checkpoint=checkpoint, revision=revision, path=str(path.absolute()), files=files)
 
 
 def _engine_record(config: BuildConfig, engines: Engines | None) -> EngineRecord:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, PlainSerializer
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
 from rich.table import Table
 
 from trt_eagle3.errors import GateFailedError
@@ -21,13 +21,12 @@ __all__ = [
     "PromptResult",
     "Report",
     "Subject",
-    "report_schema",
 ]
 
 SCHEMA_VERSION = 1
 
-_Number = Annotated[float, PlainSerializer(lambda x: x if abs(x) != float("inf") else str(x), when_used="json")]
-"""A number; infinity, which JSON lacks, is the text ``inf``."""
+_Number = Annotated[float, WithJsonSchema({"anyOf": [{"type": "number"}, {"const": "Infinity"}]})]
+"""A number; infinity, which JSON lacks, is the text ``Infinity``."""
 
 
 class _Part(BaseModel):
@@ -228,8 +227,3 @@ class Report(_Part):
 def _short(value: float) -> str:
     """Three digits, and those after 0.9999 that tell it from one."""
     return f"{value:.8g}" if 0.99 < value < 1 else f"{value:.3g}"
-
-
-def report_schema() -> dict[str, Any]:
-    """The JSON Schema of ``report.json``."""
-    return Report.model_json_schema(mode="serialization")
