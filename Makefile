@@ -35,7 +35,7 @@ $(READY): pyproject.toml requirements.lock
 $(TRITON_READY): $(READY) Makefile
 	$(BIN)/python -m venv .venv-triton
 	@.venv-triton/bin/pip install --quiet --disable-pip-version-check --no-deps nvidia-pytriton==0.7.0 && \
-	.venv-triton/bin/pip install --quiet --disable-pip-version-check \
+	.venv-triton/bin/pip install --quiet --disable-pip-version-check --no-warn-conflicts \
 		'numpy==1.26.4' 'ml_dtypes==0.5.4' 'tritonclient[grpc]==2.73.0' && \
 	printf "import site; site.addsitedir('%s')\n" "$$($(BIN)/python -c $(PURELIB))" \
 		> "$$(.venv-triton/bin/python -c $(PURELIB))/trt_eagle3.pth" && \

@@ -169,6 +169,8 @@ class Processor:
             UserError: an unknown part, an image or video that is unreadable, unusable or excluded by ``media``, a text
                 that holds an image or video pad itself, a prompt longer than ``max_prompt_len``.
         """
+        if not messages:
+            raise UserError("messages: expected at least one, got none.")
         turns, slots = self._split(messages)
         visuals = self._load_all(slots)
         text = self._expand(self.template.render(turns), slots, visuals)

@@ -147,10 +147,9 @@ async def _within(answer: Answer, seconds: float) -> AsyncGenerator[Chunk]:
     chunks = aiter(answer)
     try:
         while True:
-            chunk = await asyncio.wait_for(anext(chunks), deadline - time.monotonic())
-            yield chunk
-            if chunk.finish_reason:
-                return
+            yield await asyncio.wait_for(anext(chunks), deadline - time.monotonic())
+    except StopAsyncIteration:
+        return
     except TimeoutError as error:
         raise TimeoutError(f"it took longer than {seconds:g} s.") from error
     finally:

@@ -1,7 +1,9 @@
 """The model that Triton's Python backend runs: one engine, many requests in flight, decoupled responses.
 
-``execute`` hands requests to the engine and returns at once. One event loop in a thread of its own passes chunks on to
-the response senders; one ticker looks for cancelled requests and publishes the engine's metrics.
+``execute`` hands requests to the engine and returns at once. One event loop in a thread of its own does everything with
+response senders: it passes chunks on and looks for cancelled requests. (Triton 2.51 crashes when a sender is asked
+whether its request is cancelled after the final response, so no two threads may share one.) Another thread publishes
+the engine's metrics.
 """
 
 from __future__ import annotations
@@ -50,7 +52,7 @@ class TritonPythonModel:
         self._flights: dict[int, _Flight] = {}
         self._closing = threading.Event()
         self._loop = asyncio.new_event_loop()
-        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._loop.run_forever, self._tick)]
+        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._run_loop, self._publish)]
         for thread in self._threads:
             thread.start()
         pb_utils.Logger.log_info(f"trt_eagle3: {args['model_name']} answers; warm-up took {seconds:.1f} s")
@@ -66,29 +68,47 @@ class TritonPythonModel:
                 _refuse(sender, error)
                 continue
             self._log(request.request_id(), order)
-            self._flights[id(flight)] = flight
             asyncio.run_coroutine_threadsafe(self._fly(flight), self._loop)
 
     def finalize(self) -> None:
-        """The server waits for requests in flight before it calls this; what is left now is cancelled."""
+        """Answer what is in flight, then stop. The server's own exit timeout bounds how long that may take."""
         self._closing.set()
-        self._engine.close()
+        self._engine.close(drain=True)
+        asyncio.run_coroutine_threadsafe(self._land(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         for thread in self._threads:
-            thread.join(timeout=5)
+            thread.join()
         if self._watchdog:
             self._watchdog.dismiss()
 
+    async def _land(self) -> None:
+        """Wait until the last responses are out."""
+        while self._flights:
+            await asyncio.sleep(TICK_S)
+        self._ticker.cancel()
+
     async def _fly(self, flight: _Flight) -> None:
+        self._flights[id(flight)] = flight
         try:
             await flight.run()
         finally:
             del self._flights[id(flight)]
 
-    def _tick(self) -> None:
-        while not self._closing.wait(TICK_S):
+    def _run_loop(self) -> None:
+        self._ticker = self._loop.create_task(self._watch_flights())
+        self._loop.run_forever()
+
+    async def _watch_flights(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
             for flight in list(self._flights.values()):
                 flight.cancel_if_unwanted(self._serving.max_request_s)
+
+    def _publish(self) -> None:
+        server = os.getppid()
+        while not self._closing.wait(TICK_S):
+            if os.getppid() != server:  # it died, and would leave this process behind
+                os._exit(1)
             self._metrics.publish()
             if not self._engine.ready and not self._closing.is_set():
                 pb_utils.Logger.log_error("trt_eagle3: the engine has stopped, so this process ends")
@@ -102,14 +122,14 @@ class TritonPythonModel:
 
 
 class _Flight:
-    """A request being answered."""
+    """A request being answered. Everything here happens in the event loop."""
 
     def __init__(self, sender: Any, order: Order, answer: Any) -> None:
         self._sender = sender
         self._order = order
         self._answer = answer
         self._start = time.monotonic()
-        self._late = False
+        self._late = self._over = False
 
     async def run(self) -> None:
         """Pass chunks on as they come, or all of them at the end."""
@@ -117,7 +137,7 @@ class _Flight:
         try:
             async for chunk in self._answer:
                 if chunk.finish_reason == "cancelled":
-                    _refuse(self._sender, TimeoutError() if self._late else None)
+                    self._end(TimeoutError() if self._late else None)
                     return
                 texts.append(chunk.text)
                 ids += chunk.token_ids
@@ -127,13 +147,20 @@ class _Flight:
                     texts, ids = [], []
         except Exception as error:
             self._answer.cancel()
-            _refuse(self._sender, error)
+            self._end(error)
 
     def cancel_if_unwanted(self, max_seconds: float) -> None:
         """Stop decoding for a client that has gone or cancelled, or for too long; its pages become free."""
+        if self._over:
+            return
         self._late = time.monotonic() - self._start > max_seconds
         if self._late or self._sender.is_cancelled():
             self._answer.cancel()
+
+    def _end(self, error: BaseException | None) -> None:
+        if not self._over:
+            self._over = True
+            _refuse(self._sender, error)
 
     def _send(self, text: str, ids: Sequence[int], count: int, finish_reason: str | None) -> None:
         outputs = [
@@ -145,6 +172,7 @@ class _Flight:
             outputs.append(pb_utils.Tensor("token_ids", np.array(ids, dtype=np.int32)))
         if finish_reason:
             outputs += self._summary()
+        self._over = finish_reason is not None
         self._sender.send(pb_utils.InferenceResponse(outputs), flags=_FINAL if finish_reason else 0)
 
     def _summary(self) -> list[Any]:
@@ -184,8 +212,9 @@ def _refuse(sender: Any, error: BaseException | None) -> None:
         case UserError():
             code, message = codes.INVALID_ARG, str(error)
         case _:
-            code, message = codes.INTERNAL, f"internal error: {type(error).__name__}"
+            code, message = codes.INTERNAL, f"internal error: {type(error).__name__}."
             pb_utils.Logger.log_error(f"trt_eagle3: a request failed: {type(error).__name__}: {error}")
+    message = message.replace("\0", "\\0")  # where it would end in C
     try:
         sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code)), flags=_FINAL)
     except Exception as failure:  # the client may be gone: then there is nobody to tell

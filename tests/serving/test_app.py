@@ -1,0 +1,260 @@
+"""``trt-eagle3 serve`` over real HTTP: OpenAI's protocol, and the same answers as ``generate``."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from tests.tiny import ROOT, build_tiny
+from tests.triton.hostile import REFUSED
+from tests.triton.server import data_uri
+from trt_eagle3.decode.engine import Engine, load
+from trt_eagle3.errors import UserError
+from trt_eagle3.serving import ServingConfig
+from trt_eagle3.serving.app import make_app
+
+SCENE = ROOT / "examples/tiny/images/scene.png"
+QUESTION = [{"role": "user", "content": "What is 12 plus 30?"}]
+SERVING = ServingConfig(max_body_bytes=1 << 20, max_media=4)
+
+
+@dataclass
+class Site:
+    port: int
+
+    def request(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, str, dict[str, str]]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+            connection.request(method, path, data, headers or {})
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode(), dict(answer.getheaders())
+        finally:
+            connection.close()
+
+    def chat(self, **body: Any) -> tuple[int, dict[str, Any]]:
+        status, text, _ = self.request("POST", "/v1/chat/completions", body)
+        return status, json.loads(text)
+
+    def events(self, **body: Any) -> list[Any]:
+        status, text, _ = self.request("POST", "/v1/chat/completions", {"stream": True, **body})
+        assert status == 200, text
+        lines = [line.removeprefix("data: ") for line in text.splitlines() if line]
+        assert lines[-1] == "[DONE]"
+        return [json.loads(line) for line in lines[:-1]]
+
+
+@contextmanager
+def serving(engine: Engine, config: ServingConfig = SERVING, api_key: str | None = None) -> Iterator[Site]:
+    server = uvicorn.Server(uvicorn.Config(make_app(engine, config, api_key), port=0, log_level="error"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        _wait(lambda: server.started)
+        yield Site(server.servers[0].sockets[0].getsockname()[1])
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny(tmp_path_factory.mktemp("engines"), limits={"max_batch_size": 4, "max_waiting": 4})
+
+
+@pytest.fixture(scope="module")
+def engine(bundle: Path) -> Iterator[Engine]:
+    engine = load(bundle, media=SERVING.media())
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def site(engine: Engine) -> Iterator[Site]:
+    with serving(engine) as site:
+        yield site
+
+
+def picture(url: str) -> list[dict[str, Any]]:
+    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What do you see?"}]
+    return [{"role": "user", "content": parts}]
+
+
+def test_answer_and_usage_equal_generate(site: Site, engine: Engine) -> None:
+    messages = picture(data_uri(SCENE.read_bytes()))
+    expected = engine.generate(messages)
+    status, found = site.chat(messages=messages, model="tiny")
+    assert status == 200
+    assert found["object"] == "chat.completion"
+    [choice] = found["choices"]
+    assert choice["message"] == {"role": "assistant", "content": expected.text}
+    assert choice["finish_reason"] == "stop"
+    assert found["usage"]["prompt_tokens"] == expected.prompt_tokens
+    assert found["usage"]["completion_tokens"] == len(expected.token_ids)
+    assert found["usage"]["acceptance_length"] == pytest.approx(expected.acceptance_length)
+
+
+def test_stream_equals_generate(site: Site, engine: Engine) -> None:
+    expected = engine.generate(QUESTION)
+    first, *pieces, usage = site.events(messages=QUESTION, stream_options={"include_usage": True})
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(p["choices"][0]["delta"].get("content", "") for p in pieces) == expected.text
+    assert [p["choices"][0]["finish_reason"] for p in pieces] == [None] * (len(pieces) - 1) + ["stop"]
+    assert usage["choices"] == []
+    assert usage["usage"]["total_tokens"] == expected.prompt_tokens + len(expected.token_ids)
+    assert len({event["id"] for event in (first, *pieces, usage)}) == 1
+
+
+def test_options_reach_the_engine(site: Site) -> None:
+    for name in ("max_tokens", "max_completion_tokens"):
+        _, found = site.chat(messages=QUESTION, **{name: 3}, ignore_eos=True)
+        assert found["usage"]["completion_tokens"] == 3
+        assert found["choices"][0]["finish_reason"] == "length"
+    _, found = site.chat(messages=QUESTION, stop="equals")
+    assert found["choices"][0]["message"]["content"] == "12 plus 30 "
+    sampled = {"messages": QUESTION, "temperature": 1.5, "seed": 4, "max_tokens": 20}
+    assert site.chat(**sampled)[1]["choices"] == site.chat(**sampled)[1]["choices"]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"{", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
+        (b"\xff", "not JSON"),
+        ([], "body"),
+        ({}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": [5]}, "messages"),
+        ({"messages": []}, ""),
+        ({"messages": QUESTION, "n": 2}, "n:"),
+        ({"messages": QUESTION, "tools": []}, "tools: not served here"),
+        ({"messages": QUESTION, "logprobs": True}, "logprobs: not served here"),
+        ({"messages": QUESTION, "frequency_penalty": 1.0}, "frequency_penalty: not served here"),
+        ({"messages": QUESTION, "max_tokens": 0}, "max_tokens"),
+        ({"messages": QUESTION, "max_tokens": "9"}, "max_tokens"),
+        ({"messages": QUESTION, "temperature": -1}, "temperature"),
+        (b'{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}', "temperature"),
+        ({"messages": QUESTION, "stop": [""]}, "stop"),
+        ({"messages": QUESTION, "model": "gpt"}, "model"),
+        ({"messages": picture("/etc/passwd")}, "files are not read"),
+        ({"messages": picture("file:///etc/passwd")}, "files are not read"),
+        ({"messages": picture("http://169.254.169.254/")}, "not fetched"),
+        ({"messages": picture("data:image/png;base64,AAAA")}, "not an image"),
+        ({"messages": picture("data:image/png;base64,AAAA") * 5}, "the limit is 4"),
+        (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "not Unicode"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_bad_body_is_a_400_of_one_line(site: Site, body: Any, expected: str, stream: bool) -> None:
+    if isinstance(body, dict):
+        body = {**body, "stream": stream}
+    status, text, _ = site.request("POST", "/v1/chat/completions", body)
+    assert (status, expected in text) == (400, True), text
+    error = json.loads(text)["error"]
+    assert error["type"] == "invalid_request_error"
+    assert "\n" not in error["message"]
+
+
+def test_images_that_triton_refuses_are_refused_here(site: Site) -> None:
+    found = [
+        r["image_url"] for r, _ in REFUSED.values() if isinstance(r, dict) and "text_input" in r and "image_url" in r
+    ]
+    urls = [url for url in found if isinstance(url, str)]
+    assert len(urls) > 20
+    for url in urls:
+        status, text, _ = site.request("POST", "/v1/chat/completions", {"messages": picture(url)})
+        assert status in {400, 413}, text
+
+
+def test_big_body_is_refused_while_it_comes(site: Site) -> None:
+    status, text, _ = site.request("POST", "/v1/chat/completions", b" " * (SERVING.max_body_bytes + 1))
+    assert status == 413
+    assert "the limit" in text or "more than" in text
+
+
+def test_overload_is_a_503_that_says_when_to_come_back(site: Site, engine: Engine) -> None:
+    body = {"messages": QUESTION, "max_tokens": 100, "ignore_eos": True}
+    with ThreadPoolExecutor(24) as pool:
+        answers = list(pool.map(lambda _: site.request("POST", "/v1/chat/completions", body), range(24)))
+    statuses = [status for status, _, _ in answers]
+    assert set(statuses) == {200, 503}
+    assert all(headers["retry-after"] == "1" for status, _, headers in answers if status == 503)
+    assert engine.metrics().running == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_client_that_hangs_up_stops_its_request(site: Site, engine: Engine, stream: bool) -> None:
+    before = engine.metrics().requests.get("cancelled", 0)
+    connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=30)
+    body = {"messages": QUESTION, "max_tokens": 900, "ignore_eos": True, "stream": stream}
+    connection.request("POST", "/v1/chat/completions", json.dumps(body))
+    _wait(lambda: engine.metrics().running == 1)
+    connection.close()
+    _wait(lambda: engine.metrics().requests.get("cancelled", 0) == before + 1)
+    metrics = engine.metrics()
+    assert metrics.kv_pages_used == metrics.kv_pages_cached
+
+
+def test_request_that_takes_too_long_is_ended(engine: Engine) -> None:
+    body = {"messages": QUESTION, "max_tokens": 900, "ignore_eos": True}
+    with serving(engine, ServingConfig(max_request_s=0.2)) as site:
+        status, text, _ = site.request("POST", "/v1/chat/completions", body)
+        assert status == 504
+        assert "0.2 s" in text
+        status, text, _ = site.request("POST", "/v1/chat/completions", {**body, "stream": True})
+        assert "0.2 s" in text.splitlines()[-2]
+        assert "[DONE]" not in text
+
+
+def test_key_is_asked_for(engine: Engine) -> None:
+    with serving(engine, api_key="secret") as site:
+        for path, method in (("/v1/models", "GET"), ("/v1/chat/completions", "POST")):
+            assert site.request(method, path)[0] == 401
+            assert site.request(method, path, headers={"Authorization": "Bearer wrong"})[0] == 401
+        assert site.request("GET", "/v1/models", headers={"Authorization": "Bearer secret"})[0] == 200
+        assert site.request("GET", "/health")[0] == 200
+
+
+def test_models_health_and_metrics(site: Site) -> None:
+    site.chat(messages=QUESTION)
+    assert json.loads(site.request("GET", "/v1/models")[1])["data"][0]["id"] == "tiny"
+    assert site.request("GET", "/health")[:2] == (200, "ok")
+    text = site.request("GET", "/metrics")[1]
+    assert "# TYPE trt_eagle3_time_to_first_token_seconds histogram" in text
+    assert re.findall(r"^trt_eagle3_kv_pages_used\S* (.*)$", text, re.MULTILINE) == ["0"]
+
+
+def test_engine_that_has_stopped_is_not_healthy(bundle: Path) -> None:
+    engine = load(bundle)
+    with serving(engine) as site:
+        assert site.chat(messages=QUESTION)[0] == site.request("GET", "/health")[0] == 200
+        engine.close()
+        assert site.request("GET", "/health")[0] == 503
+        assert site.chat(messages=QUESTION)[0] == 503
+
+
+def test_limits_are_checked() -> None:
+    with pytest.raises(UserError, match="max_pixls: unknown"):
+        ServingConfig.from_mapping({"max_pixls": 3}, "--set")
+
+
+def _wait(holds: Any) -> None:
+    deadline = time.monotonic() + 10
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

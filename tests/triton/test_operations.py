@@ -1,0 +1,76 @@
+"""What happens to a server in operation: overload, SIGTERM, a restart, a crash of the backend process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import build_tiny
+from tests.triton.server import Server, grpc, needs_server
+from trt_eagle3.decode.engine import load
+from trt_eagle3.triton.repository import deploy
+
+pytestmark = [pytest.mark.triton, needs_server]
+
+QUESTION = "What is 12 plus 30?"
+LONG = {"text_input": QUESTION, "max_tokens": 120, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny(tmp_path_factory.mktemp("engines"), limits={"max_batch_size": 1, "max_waiting": 2})
+
+
+@pytest.fixture
+def server(bundle: Path, tmp_path: Path) -> Iterator[Server]:
+    deploy(bundle, tmp_path / "repository", serving={"log_prompts": True})
+    with Server(tmp_path / "repository") as server:
+        yield server
+
+
+def test_overload_is_refused_and_sigterm_drains_and_the_server_starts_again(server: Server, bundle: Path) -> None:
+    offline = load(bundle)
+    expected = offline.generate(QUESTION, max_tokens=120, ignore_eos=True).text
+    offline.close()
+    with ThreadPoolExecutor(12) as pool:
+        # one runs, two wait, and seven are too many
+        posts = [pool.submit(server.post, "generate", json.dumps(LONG).encode()) for _ in range(10)]
+        answers = [post.result() for post in posts]
+        statuses = [status for status, _ in answers]
+        assert set(statuses) <= {200, 400, 503}  # Triton 2.51 says 400 where 503 is meant
+        assert 3 <= statuses.count(200) < 10
+        for status, text in answers:
+            found = json.loads(text)
+            assert found["text_output"] == expected if status == 200 else "max_waiting" in found["error"]
+        assert server.generate(text_input=QUESTION)["text_output"] == "12 plus 30 equals 42."
+
+        whole, streamed = pool.submit(server.generate, **LONG), pool.submit(server.stream, **LONG)
+        stream = pool.submit(grpc, server, [{**LONG, "stream": True}])
+        server.wait_for_metric("trt_eagle3_requests_waiting", 2)
+        assert server.terminate() == 0
+        assert not server.ready()
+        assert whole.result()["text_output"] == expected
+        assert "".join(event["text_output"] for event in streamed.result()) == expected
+        assert "".join(r["text_output"][0] for r in stream.result()[0].responses) == expected
+    assert QUESTION in server.log()  # log_prompts asked for it
+
+    server.start()
+    assert server.generate(**LONG)["text_output"] == expected
+    assert server.terminate() == 0
+
+
+def test_crash_of_the_backend_is_seen_by_readiness(server: Server) -> None:
+    assert server.ready()
+    os.kill(server.stub(), signal.SIGKILL)
+    deadline = time.monotonic() + 5
+    while server.ready():
+        assert time.monotonic() < deadline, "still called ready with a dead backend"
+        time.sleep(0.05)
+    server.process.wait(30)  # so that whoever supervises it starts it again

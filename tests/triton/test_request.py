@@ -1,0 +1,107 @@
+"""Tensors and parameters become a `Request`, or one line that says what is wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from trt_eagle3.decode.sampling import Sampling
+from trt_eagle3.errors import UserError
+from trt_eagle3.serving import ServingConfig
+from trt_eagle3.triton.request import Order, read_order
+
+SERVING = ServingConfig()
+
+
+def strings(*values: str | bytes) -> Any:
+    return np.array([v if isinstance(v, bytes) else v.encode() for v in values], dtype=np.object_)
+
+
+def read(parameters: dict[str, Any] | None = None, serving: ServingConfig = SERVING, **tensors: Any) -> Order:
+    return read_order(tensors, parameters or {}, serving)
+
+
+def test_text_alone_takes_every_default() -> None:
+    order = read(text_input=strings("héllo"))
+    assert order.request.prompt == "héllo"
+    assert order.request.sampling == Sampling()
+    assert (order.stream, order.echo, order.return_token_ids) == (False, "", False)
+
+
+def test_every_input_is_passed_on() -> None:
+    order = read(
+        text_input=strings("hi"),
+        max_tokens=np.array([7], dtype=np.int32),
+        stream=np.array([True]),
+        temperature=np.array([0.5], dtype=np.float32),
+        top_k=np.array([3], dtype=np.int32),
+        top_p=np.array([0.25], dtype=np.float32),
+        min_p=np.array([0.125], dtype=np.float32),
+        repetition_penalty=np.array([1.5], dtype=np.float32),
+        presence_penalty=np.array([0.75], dtype=np.float32),
+        seed=np.array([2**64 - 1], dtype=np.uint64),
+        stop_words=strings("a", "b"),
+        stop_token_ids=np.array([4, 5], dtype=np.int32),
+        ignore_eos=np.array([True]),
+        speculation=np.array([False]),
+        image_url=strings("data:,1", "data:,2"),
+        image_bytes=strings(b"\xff\xd8"),
+        video=strings("data:video/mp4;base64,AA", ' ["data:,3", "data:,4"]'),
+        video_bytes=strings(b"\x1a\x45"),
+        exclude_input_in_output=np.array([False]),
+        return_token_ids=np.array([True]),
+    )
+    request = order.request
+    assert request.sampling == Sampling(0.5, 3, 0.25, 0.125, 1.5, 0.75, 2**64 - 1)
+    assert (request.max_tokens, request.ignore_eos, request.speculation) == (7, True, False)
+    assert (tuple(request.stop), tuple(request.stop_token_ids)) == (("a", "b"), (4, 5))
+    assert request.images == ("data:,1", "data:,2", b"\xff\xd8")
+    assert request.videos == ("data:video/mp4;base64,AA", ["data:,3", "data:,4"], b"\x1a\x45")
+    assert (order.stream, order.echo, order.return_token_ids) == (True, "hi", True)
+
+
+def test_messages_are_json() -> None:
+    assert read(messages=strings('[{"role": "user", "content": "hi"}]')).request.prompt == [
+        {"role": "user", "content": "hi"}
+    ]
+
+
+def test_parameters_of_the_server_and_headers_are_let_through() -> None:
+    assert read({"id": "7", "triton_enable_empty_final_response": True, "x-user": "me"}, text_input=strings("hi"))
+
+
+@pytest.mark.parametrize("name", ["beam_width", "Temperature", "text_output", ""])
+def test_unknown_parameter_is_refused(name: str) -> None:
+    with pytest.raises(UserError, match="unknown input"):
+        read({name: 1}, text_input=strings("hi"))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "expected"),
+    [
+        ({}, "neither"),
+        ({"text_input": strings("a"), "messages": strings("[]")}, "both"),
+        ({"text_input": strings(b"\x80")}, "text_input: not UTF-8 at byte 0"),
+        ({"messages": strings("{}")}, "expected a JSON list"),
+        ({"messages": strings("")}, "not JSON"),
+        ({"text_input": strings("a"), "video": strings("[3]")}, "expected a JSON list of data URIs"),
+        ({"text_input": strings("a"), "max_tokens": np.array([0], dtype=np.int32)}, "max_tokens"),
+        ({"text_input": strings("a"), "top_p": np.array([np.nan], dtype=np.float32)}, "top_p"),
+    ],
+)
+def test_bad_tensor_is_refused_in_one_line(tensors: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read(**tensors)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_characters_are_counted_without_pictures() -> None:
+    serving = ServingConfig(max_prompt_chars=10)
+    picture = '{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAAAAAAAAAAAAAAAAAAAAAAA"}}'
+    assert read(serving=serving, messages=strings(f'[{{"role": "user", "content": [{picture}, "0123456789"]}}]'))
+    for content in ('"01234567890"', '[{"type": "text", "text": "012345"}, "67890"]'):
+        with pytest.raises(UserError, match="prompt: 11 characters, the limit is 10"):
+            read(serving=serving, messages=strings(f'[{{"role": "user", "content": {content}}}]'))
