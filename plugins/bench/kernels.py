@@ -14,6 +14,7 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -30,6 +31,8 @@ DEVICE = torch.device("cuda")
 DTYPE = torch.bfloat16
 BYTES = 2
 BUDGET_BYTES = 3e9  # of caches per measurement
+
+CHOICES = [(1, 151936, 1), (16, 151936, 1), (64, 151936, 1), (1, 32000, 1), (1, 32000, 10), (10, 32000, 10)]
 
 Launch = Callable[[], object]
 
@@ -157,6 +160,33 @@ class Attention:
 
         return [launch(i) for i in range(layers)]
 
+    def flashinfer(self) -> list[Launch]:
+        """FlashInfer's paged prefill with the mask; it reads the new rows from the cache, and is not given them."""
+        import flashinfer
+
+        pages, last = divmod(self.length - 1, PAGE)
+        pages += 1
+        wrapper = flashinfer.BatchPrefillWithPagedKVCacheWrapper(
+            torch.empty(2**28, dtype=torch.uint8, device=DEVICE), "NHD"
+        )
+        bounds = torch.arange(self.batch + 1, dtype=torch.int32, device=DEVICE)
+        past = torch.ones(self.batch, self.seq, self.past, dtype=torch.bool, device=DEVICE)
+        wrapper.plan(
+            bounds * self.seq, bounds * pages, self.page_table[:, :pages].flatten(),
+            torch.full((self.batch,), last + 1, dtype=torch.int32, device=DEVICE), HQ, HKV, D, PAGE,
+            causal=self.causal, custom_mask=None if self.causal else torch.cat((past, self.mask), dim=-1).flatten(),
+            q_data_type=DTYPE, kv_data_type=DTYPE,
+        )  # fmt: skip
+        paged = [
+            tuple(cache.view(-1, PAGE, HKV, D) for cache in pair)
+            for pair in zip(self.k_cache, self.v_cache, strict=True)
+        ]
+
+        def launch(i: int) -> Launch:
+            return lambda: wrapper.run(self.q[i].view(-1, HQ, D), paged[i])
+
+        return [launch(i) for i in range(self.layers)]
+
     def row(self, bandwidth: float) -> Row:
         kind = "causal" if self.causal else "tree"
         name = f"TreeAttention {kind}, B {self.batch}, past {self.past}, S {self.seq}"
@@ -164,6 +194,8 @@ class Attention:
         ours_us = time_us(self.ours())
         rates = [f"{self.flops / us * 1e-6:.0f} TFLOP/s" for us in (stock_us, ours_us)]
         note = f"stock {rates[0]}, ours {rates[1]}" if self.flops / self.bytes > 50 else ""
+        if find_spec("flashinfer"):
+            note += f"{'; ' if note else ''}FlashInfer {best_us(self.flashinfer):.2f} us"
         stock = "SDPA is_causal" if self.causal else "SDPA with a mask"
         return Row(name, self.bytes / bandwidth * 1e6, stock, stock_us, ours_us, note)
 
@@ -175,6 +207,16 @@ class Attention:
                     us = time_us(self.ours(path=path, combine=combine, num_splits=splits), replays=9)
                     times.append(f"{splits}: {us:.2f}")
                 print(f"  B {self.batch} past {self.past} S {self.seq} {path.name} {combine.name}: {', '.join(times)}")
+
+
+def choice_us(rows: int, width: int, top: int) -> float:
+    """Microseconds of torch's argmax (``top`` 1) or topk over float32 logits, as decoding has them."""
+    logits = [torch.randn(rows, width, device=DEVICE) for _ in range(20)]
+
+    def launch(i: int) -> Launch:
+        return (lambda: logits[i].argmax(-1)) if top == 1 else (lambda: logits[i].topk(top, -1))
+
+    return time_us([launch(i) for i in range(len(logits))])
 
 
 def rms_norm_row(bandwidth: float, rows: int) -> Row:
@@ -284,12 +326,15 @@ def main() -> None:
     for n in (1, 16, 64, 2048):
         rows += [row(bandwidth, n) for row in (rope_row, rms_norm_row, silu_row)]
     rows += [move_row(bandwidth, moves) for moves in (6, 64)]
+    choices = {(n, width, top): choice_us(n, width, top) for n, width, top in CHOICES}
     print(
         f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {bandwidth * 1e-12:.2f} TB/s; microseconds"
     )
     print(f"| {'':<42} | {'floor':>8} | {'stock':>9} | {'ours':>8} | ours/floor | stock/ours | stock is |")
     print("|---|---|---|---|---|---|---|")
     print("\n".join(row.text() for row in rows))
+    for (n, width, top), us in choices.items():
+        print(f"torch's {'argmax' if top == 1 else f'topk {top}'} of {n} x {width} float32 logits: {us:.2f} us")
 
 
 if __name__ == "__main__":

@@ -133,6 +133,17 @@ def test_kv_move_reads_all_rows_before_it_writes_any(
     assert torch.equal(cache, wanted)
 
 
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+def test_kv_move_takes_int64_slots_over_the_engine_s_buffer(where: str, cuda: torch.device) -> None:
+    cache = torch.randn(2, 5, 300, 2, 64, device=cuda).to(torch.bfloat16)  # keys and values, layers, slots, Hkv, D
+    slots = torch.randperm(300)
+    source, destination = slots[:40].to(where), slots[20:60].to(where)  # half of each is in the other
+    wanted = cache.clone()
+    wanted[:, :, destination.to(cuda)] = cache[:, :, source.to(cuda)]
+    capi.kv_move(cache, source, destination)
+    assert torch.equal(cache, wanted)
+
+
 def test_kv_move_without_a_page_table_takes_slots(cuda: torch.device) -> None:
     cache = torch.randn(4, 50, 1, 8, device=cuda)
     wanted = cache.clone()

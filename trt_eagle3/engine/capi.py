@@ -36,6 +36,7 @@ __all__ = [
 ]
 
 LIBRARY_VARIABLE = "TRT_EAGLE3_CAPI"
+MAX_KV_MOVES = 2048  # rows of one ``kv_move``
 _LIBRARY_NAME = "libtrt_eagle3_capi.so"
 _ABI_VERSION = 1
 _MAX_RANK = 4
@@ -244,7 +245,8 @@ def add_rms_norm(
     """``(RMSNorm(x + residual) * weight, x + residual)``; without a residual ``(RMSNorm(x) * weight, None)``.
 
     Args:
-        x, residual: T [n, H]; weight: T [H].
+        x, residual: T [n, H], or float32 where the residual stream is; weight: T [H]. ``y`` has the weight's type,
+            ``sum`` the residual's.
         out: tensors for the two results; ``sum`` may be ``residual`` itself and ``y`` may be ``x``.
     Raises:
         ValueError: a tensor does not fit; the message names it.
@@ -252,7 +254,8 @@ def add_rms_norm(
     import torch
 
     if out is None:
-        out = (torch.empty_like(x), None if residual is None else torch.empty_like(x))
+        total = None if residual is None else torch.empty_like(residual)
+        out = (torch.empty_like(x, dtype=weight.dtype), total)
     args = _AddRmsNormArgs(epsilon=epsilon)
     _fill(args, x=x, residual=residual, weight=weight, y=out[0], sum=out[1])
     with torch.cuda.device(_device(x)):
@@ -281,9 +284,14 @@ def kv_move(
 ) -> None:
     """Copy row ``source[b, i]`` of sequence b to row ``destination[b, i]`` in every plane, as if at once.
 
+    All rows are read before any is written, so sources and destinations may overlap in any way; destinations must
+    differ from each other. One launch moves at most ``MAX_KV_MOVES`` rows, those of all sequences together.
+
     Args:
-        cache: T [planes, slots, Hkv, D], updated in place; planes are layers, keys and values.
-        source, destination: int32 [B, K]; a negative entry moves nothing.
+        cache: T [..., slots, Hkv, D], contiguous, updated in place; what stands before the slots (keys and values,
+            layers) are planes, and the same rows move in each.
+        source, destination: int32 or int64 [B, K], or [K] for one sequence; on the CPU or the cache's device. A
+            negative entry moves nothing.
         page_table: int32 [B, P]; without one, rows are slots.
     Raises:
         ValueError: a tensor does not fit; the message names it.
@@ -291,9 +299,17 @@ def kv_move(
     import torch
 
     args = _KVMoveArgs(page_size=page_size)
-    _fill(args, cache=cache, source=source, destination=destination, page_table=page_table)
+    slots = [_slots(rows, cache) for rows in (source, destination)]
+    _fill(args, cache=cache.flatten(0, -4), source=slots[0], destination=slots[1], page_table=page_table)
     with torch.cuda.device(_device(cache)):
         _check(_library().te3_kv_move(byref(args), _stream()))
+
+
+def _slots(rows: Tensor, cache: Tensor) -> Tensor:
+    """``rows`` as the kernel wants them: int32 [B, K], beside the cache."""
+    import torch
+
+    return rows.to(cache.device, torch.int32, non_blocking=True).view(-1, rows.shape[-1])
 
 
 def _fill(args: Structure, **tensors: Tensor | None) -> None:
