@@ -1,8 +1,7 @@
 // PickRows: y[b R + r] = x[b S + rows[b, r]]. Types: T of x and y; rows is int32.
 #include "pick_rows.h"
 
-#include "../capi/check.h"
-#include "description.h"
+#include "tensors.h"
 
 namespace trt_eagle3 {
 namespace {
@@ -12,8 +11,7 @@ enum { kX, kRows };
 
 class PickRows final : public Description {
  public:
-  PickRows()
-      : Description("PickRows", {{"compute_type", false, false}}, {{"x", 2}, {"rows", 2}}, {{"y", 2}}) {}
+  PickRows() : Description("PickRows", {{"compute_type", false, false}}, {{"x", 2}, {"rows", 2}}, {{"y", 2}}) {}
 
   std::string refuse_values(const Values& v) const override {
     return refuse_type(v[kComputeType], attributes[kComputeType].name);
@@ -42,17 +40,28 @@ class PickRows final : public Description {
   }
 
   std::string launch(const Values&, const Call& call) const override {
-    const nvinfer1::Dims& x = call.in_desc[kX].dims;
-    const nvinfer1::Dims& rows = call.in_desc[kRows].dims;
-    PickRowsParams params = {};
-    params.x = call.in[kX];
-    params.rows = static_cast<const int32_t*>(call.in[kRows]);
-    params.y = call.out[0];
-    params.batch = static_cast<int32_t>(rows.d[0]);
-    params.num_rows = static_cast<int32_t>(rows.d[1]);
-    params.num_new = static_cast<int32_t>(x.d[0] / rows.d[0]);
-    params.row_bytes = static_cast<int32_t>(x.d[1]) * (call.in_desc[kX].type == DataType::kFLOAT ? 4 : 2);
+    const te3_tensor x = input_of(call, kX), rows = input_of(call, kRows), y = output_of(call, 0);
     Check check(name);
+    check.floating("x", x);
+    check.tensor("x", x, x.dtype, {kAny, kAny}, "[B * S, H]");
+    check.tensor("rows", rows, TE3_INT32, {kAny, kAny}, "[B, R]");
+    check.tensor("y", y, x.dtype, {rows.shape[0] * rows.shape[1], x.shape[1]}, "[B * R, H]");
+    const int64_t batch = rows.shape[0];
+    check.that(batch > 0 && x.shape[0] > 0 && x.shape[0] % batch == 0, [&] {
+      return "x: axis 0: expected a multiple of B = " + std::to_string(batch) + ", got " + Check::text(x);
+    });
+    const int64_t row_bytes = x.shape[1] * (x.dtype == TE3_FLOAT32 ? 4 : 2);
+    check.that(x.shape[0] <= INT32_MAX && y.shape[0] <= INT32_MAX && row_bytes <= INT32_MAX,
+               "x: sizes must fit 32 bits");
+    if (!check.ok()) return check.message();
+    PickRowsParams params = {};
+    params.x = x.data;
+    params.rows = static_cast<const int32_t*>(rows.data);
+    params.y = y.data;
+    params.batch = static_cast<int32_t>(batch);
+    params.num_rows = static_cast<int32_t>(rows.shape[1]);
+    params.num_new = static_cast<int32_t>(x.shape[0] / batch);
+    params.row_bytes = static_cast<int32_t>(row_bytes);
     check.launched(pick_rows(params, call.stream));
     return check.message();
   }

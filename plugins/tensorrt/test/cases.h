@@ -107,6 +107,15 @@ inline Sound tree_attention(DataType t, const TreeSizes& z, DataType mask = Data
   return s;
 }
 
+inline Sound pick_rows(DataType t, int64_t batch, int64_t num_new, int64_t num_rows, int64_t hidden) {
+  const bool dynamic = batch < 0;
+  Sound s{"PickRows", {{"compute_type", onnx_of(t)}}, {}, {}};
+  s.in = {{t, {dynamic ? -1 : batch * num_new, hidden}, {64, hidden}},
+          {DataType::kINT32, {batch, dynamic ? -1 : num_rows}, {4, 16}}};
+  s.out = {{t, {dynamic ? -1 : batch * num_rows, hidden}, {64, hidden}}};
+  return s;
+}
+
 void run_host_cases();
 bool run_gpu_cases();  // false, with the reason printed, where there is no GPU
 

@@ -354,6 +354,25 @@ void check_tree(DataType t, DataType mask, const TreeSizes& z, const std::vector
   }
 }
 
+void check_pick_rows(DataType t, int64_t hidden) {
+  const int64_t batch = 3, num_new = 7, num_rows = 4;
+  const Sound s = pick_rows(t, batch, num_new, num_rows, hidden);
+  std::vector<Host> in = {normal(s.in[0]), integers(s.in[1], 0, num_new - 1)};
+  Host y;
+  for (int64_t i = 0; i < batch * num_rows; ++i) {
+    const double* row = &in[0][(i / num_rows * num_new + static_cast<int64_t>(in[1][i])) * hidden];
+    y.values.insert(y.values.end(), row, row + hidden);
+  }
+  const std::string what = "PickRows T=" + std::to_string(int(t)) + " H=" + std::to_string(hidden);
+  compare(what, launch(s, in), 0, y, 0.0);
+  compare(what, launch(s, in, {true, false, true}), 0, y, 0.0);
+  in[1][0] = in[1][0] == 0.0 ? 1.0 : 0.0;
+  const auto planted = launch(s, in);
+  check(!planted.empty() && distance(planted[0], y) > 0.0, what + ": a planted row is noticed");
+  in[1] = integers(s.in[1], -2000000000, 2000000000);
+  check(!launch(s, in).empty(), what + ": rows of any content do no harm");
+}
+
 }  // namespace
 
 bool run_gpu_cases() {
@@ -374,6 +393,7 @@ bool run_gpu_cases() {
     check_add_rms_norm(half, real, &real, hidden, 3e5);
   }
   for (const DataType t : {half, real}) {
+    for (const int64_t hidden : {64, 111, 2048}) check_pick_rows(t, hidden);
     for (const bool norm : {false, true}) {
       for (const int32_t dim : {64, 128}) check_rope(t, norm, dim);
     }

@@ -22,6 +22,7 @@ std::vector<Sound> sound_nodes() {
     all.push_back(qk_norm_mrope(t, true, -1, -1, 4, 2, 64));
     all.push_back(tree_attention(t, {-1, -1, -1, -1, 16, -1, 4, 2, 64}));
     all.push_back(tree_attention(t, {-1, -1, -1, -1, 16, -1, 4, 2, 64}, DataType::kINT32));
+    all.push_back(pick_rows(t, -1, -1, -1, 64));
   }
   return all;
 }
@@ -49,6 +50,7 @@ void check_creators() {
   check(driver::field_names("TreeAttention") ==
             std::vector<std::string>{"num_heads", "num_kv_heads", "page_size", "scale", "compute_type"},
         "fields of TreeAttention");
+  check(driver::field_names("PickRows") == std::vector<std::string>{"compute_type"}, "fields of PickRows");
   check(driver::field_names("NoSuchOp").empty(), "no creator under another name");
 }
 
@@ -103,7 +105,7 @@ void check_life(const Sound& s) {
   other = bytes;
   other[4] ^= 1;
   refuse(other, "a record of another version", "another version");
-  for (const char* op : {"AddRmsNorm", "QKNormMRope", "TreeAttention"}) {
+  for (const char* op : {"AddRmsNorm", "QKNormMRope", "TreeAttention", "PickRows"}) {
     if (op == s.op) continue;
     check(driver::deserialize(op, bytes) == nullptr, label(s, std::string("its bytes are none of ") + op));
   }
@@ -203,14 +205,14 @@ void check_refused_attributes() {
 void check_refused_sizes() {
   const DataType t = DataType::kHALF;
   const std::vector<Sound> nodes = {add_rms_norm(t, t, &t, 6, 64), qk_norm_mrope(t, true, 2, 3, 4, 2, 64),
-                                    tree_attention(t, {2, 3, 3, 4, 16, 160, 4, 2, 64})};
+                                    tree_attention(t, {2, 3, 3, 4, 16, 160, 4, 2, 64}), pick_rows(t, 3, 5, 2, 64)};
   for (const Sound& s : nodes) {
     for (size_t i = 0; i < s.in.size(); ++i) {
       for (size_t axis = 0; axis < s.in[i].sizes.size(); ++axis) {
         // what may be any size: pages per row; M; n of x is only bound by the residual's, which is tried too
         const bool free_size = s.op == "TreeAttention" && ((i == 7 && axis == 1) || (i == 8 && axis == 2));
         const bool late = s.op == "QKNormMRope" && ((i == 0 && axis == 0) || (i == 1 && axis > 0));  // n = B * S
-        if (free_size) continue;
+        if (free_size || (s.op == "PickRows" && axis == 1)) continue;  // R and H; the output's shape follows
         Sound wrong = s;
         wrong.in[i].sizes[axis] += s.op == "TreeAttention" && i == 3 && axis == 0 ? 1 : 16;
         const std::string what =
