@@ -20,7 +20,8 @@ from trt_eagle3.triton.repository import deploy
 pytestmark = [pytest.mark.triton, needs_server]
 
 QUESTION = "What is 12 plus 30?"
-LONG = {"text_input": QUESTION, "max_tokens": 120, "ignore_eos": True}
+SHORT = {"text_input": QUESTION, "max_tokens": 40, "ignore_eos": True}
+LONG = {"text_input": QUESTION, "max_tokens": 200, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
@@ -37,22 +38,23 @@ def server(bundle: Path, tmp_path: Path) -> Iterator[Server]:
 
 def test_overload_is_refused_and_sigterm_drains_and_the_server_starts_again(server: Server, bundle: Path) -> None:
     offline = load(bundle)
-    expected = offline.generate(QUESTION, max_tokens=120, ignore_eos=True).text
+    short, expected = (offline.generate(QUESTION, max_tokens=n, ignore_eos=True).text for n in (40, 200))
     offline.close()
     with ThreadPoolExecutor(12) as pool:
         # one runs, two wait, and seven are too many
-        posts = [pool.submit(server.post, "generate", json.dumps(LONG).encode()) for _ in range(10)]
+        posts = [pool.submit(server.post, "generate", json.dumps(SHORT).encode()) for _ in range(10)]
         answers = [post.result() for post in posts]
         statuses = [status for status, _ in answers]
         assert set(statuses) <= {200, 400, 503}  # Triton 2.51 says 400 where 503 is meant
         assert 3 <= statuses.count(200) < 10
         for status, text in answers:
             found = json.loads(text)
-            assert found["text_output"] == expected if status == 200 else "max_waiting" in found["error"]
+            assert found["text_output"] == short if status == 200 else "max_waiting" in found["error"]
         assert server.generate(text_input=QUESTION)["text_output"] == "12 plus 30 equals 42."
 
-        whole, streamed = pool.submit(server.generate, **LONG), pool.submit(server.stream, **LONG)
         stream = pool.submit(grpc, server, [{**LONG, "stream": True}])
+        server.wait_for_metric("trt_eagle3_requests_running", 1)
+        whole, streamed = pool.submit(server.generate, **LONG), pool.submit(server.stream, **LONG)
         server.wait_for_metric("trt_eagle3_requests_waiting", 2)
         assert server.terminate() == 0
         assert not server.ready()
@@ -62,7 +64,7 @@ def test_overload_is_refused_and_sigterm_drains_and_the_server_starts_again(serv
     assert QUESTION in server.log()  # log_prompts asked for it
 
     server.start()
-    assert server.generate(**LONG)["text_output"] == expected
+    assert server.generate(**SHORT)["text_output"] == short
     assert server.terminate() == 0
 
 

@@ -12,19 +12,24 @@ import sys
 
 __all__ = ["Watchdog"]
 
-GRACE_S = 10  # what other models of that server may still finish
+GRACE_S = 5  # what other models of that server may still finish
 
 # Waits for the end of the pipe that the backend process holds. A letter before it is the goodbye.
 _PROGRAM = """
 import os, signal, sys, time
 server, grace = int(sys.argv[1]), float(sys.argv[2])
-if not sys.stdin.buffer.read(1):
+def born():
     try:
-        os.kill(server, signal.SIGTERM)
-        time.sleep(grace)
-        os.kill(server, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
+        with open(f"/proc/{server}/stat") as stat:
+            return stat.read().rpartition(")")[2].split()[19]
+    except OSError:
+        return None
+since = born()
+if not sys.stdin.buffer.read(1):
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        if since is not None and born() == since:  # its number may be another process's by now
+            os.kill(server, signum)
+            time.sleep(grace)
 """
 
 
