@@ -7,6 +7,7 @@ two-model switch went, and dynamic trees became usable.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -125,7 +126,7 @@ def resolve_version(text: str) -> Version:
     Raises:
         UserError: a release whose schema is not known here.
     """
-    line = ".".join(text.split(".")[:2])
-    if line not in VERSIONS or not text.replace(".", "").replace("rc", "").replace("post", "").isdecimal():
+    found = re.fullmatch(r"(\d+\.\d+)(\.\d+)?(rc\d+)?(\.post\d+)?", text)
+    if found is None or found[1] not in VERSIONS:
         raise UserError(f"--runtime-version {text}: its configuration is not known here. Known: {', '.join(VERSIONS)}.")
-    return VERSIONS[line]
+    return VERSIONS[found[1]]

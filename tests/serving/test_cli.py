@@ -1,0 +1,62 @@
+"""``deploy`` and ``serve`` on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.tiny import build_tiny
+from trt_eagle3.cli import cli
+from trt_eagle3.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny(tmp_path_factory.mktemp("engines"))
+
+
+def run(*words: object) -> str:
+    return CliRunner().invoke(cli, [str(word) for word in words], catch_exceptions=False, standalone_mode=False).output
+
+
+def test_deploy_says_what_it_wrote_and_what_is_next(bundle: Path, tmp_path: Path) -> None:
+    output = run("deploy", bundle, "--repository", tmp_path / "r", "--set", "allowed_hosts=[cdn.example.com]")
+    assert f"wrote {tmp_path}/r/tiny" in output
+    assert f"next: {tmp_path}/r/launch.sh" in output
+    assert "cdn.example.com" in (tmp_path / "r/tiny/config.pbtxt").read_text()
+    found = json.loads(run("deploy", bundle, "--repository", tmp_path / "r", "--name", "other", "--json"))
+    assert found["name"] == "other"
+    assert Path(found["model"], "config.pbtxt").is_file()
+
+
+def test_deploy_writes_for_the_other_runtime(bundle: Path, tmp_path: Path) -> None:
+    words = ("--target", "tensorrt-llm", "--runtime-version", "1.2", "--tensor-parallel-size", "2")
+    assert "for TensorRT-LLM 1.2" in run("deploy", bundle, "--repository", tmp_path / "r", *words)
+    assert "tensor_parallel_size: 2" in (tmp_path / "r/llm_api.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (("--target", "tensorrt-llm", "--name", "x"), "--target tensorrt-llm: has no use for name"),
+        (("--tensor-parallel-size", "2"), "--target triton: has no use for tensor_parallel_size"),
+        (("--target", "tensorrt-llm", "--runtime-version", "1.3"), "--runtime-version 1.3"),
+        (("--set", "max_media"), "expected FIELD=VALUE"),
+        (("--set", "max_media=many"), "--set: max_media"),
+    ],
+)
+def test_bad_words_are_refused_in_one_line(bundle: Path, tmp_path: Path, words: tuple[str, ...], expected: str) -> None:
+    with pytest.raises(UserError) as caught:
+        run("deploy", bundle, "--repository", tmp_path / "r", *words)
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_serve_refuses_what_is_no_bundle(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no bundle here"):
+        run("serve", tmp_path)
+    with pytest.raises(UserError, match="max_pixls: unknown"):
+        run("serve", tmp_path, "--set", "max_pixls=3")
