@@ -48,17 +48,20 @@ class Request:
             raise UserError(f"prompt: expected a text or a list of messages, got {type(self.prompt).__name__}")
         if not isinstance(self.max_tokens, int) or isinstance(self.max_tokens, bool) or self.max_tokens < 1:
             raise UserError(f"max_tokens: expected a whole number of at least 1, got {self.max_tokens!r:.40}")
-        for name in ("images", "videos"):
+        for name in ("images", "videos", "stop", "stop_token_ids"):
             value = getattr(self, name)
             if not isinstance(value, list | tuple | types.NoneType):
                 raise UserError(f"{name}: expected a list, got {type(value).__name__}. Put it in a list.")
             object.__setattr__(self, name, tuple(value or ()))
         if not isinstance(self.prompt, str) and (self.images or self.videos):
             raise UserError("images and videos: of a list of messages they stand in the messages. Put them there.")
-        if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
-            raise UserError(f"stop: expected a list of texts that are not empty, got {self.stop!r:.80}")
+        if not all(isinstance(text, str) and text for text in self.stop):
+            raise UserError(f"stop: expected a list of texts that are not empty, got {list(self.stop)!r:.80}")
         if not all(isinstance(token, int) and not isinstance(token, bool) for token in self.stop_token_ids):
-            raise UserError(f"stop_token_ids: expected a list of token ids, got {self.stop_token_ids!r:.80}")
+            raise UserError(f"stop_token_ids: expected a list of token ids, got {list(self.stop_token_ids)!r:.80}")
+        for name in ("ignore_eos", "speculation"):
+            if not isinstance(getattr(self, name), bool):
+                raise UserError(f"{name}: expected true or false, got {getattr(self, name)!r:.40}")
         if not isinstance(self.sampling, Sampling):
             raise UserError(f"sampling: expected a Sampling, got {type(self.sampling).__name__}")
 
