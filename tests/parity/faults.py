@@ -1,6 +1,6 @@
 """The catalogue of planted faults: what each one does, and the gate and tensor that must name it.
 
-``docs/validate.md`` shows it as a table: ``python -m tests.parity.faults`` writes that table.
+``docs/validate.md`` shows it as a table: ``python -m tests.parity.faults`` writes that table, and the tolerances'.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from trt_eagle3.decode.accept import Accepted, accept
 from trt_eagle3.decode.kv_cache import KVCache
 from trt_eagle3.decode.prompt import Prompt, Vision
 from trt_eagle3.parity.board import GATES
+from trt_eagle3.parity.thresholds import THRESHOLDS
 
-BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 DOCUMENT = ROOT / "docs/validate.md"
 
 
@@ -538,20 +538,34 @@ def fault_table() -> str:
     rows = [
         f"| {fault.what} | {GATES[fault.gate].stage} | `{fault.gate}` | `{fault.tensor}` |" for fault in FAULTS.values()
     ]
-    return "\n".join(
-        ["| planted fault | stage named | first gate that fails | tensor named |", "|---|---|---|---|", *rows]
-    )
+    head = ["| planted fault | stage named | first gate that fails | tensor named |", "|---|---|---|---|"]
+    return "\n".join([*head, *rows])
 
 
-def with_table(text: str) -> str:
-    """A document with the table of today between its marks."""
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{fault_table()}\n{END}{rest.split(END)[1]}"
+def threshold_table() -> str:
+    """The tolerances as Markdown."""
+    rows = [
+        f"| `{name}` | {t.metric} ({'at most' if t.better == 'low' else 'at least'}) | "
+        + " | ".join(f"{t.values[dtype]:.7g}" for dtype in ("float32", "float16", "bfloat16"))
+        + " |"
+        for name, t in THRESHOLDS.items()
+    ]
+    head = ["| threshold | metric | float32 | float16 | bfloat16 |", "|---|---|---|---|---|"]
+    return "\n".join([*head, *rows])
+
+
+def with_tables(text: str) -> str:
+    """A document with the tables of today between their marks."""
+    for name, table in (("thresholds", threshold_table()), ("faults", fault_table())):
+        begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+        before, rest = text.split(begin)
+        text = f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}"
+    return text
 
 
 def main(document: Path = DOCUMENT) -> None:
-    """Write the table."""
-    document.write_text(with_table(document.read_text(encoding="utf-8")), encoding="utf-8")
+    """Write the tables."""
+    document.write_text(with_tables(document.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -175,6 +175,11 @@ class TargetLayer:
         self._module: Any = module
         self._head_dim = head_dim
 
+    @property
+    def num_bytes(self) -> int:
+        """Of its weights."""
+        return sum(p.numel() * p.element_size() for p in self._module.parameters())
+
     @torch.no_grad()
     def __call__(self, hidden: Tensor, rope: Rope) -> Tensor:
         """Output [S, H], before any deepstack level, of a whole sequence's rows [S, H]."""

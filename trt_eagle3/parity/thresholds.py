@@ -197,11 +197,20 @@ def read_overrides(file: Path) -> dict[str, float]:
         raise UserError(f"{file}: cannot read the thresholds: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
         raise UserError(f"{file}: expected a mapping of threshold names to numbers, got {type(values).__name__}")
-    for name, value in values.items():
+    for name in values:
         if name not in THRESHOLDS:
             near = difflib.get_close_matches(str(name), THRESHOLDS, n=1)
             hint = f" Did you mean {near[0]}?" if near else f" There are {', '.join(THRESHOLDS)}."
             raise UserError(f"{file}: no threshold {name}.{hint}")
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-            raise UserError(f"{file}: {name}: expected a number of at least 0, got {value!r}")
-    return {name: float(value) for name, value in values.items()}
+    return {name: _number(value, f"{file}: {name}") for name, value in values.items()}
+
+
+def _number(value: object, where: str) -> float:
+    """A number; YAML 1.1 takes ``1e-3`` for a text."""
+    try:
+        number = float("nan") if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not 0 <= number < float("inf"):
+        raise UserError(f"{where}: expected a number of at least 0, got {value!r}")
+    return number

@@ -1,0 +1,179 @@
+"""``trt-eagle3 validate`` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.parity.faults import FAULTS
+from tests.parity.planting import plant_in
+from tests.tiny import ROOT, TARGET, build_tiny, tiny_config
+from trt_eagle3.cli import main
+from trt_eagle3.decode.sampling import Sampling
+from trt_eagle3.parity import plots, sampling_check
+from trt_eagle3.pipeline import build
+
+PROMPTS = ROOT / "examples/tiny/images/questions.json"
+
+
+@dataclass(frozen=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def validate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
+    """Runs the command; the page's plots and most settings of sampling, which have tests of their own, are left out."""
+    monkeypatch.setattr(sampling_check, "_DRAWS", 250)
+    monkeypatch.setattr(sampling_check, "_SETTINGS", {"top_k 5": Sampling(temperature=1.0, top_k=5)})
+    monkeypatch.setattr(plots, "_svg", lambda _: "<svg></svg>")
+
+    def run(*args: object) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["trt-eagle3", "validate", *map(str, args)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return Ended(int(ended.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One question about one picture."""
+    folder = tmp_path_factory.mktemp("prompts")
+    (question, *_) = json.loads(PROMPTS.read_text())
+    question["images"] = [str(PROMPTS.parent / name) for name in question["images"]]
+    (folder / "one.json").write_text(json.dumps([question]))
+    return folder / "one.json"
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny(tmp_path_factory.mktemp("engines"), limits={"max_seq_len": 128, "max_visual_tokens": 64})
+
+
+def test_sound_bundle_is_exit_0_and_leaves_its_report_in_the_bundle(
+    validate, bundle: Path, prompts: Path, tmp_path: Path
+) -> None:
+    ended = validate(bundle, "--prompts", prompts, "--junit", tmp_path / "gates.xml")
+    assert ended.code == 0
+    assert "29 gates hold, 0 failed" in ended.out or "28 gates hold, 0 failed" in ended.out
+    assert f"wrote {bundle / 'parity/report.html'}" in ended.out
+    assert json.loads((bundle / "parity/report.json").read_text())["passed"] is True
+    assert (tmp_path / "gates.xml").read_text().startswith("<?xml")
+
+
+def test_faulty_bundle_is_exit_1_with_one_line_that_names_the_tensor(
+    validate, bundle: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = plant_in(bundle, tmp_path, monkeypatch)
+    FAULTS["norm skipped"].plant(planted)
+    ended = validate(planted.bundle, "--prompts", prompts, "--output", tmp_path / "report", "--json")
+    assert ended.code == 1
+    report = json.loads(ended.out)
+    assert report["passed"] is False
+    assert report["diagnosis"]["tensor"] == "layers.4.post_attention_layernorm"
+    assert ended.err.count("\n") == 1
+    assert "first in target: layers.4.post_attention_layernorm" in ended.err
+    assert (tmp_path / "report/report.html").is_file()
+    assert not (planted.bundle / "parity/report.json").is_file() or bundle != planted.bundle
+
+
+def test_looser_tolerance_is_used_and_shown(
+    validate, bundle: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = plant_in(bundle, tmp_path, monkeypatch)
+    FAULTS["epsilon"].plant(planted)
+    (tmp_path / "loose.yaml").write_text("\n".join(f"{name}: 1" for name in ("layer_step", "layer_output", "aux")))
+    strict, loose = (
+        validate(planted.bundle, "--prompts", prompts, "--output", tmp_path / "report", *options)
+        for options in ((), ("--thresholds", tmp_path / "loose.yaml"))
+    )
+    lines = {
+        line.split()[1]: line.split()[0] for line in loose.out.splitlines() if line.startswith(("ok", "FAIL", "--"))
+    }
+    assert "FAIL  target.layer_steps" in strict.out
+    assert lines["target.layer_steps"] == "ok"
+    assert "tolerance set by the user: layer_step = 1 instead of 2e-05" in loose.out
+
+
+def test_checkpoint_that_moved_is_asked_for_and_found_where_it_is_named(
+    validate, prompts: Path, tmp_path: Path
+) -> None:
+    moved = tmp_path / "here"
+    shutil.copytree(TARGET, moved)
+    path = build(tiny_config(target=moved), output=tmp_path).path
+    moved.rename(tmp_path / "there")
+    lost = validate(path, "--prompts", prompts)
+    assert lost.code == 2
+    assert "--target PATH" in lost.err
+    assert lost.err.count("\n") == 1
+    assert validate(path, "--prompts", prompts, "--target", tmp_path / "there").code == 0
+
+
+def test_checkpoint_of_another_pair_is_refused(validate, bundle: Path, prompts: Path, tmp_path: Path) -> None:
+    shutil.copytree(TARGET, tmp_path / "other")
+    weights = tmp_path / "other/model.safetensors"
+    data = weights.read_bytes()
+    weights.unlink()
+    weights.write_bytes(data.replace(b"layers.0.input", b"layers.9.input", 1))
+    ended = validate(bundle, "--prompts", prompts, "--target", tmp_path / "other")
+    assert ended.code == 2
+    assert "layers.9" in ended.err or "not the target" in ended.err
+
+
+def test_two_bundles_are_compared(validate, bundle: Path, prompts: Path, tmp_path: Path) -> None:
+    other = build_tiny(tmp_path, engine={"backend": "torch"}, limits={"max_seq_len": 128, "max_visual_tokens": 64})
+    ended = validate("--compare", bundle, other, "--prompts", prompts)
+    assert ended.code == 0
+    report = json.loads((other / "parity/compare.json").read_text())
+    assert (report["mode"], report["other"]["backend"], report["bundle"]["backend"]) == (
+        "compare",
+        "onnxruntime",
+        "torch",
+    )
+    gates = {g["name"]: g["status"] for g in report["gates"]}
+    assert gates["target.layers"] == gates["target.logits_l2"] == gates["tokens.plain"] == "passed"
+    assert gates["sampling.tokens"] == gates["target.layer_steps"] == "skipped"
+
+
+def test_faulty_second_bundle_of_a_comparison_is_exit_1(
+    validate, bundle: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = plant_in(bundle, tmp_path, monkeypatch)
+    FAULTS["gate and up"].plant(planted)
+    ended = validate("--compare", bundle, planted.bundle, "--prompts", prompts, "--output", tmp_path)
+    assert ended.code == 1
+    assert "first in target: layers.5.output" in ended.err
+
+
+def test_target_alone_is_validated_without_draft_gates(validate, prompts: Path, tmp_path: Path) -> None:
+    path = build_tiny(tmp_path, draft=None, limits={"max_seq_len": 128, "max_visual_tokens": 64})
+    ended = validate(path, "--prompts", prompts)
+    assert ended.code == 0
+    assert "a bundle without a draft" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("one", "two"), "one bundle; two need --compare"),
+        (("--compare", "one"), "two bundles, A and B"),
+        (("--compare", "one", "two", "--float64"), "--compare has none"),
+        (("nowhere",), "no bundle here"),
+        (("nowhere", "--thresholds", "none.yaml"), "cannot read the thresholds"),
+    ],
+)
+def test_wrong_arguments_are_exit_2_in_one_line(validate, arguments: tuple[str, ...], message: str) -> None:
+    ended = validate(*arguments)
+    assert ended.code == 2
+    assert message in ended.err
+    assert ended.err.count("\n") == 1

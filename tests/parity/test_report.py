@@ -1,0 +1,169 @@
+"""The report: its schema, its page, its JUnit file, and the tolerances that a user sets."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import jsonschema
+import pytest
+
+from tests.parity.conftest import inspect
+from tests.parity.faults import DOCUMENT, FAULTS
+from tests.parity.planting import plant_in
+from trt_eagle3.errors import GateFailedError, UserError
+from trt_eagle3.parity.board import GATES, Board
+from trt_eagle3.parity.files import write_junit, write_report
+from trt_eagle3.parity.html import report_html
+from trt_eagle3.parity.result import Report
+from trt_eagle3.parity.schema import SCHEMA_FILE, report_schema
+from trt_eagle3.parity.summary import summarise
+from trt_eagle3.parity.thresholds import THRESHOLDS, Thresholds, read_overrides
+
+
+@pytest.fixture(scope="module")
+def reports(tree_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Report]:
+    """Of a sound bundle, and of one with a transposed weight."""
+    made = {}
+    for name in ("sound", "faulty"):
+        with pytest.MonkeyPatch.context() as patch:
+            planted = plant_in(tree_bundle, tmp_path_factory.mktemp(name), patch)
+            if name == "faulty":
+                FAULTS["transposed weight"].plant(planted)
+            found = inspect(planted.engine(), patch, sampled=name == "sound")
+            made[name] = summarise(found, suite="quick", reference="PyTorch")
+    return made
+
+
+@pytest.mark.parametrize("name", ["sound", "faulty"])
+def test_report_follows_its_schema_and_reads_back(name: str, reports: dict[str, Report]) -> None:
+    text = reports[name].to_json()
+    jsonschema.validate(json.loads(text), json.loads(SCHEMA_FILE.read_text()))
+    assert Report.model_validate_json(text) == reports[name]
+
+
+def test_schema_file_is_the_models() -> None:
+    assert json.loads(SCHEMA_FILE.read_text()) == report_schema(), "run: python -m trt_eagle3.parity.schema"
+
+
+def test_infinite_error_is_text_in_json(reports: dict[str, Report]) -> None:
+    gates = reports["faulty"].gates
+    wild = reports["faulty"].model_copy(
+        update={"gates": (gates[0].model_copy(update={"measured": float("inf")}), *gates[1:])}
+    )
+    raw = json.loads(wild.to_json())
+    assert raw["gates"][0]["measured"] == "Infinity"
+    jsonschema.validate(raw, report_schema())
+    assert Report.model_validate(raw).gates[0].measured == float("inf")
+    assert "infinite" in report_html(wild)
+
+
+def test_every_gate_has_its_own_line(reports: dict[str, Report]) -> None:
+    assert [g.name for g in reports["sound"].gates] == list(GATES)
+    page = report_html(reports["sound"])
+    assert all(page.count(f"<code>{name}</code><br>") == 1 for name in GATES)
+
+
+def test_page_loads_nothing_and_has_both_themes_and_all_plots(reports: dict[str, Report]) -> None:
+    page = report_html(reports["sound"])
+    assert not re.search(r'(?:src|href|url)\s*[=(]\s*["\']?(?!#)', page.replace('xlink:href="#', ""))
+    assert "<script" not in page
+    assert "prefers-color-scheme: dark" in page
+    assert page.count("<svg") == 4
+    colours = set(re.findall(r"#[0-9a-f]{6}", page.split("</style>", 1)[1]))
+    assert colours <= {"#000000", "#ffffff"}, "a colour of its own would ignore the theme"
+
+
+def test_page_of_a_failure_says_where_to_look(reports: dict[str, Report]) -> None:
+    page = report_html(reports["faulty"])
+    assert "FAILED" in page
+    assert "Look here first: target, <code>layers.3.self_attn.output</code>" in page
+    assert reports["faulty"].mismatches, "its tokens differ too"
+    failed = [m for m in reports["faulty"].mismatches if m.verdict == "failure"]
+    assert all(m.first_tensor == "layers.3.output" for m in failed)
+
+
+def test_pages_are_equal_for_equal_reports(reports: dict[str, Report]) -> None:
+    assert report_html(reports["sound"]) == report_html(reports["sound"])
+
+
+def test_user_text_is_escaped(reports: dict[str, Report]) -> None:
+    prompt = reports["sound"].prompts[0].model_copy(update={"prompt": "<script>alert(1)</script>"})
+    assert "<script>" not in report_html(reports["sound"].model_copy(update={"prompts": (prompt,)}))
+
+
+def test_junit_has_a_case_per_gate_and_a_failure_per_failed_one(reports: dict[str, Report], tmp_path: Path) -> None:
+    report = reports["faulty"]
+    write_junit(report, tmp_path / "deep" / "gates.xml")
+    suite = ET.parse(tmp_path / "deep" / "gates.xml").getroot()[0]
+    failed = [g.name for g in report.gates if g.status == "failed"]
+    assert suite.tag == "testsuite"
+    assert [case.get("name") for case in suite] == list(GATES)
+    assert [case.get("name") for case in suite if case.find("failure") is not None] == failed
+    assert suite.get("failures") == str(len(failed))
+    assert suite.get("skipped") == str(len(suite.findall("testcase/skipped")))
+
+
+def test_report_that_cannot_be_written_is_one_line(reports: dict[str, Report], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write the report.*--output") as error:
+        write_report(reports["sound"], tmp_path / "file")
+    assert "\n" not in str(error.value)
+
+
+def test_check_names_gates_stage_and_tensor(reports: dict[str, Report]) -> None:
+    reports["sound"].check()
+    with pytest.raises(GateFailedError, match=r"target.layer_steps.*first in target: layers.3.self_attn.output"):
+        reports["faulty"].check()
+
+
+def test_overrides_are_read_used_and_shown(tmp_path: Path, reports: dict[str, Report]) -> None:
+    file = tmp_path / "thresholds.yaml"
+    file.write_text("layer_step: 0.5\nvision: 1e-3\n")
+    limits = Thresholds("bfloat16", read_overrides(file))
+    assert limits["layer_step"].value == 0.5
+    assert "set by the user; ours is 0.05" in limits["layer_step"].origin
+    assert limits["layer_output"].value == THRESHOLDS["layer_output"].values["bfloat16"]
+    board = Board(limits)
+    board.add("target.layer_steps", 0.4, "a", "layers.0.output")
+    assert board.failures("target.layer_steps") == []
+    changed = reports["sound"].model_copy(
+        update={"overrides": [{"name": o.name, "ours": o.ours, "used": o.used} for o in limits.overrides]}
+    )
+    page = report_html(Report.model_validate(changed.model_dump()))
+    assert "Tolerances changed by the user" in page
+    assert "<code>layer_step</code>: 0.5 instead of 0.05" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("layer_stap: 1", "no threshold layer_stap. Did you mean layer_step"),
+        ("layer_step: low", "layer_step: expected a number"),
+        ("layer_step: -1", "layer_step: expected a number"),
+        ("layer_step: .inf", "layer_step: expected a number"),
+        ("- 1", "expected a mapping"),
+        ("a: [", "cannot read the thresholds"),
+    ],
+)
+def test_bad_thresholds_are_named(text: str, message: str, tmp_path: Path) -> None:
+    file = tmp_path / "thresholds.yaml"
+    file.write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_overrides(file)
+
+
+def test_every_threshold_is_used_and_has_an_origin_for_every_type() -> None:
+    used = {gate.threshold for gate in GATES.values()} | {"tie_margin"}
+    assert used == set(THRESHOLDS)
+    for threshold in THRESHOLDS.values():
+        assert set(threshold.values) == {"float32", "float16", "bfloat16"}
+        assert len(threshold.origin) > 20
+
+
+def test_document_describes_every_gate_threshold_and_key() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    wanted = [*GATES, *THRESHOLDS, *Report.model_fields]
+    assert [name for name in wanted if f"`{name}`" not in text] == []
