@@ -157,7 +157,7 @@ def kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "engines"])  # of TensorRT bundles only
 def test_build_killed_at_any_stage_leaves_no_bundle_and_the_next_one_succeeds(
     pair: Path, tmp_path: Path, stage: str
 ) -> None:
