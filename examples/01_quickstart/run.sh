@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What `make demo` shows once the bundle stands: questions about pictures, answered with speculation.
+# What `make demo` shows once the bundle stands: that it computes what PyTorch computes, then answers about pictures.
 set -euo pipefail
 bundle=${1:-engines/tiny}
 images=examples/tiny/images
@@ -7,6 +7,8 @@ ask() {
     printf '\n> %s\n' "$*"
     .venv/bin/trt-eagle3 generate "$bundle" "$@" --stats
 }
+printf 'Does the engine compute what PyTorch computes?\n\n'
+.venv/bin/trt-eagle3 validate "$bundle"
 ask "What do you see in this image?" --image "$images/scene.png"
 ask "What changed between the two images?" --image "$images/before.png" --image "$images/after.png"
 ask "Describe the video." --video "$images/frames"

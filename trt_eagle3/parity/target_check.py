@@ -80,9 +80,9 @@ def tap_layers(
 
 
 def tensor_names(engine: Engine, graph: str) -> frozenset[str]:
-    """Tensors that a session of ``graph`` can be asked for; none where the backend keeps no graph."""
+    """Tensors that a session of ``graph`` can be asked for; none of a TensorRT engine, which cannot be looked into."""
     file = engine.path / graph / "model.onnx"
-    if not file.is_file():
+    if engine.record.engine.backend == "tensorrt" or not file.is_file():
         return frozenset()
     return frozenset(o for node in onnx.load(file, load_external_data=False).graph.node for o in node.output)
 
