@@ -31,7 +31,7 @@ def check_whole(answer: dict[str, Any], expected: Generation) -> None:
 def check_pieces(events: list[dict[str, Any]], expected: Generation) -> None:
     assert "".join(event["text_output"] for event in events) == expected.text
     assert [token for event in events for token in event.get("token_ids", [])] == list(expected.token_ids)
-    assert [event["finish_reason"] for event in events] == [""] * (len(events) - 1) + [expected.finish_reason]
+    assert [event.get("finish_reason") for event in events] == [None] * (len(events) - 1) + [expected.finish_reason]
     assert events[-1]["num_output_tokens"] == len(expected.token_ids)
 
 

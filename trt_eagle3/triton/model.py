@@ -163,21 +163,18 @@ class _Flight:
             _refuse(self._sender, error)
 
     def _send(self, text: str, ids: Sequence[int], count: int, finish_reason: str | None) -> None:
-        outputs = [
-            _strings("text_output", text),
-            _strings("finish_reason", finish_reason or ""),
-            pb_utils.Tensor("num_output_tokens", np.array([count], dtype=np.int32)),
-        ]
+        outputs = [_strings("text_output", text)]
         if self._order.return_token_ids:
             outputs.append(pb_utils.Tensor("token_ids", np.array(ids, dtype=np.int32)))
-        if finish_reason:
-            outputs += self._summary()
+        if finish_reason:  # every tensor costs, so what is said once is sent once
+            outputs += [_strings("finish_reason", finish_reason), *self._summary(count)]
         self._over = finish_reason is not None
         self._sender.send(pb_utils.InferenceResponse(outputs), flags=_FINAL if finish_reason else 0)
 
-    def _summary(self) -> list[Any]:
+    def _summary(self, count: int) -> list[Any]:
         generation = self._answer.generation
-        outputs = [pb_utils.Tensor("num_input_tokens", np.array([generation.prompt_tokens], dtype=np.int32))]
+        numbers = {"num_input_tokens": generation.prompt_tokens, "num_output_tokens": count}
+        outputs = [pb_utils.Tensor(name, np.array([value], dtype=np.int32)) for name, value in numbers.items()]
         if generation.acceptance_length is not None:
             value = np.array([generation.acceptance_length], dtype=np.float32)
             outputs.append(pb_utils.Tensor("acceptance_length", value))
