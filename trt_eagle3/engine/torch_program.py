@@ -128,6 +128,7 @@ def _own_ops(device: str) -> Mapping[str, Function]:
         "AddRmsNorm": _kernel_add_rms_norm,
         "QKNormMRope": capi.qk_norm_mrope,
         "TreeAttention": _kernel_tree_attention,
+        "PickRows": OWN_OPS["PickRows"],
     }
 
 
