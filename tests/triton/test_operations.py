@@ -70,9 +70,16 @@ def test_overload_is_refused_and_sigterm_drains_and_the_server_starts_again(serv
 
 def test_crash_of_the_backend_is_seen_by_readiness(server: Server) -> None:
     assert server.ready()
+    words = Path(f"/proc/{server.stub()}/cmdline").read_text().split("\0")
+    [region] = [Path("/dev/shm", word) for word in words if "shm_region" in word]
+    assert region.exists()
     os.kill(server.stub(), signal.SIGKILL)
     deadline = time.monotonic() + 5
     while server.ready():
         assert time.monotonic() < deadline, "still called ready with a dead backend"
         time.sleep(0.05)
     server.process.wait(30)  # so that whoever supervises it starts it again
+    deadline = time.monotonic() + 5
+    while region.exists():
+        assert time.monotonic() < deadline, "shared memory is left behind"
+        time.sleep(0.05)

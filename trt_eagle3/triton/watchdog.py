@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 __all__ = ["Watchdog"]
 
@@ -17,7 +18,7 @@ GRACE_S = 5  # what other models of that server may still finish
 # Waits for the end of the pipe that the backend process holds. A letter before it is the goodbye.
 _PROGRAM = """
 import os, signal, sys, time
-server, grace = int(sys.argv[1]), float(sys.argv[2])
+server, grace, regions = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
 def born():
     try:
         with open(f"/proc/{server}/stat") as stat:
@@ -29,7 +30,14 @@ if not sys.stdin.buffer.read(1):
     for signum in (signal.SIGTERM, signal.SIGKILL):
         if since is not None and born() == since:  # its number may be another process's by now
             os.kill(server, signum)
-            time.sleep(grace)
+            for _ in range(int(10 * grace)):
+                if born() == since:
+                    time.sleep(0.1)
+    for region in regions:
+        try:
+            os.unlink("/dev/shm/" + region)
+        except FileNotFoundError:
+            pass
 """
 
 
@@ -38,7 +46,7 @@ class Watchdog:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [_interpreter(), "-I", "-S", "-c", _PROGRAM, str(os.getppid()), str(GRACE_S)],
+            [_interpreter(), "-I", "-S", "-c", _PROGRAM, str(os.getppid()), str(GRACE_S), *_regions()],
             stdin=subprocess.PIPE,
             start_new_session=True,
             close_fds=True,
@@ -47,6 +55,12 @@ class Watchdog:
     def dismiss(self) -> None:
         """This process ends as it should."""
         self._process.communicate(b"x", timeout=5)
+
+
+def _regions() -> list[str]:
+    """The shared memory that the server made for this process: a server that is killed leaves it behind."""
+    words = Path("/proc/self/cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
+    return [word for word in words if word.startswith("triton_python_backend_shm_region_")]
 
 
 def _interpreter() -> str:
