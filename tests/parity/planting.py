@@ -20,8 +20,8 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.checkpoint.tensor_index import TensorRef
-from trt_eagle3.config import EngineConfig
 from trt_eagle3.decode.prompt import Prompt
+from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.session import Session
 from trt_eagle3.graph.pair import pair_graphs
 from trt_eagle3.multimodal import ModelInputs
@@ -75,7 +75,8 @@ class Planted:
     def rebuild(self, graph: str, target: TargetSpec | None = None, draft: DraftManifest | None = None) -> None:
         """Write ``graph`` as it would be of another target or draft."""
         spec, manifest = target or SPEC, draft or MANIFEST
-        model = pair_graphs(spec, manifest, EngineConfig(), _locate)[graph]
+        engine = read_bundle(self.bundle).config.engine
+        model = pair_graphs(spec, manifest, engine, _locate)[graph]
         self.write(f"{graph}/model.onnx", model.SerializeToString())
 
     def edit(self, graph: str, change: Callable[[onnx.ModelProto], None]) -> None:

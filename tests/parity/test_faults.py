@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.parity.conftest import inspect
+from tests.parity.conftest import LIMITS, TREE, inspect
 from tests.parity.faults import DOCUMENT, FAULTS, with_tables
 from tests.parity.planting import plant_in
+from tests.tiny import build_tiny
 from trt_eagle3.errors import GateFailedError
 from trt_eagle3.parity.board import GATES
 from trt_eagle3.parity.summary import summarise
@@ -31,10 +32,31 @@ def test_planted_fault_is_caught_and_named(
         report.check()
 
 
+COARSE = ("transposed weight", "chunked rope", "deepstack layer", "no compaction", "draft KV reused", "d2t shifted")
+
+
+@pytest.fixture(scope="module")
+def bfloat16_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    engine = {"backend": "torch", "dtype": "bfloat16"}
+    return build_tiny(tmp_path_factory.mktemp("bfloat16"), speculation=TREE, limits=LIMITS, engine=engine)
+
+
+@pytest.mark.parametrize("name", [None, *COARSE])
+def test_bfloat16_engine_is_sound_and_its_faults_are_named(
+    name: str | None, bfloat16_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = plant_in(bfloat16_bundle, tmp_path, monkeypatch)
+    if name:
+        FAULTS[name].plant(planted)
+    found = inspect(planted.engine(), monkeypatch, sampled=False)
+    expected = (FAULTS[name].gate, FAULTS[name].tensor) if name else None
+    assert (found.diagnosis and (found.diagnosis.gate, found.diagnosis.tensor)) == expected
+
+
 def test_without_a_fault_no_gate_fails(tree_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = inspect(plant_in(tree_bundle, tmp_path, monkeypatch).engine(), monkeypatch)
     assert found.diagnosis is None
-    assert [gate for gate in GATES if not found.board.measurements.get(gate)] == []
+    assert {gate for gate in GATES if not found.board.measurements.get(gate)} <= {"target.top5"}, "none may be unsure"
     assert summarise(found, suite="test", reference="PyTorch").passed
 
 

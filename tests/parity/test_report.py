@@ -124,7 +124,7 @@ def test_overrides_are_read_used_and_shown(tmp_path: Path, reports: dict[str, Re
     file.write_text("layer_step: 0.5\nvision: 1e-3\n")
     limits = Thresholds("bfloat16", read_overrides(file))
     assert limits["layer_step"].value == 0.5
-    assert "set by the user; ours is 0.05" in limits["layer_step"].origin
+    assert "set by the user; ours is 0.07" in limits["layer_step"].origin
     assert limits["layer_output"].value == THRESHOLDS["layer_output"].values["bfloat16"]
     board = Board(limits)
     board.add("target.layer_steps", 0.4, "a", "layers.0.output")
@@ -134,7 +134,7 @@ def test_overrides_are_read_used_and_shown(tmp_path: Path, reports: dict[str, Re
     )
     page = report_html(Report.model_validate(changed.model_dump()))
     assert "Tolerances changed by the user" in page
-    assert "<code>layer_step</code>: 0.5 instead of 0.05" in page
+    assert "<code>layer_step</code>: 0.5 instead of 0.07" in page
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from torch import Tensor
 from trt_eagle3.decode.engine import Engine
 from trt_eagle3.parity.board import GATES, Board, Measurement
 from trt_eagle3.parity.cycles import DraftRecord
-from trt_eagle3.parity.draft_check import DraftReference
+from trt_eagle3.parity.drafting import DraftReference
 from trt_eagle3.parity.metrics import row_errors
 from trt_eagle3.parity.record import Pass, replay
 from trt_eagle3.parity.target import TargetReference
@@ -178,7 +178,7 @@ def _inside_draft(t: CheckedTarget, record: DraftRecord, reference: DraftReferen
     count = len(embeds_of(passes))
     rows = [record.committed[i] for i in range(count)]
     features = torch.stack([r.fused for r in rows]).to(tools.reference.device)
-    positions = reference.positions(torch.arange(count), t.positions, 0)
+    positions = reference.positions(torch.arange(count), t.positions)
     embeds = torch.stack([r.embeds for r in rows]).to(features)
     mask = torch.ones(count, count, dtype=torch.bool).tril()
     expected = reference.draft.run(embeds, features, positions.T, mask)

@@ -24,7 +24,8 @@ from trt_eagle3.parity.checks import (
 )
 from trt_eagle3.parity.cycles import DraftRecord
 from trt_eagle3.parity.draft import ReferenceDraft
-from trt_eagle3.parity.draft_check import Acceptance, DraftReference, check_draft
+from trt_eagle3.parity.draft_check import check_draft
+from trt_eagle3.parity.drafting import Acceptance, DraftReference
 from trt_eagle3.parity.locate import Tools, diagnose
 from trt_eagle3.parity.processor import ProcessorReference
 from trt_eagle3.parity.record import RecordingEngine

@@ -13,7 +13,7 @@ from typing import Literal
 from trt_eagle3.decode.engine import Engine
 from trt_eagle3.parity.answers import Answer
 from trt_eagle3.parity.board import GATES, Board, Measurement
-from trt_eagle3.parity.draft_check import Acceptance
+from trt_eagle3.parity.drafting import Acceptance
 from trt_eagle3.parity.locate import Diagnosis, first_tensor
 from trt_eagle3.parity.metrics import margins
 from trt_eagle3.parity.result import (

@@ -38,8 +38,8 @@ def _same(value: float) -> dict[str, float]:
 
 _EXACT = "no arithmetic that may round lies between the two"
 _MEASURED = (
-    "at least 4 times the worst measured over the tiny pair and random geometries on two backends, against a float32 "
-    "reference (docs/validate.md, Tolerances)"
+    "at least twice the worst measured of sound engines, random pairs and the tiny pair with the quick suite, against "
+    "a float32 reference (docs/validate.md, Tolerances)"
 )
 
 THRESHOLDS: Mapping[str, Threshold] = {
@@ -60,31 +60,31 @@ THRESHOLDS: Mapping[str, Threshold] = {
     "layer_output": Threshold(
         "relative L2 error of a row, p95",
         "low",
-        {"float32": 5e-5, "float16": 2e-2, "bfloat16": 1.5e-1},
+        {"float32": 5e-5, "float16": 1.5e-2, "bfloat16": 1.5e-1},
         f"{_MEASURED}; errors of all layers before are in it",
     ),
     "layer_step": Threshold(
         "relative L2 error of a row, worst",
         "low",
-        {"float32": 2e-5, "float16": 1e-2, "bfloat16": 5e-2},
+        {"float32": 2e-5, "float16": 1e-2, "bfloat16": 7e-2},
         f"{_MEASURED}; one layer alone, fed with the engine's own input",
     ),
     "aux": Threshold(
         "relative L2 error of a row, p95",
         "low",
-        {"float32": 5e-5, "float16": 2e-2, "bfloat16": 1.5e-1},
+        {"float32": 5e-5, "float16": 1.5e-2, "bfloat16": 1.5e-1},
         "as layer_output: they are layer outputs",
     ),
     "logits_cosine": Threshold(
         "cosine of a row of logits, p5",
         "high",
-        {"float32": 0.9999999, "float16": 0.9999, "bfloat16": 0.995},
+        {"float32": 0.9999999, "float16": 0.9998, "bfloat16": 0.99},
         _MEASURED,
     ),
     "logits_l2": Threshold(
         "relative L2 error of a row of logits, p95",
         "low",
-        {"float32": 1e-4, "float16": 3e-2, "bfloat16": 1.5e-1},
+        {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1.6e-1},
         _MEASURED,
     ),
     "top1": Threshold(
@@ -100,23 +100,23 @@ THRESHOLDS: Mapping[str, Threshold] = {
         "near-ties of two tokens stay inside the best five",
     ),
     "tie_margin": Threshold(
-        "logits that the reference prefers its token by, over its largest absolute logit",
+        "logits that the reference prefers its token by, over the root mean square of the row's logits",
         "low",
-        {"float32": 2e-5, "float16": 4e-3, "bfloat16": 3e-2},
-        "twice the logit error of an engine within its tolerance may swap two tokens that are this close: 5 units in "
-        "the last place of the compute type (2^-24, 2^-11, 2^-8), rounded up; float32: twice the measured logit error",
+        {"float32": 2e-5, "float16": 3e-2, "bfloat16": 3e-1},
+        "4 times the worst relative L2 error of logits measured of sound engines: the error of a difference of two "
+        "logits, at three standard deviations",
     ),
     "token_failures": Threshold("mismatches that are no ties", "low", _same(0.0), "greedy decoding is deterministic"),
     "draft_features": Threshold(
         "relative L2 error of a row, worst",
         "low",
-        {"float32": 2e-5, "float16": 1e-2, "bfloat16": 5e-2},
+        {"float32": 2e-5, "float16": 3e-3, "bfloat16": 2e-2},
         _MEASURED,
     ),
     "draft_steps": Threshold(
         "relative L2 error of a row, p95",
         "low",
-        {"float32": 1e-4, "float16": 3e-2, "bfloat16": 1.5e-1},
+        {"float32": 1e-4, "float16": 1e-2, "bfloat16": 1e-1},
         f"{_MEASURED}; four steps on the draft's own features",
     ),
     "acceptance": Threshold(

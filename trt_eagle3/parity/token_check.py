@@ -1,7 +1,7 @@
 """Gates on tokens: plain against the reference, speculative against plain; and which mismatch is a tie.
 
 A mismatch is a tie if the reference prefers its own token by less than the compute type can tell apart
-(``tie_margin`` times its largest logit). Everything else is a failure.
+(``tie_margin`` times the root mean square of its logits). Everything else is a failure.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _mismatch(
     row = t.logits[step].double()
     best = row.topk(2).values
     margins = [float(best[0] - row[token]) for token in (expected, got)]
-    bound = board.thresholds["tie_margin"].value * float(row.abs().max())
+    bound = board.thresholds["tie_margin"].value * float(row.square().mean().sqrt())
     texts = [decode([token]) for token in (expected, got)] if callable(decode) else ["", ""]
     return Mismatch(
         gate=gate,

@@ -18,7 +18,7 @@ from trt_eagle3.errors import UserError
 from trt_eagle3.parity.answers import Answer, answer_cases
 from trt_eagle3.parity.board import GATES, Board
 from trt_eagle3.parity.checks import check_meaning, check_vision, compare_inputs
-from trt_eagle3.parity.draft_check import Acceptance
+from trt_eagle3.parity.drafting import Acceptance
 from trt_eagle3.parity.locate import diagnose_coarsely
 from trt_eagle3.parity.metrics import row_errors
 from trt_eagle3.parity.record import RecordingEngine
