@@ -1,0 +1,27 @@
+"""Every build config in the repository is one, and names what its file name says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.tiny import ROOT
+from trt_eagle3.config import load_config
+from trt_eagle3.decode.tree import configured_tree
+
+CONFIGS = sorted(ROOT.glob("build_configs/*.yaml"))
+
+
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_config_is_valid(file: Path) -> None:
+    config = load_config(file)
+    configured_tree(config.speculation)
+
+
+@pytest.mark.parametrize("size", ["2b", "4b", "8b", "32b"])
+def test_big_configs_name_hub_checkpoints_of_their_size(size: str) -> None:
+    config = load_config(ROOT / f"build_configs/qwen3_vl_{size}.yaml")
+    assert config.target.checkpoint == f"Qwen/Qwen3-VL-{size.upper()}-Instruct"
+    assert config.draft is None or f"Qwen3-VL-{size.upper()}-Instruct" in config.draft.checkpoint
+    assert (config.engine.backend, config.engine.device) == ("tensorrt", "cuda")
