@@ -19,6 +19,7 @@ from trt_eagle3.config import BuildConfig
 from trt_eagle3.engine.bundle import BUNDLE_FILE
 from trt_eagle3.errors import UserError
 from trt_eagle3.pipeline import build
+from trt_eagle3.triton.libraries import use_libraries
 from trt_eagle3.triton.repository import Deployment, deploy
 from trt_eagle3.triton.tensors import INPUTS, OUTPUTS
 
@@ -190,6 +191,25 @@ def test_packed_environment_goes_into_the_model(bundle: Path, tmp_path: Path) ->
 def test_interpreters_environment_is_named(bundle: Path, tmp_path: Path) -> None:
     text = (deploy(bundle, tmp_path / "r", environment="interpreter").model / "config.pbtxt").read_text()
     assert f'key: "EXECUTION_ENV_PATH" value: {{ string_value: "{sys.prefix}" }}' in text
+
+
+def test_libraries_of_a_gpu_bundle_travel_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = build_tiny(tmp_path)
+    as_gpu(bundle)
+    library = tmp_path / "libtrt_eagle3_capi.so"
+    library.write_bytes(b"code")
+    monkeypatch.setenv("TRT_EAGLE3_CAPI", str(library))
+    found = deploy(bundle, tmp_path / "r")
+    assert (found.model / "1/TRT_EAGLE3_CAPI.so").read_bytes() == b"code"
+    assert found.notes == ()
+    use_libraries(found.model / "1")
+    assert os.environ["TRT_EAGLE3_CAPI"] == str(library)  # what the environment names comes first
+    monkeypatch.delenv("TRT_EAGLE3_CAPI")
+    use_libraries(found.model / "1")
+    assert os.environ["TRT_EAGLE3_CAPI"] == str(found.model / "1/TRT_EAGLE3_CAPI.so")
+    monkeypatch.delenv("TRT_EAGLE3_CAPI")
+    monkeypatch.setattr("trt_eagle3.triton.libraries.library_path", lambda: None)
+    assert "make plugins" in deploy(bundle, tmp_path / "r").notes[0]
 
 
 @pytest.mark.parametrize(

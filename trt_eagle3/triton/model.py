@@ -25,6 +25,7 @@ from trt_eagle3.decode.engine import load
 from trt_eagle3.errors import OverloadedError, UserError
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.warm_up import warm_up
+from trt_eagle3.triton.libraries import use_libraries
 from trt_eagle3.triton.metrics import PublishedMetrics
 from trt_eagle3.triton.request import Order, read_order
 from trt_eagle3.triton.tensors import INPUTS
@@ -46,6 +47,7 @@ class TritonPythonModel:
         self._watchdog = Watchdog() if exits else None
         self._serving = ServingConfig.from_mapping(parameters, "config.pbtxt: parameters")
         folder = Path(args["model_repository"]) / args["model_version"]
+        use_libraries(folder)
         self._engine = load(folder / "bundle", media=self._serving.media())
         seconds = warm_up(self._engine)
         self._metrics = PublishedMetrics(self._engine, pb_utils, args["model_name"])

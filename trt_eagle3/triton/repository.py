@@ -17,6 +17,7 @@ from trt_eagle3.engine.staging import atomic_directory, place_file, write_file
 from trt_eagle3.errors import UserError
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.template import render
+from trt_eagle3.triton.libraries import find_libraries
 from trt_eagle3.triton.tensors import INPUTS, OUTPUTS
 
 __all__ = ["DEFAULT_IMAGE", "ENVIRONMENTS", "Deployment", "deploy"]
@@ -89,12 +90,16 @@ def deploy(
     model = repository / name
     _check_place(bundle, repository, model, name)
     values = _values(record, bundle, name, image, _parameters(limits, environment))
+    libraries = find_libraries(record.config.engine)
     for file in _LAUNCHERS:
         _check_ours(repository / file)
     with atomic_directory(model) as folder:
         write_file(folder / "config.pbtxt", render("trt_eagle3.triton", "config.pbtxt", values))
         write_file(folder / _VERSION / "model.py", render("trt_eagle3.triton", "model.py", values))
         placed = _place(bundle, folder / _VERSION / "bundle")
+        for variable, library in libraries.items():
+            if library is not None:
+                shutil.copyfile(library, folder / _VERSION / f"{variable}.so")
         if environment not in ENVIRONMENTS:
             shutil.copyfile(environment, folder / "env.tar.gz")
     written = []
@@ -105,7 +110,9 @@ def deploy(
         write_file(repository / file, render("trt_eagle3.triton", template, values))
         written.append(repository / file)
     (repository / "launch.sh").chmod(0o755)
-    return Deployment(model, name, tuple(written), values["num_bytes"], placed, _notes(record, environment))
+    return Deployment(
+        model, name, tuple(written), values["num_bytes"], placed, (*_notes(record, environment), *_lacking(libraries))
+    )
 
 
 def _check_place(bundle: Path, repository: Path, model: Path, name: str) -> None:
@@ -186,6 +193,14 @@ def _place(bundle: Path, destination: Path) -> tuple[str, ...]:
     sources = [file for file in sorted(bundle.rglob("*")) if file.is_file()]
     how = [place_file(file, destination / file.relative_to(bundle)) for file in sources]
     return tuple(dict.fromkeys(how))
+
+
+def _lacking(libraries: Mapping[str, Path | None]) -> list[str]:
+    return [
+        f"{variable}: not built here, so the server must have it: make plugins, then deploy again"
+        for variable, library in libraries.items()
+        if library is None
+    ]
 
 
 def _notes(record: BundleRecord, environment: str) -> tuple[str, ...]:

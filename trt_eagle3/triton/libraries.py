@@ -1,0 +1,26 @@
+"""Our CUDA libraries travel with a GPU bundle's model: a Python package does not hold them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from trt_eagle3.config import EngineConfig
+from trt_eagle3.engine.capi import LIBRARY_VARIABLE, library_path
+from trt_eagle3.engine.tensorrt_versions import PLUGINS_VARIABLE, plugin_library_path
+
+__all__ = ["find_libraries", "use_libraries"]
+
+
+def find_libraries(engine: EngineConfig) -> dict[str, Path | None]:
+    """What an engine needs on this machine, by the variable that names it; None where it is not built."""
+    if engine.device != "cuda":
+        return {}
+    found = {LIBRARY_VARIABLE: library_path()}
+    return found | ({PLUGINS_VARIABLE: plugin_library_path(engine)} if engine.backend == "tensorrt" else {})
+
+
+def use_libraries(folder: Path) -> None:
+    """Take the libraries in ``folder``, named as their variables are, unless the environment names others."""
+    for file in folder.glob("*.so"):
+        os.environ.setdefault(file.stem, str(file))
