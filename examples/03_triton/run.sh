@@ -21,7 +21,7 @@ done
 image="data:image/png;base64,$(base64 -w0 examples/tiny/images/scene.png)"
 printf '\nA question, answered in one response:\n'
 curl --silent "$model/generate" -d '{"text_input": "What is 12 plus 30?"}'
-printf '\n\nAn image, streamed: one event per verify pass:\n'
+printf '\n\nAn image, streamed as it comes:\n'
 curl --silent "$model/generate_stream" -d @- <<<"{\"text_input\": \"What do you see in this image?\", \"image_url\": \"$image\", \"stream\": true}"
 printf 'A file on the server, refused:\n'
 curl --silent "$model/generate" -d '{"text_input": "What do you see?", "image_url": "file:///etc/passwd"}'

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import http.client
 import json
+import signal
+import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -60,3 +66,38 @@ def test_serve_refuses_what_is_no_bundle(tmp_path: Path) -> None:
         run("serve", tmp_path)
     with pytest.raises(UserError, match="max_pixls: unknown"):
         run("serve", tmp_path, "--set", "max_pixls=3")
+
+
+def test_sigterm_lets_a_stream_end(bundle: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    words = [sys.executable, "-c", "from trt_eagle3.cli import main; main()", "serve", str(bundle), "--port", str(port)]
+    with (tmp_path / "log").open("wb") as log, subprocess.Popen(words, stdout=log, stderr=log) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not _healthy(port):
+                assert process.poll() is None, (tmp_path / "log").read_text()
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            body = {"messages": [{"role": "user", "content": "What is 12 plus 30?"}], "max_tokens": 150}
+            connection.request("POST", "/v1/chat/completions", json.dumps({**body, "ignore_eos": True, "stream": True}))
+            answer = connection.getresponse()
+            assert b"assistant" in answer.readline()
+            process.terminate()
+            assert answer.read().endswith(b"data: [DONE]\n\n")
+            connection.close()
+            assert process.wait(30) in {0, -signal.SIGTERM}
+        finally:
+            process.kill()
+
+
+def _healthy(port: int) -> bool:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        connection.close()

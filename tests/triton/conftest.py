@@ -93,6 +93,6 @@ def offline(engine: Engine) -> dict[str, Generation]:
 @pytest.fixture(scope="module")
 def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     repository = tmp_path_factory.mktemp("triton") / "repository"
-    deploy(bundle, repository)
+    deploy(bundle, repository, serving={"stream_interval_s": 0})
     with Server(repository) as server:
         yield server

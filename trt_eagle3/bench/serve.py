@@ -60,6 +60,7 @@ Ask = Callable[[Question, int, bool], Reply]
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--max-tokens", default=64, show_default=True)
 @click.option("--stream/--no-stream", default=True, show_default=True, help="One response per pass, or one in all.")
+@click.option("--stream-interval", default=0.02, show_default=True, help="The server's stream_interval_s.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def main(
     bundle: Path,
@@ -69,6 +70,7 @@ def main(
     rounds: int,
     max_tokens: int,
     stream: bool,
+    stream_interval: float,
     as_json: bool,
 ) -> None:
     """Print throughput and latencies, served and offline, with speculation and without."""
@@ -77,7 +79,7 @@ def main(
     if engine.limits.max_batch_size < max(levels):
         raise UserError(f"{bundle}: decodes {engine.limits.max_batch_size} at once. Rebuild with a larger limit.")
     rows = []
-    with _server(bundle) as port:
+    with _server(bundle, {"stream_interval_s": stream_interval}) as port:
         name = engine.record.config.name
         sides: dict[str, Ask] = {"offline": _offline(engine), "served": _served(port, name, stream)}
         for level, speculation in itertools.product(levels, (True, False)):
@@ -185,10 +187,10 @@ def _data_uri(image: Any) -> str:
 
 
 @contextmanager
-def _server(bundle: Path) -> Iterator[int]:
+def _server(bundle: Path, serving: dict[str, float]) -> Iterator[int]:
     """A Triton server on a fresh repository with ``bundle``; yields its HTTP port."""
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "server.log").open("wb") as log:
-        model = deploy(bundle, Path(folder) / "repository").model
+        model = deploy(bundle, Path(folder) / "repository", serving=serving).model
         ports = dict(zip(("HTTP_PORT", "GRPC_PORT", "METRICS_PORT"), _free_ports(3), strict=True))
         environment = {**os.environ, **{name: str(port) for name, port in ports.items()}}
         launch = model.parent / "launch.sh"

@@ -26,6 +26,8 @@ class ServingConfig(BaseModel):
         max_prompt_chars: of a request's text, without its images and videos.
         max_body_bytes: of an HTTP request to ``trt-eagle3 serve``.
         max_request_s: a request that takes longer is ended with an error.
+        stream_interval_s: pieces of a streamed answer on Triton that follow each other faster are sent together, the
+            first one at once. Every response costs the server something; 0 sends one for each verify pass.
         log_prompts: write prompts to the log; else the log holds sizes, times and outcomes only.
     """
 
@@ -41,6 +43,7 @@ class ServingConfig(BaseModel):
     max_prompt_chars: Count = 1_000_000
     max_body_bytes: Count = 64 << 20
     max_request_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
+    stream_interval_s: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.02
     log_prompts: bool = False
 
     @field_validator("allowed_hosts")

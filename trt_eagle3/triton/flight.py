@@ -1,0 +1,115 @@
+"""A request on its way: from the engine's chunks to the responses of its sender."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from trt_eagle3.decode.answer import Answer
+from trt_eagle3.errors import OverloadedError, UserError
+from trt_eagle3.serving import ServingConfig
+from trt_eagle3.triton.request import Order
+
+__all__ = ["Flight", "refuse"]
+
+_FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+
+class Flight:
+    """One request being answered. Everything here happens in one event loop."""
+
+    def __init__(self, sender: Any, order: Order, answer: Answer, serving: ServingConfig) -> None:
+        self._sender = sender
+        self._order = order
+        self._answer = answer
+        self._serving = serving
+        self._start = time.monotonic()
+        self._sent = 0.0
+        self._late = self._over = False
+        # what has come and is not sent
+        self._text = order.echo
+        self._token_ids: list[int] = []
+
+    async def run(self) -> None:
+        """Pass chunks on as they come, or all of them at the end."""
+        try:
+            async for chunk in self._answer:
+                if chunk.finish_reason == "cancelled":
+                    self._end(TimeoutError() if self._late else None)
+                    return
+                self._text += chunk.text
+                self._token_ids += chunk.token_ids
+                if chunk.finish_reason:
+                    self._send(chunk.finish_reason)
+                else:
+                    self._send_due()
+        except Exception as error:
+            self._answer.cancel()
+            self._end(error)
+
+    def look_after(self) -> None:
+        """Now and then: send what waits, and stop decoding for a client that has gone, cancelled or had its time."""
+        if self._over:
+            return
+        self._send_due()
+        self._late = time.monotonic() - self._start > self._serving.max_request_s
+        if self._late or self._sender.is_cancelled():
+            self._answer.cancel()
+
+    def _send_due(self) -> None:
+        new = self._text or (self._order.return_token_ids and self._token_ids)
+        if self._order.stream and new and time.monotonic() - self._sent >= self._serving.stream_interval_s:
+            self._send(None)
+
+    def _send(self, finish_reason: str | None) -> None:
+        outputs = [_strings("text_output", self._text)]
+        if self._order.return_token_ids:
+            outputs.append(pb_utils.Tensor("token_ids", np.array(self._token_ids, dtype=np.int32)))
+        if finish_reason:  # every tensor costs, so what is said once is sent once
+            outputs += [_strings("finish_reason", finish_reason), *self._summary()]
+        self._text, self._token_ids, self._sent = "", [], time.monotonic()
+        self._over = finish_reason is not None
+        self._sender.send(pb_utils.InferenceResponse(outputs), flags=_FINAL if finish_reason else 0)
+
+    def _summary(self) -> list[Any]:
+        generation = self._answer.generation
+        numbers = {"num_input_tokens": generation.prompt_tokens, "num_output_tokens": len(generation.token_ids)}
+        outputs = [pb_utils.Tensor(name, np.array([value], dtype=np.int32)) for name, value in numbers.items()]
+        if generation.acceptance_length is not None:
+            value = np.array([generation.acceptance_length], dtype=np.float32)
+            outputs.append(pb_utils.Tensor("acceptance_length", value))
+        return outputs
+
+    def _end(self, error: BaseException | None) -> None:
+        if not self._over:
+            self._over = True
+            refuse(self._sender, error)
+
+
+def _strings(name: str, text: str) -> Any:
+    return pb_utils.Tensor(name, np.array([text.encode()], dtype=np.object_))
+
+
+def refuse(sender: Any, error: BaseException | None) -> None:
+    """End a request with an error: the client's fault, too much at once, cancelled (None), or ours."""
+    codes = pb_utils.TritonError
+    match error:
+        case None:
+            code, message = codes.CANCELLED, "cancelled"
+        case TimeoutError():
+            code, message = codes.CANCELLED, "cancelled: it took longer than max_request_s"
+        case OverloadedError():
+            code, message = codes.UNAVAILABLE, str(error)
+        case UserError():
+            code, message = codes.INVALID_ARG, str(error)
+        case _:
+            code, message = codes.INTERNAL, f"internal error: {type(error).__name__}."
+            pb_utils.Logger.log_error(f"trt_eagle3: a request failed: {type(error).__name__}: {error!s:.200}")
+    message = message.replace("\0", "\\0")  # where it would end in C
+    try:
+        sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code)), flags=_FINAL)
+    except Exception as failure:  # the client may be gone: then there is nobody to tell
+        pb_utils.Logger.log_verbose(f"trt_eagle3: a refusal could not be sent: {failure}")
