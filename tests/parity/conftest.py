@@ -27,15 +27,22 @@ def tree_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny(tmp_path_factory.mktemp("parity"), speculation=TREE, limits=LIMITS)
 
 
-def case() -> Case:
+def case(name: str = "two images") -> Case:
     """Two images of the tiny pair's world, and a question that is not: its draft is right now and then."""
     images = read_questions(ROOT / "examples/tiny/images/questions.json")[1].images
-    return Case("two images", "images", Question("What changed, and why is the sky so blue in the second?", images))
+    return Case(name, "images", Question("What changed, and why is the sky so blue in the second?", images))
+
+
+def without_sampling(patch: pytest.MonkeyPatch) -> None:
+    """Leave the gates on sampling out."""
+    patch.setattr(run, "sample_cases", lambda *_: [])
+    patch.setattr(run, "check_sampling", lambda board, *_: board.skip([g for g in GATES if "sampling" in g], ""))
 
 
 def inspect(engine: RecordingEngine, patch: pytest.MonkeyPatch, *, sampled: bool = True) -> Found:
-    """Validate with one prompt; without ``sampled`` the gates on sampling are left out."""
+    """Validate with one prompt, twice where sampling is looked at; ``sampled``: whether it is."""
+    cases = [case(), case("once more")] if sampled else [case()]
     if not sampled:
-        patch.setattr(run, "check_sampling", lambda board, *_: board.skip([g for g in GATES if "sampling" in g], ""))
+        without_sampling(patch)
     patch.setattr(sampling_check, "_DRAWS", 1000)
-    return Validation(engine).run([case()], MAX_TOKENS, SPEC, MANIFEST)
+    return Validation(engine).run(cases, MAX_TOKENS, SPEC, MANIFEST)

@@ -523,6 +523,13 @@ FAULTS: Mapping[str, Fault] = {
         _biased,
         sampled=True,
     ),
+    "sampling ignored": Fault(
+        "requests that ask for sampling are answered greedily",
+        "sampling.tokens",
+        "the engine's own answers",
+        lambda p: setattr(p, "request", lambda r: dataclasses.replace(r, sampling=sampling.GREEDY)),
+        sampled=True,
+    ),
     "rejected mass kept": Fault(
         "the bonus token is drawn as if no sibling had been rejected",
         "sampling.tokens",

@@ -20,7 +20,9 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.prompt import Prompt
+from trt_eagle3.decode.request import Request
 from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.session import Session
 from trt_eagle3.graph.pair import pair_graphs
@@ -67,6 +69,7 @@ class Planted:
     inside: dict[str, Seam] = field(default_factory=dict)
     prompt: Callable[[Prompt], Prompt] = lambda prompt: prompt
     inputs: Callable[[ModelInputs], ModelInputs] = lambda inputs: inputs
+    request: Callable[[Request], Request] = lambda request: request
 
     def engine(self) -> RecordingEngine:
         """The engine with the fault in it."""
@@ -131,6 +134,9 @@ class FaultyEngine(RecordingEngine):
 
     def encode(self, inputs: ModelInputs) -> Prompt:
         return self._planted.prompt(super().encode(inputs))
+
+    def submit(self, request: Request) -> Answer:
+        return super().submit(self._planted.request(request))
 
 
 def plant_in(source: Path, folder: Path, patch: pytest.MonkeyPatch) -> Planted:

@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.decode.bundle import config_of, save_pair
-from trt_eagle3.parity import run
-from trt_eagle3.parity.board import GATES
+from tests.parity.conftest import without_sampling
 from trt_eagle3.parity.record import RecordingEngine
 from trt_eagle3.parity.run import Validation
 from trt_eagle3.parity.sources import read_sources
@@ -112,7 +111,7 @@ def pairs(draw: st.DrawFn) -> Pair:
 @given(pair=pairs())
 def test_random_pairs_pass_every_gate(pair: Pair) -> None:
     with pytest.MonkeyPatch.context() as patch, pair.open() as engine:
-        patch.setattr(run, "check_sampling", lambda board, *_: board.skip([g for g in GATES if "sampling" in g], ""))
+        without_sampling(patch)
         case = Case("drawn", "drawn", QUESTIONS[pair.question])
         found = Validation(engine).run([case], 16, *read_sources(engine))
     assert found.diagnosis is None

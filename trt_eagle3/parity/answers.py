@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from trt_eagle3.decode.sampling import Sampling
 from trt_eagle3.multimodal import ModelInputs
 from trt_eagle3.parity.record import Pass, RecordingEngine
 from trt_eagle3.parity.workload import Case
 
-__all__ = ["Answer", "answer_cases", "kept_columns"]
+__all__ = ["Answer", "Sampled", "answer_cases", "kept_columns", "sample_cases"]
 
 _MAX_LOGITS = 4_000_000  # of one verify pass; of more (big vocabularies, big trees) only some columns are kept
 _KEPT_COLUMNS = 8192
@@ -110,6 +111,43 @@ def _answer(engine: RecordingEngine, case: Case, max_tokens: int, progress: Call
         speculative_passes=speculative_passes,
         accepted_lengths=lengths,
     )
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """A sampled answer: the tokens [P] of its prompt, its own, and the target's recorded runs."""
+
+    name: str
+    prompt_ids: Tensor
+    tokens: tuple[int, ...]
+    passes: Sequence[Pass]
+
+
+def sample_cases(
+    engine: RecordingEngine, cases: Sequence[Case], max_tokens: int, sampling: Sampling, progress: Callable[[], object]
+) -> list[Sampled]:
+    """Answer by chance, with speculation where the whole logits of its passes can be kept; seeds count from 0."""
+    speculation = engine.manifest is not None and kept_columns(engine) is None
+    engine.kept.columns = None
+    found = []
+    for seed, case in enumerate(cases):
+        q = case.question
+        engine.take()
+        answer = engine.generate(
+            q.prompt,
+            images=q.images,
+            videos=q.videos,
+            max_tokens=max_tokens,
+            ignore_eos=True,
+            speculation=speculation,
+            sampling=replace(sampling, seed=seed),
+        )
+        passes = [p for p in engine.take() if p.graph == "target"]
+        ids = engine.prepare(q.prompt, q.images, q.videos).token_ids
+        found.append(Sampled(case.name, ids, answer.token_ids, passes))
+        progress()
+    engine.kept.columns = kept_columns(engine)
+    return found
 
 
 def kept_columns(engine: RecordingEngine) -> Tensor | None:

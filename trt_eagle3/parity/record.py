@@ -12,6 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 from trt_eagle3.decode.engine import Engine
+from trt_eagle3.decode.metrics import Meter
 from trt_eagle3.engine.session import Session
 
 __all__ = ["Kept", "Pass", "RecordingEngine", "RecordingSession", "replay"]
@@ -38,18 +39,28 @@ class RecordingSession:
     """A session that keeps what passes through it; implements ``engine.session.Session``."""
 
     def __init__(self, session: Session, graph: str, kept: Kept) -> None:
-        self._session, self._graph, self._kept = session, graph, kept
+        self._session: Session | None = session
+        self._graph, self._kept = graph, kept
         self.bound: dict[str, Tensor] = {}
+
+    def drop(self) -> None:
+        """Let the session go, whoever still holds this one."""
+        self._session = None
+
+    @property
+    def _open(self) -> Session:
+        assert self._session is not None, f"{self._graph}: let go already"
+        return self._session
 
     def bind(self, name: str, tensor: Tensor) -> None:
         """Let ``tensor`` be the static buffer of input or output ``name``."""
         self.bound[name] = tensor
-        self._session.bind(name, tensor)
+        self._open.bind(name, tensor)
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run once; returns the outputs that have no static buffer."""
         given = {name: _copy(tensor) for name, tensor in inputs.items() if "_cache" not in name}
-        outputs = self._session.run(inputs)
+        outputs = self._open.run(inputs)
         columns = self._kept.columns if self._graph == "target" else None
         found = {
             name: _copy(tensor if columns is None or name != "logits" else tensor[..., columns.to(tensor.device)])
@@ -70,6 +81,7 @@ class RecordingEngine(Engine):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.limits = self.limits.model_copy(update={"prefix_cache": False})  # every row of every prompt is wanted
+        self._meter = Meter(0.0)  # bundled prompts lie outside a draft's world: no warning about its acceptance
         self.kept = Kept()
         self.sessions: dict[str, RecordingSession] = {}
 
@@ -87,6 +99,8 @@ class RecordingEngine(Engine):
         self.close()
         for name in ("_worker", "_scheduler", "_decoder", "drafting", "_vision"):
             vars(self).pop(name, None)
+        for session in self.sessions.values():
+            session.drop()
         self.sessions.clear()
         return bound
 

@@ -13,7 +13,7 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.errors import UserError
 from trt_eagle3.parity import SUITES, versus
-from trt_eagle3.parity.answers import Answer, answer_cases
+from trt_eagle3.parity.answers import Answer, answer_cases, sample_cases
 from trt_eagle3.parity.board import GATES, Board
 from trt_eagle3.parity.checks import (
     check_meaning,
@@ -33,6 +33,7 @@ from trt_eagle3.parity.result import Report
 from trt_eagle3.parity.sampling_check import check_sampling
 from trt_eagle3.parity.sources import read_sources
 from trt_eagle3.parity.summary import Found, summarise
+from trt_eagle3.parity.surprise import NUM_SAMPLED, SETTING, check_surprise
 from trt_eagle3.parity.target import TargetReference, VisionStates
 from trt_eagle3.parity.target_check import CheckedTarget, check_layers, check_logits, checked_target, tap_layers
 from trt_eagle3.parity.thresholds import Thresholds, read_overrides
@@ -150,8 +151,9 @@ class Validation:
     def _run(self, cases: Sequence[Case], max_tokens: int, spec: TargetSpec, manifest: DraftManifest | None) -> Found:
         engine, board = self.engine, self.board
         check_meaning(board, engine, spec, manifest)
-        with self._stage("answers", len(cases)) as step:
+        with self._stage("answers", len(cases) + len(cases[:NUM_SAMPLED])) as step:
             answers = answer_cases(engine, cases, max_tokens, step)
+            sampled = sample_cases(engine, cases[:NUM_SAMPLED], max_tokens, SETTING, step)
         reference = TargetReference.load(spec.path, self._dtype, engine.device)
         with self._stage("processor and vision", 2 * len(cases)) as step:
             seen = self._see(reference, spec.path, answers, step)
@@ -173,6 +175,7 @@ class Validation:
         drafting, records = self._check_draft(reference, targets, manifest, acceptance)
         with self._stage("sampling", 1) as step:
             check_sampling(board, [t.logits for t in targets], [torch.tensor(t.answer.plain) for t in targets])
+            check_surprise(board, sampled, lambda ids: reference.embed(ids).cpu().to(engine.dtype))
             step()
         tools = Tools(engine, bound, reference, targets, drafting, records)
         with self._stage("diagnosis", 1) as step:

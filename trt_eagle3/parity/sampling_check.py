@@ -22,7 +22,7 @@ from trt_eagle3.decode.tree import Tree
 from trt_eagle3.decode.verify import judge
 from trt_eagle3.parity.board import Board
 
-__all__ = ["check_sampling"]
+__all__ = ["check_sampling", "reference_probs"]
 
 _SETTINGS = {
     "temperature 0.7": Sampling(temperature=0.7),
@@ -36,6 +36,7 @@ _TOKENS = 512  # of the vocabulary: the best of the tree's rows, on which all of
 _WARM = 4.0  # logits that the 16th best token is brought below the best: certain rows would test nothing
 _DRAWS, _BATCH = 1500, 250
 _LEAST = 5.0  # expected count below which outcomes are pooled, the usual rule for Pearson's test
+_NOBODY = torch.empty(0, dtype=torch.int64)  # tokens seen before
 _TREE = Tree.from_paths([(0,), (1,), (0, 0), (0, 1)])
 
 
@@ -82,18 +83,18 @@ def _check_probabilities(board: Board, name: str, sampling: Sampling, logits: Te
         tokens = torch.cat([torch.tensor([said]), children])
         parents = torch.tensor([-1, *[0] * len(children)])
         found = sampler.verdict(values.expand(count, -1), tokens, parents, mask).accept[1:]
-        expected = _reference(values, sampling, torch.cat([prompt, torch.tensor([said])]), [said])[children]
+        expected = reference_probs(values, sampling, torch.cat([prompt, torch.tensor([said])]), [said])[children]
         error = float((found - expected).abs().max())
         board.add("sampling.probabilities", error, "", name, None, f"row {row}")
 
 
-def _reference(logits: Tensor, sampling: Sampling, seen: Tensor, answer: list[int]) -> Tensor:
+def reference_probs(logits: Tensor, sampling: Sampling, seen: Tensor = _NOBODY, answer: Sequence[int] = ()) -> Tensor:
     """float64 [V]: what transformers makes of ``logits`` f32 [V]; the presence penalty, which it lacks, by formula."""
     scores = logits.double()[None]
     if sampling.repetition_penalty != 1.0:
         scores = hf.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)(seen[None], scores)
     scores = scores.clone()
-    scores[:, answer] -= sampling.presence_penalty
+    scores[:, list(answer)] -= sampling.presence_penalty
     steps: list[Any] = [hf.TemperatureLogitsWarper(float(sampling.temperature))]
     if sampling.top_k:
         steps.append(hf.TopKLogitsWarper(sampling.top_k))
@@ -109,8 +110,7 @@ def _reference(logits: Tensor, sampling: Sampling, seen: Tensor, answer: list[in
 
 def _check_frequencies(board: Board, name: str, sampling: Sampling, logits: Tensor) -> None:
     """First tokens said from the tree, and second ones after the chain's token, against their probabilities."""
-    nobody = torch.empty(0, dtype=torch.int64)
-    first, second = (_reference(logits[row], sampling, nobody, []) for row in (0, 1))
+    first, second = (reference_probs(logits[row], sampling) for row in (0, 1))
     tops = [p.argsort(descending=True)[:2].tolist() for p in (first, second)]
     # of the root the second best stands first, so that it is rejected more often than not
     tokens = torch.tensor([0, tops[0][0], tops[0][1], tops[1][1], tops[1][0]])
@@ -129,8 +129,7 @@ def _check_frequencies(board: Board, name: str, sampling: Sampling, logits: Tens
 
 def _say(sampling: Sampling, tokens: Tensor, logits: Tensor, seeds: Sequence[int]) -> list[tuple[int, ...]]:
     count, vocab = len(seeds), logits.shape[1]
-    nobody = torch.empty(0, dtype=torch.int64)
-    sequences = [_Drawn(Sampler(replace(sampling, seed=seed), nobody, vocab)) for seed in seeds]
+    sequences = [_Drawn(Sampler(replace(sampling, seed=seed), _NOBODY, vocab)) for seed in seeds]
     proposal = Proposal(
         tokens=tokens.expand(count, -1),
         parents=torch.tensor(_TREE.parents).expand(count, -1),

@@ -132,7 +132,7 @@ THRESHOLDS: Mapping[str, Threshold] = {
         "float32 softmax over the same logits in another order of sums; 1e-7 measured",
     ),
     "sampling_frequencies": Threshold(
-        "p-value of a chi-square test, the least of all",
+        "p-value, the least of all",
         "high",
         _same(1e-6),
         "seeded, so the same on every run; a right sampler falls below once in a million draws of the seed",
