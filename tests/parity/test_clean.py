@@ -15,10 +15,13 @@ from hypothesis import strategies as st
 
 from tests.decode.bundle import config_of, save_pair
 from tests.parity.conftest import without_sampling
+from tests.tiny import build_tiny
+from trt_eagle3.parity import sampling_check
+from trt_eagle3.parity.board import GATES
 from trt_eagle3.parity.record import RecordingEngine
 from trt_eagle3.parity.run import Validation
 from trt_eagle3.parity.sources import read_sources
-from trt_eagle3.parity.workload import Case, picture
+from trt_eagle3.parity.workload import Case, bundled_cases, picture
 from trt_eagle3.pipeline import build
 from trt_eagle3.prompts import Question
 
@@ -105,6 +108,16 @@ def pairs(draw: st.DrawFn) -> Pair:
         question=draw(st.integers(0, len(QUESTIONS) - 1)),
         seed=draw(st.integers(0, 10_000)),
     )
+
+
+@pytest.mark.parametrize("backend", ["onnxruntime", "torch"])
+def test_tiny_pair_passes_on_every_backend(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling_check, "_DRAWS", 250)
+    engine = RecordingEngine(build_tiny(tmp_path, engine={"backend": backend}))
+    cases = [case for case in bundled_cases("quick", engine, 8) if case.kind != "long"]
+    found = Validation(engine).run(cases, 8, *read_sources(engine))
+    assert found.diagnosis is None
+    assert set(GATES) - found.board.measurements.keys() == set()
 
 
 @settings(max_examples=20)

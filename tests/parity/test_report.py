@@ -13,6 +13,7 @@ import pytest
 from tests.parity.conftest import inspect
 from tests.parity.faults import DOCUMENT, FAULTS
 from tests.parity.planting import plant_in
+from tests.tiny import ROOT
 from trt_eagle3.errors import GateFailedError, UserError
 from trt_eagle3.parity.board import GATES, Board
 from trt_eagle3.parity.files import write_junit, write_report
@@ -161,6 +162,10 @@ def test_every_threshold_is_used_and_has_an_origin_for_every_type() -> None:
     for threshold in THRESHOLDS.values():
         assert set(threshold.values) == {"float32", "float16", "bfloat16"}
         assert len(threshold.origin) > 20
+
+
+def test_readme_counts_the_gates() -> None:
+    assert f"`validate`: {len(GATES)} gates" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_document_describes_every_gate_threshold_and_key() -> None:

@@ -1,0 +1,79 @@
+"""The processor's reference: transformers' own text, positions and pixels, videos without torchvision included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.tiny import TARGET
+from trt_eagle3.checkpoint.target_reader import read_target
+from trt_eagle3.multimodal import ModelInputs, Processor, Video
+from trt_eagle3.parity.board import Board
+from trt_eagle3.parity.checks import compare_inputs
+from trt_eagle3.parity.processor import ProcessorReference
+from trt_eagle3.parity.target import TargetReference
+from trt_eagle3.parity.thresholds import Thresholds
+from trt_eagle3.parity.workload import picture
+from trt_eagle3.prompts import Question
+
+FRAMES = [picture(seed, (64, 96)) for seed in range(5)]
+
+
+@pytest.fixture(scope="module")
+def processor() -> Processor:
+    return Processor.from_directory(TARGET, read_target(TARGET))
+
+
+@pytest.fixture(scope="module")
+def reference(processor: Processor) -> ProcessorReference:
+    return ProcessorReference(Path(TARGET), TargetReference.load(TARGET), processor)
+
+
+def failures(ours: ModelInputs, theirs: ModelInputs | None) -> list[str]:
+    assert theirs is not None
+    board = Board(Thresholds("float32"))
+    compare_inputs(board, ours, theirs, "a")
+    return [gate for gate in board.measurements if board.failures(gate)]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        Question("Ünï \U0001f30a 海"),
+        Question("a", [picture(1), picture(2, (31, 77))]),
+        Question("a", videos=[FRAMES]),
+        Question("a", [picture(1)], [FRAMES[:2], Video(FRAMES[:3], timestamps=[0.0, 0.7, 9.0])]),
+        Question("a", videos=[Video(FRAMES[:4], fps=7.5)]),
+    ],
+    ids=["text", "images", "odd video", "image and two videos", "rate"],
+)
+def test_program_and_transformers_prepare_alike(
+    question: Question, processor: Processor, reference: ProcessorReference
+) -> None:
+    ours = processor.prompt(question.prompt, question.images, question.videos)
+    assert failures(ours, reference(question)) == []
+
+
+def test_other_frames_times_or_pictures_are_noticed(processor: Processor, reference: ProcessorReference) -> None:
+    ours = processor.prompt("a", [], [FRAMES[:4]])
+    swapped = [FRAMES[1], FRAMES[0], *FRAMES[2:4]]
+    assert failures(ours, reference(Question("a", videos=[swapped]))) == ["processor.pixel_values"]
+    late = Video(FRAMES[:4], timestamps=[0.0, 0.5, 1.0, 2.5])
+    assert "processor.token_ids" in failures(ours, reference(Question("a", videos=[late])))
+    both = [picture(1), picture(2)]
+    assert failures(processor.prompt("a", both), reference(Question("a", both[::-1]))) == ["processor.pixel_values"]
+
+
+def test_video_that_would_be_resized_is_left_to_those_who_have_torchvision(reference: ProcessorReference) -> None:
+    assert reference(Question("a", videos=[[picture(1, (70, 50)), picture(2, (70, 50))]])) is None
+
+
+def test_positions_of_a_prompt_are_transformers_own() -> None:
+    reference = TargetReference.load(TARGET)
+    ids = reference.config
+    tokens = torch.tensor([1, ids.vision_start_token_id, *[ids.image_token_id] * 6, ids.vision_end_token_id, 2])
+    positions, delta = reference.rope_index(tokens, torch.tensor([[1, 4, 6]]))
+    assert positions.T.tolist()[2:8] == [[2, 2 + row, 2 + column] for row in range(2) for column in range(3)]
+    assert delta == -3
