@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -228,3 +229,21 @@ def test_video_sizes_are_bounded(tmp_path: Path) -> None:
     assert "the limit is 3072" in video_refusal(data, MediaPolicy(paths=False, max_video_pixels=3072))
     assert "more than 3 frames" in video_refusal(data, MediaPolicy(paths=False, max_video_frames=3))
     assert "the limit is 1200" in video_refusal(frames(3), MediaPolicy(paths=False, max_video_pixels=1200))
+
+
+def test_broken_video_is_read_or_refused_and_never_crashes(tmp_path: Path) -> None:
+    policy = MediaPolicy(paths=False, max_pixels=1 << 20, max_video_frames=200, max_video_pixels=1 << 24)
+    data = write_file(tmp_path / "clip.mp4", count=8).read_bytes()
+    random_, refusals = random.Random(1), []
+    for i in range(100):
+        broken = bytearray(data)
+        for _ in range(random_.randint(1, 20)):
+            broken[random_.randrange(len(broken))] = random_.randrange(256)
+        if i % 4 == 1:
+            del broken[random_.randrange(40, len(broken)) :]
+        try:
+            load_video(bytes(broken), CONFIG, policy=policy)
+        except UserError as error:
+            refusals.append(str(error))
+    assert 10 < len(refusals) < 90
+    assert not any("\n" in message for message in refusals)

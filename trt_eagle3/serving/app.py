@@ -37,6 +37,7 @@ __all__ = ["make_app", "serve"]
 
 _log = logging.getLogger("trt_eagle3")
 _DRAIN_S = 30
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def serve(bundle: Path, *, serving: ServingConfig, host: str, port: int, api_key: str | None) -> None:
@@ -45,6 +46,8 @@ def serve(bundle: Path, *, serving: ServingConfig, host: str, port: int, api_key
     Raises:
         UserError: no bundle.
     """
+    if api_key is None and host not in _LOOPBACK:
+        _log.warning("listening on %s without an API key: whoever reaches this port is answered", host)
     engine = load(bundle, media=serving.media())
     try:
         warm_up(engine)

@@ -31,7 +31,8 @@ from trt_eagle3.triton.watchdog import Watchdog
 
 __all__ = ["TritonPythonModel"]
 
-TICK_S = 0.1
+TICK_S = 0.1  # between looks at the requests in flight: a cancelled one decodes so much longer
+PUBLISH_S = 0.5  # between updates of the metrics: each changed series is a message to the server
 
 
 class TritonPythonModel:
@@ -105,7 +106,7 @@ class TritonPythonModel:
 
     def _publish(self) -> None:
         server = os.getppid()
-        while not self._closing.wait(TICK_S):
+        while not self._closing.wait(PUBLISH_S):
             if os.getppid() != server:  # it died, and would leave this process behind
                 os._exit(1)
             self._metrics.publish()
