@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -193,10 +194,11 @@ def _other_angles(model: onnx.ModelProto) -> None:
 
 
 def _other_rows(model: onnx.ModelProto) -> None:
-    """The head's rows picked by the page table, which has the same shape in this test."""
-    for node in model.graph.node:
-        if node.op_type == "PickRows":
-            node.input[1] = "page_table"
+    """The head's rows are each the next one."""
+    model.graph.initializer.append(numpy_helper.from_array(np.array(1, dtype=np.int32), "one_row"))
+    index, node = next((i, n) for i, n in enumerate(model.graph.node) if n.op_type == "PickRows")
+    model.graph.node.insert(index, helper.make_node("Add", [node.input[1], "one_row"], ["next_rows"], name="next_rows"))
+    node.input[1] = "next_rows"
 
 
 FAULTS: dict[str, Callable[[onnx.ModelProto], None]] = {

@@ -20,7 +20,7 @@ from trt_eagle3.engine.torch import TorchSession
 from trt_eagle3.engine.weight_file import write_weights
 from trt_eagle3.graph.ops import DOMAIN, OPS
 from trt_eagle3.graph.pair import pair_graphs
-from trt_eagle3.graph.plugin_ready import WEIGHTS_FILE, PluginReady, plugin_ready, plugin_schemas
+from trt_eagle3.graph.plugin_ready import WEIGHTS_FILE, PluginReady, float32_nodes, plugin_ready, plugin_schemas
 from trt_eagle3.graph.residual import WIDE_SCALE
 from trt_eagle3.multimodal.vision_rows import vision_rows
 from trt_eagle3.parity.metrics import relative_error
@@ -190,3 +190,13 @@ def test_projections_that_write_to_a_wide_stream_are_scaled() -> None:
     scaled = [w for w in weights.values() if "o_proj" in w.parts[0].name]
     assert len(scaled) == 8
     assert all(w.parts[0].scale == WIDE_SCALE for w in scaled)
+
+
+def test_float32_nodes_are_those_of_the_wide_stream_and_of_angles() -> None:
+    assert float32_nodes(plugin_ready(graphs()["target"]).model) == {"cast/Cast"}  # the logits
+    wide = float32_nodes(plugin_ready(graphs(residual="float32")["target"]).model)
+    assert {"embeds_stream/Mul", "layers.0.output/Add", "aux.1_clipped/Clip"} <= wide
+    assert not any(name.endswith(("/Gemm", "/Sigmoid")) for name in wide)
+    angles = float32_nodes(plugin_ready(graphs()["vision"]).model)
+    assert {"angles/Mul", "blocks.0.attn.k_turned/Concat"} <= angles
+    assert not any(name.endswith(("/Gemm", "/MatMul", "/LayerNormalization")) for name in angles)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 from onnx import inliner, parser
+from onnx.reference import ReferenceEvaluator
 
 from trt_eagle3.graph.ops import DOMAIN, OPS
 from trt_eagle3.graph.plugin_ready import PLUGIN_OPSET
@@ -241,7 +243,27 @@ def lowered(model: onnx.ModelProto, dtype: int) -> onnx.ModelProto:
             functions.setdefault((node.op_type, overload), _function(node.op_type, overload, name, dtype))
             node.op_type = name
     made.functions.extend(functions.values())
-    return inliner.inline_local_functions(made)
+    made = inliner.inline_local_functions(made)
+    _fold_constants(made.graph)
+    return made
+
+
+def _fold_constants(graph: onnx.GraphProto) -> None:
+    """Compute what follows from attributes alone: TensorRT wants the sizes of a Split, for one, as constants."""
+    known = {i.name: onnx.numpy_helper.to_array(i) for i in graph.initializer if not i.external_data}
+    for node in list(graph.node):
+        if node.domain or not all(name in known for name in node.input):
+            continue
+        function = ReferenceEvaluator(_alone(node))
+        known[node.output[0]] = function.run(None, {name: known[name] for name in node.input})[0]
+        graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(known[node.output[0]]), node.output[0]))
+        graph.node.remove(node)
+
+
+def _alone(node: onnx.NodeProto) -> onnx.ModelProto:
+    inputs, outputs = ([onnx.ValueInfoProto(name=n) for n in names] for names in (node.input, node.output))
+    graph = onnx.helper.make_graph([node], "alone", inputs, outputs)
+    return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", PLUGIN_OPSET)])
 
 
 def _overload(node: onnx.NodeProto) -> str:

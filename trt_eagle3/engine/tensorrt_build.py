@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import onnx
 
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.staging import write_file
@@ -25,6 +27,7 @@ from trt_eagle3.engine.tensorrt_versions import (
 )
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.ops import OPS
+from trt_eagle3.graph.plugin_ready import float32_nodes
 
 __all__ = ["INSPECTION_FILE", "Built", "build_engine"]
 
@@ -72,7 +75,8 @@ def build_engine(
     parser = trt.OnnxParser(network, messages.logger)
     if not parser.parse(onnx_file.read_bytes(), path=str(onnx_file)):
         _refuse(parser, onnx_file)
-    settings = _settings(builder, network, profiles, config)
+    wide = float32_nodes(onnx.load(onnx_file, load_external_data=False))
+    settings = _settings(builder, network, profiles, config, wide)
     _read_timing_cache(settings, timing_cache)
     monitor = progress_monitor(show)
     if monitor is not None:
@@ -93,7 +97,9 @@ def _refuse(parser: Any, onnx_file: Path) -> None:
     raise UserError(f"{onnx_file}: TensorRT cannot read the graph: {reason[:400]}.")
 
 
-def _settings(builder: Any, network: Any, profiles: Sequence[Profile], config: EngineConfig) -> Any:
+def _settings(
+    builder: Any, network: Any, profiles: Sequence[Profile], config: EngineConfig, wide: Collection[str]
+) -> Any:
     trt, wanted = tensorrt(), config.tensorrt
     settings = builder.create_builder_config()
     level = wanted.optimization_level
@@ -111,7 +117,7 @@ def _settings(builder: Any, network: Any, profiles: Sequence[Profile], config: E
         settings.set_flag(trt.BuilderFlag.STRIP_PLAN)
     settings.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # layer names and types for the inspection
     settings.max_aux_streams = 0  # the graphs are chains: more streams only add waits
-    configure_types(settings, network, config.dtype)
+    configure_types(settings, network, config.dtype, wide)
     for profile in profiles:
         shapes = builder.create_optimization_profile()
         for name, bounds in profile.shapes.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -85,11 +85,12 @@ def create_network(builder: Any) -> Any:
     return builder.create_network(1 << int(getattr(flags, wanted)))
 
 
-def configure_types(config: Any, network: Any, dtype: str) -> None:
+def configure_types(config: Any, network: Any, dtype: str, wide: Collection[str]) -> None:
     """Make the builder keep the graph's types: on 10 and later the network says so, on 8.6 layer by layer.
 
-    Left to itself 8.6 computes float32 layers of a float16 network in half (rope angles, the wide residual), and keeps
-    matrix products beside plugins in float32, weights and all (seen on an H200: a plan twice the size).
+    8.6 is free to compute any layer of a float16 network in half. Those of ``wide``, the names of nodes that the graph
+    computes in float32 (rope angles, the wide residual), must not be. The other layers are left free: their tensors say
+    float32 there whatever the graph says, and holding them to that makes matrix products take twice the memory.
     """
     trt = tensorrt()
     config.clear_flag(trt.BuilderFlag.TF32)  # on by default; it rounds to ten bits
@@ -99,16 +100,13 @@ def configure_types(config: Any, network: Any, dtype: str) -> None:
     if dtype == "float32":
         return
     config.set_flag(trt.BuilderFlag.FP16)
-    config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
-    kinds = trt.LayerType
-    wide = {getattr(kinds, name) for name in _COMPUTING}
+    computing = {getattr(trt.LayerType, name) for name in _COMPUTING}
     for index in range(network.num_layers):
         layer = network.get_layer(index)
-        out = layer.get_output(0)
-        keep = layer.type in wide and out.dtype == trt.float32 and not out.is_shape_tensor
-        if keep or (layer.type == kinds.MATRIX_MULTIPLY and out.dtype == trt.float16):
-            layer.precision = out.dtype
-            layer.set_output_type(0, out.dtype)
+        if layer.name in wide and layer.type in computing:
+            config.set_flag(trt.BuilderFlag.OBEY_PRECISION_CONSTRAINTS)
+            layer.precision = trt.float32
+            layer.set_output_type(0, trt.float32)
 
 
 _COMPUTING = ("ACTIVATION", "ELEMENTWISE", "UNARY", "REDUCE", "SOFTMAX", "MATRIX_MULTIPLY", "NORMALIZATION")

@@ -21,7 +21,16 @@ from onnx import TensorProto, helper, numpy_helper
 
 from trt_eagle3.graph.ops import DOMAIN, OPS
 
-__all__ = ["PLUGIN_OPSET", "WEIGHTS_FILE", "Part", "PluginReady", "Weight", "plugin_ready", "plugin_schemas"]
+__all__ = [
+    "PLUGIN_OPSET",
+    "WEIGHTS_FILE",
+    "Part",
+    "PluginReady",
+    "Weight",
+    "float32_nodes",
+    "plugin_ready",
+    "plugin_schemas",
+]
 
 PLUGIN_OPSET = 17
 WEIGHTS_FILE = "weights.bin"
@@ -104,17 +113,26 @@ def plugin_schemas() -> list[onnx.defs.OpSchema]:
     return [_schema(name) for name in OPS]
 
 
+def float32_nodes(model: onnx.ModelProto) -> set[str]:
+    """Names of the standard nodes of an exported model that compute in float32: TensorRT 8.6 must be told."""
+    values = _Values(model)
+    for node in model.graph.node:
+        values.infer_types(node)
+    standard = (node for node in model.graph.node if node.domain != DOMAIN)
+    return {node.name for node in standard if values.types[node.output[0]] == TensorProto.FLOAT}
+
+
 class _Values:
     """What is known of the graph's values while its nodes are gone through in order."""
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self.weights: dict[str, Weight] = {}
         self.constants: dict[str, TensorProto] = {}
-        self._types = {i.name: i.type.tensor_type.elem_type for i in model.graph.input}
+        self.types = {i.name: i.type.tensor_type.elem_type for i in model.graph.input}
         self._ranks = {i.name: len(i.type.tensor_type.shape.dim) for i in model.graph.input}
         self._compute = _compute_type(model)
         for proto in model.graph.initializer:
-            self._types[proto.name] = proto.data_type
+            self.types[proto.name] = proto.data_type
             if proto.data_location == TensorProto.EXTERNAL:
                 self.weights[proto.name] = Weight(proto.name, proto.data_type, (_part(proto),))
             else:
@@ -128,22 +146,29 @@ class _Values:
             return []
         if node.op_type == "Shape" and _attribute(node, "start"):
             return self._shape_from(node)
-        self._set_type(node.output, _result_type(node, self._types))
+        self.infer_types(node)
         kept = onnx.NodeProto()
         kept.CopyFrom(node)
         return [kept]
+
+    def infer_types(self, node: onnx.NodeProto) -> None:
+        """Note the element types of a node's outputs."""
+        own = node.domain == DOMAIN
+        self._set_type(node.output, self._compute if own else _result_type(node, self.types))
+        if node.op_type == "AddRmsNorm" and len(node.output) == 2:
+            self.types[node.output[1]] = self.types[node.input[2]]
 
     def shorten_names(self, nodes: Iterable[onnx.NodeProto]) -> None:
         """Take the file's place off the names of weights, where what is left is still one name."""
         short = {name: name.rpartition(":")[2] for name in self.weights}
         counts = Counter(short.values())
-        renames = {name: new for name, new in short.items() if counts[new] == 1 and new not in self._types}
+        renames = {name: new for name, new in short.items() if counts[new] == 1 and new not in self.types}
         self.weights = {renames.get(n, n): replace(w, name=renames.get(n, n)) for n, w in self.weights.items()}
         for node in nodes:
             node.input[:] = [renames.get(name, name) for name in node.input]
 
     def _set_type(self, names: Iterable[str], dtype: int) -> None:
-        self._types |= dict.fromkeys(names, dtype)
+        self.types |= dict.fromkeys(names, dtype)
 
     def _plugin_node(self, node: onnx.NodeProto) -> onnx.NodeProto:
         made = onnx.NodeProto()
@@ -152,12 +177,11 @@ class _Values:
         made.attribute.append(helper.make_attribute("plugin_version", "1"))
         made.attribute.append(helper.make_attribute("plugin_namespace", ""))
         made.attribute.append(helper.make_attribute("compute_type", self._compute))
-        self._set_type(node.output, self._compute)
+        self.infer_types(node)
         if node.op_type == "AddRmsNorm":
-            types = {"num_outputs": len(node.output), "x_type": self._types[node.input[0]]}
+            types = {"num_outputs": len(node.output), "x_type": self.types[node.input[0]]}
             if len(node.output) == 2:
-                types["residual_type"] = self._types[node.input[2]]
-                self._types[node.output[1]] = types["residual_type"]
+                types["residual_type"] = self.types[node.output[1]]
             made.attribute.extend(helper.make_attribute(name, value) for name, value in types.items())
         return made
 
@@ -177,7 +201,7 @@ class _Values:
             self.weights[name] = Weight(name, weight.dtype, scaled)
         else:
             return False
-        self._types[name] = self.weights[name].dtype if name in self.weights else self.constants[name].data_type
+        self.types[name] = self.weights[name].dtype if name in self.weights else self.constants[name].data_type
         return True
 
     def _shape_from(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
