@@ -18,7 +18,7 @@ from trt_eagle3.errors import GateFailedError, UserError
 from trt_eagle3.parity.board import GATES, Board
 from trt_eagle3.parity.files import write_junit, write_report
 from trt_eagle3.parity.html import report_html
-from trt_eagle3.parity.result import Report
+from trt_eagle3.parity.result import OverrideResult, Report
 from trt_eagle3.parity.schema import SCHEMA_FILE, report_schema
 from trt_eagle3.parity.summary import summarise
 from trt_eagle3.parity.thresholds import THRESHOLDS, Thresholds, read_overrides
@@ -131,9 +131,9 @@ def test_overrides_are_read_used_and_shown(tmp_path: Path, reports: dict[str, Re
     board.add("target.layer_steps", 0.4, "a", "layers.0.output")
     assert board.failures("target.layer_steps") == []
     changed = reports["sound"].model_copy(
-        update={"overrides": [{"name": o.name, "ours": o.ours, "used": o.used} for o in limits.overrides]}
+        update={"overrides": tuple(OverrideResult(**vars(o)) for o in limits.overrides)}
     )
-    page = report_html(Report.model_validate(changed.model_dump()))
+    page = report_html(changed)
     assert "Tolerances changed by the user" in page
     assert "<code>layer_step</code>: 0.5 instead of 0.07" in page
 

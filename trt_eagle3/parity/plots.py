@@ -64,6 +64,8 @@ def layer_errors(report: Report) -> str:
             ("step", "target.layer_steps", "second", "this layer alone (worst row)"),
         ):
             values = [getattr(e, field) for e in shown]
+            if all(v is None for v in values):
+                continue
             heights = [math.nan if v is None else max(_finite(v), _LEAST) for v in values]
             axes.plot(range(len(shown)), heights, "o-", ms=4, lw=1.6, color=_COLOURS[colour], label=label)
             axes.axhline(limits[gate], ls="--", lw=1.2, color=_COLOURS[colour], alpha=0.8)

@@ -199,29 +199,35 @@ class Report(_Part):
         raise GateFailedError(f"{self.bundle.path}: {len(failed)} gates failed: {', '.join(failed)}{where}")
 
     def table(self) -> Table:
-        """The gates, one line each, for a terminal."""
-        table = Table(
-            "", "gate", "what", "measured", "allowed", "worst at", box=None, pad_edge=False, header_style="bold"
-        )
+        """The gates, one line each, for a terminal of any width."""
+        table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
+        for name in ("", "gate", "measured", "allowed", "what"):
+            table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1 if name == "what" else None)
         marks = {"passed": "[green]ok[/]", "failed": "[red]FAIL[/]", "skipped": "[dim]--[/]"}
         for g in self.gates:
-            place = (
-                g.reason if g.status == "skipped" else " ".join(filter(None, (g.case, g.tensor if g.failed else "")))
-            )
             star = " *" if g.overridden else ""
             measured = "" if g.measured is None else _short(g.measured)
             allowed = "" if g.measured is None else f"{g.comparison} {g.tolerance:.8g}{star}"
-            table.add_row(marks[g.status], g.name, g.title, measured, allowed, place)
+            title = f"{g.title}: {g.reason}" if g.status == "skipped" else g.title
+            table.add_row(marks[g.status], g.name, measured, allowed, title)
         return table
 
     def lines(self, files: tuple[str, ...]) -> list[str]:
-        """What follows the table."""
-        found = [f"* tolerance set by the user: {o.name} = {o.used:g} instead of {o.ours:g}" for o in self.overrides]
+        """What follows the table: where gates failed, what the user changed, the sum, and where the report is."""
+        found = [f"FAIL {g.name}: {_place(g)}" for g in self.gates if g.status == "failed"]
+        found += [f"* tolerance set by the user: {o.name} = {o.used:g} instead of {o.ours:g}" for o in self.overrides]
         ties = sum(m.verdict == "tie" for m in self.mismatches)
         failed = sum(g.status == "failed" for g in self.gates)
         held = sum(g.status == "passed" for g in self.gates)
         found.append(f"{held} gates hold, {failed} failed, {ties} tied tokens; {sum(self.seconds.values()):.1f} s")
         return [*found, *(f"wrote {file}" for file in files)]
+
+
+def _place(gate: GateResult) -> str:
+    """Where a gate failed first."""
+    row = "" if gate.row is None else f"row {gate.row}"
+    more = f", and {gate.failed - 1} more" if gate.failed > 1 else ""
+    return ", ".join(filter(None, (gate.case, gate.tensor, row, gate.detail))) + more
 
 
 def _short(value: float) -> str:
