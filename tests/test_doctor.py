@@ -63,7 +63,7 @@ def test_bundle_that_needs_what_is_missing_gives_exit_3(tmp_path: Path, monkeypa
     monkeypatch.setattr(tensorrt_versions, "gpu_arch", lambda: None)
     bundle = build_tiny(tmp_path, engine={"backend": "tensorrt", "device": "cuda", "dtype": "float16"})
     runner = CliRunner()
-    with pytest.raises(EnvironmentMissingError, match="tensorrt: missing: GPU: a CUDA GPU.*TensorRT: pip install"):
+    with pytest.raises(EnvironmentMissingError, match=r"tensorrt: missing: GPU: a CUDA GPU.*TensorRT: pip install"):
         runner.invoke(cli, ["doctor", str(bundle)], catch_exceptions=False)
     assert EnvironmentMissingError.exit_code == 3
     assert runner.invoke(cli, ["doctor", str(build_tiny(tmp_path / "cpu"))], catch_exceptions=False).exit_code == 0

@@ -1,0 +1,329 @@
+"""TensorRT bundles without TensorRT: what is built, what is left to run, and what a build asks of the builder."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.fake_tensorrt import fake_tensorrt
+from tests.graph.test_plugin_ready import graphs
+from tests.tiny import build_tiny, tiny_config
+from trt_eagle3.config import BuildConfig, load_config
+from trt_eagle3.engine import tensorrt_build, tensorrt_bundle, tensorrt_facts, tensorrt_versions
+from trt_eagle3.engine.bundle import BUILD_SCRIPT, read_bundle
+from trt_eagle3.engine.session import open_session
+from trt_eagle3.engine.tensorrt_facts import EngineFolder
+from trt_eagle3.engine.tensorrt_profiles import TreeSizes, graph_profiles
+from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.pipeline import STAGES, build
+
+GRAPHS = ("target", "vision", "fuse", "draft")
+ENGINE: dict[str, object] = {"backend": "tensorrt", "device": "cuda", "dtype": "float16", "residual": "float32"}
+Install = Callable[..., Any]
+
+
+@pytest.fixture
+def no_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise EnvironmentMissingError("TensorRT: not here.")
+
+    monkeypatch.setattr(tensorrt_bundle, "tensorrt", missing)
+
+
+@pytest.fixture
+def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
+    """Put a fake TensorRT of a version, an H200 and the plugin library in place."""
+
+    def do(version: str, **behaviour: bool) -> Any:
+        trt = fake_tensorrt(version, **behaviour)
+        for module in (tensorrt_versions, tensorrt_build, tensorrt_bundle, tensorrt_facts):
+            monkeypatch.setattr(module, "tensorrt", lambda: trt)
+        for module in (tensorrt_build, tensorrt_bundle):
+            monkeypatch.setattr(module, "load_plugins", lambda _: Path("plugins.so"))
+        for module in (tensorrt_bundle, tensorrt_facts, tensorrt_versions):
+            monkeypatch.setattr(module, "gpu_arch", lambda: "sm90")
+        tensorrt_versions.log.cache_clear()
+        return trt
+
+    yield do
+    tensorrt_versions.log.cache_clear()
+
+
+# Without TensorRT
+
+
+@pytest.mark.usefixtures("no_tensorrt")
+def test_build_without_tensorrt_has_all_but_the_engines(tmp_path: Path) -> None:
+    seen: list[str] = []
+    config = tiny_config(engine=ENGINE)
+    report = build(config, output=tmp_path, progress=seen.append)
+    assert seen == list(STAGES)
+    assert report.engines is not None
+    assert report.engines.missing == "TensorRT: not here."
+    for graph in GRAPHS:
+        assert (report.path / graph / "onnx" / "model.onnx").is_file()
+        assert (report.path / graph / "onnx" / "weights.bin").is_file()
+        assert (report.path / graph / "config.json").is_file()
+    assert (report.path / BUILD_SCRIPT).stat().st_mode & 0o111
+    record = read_bundle(report.path)
+    assert record.embedding.location == "embedding.safetensors"
+    assert record.engine.gpu_arch is None
+    assert not (report.path / "weights").exists()
+
+
+@pytest.mark.usefixtures("no_tensorrt")
+def test_unbuilt_bundle_says_which_command_builds_its_engines(tmp_path: Path) -> None:
+    bundle = build_tiny(tmp_path, engine=ENGINE)
+    with pytest.raises(UserError, match=rf"its engine is not built yet.*{bundle}/{BUILD_SCRIPT}"):
+        open_session("tensorrt", bundle / "target" / "model.onnx", bundle, device="cuda")
+
+
+@pytest.mark.usefixtures("no_tensorrt")
+def test_script_builds_every_graph_with_the_shapes_of_its_profiles(tmp_path: Path) -> None:
+    engine = ENGINE | {"tensorrt": {"workspace_mib": 512, "optimization_level": 4}}
+    bundle = build_tiny(tmp_path, engine=engine, limits={"max_batch_size": 3})
+    script = (bundle / BUILD_SCRIPT).read_text()
+    subprocess.run(["bash", "-n", str(bundle / BUILD_SCRIPT)], check=True)
+    for graph in GRAPHS:
+        assert f"--onnx={graph}/onnx/model.onnx --saveEngine={graph}/rank0.engine.partial" in script
+    assert '--staticPlugins="$plugins" --stronglyTyped' in script
+    assert "--builderOptimizationLevel=4 --memPoolSize=workspace:512M" in script
+    draft = script[script.index("--onnx=draft") :]
+    assert "--profile=0" in draft
+    assert "--maxShapes=inputs_embeds:3x6x256" in draft
+    assert "--maxShapes=inputs_embeds:3x512x256" in draft
+    assert f"k_cache.0:{16 * (3 * 64 + 1)}x2x64" in draft
+
+
+@pytest.mark.usefixtures("no_tensorrt")
+def test_script_runs_trtexec_once_a_graph_and_names_what_is_missing(tmp_path: Path) -> None:
+    bundle = build_tiny(tmp_path, engine=ENGINE)
+    script, log = bundle / BUILD_SCRIPT, tmp_path / "log"
+    trtexec = tmp_path / "trtexec"
+    trtexec.write_text(
+        f'#!/bin/bash\necho "$@" >> {log}\nfor a; do case $a in --saveEngine=*) : > "${{a#*=}}";; esac; done\n'
+    )
+    trtexec.chmod(0o755)
+
+    def run(**environment: str) -> subprocess.CompletedProcess[str]:
+        base = {"PATH": "/usr/bin:/bin"}
+        return subprocess.run([script], env=base | environment, capture_output=True, text=True, check=False)
+
+    plugins = str(log.with_name("plugins.so"))
+    assert "export TRT_EAGLE3_PLUGINS" in run(TRTEXEC=str(trtexec)).stderr
+    assert run(TRTEXEC=str(trtexec), TRT_EAGLE3_PLUGINS=plugins).returncode == 3
+    Path(plugins).touch()
+    assert run(TRTEXEC="/nowhere/trtexec", TRT_EAGLE3_PLUGINS=plugins).returncode == 3
+    assert run(TRTEXEC=str(trtexec), TRT_EAGLE3_PLUGINS=plugins).returncode == 0
+    assert len(log.read_text().splitlines()) == len(GRAPHS)
+    assert all((bundle / graph / "rank0.engine").is_file() for graph in GRAPHS)
+
+
+def test_weights_by_reference_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--weights reference: a TensorRT engine holds its weights"):
+        build(tiny_config(engine=ENGINE), output=tmp_path, reference_weights=True)
+
+
+# Config
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [
+        ({"backend": "tensorrt", "device": "cpu"}, "tensorrt runs on device: cuda, got cpu"),
+        ({"backend": "torch", "residual": "float32"}, "residual: float32 is for backend: tensorrt"),
+        (
+            {"backend": "tensorrt", "tensorrt": {"optimization_level": 6}},
+            "optimization_level: .*less than or equal to 5",
+        ),
+    ],
+)
+def test_bad_engine_sections_are_refused(tmp_path: Path, engine: dict[str, object], said: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(json.dumps({"name": "x", "target": {"checkpoint": "x"}, "engine": engine}))
+    with pytest.raises(UserError, match=said):
+        load_config(file)
+
+
+def test_tensorrt_means_cuda_and_float16_where_nothing_is_said() -> None:
+    raw = {"name": "x", "target": {"checkpoint": "x"}, "engine": {"backend": "tensorrt"}}
+    engine = BuildConfig.model_validate(raw).engine
+    assert (engine.device, engine.dtype) == ("cuda", "float16")
+
+
+# Profiles
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_profiles_are_in_order_and_cover_the_limits(graph: str) -> None:
+    config = tiny_config(engine=ENGINE, limits={"max_batch_size": 4, "max_kv_tokens": 2048})
+    model = graphs()[graph]
+    for profile in graph_profiles(graph, model, config, TreeSizes(12, 4, 20), 2):
+        assert profile.shapes.keys() == {i.name for i in model.graph.input}
+        for name, (low, best, high) in profile.shapes.items():
+            assert all(lo <= opt <= hi for lo, opt, hi in zip(low, best, high, strict=True)), (profile.name, name)
+
+
+def test_decode_steps_have_a_profile_of_their_own_before_prompts() -> None:
+    config = tiny_config(engine=ENGINE, limits={"max_batch_size": 4, "max_kv_tokens": 2048})
+    generation, context = graph_profiles("draft", graphs()["draft"], config, TreeSizes(12, 4, 20), 2)
+    assert generation.shapes["inputs_embeds"][2] == (4, 12, 256)
+    assert generation.shapes["tree_mask"][2] == (4, 12, 40)
+    assert context.shapes["inputs_embeds"][2] == (4, 512, 256)
+    assert context.shapes["k_cache.0"][2] == (2048 + 16, 2, 64)
+
+
+def test_vision_profiles_trade_frames_for_their_length() -> None:
+    config = tiny_config(engine=ENGINE, limits={"max_visual_tokens": 512})
+    profiles = graph_profiles("vision", graphs()["vision"], config, TreeSizes(), 2)
+    sizes = [profile.shapes["frame_rows"][2] for profile in profiles]
+    assert sizes == [(2, 2048), (8, 1024), (32, 512), (128, 256)]
+
+
+# The builder
+
+
+@pytest.mark.parametrize(("version", "strong"), [("8.6.0", False), ("10.14.1", True), ("11.0.0", True)])
+def test_build_asks_each_version_for_its_kind_of_typing(
+    install: Install, tmp_path: Path, version: str, strong: bool
+) -> None:
+    trt = install(version)
+    told: list[str] = []
+    report = build(tiny_config(engine=ENGINE, draft=None), output=tmp_path, show=told.append)
+    flag = (
+        trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED if strong else trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH
+    )
+    assert trt.seen.network == 1 << flag
+    assert ("FP16" in trt.seen.settings.flags) is not strong
+    assert "TF32" in trt.seen.settings.cleared
+    assert trt.seen.settings.features == ({} if strong else {"PROFILE_SHARING_0806": True})
+    assert ("target: building, 50 %" in told) is strong
+    assert report.engines is not None
+    assert report.engines.built["target"].num_plugins == 1
+
+
+def test_only_float32_nodes_are_held_to_float32_on_8_6(install: Install, tmp_path: Path) -> None:
+    trt = install("8.6.0")
+    config = tiny_config(engine=ENGINE)
+    model = graphs(residual="float32")["target"]
+    profiles = {"target": graph_profiles("target", model, config, TreeSizes(6, 1, 5), 2)}
+    folder = made_folder(tmp_path / "bundle", config)
+    tensorrt_bundle.write_engines(folder, {"target": model}, profiles, config.engine, tmp_path / "cache")
+    precisions = {layer.name: layer.precision for layer in trt.seen.layers}
+    assert precisions == {"embeds_stream/Mul": "float32", "layers.0.mlp.gate_up/Gemm": None}
+    assert "OBEY_PRECISION_CONSTRAINTS" in trt.seen.settings.flags
+
+
+def made_folder(folder: Path, config: BuildConfig) -> Path:
+    (folder / "target").mkdir(parents=True)
+    text = json.dumps({"build_config": {"engine": config.engine.model_dump(mode="json")}})
+    (folder / "target" / "config.json").write_text(text)
+    return folder
+
+
+def test_built_bundle_holds_engines_facts_and_inspection_and_no_graphs(install: Install, tmp_path: Path) -> None:
+    install("10.14.1")
+    path = build(tiny_config(engine=ENGINE), output=tmp_path).path
+    for graph in GRAPHS:
+        folder = EngineFolder(path / graph)
+        assert folder.facts is not None
+        assert (folder.facts.tensorrt, folder.facts.gpu_arch, folder.facts.num_bytes) == ("10.14.1", "sm90", 4)
+        inspection = json.loads((path / graph / "inspection.json").read_text())
+        assert inspection["plugins"] == {"AddRmsNorm": 1}
+        assert not (path / graph / "onnx").exists()
+    assert read_bundle(path).engine.versions["tensorrt"] == "10.14.1"
+    assert (tmp_path / "timing.cache").read_bytes().endswith(b"+")
+
+
+def test_stripped_engines_keep_their_graphs_and_need_tensorrt_10(install: Install, tmp_path: Path) -> None:
+    engine = ENGINE | {"tensorrt": {"strip_weights": True, "refit": True, "workspace_mib": 64}}
+    trt = install("10.14.1")
+    path = build(tiny_config(engine=engine, draft=None), output=tmp_path).path
+    assert {"STRIP_PLAN", "REFIT"} <= trt.seen.settings.flags
+    assert trt.seen.settings.pools == {"WORKSPACE": 64 << 20}
+    assert (path / "target" / "onnx" / "weights.bin").is_file()
+    install("8.6.0")
+    with pytest.raises(UserError, match="strip_weights needs TensorRT 10"):
+        build(tiny_config(engine=engine, draft=None), output=tmp_path)
+
+
+def test_bfloat16_needs_tensorrt_10(install: Install, tmp_path: Path) -> None:
+    install("8.6.1")
+    with pytest.raises(UserError, match=r"bfloat16 needs TensorRT 10 or later, this is 8\.6\.1"):
+        build(tiny_config(engine={**ENGINE, "dtype": "bfloat16", "residual": "compute"}), output=tmp_path)
+    assert not list(tmp_path.glob("tiny*"))
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "said"),
+    [
+        ({"parses": False}, "TensorRT cannot read the graph: node 3: no importer for Foo"),
+        ({"builds": False}, "cannot build an engine: TensorRT: 4: no kernel fits"),
+    ],
+)
+def test_tensorrts_refusals_are_one_line(
+    install: Install, tmp_path: Path, behaviour: dict[str, bool], said: str
+) -> None:
+    install("8.6.0", **behaviour)
+    with pytest.raises(UserError, match=said) as caught:
+        build(tiny_config(engine=ENGINE), output=tmp_path)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.glob("tiny*"))
+
+
+# Facts
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tensorrt": "8.6.0"}, "built for TensorRT 8.6.0, this process has 10.14.1. Rebuild here: trt-eagle3 build"),
+        ({"gpu_arch": "sm80"}, "built for GPU architecture sm80, this process has sm90"),
+        ({"plugins": "0"}, "built for plugin version 0, this process has 1"),
+        ({"num_bytes": 5}, "expected 5 bytes, got 4"),
+    ],
+)
+def test_engine_for_something_else_is_refused(
+    install: Install, tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    install("10.14.1")
+    folder = build(tiny_config(engine=ENGINE, draft=None), output=tmp_path).path / "target"
+    EngineFolder(folder).check()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"engine": config["engine"] | change}))
+    with pytest.raises(UserError, match=said):
+        EngineFolder(folder).check()
+
+
+def test_damaged_engine_folder_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="damaged"):
+        EngineFolder(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(UserError, match="unreadable"):
+        EngineFolder(tmp_path)
+
+
+def test_old_tensorrt_and_missing_plugins_are_exit_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tensorrt_versions.tensorrt.cache_clear()
+    monkeypatch.setattr(tensorrt_versions, "import_module", lambda _: fake_tensorrt("8.5.3"))
+    with pytest.raises(EnvironmentMissingError, match=r"TensorRT 8.5.3: 8.6, 10.x or 11.x is needed"):
+        tensorrt_versions.tensorrt()
+    tensorrt_versions.tensorrt.cache_clear()
+    monkeypatch.setenv("TRT_EAGLE3_PLUGINS", str(tmp_path / "none.so"))
+    monkeypatch.setattr(tensorrt_versions, "tensorrt", _WithRegistry)
+    monkeypatch.setattr(tensorrt_versions, "log", lambda: None)
+    with pytest.raises(EnvironmentMissingError, match=r"cannot load the plugin library.*make plugins"):
+        tensorrt_versions.load_plugins()
+
+
+class _WithRegistry:
+    __version__ = "8.6.0"
+
+    def get_plugin_registry(self) -> object:
+        return object()
