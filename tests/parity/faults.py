@@ -33,13 +33,19 @@ DOCUMENT = ROOT / "docs/validate.md"
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault. ``gate``: the first that fails. ``tensor``: what the diagnosis names. ``sampled``: only seen there."""
+    """A fault.
+
+    Attributes:
+        gate: the first that fails. also: others that must fail with it. tensor: what the diagnosis names.
+        sampled: whether it is seen in sampling alone.
+    """
 
     what: str
     gate: str
     tensor: str
     plant: Callable[[Planted], None]
     sampled: bool = False
+    also: tuple[str, ...] = ()
 
 
 def _text(**changes: Any) -> TargetSpec:
@@ -325,6 +331,7 @@ FAULTS: Mapping[str, Fault] = {
         _STEP,
         "layers.3.self_attn.output",
         _reweigh("layers.3.self_attn.o_proj.weight", lambda w: w.T),
+        also=("target.layers", "tokens.plain"),
     ),
     "rope sections": Fault(
         "rope sections [26, 3, 3] in place of [12, 10, 10]",
@@ -409,6 +416,7 @@ FAULTS: Mapping[str, Fault] = {
         "target.logits_cosine",
         "logits",
         lambda p: p.rebuild("target", _swapped("lm_head.weight", "embed_tokens.weight")),
+        also=("target.logits_l2", "target.top1", "target.top5"),
     ),
     "token of other logits": Fault(
         "the token said is not the best of the row's logits",
@@ -483,6 +491,7 @@ FAULTS: Mapping[str, Fault] = {
         "draft.features",
         "layers.0.attention_residual",
         _draft(residual="normed"),
+        also=("draft.acceptance",),
     ),
     "feedback": Fault(
         "features are fed back after the final norm in place of before it",

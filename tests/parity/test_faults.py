@@ -26,6 +26,7 @@ def test_planted_fault_is_caught_and_named(
     assert found.diagnosis is not None, "no gate failed"
     assert (found.diagnosis.gate, found.diagnosis.tensor) == (fault.gate, fault.tensor)
     assert found.diagnosis.stage == GATES[fault.gate].stage
+    assert all(found.board.failures(gate) for gate in fault.also)
     report = summarise(found, suite="test", reference="PyTorch")
     assert not report.passed
     with pytest.raises(GateFailedError, match=fault.gate):
@@ -62,6 +63,7 @@ def test_without_a_fault_no_gate_fails(tree_bundle: Path, tmp_path: Path, monkey
 
 def test_catalogue_is_large_and_reaches_every_stage() -> None:
     assert len(FAULTS) >= 25
+    assert {gate for fault in FAULTS.values() for gate in (fault.gate, *fault.also)} == set(GATES), "a gate never fails"
     assert {GATES[fault.gate].stage for fault in FAULTS.values()} >= {
         *("bundle", "processor", "vision", "prefill", "decode", "target", "verify"),
         *("draft extend", "fuse", "draft", "propose", "sampling"),
