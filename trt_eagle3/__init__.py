@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from trt_eagle3.decode.engine import Engine, load
     from trt_eagle3.decode.request import Chunk, Generation, Request
     from trt_eagle3.decode.sampling import Sampling
+    from trt_eagle3.parity.run import validate
     from trt_eagle3.pipeline import build
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "build",
     "load",
     "load_config",
+    "validate",
 ]
 
 # Imported when first asked for: building graphs should not wait for torch.
@@ -35,6 +37,7 @@ _HOMES = {
     "build": "trt_eagle3.pipeline",
     "load": "trt_eagle3.decode.engine",
     "load_config": "trt_eagle3.config",
+    "validate": "trt_eagle3.parity.run",
 }
 
 

@@ -219,7 +219,10 @@ class Report(_Part):
         ties = sum(m.verdict == "tie" for m in self.mismatches)
         failed = sum(g.status == "failed" for g in self.gates)
         held = sum(g.status == "passed" for g in self.gates)
-        found.append(f"{held} gates hold, {failed} failed, {ties} tied tokens; {sum(self.seconds.values()):.1f} s")
+        count, tokens = len(self.prompts), len(self.margins)
+        asked = f"{count} prompt{'s' if count > 1 else ''}, {tokens} tokens"
+        seconds = sum(self.seconds.values())
+        found.append(f"{held} gates hold, {failed} failed; {asked}, {ties} ties; {seconds:.1f} s")
         return [*found, *(f"wrote {file}" for file in files)]
 
 

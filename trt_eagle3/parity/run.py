@@ -95,7 +95,7 @@ def run_validation(
 
 
 def validate(
-    bundle: Path,
+    bundle: str | Path,
     *,
     suite: str = "quick",
     prompts: Path | None = None,
@@ -117,7 +117,7 @@ def validate(
     """
     if suite not in SUITES:
         raise UserError(f"suite: expected one of {', '.join(SUITES)}, got {suite!r}")
-    engine = RecordingEngine(bundle)
+    engine = RecordingEngine(Path(bundle))
     max_tokens = MAX_TOKENS[suite]
     cases = read_cases(prompts) if prompts else bundled_cases(suite, engine, max_tokens)
     check = Validation(engine, overrides, torch.float64 if float64 else torch.float32, progress)
