@@ -6,9 +6,11 @@ memory. Shapes: S rows of a sequence, H hidden, V vocab, N visual rows, L deepst
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +133,7 @@ class TargetReference:
         """Run the tower over packed ``patches [n, D]``; ``taps`` are names of the vision graph."""
         with torch.device("meta"):
             tower = hf.Qwen3VLVisionModel(self.config.vision_config).eval()
-        tower.rotary_pos_emb = hf.Qwen3VLVisionRotaryEmbedding(self.config.vision_config).to(self.device)
+        tower.rotary_pos_emb = self._vision_rotary
         for name, module in tower.named_modules():
             if _is_streamed(name):
                 self._stream(module, f"visual.{name}.")
@@ -142,6 +144,14 @@ class TargetReference:
         levels = [level.cpu() for level in out.deepstack_features]
         embeds = out.pooler_output.cpu()
         return VisionStates(embeds, torch.stack(levels) if levels else embeds.new_zeros(0, *embeds.shape), found)
+
+    @cached_property
+    def _vision_rotary(self) -> nn.Module:
+        """The tower's rotary embedding, whatever this transformers makes it of: that of a tower of one block."""
+        config = copy.deepcopy(self.config.vision_config)
+        config.depth, config.deepstack_visual_indexes = 1, []
+        rotary: nn.Module = hf.Qwen3VLVisionModel(config).rotary_pos_emb.to(self.device)
+        return rotary
 
     def _stream(self, module: nn.Module, prefix: str) -> None:
         """Load the module when it is called, and let its weights go afterwards."""
