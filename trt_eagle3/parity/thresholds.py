@@ -123,7 +123,8 @@ THRESHOLDS: Mapping[str, Threshold] = {
         "largest difference of the share accepted at a position",
         "low",
         {"float32": 0.0, "float16": 0.02, "bfloat16": 0.05},
-        "the same proposals are accepted alike; below float32 a few near-ties of the draft fall otherwise",
+        "the same proposals are accepted alike; below float32 a few near-ties of the draft fall otherwise, and one "
+        "cycle is not counted",
     ),
     "sampling_probabilities": Threshold(
         "largest difference of a probability",
