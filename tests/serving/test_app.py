@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -258,3 +260,29 @@ def _wait(holds: Any) -> None:
     while not holds():
         assert time.monotonic() < deadline
         time.sleep(0.02)
+
+
+def test_image_of_an_allowed_host_is_fetched(bundle: Path, engine: Engine) -> None:
+    pages = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Pages, directory=str(SCENE.parent)))
+    thread = threading.Thread(target=pages.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    host = f"127.0.0.1:{pages.server_address[1]}"
+    config = ServingConfig(allowed_hosts=(host,))
+    other = load(bundle, media=config.media())
+    try:
+        with serving(other, config) as site:
+            status, found = site.chat(messages=picture(f"http://{host}/scene.png"))
+            assert status == 200
+            expected = engine.generate(picture(data_uri(SCENE.read_bytes())))
+            assert found["choices"][0]["message"]["content"] == expected.text
+            assert site.chat(messages=picture(f"http://{host}/absent.png"))[0] == 400
+            assert site.chat(messages=picture(f"http://localhost:{pages.server_address[1]}/scene.png"))[0] == 400
+    finally:
+        other.close()
+        pages.shutdown()
+        pages.server_close()
+
+
+class _Pages(SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        """Silence."""
