@@ -94,14 +94,14 @@ def _plain(value: object) -> str:
 
 
 def build(result: BuildReport) -> dict[str, Any]:
-    """What ``build --json`` prints."""
-    return {
+    """What ``build --json`` prints; ``engines`` for TensorRT alone."""
+    printed = {
         "bundle": str(result.path),
         "num_bytes": result.num_bytes,
         "seconds": dict(result.seconds),
         "weights": list(result.placed),
-        "engines": None if result.engines is None else dataclasses.asdict(result.engines),
     }
+    return printed if result.engines is None else {**printed, "engines": dataclasses.asdict(result.engines)}
 
 
 def build_lines(result: BuildReport) -> list[str]:

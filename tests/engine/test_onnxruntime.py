@@ -197,7 +197,7 @@ def test_damaged_model_is_one_line_that_names_it(tmp_path: Path, content: bytes 
 
 
 def test_open_session_refuses_an_unknown_backend(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"engine.backend: expected one of onnxruntime, torch, got 'abacus'"):
+    with pytest.raises(UserError, match=r"engine.backend: expected one of onnxruntime, tensorrt, torch, got 'abacus'"):
         open_session("abacus", tmp_path / "model.onnx", tmp_path)
 
 

@@ -37,8 +37,7 @@ def place_file(source: Path, destination: Path) -> str:
 def write_file(path: Path, data: bytes | memoryview) -> None:
     """Write and sync a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as stream:
-        stream.write(data)
+    path.write_bytes(data)
     _sync(path)
 
 
