@@ -1,6 +1,6 @@
 """The ways a run can end badly, each with its exit code."""
 
-__all__ = ["EnvironmentMissingError", "GateFailedError", "OverloadedError", "TrtEagle3Error", "UserError"]
+__all__ = ["EngineFailedError", "EnvironmentMissingError", "GateFailedError", "OverloadedError", "TrtEagle3Error", "UserError"]
 
 
 class TrtEagle3Error(Exception):
@@ -19,6 +19,12 @@ class UserError(TrtEagle3Error, ValueError):
     """The user's input is wrong: names the thing, what was expected, what was got, and the fix."""
 
     exit_code = 2
+
+
+class EngineFailedError(TrtEagle3Error):
+    """An engine computed what cannot be right."""
+
+    exit_code = 1
 
 
 class OverloadedError(TrtEagle3Error):

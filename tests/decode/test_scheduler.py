@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE, PREFILL_CHUNK, VOCAB, Pair, Recorder, make_pair, make_prompt, run
 from trt_eagle3.checkpoint.rope import RopeSpec
+from trt_eagle3.decode import decoder as decoder_module
 from trt_eagle3.decode.decoder import AnyTree, Decoder
 from trt_eagle3.decode.dynamic_tree import DynamicTree
 from trt_eagle3.decode.kv_cache import PagePool
@@ -29,6 +30,7 @@ from trt_eagle3.decode.sampling import Sampling
 from trt_eagle3.decode.scheduler import Emission, Scheduler
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import Tree
+from trt_eagle3.errors import EngineFailedError
 
 MAX_SEQ_LEN, MAX_TOKENS, MAX_BATCH = 48, 14, 3
 CHAIN = Tree.from_paths([(0,), (0, 0), (0, 0, 0)])
@@ -390,3 +392,39 @@ def test_planted_fault_pages_known_by_their_length_alone_are_caught(monkeypatch:
     monkeypatch.setattr("trt_eagle3.decode.scheduler.page_keys", by_length)
     _, said = reused(prompts()[3], other)
     assert said != expected
+
+
+@pytest.mark.parametrize("when", ["prefill", "decode"])
+def test_sequence_whose_logits_are_no_numbers_fails_alone(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = solo(0)
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: CHAIN)
+    good, bad = (pair().sequence(prompts()[i], pool, drafting=True) for i in (0, 3))
+    say_first, judge = Decoder._say_first, decoder_module.judge
+
+    def overflow_first(self: Decoder, chunks: Any, logits: torch.Tensor) -> None:
+        logits[[s is bad for s, _ in chunks], 1] = torch.nan
+        say_first(self, chunks, logits)
+
+    def overflow(sequences: Any, proposal: Any, logits: torch.Tensor, counts: Any) -> Any:
+        logits[[s is bad for s in sequences], -1, 1] = torch.nan
+        return judge(sequences, proposal, logits, counts)
+
+    scheduler.add(good)
+    while not good.prefilled:
+        scheduler.step()
+    scheduler.add(bad)
+    if when == "prefill":
+        monkeypatch.setattr(Decoder, "_say_first", overflow_first)
+    else:
+        monkeypatch.setattr(decoder_module, "judge", overflow)
+    errors = []
+    for _ in range(8):
+        errors += [e for e in scheduler.step() if e.error is not None]
+    monkeypatch.undo()
+    assert [e.sequence for e in errors] == [bad]
+    assert isinstance(errors[0].error, EngineFailedError)
+    assert "engine.residual: float32" in str(errors[0].error)
+    assert bad.pages.held == ()
+    finish(scheduler)
+    assert good.tokens[:MAX_TOKENS] == expected

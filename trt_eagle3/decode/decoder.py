@@ -30,8 +30,9 @@ from trt_eagle3.decode.runner import Place, TargetRunner, causal_mask
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import Tree
 from trt_eagle3.decode.verify import judge
+from trt_eagle3.errors import EngineFailedError
 
-__all__ = ["AnyTree", "Decoder", "Drafting"]
+__all__ = ["AnyTree", "Decoder", "Drafting", "no_numbers"]
 
 AnyTree = Tree | DynamicTree
 
@@ -77,21 +78,32 @@ class Decoder:
         """Decode one sequence alone; yields the tokens of each target pass, without end: the caller stops.
 
         Ends by itself when the sequence has ``max_seq_len`` tokens.
+
+        Raises:
+            EngineFailedError: the target's logits are no numbers.
         """
         try:
             while not sequence.prefilled:
                 count = min(self.prefill_chunk, sequence.num_prefill - sequence.length)
                 sequence.pages.reserve(sequence.length + count)
                 self.prefill([(sequence, count)])
+                if sequence.length >= sequence.num_prefill and not sequence.tokens:
+                    raise no_numbers()
             yield tuple(sequence.tokens)
             while sequence.num_tokens < self.max_seq_len:
                 sequence.pages.reserve(self.rows_wanted(sequence, tree))
-                yield self.cycle([sequence], tree)[0].tokens
+                said = self.cycle([sequence], tree)[0].tokens
+                if not said:
+                    raise no_numbers()
+                yield said
         finally:
             sequence.release()
 
     def prefill(self, chunks: Sequence[tuple[SequenceState, int]]) -> None:
-        """Run the next rows of each sequence, so many of each; one that is through with its prompt says a token."""
+        """Run the next rows of each sequence, so many of each; one that is through with its prompt says a token.
+
+        None, if the target's logits are no numbers.
+        """
         sequences, counts = [sequence for sequence, _ in chunks], [count for _, count in chunks]
         positions = [s.prompt.positions(s.length, s.length + count) for s, count in chunks]
         place = _causal_place(sequences, [s.length for s in sequences], counts, positions, max(counts))
@@ -111,7 +123,10 @@ class Decoder:
             sequence.length += count
 
     def cycle(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> list[Accepted]:
-        """One target pass over a tree of each sequence; those that cannot take ``tree`` say one token."""
+        """One target pass over a tree of each sequence; those that cannot take ``tree`` say one token.
+
+        A sequence whose logits are no numbers says nothing, and cannot go on.
+        """
         for s in sequences:
             if s.deferred and (tree is not None or len(s.deferred) >= self.prefill_chunk):
                 self._catch_up(s)
@@ -135,9 +150,10 @@ class Decoder:
         """The first token of the sequences whose prompt ends here, from ``logits [B, V]``."""
         ends = [i for i, (s, count) in enumerate(chunks) if not s.tokens and s.length + count == s.num_prefill]
         if ends:
-            firsts = torch.stack([chunks[i][0].sampler.first(logits[i]) for i in ends]).tolist()
-            for i, token in zip(ends, firsts, strict=True):
-                chunks[i][0].say((token,))
+            firsts = torch.stack([chunks[i][0].sampler.first(logits[i]) for i in ends])
+            said = firsts.masked_fill(logits[ends].amax(dim=1).isnan(), -1).tolist()
+            for i, token in zip(ends, said, strict=True):
+                chunks[i][0].say((token,) if token >= 0 else ())
 
     def _draft_prompt(self, sequences: Sequence[SequenceState], counts: Sequence[int], aux: Tensor) -> None:
         """Give the draft these rows: features of every row, tokens one ahead.
@@ -218,7 +234,7 @@ class Decoder:
         else:
             index = _padded([torch.tensor(path) for path in paths], width).to(aux.device, non_blocking=True)
             aux = aux.gather(1, index[..., None].expand(-1, -1, aux.shape[2]))
-        tokens = _padded([torch.tensor(found[i].tokens) for i in rows], width)
+        tokens = _padded([torch.tensor(found[i].tokens, dtype=torch.int64) for i in rows], width)
         self._commit(some, counts, self._drafting.proposer.runner.embedding.lookup(tokens), aux)
 
     def _defer(self, sequences: Sequence[SequenceState], aux: Tensor) -> None:
@@ -246,6 +262,14 @@ class Decoder:
         place = _causal_place(sequences, [s.draft_length for s in sequences], counts, positions, embeds.shape[1])
         for s, state in zip(sequences, proposer.extend(place, embeds, proposer.runner.fuse(aux)), strict=True):
             s.draft, s.draft_length = state, state.length
+
+
+def no_numbers() -> EngineFailedError:
+    """What to say of a sequence whose logits are no numbers."""
+    return EngineFailedError(
+        "the target's logits are not numbers: its activations overflowed. Of a float16 build, set engine.residual: "
+        "float32 or engine.dtype: bfloat16; otherwise: trt-eagle3 validate BUNDLE"
+    )
 
 
 def _num_rows(tree: AnyTree) -> int:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from trt_eagle3.decode.decoder import AnyTree, Decoder
+from trt_eagle3.decode.decoder import AnyTree, Decoder, no_numbers
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.prefix_cache import PrefixCache, page_keys
 from trt_eagle3.decode.sequence import SequenceState
@@ -90,7 +90,7 @@ class Scheduler:
     def step(self) -> list[Emission]:
         """Admit, prefill, decode; what was said, for the caller to ``remove`` those that are done."""
         failed = self._admit()
-        decoding = [s for s in self.running if s.prefilled and not s.paused]
+        decoding = [s for s in self.running if s.prefilled and not s.paused and not self._is_full(s)]
         return failed + self._prefill() + self._decode([s for s in decoding if s in self.running])
 
     def _admit(self) -> list[Emission]:
@@ -138,7 +138,9 @@ class Scheduler:
         self._decoder.prefill(chunks)
         found = []
         for s, _ in chunks:
-            if s.prefilled and id(s) in fresh:
+            if s.length >= s.num_prefill and not s.tokens:
+                found.append(self._fail(s))
+            elif s.prefilled and id(s) in fresh:
                 self._remember(s)
                 found.append(Emission(s, tuple(s.tokens), self._is_full(s)))
         return found
@@ -166,9 +168,15 @@ class Scheduler:
         steps = [tree.steps if tree and self._decoder.speculates(s, tree) else 0 for s in ready]
         found = self._decoder.cycle(ready, tree)
         return [
-            Emission(s, accepted.tokens, self._is_full(s), depth)
+            Emission(s, accepted.tokens, self._is_full(s), depth) if accepted.tokens else self._fail(s)
             for s, accepted, depth in zip(ready, found, steps, strict=True)
         ]
+
+    def _fail(self, sequence: SequenceState) -> Emission:
+        """Put out a sequence whose logits are no numbers; nobody shall reuse what its pages hold."""
+        self.running.remove(sequence)
+        sequence.release()
+        return Emission(sequence, (), error=no_numbers())
 
     def _reserve(self, sequence: SequenceState, num_rows: int) -> bool:
         """Pages for ``num_rows`` rows; who came last goes first, ``sequence`` itself if it is the one."""
