@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -22,6 +22,7 @@ from rich.table import Table
 from torch import Tensor
 
 from trt_eagle3.bench.synthetic import write_draft, write_target
+from trt_eagle3.bench.timing import copy_bandwidth, median_ms
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetSpec
@@ -45,7 +46,6 @@ __all__ = ["main"]
 _DEVICE = "cuda"
 _REPEATS = 30
 _ROOM = 1024  # tokens after the context
-_BURST = 8  # runs between two events: the host is ahead of the device, as it is in the loop
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class _Pair:
 def main(size: str, contexts: tuple[int, ...], page_size: int, profile: bool) -> None:
     """Print step and cycle times with floors and ratios."""
     table = Table(f"{size}, bfloat16, batch 1, random weights", "kv", "ms", "floor ms", "ratio")
-    bandwidth = _copy_bandwidth()
+    bandwidth = copy_bandwidth()
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         pair = _pair(Path(folder), size, page_size, max(contexts) + _ROOM)
         for context in contexts:
@@ -153,28 +153,6 @@ def _random(proto: onnx.TensorProto, root: Path) -> Tensor:
     return 1 + 0.1 * drawn if len(shape) == 1 else drawn * shape[-1] ** -0.5
 
 
-def _copy_bandwidth() -> float:
-    """Bytes per second of a large device copy, read and written."""
-    source = torch.empty(2**32, dtype=torch.uint8, device=_DEVICE).random_()
-    target = torch.empty_like(source)
-    return 2 * source.numel() / (1e-3 * _median_ms(lambda: target.copy_(source)))
-
-
-def _median_ms(run: Callable[[], object]) -> float:
-    for _ in range(5):
-        run()
-    times: list[float] = []
-    for _ in range(_REPEATS):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(_BURST):
-            run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / _BURST)
-    return median(times)
-
-
 def _place(pair: _Pair, past: int, tokens: int) -> Place:
     pages = torch.arange(1, pair.pool.num_pages, dtype=torch.int32)[None]
     positions = torch.arange(past, past + tokens, dtype=torch.int32).expand(3, -1)
@@ -184,7 +162,7 @@ def _place(pair: _Pair, past: int, tokens: int) -> Place:
 def _target_ms(pair: _Pair, context: int, tokens: int) -> float:
     place = _place(pair, context, tokens)
     embeds = torch.randn(tokens, pair.spec.text.hidden_size, dtype=torch.bfloat16, device=_DEVICE)
-    return _median_ms(lambda: pair.target.forward(embeds[None], place, torch.arange(tokens)[None]))
+    return median_ms(lambda: pair.target.forward(embeds[None], place, torch.arange(tokens)[None]))
 
 
 def _print_profile(pair: _Pair, context: int, tokens: int) -> None:
@@ -204,7 +182,7 @@ def _print_profile(pair: _Pair, context: int, tokens: int) -> None:
 def _draft_ms(pair: _Pair, context: int) -> float:
     place, hidden = _place(pair, context, 1), pair.manifest.hidden_size
     embeds, features = torch.randn(2, 1, hidden, dtype=torch.bfloat16, device=_DEVICE)
-    return _median_ms(lambda: pair.draft.forward(embeds[None], features[None], place, torch.arange(1)[None]))
+    return median_ms(lambda: pair.draft.forward(embeds[None], features[None], place, torch.arange(1)[None]))
 
 
 def _cycle_ms(pair: _Pair, context: int, steps: int) -> float:

@@ -11,10 +11,8 @@ import json
 import resource
 import tempfile
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 
 import click
 import onnx
@@ -25,6 +23,7 @@ from torch import Tensor
 
 from trt_eagle3.bench.lowering import lowered
 from trt_eagle3.bench.synthetic import write_target
+from trt_eagle3.bench.timing import copy_bandwidth, median_ms
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.config import BuildConfig
@@ -40,8 +39,6 @@ from trt_eagle3.graph.target import target_graph
 
 __all__ = ["main"]
 
-_REPEATS = 30
-_BURST = 8
 _ROOM = 64  # rows after the context
 _AUX = (2, 14, 24)
 
@@ -77,7 +74,7 @@ def main(
 ) -> None:
     """Print build times, step times, floors and ratios."""
     config = _config(size, context + _ROOM, page_size, level, residual)
-    bandwidth = _copy_bandwidth()
+    bandwidth = copy_bandwidth()
     table = Table(f"{size}, float16, batch 1, random weights, kv {context}", "tokens", "ms", "floor ms", "ratio")
     lines = [f"copy bandwidth {bandwidth / 1e12:.2f} TB/s; {torch.cuda.get_device_name()}"]
     with tempfile.TemporaryDirectory() as name, torch.inference_mode():
@@ -225,29 +222,7 @@ class _Steps:
         inputs = self.inputs(tokens)
         found = self._session.run(inputs)
         assert torch.isfinite(found["logits"]).all(), "the engine's logits are not finite"
-        return _median_ms(lambda: self._session.run(inputs))
-
-
-def _copy_bandwidth() -> float:
-    """Bytes per second of a large device copy, read and written."""
-    source = torch.empty(2**32, dtype=torch.uint8, device="cuda").random_()
-    target = torch.empty_like(source)
-    return 2 * source.numel() / (1e-3 * _median_ms(lambda: target.copy_(source)))
-
-
-def _median_ms(run: Callable[[], object]) -> float:
-    for _ in range(5):
-        run()
-    times: list[float] = []
-    for _ in range(_REPEATS):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(_BURST):
-            run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / _BURST)
-    return median(times)
+        return median_ms(lambda: self._session.run(inputs))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,36 @@
+"""How device time is measured: medians of CUDA events, and the copy bandwidth that floors are reckoned with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+
+import torch
+
+__all__ = ["copy_bandwidth", "median_ms"]
+
+_REPEATS = 30
+_BURST = 8  # runs between two events: the host is ahead of the device, as it is in the loop
+
+
+def copy_bandwidth() -> float:
+    """Bytes per second of a large device copy, read and written."""
+    source = torch.empty(2**32, dtype=torch.uint8, device="cuda").random_()
+    target = torch.empty_like(source)
+    return 2 * source.numel() / (1e-3 * median_ms(lambda: target.copy_(source)))
+
+
+def median_ms(run: Callable[[], object]) -> float:
+    """Median device time of ``run`` in milliseconds, warm."""
+    for _ in range(5):
+        run()
+    times: list[float] = []
+    for _ in range(_REPEATS):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        for _ in range(_BURST):
+            run()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / _BURST)
+    return median(times)
