@@ -234,3 +234,10 @@ def test_program_that_ends_after_its_last_answer_ends_cleanly(bundle: Path) -> N
         ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
         assert (ended.returncode, ended.stderr) == (0, "")
         assert "text='3 '" in ended.stdout
+
+
+def test_engine_closed_before_its_first_request_takes_none(bundle: Path) -> None:
+    engine = load(bundle)
+    engine.close()
+    with pytest.raises(OverloadedError, match="the engine is closed"):
+        engine.generate(PROMPTS[0])

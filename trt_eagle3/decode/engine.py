@@ -32,7 +32,7 @@ from trt_eagle3.decode.worker import Worker
 from trt_eagle3.engine.bundle import BUNDLE_FILE, BundleRecord, read_bundle
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import Session, open_session
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import OverloadedError, UserError
 from trt_eagle3.multimodal import LOCAL_MEDIA, ImageSource, MediaPolicy, ModelInputs, Processor, VideoSource
 from trt_eagle3.multimodal.vision_rows import vision_rows
 
@@ -95,6 +95,8 @@ class Engine:
         Raises:
             OverloadedError: ``limits.max_waiting`` requests wait already, or the engine is closed.
         """
+        if self._closed:
+            raise OverloadedError("the engine is closed. Load it again.")
         return self._worker.submit(request, self._begin)
 
     def start(self) -> None:

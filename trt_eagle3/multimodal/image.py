@@ -51,7 +51,7 @@ def describe(source: object) -> str:
         return f"image ({len(source)} bytes)"
     if not isinstance(source, str | Path):
         return "image"
-    text = " ".join(str(source).splitlines())
+    text = r"\n".join(str(source).splitlines())
     if text.startswith("data:"):
         return f"image {text[:40]}..."
     return f"image {text if len(text) <= 200 else '...' + text[-100:]}"
