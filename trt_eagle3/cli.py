@@ -15,6 +15,7 @@ import click
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from trt_eagle3 import bench as bench_defaults
 from trt_eagle3 import report
 from trt_eagle3.config import load_config, parse_overrides
 from trt_eagle3.errors import TrtEagle3Error, UserError
@@ -181,6 +182,62 @@ def probe(path: str, draft: str | None, overrides: tuple[str, ...], as_json: boo
         _out.print(result.table())
         _out.print(*result.verdict_lines(), sep="\n", soft_wrap=True)
     result.check()
+
+
+def _numbers(kind: type[int] | type[float]) -> Callable[[click.Context, click.Parameter, str], tuple[float, ...]]:
+    """Reads an option's numbers above zero, with commas between them."""
+
+    def read(_context: click.Context, _option: click.Parameter, value: str) -> tuple[float, ...]:
+        try:
+            numbers = tuple(kind(word) for word in value.split(",")) if value else ()
+        except ValueError:
+            numbers = (0,)
+        if not all(0 < number < 1 << 24 for number in numbers):
+            raise click.BadParameter(f"expected numbers above 0 with commas between them, got {value!r}")
+        return numbers
+
+    return read
+
+
+@cli.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--prompts", type=click.Path(path_type=Path), help="JSON list of prompts, instead of the bundled ones.")
+@click.option(
+    "--batch", "batches", metavar="N,N,...", default="", callback=_numbers(int), help="In flight. [default: 1,2,4,8]"
+)
+@click.option(
+    "--rate", "rates", metavar="R,R,...", default="", callback=_numbers(float), help="Poisson arrivals per second."
+)
+@click.option("--requests", type=click.IntRange(1), help="Per round and load.  [default: 4 x batch, each prompt once]")
+@click.option("--rounds", type=click.IntRange(1), default=bench_defaults.ROUNDS, show_default=True, help="That count.")
+@click.option("--max-tokens", type=click.IntRange(2), default=bench_defaults.MAX_TOKENS, show_default=True)
+@click.option("--ignore-eos", is_flag=True, help="Answers of --max-tokens tokens.")
+@click.option("--prefix-cache", is_flag=True, help="Reuse KV pages of prompts that came before.")
+@click.option("--tune", is_flag=True, help="First find what number of draft tokens pays; write it into BUNDLE.")
+@click.option("--plot", type=click.Path(path_type=Path), help="Write a plot: .png, .svg or .pdf.")
+@_json_option
+def bench(bundle: Path, tune: bool, plot: Path | None, as_json: bool, **options: Any) -> None:
+    """Plain against speculative decoding of BUNDLE, by requests in flight.
+
+    Kernels alone: plugins/bench/kernels.py. Big pairs with random weights: python -m trt_eagle3.bench.gpu
+    """
+    from trt_eagle3.bench.result import check_plot
+    from trt_eagle3.bench.run import bench as run
+    from trt_eagle3.bench.tune import tune as run_tune
+
+    shared = {name: options[name] for name in ("prompts", "batches", "rounds", "max_tokens")}
+    if plot is not None:
+        check_plot(plot)
+    with _bars() as progress:
+        tuning = run_tune(bundle, progress=progress, **shared) if tune else None
+        result = run(bundle, progress=progress, **options)
+    if as_json:
+        _print_json({**result.to_dict(), **({"tuning": tuning.to_dict()} if tuning else {})})
+    else:
+        _out.print(*(tuning.tables() if tuning else ()), *result.tables())
+        _out.print(*result.lines(), sep="\n", soft_wrap=True)
+    if plot is not None:
+        result.plot(plot)
 
 
 @cli.command("convert-draft")

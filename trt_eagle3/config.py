@@ -112,8 +112,8 @@ class LimitsConfig(_Section):
     Attributes:
         max_batch_size: sequences decoded at once.
         max_seq_len: tokens of each with its answer. max_visual_tokens: of a prompt.
-        max_kv_tokens: rows of the KV cache; left out, every sequence has room for ``max_seq_len``. With fewer, sequences
-            that no longer fit are put off and computed again.
+        max_kv_tokens: rows of the KV cache; left out, every sequence has room for ``max_seq_len``. With fewer,
+            sequences that no longer fit are put off and computed again.
         max_waiting: requests in the queue; the next one is refused.
         prefix_cache: keep KV pages of past prompts for prompts that begin alike.
     """
@@ -136,7 +136,8 @@ class SpeculationConfig(_Section):
     """The shape of speculation.
 
     Attributes:
-        mode: ``chain`` drafts one token per step; ``tree`` a static tree; ``dynamic`` one that follows the draft's scores.
+        mode: ``chain`` drafts one token per step; ``tree`` a static tree; ``dynamic`` one that follows the draft's
+            scores.
         steps: draft steps per cycle, the deepest path.
         topk: children per node of a tree at most; of a dynamic tree also the nodes that grow on at each level.
         num_draft_tokens: tokens verified per cycle, the root (last accepted token) included. A chain has steps + 1.

@@ -1,6 +1,13 @@
 """The ways a run can end badly, each with its exit code."""
 
-__all__ = ["EngineFailedError", "EnvironmentMissingError", "GateFailedError", "OverloadedError", "TrtEagle3Error", "UserError"]
+__all__ = [
+    "EngineFailedError",
+    "EnvironmentMissingError",
+    "GateFailedError",
+    "OverloadedError",
+    "TrtEagle3Error",
+    "UserError",
+]
 
 
 class TrtEagle3Error(Exception):

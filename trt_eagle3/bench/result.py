@@ -1,0 +1,251 @@
+"""What a bench found: plain against speculative for each load, as JSON, tables and a plot."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.table import Table
+
+from trt_eagle3.bench import PLOT_FORMATS
+from trt_eagle3.bench.workload import Load, Run
+from trt_eagle3.errors import UserError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["BenchReport", "Percentiles", "Row", "Side", "check_plot"]
+
+
+@dataclass(frozen=True)
+class Percentiles:
+    """Of a time, in milliseconds."""
+
+    p50: float
+    p95: float
+    p99: float
+
+    @classmethod
+    def of_seconds(cls, values: Sequence[float] | np.ndarray[Any, Any]) -> Percentiles | None:
+        """None of no values."""
+        return cls(*(1000 * float(p) for p in np.percentile(values, (50, 95, 99)))) if len(values) else None
+
+    def __str__(self) -> str:
+        return " / ".join(f"{value:.3g}" for value in (self.p50, self.p95, self.p99))
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way of decoding under one load, round by round."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all answers together; the median round's."""
+        return median(run.tokens_per_second for run in self.runs)
+
+    @property
+    def acceptance_length(self) -> float | None:
+        """Mean tokens of a cycle that drafted, the bonus token included; None without such cycles."""
+        cycles = sum(run.cycles for run in self.runs)
+        return 1 + sum(sum(run.accepted) for run in self.runs) / cycles if cycles else None
+
+    @property
+    def acceptance_by_position(self) -> tuple[float, ...]:
+        """The share of those cycles that accepted so deep."""
+        cycles = sum(run.cycles for run in self.runs)
+        deepest = max(len(run.accepted) for run in self.runs) if cycles else 0
+        return tuple(
+            sum(run.accepted[d] for run in self.runs if d < len(run.accepted)) / cycles for d in range(deepest)
+        )
+
+    @property
+    def first_token(self) -> Percentiles | None:
+        """From the coming of a request to its first token."""
+        return Percentiles.of_seconds([r.first_token_seconds for run in self.runs for r in run.replies])
+
+    @property
+    def per_token(self) -> Percentiles | None:
+        """Between tokens: a pass's time is shared by the tokens that it said."""
+        passes = np.array([p for run in self.runs for r in run.replies for p in r.passes]).reshape(-1, 2)
+        return Percentiles.of_seconds(np.repeat(passes[:, 0] / passes[:, 1], passes[:, 1].astype(int)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        first, between = self.first_token, self.per_token
+        return {
+            "tokens_per_second": self.tokens_per_second,
+            "tokens_per_second_by_round": [run.tokens_per_second for run in self.runs],
+            "acceptance_length": self.acceptance_length,
+            "acceptance_by_position": list(self.acceptance_by_position),
+            "first_token_ms": first and dataclasses.asdict(first),
+            "per_token_ms": between and dataclasses.asdict(between),
+        }
+
+
+@dataclass(frozen=True)
+class Row:
+    """One load.
+
+    Attributes:
+        speculative: None where the bundle has no draft.
+        num_differing: prompts whose plain and speculative tokens differ.
+    """
+
+    load: Load
+    plain: Side
+    speculative: Side | None
+    num_differing: int
+
+    @property
+    def ratio(self) -> float | None:
+        """Tokens per second, speculative to plain: the median over rounds, whose two sides ran one after the other."""
+        if self.speculative is None:
+            return None
+        pairs = zip(self.plain.runs, self.speculative.runs, strict=True)
+        return median(b.tokens_per_second / a.tokens_per_second for a, b in pairs)
+
+
+@dataclass(frozen=True)
+class BenchReport:
+    """All loads; ``facts`` are what they have in common (bundle, machine, prompts, ...)."""
+
+    facts: Mapping[str, Any]
+    rows: tuple[Row, ...]
+
+    def growth(self, row: Row, side: Side) -> float:
+        """Tokens per second against the first load's of the same way of decoding, the median over rounds."""
+        base = self.rows[0].plain if side is row.plain else self.rows[0].speculative
+        assert base is not None
+        return median(b.tokens_per_second / a.tokens_per_second for a, b in zip(base.runs, side.runs, strict=True))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values; ``docs/bench.md`` describes them."""
+        rows = [
+            {
+                "concurrency": row.load.concurrency if row.load.rate is None else None,
+                "rate": row.load.rate,
+                "ratio": row.ratio,
+                "num_differing": row.num_differing,
+                **{name: {**side.to_dict(), "growth": self.growth(row, side)} for name, side in _sides(row)},
+            }
+            for row in self.rows
+        ]
+        return {**self.facts, "rows": rows}
+
+    def tables(self) -> list[Table]:
+        """Speed by load, and where anything was drafted, acceptance by position."""
+        first = self.rows[0].load
+        speed = Table(
+            "in flight" if first.rate is None else "requests",
+            "decoding",
+            "to plain",
+            f"to {first.name}",
+            "acceptance length",
+            "tokens/s",
+            "first token ms, p50 / p95 / p99",
+            "per token ms, p50 / p95 / p99",
+        )
+        for row in self.rows:
+            for name, side in _sides(row):
+                ratio = 1.0 if side is row.plain else row.ratio or 0.0
+                length = side.acceptance_length
+                speed.add_row(
+                    row.load.name,
+                    name,
+                    f"{ratio:.2f}",
+                    f"{self.growth(row, side):.2f}",
+                    f"{length:.2f}" if length else "off" if side is not row.plain else "",
+                    f"{side.tokens_per_second:.0f}",
+                    str(side.first_token),
+                    str(side.per_token or ""),
+                    end_section=side is not row.plain,
+                )
+        return [speed, *self._acceptance()]
+
+    def lines(self) -> list[str]:
+        """What was measured, and on what; where 16-bit rounding made answers differ, how many."""
+        f = self.facts
+        lines = [
+            f"{f['bundle']} on {f['machine']}: {f['backend']}, {f['dtype']}, {f['num_prompts']} prompts, "
+            f"medians of {f['rounds']} rounds"
+        ]
+        for row in self.rows:
+            if row.num_differing:
+                lines.append(
+                    f"note: {row.load.name} in flight: plain and speculative tokens differ for {row.num_differing} of "
+                    f"{f['num_prompts']} prompts, as {f['dtype']} rounds. Ties? trt-eagle3 validate {f['bundle']}"
+                )
+        return lines
+
+    def _acceptance(self) -> list[Table]:
+        drafted = [(row.load.name, row.speculative.acceptance_by_position) for row in self.rows if row.speculative]
+        depth = max((len(rates) for _, rates in drafted), default=0)
+        if not depth:
+            return []
+        table = Table("accepted at position", *(str(position + 1) for position in range(depth)))
+        for name, rates in drafted:
+            table.add_row(name, *(f"{100 * rate:.0f} %" for rate in rates))
+        return [table]
+
+    def plot(self, file: Path) -> None:
+        """Tokens per second by load, and acceptance by position.
+
+        Raises:
+            UserError: another format, or ``file`` cannot be written.
+        """
+        check_plot(file)
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(9, 3.6), layout="constrained")
+        speed, acceptance = figure.subplots(1, 2)
+        self._plot_speed(speed)
+        self._plot_acceptance(acceptance)
+        figure.suptitle(f"{self.facts['bundle']} on {self.facts['machine']}", fontsize=9)
+        try:
+            figure.savefig(file, dpi=150)
+        except OSError as error:
+            raise UserError(f"{file}: cannot write the plot: {error.strerror or error}") from error
+
+    def _plot_speed(self, axes: Axes) -> None:
+        names = [row.load.name for row in self.rows]
+        axes.plot(names, [row.plain.tokens_per_second for row in self.rows], marker="o", label="plain")
+        drafting = [(row, row.speculative) for row in self.rows if row.speculative]
+        if drafting:
+            rates = [side.tokens_per_second for _, side in drafting]
+            axes.plot(names, rates, marker="o", label="speculative")
+            for (row, _), rate in zip(drafting, rates, strict=True):
+                note = f"{row.ratio:.2f} x"
+                axes.annotate(note, (row.load.name, rate), xytext=(0, 6), textcoords="offset points", ha="center")
+        axes.set(xlabel="requests in flight" if self.rows[0].load.rate is None else "requests", ylabel="tokens/s")
+        axes.set_ylim(bottom=0)
+        axes.margins(y=0.15)
+        axes.legend()
+
+    def _plot_acceptance(self, axes: Axes) -> None:
+        for row in self.rows:
+            rates = row.speculative.acceptance_by_position if row.speculative else ()
+            if rates:
+                axes.plot(range(1, len(rates) + 1), rates, marker="o", label=row.load.name)
+        axes.set(xlabel="position", ylabel="accepted", ylim=(0, 1.05))
+        axes.locator_params(axis="x", integer=True)
+        if axes.lines:
+            axes.legend()
+
+
+def check_plot(file: Path) -> None:
+    """Refuse a plot of a format that we do not write."""
+    if file.suffix.lower() not in PLOT_FORMATS:
+        raise UserError(f"--plot {file}: expected a name that ends in {', '.join(PLOT_FORMATS)}")
+    if not file.parent.is_dir():
+        raise UserError(f"--plot {file}: no folder {file.parent}. Make it first.")
+
+
+def _sides(row: Row) -> list[tuple[str, Side]]:
+    return [("plain", row.plain), *([("speculative", row.speculative)] if row.speculative else [])]

@@ -1,0 +1,123 @@
+"""bench: a bundle's plain against its speculative decoding, under one load after the other, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.metadata import version
+from itertools import zip_longest
+from pathlib import Path
+
+from trt_eagle3.bench import MAX_TOKENS, ROUNDS
+from trt_eagle3.bench.result import BenchReport, Row, Side
+from trt_eagle3.bench.workload import Load, Progress, Run, batch_sizes, drive, make_requests, open_engine
+from trt_eagle3.bundled_prompts import bundled_questions
+from trt_eagle3.decode.engine import Engine
+from trt_eagle3.engine.machine import machine_name
+from trt_eagle3.errors import GateFailedError, UserError
+from trt_eagle3.prompts import read_questions
+
+__all__ = ["bench"]
+
+_PER_PLACE = 4
+"""Requests per place of the batch: the last ones of a round, which leave places empty, are then few."""
+
+
+def bench(
+    bundle: Path,
+    *,
+    prompts: Path | None = None,
+    batches: Sequence[int] = (),
+    rates: Sequence[float] = (),
+    requests: int | None = None,
+    rounds: int = ROUNDS,
+    max_tokens: int = MAX_TOKENS,
+    ignore_eos: bool = False,
+    prefix_cache: bool = False,
+    progress: Progress = lambda *_: None,
+) -> BenchReport:
+    """Measure a bundle.
+
+    A round runs every load, plain and speculative one after the other, who is first changing from round to round.
+    The first round is not counted.
+
+    Args:
+        prompts: a prompt file instead of the bundled prompts.
+        batches: requests in flight; by default 1, 2, 4, 8 as far as the bundle goes. rates: Poisson arrivals per
+            second instead.
+        requests: per round and load; by default every prompt at least once, and four for each place of the batch.
+        ignore_eos: every answer has ``max_tokens`` tokens.
+        prefix_cache: reuse the pages of prompts that came before, as the bundle's limits say.
+    Raises:
+        UserError: anything wrong with bundle or prompts, a batch beyond the bundle's limits, or both kinds of load.
+        GateFailedError: in float32, speculative and plain tokens differ.
+    """
+    if batches and rates:
+        raise UserError("--batch and --rate: requests come one way or the other. Give one of them.")
+    questions = read_questions(prompts) if prompts else bundled_questions()
+    engine = open_engine(bundle, prefix_cache=prefix_cache)
+    loads = [Load(rate=rate) for rate in rates] or [Load(size) for size in batch_sizes(engine, batches)]
+    sides = (False, True) if engine.manifest else (False,)
+    found: dict[tuple[Load, bool], list[Run]] = {(load, side): [] for load in loads for side in sides}
+    try:
+        for number in range(rounds + 1):
+            for index, load in enumerate(loads):
+                progress("rounds", number * len(loads) + index, (rounds + 1) * len(loads))
+                count = requests or _num_requests(load, len(questions))
+                for side in sides if number % 2 else sides[::-1]:
+                    asked = make_requests(
+                        questions, count, max_tokens=max_tokens, ignore_eos=ignore_eos, speculation=side
+                    )
+                    run = drive(engine, asked, load, seed=number)
+                    if number:
+                        found[load, side].append(run)
+        progress("rounds", 1, 1)
+    finally:
+        engine.close()
+    facts = {
+        "bundle": str(bundle),
+        "version": version("trt-eagle3"),
+        "machine": machine_name(engine.device),
+        "backend": engine.record.engine.backend,
+        "dtype": engine.record.config.engine.dtype,
+        "speculation": engine.record.config.speculation.model_dump(mode="json"),
+        "num_prompts": len(questions),
+        "max_tokens": max_tokens,
+        "ignore_eos": ignore_eos,
+        "prefix_cache": prefix_cache and engine.limits.prefix_cache,
+        "rounds": rounds,
+    }
+    return BenchReport(facts, tuple(_row(engine, load, found, len(questions)) for load in loads))
+
+
+def _num_requests(load: Load, num_prompts: int) -> int:
+    """Whole turns of the prompts, so that every load has the same mix."""
+    return num_prompts * max(1, -(-_PER_PLACE * load.concurrency // num_prompts))
+
+
+def _row(engine: Engine, load: Load, found: dict[tuple[Load, bool], list[Run]], num_prompts: int) -> Row:
+    plain = Side(tuple(found[load, False]))
+    if (load, True) not in found:
+        return Row(load, plain, None, 0)
+    speculative = Side(tuple(found[load, True]))
+    differing = _differing(plain, speculative, num_prompts)
+    if differing and engine.record.config.engine.dtype == "float32":
+        prompt, token = min(differing.items())
+        raise GateFailedError(
+            f"{load.name} in flight: speculative and plain tokens differ for {len(differing)} of {num_prompts} "
+            f"prompts, first at token {token} of prompt {prompt}. In float32 they are the same, so no ratio is given. "
+            f"Find the cause: trt-eagle3 validate {engine.path}"
+        )
+    return Row(load, plain, speculative, len(differing))
+
+
+def _differing(plain: Side, speculative: Side, num_prompts: int) -> dict[int, int]:
+    """Prompt -> the first token at which a round's two answers to it differ."""
+    found: dict[int, int] = {}
+    for a, b in zip(plain.runs, speculative.runs, strict=True):
+        for index, (one, other) in enumerate(zip(a.replies, b.replies, strict=True)):
+            if one.token_ids != other.token_ids:
+                pairs = zip_longest(one.token_ids, other.token_ids)
+                first = next(i for i, (x, y) in enumerate(pairs) if x != y)
+                prompt = index % num_prompts
+                found[prompt] = min(first, found.get(prompt, first))
+    return found

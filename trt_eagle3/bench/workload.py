@@ -1,0 +1,164 @@
+"""Requests in flight: closed loops and Poisson arrivals over one engine, timed as their readers see them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice, pairwise
+from pathlib import Path
+from typing import Any
+
+from trt_eagle3.decode.engine import Engine, load
+from trt_eagle3.decode.metrics import EngineMetrics
+from trt_eagle3.decode.request import Request
+from trt_eagle3.errors import UserError
+from trt_eagle3.prompts import Question
+
+__all__ = ["Load", "Progress", "Reply", "Run", "batch_sizes", "drive", "make_requests", "open_engine"]
+
+_SIZES = (1, 2, 4, 8)
+
+Progress = Callable[[str, int, int], object]
+"""Told a stage, what of it is done, and how much there is."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """How requests come: ``concurrency`` of them in flight always, or at random, ``rate`` per second (Poisson)."""
+
+    concurrency: int = 1
+    rate: float | None = None
+
+    @property
+    def name(self) -> str:
+        """As tables and plots call it."""
+        return str(self.concurrency) if self.rate is None else f"{self.rate:g}/s"
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One answer as its reader saw it.
+
+    Attributes:
+        first_token_seconds: from when the request came (of Poisson arrivals: was due) to its first token.
+        passes: seconds since the last one, and tokens, of every later target pass.
+    """
+
+    token_ids: tuple[int, ...]
+    first_token_seconds: float
+    passes: tuple[tuple[float, int], ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """All requests once.
+
+    Attributes:
+        replies: in the order of the requests. seconds: from the first request to the last token.
+        cycles: verify passes of sequences that drafted. accepted: of them, how many accepted so deep.
+    """
+
+    replies: tuple[Reply, ...]
+    seconds: float
+    cycles: int
+    accepted: tuple[int, ...]
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all answers together, prompts and waiting included."""
+        return sum(len(reply.token_ids) for reply in self.replies) / self.seconds
+
+
+def open_engine(bundle: Path, *, prefix_cache: bool = False) -> Engine:
+    """The bundle's engine; questions that come again are answered anew unless ``prefix_cache``."""
+    engine = load(bundle)
+    if not prefix_cache:
+        engine.limits = engine.limits.model_copy(update={"prefix_cache": False})
+    return engine
+
+
+def batch_sizes(engine: Engine, wanted: Sequence[int]) -> list[int]:
+    """Requests in flight to measure: those wanted, or the usual ones that the bundle takes.
+
+    Raises:
+        UserError: one beyond ``limits.max_batch_size``.
+    """
+    most = engine.limits.max_batch_size
+    if wanted and max(wanted) > most:
+        raise UserError(
+            f"--batch {max(wanted)}: this bundle decodes {most} at once. "
+            "Lower it, or rebuild with a larger limits.max_batch_size."
+        )
+    return sorted(set(wanted)) or [size for size in _SIZES if size <= most]
+
+
+def make_requests(questions: Sequence[Question], count: int, **options: Any) -> list[Request]:
+    """``count`` requests, the questions in turn; ``options`` are the other fields of ``Request``."""
+    asked = islice(cycle(questions), count)
+    return [Request(q.prompt, q.images, q.videos, **options) for q in asked]
+
+
+def drive(engine: Engine, requests: Sequence[Request], load: Load, *, seed: int = 0) -> Run:
+    """Send ``requests`` and read all answers; ``seed`` draws the arrivals of a ``rate``.
+
+    Raises:
+        TrtEagle3Error: what is wrong with a prompt, or more wait than the engine queues.
+    """
+    before = engine.metrics()
+    start = time.perf_counter()
+    if load.rate is None:
+        replies = asyncio.run(_closed(engine, requests, load.concurrency))
+    else:
+        replies = asyncio.run(_poisson(engine, requests, load.rate, seed))
+    seconds = time.perf_counter() - start
+    cycles, accepted = _drafted(before, engine.metrics())
+    return Run(tuple(replies), seconds, cycles, accepted)
+
+
+async def _closed(engine: Engine, requests: Sequence[Request], concurrency: int) -> list[Reply]:
+    """Readers that each ask the next question when they have their answer."""
+    replies: dict[int, Reply] = {}
+    queue = iter(enumerate(requests))
+
+    async def read() -> None:
+        for index, request in queue:
+            replies[index] = await _reply(engine, request, time.perf_counter())
+
+    await asyncio.gather(*(read() for _ in range(concurrency)))
+    return [replies[index] for index in range(len(requests))]
+
+
+async def _poisson(engine: Engine, requests: Sequence[Request], rate: float, seed: int) -> list[Reply]:
+    """A reader per request, which comes when its time has come, whoever is still waiting."""
+    chance, due = random.Random(seed), time.perf_counter()
+    tasks = []
+    for request in requests:
+        await asyncio.sleep(max(due - time.perf_counter(), 0.0))
+        tasks.append(asyncio.create_task(_reply(engine, request, due)))
+        due += chance.expovariate(rate)
+    return list(await asyncio.gather(*tasks))
+
+
+async def _reply(engine: Engine, request: Request, came: float) -> Reply:
+    times, tokens = [came], list[tuple[int, ...]]()
+    async for chunk in engine.submit(request):
+        if chunk.token_ids:
+            times.append(time.perf_counter())
+            tokens.append(chunk.token_ids)
+    gaps = [after - before for before, after in pairwise(times)]
+    return Reply(
+        token_ids=tuple(token for chunk in tokens for token in chunk),
+        first_token_seconds=gaps[0],
+        passes=tuple((gap, len(chunk)) for gap, chunk in zip(gaps[1:], tokens[1:], strict=True)),
+    )
+
+
+def _drafted(before: EngineMetrics, after: EngineMetrics) -> tuple[int, tuple[int, ...]]:
+    """Cycles that drafted between two moments, and how many of them accepted so deep."""
+    none = (0,) * (len(after.proposed) - len(before.proposed))
+    cycles = after.proposed[0] - (*before.proposed, *none)[0] if after.proposed else 0
+    accepted = (a - b for a, b in zip(after.accepted, (*before.accepted, *none), strict=True))
+    return cycles, tuple(accepted)
