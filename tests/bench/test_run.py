@@ -1,0 +1,115 @@
+"""bench: every load both ways, the figures add up, and a ratio only between equal answers."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.tiny import build_tiny
+from trt_eagle3.bench.result import BenchReport, Percentiles, Side
+from trt_eagle3.bench.run import bench
+from trt_eagle3.bench.workload import Load, Reply, Run, drive, make_requests, open_engine
+from trt_eagle3.decode.decoder import Decoder
+from trt_eagle3.errors import GateFailedError, UserError
+from trt_eagle3.prompts import Question
+
+QUESTIONS = [Question(f"What is {i} plus 30?") for i in range(3)]
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny(tmp_path_factory.mktemp("engines"))
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("prompts") / "prompts.json"
+    file.write_text(json.dumps([{"prompt": q.prompt} for q in QUESTIONS]))
+    return file
+
+
+@pytest.fixture(scope="module")
+def report(bundle: Path, prompts: Path) -> BenchReport:
+    return bench(bundle, prompts=prompts, batches=(1, 3), rounds=2, max_tokens=12)
+
+
+def test_report_has_every_load_both_ways(report: BenchReport) -> None:
+    found = report.to_dict()
+    assert json.loads(json.dumps(found)) == found
+    assert [row["concurrency"] for row in found["rows"]] == [1, 3]
+    for row in found["rows"]:
+        plain, speculative = row["plain"], row["speculative"]
+        assert len(plain["tokens_per_second_by_round"]) == 2
+        assert row["num_differing"] == 0
+        assert row["ratio"] > 0
+        assert (plain["acceptance_length"], plain["acceptance_by_position"]) == (None, [])
+        assert 1 < speculative["acceptance_length"] <= 6
+        assert speculative["acceptance_length"] == pytest.approx(1 + sum(speculative["acceptance_by_position"]))
+        assert plain["first_token_ms"]["p50"] <= plain["first_token_ms"]["p95"] <= plain["first_token_ms"]["p99"]
+
+
+def test_report_prints_and_plots(report: BenchReport, tmp_path: Path) -> None:
+    shown = io.StringIO()
+    Console(width=200, file=shown).print(*report.tables())
+    text = shown.getvalue()
+    assert "acceptance length" in text
+    assert "accepted at position" in text
+    assert "medians of 2 rounds" in report.lines()[0]
+    for name in ("plot.png", "plot.svg"):
+        report.plot(tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 5000
+    with pytest.raises(UserError, match=r"expected a name that ends in \.png"):
+        report.plot(tmp_path / "plot.txt")
+
+
+def test_percentiles_of_tokens_share_the_time_of_their_pass() -> None:
+    reply = Reply((1, 2, 3, 4), 0.5, ((0.3, 3),))
+    side = Side((Run((reply,), 1.0, 1, (1, 1)),))
+    assert side.per_token == Percentiles(*[pytest.approx(100.0)] * 3)
+    assert side.first_token == Percentiles(*[pytest.approx(500.0)] * 3)
+    assert side.tokens_per_second == 4
+    assert side.acceptance_by_position == (1.0, 1.0)
+    assert side.acceptance_length == 3.0
+
+
+def test_poisson_arrivals_are_those_of_the_seed_and_every_request_is_answered(bundle: Path) -> None:
+    engine = open_engine(bundle)
+    requests = make_requests(QUESTIONS, 6, max_tokens=8)
+    closed = drive(engine, requests, Load(2))
+    random = drive(engine, requests, Load(rate=200.0), seed=3)
+    engine.close()
+    assert [r.token_ids for r in random.replies] == [r.token_ids for r in closed.replies]
+    assert random.cycles == closed.cycles > 0
+
+
+def test_answers_that_differ_give_no_ratio(bundle: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cycle = Decoder.cycle
+
+    def wrong(self: Decoder, sequences: Any, tree: Any) -> Any:
+        found = cycle(self, sequences, tree)
+        for s in sequences:
+            if s.drafting and len(s.tokens) > 3:
+                s.tokens[-1] = 5
+        return found
+
+    monkeypatch.setattr(Decoder, "cycle", wrong)
+    with pytest.raises(GateFailedError, match=r"speculative and plain tokens differ for . of 3 prompts"):
+        bench(bundle, prompts=prompts, batches=(1,), rounds=1, max_tokens=24, ignore_eos=True)
+
+
+def test_loads_that_the_bundle_cannot_take_are_refused(bundle: Path) -> None:
+    with pytest.raises(UserError, match="--batch 9: this bundle decodes 8 at once"):
+        bench(bundle, batches=(1, 9))
+    with pytest.raises(UserError, match="one way or the other"):
+        bench(bundle, batches=(1,), rates=(2.0,))
+
+
+def test_bundle_without_a_draft_is_measured_plainly(tmp_path: Path, prompts: Path) -> None:
+    found = bench(build_tiny(tmp_path, draft=None), prompts=prompts, batches=(1,), rounds=1, max_tokens=4).to_dict()
+    assert found["rows"][0]["ratio"] is None
+    assert "speculative" not in found["rows"][0]
