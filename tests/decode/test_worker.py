@@ -241,3 +241,24 @@ def test_engine_closed_before_its_first_request_takes_none(bundle: Path) -> None
     engine.close()
     with pytest.raises(OverloadedError, match="the engine is closed"):
         engine.generate(PROMPTS[0])
+
+
+def test_first_requests_of_many_threads_begin_one_worker(bundle: Path, expected: list[str]) -> None:
+    engine = load(bundle)
+    assert engine.metrics().waiting == 0
+    assert "_worker" not in vars(engine), "looking at the counters opens nothing"
+    start = threading.Barrier(4)
+    found: dict[int, str] = {}
+
+    def ask(index: int) -> None:
+        start.wait()
+        found[index] = engine.generate(PROMPTS[index]).text
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [found[i] for i in range(4)] == expected[:4]
+    assert sum(t.name == "trt-eagle3-decode" and t is engine._worker._thread for t in threading.enumerate()) == 1
+    engine.close()

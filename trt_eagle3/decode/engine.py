@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
@@ -71,6 +72,7 @@ class Engine:
         self._pages = self._page_pool(config.engine.page_size)
         self._meter = Meter(config.speculation.acceptance_floor)
         self._closed = False
+        self._starting = threading.Lock()
 
     def _page_pool(self, page_size: int) -> PagePool:
         limits = self.limits
@@ -97,11 +99,11 @@ class Engine:
         """
         if self._closed:
             raise OverloadedError("the engine is closed. Load it again.")
-        return self._worker.submit(request, self._begin)
+        return self._started().submit(request, self._begin)
 
     def start(self) -> None:
         """Open the graphs now, rather than with the first request."""
-        _ = self._worker
+        self._started()
 
     @property
     def ready(self) -> bool:
@@ -187,14 +189,20 @@ class Engine:
         embeds, levels = self._vision.forward(inputs.patches.to(self.dtype), rows.inputs())
         return Vision(embeds, embeds.new_zeros(0, *embeds.shape) if levels is None else levels)
 
+    def _started(self) -> Worker:
+        """The worker, begun once whoever asks first."""
+        with self._starting:
+            return self._worker
+
     def _now(self) -> dict[str, int]:
-        """What the counters do not count."""
-        scheduler = self._scheduler
+        """What the counters do not count; looking opens no graphs."""
+        worker: Worker | None = vars(self).get("_worker")
+        scheduler = self._scheduler if worker else None
         return {
-            "running": len(scheduler.running),
-            "waiting": self._worker.num_waiting,
-            "preempted": scheduler.num_preempted,
-            "reused_tokens": scheduler.num_reused_rows,
+            "running": len(scheduler.running) if scheduler else 0,
+            "waiting": worker.num_waiting if worker else 0,
+            "preempted": scheduler.num_preempted if scheduler else 0,
+            "reused_tokens": scheduler.num_reused_rows if scheduler else 0,
             "kv_pages_used": self._pages.num_used,
             "kv_pages_cached": self._prefixes.num_idle if self._prefixes else 0,
             "kv_pages_total": self._pages.num_pages - 1,

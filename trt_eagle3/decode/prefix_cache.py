@@ -77,8 +77,8 @@ class PrefixCache:
 
     @property
     def num_idle(self) -> int:
-        """Pages that only the cache owns."""
-        return sum(self._pool.owners(page) == 1 for page in self._pages.values())
+        """Pages that only the cache owns; may be asked from another thread than the one that changes them."""
+        return sum(self._pool.owners(page) == 1 for page in list(self._pages.values()))
 
     def match(self, keys: Sequence[bytes]) -> list[int]:
         """The pages of the longest known beginning of ``keys``."""
