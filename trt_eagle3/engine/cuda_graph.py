@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 
 import torch
 from torch import Tensor
 
-__all__ = ["CAPTURE_AFTER", "MAX_CAPTURED", "Captured", "Shapes", "shapes_of"]
+__all__ = ["Captured", "CapturedGraphs", "Shapes", "shapes_of"]
 
-CAPTURE_AFTER = 2  # runs of the same shapes before they are captured: prompts seldom repeat theirs, decode steps do
-MAX_CAPTURED = 64
+_CAPTURE_AFTER = 2  # runs of the same shapes before they are captured: prompts seldom repeat theirs, decode steps do
+_MAX_ROWS = 256  # of a captured step: launches of larger ones are hidden behind their work, and their buffers are large
+_ROWS_OF = ("inputs_embeds", "aux_hidden_states", "patches")
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -51,3 +54,38 @@ class Captured:
         self.fill(inputs)
         self.graph.replay()
         return dict(self.outputs)
+
+
+class CapturedGraphs:
+    """A session's captured graphs: of the shapes that came again, those used last."""
+
+    def __init__(self, most: int = 64) -> None:
+        self._most = most
+        self._runs: Counter[Shapes] = Counter()
+        self._graphs: OrderedDict[Shapes, Captured] = OrderedDict()
+
+    def get(self, shapes: Shapes) -> Captured | None:
+        """The graph of these shapes, if they have been captured."""
+        captured = self._graphs.get(shapes)
+        if captured is not None:
+            self._graphs.move_to_end(shapes)
+        return captured
+
+    def due(self, shapes: Shapes) -> bool:
+        """Count a run of these shapes; whether it is time to capture them."""
+        if max((prod(shape[:-1]) for name, shape in shapes if name in _ROWS_OF), default=0) > _MAX_ROWS:
+            return False
+        self._runs[shapes] += 1
+        return self._runs[shapes] > _CAPTURE_AFTER
+
+    def add(self, shapes: Shapes, captured: Captured) -> Captured:
+        """Keep a new graph; the one that was not used for the longest time makes room."""
+        if len(self._graphs) == self._most:
+            torch.cuda.synchronize()  # it may still run
+            self._graphs.popitem(last=False)
+        self._graphs[shapes] = captured
+        return captured
+
+    def clear(self) -> None:
+        """Forget all graphs, because what they were captured over has changed."""
+        self._graphs.clear()

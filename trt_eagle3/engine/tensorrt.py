@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trt_eagle3.engine.cuda_graph import CAPTURE_AFTER, MAX_CAPTURED, Captured, Shapes, shapes_of
+from trt_eagle3.engine.cuda_graph import Captured, CapturedGraphs, shapes_of
 from trt_eagle3.engine.tensorrt_facts import EngineFolder
 from trt_eagle3.engine.tensorrt_versions import load_plugins, log, tensorrt
 from trt_eagle3.errors import UserError
@@ -81,8 +80,7 @@ class TensorRTSession:
         self._engine = _open_engine(folder)
         self._inputs, self._outputs = _ports(self._engine)
         self._bound: dict[str, Tensor] = {}
-        self._seen: Counter[Shapes] = Counter()
-        self._captured: dict[Shapes, Captured] = {}
+        self._captured = CapturedGraphs()
         self._contexts: dict[int, Any] = {}
         # TensorRT waits for the device where it is given the default stream
         self._stream = torch.cuda.Stream()
@@ -110,12 +108,10 @@ class TensorRTSession:
             return captured.run(inputs)
         self._check(inputs)
         profile = self._profile(inputs)
-        self._seen[shapes] += 1
         placed = {name: tensor.cuda(non_blocking=True).contiguous() for name, tensor in inputs.items()}
-        if self._seen[shapes] <= CAPTURE_AFTER or len(self._captured) >= MAX_CAPTURED:
+        if not self._captured.due(shapes):
             return self._enqueue(self._context(profile), placed)
-        captured = self._captured[shapes] = self._capture(profile, placed)
-        return captured.run(inputs)
+        return self._captured.add(shapes, self._capture(profile, placed)).run(inputs)
 
     def _check(self, inputs: Mapping[str, Tensor]) -> None:
         missing = [name for name in self._inputs if name not in inputs and name not in self._bound]

@@ -6,7 +6,6 @@ ops go through our kernels (``engine/capi.py``), by stock operations where the l
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ import onnx
 import torch
 from torch import Tensor
 
-from trt_eagle3.engine.cuda_graph import CAPTURE_AFTER, MAX_CAPTURED, Captured, Shapes, shapes_of
+from trt_eagle3.engine.cuda_graph import Captured, CapturedGraphs, shapes_of
 from trt_eagle3.engine.torch_ops import TORCH_TYPES
 from trt_eagle3.engine.torch_program import ReadWeight, load_program
 from trt_eagle3.errors import EnvironmentMissingError, UserError
@@ -66,8 +65,7 @@ class TorchSession:
         self._inputs = {name: _Input.of(tensor) for name, tensor in program.inputs.items()}
         self._outputs, self._constants, self._steps = program.outputs, program.constants, program.steps
         self._bound: dict[str, Tensor] = {}
-        self._seen: Counter[Shapes] = Counter()
-        self._captured: dict[Shapes, Captured] = {}
+        self._captured = CapturedGraphs()
 
     def bind(self, name: str, tensor: Tensor) -> None:
         """Let ``tensor`` be the static buffer of input or output ``name``."""
@@ -85,10 +83,9 @@ class TorchSession:
         shapes = shapes_of(inputs)
         captured = self._captured.get(shapes)
         if captured is None:
-            self._seen[shapes] += 1
-            if self._seen[shapes] <= CAPTURE_AFTER or len(self._captured) >= MAX_CAPTURED:
+            if not self._captured.due(shapes):
                 return self._interpret(self._placed(inputs))
-            captured = self._captured[shapes] = self._capture(self._placed(inputs))
+            captured = self._captured.add(shapes, self._capture(self._placed(inputs)))
         return captured.run(inputs)
 
     def _capture(self, inputs: Mapping[str, Tensor]) -> Captured:
