@@ -262,3 +262,47 @@ def test_first_requests_of_many_threads_begin_one_worker(bundle: Path, expected:
     assert [found[i] for i in range(4)] == expected[:4]
     assert sum(t.name == "trt-eagle3-decode" and t is engine._worker._thread for t in threading.enumerate()) == 1
     engine.close()
+
+
+def test_answers_that_nobody_holds_make_room_for_others(engine: Engine, expected: list[str]) -> None:
+    for _ in range(LIMITS["max_batch_size"]):
+        engine.submit(endless(speculation=False))
+    asked = engine.submit(Request(PROMPTS[1]))
+    assert asked.wait(30), "answers that nobody reads hold every place"
+    assert asked.finish().text == expected[1]
+    settle(engine)
+    assert engine.metrics().requests["cancelled"] == LIMITS["max_batch_size"]
+
+
+def test_loop_closed_under_its_reader_ends_that_answer_only(engine: Engine, expected: list[str]) -> None:
+    answer, loop = engine.submit(endless()), asyncio.new_event_loop()
+    chunks = aiter(answer)
+    loop.run_until_complete(anext(chunks))  # type: ignore[arg-type]
+    loop.close()
+    assert answer.wait(30)
+    assert answer.finish_reason == "cancelled"
+    assert engine.generate(PROMPTS[1]).text == expected[1]
+
+
+def test_readers_in_two_loops_share_an_answer(engine: Engine) -> None:
+    answer, counts = engine.submit(endless()), list[int]()
+
+    async def read() -> int:
+        return sum([len(chunk.token_ids) async for chunk in answer])
+
+    threads = [threading.Thread(target=lambda: counts.append(asyncio.run(read())), daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(counts) == 2
+    assert sum(counts) == 400
+
+
+def test_closing_cannot_be_taken_back(bundle: Path) -> None:
+    engine = load(bundle)
+    answer = engine.submit(endless())
+    engine.close()
+    engine.close(drain=True)
+    assert engine._worker._closing, "a request still in preparation would wait for ever"
+    assert answer.finish().finish_reason == "cancelled"

@@ -19,7 +19,7 @@ _MAX_UNREAD = 64  # chunks; a reader further behind than this makes its sequence
 class Answer:
     """Iterate over it, plainly or with ``async for``, for ``Chunk``s; its ``generation`` says what there is so far.
 
-    Leaving the iteration early cancels the request.
+    Leaving the iteration early, or letting go of the answer, cancels the request.
     """
 
     def __init__(self, request: Request, wake: Callable[[], None], keeps: object = None) -> None:
@@ -38,7 +38,7 @@ class Answer:
         self._error: Exception | None = None
         self._over = False
         self._changed = threading.Condition()
-        self._notify: Callable[[], object] = lambda: None
+        self._listeners: list[Callable[[], None]] = []  # of readers in event loops
 
     @property
     def seconds(self) -> float:
@@ -79,7 +79,8 @@ class Answer:
 
     def _tell(self) -> None:
         self._changed.notify_all()
-        self._notify()
+        for tell in tuple(self._listeners):
+            tell()
 
     def cancel(self) -> None:
         """Ask for no more; its pages are given back before the engine's next step."""
@@ -96,7 +97,7 @@ class Answer:
             while True:
                 with self._changed:
                     self._changed.wait_for(lambda: self._chunks or self._over)
-                chunk = self._next()
+                    chunk = self._next()
                 if chunk is None:
                     return
                 yield chunk
@@ -107,7 +108,14 @@ class Answer:
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         loop, news = asyncio.get_running_loop(), asyncio.Event()
-        self._notify = lambda: loop.call_soon_threadsafe(news.set)
+
+        def tell() -> None:
+            try:
+                loop.call_soon_threadsafe(news.set)
+            except RuntimeError:  # the loop was closed under its reader, who has left then
+                self.cancelled = True
+
+        self._listeners.append(tell)
         try:
             while True:
                 news.clear()
@@ -118,21 +126,22 @@ class Answer:
                     return
                 await news.wait()
         finally:
-            self._notify = lambda: None
+            self._listeners.remove(tell)
             if not self._over:
                 self.cancel()
 
     def _next(self) -> Chunk | None:
         """The next chunk; None at the end."""
-        if self._chunks:
-            lagged = self.lagging
-            chunk = self._chunks.popleft()
-            if lagged:
-                self._wake()
-            return chunk
-        if self._over and self._error is not None:
-            raise self._error
-        return None
+        with self._changed:
+            if self._chunks:
+                lagged = self.lagging
+                chunk = self._chunks.popleft()
+                if lagged:
+                    self._wake()
+                return chunk
+            if self._over and self._error is not None:
+                raise self._error
+            return None
 
     def finish(self) -> Generation:
         """Read to the end."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -37,7 +38,7 @@ class Worker:
         self._max_waiting = max_waiting
         self._news = threading.Condition()
         self._inbox: list[tuple[Answer, SequenceState]] = []
-        self._answers: dict[int, tuple[Answer, SequenceState]] = {}
+        self._answers: dict[int, tuple[weakref.ref[Answer], SequenceState]] = {}  # its reader lets go: it is cancelled
         self._num_preparing = 0
         self._closing = self._draining = False
         self._pool = ThreadPoolExecutor(_PREPARING, "trt-eagle3-prepare")
@@ -75,8 +76,8 @@ class Worker:
     def close(self, *, drain: bool = False) -> None:
         """Stop; requests in flight are cancelled, or with ``drain`` answered first."""
         with self._news:
-            self._draining = drain
-            self._closing = not drain
+            self._draining |= drain
+            self._closing |= not drain
             self._news.notify_all()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -114,24 +115,30 @@ class Worker:
             self._serve()
         except BaseException as error:
             _log.exception("the decoding thread died")
-            self._closing = True
-            for answer, _ in [*self._answers.values(), *self._inbox]:
-                answer.end(_engine_error(error))
+            with self._news:
+                self._closing = True
+            for answer, _ in self._readers():
+                if answer is not None:
+                    answer.end(_engine_error(error))
             raise
 
     @torch.inference_mode()
     def _serve(self) -> None:
         while self._wait():
             self._turn()  # a call of its own: while this thread waits, it holds on to nobody's request
-        for answer, sequence in [*self._answers.values(), *self._inbox]:
+        for answer, sequence in self._readers():
             self._drop(answer, sequence, "cancelled")
+
+    def _readers(self) -> list[tuple[Answer | None, SequenceState]]:
+        """Everybody with a sequence; None where nobody holds the answer any more."""
+        return [*((held(), sequence) for held, sequence in self._answers.values()), *self._inbox]
 
     def _turn(self) -> None:
         """Take what has come, and step."""
         with self._news:
             inbox, self._inbox = self._inbox, []
         for answer, sequence in inbox:
-            self._answers[id(sequence)] = answer, sequence
+            self._answers[id(sequence)] = weakref.ref(answer), sequence
             self._scheduler.add(sequence)
         self._look_at_readers()
         try:
@@ -156,16 +163,21 @@ class Worker:
             return not self._closing
 
     def _look_at_readers(self) -> None:
-        for answer, sequence in list(self._answers.values()):
-            sequence.paused = answer.lagging
-            if answer.cancelled:
+        for held, sequence in list(self._answers.values()):
+            answer = held()
+            if answer is None or answer.cancelled:
                 self._drop(answer, sequence, "cancelled")
+            else:
+                sequence.paused = answer.lagging
 
     def _deliver(self, emission: Emission) -> None:
         sequence = emission.sequence
-        answer, _ = self._answers[id(sequence)]
+        answer = self._answers[id(sequence)][0]()
         if emission.error is not None:
             self._drop(answer, sequence, "error", emission.error)
+            return
+        if answer is None:
+            self._drop(None, sequence, "cancelled")
             return
         assert answer.output is not None
         chunk = answer.output.take(emission.tokens, full=emission.full)
@@ -177,11 +189,15 @@ class Worker:
         if chunk.finish_reason:
             self._drop(answer, sequence, chunk.finish_reason)
 
-    def _drop(self, answer: Answer, sequence: SequenceState, outcome: str, error: Exception | None = None) -> None:
+    def _drop(
+        self, answer: Answer | None, sequence: SequenceState, outcome: str, error: Exception | None = None
+    ) -> None:
         """The end of a request, however it came; its pages are free before its reader hears of it."""
         self._answers.pop(id(sequence), None)
         self._scheduler.remove(sequence)
         self._meter.finished(outcome)
+        if answer is None:
+            return
         if outcome == "cancelled":
             answer.put(CANCELLED)
         answer.end(error if error is None or isinstance(error, TrtEagle3Error) else _engine_error(error))
