@@ -80,6 +80,11 @@ def test_build_for_people_names_bundle_size_and_next_command(run: Run, tmp_path:
     assert "trt-eagle3 generate" in out
 
 
+def test_square_brackets_in_a_path_are_printed(run: Run, tmp_path: Path) -> None:
+    out = run("build", "--config", _config_file(tmp_path), "--output", tmp_path / "[red] x").out
+    assert f"built {tmp_path / '[red] x' / 'tiny'}" in out
+
+
 def test_generate_json_has_every_field(run: Run, bundle: Path, picture: Path) -> None:
     ended = run("generate", bundle, "Describe the picture.", "--image", picture, "--json", "--max-tokens", 9)
     assert ended.code == 0
@@ -204,7 +209,12 @@ def test_bad_input_is_one_line_and_exit_2(case: str, run: Run, bundle: Path, tmp
     assert re.search(message, ended.err), ended.err
 
 
-@pytest.mark.parametrize("words", [["generate", "--nonsense"], ["generate"], ["nonsense"], ["build", "--weights", "x"]])
+PORTS = [["serve", "nowhere", "--port", port] for port in ("99999", "-1", "0")]
+
+
+@pytest.mark.parametrize(
+    "words", [["generate", "--nonsense"], ["generate"], ["nonsense"], ["build", "--weights", "x"], *PORTS]
+)
 def test_misused_command_is_one_line_and_exit_2(run: Run, words: list[str]) -> None:
     ended = run(*words)
     assert ended.code == 2

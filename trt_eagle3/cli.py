@@ -72,7 +72,7 @@ def inspect(target: str, draft: str | None, overrides: tuple[str, ...], as_json:
     if as_json:
         _print_json(report.inspection(spec, manifest))
     else:
-        _out.print(*report.inspection_lines(spec, manifest), sep="\n")
+        _out.print(*report.inspection_lines(spec, manifest), sep="\n", markup=False)
 
 
 @cli.command()
@@ -97,7 +97,7 @@ def build(config_file: Path, output: Path | None, weights: str, overrides: tuple
     if as_json:
         _print_json(report.build(result))
     else:
-        _out.print(*report.build_lines(result), sep="\n")
+        _out.print(*report.build_lines(result), sep="\n", soft_wrap=True, markup=False)
 
 
 @cli.command()
@@ -159,7 +159,7 @@ def validate(bundles: tuple[Path, ...], output: Path | None, junit: Path | None,
         click.echo(result.to_json())
     else:
         _out.print(result.table())
-        _out.print(*result.lines(files), sep="\n", soft_wrap=True)
+        _out.print(*result.lines(files), sep="\n", soft_wrap=True, markup=False)
     result.check()
 
 
@@ -180,7 +180,7 @@ def probe(path: str, draft: str | None, overrides: tuple[str, ...], as_json: boo
         _print_json(result.to_dict())
     else:
         _out.print(result.table())
-        _out.print(*result.verdict_lines(), sep="\n", soft_wrap=True)
+        _out.print(*result.verdict_lines(), sep="\n", soft_wrap=True, markup=False)
     result.check()
 
 
@@ -235,7 +235,7 @@ def bench(bundle: Path, tune: bool, plot: Path | None, as_json: bool, **options:
         _print_json({**result.to_dict(), **({"tuning": tuning.to_dict()} if tuning else {})})
     else:
         _out.print(*(tuning.tables() if tuning else ()), *result.tables())
-        _out.print(*result.lines(), sep="\n", soft_wrap=True)
+        _out.print(*result.lines(), sep="\n", soft_wrap=True, markup=False)
     if plot is not None:
         result.plot(plot)
 
@@ -292,13 +292,13 @@ def deploy(bundle: Path, repository: Path, target: str, as_json: bool, **options
     if as_json:
         _print_json(result.to_dict())
     else:
-        _out.print(*result.lines(), sep="\n", soft_wrap=True)
+        _out.print(*result.lines(), sep="\n", soft_wrap=True, markup=False)
 
 
 @cli.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is everybody.")
-@click.option("--port", default=8000, show_default=True)
+@click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="To listen on.")
 @click.option("--api-key", envvar="TRT_EAGLE3_API_KEY", help="What clients must send; better as TRT_EAGLE3_API_KEY.")
 @click.option("--set", "limits", multiple=True, metavar="FIELD=VALUE", help="A limit on requests.")
 def serve(bundle: Path, limits: tuple[str, ...], **options: Any) -> None:
@@ -317,12 +317,12 @@ def doctor(bundle: Path | None, as_json: bool) -> None:
     from trt_eagle3.doctor import ability_for, diagnose
     from trt_eagle3.engine.bundle import read_bundle
 
+    engine = read_bundle(bundle).config.engine if bundle else None
     found = diagnose()
     if as_json:
         _print_json(found.to_dict())
     else:
         _out.print(*found.tables(), sep="\n\n")
-    engine = read_bundle(bundle).config.engine if bundle else None
     found.check(ability_for(engine.backend, engine.device) if engine else "onnxruntime")
 
 

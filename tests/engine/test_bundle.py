@@ -122,7 +122,7 @@ def test_missing_folder_and_a_file_in_its_place_are_no_bundle(tmp_path: Path) ->
         assert f"{path}: no bundle here" in refusal(path)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b"null"])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b"null", b"[" * 100_000])
 def test_damaged_record_is_refused(bundle: Path, content: bytes) -> None:
     (bundle / BUNDLE_FILE).write_bytes(content)
     assert "Rebuild: trt-eagle3 build" in refusal(bundle)
@@ -152,6 +152,13 @@ def test_weight_file_of_another_size_is_refused(bundle: Path) -> None:
 def test_weight_file_with_another_header_is_refused(bundle: Path) -> None:
     file = bundle / WEIGHTS
     file.write_bytes(file.read_bytes().replace(b"norm.weight", b"morn.weight"))
+    assert "its safetensors header is not the one" in refusal(bundle)
+
+
+@pytest.mark.parametrize("length", [b"\xff" * 8, (1 << 45).to_bytes(8, "little")])
+def test_weight_file_whose_header_would_reach_past_its_end_is_refused(bundle: Path, length: bytes) -> None:
+    file = bundle / WEIGHTS
+    file.write_bytes(length + file.read_bytes()[8:])
     assert "its safetensors header is not the one" in refusal(bundle)
 
 

@@ -112,14 +112,20 @@ def test_script_runs_trtexec_once_a_graph_and_names_what_is_missing(tmp_path: Pa
 
     def run(**environment: str) -> subprocess.CompletedProcess[str]:
         base = {"PATH": "/usr/bin:/bin"}
-        return subprocess.run([script], env=base | environment, capture_output=True, text=True, check=False)
+        return subprocess.run(
+            [script], env=base | environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
 
     plugins = str(log.with_name("plugins.so"))
     assert "export TRT_EAGLE3_PLUGINS" in run(TRTEXEC=str(trtexec)).stderr
     assert run(TRTEXEC=str(trtexec), TRT_EAGLE3_PLUGINS=plugins).returncode == 3
     Path(plugins).touch()
     assert run(TRTEXEC="/nowhere/trtexec", TRT_EAGLE3_PLUGINS=plugins).returncode == 3
-    assert run(TRTEXEC=str(trtexec), TRT_EAGLE3_PLUGINS=plugins).returncode == 0
+    here = {
+        "TRTEXEC": "./trtexec",
+        "TRT_EAGLE3_PLUGINS": "plugins.so",
+    }  # as the caller, who stands elsewhere, names them
+    assert run(**here).returncode == 0
     assert len(log.read_text().splitlines()) == len(GRAPHS)
     assert all((bundle / graph / "rank0.engine").is_file() for graph in GRAPHS)
 

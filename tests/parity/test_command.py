@@ -177,3 +177,12 @@ def test_wrong_arguments_are_exit_2_in_one_line(validate, arguments: tuple[str, 
     assert ended.code == 2
     assert message in ended.err
     assert ended.err.count("\n") == 1
+
+
+def test_tolerance_beyond_a_float_is_exit_2_in_one_line(validate, tmp_path: Path) -> None:
+    file = tmp_path / "ours.yaml"
+    file.write_text(f"exact: {'9' * 400}\n")
+    ended = validate("nowhere", "--thresholds", file)
+    assert ended.code == 2
+    assert "exact: expected a number of at least 0" in ended.err
+    assert ended.err.count("\n") == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -117,10 +116,15 @@ def reference_location(ref: TensorRef) -> str:
 
 
 def header_digest(file: Path) -> str:
-    """sha256 of a safetensors header: names, types, shapes and offsets of all its tensors."""
+    """sha256 of a safetensors header: names, types, shapes and offsets of all its tensors.
+
+    Of a file whose header would reach past its end, of the header's length alone.
+    """
+    whole = file.stat().st_size
     with file.open("rb") as stream:
         size = stream.read(8)
-        return hashlib.sha256(size + stream.read(*struct.unpack("<Q", size))).hexdigest()
+        length = int.from_bytes(size, "little")
+        return hashlib.sha256(size + (stream.read(length) if length <= whole - 8 else b"")).hexdigest()
 
 
 def read_bundle(path: Path) -> BundleRecord:
@@ -145,7 +149,7 @@ def _read_record(path: Path) -> BundleRecord:
         raw = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(f"{path}: no bundle here ({BUNDLE_FILE} not found). Make one: trt-eagle3 build") from error
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file}: unreadable: {error}. Rebuild: trt-eagle3 build") from error
     version = raw.get("schema_version") if isinstance(raw, dict) else None
     if version != SCHEMA_VERSION:

@@ -18,11 +18,13 @@ _HEAD = """\
 #   make plugins TENSORRT_INCLUDE=<TensorRT's include folder>; export {variable}=<libtrt_eagle3_plugins.so>
 # With trt-eagle3 and TensorRT's Python package there, `trt-eagle3 build` does the same, on TensorRT 8.6 too.
 set -euo pipefail
-cd "$(dirname "$0")"
 trtexec=${{TRTEXEC:-trtexec}}
 plugins=${{{variable}:?name the plugin library: export {variable}=/path/to/libtrt_eagle3_plugins.so}}
 command -v "$trtexec" >/dev/null || {{ echo "trtexec not found: export TRTEXEC=/path/to/trtexec" >&2; exit 3; }}
 [ -f "$plugins" ] || {{ echo "$plugins: no such plugin library" >&2; exit 3; }}
+trtexec=$(realpath -s "$(command -v "$trtexec")")  # both may be named from where the caller stands
+plugins=$(realpath -s "$plugins")
+cd "$(dirname "$0")"
 """
 
 _ENGINE = """

@@ -65,6 +65,6 @@ def _write(file: Path, text: str) -> str:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(
-            f"{file}: cannot write the report: {error.strerror}. Name another place: --output DIR"
+            f"{file}: cannot write the report: {error.strerror}. Name another place (--output DIR, --junit FILE)."
         ) from error
     return str(file)

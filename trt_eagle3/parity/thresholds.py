@@ -210,7 +210,7 @@ def _number(value: object, where: str) -> float:
     """A number; YAML 1.1 takes ``1e-3`` for a text."""
     try:
         number = float("nan") if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = float("nan")
     if not 0 <= number < float("inf"):
         raise UserError(f"{where}: expected a number of at least 0, got {value!r}")

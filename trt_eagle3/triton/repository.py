@@ -28,6 +28,7 @@ ENVIRONMENTS = ("server", "interpreter")
 
 _MARK = "Written by trt-eagle3"
 _VERSION = "1"
+_MAX_NAME = 128  # a file name has at most 255 bytes, some of them for what stands around it while it is written
 _LAUNCHERS = {"launch.sh": "launch.sh", "compose.yaml": "compose.yaml", "Dockerfile": "Dockerfile"}
 _LAUNCHERS |= {"kubernetes.yaml": "kubernetes.yaml", ".dockerignore": "dockerignore"}
 
@@ -87,6 +88,8 @@ def deploy(
     record = read_bundle(bundle)
     name = name or record.config.name
     limits = ServingConfig.from_mapping(serving or {}, "--set")
+    if not image or not image.isprintable() or " " in image:
+        raise UserError(f"--image {image!r}: expected an image such as {DEFAULT_IMAGE}.")
     model = repository / name
     _check_place(bundle, repository, model, name)
     values = _values(record, bundle, name, image, _parameters(limits, environment))
@@ -118,6 +121,8 @@ def deploy(
 def _check_place(bundle: Path, repository: Path, model: Path, name: str) -> None:
     if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or not name.isascii() or PARTIAL in name:
         raise UserError(f"--name {name!r}: expected letters, digits, '.', '_' and '-'.")
+    if len(name) > _MAX_NAME:
+        raise UserError(f"--name: expected at most {_MAX_NAME} characters, got {len(name)}. Choose a shorter one.")
     inside, outside = repository.resolve(), bundle.resolve()
     if inside.is_relative_to(outside):
         raise UserError(f"{repository}: lies in the bundle. Name another folder.")
