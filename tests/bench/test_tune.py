@@ -80,3 +80,22 @@ def test_acceptance_by_depth_falls_and_widths_agree(tmp_path: Path, monkeypatch:
 def test_bundle_without_a_draft_cannot_be_tuned(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="without a draft: there is nothing to tune"):
         tune(build_tiny(tmp_path, draft=None))
+
+
+def test_damaged_table_is_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = build_tiny(tmp_path)
+    (bundle / TUNING_FILE).write_text("{")
+    with pytest.raises(UserError, match=r"a damaged table\. Measure again"):
+        load(bundle)
+    tuned(bundle, monkeypatch, dict.fromkeys((1, 2, 3, 4, 6), 1.0))
+    load(bundle)
+
+
+def test_bundle_that_cannot_be_written_is_refused_before_measuring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = build_tiny(tmp_path)
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(UserError, match="not writable, and the table goes into it"):
+        tune(bundle)
+    assert not (bundle / TUNING_FILE).exists()

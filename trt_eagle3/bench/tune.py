@@ -69,12 +69,14 @@ def tune(
     """Measure, choose, and write ``tuning.json`` into the bundle; arguments as of ``bench``.
 
     Raises:
-        UserError: a bundle without a draft, or anything wrong with bundle or prompts.
+        UserError: a bundle without a draft or that cannot be written, or anything wrong with bundle or prompts.
     """
     questions = read_questions(prompts) if prompts else bundled_questions()
-    engine = open_engine(bundle)
+    engine = open_engine(bundle, plan=Plan({1: None}))  # a damaged table does not hinder the next one
     if engine.manifest is None:
         raise UserError(f"{bundle}: a bundle without a draft: there is nothing to tune")
+    if not os.access(bundle, os.W_OK):
+        raise UserError(f"{bundle}: not writable, and the table goes into it. Tune a copy of the bundle that is.")
     config = engine.record.config.speculation
     sizes, counts = batch_sizes(engine, batches), widths(configured_tree(config).num_nodes)
     try:

@@ -11,8 +11,9 @@ from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import Any
 
-from trt_eagle3.decode.engine import Engine, load
+from trt_eagle3.decode.engine import Engine
 from trt_eagle3.decode.metrics import EngineMetrics
+from trt_eagle3.decode.plan import Plan
 from trt_eagle3.decode.request import Request
 from trt_eagle3.errors import UserError
 from trt_eagle3.prompts import Question
@@ -72,9 +73,12 @@ class Run:
         return sum(len(reply.token_ids) for reply in self.replies) / self.seconds
 
 
-def open_engine(bundle: Path, *, prefix_cache: bool = False) -> Engine:
-    """The bundle's engine; questions that come again are answered anew unless ``prefix_cache``."""
-    engine = load(bundle)
+def open_engine(bundle: Path, *, prefix_cache: bool = False, plan: Plan | None = None) -> Engine:
+    """The bundle's engine; questions that come again are answered anew unless ``prefix_cache``.
+
+    ``plan``: instead of the bundle's.
+    """
+    engine = Engine(bundle, plan=plan)
     if not prefix_cache:
         engine.limits = engine.limits.model_copy(update={"prefix_cache": False})
     return engine

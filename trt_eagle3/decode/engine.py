@@ -55,7 +55,8 @@ def load(bundle: str | Path, *, media: MediaPolicy = LOCAL_MEDIA) -> Engine:
 class Engine:
     """One loaded bundle. Graphs are opened when they are first needed: a text prompt never loads the vision tower."""
 
-    def __init__(self, path: Path, media: MediaPolicy = LOCAL_MEDIA) -> None:
+    def __init__(self, path: Path, media: MediaPolicy = LOCAL_MEDIA, plan: Plan | None = None) -> None:
+        """``plan``: instead of the bundle's, which is not read then."""
         self.path = path
         self.record: BundleRecord = read_bundle(path)
         self.spec: TargetSpec = self._read(target_from_dict, self.record.target)
@@ -68,7 +69,7 @@ class Engine:
         self.manifest: DraftManifest | None = self._read_manifest()
         self.dtype = _DTYPES[config.engine.dtype]
         self.device = config.engine.device
-        self._plan = read_plan(path, config.speculation, config.engine.device)
+        self._plan = plan or read_plan(path, config.speculation, config.engine.device)
         self._pages = self._page_pool(config.engine.page_size)
         self._meter = Meter(config.speculation.acceptance_floor)
         self._closed = False
