@@ -1,0 +1,44 @@
+"""The trained tiny pair in batches: whatever runs beside a request, its answer is that of plain decoding alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trt_eagle3
+from tests.decode.heldout import heldout, plain_answers, request_of, served
+from tests.tiny import build_tiny
+
+MODES: dict[str, dict[str, Any]] = {
+    "chain": {"mode": "chain", "steps": 5},
+    "tree": {"mode": "tree", "steps": 4, "topk": 3, "num_draft_tokens": 12},
+    "dynamic": {"mode": "dynamic", "steps": 4, "topk": 4, "num_draft_tokens": 10},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("engines")
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[tuple[int, ...]]:
+    return plain_answers(folder / "plain")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_mode_at_every_batch_size_says_what_plain_decoding_says(
+    mode: str, folder: Path, expected: list[tuple[int, ...]]
+) -> None:
+    for batch_size in (1, 2, 3, 4):
+        limits = {"max_batch_size": batch_size, "max_kv_tokens": 1024 * ((batch_size + 1) // 2)}
+        engine = trt_eagle3.load(build_tiny(folder / mode, limits=limits, speculation=MODES[mode]))
+        requests = (request_of(e) for e in heldout())
+        found = [a.generation.token_ids for a in served(engine, requests, batch_size + 1)]
+        now = engine.metrics()
+        engine.close()
+        assert [e.prompt for e, a, b in zip(heldout(), found, expected, strict=True) if a != b] == []
+        assert (now.acceptance_length or 0) > 3
+        assert now.kv_pages_used == now.kv_pages_cached
