@@ -15,6 +15,7 @@ SMALLEST = {"name": "a", "target": {"checkpoint": "x"}}
 
 @pytest.mark.parametrize("file", sorted((ROOT / "build_configs").glob("*.yaml")), ids=lambda f: f.stem)
 def test_every_build_config_is_valid(file: Path) -> None:
+    assert load_config(str(file)) == load_config(file)
     assert load_config(file).name
 
 

@@ -136,7 +136,7 @@ def generate(bundle: Path, prompt: str, as_json: bool, stats: bool, no_speculati
 
 
 @cli.command()
-@click.argument("bundles", nargs=-1, required=True, metavar="BUNDLE", type=click.Path(path_type=Path))
+@click.argument("bundles", nargs=-1, required=True, metavar="BUNDLE [BUNDLE]", type=click.Path(path_type=Path))
 @click.option("--suite", type=click.Choice(SUITES), default="quick", show_default=True, help="The bundled prompts.")
 @click.option("--prompts", type=click.Path(path_type=Path), help="JSON list of prompts, instead of the bundled ones.")
 @click.option("--compare", is_flag=True, help="Two bundles A B: hold B against A instead of PyTorch.")

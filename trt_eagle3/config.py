@@ -185,14 +185,14 @@ class BuildConfig(_Section):
         return output
 
 
-def load_config(path: Path, overrides: Mapping[str, Any] | None = None) -> BuildConfig:
+def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> BuildConfig:
     """Read a build config; ``overrides`` come over its ``draft.overrides``.
 
     Raises:
         UserError: unreadable, not YAML, an unknown key (the message names the nearest known one), or a bad value.
     """
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot read the config: {error}") from error
     except (yaml.YAMLError, RecursionError) as error:
