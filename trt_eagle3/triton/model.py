@@ -12,6 +12,7 @@ import asyncio
 import json
 import os
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from trt_eagle3.triton.watchdog import Watchdog
 __all__ = ["TritonPythonModel"]
 
 TICK_S = 0.1  # between looks at the requests in flight: a cancelled one decodes so much longer
+FLUSH_S = 0.5  # after the last response: once the model is gone, the server closes connections, sent or not
 PUBLISH_S = 0.5  # between updates of the metrics: each changed series is a message to the server
 
 
@@ -75,6 +77,7 @@ class TritonPythonModel:
         self._closing.set()
         self._engine.close(drain=True)
         asyncio.run_coroutine_threadsafe(self._land(), self._loop).result()
+        time.sleep(FLUSH_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         for thread in self._threads:
             thread.join()
