@@ -428,3 +428,31 @@ def test_sequence_whose_logits_are_no_numbers_fails_alone(when: str, monkeypatch
     assert bad.pages.held == ()
     finish(scheduler)
     assert good.tokens[:MAX_TOKENS] == expected
+
+
+def test_sequences_whose_readers_lag_leave_their_places_to_others() -> None:
+    """A batch of lagging readers: whoever comes is answered, and they go on where they stopped."""
+    expected = {i: solo(i) for i in (0, 1, 3, 5)}
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: CHAIN)
+    asked = {i: pair().sequence(prompts()[i], pool, drafting=True) for i in expected}
+    *slow, quick = asked.values()
+    for s in slow:
+        scheduler.add(s)
+    while not all(s.tokens for s in slow):
+        scheduler.step()
+    for s in slow:
+        s.paused = True
+    assert scheduler.idle
+    scheduler.add(quick)
+    assert not scheduler.idle
+    for _ in range(2 * MAX_TOKENS):
+        if len(quick.tokens) < MAX_TOKENS:
+            scheduler.step()
+    assert quick.tokens[:MAX_TOKENS] == expected[5]
+    scheduler.remove(quick)
+    assert scheduler.idle
+    for s in slow:
+        s.paused = False
+    finish(scheduler)
+    assert {i: s.tokens[:MAX_TOKENS] for i, s in asked.items()} == expected

@@ -64,7 +64,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether a step would do nothing."""
-        return not self.waiting and all(s.paused for s in self.running)
+        return all(s.paused for s in (*self.running, *self.waiting))
 
     def add(self, sequence: SequenceState) -> None:
         """Queue a sequence."""
@@ -95,8 +95,8 @@ class Scheduler:
 
     def _admit(self) -> list[Emission]:
         failed = []
-        while self.waiting and len(self.running) < self._max_batch_size and self._give_pages(self.waiting[0]):
-            sequence = self.waiting.popleft()
+        while (sequence := self._next()) is not None:
+            self.waiting.remove(sequence)
             if sequence.queue_seconds is None:
                 sequence.queue_seconds = time.perf_counter() - sequence.created
             try:
@@ -108,6 +108,19 @@ class Scheduler:
             else:
                 self.running.append(sequence)
         return failed
+
+    def _next(self) -> SequenceState | None:
+        """Who of the waiting can run now, its pages given; those whose readers lag make room for it, and wait on."""
+        sequence = next((s for s in self.waiting if not s.paused), None)
+        while sequence is not None:
+            if len(self.running) < self._max_batch_size and self._give_pages(sequence):
+                break
+            lagging = next((s for s in reversed(self.running) if s.paused), None)
+            if lagging is None:
+                return None
+            self._preempt(lagging)
+            self.waiting.rotate(-1)  # from the front, where preemption puts it, behind all others
+        return sequence
 
     def _give_pages(self, sequence: SequenceState) -> bool:
         """Pages for what must be in the cache before ``sequence`` decodes, its known beginning among them."""
