@@ -14,6 +14,9 @@ from trt_eagle3.multimodal import ImageSource, VideoSource
 __all__ = ["Question", "read_questions"]
 
 
+_MISTAKEN = {"image": "images", "video": "frames", "videos": "frames"}
+
+
 @dataclass(frozen=True)
 class Question:
     """What ``Engine.prepare`` and ``Engine.generate`` take."""
@@ -41,6 +44,9 @@ def read_questions(file: Path) -> list[Question]:
 def _question(entry: Any, index: int, file: Path) -> Question:
     if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
         raise UserError(f'{file}: entry {index}: expected {{"prompt": a text, ...}}, got {entry!r:.80}')
+    for wrong, right in _MISTAKEN.items():
+        if wrong in entry:
+            raise UserError(f"{file}: entry {index}: {wrong}: no such key; {right} is meant")
     images, frames = (_paths(entry.get(key, []), f"{file}: entry {index}: {key}", file) for key in ("images", "frames"))
     return Question(entry["prompt"], images, [frames] if frames else [])
 

@@ -102,6 +102,7 @@ def test_text_prompts_say_nothing_of_images(
         ('[{"images": []}]', "entry 0"),
         ('[{"prompt": "hi", "images": "a.png"}]', "images"),
         ('[{"prompt": "hi", "frames": [1]}]', "frames"),
+        ('[{"prompt": "hi", "image": "a.png"}]', "image: no such key; images is meant"),
     ],
 )
 def test_bad_prompt_file_is_named(content: str, message: str, tmp_path: Path) -> None:

@@ -259,3 +259,12 @@ def test_bundle_and_repository_keep_apart(bundle: Path, tmp_path: Path) -> None:
         deploy(inside, tmp_path / "r")
     with pytest.raises(UserError, match="no bundle here"):
         deploy(tmp_path, tmp_path / "s")
+
+
+def test_engines_that_are_not_built_are_told(bundle: Path, tmp_path: Path) -> None:
+    engine = {"backend": "tensorrt", "device": "cuda", "dtype": "float16"}
+    unbuilt = build_tiny(tmp_path / "unbuilt", engine=engine)
+    notes = " ".join(deploy(unbuilt, tmp_path / "models").notes)
+    if not list(unbuilt.rglob("*.engine")):  # as on every machine without TensorRT
+        assert "the engines are not built: before the server starts, run " in notes
+    assert "not built: before" not in " ".join(deploy(bundle, tmp_path / "others").notes)

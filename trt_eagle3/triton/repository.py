@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from trt_eagle3.engine.bundle import BUNDLE_FILE, PARTIAL, REFERENCE_ROOT, BundleRecord, read_bundle
+from trt_eagle3.engine.bundle import BUILD_SCRIPT, BUNDLE_FILE, PARTIAL, REFERENCE_ROOT, BundleRecord, read_bundle
 from trt_eagle3.engine.staging import atomic_directory, place_file, write_file
 from trt_eagle3.errors import UserError
 from trt_eagle3.serving import ServingConfig
@@ -114,8 +114,20 @@ def deploy(
         written.append(repository / file)
     (repository / "launch.sh").chmod(0o755)
     return Deployment(
-        model, name, tuple(written), values["num_bytes"], placed, (*_notes(record, environment), *_lacking(libraries))
+        model,
+        name,
+        tuple(written),
+        values["num_bytes"],
+        placed,
+        (*_notes(record, environment), *_unbuilt(record, model), *_lacking(libraries)),
     )
+
+
+def _unbuilt(record: BundleRecord, model: Path) -> tuple[str, ...]:
+    script = model / _VERSION / "bundle" / BUILD_SCRIPT
+    if record.engine.backend != "tensorrt" or not script.is_file():
+        return ()
+    return (f"the engines are not built: before the server starts, run {script} where TensorRT and the GPU are",)
 
 
 def _check_place(bundle: Path, repository: Path, model: Path, name: str) -> None:
