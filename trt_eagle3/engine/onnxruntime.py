@@ -11,6 +11,7 @@ import onnxruntime as ort
 import torch
 from torch import Tensor
 
+from trt_eagle3.engine.session import check_names
 from trt_eagle3.errors import UserError
 
 __all__ = ["OnnxRuntimeSession"]
@@ -74,9 +75,7 @@ class OnnxRuntimeSession:
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run once over CPU tensors; returns the outputs that have no static buffer."""
-        missing = [n for n in self._inputs if n not in inputs and n not in self._bound]
-        if missing:
-            raise UserError(f"{', '.join(missing)}: input not given")
+        check_names(inputs, self._inputs, self._bound)
         kept = [self._bind_input(name, tensor) for name, tensor in inputs.items()]
         free = [name for name in self._outputs if name not in self._bound]
         for name in free:
@@ -88,10 +87,6 @@ class OnnxRuntimeSession:
         return {name: torch.from_numpy(found[name].numpy()) for name in free}
 
     def _bind_input(self, name: str, tensor: Tensor) -> Tensor:
-        if name not in self._inputs:
-            raise UserError(f"{name}: the graph has no such input; it has {', '.join(self._inputs)}")
-        if name in self._bound:
-            raise UserError(f"{name}: has a static buffer; write there, or give it no buffer")
         expected = self._inputs[name]
         if _TORCH_TYPES.get(expected.type) != tensor.dtype or not _fits(expected.shape, tensor.shape):
             raise UserError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trt_eagle3.errors import UserError
 
-__all__ = ["BACKENDS", "Session", "open_session"]
+__all__ = ["BACKENDS", "Session", "check_names", "open_session"]
 
 BACKENDS = {
     "onnxruntime": "trt_eagle3.engine.onnxruntime:OnnxRuntimeSession",
@@ -39,6 +39,24 @@ class Session(Protocol):
             UserError: an input is missing, unknown, or of another type or shape than the graph's.
         """
         ...
+
+
+def check_names(inputs: Collection[str], known: Collection[str], bound: Collection[str]) -> None:
+    """Refuse ``inputs`` that lack one, or that have one which is unknown or has a static buffer.
+
+    Args:
+        known: inputs of the graph. bound: inputs and outputs with a static buffer.
+    Raises:
+        UserError: naming it.
+    """
+    missing = [name for name in known if name not in inputs and name not in bound]
+    if missing:
+        raise UserError(f"{', '.join(missing)}: input not given")
+    for name in inputs:
+        if name not in known:
+            raise UserError(f"{name}: the graph has no such input; it has {', '.join(known)}")
+        if name in bound:
+            raise UserError(f"{name}: has a static buffer; write there, or give it no buffer")
 
 
 def open_session(

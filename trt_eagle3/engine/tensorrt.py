@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.engine.cuda_graph import Captured, CapturedGraphs, shapes_of
+from trt_eagle3.engine.session import check_names
 from trt_eagle3.engine.tensorrt_facts import EngineFolder
 from trt_eagle3.engine.tensorrt_versions import load_plugins, log, tensorrt
 from trt_eagle3.errors import UserError
@@ -114,14 +115,8 @@ class TensorRTSession:
         return self._captured.add(shapes, self._capture(profile, placed)).run(inputs)
 
     def _check(self, inputs: Mapping[str, Tensor]) -> None:
-        missing = [name for name in self._inputs if name not in inputs and name not in self._bound]
-        if missing:
-            raise UserError(f"{', '.join(missing)}: input not given")
+        check_names(inputs, self._inputs, self._bound)
         for name, tensor in inputs.items():
-            if name not in self._inputs:
-                raise UserError(f"{name}: the engine has no such input; it has {', '.join(self._inputs)}")
-            if name in self._bound:
-                raise UserError(f"{name}: has a static buffer; write there, or give it no buffer")
             self._inputs[name].check(tensor)
 
     def _check_types(self, inputs: Mapping[str, Tensor]) -> None:

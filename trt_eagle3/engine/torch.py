@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.engine.cuda_graph import Captured, CapturedGraphs, shapes_of
+from trt_eagle3.engine.session import check_names
 from trt_eagle3.engine.torch_ops import TORCH_TYPES
 from trt_eagle3.engine.torch_program import ReadWeight, load_program
 from trt_eagle3.errors import EnvironmentMissingError, UserError
@@ -118,14 +119,8 @@ class TorchSession:
         return free
 
     def _check(self, inputs: Mapping[str, Tensor]) -> None:
-        missing = [name for name in self._inputs if name not in inputs and name not in self._bound]
-        if missing:
-            raise UserError(f"{', '.join(missing)}: input not given")
+        check_names(inputs, self._inputs, self._bound)
         for name, tensor in inputs.items():
-            if name not in self._inputs:
-                raise UserError(f"{name}: the graph has no such input; it has {', '.join(self._inputs)}")
-            if name in self._bound:
-                raise UserError(f"{name}: has a static buffer; write there, or give it no buffer")
             self._inputs[name].check(name, tensor)
 
     def _placed(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
