@@ -1,6 +1,7 @@
 // What the cases share: a count of failed checks, and sound nodes of each op to start from.
 #pragma once
 
+#include <algorithm>
 #include <cstdio>
 #include <functional>
 #include <string>
@@ -85,6 +86,8 @@ struct TreeSizes {
 inline Sound tree_attention(DataType t, const TreeSizes& z, DataType mask = DataType::kBOOL) {
   const int64_t n = z.batch < 0 ? -1 : z.batch * z.num_new;
   const int64_t q = int64_t{z.heads} * z.dim, kv = int64_t{z.heads_kv} * z.dim;
+  const int64_t most_new = std::max<int64_t>(16, z.num_new), most_tail = std::max<int64_t>(16, z.tail);
+  const int64_t most_pages = std::max<int64_t>(16, z.pages_per_row), most_rows = std::max<int64_t>(64, n);
   Sound s{"TreeAttention",
           {{"num_heads", z.heads},
            {"num_kv_heads", z.heads_kv},
@@ -94,16 +97,16 @@ inline Sound tree_attention(DataType t, const TreeSizes& z, DataType mask = Data
           {},
           {}};
   const Tensor cache{t, {z.slots, z.heads_kv, z.dim}, {z.slots < 0 ? 4096 : z.slots, z.heads_kv, z.dim}};
-  s.in = {{t, {n, q}, {64, q}},
-          {t, {n, kv}, {64, kv}},
-          {t, {n, kv}, {64, kv}},
+  s.in = {{t, {n, q}, {most_rows, q}},
+          {t, {n, kv}, {most_rows, kv}},
+          {t, {n, kv}, {most_rows, kv}},
           cache,
           cache,
           {DataType::kINT32, {z.batch}, {4}},
           {DataType::kINT32, {z.batch}, {4}},
-          {DataType::kINT32, {z.batch, z.pages_per_row}, {4, 16}},
-          {mask, {z.batch, z.num_new, z.tail}, {4, 16, 16}}};
-  s.out = {{t, {n, q}, {64, q}}, cache, cache};
+          {DataType::kINT32, {z.batch, z.pages_per_row}, {4, most_pages}},
+          {mask, {z.batch, z.num_new, z.tail}, {4, most_new, most_tail}}};
+  s.out = {{t, {n, q}, {most_rows, q}}, cache, cache};
   return s;
 }
 

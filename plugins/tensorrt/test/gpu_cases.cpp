@@ -125,9 +125,43 @@ struct Mode {
   bool no_scratch = false;    // an engine from a GPU whose attention took no scratch
 };
 
+// A node's input types and shapes and how it is launched, for a check that fails.
+std::string described(const Sound& s, const Mode& mode) {
+  std::string text = s.op + (mode.building ? " while building" : "") + (mode.captured ? " captured" : "") +
+                     (mode.no_scratch ? " without scratch" : "") + (mode.shares_caches ? "" : " two cache memories");
+  for (const Tensor& tensor : s.in) {
+    text += " " + std::to_string(static_cast<int32_t>(tensor.type)) + ":";
+    for (size_t i = 0; i < tensor.sizes.size(); ++i) text += (i > 0 ? "x" : "") + std::to_string(tensor.sizes[i]);
+  }
+  return text;
+}
+
+// TensorRT launches nothing beyond the sizes that it asked a workspace for.
+bool within_maxima(const Tensors& tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [](const Tensor& tensor) {
+    if (tensor.max_sizes.empty()) return true;
+    for (size_t i = 0; i < tensor.sizes.size(); ++i) {
+      if (tensor.sizes[i] > tensor.max_sizes[i]) return false;
+    }
+    return true;
+  });
+}
+
+// Bytes of the guard that are no longer `value`: "" for none, else where the first and the last lie.
+std::string touched(const std::vector<unsigned char>& guard, unsigned char value) {
+  const auto other = [value](unsigned char byte) { return byte != value; };
+  const auto first = std::find_if(guard.begin(), guard.end(), other);
+  if (first == guard.end()) return "";
+  const auto last = std::find_if(guard.rbegin(), guard.rend(), other);
+  return "bytes " + std::to_string(first - guard.begin()) + " to " + std::to_string(guard.rend() - last - 1) + " past it";
+}
+
 // Runs a node on `in`; the outputs, or none if the launch failed. Checks that nothing is written past the workspace.
 std::vector<Host> launch(const Sound& s, const std::vector<Host>& in, const Mode& mode = {}) {
-  constexpr size_t kGuard = 4096;
+  constexpr size_t kGuard = 1 << 16;
+  constexpr unsigned char kUntouched = 0xAB;
+  const std::string what = described(s, mode);
+  check(within_maxima(s.all()), what + ": the case stays within its largest sizes");
   std::vector<std::unique_ptr<Device>> inputs, outputs;
   std::vector<const void*> in_pointers;
   std::vector<void*> out_pointers;
@@ -144,11 +178,11 @@ std::vector<Host> launch(const Sound& s, const std::vector<Host>& in, const Mode
   auto plugin = driver::create(s.op, s.fields);
   plugin->output_shapes(s.in);
   plugin->configure(s.in, s.out);
-  const size_t bytes = plugin->workspace_bytes(s.in, s.out);
   std::vector<char> record = plugin->serialize();
   if (mode.no_scratch) std::fill_n(record.begin() + 24, 8, '\0');  // node.cpp: Header::scratch_bytes
   if (!mode.building) plugin = driver::deserialize(s.op, record)->clone();
-  Device workspace(bytes + kGuard, 0xAB);
+  const size_t bytes = plugin->workspace_bytes(s.in, s.out);
+  Device workspace(bytes + kGuard, kUntouched);
   if (!plugin->change_shapes(s.in, s.out)) return {};
   cudaStream_t stream = nullptr;
   cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
@@ -172,12 +206,12 @@ std::vector<Host> launch(const Sound& s, const std::vector<Host>& in, const Mode
   }
   const cudaError_t error = cudaStreamSynchronize(stream);
   sound =
-      check(sound && error == cudaSuccess, s.op + " runs: " + cudaGetErrorString(error) + " " + stand_in::take_log());
+      check(sound && error == cudaSuccess, what + " runs: " + cudaGetErrorString(error) + " " + stand_in::take_log());
   cudaStreamDestroy(stream);
   std::vector<unsigned char> guard(kGuard);
   cudaMemcpy(guard.data(), static_cast<char*>(workspace.get()) + bytes, kGuard, cudaMemcpyDeviceToHost);
-  check(std::all_of(guard.begin(), guard.end(), [](unsigned char byte) { return byte == 0xAB; }),
-        s.op + " writes nothing past its workspace");
+  const std::string past = touched(guard, kUntouched);
+  check(past.empty(), what + " writes nothing past its workspace of " + std::to_string(bytes) + " bytes: " + past);
   std::vector<Host> results;
   for (size_t i = 0; sound && i < s.out.size(); ++i) {
     const bool shares = out_pointers[i] != outputs[i]->get();
