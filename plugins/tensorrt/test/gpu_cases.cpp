@@ -153,7 +153,7 @@ std::string touched(const std::vector<unsigned char>& guard, unsigned char value
   const auto first = std::find_if(guard.begin(), guard.end(), other);
   if (first == guard.end()) return "";
   const auto last = std::find_if(guard.rbegin(), guard.rend(), other);
-  return "bytes " + std::to_string(first - guard.begin()) + " to " + std::to_string(guard.rend() - last - 1) + " past it";
+  return "bytes " + std::to_string(first - guard.begin()) + " to " + std::to_string(guard.rend() - last - 1) + " past";
 }
 
 // Runs a node on `in`; the outputs, or none if the launch failed. Checks that nothing is written past the workspace.
