@@ -27,11 +27,15 @@ SIZES: Mapping[str, tuple[int, int, int, int, int, bool, int, int, int, tuple[in
 }
 
 
-def write_target(directory: Path, size: str, num_shards: int = 4) -> None:
-    """A sharded bfloat16 Qwen3-VL checkpoint of ``size``, all zeros; tensors named as transformers names them."""
+def write_target(directory: Path, size: str, num_shards: int = 4, num_layers: int | None = None) -> None:
+    """A sharded bfloat16 Qwen3-VL checkpoint of ``size``, all zeros; tensors named as transformers names them.
+
+    ``num_layers``: decoder layers, where fewer than the geometry's are wanted.
+    """
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
     hidden, layers, heads, kv_heads, inner, tied, depth, vision_hidden, vision_inner, levels = SIZES[size]
+    layers = num_layers or layers
     config = Qwen3VLConfig(
         text_config={
             "vocab_size": _VOCAB,

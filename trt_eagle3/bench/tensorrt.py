@@ -2,7 +2,8 @@
 
 A published geometry in float16 with random weights (no checkpoint is needed): how long the builder takes and how much
 memory, then medians of CUDA-event timings of captured steps. The floor is weight and KV bytes over the copy bandwidth
-measured in the same run. ``--lowering`` also builds and times the same graph without our plugins.
+measured in the same run. ``--lowering`` also builds and times the same graph without our plugins. ``--layers`` cuts the
+decoder short where a build of all of it takes too long: floors and times are then of those layers and the whole head.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rich.table import Table
 from torch import Tensor
 
 from trt_eagle3.bench.lowering import lowered
-from trt_eagle3.bench.synthetic import write_target
+from trt_eagle3.bench.synthetic import SIZES, write_target
 from trt_eagle3.bench.timing import copy_bandwidth, median_ms
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.checkpoint.target_reader import read_target
@@ -52,7 +53,8 @@ class _Memory:
 
 
 @click.command()
-@click.option("--size", default="2b", show_default=True, help="Geometry (bench/synthetic.py).")
+@click.option("--size", type=click.Choice(list(SIZES)), default="2b", show_default=True)
+@click.option("--layers", type=click.IntRange(min=3), help="Only so many decoder layers; as many as the size has.")
 @click.option("--context", default=4096, show_default=True, help="Tokens in the cache.")
 @click.option("--tokens", "sizes", multiple=True, type=int, default=(1, 16), show_default=True)
 @click.option("--page-size", default=64, show_default=True)
@@ -63,6 +65,7 @@ class _Memory:
 @click.option("--timing-cache", type=click.Path(path_type=Path), default=Path("timing.cache"), show_default=True)
 def main(
     size: str,
+    layers: int | None,
     context: int,
     sizes: tuple[int, ...],
     page_size: int,
@@ -75,11 +78,14 @@ def main(
     """Print build times, step times, floors and ratios."""
     config = _config(size, context + _ROOM, page_size, level, residual)
     bandwidth = copy_bandwidth()
-    table = Table(f"{size}, float16, batch 1, random weights, kv {context}", "tokens", "ms", "floor ms", "ratio")
+    torch.cuda.empty_cache()  # the builder wants what the copies took
+    whole = SIZES[size][1]
+    what = size if layers is None else f"{size} cut to {layers} of {whole} layers"
+    table = Table(f"{what}, float16, batch 1, random weights, kv {context}", "tokens", "ms", "floor ms", "ratio")
     lines = [f"copy bandwidth {bandwidth / 1e12:.2f} TB/s; {torch.cuda.get_device_name()}"]
     with tempfile.TemporaryDirectory() as name, torch.inference_mode():
         folder = Path(name)
-        write_target(folder / "checkpoint", size)
+        write_target(folder / "checkpoint", size, num_layers=layers)
         spec = read_target(folder / "checkpoint")
         aux = tuple(layer for layer in _AUX if layer < spec.text.num_layers)
         stream = Residual(wide=residual == "float32")
@@ -100,7 +106,9 @@ def main(
             floor = 1e3 * (ready.weight_bytes + steps.cache_bytes) / bandwidth
             for tokens in sizes:
                 ms = steps.median_ms(tokens)
-                table.add_row(f"target, {kind}", str(tokens), f"{ms:.3f}", f"{floor:.3f}", f"{ms / floor:.2f}")
+                row = (f"target, {kind}", str(tokens), f"{ms:.3f}", f"{floor:.3f}", f"{ms / floor:.2f}")
+                table.add_row(*row)
+                print(*row, sep="  ", flush=True)
             del session, steps
             torch.cuda.empty_cache()
     Console(width=110).print(table, *lines, sep="\n")
