@@ -15,7 +15,7 @@ from tests.reference.compare import FLOAT32_TOLERANCE
 from trt_eagle3.bench.lowering import lowered
 from trt_eagle3.engine.bundle import REFERENCE_ROOT
 from trt_eagle3.graph.ops import DOMAIN
-from trt_eagle3.graph.plugin_ready import plugin_ready
+from trt_eagle3.graph.plugin_ready import float32_nodes, plugin_ready
 from trt_eagle3.parity.metrics import relative_error
 
 
@@ -36,3 +36,13 @@ def test_lowered_graph_computes_what_ours_does(graph: str, tmp_path: Path) -> No
         wanted = expected[output.name]
         wanted = wanted[16:] if "cache" in output.name else wanted[:, : real.shape[1]]
         assert relative_error(torch.from_numpy(real), wanted) < FLOAT32_TOLERANCE, output.name
+
+
+def test_what_computes_in_float32_is_known_by_name() -> None:
+    standard = lowered(plugin_ready(graphs("float16")["target"]).model, TensorProto.FLOAT16)
+    names = [node.name for node in standard.graph.node]
+    assert all(names)
+    assert len(set(names)) == len(names)
+    wide = {name.rpartition("/")[2] for name in float32_nodes(standard)}
+    assert {"ReduceMean", "Sqrt", "Cos", "Sin"} <= wide
+    assert not {"Gemm", "MatMul", "Softmax"} & wide

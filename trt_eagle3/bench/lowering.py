@@ -245,6 +245,8 @@ def lowered(model: onnx.ModelProto, dtype: int) -> onnx.ModelProto:
     made.functions.extend(functions.values())
     made = inliner.inline_local_functions(made)
     _fold_constants(made.graph)
+    for node in made.graph.node:  # by name TensorRT 8.6 is told what computes in float32
+        node.name = node.name or f"{node.output[0]}/{node.op_type}"
     return made
 
 
