@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.engine.torch import TorchSession
 from trt_eagle3.engine.torch_ops import OWN_OPS, STANDARD_OPS
-from trt_eagle3.engine.torch_program import Step, fuse_silu_mul
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.ops import OPS
 from trt_eagle3.multimodal.vision_rows import vision_rows
@@ -131,28 +129,6 @@ def test_tables_know_every_op_of_the_graphs(bundle: Path) -> None:
         proto = onnx.load(bundle / graph / "model.onnx", load_external_data=False)
         used |= {node.op_type for node in proto.graph.node if not node.domain}
     assert used <= set(STANDARD_OPS)
-
-
-def test_fused_silu_mul_computes_the_same(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = bundle / "target" / "model.onnx"
-    inputs = inputs_of("target", onnx.load(file, load_external_data=False))
-    expected = open_session("torch", file, bundle).run(inputs)
-
-    def silu_mul(gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return torch.nn.functional.silu(gate) * up
-
-    monkeypatch.setattr("trt_eagle3.engine.capi.silu_mul", silu_mul)
-    session = TorchSession(file, bundle)
-    session._steps = tuple(_without_lifetimes(fuse_silu_mul(list(session._steps), set())))
-    assert sum(step.function is silu_mul for step in session._steps) == 8
-    assert not any(step.function is STANDARD_OPS["Sigmoid"] for step in session._steps)
-    assert differ(session.run(inputs), expected) == []
-
-
-def _without_lifetimes(steps: list[Step]) -> list[Step]:
-    """Lifetimes were set before the fusion took nodes away."""
-    return [dataclasses.replace(step, done_with=()) for step in steps]
 
 
 def test_decoding_gives_the_tokens_of_onnxruntime(bundle: Path, tmp_path: Path) -> None:

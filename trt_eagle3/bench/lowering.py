@@ -200,6 +200,14 @@ _TREE_ATTENTION = {
     out = Reshape (by_row, out_shape)
 """
 }
+_SILU_MUL = {
+    "": """
+    gate, up = Split <axis = -1> (gate_up)
+    opened = Sigmoid (gate)
+    silu = Mul (gate, opened)
+    out = Mul (silu, up)
+"""
+}
 _PICK_ROWS = {
     "": """
     any = Constant <value_ints = [-1]> ()
@@ -221,6 +229,7 @@ _PICK_ROWS = {
 }
 _LOWERINGS = {
     "PickRows": _PICK_ROWS,
+    "SiluMul": _SILU_MUL,
     "AddRmsNorm": _ADD_RMS_NORM,
     "QKNormMRope": _QK_NORM_MROPE,
     "TreeAttention": _TREE_ATTENTION,

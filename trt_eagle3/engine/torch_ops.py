@@ -103,6 +103,12 @@ def tree_attention(
     return mixed.transpose(1, 2).reshape(batch * new, -1), k_cache, v_cache
 
 
+def silu_mul(gate_up: Tensor) -> Tensor:
+    """``silu(gate) * up`` of the halves of ``gate_up [n, 2 W]``: ``[n, W]``."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.silu(gate) * up
+
+
 def pick_rows(x: Tensor, rows: Tensor) -> Tensor:
     """``x [N, H]`` at ``rows [B, R]``, which count within each of the B batch rows: ``[B * R, H]``."""
     by_row = x.view(rows.shape[0], -1, x.shape[1])
@@ -175,6 +181,7 @@ OWN_OPS: Mapping[str, Function] = {
     "AddRmsNorm": add_rms_norm,
     "QKNormMRope": qk_norm_mrope,
     "TreeAttention": tree_attention,
+    "SiluMul": silu_mul,
     "PickRows": pick_rows,
 }
 """Our op set by stock torch operations."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -22,6 +22,8 @@ from trt_eagle3.errors import UserError
 from trt_eagle3.graph.ops import DOMAIN
 
 __all__ = ["Program", "ReadWeight", "Step", "load_program"]
+
+_KERNEL_ROWS = 16  # rows that our matrix product takes
 
 ReadWeight = Callable[[onnx.TensorProto, Path], Tensor]
 """Makes the tensor of an initializer; the path is the weights root."""
@@ -70,8 +72,6 @@ def load_program(
     read = read_weight or _read_weight
     values = {i.name: _on_device(read(i, weights_root), device) for i in proto.graph.initializer}
     steps = [_step(node, device) for node in proto.graph.node]
-    if device.type == "cuda" and capi.available():
-        steps = fuse_silu_mul(steps, set(outputs))
     constants, steps = _fold(values, steps)
     inputs = {i.name: i.type.tensor_type for i in proto.graph.input}
     return Program(inputs, outputs, constants, tuple(_with_lifetimes(steps, {*outputs, *constants})))
@@ -105,11 +105,16 @@ def _on_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def _step(node: onnx.NodeProto, device: torch.device) -> Step:
-    functions = _own_ops(device.type) if node.domain == DOMAIN else STANDARD_OPS
+    functions = _own_ops(device.type) if node.domain == DOMAIN else _standard_ops(device.type)
     if node.op_type not in functions:
         raise UserError(f"{node.name}: the torch session does not know op {node.op_type}")
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     return Step(functions[node.op_type], tuple(node.input), tuple(node.output), attributes)
+
+
+@cache
+def _standard_ops(device: str) -> Mapping[str, Function]:
+    return {**STANDARD_OPS, "Gemm": _kernel_gemm} if device == "cuda" and capi.available() else STANDARD_OPS
 
 
 @cache
@@ -128,6 +133,7 @@ def _own_ops(device: str) -> Mapping[str, Function]:
         "AddRmsNorm": _kernel_add_rms_norm,
         "QKNormMRope": capi.qk_norm_mrope,
         "TreeAttention": _kernel_tree_attention,
+        "SiluMul": capi.silu_mul,
         "PickRows": OWN_OPS["PickRows"],
     }
 
@@ -140,37 +146,17 @@ def _kernel_add_rms_norm(x: Tensor, weight: Tensor, residual: Tensor | None = No
 def _kernel_tree_attention(*inputs: Tensor, page_size: int, scale: float, **geometry: int) -> Any:
     """Geometry (head counts) is in the tensors' shapes already."""
     del geometry
-    return capi.tree_attention(*inputs, page_size=page_size, scale=scale), inputs[3], inputs[4]
+    # settled: a graph writes a layer's cache and the page table nowhere but in that layer's own launch
+    return capi.tree_attention(*inputs, page_size=page_size, scale=scale, settled=True), inputs[3], inputs[4]
 
 
-def fuse_silu_mul(steps: list[Step], kept: set[str]) -> list[Step]:
-    """Replace the four nodes of ``silu(gate) * up`` over one packed projection by our kernel."""
-    users: dict[str, list[Step]] = defaultdict(list)
-    for step in steps:
-        for name in step.inputs:
-            users[name].append(step)
-    replaced: dict[int, Step | None] = {}
-    for split in steps:
-        if split.function is not STANDARD_OPS["Split"] or len(split.outputs) != 2:
-            continue
-        gate, up = split.outputs
-        chain = _silu_chain(users, gate, up)
-        if chain and not kept & {name for step in (split, *chain[:-1]) for name in step.outputs}:
-            replaced |= {id(step): None for step in (split, *chain)}
-            replaced[id(chain[-1])] = Step(capi.silu_mul, split.inputs[:1], chain[-1].outputs, {})
-    return [new for step in steps if (new := replaced.get(id(step), step)) is not None]
-
-
-def _silu_chain(users: Mapping[str, list[Step]], gate: str, up: str) -> list[Step] | None:
-    """Sigmoid(gate), Mul(gate, that), Mul(that, up), where the graph has just these."""
-    sigmoid, *mul = sorted(users[gate], key=lambda step: step.function is not STANDARD_OPS["Sigmoid"])
-    if sigmoid.function is not STANDARD_OPS["Sigmoid"] or len(mul) != 1 or len(users[up]) != 1:
-        return None
-    last = users[up][0]
-    silu = mul[0]
-    multiplies = all(step.function is STANDARD_OPS["Mul"] for step in (silu, last))
-    fits = silu.inputs == (gate, sigmoid.outputs[0]) and last.inputs == (silu.outputs[0], up)
-    return [sigmoid, silu, last] if multiplies and fits else None
+def _kernel_gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, transB: int = 0) -> Tensor:
+    """A few rows by our kernel, at what reading the weight costs; the rest by torch."""
+    if bias is None and transB and x.shape[0] <= _KERNEL_ROWS and x.dtype != torch.float32:
+        with contextlib.suppress(NotImplementedError):
+            return capi.linear(x, weight, settled=True)  # weights are written before any graph runs
+    gemm: Tensor = STANDARD_OPS["Gemm"](x, weight, bias, transB=transB)
+    return gemm
 
 
 def _fold(values: dict[str, Tensor], steps: list[Step]) -> tuple[dict[str, Tensor], list[Step]]:

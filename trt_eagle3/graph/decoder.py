@@ -129,20 +129,17 @@ def swiglu(
     x: Value,
     tensors: Mapping[str, TensorRef],
     prefix: str,
-    width: int,
     bias: bool,
     scale: float = 1.0,
 ) -> Value:
-    """``down(silu(gate(x)) * up(x))`` with the MLP's inner ``width``; ``scale`` multiplies ``up`` and so all of it."""
+    """``down(silu(gate(x)) * up(x))``; ``scale`` multiplies ``up`` and so all of it."""
     assert scale == 1.0 or not bias, "down_proj's bias would have to be scaled too"
     with b.scope("mlp"):
         weights = [tensors[f"{prefix}{p}_proj.weight"] for p in ("gate", "up")]
         up_biases = [tensors[f"{prefix}{p}_proj.bias"] for p in ("gate", "up")] if bias else []
         gate_up = b.linear(x, weights, up_biases, name="gate_up", scales=(1.0, scale))
-        gate, up = b.split(gate_up, (width, width), ("gate", "up"))
-        silu = b.op("Mul", gate, b.op("Sigmoid", gate), name="silu")
+        inner = b.own_op("SiluMul", gate_up, names=("inner",))[0]
         down_biases = [tensors[f"{prefix}down_proj.bias"]] if bias else []
-        inner = b.op("Mul", silu, up, name="inner")
         return b.linear(inner, [tensors[f"{prefix}down_proj.weight"]], down_biases, name="output")
 
 

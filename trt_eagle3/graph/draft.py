@@ -59,7 +59,7 @@ def draft_graph(manifest: DraftManifest, dtype: str, page_size: int, locate: Loc
             weight = tensors[f"{prefix}post_attention_layernorm.weight"]
             names = ("post_attention_layernorm", "attention_residual")
             normed, hidden = _STREAM.add_norm(b, attended, hidden, weight, eps, names)
-            delta = swiglu(b, normed, tensors, f"{prefix}mlp.", manifest.intermediate_size, manifest.mlp_bias)
+            delta = swiglu(b, normed, tensors, f"{prefix}mlp.", manifest.mlp_bias)
         last = layer + 1 == manifest.num_layers
         next_norm = "norm" if last else f"layers.{layer + 1}.input_layernorm"
         names = (next_norm, f"{prefix}output")

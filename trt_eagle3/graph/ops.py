@@ -217,6 +217,23 @@ _TREE_ATTENTION = Op(
     plugin="TreeAttention",
 )
 
+# out = silu(gate) * up, gate and up being the two halves of gate_up's columns.
+#   gate_up: T [n, 2 W]; out: T [n, W]
+_SILU_MUL = Op(
+    inputs={"": ("gate_up",)},
+    outputs={"": ("out",)},
+    attributes={"": ()},
+    lowering={
+        "": """
+            gate, up = Split <axis = -1, num_outputs = 2> (gate_up)
+            opened = Sigmoid (gate)
+            silu = Mul (gate, opened)
+            out = Mul (silu, up)
+        """
+    },
+    plugin="SiluMul",
+)
+
 # y = the rows of x that `rows` names, counted within each batch row: y[b R + r] = x[b S + rows[b, r]].
 #   x: T [N, H]; rows: i32 [B, R]; y: T [B * R, H]
 # One Gather would do, were it not that TensorRT 8.6 cannot build one beside plugins.
@@ -246,6 +263,7 @@ OPS: Mapping[str, Op] = {
     "AddRmsNorm": _ADD_RMS_NORM,
     "QKNormMRope": _QK_NORM_MROPE,
     "TreeAttention": _TREE_ATTENTION,
+    "SiluMul": _SILU_MUL,
     "PickRows": _PICK_ROWS,
 }
 

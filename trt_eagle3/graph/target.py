@@ -69,9 +69,7 @@ def target_graph(
                 eps,
                 ("post_attention_layernorm", "attention_residual"),
             )
-            delta = swiglu(
-                b, normed, tensors, f"{prefix}mlp.", text.intermediate_size, bias=False, scale=residual.scale
-            )
+            delta = swiglu(b, normed, tensors, f"{prefix}mlp.", bias=False, scale=residual.scale)
         last = layer + 1 == text.num_layers
         next_norm = "norm" if last else f"layers.{layer + 1}.input_layernorm"
         if layer < len(levels):  # as in Qwen3-VL: the layer's output is rounded first, then the level is added
