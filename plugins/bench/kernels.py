@@ -138,7 +138,7 @@ class Attention:
             return lambda: capi.tree_attention(
                 self.q[i], self.k[i], self.v[i], self.k_cache[i], self.v_cache[i],
                 self.past_lengths, self.query_lengths, self.page_table, None if self.causal else self.mask,
-                page_size=PAGE, scale=D**-0.5, out=self.out[i], **options,  # type: ignore[arg-type]
+                page_size=PAGE, scale=D**-0.5, out=self.out[i], **{"settled": True, **options},  # type: ignore[arg-type]
             )  # fmt: skip
 
         return [launch(i) for i in range(self.layers)]
@@ -201,12 +201,31 @@ class Attention:
 
     def tune(self) -> None:
         for path in (capi.AttentionPath.MMA, capi.AttentionPath.WGMMA):
-            for combine in (capi.Combine.CLUSTER, capi.Combine.WORKSPACE):
-                times = []
-                for splits in (1, 2, 4, 8, 16):
-                    us = time_us(self.ours(path=path, combine=combine, num_splits=splits), replays=9)
-                    times.append(f"{splits}: {us:.2f}")
-                print(f"  B {self.batch} past {self.past} S {self.seq} {path.name} {combine.name}: {', '.join(times)}")
+            times = []
+            for splits in (1, 2, 4, 8, 16, 32):
+                us = time_us(self.ours(path=path, num_splits=splits), replays=9)
+                times.append(f"{splits}: {us:.2f}")
+            print(f"  B {self.batch} past {self.past} S {self.seq} {path.name}: {', '.join(times)}")
+
+
+def linear_row(bandwidth: float, rows: int, shape: tuple[int, int]) -> Row:
+    """x [rows, K] times weight [N, K], settled, as in a decode step."""
+    n, k = shape
+    layers = max(2, int(BUDGET_BYTES // (n * k * BYTES)))
+    weight = [torch.randn(n, k, device=DEVICE, dtype=DTYPE) for _ in range(layers)]
+    x = [torch.randn(rows, k, device=DEVICE, dtype=DTYPE) for _ in range(layers)]
+    out = [torch.empty(rows, n, device=DEVICE, dtype=DTYPE) for _ in range(layers)]
+
+    def ours(i: int) -> Launch:
+        return lambda: capi.linear(x[i], weight[i], settled=True, out=out[i])
+
+    def stock(i: int) -> Launch:
+        return lambda: F.linear(x[i], weight[i])
+
+    floor = (n * k + rows * (n + k)) * BYTES / bandwidth * 1e6
+    ours_us = time_us([ours(i) for i in range(layers)])
+    stock_us = time_us([stock(i) for i in range(layers)])
+    return Row(f"Linear, N {n}, K {k}, n {rows}", floor, "cuBLAS", stock_us, ours_us)
 
 
 def choice_us(rows: int, width: int, top: int) -> float:
@@ -326,6 +345,8 @@ def main() -> None:
     for n in (1, 16, 64, 2048):
         rows += [row(bandwidth, n) for row in (rope_row, rms_norm_row, silu_row)]
     rows += [move_row(bandwidth, moves) for moves in (6, 64)]
+    for shape in ((6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (151936, 4096)):
+        rows += [linear_row(bandwidth, n, shape) for n in (1, 6, 16)]
     choices = {(n, width, top): choice_us(n, width, top) for n, width, top in CHOICES}
     print(
         f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {bandwidth * 1e-12:.2f} TB/s; microseconds"

@@ -45,8 +45,6 @@ TreeAttentionParams tree_params(const te3_tree_attention_args& a, Check* check) 
               [&] { return "mask: unknown kind " + std::to_string(a.mask); });
   check->that(a.path >= TE3_PATH_AUTO && a.path <= TE3_PATH_WGMMA,
               [&] { return "path: unknown " + std::to_string(a.path); });
-  check->that(a.combine >= TE3_COMBINE_AUTO && a.combine <= TE3_COMBINE_WORKSPACE,
-              [&] { return "combine: unknown " + std::to_string(a.combine); });
   check->that(a.num_splits >= 0,
               [&] { return "num_splits: must not be negative, got " + std::to_string(a.num_splits); });
   check->that(batch * heads_kv <= 65535,
@@ -85,8 +83,8 @@ TreeAttentionParams tree_params(const te3_tree_attention_args& a, Check* check) 
   p.dtype = dtype_of(a.q);
   p.mask = static_cast<MaskKind>(a.mask);
   p.path = static_cast<AttentionPath>(a.path);
-  p.combine = static_cast<CombineKind>(a.combine);
   p.num_splits = a.num_splits;
+  p.settled = a.settled;
   return p;
 }
 
@@ -186,6 +184,28 @@ SiluMulParams silu_params(const te3_silu_mul_args& a, Check* check) {
   p.num_rows = static_cast<int32_t>(rows);
   p.width = static_cast<int32_t>(both / 2);
   p.dtype = dtype_of(a.gate_up);
+  return p;
+}
+
+LinearParams linear_params(const te3_linear_args& a, Check* check) {
+  const int32_t t = a.x.dtype;
+  check->floating("x", a.x);
+  check->tensor("x", a.x, t, {kAny, kAny}, "[M, K]");
+  if (!check->ok()) return {};
+  check->tensor("weight", a.weight, t, {kAny, a.x.shape[1]}, "[N, K]");
+  check->tensor("y", a.y, t, {a.x.shape[0], a.weight.shape[0]}, "[M, N]");
+  check->that(fits_int(a.x.shape[0]) && fits_int(a.x.shape[1]) && fits_int(a.weight.shape[0]),
+              "x and weight: M, K and N must be 32-bit numbers");
+  check->that(a.y.data != a.x.data, "y: must not be x's memory");
+  LinearParams p = {};
+  p.x = a.x.data;
+  p.weight = a.weight.data;
+  p.y = a.y.data;
+  p.num_rows = static_cast<int32_t>(a.x.shape[0]);
+  p.inner = static_cast<int32_t>(a.x.shape[1]);
+  p.outer = static_cast<int32_t>(a.weight.shape[0]);
+  p.settled = a.settled;
+  p.dtype = dtype_of(a.x);
   return p;
 }
 

@@ -84,6 +84,16 @@ te3_status te3_silu_mul(const te3_silu_mul_args* args, void* stream) {
   return trt_eagle3::finish(check);
 }
 
+te3_status te3_linear(const te3_linear_args* args, void* stream) {
+  Check check("linear");
+  check.that(args != nullptr, "args must not be null");
+  if (!check.ok()) return trt_eagle3::finish(check);
+  const auto params = trt_eagle3::linear_params(*args, &check);
+  check.on_device({args->x.data, args->weight.data, args->y.data});
+  if (check.ok()) check.launched(trt_eagle3::linear(params, static_cast<cudaStream_t>(stream)));
+  return trt_eagle3::finish(check);
+}
+
 te3_status te3_kv_move(const te3_kv_move_args* args, void* stream) {
   Check check("kv_move");
   check.that(args != nullptr, "args must not be null");

@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-#define TE3_ABI_VERSION 1
+#define TE3_ABI_VERSION 2
 #define TE3_MAX_RANK 4
 
 typedef enum te3_status {
@@ -29,7 +29,6 @@ typedef enum te3_status {
 typedef enum te3_dtype { TE3_FLOAT32 = 0, TE3_FLOAT16 = 1, TE3_BFLOAT16 = 2, TE3_INT32 = 3, TE3_BOOL = 4 } te3_dtype;
 typedef enum te3_mask { TE3_MASK_TREE = 0, TE3_MASK_CAUSAL = 1 } te3_mask;
 typedef enum te3_path { TE3_PATH_AUTO = 0, TE3_PATH_SIMPLE = 1, TE3_PATH_MMA = 2, TE3_PATH_WGMMA = 3 } te3_path;
-typedef enum te3_combine { TE3_COMBINE_AUTO = 0, TE3_COMBINE_CLUSTER = 1, TE3_COMBINE_WORKSPACE = 2 } te3_combine;
 
 typedef struct te3_tensor {
   void* data;
@@ -55,9 +54,9 @@ typedef struct te3_tree_attention_args {
   int32_t page_size;
   float scale;
   int32_t mask;       /* te3_mask */
-  int32_t path;       /* te3_path; tests and measurements alone set the last three */
-  int32_t combine;    /* te3_combine */
+  int32_t path;       /* te3_path; tests and measurements alone set this and num_splits */
   int32_t num_splits; /* 0: chosen from the shapes */
+  int32_t settled;    /* 1: caches, page_table and lengths are settled (see te3_linear_args) and are read early */
 } te3_tree_attention_args;
 
 /* Cuts qkv, normalises each head of q and k (with q_norm and k_norm), turns pair i (channels i, i + D/2) by
@@ -95,6 +94,19 @@ typedef struct te3_silu_mul_args {
   te3_tensor out;     /* T [n, width] */
 } te3_silu_mul_args;
 
+/* y = x . weight^T, for a few rows of x: what decoding multiplies. TE3_NOT_SUPPORTED for float32, for K that is no
+ * multiple of 32, for more than 16 rows, and for x that does not fit beside (before Hopper, sooner).
+ *
+ * settled = 1 promises that no launch which may still be running writes the weight, so that it is read while the launch
+ * before this one drains. Launches of this library start before the one before them has ended; any other launch, copy
+ * or CUDA graph waits for all that stand before it, and what was written before such a one is settled. */
+typedef struct te3_linear_args {
+  te3_tensor x;      /* T [M, K] */
+  te3_tensor weight; /* T [N, K] */
+  te3_tensor y;      /* T [M, N] */
+  int32_t settled;
+} te3_linear_args;
+
 /* Row source[b, i] of sequence b becomes row destination[b, i], in every plane, as if all were read before any is
  * written. A negative source or destination moves nothing. Without a page_table (null data) rows are slots. */
 typedef struct te3_kv_move_args {
@@ -118,6 +130,7 @@ te3_status te3_tree_attention(const te3_tree_attention_args* args, void* workspa
 te3_status te3_qk_norm_mrope(const te3_qk_norm_mrope_args* args, void* stream);
 te3_status te3_add_rms_norm(const te3_add_rms_norm_args* args, void* stream);
 te3_status te3_silu_mul(const te3_silu_mul_args* args, void* stream);
+te3_status te3_linear(const te3_linear_args* args, void* stream);
 te3_status te3_kv_move(const te3_kv_move_args* args, void* stream);
 
 #ifdef __cplusplus

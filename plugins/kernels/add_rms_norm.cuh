@@ -22,7 +22,7 @@ __device__ __forceinline__ float block_sum(float x) {
 // grid (n); kPacks packs of kWidth values per thread cover the row.
 template <typename T, typename X, typename S, int kWidth, int kPacks>
 __global__ void __launch_bounds__(1024) add_rms_norm_kernel(const AddRmsNormParams p) {
-  wait_for_previous();
+  wait_for_previous_beside_next();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * p.hidden;
   Pack<S, kWidth> values[kPacks];
   Pack<T, kWidth> weights[kPacks];
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(1024) add_rms_norm_kernel(const AddRmsNormPara
 // Any H and alignment. The second pass reads what the first wrote or read, from cache.
 template <typename T, typename X, typename S>
 __global__ void __launch_bounds__(1024) add_rms_norm_plain_kernel(const AddRmsNormParams p) {
-  wait_for_previous();
+  wait_for_previous_beside_next();
   const int64_t row = static_cast<int64_t>(blockIdx.x) * p.hidden;
   const X* x = static_cast<const X*>(p.x) + row;
   const S* residual = static_cast<const S*>(p.residual) + row;

@@ -131,6 +131,14 @@ __device__ __forceinline__ void wait_for_previous() {
 #endif
 }
 
+// For short launches: the next one may come up while this one still waits, and fetch what is older than both.
+__device__ __forceinline__ void wait_for_previous_beside_next() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+  cudaGridDependencySynchronize();
+#endif
+}
+
 // Whether kernels may come up while the one before them drains: Hopper and later.
 inline bool overlaps_launches() {
   static const bool overlaps = [] {

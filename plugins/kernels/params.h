@@ -19,10 +19,6 @@ enum class MaskKind : int32_t { kTree = 0, kCausal = 1 };
 // How products are computed. kAuto picks; the rest are for tests and measurements.
 enum class AttentionPath : int32_t { kAuto = 0, kSimple = 1, kMma = 2, kWgmma = 3 };
 
-// How the splits over the cache are merged. kAuto: few rows in a thread-block cluster where the chip has them, else
-// through the workspace.
-enum class CombineKind : int32_t { kAuto = 0, kCluster = 1, kWorkspace = 2 };
-
 struct TreeAttentionParams {
   const void* q;                 // T [N, Hq * D]
   const void* k;                 // T [N, Hkv * D]
@@ -48,9 +44,10 @@ struct TreeAttentionParams {
   DType dtype;
   MaskKind mask;
   AttentionPath path;
-  CombineKind combine;
   int32_t num_splits;  // 0: chosen from the shapes
   int32_t written;     // set by the launcher: the new tokens are in the cache already
+  // Caches, page table and lengths are older than any launch that may still be running: they are read early.
+  int32_t settled;
 };
 
 struct QKNormMRopeParams {
@@ -93,6 +90,18 @@ struct SiluMulParams {
   DType dtype;
 };
 
+// y = x . weight^T.
+struct LinearParams {
+  const void* x;       // T [M, K]
+  const void* weight;  // T [N, K]
+  void* y;             // T [M, N]
+  int32_t num_rows;    // M
+  int32_t inner;       // K
+  int32_t outer;       // N
+  int32_t settled;     // the weight is older than any launch that may still be running: it is read early
+  DType dtype;
+};
+
 // Moves row `source` of each sequence to row `destination` in every plane (layer, key or value) as if at once.
 struct KVMoveParams {
   void* cache;                 // [planes, slots, row_bytes]
@@ -115,7 +124,11 @@ cudaError_t tree_attention(const TreeAttentionParams& params, void* workspace, s
 cudaError_t qk_norm_mrope(const QKNormMRopeParams& params, cudaStream_t stream);
 cudaError_t add_rms_norm(const AddRmsNormParams& params, cudaStream_t stream);
 cudaError_t silu_mul(const SiluMulParams& params, cudaStream_t stream);
+cudaError_t linear(const LinearParams& params, cudaStream_t stream);
 cudaError_t kv_move(const KVMoveParams& params, cudaStream_t stream);
+
+// Most rows of x that linear() takes.
+constexpr int32_t kMaxLinearRows = 16;
 
 // Most moves of one launch (all rows of the batch together): a column of all of them is held in shared memory.
 constexpr int32_t kMaxKVMoves = 2048;

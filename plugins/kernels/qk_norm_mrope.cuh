@@ -13,7 +13,7 @@ namespace trt_eagle3 {
 // grid (N, heads / kHeadsPerBlock); kSteps * 64 pairs cover D / 2.
 template <typename T, int kSteps>
 __global__ void __launch_bounds__(128) qk_norm_mrope_kernel(const QKNormMRopeParams p) {
-  wait_for_previous();
+  wait_for_previous_beside_next();
   using Pair = Pack<T, 2>;
   const int lane = threadIdx.x % 32;
   const int head = blockIdx.y * 4 + threadIdx.x / 32;  // 0 .. Hq + 2 Hkv

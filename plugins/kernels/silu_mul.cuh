@@ -11,7 +11,7 @@ namespace trt_eagle3 {
 // grid (blocks of a row, n)
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(256) silu_mul_kernel(const SiluMulParams p) {
-  wait_for_previous();
+  wait_for_previous_beside_next();
   using Values = Pack<T, kWidth>;
   const int column = (blockIdx.x * 256 + threadIdx.x) * kWidth;
   if (column >= p.width) return;

@@ -1,8 +1,8 @@
 // TreeAttention: writes the new keys and values into a paged cache, then attends from every new token over its row.
 //
 // Idea: the G query heads of a KV head and the S tokens are packed into the rows of one matrix product, so each cache
-// row is read once for all of them; the slots are split over thread blocks, which merge their (max, sum, out) through
-// the distributed shared memory of a cluster (Hopper) or a workspace. New tokens are read from the inputs, never from
+// row is read once for all of them; the slots are split over thread blocks, whose (max, sum, out) a second launch
+// merges from a workspace; both come up while the launch before drains. New tokens are read from the inputs, never from
 // the cache, so that no block waits for the one that writes them. Bytes moved: 2 * kv_len * Hkv * D * sizeof(T) of
 // cache per sequence (once per 64 or 128 rows of S * G) + q, k, v, out. Measured on one H200: docs/measurements.md,
 // "Kernels".
@@ -11,20 +11,16 @@
 // with w_i = 2^(max_i - max).
 #pragma once
 
-#include <cooperative_groups.h>
-
 #include "tree_pass.cuh"
 
 namespace trt_eagle3 {
-
-namespace cg = cooperative_groups;
 
 struct Merged {
   float4 out;    // unnormalised
   float2 limit;  // max, sum
 };
 
-constexpr int kMaxSplits = 16;
+constexpr int kMergedAtOnce = 16;
 
 // limit(i) -> float2 and out(i) -> float4 read part i. All parts are asked for before any is used: they may be far
 // away.
@@ -72,18 +68,20 @@ __device__ __forceinline__ void store_row(const TreeAttentionParams& p, const Tr
 template <typename Tile>
 constexpr int kWorkspacePart = Tile::Rows * (Tile::D + 2);
 
-// grid (splits, B * Hkv, row tiles): a tile's splits are one cluster where kCluster.
-template <typename Tile, bool kCluster>
+// grid (splits, B * Hkv, row tiles)
+template <typename Tile>
 __global__ void __launch_bounds__(Tile::Threads) tree_attention_kernel(const TreeAttentionParams p, float* workspace) {
   if constexpr (Tile::Wgmma && !TRT_EAGLE3_HAS_WGMMA) return;  // never launched there
   using T = typename Tile::T;
   extern __shared__ __align__(1024) char shared[];
-  wait_for_previous();
+  const bool early = p.settled != 0;
+  if (!early) wait_for_previous();
   const int split = blockIdx.x;
   const int num_splits = gridDim.x;
   const int tile = gridDim.z - 1 - blockIdx.z;  // the longest causal rows first
   TreeBlock b = tree_rows<Tile>(p, blockIdx.y, tile);
-  // Where the first tiles lie, the lengths, the new tokens and the mask: asked for together.
+  // Where the first tiles lie, the lengths, the new tokens and the mask: asked for together. Where the cache is
+  // settled, also the first tiles themselves, before the new tokens are there.
   int first_slots[Tile::Stages];
 #pragma unroll
   for (int stage = 0; stage < Tile::Stages; ++stage) {
@@ -94,19 +92,30 @@ __global__ void __launch_bounds__(Tile::Threads) tree_attention_kernel(const Tre
   }
   const int past = p.past_lengths[b.sequence], queries = p.query_lengths[b.sequence];
   NewTokens<Tile> tokens;
-  if (p.written == 0) tokens.read(p, b, split, num_splits, threadIdx.x);
-  pack_mask<Tile>(p, b, reinterpret_cast<uint32_t*>(shared + Tile::MaskOffset));
+  const auto read_new = [&] {
+    if (p.written == 0) tokens.read(p, b, split, num_splits, threadIdx.x);
+    pack_mask<Tile>(p, b, reinterpret_cast<uint32_t*>(shared + Tile::MaskOffset));
+  };
+  if (!early) read_new();
   set_lengths(p, b, past, queries);
   constexpr int kQuads = Tile::D / 4;
   float* partial = reinterpret_cast<float*>(shared);
   float2* limits = reinterpret_cast<float2*>(shared + Tile::LimitsOffset);
   if (token_of(p, b.row0) >= b.queries) {  // padding alone
+    if (early) wait_for_previous();
     for (int i = threadIdx.x + split * Tile::Threads; i < b.rows * kQuads; i += num_splits * Tile::Threads) {
       store_row<T, Tile::D>(p, b, i / kQuads, i % kQuads * 4, Merged{});
     }
     return;
   }
-  attend<Tile>(p, b, split, num_splits, first_slots, tokens, shared);
+  attend<Tile>(
+      p, b, split, num_splits, first_slots, shared,
+      [&] {
+        if (!early) return;
+        wait_for_previous();
+        read_new();
+      },
+      tokens);
 
   const auto local_limit = [&](int row) { return [=](int i) { return limits[i * Tile::Rows + row]; }; };
   const auto local_out = [&](int row, int column) {
@@ -114,55 +123,17 @@ __global__ void __launch_bounds__(Tile::Threads) tree_attention_kernel(const Tre
       return *reinterpret_cast<const float4*>(partial + (i * Tile::Rows + row) * Tile::PartialStride + column);
     };
   };
-  if (num_splits == 1) {
-    for (int i = threadIdx.x; i < b.rows * kQuads; i += Tile::Threads) {
-      const int row = i / kQuads, column = i % kQuads * 4;
-      store_row<T, Tile::D>(p, b, row, column,
-                            merge<Tile::Groups>(Tile::Groups, local_limit(row), local_out(row, column)));
-    }
-    return;
-  }
-  float2* merged_limits = limits;
-  if constexpr (Tile::Groups > 1) {
-    merged_limits = limits + Tile::Groups * Tile::Rows;
-    for (int i = threadIdx.x; i < b.rows * kQuads; i += Tile::Threads) {
-      const int row = i / kQuads, column = i % kQuads * 4;
-      const Merged m = merge<Tile::Groups>(Tile::Groups, local_limit(row), local_out(row, column));
-      *reinterpret_cast<float4*>(partial + row * Tile::PartialStride + column) = m.out;
-      if (column == 0) merged_limits[row] = m.limit;
-    }
-  }
-  if constexpr (kCluster) {
-#if __CUDA_ARCH__ >= 900
-    cg::cluster_group cluster = cg::this_cluster();
-    cluster.sync();
-    // Neighbouring quads go to the same block, eight at a time; each block begins with its own part.
-    for (int i = threadIdx.x; i < b.rows * kQuads / num_splits + kQuads; i += Tile::Threads) {
-      const int quad = (i / 8 * num_splits + split) * 8 + i % 8;
-      const int row = quad / kQuads, column = quad % kQuads * 4;
-      if (row >= b.rows) continue;
-      const auto rank = [&](int part) { return part + split < num_splits ? part + split : part + split - num_splits; };
-      const Merged m = merge<kMaxSplits>(
-          num_splits, [&](int part) { return cluster.map_shared_rank(merged_limits, rank(part))[row]; },
-          [&](int part) {
-            const float* remote = cluster.map_shared_rank(partial, rank(part));
-            return *reinterpret_cast<const float4*>(remote + row * Tile::PartialStride + column);
-          });
+  const int64_t part = (static_cast<int64_t>(blockIdx.y) * gridDim.z + tile) * num_splits + split;
+  float* target = workspace + part * kWorkspacePart<Tile>;
+  for (int i = threadIdx.x; i < b.rows * kQuads; i += Tile::Threads) {
+    const int row = i / kQuads, column = i % kQuads * 4;
+    const Merged m = merge<Tile::Groups>(Tile::Groups, local_limit(row), local_out(row, column));
+    if (num_splits == 1) {
       store_row<T, Tile::D>(p, b, row, column, m);
+      continue;
     }
-    cluster.sync();  // no block may leave while another reads its shared memory
-#endif
-  } else {
-    if constexpr (Tile::Groups > 1) __syncthreads();
-    const int64_t part = (static_cast<int64_t>(blockIdx.y) * gridDim.z + tile) * num_splits + split;
-    float* target = workspace + part * kWorkspacePart<Tile>;
-    for (int i = threadIdx.x; i < b.rows * kQuads; i += Tile::Threads) {
-      const int row = i / kQuads, column = i % kQuads * 4;
-      *reinterpret_cast<float4*>(target + row * Tile::D + column) =
-          *reinterpret_cast<const float4*>(partial + row * Tile::PartialStride + column);
-    }
-    float2* target_limits = reinterpret_cast<float2*>(target + Tile::Rows * Tile::D);
-    for (int row = threadIdx.x; row < b.rows; row += Tile::Threads) target_limits[row] = merged_limits[row];
+    *reinterpret_cast<float4*>(target + row * Tile::D + column) = m.out;
+    if (column == 0) reinterpret_cast<float2*>(target + Tile::Rows * Tile::D)[row] = m.limit;
   }
 }
 
@@ -175,18 +146,32 @@ __global__ void __launch_bounds__(256)
   set_lengths(p, b, p.past_lengths[b.sequence], p.query_lengths[b.sequence]);
   const int i = blockIdx.x * 256 + threadIdx.x;
   const int row = i / kQuads, column = i % kQuads * 4;
-  wait_for_previous();  // what was read above is older than the kernel before, which has waited for it
+  // What was read above is older than the kernel before, which has waited for it. Where a block has few rows, the next
+  // launch does better to come up before this one has waited (measured: 28.1 -> 26.1 us at 16k; with more, 29.3
+  // -> 31.4).
+  if constexpr (Tile::Rows <= 16) {
+    wait_for_previous_beside_next();
+  } else {
+    wait_for_previous();
+  }
   if (row >= b.rows || token_of(p, b.row0) >= b.queries) return;
   const int64_t first = (static_cast<int64_t>(blockIdx.y) * gridDim.z + blockIdx.z) * num_splits;
   const float* parts = workspace + first * kWorkspacePart<Tile>;
-  const Merged m = merge<kMaxSplits>(
-      num_splits,
-      [&](int split) {
-        return reinterpret_cast<const float2*>(parts + split * kWorkspacePart<Tile> + Tile::Rows * Tile::D)[row];
-      },
-      [&](int split) {
-        return *reinterpret_cast<const float4*>(parts + split * kWorkspacePart<Tile> + row * Tile::D + column);
-      });
+  Merged m{};
+  m.limit.x = -INFINITY;
+#pragma unroll 1
+  for (int done = 0; done < num_splits; done += kMergedAtOnce, parts += kMergedAtOnce * kWorkspacePart<Tile>) {
+    const Merged more = merge<kMergedAtOnce>(
+        min(num_splits - done, kMergedAtOnce),
+        [&](int split) {
+          return reinterpret_cast<const float2*>(parts + split * kWorkspacePart<Tile> + Tile::Rows * Tile::D)[row];
+        },
+        [&](int split) {
+          return *reinterpret_cast<const float4*>(parts + split * kWorkspacePart<Tile> + row * Tile::D + column);
+        });
+    m = merge<2>(
+        2, [&](int i) { return i == 0 ? m.limit : more.limit; }, [&](int i) { return i == 0 ? m.out : more.out; });
+  }
   store_row<typename Tile::T, Tile::D>(p, b, row, column, m);
 }
 

@@ -3,13 +3,14 @@
 
 #include <algorithm>
 
+#include "chip.cuh"
 #include "tree_attention.cuh"
 
 namespace trt_eagle3 {
 
 // Configurations per head_dim. Small: up to 16 rows, a warp per tile. Wide: 64 rows by mma.sync. With two stages both
-// fit the 99 KiB of SM89. Hopper64, Hopper128: 64 and 128 rows by wgmma. HopperSmall, Hopper64 leave room for two
-// blocks on a multiprocessor, so that clusters find a place.
+// fit the 99 KiB of SM89. Hopper64, Hopper128: 64 and 128 rows by wgmma. HopperSmall leaves room for a block of the
+// next launch on a multiprocessor.
 template <typename T, int kD>
 struct TreeTiles {
   using Small = TreeTile<T, kD, 1, 4, 16, kD == 64 ? 4 : kD == 96 ? 3 : 2, Math::kMma>;
@@ -27,21 +28,6 @@ struct TreeTiles<T, 256> {
   using Hopper128 = TreeTile<T, 256, 8, 1, 64, 2, Math::kWgmma>;
 };
 
-struct Chip {
-  int major = 0, sms = 0, shared_bytes = 0;
-
-  static cudaError_t current(Chip* chip) {
-    int device = 0;
-    cudaError_t error = cudaGetDevice(&device);
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&chip->major, cudaDevAttrComputeCapabilityMajor, device);
-    if (error == cudaSuccess) {
-      error = cudaDeviceGetAttribute(&chip->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    }
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&chip->sms, cudaDevAttrMultiProcessorCount, device);
-    return error;
-  }
-};
-
 // wgmma exists where SM90a code was built, on the chips that it was built for.
 inline bool has_wgmma(const Chip& chip) {
 #ifdef TRT_EAGLE3_SM90A
@@ -49,12 +35,6 @@ inline bool has_wgmma(const Chip& chip) {
 #else
   return false;
 #endif
-}
-
-template <typename Tile, bool kCluster>
-cudaError_t allow_shared_memory(int bytes) {
-  return cudaFuncSetAttribute(tree_attention_kernel<Tile, kCluster>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              bytes);
 }
 
 // A block's shared memory: the configuration's, and the packed mask of the tokens that its rows can touch.
@@ -66,45 +46,14 @@ int shared_bytes(const TreeAttentionParams& p) {
   return static_cast<int>(std::min<int64_t>(INT32_MAX, Tile::SharedBytes + tokens * ceil_div(p.tail, 32) * 4));
 }
 
-// How many clusters of each size this chip runs at once in this configuration; none before Hopper.
-template <typename Tile>
-struct ClusterRoom {
-  int clusters[kMaxSplits + 1] = {};
-
-  static const ClusterRoom& get() {
-    static const ClusterRoom room;
-    return room;
-  }
-
- private:
-  ClusterRoom() {
-    const auto kernel = tree_attention_kernel<Tile, true>;
-    if (allow_shared_memory<Tile, true>(Tile::SharedBytes) != cudaSuccess) return;
-    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) != cudaSuccess) return;
-    for (int size = 2; size <= kMaxSplits; ++size) {
-      cudaLaunchAttribute attribute;
-      attribute.id = cudaLaunchAttributeClusterDimension;
-      attribute.val.clusterDim = {static_cast<unsigned>(size), 1, 1};
-      cudaLaunchConfig_t config = {};
-      config.gridDim = dim3(size);
-      config.blockDim = dim3(Tile::Threads);
-      config.dynamicSmemBytes = Tile::SharedBytes;
-      config.attrs = &attribute;
-      config.numAttrs = 1;
-      if (cudaOccupancyMaxActiveClusters(&clusters[size], kernel, &config) != cudaSuccess) clusters[size] = 0;
-      cudaGetLastError();
-    }
-  }
-};
-
 struct TreePlan {
   int row_tiles, splits;
-  bool cluster;
   size_t workspace_bytes;
 };
 
-// As many splits as keep every multiprocessor busy in one wave: as one cluster per tile of rows if enough clusters fit
-// the chip at once, else through the workspace.
+constexpr int kMaxSplits = 16;
+
+// As many splits as keep every multiprocessor busy in one wave.
 template <typename Tile>
 TreePlan plan_tree(const TreeAttentionParams& p, const Chip& chip) {
   TreePlan plan;
@@ -115,22 +64,8 @@ TreePlan plan_tree(const TreeAttentionParams& p, const Chip& chip) {
   const int blocks_per_sm = shared_bytes<Tile>(p) * 2 <= 226 * 1024 && Tile::Rows <= 64 ? 2 : 1;
   const int64_t wanted = p.num_splits > 0 ? p.num_splits : chip.sms * blocks_per_sm / units;
   plan.splits = static_cast<int>(std::max<int64_t>(1, std::min<int64_t>({wanted, tiles, kMaxSplits})));
-  plan.cluster = false;
-  // Few rows: a cluster saves a launch. Many: the workspace, read by every multiprocessor, is faster.
-  const bool few = Tile::Rows <= 16 || p.combine == CombineKind::kCluster;
-  if (plan.splits > 1 && chip.major >= 9 && p.combine != CombineKind::kWorkspace && few) {
-    const ClusterRoom<Tile>& room = ClusterRoom<Tile>::get();
-    const int fewest = p.num_splits > 0 ? plan.splits : std::max(2, plan.splits * 3 / 4);
-    const bool force = p.combine == CombineKind::kCluster;
-    for (int size = plan.splits; size >= fewest && !plan.cluster; --size) {
-      if (room.clusters[size] < units && !(force && room.clusters[size] > 0)) continue;
-      plan.cluster = true;
-      plan.splits = size;
-    }
-  }
   plan.workspace_bytes = 0;
-  if (plan.splits > 1 && !plan.cluster)
-    plan.workspace_bytes = sizeof(float) * kWorkspacePart<Tile> * units * plan.splits;
+  if (plan.splits > 1) plan.workspace_bytes = sizeof(float) * kWorkspacePart<Tile> * units * plan.splits;
   return plan;
 }
 
@@ -163,7 +98,7 @@ constexpr int kWriteFirst = 256;
 
 template <typename Tile>
 cudaError_t run_tree(TreeAttentionParams p, const Chip& chip, const TreeRequest& request) {
-  const int bytes = shared_bytes<Tile>(p);
+  int bytes = shared_bytes<Tile>(p);
   if (bytes > chip.shared_bytes) return cudaErrorNotSupported;
   const TreePlan plan = plan_tree<Tile>(p, chip);
   if (request.bytes != nullptr) {
@@ -178,16 +113,19 @@ cudaError_t run_tree(TreeAttentionParams p, const Chip& chip, const TreeRequest&
         launch(Overlap::kYes, tree_write_kernel<128>, p.batch * p.num_new, 128, 0, 1, request.stream, p, row_packs);
     if (error != cudaSuccess) return error;
     p.written = 1;
+    p.settled = 0;  // that launch writes the cache
   }
+  // One block to a multiprocessor where they all find room so: those that come up early would gather, two by two, on the
+  // first that are free (measured: 119 -> 117 us for a layer of a decode step).
+  if (static_cast<int64_t>(grid.x) * grid.y * grid.z <= chip.sms) bytes = std::max(bytes, chip.shared_bytes / 2 + 2048);
   float* workspace = static_cast<float*>(request.workspace);
-  const int cluster = plan.cluster ? plan.splits : 1;
-  cudaError_t error = plan.cluster ? allow_shared_memory<Tile, true>(bytes) : allow_shared_memory<Tile, false>(bytes);
+  const auto kernel = tree_attention_kernel<Tile>;
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (error != cudaSuccess) return error;
-  const auto kernel = plan.cluster ? tree_attention_kernel<Tile, true> : tree_attention_kernel<Tile, false>;
-  // Measured: a block whose warps each have a ring is slower when it comes up early (27.9 -> 30.4 us at 16k).
-  const Overlap overlap = Tile::Groups > 1 ? Overlap::kNo : Overlap::kYes;
-  error = launch(overlap, kernel, grid, Tile::Threads, bytes, cluster, request.stream, p, workspace);
-  if (error != cudaSuccess || plan.splits == 1 || plan.cluster) return error;
+  // Measured: a block whose groups each have a ring is slower when it comes up early with nothing to do.
+  const Overlap overlap = Tile::Groups > 1 && p.settled == 0 ? Overlap::kNo : Overlap::kYes;
+  error = launch(overlap, kernel, grid, Tile::Threads, bytes, 1, request.stream, p, workspace);
+  if (error != cudaSuccess || plan.splits == 1) return error;
   const dim3 combine_grid(ceil_div(Tile::Rows * Tile::D / 4, 256), grid.y, grid.z);
   return launch(Overlap::kYes, tree_combine_kernel<Tile>, combine_grid, 256, 0, 1, request.stream, p, workspace,
                 plan.splits);

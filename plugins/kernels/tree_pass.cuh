@@ -76,13 +76,20 @@ struct TreePass {
     if (thread < Tile::Tokens) slots[index % Tile::Stages * Tile::Tokens + thread] = slot;
   }
 
+  __device__ __forceinline__ bool all_cached(int tile) const { return (tile + 1) * Tile::Tokens <= b.cached; }
+
+  // A tile of old tokens alone.
+  __device__ __forceinline__ void load_old(int tile, int index) const {
+    const int stage = index % Tile::Stages;
+    load_cached<Tile>(p, b, slots + stage * Tile::Tokens, ring + stage * Tile::StageBytes, thread);
+  }
+
   __device__ __forceinline__ void load(int tile, int index) const {
     if (tile < num_tiles) {
-      const int stage = index % Tile::Stages;
-      if ((tile + 1) * Tile::Tokens <= b.cached) {
-        load_cached<Tile>(p, b, slots + stage * Tile::Tokens, ring + stage * Tile::StageBytes, thread);
+      if (all_cached(tile)) {
+        load_old(tile, index);
       } else {
-        load_mixed<Tile>(p, b, ring + stage * Tile::StageBytes, thread, tile);
+        load_mixed<Tile>(p, b, ring + index % Tile::Stages * Tile::StageBytes, thread, tile);
       }
     }
     copy_async_commit();
@@ -128,10 +135,12 @@ struct TreePass {
 };
 
 // Leaves this block's part of the result in shared memory: float out [Groups][Rows][PartialStride] at the start and
-// float2 (max, sum) [Groups][Rows] at LimitsOffset. `first_slots` is what look_up says of the group's first tiles.
-template <typename Tile>
+// float2 (max, sum) [Groups][Rows] at LimitsOffset. `first_slots` is what look_up says of the group's first tiles; what
+// the launch before makes is read after await_new(), and `tokens` hold their first piece then.
+template <typename Tile, typename AwaitNew>
 __device__ __forceinline__ void attend(const TreeAttentionParams& p, const TreeBlock& b, int split, int num_splits,
-                                       const int (&first_slots)[Tile::Stages], NewTokens<Tile>& tokens, char* shared) {
+                                       const int (&first_slots)[Tile::Stages], char* shared, AwaitNew await_new,
+                                       NewTokens<Tile>& tokens) {
   const int group = threadIdx.x / Tile::GroupThreads;
   const int thread = threadIdx.x % Tile::GroupThreads;
   const int warp = thread / 32, lane = thread % 32;
@@ -153,10 +162,25 @@ __device__ __forceinline__ void attend(const TreeAttentionParams& p, const TreeB
   };
 #pragma unroll
   for (int stage = 0; stage < Tile::Stages; ++stage) pass.keep(first_slots[stage], stage);
-  load_queries<Tile>(p, b, pass.queries);  // arrive with the first tile
   group_sync<Tile>(group);
+  if (p.settled != 0) {
 #pragma unroll 1
-  for (int stage = 0; stage < Tile::Stages - 1; ++stage) pass.load(pass.worker + stage * pass.stride, stage);
+    for (int stage = 0; stage < Tile::Stages - 1; ++stage) {
+      const int tile = pass.worker + stage * pass.stride;
+      if (tile < pass.num_tiles && pass.all_cached(tile)) pass.load_old(tile, stage);
+    }
+  }
+  await_new();
+  load_queries<Tile>(p, b, pass.queries);  // arrive with the first tile
+#pragma unroll 1
+  for (int stage = 0; stage < Tile::Stages - 1; ++stage) {
+    const int tile = pass.worker + stage * pass.stride;
+    if (p.settled == 0 || tile >= pass.num_tiles || !pass.all_cached(tile)) {
+      pass.load(tile, stage);
+    } else {
+      copy_async_commit();  // on its way since before await_new()
+    }
+  }
   copy_async_wait<Tile::Stages - 2>();
   __syncthreads();  // the queries and the mask are there
   if (p.written == 0) tokens.write(p, b, split, num_splits);

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import zlib
+from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
 from tests.plugins.tree_case import Case, draw, expected_cache, reference, run
-from trt_eagle3.engine.capi import AttentionPath, Combine
+from trt_eagle3.engine.capi import AttentionPath
 
 pytestmark = pytest.mark.gpu
 
@@ -66,6 +68,7 @@ def check(case: Case, device: torch.device, **options: object) -> None:
     wanted_k, wanted_v = expected_cache(case, x)
     wanted = reference(case, x)
     out = torch.full_like(x.q, torch.nan)
+    torch.cuda.synchronize()  # the cache is settled
     try:
         run(case, x, out, **options)
     except NotImplementedError:
@@ -84,8 +87,9 @@ def check(case: Case, device: torch.device, **options: object) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_tree_attention_matches_float64(case: Case, dtype: torch.dtype, cuda: torch.device) -> None:
-    check(case.of(dtype), cuda)
+@pytest.mark.parametrize("settled", [False, True])
+def test_tree_attention_matches_float64(case: Case, dtype: torch.dtype, settled: bool, cuda: torch.device) -> None:
+    check(case.of(dtype), cuda, settled=settled)
 
 
 @pytest.mark.parametrize("case", CASES + PLAIN, ids=str)
@@ -98,14 +102,13 @@ def test_tree_attention_of_an_odd_geometry_matches_float64(case: Case, cuda: tor
     check(case, cuda)
 
 
-@pytest.mark.parametrize("combine", [Combine.CLUSTER, Combine.WORKSPACE])
-@pytest.mark.parametrize("num_splits", [1, 2, 16])
+@pytest.mark.parametrize("num_splits", [1, 2, 16, 64])
 @pytest.mark.parametrize("path", [AttentionPath.MMA, AttentionPath.WGMMA])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_tree_attention_on_every_path_matches_float64(
-    case: Case, path: AttentionPath, num_splits: int, combine: Combine, cuda: torch.device
+    case: Case, path: AttentionPath, num_splits: int, cuda: torch.device
 ) -> None:
-    check(case, cuda, path=path, num_splits=num_splits, combine=combine)
+    check(case, cuda, path=path, num_splits=num_splits, settled=True)
 
 
 @pytest.mark.parametrize("num_new", [1, 16, 64])
@@ -127,3 +130,28 @@ def test_tree_attention_may_be_captured_in_a_graph(cuda: torch.device) -> None:
         run(case, x, out)
     graph.replay()
     assert torch.equal(out, eager)
+
+
+@pytest.mark.parametrize("num_new", [1, 16, 64])
+def test_layers_that_overlap_give_what_one_by_one_gives(num_new: int, cuda: torch.device) -> None:
+    """As in a decoder: each layer reads what the one before writes, and its own settled cache early."""
+    case = Case(lengths=((1500, num_new),), num_new=num_new, tail=num_new, heads=(32, 8))
+    layers = [draw(case, seed=layer, device=cuda) for layer in range(8)]
+    torch.cuda.synchronize()
+
+    def decode(*, wait: bool) -> Tensor:
+        q = layers[0].q
+        for x in layers:
+            q = run(case, replace(x, q=q), torch.empty_like(q), settled=True)
+            if wait:
+                torch.cuda.synchronize()
+        return q
+
+    wanted = decode(wait=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = decode(wait=False)
+    for _ in range(5):
+        got.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(got, wanted)

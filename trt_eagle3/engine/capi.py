@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 __all__ = [
     "LIBRARY_VARIABLE",
     "AttentionPath",
-    "Combine",
     "add_rms_norm",
     "available",
     "kv_move",
     "library_path",
+    "linear",
     "qk_norm_mrope",
     "silu_mul",
     "tree_attention",
@@ -38,7 +38,7 @@ __all__ = [
 LIBRARY_VARIABLE = "TRT_EAGLE3_CAPI"
 MAX_KV_MOVES = 2048  # rows of one ``kv_move``
 _LIBRARY_NAME = "libtrt_eagle3_capi.so"
-_ABI_VERSION = 1
+_ABI_VERSION = 2
 _MAX_RANK = 4
 _DTYPES = {"torch.float32": 0, "torch.float16": 1, "torch.bfloat16": 2, "torch.int32": 3, "torch.bool": 4}
 
@@ -50,14 +50,6 @@ class AttentionPath(IntEnum):
     SIMPLE = 1
     MMA = 2
     WGMMA = 3
-
-
-class Combine(IntEnum):
-    """How TreeAttention merges its splits; anything but AUTO is for tests and measurements."""
-
-    AUTO = 0
-    CLUSTER = 1
-    WORKSPACE = 2
 
 
 class _Tensor(Structure):
@@ -81,8 +73,8 @@ class _TreeAttentionArgs(Structure):
         ("scale", c_float),
         ("mask", c_int32),
         ("path", c_int32),
-        ("combine", c_int32),
         ("num_splits", c_int32),
+        ("settled", c_int32),
     )
 
 
@@ -102,6 +94,10 @@ class _AddRmsNormArgs(Structure):
 
 class _SiluMulArgs(Structure):
     _fields_ = _tensors("gate_up", "out")
+
+
+class _LinearArgs(Structure):
+    _fields_ = (*_tensors("x", "weight", "y"), ("settled", c_int32))
 
 
 class _KVMoveArgs(Structure):
@@ -147,8 +143,8 @@ def tree_attention(
     out: Tensor | None = None,
     workspace: Tensor | None = None,
     path: AttentionPath = AttentionPath.AUTO,
-    combine: Combine = Combine.AUTO,
     num_splits: int = 0,
+    settled: bool = False,
 ) -> Tensor:
     """Write the new tokens into the cache, then attend from each over its past and the tail that the mask shows.
 
@@ -158,7 +154,8 @@ def tree_attention(
         past_lengths, query_lengths: int32 [B]; page_table: int32 [B, P].
         tree_mask: bool [B, S, M]; None is the causal mask: token i sees every slot up to its own.
         tail: M, for the causal mask alone; S when not given.
-        workspace: uint8, for the splits where the chip has no clusters; allocated when wanted and not given.
+        workspace: uint8, for the splits; allocated when wanted and not given.
+        settled: caches, page table and lengths are older than any launch that may still run (see ``linear``).
     Returns:
         T [N, Hq * D]; rows of padding tokens (i >= query_lengths[b]) are 0 and write no cache.
     Raises:
@@ -168,7 +165,7 @@ def tree_attention(
     import torch
 
     out = torch.empty_like(q) if out is None else out
-    args = _TreeAttentionArgs(page_size=page_size, scale=scale, path=path, combine=combine, num_splits=num_splits)
+    args = _TreeAttentionArgs(page_size=page_size, scale=scale, path=path, num_splits=num_splits, settled=settled)
     _fill(
         args, q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, past_lengths=past_lengths,
         query_lengths=query_lengths, page_table=page_table, out=out,
@@ -279,6 +276,28 @@ def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
     return out
 
 
+def linear(x: Tensor, weight: Tensor, *, settled: bool = False, out: Tensor | None = None) -> Tensor:
+    """``x @ weight.T`` for a few rows: what decoding multiplies.
+
+    Args:
+        x: T [M, K], M at most 16; weight: T [N, K], K a multiple of 32.
+        settled: no launch that may still be running writes ``weight``, so it is read while the launch before drains.
+            Our launches start before the one before them has ended; any other launch, copy or CUDA graph waits for
+            all before it, and what was written before such a one is settled.
+    Raises:
+        ValueError: a tensor does not fit; the message names it.
+        NotImplementedError: float32, too many rows, or another K.
+    """
+    out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
+    args = _LinearArgs(settled=settled)
+    _fill(args, x=x, weight=weight, y=out)
+    import torch
+
+    with torch.cuda.device(_device(x)):
+        _check(_library().te3_linear(byref(args), _stream()))
+    return out
+
+
 def kv_move(
     cache: Tensor, source: Tensor, destination: Tensor, page_table: Tensor | None = None, *, page_size: int = 1
 ) -> None:
@@ -380,6 +399,7 @@ def _library() -> ctypes.CDLL:
         ("qk_norm_mrope", _QKNormMRopeArgs),
         ("add_rms_norm", _AddRmsNormArgs),
         ("silu_mul", _SiluMulArgs),
+        ("linear", _LinearArgs),
         ("kv_move", _KVMoveArgs),
     ):
         getattr(library, f"te3_{name}").argtypes = [POINTER(kind), c_void_p]

@@ -1,0 +1,107 @@
+"""Linear against its definition in float64, over sizes that break tilings."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from trt_eagle3.engine import capi
+
+pytestmark = pytest.mark.gpu
+
+# ||y - reference|| / ||reference||: one rounding of the output, relative size at most 2^-9 or 2^-12, uniformly spread.
+TOLERANCE = {torch.bfloat16: 3e-3, torch.float16: 4e-4}
+SHAPES = [  # N, K
+    (1, 32),
+    (7, 64),  # fewer rows than a tile
+    (100, 160),  # no multiple of a tile, nor of a span
+    (512, 1024),
+    (333, 2560),  # spans that do not go round all warps
+    (6144, 4096),
+    (4096, 12288),
+    (5120, 25600),
+    (32000, 4096),
+]
+
+
+def draw(rows: int, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    n, k = shape
+    x, weight = torch.randn(rows, k, device=device).to(dtype), torch.randn(n, k, device=device).to(dtype)
+    torch.cuda.synchronize()  # settled
+    return x, weight
+
+
+def run(x: Tensor, weight: Tensor, *, settled: bool = True) -> Tensor:
+    out = torch.full((len(x), len(weight)), torch.nan, device=x.device, dtype=x.dtype)
+    try:
+        return capi.linear(x, weight, settled=settled, out=out)
+    except NotImplementedError:
+        pytest.skip("x does not fit beside on this chip")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 2, 8, 9, 16])
+@pytest.mark.parametrize("settled", [False, True])
+def test_linear_matches_float64(
+    rows: int, shape: tuple[int, int], dtype: torch.dtype, settled: bool, cuda: torch.device
+) -> None:
+    x, weight = draw(rows, shape, dtype, cuda)
+    wanted = x.double() @ weight.double().T
+    got = run(x, weight, settled=settled).double()
+    error = (got - wanted).norm() / wanted.norm()
+    assert error < TOLERANCE[dtype], f"{error:.2e}"
+    worst = ((got - wanted).abs() / wanted.norm(dim=-1, keepdim=True) * wanted.shape[1] ** 0.5).max()
+    assert worst < 8 * TOLERANCE[dtype], f"{worst:.2e}"  # one wrong value is not diluted
+
+
+def test_linear_of_a_token_does_not_depend_on_the_others(cuda: torch.device) -> None:
+    for shape in ((6144, 4096), (4096, 12288)):
+        x, weight = draw(16, shape, torch.bfloat16, cuda)
+        together = run(x, weight)
+        for rows in (1, 3, 6, 9):
+            assert torch.equal(run(x[:rows].contiguous(), weight), together[:rows])
+
+
+def test_linear_gives_the_same_bits_on_ten_runs(cuda: torch.device) -> None:
+    x, weight = draw(6, (4096, 12288), torch.bfloat16, cuda)
+    first = run(x, weight)
+    for _ in range(9):
+        assert torch.equal(run(x, weight), first)
+
+
+def test_a_chain_of_launches_that_overlap_gives_what_one_by_one_gives(cuda: torch.device) -> None:
+    """Each launch reads what the one before writes, and its own settled weight early."""
+    x, _ = draw(6, (16, 4096), torch.bfloat16, cuda)
+    weights = [torch.randn(4096, 4096, device=cuda).to(torch.bfloat16) / 64 for _ in range(12)]
+    torch.cuda.synchronize()
+
+    def chain(*, wait: bool) -> Tensor:
+        y = x
+        for weight in weights:
+            y = capi.linear(y, weight, settled=True)
+            if wait:
+                torch.cuda.synchronize()
+        return y
+
+    wanted = chain(wait=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = chain(wait=False)
+    for _ in range(5):
+        got.fill_(torch.nan)
+        graph.replay()
+        assert torch.equal(got, wanted)
+
+
+def test_linear_says_what_it_does_not_compute(cuda: torch.device) -> None:
+    x = torch.zeros(2, 40, device=cuda, dtype=torch.bfloat16)
+    with pytest.raises(NotImplementedError):
+        capi.linear(x, x)  # K is no multiple of 32
+    with pytest.raises(NotImplementedError):
+        capi.linear(x[:, :32].float().contiguous(), x[:, :32].float().contiguous())
+    with pytest.raises(NotImplementedError):
+        capi.linear(torch.zeros(17, 32, device=cuda, dtype=torch.bfloat16), x[:, :32].contiguous())
+    with pytest.raises(ValueError, match="weight: expected"):
+        capi.linear(x, torch.zeros(3, 32, device=cuda, dtype=torch.bfloat16))
