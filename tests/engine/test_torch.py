@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -15,7 +17,7 @@ from tests.tiny import build_tiny
 from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.engine.torch import TorchSession
-from trt_eagle3.engine.torch_ops import OWN_OPS, STANDARD_OPS
+from trt_eagle3.engine.torch_ops import OWN_OPS, STANDARD_OPS, Function
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.ops import OPS
 from trt_eagle3.multimodal.vision_rows import vision_rows
@@ -109,6 +111,30 @@ def test_bound_caches_are_written_in_place_and_unbound_ones_are_not(bundle: Path
     found = session.run(inputs)
     assert set(found) == {"logits", "features_out"}
     assert all(torch.equal(caches[n], free[n.replace("cache.", "cache_out.")]) for n in caches)
+
+
+def test_inputs_may_have_any_strides_and_reach_the_ops_contiguous(bundle: Path) -> None:
+    file = bundle / "target" / "model.onnx"
+    inputs = inputs_of("target", onnx.load(file, load_external_data=False))
+    inputs["position_ids"] = inputs["position_ids"][:1].expand(3, -1, -1)
+    assert not inputs["position_ids"].is_contiguous()
+    seen: list[bool] = []
+
+    def watched(function: Function) -> Function:
+        def call(*tensors: Tensor, **attributes: Any) -> Any:
+            seen.extend(t.is_contiguous() for t in tensors)
+            return function(*tensors, **attributes)
+
+        return call
+
+    session = TorchSession(file, bundle)
+    own = OWN_OPS["QKNormMRope"]
+    session._steps = tuple(
+        dataclasses.replace(step, function=watched(own)) if step.function is own else step for step in session._steps
+    )
+    assert differ(session.run(inputs), open_session("onnxruntime", file, bundle).run(inputs)) == []
+    assert seen
+    assert all(seen)
 
 
 def test_any_tensor_can_be_asked_for(bundle: Path) -> None:

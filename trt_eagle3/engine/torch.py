@@ -124,6 +124,6 @@ class TorchSession:
             self._inputs[name].check(name, tensor)
 
     def _placed(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Inputs on this device; unbound caches are copied, because the ops would write into the caller's."""
-        placed = {name: tensor.to(self.device, non_blocking=True) for name, tensor in inputs.items()}
+        """Contiguous inputs on this device; unbound caches are copied, for the ops would write into the caller's."""
+        placed = {name: tensor.to(self.device, non_blocking=True).contiguous() for name, tensor in inputs.items()}
         return {n: t.clone() if "_cache." in n and t is inputs[n] else t for n, t in placed.items()}
