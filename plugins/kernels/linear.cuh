@@ -7,7 +7,7 @@
 // docs/measurements.md, "Kernels".
 //
 // The parts of K (warps, then blocks of the cluster) are added in a fixed order that does not depend on the number of
-// tokens: the same token gives the same bits alone and among others.
+// tokens up to 8, nor from 9 to 16: the same token gives the same bits alone and among others.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -27,7 +27,6 @@ constexpr int kLinearAhead = 2;   // spans of a warp on their way
 constexpr int kLinearSteps = kLinearSpan / 32;
 constexpr int kLinearPitch = 20;  // floats between the tokens of a partial sum: no bank conflicts
 constexpr int kLinearSharedBytes = 160 * 1024;  // of a block: loads on their way take what is left of the L1 cache
-constexpr int kLinearMaxCluster = 8;
 constexpr int kLinearMaxSlots = 8;  // tiles of each block between two meetings of its cluster
 
 // A block's share of the launch.
@@ -119,6 +118,8 @@ __device__ __forceinline__ void multiply_span(const LinearShare& s, const Linear
 // Shared memory of a block: x, the warps' partial sums, then those of the cluster's blocks.
 template <int kTiles>
 struct LinearShared {
+  static constexpr int MaxTokens = kTiles * 8;
+  static constexpr int MaxCluster = kTiles == 1 ? 4 : 2;  // larger ones are slower than cuBLAS (measured)
   static constexpr int PartialFloats = kTiles * 8 * kLinearPitch;
   static constexpr int PartialBytes = kLinearWarps * PartialFloats * 4;
 
@@ -298,7 +299,7 @@ template <typename T, int kTiles>
 cudaError_t linear_clusters(const Chip& chip, int size, int* clusters) {
   *clusters = chip.sms / size;
   if (size == 1) return cudaSuccess;
-  static int room[kLinearMaxCluster + 1] = {};
+  static int room[LinearShared<kTiles>::MaxCluster + 1] = {};
   if (room[size] == 0) {
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeClusterDimension;
@@ -326,16 +327,15 @@ int linear_bytes(int num_rows, int inner, int size) {
 
 template <typename T, int kTiles>
 cudaError_t run_linear(const LinearParams& p, const Chip& chip, cudaStream_t stream) {
-  const int largest = chip.major >= 9 ? kLinearMaxCluster : 1;
-  const auto slot_bytes = [](int size, int rows) { return size > 1 ? size * rows * kLinearRows * 4 : 0; };
+  using Shared = LinearShared<kTiles>;
+  const int largest = chip.major >= 9 ? Shared::MaxCluster : 1;
   int size = 1;  // chosen as for the most tokens, so that all are added alike
-  while (size < largest && linear_bytes<2>(kMaxLinearRows, p.inner, size) > kLinearSharedBytes) {
-    size *= 2;
-  }
-  const int bytes = linear_bytes<kTiles>(p.num_rows, p.inner, size), slot = slot_bytes(size, p.num_rows);
-  int slots = kLinearMaxSlots;
-  while (slots > 1 && bytes + slots * slot > chip.shared_bytes) slots /= 2;
-  if (bytes + slots * slot > chip.shared_bytes) return cudaErrorNotSupported;
+  while (size < largest && linear_bytes<kTiles>(Shared::MaxTokens, p.inner, size) > kLinearSharedBytes) size *= 2;
+  const int bytes = linear_bytes<kTiles>(p.num_rows, p.inner, size);
+  if (bytes > std::min(kLinearSharedBytes, chip.shared_bytes)) return cudaErrorNotSupported;
+  const int slot = size > 1 ? size * p.num_rows * kLinearRows * 4 : 0;
+  const int slots = slot == 0 ? 1 : std::min(kLinearMaxSlots, (chip.shared_bytes - bytes) / slot);
+  if (slots == 0) return cudaErrorNotSupported;
   const auto kernel = linear_kernel<T, kTiles>;
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, chip.shared_bytes);
   if (error != cudaSuccess) return error;

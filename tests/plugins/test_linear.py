@@ -37,7 +37,7 @@ def run(x: Tensor, weight: Tensor, *, settled: bool = True) -> Tensor:
     try:
         return capi.linear(x, weight, settled=settled, out=out)
     except NotImplementedError:
-        pytest.skip("x does not fit beside on this chip")
+        pytest.skip("no kernel for these sizes on this chip")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -57,10 +57,14 @@ def test_linear_matches_float64(
 
 
 def test_linear_of_a_token_does_not_depend_on_the_others(cuda: torch.device) -> None:
-    for shape in ((6144, 4096), (4096, 12288)):
-        x, weight = draw(16, shape, torch.bfloat16, cuda)
+    for shape, most, fewer in (
+        ((6144, 4096), 16, (1, 3, 8, 9)),
+        ((4096, 12288), 8, (1, 3, 6)),
+        ((64, 8192), 16, (9, 12)),
+    ):
+        x, weight = draw(most, shape, torch.bfloat16, cuda)
         together = run(x, weight)
-        for rows in (1, 3, 6, 9):
+        for rows in fewer:
             assert torch.equal(run(x[:rows].contiguous(), weight), together[:rows])
 
 
@@ -103,5 +107,7 @@ def test_linear_says_what_it_does_not_compute(cuda: torch.device) -> None:
         capi.linear(x[:, :32].float().contiguous(), x[:, :32].float().contiguous())
     with pytest.raises(NotImplementedError):
         capi.linear(torch.zeros(17, 32, device=cuda, dtype=torch.bfloat16), x[:, :32].contiguous())
+    with pytest.raises(NotImplementedError):  # x would not fit beside
+        capi.linear(*(torch.zeros(rows, 25600, device=cuda, dtype=torch.bfloat16) for rows in (16, 1)))
     with pytest.raises(ValueError, match="weight: expected"):
         capi.linear(x, torch.zeros(3, 32, device=cuda, dtype=torch.bfloat16))
