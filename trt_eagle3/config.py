@@ -55,6 +55,8 @@ class TensorRTConfig(_Section):
         workspace_mib: most device memory that a layer's algorithm may take. Left out: all there is.
         refit: engines whose weights can be exchanged. strip_weights: engines without weights, which are put in at load
             from the ONNX graph beside them (TensorRT 10 and later).
+        linear: what computes matrix products with a 16-bit weight and no bias. auto: our plugin on 8.6, whose own
+            products stand between layout copies, TensorRT on later versions.
         plugin_library: the plugin library, instead of the one that is found.
     """
 
@@ -62,6 +64,7 @@ class TensorRTConfig(_Section):
     workspace_mib: PositiveInt | None = None
     refit: bool = False
     strip_weights: bool = False
+    linear: Literal["auto", "plugin", "tensorrt"] = "auto"
     plugin_library: Path | None = None
 
 

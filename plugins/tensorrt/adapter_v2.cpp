@@ -65,7 +65,10 @@ class Plugin final : public IPluginV2DynamicExt {
   const char* getPluginType() const noexcept override { return node_.op().name; }
   const char* getPluginVersion() const noexcept override { return kPluginVersion; }
   int32_t getNbOutputs() const noexcept override { return node_.num_outputs(); }
-  int32_t initialize() noexcept override { return 0; }
+  int32_t initialize() noexcept override {
+    node_.op().prepare();
+    return 0;
+  }
   void terminate() noexcept override {}
   size_t getSerializationSize() const noexcept override { return node_.serialize().size(); }
   void serialize(void* buffer) const noexcept override {

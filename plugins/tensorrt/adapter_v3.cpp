@@ -50,6 +50,7 @@ class Plugin final : public IPluginV3, public IPluginV3OneCore, public Build, pu
     std::vector<const PluginTensorDesc*> tensors;
     for (int32_t i = 0; i < num_inputs; ++i) tensors.push_back(&in[i].desc);
     for (int32_t i = 0; i < num_outputs; ++i) tensors.push_back(&out[i].desc);
+    node_.op().prepare();  // a builder times plugins that it attached to no context
     return !node_.configure(tensors, num_inputs, num_outputs);
   }
   int32_t getOutputDataTypes(DataType* out, int32_t num_outputs, const DataType* in,
@@ -100,7 +101,10 @@ class Plugin final : public IPluginV3, public IPluginV3OneCore, public Build, pu
                   void* const* out, void* workspace, cudaStream_t stream) noexcept override {
     return node_.enqueue(in_desc, out_desc, in, out, workspace, stream);
   }
-  IPluginV3* attachToContext(IPluginResourceContext*) noexcept override { return clone(); }
+  IPluginV3* attachToContext(IPluginResourceContext*) noexcept override {
+    node_.op().prepare();
+    return clone();
+  }
   const PluginFieldCollection* getFieldsToSerialize() noexcept override {
     record_ = node_.serialize();
     field_ = PluginField(kRecord, record_.data(), PluginFieldType::kUNKNOWN, static_cast<int32_t>(record_.size()));

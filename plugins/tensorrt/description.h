@@ -57,7 +57,8 @@ struct Call {
   cudaStream_t stream;
 };
 
-// All functions are pure; those that return a string return a reason to refuse, empty if there is none.
+// All functions but prepare() and launch() are pure; those that return a string return a reason to refuse, empty if
+// there is none.
 class Description {
  public:
   Description(const char* name, std::vector<Attribute> attributes, std::vector<Port> inputs, std::vector<Port> outputs)
@@ -91,6 +92,10 @@ class Description {
     return scratch_bytes;
   }
 
+  // What a launch must find made, because it may be captured in a CUDA graph. Adapters call it wherever TensorRT
+  // readies a plugin, so it is cheap when repeated; what fails here is told by the launch that cannot do without.
+  virtual void prepare() const {}
+
   virtual std::string launch(const Values& values, const Call& call) const = 0;
 };
 
@@ -98,8 +103,10 @@ const Description& add_rms_norm_description();
 const Description& qk_norm_mrope_description();
 const Description& tree_attention_description();
 const Description& pick_rows_description();
+const Description& linear_description();
+const Description& silu_mul_description();
 
-// All four, in a fixed order.
+// All six, in a fixed order.
 const std::vector<const Description*>& descriptions();
 
 // What is wrong with a node's inputs: their number, ranks, or sizes.

@@ -66,6 +66,6 @@ class FieldNames {
   nvinfer1::PluginFieldCollection collection_ = {};
 };
 
-constexpr const char* kPluginVersion = "1";
+constexpr const char* kPluginVersion = "2";  // as in graph/plugin_ops.py
 
 }  // namespace trt_eagle3

@@ -63,8 +63,8 @@ class _Layer(SimpleNamespace):
 
 
 def fake_tensorrt(version: str, *, parses: bool = True, builds: bool = True) -> Any:
-    """The module; ``module.seen`` has the last ``network`` flags, ``settings`` and ``layers``."""
-    trt = SimpleNamespace(__version__=version, float32="float32", float16="float16", seen=SimpleNamespace())
+    """The module; ``module.seen`` has the last ``network`` flags, ``settings`` and ``layers``, and all ``graphs``."""
+    trt = SimpleNamespace(__version__=version, float32="float32", float16="float16", seen=SimpleNamespace(graphs=[]))
     trt.LayerType = _enum("LayerType", *KINDS)
     trt.NetworkDefinitionCreationFlag = _enum("NetworkDefinitionCreationFlag", "EXPLICIT_BATCH", "STRONGLY_TYPED")
     trt.BuilderFlag = _enum("BuilderFlag", "TF32", "FP16", "OBEY_PRECISION_CONSTRAINTS", "REFIT", "STRIP_PLAN")
@@ -105,9 +105,12 @@ def fake_tensorrt(version: str, *, parses: bool = True, builds: bool = True) -> 
 
     error = SimpleNamespace(node=lambda: 3, desc=lambda: "no importer\nfor Foo")
     trt.Builder = Builder
-    trt.OnnxParser = lambda _network, _logger: SimpleNamespace(
-        parse=lambda _data, path: parses and bool(path), num_errors=1, get_error=lambda _: error
-    )
+
+    def parse(data: bytes, path: str) -> bool:
+        trt.seen.graphs.append(data)
+        return parses and bool(path)
+
+    trt.OnnxParser = lambda _network, _logger: SimpleNamespace(parse=parse, num_errors=1, get_error=lambda _: error)
     information = json.dumps({"Layers": LAYERS})
     inspector = SimpleNamespace(get_engine_information=lambda _: information)
     engine = SimpleNamespace(create_engine_inspector=lambda: inspector, device_memory_size=4096)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from tests.engine.fake_tensorrt import fake_tensorrt
@@ -32,7 +33,8 @@ def no_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing() -> None:
         raise EnvironmentMissingError("TensorRT: not here.")
 
-    monkeypatch.setattr(tensorrt_bundle, "tensorrt", missing)
+    for module in (tensorrt_bundle, tensorrt_versions):
+        monkeypatch.setattr(module, "tensorrt", missing)
 
 
 @pytest.fixture
@@ -147,6 +149,7 @@ def test_weights_by_reference_are_refused(tmp_path: Path) -> None:
             {"backend": "tensorrt", "tensorrt": {"optimization_level": 6}},
             "optimization_level: .*less than or equal to 5",
         ),
+        ({"backend": "tensorrt", "tensorrt": {"linear": "cublas"}}, "linear: .*'auto', 'plugin' or 'tensorrt'"),
     ],
 )
 def test_bad_engine_sections_are_refused(tmp_path: Path, engine: dict[str, object], said: str) -> None:
@@ -246,6 +249,50 @@ def test_built_bundle_holds_engines_facts_and_inspection_and_no_graphs(install: 
     assert (tmp_path / "timing.cache").read_bytes().endswith(b"+")
 
 
+@pytest.mark.parametrize(
+    ("version", "dtype", "linear", "expected"),
+    [
+        ("8.6.0", "float16", "auto", "plugin"),
+        ("10.14.1", "float16", "auto", "tensorrt"),
+        ("11.0.0", "bfloat16", "auto", "tensorrt"),
+        ("8.6.0", "float16", "tensorrt", "tensorrt"),
+        ("10.14.1", "bfloat16", "plugin", "plugin"),
+        ("8.6.0", "float32", "plugin", "tensorrt"),  # the plugin is for 16 bits
+    ],
+)
+def test_products_are_the_plugins_or_tensorrts_and_the_bundle_says_which(
+    install: Install, tmp_path: Path, version: str, dtype: str, linear: str, expected: str
+) -> None:
+    trt = install(version)
+    engine = {"backend": "tensorrt", "device": "cuda", "dtype": dtype, "tensorrt": {"linear": linear}}
+    path = build(tiny_config(engine=engine, draft=None), output=tmp_path).path
+    ops = {node.op_type for graph in trt.seen.graphs for node in onnx.load_from_string(graph).graph.node}
+    assert ("Linear" in ops) is (expected == "plugin")
+    facts = EngineFolder(path / "target").facts
+    assert facts is not None
+    assert facts.linear == expected
+
+
+@pytest.mark.usefixtures("no_tensorrt")
+@pytest.mark.parametrize(("linear", "expected"), [("auto", False), ("plugin", True)])
+def test_graphs_left_to_trtexec_have_tensorrts_products_unless_told(
+    tmp_path: Path, linear: str, expected: bool
+) -> None:
+    path = build(tiny_config(engine=ENGINE | {"tensorrt": {"linear": linear}}, draft=None), output=tmp_path).path
+    model = onnx.load(path / "target" / "onnx" / "model.onnx", load_external_data=False)
+    assert ("Linear" in {node.op_type for node in model.graph.node}) is expected
+
+
+def test_facts_of_an_older_bundle_are_refused_by_their_plugin_version(install: Install, tmp_path: Path) -> None:
+    install("10.14.1")
+    folder = build(tiny_config(engine=ENGINE, draft=None), output=tmp_path).path / "target"
+    config = json.loads((folder / "config.json").read_text())
+    old = {name: value for name, value in config["engine"].items() if name != "linear"} | {"plugins": "1"}
+    (folder / "config.json").write_text(json.dumps(config | {"engine": old}))
+    with pytest.raises(UserError, match=r"built for plugin version 1, this process has 2\. Rebuild here"):
+        EngineFolder(folder).check()
+
+
 def test_stripped_engines_keep_their_graphs_and_need_tensorrt_10(install: Install, tmp_path: Path) -> None:
     engine = ENGINE | {"tensorrt": {"strip_weights": True, "refit": True, "workspace_mib": 64}}
     trt = install("10.14.1")
@@ -290,7 +337,7 @@ def test_tensorrts_refusals_are_one_line(
     [
         ({"tensorrt": "8.6.0"}, "built for TensorRT 8.6.0, this process has 10.14.1. Rebuild here: trt-eagle3 build"),
         ({"gpu_arch": "sm80"}, "built for GPU architecture sm80, this process has sm90"),
-        ({"plugins": "0"}, "built for plugin version 0, this process has 1"),
+        ({"plugins": "0"}, "built for plugin version 0, this process has 2"),
         ({"num_bytes": 5}, "expected 5 bytes, got 4"),
     ],
 )

@@ -20,7 +20,8 @@ from trt_eagle3.engine.torch import TorchSession
 from trt_eagle3.engine.weight_file import write_weights
 from trt_eagle3.graph.ops import DOMAIN, OPS
 from trt_eagle3.graph.pair import pair_graphs
-from trt_eagle3.graph.plugin_ready import WEIGHTS_FILE, PluginReady, float32_nodes, plugin_ready, plugin_schemas
+from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION, plugin_schemas
+from trt_eagle3.graph.plugin_ready import WEIGHTS_FILE, PluginReady, float32_nodes, plugin_ready
 from trt_eagle3.graph.residual import WIDE_SCALE
 from trt_eagle3.multimodal.vision_rows import vision_rows
 from trt_eagle3.parity.metrics import relative_error
@@ -54,10 +55,13 @@ def written(ready: PluginReady, folder: Path) -> Path:
     return folder / "model.onnx"
 
 
+@pytest.mark.parametrize("linear", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("graph", GRAPHS)
-def test_model_is_opset_17_with_plugin_nodes_and_no_functions(graph: str, dtype: str, tmp_path: Path) -> None:
-    ready = plugin_ready(graphs(dtype)[graph])
+def test_model_is_opset_17_with_plugin_nodes_and_no_functions(
+    graph: str, dtype: str, linear: bool, tmp_path: Path
+) -> None:
+    ready = plugin_ready(graphs(dtype)[graph], linear=linear)
     file = written(ready, tmp_path)
     onnx.checker.check_model(str(file), full_check=dtype != "bfloat16", check_custom_domain=True)
     assert {o.domain: o.version for o in ready.model.opset_import} == {"": 17, DOMAIN: 1}
@@ -84,6 +88,77 @@ def test_every_op_of_ours_is_a_plugin_node_that_knows_its_types() -> None:
     assert {n["compute_type"] for n in norms} == {TensorProto.FLOAT16}
     assert (norms[0]["num_outputs"], norms[0]["x_type"]) == (1, TensorProto.FLOAT)
     assert {n["residual_type"] for n in norms if n["num_outputs"] == 2} == {TensorProto.FLOAT}
+
+
+def products(model: onnx.ModelProto, op_type: str) -> dict[str, onnx.NodeProto]:
+    return {n.name.rpartition("/")[0]: n for n in model.graph.node if n.op_type == op_type}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize(("graph", "count"), [("target", 8 * 4 + 1), ("draft", 5), ("fuse", 1), ("vision", 0)])
+def test_products_without_a_bias_become_linear_plugins_where_asked_for(graph: str, count: int, dtype: str) -> None:
+    model = graphs(dtype)[graph]
+    plain, ready = plugin_ready(model), plugin_ready(model, linear=True)
+    before, left, taken = products(plain.model, "Gemm"), products(ready.model, "Gemm"), products(ready.model, "Linear")
+    assert not products(plain.model, "Linear")
+    assert len(taken) == count
+    assert before.keys() == left.keys() | taken.keys()
+    assert all(len(node.input) == 3 for node in left.values())
+    shapes = {w.name: w.shape for w in ready.weights}
+    for name, node in taken.items():
+        assert (list(node.input), list(node.output)) == (list(before[name].input), list(before[name].output))
+        assert len(shapes[node.input[1]]) == 2
+        own = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        compute = getattr(TensorProto, dtype.upper())
+        assert own == {"plugin_version": PLUGIN_VERSION.encode(), "plugin_namespace": b"", "compute_type": compute}
+    assert (ready.offsets, ready.weights) == (plain.offsets, plain.weights)
+
+
+@pytest.mark.parametrize("graph", ["target", "draft", "fuse"])
+def test_linear_plugins_compute_what_the_graph_did(graph: str, tmp_path: Path) -> None:
+    inputs, model = inputs_of(graph, torch.float16), graphs("float16")[graph]
+    found = {}
+    for name, linear in (("plain", False), ("linear", True)):
+        (tmp_path / name).mkdir()
+        ready = plugin_ready(model, linear=linear)
+        written(ready, tmp_path / name)
+        found[name] = run(ready.model, tmp_path / name, tmp_path / name, inputs)
+    for name, value in found["plain"].items():
+        assert torch.equal(found["linear"][name], value), name
+
+
+def product_graph(k: int, dtype: int = TensorProto.FLOAT16, **attributes: object) -> onnx.ModelProto:
+    """y = x . weight^T for a weight on disk."""
+    item = 4 if dtype == TensorProto.FLOAT else 2
+    weight = TensorProto(name="weight", data_type=dtype, dims=(48, k), data_location=TensorProto.EXTERNAL)
+    for key, value in {"location": "w.bin", "offset": 0, "length": 48 * k * item}.items():
+        weight.external_data.add(key=key, value=str(value))
+    node = onnx.helper.make_node("Gemm", ["x", "weight"], ["y"], name="y/Gemm", **attributes)
+    x, y = (onnx.helper.make_tensor_value_info(n, dtype, ["n", s]) for n, s in (("x", k), ("y", 48)))
+    return onnx.helper.make_model(onnx.helper.make_graph([node], "product", [x], [y], [weight]))
+
+
+@pytest.mark.parametrize(
+    ("model", "op_type"),
+    [
+        (product_graph(64, transB=1), "Linear"),
+        (product_graph(64, TensorProto.BFLOAT16, transB=1), "Linear"),
+        (product_graph(48, transB=1), "Gemm"),  # K is no multiple of 32
+        (product_graph(64, TensorProto.FLOAT, transB=1), "Gemm"),
+        (product_graph(64, transB=1, alpha=0.5), "Gemm"),
+        (product_graph(48), "Gemm"),  # square, not transposed
+    ],
+)
+def test_linear_takes_only_what_its_kernel_computes(model: onnx.ModelProto, op_type: str) -> None:
+    assert [n.op_type for n in plugin_ready(model, linear=True).model.graph.node] == [op_type]
+
+
+@pytest.mark.parametrize("residual", ["compute", "float32"])
+def test_float32_nodes_are_the_same_with_linear_plugins(residual: str) -> None:
+    model = graphs(residual=residual)["target"]
+    expected = float32_nodes(plugin_ready(model).model)
+    assert expected
+    assert float32_nodes(plugin_ready(model, linear=True).model) == expected
 
 
 def test_weights_are_of_the_engines_type_and_fused(tmp_path: Path) -> None:
@@ -131,6 +206,8 @@ def run(model: onnx.ModelProto, folder: Path, root: Path, inputs: dict[str, Tens
     plain = onnx.ModelProto()
     plain.CopyFrom(model)
     for node in plain.graph.node:
+        if node.op_type == "Linear":  # there for TensorRT alone
+            node.CopyFrom(onnx.helper.make_node("Gemm", node.input, node.output, name=node.name, transB=1))
         if node.domain == DOMAIN:
             own = set().union(*OPS[node.op_type].attributes.values())
             kept = [a for a in node.attribute if a.name in own]

@@ -26,7 +26,7 @@ from trt_eagle3.engine.tensorrt_versions import (
     tensorrt,
 )
 from trt_eagle3.errors import UserError
-from trt_eagle3.graph.ops import OPS
+from trt_eagle3.graph.plugin_ops import PLUGINS
 from trt_eagle3.graph.plugin_ready import float32_nodes
 
 __all__ = ["INSPECTION_FILE", "Built", "build_engine"]
@@ -165,7 +165,9 @@ def _inspect(engine_file: Path, profiles: Sequence[Profile], seconds: float) -> 
 
 def _plugin_of(layer: Any) -> str | None:
     """Which of our ops took this layer; a layer is a mapping, or a name where TensorRT says no more."""
-    text = json.dumps(layer) if isinstance(layer, dict) else str(layer)
-    if isinstance(layer, dict) and not str(layer.get("LayerType", "")).lower().startswith("plugin"):
+    if not isinstance(layer, dict):
+        return next((name for name in PLUGINS if name in str(layer)), None)
+    if not str(layer.get("LayerType", "")).lower().startswith("plugin"):
         return None
-    return next((name for name in OPS if name in text), None)
+    texts = (str(layer.get("Name", "")), json.dumps(layer))  # of the layer itself before what it reads
+    return next((name for text in texts for name in PLUGINS if name in text), None)

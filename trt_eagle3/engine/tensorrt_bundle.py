@@ -18,7 +18,7 @@ from trt_eagle3.engine.tensorrt_build import Built, build_engine
 from trt_eagle3.engine.tensorrt_facts import ENGINE_FILE, ONNX_FOLDER, machine_facts
 from trt_eagle3.engine.tensorrt_profiles import Profile
 from trt_eagle3.engine.tensorrt_script import build_script
-from trt_eagle3.engine.tensorrt_versions import check_dtype, gpu_arch, load_plugins, tensorrt
+from trt_eagle3.engine.tensorrt_versions import check_dtype, gpu_arch, load_plugins, tensorrt, uses_linear
 from trt_eagle3.engine.weight_file import write_weights
 from trt_eagle3.errors import EnvironmentMissingError
 from trt_eagle3.graph.plugin_ready import WEIGHTS_FILE, plugin_ready
@@ -76,7 +76,7 @@ def write_engines(
     for name, model in models.items():
         onnx_folder = folder / name / ONNX_FOLDER
         show(f"{name}: weights")
-        ready = plugin_ready(model)
+        ready = plugin_ready(model, linear=uses_linear(config))
         write_weights(ready, REFERENCE_ROOT, onnx_folder / WEIGHTS_FILE)
         write_file(onnx_folder / "model.onnx", ready.model.SerializeToString())
         if missing is None:
@@ -102,6 +102,6 @@ def _build(
     if not config.tensorrt.strip_weights:
         shutil.rmtree(folder / ONNX_FOLDER)
     file = folder / "config.json"
-    facts = machine_facts(built.num_bytes).model_dump()
+    facts = machine_facts(built.num_bytes, linear=uses_linear(config)).model_dump()
     write_file(file, json.dumps(json.loads(file.read_bytes()) | {"engine": facts}, indent=2).encode())
     return built

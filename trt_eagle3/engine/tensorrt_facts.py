@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.bundle import BUILD_SCRIPT
-from trt_eagle3.engine.tensorrt_versions import PLUGIN_VERSION, gpu_arch, tensorrt
+from trt_eagle3.engine.tensorrt_versions import gpu_arch, tensorrt
 from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
 
 __all__ = ["ENGINE_FILE", "ONNX_FOLDER", "EngineFacts", "EngineFolder", "machine_facts"]
 
@@ -21,7 +22,11 @@ _REBUILD = "Rebuild here: trt-eagle3 build --config <its config>"
 
 
 class EngineFacts(BaseModel):
-    """What an engine fits: TensorRT's version, the GPU's architecture, our plugins' version; and its size in bytes."""
+    """What an engine fits: TensorRT's version, the GPU's architecture, our plugins' version; and its size in bytes.
+
+    Attributes:
+        linear: what computes products with a 16-bit weight and no bias: our plugin, or TensorRT.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -29,13 +34,20 @@ class EngineFacts(BaseModel):
     gpu_arch: str
     plugins: str
     num_bytes: int
+    linear: Literal["plugin", "tensorrt"] = "tensorrt"
 
 
-def machine_facts(num_bytes: int) -> EngineFacts:
-    """Facts of an engine of ``num_bytes`` built on this machine."""
+def machine_facts(num_bytes: int, *, linear: bool = False) -> EngineFacts:
+    """Facts of an engine of ``num_bytes`` built on this machine; ``linear``: with products by our plugin."""
     arch = gpu_arch()
     assert arch is not None, "engines are built where there is a GPU"
-    return EngineFacts(tensorrt=tensorrt().__version__, gpu_arch=arch, plugins=PLUGIN_VERSION, num_bytes=num_bytes)
+    return EngineFacts(
+        tensorrt=tensorrt().__version__,
+        gpu_arch=arch,
+        plugins=PLUGIN_VERSION,
+        num_bytes=num_bytes,
+        linear="plugin" if linear else "tensorrt",
+    )
 
 
 class EngineFolder:

@@ -12,11 +12,10 @@ from typing import Any, NoReturn
 
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.errors import EnvironmentMissingError, UserError
-from trt_eagle3.graph.ops import OPS
+from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION, PLUGINS
 
 __all__ = [
     "PLUGINS_VARIABLE",
-    "PLUGIN_VERSION",
     "Log",
     "check_dtype",
     "configure_types",
@@ -28,10 +27,10 @@ __all__ = [
     "plugin_library_path",
     "progress_monitor",
     "tensorrt",
+    "uses_linear",
 ]
 
 PLUGINS_VARIABLE = "TRT_EAGLE3_PLUGINS"
-PLUGIN_VERSION = "1"
 OLDEST = (8, 6)
 _LIBRARY_NAME = "libtrt_eagle3_plugins.so"
 
@@ -76,6 +75,21 @@ def check_dtype(dtype: str) -> None:
             f"engine.dtype: bfloat16 needs TensorRT 10 or later, this is {tensorrt().__version__}. "
             "Use float16 with engine.residual: float32, or upgrade."
         )
+
+
+def uses_linear(config: EngineConfig) -> bool:
+    """Whether products with a 16-bit weight go to our plugin: ``engine.tensorrt.linear``.
+
+    TensorRT 8.6 runs them as convolutions between layout copies; later versions have products of their own.
+    """
+    if config.dtype == "float32":
+        return False
+    if config.tensorrt.linear != "auto":
+        return config.tensorrt.linear == "plugin"
+    try:
+        return major() < 10
+    except EnvironmentMissingError:
+        return False  # built by trtexec, which wants 10 or later
 
 
 def create_network(builder: Any) -> Any:
@@ -206,7 +220,7 @@ def _load(path: Path, fix: str) -> Path:
     except OSError as error:
         raise EnvironmentMissingError(f"{path}: cannot load the plugin library: {error}. {fix}") from error
     find = getattr(registry, "get_creator", None) or registry.get_plugin_creator
-    missing = [op.plugin for op in OPS.values() if find(op.plugin, PLUGIN_VERSION, "") is None]
+    missing = [op.plugin for op in PLUGINS.values() if find(op.plugin, PLUGIN_VERSION, "") is None]
     if missing:
         version = tensorrt().__version__
         raise EnvironmentMissingError(

@@ -4,7 +4,8 @@ What is done to the graph of ``pair_graphs``, and why:
 - the reference functions go (TensorRT 8.6 cannot read them, 10 and 11 would inline them in place of our plugins);
 - nodes of our ops get the attributes by which a plugin knows its types (``plugins/tensorrt/README.md``);
 - ``Cast``, ``Concat`` and ``Mul`` by a power of two of weights are folded into how the weight is written;
-- ``Shape`` with a ``start`` becomes ``Shape`` and ``Gather``: the parser of 8.6 reads past the attribute.
+- ``Shape`` with a ``start`` becomes ``Shape`` and ``Gather``: the parser of 8.6 reads past the attribute;
+- where it is asked for, ``Gemm`` becomes the plugin ``Linear``: 8.6 runs its own as convolutions between layout copies.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from trt_eagle3.graph.ops import DOMAIN, OPS
+from trt_eagle3.graph.ops import DOMAIN
+from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
 
 __all__ = [
     "PLUGIN_OPSET",
@@ -29,13 +31,13 @@ __all__ = [
     "Weight",
     "float32_nodes",
     "plugin_ready",
-    "plugin_schemas",
 ]
 
 PLUGIN_OPSET = 17
 WEIGHTS_FILE = "weights.bin"
 _IR_VERSION = 8  # of opset 17
 _ALIGNMENT = 256
+_LINEAR_MULTIPLE = 32  # of K: what the kernel of the Linear plugin takes
 _ITEM_BYTES = {TensorProto.FLOAT: 4, TensorProto.FLOAT16: 2, TensorProto.BFLOAT16: 2}
 
 
@@ -89,9 +91,13 @@ class PluginReady:
         return sum(w.num_bytes for w in self.weights)
 
 
-def plugin_ready(model: onnx.ModelProto) -> PluginReady:
-    """``model`` for TensorRT; it is not changed, and no weight is read."""
-    values = _Values(model)
+def plugin_ready(model: onnx.ModelProto, *, linear: bool = False) -> PluginReady:
+    """``model`` for TensorRT; it is not changed, and no weight is read.
+
+    Args:
+        linear: products with a weight of 16 bits and no bias become ``Linear`` nodes.
+    """
+    values = _Values(model, linear)
     nodes = [new for node in model.graph.node for new in values.rewritten(node)]
     values.shorten_names(nodes)
     used = {name for node in nodes for name in node.input}
@@ -108,11 +114,6 @@ def plugin_ready(model: onnx.ModelProto) -> PluginReady:
     return PluginReady(made, offsets, weights)
 
 
-def plugin_schemas() -> list[onnx.defs.OpSchema]:
-    """Schemas of our ops as the exported nodes are, for ``onnx.checker`` (register them first)."""
-    return [_schema(name) for name in OPS]
-
-
 def float32_nodes(model: onnx.ModelProto) -> set[str]:
     """Names of the standard nodes of an exported model that compute in float32: TensorRT 8.6 must be told."""
     values = _Values(model)
@@ -125,7 +126,8 @@ def float32_nodes(model: onnx.ModelProto) -> set[str]:
 class _Values:
     """What is known of the graph's values while its nodes are gone through in order."""
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, linear: bool = False) -> None:
+        self._linear = linear
         self.weights: dict[str, Weight] = {}
         self.constants: dict[str, TensorProto] = {}
         self.types = {i.name: i.type.tensor_type.elem_type for i in model.graph.input}
@@ -146,6 +148,8 @@ class _Values:
             return []
         if node.op_type == "Shape" and _attribute(node, "start"):
             return self._shape_from(node)
+        if self._linear and self._is_linear(node):
+            return [self._plugin_node(_linear_node(node))]
         self.infer_types(node)
         kept = onnx.NodeProto()
         kept.CopyFrom(node)
@@ -167,6 +171,16 @@ class _Values:
         for node in nodes:
             node.input[:] = [renames.get(name, name) for name in node.input]
 
+    def _is_linear(self, node: onnx.NodeProto) -> bool:
+        """Whether the ``Linear`` plugin computes ``node`` as well: x [n, K] times the transpose of a weight [N, K]."""
+        if node.op_type != "Gemm" or len(node.input) != 2 or node.input[1] not in self.weights:
+            return False
+        weight = self.weights[node.input[1]]
+        plain = {a.name: helper.get_attribute_value(a) for a in node.attribute} == {"transB": 1}
+        same_type = weight.dtype == self._compute == self.types[node.input[0]]
+        whole = len(weight.shape) == 2 and weight.shape[1] % _LINEAR_MULTIPLE == 0
+        return plain and same_type and whole and _ITEM_BYTES[weight.dtype] == 2
+
     def _set_type(self, names: Iterable[str], dtype: int) -> None:
         self.types |= dict.fromkeys(names, dtype)
 
@@ -174,7 +188,7 @@ class _Values:
         made = onnx.NodeProto()
         made.CopyFrom(node)
         made.ClearField("overload")
-        made.attribute.append(helper.make_attribute("plugin_version", "1"))
+        made.attribute.append(helper.make_attribute("plugin_version", PLUGIN_VERSION))
         made.attribute.append(helper.make_attribute("plugin_namespace", ""))
         made.attribute.append(helper.make_attribute("compute_type", self._compute))
         self.infer_types(node)
@@ -217,6 +231,11 @@ class _Values:
         ]
 
 
+def _linear_node(gemm: onnx.NodeProto) -> onnx.NodeProto:
+    name = gemm.name.removesuffix("/Gemm") + "/Linear"
+    return helper.make_node("Linear", list(gemm.input), list(gemm.output), name=name, domain=DOMAIN)
+
+
 def _attribute(node: onnx.NodeProto, name: str) -> Any:
     """An attribute's value; None where the node has none of that name."""
     return next((helper.get_attribute_value(a) for a in node.attribute if a.name == name), None)
@@ -257,56 +276,3 @@ def _reference(weight: Weight, offset: int) -> TensorProto:
     for key, value in place.items():
         proto.external_data.add(key=key, value=str(value))
     return proto
-
-
-_TYPE_VARIABLES = {"T": ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]}
-_VARIABLE_OF = {
-    "position_ids": "tensor(int32)",
-    "pair_axis": "tensor(int32)",
-    "rows": "tensor(int32)",
-    "past_lengths": "tensor(int32)",
-    "query_lengths": "tensor(int32)",
-    "page_table": "tensor(int32)",
-    "inv_freq": "tensor(float)",
-    "tree_mask": "tensor(bool)",
-}
-_NUMBERS = {"epsilon": "FLOAT", "scale": "FLOAT", "plugin_version": "STRING", "plugin_namespace": "STRING"}
-_PLUGIN_ATTRIBUTES = ("plugin_version", "plugin_namespace", "compute_type")
-
-
-def _schema(op_type: str) -> onnx.defs.OpSchema:
-    """One schema for all overloads: what only some have is optional."""
-    op, schema = OPS[op_type], onnx.defs.OpSchema
-    variables = {"x": "X", "residual": "R", "sum": "R"} if op_type == "AddRmsNorm" else {}
-
-    def parameters(overloads: Mapping[str, tuple[str, ...]]) -> list[Any]:
-        names = list(dict.fromkeys(name for group in overloads.values() for name in group))
-        always = set.intersection(*(set(group) for group in overloads.values()))
-        return [
-            schema.FormalParameter(
-                name,
-                _VARIABLE_OF.get(name) or variables.get(name, "T"),
-                param_option=schema.FormalParameterOption.Single
-                if name in always
-                else schema.FormalParameterOption.Optional,
-            )
-            for name in names
-        ]
-
-    own = dict.fromkeys(name for group in op.attributes.values() for name in group)
-    always = set.intersection(set(own), *(set(group) for group in op.attributes.values()))
-    extra = ("num_outputs", "x_type", "residual_type") if op_type == "AddRmsNorm" else ()
-    attributes = [
-        schema.Attribute(name, getattr(schema.AttrType, _NUMBERS.get(name, "INT")), required=name in always)
-        for name in (*own, *_PLUGIN_ATTRIBUTES, *extra)
-    ]
-    floats = _TYPE_VARIABLES["T"]
-    return schema(
-        op_type,
-        DOMAIN,
-        1,
-        inputs=parameters(op.inputs),
-        outputs=parameters(op.outputs),
-        type_constraints=[(name, floats, "") for name in ("T", *dict.fromkeys(variables.values()))],
-        attributes=attributes,
-    )

@@ -119,7 +119,22 @@ inline Sound pick_rows(DataType t, int64_t batch, int64_t num_new, int64_t num_r
   return s;
 }
 
+inline Sound linear(DataType t, int64_t rows, int64_t inner, int64_t outer) {
+  Sound s{"Linear", {{"compute_type", onnx_of(t)}}, {}, {}};
+  s.in = {{t, {rows, inner}, {64, inner}}, {t, {outer, inner}, {}}};
+  s.out = {{t, {rows, outer}, {64, outer}}};
+  return s;
+}
+
+inline Sound silu_mul(DataType t, int64_t rows, int64_t width) {
+  Sound s{"SiluMul", {{"compute_type", onnx_of(t)}}, {}, {}};
+  s.in = {{t, {rows, 2 * width}, {64, 2 * width}}};
+  s.out = {{t, {rows, width}, {64, width}}};
+  return s;
+}
+
 void run_host_cases();
-bool run_gpu_cases();  // false, with the reason printed, where there is no GPU
+void run_cublas_cases(const char* stand_in);  // on the host, with what stands in for libcublas
+bool run_gpu_cases();                         // false, with the reason printed, where there is no GPU
 
 }  // namespace cases

@@ -14,7 +14,7 @@ namespace {
 // One rounding of the output to 11 or 24 bits, and a few inside; for attention the weights are rounded to 11 bits too.
 // As tests/plugins of the Python suite.
 constexpr double kHalfTolerance = 4e-4, kFloatTolerance = 1e-6, kHalfAttentionTolerance = 5e-4,
-                 kFloatAttentionTolerance = 2e-6;
+                 kFloatAttentionTolerance = 2e-6, kFloatProductTolerance = 4e-6;  // 2048 products added in a row
 
 std::mt19937 generator(7);
 
@@ -407,6 +407,74 @@ void check_pick_rows(DataType t, int64_t hidden) {
   check(!launch(s, in).empty(), what + ": rows of any content do no harm");
 }
 
+Host product(const Host& x, const Host& weight, int64_t rows, int64_t inner, int64_t outer) {
+  Host y;
+  for (int64_t i = 0; i < rows * outer; ++i) {
+    double sum = 0.0;
+    for (int64_t k = 0; k < inner; ++k) sum += x[i / outer * inner + k] * weight[i % outer * inner + k];
+    y.values.push_back(sum);
+  }
+  return y;
+}
+
+void check_linear(DataType t, int64_t rows, int64_t inner, int64_t outer) {
+  const Sound s = linear(t, rows, inner, outer);
+  std::vector<Host> in = {normal(s.in[0]), normal(s.in[1])};
+  const Host y = product(in[0], in[1], rows, inner, outer);
+  const double tolerance = t == DataType::kHALF ? kHalfTolerance : kFloatProductTolerance;
+  const std::string what = "Linear T=" + std::to_string(int(t)) + " rows=" + std::to_string(rows) +
+                           " K=" + std::to_string(inner) + " N=" + std::to_string(outer);
+  compare(what, launch(s, in), 0, y, tolerance);
+  compare(what + " while building", launch(s, in, {true, true, false}), 0, y, tolerance);
+  compare(what + " captured", launch(s, in, {true, false, true}), 0, y, tolerance);
+  in[1][(outer - 1) * inner + 3] += 64.0;
+  const auto planted = launch(s, in);
+  check(!planted.empty() && distance(planted[0], y) > tolerance, what + ": a planted weight is noticed");
+}
+
+// Whether cuBLAS is found: all but a few rows of float16 goes through it. Says so where it is not.
+bool has_cublas() {
+  const Sound s = linear(DataType::kFLOAT, 1, 32, 16);
+  auto plugin = driver::create(s.op, s.fields);
+  plugin->output_shapes(s.in);
+  plugin->configure(s.in, s.out);
+  plugin->change_shapes(s.in, s.out);
+  Device x(1 << 10, 0), weight(1 << 12, 0), y(1 << 10, 0), workspace(plugin->workspace_bytes(s.in, s.out));
+  const bool ran = plugin->enqueue(s.in, s.out, {x.get(), weight.get()}, {y.get()}, workspace.get(), nullptr) == 0;
+  cudaDeviceSynchronize();
+  const std::string log = stand_in::take_log();
+  if (ran) return true;
+  const bool absent = log.find("no libcublas") != std::string::npos;
+  check(absent, "Linear: cuBLAS works where it is found: " + log);
+  std::printf("Linear: more than 16 rows and float32 are not tested: %s", log.c_str());
+  return false;
+}
+
+void check_silu_mul(DataType t, int64_t rows, int64_t width) {
+  const Sound s = silu_mul(t, rows, width);
+  std::vector<Host> in = {normal(s.in[0], 3.0)};
+  const auto wanted = [&] {
+    Host out;
+    for (int64_t i = 0; i < rows * width; ++i) {
+      const double* row = &in[0][i / width * 2 * width];
+      out.values.push_back(row[i % width] / (1.0 + std::exp(-row[i % width])) * row[width + i % width]);
+    }
+    return out;
+  };
+  const Host out = wanted();
+  const double tolerance = t == DataType::kHALF ? kHalfTolerance : kFloatTolerance;
+  const std::string what =
+      "SiluMul T=" + std::to_string(int(t)) + " rows=" + std::to_string(rows) + " W=" + std::to_string(width);
+  compare(what, launch(s, in), 0, out, tolerance);
+  compare(what, launch(s, in, {true, false, true}), 0, out, tolerance);
+  for (int64_t row = 0; row < rows; ++row) {
+    const auto gate = in[0].values.begin() + row * 2 * width;
+    std::swap_ranges(gate, gate + width, gate + width);
+  }
+  const auto planted = launch(s, in);
+  check(!planted.empty() && distance(planted[0], out) > tolerance, what + ": gate and up exchanged are noticed");
+}
+
 }  // namespace
 
 bool run_gpu_cases() {
@@ -425,6 +493,16 @@ bool run_gpu_cases() {
     check_add_rms_norm(half, real, nullptr, hidden, 1.0);
     check_add_rms_norm(half, half, &real, hidden, 3e5);  // a stream that float16 cannot hold
     check_add_rms_norm(half, real, &real, hidden, 3e5);
+  }
+  const bool with_cublas = has_cublas();
+  for (const int64_t rows : {1, 16, 17, 40}) {
+    for (const DataType t : {half, real}) {
+      for (const int64_t width : {64, 111, 2048}) check_silu_mul(t, rows, width);
+      if ((rows > 16 || t == real) && !with_cublas) continue;
+      check_linear(t, rows, 64, 96);
+      check_linear(t, rows, 2048, 1000);
+      if (with_cublas) check_linear(t, rows, 40, 24);  // a K that our kernel leaves to cuBLAS
+    }
   }
   for (const DataType t : {half, real}) {
     for (const int64_t hidden : {64, 111, 2048}) check_pick_rows(t, hidden);

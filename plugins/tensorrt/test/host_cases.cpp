@@ -23,6 +23,8 @@ std::vector<Sound> sound_nodes() {
     all.push_back(tree_attention(t, {-1, -1, -1, -1, 16, -1, 4, 2, 64}));
     all.push_back(tree_attention(t, {-1, -1, -1, -1, 16, -1, 4, 2, 64}, DataType::kINT32));
     all.push_back(pick_rows(t, -1, -1, -1, 64));
+    all.push_back(linear(t, -1, 64, 96));
+    all.push_back(silu_mul(t, -1, 64));
   }
   return all;
 }
@@ -39,7 +41,7 @@ bool supports_all(driver::Plugin& plugin, const Tensors& all, size_t num_inputs)
 }
 
 void check_creators() {
-  check(stand_in::creators().size() == 4, "four creators register themselves when the library is loaded");
+  check(stand_in::creators().size() == 6, "six creators register themselves when the library is loaded");
   const std::vector<std::string> heads = {"num_heads", "num_kv_heads"};
   check(driver::field_names("AddRmsNorm") ==
             std::vector<std::string>{"epsilon", "num_outputs", "compute_type", "x_type", "residual_type"},
@@ -50,7 +52,9 @@ void check_creators() {
   check(driver::field_names("TreeAttention") ==
             std::vector<std::string>{"num_heads", "num_kv_heads", "page_size", "scale", "compute_type"},
         "fields of TreeAttention");
-  check(driver::field_names("PickRows") == std::vector<std::string>{"compute_type"}, "fields of PickRows");
+  for (const char* op : {"PickRows", "Linear", "SiluMul"}) {
+    check(driver::field_names(op) == std::vector<std::string>{"compute_type"}, std::string("fields of ") + op);
+  }
   check(driver::field_names("NoSuchOp").empty(), "no creator under another name");
 }
 
@@ -105,7 +109,7 @@ void check_life(const Sound& s) {
   other = bytes;
   other[4] ^= 1;
   refuse(other, "a record of another version", "another version");
-  for (const char* op : {"AddRmsNorm", "QKNormMRope", "TreeAttention", "PickRows"}) {
+  for (const char* op : {"AddRmsNorm", "QKNormMRope", "TreeAttention", "PickRows", "Linear", "SiluMul"}) {
     if (op == s.op) continue;
     check(driver::deserialize(op, bytes) == nullptr, label(s, std::string("its bytes are none of ") + op));
   }
@@ -178,6 +182,9 @@ void check_refused_attributes() {
 #if NV_TENSORRT_MAJOR < 10
   refuse("AddRmsNorm", {{"epsilon", 1e-6}, {"compute_type", 16}}, "compute_type: bfloat16 needs TensorRT 10");
 #endif
+  for (const char* op : {"PickRows", "Linear", "SiluMul"}) {
+    refuse(op, {{"compute_type", 7}}, "compute_type: expected 1 (float32), 10 (float16)");
+  }
   refuse("QKNormMRope", {{"num_heads", 4}, {"num_kv_heads", 2}}, "head_dim: missing");
   refuse("QKNormMRope", {{"num_heads", 0}, {"num_kv_heads", 2}, {"head_dim", 64}}, "num_heads: must be positive");
   refuse("QKNormMRope", {{"num_heads", 4}, {"num_kv_heads", 2}, {"head_dim", 66}}, "head_dim: must be a multiple of 4");
@@ -204,15 +211,20 @@ void check_refused_attributes() {
 // for, when configured (where the version can refuse) and, if nobody listened, when launched.
 void check_refused_sizes() {
   const DataType t = DataType::kHALF;
-  const std::vector<Sound> nodes = {add_rms_norm(t, t, &t, 6, 64), qk_norm_mrope(t, true, 2, 3, 4, 2, 64),
-                                    tree_attention(t, {2, 3, 3, 4, 16, 160, 4, 2, 64}), pick_rows(t, 3, 5, 2, 64)};
+  const std::vector<Sound> nodes = {add_rms_norm(t, t, &t, 6, 64),
+                                    qk_norm_mrope(t, true, 2, 3, 4, 2, 64),
+                                    tree_attention(t, {2, 3, 3, 4, 16, 160, 4, 2, 64}),
+                                    pick_rows(t, 3, 5, 2, 64),
+                                    linear(t, 6, 64, 96),
+                                    silu_mul(t, 6, 64)};
   for (const Sound& s : nodes) {
     for (size_t i = 0; i < s.in.size(); ++i) {
       for (size_t axis = 0; axis < s.in[i].sizes.size(); ++axis) {
         // what may be any size: pages per row; M; n of x is only bound by the residual's, which is tried too
         const bool free_size = s.op == "TreeAttention" && ((i == 7 && axis == 1) || (i == 8 && axis == 2));
-        const bool late = s.op == "QKNormMRope" && ((i == 0 && axis == 0) || (i == 1 && axis > 0));  // n = B * S
-        if (free_size || (s.op == "PickRows" && axis == 1)) continue;  // R and H; the output's shape follows
+        const bool late = (s.op == "QKNormMRope" && ((i == 0 && axis == 0) || (i == 1 && axis > 0))) ||  // n = B * S
+                          (s.op == "Linear" && axis == 0) || s.op == "SiluMul";  // another y follows from it
+        if (free_size || (s.op == "PickRows" && axis == 1)) continue;            // R and H; the output's shape follows
         Sound wrong = s;
         wrong.in[i].sizes[axis] += s.op == "TreeAttention" && i == 3 && axis == 0 ? 1 : 16;
         const std::string what =
@@ -249,6 +261,14 @@ void check_refused_sizes() {
   }
 }
 
+void check_odd_width() {
+  Sound s = silu_mul(DataType::kHALF, 6, 64);
+  s.in[0].sizes[1] = 129;
+  check(!driver::create(s.op, s.fields)->output_shapes(s.in).has_value(), "SiluMul: an odd width has no halves");
+  const std::string log = stand_in::take_log();
+  check(log.find("expected an even width, got 129") != std::string::npos, "SiluMul: says so, got: " + log);
+}
+
 void check_workspace() {
   const DataType t = DataType::kHALF;
   Sound s = tree_attention(t, {-1, -1, -1, -1, 16, -1, 4, 2, 64});
@@ -258,6 +278,9 @@ void check_workspace() {
   const size_t with_int = plugin->workspace_bytes(s.in, s.out);
   check(with_bool >= 256 + 4 * 16 * 4, "TreeAttention: room for safe lengths and pages");
   check(with_int == with_bool + 4 * 16 * 16, "TreeAttention: room for the mask of the largest profile");
+  const Sound product = linear(t, -1, 64, 96);
+  const size_t bytes = driver::create(product.op, product.fields)->workspace_bytes(product.in, product.out);
+  check(bytes == 4u << 20 || bytes == 32u << 20, "Linear: room for cuBLAS");
 }
 
 }  // namespace
@@ -271,6 +294,7 @@ void run_host_cases() {
   check_free_types();
   check_refused_attributes();
   check_refused_sizes();
+  check_odd_width();
   check_workspace();
 }
 

@@ -85,9 +85,10 @@ struct Expressions::State final : public IExprBuilder, private apiv::VExprBuilde
   ~State() noexcept override = default;
   const IDimensionExpr* constant(Size value) override { return &owned.emplace_back(value); }
   const IDimensionExpr* operation(DimensionOperation op, const IDimensionExpr& a, const IDimensionExpr& b) override {
-    if (op != DimensionOperation::kPROD) return nullptr;  // our shapes need no other
     const int64_t x = static_cast<const Expression&>(a).value(), y = static_cast<const Expression&>(b).value();
-    return &owned.emplace_back(x >= 0 && y >= 0 ? x * y : dynamic--);
+    if (op == DimensionOperation::kPROD) return &owned.emplace_back(x >= 0 && y >= 0 ? x * y : dynamic--);
+    if (op == DimensionOperation::kFLOOR_DIV) return &owned.emplace_back(x >= 0 && y > 0 ? x / y : dynamic--);
+    return nullptr;  // our shapes need no other
   }
 #if NV_TENSORRT_MAJOR >= 10
   const IDimensionExpr* declareSizeTensor(int32_t, const IDimensionExpr& opt, const IDimensionExpr&) override {
