@@ -34,6 +34,7 @@ from trt_eagle3.engine.tensorrt import TensorRTSession
 from trt_eagle3.engine.tensorrt_build import Built, build_engine
 from trt_eagle3.engine.tensorrt_facts import ENGINE_FILE, machine_facts
 from trt_eagle3.engine.tensorrt_profiles import Profile, TreeSizes, graph_profiles
+from trt_eagle3.engine.tensorrt_versions import uses_linear
 from trt_eagle3.graph.plugin_ready import WEIGHTS_FILE, PluginReady, plugin_ready
 from trt_eagle3.graph.residual import Residual
 from trt_eagle3.graph.target import target_graph
@@ -60,6 +61,9 @@ class _Memory:
 @click.option("--page-size", default=64, show_default=True)
 @click.option("--level", type=int, help="engine.tensorrt.optimization_level.")
 @click.option("--residual", type=click.Choice(["compute", "float32"]), default="compute", show_default=True)
+@click.option(
+    "--linear", type=click.Choice(["auto", "plugin", "tensorrt"]), default="auto", help="engine.tensorrt.linear."
+)
 @click.option("--lowering", is_flag=True, help="Also the graph without our plugins.")
 @click.option("--generation-only", is_flag=True, help="Leave out the profile for prompts.")
 @click.option("--timing-cache", type=click.Path(path_type=Path), default=Path("timing.cache"), show_default=True)
@@ -71,12 +75,19 @@ def main(
     page_size: int,
     level: int | None,
     residual: str,
+    linear: str,
     lowering: bool,
     generation_only: bool,
     timing_cache: Path,
 ) -> None:
     """Print build times, step times, floors and ratios."""
-    config = _config(size, context + _ROOM, page_size, level, residual)
+    engine = {
+        "backend": "tensorrt",
+        "page_size": page_size,
+        "residual": residual,
+        "tensorrt": {"optimization_level": level, "linear": linear},
+    }
+    config = _config(size, context + _ROOM, engine)
     bandwidth = copy_bandwidth()
     torch.cuda.empty_cache()  # the builder wants what the copies took
     whole = SIZES[size][1]
@@ -90,13 +101,14 @@ def main(
         aux = tuple(layer for layer in _AUX if layer < spec.text.num_layers)
         stream = Residual(wide=residual == "float32")
         model = target_graph(spec, aux, False, "float16", page_size, reference_location, stream)
-        ready = plugin_ready(model)
+        plain, by_plugin = plugin_ready(model), uses_linear(config.engine)
+        ready = plugin_ready(model, linear=by_plugin)
         profiles = graph_profiles("target", model, config, TreeSizes(max(sizes), 1, max(sizes)), 2)
         chosen = profiles[:1] if generation_only else profiles
         _write_random(ready, folder / WEIGHTS_FILE)
-        graphs = {"plugins": (ready.model, chosen)}
+        graphs = {"plugins+Linear" if by_plugin else "plugins": (ready.model, chosen)}
         if lowering:
-            graphs["lowering"] = (lowered(ready.model, onnx.TensorProto.FLOAT16), profiles[:1])
+            graphs["lowering"] = (lowered(plain.model, onnx.TensorProto.FLOAT16), profiles[:1])
         for kind, (graph, of_graph) in graphs.items():
             built, memory = _build(folder / kind, graph, of_graph, config, timing_cache)
             lines.append(_build_line(kind, built, memory))
@@ -114,19 +126,10 @@ def main(
     Console(width=110).print(table, *lines, sep="\n")
 
 
-def _config(size: str, max_seq_len: int, page_size: int, level: int | None, residual: str) -> BuildConfig:
+def _config(size: str, max_seq_len: int, engine: dict[str, object]) -> BuildConfig:
+    limits = {"max_seq_len": max_seq_len}
     return BuildConfig.model_validate(
-        {
-            "name": size,
-            "target": {"checkpoint": size},
-            "engine": {
-                "backend": "tensorrt",
-                "page_size": page_size,
-                "residual": residual,
-                "tensorrt": {"optimization_level": level},
-            },
-            "limits": {"max_seq_len": max_seq_len},
-        }
+        {"name": size, "target": {"checkpoint": size}, "engine": engine, "limits": limits}
     )
 
 
