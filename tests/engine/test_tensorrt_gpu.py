@@ -27,7 +27,7 @@ from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.engine.tensorrt import TensorRTSession
 from trt_eagle3.engine.tensorrt_build import build_engine
-from trt_eagle3.engine.tensorrt_facts import ENGINE_FILE, machine_facts
+from trt_eagle3.engine.tensorrt_facts import ENGINE_FILE, EngineFolder, machine_facts
 from trt_eagle3.engine.tensorrt_profiles import TreeSizes, graph_profiles
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.graph.plugin_ready import plugin_ready
@@ -37,15 +37,16 @@ pytestmark = pytest.mark.trt
 
 # Largest difference over largest value, against the torch session in float32 on the same inputs.
 TOLERANCE = {"float32": 1e-5, "float16": 1e-2}
-FAULT_FLOOR = 20 * TOLERANCE["float32"]
+FAULT_FLOOR = {"float32": 20 * TOLERANCE["float32"], "float16": 10 * TOLERANCE["float16"]}
 PROMPTS = 12
 LIMITS = {"max_batch_size": 2}
 TORCH = {"backend": "torch", "device": "cuda"}
 RESIDUAL = {"float32": "compute", "float16": "float32"}
 
 
-def engine_of(dtype: str) -> dict[str, object]:
-    return {"backend": "tensorrt", "device": "cuda", "dtype": dtype, "residual": RESIDUAL[dtype]}
+def engine_of(dtype: str, linear: str = "plugin") -> dict[str, object]:
+    engine = {"backend": "tensorrt", "device": "cuda", "dtype": dtype, "residual": RESIDUAL[dtype]}
+    return engine | {"tensorrt": {"linear": linear}}
 
 
 class Bundles:
@@ -63,8 +64,8 @@ class Bundles:
     def torch(self) -> Path:
         return self.get("torch", engine=TORCH)
 
-    def tensorrt(self, dtype: str) -> Path:
-        return self.get(dtype, engine=engine_of(dtype))
+    def tensorrt(self, dtype: str, linear: str = "plugin") -> Path:
+        return self.get(f"{dtype}_{linear}", engine=engine_of(dtype, linear))
 
 
 @pytest.fixture(scope="module")
@@ -112,23 +113,46 @@ def reference(bundle: Path, graph: str, inputs: dict[str, Tensor]) -> dict[str, 
 
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize(
-    "dtype",
+    ("dtype", "linear"),
     [
-        pytest.param("float32", marks=pytest.mark.xdist_group("float32")),
-        pytest.param("float16", marks=pytest.mark.xdist_group("float16")),
+        pytest.param("float32", "plugin", marks=pytest.mark.xdist_group("float32")),  # products are TensorRT's there
+        pytest.param("float16", "plugin", marks=pytest.mark.xdist_group("float16")),
+        pytest.param("float16", "tensorrt", marks=pytest.mark.xdist_group("products")),
     ],
 )
-def test_every_output_agrees_with_the_torch_session(bundles: Bundles, dtype: str, graph: str) -> None:
+def test_every_output_agrees_with_the_torch_session(bundles: Bundles, dtype: str, linear: str, graph: str) -> None:
     inputs = inputs_of(graph, getattr(torch, dtype))
-    session = open_session("tensorrt", bundles.tensorrt(dtype) / graph / "model.onnx", Path(), device="cuda")
+    session = open_session("tensorrt", bundles.tensorrt(dtype, linear) / graph / "model.onnx", Path(), device="cuda")
     found = errors(outputs(session, inputs), reference(bundles.torch(), graph, inputs))
     print(
         dtype,
+        linear,
         graph,
         {name: f"{error:.1e}" for name, error in found.items() if "_cache" not in name},
         max(found.values()),
     )
     assert max(found.values()) < TOLERANCE[dtype], found
+
+
+@pytest.mark.parametrize(
+    ("dtype", "linear", "expected"),
+    [
+        pytest.param("float32", "plugin", 0, marks=pytest.mark.xdist_group("float32")),
+        pytest.param("float16", "plugin", 5, marks=pytest.mark.xdist_group("float16")),
+        pytest.param("float16", "tensorrt", 0, marks=pytest.mark.xdist_group("products")),
+    ],
+)
+def test_products_of_the_draft_are_whose_the_config_says(
+    bundles: Bundles, dtype: str, linear: str, expected: int
+) -> None:
+    folder = bundles.tensorrt(dtype, linear) / "draft"
+    profiles = len(json.loads((folder / "inspection.json").read_text())["profiles"])
+    counts = json.loads((folder / "inspection.json").read_text())["plugins"]
+    assert counts.get("Linear", 0) in {expected, expected * profiles}, counts
+    assert counts["SiluMul"] in {1, profiles}, counts
+    assert EngineFolder(folder).facts == machine_facts(
+        (folder / ENGINE_FILE).stat().st_size, linear=linear == "plugin" and dtype != "float32"
+    )
 
 
 def answers(bundle: Path, *, speculation: bool) -> list[tuple[int, ...]]:
@@ -201,6 +225,28 @@ def _other_rows(model: onnx.ModelProto) -> None:
     node.input[1] = "next_rows"
 
 
+def _exchanged_halves(model: onnx.ModelProto) -> None:
+    """Gate and up change places."""
+    index, node = next((i, n) for i, n in enumerate(model.graph.node) if n.op_type == "SiluMul")
+    projection = next(n for n in model.graph.node if node.input[0] in n.output)
+    both = next(i.dims[0] for i in model.graph.initializer if i.name == projection.input[1])
+    model.graph.initializer.append(numpy_helper.from_array(np.array([both // 2] * 2, dtype=np.int64), "halves"))
+    parts = ["gate_half", "up_half"]
+    cut = helper.make_node("Split", [node.input[0], "halves"], parts, name="halves/Split", axis=1)
+    join = helper.make_node("Concat", ["up_half", "gate_half"], ["up_gate"], name="halves/Concat", axis=1)
+    model.graph.node.insert(index, join)
+    model.graph.node.insert(index, cut)
+    node.input[0] = "up_gate"
+
+
+def _next_weight_rows(model: onnx.ModelProto) -> None:
+    """Each output of the first product is what the next one should be."""
+    weight = next(n.input[1] for n in model.graph.node if n.op_type == "Linear")
+    proto = next(i for i in model.graph.initializer if i.name == weight)
+    offset = next(entry for entry in proto.external_data if entry.key == "offset")
+    offset.value = str(int(offset.value) + 2 * proto.dims[1])
+
+
 FAULTS: dict[str, Callable[[onnx.ModelProto], None]] = {
     "none": lambda _: None,
     "AddRmsNorm epsilon": _set("AddRmsNorm", "epsilon", 0.5),
@@ -208,27 +254,33 @@ FAULTS: dict[str, Callable[[onnx.ModelProto], None]] = {
     "TreeAttention scale": _set("TreeAttention", "scale", 0.25),
     "TreeAttention page size": _set("TreeAttention", "page_size", 8),
     "PickRows rows": _other_rows,
+    "SiluMul gate and up exchanged": _exchanged_halves,
+    "Linear weight rows": _next_weight_rows,
 }
 
 
 @pytest.mark.xdist_group("faults")
-@pytest.mark.parametrize("fault", FAULTS)
-def test_planted_fault_in_a_plugin_is_caught(bundles: Bundles, fault: str, tmp_path: Path) -> None:
-    config = tiny_config(engine=engine_of("float32"), limits=LIMITS)
-    model = graphs("float32")["draft"]
-    ready = plugin_ready(model)
+@pytest.mark.parametrize(
+    ("fault", "dtype"),
+    [(fault, "float32") for fault in FAULTS if fault != "Linear weight rows"]
+    + [(fault, "float16") for fault in ("none", "Linear weight rows")],
+)
+def test_planted_fault_in_a_plugin_is_caught(bundles: Bundles, fault: str, dtype: str, tmp_path: Path) -> None:
+    config = tiny_config(engine=engine_of(dtype), limits=LIMITS)
+    model = graphs(dtype)["draft"]
+    ready = plugin_ready(model, linear=dtype == "float16")
     FAULTS[fault](ready.model)
     file = written(ready, tmp_path)
     profiles = graph_profiles("draft", model, config, TreeSizes(6, 1, 5), 2)[:1]
     built = build_engine(file, tmp_path / ENGINE_FILE, profiles, config.engine, tmp_path.parent / "timing.cache")
     write_config(tmp_path, config.engine, built.num_bytes)
-    inputs = inputs_of("draft", torch.float32)
+    inputs = inputs_of("draft", getattr(torch, dtype))
     inputs["position_ids"] = torch.randint(0, 500, (3, 2, ROWS), dtype=torch.int32)
     found = errors(outputs(TensorRTSession(file, tmp_path), inputs), reference(bundles.torch(), "draft", inputs))
     if fault == "none":
-        assert max(found.values()) < TOLERANCE["float32"], found
+        assert max(found.values()) < TOLERANCE[dtype], found
     else:
-        assert max(found.values()) > FAULT_FLOOR, found
+        assert max(found.values()) > FAULT_FLOOR[dtype], found
 
 
 def write_config(folder: Path, engine: EngineConfig, num_bytes: int) -> None:
@@ -311,7 +363,7 @@ def test_truncated_engine_is_refused_with_and_without_its_facts(bundles: Bundles
     [
         ("tensorrt", "10.14.1", "built for TensorRT 10.14.1, this process has"),
         ("gpu_arch", "sm80", "built for GPU architecture sm80, this process has sm"),
-        ("plugins", "0", "built for plugin version 0, this process has 1"),
+        ("plugins", "0", "built for plugin version 0, this process has 2"),
     ],
 )
 def test_engine_of_another_machine_is_refused(
