@@ -173,6 +173,8 @@ class TreeAttention final : public Description {
     args.out = output_of(call, 0);
     args.page_size = v[kPageSize].integer;
     args.scale = v[kScale].real;
+    // settled stays 0: these inputs are older than the engine's first launch, but a builder may put a copy of one
+    // (lengths, pages, a cache) right before this launch, and nothing says here whether it did.
     Check check(name);
     check.that(args.q.shape[1] == v[kNumHeads].integer * args.k_cache.shape[2] &&
                    args.k_cache.shape[1] == v[kNumKVHeads].integer,

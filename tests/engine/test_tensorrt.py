@@ -11,6 +11,7 @@ from typing import Any
 import onnx
 import pytest
 
+from tests.engine import fake_tensorrt as fake
 from tests.engine.fake_tensorrt import fake_tensorrt
 from tests.graph.test_plugin_ready import graphs
 from tests.tiny import build_tiny, tiny_config
@@ -271,6 +272,23 @@ def test_products_are_the_plugins_or_tensorrts_and_the_bundle_says_which(
     facts = EngineFolder(path / "target").facts
     assert facts is not None
     assert facts.linear == expected
+
+
+@pytest.mark.parametrize(("copied", "refused"), [("weight", True), ("x", False), (None, False)])
+def test_engine_that_copies_a_weight_of_linear_is_refused(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copied: str | None, refused: bool
+) -> None:
+    tensors = [{"Name": "x"}, {"Name": "weight"}]
+    copy = {"Name": "copy", "LayerType": "Reformat", "Inputs": [], "Outputs": [{"Name": copied}]}
+    product = {"Name": "layers.0.mlp.gate_up/Linear", "LayerType": "PluginV2", "Inputs": tensors, "Outputs": []}
+    monkeypatch.setattr(fake, "LAYERS", [copy, product])
+    install("8.6.0")
+    if not refused:
+        path = build(tiny_config(engine=ENGINE, draft=None), output=tmp_path).path
+        assert json.loads((path / "target" / "inspection.json").read_text())["plugins"] == {"Linear": 1}
+        return
+    with pytest.raises(UserError, match=r"copies weight at every step.*Set engine\.tensorrt\.linear: tensorrt"):
+        build(tiny_config(engine=ENGINE, draft=None), output=tmp_path)
 
 
 @pytest.mark.usefixtures("no_tensorrt")

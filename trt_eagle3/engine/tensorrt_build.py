@@ -142,6 +142,7 @@ def _inspect(engine_file: Path, profiles: Sequence[Profile], seconds: float) -> 
     inspector = engine.create_engine_inspector()
     found = json.loads(inspector.get_engine_information(trt.LayerInformationFormat.JSON), strict=False)
     layers = found.get("Layers", []) if isinstance(found, dict) else []
+    _check_settled(engine_file, layers)
     plugins = Counter(plugin for layer in layers if (plugin := _plugin_of(layer)))
     built = Built(
         num_bytes=engine_file.stat().st_size,
@@ -161,6 +162,19 @@ def _inspect(engine_file: Path, profiles: Sequence[Profile], seconds: float) -> 
     }
     write_file(engine_file.with_name(INSPECTION_FILE), json.dumps(facts, indent=1).encode())
     return built
+
+
+def _check_settled(engine_file: Path, layers: Sequence[Any]) -> None:
+    """Refuse an engine that copies a weight of ``Linear`` at every step: the plugin may read it before that has ended."""
+    known = [layer for layer in layers if isinstance(layer, dict)]
+    copies = {t["Name"] for layer in known if layer.get("LayerType") == "Reformat" for t in layer.get("Outputs", [])}
+    products = (layer for layer in known if _plugin_of(layer) == "Linear")
+    names = [t["Name"] for layer in products for t in layer.get("Inputs", [])[1:] if t["Name"] in copies]
+    if names:
+        raise UserError(
+            f"{engine_file}: TensorRT copies {names[0]} at every step, which our product may read too early. "
+            "Set engine.tensorrt.linear: tensorrt."
+        )
 
 
 def _plugin_of(layer: Any) -> str | None:
