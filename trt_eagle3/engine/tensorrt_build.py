@@ -165,7 +165,7 @@ def _inspect(engine_file: Path, profiles: Sequence[Profile], seconds: float) -> 
 
 
 def _check_settled(engine_file: Path, layers: Sequence[Any]) -> None:
-    """Refuse an engine that copies a weight of ``Linear`` at every step: the plugin may read it before that has ended."""
+    """Refuse an engine that copies a weight of ``Linear`` at every step: the plugin may read it before that is done."""
     known = [layer for layer in layers if isinstance(layer, dict)]
     copies = {t["Name"] for layer in known if layer.get("LayerType") == "Reformat" for t in layer.get("Outputs", [])}
     products = (layer for layer in known if _plugin_of(layer) == "Linear")
