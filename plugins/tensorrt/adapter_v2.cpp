@@ -42,6 +42,7 @@ class Plugin final : public IPluginV2DynamicExt {
     std::vector<const PluginTensorDesc*> tensors;
     for (int32_t i = 0; i < num_inputs; ++i) tensors.push_back(&in[i].desc);
     for (int32_t i = 0; i < num_outputs; ++i) tensors.push_back(&out[i].desc);
+    node_.op().prepare();  // should a builder time what it did not initialise
     node_.configure(tensors, num_inputs, num_outputs);
   }
   size_t getWorkspaceSize(const PluginTensorDesc* in, int32_t num_inputs, const PluginTensorDesc*,
