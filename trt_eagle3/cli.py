@@ -314,16 +314,19 @@ def serve(bundle: Path, limits: tuple[str, ...], **options: Any) -> None:
 @_json_option
 def doctor(bundle: Path | None, as_json: bool) -> None:
     """Say what is installed, what works and what is missing; with BUNDLE, whether it would run here."""
-    from trt_eagle3.doctor import ability_for, diagnose
+    from trt_eagle3.doctor import check_bundle, diagnose
     from trt_eagle3.engine.bundle import read_bundle
 
-    engine = read_bundle(bundle).config.engine if bundle else None
+    record = read_bundle(bundle) if bundle else None
     found = diagnose()
     if as_json:
         _print_json(found.to_dict())
     else:
         _out.print(*found.tables(), sep="\n\n")
-    found.check(ability_for(engine.backend, engine.device) if engine else "onnxruntime")
+    if bundle and record:
+        check_bundle(bundle, record, found)
+    else:
+        found.check("onnxruntime")
 
 
 def _print_error(message: str) -> None:

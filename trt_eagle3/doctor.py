@@ -14,9 +14,10 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from trt_eagle3.engine.bundle import BundleRecord
 from trt_eagle3.errors import EnvironmentMissingError, TrtEagle3Error
 
-__all__ = ["Ability", "Diagnosis", "Finding", "ability_for", "diagnose"]
+__all__ = ["Ability", "Diagnosis", "Finding", "check_bundle", "diagnose"]
 
 
 @dataclass(frozen=True)
@@ -110,9 +111,20 @@ def diagnose() -> Diagnosis:
     return Diagnosis(findings, tuple(abilities))
 
 
-def ability_for(backend: str, device: str) -> str:
-    """The ability that a bundle of ``backend`` on ``device`` asks for."""
-    return f"torch on {device}" if backend == "torch" else backend
+def check_bundle(path: Path, record: BundleRecord, found: Diagnosis) -> None:
+    """Raise where the bundle at ``path`` would not run on the machine of ``found``.
+
+    Raises:
+        EnvironmentMissingError: something is missing here. UserError: its engines are damaged, not built, or built for
+            another TensorRT, GPU or plugin library.
+    """
+    engine = record.config.engine
+    found.check(f"torch on {engine.device}" if engine.backend == "torch" else engine.backend)
+    if engine.backend == "tensorrt":
+        from trt_eagle3.engine.tensorrt_facts import EngineFolder
+
+        for graph in ("target", "vision", *(("fuse", "draft") if record.draft else ())):
+            EngineFolder(path / graph).check()
 
 
 def _try(look: Callable[[], str | None]) -> str | None:

@@ -10,12 +10,15 @@ from typing import Any
 
 import onnx
 import pytest
+from click.testing import CliRunner
 
 from tests.engine import fake_tensorrt as fake
 from tests.engine.fake_tensorrt import fake_tensorrt
 from tests.graph.test_plugin_ready import graphs
 from tests.tiny import build_tiny, tiny_config
+from trt_eagle3.cli import cli
 from trt_eagle3.config import BuildConfig, load_config
+from trt_eagle3.doctor import Ability, Diagnosis
 from trt_eagle3.engine import tensorrt_build, tensorrt_bundle, tensorrt_facts, tensorrt_versions
 from trt_eagle3.engine.bundle import BUILD_SCRIPT, read_bundle
 from trt_eagle3.engine.session import open_session
@@ -369,6 +372,24 @@ def test_engine_for_something_else_is_refused(
     (folder / "config.json").write_text(json.dumps(config | {"engine": config["engine"] | change}))
     with pytest.raises(UserError, match=said):
         EngineFolder(folder).check()
+
+
+def test_doctor_says_what_a_bundle_was_built_for(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("10.14.1")
+    path = build(tiny_config(engine=ENGINE), output=tmp_path).path
+    works = Diagnosis((), tuple(Ability(name, ()) for name in ("onnxruntime", "tensorrt")))
+    monkeypatch.setattr("trt_eagle3.doctor.diagnose", lambda: works)
+    runner = CliRunner()
+    assert runner.invoke(cli, ["doctor", str(path)], catch_exceptions=False).exit_code == 0
+    install("10.3.0")
+    with pytest.raises(UserError, match=r"built for TensorRT 10\.14\.1, this process has 10\.3\.0\. Rebuild here"):
+        runner.invoke(cli, ["doctor", str(path)], catch_exceptions=False)
+    install("10.14.1")
+    (path / "draft" / "rank0.engine").unlink()
+    with pytest.raises(UserError, match="draft: its engine is not built yet"):
+        runner.invoke(cli, ["doctor", str(path)], catch_exceptions=False)
 
 
 def test_damaged_engine_folder_is_one_line(tmp_path: Path) -> None:
