@@ -149,9 +149,10 @@ def generate(bundle: Path, prompt: str, as_json: bool, stats: bool, no_speculati
 @_json_option
 def validate(bundles: tuple[Path, ...], output: Path | None, junit: Path | None, as_json: bool, **options: Any) -> None:
     """Prove that BUNDLE computes what PyTorch computes; exit status 1 if a gate fails."""
-    from trt_eagle3.parity.files import write_junit, write_report
+    from trt_eagle3.parity.files import check_writable, write_junit, write_report
     from trt_eagle3.parity.run import run_validation
 
+    check_writable((output or bundles[-1] / "parity") / "report.json", *([junit] if junit else []))
     with _bars() as progress:
         result = run_validation(bundles, progress=progress, **options)
     files = write_report(result, output) + ((write_junit(result, junit),) if junit else ())

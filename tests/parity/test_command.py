@@ -71,6 +71,24 @@ def test_sound_bundle_is_exit_0_and_leaves_its_report_in_the_bundle(
     assert (tmp_path / "gates.xml").read_text().startswith("<?xml")
 
 
+@pytest.mark.parametrize("option", ["--output", "--junit"])
+def test_place_that_cannot_be_written_is_refused_before_anything_is_computed(
+    validate, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
+) -> None:
+    def computed(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("trt_eagle3.parity.run.run_validation", computed)
+    (tmp_path / "file").write_text("")
+    place = {"--output": tmp_path / "file", "--junit": tmp_path / "file" / "gates.xml"}[option]
+    ended = validate(bundle, option, place)
+    assert ended.code == 2
+    assert "cannot write the report" in ended.err
+    ended = validate(bundle, "--junit", tmp_path)
+    assert ended.code == 2
+    assert "it is a folder" in ended.err
+
+
 def test_faulty_bundle_is_exit_1_with_one_line_that_names_the_tensor(
     validate, bundle: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -9,7 +10,19 @@ from trt_eagle3.errors import UserError
 from trt_eagle3.parity.html import report_html
 from trt_eagle3.parity.result import GateResult, Report
 
-__all__ = ["write_junit", "write_report"]
+__all__ = ["check_writable", "write_junit", "write_report"]
+
+
+def check_writable(*files: Path) -> None:
+    """Refuse places that no report can be written to, before anything is computed; touches nothing.
+
+    Raises:
+        UserError: with the place.
+    """
+    for file in files:
+        there = next(place for place in (file, *file.absolute().parents) if place.exists())
+        if file.is_dir() or (there != file and not there.is_dir()) or not os.access(there, os.W_OK):
+            raise _refusal(file, f"{there} is not writable" if there != file else "it is a folder or not writable")
 
 
 def write_report(report: Report, folder: Path | None = None) -> tuple[str, ...]:
@@ -64,7 +77,9 @@ def _write(file: Path, text: str) -> str:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(
-            f"{file}: cannot write the report: {error.strerror}. Name another place (--output DIR, --junit FILE)."
-        ) from error
+        raise _refusal(file, error.strerror or str(error)) from error
     return str(file)
+
+
+def _refusal(file: Path, reason: str) -> UserError:
+    return UserError(f"{file}: cannot write the report: {reason}. Name another place (--output DIR, --junit FILE).")
