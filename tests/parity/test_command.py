@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests.parity.faults import FAULTS
 from tests.parity.planting import plant_in
@@ -146,6 +148,28 @@ def test_checkpoint_of_another_pair_is_refused(validate, bundle: Path, prompts: 
     ended = validate(bundle, "--prompts", prompts, "--target", tmp_path / "other")
     assert ended.code == 2
     assert "layers.9" in ended.err or "not the target" in ended.err
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_checkpoint_is_known_by_its_content_whatever_its_files_are_called(
+    validate, bundle: Path, prompts: Path, tmp_path: Path, changed: bool
+) -> None:
+    shutil.copytree(TARGET, tmp_path / "other")
+    weights = tmp_path / "other/model.safetensors"
+    tensors = load_file(weights)
+    if changed:
+        tensors["model.visual.extra"] = torch.zeros(3)
+    weights.unlink()
+    name = "model-00001-of-00001.safetensors"
+    if changed:
+        save_file(tensors, tmp_path / "other" / name)
+    else:
+        shutil.copy(TARGET / "model.safetensors", tmp_path / "other" / name)
+    index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, name)}
+    (tmp_path / "other/model.safetensors.index.json").write_text(json.dumps(index))
+    ended = validate(bundle, "--prompts", prompts, "--target", tmp_path / "other")
+    assert ended.code == (2 if changed else 0), ended.err
+    assert not changed or "size or header of" in ended.err
 
 
 def test_two_bundles_are_compared(validate, bundle: Path, prompts: Path, tmp_path: Path) -> None:

@@ -39,14 +39,15 @@ def find_checkpoint(engine: Engine, role: str, given: str | None = None) -> Path
 
 
 def _check_files(engine: Engine, role: str, path: Path) -> None:
+    """By content: a file of the Hub's cache was recorded by its blob's name."""
+    there = {(file.stat().st_size, header_digest(file)) for file in path.glob("*.safetensors")}
+    if not there:
+        return  # converted on reading (pytorch_model.bin)
     for location, expected in engine.record.sources[role].files.items():
-        file = path / Path(location).name
-        if not file.is_file():
-            continue  # converted on reading (pytorch_model.bin), or named by its blob in the Hub's cache
-        if file.stat().st_size != expected.size or header_digest(file) != expected.header_sha256:
+        if (expected.size, expected.header_sha256) not in there:
             raise UserError(
-                f"{file}: not the {role} that {engine.path} was built from (its size or header differs). "
-                f"Name the right folder, --{role} PATH, or rebuild the bundle."
+                f"{path}: not the {role} that {engine.path} was built from (size or header of "
+                f"{Path(location).name} differs). Name the right folder, --{role} PATH, or rebuild the bundle."
             )
 
 
