@@ -11,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from trt_eagle3.errors import UserError
+from trt_eagle3.yaml_file import read_yaml
 
 __all__ = [
     "BuildConfig",
@@ -195,7 +196,7 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
         UserError: unreadable, not YAML, an unknown key (the message names the nearest known one), or a bad value.
     """
     try:
-        raw = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        raw = read_yaml(Path(path))
     except (OSError, ValueError) as error:
         raise UserError(f"{path}: cannot read the config: {error}") from error
     except (yaml.YAMLError, RecursionError) as error:

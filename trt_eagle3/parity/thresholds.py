@@ -11,6 +11,7 @@ from typing import Literal
 import yaml
 
 from trt_eagle3.errors import UserError
+from trt_eagle3.yaml_file import read_yaml
 
 __all__ = ["THRESHOLDS", "Limit", "Override", "Threshold", "Thresholds", "read_overrides"]
 
@@ -193,7 +194,7 @@ def read_overrides(file: Path) -> dict[str, float]:
         UserError: unreadable, not such a mapping, or an unknown name (the message gives the nearest).
     """
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        values = read_yaml(file)
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         raise UserError(f"{file}: cannot read the thresholds: {' '.join(str(error).split())}") from error
     if not isinstance(values, dict):
