@@ -75,6 +75,18 @@ def test_tokens_at_the_edge_of_a_filter(logits: list[float], sampling: Sampling,
     assert target_probs(torch.tensor([logits]), sampling)[0].nonzero().flatten().tolist() == kept
 
 
+@pytest.mark.parametrize("scale", [0.0, 0.1, 1.0, 8.0])
+@pytest.mark.parametrize("top_p", [1e-9, 0.5, 0.9, 0.9999])
+def test_top_p_of_a_large_vocabulary_is_as_if_all_were_sorted(
+    scale: float, top_p: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From even rows, whose likeliest are too few, to peaked ones; ties at the edge among them."""
+    logits = (torch.randn(3, 5000, generator=torch.Generator().manual_seed(1)) * scale).round(decimals=2)
+    found = target_probs(logits, Sampling(1.0, top_p=top_p))
+    monkeypatch.setattr(sampling_module, "_FEW", 5000)
+    assert torch.equal(found, target_probs(logits, Sampling(1.0, top_p=top_p)))
+
+
 def test_top_p_counts_of_what_top_k_left() -> None:
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()  # after top_k 2: 4/7, 3/7
     assert target_probs(logits, Sampling(1.0, top_k=2, top_p=0.55))[0].tolist() == [1.0, 0.0, 0.0, 0.0]
