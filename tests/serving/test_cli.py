@@ -24,6 +24,11 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny(tmp_path_factory.mktemp("engines"))
 
 
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
 def run(*words: object) -> str:
     return CliRunner().invoke(cli, [str(word) for word in words], catch_exceptions=False, standalone_mode=False).output
 
@@ -63,14 +68,28 @@ def test_bad_words_are_refused_in_one_line(bundle: Path, tmp_path: Path, words: 
 
 def test_serve_refuses_what_is_no_bundle(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no bundle here"):
-        run("serve", tmp_path)
+        run("serve", tmp_path, "--port", free_port())
     with pytest.raises(UserError, match="max_pixls: unknown"):
         run("serve", tmp_path, "--set", "max_pixls=3")
 
 
+def test_address_that_cannot_be_listened_on_is_refused_before_the_engine_is_loaded(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loaded(*_: object, **__: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr("trt_eagle3.serving.app.load", loaded)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=rf"127\.0\.0\.1:{port}: cannot listen: Address already in use"):
+            run("serve", bundle, "--port", port)
+    with pytest.raises(UserError, match="cannot listen"):
+        run("serve", bundle, "--host", "203.0.113.7")
+
+
 def test_sigterm_lets_a_stream_end(bundle: Path, tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     words = [sys.executable, "-c", "from trt_eagle3.cli import main; main()", "serve", str(bundle), "--port", str(port)]
     with (tmp_path / "log").open("wb") as log, subprocess.Popen(words, stdout=log, stderr=log) as process:
         try:

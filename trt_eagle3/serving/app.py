@@ -7,6 +7,7 @@ import contextlib
 import hmac
 import json
 import logging
+import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
@@ -44,17 +45,37 @@ def serve(bundle: Path, *, serving: ServingConfig, host: str, port: int, api_key
     """Serve ``bundle`` until SIGTERM or SIGINT; requests in flight may then take 30 s more.
 
     Raises:
-        UserError: no bundle.
+        UserError: no bundle, or no such address to listen on.
     """
     if api_key is None and host not in _LOOPBACK:
         _log.warning("listening on %s without an API key: whoever reaches this port is answered", host)
-    engine = load(bundle, media=serving.media())
-    try:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(place) for place in _bind(host, port)]
+        engine = load(bundle, media=serving.media())
+        stack.callback(engine.close)
         warm_up(engine)
         app = make_app(engine, serving, api_key)
-        uvicorn.run(app, host=host, port=port, timeout_graceful_shutdown=_DRAIN_S, log_level="warning")
-    finally:
-        engine.close()
+        config = uvicorn.Config(app, timeout_graceful_shutdown=_DRAIN_S, log_level="warning")
+        uvicorn.Server(config).run(sockets)
+
+
+def _bind(host: str, port: int) -> list[socket.socket]:
+    """Take the port before a big engine is loaded; nobody is let in before the server listens."""
+    bound: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in found:
+            place = socket.socket(family, kind, protocol)
+            bound.append(place)
+            place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                place.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            place.bind(address)
+    except OSError as error:
+        for place in bound:
+            place.close()
+        raise UserError(f"{host}:{port}: cannot listen: {error.strerror}. Name another --host or --port.") from error
+    return bound
 
 
 def make_app(engine: Engine, serving: ServingConfig, api_key: str | None = None) -> Starlette:
