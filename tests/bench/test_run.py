@@ -87,6 +87,13 @@ def test_poisson_arrivals_are_those_of_the_seed_and_every_request_is_answered(bu
     assert random.cycles == closed.cycles > 0
 
 
+def test_arrivals_that_the_engine_cannot_queue_are_one_line(tmp_path: Path) -> None:
+    engine = open_engine(build_tiny(tmp_path, limits={"max_waiting": 1, "max_batch_size": 1}))
+    with pytest.raises(UserError, match=r"--rate 10000: requests come faster than they are answered\. Lower it"):
+        drive(engine, make_requests(QUESTIONS, 12, max_tokens=40), Load(rate=10_000.0))
+    engine.close()
+
+
 def test_answers_that_differ_give_no_ratio(bundle: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cycle = Decoder.cycle
 

@@ -15,7 +15,7 @@ from trt_eagle3.decode.engine import Engine
 from trt_eagle3.decode.metrics import EngineMetrics
 from trt_eagle3.decode.plan import Plan
 from trt_eagle3.decode.request import Request
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import OverloadedError, UserError
 from trt_eagle3.prompts import Question
 
 __all__ = ["Load", "Progress", "Reply", "Run", "batch_sizes", "drive", "make_requests", "open_engine"]
@@ -143,7 +143,12 @@ async def _poisson(engine: Engine, requests: Sequence[Request], rate: float, see
         await asyncio.sleep(max(due - time.perf_counter(), 0.0))
         tasks.append(asyncio.create_task(_reply(engine, request, due)))
         due += chance.expovariate(rate)
-    return list(await asyncio.gather(*tasks))
+    try:
+        return list(await asyncio.gather(*tasks))
+    except OverloadedError as error:
+        for task in tasks:
+            task.cancel()
+        raise UserError(f"--rate {rate:g}: requests come faster than they are answered. Lower it. ({error})") from error
 
 
 async def _reply(engine: Engine, request: Request, came: float) -> Reply:
