@@ -4,7 +4,7 @@
 // may be permuted alike along K), two spans ahead, so 64 to 128 KiB a multiprocessor are on their way at any time and
 // no thread waits for another; where x is too wide, a cluster splits K; and the first spans, which need no x, start
 // before the launch before has finished. Bytes moved: N * K * sizeof(T) of weights + x and y. Measured:
-// docs/measurements.md, "Kernels".
+// docs/measurements.md, "Big pairs on one H200".
 //
 // The parts of K (warps, then blocks of the cluster) are added in a fixed order that does not depend on the number of
 // tokens up to 8, nor from 9 to 16: the same token gives the same bits alone and among others.
@@ -29,6 +29,11 @@ constexpr int kLinearPitch = 20;  // floats between the tokens of a partial sum:
 constexpr int kLinearSharedBytes = 160 * 1024;  // of a block: loads on their way take what is left of the L1 cache
 constexpr int kLinearMaxSlots = 8;  // tiles of each block between two meetings of its cluster
 
+// Columns of W, in whole spans, of each block of a cluster.
+__host__ __device__ constexpr int linear_columns(int inner, int size) {
+  return ceil_div(ceil_div(inner, kLinearSpan), size) * kLinearSpan;
+}
+
 // A block's share of the launch.
 struct LinearShare {
   int first_tile, tile_stride, num_tiles;
@@ -38,14 +43,14 @@ struct LinearShare {
 __device__ __forceinline__ LinearShare linear_share(const LinearParams& p, int rank, int size) {
   LinearShare s;
   const int tiles = ceil_div(p.outer, kLinearRows);
-  const int spans = ceil_div(ceil_div(p.inner, kLinearSpan), size);
+  const int columns = linear_columns(p.inner, size);
   s.first_tile = blockIdx.y;
   s.tile_stride = gridDim.y;
   s.num_tiles = ceil_div(tiles - s.first_tile, s.tile_stride);
-  s.first_column = min(rank * spans * kLinearSpan, p.inner);
-  s.end_column = min(s.first_column + spans * kLinearSpan, p.inner);
+  s.first_column = min(rank * columns, p.inner);
+  s.end_column = min(s.first_column + columns, p.inner);
   const int warp = threadIdx.x / 32;
-  s.rounds = max(1, ceil_div(spans - warp, kLinearWarps));
+  s.rounds = max(1, ceil_div(columns / kLinearSpan - warp, kLinearWarps));
   return s;
 }
 
@@ -69,7 +74,7 @@ struct LinearSpan {
   uint4 low[kLinearSteps], high[kLinearSteps];
 };
 
-// Passes by the L1 cache: nothing of W is read twice.
+// Passes by the L1 cache: nothing of W is read twice, and nobody writes it while a launch lasts.
 __device__ __forceinline__ uint4 load_once(const void* source) {
   uint4 value;
   asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];\n"
@@ -120,12 +125,12 @@ template <int kTiles>
 struct LinearShared {
   static constexpr int MaxTokens = kTiles * 8;
   static constexpr int MaxCluster = kTiles == 1 ? 4 : 2;  // larger ones are slower than cuBLAS (measured)
-  static constexpr int PartialFloats = kTiles * 8 * kLinearPitch;
+  static constexpr int PartialFloats = MaxTokens * kLinearPitch;
   static constexpr int PartialBytes = kLinearWarps * PartialFloats * 4;
-
-  __host__ __device__ static int pitch(int columns) { return columns * 2 + 64; }  // half a turn of the banks
-  __host__ __device__ static int x_bytes(int tokens, int columns) { return tokens * pitch(columns); }
 };
+
+// Bytes between the tokens of x in shared memory: half a turn of the banks beyond the columns.
+__host__ __device__ constexpr int linear_x_pitch(int inner, int size) { return linear_columns(inner, size) * 2 + 64; }
 
 // Merges the partial sums of a tile: the warps' through shared memory; the blocks' in that of the tile's owner, where
 // they are pushed as they are made, and added when the cluster meets.
@@ -251,11 +256,10 @@ __global__ void __launch_bounds__(kLinearThreads, 1) linear_kernel(const LinearP
   extern __shared__ __align__(16) char shared[];
   const int rank = blockIdx.x, size = gridDim.x, lane = threadIdx.x % 32;
   const LinearShare s = linear_share(p, rank, size);
-  const int pitch = Shared::pitch(ceil_div(ceil_div(p.inner, kLinearSpan), size) * kLinearSpan);
+  const int pitch = linear_x_pitch(p.inner, size);
 #if __CUDA_ARCH__ >= 900
   if (size > 1) LinearMerge<T, kTiles>::cluster_arrive();  // awaited before the first push
 #endif
-  if (p.settled == 0) wait_for_previous();
   LinearCursor next = {0, 0}, at = {0, 0};
   LinearSpan spans[kLinearAhead];
 #pragma unroll
@@ -263,7 +267,7 @@ __global__ void __launch_bounds__(kLinearThreads, 1) linear_kernel(const LinearP
     load_span<T>(p, s, next, spans[i]);
     next.advance(s);
   }
-  if (p.settled != 0) wait_for_previous();
+  wait_for_previous();  // a launch whose weight is not settled did not come up before it could pass here
   start_tokens<T>(p, s, shared, pitch);
 
   const char* x[kTiles];  // tokens past the last repeat it; what becomes of them is not kept
@@ -321,8 +325,7 @@ cudaError_t linear_clusters(const Chip& chip, int size, int* clusters) {
 // A block's shared memory but for the parts of the cluster's blocks.
 template <int kTiles>
 int linear_bytes(int num_rows, int inner, int size) {
-  const int columns = ceil_div(ceil_div(inner, kLinearSpan), size) * kLinearSpan;
-  return LinearShared<kTiles>::x_bytes(num_rows, columns) + LinearShared<kTiles>::PartialBytes;
+  return num_rows * linear_x_pitch(inner, size) + LinearShared<kTiles>::PartialBytes;
 }
 
 template <typename T, int kTiles>
@@ -343,8 +346,8 @@ cudaError_t run_linear(const LinearParams& p, const Chip& chip, cudaStream_t str
   error = linear_clusters<T, kTiles>(chip, size, &clusters);
   if (error != cudaSuccess) return error;
   clusters = std::min(clusters, ceil_div(p.outer, kLinearRows));
-  return launch(Overlap::kYes, kernel, dim3(size, clusters), kLinearThreads, bytes + slots * slot, size, stream, p,
-                slots);
+  const Overlap overlap = p.settled != 0 ? Overlap::kYes : Overlap::kNo;
+  return launch(overlap, kernel, dim3(size, clusters), kLinearThreads, bytes + slots * slot, size, stream, p, slots);
 }
 
 template <typename T>

@@ -9,8 +9,8 @@
 namespace trt_eagle3 {
 
 // Configurations per head_dim. Small: up to 16 rows, a warp per tile. Wide: 64 rows by mma.sync. With two stages both
-// fit the 99 KiB of SM89. Hopper64, Hopper128: 64 and 128 rows by wgmma. HopperSmall leaves room for a block of the
-// next launch on a multiprocessor.
+// fit the 99 KiB of SM89. Hopper64, Hopper128: 64 and 128 rows by wgmma. Two blocks of HopperSmall or Hopper64 find
+// room on a multiprocessor, for batches.
 template <typename T, int kD>
 struct TreeTiles {
   using Small = TreeTile<T, kD, 1, 4, 16, kD == 64 ? 4 : kD == 96 ? 3 : 2, Math::kMma>;
@@ -115,8 +115,8 @@ cudaError_t run_tree(TreeAttentionParams p, const Chip& chip, const TreeRequest&
     p.written = 1;
     p.settled = 0;  // that launch writes the cache
   }
-  // One block to a multiprocessor where they all find room so: those that come up early would gather, two by two, on the
-  // first that are free (measured: 119 -> 117 us for a layer of a decode step).
+  // One block to a multiprocessor where they all find room so: those that come up early would gather, two by two, on
+  // the first that are free (measured: 119 -> 117 us for a layer of a decode step).
   if (static_cast<int64_t>(grid.x) * grid.y * grid.z <= chip.sms) bytes = std::max(bytes, chip.shared_bytes / 2 + 2048);
   float* workspace = static_cast<float*>(request.workspace);
   const auto kernel = tree_attention_kernel<Tile>;
