@@ -44,7 +44,7 @@ class AddRmsNorm final : public Description {
     if (position >= num_inputs) return type == (position == num_inputs ? types[kWeight] : types[kResidual]);
     const Value& own = v[position == kX ? kXType : position == kResidual ? kResidualType : kComputeType];
     const Value& pin = is_pinned(own) ? own : v[kComputeType];
-    if (!is_floating(type) || (is_pinned(pin) && type != pinned_type(pin))) return false;
+    if (!accepts_type(pin, type)) return false;
     if (position == kWeight) return types[kX] == type || types[kX] == DataType::kFLOAT;
     if (position == kResidual) {
       return type == DataType::kFLOAT || (type == types[kWeight] && type == types[kX]);

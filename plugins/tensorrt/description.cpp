@@ -63,6 +63,10 @@ DataType pinned_type(const Value& value) {
   return value.integer == kOnnxHalf ? DataType::kHALF : DataType::kFLOAT;
 }
 
+bool accepts_type(const Value& pin, DataType type) {
+  return is_floating(type) && (!is_pinned(pin) || type == pinned_type(pin));
+}
+
 std::string refuse_type(const Value& value, const char* name) {
   if (!is_pinned(value) || value.integer == kOnnxFloat || value.integer == kOnnxHalf) return "";
   if (value.integer == kOnnxBFloat16) {

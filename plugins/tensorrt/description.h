@@ -122,5 +122,6 @@ bool is_floating(DataType type);
 std::string refuse_type(const Value& value, const char* name);
 bool is_pinned(const Value& value);
 DataType pinned_type(const Value& value);
+bool accepts_type(const Value& pin, DataType type);  // floating, and the pinned one where there is one
 
 }  // namespace trt_eagle3

@@ -20,7 +20,7 @@ class Linear final : public Description {
   bool accepts(const Values& v, int32_t position, const DataType* types, int32_t) const override {
     const DataType type = types[position];
     if (position != kX) return type == types[kX];
-    return is_floating(type) && (!is_pinned(v[kComputeType]) || type == pinned_type(v[kComputeType]));
+    return accepts_type(v[kComputeType], type);
   }
 
   DataType output_type(int32_t, const DataType* in) const override { return in[kX]; }

@@ -21,7 +21,7 @@ class PickRows final : public Description {
     const DataType type = types[position];
     if (position == kRows) return type == DataType::kINT32;
     if (position >= num_inputs) return type == types[kX];
-    return is_floating(type) && (!is_pinned(v[kComputeType]) || type == pinned_type(v[kComputeType]));
+    return accepts_type(v[kComputeType], type);
   }
 
   DataType output_type(int32_t, const DataType* in) const override { return in[kX]; }

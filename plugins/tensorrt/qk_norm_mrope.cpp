@@ -43,7 +43,7 @@ class QKNormMRope final : public Description {
     const DataType type = types[position];
     switch (position) {
       case kQkv:
-        return is_floating(type) && (!is_pinned(v[kComputeType]) || type == pinned_type(v[kComputeType]));
+        return accepts_type(v[kComputeType], type);
       case kPositionIds:
       case kPairAxis:
         return type == DataType::kINT32;

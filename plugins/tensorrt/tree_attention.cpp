@@ -94,7 +94,7 @@ class TreeAttention final : public Description {
     const DataType type = types[position];
     switch (position) {
       case kQ:
-        return is_floating(type) && (!is_pinned(v[kComputeType]) || type == pinned_type(v[kComputeType]));
+        return accepts_type(v[kComputeType], type);
       case kPastLengths:
       case kQueryLengths:
       case kPageTable:
