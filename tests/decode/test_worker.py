@@ -80,18 +80,25 @@ def test_async_answers_of_many_requests_are_those_of_each_alone(engine: Engine, 
     settle(engine)
 
 
-def test_threads_ask_at_once(engine: Engine, expected: list[str]) -> None:
+def answers_at_once(engine: Engine, count: int) -> list[str]:
+    """What the first prompts are answered, each asked by a thread, all at the same moment."""
+    start = threading.Barrier(count)
     found: dict[int, str] = {}
 
     def ask(index: int) -> None:
+        start.wait()
         found[index] = engine.generate(PROMPTS[index]).text
 
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(6)]
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert [found[i] for i in range(6)] == expected[:6]
+    return [found[i] for i in range(count)]
+
+
+def test_threads_ask_at_once(engine: Engine, expected: list[str]) -> None:
+    assert answers_at_once(engine, 6) == expected[:6]
 
 
 def test_request_past_the_queue_is_refused_and_the_others_are_answered(engine: Engine) -> None:
@@ -247,19 +254,7 @@ def test_first_requests_of_many_threads_begin_one_worker(bundle: Path, expected:
     engine = load(bundle)
     assert engine.metrics().waiting == 0
     assert "_worker" not in vars(engine), "looking at the counters opens nothing"
-    start = threading.Barrier(4)
-    found: dict[int, str] = {}
-
-    def ask(index: int) -> None:
-        start.wait()
-        found[index] = engine.generate(PROMPTS[index]).text
-
-    threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert [found[i] for i in range(4)] == expected[:4]
+    assert answers_at_once(engine, 4) == expected[:4]
     assert sum(t.name == "trt-eagle3-decode" and t is engine._worker._thread for t in threading.enumerate()) == 1
     engine.close()
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
 
+from tests.plugins.overlap import check_overlap
 from trt_eagle3.engine import capi
 
 pytestmark = pytest.mark.gpu
@@ -102,22 +105,7 @@ def test_a_chain_of_launches_that_overlap_gives_what_one_by_one_gives(cuda: torc
     weights = [torch.randn(4096, 4096, device=cuda).to(torch.bfloat16) / 64 for _ in range(12)]
     torch.cuda.synchronize()
 
-    def chain(*, wait: bool) -> Tensor:
-        y = x
-        for weight in weights:
-            y = capi.linear(y, weight, settled=True)
-            if wait:
-                torch.cuda.synchronize()
-        return y
-
-    wanted = chain(wait=True)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = chain(wait=False)
-    for _ in range(5):
-        got.fill_(torch.nan)
-        graph.replay()
-        assert torch.equal(got, wanted)
+    check_overlap(x, [partial(capi.linear, weight=weight, settled=True) for weight in weights])
 
 
 def test_linear_says_what_it_does_not_compute(cuda: torch.device) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import zlib
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
 
-from tests.plugins.tree_case import Case, draw, expected_cache, reference, run
+from tests.plugins.overlap import check_overlap
+from tests.plugins.tree_case import Case, Inputs, draw, expected_cache, reference, run
 from trt_eagle3.engine.capi import AttentionPath
 
 pytestmark = pytest.mark.gpu
@@ -139,19 +141,7 @@ def test_layers_that_overlap_give_what_one_by_one_gives(num_new: int, cuda: torc
     layers = [draw(case, seed=layer, device=cuda) for layer in range(8)]
     torch.cuda.synchronize()
 
-    def decode(*, wait: bool) -> Tensor:
-        q = layers[0].q
-        for x in layers:
-            q = run(case, replace(x, q=q), torch.empty_like(q), settled=True)
-            if wait:
-                torch.cuda.synchronize()
-        return q
+    def launch(x: Inputs, q: Tensor) -> Tensor:
+        return run(case, replace(x, q=q), torch.empty_like(q), settled=True)
 
-    wanted = decode(wait=True)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = decode(wait=False)
-    for _ in range(5):
-        got.fill_(torch.nan)
-        graph.replay()
-        assert torch.equal(got, wanted)
+    check_overlap(layers[0].q, [partial(launch, x) for x in layers])

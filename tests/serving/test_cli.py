@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from tests.tiny import build_tiny
+from trt_eagle3.bench.serve import free_ports
 from trt_eagle3.cli import cli
 from trt_eagle3.errors import UserError
 
@@ -22,11 +23,6 @@ from trt_eagle3.errors import UserError
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_tiny(tmp_path_factory.mktemp("engines"))
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def run(*words: object) -> str:
@@ -68,7 +64,7 @@ def test_bad_words_are_refused_in_one_line(bundle: Path, tmp_path: Path, words: 
 
 def test_serve_refuses_what_is_no_bundle(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no bundle here"):
-        run("serve", tmp_path, "--port", free_port())
+        run("serve", tmp_path, "--port", *free_ports(1))
     with pytest.raises(UserError, match="max_pixls: unknown"):
         run("serve", tmp_path, "--set", "max_pixls=3")
 
@@ -89,7 +85,7 @@ def test_address_that_cannot_be_listened_on_is_refused_before_the_engine_is_load
 
 
 def test_sigterm_lets_a_stream_end(bundle: Path, tmp_path: Path) -> None:
-    port = free_port()
+    (port,) = free_ports(1)
     words = [sys.executable, "-c", "from trt_eagle3.cli import main; main()", "serve", str(bundle), "--port", str(port)]
     with (tmp_path / "log").open("wb") as log, subprocess.Popen(words, stdout=log, stderr=log) as process:
         try:

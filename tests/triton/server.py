@@ -7,7 +7,6 @@ import http.client
 import json
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.tiny import ROOT
+from trt_eagle3.bench.serve import free_ports
 
 ENVIRONMENT = ROOT / ".venv-triton"
 START_S = 90.0
@@ -34,7 +34,7 @@ class Server:
 
     def __init__(self, repository: Path, model: str = "tiny", **environment: str) -> None:
         self.repository, self.model = repository, model
-        self.http_port, self.grpc_port, self.metrics_port = _free_ports(3)
+        self.http_port, self.grpc_port, self.metrics_port = free_ports(3)
         self.log_path = repository.parent / f"{repository.name}-{self.http_port}.log"
         self._environment = environment
 
@@ -192,11 +192,3 @@ def grpc(server: Server, requests: Sequence[Mapping[str, Any]], **options: Any) 
 
 def data_uri(data: bytes, kind: str = "image/png") -> str:
     return f"data:{kind};base64,{base64.b64encode(data).decode()}"
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports

@@ -36,7 +36,7 @@ from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.prompts import Question, read_questions
 from trt_eagle3.triton.repository import deploy
 
-__all__ = ["main"]
+__all__ = ["free_ports", "main"]
 
 _START_S = 300.0
 
@@ -191,7 +191,7 @@ def _server(bundle: Path, serving: dict[str, float]) -> Iterator[int]:
     """A Triton server on a fresh repository with ``bundle``; yields its HTTP port."""
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "server.log").open("wb") as log:
         model = deploy(bundle, Path(folder) / "repository", serving=serving).model
-        ports = dict(zip(("HTTP_PORT", "GRPC_PORT", "METRICS_PORT"), _free_ports(3), strict=True))
+        ports = dict(zip(("HTTP_PORT", "GRPC_PORT", "METRICS_PORT"), free_ports(3), strict=True))
         environment = {**os.environ, **{name: str(port) for name, port in ports.items()}}
         launch = model.parent / "launch.sh"
         process = subprocess.Popen([launch], env=environment, stdout=log, stderr=log)
@@ -221,7 +221,8 @@ def _wait_until_ready(process: subprocess.Popen[bytes], port: int, model: str, l
     raise EnvironmentMissingError(f"the server was not ready after {_START_S:g} s")
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nothing listens on."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [s.getsockname()[1] for s in sockets]
     for s in sockets:
