@@ -146,8 +146,8 @@ def test_products_of_the_draft_are_whose_the_config_says(
     bundles: Bundles, dtype: str, linear: str, expected: int
 ) -> None:
     folder = bundles.tensorrt(dtype, linear) / "draft"
-    profiles = len(json.loads((folder / "inspection.json").read_text())["profiles"])
-    counts = json.loads((folder / "inspection.json").read_text())["plugins"]
+    inspection = json.loads((folder / "inspection.json").read_text())
+    profiles, counts = len(inspection["profiles"]), inspection["plugins"]
     assert counts.get("Linear", 0) in {expected, expected * profiles}, counts
     assert counts["SiluMul"] in {1, profiles}, counts
     assert EngineFolder(folder).facts == machine_facts(

@@ -101,14 +101,14 @@ def main(
         aux = tuple(layer for layer in _AUX if layer < spec.text.num_layers)
         stream = Residual(wide=residual == "float32")
         model = target_graph(spec, aux, False, "float16", page_size, reference_location, stream)
-        plain, by_plugin = plugin_ready(model), uses_linear(config.engine)
+        by_plugin = uses_linear(config.engine)
         ready = plugin_ready(model, linear=by_plugin)
         profiles = graph_profiles("target", model, config, TreeSizes(max(sizes), 1, max(sizes)), 2)
         chosen = profiles[:1] if generation_only else profiles
         _write_random(ready, folder / WEIGHTS_FILE)
         graphs = {"plugins+Linear" if by_plugin else "plugins": (ready.model, chosen)}
         if lowering:
-            graphs["lowering"] = (lowered(plain.model, onnx.TensorProto.FLOAT16), profiles[:1])
+            graphs["lowering"] = (lowered(plugin_ready(model).model, onnx.TensorProto.FLOAT16), profiles[:1])
         for kind, (graph, of_graph) in graphs.items():
             built, memory = _build(folder / kind, graph, of_graph, config, timing_cache)
             lines.append(_build_line(kind, built, memory))

@@ -37,6 +37,7 @@ __all__ = [
 
 LIBRARY_VARIABLE = "TRT_EAGLE3_CAPI"
 MAX_KV_MOVES = 2048  # rows of one ``kv_move``
+MAX_LINEAR_ROWS = 16  # of ``x`` in ``linear``
 _LIBRARY_NAME = "libtrt_eagle3_capi.so"
 _ABI_VERSION = 2
 _MAX_RANK = 4
@@ -280,7 +281,7 @@ def linear(x: Tensor, weight: Tensor, *, settled: bool = False, out: Tensor | No
     """``x @ weight.T`` for a few rows: what decoding multiplies.
 
     Args:
-        x: T [M, K], M at most 16; weight: T [N, K], K a multiple of 32.
+        x: T [M, K], M at most ``MAX_LINEAR_ROWS``; weight: T [N, K], K a multiple of 32.
         settled: no launch that may still be running writes ``weight``, so it is read while the launch before drains.
             Our launches start before the one before them has ended; any other launch, copy or CUDA graph waits for
             all before it, and what was written before such a one is settled.

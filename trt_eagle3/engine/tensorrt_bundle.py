@@ -71,17 +71,17 @@ def write_engines(
     Args:
         models: ``graph.pair.pair_graphs`` over checkpoints at ``REFERENCE_ROOT``.
     """
-    missing = missing_for_engines(config)
+    missing, linear = missing_for_engines(config), uses_linear(config)
     built: dict[str, Built] = {}
     for name, model in models.items():
         onnx_folder = folder / name / ONNX_FOLDER
         show(f"{name}: weights")
-        ready = plugin_ready(model, linear=uses_linear(config))
+        ready = plugin_ready(model, linear=linear)
         write_weights(ready, REFERENCE_ROOT, onnx_folder / WEIGHTS_FILE)
         write_file(onnx_folder / "model.onnx", ready.model.SerializeToString())
         if missing is None:
             tell = partial(_tell, show, name)
-            built[name] = _build(folder / name, profiles[name], config, timing_cache, tell)
+            built[name] = _build(folder / name, profiles[name], config, linear, timing_cache, tell)
     if missing is not None:
         script = folder / BUILD_SCRIPT
         write_file(script, build_script(profiles, config.tensorrt).encode())
@@ -94,7 +94,12 @@ def _tell(show: Callable[[str], object], graph: str, what: str) -> None:
 
 
 def _build(
-    folder: Path, profiles: Sequence[Profile], config: EngineConfig, timing_cache: Path, show: Callable[[str], object]
+    folder: Path,
+    profiles: Sequence[Profile],
+    config: EngineConfig,
+    linear: bool,
+    timing_cache: Path,
+    show: Callable[[str], object],
 ) -> Built:
     built = build_engine(
         folder / ONNX_FOLDER / "model.onnx", folder / ENGINE_FILE, profiles, config, timing_cache, show
@@ -102,6 +107,6 @@ def _build(
     if not config.tensorrt.strip_weights:
         shutil.rmtree(folder / ONNX_FOLDER)
     file = folder / "config.json"
-    facts = machine_facts(built.num_bytes, linear=uses_linear(config)).model_dump()
+    facts = machine_facts(built.num_bytes, linear=linear).model_dump()
     write_file(file, json.dumps(json.loads(file.read_bytes()) | {"engine": facts}, indent=2).encode())
     return built

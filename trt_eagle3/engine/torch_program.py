@@ -23,8 +23,6 @@ from trt_eagle3.graph.ops import DOMAIN
 
 __all__ = ["Program", "ReadWeight", "Step", "load_program"]
 
-_KERNEL_ROWS = 16  # rows that our matrix product takes
-
 ReadWeight = Callable[[onnx.TensorProto, Path], Tensor]
 """Makes the tensor of an initializer; the path is the weights root."""
 
@@ -152,7 +150,7 @@ def _kernel_tree_attention(*inputs: Tensor, page_size: int, scale: float, **geom
 
 def _kernel_gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, transB: int = 0) -> Tensor:
     """A few rows by our kernel, at what reading the weight costs; the rest by torch."""
-    if bias is None and transB and x.shape[0] <= _KERNEL_ROWS and x.dtype != torch.float32:
+    if bias is None and transB and x.shape[0] <= capi.MAX_LINEAR_ROWS and x.dtype != torch.float32:
         with contextlib.suppress(NotImplementedError):
             return capi.linear(x, weight, settled=True)  # weights are written before any graph runs
     gemm: Tensor = STANDARD_OPS["Gemm"](x, weight, bias, transB=transB)
