@@ -6,6 +6,7 @@ import base64
 import http.client
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -156,6 +157,16 @@ class Server:
                 own = [label for label in labels.split(",") if not label.startswith("model=")]
                 found[f"{name}{{{','.join(own)}}}" if own else name] = float(value)
         return found
+
+    def wait_for_prompts(self, count: int, seconds: float = 10) -> None:
+        """Until ``count`` requests were accepted since the first start; ``log_prompts`` must be set.
+
+        Metrics are published now and then only, and a gauge may rise and fall unseen; a line in the log stays.
+        """
+        deadline = time.monotonic() + seconds
+        while (found := len(re.findall(r"trt_eagle3: request \S+: ", self.log()))) != count:
+            assert time.monotonic() < deadline, f"{found} requests after {seconds} s, expected {count}"
+            time.sleep(0.02)
 
     def wait_for_metric(self, name: str, value: float, seconds: float = 10) -> None:
         deadline = time.monotonic() + seconds
