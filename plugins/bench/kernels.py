@@ -32,6 +32,8 @@ DTYPE = torch.bfloat16
 BYTES = 2
 BUDGET_BYTES = 3e9  # of caches per measurement
 
+HEAD = (151936, 4096)
+LINEARS = [(6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288), HEAD]  # [N, K]: qkv, o, gate and up, down, head
 CHOICES = [(1, 151936, 1), (16, 151936, 1), (64, 151936, 1), (1, 32000, 1), (1, 32000, 10), (10, 32000, 10)]
 
 Launch = Callable[[], object]
@@ -193,11 +195,13 @@ class Attention:
         stock_us = best_us(lambda: self.sdpa(True), lambda: self.sdpa(False))
         ours_us = time_us(self.ours())
         rates = [f"{self.flops / us * 1e-6:.0f} TFLOP/s" for us in (stock_us, ours_us)]
-        note = f"stock {rates[0]}, ours {rates[1]}" if self.flops / self.bytes > 50 else ""
+        notes = [] if self.causal else [f"not settled {time_us(self.ours(settled=False)):.2f} us"]
+        if self.flops / self.bytes > 50:
+            notes.append(f"stock {rates[0]}, ours {rates[1]}")
         if find_spec("flashinfer"):
-            note += f"{'; ' if note else ''}FlashInfer {best_us(self.flashinfer):.2f} us"
+            notes.append(f"FlashInfer {best_us(self.flashinfer):.2f} us")
         stock = "SDPA is_causal" if self.causal else "SDPA with a mask"
-        return Row(name, self.bytes / bandwidth * 1e6, stock, stock_us, ours_us, note)
+        return Row(name, self.bytes / bandwidth * 1e6, stock, stock_us, ours_us, "; ".join(notes))
 
     def tune(self) -> None:
         for path in (capi.AttentionPath.MMA, capi.AttentionPath.WGMMA):
@@ -223,9 +227,19 @@ def linear_row(bandwidth: float, rows: int, shape: tuple[int, int]) -> Row:
         return lambda: F.linear(x[i], weight[i])
 
     floor = (n * k + rows * (n + k)) * BYTES / bandwidth * 1e6
-    ours_us = time_us([ours(i) for i in range(layers)])
     stock_us = time_us([stock(i) for i in range(layers)])
-    return Row(f"Linear, N {n}, K {k}, n {rows}", floor, "cuBLAS", stock_us, ours_us)
+    try:
+        ours_us, note = time_us([ours(i) for i in range(layers)]), ""
+    except NotImplementedError:  # sessions ask cuBLAS then
+        ours_us, note = stock_us, "no kernel of ours"
+    return Row(f"Linear, N {n}, K {k}, n {rows}", floor, "cuBLAS", stock_us, ours_us, note)
+
+
+def products_text(rows: dict[tuple[int, int], Row]) -> str:
+    """What the products of a step of the 8B geometry take together: 36 layers and the head."""
+    times = {shape: (row.floor_us, row.stock_us, row.ours_us) for shape, row in rows.items()}
+    sums = [sum((1 if shape == HEAD else 36) * t[i] for shape, t in times.items()) * 1e-3 for i in range(3)]
+    return "floor {:.2f} ms, cuBLAS {:.2f} ms, ours where it computes {:.2f} ms".format(*sums)
 
 
 def choice_us(rows: int, width: int, top: int) -> float:
@@ -333,7 +347,7 @@ def main() -> None:
     tune = parser.parse_args().tune
     torch.manual_seed(0)
     bandwidth = copy_bandwidth()
-    shapes = [(1, past, seq, False) for past in (1024, 4096, 16384) for seq in (1, 16, 64)]
+    shapes = [(1, past, seq, False) for past in (64, 1024, 4096, 16384) for seq in (1, 16, 64)]
     shapes += [(8, 4096, 1, False), (8, 4096, 16, False), (8, 4096, 64, False), (1, 0, 2048, True), (1, 0, 8192, True)]
     rows = []
     for shape in shapes:
@@ -345,8 +359,8 @@ def main() -> None:
     for n in (1, 16, 64, 2048):
         rows += [row(bandwidth, n) for row in (rope_row, rms_norm_row, silu_row)]
     rows += [move_row(bandwidth, moves) for moves in (6, 64)]
-    for shape in ((6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288), (151936, 4096)):
-        rows += [linear_row(bandwidth, n, shape) for n in (1, 6, 16)]
+    linears = {n: {shape: linear_row(bandwidth, n, shape) for shape in LINEARS} for n in (1, 6, 16, 64)}
+    rows += [row for of_shape in linears.values() for row in of_shape.values()]
     choices = {(n, width, top): choice_us(n, width, top) for n, width, top in CHOICES}
     print(
         f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {bandwidth * 1e-12:.2f} TB/s; microseconds"
@@ -354,6 +368,8 @@ def main() -> None:
     print(f"| {'':<42} | {'floor':>8} | {'stock':>9} | {'ours':>8} | ours/floor | stock/ours | stock is |")
     print("|---|---|---|---|---|---|---|")
     print("\n".join(row.text() for row in rows))
+    for n, of_shape in linears.items():
+        print(f"products of 36 layers and the head, {n} tokens: {products_text(of_shape)}")
     for (n, width, top), us in choices.items():
         print(f"torch's {'argmax' if top == 1 else f'topk {top}'} of {n} x {width} float32 logits: {us:.2f} us")
 
