@@ -23,6 +23,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from trt_eagle3.bench.timing import copy_bandwidth
 from trt_eagle3.engine import capi
 
 HQ, HKV, D, PAGE = 32, 8, 128, 64
@@ -85,22 +86,6 @@ def best_us(*alternatives: Callable[[], Sequence[Launch]]) -> float:
         except RuntimeError:
             torch.cuda.synchronize()
     return min(times)
-
-
-def copy_bandwidth() -> float:
-    """Bytes per second, read plus written, of the better of torch's copy and its product with 1."""
-    source = torch.randn(2**29, device=DEVICE)
-    target = torch.empty_like(source)
-    best = 0.0
-    for launch in (lambda: target.copy_(source), lambda: torch.mul(source, 1.0, out=target)):
-        for _ in range(20):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            launch()
-            end.record()
-            end.synchronize()
-            best = max(best, 2 * source.nbytes / (start.elapsed_time(end) * 1e-3))
-    return best
 
 
 class Attention:
