@@ -183,7 +183,7 @@ def _kernels() -> str | None:
 
 def _plugins() -> str:
     """Loaded where TensorRT is there to load it, else only found."""
-    from trt_eagle3.engine.tensorrt_versions import load_plugins, plugin_library_path
+    from trt_eagle3.engine.tensorrt_plugins import load_plugins, plugin_library_path
 
     path = plugin_library_path()
     if path is None or not path.is_file():

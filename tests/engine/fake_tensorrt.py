@@ -1,4 +1,4 @@
-"""As much of TensorRT's Python API as a build calls; it notes what it is asked for and builds nothing."""
+"""As much of TensorRT's Python API as a build calls, with each version's own names; it notes what it is asked for."""
 
 from __future__ import annotations
 
@@ -7,22 +7,32 @@ from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
 
+from tests.engine.tensorrt_api import Strict, members, version_of
+
 __all__ = ["fake_tensorrt"]
 
-KINDS = ["ACTIVATION", "ELEMENTWISE", "UNARY", "REDUCE", "SOFTMAX", "MATRIX_MULTIPLY", "NORMALIZATION", "PLUGIN"]
+ENUMS = (
+    "BuilderFlag",
+    "ExecutionContextAllocationStrategy",
+    "LayerInformationFormat",
+    "LayerType",
+    "MemoryPoolType",
+    "NetworkDefinitionCreationFlag",
+    "PreviewFeature",
+    "ProfilingVerbosity",
+    "TensorIOMode",
+)
 LAYERS = [
     {"Name": "layers.0.input_layernorm/AddRmsNorm", "LayerType": "PluginV2"},
     {"Name": "layers.0.mlp.gate_up/Gemm", "LayerType": "CaskGemmConvolution"},
 ]
-
-
-def _enum(name: str, *members: str) -> Any:
-    return IntEnum(name, {member: i for i, member in enumerate(members)})
+_ALIASES = "ALIASED_PLUGIN_IO_10_03"
 
 
 class _Settings(SimpleNamespace):
-    def __init__(self) -> None:
-        super().__init__(flags=set(), cleared=set(), features={}, profiles=[], pools={}, cache=b"")
+    def __init__(self, *, takes_cache: bool) -> None:
+        super().__init__(flags=set(), cleared=set(), features={}, profiles=[], pools={}, cache=None)
+        self._takes_cache = takes_cache
 
     def set_flag(self, flag: Any) -> None:
         self.flags.add(flag.name)
@@ -30,20 +40,24 @@ class _Settings(SimpleNamespace):
     def clear_flag(self, flag: Any) -> None:
         self.cleared.add(flag.name)
 
-    def set_preview_feature(self, feature: Any, on: bool) -> None:
-        self.features[feature.name] = on
+    def set_preview_feature(self, feature: Any, enable: bool) -> None:
+        self.features[feature.name] = enable
 
-    def set_memory_pool_limit(self, pool: Any, num_bytes: int) -> None:
-        self.pools[pool.name] = num_bytes
+    def set_memory_pool_limit(self, pool: Any, pool_size: int) -> None:
+        self.pools[pool.name] = pool_size
 
     def add_optimization_profile(self, profile: Any) -> None:
         self.profiles.append(profile)
 
-    def create_timing_cache(self, known: bytes) -> Any:
-        return SimpleNamespace(serialize=lambda: known + b"+")
+    def create_timing_cache(self, serialized_timing_cache: bytes) -> Any:
+        return SimpleNamespace(known=serialized_timing_cache, serialize=lambda: serialized_timing_cache + b"+")
 
-    def set_timing_cache(self, cache: Any, _: bool) -> None:
+    def set_timing_cache(self, cache: Any, ignore_mismatch: bool) -> bool:
+        """Refuses one that has been filled elsewhere, where the settings are to."""
+        if not ignore_mismatch and cache.known and not self._takes_cache:
+            return False
         self.cache = cache
+        return True
 
     def get_timing_cache(self) -> Any:
         return self.cache
@@ -55,64 +69,138 @@ class _Profile(SimpleNamespace):
 
 
 class _Layer(SimpleNamespace):
-    def get_output(self, _: int) -> Any:
-        return SimpleNamespace(dtype="float32")
-
     def set_output_type(self, _: int, dtype: Any) -> None:
         self.output_type = dtype
 
 
-def fake_tensorrt(version: str, *, parses: bool = True, builds: bool = True) -> Any:
-    """The module; ``module.seen`` has the last ``network`` flags, ``settings`` and ``layers``, and all ``graphs``."""
-    trt = SimpleNamespace(__version__=version, float32="float32", float16="float16", seen=SimpleNamespace(graphs=[]))
-    trt.LayerType = _enum("LayerType", *KINDS)
-    trt.NetworkDefinitionCreationFlag = _enum("NetworkDefinitionCreationFlag", "EXPLICIT_BATCH", "STRONGLY_TYPED")
-    trt.BuilderFlag = _enum("BuilderFlag", "TF32", "FP16", "OBEY_PRECISION_CONSTRAINTS", "REFIT", "STRIP_PLAN")
-    trt.PreviewFeature = _enum("PreviewFeature", "PROFILE_SHARING_0806")
-    trt.MemoryPoolType = _enum("MemoryPoolType", "WORKSPACE")
-    trt.ProfilingVerbosity = _enum("ProfilingVerbosity", "DETAILED")
-    trt.LayerInformationFormat = _enum("LayerInformationFormat", "JSON")
+class _Context(SimpleNamespace):
+    """``refuses``: what the bindings do with a profile that TensorRT does not take."""
+
+    def set_device_memory(self, memory: int, size: int) -> None:
+        self.memory = (memory, size)
+
+    def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
+        if self.refuses:
+            raise RuntimeError("Error in set optimization profile async.")
+        self.profile = (profile_index, stream_handle)
+        return True
+
+
+class _Made:
+    """What a module of one version hands out, each behind that version's signatures."""
+
+    def __init__(self, trt: Any, tag: str, behaviour: dict[str, bool]) -> None:
+        self.trt, self.tag, self._behaviour = trt, tag, behaviour
+
+    def does(self, what: str) -> bool:
+        return self._behaviour.get(what, True)
+
+    def strict(self, kind: str, made: Any) -> Any:
+        return Strict(kind, self.tag, made)
+
+    def start(self, logger: Any) -> None:
+        """Constructors come through here: where CUDA does not start, the bindings know of a null pointer alone."""
+        if not self.does("starts"):
+            logger.log(self.trt.ILogger.ERROR, "CUDA initialization failure with error: 35")
+            raise TypeError("pybind11::init(): factory function returned nullptr")
+
+    def builder(self, logger: Any) -> Any:
+        self.start(logger)
+        return self.strict("Builder", _Builder(self, logger))
+
+    def parser(self, network: Any, logger: Any) -> Any:
+        del network, logger
+        error = self.strict("ParserError", SimpleNamespace(node=lambda: 3, desc=lambda: "no importer\nfor Foo"))
+
+        def parse(model: bytes, path: str) -> bool:
+            self.trt.seen.graphs.append(model)
+            return self.does("parses") and bool(path)
+
+        made = SimpleNamespace(parse=parse, num_errors=1, get_error=lambda _: error)
+        return self.strict("OnnxParser", made)
+
+    def runtime(self, logger: Any) -> Any:
+        self.start(logger)
+
+        def deserialize(serialized_engine: Any) -> Any:
+            return self.engine() if bytes(serialized_engine) == b"plan" else None
+
+        return self.strict("Runtime", SimpleNamespace(deserialize_cuda_engine=deserialize))
+
+    def engine(self) -> Any:
+        """An engine that wants 4096 bytes; its contexts are noted in ``seen.contexts`` with what they were made for."""
+        inspector = SimpleNamespace(get_engine_information=lambda _: json.dumps({"Layers": LAYERS}))
+
+        def context(strategy: Any = None) -> Any:
+            self.trt.seen.contexts.append(_Context(strategy=strategy, refuses=not self.does("takes_profile")))
+            return self.strict("IExecutionContext", self.trt.seen.contexts[-1])
+
+        made = SimpleNamespace(
+            create_engine_inspector=lambda: self.strict("EngineInspector", inspector),
+            create_execution_context=context,
+            create_execution_context_without_device_memory=context,
+            device_memory_size=4096,
+            device_memory_size_v2=4096,
+        )
+        return self.strict("ICudaEngine", made)
+
+    def registry(self) -> Any:
+        made = SimpleNamespace(get_creator=lambda *named: named, get_plugin_creator=lambda *named: named)
+        return self.strict("IPluginRegistry", made)
+
+
+class _Builder:
+    def __init__(self, made: _Made, logger: Any) -> None:
+        self._made, self._logger = made, logger
+
+    def create_network(self, flags: int) -> Any:
+        trt = self._made.trt
+        trt.seen.network = flags
+        names = ["embeds_stream/Mul", "layers.0.mlp.gate_up/Gemm"]
+        kinds = [trt.LayerType.ELEMENTWISE, trt.LayerType.MATRIX_MULTIPLY]
+        trt.seen.layers = [_Layer(name=n, type=k, precision=None) for n, k in zip(names, kinds, strict=True)]
+        layers = [self._made.strict("ILayer", layer) for layer in trt.seen.layers]
+        return self._made.strict("INetworkDefinition", SimpleNamespace(num_layers=2, get_layer=layers.__getitem__))
+
+    def create_builder_config(self) -> Any:
+        self._made.trt.seen.settings = _Settings(takes_cache=self._made.does("takes_cache"))
+        return self._made.strict("IBuilderConfig", self._made.trt.seen.settings)
+
+    def create_optimization_profile(self) -> Any:
+        return self._made.strict("IOptimizationProfile", _Profile())
+
+    def build_serialized_network(self, network: Any, config: Any) -> Any:
+        del network
+        trt, settings = self._made.trt, self._made.trt.seen.settings
+        if monitor := getattr(settings, "progress_monitor", None):
+            monitor.phase_start("building", None, 4)
+            monitor.step_complete("building", 2)
+            monitor.phase_finish("building")
+        if hasattr(trt.PreviewFeature, _ALIASES) and not settings.features.get(_ALIASES):
+            self._logger.log(trt.ILogger.ERROR, f"Aliased I/O used by a plugin but {_ALIASES} is off")
+            return None
+        if not self._made.does("builds"):
+            self._logger.log(trt.ILogger.ERROR, "4: no\nkernel fits")
+        assert config.get_timing_cache() is not None
+        return b"plan" if self._made.does("builds") else None
+
+
+def fake_tensorrt(version: str, **behaviour: bool) -> Any:
+    """The module; ``module.seen`` has the last ``network`` flags, ``settings`` and ``layers``, and all ``graphs``.
+
+    Args:
+        behaviour: what fails if False: ``starts``, ``parses``, ``builds``, ``takes_cache``, ``takes_profile``.
+    """
+    seen = SimpleNamespace(graphs=[], contexts=[])
+    trt = SimpleNamespace(__version__=version, float32="float32", float16="float16", seen=seen)
+    tag = version_of(version)
+    for kind in ENUMS:
+        if names := members(kind, tag):
+            setattr(trt, kind, IntEnum(kind, {name: i for i, name in enumerate(names)}))
     trt.ILogger = type("ILogger", (), {"ERROR": 1, "INTERNAL_ERROR": 0})
-    if int(version.split(".", maxsplit=1)[0]) >= 10:
+    if members("IProgressMonitor", tag):
         trt.IProgressMonitor = type("IProgressMonitor", (), {})
-
-    class Builder:
-        def __init__(self, logger: Any) -> None:
-            self._logger = logger
-
-        def create_network(self, flags: int) -> Any:
-            trt.seen.network = flags
-            names = ["embeds_stream/Mul", "layers.0.mlp.gate_up/Gemm"]
-            kinds = [trt.LayerType.ELEMENTWISE, trt.LayerType.MATRIX_MULTIPLY]
-            trt.seen.layers = [_Layer(name=n, type=k, precision=None) for n, k in zip(names, kinds, strict=True)]
-            return SimpleNamespace(num_layers=2, get_layer=trt.seen.layers.__getitem__)
-
-        def create_builder_config(self) -> Any:
-            trt.seen.settings = _Settings()
-            return trt.seen.settings
-
-        def create_optimization_profile(self) -> Any:
-            return _Profile()
-
-        def build_serialized_network(self, _network: Any, settings: Any) -> Any:
-            if monitor := getattr(settings, "progress_monitor", None):
-                monitor.phase_start("building", None, 4)
-                monitor.step_complete("building", 2)
-                monitor.phase_finish("building")
-            if not builds:
-                self._logger.log(trt.ILogger.ERROR, "4: no\nkernel fits")
-            return b"plan" if builds else None
-
-    error = SimpleNamespace(node=lambda: 3, desc=lambda: "no importer\nfor Foo")
-    trt.Builder = Builder
-
-    def parse(data: bytes, path: str) -> bool:
-        trt.seen.graphs.append(data)
-        return parses and bool(path)
-
-    trt.OnnxParser = lambda _network, _logger: SimpleNamespace(parse=parse, num_errors=1, get_error=lambda _: error)
-    information = json.dumps({"Layers": LAYERS})
-    inspector = SimpleNamespace(get_engine_information=lambda _: information)
-    engine = SimpleNamespace(create_engine_inspector=lambda: inspector, device_memory_size=4096)
-    trt.Runtime = lambda _: SimpleNamespace(deserialize_cuda_engine=lambda plan: engine if plan == b"plan" else None)
+    made = _Made(trt, tag, behaviour)
+    trt.Builder, trt.OnnxParser, trt.Runtime = made.builder, made.parser, made.runtime
+    trt.get_plugin_registry = made.registry
     return trt

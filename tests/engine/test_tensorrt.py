@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import onnx
 import pytest
 from click.testing import CliRunner
 
 from tests.engine import fake_tensorrt as fake
+from tests.engine.conftest import Install
 from tests.engine.fake_tensorrt import fake_tensorrt
 from tests.graph.test_plugin_ready import graphs
 from tests.tiny import build_tiny, tiny_config
 from trt_eagle3.cli import cli
 from trt_eagle3.config import BuildConfig, load_config
 from trt_eagle3.doctor import Ability, Diagnosis
-from trt_eagle3.engine import tensorrt_build, tensorrt_bundle, tensorrt_facts, tensorrt_versions
+from trt_eagle3.engine import tensorrt_bundle, tensorrt_log, tensorrt_plugins, tensorrt_versions
 from trt_eagle3.engine.bundle import BUILD_SCRIPT, read_bundle
 from trt_eagle3.engine.session import open_session
 from trt_eagle3.engine.tensorrt_facts import EngineFolder
@@ -29,7 +28,6 @@ from trt_eagle3.pipeline import STAGES, build
 
 GRAPHS = ("target", "vision", "fuse", "draft")
 ENGINE: dict[str, object] = {"backend": "tensorrt", "device": "cuda", "dtype": "float16", "residual": "float32"}
-Install = Callable[..., Any]
 
 
 @pytest.fixture
@@ -39,25 +37,6 @@ def no_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module in (tensorrt_bundle, tensorrt_versions):
         monkeypatch.setattr(module, "tensorrt", missing)
-
-
-@pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
-    """Put a fake TensorRT of a version, an H200 and the plugin library in place."""
-
-    def do(version: str, **behaviour: bool) -> Any:
-        trt = fake_tensorrt(version, **behaviour)
-        for module in (tensorrt_versions, tensorrt_build, tensorrt_bundle, tensorrt_facts):
-            monkeypatch.setattr(module, "tensorrt", lambda: trt)
-        for module in (tensorrt_build, tensorrt_bundle):
-            monkeypatch.setattr(module, "load_plugins", lambda _: Path("plugins.so"))
-        for module in (tensorrt_bundle, tensorrt_facts, tensorrt_versions):
-            monkeypatch.setattr(module, "gpu_arch", lambda: "sm90")
-        tensorrt_versions.log.cache_clear()
-        return trt
-
-    yield do
-    tensorrt_versions.log.cache_clear()
 
 
 # Without TensorRT
@@ -98,7 +77,7 @@ def test_script_builds_every_graph_with_the_shapes_of_its_profiles(tmp_path: Pat
     for graph in GRAPHS:
         assert f"--onnx={graph}/onnx/model.onnx --saveEngine={graph}/rank0.engine.partial" in script
     assert '--staticPlugins="$plugins" --stronglyTyped' in script
-    assert "--builderOptimizationLevel=4 --memPoolSize=workspace:512M" in script
+    assert "--builderOptimizationLevel=4 --memPoolSize=workspace:512 \\\n" in script
     draft = script[script.index("--onnx=draft") :]
     assert "--profile=0" in draft
     assert "--maxShapes=inputs_embeds:3x6x256" in draft
@@ -107,12 +86,19 @@ def test_script_builds_every_graph_with_the_shapes_of_its_profiles(tmp_path: Pat
 
 
 @pytest.mark.usefixtures("no_tensorrt")
-def test_script_runs_trtexec_once_a_graph_and_names_what_is_missing(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("features", "told"),
+    [("aliasedPluginIO1003", ["--preview=+aliasedPluginIO1003"]), ("profileSharing0806", [])],  # from 10.3 on; before
+)
+def test_script_runs_trtexec_once_a_graph_and_names_what_is_missing(
+    tmp_path: Path, features: str, told: list[str]
+) -> None:
     bundle = build_tiny(tmp_path, engine=ENGINE)
     script, log = bundle / BUILD_SCRIPT, tmp_path / "log"
     trtexec = tmp_path / "trtexec"
     trtexec.write_text(
-        f'#!/bin/bash\necho "$@" >> {log}\nfor a; do case $a in --saveEngine=*) : > "${{a#*=}}";; esac; done\n'
+        f"#!/bin/bash\nif [ $1 = --help ]; then echo '  flag ::= {features}'; exit; fi\n"
+        f'echo "$@" >> {log}\nfor a; do case $a in --saveEngine=*) : > "${{a#*=}}";; esac; done\n'
     )
     trtexec.chmod(0o755)
 
@@ -127,12 +113,11 @@ def test_script_runs_trtexec_once_a_graph_and_names_what_is_missing(tmp_path: Pa
     assert run(TRTEXEC=str(trtexec), TRT_EAGLE3_PLUGINS=plugins).returncode == 3
     Path(plugins).touch()
     assert run(TRTEXEC="/nowhere/trtexec", TRT_EAGLE3_PLUGINS=plugins).returncode == 3
-    here = {
-        "TRTEXEC": "./trtexec",
-        "TRT_EAGLE3_PLUGINS": "plugins.so",
-    }  # as the caller, who stands elsewhere, names them
-    assert run(**here).returncode == 0
-    assert len(log.read_text().splitlines()) == len(GRAPHS)
+    # as the caller, who stands elsewhere, names them
+    assert run(TRTEXEC="./trtexec", TRT_EAGLE3_PLUGINS="plugins.so").returncode == 0
+    runs = log.read_text().splitlines()
+    assert len(runs) == len(GRAPHS)
+    assert all([o for o in line.split() if o.startswith("--preview")] == told for line in runs)
     assert all((bundle / graph / "rank0.engine").is_file() for graph in GRAPHS)
 
 
@@ -201,20 +186,18 @@ def test_vision_profiles_trade_frames_for_their_length() -> None:
 # The builder
 
 
-@pytest.mark.parametrize(("version", "strong"), [("8.6.0", False), ("10.14.1", True), ("11.0.0", True)])
+@pytest.mark.parametrize(("version", "strong"), [("8.6.1", False), ("10.14.1", True), ("11.1.0", True)])
 def test_build_asks_each_version_for_its_kind_of_typing(
     install: Install, tmp_path: Path, version: str, strong: bool
 ) -> None:
     trt = install(version)
     told: list[str] = []
     report = build(tiny_config(engine=ENGINE, draft=None), output=tmp_path, show=told.append)
-    flag = (
-        trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED if strong else trt.NetworkDefinitionCreationFlag.EXPLICIT_BATCH
-    )
-    assert trt.seen.network == 1 << flag
+    flags = trt.NetworkDefinitionCreationFlag
+    assert trt.seen.network == 1 << (flags.STRONGLY_TYPED if strong else flags.EXPLICIT_BATCH)
     assert ("FP16" in trt.seen.settings.flags) is not strong
     assert "TF32" in trt.seen.settings.cleared
-    assert trt.seen.settings.features == ({} if strong else {"PROFILE_SHARING_0806": True})
+    assert trt.seen.settings.features == {"ALIASED_PLUGIN_IO_10_03" if strong else "PROFILE_SHARING_0806": True}
     assert ("target: building, 50 %" in told) is strong
     assert report.engines is not None
     assert report.engines.built["target"].num_plugins == 1
@@ -408,14 +391,7 @@ def test_old_tensorrt_and_missing_plugins_are_exit_3(monkeypatch: pytest.MonkeyP
         tensorrt_versions.tensorrt()
     tensorrt_versions.tensorrt.cache_clear()
     monkeypatch.setenv("TRT_EAGLE3_PLUGINS", str(tmp_path / "none.so"))
-    monkeypatch.setattr(tensorrt_versions, "tensorrt", _WithRegistry)
-    monkeypatch.setattr(tensorrt_versions, "log", lambda: None)
+    for module in (tensorrt_log, tensorrt_plugins):
+        monkeypatch.setattr(module, "tensorrt", lambda: fake_tensorrt("8.6.1"))
     with pytest.raises(EnvironmentMissingError, match=r"cannot load the plugin library.*make plugins"):
-        tensorrt_versions.load_plugins()
-
-
-class _WithRegistry:
-    __version__ = "8.6.0"
-
-    def get_plugin_registry(self) -> object:
-        return object()
+        tensorrt_plugins.load_plugins()

@@ -14,7 +14,9 @@ from torch import Tensor
 from trt_eagle3.engine.cuda_graph import Captured, CapturedGraphs, shapes_of
 from trt_eagle3.engine.session import check_names
 from trt_eagle3.engine.tensorrt_facts import EngineFolder
-from trt_eagle3.engine.tensorrt_versions import load_plugins, log, tensorrt
+from trt_eagle3.engine.tensorrt_log import create_refitters, create_runtime, log
+from trt_eagle3.engine.tensorrt_plugins import load_plugins
+from trt_eagle3.engine.tensorrt_versions import device_bytes, new_context, read_weights, tensorrt
 from trt_eagle3.errors import UserError
 
 __all__ = ["TensorRTSession"]
@@ -85,7 +87,7 @@ class TensorRTSession:
         self._contexts: dict[int, Any] = {}
         # TensorRT waits for the device where it is given the default stream
         self._stream = torch.cuda.Stream()
-        self._memory = _allocate(int(self._engine.device_memory_size), self._file)
+        self._memory = _allocate(device_bytes(self._engine), self._file)
         self._nothing = torch.empty(256, dtype=torch.uint8, device="cuda")  # empty tensors have no address of their own
 
     def bind(self, name: str, tensor: Tensor) -> None:
@@ -149,12 +151,10 @@ class TensorRTSession:
         return self._contexts[profile]
 
     def _new_context(self, profile: int) -> Any:
-        context = self._engine.create_execution_context_without_device_memory()
+        memory, stream = self._memory, self._stream.cuda_stream
+        context = new_context(self._engine, memory.data_ptr(), memory.numel(), profile, stream)
         if context is None:
-            log().fail(f"{self._file}: cannot make an execution context", _FIX)
-        context.device_memory = self._memory.data_ptr()
-        if not context.set_optimization_profile_async(profile, self._stream.cuda_stream):
-            log().fail(f"{self._file}: cannot choose profile {profile}", _FIX)
+            log().fail(f"{self._file}: cannot make an execution context for profile {profile}", _FIX)
         self._stream.synchronize()
         return context
 
@@ -207,19 +207,17 @@ class TensorRTSession:
 
 def _open_engine(folder: EngineFolder) -> Any:
     """Deserialise from the mapped file; a stripped engine gets its weights from the graph beside it."""
-    trt, messages = tensorrt(), log()
-    messages.errors.clear()
+    runtime, messages = create_runtime(), log()
     try:
         with folder.engine.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as plan:
-            engine = trt.Runtime(messages.logger).deserialize_cuda_engine(plan)
+            engine = runtime.deserialize_cuda_engine(plan)
     except (OSError, ValueError) as error:
         raise UserError(f"{folder.engine}: cannot read it: {error}. {_FIX}") from error
     if engine is None:
         messages.fail(f"{folder.engine}: cannot load it", _FIX)
     if folder.config.tensorrt.strip_weights:
-        refitter = trt.Refitter(engine, messages.logger)
-        parser = trt.OnnxParserRefitter(refitter, messages.logger)
-        if not parser.refit_from_file(str(folder.onnx)) or not refitter.refit_cuda_engine():
+        refitter, parser = create_refitters(engine)
+        if not read_weights(refitter, parser, str(folder.onnx)):
             messages.fail(f"{folder.engine}: cannot put in the weights of {folder.onnx}", _FIX)
     return engine
 

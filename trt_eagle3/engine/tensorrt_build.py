@@ -14,15 +14,18 @@ import onnx
 
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.staging import write_file
+from trt_eagle3.engine.tensorrt_log import create_builder, create_runtime, log
+from trt_eagle3.engine.tensorrt_plugins import load_plugins
 from trt_eagle3.engine.tensorrt_profiles import Profile
 from trt_eagle3.engine.tensorrt_versions import (
+    allow_aliases,
     check_dtype,
     configure_types,
     create_network,
-    load_plugins,
-    log,
+    device_bytes,
     major,
-    progress_monitor,
+    show_progress,
+    strip_weights,
     tensorrt,
 )
 from trt_eagle3.errors import UserError
@@ -67,9 +70,8 @@ def build_engine(
     trt, messages = tensorrt(), log()
     check_dtype(config.dtype)
     load_plugins(config)
-    messages.errors.clear()
     start = time.perf_counter()
-    builder = trt.Builder(messages.logger)
+    builder = create_builder()
     network = create_network(builder)
     show("reading the graph")
     parser = trt.OnnxParser(network, messages.logger)
@@ -78,16 +80,14 @@ def build_engine(
     wide = float32_nodes(onnx.load(onnx_file, load_external_data=False))
     settings = _settings(builder, network, profiles, config, wide)
     _read_timing_cache(settings, timing_cache)
-    monitor = progress_monitor(show)
-    if monitor is not None:
-        settings.progress_monitor = monitor
+    show_progress(settings, show)
     show("timing kernels")
     plan = builder.build_serialized_network(network, settings)
     if plan is None:
         messages.fail(f"{onnx_file}: cannot build an engine", _FIX)
     write_file(engine_file, memoryview(plan))
     write_file(timing_cache, bytes(memoryview(settings.get_timing_cache().serialize())))
-    return _inspect(engine_file, profiles, time.perf_counter() - start)
+    return _inspect(engine_file, plan, profiles, time.perf_counter() - start)
 
 
 def _refuse(parser: Any, onnx_file: Path) -> None:
@@ -112,12 +112,11 @@ def _settings(
     if wanted.refit:
         settings.set_flag(trt.BuilderFlag.REFIT)
     if wanted.strip_weights:
-        if major() < 10:
-            raise UserError(f"engine.tensorrt.strip_weights needs TensorRT 10 or later, this is {trt.__version__}.")
-        settings.set_flag(trt.BuilderFlag.STRIP_PLAN)
+        strip_weights(settings)
     settings.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # layer names and types for the inspection
     settings.max_aux_streams = 0  # the graphs are chains: more streams only add waits
     configure_types(settings, network, config.dtype, wide)
+    allow_aliases(settings)
     for profile in profiles:
         shapes = builder.create_optimization_profile()
         for name, bounds in profile.shapes.items():
@@ -128,17 +127,18 @@ def _settings(
 
 def _read_timing_cache(settings: Any, file: Path) -> None:
     known = file.read_bytes() if file.is_file() else b""
-    cache = settings.create_timing_cache(known) or settings.create_timing_cache(b"")
-    settings.set_timing_cache(cache, False)
-    log().errors.clear()  # a cache of another TensorRT or GPU is no error, only of no use
+    cache = settings.create_timing_cache(known)
+    if cache is None or not settings.set_timing_cache(cache, False):  # of another TensorRT or GPU: no error, of no use
+        settings.set_timing_cache(settings.create_timing_cache(b""), False)
+    log().errors.clear()
 
 
-def _inspect(engine_file: Path, profiles: Sequence[Profile], seconds: float) -> Built:
+def _inspect(engine_file: Path, plan: Any, profiles: Sequence[Profile], seconds: float) -> Built:
     """Write what the engine consists of beside it, and sum it up."""
-    trt, messages = tensorrt(), log()
-    engine = trt.Runtime(messages.logger).deserialize_cuda_engine(engine_file.read_bytes())
+    trt = tensorrt()
+    engine = create_runtime().deserialize_cuda_engine(memoryview(plan))
     if engine is None:
-        messages.fail(f"{engine_file}: cannot load what was just built", _FIX)
+        log().fail(f"{engine_file}: cannot load what was just built", _FIX)
     inspector = engine.create_engine_inspector()
     found = json.loads(inspector.get_engine_information(trt.LayerInformationFormat.JSON), strict=False)
     layers = found.get("Layers", []) if isinstance(found, dict) else []
@@ -149,7 +149,7 @@ def _inspect(engine_file: Path, profiles: Sequence[Profile], seconds: float) -> 
         seconds=seconds,
         num_layers=len(layers),
         num_plugins=plugins.total(),
-        device_bytes=int(engine.device_memory_size),
+        device_bytes=device_bytes(engine),
     )
     facts = {
         "tensorrt": trt.__version__,

@@ -16,9 +16,10 @@ from trt_eagle3.engine.bundle import BUILD_SCRIPT, REFERENCE_ROOT
 from trt_eagle3.engine.staging import write_file
 from trt_eagle3.engine.tensorrt_build import Built, build_engine
 from trt_eagle3.engine.tensorrt_facts import ENGINE_FILE, ONNX_FOLDER, machine_facts
+from trt_eagle3.engine.tensorrt_plugins import load_plugins
 from trt_eagle3.engine.tensorrt_profiles import Profile
 from trt_eagle3.engine.tensorrt_script import build_script
-from trt_eagle3.engine.tensorrt_versions import check_dtype, gpu_arch, load_plugins, tensorrt, uses_linear
+from trt_eagle3.engine.tensorrt_versions import check_dtype, gpu_arch, tensorrt, uses_linear
 from trt_eagle3.engine.weight_file import write_weights
 from trt_eagle3.errors import EnvironmentMissingError
 from trt_eagle3.graph.plugin_ready import WEIGHTS_FILE, plugin_ready

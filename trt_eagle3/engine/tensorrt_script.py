@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from trt_eagle3.config import TensorRTConfig
 from trt_eagle3.engine.tensorrt_facts import ENGINE_FILE, ONNX_FOLDER
+from trt_eagle3.engine.tensorrt_plugins import PLUGINS_VARIABLE
 from trt_eagle3.engine.tensorrt_profiles import Profile
-from trt_eagle3.engine.tensorrt_versions import PLUGINS_VARIABLE
 
 __all__ = ["build_script"]
 
@@ -24,6 +24,8 @@ command -v "$trtexec" >/dev/null || {{ echo "trtexec not found: export TRTEXEC=/
 [ -f "$plugins" ] || {{ echo "$plugins: no such plugin library" >&2; exit 3; }}
 trtexec=$(realpath -s "$(command -v "$trtexec")")  # both may be named from where the caller stands
 plugins=$(realpath -s "$plugins")
+aliases=  # from 10.3 on the plugins say that they write into the caches, and the builder must let them
+case $("$trtexec" --help 2>&1 || true) in *aliasedPluginIO1003*) aliases=--preview=+aliasedPluginIO1003 ;; esac
 cd "$(dirname "$0")"
 """
 
@@ -31,7 +33,7 @@ _ENGINE = """
 echo "{graph}"
 "$trtexec" --onnx={graph}/{onnx}/model.onnx --saveEngine={graph}/{engine}.partial \\
     --staticPlugins="$plugins" --stronglyTyped --skipInference --noTF32 --profilingVerbosity=detailed \\
-    --timingCacheFile=timing.cache --maxAuxStreams=0{options} \\
+    --timingCacheFile=timing.cache --maxAuxStreams=0 $aliases{options} \\
 {profiles}
 mv {graph}/{engine}.partial {graph}/{engine}
 """
@@ -63,7 +65,7 @@ def _options(config: TensorRTConfig) -> str:
     if config.optimization_level is not None:
         options += f" --builderOptimizationLevel={config.optimization_level}"
     if config.workspace_mib is not None:
-        options += f" --memPoolSize=workspace:{config.workspace_mib}M"
+        options += f" --memPoolSize=workspace:{config.workspace_mib}"  # MiB where nothing is said
     if config.refit:
         options += " --refit"
     if config.strip_weights:

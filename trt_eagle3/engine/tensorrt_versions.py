@@ -2,37 +2,32 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 from collections.abc import Callable, Collection
 from functools import cache
 from importlib import import_module
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.errors import EnvironmentMissingError, UserError
-from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION, PLUGINS
 
 __all__ = [
-    "PLUGINS_VARIABLE",
-    "Log",
+    "allow_aliases",
     "check_dtype",
     "configure_types",
     "create_network",
+    "device_bytes",
+    "find_creator",
     "gpu_arch",
-    "load_plugins",
-    "log",
     "major",
-    "plugin_library_path",
-    "progress_monitor",
+    "new_context",
+    "read_weights",
+    "show_progress",
+    "strip_weights",
     "tensorrt",
     "uses_linear",
 ]
 
-PLUGINS_VARIABLE = "TRT_EAGLE3_PLUGINS"
 OLDEST = (8, 6)
-_LIBRARY_NAME = "libtrt_eagle3_plugins.so"
 
 
 @cache
@@ -126,11 +121,67 @@ def configure_types(config: Any, network: Any, dtype: str, wide: Collection[str]
 _COMPUTING = ("ACTIVATION", "ELEMENTWISE", "UNARY", "REDUCE", "SOFTMAX", "MATRIX_MULTIPLY", "NORMALIZATION")
 
 
-def progress_monitor(show: Callable[[str], object]) -> Any | None:
-    """An ``IProgressMonitor`` that tells ``show`` how far the outermost phase is; None before TensorRT 10."""
+def allow_aliases(config: Any) -> None:
+    """Let plugins write into their inputs, as ours say from 10.3 on that they do; else the builder refuses them."""
+    trt = tensorrt()
+    feature = getattr(trt.PreviewFeature, "ALIASED_PLUGIN_IO_10_03", None)
+    if major() >= 10 and feature is not None:
+        config.set_preview_feature(feature, True)
+
+
+def strip_weights(config: Any) -> None:
+    """Make engines without their weights."""
+    trt = tensorrt()
+    if major() < 10:
+        raise UserError(f"engine.tensorrt.strip_weights needs TensorRT 10 or later, this is {trt.__version__}.")
+    config.set_flag(trt.BuilderFlag.STRIP_PLAN)
+
+
+def device_bytes(engine: Any) -> int:
+    """Device memory that a context of ``engine`` wants for activations, whatever its profile."""
+    wanted = getattr(engine, "device_memory_size_v2", None)  # from 10.1 on; 11 has no other
+    return int(engine.device_memory_size if wanted is None else wanted)
+
+
+def new_context(engine: Any, address: int, num_bytes: int, profile: int, stream: int) -> Any | None:
+    """A context in ``profile`` whose activations lie in ``num_bytes`` at ``address``; None where TensorRT refuses.
+
+    Args:
+        stream: what sets the profile, and must have run before the context does.
+    """
+    if major() < 10:
+        context = engine.create_execution_context_without_device_memory()
+    else:
+        context = engine.create_execution_context(tensorrt().ExecutionContextAllocationStrategy.USER_MANAGED)
+    if context is None:
+        return None
+    if major() >= 10 and hasattr(context, "set_device_memory"):  # from 10.1 on
+        context.set_device_memory(address, num_bytes)
+    else:
+        context.device_memory = address
+    try:
+        return context if context.set_optimization_profile_async(profile, stream) else None
+    except RuntimeError:  # how its bindings tell of a refusal
+        return None
+
+
+def find_creator(plugin: str, version: str) -> Any | None:
+    """The creator of ``plugin`` in TensorRT's registry."""
+    registry = tensorrt().get_plugin_registry()
+    find = getattr(registry, "get_creator", None) or registry.get_plugin_creator  # 8.6 has no other, 11 has not that
+    return find(plugin, version, "")
+
+
+def read_weights(refitter: Any, parser: Any, onnx_file: str) -> bool:
+    """Put the weights of an ONNX file into a stripped engine; false where TensorRT refuses. TensorRT 10 and later."""
+    return bool(parser.refit_from_file(onnx_file) and refitter.refit_cuda_engine())
+
+
+def show_progress(config: Any, show: Callable[[str], object]) -> None:
+    """Have the builder tell ``show`` how far its outermost phase is; nothing before TensorRT 10."""
     trt = tensorrt()
     if not hasattr(trt, "IProgressMonitor"):
-        return None
+        return
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
@@ -149,81 +200,4 @@ def progress_monitor(show: Callable[[str], object]) -> Any | None:
         def phase_finish(self, phase_name: str) -> None:
             self._steps.pop(phase_name, None)
 
-    return Monitor()
-
-
-class Log:
-    """What TensorRT says: errors are kept for ours, the rest goes nowhere."""
-
-    def __init__(self) -> None:
-        self.errors: list[str] = []
-        self.logger = _make_logger(self.errors)
-
-    def fail(self, what: str, fix: str) -> NoReturn:
-        """Raise a ``UserError`` about ``what``, with TensorRT's first reason."""
-        reason = " ".join(self.errors[0].split()) if self.errors else "it gave no reason"
-        self.errors.clear()
-        raise UserError(f"{what}: TensorRT: {reason[:400]}. {fix}")
-
-
-@cache
-def log() -> Log:
-    """The process's log: TensorRT keeps the first logger that it is given."""
-    return Log()
-
-
-def _make_logger(errors: list[str]) -> Any:
-    trt = tensorrt()
-    kept = {trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR}
-
-    class Logger(trt.ILogger):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-
-        def log(self, severity: Any, msg: str) -> None:
-            if severity in kept:
-                errors.append(msg)
-
-    return Logger()
-
-
-def plugin_library_path(config: EngineConfig | None = None) -> Path | None:
-    """The library that the config names, or TRT_EAGLE3_PLUGINS, else beside this package or in plugins/build."""
-    if config and config.tensorrt.plugin_library:
-        return config.tensorrt.plugin_library
-    if named := os.environ.get(PLUGINS_VARIABLE):
-        return Path(named)
-    package = Path(__file__).resolve().parents[1]
-    places = (package / _LIBRARY_NAME, package.parent / "plugins" / "build" / _LIBRARY_NAME)
-    return next((place for place in places if place.exists()), None)
-
-
-def load_plugins(config: EngineConfig | None = None) -> Path:
-    """Load the plugin library and see that TensorRT knows our ops; returns where it was found.
-
-    Raises:
-        EnvironmentMissingError: there is none, or it was built for another TensorRT.
-    """
-    path = plugin_library_path(config)
-    fix = f"Build it: make plugins TENSORRT_INCLUDE=<TensorRT's include folder>, or name it in {PLUGINS_VARIABLE}."
-    if path is None:
-        raise EnvironmentMissingError(f"{_LIBRARY_NAME}: not found. {fix}")
-    return _load(path, fix)
-
-
-@cache
-def _load(path: Path, fix: str) -> Path:
-    registry = tensorrt().get_plugin_registry()
-    log()
-    try:
-        ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)  # its creators register themselves
-    except OSError as error:
-        raise EnvironmentMissingError(f"{path}: cannot load the plugin library: {error}. {fix}") from error
-    find = getattr(registry, "get_creator", None) or registry.get_plugin_creator
-    missing = [op.plugin for op in PLUGINS.values() if find(op.plugin, PLUGIN_VERSION, "") is None]
-    if missing:
-        version = tensorrt().__version__
-        raise EnvironmentMissingError(
-            f"{path}: holds no plugin {missing[0]} version {PLUGIN_VERSION} for TensorRT {version}. {fix}"
-        )
-    return path
+    config.progress_monitor = Monitor()

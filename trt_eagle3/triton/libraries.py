@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.capi import LIBRARY_VARIABLE, library_path
-from trt_eagle3.engine.tensorrt_versions import PLUGINS_VARIABLE, plugin_library_path
+from trt_eagle3.engine.tensorrt_plugins import PLUGINS_VARIABLE, plugin_library_path
 
 __all__ = ["find_libraries", "use_libraries"]
 
