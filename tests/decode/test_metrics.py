@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -52,6 +53,18 @@ def test_requests_and_tokens_are_counted() -> None:
     assert (found.queue_seconds.total, found.first_token_seconds.total) == (0.004, 0.3)
     assert found.token_seconds.count == 4
     assert found.token_seconds.total == pytest.approx(0.08)
+
+
+def test_restarted_meter_has_forgotten_requests_and_knows_whether_cycles_draft() -> None:
+    meter = Meter(0.0)
+    meter.begun(5)
+    meter.first_token(0.004, 0.3)
+    meter.cycle(2, 3, 3, 0.06)
+    meter.finished("stop")
+    meter.restart()
+    fresh = Meter(0.0)
+    assert not snapshot(fresh).speculation_on
+    assert snapshot(meter) == replace(snapshot(fresh), speculation_on=True)
 
 
 CYCLES = st.lists(

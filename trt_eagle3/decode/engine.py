@@ -120,6 +120,10 @@ class Engine:
         """Counters of all requests so far."""
         return self._meter.snapshot(**self._now())
 
+    def restart_metrics(self) -> None:
+        """Count requests from here on; not while any are in flight."""
+        self._meter.restart()
+
     def close(self, *, drain: bool = False) -> None:
         """Take no more requests; those in flight are cancelled, or with ``drain`` answered first."""
         self._closed = True

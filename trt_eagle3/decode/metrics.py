@@ -107,12 +107,18 @@ class Meter:
         self._floor = acceptance_floor
         self._warned = False
         self._lock = threading.Lock()
-        self._requests = Counter[str]()
-        self._prompt_tokens = self._generated_tokens = self._cycles = 0
-        self._accepted: list[int] = []
-        self._proposed: list[int] = []
-        self._queue, self._first, self._token = _Buckets(SLOW_SECONDS), _Buckets(SLOW_SECONDS), _Buckets(FAST_SECONDS)
         self._speculation_on = False
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget all requests so far."""
+        with self._lock:
+            self._requests = Counter[str]()
+            self._prompt_tokens = self._generated_tokens = self._cycles = 0
+            self._accepted: list[int] = []
+            self._proposed: list[int] = []
+            self._queue, self._first = _Buckets(SLOW_SECONDS), _Buckets(SLOW_SECONDS)
+            self._token = _Buckets(FAST_SECONDS)
 
     def begun(self, prompt_tokens: int) -> None:
         """A request has been prepared."""

@@ -67,7 +67,7 @@ def to_text(metrics: EngineMetrics, labels: Mapping[str, str]) -> str:
         lines += [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]
         for suffix, own, value in family.samples:
             pairs = ",".join(f'{name}="{_escape(text)}"' for name, text in {**labels, **own}.items())
-            lines.append(f"{family.name}{suffix}{{{pairs}}} {value:g}")
+            lines.append(f"{family.name}{suffix}{{{pairs}}} {float(value)!r}")
     return "\n".join(lines) + "\n"
 
 

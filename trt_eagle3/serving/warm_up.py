@@ -21,7 +21,7 @@ _SWITCH_S = 0.001
 def warm_up(engine: Engine) -> float:
     """Answer about a text and about an image, so that every graph is open and has run; returns seconds.
 
-    The process is a server's from here on: its threads take turns more often.
+    The process is a server's from here on: its threads take turns more often, and what it counts is its clients'.
 
     Raises:
         Exception: whatever keeps the engine from answering; it must not be called ready then.
@@ -32,4 +32,5 @@ def warm_up(engine: Engine) -> float:
     for request in (Request("Hello", max_tokens=8), Request("Hello", images=(image,), max_tokens=8)):
         for _ in engine.submit(request):
             pass
+    engine.restart_metrics()
     return time.perf_counter() - start

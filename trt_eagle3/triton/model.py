@@ -50,6 +50,7 @@ class TritonPythonModel:
         self._engine = load(folder / "bundle", media=self._serving.media())
         seconds = warm_up(self._engine)
         self._metrics = PublishedMetrics(self._engine, pb_utils, args["model_name"])
+        self._metrics.publish()
         self._flights: dict[int, Flight] = {}
         self._closing = threading.Event()
         self._loop = asyncio.new_event_loop()
