@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import re
@@ -29,6 +30,7 @@ from trt_eagle3.serving.app import make_app
 
 SCENE = ROOT / "examples/tiny/images/scene.png"
 QUESTION = [{"role": "user", "content": "What is 12 plus 30?"}]
+LONG = {"messages": QUESTION, "max_tokens": 900, "ignore_eos": True}  # runs for seconds
 SERVING = ServingConfig(max_body_bytes=1 << 20, max_media=4)
 
 
@@ -51,6 +53,16 @@ class Site:
     def chat(self, **body: Any) -> tuple[int, dict[str, Any]]:
         status, text, _ = self.request("POST", "/v1/chat/completions", body)
         return status, json.loads(text)
+
+    @contextmanager
+    def hang_up_later(self, body: dict[str, Any]) -> Iterator[None]:
+        """Ask, and go away at the end of the block without having read anything."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection.request("POST", "/v1/chat/completions", json.dumps(body))
+        try:
+            yield
+        finally:
+            connection.close()
 
     def events(self, **body: Any) -> list[Any]:
         status, text, _ = self.request("POST", "/v1/chat/completions", {"stream": True, **body})
@@ -86,9 +98,22 @@ def engine(bundle: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """One request at a time, two in the queue."""
+    folder = tmp_path_factory.mktemp("narrow")
+    engine = load(build_tiny(folder, limits={"max_batch_size": 1, "max_waiting": 2}), media=SERVING.media())
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
 def site(engine: Engine) -> Iterator[Site]:
     with serving(engine) as site:
         yield site
+
+
+def cancelled(engine: Engine) -> int:
+    return engine.metrics().requests.get("cancelled", 0)
 
 
 def picture(url: str) -> list[dict[str, Any]]:
@@ -126,6 +151,8 @@ def test_options_reach_the_engine(site: Site) -> None:
         _, found = site.chat(messages=QUESTION, **{name: 3}, ignore_eos=True)
         assert found["usage"]["completion_tokens"] == 3
         assert found["choices"][0]["finish_reason"] == "length"
+    _, found = site.chat(messages=QUESTION, max_tokens=9, max_completion_tokens=4)  # the newer name counts
+    assert found["usage"]["completion_tokens"] == 4
     _, found = site.chat(messages=QUESTION, stop="equals")
     assert found["choices"][0]["message"]["content"] == "12 plus 30 "
     sampled = {"messages": QUESTION, "temperature": 1.5, "seed": 4, "max_tokens": 20}
@@ -143,16 +170,24 @@ def test_options_reach_the_engine(site: Site) -> None:
         ({"messages": "hi"}, "messages"),
         ({"messages": [5]}, "messages"),
         ({"messages": []}, ""),
-        ({"messages": QUESTION, "n": 2}, "n:"),
+        ({"messages": None}, "messages"),
+        ({"messages": [{"content": "hi"}]}, "messages: role"),
+        ({"messages": [{"role": "critic", "content": "hi"}]}, "messages: role"),
+        ({"messages": [{"role": 5, "content": "hi"}]}, "messages: role"),
+        ({"messages": QUESTION, "n": 2}, "n: not served here"),
         ({"messages": QUESTION, "tools": []}, "tools: not served here"),
+        ({"messages": QUESTION, "tool_choice": "required"}, "tool_choice: not served here"),
         ({"messages": QUESTION, "logprobs": True}, "logprobs: not served here"),
+        ({"messages": QUESTION, "top_logprobs": 2}, "top_logprobs: not served here"),
+        ({"messages": QUESTION, "logit_bias": {"5": 1}}, "logit_bias: not served here"),
+        ({"messages": QUESTION, "response_format": {"type": "json_object"}}, "response_format: not served here"),
         ({"messages": QUESTION, "frequency_penalty": 1.0}, "frequency_penalty: not served here"),
+        ({"messages": QUESTION, "stream_options": {"every": 1}}, "Known: include_usage."),
         ({"messages": QUESTION, "max_tokens": 0}, "max_tokens"),
         ({"messages": QUESTION, "max_tokens": "9"}, "max_tokens"),
         ({"messages": QUESTION, "temperature": -1}, "temperature"),
         (b'{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}', "temperature"),
         ({"messages": QUESTION, "stop": [""]}, "stop"),
-        ({"messages": QUESTION, "model": "gpt"}, "model"),
         ({"messages": picture("/etc/passwd")}, "files are not read"),
         ({"messages": picture("file:///etc/passwd")}, "files are not read"),
         ({"messages": picture("http://169.254.169.254/")}, "not fetched"),
@@ -172,6 +207,46 @@ def test_bad_body_is_a_400_of_one_line(site: Site, body: Any, expected: str, str
     assert "\n" not in error["message"]
 
 
+@pytest.mark.parametrize(
+    "extra",
+    [
+        dict.fromkeys(("model", "max_tokens", "temperature", "top_p", "stop", "stream", "stream_options", "tools")),
+        {"n": 1, "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}, "logprobs": False, "top_logprobs": 0},
+        {"response_format": {"type": "text"}, "tool_choice": "none", "parallel_tool_calls": True, "top_k": -1},
+        {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "prompt_cache_key": "x"},
+    ],
+)
+def test_fields_that_change_nothing_are_taken(site: Site, engine: Engine, extra: dict[str, Any]) -> None:
+    status, found = site.chat(messages=QUESTION, **extra)
+    assert status == 200, found
+    assert found["choices"][0]["message"]["content"] == engine.generate(QUESTION).text
+
+
+def test_developer_is_what_was_called_system(site: Site) -> None:
+    said = [site.chat(messages=[{"role": role, "content": "?"}, *QUESTION])[1] for role in ("developer", "system")]
+    assert said[0]["usage"] == said[1]["usage"]
+    assert said[0]["choices"] == said[1]["choices"]
+
+
+def test_answer_without_a_limit_goes_on_to_the_end_of_the_context(tmp_path: Path) -> None:
+    engine = load(build_tiny(tmp_path, limits={"max_seq_len": 320}))
+    with serving(engine) as site:
+        _, found = site.chat(messages=QUESTION, ignore_eos=True)
+    engine.close()
+    assert found["usage"]["total_tokens"] == 320
+    assert found["choices"][0]["finish_reason"] == "length"
+
+
+def test_what_is_not_here_is_a_404_that_clients_can_read(site: Site) -> None:
+    status, found = site.chat(messages=QUESTION, model="gpt")
+    assert (status, found["error"]["code"]) == (404, "model_not_found")
+    status, text, _ = site.request("POST", "/chat/completions", {})
+    assert (status, "/v1/chat/completions" in json.loads(text)["error"]["message"]) == (404, True)
+    status, text, headers = site.request("GET", "/v1/chat/completions")
+    assert (status, headers["allow"]) == (405, "POST")
+    assert json.loads(text)["error"]["type"] == "invalid_request_error"
+
+
 def test_images_that_triton_refuses_are_refused_here(site: Site) -> None:
     found = [
         r["image_url"] for r, _ in REFUSED.values() if isinstance(r, dict) and "text_input" in r and "image_url" in r
@@ -189,38 +264,73 @@ def test_big_body_is_refused_while_it_comes(site: Site) -> None:
     assert "the limit" in text or "more than" in text
 
 
-def test_overload_is_a_503_that_says_when_to_come_back(site: Site, engine: Engine) -> None:
-    body = {"messages": QUESTION, "max_tokens": 100, "ignore_eos": True}
-    with ThreadPoolExecutor(24) as pool:
-        answers = list(pool.map(lambda _: site.request("POST", "/v1/chat/completions", body), range(24)))
-    statuses = [status for status, _, _ in answers]
-    assert set(statuses) == {200, 503}
-    assert all(headers["retry-after"] == "1" for status, _, headers in answers if status == 503)
-    assert engine.metrics().running == 0
+def test_overload_is_a_503_that_says_when_to_come_back(narrow: Engine) -> None:
+    with serving(narrow) as site, ThreadPoolExecutor(2) as pool:
+        with site.hang_up_later({**LONG, "stream": True}):
+            _wait(lambda: narrow.metrics().running == 1)
+            waiting = [pool.submit(site.chat, messages=QUESTION) for _ in range(2)]
+            _wait(lambda: narrow.metrics().waiting == 2)
+            status, text, headers = site.request("POST", "/v1/chat/completions", {"messages": QUESTION})
+            assert (status, headers["retry-after"]) == (503, "1")
+            assert "max_waiting" in json.loads(text)["error"]["message"]
+        assert [answer.result()[0] for answer in waiting] == [200, 200]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_client_that_hangs_up_stops_its_request(site: Site, engine: Engine, stream: bool) -> None:
-    before = engine.metrics().requests.get("cancelled", 0)
-    connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=30)
-    body = {"messages": QUESTION, "max_tokens": 900, "ignore_eos": True, "stream": stream}
-    connection.request("POST", "/v1/chat/completions", json.dumps(body))
-    _wait(lambda: engine.metrics().running == 1)
-    connection.close()
-    _wait(lambda: engine.metrics().requests.get("cancelled", 0) == before + 1)
+def test_client_that_hangs_up_while_it_waits_leaves_its_place_to_others(narrow: Engine, stream: bool) -> None:
+    with serving(narrow) as site, site.hang_up_later({**LONG, "stream": True}):
+        _wait(lambda: narrow.metrics().running == 1)
+        with site.hang_up_later({**LONG, "stream": stream}), site.hang_up_later({**LONG, "stream": stream}):
+            _wait(lambda: narrow.metrics().waiting == 2)
+        _wait(lambda: narrow.metrics().waiting == 0)
+        assert narrow.metrics().running == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_client_that_hangs_up_stops_its_request(
+    site: Site, engine: Engine, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = cancelled(engine)
+    with site.hang_up_later({**LONG, "stream": stream}):
+        _wait(lambda: engine.metrics().running == 1)
+    _wait(lambda: cancelled(engine) == before + 1)
     metrics = engine.metrics()
     assert metrics.kv_pages_used == metrics.kv_pages_cached
+    assert caplog.text == ""
 
 
 def test_request_that_takes_too_long_is_ended(engine: Engine) -> None:
-    body = {"messages": QUESTION, "max_tokens": 900, "ignore_eos": True}
     with serving(engine, ServingConfig(max_request_s=0.2)) as site:
-        status, text, _ = site.request("POST", "/v1/chat/completions", body)
+        status, text, _ = site.request("POST", "/v1/chat/completions", LONG)
         assert status == 504
         assert "0.2 s" in text
-        status, text, _ = site.request("POST", "/v1/chat/completions", {**body, "stream": True})
-        assert "0.2 s" in text.splitlines()[-2]
+        _, text, _ = site.request("POST", "/v1/chat/completions", {**LONG, "stream": True})
+        assert "0.2 s" in text
         assert "[DONE]" not in text
+
+
+def test_client_that_does_not_read_loses_its_place_in_time(engine: Engine) -> None:
+    app, before, sent = make_app(engine, ServingConfig(max_request_s=0.5)), cancelled(engine), []
+
+    async def ask() -> None:
+        news = iter([{"type": "http.request", "body": json.dumps({**LONG, "stream": True}).encode()}])
+        full = asyncio.Event()
+
+        async def receive() -> Any:
+            return next(news, None) or await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            sent.append(message.get("body", b""))
+            await full.wait()
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
+        asked = asyncio.create_task(app(scope, receive, send))
+        await asyncio.to_thread(_wait, lambda: cancelled(engine) == before + 1)
+        full.set()
+        await asked
+
+    asyncio.run(ask())
+    assert b"longer than 0.5 s" in b"".join(sent)
 
 
 def test_key_is_asked_for(engine: Engine) -> None:
@@ -234,11 +344,12 @@ def test_key_is_asked_for(engine: Engine) -> None:
 
 def test_models_health_and_metrics(site: Site) -> None:
     site.chat(messages=QUESTION)
-    assert json.loads(site.request("GET", "/v1/models")[1])["data"][0]["id"] == "tiny"
+    [model] = json.loads(site.request("GET", "/v1/models")[1])["data"]
+    assert (model["id"], model["max_model_len"]) == ("tiny", 1024)
     assert site.request("GET", "/health")[:2] == (200, "ok")
     text = site.request("GET", "/metrics")[1]
     assert "# TYPE trt_eagle3_time_to_first_token_seconds histogram" in text
-    assert re.findall(r"^trt_eagle3_kv_pages_used\S* (.*)$", text, re.MULTILINE) == ["0"]
+    assert re.findall(r"^trt_eagle3_kv_pages_used\S* (.*)$", text, re.MULTILINE) == ["0.0"]
 
 
 def test_engine_that_has_stopped_is_not_healthy(bundle: Path) -> None:

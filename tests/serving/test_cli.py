@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -84,17 +84,23 @@ def test_address_that_cannot_be_listened_on_is_refused_before_the_engine_is_load
         run("serve", bundle, "--host", "203.0.113.7")
 
 
-def test_sigterm_lets_a_stream_end(bundle: Path, tmp_path: Path) -> None:
+def test_empty_key_does_not_open_the_door(bundle: Path) -> None:
+    with pytest.raises(UserError, match="--api-key: it is empty"):
+        run("serve", bundle, "--api-key", "")
+
+
+def test_serve_says_where_it_answers_and_sigterm_lets_a_stream_end(bundle: Path) -> None:
     (port,) = free_ports(1)
-    words = [sys.executable, "-c", "from trt_eagle3.cli import main; main()", "serve", str(bundle), "--port", str(port)]
-    with (tmp_path / "log").open("wb") as log, subprocess.Popen(words, stdout=log, stderr=log) as process:
+    words = ["serve", str(bundle), "--port", str(port), "--set", "log_prompts=true"]
+    program = [sys.executable, "-c", "from trt_eagle3.cli import main; main()", *words]
+    with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
         try:
-            deadline = time.monotonic() + 60
-            while not _healthy(port):
-                assert process.poll() is None, (tmp_path / "log").read_text()
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            assert f"tiny answers on http://127.0.0.1:{port}/v1;" in process.stderr.readline()
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            connection.request("GET", "/metrics")
+            counts = re.findall(r"^trt_eagle3_requests_total.* (\S+)$", connection.getresponse().read().decode(), re.M)
+            assert counts == ["0.0"] * 4  # the warm-up is nobody's request
             body = {"messages": [{"role": "user", "content": "What is 12 plus 30?"}], "max_tokens": 150}
             connection.request("POST", "/v1/chat/completions", json.dumps({**body, "ignore_eos": True, "stream": True}))
             answer = connection.getresponse()
@@ -103,16 +109,6 @@ def test_sigterm_lets_a_stream_end(bundle: Path, tmp_path: Path) -> None:
             assert answer.read().endswith(b"data: [DONE]\n\n")
             connection.close()
             assert process.wait(30) in {0, -signal.SIGTERM}
+            assert "What is 12 plus 30?" in process.stderr.read()  # log_prompts asked for it
         finally:
             process.kill()
-
-
-def _healthy(port: int) -> bool:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except OSError:
-        return False
-    finally:
-        connection.close()

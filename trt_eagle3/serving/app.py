@@ -8,7 +8,6 @@ import hmac
 import json
 import logging
 import socket
-import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,13 @@ from trt_eagle3.decode.request import Chunk
 from trt_eagle3.errors import EnvironmentMissingError, OverloadedError, TrtEagle3Error, UserError
 from trt_eagle3.serving.config import ServingConfig
 from trt_eagle3.serving.metrics import to_text
-from trt_eagle3.serving.openai import ChatBody, Completion, read_chat
+from trt_eagle3.serving.openai import ChatBody, Completion, read_chat, to_event
 from trt_eagle3.serving.warm_up import warm_up
 
 try:
     import uvicorn
     from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect
     from starlette.requests import Request as HTTPRequest
     from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
@@ -45,17 +45,25 @@ def serve(bundle: Path, *, serving: ServingConfig, host: str, port: int, api_key
     """Serve ``bundle`` until SIGTERM or SIGINT; requests in flight may then take 30 s more.
 
     Raises:
-        UserError: no bundle, or no such address to listen on.
+        UserError: no bundle, an empty API key, or no such address to listen on.
     """
-    if api_key is None and host not in _LOOPBACK:
-        _log.warning("listening on %s without an API key: whoever reaches this port is answered", host)
+    if api_key == "":
+        raise UserError("--api-key: it is empty, and would let everybody in. Give a key, or leave the option out.")
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(place) for place in _bind(host, port)]
+        logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+        _log.setLevel(logging.INFO)
+        if api_key is None and host not in _LOOPBACK:
+            _log.warning("listening on %s without an API key: whoever reaches this port is answered", host)
         engine = load(bundle, media=serving.media())
         stack.callback(engine.close)
-        warm_up(engine)
+        seconds = warm_up(engine)
         app = make_app(engine, serving, api_key)
         config = uvicorn.Config(app, timeout_graceful_shutdown=_DRAIN_S, log_level="warning")
+        for place in sockets:
+            place.listen(config.backlog)
+        name, where = engine.record.config.name, f"[{host}]" if ":" in host else host
+        _log.info("%s answers on http://%s:%d/v1; warm-up took %.1f s", name, where, port, seconds)
         uvicorn.Server(config).run(sockets)
 
 
@@ -87,26 +95,17 @@ def make_app(engine: Engine, serving: ServingConfig, api_key: str | None = None)
         Route("/health", front.health),
         Route("/metrics", front.metrics),
     ]
-    return Starlette(routes=routes, exception_handlers=dict.fromkeys(_STATUS, _refuse))
+    kinds = (TrtEagle3Error, TimeoutError, ClientDisconnect, HTTPException, Exception)
+    return Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, _refuse))
 
 
-class _BodyTooLargeError(TrtEagle3Error):
-    """More than ``max_body_bytes``."""
+class _RefusedError(TrtEagle3Error):
+    """A refusal that HTTP or OpenAI's clients have a status and a code for."""
 
-
-class _KeyError(TrtEagle3Error):
-    """Not the API key."""
-
-
-_STATUS: dict[Any, int] = {
-    UserError: 400,
-    _KeyError: 401,
-    _BodyTooLargeError: 413,
-    ClientDisconnect: 499,
-    Exception: 500,
-    OverloadedError: 503,
-    TimeoutError: 504,
-}
+    def __init__(self, status: int, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
 
 
 class _Front:
@@ -119,28 +118,32 @@ class _Front:
     async def chat(self, request: HTTPRequest) -> Response:
         """``POST /v1/chat/completions``."""
         self._check_key(request)
-        body, wanted = read_chat(_parse(await self._read_body(request)), self._serving)
+        raw = _parse(await self._read_body(request))
+        body, wanted = read_chat(raw, self._serving, self._engine.limits.max_seq_len)
         if body.model not in {None, self._model}:
-            raise UserError(f"model: expected {self._model!r}, got {body.model!r:.80}")
+            raise _RefusedError(404, f"model: expected {self._model!r}, got {body.model!r:.80}", "model_not_found")
         if self._serving.log_prompts:
             _log.info("request: %s", json.dumps(wanted.prompt, ensure_ascii=False))
         answer = self._engine.submit(wanted)
         chunks = _within(answer, self._serving.max_request_s)
         completion = Completion(self._model)
-        if body.stream:
-            first = await anext(chunks)  # what is wrong with a prompt comes out here, as a status
-            events = _events(body, completion, answer, first, chunks)
-            return StreamingResponse(events, media_type="text/event-stream")
-        async with contextlib.aclosing(chunks):
+        gone = asyncio.create_task(_cancel_when_gone(request, answer))
+        try:
+            if body.stream:
+                first = await anext(chunks)  # what is wrong with a prompt comes out here, as a status
+                events = _events(body, completion, answer, first, chunks)
+                return StreamingResponse(events, media_type="text/event-stream")
             async for _ in chunks:
-                if await request.is_disconnected():
-                    raise ClientDisconnect
+                pass
+        finally:
+            gone.cancel()
         return JSONResponse(completion.whole(answer.generation))
 
     async def models(self, request: HTTPRequest) -> Response:
         """``GET /v1/models``: the one."""
         self._check_key(request)
         model = {"id": self._model, "object": "model", "created": 0, "owned_by": "trt-eagle3"}
+        model["max_model_len"] = self._engine.limits.max_seq_len  # vLLM's field: prompt and answer together
         return JSONResponse({"object": "list", "data": [model]})
 
     async def health(self, _: HTTPRequest) -> Response:
@@ -156,29 +159,40 @@ class _Front:
         async for block in request.stream():
             data += block
             if len(data) > limit:
-                raise _BodyTooLargeError(f"body: more than {limit} bytes. Send fewer or smaller images.")
+                raise _RefusedError(413, f"body: more than {limit} bytes. Send fewer or smaller images.")
         return bytes(data)
 
     def _check_key(self, request: HTTPRequest) -> None:
         given = request.headers.get("authorization", "").removeprefix("Bearer ")
         if self._api_key is not None and not hmac.compare_digest(given.encode(), self._api_key.encode()):
-            raise _KeyError("expected the API key as a bearer token.")
+            raise _RefusedError(401, "expected the API key as a bearer token.", "invalid_api_key")
 
 
 async def _within(answer: Answer, seconds: float) -> AsyncGenerator[Chunk]:
-    """An answer's chunks while there is time; leaving it early, however that comes, cancels the answer."""
-    deadline = time.monotonic() + seconds
-    chunks = aiter(answer)
+    """An answer's chunks while there is time; leaving it early, however that comes, cancels the answer.
+
+    Its time runs out whether or not somebody reads: a client that does not would hold its place in the batch.
+    """
+    loop = asyncio.get_running_loop()
+    end = loop.call_later(seconds, answer.cancel)
     try:
-        while True:
-            yield await asyncio.wait_for(anext(chunks), deadline - time.monotonic())
-    except StopAsyncIteration:
-        return
-    except TimeoutError as error:
-        raise TimeoutError(f"it took longer than {seconds:g} s.") from error
+        async for chunk in answer:
+            if chunk.finish_reason == "cancelled":
+                if loop.time() >= end.when():
+                    raise TimeoutError(f"it took longer than {seconds:g} s.")
+                raise OverloadedError("cancelled: the client hung up, or the engine is being closed.")
+            yield chunk
     finally:
+        end.cancel()
         if not answer.over:
             answer.cancel()
+
+
+async def _cancel_when_gone(request: HTTPRequest, answer: Answer) -> None:
+    """Once the body is read, the only news that a client can send is that it hangs up."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    answer.cancel()
 
 
 async def _events(
@@ -187,32 +201,54 @@ async def _events(
     """Server-sent events; a client that goes away ends the generator, and with it the answer."""
     async with contextlib.aclosing(chunks):
         try:
-            yield _event(completion.opening())
-            yield _event(completion.piece(first))
+            yield to_event(completion.opening())
+            yield to_event(completion.piece(first))
             async for chunk in chunks:
-                yield _event(completion.piece(chunk))
+                yield to_event(completion.piece(chunk))
             if body.stream_options and body.stream_options.include_usage:
-                yield _event(completion.usage(answer.generation))
+                yield to_event(completion.usage(answer.generation))
             yield "data: [DONE]\n\n"
         except Exception as error:  # the status has been sent: what there is to say goes into the stream
-            yield _event(_error(error))
+            yield to_event(_error(error))
 
 
 async def _refuse(_: HTTPRequest, error: Exception) -> Response:
-    status = next(
-        (status for kind, status in _STATUS.items() if isinstance(error, kind) and kind is not Exception), 500
-    )
-    headers = {"Retry-After": "1"} if status == 503 else None
+    if isinstance(error, ClientDisconnect):
+        return Response(status_code=499)  # to nobody
+    status = _status(error)
+    headers = error.headers if isinstance(error, HTTPException) else {"Retry-After": "1"} if status == 503 else None
     return JSONResponse(_error(error), status, headers)
 
 
+def _status(error: Exception) -> int:
+    match error:
+        case _RefusedError():
+            return error.status
+        case HTTPException():
+            return error.status_code
+        case UserError():
+            return 400
+        case OverloadedError():
+            return 503
+        case TimeoutError():
+            return 504
+        case _:
+            return 500
+
+
 def _error(error: Exception) -> dict[str, Any]:
-    """OpenAI's error object; of an error of ours, its kind only."""
-    if isinstance(error, TrtEagle3Error | TimeoutError):
-        kind = "invalid_request_error" if isinstance(error, UserError | _BodyTooLargeError) else "server_error"
-        return {"error": {"message": str(error), "type": kind}}
-    _log.error("a request failed: %s: %s", type(error).__name__, error)
-    return {"error": {"message": f"internal error: {type(error).__name__}", "type": "server_error"}}
+    """OpenAI's error object; of an error that is not ours, its kind only."""
+    status = _status(error)
+    if isinstance(error, HTTPException):
+        message = f"{error.detail}. Served: POST /v1/chat/completions, GET /v1/models, /health and /metrics."
+    elif status == 500:
+        _log.error("a request failed: %s: %s", type(error).__name__, error)
+        message = f"internal error: {type(error).__name__}"
+    else:
+        message = str(error)
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    code = error.code if isinstance(error, _RefusedError) else None
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
 def _parse(data: bytes) -> Any:
@@ -220,7 +256,3 @@ def _parse(data: bytes) -> Any:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
         raise UserError(f"body: not JSON ({error}). Check it.") from error
-
-
-def _event(value: Any) -> str:
-    return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"

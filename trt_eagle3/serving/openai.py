@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -15,19 +15,20 @@ from trt_eagle3.decode.sampling import Sampling
 from trt_eagle3.errors import UserError
 from trt_eagle3.serving.config import ServingConfig
 
-__all__ = ["ChatBody", "Completion", "read_chat"]
+__all__ = ["ChatBody", "Completion", "read_chat", "to_event"]
 
 
 class _StreamOptions(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    include_usage: bool = False
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool | None = None
 
 
 class ChatBody(BaseModel):
     """The body of ``POST /v1/chat/completions``: OpenAI's fields that are served, and ours below them.
 
-    Fields that change an answer in ways that are not served are refused, not ignored; ``user``, ``metadata`` and
-    ``store`` change nothing.
+    ``null`` is a field that is not given. Fields that change an answer in ways that are not served are taken with the
+    values that change nothing (``_NEUTRAL``) and refused with others; those in the second block never change anything.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -40,13 +41,17 @@ class ChatBody(BaseModel):
     top_p: float = 1.0
     presence_penalty: float = 0.0
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | list[str] = Field(default_factory=list)
     stream: bool = False
-    stream_options: _StreamOptions | None = None
-    n: int | None = Field(default=None, ge=1, le=1)
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
+    stream_options: _StreamOptions = _StreamOptions()
+
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    parallel_tool_calls: Any = None
 
     top_k: int = 0
     min_p: float = 0.0
@@ -56,42 +61,70 @@ class ChatBody(BaseModel):
     speculation: bool = True
 
 
-def read_chat(raw: Any, serving: ServingConfig) -> tuple[ChatBody, Request]:
-    """Check a body.
+# What many clients send whether or not it was asked for.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "top_logprobs": (0,),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "tool_choice": ("none", "auto"),
+}
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+def read_chat(raw: Any, serving: ServingConfig, max_tokens: int) -> tuple[ChatBody, Request]:
+    """Check a body; ``max_tokens`` is what holds where it names no limit.
 
     Raises:
         UserError: an unknown or unserved field, a bad value, too long a prompt.
     """
     try:
-        body = ChatBody.model_validate(raw)
+        body = ChatBody.model_validate(_given(raw) if isinstance(raw, Mapping) else raw)
     except ValidationError as error:
         raise UserError(_problem(error.errors()[0])) from error
     serving.check_prompt(body.messages)
-    limit = body.max_completion_tokens if body.max_tokens is None else body.max_tokens
+    limits = (body.max_completion_tokens, body.max_tokens, max_tokens)
     sampling = Sampling(
         temperature=body.temperature,
-        top_k=body.top_k,
+        top_k=0 if body.top_k == -1 else body.top_k,  # vLLM's word for all
         top_p=body.top_p,
         min_p=body.min_p,
         repetition_penalty=body.repetition_penalty,
         presence_penalty=body.presence_penalty,
         seed=body.seed,
     )
-    request = Request(
-        prompt=body.messages,
+    return body, Request(
+        prompt=[_with_known_role(message) for message in body.messages],
+        max_tokens=next(limit for limit in limits if limit is not None),
         sampling=sampling,
-        stop=[body.stop] if isinstance(body.stop, str) else body.stop or (),
+        stop=[body.stop] if isinstance(body.stop, str) else body.stop,
         stop_token_ids=body.stop_token_ids,
         ignore_eos=body.ignore_eos,
         speculation=body.speculation,
     )
-    return body, request if limit is None else replace(request, max_tokens=limit)
+
+
+def _given(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that say anything."""
+    return {name: value for name, value in raw.items() if value is not None and value not in _NEUTRAL.get(name, ())}
+
+
+def _with_known_role(message: dict[str, Any]) -> dict[str, Any]:
+    """Chat templates drop messages of roles that they do not know; OpenAI's developer is what was called system."""
+    role = message.get("role")
+    if not isinstance(role, str) or role not in _ROLES:
+        raise UserError(f"messages: role: expected one of {', '.join(_ROLES)}, got {role!r:.40}.")
+    return {**message, "role": _ROLES[role]}
 
 
 def _problem(error: Mapping[str, Any]) -> str:
     field = ".".join(str(part) for part in error["loc"]) or "body"
     if error["type"] == "extra_forbidden":
-        return f"{field}: not served here. Known: {', '.join(ChatBody.model_fields)}."
+        model = ChatBody if len(error["loc"]) == 1 else _StreamOptions
+        return f"{field}: not served here. Known: {', '.join(model.model_fields)}."
     return f"{field}: {error['msg']}, got {error['input']!r:.80}"
 
 
@@ -128,3 +161,8 @@ def _usage(generation: Generation) -> dict[str, Any]:
     prompt, completion = generation.prompt_tokens, len(generation.token_ids)
     counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
     return {**counts, "acceptance_length": generation.acceptance_length}
+
+
+def to_event(value: Mapping[str, Any]) -> str:
+    """A server-sent event; in ASCII, because some clients take U+2028 and its like for the end of a line."""
+    return f"data: {json.dumps(value)}\n\n"
