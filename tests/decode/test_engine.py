@@ -106,6 +106,7 @@ def test_answer_that_is_left_early_returns_its_pages(engine: Engine) -> None:
     stream = iter(answer)
     next(stream)
     stream.close()
+    assert answer.wait(30)
     assert answer.generation.finish_reason == "cancelled"
     assert pages_in_use(engine) == 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from tests.tiny import build_tiny
 from trt_eagle3 import Chunk, Engine, Request, load
 from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.decoder import Decoder
+from trt_eagle3.decode.scheduler import Scheduler
 from trt_eagle3.errors import OverloadedError, UserError
 
 PROMPTS = [f"What is {i} plus {3 * i + 1}?" for i in range(10)]
@@ -142,6 +144,32 @@ def test_leaving_an_async_iteration_cancels(engine: Engine) -> None:
 
     asyncio.run(leave())
     settle(engine)
+
+
+def test_iteration_that_the_decoding_thread_collects_ends_its_request_and_nobody_waits(
+    engine: Engine, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Left in a reference cycle, as by an error with a traceback, an iteration ends in whatever thread collects it."""
+    step = Scheduler.step
+
+    def collect(self: Scheduler) -> Any:
+        gc.collect()
+        return step(self)
+
+    cycle: list[Any] = [iter(engine.submit(endless()))]
+    cycle.append(cycle)
+    next(cycle[0])
+    gc.disable()
+    try:
+        del cycle
+        monkeypatch.setattr(Scheduler, "step", collect)
+        answer = engine.submit(Request(PROMPTS[1]))
+        assert answer.wait(30), "the thread that decodes waits for itself"
+    finally:
+        gc.enable()
+    assert answer.finish().text == expected[1]
+    settle(engine)
+    assert engine.metrics().requests == {"cancelled": 1, "stop": 1}
 
 
 def test_reader_that_stalls_makes_its_sequence_wait_and_nobody_else(engine: Engine, expected: list[str]) -> None:

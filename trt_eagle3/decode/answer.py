@@ -103,8 +103,7 @@ class Answer:
                 yield chunk
         finally:
             if not self._over:
-                self.cancel()
-                self.wait()
+                self.cancel()  # and no wait: this may be the thread that decodes, collecting garbage
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         loop, news = asyncio.get_running_loop(), asyncio.Event()
