@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,33 @@ def test_prompt_equals_hf(source: str) -> None:
 def test_missing_turn_would_be_noticed() -> None:
     template = ChatTemplate(CHAT_TEMPLATE, {})
     assert template.render(CONVERSATION) != template.render(CONVERSATION[1:])
+
+
+KNOWS_FEW_ROLES = (
+    "{% if messages[0].role == 'system' %}[{{ messages[0].content }}]{% endif %}{% for message in messages %}"
+    "{% if message.role in ('user', 'assistant') %}({% if message.content is string %}{{ message.content | trim }}"
+    "{% else %}{{ message.content[-1].text }}{% endif %}){% endif %}{% endfor %}"
+)
+USER, SYSTEM = {"role": "user", "content": " hi "}, {"role": "system", "content": "Be brief."}
+
+
+@pytest.mark.parametrize(
+    ("messages", "left_out"),
+    [
+        ([USER, SYSTEM], "message 2 (role 'system')"),
+        ([SYSTEM, SYSTEM, USER], "message 2 (role 'system')"),
+        ([{"role": "developer", "content": "Be brief."}, USER], "message 1 (role 'developer')"),
+        ([{"role": "user", "content": [{"type": "text", "text": t} for t in "ab"]}], "message 1 (role 'user')"),
+    ],
+)
+def test_message_that_the_template_would_drop_is_refused(messages: list[Any], left_out: str) -> None:
+    with pytest.raises(UserError, match=re.escape(left_out)):
+        ChatTemplate(KNOWS_FEW_ROLES, {}).render(messages)
+
+
+def test_messages_that_say_nothing_may_be_dropped() -> None:
+    template = ChatTemplate(KNOWS_FEW_ROLES, {})
+    assert template.render([SYSTEM, USER, {"role": "system", "content": " "}]) == "[Be brief.](hi)"
 
 
 @pytest.mark.parametrize(

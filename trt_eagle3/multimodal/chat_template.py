@@ -59,14 +59,43 @@ class ChatTemplate:
         """The prompt's text, up to where the assistant begins.
 
         Raises:
-            UserError: the template refuses these messages.
+            UserError: the template refuses these messages, or leaves one out.
         """
+        self._check_all_said(messages)
+        return self._render(messages)
+
+    def _check_all_said(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Templates drop what they do not know: roles, or a system message that is not the first, as Qwen3-VL's."""
+        marks = [f"\ue000{i}\ue001" for i in range(len(messages))]
+        found = [_marked(message.get("content"), mark) for message, mark in zip(messages, marks, strict=True)]
+        text = self._render(
+            [{**message, "content": content} for message, (content, _) in zip(messages, found, strict=True)]
+        )
+        for i, (message, mark, (_, count)) in enumerate(zip(messages, marks, found, strict=True)):
+            if text.count(mark) < count:
+                raise UserError(
+                    f"messages: the checkpoint's chat template leaves out message {i + 1} (role "
+                    f"{message.get('role')!r:.40}). Move its text into a message that it takes."
+                )
+
+    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         try:
             return self._template.render(
                 messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **self._variables
             )
         except Exception as error:  # a template is a program: it may fail in any way
             raise UserError(f"messages: the checkpoint's chat template refuses them ({error}).") from error
+
+
+def _marked(content: Any, mark: str) -> tuple[Any, int]:
+    """``content`` with ``mark`` for each of its texts, and how many there are; a blank one says nothing."""
+    if isinstance(content, str):
+        return (mark, 1) if content.strip() else (content, 0)
+    if not isinstance(content, list):
+        return content, 0
+    says = [part.get("text", "").strip() != "" for part in content]
+    parts = [{**part, "text": mark} if any_text else part for part, any_text in zip(content, says, strict=True)]
+    return parts, sum(says)
 
 
 def _find_source(directory: Path, tokenizer: Mapping[str, Any]) -> str | None:
