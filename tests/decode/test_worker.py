@@ -213,6 +213,52 @@ def test_pass_that_fails_ends_all_it_was_for_and_the_engine_goes_on(
     assert engine.generate(PROMPTS[3]).text == expected[3]
 
 
+def test_pass_that_fails_ends_nobody_who_waits(
+    engine: Engine, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.start()
+    scheduler, worker, cycle = engine._scheduler, engine._worker, Decoder.cycle
+    failed = threading.Event()
+
+    def fail_once(self: Decoder, *args: Any) -> Any:
+        """When everybody is there; until then a cycle only lets the next ones come."""
+        if len(scheduler.running) == LIMITS["max_batch_size"] and scheduler.waiting and not failed.is_set():
+            failed.set()
+            raise MemoryError("no more")
+        while not (worker._inbox or failed.is_set()):
+            time.sleep(0.001)
+        return cycle(self, *args)
+
+    monkeypatch.setattr(Decoder, "cycle", fail_once)
+    running = [engine.submit(endless()) for _ in range(LIMITS["max_batch_size"])]
+    while len(scheduler.running) < len(running):
+        time.sleep(0.001)
+    waiting = [engine.submit(Request(prompt)) for prompt in PROMPTS[:3]]
+    for answer in running:
+        with pytest.raises(RuntimeError, match="decoding failed: MemoryError: no more"):
+            answer.finish()
+    assert [answer.finish().text for answer in waiting] == expected[:3]
+    settle(engine)
+
+
+def test_closing_prepares_nothing_more(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, begin, prepared = load(bundle), Engine._begin, threading.Semaphore(0)
+    begun: list[Request] = []
+
+    def slowly(self: Engine, request: Request) -> Any:
+        begun.append(request)
+        prepared.acquire()
+        return begin(self, request)
+
+    monkeypatch.setattr(Engine, "_begin", slowly)
+    answers = [engine.submit(endless()) for _ in range(6)]
+    engine.close()
+    prepared.release(6)
+    assert all(answer.wait(30) for answer in answers)
+    assert {answer.finish_reason for answer in answers} == {"cancelled"}
+    assert len(begun) <= 2, "as many as there are threads"
+
+
 def test_closed_engine_cancels_what_is_in_flight_and_takes_no_more(bundle: Path) -> None:
     engine = load(bundle)
     answers = [engine.submit(endless()) for _ in range(6)]

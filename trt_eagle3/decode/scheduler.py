@@ -78,14 +78,16 @@ class Scheduler:
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
 
-    def reset(self) -> None:
-        """Forget everything after a pass that failed, cached prefixes too."""
-        for sequence in self.running:
+    def reset(self) -> list[SequenceState]:
+        """After a pass that failed: forget cached prefixes and those it was for, and return these; others wait on."""
+        failed = self.running if self.running else self.waiting  # with nobody running, a waiting one was at fault
+        lost = list(failed)
+        failed.clear()
+        for sequence in lost:
             sequence.release()
-        self.running.clear()
-        self.waiting.clear()
         if self._prefixes is not None:
             self._prefixes.clear()
+        return lost
 
     def step(self) -> list[Emission]:
         """Admit, prefill, decode; what was said, for the caller to ``remove`` those that are done."""

@@ -90,19 +90,20 @@ class Worker:
     def _prepare(self, answer: Answer, prepare: Prepare) -> None:
         ready, error = None, None
         try:
-            if not answer.cancelled:
+            if not (answer.cancelled or self._closing):
                 ready = prepare(answer.request)
         except Exception as caught:  # every error is the reader's to see
             error = caught
+        if ready is not None:
+            answer.prompt_tokens = len(ready[0].prompt.token_ids)
+            self._meter.begun(answer.prompt_tokens)
         with self._news:
             self._num_preparing -= 1
             if self._closing:
                 ready = None
             if ready is not None:
                 sequence, answer.output = ready
-                answer.prompt_tokens = len(sequence.prompt.token_ids)
                 self._inbox.append((answer, sequence))
-                self._meter.begun(answer.prompt_tokens)
             self._news.notify_all()
         if ready is None:
             self._meter.finished("cancelled" if error is None else "error")
@@ -145,8 +146,7 @@ class Worker:
             emissions = self._scheduler.step()
         except Exception as error:  # a pass failed: nothing of what it was for can be trusted
             _log.exception("a step failed")
-            self._scheduler.reset()
-            emissions = [Emission(sequence, (), error=error) for _, sequence in self._answers.values()]
+            emissions = [Emission(sequence, (), error=error) for sequence in self._scheduler.reset()]
         for emission in emissions:
             self._deliver(emission)
 
