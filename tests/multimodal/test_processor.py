@@ -230,6 +230,16 @@ def test_prompt_over_the_limit_is_refused_with_its_parts(published: Path, spec: 
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("messages", [[{"role": "user", "content": "a"}] * 9, [{"role": "user", "content": ["a"] * 9}]])
+def test_more_messages_than_tokens_are_refused_before_any_is_rendered(
+    published: Path, spec: TinySpec, messages: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor = Processor.from_directory(published, spec, max_prompt_len=8)
+    monkeypatch.setattr(processor.template, "render", None)
+    with pytest.raises(UserError, match="prompt: 9 messages and parts of them"):
+        processor.messages(messages)
+
+
 @pytest.mark.parametrize(
     ("content", "expected"),
     [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +20,8 @@ from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal.pixel_config import read_json
 
 __all__ = ["ChatTemplate"]
+
+_MARK = re.compile("\ue000([0-9]+)\ue001")
 
 
 class ChatTemplate:
@@ -66,16 +70,14 @@ class ChatTemplate:
 
     def _check_all_said(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """Templates drop what they do not know: roles, or a system message that is not the first, as Qwen3-VL's."""
-        marks = [f"\ue000{i}\ue001" for i in range(len(messages))]
-        found = [_marked(message.get("content"), mark) for message, mark in zip(messages, marks, strict=True)]
-        text = self._render(
-            [{**message, "content": content} for message, (content, _) in zip(messages, found, strict=True)]
-        )
-        for i, (message, mark, (_, count)) in enumerate(zip(messages, marks, found, strict=True)):
-            if text.count(mark) < count:
+        marked = [_marked(message.get("content"), f"\ue000{i}\ue001") for i, message in enumerate(messages)]
+        turns = [{**message, "content": content} for message, (content, _) in zip(messages, marked, strict=True)]
+        said = Counter(map(int, _MARK.findall(self._render(turns))))
+        for i, (_, count) in enumerate(marked):
+            if said[i] < count:
                 raise UserError(
                     f"messages: the checkpoint's chat template leaves out message {i + 1} (role "
-                    f"{message.get('role')!r:.40}). Move its text into a message that it takes."
+                    f"{messages[i].get('role')!r:.40}). Move its text into a message that it takes."
                 )
 
     def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:

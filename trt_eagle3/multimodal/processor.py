@@ -171,6 +171,7 @@ class Processor:
         """
         if not messages:
             raise UserError("messages: expected at least one, got none.")
+        self._check_count(messages)
         turns, slots = self._split(messages)
         visuals = self._load_all(slots)
         text = self._expand(self.template.render(turns), slots, visuals)
@@ -289,6 +290,16 @@ class Processor:
             )
         texts = iter(visual.text for visual in visuals)
         return self._pads.sub(lambda _: next(texts), text)
+
+    def _check_count(self, messages: Sequence[Any]) -> None:
+        """Refuse what cannot fit before a template goes through a million of them."""
+        contents = [message.get("content") if isinstance(message, Mapping) else None for message in messages]
+        count = sum(len(content) if isinstance(content, list) else 1 for content in contents)
+        if self.max_prompt_len is not None and count > self.max_prompt_len:
+            raise UserError(
+                f"prompt: {count} messages and parts of them, a prompt has at most {self.max_prompt_len} tokens. "
+                "Send fewer."
+            )
 
     def _check_len(self, length: int, visuals: Sequence[_Visual]) -> None:
         if self.max_prompt_len is not None and length > self.max_prompt_len:
