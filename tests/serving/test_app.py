@@ -188,6 +188,7 @@ def test_options_reach_the_engine(site: Site) -> None:
         ({"messages": QUESTION, "temperature": -1}, "temperature"),
         (b'{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}', "temperature"),
         ({"messages": QUESTION, "stop": [""]}, "stop"),
+        ({"messages": QUESTION, "stop": ["x"] * 65}, "stop: 65 texts, the limit is 64"),
         ({"messages": picture("/etc/passwd")}, "files are not read"),
         ({"messages": picture("file:///etc/passwd")}, "files are not read"),
         ({"messages": picture("http://169.254.169.254/")}, "not fetched"),

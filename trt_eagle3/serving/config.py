@@ -24,6 +24,7 @@ class ServingConfig(BaseModel):
         allowed_hosts: hosts that image and video URLs are fetched from; none by default, so data URIs only.
         max_media: images and videos of one request. max_media_bytes: of each, encoded.
         max_prompt_chars: of a request's text, without its images and videos.
+        max_stop_words: of a request; each is looked for after every token, by the thread that decodes for all.
         max_body_bytes: of an HTTP request to ``trt-eagle3 serve``.
         max_request_s: a request that takes longer is ended with an error.
         stream_interval_s: pieces of a streamed answer on Triton that follow each other faster are sent together, the
@@ -41,6 +42,7 @@ class ServingConfig(BaseModel):
     max_video_frames: Count = 7200  # two minutes at 60 per second
     max_video_pixels: Count = 1 << 27  # 64 frames of 1080p
     max_prompt_chars: Count = 1_000_000
+    max_stop_words: Count = 64
     max_body_bytes: Count = 64 << 20
     max_request_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
     stream_interval_s: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.02
@@ -80,6 +82,15 @@ class ServingConfig(BaseModel):
         count = len(prompt) if isinstance(prompt, str) else sum(map(_num_chars, prompt))
         if count > self.max_prompt_chars:
             raise UserError(f"prompt: {count} characters, the limit is {self.max_prompt_chars}. Shorten it.")
+
+    def check_stop(self, stop: Sequence[str]) -> None:
+        """Refuse so many stop texts that looking for them would slow everybody down.
+
+        Raises:
+            UserError: more than ``max_stop_words``.
+        """
+        if len(stop) > self.max_stop_words:
+            raise UserError(f"stop: {len(stop)} texts, the limit is {self.max_stop_words}. Name fewer.")
 
     def media(self) -> MediaPolicy:
         """What a request's images and videos may be: never a file of this machine."""

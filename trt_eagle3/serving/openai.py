@@ -79,13 +79,15 @@ def read_chat(raw: Any, serving: ServingConfig, max_tokens: int) -> tuple[ChatBo
     """Check a body; ``max_tokens`` is what holds where it names no limit.
 
     Raises:
-        UserError: an unknown or unserved field, a bad value, too long a prompt.
+        UserError: an unknown or unserved field, a bad value, too long a prompt, too many stop texts.
     """
     try:
         body = ChatBody.model_validate(_given(raw) if isinstance(raw, Mapping) else raw)
     except ValidationError as error:
         raise UserError(_problem(error.errors()[0])) from error
     serving.check_prompt(body.messages)
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop
+    serving.check_stop(stop)
     limits = (body.max_completion_tokens, body.max_tokens, max_tokens)
     sampling = Sampling(
         temperature=body.temperature,
@@ -100,7 +102,7 @@ def read_chat(raw: Any, serving: ServingConfig, max_tokens: int) -> tuple[ChatBo
         prompt=[_with_known_role(message) for message in body.messages],
         max_tokens=next(limit for limit in limits if limit is not None),
         sampling=sampling,
-        stop=[body.stop] if isinstance(body.stop, str) else body.stop,
+        stop=stop,
         stop_token_ids=body.stop_token_ids,
         ignore_eos=body.ignore_eos,
         speculation=body.speculation,

@@ -47,8 +47,8 @@ def read_order(tensors: Mapping[str, Any], parameters: Mapping[str, Any], servin
         tensors: numpy arrays by input name, those that the request has; strings as bytes objects.
         parameters: the request's parameters. HTTP's ``generate`` makes one of each key of its JSON that no input has.
     Raises:
-        UserError: no prompt or two, text that is not UTF-8, too long a prompt, an unknown parameter, or a value that
-            ``decode.request.Request`` refuses.
+        UserError: no prompt or two, text that is not UTF-8, too long a prompt, too many stop words, an unknown
+            parameter, or a value that ``decode.request.Request`` refuses.
     """
     _refuse_unknown(parameters)
     values = {name: _READERS[INPUTS[name].data_type](tensors[name], name) for name in tensors}
@@ -58,13 +58,15 @@ def read_order(tensors: Mapping[str, Any], parameters: Mapping[str, Any], servin
         raise UserError("request: expected text_input or messages, got " + ("neither." if text is None else "both."))
     prompt = _parse_messages(messages or "") if text is None else text
     serving.check_prompt(prompt)
+    stop = tuple(values.get("stop_words", ()))
+    serving.check_stop(stop)
     options = {name: single[name] for name in ("max_tokens", "ignore_eos", "speculation") if name in single}
     request = Request(
         prompt=prompt,
         images=(*values.get("image_url", ()), *values.get("image_bytes", ())),
         videos=(*map(_video, values.get("video", ())), *values.get("video_bytes", ())),
         sampling=Sampling(**{name: single[name] for name in _SAMPLING if name in single}),
-        stop=tuple(values.get("stop_words", ())),
+        stop=stop,
         stop_token_ids=tuple(values.get("stop_token_ids", ())),
         **options,
     )
