@@ -6,7 +6,9 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -228,6 +230,22 @@ def test_prompt_over_the_limit_is_refused_with_its_parts(published: Path, spec: 
     with pytest.raises(UserError, match=rf"^prompt: {length} tokens \(of these image \(100x60 pixels\) 6\)") as caught:
         short.prompt("Hi", IMAGES[:1])
     assert "\n" not in str(caught.value)
+
+
+def test_other_threads_run_while_a_long_text_is_tokenised(processor: Processor) -> None:
+    turns, done = [], threading.Event()
+
+    def count() -> None:
+        while not done.wait(0.001):
+            turns.append(1)
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(count)
+        before = len(turns)
+        processor.prompt("What is it? " * 50_000)
+        during = len(turns) - before
+        done.set()
+    assert during > 60  # a dozen if nobody runs beside it
 
 
 @pytest.mark.parametrize("messages", [[{"role": "user", "content": "a"}] * 9, [{"role": "user", "content": ["a"] * 9}]])

@@ -188,13 +188,16 @@ def test_options_reach_the_engine(site: Site) -> None:
         ({"messages": QUESTION, "temperature": -1}, "temperature"),
         (b'{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}', "temperature"),
         ({"messages": QUESTION, "stop": [""]}, "stop"),
-        ({"messages": QUESTION, "stop": ["x"] * 65}, "stop: 65 texts, the limit is 64"),
+        ({"messages": QUESTION, "stop": ["x"] * 65}, "stop: 65 of them, the limit is 64"),
+        ({"messages": QUESTION, "stop_token_ids": [1] * 65}, "stop_token_ids: 65 of them"),
         ({"messages": picture("/etc/passwd")}, "files are not read"),
         ({"messages": picture("file:///etc/passwd")}, "files are not read"),
         ({"messages": picture("http://169.254.169.254/")}, "not fetched"),
         ({"messages": picture("data:image/png;base64,AAAA")}, "not an image"),
         ({"messages": picture("data:image/png;base64,AAAA") * 5}, "the limit is 4"),
         (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "not Unicode"),
+        (b'{"messages": [], "\\ud800\\n": 1}', "ud800"),
+        (b'{"messages": [], "model": "\\ud800\\n", "stop": 5}', "stop"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from typing import Any
 
-from trt_eagle3.serving.openai import to_event
+import pytest
+
+from trt_eagle3.errors import UserError
+from trt_eagle3.serving import ServingConfig
+from trt_eagle3.serving.openai import read_chat, to_event
 
 
 def test_event_is_one_line_whatever_its_text_holds() -> None:
@@ -12,3 +18,26 @@ def test_event_is_one_line_whatever_its_text_holds() -> None:
     lines = to_event({"text": text}).splitlines()
     assert lines[1:] == [""]
     assert json.loads(lines[0].removeprefix("data: ")) == {"text": text}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {f"field {i}": 1 for i in range(20_000)},
+        {"messages": [], "stream_options": {f"field {i}": 1 for i in range(20_000)}},
+        {"messages": [5] * 20_000},
+        {"messages": [], "stop": [5] * 20_000},
+        {"messages": [], "stop_token_ids": ["5"] * 20_000},
+    ],
+    ids=["fields", "options", "messages", "stop", "stop_token_ids"],
+)
+def test_refusal_costs_as_much_as_its_first_mistake(body: dict[str, Any]) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError) as caught:
+            read_chat(body, ServingConfig(), 9)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(str(caught.value)) < 500
+    assert peak < 3 << 20  # an error for each of them takes 10 MB and more

@@ -88,7 +88,7 @@ def test_unknown_parameter_is_refused(name: str) -> None:
         ({"messages": strings("")}, "not JSON"),
         ({"text_input": strings("a"), "video": strings("[3]")}, "expected a JSON list of data URIs"),
         ({"text_input": strings("a"), "max_tokens": np.array([0], dtype=np.int32)}, "max_tokens"),
-        ({"text_input": strings("a"), "stop_words": strings(*"x" * 65)}, "stop: 65 texts, the limit is 64"),
+        ({"text_input": strings("a"), "stop_words": strings(*"x" * 65)}, "stop: 65 of them, the limit is 64"),
         ({"text_input": strings("a"), "top_p": np.array([np.nan], dtype=np.float32)}, "top_p"),
     ],
 )

@@ -175,7 +175,8 @@ class Processor:
         turns, slots = self._split(messages)
         visuals = self._load_all(slots)
         text = self._expand(self.template.render(turns), slots, visuals)
-        token_ids = torch.tensor(self.tokenizer.encode(text).ids, dtype=torch.int64)
+        # a batch, because other threads run during that one only: a long text takes seconds
+        token_ids = torch.tensor(self.tokenizer.encode_batch_fast([text])[0].ids, dtype=torch.int64)
         self._check_len(token_ids.numel(), visuals)
         grid_thw = torch.tensor([visual.grid for visual in visuals], dtype=torch.int64).reshape(-1, 3)
         visual_rows = (token_ids == self.spec.image_token_id) | (token_ids == self.spec.video_token_id)

@@ -24,7 +24,7 @@ class ServingConfig(BaseModel):
         allowed_hosts: hosts that image and video URLs are fetched from; none by default, so data URIs only.
         max_media: images and videos of one request. max_media_bytes: of each, encoded.
         max_prompt_chars: of a request's text, without its images and videos.
-        max_stop_words: of a request; each is looked for after every token, by the thread that decodes for all.
+        max_stop_words: of a request, and as many stop tokens; the thread that decodes for all looks for each.
         max_body_bytes: of an HTTP request to ``trt-eagle3 serve``.
         max_request_s: a request that takes longer is ended with an error.
         stream_interval_s: pieces of a streamed answer on Triton that follow each other faster are sent together, the
@@ -83,14 +83,15 @@ class ServingConfig(BaseModel):
         if count > self.max_prompt_chars:
             raise UserError(f"prompt: {count} characters, the limit is {self.max_prompt_chars}. Shorten it.")
 
-    def check_stop(self, stop: Sequence[str]) -> None:
-        """Refuse so many stop texts that looking for them would slow everybody down.
+    def check_stop(self, words: Sequence[str], token_ids: Sequence[int]) -> None:
+        """Refuse so many ends of an answer that looking for them would slow everybody down.
 
         Raises:
-            UserError: more than ``max_stop_words``.
+            UserError: more than ``max_stop_words`` of either.
         """
-        if len(stop) > self.max_stop_words:
-            raise UserError(f"stop: {len(stop)} texts, the limit is {self.max_stop_words}. Name fewer.")
+        for name, count in (("stop", len(words)), ("stop_token_ids", len(token_ids))):
+            if count > self.max_stop_words:
+                raise UserError(f"{name}: {count} of them, the limit is {self.max_stop_words}. Name fewer.")
 
     def media(self) -> MediaPolicy:
         """What a request's images and videos may be: never a file of this machine."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import reprlib
 import time
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from trt_eagle3.decode.request import Chunk, Generation, Request
 from trt_eagle3.decode.sampling import Sampling
@@ -33,7 +34,7 @@ class ChatBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    messages: list[dict[str, Any]]
+    messages: Annotated[list[dict[str, Any]], FailFast()]
     model: str | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
@@ -41,7 +42,7 @@ class ChatBody(BaseModel):
     top_p: float = 1.0
     presence_penalty: float = 0.0
     seed: int | None = None
-    stop: str | list[str] = Field(default_factory=list)
+    stop: Annotated[list[str], FailFast()] = Field(default_factory=list)
     stream: bool = False
     stream_options: _StreamOptions = _StreamOptions()
 
@@ -56,7 +57,7 @@ class ChatBody(BaseModel):
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
-    stop_token_ids: list[int] = Field(default_factory=list)
+    stop_token_ids: Annotated[list[int], FailFast()] = Field(default_factory=list)
     ignore_eos: bool = False
     speculation: bool = True
 
@@ -82,12 +83,11 @@ def read_chat(raw: Any, serving: ServingConfig, max_tokens: int) -> tuple[ChatBo
         UserError: an unknown or unserved field, a bad value, too long a prompt, too many stop texts.
     """
     try:
-        body = ChatBody.model_validate(_given(raw) if isinstance(raw, Mapping) else raw)
+        body = ChatBody.model_validate(_known(raw) if isinstance(raw, Mapping) else raw)
     except ValidationError as error:
         raise UserError(_problem(error.errors()[0])) from error
     serving.check_prompt(body.messages)
-    stop = [body.stop] if isinstance(body.stop, str) else body.stop
-    serving.check_stop(stop)
+    serving.check_stop(body.stop, body.stop_token_ids)
     limits = (body.max_completion_tokens, body.max_tokens, max_tokens)
     sampling = Sampling(
         temperature=body.temperature,
@@ -102,16 +102,30 @@ def read_chat(raw: Any, serving: ServingConfig, max_tokens: int) -> tuple[ChatBo
         prompt=[_with_known_role(message) for message in body.messages],
         max_tokens=next(limit for limit in limits if limit is not None),
         sampling=sampling,
-        stop=stop,
+        stop=body.stop,
         stop_token_ids=body.stop_token_ids,
         ignore_eos=body.ignore_eos,
         speculation=body.speculation,
     )
 
 
-def _given(raw: Mapping[str, Any]) -> dict[str, Any]:
+def _known(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that say anything."""
-    return {name: value for name, value in raw.items() if value is not None and value not in _NEUTRAL.get(name, ())}
+    given = {name: value for name, value in raw.items() if value is not None and value not in _NEUTRAL.get(name, ())}
+    _check_names(given, ChatBody)
+    if isinstance(given.get("stream_options"), Mapping):
+        _check_names(given["stream_options"], _StreamOptions, "stream_options.")
+    if isinstance(given.get("stop"), str):
+        given["stop"] = [given["stop"]]
+    return given
+
+
+def _check_names(fields: Mapping[str, Any], model: type[BaseModel], where: str = "") -> None:
+    """The first that is not served ends it: pydantic would list a million of them."""
+    for name in fields:
+        if name not in model.model_fields:
+            known = ", ".join(model.model_fields)
+            raise UserError(f"{where}{ascii(name[:40])[1:-1]}: not served here. Known: {known}.")
 
 
 def _with_known_role(message: dict[str, Any]) -> dict[str, Any]:
@@ -124,10 +138,8 @@ def _with_known_role(message: dict[str, Any]) -> dict[str, Any]:
 
 def _problem(error: Mapping[str, Any]) -> str:
     field = ".".join(str(part) for part in error["loc"]) or "body"
-    if error["type"] == "extra_forbidden":
-        model = ChatBody if len(error["loc"]) == 1 else _StreamOptions
-        return f"{field}: not served here. Known: {', '.join(model.model_fields)}."
-    return f"{field}: {error['msg']}, got {error['input']!r:.80}"
+    got = "" if error["type"] == "missing" else f", got {reprlib.repr(error['input'])}"
+    return f"{field}: {error['msg']}{got}"
 
 
 class Completion:

@@ -58,8 +58,8 @@ def read_order(tensors: Mapping[str, Any], parameters: Mapping[str, Any], servin
         raise UserError("request: expected text_input or messages, got " + ("neither." if text is None else "both."))
     prompt = _parse_messages(messages or "") if text is None else text
     serving.check_prompt(prompt)
-    stop = tuple(values.get("stop_words", ()))
-    serving.check_stop(stop)
+    stop, stop_token_ids = tuple(values.get("stop_words", ())), tuple(values.get("stop_token_ids", ()))
+    serving.check_stop(stop, stop_token_ids)
     options = {name: single[name] for name in ("max_tokens", "ignore_eos", "speculation") if name in single}
     request = Request(
         prompt=prompt,
@@ -67,7 +67,7 @@ def read_order(tensors: Mapping[str, Any], parameters: Mapping[str, Any], servin
         videos=(*map(_video, values.get("video", ())), *values.get("video_bytes", ())),
         sampling=Sampling(**{name: single[name] for name in _SAMPLING if name in single}),
         stop=stop,
-        stop_token_ids=tuple(values.get("stop_token_ids", ())),
+        stop_token_ids=stop_token_ids,
         **options,
     )
     echo = "" if single.get("exclude_input_in_output", True) else text or ""
