@@ -152,11 +152,11 @@ def test_wrong_frame_text_would_be_noticed(fault: str, monkeypatch: pytest.Monke
     elif fault == "no vision_end":
         monkeypatch.setattr(processor, "_vision_end", "")
     else:
-        encode = processor.tokenizer.encode
+        encode = processor.tokenizer.encode_batch_fast
 
         class Timeless:
-            def encode(self, text: str) -> Any:
-                return encode(re.sub(r"<[\d.]+ seconds>", "", text))
+            def encode_batch_fast(self, texts: list[str]) -> Any:
+                return encode([re.sub(r"<[\d.]+ seconds>", "", text) for text in texts])
 
         monkeypatch.setattr(processor, "tokenizer", Timeless())
     with pytest.raises(AssertionError):
