@@ -25,12 +25,27 @@ VERSIONS = [tag.removeprefix("v") for tag in TAGS]
 # Outside tensorrt_versions.py: what every version has
 
 
+def reached_for(source: str) -> set[str]:
+    return {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
+
+
 def not_in_every_version(source: str) -> set[str]:
     """Names that ``source`` reaches for, and that TensorRT has in some versions only."""
-    reached = {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
     known = {name for kind in spans().values() for name in kind}
     everywhere = [{name for kind in spans() for name in members(kind, tag)} for tag in TAGS]
-    return {name for name in reached & known if not all(name in names for names in everywhere)}
+    return {name for name in reached_for(source) & known if not all(name in names for names in everywhere)}
+
+
+def called_otherwise(source: str) -> set[str]:
+    """Methods that ``source`` reaches for, and that take no arguments the same way in every version."""
+    found = set()
+    for kind in spans():
+        for name in reached_for(source):
+            forms = [members(kind, tag).get(name) for tag in TAGS]
+            if all(isinstance(form, list) for form in forms):
+                same = [form for form in forms[0] or () if all(form in (other or ()) for other in forms)]
+                found |= {f"{kind}.{name}"} if not same else set()
+    return found
 
 
 @pytest.mark.parametrize(
@@ -42,13 +57,17 @@ def not_in_every_version(source: str) -> set[str]:
     ],
     ids=lambda path: path.name,
 )
-def test_only_the_version_module_uses_what_some_versions_lack(module: Path) -> None:
+def test_only_the_version_module_uses_what_versions_have_otherwise(module: Path) -> None:
     assert not_in_every_version(module.read_text()) == set()
+    assert called_otherwise(module.read_text()) == set()
 
 
 def test_names_of_some_versions_are_found_out() -> None:
     source = "engine.device_memory_size; engine.num_io_tensors; flags.FP16; nothing.of_tensorrt"
     assert not_in_every_version(source) == {"device_memory_size", "FP16"}
+    assert called_otherwise("engine.create_execution_context; engine.get_tensor_name") == {
+        "ICudaEngine.create_execution_context"
+    }
 
 
 # In tensorrt_versions.py: as each version has it
