@@ -105,10 +105,47 @@ def test_sound_arguments_get_as_far_as_the_device_check(library: ctypes.CDLL) ->
         ({"path": 9}, "path: unknown 9"),
         ({"num_splits": -1}, "num_splits: must not be negative"),
         ({"out": tensor(BF16, 8, 512)}, "out: must not be q's memory"),
+        ({"page_table": tensor(I32, 2, 1 << 27)}, "sizes: slots, P * page_size + M and N * Hq must fit 32 bits"),
+        ({"k_cache": tensor(BF16, 1 << 32, 2, 64), "v_cache": tensor(BF16, 1 << 32, 2, 64)}, "sizes: slots"),
     ],
 )
 def test_tree_attention_names_what_is_wrong(library: ctypes.CDLL, changes: dict[str, Any], said: str) -> None:
     assert f"tree_attention: {said}" in refusal(library, **changes)
+
+
+def test_the_largest_sizes_of_use_are_taken(library: ctypes.CDLL) -> None:
+    batch, tokens, positions = 32, 16384, 262144
+    rows, cache = batch * tokens, tensor(BF16, batch * positions, 8, 128)
+    sizes = {
+        "q": tensor(BF16, rows, 64 * 128),
+        "out": tensor(BF16, rows, 64 * 128, data=2 * ADDRESS),
+        "k": tensor(BF16, rows, 8 * 128),
+        "v": tensor(BF16, rows, 8 * 128),
+        "k_cache": cache,
+        "v_cache": cache,
+        "past_lengths": tensor(I32, batch),
+        "query_lengths": tensor(I32, batch),
+        "page_table": tensor(I32, batch, positions // 16),
+        "tree_mask": tensor(BOOL, batch, tokens, 2 * tokens),
+    }
+    args = ctypes.byref(tree_args(**sizes))
+    status, message = status_of(library, library.te3_tree_attention, args, None, 0, None)
+    assert status == WRONG_DEVICE, message
+
+
+def test_too_many_sequences_for_one_launch_are_refused(library: ctypes.CDLL) -> None:
+    many = 40000
+    sizes = {
+        "q": tensor(BF16, many, 512),
+        "out": tensor(BF16, many, 512, data=2 * ADDRESS),
+        "k": tensor(BF16, many, 128),
+        "v": tensor(BF16, many, 128),
+        "past_lengths": tensor(I32, many),
+        "query_lengths": tensor(I32, many),
+        "page_table": tensor(I32, many, 4),
+        "tree_mask": tensor(BOOL, many, 1, 1),
+    }
+    assert "B * Hkv: at most 65535, got 80000" in refusal(library, **sizes)
 
 
 def test_causal_attention_needs_no_mask(library: ctypes.CDLL) -> None:
