@@ -95,6 +95,7 @@ class Check {
 
   void launched(cudaError_t error) {
     if (!ok() || error == cudaSuccess) return;
+    cudaGetLastError();  // told here, and not to the next launch that asks
     const bool unsupported = error == cudaErrorNotSupported;
     fail(unsupported ? std::string("no kernel for these arguments on this device") : cudaGetErrorString(error),
          unsupported ? TE3_NOT_SUPPORTED : TE3_CUDA_ERROR);

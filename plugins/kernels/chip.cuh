@@ -6,11 +6,11 @@
 namespace trt_eagle3 {
 
 struct Chip {
-  int major = 0, sms = 0, shared_bytes = 0;
+  int device = 0, major = 0, sms = 0, shared_bytes = 0;
 
   static cudaError_t current(Chip* chip) {
-    int device = 0;
-    cudaError_t error = cudaGetDevice(&device);
+    cudaError_t error = cudaGetDevice(&chip->device);
+    const int device = chip->device;
     if (error == cudaSuccess) error = cudaDeviceGetAttribute(&chip->major, cudaDevAttrComputeCapabilityMajor, device);
     if (error == cudaSuccess) {
       error = cudaDeviceGetAttribute(&chip->shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);

@@ -140,14 +140,11 @@ __device__ __forceinline__ void wait_for_previous_beside_next() {
 #endif
 }
 
-// Whether kernels may come up while the one before them drains: Hopper and later.
+// Whether kernels of the current device may come up while the one before them drains: Hopper and later.
 inline bool overlaps_launches() {
-  static const bool overlaps = [] {
-    int device = 0, major = 0;
-    return cudaGetDevice(&device) == cudaSuccess &&
-           cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
-  }();
-  return overlaps;
+  int device = 0, major = 0;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
 }
 
 enum class Overlap { kNo, kYes };

@@ -13,6 +13,7 @@
 #include <cooperative_groups.h>
 
 #include <algorithm>
+#include <iterator>
 
 #include "chip.cuh"
 #include "common.cuh"
@@ -303,7 +304,9 @@ template <typename T, int kTiles>
 cudaError_t linear_clusters(const Chip& chip, int size, int* clusters) {
   *clusters = chip.sms / size;
   if (size == 1) return cudaSuccess;
-  static int room[LinearShared<kTiles>::MaxCluster + 1] = {};
+  thread_local int room[LinearShared<kTiles>::MaxCluster + 1] = {}, room_on = -1;
+  if (room_on != chip.device) std::fill(std::begin(room), std::end(room), 0);
+  room_on = chip.device;
   if (room[size] == 0) {
     cudaLaunchAttribute attribute;
     attribute.id = cudaLaunchAttributeClusterDimension;

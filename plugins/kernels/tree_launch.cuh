@@ -120,7 +120,8 @@ cudaError_t run_tree(TreeAttentionParams p, const Chip& chip, const TreeRequest&
   if (static_cast<int64_t>(grid.x) * grid.y * grid.z <= chip.sms) bytes = std::max(bytes, chip.shared_bytes / 2 + 2048);
   float* workspace = static_cast<float*>(request.workspace);
   const auto kernel = tree_attention_kernel<Tile>;
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  // The most that there is, always: another thread may launch with more between this and the launch.
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, chip.shared_bytes);
   if (error != cudaSuccess) return error;
   // Measured: a block whose groups each have a ring is slower when it comes up early with nothing to do.
   const Overlap overlap = Tile::Groups > 1 && p.settled == 0 ? Overlap::kNo : Overlap::kYes;
