@@ -174,7 +174,8 @@ class _Builder:
         trt, settings = self._made.trt, self._made.trt.seen.settings
         if monitor := getattr(settings, "progress_monitor", None):
             monitor.phase_start("building", None, 4)
-            monitor.step_complete("building", 2)
+            for step in range(4):
+                monitor.step_complete("building", step)
             monitor.phase_finish("building")
         if hasattr(trt.PreviewFeature, _ALIASES) and not settings.features.get(_ALIASES):
             self._logger.log(trt.ILogger.ERROR, f"Aliased I/O used by a plugin but {_ALIASES} is off")

@@ -193,8 +193,8 @@ def show_progress(config: Any, show: Callable[[str], object]) -> None:
                 self._steps[phase_name] = num_steps
 
         def step_complete(self, phase_name: str, step: int) -> bool:
-            if total := self._steps.get(phase_name):
-                show(f"{phase_name}, {100 * step // total} %")
+            if total := self._steps.get(phase_name):  # ``step`` is done, and the first is 0
+                show(f"{phase_name}, {100 * (step + 1) // total} %")
             return True
 
         def phase_finish(self, phase_name: str) -> None:
