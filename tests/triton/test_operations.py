@@ -54,6 +54,7 @@ def test_overload_is_refused_and_sigterm_drains_and_the_server_starts_again(serv
         assert "".join(event["text_output"] for event in events) == long
         assert [post.result()["text_output"] for post in waiting] == [short, short]
         assert server.generate(text_input=QUESTION)["text_output"] == "12 plus 30 equals 42."
+        server.wait_for_metrics(lambda m: sum(m[name] for name in m if "requests_total" in name) == 4)
 
         stream = pool.submit(grpc, server, [{**LONG, "stream": True}])
         server.wait_for_prompts(5)
