@@ -173,8 +173,15 @@ def test_bad_checkpoint_is_one_line_and_leaves_nothing(side: str, case: str, tmp
     assert not output.exists() or not list(output.iterdir())
 
 
-def test_tree_wider_than_the_drafts_vocabulary_is_refused(tmp_path: Path) -> None:
-    speculation = {"mode": "tree", "steps": 1, "topk": 121}
+def test_longer_sequences_than_the_target_was_made_for_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"max_seq_len: 4097, the target was made for 4096 positions.*config\.json"):
+        build_tiny(tmp_path, limits={"max_seq_len": 4097})
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("mode", ["tree", "dynamic"])
+def test_tree_wider_than_the_drafts_vocabulary_is_refused(tmp_path: Path, mode: str) -> None:
+    speculation = {"mode": mode, "steps": 1, "topk": 121}
     with pytest.raises(UserError, match="121 best children, the draft knows 120 tokens"):
         build_tiny(tmp_path, speculation=speculation)
     assert list(tmp_path.iterdir()) == []

@@ -19,7 +19,8 @@ from trt_eagle3.checkpoint.target import TargetSpec, target_to_dict
 from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.checkpoint.tensor_index import open_index
 from trt_eagle3.config import BuildConfig
-from trt_eagle3.decode.tree import Tree, configured_tree, static_tree
+from trt_eagle3.decode.dynamic_tree import DynamicTree
+from trt_eagle3.decode.tree import Tree, configured_tree
 from trt_eagle3.engine.bundle import (
     BUNDLE_FILE,
     SCHEMA_VERSION,
@@ -81,8 +82,9 @@ def build(
     """
     clock = _Clock(progress)
     clock.begin("checkpoints")
-    tree = static_tree(config.speculation)
+    tree = configured_tree(config.speculation)
     spec = read_target(resolve_checkpoint(config.target.checkpoint, config.target.revision))
+    _check_positions(config, spec)
     manifest = _read_draft(config, spec)
     if manifest:
         _check_ranks(tree, manifest)
@@ -203,10 +205,20 @@ def _check_replaceable(path: Path) -> None:
         raise UserError(f"{path}: expected a bundle or nothing there, got something else. Move it, or change the name.")
 
 
-def _check_ranks(tree: Tree, manifest: DraftManifest) -> None:
-    if max(tree.ranks) >= manifest.draft_vocab_size:
+def _check_positions(config: BuildConfig, spec: TargetSpec) -> None:
+    length, trained = config.limits.max_seq_len, spec.text.max_position_embeddings
+    if length > trained:
         raise UserError(
-            f"speculation: the tree takes a token's {max(tree.ranks) + 1} best children, the draft knows "
+            f"limits.max_seq_len: {length}, the target was made for {trained} positions "
+            f"(max_position_embeddings of {spec.path / 'config.json'}). Lower it."
+        )
+
+
+def _check_ranks(tree: Tree | DynamicTree, manifest: DraftManifest) -> None:
+    children = max(tree.ranks) + 1 if isinstance(tree, Tree) else tree.topk
+    if children > manifest.draft_vocab_size:
+        raise UserError(
+            f"speculation: the tree takes a token's {children} best children, the draft knows "
             f"{manifest.draft_vocab_size} tokens. Lower speculation.topk or the ranks of speculation.tree."
         )
 

@@ -139,6 +139,23 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         "holds zz, which it does not",
     ),
     "shard holds more": (lambda f: (_file(f), _index(f, {"a": "model.safetensors"})), "does not name"),
+    "shard holds another's": (
+        lambda f: (
+            _file(f, {"a": TENSORS["a"]}, "1.safetensors"),
+            _file(f, name="2.safetensors"),
+            _index(f, {name: f"{1 + (name != 'a')}.safetensors" for name in TENSORS}),
+        ),
+        r"holds a, which .* says is in 1\.safetensors",
+    ),
+    "shards beside a whole file": (
+        lambda f: (_file(f), _file(f, name="1.safetensors"), _index(f, {"a": "1.safetensors"})),
+        "two sets of weights; transformers loads the former",
+    ),
+    "pickle": (lambda f: (f / "pytorch_model.bin").write_bytes(b""), "It has pytorch_model.bin: load it with"),
+    "pointer": (
+        lambda f: (f / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid x\n"),
+        "a pointer of Git LFS",
+    ),
 }
 
 

@@ -49,6 +49,7 @@ class TinySpec:
     vision_start_token_id: int
     vision_end_token_id: int
     eos_token_ids: tuple[int, ...]
+    vocab_size: int
     vision: TinyVision = field(default_factory=TinyVision)
 
 
@@ -57,7 +58,7 @@ def spec_of(directory: Path) -> TinySpec:
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     names = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|im_end|>")
     image, video, start, end, eos = (tokenizer.token_to_id(name) for name in names)
-    return TinySpec(image, video, start, end, (eos,))
+    return TinySpec(image, video, start, end, (eos,), tokenizer.get_vocab_size())
 
 
 @pytest.fixture(scope="session")

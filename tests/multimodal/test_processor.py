@@ -217,6 +217,13 @@ def test_tokenizer_of_another_checkpoint_is_refused(published: Path, spec: TinyS
         Processor.from_directory(published, replace(spec, image_token_id=151655))
 
 
+def test_tokenizer_that_knows_more_than_the_token_table_is_refused(published: Path, spec: TinySpec) -> None:
+    with pytest.raises(
+        UserError, match=rf"has id {spec.vocab_size - 1}, the target's token table {spec.vocab_size - 1} "
+    ):
+        Processor.from_directory(published, replace(spec, vocab_size=spec.vocab_size - 1))
+
+
 def test_missing_directory_is_refused(spec: TinySpec) -> None:
     with pytest.raises(UserError, match="no such directory"):
         Processor.from_directory(Path("absent"), spec)

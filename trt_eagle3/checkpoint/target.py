@@ -79,6 +79,11 @@ class TargetSpec:
     tensors: Mapping[str, TensorRef]
 
     @property
+    def vocab_size(self) -> int:
+        """Rows of the token table."""
+        return self.text.vocab_size
+
+    @property
     def num_deepstack(self) -> int:
         """Decoder layers that receive a deepstack level (the first ones)."""
         return len(self.vision.deepstack_layers)

@@ -20,7 +20,8 @@ __all__ = ["FLOAT_DTYPES", "TensorRef", "open_index", "read_tensor"]
 FLOAT_DTYPES = ("F32", "F16", "BF16")
 """What weights may be stored as, in safetensors' spelling."""
 
-_INDEX_FILE = "model.safetensors.index.json"
+_SINGLE_FILE = "model.safetensors"
+_INDEX_FILE = f"{_SINGLE_FILE}.index.json"
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _DTYPE_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
@@ -62,9 +63,11 @@ def open_index(directory: Path) -> Mapping[str, TensorRef]:
         return _open_sharded(directory, index_file)
     files = sorted(directory.glob("*.safetensors"))
     if not files:
-        raise UserError(
-            f"{directory}: not a checkpoint: no *.safetensors in it. Name the folder that holds the weights."
-        )
+        pickle = next(iter(sorted(directory.glob("pytorch_model*.bin"))), None)
+        fix = "Name the folder that holds the weights."
+        if pickle is not None:
+            fix = f"It has {pickle.name}: load it with transformers and save_pretrained it as safetensors."
+        raise UserError(f"{directory}: not a checkpoint: no *.safetensors in it. {fix}")
     tensors: dict[str, TensorRef] = {}
     for file in files:
         for name, ref in _read_header(file).items():
@@ -89,6 +92,11 @@ def _open_sharded(directory: Path, index_file: Path) -> dict[str, TensorRef]:
         shards = {str(name): str(shard) for name, shard in weight_map.items()}
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{index_file}: not a safetensors index: {error!r}. Download it again.") from error
+    if _SINGLE_FILE not in shards.values() and (directory / _SINGLE_FILE).exists():
+        raise UserError(
+            f"{directory}: {_SINGLE_FILE} and the shards of {_INDEX_FILE} are two sets of weights; transformers loads "
+            "the former. Remove the one that is stale."
+        )
     headers: dict[str, dict[str, TensorRef]] = {}
     for shard in sorted(set(shards.values())):
         if Path(shard).name != shard:
@@ -102,9 +110,10 @@ def _open_sharded(directory: Path, index_file: Path) -> dict[str, TensorRef]:
             raise UserError(f"{index_file}: says that {shard} holds {name}, which it does not. Download it again.")
         tensors[name] = headers[shard][name]
     for shard, found in headers.items():
-        stray = sorted(found.keys() - tensors.keys())
-        if stray:
-            raise UserError(f"{directory / shard}: holds {stray[0]}, which {index_file.name} does not name")
+        for name in sorted(found):
+            if shards.get(name) != shard:
+                where = f"says is in {shards[name]}" if name in shards else "does not name"
+                raise UserError(f"{directory / shard}: holds {name}, which {index_file.name} {where}. Remove it.")
     return tensors
 
 
@@ -121,6 +130,8 @@ def _read_header(file: Path) -> dict[str, TensorRef]:
             text = stream.read(length) if sound else b""
     except OSError as error:
         raise UserError(f"{file}: cannot read it: {error.strerror}") from error
+    if prefix == b"version ":  # https://git-lfs.github.com/spec/v1
+        raise UserError(f"{file}: a pointer of Git LFS, not the weights. Fetch them: git lfs pull, or hf download.")
     if not sound:
         raise bad(f"its header would be {length} bytes long, the file is {size}")
     try:

@@ -105,6 +105,7 @@ class Processor:
         self._video_pad = _token(tokenizer, spec.video_token_id, "video_token_id")
         self._vision_start = _token(tokenizer, spec.vision_start_token_id, "vision_start_token_id")
         self._vision_end = _token(tokenizer, spec.vision_end_token_id, "vision_end_token_id")
+        _check_table(tokenizer, spec.vocab_size)
         self._pads = re.compile(f"{re.escape(self._image_pad)}|{re.escape(self._video_pad)}")
 
     @classmethod
@@ -325,6 +326,16 @@ def copy_processor_files(source: Path, target: Path) -> list[Path]:
         raise UserError(f"{source}: no tokenizer.json. Copy the tokenizer files into the checkpoint.")
     Path(target).mkdir(parents=True, exist_ok=True)
     return [Path(shutil.copyfile(Path(source) / name, Path(target) / name)) for name in names]
+
+
+def _check_table(tokenizer: Tokenizer, vocab_size: int) -> None:
+    """Refuse a tokenizer that can give ids without an embedding: whoever wrote such a token would stop the engine."""
+    token, last = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    if last >= vocab_size:
+        raise UserError(
+            f"tokenizer: {token} has id {last}, the target's token table {vocab_size} rows. The tokenizer is another "
+            "checkpoint's, or tokens were added to it alone: copy this checkpoint's own."
+        )
 
 
 def _token(tokenizer: Tokenizer, token_id: int, name: str) -> str:
