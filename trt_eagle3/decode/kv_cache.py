@@ -6,8 +6,9 @@ sequence: rows that are padding write there.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from math import prod
 
 import torch
@@ -32,7 +33,9 @@ class PagePool:
         self.page_size = page_size
         self.table_len = table_len
         self._free = list(range(num_pages - 1, 0, -1))  # popped from the end: low pages first, so rows stay contiguous
-        self._owners = Counter[int]()
+        self._owners = [0] * num_pages
+        self._kept = set[int]()
+        self._idle = OrderedDict[int, None]()
 
     @property
     def num_free(self) -> int:
@@ -43,6 +46,11 @@ class PagePool:
     def num_used(self) -> int:
         """Pages that somebody owns."""
         return self.num_pages - 1 - len(self._free)
+
+    @property
+    def num_idle(self) -> int:
+        """Pages that are kept, and nobody else's."""
+        return len(self._idle)
 
     def owners(self, page: int) -> int:
         """How many own ``page``."""
@@ -60,18 +68,45 @@ class PagePool:
                 f"{self.num_pages - 1} free. Raise limits.max_seq_len or limits.max_batch_size and rebuild."
             )
         taken = [self._free.pop() for _ in range(count)]
-        self._owners.update(taken)
+        for page in taken:
+            self._owners[page] = 1
         return taken
 
     def share(self, pages: Sequence[int]) -> None:
         """Own pages that somebody owns already."""
-        assert all(self._owners[page] for page in pages), "a free page cannot be shared"
-        self._owners.update(pages)
+        for page in pages:
+            assert self._owners[page], f"page {page} is free, and cannot be shared"
+            self._owners[page] += 1
+            self._idle.pop(page, None)
 
     def give_back(self, pages: Sequence[int]) -> None:
         """No longer own pages; those without an owner are free."""
-        self._owners.subtract(pages)
-        self._free.extend(page for page in reversed(pages) if not self._owners[page])
+        for page in reversed(pages):
+            self._owners[page] -= 1
+            if not self._owners[page]:
+                self._free.append(page)
+            elif self._owners[page] == 1 and page in self._kept:
+                self._idle[page] = None
+
+    def keep(self, page: int) -> None:
+        """Own a page for what stands in it, besides those who use it."""
+        self.share([page])
+        self._kept.add(page)
+
+    def let_go(self, page: int) -> None:
+        """No longer keep a page."""
+        self._kept.remove(page)
+        self._idle.pop(page, None)
+        self.give_back([page])
+
+    def idle_since(self, count: int) -> list[int]:
+        """At most ``count`` of the pages that are kept and nobody else's, those first that are so for longest."""
+        return list(islice(self._idle, count))
+
+    def refresh(self, page: int) -> None:
+        """Count a kept page as used just now."""
+        if page in self._idle:
+            self._idle.move_to_end(page)
 
 
 class PageTable:

@@ -8,7 +8,6 @@ draft's keys and values, made from the target's features, are good wherever the 
 from __future__ import annotations
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import takewhile
 
@@ -22,23 +21,27 @@ __all__ = ["PrefixCache", "media_digests", "page_keys"]
 
 
 def page_keys(sequence: SequenceState, num_rows: int, page_size: int) -> list[bytes]:
-    """A key for each page that the first ``num_rows`` rows fill, so that a row is known after it."""
+    """A key for each page that the first ``num_rows`` rows fill, so that a row is known after it.
+
+    A page's key goes on from that of the page before, and the sequence remembers them.
+    """
+    known = sequence.page_keys
     count = min(num_rows, sequence.num_tokens - 1) // page_size
-    stop = count * page_size + 1
-    content = np.concatenate(
-        [sequence.ids(0, stop).numpy()[None], sequence.prompt.positions(0, stop).numpy().astype(np.int64)]
-    )
-    owners = _media_of_rows(sequence, stop)
-    key = b"draft" if sequence.drafting else b"plain"
-    keys = []
-    for page in range(count):
-        rows = slice(page * page_size, (page + 1) * page_size + 1)
-        digest = hashlib.sha256(key + content[:, rows].tobytes())
-        for media in dict.fromkeys(owners[rows]):
-            digest.update(media)
-        key = digest.digest()
-        keys.append(key)
-    return keys
+    if count > len(known):
+        start, stop = len(known) * page_size, count * page_size + 1
+        content = np.concatenate(
+            [sequence.ids(start, stop).numpy()[None], sequence.prompt.positions(start, stop).numpy().astype(np.int64)]
+        )
+        owners = _media_of_rows(sequence, stop)[start:]
+        key = known[-1] if known else b"draft" if sequence.drafting else b"plain"
+        for first in range(0, stop - start - 1, page_size):
+            rows = slice(first, first + page_size + 1)
+            digest = hashlib.sha256(key + content[:, rows].tobytes())
+            for media in dict.fromkeys(owners[rows]):
+                digest.update(media)
+            key = digest.digest()
+            known.append(key)
+    return known[:count]
 
 
 def _media_of_rows(sequence: SequenceState, stop: int) -> list[bytes]:
@@ -66,45 +69,47 @@ def media_digests(patches: Tensor, grid_thw: Tensor, merged: int) -> tuple[tuple
 
 
 class PrefixCache:
-    """Owns pages besides the sequences that filled them; gives back the least recently used when others need them."""
+    """Keeps pages besides the sequences that filled them; lets the least recently used go when others need them."""
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
-        self._pages: OrderedDict[bytes, int] = OrderedDict()
+        self._pages: dict[bytes, int] = {}
+        self._keys: dict[int, bytes] = {}
 
     def __len__(self) -> int:
         return len(self._pages)
 
     @property
     def num_idle(self) -> int:
-        """Pages that only the cache owns; may be asked from another thread than the one that changes them."""
-        return sum(self._pool.owners(page) == 1 for page in list(self._pages.values()))
+        """Pages that only the cache owns."""
+        return self._pool.num_idle
 
     def match(self, keys: Sequence[bytes]) -> list[int]:
         """The pages of the longest known beginning of ``keys``."""
-        known = list(takewhile(self._pages.__contains__, keys))
-        self._use(known)
-        return [self._pages[key] for key in known]
+        return [self._pages[key] for key in takewhile(self._pages.__contains__, keys)]
 
     def insert(self, keys: Sequence[bytes], pages: Sequence[int]) -> None:
-        """Keep filled ``pages``; those whose content is known stay as they are."""
-        for key, page in zip(keys, pages, strict=True):
-            if key not in self._pages:
-                self._pool.share([page])
-                self._pages[key] = page
-        self._use(keys)
+        """Keep filled ``pages``; those whose content is known stay as they are.
 
-    def _use(self, keys: Sequence[bytes]) -> None:
-        """A page counts as used after its followers, so that the end of a prompt is evicted before its beginning."""
-        for key in reversed(keys):
-            self._pages.move_to_end(key)
+        A page counts as used after its followers, so that the end of a prompt is evicted before its beginning.
+        """
+        for key, page in reversed(list(zip(keys, pages, strict=True))):
+            if key in self._pages:
+                self._pool.refresh(self._pages[key])
+            else:
+                self._pool.keep(page)
+                self._pages[key], self._keys[page] = page, key
 
     def evict(self, count: int) -> None:
         """Free ``count`` pages, or as many as no sequence uses."""
-        for key in [key for key, page in self._pages.items() if self._pool.owners(page) == 1][:count]:
-            self._pool.give_back([self._pages.pop(key)])
+        for page in self._pool.idle_since(count):
+            self._forget(page)
 
     def clear(self) -> None:
         """Give back every page."""
-        self._pool.give_back(list(self._pages.values()))
-        self._pages.clear()
+        for page in list(self._keys):
+            self._forget(page)
+
+    def _forget(self, page: int) -> None:
+        del self._pages[self._keys.pop(page)]
+        self._pool.let_go(page)

@@ -27,6 +27,7 @@ class SequenceState:
         length: rows in the target's cache. draft: the draft's state, once the prompt is through.
         draft_length: rows in the draft's cache, equal to ``length`` while it drafts.
         deferred: [k * H] aux hidden states of the rows that the draft lacks, where it was not worth asking.
+        page_keys: of the pages that prompt and answer fill, as far as anybody asked (``prefix_cache.page_keys``).
     """
 
     prompt: Prompt
@@ -42,6 +43,7 @@ class SequenceState:
     draft: DraftState | None = None
     draft_length: int = 0
     deferred: list[Tensor] = field(default_factory=list)
+    page_keys: list[bytes] = field(default_factory=list)
     pages: PageTable = field(init=False)
     sampler: Sampler = field(init=False)
 
