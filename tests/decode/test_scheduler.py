@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -148,7 +148,9 @@ class Machine(RuleBasedStateMachine):
         for asked in self.asked:
             owners.update(asked.sequence.pages.held)
         if self.prefixes is not None:
-            owners.update(self.prefixes._pages.values())
+            kept = self.prefixes._pages.values()
+            owners.update(kept)
+            assert self.prefixes.num_idle == sum(owners[page] == 1 for page in kept)
         every = range(1, NUM_PAGES)
         assert {page: self.pool.owners(page) for page in every} == {page: owners[page] for page in every}
         assert sorted(self.pool._free) == [page for page in every if not owners[page]]
@@ -245,13 +247,35 @@ def test_short_prompts_share_a_prefill_pass() -> None:
 
 def test_pages_that_run_out_put_off_who_came_last_and_nobody_notices() -> None:
     expected = {i: solo(i) for i in (3, 4)}
-    scheduler = make_scheduler(PagePool(14, PAGE_SIZE), None, lambda _: BUSHY)  # 13 pages: 52 rows
+    scheduler = make_scheduler(PagePool(17, PAGE_SIZE), None, lambda _: BUSHY)  # 16 pages: both begin, one can end
     asked = {i: pair().sequence(prompts()[i], scheduler._pool, drafting=True) for i in (3, 4)}
     for s in asked.values():
         scheduler.add(s)
     said = finish(scheduler)
     assert scheduler.num_preempted >= 1
     assert {i: said[id(s)][:MAX_TOKENS] for i, s in asked.items()} == expected
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_who_comes_back_has_room_for_a_cycle(cached: bool) -> None:
+    """Nobody is computed again only to be put off before it has said anything."""
+    solo(0)
+    pool = PagePool(17, PAGE_SIZE)
+    scheduler = make_scheduler(pool, PrefixCache(pool) if cached else None, lambda _: BUSHY)
+    for i in (3, 4, 3):
+        scheduler.add(pair().sequence(prompts()[i], pool, drafting=True))
+    admitted: dict[int, int] = {}  # tokens that a sequence had when it was let in
+    while scheduler.running or scheduler.waiting:
+        before = {id(s) for s in scheduler.running}
+        said = scheduler.step()
+        for s in scheduler.running:
+            if id(s) not in before:
+                assert len(s.tokens) > admitted.get(id(s), -1)
+                admitted[id(s)] = len(s.tokens)
+        for emission in said:
+            if len(emission.sequence.tokens) >= MAX_TOKENS:
+                scheduler.remove(emission.sequence)
+    assert scheduler.num_preempted >= 1
 
 
 def test_sampled_sequence_that_was_put_off_goes_on_with_its_random_numbers() -> None:
@@ -362,6 +386,43 @@ def test_eviction_takes_the_end_of_a_prompt_first_and_never_a_page_in_use() -> N
     assert pool.num_free == 6
 
 
+def test_evicting_a_page_costs_the_same_however_many_are_kept() -> None:
+    """Counted, not timed: nothing looks through what is kept."""
+
+    class Counted(OrderedDict[Any, Any]):
+        looks = 0
+
+        def __iter__(self) -> Iterator[Any]:
+            for key in super().__iter__():
+                Counted.looks += 1
+                yield key
+
+    pool = PagePool(2000, PAGE_SIZE)
+    prefixes = PrefixCache(pool)
+    pages = pool.take(1999)
+    prefixes.insert([bytes(divmod(i, 256)) for i in range(len(pages))], pages)
+    pool.give_back(pages[1000:])  # the oldest half is in use
+    pool._idle = Counted(pool._idle)
+    Counted.looks = 0
+    prefixes.evict(3)
+    assert (pool.num_free, prefixes.num_idle) == (3, 996)
+    assert Counted.looks <= 4
+
+
+def test_page_keys_are_made_once() -> None:
+    """A prompt that waits for pages asks for its keys at every step."""
+    sequence = pair().sequence(prompts()[6], PagePool(NUM_PAGES, PAGE_SIZE), drafting=True)
+    keys = page_keys(sequence, 8, PAGE_SIZE)
+    more = page_keys(sequence, 33, PAGE_SIZE)
+    assert more[: len(keys)] == keys
+    again = pair().sequence(prompts()[6], PagePool(NUM_PAGES, PAGE_SIZE), drafting=True)
+    assert page_keys(again, 33, PAGE_SIZE) == more
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hashlib.sha256", None)
+        assert page_keys(sequence, 33, PAGE_SIZE) == more
+    assert page_keys(sequence, 9, PAGE_SIZE) == keys
+
+
 def test_picture_that_cannot_be_seen_fails_its_own_request_only() -> None:
     expected = solo(0)
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
@@ -378,6 +439,36 @@ def test_picture_that_cannot_be_seen_fails_its_own_request_only() -> None:
     assert [(e.sequence, str(e.error)) for e in failed] == [(bad, "out of memory")]
     assert finish(scheduler)[id(good)][:MAX_TOKENS] == expected
     assert pool.num_used == len(scheduler._prefixes or ())
+
+
+def test_cycles_wait_for_one_prompts_pictures_at_a_time_and_nobody_keeps_them() -> None:
+    expected = {i: solo(i) for i in (2, 1, 5)}
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    scheduler = make_scheduler(pool, None, lambda _: CHAIN, chunk=64)
+    seen: list[int] = []
+
+    def looking(index: int) -> Prompt:
+        prompt = prompts()[index]
+
+        def see() -> Any:
+            seen.append(index)
+            return prompt.vision
+
+        return dataclasses.replace(prompt, see=see)
+
+    asked = {i: pair().sequence(looking(i), pool, drafting=True) for i in expected}
+    scheduler.add(asked[2])
+    scheduler.step()
+    for i in (1, 5):
+        scheduler.add(asked[i])
+    for i in (1, 2):
+        assert asked[2] in [e.sequence for e in scheduler.step()]
+        assert seen == [1, 5][:i]
+    assert all(s.prefilled and "vision" not in vars(s.prompt) for s in asked.values())
+    scheduler._preempt(asked[5])
+    finish(scheduler)
+    assert {i: s.tokens[:MAX_TOKENS] for i, s in asked.items()} == expected
+    assert seen == [1, 5, 5], "computed again, it looks again"
 
 
 def test_planted_fault_pages_known_by_their_length_alone_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -428,6 +519,17 @@ def test_sequence_whose_logits_are_no_numbers_fails_alone(when: str, monkeypatch
     assert bad.pages.held == ()
     finish(scheduler)
     assert good.tokens[:MAX_TOKENS] == expected
+
+
+def test_step_for_nobody_but_lagging_readers_does_nothing() -> None:
+    scheduler = make_scheduler(PagePool(NUM_PAGES, PAGE_SIZE), None, lambda _: CHAIN)
+    s = pair().sequence(prompts()[6], scheduler._pool, drafting=True)
+    scheduler.add(s)
+    scheduler.step()
+    s.paused = True
+    assert scheduler.idle
+    assert scheduler.step() == []
+    assert s.length == PREFILL_CHUNK
 
 
 def test_sequences_whose_readers_lag_leave_their_places_to_others() -> None:

@@ -308,6 +308,19 @@ def test_metrics_add_up(engine: Engine) -> None:
     assert now.speculation_on
 
 
+def test_request_whose_pictures_are_looked_at_counts(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    see, counted = Engine._see, list[int]()
+
+    def count(self: Engine, inputs: Any) -> Any:
+        now = self.metrics()
+        counted.append(now.running + now.waiting)
+        return see(self, inputs)
+
+    monkeypatch.setattr(Engine, "_see", count)
+    engine.generate("What is in the picture?", images=[Image.new("RGB", (64, 64), "red")], max_tokens=2)
+    assert counted == [1]
+
+
 def test_program_that_ends_after_its_last_answer_ends_cleanly(bundle: Path) -> None:
     """The engine goes with its last answer; neither may die in the thread that decodes."""
     program = f"import trt_eagle3; print(trt_eagle3.load({str(bundle)!r}).generate('What is 3 plus 4?', stop=['plus']))"

@@ -65,14 +65,14 @@ class Decoder:
         self._fixed_shapes = fixed_shapes
 
     def speculates(self, sequence: SequenceState, tree: AnyTree | None) -> bool:
-        """Whether ``sequence`` can take ``tree``: near the length limit it decodes plainly."""
-        if tree is None or sequence.draft is None:
+        """Whether ``sequence``, once prefilled, can take ``tree``: near the length limit it decodes plainly."""
+        if tree is None or self._drafting is None or not sequence.drafting:
             return False
-        return sequence.length + _num_rows(tree) < self.max_seq_len
+        return sequence.num_prefill + _num_rows(tree) < self.max_seq_len
 
     def rows_wanted(self, sequence: SequenceState, tree: AnyTree | None) -> int:
-        """Rows that the pages of ``sequence`` must hold for its next cycle."""
-        return sequence.length + (_num_rows(tree) if tree and self.speculates(sequence, tree) else 1)
+        """Rows that the pages of ``sequence`` must hold for its next cycle, the first one after its prompt included."""
+        return sequence.num_prefill + (_num_rows(tree) if tree and self.speculates(sequence, tree) else 1)
 
     def run(self, sequence: SequenceState, tree: AnyTree | None = None) -> Generator[tuple[int, ...]]:
         """Decode one sequence alone; yields the tokens of each target pass, without end: the caller stops.

@@ -98,17 +98,18 @@ class Scheduler:
     def _admit(self) -> list[Emission]:
         failed = []
         while (sequence := self._next()) is not None:
+            self.running.append(sequence)  # first, so that whoever counts misses nobody
             self.waiting.remove(sequence)
             if sequence.queue_seconds is None:
                 sequence.queue_seconds = time.perf_counter() - sequence.created
+            if not sequence.prompt.has_visual(sequence.length, sequence.num_prefill):
+                continue
             try:
-                if sequence.prompt.has_visual(sequence.length, sequence.num_prefill):
-                    _ = sequence.prompt.vision
+                _ = sequence.prompt.vision
             except Exception as error:  # one prompt's pictures are nobody else's trouble
-                sequence.release()
-                failed.append(Emission(sequence, (), error=error))
-            else:
-                self.running.append(sequence)
+                failed.append(self._fail(sequence, error))
+            if any(s.prefilled and not s.paused for s in self.running):
+                break  # those that decode wait for one prompt's pictures, and go on
         return failed
 
     def _next(self) -> SequenceState | None:
@@ -125,15 +126,16 @@ class Scheduler:
         return sequence
 
     def _give_pages(self, sequence: SequenceState) -> bool:
-        """Pages for what must be in the cache before ``sequence`` decodes, its known beginning among them."""
+        """Pages for all that ``sequence`` needs up to its first cycle, its known beginning among them."""
         if self._prefixes is not None:
             keys = page_keys(sequence, sequence.num_prefill - 1, self._pool.page_size)
             sequence.pages.adopt(self._prefixes.match(keys))
         reused = len(sequence.pages.held) * self._pool.page_size
-        if not self._free_pages(sequence, sequence.num_prefill + 1):
+        num_rows = self._decoder.rows_wanted(sequence, self.tree_for(len(self.running) + 1))
+        if not self._free_pages(sequence, num_rows):
             sequence.release()
             return False
-        sequence.pages.reserve(sequence.num_prefill + 1)
+        sequence.pages.reserve(num_rows)
         sequence.length = sequence.draft_length = reused
         self.num_reused_rows += reused
         return True
@@ -153,9 +155,12 @@ class Scheduler:
         self._decoder.prefill(chunks)
         found = []
         for s, _ in chunks:
-            if s.length >= s.num_prefill and not s.tokens:
-                found.append(self._fail(s))
-            elif s.prefilled and id(s) in fresh:
+            if s.length < s.num_prefill:
+                continue
+            s.prompt.forget_vision()
+            if not s.tokens:
+                found.append(self._fail(s, no_numbers()))
+            elif id(s) in fresh:
                 self._remember(s)
                 found.append(Emission(s, tuple(s.tokens), self._is_full(s)))
         return found
@@ -166,7 +171,7 @@ class Scheduler:
         budget, width = self._decoder.prefill_chunk, 0
         for s in self.running:
             count = min(s.num_prefill - s.length, budget)
-            if not s.prefilled and (not chunks or (len(chunks) + 1) * max(width, count) <= budget):
+            if not s.prefilled and not s.paused and (not chunks or (len(chunks) + 1) * max(width, count) <= budget):
                 chunks.append((s, count))
                 width = max(width, count)
         return chunks
@@ -183,15 +188,15 @@ class Scheduler:
         steps = [tree.steps if tree and self._decoder.speculates(s, tree) else 0 for s in ready]
         found = self._decoder.cycle(ready, tree)
         return [
-            Emission(s, accepted.tokens, self._is_full(s), depth) if accepted.tokens else self._fail(s)
+            Emission(s, accepted.tokens, self._is_full(s), depth) if accepted.tokens else self._fail(s, no_numbers())
             for s, accepted, depth in zip(ready, found, steps, strict=True)
         ]
 
-    def _fail(self, sequence: SequenceState) -> Emission:
-        """Put out a sequence whose logits are no numbers; nobody shall reuse what its pages hold."""
+    def _fail(self, sequence: SequenceState, error: Exception) -> Emission:
+        """Put out a sequence that cannot go on; nobody shall reuse what its pages hold."""
         self.running.remove(sequence)
         sequence.release()
-        return Emission(sequence, (), error=no_numbers())
+        return Emission(sequence, (), error=error)
 
     def _reserve(self, sequence: SequenceState, num_rows: int) -> bool:
         """Pages for ``num_rows`` rows; who came last goes first, ``sequence`` itself if it is the one."""

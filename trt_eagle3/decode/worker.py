@@ -53,7 +53,8 @@ class Worker:
     @property
     def num_waiting(self) -> int:
         """Requests that no pass has begun for."""
-        return self._num_preparing + len(self._inbox) + len(self._scheduler.waiting)
+        with self._news:
+            return self._num_preparing + len(self._inbox) + len(self._scheduler.waiting)
 
     def submit(self, request: Request, prepare: Prepare) -> Answer:
         """Take a request; ``prepare`` runs on another thread.
@@ -137,10 +138,10 @@ class Worker:
     def _turn(self) -> None:
         """Take what has come, and step."""
         with self._news:
-            inbox, self._inbox = self._inbox, []
-        for answer, sequence in inbox:
-            self._answers[id(sequence)] = weakref.ref(answer), sequence
-            self._scheduler.add(sequence)
+            for answer, sequence in self._inbox:
+                self._answers[id(sequence)] = weakref.ref(answer), sequence
+                self._scheduler.add(sequence)
+            self._inbox.clear()
         self._look_at_readers()
         try:
             emissions = self._scheduler.step()
