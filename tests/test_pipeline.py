@@ -179,6 +179,12 @@ def test_longer_sequences_than_the_target_was_made_for_are_refused(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_place_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="must be UTF-8"):
+        build_tiny(tmp_path / "engines\udcff")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("mode", ["tree", "dynamic"])
 def test_tree_wider_than_the_drafts_vocabulary_is_refused(tmp_path: Path, mode: str) -> None:
     speculation = {"mode": mode, "steps": 1, "topk": 121}

@@ -28,6 +28,7 @@ from trt_eagle3.engine.bundle import (
     EngineRecord,
     FileRecord,
     SourceRecord,
+    check_name,
     reference_location,
 )
 from trt_eagle3.engine.staging import atomic_directory, place_file, write_file
@@ -196,6 +197,7 @@ def _read_draft(config: BuildConfig, spec: TargetSpec) -> DraftManifest | None:
 
 def _check_replaceable(path: Path) -> None:
     """Only a bundle, whole or damaged, or an empty folder is replaced: nobody else's files are deleted."""
+    check_name(path)
     try:
         ours = any((path / name).is_file() for name in (BUNDLE_FILE, "target/model.onnx", "target/config.json"))
         empty = not path.exists() or (path.is_dir() and not any(path.iterdir()))

@@ -116,6 +116,12 @@ def test_unfinished_bundle_is_refused_even_where_its_files_are_all_there(bundle:
     assert "an unfinished build, not a bundle" in refusal(partial)
 
 
+def test_place_that_is_not_utf8_is_refused(bundle: Path) -> None:
+    moved = bundle.rename(bundle.with_name("bundle\udcff"))
+    with pytest.raises(UserError, match="must be UTF-8"):
+        read_bundle(moved)
+
+
 def test_missing_folder_and_a_file_in_its_place_are_no_bundle(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for path in (tmp_path / "nowhere", tmp_path, tmp_path / "file"):

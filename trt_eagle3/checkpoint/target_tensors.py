@@ -104,7 +104,8 @@ def check_tensors(
     surplus = [name for name in tensors if name not in shapes and name not in optional]
     if surplus:
         raise UserError(
-            f"{directory}: {_some(surplus)} surplus; its config has no place for them. Correct config.json."
+            f"{directory}: {_some(surplus)} surplus (in {tensors[surplus[0]].file.name}); its config has no place for "
+            "them. Correct config.json, or use the checkpoint's own files alone."
         )
     for name, shape in shapes.items():
         ref = tensors[name]

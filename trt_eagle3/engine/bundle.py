@@ -25,6 +25,7 @@ __all__ = [
     "FileRecord",
     "SourceRecord",
     "TensorRecord",
+    "check_name",
     "header_digest",
     "read_bundle",
     "reference_location",
@@ -115,6 +116,18 @@ def reference_location(ref: TensorRef) -> str:
     return str(ref.file.resolve().relative_to(REFERENCE_ROOT))
 
 
+def check_name(path: Path) -> None:
+    """Refuse a bundle's place whose name is not UTF-8: neither ONNX Runtime nor the tokenizer could open its files.
+
+    Raises:
+        UserError: it is not.
+    """
+    try:
+        str(path.absolute()).encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{path}: a bundle's path must be UTF-8. Name another place, or rename the folder.") from error
+
+
 def header_digest(file: Path) -> str:
     """sha256 of a safetensors header: names, types, shapes and offsets of all its tensors.
 
@@ -133,6 +146,7 @@ def read_bundle(path: Path) -> BundleRecord:
     Raises:
         UserError: not a bundle, an unfinished or damaged one, of another schema version, or its weights have changed.
     """
+    check_name(path)
     record = _read_record(path)
     root = record.weights_root(path)
     for source in record.sources.values():
