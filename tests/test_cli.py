@@ -134,6 +134,7 @@ def test_inspect_prints_tables(run: Run) -> None:
     out = run("inspect", TARGET, DRAFT).out
     assert "aux_layers" in out
     assert "specforge" in out
+    assert re.match(r"target .*deepstack after \[1, 3, 5\]\ndraft ", out)
 
 
 def test_inspect_shows_where_each_field_came_from_and_what_was_overridden(run: Run) -> None:
@@ -178,6 +179,7 @@ BAD_INPUT: dict[str, tuple[Case, str]] = {
         lambda *_: ["inspect", TARGET, DRAFT, "--set", "resdual=normed"],
         "nearest known key: residual",
     ),
+    "override of no draft": (lambda *_: ["inspect", TARGET, "--set", "residual=normed"], "no draft given"),
     "override without value": (lambda *_: ["inspect", TARGET, DRAFT, "--set", "residual"], "FIELD=VALUE"),
     "no tokens wanted": (lambda b, _: ["generate", b, "hi", "--max-tokens", 0], "max_tokens"),
     "no config": (lambda _, tmp: ["build", "--config", tmp / "none.yaml"], "none.yaml"),

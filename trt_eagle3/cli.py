@@ -67,12 +67,14 @@ def inspect(target: str, draft: str | None, overrides: tuple[str, ...], as_json:
     from trt_eagle3.checkpoint.source import resolve_checkpoint
     from trt_eagle3.checkpoint.target_reader import read_target
 
+    if overrides and draft is None:
+        raise UserError(f"--set {overrides[0]}: a field of a draft, and no draft given. Name one, or leave it out.")
     spec = read_target(resolve_checkpoint(target))
     manifest = read_draft(resolve_checkpoint(draft), spec, parse_overrides(overrides)) if draft is not None else None
     if as_json:
         _print_json(report.inspection(spec, manifest))
     else:
-        _out.print(*report.inspection_lines(spec, manifest), sep="\n", markup=False)
+        _out.print(*report.inspection_lines(spec, manifest), sep="\n", soft_wrap=True, markup=False)
 
 
 @cli.command()
