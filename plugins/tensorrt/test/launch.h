@@ -1,0 +1,68 @@
+// Launches of a plugin as a runtime makes them, and what they are compared with; needs a GPU.
+#pragma once
+
+#include <algorithm>
+#include <cstdlib>
+#include <random>
+
+#include "cases.h"
+
+namespace cases {
+
+// One rounding of the output to 11 or 24 bits, and a few inside; for attention the weights are rounded to 11 bits too.
+// As tests/plugins of the Python suite.
+constexpr double kHalfTolerance = 4e-4, kFloatTolerance = 1e-6, kHalfAttentionTolerance = 5e-4,
+                 kFloatAttentionTolerance = 2e-6, kFloatProductTolerance = 4e-6;  // 2048 products added in a row
+
+inline std::mt19937 generator(7);
+
+// A tensor's values on the host, as doubles that its type holds exactly.
+struct Host {
+  std::vector<double> values;
+
+  double& operator[](size_t i) { return values[i]; }
+  double operator[](size_t i) const { return values[i]; }
+};
+
+int64_t count_of(const Tensor& tensor);
+double rounded(double x, DataType type);  // to what the type holds
+Host normal(const Tensor& tensor, double scale = 1.0);
+Host integers(const Tensor& tensor, int low, int high);
+
+class Device {
+ public:
+  explicit Device(size_t bytes, int poison = 0xEE) {
+    if (cudaMalloc(&data_, std::max<size_t>(bytes, 16)) != cudaSuccess) std::abort();
+    cudaMemset(data_, poison, bytes);
+  }
+  ~Device() { cudaFree(data_); }
+  Device(const Device&) = delete;
+  void* get() const { return data_; }
+
+  void put(const Host& host, DataType type);
+  Host take(const Tensor& tensor) const;
+
+ private:
+  void* data_ = nullptr;
+};
+
+// How a launch is made.
+struct Mode {
+  bool shares_caches = true;  // one memory for a cache input and its output
+  bool building = false;      // by the plugin of the network instead of the loaded one
+  bool captured = false;      // in a CUDA graph, replayed twice
+  bool no_scratch = false;    // an engine from a GPU whose attention took no scratch
+};
+
+// Runs a node on `in`; the outputs, or none if the launch failed. Checks that nothing is written past the workspace.
+std::vector<Host> launch(const Sound& s, const std::vector<Host>& in, const Mode& mode = {});
+
+// Relative L2 distance; infinite if anything is not a number.
+double distance(const Host& got, const Host& wanted);
+// Checks an output, if the launch got as far.
+void compare(const std::string& what, const std::vector<Host>& got, size_t output, const Host& wanted,
+             double tolerance);
+
+void run_tree_cases();  // TreeAttention's
+
+}  // namespace cases

@@ -1,0 +1,117 @@
+// TreeAttention, launched by a loaded copy as a runtime does, against float64 on the host.
+#include <algorithm>
+#include <cmath>
+
+#include "launch.h"
+
+namespace cases {
+namespace {
+
+struct TreeCase {
+  Sound sound;
+  std::vector<Host> in;
+  Host out, k_cache, v_cache;
+};
+
+TreeCase make_tree(DataType t, DataType mask, const TreeSizes& z, const std::vector<int>& past) {
+  TreeCase c{tree_attention(t, z, mask), {}, {}, {}, {}};
+  for (int i = 0; i < 5; ++i) c.in.push_back(normal(c.sound.in[i]));
+  Host pasts, queries, table;
+  std::vector<int> pages(z.slots / z.page_size - 1);
+  for (size_t i = 0; i < pages.size(); ++i) pages[i] = static_cast<int>(i) + 1;  // page 0 is nobody's
+  std::shuffle(pages.begin(), pages.end(), generator);
+  for (int64_t b = 0; b < z.batch; ++b) {
+    pasts.values.push_back(past[b]);
+    queries.values.push_back(static_cast<double>(b == 1 ? z.num_new - 1 : z.num_new));
+    for (int64_t p = 0; p < z.pages_per_row; ++p) table.values.push_back(pages[b * z.pages_per_row + p]);
+  }
+  Host seen = integers(c.sound.in[8], 0, 1);
+  for (int64_t b = 0; b < z.batch; ++b) {
+    for (int64_t i = 0; i < z.num_new; ++i) {
+      for (int64_t m = 0; m < z.tail; ++m) {
+        const int64_t self = z.tail - z.num_new + i;
+        double& bit = seen[(b * z.num_new + i) * z.tail + m];
+        bit = m == self ? 1.0 : m > self ? 0.0 : bit;
+      }
+    }
+  }
+  c.in.insert(c.in.end(), {pasts, queries, table, seen});
+  c.k_cache = c.in[3];
+  c.v_cache = c.in[4];
+  const int64_t kv_width = int64_t{z.heads_kv} * z.dim, group = z.heads / z.heads_kv;
+  const auto slot = [&](int64_t b, int64_t place) {
+    return static_cast<int64_t>(table[b * z.pages_per_row + place / z.page_size]) * z.page_size + place % z.page_size;
+  };
+  for (int64_t b = 0; b < z.batch; ++b) {
+    for (int64_t i = 0; i < static_cast<int64_t>(queries[b]); ++i) {
+      const int64_t to = slot(b, past[b] + z.tail - z.num_new + i) * kv_width, from = (b * z.num_new + i) * kv_width;
+      for (int64_t e = 0; e < kv_width; ++e) {
+        c.k_cache[to + e] = c.in[1][from + e];
+        c.v_cache[to + e] = c.in[2][from + e];
+      }
+    }
+  }
+  c.out.values.assign(count_of(c.sound.out[0]), 0.0);
+  for (int64_t b = 0; b < z.batch; ++b) {
+    for (int64_t i = 0; i < static_cast<int64_t>(queries[b]); ++i) {
+      for (int64_t h = 0; h < z.heads; ++h) {
+        const double* q = &c.in[0][((b * z.num_new + i) * z.heads + h) * z.dim];
+        double* out = &c.out[((b * z.num_new + i) * z.heads + h) * z.dim];
+        double total = 0.0;
+        for (int64_t place = 0; place < past[b] + z.tail; ++place) {
+          if (place >= past[b] && seen[(b * z.num_new + i) * z.tail + place - past[b]] == 0.0) continue;
+          const int64_t row = (slot(b, place) * z.heads_kv + h / group) * z.dim;
+          double score = 0.0;
+          for (int64_t e = 0; e < z.dim; ++e) score += q[e] * c.k_cache[row + e];
+          const double weight = std::exp(score / 8);
+          total += weight;
+          for (int64_t e = 0; e < z.dim; ++e) out[e] += weight * c.v_cache[row + e];
+        }
+        for (int64_t e = 0; e < z.dim; ++e) out[e] /= total;
+      }
+    }
+  }
+  return c;
+}
+
+void check_tree(DataType t, DataType mask, const TreeSizes& z, const std::vector<int>& past) {
+  TreeCase c = make_tree(t, mask, z, past);
+  const double tolerance = t == DataType::kHALF ? kHalfAttentionTolerance : kFloatAttentionTolerance;
+  const std::string what = "TreeAttention T=" + std::to_string(int(t)) + " mask=" + std::to_string(int(mask)) +
+                           " S=" + std::to_string(z.num_new) + " past=" + std::to_string(past[0]);
+  const std::vector<std::pair<std::string, Mode>> modes = {{" one cache memory", {true, false, false}},
+                                                           {" two cache memories", {false, false, false}},
+                                                           {" while building", {true, true, false}},
+                                                           {" captured", {true, false, true}},
+                                                           {" without scratch", {true, false, false, true}}};
+  for (const auto& [name, mode] : modes) {
+    const auto got = launch(c.sound, c.in, mode);
+    compare(what + name, got, 0, c.out, tolerance);
+    compare(what + name, got, 1, c.k_cache, 0.0);
+    compare(what + name, got, 2, c.v_cache, 0.0);
+  }
+  TreeCase planted = c;
+  std::swap(planted.in[7][0], planted.in[7][z.pages_per_row - 1]);
+  const auto wrong = launch(planted.sound, planted.in);
+  check(!wrong.empty() && distance(wrong[0], c.out) > tolerance, what + ": swapped pages are noticed");
+  for (const int low : {-2000000000, 1000000000}) {
+    for (int i = 5; i < 8; ++i) planted.in[i] = integers(planted.sound.in[i], low, low + 1000000000);
+    check(!launch(planted.sound, planted.in, {true, true, false}).empty(),
+          what + ": lengths and pages of any content do no harm while building");
+  }
+}
+
+}  // namespace
+
+void run_tree_cases() {
+  for (const DataType t : {DataType::kHALF, DataType::kFLOAT}) {
+    for (const DataType mask : {DataType::kBOOL, DataType::kINT32}) {
+      check_tree(t, mask, {2, 5, 7, 4, 16, 160, 4, 2, 64}, {23, 0});
+      check_tree(t, mask, {1, 1, 1, 256, 16, 4128, 16, 8, 128}, {4000});
+      check_tree(t, mask, {1, 16, 16, 256, 16, 4128, 16, 8, 128}, {4000});
+      check_tree(t, mask, {2, 40, 43, 64, 64, 8320, 8, 2, 64}, {2000, 4000});
+    }
+  }
+}
+
+}  // namespace cases
