@@ -60,8 +60,11 @@ class Plugin final : public IPluginV2DynamicExt {
     return node_.enqueue(in_desc, out_desc, in, out, workspace, stream);
   }
 
-  DataType getOutputDataType(int32_t output, const DataType* inputs, int32_t) const noexcept override {
-    return node_.op().output_type(output, inputs);
+  // Cannot refuse either; the shapes can, which are asked for, too.
+  DataType getOutputDataType(int32_t output, const DataType* inputs, int32_t num_inputs) const noexcept override {
+    DataType type = DataType::kFLOAT;
+    node_.output_type(output, inputs, num_inputs, &type);
+    return type;
   }
   const char* getPluginType() const noexcept override { return node_.op().name; }
   const char* getPluginVersion() const noexcept override { return kPluginVersion; }

@@ -55,9 +55,9 @@ class Plugin final : public IPluginV3, public IPluginV3OneCore, public Build, pu
   }
   int32_t getOutputDataTypes(DataType* out, int32_t num_outputs, const DataType* in,
                              int32_t num_inputs) const noexcept override {
-    const std::string reason = node_.op().refuse_num_inputs(node_.values(), num_inputs);
-    if (!reason.empty()) return refuse(reason);
-    for (int32_t i = 0; i < num_outputs; ++i) out[i] = node_.op().output_type(i, in);
+    for (int32_t i = 0; i < num_outputs; ++i) {
+      if (!node_.output_type(i, in, num_inputs, &out[i])) return 1;
+    }
     return 0;
   }
   int32_t getOutputShapes(const DimsExprs* in, int32_t num_inputs, const DimsExprs*, int32_t, DimsExprs* out,
@@ -114,11 +114,6 @@ class Plugin final : public IPluginV3, public IPluginV3OneCore, public Build, pu
   }
 
  private:
-  int32_t refuse(const std::string& reason) const {
-    log(Severity::kERROR, std::string(node_.op().name) + ": " + reason);
-    return 1;
-  }
-
   Node node_;
   std::vector<char> record_;
   PluginField field_;

@@ -183,6 +183,12 @@ bool Node::supports(int32_t position, const std::vector<const PluginTensorDesc*>
   return op_->accepts(values_, position, types.data(), num_inputs);
 }
 
+bool Node::output_type(int32_t output, const DataType* inputs, int32_t num_inputs, DataType* type) const {
+  if (const std::string reason = op_->refuse_num_inputs(values_, num_inputs); !reason.empty()) return refuse(reason);
+  *type = op_->output_type(output, inputs);
+  return true;
+}
+
 bool Node::output_shape(int32_t output, const nvinfer1::DimsExprs* inputs, int32_t num_inputs,
                         nvinfer1::IExprBuilder& builder, nvinfer1::DimsExprs* shape) {
   const std::vector<Shape> shapes(inputs, inputs + num_inputs);

@@ -30,6 +30,8 @@ class Node {
   // May tensor `position` have its type and format? `tensors` are inputs, then outputs; later ones are not looked at.
   bool supports(int32_t position, const std::vector<const nvinfer1::PluginTensorDesc*>& tensors, int32_t num_inputs,
                 int32_t num_outputs) const;
+  // The type of an output; false, with a logged reason, if there are not the inputs that it follows from.
+  bool output_type(int32_t output, const DataType* inputs, int32_t num_inputs, DataType* type) const;
   // The shape of an output; false, with a logged reason, if the inputs do not fit together.
   bool output_shape(int32_t output, const nvinfer1::DimsExprs* inputs, int32_t num_inputs,
                     nvinfer1::IExprBuilder& builder, nvinfer1::DimsExprs* shape);

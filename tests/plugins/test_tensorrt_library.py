@@ -1,8 +1,9 @@
 """The TensorRT plugins, driven as a builder and a runtime drive them, by a program that stands in for TensorRT.
 
 Needs nvcc and TensorRT's headers: ``TRT_EAGLE3_TENSORRT_INCLUDE`` names folders with an ``NvInferRuntime.h`` (several
-versions, separated as in PATH); without it the system's folder is looked at. The device code is left out, so launches
-are not tested here: plugins/tensorrt/README.md says how to run the same program with it.
+versions, separated as in PATH); without it the system's folder is looked at. Everything runs under gcc's address and
+undefined-behaviour sanitizers. The device code is left out, so launches are not tested here: plugins/tensorrt/README.md
+says how to run the same program with it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import pytest
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
 VARIABLE = "TRT_EAGLE3_TENSORRT_INCLUDE"
 SYSTEM_FOLDERS = ("/usr/include/x86_64-linux-gnu", "/usr/include/aarch64-linux-gnu", "/usr/include")
+SANITIZE = "-fsanitize=address,-fsanitize=undefined,-fno-sanitize-recover=undefined"
 STUBS = [Path(__file__).with_name(name) for name in ("capi_stubs.cpp", "tensorrt_stubs.cpp")]
 
 
@@ -31,7 +33,7 @@ def include_folders() -> list[Path]:
 def compile_cpp(nvcc: str, include: Path, target: Path, sources: list[Path], *options: str) -> None:
     """Any warning in our sources is an error."""
     folders = [f"-I{PLUGINS / 'kernels'}", f"-I{PLUGINS / 'tensorrt'}", "-isystem", str(include)]
-    flags = ["-std=c++17", "-Xcompiler=-fPIC,-Wall,-Wextra,-Werror,-fvisibility=hidden"]
+    flags = ["-std=c++17", f"-Xcompiler=-g1,-fPIC,-Wall,-Wextra,-Werror,-fvisibility=hidden,{SANITIZE}"]
     subprocess.run([nvcc, *flags, *folders, *options, "-o", target, *sources, "-ldl"], check=True, timeout=600)
 
 
@@ -53,14 +55,22 @@ def test_plugins_behave_as_tensorrt_expects(include: Path | None, tmp_path: Path
     assert counts is not None, done.stdout + done.stderr
     assert (done.returncode, int(counts[2])) == (0, 0), done.stdout
     assert int(counts[1]) > 1000, "hardly anything was checked"
-    assert "Load TensorRT first" in status_without_tensorrt(library)
+    said = without_tensorrt(library)
+    assert "Load TensorRT first" in said
+    assert "6 creators" in said
 
 
-def status_without_tensorrt(library: Path) -> str:
-    """What the library says in a process that has no TensorRT; loading it must not fail there."""
-    code = (
-        "import ctypes, sys; library = ctypes.CDLL(sys.argv[1]); assert not library.initTrtEagle3Plugins(None, None); "
-        "library.trtEagle3PluginsStatus.restype = ctypes.c_char_p; print(library.trtEagle3PluginsStatus().decode())"
-    )
-    done = subprocess.run([sys.executable, "-c", code, library], check=True, capture_output=True, text=True, timeout=60)
-    return done.stdout
+def without_tensorrt(library: Path) -> str:
+    """What the library says, and hands out, in a process that has no TensorRT; loading it must not fail there."""
+    code = """if True:
+        import ctypes, sys
+        library, count = ctypes.CDLL(sys.argv[1]), ctypes.c_int32()
+        assert not library.initTrtEagle3Plugins(None, None)
+        library.trtEagle3PluginsStatus.restype = ctypes.c_char_p
+        get = getattr(library, "getCreators", None) or library.getPluginCreators
+        get(ctypes.byref(count))
+        print(library.trtEagle3PluginsStatus().decode(), count.value, "creators")"""
+    sanitizer = subprocess.run(["gcc", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True)
+    loaded = os.environ | {"LD_PRELOAD": sanitizer.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0"}
+    command = [sys.executable, "-c", code, library]
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60, env=loaded).stdout

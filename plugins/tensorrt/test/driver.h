@@ -40,6 +40,7 @@ class Plugin {
  public:
   virtual ~Plugin() = default;
   virtual std::unique_ptr<Plugin> clone() = 0;
+  // None if the plugin refuses; 8.6 cannot refuse, and says float32.
   virtual std::vector<DataType> output_types(const Tensors& in) = 0;
   // Output shapes with dynamic sizes as the negative numbers of the inputs'; none if the plugin refuses.
   virtual std::optional<std::vector<std::vector<int64_t>>> output_shapes(const Tensors& in) = 0;

@@ -92,7 +92,7 @@ class PluginV2 final : public Plugin {
     return outs;
   }
   bool supports(const Tensors& all, int32_t position, int32_t num_inputs) override {
-    const auto descs = descs_of(all);
+    const auto descs = descs_of(Tensors(all.begin(), all.begin() + position + 1));  // what follows is not there to see
     return plugin_->supportsFormatCombination(position, descs.data(), num_inputs,
                                               static_cast<int32_t>(all.size()) - num_inputs);
   }

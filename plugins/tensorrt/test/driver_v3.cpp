@@ -44,7 +44,7 @@ class PluginV3 final : public Plugin {
     return sizes;
   }
   bool supports(const Tensors& all, int32_t position, int32_t num_inputs) override {
-    const auto descs = dynamic_descs_of(all);
+    const auto descs = dynamic_descs_of(Tensors(all.begin(), all.begin() + position + 1));  // what follows is not there
     return build()->supportsFormatCombination(position, descs.data(), num_inputs,
                                               static_cast<int32_t>(all.size()) - num_inputs);
   }

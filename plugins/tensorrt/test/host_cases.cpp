@@ -139,7 +139,13 @@ void check_types(const Sound& s) {
           label(s, "tensor " + std::to_string(i) + " in another layout is refused"));
   }
   check(stand_in::take_log().empty(), label(s, "asking for types is no error"));
-  Tensors fewer = s.all();
+  Tensors fewer = s.in;
+  fewer.pop_back();
+  for (const DataType type : plugin->output_types(fewer)) {
+    check(type == DataType::kFLOAT, label(s, "an input too few: no type follows from those that are there"));
+  }
+  check(stand_in::take_log().find("expected") != std::string::npos, label(s, "an input too few: says so"));
+  fewer = s.all();
   fewer.erase(fewer.begin());
   check(!plugin->supports(fewer, 0, static_cast<int32_t>(s.in.size()) - 1), label(s, "a missing input is refused"));
   check(stand_in::take_log().find("expected") != std::string::npos, label(s, "a missing input: says so"));
