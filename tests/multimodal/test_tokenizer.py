@@ -54,6 +54,25 @@ def test_unfinished_character_comes_out_at_flush() -> None:
     assert stream([first]) == ["", "\ufffd"]
 
 
+BYTES = [i for i in range(TOKENIZER.get_vocab_size()) if "\ufffd" in TOKENIZER.decode([i])]
+SPECIAL = [i for i, token in TOKENIZER.get_added_tokens_decoder().items() if token.special]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from([*BYTES, *SPECIAL[:2], *TOKENIZER.encode("a\u00e9\u4e2d\U0001f600").ids]), max_size=60))
+def test_pieces_of_bytes_that_make_no_text_join_to_the_whole_text(ids: list[int]) -> None:
+    assert "".join(stream(ids)) == TOKENIZER.decode(ids, skip_special_tokens=True)
+
+
+@pytest.mark.parametrize("token", [BYTES[0], SPECIAL[0]])
+def test_answer_of_one_id_for_ever_does_not_cost_more_with_every_id(token: int) -> None:
+    """An end token that is to be ignored, or half a character again and again."""
+    decoder = StreamDecoder(TOKENIZER)
+    pieces = [decoder.push(token) for _ in range(200)]
+    assert len(decoder._ids) < 20
+    assert "".join([*pieces, decoder.flush()]) == TOKENIZER.decode([token] * 200, skip_special_tokens=True)
+
+
 def test_flush_twice_returns_nothing_twice() -> None:
     decoder = StreamDecoder(TOKENIZER)
     decoder.push(TOKENIZER.encode("a").ids[0])

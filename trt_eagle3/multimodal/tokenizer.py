@@ -12,6 +12,7 @@ from trt_eagle3.errors import UserError
 __all__ = ["StreamDecoder", "load_tokenizer"]
 
 _HALF_CHARACTER = "\ufffd"
+_TAIL, _MOST_PENDING = 3, 8  # ids: an unfinished character has at most three bytes, in as many ids or fewer
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
@@ -50,6 +51,7 @@ class StreamDecoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
         # Ids of the last piece returned, then those not yet returned: the decoder may treat the start of a text
         # differently, so new ids are decoded behind the previous piece.
         self._ids: list[int] = []
@@ -57,9 +59,13 @@ class StreamDecoder:
 
     def push(self, token_id: int) -> str:
         """The text that this id completes; empty while a character is unfinished."""
+        if token_id in self._special:
+            return ""
         self._ids.append(token_id)
         piece = self._pending()
-        return "" if piece.endswith(_HALF_CHARACTER) else self._take(piece)
+        if not piece.endswith(_HALF_CHARACTER):
+            return self._take(piece)
+        return self._take_certain() if len(self._ids) - self._returned > _MOST_PENDING else ""
 
     def flush(self) -> str:
         """The text still held back, an unfinished character as U+FFFD."""
@@ -73,6 +79,19 @@ class StreamDecoder:
             self._ids = self._ids[self._returned :]
             self._returned = len(self._ids)
         return piece
+
+    def _take_certain(self) -> str:
+        """What no later id can change of bytes that make no characters, so that they are not held for ever.
+
+        All but the last ids, cut where the two parts' texts join to the whole: a character may span some ids.
+        """
+        whole, context = self._decode(self._ids), self._decode(self._ids[: self._returned])
+        for cut in range(len(self._ids) - _TAIL, self._returned, -1):
+            head = self._decode(self._ids[:cut])
+            if head + self._decode(self._ids[cut:]) == whole:
+                self._ids, self._returned = self._ids[self._returned :], cut - self._returned
+                return head[len(context) :]
+        return ""
 
     def _decode(self, ids: Sequence[int]) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=True))
