@@ -9,7 +9,11 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -89,26 +93,65 @@ def test_empty_key_does_not_open_the_door(bundle: Path) -> None:
         run("serve", bundle, "--api-key", "")
 
 
-def test_serve_says_where_it_answers_and_sigterm_lets_a_stream_end(bundle: Path) -> None:
+QUESTION = [{"role": "user", "content": "What is 12 plus 30?"}]
+
+
+@contextmanager
+def serving(bundle: Path, *words: str, drain_s: int = 30) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """``trt-eagle3 serve`` as a process, and its port, once it says that it answers."""
     (port,) = free_ports(1)
-    words = ["serve", str(bundle), "--port", str(port), "--set", "log_prompts=true"]
-    program = [sys.executable, "-c", "from trt_eagle3.cli import main; main()", *words]
+    code = f"from trt_eagle3 import cli; from trt_eagle3.serving import app; app._DRAIN_S = {drain_s}; cli.main()"
+    program = [sys.executable, "-c", code, "serve", str(bundle), "--port", str(port), *words]
     with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
             assert f"tiny answers on http://127.0.0.1:{port}/v1;" in process.stderr.readline()
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-            connection.request("GET", "/metrics")
-            counts = re.findall(r"^trt_eagle3_requests_total.* (\S+)$", connection.getresponse().read().decode(), re.M)
-            assert counts == ["0.0"] * 4  # the warm-up is nobody's request
-            body = {"messages": [{"role": "user", "content": "What is 12 plus 30?"}], "max_tokens": 150}
-            connection.request("POST", "/v1/chat/completions", json.dumps({**body, "ignore_eos": True, "stream": True}))
+            yield process, port
+        finally:
+            process.kill()
+
+
+def ask(port: int, **body: Any) -> http.client.HTTPConnection:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection.request("POST", "/v1/chat/completions", json.dumps({"messages": QUESTION, "ignore_eos": True, **body}))
+    return connection
+
+
+def metric(port: int, name: str) -> list[str]:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
+        connection.request("GET", "/metrics")
+        return re.findall(rf"^trt_eagle3_{name}.* (\S+)$", connection.getresponse().read().decode(), re.MULTILINE)
+
+
+def test_serve_says_where_it_answers_and_sigterm_lets_a_stream_end(bundle: Path) -> None:
+    with serving(bundle, "--set", "log_prompts=true") as (process, port):
+        assert metric(port, "requests_total") == ["0.0"] * 4  # the warm-up is nobody's request
+        with closing(ask(port, max_tokens=150, stream=True)) as connection:
             answer = connection.getresponse()
             assert b"assistant" in answer.readline()
             process.terminate()
             assert answer.read().endswith(b"data: [DONE]\n\n")
-            connection.close()
-            assert process.wait(30) in {0, -signal.SIGTERM}
-            assert "What is 12 plus 30?" in process.stderr.read()  # log_prompts asked for it
-        finally:
-            process.kill()
+        assert process.wait(30) in {0, -signal.SIGTERM}
+        assert process.stderr is not None
+        assert "What is 12 plus 30?" in process.stderr.read()  # log_prompts asked for it
+
+
+def test_answers_that_are_not_ready_when_the_server_must_stop_end_with_an_error(bundle: Path) -> None:
+    with (
+        serving(bundle, drain_s=0) as (process, port),
+        closing(ask(port)) as whole,
+        closing(ask(port, stream=True)) as s,
+    ):
+        streamed = s.getresponse()
+        deadline = time.monotonic() + 60
+        while metric(port, "requests_running") != ["2.0"]:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        process.terminate()
+        answer = whole.getresponse()
+        assert (answer.status, "stopping" in answer.read().decode()) == (503, True)
+        last = streamed.read().decode().splitlines()[-2]
+        assert "stopping" in json.loads(last.removeprefix("data: "))["error"]["message"]
+        assert process.wait(30) in {0, -signal.SIGTERM}
+        assert process.stderr is not None
+        assert process.stderr.read() == ""

@@ -38,6 +38,8 @@ __all__ = ["make_app", "serve"]
 
 _log = logging.getLogger("trt_eagle3")
 _DRAIN_S = 30
+_FLUSH_S = 5  # to send what is left to say
+_UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # nginx would hold a stream back
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
@@ -59,12 +61,24 @@ def serve(bundle: Path, *, serving: ServingConfig, host: str, port: int, api_key
         stack.callback(engine.close)
         seconds = warm_up(engine)
         app = make_app(engine, serving, api_key)
-        config = uvicorn.Config(app, timeout_graceful_shutdown=_DRAIN_S, log_level="warning")
+        config = uvicorn.Config(app, timeout_graceful_shutdown=_DRAIN_S + _FLUSH_S, log_level="warning")
         for place in sockets:
             place.listen(config.backlog)
         name, where = engine.record.config.name, f"[{host}]" if ":" in host else host
         _log.info("%s answers on http://%s:%d/v1; warm-up took %.1f s", name, where, port, seconds)
-        uvicorn.Server(config).run(sockets)
+        _Server(config, engine).run(sockets)
+
+
+class _Server(uvicorn.Server):
+    """Tells those whose answers are not ready in time, rather than cut them off."""
+
+    def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
+        super().__init__(config)
+        self._engine = engine
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().call_later(_DRAIN_S, self._engine.close)
+        await super().shutdown(sockets)
 
 
 def _bind(host: str, port: int) -> list[socket.socket]:
@@ -132,7 +146,7 @@ class _Front:
             if body.stream:
                 first = await anext(chunks)  # what is wrong with a prompt comes out here, as a status
                 events = _events(body, completion, answer, first, chunks)
-                return StreamingResponse(events, media_type="text/event-stream")
+                return StreamingResponse(events, headers=_UNBUFFERED, media_type="text/event-stream")
             async for _ in chunks:
                 pass
         finally:
@@ -180,7 +194,7 @@ async def _within(answer: Answer, seconds: float) -> AsyncGenerator[Chunk]:
             if chunk.finish_reason == "cancelled":
                 if loop.time() >= end.when():
                     raise TimeoutError(f"it took longer than {seconds:g} s.")
-                raise OverloadedError("cancelled: the client hung up, or the engine is being closed.")
+                raise OverloadedError("cancelled: the client hung up, or the server is stopping.")
             yield chunk
     finally:
         end.cancel()
