@@ -30,9 +30,9 @@ _ALIASES = "ALIASED_PLUGIN_IO_10_03"
 
 
 class _Settings(SimpleNamespace):
-    def __init__(self, *, takes_cache: bool) -> None:
+    def __init__(self, *, takes_cache: bool, takes_shapes: bool) -> None:
         super().__init__(flags=set(), cleared=set(), features={}, profiles=[], pools={}, cache=None)
-        self._takes_cache = takes_cache
+        self._takes_cache, self._takes_shapes = takes_cache, takes_shapes
 
     def set_flag(self, flag: Any) -> None:
         self.flags.add(flag.name)
@@ -46,8 +46,9 @@ class _Settings(SimpleNamespace):
     def set_memory_pool_limit(self, pool: Any, pool_size: int) -> None:
         self.pools[pool.name] = pool_size
 
-    def add_optimization_profile(self, profile: Any) -> None:
+    def add_optimization_profile(self, profile: Any) -> int:
         self.profiles.append(profile)
+        return len(self.profiles) - 1 if self._takes_shapes else -1
 
     def create_timing_cache(self, serialized_timing_cache: bytes) -> Any:
         return SimpleNamespace(known=serialized_timing_cache, serialize=lambda: serialized_timing_cache + b"+")
@@ -163,7 +164,8 @@ class _Builder:
         return self._made.strict("INetworkDefinition", SimpleNamespace(num_layers=2, get_layer=layers.__getitem__))
 
     def create_builder_config(self) -> Any:
-        self._made.trt.seen.settings = _Settings(takes_cache=self._made.does("takes_cache"))
+        does = {name: self._made.does(name) for name in ("takes_cache", "takes_shapes")}
+        self._made.trt.seen.settings = _Settings(**does)
         return self._made.strict("IBuilderConfig", self._made.trt.seen.settings)
 
     def create_optimization_profile(self) -> Any:
@@ -190,7 +192,8 @@ def fake_tensorrt(version: str, **behaviour: bool) -> Any:
     """The module; ``module.seen`` has the last ``network`` flags, ``settings`` and ``layers``, and all ``graphs``.
 
     Args:
-        behaviour: what fails if False: ``starts``, ``parses``, ``builds``, ``takes_cache``, ``takes_profile``.
+        behaviour: what fails if False: ``starts``, ``parses``, ``builds``, ``takes_cache``,
+            ``takes_shapes`` (of a profile, at build), ``takes_profile`` (of a context).
     """
     seen = SimpleNamespace(graphs=[], contexts=[])
     trt = SimpleNamespace(__version__=version, float32="float32", float16="float16", seen=seen)

@@ -322,6 +322,7 @@ def test_bfloat16_needs_tensorrt_10(install: Install, tmp_path: Path) -> None:
     [
         ({"parses": False}, "TensorRT cannot read the graph: node 3: no importer for Foo"),
         ({"builds": False}, "cannot build an engine: TensorRT: 4: no kernel fits"),
+        ({"takes_shapes": False}, "profile generation: TensorRT: it gave no reason"),
     ],
 )
 def test_tensorrts_refusals_are_one_line(

@@ -121,7 +121,8 @@ def _settings(
         shapes = builder.create_optimization_profile()
         for name, bounds in profile.shapes.items():
             shapes.set_shape(name, *bounds)
-        settings.add_optimization_profile(shapes)
+        if settings.add_optimization_profile(shapes) < 0:
+            log().fail(f"profile {profile.name}", _FIX)
     return settings
 
 
