@@ -486,7 +486,10 @@ def test_planted_fault_pages_known_by_their_length_alone_are_caught(monkeypatch:
 
 
 @pytest.mark.parametrize("when", ["prefill", "decode"])
-def test_sequence_whose_logits_are_no_numbers_fails_alone(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_sequence_whose_logits_are_no_numbers_fails_alone(
+    when: str, value: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = solo(0)
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
     scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: CHAIN)
@@ -494,11 +497,11 @@ def test_sequence_whose_logits_are_no_numbers_fails_alone(when: str, monkeypatch
     say_first, judge = Decoder._say_first, decoder_module.judge
 
     def overflow_first(self: Decoder, chunks: Any, logits: torch.Tensor) -> None:
-        logits[[s is bad for s, _ in chunks], 1] = torch.nan
+        logits[[s is bad for s, _ in chunks], 1] = value
         say_first(self, chunks, logits)
 
     def overflow(sequences: Any, proposal: Any, logits: torch.Tensor, counts: Any) -> Any:
-        logits[[s is bad for s in sequences], -1, 1] = torch.nan
+        logits[[s is bad for s in sequences], -1, 1] = value
         return judge(sequences, proposal, logits, counts)
 
     scheduler.add(good)

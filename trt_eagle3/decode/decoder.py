@@ -151,7 +151,7 @@ class Decoder:
         ends = [i for i, (s, count) in enumerate(chunks) if not s.tokens and s.length + count == s.num_prefill]
         if ends:
             firsts = torch.stack([chunks[i][0].sampler.first(logits[i]) for i in ends])
-            said = firsts.masked_fill(logits[ends].amax(dim=1).isnan(), -1).tolist()
+            said = firsts.masked_fill(~logits[ends].amax(dim=1).isfinite(), -1).tolist()
             for i, token in zip(ends, said, strict=True):
                 chunks[i][0].say((token,) if token >= 0 else ())
 
@@ -267,8 +267,8 @@ class Decoder:
 def no_numbers() -> EngineFailedError:
     """What to say of a sequence whose logits are no numbers."""
     return EngineFailedError(
-        "the target's logits are not numbers: its activations overflowed. Of a float16 build, set engine.residual: "
-        "float32 or engine.dtype: bfloat16; otherwise: trt-eagle3 validate BUNDLE"
+        "the target's logits are not finite numbers: its activations overflowed. Of a float16 build, set "
+        "engine.residual: float32 or engine.dtype: bfloat16; otherwise: trt-eagle3 validate BUNDLE"
     )
 
 

@@ -35,7 +35,7 @@ def judge(
             mask = proposal.mask[i, :count, :count]
             verdict = s.sampler.verdict(logits[i, :count], tokens[i, :count], parents[i, :count], mask)
             chances[i, :count], bonus[i, :count] = verdict.accept, verdict.bonus
-    known = torch.stack([tokens, parents, bonus.masked_fill(best.isnan(), _NO_TOKEN)])
+    known = torch.stack([tokens, parents, bonus.masked_fill(~best.isfinite(), _NO_TOKEN)])
     rows = known.tolist() if chances is None else torch.cat([known.double(), chances[None]]).tolist()
     found = []
     for i, (s, count) in enumerate(zip(sequences, counts, strict=True)):
