@@ -1,6 +1,7 @@
 #include "arguments.h"
 
 #include <climits>
+#include <cmath>
 
 namespace trt_eagle3 {
 namespace {
@@ -47,6 +48,8 @@ TreeAttentionParams tree_params(const te3_tree_attention_args& a, Check* check) 
               [&] { return "path: unknown " + std::to_string(a.path); });
   check->that(a.num_splits >= 0,
               [&] { return "num_splits: must not be negative, got " + std::to_string(a.num_splits); });
+  check->that(a.scale > 0.0f && std::isfinite(a.scale),  // what is hidden scores -inf before it is scaled
+              [&] { return "scale: must be positive, got " + std::to_string(a.scale); });
   check->that(batch * heads_kv <= 65535,
               [&] { return "B * Hkv: at most 65535, got " + std::to_string(batch * heads_kv); });
   if (!check->ok()) return p;

@@ -83,6 +83,7 @@ class TreeAttention final : public Description {
       if (v[i].integer > 0) continue;
       return std::string(attributes[i].name) + ": must be positive, got " + std::to_string(v[i].integer);
     }
+    if (!(v[kScale].real > 0.0f)) return "scale: must be positive, got " + std::to_string(v[kScale].real);
     if (v[kNumHeads].integer % v[kNumKVHeads].integer != 0) {
       return "num_heads: must be a multiple of num_kv_heads = " + std::to_string(v[kNumKVHeads].integer) + ", got " +
              std::to_string(v[kNumHeads].integer);

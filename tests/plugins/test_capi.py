@@ -104,6 +104,8 @@ def test_sound_arguments_get_as_far_as_the_device_check(library: ctypes.CDLL) ->
         ({"mask": 7}, "mask: unknown kind 7"),
         ({"path": 9}, "path: unknown 9"),
         ({"num_splits": -1}, "num_splits: must not be negative"),
+        ({"scale": 0.0}, "scale: must be positive, got 0.000000"),
+        ({"scale": float("nan")}, "scale: must be positive, got nan"),
         ({"out": tensor(BF16, 8, 512)}, "out: must not be q's memory"),
         ({"page_table": tensor(I32, 2, 1 << 27)}, "sizes: slots, P * page_size + M and N * Hq must fit 32 bits"),
         ({"k_cache": tensor(BF16, 1 << 32, 2, 64), "v_cache": tensor(BF16, 1 << 32, 2, 64)}, "sizes: slots"),

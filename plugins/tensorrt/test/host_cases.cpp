@@ -206,6 +206,8 @@ void check_refused_attributes() {
   refuse("TreeAttention", {{"num_heads", 4}, {"num_kv_heads", 2}, {"page_size", 0}, {"scale", 0.1}},
          "page_size: must be positive");
   refuse("TreeAttention", {{"num_heads", 4}, {"num_kv_heads", 2}, {"page_size", 16}}, "scale: missing");
+  refuse("TreeAttention", {{"num_heads", 4}, {"num_kv_heads", 2}, {"page_size", 16}, {"scale", 0.0}},
+         "scale: must be positive");
   const auto no_epsilon = driver::create("QKNormMRope", {{"num_heads", 4}, {"num_kv_heads", 2}, {"head_dim", 64}});
   check(!no_epsilon->output_shapes(qk_norm_mrope(DataType::kHALF, true, 2, 3, 4, 2, 64).in).has_value(),
         "QKNormMRope: norms without epsilon are refused");
