@@ -159,7 +159,7 @@ class Server:
                 found[f"{name}{{{','.join(own)}}}" if own else name] = float(value)
         return found
 
-    def wait_for_prompts(self, count: int, seconds: float = 10) -> None:
+    def wait_for_prompts(self, count: int, seconds: float = 60) -> None:
         """Until ``count`` requests were accepted since the first start; ``log_prompts`` must be set.
 
         Metrics are published now and then only, and a gauge may rise and fall unseen; a line in the log stays.
@@ -169,7 +169,7 @@ class Server:
             assert time.monotonic() < deadline, f"{found} requests after {seconds} s, expected {count}"
             time.sleep(0.02)
 
-    def wait_for_metrics(self, holds: Callable[[dict[str, float]], bool], seconds: float = 10) -> dict[str, float]:
+    def wait_for_metrics(self, holds: Callable[[dict[str, float]], bool], seconds: float = 60) -> dict[str, float]:
         """The first metrics that ``holds``, which should be of counters: a gauge may rise and fall unseen."""
         deadline = time.monotonic() + seconds
         while not holds(found := self.metrics()):
