@@ -26,5 +26,5 @@ curl --silent "$model/generate_stream" -d @- <<<"{\"text_input\": \"What do you 
 printf 'A file on the server, refused:\n'
 curl --silent "$model/generate" -d '{"text_input": "What do you see?", "image_url": "file:///etc/passwd"}'
 printf '\n\nWhat the server says of itself:\n'
-sleep 0.5
+sleep 1
 curl --silent "http://127.0.0.1:$METRICS_PORT/metrics" | grep -E '^trt_eagle3_(acceptance_length|generated_tokens_total|kv_pages|requests_total)'
