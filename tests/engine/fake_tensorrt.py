@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
@@ -177,7 +179,10 @@ class _Builder:
         if monitor := getattr(settings, "progress_monitor", None):
             monitor.phase_start("building", None, 4)
             for step in range(4):
-                monitor.step_complete("building", step)
+                if step == 1 and not self._made.does("goes_on"):
+                    os.kill(os.getpid(), signal.SIGINT)
+                if not monitor.step_complete("building", step):
+                    return None
             monitor.phase_finish("building")
         if hasattr(trt.PreviewFeature, _ALIASES) and not settings.features.get(_ALIASES):
             self._logger.log(trt.ILogger.ERROR, f"Aliased I/O used by a plugin but {_ALIASES} is off")
@@ -192,8 +197,8 @@ def fake_tensorrt(version: str, **behaviour: bool) -> Any:
     """The module; ``module.seen`` has the last ``network`` flags, ``settings`` and ``layers``, and all ``graphs``.
 
     Args:
-        behaviour: what fails if False: ``starts``, ``parses``, ``builds``, ``takes_cache``,
-            ``takes_shapes`` (of a profile, at build), ``takes_profile`` (of a context).
+        behaviour: what fails if False: ``starts``, ``parses``, ``builds``, ``goes_on`` (else Ctrl-C in a build),
+            ``takes_cache``, ``takes_shapes`` (of a profile, at build), ``takes_profile`` (of a context).
     """
     seen = SimpleNamespace(graphs=[], contexts=[])
     trt = SimpleNamespace(__version__=version, float32="float32", float16="float16", seen=seen)

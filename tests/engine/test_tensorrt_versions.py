@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -111,6 +112,17 @@ def test_refused_profile_is_no_context(install: Install, version: str) -> None:
 def test_creators_are_looked_up_as_the_registry_has_it(install: Install, version: str) -> None:
     install(version)
     assert find_creator("Linear", "2") == ("Linear", "2", "")
+
+
+def test_interrupted_build_stops_at_once_and_leaves_nothing(install: Install, tmp_path: Path) -> None:
+    install("11.1", goes_on=False)
+    told: list[str] = []
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        build(tiny_config(engine=ENGINE, draft=None), output=tmp_path, show=told.append)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert told[-1] == "target: building, 50 %"
+    assert not list(tmp_path.glob("tiny*"))
 
 
 def test_timing_cache_of_another_gpu_is_left_aside(install: Install, tmp_path: Path) -> None:

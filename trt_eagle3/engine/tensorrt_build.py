@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,14 +83,33 @@ def build_engine(
     wide = float32_nodes(onnx.load(onnx_file, load_external_data=False))
     settings = _settings(builder, network, profiles, config, wide)
     _read_timing_cache(settings, timing_cache)
-    show_progress(settings, show)
     show("timing kernels")
-    plan = builder.build_serialized_network(network, settings)
+    with _interrupt_noted() as interrupted:
+        show_progress(settings, show, interrupted)
+        plan = builder.build_serialized_network(network, settings)
     if plan is None:
         messages.fail(f"{onnx_file}: cannot build an engine", _FIX)
     write_file(engine_file, memoryview(plan))
     write_file(timing_cache, bytes(memoryview(settings.get_timing_cache().serialize())))
     return _inspect(engine_file, plan, profiles, time.perf_counter() - start)
+
+
+@contextmanager
+def _interrupt_noted() -> Iterator[Callable[[], bool]]:
+    """Within the block Ctrl-C is noted, and raised when it ends: raised in what TensorRT calls it would be lost.
+
+    Only the main thread is told of Ctrl-C; in another one nothing changes.
+    """
+    noted = threading.Event()
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, lambda *_: noted.set()) if is_main else None
+    try:
+        yield noted.is_set
+    finally:
+        if is_main:
+            signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+    if noted.is_set():
+        raise KeyboardInterrupt
 
 
 def _refuse(parser: Any, onnx_file: Path) -> None:

@@ -177,8 +177,8 @@ def read_weights(refitter: Any, parser: Any, onnx_file: str) -> bool:
     return bool(parser.refit_from_file(onnx_file) and refitter.refit_cuda_engine())
 
 
-def show_progress(config: Any, show: Callable[[str], object]) -> None:
-    """Have the builder tell ``show`` how far its outermost phase is; nothing before TensorRT 10."""
+def show_progress(config: Any, show: Callable[[str], object], stop: Callable[[], bool]) -> None:
+    """Have the builder tell ``show`` how far its outermost phase is, and end when it must ``stop``; from 10 on."""
     trt = tensorrt()
     if not hasattr(trt, "IProgressMonitor"):
         return
@@ -195,7 +195,7 @@ def show_progress(config: Any, show: Callable[[str], object]) -> None:
         def step_complete(self, phase_name: str, step: int) -> bool:
             if total := self._steps.get(phase_name):  # ``step`` is done, and the first is 0
                 show(f"{phase_name}, {100 * (step + 1) // total} %")
-            return True
+            return not stop()
 
         def phase_finish(self, phase_name: str) -> None:
             self._steps.pop(phase_name, None)
