@@ -303,6 +303,23 @@ def test_client_that_hangs_up_stops_its_request(
     assert caplog.text == ""
 
 
+def test_every_accepted_request_is_counted_once(narrow: Engine) -> None:
+    with serving(narrow) as site:
+        site.chat(messages=QUESTION)  # one at a time: what other tests left behind has ended
+        before = narrow.metrics().requests
+        with site.hang_up_later({**LONG, "stream": True}):
+            _wait(lambda: narrow.metrics().running == 1)
+        _wait(lambda: narrow.metrics().running == 0)
+        site.chat(messages=QUESTION)
+        site.events(messages=QUESTION)
+        site.chat(messages=QUESTION, max_tokens=2)
+        site.chat(messages=picture("data:image/png;base64,AAAA"))
+        site.chat(messages=QUESTION, n=2)  # refused at the door
+    after = narrow.metrics().requests
+    grown = {outcome: count - before.get(outcome, 0) for outcome, count in after.items()}
+    assert grown == {"cancelled": 1, "stop": 2, "length": 1, "error": 1}
+
+
 def test_request_that_takes_too_long_is_ended(engine: Engine) -> None:
     with serving(engine, ServingConfig(max_request_s=0.2)) as site:
         status, text, _ = site.request("POST", "/v1/chat/completions", LONG)
