@@ -210,6 +210,18 @@ def test_wrapped_and_older_names_are_read(tmp_path: Path) -> None:
     assert torch.equal(read_tensor(manifest.tensors["fc_norm.1.weight"]), weights["fc_norm.1.weight"])
 
 
+def test_a_new_part_of_a_pickled_draft_is_read_anew(tmp_path: Path) -> None:
+    write_safeailab_draft(tmp_path)
+    state = torch.load(tmp_path / "pytorch_model.bin", weights_only=True)
+    (tmp_path / "pytorch_model.bin").unlink()
+    last = {"norm.weight": state.pop("norm.weight")}
+    torch.save(state, tmp_path / "pytorch_model-00001-of-00002.bin")
+    for scale in (1, 2):
+        torch.save({"norm.weight": last["norm.weight"] * scale}, tmp_path / "pytorch_model-00002-of-00002.bin")
+        norm = read_draft(tmp_path, target_spec(), cache=tmp_path / "cache").tensors["norm.weight"]
+        assert torch.equal(read_tensor(norm), last["norm.weight"] * scale)
+
+
 def test_a_head_that_is_its_own_embedding(tmp_path: Path) -> None:
     write_speculators_draft(tmp_path, full_vocab=True, tie_word_embeddings=True)
     tensors = load_file(tmp_path / "model.safetensors")

@@ -93,7 +93,7 @@ def _index(directory: Path, cache: Path | None) -> Mapping[str, TensorRef]:
 
 def _converted(pickles: list[Path], cache: Path | None) -> Path:
     """The folder of a safetensors copy of each of ``pickles``."""
-    folder = cached_file(pickles[0], "", cache)
+    folder = cached_file(pickles, "", cache)
     for pickle in pickles:
         file = folder / f"{pickle.stem}.safetensors"
         if not file.is_file():

@@ -50,7 +50,7 @@ def resolve_vocabulary(facts: Facts, cache: Path | None) -> TensorRef | None:
         )
     _check_ids(facts, stored, stored, vocab)
     facts.sources["d2t"] = Source("override", "absolute ids, converted to offsets")
-    file = cached_file(ref.file, "d2t.safetensors", cache)
+    file = cached_file([ref.file], "d2t.safetensors", cache)
     write_tensors(file, {"d2t": array_content(stored - np.arange(drafted))})
     return open_index(file.parent)["d2t"]
 

@@ -113,15 +113,15 @@ def write_tensors(file: Path, contents: Mapping[str, Content]) -> None:
             partial.unlink()
 
 
-def cached_file(source: Path, name: str, cache: Path | None) -> Path:
-    """Where what was derived from ``source`` is kept: a place that changes when ``source`` does.
+def cached_file(sources: Iterable[Path], name: str, cache: Path | None) -> Path:
+    """Where what was derived from ``sources`` is kept: a place that changes when one of them does.
 
     Args:
         cache: the folder for all such files; by default ``trt-eagle3`` in the user's cache.
     """
     root = cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "trt-eagle3"
-    stat = source.stat()
-    key = f"{source.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}"
+    stats = [(source.resolve(), source.stat()) for source in sources]
+    key = "\0".join(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}" for path, stat in stats)
     return root / hashlib.sha256(key.encode()).hexdigest()[:16] / name
 
 
