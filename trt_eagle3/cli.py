@@ -142,6 +142,7 @@ def generate(bundle: Path, prompt: str, as_json: bool, stats: bool, no_speculati
 @click.option("--suite", type=click.Choice(SUITES), default="quick", show_default=True, help="The bundled prompts.")
 @click.option("--prompts", type=click.Path(path_type=Path), help="JSON list of prompts, instead of the bundled ones.")
 @click.option("--compare", is_flag=True, help="Two bundles A B: hold B against A instead of PyTorch.")
+@click.option("--target-only", is_flag=True, help="With --compare: leave the drafts out, as where only one has one.")
 @click.option("--target", help="The target's checkpoint, if it is not where the build found it.")
 @click.option("--draft", help="The draft's checkpoint, likewise.")
 @click.option("--thresholds", type=click.Path(path_type=Path), help="YAML mapping of tolerances to values.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,12 @@ import pytest
 from tests.parity.planting import MANIFEST, SPEC
 from tests.tiny import ROOT, build_tiny
 from trt_eagle3.parity import run, sampling_check
-from trt_eagle3.parity.board import GATES
+from trt_eagle3.parity.board import GATES, Board
 from trt_eagle3.parity.record import RecordingEngine
 from trt_eagle3.parity.run import Validation
 from trt_eagle3.parity.summary import Found
-from trt_eagle3.parity.workload import Case
+from trt_eagle3.parity.token_check import Mismatch
+from trt_eagle3.parity.workload import Case, picture
 from trt_eagle3.prompts import Question, read_questions
 
 TREE = {"mode": "tree", "steps": 3, "topk": 3, "num_draft_tokens": 10}
@@ -33,16 +35,37 @@ def case(name: str = "two images") -> Case:
     return Case(name, "images", Question("What changed, and why is the sky so blue in the second?", images))
 
 
-def without_sampling(patch: pytest.MonkeyPatch) -> None:
-    """Leave the gates on sampling out."""
-    patch.setattr(run, "sample_cases", lambda *_: [])
-    patch.setattr(run, "check_sampling", lambda board, *_: board.skip([g for g in GATES if "sampling" in g], ""))
+OPTIONAL = ("files", "batch", "sampling")
+"""Stages that take long, or would see a planted weight before the gate that it is planted for."""
 
 
-def inspect(engine: RecordingEngine, patch: pytest.MonkeyPatch, *, sampled: bool = True) -> Found:
-    """Validate with one prompt, twice where sampling is looked at; ``sampled``: whether it is."""
-    cases = [case(), case("once more")] if sampled else [case()]
-    if not sampled:
-        without_sampling(patch)
+def without(patch: pytest.MonkeyPatch, *stages: str) -> None:
+    """Leave some of ``OPTIONAL`` out."""
+
+    def skip(*gates: str) -> Callable[..., list[Mismatch]]:
+        def check(board: Board, *_: object) -> list[Mismatch]:
+            board.skip(gates, "left out")
+            return []
+
+        return check
+
+    if "files" in stages:
+        patch.setattr(run, "check_files", skip("bundle.files"))
+    if "batch" in stages:
+        patch.setattr(run, "answer_together", lambda *_: None)
+        patch.setattr(run, "check_together", skip(*(g for g in GATES if g.startswith("batch."))))
+    if "sampling" in stages:
+        patch.setattr(run, "sample_cases", lambda *_: [])
+        patch.setattr(run, "check_sampling", skip(*(g for g in GATES if g.startswith("sampling."))))
+
+
+def inspect(engine: RecordingEngine, patch: pytest.MonkeyPatch, looks: Sequence[str] = ()) -> Found:
+    """Validate with one prompt, several where a stage wants them; ``looks``: those of ``OPTIONAL`` that run."""
+    cases = [case()]
+    if looks:
+        cases.append(case("once more"))
+    if "batch" in looks:
+        cases += [Case(f"picture {i}", "image", Question("What is this?", [picture(i)])) for i in (5, 6, 7)]
+    without(patch, *(stage for stage in OPTIONAL if stage not in looks))
     patch.setattr(sampling_check, "_DRAWS", 1000)
     return Validation(engine).run(cases, MAX_TOKENS, SPEC, MANIFEST)

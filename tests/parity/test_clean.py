@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.decode.bundle import config_of, save_pair
-from tests.parity.conftest import without_sampling
+from tests.parity.conftest import without
 from tests.tiny import build_tiny
 from trt_eagle3.parity import sampling_check
 from trt_eagle3.parity.board import GATES
@@ -124,7 +124,7 @@ def test_tiny_pair_passes_on_every_backend(backend: str, tmp_path: Path, monkeyp
 @given(pair=pairs())
 def test_random_pairs_pass_every_gate(pair: Pair) -> None:
     with pytest.MonkeyPatch.context() as patch, pair.open() as engine:
-        without_sampling(patch)
+        without(patch, "sampling")
         case = Case("drawn", "drawn", QUESTIONS[pair.question])
         found = Validation(engine).run([case], 16, *read_sources(engine))
     assert found.diagnosis is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from dataclasses import dataclass
@@ -16,9 +17,15 @@ from tests.parity.faults import FAULTS
 from tests.parity.planting import plant_in
 from tests.tiny import ROOT, TARGET, build_tiny, tiny_config
 from trt_eagle3.cli import main
+from trt_eagle3.decode.plan import TUNING_FILE, TuningEntry, TuningTable
 from trt_eagle3.decode.sampling import Sampling
+from trt_eagle3.engine.bundle import read_bundle
+from trt_eagle3.engine.machine import machine_name
 from trt_eagle3.parity import plots, sampling_check
+from trt_eagle3.parity.record import RecordingEngine
+from trt_eagle3.parity.sources import read_sources
 from trt_eagle3.pipeline import build
+from trt_eagle3.places import TABLE_FILE
 
 PROMPTS = ROOT / "examples/tiny/images/questions.json"
 
@@ -67,7 +74,8 @@ def test_sound_bundle_is_exit_0_and_leaves_its_report_in_the_bundle(
 ) -> None:
     ended = validate(bundle, "--prompts", prompts, "--junit", tmp_path / "gates.xml")
     assert ended.code == 0
-    assert "gates hold, 0 failed; 1 prompt, 32 tokens, 0 ties" in ended.out
+    assert re.search(r"gates hold, 0 failed, \d skipped; 1 prompt, 32 tokens, 0 ties", ended.out)
+    assert "not checked: sequences longer than" in ended.out
     assert f"wrote {bundle / 'parity/report.html'}" in ended.out
     assert json.loads((bundle / "parity/report.json").read_text())["passed"] is True
     assert (tmp_path / "gates.xml").read_text().startswith("<?xml")
@@ -95,14 +103,14 @@ def test_faulty_bundle_is_exit_1_with_one_line_that_names_the_tensor(
     validate, bundle: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planted = plant_in(bundle, tmp_path, monkeypatch)
-    FAULTS["norm skipped"].plant(planted)
+    FAULTS["attention scale"].plant(planted)
     ended = validate(planted.bundle, "--prompts", prompts, "--output", tmp_path / "report", "--json")
     assert ended.code == 1
     report = json.loads(ended.out)
     assert report["passed"] is False
-    assert report["diagnosis"]["tensor"] == "layers.4.post_attention_layernorm"
+    assert report["diagnosis"]["tensor"] == "layers.1.self_attn.out"
     assert ended.err.count("\n") == 1
-    assert "first in target: layers.4.post_attention_layernorm" in ended.err
+    assert "first in target: layers.1.self_attn.out" in ended.err
     assert (tmp_path / "report/report.html").is_file()
     assert not (planted.bundle / "parity/report.json").is_file() or bundle != planted.bundle
 
@@ -187,6 +195,54 @@ def test_two_bundles_are_compared(validate, bundle: Path, prompts: Path, tmp_pat
     assert gates["sampling.tokens"] == gates["target.layer_steps"] == "skipped"
 
 
+def test_bundles_of_which_one_has_a_draft_are_compared_only_where_that_is_asked_for(
+    validate, bundle: Path, prompts: Path, tmp_path: Path
+) -> None:
+    plain = build_tiny(tmp_path, draft=None, limits={"max_seq_len": 128, "max_visual_tokens": 64})
+    for pair in ((bundle, plain), (plain, bundle)):
+        ended = validate("--compare", *pair, "--prompts", prompts)
+        assert ended.code == 2
+        assert f"{bundle} has a draft, {plain} has none" in ended.err
+        assert "--target-only" in ended.err
+    ended = validate("--compare", bundle, plain, "--target-only", "--prompts", prompts, "--output", tmp_path / "report")
+    assert ended.code == 0
+    assert "draft.acceptance (the targets alone were compared)" in " ".join(ended.out.split())
+    assert "Not checked" in (tmp_path / "report/compare.html").read_text()
+
+
+def test_table_beside_engines_is_no_file_of_the_checkpoint(bundle: Path, tmp_path: Path) -> None:
+    """As in a TensorRT bundle, whose record names that one file."""
+    shutil.copytree(bundle, tmp_path / "engines")
+    shutil.copy(next((bundle / "weights/target").iterdir()), tmp_path / "engines" / TABLE_FILE)
+    raw = json.loads((bundle / "bundle.json").read_text())
+    (recorded,) = raw["sources"]["target"]["files"].values()
+    raw["sources"]["target"]["files"] = {TABLE_FILE: {**recorded, "size": recorded["size"] + 1}}
+    with (tmp_path / "engines" / TABLE_FILE).open("ab") as table:
+        table.write(b" ")
+    (tmp_path / "engines/bundle.json").write_text(json.dumps(raw))
+    spec, manifest = read_sources(RecordingEngine(tmp_path / "engines"))
+    assert spec.path == TARGET
+    assert manifest is not None
+
+
+def test_tuning_that_turns_speculation_off_leaves_it_validated(
+    validate, bundle: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = plant_in(bundle, tmp_path, monkeypatch)
+    off = TuningEntry(batch_size=1, num_draft_tokens=1, tokens_per_second={}, cycle_ms={})
+    config = read_bundle(bundle).config
+    table = TuningTable(
+        measured_at="", machine=machine_name("cpu"), speculation=config.speculation, acceptance={}, entries=(off,)
+    )
+    (planted.bundle / TUNING_FILE).write_text(table.model_dump_json())
+    FAULTS["draft residual"].plant(planted)
+    ended = validate(planted.bundle, "--prompts", prompts, "--json")
+    report = json.loads(ended.out)
+    assert ended.code == 1
+    assert report["diagnosis"]["gate"] == "draft.features"
+    assert report["acceptance"]["cycles"][0] > 0
+
+
 def test_faulty_second_bundle_of_a_comparison_is_exit_1(
     validate, bundle: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +266,7 @@ def test_target_alone_is_validated_without_draft_gates(validate, prompts: Path, 
         (("one", "two"), "one bundle; two need --compare"),
         (("--compare", "one"), "two bundles, A and B"),
         (("--compare", "one", "two", "--float64"), "--compare has none"),
+        (("one", "--target-only"), "--target-only goes with --compare"),
         (("nowhere",), "no bundle here"),
         (("nowhere", "--thresholds", "none.yaml"), "cannot read the thresholds"),
     ],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parity.conftest import LIMITS, TREE, inspect
+from tests.parity.conftest import LIMITS, OPTIONAL, TREE, inspect
 from tests.parity.faults import DOCUMENT, FAULTS, with_tables
 from tests.parity.planting import plant_in
 from tests.tiny import build_tiny
@@ -22,7 +22,7 @@ def test_planted_fault_is_caught_and_named(
     fault = FAULTS[name]
     planted = plant_in(tree_bundle, tmp_path, monkeypatch)
     fault.plant(planted)
-    found = inspect(planted.engine(), monkeypatch, sampled=fault.sampled)
+    found = inspect(planted.engine(), monkeypatch, fault.looks)
     assert found.diagnosis is not None, "no gate failed"
     assert (found.diagnosis.gate, found.diagnosis.tensor) == (fault.gate, fault.tensor)
     assert found.diagnosis.stage == GATES[fault.gate].stage
@@ -49,16 +49,20 @@ def test_bfloat16_engine_is_sound_and_its_faults_are_named(
     planted = plant_in(bfloat16_bundle, tmp_path, monkeypatch)
     if name:
         FAULTS[name].plant(planted)
-    found = inspect(planted.engine(), monkeypatch, sampled=False)
+    found = inspect(planted.engine(), monkeypatch)
     expected = (FAULTS[name].gate, FAULTS[name].tensor) if name else None
     assert (found.diagnosis and (found.diagnosis.gate, found.diagnosis.tensor)) == expected
 
 
 def test_without_a_fault_no_gate_fails(tree_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = inspect(plant_in(tree_bundle, tmp_path, monkeypatch).engine(), monkeypatch)
+    found = inspect(plant_in(tree_bundle, tmp_path, monkeypatch).engine(), monkeypatch, OPTIONAL)
     assert found.diagnosis is None
     assert {gate for gate in GATES if not found.board.measurements.get(gate)} <= {"target.top5"}, "none may be unsure"
     assert summarise(found, suite="test", reference="PyTorch").passed
+    counts = found.board.counts["batch.tokens"]
+    assert counts["most at once"] > 1, counts
+    assert counts["put off"], counts
+    assert counts["prompt rows reused"], counts
 
 
 def test_catalogue_is_large_and_reaches_every_stage() -> None:
@@ -66,7 +70,7 @@ def test_catalogue_is_large_and_reaches_every_stage() -> None:
     assert {gate for fault in FAULTS.values() for gate in (fault.gate, *fault.also)} == set(GATES), "a gate never fails"
     assert {GATES[fault.gate].stage for fault in FAULTS.values()} >= {
         *("bundle", "processor", "vision", "prefill", "decode", "target", "verify"),
-        *("draft extend", "fuse", "draft", "propose", "sampling"),
+        *("draft extend", "fuse", "draft", "propose", "batch", "sampling"),
     }
 
 

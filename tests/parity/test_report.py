@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 import jsonschema
 import pytest
 
-from tests.parity.conftest import inspect
+from tests.parity.conftest import OPTIONAL, inspect
 from tests.parity.faults import DOCUMENT, FAULTS
 from tests.parity.planting import plant_in
 from tests.tiny import ROOT
@@ -33,7 +33,7 @@ def reports(tree_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
             planted = plant_in(tree_bundle, tmp_path_factory.mktemp(name), patch)
             if name == "faulty":
                 FAULTS["transposed weight"].plant(planted)
-            found = inspect(planted.engine(), patch, sampled=name == "sound")
+            found = inspect(planted.engine(), patch, OPTIONAL if name == "sound" else ())
             made[name] = summarise(found, suite="quick", reference="PyTorch")
     return made
 
@@ -84,6 +84,28 @@ def test_page_of_a_failure_says_where_to_look(reports: dict[str, Report]) -> Non
     assert reports["faulty"].mismatches, "its tokens differ too"
     failed = [m for m in reports["faulty"].mismatches if m.verdict == "failure"]
     assert all(m.first_tensor == "layers.3.output" for m in failed)
+
+
+def test_report_says_what_was_not_checked(reports: dict[str, Report]) -> None:
+    sound = reports["sound"]
+    assert not any("sampling" in what or "batch" in what for what in sound.not_checked)
+    (first, *rest), (prompt, *_) = sound.gates, sound.prompts
+    skipped = first.model_copy(update={"status": "skipped", "reason": "no reason"})
+    other = sound.model_copy(
+        update={
+            "gates": (skipped, *rest),
+            "left_out": ("video",),
+            "prompts": (prompt.model_copy(update={"prompt_tokens": 10, "answer_tokens": 2}),),
+            "bundle": sound.bundle.model_copy(update={"draft_overrides": {"residual": '"normed"'}}),
+        }
+    )
+    expected = ("bundle.meaning (no reason)", "video", "sequences longer than 12 of max_seq_len 128 tokens")
+    assert all(part in what for part, what in zip(expected, other.not_checked, strict=True))
+    lines = "\n".join(other.lines(()))
+    assert all(what in lines and what.replace("'", "&#39;") in report_html(other) for what in other.not_checked)
+    assert "1 skipped" in lines
+    assert 'read as the config says: residual = "normed"' in lines
+    assert "1 gates were not checked" in report_html(other)
 
 
 def test_pages_are_equal_for_equal_reports(reports: dict[str, Report]) -> None:

@@ -30,6 +30,7 @@ class Answer:
         vision, plain_passes, speculative_passes: recorded runs of the vision graph, of the target while it decoded
             plainly, of all graphs while it speculated.
         accepted_lengths: tokens that each verify pass emitted.
+        text: of the plain answer, as it was streamed.
     """
 
     case: Case
@@ -40,6 +41,7 @@ class Answer:
     plain_passes: Sequence[Pass]
     speculative_passes: Sequence[Pass]
     accepted_lengths: tuple[int, ...]
+    text: str = ""
 
     @property
     def name(self) -> str:
@@ -110,6 +112,7 @@ def _answer(engine: RecordingEngine, case: Case, max_tokens: int, progress: Call
         plain_passes=[p for p in passes if p.graph == "target"],
         speculative_passes=speculative_passes,
         accepted_lengths=lengths,
+        text=plain.text,
     )
 
 
@@ -150,11 +153,11 @@ def sample_cases(
     return found
 
 
-def kept_columns(engine: RecordingEngine) -> Tensor | None:
-    """Columns of verify logits that are kept: None for all of them."""
+def kept_columns(engine: RecordingEngine, batch_size: int = 1) -> Tensor | None:
+    """Columns of verify logits of so many sequences that are kept: None for all of them."""
     vocab, speculation = engine.spec.text.vocab_size, engine.record.config.speculation
     nodes = speculation.num_draft_tokens or speculation.steps * max(1, speculation.topk) + 1
-    if vocab * nodes <= _MAX_LOGITS:
+    if batch_size * vocab * nodes <= _MAX_LOGITS:
         return None
     generator = torch.Generator().manual_seed(0)
     return torch.randperm(vocab, generator=generator)[:_KEPT_COLUMNS].sort().values

@@ -23,6 +23,7 @@ __all__ = [
     "check_meaning",
     "check_processor",
     "check_target_inputs",
+    "check_text",
     "check_vision",
     "compare_inputs",
     "expected_positions",
@@ -32,7 +33,10 @@ _READING = ("sources", "warnings")  # how a manifest was found, not what it mean
 
 
 def check_meaning(board: Board, engine: Engine, spec: TargetSpec, manifest: DraftManifest | None) -> None:
-    """The bundle's record of target and draft against the checkpoints, read again."""
+    """The bundle's record of target and draft against the checkpoints, read again; and of its engine against itself.
+
+    By the engine's type the tolerances go: a coarser one written there would loosen them all.
+    """
     pairs: list[tuple[str, Mapping[str, Any], Mapping[str, Any]]] = [
         ("target", target_to_dict(engine.spec), target_to_dict(spec))
     ]
@@ -42,6 +46,10 @@ def check_meaning(board: Board, engine: Engine, spec: TargetSpec, manifest: Draf
         wrong = [k for k in found if k not in _READING and recorded.get(k) != found[k]]
         detail = "; ".join(f"{k}: bundle {recorded.get(k)!r:.60}, checkpoint {found[k]!r:.60}" for k in wrong)
         board.add("bundle.meaning", len(wrong), "", f"{part}.{wrong[0]}" if wrong else part, None, detail)
+    made, built = engine.record.engine, engine.record.config.engine
+    wrong = [k for k in ("backend", "dtype") if getattr(made, k) != getattr(built, k)]
+    detail = "; ".join(f"{k}: engine {getattr(made, k)}, config {getattr(built, k)}" for k in wrong)
+    board.add("bundle.meaning", len(wrong), "", f"engine.{wrong[0]}" if wrong else "engine", None, detail)
 
 
 def check_processor(board: Board, reference: ProcessorReference, answer: Answer) -> ModelInputs:
@@ -53,6 +61,18 @@ def check_processor(board: Board, reference: ProcessorReference, answer: Answer)
     if not torch.equal(ours.token_ids, theirs.token_ids) or not torch.equal(ours.grid_thw, theirs.grid_thw):
         return ours  # the gates that follow look at the rest of the engine
     return theirs
+
+
+def check_text(board: Board, reference: ProcessorReference, answer: Answer) -> None:
+    """The text that was streamed; 1 where it is another one."""
+    wanted = reference.text(answer.plain)
+    at = next((i for i, pair in enumerate(zip(wanted, answer.text, strict=False)) if pair[0] != pair[1]), None)
+    at = min(len(wanted), len(answer.text)) if at is None else at
+    differ = wanted != answer.text
+    detail = (
+        f"at character {at}: expected {wanted[at : at + 20]!r}, got {answer.text[at : at + 20]!r}" if differ else ""
+    )
+    board.add("tokens.text", int(differ), answer.name, "text", None, detail)
 
 
 def compare_inputs(board: Board, ours: ModelInputs, theirs: ModelInputs, case: str) -> None:

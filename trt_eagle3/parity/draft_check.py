@@ -35,6 +35,9 @@ def check_draft(
         _check_answer(board, reference, t, record, acceptance)
         records.append(record)
         progress()
+    if not any(c.verify is not None and len(c.rows) for record in records for c in record.cycles):
+        detail = "no answer had a tree drafted and verified: nothing of speculation was checked"
+        board.add("draft.proposals", float("inf"), "", "proposals", None, detail)
     _compare_acceptance(board, acceptance)
     return records
 

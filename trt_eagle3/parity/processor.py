@@ -67,6 +67,10 @@ class ProcessorReference:
             visual_rows=out["mm_token_type_ids"][0] != 0,
         )
 
+    def text(self, token_ids: Sequence[int]) -> str:
+        """What ``transformers`` makes of the tokens of an answer, special ones left out."""
+        return str(self._processor.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
     def _video(self, source: Any) -> _Frames:
         loaded = load_video(source, self._reader.video_config)
         return _Frames(loaded.frames, loaded.times)

@@ -13,6 +13,9 @@ from torch import Tensor
 
 from trt_eagle3.decode.engine import Engine
 from trt_eagle3.decode.metrics import Meter
+from trt_eagle3.decode.plan import TUNING_FILE, Plan, read_plan
+from trt_eagle3.decode.tree import configured_tree
+from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.session import Session
 
 __all__ = ["Kept", "Pass", "RecordingEngine", "RecordingSession", "replay"]
@@ -29,10 +32,11 @@ class Pass:
 
 @dataclass
 class Kept:
-    """The record, and which columns of the target's logits go into it (None: all)."""
+    """The record, which columns of the target's logits go into it, and of which graph alone (None: of all)."""
 
     passes: list[Pass] = field(default_factory=list)
     columns: Tensor | None = None
+    only: str | None = None
 
 
 class RecordingSession:
@@ -59,6 +63,8 @@ class RecordingSession:
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run once; returns the outputs that have no static buffer."""
+        if self._kept.only not in {None, self._graph}:
+            return self._open.run(inputs)
         given = {name: _copy(tensor) for name, tensor in inputs.items() if "_cache" not in name}
         outputs = self._open.run(inputs)
         columns = self._kept.columns if self._graph == "target" else None
@@ -76,10 +82,19 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 class RecordingEngine(Engine):
-    """An engine all of whose graphs are recorded. ``kept``: the record."""
+    """An engine all of whose graphs are recorded. It speculates as configured, whatever was found to pay here.
+
+    Attributes:
+        kept: the record. plan: the configured tree, always. served: the plan of ``bench --tune``, where there is one.
+    """
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
+        config = read_bundle(path).config
+        self.plan = Plan({1: configured_tree(config.speculation)})
+        super().__init__(path, plan=self.plan)
+        tuned = (path / TUNING_FILE).exists()
+        self.served = read_plan(path, config.speculation, config.engine.device) if tuned else None
+        self._reuses = self.limits.prefix_cache
         self.limits = self.limits.model_copy(update={"prefix_cache": False})  # every row of every prompt is wanted
         self._meter = Meter(0.0)  # bundled prompts lie outside a draft's world: no warning about its acceptance
         self.kept = Kept()
@@ -93,11 +108,36 @@ class RecordingEngine(Engine):
     def _open(self, graph: str, taps: Sequence[str]) -> Session:
         return super().open_graph(graph, taps)
 
+    @property
+    def page_size(self) -> int:
+        """Rows of a KV page."""
+        return self._pages.page_size
+
+    @property
+    def num_tree_rows(self) -> int:
+        """Rows that a cycle wants beyond those of the sequence."""
+        tree = self.plan.tree_for(1) if self.manifest else None
+        return max(tree.num_nodes, tree.num_draft_rows) if tree else 1
+
+    def begin_service(self) -> None:
+        """Answer from now on as in service: prefixes are reused where the bundle does so."""
+        self._worker.close()
+        for name in ("_worker", "_scheduler", "_prefixes"):
+            vars(self).pop(name, None)
+        self.limits = self.limits.model_copy(update={"prefix_cache": self._reuses})
+
+    def leave_pages(self, count: int) -> None:
+        """Take pages away, so that sequences have ``count`` from now on; not while requests are in flight."""
+        wanted = self._pages.num_pages - 1 - count
+        if self._prefixes is not None:
+            self._prefixes.evict(max(0, wanted - self._pages.num_free))
+        self._pages.take(max(0, min(wanted, self._pages.num_free)))
+
     def release(self) -> Mapping[str, Mapping[str, Tensor]]:
         """Stop answering and let the sessions go, so that others of the same graphs fit; what was bound, by graph."""
         bound = {graph: session.bound for graph, session in self.sessions.items()}
         self.close()
-        for name in ("_worker", "_scheduler", "_decoder", "drafting", "_vision"):
+        for name in ("_worker", "_scheduler", "_prefixes", "_decoder", "drafting", "_vision"):
             vars(self).pop(name, None)
         for session in self.sessions.values():
             session.drop()

@@ -24,6 +24,7 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 1
+_NEARLY = 0.9
 
 _Number = Annotated[float, WithJsonSchema({"anyOf": [{"type": "number"}, {"const": "Infinity"}]})]
 """A number; infinity, which JSON lacks, is the text ``Infinity``."""
@@ -34,7 +35,11 @@ class _Part(BaseModel):
 
 
 class Subject(_Part):
-    """A bundle: what was checked, or what it was checked against."""
+    """A bundle: what was checked, or what it was checked against.
+
+    Attributes:
+        max_seq_len: of its limits. draft_overrides: fields that its config sets over what the draft's files say.
+    """
 
     path: str
     name: str
@@ -45,6 +50,8 @@ class Subject(_Part):
     created_at: str
     target: str
     draft: str | None
+    max_seq_len: int
+    draft_overrides: Mapping[str, str]
 
 
 class GateResult(_Part):
@@ -155,6 +162,7 @@ class Report(_Part):
     Attributes:
         mode: ``reference`` (a bundle against PyTorch) or ``compare`` (a bundle against another).
         reference: what the expected values come from, in words.
+        left_out: prompts of the suite that the bundle's limits do not take.
         margins: per token of the plain answers, the reference's top-2 margin in probability, and the verdict.
         seconds: per stage. peak_memory: bytes of this process, or None where the system does not say.
     """
@@ -173,6 +181,7 @@ class Report(_Part):
     mismatches: tuple[MismatchResult, ...]
     overrides: tuple[OverrideResult, ...]
     prompts: tuple[PromptResult, ...]
+    left_out: tuple[str, ...]
     layers: tuple[LayerError, ...]
     acceptance: AcceptanceResult | None
     margins: tuple[tuple[float, Literal["same", "tie", "failure"]], ...]
@@ -212,17 +221,39 @@ class Report(_Part):
             table.add_row(marks[g.status], g.name, measured, allowed, title)
         return table
 
+    @property
+    def not_checked(self) -> tuple[str, ...]:
+        """What a passed report does not say: gates that were skipped and why, prompts left out, rows never run."""
+        reasons: dict[str, list[str]] = {}
+        for g in self.gates:
+            if g.status == "skipped":
+                reasons.setdefault(g.reason, []).append(g.name)
+        found = [f"{', '.join(names)} ({reason})" for reason, names in reasons.items()]
+        if self.left_out:
+            found.append(f"the suite's prompts {', '.join(self.left_out)} (longer than this bundle's limits)")
+        longest = max((p.prompt_tokens + p.answer_tokens for p in self.prompts), default=0)
+        if longest < _NEARLY * self.bundle.max_seq_len:
+            found.append(f"sequences longer than {longest} of max_seq_len {self.bundle.max_seq_len} tokens")
+        return tuple(found)
+
     def lines(self, files: tuple[str, ...]) -> list[str]:
-        """What follows the table: where gates failed, what the user changed, the sum, and where the report is."""
+        """What follows the table: where gates failed, what the user changed, what was not checked, the sum, files."""
         found = [f"FAIL {g.name}: {_place(g)}" for g in self.gates if g.status == "failed"]
         found += [f"* tolerance set by the user: {o.name} = {o.used:g} instead of {o.ours:g}" for o in self.overrides]
+        found += [
+            f"the draft is read as the config says: {name} = {value}"
+            for name, value in self.bundle.draft_overrides.items()
+        ]
+        found += [f"not checked: {what}" for what in self.not_checked]
         ties = sum(m.verdict == "tie" for m in self.mismatches)
         failed = sum(g.status == "failed" for g in self.gates)
         held = sum(g.status == "passed" for g in self.gates)
         count, tokens = len(self.prompts), len(self.margins)
         asked = f"{count} prompt{'s' if count > 1 else ''}, {tokens} tokens"
         seconds = sum(self.seconds.values())
-        found.append(f"{held} gates hold, {failed} failed; {asked}, {ties} ties; {seconds:.1f} s")
+        skipped = len(self.gates) - held - failed
+        sums = f"{held} gates hold, {failed} failed, {skipped} skipped"
+        found.append(f"{sums}; {asked}, {ties} ties; {seconds:.1f} s")
         return [*found, *(f"wrote {file}" for file in files)]
 
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetSpec
@@ -19,6 +20,7 @@ from trt_eagle3.parity.checks import (
     check_meaning,
     check_processor,
     check_target_inputs,
+    check_text,
     check_vision,
     expected_positions,
 )
@@ -26,6 +28,7 @@ from trt_eagle3.parity.cycles import DraftRecord
 from trt_eagle3.parity.draft import ReferenceDraft
 from trt_eagle3.parity.draft_check import check_draft
 from trt_eagle3.parity.drafting import Acceptance, DraftReference
+from trt_eagle3.parity.integrity import check_files, check_tables
 from trt_eagle3.parity.locate import Tools, diagnose
 from trt_eagle3.parity.processor import ProcessorReference
 from trt_eagle3.parity.record import RecordingEngine
@@ -37,8 +40,9 @@ from trt_eagle3.parity.surprise import NUM_SAMPLED, SETTING, check_surprise
 from trt_eagle3.parity.target import TargetReference, VisionStates
 from trt_eagle3.parity.target_check import CheckedTarget, check_layers, check_logits, checked_target, tap_layers
 from trt_eagle3.parity.thresholds import Thresholds, read_overrides
+from trt_eagle3.parity.together import ROUNDS, answer_together, check_together
 from trt_eagle3.parity.token_check import Mismatch, check_tokens, check_verify
-from trt_eagle3.parity.workload import Case, bundled_cases, read_cases
+from trt_eagle3.parity.workload import Case, bundled_cases, left_out, read_cases
 
 __all__ = ["MAX_TOKENS", "Progress", "Validation", "run_validation", "validate"]
 
@@ -60,6 +64,7 @@ def run_validation(
     thresholds: Path | None,
     float64: bool,
     progress: Progress,
+    target_only: bool = False,
 ) -> Report:
     """What ``trt-eagle3 validate`` does: ``validate`` one bundle, or ``versus.compare`` two.
 
@@ -70,6 +75,8 @@ def run_validation(
     if len(bundles) != 1 + compare:
         wanted = "two bundles, A and B" if compare else "one bundle; two need --compare"
         raise UserError(f"validate: expected {wanted}, got {len(bundles)}")
+    if target_only and not compare:
+        raise UserError("validate: --target-only goes with --compare; a bundle against PyTorch is validated whole")
     if not compare:
         (bundle,) = bundles
         return validate(
@@ -90,6 +97,7 @@ def run_validation(
         max_tokens=MAX_TOKENS[suite],
         prompts=prompts,
         overrides=overrides,
+        target_only=target_only,
         progress=progress,
     )
 
@@ -123,7 +131,12 @@ def validate(
     check = Validation(engine, overrides, torch.float64 if float64 else torch.float32, progress)
     found = check.run(cases, max_tokens, *read_sources(engine, target, draft))
     dtype = "float64" if float64 else "float32"
-    return summarise(found, suite=str(prompts or suite), reference=f"transformers and plain PyTorch in {dtype}")
+    return summarise(
+        found,
+        suite=str(prompts or suite),
+        reference=f"transformers and plain PyTorch in {dtype}",
+        left_out=() if prompts else left_out(suite, cases),
+    )
 
 
 class Validation:
@@ -151,15 +164,26 @@ class Validation:
     def _run(self, cases: Sequence[Case], max_tokens: int, spec: TargetSpec, manifest: DraftManifest | None) -> Found:
         engine, board = self.engine, self.board
         check_meaning(board, engine, spec, manifest)
+        with self._stage("files", 1) as step:
+            check_files(board, engine, spec, manifest)
+            step()
         with self._stage("answers", len(cases) + len(cases[:NUM_SAMPLED])) as step:
             answers = answer_cases(engine, cases, max_tokens, step)
             sampled = sample_cases(engine, cases[:NUM_SAMPLED], max_tokens, SETTING, step)
+        with self._stage("all at once", ROUNDS) as step:
+            together = answer_together(engine, answers, max_tokens, step)
         reference = TargetReference.load(spec.path, self._dtype, engine.device)
+        drafting = self._drafting(reference, manifest)
+        check_tables(board, engine, reference, drafting)
         with self._stage("processor and vision", 2 * len(cases)) as step:
             seen = self._see(reference, spec.path, answers, step)
         with self._stage("intermediate tensors", len(cases)) as step:
             bound = engine.release()
             taps = tap_layers(engine, bound["target"], answers, step)
+
+        def embed(ids: Tensor) -> Tensor:
+            return reference.embed(ids).cpu().to(engine.dtype)
+
         targets = []
         for answer, found, states in zip(answers, taps, seen, strict=True):
             positions = expected_positions(reference, answer)
@@ -171,11 +195,12 @@ class Validation:
             check_layers(board, reference, targets, manifest, step)
         with self._stage("tokens", len(targets)) as step:
             mismatches = self._check_tokens(reference, targets, step)
+            mismatches += check_together(board, together, targets, embed, engine.processor.decode)
         acceptance = Acceptance()
-        drafting, records = self._check_draft(reference, targets, manifest, acceptance)
+        records = self._check_draft(drafting, targets, acceptance)
         with self._stage("sampling", 1) as step:
             check_sampling(board, [t.logits for t in targets], [torch.tensor(t.answer.plain) for t in targets])
-            check_surprise(board, sampled, lambda ids: reference.embed(ids).cpu().to(engine.dtype))
+            check_surprise(board, sampled, embed)
             step()
         tools = Tools(engine, bound, reference, targets, drafting, records)
         with self._stage("diagnosis", 1) as step:
@@ -191,6 +216,7 @@ class Validation:
         states: list[VisionStates | None] = []
         for answer in answers:
             inputs = check_processor(self.board, processor, answer)
+            check_text(self.board, processor, answer)
             step()
             states.append(reference.vision(inputs.patches, inputs.grid_thw) if len(inputs.patches) else None)
             check_vision(self.board, answer, states[-1])
@@ -209,21 +235,21 @@ class Validation:
             step()
         return mismatches
 
-    def _check_draft(
-        self,
-        reference: TargetReference,
-        targets: Sequence[CheckedTarget],
-        manifest: DraftManifest | None,
-        acceptance: Acceptance,
-    ) -> tuple[DraftReference | None, list[DraftRecord]]:
+    def _drafting(self, reference: TargetReference, manifest: DraftManifest | None) -> DraftReference | None:
         if manifest is None:
+            return None
+        draft = ReferenceDraft.load(manifest, self._dtype, reference.device)
+        return DraftReference(draft, reference, self.engine.record.config.speculation)
+
+    def _check_draft(
+        self, drafting: DraftReference | None, targets: Sequence[CheckedTarget], acceptance: Acceptance
+    ) -> list[DraftRecord]:
+        if drafting is None:
             names = [name for name in GATES if name.startswith(("draft.", "verify.", "target.aux", "tokens.spec"))]
             self.board.skip(names, "a bundle without a draft")
-            return None, []
-        draft = ReferenceDraft.load(manifest, self._dtype, reference.device)
-        drafting = DraftReference(draft, reference, self.engine.record.config.speculation)
+            return []
         with self._stage("draft", len(targets)) as step:
-            return drafting, check_draft(self.board, drafting, targets, acceptance, step)
+            return check_draft(self.board, drafting, targets, acceptance, step)
 
     @contextmanager
     def _stage(self, name: str, total: int) -> Iterator[Callable[[], object]]:

@@ -1,7 +1,8 @@
 """Gates on sampling: what the filters make of logits, and what verified trees then say, over many random numbers.
 
 The logits are the engine's own, of a plain answer. The tree is made of them: the answer's next tokens as a chain, each
-with a sibling that the target likes less, so that acceptance, rejection and the bonus token all happen.
+with a sibling that the target likes less, so that acceptance, rejection and the bonus token all happen. The first token
+of an answer and those of plain decoding have no tree; they are drawn too.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _SETTINGS = {
 }
 _TOKENS = 512  # of the vocabulary: the best of the tree's rows, on which all of their mass lies
 _WARM = 4.0  # logits that the 16th best token is brought below the best: certain rows would test nothing
-_DRAWS, _BATCH = 1500, 250
+_DRAWS, _BATCH = 5000, 250
 _LEAST = 5.0  # expected count below which outcomes are pooled, the usual rule for Pearson's test
 _NOBODY = torch.empty(0, dtype=torch.int64)  # tokens seen before
 _TREE = Tree.from_paths([(0,), (1,), (0, 0), (0, 1)])
@@ -69,23 +70,28 @@ def check_sampling(board: Board, logits: Sequence[Tensor], token_ids: Sequence[T
 
 
 def _check_probabilities(board: Board, name: str, sampling: Sampling, logits: Tensor) -> None:
-    """Chances of acceptance of a root's children, one for each of the likeliest tokens."""
+    """Chances of acceptance of a root's children, one for each of the likeliest tokens, and two levels below."""
     for row, values in enumerate(logits):
         order = values.argsort(descending=True)
-        children = torch.cat([order[:24], order[-4:]])
+        drafted = torch.cat([order[:24], order[-4:]])
         prompt, said = order[torch.tensor([0, 2, 5])], int(order[1])
         sampler = Sampler(replace(sampling, seed=row), prompt, len(values))
         sampler.verdict(values[None], torch.tensor([said]), torch.tensor([-1]), torch.ones(1, 1, dtype=torch.bool))
         sampler.remember([said])
-        count = len(children) + 1
-        mask = torch.eye(count, dtype=torch.bool)
-        mask[:, 0] = True
-        tokens = torch.cat([torch.tensor([said]), children])
-        parents = torch.tensor([-1, *[0] * len(children)])
-        found = sampler.verdict(values.expand(count, -1), tokens, parents, mask).accept[1:]
-        expected = reference_probs(values, sampling, torch.cat([prompt, torch.tensor([said])]), [said])[children]
-        error = float((found - expected).abs().max())
-        board.add("sampling.probabilities", error, "", name, None, f"row {row}")
+        path = [said, *drafted[:2].tolist()]  # each of them after the one before, with all that are drafted below
+        tokens = torch.cat([torch.tensor([said]), *[drafted] * len(path)])
+        num = len(drafted)
+        nodes = [0, 1, num + 2]  # of the path
+        mask = torch.eye(len(tokens), dtype=torch.bool)
+        for depth in range(len(path)):
+            mask[1 + depth * num : 1 + (depth + 1) * num, nodes[: depth + 1]] = True
+        parents = torch.tensor([-1, *(node for node in nodes for _ in range(num))])
+        found = sampler.verdict(values.expand(len(tokens), -1), tokens, parents, mask).accept[1:]
+        for depth, ours in enumerate(found.split(num)):
+            answer = path[: depth + 1]
+            expected = reference_probs(values, sampling, torch.cat([prompt, torch.tensor(answer)]), answer)[drafted]
+            error = float((ours - expected).abs().max())
+            board.add("sampling.probabilities", error, "", name, None, f"row {row}, depth {depth + 1}")
 
 
 def reference_probs(logits: Tensor, sampling: Sampling, seen: Tensor = _NOBODY, answer: Sequence[int] = ()) -> Tensor:
@@ -109,32 +115,49 @@ def reference_probs(logits: Tensor, sampling: Sampling, seen: Tensor = _NOBODY, 
 
 
 def _check_frequencies(board: Board, name: str, sampling: Sampling, logits: Tensor) -> None:
-    """First tokens said from the tree, and second ones after the chain's token, against their probabilities."""
+    """First tokens said from the tree, second and third ones after the chain's, and those said without a tree."""
     first, second = (reference_probs(logits[row], sampling) for row in (0, 1))
     tops = [p.argsort(descending=True)[:2].tolist() for p in (first, second)]
     # of the root the second best stands first, so that it is rejected more often than not
     tokens = torch.tensor([0, tops[0][0], tops[0][1], tops[1][1], tops[1][0]])
     rows = logits[torch.tensor([0, 1, 2, 3, 3])]
-    firsts: Counter[int] = Counter()
-    seconds: Counter[int] = Counter()
-    for start in range(0, _DRAWS, _BATCH):
-        said = _say(sampling, tokens, rows, range(start, start + _BATCH))
-        firsts.update(s[0] for s in said)
-        seconds.update(s[1] for s in said if len(s) > 1 and s[0] == tops[0][0])
-    board.add("sampling.tokens", _p_value(firsts, first), "", f"{name}: first token", None, f"{_DRAWS} draws")
-    draws = sum(seconds.values())
-    if draws:
-        board.add("sampling.tokens", _p_value(seconds, second), "", f"{name}: second token", None, f"{draws} draws")
+    said = [
+        answer
+        for start in range(0, _DRAWS, _BATCH)
+        for answer in _say(sampling, tokens, rows, range(start, start + _BATCH), _TREE)
+    ]
+    third = reference_probs(logits[3], sampling)
+    after = [s for s in said if s[0] == tops[0][0]]
+    deep = [s for s in after if len(s) > 2]
+    _add_frequencies(board, f"{name}: first token", [s[0] for s in said], first)
+    _add_frequencies(board, f"{name}: second token", [s[1] for s in after if len(s) > 1], second)
+    _add_frequencies(board, f"{name}: third token", [s[2] for s in deep], third)
+    _add_frequencies(board, f"{name}: token without a tree", _say_plainly(sampling, logits[0]), first)
 
 
-def _say(sampling: Sampling, tokens: Tensor, logits: Tensor, seeds: Sequence[int]) -> list[tuple[int, ...]]:
+def _add_frequencies(board: Board, name: str, said: Sequence[int], probs: Tensor) -> None:
+    if said:
+        board.add("sampling.tokens", _p_value(Counter(said), probs), "", name, None, f"{len(said)} draws")
+
+
+def _say_plainly(sampling: Sampling, logits: Tensor) -> list[int]:
+    """First tokens of answers, and those of passes over a root alone: a quarter of the draws each."""
+    root, count = Tree.root_only(), _DRAWS // 4
+    said = [int(Sampler(replace(sampling, seed=seed), _NOBODY, len(logits)).first(logits)) for seed in range(count)]
+    for start in range(count, 2 * count, _BATCH):
+        seeds = range(start, min(start + _BATCH, 2 * count))
+        said += [answer[0] for answer in _say(sampling, torch.tensor([0]), logits[None], seeds, root)]
+    return said
+
+
+def _say(sampling: Sampling, tokens: Tensor, logits: Tensor, seeds: Sequence[int], tree: Tree) -> list[tuple[int, ...]]:
     count, vocab = len(seeds), logits.shape[1]
     sequences = [_Drawn(Sampler(replace(sampling, seed=seed), _NOBODY, vocab)) for seed in seeds]
     proposal = Proposal(
         tokens=tokens.expand(count, -1),
-        parents=torch.tensor(_TREE.parents).expand(count, -1),
-        depths=_TREE.depths.expand(count, -1),
-        mask=_TREE.mask.expand(count, -1, -1),
+        parents=torch.tensor(tree.parents).expand(count, -1),
+        depths=tree.depths.expand(count, -1),
+        mask=tree.mask.expand(count, -1, -1),
     )
     found = judge(
         cast("Sequence[SequenceState]", sequences), proposal, logits.expand(count, -1, -1), [len(tokens)] * count

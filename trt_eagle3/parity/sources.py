@@ -14,6 +14,7 @@ from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.decode.engine import Engine
 from trt_eagle3.engine.bundle import header_digest
 from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.places import TABLE_FILE
 
 __all__ = ["find_checkpoint", "read_sources"]
 
@@ -39,12 +40,15 @@ def find_checkpoint(engine: Engine, role: str, given: str | None = None) -> Path
 
 
 def _check_files(engine: Engine, role: str, path: Path) -> None:
-    """By content: a file of the Hub's cache was recorded by its blob's name."""
+    """By content: a file of the Hub's cache was recorded by its blob's name.
+
+    The table beside TensorRT engines is no checkpoint's file; their weights are known by what they compute.
+    """
     there = {(file.stat().st_size, header_digest(file)) for file in path.glob("*.safetensors")}
     if not there:
         return  # converted on reading (pytorch_model.bin)
     for location, expected in engine.record.sources[role].files.items():
-        if (expected.size, expected.header_sha256) not in there:
+        if location != TABLE_FILE and (expected.size, expected.header_sha256) not in there:
             raise UserError(
                 f"{path}: not the {role} that {engine.path} was built from (size or header of "
                 f"{Path(location).name} differs). Name the right folder, --{role} PATH, or rebuild the bundle."

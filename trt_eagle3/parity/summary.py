@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -55,6 +56,7 @@ def summarise(
     reference: str,
     mode: Literal["reference", "compare"] = "reference",
     other: Engine | None = None,
+    left_out: Sequence[str] = (),
 ) -> Report:
     """The report."""
     gates = tuple(_gate(found.board, name) for name in GATES)
@@ -73,6 +75,7 @@ def summarise(
         mismatches=tuple(_mismatch(found.board, m) for m in found.mismatches),
         overrides=tuple(OverrideResult(**dataclasses.asdict(o)) for o in found.board.thresholds.overrides),
         prompts=tuple(_prompt(found, t.answer) for t in found.targets),
+        left_out=tuple(left_out),
         layers=_layers(found.board),
         acceptance=_acceptance(found),
         margins=_margins(found),
@@ -94,6 +97,10 @@ def _subject(engine: Engine) -> Subject:
         created_at=record.created_at,
         target=record.sources["target"].checkpoint,
         draft=draft.checkpoint if draft else None,
+        max_seq_len=record.config.limits.max_seq_len,
+        draft_overrides={k: json.dumps(v) for k, v in record.config.draft.overrides.items()}
+        if record.config.draft
+        else {},
     )
 
 

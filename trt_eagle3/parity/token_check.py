@@ -20,7 +20,16 @@ from trt_eagle3.parity.record import Pass
 from trt_eagle3.parity.target_check import CheckedTarget
 from trt_eagle3.parity.trace import Rows, logits_of, rows_of
 
-__all__ = ["Mismatch", "check_tokens", "check_verify", "parents_of", "path_rows"]
+__all__ = [
+    "Mismatch",
+    "check_tokens",
+    "check_verify",
+    "enumerate_logits",
+    "mismatch_of",
+    "note_mismatches",
+    "parents_of",
+    "path_rows",
+]
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,8 @@ class Mismatch:
     """Two tokens where one was expected.
 
     Attributes:
-        gate: ``tokens.plain`` (expected: the reference's token) or ``tokens.speculative`` (expected: the plain one).
+        gate: ``tokens.plain`` (expected: the reference's token), ``tokens.speculative`` or ``batch.tokens`` (expected:
+            the plain one, alone).
         step: token of the answer, from 0. margin: how far the reference's best two logits are apart.
         expected_margin, got_margin: how far each of the two tokens is below the reference's best logit.
         bound: the margin below which it is a tie.
@@ -52,26 +62,27 @@ def check_tokens(board: Board, t: CheckedTarget, decode: object) -> list[Mismatc
     """Both token gates of one answer; ``decode`` makes a text of token ids."""
     answer, best = t.answer, t.logits.argmax(dim=-1).tolist()
     found = [
-        _mismatch(board, t, "tokens.plain", step, best[step], got, decode)
+        mismatch_of(board, t, "tokens.plain", step, best[step], got, decode)
         for step, got in enumerate(answer.plain)
         if got != best[step]
     ]
-    _note(board, "tokens.plain", answer, found, len(answer.plain))
+    note_mismatches(board, "tokens.plain", answer, found, len(answer.plain))
     if answer.speculative:
         split = answer.agreed
         differ = []
         if split < min(len(answer.plain), len(answer.speculative)):
             pair = answer.plain[split], answer.speculative[split]
-            differ.append(_mismatch(board, t, "tokens.speculative", split, *pair, decode))
+            differ.append(mismatch_of(board, t, "tokens.speculative", split, *pair, decode))
         elif len(answer.plain) != len(answer.speculative):
             detail = f"{len(answer.plain)} tokens plain, {len(answer.speculative)} speculative"
             board.add("tokens.speculative", 1, answer.name, "tokens", None, detail)
-        _note(board, "tokens.speculative", answer, differ, split)
+        note_mismatches(board, "tokens.speculative", answer, differ, split)
         found += differ
     return found
 
 
-def _note(board: Board, gate: str, answer: Answer, found: Sequence[Mismatch], compared: int) -> None:
+def note_mismatches(board: Board, gate: str, answer: Answer, found: Sequence[Mismatch], compared: int) -> None:
+    """Count the failures among the mismatches ``found`` over so many tokens."""
     failed = [m for m in found if m.verdict == "failure"]
     row = answer.prompt_len + failed[0].step if failed else None
     ties = len(found) - len(failed)
@@ -80,9 +91,10 @@ def _note(board: Board, gate: str, answer: Answer, found: Sequence[Mismatch], co
     board.add(gate, len(failed), answer.name, "tokens", row, detail)
 
 
-def _mismatch(
+def mismatch_of(
     board: Board, t: CheckedTarget, gate: str, step: int, expected: int, got: int, decode: object
 ) -> Mismatch:
+    """Two tokens of one step, judged by the reference's logits."""
     row = t.logits[step].double()
     best = row.topk(2).values
     margins = [float(best[0] - row[token]) for token in (expected, got)]
@@ -134,7 +146,7 @@ def _verify_passes(answer: Answer) -> list[Pass]:
 
 def enumerate_logits(p: Pass, rows: Rows) -> list[tuple[int, Tensor]]:
     """(node, logits [V]) of a pass over a tree."""
-    return [(logit.row - rows.start, logit.values) for logit in logits_of(p)]
+    return [(logit.row - rows.start, logit.values) for logit in logits_of(p, rows)]
 
 
 def parents_of(mask: Tensor) -> list[int]:

@@ -14,7 +14,17 @@ from torch import Tensor
 
 from trt_eagle3.parity.record import Pass
 
-__all__ = ["Logits", "Rows", "deepstack_of", "embeds_of", "logits_of", "outputs_of", "positions_of", "rows_of"]
+__all__ = [
+    "Logits",
+    "Rows",
+    "all_rows_of",
+    "deepstack_of",
+    "embeds_of",
+    "logits_of",
+    "outputs_of",
+    "positions_of",
+    "rows_of",
+]
 
 
 @dataclass(frozen=True)
@@ -46,16 +56,24 @@ class Rows:
 
 
 def rows_of(p: Pass) -> Rows:
-    """The rows of a pass; a pass of padding alone, or of several sequences, is not one that an answer makes."""
+    """The rows of a pass; a pass of padding alone, or of several sequences, is not one that an answer alone makes."""
+    found = all_rows_of(p)
+    assert len(found) == 1, f"{p.graph}: a pass over {len(found)} sequences"
+    return found[0]
+
+
+def all_rows_of(p: Pass) -> list[Rows]:
+    """The rows of every sequence in a pass."""
     counts, mask = p.inputs["query_lengths"], p.inputs["tree_mask"]
     real = counts.nonzero().flatten().tolist()
     if len(real) > 1:  # idle rows of a fixed batch may count one token, on the page of no sequence
         real = [b for b in real if int(p.inputs["page_table"][b, 0])]
-    assert len(real) == 1, f"{p.graph}: a pass over {len(real)} sequences"
-    b, (num_batch, num_new, tail) = real[0], mask.shape
-    count = int(counts[b])
-    past = int(p.inputs["past_lengths"][b])
-    return Rows(b, past, tail - num_new, count, mask[b, :count], (num_batch, num_new))
+    num_batch, num_new, tail = mask.shape
+    past = p.inputs["past_lengths"]
+    return [
+        Rows(b, int(past[b]), tail - num_new, int(counts[b]), mask[b, : int(counts[b])], (num_batch, num_new))
+        for b in real
+    ]
 
 
 def embeds_of(passes: Iterable[Pass]) -> Tensor:
@@ -91,9 +109,9 @@ class Logits:
     values: Tensor
 
 
-def logits_of(p: Pass) -> Iterator[Logits]:
-    """What the pass gave, by the slot of its row."""
-    rows = rows_of(p)
+def logits_of(p: Pass, rows: Rows | None = None) -> Iterator[Logits]:
+    """What the pass gave, by the slot of its row; ``rows``: of one sequence of several."""
+    rows = rows or rows_of(p)
     seen = set()
     for place, token in enumerate(p.inputs["logit_rows"][rows.batch].tolist()):
         if token < rows.count and token not in seen:  # padding repeats a row

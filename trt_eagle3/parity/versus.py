@@ -29,7 +29,7 @@ from trt_eagle3.parity.target_check import CheckedTarget, compare_logits, tap_la
 from trt_eagle3.parity.thresholds import Thresholds
 from trt_eagle3.parity.token_check import check_tokens
 from trt_eagle3.parity.trace import logits_of, outputs_of, positions_of
-from trt_eagle3.parity.workload import Case, bundled_cases, read_cases
+from trt_eagle3.parity.workload import Case, bundled_cases, left_out, read_cases
 
 __all__ = ["compare"]
 
@@ -53,12 +53,16 @@ def compare(
     max_tokens: int = 32,
     prompts: Path | None = None,
     overrides: Mapping[str, float] | None = None,
+    target_only: bool = False,
     progress: Callable[[str, int, int], object] = lambda *_: None,
 ) -> Report:
     """Hold ``bundle`` against the bundle ``expected``, with the tolerances of the coarser type of the two.
 
+    Args:
+        target_only: leave the drafts out, and answer plainly.
+
     Raises:
-        UserError: anything wrong with bundles or prompts, or bundles of different targets.
+        UserError: anything wrong with bundles or prompts, bundles of different targets, or only one with a draft.
     """
     start = time.perf_counter()
     engines = [RecordingEngine(path) for path in (expected, bundle)]
@@ -67,6 +71,7 @@ def compare(
         raise UserError(
             f"{expected}, {bundle}: bundles of different targets (layers, hidden size, vocabulary: {shapes})"
         )
+    _choose_drafts(engines, target_only=target_only)
     tight = min(engines, key=lambda e: e.limits.max_seq_len)
     cases = read_cases(prompts) if prompts else bundled_cases(suite, tight, max_tokens)
     first, second = (_side(e, cases, max_tokens, progress) for e in engines)
@@ -76,11 +81,33 @@ def compare(
     targets = [_check(board, first, second, i) for i in range(len(cases))]
     mismatches = [m for t in targets for m in check_tokens(board, t, second.engine.processor.decode)]
     acceptance = _acceptance(board, first, second)
-    _skip_the_rest(board)
+    _skip_the_rest(board, target_only=target_only)
     seconds = {"both bundles": round(time.perf_counter() - start, 3)}
     found = Found(board, second.engine, targets, mismatches, acceptance, diagnose_coarsely(board), seconds)
     name = f"{first.engine.record.engine.backend} in {first.engine.record.engine.dtype}: {expected}"
-    return summarise(found, suite=str(prompts or suite), reference=name, mode="compare", other=first.engine)
+    return summarise(
+        found,
+        suite=str(prompts or suite),
+        reference=name,
+        mode="compare",
+        other=first.engine,
+        left_out=() if prompts else left_out(suite, cases),
+    )
+
+
+def _choose_drafts(engines: Sequence[RecordingEngine], *, target_only: bool) -> None:
+    """Two bundles of which one has a draft are not the same thing, whatever their targets are."""
+    if target_only:
+        for engine in engines:
+            engine.manifest = None
+        return
+    having = [engine.manifest is not None for engine in engines]
+    if having[0] != having[1]:
+        some, none = sorted(engines, key=lambda e: e.manifest is None)
+        raise UserError(
+            f"{some.path} has a draft, {none.path} has none: they are not the same. "
+            "To compare their targets alone: --target-only"
+        )
 
 
 def _side(
@@ -164,5 +191,9 @@ def _acceptance(board: Board, first: _Side, second: _Side) -> Acceptance:
     return counts
 
 
-def _skip_the_rest(board: Board) -> None:
-    board.skip([name for name in GATES if name not in board.measurements | board.skipped], "only against PyTorch")
+def _skip_the_rest(board: Board, *, target_only: bool) -> None:
+    left = [name for name in GATES if name not in board.measurements]
+    if target_only:
+        drafted = [name for name in left if name.startswith(("draft.", "verify.", "tokens.spec"))]
+        board.skip(drafted, "the targets alone were compared")
+    board.skip([name for name in left if name not in board.skipped], "only against PyTorch")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +14,13 @@ from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal import Video
 from trt_eagle3.prompts import Question, read_questions
 
-__all__ = ["QUICK_LONG_TOKENS", "Case", "bundled_cases", "picture", "read_cases"]
+__all__ = ["QUICK_LONG_TOKENS", "Case", "bundled_cases", "left_out", "picture", "read_cases"]
 
 QUICK_LONG_TOKENS = 1024
 """The longest prompt of the quick suite, where the bundle takes more: the reference runs it on the CPU too."""
+
+
+_LONG = "long context"
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ def bundled_cases(suite: str, engine: Engine, max_tokens: int) -> list[Case]:
     limit = engine.limits.max_seq_len if suite == "full" else min(engine.limits.max_seq_len, QUICK_LONG_TOKENS)
     long = _long(engine, limit - max_tokens)
     if long is not None:
-        cases.append(Case("long context", "long", long))
+        cases.append(Case(_LONG, "long", long))
     if not cases:
         raise UserError(
             f"{engine.path}: limits.max_seq_len {engine.limits.max_seq_len} takes none of the bundled prompts with "
@@ -61,10 +64,19 @@ def bundled_cases(suite: str, engine: Engine, max_tokens: int) -> list[Case]:
     return cases
 
 
+def left_out(suite: str, cases: Sequence[Case]) -> list[str]:
+    """Names of a suite's prompts that are not among ``cases``: the bundle's limits do not take them."""
+    ran = {case.name for case in cases}
+    drawn = [*_quick(), *(_full() if suite == "full" else ())]
+    return [name for name in (*(case.name for case in drawn), _LONG) if name not in ran]
+
+
 def _quick() -> Iterator[Case]:
     yield Case("text", "text", Question("Explain in two sentences why the sky is blue."))
     yield Case("non-Latin text", "text", Question("用一句话介绍北京。 Что такое море? ما هو القمر؟ 🌊 नमस्ते"))
-    yield Case("image", "image", Question("Describe the picture: its shapes and where they are.", [picture(0)]))
+    same = "Describe the picture: its shapes and where they are."  # what differs is the picture alone
+    yield Case("image", "image", Question(same, [picture(0)]))
+    yield Case("another image", "image", Question(same, [picture(14)]))
     two = [picture(1), picture(2, (96, 160))]
     yield Case("two images", "images", Question("What changed between the two images?", two))
     yield Case("wide image", "aspect", Question("What do you see?", [picture(3, (384, 32))]))

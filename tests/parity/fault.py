@@ -1,0 +1,101 @@
+"""What a planted fault is, and what many of them are made of."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from tests.parity.planting import MANIFEST, SPEC, Planted, Seam, Tensors
+from trt_eagle3.checkpoint.rope import RopeSpec
+from trt_eagle3.checkpoint.target import TargetSpec
+
+STEP = "target.layer_steps"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault.
+
+    Attributes:
+        gate: the first that fails. also: others that must fail with it. tensor: what the diagnosis names.
+        looks: stages beside the plain ones that must run for it (``conftest.OPTIONAL``).
+    """
+
+    what: str
+    gate: str
+    tensor: str
+    plant: Callable[[Planted], None]
+    also: tuple[str, ...] = ()
+    looks: tuple[str, ...] = ()
+
+
+def text_of(**changes: Any) -> TargetSpec:
+    return dataclasses.replace(SPEC, text=dataclasses.replace(SPEC.text, **changes))
+
+
+def rope_of(layout: Any = "interleaved", sections: tuple[int, ...] = (12, 10, 10), base: float = 5e6) -> TargetSpec:
+    return text_of(rope=RopeSpec.plain(64, base, layout, sections))
+
+
+def swapped(left: str, right: str) -> TargetSpec:
+    tensors = {**SPEC.tensors, left: SPEC.tensors[right], right: SPEC.tensors[left]}
+    return dataclasses.replace(SPEC, tensors=tensors)
+
+
+def reweigh(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Planted], None]:
+    return lambda p: p.reweigh("target", SPEC.tensors[name], change)
+
+
+def reweigh_draft(name: str, change: Callable[[Tensor], Tensor]) -> Callable[[Planted], None]:
+    return lambda p: p.reweigh("draft", MANIFEST.tensors[name], change)
+
+
+def draft_of(graph: str = "draft", **changes: Any) -> Callable[[Planted], None]:
+    return lambda p: p.rebuild(graph, draft=dataclasses.replace(MANIFEST, **changes))
+
+
+def given(side: str, graph: str, change: Callable[[Seam, Tensors], Tensors]) -> Callable[[Planted], None]:
+    return lambda p: getattr(p, side).update({graph: Seam(None, given=change)})  # type: ignore[arg-type]
+
+
+def decoding(inputs: Tensors) -> bool:
+    """A pass over rows after a prompt: prompts here are prefilled in one pass."""
+    return int(inputs["past_lengths"][0]) > 0
+
+
+def moved(inputs: Tensors, name: str, change: Callable[[Tensor], Tensor]) -> Tensors:
+    return {**inputs, name: change(inputs[name])}
+
+
+def rewrite(name: str, old: str, new: str) -> Callable[[Planted], None]:
+    def plant(p: Planted) -> None:
+        text = (p.bundle / name).read_text()
+        assert old in text
+        p.write(name, text.replace(old, new).encode())
+
+    return plant
+
+
+def gives(graph: str, change: Callable[[Tensors, Tensors], Tensors]) -> Callable[[Planted], None]:
+    """The graph gives something else: ``change(what it was given, what it gave)``."""
+
+    def gave(_: Seam, inputs: Any, outputs: Tensors) -> Tensors:
+        return change(dict(inputs), dict(outputs))
+
+    return lambda p: p.inside.update({graph: Seam(None, gave=gave)})  # type: ignore[arg-type]
+
+
+def row_spoilt(name: str, axis: int) -> Callable[[Tensors, Tensors], Tensors]:
+    """Row 10 of more than 20 of an output is half again as large."""
+
+    def change(_: Tensors, outputs: Tensors) -> Tensors:
+        values = outputs[name].clone()
+        if values.shape[axis] > 20:
+            values.select(axis, 10).mul_(1.5)
+        return {**outputs, name: values}
+
+    return change

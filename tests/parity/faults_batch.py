@@ -1,0 +1,104 @@
+"""Faults that a prompt alone never meets: of batches, of prefixes that are reused, of sequences that are put off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.parity.fault import Fault, gives
+from tests.parity.planting import Planted, Tensors
+from trt_eagle3.decode import engine
+from trt_eagle3.decode.prefix_cache import PrefixCache
+from trt_eagle3.decode.scheduler import Scheduler
+from trt_eagle3.decode.sequence import SequenceState
+
+
+def _mixed(_: Tensors, outputs: Tensors) -> Tensors:
+    """Every sequence of a batch has the logits of the first."""
+    logits = outputs["logits"]
+    return {**outputs, "logits": logits[:1].expand_as(logits).clone()}
+
+
+def _blurred(_: Tensors, outputs: Tensors) -> Tensors:
+    """Logits of all sequences but the first are 1 % too large."""
+    logits = outputs["logits"].clone()
+    logits[1:] *= 1.01
+    return {**outputs, "logits": logits}
+
+
+def _astray(_: Tensors, outputs: Tensors) -> Tensors:
+    """The draft's logits of all sequences but the first belong to other tokens."""
+    logits = outputs["logits"].clone()
+    logits[1:] = logits[1:].roll(1, dims=-1)
+    return {**outputs, "logits": logits}
+
+
+def _same_page(p: Planted) -> None:
+    true = PrefixCache.match
+
+    def match(self: PrefixCache, *args: object) -> list[int]:
+        pages = true(self, *args)  # type: ignore[arg-type]
+        return pages[:1] * len(pages)
+
+    p.patch.setattr(PrefixCache, "match", match)
+
+
+def _blind(p: Planted) -> None:
+    true = engine.media_digests
+    p.patch.setattr(engine, "media_digests", lambda *args: tuple((b"", count) for _, count in true(*args)))
+
+
+def _forgetful(p: Planted) -> None:
+    true = Scheduler._preempt
+
+    def preempt(self: Scheduler, sequence: SequenceState) -> None:
+        true(self, sequence)
+        if sequence.tokens:
+            sequence.tokens[-1] += 1
+
+    p.patch.setattr(Scheduler, "_preempt", preempt)
+
+
+BATCH: Mapping[str, Fault] = {
+    "rows of a batch mixed": Fault(
+        "all sequences of a batch get the logits of the first",
+        "batch.tokens",
+        "tokens",
+        gives("target", _mixed),
+        looks=("batch",),
+    ),
+    "rows of a batch blurred": Fault(
+        "logits of all sequences of a batch but the first are 1 % too large",
+        "batch.logits",
+        "logits",
+        gives("target", _blurred),
+        looks=("batch",),
+    ),
+    "draft of a batch": Fault(
+        "the draft is right for the first sequence of a batch alone",
+        "batch.acceptance",
+        "position 0",
+        gives("draft", _astray),
+        looks=("batch",),
+    ),
+    "reused page": Fault(
+        "a prompt that is known already finds its first page everywhere",
+        "batch.tokens",
+        "tokens",
+        _same_page,
+        looks=("batch",),
+    ),
+    "pictures alike": Fault(
+        "prompts that differ in their picture alone share their pages",
+        "batch.tokens",
+        "tokens",
+        _blind,
+        looks=("batch",),
+    ),
+    "put off": Fault(
+        "a sequence that had to make room goes on from another token",
+        "batch.tokens",
+        "tokens",
+        _forgetful,
+        looks=("batch",),
+    ),
+}

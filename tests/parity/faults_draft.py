@@ -1,0 +1,158 @@
+"""Faults of the draft: what it is given, what it computes, what is proposed and accepted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.parity.fault import Fault, decoding, draft_of, given, gives, moved, reweigh_draft, row_spoilt
+from tests.parity.planting import Planted, Seam, Tensors
+from trt_eagle3.checkpoint.rope import RopeSpec
+from trt_eagle3.decode import decoder, verify
+from trt_eagle3.decode.accept import Accepted, accept
+from trt_eagle3.decode.decoder import Decoder
+
+
+def _guesses_kept(p: Planted) -> None:
+    """Extend runs after the prompt leave the keys that the draft had written for its guesses."""
+    saved: list[Tensors] = []
+
+    def given(seam: Seam, inputs: Tensors) -> Tensors:
+        saved[:] = [{name: cache.clone() for name, cache in seam.bound.items() if "_out" not in name}]
+        return inputs
+
+    def gave(seam: Seam, inputs: Mapping[str, Tensor], outputs: Tensors) -> Tensors:
+        if decoding(dict(inputs)) and inputs["inputs_embeds"].shape[1] > 1 and _is_chain(inputs["tree_mask"][0]):
+            for name, old in saved[0].items():
+                seam.bound[name].copy_(old)
+        return outputs
+
+    p.inside["draft"] = Seam(None, given, gave)  # type: ignore[arg-type]
+
+
+def _is_chain(mask: Tensor) -> bool:
+    return bool(mask.shape[0] == mask.shape[1] and torch.equal(mask, torch.ones_like(mask).tril()))
+
+
+def _always_accepted(p: Planted) -> None:
+    def first(tokens: Any, parents: Any, probs: Any, bonus: Any, uniform: Any) -> Accepted:
+        return accept(tokens, parents, [1.0] * len(probs), bonus, uniform)
+
+    p.patch.setattr(verify, "accept", first)
+
+
+def _later_positions(p: Planted) -> None:
+    true = decoder.draft_positions
+    p.patch.setattr(decoder, "draft_positions", lambda m, first, *rest: true(m, first, *rest) + int(first > 0))
+
+
+def _first_step_late(p: Planted) -> None:
+    true = decoder.draft_decode_position
+    p.patch.setattr(decoder, "draft_decode_position", lambda *args: true(*args) + 1)
+
+
+DRAFT: Mapping[str, Fault] = {
+    "accepts anything": Fault(
+        "drafted tokens are accepted unseen",
+        "tokens.speculative",
+        "tokens",
+        _always_accepted,
+    ),
+    "aux rows of other nodes": Fault(
+        "the draft is given the aux rows of other tokens",
+        "draft.aux",
+        "aux_hidden_states[out(1)]",
+        given("outside", "fuse", lambda _, i: moved(i, "aux_hidden_states", lambda t: t.roll(1, dims=0))),
+    ),
+    "token not one ahead": Fault(
+        "the draft's prompt rows have their own token in place of the next one",
+        "draft.inputs_embeds",
+        "inputs_embeds",
+        given(
+            "outside",
+            "draft",
+            lambda _, i: i if decoding(i) else moved(i, "inputs_embeds", lambda t: t.roll(1, dims=1)),
+        ),
+    ),
+    "draft position": Fault(
+        "the draft's committed rows stand one position late after the prompt",
+        "draft.position_ids",
+        "position_ids",
+        _later_positions,
+    ),
+    "draft step position": Fault(
+        "the draft's own steps stand one position late",
+        "draft.position_ids",
+        "position_ids.step1",
+        _first_step_late,
+    ),
+    "fuse order": Fault(
+        "the aux states of the first and last layer are swapped before fc",
+        "draft.fuse",
+        "features",
+        given(
+            "inside",
+            "fuse",
+            lambda _, i: moved(i, "aux_hidden_states", lambda t: torch.cat(t.chunk(3, dim=-1)[::-1], dim=-1)),
+        ),
+    ),
+    "draft norm skipped": Fault(
+        "the draft's hidden_norm weight is ignored",
+        "draft.features",
+        "hidden_norm",
+        reweigh_draft("layers.0.hidden_norm.weight", torch.ones_like),
+    ),
+    "draft rope": Fault(
+        "the draft's rope base is 1e4 in place of 5e6",
+        "draft.features",
+        "layers.0.self_attn.q",
+        draft_of(rope=RopeSpec.plain(64, 1e4)),
+    ),
+    "draft residual": Fault(
+        "the draft adds its attention to the normed hidden state",
+        "draft.features",
+        "layers.0.attention_residual",
+        draft_of(residual="normed"),
+        also=("draft.acceptance",),
+    ),
+    "feedback": Fault(
+        "features are fed back after the final norm in place of before it",
+        "draft.features",
+        "features_out",
+        draft_of(feedback="post_norm"),
+    ),
+    "draft KV reused": Fault(
+        "the draft keeps the keys of its guesses where rows with true features belong",
+        "draft.features",
+        "features_out.step0",
+        _guesses_kept,
+    ),
+    "draft head": Fault(
+        "two rows of the draft's head are swapped",
+        "draft.logits",
+        "logits.step0",
+        reweigh_draft("lm_head.weight", lambda w: w[torch.tensor([1, 0, *range(2, len(w))])]),
+    ),
+    "d2t shifted": Fault(
+        "draft ids become the next target ids",
+        "bundle.tables",
+        "draft's vocabulary",
+        reweigh_draft("d2t", lambda d2t: d2t + 1),
+        also=("draft.proposals",),
+    ),
+    "one draft row": Fault(
+        "one row of many that the draft feeds back is too large",
+        "draft.features",
+        "features_out",
+        gives("draft", row_spoilt("features_out", 1)),
+    ),
+    "never speculates": Fault(
+        "a bundle with a draft never speculates",
+        "draft.proposals",
+        "proposals",
+        lambda p: p.patch.setattr(Decoder, "speculates", lambda *_: False),
+    ),
+}

@@ -1,0 +1,125 @@
+"""Faults of sampling."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.parity.fault import Fault
+from tests.parity.planting import Planted
+from trt_eagle3.decode import sampling, verify
+from trt_eagle3.decode.accept import Accepted, accept
+
+
+def _double_top_p(p: Planted) -> None:
+    true = sampling.target_probs
+
+    def twice(logits: Tensor, options: sampling.Sampling) -> Tensor:
+        probs = true(logits, options)
+        again = dataclasses.replace(options, temperature=1.0, top_k=0, min_p=0.0)
+        return true(probs.clamp(min=1e-30).log().float(), again) if options.top_p < 1 else probs
+
+    p.patch.setattr(sampling, "target_probs", twice)
+
+
+def _biased(p: Planted) -> None:
+    def lenient(tokens: Any, parents: Any, probs: Any, bonus: Any, uniform: Any) -> Accepted:
+        return accept(tokens, parents, [math.sqrt(max(0.0, x)) if 0 < x < 0.5 else x for x in probs], bonus, uniform)
+
+    p.patch.setattr(verify, "accept", lenient)
+
+
+def _kept_mass(p: Planted) -> None:
+    """The bonus token is drawn as if nothing had been rejected."""
+    p.patch.setattr(Tensor, "index_put", lambda self, *_: self)
+
+
+def _without_min_p(p: Planted) -> None:
+    true = sampling.target_probs
+    p.patch.setattr(sampling, "target_probs", lambda x, options: true(x, dataclasses.replace(options, min_p=0.0)))
+
+
+def _penalties_of_the_root(p: Planted) -> None:
+    """A node's path does not count among the tokens that are penalised."""
+    true = sampling.Sampler._penalise
+    p.patch.setattr(
+        sampling.Sampler, "_penalise", lambda self, x, t, _: true(self, x, t, torch.eye(len(t), dtype=torch.bool))
+    )
+
+
+def _colder_first(p: Planted) -> None:
+    true = sampling.Sampler.first
+    p.patch.setattr(sampling.Sampler, "first", lambda self, x: true(self, x if self.sampling.greedy else x / 0.5))
+
+
+def _greedy_below(p: Planted) -> None:
+    """Bonus tokens below the first level of a tree are the likeliest."""
+    true = verify.verdicts
+
+    def verdicts(samplers: Any, logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor) -> Any:
+        found = true(samplers, logits, tokens, parents, mask)
+        deep = mask.sum(dim=-1) > 2
+        return dataclasses.replace(found, bonus=torch.where(deep, logits.argmax(dim=-1), found.bonus))
+
+    p.patch.setattr(verify, "verdicts", verdicts)
+
+
+SAMPLING: Mapping[str, Fault] = {
+    "top_p twice": Fault(
+        "top-p is applied to what top-p has left",
+        "sampling.probabilities",
+        "top_p 0.8",
+        _double_top_p,
+        looks=("sampling",),
+    ),
+    "min_p ignored": Fault(
+        "min-p is not applied", "sampling.probabilities", "min_p 0.1", _without_min_p, looks=("sampling",)
+    ),
+    "biased acceptance": Fault(
+        "drafted tokens are accepted more often than their probability",
+        "sampling.tokens",
+        "temperature 0.7: first token",
+        _biased,
+        looks=("sampling",),
+    ),
+    "sampling ignored": Fault(
+        "requests that ask for sampling are answered greedily",
+        "sampling.tokens",
+        "the engine's own answers",
+        lambda p: setattr(p, "request", lambda r: dataclasses.replace(r, sampling=sampling.GREEDY)),
+        looks=("sampling",),
+    ),
+    "rejected mass kept": Fault(
+        "the bonus token is drawn as if no sibling had been rejected",
+        "sampling.tokens",
+        "temperature 0.7: first token",
+        _kept_mass,
+        looks=("sampling",),
+    ),
+    "penalties of the root": Fault(
+        "penalties do not count the tokens on a node's own path",
+        "sampling.probabilities",
+        "penalties",
+        _penalties_of_the_root,
+        looks=("sampling",),
+    ),
+    "colder first": Fault(
+        "the first token of an answer is drawn at half the temperature",
+        "sampling.tokens",
+        "temperature 0.7: token without a tree",
+        _colder_first,
+        looks=("sampling",),
+    ),
+    "greedy below": Fault(
+        "deep in a tree the bonus token is always the likeliest",
+        "sampling.tokens",
+        "temperature 0.7: third token",
+        _greedy_below,
+        looks=("sampling",),
+    ),
+}
