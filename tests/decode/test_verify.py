@@ -23,6 +23,7 @@ from tests.decode.table import Path, TableDraft
 from tests.decode.test_accept import likeliest_sibling, one_number_for_all, raw_sibling
 from trt_eagle3.decode import accept as accept_module
 from trt_eagle3.decode import sampling as sampling_module
+from trt_eagle3.decode import verify as verify_module
 from trt_eagle3.decode.accept import Accepted, accept
 from trt_eagle3.decode.decoder import AnyTree
 from trt_eagle3.decode.dynamic_tree import DynamicTree
@@ -290,6 +291,31 @@ def test_batch_of_all_kinds_says_what_each_one_says_alone() -> None:
             step("static tree", [s], [count])
     assert [s.tokens for s in together] == [s.tokens for s in alone]
     assert len(together[4].tokens) == 16
+
+
+def test_sequences_with_the_same_filters_are_judged_at_once_as_many_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two kinds of filters, seeds and penalties of their own."""
+    kinds = [Sampling(1.0, top_p=0.9, seed=seed) for seed in range(4)]
+    kinds += [Sampling(1.0, top_p=0.9, seed=4, presence_penalty=0.7), Sampling(0.5, seed=5), Sampling(0.5, seed=6)]
+    judged: list[int] = []
+
+    def watched(logits: Tensor, sampling: Sampling) -> Tensor:
+        judged.append(len(logits))
+        return _TARGET_PROBS(logits, sampling)
+
+    monkeypatch.setattr(sampling_module, "target_probs", watched)
+    answers = []
+    num_nodes = forest("static tree").tokens.shape[1]
+    for most, groups in ((1 << 24, [5, 2]), (2 * num_nodes * VOCAB, [2, 2, 1, 2]), (1, [1] * 7)):
+        monkeypatch.setattr(verify_module, "_MOST_PROBS", most)
+        batch = sequences(kinds)
+        judged.clear()
+        step("static tree", batch)
+        assert judged == [group * num_nodes for group in groups]
+        for _ in range(10):
+            step("static tree", batch)
+        answers.append([s.tokens for s in batch])
+    assert answers[0] == answers[1] == answers[2]
 
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.0, repetition_penalty=1.3, presence_penalty=0.8)])

@@ -5,7 +5,7 @@ mass is taken out and the rest renormalised for the next sibling (SpecInfer, arX
 deterministic draft). If all children are rejected, what is left is the target's distribution without them: its sample
 can be drawn for every node before it is known where the walk will end.
 
-Shapes: T nodes of one sequence, V vocab.
+Shapes: B sequences, T nodes of each, V vocab.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from trt_eagle3.errors import UserError
 
-__all__ = ["GREEDY", "Sampler", "Sampling", "Verdict", "target_probs"]
+__all__ = ["GREEDY", "Sampler", "Sampling", "Verdict", "target_probs", "verdicts"]
 
 _FEW = 1024  # of a vocabulary; seldom too few for top_p, and found in a fraction of the time that sorting all takes
 
@@ -65,6 +65,11 @@ class Sampling:
         return self.temperature == 0.0
 
     @property
+    def filters(self) -> tuple[float, int, float, float]:
+        """What makes probabilities of penalised logits: sequences that have it in common are judged together."""
+        return self.temperature, self.top_k, self.top_p, self.min_p
+
+    @property
     def penalised(self) -> bool:
         """Whether what was said before matters."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0
@@ -94,11 +99,11 @@ GREEDY = Sampling()
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the target makes of one sequence's tree.
+    """What the target makes of trees, of one or of several of one shape.
 
     Attributes:
-        accept: float64 [T]: the target's probability of a node's token after its parent; the root's means nothing.
-        bonus: int64 [T]: the token to say where the walk ends, none of that node's children among them.
+        accept: float64 [..., T]: the target's probability of a node's token after its parent; the root's means nothing.
+        bonus: int64 [..., T]: the token to say where the walk ends, none of that node's children among them.
     """
 
     accept: Tensor
@@ -106,7 +111,7 @@ class Verdict:
 
 
 def target_probs(logits: Tensor, sampling: Sampling) -> Tensor:
-    """float64 [T, V] probabilities of ``logits`` f32 [T, V] (penalties applied) under temperature and filters.
+    """float64 [n, V] probabilities of ``logits`` f32 [n, V] (penalties applied) under temperature and filters.
 
     Tokens that tie at the edge of a filter all stay, whatever the order in which they were sorted.
     """
@@ -179,24 +184,9 @@ class Sampler:
                 seen[index] = True
 
     def verdict(self, logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor) -> Verdict:
-        """Judge a tree; takes one random number, for the bonus token.
-
-        Args:
-            logits: f32 [T, V]. tokens: int64 [T], the root's is in the answer already. parents: int64 [T].
-            mask: bool [T, T]: row i is true at i and its ancestors.
-        """
-        device = logits.device
-        parents, mask = parents.to(device, non_blocking=True), mask.to(device, non_blocking=True)
-        if self.sampling.penalised:
-            logits = self._penalise(logits, tokens, mask)
-        probs = target_probs(logits, self.sampling)
-        above = parents.clamp(min=0)
-        accept = probs[above, tokens.clamp(min=0)]
-        if self.sampling.greedy:
-            return Verdict(accept, logits.argmax(dim=1))
-        left = probs.index_put((above[1:], tokens[1:]), torch.zeros((), dtype=probs.dtype, device=device))
-        uniform = self._draw().to(device, non_blocking=True)
-        return Verdict(accept, _inverse_cdf(left, uniform))
+        """Judge one tree: ``verdicts`` without the B."""
+        found = verdicts([self], logits[None], tokens[None], parents[None], mask[None])
+        return Verdict(found.accept[0], found.bonus[0])
 
     def _penalise(self, logits: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
         """Penalties of what stands in prompt, answer, and on each node's own path."""
@@ -217,8 +207,33 @@ class Sampler:
         return torch.where(anywhere, repeated, logits) - self.sampling.presence_penalty * said
 
 
+def verdicts(samplers: Sequence[Sampler], logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor) -> Verdict:
+    """Judge a tree of each of B sequences with the same filters; takes a random number of each, for its bonus token.
+
+    Args:
+        logits: f32 [B, T, V]. tokens: int64 [B, T], the roots' are in the answers already. parents: int64 [B, T].
+        mask: bool [B, T, T]: row i is true at i and its ancestors.
+    """
+    device, (batch, num_nodes) = logits.device, tokens.shape
+    parents, mask = parents.to(device, non_blocking=True), mask.to(device, non_blocking=True)
+    if any(s.sampling.penalised for s in samplers):
+        every = zip(samplers, logits, tokens, mask, strict=True)
+        logits = torch.stack([s._penalise(x, t, m) if s.sampling.penalised else x for s, x, t, m in every])
+    rows = logits.flatten(0, 1)
+    probs = target_probs(rows, samplers[0].sampling)
+    first = torch.arange(0, batch * num_nodes, num_nodes, device=device)[:, None]
+    above = first + parents.clamp(min=0)
+    accept = probs[above, tokens.clamp(min=0)]
+    if samplers[0].sampling.greedy:
+        return Verdict(accept, rows.argmax(dim=1).view(batch, -1))
+    drafted = above[:, 1:].flatten(), tokens[:, 1:].flatten()
+    left = probs.index_put(drafted, torch.zeros((), dtype=probs.dtype, device=device))
+    uniform = torch.cat([s._draw() for s in samplers]).to(device, non_blocking=True)
+    return Verdict(accept, _inverse_cdf(left, uniform.repeat_interleave(num_nodes)[:, None]).view(batch, -1))
+
+
 def _inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
-    """int64 [T]: a sample of each row of ``weights`` float64 [T, V], which need not sum to one."""
+    """int64 [n]: a sample of each row of ``weights`` float64 [n, V], not all of one sum; ``uniform`` float64 [n, 1]."""
     cumulative = weights.cumsum(dim=1)
     wanted = cumulative[:, -1:] * uniform
     last = weights.shape[1] - 1 - (weights.flip(1) > 0).to(torch.uint8).argmax(dim=1)  # rounding must not pass it
