@@ -97,7 +97,10 @@ class Check {
     if (!ok() || error == cudaSuccess) return;
     cudaGetLastError();  // told here, and not to the next launch that asks
     const bool unsupported = error == cudaErrorNotSupported;
-    fail(unsupported ? std::string("no kernel for these arguments on this device") : cudaGetErrorString(error),
+    const bool foreign = error == cudaErrorNoKernelImageForDevice;
+    fail(unsupported ? "no kernel for these arguments on this device"
+         : foreign   ? "this library was built for other GPUs. Build it with -DTRT_EAGLE3_ARCHITECTURES=native"
+                     : cudaGetErrorString(error),
          unsupported ? TE3_NOT_SUPPORTED : TE3_CUDA_ERROR);
   }
 

@@ -6,6 +6,7 @@ The library's checks are compiled here without the kernels, which takes seconds 
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -196,6 +197,13 @@ def test_kv_move_refuses_rows_that_are_no_multiple_of_16_bytes(library: ctypes.C
     status, message = status_of(library, library.te3_kv_move, ctypes.byref(args), None)
     assert status == INVALID
     assert "multiple of 16 bytes, got 8" in message
+
+
+def test_gpus_newer_than_those_named_get_code_to_compile() -> None:
+    text = (PLUGINS / "CMakeLists.txt").read_text()
+    named = re.search(r'set\(TRT_EAGLE3_ARCHITECTURES "([^"]+)"', text)
+    assert named is not None
+    assert "90-virtual" in named[1].split(";")
 
 
 def test_binding_refuses_tensors_of_the_cpu(library: ctypes.CDLL) -> None:
