@@ -321,6 +321,24 @@ def test_request_whose_pictures_are_looked_at_counts(engine: Engine, monkeypatch
     assert counted == [1]
 
 
+def test_text_does_not_wait_while_pictures_are_prepared(
+    engine: Engine, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin, ready = Engine._begin, threading.Event()
+
+    def slowly(self: Engine, request: Request) -> Any:
+        if request.has_media:
+            assert ready.wait(60)
+        return begin(self, request)
+
+    monkeypatch.setattr(Engine, "_begin", slowly)
+    image = Image.new("RGB", (64, 64), "red")
+    pictures = [engine.submit(Request("What is this?", images=[image], max_tokens=2)) for _ in range(4)]
+    assert engine.generate(PROMPTS[0]).text == expected[0]
+    ready.set()
+    assert {answer.finish().finish_reason for answer in pictures} == {"length"}
+
+
 def test_program_that_ends_after_its_last_answer_ends_cleanly(bundle: Path) -> None:
     """The engine goes with its last answer; neither may die in the thread that decodes."""
     program = f"import trt_eagle3; print(trt_eagle3.load({str(bundle)!r}).generate('What is 3 plus 4?', stop=['plus']))"

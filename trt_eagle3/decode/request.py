@@ -65,6 +65,15 @@ class Request:
         if not isinstance(self.sampling, Sampling):
             raise UserError(f"sampling: expected a Sampling, got {type(self.sampling).__name__}")
 
+    @property
+    def has_media(self) -> bool:
+        """Whether the prompt has images or videos: parts of messages that are no texts."""
+        if isinstance(self.prompt, str):
+            return bool(self.images or self.videos)
+        contents = [message.get("content") for message in self.prompt if isinstance(message, Mapping)]
+        parts = (part for content in contents if isinstance(content, list | tuple) for part in content)
+        return any(isinstance(part, Mapping) and part.get("type") != "text" for part in parts)
+
 
 @dataclass(frozen=True)
 class Chunk:

@@ -21,7 +21,7 @@ from trt_eagle3.errors import OverloadedError, TrtEagle3Error
 __all__ = ["Worker"]
 
 _log = logging.getLogger("trt_eagle3")
-_PREPARING = 2  # threads that tokenise and cut images into patches while the worker decodes
+_PREPARING = 2  # threads that tokenise while the worker decodes, and as many that cut images into patches
 _POLL_SECONDS = 0.02  # how soon a reader that lagged behind is looked at again
 
 CANCELLED = Chunk((), "", "cancelled")
@@ -41,7 +41,8 @@ class Worker:
         self._answers: dict[int, tuple[weakref.ref[Answer], SequenceState]] = {}  # its reader lets go: it is cancelled
         self._num_preparing = 0
         self._closing = self._draining = False
-        self._pool = ThreadPoolExecutor(_PREPARING, "trt-eagle3-prepare")
+        # A text takes milliseconds, the images of one request can take many seconds: texts do not wait behind them.
+        self._pools = {has_media: ThreadPoolExecutor(_PREPARING, "trt-eagle3-prepare") for has_media in (False, True)}
         self._thread = threading.Thread(target=self._run, name="trt-eagle3-decode", daemon=True)
         self._thread.start()
 
@@ -62,7 +63,7 @@ class Worker:
         Raises:
             OverloadedError: too many wait already, or the engine is closed.
         """
-        answer = Answer(request, self._wake, keeps=prepare)
+        answer, pool = Answer(request, self._wake, keeps=prepare), self._pools[request.has_media]
         with self._news:
             if not self.alive:
                 raise OverloadedError("the engine is closed. Load it again.")
@@ -71,7 +72,7 @@ class Worker:
                     f"{self.num_waiting} requests wait already (limits.max_waiting). Try again later."
                 )
             self._num_preparing += 1
-            self._pool.submit(self._prepare, answer, prepare)
+            pool.submit(self._prepare, answer, prepare)
         return answer
 
     def close(self, *, drain: bool = False) -> None:
@@ -82,7 +83,8 @@ class Worker:
             self._news.notify_all()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        self._pool.shutdown(wait=False)
+        for pool in self._pools.values():
+            pool.shutdown(wait=False)
 
     def _wake(self) -> None:
         with self._news:
