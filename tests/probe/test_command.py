@@ -54,7 +54,7 @@ def test_wrong_bundle_is_exit_1_and_its_override_lines_put_it_right(
     captured = capsys.readouterr()
     found = json.loads(captured.out)
     assert set(found) == {
-        *("bundle", "num_prompts", "num_tokens", "num_steps", "manifest_is_best", "changes", "overrides"),
+        *("bundle", "num_prompts", "num_tokens", "num_steps", "manifest_is_best", "fits", "changes", "overrides"),
         *("override_lines", "silent", "undecided", "readings"),
     }
     assert found["changes"] == {"residual": "hidden", "rope.base": 5e6}
@@ -70,6 +70,25 @@ def test_wrong_bundle_is_exit_1_and_its_override_lines_put_it_right(
     spec = read_target(TARGET)
     repaired, right = (read_draft(DRAFT, spec, overrides) for overrides in (pasted, {}))
     assert (repaired.residual, repaired.rope) == (right.residual, right.rope)
+
+
+def test_draft_that_no_reading_makes_right_is_exit_1_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its head's rows belong to other tokens, which no reading changes: the manifest is the best, and worth nothing."""
+    draft = tmp_path / "draft"
+    shutil.copytree(DRAFT, draft)
+    weights = load_file(draft / "model.safetensors")
+    weights["lm_head.weight"] = weights["lm_head.weight"].roll(1, 0)
+    (draft / "model.safetensors").unlink()
+    save_file(weights, draft / "model.safetensors")
+    assert run(TARGET, draft, "--prompts", PROMPTS, "--max-tokens", 12, monkeypatch=monkeypatch) == 1
+    captured = capsys.readouterr()
+    out = " ".join(captured.out.split())
+    assert "no reading fits: the best is right about" in out
+    assert "acceptance_floor 0.25" in out
+    assert "is the best reading" not in out
+    assert "no reading of the draft fits" in captured.err
 
 
 def test_table_for_people_names_the_better_reading_and_what_to_paste(

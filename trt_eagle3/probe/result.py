@@ -42,6 +42,7 @@ class ProbeReport:
         silent: factors of which no reading made any difference on these prompts.
         undecided: factors of which some reading's difference to the best is not clear on these prompts.
         overrides: all of ``draft.overrides`` to build with; empty where none is needed.
+        floor: the bundle's ``speculation.acceptance_floor``.
     """
 
     bundle: str
@@ -53,6 +54,16 @@ class ProbeReport:
     silent: tuple[str, ...]
     undecided: tuple[str, ...]
     overrides: Mapping[str, Any]
+    floor: float
+
+    @property
+    def fits(self) -> bool:
+        """Whether the first proposal is right as often, by the best reading, as a draft's that is read rightly."""
+        return self._first_accepted >= self.floor
+
+    @property
+    def _first_accepted(self) -> float:
+        return next(r.position_0 for r in self.readings if r.reading == self.best)
 
     @property
     def manifest_is_best(self) -> bool:
@@ -67,8 +78,17 @@ class ProbeReport:
         lines: str = yaml.safe_dump({"draft": {"overrides": dict(self.overrides)}}, default_flow_style=None)
         return lines
 
+    @property
+    def _misfit(self) -> str:
+        return (
+            f"the best is right about {100 * self._first_accepted:.1f} % of first tokens, less than "
+            f"speculation.acceptance_floor {self.floor:g}"
+        )
+
     def check(self) -> None:
-        """Raise GateFailedError where another reading is better than the manifest in use."""
+        """Raise GateFailedError where another reading is better than the manifest in use, or none fits."""
+        if not self.fits:
+            raise GateFailedError(f"{self.bundle}: no reading of the draft fits: {self._misfit}")
         if not self.manifest_is_best:
             raise GateFailedError(f"{self.bundle}: the draft fits better with {reading_text(self.best)}")
 
@@ -80,6 +100,7 @@ class ProbeReport:
             "num_tokens": self.num_tokens,
             "num_steps": self.num_steps,
             "manifest_is_best": self.manifest_is_best,
+            "fits": self.fits,
             "changes": _plain(dict(self.best.changes)),
             "overrides": dict(self.overrides),
             "override_lines": self.override_lines,
@@ -116,8 +137,15 @@ class ProbeReport:
         lines = [f"{len(self.readings)} readings scored; --json lists them all"]
         lines += [f"no difference on these prompts: {', '.join(self.silent)}"] if self.silent else []
         lines += [f"not decided by these prompts: {', '.join(self.undecided)}"] if self.undecided else []
+        if not self.fits:
+            lines.append(
+                f"no reading fits: {self._misfit}. Either these prompts are unlike those that the draft was trained "
+                "on (--prompts FILE), or it is another target's draft, or what no reading changes is wrong: its "
+                "weights, its vocabulary map"
+            )
         if self.manifest_is_best:
-            return [*lines, "the manifest in use is the best reading: none is clearly better"]
+            found = "the manifest in use is the best reading: none is clearly better"
+            return [*lines, found if self.fits else "none of them is clearly better than the manifest in use"]
         return [*lines, f"a better reading: {reading_text(self.best)}. In the build config:", self.override_lines]
 
 
@@ -136,8 +164,9 @@ def make_report(
     num_prompts: int,
     num_steps: int,
     overrides: Mapping[str, Any],
+    floor: float,
 ) -> ProbeReport:
-    """Rank what ``found`` holds; ``overrides`` are those that the bundle was built with."""
+    """Rank what ``found`` holds; ``overrides`` and ``floor`` are those that the bundle was built with."""
     base = found.scores[Reading()]
     standings = _standings(found, manifest, spec)
     ranked = sorted(found.scores.items(), key=lambda item: item[1].cross_entropy)
@@ -154,6 +183,7 @@ def make_report(
         silent=tuple(name for name, several in standings.items() if several == {"no difference"}),
         undecided=tuple(name for name, several in standings.items() if "unclear" in several),
         overrides={**overrides, **_overrides(found.best, manifest)} if found.best.changes else {},
+        floor=floor,
     )
 
 

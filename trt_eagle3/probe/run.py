@@ -85,6 +85,7 @@ def _probe(
         num_prompts=len(recordings),
         num_steps=scorer.num_steps,
         overrides=dict(config.draft.overrides) if config.draft else {},
+        floor=config.speculation.acceptance_floor,
     )
 
 
