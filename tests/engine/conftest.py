@@ -15,6 +15,7 @@ from trt_eagle3.engine import (
     tensorrt_facts,
     tensorrt_log,
     tensorrt_plugins,
+    tensorrt_ports,
     tensorrt_versions,
 )
 
@@ -23,6 +24,7 @@ _WITH_TENSORRT = (
     tensorrt_versions,
     tensorrt_log,
     tensorrt_plugins,
+    tensorrt_ports,
     tensorrt_build,
     tensorrt_bundle,
     tensorrt_facts,

@@ -131,7 +131,10 @@ class _Made:
         return self.strict("Runtime", SimpleNamespace(deserialize_cuda_engine=deserialize))
 
     def engine(self) -> Any:
-        """An engine that wants 4096 bytes; its contexts are noted in ``seen.contexts`` with what they were made for."""
+        """An engine that wants 4096 bytes; its contexts are noted in ``seen.contexts`` with what they were made for.
+
+        It has an input ``x`` HALF [batch, 4] of one to three rows in both of its profiles, and an output ``y`` like it.
+        """
         inspector = SimpleNamespace(get_engine_information=lambda _: json.dumps({"Layers": LAYERS}))
 
         def context(strategy: Any = None) -> Any:
@@ -144,6 +147,13 @@ class _Made:
             create_execution_context_without_device_memory=context,
             device_memory_size=4096,
             device_memory_size_v2=4096,
+            num_optimization_profiles=2,
+            num_io_tensors=2,
+            get_tensor_name=lambda index: "xy"[index],
+            get_tensor_mode=lambda name: self.trt.TensorIOMode["INPUT" if name == "x" else "OUTPUT"],
+            get_tensor_dtype=lambda _: SimpleNamespace(name="HALF"),
+            get_tensor_shape=lambda _: (-1, 4),
+            get_tensor_profile_shape=lambda _name, _profile: [(1, 4), (2, 4), (3, 4)],
         )
         return self.strict("ICudaEngine", made)
 

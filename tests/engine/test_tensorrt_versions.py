@@ -9,14 +9,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.engine.conftest import Install
 from tests.engine.tensorrt_api import TAGS, Strict, members, spans
 from tests.tiny import tiny_config
 from trt_eagle3.engine import tensorrt_versions
 from trt_eagle3.engine.tensorrt_log import create_builder, create_runtime
+from trt_eagle3.engine.tensorrt_ports import Port, check_caches, engine_ports
 from trt_eagle3.engine.tensorrt_versions import device_bytes, find_creator, new_context
-from trt_eagle3.errors import EnvironmentMissingError
+from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.pipeline import build
 
 ENGINE: dict[str, object] = {"backend": "tensorrt", "device": "cuda", "dtype": "float16", "residual": "float32"}
@@ -100,6 +102,25 @@ def test_contexts_use_the_memory_that_they_are_given(install: Install, version: 
         assert context.strategy == trt.ExecutionContextAllocationStrategy.USER_MANAGED
         given = context.device_memory if version == "10.0.1" else context.memory
         assert given == (1 << 20 if version == "10.0.1" else (1 << 20, 8192))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_inputs_and_outputs_are_read_with_their_ranges(install: Install, version: str) -> None:
+    install(version)
+    inputs, outputs = engine_ports(create_runtime().deserialize_cuda_engine(b"plan"))
+    ranges = (((1, 4), (3, 4)),) * 2
+    assert inputs == {"x": Port("x", torch.float16, (-1, 4), ranges)}
+    assert outputs == {"y": Port("y", torch.float16, (-1, 4))}
+    assert inputs["x"].fits((3, 4), 1)
+    assert not inputs["x"].fits((4, 4), 1)
+
+
+def test_caches_are_one_tensor_for_input_and_output() -> None:
+    cache, other = torch.zeros(4), torch.zeros(4)
+    check_caches(["y", "k_cache_out.0"], {"k_cache.0": cache, "k_cache_out.0": cache})
+    for bound in ({}, {"k_cache.0": cache}, {"k_cache_out.0": cache}, {"k_cache.0": cache, "k_cache_out.0": other}):
+        with pytest.raises(UserError, match=r"k_cache_out\.0: bind one tensor to it and to k_cache\.0"):
+            check_caches(["y", "k_cache_out.0"], bound)
 
 
 @pytest.mark.parametrize("version", ["8.6.1", "11.1"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,51 +15,17 @@ from trt_eagle3.engine.session import check_names
 from trt_eagle3.engine.tensorrt_facts import EngineFolder
 from trt_eagle3.engine.tensorrt_log import create_refitters, create_runtime, log
 from trt_eagle3.engine.tensorrt_plugins import load_plugins
-from trt_eagle3.engine.tensorrt_versions import device_bytes, new_context, read_weights, tensorrt
+from trt_eagle3.engine.tensorrt_ports import check_caches, engine_ports
+from trt_eagle3.engine.tensorrt_versions import device_bytes, new_context, read_weights
 from trt_eagle3.errors import UserError
 
 __all__ = ["TensorRTSession"]
 
 _FIX = "Rebuild here: trt-eagle3 build --config <its config>"
-_TYPES = {
-    "FLOAT": torch.float32,
-    "HALF": torch.float16,
-    "BF16": torch.bfloat16,
-    "INT32": torch.int32,
-    "INT64": torch.int64,
-    "BOOL": torch.bool,
-}
-
-
-@dataclass(frozen=True)
-class _Port:
-    """An input or output of the engine.
-
-    Attributes:
-        shape: -1 where it may vary. ranges: smallest and largest shape in each profile; inputs have them.
-    """
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    ranges: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
-
-    def check(self, tensor: Tensor) -> None:
-        same = len(self.shape) == tensor.ndim and all(
-            e in {-1, a} for e, a in zip(self.shape, tensor.shape, strict=True)
-        )
-        if not same or self.dtype != tensor.dtype:
-            got = f"{tensor.dtype} {list(tensor.shape)}"
-            raise UserError(f"{self.name}: expected {self.dtype} {list(self.shape)}, got {got}")
-
-    def fits(self, shape: tuple[int, ...], profile: int) -> bool:
-        """Whether ``profile`` was built for ``shape``."""
-        low, high = self.ranges[profile]
-        return all(lo <= size <= hi for lo, size, hi in zip(low, shape, high, strict=True))
 
 
 class TensorRTSession:
-    """Runs one engine; implements ``engine.session.Session``. Caches are updated in place where they are bound.
+    """Runs one engine; implements ``engine.session.Session``. Caches are updated in place, and must be bound.
 
     The first profile that was built for all shapes of a run takes it: decode steps stand before prompts. Shapes that
     come again are captured in a CUDA graph with a context of its own; the outputs of such a run are its static
@@ -81,7 +46,7 @@ class TensorRTSession:
         load_plugins(folder.config)
         self._file = folder.engine
         self._engine = _open_engine(folder)
-        self._inputs, self._outputs = _ports(self._engine)
+        self._inputs, self._outputs = engine_ports(self._engine)
         self._bound: dict[str, Tensor] = {}
         self._captured = CapturedGraphs()
         self._contexts: dict[int, Any] = {}
@@ -118,6 +83,7 @@ class TensorRTSession:
 
     def _check(self, inputs: Mapping[str, Tensor]) -> None:
         check_names(inputs, self._inputs, self._bound)
+        check_caches(self._outputs, self._bound)
         for name, tensor in inputs.items():
             self._inputs[name].check(tensor)
 
@@ -220,21 +186,6 @@ def _open_engine(folder: EngineFolder) -> Any:
         if not read_weights(refitter, parser, str(folder.onnx)):
             messages.fail(f"{folder.engine}: cannot put in the weights of {folder.onnx}", _FIX)
     return engine
-
-
-def _ports(engine: Any) -> tuple[dict[str, _Port], dict[str, _Port]]:
-    """Inputs and outputs by name."""
-    trt = tensorrt()
-    inputs, outputs = {}, {}
-    for index in range(engine.num_io_tensors):
-        name = engine.get_tensor_name(index)
-        dtype, shape = _TYPES[engine.get_tensor_dtype(name).name], tuple(engine.get_tensor_shape(name))
-        if engine.get_tensor_mode(name) == trt.TensorIOMode.OUTPUT:
-            outputs[name] = _Port(name, dtype, shape)
-            continue
-        bounds = [engine.get_tensor_profile_shape(name, p) for p in range(engine.num_optimization_profiles)]
-        inputs[name] = _Port(name, dtype, shape, tuple((tuple(low), tuple(high)) for low, _, high in bounds))
-    return inputs, outputs
 
 
 def _allocate(num_bytes: int, file: Path) -> Tensor:
