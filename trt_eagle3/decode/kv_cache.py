@@ -167,7 +167,7 @@ def page_table(tables: Sequence[PageTable], num_rows: Sequence[int]) -> Tensor:
     if len(rows) == 1:
         return rows[0]
     width = max(row.shape[1] for row in rows)
-    return torch.cat([functional.pad(row, (0, width - row.shape[1])) for row in rows])
+    return torch.cat([row if row.shape[1] == width else functional.pad(row, (0, width - row.shape[1])) for row in rows])
 
 
 class KVCache:

@@ -82,5 +82,6 @@ class Prompt:
     def positions(self, start: int, stop: int) -> Tensor:
         """int32 [3, stop - start]: rope positions of rows, those after the prompt included."""
         num_prompt = self.position_ids.shape[1]
-        after = torch.arange(max(start, num_prompt), max(stop, num_prompt), dtype=torch.int32) + self.rope_delta
-        return torch.cat([self.position_ids[:, start:stop], after.expand(3, -1)], dim=1)
+        first, last = max(start, num_prompt) + self.rope_delta, max(stop, num_prompt) + self.rope_delta
+        after = torch.arange(first, last, dtype=torch.int32).expand(3, -1)
+        return after if start >= num_prompt else torch.cat([self.position_ids[:, start:stop], after], dim=1)

@@ -95,7 +95,7 @@ class Tree:
         """Levels below the root."""
         return len(self.levels)
 
-    @property
+    @cached_property
     def num_draft_rows(self) -> int:
         """Rows that the draft runs to fill it."""
         return len(set(self.parents[1:]) - {0})
