@@ -17,8 +17,9 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from trt_eagle3 import bench as bench_defaults
 from trt_eagle3 import report
+from trt_eagle3.command import run_command
 from trt_eagle3.config import load_config, parse_overrides
-from trt_eagle3.errors import TrtEagle3Error, UserError
+from trt_eagle3.errors import UserError
 from trt_eagle3.parity import SUITES
 from trt_eagle3.probe import MAX_TOKENS
 
@@ -33,21 +34,8 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="One JSON ob
 
 
 def main() -> None:
-    """Entry point: user errors print one line and set the exit code of ``errors.py``."""
-    try:
-        sys.exit(cli.main(standalone_mode=False) or 0)
-    except TrtEagle3Error as error:
-        _print_error(str(error))
-        sys.exit(error.exit_code)
-    except click.exceptions.NoArgsIsHelpError as error:
-        error.show()
-        sys.exit(2)
-    except click.ClickException as error:
-        _print_error(error.format_message())
-        sys.exit(2)
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("interrupted", err=True)
-        sys.exit(130)
+    """Entry point."""
+    run_command(cli)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -331,12 +319,6 @@ def doctor(bundle: Path | None, as_json: bool) -> None:
         check_bundle(bundle, record, found)
     else:
         found.check("onnxruntime")
-
-
-def _print_error(message: str) -> None:
-    """One line, whatever file names it holds."""
-    line = r"\n".join(message.splitlines())
-    click.echo(f"error: {line}", err=True)
 
 
 def _print_json(value: Any) -> None:

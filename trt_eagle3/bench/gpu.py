@@ -27,6 +27,7 @@ from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.checkpoint.target_reader import read_target
+from trt_eagle3.command import run_command
 from trt_eagle3.config import EngineConfig, SpeculationConfig
 from trt_eagle3.decode.decoder import Decoder, Drafting
 from trt_eagle3.decode.kv_cache import KVCache, PagePool
@@ -207,4 +208,4 @@ def _cycle_ms(pair: _Pair, context: int, steps: int) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -30,6 +30,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from trt_eagle3.command import run_command
 from trt_eagle3.decode.engine import Engine, load
 from trt_eagle3.decode.request import Request
 from trt_eagle3.errors import EnvironmentMissingError, UserError
@@ -255,4 +256,4 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

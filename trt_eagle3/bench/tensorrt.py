@@ -27,6 +27,7 @@ from trt_eagle3.bench.synthetic import SIZES, write_target
 from trt_eagle3.bench.timing import copy_bandwidth, median_ms
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.checkpoint.target_reader import read_target
+from trt_eagle3.command import run_command
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.engine.bundle import reference_location
 from trt_eagle3.engine.staging import write_file
@@ -237,4 +238,4 @@ class _Steps:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)
