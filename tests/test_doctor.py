@@ -13,7 +13,7 @@ from trt_eagle3 import doctor
 from trt_eagle3.cli import cli
 from trt_eagle3.doctor import Ability, Diagnosis, Finding, diagnose
 from trt_eagle3.engine import tensorrt_versions
-from trt_eagle3.errors import EnvironmentMissingError
+from trt_eagle3.errors import EnvironmentMissingError, UserError
 
 
 @pytest.fixture
@@ -67,6 +67,26 @@ def test_bundle_that_needs_what_is_missing_gives_exit_3(tmp_path: Path, monkeypa
         runner.invoke(cli, ["doctor", str(bundle)], catch_exceptions=False)
     assert EnvironmentMissingError.exit_code == 3
     assert runner.invoke(cli, ["doctor", str(build_tiny(tmp_path / "cpu"))], catch_exceptions=False).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("vision/model.onnx", None, "vision/model.onnx: not readable: "),
+        ("draft/model.onnx", b"\xff", "draft/model.onnx: not readable: "),
+        ("target/model.onnx", b"", "target/model.onnx: holds no graph"),
+        ("processor/tokenizer.json", b"{", "broken tokenizer"),
+    ],
+)
+@pytest.mark.usefixtures("bare")
+def test_damaged_bundle_is_refused(tmp_path: Path, file: str, content: bytes | None, message: str) -> None:
+    bundle = build_tiny(tmp_path)
+    (bundle / file).unlink()
+    if content is not None:
+        (bundle / file).write_bytes(content)
+    with pytest.raises(UserError, match=message) as caught:
+        CliRunner().invoke(cli, ["doctor", str(bundle)], catch_exceptions=False)
+    assert "\n" not in str(caught.value)
 
 
 def test_tables_keep_square_brackets() -> None:

@@ -14,8 +14,9 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
+from trt_eagle3.checkpoint.target import target_from_dict
 from trt_eagle3.engine.bundle import BundleRecord
-from trt_eagle3.errors import EnvironmentMissingError, TrtEagle3Error
+from trt_eagle3.errors import EnvironmentMissingError, TrtEagle3Error, UserError
 
 __all__ = ["Ability", "Diagnosis", "Finding", "check_bundle", "diagnose"]
 
@@ -115,16 +116,35 @@ def check_bundle(path: Path, record: BundleRecord, found: Diagnosis) -> None:
     """Raise where the bundle at ``path`` would not run on the machine of ``found``.
 
     Raises:
-        EnvironmentMissingError: something is missing here. UserError: its engines are damaged, not built, or built for
-            another TensorRT, GPU or plugin library.
+        EnvironmentMissingError: something is missing here. UserError: its graphs or processor are damaged; its engines
+            are that, not built, or built for another TensorRT, GPU or plugin library.
     """
     engine = record.config.engine
     found.check(f"torch on {engine.device}" if engine.backend == "torch" else engine.backend)
-    if engine.backend == "tensorrt":
-        from trt_eagle3.engine.tensorrt_facts import EngineFolder
+    check = _check_engine if engine.backend == "tensorrt" else _check_graph
+    for graph in ("target", "vision", *(("fuse", "draft") if record.draft else ())):
+        check(path / graph)
+    from trt_eagle3.multimodal import Processor
 
-        for graph in ("target", "vision", *(("fuse", "draft") if record.draft else ())):
-            EngineFolder(path / graph).check()
+    Processor.from_directory(path / "processor", target_from_dict(record.target))
+
+
+def _check_engine(folder: Path) -> None:
+    from trt_eagle3.engine.tensorrt_facts import EngineFolder
+
+    EngineFolder(folder).check()
+
+
+def _check_graph(folder: Path) -> None:
+    import onnx
+
+    file = folder / "model.onnx"
+    try:
+        graph = onnx.load(file, load_external_data=False).graph
+    except Exception as error:  # protobuf's errors have no base class but Exception
+        raise UserError(f"{file}: not readable: {' '.join(str(error).split())}. Rebuild the bundle.") from error
+    if not graph.output:
+        raise UserError(f"{file}: holds no graph. Rebuild the bundle.")
 
 
 def _try(look: Callable[[], str | None]) -> str | None:
