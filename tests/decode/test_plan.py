@@ -14,9 +14,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.decode.pair import NUM_PAGES, PAGE_SIZE
+from tests.decode.scheduling import MAX_TOKENS, finish, make_scheduler, pair, prompts, solo
 from tests.decode.table import brute_force
 from tests.decode.test_decoder import BUSHY, CHAIN
-from tests.decode.test_scheduler import MAX_TOKENS, NUM_PAGES, PAGE_SIZE, finish, make_scheduler, pair, prompts, solo
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.decoder import AnyTree
 from trt_eagle3.decode.dynamic_tree import DynamicTree

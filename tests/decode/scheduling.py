@@ -1,0 +1,73 @@
+"""A tiny random pair under a scheduler: prompts of every kind, and what each of them says alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from tests.decode.pair import PREFILL_CHUNK, Pair, Recorder, make_pair, make_prompt, run
+from trt_eagle3.checkpoint.rope import RopeSpec
+from trt_eagle3.decode.decoder import AnyTree, Decoder
+from trt_eagle3.decode.dynamic_tree import DynamicTree
+from trt_eagle3.decode.kv_cache import PagePool
+from trt_eagle3.decode.prefix_cache import PrefixCache
+from trt_eagle3.decode.prompt import Prompt
+from trt_eagle3.decode.scheduler import Scheduler
+from trt_eagle3.decode.tree import Tree
+
+MAX_SEQ_LEN, MAX_TOKENS, MAX_BATCH = 48, 14, 3
+CHAIN = Tree.from_paths([(0,), (0, 0), (0, 0, 0)])
+BUSHY = Tree.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 1, 0)])
+TREES: dict[str, AnyTree | None] = {"plain": None, "chain": CHAIN, "bushy": BUSHY, "dynamic": DynamicTree(3, 3, 8)}
+LAYOUTS: list[list[Any]] = [[9], [3, (2, 3), 2, (2, 2), 3], [1], [17], [3, (2, 3), 2, (2, 2), 9], [4, (2, 2), 1], [33]]
+
+
+@cache
+def pair() -> Pair:
+    rope = RopeSpec.plain(8, 1e4, "interleaved", (2, 1, 1))
+    directory = Path(mkdtemp(prefix="trt-eagle3-test-"))  # seed 0 says many different tokens
+    return make_pair(directory, seed=0, rope=rope, image_rows="vision", position_shift=1)
+
+
+@cache
+def prompts() -> tuple[Prompt, ...]:
+    """Prompts of every kind; some begin alike, in text or in their images."""
+    found = []
+    for layout in LAYOUTS:
+        prompt = make_prompt(pair(), layout, seed=1)
+        counts = [part[0] * part[1] for part in layout if isinstance(part, tuple)]
+        rows = prompt.vision.embeds.split(counts)
+        media = tuple((r.numpy().tobytes(), len(r)) for r in rows)
+        found.append(dataclasses.replace(prompt, media=media))
+    return tuple(found)
+
+
+@cache
+def solo(index: int) -> list[int]:
+    prompt = prompts()[index]
+    return run(pair(), prompt, None, num_tokens=MAX_TOKENS, max_seq_len=MAX_SEQ_LEN).tokens[:MAX_TOKENS]
+
+
+def make_scheduler(
+    pool: PagePool, prefixes: PrefixCache | None, tree_for: Callable[[int], AnyTree | None], chunk: int = PREFILL_CHUNK
+) -> Scheduler:
+    decoder: Decoder = pair().decoder(Recorder(), MAX_SEQ_LEN, pair().drafting(Recorder()))
+    decoder.prefill_chunk = chunk
+    return Scheduler(decoder, pool, max_batch_size=MAX_BATCH, tree_for=tree_for, prefix_cache=prefixes)
+
+
+def finish(scheduler: Scheduler, limit: int = MAX_TOKENS) -> dict[int, list[int]]:
+    """Tokens of every sequence by ``id``, stepped until nobody is left."""
+    said: dict[int, list[int]] = {}
+    while scheduler.running or scheduler.waiting:
+        for emission in scheduler.step():
+            assert emission.error is None
+            tokens = said.setdefault(id(emission.sequence), [])
+            tokens += emission.tokens
+            if len(tokens) >= limit or emission.full:
+                scheduler.remove(emission.sequence)
+    return said
