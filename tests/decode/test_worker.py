@@ -185,6 +185,12 @@ def test_reader_that_stalls_makes_its_sequence_wait_and_nobody_else(engine: Engi
     assert len(slow.finish().token_ids) == 400
 
 
+def test_waiting_for_the_end_of_a_long_answer_is_no_lag(engine: Engine) -> None:
+    answer = engine.submit(endless(speculation=False))
+    assert answer.wait(30)
+    assert len(answer.finish().token_ids) == 400
+
+
 def test_error_of_a_prompt_comes_out_of_its_iterator_only(engine: Engine, expected: list[str]) -> None:
     bad = engine.submit(Request("word " * 2000))
     good = engine.submit(Request(PROMPTS[2]))
@@ -276,6 +282,17 @@ def test_draining_answers_what_is_in_flight(bundle: Path, expected: list[str]) -
     answers = [engine.submit(Request(prompt)) for prompt in PROMPTS[:5]]
     engine.close(drain=True)
     assert [answer.finish().text for answer in answers] == expected[:5]
+
+
+def test_draining_waits_for_no_reader(bundle: Path) -> None:
+    """Whoever drains cannot read: long answers come to their end all the same."""
+    engine = load(bundle)
+    answers = [engine.submit(endless(speculation=False)) for _ in range(2)]
+    closing = threading.Thread(target=engine.close, kwargs={"drain": True}, daemon=True)
+    closing.start()
+    closing.join(60)
+    assert not closing.is_alive()
+    assert [len(answer.finish().token_ids) for answer in answers] == [400, 400]
 
 
 def test_engine_that_nobody_holds_ends_its_thread(bundle: Path) -> None:

@@ -37,6 +37,7 @@ class Answer:
         self._chunks: deque[Chunk] = deque()
         self._error: Exception | None = None
         self._over = False
+        self._num_awaiting = 0
         self._changed = threading.Condition()
         self._listeners: list[Callable[[], None]] = []  # of readers in event loops
 
@@ -47,8 +48,8 @@ class Answer:
 
     @property
     def lagging(self) -> bool:
-        """Whether the reader is so far behind that there is no hurry."""
-        return len(self._chunks) >= _MAX_UNREAD
+        """Whether the reader is so far behind that there is no hurry; one who waits for the end is not."""
+        return len(self._chunks) >= _MAX_UNREAD and not self._num_awaiting
 
     @property
     def over(self) -> bool:
@@ -88,9 +89,13 @@ class Answer:
         self._wake()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is over; returns whether it is."""
+        """Wait until it is over, without reading; returns whether it is."""
         with self._changed:
-            return self._changed.wait_for(lambda: self._over, timeout)
+            self._num_awaiting += 1
+            try:
+                return self._changed.wait_for(lambda: self._over, timeout)
+            finally:
+                self._num_awaiting -= 1
 
     def __iter__(self) -> Iterator[Chunk]:
         try:

@@ -171,7 +171,7 @@ class Worker:
             if answer is None or answer.cancelled:
                 self._drop(answer, sequence, "cancelled")
             else:
-                sequence.paused = answer.lagging
+                sequence.paused = answer.lagging and not self._draining
 
     def _deliver(self, emission: Emission) -> None:
         sequence = emission.sequence
