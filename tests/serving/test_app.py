@@ -146,6 +146,14 @@ def test_stream_equals_generate(site: Site, engine: Engine) -> None:
     assert len({event["id"] for event in (first, *pieces, usage)}) == 1
 
 
+def test_pieces_say_something(site: Site, engine: Engine) -> None:
+    body = {"messages": QUESTION, "stop": "12 plus 30 equals 43", "speculation": False}
+    _, *pieces, last = site.events(**body)
+    assert all(piece["choices"][0]["delta"]["content"] for piece in pieces)
+    said = "".join(event["choices"][0]["delta"].get("content", "") for event in (*pieces, last))
+    assert said == engine.generate(QUESTION).text
+
+
 def test_options_reach_the_engine(site: Site) -> None:
     for name in ("max_tokens", "max_completion_tokens"):
         _, found = site.chat(messages=QUESTION, **{name: 3}, ignore_eos=True)

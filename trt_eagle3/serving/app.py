@@ -216,9 +216,11 @@ async def _events(
     async with contextlib.aclosing(chunks):
         try:
             yield to_event(completion.opening())
-            yield to_event(completion.piece(first))
+            if first.text or first.finish_reason:
+                yield to_event(completion.piece(first))
             async for chunk in chunks:
-                yield to_event(completion.piece(chunk))
+                if chunk.text or chunk.finish_reason:  # else half a character, or what may become a stop text
+                    yield to_event(completion.piece(chunk))
             if body.stream_options and body.stream_options.include_usage:
                 yield to_event(completion.usage(answer.generation))
             yield "data: [DONE]\n\n"
