@@ -61,6 +61,13 @@ def test_bad_value_names_key_and_value(change: dict[str, object], message: str) 
     assert "\n" not in str(caught.value)
 
 
+def test_home_is_found_in_paths() -> None:
+    tensorrt = {"plugin_library": "~/lib.so"}
+    config = config_from_dict(SMALLEST | {"output": "~/engines", "engine": {"tensorrt": tensorrt}}, "x")
+    assert config.output == Path.home() / "engines"
+    assert config.engine.tensorrt.plugin_library == Path.home() / "lib.so"
+
+
 def test_chain_accepts_its_own_token_count() -> None:
     assert SpeculationConfig(steps=5, num_draft_tokens=6).num_draft_tokens == 6
 

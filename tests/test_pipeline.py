@@ -179,6 +179,12 @@ def test_longer_sequences_than_the_target_was_made_for_are_refused(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
+def test_name_of_an_unfinished_build_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"\.partial- marks unfinished builds"):
+        trt_eagle3.build(tiny_config().model_copy(update={"name": "tiny.partial-7"}), output=tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_place_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="must be UTF-8"):
         build_tiny(tmp_path / "engines\udcff")

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from trt_eagle3.errors import UserError
 from trt_eagle3.yaml_file import read_yaml
@@ -27,6 +27,15 @@ __all__ = [
 
 PositiveInt = Annotated[int, Field(gt=0, le=1 << 24)]
 TreeSide = Annotated[int, Field(gt=0, le=1024)]
+
+
+def _place(path: Path) -> Path:
+    if "\0" in str(path):
+        raise ValueError("a path holds no NUL character")
+    return path.expanduser()
+
+
+UserPath = Annotated[Path, AfterValidator(_place)]
 
 
 class _Section(BaseModel):
@@ -66,7 +75,7 @@ class TensorRTConfig(_Section):
     refit: bool = False
     strip_weights: bool = False
     linear: Literal["auto", "plugin", "tensorrt"] = "auto"
-    plugin_library: Path | None = None
+    plugin_library: UserPath | None = None
 
 
 class EngineConfig(_Section):
@@ -179,14 +188,7 @@ class BuildConfig(_Section):
     engine: EngineConfig = EngineConfig()
     limits: LimitsConfig = LimitsConfig()
     speculation: SpeculationConfig = SpeculationConfig()
-    output: Path = Path("engines")
-
-    @field_validator("output")
-    @classmethod
-    def _is_path(cls, output: Path) -> Path:
-        if "\0" in str(output):
-            raise ValueError("a path holds no NUL character")
-        return output
+    output: UserPath = Path("engines")
 
 
 def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> BuildConfig:

@@ -23,6 +23,7 @@ from trt_eagle3.decode.dynamic_tree import DynamicTree
 from trt_eagle3.decode.tree import Tree, configured_tree
 from trt_eagle3.engine.bundle import (
     BUNDLE_FILE,
+    PARTIAL,
     SCHEMA_VERSION,
     BundleRecord,
     EngineRecord,
@@ -198,6 +199,8 @@ def _read_draft(config: BuildConfig, spec: TargetSpec) -> DraftManifest | None:
 def _check_replaceable(path: Path) -> None:
     """Only a bundle, whole or damaged, or an empty folder is replaced: nobody else's files are deleted."""
     check_name(path)
+    if PARTIAL in path.name:
+        raise UserError(f"{path}: {PARTIAL} marks unfinished builds, which are swept. Choose another name.")
     try:
         ours = any((path / name).is_file() for name in (BUNDLE_FILE, "target/model.onnx", "target/config.json"))
         empty = not path.exists() or (path.is_dir() and not any(path.iterdir()))

@@ -17,6 +17,11 @@ def test_a_folder_is_itself(tmp_path: Path) -> None:
     assert resolve_checkpoint(str(tmp_path)) == tmp_path
 
 
+def test_a_revision_of_a_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="a folder, which has no revision main"):
+        resolve_checkpoint(str(tmp_path), "main")
+
+
 def test_a_hub_id_is_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
 

@@ -109,18 +109,26 @@ def test_disk_that_fills_while_a_weight_file_is_copied_leaves_nothing(tmp_path: 
     assert source.read_bytes() == b"weights"
 
 
-def test_rename_that_fails_puts_the_older_bundle_back(tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize(
+    ("failure", "seen"),
+    [(OSError(errno.EIO, "Input/output error"), UserError), (KeyboardInterrupt(), KeyboardInterrupt)],
+)
+def test_rename_that_fails_puts_the_older_bundle_back(
+    failure: BaseException, seen: type[BaseException], tmp_path: Path, monkeypatch: Any
+) -> None:
     path = tmp_path / "tiny"
     build(path, b"old")
     real = Path.rename
 
     def rename(source: Path, target: Path) -> Path:
         if target == path and "old" not in source.name:
-            raise OSError(errno.EIO, "Input/output error")
+            raise failure
         return real(source, target)
 
     monkeypatch.setattr(Path, "rename", rename)
-    with pytest.raises(UserError, match="cannot write the bundle: Input/output error"):
+    with pytest.raises(
+        seen, match=None if seen is KeyboardInterrupt else "cannot write the bundle: Input/output error"
+    ):
         build(path)
     assert left_in(tmp_path) == ["tiny"]
     assert (path / "target" / "model.onnx").read_bytes() == b"old"

@@ -17,11 +17,13 @@ def resolve_checkpoint(name: str, revision: str | None = None) -> Path:
     """The folder of checkpoint ``name``: itself, or the Hub's snapshot of it, downloaded where it is not cached.
 
     Raises:
-        UserError: neither a folder nor a Hub id, or the Hub refuses it.
+        UserError: neither a folder nor a Hub id, a folder with a revision, or the Hub refuses it.
         EnvironmentMissingError: the Hub cannot be reached and the cache does not have it.
     """
     path = Path(name).expanduser()
     if name and path.is_dir():
+        if revision is not None:
+            raise UserError(f"{name}: a folder, which has no revision {revision}. Leave the revision out.")
         return path
     if path.is_file():
         raise UserError(f"{name}: a file, expected a folder. Name the one it is in: {path.parent}")

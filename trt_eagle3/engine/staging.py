@@ -80,7 +80,7 @@ def _replace(partial: Path, path: Path) -> None:
         path.rename(old)
     try:
         partial.rename(path)
-    except OSError:
+    except BaseException:  # Ctrl-C too
         if old.exists():
             old.rename(path)
         raise

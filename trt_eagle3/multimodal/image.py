@@ -19,7 +19,7 @@ ImageSource = str | Path | bytes | Image.Image
 
 
 def load_image(source: ImageSource, name: str | None = None, policy: MediaPolicy = LOCAL_MEDIA) -> Image.Image:
-    """Decode to RGB as transformers does: transparency is composited onto white.
+    """Decode to RGB as transformers' processors do: transparency is composited onto white.
 
     Files, bytes and data URIs are turned upright by their EXIF tag; a Pillow image is taken as it is (transformers
     does the same). Of an animation, the first frame.
