@@ -60,6 +60,7 @@ def test_restarted_meter_has_forgotten_requests_and_knows_whether_cycles_draft()
     meter.begun(5)
     meter.first_token(0.004, 0.3)
     meter.cycle(2, 3, 3, 0.06)
+    meter.drafted(True)
     meter.finished("stop")
     meter.restart()
     fresh = Meter(0.0)
@@ -84,7 +85,6 @@ def test_acceptance_by_position_of_any_cycles_of_any_depth(cycles: list[tuple[in
     drafted = [accepted + 1 for accepted, steps in cycles if steps]
     assert found.acceptance_length == (pytest.approx(sum(drafted) / len(drafted)) if drafted else None)
     assert all(0 <= share <= 1 for share in found.acceptance_by_position)
-    assert found.speculation_on == bool(cycles and cycles[-1][1])
 
 
 @given(values=st.lists(st.one_of(st.floats(0, 100), st.sampled_from(SLOW_SECONDS + FAST_SECONDS)), max_size=30))

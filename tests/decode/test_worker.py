@@ -19,7 +19,8 @@ from tests.tiny import build_tiny
 from trt_eagle3 import Chunk, Engine, Request, load
 from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.decoder import Decoder
-from trt_eagle3.decode.scheduler import Scheduler
+from trt_eagle3.decode.scheduler import Emission, Scheduler
+from trt_eagle3.decode.worker import Worker
 from trt_eagle3.errors import OverloadedError, UserError
 
 PROMPTS = [f"What is {i} plus {3 * i + 1}?" for i in range(10)]
@@ -323,6 +324,18 @@ def test_metrics_add_up(engine: Engine) -> None:
     assert sum(now.requests.values()) == len(done)
     assert 1 < (now.acceptance_length or 0) <= 6
     assert now.speculation_on
+
+
+@pytest.mark.parametrize(("depths", "on"), [((5, 0), True), ((0, 5), True), ((0, 0), False), ((0, None), False)])
+def test_batch_drafts_as_long_as_anybody_does(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, depths: tuple[int | None, ...], on: bool
+) -> None:
+    """Who comes last, and decodes plainly, does not speak for the others; a first token is no cycle."""
+    engine.generate(PROMPTS[0], max_tokens=2)
+    monkeypatch.setattr(Scheduler, "step", lambda _: [Emission(None, (), steps=depth) for depth in depths])  # type: ignore[arg-type]
+    monkeypatch.setattr(Worker, "_deliver", lambda *_: None)
+    engine._worker._turn()  # its own thread sleeps: there is nothing to do
+    assert engine.metrics().speculation_on == on
 
 
 def test_request_whose_pictures_are_looked_at_counts(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

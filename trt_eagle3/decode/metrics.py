@@ -50,7 +50,7 @@ class EngineMetrics:
             token, and between tokens.
         running, waiting: sequences now. preempted: how often one was put off.
         kv_pages_used: pages that sequences or cached prefixes hold; kv_pages_cached: those that only the cache holds.
-        speculation_on: whether the last cycle drafted.
+        speculation_on: whether the last cycle drafted for anybody of the batch.
     """
 
     requests: Mapping[str, int]
@@ -139,7 +139,6 @@ class Meter:
             self._generated_tokens += num_tokens
             if num_tokens:
                 self._token.add(seconds / num_tokens, num_tokens)
-            self._speculation_on = steps > 0
             grown = max(steps - len(self._proposed), 0)
             self._proposed += [0] * grown
             self._accepted += [0] * grown
@@ -149,6 +148,11 @@ class Meter:
             warning = self._watch()
         if warning:
             _log.warning(warning)
+
+    def drafted(self, drafted: bool) -> None:
+        """Whether the cycle of a whole batch, just over, drafted for anybody."""
+        with self._lock:
+            self._speculation_on = drafted
 
     def finished(self, outcome: str) -> None:
         """A request has come to its end."""

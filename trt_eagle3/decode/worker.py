@@ -150,6 +150,9 @@ class Worker:
         except Exception as error:  # a pass failed: nothing of what it was for can be trusted
             _log.exception("a step failed")
             emissions = [Emission(sequence, (), error=error) for sequence in self._scheduler.reset()]
+        depths = [emission.steps for emission in emissions if emission.steps is not None]
+        if depths:
+            self._meter.drafted(any(depths))
         for emission in emissions:
             self._deliver(emission)
 
