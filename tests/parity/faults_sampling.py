@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -34,9 +34,30 @@ def _biased(p: Planted) -> None:
     p.patch.setattr(verify, "accept", lenient)
 
 
+def _verdicts(p: Planted, change: Callable[[Any, Tensor, Tensor], Tensor]) -> None:
+    """Sampled trees get other bonus tokens: ``change(verdict, logits [B, T, V], mask [B, T, T])``, wherever judged."""
+    true = sampling.verdicts
+
+    def verdicts(samplers: Any, logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor) -> Any:
+        found = true(samplers, logits, tokens, parents, mask)
+        if samplers[0].sampling.greedy:
+            return found
+        return dataclasses.replace(found, bonus=change(found, logits, mask))
+
+    for module in (sampling, verify):
+        p.patch.setattr(module, "verdicts", verdicts)
+
+
 def _kept_mass(p: Planted) -> None:
     """The bonus token is drawn as if nothing had been rejected."""
-    p.patch.setattr(Tensor, "index_put", lambda self, *_: self)
+    generator = torch.Generator().manual_seed(0)
+    options = sampling.Sampling(temperature=0.7)
+
+    def draw(_: Any, logits: Tensor, mask: Tensor) -> Tensor:
+        probs = sampling.target_probs(logits.flatten(0, 1), options)
+        return torch.multinomial(probs, 1, generator=generator).view(mask.shape[:2])
+
+    _verdicts(p, draw)
 
 
 def _without_min_p(p: Planted) -> None:
@@ -59,14 +80,7 @@ def _colder_first(p: Planted) -> None:
 
 def _greedy_below(p: Planted) -> None:
     """Bonus tokens below the first level of a tree are the likeliest."""
-    true = verify.verdicts
-
-    def verdicts(samplers: Any, logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor) -> Any:
-        found = true(samplers, logits, tokens, parents, mask)
-        deep = mask.sum(dim=-1) > 2
-        return dataclasses.replace(found, bonus=torch.where(deep, logits.argmax(dim=-1), found.bonus))
-
-    p.patch.setattr(verify, "verdicts", verdicts)
+    _verdicts(p, lambda found, logits, mask: torch.where(mask.sum(dim=-1) > 2, logits.argmax(dim=-1), found.bonus))
 
 
 SAMPLING: Mapping[str, Fault] = {

@@ -124,7 +124,7 @@ def test_tiny_pair_passes_on_every_backend(backend: str, tmp_path: Path, monkeyp
 @given(pair=pairs())
 def test_random_pairs_pass_every_gate(pair: Pair) -> None:
     with pytest.MonkeyPatch.context() as patch, pair.open() as engine:
-        without(patch, "sampling")
+        without(patch, "sampling", "batch")
         case = Case("drawn", "drawn", QUESTIONS[pair.question])
         found = Validation(engine).run([case], 16, *read_sources(engine))
     assert found.diagnosis is None

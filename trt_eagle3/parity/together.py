@@ -6,7 +6,7 @@ twice, the second time over fewer pages than they need, and must be answered as 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import takewhile
@@ -22,7 +22,7 @@ from trt_eagle3.parity.metrics import row_errors
 from trt_eagle3.parity.record import Pass, RecordingEngine
 from trt_eagle3.parity.target_check import CheckedTarget
 from trt_eagle3.parity.token_check import Mismatch, enumerate_logits, mismatch_of, note_mismatches, path_rows
-from trt_eagle3.parity.trace import Rows, all_rows_of
+from trt_eagle3.parity.trace import all_rows_of
 
 __all__ = ["ROUNDS", "Together", "answer_together", "check_together"]
 
@@ -154,10 +154,11 @@ def _check_logits(
     strangers = 0
     for p in together.passes:
         for rows in all_rows_of(p):
+            given = dict(enumerate_logits(p, rows))
             known = [
                 (i, row_error)
                 for i, (t, table) in enumerate(zip(targets, tables, strict=True))
-                if (row_error := _errors(p, rows, t, table, together.columns))
+                if (row_error := _errors(given, path_rows(p, rows, table), t, together.columns))
             ]
             if known:  # two prompts may have the same token at the same row
                 i, found = min(known, key=lambda one: max(one[1]))
@@ -171,15 +172,14 @@ def _check_logits(
         board.add("batch.logits", float("inf"), "", "logits", None, detail)
 
 
-def _errors(p: Pass, rows: Rows, t: CheckedTarget, table: Tensor, columns: Tensor | None) -> list[float]:
-    """Errors of the rows of one sequence in a pass, if it is this answer's."""
+def _errors(
+    given: Mapping[int, Tensor], nodes: Mapping[int, int], t: CheckedTarget, columns: Tensor | None
+) -> list[float]:
+    """Errors of the logits ``given`` at the ``nodes`` of a pass that stand on rows of this answer."""
     first = t.answer.prompt_len - 1
-    if rows.past <= first:
-        return []
-    given = dict(enumerate_logits(p, rows))
     found = []
-    for row, node in path_rows(p, rows, table).items():
-        if node in given and row - first < len(t.logits):
+    for row, node in nodes.items():
+        if node in given and first < row < first + len(t.logits):
             wanted = t.logits[row - first]
             wanted = wanted if columns is None else wanted[columns]
             found.append(float(row_errors(given[node][None], wanted[None])))
@@ -187,18 +187,22 @@ def _errors(p: Pass, rows: Rows, t: CheckedTarget, table: Tensor, columns: Tenso
 
 
 def _check_acceptance(board: Board, together: Together, targets: Sequence[CheckedTarget]) -> None:
-    """Shares of verify passes that accepted so deep, together and alone; where both speculated alike."""
-    alone = [n for t in targets for n in t.answer.accepted_lengths]
-    rounds = [replies for replies, alike in zip(together.replies, together.alike, strict=True) if alike]
-    lengths = [n for replies in rounds for reply in replies for n in reply.accepted_lengths]
-    if not alone or not any(t.answer.speculative for t in targets):
-        board.skip(["batch.acceptance"], "a bundle without a draft")
+    """Shares of verify passes that accepted so deep, together and alone, of answers that are the same in both."""
+    alone: list[int] = []
+    lengths: list[int] = []
+    for replies in (r for r, alike in zip(together.replies, together.alike, strict=True) if alike):
+        for t, reply in zip(targets, replies, strict=True):
+            if reply.token_ids == t.answer.speculative:  # past a tie, other tokens are accepted otherwise
+                alone += t.answer.accepted_lengths
+                lengths += reply.accepted_lengths
+    if not alone:
+        drafted = any(t.answer.speculative for t in targets)
+        reason = "no answer is the same together and alone" if drafted else "a bundle without a draft"
+        board.skip(["batch.acceptance"], reason)
         return
     spare = 1 if board.limit("batch.acceptance").value > 0 else 0
-    for position in range(max(alone) - 1):
-        ours, theirs = (
-            sum(n - 1 > position for n in some) / count for some, count in ((lengths, len(rounds)), (alone, 1))
-        )
-        detail = f"{theirs:g} of {len(alone)} cycles alone, {ours:g} of {len(lengths) / len(rounds):g} together"
-        value = max(0.0, abs(ours - theirs) - spare) / len(alone)
+    for position in range(max(*alone, *lengths) - 1):
+        ours, theirs = (sum(n - 1 > position for n in some) for some in (lengths, alone))
+        detail = f"{theirs} of {len(alone)} cycles alone, {ours} of {len(lengths)} together"
+        value = max(0, abs(ours - theirs) - spare) / len(alone)
         board.add("batch.acceptance", value, "", f"position {position}", None, detail)

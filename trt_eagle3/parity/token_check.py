@@ -165,9 +165,9 @@ def path_rows(p: Pass, rows: Rows, table: Tensor) -> dict[int, int]:
         table: [m, H]: embeddings of the sequence's tokens; the root holds token ``past``.
     """
     embeds = rows.cut(p.inputs["inputs_embeds"])
-    parents = parents_of(rows.mask)
     if rows.past >= len(table) or not torch.equal(embeds[0], table[rows.past]):
         return {}
+    parents = parents_of(rows.mask)
     found, node, row = {rows.past: 0}, 0, rows.past
     while row + 1 < len(table):
         children = [i for i, parent in enumerate(parents) if parent == node]
