@@ -179,6 +179,8 @@ BAD_INPUT: dict[str, tuple[Case, str]] = {
         lambda *_: ["inspect", TARGET, DRAFT, "--set", "resdual=normed"],
         "nearest known key: residual",
     ),
+    "name too long": (lambda *_: ["inspect", "a" * 5000], "File name too long"),
+    "video name too long": (lambda b, _: ["generate", b, "hi", "--video", "a" * 5000], "File name too long"),
     "override of no draft": (lambda *_: ["inspect", TARGET, "--set", "residual=normed"], "no draft given"),
     "override without value": (lambda *_: ["inspect", TARGET, DRAFT, "--set", "residual"], "FIELD=VALUE"),
     "no tokens wanted": (lambda b, _: ["generate", b, "hi", "--max-tokens", 0], "max_tokens"),

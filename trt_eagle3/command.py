@@ -25,6 +25,11 @@ def run_command(command: click.Command) -> NoReturn:
     except click.ClickException as error:
         _print_error(error.format_message())
         sys.exit(2)
+    except OSError as error:  # of a path that may not be looked at, or is none
+        if error.filename is None:
+            raise
+        _print_error(f"{error.filename}: {error.strerror}")
+        sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         sys.exit(130)

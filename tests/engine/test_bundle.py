@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,14 @@ def test_record_with_an_unknown_or_missing_key_is_refused_by_name(bundle: Path) 
 def test_missing_weight_file_is_refused_by_name(bundle: Path) -> None:
     (bundle / WEIGHTS).unlink()
     assert f"{bundle / WEIGHTS}: a weight file of this bundle is gone" in refusal(bundle)
+
+
+def test_weight_file_that_cannot_be_read_is_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def denied(_: Path) -> str:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("trt_eagle3.engine.bundle.header_digest", denied)
+    assert "cannot read it: Permission denied" in refusal(bundle)
 
 
 def test_weight_file_of_another_size_is_refused(bundle: Path) -> None:

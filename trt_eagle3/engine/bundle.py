@@ -144,14 +144,20 @@ def read_bundle(path: Path) -> BundleRecord:
     """Read and check the bundle at ``path``.
 
     Raises:
-        UserError: not a bundle, an unfinished or damaged one, of another schema version, or its weights have changed.
+        UserError: not a bundle, an unfinished or damaged one, of another schema version, or its weights have changed
+            or cannot be read.
     """
     check_name(path)
     record = _read_record(path)
     root = record.weights_root(path)
     for source in record.sources.values():
         for location, expected in source.files.items():
-            _check_file(root / location, expected, record)
+            try:
+                _check_file(root / location, expected, record)
+            except OSError as error:
+                raise UserError(
+                    f"{root / location}: cannot read it: {error.strerror}. Mend its permissions."
+                ) from error
     return record
 
 
