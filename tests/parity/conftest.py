@@ -62,10 +62,10 @@ def without(patch: pytest.MonkeyPatch, *stages: str) -> None:
 def inspect(engine: RecordingEngine, patch: pytest.MonkeyPatch, looks: Sequence[str] = ()) -> Found:
     """Validate with one prompt, several where a stage wants them; ``looks``: those of ``OPTIONAL`` that run."""
     cases = [case()]
-    if looks:
+    if "sampling" in looks:
         cases.append(case("once more"))
     if "batch" in looks:
-        cases += [Case(f"picture {i}", "image", Question("What is this?", [picture(i)])) for i in (5, 6)]
+        cases += [Case(f"picture {i}", "image", Question("What is this?", [picture(i)])) for i in (5, 6, 7)]
     without(patch, *(stage for stage in OPTIONAL if stage not in looks))
     patch.setattr(sampling_check, "_DRAWS", 1000)
     some = {name: sampling_check._SETTINGS[name] for name in ("temperature 0.7", "top_p 0.8", "min_p 0.1", "penalties")}

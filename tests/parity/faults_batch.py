@@ -12,12 +12,6 @@ from trt_eagle3.decode.scheduler import Scheduler
 from trt_eagle3.decode.sequence import SequenceState
 
 
-def _mixed(_: Tensors, outputs: Tensors) -> Tensors:
-    """Every sequence of a batch has the logits of the first."""
-    logits = outputs["logits"]
-    return {**outputs, "logits": logits[:1].expand_as(logits).clone()}
-
-
 def _blurred(_: Tensors, outputs: Tensors) -> Tensors:
     """Logits of all sequences but the first are 1 % too large."""
     logits = outputs["logits"].clone()
@@ -59,13 +53,6 @@ def _forgetful(p: Planted) -> None:
 
 
 BATCH: Mapping[str, Fault] = {
-    "rows of a batch mixed": Fault(
-        "all sequences of a batch get the logits of the first",
-        "batch.tokens",
-        "tokens",
-        gives("target", _mixed),
-        looks=("batch",),
-    ),
     "rows of a batch blurred": Fault(
         "logits of all sequences of a batch but the first are 1 % too large",
         "batch.logits",

@@ -113,6 +113,8 @@ def pairs(draw: st.DrawFn) -> Pair:
 @pytest.mark.parametrize("backend", ["onnxruntime", "torch"])
 def test_tiny_pair_passes_on_every_backend(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling_check, "_DRAWS", 250)
+    some = {name: sampling_check._SETTINGS[name] for name in ("all filters", "penalties")}
+    monkeypatch.setattr(sampling_check, "_SETTINGS", some)
     engine = RecordingEngine(build_tiny(tmp_path, engine={"backend": backend}))
     cases = [case for case in bundled_cases("quick", engine, 8) if case.kind != "long"]
     found = Validation(engine).run(cases, 8, *read_sources(engine))

@@ -11,9 +11,11 @@ from pathlib import Path
 
 from torch import Tensor
 
+from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.engine import Engine
 from trt_eagle3.decode.metrics import Meter
 from trt_eagle3.decode.plan import TUNING_FILE, Plan, read_plan
+from trt_eagle3.decode.request import Request
 from trt_eagle3.decode.tree import configured_tree
 from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.session import Session
@@ -125,6 +127,12 @@ class RecordingEngine(Engine):
         for name in ("_worker", "_scheduler", "_prefixes"):
             vars(self).pop(name, None)
         self.limits = self.limits.model_copy(update={"prefix_cache": self._reuses})
+
+    def submit_all(self, requests: Sequence[Request]) -> list[Answer]:
+        """Start answering all requests together: they are prepared before the first of them is handed over."""
+        prepared = {id(request): self._begin(request) for request in requests}
+        worker = self._started()
+        return [worker.submit(request, lambda asked: prepared[id(asked)]) for request in requests]
 
     def leave_pages(self, count: int) -> None:
         """Take pages away, so that sequences have ``count`` from now on; not while requests are in flight."""

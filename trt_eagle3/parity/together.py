@@ -78,9 +78,9 @@ def answer_together(
 
 
 def _num_pages(engine: RecordingEngine, answers: Sequence[Answer]) -> int:
-    """Pages that a batch's prompts fill, so that its answers must be put off; enough for the longest alone."""
+    """Pages for a batch's prompts and first cycles, but not for all of its answers; enough for the longest alone."""
     size, most = engine.page_size, engine.limits.max_batch_size
-    prompts = sum(-(-(a.prompt_len + 1) // size) for a in answers[:most])
+    prompts = sum(-(-(a.prompt_len + engine.num_tree_rows) // size) for a in answers[:most])
     longest = max(a.prompt_len + len(a.plain) + engine.num_tree_rows for a in answers)
     return max(prompts, -(-min(longest, engine.limits.max_seq_len) // size))
 
@@ -90,14 +90,10 @@ def _ask(engine: RecordingEngine, answers: Sequence[Answer], max_tokens: int) ->
     found: list[Generation] = []
     wave = engine.limits.max_waiting
     for start in range(0, len(answers), wave):
-        asked = []
-        for answer in answers[start : start + wave]:
-            q = answer.case.question
-            asked.append(
-                engine.submit(
-                    Request(q.prompt, images=q.images, videos=q.videos, max_tokens=max_tokens, ignore_eos=True)
-                )
-            )
+        questions = [answer.case.question for answer in answers[start : start + wave]]
+        asked = engine.submit_all(
+            [Request(q.prompt, q.images, q.videos, max_tokens=max_tokens, ignore_eos=True) for q in questions]
+        )
         with ThreadPoolExecutor(len(asked)) as readers:
             found += readers.map(Reply.finish, asked)
     return found
