@@ -41,7 +41,7 @@ TRUTHS: dict[str, dict[str, Any]] = {
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Asked:
     """A random pair with the whole target tapped; its prefill is chunked (32 rows)."""
     folder = tmp_path_factory.mktemp("random")
-    save_pair(folder)
+    save_pair(folder, text={"max_position_embeddings": LIMITS["max_seq_len"]})
     engine = load(build(config_of(folder, speculation={"steps": 1}, limits=LIMITS)).path)
     return ask(engine, bundled_questions(), folder, max_tokens=24)
 
