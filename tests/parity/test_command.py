@@ -261,6 +261,28 @@ def test_target_alone_is_validated_without_draft_gates(validate, prompts: Path, 
 
 
 @pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (float("nan"), "model.safetensors: model.language_model.norm.weight: holds values that are not finite numbers"),
+        (3e38, "though every weight of"),
+    ],
+)
+def test_target_without_an_answer_is_exit_1_with_the_reason(
+    validate, prompts: Path, tmp_path: Path, value: float, message: str
+) -> None:
+    target = tmp_path / "target"
+    shutil.copytree(TARGET, target)
+    weights = load_file(target / "model.safetensors")
+    weights["model.language_model.norm.weight"][7] = value
+    save_file(weights, target / "model.safetensors")
+    path = build_tiny(tmp_path, target=target, draft=None, limits={"max_seq_len": 128, "max_visual_tokens": 64})
+    ended = validate(path, "--prompts", prompts)
+    assert ended.code == 1
+    assert message in ended.err
+    assert ended.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("one", "two"), "one bundle; two need --compare"),

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetSpec
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import EngineFailedError, UserError
 from trt_eagle3.parity import SUITES, versus
 from trt_eagle3.parity.answers import Answer, answer_cases, sample_cases
 from trt_eagle3.parity.board import GATES, Board
@@ -30,6 +30,7 @@ from trt_eagle3.parity.draft_check import check_draft
 from trt_eagle3.parity.drafting import Acceptance, DraftReference
 from trt_eagle3.parity.integrity import check_files, check_tables
 from trt_eagle3.parity.locate import Tools, diagnose
+from trt_eagle3.parity.overflow import explain_overflow
 from trt_eagle3.parity.processor import ProcessorReference
 from trt_eagle3.parity.record import RecordingEngine
 from trt_eagle3.parity.result import Report
@@ -155,9 +156,15 @@ class Validation:
         self._seconds: dict[str, float] = {}
 
     def run(self, cases: Sequence[Case], max_tokens: int, spec: TargetSpec, manifest: DraftManifest | None) -> Found:
-        """Answer, compare, and look closer at what failed first."""
+        """Answer, compare, and look closer at what failed first.
+
+        Raises:
+            EngineFailedError: the target's logits are not finite numbers; it says why.
+        """
         try:
             return self._run(cases, max_tokens, spec, manifest)
+        except EngineFailedError as error:
+            raise explain_overflow(spec, self.engine.record.engine.dtype) from error
         finally:
             self.engine.close()
 
