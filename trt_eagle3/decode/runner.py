@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -55,10 +54,10 @@ class Place:
         }
 
 
-@lru_cache(maxsize=256)
 def causal_mask(num_tokens: int) -> Tensor:
-    """bool [S, S], lower-triangular: the tree of a plain run of tokens. Shared: do not write into it."""
-    return torch.ones(num_tokens, num_tokens, dtype=torch.bool).tril()
+    """bool [S, S], lower-triangular: the tree of a plain run of tokens."""
+    rows = torch.arange(num_tokens)
+    return rows[:, None] >= rows
 
 
 class TargetRunner:
