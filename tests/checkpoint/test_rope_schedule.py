@@ -113,6 +113,7 @@ def test_both_spellings_are_read(config: dict[str, Any], base: float | None, kin
         ({"rope_parameters": {"rope_theta": 1e4}, "rope_theta": 5e6}, "rope_theta"),
         ({"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "yarn"}}, "rope_type"),
         ({"rope_parameters": {"factor": 2.0}, "rope_scaling": {"factor": 4.0}}, "factor"),
+        ({"rope_parameters": {"partial_rotary_factor": 1}, "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
     ],
 )
 def test_spellings_that_contradict_each_other_are_refused(config: dict[str, Any], key: str) -> None:

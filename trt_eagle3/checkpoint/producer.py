@@ -12,6 +12,7 @@ from trt_eagle3.checkpoint.draft_geometry import resolve_geometry
 from trt_eagle3.checkpoint.manifest import Source
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.rope_schedule import RopeConfig, make_rope, read_rope_config
+from trt_eagle3.errors import UserError
 
 __all__ = ["AUX_KEYS", "DEFAULT_BASE", "Producer", "RopeReading", "resolve"]
 
@@ -22,6 +23,8 @@ AUX_KEYS = (
     "aux_hidden_states_layer_ids",
 )
 _ROPE_FIX = ", or set layout, kind and base of draft.overrides.rope"
+_OF_ANY_KIND = ("mrope_section", "partial_rotary_factor")
+"""Of a rope config, what holds whatever kind an override says that it is."""
 
 
 @dataclass(frozen=True)
@@ -173,27 +176,13 @@ def _id_meaning(producer: Producer, ids: tuple[int, ...], n: int | None) -> tupl
 
 def _rope(producer: Producer, facts: Facts) -> RopeSpec:
     override: Mapping[str, Any] = facts.overrides.get("rope", {})
-    where = _geometry_at(facts)
-    section = facts.files.find(where, "object") if where else facts.files.config
-    config = RopeConfig({}, None, "", facts.files.config_file)
-    if not {"layout", "kind", "base"} <= override.keys():
-        config = read_rope_config(section or {}, facts.files.config_file, _ROPE_FIX)
-    if override.get("kind", config.kind()) != config.kind():
-        config = replace(config, values={"mrope_section": list(config.sections)})
+    config = _rope_config(override, facts)
     reading = producer.read_rope(config, facts)
-    layout = override.get("layout", reading.layout)
-    sections = override.get("sections", reading.sections) or config.sections
-    if layout != "1d" and not sections and facts.target is not None:
-        sections = facts.target.text.rope.sections
-    rope = make_rope(
-        override.get("kind", reading.kind),
-        override.get("base", reading.base),
-        facts.values["head_dim"],
-        layout=layout,
-        sections=() if layout == "1d" else sections,
-        parameters={**config.values, **override},
-        max_positions=facts.values["max_position_embeddings"],
-    )
+    try:
+        rope = _rope_of(reading, config, override, facts)
+    except UserError as error:
+        place = f"draft.overrides.rope over {facts.files.config_file}" if override else facts.files.config_file
+        raise UserError(f"{place}: {error}") from error
     _refuse_unused(override, rope, facts)
     source = Source("override", "draft.overrides.rope") if override else reading.source
     facts.put("rope", rope, source.kind, source.detail)
@@ -202,6 +191,33 @@ def _rope(producer: Producer, facts: Facts) -> RopeSpec:
     if rope.kind == "dynamic":
         facts.warn("rope_type dynamic: its stretching past max_position_embeddings is not followed")
     return rope
+
+
+def _rope_config(override: Mapping[str, Any], facts: Facts) -> RopeConfig:
+    where = _geometry_at(facts)
+    section = facts.files.find(where, "object") if where else facts.files.config
+    if {"layout", "kind", "base"} <= override.keys():
+        return RopeConfig({}, None, "", facts.files.config_file)
+    config = read_rope_config(section or {}, facts.files.config_file, _ROPE_FIX)
+    if override.get("kind", config.kind()) == config.kind():
+        return config
+    return replace(config, values={key: config.values[key] for key in _OF_ANY_KIND if key in config.values})
+
+
+def _rope_of(reading: RopeReading, config: RopeConfig, override: Mapping[str, Any], facts: Facts) -> RopeSpec:
+    layout = override.get("layout", reading.layout)
+    sections = override.get("sections", reading.sections) or config.sections
+    if layout != "1d" and not sections and facts.target is not None:
+        sections = facts.target.text.rope.sections
+    return make_rope(
+        override.get("kind", reading.kind),
+        override.get("base", reading.base),
+        facts.values["head_dim"],
+        layout=layout,
+        sections=() if layout == "1d" else sections,
+        parameters={**config.values, **override},
+        max_positions=facts.values["max_position_embeddings"],
+    )
 
 
 def _refuse_unused(override: Mapping[str, Any], rope: RopeSpec, facts: Facts) -> None:

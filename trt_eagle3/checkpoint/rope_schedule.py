@@ -26,7 +26,8 @@ class RopeConfig:
     """What a config says of its rope, before a producer's convention reads it.
 
     Attributes:
-        values: ``rope_parameters``, else ``rope_scaling``, else nothing.
+        values: ``rope_parameters``, else ``rope_scaling``, else nothing; and ``partial_rotary_factor``, wherever it
+            stands.
         base: theta, wherever it stands; None where it does not.
         where: the keys it was read from, in ``file``.
     """
@@ -79,9 +80,13 @@ def read_rope_config(config: Mapping[str, Any], file: Path, fix: str = "") -> Ro
     places = ("rope_parameters.rope_theta", "rope_scaling.rope_theta", "rope_theta")
     bases = {place: config_value(config, place, "number", file) for place in places}
     base = agree("rope_theta", bases)
+    values, key = new or old, "partial_rotary_factor"
+    partial = agree(key, {"rope": values.get(key), "the config itself": config_value(config, key, "number", file)})
+    if partial is not None:
+        values = {**values, key: partial}
     keys = [name for name, part in (("rope_parameters", new), ("rope_scaling", old)) if part][:1]
     keys += [place for place in places if bases[place] is not None][:1]
-    return RopeConfig(new or old, None if base is None else float(base), ", ".join(keys) or "no rope key", file)
+    return RopeConfig(values, None if base is None else float(base), ", ".join(keys) or "no rope key", file)
 
 
 def _kind(values: Mapping[str, Any], file: Path, keys: tuple[str, str] = ("rope_type", "type")) -> str:
