@@ -21,6 +21,8 @@ from tests.tiny import ROOT
 from trt_eagle3.bench.serve import free_ports
 
 ENVIRONMENT = ROOT / ".venv-triton"
+READY = "/v2/health/ready"
+"""What the written probes ask: the server with all of its models."""
 START_S = 90.0
 STOP_S = 120.0  # of a machine with other work, for seconds of decoding; EXIT_TIMEOUT stays below
 
@@ -71,7 +73,7 @@ class Server:
     def ready(self) -> bool:
         """What a readiness probe sees."""
         try:
-            return self.get(f"/v2/models/{self.model}/ready", timeout=2)[0] == 200
+            return self.get(READY, timeout=2)[0] == 200
         except OSError:
             return False
 

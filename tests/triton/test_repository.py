@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from tests.tiny import build_tiny
+from tests.triton.server import READY
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.engine.bundle import BUNDLE_FILE
 from trt_eagle3.errors import UserError
@@ -121,7 +122,7 @@ def validate_compose(file: Path) -> dict[str, Any]:
 def test_compose_file_fits_the_schema(deployment: Deployment, gpu_repository: Path) -> None:
     services = validate_compose(deployment.model.parent / "compose.yaml")["services"]
     assert all(port.startswith("127.0.0.1:") for service in services.values() for port in service["ports"])
-    assert services["triton"]["healthcheck"]
+    assert services["triton"]["healthcheck"]["test"][-1].endswith(f":8000{READY}")
     assert "deploy" not in services["triton"]
     [device] = validate_compose(gpu_repository / "compose.yaml")["services"]["triton"]["deploy"]["resources"][
         "reservations"
@@ -145,6 +146,7 @@ def test_kubernetes_manifest_fits_the_schema(deployment: Deployment, gpu_reposit
         by_kind = {resource["kind"]: resource for resource in resources}
         [container] = by_kind["Deployment"]["spec"]["template"]["spec"]["containers"]
         assert {"startupProbe", "readinessProbe", "livenessProbe", "resources"} <= container.keys()
+        assert {container[name]["httpGet"]["path"] for name in ("startupProbe", "readinessProbe")} == {READY}
         assert ("nvidia.com/gpu" in container["resources"]["limits"]) is gpu
         selector = by_kind["Deployment"]["spec"]["selector"]["matchLabels"]
         assert by_kind["Service"]["spec"]["selector"] == selector
