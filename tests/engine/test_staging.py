@@ -16,7 +16,7 @@ import pytest
 
 from trt_eagle3.engine import staging
 from trt_eagle3.engine.bundle import PARTIAL, read_bundle
-from trt_eagle3.engine.staging import atomic_directory, place_file, write_file
+from trt_eagle3.engine.staging import atomic_directory, place_file, replace_file, write_file
 from trt_eagle3.errors import UserError
 
 KILLED_BUILD = """
@@ -203,3 +203,28 @@ def test_bundle_moved_aside_by_a_killed_build_is_put_back(tmp_path: Path) -> Non
         raise RuntimeError("this build fails too")
     assert (tmp_path / "tiny" / "bundle.json").is_file()
     assert [p.name for p in tmp_path.iterdir()] == ["tiny"]
+
+
+def test_replaced_file_stays_what_it_was_where_it_is_linked(tmp_path: Path) -> None:
+    replace_file(tmp_path / "new" / "report.json", "old")
+    (tmp_path / "deployed.json").hardlink_to(tmp_path / "new" / "report.json")
+    replace_file(tmp_path / "new" / "report.json", "new")
+    assert (tmp_path / "new" / "report.json").read_text() == "new"
+    assert (tmp_path / "deployed.json").read_text() == "old"
+
+
+def test_replacement_that_fails_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_file(tmp_path / "report.json", "old")
+
+    def full(path: Path, data: bytes) -> None:
+        real(path, data[:1])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    real = Path.write_bytes
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        replace_file(tmp_path / "report.json", "new")
+    assert left_in(tmp_path) == ["report.json"]
+    assert (tmp_path / "report.json").read_text() == "old"

@@ -130,6 +130,14 @@ def test_junit_has_a_case_per_gate_and_a_failure_per_failed_one(reports: dict[st
     assert suite.get("skipped") == str(len(suite.findall("testcase/skipped")))
 
 
+def test_report_of_a_deployed_bundle_stays_what_it_was(reports: dict[str, Report], tmp_path: Path) -> None:
+    write_report(reports["sound"], tmp_path)
+    old = (tmp_path / "report.json").read_text()
+    (tmp_path / "deployed.json").hardlink_to(tmp_path / "report.json")
+    write_report(reports["faulty"], tmp_path)
+    assert (tmp_path / "deployed.json").read_text() == old != (tmp_path / "report.json").read_text()
+
+
 def test_report_that_cannot_be_written_is_one_line(reports: dict[str, Report], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot write the report.*--output") as error:

@@ -24,6 +24,7 @@ from trt_eagle3.decode.engine import Engine
 from trt_eagle3.decode.plan import TUNING_FILE, Plan, TuningEntry, TuningTable, shrunk
 from trt_eagle3.decode.tree import configured_tree
 from trt_eagle3.engine.machine import machine_name
+from trt_eagle3.engine.staging import replace_file
 from trt_eagle3.errors import UserError
 from trt_eagle3.prompts import Question, read_questions
 
@@ -124,12 +125,9 @@ def write_table(bundle: Path, table: TuningTable) -> Path:
         UserError: the bundle cannot be written.
     """
     file = bundle / TUNING_FILE
-    partial = file.with_name(f"{file.name}.partial-{os.getpid()}")
     try:
-        partial.write_text(table.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        partial.replace(file)
+        replace_file(file, table.model_dump_json(indent=2) + "\n")
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise UserError(f"{file}: cannot write the table: {error.strerror or error}") from error
     return file
 

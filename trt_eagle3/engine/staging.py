@@ -13,7 +13,7 @@ from pathlib import Path
 from trt_eagle3.engine.bundle import PARTIAL
 from trt_eagle3.errors import UserError
 
-__all__ = ["atomic_directory", "place_file", "write_file"]
+__all__ = ["atomic_directory", "place_file", "replace_file", "write_file"]
 
 _FICLONE = 0x40049409  # linux/fs.h: share the extents of another file, copy on write
 
@@ -39,6 +39,20 @@ def write_file(path: Path, data: bytes | memoryview) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
     _sync(path)
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Put ``text`` (UTF-8) at ``path``, whole or not at all; who has linked the file that was there keeps that one.
+
+    Raises:
+        OSError: it cannot be written; nothing is left behind.
+    """
+    partial = path.with_name(f"{path.name}{PARTIAL}{os.getpid()}")
+    try:
+        write_file(partial, text.encode())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

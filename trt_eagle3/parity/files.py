@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+from trt_eagle3.engine.staging import replace_file
 from trt_eagle3.errors import UserError
 from trt_eagle3.parity.html import report_html
 from trt_eagle3.parity.result import GateResult, Report
@@ -37,7 +39,7 @@ def write_report(report: Report, folder: Path | None = None) -> tuple[str, ...]:
     folder = folder or Path(report.bundle.path) / "parity"
     stem = "compare" if report.mode == "compare" else "report"
     texts = {f"{stem}.json": report.to_json() + "\n", f"{stem}.html": report_html(report)}
-    return tuple(_write(folder / name, text) for name, text in texts.items())
+    return tuple(_write(folder / name, text, replace_file) for name, text in texts.items())  # deployments link the old
 
 
 def write_junit(report: Report, file: Path) -> str:
@@ -59,7 +61,7 @@ def write_junit(report: Report, file: Path) -> str:
     assert root is not None
     root.append(suite)
     ET.indent(tree)
-    return _write(file, ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n")
+    return _write(file, ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n", _write_into)
 
 
 def _add_case(suite: ET.Element, gate: GateResult) -> None:
@@ -72,10 +74,15 @@ def _add_case(suite: ET.Element, gate: GateResult) -> None:
         ET.SubElement(case, "failure", message=message, type="gate").text = f"{place}\n{gate.detail}".strip()
 
 
-def _write(file: Path, text: str) -> str:
+def _write_into(file: Path, text: str) -> None:
+    """Into what is there: it may be a pipe."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+
+
+def _write(file: Path, text: str, write: Callable[[Path, str], None]) -> str:
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text, encoding="utf-8")
+        write(file, text)
     except OSError as error:
         raise _refusal(file, error.strerror or str(error)) from error
     return str(file)
