@@ -84,8 +84,8 @@ class EngineConfig(_Section):
     Attributes:
         device: where; ``cuda`` needs the torch backend, and tensorrt runs nowhere else.
         dtype: the compute type; onnxruntime computes in float32. Left out: float16 for tensorrt, float32 elsewhere.
-        residual: type of the target's residual stream, ``compute`` = ``dtype``. Qwen3-VL leaves float16's range there:
-            float16 engines want ``float32`` (tensorrt only).
+        residual: type of the target's residual stream, ``compute`` = ``dtype``. Qwen3-VL leaves float16's range there.
+            Left out: ``float32`` for tensorrt with float16, ``compute`` elsewhere.
         page_size: tokens per page of the KV cache. prefill_chunk: prompt tokens per target pass.
         tensorrt: how TensorRT builds; of no effect elsewhere.
     """
@@ -101,9 +101,10 @@ class EngineConfig(_Section):
     @model_validator(mode="before")
     @classmethod
     def _defaults_of_tensorrt(cls, raw: Any) -> Any:
-        if isinstance(raw, dict) and raw.get("backend") == "tensorrt":
-            return {"device": "cuda", "dtype": "float16", **raw}
-        return raw
+        if not isinstance(raw, dict) or raw.get("backend") != "tensorrt":
+            return raw
+        raw = {"device": "cuda", "dtype": "float16", **raw}
+        return {"residual": "float32", **raw} if raw["dtype"] == "float16" else raw
 
     @model_validator(mode="after")
     def _runs(self) -> EngineConfig:

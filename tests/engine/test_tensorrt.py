@@ -148,10 +148,22 @@ def test_bad_engine_sections_are_refused(tmp_path: Path, engine: dict[str, objec
         load_config(file)
 
 
-def test_tensorrt_means_cuda_and_float16_where_nothing_is_said() -> None:
-    raw = {"name": "x", "target": {"checkpoint": "x"}, "engine": {"backend": "tensorrt"}}
+@pytest.mark.parametrize(
+    ("said", "dtype", "residual"),
+    [
+        ({}, "float16", "float32"),
+        ({"dtype": "float16"}, "float16", "float32"),
+        ({"residual": "compute"}, "float16", "compute"),
+        ({"dtype": "bfloat16"}, "bfloat16", "compute"),
+        ({"dtype": "float32"}, "float32", "compute"),
+    ],
+)
+def test_tensorrt_means_cuda_and_float16_with_a_float32_residual_where_nothing_is_said(
+    said: dict[str, str], dtype: str, residual: str
+) -> None:
+    raw = {"name": "x", "target": {"checkpoint": "x"}, "engine": {"backend": "tensorrt", **said}}
     engine = BuildConfig.model_validate(raw).engine
-    assert (engine.device, engine.dtype) == ("cuda", "float16")
+    assert (engine.device, engine.dtype, engine.residual) == ("cuda", dtype, residual)
 
 
 # Profiles

@@ -61,7 +61,7 @@ class _Memory:
 @click.option("--tokens", "sizes", multiple=True, type=int, default=(1, 16), show_default=True)
 @click.option("--page-size", default=64, show_default=True)
 @click.option("--level", type=int, help="engine.tensorrt.optimization_level.")
-@click.option("--residual", type=click.Choice(["compute", "float32"]), default="compute", show_default=True)
+@click.option("--residual", type=click.Choice(["compute", "float32"]), default="float32", show_default=True)
 @click.option(
     "--linear", type=click.Choice(["auto", "plugin", "tensorrt"]), default="auto", help="engine.tensorrt.linear."
 )

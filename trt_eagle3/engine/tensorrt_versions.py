@@ -68,7 +68,7 @@ def check_dtype(dtype: str) -> None:
     if dtype == "bfloat16" and major() < 10:
         raise UserError(
             f"engine.dtype: bfloat16 needs TensorRT 10 or later, this is {tensorrt().__version__}. "
-            "Use float16 with engine.residual: float32, or upgrade."
+            "Use float16, or upgrade."
         )
 
 
