@@ -11,8 +11,10 @@ from click.testing import CliRunner
 from tests.tiny import build_tiny
 from trt_eagle3 import doctor
 from trt_eagle3.cli import cli
+from trt_eagle3.config import EngineConfig
 from trt_eagle3.doctor import Ability, Diagnosis, Finding, diagnose
 from trt_eagle3.engine import tensorrt_versions
+from trt_eagle3.engine.tensorrt_plugins import PLUGINS_VARIABLE
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 
 
@@ -21,7 +23,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine where every look fails, each in its own way."""
 
     def fail(error: Exception) -> object:
-        def look() -> None:
+        def look(*_: object) -> None:
             raise error
 
         return look
@@ -76,17 +78,28 @@ def test_bundle_that_needs_what_is_missing_gives_exit_3(tmp_path: Path, monkeypa
         ("draft/model.onnx", b"\xff", "draft/model.onnx: not readable: "),
         ("target/model.onnx", b"", "target/model.onnx: holds no graph"),
         ("processor/tokenizer.json", b"{", "broken tokenizer"),
+        ("tuning.json", b"{", "tuning.json: a damaged table"),
     ],
 )
 @pytest.mark.usefixtures("bare")
 def test_damaged_bundle_is_refused(tmp_path: Path, file: str, content: bytes | None, message: str) -> None:
     bundle = build_tiny(tmp_path)
-    (bundle / file).unlink()
+    (bundle / file).unlink(missing_ok=True)
     if content is not None:
         (bundle / file).write_bytes(content)
     with pytest.raises(UserError, match=message) as caught:
         CliRunner().invoke(cli, ["doctor", str(bundle)], catch_exceptions=False)
     assert "\n" not in str(caught.value)
+
+
+def test_plugin_library_that_the_bundle_names_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_tensorrt", lambda: None)
+    monkeypatch.delenv(PLUGINS_VARIABLE, raising=False)
+    (tmp_path / "plugins.so").touch()
+    library = {"plugin_library": str(tmp_path / "plugins.so")}
+    engine = EngineConfig.model_validate({"backend": "tensorrt", "tensorrt": library})
+    found = {finding.name: finding.value for finding in diagnose(engine).findings}
+    assert found["plugin library"] == f"{tmp_path / 'plugins.so'} (not loaded: no TensorRT)"
 
 
 def test_tables_keep_square_brackets() -> None:

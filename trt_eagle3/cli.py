@@ -310,7 +310,7 @@ def doctor(bundle: Path | None, as_json: bool) -> None:
     from trt_eagle3.engine.bundle import read_bundle
 
     record = read_bundle(bundle) if bundle else None
-    found = diagnose()
+    found = diagnose(record.config.engine if record else None)
     if as_json:
         _print_json(found.to_dict())
     else:

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from trt_eagle3.checkpoint.target import target_from_dict
+from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.bundle import BundleRecord
 from trt_eagle3.errors import EnvironmentMissingError, TrtEagle3Error, UserError
 
@@ -86,8 +87,8 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def diagnose() -> Diagnosis:
-    """Look at this machine; nothing of it fails because something is missing or broken."""
+def diagnose(engine: EngineConfig | None = None) -> Diagnosis:
+    """Look at this machine, for a bundle's ``engine``; nothing of it fails because something is missing or broken."""
     findings = (
         Finding("python", f"{platform.python_version()} on {platform.machine()}"),
         _package("onnx"),
@@ -103,7 +104,11 @@ def diagnose() -> Diagnosis:
             "part of TensorRT's archive and container; only build_engine.sh needs it",
         ),
         Finding("kernel library", _try(_kernels), "make plugins"),
-        Finding("plugin library", _try(_plugins), "make plugins TENSORRT_INCLUDE=<TensorRT's include folder>"),
+        Finding(
+            "plugin library",
+            _try(lambda: _plugins(engine)),
+            "make plugins TENSORRT_INCLUDE=<TensorRT's include folder>",
+        ),
         Finding("nvcc", _try(_nvcc), "NVIDIA's CUDA toolkit, 12 or newer"),
         Finding("cmake", shutil.which("cmake"), "pip install cmake"),
     )
@@ -116,16 +121,19 @@ def check_bundle(path: Path, record: BundleRecord, found: Diagnosis) -> None:
     """Raise where the bundle at ``path`` would not run on the machine of ``found``.
 
     Raises:
-        EnvironmentMissingError: something is missing here. UserError: its graphs or processor are damaged; its engines
-            are that, not built, or built for another TensorRT, GPU or plugin library.
+        EnvironmentMissingError: something is missing here.
+        UserError: its graphs, processor or tuning table are damaged; its engines are that, not built, or built for
+            another TensorRT, GPU or plugin library.
     """
     engine = record.config.engine
     found.check(f"torch on {engine.device}" if engine.backend == "torch" else engine.backend)
     check = _check_engine if engine.backend == "tensorrt" else _check_graph
     for graph in ("target", "vision", *(("fuse", "draft") if record.draft else ())):
         check(path / graph)
+    from trt_eagle3.decode.plan import read_plan
     from trt_eagle3.multimodal import Processor
 
+    read_plan(path, record.config.speculation, engine.device)
     Processor.from_directory(path / "processor", target_from_dict(record.target))
 
 
@@ -201,16 +209,16 @@ def _kernels() -> str | None:
     return str(path) if path is not None and path.is_file() else None
 
 
-def _plugins() -> str:
+def _plugins(engine: EngineConfig | None) -> str:
     """Loaded where TensorRT is there to load it, else only found."""
     from trt_eagle3.engine.tensorrt_plugins import load_plugins, plugin_library_path
 
-    path = plugin_library_path()
+    path = plugin_library_path(engine)
     if path is None or not path.is_file():
         raise EnvironmentMissingError("no plugin library")
     if _try(_tensorrt) is None:
         return f"{path} (not loaded: no TensorRT)"
-    return f"{load_plugins()} (loads)"
+    return f"{load_plugins(engine)} (loads)"
 
 
 def _nvcc() -> str | None:
