@@ -154,7 +154,7 @@ def test_allowed_host_is_fetched_from(site: str) -> None:
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("away", "not fetched"),
+        ("away", "'169.254.169.254', port 80, is not in allowed_hosts. Send the data itself"),
         ("file", "cannot be fetched"),
         ("loop", "cannot be fetched"),
         ("absent", "cannot be fetched"),
@@ -183,6 +183,22 @@ def test_what_an_allowed_host_may_not_do(site: str, path: str, expected: str) ->
 def test_other_spellings_of_a_host_are_not_it(site: str, url: str) -> None:
     assert refusal(url.format(port=site.partition(":")[2]), allowing(site))
     assert Site.requests == []
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("http://b.example/x.png", "'b.example', port 80, is not in allowed_hosts"),
+        ("https://a.example:8443/x.png", "'a.example', port 8443, is not in allowed_hosts"),
+        ("http://c.example/x.png", "'c.example', port 80, is not in allowed_hosts"),
+        ("https:///x.png", "'', port 443, is not in allowed_hosts"),
+        ("ftp://a.example/x.png", "only http and https are fetched"),
+        ("http://user@a.example/x.png", "URLs with a user's name in them are not fetched"),
+        (f"http://{'x' * 300}.example/x.png", "port 80, is not in allowed_hosts"),
+    ],
+)
+def test_refusal_names_the_host_where_hosts_are_allowed(url: str, expected: str) -> None:
+    assert expected in refusal(url, allowing("a.example", "c.example:8080"))
 
 
 def test_wildcard_means_what_lies_below(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,24 +124,36 @@ class _Redirects(HTTPRedirectHandler):
 
 def _check_host(url: str, name: str, policy: MediaPolicy) -> None:
     try:
-        parts = urlsplit(url)
-        allowed = (
-            parts.scheme.lower() in _PORTS
-            and "@" not in parts.netloc
-            and any(_matches(pattern, parts) for pattern in policy.allowed_hosts)
-        )
+        reason = _objection(urlsplit(url), policy)
     except ValueError as error:
         raise UserError(f"{name}: not a URL ({error}). Check it.") from error
-    if not allowed:
+    if reason:
         how = "Download it and give the path." if policy.paths else "Send the data itself as a data URI."
-        raise UserError(f"{name}: remote images and videos are not fetched from here. {how}")
+        raise UserError(f"{name}: {reason}. {how}")
+
+
+def _objection(parts: SplitResult, policy: MediaPolicy) -> str | None:
+    """Why an URL is not fetched, if it is not."""
+    if not policy.allowed_hosts:
+        return "remote images and videos are not fetched from here"
+    if parts.scheme.lower() not in _PORTS:
+        return "of URLs, only http and https are fetched here"
+    if "@" in parts.netloc:
+        return "URLs with a user's name in them are not fetched here"
+    if not any(_matches(pattern, parts) for pattern in policy.allowed_hosts):
+        return f"{parts.hostname or ''!r:.80}, port {_port(parts)}, is not in allowed_hosts"
+    return None
+
+
+def _port(parts: SplitResult) -> int:
+    return parts.port or _PORTS[parts.scheme.lower()]
 
 
 def _matches(pattern: str, parts: SplitResult) -> bool:
     host, colon, port = pattern.lower().rpartition(":")
     if not colon or not port.isdigit():
         host, port = pattern.lower(), str(_PORTS[parts.scheme.lower()])
-    if str(parts.port or _PORTS[parts.scheme.lower()]) != port:
+    if str(_port(parts)) != port:
         return False
     name = (parts.hostname or "").rstrip(".")
     return name.endswith(host[1:]) and name != host[1:] if host.startswith("*.") else name == host.strip("[]")
