@@ -27,6 +27,7 @@ from trt_eagle3.decode.engine import Engine, load
 from trt_eagle3.errors import UserError
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.app import make_app
+from trt_eagle3.serving.warm_up import warm_up
 
 SCENE = ROOT / "examples/tiny/images/scene.png"
 QUESTION = [{"role": "user", "content": "What is 12 plus 30?"}]
@@ -182,14 +183,21 @@ def test_options_reach_the_engine(site: Site) -> None:
         ({"messages": [{"content": "hi"}]}, "messages: role"),
         ({"messages": [{"role": "critic", "content": "hi"}]}, "messages: role"),
         ({"messages": [{"role": 5, "content": "hi"}]}, "messages: role"),
-        ({"messages": QUESTION, "n": 2}, "n: not served here"),
-        ({"messages": QUESTION, "tools": []}, "tools: not served here"),
-        ({"messages": QUESTION, "tool_choice": "required"}, "tool_choice: not served here"),
-        ({"messages": QUESTION, "logprobs": True}, "logprobs: not served here"),
-        ({"messages": QUESTION, "top_logprobs": 2}, "top_logprobs: not served here"),
-        ({"messages": QUESTION, "logit_bias": {"5": 1}}, "logit_bias: not served here"),
-        ({"messages": QUESTION, "response_format": {"type": "json_object"}}, "response_format: not served here"),
-        ({"messages": QUESTION, "frequency_penalty": 1.0}, "frequency_penalty: not served here"),
+        ({"messages": QUESTION, "n": 2}, "n: expected 1, got 2."),
+        ({"messages": QUESTION, "tools": [{"type": "function"}]}, "tools: expected [], got [{'type': 'function'}]."),
+        ({"messages": QUESTION, "tool_choice": "required"}, "tool_choice: expected 'none' or 'auto', got 'required'."),
+        ({"messages": QUESTION, "functions": [{}]}, "functions: expected [], got [{}]."),
+        ({"messages": QUESTION, "function_call": {"name": "f"}}, "function_call: expected 'none' or 'auto'"),
+        ({"messages": QUESTION, "logprobs": True}, "logprobs: expected False, got True."),
+        ({"messages": QUESTION, "top_logprobs": 2}, "top_logprobs: expected 0"),
+        ({"messages": QUESTION, "logit_bias": {"5": 1}}, "logit_bias: expected {}"),
+        (
+            {"messages": QUESTION, "response_format": {"type": "json_object"}},
+            "response_format: expected {'type': 'text'}",
+        ),
+        ({"messages": QUESTION, "frequency_penalty": 1.0}, "frequency_penalty: expected 0, got 1.0"),
+        ({"messages": QUESTION, "audio": {}}, "audio: not served here. Known: messages"),
+        ({"messages": QUESTION, "stream_options": {"n": 2}}, "stream_options.n: not served here"),
         ({"messages": QUESTION, "stream_options": {"every": 1}}, "Known: include_usage."),
         ({"messages": QUESTION, "max_tokens": 0}, "max_tokens"),
         ({"messages": QUESTION, "max_tokens": "9"}, "max_tokens"),
@@ -225,6 +233,7 @@ def test_bad_body_is_a_400_of_one_line(site: Site, body: Any, expected: str, str
         dict.fromkeys(("model", "max_tokens", "temperature", "top_p", "stop", "stream", "stream_options", "tools")),
         {"n": 1, "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}, "logprobs": False, "top_logprobs": 0},
         {"response_format": {"type": "text"}, "tool_choice": "none", "parallel_tool_calls": True, "top_k": -1},
+        {"tools": [], "tool_choice": "auto", "functions": [], "function_call": "auto"},
         {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "prompt_cache_key": "x"},
     ],
 )
@@ -393,6 +402,14 @@ def test_engine_that_has_stopped_is_not_healthy(bundle: Path) -> None:
 def test_limits_are_checked() -> None:
     with pytest.raises(UserError, match="max_pixls: unknown"):
         ServingConfig.from_mapping({"max_pixls": 3}, "--set")
+    with pytest.raises(UserError, match="--set: max_pixels: Input should be greater than or equal to 4096, got 100"):
+        ServingConfig.from_mapping({"max_pixels": 100}, "--set")
+
+
+def test_fewest_pixels_that_may_be_asked_for_are_enough_to_start(bundle: Path) -> None:
+    engine = load(bundle, media=ServingConfig(max_pixels=4096).media())
+    assert warm_up(engine) > 0
+    engine.close()
 
 
 def _wait(holds: Any) -> None:
@@ -416,7 +433,9 @@ def test_image_of_an_allowed_host_is_fetched(bundle: Path, engine: Engine) -> No
             expected = engine.generate(picture(data_uri(SCENE.read_bytes())))
             assert found["choices"][0]["message"]["content"] == expected.text
             assert site.chat(messages=picture(f"http://{host}/absent.png"))[0] == 400
-            assert site.chat(messages=picture(f"http://localhost:{pages.server_address[1]}/scene.png"))[0] == 400
+            status, found = site.chat(messages=picture(f"http://localhost:{pages.server_address[1]}/scene.png"))
+            assert status == 400
+            assert f"'localhost', port {pages.server_address[1]}, is not in allowed_hosts" in found["error"]["message"]
     finally:
         other.close()
         pages.shutdown()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -131,7 +130,7 @@ def test_serve_says_where_it_answers_and_sigterm_lets_a_stream_end(bundle: Path)
             assert b"assistant" in answer.readline()
             process.terminate()
             assert answer.read().endswith(b"data: [DONE]\n\n")
-        assert process.wait(30) in {0, -signal.SIGTERM}
+        assert process.wait(30) == 0
         assert process.stderr is not None
         assert "What is 12 plus 30?" in process.stderr.read()  # log_prompts asked for it
 
@@ -152,6 +151,6 @@ def test_answers_that_are_not_ready_when_the_server_must_stop_end_with_an_error(
         assert (answer.status, "stopping" in answer.read().decode()) == (503, True)
         last = streamed.read().decode().splitlines()[-2]
         assert "stopping" in json.loads(last.removeprefix("data: "))["error"]["message"]
-        assert process.wait(30) in {0, -signal.SIGTERM}
+        assert process.wait(30) == 0
         assert process.stderr is not None
         assert process.stderr.read() == ""

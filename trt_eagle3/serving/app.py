@@ -7,7 +7,9 @@ import contextlib
 import hmac
 import json
 import logging
+import signal
 import socket
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +33,7 @@ try:
     from starlette.routing import Route
 except ImportError as missing:
     raise EnvironmentMissingError(
-        f"serve: {missing.name} is not installed. Run: pip install 'trt-eagle3[serve]'"
+        f"serve: {missing.name} is not installed. Run: pip install starlette uvicorn"
     ) from missing
 
 __all__ = ["make_app", "serve"]
@@ -65,6 +67,7 @@ def serve(bundle: Path, *, serving: ServingConfig, host: str, port: int, api_key
         for place in sockets:
             place.listen(config.backlog)
         name, where = engine.record.config.name, f"[{host}]" if ":" in host else host
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it again once it has drained
         _log.info("%s answers on http://%s:%d/v1; warm-up took %.1f s", name, where, port, seconds)
         _Server(config, engine).run(sockets)
 

@@ -10,10 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal import MediaPolicy
 
-__all__ = ["ServingConfig"]
+__all__ = ["WARM_UP_SIDE", "ServingConfig"]
 
 # What Pillow decodes in its own process and users send; it would hand PostScript to Ghostscript, for one.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+WARM_UP_SIDE = 64  # pixels of the picture that a server is asked about before it is ready
 Count = Annotated[int, Field(gt=0, le=1 << 40)]
 
 
@@ -38,7 +39,7 @@ class ServingConfig(BaseModel):
     fetch_timeout_s: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = 10.0
     max_media: Count = 16
     max_media_bytes: Count = 20 << 20
-    max_pixels: Count = 1 << 25  # an 8K frame
+    max_pixels: Annotated[Count, Field(ge=WARM_UP_SIDE**2)] = 1 << 25  # an 8K frame
     max_video_frames: Count = 7200  # two minutes at 60 per second
     max_video_pixels: Count = 1 << 27  # 64 frames of 1080p
     max_prompt_chars: Count = 1_000_000

@@ -71,7 +71,10 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
+    "tools": ([],),
     "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
 }
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
@@ -112,6 +115,12 @@ def read_chat(raw: Any, serving: ServingConfig, max_tokens: int) -> tuple[ChatBo
 def _known(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that say anything."""
     given = {name: value for name, value in raw.items() if value is not None and value not in _NEUTRAL.get(name, ())}
+    for name, values in _NEUTRAL.items():
+        if name in given:
+            expected = " or ".join(map(repr, values))
+            raise UserError(
+                f"{name}: expected {expected}, got {reprlib.repr(given[name])}. Nothing else is served here."
+            )
     _check_names(given, ChatBody)
     if isinstance(given.get("stream_options"), Mapping):
         _check_names(given["stream_options"], _StreamOptions, "stream_options.")

@@ -9,10 +9,10 @@ from PIL import Image
 
 from trt_eagle3.decode.engine import Engine
 from trt_eagle3.decode.request import Request
+from trt_eagle3.serving.config import WARM_UP_SIDE
 
 __all__ = ["warm_up"]
 
-_SIDE = 64  # pixels
 # Beside the decoding thread there are some that tokenise, decode images and send. At Python's own 5 ms they hold it up
 # for as long as a step of a small model takes: a tenth of the tiny pair's throughput with 8 clients.
 _SWITCH_S = 0.001
@@ -28,7 +28,7 @@ def warm_up(engine: Engine) -> float:
     """
     sys.setswitchinterval(_SWITCH_S)
     start = time.perf_counter()
-    image = Image.new("RGB", (_SIDE, _SIDE))
+    image = Image.new("RGB", (WARM_UP_SIDE, WARM_UP_SIDE))
     for request in (Request("Hello", max_tokens=8), Request("Hello", images=(image,), max_tokens=8)):
         for _ in engine.submit(request):
             pass
