@@ -9,7 +9,6 @@ the bytes that must move over the copy bandwidth of this run.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import click
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -24,6 +24,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from trt_eagle3.bench.timing import copy_bandwidth
+from trt_eagle3.command import run_command
 from trt_eagle3.engine import capi
 
 HQ, HKV, D, PAGE = 32, 8, 128, 64
@@ -326,10 +327,9 @@ def move_row(bandwidth: float, moves: int) -> Row:
     return Row(f"KV move, {planes} planes, {moves} rows", floor, "index, index_put", time_us([stock] * 20), ours_us)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tune", action="store_true", help="also time every path and number of splits")
-    tune = parser.parse_args().tune
+@click.command(help=__doc__)
+@click.option("--tune", is_flag=True, help="Also time every path and number of splits.")
+def main(tune: bool) -> None:
     torch.manual_seed(0)
     bandwidth = copy_bandwidth()
     shapes = [(1, past, seq, False) for past in (64, 1024, 4096, 16384) for seq in (1, 16, 64)]
@@ -360,4 +360,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_command(main)

@@ -7,6 +7,8 @@ from statistics import median
 
 import torch
 
+from trt_eagle3.errors import EnvironmentMissingError
+
 __all__ = ["copy_bandwidth", "median_ms"]
 
 _REPEATS = 30
@@ -14,7 +16,13 @@ _BURST = 8  # runs between two events: the host is ahead of the device, as it is
 
 
 def copy_bandwidth() -> float:
-    """Bytes per second of a large device copy, read and written."""
+    """Bytes per second of a large device copy, read and written.
+
+    Raises:
+        EnvironmentMissingError: torch sees no GPU.
+    """
+    if not torch.cuda.is_available():
+        raise EnvironmentMissingError("this benchmark measures a CUDA GPU, and torch sees none. Run it where one is.")
     source = torch.empty(2**32, dtype=torch.uint8, device="cuda").random_()
     target = torch.empty_like(source)
     return 2 * source.numel() / (1e-3 * median_ms(lambda: target.copy_(source)))

@@ -1,0 +1,15 @@
+"""Device time, as far as it can be told without a device."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trt_eagle3.bench.timing import copy_bandwidth
+from trt_eagle3.errors import EnvironmentMissingError
+
+
+def test_benchmark_of_a_gpu_says_that_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(EnvironmentMissingError, match="measures a CUDA GPU"):
+        copy_bandwidth()
