@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 from pathlib import Path
@@ -96,11 +97,6 @@ def test_end_token_ends_the_answer_unless_it_is_to_be_ignored(engine: Engine) ->
     assert (done.finish_reason, said.finish_reason) == ("stop", "length")
 
 
-def pages_in_use(engine: Engine) -> int:
-    now = engine.metrics()
-    return now.kv_pages_used - now.kv_pages_cached
-
-
 def test_answer_that_is_left_early_returns_its_pages(engine: Engine) -> None:
     answer = engine.stream(PROMPT, ignore_eos=True)
     stream = iter(answer)
@@ -108,7 +104,7 @@ def test_answer_that_is_left_early_returns_its_pages(engine: Engine) -> None:
     stream.close()
     assert answer.wait(30)
     assert answer.generation.finish_reason == "cancelled"
-    assert pages_in_use(engine) == 0
+    assert engine.metrics().kv_pages_used == 0
 
 
 def test_generation_ends_at_max_seq_len(engine: Engine) -> None:
@@ -154,25 +150,24 @@ def replace_limits(engine: Engine, **changes: int) -> Engine:
     return other
 
 
-def kill_self() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def build_until(stage: str, pair: Path, output: Path) -> None:
+    """Build, and be killed as ``stage`` begins."""
+    signal.alarm(60)
+    build(config_of(pair), output=output, progress=lambda now: now == stage and os.kill(os.getpid(), signal.SIGKILL))
 
 
 @pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "engines"])  # of TensorRT bundles only
 def test_build_killed_at_any_stage_leaves_no_bundle_and_the_next_one_succeeds(
     pair: Path, tmp_path: Path, stage: str
 ) -> None:
-    child = os.fork()
-    if child == 0:  # a fork, not a new process: torch and onnx are loaded, so the kill comes at once
-        signal.alarm(60)
-        try:
-            build(config_of(pair), output=tmp_path, progress=lambda now: now == stage and kill_self())
-        finally:
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    assert os.WTERMSIG(status) == signal.SIGKILL
+    context = multiprocessing.get_context("forkserver")  # this process has threads, so it does not fork itself
+    context.set_forkserver_preload([__name__])
+    child = context.Process(target=build_until, args=(stage, pair, tmp_path))
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
     left = [entry.name for entry in tmp_path.iterdir()]
-    assert left == ([] if stage == "checkpoints" else [f"random.partial-{child}"])
+    assert left == ([] if stage == "checkpoints" else [f"random.partial-{child.pid}"])
     for entry in left:
         with pytest.raises(UserError, match="an unfinished build"):
             load(tmp_path / entry)

@@ -203,14 +203,15 @@ class Engine:
         """What the counters do not count; looking opens no graphs."""
         worker: Worker | None = vars(self).get("_worker")
         scheduler = self._scheduler if worker else None
+        cached = self._prefixes.num_idle if self._prefixes else 0
         waiting = worker.num_waiting if worker else 0  # first: who begins meanwhile is counted twice, rather than never
         return {
             "running": len(scheduler.running) if scheduler else 0,
             "waiting": waiting,
             "preempted": scheduler.num_preempted if scheduler else 0,
             "reused_tokens": scheduler.num_reused_rows if scheduler else 0,
-            "kv_pages_used": self._pages.num_used,
-            "kv_pages_cached": self._prefixes.num_idle if self._prefixes else 0,
+            "kv_pages_used": self._pages.num_used - cached,
+            "kv_pages_cached": cached,
             "kv_pages_total": self._pages.num_pages - 1,
         }
 

@@ -49,7 +49,7 @@ class EngineMetrics:
         queue_seconds, first_token_seconds, token_seconds: time from submission to the first pass and to the first
             token, and between tokens.
         running, waiting: sequences now. preempted: how often one was put off.
-        kv_pages_used: pages that sequences or cached prefixes hold; kv_pages_cached: those that only the cache holds.
+        kv_pages_used: pages that sequences hold; kv_pages_cached: those that only the prefix cache holds.
         speculation_on: whether the last cycle drafted for anybody of the batch.
     """
 

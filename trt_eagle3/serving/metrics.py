@@ -50,7 +50,7 @@ def families(metrics: EngineMetrics) -> Iterator[Family]:
     yield _gauge("speculation_on", "1 while cycles draft, 0 while they decode plainly.", m.speculation_on)
     yield _gauge("requests_running", "Requests being decoded.", m.running)
     yield _gauge("requests_waiting", "Requests in the queue.", m.waiting)
-    yield _gauge("kv_pages_used", "Pages of the KV cache that requests hold.", m.kv_pages_used - m.kv_pages_cached)
+    yield _gauge("kv_pages_used", "Pages of the KV cache that requests hold.", m.kv_pages_used)
     yield _gauge(
         "kv_pages_cached", "Pages that only the prefix cache holds; they are given up when needed.", m.kv_pages_cached
     )
