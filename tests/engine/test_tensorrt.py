@@ -377,7 +377,7 @@ def test_doctor_says_what_a_bundle_was_built_for(
     install("10.14.1")
     path = build(tiny_config(engine=ENGINE), output=tmp_path).path
     works = Diagnosis((), tuple(Ability(name, ()) for name in ("onnxruntime", "tensorrt")))
-    monkeypatch.setattr("trt_eagle3.doctor.diagnose", lambda: works)
+    monkeypatch.setattr("trt_eagle3.doctor.diagnose", lambda _: works)
     runner = CliRunner()
     assert runner.invoke(cli, ["doctor", str(path)], catch_exceptions=False).exit_code == 0
     install("10.3.0")

@@ -19,7 +19,8 @@ _HEAD = """\
 # With trt-eagle3 and TensorRT's Python package there, `trt-eagle3 build` does the same, on TensorRT 8.6 too.
 set -euo pipefail
 trtexec=${{TRTEXEC:-trtexec}}
-plugins=${{{variable}:?name the plugin library: export {variable}=/path/to/libtrt_eagle3_plugins.so}}
+plugins=${{{variable}:-}}
+[ -n "$plugins" ] || {{ echo "no plugin library: export {variable}=/path/to/libtrt_eagle3_plugins.so" >&2; exit 3; }}
 command -v "$trtexec" >/dev/null || {{ echo "trtexec not found: export TRTEXEC=/path/to/trtexec" >&2; exit 3; }}
 [ -f "$plugins" ] || {{ echo "$plugins: no such plugin library" >&2; exit 3; }}
 trtexec=$(realpath -s "$(command -v "$trtexec")")  # both may be named from where the caller stands
