@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -15,12 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
-from tests.tiny import build_tiny
+from tests.tiny import ROOT, build_tiny
 from trt_eagle3.bench.serve import free_ports
 from trt_eagle3.cli import cli
+from trt_eagle3.config import parse_overrides
 from trt_eagle3.errors import UserError
+from trt_eagle3.serving import ServingConfig
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +39,7 @@ def run(*words: object) -> str:
 def test_deploy_says_what_it_wrote_and_what_is_next(bundle: Path, tmp_path: Path) -> None:
     output = run("deploy", bundle, "--repository", tmp_path / "r", "--set", "allowed_hosts=[cdn.example.com]")
     assert f"wrote {tmp_path}/r/tiny" in output
-    assert f"next: {tmp_path}/r/launch.sh" in output
+    assert re.search(rf"^next: .*{re.escape(str(tmp_path))}/r/launch\.sh$", output, re.MULTILINE)
     assert "cdn.example.com" in (tmp_path / "r/tiny/config.pbtxt").read_text()
     found = json.loads(run("deploy", bundle, "--repository", tmp_path / "r", "--name", "other", "--json"))
     assert found["name"] == "other"
@@ -46,6 +50,19 @@ def test_deploy_writes_for_the_other_runtime(bundle: Path, tmp_path: Path) -> No
     words = ("--target", "tensorrt-llm", "--runtime-version", "1.2", "--tensor-parallel-size", "2")
     assert "for TensorRT-LLM 1.2" in run("deploy", bundle, "--repository", tmp_path / "r", *words)
     assert "tensor_parallel_size: 2" in (tmp_path / "r/llm_api.yaml").read_text()
+
+
+def test_hosts_are_allowed_as_the_page_on_serving_says(bundle: Path, tmp_path: Path) -> None:
+    words = re.findall(r"`--set ('allowed_hosts=.+?')`", (ROOT / "docs/serving.md").read_text())
+    assert words
+    for word in words:
+        run("deploy", bundle, "--repository", tmp_path, "--set", *shlex.split(word))
+        [written] = re.findall(
+            r'"allowed_hosts" value: { string_value: "(.+)" }', (tmp_path / "tiny/config.pbtxt").read_text()
+        )
+        config = ServingConfig.from_mapping({"allowed_hosts": yaml.safe_load(written)}, "config.pbtxt")
+        assert config == ServingConfig.from_mapping(parse_overrides(shlex.split(word)), "--set")
+        assert config.allowed_hosts == tuple(re.findall(r"[*\w.-]+\.[a-z]+(?::\d+)?", word))
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -184,10 +186,22 @@ def test_bundle_that_refers_to_its_checkpoints_mounts_them(tmp_path: Path) -> No
 
 def test_packed_environment_goes_into_the_model(bundle: Path, tmp_path: Path) -> None:
     packed = tmp_path / "packed.tar.gz"
-    packed.write_bytes(b"an archive")
+    with tarfile.open(packed, "w:gz") as archive:
+        archive.add(__file__, "bin/activate")
     model = deploy(bundle, tmp_path / "r", environment=str(packed)).model
-    assert (model / "env.tar.gz").read_bytes() == b"an archive"
+    assert (model / "env.tar.gz").read_bytes() == packed.read_bytes()
     assert "$$TRITON_MODEL_DIRECTORY/env.tar.gz" in (model / "config.pbtxt").read_text()
+
+
+@pytest.mark.parametrize("data", [b"", b"an archive", b"\x1f\x8b\x08\x00", gzip.compress(b"no tar" * 1000)])
+def test_environment_that_is_no_archive_is_refused(bundle: Path, tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "packed.tar.gz").write_bytes(data)
+    with pytest.raises(
+        UserError, match=r"--env .*packed\.tar\.gz: expected server, interpreter, or a packed"
+    ) as caught:
+        deploy(bundle, tmp_path / "r", environment=str(tmp_path / "packed.tar.gz"))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "r").exists()
 
 
 def test_interpreters_environment_is_named(bundle: Path, tmp_path: Path) -> None:
@@ -202,8 +216,8 @@ def test_libraries_of_a_gpu_bundle_travel_with_it(tmp_path: Path, monkeypatch: p
     library.write_bytes(b"code")
     monkeypatch.setenv("TRT_EAGLE3_CAPI", str(library))
     found = deploy(bundle, tmp_path / "r")
+    assert not any("not built here" in note for note in found.notes)
     assert (found.model / "1/TRT_EAGLE3_CAPI.so").read_bytes() == b"code"
-    assert found.notes == ()
     use_libraries(found.model / "1")
     assert os.environ["TRT_EAGLE3_CAPI"] == str(library)  # what the environment names comes first
     monkeypatch.delenv("TRT_EAGLE3_CAPI")
@@ -211,7 +225,8 @@ def test_libraries_of_a_gpu_bundle_travel_with_it(tmp_path: Path, monkeypatch: p
     assert os.environ["TRT_EAGLE3_CAPI"] == str(found.model / "1/TRT_EAGLE3_CAPI.so")
     monkeypatch.delenv("TRT_EAGLE3_CAPI")
     monkeypatch.setattr("trt_eagle3.triton.libraries.library_path", lambda: None)
-    assert "make plugins" in deploy(bundle, tmp_path / "r").notes[0]
+    [note] = [note for note in deploy(bundle, tmp_path / "r").notes if "TRT_EAGLE3_CAPI" in note]
+    assert "the server must have it: make plugins, then deploy again" in note
 
 
 @pytest.mark.parametrize(
@@ -263,10 +278,12 @@ def test_bundle_and_repository_keep_apart(bundle: Path, tmp_path: Path) -> None:
         deploy(tmp_path, tmp_path / "s")
 
 
-def test_engines_that_are_not_built_are_told(bundle: Path, tmp_path: Path) -> None:
+def test_engines_that_are_not_built_are_told(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = {"backend": "tensorrt", "device": "cuda", "dtype": "float16"}
     unbuilt = build_tiny(tmp_path / "unbuilt", engine=engine)
+    monkeypatch.setattr("trt_eagle3.triton.libraries.plugin_library_path", lambda _: None)
     notes = " ".join(deploy(unbuilt, tmp_path / "models").notes)
+    assert "TRT_EAGLE3_PLUGINS: not built here, so the server must have it: make plugins TENSORRT_INCLUDE=/" in notes
     if not list(unbuilt.rglob("*.engine")):  # as on every machine without TensorRT
         assert "the engines are not built: before the server starts, run " in notes
     assert "not built: before" not in " ".join(deploy(bundle, tmp_path / "others").notes)

@@ -9,7 +9,13 @@ from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.capi import LIBRARY_VARIABLE, library_path
 from trt_eagle3.engine.tensorrt_plugins import PLUGINS_VARIABLE, plugin_library_path
 
-__all__ = ["find_libraries", "use_libraries"]
+__all__ = ["HOW_TO_BUILD", "find_libraries", "use_libraries"]
+
+HOW_TO_BUILD = {
+    LIBRARY_VARIABLE: "make plugins",
+    PLUGINS_VARIABLE: "make plugins TENSORRT_INCLUDE=/path/to/TensorRT/include",
+}
+"""In a checkout."""
 
 
 def find_libraries(engine: EngineConfig) -> dict[str, Path | None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import tarfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -12,12 +13,23 @@ from typing import Any
 
 import yaml
 
-from trt_eagle3.engine.bundle import BUILD_SCRIPT, BUNDLE_FILE, PARTIAL, REFERENCE_ROOT, BundleRecord, read_bundle
+from trt_eagle3.engine.bundle import BUILD_SCRIPT, BUNDLE_FILE, PARTIAL, BundleRecord, read_bundle
 from trt_eagle3.engine.staging import atomic_directory, place_file, write_file
 from trt_eagle3.errors import UserError
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.template import render
-from trt_eagle3.triton.libraries import find_libraries
+from trt_eagle3.triton.launchers import (
+    BUNDLE_PLACE,
+    Model,
+    bundle_bytes,
+    check_launchers,
+    check_together,
+    container_notes,
+    find_models,
+    start_command,
+    write_launchers,
+)
+from trt_eagle3.triton.libraries import HOW_TO_BUILD, find_libraries
 from trt_eagle3.triton.tensors import INPUTS, OUTPUTS
 
 __all__ = ["DEFAULT_IMAGE", "ENVIRONMENTS", "Deployment", "deploy"]
@@ -26,11 +38,7 @@ DEFAULT_IMAGE = "nvcr.io/nvidia/tritonserver:26.07-py3"
 ENVIRONMENTS = ("server", "interpreter")
 """Whose Python runs the model: the server's own, this one's; or a packed environment, by its file name."""
 
-_MARK = "Written by trt-eagle3"
-_VERSION = "1"
 _MAX_NAME = 128  # a file name has at most 255 bytes, some of them for what stands around it while it is written
-_LAUNCHERS = {"launch.sh": "launch.sh", "compose.yaml": "compose.yaml", "Dockerfile": "Dockerfile"}
-_LAUNCHERS |= {"kubernetes.yaml": "kubernetes.yaml", ".dockerignore": "dockerignore"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,7 @@ class Deployment:
             f"wrote {self.model}: {self.num_bytes / 1e6:.1f} MB by {' and '.join(self.placed)}",
             f"  beside it: {', '.join(file.name for file in self.files)}",
             *(f"note: {note}" for note in self.notes),
-            f"next: {self.model.parent}/launch.sh",
+            f"next: {start_command(self.model.parent)}",
         ]
 
 
@@ -73,7 +81,7 @@ def deploy(
     serving: Mapping[str, Any] | None = None,
     image: str = DEFAULT_IMAGE,
 ) -> Deployment:
-    """Write the model ``name`` into ``repository``, whole or not at all, and the files that launch a server.
+    """Write the model ``name`` into ``repository``, whole or not at all, and what launches a server on all there.
 
     The bundle goes into the model by reflink, hard link or copy, so that the repository stands on its own.
 
@@ -83,48 +91,55 @@ def deploy(
         serving: fields of ``ServingConfig``.
         image: of Triton, for containers.
     Raises:
-        UserError: no bundle, somebody else's files in the way, or a bad field.
+        UserError: no bundle, somebody else's files in the way, a bad field, or a model there that needs another server.
     """
     record = read_bundle(bundle)
     name = name or record.config.name
     limits = ServingConfig.from_mapping(serving or {}, "--set")
     if not image or not image.isprintable() or " " in image:
         raise UserError(f"--image {image!r}: expected an image such as {DEFAULT_IMAGE}.")
-    model = repository / name
-    _check_place(bundle, repository, model, name)
-    values = _values(record, bundle, name, image, _parameters(limits, environment))
+    folder = repository / name
+    _check_place(bundle, repository, folder, name)
+    parameters = _parameters(limits, environment)
+    model = Model(name, record, bundle_bytes(bundle))
+    others, unread = find_models(repository, without=name)
+    check_together(model, others)
+    check_launchers(repository)
     libraries = find_libraries(record.config.engine)
-    for file in _LAUNCHERS:
-        _check_ours(repository / file)
-    with atomic_directory(model) as folder:
-        write_file(folder / "config.pbtxt", render("trt_eagle3.triton", "config.pbtxt", values))
-        write_file(folder / _VERSION / "model.py", render("trt_eagle3.triton", "model.py", values))
-        placed = _place(bundle, folder / _VERSION / "bundle")
-        for variable, library in libraries.items():
-            if library is not None:
-                shutil.copyfile(library, folder / _VERSION / f"{variable}.so")
-        if environment not in ENVIRONMENTS:
-            shutil.copyfile(environment, folder / "env.tar.gz")
-    written = []
-    for file, template in _LAUNCHERS.items():
-        if file == "kubernetes.yaml" and record.weights == "reference":
-            (repository / file).unlink(missing_ok=True)
-            continue
-        write_file(repository / file, render("trt_eagle3.triton", template, values))
-        written.append(repository / file)
-    (repository / "launch.sh").chmod(0o755)
+    placed = _write_model(folder, model, bundle, parameters, libraries, environment)
+    files = write_launchers(repository, (*others, model), image)
+    notes = (*_notes(environment), *_unbuilt(record, folder), *_lacking(libraries), *unread)
     return Deployment(
-        model,
-        name,
-        tuple(written),
-        values["num_bytes"],
-        placed,
-        (*_notes(record, environment), *_unbuilt(record, model), *_lacking(libraries)),
+        folder, name, files, model.num_bytes, placed, (*notes, *container_notes(repository, (*others, model)))
     )
 
 
+def _write_model(
+    place: Path,
+    model: Model,
+    bundle: Path,
+    parameters: Mapping[str, str],
+    libraries: Mapping[str, Path | None],
+    environment: str,
+) -> tuple[str, ...]:
+    """Returns how the bundle's files got there."""
+    values = {"version": version("trt-eagle3"), "bundle": model.record, "name": model.name, "parameters": parameters}
+    values |= {"inputs": INPUTS, "outputs": OUTPUTS}
+    with atomic_directory(place) as folder:
+        write_file(folder / "config.pbtxt", render("trt_eagle3.triton", "config.pbtxt", values))
+        code = (folder / BUNDLE_PLACE).parent
+        write_file(code / "model.py", render("trt_eagle3.triton", "model.py", values))
+        placed = _place(bundle, folder / BUNDLE_PLACE)
+        for variable, library in libraries.items():
+            if library is not None:
+                shutil.copyfile(library, code / f"{variable}.so")
+        if environment not in ENVIRONMENTS:
+            shutil.copyfile(environment, folder / "env.tar.gz")
+    return placed
+
+
 def _unbuilt(record: BundleRecord, model: Path) -> tuple[str, ...]:
-    script = model / _VERSION / "bundle" / BUILD_SCRIPT
+    script = model / BUNDLE_PLACE / BUILD_SCRIPT
     if record.engine.backend != "tensorrt" or not script.is_file():
         return ()
     return (f"the engines are not built: before the server starts, run {script} where TensorRT and the GPU are",)
@@ -142,16 +157,9 @@ def _check_place(bundle: Path, repository: Path, model: Path, name: str) -> None
         raise UserError(f"{repository}: not a folder. Name another place.")
     if outside.is_relative_to(model.resolve()):
         raise UserError(f"{bundle}: lies in the model that would be replaced. Name another repository.")
-    ours = (model / _VERSION / "bundle" / BUNDLE_FILE).is_file()
+    ours = (model / BUNDLE_PLACE / BUNDLE_FILE).is_file()
     if model.exists() and not ours and (not model.is_dir() or any(model.iterdir())):
         raise UserError(f"{model}: expected a model of trt-eagle3 or nothing there. Choose another --name.")
-
-
-def _check_ours(file: Path) -> None:
-    if file.exists() and (not file.is_file() or _MARK.encode() not in file.read_bytes()[:400]):
-        raise UserError(
-            f"{file}: not written by trt-eagle3, so it is not replaced. Move it, or name another repository."
-        )
 
 
 def _parameters(serving: ServingConfig, environment: str) -> dict[str, str]:
@@ -165,45 +173,22 @@ def _parameters(serving: ServingConfig, environment: str) -> dict[str, str]:
             )
         found["EXECUTION_ENV_PATH"] = sys.prefix
     elif environment != "server":
-        if not Path(environment).is_file():
-            raise UserError(
-                f"--env {environment}: expected {' or '.join(ENVIRONMENTS)}, or a packed environment's file."
-            )
+        _check_packed(environment)
         found["EXECUTION_ENV_PATH"] = "$$TRITON_MODEL_DIRECTORY/env.tar.gz"
     return found
+
+
+def _check_packed(file: str) -> None:
+    try:
+        tarfile.open(file, "r:gz").close()
+    except (OSError, EOFError, tarfile.TarError) as error:
+        expected = f"{', '.join(ENVIRONMENTS)}, or a packed environment's .tar.gz"
+        raise UserError(f"--env {file}: expected {expected}: {error}. Make one with conda-pack.") from error
 
 
 def _yaml(value: Any) -> str:
     text = yaml.safe_dump(value, default_flow_style=True, width=1 << 30).removesuffix("\n...\n").strip()
     return text.replace("\\", "\\\\").replace('"', '\\"')
-
-
-def _values(record: BundleRecord, bundle: Path, name: str, image: str, parameters: Mapping[str, str]) -> dict[str, Any]:
-    num_bytes = sum(file.stat().st_size for file in bundle.rglob("*") if file.is_file())
-    gibibytes = max(1, -(-num_bytes * 12 // 10 >> 30))
-    return {
-        "version": version("trt-eagle3"),
-        "bundle": record,
-        "name": name,
-        "slug": "-".join(part for part in name.lower().replace("_", "-").replace(".", "-").split("-") if part),
-        "inputs": INPUTS,
-        "outputs": OUTPUTS,
-        "parameters": parameters,
-        "environment": sys.prefix,
-        "image": image,
-        "gpu": record.config.engine.device == "cuda",
-        "pins": [f"{package}=={pin}" for package, pin in record.engine.versions.items() if package != "onnx"],
-        "mounts": _mounts(record),
-        "num_bytes": num_bytes,
-        "gibibytes": gibibytes,
-        "memory": gibibytes * 2 + 4,
-    }
-
-
-def _mounts(record: BundleRecord) -> list[str]:
-    """Folders outside the bundle that hold its weights."""
-    files = [file for source in record.sources.values() for file in source.files]
-    return sorted({str((REFERENCE_ROOT / file).parent) for file in files}) if record.weights == "reference" else []
 
 
 def _place(bundle: Path, destination: Path) -> tuple[str, ...]:
@@ -214,18 +199,13 @@ def _place(bundle: Path, destination: Path) -> tuple[str, ...]:
 
 def _lacking(libraries: Mapping[str, Path | None]) -> list[str]:
     return [
-        f"{variable}: not built here, so the server must have it: make plugins, then deploy again"
+        f"{variable}: not built here, so the server must have it: {HOW_TO_BUILD[variable]}, then deploy again"
         for variable, library in libraries.items()
         if library is None
     ]
 
 
-def _notes(record: BundleRecord, environment: str) -> tuple[str, ...]:
-    notes = []
-    if record.weights == "reference":
-        notes.append(
-            "the bundle refers to its checkpoints, so there is no kubernetes.yaml: build it with --weights contained"
-        )
-    if environment == "interpreter":
-        notes.append(f"the model runs in {sys.prefix} on this machine only: containers need --env server")
-    return tuple(notes)
+def _notes(environment: str) -> list[str]:
+    if environment != "interpreter":
+        return []
+    return [f"the model runs in {sys.prefix} on this machine only: containers need --env server"]

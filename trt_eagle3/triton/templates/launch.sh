@@ -2,7 +2,8 @@
 # Written by trt-eagle3 {{ version }}.
 # Start Triton Inference Server on this repository: ./launch.sh [more tritonserver options]
 #   HOST=127.0.0.1 HTTP_PORT=8000 GRPC_PORT=8001 METRICS_PORT=8002   where it listens
-#   TRT_EAGLE3_ENV   virtual environment with trt_eagle3, and with nvidia-pytriton where no tritonserver is on PATH
+#   TRT_EAGLE3_ENV   virtual environment with trt_eagle3; where no tritonserver is on PATH, with nvidia-pytriton and
+#                    numpy<2 too: in a checkout, make .venv-triton/.ready makes .venv-triton so
 #   EXIT_TIMEOUT=30  seconds that requests in flight may take after SIGTERM
 #   ADMIN_KEY        opens the APIs that change the server: header triton-admin: $ADMIN_KEY
 set -euo pipefail
@@ -30,24 +31,25 @@ if [ -n "$server" ]; then
     exec "$server" "${options[@]}" "$@"
 fi
 
+lacks() {
+    echo "launch.sh: $1. In a checkout of trt-eagle3: make .venv-triton/.ready, then TRT_EAGLE3_ENV=.venv-triton" \
+        "$repository/launch.sh; elsewhere, in an environment with trt_eagle3 made for this:" \
+        "pip install 'numpy<2' 'ml_dtypes<0.6', then pip install --no-deps nvidia-pytriton==0.7.0" >&2
+    exit 3
+}
+
 # The server of the nvidia-pytriton wheel: its Python backend wants the stub of this Python version beside it, as a copy.
 read -r version numpy site libraries < <("$environment/bin/python3" -c '
 import sys, sysconfig
 from importlib.metadata import version
 print("%d.%d" % sys.version_info[:2], version("numpy"), sysconfig.get_path("purelib"), sysconfig.get_config_var("LIBDIR"))')
 wheel=$site/pytriton/tritonserver
-[ -x "$wheel/bin/tritonserver" ] || {
-    echo "launch.sh: no tritonserver on PATH, and none in $environment: pip install --no-deps nvidia-pytriton==0.7.0" >&2
-    exit 3
-}
+[ -x "$wheel/bin/tritonserver" ] || lacks "no tritonserver on PATH, and no nvidia-pytriton in $environment"
 [ -x "$wheel/python_backend_stubs/$version/triton_python_backend_stub" ] || {
     echo "launch.sh: nvidia-pytriton has no stub for Python $version; make an environment with 3.11 or 3.12" >&2
     exit 3
 }
-[ "${numpy%%.*}" -lt 2 ] || {
-    echo "launch.sh: nvidia-pytriton's server needs numpy<2, $environment has $numpy" >&2
-    exit 3
-}
+[ "${numpy%%.*}" -lt 2 ] || lacks "nvidia-pytriton's server needs numpy<2, $environment has $numpy"
 backends=$(mktemp -d)
 mkdir "$backends/python"
 ln -s "$wheel/backends/python/libtriton_python.so" "$wheel/backends/python/triton_python_backend_utils.py" "$backends/python/"
