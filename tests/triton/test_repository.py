@@ -243,6 +243,8 @@ def test_libraries_of_a_gpu_bundle_travel_with_it(tmp_path: Path, monkeypatch: p
         ({"serving": {"max_media": 0}}, "max_media"),
         ({"serving": {"allowed_hosts": ["http://a.b/"]}}, "allowed_hosts"),
         ({"serving": {"allowed_hosts": ["*"]}}, "allowed_hosts"),
+        ({"serving": {"allowed_hosts": "a.b"}}, 'allowed_hosts: expected a list such as ["images.example.com", '),
+        ({"serving": {"allowed_hosts": [5]}}, "allowed_hosts: expected a list"),
     ],
 )
 def test_bad_option_is_refused_in_one_line(bundle: Path, tmp_path: Path, options: Any, expected: str) -> None:

@@ -48,6 +48,8 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 def serve(bundle: Path, *, serving: ServingConfig, host: str, port: int, api_key: str | None) -> None:
     """Serve ``bundle`` until SIGTERM or SIGINT; requests in flight may then take 30 s more.
 
+    SIGTERM ends the process with status 0 then. Call it from the main thread, which is where signals arrive.
+
     Raises:
         UserError: no bundle, an empty API key, or no such address to listen on.
     """

@@ -49,12 +49,11 @@ class ServingConfig(BaseModel):
     stream_interval_s: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.02
     log_prompts: bool = False
 
-    @field_validator("allowed_hosts")
+    @field_validator("allowed_hosts", mode="before")
     @classmethod
-    def _are_hosts(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
-        for host in hosts:
-            if not host.removeprefix("*.") or any(c in host for c in "/@? \t\n") or "*" in host.removeprefix("*."):
-                raise ValueError("expected hosts such as images.example.com, *.example.com or host:8080")
+    def _are_hosts(cls, hosts: Any) -> Any:
+        if not isinstance(hosts, list | tuple) or not all(map(_is_host, hosts)):
+            raise ValueError('expected a list such as ["images.example.com", "*.example.com", "host:8080"]')
         return hosts
 
     @classmethod
@@ -107,6 +106,11 @@ class ServingConfig(BaseModel):
             max_video_pixels=self.max_video_pixels,
             fetch_timeout_s=self.fetch_timeout_s,
         )
+
+
+def _is_host(value: Any) -> bool:
+    name = value.removeprefix("*.") if isinstance(value, str) else ""
+    return name != "" and not any(character in "/@?* \t\n" for character in name)
 
 
 def _num_chars(message: Any) -> int:
