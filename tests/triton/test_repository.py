@@ -193,7 +193,11 @@ def test_packed_environment_goes_into_the_model(bundle: Path, tmp_path: Path) ->
     assert "$$TRITON_MODEL_DIRECTORY/env.tar.gz" in (model / "config.pbtxt").read_text()
 
 
-@pytest.mark.parametrize("data", [b"", b"an archive", b"\x1f\x8b\x08\x00", gzip.compress(b"no tar" * 1000)])
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"an archive", b"\x1f\x8b\x08\x00", gzip.compress(b"no tar" * 1000)],
+    ids=["empty", "text", "cut", "no tar"],
+)
 def test_environment_that_is_no_archive_is_refused(bundle: Path, tmp_path: Path, data: bytes) -> None:
     (tmp_path / "packed.tar.gz").write_bytes(data)
     with pytest.raises(
