@@ -246,7 +246,9 @@ def parse_overrides(assignments: Iterable[str]) -> dict[str, Any]:
         try:
             place[last] = yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise UserError(f"--set {word}: the value is not YAML: {' '.join(str(error).split())}") from error
+            raise UserError(
+                f"--set {word}: the value is not YAML: {' '.join(str(error).split())}. Texts with * & or : want quotes."
+            ) from error
     return overrides
 
 

@@ -97,7 +97,7 @@ def diagnose(engine: EngineConfig | None = None) -> Diagnosis:
         Finding("torch", _try(_torch), "pip install torch"),
         Finding("GPU", _try(_gpu), "a CUDA GPU, and a torch built for CUDA"),
         Finding("driver", _try(_driver), "NVIDIA's driver"),
-        Finding("TensorRT", _try(_tensorrt), "pip install 'trt-eagle3[tensorrt]' (8.6, 10.x or 11.x)"),
+        Finding("TensorRT", _try(_tensorrt), "pip install tensorrt (8.6, 10.x or 11.x)"),
         Finding(
             "trtexec",
             shutil.which("trtexec"),

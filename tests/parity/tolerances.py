@@ -23,17 +23,16 @@ from trt_eagle3.parity.sources import read_sources
 from trt_eagle3.parity.thresholds import THRESHOLDS
 from trt_eagle3.parity.workload import Case, bundled_cases
 
-DTYPES = ("float32", "float16", "bfloat16")
+BACKENDS = {"float32": ("torch", "onnxruntime"), "float16": ("torch",), "bfloat16": ("torch",)}
 
 
-def _draw(note: Callable[[Board], None], dtype: str, examples: int) -> None:
+def _draw(note: Callable[[Board], None], engine: dict[str, str], examples: int) -> None:
     @settings(max_examples=examples, deadline=None, derandomize=True)
     @given(pair=pairs())
     def draw(pair: Pair) -> None:
-        drawn = replace(pair, engine={"backend": "torch", "dtype": dtype})
-        with drawn.open() as engine:
+        with replace(pair, engine=engine).open() as drawn:
             case = Case("drawn", "drawn", QUESTIONS[pair.question])
-            note(Validation(engine).run([case], 16, *read_sources(engine)).board)
+            note(Validation(drawn).run([case], 16, *read_sources(drawn)).board)
 
     draw()
 
@@ -50,17 +49,18 @@ def main(examples: int = 20) -> None:
                 key = (gate, dtype)
                 worst[key] = max(worst.get(key, found.value), found.value, key=lambda value: sign * value)
 
-    for dtype in DTYPES:
-        _draw(partial(note, dtype=dtype), dtype, examples)
+    for dtype, backend in ((dtype, backend) for dtype, backends in BACKENDS.items() for backend in backends):
+        config = {"backend": backend, "dtype": dtype}
+        _draw(partial(note, dtype=dtype), config, examples)
         with tempfile.TemporaryDirectory() as folder:
-            engine = RecordingEngine(build_tiny(Path(folder), engine={"backend": "torch", "dtype": dtype}))
+            engine = RecordingEngine(build_tiny(Path(folder), engine=config))
             cases = bundled_cases("quick", engine, 32)
             note(Validation(engine).run(cases, 32, *read_sources(engine)).board, dtype)
-    print("| gate | " + " | ".join(f"{dtype}: worst | allowed" for dtype in DTYPES) + " |")
-    print("|---" * (1 + 2 * len(DTYPES)) + "|")
+    print("| gate | " + " | ".join(f"{dtype}: worst | allowed" for dtype in BACKENDS) + " |")
+    print("|---" * (1 + 2 * len(BACKENDS)) + "|")
     for name, gate in GATES.items():
         cells = [
-            f"{worst.get((name, d), float('nan')):.3g} | {THRESHOLDS[gate.threshold].values[d]:.7g}" for d in DTYPES
+            f"{worst.get((name, d), float('nan')):.3g} | {THRESHOLDS[gate.threshold].values[d]:.7g}" for d in BACKENDS
         ]
         print(f"| `{name}` | " + " | ".join(cells) + " |")
 

@@ -42,7 +42,7 @@ def tensorrt() -> Any:
     except Exception as error:  # a missing shared library is an ImportError or an OSError
         reason = " ".join(str(error).split())
         raise EnvironmentMissingError(
-            f"TensorRT: {reason}. Install it: pip install 'trt-eagle3[tensorrt]', or use NVIDIA's TensorRT container."
+            f"TensorRT: {reason}. Install it: pip install tensorrt, or use NVIDIA's TensorRT container."
         ) from error
     if tuple(map(int, module.__version__.split(".")[:2])) < OLDEST:
         raise EnvironmentMissingError(f"TensorRT {module.__version__}: 8.6, 10.x or 11.x is needed. Upgrade tensorrt.")

@@ -188,7 +188,7 @@ def _from_file(video: Video, config: PixelConfig, name: str, policy: MediaPolicy
         import av
     except ImportError as error:
         raise EnvironmentMissingError(
-            f"{name}: reading video files needs PyAV. Run: pip install 'trt-eagle3[video]', or give a folder of frames."
+            f"{name}: reading video files needs PyAV. Run: pip install av, or give a folder of frames."
         ) from error
     try:
         with file.open() as container:
