@@ -55,7 +55,8 @@ def solo(index: int) -> list[int]:
 def make_scheduler(
     pool: PagePool, prefixes: PrefixCache | None, tree_for: Callable[[int], AnyTree | None], chunk: int = PREFILL_CHUNK
 ) -> Scheduler:
-    decoder: Decoder = pair().decoder(Recorder(), MAX_SEQ_LEN, pair().drafting(Recorder()))
+    fixed = pool.table_len is not None
+    decoder: Decoder = pair().decoder(Recorder(), MAX_SEQ_LEN, pair().drafting(Recorder()), fixed_shapes=fixed)
     decoder.prefill_chunk = chunk
     return Scheduler(decoder, pool, max_batch_size=MAX_BATCH, tree_for=tree_for, prefix_cache=prefixes)
 

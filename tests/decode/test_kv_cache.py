@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from trt_eagle3.decode.kv_cache import KVCache, PagePool, PageTable
+from trt_eagle3.decode.kv_cache import KVCache, PagePool, PageTable, page_table
 from trt_eagle3.errors import UserError
 
 NUM_PAGES, PAGE_SIZE = 9, 3
@@ -71,6 +71,31 @@ def test_slots_and_pages_of_rows_follow_the_page_table() -> None:
     assert table.pages(6).tolist() == [[5, 2]]
     assert table.pages(1).dtype == torch.int32
     assert table.slots(torch.tensor([0, 2, 3, 5, 6])).tolist() == [15, 17, 6, 8, 21]
+
+
+def test_page_table_of_fixed_length_holds_all_pages_then_page_0_and_follows_every_change() -> None:
+    table = PageTable(PagePool(NUM_PAGES, PAGE_SIZE, table_len=5))
+    other = PageTable(table._pool)
+    table.reserve(7)
+    assert table.pages(1).dtype == torch.int32
+    assert [table.pages(rows).tolist() for rows in (1, 7)] == [[[1, 2, 3, 0, 0]]] * 2
+    other.adopt(table.held[:1])
+    assert other.pages(3).tolist() == [[1, 0, 0, 0, 0]]
+    table.reserve(13)
+    assert table.pages(13).tolist() == [[1, 2, 3, 4, 5]]
+    table.truncate(4)
+    assert table.pages(4).tolist() == [[1, 2, 0, 0, 0]]
+    assert page_table([other, table], [3, 4]).tolist() == [[1, 0, 0, 0, 0], [1, 2, 0, 0, 0]]
+
+
+def test_page_table_of_a_batch_is_as_wide_as_its_longest_and_has_page_0_behind_the_others() -> None:
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    tables = [PageTable(pool) for _ in range(3)]
+    for table, rows in zip(tables, (3, 9, 5), strict=True):
+        table.reserve(rows)
+    made = page_table(tables, [3, 9, 5])
+    assert (made.dtype, made.tolist()) == (torch.int32, [[1, 0, 0], [2, 3, 4], [5, 6, 0]])
+    assert page_table(tables[1:2], [4]).tolist() == [[2, 3]]
 
 
 def test_fresh_pool_gives_low_pages_first_and_never_page_0() -> None:

@@ -14,6 +14,7 @@ from tests.decode.scheduling import (
     BUSHY,
     CHAIN,
     LAYOUTS,
+    MAX_SEQ_LEN,
     MAX_TOKENS,
     TREES,
     finish,
@@ -27,6 +28,8 @@ from trt_eagle3.decode.decoder import Decoder
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.prompt import Prompt
+from trt_eagle3.decode.propose import Proposer
+from trt_eagle3.decode.runner import Place
 from trt_eagle3.decode.sampling import Sampling
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.errors import EngineFailedError
@@ -43,6 +46,42 @@ def test_batch_of_mixed_sequences_says_what_each_says_alone(tree: str) -> None:
     said = finish(scheduler)
     assert [said[id(s)][:MAX_TOKENS] for s in asked] == expected
     assert pool.num_free == pool.num_pages - 1
+
+
+@pytest.mark.parametrize("tree", ["chain", "bushy", "dynamic"])
+def test_batch_whose_shapes_stand_still_says_what_each_says_alone(tree: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where CUDA graphs want them: page tables of one length, and the draft's rows as wide as the tree."""
+    expected = [solo(i) for i in range(len(LAYOUTS))]
+    shape = TREES[tree]
+    assert shape is not None
+    pool = PagePool(NUM_PAGES, PAGE_SIZE, table_len=MAX_SEQ_LEN // PAGE_SIZE)
+    scheduler = make_scheduler(pool, None, lambda _: shape)
+    tables, widths, after_cycles = set[int](), list[int](), set[int]()
+    inputs, extend, extend_cycle = Place.inputs, Proposer.extend, Decoder._extend
+
+    def watched_inputs(self: Place, rows: torch.Tensor) -> Any:
+        tables.add(self.pages.shape[1])
+        return inputs(self, rows)
+
+    def watched_extend(self: Proposer, place: Place, embeds: torch.Tensor, features: torch.Tensor) -> Any:
+        widths.append(embeds.shape[1])
+        return extend(self, place, embeds, features)
+
+    def watched_cycle(self: Decoder, *args: Any) -> None:
+        widths.clear()
+        extend_cycle(self, *args)
+        after_cycles.update(widths)
+
+    monkeypatch.setattr(Place, "inputs", watched_inputs)
+    monkeypatch.setattr(Proposer, "extend", watched_extend)
+    monkeypatch.setattr(Decoder, "_extend", watched_cycle)
+    asked = [pair().sequence(p, pool, drafting=i != 2) for i, p in enumerate(prompts())]
+    for s in asked:
+        scheduler.add(s)
+    said = finish(scheduler)
+    assert [said[id(s)][:MAX_TOKENS] for s in asked] == expected
+    assert tables == {MAX_SEQ_LEN // PAGE_SIZE}
+    assert after_cycles == {1, shape.num_nodes}, "the tree's, and 1 where nobody of a batch has room for it"
 
 
 def test_long_prompt_stalls_nobody_for_longer_than_a_chunk() -> None:
