@@ -121,6 +121,26 @@ def test_pages_that_run_out_put_off_who_came_last_and_nobody_notices() -> None:
     assert {i: said[id(s)][:MAX_TOKENS] for i, s in asked.items()} == expected
 
 
+def test_pages_that_run_out_are_taken_from_nobody_but_the_last() -> None:
+    expected = {i: solo(i) for i in (0, 3, 5)}
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    scheduler = make_scheduler(pool, None, lambda _: None)
+    asked = {i: pair().sequence(prompts()[i], pool) for i in expected}
+    first, second, third = asked.values()
+    for s in asked.values():
+        scheduler.add(s)
+    while not all(s.tokens for s in asked.values()):
+        scheduler.step()
+    assert (scheduler.num_preempted, scheduler.num_reused_rows) == (0, 0)
+    held = pool.take(pool.num_free)
+    while scheduler.num_preempted == 0:
+        scheduler.step()
+    assert (scheduler.running, list(scheduler.waiting)) == ([first, second], [third])
+    pool.give_back(held)
+    finish(scheduler)
+    assert {i: s.tokens[:MAX_TOKENS] for i, s in asked.items()} == expected
+
+
 @pytest.mark.parametrize("cached", [False, True])
 def test_who_comes_back_has_room_for_a_cycle(cached: bool) -> None:
     """Nobody is computed again only to be put off before it has said anything."""

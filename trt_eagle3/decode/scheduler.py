@@ -178,11 +178,10 @@ class Scheduler:
 
     def _decode(self, sequences: list[SequenceState]) -> list[Emission]:
         tree = self.tree_for(len(sequences))
-        ready: list[SequenceState] = []
         for s in sequences:
-            if s in self.running and self._reserve(s, self._decoder.rows_wanted(s, tree)):
-                ready.append(s)
-        ready = [s for s in ready if s in self.running]  # a later one may have pushed an earlier one out
+            if s in self.running:
+                self._reserve(s, self._decoder.rows_wanted(s, tree))
+        ready = [s for s in sequences if s in self.running]  # some may have been put off to make room
         if not ready:
             return []
         steps = [tree.steps if tree and self._decoder.speculates(s, tree) else 0 for s in ready]
@@ -198,15 +197,14 @@ class Scheduler:
         sequence.release()
         return Emission(sequence, (), error=error)
 
-    def _reserve(self, sequence: SequenceState, num_rows: int) -> bool:
-        """Pages for ``num_rows`` rows; who came last goes first, ``sequence`` itself if it is the one."""
+    def _reserve(self, sequence: SequenceState, num_rows: int) -> None:
+        """Pages for ``num_rows`` rows; who came last is put off first, ``sequence`` itself if it is the one."""
         while not self._free_pages(sequence, num_rows):
             last = self.running[-1]
             self._preempt(last)
             if last is sequence:
-                return False
+                return
         sequence.pages.reserve(num_rows)
-        return True
 
     def _preempt(self, sequence: SequenceState) -> None:
         self.running.remove(sequence)
