@@ -110,6 +110,38 @@ def test_short_prompts_share_a_prefill_pass() -> None:
     assert [s.prefilled for s in asked] == [True, True, True]
 
 
+@pytest.mark.parametrize("chunk", [PREFILL_CHUNK, 12, 30])
+def test_prefill_pass_of_many_prompts_is_no_larger_than_a_chunk_padding_included(
+    chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine is built for so many rows in one pass."""
+    solo(0)
+    scheduler = make_scheduler(PagePool(NUM_PAGES, PAGE_SIZE), None, lambda _: CHAIN, chunk=chunk)
+    rows: list[int] = []
+    prefill = Decoder.prefill
+
+    def watched(self: Decoder, chunks: Any) -> None:
+        rows.append(len(chunks) * max(count for _, count in chunks))
+        prefill(self, chunks)
+
+    monkeypatch.setattr(Decoder, "prefill", watched)
+    for prompt in prompts():
+        scheduler.add(pair().sequence(prompt, scheduler._pool, drafting=True))
+    finish(scheduler)
+    assert max(rows) <= chunk
+    assert max(rows) > chunk / 2
+
+
+@pytest.mark.parametrize("tree", ["plain", "bushy"])
+def test_sequence_that_has_as_many_tokens_as_can_be_is_full(tree: str) -> None:
+    solo(0)
+    scheduler = make_scheduler(PagePool(NUM_PAGES, PAGE_SIZE), None, lambda _: TREES[tree])
+    s = pair().sequence(prompts()[6], scheduler._pool, drafting=True)
+    scheduler.add(s)
+    finish(scheduler, limit=MAX_SEQ_LEN)
+    assert s.num_tokens == MAX_SEQ_LEN
+
+
 def test_pages_that_run_out_put_off_who_came_last_and_nobody_notices() -> None:
     expected = {i: solo(i) for i in (3, 4)}
     scheduler = make_scheduler(PagePool(17, PAGE_SIZE), None, lambda _: BUSHY)  # 16 pages: both begin, one can end
