@@ -129,6 +129,19 @@ def test_monitor_warns_once_of_low_acceptance_and_names_probe(caplog: Any) -> No
     assert "\n" not in message
 
 
+def test_monitor_goes_by_the_first_token_however_deep_trees_are(caplog: Any) -> None:
+    """Deep nodes are seldom asked for, and seldom right: neither says anything of how the draft is read."""
+    silent, loud = Meter(0.5), Meter(0.5)
+    for _ in range(200):
+        silent.cycle(1, 3, 2, 0.01)
+    assert warnings(caplog) == []
+    loud.cycle(0, 5, 1, 0.01)
+    for _ in range(199):
+        loud.cycle(0, 1, 1, 0.01)
+    (message,) = warnings(caplog)
+    assert "0% of 200 cycles" in message
+
+
 @pytest.mark.parametrize(
     ("floor", "cycles"),
     [
