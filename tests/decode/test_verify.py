@@ -293,6 +293,23 @@ def test_batch_of_all_kinds_says_what_each_one_says_alone() -> None:
     assert len(together[4].tokens) == 16
 
 
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, seed=1), Sampling(0.0, presence_penalty=3.0)])
+@pytest.mark.parametrize("padding", [torch.nan, torch.inf, 1e30])
+def test_what_stands_in_padding_rows_is_nothing_to_a_sequence_without_room_for_a_tree(
+    sampling: Sampling, padding: float
+) -> None:
+    """No kernel promises what it leaves there."""
+    (alone,), (with_tree, root_only) = sequences([sampling]), sequences([Sampling(), sampling])
+    proposal = Proposal(**{name: field[[ROOT, ROOT]] for name, field in vars(forest("static tree")).items()})
+    logits = TARGET[proposal.tokens]
+    logits[1, 1:] = padding
+    num_nodes = logits.shape[1]
+    accepted, one = judge([with_tree, root_only], proposal, logits, [num_nodes, 1])
+    assert len(accepted.tokens) > 1
+    assert [one] == step("static tree", [alone], [1])
+    assert (one.path, len(one.tokens)) == ((0,), 1)
+
+
 def test_sequences_with_the_same_filters_are_judged_at_once_as_many_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two kinds of filters, seeds and penalties of their own."""
     kinds = [Sampling(1.0, top_p=0.9, seed=seed) for seed in range(4)]
