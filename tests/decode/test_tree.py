@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trt_eagle3.config import SpeculationConfig
-from trt_eagle3.decode.tree import Tree, best_first_paths, static_tree
+from trt_eagle3.decode.dynamic_tree import DynamicTree
+from trt_eagle3.decode.tree import Tree, best_first_paths, configured_tree, static_tree
 from trt_eagle3.errors import UserError
 
 
@@ -60,12 +61,14 @@ def test_tree_refuses_paths_that_make_no_tree(paths: list[tuple[int, ...]], mess
 def test_chain_of_steps_is_a_lower_triangle(steps: int) -> None:
     tree = static_tree(SpeculationConfig(mode="chain", steps=steps))
     assert tree.parents == tuple(range(-1, steps))
+    assert tree.ranks == (0,) * (steps + 1), "a chain is the draft's best tokens"
     assert torch.equal(tree.mask, torch.ones(steps + 1, steps + 1).tril().bool())
     assert tree.levels == tuple((i,) for i in range(1, steps + 1))
 
 
 def test_root_only_is_a_tree_of_one_node() -> None:
     tree = Tree.root_only()
+    assert (tree.parents, tree.ranks, tree.num_draft_rows) == ((-1,), (0,), 0)
     assert (tree.num_nodes, tree.mask.tolist(), tree.depths.tolist()) == (1, [[True]], [0])
 
 
@@ -82,6 +85,17 @@ def test_static_tree_without_paths_has_the_tokens_steps_and_topk_asked_for(
     assert tree.num_nodes == (tokens or steps * topk + 1)
     assert len(tree.levels) <= steps
     assert max(tree.ranks) < topk
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(None, 16), (9, 9)])
+def test_configured_dynamic_tree_has_the_tokens_steps_and_topk_asked_for(tokens: int | None, expected: int) -> None:
+    config = SpeculationConfig(mode="dynamic", steps=5, topk=3, num_draft_tokens=tokens)
+    assert configured_tree(config) == DynamicTree(5, 3, expected)
+
+
+def test_configured_tree_is_static_unless_it_is_to_be_dynamic() -> None:
+    for config in (SpeculationConfig(mode="chain", steps=2), SpeculationConfig(mode="tree", steps=2, topk=2)):
+        assert configured_tree(config) == static_tree(config)
 
 
 def ref_best_paths(steps: int, topk: int, count: int) -> set[tuple[int, ...]]:
