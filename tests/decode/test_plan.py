@@ -24,7 +24,7 @@ from trt_eagle3.decode.dynamic_tree import DynamicTree
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.plan import TUNING_FILE, TuningEntry, TuningTable, plan_of, read_plan, shrunk
 from trt_eagle3.decode.prefix_cache import PrefixCache
-from trt_eagle3.decode.tree import Tree
+from trt_eagle3.decode.tree import Tree, static_tree
 from trt_eagle3.engine.machine import machine_name
 from trt_eagle3.errors import UserError
 
@@ -71,6 +71,7 @@ def test_batch_size_between_measured_ones_goes_by_the_next_larger(tmp_path: Path
         (table({1: 6}, config=SpeculationConfig(steps=4)).model_dump_json(), "another speculation"),
         (table({1: 60}).model_dump_json(), "another speculation"),
         (table({1: 6}).model_dump_json().replace('"num_draft_tokens":6', '"num_draft_tokens":0'), "damaged"),
+        (table({1: 6}).model_dump_json().replace('"entries":[', '"surplus":1,"entries":['), "damaged"),
         (table({1: 6}).model_dump_json().replace('"schema_version":1', '"schema_version":2'), "damaged"),
     ],
 )
@@ -109,6 +110,7 @@ def test_shrunk_trees_have_so_many_nodes_and_no_more_levels_than_they_can_fill(c
         if isinstance(tree, DynamicTree):
             SpeculationConfig(mode="dynamic", steps=tree.steps, topk=tree.topk, num_draft_tokens=count)
     assert shrunk(configs[0], 1) is None
+    assert shrunk(configs[0], count) == static_tree(SpeculationConfig(mode="chain", steps=count - 1))
 
 
 def test_shrunk_static_trees_are_each_the_one_before_and_one_node_more() -> None:

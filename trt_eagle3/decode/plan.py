@@ -85,8 +85,6 @@ def shrunk(config: SpeculationConfig, num_draft_tokens: int) -> AnyTree | None:
     """The configured tree cut to ``num_draft_tokens`` nodes: a shorter chain, or the likeliest nodes; None of 1."""
     if num_draft_tokens == 1:
         return None
-    if config.mode == "chain":
-        return static_tree(config.model_copy(update={"steps": num_draft_tokens - 1, "num_draft_tokens": None}))
     if config.mode == "dynamic":
         return DynamicTree(min(config.steps, num_draft_tokens - 1), config.topk, num_draft_tokens)
     whole = static_tree(config)
