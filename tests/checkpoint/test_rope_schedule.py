@@ -26,6 +26,9 @@ SCALED: dict[str, list[dict[str, Any]]] = {
     "yarn": [
         {"factor": 4.0, "original_max_position_embeddings": 2048},
         {"factor": 40.0, "original_max_position_embeddings": 4096, "mscale": 0.707, "mscale_all_dim": 1.0},
+        {"factor": 4.0, "original_max_position_embeddings": 300, "mscale": 0.707},
+        {"factor": 4.0, "original_max_position_embeddings": 1024, "mscale_all_dim": 0.5},
+        {"factor": 1.0, "original_max_position_embeddings": 256, "mscale": 2.0, "mscale_all_dim": 1.0},
         {"factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 8, "beta_slow": 2},
         {"factor": 2.0, "original_max_position_embeddings": 512, "attention_factor": 1.25, "truncate": False},
     ],
@@ -80,17 +83,37 @@ def test_a_schedule_that_cannot_be_made_is_refused(kind: str, parameters: dict[s
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("base", "head_dim"), [(1.0, 64), (0.5, 64), (1e30, 64), (float("nan"), 64), (1e4, 0), (1e4, -2), (1e4, 63)]
+)
+def test_base_or_head_dim_that_makes_no_table_is_refused(base: float, head_dim: int) -> None:
+    with pytest.raises(UserError, match="expected a base above 1 and an even head_dim"):
+        make_rope("default", base, head_dim)
+    assert len(make_rope("default", 1.5, 2).inv_freq) == 1
+
+
 def test_yarn_takes_a_missing_factor_from_the_context_length() -> None:
     parameters = {"original_max_position_embeddings": 512}
     assert make_rope("yarn", 1e4, 64, parameters=parameters, max_positions=2048).parameters["factor"] == 4
 
 
 @pytest.mark.parametrize(
-    ("config", "base", "kind"),
+    ("config", "base", "kind", "where"),
     [
-        ({}, None, "default"),
-        ({"rope_theta": 5e6, "rope_scaling": None}, 5e6, "default"),
-        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1e5, "factor": 2.0}}, 1e5, "linear"),
+        ({}, None, "default", "no rope key"),
+        ({"rope_theta": 5e6, "rope_scaling": None}, 5e6, "default", "rope_theta"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e5, "factor": 2.0}},
+            1e5,
+            "linear",
+            "rope_parameters, rope_parameters.rope_theta",
+        ),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2}, "rope_theta": 1e5},
+            1e5,
+            "linear",
+            "rope_scaling, rope_theta",
+        ),
         (
             {
                 "rope_parameters": {"rope_type": "linear", "rope_theta": 1e5, "factor": 2.0},
@@ -99,12 +122,13 @@ def test_yarn_takes_a_missing_factor_from_the_context_length() -> None:
             },
             1e5,
             "linear",
+            "rope_parameters, rope_parameters.rope_theta",
         ),
     ],
 )
-def test_both_spellings_are_read(config: dict[str, Any], base: float | None, kind: str) -> None:
+def test_both_spellings_are_read(config: dict[str, Any], base: float | None, kind: str, where: str) -> None:
     read = read_rope_config(config, Path("config.json"))
-    assert (read.base, read.kind()) == (base, kind)
+    assert (read.base, read.kind(), read.where) == (base, kind, where)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ def test_tree_of_any_paths_holds_each_with_its_ancestors(paths: list[tuple[int, 
         assert tree.parents[i] < i
         of_node.append((*of_node[tree.parents[i]], tree.ranks[i]))
     assert sorted(of_node[1:]) == sorted(paths)
+    assert tree.paths == of_node[1:]
     assert tree.depths.tolist() == [len(path) for path in of_node]
     for i, j in itertools.product(range(tree.num_nodes), repeat=2):
         assert bool(tree.mask[i, j]) == (of_node[i][: len(of_node[j])] == of_node[j])
