@@ -201,6 +201,7 @@ TENSORS: dict[str, tuple[Change, str]] = {
     "fc": (lambda t: t.pop("fc.weight"), "fc.weight missing"),
     "attention": (lambda t: t.pop("midlayer.self_attn.v_proj.weight"), "layers.0.self_attn.v_proj.weight missing"),
     "key projection": (lambda t: t.pop("midlayer.self_attn.k_proj.weight"), "k_proj.weight is missing"),
+    "gate": (lambda t: t.pop("midlayer.mlp.gate_proj.weight"), "gate_proj.weight is missing"),
     "norm": (lambda t: t.pop("midlayer.hidden_norm.weight"), "layers.0.hidden_norm.weight missing"),
     "head": (lambda t: t.pop("lm_head.weight"), "lm_head.weight missing"),
     "half of the norms": (lambda t: t.update({"fc_norm.0.weight": torch.ones(32)}), "fc_norm.1.weight, fc_norm.2"),

@@ -56,6 +56,12 @@ def test_offsets_that_could_be_absolute_are_taken_with_a_warning(tmp_path: Path)
     assert any("could be absolute" in warning for warning in read_draft(tmp_path, target_spec()).warnings)
 
 
+@pytest.mark.parametrize("write", [write_modelopt_draft, write_specforge_draft])
+def test_sound_offsets_are_taken_without_a_warning(write: Callable[[Path], Any], tmp_path: Path) -> None:
+    write(tmp_path)
+    assert not [warning for warning in read_draft(tmp_path, target_spec()).warnings if "d2t" in warning]
+
+
 def test_a_map_that_was_never_filled_in_is_warned_of(tmp_path: Path) -> None:
     write_specforge_draft(tmp_path)
     _edit(tmp_path, lambda t: t.update(d2t=torch.zeros(24, dtype=torch.long), t2d=torch.ones(96, dtype=torch.bool)))

@@ -29,6 +29,8 @@ SCALED: dict[str, list[dict[str, Any]]] = {
         {"factor": 4.0, "original_max_position_embeddings": 300, "mscale": 0.707},
         {"factor": 4.0, "original_max_position_embeddings": 1024, "mscale_all_dim": 0.5},
         {"factor": 1.0, "original_max_position_embeddings": 256, "mscale": 2.0, "mscale_all_dim": 1.0},
+        {"factor": 4.0, "original_max_position_embeddings": 64},  # the ramp begins below the first dimension
+        {"factor": 2.0, "original_max_position_embeddings": 2**31, "beta_fast": 1e5},  # and ends past the last one
         {"factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 8, "beta_slow": 2},
         {"factor": 2.0, "original_max_position_embeddings": 512, "attention_factor": 1.25, "truncate": False},
     ],

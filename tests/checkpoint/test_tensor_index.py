@@ -130,6 +130,14 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "wrong size": (lambda f: _raw(f, {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, b"1234"), "agree"),
     "unknown type": (lambda f: _raw(f, {"a": {"dtype": "F3", "shape": [1], "data_offsets": [0, 4]}}, b"1234"), "agree"),
     "negative shape": (lambda f: _raw(f, {"a": {"dtype": "U8", "shape": [-1], "data_offsets": [0, 1]}}, b"1"), "agree"),
+    "negative shape of the right size": (
+        lambda f: _raw(f, {"a": {"dtype": "U8", "shape": [-1, -1], "data_offsets": [0, 1]}}, b"1"),
+        "agree",
+    ),
+    "words as shape": (
+        lambda f: _raw(f, {"a": {"dtype": "U8", "shape": ["1"], "data_offsets": [0, 1]}}, b"1"),
+        "agree",
+    ),
     "two files, one name": (lambda f: (_file(f), _file(f, name="other.safetensors")), "stands in both"),
     "index is no index": (lambda f: _index(f, b"[]"), "not a safetensors index"),
     "index names no shard": (lambda f: _index(f, {"a": "gone.safetensors"}), "gone.safetensors is not there"),

@@ -60,7 +60,7 @@ def _meaning(facts: Facts, stored: Ids, vocab: int) -> str:
     ids = stored + np.arange(len(stored))
     t2d = facts.files.tensors.get("t2d")
     kept = np.flatnonzero(read_integers(t2d)) if t2d is not None else None
-    if kept is not None and len(kept) == len(stored):
+    if kept is not None:
         if np.array_equal(kept, ids):
             return "offset"
         if np.array_equal(kept, stored):
