@@ -62,6 +62,17 @@ def test_sound_offsets_are_taken_without_a_warning(write: Callable[[Path], Any],
     assert not [warning for warning in read_draft(tmp_path, target_spec()).warnings if "d2t" in warning]
 
 
+def test_offsets_that_begin_with_zeros_and_a_whole_vocabulary_of_zeros_are_no_cause_for_a_warning(
+    tmp_path: Path,
+) -> None:
+    write_modelopt_draft(tmp_path / "some")
+    _edit(tmp_path / "some", lambda t: t.update(d2t=torch.arange(24) // 2))
+    write_modelopt_draft(tmp_path / "all", Geometry(draft_vocab=96))
+    _edit(tmp_path / "all", lambda t: t.update(d2t=torch.zeros(96, dtype=torch.long)))
+    for name in ("some", "all"):
+        assert not [warning for warning in read_draft(tmp_path / name, target_spec()).warnings if "d2t" in warning]
+
+
 def test_a_map_that_was_never_filled_in_is_warned_of(tmp_path: Path) -> None:
     write_specforge_draft(tmp_path)
     _edit(tmp_path, lambda t: t.update(d2t=torch.zeros(24, dtype=torch.long), t2d=torch.ones(96, dtype=torch.bool)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize as hf_fit_image
 
@@ -40,6 +40,10 @@ def test_image_size_equals_hf(height: int, width: int) -> None:
 
 @settings(deadline=None)
 @given(st.integers(1, 40), sides, sides)
+@example(2, 100, 100)  # between the bounds: such small ones are seldom drawn
+@example(3, 96, 130)
+@example(5, 64, 64)
+@example(4, 128, 128)  # at the upper bound
 def test_video_size_equals_hf(frames: int, height: int, width: int) -> None:
     try:
         expected = hf_fit_video(frames, height, width, CONFIG)
@@ -59,6 +63,21 @@ def test_capped_frame_stays_under_its_tokens() -> None:
     height, width = fit_video("video", 4, 1000, 1000, capped)
     assert height * width // capped.factor**2 <= 6
     assert fit_video("video", 4, 1000, 1000, replace(capped, max_frame_tokens=None)) == (992, 992)
+
+
+@pytest.mark.parametrize(
+    ("frames", "size", "tokens", "most", "expected"),
+    [
+        (4, (1000, 1500), 6, 10**8, (64, 96)),
+        (8, (1000, 1000), 100, 8 * 5120, (64, 64)),  # what all frames may have is less
+        (4, (1000, 1000), 1, 10**8, (64, 64)),  # never under the lower bound
+        (4, (64, 96), 100, 10**8, (64, 96)),
+    ],
+)
+def test_capped_frame_is_as_large_as_its_tokens_let_it(
+    frames: int, size: tuple[int, int], tokens: int, most: int, expected: tuple[int, int]
+) -> None:
+    assert fit_video("video", frames, *size, replace(CONFIG, max_pixels=most, max_frame_tokens=tokens)) == expected
 
 
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 201), (402, 2)])
