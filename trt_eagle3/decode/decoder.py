@@ -321,6 +321,6 @@ def _widened(proposal: Proposal | None, rows: Sequence[int], sequences: Sequence
     )
     fields = {}
     for name, theirs in vars(proposal).items():
-        ours = getattr(alone, name).to(theirs.device, copy=True, non_blocking=True).contiguous()
+        ours = getattr(alone, name).to(theirs.device, non_blocking=True).contiguous()
         fields[name] = ours.index_copy(0, index.to(theirs.device, non_blocking=True), theirs)
     return Proposal(**fields)
