@@ -54,8 +54,10 @@ def test_close_second_is_a_tie_of_a_coarse_type_only() -> None:
 
 
 def test_far_token_beside_a_close_second_is_a_failure() -> None:
-    _, (found,) = mismatches(checked((0, 1, 3)))
+    board, (found,) = mismatches(checked((0, 1, 3)))
     assert (found.verdict, found.got_margin) == ("failure", 7.0)
+    (failure,) = board.failures("tokens.plain")
+    assert (failure.value, failure.row, failure.detail) == (1, 5 + 2, "1 of 3 tokens, first at step 2")
 
 
 def test_speculative_answer_is_held_against_the_plain_one() -> None:
