@@ -43,7 +43,7 @@ def test_exact_gate_has_the_largest_difference_its_row_and_how_many_differ(board
     board.add_exact("target.inputs_embeds", torch.empty(0, 3), torch.empty(0, 3), "a", "nothing")
     board.add_exact("target.inputs_embeds", torch.empty(0, 3), torch.empty(1, 3), "a", "shape")
     equal, other, shape = board.measurements["target.inputs_embeds"]
-    assert (equal.value, equal.detail) == (0.0, "")
+    assert (equal.value, equal.row, equal.detail) == (0.0, 0, "")
     assert (other.value, other.row, other.detail) == (2.0, 13, "2 of 4 rows differ")
     assert (shape.value, shape.detail) == (math.inf, "expected shape [1, 3], got [0, 3]")
     assert board.failures("target.inputs_embeds") == [other, shape]
