@@ -100,6 +100,16 @@ def test_parts_of_a_rope_are_overridden(rope: dict[str, Any], expected: RopeSpec
     assert manifest.positions == ("temporal" if expected.layout == "1d" else "3d")
 
 
+def test_rope_of_another_kind_takes_no_number_of_the_configs_own(tmp_path: Path) -> None:
+    """A factor means another thing of every kind."""
+    write_specforge_draft(tmp_path, rope={"rope_type": "linear", "factor": 8.0})
+    assert read_draft(tmp_path, target_spec(), {"rope": {"base": 1e4}}).rope.parameters == {"factor": 8.0}
+    with pytest.raises(UserError, match="needs factor"):
+        read_draft(tmp_path, target_spec(), {"rope": {"kind": "dynamic"}})
+    found = read_draft(tmp_path, target_spec(), {"rope": {"kind": "dynamic", "factor": 2.0}})
+    assert found.rope.parameters == {"factor": 2.0}
+
+
 def test_a_1d_rope_over_an_mrope_has_no_sections(tmp_path: Path) -> None:
     rope = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [4, 2, 2]}
     write_angelslim_draft(tmp_path, rope=rope)
