@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.decode.bundle import config_of, save_pair
-from tests.parity.conftest import without
+from tests.parity.conftest import inspect, without
 from tests.tiny import build_tiny
-from trt_eagle3.parity import sampling_check
+from trt_eagle3.parity import answers, sampling_check
 from trt_eagle3.parity.board import GATES
 from trt_eagle3.parity.record import RecordingEngine
 from trt_eagle3.parity.run import Validation
@@ -120,6 +120,23 @@ def test_tiny_pair_passes_on_every_backend(backend: str, tmp_path: Path, monkeyp
     found = Validation(engine).run(cases, 8, *read_sources(engine))
     assert found.diagnosis is None
     assert set(GATES) - found.board.measurements.keys() == set()
+
+
+def test_pair_of_a_large_vocabulary_passes_by_some_columns_of_its_logits(
+    tree_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of every real target: all logits of its verify passes would be too many to keep."""
+    monkeypatch.setattr(answers, "_MAX_LOGITS", 1000)
+    monkeypatch.setattr(answers, "_KEPT_COLUMNS", 50)
+    engine = RecordingEngine(tree_bundle)
+    kept = answers.kept_columns(engine)
+    assert kept is not None
+    assert len(set(kept.tolist())) == 50
+    found = inspect(engine, monkeypatch, looks=("batch",))
+    assert found.diagnosis is None
+    for gate in ("verify.logits", "batch.logits"):
+        assert found.board.measurements[gate]
+        assert not found.board.failures(gate)
 
 
 @settings(max_examples=20)
