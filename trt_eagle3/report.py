@@ -94,14 +94,17 @@ def _plain(value: object) -> str:
 
 
 def build(result: BuildReport) -> dict[str, Any]:
-    """What ``build --json`` prints; ``engines`` for TensorRT alone."""
+    """What ``build --json`` prints; ``engines`` for TensorRT alone, with the ``script`` that is left to run, if any."""
     printed = {
         "bundle": str(result.path),
         "num_bytes": result.num_bytes,
         "seconds": dict(result.seconds),
         "weights": list(result.placed),
     }
-    return printed if result.engines is None else {**printed, "engines": dataclasses.asdict(result.engines)}
+    if result.engines is None:
+        return printed
+    script = str(result.path / BUILD_SCRIPT) if result.engines.missing else None
+    return {**printed, "engines": {**dataclasses.asdict(result.engines), "script": script}}
 
 
 def build_lines(result: BuildReport) -> list[str]:

@@ -25,6 +25,7 @@ from trt_eagle3.engine.tensorrt_facts import EngineFolder
 from trt_eagle3.engine.tensorrt_profiles import TreeSizes, graph_profiles
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.pipeline import STAGES, build
+from trt_eagle3.report import build as report_json
 
 GRAPHS = ("target", "vision", "fuse", "draft")
 ENGINE: dict[str, object] = {"backend": "tensorrt", "device": "cuda", "dtype": "float16", "residual": "float32"}
@@ -48,8 +49,8 @@ def test_build_without_tensorrt_has_all_but_the_engines(tmp_path: Path) -> None:
     config = tiny_config(engine=ENGINE)
     report = build(config, output=tmp_path, progress=seen.append)
     assert seen == list(STAGES)
-    assert report.engines is not None
-    assert report.engines.missing == "TensorRT: not here."
+    printed = report_json(report)["engines"]
+    assert printed == {"built": {}, "missing": "TensorRT: not here.", "script": str(report.path / BUILD_SCRIPT)}
     for graph in GRAPHS:
         assert (report.path / graph / "onnx" / "model.onnx").is_file()
         assert (report.path / graph / "onnx" / "weights.bin").is_file()
