@@ -151,8 +151,9 @@ class Pair:
         cache = KVCache(text.num_layers, text.num_kv_heads, text.head_dim, NUM_PAGES * PAGE_SIZE, torch.float32)
         runner = RecordingTarget(self.sessions["target"], cache, self.tables[0], self.target.spec.num_deepstack)
         runner.recorder = recorder
-        limits = {"max_seq_len": max_seq_len, "prefill_chunk": PREFILL_CHUNK}
-        return Decoder(runner, drafting, **limits, fixed_shapes=fixed_shapes)
+        return Decoder(
+            runner, drafting, max_seq_len=max_seq_len, prefill_chunk=PREFILL_CHUNK, fixed_shapes=fixed_shapes
+        )
 
     def drafting(self, recorder: Recorder, **changes: Any) -> Drafting:
         """``changes``: fields in which the decoder is told a wrong manifest."""

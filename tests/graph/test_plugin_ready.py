@@ -168,6 +168,7 @@ def test_weights_are_of_the_engines_type_and_fused(tmp_path: Path) -> None:
     qkv = next(w for w in ready.weights if w.name == "layers.0.self_attn.qkv.weight")
     assert qkv.shape == (8 * 64, 256)
     assert len(qkv.parts) == 3
+    assert [p.name for p in qkv.parts] == [f"model.language_model.layers.0.self_attn.{x}_proj.weight" for x in "qkv"]
     written(ready, tmp_path)
     assert not any(
         reference_location(next(iter(read_target(TARGET).tensors.values()))) in w.name for w in ready.weights

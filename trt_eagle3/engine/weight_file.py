@@ -37,8 +37,7 @@ def write_weights(ready: PluginReady, root: Path, file: Path) -> None:
         for weight in ready.weights:
             stream.seek(ready.offsets[weight.name])
             for part in weight.parts:
-                name = part.name.rpartition(":")[2]  # a graph knows a weight by its file too
-                source = _Source(name, root / part.location, part.offset, part.num_bytes, _TORCH_TYPES[part.dtype])
+                source = _Source(part.name, root / part.location, part.offset, part.num_bytes, _TORCH_TYPES[part.dtype])
                 stream.writelines(map(_raw, source.converted(_TORCH_TYPES[weight.dtype], part.scale)))
 
 

@@ -260,7 +260,8 @@ def _compute_type(model: onnx.ModelProto) -> int:
 def _part(proto: TensorProto) -> Part:
     place = {entry.key: entry.value for entry in proto.external_data}
     offset, length = int(place["offset"]), int(place["length"])
-    return Part(proto.name, place["location"], offset, length, proto.data_type, tuple(proto.dims))
+    name = proto.name.removeprefix(f"{place['location']}:")  # a graph knows a weight by its file too
+    return Part(name, place["location"], offset, length, proto.data_type, tuple(proto.dims))
 
 
 def _cast(proto: TensorProto, name: str, dtype: int) -> TensorProto:

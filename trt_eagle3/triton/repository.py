@@ -107,11 +107,11 @@ def deploy(
     check_launchers(repository)
     libraries = find_libraries(record.config.engine)
     placed = _write_model(folder, model, bundle, parameters, libraries, environment)
-    files = write_launchers(repository, (*others, model), image)
-    notes = (*_notes(environment), *_unbuilt(record, folder), *_lacking(libraries), *unread)
-    return Deployment(
-        folder, name, files, model.num_bytes, placed, (*notes, *container_notes(repository, (*others, model)))
-    )
+    models = (*others, model)
+    files = write_launchers(repository, models, image)
+    notes = [*_notes(environment), *_unbuilt(record, folder), *_lacking(libraries), *unread]
+    notes += container_notes(repository, models)
+    return Deployment(folder, name, files, model.num_bytes, placed, tuple(notes))
 
 
 def _write_model(
