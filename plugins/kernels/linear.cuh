@@ -1,4 +1,5 @@
-// Linear: y = x . W^T for at most 16 tokens, where reading W is all the time there is.
+// Linear: y = x . W^T for a few tokens, where reading W is all the time there is. This file: up to 16 tokens whose part
+// of x fits into shared memory; linear_wide.cuh: the others, up to 64.
 //
 // Idea: each lane loads the 16-byte pieces of W that it multiplies straight into registers (both operands of a product
 // may be permuted alike along K), two spans ahead, so 64 to 128 KiB a multiprocessor are on their way at any time and
@@ -17,6 +18,7 @@
 
 #include "chip.cuh"
 #include "common.cuh"
+#include "linear_wide.cuh"
 
 namespace trt_eagle3 {
 
@@ -338,7 +340,9 @@ cudaError_t run_linear(const LinearParams& p, const Chip& chip, cudaStream_t str
   int size = 1;  // chosen as for the most tokens, so that all are added alike
   while (size < largest && linear_bytes<kTiles>(Shared::MaxTokens, p.inner, size) > kLinearSharedBytes) size *= 2;
   const int bytes = linear_bytes<kTiles>(p.num_rows, p.inner, size);
-  if (bytes > std::min(kLinearSharedBytes, chip.shared_bytes)) return cudaErrorNotSupported;
+  // Where linear_wide.cuh computes what does not fit, it computes any number of tokens of which the most would not.
+  const int most = has_wgmma(chip) ? linear_bytes<kTiles>(Shared::MaxTokens, p.inner, size) : bytes;
+  if (most > std::min(kLinearSharedBytes, chip.shared_bytes)) return cudaErrorNotSupported;
   const int slot = size > 1 ? size * p.num_rows * kLinearRows * 4 : 0;
   const int slots = slot == 0 ? 1 : std::min(kLinearMaxSlots, (chip.shared_bytes - bytes) / slot);
   if (slots == 0) return cudaErrorNotSupported;
@@ -361,7 +365,9 @@ cudaError_t launch_linear(const LinearParams& p, cudaStream_t stream) {
     Chip chip;
     if (const cudaError_t error = Chip::current(&chip); error != cudaSuccess) return error;
     if (p.num_rows > kMaxLinearRows || p.inner % 32 != 0) return cudaErrorNotSupported;
-    return p.num_rows <= 8 ? run_linear<T, 1>(p, chip, stream) : run_linear<T, 2>(p, chip, stream);
+    if (p.num_rows <= 8) return run_linear<T, 1>(p, chip, stream);
+    const cudaError_t error = p.num_rows <= 16 ? run_linear<T, 2>(p, chip, stream) : cudaErrorNotSupported;
+    return error != cudaErrorNotSupported ? error : launch_linear_wide<T>(p, chip, stream);
   }
 }
 

@@ -128,7 +128,7 @@ cudaError_t linear(const LinearParams& params, cudaStream_t stream);
 cudaError_t kv_move(const KVMoveParams& params, cudaStream_t stream);
 
 // Most rows of x that linear() takes.
-constexpr int32_t kMaxLinearRows = 16;
+constexpr int32_t kMaxLinearRows = 64;
 
 // Most moves of one launch (all rows of the batch together): a column of all of them is held in shared memory.
 constexpr int32_t kMaxKVMoves = 2048;

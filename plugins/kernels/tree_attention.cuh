@@ -76,24 +76,22 @@ __global__ void __launch_bounds__(Tile::Threads) tree_attention_kernel(const Tre
   extern __shared__ __align__(1024) char shared[];
   const bool early = p.settled != 0;
   if (!early) wait_for_previous();
-  const int split = blockIdx.x;
-  const int num_splits = gridDim.x;
+  const int split = blockIdx.x, num_splits = gridDim.x;
   const int tile = gridDim.z - 1 - blockIdx.z;  // the longest causal rows first
   TreeBlock b = tree_rows<Tile>(p, blockIdx.y, tile);
   // Where the first tiles lie, the lengths, the new tokens and the mask: asked for together. Where the cache is
   // settled, also the first tiles themselves, before the new tokens are there.
   int first_slots[Tile::Stages];
-#pragma unroll
-  for (int stage = 0; stage < Tile::Stages; ++stage) {
-    const int worker = split * Tile::Groups + threadIdx.x / Tile::GroupThreads;
+  const auto find_slot = [&](int stage, int stride) {
+    const int worker = (split + stage * stride) * Tile::Groups + threadIdx.x / Tile::GroupThreads;
     const int row = threadIdx.x % Tile::GroupThreads;
-    const int place = (worker + stage * num_splits * Tile::Groups) * Tile::Tokens + row;
-    first_slots[stage] = row < Tile::Tokens ? locate(p, b.sequence, place) : 0;
-  }
+    first_slots[stage] = row < Tile::Tokens ? locate(p, b.sequence, worker * Tile::Tokens + row) : 0;
+  };
+  find_slot(0, 0);
   const int past = p.past_lengths[b.sequence], queries = p.query_lengths[b.sequence];
   NewTokens<Tile> tokens;
   const auto read_new = [&] {
-    if (p.written == 0) tokens.read(p, b, split, num_splits, threadIdx.x);
+    if (p.written == 0) tokens.read(p, b, threadIdx.x);
     pack_mask<Tile>(p, b, reinterpret_cast<uint32_t*>(shared + Tile::MaskOffset));
   };
   if (!early) read_new();
@@ -108,8 +106,19 @@ __global__ void __launch_bounds__(Tile::Threads) tree_attention_kernel(const Tre
     }
     return;
   }
+  const int in_use = splits_in_use<Tile>(b, num_splits);
+  if (split >= in_use) {  // but for its share of the new tokens there is nothing to do
+    if (early) {
+      wait_for_previous();
+      read_new();
+    }
+    if (p.written == 0) tokens.write(p, b);
+    return;
+  }
+#pragma unroll
+  for (int stage = 1; stage < Tile::Stages; ++stage) find_slot(stage, in_use);
   attend<Tile>(
-      p, b, split, num_splits, first_slots, shared,
+      p, b, split, in_use, first_slots, shared,
       [&] {
         if (!early) return;
         wait_for_previous();
@@ -156,13 +165,14 @@ __global__ void __launch_bounds__(256)
   }
   if (row >= b.rows || token_of(p, b.row0) >= b.queries) return;
   const int64_t first = (static_cast<int64_t>(blockIdx.y) * gridDim.z + blockIdx.z) * num_splits;
+  const int in_use = splits_in_use<Tile>(b, num_splits);
   const float* parts = workspace + first * kWorkspacePart<Tile>;
   Merged m{};
   m.limit.x = -INFINITY;
 #pragma unroll 1
-  for (int done = 0; done < num_splits; done += kMergedAtOnce, parts += kMergedAtOnce * kWorkspacePart<Tile>) {
+  for (int done = 0; done < in_use; done += kMergedAtOnce, parts += kMergedAtOnce * kWorkspacePart<Tile>) {
     const Merged more = merge<kMergedAtOnce>(
-        min(num_splits - done, kMergedAtOnce),
+        min(in_use - done, kMergedAtOnce),
         [&](int split) {
           return reinterpret_cast<const float2*>(parts + split * kWorkspacePart<Tile> + Tile::Rows * Tile::D)[row];
         },

@@ -39,6 +39,14 @@ __device__ __forceinline__ void set_lengths(const TreeAttentionParams& p, TreeBl
   b.cached = p.written != 0 ? min(b.first_new + b.queries, p.pages_per_row * p.page_size) : b.first_new;
 }
 
+// How many of a launch's splits take part in a block's rows. A launch is planned for as many slots as the page table has;
+// what a sequence fills of them is cut so that no split takes more rounds than it must, and no more parts are merged.
+template <typename Tile>
+__device__ __forceinline__ int splits_in_use(const TreeBlock& b, int num_splits) {
+  const int rounds = max(1, ceil_div(b.kv_end, Tile::Tokens * Tile::Groups));
+  return ceil_div(rounds, ceil_div(rounds, num_splits));
+}
+
 // Cache slot of slot `place` of a sequence. Needs no lengths: a block's first lookups need not wait for those.
 __device__ __forceinline__ int locate(const TreeAttentionParams& p, int sequence, int place) {
   const int index = p.page_shift >= 0 ? place >> p.page_shift : place / p.page_size;
@@ -91,7 +99,7 @@ __device__ __forceinline__ void load_mixed(const TreeAttentionParams& p, const T
   }
 }
 
-// Writes the new tokens whose first row is one of this block's; the splits of these rows share them. A thread reads its
+// Writes the new tokens whose first row is one of this block's; all splits of these rows share them. A thread reads its
 // first 16 bytes early and stores them late, so that nobody waits for either.
 template <typename Tile>
 struct NewTokens {
@@ -99,9 +107,8 @@ struct NewTokens {
   uint4 key, value;
 
   // Element `i` of the split's share: a 16-byte piece of a token.
-  __device__ __forceinline__ void read(const TreeAttentionParams& p, const TreeBlock& b, int split, int num_splits,
-                                       int i) {
-    token = token_of(p, b.row0 + b.group - 1) + split + i / Tile::Chunks * num_splits;
+  __device__ __forceinline__ void read(const TreeAttentionParams& p, const TreeBlock& b, int i) {
+    token = token_of(p, b.row0 + b.group - 1) + blockIdx.x + i / Tile::Chunks * gridDim.x;
     column = b.kv_head * Tile::D * 2 + i % Tile::Chunks * 16;
     if (token >= min(token_of(p, b.row0 + b.rows + b.group - 1), p.num_new)) token = INT32_MAX;
     if (token == INT32_MAX) return;
@@ -120,9 +127,9 @@ struct NewTokens {
   }
 
   // Stores this piece, then the thread's others.
-  __device__ __forceinline__ void write(const TreeAttentionParams& p, const TreeBlock& b, int split, int num_splits) {
+  __device__ __forceinline__ void write(const TreeAttentionParams& p, const TreeBlock& b) {
 #pragma unroll 1
-    for (int i = threadIdx.x; token != INT32_MAX; read(p, b, split, num_splits, i)) {
+    for (int i = threadIdx.x; token != INT32_MAX; read(p, b, i)) {
       store(p, b);
       i += Tile::Threads;
     }

@@ -9,33 +9,24 @@
 namespace trt_eagle3 {
 
 // Configurations per head_dim. Small: up to 16 rows, a warp per tile. Wide: 64 rows by mma.sync. With two stages both
-// fit the 99 KiB of SM89. Hopper64, Hopper128: 64 and 128 rows by wgmma. Two blocks of HopperSmall or Hopper64 find
-// room on a multiprocessor, for batches.
+// fit the 99 KiB of SM89. Hopper64, Hopper128: 64 and 128 rows by wgmma. HopperSmall and Hopper64 have eight warps to keep
+// a multiprocessor's memory busy, in about what kSharedCarveout gives it.
 template <typename T, int kD>
 struct TreeTiles {
   using Small = TreeTile<T, kD, 1, 4, 16, kD == 64 ? 4 : kD == 96 ? 3 : 2, Math::kMma>;
   using Wide = TreeTile<T, kD, 4, 1, 64, 2, Math::kMma>;
-  using HopperSmall = TreeTile<T, kD, 1, 4, 16, kD == 64 ? 6 : kD == 96 ? 4 : 3, Math::kMma>;
-  using Hopper64 = TreeTile<T, kD, 4, 1, 64, 3, Math::kWgmma>;
+  using HopperSmall = TreeTile<T, kD, 1, 8, 16, kD == 64 ? 4 : 2, Math::kMma>;
+  using Hopper64 = TreeTile<T, kD, 4, 2, 64, kD == 64 ? 4 : 2, Math::kWgmma>;
   using Hopper128 = TreeTile<T, kD, 8, 1, 128, 2, Math::kWgmma>;
 };
 template <typename T>
 struct TreeTiles<T, 256> {
   using Small = TreeTile<T, 256, 1, 2, 16, 2, Math::kMma>;
   using Wide = TreeTile<T, 256, 4, 1, 32, 2, Math::kMma>;
-  using HopperSmall = TreeTile<T, 256, 1, 2, 16, 3, Math::kMma>;
+  using HopperSmall = TreeTile<T, 256, 1, 4, 16, 2, Math::kMma>;
   using Hopper64 = TreeTile<T, 256, 4, 1, 64, 2, Math::kWgmma>;
   using Hopper128 = TreeTile<T, 256, 8, 1, 64, 2, Math::kWgmma>;
 };
-
-// wgmma exists where SM90a code was built, on the chips that it was built for.
-inline bool has_wgmma(const Chip& chip) {
-#ifdef TRT_EAGLE3_SM90A
-  return chip.major == 9;
-#else
-  return false;
-#endif
-}
 
 // A block's shared memory: the configuration's, and the packed mask of the tokens that its rows can touch.
 template <typename Tile>
@@ -61,7 +52,8 @@ TreePlan plan_tree(const TreeAttentionParams& p, const Chip& chip) {
   const int64_t slots = static_cast<int64_t>(p.pages_per_row) * p.page_size;
   const int64_t tiles = std::max<int64_t>(1, (slots + Tile::Tokens - 1) / Tile::Tokens / Tile::Groups);
   const int64_t units = std::max<int64_t>(1, static_cast<int64_t>(p.batch) * p.num_kv_heads * plan.row_tiles);
-  const int blocks_per_sm = shared_bytes<Tile>(p) * 2 <= 226 * 1024 && Tile::Rows <= 64 ? 2 : 1;
+  const int room = chip.major >= 9 ? chip.shared_bytes * kSharedCarveout / 100 : chip.shared_bytes;
+  const int blocks_per_sm = shared_bytes<Tile>(p) * 2 <= room ? 2 : 1;
   const int64_t wanted = p.num_splits > 0 ? p.num_splits : chip.sms * blocks_per_sm / units;
   plan.splits = static_cast<int>(std::max<int64_t>(1, std::min<int64_t>({wanted, tiles, kMaxSplits})));
   plan.workspace_bytes = 0;

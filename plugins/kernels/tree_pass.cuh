@@ -183,7 +183,7 @@ __device__ __forceinline__ void attend(const TreeAttentionParams& p, const TreeB
   }
   copy_async_wait<Tile::Stages - 2>();
   __syncthreads();  // the queries and the mask are there
-  if (p.written == 0) tokens.write(p, b, split, num_splits);
+  if (p.written == 0) tokens.write(p, b);
 
   uint32_t query[Tile::Wgmma ? 1 : Tile::D / 16][4];
   if constexpr (!Tile::Wgmma) {

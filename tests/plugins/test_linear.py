@@ -26,6 +26,7 @@ SHAPES = [  # N, K
     (4096, 12288),
     (5120, 25600),
     (32000, 4096),
+    (9001, 4096),  # no multiple of anything, and enough for products of 17 and more tokens
 ]
 
 
@@ -54,7 +55,7 @@ def worst_error(y: Tensor, reference: Tensor) -> float:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("rows", [1, 2, 8, 9, 16])
+@pytest.mark.parametrize("rows", [1, 2, 8, 9, 16, 17, 33, 64])
 @pytest.mark.parametrize("settled", [False, True])
 def test_linear_matches_float64(
     rows: int, shape: tuple[int, int], dtype: torch.dtype, settled: bool, cuda: torch.device
@@ -85,6 +86,9 @@ def test_linear_of_a_token_does_not_depend_on_the_others(cuda: torch.device) -> 
         ((6144, 4096), 16, (1, 3, 8, 9)),
         ((4096, 12288), 8, (1, 3, 6)),
         ((64, 8192), 16, (9, 12)),
+        ((4096, 12288), 16, (9, 12)),  # x of more than 8 tokens does not fit
+        ((4096, 12288), 64, (17, 33)),
+        ((24576, 4096), 64, (17, 33)),
     ):
         x, weight = draw(most, shape, torch.bfloat16, cuda)
         together = run(x, weight)
@@ -92,17 +96,21 @@ def test_linear_of_a_token_does_not_depend_on_the_others(cuda: torch.device) -> 
             assert torch.equal(run(x[:rows].contiguous(), weight), together[:rows])
 
 
-def test_linear_gives_the_same_bits_on_ten_runs(cuda: torch.device) -> None:
-    x, weight = draw(6, (4096, 12288), torch.bfloat16, cuda)
+@pytest.mark.parametrize("rows", [6, 16, 64])
+def test_linear_gives_the_same_bits_on_ten_runs(rows: int, cuda: torch.device) -> None:
+    x, weight = draw(rows, (4096, 12288), torch.bfloat16, cuda)
     first = run(x, weight)
     for _ in range(9):
         assert torch.equal(run(x, weight), first)
 
 
-def test_a_chain_of_launches_that_overlap_gives_what_one_by_one_gives(cuda: torch.device) -> None:
+@pytest.mark.parametrize(("rows", "width"), [(6, 4096), (33, 6144), (33, 9216)])
+def test_a_chain_of_launches_that_overlap_gives_what_one_by_one_gives(
+    rows: int, width: int, cuda: torch.device
+) -> None:
     """Each launch reads what the one before writes, and its own settled weight early."""
-    x, _ = draw(6, (16, 4096), torch.bfloat16, cuda)
-    weights = [torch.randn(4096, 4096, device=cuda).to(torch.bfloat16) / 64 for _ in range(12)]
+    x, _ = draw(rows, (16, width), torch.bfloat16, cuda)
+    weights = [torch.randn(width, width, device=cuda).to(torch.bfloat16) / width**0.5 for _ in range(12)]
     torch.cuda.synchronize()
 
     check_overlap(x, [partial(capi.linear, weight=weight, settled=True) for weight in weights])
@@ -115,8 +123,8 @@ def test_linear_says_what_it_does_not_compute(cuda: torch.device) -> None:
     with pytest.raises(NotImplementedError):
         capi.linear(x[:, :32].float().contiguous(), x[:, :32].float().contiguous())
     with pytest.raises(NotImplementedError):
-        capi.linear(torch.zeros(17, 32, device=cuda, dtype=torch.bfloat16), x[:, :32].contiguous())
-    with pytest.raises(NotImplementedError):  # x would not fit beside
-        capi.linear(*(torch.zeros(rows, 25600, device=cuda, dtype=torch.bfloat16) for rows in (16, 1)))
+        capi.linear(torch.zeros(65, 32, device=cuda, dtype=torch.bfloat16), x[:, :32].contiguous())
+    with pytest.raises(NotImplementedError):  # x does not fit beside, and K is no multiple of 128
+        capi.linear(*(torch.zeros(rows, 25632, device=cuda, dtype=torch.bfloat16) for rows in (16, 1)))
     with pytest.raises(ValueError, match="weight: expected"):
         capi.linear(x, torch.zeros(3, 32, device=cuda, dtype=torch.bfloat16))

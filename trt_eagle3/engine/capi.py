@@ -37,7 +37,7 @@ __all__ = [
 
 LIBRARY_VARIABLE = "TRT_EAGLE3_CAPI"
 MAX_KV_MOVES = 2048  # rows of one ``kv_move``
-MAX_LINEAR_ROWS = 16  # of ``x`` in ``linear``
+MAX_LINEAR_ROWS = 64  # of ``x`` in ``linear``
 _LIBRARY_NAME = "libtrt_eagle3_capi.so"
 _ABI_VERSION = 2
 _MAX_RANK = 4
