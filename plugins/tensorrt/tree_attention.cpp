@@ -13,7 +13,7 @@
 namespace trt_eagle3 {
 namespace {
 
-enum { kNumHeads, kNumKVHeads, kPageSize, kScale, kComputeType };
+enum { kNumHeads, kNumKVHeads, kPageSize, kScale, kComputeType, kSettled };
 enum { kQ, kK, kV, kKCache, kVCache, kPastLengths, kQueryLengths, kPageTable, kTreeMask, kNumInputs };
 
 constexpr size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
@@ -66,7 +66,8 @@ class TreeAttention final : public Description {
                      {"num_kv_heads", false, true},
                      {"page_size", false, true},
                      {"scale", true, true},
-                     {"compute_type", false, false}},
+                     {"compute_type", false, false},
+                     {"settled", false, false}},
                     {{"q", 2},
                      {"k", 2},
                      {"v", 2},
@@ -174,8 +175,11 @@ class TreeAttention final : public Description {
     args.out = output_of(call, 0);
     args.page_size = v[kPageSize].integer;
     args.scale = v[kScale].real;
-    // settled stays 0: these inputs are older than the engine's first launch, but a builder may put a copy of one
-    // (lengths, pages, a cache) right before this launch, and nothing says here whether it did.
+    // Caches, lengths and pages are older than the engine's first launch, but a builder may put a copy of one right
+    // before this launch, and nothing says here whether it did: whoever made the engine has looked, and says so by this
+    // attribute. While building, and where the caches are copied below, they are not.
+    args.settled = v[kSettled].integer != 0 && !call.building && call.in[kKCache] == call.out[1] &&
+                   call.in[kVCache] == call.out[2];
     Check check(name);
     check.that(args.q.shape[1] == v[kNumHeads].integer * args.k_cache.shape[2] &&
                    args.k_cache.shape[1] == v[kNumKVHeads].integer,

@@ -24,6 +24,7 @@ from trt_eagle3.engine.session import open_session
 from trt_eagle3.engine.tensorrt_facts import EngineFolder
 from trt_eagle3.engine.tensorrt_profiles import TreeSizes, graph_profiles
 from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.graph.ops import OPS
 from trt_eagle3.pipeline import STAGES, build
 from trt_eagle3.report import build as report_json
 
@@ -289,6 +290,23 @@ def test_engine_that_copies_a_weight_of_linear_is_refused(
         return
     with pytest.raises(UserError, match=r"copies weight at every step.*Set engine\.tensorrt\.linear: tensorrt"):
         build(tiny_config(engine=ENGINE, draft=None), output=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("copied", "early"), [("past_lengths", [1, None]), ("k_cache", [1, None]), ("q", [1]), (None, [1])]
+)
+def test_attention_reads_early_unless_the_engine_copies_what_it_would_read(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copied: str | None, early: list[int | None]
+) -> None:
+    copy = {"Name": "copy", "LayerType": "Reformat", "Inputs": [], "Outputs": [{"Name": copied}]}
+    inputs = [{"Name": name} for name in OPS["TreeAttention"].inputs[""]]
+    attention = {"Name": "layers.0/TreeAttention", "LayerType": "PluginV2", "Inputs": inputs, "Outputs": []}
+    monkeypatch.setattr(fake, "LAYERS", [copy, attention])
+    trt = install("8.6.0")
+    build(tiny_config(engine=ENGINE, draft=None), output=tmp_path)
+    targets = [graph for graph in map(onnx.load_from_string, trt.seen.graphs) if graph.graph.name == "target"]
+    nodes = [next(n for n in graph.graph.node if n.op_type == "TreeAttention") for graph in targets]
+    assert [next((a.i for a in node.attribute if a.name == "settled"), None) for node in nodes] == early
 
 
 @pytest.mark.usefixtures("no_tensorrt")

@@ -36,7 +36,7 @@ from trt_eagle3.engine.tensorrt_build import Built, build_engine
 from trt_eagle3.engine.tensorrt_facts import ENGINE_FILE, machine_facts
 from trt_eagle3.engine.tensorrt_profiles import Profile, TreeSizes, graph_profiles
 from trt_eagle3.engine.tensorrt_versions import uses_linear
-from trt_eagle3.graph.plugin_ready import WEIGHTS_FILE, PluginReady, plugin_ready
+from trt_eagle3.graph.plugin_ready import WEIGHTS_FILE, PluginReady, plugin_ready, reading_early
 from trt_eagle3.graph.residual import Residual
 from trt_eagle3.graph.target import target_graph
 
@@ -107,7 +107,7 @@ def main(
         profiles = graph_profiles("target", model, config, TreeSizes(max(sizes), 1, max(sizes)), 2)
         chosen = profiles[:1] if generation_only else profiles
         _write_random(ready, folder / WEIGHTS_FILE)
-        graphs = {"plugins+Linear" if by_plugin else "plugins": (ready.model, chosen)}
+        graphs = {"plugins+Linear" if by_plugin else "plugins": (reading_early(ready.model), chosen)}
         if lowering:
             graphs["lowering"] = (lowered(plugin_ready(model).model, onnx.TensorProto.FLOAT16), profiles[:1])
         for kind, (graph, of_graph) in graphs.items():

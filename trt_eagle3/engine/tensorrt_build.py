@@ -31,15 +31,19 @@ from trt_eagle3.engine.tensorrt_versions import (
     strip_weights,
     tensorrt,
 )
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import TrtEagle3Error, UserError
 from trt_eagle3.graph.plugin_ops import PLUGINS
-from trt_eagle3.graph.plugin_ready import float32_nodes
+from trt_eagle3.graph.plugin_ready import float32_nodes, reads_early
 
-__all__ = ["INSPECTION_FILE", "Built", "build_engine"]
+__all__ = ["INSPECTION_FILE", "Built", "CopiesCacheError", "build_engine"]
 
 INSPECTION_FILE = "inspection.json"
 _LEVEL_OF_86 = 2  # level 3, TensorRT's default, took over four minutes for four layers there
 _FIX = "Check the config's limits, or lower engine.tensorrt.optimization_level."
+
+
+class CopiesCacheError(TrtEagle3Error):
+    """The engine copies at every step what its attention would read early."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ def build_engine(
     Raises:
         UserError: TensorRT refuses the graph or cannot build it, in its words.
         EnvironmentMissingError: the plugin library is not found or does not load.
+        CopiesCacheError: the graph is one of ``reading_early``, and TensorRT puts a copy in its way.
     """
     trt, messages = tensorrt(), log()
     check_dtype(config.dtype)
@@ -80,8 +85,8 @@ def build_engine(
     parser = trt.OnnxParser(network, messages.logger)
     if not parser.parse(onnx_file.read_bytes(), path=str(onnx_file)):
         _refuse(parser, onnx_file)
-    wide = float32_nodes(onnx.load(onnx_file, load_external_data=False))
-    settings = _settings(builder, network, profiles, config, wide)
+    model = onnx.load(onnx_file, load_external_data=False)
+    settings = _settings(builder, network, profiles, config, float32_nodes(model))
     _read_timing_cache(settings, timing_cache)
     show("timing kernels")
     with _interrupt_noted() as interrupted:
@@ -91,7 +96,7 @@ def build_engine(
         messages.fail(f"{onnx_file}: cannot build an engine", _FIX)
     write_file(engine_file, memoryview(plan))
     write_file(timing_cache, bytes(memoryview(settings.get_timing_cache().serialize())))
-    return _inspect(engine_file, plan, profiles, time.perf_counter() - start)
+    return _inspect(engine_file, plan, profiles, time.perf_counter() - start, reads_early(model))
 
 
 @contextmanager
@@ -156,7 +161,7 @@ def _read_timing_cache(settings: Any, file: Path) -> None:
     log().errors.clear()
 
 
-def _inspect(engine_file: Path, plan: Any, profiles: Sequence[Profile], seconds: float) -> Built:
+def _inspect(engine_file: Path, plan: Any, profiles: Sequence[Profile], seconds: float, early: bool) -> Built:
     """Write what the engine consists of beside it, and sum it up."""
     trt = tensorrt()
     engine = create_runtime().deserialize_cuda_engine(memoryview(plan))
@@ -165,7 +170,7 @@ def _inspect(engine_file: Path, plan: Any, profiles: Sequence[Profile], seconds:
     inspector = engine.create_engine_inspector()
     found = json.loads(inspector.get_engine_information(trt.LayerInformationFormat.JSON), strict=False)
     layers = found.get("Layers", []) if isinstance(found, dict) else []
-    _check_settled(engine_file, layers)
+    _check_settled(engine_file, layers, early)
     plugins = Counter(plugin for layer in layers if (plugin := _plugin_of(layer)))
     built = Built(
         num_bytes=engine_file.stat().st_size,
@@ -187,17 +192,26 @@ def _inspect(engine_file: Path, plan: Any, profiles: Sequence[Profile], seconds:
     return built
 
 
-def _check_settled(engine_file: Path, layers: Sequence[Any]) -> None:
-    """Refuse an engine that copies a weight of ``Linear`` at every step: the plugin may read it before that is done."""
+def _check_settled(engine_file: Path, layers: Sequence[Any], early: bool) -> None:
+    """Refuse an engine that copies at every step what a plugin may read before that is done.
+
+    Raises:
+        CopiesCacheError: it is a cache, the page table or lengths of TreeAttention. UserError: a weight of Linear.
+    """
     known = [layer for layer in layers if isinstance(layer, dict)]
     copies = {t["Name"] for layer in known if layer.get("LayerType") == "Reformat" for t in layer.get("Outputs", [])}
-    products = (layer for layer in known if _plugin_of(layer) == "Linear")
-    names = [t["Name"] for layer in products for t in layer.get("Inputs", [])[1:] if t["Name"] in copies]
-    if names:
+
+    def copied(plugin: str, inputs: slice) -> str | None:
+        readers = (layer for layer in known if _plugin_of(layer) == plugin)
+        return next((t["Name"] for r in readers for t in r.get("Inputs", [])[inputs] if t["Name"] in copies), None)
+
+    if weight := copied("Linear", slice(1, 2)):
         raise UserError(
-            f"{engine_file}: TensorRT copies {names[0]} at every step, which our product may read too early. "
+            f"{engine_file}: TensorRT copies {weight} at every step, which our product may read too early. "
             "Set engine.tensorrt.linear: tensorrt."
         )
+    if early and (cache := copied("TreeAttention", slice(3, 8))):
+        raise CopiesCacheError(f"{engine_file}: TensorRT copies {cache} at every step, which attention reads early")
 
 
 def _plugin_of(layer: Any) -> str | None:

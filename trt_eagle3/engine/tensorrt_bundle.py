@@ -14,7 +14,7 @@ import onnx
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.bundle import BUILD_SCRIPT, REFERENCE_ROOT
 from trt_eagle3.engine.staging import write_file
-from trt_eagle3.engine.tensorrt_build import Built, build_engine
+from trt_eagle3.engine.tensorrt_build import Built, CopiesCacheError, build_engine
 from trt_eagle3.engine.tensorrt_facts import ENGINE_FILE, ONNX_FOLDER, machine_facts
 from trt_eagle3.engine.tensorrt_plugins import load_plugins
 from trt_eagle3.engine.tensorrt_profiles import Profile
@@ -22,7 +22,7 @@ from trt_eagle3.engine.tensorrt_script import build_script
 from trt_eagle3.engine.tensorrt_versions import check_dtype, gpu_arch, tensorrt, uses_linear
 from trt_eagle3.engine.weight_file import write_weights
 from trt_eagle3.errors import EnvironmentMissingError
-from trt_eagle3.graph.plugin_ready import WEIGHTS_FILE, plugin_ready
+from trt_eagle3.graph.plugin_ready import WEIGHTS_FILE, plugin_ready, reading_early
 
 __all__ = ["Engines", "missing_for_engines", "write_engines"]
 
@@ -79,10 +79,11 @@ def write_engines(
         show(f"{name}: weights")
         ready = plugin_ready(model, linear=linear)
         write_weights(ready, REFERENCE_ROOT, onnx_folder / WEIGHTS_FILE)
-        write_file(onnx_folder / "model.onnx", ready.model.SerializeToString())
         if missing is None:
             tell = partial(_tell, show, name)
-            built[name] = _build(folder / name, profiles[name], config, linear, timing_cache, tell)
+            built[name] = _build(folder / name, ready.model, profiles[name], config, linear, timing_cache, tell)
+        else:
+            write_file(onnx_folder / "model.onnx", ready.model.SerializeToString())
     if missing is not None:
         script = folder / BUILD_SCRIPT
         write_file(script, build_script(profiles, config.tensorrt).encode())
@@ -96,15 +97,24 @@ def _tell(show: Callable[[str], object], graph: str, what: str) -> None:
 
 def _build(
     folder: Path,
+    model: onnx.ModelProto,
     profiles: Sequence[Profile],
     config: EngineConfig,
     linear: bool,
     timing_cache: Path,
     show: Callable[[str], object],
 ) -> Built:
-    built = build_engine(
-        folder / ONNX_FOLDER / "model.onnx", folder / ENGINE_FILE, profiles, config, timing_cache, show
-    )
+    """Attention reads its cache early where the built engine turns out to allow it."""
+
+    def attempt(graph: onnx.ModelProto) -> Built:
+        file = folder / ONNX_FOLDER / "model.onnx"
+        write_file(file, graph.SerializeToString())
+        return build_engine(file, folder / ENGINE_FILE, profiles, config, timing_cache, show)
+
+    try:
+        built = attempt(reading_early(model))
+    except CopiesCacheError:
+        built = attempt(model)
     if not config.tensorrt.strip_weights:
         shutil.rmtree(folder / ONNX_FOLDER)
     file = folder / "config.json"

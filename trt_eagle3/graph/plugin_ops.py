@@ -37,6 +37,7 @@ _VARIABLE_OF = {
     "tree_mask": "tensor(bool)",
 }
 _NUMBERS = {"epsilon": "FLOAT", "scale": "FLOAT", "plugin_version": "STRING", "plugin_namespace": "STRING"}
+_EXTRA_ATTRIBUTES = {"AddRmsNorm": ("num_outputs", "x_type", "residual_type"), "TreeAttention": ("settled",)}
 _PLUGIN_ATTRIBUTES = ("plugin_version", "plugin_namespace", "compute_type")
 
 
@@ -66,7 +67,7 @@ def _schema(op_type: str) -> onnx.defs.OpSchema:
 
     own = dict.fromkeys(name for group in op.attributes.values() for name in group)
     always = set.intersection(set(own), *(set(group) for group in op.attributes.values()))
-    extra = ("num_outputs", "x_type", "residual_type") if op_type == "AddRmsNorm" else ()
+    extra = _EXTRA_ATTRIBUTES.get(op_type, ())
     attributes = [
         schema.Attribute(name, getattr(schema.AttrType, _NUMBERS.get(name, "INT")), required=name in always)
         for name in (*own, *_PLUGIN_ATTRIBUTES, *extra)

@@ -114,6 +114,24 @@ def plugin_ready(model: onnx.ModelProto, *, linear: bool = False) -> PluginReady
     return PluginReady(made, offsets, weights)
 
 
+def reading_early(model: onnx.ModelProto) -> onnx.ModelProto:
+    """An exported model whose TreeAttention reads caches, page table and lengths before the launch before it ends.
+
+    An engine of it must not copy one of those at every step: the copy may come right before attention.
+    """
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    for node in made.graph.node:
+        if node.op_type == "TreeAttention":
+            node.attribute.append(helper.make_attribute("settled", 1))
+    return made
+
+
+def reads_early(model: onnx.ModelProto) -> bool:
+    """Whether it is one of ``reading_early``."""
+    return any(_attribute(node, "settled") for node in model.graph.node if node.op_type == "TreeAttention")
+
+
 def float32_nodes(model: onnx.ModelProto) -> set[str]:
     """Names of the standard nodes of an exported model that compute in float32: TensorRT 8.6 must be told."""
     values = _Values(model)

@@ -84,11 +84,15 @@ void check_tree(DataType t, DataType mask, const TreeSizes& z, const std::vector
                                                            {" while building", {true, true, false}},
                                                            {" captured", {true, false, true}},
                                                            {" without scratch", {true, false, false, true}}};
-  for (const auto& [name, mode] : modes) {
-    const auto got = launch(c.sound, c.in, mode);
-    compare(what + name, got, 0, c.out, tolerance);
-    compare(what + name, got, 1, c.k_cache, 0.0);
-    compare(what + name, got, 2, c.v_cache, 0.0);
+  for (const int settled : {0, 1}) {
+    if (settled != 0) c.sound.fields.push_back({"settled", settled});
+    for (const auto& [name, mode] : modes) {
+      const std::string where = what + name + (settled != 0 ? ", settled" : "");
+      const auto got = launch(c.sound, c.in, mode);
+      compare(where, got, 0, c.out, tolerance);
+      compare(where, got, 1, c.k_cache, 0.0);
+      compare(where, got, 2, c.v_cache, 0.0);
+    }
   }
   TreeCase planted = c;
   std::swap(planted.in[7][0], planted.in[7][z.pages_per_row - 1]);
