@@ -50,7 +50,7 @@ void check_creators() {
             std::vector<std::string>{"num_heads", "num_kv_heads", "head_dim", "epsilon", "compute_type"},
         "fields of QKNormMRope");
   check(driver::field_names("TreeAttention") ==
-            std::vector<std::string>{"num_heads", "num_kv_heads", "page_size", "scale", "compute_type"},
+            std::vector<std::string>{"num_heads", "num_kv_heads", "page_size", "scale", "compute_type", "settled"},
         "fields of TreeAttention");
   for (const char* op : {"PickRows", "Linear", "SiluMul"}) {
     check(driver::field_names(op) == std::vector<std::string>{"compute_type"}, std::string("fields of ") + op);
