@@ -95,7 +95,8 @@ typedef struct te3_silu_mul_args {
 } te3_silu_mul_args;
 
 /* y = x . weight^T, for a few rows of x: what decoding multiplies. TE3_NOT_SUPPORTED for float32, for K that is no
- * multiple of 32, for more than 16 rows, and for x that does not fit beside (before Hopper, sooner).
+ * multiple of 32, and for more than 64 rows. Of more than 16, and of 9 to 16 whose x does not fit beside, it computes
+ * on Hopper what pays: K a multiple of 128, and of more than 16 a weight of 64 MiB or more. Before Hopper x must fit.
  *
  * settled = 1 promises that no launch which may still be running writes the weight, so that it is read while the launch
  * before this one drains. Launches of this library start before the one before them has ended; any other launch, copy

@@ -149,9 +149,10 @@ inline bool is_hopper_or_later() {
 
 enum class Overlap { kNo, kYes };
 
-// How much of a Hopper multiprocessor's memory every kernel asks to have as shared memory, in percent of the most: 132 of
-// 228 KiB. The rest is the L1 cache, through which Linear's loads come. Without it a launch finds what the one before it
-// left, and Linear after attention is 1.3 times slower. Measured: docs/measurements.md, "Big pairs on one H200".
+// How much of a Hopper multiprocessor's memory every kernel asks to have as shared memory, in percent of the most: 132
+// of 228 KiB. The rest is the L1 cache, through which Linear's loads come. Without it a launch finds what the one
+// before it left: after attention with blocks of 200 KiB a decode step was a third slower. Measured:
+// docs/measurements.md, "Big pairs on one H200".
 constexpr int kSharedCarveout = 58;
 
 // Launches a kernel that begins with wait_for_previous(), with kYes while the one before drains; `cluster` blocks along

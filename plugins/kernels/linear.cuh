@@ -28,9 +28,9 @@ constexpr int kLinearRows = 16;   // rows of W per tile
 constexpr int kLinearSpan = 128;  // columns of W that a warp loads at once
 constexpr int kLinearAhead = 2;   // spans of a warp on their way
 constexpr int kLinearSteps = kLinearSpan / 32;
-constexpr int kLinearPitch = 20;  // floats between the tokens of a partial sum: no bank conflicts
+constexpr int kLinearPitch = 20;                // floats between the tokens of a partial sum: no bank conflicts
 constexpr int kLinearSharedBytes = 160 * 1024;  // of a block: loads on their way take what is left of the L1 cache
-constexpr int kLinearMaxSlots = 8;  // tiles of each block between two meetings of its cluster
+constexpr int kLinearMaxSlots = 8;              // tiles of each block between two meetings of its cluster
 
 // Columns of W, in whole spans, of each block of a cluster.
 __host__ __device__ constexpr int linear_columns(int inner, int size) {

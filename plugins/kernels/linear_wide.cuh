@@ -1,5 +1,5 @@
-// Linear of up to 64 tokens: still bound by reading W, so rows of W are the rows of Hopper's products and 64 tokens their
-// columns, whoever of them is there.
+// Linear of up to 64 tokens: still bound by reading W, so rows of W are the rows of Hopper's products and 64 tokens
+// their columns, whoever of them is there.
 //
 // Idea: a ring of stages of 128 columns, so that memory is asked for 256 bytes a row at a time, filled by asynchronous
 // copies: W's first stages, which need no x, are on their way before the launch before has finished. Few rows of W are

@@ -127,7 +127,7 @@ cudaError_t silu_mul(const SiluMulParams& params, cudaStream_t stream);
 cudaError_t linear(const LinearParams& params, cudaStream_t stream);
 cudaError_t kv_move(const KVMoveParams& params, cudaStream_t stream);
 
-// Most rows of x that linear() takes.
+// Most rows of x that linear() takes; cudaErrorNotSupported for what cuBLAS computes as fast.
 constexpr int32_t kMaxLinearRows = 64;
 
 // Most moves of one launch (all rows of the batch together): a column of all of them is held in shared memory.

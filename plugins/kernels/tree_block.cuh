@@ -39,8 +39,9 @@ __device__ __forceinline__ void set_lengths(const TreeAttentionParams& p, TreeBl
   b.cached = p.written != 0 ? min(b.first_new + b.queries, p.pages_per_row * p.page_size) : b.first_new;
 }
 
-// How many of a launch's splits take part in a block's rows. A launch is planned for as many slots as the page table has;
-// what a sequence fills of them is cut so that no split takes more rounds than it must, and no more parts are merged.
+// How many of a launch's splits take part in a block's rows. A launch is planned for as many slots as the page table
+// has; what a sequence fills of them is cut so that no split takes more rounds than it must, and no more parts are
+// merged.
 template <typename Tile>
 __device__ __forceinline__ int splits_in_use(const TreeBlock& b, int num_splits) {
   const int rounds = max(1, ceil_div(b.kv_end, Tile::Tokens * Tile::Groups));

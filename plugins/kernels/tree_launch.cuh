@@ -9,8 +9,8 @@
 namespace trt_eagle3 {
 
 // Configurations per head_dim. Small: up to 16 rows, a warp per tile. Wide: 64 rows by mma.sync. With two stages both
-// fit the 99 KiB of SM89. Hopper64, Hopper128: 64 and 128 rows by wgmma. HopperSmall and Hopper64 have eight warps to keep
-// a multiprocessor's memory busy, in about what kSharedCarveout gives it.
+// fit the 99 KiB of SM89. Hopper64, Hopper128: 64 and 128 rows by wgmma. HopperSmall and Hopper64 have eight warps to
+// keep a multiprocessor's memory busy, in about what kSharedCarveout gives it.
 template <typename T, int kD>
 struct TreeTiles {
   using Small = TreeTile<T, kD, 1, 4, 16, kD == 64 ? 4 : kD == 96 ? 3 : 2, Math::kMma>;

@@ -52,7 +52,12 @@ __device__ __forceinline__ void group_sync(int group) {
   } else if constexpr (Tile::Groups == 1) {
     __syncthreads();
   } else {
-    asm volatile("bar.sync %0, %1;\n" ::"r"(group + 1), "n"(Tile::GroupThreads) : "memory");
+    static_assert(Tile::Groups == 2);
+    if (group == 0) {
+      asm volatile("bar.sync 1, %0;\n" ::"n"(Tile::GroupThreads) : "memory");
+    } else {
+      asm volatile("bar.sync 2, %0;\n" ::"n"(Tile::GroupThreads) : "memory");
+    }
   }
 }
 

@@ -1,5 +1,5 @@
-// Linear: y = x . weight^T. Types: T of all three. Up to 16 rows go through our kernel, which reads the weight once at
-// the memory's speed; what it does not take (prompts, float32) through cuBLAS.
+// Linear: y = x . weight^T. Types: T of all three. A few rows go through our kernels, which read the weight once at the
+// memory's speed; what they do not take (prompts, float32, small weights of many rows) through cuBLAS.
 #include "cublas.h"
 #include "tensors.h"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +182,19 @@ def test_wrong_inputs_are_refused_in_one_line(bundle: Path, change: dict[str, Te
     with pytest.raises(UserError, match=message) as caught:
         session.run({name: tensor for name, tensor in inputs.items() if tensor is not None})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.gpu
+def test_a_thread_that_has_multiplied_nothing_yet_captures(bundle: Path) -> None:
+    """A thread's first product makes its cuBLAS handle, which a capture does not survive."""
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    session = TorchSession(bundle / "fuse" / "model.onnx", bundle, device="cuda")
+    inputs = {"aux_hidden_states": torch.randn(ROWS, 3 * 256)}
+    eager = [session.run(inputs)["features"].cpu() for _ in range(2)]
+    with ThreadPoolExecutor(1) as thread:
+        captured = thread.submit(session.run, inputs).result()["features"].cpu()
+    assert torch.allclose(captured, eager[0], rtol=0, atol=RTOL * float(eager[0].abs().max()))
 
 
 def test_missing_weights_are_one_line(bundle: Path, tmp_path: Path) -> None:

@@ -287,7 +287,7 @@ def linear(x: Tensor, weight: Tensor, *, settled: bool = False, out: Tensor | No
             all before it, and what was written before such a one is settled.
     Raises:
         ValueError: a tensor does not fit; the message names it.
-        NotImplementedError: float32, too many rows, or another K.
+        NotImplementedError: float32, too many rows, another K, or what cuBLAS computes as fast (``trt_eagle3.h``).
     """
     out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
     args = _LinearArgs(settled=settled)

@@ -91,6 +91,7 @@ class TorchSession:
 
     def _capture(self, inputs: Mapping[str, Tensor]) -> Captured:
         static = {name: tensor.clone() for name, tensor in inputs.items()}
+        torch.cuda.current_blas_handle()  # each thread's first use makes one, which may not be while capturing
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
