@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -62,6 +63,11 @@ class Drafters:
     roots: Sequence[int]
     positions: Sequence[int]
     pages: Tensor
+
+    @cached_property
+    def first_positions(self) -> Tensor:
+        """``positions`` as int32 [B, 1]."""
+        return torch.tensor(self.positions, dtype=torch.int32)[:, None]
 
 
 @dataclass(frozen=True)
@@ -138,14 +144,14 @@ class Proposer:
         tokens = [torch.tensor(drafters.roots)[:, None].to(logits.device, non_blocking=True)]
         for depth, step in enumerate(tree.steps_on(logits.device)):
             best = self.runner.target_ids(_best(logits, step.width))
-            tokens.append(best[:, step.parents, step.ranks])
+            tokens.append(best[:, 0] if step.is_link else best[:, step.parents, step.ranks])
             if step.mask is None:
                 break
-            fed = features[:, step.parents[step.inner]]
+            inner, fed = tokens[-1], features
+            if not step.is_link:  # each index is a launch, and a chain's steps are short
+                inner, fed = inner[:, step.inner], features[:, step.parents[step.inner]]
             mask = step.mask.expand(len(drafters.states), -1, -1)
-            logits, features = self._level(
-                drafters, depth, tokens[-1][:, step.inner], fed, mask, num_shared=step.num_shared
-            )
+            logits, features = self._level(drafters, depth, inner, fed, mask, num_shared=step.num_shared)
         return tree_proposal(tree, torch.cat(tokens, dim=1))
 
     def _grow(self, tree: DynamicTree, drafters: Drafters) -> Proposal:
@@ -173,7 +179,7 @@ class Proposer:
     ) -> tuple[Tensor, Tensor]:
         """Run ``tokens [B, m]`` at ``depth`` from ``fed`` features; logits f32 [B, m, Vd] and features [B, m, Hd]."""
         batch, count = tokens.shape
-        positions = (torch.tensor(drafters.positions, dtype=torch.int32) + depth)[:, None]
+        positions = drafters.first_positions + depth
         place = Place(
             past=[state.length + num_shared for state in drafters.states],
             counts=[count] * batch,
@@ -181,9 +187,7 @@ class Proposer:
             mask=mask,
             positions=positions.expand(3, batch, count),
         )
-        return self.runner.forward(
-            self.runner.embedding.lookup(tokens), fed, place, torch.arange(count).expand(batch, -1)
-        )
+        return self.runner.forward(self.runner.embedding.lookup(tokens), fed, place, _all_rows(count).expand(batch, -1))
 
     def _children(self, logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:
         """Target ids and log-probabilities [B, n, k] of the best tokens after each row of ``logits [B, n, Vd]``."""
@@ -198,6 +202,12 @@ def tree_proposal(tree: Tree, tokens: Tensor) -> Proposal:
     batch = len(tokens)
     parents = torch.tensor(tree.parents).expand(batch, -1)
     return Proposal(tokens, parents, tree.depths.expand(batch, -1), tree.mask.expand(batch, -1, -1))
+
+
+@lru_cache(maxsize=32)
+def _all_rows(count: int) -> Tensor:
+    """int32 [count]: the logits of every row are wanted."""
+    return torch.arange(count, dtype=torch.int32)
 
 
 def _first(drafters: Drafters) -> tuple[Tensor, Tensor]:

@@ -45,6 +45,11 @@ class DraftStep:
     mask: Tensor | None
     width: int
 
+    @cached_property
+    def is_link(self) -> bool:
+        """Whether its one node is the best child of the step's before: what a chain is made of."""
+        return len(self.parents) == self.width == 1
+
     def to(self, device: torch.device) -> DraftStep:
         """The same with its indices on ``device``; the mask is a graph's input and stays."""
         parents, ranks, inner = (t.to(device) for t in (self.parents, self.ranks, self.inner))
