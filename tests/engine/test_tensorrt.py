@@ -25,6 +25,7 @@ from trt_eagle3.engine.tensorrt_facts import EngineFolder
 from trt_eagle3.engine.tensorrt_profiles import TreeSizes, graph_profiles
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.graph.ops import OPS
+from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
 from trt_eagle3.pipeline import STAGES, build
 from trt_eagle3.report import build as report_json
 
@@ -325,7 +326,9 @@ def test_facts_of_an_older_bundle_are_refused_by_their_plugin_version(install: I
     config = json.loads((folder / "config.json").read_text())
     old = {name: value for name, value in config["engine"].items() if name != "linear"} | {"plugins": "1"}
     (folder / "config.json").write_text(json.dumps(config | {"engine": old}))
-    with pytest.raises(UserError, match=r"built for plugin version 1, this process has 2\. Rebuild here"):
+    with pytest.raises(
+        UserError, match=rf"built for plugin version 1, this process has {PLUGIN_VERSION}\. Rebuild here"
+    ):
         EngineFolder(folder).check()
 
 
@@ -374,7 +377,7 @@ def test_tensorrts_refusals_are_one_line(
     [
         ({"tensorrt": "8.6.0"}, "built for TensorRT 8.6.0, this process has 10.14.1. Rebuild here: trt-eagle3 build"),
         ({"gpu_arch": "sm80"}, "built for GPU architecture sm80, this process has sm90"),
-        ({"plugins": "0"}, "built for plugin version 0, this process has 2"),
+        ({"plugins": "0"}, f"built for plugin version 0, this process has {PLUGIN_VERSION}"),
         ({"num_bytes": 5}, "expected 5 bytes, got 4"),
     ],
 )
