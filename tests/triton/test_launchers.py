@@ -51,7 +51,7 @@ def test_files_are_for_all_models_whichever_came_last(bundle: Path, tmp_path: Pa
     assert {name: (r / name).read_bytes() for name in alone} == alone  # the GPU, and what containers are called
     assert "allow-gpu-metrics=false" not in (r / "launch.sh").read_text()
     [claim, workload, *_] = yaml.safe_load_all((r / "kubernetes.yaml").read_text())
-    assert claim["spec"]["resources"]["requests"]["storage"] == "2Gi"
+    assert claim["spec"]["resources"]["requests"]["storage"] == "1Gi"
     [container] = workload["spec"]["template"]["spec"]["containers"]
     assert container["resources"]["limits"] == {"memory": "12Gi", "nvidia.com/gpu": "1"}
     pins = re.findall(r'"(\w+)==([\w.]+)"', (r / "Dockerfile").read_text())
@@ -65,6 +65,25 @@ def test_replaced_model_counts_as_what_it_is_now(bundle: Path, tmp_path: Path) -
     assert "deploy" not in validate_compose(tmp_path / "r/compose.yaml")["services"]["triton"]
     assert "tensorrt" not in (tmp_path / "r/Dockerfile").read_text()
     assert "storage: 1Gi" in (tmp_path / "r/kubernetes.yaml").read_text()
+
+
+def test_volume_has_room_for_packed_environments(bundle: Path, tmp_path: Path) -> None:
+    deploy(bundle, tmp_path, name="a")
+    with (tmp_path / "a/env.tar.gz").open("wb") as packed:
+        packed.truncate(5 << 30)  # a hole: takes no room here
+    deploy(bundle, tmp_path, name="b")
+    assert "storage: 7Gi" in (tmp_path / "kubernetes.yaml").read_text()
+
+
+def test_models_built_with_other_versions_than_the_images_are_told(bundle: Path, tmp_path: Path) -> None:
+    for name, torch in (("a", "2.11.0"), ("b", "2.13.0"), ("c", "2.13.0")):
+        found = built_for(bundle, tmp_path / name, versions={"torch": torch})
+        notes = [note for note in deploy(found, tmp_path / "r", name=name).notes if "built with" in note]
+        assert len(notes) == (name != "a")
+        assert f'"torch=={torch}"' in (tmp_path / "r/Dockerfile").read_text()
+    assert notes[0].startswith("a: built with torch 2.11.0, but the image has 2.13.0, of c: ")
+    (tmp_path / "r/a/env.tar.gz").touch()
+    assert not any("built with" in note for note in deploy(found, tmp_path / "r", name="c").notes)
 
 
 def test_checkpoints_of_all_models_are_mounted(bundle: Path, tmp_path: Path) -> None:

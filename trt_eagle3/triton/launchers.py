@@ -21,18 +21,21 @@ from trt_eagle3.template import render
 
 __all__ = [
     "BUNDLE_PLACE",
+    "PACKED",
     "Model",
-    "bundle_bytes",
     "check_launchers",
     "check_together",
     "container_notes",
     "find_models",
+    "folder_bytes",
     "start_command",
     "write_launchers",
 ]
 
 BUNDLE_PLACE = "1/bundle"
 """Of a model's bundle in its folder, below Triton's version of the model."""
+PACKED = "env.tar.gz"
+"""A model's packed environment, in its folder."""
 _MARK = "Written by trt-eagle3"
 _FILES = {"launch.sh": "launch.sh", "compose.yaml": "compose.yaml", "Dockerfile": "Dockerfile"}
 _FILES |= {"kubernetes.yaml": "kubernetes.yaml", ".dockerignore": "dockerignore"}
@@ -46,11 +49,6 @@ class Model:
     record: BundleRecord
     num_bytes: int
 
-    @property
-    def gibibytes(self) -> int:
-        """Of disk."""
-        return max(1, -(-self.num_bytes * 12 // 10 >> 30))
-
 
 def find_models(repository: Path, without: str) -> tuple[list[Model], list[str]]:
     """The models of ours in ``repository`` but one, and a note on each that cannot be read."""
@@ -60,15 +58,20 @@ def find_models(repository: Path, without: str) -> tuple[list[Model], list[str]]
         if name == without or PARTIAL in name:
             continue
         try:
-            models.append(Model(name, read_bundle(file.parent), bundle_bytes(file.parent)))
+            models.append(Model(name, read_bundle(file.parent), folder_bytes(file.parent)))
         except UserError as error:
             notes.append(f"{name}: not counted in what lies beside it: {error}")
     return models, notes
 
 
-def bundle_bytes(bundle: Path) -> int:
+def folder_bytes(folder: Path) -> int:
     """Of all its files."""
-    return sum(file.stat().st_size for file in bundle.rglob("*") if file.is_file())
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _gibibytes(num_bytes: int) -> int:
+    """With room to spare."""
+    return max(1, -(-num_bytes * 12 // 10 >> 30))
 
 
 def check_together(model: Model, others: Sequence[Model]) -> None:
@@ -105,7 +108,7 @@ def check_launchers(repository: Path) -> None:
 
 def write_launchers(repository: Path, models: Sequence[Model], image: str) -> tuple[Path, ...]:
     """Write the files for ``models``, the last of which has been deployed now; returns those that there are."""
-    values = _values(models, image) | {"slug": _slug(repository, models[-1].name)}
+    values = _values(repository, models, image)
     written = []
     for name, template in _FILES.items():
         if name == "kubernetes.yaml" and _referring(models):
@@ -117,10 +120,8 @@ def write_launchers(repository: Path, models: Sequence[Model], image: str) -> tu
     return tuple(written)
 
 
-def _values(models: Sequence[Model], image: str) -> dict[str, Any]:
-    pins: dict[str, str] = {}
-    for model in models:
-        pins |= {package: pin for package, pin in model.record.engine.versions.items() if package != "onnx"}
+def _values(repository: Path, models: Sequence[Model], image: str) -> dict[str, Any]:
+    pins = {package: pin for model in _sharing(repository, models) for package, pin in _versions(model).items()}
     return {
         "version": version("trt-eagle3"),
         "environment": sys.prefix,
@@ -128,9 +129,20 @@ def _values(models: Sequence[Model], image: str) -> dict[str, Any]:
         "gpu": any(model.record.config.engine.device == "cuda" for model in models),
         "pins": [f"{package}=={pin.partition('+')[0]}" for package, pin in pins.items()],  # +cpu is on no index
         "mounts": sorted({folder for model in models for folder in _mounts(model.record)}),
-        "gibibytes": sum(model.gibibytes for model in models),
-        "memory": sum(model.gibibytes * 2 + 4 for model in models),
+        "slug": _slug(repository, models[-1].name),
+        "storage": _gibibytes(folder_bytes(repository)),  # packed environments and all
+        "memory": sum(_gibibytes(model.num_bytes) * 2 + 4 for model in models),
     }
+
+
+def _sharing(repository: Path, models: Sequence[Model]) -> list[Model]:
+    """Those that run in the image's environment, not in one of their own."""
+    return [model for model in models if not (repository / model.name / PACKED).exists()]
+
+
+def _versions(model: Model) -> dict[str, str]:
+    """Of the packages that run it."""
+    return {package: found for package, found in model.record.engine.versions.items() if package != "onnx"}
 
 
 def _slug(repository: Path, name: str) -> str:
@@ -159,12 +171,27 @@ def container_notes(repository: Path, models: Sequence[Model]) -> list[str]:
             f"{', '.join(names)}: refers to its checkpoints, so there is no kubernetes.yaml: "
             "build it with --weights contained"
         )
+    notes += _unlike(repository, models)
     if not any(repository.glob(f"trt_eagle3-{version('trt-eagle3')}-*.whl")):
         source = shlex.quote(str(_checkout() or "/path/to/trt-eagle3"))
         notes.append(
             "the Dockerfile installs a wheel that must lie beside it: "
             f"pip wheel --no-deps -w {shlex.quote(str(repository))} {source}"
         )
+    return notes
+
+
+def _unlike(repository: Path, models: Sequence[Model]) -> list[str]:
+    """What the image has in other versions than models were built with."""
+    sharing, notes = _sharing(repository, models), []
+    for model, last in ((model, sharing[-1]) for model in sharing[:-1]):
+        theirs, has = _versions(model), _versions(last)
+        notes += [
+            f"{model.name}: built with {package} {theirs[package]}, but the image has {has[package]}, of {last.name}: "
+            "build them alike, or give each an environment of its own (--env)"
+            for package in sorted(theirs.keys() & has.keys())
+            if theirs[package] != has[package]
+        ]
     return notes
 
 

@@ -20,12 +20,13 @@ from trt_eagle3.serving import ServingConfig
 from trt_eagle3.template import render
 from trt_eagle3.triton.launchers import (
     BUNDLE_PLACE,
+    PACKED,
     Model,
-    bundle_bytes,
     check_launchers,
     check_together,
     container_notes,
     find_models,
+    folder_bytes,
     start_command,
     write_launchers,
 )
@@ -101,7 +102,7 @@ def deploy(
     folder = repository / name
     _check_place(bundle, repository, folder, name)
     parameters = _parameters(limits, environment)
-    model = Model(name, record, bundle_bytes(bundle))
+    model = Model(name, record, folder_bytes(bundle))
     others, unread = find_models(repository, without=name)
     check_together(model, others)
     check_launchers(repository)
@@ -134,7 +135,7 @@ def _write_model(
             if library is not None:
                 shutil.copyfile(library, code / f"{variable}.so")
         if environment not in ENVIRONMENTS:
-            shutil.copyfile(environment, folder / "env.tar.gz")
+            shutil.copyfile(environment, folder / PACKED)
     return placed
 
 
@@ -174,7 +175,7 @@ def _parameters(serving: ServingConfig, environment: str) -> dict[str, str]:
         found["EXECUTION_ENV_PATH"] = sys.prefix
     elif environment != "server":
         _check_packed(environment)
-        found["EXECUTION_ENV_PATH"] = "$$TRITON_MODEL_DIRECTORY/env.tar.gz"
+        found["EXECUTION_ENV_PATH"] = f"$$TRITON_MODEL_DIRECTORY/{PACKED}"
     return found
 
 
