@@ -190,6 +190,7 @@ bool run_gpu_cases() {
       if (with_cublas) check_linear(t, rows, 40, 24);  // a K that our kernel leaves to cuBLAS
     }
   }
+  if (with_cublas) check_linear(half, 16, 12288, 200);  // x does not fit beside: by wgmma on Hopper, else by cuBLAS
   for (const DataType t : {half, real}) {
     for (const int64_t hidden : {64, 111, 2048}) check_pick_rows(t, hidden);
     for (const bool norm : {false, true}) {
