@@ -122,6 +122,21 @@ def test_request_past_the_queue_is_refused_and_the_others_are_answered(engine: E
     settle(engine)
 
 
+def test_as_many_may_wait_as_the_limit_says(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_go, begin = threading.Event(), Engine._begin
+
+    def when_told(self: Engine, request: Request) -> Any:
+        may_go.wait()
+        return begin(self, request)
+
+    monkeypatch.setattr(Engine, "_begin", when_told)
+    answers = [engine.submit(Request(prompt)) for prompt in PROMPTS[: LIMITS["max_waiting"]]]
+    with pytest.raises(OverloadedError, match="6 requests wait already"):
+        engine.submit(Request(PROMPTS[0]))
+    may_go.set()
+    assert {answer.finish().finish_reason for answer in answers} == {"stop"}
+
+
 def test_cancel_at_any_point_ends_the_answer_and_frees_its_pages(engine: Engine) -> None:
     for delay in (0, 0.001, 0.005, 0.02, 0.05):
         answer = engine.submit(endless())
@@ -248,6 +263,35 @@ def test_pass_that_fails_ends_nobody_who_waits(
     settle(engine)
 
 
+def test_thread_that_dies_tells_everybody_who_still_reads(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = load(bundle)
+    left, held = engine.submit(endless()), engine.submit(endless())
+    leaving, reading = iter(left), iter(held)
+    next(leaving), next(reading)
+    dying, may_die = threading.Event(), threading.Event()
+
+    def die(_: Worker) -> None:
+        dying.set()
+        may_die.wait()
+        raise SystemExit("told to")
+
+    monkeypatch.setattr(Worker, "_turn", die)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    assert dying.wait(10)
+    del left, leaving  # nobody hears of its end
+    gc.collect()
+    may_die.set()
+    assert held.wait(10)
+    with pytest.raises(RuntimeError, match="decoding failed: SystemExit: told to"):
+        held.finish()
+    engine._worker._thread.join(10)
+    assert [record.message for record in caplog.records] == ["the decoding thread died"]
+    assert not engine.ready
+    engine.close()
+
+
 def test_closing_prepares_nothing_more(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, begin, prepared = load(bundle), Engine._begin, threading.Semaphore(0)
     begun: list[Request] = []
@@ -269,6 +313,8 @@ def test_closing_prepares_nothing_more(bundle: Path, monkeypatch: pytest.MonkeyP
 def test_closed_engine_cancels_what_is_in_flight_and_takes_no_more(bundle: Path) -> None:
     engine = load(bundle)
     answers = [engine.submit(endless()) for _ in range(6)]
+    reading = iter(answers[0])
+    assert next(reading).token_ids  # of one, passes have begun
     assert engine.ready
     engine.close()
     assert all(answer.wait(10) for answer in answers)
@@ -320,6 +366,7 @@ def test_metrics_add_up(engine: Engine) -> None:
     assert now.prompt_tokens == sum(g.prompt_tokens for g in done)
     assert now.cycles == sum(len(g.accepted_lengths) for g in done)
     assert now.first_token_seconds.count == now.queue_seconds.count == len(done)
+    assert 0 < now.queue_seconds.total < now.first_token_seconds.total
     assert now.token_seconds.count == now.generated_tokens - len(done)
     assert sum(now.requests.values()) == len(done)
     assert 1 < (now.acceptance_length or 0) <= 6
