@@ -122,15 +122,20 @@ def test_request_past_the_queue_is_refused_and_the_others_are_answered(engine: E
     settle(engine)
 
 
-def test_as_many_may_wait_as_the_limit_says(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    may_go, begin = threading.Event(), Engine._begin
+@pytest.mark.parametrize("stuck", [(Engine, "_begin"), (Worker, "_turn")], ids=["to be prepared", "for a pass"])
+def test_as_many_may_wait_as_the_limit_says(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, stuck: tuple[type, str]
+) -> None:
+    may_go, real = threading.Event(), getattr(*stuck)
 
-    def when_told(self: Engine, request: Request) -> Any:
+    def when_told(*args: Any) -> Any:
         may_go.wait()
-        return begin(self, request)
+        return real(*args)
 
-    monkeypatch.setattr(Engine, "_begin", when_told)
+    monkeypatch.setattr(*stuck, when_told)
     answers = [engine.submit(Request(prompt)) for prompt in PROMPTS[: LIMITS["max_waiting"]]]
+    while stuck[0] is Worker and engine._worker._num_preparing:
+        time.sleep(0.001)
     with pytest.raises(OverloadedError, match="6 requests wait already"):
         engine.submit(Request(PROMPTS[0]))
     may_go.set()
@@ -373,7 +378,9 @@ def test_metrics_add_up(engine: Engine) -> None:
     assert now.speculation_on
 
 
-@pytest.mark.parametrize(("depths", "on"), [((5, 0), True), ((0, 5), True), ((0, 0), False), ((0, None), False)])
+@pytest.mark.parametrize(
+    ("depths", "on"), [((5, 0), True), ((0, 5), True), ((0, 0), False), ((0, None), False), ((None,), True)]
+)
 def test_batch_drafts_as_long_as_anybody_does(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, depths: tuple[int | None, ...], on: bool
 ) -> None:
