@@ -82,6 +82,8 @@ def test_models_built_with_other_versions_than_the_images_are_told(bundle: Path,
         assert len(notes) == (name != "a")
         assert f'"torch=={torch}"' in (tmp_path / "r/Dockerfile").read_text()
     assert notes[0].startswith("a: built with torch 2.11.0, but the image has 2.13.0, of c: ")
+    [note] = [note for note in deploy(bundle, tmp_path / "r", name="d").notes if "built with" in note]
+    assert note.startswith("a: built with torch 2.11.0, but the image has 2.13.0, of c: "), "the last has no torch"
     (tmp_path / "r/a/env.tar.gz").touch()
     assert not any("built with" in note for note in deploy(found, tmp_path / "r", name="c").notes)
 

@@ -121,13 +121,13 @@ def write_launchers(repository: Path, models: Sequence[Model], image: str) -> tu
 
 
 def _values(repository: Path, models: Sequence[Model], image: str) -> dict[str, Any]:
-    pins = {package: pin for model in _sharing(repository, models) for package, pin in _versions(model).items()}
+    pins = {package: found.partition("+")[0] for package, (found, _) in _image(repository, models).items()}
     return {
         "version": version("trt-eagle3"),
         "environment": sys.prefix,
         "image": image,
         "gpu": any(model.record.config.engine.device == "cuda" for model in models),
-        "pins": [f"{package}=={pin.partition('+')[0]}" for package, pin in pins.items()],  # +cpu is on no index
+        "pins": [f"{package}=={pin}" for package, pin in pins.items()],  # without +cpu, which is on no index
         "mounts": sorted({folder for model in models for folder in _mounts(model.record)}),
         "slug": _slug(repository, models[-1].name),
         "storage": _gibibytes(folder_bytes(repository)),  # packed environments and all
@@ -143,6 +143,12 @@ def _sharing(repository: Path, models: Sequence[Model]) -> list[Model]:
 def _versions(model: Model) -> dict[str, str]:
     """Of the packages that run it."""
     return {package: found for package, found in model.record.engine.versions.items() if package != "onnx"}
+
+
+def _image(repository: Path, models: Sequence[Model]) -> dict[str, tuple[str, str]]:
+    """The versions in the image, each with the last model that was built with the package: its is taken."""
+    sharing = _sharing(repository, models)
+    return {package: (found, model.name) for model in sharing for package, found in _versions(model).items()}
 
 
 def _slug(repository: Path, name: str) -> str:
@@ -183,16 +189,15 @@ def container_notes(repository: Path, models: Sequence[Model]) -> list[str]:
 
 def _unlike(repository: Path, models: Sequence[Model]) -> list[str]:
     """What the image has in other versions than models were built with."""
-    sharing, notes = _sharing(repository, models), []
-    for model, last in ((model, sharing[-1]) for model in sharing[:-1]):
-        theirs, has = _versions(model), _versions(last)
-        notes += [
-            f"{model.name}: built with {package} {theirs[package]}, but the image has {has[package]}, of {last.name}: "
-            "build them alike, or give each an environment of its own (--env)"
-            for package in sorted(theirs.keys() & has.keys())
-            if theirs[package] != has[package]
-        ]
-    return notes
+    image = _image(repository, models)
+    return [
+        f"{model.name}: built with {package} {theirs}, but the image has {found}, of {last}: "
+        "build them alike, or give each an environment of its own (--env)"
+        for model in _sharing(repository, models)
+        for package, theirs in sorted(_versions(model).items())
+        for found, last in [image[package]]
+        if theirs != found
+    ]
 
 
 def start_command(repository: Path) -> str:
