@@ -18,6 +18,7 @@
 namespace trt_eagle3 {
 
 constexpr int kWideTokens = 64;
+static_assert(kWideTokens == kMaxLinearRows);
 constexpr int kWideColumns = 128;           // of a stage
 constexpr int kWideRingBytes = 208 * 1024;  // at most
 
@@ -106,7 +107,7 @@ __device__ __forceinline__ void multiply_share(const LinearParams& p, const Wide
 #pragma unroll 1
   for (int i = 0; i < s.count; ++i) {
     copy_async_wait<kAhead - 1>();
-    asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+    fence_async_proxy();
     wgmma_wait<0>();
     wgmma_pin(sums);
     __syncthreads();  // stage i is there, and nobody reads stage i - 1 any more

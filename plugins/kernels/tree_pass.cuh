@@ -98,7 +98,7 @@ struct TreePass {
   // Waits until the next tile is in its stage and every thread of the group is past the tile before.
   __device__ __forceinline__ uint32_t arrive(int index) const {
     copy_async_wait<Tile::Stages - 2>();
-    if constexpr (Tile::Wgmma) asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
+    if constexpr (Tile::Wgmma) fence_async_proxy();
     group_sync<Tile>(group);
     return ring + index % Tile::Stages * Tile::StageBytes;
   }

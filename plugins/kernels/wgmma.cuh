@@ -19,6 +19,9 @@ namespace trt_eagle3 {
 #define TRT_EAGLE3_HAS_WGMMA 0
 #endif
 
+// Before products that read what this thread's copies have put into shared memory.
+__device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory"); }
+
 #if TRT_EAGLE3_HAS_WGMMA
 
 // Matrix descriptor of a tile in 128-byte rows with the 128-byte swizzle.

@@ -132,7 +132,7 @@ def test_refused_profile_is_no_context(install: Install, version: str) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_creators_are_looked_up_as_the_registry_has_it(install: Install, version: str) -> None:
     install(version)
-    assert find_creator("Linear", "3") == ("Linear", "3", "")
+    assert find_creator("Linear", "2") == ("Linear", "2", "")
 
 
 def test_interrupted_build_stops_at_once_and_leaves_nothing(install: Install, tmp_path: Path) -> None:

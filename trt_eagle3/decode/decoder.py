@@ -27,7 +27,7 @@ from trt_eagle3.decode.propose import (
     put_draft_visual,
     tree_proposal,
 )
-from trt_eagle3.decode.runner import Place, TargetRunner, causal_mask
+from trt_eagle3.decode.runner import Place, TargetRunner, all_rows, causal_mask
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import Tree
 from trt_eagle3.decode.verify import judge
@@ -203,7 +203,7 @@ class Decoder:
             mask=proposal.mask,
             positions=positions.int().expand(3, -1, -1),
         )
-        rows = torch.arange(proposal.tokens.shape[1]).expand(len(sequences), -1)
+        rows = all_rows(*proposal.tokens.shape)
         return self._target.forward(self._target.embedding.lookup(proposal.tokens), place, rows)
 
     def _compact(self, sequences: Sequence[SequenceState], found: Sequence[Accepted]) -> None:

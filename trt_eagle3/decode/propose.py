@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch import Tensor
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode.dynamic_tree import Candidates, DynamicTree, ancestors
 from trt_eagle3.decode.prompt import Prompt
-from trt_eagle3.decode.runner import DraftRunner, Place
+from trt_eagle3.decode.runner import DraftRunner, Place, all_rows
 from trt_eagle3.decode.tree import Tree
 
 __all__ = [
@@ -187,7 +187,7 @@ class Proposer:
             mask=mask,
             positions=positions.expand(3, batch, count),
         )
-        return self.runner.forward(self.runner.embedding.lookup(tokens), fed, place, _all_rows(count).expand(batch, -1))
+        return self.runner.forward(self.runner.embedding.lookup(tokens), fed, place, all_rows(batch, count))
 
     def _children(self, logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:
         """Target ids and log-probabilities [B, n, k] of the best tokens after each row of ``logits [B, n, Vd]``."""
@@ -202,12 +202,6 @@ def tree_proposal(tree: Tree, tokens: Tensor) -> Proposal:
     batch = len(tokens)
     parents = torch.tensor(tree.parents).expand(batch, -1)
     return Proposal(tokens, parents, tree.depths.expand(batch, -1), tree.mask.expand(batch, -1, -1))
-
-
-@lru_cache(maxsize=32)
-def _all_rows(count: int) -> Tensor:
-    """int32 [count]: the logits of every row are wanted."""
-    return torch.arange(count, dtype=torch.int32)
 
 
 def _first(drafters: Drafters) -> tuple[Tensor, Tensor]:

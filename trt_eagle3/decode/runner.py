@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from trt_eagle3.decode.kv_cache import KVCache
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import Session
 
-__all__ = ["DraftRunner", "Place", "TargetRunner", "VisionRunner", "causal_mask"]
+__all__ = ["DraftRunner", "Place", "TargetRunner", "VisionRunner", "all_rows", "causal_mask"]
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Place:
         return cls([past], [mask.shape[0]], pages, mask[None], positions[:, None])
 
     def inputs(self, logit_rows: Tensor) -> dict[str, Tensor]:
-        """The graph's context inputs; ``logit_rows`` int64 [B, R] are the tokens whose logits are wanted."""
+        """The graph's context inputs; ``logit_rows`` [B, R], integers, are the tokens whose logits are wanted."""
         return {
             "position_ids": self.positions,
             "past_lengths": torch.tensor(self.past, dtype=torch.int32),
@@ -58,6 +59,16 @@ def causal_mask(num_tokens: int) -> Tensor:
     """bool [S, S], lower-triangular: the tree of a plain run of tokens."""
     rows = torch.arange(num_tokens)
     return rows[:, None] >= rows
+
+
+def all_rows(batch: int, count: int) -> Tensor:
+    """int32 [B, count]: the logits of every row are wanted. Shared: only to be read."""
+    return _counted(count).expand(batch, -1)
+
+
+@lru_cache(maxsize=32)
+def _counted(count: int) -> Tensor:
+    return torch.arange(count, dtype=torch.int32)
 
 
 class TargetRunner:
