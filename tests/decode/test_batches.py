@@ -9,6 +9,7 @@ import pytest
 
 import trt_eagle3
 from tests.decode.heldout import heldout, plain_answers, request_of, served
+from tests.decode.overwriting import OverwritingEngine, ask_together
 from tests.tiny import build_tiny
 
 MODES: dict[str, dict[str, Any]] = {
@@ -42,3 +43,18 @@ def test_every_mode_at_every_batch_size_says_what_plain_decoding_says(
         assert [e.prompt for e, a, b in zip(heldout(), found, expected, strict=True) if a != b] == []
         assert (now.acceptance_length or 0) > 3
         assert now.kv_pages_used == 0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_outputs_that_the_next_run_overwrites_mix_nothing_up(
+    mode: str, folder: Path, expected: list[tuple[int, ...]]
+) -> None:
+    """Pictures of one shape above all: a prompt's wait until it is prefilled, and others of its batch run meanwhile."""
+    limits = {"max_batch_size": 4, "max_kv_tokens": 1024}
+    engine = OverwritingEngine(build_tiny(folder / "overwriting", limits=limits, speculation=MODES[mode]))
+    size = {i: e.images[0].size for i, e in enumerate(heldout()) if e.kind == "image"}
+    seeing = sorted(size, key=lambda i: size[i])[:32]
+    for start in range(0, len(seeing), 8):
+        some = seeing[start : start + 8]
+        assert ask_together(engine, [request_of(heldout()[i]) for i in some]) == [expected[i] for i in some]
+    engine.close()

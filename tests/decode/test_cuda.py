@@ -10,6 +10,7 @@ import torch
 from tasks import examples
 
 import trt_eagle3
+from tests.decode.overwriting import ask_together
 from tests.tiny import build_tiny
 from trt_eagle3 import Engine, Request, Sampling
 from trt_eagle3.decode.answer import Answer
@@ -67,6 +68,16 @@ def test_float32_on_cuda_gives_the_tokens_of_the_cpu_alone_and_in_batches(
     assert answers(engines[name], speculation=False) == plain
     for concurrency in (1, 4):
         assert answers(engines[name], concurrency) == plain
+
+
+@pytest.mark.parametrize("name", ["float32", "tree", "dynamic"])
+def test_prompts_admitted_together_keep_their_pictures(engines: dict[str, Engine], name: str) -> None:
+    """Small pictures of one shape go through one captured graph, whose outputs the next ones overwrite."""
+    pictures = sorted(examples("heldout", 12, 24, kinds=("image",)), key=lambda e: e.images[0].size)
+    asked = [Request(e.prompt, list(e.images), max_tokens=64) for e in pictures]
+    alone = [engines["cpu"].submit(request).finish().token_ids for request in asked]
+    for _ in range(3):  # shapes seen, captured
+        assert [t for i in range(0, 24, 4) for t in ask_together(engines[name], asked[i : i + 4])] == alone
 
 
 def test_sampling_on_cuda_says_the_same_for_the_same_seed(engines: dict[str, Engine]) -> None:

@@ -52,7 +52,7 @@ def settle(engine: Engine) -> None:
     """Wait until nobody is served; then every page but cached ones is free."""
     for _ in range(500):
         now = engine.metrics()
-        if not now.running and not now.waiting:
+        if not (now.running or now.waiting or now.kv_pages_used):  # a sequence that ends leaves before its pages
             break
         time.sleep(0.01)
     assert now.kv_pages_used == 0
@@ -102,6 +102,30 @@ def answers_at_once(engine: Engine, count: int) -> list[str]:
 
 def test_threads_ask_at_once(engine: Engine, expected: list[str]) -> None:
     assert answers_at_once(engine, 6) == expected[:6]
+
+
+def test_requests_asked_together_are_all_there_for_the_next_pass(
+    engine: Engine, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waiting, step = [], Scheduler.step
+
+    def counted(self: Scheduler) -> Any:
+        waiting.append(len(self.waiting))
+        return step(self)
+
+    monkeypatch.setattr(Scheduler, "step", counted)
+    requests = [Request(prompt) for prompt in PROMPTS[: LIMITS["max_waiting"]]]
+    answers = engine._started().submit_together(requests, engine._begin)
+    assert [answer.finish().text for answer in answers] == expected[: len(requests)]
+    assert waiting[0] == len(requests)
+    settle(engine)
+
+
+def test_too_many_asked_together_are_refused_and_those_before_are_answered(engine: Engine) -> None:
+    with pytest.raises(OverloadedError, match="6 requests wait already"):
+        engine._started().submit_together([Request(prompt) for prompt in PROMPTS], engine._begin)
+    settle(engine)
+    assert engine.metrics().requests == {"cancelled": LIMITS["max_waiting"]}, "nobody holds their answers"
 
 
 def test_request_past_the_queue_is_refused_and_the_others_are_answered(engine: Engine) -> None:

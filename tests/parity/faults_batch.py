@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from torch import Tensor
+
 from tests.parity.fault import Fault, gives
 from tests.parity.planting import Planted, Tensors
 from trt_eagle3.decode import engine
 from trt_eagle3.decode.prefix_cache import PrefixCache
+from trt_eagle3.decode.runner import VisionRunner
 from trt_eagle3.decode.scheduler import Scheduler
 from trt_eagle3.decode.sequence import SequenceState
 
@@ -52,6 +55,22 @@ def _forgetful(p: Planted) -> None:
     p.patch.setattr(Scheduler, "_preempt", preempt)
 
 
+def _overwritten(p: Planted) -> None:
+    """What a captured graph does to its outputs, and nobody keeps a copy."""
+    true = VisionRunner.forward
+    buffers: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+
+    def forward(self: VisionRunner, patches: Tensor, rows: Tensors) -> tuple[Tensor, Tensor | None]:
+        embeds, deepstack = true(self, patches, rows)
+        assert deepstack is not None
+        found = buffers.setdefault(tuple(patches.shape), (embeds.clone(), deepstack.clone()))
+        for buffer, values in zip(found, (embeds, deepstack), strict=True):
+            buffer.copy_(values)
+        return found
+
+    p.patch.setattr(VisionRunner, "forward", forward)
+
+
 BATCH: Mapping[str, Fault] = {
     "rows of a batch blurred": Fault(
         "logits of all sequences of a batch but the first are 1 % too large",
@@ -79,6 +98,13 @@ BATCH: Mapping[str, Fault] = {
         "batch.tokens",
         "tokens",
         _blind,
+        looks=("batch",),
+    ),
+    "pictures overwritten": Fault(
+        "the pictures of a prompt that is not prefilled yet are overwritten by the next one's of the same size",
+        "batch.tokens",
+        "tokens",
+        _overwritten,
         looks=("batch",),
     ),
     "put off": Fault(

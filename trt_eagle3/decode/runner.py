@@ -133,6 +133,8 @@ class VisionRunner:
         self._session = session
 
     def forward(self, patches: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Visual embeddings [N, H] and deepstack levels [L, N, H] of ``patches [n, patch_dim]``."""
+        """Visual embeddings [N, H] and deepstack levels [L, N, H] of ``patches [n, patch_dim]``, the caller's own."""
         outputs = self._session.run({"patches": patches, **rows})
-        return outputs["visual_embeds"], outputs.get("deepstack")
+        deepstack = outputs.get("deepstack")
+        # copies: a prompt keeps them until it is prefilled, and meanwhile the next one's pictures may run
+        return outputs["visual_embeds"].clone(), None if deepstack is None else deepstack.clone()

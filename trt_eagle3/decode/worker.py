@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -63,17 +63,23 @@ class Worker:
         Raises:
             OverloadedError: too many wait already, or the engine is closed.
         """
-        answer, pool = Answer(request, self._wake, keeps=prepare), self._pools[request.has_media]
         with self._news:
-            if not self.alive:
-                raise OverloadedError("the engine is closed. Load it again.")
-            if self.num_waiting >= self._max_waiting:
-                raise OverloadedError(
-                    f"{self.num_waiting} requests wait already (limits.max_waiting). Try again later."
-                )
-            self._num_preparing += 1
-            pool.submit(self._prepare, answer, prepare)
+            answer = self._accept(request, prepare)
+            self._pools[request.has_media].submit(self._prepare, answer, prepare)
         return answer
+
+    def submit_together(self, requests: Sequence[Request], prepare: Prepare) -> list[Answer]:
+        """Take requests that the next pass finds all of them; ``prepare`` runs here, and decoding waits for it.
+
+        Raises:
+            OverloadedError: as for ``submit``; those before it are taken.
+        """
+        answers = []
+        with self._news:
+            for request in requests:
+                answers.append(self._accept(request, prepare))
+                self._prepare(answers[-1], prepare)
+        return answers
 
     def close(self, *, drain: bool = False) -> None:
         """Stop; requests in flight are cancelled, or with ``drain`` answered first."""
@@ -85,6 +91,14 @@ class Worker:
             self._thread.join()
         for pool in self._pools.values():
             pool.shutdown(wait=False)
+
+    def _accept(self, request: Request, prepare: Prepare) -> Answer:
+        if not self.alive:
+            raise OverloadedError("the engine is closed. Load it again.")
+        if self.num_waiting >= self._max_waiting:
+            raise OverloadedError(f"{self.num_waiting} requests wait already (limits.max_waiting). Try again later.")
+        self._num_preparing += 1
+        return Answer(request, self._wake, keeps=prepare)
 
     def _wake(self) -> None:
         with self._news:

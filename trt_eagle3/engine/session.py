@@ -35,6 +35,9 @@ class Session(Protocol):
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run once; returns the outputs that have no static buffer.
 
+        They may be the session's own memory, which its next run of the same shapes overwrites (a captured CUDA graph
+        has such outputs): who keeps one longer keeps a copy.
+
         Raises:
             UserError: an input is missing, unknown, or of another type or shape than the graph's.
         """

@@ -129,10 +129,8 @@ class RecordingEngine(Engine):
         self.limits = self.limits.model_copy(update={"prefix_cache": self._reuses})
 
     def submit_all(self, requests: Sequence[Request]) -> list[Answer]:
-        """Start answering all requests together: they are prepared before the first of them is handed over."""
-        prepared = {id(request): self._begin(request) for request in requests}
-        worker = self._started()
-        return [worker.submit(request, lambda asked: prepared[id(asked)]) for request in requests]
+        """Start answering all requests together, from the first pass on."""
+        return self._started().submit_together(requests, self._begin)
 
     def leave_pages(self, count: int) -> None:
         """Take pages away, so that sequences have ``count`` from now on; not while requests are in flight."""

@@ -1,7 +1,7 @@
 """Every prompt at once, as in service: batches, prefixes that are reused, sequences put off and computed again.
 
-Alone, a prompt runs in the first row of a batch, over fresh pages that never run out. Here all are asked together,
-twice, the second time over fewer pages than they need, and must be answered as they were alone.
+Alone, a prompt runs in the first row of a batch, over fresh pages that never run out, its pictures just looked at. Here
+all are asked together, twice, the second time over fewer pages than they need, and must be answered as they were alone.
 """
 
 from __future__ import annotations
