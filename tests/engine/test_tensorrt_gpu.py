@@ -191,15 +191,27 @@ def test_ten_thousand_steps_leave_the_memory_as_it_was(bundles: Bundles) -> None
         torch.cuda.synchronize()
         return torch.cuda.mem_get_info()[0], resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-    for step in range(100):
-        session.run(steps[step % 8])
-    free, resident = memory()
-    for step in range(10_000):
-        session.run(steps[step % 8])
-    free_after, resident_after = memory()
-    print("device bytes gone", free - free_after, "host KiB gone", resident_after - resident)
-    assert free_after >= free - (1 << 20)
-    assert resident_after <= resident + (1 << 14)
+    def gone_after(count: int) -> tuple[int, int]:
+        free, resident = memory()
+        for step in range(count):
+            session.run(steps[step % 8])
+        free_after, resident_after = memory()
+        return free - free_after, resident_after - resident
+
+    gone_after(100)
+    # the count is of the whole device, and tests of other processes run on it: what leaks here, leaks every time
+    gone = [gone_after(10_000) for _ in range(3)]
+    print("device bytes and host KiB gone", gone)
+    assert min(device for device, _ in gone) <= 1 << 20
+    assert max(host for _, host in gone) <= 1 << 14
+
+
+@pytest.mark.parametrize("dtype", [pytest.param(d, marks=pytest.mark.xdist_group(d)) for d in ("float32", "float16")])
+def test_engines_pass_validation(bundles: Bundles, dtype: str) -> None:
+    report = trt_eagle3.validate(bundles.tensorrt(dtype))
+    report.check()
+    skipped = {gate.name for gate in report.gates if gate.status == "skipped"}
+    assert skipped == {"target.layer_steps", "target.layers"}, "an engine shows nothing of its inside"
 
 
 def _set(node_type: str, attribute: str, value: float) -> Callable[[onnx.ModelProto], None]:
