@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trt_eagle3.parity.metrics import cosines, margins, relative_error, row_errors
+from trt_eagle3.parity.metrics import cosines, leads, margins, relative_error, row_errors
 
 EXPECTED = torch.tensor([[3.0, 4.0], [300.0, 400.0], [0.0, 0.0]])
 
@@ -50,6 +50,12 @@ def test_cosine_is_of_directions() -> None:
 def test_margin_is_the_difference_of_the_two_best_probabilities() -> None:
     logits = torch.tensor([[0.2, 0.5, 0.3], [0.25, 0.25, 0.5], [0.4, 0.4, 0.2]]).log()
     assert margins(logits).tolist() == pytest.approx([0.2, 0.25, 0.0], abs=1e-6)
+
+
+def test_lead_is_the_difference_of_the_two_best_logits_over_the_size_of_the_row() -> None:
+    logits = torch.tensor([[3.0, 4.0, 0.0, 0.0], [-4.0, -3.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    assert leads(logits).tolist() == pytest.approx([0.4, 0.0, 0.0])
+    assert leads(10 * logits).tolist() == pytest.approx([0.4, 0.0, 0.0])
 
 
 @pytest.mark.parametrize("compare", [relative_error, row_errors])

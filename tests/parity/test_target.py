@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from transformers.models.qwen3_vl import modeling_qwen3_vl as hf
 
 from tests.reference.target import VISION, Target, random_target
 from trt_eagle3.parity.metrics import relative_error
@@ -87,3 +90,33 @@ def test_trace_has_the_names_of_the_graph_and_ends_with_the_output(target: Targe
     assert list(trace)[-1] == "layers.2.output"
     assert torch.equal(trace["layers.2.output"], layer(embeds, rope))
     assert trace["layers.2.self_attn.q"].shape == (5, 32)
+
+
+def test_reference_computes_in_float32_where_the_process_allows_less(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Convolutions on a GPU are in TF32 by default, and this one's errors would be five times what is allowed."""
+    seen: list[tuple[bool, str]] = []
+
+    def spied(module: Any, name: str) -> None:
+        true = getattr(module, name)
+
+        def forward(*args: Any, **options: Any) -> Any:
+            seen.append((torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()))
+            return true(*args, **options)
+
+        monkeypatch.setattr(module, name, forward)
+
+    spied(hf.Qwen3VLVisionPatchEmbed, "forward")
+    spied(hf.Qwen3VLTextMLP, "forward")
+    torch.set_float32_matmul_precision("high")
+    try:
+        reference = target.reference
+        reference.vision(torch.randn(40, target.spec.vision.patch_dim), GRIDS)
+        positions, _ = reference.rope_index(torch.tensor([1, 2, 3]), GRIDS[:0])
+        next(reference.layers())(reference.embed(torch.tensor([1, 2, 3])), reference.rope(positions))
+        assert torch.get_float32_matmul_precision() == "high"
+        assert torch.backends.cudnn.allow_tf32, "torch's default"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert seen == [(False, "highest")] * 2

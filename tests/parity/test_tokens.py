@@ -11,7 +11,7 @@ import torch
 from trt_eagle3.multimodal import ModelInputs
 from trt_eagle3.parity.answers import Answer
 from trt_eagle3.parity.board import Board
-from trt_eagle3.parity.target_check import CheckedTarget
+from trt_eagle3.parity.target_check import CheckedTarget, compare_logits
 from trt_eagle3.parity.thresholds import Thresholds
 from trt_eagle3.parity.token_check import Mismatch, check_tokens, parents_of
 from trt_eagle3.parity.workload import Case
@@ -19,6 +19,9 @@ from trt_eagle3.prompts import Question
 
 LOGITS = torch.tensor([[8.0, 1.0, -3.0, 0.0], [2.0, 8.0, 0.5, 1.0], [8.0, 7.9, 0.0, 1.0]])
 """Best tokens 0, 1, 0; the last row's first two are 0.1 apart, and its root mean square is 5.6."""
+
+
+_TYPES = ("float32", "float16", "bfloat16")
 
 
 def checked(plain: tuple[int, ...], speculative: tuple[int, ...] = ()) -> CheckedTarget:
@@ -102,3 +105,16 @@ def test_answers_know_how_far_they_agree() -> None:
         return dataclasses.replace(checked(plain).answer, speculative=speculative).agreed
 
     assert [agreed((1, 2, 3), s) for s in ((1, 2, 3), (1, 2, 4), (0,), (1, 2))] == [3, 2, 0, 2]
+
+
+def test_best_token_of_a_sure_row_must_be_the_references_unless_it_is_a_tie() -> None:
+    """Rows 0 and 1 are sure by 6 logits, row 2 by 0.5: 0.24 in probability, 0.09 of the size of the row."""
+    theirs = torch.tensor([[8.0, 1.0, -3.0, 0.0], [2.0, 8.0, 0.5, 1.0], [8.0, 7.5, 0.0, 1.0]])
+    for turned, failures in ((2, {"float32": 1, "float16": 1, "bfloat16": 0}), (1, dict.fromkeys(_TYPES, 1))):
+        ours = theirs.clone()
+        ours[turned, [0, 1]] = theirs[turned, [1, 0]]
+        for dtype in _TYPES:
+            board = Board(Thresholds(dtype, {}))
+            compare_logits(board, "a", ours, theirs, 0)
+            assert len(board.failures("target.top1")) == failures[dtype], (turned, dtype)
+            assert not board.failures("target.top5")

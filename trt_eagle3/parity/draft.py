@@ -15,7 +15,7 @@ from torch.nn.functional import silu
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.tensor_index import read_tensor
-from trt_eagle3.parity.ops import pair_axis, rms_norm, turn
+from trt_eagle3.parity.ops import full_float32, pair_axis, rms_norm, turn
 
 __all__ = ["DraftRows", "KeysValues", "ReferenceDraft"]
 
@@ -55,6 +55,7 @@ class ReferenceDraft:
         placed = {n: w.to(device, dtype) if w.is_floating_point() else w for n, w in weights.items()}
         return cls(manifest, placed, dtype)
 
+    @full_float32()
     def fuse(self, aux: Tensor) -> Tensor:
         """Features [T, Hd] of concatenated aux hidden states [T, k * Ht]."""
         m = self.manifest
@@ -71,6 +72,7 @@ class ReferenceDraft:
         return found.logits, found.features
 
     @torch.no_grad()
+    @full_float32()
     def run(
         self,
         embeds: Tensor,

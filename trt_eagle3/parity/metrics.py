@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["cosines", "margins", "relative_error", "row_errors"]
+__all__ = ["cosines", "leads", "margins", "relative_error", "row_errors"]
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
@@ -38,3 +38,10 @@ def margins(logits: Tensor) -> Tensor:
     """float64 [n]: how much likelier the best token of each row is than the second, as a difference of probability."""
     best = logits.double().softmax(dim=-1).topk(2, dim=-1).values
     return best[:, 0] - best[:, 1]
+
+
+def leads(logits: Tensor) -> Tensor:
+    """float64 [n]: logits between the best token of each row and the second, over the root mean square of the row."""
+    rows = logits.double()
+    best = rows.topk(2, dim=-1).values
+    return (best[:, 0] - best[:, 1]) / rows.square().mean(dim=-1).sqrt().clamp(min=1e-30)

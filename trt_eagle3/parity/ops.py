@@ -1,11 +1,32 @@
-"""RMSNorm and rotary embedding from their equations, in the type of their input: the reference's own."""
+"""What the references compute with: RMSNorm and rotary embedding from their equations, float32 products in full."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-__all__ = ["pair_axis", "rms_norm", "turn"]
+__all__ = ["full_float32", "pair_axis", "rms_norm", "turn"]
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """Products of float32 tensors are computed in float32, whatever the process allows.
+
+    On a GPU torch rounds the inputs of convolutions (a vision tower's patches) to TF32 unless told otherwise, and those
+    of matrix products where it is told to: docs.pytorch.org, "TensorFloat-32 (TF32) on Ampere (and later) devices".
+    """
+    cudnn = torch.backends.cudnn
+    convolutions, products = cudnn.allow_tf32, torch.get_float32_matmul_precision()
+    cudnn.allow_tf32 = False
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        cudnn.allow_tf32 = convolutions
+        torch.set_float32_matmul_precision(products)
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype = torch.float64) -> Tensor:

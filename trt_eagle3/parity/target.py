@@ -22,7 +22,7 @@ from transformers.models.qwen3_vl import modeling_qwen3_vl as hf
 
 from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.checkpoint.tensor_index import TensorRef
-from trt_eagle3.parity.ops import rms_norm
+from trt_eagle3.parity.ops import full_float32, rms_norm
 
 __all__ = ["Rope", "TargetLayer", "TargetReference", "VisionStates", "add_deepstack"]
 
@@ -127,6 +127,7 @@ class TargetReference:
         return found
 
     @torch.no_grad()
+    @full_float32()
     def head(self, normed: Tensor) -> Tensor:
         """Logits [R, V] on the CPU of normed rows [R, H]; the head passes by in slices."""
         parts = []
@@ -138,6 +139,7 @@ class TargetReference:
         return torch.cat(parts, dim=1)
 
     @torch.no_grad()
+    @full_float32()
     def vision(self, patches: Tensor, grid_thw: Tensor, taps: Sequence[str] = ()) -> VisionStates:
         """Run the tower over packed ``patches [n, D]``; ``taps`` are names of the vision graph."""
         with torch.device("meta"):
@@ -200,6 +202,7 @@ class TargetLayer:
         return sum(p.numel() * p.element_size() for p in self._module.parameters())
 
     @torch.no_grad()
+    @full_float32()
     def __call__(self, hidden: Tensor, rope: Rope) -> Tensor:
         """Output [S, H], before any deepstack level, of a whole sequence's rows [S, H]."""
         found: Tensor = self._module(hidden[None], position_embeddings=rope)

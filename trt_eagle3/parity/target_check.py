@@ -16,7 +16,7 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode.engine import Engine
 from trt_eagle3.parity.answers import Answer
 from trt_eagle3.parity.board import Board
-from trt_eagle3.parity.metrics import cosines, margins, row_errors
+from trt_eagle3.parity.metrics import cosines, leads, margins, row_errors
 from trt_eagle3.parity.record import replay
 from trt_eagle3.parity.target import Rope, TargetLayer, TargetReference, VisionStates, add_deepstack
 from trt_eagle3.parity.trace import deepstack_of, embeds_of, logits_of, outputs_of
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 SURE = 0.1
-"""Margin in probability above which the reference's best token must be the engine's."""
+"""Margin in probability above which the reference's best token must be the engine's, unless the two are a tie."""
 
 
 @dataclass
@@ -164,7 +164,7 @@ def compare_logits(board: Board, case: str, ours: Tensor, theirs: Tensor, first:
     ordered = directions.sort().values
     board.add("target.logits_cosine", float(ordered[int(0.05 * (len(ordered) - 1))]), case, "logits", first + worst)
     board.add_rows("target.logits_l2", errors, case, "logits", first)
-    sure = margins(theirs) > SURE
+    sure = (margins(theirs) > SURE) & (leads(theirs) > board.thresholds["tie_margin"].value)
     best = ours.argmax(dim=-1)
     hit = best == theirs.argmax(dim=-1)
     near = (theirs.topk(min(5, theirs.shape[1]), dim=-1).indices == best[:, None]).any(dim=1)

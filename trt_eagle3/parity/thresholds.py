@@ -97,10 +97,10 @@ THRESHOLDS: Mapping[str, Threshold] = {
         _MEASURED,
     ),
     "top1": Threshold(
-        "rows whose best token is the reference's, of those with a margin above 0.1 in probability",
+        "rows whose best token is the reference's, of those with a margin above 0.1 in probability that are no ties",
         "high",
         {"float32": 1.0, "float16": 1.0, "bfloat16": 0.99},
-        "a probability margin of 0.1 is far beyond the logit errors that logits_l2 admits at these types",
+        "neither rounding (tie_margin) nor a probability that is nearly the same can turn such a row's best token",
     ),
     "top5": Threshold(
         "rows whose best token is among the reference's best five, of the others",
