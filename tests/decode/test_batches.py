@@ -53,8 +53,8 @@ def test_outputs_that_the_next_run_overwrites_mix_nothing_up(
     limits = {"max_batch_size": 4, "max_kv_tokens": 1024}
     engine = OverwritingEngine(build_tiny(folder / "overwriting", limits=limits, speculation=MODES[mode]))
     size = {i: e.images[0].size for i, e in enumerate(heldout()) if e.kind == "image"}
-    seeing = sorted(size, key=lambda i: size[i])[:32]
-    for start in range(0, len(seeing), 8):
-        some = seeing[start : start + 8]
+    asked = [*sorted(size, key=lambda i: size[i])[:32], *range(24)]
+    for start in range(0, len(asked), 8):
+        some = asked[start : start + 8]
         assert ask_together(engine, [request_of(heldout()[i]) for i in some]) == [expected[i] for i in some]
     engine.close()
