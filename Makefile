@@ -17,7 +17,7 @@ $(BUNDLE)/bundle.json: $(READY) build_configs/tiny.yaml $(SOURCES)
 	$(BIN)/trt-eagle3 build --config build_configs/tiny.yaml
 
 test: lint $(TRITON_READY)
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder  # files with few tests are the longest here
 
 lint: $(READY)
 	$(BIN)/ruff format --check
