@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -92,23 +94,23 @@ def test_trace_has_the_names_of_the_graph_and_ends_with_the_output(target: Targe
     assert trace["layers.2.self_attn.q"].shape == (5, 32)
 
 
-def test_reference_computes_in_float32_where_the_process_allows_less(
+def test_reference_computes_in_float32_whatever_the_process_allows(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Convolutions on a GPU are in TF32 by default, and this one's errors would be five times what is allowed."""
+    """Convolutions on a GPU are in TF32 by default, and such a reference is five times further off than is allowed."""
     seen: list[tuple[bool, str]] = []
 
-    def spied(module: Any, name: str) -> None:
-        true = getattr(module, name)
+    def spied(module: Any) -> None:
+        true = module.forward
 
         def forward(*args: Any, **options: Any) -> Any:
             seen.append((torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()))
             return true(*args, **options)
 
-        monkeypatch.setattr(module, name, forward)
+        monkeypatch.setattr(module, "forward", forward)
 
-    spied(hf.Qwen3VLVisionPatchEmbed, "forward")
-    spied(hf.Qwen3VLTextMLP, "forward")
+    spied(hf.Qwen3VLVisionPatchEmbed)
+    spied(hf.Qwen3VLTextMLP)
     torch.set_float32_matmul_precision("high")
     try:
         reference = target.reference
@@ -120,3 +122,37 @@ def test_reference_computes_in_float32_where_the_process_allows_less(
     finally:
         torch.set_float32_matmul_precision("highest")
     assert seen == [(False, "highest")] * 2
+
+
+SWITCHES = """
+import os, sys, torch
+from trt_eagle3.parity.ops import full_float32
+
+def allowed():
+    return [part.fp32_precision == "tf32" for part in (torch.backends.cudnn.conv, torch.backends.cuda.matmul)]
+
+for switch in sys.argv[1:]:
+    if os.fork():
+        assert os.wait()[1] == 0, switch
+        continue
+    exec(switch)
+    before = allowed()
+    with full_float32():
+        inside = allowed()
+    assert inside == [False, False]
+    assert allowed() == before, (allowed(), before)
+    os._exit(0)
+"""
+
+
+def test_products_are_in_float32_by_whichever_switches_the_process_uses() -> None:
+    """torch's older switches fail where the newer ones have been used; each process has its own."""
+    switches = (
+        "pass",
+        "torch.backends.cuda.matmul.allow_tf32 = True",
+        "torch.backends.cuda.matmul.fp32_precision = 'tf32'",
+        "torch.backends.cudnn.conv.fp32_precision = 'ieee'",
+        "torch.backends.fp32_precision = 'tf32'",
+    )
+    done = subprocess.run([sys.executable, "-c", SWITCHES, *switches], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

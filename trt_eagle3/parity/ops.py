@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 __all__ = ["full_float32", "pair_axis", "rms_norm", "turn"]
+
+
+class _Products:
+    """torch's older switch of matrix products, as an attribute."""
+
+    precision = property(
+        lambda _: torch.get_float32_matmul_precision(), lambda _, value: torch.set_float32_matmul_precision(value)
+    )
 
 
 @contextmanager
@@ -18,15 +27,28 @@ def full_float32() -> Iterator[None]:
     On a GPU torch rounds the inputs of convolutions (a vision tower's patches) to TF32 unless told otherwise, and those
     of matrix products where it is told to: docs.pytorch.org, "TensorFloat-32 (TF32) on Ampere (and later) devices".
     """
-    cudnn = torch.backends.cudnn
-    convolutions, products = cudnn.allow_tf32, torch.get_float32_matmul_precision()
-    cudnn.allow_tf32 = False
-    torch.set_float32_matmul_precision("highest")
+    switches = _switches()
+    before = [getattr(part, name) for part, name, _ in switches]
+    for part, name, exact in switches:
+        setattr(part, name, exact)
     try:
         yield
     finally:
-        cudnn.allow_tf32 = convolutions
-        torch.set_float32_matmul_precision(products)
+        for (part, name, _), value in zip(switches, before, strict=True):
+            setattr(part, name, value)
+
+
+def _switches() -> list[tuple[Any, str, object]]:
+    """Object, attribute, and the value that allows no rounding."""
+    backends: Any = torch.backends
+    older = [(backends.cudnn, "allow_tf32", False), (_Products(), "precision", "highest")]
+    try:
+        for part, name, _ in older:
+            getattr(part, name)
+    except RuntimeError:  # torch 2.9 and later, where the process has used the newer switches: beside them these fail
+        parts = backends.cudnn.conv, backends.cuda.matmul, backends.mkldnn.conv, backends.mkldnn.matmul
+        return [(part, "fp32_precision", "ieee") for part in parts]
+    return older
 
 
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype = torch.float64) -> Tensor:
