@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["cosines", "leads", "margins", "relative_error", "row_errors"]
+__all__ = ["cosines", "leads", "margins", "relative_error", "row_errors", "sizes"]
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
@@ -40,8 +40,12 @@ def margins(logits: Tensor) -> Tensor:
     return best[:, 0] - best[:, 1]
 
 
+def sizes(rows: Tensor) -> Tensor:
+    """float64 [n]: the root mean square of each row, by which a tie of two logits is measured."""
+    return rows.double().square().mean(dim=-1).sqrt()
+
+
 def leads(logits: Tensor) -> Tensor:
-    """float64 [n]: logits between the best token of each row and the second, over the root mean square of the row."""
-    rows = logits.double()
-    best = rows.topk(2, dim=-1).values
-    return (best[:, 0] - best[:, 1]) / rows.square().mean(dim=-1).sqrt().clamp(min=1e-30)
+    """float64 [n]: logits between the best token of each row and the second, over the size of the row."""
+    best = logits.double().topk(2, dim=-1).values
+    return (best[:, 0] - best[:, 1]) / sizes(logits).clamp(min=1e-30)

@@ -128,7 +128,7 @@ class RecordingEngine(Engine):
             vars(self).pop(name, None)
         self.limits = self.limits.model_copy(update={"prefix_cache": self._reuses})
 
-    def submit_all(self, requests: Sequence[Request]) -> list[Answer]:
+    def submit_together(self, requests: Sequence[Request]) -> list[Answer]:
         """Start answering all requests together, from the first pass on."""
         return self._started().submit_together(requests, self._begin)
 

@@ -40,12 +40,12 @@ def check_surprise(board: Board, answers: Sequence[Sampled], embed: Callable[[Te
         for step, token in enumerate(answer.tokens):
             if first + step not in rows:
                 continue
-            probs = reference_probs(rows[first + step], SETTING)
+            row = rows[first + step]
+            probs = reference_probs(row, SETTING)
             surprise = -probs.log()
             entropy = float((probs * surprise).nan_to_num().sum())
             # coarse types have many equal logits, and of those at its edge a filter may keep any
-            equals = rows[first + step] == rows[first + step][token]
-            excess += float(surprise[equals].min()) - entropy
+            excess += float(surprise[row == row[token]].min()) - entropy
             variance += float((probs * surprise.square()).nan_to_num().sum()) - entropy**2
             count += 1
     if not count:

@@ -91,7 +91,7 @@ def _ask(engine: RecordingEngine, answers: Sequence[Answer], max_tokens: int) ->
     wave = engine.limits.max_waiting
     for start in range(0, len(answers), wave):
         questions = [answer.case.question for answer in answers[start : start + wave]]
-        asked = engine.submit_all(
+        asked = engine.submit_together(
             [Request(q.prompt, q.images, q.videos, max_tokens=max_tokens, ignore_eos=True) for q in questions]
         )
         with ThreadPoolExecutor(len(asked)) as readers:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trt_eagle3.parity.answers import Answer
 from trt_eagle3.parity.board import Board
-from trt_eagle3.parity.metrics import row_errors
+from trt_eagle3.parity.metrics import row_errors, sizes
 from trt_eagle3.parity.record import Pass
 from trt_eagle3.parity.target_check import CheckedTarget
 from trt_eagle3.parity.trace import Rows, logits_of, rows_of
@@ -98,7 +98,7 @@ def mismatch_of(
     row = t.logits[step].double()
     best = row.topk(2).values
     margins = [float(best[0] - row[token]) for token in (expected, got)]
-    bound = board.thresholds["tie_margin"].value * float(row.square().mean().sqrt())
+    bound = board.thresholds["tie_margin"].value * float(sizes(row[None]))
     texts = [decode([token]) for token in (expected, got)] if callable(decode) else ["", ""]
     return Mismatch(
         gate=gate,
