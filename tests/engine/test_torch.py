@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 
 import trt_eagle3
 from tests.tiny import build_tiny
+from trt_eagle3.engine import capi, torch_program
 from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.engine.torch import TorchSession
@@ -156,6 +158,20 @@ def test_tables_know_every_op_of_the_graphs(bundle: Path) -> None:
         proto = onnx.load(bundle / graph / "model.onnx", load_external_data=False)
         used |= {node.op_type for node in proto.graph.node if not node.domain}
     assert used <= set(STANDARD_OPS)
+
+
+def test_without_the_kernel_library_cuda_runs_stock_operations_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = torch_program._own_ops.__wrapped__, torch_program._standard_ops.__wrapped__
+    monkeypatch.setattr(torch_program, "_own_ops", functools.cache(found[0]))
+    monkeypatch.setattr(torch_program, "_standard_ops", functools.cache(found[1]))
+    monkeypatch.setattr(capi, "available", lambda: False)
+    with pytest.warns(UserWarning, match=f"make plugins.*{capi.LIBRARY_VARIABLE}") as told:
+        ops = [torch_program._own_ops("cuda") for _ in range(3)]
+    assert len(told) == 1
+    assert all(some is OWN_OPS for some in ops)
+    assert torch_program._standard_ops("cuda") is STANDARD_OPS
 
 
 def test_decoding_gives_the_tokens_of_onnxruntime(bundle: Path, tmp_path: Path) -> None:
