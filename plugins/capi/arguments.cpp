@@ -212,6 +212,48 @@ LinearParams linear_params(const te3_linear_args& a, Check* check) {
   return p;
 }
 
+VisionAttentionParams vision_params(const te3_vision_attention_args& a, Check* check) {
+  const int32_t t = a.qkv.dtype;
+  check->floating("qkv", a.qkv);
+  check->tensor("qkv", a.qkv, t, {kAny, kAny}, "[n, 3 * H * D]");
+  check->that(a.num_heads > 0 && a.num_heads <= 65535, "num_heads: must be positive, at most 65535");
+  if (!check->ok()) return {};
+  const int64_t patches = a.qkv.shape[0], heads = a.num_heads, dim = a.qkv.shape[1] / (3 * heads);
+  check->that(a.qkv.shape[1] == 3 * heads * dim && dim > 0 && dim % 4 == 0 && dim <= 128, [&] {
+    return "qkv: expected 3 * num_heads * head_dim columns, head_dim a multiple of 4 and at most 128, got " +
+           Check::text(a.qkv) + " with num_heads " + std::to_string(heads);
+  });
+  check->tensor("rope_positions", a.rope_positions, TE3_INT32, {2, patches}, "[2, n]");
+  check->tensor("inv_freq", a.inv_freq, TE3_FLOAT32, {dim / 2}, "[D / 2]");
+  check->tensor("pair_axis", a.pair_axis, TE3_INT32, {dim / 2}, "[D / 2]");
+  check->tensor("frame_starts", a.frame_starts, TE3_INT32, {kAny}, "[F + 1]");
+  check->tensor("out", a.out, t, {patches, heads * dim}, "[n, H * D]");
+  if (!check->ok()) return {};
+  const int64_t frames = a.frame_starts.shape[0] - 1;
+  check->that(frames >= 1,
+              [&] { return "frame_starts: expected [F + 1], F at least 1, got " + Check::text(a.frame_starts); });
+  check->that(fits_int(patches + 8 * frames), "qkv: too many patches");
+  check->that(a.path >= TE3_PATH_AUTO && a.path <= TE3_PATH_WGMMA,
+              [&] { return "path: unknown " + std::to_string(a.path); });
+  check->that(a.scale > 0.0f && std::isfinite(a.scale),
+              [&] { return "scale: must be positive, got " + std::to_string(a.scale); });
+  VisionAttentionParams p = {};
+  p.qkv = a.qkv.data;
+  p.rope_positions = ints(a.rope_positions);
+  p.inv_freq = static_cast<const float*>(a.inv_freq.data);
+  p.pair_axis = ints(a.pair_axis);
+  p.frame_starts = ints(a.frame_starts);
+  p.out = a.out.data;
+  p.num_patches = static_cast<int32_t>(patches);
+  p.num_frames = static_cast<int32_t>(frames);
+  p.num_heads = a.num_heads;
+  p.head_dim = static_cast<int32_t>(dim);
+  p.scale = a.scale;
+  p.dtype = dtype_of(a.qkv);
+  p.path = static_cast<AttentionPath>(a.path);
+  return p;
+}
+
 KVMoveParams move_params(const te3_kv_move_args& a, Check* check) {
   const int32_t t = a.cache.dtype;
   check->floating("cache", a.cache);

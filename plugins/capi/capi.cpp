@@ -40,10 +40,7 @@ te3_status te3_tree_attention(const te3_tree_attention_args* args, void* workspa
                    a.query_lengths.data, a.page_table.data, a.tree_mask.data, a.out.data, workspace});
   size_t wanted = 0;
   if (check.ok()) check.launched(trt_eagle3::tree_attention_workspace(params, &wanted));
-  check.that(wanted <= workspace_bytes && (wanted == 0 || reinterpret_cast<uintptr_t>(workspace) % 16 == 0), [&] {
-    return "workspace: expected " + std::to_string(wanted) + " bytes aligned to 16, got " +
-           std::to_string(workspace_bytes);
-  });
+  check.workspace(workspace, workspace_bytes, wanted);
   if (check.ok()) {
     const auto s = static_cast<cudaStream_t>(stream);
     check.launched(trt_eagle3::tree_attention(params, workspace, workspace_bytes, s));
@@ -91,6 +88,34 @@ te3_status te3_linear(const te3_linear_args* args, void* stream) {
   const auto params = trt_eagle3::linear_params(*args, &check);
   check.on_device({args->x.data, args->weight.data, args->y.data});
   if (check.ok()) check.launched(trt_eagle3::linear(params, static_cast<cudaStream_t>(stream)));
+  return trt_eagle3::finish(check);
+}
+
+te3_status te3_vision_attention_workspace(const te3_vision_attention_args* args, size_t* bytes) {
+  Check check("vision_attention_workspace");
+  check.that(args != nullptr && bytes != nullptr, "args and bytes must not be null");
+  if (!check.ok()) return trt_eagle3::finish(check);
+  const auto params = trt_eagle3::vision_params(*args, &check);
+  if (check.ok()) check.launched(trt_eagle3::vision_attention_workspace(params, bytes));
+  return trt_eagle3::finish(check);
+}
+
+te3_status te3_vision_attention(const te3_vision_attention_args* args, void* workspace, size_t workspace_bytes,
+                                void* stream) {
+  Check check("vision_attention");
+  check.that(args != nullptr, "args must not be null");
+  if (!check.ok()) return trt_eagle3::finish(check);
+  const te3_vision_attention_args& a = *args;
+  const auto params = trt_eagle3::vision_params(a, &check);
+  check.on_device({a.qkv.data, a.rope_positions.data, a.inv_freq.data, a.pair_axis.data, a.frame_starts.data,
+                   a.out.data, workspace});
+  size_t wanted = 0;
+  if (check.ok()) check.launched(trt_eagle3::vision_attention_workspace(params, &wanted));
+  check.workspace(workspace, workspace_bytes, wanted);
+  if (check.ok()) {
+    const auto s = static_cast<cudaStream_t>(stream);
+    check.launched(trt_eagle3::vision_attention(params, workspace, workspace_bytes, s));
+  }
   return trt_eagle3::finish(check);
 }
 

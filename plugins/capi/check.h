@@ -70,6 +70,12 @@ class Check {
     }
   }
 
+  void workspace(const void* data, size_t bytes, size_t wanted) {
+    that(wanted <= bytes && (wanted == 0 || reinterpret_cast<uintptr_t>(data) % 16 == 0), [&] {
+      return "workspace: expected " + std::to_string(wanted) + " bytes aligned to 16, got " + std::to_string(bytes);
+    });
+  }
+
   // On the current device. Comes last: it is the one check that needs a device.
   void on_device(std::initializer_list<const void*> pointers) {
     if (!ok()) return;

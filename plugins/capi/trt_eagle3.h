@@ -15,7 +15,7 @@
 extern "C" {
 #endif
 
-#define TE3_ABI_VERSION 2
+#define TE3_ABI_VERSION 3
 #define TE3_MAX_RANK 4
 
 typedef enum te3_status {
@@ -94,6 +94,22 @@ typedef struct te3_silu_mul_args {
   te3_tensor out;     /* T [n, width] */
 } te3_silu_mul_args;
 
+/* Rotates pair i (channels i and i + D/2) of every head of q and k by rope_positions[pair_axis[i]] * inv_freq[i], then
+ * attends from each patch over the patches of its own frame. Patch r belongs to the frame f with frame_starts[f] <= r <
+ * frame_starts[f + 1]; frames may be empty. float32, and head_dims other than 64, 72 and 80, are computed without
+ * tensor cores. */
+typedef struct te3_vision_attention_args {
+  te3_tensor qkv;            /* T [n, 3 * H * D]: q, k and v of all heads */
+  te3_tensor rope_positions; /* int32 [2, n] */
+  te3_tensor inv_freq;       /* float32 [D / 2] */
+  te3_tensor pair_axis;      /* int32 [D / 2], each 0 or 1 */
+  te3_tensor frame_starts;   /* int32 [F + 1], ascending from 0 to n */
+  te3_tensor out;            /* T [n, H * D] */
+  int32_t num_heads;
+  float scale;
+  int32_t path; /* te3_path; tests and measurements alone set it */
+} te3_vision_attention_args;
+
 /* y = x . weight^T, for a few rows of x: what decoding multiplies. TE3_NOT_SUPPORTED for float32, for K that is no
  * multiple of 32, and for more than 64 rows. Of more than 16, and of 9 to 16 whose x does not fit beside, it computes
  * on Hopper what pays: K a multiple of 128, and of more than 16 a weight of 64 MiB or more. Before Hopper x must fit.
@@ -132,6 +148,11 @@ te3_status te3_qk_norm_mrope(const te3_qk_norm_mrope_args* args, void* stream);
 te3_status te3_add_rms_norm(const te3_add_rms_norm_args* args, void* stream);
 te3_status te3_silu_mul(const te3_silu_mul_args* args, void* stream);
 te3_status te3_linear(const te3_linear_args* args, void* stream);
+/* Bytes of device memory, aligned to 16, that te3_vision_attention wants beside its tensors: it depends on the shapes
+ * alone. Nothing in it outlives a launch. */
+te3_status te3_vision_attention_workspace(const te3_vision_attention_args* args, size_t* bytes);
+te3_status te3_vision_attention(const te3_vision_attention_args* args, void* workspace, size_t workspace_bytes,
+                                void* stream);
 te3_status te3_kv_move(const te3_kv_move_args* args, void* stream);
 
 #ifdef __cplusplus

@@ -90,6 +90,23 @@ struct SiluMulParams {
   DType dtype;
 };
 
+// Attention of each patch over the patches of its own frame, q and k rotated by their rows and columns.
+struct VisionAttentionParams {
+  const void* qkv;                // T [n, 3 * H * D]
+  const int32_t* rope_positions;  // [2, n]: row and column of each patch
+  const float* inv_freq;          // [D / 2]
+  const int32_t* pair_axis;       // [D / 2], values 0 and 1
+  const int32_t* frame_starts;    // [F + 1], ascending from 0 to n; frames may be empty
+  void* out;                      // T [n, H * D]
+  int32_t num_patches;            // n
+  int32_t num_frames;             // F
+  int32_t num_heads;
+  int32_t head_dim;
+  float scale;
+  DType dtype;
+  AttentionPath path;
+};
+
 // y = x . weight^T.
 struct LinearParams {
   const void* x;       // T [M, K]
@@ -125,6 +142,10 @@ cudaError_t qk_norm_mrope(const QKNormMRopeParams& params, cudaStream_t stream);
 cudaError_t add_rms_norm(const AddRmsNormParams& params, cudaStream_t stream);
 cudaError_t silu_mul(const SiluMulParams& params, cudaStream_t stream);
 cudaError_t linear(const LinearParams& params, cudaStream_t stream);
+// Bytes of workspace that vision_attention wants: packed q, k and v. Nothing in it outlives a launch.
+cudaError_t vision_attention_workspace(const VisionAttentionParams& params, size_t* bytes);
+cudaError_t vision_attention(const VisionAttentionParams& params, void* workspace, size_t workspace_bytes,
+                             cudaStream_t stream);
 cudaError_t kv_move(const KVMoveParams& params, cudaStream_t stream);
 
 // Most rows of x that linear() takes; cudaErrorNotSupported for what cuBLAS computes as fast.

@@ -191,11 +191,11 @@ def test_decode_steps_have_a_profile_of_their_own_before_prompts() -> None:
     assert context.shapes["k_cache.0"][2] == (2048 + 16, 2, 64)
 
 
-def test_vision_profiles_trade_frames_for_their_length() -> None:
+def test_vision_profile_takes_all_patches_in_one_frame_or_in_many() -> None:
     config = tiny_config(engine=ENGINE, limits={"max_visual_tokens": 512})
-    profiles = graph_profiles("vision", graphs()["vision"], config, TreeSizes(), 2)
-    sizes = [profile.shapes["frame_rows"][2] for profile in profiles]
-    assert sizes == [(2, 2048), (8, 1024), (32, 512), (128, 256)]
+    (profile,) = graph_profiles("vision", graphs()["vision"], config, TreeSizes(), 2)
+    assert profile.shapes["patches"][2] == (2048, 1536)
+    assert profile.shapes["frame_starts"] == ((2,), (2,), (512 // 16 + 8 + 1,))
 
 
 # The builder

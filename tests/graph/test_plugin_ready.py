@@ -11,6 +11,7 @@ import torch
 from onnx import TensorProto
 from torch import Tensor
 
+from tests.reference.compare import FLOAT32_TOLERANCE
 from tests.tiny import DRAFT, TARGET
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.target_reader import read_target
@@ -81,7 +82,9 @@ def test_schema_refuses_a_plugin_node_without_its_attributes(tmp_path: Path) -> 
 def test_every_op_of_ours_is_a_plugin_node_that_knows_its_types() -> None:
     model = plugin_ready(graphs(residual="float32")["target"]).model
     ours = [node for node in model.graph.node if node.domain == DOMAIN]
-    assert {node.op_type for node in ours} == set(OPS)
+    assert {node.op_type for node in ours} == set(OPS) - {"VisionAttention"}
+    vision = plugin_ready(graphs()["vision"]).model
+    assert {node.op_type for node in vision.graph.node if node.domain == DOMAIN} == {"VisionAttention"}
     norms = [
         {a.name: onnx.helper.get_attribute_value(a) for a in n.attribute} for n in ours if n.op_type == "AddRmsNorm"
     ]
@@ -228,7 +231,23 @@ def test_rewritten_graph_computes_the_same_bits(graph: str, tmp_path: Path) -> N
     found = run(ready.model, tmp_path, tmp_path, inputs)
     assert found.keys() == expected.keys()
     for name, value in expected.items():
-        assert torch.equal(found[name], value), name
+        if graph == "vision":  # Gelu is written out, in another order of the same steps
+            assert relative_error(found[name], value) < FLOAT32_TOLERANCE, name
+        else:
+            assert torch.equal(found[name], value), name
+
+
+@pytest.mark.parametrize("approximate", ["tanh", "none"])
+def test_gelu_written_out_computes_gelu(approximate: str, tmp_path: Path) -> None:
+    x, y = (onnx.helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n"]) for n in "xy")
+    node = onnx.helper.make_node("Gelu", ["x"], ["y"], name="y/Gelu", approximate=approximate)
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "gelu", [x], [y]))
+    made = plugin_ready(model).model
+    assert "Gelu" not in {n.op_type for n in made.graph.node}
+    values = torch.linspace(-12, 12, 4001)
+    found = run(made, tmp_path, tmp_path, {"x": values})["y"]
+    expected = torch.nn.functional.gelu(values.double(), approximate=approximate)
+    assert (found - expected).abs().max() < 1e-6  # a few roundings of values up to 12
 
 
 def test_float32_residual_computes_what_the_compute_type_does(tmp_path: Path) -> None:
@@ -270,11 +289,9 @@ def test_projections_that_write_to_a_wide_stream_are_scaled() -> None:
     assert all(w.parts[0].scale == WIDE_SCALE for w in scaled)
 
 
-def test_float32_nodes_are_those_of_the_wide_stream_and_of_angles() -> None:
+def test_float32_nodes_are_those_of_the_wide_stream_and_the_logits() -> None:
     assert float32_nodes(plugin_ready(graphs()["target"]).model) == {"cast/Cast"}  # the logits
     wide = float32_nodes(plugin_ready(graphs(residual="float32")["target"]).model)
     assert {"embeds_stream/Mul", "layers.0.output/Add", "aux.1_clipped/Clip"} <= wide
     assert not any(name.endswith(("/Gemm", "/Sigmoid")) for name in wide)
-    angles = float32_nodes(plugin_ready(graphs()["vision"]).model)
-    assert {"angles/Mul", "blocks.0.attn.k_turned/Concat"} <= angles
-    assert not any(name.endswith(("/Gemm", "/MatMul", "/LayerNormalization")) for name in angles)
+    assert not float32_nodes(plugin_ready(graphs()["vision"]).model)  # its angles are inside VisionAttention

@@ -109,26 +109,26 @@ def error(target: Target, rows: dict[str, Tensor], spec: TargetSpec | None = Non
 
 def one_frame(rows: dict[str, Tensor]) -> dict[str, Tensor]:
     """Every patch attends to every image and frame: what a lost ``cu_seqlens`` would do."""
-    count = rows["packed_rows"].shape[0]
-    every = torch.arange(count, dtype=torch.int32)
-    return {
-        **rows,
-        "frame_rows": every[None],
-        "frame_mask": torch.ones(1, count, dtype=torch.bool),
-        "packed_rows": every,
-    }
+    return {**rows, "frame_starts": rows["frame_starts"][[0, -1]]}
+
+
+def seeing_its_neighbour(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The first frame takes the second's first patch for its own."""
+    starts = rows["frame_starts"].clone()
+    starts[1] += 1
+    return {**rows, "frame_starts": starts}
 
 
 @pytest.mark.parametrize(
     "fault",
     [
         one_frame,
-        lambda rows: {**rows, "frame_mask": torch.ones_like(rows["frame_mask"])},
+        seeing_its_neighbour,
         lambda rows: {**rows, "rope_positions": rows["rope_positions"].flip(0).contiguous()},
         lambda rows: {**rows, "pos_embed_rows": rows["pos_embed_rows"].flip(0).contiguous()},
         lambda rows: {**rows, "pos_embed_weights": torch.full_like(rows["pos_embed_weights"], 0.25)},
     ],
-    ids=["one frame", "padding seen", "row and column swapped", "corners swapped", "corners unweighted"],
+    ids=["one frame", "a neighbour seen", "row and column swapped", "corners swapped", "corners unweighted"],
 )
 def test_vision_planted_fault_in_the_rows_is_caught(target: Target, fault: Any) -> None:
     rows = rows_of(target.spec, IMAGES_AND_VIDEO)

@@ -15,6 +15,11 @@ cudaError_t silu_mul(const SiluMulParams&, cudaStream_t) { return cudaSuccess; }
 cudaError_t linear(const LinearParams& p, cudaStream_t) {
   return p.dtype == DType::kFloat32 || p.num_rows > kMaxLinearRows ? cudaErrorNotSupported : cudaSuccess;
 }
+cudaError_t vision_attention_workspace(const VisionAttentionParams&, size_t* bytes) {
+  *bytes = 0;
+  return cudaSuccess;
+}
+cudaError_t vision_attention(const VisionAttentionParams&, void*, size_t, cudaStream_t) { return cudaSuccess; }
 cudaError_t kv_move(const KVMoveParams&, cudaStream_t) { return cudaSuccess; }
 
 }  // namespace trt_eagle3

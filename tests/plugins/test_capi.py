@@ -199,6 +199,44 @@ def test_kv_move_refuses_rows_that_are_no_multiple_of_16_bytes(library: ctypes.C
     assert "multiple of 16 bytes, got 8" in message
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"qkv": tensor(I32, 20, 432)}, "qkv: expected float32, float16 or bfloat16, got int32"),
+        ({"qkv": tensor(BF16, 20, 431)}, "qkv: expected 3 * num_heads * head_dim columns"),
+        ({"qkv": tensor(BF16, 20, 3 * 2 * 132)}, "at most 128"),
+        ({"qkv": tensor(BF16, 20, 3 * 2 * 70)}, "a multiple of 4"),
+        ({"num_heads": 0}, "num_heads: must be positive"),
+        ({"rope_positions": tensor(I32, 3, 20)}, "rope_positions: expected [2, n] = [2, 20], got [3, 20]"),
+        ({"rope_positions": tensor(I32, 2, 19)}, "rope_positions: expected [2, n]"),
+        ({"inv_freq": tensor(BF16, 36)}, "inv_freq: expected float32, got bfloat16"),
+        ({"pair_axis": tensor(I32, 35)}, "pair_axis: expected [D / 2] = [36], got [35]"),
+        ({"frame_starts": tensor(I32, 1)}, "frame_starts: expected [F + 1], F at least 1, got [1]"),
+        ({"frame_starts": tensor(I32, 2, data=None)}, "frame_starts: data is null"),
+        ({"out": tensor(BF16, 20, 432)}, "out: expected [n, H * D] = [20, 144], got [20, 432]"),
+        ({"path": 9}, "path: unknown 9"),
+        ({"scale": float("nan")}, "scale: must be positive, got nan"),
+    ],
+)
+def test_vision_attention_names_what_is_wrong(library: ctypes.CDLL, changes: dict[str, Any], reason: str) -> None:
+    fields = {
+        "qkv": tensor(BF16, 20, 432),
+        "rope_positions": tensor(I32, 2, 20),
+        "inv_freq": tensor(F32, 36),
+        "pair_axis": tensor(I32, 36),
+        "frame_starts": tensor(I32, 3),
+        "out": tensor(BF16, 20, 144),
+        "num_heads": 2,
+        "scale": 0.1,
+    }
+    args = capi._VisionAttentionArgs(**fields)
+    assert status_of(library, library.te3_vision_attention, ctypes.byref(args), None, 0, None)[0] == WRONG_DEVICE
+    args = capi._VisionAttentionArgs(**(fields | changes))
+    status, message = status_of(library, library.te3_vision_attention, ctypes.byref(args), None, 0, None)
+    assert status == INVALID
+    assert reason in message
+
+
 def test_gpus_newer_than_those_named_get_code_to_compile() -> None:
     text = (PLUGINS / "CMakeLists.txt").read_text()
     named = re.search(r'set\(TRT_EAGLE3_ARCHITECTURES "([^"]+)"', text)

@@ -227,7 +227,80 @@ _PICK_ROWS = {
     y = Reshape (picked, flat_shape)
 """
 }
+# All patches at once, frames kept apart by a mask: what attention without a kernel of its own comes to.
+_VISION_ATTENTION = {
+    "": """
+    zero = Constant <value_int = 0> ()
+    unit = Constant <value_int = 1> ()
+    any = Constant <value_ints = [-1]> ()
+    axis_0 = Constant <value_ints = [0]> ()
+    axis_1 = Constant <value_ints = [1]> ()
+    two = Constant <value_ints = [2]> ()
+    num = Constant <value_int: int = @num_heads> ()
+    heads = Reshape (num, any)
+    half = Shape (inv_freq)
+    halves = Concat <axis = 0> (half, half)
+    dim = Mul (half, two)
+    width = Mul (heads, dim)
+    widths = Concat <axis = 0> (width, width, width)
+    q_flat, k_flat, v_flat = Split <axis = -1> (qkv, widths)
+    rows_shape = Concat <axis = 0> (any, heads, dim)
+    pair_positions = Gather <axis = 0> (rope_positions, pair_axis)
+    positions = Transpose <perm = [1, 0]> (pair_positions)
+    positions_f32 = Cast <to = 1> (positions)
+    angles_2d = Mul (positions_f32, inv_freq)
+    angles = Unsqueeze (angles_2d, axis_1)
+    cos = Cos (angles)
+    sin = Sin (angles)
+"""
+    + "".join(
+        f"""
+    {p}_rows = Reshape ({p}_flat, rows_shape)
+    {p}_f32 = Cast <to = 1> ({p}_rows)
+    {p}_low, {p}_high = Split <axis = -1> ({p}_f32, halves)
+    {p}_low_cos = Mul ({p}_low, cos)
+    {p}_high_sin = Mul ({p}_high, sin)
+    {p}_high_cos = Mul ({p}_high, cos)
+    {p}_low_sin = Mul ({p}_low, sin)
+    {p}_left = Sub ({p}_low_cos, {p}_high_sin)
+    {p}_right = Add ({p}_high_cos, {p}_low_sin)
+    {p}_turned_f32 = Concat <axis = -1> ({p}_left, {p}_right)
+    {p}_turned = Cast <to = TYPE> ({p}_turned_f32)
+"""
+        for p in "qk"
+    )
+    + """
+    v_rows = Reshape (v_flat, rows_shape)
+    q_by_head = Transpose <perm = [1, 0, 2]> (q_turned)
+    k_columns = Transpose <perm = [1, 2, 0]> (k_turned)
+    v_by_head = Transpose <perm = [1, 0, 2]> (v_rows)
+    qkv_shape = Shape (qkv)
+    total = Gather <axis = 0> (qkv_shape, zero)
+    patch = Range (zero, total, unit)
+    patch_column = Unsqueeze (patch, axis_1)
+    starts = Cast <to = 7> (frame_starts)
+    is_later = Greater (starts, patch_column)
+    later = Cast <to = 7> (is_later)
+    frame_column = ReduceSum <keepdims = 1> (later, axis_1)
+    row_shape = Constant <value_ints = [1, -1]> ()
+    frame_row = Reshape (frame_column, row_shape)
+    seen = Equal (frame_column, frame_row)
+    factor_f32 = Constant <value_float: float = @scale> ()
+    factor = Cast <to = TYPE> (factor_f32)
+    products = MatMul (q_by_head, k_columns)
+    scaled = Mul (products, factor)
+    never_f32 = Constant <value_float = -30000.0> ()
+    never = Cast <to = TYPE> (never_f32)
+    masked = Where (seen, scaled, never)
+    weights = Softmax <axis = -1> (masked)
+    mixed = MatMul (weights, v_by_head)
+    by_row = Transpose <perm = [1, 0, 2]> (mixed)
+    out_shape = Concat <axis = 0> (any, width)
+    out = Reshape (by_row, out_shape)
+"""
+}
 _LOWERINGS = {
+    "VisionAttention": _VISION_ATTENTION,
     "PickRows": _PICK_ROWS,
     "SiluMul": _SILU_MUL,
     "AddRmsNorm": _ADD_RMS_NORM,

@@ -33,13 +33,14 @@ __all__ = [
     "qk_norm_mrope",
     "silu_mul",
     "tree_attention",
+    "vision_attention",
 ]
 
 LIBRARY_VARIABLE = "TRT_EAGLE3_CAPI"
 MAX_KV_MOVES = 2048  # rows of one ``kv_move``
 MAX_LINEAR_ROWS = 64  # of ``x`` in ``linear``
 _LIBRARY_NAME = "libtrt_eagle3_capi.so"
-_ABI_VERSION = 2
+_ABI_VERSION = 3
 _MAX_RANK = 4
 _DTYPES = {"torch.float32": 0, "torch.float16": 1, "torch.bfloat16": 2, "torch.int32": 3, "torch.bool": 4}
 
@@ -99,6 +100,15 @@ class _SiluMulArgs(Structure):
 
 class _LinearArgs(Structure):
     _fields_ = (*_tensors("x", "weight", "y"), ("settled", c_int32))
+
+
+class _VisionAttentionArgs(Structure):
+    _fields_ = (
+        *_tensors("qkv", "rope_positions", "inv_freq", "pair_axis", "frame_starts", "out"),
+        ("num_heads", c_int32),
+        ("scale", c_float),
+        ("path", c_int32),
+    )
 
 
 class _KVMoveArgs(Structure):
@@ -179,11 +189,46 @@ def tree_attention(
     else:
         _fill(args, tree_mask=tree_mask)
     with torch.cuda.device(_device(q)):
-        wanted = _workspace_bytes(args)
-        if wanted and workspace is None:
-            workspace = torch.empty(wanted, dtype=torch.uint8, device=q.device)
-        pointer, size = (None, 0) if workspace is None else (workspace.data_ptr(), workspace.nbytes)
-        _check(_library().te3_tree_attention(byref(args), pointer, size, _stream()))
+        _run_with_workspace("tree_attention", args, workspace, q.device)
+    return out
+
+
+def vision_attention(
+    qkv: Tensor,
+    rope_positions: Tensor,
+    inv_freq: Tensor,
+    pair_axis: Tensor,
+    frame_starts: Tensor,
+    *,
+    num_heads: int,
+    scale: float,
+    out: Tensor | None = None,
+    workspace: Tensor | None = None,
+    path: AttentionPath = AttentionPath.AUTO,
+) -> Tensor:
+    """Rotate the heads of q and k by row and column, then attend from each patch over its own frame.
+
+    Args:
+        qkv: T [n, 3 * H * D], D a multiple of 4 and at most 128.
+        rope_positions: int32 [2, n]; inv_freq: float32 [D / 2]; pair_axis: int32 [D / 2], 0 or 1.
+        frame_starts: int32 [F + 1], ascending from 0 to n; frames may be empty.
+        workspace: uint8, for the packed q, k and v; allocated when wanted and not given.
+    Returns:
+        T [n, H * D].
+    Raises:
+        ValueError: a tensor does not fit; the message names it.
+        NotImplementedError: the wanted ``path`` does not exist for this head_dim, type or device.
+    """
+    import torch
+
+    out = qkv.new_empty(qkv.shape[0], qkv.shape[1] // 3) if out is None else out
+    args = _VisionAttentionArgs(num_heads=num_heads, scale=scale, path=path)
+    _fill(
+        args, qkv=qkv, rope_positions=rope_positions, inv_freq=inv_freq, pair_axis=pair_axis,
+        frame_starts=frame_starts, out=out,
+    )  # fmt: skip
+    with torch.cuda.device(_device(qkv)):
+        _run_with_workspace("vision_attention", args, workspace, qkv.device)
     return out
 
 
@@ -363,10 +408,16 @@ def _stream() -> int:
     return int(torch.cuda.current_stream().cuda_stream)
 
 
-def _workspace_bytes(args: _TreeAttentionArgs) -> int:
-    wanted = c_size_t()
-    _check(_library().te3_tree_attention_workspace(byref(args), byref(wanted)))
-    return wanted.value
+def _run_with_workspace(op: str, args: Structure, workspace: Tensor | None, device: Any) -> None:
+    """Call ``te3_<op>`` with ``workspace``, or with one of the size that it asks for."""
+    import torch
+
+    library, wanted = _library(), c_size_t()
+    _check(getattr(library, f"te3_{op}_workspace")(byref(args), byref(wanted)))
+    if wanted.value and workspace is None:
+        workspace = torch.empty(wanted.value, dtype=torch.uint8, device=device)
+    pointer, size = (None, 0) if workspace is None else (workspace.data_ptr(), workspace.nbytes)
+    _check(getattr(library, f"te3_{op}")(byref(args), pointer, size, _stream()))
 
 
 def _check(status: int) -> None:
@@ -394,8 +445,13 @@ def _library() -> ctypes.CDLL:
             f"{path}: speaks version {version} of the C interface, this package {_ABI_VERSION}. Run `make plugins`."
         )
     library.te3_last_error.restype = c_char_p
-    library.te3_tree_attention_workspace.argtypes = [POINTER(_TreeAttentionArgs), POINTER(c_size_t)]
-    library.te3_tree_attention.argtypes = [POINTER(_TreeAttentionArgs), c_void_p, c_size_t, c_void_p]
+    with_workspace: dict[str, type[Structure]] = {
+        "tree_attention": _TreeAttentionArgs,
+        "vision_attention": _VisionAttentionArgs,
+    }
+    for name, args in with_workspace.items():
+        getattr(library, f"te3_{name}_workspace").argtypes = [POINTER(args), POINTER(c_size_t)]
+        getattr(library, f"te3_{name}").argtypes = [POINTER(args), c_void_p, c_size_t, c_void_p]
     for name, kind in (
         ("qk_norm_mrope", _QKNormMRopeArgs),
         ("add_rms_norm", _AddRmsNormArgs),

@@ -1,4 +1,4 @@
-"""The shapes that an engine is built for: a profile for decode steps, one for prompts; several for pictures.
+"""The shapes that an engine is built for: a profile for decode steps, one for prompts; one for images.
 
 Names of dimensions as in ``docs/architecture.md``.
 """
@@ -102,22 +102,9 @@ def _cache(config: BuildConfig) -> dict[str, Range]:
 
 
 def _vision_ranges(config: BuildConfig, merge_size: int) -> dict[str, dict[str, Range]]:
-    """Attention costs frames times the square of the longest, so where more frames are allowed they are shorter.
-
-    2 frames of any length, 8 of half, 32 of a quarter, 128 of an eighth of all patches: the scores of each profile take
-    the same memory.
-    """
+    """As many frames as have 16 visual tokens each, and a few more: each may cost a group of packed patches."""
     block = merge_size**2
     most = config.limits.max_visual_tokens * block
-    ranges = {}
-    for step in range(4):
-        frames, longest = 2 * 4**step, most // 2**step // block * block
-        if longest < block:
-            break
-        usual = max(block, min(most // frames, longest) // block * block)
-        ranges[f"frames_{frames}"] = {
-            "patches": (block, usual, most),
-            "frames": (1, min(frames, max(1, most // usual)), frames),
-            "longest": (block, usual, longest),
-        }
-    return ranges
+    usual = max(block, most // 4 // block * block)
+    frames = most // (16 * block) + 8
+    return {"images": {"patches": (block, usual, most), "frame_bounds": (2, 2, frames + 1)}}

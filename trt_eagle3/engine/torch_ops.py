@@ -7,6 +7,7 @@ Shapes: B rows, S new tokens per row, N = B * S, M masked tail, P pages per row,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -103,6 +104,62 @@ def tree_attention(
     return mixed.transpose(1, 2).reshape(batch * new, -1), k_cache, v_cache
 
 
+def vision_attention(
+    qkv: Tensor,
+    rope_positions: Tensor,
+    inv_freq: Tensor,
+    pair_axis: Tensor,
+    frame_starts: Tensor,
+    *,
+    num_heads: int,
+    scale: float,
+) -> Tensor:
+    """Attention of each patch over its own frame (``graph/ops.py``): ``[n, H * D]``."""
+    angles = rope_positions.index_select(0, pair_axis).T.float() * inv_freq
+    cos, sin = angles.cos()[:, None], angles.sin()[:, None]
+    q, k, v = qkv.unflatten(-1, (3, num_heads, -1)).unbind(1)
+    q, k = (_turned_in_float32(x, cos, sin) for x in (q, k))
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    attend = _attend_all_at_once if _is_small_on_cuda(qkv) else _attend_by_frame
+    return attend(q, k, v, frame_starts, scale)[0].transpose(0, 1).flatten(1)
+
+
+_MASKED_PATCHES = 2048  # as many as may be captured (engine/cuda_graph.py): there no length can be read on the host
+
+
+def _is_small_on_cuda(qkv: Tensor) -> bool:
+    return qkv.device.type == "cuda" and qkv.shape[0] <= _MASKED_PATCHES
+
+
+def _turned_in_float32(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    low, high = x.float().chunk(2, dim=-1)
+    return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1).to(x.dtype)
+
+
+def _attend_all_at_once(q: Tensor, k: Tensor, v: Tensor, frame_starts: Tensor, scale: float) -> Tensor:
+    patch = torch.arange(q.shape[2], device=q.device)
+    frame = torch.searchsorted(frame_starts, patch, right=True, out_int32=True)
+    seen = frame[:, None] == frame
+    return functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)
+
+
+_PIECE_SCORES = 1 << 23  # of all heads: a piece's scores take 32 MiB where torch keeps them
+
+
+def _attend_by_frame(q: Tensor, k: Tensor, v: Tensor, frame_starts: Tensor, scale: float) -> Tensor:
+    """Frame by frame, and within a frame in pieces of the queries, so that memory stays bounded."""
+    out = torch.empty_like(q)
+    starts = frame_starts.tolist()
+    for start, end in pairwise(starts):
+        rows = max(16, _PIECE_SCORES // (q.shape[1] * max(end - start, 1)))
+        for first in range(start, end, rows):
+            piece = slice(first, min(first + rows, end))
+            out[:, :, piece] = functional.scaled_dot_product_attention(
+                q[:, :, piece], k[:, :, start:end], v[:, :, start:end], scale=scale
+            )
+    return out
+
+
 def silu_mul(gate_up: Tensor) -> Tensor:
     """``silu(gate) * up`` of the halves of ``gate_up [n, 2 W]``: ``[n, W]``."""
     gate, up = gate_up.chunk(2, dim=-1)
@@ -145,6 +202,11 @@ def _unsqueeze(data: Tensor, axes: Tensor) -> Tensor:
     return data
 
 
+def gelu(x: Tensor, *, approximate: bytes = b"none") -> Tensor:
+    """GELU, exact or by tanh."""
+    return functional.gelu(x, approximate=approximate.decode())
+
+
 def _layer_norm(x: Tensor, scale: Tensor, bias: Tensor, *, axis: int = -1, epsilon: float = 1e-5) -> Tensor:
     assert axis == -1, f"LayerNormalization: axis -1, got {axis}"
     return functional.layer_norm(x, scale.shape, scale, bias, epsilon)
@@ -159,6 +221,7 @@ STANDARD_OPS: Mapping[str, Function] = {
     "Div": torch.div,
     "Erf": torch.erf,
     "Gather": _gather,
+    "Gelu": gelu,
     "Gemm": _gemm,
     "LayerNormalization": _layer_norm,
     "MatMul": torch.matmul,
@@ -183,5 +246,6 @@ OWN_OPS: Mapping[str, Function] = {
     "TreeAttention": tree_attention,
     "SiluMul": silu_mul,
     "PickRows": pick_rows,
+    "VisionAttention": vision_attention,
 }
 """Our op set by stock torch operations."""

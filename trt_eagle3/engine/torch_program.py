@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -17,7 +18,7 @@ from onnx import helper, numpy_helper
 from torch import Tensor
 
 from trt_eagle3.engine import capi
-from trt_eagle3.engine.torch_ops import OWN_OPS, STANDARD_OPS, TORCH_TYPES, Function
+from trt_eagle3.engine.torch_ops import OWN_OPS, STANDARD_OPS, TORCH_TYPES, Function, gelu
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.ops import DOMAIN
 
@@ -71,6 +72,8 @@ def load_program(
     values = {i.name: _on_device(read(i, weights_root), device) for i in proto.graph.initializer}
     steps = [_step(node, device) for node in proto.graph.node]
     constants, steps = _fold(values, steps)
+    if not taps:  # any tensor may be asked for by name
+        steps = _fuse_gelu(steps)
     inputs = {i.name: i.type.tensor_type for i in proto.graph.input}
     return Program(inputs, outputs, constants, tuple(_with_lifetimes(steps, {*outputs, *constants})))
 
@@ -122,7 +125,7 @@ def _own_ops(device: str) -> Mapping[str, Function]:
         return OWN_OPS
     if not capi.available():
         warnings.warn(
-            "our CUDA kernels were not found: TreeAttention runs through torch's own attention, many times slower. "
+            "our CUDA kernels were not found: attention runs through torch's own, many times slower. "
             f"Build them (make plugins), or name the library in {capi.LIBRARY_VARIABLE}.",
             stacklevel=2,
         )
@@ -133,6 +136,7 @@ def _own_ops(device: str) -> Mapping[str, Function]:
         "TreeAttention": _kernel_tree_attention,
         "SiluMul": capi.silu_mul,
         "PickRows": OWN_OPS["PickRows"],
+        "VisionAttention": capi.vision_attention,
     }
 
 
@@ -155,6 +159,28 @@ def _kernel_gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, trans
             return capi.linear(x, weight, settled=True)  # weights are written before any graph runs
     gemm: Tensor = STANDARD_OPS["Gemm"](x, weight, bias, transB=transB)
     return gemm
+
+
+def _gemm_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """``gelu(x @ weight.T + bias)`` by tanh, in one launch: cuBLAS computes it on the sums, before they are rounded."""
+    product: Tensor = torch._addmm_activation(bias, x, weight.T, use_gelu=True)
+    return product
+
+
+def _fuse_gelu(steps: list[Step]) -> list[Step]:
+    """A product with a bias and the GELU that alone reads it become one step."""
+    readers = Counter(name for step in steps for name in step.inputs)
+    made_by = {step.outputs[0]: i for i, step in enumerate(steps) if step.function is _kernel_gemm}
+    fused: list[Step | None] = list(steps)
+    for i, step in enumerate(steps):
+        product = made_by.get(step.inputs[0]) if step.function is gelu else None
+        if product is None or step.attributes["approximate"] != b"tanh" or readers[step.inputs[0]] != 1:
+            continue
+        gemm = steps[product]
+        if len(gemm.inputs) == 3 and gemm.attributes.get("transB"):
+            fused[i] = Step(_gemm_gelu, gemm.inputs, step.outputs, {})
+            fused[product] = None
+    return [step for step in fused if step is not None]
 
 
 def _fold(values: dict[str, Tensor], steps: list[Step]) -> tuple[dict[str, Tensor], list[Step]]:

@@ -39,7 +39,8 @@ class GraphBuilder:
     """Collects nodes, inputs, outputs and weight references, and makes a model of them.
 
     Nodes of the default domain are kept to forms that opset 17 and opset ``OPSET`` share, so that TensorRT 8.6 can
-    read the same graph once the reference functions are taken off.
+    read the same graph once the reference functions are taken off. ``Gelu`` alone is newer: ``graph/plugin_ready.py``
+    writes it out.
     """
 
     def __init__(self, name: str, dtype: str, locate: Locate) -> None:

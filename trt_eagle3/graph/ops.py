@@ -1,6 +1,7 @@
 """Our op set. Each op shows its three faces side by side: schema, reference lowering, plugin name.
 
-Shapes: B rows, S new tokens per row, N = B * S, M masked tail, P pages per row, Hq / Hkv heads, D head_dim, H hidden.
+Shapes: B rows, S new tokens per row, N = B * S, M masked tail, P pages per row, Hq / Hkv heads, D head_dim, H hidden;
+of the vision tower n patches, F frames, H heads.
 The reference lowerings are ONNX functions in opset 24, so that any ONNX runtime that knows it can run our graphs.
 """
 
@@ -259,12 +260,92 @@ _PICK_ROWS = Op(
     plugin="PickRows",
 )
 
+# Turns pair i of every head of q and k (channels i and i + D/2) by rope_positions[pair_axis[i]] * inv_freq[i], in
+# float32, then attends from each patch over its own frame: patches frame_starts[f] to frame_starts[f + 1] - 1.
+#   qkv: T [n, 3 * H * D]; rope_positions: i32 [2, n]; inv_freq: f32 [D/2]; pair_axis: i32 [D/2]
+#   frame_starts: i32 [F + 1], ascending from 0 to n; frames may be empty; out: T [n, H * D]
+# The lowering goes through the queries in pieces of one frame whose scores take no more than 32 MiB. (A sequence holds
+# no bfloat16, so the pieces are float32.)
+_VISION_ATTENTION = Op(
+    inputs={"": ("qkv", "rope_positions", "inv_freq", "pair_axis", "frame_starts")},
+    outputs={"": ("out",)},
+    attributes={"": ("num_heads", "scale")},
+    lowering={
+        "": """
+            zero = Constant <value_int = 0> ()
+            first = Constant <value_ints = [0]> ()
+            heads = Constant <value_int: int = @num_heads> ()
+            total_1d = Shape <start = 0, end = 1> (qkv)
+            total = Squeeze (total_1d)
+            starts = Cast <to = 7> (frame_starts)
+
+            q_flat, k_flat, v = Split <axis = -1, num_outputs = 3> (qkv)
+            pair_positions = Gather <axis = 0> (rope_positions, pair_axis)
+            positions = Transpose <perm = [1, 0]> (pair_positions)
+            positions_f32 = Cast <to = 1> (positions)
+            angles_2d = Mul (positions_f32, inv_freq)
+            angles = Unsqueeze (angles_2d, first)
+            cos = Cos (angles)
+            sin = Sin (angles)
+            q_f32 = Cast <to = 1> (q_flat)
+            k_f32 = Cast <to = 1> (k_flat)
+            q_3d = Unsqueeze (q_f32, first)
+            k_3d = Unsqueeze (k_f32, first)
+            q_turned_f32 = RotaryEmbedding <num_heads: int = @num_heads> (q_3d, cos, sin)
+            k_turned_f32 = RotaryEmbedding <num_heads: int = @num_heads> (k_3d, cos, sin)
+            q_turned = CastLike (q_turned_f32, qkv)
+            k_turned = CastLike (k_turned_f32, qkv)
+            v_3d = Unsqueeze (v, first)
+
+            along = Constant <value_ints = [1]> ()
+            budget = Constant <value_int = 8388608> ()
+            least = Constant <value_int = 16> ()
+            no_pieces = SequenceEmpty <dtype = 1> ()
+            any = Greater (total, zero)
+            no_limit = Constant <value_int = 9223372036854775807> ()
+            last_position, pieces = Loop <
+                body = piece (int64 step, bool go_on, int64 position, so_far) => (go, next, more) {
+                    is_later = Greater (starts, position)
+                    ends = Where (is_later, starts, total)
+                    end = ReduceMin <keepdims = 0> (ends)
+                    firsts = Where (is_later, zero, starts)
+                    start = ReduceMax <keepdims = 0> (firsts)
+                    length = Sub (end, start)
+                    row_scores = Mul (length, heads)
+                    fitting = Div (budget, row_scores)
+                    rows = Max (fitting, least)
+                    reach = Add (position, rows)
+                    next = Min (reach, end)
+                    position_1d = Reshape (position, along)
+                    next_1d = Reshape (next, along)
+                    start_1d = Reshape (start, along)
+                    end_1d = Reshape (end, along)
+                    q_rows = Slice (q_turned, position_1d, next_1d, along)
+                    k_rows = Slice (k_turned, start_1d, end_1d, along)
+                    v_rows = Slice (v_3d, start_1d, end_1d, along)
+                    attended = Attention <
+                        q_num_heads: int = @num_heads, kv_num_heads: int = @num_heads, scale: float = @scale
+                    > (q_rows, k_rows, v_rows)
+                    attended_f32 = Cast <to = 1> (attended)
+                    more = SequenceInsert (so_far, attended_f32)
+                    go = Less (next, total)
+                }
+            > (no_limit, any, zero, no_pieces)
+            joined = ConcatFromSequence <axis = 1> (pieces)
+            out_f32 = Squeeze (joined, first)
+            out = CastLike (out_f32, qkv)
+        """
+    },
+    plugin="VisionAttention",
+)
+
 OPS: Mapping[str, Op] = {
     "AddRmsNorm": _ADD_RMS_NORM,
     "QKNormMRope": _QK_NORM_MROPE,
     "TreeAttention": _TREE_ATTENTION,
     "SiluMul": _SILU_MUL,
     "PickRows": _PICK_ROWS,
+    "VisionAttention": _VISION_ATTENTION,
 }
 
 

@@ -33,6 +33,8 @@ _VARIABLE_OF = {
     "past_lengths": "tensor(int32)",
     "query_lengths": "tensor(int32)",
     "page_table": "tensor(int32)",
+    "rope_positions": "tensor(int32)",
+    "frame_starts": "tensor(int32)",
     "inv_freq": "tensor(float)",
     "tree_mask": "tensor(bool)",
 }

@@ -5,6 +5,7 @@ What is done to the graph of ``pair_graphs``, and why:
 - nodes of our ops get the attributes by which a plugin knows its types (``plugins/tensorrt/README.md``);
 - ``Cast``, ``Concat`` and ``Mul`` by a power of two of weights are folded into how the weight is written;
 - ``Shape`` with a ``start`` becomes ``Shape`` and ``Gather``: the parser of 8.6 reads past the attribute;
+- ``Gelu``, which opset 17 lacks, is written out;
 - where it is asked for, ``Gemm`` becomes the plugin ``Linear``: 8.6 runs its own as convolutions between layout copies.
 """
 
@@ -166,6 +167,8 @@ class _Values:
             return []
         if node.op_type == "Shape" and _attribute(node, "start"):
             return self._shape_from(node)
+        if node.op_type == "Gelu":
+            return self._gelu(node)
         if self._linear and self._is_linear(node):
             return [self._plugin_node(_linear_node(node))]
         self.infer_types(node)
@@ -247,6 +250,34 @@ class _Values:
             helper.make_node("Shape", [node.input[0]], [whole], name=f"{node.name}/whole"),
             helper.make_node("Gather", [whole, index], list(node.output), name=node.name, axis=0),
         ]
+
+    def _gelu(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """``Gelu`` by operators of opset 17: x / 2 * (1 + erf(x / sqrt 2)), or by tanh."""
+        x, out, dtype = node.input[0], node.output[0], self.types[node.input[0]]
+        nodes: list[onnx.NodeProto] = []
+
+        def op(kind: str, *inputs: str, name: str) -> str:
+            output = out if name == "out" else f"{out}/{name}"
+            nodes.append(helper.make_node(kind, inputs, [output], name=f"{output}/{kind}"))
+            self._set_type([output], dtype)
+            return output
+
+        def scalar(value: float, name: str) -> str:
+            if name not in self.constants:
+                array = np.array(value, dtype=np.float32).astype(helper.tensor_dtype_to_np_dtype(dtype))
+                self.constants[name] = numpy_helper.from_array(array, name)
+                self._set_type([name], dtype)
+            return name
+
+        if _attribute(node, "approximate") == b"tanh":
+            cube = op("Mul", x, op("Mul", x, x, name="square"), name="cube")
+            bent = op("Add", x, op("Mul", cube, scalar(0.044715, "gelu_cubic"), name="small"), name="bent")
+            sign = op("Tanh", op("Mul", bent, scalar((2 / np.pi) ** 0.5, "gelu_slope"), name="steep"), name="sign")
+        else:
+            sign = op("Erf", op("Mul", x, scalar(0.5**0.5, "gelu_width"), name="narrow"), name="sign")
+        gate = op("Mul", x, op("Add", sign, scalar(1.0, "gelu_one"), name="raised"), name="gate")
+        op("Mul", gate, scalar(0.5, "gelu_half"), name="out")
+        return nodes
 
 
 def _linear_node(gemm: onnx.NodeProto) -> onnx.NodeProto:

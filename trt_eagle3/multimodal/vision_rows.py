@@ -1,12 +1,13 @@
 """The vision graph's position inputs, made from ``grid_thw`` alone.
 
-Shapes: G grids (images and videos), F frames of all grids, L patches of the longest frame, n patches of all frames.
+Shapes: G grids (images and videos), F frames of all grids, n patches of all frames.
 Equations: transformers ``modeling_qwen3_vl.py`` (``fast_pos_embed_interpolate``, ``rot_pos_emb``).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -21,9 +22,7 @@ class VisionRows:
     pos_embed_rows: Tensor
     pos_embed_weights: Tensor
     rope_positions: Tensor
-    frame_rows: Tensor
-    frame_mask: Tensor
-    packed_rows: Tensor
+    frame_starts: Tensor
 
     def inputs(self) -> dict[str, Tensor]:
         """By the graph's input names."""
@@ -38,25 +37,23 @@ def vision_rows(grid_thw: Tensor, merge: int, table_side: int) -> VisionRows:
         merge: patches joined per side (``spatial_merge_size``).
         table_side: side of the square position table (root of ``num_position_embeddings``).
     """
-    rows, weights, places, sizes = [], [], [], []
-    for t, h, w in grid_thw.tolist():
-        order = _merge_order(h, w, merge)
-        corner_rows, corner_weights = _bilinear_corners(h, w, table_side)
-        row_column = torch.stack([torch.arange(h).repeat_interleave(w), torch.arange(w).repeat(h)])
-        for _ in range(t):
-            rows.append(corner_rows[:, order])
-            weights.append(corner_weights[:, order])
-            places.append(row_column[:, order])
-            sizes.append(h * w)
-    frame_rows, frame_mask, packed_rows = _frames(sizes)
-    return VisionRows(
-        pos_embed_rows=torch.cat(rows, dim=1).int(),
-        pos_embed_weights=torch.cat(weights, dim=1),
-        rope_positions=torch.cat(places, dim=1).int(),
-        frame_rows=frame_rows,
-        frame_mask=frame_mask,
-        packed_rows=packed_rows,
-    )
+    frames = [(h, w) for t, h, w in grid_thw.tolist() for _ in range(t)]
+    each = [_frame_rows(h, w, merge, table_side) for h, w in frames]
+    starts = torch.tensor([0, *(h * w for h, w in frames)]).cumsum(0)
+    rows, weights, positions = (torch.cat(parts, dim=1) for parts in zip(*each, strict=True))
+    return VisionRows(rows, weights, positions, starts.int())
+
+
+@lru_cache(maxsize=32)
+def _frame_rows(h: int, w: int, merge: int, side: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Table rows i32 [4, h * w], their weights f32 [4, h * w], and row and column i32 [2, h * w] of each packed patch.
+
+    Kept, because the frames of a video and many images share a size; only to be read.
+    """
+    order = _merge_order(h, w, merge)
+    corner_rows, corner_weights = _bilinear_corners(h, w, side)
+    row_column = torch.stack([torch.arange(h).repeat_interleave(w), torch.arange(w).repeat(h)])
+    return corner_rows[:, order].int(), corner_weights[:, order], row_column[:, order].int()
 
 
 def _merge_order(h: int, w: int, merge: int) -> Tensor:
@@ -74,14 +71,3 @@ def _bilinear_corners(h: int, w: int, side: int) -> tuple[Tensor, Tensor]:
     rows = [(a[:, None] * side + b[None]).flatten() for a in (top, bottom) for b in (left, far)]
     weights = [(1 - dh) * (1 - dw), (1 - dh) * dw, dh * (1 - dw), dh * dw]
     return torch.stack(rows).long(), torch.stack([x.flatten() for x in weights])
-
-
-def _frames(sizes: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """frame_rows i32 [F, L], frame_mask bool [F, L], packed_rows i32 [n] for frames of ``sizes`` patches."""
-    size = torch.tensor(sizes)
-    longest = int(size.max())
-    starts = size.cumsum(0) - size
-    column = torch.arange(longest)
-    mask = column[None] < size[:, None]
-    frame_rows = torch.where(mask, starts[:, None] + column[None], starts[:, None])
-    return frame_rows.int(), mask, mask.flatten().nonzero().flatten().int()
