@@ -172,6 +172,36 @@ AddRmsNormParams norm_params(const te3_add_rms_norm_args& a, Check* check) {
   return p;
 }
 
+AddLayerNormParams layer_norm_params(const te3_add_layer_norm_args& a, Check* check) {
+  const int32_t t = a.x.dtype;
+  const bool adds = a.residual.data != nullptr;
+  check->floating("x", a.x);
+  check->tensor("x", a.x, t, {kAny, kAny}, "[n, H]");
+  if (!check->ok()) return {};
+  const int64_t rows = a.x.shape[0], hidden = a.x.shape[1];
+  check->tensor("weight", a.weight, t, {hidden}, "[H]");
+  check->tensor("bias", a.bias, t, {hidden}, "[H]");
+  check->tensor("y", a.y, t, {rows, hidden}, "[n, H]");
+  check->that(adds == (a.sum.data != nullptr), "residual and sum: give both or neither");
+  if (adds) {
+    check->tensor("residual", a.residual, t, {rows, hidden}, "[n, H]");
+    check->tensor("sum", a.sum, t, {rows, hidden}, "[n, H]");
+  }
+  check->that(fits_int(rows) && hidden > 0 && fits_int(hidden), "x: rows and H must be positive 32-bit numbers");
+  AddLayerNormParams p = {};
+  p.x = a.x.data;
+  p.residual = a.residual.data;
+  p.weight = a.weight.data;
+  p.bias = a.bias.data;
+  p.y = a.y.data;
+  p.sum = a.sum.data;
+  p.num_rows = static_cast<int32_t>(rows);
+  p.hidden = static_cast<int32_t>(hidden);
+  p.epsilon = a.epsilon;
+  p.dtype = dtype_of(a.x);
+  return p;
+}
+
 SiluMulParams silu_params(const te3_silu_mul_args& a, Check* check) {
   check->floating("gate_up", a.gate_up);
   check->tensor("gate_up", a.gate_up, a.gate_up.dtype, {kAny, kAny}, "[n, 2 * width]");

@@ -71,6 +71,17 @@ te3_status te3_add_rms_norm(const te3_add_rms_norm_args* args, void* stream) {
   return trt_eagle3::finish(check);
 }
 
+te3_status te3_add_layer_norm(const te3_add_layer_norm_args* args, void* stream) {
+  Check check("add_layer_norm");
+  check.that(args != nullptr, "args must not be null");
+  if (!check.ok()) return trt_eagle3::finish(check);
+  const te3_add_layer_norm_args& a = *args;
+  const auto params = trt_eagle3::layer_norm_params(a, &check);
+  check.on_device({a.x.data, a.residual.data, a.weight.data, a.bias.data, a.y.data, a.sum.data});
+  if (check.ok()) check.launched(trt_eagle3::add_layer_norm(params, static_cast<cudaStream_t>(stream)));
+  return trt_eagle3::finish(check);
+}
+
 te3_status te3_silu_mul(const te3_silu_mul_args* args, void* stream) {
   Check check("silu_mul");
   check.that(args != nullptr, "args must not be null");

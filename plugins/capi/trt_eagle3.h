@@ -88,6 +88,18 @@ typedef struct te3_add_rms_norm_args {
   float epsilon;
 } te3_add_rms_norm_args;
 
+/* sum = x + residual; y = LayerNorm(sum) * weight + bias. Without a residual (null data): y = LayerNorm(x) * weight +
+ * bias, no sum. */
+typedef struct te3_add_layer_norm_args {
+  te3_tensor x;        /* T [n, H] */
+  te3_tensor residual; /* T [n, H], or null data with sum's */
+  te3_tensor weight;   /* T [H] */
+  te3_tensor bias;     /* T [H] */
+  te3_tensor y;        /* T [n, H] */
+  te3_tensor sum;      /* T [n, H] */
+  float epsilon;
+} te3_add_layer_norm_args;
+
 /* out = silu(gate) * up. */
 typedef struct te3_silu_mul_args {
   te3_tensor gate_up; /* T [n, 2 * width], gate first */
@@ -146,6 +158,7 @@ te3_status te3_tree_attention(const te3_tree_attention_args* args, void* workspa
                               void* stream);
 te3_status te3_qk_norm_mrope(const te3_qk_norm_mrope_args* args, void* stream);
 te3_status te3_add_rms_norm(const te3_add_rms_norm_args* args, void* stream);
+te3_status te3_add_layer_norm(const te3_add_layer_norm_args* args, void* stream);
 te3_status te3_silu_mul(const te3_silu_mul_args* args, void* stream);
 te3_status te3_linear(const te3_linear_args* args, void* stream);
 /* Bytes of device memory, aligned to 16, that te3_vision_attention wants beside its tensors: it depends on the shapes

@@ -1,3 +1,4 @@
+#include "add_layer_norm.cuh"
 #include "add_rms_norm.cuh"
 #include "kv_move.cuh"
 #include "qk_norm_mrope.cuh"
@@ -12,6 +13,11 @@ cudaError_t qk_norm_mrope(const QKNormMRopeParams& params, cudaStream_t stream) 
 cudaError_t add_rms_norm(const AddRmsNormParams& params, cudaStream_t stream) {
   if (params.num_rows == 0) return cudaSuccess;
   return with_dtype(params.dtype, [&](auto t) { return launch_add_rms_norm<decltype(t)>(params, stream); });
+}
+
+cudaError_t add_layer_norm(const AddLayerNormParams& params, cudaStream_t stream) {
+  if (params.num_rows == 0) return cudaSuccess;
+  return with_dtype(params.dtype, [&](auto t) { return launch_add_layer_norm<decltype(t)>(params, stream); });
 }
 
 cudaError_t silu_mul(const SiluMulParams& params, cudaStream_t stream) {

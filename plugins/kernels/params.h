@@ -82,6 +82,19 @@ struct AddRmsNormParams {
   DType residual_dtype;  // S: T or float32; not read without a residual
 };
 
+struct AddLayerNormParams {
+  const void* x;         // T [n, H]
+  const void* residual;  // T [n, H], or null
+  const void* weight;    // T [H]
+  const void* bias;      // T [H]
+  void* y;               // T [n, H]
+  void* sum;             // T [n, H]; null exactly when residual is
+  int32_t num_rows;
+  int32_t hidden;
+  float epsilon;
+  DType dtype;
+};
+
 struct SiluMulParams {
   const void* gate_up;  // T [n, 2 * width], gate first
   void* out;            // T [n, width]
@@ -140,6 +153,7 @@ cudaError_t tree_attention(const TreeAttentionParams& params, void* workspace, s
                            cudaStream_t stream);
 cudaError_t qk_norm_mrope(const QKNormMRopeParams& params, cudaStream_t stream);
 cudaError_t add_rms_norm(const AddRmsNormParams& params, cudaStream_t stream);
+cudaError_t add_layer_norm(const AddLayerNormParams& params, cudaStream_t stream);
 cudaError_t silu_mul(const SiluMulParams& params, cudaStream_t stream);
 cudaError_t linear(const LinearParams& params, cudaStream_t stream);
 // Bytes of workspace that vision_attention wants: packed q, k and v. Nothing in it outlives a launch.

@@ -13,13 +13,13 @@ bool has_tensor_core_path(const VisionAttentionParams& p) {
 }
 
 int64_t plane_bytes(const VisionAttentionParams& p) {
-  return static_cast<int64_t>(p.num_heads) * vision_groups(p) * 2 * ceil_div(p.head_dim, 16) * kCoreBytes;
+  return static_cast<int64_t>(p.num_heads) * vision_groups(p) * group_bytes(p.head_dim);
 }
 
 PackedVision packed_in(const VisionAttentionParams& p, void* workspace) {
   char* base = static_cast<char*>(workspace);
   const int64_t plane = plane_bytes(p);
-  return {base, base + plane, base + 2 * plane, vision_groups(p), 2 * ceil_div(p.head_dim, 16)};
+  return {base, base + plane, base + 2 * plane, vision_groups(p)};
 }
 
 // Blocks of `rows` patches that any frame_starts of these sizes can need.

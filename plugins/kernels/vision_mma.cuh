@@ -14,7 +14,8 @@ struct VisionMmaTile {
   static constexpr int Tokens = 64;
   static constexpr int Threads = 128;
   static constexpr int Steps = ceil_div(D, 16);
-  static constexpr int GroupBytes = 2 * Steps * kCoreBytes;
+  static constexpr int GroupBytes = group_bytes(D);
+  static constexpr int SumTiles = D / 8 + 1;  // the denominators' column included
   static constexpr int TileGroups = Tokens / kCorePatches;
   static constexpr int TileBytes = TileGroups * GroupBytes;
   static constexpr int StageBytes = 2 * TileBytes;
@@ -52,20 +53,24 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[Tile::Tokens / 8][
   }
 }
 
-// The sums have a tile of 8 channels more than head_dim where that is no multiple of 16; it stays zero.
 template <typename Tile>
-__device__ __forceinline__ void multiply_values(float (&sums)[2 * Tile::Steps][4],
+__device__ __forceinline__ void multiply_values(float (&sums)[Tile::SumTiles][4],
                                                 const uint32_t (&weights)[Tile::Tokens / 16][4], uint32_t values,
                                                 int lane) {
   const uint32_t row = values + (lane >> 3 & 1) * Tile::GroupBytes + (lane >> 4) * kCoreBytes + (lane & 7) * 16;
 #pragma unroll
   for (int step = 0; step < Tile::Tokens / 16; ++step) {
+    const uint32_t groups = row + step * 2 * Tile::GroupBytes;
+    uint32_t b[4];
 #pragma unroll
-    for (int pair = 0; pair < Tile::Steps; ++pair) {
-      uint32_t b[4];
-      load_matrix4_transposed(b, row + step * 2 * Tile::GroupBytes + pair * 2 * kCoreBytes);
+    for (int pair = 0; pair < Tile::SumTiles / 2; ++pair) {
+      load_matrix4_transposed(b, groups + pair * 2 * kCoreBytes);
       mma<typename Tile::T>(sums[2 * pair], weights[step], b[0], b[1]);
       mma<typename Tile::T>(sums[2 * pair + 1], weights[step], b[2], b[3]);
+    }
+    if constexpr (Tile::SumTiles % 2 == 1) {  // the last chunk alone; its second half would be the next group's
+      load_matrix4_transposed(b, groups + (Tile::SumTiles - 1) * kCoreBytes - (lane >> 4) * kCoreBytes);
+      mma<typename Tile::T>(sums[Tile::SumTiles - 1], weights[step], b[0], b[1]);
     }
   }
 }
@@ -96,9 +101,9 @@ __global__ void __launch_bounds__(Tile::Threads)
   copy_tile(0);
 
   const float scale_log2 = p.scale * 1.44269504f;
-  float scores[Tile::Tokens / 8][4], sums[2 * Tile::Steps][4] = {}, rescale[2];
+  float scores[Tile::Tokens / 8][4], sums[Tile::SumTiles][4] = {}, rescale[2];
   uint32_t query[Tile::Steps][4], weights[Tile::Tokens / 16][4];
-  RunningSoftmax softmax;
+  RunningMax running;
   for (int tile = 0; tile < tiles; ++tile) {
     copy_async_wait<0>();
     __syncthreads();
@@ -112,7 +117,7 @@ __global__ void __launch_bounds__(Tile::Threads)
     const uint32_t stage = base + tile % 2 * Tile::StageBytes;
     multiply_keys<Tile>(scores, query, stage, lane);
     if (tile + 1 == tiles) mask_scores(scores, frame.length - tile * Tile::Tokens, lane);
-    update_softmax(scores, softmax, scale_log2, rescale);
+    update_softmax(scores, running, scale_log2, rescale);
     rescale_rows(sums, rescale);
     pack_weights<T>(weights, scores);
     multiply_values<Tile>(sums, weights, stage + Tile::TileBytes, lane);
@@ -121,7 +126,7 @@ __global__ void __launch_bounds__(Tile::Threads)
   const int row = row0 + warp * 16;
   const int64_t row_size = static_cast<int64_t>(p.num_heads) * Tile::D;
   T* out = static_cast<T*>(p.out) + (frame.start + row) * row_size + head * Tile::D;
-  write_rows(out, row_size, frame.length - row, reinterpret_cast<float (&)[Tile::D / 8][4]>(sums), softmax, lane);
+  write_rows(out, row_size, frame.length - row, sums, lane);
 }
 
 }  // namespace trt_eagle3

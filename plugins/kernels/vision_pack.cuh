@@ -2,8 +2,10 @@
 //
 // Idea: attention reads k and v once per block of queries, so they are brought into the order of shared memory once:
 // core matrices of 8 patches by 8 channels, 128 bytes each, so that a tile is one contiguous copy and needs no swizzle.
-// Every frame begins with a core matrix of its own; what pads it is zero. Angles are float32 products, as in
-// transformers. Bytes moved: about 2 * n * 3 * Hidden * sizeof(T). Measured: docs/measurements.md, "Vision tower".
+// Every frame begins with a core matrix of its own; what pads it is zero. After the channels comes one more chunk:
+// zeros in q and k, which fills their last product; in v a column of ones, so that the weighted sum brings the
+// softmax's denominator along and no thread adds up weights. Angles are float32 products, as in transformers. Bytes
+// moved: about 2 * n * 3 * Hidden * sizeof(T). Measured: docs/measurements.md, "Vision tower".
 #pragma once
 
 #include "common.cuh"
@@ -14,14 +16,15 @@ constexpr int kCorePatches = 8;  // rows of a core matrix
 constexpr int kCoreBytes = 128;  // and its bytes, of 16-bit values
 constexpr int kMaxVisionHeadDim = 128;
 
-// q, k and v as [heads, groups, chunks] core matrices each; `groups` of 8 patches, `chunks` of 8 channels.
+// q, k and v as [heads, groups, head_dim / 8 + 1] core matrices each; a group is 8 patches.
 struct PackedVision {
   char* q;
   char* k;
   char* v;
   int groups;  // as many as any frame_starts of these sizes can need
-  int chunks;
 };
+
+constexpr int group_bytes(int head_dim) { return (head_dim / 8 + 1) * kCoreBytes; }
 
 __host__ __device__ inline int vision_groups(const VisionAttentionParams& p) {
   return ceil_div(p.num_patches, kCorePatches) + p.num_frames;
@@ -102,7 +105,7 @@ __global__ void __launch_bounds__(kPackThreads)
   const T* qkv = static_cast<const T*>(p.qkv);
   const int64_t row_size = int64_t{3} * p.num_heads * p.head_dim;
   const auto core_row = [&](char* plane, int head, int chunk, int patch) {
-    const int64_t core = (static_cast<int64_t>(head) * packed.groups + group) * packed.chunks + chunk;
+    const int64_t core = (static_cast<int64_t>(head) * packed.groups + group) * (whole + 1) + chunk;
     return plane + core * kCoreBytes + patch * 16;
   };
   // The patch varies fastest: eight threads write the 128 bytes of a core matrix, in halves.
@@ -136,12 +139,12 @@ __global__ void __launch_bounds__(kPackThreads)
     }
     *reinterpret_cast<Whole*>(core_row(packed.v, head, chunk, patch)) = value;
   }
-  // Channels between head_dim and whole steps of 16: zero, so that they add nothing to a product.
-  const int pads = packed.chunks - whole;
-  for (int i = threadIdx.x; i < 3 * p.num_heads * pads * kCorePatches; i += kPackThreads) {
-    const int patch = i % kCorePatches, slot = i / (kCorePatches * pads);
+  for (int i = threadIdx.x; i < 3 * p.num_heads * kCorePatches; i += kPackThreads) {
+    const int patch = i % kCorePatches, slot = i / kCorePatches;
     char* plane = slot < p.num_heads ? packed.q : slot < 2 * p.num_heads ? packed.k : packed.v;
-    *reinterpret_cast<Whole*>(core_row(plane, slot % p.num_heads, whole + i / kCorePatches % pads, patch)) = Whole{};
+    Whole value = {};
+    if (plane == packed.v && patch < count) value.values[0] = from_float<T>(1.0f);
+    *reinterpret_cast<Whole*>(core_row(plane, slot % p.num_heads, whole, patch)) = value;
   }
 }
 

@@ -5,10 +5,9 @@
 
 namespace trt_eagle3 {
 
-// Of a thread's two rows: the running maximum, and this thread's share of the denominator.
-struct RunningSoftmax {
+// Of a thread's two rows: the running maximum.
+struct RunningMax {
   float max[2] = {-INFINITY, -INFINITY};
-  float denominator[2] = {0.0f, 0.0f};
 };
 
 // Scores of tokens from `count` on become -inf; a tile's column of element e of tile j is 8 j + 2 (lane % 4) + e % 2.
@@ -25,27 +24,22 @@ __device__ __forceinline__ void mask_scores(float (&scores)[kTiles][4], int coun
 
 // Scores become exp2(scale * (score - max)); `rescale` is by what the sums over the tiles before are to be multiplied.
 template <int kTiles>
-__device__ __forceinline__ void update_softmax(float (&scores)[kTiles][4], RunningSoftmax& softmax, float scale_log2,
+__device__ __forceinline__ void update_softmax(float (&scores)[kTiles][4], RunningMax& running, float scale_log2,
                                                float (&rescale)[2]) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    float highest = softmax.max[row];
+    float highest = running.max[row];
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) highest = fmaxf(highest, fmaxf(scores[j][2 * row], scores[j][2 * row + 1]));
     highest = quad_max(highest);
-    rescale[row] = fast_exp2((softmax.max[row] - highest) * scale_log2);
-    softmax.max[row] = highest;
+    rescale[row] = fast_exp2((running.max[row] - highest) * scale_log2);
+    running.max[row] = highest;
     const float shift = highest * scale_log2;
-    float sum = 0.0f;
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
-      for (int e = 2 * row; e < 2 * row + 2; ++e) {
-        scores[j][e] = fast_exp2(fmaf(scores[j][e], scale_log2, -shift));
-        sum += scores[j][e];
-      }
+      for (int e = 2 * row; e < 2 * row + 2; ++e) scores[j][e] = fast_exp2(fmaf(scores[j][e], scale_log2, -shift));
     }
-    softmax.denominator[row] = fmaf(softmax.denominator[row], rescale[row], sum);
   }
 }
 
@@ -72,17 +66,18 @@ __device__ __forceinline__ void rescale_rows(float (&out)[kTiles][4], const floa
 }
 
 // Divides and writes a warp's 16 rows, of which `count` exist: `out` is element (row 0, channel 0) of T [., row_size].
+// The column of `sums` after the channels holds each row's denominator.
 template <typename T, int kTiles>
 __device__ __forceinline__ void write_rows(T* out, int64_t row_size, int count, const float (&sums)[kTiles][4],
-                                           const RunningSoftmax& softmax, int lane) {
+                                           int lane) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    const float inverse = 1.0f / quad_sum(softmax.denominator[row]);
+    const float inverse = 1.0f / __shfl_sync(0xffffffffu, sums[kTiles - 1][2 * row], lane & ~3);
     const int index = lane / 4 + 8 * row;
     if (index >= count) continue;
     T* target = out + index * row_size + 2 * (lane % 4);
 #pragma unroll
-    for (int j = 0; j < kTiles; ++j) {
+    for (int j = 0; j < kTiles - 1; ++j) {
       *reinterpret_cast<uint32_t*>(target + 8 * j) =
           pack2<T>(sums[j][2 * row] * inverse, sums[j][2 * row + 1] * inverse);
     }

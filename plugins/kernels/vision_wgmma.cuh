@@ -24,7 +24,8 @@ struct VisionTile {
   static constexpr int Tokens = 128;
   static constexpr int Threads = 128 * kWarpgroups;
   static constexpr int Steps = ceil_div(D, 16);  // of a product over channels
-  static constexpr int GroupBytes = 2 * Steps * kCoreBytes;
+  static constexpr int GroupBytes = group_bytes(D);
+  static constexpr int SumTiles = D / 8 + 1;  // the denominators' column included
   static constexpr int TileGroups = Tokens / kCorePatches;
   static constexpr int TileBytes = TileGroups * GroupBytes;
   static constexpr int StageBytes = 2 * TileBytes;
@@ -79,7 +80,7 @@ __device__ __forceinline__ void start_scores(float (&scores)[Tile::Tokens / 8][4
 }
 
 template <typename Tile>
-__device__ __forceinline__ void start_sums(float (&sums)[Tile::D / 8][4],
+__device__ __forceinline__ void start_sums(float (&sums)[Tile::SumTiles][4],
                                            const uint32_t (&weights)[Tile::Tokens / 16][4], uint32_t values) {
   wgmma_pin(sums);
   wgmma_fence();
@@ -138,16 +139,16 @@ __global__ void __launch_bounds__(Tile::Threads, 1)
 
   const float scale_log2 = p.scale * 1.44269504f;
   const uint32_t queries = ring.queries() + warpgroup * 64 / kCorePatches * Tile::GroupBytes;
-  float scores[Tile::Tokens / 8][4], sums[Tile::D / 8][4] = {}, rescale[2];
+  float scores[Tile::Tokens / 8][4], sums[Tile::SumTiles][4] = {}, rescale[2];
   uint32_t weights[Tile::Tokens / 16][4];
-  RunningSoftmax softmax;
+  RunningMax running;
   barrier_wait(ring.queries_full(), 0);
   barrier_wait(ring.full(0), 0);
   start_scores<Tile>(scores, queries, ring.stage(0));
   wgmma_wait<0>();
   wgmma_pin(scores);
   mask_scores(scores, frame.length - (source.tiles - 1) * Tile::Tokens, lane);
-  update_softmax(scores, softmax, scale_log2, rescale);
+  update_softmax(scores, running, scale_log2, rescale);
   pack_weights<T>(weights, scores);
 
   for (int i = 0; i + 1 < source.tiles; ++i) {
@@ -162,7 +163,7 @@ __global__ void __launch_bounds__(Tile::Threads, 1)
     start_sums<Tile>(sums, weights, ring.stage(stage) + Tile::TileBytes);
     wgmma_wait<1>();
     wgmma_pin(scores);
-    update_softmax(scores, softmax, scale_log2, rescale);
+    update_softmax(scores, running, scale_log2, rescale);
     wgmma_wait<0>();
     wgmma_pin(sums);
     if (threadIdx.x % 128 == 0) barrier_arrive(ring.empty(stage));
@@ -176,7 +177,7 @@ __global__ void __launch_bounds__(Tile::Threads, 1)
   const int row = row0 + warpgroup * 64 + threadIdx.x % 128 / 32 * 16;
   const int64_t row_size = static_cast<int64_t>(p.num_heads) * Tile::D;
   T* out = static_cast<T*>(p.out) + (frame.start + row) * row_size + head * Tile::D;
-  write_rows(out, row_size, frame.length - row, sums, softmax, lane);
+  write_rows(out, row_size, frame.length - row, sums, lane);
 #endif
 }
 

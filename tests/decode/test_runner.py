@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from trt_eagle3.decode.runner import VisionRunner, causal_mask
+from trt_eagle3.engine.cuda_graph import patch_bucket
+from trt_eagle3.multimodal.vision_rows import vision_rows
 
 
 def test_causal_mask_is_its_callers_own() -> None:
@@ -34,9 +39,52 @@ class _Static:
 
 
 def test_what_the_vision_tower_made_stays_when_it_runs_again() -> None:
-    runner = VisionRunner(_Static())
+    runner = VisionRunner(_Static(), merge_size=2)
     embeds, deepstack = runner.forward(torch.full((8, 4), 1.0), {})
     runner.forward(torch.full((8, 4), 2.0), {})
     assert deepstack is not None
     assert (embeds == 1).all()
     assert (deepstack == 1).all()
+
+
+class _Recording:
+    """A graph that keeps what it was given; a visual token is the sum of its patches."""
+
+    def __init__(self) -> None:
+        self.given: dict[str, Tensor] = {}
+
+    def bind(self, name: str, tensor: Tensor) -> None:
+        raise AssertionError(name, tensor)
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        self.given = dict(inputs)
+        return {"visual_embeds": inputs["patches"].unflatten(0, (-1, 4)).sum(1)}
+
+
+def test_vision_runner_pads_to_a_bucket_and_returns_what_was_asked() -> None:
+    session = _Recording()
+    runner = VisionRunner(session, merge_size=2, bucket_limit=4096)
+    patches = torch.randn(600, 3)
+    rows = vision_rows(torch.tensor([[1, 10, 20], [2, 10, 20]]), 2, 4).inputs()
+    embeds, levels = runner.forward(patches, rows)
+    assert levels is None
+    assert torch.equal(embeds, patches.unflatten(0, (-1, 4)).sum(1))
+    assert session.given["patches"].shape == (640, 3)
+    assert session.given["frame_starts"].tolist() == [0, 200, 400, 600, 640]
+    assert session.given["rope_positions"].shape == (2, 640)
+
+
+@pytest.mark.parametrize(("count", "limit", "padded"), [(600, 616, 616), (600, 600, 600), (4000, 4096, 4000)])
+def test_vision_runner_pads_no_further_than_the_limit_and_no_large_images(count: int, limit: int, padded: int) -> None:
+    session = _Recording()
+    rows = vision_rows(torch.tensor([[1, 2, count // 2]]), 2, 4).inputs()
+    VisionRunner(session, merge_size=2, bucket_limit=limit).forward(torch.randn(count, 3), rows)
+    assert session.given["patches"].shape[0] == padded
+    assert session.given["frame_starts"].tolist() == [0, count, padded]
+
+
+@given(st.integers(1, 3000))
+def test_patch_bucket_holds_the_patches_with_little_to_spare(count: int) -> None:
+    bucket = patch_bucket(count)
+    assert count <= bucket < count + max(64, count / 8)
+    assert patch_bucket(bucket) == bucket

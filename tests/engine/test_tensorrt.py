@@ -195,7 +195,7 @@ def test_vision_profile_takes_all_patches_in_one_frame_or_in_many() -> None:
     config = tiny_config(engine=ENGINE, limits={"max_visual_tokens": 512})
     (profile,) = graph_profiles("vision", graphs()["vision"], config, TreeSizes(), 2)
     assert profile.shapes["patches"][2] == (2048, 1536)
-    assert profile.shapes["frame_starts"] == ((2,), (2,), (512 // 16 + 8 + 1,))
+    assert profile.shapes["frame_starts"] == ((2,), (2,), (64 + 1,))
 
 
 # The builder

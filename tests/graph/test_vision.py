@@ -30,7 +30,7 @@ IMAGES_AND_VIDEO = [[1, 2, 2], [3, 4, 6], [1, 8, 2]]
 def open_vision(spec: TargetSpec) -> VisionRunner:
     path = spec.path / "vision.onnx"
     path.write_bytes(vision_graph(spec, "float32", file_name).SerializeToString())
-    return VisionRunner(OnnxRuntimeSession(path, spec.path))
+    return VisionRunner(OnnxRuntimeSession(path, spec.path), merge_size=spec.vision.spatial_merge_size)
 
 
 def rows_of(spec: TargetSpec, grids: list[list[int]]) -> dict[str, Tensor]:

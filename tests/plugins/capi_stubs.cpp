@@ -11,6 +11,7 @@ cudaError_t tree_attention_workspace(const TreeAttentionParams&, size_t* bytes) 
 cudaError_t tree_attention(const TreeAttentionParams&, void*, size_t, cudaStream_t) { return cudaSuccess; }
 cudaError_t qk_norm_mrope(const QKNormMRopeParams&, cudaStream_t) { return cudaSuccess; }
 cudaError_t add_rms_norm(const AddRmsNormParams&, cudaStream_t) { return cudaSuccess; }
+cudaError_t add_layer_norm(const AddLayerNormParams&, cudaStream_t) { return cudaSuccess; }
 cudaError_t silu_mul(const SiluMulParams&, cudaStream_t) { return cudaSuccess; }
 cudaError_t linear(const LinearParams& p, cudaStream_t) {
   return p.dtype == DType::kFloat32 || p.num_rows > kMaxLinearRows ? cudaErrorNotSupported : cudaSuccess;

@@ -49,6 +49,35 @@ def test_add_rms_norm_matches_float64(
     assert distance(y, ref_rms_norm(total, weight, 1e-6)) < TOLERANCE[dtype]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [8, 111, 1024, 1152, 4608, 8192, 12288])
+@pytest.mark.parametrize("rows", [1, 77])
+@pytest.mark.parametrize("with_residual", [False, True])
+def test_add_layer_norm_matches_float64(
+    rows: int, hidden: int, dtype: torch.dtype, with_residual: bool, cuda: torch.device
+) -> None:
+    x, residual = (torch.randn(rows, hidden, device=cuda).add(3).to(dtype) for _ in range(2))  # a mean to take off
+    weight, bias = (torch.randn(hidden, device=cuda).to(dtype) for _ in range(2))
+    total = x + residual if with_residual else x
+    out = (torch.full_like(x, torch.nan), torch.full_like(x, torch.nan) if with_residual else None)
+    y, total_got = capi.add_layer_norm(x, weight, bias, residual if with_residual else None, epsilon=1e-6, out=out)
+    if total_got is not None:
+        assert torch.equal(total_got, total)
+    wanted = torch.nn.functional.layer_norm(total.double(), (hidden,), weight.double(), bias.double(), 1e-6)
+    assert distance(y, wanted) < TOLERANCE[dtype]
+    assert distance(y, wanted - bias.double()) > 10 * TOLERANCE[dtype]
+
+
+def test_add_layer_norm_may_write_over_its_inputs(cuda: torch.device) -> None:
+    x, residual = (torch.randn(9, 1152, device=cuda).bfloat16() for _ in range(2))
+    weight, bias = (torch.randn(1152, device=cuda).bfloat16() for _ in range(2))
+    y, total = capi.add_layer_norm(x, weight, bias, residual, epsilon=1e-6)
+    capi.add_layer_norm(x, weight, bias, residual, epsilon=1e-6, out=(x, residual))
+    assert total is not None
+    assert torch.equal(x, y)
+    assert torch.equal(residual, total)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("hidden", [8, 111, 2048, 12288, 40000])
 @pytest.mark.parametrize(("x_is_wide", "with_residual"), [(True, False), (False, True), (True, True)])

@@ -260,7 +260,9 @@ class Engine:
 
     @cached_property
     def _vision(self) -> VisionRunner:
-        return VisionRunner(self.open_graph("vision"))
+        merge = self.spec.vision.spatial_merge_size
+        limit = self.limits.max_visual_tokens * merge**2 if self.device == "cuda" else None
+        return VisionRunner(self.open_graph("vision"), merge_size=merge, bucket_limit=limit)
 
     @cached_property
     def _decoder(self) -> Decoder:

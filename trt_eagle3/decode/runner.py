@@ -12,8 +12,10 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from trt_eagle3.decode.kv_cache import KVCache
+from trt_eagle3.engine.cuda_graph import patch_bucket
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import Session
 
@@ -129,12 +131,42 @@ class DraftRunner:
 class VisionRunner:
     """The vision graph."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, merge_size: int, bucket_limit: int | None = None) -> None:
+        """Call ``session``.
+
+        Args:
+            merge_size: patches along each side of a visual token.
+            bucket_limit: pad the patches of a run, to no more than these, so that CUDA graphs fit again.
+        """
         self._session = session
+        self._merged = merge_size**2
+        self._bucket_limit = bucket_limit
 
     def forward(self, patches: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         """Visual embeddings [N, H] and deepstack levels [L, N, H] of ``patches [n, patch_dim]``, the caller's own."""
-        outputs = self._session.run({"patches": patches, **rows})
+        count = len(patches) // self._merged
+        inputs = {"patches": patches, **rows}
+        if self._bucket_limit is not None:
+            inputs = _in_bucket(inputs, self._bucket_limit)
+        outputs = self._session.run(inputs)
         deepstack = outputs.get("deepstack")
-        # copies: a prompt keeps them until it is prefilled, and meanwhile the next one's pictures may run
-        return outputs["visual_embeds"].clone(), None if deepstack is None else deepstack.clone()
+        # copies: a prompt keeps them until it is prefilled, and meanwhile the next one's images may run
+        return outputs["visual_embeds"][:count].clone(), None if deepstack is None else deepstack[:, :count].clone()
+
+
+def _in_bucket(inputs: dict[str, Tensor], limit: int) -> dict[str, Tensor]:
+    """The vision graph's inputs with as many patches as a bucket has: those added are a frame, followed by empty ones.
+
+    Frames are as many as the next power of two above those given.
+    """
+    patches, starts = inputs["patches"], inputs["frame_starts"]
+    total = min(patch_bucket(len(patches)), limit)
+    added = total - len(patches)
+    num_frames = 1 << (len(starts) - 1).bit_length()
+    return {
+        "patches": functional.pad(patches, (0, 0, 0, added)),
+        "pos_embed_rows": functional.pad(inputs["pos_embed_rows"], (0, added)),
+        "pos_embed_weights": functional.pad(inputs["pos_embed_weights"], (0, added)),
+        "rope_positions": functional.pad(inputs["rope_positions"], (0, added)),
+        "frame_starts": functional.pad(starts, (0, num_frames + 1 - len(starts)), value=total),
+    }

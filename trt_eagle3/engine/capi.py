@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LIBRARY_VARIABLE",
     "AttentionPath",
+    "add_layer_norm",
     "add_rms_norm",
     "available",
     "kv_move",
@@ -92,6 +93,10 @@ class _QKNormMRopeArgs(Structure):
 
 class _AddRmsNormArgs(Structure):
     _fields_ = (*_tensors("x", "residual", "weight", "y", "sum"), ("epsilon", c_float))
+
+
+class _AddLayerNormArgs(Structure):
+    _fields_ = (*_tensors("x", "residual", "weight", "bias", "y", "sum"), ("epsilon", c_float))
 
 
 class _SiluMulArgs(Structure):
@@ -306,6 +311,34 @@ def add_rms_norm(
     return out
 
 
+def add_layer_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    residual: Tensor | None = None,
+    *,
+    epsilon: float,
+    out: tuple[Tensor, Tensor | None] | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """``(LayerNorm(x + residual) * weight + bias, x + residual)``; without a residual ``(LayerNorm(x) ..., None)``.
+
+    Args:
+        x, residual: T [n, H]; weight, bias: T [H].
+        out: tensors for the two results; ``sum`` may be ``residual`` itself and ``y`` may be ``x``.
+    Raises:
+        ValueError: a tensor does not fit; the message names it.
+    """
+    import torch
+
+    if out is None:
+        out = (torch.empty_like(x), None if residual is None else torch.empty_like(x))
+    args = _AddLayerNormArgs(epsilon=epsilon)
+    _fill(args, x=x, residual=residual, weight=weight, bias=bias, y=out[0], sum=out[1])
+    with torch.cuda.device(_device(x)):
+        _check(_library().te3_add_layer_norm(byref(args), _stream()))
+    return out
+
+
 def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
     """``silu(gate) * up`` of T [n, 2 * width], gate first -> T [n, width].
 
@@ -455,6 +488,7 @@ def _library() -> ctypes.CDLL:
     for name, kind in (
         ("qk_norm_mrope", _QKNormMRopeArgs),
         ("add_rms_norm", _AddRmsNormArgs),
+        ("add_layer_norm", _AddLayerNormArgs),
         ("silu_mul", _SiluMulArgs),
         ("linear", _LinearArgs),
         ("kv_move", _KVMoveArgs),

@@ -10,11 +10,12 @@ from math import prod
 import torch
 from torch import Tensor
 
-__all__ = ["Captured", "CapturedGraphs", "Shapes", "shapes_of"]
+__all__ = ["Captured", "CapturedGraphs", "Shapes", "patch_bucket", "shapes_of"]
 
 _CAPTURE_AFTER = 2  # runs of the same shapes before they are captured: prompts seldom repeat theirs, decode steps do
-_MAX_ROWS = 256  # of a captured step: launches of larger ones are hidden behind their work, and their buffers are large
-_ROWS_OF = ("inputs_embeds", "aux_hidden_states", "patches")
+# Rows of a captured run at most: launches of larger ones are hidden behind their work, and their buffers are large.
+_MAX_ROWS = {"inputs_embeds": 256, "aux_hidden_states": 256, "patches": 2048}
+_MAX_GRAPHS = 64  # of a session
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -22,6 +23,17 @@ Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 def shapes_of(inputs: Mapping[str, Tensor]) -> Shapes:
     """What tells one set of input shapes from another."""
     return tuple(sorted((name, tuple(tensor.shape)) for name, tensor in inputs.items()))
+
+
+def patch_bucket(num_patches: int) -> int:
+    """How many patches to run for ``num_patches``, so that images of about one size share a captured graph.
+
+    Up to an eighth more, and of fewer than 512 up to the next 64; as many as there are, where none are captured.
+    """
+    if num_patches > _MAX_ROWS["patches"]:
+        return num_patches
+    step = 1 << max(6, (num_patches - 1).bit_length() - 4)
+    return -(-num_patches // step) * step
 
 
 @dataclass(frozen=True)
@@ -59,7 +71,7 @@ class Captured:
 class CapturedGraphs:
     """A session's captured graphs: of the shapes that came again, those used last."""
 
-    def __init__(self, most: int = 64) -> None:
+    def __init__(self, most: int = _MAX_GRAPHS) -> None:
         self._most = most
         self._runs: Counter[Shapes] = Counter()
         self._graphs: OrderedDict[Shapes, Captured] = OrderedDict()
@@ -73,7 +85,7 @@ class CapturedGraphs:
 
     def due(self, shapes: Shapes) -> bool:
         """Count a run of these shapes; whether it is time to capture them."""
-        if max((prod(shape[:-1]) for name, shape in shapes if name in _ROWS_OF), default=0) > _MAX_ROWS:
+        if any(prod(shape[:-1]) > _MAX_ROWS[name] for name, shape in shapes if name in _MAX_ROWS):
             return False
         self._runs[shapes] += 1
         return self._runs[shapes] > _CAPTURE_AFTER

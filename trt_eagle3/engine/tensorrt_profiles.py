@@ -102,9 +102,12 @@ def _cache(config: BuildConfig) -> dict[str, Range]:
 
 
 def _vision_ranges(config: BuildConfig, merge_size: int) -> dict[str, dict[str, Range]]:
-    """As many frames as have 16 visual tokens each, and a few more: each may cost a group of packed patches."""
+    """As many frames as have 16 visual tokens each, and a few more: each may cost a group of packed patches.
+
+    Rounded up to a power of two, as a run's frames are (``decode/runner.py``).
+    """
     block = merge_size**2
     most = config.limits.max_visual_tokens * block
     usual = max(block, most // 4 // block * block)
-    frames = most // (16 * block) + 8
+    frames = 1 << (most // (16 * block) + 8).bit_length()
     return {"images": {"patches": (block, usual, most), "frame_bounds": (2, 2, frames + 1)}}

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,7 +16,8 @@ from onnx import helper, numpy_helper
 from torch import Tensor
 
 from trt_eagle3.engine import capi
-from trt_eagle3.engine.torch_ops import OWN_OPS, STANDARD_OPS, TORCH_TYPES, Function, gelu
+from trt_eagle3.engine.torch_fusion import Step, fused, gemm, layer_norm
+from trt_eagle3.engine.torch_ops import OWN_OPS, STANDARD_OPS, TORCH_TYPES, Function
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.ops import DOMAIN
 
@@ -26,17 +25,6 @@ __all__ = ["Program", "ReadWeight", "Step", "load_program"]
 
 ReadWeight = Callable[[onnx.TensorProto, Path], Tensor]
 """Makes the tensor of an initializer; the path is the weights root."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """One node: what it computes, from what, into what, and which values nothing after it needs."""
-
-    function: Function
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    attributes: Mapping[str, Any]
-    done_with: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,8 +60,8 @@ def load_program(
     values = {i.name: _on_device(read(i, weights_root), device) for i in proto.graph.initializer}
     steps = [_step(node, device) for node in proto.graph.node]
     constants, steps = _fold(values, steps)
-    if not taps:  # any tensor may be asked for by name
-        steps = _fuse_gelu(steps)
+    if device.type == "cuda" and capi.available():
+        steps = fused(steps, kept={*outputs})
     inputs = {i.name: i.type.tensor_type for i in proto.graph.input}
     return Program(inputs, outputs, constants, tuple(_with_lifetimes(steps, {*outputs, *constants})))
 
@@ -115,7 +103,11 @@ def _step(node: onnx.NodeProto, device: torch.device) -> Step:
 
 @cache
 def _standard_ops(device: str) -> Mapping[str, Function]:
-    return {**STANDARD_OPS, "Gemm": _kernel_gemm} if device == "cuda" and capi.available() else STANDARD_OPS
+    return (
+        {**STANDARD_OPS, "Gemm": gemm, "LayerNormalization": layer_norm}
+        if device == "cuda" and capi.available()
+        else STANDARD_OPS
+    )
 
 
 @cache
@@ -150,37 +142,6 @@ def _kernel_tree_attention(*inputs: Tensor, page_size: int, scale: float, **geom
     del geometry
     # settled: a graph writes a layer's cache and the page table nowhere but in that layer's own launch
     return capi.tree_attention(*inputs, page_size=page_size, scale=scale, settled=True), inputs[3], inputs[4]
-
-
-def _kernel_gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, transB: int = 0) -> Tensor:
-    """A few rows by our kernel, at what reading the weight costs; the rest by torch."""
-    if bias is None and transB and x.shape[0] <= capi.MAX_LINEAR_ROWS and x.dtype != torch.float32:
-        with contextlib.suppress(NotImplementedError):
-            return capi.linear(x, weight, settled=True)  # weights are written before any graph runs
-    gemm: Tensor = STANDARD_OPS["Gemm"](x, weight, bias, transB=transB)
-    return gemm
-
-
-def _gemm_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """``gelu(x @ weight.T + bias)`` by tanh, in one launch: cuBLAS computes it on the sums, before they are rounded."""
-    product: Tensor = torch._addmm_activation(bias, x, weight.T, use_gelu=True)
-    return product
-
-
-def _fuse_gelu(steps: list[Step]) -> list[Step]:
-    """A product with a bias and the GELU that alone reads it become one step."""
-    readers = Counter(name for step in steps for name in step.inputs)
-    made_by = {step.outputs[0]: i for i, step in enumerate(steps) if step.function is _kernel_gemm}
-    fused: list[Step | None] = list(steps)
-    for i, step in enumerate(steps):
-        product = made_by.get(step.inputs[0]) if step.function is gelu else None
-        if product is None or step.attributes["approximate"] != b"tanh" or readers[step.inputs[0]] != 1:
-            continue
-        gemm = steps[product]
-        if len(gemm.inputs) == 3 and gemm.attributes.get("transB"):
-            fused[i] = Step(_gemm_gelu, gemm.inputs, step.outputs, {})
-            fused[product] = None
-    return [step for step in fused if step is not None]
 
 
 def _fold(values: dict[str, Tensor], steps: list[Step]) -> tuple[dict[str, Tensor], list[Step]]:

@@ -1,0 +1,164 @@
+"""Time and memory of the vision tower on one GPU: ``python -m trt_eagle3.bench.vision``.
+
+The tower of a published geometry with random weights (no checkpoint is needed), through the torch session with our
+kernels, and the same weights in transformers (sdpa) beside it in the same run. Every answer is compared before it is
+timed. The floor counts the operations of matrix and attention products, at 600 TFLOP/s.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import onnx
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from trt_eagle3.bench.synthetic import write_target
+from trt_eagle3.bench.timing import copy_bandwidth, median_ms
+from trt_eagle3.checkpoint.target import VisionSpec
+from trt_eagle3.checkpoint.target_reader import read_target
+from trt_eagle3.command import run_command
+from trt_eagle3.decode.runner import VisionRunner
+from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
+from trt_eagle3.engine.torch import TorchSession
+from trt_eagle3.errors import EngineFailedError
+from trt_eagle3.graph.vision import vision_graph
+from trt_eagle3.multimodal.vision_rows import vision_rows
+from trt_eagle3.parity.metrics import relative_error
+
+__all__ = ["CASES", "main"]
+
+CASES: dict[str, list[tuple[int, int, int]]] = {
+    "512 x 512": [(1, 32, 32)],
+    "1024 x 1024": [(1, 64, 64)],
+    "4 of 1024 x 1024": [(1, 64, 64)] * 4,
+    "2048 x 2048": [(1, 128, 128)],
+    "16 frames of 448 x 448": [(8, 28, 28)],
+    "photo 4032 x 3024": [(1, 188, 252)],
+}
+"""Grids in patches of 16 x 16 x 2, as Qwen3-VL's processor makes them."""
+
+_FLOOR_FLOPS = 600e12
+# Two bfloat16 towers that round in another order: measured 8e-3 to 2e-2 over 24 and 27 layers of random weights.
+_TOLERANCE = 5e-2
+
+
+@dataclass(frozen=True)
+class _Towers:
+    """Our tower and transformers' over the same weights."""
+
+    spec: VisionSpec
+    ours: VisionRunner
+    theirs: Any
+
+
+@click.command()
+@click.option("--size", default="8b", show_default=True, help="Geometry (bench/synthetic.py).")
+@click.option("--dtype", default="bfloat16", show_default=True, type=click.Choice(["bfloat16", "float16"]))
+@click.option("--case", "cases", multiple=True, type=click.Choice(list(CASES)), help="Only these; all by default.")
+@click.option("--profile", is_flag=True, help="Also print what the kernels of each case take, by name.")
+def main(size: str, dtype: str, cases: tuple[str, ...], profile: bool) -> None:
+    """Print the tower's time beside transformers', the floor, and peak memory beside the weights."""
+    columns = ("ms", "transformers ms", "ratio", "floor ms", "GB", "error")
+    table = Table(f"vision tower, {size}, {dtype}, random weights", *columns)
+    bandwidth = copy_bandwidth()
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        towers = _towers(Path(folder), size, dtype)
+        for name in cases or CASES:
+            table.add_row(name, *_row(towers, CASES[name], dtype))
+            if profile:
+                _print_profile(name, _run_of(towers, CASES[name], dtype)[0])
+    Console(width=110).print(table, f"copy bandwidth {bandwidth / 1e12:.2f} TB/s; {torch.cuda.get_device_name()}")
+
+
+def _towers(folder: Path, size: str, dtype: str) -> _Towers:
+    from transformers import AutoConfig
+    from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
+
+    write_target(folder / "target", size)
+    spec = read_target(folder / "target")
+    config = AutoConfig.from_pretrained(folder / "target").vision_config
+    config._attn_implementation = "sdpa"
+    torch.manual_seed(0)
+    with torch.device("cuda"):
+        theirs = Qwen3VLVisionModel(config).to(getattr(torch, dtype)).eval()
+    weights = {name: _drawn(name, tensor) for name, tensor in theirs.state_dict().items()}
+    theirs.load_state_dict(weights)
+    file = folder / "vision.onnx"
+    file.write_bytes(vision_graph(spec, dtype, reference_location).SerializeToString())
+
+    def read(proto: onnx.TensorProto, root: Path) -> Tensor:
+        del root
+        if proto.data_location != onnx.TensorProto.EXTERNAL:
+            return torch.from_numpy(onnx.numpy_helper.to_array(proto).copy())
+        tensor: Tensor = weights[proto.name.rpartition(":")[2].removeprefix("model.visual.")]
+        return tensor.reshape(list(proto.dims))
+
+    session = TorchSession(file, REFERENCE_ROOT, device="cuda", read_weight=read)
+    merge = spec.vision.spatial_merge_size
+    return _Towers(spec.vision, VisionRunner(session, merge_size=merge, bucket_limit=1 << 20), theirs)
+
+
+def _drawn(name: str, like: Tensor) -> Tensor:
+    """Weights like a trained model's in size: norms near one, matrices of unit gain, small biases."""
+    drawn = torch.randn_like(like)
+    if like.ndim == 1:
+        return 1 + 0.1 * drawn if name.endswith("weight") else 0.1 * drawn
+    return drawn * like[0].numel() ** -0.5
+
+
+def _run_of(towers: _Towers, grids: list[tuple[int, int, int]], dtype: str) -> tuple[Callable[[], Any], Tensor, Tensor]:
+    """Our tower over random patches, with these and the grids."""
+    grid = torch.tensor(grids)
+    count = int(grid.prod(1).sum())
+    patches = torch.randn(count, towers.spec.patch_dim, dtype=getattr(torch, dtype), device="cuda")
+    side = round(towers.spec.num_position_embeddings**0.5)
+    rows = vision_rows(grid, towers.spec.spatial_merge_size, side).inputs()
+    return lambda: towers.ours.forward(patches, rows), patches, grid
+
+
+def _row(towers: _Towers, grids: list[tuple[int, int, int]], dtype: str) -> tuple[str, ...]:
+    run, patches, grid = _run_of(towers, grids, dtype)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    embeds = run()[0]
+    peak = torch.cuda.max_memory_allocated() - before
+    on_device = grid.cuda()
+    error = relative_error(embeds, towers.theirs(patches, grid_thw=on_device).pooler_output)
+    if not error < _TOLERANCE:
+        raise EngineFailedError(f"{grids}: visual embeddings differ from transformers' by {error:.1e}. Do not time it.")
+    ours = median_ms(run)
+    theirs = median_ms(lambda: towers.theirs(patches, grid_thw=on_device))
+    floor = 1e3 * _operations(towers.spec, grids) / _FLOOR_FLOPS
+    return f"{ours:.2f}", f"{theirs:.1f}", f"{theirs / ours:.2f}", f"{floor:.1f}", f"{peak / 1e9:.2f}", f"{error:.1e}"
+
+
+def _operations(spec: VisionSpec, grids: list[tuple[int, int, int]]) -> float:
+    """Multiplications and additions of the blocks' matrix and attention products."""
+    hidden, inner = spec.hidden_size, spec.intermediate_size
+    patches = sum(t * h * w for t, h, w in grids)
+    pairs = sum(t * (h * w) ** 2 for t, h, w in grids)
+    return spec.depth * (2 * patches * (4 * hidden**2 + 2 * hidden * inner) + 4 * pairs * hidden)
+
+
+def _print_profile(name: str, run: Callable[[], Any]) -> None:
+    """Device time of one run, by kernel."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        for _ in range(5):
+            run()
+        torch.cuda.synchronize()
+    table = Table(f"kernels, {name}", "us a run", "launches")
+    for event in sorted(profiler.key_averages(), key=lambda e: -e.device_time_total)[:12]:
+        table.add_row(event.key[:70], f"{event.device_time_total / 5:.0f}", f"{event.count / 5:.0f}")
+    Console(width=110).print(table)
+
+
+if __name__ == "__main__":
+    run_command(main)
