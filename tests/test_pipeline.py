@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import trt_eagle3
 from tests.atomic_io.points import CRASHED, in_child, start, watch
 from tests.tiny import DRAFT, TARGET, build_tiny, tiny_config
-from trt_eagle3.atomic_io import create_file
+from trt_eagle3.atomic_io import create_file, directory
 from trt_eagle3.decode.plan import TUNING_FILE
 from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.tensorrt_facts import ENGINE_FILE
@@ -183,6 +183,41 @@ def test_bad_checkpoint_is_one_line_and_leaves_nothing(side: str, case: str, tmp
     assert not output.exists() or not list(output.iterdir())
 
 
+def reheaded(file: Path, change: Callable[[dict[str, Any]], object], encoding: str = "utf-8") -> None:
+    """Write another header before the same bytes."""
+    data = file.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    change(header)
+    text = json.dumps(header).encode(encoding)
+    file.unlink()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
+
+
+DAMAGED_HEADERS: dict[str, Callable[[Path], object]] = {
+    "metadata that is no text": lambda f: reheaded(f, lambda h: h.update(__metadata__={"epoch": 1})),
+    "metadata that is a list": lambda f: reheaded(f, lambda h: h.update(__metadata__=["pt"])),
+    "UTF-16": lambda f: reheaded(f, lambda _: None, "utf-16"),
+    "an unknown type": lambda f: reheaded(f, lambda h: h["d2t"].update(dtype="X64")),
+    "another type": lambda f: reheaded(f, lambda h: h["d2t"].update(dtype="F64")),
+    "an offset past the end": lambda f: reheaded(f, lambda h: h["d2t"].update(data_offsets=[1 << 40, 2 << 40])),
+    "a gap": lambda f: reheaded(f, lambda h: h.pop("norm.weight")),
+    "a shape": lambda f: reheaded(f, lambda h: h["d2t"].update(shape=[1 << 62, 1 << 62])),
+    "a length": lambda f: f.write_bytes((1 << 62).to_bytes(8, "little") + f.read_bytes()[8:]),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED_HEADERS)
+def test_draft_whose_header_is_damaged_fails_at_build(tmp_path: Path, case: str) -> None:
+    """Not in ``generate``, where another reader of the same header refused it with a traceback."""
+    draft = Path(shutil.copytree(DRAFT, tmp_path / "draft"))
+    DAMAGED_HEADERS[case](draft / "model.safetensors")
+    with pytest.raises(UserError) as caught:
+        build_tiny(tmp_path / "engines", draft=draft)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "engines").exists()
+
+
 def test_longer_sequences_than_the_target_was_made_for_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"max_seq_len: 4097, the target was made for 4096 positions.*config\.json"):
         build_tiny(tmp_path, limits={"max_seq_len": 4097})
@@ -326,6 +361,29 @@ def test_more_sequences_than_max_batch_size_wait_their_turn(tmp_path: Path) -> N
     alone = engine.generate(QUESTION).token_ids
     streams = [engine.stream(QUESTION) for _ in range(3)]
     assert all(tuple(t for chunk in stream for t in chunk.token_ids) == alone for stream in streams)
+
+
+def test_every_file_and_folder_of_a_bundle_is_synced_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hard-linked weights, the processor's copies and sub-folders too."""
+    synced, before_exchange = set(), []
+    fsync, exchange = os.fsync, directory.exchange
+
+    def recorded(fd: int) -> None:
+        synced.add(os.fstat(fd).st_ino)
+        fsync(fd)
+
+    def exchanged(new: Path, path: Path) -> None:
+        before_exchange.append(set(synced))
+        exchange(new, path)
+
+    build_tiny(tmp_path)
+    monkeypatch.setattr(os, "fsync", recorded)
+    monkeypatch.setattr(directory, "exchange", exchanged)
+    path = build_tiny(tmp_path)
+    (done,) = before_exchange
+    assert {entry.stat().st_ino for entry in (path, *path.rglob("*"))} <= done
 
 
 # Killed builds, full disks, and builds at the same time

@@ -25,6 +25,7 @@ __all__ = ["GRAPHS", "check_graphs", "check_tables", "check_weights", "header_di
 GRAPHS = ("target", "vision", "fuse", "draft")
 """Folders of a bundle that may hold a graph."""
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+_MAX_LOCATION_LEN, _MAX_PATH_LEN = 1024, 700
 _MAX_GRAPH_BYTES = (1 << 31) - 1  # protobuf's own limit
 _ONNX_ITEM_BYTES = {"FLOAT": 4, "FLOAT16": 2, "BFLOAT16": 2, "INT64": 8, "INT32": 4, "UINT8": 1, "INT8": 1, "BOOL": 1}
 
@@ -50,7 +51,9 @@ def check_weights(bundle: Path, record: BundleRecord) -> None:
         try:
             _check_file(file, expected, record)
         except OSError as error:
-            raise UserError(f"{file}: cannot read it: {error.strerror}. Mend its permissions.") from error
+            raise UserError(
+                f"{clip(file, _MAX_PATH_LEN)}: cannot read it: {error.strerror}. Mend its permissions."
+            ) from error
     headers: dict[str, Mapping[str, TensorRef]] = {}
     for name, tensor in {"embedding": record.embedding, **record.draft_tensors}.items():
         if tensor.location not in files:
@@ -96,27 +99,31 @@ def check_tables(bundle: Path, record: BundleRecord, spec: TargetSpec, manifest:
 def _locate(bundle: Path, record: BundleRecord, location: str) -> Path:
     """The file at ``location``, which a contained bundle has within itself."""
     place = PurePosixPath(location)
-    if not location.isprintable() or place.is_absolute() or ".." in place.parts or str(place) != location:
+    plain = "\0" not in location and str(place) == location and len(location) <= _MAX_LOCATION_LEN
+    if not plain or place.is_absolute() or ".." in place.parts:
         raise _refusal(bundle, f"{quote(location)}: expected a plain relative path of a weight file")
     root = record.weights_root(bundle)
     file = root / location
     if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(root)):
-        raise UserError(f"{file}: a link out of the bundle. Copy the file there, or rebuild: trt-eagle3 build")
+        raise UserError(
+            f"{clip(file, _MAX_PATH_LEN)}: a link out of the bundle. Copy the file there, or rebuild: trt-eagle3 build"
+        )
     return file
 
 
 def _check_file(file: Path, expected: FileRecord, record: BundleRecord) -> None:
+    shown = clip(file, _MAX_PATH_LEN)
     fix = f"Rebuild: trt-eagle3 build --config <the config of {record.config.name}>"
     try:
         stream = open_regular(file)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise UserError(f"{file}: a weight file of this bundle is gone. {fix}") from error
+        raise UserError(f"{shown}: a weight file of this bundle is gone. {fix}") from error
     with stream:
         size = os.fstat(stream.fileno()).st_size
         if size != expected.size:
-            raise UserError(f"{file}: expected {expected.size} bytes, got {size}. {fix}")
+            raise UserError(f"{shown}: expected {expected.size} bytes, got {size}. {fix}")
         if _digest(stream) != expected.header_sha256:
-            raise UserError(f"{file}: its safetensors header is not the one this bundle was built with. {fix}")
+            raise UserError(f"{shown}: its safetensors header is not the one this bundle was built with. {fix}")
 
 
 def _digest(stream: BinaryIO) -> str:
