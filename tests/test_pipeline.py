@@ -424,7 +424,8 @@ def build_on_a_small_disk(output: Path, sizes: list[int]) -> None:
 def test_build_that_finds_no_room_leaves_the_old_bundle_and_nothing_else(tmp_path: Path) -> None:
     path = build_tiny(tmp_path)
     before = read_bundle(path)
-    assert in_child(build_on_a_small_disk, tmp_path, [10, 1000, 20_000, 80_000]) == 0
+    largest = max(f.stat().st_size for f in path.rglob("*.onnx"))  # weights are links
+    assert in_child(build_on_a_small_disk, tmp_path, [10, 1000, largest // 2, largest - 1]) == 0
     assert trt_eagle3.load(path).record == before
 
 
