@@ -92,7 +92,7 @@ def in_child(function: Callable[..., object], *args: object) -> int:
 
 
 def start(function: Callable[..., object], *args: object) -> Any:
-    """Start ``function`` in a process of its own, which ends in a minute at most."""
+    """Start ``function`` in a process of its own, which ends in five minutes at most."""
     context = multiprocessing.get_context("forkserver")  # this process has threads, so it does not fork itself
     preload = [__name__, function.__module__]
     server = forkserver._forkserver
@@ -105,5 +105,5 @@ def start(function: Callable[..., object], *args: object) -> Any:
 
 
 def _limited(function: Callable[..., object], *args: object) -> None:
-    signal.alarm(60)
+    signal.alarm(300)
     function(*args)
