@@ -83,7 +83,14 @@ def build(config_file: Path, output: Path | None, weights: str, overrides: tuple
 
     config = load_config(config_file, parse_overrides(overrides))
     with _stages() as (begin, show):
-        result = run(config, output=output, reference_weights=weights == "reference", progress=begin, show=show)
+        result = run(
+            config,
+            output=output,
+            config_file=config_file,
+            reference_weights=weights == "reference",
+            progress=begin,
+            show=show,
+        )
     if as_json:
         _print_json(report.build(result))
     else:

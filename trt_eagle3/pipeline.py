@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trt_eagle3.atomic_io import atomic_directory, check_replaceable, create_file, place_file
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_to_dict
 from trt_eagle3.checkpoint.source import resolve_checkpoint
@@ -23,7 +24,7 @@ from trt_eagle3.decode.dynamic_tree import DynamicTree
 from trt_eagle3.decode.tree import Tree, configured_tree
 from trt_eagle3.engine.bundle import (
     BUNDLE_FILE,
-    PARTIAL,
+    BUNDLE_KIND,
     SCHEMA_VERSION,
     BundleRecord,
     EngineRecord,
@@ -32,8 +33,8 @@ from trt_eagle3.engine.bundle import (
     check_name,
     reference_location,
 )
-from trt_eagle3.engine.staging import atomic_directory, place_file, write_file
-from trt_eagle3.errors import UserError
+from trt_eagle3.engine.output_check import check_apart, check_not_around
+from trt_eagle3.errors import UserError, clip
 from trt_eagle3.graph.pair import pair_graphs
 from trt_eagle3.multimodal import Processor, copy_processor_files
 from trt_eagle3.places import TABLE_FILE, Places, TablePlaces, WeightPlaces, table_tensors
@@ -68,6 +69,7 @@ def build(
     config: BuildConfig,
     *,
     output: Path | None = None,
+    config_file: Path | None = None,
     reference_weights: bool = False,
     progress: Callable[[str], object] = str,
     show: Callable[[str], object] = str,
@@ -75,7 +77,7 @@ def build(
     """Build the bundle ``output / config.name``, all of it or nothing.
 
     Args:
-        output: instead of the config's.
+        output: instead of the config's. config_file: where the config was read, whose folder is never replaced.
         reference_weights: leave the weights in the checkpoints; the bundle then works on this machine only.
         progress: called with each of ``STAGES`` as it begins. show: told how far a long stage is.
     Raises:
@@ -90,14 +92,16 @@ def build(
     manifest = _read_draft(config, spec)
     if manifest:
         _check_ranks(tree, manifest)
+    _check_headers(spec, manifest)
     path = (output or config.output) / config.name
-    _check_replaceable(path)
+    check_name(path)
+    _check_output(path, spec, manifest, config_file)
     write = _write_engines if config.engine.backend == "tensorrt" else _write_graphs
-    with atomic_directory(path) as folder:
+    with atomic_directory(path, BUNDLE_KIND) as folder:
         written = write(folder, _Job(config, spec, manifest, reference_weights, path, clock, show))
         clock.begin("bundle")
         record = _record(config, spec, manifest, written)
-        write_file(folder / BUNDLE_FILE, record.model_dump_json(indent=2).encode())
+        create_file(folder / BUNDLE_FILE, record.model_dump_json(indent=2).encode())
     num_bytes = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
     return BuildReport(path, clock.end(), num_bytes, tuple(dict.fromkeys(written.placed)), written.engines)
 
@@ -116,7 +120,7 @@ class _Job:
 
     def graph_config(self, folder: Path, name: str) -> None:
         """Write a graph's ``config.json``."""
-        write_file(folder / name / "config.json", _graph_config(self.config, self.spec, self.manifest, name))
+        create_file(folder / name / "config.json", _graph_config(self.config, self.spec, self.manifest, name))
 
     def processor(self, folder: Path) -> None:
         """Copy the processor, which is refused now if it would be refused at every load."""
@@ -139,7 +143,7 @@ def _write_graphs(folder: Path, job: _Job) -> _Written:
     places = Places(job.spec, job.manifest, job.reference_weights)
     job.clock.begin("graphs")
     for name, model in pair_graphs(job.spec, job.manifest, job.config.engine, places.locate).items():
-        write_file(folder / name / "model.onnx", model.SerializeToString())
+        create_file(folder / name / "model.onnx", model.SerializeToString())
         job.graph_config(folder, name)
     job.clock.begin("weights")
     files = () if job.reference_weights else places.locations.items()
@@ -196,18 +200,32 @@ def _read_draft(config: BuildConfig, spec: TargetSpec) -> DraftManifest | None:
     return dataclasses.replace(manifest, tensors={**manifest.tensors, "lm_head.weight": spec.tensors["lm_head.weight"]})
 
 
-def _check_replaceable(path: Path) -> None:
-    """Only a bundle, whole or damaged, or an empty folder is replaced: nobody else's files are deleted."""
-    check_name(path)
-    if PARTIAL in path.name:
-        raise UserError(f"{path}: {PARTIAL} marks unfinished builds, which are swept. Choose another name.")
-    try:
-        ours = any((path / name).is_file() for name in (BUNDLE_FILE, "target/model.onnx", "target/config.json"))
-        empty = not path.exists() or (path.is_dir() and not any(path.iterdir()))
-    except OSError as error:
-        raise UserError(f"{path}: cannot write the bundle: {error.strerror}. Name another place.") from error
-    if not ours and not empty:
-        raise UserError(f"{path}: expected a bundle or nothing there, got something else. Move it, or change the name.")
+def _check_output(path: Path, spec: TargetSpec, manifest: DraftManifest | None, config_file: Path | None) -> None:
+    """Refuse a place where anything but an older bundle would be replaced."""
+    folders = [spec.path, *([manifest.path] if manifest else [])]
+    check_apart(path, folders, "the checkpoint")
+    refs = [*spec.tensors.values(), *(manifest.tensors.values() if manifest else ())]
+    check_not_around(path, {ref.file for ref in refs}, "the weight file")
+    if config_file is not None:
+        check_not_around(path, [config_file.absolute().parent], "the config's folder")
+    check_replaceable(path, BUNDLE_KIND)
+
+
+def _check_headers(spec: TargetSpec, manifest: DraftManifest | None) -> None:
+    """Refuse weight files that the safetensors library refuses: others than this program read them too.
+
+    Raises:
+        UserError: naming the file and the library's reason.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    refs = [*spec.tensors.values(), *(manifest.tensors.values() if manifest else ())]
+    for file in sorted({ref.file for ref in refs}):
+        try:
+            with safe_open(file, framework="np"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise UserError(f"{file}: not a sound safetensors file: {clip(error)}. Download it again.") from error
 
 
 def _check_positions(config: BuildConfig, spec: TargetSpec) -> None:
@@ -269,7 +287,7 @@ def _record(config: BuildConfig, spec: TargetSpec, manifest: DraftManifest | Non
     return BundleRecord(
         schema_version=SCHEMA_VERSION,
         tool_version=version("trt-eagle3"),
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        created_at=datetime.now(UTC).isoformat(timespec="microseconds"),
         config=config,
         sources=sources,
         weights=places.kind,

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import errno
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 import torch
 
 from tests.reference.checkpoint import write_tensors
+from trt_eagle3.atomic_io import PARTIAL
 from trt_eagle3.config import BuildConfig, TargetConfig
 from trt_eagle3.engine.bundle import (
     BUNDLE_FILE,
-    PARTIAL,
     SCHEMA_VERSION,
     BundleRecord,
     EngineRecord,
@@ -150,10 +151,10 @@ def test_missing_weight_file_is_refused_by_name(bundle: Path) -> None:
 
 
 def test_weight_file_that_cannot_be_read_is_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(_: Path) -> str:
+    def denied(_: Path) -> BinaryIO:
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr("trt_eagle3.engine.bundle.header_digest", denied)
+    monkeypatch.setattr("trt_eagle3.engine.bundle_check.open_regular", denied)
     assert "cannot read it: Permission denied" in refusal(bundle)
 
 
@@ -178,7 +179,15 @@ def test_weight_file_whose_header_would_reach_past_its_end_is_refused(bundle: Pa
 
 
 def test_embedding_table_refuses_a_type_that_is_no_float(bundle: Path) -> None:
-    edit(bundle, embedding={**json.loads((bundle / BUNDLE_FILE).read_text())["embedding"], "dtype": "I8"})
     record = read_bundle(bundle)
+    ref = replace(record.embedding.ref(record.weights_root(bundle)), dtype="I8")
     with pytest.raises(UserError, match="expected float32, float16 or bfloat16, got I8"):
+        EmbeddingTable(ref, torch.float32)
+
+
+def test_embedding_table_of_a_file_cut_short_is_one_line(bundle: Path) -> None:
+    record = read_bundle(bundle)
+    (bundle / WEIGHTS).write_bytes(b"short")
+    with pytest.raises(UserError, match=r"cannot map embed_tokens\.weight") as error:
         EmbeddingTable(record.embedding.ref(record.weights_root(bundle)), torch.float32)
+    assert "\n" not in str(error.value)

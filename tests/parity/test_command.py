@@ -16,16 +16,18 @@ from safetensors.torch import load_file, save_file
 from tests.parity.faults import FAULTS
 from tests.parity.planting import plant_in
 from tests.tiny import ROOT, TARGET, build_tiny, tiny_config
+from trt_eagle3.checkpoint.tensor_index import open_file
 from trt_eagle3.cli import main
 from trt_eagle3.decode.plan import TUNING_FILE, TuningEntry, TuningTable
 from trt_eagle3.decode.sampling import Sampling
 from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.machine import machine_name
+from trt_eagle3.engine.weight_file import write_tables
 from trt_eagle3.parity import plots, sampling_check
 from trt_eagle3.parity.record import RecordingEngine
 from trt_eagle3.parity.sources import read_sources
 from trt_eagle3.pipeline import build
-from trt_eagle3.places import TABLE_FILE
+from trt_eagle3.places import TABLE_FILE, TablePlaces, table_tensors
 
 PROMPTS = ROOT / "examples/tiny/images/questions.json"
 
@@ -212,15 +214,15 @@ def test_bundles_of_which_one_has_a_draft_are_compared_only_where_that_is_asked_
 
 def test_table_beside_engines_is_no_file_of_the_checkpoint(bundle: Path, tmp_path: Path) -> None:
     """As in a TensorRT bundle, whose record names that one file."""
-    shutil.copytree(bundle, tmp_path / "engines")
-    shutil.copy(next((bundle / "weights/target").iterdir()), tmp_path / "engines" / TABLE_FILE)
-    raw = json.loads((bundle / "bundle.json").read_text())
-    (recorded,) = raw["sources"]["target"]["files"].values()
-    raw["sources"]["target"]["files"] = {TABLE_FILE: {**recorded, "size": recorded["size"] + 1}}
-    with (tmp_path / "engines" / TABLE_FILE).open("ab") as table:
-        table.write(b" ")
-    (tmp_path / "engines/bundle.json").write_text(json.dumps(raw))
-    spec, manifest = read_sources(RecordingEngine(tmp_path / "engines"))
+    engines = Path(shutil.copytree(bundle, tmp_path / "engines", ignore=shutil.ignore_patterns("model.onnx")))
+    engine = RecordingEngine(bundle)
+    write_tables(engines / TABLE_FILE, table_tensors(*read_sources(engine)), torch.float32)
+    tables = TablePlaces(engines / TABLE_FILE, open_file(engines / TABLE_FILE))
+    sources = {r: s.model_copy(update={"files": tables.files(r)}) for r, s in engine.record.sources.items()}
+    changes = {"embedding": tables.token_table(), "draft_tensors": tables.draft_tensors()}
+    record = engine.record.model_copy(update={**changes, "sources": sources})
+    (engines / "bundle.json").write_text(record.model_dump_json())
+    spec, manifest = read_sources(RecordingEngine(engines))
     assert spec.path == TARGET
     assert manifest is not None
 

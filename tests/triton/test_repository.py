@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -16,12 +17,14 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.tiny import build_tiny
+from tests.tiny import DRAFT, TARGET, build_tiny, tiny_config
 from tests.triton.server import READY
+from trt_eagle3.atomic_io import PARTIAL, create_file, output_lock
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.engine.bundle import BUNDLE_FILE
 from trt_eagle3.errors import UserError
 from trt_eagle3.pipeline import build
+from trt_eagle3.triton import repository as writing
 from trt_eagle3.triton.libraries import use_libraries
 from trt_eagle3.triton.repository import Deployment, deploy
 from trt_eagle3.triton.tensors import INPUTS, OUTPUTS
@@ -166,15 +169,73 @@ def test_kubernetes_schema_catches_a_mistake(deployment: Deployment) -> None:
 def test_second_deployment_replaces_the_first_and_only_it(bundle: Path, tmp_path: Path) -> None:
     deploy(bundle, tmp_path, name="a")
     deploy(bundle, tmp_path, name="b")
-    (tmp_path / "a/left.txt").write_text("old")
+    (tmp_path / "a/config.pbtxt").write_text("old")
+    (tmp_path / "a/1/__pycache__").mkdir()
+    (tmp_path / "a/1/__pycache__/model.cpython-312.pyc").touch()  # Triton ran it
+    (tmp_path / "a/1/bundle/tuning.json").write_text("{}")
     deploy(bundle, tmp_path, name="a")
-    assert not (tmp_path / "a/left.txt").exists()
+    assert "Written by trt-eagle3" in (tmp_path / "a/config.pbtxt").read_text()
+    assert not (tmp_path / "a/1/bundle/tuning.json").exists()
     assert (tmp_path / "b/config.pbtxt").is_file()
+    assert not [entry for entry in tmp_path.iterdir() if "lock" in entry.name or PARTIAL in entry.name]
+
+
+@pytest.mark.parametrize("foreign", ["notes.txt", "1/helper.py", "1/bundle/processor/mine.json", "2/model.py"])
+def test_model_that_holds_a_foreign_file_is_never_replaced(bundle: Path, tmp_path: Path, foreign: str) -> None:
+    deploy(bundle, tmp_path, name="a")
+    mine = tmp_path / "a" / foreign
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text("mine")
+    with pytest.raises(UserError, match=f"it holds '{foreign}', which trt-eagle3 did not write"):
+        deploy(bundle, tmp_path, name="a")
+    assert mine.read_text() == "mine"
+
+
+def test_model_that_is_another_servers_is_never_replaced(bundle: Path, tmp_path: Path) -> None:
+    """Also where it has files of the same names."""
+    for name in ("config.pbtxt", "1/model.py", "1/bundle/bundle.json"):
+        create_file(tmp_path / "a" / name, b"{}")
+    with pytest.raises(UserError, match="expected a model of trt-eagle3 or nothing there"):
+        deploy(bundle, tmp_path, name="a")
+    assert (tmp_path / "a/1/model.py").read_text() == "{}"
+
+
+def test_model_in_a_checkpoint_or_over_one_is_refused(tmp_path: Path) -> None:
+    target = Path(shutil.copytree(TARGET, tmp_path / "models/target"))
+    bundle = build(tiny_config(target=target), output=tmp_path / "engines", reference_weights=True).path
+    with pytest.raises(UserError, match=f"lies in the checkpoint {target}"):
+        deploy(bundle, target)
+    with pytest.raises(UserError, match=f"is the checkpoint {target}, which would be replaced"):
+        deploy(bundle, tmp_path / "models", name="target")
+    with pytest.raises(UserError, match=f"contains the checkpoint {target}, which would be replaced"):
+        deploy(bundle, tmp_path, name="models")
+    assert {path.name for path in target.iterdir()} == {path.name for path in TARGET.iterdir()}
+
+
+def test_second_deployment_at_the_same_time_is_refused_in_one_line(bundle: Path, tmp_path: Path) -> None:
+    with (
+        output_lock(tmp_path / "all models"),
+        pytest.raises(UserError, match=f"{tmp_path}: another build or deployment is writing it. Wait"),
+    ):
+        deploy(bundle, tmp_path)
+    assert deploy(bundle, tmp_path).model.is_dir()
+
+
+def test_bundle_replaced_while_it_is_deployed_is_no_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = build_tiny(tmp_path)
+    place = writing._place
+
+    def replaced(*args: Any) -> Any:
+        build_tiny(tmp_path)
+        return place(*args)
+
+    monkeypatch.setattr(writing, "_place", replaced)
+    with pytest.raises(UserError, match="was replaced or removed after it was opened"):
+        deploy(source, tmp_path / "r")
+    assert list((tmp_path / "r").iterdir()) == []
 
 
 def test_bundle_that_refers_to_its_checkpoints_mounts_them(tmp_path: Path) -> None:
-    from tests.tiny import DRAFT, TARGET, tiny_config
-
     config: BuildConfig = tiny_config()
     bundle = build(config, output=tmp_path, reference_weights=True).path
     found = deploy(bundle, tmp_path / "r")

@@ -135,8 +135,12 @@ def test_bad_places_and_sizes_are_refused(bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="overlaps"):
         deploy(bundle, bundle / "r")
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match="expected such a bundle"):
+    with pytest.raises(UserError, match=r"expected a folder for TensorRT-LLM of trt-eagle3 or nothing there.*no files"):
         deploy(bundle, tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    checkpoint = Path(json.loads((bundle / "bundle.json").read_text())["sources"]["target"]["path"])
+    with pytest.raises(UserError, match=f"lies in the checkpoint {checkpoint}"):
+        deploy(bundle, checkpoint / "trtllm")
     for size in (0, 3, 1024):
         with pytest.raises(UserError, match="divisor"):
             deploy(bundle, tmp_path / "r", tensor_parallel_size=size)

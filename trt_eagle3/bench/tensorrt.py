@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from trt_eagle3.atomic_io import write_file
 from trt_eagle3.bench.lowering import lowered
 from trt_eagle3.bench.synthetic import SIZES, write_target
 from trt_eagle3.bench.timing import copy_bandwidth, median_ms
@@ -30,7 +31,6 @@ from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.command import run_command
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.engine.bundle import reference_location
-from trt_eagle3.engine.staging import write_file
 from trt_eagle3.engine.tensorrt import TensorRTSession
 from trt_eagle3.engine.tensorrt_build import Built, build_engine
 from trt_eagle3.engine.tensorrt_facts import ENGINE_FILE, machine_facts

@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.table import Table
 
+from trt_eagle3.atomic_io import write_file
 from trt_eagle3.bench import MAX_TOKENS, ROUNDS
 from trt_eagle3.bench.workload import Load, Progress, batch_sizes, drive, make_requests, open_engine
 from trt_eagle3.bundled_prompts import bundled_questions
@@ -24,7 +25,6 @@ from trt_eagle3.decode.engine import Engine
 from trt_eagle3.decode.plan import TUNING_FILE, Plan, TuningEntry, TuningTable, shrunk
 from trt_eagle3.decode.tree import configured_tree
 from trt_eagle3.engine.machine import machine_name
-from trt_eagle3.engine.staging import replace_file
 from trt_eagle3.errors import UserError
 from trt_eagle3.prompts import Question, read_questions
 
@@ -126,7 +126,7 @@ def write_table(bundle: Path, table: TuningTable) -> Path:
     """
     file = bundle / TUNING_FILE
     try:
-        replace_file(file, table.model_dump_json(indent=2) + "\n")
+        write_file(file, f"{table.model_dump_json(indent=2)}\n".encode())
     except OSError as error:
         raise UserError(f"{file}: cannot write the table: {error.strerror or error}") from error
     return file

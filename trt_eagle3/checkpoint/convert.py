@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from trt_eagle3.atomic_io import atomic_directory, create_file
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.draft_facts import EXTENSION
 from trt_eagle3.checkpoint.manifest import DraftManifest
@@ -67,20 +66,12 @@ def convert_draft(manifest: DraftManifest, destination: Path, to: Layout) -> tup
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise UserError(f"{destination}: exists. Name a new folder.")
     config = layout.config(manifest) | {EXTENSION: {name: getattr(manifest, name) for name in _SERVED}}
-    place = destination.absolute()
-    partial = place.with_name(f"{place.name}.partial-{os.getpid()}")
-    try:
-        partial.mkdir(parents=True)
-        write_tensors(partial / "model.safetensors", _contents(manifest, layout))
-        (partial / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    with atomic_directory(destination) as folder:
+        write_tensors(folder / "model.safetensors", _contents(manifest, layout))
+        create_file(folder / "config.json", f"{json.dumps(config, indent=2)}\n".encode())
         if to == "tensorrt-llm":
-            _write_speculative_config(partial, manifest)
-        _refuse_changed(manifest, read_draft(partial, None), to)
-        partial.replace(place)
-    except OSError as error:
-        raise UserError(f"{destination}: cannot write it: {error.strerror}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+            _write_speculative_config(folder, manifest)
+        _refuse_changed(manifest, read_draft(folder, None), to)
     return _left_to_the_server(manifest, to)
 
 
@@ -237,7 +228,7 @@ def _tensorrt_llm(m: DraftManifest) -> dict[str, Any]:
 def _write_speculative_config(folder: Path, m: DraftManifest) -> None:
     """TensorRT-LLM takes the aux layers from its speculative config, not from the draft's."""
     text = f"decoding_type: Eagle\neagle3_layers_to_capture: {list(m.aux_layers)}\n"
-    (folder / "speculative_config.yaml").write_text(text, encoding="utf-8")
+    create_file(folder / "speculative_config.yaml", text.encode())
 
 
 def _not_three(m: DraftManifest) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from trt_eagle3.atomic_io import atomic_file
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.errors import UserError
 
@@ -89,7 +89,13 @@ def tensor_content(tensor: Tensor) -> Content:
 
 
 def write_tensors(file: Path, contents: Mapping[str, Content]) -> None:
-    """Write ``contents`` to ``file``, whole or not at all; the widest types first, so that all are aligned."""
+    """Write ``contents`` to ``file``, whole or not at all, and durably.
+
+    The widest types come first, so that all are aligned.
+
+    Raises:
+        UserError: it cannot be written.
+    """
     ordered = sorted(contents.items(), key=lambda item: (-_ITEM_BYTES[item[1].dtype], item[0]))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -98,19 +104,13 @@ def write_tensors(file: Path, contents: Mapping[str, Content]) -> None:
         header[name] = {"dtype": content.dtype, "shape": list(content.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    partial = file.with_name(f"{file.name}.partial-{os.getpid()}")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("wb") as stream:
+        with atomic_file(file) as stream:
             stream.write(struct.pack("<Q", len(text)) + text)
             for _, content in ordered:
                 stream.writelines(content.chunks())
-        partial.replace(file)
     except OSError as error:
         raise UserError(f"{file}: cannot write it: {error.strerror}. Free some space or name another place.") from error
-    finally:
-        with contextlib.suppress(OSError):
-            partial.unlink()
 
 
 def cached_file(sources: Iterable[Path], name: str, cache: Path | None) -> Path:

@@ -10,12 +10,13 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trt_eagle3.bounded_read import open_regular
 from trt_eagle3.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["FLOAT_DTYPES", "TensorRef", "open_index", "read_tensor"]
+__all__ = ["FLOAT_DTYPES", "TensorRef", "open_file", "open_index", "read_tensor"]
 
 FLOAT_DTYPES = ("F32", "F16", "BF16")
 """What weights may be stored as, in safetensors' spelling."""
@@ -28,6 +29,18 @@ _DTYPE_BYTES = {
     **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
     **dict.fromkeys(("F32", "I32", "U32"), 4),
     **dict.fromkeys(("F64", "I64", "U64"), 8),
+}
+_TORCH_NAMES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
 }
 
 
@@ -77,13 +90,32 @@ def open_index(directory: Path) -> Mapping[str, TensorRef]:
     return tensors
 
 
-def read_tensor(ref: TensorRef) -> Tensor:
-    """Load one tensor, and nothing else, onto the CPU."""
-    from safetensors import safe_open
+def open_file(file: Path) -> Mapping[str, TensorRef]:
+    """Index one safetensors file.
 
-    with safe_open(ref.file, framework="pt") as file:
-        tensor: Tensor = file.get_tensor(ref.name)
-        return tensor
+    Raises:
+        UserError: truncated, corrupt, or not readable.
+    """
+    return _read_header(file)
+
+
+def read_tensor(ref: TensorRef) -> Tensor:
+    """Load one tensor, and nothing else, onto the CPU; from where ``ref`` says, so that no header is read again.
+
+    Raises:
+        UserError: a type that torch lacks, or the file is shorter.
+    """
+    import torch
+
+    dtype: torch.dtype | None = getattr(torch, _TORCH_NAMES.get(ref.dtype, ""), None)
+    if dtype is None:
+        raise UserError(f"{ref.file}: {ref.name}: torch has no type {ref.dtype} here")
+    with open_regular(ref.file) as stream:
+        stream.seek(ref.offset)
+        raw = bytearray(stream.read(ref.num_bytes))
+        if len(raw) != ref.num_bytes:
+            raise UserError(f"{ref.file}: {ref.name} is cut short. Download it again.")
+    return torch.frombuffer(raw, dtype=dtype).reshape(ref.shape) if raw else torch.empty(ref.shape, dtype=dtype)
 
 
 def _open_sharded(directory: Path, index_file: Path) -> dict[str, TensorRef]:

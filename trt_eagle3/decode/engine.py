@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_from_dict
 from trt_eagle3.checkpoint.target import TargetSpec, target_from_dict
-from trt_eagle3.checkpoint.tensor_index import read_tensor
+from trt_eagle3.checkpoint.tensor_index import TensorRef, read_tensor
 from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.decoder import Decoder, Drafting
 from trt_eagle3.decode.kv_cache import KVCache, PagePool
@@ -30,7 +31,15 @@ from trt_eagle3.decode.sampling import GREEDY
 from trt_eagle3.decode.scheduler import Scheduler
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.worker import Worker
-from trt_eagle3.engine.bundle import BUNDLE_FILE, BundleRecord, read_bundle
+from trt_eagle3.engine.bundle import (
+    BUNDLE_FILE,
+    BundleRecord,
+    check_graphs,
+    check_tables,
+    read_bundle,
+    retry_if_replaced,
+    unreplaced,
+)
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.errors import OverloadedError, UserError
@@ -49,7 +58,7 @@ def load(bundle: str | Path, *, media: MediaPolicy = LOCAL_MEDIA) -> Engine:
     Raises:
         UserError: no bundle, an unfinished or damaged one, or one of another schema version.
     """
-    return Engine(Path(bundle), media)
+    return retry_if_replaced(lambda: Engine(Path(bundle), media))
 
 
 class Engine:
@@ -62,14 +71,17 @@ class Engine:
         self.spec: TargetSpec = self._read(target_from_dict, self.record.target)
         config = self.record.config
         self.limits = config.limits
-        self.processor = Processor.from_directory(
-            path / "processor", self.spec, max_prompt_len=self.limits.max_seq_len - 1, media=media
-        )
         self._root = self.record.weights_root(path)
         self.manifest: DraftManifest | None = self._read_manifest()
+        check_tables(path, self.record, self.spec, self.manifest)
+        with unreplaced(path, self.record):
+            check_graphs(path, self.record)
+            self.processor = Processor.from_directory(
+                path / "processor", self.spec, max_prompt_len=self.limits.max_seq_len - 1, media=media
+            )
+            self._plan = plan or read_plan(path, config.speculation, config.engine.device)
         self.dtype = _DTYPES[config.engine.dtype]
         self.device = config.engine.device
-        self._plan = plan or read_plan(path, config.speculation, config.engine.device)
         self._pages = self._page_pool(config.engine.page_size)
         self._meter = Meter(config.speculation.acceptance_floor)
         self._closed = False
@@ -234,7 +246,8 @@ class Engine:
     def open_graph(self, graph: str, taps: Sequence[str] = ()) -> Session:
         """A new session of ``target``, ``vision``, ``fuse`` or ``draft``; ``taps`` as for ``open_session``."""
         model = self.path / graph / "model.onnx"
-        return open_session(self.record.engine.backend, model, self._root, taps, self.device)
+        with unreplaced(self.path, self.record):
+            return open_session(self.record.engine.backend, model, self._root, taps, self.device)
 
     def decoder_over(self, target: Session, drafting: Drafting | None = None) -> Decoder:
         """A decoder whose target is ``target``, a session of that graph, over a cache of its own."""
@@ -256,7 +269,7 @@ class Engine:
     @cached_property
     def embedding(self) -> EmbeddingTable:
         """The target's token table."""
-        return EmbeddingTable(self.record.embedding.ref(self._root), self.dtype, self.device)
+        return self._table(self.record.embedding.ref(self._root))
 
     @cached_property
     def _vision(self) -> VisionRunner:
@@ -293,7 +306,11 @@ class Engine:
         """The draft's token table: its own, or the target's."""
         if self.manifest is None or self.manifest.embedding == "target":
             return self.embedding
-        return EmbeddingTable(self.manifest.tensors["embed_tokens.weight"], self.dtype, self.device)
+        return self._table(self.manifest.tensors["embed_tokens.weight"])
+
+    def _table(self, ref: TensorRef) -> EmbeddingTable:
+        with unreplaced(self.path, self.record):
+            return EmbeddingTable(ref, self.dtype, self.device)
 
     @cached_property
     def drafting(self) -> Drafting | None:
@@ -301,7 +318,18 @@ class Engine:
         manifest = self.manifest
         if manifest is None:
             return None
-        d2t = read_tensor(manifest.tensors["d2t"]).to(self.device) if "d2t" in manifest.tensors else None
+        d2t = self._read_d2t(manifest)
         cache = self._cache(manifest.num_layers, manifest.num_kv_heads, manifest.head_dim)
         runner = DraftRunner(self.open_graph("fuse"), self.open_graph("draft"), cache, self.draft_embedding, d2t)
         return Drafting(Proposer(runner), manifest)
+
+    def _read_d2t(self, manifest: DraftManifest) -> Tensor | None:
+        """Offset from draft id to target id, on the device; None where they are the same ids."""
+        if "d2t" not in manifest.tensors:
+            return None
+        with unreplaced(self.path, self.record):
+            d2t = read_tensor(manifest.tensors["d2t"])
+        ids = torch.arange(len(d2t)) + d2t
+        if ids.min() < 0 or ids.max() >= self.spec.text.vocab_size:
+            raise UserError(f"{manifest.tensors['d2t'].file}: d2t: ids out of range. Rebuild: trt-eagle3 build")
+        return d2t.to(self.device)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.decoder import AnyTree
@@ -15,6 +15,7 @@ from trt_eagle3.decode.dynamic_tree import DynamicTree
 from trt_eagle3.decode.tree import Tree, best_first, configured_tree, static_tree
 from trt_eagle3.engine.machine import machine_name
 from trt_eagle3.errors import UserError
+from trt_eagle3.json_file import read_json_object
 
 __all__ = ["TUNING_FILE", "Plan", "TuningEntry", "TuningTable", "plan_of", "read_plan", "shrunk"]
 
@@ -100,12 +101,12 @@ def read_plan(bundle: Path, config: SpeculationConfig, device: str) -> Plan:
         UserError: a damaged table, or one that was measured for another speculation.
     """
     file = bundle / TUNING_FILE
-    if not file.exists():
-        return Plan({1: configured_tree(config)})
     again = f"Measure again: trt-eagle3 bench {bundle} --tune"
     try:
-        table = TuningTable.model_validate_json(file.read_bytes())
-    except (OSError, ValidationError) as error:
+        table = TuningTable.model_validate(read_json_object(file))
+    except FileNotFoundError:
+        return Plan({1: configured_tree(config)})
+    except (OSError, ValueError) as error:
         raise UserError(f"{file}: a damaged table. {again}") from error
     most = configured_tree(config).num_nodes
     if table.speculation != config or any(e.num_draft_tokens > most for e in table.entries):

@@ -1,114 +1,85 @@
-"""A bundle on disk: its record, and the checks every load makes before anything runs."""
+"""A bundle on disk: what it may hold, and reading its record with the checks of every load."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
+from trt_eagle3.atomic_io import PARTIAL, FolderKind, lock_file_of
 from trt_eagle3.checkpoint.tensor_index import TensorRef
-from trt_eagle3.config import BuildConfig
-from trt_eagle3.errors import UserError
+from trt_eagle3.engine.bundle_check import check_graphs, check_tables, check_weights, header_digest
+from trt_eagle3.engine.bundle_record import (
+    BUNDLE_FILE,
+    REFERENCE_ROOT,
+    SCHEMA_VERSION,
+    BundleRecord,
+    EngineRecord,
+    FileRecord,
+    SourceRecord,
+    TensorRecord,
+)
+from trt_eagle3.errors import UserError, clip, quote
+from trt_eagle3.json_file import read_json_object
 
 __all__ = [
     "BUILD_SCRIPT",
     "BUNDLE_FILE",
-    "PARTIAL",
+    "BUNDLE_KIND",
     "REFERENCE_ROOT",
     "SCHEMA_VERSION",
     "BundleRecord",
+    "BundleReplacedError",
     "EngineRecord",
     "FileRecord",
     "SourceRecord",
     "TensorRecord",
+    "check_graphs",
     "check_name",
+    "check_tables",
     "header_digest",
     "read_bundle",
     "reference_location",
+    "retry_if_replaced",
+    "unreplaced",
 ]
 
-SCHEMA_VERSION = 1
-BUNDLE_FILE = "bundle.json"
 BUILD_SCRIPT = "build_engine.sh"
 """What a TensorRT bundle has in place of engines where none could be built."""
-PARTIAL = ".partial-"
-REFERENCE_ROOT = Path("/")
-"""The weights root of graphs whose weights are left in their checkpoints."""
+_KEYS = {"schema_version", "tool_version", "config", "sources", "engine"}
+_T = TypeVar("_T")
+_ATTEMPTS = 8
+_WAITS, _WAIT_S = 20, 0.01
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class BundleReplacedError(UserError):
+    """A build replaced the bundle while it was read: parts of two bundles would have been mixed."""
 
 
-class FileRecord(_Record):
-    """A weight file: size in bytes, and the sha256 of its safetensors header."""
-
-    size: int
-    header_sha256: str
-
-
-class SourceRecord(_Record):
-    """Where a checkpoint came from. ``files``: location under the weights root -> what lay there."""
-
-    checkpoint: str
-    revision: str | None
-    path: str
-    files: Mapping[str, FileRecord]
+def _recognise(folder: Path) -> str:
+    """Return why ``folder`` is no bundle, or nothing; one of another schema version is one."""
+    try:
+        raw = read_json_object(folder / BUNDLE_FILE)
+    except (OSError, UserError):
+        return f"it has no readable {BUNDLE_FILE}"
+    ours = raw.keys() >= _KEYS and isinstance(raw["schema_version"], int)
+    return "" if ours else f"its {BUNDLE_FILE} is not one of trt-eagle3"
 
 
-class TensorRecord(_Record):
-    """A tensor that is read outside the graphs, by location under the weights root."""
-
-    location: str
-    name: str
-    offset: int
-    num_bytes: int
-    dtype: str
-    shape: tuple[int, ...]
-
-    def ref(self, weights_root: Path) -> TensorRef:
-        """Its place on disk."""
-        return TensorRef(self.name, weights_root / self.location, self.offset, self.num_bytes, self.dtype, self.shape)
-
-
-class EngineRecord(_Record):
-    """What the graphs were made for."""
-
-    backend: str
-    dtype: str
-    versions: Mapping[str, str]
-    gpu_arch: str | None = None
-
-
-class BundleRecord(_Record):
-    """``bundle.json``.
-
-    Attributes:
-        weights: ``contained`` = under the bundle; ``reference`` = in the original checkpoints.
-        target, draft: the resolved specs (``checkpoint.target.target_to_dict`` and ``manifest_to_dict``).
-        embedding: the shared token table.
-        draft_tensors: every tensor of the draft by canonical name (``checkpoint.manifest.DraftManifest.tensors``).
-    """
-
-    schema_version: int
-    tool_version: str
-    created_at: str
-    config: BuildConfig
-    sources: Mapping[str, SourceRecord]
-    weights: Literal["contained", "reference"]
-    target: Mapping[str, Any]
-    draft: Mapping[str, Any] | None
-    engine: EngineRecord
-    embedding: TensorRecord
-    draft_tensors: Mapping[str, TensorRecord]
-
-    def weights_root(self, bundle: Path) -> Path:
-        """The folder that weight locations are relative to."""
-        return bundle if self.weights == "contained" else REFERENCE_ROOT
+BUNDLE_KIND = FolderKind(
+    "bundle",
+    # validate; bench --tune; build_engine.sh with what trtexec keeps
+    additions=r"parity/((report|compare)\.(json|html))?"
+    r"|tuning\.json"
+    r"|timing\.cache(\.lock)?|(target|vision|fuse|draft)/rank0\.engine(\.partial)?",
+    recognise=_recognise,
+)
+"""Bundles, with what commands other than ``build`` write into them."""
 
 
 def reference_location(ref: TensorRef) -> str:
@@ -125,40 +96,57 @@ def check_name(path: Path) -> None:
     try:
         str(path.absolute()).encode()
     except UnicodeEncodeError as error:
-        raise UserError(f"{path}: a bundle's path must be UTF-8. Name another place, or rename the folder.") from error
-
-
-def header_digest(file: Path) -> str:
-    """sha256 of a safetensors header: names, types, shapes and offsets of all its tensors.
-
-    Of a file whose header would reach past its end, of the header's length alone.
-    """
-    whole = file.stat().st_size
-    with file.open("rb") as stream:
-        size = stream.read(8)
-        length = int.from_bytes(size, "little")
-        return hashlib.sha256(size + (stream.read(length) if length <= whole - 8 else b"")).hexdigest()
+        raise UserError(
+            f"{clip(path)}: a bundle's path must be UTF-8. Name another place, or rename the folder."
+        ) from error
 
 
 def read_bundle(path: Path) -> BundleRecord:
-    """Read and check the bundle at ``path``.
+    """Read and check the bundle at ``path``; again where a build replaces it meanwhile.
 
     Raises:
         UserError: not a bundle, an unfinished or damaged one, of another schema version, or its weights have changed
-            or cannot be read.
+            or cannot be read, or are not where a bundle's may be.
     """
     check_name(path)
-    record = _read_record(path)
-    root = record.weights_root(path)
-    for source in record.sources.values():
-        for location, expected in source.files.items():
-            try:
-                _check_file(root / location, expected, record)
-            except OSError as error:
-                raise UserError(
-                    f"{root / location}: cannot read it: {error.strerror}. Mend its permissions."
-                ) from error
-    return record
+
+    def read() -> BundleRecord:
+        record = _read_record(path)
+        with unreplaced(path, record):
+            check_weights(path, record)
+        return record
+
+    return retry_if_replaced(read)
+
+
+@contextlib.contextmanager
+def unreplaced(path: Path, record: BundleRecord) -> Iterator[None]:
+    """Refuse what the block read from ``path`` where that is no longer the bundle of ``record``.
+
+    Raises:
+        BundleReplacedError: a build has replaced it; also in place of what the block raised, which came of that.
+    """
+    try:
+        yield
+    except (UserError, OSError):
+        _check_unreplaced(path, record)
+        raise
+    _check_unreplaced(path, record)
+
+
+def retry_if_replaced(read: Callable[[], _T]) -> _T:
+    """Return ``read()``, called again where it raises ``BundleReplacedError``; a few times at most."""
+    for _ in range(_ATTEMPTS - 1):
+        with contextlib.suppress(BundleReplacedError):
+            return read()
+    return read()
+
+
+def _check_unreplaced(path: Path, record: BundleRecord) -> None:
+    with contextlib.suppress(UserError):
+        if _read_record(path) == record:  # created_at tells builds of one config apart
+            return
+    raise BundleReplacedError(f"{path}: was replaced or removed after it was opened. Load it again.")
 
 
 def _read_record(path: Path) -> BundleRecord:
@@ -166,31 +154,34 @@ def _read_record(path: Path) -> BundleRecord:
         raise UserError(f"{path}: an unfinished build, not a bundle. Run trt-eagle3 build again.")
     file = path / BUNDLE_FILE
     try:
-        raw = json.loads(file.read_text(encoding="utf-8"))
+        raw = _read_raw(path)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(f"{path}: no bundle here ({BUNDLE_FILE} not found). Make one: trt-eagle3 build") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file}: unreadable: {error}. Rebuild: trt-eagle3 build") from error
-    version = raw.get("schema_version") if isinstance(raw, dict) else None
+    except OSError as error:
+        raise UserError(f"{file}: unreadable: {error.strerror}. Rebuild: trt-eagle3 build") from error
+    except UserError as error:
+        raise UserError(f"{error} Rebuild: trt-eagle3 build") from error
+    version = raw.get("schema_version")
     if version != SCHEMA_VERSION:
         raise UserError(
-            f"{file}: bundle schema version {version}, this trt-eagle3 reads {SCHEMA_VERSION}. "
+            f"{file}: bundle schema version {quote(version)}, this trt-eagle3 reads {SCHEMA_VERSION}. "
             "Rebuild: trt-eagle3 build --config <its config>"
         )
     try:
         return BundleRecord.model_validate(raw)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(p) for p in first["loc"])
-        raise UserError(f"{file}: {where}: {first['msg']}. Rebuild: trt-eagle3 build") from error
+        where = clip(".".join(str(p) for p in first["loc"]))
+        raise UserError(f"{file}: {where}: {clip(first['msg'])}. Rebuild: trt-eagle3 build") from error
 
 
-def _check_file(file: Path, expected: FileRecord, record: BundleRecord) -> None:
-    fix = f"Rebuild: trt-eagle3 build --config <the config of {record.config.name}>"
-    if not file.is_file():
-        raise UserError(f"{file}: a weight file of this bundle is gone. {fix}")
-    size = file.stat().st_size
-    if size != expected.size:
-        raise UserError(f"{file}: expected {expected.size} bytes, got {size}. {fix}")
-    if header_digest(file) != expected.header_sha256:
-        raise UserError(f"{file}: its safetensors header is not the one this bundle was built with. {fix}")
+def _read_raw(path: Path) -> dict[str, Any]:
+    """The record; waits a moment where a build without an atomic exchange may be between its two renames."""
+    lock = lock_file_of(Path(os.path.realpath(path)))
+    for _ in range(_WAITS):
+        with contextlib.suppress(FileNotFoundError):
+            return read_json_object(path / BUNDLE_FILE)
+        if not lock.exists():
+            break
+        time.sleep(_WAIT_S)
+    return read_json_object(path / BUNDLE_FILE)

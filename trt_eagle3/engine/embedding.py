@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.checkpoint.tensor_index import TensorRef
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import UserError, clip
 
 __all__ = ["EmbeddingTable"]
 
@@ -20,9 +20,12 @@ class EmbeddingTable:
     def __init__(self, ref: TensorRef, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
         if ref.dtype not in _TORCH_TYPES:
             raise UserError(f"{ref.file}: {ref.name}: expected float32, float16 or bfloat16, got {ref.dtype}")
-        # mode c: copy on write, so that torch may call the memory its own
-        raw = np.memmap(ref.file, dtype=np.uint8, mode="c", offset=ref.offset, shape=(ref.num_bytes,))
-        self._table = torch.from_numpy(raw).view(_TORCH_TYPES[ref.dtype]).view(ref.shape).to(device)
+        try:
+            # mode c: copy on write, so that torch may call the memory its own
+            raw = np.memmap(ref.file, dtype=np.uint8, mode="c", offset=ref.offset, shape=(ref.num_bytes,))
+            self._table = torch.from_numpy(raw).view(_TORCH_TYPES[ref.dtype]).view(ref.shape).to(device)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise UserError(f"{ref.file}: cannot map {ref.name}: {clip(error)}. Rebuild the bundle.") from error
         self._dtype = dtype
 
     @property

@@ -15,8 +15,8 @@ from typing import Any
 
 import onnx
 
+from trt_eagle3.atomic_io import write_file
 from trt_eagle3.config import EngineConfig
-from trt_eagle3.engine.staging import write_file
 from trt_eagle3.engine.tensorrt_log import create_builder, create_runtime, log
 from trt_eagle3.engine.tensorrt_plugins import load_plugins
 from trt_eagle3.engine.tensorrt_profiles import Profile

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import onnx
 
+from trt_eagle3.atomic_io import write_file
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.bundle import BUILD_SCRIPT, REFERENCE_ROOT
-from trt_eagle3.engine.staging import write_file
 from trt_eagle3.engine.tensorrt_build import Built, CopiesCacheError, build_engine
 from trt_eagle3.engine.tensorrt_facts import ENGINE_FILE, ONNX_FOLDER, machine_facts
 from trt_eagle3.engine.tensorrt_plugins import load_plugins
@@ -85,9 +85,7 @@ def write_engines(
         else:
             write_file(onnx_folder / "model.onnx", ready.model.SerializeToString())
     if missing is not None:
-        script = folder / BUILD_SCRIPT
-        write_file(script, build_script(profiles, config.tensorrt).encode())
-        script.chmod(0o755)
+        write_file(folder / BUILD_SCRIPT, build_script(profiles, config.tensorrt).encode(), 0o777)
     return Engines(built, missing)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +12,7 @@ from trt_eagle3.engine.bundle import BUILD_SCRIPT
 from trt_eagle3.engine.tensorrt_versions import gpu_arch, tensorrt
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
+from trt_eagle3.json_file import read_json_object
 
 __all__ = ["ENGINE_FILE", "ONNX_FOLDER", "EngineFacts", "EngineFolder", "machine_facts"]
 
@@ -67,8 +67,8 @@ class EngineFolder:
     def _read_config(self) -> Any:
         file = self.path / "config.json"
         try:
-            return json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+            return read_json_object(file)
+        except (OSError, UserError) as error:
             raise UserError(f"{file}: unreadable: {error}. {_REBUILD}") from error
 
     def check(self) -> None:

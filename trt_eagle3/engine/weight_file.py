@@ -9,6 +9,7 @@ import torch
 from onnx import TensorProto
 from torch import Tensor
 
+from trt_eagle3.atomic_io import atomic_file
 from trt_eagle3.checkpoint.tensor_file import Content, write_tensors
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.errors import UserError
@@ -32,8 +33,7 @@ def write_weights(ready: PluginReady, root: Path, file: Path) -> None:
     Raises:
         UserError: a value that the type written cannot hold, named with its tensor; a file cut short.
     """
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with file.open("wb") as stream:
+    with atomic_file(file) as stream:
         for weight in ready.weights:
             stream.seek(ready.offsets[weight.name])
             for part in weight.parts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from trt_eagle3.atomic_io import place_file
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal.chat_template import ChatTemplate
 from trt_eagle3.multimodal.image import ImageSource, describe, load_image
@@ -324,8 +324,10 @@ def copy_processor_files(source: Path, target: Path) -> list[Path]:
     names = [name for name in PROCESSOR_FILES if (Path(source) / name).is_file()]
     if "tokenizer.json" not in names and "vocab.json" not in names:
         raise UserError(f"{source}: no tokenizer.json. Copy the tokenizer files into the checkpoint.")
-    Path(target).mkdir(parents=True, exist_ok=True)
-    return [Path(shutil.copyfile(Path(source) / name, Path(target) / name)) for name in names]
+    copies = [Path(target) / name for name in names]
+    for copy in copies:
+        place_file(Path(source) / copy.name, copy, link=False)
+    return copies
 
 
 def _check_table(tokenizer: Tokenizer, vocab_size: int) -> None:

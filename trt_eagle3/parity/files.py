@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from trt_eagle3.engine.staging import replace_file
+from trt_eagle3.atomic_io import write_file
 from trt_eagle3.errors import UserError
 from trt_eagle3.parity.html import report_html
 from trt_eagle3.parity.result import GateResult, Report
@@ -39,7 +39,7 @@ def write_report(report: Report, folder: Path | None = None) -> tuple[str, ...]:
     folder = folder or Path(report.bundle.path) / "parity"
     stem = "compare" if report.mode == "compare" else "report"
     texts = {f"{stem}.json": report.to_json() + "\n", f"{stem}.html": report_html(report)}
-    return tuple(_write(folder / name, text, replace_file) for name, text in texts.items())  # deployments link the old
+    return tuple(_write(folder / name, text, _replace) for name, text in texts.items())
 
 
 def write_junit(report: Report, file: Path) -> str:
@@ -72,6 +72,10 @@ def _add_case(suite: ET.Element, gate: GateResult) -> None:
         message = f"{gate.metric}: {gate.measured:.6g}, allowed {gate.comparison} {gate.tolerance:.6g}"
         place = " ".join(filter(None, (gate.case, gate.tensor, f"row {gate.row}" if gate.row is not None else "")))
         ET.SubElement(case, "failure", message=message, type="gate").text = f"{place}\n{gate.detail}".strip()
+
+
+def _replace(file: Path, text: str) -> None:
+    write_file(file, text.encode())  # deployments link the old file, which stays as it is
 
 
 def _write_into(file: Path, text: str) -> None:

@@ -14,8 +14,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from trt_eagle3.engine.bundle import BUNDLE_FILE, PARTIAL, REFERENCE_ROOT, BundleRecord, read_bundle
-from trt_eagle3.engine.staging import write_file
+from trt_eagle3.atomic_io import PARTIAL, write_file
+from trt_eagle3.engine.bundle import BUNDLE_FILE, REFERENCE_ROOT, BundleRecord, read_bundle
 from trt_eagle3.errors import UserError
 from trt_eagle3.template import render
 
@@ -114,9 +114,9 @@ def write_launchers(repository: Path, models: Sequence[Model], image: str) -> tu
         if name == "kubernetes.yaml" and _referring(models):
             (repository / name).unlink(missing_ok=True)
             continue
-        write_file(repository / name, render("trt_eagle3.triton", template, values))
+        mode = 0o777 if name == "launch.sh" else 0o666
+        write_file(repository / name, render("trt_eagle3.triton", template, values), mode)
         written.append(repository / name)
-    (repository / "launch.sh").chmod(0o755)
     return tuple(written)
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
+import contextlib
 import sys
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -13,8 +13,18 @@ from typing import Any
 
 import yaml
 
-from trt_eagle3.engine.bundle import BUILD_SCRIPT, BUNDLE_FILE, PARTIAL, BundleRecord, read_bundle
-from trt_eagle3.engine.staging import atomic_directory, place_file, write_file
+from trt_eagle3.atomic_io import (
+    PARTIAL,
+    FolderKind,
+    atomic_directory,
+    check_replaceable,
+    create_file,
+    make_parents,
+    output_lock,
+    place_file,
+)
+from trt_eagle3.engine.bundle import BUILD_SCRIPT, BUNDLE_KIND, BundleRecord, read_bundle, unreplaced
+from trt_eagle3.engine.output_check import check_apart, check_not_around, source_folders, weight_paths
 from trt_eagle3.errors import UserError
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.template import render
@@ -39,6 +49,11 @@ DEFAULT_IMAGE = "nvcr.io/nvidia/tritonserver:26.07-py3"
 ENVIRONMENTS = ("server", "interpreter")
 """Whose Python runs the model: the server's own, this one's; or a packed environment, by its file name."""
 
+_MODEL_KIND = FolderKind(
+    "model",  # what Python compiles when Triton loads it, and what is added to bundles
+    additions=rf"1/__pycache__/([^/]+\.pyc)?|{BUNDLE_PLACE}/({BUNDLE_KIND.additions})",
+    recognise=lambda folder: BUNDLE_KIND.recognise(folder / BUNDLE_PLACE),
+)
 _MAX_NAME = 128  # a file name has at most 255 bytes, some of them for what stands around it while it is written
 
 
@@ -100,19 +115,31 @@ def deploy(
     if not image or not image.isprintable() or " " in image:
         raise UserError(f"--image {image!r}: expected an image such as {DEFAULT_IMAGE}.")
     folder = repository / name
-    _check_place(bundle, repository, folder, name)
+    _check_place(bundle, repository, folder, name, record)
     parameters = _parameters(limits, environment)
     model = Model(name, record, folder_bytes(bundle))
-    others, unread = find_models(repository, without=name)
-    check_together(model, others)
-    check_launchers(repository)
     libraries = find_libraries(record.config.engine)
-    placed = _write_model(folder, model, bundle, parameters, libraries, environment)
-    models = (*others, model)
-    files = write_launchers(repository, models, image)
+    with _locked(repository):  # the launchers are for all models, so one deployment after the other
+        others, unread = find_models(repository, without=name)
+        check_together(model, others)
+        check_launchers(repository)
+        placed = _write_model(folder, model, bundle, parameters, libraries, environment)
+        models = (*others, model)
+        files = write_launchers(repository, models, image)
     notes = [*_notes(environment), *_unbuilt(record, folder), *_lacking(libraries), *unread]
     notes += container_notes(repository, models)
     return Deployment(folder, name, files, model.num_bytes, placed, tuple(notes))
+
+
+@contextlib.contextmanager
+def _locked(repository: Path) -> Iterator[None]:
+    lock = repository / "all models"  # no model can be called so
+    try:
+        make_parents(lock)
+        with output_lock(lock, repository):
+            yield
+    except OSError as error:
+        raise UserError(f"{repository}: cannot write there: {error.strerror or error}. Name another place.") from error
 
 
 def _write_model(
@@ -126,16 +153,17 @@ def _write_model(
     """Returns how the bundle's files got there."""
     values = {"version": version("trt-eagle3"), "bundle": model.record, "name": model.name, "parameters": parameters}
     values |= {"inputs": INPUTS, "outputs": OUTPUTS}
-    with atomic_directory(place) as folder:
-        write_file(folder / "config.pbtxt", render("trt_eagle3.triton", "config.pbtxt", values))
+    with atomic_directory(place, _MODEL_KIND) as folder:
+        create_file(folder / "config.pbtxt", render("trt_eagle3.triton", "config.pbtxt", values))
         code = (folder / BUNDLE_PLACE).parent
-        write_file(code / "model.py", render("trt_eagle3.triton", "model.py", values))
-        placed = _place(bundle, folder / BUNDLE_PLACE)
+        create_file(code / "model.py", render("trt_eagle3.triton", "model.py", values))
+        with unreplaced(bundle, model.record):
+            placed = _place(bundle, folder / BUNDLE_PLACE)
         for variable, library in libraries.items():
             if library is not None:
-                shutil.copyfile(library, code / f"{variable}.so")
+                place_file(library, code / f"{variable}.so", link=False)
         if environment not in ENVIRONMENTS:
-            shutil.copyfile(environment, folder / PACKED)
+            place_file(Path(environment), folder / PACKED, link=False)
     return placed
 
 
@@ -146,7 +174,7 @@ def _unbuilt(record: BundleRecord, model: Path) -> tuple[str, ...]:
     return (f"the engines are not built: before the server starts, run {script} where TensorRT and the GPU are",)
 
 
-def _check_place(bundle: Path, repository: Path, model: Path, name: str) -> None:
+def _check_place(bundle: Path, repository: Path, model: Path, name: str, record: BundleRecord) -> None:
     if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or not name.isascii() or PARTIAL in name:
         raise UserError(f"--name {name!r}: expected letters, digits, '.', '_' and '-'.")
     if len(name) > _MAX_NAME:
@@ -158,9 +186,9 @@ def _check_place(bundle: Path, repository: Path, model: Path, name: str) -> None
         raise UserError(f"{repository}: not a folder. Name another place.")
     if outside.is_relative_to(model.resolve()):
         raise UserError(f"{bundle}: lies in the model that would be replaced. Name another repository.")
-    ours = (model / BUNDLE_PLACE / BUNDLE_FILE).is_file()
-    if model.exists() and not ours and (not model.is_dir() or any(model.iterdir())):
-        raise UserError(f"{model}: expected a model of trt-eagle3 or nothing there. Choose another --name.")
+    check_apart(model, source_folders(record), "the checkpoint")
+    check_not_around(model, weight_paths(bundle, record), "the weight file")
+    check_replaceable(model, _MODEL_KIND)
 
 
 def _parameters(serving: ServingConfig, environment: str) -> dict[str, str]:

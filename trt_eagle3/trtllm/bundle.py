@@ -11,20 +11,21 @@ from typing import Any
 
 import yaml
 
+from trt_eagle3.atomic_io import FolderKind, atomic_directory, check_replaceable, create_file
 from trt_eagle3.checkpoint.convert import convert_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.decode.engine import load
-from trt_eagle3.engine.bundle import SourceRecord
-from trt_eagle3.engine.staging import atomic_directory, write_file
+from trt_eagle3.engine.bundle import BundleRecord, SourceRecord
+from trt_eagle3.engine.output_check import check_apart, check_not_around, source_folders, weight_paths
 from trt_eagle3.errors import UserError
 from trt_eagle3.template import render
 from trt_eagle3.trtllm.schema import Version, resolve_version
 
 __all__ = ["RuntimeBundle", "deploy", "llm_api_config"]
 
-_MARK = b"Written by trt-eagle3"
+_KIND = FolderKind("folder for TensorRT-LLM")
 _TRITON = {"max_batch_size": 0, "decoupled": True}
 
 
@@ -59,10 +60,10 @@ def deploy(
     engine = load(bundle)
     spec, manifest, config = engine.spec, engine.manifest, engine.record.config
     _check_heads(spec, tensor_parallel_size)
-    _check_place(bundle, repository)
+    _check_place(bundle, repository, engine.record)
     target = _target(engine.record.sources["target"])
     notes = tuple(_differences(manifest, spec, config, release))
-    with atomic_directory(repository) as folder:
+    with atomic_directory(repository, _KIND) as folder:
         if manifest:
             convert_draft(manifest, folder / "draft", "tensorrt-llm")
             (folder / "draft" / "speculative_config.yaml").unlink()  # llm_api.yaml says it all
@@ -81,8 +82,8 @@ def deploy(
             "notes": notes,
         }
         for name in ("serve.sh", "README.md"):
-            write_file(folder / name, render("trt_eagle3.trtllm", name, values))
-        (folder / "serve.sh").chmod(0o755)
+            mode = 0o777 if name == "serve.sh" else 0o666
+            create_file(folder / name, render("trt_eagle3.trtllm", name, values), mode)
     return RuntimeBundle(repository, release.name, notes)
 
 
@@ -150,13 +151,12 @@ def _check_heads(spec: TargetSpec, size: int) -> None:
         raise UserError(f"--tensor-parallel-size {size}: expected a divisor of the target's {heads} attention heads.")
 
 
-def _check_place(bundle: Path, repository: Path) -> None:
+def _check_place(bundle: Path, repository: Path, record: BundleRecord) -> None:
     if bundle.resolve().is_relative_to(repository.resolve()) or repository.resolve().is_relative_to(bundle.resolve()):
         raise UserError(f"{repository}: overlaps with the bundle. Name another folder.")
-    readme = repository / "README.md"
-    ours = (repository / "llm_api.yaml").is_file() and readme.is_file() and _MARK in readme.read_bytes()
-    if repository.exists() and not ours and (not repository.is_dir() or any(repository.iterdir())):
-        raise UserError(f"{repository}: expected such a bundle or nothing there. Name another folder.")
+    check_apart(repository, source_folders(record), "the checkpoint")
+    check_not_around(repository, weight_paths(bundle, record), "the weight file")
+    check_replaceable(repository, _KIND)
 
 
 def _target(source: SourceRecord) -> str:
@@ -166,4 +166,4 @@ def _target(source: SourceRecord) -> str:
 
 def _write_yaml(file: Path, options: Mapping[str, Any], release: Version) -> None:
     head = f"# Written by trt-eagle3 for TensorRT-LLM {release.name}; other versions have other field names.\n"
-    write_file(file, (head + yaml.safe_dump(dict(options), sort_keys=False)).encode())
+    create_file(file, (head + yaml.safe_dump(dict(options), sort_keys=False)).encode())
