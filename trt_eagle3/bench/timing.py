@@ -13,6 +13,7 @@ __all__ = ["copy_bandwidth", "median_ms"]
 
 _REPEATS = 30
 _BURST = 8  # runs between two events: the host is ahead of the device, as it is in the loop
+_LONG_SECONDS = 0.05  # a run that takes longer is measured alone, and less often
 
 
 def copy_bandwidth() -> float:
@@ -30,15 +31,19 @@ def copy_bandwidth() -> float:
 
 def median_ms(run: Callable[[], object]) -> float:
     """Median device time of ``run`` in milliseconds, warm."""
-    for _ in range(5):
+    for _ in range(3):
         run()
-    times: list[float] = []
-    for _ in range(_REPEATS):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(_BURST):
-            run()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / _BURST)
-    return median(times)
+    is_long = _burst_ms(run, 1) > 1e3 * _LONG_SECONDS
+    burst, repeats = (1, 5) if is_long else (_BURST, _REPEATS)
+    return median(_burst_ms(run, burst) for _ in range(repeats))
+
+
+def _burst_ms(run: Callable[[], object], burst: int) -> float:
+    """Device time of one of ``burst`` runs, in milliseconds."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(burst):
+        run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / burst

@@ -89,7 +89,7 @@ def _towers(folder: Path, size: str, dtype: str) -> _Towers:
     torch.manual_seed(0)
     with torch.device("cuda"):
         theirs = Qwen3VLVisionModel(config).to(getattr(torch, dtype)).eval()
-    weights = {name: _drawn(name, tensor) for name, tensor in theirs.state_dict().items()}
+    weights: dict[str, Tensor] = {name: _drawn(name, tensor) for name, tensor in theirs.state_dict().items()}
     theirs.load_state_dict(weights)
     file = folder / "vision.onnx"
     file.write_bytes(vision_graph(spec, dtype, reference_location).SerializeToString())
@@ -98,8 +98,7 @@ def _towers(folder: Path, size: str, dtype: str) -> _Towers:
         del root
         if proto.data_location != onnx.TensorProto.EXTERNAL:
             return torch.from_numpy(onnx.numpy_helper.to_array(proto).copy())
-        tensor: Tensor = weights[proto.name.rpartition(":")[2].removeprefix("model.visual.")]
-        return tensor.reshape(list(proto.dims))
+        return weights[proto.name.rpartition(":")[2].removeprefix("model.visual.")].reshape(list(proto.dims))
 
     session = TorchSession(file, REFERENCE_ROOT, device="cuda", read_weight=read)
     merge = spec.vision.spatial_merge_size
@@ -108,7 +107,7 @@ def _towers(folder: Path, size: str, dtype: str) -> _Towers:
 
 def _drawn(name: str, like: Tensor) -> Tensor:
     """Weights like a trained model's in size: norms near one, matrices of unit gain, small biases."""
-    drawn = torch.randn_like(like)
+    drawn: Tensor = torch.randn_like(like)
     if like.ndim == 1:
         return 1 + 0.1 * drawn if name.endswith("weight") else 0.1 * drawn
     return drawn * like[0].numel() ** -0.5
