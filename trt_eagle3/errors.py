@@ -1,13 +1,63 @@
-"""The ways a run can end badly, each with its exit code."""
+"""The ways a run can end badly, each with its exit code; and how a message quotes what strangers wrote."""
+
+from __future__ import annotations
+
+import reprlib
+from typing import Any
 
 __all__ = [
+    "MAX_QUOTE_LEN",
     "EngineFailedError",
     "EnvironmentMissingError",
     "GateFailedError",
     "OverloadedError",
     "TrtEagle3Error",
     "UserError",
+    "clip",
+    "quote",
 ]
+
+MAX_QUOTE_LEN = 200
+"""Characters of a foreign text that a message repeats at most."""
+_MAX_MESSAGE_LEN, _TAIL_LEN = 1200, 300  # of a whole message, and of its end, where the fix stands
+
+
+def clip(text: object, most: int = MAX_QUOTE_LEN) -> str:
+    """Cut ``str(text)`` to ``most`` characters of one printable line, without quotation marks.
+
+    For names, and for the messages of other libraries. What cannot be printed (line ends, control characters, lone
+    surrogates) is written as an escape.
+    """
+    whole = str(text)
+    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in whole[: most + 1])
+    return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
+def quote(value: object, most: int = MAX_QUOTE_LEN) -> str:
+    """Write the ``repr`` of a value that somebody else wrote, cut to ``most`` characters.
+
+    The cost is bounded too: of long texts, lists and numbers, only as much is formatted as is shown.
+    """
+    return clip(_Quote(most).repr(value), most)
+
+
+class _Quote(reprlib.Repr):
+    """``repr`` whose every part is bounded."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = most
+        self.maxlist = self.maxtuple = self.maxdict = self.maxset = self.maxfrozenset = 16
+        self.maxlevel = 4
+
+    def repr_int(self, x: int, level: int) -> str:
+        """Python refuses to write numbers of more than 4,300 digits."""
+        return super().repr_int(x, level) if x.bit_length() < 4096 else f"a number of {x.bit_length()} bits"
+
+    def repr_bytes(self, x: bytes, level: int) -> str:
+        """Only as many bytes as are shown."""
+        del level
+        return repr(x[: self.maxstring])
 
 
 class TrtEagle3Error(Exception):
@@ -23,9 +73,17 @@ class GateFailedError(TrtEagle3Error):
 
 
 class UserError(TrtEagle3Error, ValueError):
-    """The user's input is wrong: names the thing, what was expected, what was got, and the fix."""
+    """The user's input is wrong: names the thing, what was expected, what was got, and the fix.
+
+    A message is bounded, whatever it quotes; but quote foreign texts with ``quote`` and ``clip`` all the same.
+    """
 
     exit_code = 2
+
+    def __init__(self, message: str, *rest: Any) -> None:
+        if len(message) > _MAX_MESSAGE_LEN:
+            message = f"{message[: _MAX_MESSAGE_LEN - _TAIL_LEN]} ... {message[-_TAIL_LEN:]}"
+        super().__init__(message, *rest)
 
 
 class EngineFailedError(TrtEagle3Error):
