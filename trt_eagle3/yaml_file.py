@@ -30,7 +30,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Compose one node. An alias to a node that is not finished would contain itself."""
         alias = self.check_event(yaml.AliasEvent)
-        mark = self.peek_event().start_mark
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         before = self._num_nodes
         self._depth += 1
         if self._depth > MAX_YAML_DEPTH:

@@ -9,7 +9,7 @@ from typing import Any
 from trt_eagle3.checkpoint.draft_files import DraftFiles
 from trt_eagle3.checkpoint.target_reader import read_json
 from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import UserError, clip, quote
 
 __all__ = ["refuse_other_drafters"]
 
@@ -56,7 +56,7 @@ def refuse_other_drafters(files: DraftFiles) -> None:
         raise UserError(f"{where}: {kind}: not supported. Use an EAGLE-3 draft.")
     missing = [n for n in ("fc.weight", "layers.0.self_attn.q_proj.weight", "norm.weight") if n not in files.tensors]
     if missing:
-        what = f"architecture {files.architecture!r}" if files.architecture else "no architecture in its config"
+        what = f"architecture {quote(files.architecture)}" if files.architecture else "no architecture in its config"
         raise UserError(f"{where}: not an EAGLE-3 draft: {', '.join(missing)} missing ({what})")
 
 
@@ -65,14 +65,14 @@ def _named(files: DraftFiles) -> str:
     for key, name in {"architecture": files.architecture, **names}.items():
         for pattern, what in _NAMES.items():
             if re.search(pattern, (name or "").lower()):
-                return f"{what} ({key} {name!r})"
+                return f"{what} ({key} {quote(name)})"
     return ""
 
 
 def _by_config(files: DraftFiles) -> str:
     kind = files.find("speculators_model_type", "text")
     if kind not in {None, "eagle3"}:
-        return f"a speculator of another kind (speculators_model_type {kind!r})"
+        return f"a speculator of another kind (speculators_model_type {quote(kind)})"
     if "dflash_config" in files.config:
         return "DFlash (dflash_config)"
     if "medusa_num_heads" in files.config:
@@ -89,7 +89,7 @@ def _by_tensors(files: DraftFiles) -> str:
     for name, ref in files.tensors.items():
         for pattern, what in _TENSORS.items():
             if re.match(pattern, name):
-                return f"{what} ({ref.name})"
+                return f"{what} ({clip(ref.name)})"
     fc = files.tensors.get("fc.weight")
     if fc is not None and len(fc.shape) == 2 and fc.shape[1] == 2 * fc.shape[0] and not _has_wide_layer(files):
         return f"EAGLE-1/2 (fc.weight {list(fc.shape)} takes an embedding and one hidden state)"
@@ -105,8 +105,8 @@ def _has_wide_layer(files: DraftFiles) -> bool:
 def _method(config: Any) -> str:
     """Who quantised and how, in the config's words."""
     if not isinstance(config, dict):
-        return str(config or "unnamed")
-    return " ".join(str(config[key]) for key in ("quant_method", "quant_algo") if config.get(key)) or "unnamed"
+        return clip(config or "unnamed")
+    return " ".join(clip(config[key], 80) for key in ("quant_method", "quant_algo") if config.get(key)) or "unnamed"
 
 
 def _quantised(files: DraftFiles) -> str:
@@ -115,9 +115,9 @@ def _quantised(files: DraftFiles) -> str:
         if config:
             return f"{key}: {_method(config)}"
     file = files.directory / "hf_quant_config.json"
-    if file.is_file():
+    if file.exists():
         return f"{file.name}: {_method(read_json(file).get('quantization'))}"
     for name, ref in files.tensors.items():
         if _QUANTISED.match(name) or (name.endswith("_proj.weight") and ref.dtype not in FLOAT_DTYPES):
-            return f"{ref.name}, {ref.dtype}"
+            return f"{clip(ref.name)}, {ref.dtype}"
     return ""
