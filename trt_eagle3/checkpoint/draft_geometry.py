@@ -41,9 +41,6 @@ def resolve_geometry(facts: Facts, section: str = "") -> None:
     act = _config(facts, section, "hidden_act", "text")
     if act not in {None, "silu"}:
         raise facts.error(f"hidden_act: expected silu, got {quote(act)}: not supported")
-    sliding = [kind for kind in _config(facts, section, "layer_types", "texts") or () if kind != "full_attention"]
-    if sliding:
-        raise facts.error(f"layer_types: expected full_attention, got {quote(sliding[0])}: not supported")
     longest = _config(facts, section, "max_position_embeddings")
     said = "max_position_embeddings"
     facts.put(said, longest or 0, "config" if longest else "default", said if longest else f"{said} is absent")
@@ -141,8 +138,8 @@ def _flags(facts: Facts) -> None:
         "fc_bias": "fc.bias",
     }.items():
         facts.put(field, name in tensors, "tensor", f"{name} is {'there' if name in tensors else 'absent'}")
-    for key in ("norm_before_fc", "fc_norm"):
-        claimed, there = facts.files.find(key, "flag"), facts.values[key]
+    for key, field in {"norm_before_fc": "norm_before_fc", "fc_norm": "fc_norm", "enable_fc_norm": "fc_norm"}.items():
+        claimed, there = facts.files.find(key, "flag"), facts.values[field]
         if claimed not in {None, there}:
             word = "there" if there else "absent"
             raise facts.error(f"{key} is {claimed} in config.json, its tensors are {word}. Use the whole checkpoint.")

@@ -123,6 +123,11 @@ def _aux_layers(producer: Producer, facts: Facts) -> None:
             f"fc.weight {list(fc.shape)} does not take {count} aux states of equal width "
             f"(aux layers {quote(list(facts.values['aux_layers']))}). Set draft.overrides.aux_layers."
         )
+    claimed = facts.files.find("num_aux_hidden_states", "whole")
+    if claimed not in {None, count} and facts.sources["aux_layers"].kind != "override":
+        raise facts.error(
+            f"num_aux_hidden_states: {claimed} in config.json, {count} aux layers. Set draft.overrides.aux_layers."
+        )
     _warn_of_unread_ids(producer, facts)
     width = fc.shape[1] // count
     facts.agree(
