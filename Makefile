@@ -2,6 +2,7 @@
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 READY := .venv/.ready
 TRITON_READY := .venv-triton/.ready
 PURELIB := 'import sysconfig; print(sysconfig.get_path("purelib"))'
@@ -27,16 +28,17 @@ lint: $(READY)
 $(READY): pyproject.toml requirements.lock
 	@test -n "$(PYTHON)" || { echo "trt-eagle3 needs Python 3.11 or 3.12; name one: make PYTHON=/path/to/python"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[dev]'
+	$(PIP) --require-hashes --no-deps -r requirements.lock
+	$(PIP) torch  # its CUDA libraries where it has them: pinned by torch's own metadata, and not in the lock
+	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
 # A Triton Inference Server for the tests. Its Python backend needs numpy<2, so it has an environment of its own, which
 # sees .venv behind that. Where there is no such server, the tests that need it are skipped.
-$(TRITON_READY): $(READY) Makefile
+$(TRITON_READY): $(READY) requirements-triton.lock Makefile
 	$(BIN)/python -m venv .venv-triton
-	@.venv-triton/bin/pip install --quiet --disable-pip-version-check --no-deps nvidia-pytriton==0.7.0 && \
-	.venv-triton/bin/pip install --quiet --disable-pip-version-check --no-warn-conflicts \
-		'numpy==1.26.4' 'ml_dtypes==0.5.4' 'tritonclient[grpc]==2.73.0' && \
+	@.venv-triton/bin/pip install --quiet --disable-pip-version-check --require-hashes --no-deps \
+		-r requirements-triton.lock && \
 	printf "import site; site.addsitedir('%s')\n" "$$($(BIN)/python -c $(PURELIB))" \
 		> "$$(.venv-triton/bin/python -c $(PURELIB))/trt_eagle3.pth" && \
 	touch $@ || echo "make: no Triton server for this platform, so its tests will be skipped"

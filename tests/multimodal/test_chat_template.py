@@ -122,7 +122,7 @@ HOSTILE = {
     "padded text": ("{{ 'a'.center(10**11) }}", "MemoryError"),
     "doubled text": (
         "{% set n = namespace(s='x') %}{% for i in range(64) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
-        "MemoryError",
+        "MemoryError|ended, as it",
     ),
     "nested ranges": ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "ended, as it"),
     "long number": ("{{ 7 ** (9 ** 9) }}", "ended, as it|MemoryError|4300"),
