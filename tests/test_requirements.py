@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
-LOCKS = ("requirements.lock", "requirements-triton.lock")
+LOCKS = ("requirements.lock", "requirements-torch.lock", "requirements-triton.lock")
 # SPDX identifiers that may stand behind an Apache-2.0 program that is installed from their own packages.
 ALLOWED = frozenset(
     {
@@ -76,7 +76,7 @@ def test_every_locked_package_has_hashes(file: str) -> None:
 
 
 def test_every_dependency_is_locked() -> None:
-    locked = _locked(LOCKS[0])
+    locked = _locked(LOCKS[0]) | _locked(LOCKS[1])
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     wanted = [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["dev"]]
     queue, seen = [Requirement(line) for line in (*wanted, *project["build-system"]["requires"])], set()
@@ -96,7 +96,7 @@ def test_every_dependency_is_locked() -> None:
 
 
 def test_every_licence_has_been_looked_at() -> None:
-    found = {name: _not_allowed(_expression(name)) for name in _locked(LOCKS[0])}
+    found = {name: _not_allowed(_expression(name)) for name in _locked(LOCKS[0]) | _locked(LOCKS[1])}
     assert not {name: bad for name, bad in found.items() if bad}
 
 
