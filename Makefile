@@ -10,7 +10,7 @@ PURELIB := 'import sysconfig; print(sysconfig.get_path("purelib"))'
 BUNDLE := engines/tiny
 SOURCES := $(wildcard trt_eagle3/*.py trt_eagle3/*/*.py)
 
-.PHONY: demo test lint clean plugins
+.PHONY: demo test lint fuzz clean plugins
 
 demo: $(BUNDLE)/bundle.json
 	@bash examples/01_quickstart/run.sh $(BUNDLE)
@@ -25,6 +25,11 @@ lint: $(READY)
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
+
+# Hostile checkpoints, bundles and requests for FUZZ_SECONDS; what is found goes to fuzz-found/, and then into tests/fuzz/corpus.
+FUZZ_SECONDS ?= 120
+fuzz: $(READY)
+	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS)
 
 # torch is downloaded first: whichever build pip takes here, for CUDA or the CPU, its hash must be in the lock.
 $(READY): pyproject.toml requirements.lock requirements-torch.lock

@@ -27,6 +27,13 @@ class _Loader(yaml.SafeLoader):
         self._num_nodes = self._depth = 0
         self._sizes: dict[int, int] = {}  # of finished nodes, by id, their aliases expanded
 
+    def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
+        """Bound brackets as they are read: the scanner looks ahead, at a cost that grows with the square of them."""
+        if self.flow_level > MAX_YAML_DEPTH:
+            mark = self.get_mark()
+            raise yaml.scanner.ScannerError(None, None, f"nested deeper than {MAX_YAML_DEPTH} levels", mark)
+        super().fetch_flow_collection_start(token)
+
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """Compose one node. An alias to a node that is not finished would contain itself."""
         alias = self.check_event(yaml.AliasEvent)
