@@ -2,13 +2,15 @@
 PYTHON ?= $(shell for p in python3 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
+QUIET := --quiet --disable-pip-version-check
+PIP := $(BIN)/pip install $(QUIET)
 READY := .venv/.ready
 TRITON_READY := .venv-triton/.ready
 PURELIB := 'import sysconfig; print(sysconfig.get_path("purelib"))'
 BUNDLE := engines/tiny
 SOURCES := $(wildcard trt_eagle3/*.py trt_eagle3/*/*.py)
 
-.PHONY: demo test lint clean plugins
+.PHONY: demo test lint fuzz clean plugins
 
 demo: $(BUNDLE)/bundle.json
 	@bash examples/01_quickstart/run.sh $(BUNDLE)
@@ -24,19 +26,29 @@ lint: $(READY)
 	$(BIN)/ruff check
 	$(BIN)/mypy
 
-$(READY): pyproject.toml requirements.lock
+# Hostile checkpoints, bundles and requests for FUZZ_SECONDS; what is found goes to fuzz-found/, and then into tests/fuzz/corpus.
+FUZZ_SECONDS ?= 120
+fuzz: $(READY)
+	$(BIN)/python -m tests.fuzz.run --seconds $(FUZZ_SECONDS)
+
+# torch is downloaded first: whichever build pip takes here, for CUDA or the CPU, its hash must be in the lock.
+$(READY): pyproject.toml requirements.lock requirements-torch.lock
 	@test -n "$(PYTHON)" || { echo "trt-eagle3 needs Python 3.11 or 3.12; name one: make PYTHON=/path/to/python"; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[dev]'
+	$(PIP) --require-hashes --no-deps -r requirements.lock
+	$(BIN)/pip download $(QUIET) --no-deps --dest .venv/torch $$(sed -n 's/^\(torch==[0-9.]*\).*/\1/p' requirements-torch.lock)
+	$(PIP) --require-hashes --no-deps --no-index --find-links .venv/torch -r requirements-torch.lock
+	@rm -r .venv/torch
+	$(PIP) torch  # its CUDA libraries where it has them: pinned by torch's own metadata, and not in the lock
+	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
 # A Triton Inference Server for the tests. Its Python backend needs numpy<2, so it has an environment of its own, which
 # sees .venv behind that. Where there is no such server, the tests that need it are skipped.
-$(TRITON_READY): $(READY) Makefile
+$(TRITON_READY): $(READY) requirements-triton.lock Makefile
 	$(BIN)/python -m venv .venv-triton
-	@.venv-triton/bin/pip install --quiet --disable-pip-version-check --no-deps nvidia-pytriton==0.7.0 && \
-	.venv-triton/bin/pip install --quiet --disable-pip-version-check --no-warn-conflicts \
-		'numpy==1.26.4' 'ml_dtypes==0.5.4' 'tritonclient[grpc]==2.73.0' && \
+	@.venv-triton/bin/pip install $(QUIET) --require-hashes --no-deps \
+		-r requirements-triton.lock && \
 	printf "import site; site.addsitedir('%s')\n" "$$($(BIN)/python -c $(PURELIB))" \
 		> "$$(.venv-triton/bin/python -c $(PURELIB))/trt_eagle3.pth" && \
 	touch $@ || echo "make: no Triton server for this platform, so its tests will be skipped"

@@ -41,6 +41,11 @@ def test_clip_keeps_what_fits_and_escapes_what_cannot_be_printed() -> None:
     assert clip("a\nb\ud800") == r"a\nb\ud800"
 
 
+def test_user_error_of_any_text_is_one_line_that_can_be_sent() -> None:
+    message = str(UserError("image data:\ud800...\nx: expected a picture"))
+    assert message.encode() == rb"image data:\ud800...\nx: expected a picture"
+
+
 def test_user_error_of_any_message_is_bounded_and_keeps_its_fix() -> None:
     message = str(UserError(f"{'x' * 1_000_000}. Use the other one."))
     assert len(message) < 1300

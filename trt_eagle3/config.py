@@ -7,11 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from trt_eagle3.errors import UserError
-from trt_eagle3.yaml_file import read_yaml
+from trt_eagle3.errors import UserError, clip, quote
+from trt_eagle3.yaml_file import parse_yaml, read_yaml
 
 __all__ = [
     "BuildConfig",
@@ -26,6 +25,7 @@ __all__ = [
 ]
 
 PositiveInt = Annotated[int, Field(gt=0, le=1 << 24)]
+_MAX_PROBLEMS = 4  # that one message names
 TreeSide = Annotated[int, Field(gt=0, le=1024)]
 
 
@@ -200,10 +200,8 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
     """
     try:
         raw = read_yaml(Path(path))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: cannot read the config: {error}") from error
-    except (yaml.YAMLError, RecursionError) as error:
-        raise UserError(f"{path}: not YAML: {' '.join(str(error).split())}") from error
+    except OSError as error:
+        raise UserError(f"{path}: cannot read the config: {error.strerror}") from error
     if not isinstance(raw, dict):
         raise UserError(f"{path}: expected a mapping of config keys, got {type(raw).__name__}")
     if overrides:
@@ -212,7 +210,7 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
             raise UserError(f"{path}: overrides of a draft given, and no draft in the config")
         own = draft.get("overrides") or {}
         if not isinstance(own, dict):
-            raise UserError(f"{path}: draft.overrides: expected a mapping of fields, got {own!r}")
+            raise UserError(f"{path}: draft.overrides: expected a mapping of fields, got {quote(own)}")
         raw = raw | {"draft": draft | {"overrides": {**own, **overrides}}}
     return config_from_dict(raw, str(path))
 
@@ -222,8 +220,10 @@ def config_from_dict(raw: Mapping[str, Any], origin: str) -> BuildConfig:
     try:
         return BuildConfig.model_validate(raw)
     except ValidationError as error:
-        problems = "; ".join(_problem(e) for e in error.errors())
-        raise UserError(f"{origin}: {problems}") from error
+        errors = error.errors(include_url=False)
+        problems = "; ".join(_problem(e) for e in errors[:_MAX_PROBLEMS])
+        rest = f"; and {len(errors) - _MAX_PROBLEMS} more" if len(errors) > _MAX_PROBLEMS else ""
+        raise UserError(f"{origin}: {problems}{rest}") from error
 
 
 def parse_overrides(assignments: Iterable[str]) -> dict[str, Any]:
@@ -236,31 +236,33 @@ def parse_overrides(assignments: Iterable[str]) -> dict[str, Any]:
     for word in assignments:
         name, equals, text = word.partition("=")
         if not equals or not name:
-            raise UserError(f"--set {word}: expected FIELD=VALUE, for example --set aux_layers=[2,18,33]")
+            raise UserError(f"--set {clip(word)}: expected FIELD=VALUE, for example --set aux_layers=[2,18,33]")
         *sections, last = name.split(".")
         place = overrides
         for section in sections:
             place = place.setdefault(section, {})
             if not isinstance(place, dict):
-                raise UserError(f"--set {word}: {section} has the value {place!r} already. Set it, or its parts.")
+                raise UserError(
+                    f"--set {clip(word)}: {clip(section)} has the value {quote(place)} already. Set it, or its parts."
+                )
         try:
-            place[last] = yaml.safe_load(text)
-        except yaml.YAMLError as error:
+            place[last] = parse_yaml(text, "value")
+        except UserError as error:
             raise UserError(
-                f"--set {word}: the value is not YAML: {' '.join(str(error).split())}. Texts with * & or : want quotes."
+                f"--set {clip(word)}: the value is not YAML: {error}. Texts with * & or : want quotes."
             ) from error
     return overrides
 
 
 def _problem(error: Any) -> str:
-    key = ".".join(str(part) for part in error["loc"])
+    key = clip(".".join(str(part) for part in error["loc"]))
     if error["type"] == "extra_forbidden":
         known = list(_known_keys(BuildConfig))
         nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
         return f"{key}: unknown key; nearest known key: {nearest[0]}"
     if error["type"] == "missing":
         return f"{key}: required, not given"
-    got = "" if isinstance(error["input"], dict) else f", got {error['input']!r}"
+    got = "" if isinstance(error["input"], dict) else f", got {quote(error['input'])}"
     return f"{key}: {error['msg'].removeprefix('Value error, ')}{got}"
 
 

@@ -29,8 +29,12 @@ def clip(text: object, most: int = MAX_QUOTE_LEN) -> str:
     surrogates) is written as an escape.
     """
     whole = str(text)
-    line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in whole[: most + 1])
+    line = _printable(whole[: most + 1])
     return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def quote(value: object, most: int = MAX_QUOTE_LEN) -> str:
@@ -75,7 +79,8 @@ class GateFailedError(TrtEagle3Error):
 class UserError(TrtEagle3Error, ValueError):
     """The user's input is wrong: names the thing, what was expected, what was got, and the fix.
 
-    A message is bounded, whatever it quotes; but quote foreign texts with ``quote`` and ``clip`` all the same.
+    A message is one printable line of bounded length, whatever it quotes, so that it can be sent and shown; but quote
+    foreign texts with ``quote`` and ``clip`` all the same.
     """
 
     exit_code = 2
@@ -83,7 +88,7 @@ class UserError(TrtEagle3Error, ValueError):
     def __init__(self, message: str, *rest: Any) -> None:
         if len(message) > _MAX_MESSAGE_LEN:
             message = f"{message[: _MAX_MESSAGE_LEN - _TAIL_LEN]} ... {message[-_TAIL_LEN:]}"
-        super().__init__(message, *rest)
+        super().__init__(_printable(message), *rest)
 
 
 class EngineFailedError(TrtEagle3Error):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trt_eagle3.errors import UserError
+from trt_eagle3.bounded_read import read_bounded
+from trt_eagle3.errors import UserError, quote
+from trt_eagle3.json_file import MAX_JSON_BYTES, parse_json
 from trt_eagle3.multimodal import ImageSource, VideoSource
 
 __all__ = ["Question", "read_questions"]
@@ -33,9 +34,9 @@ def read_questions(file: Path) -> list[Question]:
         UserError: unreadable, not such a list, or an empty one.
     """
     try:
-        entries = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file}: cannot read the prompts: {error}") from error
+        entries = parse_json(read_bounded(file, MAX_JSON_BYTES), file)
+    except OSError as error:
+        raise UserError(f"{file}: cannot read the prompts: {error.strerror}") from error
     if not isinstance(entries, list) or not entries:
         raise UserError(f'{file}: expected a JSON list of {{"prompt": ..., "images": [...], "frames": [...]}}')
     return [_question(entry, index, file) for index, entry in enumerate(entries)]
@@ -43,7 +44,7 @@ def read_questions(file: Path) -> list[Question]:
 
 def _question(entry: Any, index: int, file: Path) -> Question:
     if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
-        raise UserError(f'{file}: entry {index}: expected {{"prompt": a text, ...}}, got {entry!r:.80}')
+        raise UserError(f'{file}: entry {index}: expected {{"prompt": a text, ...}}, got {quote(entry, 80)}')
     for wrong, right in _MISTAKEN.items():
         if wrong in entry:
             raise UserError(f"{file}: entry {index}: {wrong}: no such key; {right} is meant")
@@ -53,5 +54,5 @@ def _question(entry: Any, index: int, file: Path) -> Question:
 
 def _paths(names: Any, where: str, file: Path) -> list[Path]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UserError(f"{where}: expected a list of file names, got {names!r:.80}")
+        raise UserError(f"{where}: expected a list of file names, got {quote(names, 80)}")
     return [file.parent / name for name in names]

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
+import os
 import pickle
 import re
+import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -284,6 +287,64 @@ def test_a_pickle_of_odd_tensors_is_refused(name: Any, tensor: torch.Tensor, leg
     file = tmp_path / "draft" / "pytorch_model.bin"
     torch.save({"norm.weight": torch.ones(2), name: tensor}, file, _use_new_zipfile_serialization=not legacy)
     assert "pytorch_model.bin: " in _refusal(tmp_path / "draft")
+
+
+def _deflated(file: Path) -> None:
+    stored = file.with_name("stored")
+    file.rename(stored)
+    with zipfile.ZipFile(stored) as old, zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as new:
+        for record in old.namelist():
+            new.writestr(record, old.read(record))
+
+
+def _bomb(file: Path) -> None:
+    """A pickle of two million lists, in a sound archive."""
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02(" + b"]" * 2_000_000 + b"l.")
+        archive.writestr("archive/version", "3")
+
+
+PICKLES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "one number repeated": (
+        lambda f: torch.save({"fc.weight": torch.ones(1).expand(1 << 40)}, f),
+        "claims 4398046511104 bytes, 4 are stored",
+    ),
+    "one number repeated, old format": (
+        lambda f: torch.save({"fc.weight": torch.ones(1).expand(1 << 40)}, f, _use_new_zipfile_serialization=False),
+        "claims 4398046511104 bytes, 4 are stored",
+    ),
+    "one storage a thousand times": (
+        lambda f: torch.save(dict.fromkeys(map(str, range(1000)), torch.ones(9999)), f),
+        "its tensors claim 39996000 bytes",
+    ),
+    "compressed": (lambda f: (torch.save({"fc.weight": torch.ones(9999)}, f), _deflated(f)), "is compressed"),
+    "endless lists": (_bomb, "a pickle of more than 200000 operations"),
+    "endless lists, old format": (
+        lambda f: f.write_bytes(b"\x80\x02(" + b"]" * 2_000_000 + b"l."),
+        "more than 200000",
+    ),
+    "a long text": (lambda f: f.write_bytes(pickle.dumps("x" * 5_000_000)), "long texts"),
+    "FIFO": (lambda f: (f.unlink(), os.mkfifo(f)), "got a FIFO"),
+    "device": (lambda f: (f.unlink(), f.symlink_to("/dev/zero")), "got a device"),
+}
+
+
+@pytest.mark.parametrize("case", PICKLES)
+def test_a_pickle_that_costs_more_than_it_holds_is_refused_soon(case: str, tmp_path: Path) -> None:
+    write, message = PICKLES[case]
+    write_safeailab_draft(tmp_path / "draft")
+    write(tmp_path / "draft" / "pytorch_model.bin")
+    start = time.process_time()
+    assert message in _refusal(tmp_path / "draft")
+    assert time.process_time() - start < 8
+
+
+def test_a_pickle_whose_head_is_its_embedding_is_read(tmp_path: Path) -> None:
+    write_safeailab_draft(tmp_path / "draft")
+    file = tmp_path / "draft" / "pytorch_model.bin"
+    weights = torch.load(file)
+    torch.save({**weights, "again": weights["lm_head.weight"]}, file)
+    assert "again surplus" in _refusal(tmp_path / "draft")
 
 
 def test_a_cache_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

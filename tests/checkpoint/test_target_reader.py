@@ -260,7 +260,10 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "vision levels": (_vision(deepstack_visual_indexes=[7]), r"deepstack_visual_indexes \[7\] are not distinct blocks"),
     "too many levels": (_vision(deepstack_visual_indexes=[0, 1], depth=2), "missing"),
     "vision base": (_vision(rope_parameters={"rope_theta": 1e6}), "rope_theta 1e.06 is not 10000"),
-    "a text for a number": (_text(hidden_size="16"), "hidden_size: expected a whole number, got '16'"),
+    "a text for a number": (
+        _text(hidden_size="16"),
+        "hidden_size: expected a whole number from 0 to 2147483647, got '16'",
+    ),
 }
 
 

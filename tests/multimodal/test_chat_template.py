@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from tests.multimodal.record_goldens import CHAT_TEMPLATE
 from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal import template_process
 from trt_eagle3.multimodal.chat_template import ChatTemplate
 
 CONVERSATION = [
@@ -94,7 +99,7 @@ def test_directory_without_a_template_is_refused(tmp_path: Path) -> None:
 
 def test_template_that_is_not_text_is_refused(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
-    with pytest.raises(UserError, match=r"chat_template\.jinja: not readable as UTF-8"):
+    with pytest.raises(UserError, match=r"chat_template\.jinja: not UTF-8"):
         ChatTemplate.from_directory(tmp_path)
 
 
@@ -110,3 +115,96 @@ def test_refusal_of_the_template_is_one_line(source: str) -> None:
     messages: list[dict[str, Any]] = []
     with pytest.raises(UserError, match="chat template refuses"):
         ChatTemplate(source, {}).render(messages)
+
+
+HOSTILE = {
+    "long text": ("{{ 'a' * 10**10 }}", "MemoryError"),
+    "padded text": ("{{ 'a'.center(10**11) }}", "MemoryError"),
+    "doubled text": (
+        "{% set n = namespace(s='x') %}{% for i in range(64) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+        "MemoryError|ended, as it",
+    ),
+    "nested ranges": ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "ended, as it"),
+    "long number": ("{{ 7 ** (9 ** 9) }}", "ended, as it|MemoryError|4300"),
+    "long output": ("{% for i in range(99999) %}{{ 'x' * 999 }}{% endfor %}", "characters, expected at most"),
+    "endless macro": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
+    "nested lists": (
+        "{% set n = namespace(s=[1]) %}{% for i in range(40) %}{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s }}",
+        "MemoryError|ended, as it",
+    ),
+    "long refusal": ("{{ raise_exception('no\n' * 99999) }}", "refuses them"),
+    "deep": ("{{ " + "(" * 9999 + "1" + ")" * 9999 + " }}", "does not parse"),
+    "long": ("x" * (2 << 20), "expected at most"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_hostile_template_is_one_line_soon_and_the_next_is_rendered(case: str) -> None:
+    source, message = HOSTILE[case]
+    start = time.monotonic()
+    with pytest.raises(UserError, match=message) as caught:
+        ChatTemplate(source, {}).render([])
+    assert time.monotonic() - start < 30
+    assert len(str(caught.value)) < 400
+    assert str(caught.value).isprintable()
+    assert ChatTemplate(CHAT_TEMPLATE, {}).render(CONVERSATION)
+
+
+def test_worker_that_was_killed_is_replaced() -> None:
+    template = ChatTemplate(CHAT_TEMPLATE, {})
+    process = template_process._PROCESS._process
+    assert process is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert template.render(CONVERSATION)
+
+
+def test_worker_ends_with_its_owner_and_leaves_no_zombie() -> None:
+    ChatTemplate(CHAT_TEMPLATE, {})
+    process = template_process._PROCESS._process
+    assert process is not None
+    template_process._PROCESS.close()
+    assert process.returncode == -signal.SIGKILL
+    assert not Path(f"/proc/{process.pid}").exists()
+
+
+def test_fork_of_the_program_asks_a_worker_of_its_own() -> None:
+    template = ChatTemplate(CHAT_TEMPLATE, {})
+    expected, process = template.render(CONVERSATION), template_process._PROCESS._process
+    pid = os.fork()
+    if pid == 0:
+        ours = template.render(CONVERSATION) == expected and template_process._PROCESS._process is not process
+        template_process._PROCESS.close()
+        os._exit(0 if ours else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert template.render(CONVERSATION) == expected
+
+
+def test_threads_get_their_own_texts() -> None:
+    template = ChatTemplate(CHAT_TEMPLATE, {})
+    messages = [[{"role": "user", "content": f"number {i}"}] for i in range(200)]
+    with ThreadPoolExecutor(8) as pool:
+        texts = list(pool.map(template.render, messages))
+    assert all(f"number {i}<|im_end|>" in text for i, text in enumerate(texts))
+
+
+def test_text_that_is_no_unicode_comes_back_as_it_went() -> None:
+    assert ChatTemplate("{{ messages[0].content }}", {}).render([{"role": "user", "content": "\ud800"}]) == "\ud800"
+
+
+@pytest.mark.parametrize(
+    "value", [[1], [{"template": "x"}], [{"name": ["default"], "template": "x"}], {"default": 1}, 5, [None]]
+)
+def test_malformed_template_of_a_config_is_one_line(tmp_path: Path, value: Any) -> None:
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
+    with pytest.raises(UserError, match=r"tokenizer_config\.json: chat_template: expected"):
+        ChatTemplate.from_directory(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["chat_template.json", "chat_template.jinja", "tokenizer_config.json", "processor_config.json"]
+)
+def test_template_file_that_is_a_fifo_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match="got a FIFO"):
+        ChatTemplate.from_directory(tmp_path)

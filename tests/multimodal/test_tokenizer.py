@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -100,4 +101,11 @@ def test_missing_and_broken_tokenizers_are_refused(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match="broken tokenizer"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.json"])
+def test_load_tokenizer_special_file_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(UserError, match="got a FIFO"):
         load_tokenizer(tmp_path)

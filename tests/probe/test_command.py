@@ -116,7 +116,7 @@ def test_text_prompts_say_nothing_of_images(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "cannot read the prompts"),
+        ("{", "not JSON"),
         ("[]", "expected a JSON list"),
         ('[{"images": []}]', "entry 0"),
         ('[{"prompt": "hi", "images": "a.png"}]', "images"),

@@ -46,4 +46,4 @@ def _burst_ms(run: Callable[[], object], burst: int) -> float:
         run()
     end.record()
     end.synchronize()
-    return start.elapsed_time(end) / burst
+    return float(start.elapsed_time(end)) / burst

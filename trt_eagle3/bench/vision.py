@@ -110,7 +110,7 @@ def _drawn(name: str, like: Tensor) -> Tensor:
     drawn: Tensor = torch.randn_like(like)
     if like.ndim == 1:
         return 1 + 0.1 * drawn if name.endswith("weight") else 0.1 * drawn
-    return drawn * like[0].numel() ** -0.5
+    return drawn * float(like[0].numel() ** -0.5)
 
 
 def _run_of(towers: _Towers, grids: list[tuple[int, int, int]], dtype: str) -> tuple[Callable[[], Any], Tensor, Tensor]:

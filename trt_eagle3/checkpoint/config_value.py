@@ -7,9 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import UserError, quote
 
-__all__ = ["Kind", "config_value"]
+__all__ = ["MAX_WHOLE", "Kind", "config_value"]
+
+MAX_WHOLE = 2**31
+"""Sizes, counts and ids are below it: graphs and tensors keep them as int32."""
 
 Kind = Literal["whole", "number", "flag", "text", "wholes", "texts", "object", "any"]
 
@@ -27,12 +30,12 @@ def config_value(config: Mapping[str, Any], key: str, kind: Kind, file: Path) ->
         value = value.get(part)
     words, fits = _KINDS[kind]
     if value is not None and not fits(value):
-        raise UserError(f"{file}: {key}: expected {words}, got {value!r}")
+        raise UserError(f"{file}: {key}: expected {words}, got {quote(value)}")
     return value
 
 
 def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**40
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_WHOLE
 
 
 def _number(value: Any) -> bool:
@@ -40,11 +43,14 @@ def _number(value: Any) -> bool:
 
 
 _KINDS: Mapping[Kind, tuple[str, Callable[[Any], bool]]] = {
-    "whole": ("a whole number", _whole),
+    "whole": (f"a whole number from 0 to {MAX_WHOLE - 1}", _whole),
     "number": ("a number", _number),
     "flag": ("true or false", lambda v: isinstance(v, bool)),
     "text": ("a text", lambda v: isinstance(v, str)),
-    "wholes": ("a list of whole numbers", lambda v: isinstance(v, list) and all(_whole(x) for x in v)),
+    "wholes": (
+        f"a list of whole numbers from 0 to {MAX_WHOLE - 1}",
+        lambda v: isinstance(v, list) and all(_whole(x) for x in v),
+    ),
     "texts": ("a list of texts", lambda v: isinstance(v, list) and all(isinstance(x, str) for x in v)),
     "any": ("anything", lambda _: True),
     "object": ("an object", lambda v: isinstance(v, dict)),

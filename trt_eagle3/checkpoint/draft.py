@@ -21,6 +21,7 @@ from trt_eagle3.checkpoint.specforge import SPECFORGE
 from trt_eagle3.checkpoint.speculators import SPECULATORS
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.errors import quote
 
 __all__ = ["PRODUCERS", "read_draft"]
 
@@ -62,7 +63,7 @@ def _producer(facts: Facts) -> Producer:
         if producer.name == name:
             return producer
     known = ", ".join(p.name for p in PRODUCERS)
-    raise facts.error(f"draft.overrides.producer: expected one of {known}, got {name!r}")
+    raise facts.error(f"draft.overrides.producer: expected one of {known}, got {quote(name)}")
 
 
 def _tensors(facts: Facts, d2t: TensorRef | None) -> dict[str, TensorRef]:

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from trt_eagle3.checkpoint.draft_files import DraftFiles
 from trt_eagle3.checkpoint.manifest import DraftManifest, Source, SourceKind
 from trt_eagle3.checkpoint.target import TargetSpec
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import UserError, clip, quote
 
 __all__ = ["EXTENSION", "Facts", "check_overrides"]
 
@@ -105,7 +105,9 @@ class Facts:
         for other, another in given[1:]:
             if another != value:
                 fix = "Correct config.json" + ("." if field in _FIXED else f", or set draft.overrides.{field}.")
-                raise self.error(f"{_words(field)}: {place} says {value}, {other} says {another}. {fix}")
+                raise self.error(
+                    f"{_words(field)}: {place} says {clip(value, 80)}, {other} says {clip(another, 80)}. {fix}"
+                )
         return value, place
 
     def manifest(self) -> DraftManifest:
@@ -143,21 +145,21 @@ def check_overrides(overrides: Mapping[str, Any], origin: str = "draft.overrides
             checked[key] = _rope_override(value, f"{origin}.rope")
         elif key == "d2t":
             if value not in _D2T:
-                raise UserError(f"{origin}.d2t: expected one of {', '.join(_D2T)}, got {value!r}")
+                raise UserError(f"{origin}.d2t: expected one of {', '.join(_D2T)}, got {quote(value)}")
             checked[key] = value
         else:
             checked[key] = _fit(f"{origin}.{key}", adapters[key], value)
             _check_range(f"{origin}.{key}", key, checked[key])
     layers = checked.get("aux_layers")
     if layers is not None and list(layers) != sorted({k for k in layers if k >= 0}):
-        raise UserError(f"{origin}.aux_layers: expected ascending layer numbers, got {list(layers)}")
+        raise UserError(f"{origin}.aux_layers: expected ascending layer numbers, got {quote(list(layers))}")
     return checked
 
 
 def _check_range(name: str, field: str, value: Any) -> None:
     words, fits = _RANGES.get(field, ("", lambda _: True))
     if not fits(value):
-        raise UserError(f"{name}: expected {words}, got {value!r}")
+        raise UserError(f"{name}: expected {words}, got {quote(value)}")
 
 
 def _fit(name: str, adapter: TypeAdapter[Any], value: Any) -> Any:
@@ -165,17 +167,18 @@ def _fit(name: str, adapter: TypeAdapter[Any], value: Any) -> Any:
         return adapter.validate_python(value)
     except ValidationError as error:
         first = error.errors()[0]
-        raise UserError(f"{name}: {first['msg']}, got {value!r}") from error
+        raise UserError(f"{name}: {first['msg']}, got {quote(value)}") from error
 
 
 def _unknown(name: str, key: str, known: list[str]) -> UserError:
-    nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
+    name = clip(name)
+    nearest = difflib.get_close_matches(clip(key), known, n=1, cutoff=0.0)[0]
     return UserError(f"{name}: unknown key; nearest known key: {nearest}")
 
 
 def _rope_override(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise UserError(f"{name}: expected a mapping of {', '.join(_ROPE_KEYS)}, got {value!r}")
+        raise UserError(f"{name}: expected a mapping of {', '.join(_ROPE_KEYS)}, got {quote(value)}")
     types: dict[str, Any] = {"layout": _hints()["layout"], "sections": tuple[int, ...], "kind": str, "truncate": bool}
     checked: dict[str, Any] = {}
     for key, part in value.items():

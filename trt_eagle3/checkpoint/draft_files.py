@@ -6,20 +6,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trt_eagle3.checkpoint.config_value import Kind, config_value
+from trt_eagle3.checkpoint.pickle_file import read_pickle
 from trt_eagle3.checkpoint.target_reader import read_json
-from trt_eagle3.checkpoint.tensor_file import Content, cached_file, tensor_content, write_tensors
+from trt_eagle3.checkpoint.tensor_file import cached_file, write_tensors
 from trt_eagle3.checkpoint.tensor_index import TensorRef, open_index
-from trt_eagle3.errors import UserError
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from trt_eagle3.errors import UserError, clip
 
 __all__ = ["DraftFiles", "open_draft"]
 
-_BIN = "pytorch_model.bin"
 _ALIASES = (
     ("midlayer.", "layers.0."),
     ("aux_norm_low.", "fc_norm.0."),
@@ -77,7 +74,9 @@ def open_draft(directory: Path, cache: Path | None = None) -> DraftFiles:
         old, new = next(((o, n) for o, n in _ALIASES if bare.startswith(o)), ("", ""))
         canonical = new + bare.removeprefix(old)
         if canonical in tensors:
-            raise UserError(f"{directory}: {name} and {tensors[canonical].name} are the same weight under two names")
+            raise UserError(
+                f"{directory}: {clip(name)} and {clip(tensors[canonical].name)} are the same weight under two names"
+            )
         tensors[canonical] = ref
     prefixes = {name.removeprefix(wrapper).split(".")[0] for name in raw}
     prefix = next((p for p in ("midlayer", "layers") if p in prefixes), "")
@@ -97,38 +96,5 @@ def _converted(pickles: list[Path], cache: Path | None) -> Path:
     for pickle in pickles:
         file = folder / f"{pickle.stem}.safetensors"
         if not file.is_file():
-            write_tensors(file, {name: _content(pickle, name, t) for name, t in _unpickled(pickle).items()})
+            write_tensors(file, read_pickle(pickle))
     return folder
-
-
-def _content(file: Path, name: str, tensor: Tensor) -> Content:
-    if tensor.is_nested or tensor.is_meta or str(tensor.layout) != "torch.strided":
-        raise UserError(f"{file}: {name}: not a plain tensor. Convert it to safetensors.")
-    try:
-        return tensor_content(tensor)
-    except UserError as error:
-        raise UserError(f"{file}: {name}: {error}. Use the unquantised draft, in floats.") from error
-
-
-def _unpickled(file: Path) -> dict[str, Tensor]:
-    import pickle
-
-    import torch
-
-    try:
-        try:
-            state = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        except RuntimeError:  # the format before 2020 is no zip file and cannot be mapped
-            state = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise UserError(
-            f"{file}: holds more than tensors; it is not read, since that could run code. Convert it to safetensors "
-            "where you trust it."
-        ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, LookupError, AttributeError) as error:
-        reason = " ".join(str(error).split())[:120]
-        raise UserError(f"{file}: not a sound {_BIN}: {reason}. Download it again.") from error
-    items = state.items() if isinstance(state, dict) else [(None, None)]
-    if not all(isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in items):
-        raise UserError(f"{file}: expected a mapping of names to tensors. Convert it to safetensors.")
-    return dict(items)

@@ -10,10 +10,12 @@ from trt_eagle3.checkpoint.draft_facts import Facts
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target_tensors import check_tensors
 from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.errors import clip, quote
 
 __all__ = ["check_draft_tensors", "draft_shapes", "resolve_geometry"]
 
-_LAYER = re.compile(r"layers\.(\d+)\.")
+_LAYER = re.compile(r"layers\.([0-9]{1,9})\.")
+_MAX_VOCAB = 1 << 24  # ids; the largest vocabularies have 2**18
 
 
 def resolve_geometry(facts: Facts, section: str = "") -> None:
@@ -38,10 +40,7 @@ def resolve_geometry(facts: Facts, section: str = "") -> None:
     _vocabularies(facts, section)
     act = _config(facts, section, "hidden_act", "text")
     if act not in {None, "silu"}:
-        raise facts.error(f"hidden_act: expected silu, got {act!r}: not supported")
-    sliding = [kind for kind in _config(facts, section, "layer_types", "texts") or () if kind != "full_attention"]
-    if sliding:
-        raise facts.error(f"layer_types: expected full_attention, got {sliding[0]!r}: not supported")
+        raise facts.error(f"hidden_act: expected silu, got {quote(act)}: not supported")
     longest = _config(facts, section, "max_position_embeddings")
     said = "max_position_embeddings"
     facts.put(said, longest or 0, "config" if longest else "default", said if longest else f"{said} is absent")
@@ -56,7 +55,9 @@ def _check_dimensions(facts: Facts) -> None:
     for name, ref in facts.files.tensors.items():
         if not ref.shape or (name == "fc.weight" and len(ref.shape) != 2):
             words = "a matrix" if name == "fc.weight" else "a dimension or more"
-            raise facts.error(f"{ref.name}: expected {words}, got shape {list(ref.shape)}. Use the whole checkpoint.")
+            raise facts.error(
+                f"{clip(ref.name)}: expected {words}, got shape {list(ref.shape)}. Use the whole checkpoint."
+            )
 
 
 def _agree_with_config(facts: Facts, section: str, key: str, ref: TensorRef) -> None:
@@ -69,7 +70,9 @@ def _count_layers(facts: Facts, section: str) -> None:
     """The tensors are right: configs of one-layer drafts carry their target's layer count."""
     numbers = {int(m[1]) for name in facts.files.tensors if (m := _LAYER.match(name))}
     if numbers != set(range(len(numbers))):
-        raise facts.error(f"layers {sorted(numbers)}: expected consecutive numbers from 0. Use the whole checkpoint.")
+        raise facts.error(
+            f"layers {clip(sorted(numbers))}: expected consecutive numbers from 0. Use the whole checkpoint."
+        )
     claimed = _config(facts, section, "num_hidden_layers")
     if claimed not in {None, len(numbers)}:
         facts.warn(
@@ -119,7 +122,7 @@ def _read_epsilon(facts: Facts, section: str) -> None:
     epsilon = _config(facts, section, "rms_norm_eps", "number")
     if epsilon is not None:
         if not 0 <= epsilon < 1:
-            raise facts.error(f"config.json rms_norm_eps: expected a small number, got {epsilon!r}")
+            raise facts.error(f"config.json rms_norm_eps: expected a small number, got {quote(epsilon)}")
         facts.put("rms_norm_eps", float(epsilon), "config", "rms_norm_eps")
     facts.put("rms_norm_eps", 1e-6, "default", "rms_norm_eps is absent: transformers' Llama takes 1e-6")
 
@@ -135,8 +138,8 @@ def _flags(facts: Facts) -> None:
         "fc_bias": "fc.bias",
     }.items():
         facts.put(field, name in tensors, "tensor", f"{name} is {'there' if name in tensors else 'absent'}")
-    for key in ("norm_before_fc", "fc_norm"):
-        claimed, there = facts.files.find(key, "flag"), facts.values[key]
+    for key, field in {"norm_before_fc": "norm_before_fc", "fc_norm": "fc_norm", "enable_fc_norm": "fc_norm"}.items():
+        claimed, there = facts.files.find(key, "flag"), facts.values[field]
         if claimed not in {None, there}:
             word = "there" if there else "absent"
             raise facts.error(f"{key} is {claimed} in config.json, its tensors are {word}. Use the whole checkpoint.")
@@ -155,6 +158,8 @@ def _vocabularies(facts: Facts, section: str) -> None:
         facts.put("vocab_size", target.text.vocab_size, "default", "no file says it: the target's")
     if "vocab_size" not in facts.values:
         raise facts.error("vocab_size: not in config.json. Set draft.overrides.vocab_size.")
+    if not 0 < facts.values["vocab_size"] <= _MAX_VOCAB:
+        raise facts.error(f"vocab_size: expected 1 to {_MAX_VOCAB}, got {facts.values['vocab_size']}")
     drafted = {name: tensors[name].shape[0] for name in ("lm_head.weight", "d2t") if name in tensors}
     claimed = facts.files.find("draft_vocab_size", "whole")
     found = facts.agree("draft_vocab_size", {**drafted, "config.json draft_vocab_size": claimed})

@@ -7,12 +7,13 @@ from trt_eagle3.checkpoint.draft_files import DraftFiles
 from trt_eagle3.checkpoint.manifest import Source
 from trt_eagle3.checkpoint.producer import AUX_KEYS, DEFAULT_BASE, Producer, RopeReading
 from trt_eagle3.checkpoint.rope_schedule import RopeConfig
+from trt_eagle3.errors import quote
 
 __all__ = ["GENERIC"]
 
 
 def _evidence(files: DraftFiles) -> str:
-    return f"EAGLE-3 tensors; architecture {files.architecture!r} is no producer's that is known"
+    return f"EAGLE-3 tensors; architecture {quote(files.architecture)} is no producer's that is known"
 
 
 def _read_rope(config: RopeConfig, _: Facts) -> RopeReading:

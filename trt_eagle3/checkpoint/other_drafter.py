@@ -7,31 +7,38 @@ from collections.abc import Mapping
 from typing import Any
 
 from trt_eagle3.checkpoint.draft_files import DraftFiles
+from trt_eagle3.checkpoint.draft_keys import foreign_key
 from trt_eagle3.checkpoint.target_reader import read_json
 from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import UserError, clip, quote
 
 __all__ = ["refuse_other_drafters"]
 
 # What an architecture or a speculators_model_type says, lower case -> what it is. The first that matches.
 _NAMES: Mapping[str, str] = {
-    r"p_?eagle": "P-EAGLE (parallel drafting)",
+    r"eagle_?-?[4-9]": "EAGLE-4 or later",
+    r"p_?-?eagle|parallel_?draft": "P-EAGLE (parallel drafting)",
     r"dflash|dflare": "DFlash",
     r"dspark": "DSpark",
     r"domino": "Domino",
     r"xpress": "XPress",
     r"medusa": "Medusa",
     r"hydra": "Hydra",
+    r"lilicorr": "LiLiCorr",
+    r"^uno(draft|model|for|$)": "UNO",
+    r"ngram|suffix_?decod": "an n-gram drafter",
     r"mlp_?speculator": "an MLP speculator",
-    r"mtp|nextn": "multi-token prediction",
+    r"mtp|nextn|multi_?token_?pred": "multi-token prediction",
     r"eagle2|^eagle$|^eagle(llama|qwen)\w*|forcausallmeagle$": "EAGLE-1/2",
 }
+_NAMING = ("speculators_model_type", "speculators_config.algorithm", "speculative_algorithm", "model_type")
 # A tensor's name -> what it belongs to.
 _TENSORS: Mapping[str, str] = {
     r"(.*\.)?medusa_heads?\.|\d+\.\d+\.linear\.": "Medusa",
     r"parallel_draft_heads\.": "ModelOpt's parallel draft heads",
     r"mask_hidden$": "P-EAGLE (parallel drafting)",
-    r"markov_|confidence_head": "DSpark",
+    r"(.*\.)?(markov_|confidence_head)": "DSpark",
+    r"(.*\.)?(efficient_lm_head|candidate_head|low_rank_head)": "EAGLE-4 or later",
     r".*self_attn\.(kv_a_proj_with_mqa|kv_b_proj|q_a_proj)\.": "an EAGLE-3 draft with multi-head latent attention",
     r".*\.(experts|block_sparse_moe)\.": "an EAGLE-3 draft with a mixture of experts",
     r".*\.lora_[AB]\.": "a draft trained with adapters on its target (adapter_model.safetensors)",
@@ -51,32 +58,29 @@ def refuse_other_drafters(files: DraftFiles) -> None:
     kind = _quantised(files)
     if kind:
         raise UserError(f"{where}: a quantised draft ({kind}): not supported. Use the unquantised one.")
-    kind = _named(files) or _by_config(files) or _by_tensors(files)
+    kind = _named(files) or _by_config(files) or foreign_key(files) or _by_tensors(files)
     if kind:
         raise UserError(f"{where}: {kind}: not supported. Use an EAGLE-3 draft.")
     missing = [n for n in ("fc.weight", "layers.0.self_attn.q_proj.weight", "norm.weight") if n not in files.tensors]
     if missing:
-        what = f"architecture {files.architecture!r}" if files.architecture else "no architecture in its config"
+        what = f"architecture {quote(files.architecture)}" if files.architecture else "no architecture in its config"
         raise UserError(f"{where}: not an EAGLE-3 draft: {', '.join(missing)} missing ({what})")
 
 
 def _named(files: DraftFiles) -> str:
-    names = {key: files.find(key, "text") for key in ("speculators_model_type", "model_type")}
-    for key, name in {"architecture": files.architecture, **names}.items():
+    names = [("architecture", name) for name in files.find("architectures", "texts") or ()]
+    names += [(key, files.find(key, "text") or "") for key in _NAMING]
+    for key, name in names:
         for pattern, what in _NAMES.items():
-            if re.search(pattern, (name or "").lower()):
-                return f"{what} ({key} {name!r})"
+            if re.search(pattern, name.lower()):
+                return f"{what} ({key} {quote(name)})"
     return ""
 
 
 def _by_config(files: DraftFiles) -> str:
     kind = files.find("speculators_model_type", "text")
     if kind not in {None, "eagle3"}:
-        return f"a speculator of another kind (speculators_model_type {kind!r})"
-    if "dflash_config" in files.config:
-        return "DFlash (dflash_config)"
-    if "medusa_num_heads" in files.config:
-        return "Medusa (medusa_num_heads)"
+        return f"a speculator of another kind (speculators_model_type {quote(kind)})"
     if files.find("eagle_config.use_aux_hidden_state", "flag") is False:
         return "EAGLE-1/2 (eagle_config.use_aux_hidden_state is false)"
     if files.find("eagle_config.use_mtp_layernorm", "flag"):
@@ -89,7 +93,7 @@ def _by_tensors(files: DraftFiles) -> str:
     for name, ref in files.tensors.items():
         for pattern, what in _TENSORS.items():
             if re.match(pattern, name):
-                return f"{what} ({ref.name})"
+                return f"{what} ({clip(ref.name)})"
     fc = files.tensors.get("fc.weight")
     if fc is not None and len(fc.shape) == 2 and fc.shape[1] == 2 * fc.shape[0] and not _has_wide_layer(files):
         return f"EAGLE-1/2 (fc.weight {list(fc.shape)} takes an embedding and one hidden state)"
@@ -105,8 +109,8 @@ def _has_wide_layer(files: DraftFiles) -> bool:
 def _method(config: Any) -> str:
     """Who quantised and how, in the config's words."""
     if not isinstance(config, dict):
-        return str(config or "unnamed")
-    return " ".join(str(config[key]) for key in ("quant_method", "quant_algo") if config.get(key)) or "unnamed"
+        return clip(config or "unnamed")
+    return " ".join(clip(config[key], 80) for key in ("quant_method", "quant_algo") if config.get(key)) or "unnamed"
 
 
 def _quantised(files: DraftFiles) -> str:
@@ -115,9 +119,9 @@ def _quantised(files: DraftFiles) -> str:
         if config:
             return f"{key}: {_method(config)}"
     file = files.directory / "hf_quant_config.json"
-    if file.is_file():
+    if file.exists():
         return f"{file.name}: {_method(read_json(file).get('quantization'))}"
     for name, ref in files.tensors.items():
         if _QUANTISED.match(name) or (name.endswith("_proj.weight") and ref.dtype not in FLOAT_DTYPES):
-            return f"{ref.name}, {ref.dtype}"
+            return f"{clip(ref.name)}, {ref.dtype}"
     return ""

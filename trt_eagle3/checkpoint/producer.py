@@ -12,7 +12,7 @@ from trt_eagle3.checkpoint.draft_geometry import resolve_geometry
 from trt_eagle3.checkpoint.manifest import Source
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.rope_schedule import RopeConfig, make_rope, read_rope_config
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import UserError, clip, quote
 
 __all__ = ["AUX_KEYS", "DEFAULT_BASE", "Producer", "RopeReading", "resolve"]
 
@@ -99,11 +99,11 @@ def _aux_layers(producer: Producer, facts: Facts) -> None:
         ids, key = found
         meaning, why = _id_meaning(producer, ids, num_target_layers)
         if why:
-            facts.warn(f"{key} {list(ids)}: {why}; check with probe, or set draft.overrides.aux_layers")
+            facts.warn(f"{key} {quote(list(ids))}: {why}; check with probe, or set draft.overrides.aux_layers")
         if list(ids) != sorted(ids):
-            facts.warn(f"{key} {list(ids)} is not ascending; every server captures in layer order")
+            facts.warn(f"{key} {quote(list(ids))} is not ascending; every server captures in layer order")
         offset = 1 if meaning == "state" else 0
-        detail = f"{key} {list(ids)}, {'states after j layers' if offset else 'out(k) ids'}"
+        detail = f"{key} {quote(list(ids))}, {'states after j layers' if offset else 'out(k) ids'}"
         if min(ids) < offset:
             raise facts.error(
                 f"aux layer -1 ({detail}) is out of range: state 0 is the embedding, not a layer's output. "
@@ -121,7 +121,12 @@ def _aux_layers(producer: Producer, facts: Facts) -> None:
     if not count or fc.shape[1] % count:
         raise facts.error(
             f"fc.weight {list(fc.shape)} does not take {count} aux states of equal width "
-            f"(aux layers {list(facts.values['aux_layers'])}). Set draft.overrides.aux_layers."
+            f"(aux layers {quote(list(facts.values['aux_layers']))}). Set draft.overrides.aux_layers."
+        )
+    claimed = facts.files.find("num_aux_hidden_states", "whole")
+    if claimed not in {None, count} and facts.sources["aux_layers"].kind != "override":
+        raise facts.error(
+            f"num_aux_hidden_states: {claimed} in config.json, {count} aux layers. Set draft.overrides.aux_layers."
         )
     _warn_of_unread_ids(producer, facts)
     width = fc.shape[1] // count
@@ -138,8 +143,8 @@ def _warn_of_unread_ids(producer: Producer, facts: Facts) -> None:
         ids = None if key in producer.aux_keys else _ids(facts, key)
         if ids and ids != taken and facts.sources["aux_layers"].kind != "override":
             facts.warn(
-                f"{key} {list(ids)}: {producer.name}'s code does not read it; aux layers {list(taken)} are taken. "
-                "Check with probe, or set draft.overrides.aux_layers"
+                f"{key} {quote(list(ids))}: {producer.name}'s code does not read it; aux layers {quote(list(taken))} "
+                "are taken. Check with probe, or set draft.overrides.aux_layers"
             )
 
 
@@ -161,7 +166,7 @@ def _ids(facts: Facts, key: str) -> tuple[int, ...] | None:
     if not ids:
         return None
     if len(set(ids)) != len(ids):
-        raise facts.error(f"config.json {key}: {ids} names a layer twice. Set draft.overrides.aux_layers.")
+        raise facts.error(f"config.json {key}: {quote(ids)} names a layer twice. Set draft.overrides.aux_layers.")
     return tuple(ids)
 
 
@@ -227,6 +232,6 @@ def _refuse_unused(override: Mapping[str, Any], rope: RopeSpec, facts: Facts) ->
     unused = sorted(override.keys() - {"layout", "sections", "kind", "base"} - rope.parameters.keys())
     if unused:
         raise facts.error(
-            f"draft.overrides.rope.{unused[0]}: rope_type {rope.kind} has no such number. Set rope.kind too, or leave "
-            "it out."
+            f"draft.overrides.rope.{clip(unused[0])}: rope_type {rope.kind} has no such number. Set rope.kind too, or "
+            "leave it out."
         )

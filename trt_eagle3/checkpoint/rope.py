@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import UserError, quote
 
 __all__ = ["RopeLayout", "RopeSpec"]
 
@@ -43,10 +43,10 @@ class RopeSpec:
     def __post_init__(self) -> None:
         if self.layout == "1d":
             if self.sections:
-                raise UserError(f"rope: a 1d layout has no sections, got {list(self.sections)}")
+                raise UserError(f"rope: a 1d layout has no sections, got {quote(list(self.sections))}")
         elif len(self.sections) != 3 or sum(self.sections) != len(self.inv_freq):
             raise UserError(
-                f"rope: mrope_section {list(self.sections)}: expected 3 counts that sum to "
+                f"rope: mrope_section {quote(list(self.sections))}: expected 3 counts that sum to "
                 f"head_dim / 2 = {len(self.inv_freq)}"
             )
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from trt_eagle3.checkpoint.config_value import config_value
 from trt_eagle3.checkpoint.rope import RopeLayout, RopeSpec
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import UserError, clip, quote
 
 __all__ = ["SCHEDULES", "RopeConfig", "make_rope", "read_rope_config"]
 
@@ -66,8 +66,8 @@ def read_rope_config(config: Mapping[str, Any], file: Path, fix: str = "") -> Ro
         for place, value in given[1:]:
             if value != given[0][1]:
                 raise UserError(
-                    f"{file}: {key}: {given[0][1]} by {given[0][0]}, {value} by {place}. Keep the one it was trained "
-                    f"with{fix}."
+                    f"{file}: {clip(key, 80)}: {clip(given[0][1], 80)} by {given[0][0]}, {clip(value, 80)} by "
+                    f"{place}. Keep the one it was trained with{fix}."
                 )
         return given[0][1] if given else None
 
@@ -113,12 +113,12 @@ def make_rope(
         UserError: an unknown schedule, or a number that it needs is missing.
     """
     if kind not in SCHEDULES:
-        raise UserError(f"rope: rope_type {kind!r}: not supported; supported: {', '.join(SCHEDULES)}")
+        raise UserError(f"rope: rope_type {quote(kind)}: not supported; supported: {', '.join(SCHEDULES)}")
     if not 1 < base < 1e30 or head_dim <= 0 or head_dim % 2:
         raise UserError(f"rope: base {base:g} and head_dim {head_dim}: expected a base above 1 and an even head_dim")
     partial = (parameters or {}).get("partial_rotary_factor", 1.0)
     if partial != 1.0:
-        raise UserError(f"rope: partial_rotary_factor: expected 1, got {partial}: not supported")
+        raise UserError(f"rope: partial_rotary_factor: expected 1, got {clip(partial)}: not supported")
     required, optional, schedule = SCHEDULES[kind]
     numbers = _numbers(kind, parameters or {}, required, optional, max_positions)
     inv_freq, attention_scaling = schedule(base, head_dim, numbers)

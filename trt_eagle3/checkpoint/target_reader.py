@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +13,12 @@ from trt_eagle3.checkpoint.rope_schedule import read_rope_config
 from trt_eagle3.checkpoint.target import TargetSpec, TextSpec, VisionSpec
 from trt_eagle3.checkpoint.target_tensors import canonical_tensors, check_tensors, target_shapes
 from trt_eagle3.checkpoint.tensor_index import TensorRef, open_index
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import UserError, clip, quote
+from trt_eagle3.json_file import read_json_object
 
 __all__ = ["read_json", "read_target"]
 
+_MAX_CONFIG_BYTES = 4 << 20  # a quantised one that lists its layers has some 100 KB
 _ARCHITECTURE = "Qwen3VLForConditionalGeneration"
 
 
@@ -35,6 +36,7 @@ def read_target(directory: Path) -> TargetSpec:
     tensors = canonical_tensors(open_index(directory))
     if max(text.num_layers, vision.depth) > len(tensors):
         raise config.error(f"{text.num_layers} decoder layers and {vision.depth} vision blocks, {len(tensors)} tensors")
+    _check_token_ids(config, text.vocab_size)
     tied = _tied_head(config, tensors)
     check_tensors(tensors, target_shapes(text, vision, tied), directory)
     if tied:
@@ -57,17 +59,14 @@ def read_json(file: Path) -> dict[str, Any]:
     """A JSON object.
 
     Raises:
-        UserError: the file is absent or holds something else.
+        UserError: the file is absent or holds something else (see ``json_file``).
     """
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        return read_json_object(file, _MAX_CONFIG_BYTES)
     except FileNotFoundError as error:
         raise UserError(f"{file.parent}: not a checkpoint: it has no {file.name}") from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file}: not readable as JSON: {' '.join(str(error).split())}") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{file}: expected a JSON object, got {type(value).__name__}")
-    return value
+    except OSError as error:
+        raise UserError(f"{file}: cannot read it: {error.strerror}") from error
 
 
 @dataclass(frozen=True)
@@ -98,14 +97,14 @@ def _check_kind(config: _Config, directory: Path) -> None:
     model_type = config.get("model_type", "text")
     architecture = (config.get("architectures", "texts") or [None])[0]
     if model_type != "qwen3_vl" or architecture not in {None, _ARCHITECTURE}:
-        what = f"model_type {model_type!r}, architecture {architecture!r}"
+        what = f"model_type {quote(model_type, 80)}, architecture {quote(architecture, 80)}"
         hint = " Mixture-of-experts Qwen3-VL is not supported." if "moe" in str(model_type) else ""
         raise UserError(f"{directory}: expected a dense Qwen3-VL ({_ARCHITECTURE}), got {what}.{hint}")
     for key in ("quantization_config", "text_config.quantization_config", "compression_config"):
         quantised = config.get(key, "object")
         if quantised:
             method = quantised.get("quant_method", "unknown")
-            raise UserError(f"{directory}: quantised by {method}: not supported. Use the unquantised checkpoint.")
+            raise UserError(f"{directory}: quantised by {clip(method)}: not supported. Use the unquantised checkpoint.")
 
 
 def _text_spec(config: _Config) -> TextSpec:
@@ -114,7 +113,7 @@ def _text_spec(config: _Config) -> TextSpec:
             raise config.error(f"{section}: expected an object, got none")
     act = config.get("text_config.hidden_act", "text", "silu")
     if act != "silu":
-        raise config.error(f"text_config.hidden_act: expected silu, got {act!r}: not supported")
+        raise config.error(f"text_config.hidden_act: expected silu, got {quote(act)}: not supported")
     head_dim = config.whole("text_config.head_dim", 128)  # transformers' default here, not hidden_size / heads
     num_heads = config.whole("text_config.num_attention_heads")
     num_kv_heads = config.whole("text_config.num_key_value_heads", num_heads)
@@ -141,6 +140,14 @@ def _text_spec(config: _Config) -> TextSpec:
     )
 
 
+def _check_token_ids(config: _Config, vocab_size: int) -> None:
+    """Ids that prompts are made of have rows in the token table."""
+    for key in ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"):
+        token_id = config.whole(key, least=0)
+        if token_id >= vocab_size:
+            raise config.error(f"{key}: expected an id below the vocabulary's {vocab_size}, got {token_id}")
+
+
 def _rope(config: _Config, head_dim: int) -> RopeSpec:
     """transformers 5 has ``rope_parameters``; 4.57 has ``rope_scaling`` beside ``rope_theta``."""
     rope = read_rope_config(config.get("text_config", "object"), config.file)
@@ -151,7 +158,7 @@ def _rope(config: _Config, head_dim: int) -> RopeSpec:
         )
     kind = rope.kind()
     if kind not in {"default", "mrope"}:  # 4.57 writes "mrope" in some configs; both mean the unscaled schedule
-        raise config.error(f"text_config rope_type: expected default, got {kind!r}: not supported")
+        raise config.error(f"text_config rope_type: expected default, got {quote(kind)}: not supported")
     return RopeSpec.plain(head_dim, rope.base, "interleaved", rope.sections or (24, 20, 20))
 
 
@@ -181,7 +188,7 @@ def _vision_spec(config: _Config, text: TextSpec) -> VisionSpec:
         f"num_position_embeddings {spec.num_position_embeddings} is not a square": (
             round(spec.num_position_embeddings**0.5) ** 2 != spec.num_position_embeddings
         ),
-        f"deepstack_visual_indexes {list(levels)} are not distinct blocks of {spec.depth}": (
+        f"deepstack_visual_indexes {quote(list(levels))} are not distinct blocks of {spec.depth}": (
             len(set(levels)) != len(levels) or not all(i < spec.depth for i in levels)
         ),
         f"{len(levels)} deepstack levels for {text.num_layers} decoder layers": len(levels) > text.num_layers,
@@ -210,7 +217,7 @@ def _eos_token_ids(directory: Path, config: _Config) -> tuple[int, ...]:
     """The end tokens that transformers' ``generate`` would use; none where no config names one."""
     file = directory / "generation_config.json"
     places = [(config, "eos_token_id"), (config, "text_config.eos_token_id")]
-    if file.is_file():
+    if file.exists():
         places.insert(0, (_Config(read_json(file), file), "eos_token_id"))
     for place, key in places:
         kind: Kind = "wholes" if isinstance(config_value(place.values, key, "any", place.file), list) else "whole"

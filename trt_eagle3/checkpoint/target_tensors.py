@@ -7,7 +7,7 @@ from pathlib import Path
 
 from trt_eagle3.checkpoint.target import TextSpec, VisionSpec
 from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES, TensorRef
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import UserError, clip
 
 __all__ = ["canonical_tensors", "check_tensors", "target_shapes"]
 
@@ -86,7 +86,9 @@ def canonical_tensors(tensors: Mapping[str, TensorRef]) -> dict[str, TensorRef]:
         old, new = next(((o, n) for o, n in _PREFIXES if name.startswith(o)), ("", ""))
         canonical = new + name.removeprefix(old)
         if canonical in named:
-            raise UserError(f"{ref.file.name}: {name} and {named[canonical].name} are the same weight under two names")
+            raise UserError(
+                f"{ref.file.name}: {clip(name)} and {clip(named[canonical].name)} are the same weight under two names"
+            )
         named[canonical] = ref
     return named
 
@@ -111,16 +113,16 @@ def check_tensors(
         ref = tensors[name]
         if ref.shape != shape:
             raise UserError(
-                f"{directory}: {name}: expected shape {list(shape)} by config.json, "
+                f"{directory}: {clip(name)}: expected shape {list(shape)} by config.json, "
                 f"got {list(ref.shape)} in {ref.file.name}"
             )
         if ref.dtype not in FLOAT_DTYPES:
             raise UserError(
-                f"{directory}: {name}: expected float32, float16 or bfloat16, got {ref.dtype}. "
+                f"{directory}: {clip(name)}: expected float32, float16 or bfloat16, got {ref.dtype}. "
                 "Use the unquantised checkpoint."
             )
 
 
 def _some(names: list[str], shown: int = 3) -> str:
     rest = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return f"{', '.join(names[:shown])}{rest}"
+    return f"{', '.join(clip(name, 80) for name in names[:shown])}{rest}"

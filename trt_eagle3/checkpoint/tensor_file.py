@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trt_eagle3.atomic_io import atomic_file
+from trt_eagle3.bounded_read import open_regular
 from trt_eagle3.checkpoint.tensor_index import TensorRef
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import UserError, clip
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,13 +55,13 @@ def ref_content(ref: TensorRef) -> Content:
     """The bytes of a tensor on disk."""
 
     def chunks() -> Iterator[bytes]:
-        with ref.file.open("rb") as stream:
+        with open_regular(ref.file) as stream:
             stream.seek(ref.offset)
             left = ref.num_bytes
             while left:
                 part = stream.read(min(left, _CHUNK_BYTES))
                 if not part:
-                    raise UserError(f"{ref.file}: {ref.name} is cut short. Download it again.")
+                    raise UserError(f"{ref.file}: {clip(ref.name)} is cut short. Download it again.")
                 left -= len(part)
                 yield part
 
@@ -129,6 +130,6 @@ def read_integers(ref: TensorRef) -> NDArray[np.int64]:
     """An int64, int32 or bool tensor as int64."""
     kinds = {"I64": "<i8", "I32": "<i4", "BOOL": "|u1", "U8": "|u1"}
     if ref.dtype not in kinds:
-        raise UserError(f"{ref.file}: {ref.name}: expected whole numbers, got {ref.dtype}")
+        raise UserError(f"{ref.file}: {clip(ref.name)}: expected whole numbers, got {ref.dtype}")
     raw = b"".join(ref_content(ref).chunks())
     return np.frombuffer(raw, dtype=kinds[ref.dtype]).astype(np.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trt_eagle3.bounded_read import open_regular
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import UserError, clip, quote
+from trt_eagle3.json_file import parse_json, read_json_object
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +24,11 @@ FLOAT_DTYPES = ("F32", "F16", "BF16")
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = f"{_SINGLE_FILE}.index.json"
-_MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
+_MAX_HEADER_BYTES = 32 << 20  # safetensors' own limit is 100 MB, for which it takes gigabytes
+_MAX_TENSORS = 100_000  # of a file; the largest mixtures of experts have as many, in dozens of files
+_MAX_DIMENSIONS = 8
+_MAX_NAME_LEN = 200  # bytes of a shard's
+_MAX_OFFSET = 1 << 62
 _DTYPE_BYTES = {
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
     **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
@@ -72,7 +77,7 @@ def open_index(directory: Path) -> Mapping[str, TensorRef]:
         UserError: there is none, or a file is truncated, corrupt, or not what the sharded index says.
     """
     index_file = directory / _INDEX_FILE
-    if index_file.is_file():
+    if index_file.exists():
         return _open_sharded(directory, index_file)
     files = sorted(directory.glob("*.safetensors"))
     if not files:
@@ -85,7 +90,9 @@ def open_index(directory: Path) -> Mapping[str, TensorRef]:
     for file in files:
         for name, ref in _read_header(file).items():
             if name in tensors:
-                raise UserError(f"{name}: stands in both {tensors[name].file.name} and {file.name} of {directory}")
+                raise UserError(
+                    f"{clip(name)}: stands in both {tensors[name].file.name} and {file.name} of {directory}"
+                )
             tensors[name] = ref
     return tensors
 
@@ -109,21 +116,17 @@ def read_tensor(ref: TensorRef) -> Tensor:
 
     dtype: torch.dtype | None = getattr(torch, _TORCH_NAMES.get(ref.dtype, ""), None)
     if dtype is None:
-        raise UserError(f"{ref.file}: {ref.name}: torch has no type {ref.dtype} here")
+        raise UserError(f"{ref.file}: {clip(ref.name)}: torch has no type {ref.dtype} here")
     with open_regular(ref.file) as stream:
         stream.seek(ref.offset)
         raw = bytearray(stream.read(ref.num_bytes))
         if len(raw) != ref.num_bytes:
-            raise UserError(f"{ref.file}: {ref.name} is cut short. Download it again.")
+            raise UserError(f"{ref.file}: {clip(ref.name)} is cut short. Download it again.")
     return torch.frombuffer(raw, dtype=dtype).reshape(ref.shape) if raw else torch.empty(ref.shape, dtype=dtype)
 
 
 def _open_sharded(directory: Path, index_file: Path) -> dict[str, TensorRef]:
-    try:
-        weight_map = json.loads(index_file.read_text(encoding="utf-8"))["weight_map"]
-        shards = {str(name): str(shard) for name, shard in weight_map.items()}
-    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{index_file}: not a safetensors index: {error!r}. Download it again.") from error
+    shards = _read_weight_map(index_file)
     if _SINGLE_FILE not in shards.values() and (directory / _SINGLE_FILE).exists():
         raise UserError(
             f"{directory}: {_SINGLE_FILE} and the shards of {_INDEX_FILE} are two sets of weights; transformers loads "
@@ -131,22 +134,39 @@ def _open_sharded(directory: Path, index_file: Path) -> dict[str, TensorRef]:
         )
     headers: dict[str, dict[str, TensorRef]] = {}
     for shard in sorted(set(shards.values())):
-        if Path(shard).name != shard:
-            raise UserError(f"{index_file}: shard {shard!r} is not a file name of its own folder")
-        if not (directory / shard).is_file():
+        if Path(shard).name != shard or not shard.isprintable() or len(shard.encode()) > _MAX_NAME_LEN:
+            raise UserError(f"{index_file}: shard {quote(shard)} is not a file name of its own folder")
+        if not (directory / shard).exists():
             raise UserError(f"{index_file}: shard {shard} is not there. Download it again.")
         headers[shard] = _read_header(directory / shard)
     tensors: dict[str, TensorRef] = {}
     for name, shard in shards.items():
         if name not in headers[shard]:
-            raise UserError(f"{index_file}: says that {shard} holds {name}, which it does not. Download it again.")
+            raise UserError(
+                f"{index_file}: says that {shard} holds {clip(name)}, which it does not. Download it again."
+            )
         tensors[name] = headers[shard][name]
     for shard, found in headers.items():
         for name in sorted(found):
             if shards.get(name) != shard:
                 where = f"says is in {shards[name]}" if name in shards else "does not name"
-                raise UserError(f"{directory / shard}: holds {name}, which {index_file.name} {where}. Remove it.")
+                holds = f"{directory / shard}: holds {clip(name)}"
+                raise UserError(f"{holds}, which {index_file.name} {where}. Remove it.")
     return tensors
+
+
+def _read_weight_map(index_file: Path) -> dict[str, str]:
+    """Tensor name -> shard."""
+    try:
+        shards = read_json_object(index_file).get("weight_map")
+    except OSError as error:
+        raise UserError(f"{index_file}: cannot read it: {error.strerror}") from error
+    if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
+        raise UserError(
+            f"{index_file}: not a safetensors index: expected weight_map, tensor names to file names. "
+            "Download it again."
+        )
+    return shards
 
 
 def _read_header(file: Path) -> dict[str, TensorRef]:
@@ -154,8 +174,8 @@ def _read_header(file: Path) -> dict[str, TensorRef]:
         return UserError(f"{file}: not a sound safetensors file: {what}. Download it again.")
 
     try:
-        size = file.stat().st_size
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
+            size = os.fstat(stream.fileno()).st_size
             prefix = stream.read(8)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
             sound = 2 <= length <= min(_MAX_HEADER_BYTES, size - 8)
@@ -165,22 +185,16 @@ def _read_header(file: Path) -> dict[str, TensorRef]:
     if prefix == b"version ":  # https://git-lfs.github.com/spec/v1
         raise UserError(f"{file}: a pointer of Git LFS, not the weights. Fetch them: git lfs pull, or hf download.")
     if not sound:
-        raise bad(f"its header would be {length} bytes long, the file is {size}")
-    try:
-        entries = json.loads(text, object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:
-        raise bad("its header is not JSON, or names a tensor twice") from error
-    if not isinstance(entries, dict):
-        raise bad("its header is not a mapping")
-    entries.pop("__metadata__", None)
+        raise bad(f"its header would be {length} bytes long (at most {_MAX_HEADER_BYTES}), the file is {size}")
+    entries = _parse_header(text, file)
     tensors: dict[str, TensorRef] = {}
     end = 0
-    for name, entry in sorted(entries.items(), key=_start):
+    for name, entry in sorted(entries.items(), key=_offsets):
         ref = _tensor_ref(file, name, entry, 8 + length)
         if ref is None:
-            raise bad(f"the entry of {name} is not a type, a shape and offsets that agree")
+            raise bad(f"the entry of {clip(name)} is not a type, a shape and offsets that agree")
         if ref.offset != 8 + length + end:
-            raise bad(f"{name} does not begin where the tensor before it ends")
+            raise bad(f"{clip(name)} does not begin where the tensor before it ends")
         end += ref.num_bytes
         tensors[name] = ref
     if 8 + length + end != size:
@@ -188,29 +202,43 @@ def _read_header(file: Path) -> dict[str, TensorRef]:
     return tensors
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    entries = dict(pairs)
-    if len(entries) != len(pairs):
-        raise ValueError("a key stands twice")
+def _parse_header(text: bytes, file: Path) -> dict[str, Any]:
+    """Tensor name -> its entry."""
+    name = f"{file}: not a sound safetensors file: its header"
+    entries = parse_json(text, name)
+    if not isinstance(entries, dict):
+        raise UserError(f"{name} is not a mapping. Download it again.")
+    metadata = entries.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise UserError(f"{name}: __metadata__: expected texts. Download it again.")
+    if len(entries) > _MAX_TENSORS:
+        raise UserError(f"{name}: {len(entries)} tensors, expected at most {_MAX_TENSORS}. Is it the right file?")
     return entries
 
 
-def _start(item: tuple[str, Any]) -> tuple[int, int]:
-    try:
-        start, end = item[1]["data_offsets"]
-        return int(start), int(end)
-    except (KeyError, TypeError, ValueError):
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MAX_OFFSET
+
+
+def _offsets(item: tuple[str, Any]) -> tuple[int, int]:
+    """First byte and end of an entry's data; (-1, -1) where it has none."""
+    entry = item[1]
+    offsets = entry.get("data_offsets") if isinstance(entry, dict) else None
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(map(_is_size, offsets)):
         return -1, -1
+    return offsets[0], offsets[1]
 
 
 def _tensor_ref(file: Path, name: str, entry: Any, data_start: int) -> TensorRef | None:
-    start, end = _start((name, entry))
-    if not isinstance(entry, dict) or start < 0 or entry.get("dtype") not in _DTYPE_BYTES:
+    start, end = _offsets((name, entry))
+    if start < 0:
         return None
-    shape = entry.get("shape")
-    if not isinstance(shape, list) or not all(isinstance(d, int) and d >= 0 for d in shape):
+    dtype, shape = entry.get("dtype"), entry.get("shape")
+    if not isinstance(dtype, str) or dtype not in _DTYPE_BYTES:
         return None
-    num_bytes = prod(shape) * _DTYPE_BYTES[entry["dtype"]]
+    if not isinstance(shape, list) or len(shape) > _MAX_DIMENSIONS or not all(map(_is_size, shape)):
+        return None
+    num_bytes = prod(shape) * _DTYPE_BYTES[dtype]
     if end - start != num_bytes:
         return None
-    return TensorRef(name, file, data_start + start, num_bytes, entry["dtype"], tuple(shape))
+    return TensorRef(name, file, data_start + start, num_bytes, dtype, tuple(shape))

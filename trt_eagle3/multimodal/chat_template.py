@@ -1,49 +1,38 @@
-"""The checkpoint's own chat template, rendered as transformers renders it."""
+"""The checkpoint's own chat template, rendered as transformers renders it, in a process that can be ended."""
 
 from __future__ import annotations
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.parser
-import jinja2.sandbox
-
-from trt_eagle3.errors import UserError
+from trt_eagle3.bounded_read import read_text_bounded
+from trt_eagle3.errors import UserError, quote
 from trt_eagle3.multimodal.pixel_config import read_json
+from trt_eagle3.multimodal.template_process import render_template
 
 __all__ = ["ChatTemplate"]
+
+_MAX_SOURCE_LEN = 1 << 20  # characters; the longest in use have 20,000
 
 _MARK = re.compile("\ue000([0-9]+)\ue001")
 
 
 class ChatTemplate:
-    """A compiled template; it comes from a checkpoint, so it runs in Jinja's immutable sandbox."""
+    """A template; it comes from a checkpoint, so it runs in Jinja's immutable sandbox in a bounded process."""
 
     def __init__(self, source: str, variables: Mapping[str, str]) -> None:
-        """Compile ``source``; ``variables`` are the tokenizer's special tokens (``eos_token`` and so on).
+        """Check that ``source`` compiles; ``variables`` are the tokenizer's special tokens (``eos_token`` and so on).
 
         Raises:
             UserError: the template does not parse.
         """
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = _now
-        self._variables = dict(variables)
-        try:
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise UserError(f"chat template: does not parse ({error}). Copy it from the checkpoint again.") from error
+        if len(source) > _MAX_SOURCE_LEN:
+            raise UserError(f"chat template: {len(source)} characters, expected at most {_MAX_SOURCE_LEN}")
+        self._source, self._variables = source, dict(variables)
+        render_template(source, [])
 
     @classmethod
     def from_directory(cls, directory: Path) -> ChatTemplate:
@@ -53,7 +42,7 @@ class ChatTemplate:
             UserError: none of them holds one.
         """
         tokenizer_path = directory / "tokenizer_config.json"
-        tokenizer = read_json(tokenizer_path) if tokenizer_path.is_file() else {}
+        tokenizer = read_json(tokenizer_path) if tokenizer_path.exists() else {}
         source = _find_source(directory, tokenizer)
         if source is None:
             raise UserError(f"{directory}: no chat_template.json or chat_template.jinja. Copy it from the checkpoint.")
@@ -62,31 +51,27 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The prompt's text, up to where the assistant begins.
 
-        Raises:
-            UserError: the template refuses these messages, or leaves one out.
-        """
-        self._check_all_said(messages)
-        return self._render(messages)
+        Templates drop what they do not know: roles, or a system message that is not the first, as Qwen3-VL's. So it is
+        rendered twice, once with a mark for each text.
 
-    def _check_all_said(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Templates drop what they do not know: roles, or a system message that is not the first, as Qwen3-VL's."""
+        Raises:
+            UserError: the template refuses these messages, leaves one out, or takes too much time or memory.
+        """
         marked = [_marked(message.get("content"), f"\ue000{i}\ue001") for i, message in enumerate(messages)]
         turns = [{**message, "content": content} for message, (content, _) in zip(messages, marked, strict=True)]
-        said = Counter(map(int, _MARK.findall(self._render(turns))))
+        with_marks, text = render_template(self._source, [self._values(turns), self._values(messages)])
+        said = Counter(map(int, _MARK.findall(with_marks)))
         for i, (_, count) in enumerate(marked):
             if said[i] < count:
                 raise UserError(
                     f"messages: the checkpoint's chat template leaves out message {i + 1} (role "
-                    f"{messages[i].get('role')!r:.40}). Move its text into a message that it takes."
+                    f"{quote(messages[i].get('role'), 40)}). Move its text into a message that it takes."
                 )
+        return text
 
-    def _render(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        try:
-            return self._template.render(
-                messages=list(messages), tools=None, documents=None, add_generation_prompt=True, **self._variables
-            )
-        except Exception as error:  # a template is a program: it may fail in any way
-            raise UserError(f"messages: the checkpoint's chat template refuses them ({error}).") from error
+    def _values(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        values = {"messages": list(messages), "tools": None, "documents": None, "add_generation_prompt": True}
+        return {**values, **self._variables}
 
 
 def _marked(content: Any, mark: str) -> tuple[Any, int]:
@@ -102,30 +87,34 @@ def _marked(content: Any, mark: str) -> tuple[Any, int]:
 
 def _find_source(directory: Path, tokenizer: Mapping[str, Any]) -> str | None:
     path = directory / "chat_template.json"
-    if path.is_file():
-        return _default(read_json(path).get("chat_template"))
+    if path.exists():
+        return _default(read_json(path).get("chat_template"), path)
     path = directory / "chat_template.jinja"
-    if path.is_file():
+    if path.exists():
         return _read_text(path)
     path = directory / "processor_config.json"
-    nested = _default(read_json(path).get("chat_template")) if path.is_file() else None
-    return nested or _default(tokenizer.get("chat_template"))
+    nested = _default(read_json(path).get("chat_template"), path) if path.exists() else None
+    return nested or _default(tokenizer.get("chat_template"), directory / "tokenizer_config.json")
 
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not readable as UTF-8 ({error}). Copy it from the checkpoint again.") from error
+        return read_text_bounded(path, 4 * _MAX_SOURCE_LEN)
+    except OSError as error:
+        raise UserError(f"{path}: cannot read it: {error.strerror}. Copy it from the checkpoint again.") from error
 
 
-def _default(value: object) -> str | None:
+def _default(value: object, path: Path) -> str | None:
     """A template is a string, or a list of {name, template}, or {name: template}; of several, the one named default."""
     if isinstance(value, list):
-        value = {entry["name"]: entry["template"] for entry in value}
+        if not all(isinstance(entry, Mapping) and isinstance(entry.get("name"), str) for entry in value):
+            raise UserError(f"{path}: chat_template: expected a list of {{name, template}}, got {quote(value, 80)}")
+        value = {entry["name"]: entry.get("template") for entry in value}
     if isinstance(value, Mapping):
         value = value.get("default")
-    return value if isinstance(value, str) else None
+    if value is not None and not isinstance(value, str):
+        raise UserError(f"{path}: chat_template: expected a text, got {quote(value, 80)}. Copy the file again.")
+    return value
 
 
 def _special_tokens(tokenizer: Mapping[str, Any]) -> dict[str, str]:
@@ -137,26 +126,3 @@ def _special_tokens(tokenizer: Mapping[str, Any]) -> dict[str, str]:
         if isinstance(value, str):
             tokens[name] = value
     return tokens
-
-
-class _Generation(jinja2.ext.Extension):
-    """``{% generation %}`` marks what an assistant wrote, for training; when prompting it does nothing."""
-
-    tags = {"generation"}  # noqa: RUF012 (the base class declares it so)
-
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _to_json(value: object, **options: Any) -> str:
-    # Jinja's own filter escapes HTML characters; transformers replaces it.
-    return json.dumps(value, ensure_ascii=options.pop("ensure_ascii", False), **options)
-
-
-def _refuse(message: str) -> NoReturn:
-    raise jinja2.TemplateError(message)
-
-
-def _now(layout: str) -> str:
-    return datetime.now().strftime(layout)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import UserError, quote
+from trt_eagle3.json_file import read_json_object
 from trt_eagle3.multimodal.spec import VisionGeometry
 
 __all__ = ["PixelConfig", "read_image_config", "read_json", "read_video_config"]
@@ -83,15 +83,12 @@ def read_json(path: Path) -> dict[str, Any]:
     """One JSON object from a file.
 
     Raises:
-        UserError: the file is not JSON, or not an object.
+        UserError: the file is not JSON, or not an object (see ``json_file``).
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not readable as JSON ({error}). Copy the file from the checkpoint again.") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{path}: expected a JSON object, got {type(value).__name__}. Copy the file again.")
-    return value
+        return read_json_object(path)
+    except OSError as error:
+        raise UserError(f"{path}: cannot read it: {error.strerror}. Copy it from the checkpoint again.") from error
 
 
 def read_image_config(directory: Path, vision: VisionGeometry) -> PixelConfig:
@@ -123,12 +120,12 @@ def read_video_config(directory: Path, vision: VisionGeometry) -> PixelConfig:
 
 def _find(directory: Path, section: str, names: tuple[str, ...]) -> tuple[Path, dict[str, Any]]:
     nested = directory / "processor_config.json"
-    if nested.is_file():
+    if nested.exists():
         value = read_json(nested).get(section)
         if isinstance(value, dict):
             return nested, value
     for name in names:
-        if (directory / name).is_file():
+        if (directory / name).exists():
             return directory / name, read_json(directory / name)
     raise UserError(
         f"{directory}: no {names[0]} and no processor_config.json with {section!r}. Copy them from the checkpoint."
@@ -139,7 +136,7 @@ def _size(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     size = values["size"] or {}
     if not isinstance(size, dict):
         raise UserError(
-            f"{path}: size: expected shortest_edge and longest_edge, got {size!r:.80}. Copy the file again."
+            f"{path}: size: expected shortest_edge and longest_edge, got {quote(size, 80)}. Copy the file again."
         )
     return dict(size)
 
@@ -147,7 +144,7 @@ def _size(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
 def _number(path: Path, name: str, value: Any) -> float:
     """A number above zero that pixels can be counted or scaled by."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _MOST:
-        raise UserError(f"{path}: {name}: expected a number above 0, got {value!r:.80}. Copy the file again.")
+        raise UserError(f"{path}: {name}: expected a number above 0, got {quote(value, 80)}. Copy the file again.")
     return value
 
 
@@ -158,7 +155,7 @@ def _channels(path: Path, name: str, values: Any, vision: VisionGeometry) -> tup
     )
     if not numbers or len(values) != vision.in_channels or (name == "image_std" and 0 in values):
         raise UserError(
-            f"{path}: {name}: expected {vision.in_channels} numbers, got {values!r:.80}. Copy the file again."
+            f"{path}: {name}: expected {vision.in_channels} numbers, got {quote(values, 80)}. Copy the file again."
         )
     return tuple(values)
 
@@ -166,10 +163,14 @@ def _channels(path: Path, name: str, values: Any, vision: VisionGeometry) -> tup
 def _build(path: Path, values: Mapping[str, Any], size: Mapping[str, Any], vision: VisionGeometry) -> PixelConfig:
     for flag in ("do_resize", "do_rescale", "do_normalize"):
         if values[flag] is not True:
-            raise UserError(f"{path}: {flag}: expected true, got {values[flag]}. Qwen3-VL needs it: set it to true.")
+            raise UserError(
+                f"{path}: {flag}: expected true, got {quote(values[flag], 80)}. Qwen3-VL needs it: set it to true."
+            )
     for edge in ("shortest_edge", "longest_edge"):
         if not size.get(edge):
-            raise UserError(f"{path}: size: expected shortest_edge and longest_edge, got {dict(size)}. Add {edge}.")
+            raise UserError(
+                f"{path}: size: expected shortest_edge and longest_edge, got {quote(size, 80)}. Add {edge}."
+            )
     for name, wanted in (
         ("patch_size", vision.patch_size),
         ("temporal_patch_size", vision.temporal_patch_size),
@@ -177,7 +178,7 @@ def _build(path: Path, values: Mapping[str, Any], size: Mapping[str, Any], visio
     ):
         if values[name] != wanted:
             raise UserError(
-                f"{path}: {name}: expected {wanted} as in config.json, got {values[name]}. "
+                f"{path}: {name}: expected {wanted} as in config.json, got {quote(values[name], 80)}. "
                 "The processor files belong to another checkpoint: copy this checkpoint's own."
             )
     capped = bool(values.get("cap_pixels_per_frame"))
@@ -186,7 +187,7 @@ def _build(path: Path, values: Mapping[str, Any], size: Mapping[str, Any], visio
         return _number(path, name, values.get(name) or default)
 
     if values["resample"] not in _FILTERS or isinstance(values["resample"], bool):
-        raise UserError(f"{path}: resample: expected 0 to 5, got {values['resample']!r:.80}. Copy the file again.")
+        raise UserError(f"{path}: resample: expected 0 to 5, got {quote(values['resample'], 80)}. Copy the file again.")
     return PixelConfig(
         patch_size=values["patch_size"],
         temporal_patch_size=values["temporal_patch_size"],

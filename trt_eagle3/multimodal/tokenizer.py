@@ -7,10 +7,13 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from trt_eagle3.errors import UserError
+from trt_eagle3.bounded_read import read_bounded
+from trt_eagle3.errors import UserError, clip
 
 __all__ = ["StreamDecoder", "load_tokenizer"]
 
+_MAX_TOKENIZER_BYTES = 128 << 20  # tokenizers of 256,000 tokens have some 35 MB
+_OLD_FILES = ("vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _HALF_CHARACTER = "\ufffd"
 _TAIL, _MOST_PENDING = 3, 8  # ids: an unfinished character has at most three bytes, in as many ids or fewer
 
@@ -23,9 +26,12 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     """
     path = directory / "tokenizer.json"
     try:
-        if path.is_file():
-            tokenizer = Tokenizer.from_file(str(path))
-        elif (directory / "vocab.json").is_file():
+        if path.exists():
+            tokenizer = Tokenizer.from_buffer(read_bounded(path, _MAX_TOKENIZER_BYTES))
+        elif (directory / "vocab.json").exists():
+            for name in _OLD_FILES:
+                if (directory / name).exists():
+                    read_bounded(directory / name, _MAX_TOKENIZER_BYTES)
             from transformers import AutoTokenizer
 
             tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True).backend_tokenizer
@@ -35,7 +41,7 @@ def load_tokenizer(directory: Path) -> Tokenizer:
         raise
     except Exception as error:  # the tokenizers library raises bare Exception
         raise UserError(
-            f"{directory}: broken tokenizer ({error}). Copy its files from the checkpoint again."
+            f"{directory}: broken tokenizer ({clip(error)}). Copy its files from the checkpoint again."
         ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import yaml
-
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import UserError, clip, quote
 from trt_eagle3.yaml_file import read_yaml
 
 __all__ = ["P95", "THRESHOLDS", "WORST_ROW", "Limit", "Override", "Threshold", "Thresholds", "read_overrides"]
@@ -203,16 +201,16 @@ def read_overrides(file: Path) -> dict[str, float]:
     """
     try:
         values = read_yaml(file)
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise UserError(f"{file}: cannot read the thresholds: {' '.join(str(error).split())}") from error
+    except OSError as error:
+        raise UserError(f"{file}: cannot read the thresholds: {error.strerror}") from error
     if not isinstance(values, dict):
         raise UserError(f"{file}: expected a mapping of threshold names to numbers, got {type(values).__name__}")
     for name in values:
         if name not in THRESHOLDS:
-            near = difflib.get_close_matches(str(name), THRESHOLDS, n=1)
+            near = difflib.get_close_matches(clip(name), THRESHOLDS, n=1)
             hint = f" Did you mean {near[0]}?" if near else f" There are {', '.join(THRESHOLDS)}."
-            raise UserError(f"{file}: no threshold {name}.{hint}")
-    return {name: _number(value, f"{file}: {name}") for name, value in values.items()}
+            raise UserError(f"{file}: no threshold {clip(name)}.{hint}")
+    return {name: _number(value, f"{file}: {clip(name)}") for name, value in values.items()}
 
 
 def _number(value: object, where: str) -> float:
@@ -222,5 +220,5 @@ def _number(value: object, where: str) -> float:
     except (TypeError, ValueError, OverflowError):
         number = float("nan")
     if not 0 <= number < float("inf"):
-        raise UserError(f"{where}: expected a number of at least 0, got {value!r}")
+        raise UserError(f"{where}: expected a number of at least 0, got {quote(value)}")
     return number
