@@ -43,7 +43,15 @@ from trt_eagle3.engine.bundle import (
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.errors import OverloadedError, UserError
-from trt_eagle3.multimodal import LOCAL_MEDIA, ImageSource, MediaPolicy, ModelInputs, Processor, VideoSource
+from trt_eagle3.multimodal import (
+    LOCAL_MEDIA,
+    ImageSource,
+    MediaPolicy,
+    ModelInputs,
+    Processor,
+    VideoSource,
+    normalise,
+)
 from trt_eagle3.multimodal.vision_rows import vision_rows
 
 __all__ = ["Engine", "load"]
@@ -154,7 +162,7 @@ class Engine:
     def encode(self, inputs: ModelInputs) -> Prompt:
         """The prompt as target and draft see it; the vision tower runs when its rows are wanted."""
         merged = self.spec.vision.spatial_merge_size**2
-        media = media_digests(inputs.patches, inputs.grid_thw, merged) if self.limits.prefix_cache else ()
+        media = media_digests(inputs.visuals, merged) if self.limits.prefix_cache else ()
         engine = weakref.proxy(self)  # the thread that decodes must not be the last to hold the engine
         return Prompt(
             token_ids=inputs.token_ids,
@@ -197,13 +205,14 @@ class Engine:
 
     def _see(self, inputs: ModelInputs) -> Vision:
         hidden = self.spec.text.hidden_size
-        if not len(inputs.patches):
+        if not inputs.visuals:
             none = torch.zeros(0, hidden, dtype=self.dtype, device=self.device)
             return Vision(none, none.expand(self.spec.num_deepstack, -1, -1))
         vision = self.spec.vision
         side = round(vision.num_position_embeddings**0.5)
         rows = vision_rows(inputs.grid_thw, vision.spatial_merge_size, side)
-        embeds, levels = self._vision.forward(inputs.patches.to(self.dtype), rows.inputs())
+        patches = normalise(inputs.visuals, self.dtype, self.device)
+        embeds, levels = self._vision.forward(patches, rows.inputs())
         return Vision(embeds, embeds.new_zeros(0, *embeds.shape) if levels is None else levels)
 
     def _started(self) -> Worker:

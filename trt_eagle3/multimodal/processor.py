@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,13 +17,15 @@ from trt_eagle3.atomic_io import place_file
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal.chat_template import ChatTemplate
 from trt_eagle3.multimodal.image import ImageSource, describe, load_image
-from trt_eagle3.multimodal.patches import image_patches, video_patches
+from trt_eagle3.multimodal.patches import image_patches
 from trt_eagle3.multimodal.pixel_config import PixelConfig, read_image_config, read_video_config
 from trt_eagle3.multimodal.policy import LOCAL_MEDIA, MediaPolicy
+from trt_eagle3.multimodal.prepared import PixelPatches, image_table, normalise
 from trt_eagle3.multimodal.rope_index import rope_index
 from trt_eagle3.multimodal.spec import ProcessorSpec
 from trt_eagle3.multimodal.tokenizer import StreamDecoder, load_tokenizer
 from trt_eagle3.multimodal.video import VideoSource, load_video, patch_times
+from trt_eagle3.multimodal.video_patches import video_patches
 
 __all__ = ["ModelInputs", "Processor", "copy_processor_files"]
 
@@ -52,7 +55,7 @@ class ModelInputs:
         token_ids: int64 [P], image and video pads expanded.
         position_ids: int32 [3, P], axes time, height, width.
         rope_delta: max position + 1 - P; what a decoded token at index c adds to c.
-        patches: float32 [N, D], all images and videos in prompt order; N = 0 for text.
+        visuals: all images and videos in prompt order, as bytes; `prepared.normalise` makes the tower's patches.
         grid_thw: int64 [G, 3], one row per image (t = 1) and per video.
         visual_rows: bool [P], True where a visual embedding goes, in order.
     """
@@ -60,9 +63,14 @@ class ModelInputs:
     token_ids: Tensor
     position_ids: Tensor
     rope_delta: int
-    patches: Tensor
+    visuals: tuple[PixelPatches, ...]
     grid_thw: Tensor
     visual_rows: Tensor
+
+    @cached_property
+    def patches(self) -> Tensor:
+        """float32 [N, D] as transformers' processor gives them; [0, 0] for text."""
+        return normalise(self.visuals)
 
 
 @dataclass(frozen=True)
@@ -70,9 +78,12 @@ class _Visual:
     """One image or video of a prompt: its patches, and the text that takes its pad's place."""
 
     name: str
-    patches: Tensor
-    grid: tuple[int, int, int]
+    patches: PixelPatches
     text: str
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        return self.patches.grid
 
 
 @dataclass(frozen=True)
@@ -182,9 +193,7 @@ class Processor:
         grid_thw = torch.tensor([visual.grid for visual in visuals], dtype=torch.int64).reshape(-1, 3)
         visual_rows = (token_ids == self.spec.image_token_id) | (token_ids == self.spec.video_token_id)
         position_ids, rope_delta = rope_index(visual_rows, grid_thw, self.spec.vision.spatial_merge_size)
-        vision = self.spec.vision
-        empty = torch.empty(0, vision.in_channels * vision.temporal_patch_size * vision.patch_size**2)
-        patches = torch.cat([visual.patches for visual in visuals]) if visuals else empty
+        patches = tuple(visual.patches for visual in visuals)
         return ModelInputs(token_ids, position_ids, rope_delta, patches, grid_thw, visual_rows)
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -265,14 +274,17 @@ class Processor:
     def _load(self, slot: _Slot, index: int) -> _Visual:
         if slot.kind == "image":
             name = f"{describe(slot.source)} (visual {index + 1} of the prompt)" if index else describe(slot.source)
-            patches, grid = image_patches(load_image(slot.source, name, self.media), self.image_config, name)
-            return _Visual(name, patches, grid, self._image_pad * self._num_tokens(grid))
+            pixels, grid = image_patches(load_image(slot.source, name, self.media), self.image_config, name)
+            table, frames = image_table(self.image_config), self.image_config.temporal_patch_size
+            patches = PixelPatches(torch.from_numpy(pixels), table, grid, frames)
+            return _Visual(name, patches, self._image_pad * self._num_tokens(grid))
         name = f"video (visual {index + 1} of the prompt)" if index else "video"
         video = load_video(slot.source, self.video_config, name, self.media)
-        patches, grid = video_patches(video.frames, self.video_config, name)
+        patches = video_patches(video.frames.numpy(), len(video.frames), self.video_config, name)
+        grid = patches.grid
         frame = self._vision_start + self._video_pad * (self._num_tokens(grid) // grid[0]) + self._vision_end
         times = patch_times(video.times, self.video_config.temporal_patch_size)
-        return _Visual(name, patches, grid, "".join(f"<{second:.1f} seconds>{frame}" for second in times))
+        return _Visual(name, patches, "".join(f"<{second:.1f} seconds>{frame}" for second in times))
 
     def _num_tokens(self, grid: tuple[int, int, int]) -> int:
         t, h, w = grid
