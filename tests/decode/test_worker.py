@@ -22,6 +22,7 @@ from trt_eagle3.decode.decoder import Decoder
 from trt_eagle3.decode.scheduler import Emission, Scheduler
 from trt_eagle3.decode.worker import Worker
 from trt_eagle3.errors import OverloadedError, UserError
+from trt_eagle3.multimodal.caller import Caller
 
 PROMPTS = [f"What is {i} plus {3 * i + 1}?" for i in range(10)]
 LIMITS = {"max_batch_size": 4, "max_seq_len": 512, "max_waiting": 6}
@@ -325,10 +326,10 @@ def test_closing_prepares_nothing_more(bundle: Path, monkeypatch: pytest.MonkeyP
     engine, begin, prepared = load(bundle), Engine._begin, threading.Semaphore(0)
     begun: list[Request] = []
 
-    def slowly(self: Engine, request: Request) -> Any:
+    def slowly(self: Engine, request: Request, caller: Caller) -> Any:
         begun.append(request)
         prepared.acquire()
-        return begin(self, request)
+        return begin(self, request, caller)
 
     monkeypatch.setattr(Engine, "_begin", slowly)
     answers = [engine.submit(endless()) for _ in range(6)]
@@ -434,10 +435,10 @@ def test_text_does_not_wait_while_pictures_are_prepared(
 ) -> None:
     begin, ready = Engine._begin, threading.Event()
 
-    def slowly(self: Engine, request: Request) -> Any:
+    def slowly(self: Engine, request: Request, caller: Caller) -> Any:
         if request.has_media:
             assert ready.wait(60)
-        return begin(self, request)
+        return begin(self, request, caller)
 
     monkeypatch.setattr(Engine, "_begin", slowly)
     image = Image.new("RGB", (64, 64), "red")

@@ -22,7 +22,7 @@ from trt_eagle3.multimodal.fit import fit_image, fit_video
 from trt_eagle3.multimodal.patches import image_patches
 from trt_eagle3.multimodal.pixel_config import PixelConfig
 from trt_eagle3.multimodal.prepared import PixelPatches, image_table, normalise
-from trt_eagle3.multimodal.video import frame_indices
+from trt_eagle3.multimodal.video_file import frame_indices
 from trt_eagle3.multimodal.video_patches import video_patches
 
 CONFIG = PixelConfig(16, 2, 2, 1024, 16384, (0.5,) * 3, (0.5,) * 3, 1 / 255, 3)
@@ -221,12 +221,6 @@ def test_odd_frame_count_repeats_the_last_frame() -> None:
     odd, even = video(frames, CONFIG), video(torch.cat((frames, frames[-1:])), CONFIG)
     assert odd.grid[0] == 2
     assert torch.equal(odd.pixels, even.pixels)
-
-
-def test_frames_of_different_sizes_are_refused() -> None:
-    frames = [*pattern(1, 2, 64, 64), *pattern(1, 1, 64, 32)]
-    with pytest.raises(UserError, match="frame 2 is 32x64, frame 0 is 64x64"):
-        video_patches(frames, 3, CONFIG)
 
 
 def test_unknown_filter_is_refused() -> None:

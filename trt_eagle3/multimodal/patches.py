@@ -21,11 +21,12 @@ from PIL import Image
 from trt_eagle3.multimodal.fit import fit_image
 from trt_eagle3.multimodal.pixel_config import PixelConfig
 
-__all__ = ["cut_plane", "image_patches"]
+__all__ = ["Allocate", "cut_plane", "image_patches"]
 
 _LARGE = 1 << 20  # pixels from which threads pay
 
 Allocate = Callable[[tuple[int, ...]], NDArray[np.uint8]]
+"""Makes an array of a shape."""
 
 
 def image_patches(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,17 +16,18 @@ from torch import Tensor
 
 from trt_eagle3.atomic_io import place_file
 from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal.caller import NOBODY, Caller
 from trt_eagle3.multimodal.chat_template import ChatTemplate
-from trt_eagle3.multimodal.image import ImageSource, describe, load_image
-from trt_eagle3.multimodal.patches import image_patches
+from trt_eagle3.multimodal.decoder_pool import DecoderPool
+from trt_eagle3.multimodal.image import ImageSource, describe
+from trt_eagle3.multimodal.media_loader import MediaLoader
 from trt_eagle3.multimodal.pixel_config import PixelConfig, read_image_config, read_video_config
 from trt_eagle3.multimodal.policy import LOCAL_MEDIA, MediaPolicy
-from trt_eagle3.multimodal.prepared import PixelPatches, image_table, normalise
+from trt_eagle3.multimodal.prepared import PixelPatches, normalise
 from trt_eagle3.multimodal.rope_index import rope_index
 from trt_eagle3.multimodal.spec import ProcessorSpec
 from trt_eagle3.multimodal.tokenizer import StreamDecoder, load_tokenizer
-from trt_eagle3.multimodal.video import VideoSource, load_video, patch_times
-from trt_eagle3.multimodal.video_patches import video_patches
+from trt_eagle3.multimodal.video import VideoSource, patch_times
 
 __all__ = ["ModelInputs", "Processor", "copy_processor_files"]
 
@@ -104,6 +106,7 @@ class Processor:
         video_config: PixelConfig,
         max_prompt_len: int | None = None,
         media: MediaPolicy = LOCAL_MEDIA,
+        decoders: DecoderPool | None = None,
     ) -> None:
         self.spec = spec
         self.tokenizer = tokenizer
@@ -112,6 +115,7 @@ class Processor:
         self.video_config = video_config
         self.max_prompt_len = max_prompt_len
         self.media = media
+        self.decoders = decoders
         self._image_pad = _token(tokenizer, spec.image_token_id, "image_token_id")
         self._video_pad = _token(tokenizer, spec.video_token_id, "video_token_id")
         self._vision_start = _token(tokenizer, spec.vision_start_token_id, "vision_start_token_id")
@@ -127,6 +131,7 @@ class Processor:
         *,
         max_prompt_len: int | None = None,
         media: MediaPolicy = LOCAL_MEDIA,
+        decoders: DecoderPool | None = None,
     ) -> Processor:
         """Read the processor files of a checkpoint, or of a bundle's ``processor/`` folder.
 
@@ -134,6 +139,7 @@ class Processor:
             spec: the target's token ids and vision geometry.
             max_prompt_len: longest prompt in tokens that the engine takes; None: any.
             media: where images and videos may come from, and how big they may be.
+            decoders: processes that decode them; None: this one does.
         Raises:
             UserError: a file is missing or broken, or belongs to another checkpoint than ``spec``.
         """
@@ -148,6 +154,7 @@ class Processor:
             read_video_config(directory, spec.vision),
             max_prompt_len,
             media,
+            decoders,
         )
 
     def prompt(
@@ -156,6 +163,7 @@ class Processor:
         images: Sequence[ImageSource] = (),
         videos: Sequence[VideoSource] = (),
         system: str | None = None,
+        caller: Caller = NOBODY,
     ) -> ModelInputs:
         """One user turn: the images, then the videos, then the text.
 
@@ -168,9 +176,9 @@ class Processor:
         turns: list[Mapping[str, Any]] = [{"role": "user", "content": content}]
         if system is not None:
             turns.insert(0, {"role": "system", "content": system})
-        return self.messages(turns)
+        return self.messages(turns, caller)
 
-    def messages(self, messages: Sequence[Mapping[str, Any]]) -> ModelInputs:
+    def messages(self, messages: Sequence[Mapping[str, Any]], caller: Caller = NOBODY) -> ModelInputs:
         """A conversation; ``content`` is a string or a list of parts, in order.
 
         Parts: ``{"type": "text", "text": str}``, ``{"type": "image", "image": ImageSource}``, ``{"type": "video",
@@ -180,12 +188,13 @@ class Processor:
         Raises:
             UserError: an unknown part, an image or video that is unreadable, unusable or excluded by ``media``, a text
                 that holds an image or video pad itself, a prompt longer than ``max_prompt_len``.
+            RequestCancelledError: ``caller`` left.
         """
         if not messages:
             raise UserError("messages: expected at least one, got none.")
         self._check_count(messages)
         turns, slots = self._split(messages)
-        visuals = self._load_all(slots)
+        visuals = self._load_all(slots, caller)
         text = self._expand(self.template.render(turns), slots, visuals)
         # a batch, because other threads run during that one only: a long text takes seconds
         token_ids = torch.tensor(self.tokenizer.encode_batch_fast([text])[0].ids, dtype=torch.int64)
@@ -260,30 +269,31 @@ class Processor:
         if found := self._pads.search(text):
             raise UserError(f"text: holds {found.group()}, which marks where an image or video goes. Remove it.")
 
-    def _load_all(self, slots: Sequence[_Slot]) -> list[_Visual]:
+    def _load_all(self, slots: Sequence[_Slot], caller: Caller) -> list[_Visual]:
         """Every visual; a prompt that has too many of them, or grows too long by them, is refused on the way."""
         most = self.media.max_items
         if most is not None and len(slots) > most:
             raise UserError(f"prompt: {len(slots)} images and videos, the limit is {most}. Send fewer.")
+        loader = MediaLoader(self.image_config, self.video_config, self.media, self.decoders, caller)
         visuals: list[_Visual] = []
-        for i, slot in enumerate(slots):
-            visuals.append(self._load(slot, i))
-            self._check_len(sum(self._num_tokens(visual.grid) for visual in visuals), visuals)
+        with contextlib.closing(loader.each(self._load, list(enumerate(slots)))) as found:
+            for visual in found:
+                visuals.append(visual)
+                self._check_len(sum(self._num_tokens(visual.grid) for visual in visuals), visuals)
         return visuals
 
-    def _load(self, slot: _Slot, index: int) -> _Visual:
+    def _load(self, loader: MediaLoader, numbered: tuple[int, _Slot]) -> _Visual:
+        index, slot = numbered
+        where = f"(visual {index + 1} of the prompt)"
         if slot.kind == "image":
-            name = f"{describe(slot.source)} (visual {index + 1} of the prompt)" if index else describe(slot.source)
-            pixels, grid = image_patches(load_image(slot.source, name, self.media), self.image_config, name)
-            table, frames = image_table(self.image_config), self.image_config.temporal_patch_size
-            patches = PixelPatches(torch.from_numpy(pixels), table, grid, frames)
-            return _Visual(name, patches, self._image_pad * self._num_tokens(grid))
-        name = f"video (visual {index + 1} of the prompt)" if index else "video"
-        video = load_video(slot.source, self.video_config, name, self.media)
-        patches = video_patches(video.frames.numpy(), len(video.frames), self.video_config, name)
-        grid = patches.grid
-        frame = self._vision_start + self._video_pad * (self._num_tokens(grid) // grid[0]) + self._vision_end
-        times = patch_times(video.times, self.video_config.temporal_patch_size)
+            name = f"{describe(slot.source)} {where}" if index else describe(slot.source)
+            patches = loader.image(slot.source, name)
+            return _Visual(name, patches, self._image_pad * self._num_tokens(patches.grid))
+        name = f"video {where}" if index else "video"
+        patches, seconds = loader.video(slot.source, name)
+        num_tokens = self._num_tokens(patches.grid) // patches.grid[0]
+        frame = self._vision_start + self._video_pad * num_tokens + self._vision_end
+        times = patch_times(seconds, self.video_config.temporal_patch_size)
         return _Visual(name, patches, "".join(f"<{second:.1f} seconds>{frame}" for second in times))
 
     def _num_tokens(self, grid: tuple[int, int, int]) -> int:

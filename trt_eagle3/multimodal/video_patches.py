@@ -23,11 +23,19 @@ from trt_eagle3.multimodal.patches import cut_plane
 from trt_eagle3.multimodal.pixel_config import PixelConfig
 from trt_eagle3.multimodal.prepared import PixelPatches, video_table
 
-__all__ = ["video_patches"]
+__all__ = ["VideoEndedError", "video_patches"]
 
 _TORCH_FILTERS = {2: "bilinear", 3: "bicubic"}
 
 Frame = NDArray[np.uint8]
+
+
+class VideoEndedError(Exception):
+    """A video has fewer frames than it says: how many there are decides how large each one is."""
+
+    def __init__(self, num_frames: int) -> None:
+        super().__init__(f"{num_frames} frames")
+        self.num_frames = num_frames
 
 
 def video_patches(frames: Iterable[Frame], num_frames: int, config: PixelConfig, name: str = "video") -> PixelPatches:
@@ -36,8 +44,8 @@ def video_patches(frames: Iterable[Frame], num_frames: int, config: PixelConfig,
     Args:
         frames: ``num_frames`` arrays, uint8 [H, W, 3], all of one size; no more than ``temporal_patch_size`` are held.
     Raises:
-        UserError: too few frames, frames of different sizes, an extreme aspect ratio, or a filter that torch does not
-            have.
+        UserError: too few frames, an extreme aspect ratio, or a filter that torch does not have.
+        VideoEndedError: there are fewer than ``num_frames``.
     """
     builder: _Builder | None = None
     group: list[Frame] = []
@@ -45,13 +53,12 @@ def video_patches(frames: Iterable[Frame], num_frames: int, config: PixelConfig,
     for count, frame in enumerate(frames, start=1):
         if builder is None:
             builder = _Builder(num_frames, frame.shape, config, name)
-        builder.check(count - 1, frame)
         group.append(frame)
         if len(group) == config.temporal_patch_size or count == num_frames:
             builder.add(group)
             group = []
-    assert count == num_frames, f"{name}: {count} frames of {num_frames}"
-    assert builder is not None
+    if builder is None or count < num_frames:
+        raise VideoEndedError(count)
     return builder.patches()
 
 
@@ -70,14 +77,6 @@ class _Builder:
             self._grid[0], self._grid[1] * self._grid[2], 3, temporal, patch**2, dtype=torch.uint8
         )
         self._num_added = 0
-
-    def check(self, index: int, frame: Frame) -> None:
-        if frame.shape != self._shape:
-            height, width = self._shape[:2]
-            raise UserError(
-                f"{self._name}: frame {index} is {frame.shape[1]}x{frame.shape[0]}, frame 0 is {width}x{height}. "
-                "Resize all frames to one size."
-            )
 
     def add(self, group: list[Frame]) -> None:
         """Cut the frames of one temporal patch."""
