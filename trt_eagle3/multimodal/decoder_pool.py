@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -58,7 +59,12 @@ class DecoderPool:
         with self._turns.turn(caller):
             process = self._take(caller)
             try:
-                yield from process.run(job, data, caller)
+                while not process.begin(job, data, caller):
+                    if process.is_new:
+                        raise process.did_not_start()
+                    self._put_back(process)  # somebody ended it while it was idle, such as a system short of memory
+                    process = self._take(caller)
+                yield from process.parts(job, caller)
             finally:
                 self._put_back(process)
 
@@ -100,11 +106,11 @@ def _stop_all(idle: list[_Process], processes: set[_Process], lock: threading.Lo
 
 
 class _Process:
-    """One decoder process. ``idle``: it has answered all that it was asked."""
+    """One decoder process. ``idle``: it has answered all that it was asked. ``is_new``: it was never heard of."""
 
     def __init__(self) -> None:
         self.idle = False
-        self._ready = False
+        self.is_new = True
         self._arena, self._arena_is_new = SharedArena(), True
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         end, self._lifeline = os.pipe()
@@ -127,18 +133,33 @@ class _Process:
             theirs.close()
             os.close(end)
 
-    def run(self, job: MediaJob, data: bytes, caller: Caller) -> Iterator[MediaPart]:
-        """As ``DecoderPool.run``."""
+    def begin(self, job: MediaJob, data: bytes, caller: Caller) -> bool:
+        """Hand a job over; False where the process has ended."""
         self.idle = False
-        self._await_ready(caller)
+        try:
+            self._send_job(job, data)
+        except OSError:
+            caller.check()
+            return False
+        begun = bool(self._wait(time.monotonic() + _START_S, caller))
+        self.is_new &= not begun
+        return begun
+
+    def parts(self, job: MediaJob, caller: Caller) -> Iterator[MediaPart]:
+        """What comes of the job that was begun; see ``DecoderPool.run``."""
         deadline = None if job.timeout_s is None else time.monotonic() + job.timeout_s
-        self._send_job(job, data)
         while (part := self._receive(job, deadline, caller)) is not None:
             if job.kind == "video" and part.array is not None:
-                self._send(job, {})  # go on to the next frame while this one is cut
+                with contextlib.suppress(OSError):  # that it has ended is seen at the next part
+                    self._send({})  # go on to the next frame while this one is cut
             yield part
         if self._arena.num_bytes > _KEPT_BYTES:
             self._new_arena()
+
+    def did_not_start(self) -> EnvironmentMissingError:
+        """Why a process never took a job."""
+        status = self._popen.poll()
+        return _cannot_start(f"not ready after {_START_S:g} s" if status is None else f"exit status {status}")
 
     def stop(self) -> None:
         """End the process, whatever it does, and wait for that."""
@@ -152,15 +173,6 @@ class _Process:
         self._arena.close()
         os.close(self._lifeline)
 
-    def _await_ready(self, caller: Caller) -> None:
-        if self._ready:
-            return
-        message = self._wait(time.monotonic() + _START_S, caller)
-        if not message:
-            status = self._popen.poll()
-            raise _cannot_start("not ready after 60 s" if status is None else f"exit status {status}")
-        self._ready = True
-
     def _new_arena(self) -> None:
         self._arena.close()
         self._arena, self._arena_is_new = SharedArena(), True
@@ -168,14 +180,11 @@ class _Process:
     def _send_job(self, job: MediaJob, data: bytes) -> None:
         self._arena.array([len(data)])[:] = np.frombuffer(data, dtype=np.uint8)
         descriptors = [self._arena.descriptor] if self._arena_is_new else []
-        self._send(job, {"job": job.to_dict(), "size": len(data)}, *descriptors)
+        self._send({"job": job.to_dict(), "size": len(data)}, *descriptors)
         self._arena_is_new = False
 
-    def _send(self, job: MediaJob, message: dict[str, Any], *descriptors: int) -> None:
-        try:
-            socket.send_fds(self._link, [json.dumps(message).encode()], descriptors)
-        except OSError as error:
-            raise _crashed(job) from error
+    def _send(self, message: dict[str, Any], *descriptors: int) -> None:
+        socket.send_fds(self._link, [json.dumps(message).encode()], descriptors)
 
     def _receive(self, job: MediaJob, deadline: float | None, caller: Caller) -> MediaPart | None:
         """The next part; None at the end."""
@@ -183,7 +192,7 @@ class _Process:
         if message is None:
             raise UserError(f"{job.name}: not decoded within {job.timeout_s:g} s. Send a smaller or simpler one.")
         if not message:
-            raise _crashed(job)
+            raise UserError(f"{job.name}: the process that decoded it ended. Save or download it again.")
         values = json.loads(message)
         self.idle = "done" in values or "error" in values
         if "error" in values:
@@ -215,11 +224,12 @@ class _Process:
                 raise RequestCancelledError("cancelled while its images and videos were decoded.")
             ends = [end - now for end in (deadline, given_up) if end is not None]
             if poll.poll(1000 * min([POLL_S, *ends])):
-                return self._link.recv(MAX_MESSAGE_BYTES)
-
-
-def _crashed(job: MediaJob) -> UserError:
-    return UserError(f"{job.name}: the process that decoded it ended. Save or download it again.")
+                message = b""
+                with contextlib.suppress(ConnectionResetError):  # it ended with a message unread
+                    message = self._link.recv(MAX_MESSAGE_BYTES)
+                if not message:
+                    caller.check()  # a pool that is closed ends its processes
+                return message
 
 
 def _cannot_start(reason: str) -> EnvironmentMissingError:

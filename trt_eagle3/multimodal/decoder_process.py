@@ -4,7 +4,7 @@ It decodes what strangers send, so it can be killed at any time, holds no engine
 its reader do nothing. It imports Pillow and numpy, for a video PyAV, and neither torch nor a tokenizer.
 
 Messages, of a SOCK_SEQPACKET socket: to it ``{"job", "size"}``, and ``{}`` when a frame of a video has been read; from
-it ``{"ready"}`` once, then for each job parts ``{"facts", "shape"}`` and at the end ``{"done"}`` or ``{"error"}``.
+it for each job ``{"begun"}``, parts ``{"facts", "shape"}`` and at the end ``{"done"}`` or ``{"error"}``.
 Encoded bytes and arrays are in a `SharedArena`, whose descriptor comes with a job when it is new. A video's next frame
 is decoded while the one before is read, and no further.
 """
@@ -41,7 +41,6 @@ def main(socket_descriptor: int, lifeline: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
     with socket.socket(fileno=socket_descriptor) as link, contextlib.suppress(ConnectionError):
-        _send(link, {"ready": True})
         arena: SharedArena | None = None
         while (message := socket.recv_fds(link, MAX_MESSAGE_BYTES, 1))[0]:
             if message[1]:
@@ -59,6 +58,7 @@ def _end_with_parent(lifeline: int) -> None:
 
 def _serve(link: socket.socket, message: dict[str, Any], arena: SharedArena) -> None:
     """Answer one job."""
+    _send(link, {"begun": True})
     job = MediaJob.from_dict(message["job"])
     _limit_memory(job.policy)
     try:
