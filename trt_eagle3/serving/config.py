@@ -29,6 +29,8 @@ class ServingConfig(BaseModel):
         max_prompt_chars: of a request's text, without its images and videos.
         max_stop_words: of a request, and as many stop tokens; the thread that decodes for all looks for each.
         max_body_bytes: of an HTTP request to ``trt-eagle3 serve``.
+        decode_timeout_s, video_timeout_s: as in ``multimodal.MediaPolicy``; a client that sends slow images holds a
+            decoder for so long, of those that its share allows.
         max_request_s: a request that takes longer is ended with an error.
         stream_interval_s: pieces of a streamed answer on Triton that follow each other faster are sent together, the
             first one at once. Every response costs the server something; 0 sends one for each verify pass.
