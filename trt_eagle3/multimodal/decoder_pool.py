@@ -166,8 +166,10 @@ class _Process:
 
     def did_not_start(self) -> EnvironmentMissingError:
         """Why a process never took a job."""
-        status = self._popen.poll()
-        return _cannot_start(f"not ready after {_START_S:g} s" if status is None else f"exit status {status}")
+        try:
+            return _cannot_start(f"exit status {self._popen.wait(1)}")  # its socket closes before it has ended
+        except subprocess.TimeoutExpired:
+            return _cannot_start(f"not ready after {_START_S:g} s")
 
     def stop(self) -> None:
         """End the process, whatever it does, and wait for that."""
