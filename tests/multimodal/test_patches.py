@@ -18,6 +18,7 @@ from transformers import Qwen2VLImageProcessorPil
 from tests.multimodal.conftest import GOLDENS
 from tests.multimodal.record_goldens import pattern
 from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal import prepared as prepared_module
 from trt_eagle3.multimodal.fit import fit_image, fit_video
 from trt_eagle3.multimodal.patches import image_patches
 from trt_eagle3.multimodal.pixel_config import PixelConfig
@@ -122,6 +123,23 @@ def test_video_patches_equal_the_float_path_in_every_dtype(
     found = video_patches(frames, count, config)
     for dtype in DTYPES:
         assert torch.equal(normalise([found], dtype), expected.to(dtype))
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_device_looks_up_the_same_numbers(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GPU's way; its operations run on the CPU as well."""
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("torch sees no CUDA device")
+    monkeypatch.setattr(prepared_module, "_DEVICE_BLOCK", 7)
+    frames = pattern(6, 4, 64, 96)
+    for found in (prepared(Image.fromarray(frames[0]), CLIP), video_patches(frames, 4, CLIP)):
+        shape = (len(found.pixels), 3, found.temporal_patch_size, found.pixels.shape[3])
+        out = torch.empty(shape, dtype=dtype, device=device)
+        prepared_module._look_up_on_device(found.pixels, found.table.to(dtype), out)
+        assert torch.equal(out.flatten(1).cpu(), normalise([found], dtype))
+        if device == "cuda":
+            assert torch.equal(normalise([found.pinned()], dtype, device).cpu(), normalise([found], dtype))
 
 
 def test_large_image_is_cut_by_threads_to_the_same_patches() -> None:

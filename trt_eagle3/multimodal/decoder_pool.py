@@ -255,7 +255,6 @@ def _interpreter() -> str:
 
 
 def _environment() -> dict[str, str]:
-    """What decoder processes run with, and this package wherever it was imported from."""
+    """What decoder processes run with; they find every package where this process does."""
     root = str(Path(trt_eagle3.__file__).resolve().parent.parent)
-    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return {**os.environ, **_SETTINGS, "PYTHONPATH": path}
+    return {**os.environ, **_SETTINGS, "PYTHONPATH": os.pathsep.join([root, *filter(None, sys.path)])}
