@@ -11,6 +11,7 @@ __all__ = [
     "EnvironmentMissingError",
     "GateFailedError",
     "OverloadedError",
+    "RequestCancelledError",
     "TrtEagle3Error",
     "UserError",
     "clip",
@@ -99,6 +100,12 @@ class EngineFailedError(TrtEagle3Error):
 
 class OverloadedError(TrtEagle3Error):
     """More is asked of an engine than it may queue; the same request may be welcome a little later."""
+
+    exit_code = 1
+
+
+class RequestCancelledError(TrtEagle3Error):
+    """Nobody waits for the answer any more: the client has left, or the request's time is over."""
 
     exit_code = 1
 

@@ -9,7 +9,14 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    "words", [("serve", "no-bundle", "--prompts", "none.json"), ("serve",), ("cpu", "--nothing"), ("gpu", "--nothing")]
+    "words",
+    [
+        ("serve", "no-bundle", "--prompts", "none.json"),
+        ("serve",),
+        ("cpu", "--nothing"),
+        ("gpu", "--nothing"),
+        ("preparation", "--nothing"),
+    ],
 )
 def test_mistake_is_told_in_one_line(words: tuple[str, ...]) -> None:
     program = [sys.executable, "-m", f"trt_eagle3.bench.{words[0]}", *words[1:]]
@@ -17,3 +24,9 @@ def test_mistake_is_told_in_one_line(words: tuple[str, ...]) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("error: ")
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_preparation_prints_every_stage() -> None:
+    program = [sys.executable, "-m", "trt_eagle3.bench.preparation", "--rounds", "1", "--max-side", "512"]
+    told = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    assert all(word in told for word in ("512 x 512", "decode", "look up bfloat16", "decoder process", "transformers"))

@@ -26,6 +26,7 @@ from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.prefix_cache import PrefixCache, media_digests, page_keys
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.multimodal import PixelPatches
 
 
 def reused(first: Prompt, second: Prompt, *, drafting: tuple[bool, bool] = (True, True)) -> tuple[int, list[int]]:
@@ -83,20 +84,22 @@ def test_another_image_at_the_same_place_is_not_reused() -> None:
     assert said == expected
 
 
-def test_digest_of_an_image_is_of_its_patches_and_its_grid_and_of_nothing_else() -> None:
-    patches = torch.randn(24, 3)
-    grids = torch.tensor([[1, 2, 4], [1, 4, 4]])
-    (first, rows), (second, more) = media_digests(patches, grids, 4)
-    assert (rows, more) == (2, 4)
-    assert media_digests(patches[8:], grids[1:], 4) == ((second, 4),)
-    assert media_digests(patches[:8], torch.tensor([[1, 4, 2]]), 4)[0][0] != first, (
-        "the same patches, otherwise laid out"
-    )
-    for place, changed in ((0, 0), (7, 0), (8, 1), (23, 1)):
-        other = patches.clone()
-        other[place, 0] += 1
-        same = [a == b for a, b in zip(media_digests(other, grids, 4), ((first, 2), (second, 4)), strict=True)]
-        assert same == [changed == 1, changed == 0]
+def test_digest_of_an_image_is_of_its_pixels_its_table_and_its_grid_and_of_nothing_else() -> None:
+    pixels = torch.randint(0, 256, (16, 3, 1, 4), dtype=torch.uint8)
+    image = PixelPatches(pixels, torch.rand(3, 256), (1, 4, 4), 2)
+    [(digest, rows)] = media_digests([image], 4)
+    assert rows == 4
+    assert media_digests([dataclasses.replace(image, pixels=pixels.clone())], 4) == ((digest, 4),)
+    brighter, darker = pixels.clone(), image.table.clone()
+    brighter[15, 2, 0, 3] ^= 1
+    darker[2, 255] += 1
+    for other in (
+        dataclasses.replace(image, pixels=brighter),
+        dataclasses.replace(image, table=darker),
+        dataclasses.replace(image, grid=(1, 2, 8)),  # the same patches, otherwise laid out
+        dataclasses.replace(image, temporal_patch_size=1),
+    ):
+        assert media_digests([image, other], 4)[1][0] != digest
 
 
 def test_plain_pages_are_not_reused_by_a_sequence_that_drafts() -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from tests.multimodal.bombs import children, encode, jpeg_of_scans
 from tests.tiny import build_tiny
 from trt_eagle3 import Chunk, Engine, Request, load
 from trt_eagle3.decode.answer import Answer
@@ -22,9 +23,15 @@ from trt_eagle3.decode.decoder import Decoder
 from trt_eagle3.decode.scheduler import Emission, Scheduler
 from trt_eagle3.decode.worker import Worker
 from trt_eagle3.errors import OverloadedError, UserError
+from trt_eagle3.multimodal import MediaPolicy
+from trt_eagle3.multimodal.caller import Caller
 
 PROMPTS = [f"What is {i} plus {3 * i + 1}?" for i in range(10)]
 LIMITS = {"max_batch_size": 4, "max_seq_len": 512, "max_waiting": 6}
+
+
+SMALL = encode(Image.new("RGB", (64, 64), "red"))
+SLOW = jpeg_of_scans(1500)  # 13 s
 
 
 @pytest.fixture(scope="module")
@@ -325,10 +332,10 @@ def test_closing_prepares_nothing_more(bundle: Path, monkeypatch: pytest.MonkeyP
     engine, begin, prepared = load(bundle), Engine._begin, threading.Semaphore(0)
     begun: list[Request] = []
 
-    def slowly(self: Engine, request: Request) -> Any:
+    def slowly(self: Engine, request: Request, caller: Caller) -> Any:
         begun.append(request)
         prepared.acquire()
-        return begin(self, request)
+        return begin(self, request, caller)
 
     monkeypatch.setattr(Engine, "_begin", slowly)
     answers = [engine.submit(endless()) for _ in range(6)]
@@ -434,10 +441,10 @@ def test_text_does_not_wait_while_pictures_are_prepared(
 ) -> None:
     begin, ready = Engine._begin, threading.Event()
 
-    def slowly(self: Engine, request: Request) -> Any:
+    def slowly(self: Engine, request: Request, caller: Caller) -> Any:
         if request.has_media:
             assert ready.wait(60)
-        return begin(self, request)
+        return begin(self, request, caller)
 
     monkeypatch.setattr(Engine, "_begin", slowly)
     image = Image.new("RGB", (64, 64), "red")
@@ -445,6 +452,61 @@ def test_text_does_not_wait_while_pictures_are_prepared(
     assert engine.generate(PROMPTS[0]).text == expected[0]
     ready.set()
     assert {answer.finish().finish_reason for answer in pictures} == {"length"}
+
+
+def picture_of(data: bytes, client: str = "") -> Request:
+    return Request("What is this?", images=[data], max_tokens=2, client=client)
+
+
+def test_cancelled_request_is_answered_while_its_pictures_are_decoded(engine: Engine) -> None:
+    """As ``max_request_s`` and clients that hang up cancel it."""
+    engine.submit(picture_of(SMALL)).finish()
+    answer = engine.submit(picture_of(SLOW))
+    time.sleep(0.3)
+    start = time.monotonic()
+    answer.cancel()
+    assert answer.wait(30)
+    assert time.monotonic() - start < 1.5
+    assert answer.finish().finish_reason == "cancelled"
+    assert engine.submit(picture_of(SMALL)).finish().finish_reason == "length"
+    settle(engine)
+
+
+def test_pictures_of_one_client_hold_nobody_else(engine: Engine) -> None:
+    engine.submit(picture_of(SMALL)).finish()
+    slow = [engine.submit(picture_of(SLOW, "greedy")) for _ in range(4)]
+    time.sleep(0.3)
+    start = time.monotonic()
+    assert engine.submit(picture_of(SMALL, "modest")).finish().finish_reason == "length"
+    assert time.monotonic() - start < 5, "of 13 s that each of the others takes"
+    assert not any(answer.over for answer in slow)
+    for answer in slow:
+        answer.cancel()
+    assert all(answer.wait(30) for answer in slow)
+    settle(engine)
+
+
+def test_picture_past_its_deadline_is_refused_and_decoding_goes_on(bundle: Path, expected: list[str]) -> None:
+    engine = load(bundle, media=MediaPolicy(paths=False, max_pixels=1 << 25, decode_timeout_s=3.0))
+    engine.start()
+    answer = engine.submit(picture_of(SLOW))
+    assert engine.generate(PROMPTS[0]).text == expected[0]
+    assert not answer.over, "steps wait for nobody's pictures"
+    with pytest.raises(UserError, match="not decoded within 3 s"):
+        answer.finish()
+    engine.close()
+
+
+def test_closed_engine_leaves_no_decoder(bundle: Path) -> None:
+    before = children()
+    engine = load(bundle)
+    answers = [engine.submit(picture_of(data)) for data in (SLOW, SMALL)]
+    answers[1].finish()
+    assert len(children() - before) == 2
+    engine.close()
+    assert all(answer.wait(10) for answer in answers)
+    assert answers[0].finish().finish_reason == "cancelled"
+    assert children() == before
 
 
 def test_program_that_ends_after_its_last_answer_ends_cleanly(bundle: Path) -> None:

@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.multimodal.bombs import jpeg_of_scans
 from tests.multimodal.test_image import encode, picture
 from tests.multimodal.test_video import CONFIG, frames, write_file
 from trt_eagle3.errors import UserError
@@ -130,6 +132,25 @@ def test_bomb_is_refused_by_its_header() -> None:
     start = time.perf_counter()
     assert "pixels" in refusal(bomb)
     assert time.perf_counter() - start < 1
+
+
+def test_jpeg_of_many_scans_is_refused_before_it_is_decoded() -> None:
+    policy = replace(SERVED, max_jpeg_scans=100, max_pixels=1 << 25)
+    start = time.perf_counter()
+    assert "a JPEG of 1500 scans, the limit is 100. Save it again" in refusal(jpeg_of_scans(1500), policy)
+    assert time.perf_counter() - start < 1
+    assert load_image(jpeg_of_scans(100, 64), policy=policy).size == (64, 64)
+    assert "101 scans" in refusal(jpeg_of_scans(101, 64), policy)
+
+
+def test_bytes_of_metadata_that_look_like_scans_are_none() -> None:
+    policy = replace(SERVED, max_jpeg_scans=3)
+    for options in ({"comment": b"\xff\xda" * 500}, {"exif": b"Exif\0\0" + b"\xff\xda" * 500}):
+        data = encode(picture(), "JPEG", **options)
+        assert data.count(b"\xff\xda") > 500
+        assert load_image(data, policy=policy).size == picture().size
+    progressive = encode(picture(), "JPEG", progressive=True, comment=b"\xff\xda" * 500)
+    assert "a JPEG of 10 scans, the limit is 3" in refusal(progressive, policy)
 
 
 @pytest.mark.parametrize(

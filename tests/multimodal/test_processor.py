@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from tests.multimodal.record_goldens import CHAT_TEMPLATE, build_model, pattern,
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal import ModelInputs, Processor, Video, copy_processor_files
 from trt_eagle3.multimodal import processor as processor_module
+from trt_eagle3.parity.processor import ReferenceInputs
 
 RECORD = json.loads((GOLDENS / "goldens.json").read_text())
 ARRAYS = np.load(GOLDENS / "goldens.npz")
@@ -42,7 +43,7 @@ def picture(seed: int, height: int, width: int) -> Image.Image:
     return Image.fromarray(pattern(seed, 1, height, width)[0])
 
 
-def hf_inputs(messages: list[dict[str, Any]], images: list[Image.Image]) -> ModelInputs:
+def hf_inputs(messages: list[dict[str, Any]], images: list[Image.Image]) -> ReferenceInputs:
     """The same prompt through transformers, in our form."""
     keywords = {key: value for key, value in IMAGE_CONFIG.items() if not key.endswith(("_class", "_type"))}
     image_processor = transformers.Qwen2VLImageProcessorPil(**keywords)
@@ -54,8 +55,8 @@ def hf_inputs(messages: list[dict[str, Any]], images: list[Image.Image]) -> Mode
     kinds, grids = out["mm_token_type_ids"], out.get("image_grid_thw")
     model = build_model(processor.tokenizer)
     positions, deltas = model.get_rope_index(out["input_ids"], mm_token_type_ids=kinds, image_grid_thw=grids)
-    empty_grid, empty_patches = torch.empty(0, 3, dtype=torch.int64), torch.empty(0, 1536)
-    return ModelInputs(
+    empty_grid, empty_patches = torch.empty(0, 3, dtype=torch.int64), torch.empty(0, 0)
+    return ReferenceInputs(
         token_ids=out["input_ids"][0],
         position_ids=positions[:, 0].int(),
         rope_delta=int(deltas[0]),
@@ -65,9 +66,9 @@ def hf_inputs(messages: list[dict[str, Any]], images: list[Image.Image]) -> Mode
     )
 
 
-def assert_same(ours: ModelInputs, theirs: ModelInputs) -> None:
-    for name, expected in vars(theirs).items():
-        actual = getattr(ours, name)
+def assert_same(ours: ModelInputs, theirs: ModelInputs | ReferenceInputs) -> None:
+    for field in fields(ReferenceInputs):
+        name, actual, expected = field.name, getattr(ours, field.name), getattr(theirs, field.name)
         if isinstance(expected, torch.Tensor):
             assert actual.dtype == expected.dtype, name
             assert torch.equal(actual, expected), name
@@ -186,7 +187,8 @@ def test_images_and_videos_in_several_turns_equal_the_recorded_ones() -> None:
 
 def test_text_alone_has_empty_visuals(processor: Processor) -> None:
     inputs = processor.prompt("Hello")
-    assert inputs.patches.shape == (0, 1536)
+    assert inputs.visuals == ()
+    assert len(inputs.patches) == 0
     assert inputs.grid_thw.shape == (0, 3)
     assert inputs.rope_delta == 0
     assert not inputs.visual_rows.any()

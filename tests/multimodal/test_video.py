@@ -18,7 +18,8 @@ from tests.multimodal.record_goldens import pattern
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.multimodal import Video, load_video
 from trt_eagle3.multimodal.pixel_config import PixelConfig
-from trt_eagle3.multimodal.video import frame_indices, patch_times
+from trt_eagle3.multimodal.video import patch_times
+from trt_eagle3.multimodal.video_file import frame_indices
 
 CONFIG = PixelConfig(16, 2, 2, 4096, 16384, (0.5,) * 3, (0.5,) * 3, 1 / 255, 3)
 PIXELS = pattern(4, 12, 20, 30)

@@ -12,7 +12,7 @@ from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.multimodal import ModelInputs, Processor, Video
 from trt_eagle3.parity.board import Board
 from trt_eagle3.parity.checks import compare_inputs
-from trt_eagle3.parity.processor import ProcessorReference
+from trt_eagle3.parity.processor import ProcessorReference, ReferenceInputs
 from trt_eagle3.parity.target import TargetReference
 from trt_eagle3.parity.thresholds import Thresholds
 from trt_eagle3.parity.workload import picture
@@ -31,7 +31,7 @@ def reference(processor: Processor) -> ProcessorReference:
     return ProcessorReference(Path(TARGET), TargetReference.load(TARGET), processor)
 
 
-def failures(ours: ModelInputs, theirs: ModelInputs | None) -> list[str]:
+def failures(ours: ModelInputs, theirs: ReferenceInputs | None) -> list[str]:
     assert theirs is not None
     board = Board(Thresholds("float32"))
     compare_inputs(board, ours, theirs, "a")

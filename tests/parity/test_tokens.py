@@ -26,7 +26,7 @@ _TYPES = ("float32", "float16", "bfloat16")
 
 def checked(plain: tuple[int, ...], speculative: tuple[int, ...] = ()) -> CheckedTarget:
     ids = torch.arange(5)
-    inputs = ModelInputs(ids, ids.expand(3, -1).int(), 0, torch.empty(0, 4), torch.empty(0, 3), ids < 0)
+    inputs = ModelInputs(ids, ids.expand(3, -1).int(), 0, (), torch.empty(0, 3), ids < 0)
     answer = Answer(Case("a", "text", Question("a")), inputs, plain, speculative, None, [], [], ())
     nothing = torch.empty(0)
     return CheckedTarget(answer, {}, nothing, nothing, torch.empty(0, 3), logits=LOGITS)

@@ -19,7 +19,9 @@ from typing import Any
 
 import pytest
 import uvicorn
+from PIL import Image
 
+from tests.multimodal.bombs import encode, jpeg_of_scans
 from tests.tiny import ROOT, build_tiny
 from tests.triton.hostile import REFUSED
 from tests.triton.server import data_uri
@@ -345,6 +347,26 @@ def test_request_that_takes_too_long_is_ended(engine: Engine) -> None:
         _, text, _ = site.request("POST", "/v1/chat/completions", {**LONG, "stream": True})
         assert "0.2 s" in text
         assert "[DONE]" not in text
+
+
+def test_request_whose_image_decodes_slowly_is_ended_in_time(bundle: Path) -> None:
+    """The issue's case: ``max_request_s`` was 10, and the answer came after 46."""
+    scans, slow = jpeg_of_scans(1500), jpeg_of_scans(100, 4000)  # 13 s, and 3 s that the bound on scans allows
+    config = ServingConfig(max_request_s=1.0)
+    engine = load(bundle, media=config.media())
+    with serving(engine, config) as site:
+        site.chat(messages=picture(data_uri(encode(Image.new("RGB", (64, 64))))), max_tokens=1)
+        start = time.monotonic()
+        status, text, _ = site.request(
+            "POST", "/v1/chat/completions", {"messages": picture(data_uri(slow, "image/jpeg"))}
+        )
+        assert (status, time.monotonic() - start < 2) == (504, True), text
+        status, text, _ = site.request(
+            "POST", "/v1/chat/completions", {"messages": picture(data_uri(scans, "image/jpeg"))}
+        )
+        assert status == 400
+        assert "a JPEG of 1500 scans, the limit is 100" in text
+    engine.close()
 
 
 def test_client_that_does_not_read_loses_its_place_in_time(engine: Engine) -> None:

@@ -43,7 +43,17 @@ from trt_eagle3.engine.bundle import (
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.errors import OverloadedError, UserError
-from trt_eagle3.multimodal import LOCAL_MEDIA, ImageSource, MediaPolicy, ModelInputs, Processor, VideoSource
+from trt_eagle3.multimodal import (
+    LOCAL_MEDIA,
+    ImageSource,
+    MediaPolicy,
+    ModelInputs,
+    Processor,
+    VideoSource,
+    normalise,
+)
+from trt_eagle3.multimodal.caller import NOBODY, Caller
+from trt_eagle3.multimodal.decoder_pool import DecoderPool
 from trt_eagle3.multimodal.vision_rows import vision_rows
 
 __all__ = ["Engine", "load"]
@@ -77,7 +87,11 @@ class Engine:
         with unreplaced(path, self.record):
             check_graphs(path, self.record)
             self.processor = Processor.from_directory(
-                path / "processor", self.spec, max_prompt_len=self.limits.max_seq_len - 1, media=media
+                path / "processor",
+                self.spec,
+                max_prompt_len=self.limits.max_seq_len - 1,
+                media=media,
+                decoders=DecoderPool(),
             )
             self._plan = plan or read_plan(path, config.speculation, config.engine.device)
         self.dtype = _DTYPES[config.engine.dtype]
@@ -141,6 +155,8 @@ class Engine:
         self._closed = True
         if "_worker" in vars(self):
             self._worker.close(drain=drain)
+        if self.processor.decoders is not None:
+            self.processor.decoders.close()
 
     def prepare(
         self,
@@ -154,7 +170,9 @@ class Engine:
     def encode(self, inputs: ModelInputs) -> Prompt:
         """The prompt as target and draft see it; the vision tower runs when its rows are wanted."""
         merged = self.spec.vision.spatial_merge_size**2
-        media = media_digests(inputs.patches, inputs.grid_thw, merged) if self.limits.prefix_cache else ()
+        media = media_digests(inputs.visuals, merged) if self.limits.prefix_cache else ()
+        if self.device == "cuda":  # here, so that the thread that decodes has nothing to copy
+            inputs = replace(inputs, visuals=tuple(visual.pinned() for visual in inputs.visuals))
         engine = weakref.proxy(self)  # the thread that decodes must not be the last to hold the engine
         return Prompt(
             token_ids=inputs.token_ids,
@@ -178,11 +196,11 @@ class Engine:
         sequence.drafting = tree is not None
         return self._decoder.run(sequence, tree)
 
-    def _model_inputs(self, request: Request) -> ModelInputs:
+    def _model_inputs(self, request: Request, caller: Caller = NOBODY) -> ModelInputs:
         if isinstance(request.prompt, str):
-            inputs = self.processor.prompt(request.prompt, images=request.images, videos=request.videos)
+            inputs = self.processor.prompt(request.prompt, request.images, request.videos, caller=caller)
         else:
-            inputs = self.processor.messages(request.prompt)
+            inputs = self.processor.messages(request.prompt, caller)
         num_visual = int(inputs.visual_rows.sum())
         if num_visual > self.limits.max_visual_tokens:
             raise UserError(
@@ -191,19 +209,20 @@ class Engine:
             )
         return inputs
 
-    def _begin(self, request: Request) -> tuple[SequenceState, Output]:
-        sequence = self.sequence(self.encode(self._model_inputs(request)), request)
+    def _begin(self, request: Request, caller: Caller = NOBODY) -> tuple[SequenceState, Output]:
+        sequence = self.sequence(self.encode(self._model_inputs(request, caller)), request)
         return sequence, Output(request, self.processor.stream_decoder(), self.spec.eos_token_ids)
 
     def _see(self, inputs: ModelInputs) -> Vision:
         hidden = self.spec.text.hidden_size
-        if not len(inputs.patches):
+        if not inputs.visuals:
             none = torch.zeros(0, hidden, dtype=self.dtype, device=self.device)
             return Vision(none, none.expand(self.spec.num_deepstack, -1, -1))
         vision = self.spec.vision
         side = round(vision.num_position_embeddings**0.5)
         rows = vision_rows(inputs.grid_thw, vision.spatial_merge_size, side)
-        embeds, levels = self._vision.forward(inputs.patches.to(self.dtype), rows.inputs())
+        patches = normalise(inputs.visuals, self.dtype, self.device)
+        embeds, levels = self._vision.forward(patches, rows.inputs())
         return Vision(embeds, embeds.new_zeros(0, *embeds.shape) if levels is None else levels)
 
     def _started(self) -> Worker:

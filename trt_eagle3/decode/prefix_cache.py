@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from itertools import takewhile
 
 import numpy as np
-from torch import Tensor
 
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.multimodal import PixelPatches
 
 __all__ = ["PrefixCache", "media_digests", "page_keys"]
 
@@ -54,18 +54,9 @@ def _media_of_rows(sequence: SequenceState, stop: int) -> list[bytes]:
     return owners[:stop]
 
 
-def media_digests(patches: Tensor, grid_thw: Tensor, merged: int) -> tuple[tuple[bytes, int], ...]:
-    """A digest of each image or video, and its rows in the prompt.
-
-    Args:
-        patches: float32 [n, D] of all of them in order. grid_thw: int64 [G, 3]. merged: patches that make one row.
-    """
-    sizes = grid_thw.prod(dim=1).tolist()
-    parts = zip(grid_thw, patches.split(sizes), sizes, strict=True)
-    return tuple(
-        (hashlib.sha256(grid.numpy().tobytes() + part.contiguous().numpy().tobytes()).digest(), size // merged)
-        for grid, part, size in parts
-    )
+def media_digests(visuals: Sequence[PixelPatches], merged: int) -> tuple[tuple[bytes, int], ...]:
+    """A digest of each image or video in order, and its rows in the prompt; ``merged``: patches that make one row."""
+    return tuple((visual.digest, len(visual.pixels) // merged) for visual in visuals)
 
 
 class PrefixCache:

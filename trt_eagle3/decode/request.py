@@ -29,6 +29,7 @@ class Request:
         stop_token_ids: tokens that end the answer besides the model's own; they are its last tokens.
         ignore_eos: go on past the model's end tokens.
         speculation: draft with the bundle's draft: the same answer (when sampled, the same distribution), only faster.
+        client: who asks, if known: what decodes images is shared among clients.
     Raises:
         UserError: a value of another type or outside its range, by name.
     """
@@ -42,6 +43,7 @@ class Request:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     speculation: bool = True
+    client: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, str | list | tuple):

@@ -16,17 +16,18 @@ from trt_eagle3.decode.output import Output
 from trt_eagle3.decode.request import Chunk, Request
 from trt_eagle3.decode.scheduler import Emission, Scheduler
 from trt_eagle3.decode.sequence import SequenceState
-from trt_eagle3.errors import OverloadedError, TrtEagle3Error
+from trt_eagle3.errors import OverloadedError, RequestCancelledError, TrtEagle3Error
+from trt_eagle3.multimodal.caller import Caller
 
 __all__ = ["Worker"]
 
 _log = logging.getLogger("trt_eagle3")
-_PREPARING = 2  # threads that tokenise while the worker decodes, and as many that cut images into patches
+_TOKENISING = 2  # threads that prepare texts while the worker decodes
 _POLL_SECONDS = 0.02  # how soon a reader that lagged behind is looked at again
 
 CANCELLED = Chunk((), "", "cancelled")
 
-Prepare = Callable[[Request], tuple[SequenceState, Output]]
+Prepare = Callable[[Request, Caller], tuple[SequenceState, Output]]
 
 
 class Worker:
@@ -41,8 +42,10 @@ class Worker:
         self._answers: dict[int, tuple[weakref.ref[Answer], SequenceState]] = {}  # its reader lets go: it is cancelled
         self._num_preparing = 0
         self._closing = self._draining = False
-        # A text takes milliseconds, the images of one request can take many seconds: texts do not wait behind them.
-        self._pools = {has_media: ThreadPoolExecutor(_PREPARING, "trt-eagle3-prepare") for has_media in (False, True)}
+        # A text takes milliseconds, the images of one request can take many seconds: nobody else waits behind them. A
+        # thread for each, because they wait: for a host, or for their turn at the processes that decode.
+        threads = {False: _TOKENISING, True: max_waiting}
+        self._pools = {media: ThreadPoolExecutor(count, "trt-eagle3-prepare") for media, count in threads.items()}
         self._thread = threading.Thread(target=self._run, name="trt-eagle3-decode", daemon=True)
         self._thread.start()
 
@@ -108,7 +111,10 @@ class Worker:
         ready, error = None, None
         try:
             if not (answer.cancelled or self._closing):
-                ready = prepare(answer.request)
+                caller = Caller(answer.request.client, lambda: answer.cancelled or self._closing)
+                ready = prepare(answer.request, caller)
+        except RequestCancelledError:
+            pass
         except Exception as caught:  # every error is the reader's to see
             error = caught
         if ready is not None:

@@ -20,6 +20,7 @@ from urllib.request import (
 )
 
 from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal.caller import NOBODY, Caller, abandonable
 from trt_eagle3.multimodal.policy import MediaPolicy
 
 __all__ = ["read_media", "scheme"]
@@ -35,11 +36,12 @@ def scheme(source: str) -> str:
     return head.lower() if colon and head.isalnum() and head.isascii() else ""
 
 
-def read_media(source: str | Path | bytes, name: str, policy: MediaPolicy) -> bytes:
+def read_media(source: str | Path | bytes, name: str, policy: MediaPolicy, caller: Caller = NOBODY) -> bytes:
     """Encoded bytes of ``source``, at most ``policy.max_bytes`` of them.
 
     Raises:
         UserError: the policy does not permit the source or its size, or it cannot be read.
+        RequestCancelledError: ``caller`` left while they were fetched.
     """
     if isinstance(source, bytes):
         return _bounded(source, name, policy)
@@ -47,7 +49,7 @@ def read_media(source: str | Path | bytes, name: str, policy: MediaPolicy) -> by
     if kind == "data":
         return _decode_data_uri(str(source), name, policy)
     if kind in _REMOTE:
-        return _fetch(str(source), name, policy)
+        return abandonable(lambda: _fetch(str(source), name, policy), caller)
     if not policy.paths:
         raise UserError(f"{name}: files are not read on behalf of a request. Send the data itself as a data URI.")
     path = Path(source.removeprefix("file://") if isinstance(source, str) else source)

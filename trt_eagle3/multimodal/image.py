@@ -9,10 +9,14 @@ from pathlib import Path
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal.caller import NOBODY, Caller
 from trt_eagle3.multimodal.fetch import read_media
 from trt_eagle3.multimodal.policy import LOCAL_MEDIA, MediaPolicy
 
-__all__ = ["ImageSource", "check_pixels", "describe", "load_image"]
+__all__ = ["ImageSource", "check_pixels", "describe", "load_image", "read_image"]
+
+_JPEG_START, _JPEG_SCAN = b"\xff\xd8", b"\xff\xda"
+_JPEG_BARE = frozenset({0x00, 0x01, *range(0xD0, 0xDA)})  # stuffed bytes, and markers without a segment
 
 ImageSource = str | Path | bytes | Image.Image
 """A path, encoded image bytes, a ``data:image/...;base64,`` URI, an URL of an allowed host, or a Pillow image."""
@@ -36,11 +40,23 @@ def load_image(source: ImageSource, name: str | None = None, policy: MediaPolicy
     if isinstance(source, Image.Image):
         check_pixels(name, source.width, source.height, policy)
         return _decode(name, source, upright=False)
-    if not isinstance(source, str | Path | bytes):
-        raise UserError(f"{name}: expected a path, bytes, a data URI or a Pillow image, got {type(source).__name__}.")
-    with _open(name, io.BytesIO(read_media(source, name, policy)), policy) as image:
+    data = read_image(source, name, policy)
+    _check_scans(name, data, policy)
+    with _open(name, io.BytesIO(data), policy) as image:
         check_pixels(name, image.width, image.height, policy)
         return _decode(name, image, upright=True)
+
+
+def read_image(source: object, name: str, policy: MediaPolicy, caller: Caller = NOBODY) -> bytes:
+    """The encoded bytes of an image that is no Pillow image.
+
+    Raises:
+        UserError: no source of an image, one that the policy excludes, or one that cannot be read.
+        RequestCancelledError: ``caller`` left while they were fetched.
+    """
+    if not isinstance(source, str | Path | bytes):
+        raise UserError(f"{name}: expected a path, bytes, a data URI or a Pillow image, got {type(source).__name__}.")
+    return read_media(source, name, policy, caller)
 
 
 def describe(source: object) -> str:
@@ -70,6 +86,28 @@ def check_pixels(name: str, width: int, height: int, policy: MediaPolicy = LOCAL
         raise UserError(f"{name}: {width}x{height} pixels, so there is nothing to see. Give another one.")
 
 
+def _check_scans(name: str, data: bytes, policy: MediaPolicy) -> None:
+    """Refuse a JPEG of many scans: a file of 300 KB can hold 1,500, and each goes over every pixel."""
+    limit = policy.max_jpeg_scans
+    if limit is None or not data.startswith(_JPEG_START) or data.count(_JPEG_SCAN) <= limit:
+        return
+    if (count := _count_scans(data)) > limit:
+        raise UserError(f"{name}: a JPEG of {count} scans, the limit is {limit}. Save it again as a baseline JPEG.")
+
+
+def _count_scans(data: bytes) -> int:
+    """Scans outside of segments such as EXIF, whose bytes may look like one."""
+    count, at = 0, len(_JPEG_START)
+    while 0 <= at < len(data) - 3:
+        marker, size = data[at + 1], int.from_bytes(data[at + 2 : at + 4])
+        if data[at] != 0xFF or marker in _JPEG_BARE or marker == 0xFF:
+            at = data.find(b"\xff", at + 1)  # coded pixels, to the next marker
+            continue
+        count += marker == _JPEG_SCAN[1]
+        at += 2 + size
+    return count
+
+
 def _open(name: str, data: io.BytesIO, policy: MediaPolicy) -> Image.Image:
     try:
         with warnings.catch_warnings():
@@ -89,12 +127,12 @@ def _decode(name: str, image: Image.Image, upright: bool) -> Image.Image:
     try:
         image.load()
         if upright:
-            image = ImageOps.exif_transpose(image)
+            ImageOps.exif_transpose(image, in_place=True)
         if "A" in image.getbands() or image.info.get("transparency") is not None:
             layer = image.convert("RGBA")
             white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
             return Image.alpha_composite(white, layer).convert("RGB")
-        return image.convert("RGB")
+        return image if image.mode == "RGB" else image.convert("RGB")
     except Exception as error:  # as above
         raise _broken(name, error) from error
 

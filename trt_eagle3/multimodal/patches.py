@@ -1,82 +1,68 @@
-"""Pixels to flattened patches, equal to transformers element for element.
+"""Pixels to uint8 patches in merge-block order; `prepared.normalise` makes transformers' floats of them.
 
-Images follow ``Qwen2VLImageProcessorPil``: Pillow resizes, numpy normalises. (With torchvision installed, transformers
-resizes images with torch instead; single values then differ, by up to 19 levels of 255 on noise and hard edges.)
-Videos follow ``Qwen3VLVideoProcessor``, which exists for torchvision only: its resize of uint8 frames on the CPU is
-``torch.nn.functional.interpolate`` with antialias, and that is what runs here.
+Images follow ``Qwen2VLImageProcessorPil``: Pillow resizes. (With torchvision installed, transformers resizes images
+with torch instead; single values then differ, by up to 19 levels of 255 on noise and hard edges.) Channels are resized
+and cut one by one: the values are the same, a plane is cut in whole rows of a patch, and three threads share the work.
+
+No torch here: decoder processes import this module.
 """
 
-# Shapes: N patches, D = channels * temporal_patch * patch * patch, F frames, C channels
+# Shapes: N patches, C channels, T frames of a patch, H and W pixels, h and w patches, m patches per side of a token
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image
-from torch import Tensor
 
-from trt_eagle3.errors import UserError
-from trt_eagle3.multimodal.fit import fit_image, fit_video
+from trt_eagle3.multimodal.fit import fit_image
 from trt_eagle3.multimodal.pixel_config import PixelConfig
 
-__all__ = ["image_patches", "video_patches"]
+__all__ = ["Allocate", "cut_plane", "image_patches"]
 
-_TORCH_FILTERS = {2: "bilinear", 3: "bicubic"}
+_LARGE = 1 << 20  # pixels from which threads pay
+
+Allocate = Callable[[tuple[int, ...]], NDArray[np.uint8]]
+"""Makes an array of a shape."""
 
 
-def image_patches(image: Image.Image, config: PixelConfig, name: str = "image") -> tuple[Tensor, tuple[int, int, int]]:
-    """One RGB image to patches.
+def image_patches(
+    image: Image.Image, config: PixelConfig, name: str = "image", allocate: Allocate | None = None
+) -> tuple[NDArray[np.uint8], tuple[int, int, int]]:
+    """Resize one RGB image and cut it.
 
+    Args:
+        allocate: makes the array of a shape that patches are written to; None: numpy.
     Returns:
-        (patches float32 [N, D] in merge-block order with the still repeated over the temporal patch, (1, h, w)).
+        (pixels uint8 [N, C, 1, patch * patch] in merge-block order, (1, h, w)).
     Raises:
         UserError: a size that transformers refuses too, or a single pixel.
     """
-    height, width = fit_image(name, image.height, image.width, config)
-    resized = image.resize((width, height), resample=Image.Resampling(config.resample))
-    pixels: NDArray[np.float32] = (np.asarray(resized).astype(np.float64) * config.rescale_factor).astype(np.float32)
-    mean, std = np.array(config.mean, dtype=np.float32), np.array(config.std, dtype=np.float32)
-    frame = torch.from_numpy((pixels - mean) / std).permute(2, 0, 1)[None]
-    return _patchify(frame.expand(config.temporal_patch_size, -1, -1, -1), config)
+    size = fit_image(name, image.height, image.width, config)
+    rows, columns = size[0] // config.patch_size, size[1] // config.patch_size
+    shape = (rows * columns, 3, 1, config.patch_size**2)
+    pixels = np.empty(shape, dtype=np.uint8) if allocate is None else allocate(shape)
+
+    def prepare(channel: int) -> None:
+        plane = image.getchannel(channel).resize(size[::-1], resample=Image.Resampling(config.resample))
+        cut_plane(np.asarray(plane), pixels[:, channel, 0], config)
+
+    if max(image.height * image.width, size[0] * size[1]) < _LARGE:
+        for channel in range(3):
+            prepare(channel)
+    else:
+        with ThreadPoolExecutor(3, "trt-eagle3-channel") as pool:  # Pillow and numpy let each other run
+            list(pool.map(prepare, range(3)))
+    return pixels, (1, rows, columns)
 
 
-def video_patches(frames: Tensor, config: PixelConfig, name: str = "video") -> tuple[Tensor, tuple[int, int, int]]:
-    """Frames to patches; the last frame is repeated until the count fills whole temporal patches.
-
-    Args:
-        frames: uint8 [F, H, W, 3].
-    Returns:
-        (patches float32 [N, D], (t, h, w)).
-    Raises:
-        UserError: too few frames, an extreme aspect ratio, or a filter that torch does not have.
-    """
-    num_frames, old_height, old_width, _ = frames.shape
-    height, width = fit_video(name, num_frames, old_height, old_width, config)
-    pixels = frames.permute(0, 3, 1, 2).contiguous()
-    if (height, width) != (old_height, old_width):
-        mode = _TORCH_FILTERS.get(config.resample)
-        if mode is None:
-            raise UserError(
-                f"{name}: resample: expected 2 or 3, got {config.resample}. Mend the video processor config."
-            )
-        pixels = torch.nn.functional.interpolate(
-            pixels, size=(height, width), mode=mode, align_corners=False, antialias=True
-        )
-    # transformers folds the rescaling into mean and std; folding is part of the exact values.
-    mean = (torch.tensor(config.mean) * (1.0 / config.rescale_factor)).view(-1, 1, 1)
-    std = (torch.tensor(config.std) * (1.0 / config.rescale_factor)).view(-1, 1, 1)
-    values = pixels.to(torch.float32).sub_(mean).div_(std)
-    if missing := -num_frames % config.temporal_patch_size:
-        values = torch.cat((values, values[-1:].expand(missing, -1, -1, -1)))
-    return _patchify(values, config)
-
-
-def _patchify(frames: Tensor, config: PixelConfig) -> tuple[Tensor, tuple[int, int, int]]:
-    """float32 [F, C, H, W] -> ([N, D], (t, h, w)); the 2x2 patches of one token lie together."""
-    num_frames, channels, height, width = frames.shape
-    patch, merge, temporal = config.patch_size, config.merge_size, config.temporal_patch_size
-    t, h, w = num_frames // temporal, height // patch, width // patch
-    blocks = frames.reshape(t, temporal, channels, h // merge, merge, patch, w // merge, merge, patch)
-    patches = blocks.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(t * h * w, channels * temporal * patch * patch)
-    return patches.contiguous(), (t, h, w)
+def cut_plane(plane: NDArray[np.uint8], out: NDArray[np.uint8], config: PixelConfig) -> None:
+    """Cut ``plane [H, W]``, one channel of a frame, into ``out [h * w, patch * patch]`` in merge-block order."""
+    patch, m = config.patch_size, config.merge_size
+    rows, columns = plane.shape[0] // patch // m, plane.shape[1] // patch // m
+    line = np.dtype((np.void, patch))  # a patch's row moves as one item
+    blocks = plane.view(line).reshape(rows, m, patch, columns, m)
+    out.view(line).reshape(rows, columns, m, m, patch)[...] = blocks.transpose(0, 3, 1, 4, 2)

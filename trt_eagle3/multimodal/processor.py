@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,15 +16,18 @@ from torch import Tensor
 
 from trt_eagle3.atomic_io import place_file
 from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal.caller import NOBODY, Caller
 from trt_eagle3.multimodal.chat_template import ChatTemplate
-from trt_eagle3.multimodal.image import ImageSource, describe, load_image
-from trt_eagle3.multimodal.patches import image_patches, video_patches
+from trt_eagle3.multimodal.decoder_pool import DecoderPool
+from trt_eagle3.multimodal.image import ImageSource, describe
+from trt_eagle3.multimodal.media_loader import MediaLoader
 from trt_eagle3.multimodal.pixel_config import PixelConfig, read_image_config, read_video_config
 from trt_eagle3.multimodal.policy import LOCAL_MEDIA, MediaPolicy
+from trt_eagle3.multimodal.prepared import PixelPatches, normalise
 from trt_eagle3.multimodal.rope_index import rope_index
 from trt_eagle3.multimodal.spec import ProcessorSpec
 from trt_eagle3.multimodal.tokenizer import StreamDecoder, load_tokenizer
-from trt_eagle3.multimodal.video import VideoSource, load_video, patch_times
+from trt_eagle3.multimodal.video import VideoSource, patch_times
 
 __all__ = ["ModelInputs", "Processor", "copy_processor_files"]
 
@@ -52,7 +57,7 @@ class ModelInputs:
         token_ids: int64 [P], image and video pads expanded.
         position_ids: int32 [3, P], axes time, height, width.
         rope_delta: max position + 1 - P; what a decoded token at index c adds to c.
-        patches: float32 [N, D], all images and videos in prompt order; N = 0 for text.
+        visuals: all images and videos in prompt order, as bytes; `prepared.normalise` makes the tower's patches.
         grid_thw: int64 [G, 3], one row per image (t = 1) and per video.
         visual_rows: bool [P], True where a visual embedding goes, in order.
     """
@@ -60,9 +65,14 @@ class ModelInputs:
     token_ids: Tensor
     position_ids: Tensor
     rope_delta: int
-    patches: Tensor
+    visuals: tuple[PixelPatches, ...]
     grid_thw: Tensor
     visual_rows: Tensor
+
+    @cached_property
+    def patches(self) -> Tensor:
+        """float32 [N, D] as transformers' processor gives them; [0, 0] for text."""
+        return normalise(self.visuals)
 
 
 @dataclass(frozen=True)
@@ -70,9 +80,12 @@ class _Visual:
     """One image or video of a prompt: its patches, and the text that takes its pad's place."""
 
     name: str
-    patches: Tensor
-    grid: tuple[int, int, int]
+    patches: PixelPatches
     text: str
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        return self.patches.grid
 
 
 @dataclass(frozen=True)
@@ -93,6 +106,7 @@ class Processor:
         video_config: PixelConfig,
         max_prompt_len: int | None = None,
         media: MediaPolicy = LOCAL_MEDIA,
+        decoders: DecoderPool | None = None,
     ) -> None:
         self.spec = spec
         self.tokenizer = tokenizer
@@ -101,6 +115,7 @@ class Processor:
         self.video_config = video_config
         self.max_prompt_len = max_prompt_len
         self.media = media
+        self.decoders = decoders
         self._image_pad = _token(tokenizer, spec.image_token_id, "image_token_id")
         self._video_pad = _token(tokenizer, spec.video_token_id, "video_token_id")
         self._vision_start = _token(tokenizer, spec.vision_start_token_id, "vision_start_token_id")
@@ -116,6 +131,7 @@ class Processor:
         *,
         max_prompt_len: int | None = None,
         media: MediaPolicy = LOCAL_MEDIA,
+        decoders: DecoderPool | None = None,
     ) -> Processor:
         """Read the processor files of a checkpoint, or of a bundle's ``processor/`` folder.
 
@@ -123,6 +139,7 @@ class Processor:
             spec: the target's token ids and vision geometry.
             max_prompt_len: longest prompt in tokens that the engine takes; None: any.
             media: where images and videos may come from, and how big they may be.
+            decoders: processes that decode them; None: this one does.
         Raises:
             UserError: a file is missing or broken, or belongs to another checkpoint than ``spec``.
         """
@@ -137,6 +154,7 @@ class Processor:
             read_video_config(directory, spec.vision),
             max_prompt_len,
             media,
+            decoders,
         )
 
     def prompt(
@@ -145,6 +163,7 @@ class Processor:
         images: Sequence[ImageSource] = (),
         videos: Sequence[VideoSource] = (),
         system: str | None = None,
+        caller: Caller = NOBODY,
     ) -> ModelInputs:
         """One user turn: the images, then the videos, then the text.
 
@@ -157,9 +176,9 @@ class Processor:
         turns: list[Mapping[str, Any]] = [{"role": "user", "content": content}]
         if system is not None:
             turns.insert(0, {"role": "system", "content": system})
-        return self.messages(turns)
+        return self.messages(turns, caller)
 
-    def messages(self, messages: Sequence[Mapping[str, Any]]) -> ModelInputs:
+    def messages(self, messages: Sequence[Mapping[str, Any]], caller: Caller = NOBODY) -> ModelInputs:
         """A conversation; ``content`` is a string or a list of parts, in order.
 
         Parts: ``{"type": "text", "text": str}``, ``{"type": "image", "image": ImageSource}``, ``{"type": "video",
@@ -169,12 +188,13 @@ class Processor:
         Raises:
             UserError: an unknown part, an image or video that is unreadable, unusable or excluded by ``media``, a text
                 that holds an image or video pad itself, a prompt longer than ``max_prompt_len``.
+            RequestCancelledError: ``caller`` left.
         """
         if not messages:
             raise UserError("messages: expected at least one, got none.")
         self._check_count(messages)
         turns, slots = self._split(messages)
-        visuals = self._load_all(slots)
+        visuals = self._load_all(slots, caller)
         text = self._expand(self.template.render(turns), slots, visuals)
         # a batch, because other threads run during that one only: a long text takes seconds
         token_ids = torch.tensor(self.tokenizer.encode_batch_fast([text])[0].ids, dtype=torch.int64)
@@ -182,9 +202,7 @@ class Processor:
         grid_thw = torch.tensor([visual.grid for visual in visuals], dtype=torch.int64).reshape(-1, 3)
         visual_rows = (token_ids == self.spec.image_token_id) | (token_ids == self.spec.video_token_id)
         position_ids, rope_delta = rope_index(visual_rows, grid_thw, self.spec.vision.spatial_merge_size)
-        vision = self.spec.vision
-        empty = torch.empty(0, vision.in_channels * vision.temporal_patch_size * vision.patch_size**2)
-        patches = torch.cat([visual.patches for visual in visuals]) if visuals else empty
+        patches = tuple(visual.patches for visual in visuals)
         return ModelInputs(token_ids, position_ids, rope_delta, patches, grid_thw, visual_rows)
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -251,28 +269,32 @@ class Processor:
         if found := self._pads.search(text):
             raise UserError(f"text: holds {found.group()}, which marks where an image or video goes. Remove it.")
 
-    def _load_all(self, slots: Sequence[_Slot]) -> list[_Visual]:
+    def _load_all(self, slots: Sequence[_Slot], caller: Caller) -> list[_Visual]:
         """Every visual; a prompt that has too many of them, or grows too long by them, is refused on the way."""
         most = self.media.max_items
         if most is not None and len(slots) > most:
             raise UserError(f"prompt: {len(slots)} images and videos, the limit is {most}. Send fewer.")
+        loader = MediaLoader(self.image_config, self.video_config, self.media, self.decoders, caller)
         visuals: list[_Visual] = []
-        for i, slot in enumerate(slots):
-            visuals.append(self._load(slot, i))
-            self._check_len(sum(self._num_tokens(visual.grid) for visual in visuals), visuals)
+        with contextlib.closing(loader.each(self._load, list(enumerate(slots)))) as found:
+            for visual in found:
+                visuals.append(visual)
+                self._check_len(sum(self._num_tokens(visual.grid) for visual in visuals), visuals)
         return visuals
 
-    def _load(self, slot: _Slot, index: int) -> _Visual:
+    def _load(self, loader: MediaLoader, numbered: tuple[int, _Slot]) -> _Visual:
+        index, slot = numbered
+        where = f"(visual {index + 1} of the prompt)"
         if slot.kind == "image":
-            name = f"{describe(slot.source)} (visual {index + 1} of the prompt)" if index else describe(slot.source)
-            patches, grid = image_patches(load_image(slot.source, name, self.media), self.image_config, name)
-            return _Visual(name, patches, grid, self._image_pad * self._num_tokens(grid))
-        name = f"video (visual {index + 1} of the prompt)" if index else "video"
-        video = load_video(slot.source, self.video_config, name, self.media)
-        patches, grid = video_patches(video.frames, self.video_config, name)
-        frame = self._vision_start + self._video_pad * (self._num_tokens(grid) // grid[0]) + self._vision_end
-        times = patch_times(video.times, self.video_config.temporal_patch_size)
-        return _Visual(name, patches, grid, "".join(f"<{second:.1f} seconds>{frame}" for second in times))
+            name = f"{describe(slot.source)} {where}" if index else describe(slot.source)
+            patches = loader.image(slot.source, name)
+            return _Visual(name, patches, self._image_pad * self._num_tokens(patches.grid))
+        name = f"video {where}" if index else "video"
+        patches, seconds = loader.video(slot.source, name)
+        num_tokens = self._num_tokens(patches.grid) // patches.grid[0]
+        frame = self._vision_start + self._video_pad * num_tokens + self._vision_end
+        times = patch_times(seconds, self.video_config.temporal_patch_size)
+        return _Visual(name, patches, "".join(f"<{second:.1f} seconds>{frame}" for second in times))
 
     def _num_tokens(self, grid: tuple[int, int, int]) -> int:
         t, h, w = grid

@@ -9,30 +9,37 @@ rate, between its least and most frames, evenly from the first frame to the last
 
 from __future__ import annotations
 
-import io
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 
-from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal.caller import NOBODY, Caller
 from trt_eagle3.multimodal.fetch import read_media, scheme
-from trt_eagle3.multimodal.image import ImageSource, check_pixels, load_image
+from trt_eagle3.multimodal.image import ImageSource, load_image, read_image
+from trt_eagle3.multimodal.media_job import JobRunner, MediaJob, MediaPart, run_job
 from trt_eagle3.multimodal.pixel_config import PixelConfig
 from trt_eagle3.multimodal.policy import LOCAL_MEDIA, MediaPolicy
+from trt_eagle3.multimodal.video_file import UNKNOWN_FPS, check_video_pixels, frame_indices
 
-__all__ = ["LoadedVideo", "Video", "VideoSource", "frame_indices", "load_video", "patch_times"]
+__all__ = ["LoadedVideo", "Video", "VideoSource", "VideoStream", "load_video", "open_video", "patch_times"]
 
 _FRAME_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
-_UNKNOWN_FPS = 24.0  # what transformers assumes of a video to be sampled that does not say
-# Containers that hold their own data. FFmpeg would also take playlists, which name further files to open.
-_CONTAINERS = ((4, b"ftyp", "mp4"), (0, b"\x1a\x45\xdf\xa3", "matroska"), (8, b"AVI ", "avi"))
+_AHEAD = 4  # images of a list that are decoded at once
+
+Frame = NDArray[np.uint8]
+_Item = TypeVar("_Item")
+_Found = TypeVar("_Found")
 
 
 @dataclass(frozen=True)
@@ -64,46 +71,79 @@ class LoadedVideo:
     times: tuple[float, ...]
 
 
+@dataclass(frozen=True)
+class VideoStream:
+    """Frames as they are decoded.
+
+    Attributes:
+        times: the second of each frame. frames: uint8 [H, W, 3], all of one size; there are fewer than ``times`` where
+            a file ends before it says.
+    """
+
+    times: tuple[float, ...]
+    frames: Iterator[Frame]
+
+
 def load_video(
     source: VideoSource, config: PixelConfig, name: str = "video", policy: MediaPolicy = LOCAL_MEDIA
 ) -> LoadedVideo:
-    """Frames and times of a video, sampled where the source is to be sampled.
+    """All frames and times of a video, sampled where the source is to be sampled.
+
+    Raises:
+        UserError, EnvironmentMissingError: as for `open_video`.
+    """
+    stream = open_video(source, config, name, policy)
+    frames = list(stream.frames)
+    return LoadedVideo(torch.from_numpy(np.stack(frames)), stream.times[: len(frames)])
+
+
+def open_video(
+    source: VideoSource,
+    config: PixelConfig,
+    name: str = "video",
+    policy: MediaPolicy = LOCAL_MEDIA,
+    run: JobRunner = run_job,
+    max_frames: int | None = None,
+    caller: Caller = NOBODY,
+) -> VideoStream:
+    """Begin to decode a video; it is sampled where the source is to be sampled.
 
     Args:
         policy: which sources, formats and sizes are taken.
+        run: what decodes. max_frames: use no more than the first ones. caller: for whom.
     Raises:
-        UserError: a source or size that the policy excludes, nothing there, frames of different sizes, a rate or times
-            that make no sense, an undecodable file.
+        UserError: now or with a frame: a source or size that the policy excludes, nothing there, frames of different
+            sizes, a rate or times that make no sense, an undecodable file.
         EnvironmentMissingError: a file, and PyAV is not installed.
+        RequestCancelledError: ``caller`` left.
     """
     video = source if isinstance(source, Video) else Video(source)
     _check(video, name)
     if isinstance(video.frames, str | Path | bytes):
         folder = _folder(video.frames) if policy.paths else None
         if folder is None:
-            return _from_file(video, config, _named(name, video.frames), policy)
+            job = MediaJob("video", _named(name, video.frames), policy, config, fps=video.fps, max_frames=max_frames)
+            return _open_file(video, job, run, caller)
         name = f"{name} {folder}"
         sources: Sequence[ImageSource] = _folder_frames(folder, name)
     else:
         sources = video.frames
     if len(sources) == 0:
         raise UserError(f"{name}: no frames. Give at least {config.temporal_patch_size} images.")
-    fps = video.fps or (_UNKNOWN_FPS if video.sample else config.fps)
+    fps = video.fps or (UNKNOWN_FPS if video.sample else config.fps)
     indices = frame_indices(len(sources), fps, config) if video.sample else np.arange(len(sources))
-    frames = _stack(_load_frames(sources, indices.tolist(), name, policy), name)
+    times = tuple(int(i) / fps for i in indices)
     if video.timestamps is not None:
         if len(video.timestamps) != len(sources):
             raise UserError(
                 f"{name}: {len(video.timestamps)} timestamps for {len(sources)} frames. Give one per frame."
             )
-        return LoadedVideo(frames, tuple(float(second) for second in video.timestamps))
-    return LoadedVideo(frames, tuple(int(i) / fps for i in indices))
+        times = tuple(float(second) for second in video.timestamps)
 
+    def decode(i: int) -> Frame:
+        return _decode_frame(sources[i], MediaJob("frame", f"{name}, frame {i}", policy, config), run, caller)
 
-def frame_indices(total: int, fps: float, config: PixelConfig) -> NDArray[np.int64]:
-    """Which of ``total`` frames taken at ``fps`` to use: transformers' rule."""
-    count = min(max(int(total / fps * config.fps), config.min_frames), config.max_frames, total)
-    return np.linspace(0, total - 1, count).round().astype(np.int64)
+    return VideoStream(times, _checked(_ahead(decode, indices.tolist()), name, policy))
 
 
 def patch_times(times: Sequence[float], temporal_patch_size: int) -> list[float]:
@@ -137,22 +177,44 @@ def _named(name: str, frames: str | Path | bytes) -> str:
     return f"{name} {str(frames) if len(str(frames)) <= 200 else str(frames)[:40] + '...'}"
 
 
-def _load_frames(sources: Sequence[ImageSource], indices: Sequence[int], name: str, policy: MediaPolicy) -> list[Any]:
-    images: list[Any] = []
+def _decode_frame(source: ImageSource, job: MediaJob, run: JobRunner, caller: Caller) -> Frame:
+    caller.check()
+    if isinstance(source, Image.Image):
+        return np.asarray(load_image(source, job.name, job.policy))
+    [part] = run(job, read_image(source, job.name, job.policy, caller))
+    assert part.array is not None
+    return part.array
+
+
+def _ahead(function: Callable[[_Item], _Found], items: Sequence[_Item]) -> Iterator[_Found]:
+    """``map``, a few calls at once, and no further ahead than that."""
+    waiting: deque[Future[_Found]] = deque()
+    with ThreadPoolExecutor(_AHEAD, "trt-eagle3-frame") as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(function, item))
+                if len(waiting) == _AHEAD:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _checked(frames: Iterator[Frame], name: str, policy: MediaPolicy) -> Iterator[Frame]:
+    """Frames of one size, as many as the policy allows."""
+    first: tuple[int, ...] | None = None
     num_pixels = 0
-    for i in indices:
-        images.append(load_image(sources[i], f"{name}, frame {i}", policy))
-        num_pixels += images[-1].width * images[-1].height
-        _check_video_pixels(name, num_pixels, policy)
-    return images
-
-
-def _check_video_pixels(name: str, count: int, policy: MediaPolicy) -> None:
-    if policy.max_video_pixels is not None and count > policy.max_video_pixels:
-        raise UserError(
-            f"{name}: {count} pixels in its frames, the limit is {policy.max_video_pixels}. "
-            "Send fewer or smaller frames."
-        )
+    for i, frame in enumerate(frames):
+        first = first or frame.shape
+        if frame.shape != first:
+            raise UserError(
+                f"{name}: frame {i} is {frame.shape[1]}x{frame.shape[0]}, frame 0 is {first[1]}x{first[0]}. "
+                "Resize all frames to one size."
+            )
+        num_pixels += frame.shape[0] * frame.shape[1]
+        check_video_pixels(name, num_pixels, policy)
+        yield frame
 
 
 def _folder_frames(folder: Path, name: str) -> list[Path]:
@@ -169,99 +231,24 @@ def _natural_key(path: Path) -> list[tuple[int, int, str]]:
     return [(0, int(part), part) if part.isdecimal() else (1, 0, part) for part in parts]
 
 
-def _stack(images: Sequence[Any], name: str) -> Tensor:
-    first = images[0].size
-    for i, image in enumerate(images):
-        if image.size != first:
-            raise UserError(
-                f"{name}: frame {i} is {image.width}x{image.height}, frame 0 is {first[0]}x{first[1]}. "
-                "Resize all frames to one size."
-            )
-    return torch.from_numpy(np.stack([np.asarray(image) for image in images]))
-
-
-def _from_file(video: Video, config: PixelConfig, name: str, policy: MediaPolicy) -> LoadedVideo:
+def _open_file(video: Video, job: MediaJob, run: JobRunner, caller: Caller) -> VideoStream:
     if video.timestamps is not None:
-        raise UserError(f"{name}: a video file has its own times. Leave timestamps out.")
-    file = _File(video.frames, name, policy)
-    try:
-        import av
-    except ImportError as error:
-        raise EnvironmentMissingError(
-            f"{name}: reading video files needs PyAV. Run: pip install av, or give a folder of frames."
-        ) from error
-    try:
-        with file.open() as container:
-            if not container.streams.video:
-                raise UserError(f"{name}: holds no video stream. Give a video file.")
-            stream = container.streams.video[0]
-            if stream.codec_context is None:
-                raise UserError(f"{name}: its video is in a codec unknown here. Encode it as H.264.")
-            check_pixels(name, stream.width, stream.height, policy)
-            rate, total = stream.average_rate, stream.frames or file.count_frames()
-            if total <= 0:
-                raise UserError(f"{name}: holds no frames. Encode or download it again.")
-            fps = video.fps or (float(rate) if rate else _UNKNOWN_FPS)
-            wanted = frame_indices(total, fps, config)
-            _check_video_pixels(name, stream.width * stream.height * len(wanted), policy)
-            kept = dict(file.decode(container, wanted))
-    except (av.error.FFmpegError, ValueError, OverflowError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{name}: not a video that can be decoded ({error}). Encode or download it again.") from error
-    if not kept:
+        raise UserError(f"{job.name}: a video file has its own times. Leave timestamps out.")
+    source, data = video.frames, b""
+    assert isinstance(source, str | Path | bytes)
+    if job.policy.paths and not isinstance(source, bytes) and scheme(str(source)) in {"", "file"}:
+        job = replace(job, path=str(source).removeprefix("file://"))
+    else:
+        data = read_media(source, job.name, job.policy, caller)
+    parts = run(job, data)
+    return VideoStream(tuple(next(parts).facts["times"]), _arrays(parts, job.name))
+
+
+def _arrays(parts: Iterator[MediaPart], name: str) -> Iterator[Frame]:
+    empty = True
+    for part in parts:
+        assert part.array is not None
+        empty = False
+        yield part.array
+    if empty:
         raise UserError(f"{name}: no frame could be decoded. Encode or download it again.")
-    return LoadedVideo(torch.from_numpy(np.stack(list(kept.values()))), tuple(i / fps for i in kept))
-
-
-class _File:
-    """A video file that can be opened more than once: a path as it is, anything else as bytes in memory."""
-
-    def __init__(self, source: Any, name: str, policy: MediaPolicy) -> None:
-        self._name, self._policy = name, policy
-        self._path: Path | None = None
-        if policy.paths and not isinstance(source, bytes) and scheme(str(source)) in {"", "file"}:
-            self._path = Path(str(source).removeprefix("file://"))
-            if not self._path.is_file():
-                raise UserError(f"{name}: no such file or folder. Check the path.")
-            return
-        self._data = read_media(source, name, policy)
-        formats = [kind for place, magic, kind in _CONTAINERS if self._data[place:].startswith(magic)]
-        if not formats:
-            raise UserError(f"{name}: not a video that is read here. Give an MP4, MOV, WebM, MKV or AVI.")
-        self._format = formats[0]
-
-    def open(self) -> Any:
-        import av
-
-        return av.open(str(self._path)) if self._path else av.open(io.BytesIO(self._data), format=self._format)
-
-    def count_frames(self) -> int:
-        """Some containers do not say how many frames they hold; then they are counted."""
-        with self.open() as container:
-            return sum(1 for _ in self._frames(container))
-
-    def decode(self, container: Any, wanted: NDArray[np.int64]) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-        """The wanted frames as uint8 [H, W, 3], by their number."""
-        chosen = frozenset(wanted.tolist())
-        size = None
-        for i, frame in self._frames(container):
-            if i in chosen:
-                # what the frames are need not be what the file says
-                check_pixels(self._name, frame.width, frame.height, self._policy)
-                size = size or (frame.width, frame.height)
-                if size != (frame.width, frame.height):
-                    raise UserError(
-                        f"{self._name}: frame {i} is {frame.width}x{frame.height}, the first is {size[0]}x{size[1]}. "
-                        "Encode it at one size."
-                    )
-                yield i, frame.to_ndarray(format="rgb24")
-            if i >= wanted[-1]:
-                return
-
-    def _frames(self, container: Any) -> Iterator[tuple[int, Any]]:
-        limit = self._policy.max_video_frames
-        for i, frame in enumerate(container.decode(video=0)):
-            if limit is not None and i >= limit:
-                raise UserError(f"{self._name}: more than {limit} frames. Send a shorter one.")
-            yield i, frame

@@ -15,7 +15,7 @@ from trt_eagle3.multimodal import ModelInputs
 from trt_eagle3.parity.answers import Answer
 from trt_eagle3.parity.board import Board
 from trt_eagle3.parity.metrics import row_errors
-from trt_eagle3.parity.processor import ProcessorReference
+from trt_eagle3.parity.processor import ProcessorReference, ReferenceInputs
 from trt_eagle3.parity.target import TargetReference, VisionStates
 from trt_eagle3.parity.trace import deepstack_of, embeds_of, positions_of, rows_of
 
@@ -52,7 +52,7 @@ def check_meaning(board: Board, engine: Engine, spec: TargetSpec, manifest: Draf
     board.add("bundle.meaning", len(wrong), "", f"engine.{wrong[0]}" if wrong else "engine", None, detail)
 
 
-def check_processor(board: Board, reference: ProcessorReference, answer: Answer) -> ModelInputs:
+def check_processor(board: Board, reference: ProcessorReference, answer: Answer) -> ModelInputs | ReferenceInputs:
     """Ids, positions and pixels; returns transformers' inputs, or the engine's own where there are none to compare."""
     ours, theirs = answer.inputs, reference(answer.case.question)
     if theirs is None:
@@ -75,7 +75,7 @@ def check_text(board: Board, reference: ProcessorReference, answer: Answer) -> N
     board.add("tokens.text", int(differ), answer.name, "text", None, detail)
 
 
-def compare_inputs(board: Board, ours: ModelInputs, theirs: ModelInputs, case: str) -> None:
+def compare_inputs(board: Board, ours: ModelInputs, theirs: ModelInputs | ReferenceInputs, case: str) -> None:
     """Ids, positions and pixels of one prompt."""
     board.add_exact("processor.token_ids", ours.token_ids, theirs.token_ids, case, "token_ids")
     board.add_exact("processor.position_ids", ours.position_ids.T, theirs.position_ids.T, case, "position_ids")

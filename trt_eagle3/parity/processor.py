@@ -18,13 +18,25 @@ import transformers
 from torch import Tensor
 
 from trt_eagle3.errors import EnvironmentMissingError
-from trt_eagle3.multimodal import ModelInputs, Processor
+from trt_eagle3.multimodal import Processor
 from trt_eagle3.multimodal.image import load_image
 from trt_eagle3.multimodal.video import load_video
 from trt_eagle3.parity.target import TargetReference
 from trt_eagle3.prompts import Question
 
-__all__ = ["ProcessorReference"]
+__all__ = ["ProcessorReference", "ReferenceInputs"]
+
+
+@dataclass(frozen=True)
+class ReferenceInputs:
+    """One prompt as transformers prepares it: as ``ModelInputs``, with ``patches`` float32 [N, D]; N = 0 for text."""
+
+    token_ids: Tensor
+    position_ids: Tensor
+    rope_delta: int
+    patches: Tensor
+    grid_thw: Tensor
+    visual_rows: Tensor
 
 
 class ProcessorReference:
@@ -37,7 +49,7 @@ class ProcessorReference:
             )
         self._checkpoint, self._target, self._reader = checkpoint, target, reader
 
-    def __call__(self, question: Question) -> ModelInputs | None:
+    def __call__(self, question: Question) -> ReferenceInputs | None:
         """The inputs of ``question``; None for a video whose frames would have to be resized."""
         images = [load_image(source) for source in question.images]
         videos = [self._video(source) for source in question.videos]
@@ -58,7 +70,7 @@ class ProcessorReference:
         patches = [out[name] for name in ("pixel_values", "pixel_values_videos") if name in out]
         config = self._target.config.vision_config
         width = config.in_channels * config.temporal_patch_size * config.patch_size**2
-        return ModelInputs(
+        return ReferenceInputs(
             token_ids=token_ids,
             position_ids=positions.int(),
             rope_delta=delta,

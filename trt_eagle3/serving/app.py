@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,8 @@ class _Front:
             raise _RefusedError(404, f"model: expected {self._model!r}, got {body.model!r:.80}", "model_not_found")
         if self._serving.log_prompts:
             _log.info("request: %s", json.dumps(wanted.prompt, ensure_ascii=False))
-        answer = self._engine.submit(wanted)
+        client = request.client.host if request.client else ""
+        answer = self._engine.submit(replace(wanted, client=client))
         chunks = _within(answer, self._serving.max_request_s)
         completion = Completion(self._model)
         gone = asyncio.create_task(_cancel_when_gone(request, answer))

@@ -15,7 +15,9 @@ __all__ = ["WARM_UP_SIDE", "ServingConfig"]
 # What Pillow decodes in its own process and users send; it would hand PostScript to Ghostscript, for one.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 WARM_UP_SIDE = 64  # pixels of the picture that a server is asked about before it is ready
+_MAX_JPEG_SCANS = 100  # encoders write 1 to 20
 Count = Annotated[int, Field(gt=0, le=1 << 40)]
+Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 
 
 class ServingConfig(BaseModel):
@@ -27,6 +29,8 @@ class ServingConfig(BaseModel):
         max_prompt_chars: of a request's text, without its images and videos.
         max_stop_words: of a request, and as many stop tokens; the thread that decodes for all looks for each.
         max_body_bytes: of an HTTP request to ``trt-eagle3 serve``.
+        decode_timeout_s, video_timeout_s: as in ``multimodal.MediaPolicy``; a client that sends slow images holds a
+            decoder for so long, of those that its share allows.
         max_request_s: a request that takes longer is ended with an error.
         stream_interval_s: pieces of a streamed answer on Triton that follow each other faster are sent together, the
             first one at once. Every response costs the server something; 0 sends one for each verify pass.
@@ -36,12 +40,14 @@ class ServingConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     allowed_hosts: tuple[str, ...] = ()
-    fetch_timeout_s: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)] = 10.0
+    fetch_timeout_s: Seconds = 10.0
     max_media: Count = 16
     max_media_bytes: Count = 20 << 20
     max_pixels: Annotated[Count, Field(ge=WARM_UP_SIDE**2)] = 1 << 25  # an 8K frame
     max_video_frames: Count = 7200  # two minutes at 60 per second
-    max_video_pixels: Count = 1 << 27  # 64 frames of 1080p
+    max_video_pixels: Count = 1 << 31  # 768 frames of 1080p
+    decode_timeout_s: Seconds = 10.0
+    video_timeout_s: Seconds = 120.0
     max_prompt_chars: Count = 1_000_000
     max_stop_words: Count = 64
     max_body_bytes: Count = 64 << 20
@@ -104,6 +110,9 @@ class ServingConfig(BaseModel):
             max_pixels=self.max_pixels,
             max_video_frames=self.max_video_frames,
             max_video_pixels=self.max_video_pixels,
+            max_jpeg_scans=_MAX_JPEG_SCANS,
+            decode_timeout_s=self.decode_timeout_s,
+            video_timeout_s=self.video_timeout_s,
             fetch_timeout_s=self.fetch_timeout_s,
         )
 

@@ -1,0 +1,100 @@
+"""FairTurns: who is next where many clients want a few places."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from trt_eagle3.multimodal.caller import POLL_S, Caller
+
+__all__ = ["FairTurns"]
+
+
+class FairTurns:
+    """A number of places. A free one goes to the client that holds fewest, then to its request that holds fewest.
+
+    Among equals the one goes first that was served longest ago. No client holds all places, so that one whose images
+    take for ever leaves one to the others.
+    """
+
+    def __init__(self, count: int) -> None:
+        """``count``: places, at least 2."""
+        self._free = count
+        self._most = count - 1
+        self._changed = threading.Condition()
+        self._waiting: list[_Ticket] = []
+        self._held_by_client: Counter[str] = Counter()
+        self._held_by_request: Counter[int] = Counter()
+        self._served: dict[str, int] = {}
+        self._num_served = 0
+
+    @contextmanager
+    def turn(self, caller: Caller) -> Iterator[None]:
+        """Wait for a place, and hold it.
+
+        Raises:
+            RequestCancelledError: the request was cancelled first.
+        """
+        ticket = _Ticket(caller)
+        with self._changed:
+            self._waiting.append(ticket)
+            self._grant()
+        try:
+            self._wait(ticket)
+            yield
+        finally:
+            self._leave(ticket)
+
+    def _wait(self, ticket: _Ticket) -> None:
+        while True:
+            ticket.caller.check()
+            with self._changed:
+                if self._changed.wait_for(lambda: ticket.granted, POLL_S):
+                    return
+
+    def _leave(self, ticket: _Ticket) -> None:
+        with self._changed:
+            if ticket.granted:
+                self._free += 1
+                self._hold(ticket, -1)
+            else:
+                self._waiting.remove(ticket)
+            self._grant()
+
+    def _grant(self) -> None:
+        """Give free places away; the lock is held."""
+        while self._free and (allowed := [t for t in self._waiting if self._held_by_client[t.client] < self._most]):
+            ticket = min(allowed, key=self._rank)
+            self._waiting.remove(ticket)
+            ticket.granted = True
+            self._free -= 1
+            self._hold(ticket, 1)
+            self._num_served += 1
+            self._served[ticket.client] = self._num_served
+            self._changed.notify_all()
+
+    def _rank(self, ticket: _Ticket) -> tuple[int, int, int]:
+        client = ticket.client
+        held = self._held_by_client[client], self._held_by_request[ticket.caller.number]
+        return *held, self._served.get(client, 0)
+
+    def _hold(self, ticket: _Ticket, change: int) -> None:
+        client, number = ticket.client, ticket.caller.number
+        self._held_by_client[client] += change
+        self._held_by_request[number] += change
+        if not self._held_by_request[number]:
+            del self._held_by_request[number]
+        if not self._held_by_client[client]:
+            del self._held_by_client[client]
+            self._served.pop(client, None)
+
+
+class _Ticket:
+    """One who waits; a request whose client is unknown is a client of its own."""
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+        self.client = caller.client or f"request {caller.number}"
+        self.granted = False

@@ -1,0 +1,109 @@
+"""MediaJob: what is decoded of one image or video, in this process or in a decoder process.
+
+No torch here: decoder processes import this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trt_eagle3.multimodal.image import load_image
+from trt_eagle3.multimodal.patches import Allocate, image_patches
+from trt_eagle3.multimodal.pixel_config import PixelConfig
+from trt_eagle3.multimodal.policy import MediaPolicy
+from trt_eagle3.multimodal.video_file import VideoFile
+
+__all__ = ["JobRunner", "MediaJob", "MediaPart", "run_job"]
+
+
+@dataclass(frozen=True)
+class MediaJob:
+    """What to do with the encoded bytes of an image or video.
+
+    Attributes:
+        kind: ``image``: patches of an image. ``frame``: an image as it is, a frame of a video. ``video``: the frames
+            of a video file that are used.
+        name: what errors call it.
+        path: of a video, the file itself instead of its bytes.
+        fps: of a video, instead of what it says. max_frames: of a video, no more than the first ones of those used.
+    """
+
+    kind: Literal["image", "frame", "video"]
+    name: str
+    policy: MediaPolicy
+    config: PixelConfig
+    path: str | None = None
+    fps: float | None = None
+    max_frames: int | None = None
+
+    @property
+    def timeout_s(self) -> float | None:
+        """Seconds that it may take; None: any number."""
+        return self.policy.video_timeout_s if self.kind == "video" else self.policy.decode_timeout_s
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> MediaJob:
+        """What `to_dict` made, or JSON of it."""
+        policy, config = MediaPolicy(**values["policy"]), PixelConfig(**values["config"])
+        return cls(**{**values, "policy": policy, "config": config})
+
+
+@dataclass(frozen=True)
+class MediaPart:
+    """A piece of what a job gives.
+
+    Attributes:
+        facts: ``grid`` of an image's patches; ``times`` of a video's frames, before the first of them.
+        array: uint8: patches [N, C, 1, patch * patch] of an image, else a frame [H, W, 3]; None with ``times``.
+    """
+
+    facts: Mapping[str, Any]
+    array: NDArray[np.uint8] | None = None
+
+
+JobRunner = Callable[[MediaJob, bytes], Iterator[MediaPart]]
+"""``run_job`` in this process, or ``DecoderPool.run`` in another one."""
+
+
+def run_job(job: MediaJob, data: bytes, allocate: Allocate | None = None) -> Iterator[MediaPart]:
+    """Decode; one part for an image or frame, ``times`` and then the frames for a video.
+
+    Args:
+        data: encoded bytes; empty where the job has a path.
+        allocate: makes the arrays of parts; None: numpy.
+    Raises:
+        UserError: what cannot be decoded, or what the policy excludes.
+        EnvironmentMissingError: a video file, and PyAV is not installed.
+    """
+    allocate = allocate or _allocate
+    if job.kind == "video":
+        file = VideoFile(Path(job.path) if job.path else data, job.name, job.policy)
+        for found in file.sample(job.config, job.fps, job.max_frames):
+            yield MediaPart({"times": found}) if isinstance(found, list) else MediaPart({}, _copy(found, allocate))
+        return
+    image = load_image(data, job.name, job.policy)
+    if job.kind == "frame":
+        yield MediaPart({}, _copy(np.asarray(image), allocate))
+        return
+    pixels, grid = image_patches(image, job.config, job.name, allocate)
+    yield MediaPart({"grid": grid}, pixels)
+
+
+def _allocate(shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    return np.empty(shape, dtype=np.uint8)
+
+
+def _copy(pixels: NDArray[np.uint8], allocate: Allocate) -> NDArray[np.uint8]:
+    out = allocate(pixels.shape)
+    out[...] = pixels
+    return out

@@ -1,0 +1,108 @@
+"""MediaLoader: the images and videos of one request, from their sources to patches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from threading import Event
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from trt_eagle3.multimodal.caller import Caller
+from trt_eagle3.multimodal.decoder_pool import DecoderPool
+from trt_eagle3.multimodal.image import ImageSource, load_image, read_image
+from trt_eagle3.multimodal.media_job import MediaJob, MediaPart, run_job
+from trt_eagle3.multimodal.patches import image_patches
+from trt_eagle3.multimodal.pixel_config import PixelConfig
+from trt_eagle3.multimodal.policy import MediaPolicy
+from trt_eagle3.multimodal.prepared import PixelPatches, image_table
+from trt_eagle3.multimodal.video import VideoSource, VideoStream, open_video
+from trt_eagle3.multimodal.video_patches import VideoEndedError, video_patches
+
+__all__ = ["MediaLoader"]
+
+_AT_ONCE = 4  # images and videos of one request
+
+_Item = TypeVar("_Item")
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True)
+class MediaLoader:
+    """What one request's images and videos are prepared by.
+
+    Attributes:
+        decoders: processes that decode; None: this one does. Pillow images are resized and cut here in any case.
+        caller: who waits for them.
+    """
+
+    image_config: PixelConfig
+    video_config: PixelConfig
+    policy: MediaPolicy
+    decoders: DecoderPool | None
+    caller: Caller
+
+    def image(self, source: ImageSource, name: str) -> PixelPatches:
+        """Patches of one image.
+
+        Raises:
+            UserError: as for `load_image` and `image_patches`; it takes too long.
+            RequestCancelledError: nobody waits any more.
+        """
+        self.caller.check()
+        config = self.image_config
+        if isinstance(source, Image.Image):
+            pixels, grid = image_patches(load_image(source, name, self.policy), config, name)
+            return self._still(pixels, grid)
+        data = read_image(source, name, self.policy, self.caller)
+        [part] = self._run(MediaJob("image", name, self.policy, config), data)
+        assert part.array is not None
+        return self._still(part.array, part.facts["grid"])
+
+    def video(self, source: VideoSource, name: str) -> tuple[PixelPatches, tuple[float, ...]]:
+        """Patches of one video, and the seconds of its frames.
+
+        Raises:
+            UserError, EnvironmentMissingError: as for `open_video` and `video_patches`; it takes too long.
+            RequestCancelledError: nobody waits any more.
+        """
+        self.caller.check()
+        try:
+            return self._cut(self._open(source, name, None), name)
+        except VideoEndedError as ended:  # seldom: a file that was cut off
+            return self._cut(self._open(source, name, ended.num_frames), name)
+
+    def each(self, load: Callable[[MediaLoader, _Item], _Found], items: Sequence[_Item]) -> Generator[_Found]:
+        """``load(loader, item)`` of a request's images and videos, a few at once; one that fails cancels the others."""
+        if len(items) < 2:
+            yield from (load(self, item) for item in items)
+            return
+        over = Event()
+        loader = replace(self, caller=self.caller.unless(over.is_set))
+        with ThreadPoolExecutor(min(len(items), _AT_ONCE), "trt-eagle3-media") as pool:
+            futures = [pool.submit(load, loader, item) for item in items]
+            try:
+                for future in futures:
+                    yield future.result()
+            finally:
+                over.set()
+                pool.shutdown(cancel_futures=True)
+
+    def _open(self, source: VideoSource, name: str, max_frames: int | None) -> VideoStream:
+        return open_video(source, self.video_config, name, self.policy, self._run, max_frames, self.caller)
+
+    def _cut(self, stream: VideoStream, name: str) -> tuple[PixelPatches, tuple[float, ...]]:
+        return video_patches(stream.frames, len(stream.times), self.video_config, name), stream.times
+
+    def _still(self, pixels: NDArray[np.uint8], grid: Sequence[int]) -> PixelPatches:
+        config = self.image_config
+        t, h, w = grid
+        return PixelPatches(torch.from_numpy(pixels), image_table(config), (t, h, w), config.temporal_patch_size)
+
+    def _run(self, job: MediaJob, data: bytes) -> Iterator[MediaPart]:
+        return run_job(job, data) if self.decoders is None else self.decoders.run(job, data, self.caller)

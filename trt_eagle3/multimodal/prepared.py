@@ -1,0 +1,115 @@
+"""PixelPatches: an image or video as bytes until the vision tower wants numbers.
+
+A pixel has 256 values per channel, so a table of 256 floats normalises it exactly. Bytes are an eighth of the float32
+patches of a still: they are what is cut, hashed, kept and carried to a GPU; `normalise` is the last step.
+
+Shapes: N patches of one image or video, n of all, C channels, T frames kept of each patch, D = C * temporal_patch *
+patch * patch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trt_eagle3.multimodal.pixel_config import PixelConfig
+
+__all__ = ["PixelPatches", "image_table", "normalise", "video_table"]
+
+_BLOCK = 64  # patches looked up at once on the CPU: what they take fits into its cache
+_DEVICE_BLOCK = 16384  # patches looked up at once on a GPU: 48 MiB of indices
+
+
+@dataclass(frozen=True, eq=False)
+class PixelPatches:
+    """One image or video.
+
+    Attributes:
+        pixels: uint8 [N, C, T, patch * patch] in merge-block order. T is ``temporal_patch_size``, or 1 for a still,
+            whose one frame stands for all frames of a patch.
+        table: float32 [C, 256], what each value of a channel becomes.
+        grid: frames, rows and columns of patches: (t, h, w).
+        temporal_patch_size: frames of one patch.
+    """
+
+    pixels: Tensor
+    table: Tensor
+    grid: tuple[int, int, int]
+    temporal_patch_size: int
+
+    @cached_property
+    def digest(self) -> bytes:
+        """SHA-256 of everything that the tower sees."""
+        found = hashlib.sha256(np.array([*self.grid, self.temporal_patch_size], dtype=np.int64).tobytes())
+        found.update(self.table.numpy().tobytes())
+        found.update(self.pixels.contiguous().numpy().data)
+        return found.digest()
+
+    def pinned(self) -> PixelPatches:
+        """The same in page-locked memory, from where a copy to the GPU waits for nobody."""
+        return replace(self, pixels=self.pixels.pin_memory())
+
+
+def normalise(
+    visuals: Sequence[PixelPatches], dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+) -> Tensor:
+    """The vision graph's patches [n, D] of images and videos in order; [0, 0] of none.
+
+    Equal to float32 patches that are rounded to ``dtype``, because the table is rounded instead.
+    """
+    if not visuals:
+        return torch.empty(0, 0, dtype=dtype, device=device)
+    sizes = [len(visual.pixels) for visual in visuals]
+    _, channels, _, area = visuals[0].pixels.shape
+    frames = visuals[0].temporal_patch_size
+    patches = torch.empty(sum(sizes), channels, frames, area, dtype=dtype, device=device)
+    for visual, out in zip(visuals, patches.split(sizes), strict=True):
+        if out.device.type == "cpu":
+            _look_up(visual.pixels, visual.table.to(dtype), out)
+        else:
+            _look_up_on_device(visual.pixels, visual.table.to(dtype), out)
+    return patches.flatten(1)
+
+
+def image_table(config: PixelConfig) -> Tensor:
+    """float32 [C, 256]: how transformers' ``Qwen2VLImageProcessorPil`` normalises an image."""
+    values = (np.arange(256).astype(np.float64) * config.rescale_factor).astype(np.float32)
+    mean, std = np.array(config.mean, dtype=np.float32), np.array(config.std, dtype=np.float32)
+    return torch.from_numpy((values - mean[:, None]) / std[:, None])
+
+
+def video_table(config: PixelConfig) -> Tensor:
+    """float32 [C, 256]: how transformers' ``Qwen3VLVideoProcessor`` normalises frames.
+
+    It folds the rescaling into mean and std; folding is part of the exact values.
+    """
+    mean = (torch.tensor(config.mean) * (1.0 / config.rescale_factor))[:, None]
+    std = (torch.tensor(config.std) * (1.0 / config.rescale_factor))[:, None]
+    return torch.arange(256, dtype=torch.float32).sub(mean).div(std)
+
+
+def _look_up(pixels: Tensor, table: Tensor, out: Tensor) -> None:
+    """``out [N, C, frames, area]`` on the CPU; numpy's take is the fastest that there is, and copies bits."""
+    bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[table.element_size()]
+    values, source, target = table.view(bits).numpy(), pixels.numpy(), out.view(bits).numpy()
+    for start in range(0, len(source), _BLOCK):
+        rows = slice(start, start + _BLOCK)
+        for channel, row in enumerate(values):
+            target[rows, channel] = np.take(row, source[rows, channel], mode="clip")
+
+
+def _look_up_on_device(pixels: Tensor, table: Tensor, out: Tensor) -> None:
+    """``out`` on a GPU: the bytes cross once, a still's one frame once for all frames of a patch."""
+    table = table.to(out.device, non_blocking=True)
+    pixels = pixels.to(out.device, non_blocking=True)
+    for start in range(0, len(pixels), _DEVICE_BLOCK):
+        rows = slice(start, start + _DEVICE_BLOCK)
+        for channel, row in enumerate(table):
+            part = pixels[rows, channel]
+            out[rows, channel] = row.index_select(0, part.flatten().int()).view(part.shape)

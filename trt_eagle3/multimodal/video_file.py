@@ -1,0 +1,147 @@
+"""Frames of a video file, one by one as PyAV decodes them. No torch here: decoder processes import this module."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.multimodal.image import check_pixels
+from trt_eagle3.multimodal.pixel_config import PixelConfig
+from trt_eagle3.multimodal.policy import MediaPolicy
+
+__all__ = ["UNKNOWN_FPS", "VideoFile", "check_video_pixels", "frame_indices"]
+
+UNKNOWN_FPS = 24.0
+"""What transformers assumes of a video to be sampled that does not say."""
+
+# Containers that hold their own data. FFmpeg would also take playlists, which name further files to open.
+_CONTAINERS = ((4, b"ftyp", "mp4"), (0, b"\x1a\x45\xdf\xa3", "matroska"), (8, b"AVI ", "avi"))
+
+Frame = NDArray[np.uint8]
+
+
+def frame_indices(total: int, fps: float, config: PixelConfig) -> NDArray[np.int64]:
+    """Which of ``total`` frames taken at ``fps`` to use: transformers' rule."""
+    count = min(max(int(total / fps * config.fps), config.min_frames), config.max_frames, total)
+    return np.linspace(0, total - 1, count).round().astype(np.int64)
+
+
+def check_video_pixels(name: str, count: int, policy: MediaPolicy) -> None:
+    """Refuse a video whose used frames have too many pixels in all.
+
+    Raises:
+        UserError: more than ``policy.max_video_pixels``.
+    """
+    if policy.max_video_pixels is not None and count > policy.max_video_pixels:
+        raise UserError(
+            f"{name}: {count} pixels in its frames, the limit is {policy.max_video_pixels}. "
+            "Send fewer or smaller frames."
+        )
+
+
+class VideoFile:
+    """A video file that can be opened more than once: a path as it is, anything else as bytes in memory."""
+
+    def __init__(self, source: Path | bytes, name: str, policy: MediaPolicy) -> None:
+        """Check that there is a file.
+
+        Raises:
+            UserError: no such file, or bytes in no container that is read here.
+        """
+        self._source, self._name, self._policy = source, name, policy
+        self._format: str | None = None
+        if isinstance(source, bytes):
+            formats = [kind for place, magic, kind in _CONTAINERS if source[place:].startswith(magic)]
+            if not formats:
+                raise UserError(f"{name}: not a video that is read here. Give an MP4, MOV, WebM, MKV or AVI.")
+            self._format = formats[0]
+        elif not source.is_file():
+            raise UserError(f"{name}: no such file or folder. Check the path.")
+
+    def sample(
+        self, config: PixelConfig, fps: float | None = None, max_frames: int | None = None
+    ) -> Iterator[list[float] | Frame]:
+        """First the second of each frame that is used, then these frames as uint8 [H, W, 3].
+
+        There are fewer frames than seconds where the file ends before it says; ask again with ``max_frames`` then.
+
+        Args:
+            fps: frames per second, instead of what the file says. max_frames: use no more than the first ones.
+        Raises:
+            UserError: an undecodable file, or one that is larger than the policy allows.
+            EnvironmentMissingError: PyAV is not installed.
+        """
+        try:
+            import av
+        except ImportError as error:
+            raise EnvironmentMissingError(
+                f"{self._name}: reading video files needs PyAV. Run: pip install av, or give a folder of frames."
+            ) from error
+        try:
+            with self._open() as container:
+                wanted, rate = self._choose(container, config, fps)
+                yield [i / rate for i in wanted[:max_frames]]
+                yield from self._decode(container, wanted[:max_frames])
+        except (av.error.FFmpegError, ValueError, OverflowError) as error:
+            if isinstance(error, UserError):
+                raise
+            again = "Encode or download it again."
+            raise UserError(f"{self._name}: not a video that can be decoded ({error}). {again}") from error
+
+    def _choose(self, container: Any, config: PixelConfig, fps: float | None) -> tuple[list[int], float]:
+        """Numbers of the frames to use, and how many there are in a second."""
+        if not container.streams.video:
+            raise UserError(f"{self._name}: holds no video stream. Give a video file.")
+        stream = container.streams.video[0]
+        if stream.codec_context is None:
+            raise UserError(f"{self._name}: its video is in a codec unknown here. Encode it as H.264.")
+        check_pixels(self._name, stream.width, stream.height, self._policy)
+        rate, total = stream.average_rate, stream.frames or self._count_frames()
+        if total <= 0:
+            raise UserError(f"{self._name}: holds no frames. Encode or download it again.")
+        fps = fps or (float(rate) if rate else UNKNOWN_FPS)
+        wanted = frame_indices(total, fps, config).tolist()
+        check_video_pixels(self._name, stream.width * stream.height * len(wanted), self._policy)
+        return wanted, fps
+
+    def _open(self) -> Any:
+        import av
+
+        if isinstance(self._source, bytes):
+            return av.open(io.BytesIO(self._source), format=self._format)
+        return av.open(str(self._source))
+
+    def _count_frames(self) -> int:
+        """Some containers do not say how many frames they hold; then they are counted."""
+        with self._open() as container:
+            return sum(1 for _ in self._frames(container))
+
+    def _decode(self, container: Any, wanted: Sequence[int]) -> Iterator[Frame]:
+        chosen = frozenset(wanted)
+        size = None
+        for i, frame in self._frames(container):
+            if i in chosen:
+                # what the frames are need not be what the file says
+                check_pixels(self._name, frame.width, frame.height, self._policy)
+                size = size or (frame.width, frame.height)
+                if size != (frame.width, frame.height):
+                    raise UserError(
+                        f"{self._name}: frame {i} is {frame.width}x{frame.height}, the first is {size[0]}x{size[1]}. "
+                        "Encode it at one size."
+                    )
+                yield frame.to_ndarray(format="rgb24")
+            if i >= wanted[-1]:
+                return
+
+    def _frames(self, container: Any) -> Iterator[tuple[int, Any]]:
+        limit = self._policy.max_video_frames
+        for i, frame in enumerate(container.decode(video=0)):
+            if limit is not None and i >= limit:
+                raise UserError(f"{self._name}: more than {limit} frames. Send a shorter one.")
+            yield i, frame
