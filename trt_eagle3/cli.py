@@ -214,12 +214,21 @@ def _numbers(kind: type[int] | type[float]) -> Callable[[click.Context, click.Pa
 @click.option("--prefix-cache", is_flag=True, help="Reuse KV pages of prompts that came before.")
 @click.option("--tune", is_flag=True, help="First find what number of draft tokens pays; write it into BUNDLE.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Write a plot: .png, .svg or .pdf.")
+@click.option("--images", is_flag=True, help="Instead: time to the first token of prompts with images and videos.")
+@click.option("--against", type=click.Choice(["transformers"]), help="With --images: measure this beside it.")
 @_json_option
-def bench(bundle: Path, tune: bool, plot: Path | None, as_json: bool, **options: Any) -> None:
+def bench(
+    bundle: Path, tune: bool, plot: Path | None, images: bool, against: str | None, as_json: bool, **options: Any
+) -> None:
     """Plain against speculative decoding of BUNDLE, by requests in flight.
 
     Kernels alone: plugins/bench/kernels.py. Big pairs with random weights: python -m trt_eagle3.bench.gpu
     """
+    if images:
+        _bench_images(bundle, against, as_json)
+        return
+    if against is not None:
+        raise UserError(f"--against {against}: measured with --images only. Add --images.")
     from trt_eagle3.bench.result import check_plot
     from trt_eagle3.bench.run import bench as run
     from trt_eagle3.bench.tune import tune as run_tune
@@ -237,6 +246,17 @@ def bench(bundle: Path, tune: bool, plot: Path | None, as_json: bool, **options:
         _out.print(*result.lines(), sep="\n", soft_wrap=True, markup=False)
     if plot is not None:
         result.plot(plot)
+
+
+def _bench_images(bundle: Path, against: str | None, as_json: bool) -> None:
+    from trt_eagle3.bench.first_token import first_token
+
+    with _bars() as progress:
+        result = first_token(bundle, against=against, progress=progress)
+    if as_json:
+        _print_json(result.to_dict())
+    else:
+        _out.print(result.table(), *(f"left out: {case}: {why}" for case, why in result.left_out.items()))
 
 
 @cli.command("convert-draft")

@@ -1,0 +1,145 @@
+"""What a bundle needs of a device's memory, reckoned before anything is loaded.
+
+Sizes are of geometry and limits alone; `docs/measurements.md` says how near they came on a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.target import TargetSpec
+from trt_eagle3.config import EngineConfig, LimitsConfig
+from trt_eagle3.errors import UserError
+
+__all__ = ["MemoryNeed", "check_fits", "memory_need"]
+
+_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_LIBRARIES_BYTES = 3 << 29
+"""CUDA's context, libraries' workspaces and captured graphs: 1.5 GiB."""
+
+
+@dataclass(frozen=True)
+class MemoryNeed:
+    """Bytes by what they are for.
+
+    Attributes:
+        weights: of target, vision tower and draft. kv_cache: of all pages, target's and draft's.
+        images: of the largest permitted prompt's images in the vision tower. prefill: of one chunk of a prompt.
+        kv_token: of one token in the KV cache.
+    """
+
+    weights: int
+    kv_cache: int
+    images: int
+    prefill: int
+    kv_token: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.weights + self.kv_cache + self.images + self.prefill
+
+    def __str__(self) -> str:
+        parts = {"weights": self.weights, "KV cache": self.kv_cache, "images": self.images, "prefill": self.prefill}
+        named = ", ".join(f"{name} {_gb(value)}" for name, value in parts.items())
+        return f"{_gb(self.total)} ({named})"
+
+
+def memory_need(
+    spec: TargetSpec, manifest: DraftManifest | None, limits: LimitsConfig, engine: EngineConfig
+) -> MemoryNeed:
+    """Bytes that the largest permitted load takes."""
+    item = _ITEM_BYTES[engine.dtype]
+    draft_values = sum(prod(ref.shape) for ref in manifest.tensors.values()) if manifest else 0
+    kv_token = 2 * item * _kv_width(spec, manifest)
+    return MemoryNeed(
+        weights=item * (_target_values(spec) + draft_values),
+        kv_cache=kv_token * _cache_tokens(limits, engine.page_size),
+        images=item * _image_values(spec, limits.max_visual_tokens),
+        prefill=item * engine.prefill_chunk * _row_values(spec) + 3 * 4 * limits.max_batch_size * spec.vocab_size,
+        kv_token=kv_token,
+    )
+
+
+def check_fits(need: MemoryNeed, free_bytes: int, limits: LimitsConfig) -> None:
+    """Refuse limits that ``free_bytes`` of a GPU cannot hold.
+
+    Raises:
+        UserError: naming what is needed, what is there, and the limit that would fit.
+    """
+    lacking = need.total + _LIBRARIES_BYTES - free_bytes
+    if lacking <= 0:
+        return
+    raise UserError(
+        f"limits: this bundle needs {need} and {_gb(_LIBRARIES_BYTES)} for CUDA, and the GPU has {_gb(free_bytes)} "
+        f"free. {_fix(need, need.kv_cache - lacking, limits)}"
+    )
+
+
+def _fix(need: MemoryNeed, kv_room: int, limits: LimitsConfig) -> str:
+    """The limit that would fit; ``kv_room``: bytes that all else leaves to the KV cache."""
+    tokens = kv_room // need.kv_token
+    if tokens >= limits.max_seq_len:
+        return f"Rebuild with limits.max_kv_tokens: {tokens}, or free its memory."
+    if tokens >= 256:
+        return f"Rebuild with limits.max_seq_len: {tokens} and max_kv_tokens: {tokens}, or free its memory."
+    least = 256 * need.kv_token
+    room = need.images + kv_room - least
+    visual = limits.max_visual_tokens * room // need.images if need.images else 0
+    if visual >= 64:
+        return f"Rebuild with limits.max_visual_tokens: {visual}, max_seq_len: 256 and max_kv_tokens: 256."
+    return "Use a GPU with more memory, or free this one's."
+
+
+def _target_values(spec: TargetSpec) -> int:
+    """Numbers in the target's weights; the token table lies beside the head even where they are one."""
+    text, vision = spec.text, spec.vision
+    attention = text.hidden_size * text.head_dim * 2 * (text.num_heads + text.num_kv_heads)
+    decoder = text.num_layers * (attention + 3 * text.hidden_size * text.intermediate_size)
+    blocks = vision.depth * (4 * vision.hidden_size**2 + 2 * vision.hidden_size * vision.intermediate_size)
+    joined = vision.hidden_size * vision.spatial_merge_size**2
+    mergers = (1 + spec.num_deepstack) * joined * (joined + vision.out_hidden_size)
+    tables = vision.hidden_size * (vision.num_position_embeddings + vision.patch_dim)
+    return decoder + 2 * text.vocab_size * text.hidden_size + blocks + mergers + tables
+
+
+def _kv_width(spec: TargetSpec, manifest: DraftManifest | None) -> int:
+    """Numbers in the keys of one token, over all layers of target and draft."""
+    text = spec.text
+    width = text.num_layers * text.num_kv_heads * text.head_dim
+    return width + (manifest.num_layers * manifest.num_kv_heads * manifest.head_dim if manifest else 0)
+
+
+def _cache_tokens(limits: LimitsConfig, page_size: int) -> int:
+    whole = -(-limits.max_seq_len // page_size) * limits.max_batch_size
+    pages = whole if limits.max_kv_tokens is None else min(-(-limits.max_kv_tokens // page_size), whole)
+    return (pages + 1) * page_size
+
+
+def _image_values(spec: TargetSpec, visual_tokens: int) -> int:
+    """Numbers that the tower holds at once, at its fullest place, and what it gives for a prompt.
+
+    Of a patch: at its beginning the pixels and four corners of the position table, twice; in attention the residual
+    stream, the normed rows, q, k and v, the same packed with a chunk more, and the output; in the MLP its inner rows.
+    """
+    vision = spec.vision
+    hidden, merged = vision.hidden_size, vision.spatial_merge_size**2
+    packed = 3 * (hidden + 8 * vision.num_heads)
+    embedding = vision.patch_dim + 9 * hidden
+    attention = 6 * hidden + packed
+    mlp = 3 * hidden + 2 * vision.intermediate_size
+    given = 2 * (1 + spec.num_deepstack) * vision.out_hidden_size
+    return visual_tokens * (merged * max(embedding, attention, mlp) + given)
+
+
+def _row_values(spec: TargetSpec) -> int:
+    """Numbers of one row of a prompt in a decoder layer, with its deepstack levels and aux hidden states."""
+    text = spec.text
+    heads = (text.num_heads + 2 * text.num_kv_heads) * text.head_dim
+    return (spec.num_deepstack + 9) * text.hidden_size + 3 * text.intermediate_size + 2 * heads
+
+
+def _gb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB"
