@@ -249,7 +249,7 @@ def test_error_of_a_prompt_comes_out_of_its_iterator_only(engine: Engine, expect
     with pytest.raises(UserError, match="the limit is 511"):
         bad.finish()
     assert good.finish().text == expected[2]
-    assert engine.metrics().requests == {"stop": 1, "error": 1}
+    assert engine.metrics().requests == {"stop": 1, "rejected": 1}
 
 
 def test_pass_that_fails_ends_all_it_was_for_and_the_engine_goes_on(

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from trt_eagle3.decode.output import Output
-from trt_eagle3.decode.request import Chunk, FinishReason, Generation, Request
+from trt_eagle3.decode.request import Chunk, FinishReason, Generation
 
 __all__ = ["Answer"]
 
@@ -22,9 +22,8 @@ class Answer:
     Leaving the iteration early, or letting go of the answer, cancels the request.
     """
 
-    def __init__(self, request: Request, wake: Callable[[], None], keeps: object = None) -> None:
+    def __init__(self, wake: Callable[[], None], keeps: object = None) -> None:
         """``wake``: tells the worker that there is something to look at. ``keeps``: what must live as long as this."""
-        self.request = request
         self.cancelled = False
         self.prompt_tokens = 0
         self.finish_reason: FinishReason | None = None
