@@ -15,7 +15,7 @@ from trt_eagle3.serving.json_reader import JsonScanner, TooLargeError
 __all__ = ["BodyBudget", "BodyEvictedError", "BodyLease", "BodyTimeoutError"]
 
 _MIN_RATE = 64 << 10  # bytes per second: a slower body is the first to go when the budget is spent
-_PATIENCE_S = 2.0  # before a body's rate is looked at
+_PATIENCE_S = 2.0  # without a block, or before a body's rate is looked at
 _STOPPING = "the server is stopping. Ask another one."
 _SLOW = "it comes slower than others that need its memory. Send it again."
 
@@ -66,10 +66,9 @@ class BodyBudget:
             OverloadedError: there is no room.
         """
         limit = self.serving.max_bodies_bytes
-        for other in sorted(self._reading, key=lambda other: other.rate):
-            if self.num_bytes + count <= limit or other.rate >= _MIN_RATE:
-                break
-            if other is not lease:
+        slow = [other for other in self._reading if other.slow and other is not lease]
+        for other in sorted(slow, key=lambda other: other.last_block):
+            if self.num_bytes + count > limit:
                 other.evict(_SLOW)
         if self.num_bytes + count > limit:
             raise OverloadedError(f"bodies of all requests take {limit} bytes (max_bodies_bytes). Try again later.")
@@ -88,7 +87,7 @@ class BodyLease:
     def __init__(self, budget: BodyBudget) -> None:
         self.num_bytes = 0
         self._budget = budget
-        self._began = time.monotonic()
+        self._began = self.last_block = time.monotonic()
         self._timeout: asyncio.Timeout | None = None
         self._evicted: str | None = None
 
@@ -103,10 +102,11 @@ class BodyLease:
         self._budget.give_back(self)
 
     @property
-    def rate(self) -> float:
-        """Bytes per second so far; infinite at first."""
-        seconds = time.monotonic() - self._began
-        return self.num_bytes / seconds if seconds > _PATIENCE_S else float("inf")
+    def slow(self) -> bool:
+        """Whether it stands still, or comes slower than anybody's network."""
+        now = time.monotonic()
+        waited, seconds = now - self.last_block, now - self._began
+        return waited > _PATIENCE_S or (seconds > _PATIENCE_S and self.num_bytes < _MIN_RATE * seconds)
 
     def evict(self, why: str) -> None:
         """End the reading of this body with ``why``; its bytes count no more."""
@@ -157,5 +157,6 @@ class BodyLease:
         if self._timeout is None or self._evicted is not None:
             return
         patience, now = self._budget.serving.body_timeout_s, time.monotonic()
+        self.last_block = now
         last = min(now + patience, self._began + patience + self.num_bytes / _MIN_RATE)
         self._timeout.reschedule(asyncio.get_running_loop().time() + last - now)

@@ -119,7 +119,8 @@ def parse_json(data: bytes | bytearray, name: str, serving: ServingConfig, scann
     try:
         value = [json.loads(_without(data, scanner.media).decode("utf-8-sig"))]
         if scanner.media:
-            _put_back(value, [data[start:stop].decode("ascii") for start, stop in scanner.media])
+            with memoryview(data) as view:  # each URI is copied once, and other threads run in between
+                _put_back(value, [str(view[start:stop], "ascii") for start, stop in scanner.media])
     except (ValueError, RecursionError) as error:
         raise UserError(f"{name}: not JSON ({error!s:.160}). Check it.") from error
     check_unicode(value, name)
