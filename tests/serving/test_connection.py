@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ import pytest
 from tests.serving.site import Site, serving, wait_for
 from tests.tiny import build_tiny
 from trt_eagle3.decode.engine import Engine, load
-from trt_eagle3.serving import ServingConfig
+from trt_eagle3.serving import ServingConfig, connection
 
 QUESTION = [{"role": "user", "content": "What is 12 plus 30?"}]
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
@@ -288,3 +289,20 @@ def test_file_limit_bounds_the_connections(monkeypatch: pytest.MonkeyPatch) -> N
     assert wanted == [(300, 300)]
     limits[0] = (4096, 4096)
     assert server._within_file_limit(ServingConfig(max_connections=512)).max_connections == 512
+
+
+def test_readers_that_stall_in_every_place_give_way_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_HICCUP_S", 0.1)
+    narrow = load(build_tiny(tmp_path, limits={"max_batch_size": 1, "max_waiting": 1}))
+    body = ask(max_tokens=900, ignore_eos=True, speculation=False, stream=True)
+    with serving(narrow) as site, contextlib.ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(connect(site, body, receive_buffer=2048))
+            wait_for(lambda: narrow._worker._scheduler.idle and narrow.metrics().kv_pages_used > 0)
+        statuses = []
+        while not statuses or statuses[-1] != 200:
+            statuses.append(site.chat(messages=QUESTION, max_tokens=2)[0])
+            assert len(statuses) < 50
+            time.sleep(0.1)
+        assert statuses[0] == 503
+    narrow.close()

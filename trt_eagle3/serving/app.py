@@ -7,7 +7,7 @@ import contextlib
 import hmac
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -83,6 +83,8 @@ class Front:
         self._model = engine.record.config.name
         self._pool = ThreadPoolExecutor(_PARSING, "trt-eagle3-parse")
         self._budget = BodyBudget(serving, self._pool)
+        self.on_overload: Callable[[], None] = lambda: None
+        """Called when the engine takes no request: whoever knows the connections may make room."""
 
     def stop(self) -> None:
         """Take no more requests, and wait for no body that is still coming."""
@@ -125,7 +127,11 @@ class Front:
         if self._serving.log_prompts:
             _log.info("request: %s", json.dumps(wanted.prompt, ensure_ascii=False))
         client = request.client.host if request.client else ""
-        return options, self._engine.submit(replace(wanted, client=client))
+        try:
+            return options, self._engine.submit(replace(wanted, client=client))
+        except OverloadedError:
+            self.on_overload()
+            raise
 
     def _read(self, data: bytearray, scanner: JsonScanner) -> tuple[ChatOptions, Request]:
         raw = parse_json(data, "body", self._serving, scanner)

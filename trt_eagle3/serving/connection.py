@@ -11,12 +11,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trt_eagle3.serving.config import ServingConfig
 
-__all__ = ["BoundedConnection", "connection_class", "drop_all"]
+__all__ = ["BoundedConnection", "connection_class", "drop_all", "drop_stalled"]
 
 _log = logging.getLogger("trt_eagle3")
 # What is on its way to a client that does not read: the less, the sooner its request makes room for others. The kernel
 # doubles its part, and the client's kernel takes what its own receive buffer holds.
 _SEND_BUFFER = 16 << 10
+_HICCUP_S = 5.0  # without reading, before a client has to give way to others
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 
 
@@ -31,6 +32,7 @@ class BoundedConnection(H11Protocol):
     _deadline: asyncio.TimerHandle | None = None  # for the client to send
     _stalled: asyncio.TimerHandle | None = None  # for the client to read
     _idle_since = 0.0
+    _stalled_since = 0.0
 
     @property
     def idle(self) -> bool:
@@ -70,7 +72,8 @@ class BoundedConnection(H11Protocol):
         """The client does not read as fast as it is sent to."""
         super().pause_writing()
         self._unset("_stalled")
-        self._stalled = self.loop.call_later(self.serving.send_timeout_s, self._give_up, "reads nothing")
+        self._stalled_since = self.loop.time()
+        self._stalled = self.loop.call_later(self.serving.send_timeout_s, self._give_up, "reads nothing for too long")
 
     def resume_writing(self) -> None:
         """It has read."""
@@ -87,12 +90,14 @@ class BoundedConnection(H11Protocol):
         if not self.idle:
             return
         if self._stalled is None and self.transport.get_write_buffer_size():  # it may still be reading the answer
-            self._stalled = self.loop.call_later(self.serving.send_timeout_s, self._give_up, "reads nothing")
+            self._stalled = self.loop.call_later(
+                self.serving.send_timeout_s, self._give_up, "reads nothing for too long"
+            )
         elif self._stalled is None:
-            self._give_up("sent no whole request")
+            self._give_up("sent no whole request in time")
 
     def _give_up(self, why: str) -> None:
-        _log.warning("a client was cut off: it %s for too long", why)
+        _log.warning("a client was cut off: it %s", why)
         self.transport.abort()
 
     def _make_room(self) -> None:
@@ -120,6 +125,14 @@ def connection_class(limits: ServingConfig) -> type[BoundedConnection]:
         serving = limits
 
     return Connection
+
+
+def drop_stalled(connections: set[Any]) -> None:
+    """End the connection whose client has read nothing for the longest, if that is long enough to be no hiccup."""
+    stalled = [c for c in connections if isinstance(c, BoundedConnection) and c._stalled is not None]
+    oldest = min(stalled, key=lambda c: c._stalled_since, default=None)
+    if oldest is not None and oldest.loop.time() - oldest._stalled_since > _HICCUP_S:
+        oldest._give_up("reads nothing while others wait")
 
 
 def drop_all(connections: set[Any]) -> None:

@@ -21,7 +21,7 @@ from trt_eagle3.serving.warm_up import warm_up
 try:
     import uvicorn
 
-    from trt_eagle3.serving.connection import connection_class, drop_all
+    from trt_eagle3.serving.connection import connection_class, drop_all, drop_stalled
 except ImportError as missing:
     raise EnvironmentMissingError(
         f"serve: {missing.name} is not installed. Run: pip install starlette uvicorn"
@@ -82,6 +82,7 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=DRAIN_S + FLUSH_S + 1,
         )
         super().__init__(config)
+        self._front.on_overload = lambda: drop_stalled(self.server_state.connections)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse bodies that are still coming, wait for answers, and then drop whoever is left."""
