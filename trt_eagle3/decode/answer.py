@@ -13,7 +13,7 @@ from trt_eagle3.decode.request import Chunk, FinishReason, Generation
 
 __all__ = ["Answer"]
 
-_MAX_UNREAD = 64  # chunks; a reader further behind than this makes its sequence wait
+_MAX_UNREAD = 32  # chunks; a reader further behind than this makes its sequence wait
 
 
 class Answer:
@@ -37,6 +37,7 @@ class Answer:
         self._error: Exception | None = None
         self._over = False
         self._num_awaiting = 0
+        self._behind = False
         self._changed = threading.Condition()
         self._listeners: list[Callable[[], None]] = []  # of readers in event loops
 
@@ -47,8 +48,13 @@ class Answer:
 
     @property
     def lagging(self) -> bool:
-        """Whether the reader is so far behind that there is no hurry; one who waits for the end is not."""
-        return len(self._chunks) >= _MAX_UNREAD and not self._num_awaiting
+        """Whether the reader is so far behind that there is no hurry, and has not caught up since.
+
+        One who waits for the end is not.
+        """
+        unread = len(self._chunks)
+        self._behind = unread >= _MAX_UNREAD or (self._behind and unread > _MAX_UNREAD // 2)
+        return self._behind and not self._num_awaiting
 
     @property
     def over(self) -> bool:
@@ -139,7 +145,7 @@ class Answer:
             if self._chunks:
                 lagged = self.lagging
                 chunk = self._chunks.popleft()
-                if lagged:
+                if lagged and not self.lagging:
                     self._wake()
                 return chunk
             if self._over and self._error is not None:

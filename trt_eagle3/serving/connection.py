@@ -11,12 +11,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trt_eagle3.serving.config import ServingConfig
 
-__all__ = ["BoundedConnection", "connection_class", "drop_all", "drop_stalled"]
+__all__ = ["BoundedConnection", "connection_class", "drop_all", "drop_idle", "drop_stalled"]
 
 _log = logging.getLogger("trt_eagle3")
 # What is on its way to a client that does not read: the less, the sooner its request makes room for others. The kernel
 # doubles its part, and the client's kernel takes what its own receive buffer holds.
-_SEND_BUFFER = 16 << 10
+_SEND_BUFFER = 8 << 10
 _HICCUP_S = 5.0  # without reading, before a client has to give way to others
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
 
@@ -71,14 +71,17 @@ class BoundedConnection(H11Protocol):
     def pause_writing(self) -> None:
         """The client does not read as fast as it is sent to."""
         super().pause_writing()
-        self._unset("_stalled")
         self._stalled_since = self.loop.time()
-        self._stalled = self.loop.call_later(self.serving.send_timeout_s, self._give_up, "reads nothing for too long")
+        self._cut_off_unless_read()
 
     def resume_writing(self) -> None:
         """It has read."""
         self._unset("_stalled")
         super().resume_writing()
+
+    def _cut_off_unless_read(self) -> None:
+        self._unset("_stalled")
+        self._stalled = self.loop.call_later(self.serving.send_timeout_s, self._give_up, "reads nothing for too long")
 
     def _wait_for_headers(self) -> None:
         self._unset("_deadline")
@@ -133,6 +136,13 @@ def drop_stalled(connections: set[Any]) -> None:
     oldest = min(stalled, key=lambda c: c._stalled_since, default=None)
     if oldest is not None and oldest.loop.time() - oldest._stalled_since > _HICCUP_S:
         oldest._give_up("reads nothing while others wait")
+
+
+def drop_idle(connections: set[Any]) -> None:
+    """End every connection without a request that has nothing left to send."""
+    for connection in list(connections):
+        if connection.idle and not connection.transport.get_write_buffer_size():
+            connection.transport.abort()
 
 
 def drop_all(connections: set[Any]) -> None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 from trt_eagle3.decode.engine import Engine, load
 from trt_eagle3.errors import EnvironmentMissingError, UserError
@@ -21,7 +22,7 @@ from trt_eagle3.serving.warm_up import warm_up
 try:
     import uvicorn
 
-    from trt_eagle3.serving.connection import connection_class, drop_all, drop_stalled
+    from trt_eagle3.serving.connection import connection_class, drop_all, drop_idle, drop_stalled
 except ImportError as missing:
     raise EnvironmentMissingError(
         f"serve: {missing.name} is not installed. Run: pip install starlette uvicorn"
@@ -32,6 +33,7 @@ __all__ = ["Server", "serve"]
 _log = logging.getLogger("trt_eagle3")
 DRAIN_S = 30  # after SIGTERM, for answers
 FLUSH_S = 3  # after that, to send what is left to say
+_SWEEP_S = 0.5
 _OTHER_FILES = 128  # descriptors that are no connections: the bundle's, Python's, sockets of fetched images
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
@@ -88,6 +90,7 @@ class Server(uvicorn.Server):
         """Refuse bodies that are still coming, wait for answers, and then drop whoever is left."""
         loop, connections = asyncio.get_running_loop(), self.server_state.connections
         self._front.stop()
+        sweeping = loop.create_task(_close_idle(connections))
         ends = [
             loop.call_later(DRAIN_S, self._engine.close),  # tells those whose answers are not ready
             loop.call_later(DRAIN_S + FLUSH_S, drop_all, connections),
@@ -95,8 +98,16 @@ class Server(uvicorn.Server):
         try:
             await super().shutdown(sockets)
         finally:
+            sweeping.cancel()
             for end in ends:
                 end.cancel()
+
+
+async def _close_idle(connections: set[Any]) -> None:
+    """Connections that were accepted while the server stopped are nobody's to wait for."""
+    while True:
+        await asyncio.sleep(_SWEEP_S)
+        drop_idle(connections)
 
 
 def _set_up_log() -> None:
