@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from trt_eagle3.errors import UserError
 from trt_eagle3.serving import ServingConfig
-from trt_eagle3.serving.json_reader import JsonScanner, TooLargeError, parse_json
+from trt_eagle3.serving.json_reader import JsonScanner, TooLargeError, parse_request_json
 
 SERVING = ServingConfig()
 URI = "data:image/png;base64," + "A" * 5000
@@ -44,8 +44,8 @@ def num_values(value: Any) -> int:
 def test_value_is_what_json_reads_and_the_count_is_no_lower(value: Any, cuts: list[int], ascii_only: bool) -> None:
     data = json.dumps(value, ensure_ascii=ascii_only).encode()
     scanner = scan(data, cuts)
-    assert parse_json(data, "body", SERVING, scanner) == value
-    assert parse_json(data, "body", SERVING) == value
+    assert parse_request_json(data, "body", SERVING, scanner) == value
+    assert parse_request_json(data, "body", SERVING) == value
     assert num_values(value) <= scanner._num_values + 1
     whole = scan(data, [])
     assert scanner._num_values == whole._num_values
@@ -76,7 +76,7 @@ def test_hostile_body_is_refused_before_anything_is_built(data: bytes, expected:
     tracemalloc.start()
     try:
         with pytest.raises(TooLargeError, match=f"body: more than {expected}"):
-            parse_json(data, "body", SERVING)
+            parse_request_json(data, "body", SERVING)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
@@ -86,7 +86,7 @@ def test_hostile_body_is_refused_before_anything_is_built(data: bytes, expected:
     ("data", "expected"),
     [
         (b"{", "not JSON"),
-        (b"[" * 20_000, "not JSON"),
+        (b"[" * 20_000, "nested deeper than 64 levels"),
         (b'"\xff"', "not JSON"),
         (b'"\xed\xa0\x80"', "not JSON"),
         (b'["' + URI.encode() + b'\xe9"]', "not JSON"),
@@ -98,12 +98,12 @@ def test_hostile_body_is_refused_before_anything_is_built(data: bytes, expected:
 )
 def test_what_is_no_json_is_refused_in_a_line_that_can_be_sent(data: bytes, expected: str) -> None:
     with pytest.raises(UserError, match=expected) as caught:
-        parse_json(data, "body", SERVING)
+        parse_request_json(data, "body", SERVING)
     assert str(caught.value).encode()
     assert len(str(caught.value)) < 300
     assert "\n" not in str(caught.value)
 
 
 def test_escaped_name_of_a_taken_out_uri_is_harmless() -> None:
-    assert parse_json(b'["' + URI.encode() + b'", "\\u0064ata:0"]', "body", SERVING) == [URI, URI]
-    assert parse_json(b'["data:0", "data:1"]', "body", SERVING) == ["data:0", "data:1"]
+    assert parse_request_json(b'["' + URI.encode() + b'", "\\u0064ata:0"]', "body", SERVING) == [URI, URI]
+    assert parse_request_json(b'["data:0", "data:1"]', "body", SERVING) == ["data:0", "data:1"]

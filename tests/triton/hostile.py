@@ -109,7 +109,7 @@ REFUSED: Mapping[str, tuple[dict[str, Any] | bytes, str]] = {
     # messages
     "messages that are no JSON": (messages("{"), "not JSON"),
     "messages that are no list": (messages({"role": "user"}), "messages"),
-    "messages nested deep": (messages("[" * 10_000), "not JSON"),
+    "messages nested deep": (messages("[" * 10_000), "nested deeper"),
     "messages nested deeper": (messages("[" * 100_000), "more than 65536 values"),
     "30 MB of messages": (messages("[" + "{}," * 10_000_000 + "{}]"), "more than 65536 values"),
     "messages with a number": (messages([5]), "messages"),
@@ -170,7 +170,7 @@ REFUSED: Mapping[str, tuple[dict[str, Any] | bytes, str]] = {
     "MP4 of zeros": (text(video=data_uri(b"\0\0\0\x18ftypmp42" + bytes(99), "video/mp4")), "video"),
     "no frames": (text(video="[]"), "no frames"),
     "frames that are numbers": (text(video="[1, 2]"), "video"),
-    "frames nested deep": (text(video="[" * 10_000), "not JSON"),
+    "frames nested deep": (text(video="[" * 10_000), "nested deeper"),
     "frames of two sizes": (text(video=json.dumps([PNG, data_uri(encode(side=50))])), "Resize"),
 }
 """Name -> the body of a ``generate`` request, and a part of the message that it is refused with (HTTP 400)."""

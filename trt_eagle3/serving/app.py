@@ -15,13 +15,12 @@ from typing import Any
 from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.engine import Engine
 from trt_eagle3.decode.request import Chunk, Request
-from trt_eagle3.errors import EnvironmentMissingError, OverloadedError, TrtEagle3Error, UserError
+from trt_eagle3.errors import MAX_MESSAGE_LEN, EnvironmentMissingError, OverloadedError, TrtEagle3Error, UserError, clip
 from trt_eagle3.serving.body import BodyBudget, BodyEvictedError, BodyLease, BodyTimeoutError
 from trt_eagle3.serving.config import ServingConfig
-from trt_eagle3.serving.json_reader import JsonScanner, TooLargeError, parse_json
+from trt_eagle3.serving.json_reader import JsonScanner, TooLargeError, parse_request_json
 from trt_eagle3.serving.metrics import to_text
 from trt_eagle3.serving.openai import ChatOptions, Completion, read_chat, to_event
-from trt_eagle3.serving.text import sendable
 
 try:
     from starlette.applications import Starlette
@@ -134,7 +133,7 @@ class Front:
             raise
 
     def _read(self, data: bytearray, scanner: JsonScanner) -> tuple[ChatOptions, Request]:
-        raw = parse_json(data, "body", self._serving, scanner)
+        raw = parse_request_json(data, "body", self._serving, scanner)
         return read_chat(raw, self._serving, self._engine.limits.max_seq_len)
 
     async def models(self, request: HTTPRequest) -> Response:
@@ -230,10 +229,10 @@ def _error(error: Exception) -> dict[str, Any]:
     if isinstance(error, HTTPException):
         message = f"{error.detail}. Served: POST /v1/chat/completions, GET /v1/models, /health and /metrics."
     elif status == 500:
-        _log.error("a request failed: %s: %s", type(error).__name__, sendable(error))
+        _log.error("a request failed: %s: %s", type(error).__name__, clip(error))
         message = f"internal error: {type(error).__name__}"
     else:
         message = str(error)
     kind = "invalid_request_error" if status < 500 else "server_error"
     code = error.code if isinstance(error, _RefusedError) else None
-    return {"error": {"message": sendable(message), "type": kind, "param": None, "code": code}}
+    return {"error": {"message": clip(message, MAX_MESSAGE_LEN), "type": kind, "param": None, "code": code}}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trt_eagle3.errors import UserError
+from trt_eagle3.json_file import parse_json
 from trt_eagle3.serving.config import ServingConfig
 
-__all__ = ["JsonScanner", "TooLargeError", "check_unicode", "parse_json"]
+__all__ = ["JsonScanner", "TooLargeError", "check_unicode", "parse_request_json"]
 
 _STRING_BODY = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _MEDIA_HEAD = b"data:"
@@ -103,7 +103,9 @@ class JsonScanner:
                 raise TooLargeError(f"{self._name}: more than {limit} {unit} The limit is {field}.")
 
 
-def parse_json(data: bytes | bytearray, name: str, serving: ServingConfig, scanner: JsonScanner | None = None) -> Any:
+def parse_request_json(
+    data: bytes | bytearray, name: str, serving: ServingConfig, scanner: JsonScanner | None = None
+) -> Any:
     """Parse JSON, all of whose texts can be encoded.
 
     Args:
@@ -117,12 +119,12 @@ def parse_json(data: bytes | bytearray, name: str, serving: ServingConfig, scann
         for start in range(0, len(data), _BLOCK):
             scanner.feed(bytes(data[start : start + _BLOCK]))
     try:
-        value = [json.loads(_without(data, scanner.media).decode("utf-8-sig"))]
+        value = [parse_json(_without(data, scanner.media).decode("utf-8-sig"), name)]
         if scanner.media:
             with memoryview(data) as view:  # each URI is copied once, and other threads run in between
                 _put_back(value, [str(view[start:stop], "ascii") for start, stop in scanner.media])
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{name}: not JSON ({error!s:.160}). Check it.") from error
+    except UnicodeError as error:
+        raise UserError(f"{name}: not JSON: {error!s:.80}. Encode it as UTF-8.") from error
     check_unicode(value, name)
     return value[0]
 

@@ -21,10 +21,9 @@ import triton_python_backend_utils as pb_utils
 import yaml
 
 from trt_eagle3.decode.engine import load
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import UserError, clip
 from trt_eagle3.serving import ServingConfig
-from trt_eagle3.serving.json_reader import parse_json
-from trt_eagle3.serving.text import sendable
+from trt_eagle3.serving.json_reader import parse_request_json
 from trt_eagle3.serving.warm_up import warm_up
 from trt_eagle3.triton.flight import Flight, refuse
 from trt_eagle3.triton.libraries import use_libraries
@@ -136,7 +135,7 @@ class TritonPythonModel:
         if self._serving.log_prompts:
             prompt = order.request.prompt
             text = prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
-            pb_utils.Logger.log_info(f"trt_eagle3: request {sendable(request_id) or '-'}: {text!r}")
+            pb_utils.Logger.log_info(f"trt_eagle3: request {clip(request_id) or '-'}: {text!r}")
 
 
 def _tensors(request: Any) -> dict[str, Any]:
@@ -149,7 +148,7 @@ def _request_parameters(request: Any, serving: ServingConfig) -> Any:
         text = request.parameters()
     except UnicodeError as error:
         raise UserError("request: a parameter is not UTF-8. Encode it as UTF-8.") from error
-    return parse_json(text.encode("utf-8", "surrogatepass"), "request: parameters", serving) if text else {}
+    return parse_request_json(text.encode("utf-8", "surrogatepass"), "request: parameters", serving) if text else {}
 
 
 def _parameters(config: Mapping[str, Any]) -> dict[str, Any]:

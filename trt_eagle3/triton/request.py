@@ -12,7 +12,7 @@ from trt_eagle3.decode.request import Request
 from trt_eagle3.decode.sampling import Sampling
 from trt_eagle3.errors import UserError
 from trt_eagle3.serving import ServingConfig
-from trt_eagle3.serving.json_reader import TooLargeError, parse_json
+from trt_eagle3.serving.json_reader import TooLargeError, parse_request_json
 from trt_eagle3.triton.tensors import INPUTS
 
 __all__ = ["Order", "read_order"]
@@ -123,7 +123,7 @@ _READERS: Mapping[str, Callable[[Any, str], list[Any]]] = {
 
 
 def _parse_messages(text: str, serving: ServingConfig) -> list[Any]:
-    messages = parse_json(text.encode(), "messages", serving)
+    messages = parse_request_json(text.encode(), "messages", serving)
     if not isinstance(messages, list):
         raise UserError(f"messages: expected a JSON list of messages, got {type(messages).__name__}.")
     return messages
@@ -133,7 +133,7 @@ def _video(text: str, serving: ServingConfig) -> Any:
     """A file's data URI or URL; or a JSON list of frames."""
     if not text.lstrip().startswith("["):
         return text
-    frames = parse_json(text.encode(), "video", serving)
+    frames = parse_request_json(text.encode(), "video", serving)
     if not all(isinstance(frame, str) for frame in frames):
         raise UserError("video: expected a JSON list of data URIs, got other values in it.")
     return frames
