@@ -323,7 +323,7 @@ def deploy(bundle: Path, repository: Path, target: str, as_json: bool, **options
 def serve(bundle: Path, limits: tuple[str, ...], **options: Any) -> None:
     """Serve BUNDLE to OpenAI clients: /v1/chat/completions, /health, /metrics."""
     from trt_eagle3.serving import ServingConfig
-    from trt_eagle3.serving.app import serve as run
+    from trt_eagle3.serving.server import serve as run
 
     run(bundle, serving=ServingConfig.from_mapping(parse_overrides(limits), "--set"), **options)
 

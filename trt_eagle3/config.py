@@ -181,7 +181,12 @@ class SpeculationConfig(_Section):
 
 
 class BuildConfig(_Section):
-    """One build. Without a draft the bundle decodes plainly."""
+    """One build. Without a draft the bundle decodes plainly.
+
+    Attributes:
+        split_special_tokens: control tokens (``<|im_start|>``) in the text of a prompt are text; false makes tokens of
+            them, which lets whoever writes a prompt forge a system turn.
+    """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
     target: TargetConfig
@@ -189,6 +194,7 @@ class BuildConfig(_Section):
     engine: EngineConfig = EngineConfig()
     limits: LimitsConfig = LimitsConfig()
     speculation: SpeculationConfig = SpeculationConfig()
+    split_special_tokens: bool = True
     output: UserPath = Path("engines")
 
 

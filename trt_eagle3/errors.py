@@ -6,6 +6,7 @@ import reprlib
 from typing import Any
 
 __all__ = [
+    "MAX_MESSAGE_LEN",
     "MAX_QUOTE_LEN",
     "EngineFailedError",
     "EnvironmentMissingError",
@@ -20,7 +21,9 @@ __all__ = [
 
 MAX_QUOTE_LEN = 200
 """Characters of a foreign text that a message repeats at most."""
-_MAX_MESSAGE_LEN, _TAIL_LEN = 1200, 300  # of a whole message, and of its end, where the fix stands
+MAX_MESSAGE_LEN = 1200
+"""Characters of a whole message at most."""
+_TAIL_LEN = 300  # of its end, where the fix stands
 
 
 def clip(text: object, most: int = MAX_QUOTE_LEN) -> str:
@@ -87,8 +90,8 @@ class UserError(TrtEagle3Error, ValueError):
     exit_code = 2
 
     def __init__(self, message: str, *rest: Any) -> None:
-        if len(message) > _MAX_MESSAGE_LEN:
-            message = f"{message[: _MAX_MESSAGE_LEN - _TAIL_LEN]} ... {message[-_TAIL_LEN:]}"
+        if len(message) > MAX_MESSAGE_LEN:
+            message = f"{message[: MAX_MESSAGE_LEN - _TAIL_LEN]} ... {message[-_TAIL_LEN:]}"
         super().__init__(_printable(message), *rest)
 
 

@@ -337,3 +337,25 @@ def test_sequences_whose_readers_lag_leave_their_places_to_others() -> None:
         s.paused = False
     finish(scheduler)
     assert {i: s.tokens[:MAX_TOKENS] for i, s in asked.items()} == expected
+
+
+def test_pages_are_taken_from_lagging_readers_first() -> None:
+    """Pages run out in the middle of an answer: the oldest, whom nobody reads, gives way before the newest does."""
+    expected = {i: solo(i) for i in (0, 1, 3)}
+    for num_pages in range(8, NUM_PAGES):
+        pool = PagePool(num_pages, PAGE_SIZE)
+        scheduler = make_scheduler(pool, None, lambda _: CHAIN)
+        lagging, *others = asked = [pair().sequence(prompts()[i], pool, drafting=True) for i in expected]
+        for s in asked:
+            scheduler.add(s)
+        while scheduler.waiting and not scheduler.num_preempted:
+            scheduler.step()
+        if not scheduler.num_preempted:
+            break
+    lagging.paused = True
+    while not scheduler.num_preempted and len(others[-1].tokens) < MAX_TOKENS:
+        scheduler.step()
+    assert list(scheduler.waiting) == [lagging]
+    lagging.paused = False
+    finish(scheduler)
+    assert {i: s.tokens[:MAX_TOKENS] for i, s in zip(expected, asked, strict=True)} == expected

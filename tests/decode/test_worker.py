@@ -237,6 +237,27 @@ def test_reader_that_stalls_makes_its_sequence_wait_and_nobody_else(engine: Engi
     assert len(slow.finish().token_ids) == 400
 
 
+def test_answers_that_are_not_read_leave_the_queue_to_others(engine: Engine, expected: list[str]) -> None:
+    """Those that were preempted for others do not wait: the queue is free, until they are as many as may wait."""
+
+    def stall() -> Answer:
+        answer, deadline = engine.submit(endless(speculation=False)), time.monotonic() + 30
+        while not answer.lagging and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert answer.lagging
+        return answer
+
+    unread = [stall() for _ in range(LIMITS["max_batch_size"] + 2)]
+    assert engine.metrics().waiting == 0
+    assert engine.generate(PROMPTS[1]).text == expected[1]
+    with pytest.raises(OverloadedError, match=r"answers are not read \(limits.max_waiting\)"):
+        unread.extend(stall() for _ in range(LIMITS["max_waiting"] + 1))
+    assert len(unread[0].finish().token_ids) == 400
+    unread.clear()
+    settle(engine)
+    assert engine.generate(PROMPTS[1]).text == expected[1]
+
+
 def test_waiting_for_the_end_of_a_long_answer_is_no_lag(engine: Engine) -> None:
     answer = engine.submit(endless(speculation=False))
     assert answer.wait(30)
@@ -249,7 +270,7 @@ def test_error_of_a_prompt_comes_out_of_its_iterator_only(engine: Engine, expect
     with pytest.raises(UserError, match="the limit is 511"):
         bad.finish()
     assert good.finish().text == expected[2]
-    assert engine.metrics().requests == {"stop": 1, "error": 1}
+    assert engine.metrics().requests == {"stop": 1, "rejected": 1}
 
 
 def test_pass_that_fails_ends_all_it_was_for_and_the_engine_goes_on(

@@ -26,6 +26,7 @@ from trt_eagle3.multimodal import Processor
 from trt_eagle3.multimodal.chat_template import ChatTemplate
 from trt_eagle3.prompts import read_questions
 from trt_eagle3.serving import ServingConfig
+from trt_eagle3.serving.json_reader import parse_request_json
 from trt_eagle3.serving.openai import read_chat
 from trt_eagle3.triton.request import read_order
 from trt_eagle3.triton.tensors import INPUTS
@@ -102,7 +103,7 @@ def built_bundle() -> Path:
 
 
 def _chat(text: bytes, _: Path) -> None:
-    read_chat(parse_json(text, "body"), ServingConfig(), 16)
+    read_chat(parse_request_json(text, "body", ServingConfig()), ServingConfig(), 16)
 
 
 def _triton(text: bytes, _: Path) -> None:

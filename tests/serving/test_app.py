@@ -3,89 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import re
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
-import uvicorn
 from PIL import Image
 
 from tests.multimodal.bombs import encode, jpeg_of_scans
+from tests.serving.site import SERVING, Site, serving, wait_for
 from tests.tiny import ROOT, build_tiny
 from tests.triton.hostile import REFUSED
 from tests.triton.server import data_uri
 from trt_eagle3.decode.engine import Engine, load
 from trt_eagle3.errors import UserError
 from trt_eagle3.serving import ServingConfig
-from trt_eagle3.serving.app import make_app
+from trt_eagle3.serving.app import Front, make_app
 from trt_eagle3.serving.warm_up import warm_up
 
 SCENE = ROOT / "examples/tiny/images/scene.png"
 QUESTION = [{"role": "user", "content": "What is 12 plus 30?"}]
 LONG = {"messages": QUESTION, "max_tokens": 900, "ignore_eos": True}  # runs for seconds
-SERVING = ServingConfig(max_body_bytes=1 << 20, max_media=4)
-
-
-@dataclass
-class Site:
-    port: int
-
-    def request(
-        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
-    ) -> tuple[int, str, dict[str, str]]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        try:
-            data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
-            connection.request(method, path, data, headers or {})
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode(), dict(answer.getheaders())
-        finally:
-            connection.close()
-
-    def chat(self, **body: Any) -> tuple[int, dict[str, Any]]:
-        status, text, _ = self.request("POST", "/v1/chat/completions", body)
-        return status, json.loads(text)
-
-    @contextmanager
-    def hang_up_later(self, body: dict[str, Any]) -> Iterator[None]:
-        """Ask, and go away at the end of the block without having read anything."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
-        connection.request("POST", "/v1/chat/completions", json.dumps(body))
-        try:
-            yield
-        finally:
-            connection.close()
-
-    def events(self, **body: Any) -> list[Any]:
-        status, text, _ = self.request("POST", "/v1/chat/completions", {"stream": True, **body})
-        assert status == 200, text
-        lines = [line.removeprefix("data: ") for line in text.splitlines() if line]
-        assert lines[-1] == "[DONE]"
-        return [json.loads(line) for line in lines[:-1]]
-
-
-@contextmanager
-def serving(engine: Engine, config: ServingConfig = SERVING, api_key: str | None = None) -> Iterator[Site]:
-    server = uvicorn.Server(uvicorn.Config(make_app(engine, config, api_key), port=0, log_level="error"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    try:
-        _wait(lambda: server.started)
-        yield Site(server.servers[0].sockets[0].getsockname()[1])
-    finally:
-        server.should_exit = True
-        thread.join(10)
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +119,7 @@ def test_options_reach_the_engine(site: Site) -> None:
     ("body", "expected"),
     [
         (b"{", "not JSON"),
-        (b"[" * 100_000, "not JSON"),
+        (b"[" * 10_000, "nested deeper than 64 levels"),
         (b"\xff", "not JSON"),
         ([], "body"),
         ({}, "messages"),
@@ -215,7 +160,7 @@ def test_options_reach_the_engine(site: Site) -> None:
         ({"messages": picture("data:image/png;base64,AAAA") * 5}, "the limit is 4"),
         (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "not Unicode"),
         (b'{"messages": [], "\\ud800\\n": 1}', "ud800"),
-        (b'{"messages": [], "model": "\\ud800\\n", "stop": 5}', "stop"),
+        (b'{"messages": [], "model": "\\ud800\\n", "stop": 5}', "not Unicode"),
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
@@ -290,9 +235,9 @@ def test_big_body_is_refused_while_it_comes(site: Site) -> None:
 def test_overload_is_a_503_that_says_when_to_come_back(narrow: Engine) -> None:
     with serving(narrow) as site, ThreadPoolExecutor(2) as pool:
         with site.hang_up_later({**LONG, "stream": True}):
-            _wait(lambda: narrow.metrics().running == 1)
+            wait_for(lambda: narrow.metrics().running == 1)
             waiting = [pool.submit(site.chat, messages=QUESTION) for _ in range(2)]
-            _wait(lambda: narrow.metrics().waiting == 2)
+            wait_for(lambda: narrow.metrics().waiting == 2)
             status, text, headers = site.request("POST", "/v1/chat/completions", {"messages": QUESTION})
             assert (status, headers["retry-after"]) == (503, "1")
             assert "max_waiting" in json.loads(text)["error"]["message"]
@@ -302,10 +247,10 @@ def test_overload_is_a_503_that_says_when_to_come_back(narrow: Engine) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_client_that_hangs_up_while_it_waits_leaves_its_place_to_others(narrow: Engine, stream: bool) -> None:
     with serving(narrow) as site, site.hang_up_later({**LONG, "stream": True}):
-        _wait(lambda: narrow.metrics().running == 1)
+        wait_for(lambda: narrow.metrics().running == 1)
         with site.hang_up_later({**LONG, "stream": stream}), site.hang_up_later({**LONG, "stream": stream}):
-            _wait(lambda: narrow.metrics().waiting == 2)
-        _wait(lambda: narrow.metrics().waiting == 0)
+            wait_for(lambda: narrow.metrics().waiting == 2)
+        wait_for(lambda: narrow.metrics().waiting == 0)
         assert narrow.metrics().running == 1
 
 
@@ -315,8 +260,8 @@ def test_client_that_hangs_up_stops_its_request(
 ) -> None:
     before = cancelled(engine)
     with site.hang_up_later({**LONG, "stream": stream}):
-        _wait(lambda: engine.metrics().running == 1)
-    _wait(lambda: cancelled(engine) == before + 1)
+        wait_for(lambda: engine.metrics().running == 1)
+    wait_for(lambda: cancelled(engine) == before + 1)
     metrics = engine.metrics()
     assert metrics.kv_pages_used == 0
     assert caplog.text == ""
@@ -327,8 +272,8 @@ def test_every_accepted_request_is_counted_once(narrow: Engine) -> None:
         site.chat(messages=QUESTION)  # one at a time: what other tests left behind has ended
         before = narrow.metrics().requests
         with site.hang_up_later({**LONG, "stream": True}):
-            _wait(lambda: narrow.metrics().running == 1)
-        _wait(lambda: narrow.metrics().running == 0)
+            wait_for(lambda: narrow.metrics().running == 1)
+        wait_for(lambda: narrow.metrics().running == 0)
         site.chat(messages=QUESTION)
         site.events(messages=QUESTION)
         site.chat(messages=QUESTION, max_tokens=2)
@@ -336,7 +281,7 @@ def test_every_accepted_request_is_counted_once(narrow: Engine) -> None:
         site.chat(messages=QUESTION, n=2)  # refused at the door
     after = narrow.metrics().requests
     grown = {outcome: count - before.get(outcome, 0) for outcome, count in after.items()}
-    assert grown == {"cancelled": 1, "stop": 2, "length": 1, "error": 1}
+    assert grown == {"cancelled": 1, "stop": 2, "length": 1, "rejected": 2}
 
 
 def test_request_that_takes_too_long_is_ended(engine: Engine) -> None:
@@ -370,7 +315,7 @@ def test_request_whose_image_decodes_slowly_is_ended_in_time(bundle: Path) -> No
 
 
 def test_client_that_does_not_read_loses_its_place_in_time(engine: Engine) -> None:
-    app, before, sent = make_app(engine, ServingConfig(max_request_s=0.5)), cancelled(engine), []
+    app, before, sent = make_app(Front(engine, ServingConfig(max_request_s=0.5))), cancelled(engine), []
 
     async def ask() -> None:
         news = iter([{"type": "http.request", "body": json.dumps({**LONG, "stream": True}).encode()}])
@@ -385,7 +330,7 @@ def test_client_that_does_not_read_loses_its_place_in_time(engine: Engine) -> No
 
         scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
         asked = asyncio.create_task(app(scope, receive, send))
-        await asyncio.to_thread(_wait, lambda: cancelled(engine) == before + 1)
+        await asyncio.to_thread(wait_for, lambda: cancelled(engine) == before + 1)
         full.set()
         await asked
 
@@ -432,13 +377,6 @@ def test_fewest_pixels_that_may_be_asked_for_are_enough_to_start(bundle: Path) -
     engine = load(bundle, media=ServingConfig(max_pixels=4096).media())
     assert warm_up(engine) > 0
     engine.close()
-
-
-def _wait(holds: Any) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_image_of_an_allowed_host_is_fetched(bundle: Path, engine: Engine) -> None:

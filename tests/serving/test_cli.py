@@ -95,7 +95,7 @@ def test_address_that_cannot_be_listened_on_is_refused_before_the_engine_is_load
     def loaded(*_: object, **__: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr("trt_eagle3.serving.app.load", loaded)
+    monkeypatch.setattr("trt_eagle3.serving.server.load", loaded)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=rf"127\.0\.0\.1:{port}: cannot listen: Address already in use"):
@@ -116,7 +116,7 @@ QUESTION = [{"role": "user", "content": "What is 12 plus 30?"}]
 def serving(bundle: Path, *words: str, drain_s: int = 30) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """``trt-eagle3 serve`` as a process, and its port, once it says that it answers."""
     (port,) = free_ports(1)
-    code = f"from trt_eagle3 import cli; from trt_eagle3.serving import app; app._DRAIN_S = {drain_s}; cli.main()"
+    code = f"from trt_eagle3 import cli; from trt_eagle3.serving import server; server.DRAIN_S = {drain_s}; cli.main()"
     program = [sys.executable, "-c", code, "serve", str(bundle), "--port", str(port), *words]
     with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -141,7 +141,7 @@ def metric(port: int, name: str) -> list[str]:
 
 def test_serve_says_where_it_answers_and_sigterm_lets_a_stream_end(bundle: Path) -> None:
     with serving(bundle, "--set", "log_prompts=true") as (process, port):
-        assert metric(port, "requests_total") == ["0.0"] * 4  # the warm-up is nobody's request
+        assert metric(port, "requests_total") == ["0.0"] * 5  # the warm-up is nobody's request
         with closing(ask(port, max_tokens=150, stream=True)) as connection:
             answer = connection.getresponse()
             assert b"assistant" in answer.readline()

@@ -16,7 +16,7 @@ from PIL import Image
 
 from tests.triton.server import data_uri
 
-__all__ = ["MALFORMED", "REFUSED", "as_body", "broken_images"]
+__all__ = ["MALFORMED", "REFUSED", "SURROGATES", "as_body", "broken_images"]
 
 
 @functools.cache
@@ -66,6 +66,17 @@ PLAYLIST = b"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile:///etc/passwd\n#
 NOT_FETCHED, NOT_READ, NO_IMAGE = "not fetched", "files are not read", "not an image that is read here"
 PNG = data_uri(encode())
 
+SURROGATES = {
+    "source": r'[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:\ud800"}}]}]',
+    "path": r'[{"role": "user", "content": [{"type": "image", "image": "\ud800"}]}]',
+    "part": r'[{"role": "user", "content": [{"type": "\udfff"}]}]',
+    "text": r'[{"role": "user", "content": "a \udc80"}]',
+    "role": r'[{"role": "\ud800", "content": "x"}]',
+    "name": r'[{"role": "user", "content": "x", "\ud800": 1}]',
+    "no message": r'["\ud800"]',
+}
+"""Messages as JSON with texts that no encoding can carry."""
+
 REFUSED: Mapping[str, tuple[dict[str, Any] | bytes, str]] = {
     # parameters
     "max_tokens 0": (text(max_tokens=0), "max_tokens"),
@@ -94,13 +105,13 @@ REFUSED: Mapping[str, tuple[dict[str, Any] | bytes, str]] = {
     "100k characters": (text(text_input="What is 12 plus 30? " * 5000), "the limit is"),
     "100k letters without a space": (text(text_input="a" * 100_000), "the limit is"),
     "2M characters": (text(text_input="x " * 1_000_000), "the limit is"),
-    "image pad": (text(text_input="<|image_pad|>" * 4), "image_pad"),
-    "video pad": (text(text_input="a <|video_pad|> b"), "video_pad"),
     "two texts": (text(text_input=["a", "b"]), "shape"),
     # messages
     "messages that are no JSON": (messages("{"), "not JSON"),
     "messages that are no list": (messages({"role": "user"}), "messages"),
-    "messages nested deep": (messages("[" * 100_000), "not JSON"),
+    "messages nested deep": (messages("[" * 10_000), "nested deeper"),
+    "messages nested deeper": (messages("[" * 100_000), "more than 65536 values"),
+    "30 MB of messages": (messages("[" + "{}," * 10_000_000 + "{}]"), "more than 65536 values"),
     "messages with a number": (messages([5]), "messages"),
     "message without a role": (messages([{"content": "x"}]), "role"),
     "message without content": (messages([{"role": "user"}]), "content"),
@@ -116,6 +127,10 @@ REFUSED: Mapping[str, tuple[dict[str, Any] | bytes, str]] = {
     "video that is a mapping": (content({"type": "video", "video": {"frames": "/etc"}}), "video"),
     "frames from files": (content({"type": "video", "video": ["/etc/passwd", "/etc/hosts"]}), NOT_READ),
     "lone surrogate": (messages('[{"role": "user", "content": "\\ud800"}]'), "not Unicode"),
+    "lone surrogate in a source": (messages(SURROGATES["source"]), "not Unicode"),
+    "lone surrogate in a role": (messages(SURROGATES["role"]), "not Unicode"),
+    "lone surrogate in a name": (messages(SURROGATES["name"]), "not Unicode"),
+    "lone surrogate in a frame": (text(video='["data:\\ud800"]'), "not Unicode"),
     "images beside messages": ({**messages([{"role": "user", "content": "x"}]), "image_url": PNG}, "messages"),
     # where images come from
     "path": (url("/etc/passwd"), NOT_READ),
@@ -155,7 +170,7 @@ REFUSED: Mapping[str, tuple[dict[str, Any] | bytes, str]] = {
     "MP4 of zeros": (text(video=data_uri(b"\0\0\0\x18ftypmp42" + bytes(99), "video/mp4")), "video"),
     "no frames": (text(video="[]"), "no frames"),
     "frames that are numbers": (text(video="[1, 2]"), "video"),
-    "frames nested deep": (text(video="[" * 100_000), "not JSON"),
+    "frames nested deep": (text(video="[" * 10_000), "nested deeper"),
     "frames of two sizes": (text(video=json.dumps([PNG, data_uri(encode(side=50))])), "Resize"),
 }
 """Name -> the body of a ``generate`` request, and a part of the message that it is refused with (HTTP 400)."""

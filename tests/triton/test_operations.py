@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.tiny import build_tiny
+from tests.triton.hostile import SURROGATES, as_body
 from tests.triton.server import Server, grpc, needs_server
 from trt_eagle3.decode.engine import load
 from trt_eagle3.triton.repository import deploy
@@ -70,6 +71,19 @@ def test_overload_is_refused_and_sigterm_drains_and_the_server_starts_again(serv
     server.start()
     assert server.generate(**SHORT)["text_output"] == short
     assert server.terminate() == 0
+
+
+def test_lone_surrogates_are_answered_and_sigterm_is_quick(server: Server) -> None:
+    requests = [{"messages": messages} for messages in SURROGATES.values()]
+    for reply in grpc(server, requests):
+        assert "not Unicode text" in str(reply.error)
+    for request in requests:
+        for path in ("generate", "generate_stream"):
+            status, text = server.post(path, as_body({**request, "stream": path != "generate"}), timeout=10)
+            assert (status, "not Unicode text" in text) == (400, True), text
+    start = time.monotonic()
+    assert server.terminate() == 0
+    assert time.monotonic() - start < 10
 
 
 def test_crash_of_the_backend_is_seen_by_readiness(server: Server) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.triton.hostile import SURROGATES
 from trt_eagle3.decode.sampling import Sampling
 from trt_eagle3.errors import UserError
 from trt_eagle3.serving import ServingConfig
+from trt_eagle3.serving.json_reader import TooLargeError
 from trt_eagle3.triton.request import Order, read_order
 
 SERVING = ServingConfig()
@@ -97,6 +99,31 @@ def test_bad_tensor_is_refused_in_one_line(tensors: dict[str, Any], expected: st
         read(**tensors)
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("tensors", "expected"),
+    [
+        ({"text_input": strings("x" * (1 << 20) + "x")}, "text: 1048577 bytes, the limit is 1048576"),
+        ({"text_input": strings("x"), "stop_words": strings(*["x" * 1000] * 1100)}, "text: 1100001 bytes"),
+        ({"text_input": strings("x"), "stop_words": strings(*["x"] * 70_000)}, "stop_words: 70000 values"),
+        ({"text_input": strings("x"), "image_url": strings(*["x"] * 70_000)}, "image_url: 70000 values"),
+        ({"messages": strings("[" + "{}," * 70_000 + "{}]")}, "messages: more than 65536 values"),
+        ({"messages": strings('[{"content": "' + "x" * (1 << 20))}, "messages: more than 1048576 bytes of text"),
+        ({"text_input": strings("x"), "video": strings("[" + "[]," * 70_000)}, "video: more than 65536 values"),
+    ],
+)
+def test_what_is_too_much_is_refused_before_it_is_read(tensors: dict[str, Any], expected: str) -> None:
+    with pytest.raises(TooLargeError) as caught:
+        read(**tensors)
+    assert expected in str(caught.value)
+
+
+@pytest.mark.parametrize("messages", SURROGATES.values(), ids=SURROGATES.keys())
+def test_lone_surrogate_is_refused_in_a_line_that_can_be_sent(messages: str) -> None:
+    with pytest.raises(UserError, match="not Unicode text") as caught:
+        read(messages=strings(messages))
+    assert str(caught.value).encode()
 
 
 def test_characters_are_counted_without_pictures() -> None:

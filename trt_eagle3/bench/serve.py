@@ -37,7 +37,7 @@ from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.prompts import Question, read_questions
 from trt_eagle3.triton.repository import deploy
 
-__all__ = ["free_ports", "main"]
+__all__ = ["free_ports", "main", "to_data_uri", "wait_until_ready"]
 
 _START_S = 300.0
 
@@ -159,9 +159,9 @@ def _served(port: int, model: str, stream: bool) -> Ask:
         inputs: dict[str, Any] = {"text_input": question.prompt, "max_tokens": max_tokens, "speculation": speculation}
         inputs |= {"stream": stream, "return_token_ids": True}
         if question.images:
-            inputs["image_url"] = [_data_uri(image) for image in question.images]
+            inputs["image_url"] = [to_data_uri(image) for image in question.images]
         if question.videos:
-            inputs["video"] = [json.dumps([_data_uri(f) for f in _frames(video)]) for video in question.videos]
+            inputs["video"] = [json.dumps([to_data_uri(f) for f in _frames(video)]) for video in question.videos]
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
         start, ids, pieces = time.perf_counter(), [], []
         connection.request("POST", f"/v2/models/{model}/generate_stream", json.dumps(inputs))
@@ -183,7 +183,8 @@ def _frames(video: Any) -> list[Any]:
     return sorted(Path(video).iterdir()) if isinstance(video, str | Path) else list(video)
 
 
-def _data_uri(image: Any) -> str:
+def to_data_uri(image: Any) -> str:
+    """An image file as a data URI."""
     return f"data:image/*;base64,{base64.b64encode(Path(image).read_bytes()).decode()}"
 
 
@@ -197,14 +198,19 @@ def _server(bundle: Path, serving: dict[str, float]) -> Iterator[int]:
         launch = model.parent / "launch.sh"
         process = subprocess.Popen([launch], env=environment, stdout=log, stderr=log)
         try:
-            _wait_until_ready(process, ports["HTTP_PORT"], model.name, Path(log.name))
+            wait_until_ready(process, ports["HTTP_PORT"], model.name, Path(log.name))
             yield ports["HTTP_PORT"]
         finally:
             process.terminate()
             process.wait()
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], port: int, model: str, log: Path) -> None:
+def wait_until_ready(process: subprocess.Popen[bytes], port: int, model: str, log: Path) -> None:
+    """Wait until the server answers.
+
+    Raises:
+        EnvironmentMissingError: it ended, or took too long.
+    """
     deadline = time.monotonic() + _START_S
     while time.monotonic() < deadline:
         if process.poll() is not None:

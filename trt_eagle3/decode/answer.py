@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from trt_eagle3.decode.output import Output
-from trt_eagle3.decode.request import Chunk, FinishReason, Generation, Request
+from trt_eagle3.decode.request import Chunk, FinishReason, Generation
 
 __all__ = ["Answer"]
 
-_MAX_UNREAD = 64  # chunks; a reader further behind than this makes its sequence wait
+_MAX_UNREAD = 32  # chunks; a reader further behind than this makes its sequence wait
 
 
 class Answer:
@@ -22,9 +22,8 @@ class Answer:
     Leaving the iteration early, or letting go of the answer, cancels the request.
     """
 
-    def __init__(self, request: Request, wake: Callable[[], None], keeps: object = None) -> None:
+    def __init__(self, wake: Callable[[], None], keeps: object = None) -> None:
         """``wake``: tells the worker that there is something to look at. ``keeps``: what must live as long as this."""
-        self.request = request
         self.cancelled = False
         self.prompt_tokens = 0
         self.finish_reason: FinishReason | None = None
@@ -38,6 +37,7 @@ class Answer:
         self._error: Exception | None = None
         self._over = False
         self._num_awaiting = 0
+        self._behind = False
         self._changed = threading.Condition()
         self._listeners: list[Callable[[], None]] = []  # of readers in event loops
 
@@ -48,8 +48,13 @@ class Answer:
 
     @property
     def lagging(self) -> bool:
-        """Whether the reader is so far behind that there is no hurry; one who waits for the end is not."""
-        return len(self._chunks) >= _MAX_UNREAD and not self._num_awaiting
+        """Whether the reader is so far behind that there is no hurry, and has not caught up since.
+
+        One who waits for the end is not.
+        """
+        unread = len(self._chunks)
+        self._behind = unread >= _MAX_UNREAD or (self._behind and unread > _MAX_UNREAD // 2)
+        return self._behind and not self._num_awaiting
 
     @property
     def over(self) -> bool:
@@ -140,7 +145,7 @@ class Answer:
             if self._chunks:
                 lagged = self.lagging
                 chunk = self._chunks.popleft()
-                if lagged:
+                if lagged and not self.lagging:
                     self._wake()
                 return chunk
             if self._over and self._error is not None:

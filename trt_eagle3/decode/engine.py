@@ -62,20 +62,29 @@ _T = TypeVar("_T")
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-def load(bundle: str | Path, *, media: MediaPolicy = LOCAL_MEDIA) -> Engine:
-    """Load a bundle; ``media`` says where images and videos of prompts may come from.
+def load(bundle: str | Path, *, media: MediaPolicy = LOCAL_MEDIA, split_special_tokens: bool | None = None) -> Engine:
+    """Load a bundle.
 
+    Args:
+        media: where images and videos of prompts may come from.
+        split_special_tokens: whether control tokens in the text of prompts are text; None: as the bundle was built.
     Raises:
         UserError: no bundle, an unfinished or damaged one, or one of another schema version.
     """
-    return retry_if_replaced(lambda: Engine(Path(bundle), media))
+    return retry_if_replaced(lambda: Engine(Path(bundle), media, split_special_tokens=split_special_tokens))
 
 
 class Engine:
     """One loaded bundle. Graphs are opened when they are first needed: a text prompt never loads the vision tower."""
 
-    def __init__(self, path: Path, media: MediaPolicy = LOCAL_MEDIA, plan: Plan | None = None) -> None:
-        """``plan``: instead of the bundle's, which is not read then."""
+    def __init__(
+        self,
+        path: Path,
+        media: MediaPolicy = LOCAL_MEDIA,
+        plan: Plan | None = None,
+        split_special_tokens: bool | None = None,
+    ) -> None:
+        """``plan``: instead of the bundle's, which is not read then. The others are as for ``load``."""
         self.path = path
         self.record: BundleRecord = read_bundle(path)
         self.spec: TargetSpec = self._read(target_from_dict, self.record.target)
@@ -92,6 +101,9 @@ class Engine:
                 max_prompt_len=self.limits.max_seq_len - 1,
                 media=media,
                 decoders=DecoderPool(),
+                split_special_tokens=config.split_special_tokens
+                if split_special_tokens is None
+                else split_special_tokens,
             )
             self._plan = plan or read_plan(path, config.speculation, config.engine.device)
         self.dtype = _DTYPES[config.engine.dtype]
@@ -145,6 +157,10 @@ class Engine:
     def metrics(self) -> EngineMetrics:
         """Counters of all requests so far."""
         return self._meter.snapshot(**self._now())
+
+    def count_rejected(self) -> None:
+        """Count a request that whoever serves this engine has refused itself, because it was wrong."""
+        self._meter.finished("rejected")
 
     def restart_metrics(self) -> None:
         """Count requests from here on; not while any are in flight."""

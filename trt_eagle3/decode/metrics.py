@@ -42,7 +42,8 @@ class EngineMetrics:
     """One moment of an engine.
 
     Attributes:
-        requests: finished requests by outcome (``stop``, ``length``, ``cancelled``, ``error``).
+        requests: finished requests by outcome (``stop``, ``length``, ``cancelled``, ``rejected`` where
+            the request was wrong, ``error`` where the engine failed).
         prompt_tokens, generated_tokens: of requests so far. reused_tokens: prompt tokens that no pass had to run.
         cycles: verify passes of sequences. accepted: at which positions after the root drafts were accepted, out of
             ``proposed``.

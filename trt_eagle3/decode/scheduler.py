@@ -118,7 +118,7 @@ class Scheduler:
         while sequence is not None:
             if len(self.running) < self._max_batch_size and self._give_pages(sequence):
                 break
-            lagging = next((s for s in reversed(self.running) if s.paused), None)
+            lagging = self._lagging()
             if lagging is None:
                 return None
             self._preempt(lagging)
@@ -198,13 +198,17 @@ class Scheduler:
         return Emission(sequence, (), error=error)
 
     def _reserve(self, sequence: SequenceState, num_rows: int) -> None:
-        """Pages for ``num_rows`` rows; who came last is put off first, ``sequence`` itself if it is the one."""
+        """Pages for ``num_rows`` rows: preempt those that nobody reads, then the newest, be it ``sequence``."""
         while not self._free_pages(sequence, num_rows):
-            last = self.running[-1]
+            last = self._lagging() or self.running[-1]
             self._preempt(last)
             if last is sequence:
                 return
         sequence.pages.reserve(num_rows)
+
+    def _lagging(self) -> SequenceState | None:
+        """The newest of the running whose reader lags."""
+        return next((s for s in reversed(self.running) if s.paused), None)
 
     def _preempt(self, sequence: SequenceState) -> None:
         self.running.remove(sequence)

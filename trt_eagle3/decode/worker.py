@@ -16,7 +16,7 @@ from trt_eagle3.decode.output import Output
 from trt_eagle3.decode.request import Chunk, Request
 from trt_eagle3.decode.scheduler import Emission, Scheduler
 from trt_eagle3.decode.sequence import SequenceState
-from trt_eagle3.errors import OverloadedError, RequestCancelledError, TrtEagle3Error
+from trt_eagle3.errors import OverloadedError, RequestCancelledError, TrtEagle3Error, UserError
 from trt_eagle3.multimodal.caller import Caller
 
 __all__ = ["Worker"]
@@ -41,6 +41,7 @@ class Worker:
         self._inbox: list[tuple[Answer, SequenceState]] = []
         self._answers: dict[int, tuple[weakref.ref[Answer], SequenceState]] = {}  # its reader lets go: it is cancelled
         self._num_preparing = 0
+        self._num_stalled = 0  # in the scheduler's queue, but not to be run
         self._closing = self._draining = False
         # A text takes milliseconds, the images of one request can take many seconds: nobody else waits behind them. A
         # thread for each, because they wait: for a host, or for their turn at the processes that decode.
@@ -56,9 +57,10 @@ class Worker:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that no pass has begun for."""
+        """Requests that wait for a place; those that were preempted because nobody reads their answers do not."""
         with self._news:
-            return self._num_preparing + len(self._inbox) + len(self._scheduler.waiting)
+            waiting = max(len(self._scheduler.waiting) - self._num_stalled, 0)
+            return self._num_preparing + len(self._inbox) + waiting
 
     def submit(self, request: Request, prepare: Prepare) -> Answer:
         """Take a request; ``prepare`` runs on another thread.
@@ -67,8 +69,8 @@ class Worker:
             OverloadedError: too many wait already, or the engine is closed.
         """
         with self._news:
-            answer = self._accept(request, prepare)
-            self._pools[request.has_media].submit(self._prepare, answer, prepare)
+            answer = self._accept(prepare)
+            self._pools[request.has_media].submit(self._prepare, answer, request, prepare)
         return answer
 
     def submit_together(self, requests: Sequence[Request], prepare: Prepare) -> list[Answer]:
@@ -80,8 +82,8 @@ class Worker:
         answers = []
         with self._news:
             for request in requests:
-                answers.append(self._accept(request, prepare))
-                self._prepare(answers[-1], prepare)
+                answers.append(self._accept(prepare))
+                self._prepare(answers[-1], request, prepare)
         return answers
 
     def close(self, *, drain: bool = False) -> None:
@@ -95,24 +97,26 @@ class Worker:
         for pool in self._pools.values():
             pool.shutdown(wait=False)
 
-    def _accept(self, request: Request, prepare: Prepare) -> Answer:
+    def _accept(self, prepare: Prepare) -> Answer:
         if not self.alive:
             raise OverloadedError("the engine is closed. Load it again.")
         if self.num_waiting >= self._max_waiting:
             raise OverloadedError(f"{self.num_waiting} requests wait already (limits.max_waiting). Try again later.")
+        if self._num_stalled >= self._max_waiting:
+            raise OverloadedError(f"{self._num_stalled} answers are not read (limits.max_waiting). Read them first.")
         self._num_preparing += 1
-        return Answer(request, self._wake, keeps=prepare)
+        return Answer(self._wake, keeps=prepare)
 
     def _wake(self) -> None:
         with self._news:
             self._news.notify_all()
 
-    def _prepare(self, answer: Answer, prepare: Prepare) -> None:
+    def _prepare(self, answer: Answer, request: Request, prepare: Prepare) -> None:
         ready, error = None, None
         try:
             if not (answer.cancelled or self._closing):
-                caller = Caller(answer.request.client, lambda: answer.cancelled or self._closing)
-                ready = prepare(answer.request, caller)
+                caller = Caller(request.client, lambda: answer.cancelled or self._closing)
+                ready = prepare(request, caller)
         except RequestCancelledError:
             pass
         except Exception as caught:  # every error is the reader's to see
@@ -129,7 +133,7 @@ class Worker:
                 self._inbox.append((answer, sequence))
             self._news.notify_all()
         if ready is None:
-            self._meter.finished("cancelled" if error is None else "error")
+            self._meter.finished("cancelled" if error is None else _outcome(error))
             if error is None:
                 answer.put(CANCELLED)
             answer.end(error)
@@ -175,6 +179,7 @@ class Worker:
             self._meter.drafted(any(depths))
         for emission in emissions:
             self._deliver(emission)
+        self._num_stalled = sum(sequence.paused for sequence in self._scheduler.waiting)
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; False when it is time to stop."""
@@ -200,7 +205,7 @@ class Worker:
         sequence = emission.sequence
         answer = self._answers[id(sequence)][0]()
         if emission.error is not None:
-            self._drop(answer, sequence, "error", emission.error)
+            self._drop(answer, sequence, _outcome(emission.error), emission.error)
             return
         if answer is None:
             self._drop(None, sequence, "cancelled")
@@ -227,6 +232,11 @@ class Worker:
         if outcome == "cancelled":
             answer.put(CANCELLED)
         answer.end(error if error is None or isinstance(error, TrtEagle3Error) else _engine_error(error))
+
+
+def _outcome(error: Exception) -> str:
+    """How the metrics count a request that ended with ``error``: by whose fault it is."""
+    return "rejected" if isinstance(error, UserError) else "error"
 
 
 def _engine_error(error: BaseException) -> Exception:

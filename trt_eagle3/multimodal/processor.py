@@ -18,6 +18,7 @@ from trt_eagle3.atomic_io import place_file
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal.caller import NOBODY, Caller
 from trt_eagle3.multimodal.chat_template import ChatTemplate
+from trt_eagle3.multimodal.control_tokens import ControlTokens
 from trt_eagle3.multimodal.decoder_pool import DecoderPool
 from trt_eagle3.multimodal.image import ImageSource, describe
 from trt_eagle3.multimodal.media_loader import MediaLoader
@@ -107,7 +108,9 @@ class Processor:
         max_prompt_len: int | None = None,
         media: MediaPolicy = LOCAL_MEDIA,
         decoders: DecoderPool | None = None,
+        split_special_tokens: bool = True,
     ) -> None:
+        """``split_special_tokens``: control tokens in the text of messages are text, and no tokens."""
         self.spec = spec
         self.tokenizer = tokenizer
         self.template = template
@@ -121,6 +124,9 @@ class Processor:
         self._vision_start = _token(tokenizer, spec.vision_start_token_id, "vision_start_token_id")
         self._vision_end = _token(tokenizer, spec.vision_end_token_id, "vision_end_token_id")
         _check_table(tokenizer, spec.vocab_size)
+        pads = (self._image_pad, self._video_pad, self._vision_start, self._vision_end)
+        self._control = ControlTokens(tokenizer, pads)
+        self._splits = split_special_tokens
         self._pads = re.compile(f"{re.escape(self._image_pad)}|{re.escape(self._video_pad)}")
 
     @classmethod
@@ -132,6 +138,7 @@ class Processor:
         max_prompt_len: int | None = None,
         media: MediaPolicy = LOCAL_MEDIA,
         decoders: DecoderPool | None = None,
+        split_special_tokens: bool = True,
     ) -> Processor:
         """Read the processor files of a checkpoint, or of a bundle's ``processor/`` folder.
 
@@ -140,6 +147,8 @@ class Processor:
             max_prompt_len: longest prompt in tokens that the engine takes; None: any.
             media: where images and videos may come from, and how big they may be.
             decoders: processes that decode them; None: this one does.
+            split_special_tokens: ``<|im_start|>`` and its like in the text of a message are text, as with
+                transformers' option of that name; False makes control tokens of them, as transformers does by default.
         Raises:
             UserError: a file is missing or broken, or belongs to another checkpoint than ``spec``.
         """
@@ -155,6 +164,7 @@ class Processor:
             max_prompt_len,
             media,
             decoders,
+            split_special_tokens,
         )
 
     def prompt(
@@ -186,8 +196,9 @@ class Processor:
         ``video_url``, and transformers' ``url`` or ``path`` in place of ``image``, ``path`` in place of ``video``.
 
         Raises:
-            UserError: an unknown part, an image or video that is unreadable, unusable or excluded by ``media``, a text
-                that holds an image or video pad itself, a prompt longer than ``max_prompt_len``.
+            UserError: an unknown part, an image or video that is unreadable, unusable or excluded by ``media``, a
+                prompt longer than ``max_prompt_len``; without ``split_special_tokens`` a text that holds an image or
+                video pad.
             RequestCancelledError: ``caller`` left.
         """
         if not messages:
@@ -195,9 +206,11 @@ class Processor:
         self._check_count(messages)
         turns, slots = self._split(messages)
         visuals = self._load_all(slots, caller)
+        literals: list[str] = []
+        if self._splits:
+            turns = self._control.protect(turns, literals)
         text = self._expand(self.template.render(turns), slots, visuals)
-        # a batch, because other threads run during that one only: a long text takes seconds
-        token_ids = torch.tensor(self.tokenizer.encode_batch_fast([text])[0].ids, dtype=torch.int64)
+        token_ids = torch.tensor(self._control.encode(text, literals), dtype=torch.int64)
         self._check_len(token_ids.numel(), visuals)
         grid_thw = torch.tensor([visual.grid for visual in visuals], dtype=torch.int64).reshape(-1, 3)
         visual_rows = (token_ids == self.spec.image_token_id) | (token_ids == self.spec.video_token_id)
@@ -266,7 +279,7 @@ class Processor:
             text.encode()
         except UnicodeEncodeError as error:
             raise UserError(f"text: not Unicode text at character {error.start}. Pass it as UTF-8.") from error
-        if found := self._pads.search(text):
+        if not self._splits and (found := self._pads.search(text)):
             raise UserError(f"text: holds {found.group()}, which marks where an image or video goes. Remove it.")
 
     def _load_all(self, slots: Sequence[_Slot], caller: Caller) -> list[_Visual]:

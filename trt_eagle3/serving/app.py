@@ -7,25 +7,22 @@ import contextlib
 import hmac
 import json
 import logging
-import signal
-import socket
-import sys
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from trt_eagle3.decode.answer import Answer
-from trt_eagle3.decode.engine import Engine, load
-from trt_eagle3.decode.request import Chunk
-from trt_eagle3.errors import EnvironmentMissingError, OverloadedError, TrtEagle3Error, UserError
+from trt_eagle3.decode.engine import Engine
+from trt_eagle3.decode.request import Chunk, Request
+from trt_eagle3.errors import MAX_MESSAGE_LEN, EnvironmentMissingError, OverloadedError, TrtEagle3Error, UserError, clip
+from trt_eagle3.serving.body import BodyBudget, BodyEvictedError, BodyLease, BodyTimeoutError
 from trt_eagle3.serving.config import ServingConfig
+from trt_eagle3.serving.json_reader import JsonScanner, TooLargeError, parse_request_json
 from trt_eagle3.serving.metrics import to_text
-from trt_eagle3.serving.openai import ChatBody, Completion, read_chat, to_event
-from trt_eagle3.serving.warm_up import warm_up
+from trt_eagle3.serving.openai import ChatOptions, Completion, read_chat, to_event
 
 try:
-    import uvicorn
     from starlette.applications import Starlette
     from starlette.exceptions import HTTPException
     from starlette.requests import ClientDisconnect
@@ -37,78 +34,15 @@ except ImportError as missing:
         f"serve: {missing.name} is not installed. Run: pip install starlette uvicorn"
     ) from missing
 
-__all__ = ["make_app", "serve"]
+__all__ = ["Front", "make_app"]
 
 _log = logging.getLogger("trt_eagle3")
-_DRAIN_S = 30
-_FLUSH_S = 5  # to send what is left to say
+_PARSING = 2  # threads that count and parse bodies
 _UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # nginx would hold a stream back
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-def serve(bundle: Path, *, serving: ServingConfig, host: str, port: int, api_key: str | None) -> None:
-    """Serve ``bundle`` until SIGTERM or SIGINT; requests in flight may then take 30 s more.
-
-    SIGTERM ends the process with status 0 then. Call it from the main thread, which is where signals arrive.
-
-    Raises:
-        UserError: no bundle, an empty API key, or no such address to listen on.
-    """
-    if api_key == "":
-        raise UserError("--api-key: it is empty, and would let everybody in. Give a key, or leave the option out.")
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(place) for place in _bind(host, port)]
-        logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-        _log.setLevel(logging.INFO)
-        if api_key is None and host not in _LOOPBACK:
-            _log.warning("listening on %s without an API key: whoever reaches this port is answered", host)
-        engine = load(bundle, media=serving.media())
-        stack.callback(engine.close)
-        seconds = warm_up(engine)
-        app = make_app(engine, serving, api_key)
-        config = uvicorn.Config(app, timeout_graceful_shutdown=_DRAIN_S + _FLUSH_S, log_level="warning")
-        for place in sockets:
-            place.listen(config.backlog)
-        name, where = engine.record.config.name, f"[{host}]" if ":" in host else host
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it again once it has drained
-        _log.info("%s answers on http://%s:%d/v1; warm-up took %.1f s", name, where, port, seconds)
-        _Server(config, engine).run(sockets)
-
-
-class _Server(uvicorn.Server):
-    """Tells those whose answers are not ready in time, rather than cut them off."""
-
-    def __init__(self, config: uvicorn.Config, engine: Engine) -> None:
-        super().__init__(config)
-        self._engine = engine
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().call_later(_DRAIN_S, self._engine.close)
-        await super().shutdown(sockets)
-
-
-def _bind(host: str, port: int) -> list[socket.socket]:
-    """Take the port before a big engine is loaded; nobody is let in before the server listens."""
-    bound: list[socket.socket] = []
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        for family, kind, protocol, _, address in found:
-            place = socket.socket(family, kind, protocol)
-            bound.append(place)
-            place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                place.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-            place.bind(address)
-    except OSError as error:
-        for place in bound:
-            place.close()
-        raise UserError(f"{host}:{port}: cannot listen: {error.strerror}. Name another --host or --port.") from error
-    return bound
-
-
-def make_app(engine: Engine, serving: ServingConfig, api_key: str | None = None) -> Starlette:
-    """The application over a loaded engine. ``api_key``: what ``/v1`` asks for as a bearer token; None: nothing."""
-    front = _Front(engine, serving, api_key)
+def make_app(front: Front) -> Starlette:
+    """The application over a loaded engine."""
     routes = [
         Route("/v1/chat/completions", front.chat, methods=["POST"]),
         Route("/v1/models", front.models),
@@ -116,7 +50,7 @@ def make_app(engine: Engine, serving: ServingConfig, api_key: str | None = None)
         Route("/metrics", front.metrics),
     ]
     kinds = (TrtEagle3Error, TimeoutError, ClientDisconnect, HTTPException, Exception)
-    return Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, _refuse))
+    return Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, front.refuse))
 
 
 class _RefusedError(TrtEagle3Error):
@@ -128,37 +62,79 @@ class _RefusedError(TrtEagle3Error):
         self.code = code
 
 
-class _Front:
-    def __init__(self, engine: Engine, serving: ServingConfig, api_key: str | None) -> None:
+_STATUSES: Mapping[type[Exception], int] = {  # of a kind before that of its base
+    TooLargeError: 413,
+    UserError: 400,
+    BodyTimeoutError: 408,
+    OverloadedError: 503,
+    TimeoutError: 504,
+}
+
+
+class Front:
+    """What the routes do. Bodies are read within one budget, and parsed on threads of its own."""
+
+    def __init__(self, engine: Engine, serving: ServingConfig, api_key: str | None = None) -> None:
+        """``api_key``: what ``/v1`` asks for as a bearer token; None: nothing."""
         self._engine = engine
         self._serving = serving
         self._api_key = api_key
         self._model = engine.record.config.name
+        self._pool = ThreadPoolExecutor(_PARSING, "trt-eagle3-parse")
+        self._budget = BodyBudget(serving, self._pool)
+        self.on_overload: Callable[[], None] = lambda: None
+        """Called when the engine takes no request: whoever knows the connections may make room."""
+
+    def stop(self) -> None:
+        """Take no more requests, and wait for no body that is still coming."""
+        self._budget.stop()
 
     async def chat(self, request: HTTPRequest) -> Response:
         """``POST /v1/chat/completions``."""
         self._check_key(request)
-        raw = _parse(await self._read_body(request))
-        body, wanted = read_chat(raw, self._serving, self._engine.limits.max_seq_len)
-        if body.model not in {None, self._model}:
-            raise _RefusedError(404, f"model: expected {self._model!r}, got {body.model!r:.80}", "model_not_found")
+        with self._budget.lease() as lease:  # until the prompt is prepared: then nobody holds the body any more
+            options, answer = await self._admit(request, lease)
+            chunks = _within(answer, self._serving.max_request_s)
+            completion = Completion(self._model)
+            gone = asyncio.create_task(_cancel_when_gone(request, answer))
+            try:
+                first = await anext(chunks)  # what is wrong with a prompt comes out here, as a status
+                lease.close()
+                if options.stream:
+                    events = _events(options, completion, answer, first, chunks)
+                    return StreamingResponse(events, headers=_UNBUFFERED, media_type="text/event-stream")
+                async for _ in chunks:
+                    pass
+            finally:
+                gone.cancel()
+        return JSONResponse(completion.whole(answer.generation))
+
+    async def _admit(self, request: HTTPRequest, lease: BodyLease) -> tuple[ChatOptions, Answer]:
+        try:
+            return await self._submit(request, lease)
+        except (UserError, BodyTimeoutError, _RefusedError):  # whatever is wrong with a prompt, the engine counts
+            self._engine.count_rejected()
+            raise
+
+    async def _submit(self, request: HTTPRequest, lease: BodyLease) -> tuple[ChatOptions, Answer]:
+        data, scanner = await lease.read(request.stream())
+        loop = asyncio.get_running_loop()
+        options, wanted = await loop.run_in_executor(self._pool, self._read, data, scanner)
+        if options.model not in {None, self._model}:
+            expected = f"model: expected {self._model!r}, got {options.model!r:.80}"
+            raise _RefusedError(404, expected, "model_not_found")
         if self._serving.log_prompts:
             _log.info("request: %s", json.dumps(wanted.prompt, ensure_ascii=False))
         client = request.client.host if request.client else ""
-        answer = self._engine.submit(replace(wanted, client=client))
-        chunks = _within(answer, self._serving.max_request_s)
-        completion = Completion(self._model)
-        gone = asyncio.create_task(_cancel_when_gone(request, answer))
         try:
-            if body.stream:
-                first = await anext(chunks)  # what is wrong with a prompt comes out here, as a status
-                events = _events(body, completion, answer, first, chunks)
-                return StreamingResponse(events, headers=_UNBUFFERED, media_type="text/event-stream")
-            async for _ in chunks:
-                pass
-        finally:
-            gone.cancel()
-        return JSONResponse(completion.whole(answer.generation))
+            return options, self._engine.submit(replace(wanted, client=client))
+        except OverloadedError:
+            self.on_overload()
+            raise
+
+    def _read(self, data: bytearray, scanner: JsonScanner) -> tuple[ChatOptions, Request]:
+        raw = parse_request_json(data, "body", self._serving, scanner)
+        return read_chat(raw, self._serving, self._engine.limits.max_seq_len)
 
     async def models(self, request: HTTPRequest) -> Response:
         """``GET /v1/models``: the one."""
@@ -175,18 +151,22 @@ class _Front:
         """``GET /metrics``, for Prometheus."""
         return PlainTextResponse(to_text(self._engine.metrics(), {"model": self._model}))
 
-    async def _read_body(self, request: HTTPRequest) -> bytes:
-        data, limit = bytearray(), self._serving.max_body_bytes
-        async for block in request.stream():
-            data += block
-            if len(data) > limit:
-                raise _RefusedError(413, f"body: more than {limit} bytes. Send fewer or smaller images.")
-        return bytes(data)
-
     def _check_key(self, request: HTTPRequest) -> None:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")  # latin-1, as all headers
         if self._api_key is not None and not hmac.compare_digest(given.encode(), self._api_key.encode()):
             raise _RefusedError(401, "expected the API key as a bearer token.", "invalid_api_key")
+
+    async def refuse(self, _: HTTPRequest, error: Exception) -> Response:
+        """The answer to a request that failed."""
+        if isinstance(error, ClientDisconnect):
+            return Response(status_code=499)  # to nobody
+        status = _status(error)
+        headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
+        if status == 503:
+            headers["Retry-After"] = "1"
+        if isinstance(error, BodyTimeoutError | BodyEvictedError):
+            headers["Connection"] = "close"  # what is left of the body would be the next request
+        return JSONResponse(_error(error), status, headers)
 
 
 async def _within(answer: Answer, seconds: float) -> AsyncGenerator[Chunk]:
@@ -217,7 +197,7 @@ async def _cancel_when_gone(request: HTTPRequest, answer: Answer) -> None:
 
 
 async def _events(
-    body: ChatBody, completion: Completion, answer: Answer, first: Chunk, chunks: AsyncGenerator[Chunk]
+    options: ChatOptions, completion: Completion, answer: Answer, first: Chunk, chunks: AsyncGenerator[Chunk]
 ) -> AsyncIterator[str]:
     """Server-sent events; a client that goes away ends the generator, and with it the answer."""
     async with contextlib.aclosing(chunks):
@@ -228,35 +208,19 @@ async def _events(
             async for chunk in chunks:
                 if chunk.text or chunk.finish_reason:  # else half a character, or what may become a stop text
                     yield to_event(completion.piece(chunk))
-            if body.stream_options and body.stream_options.include_usage:
+            if options.include_usage:
                 yield to_event(completion.usage(answer.generation))
             yield "data: [DONE]\n\n"
         except Exception as error:  # the status has been sent: what there is to say goes into the stream
             yield to_event(_error(error))
 
 
-async def _refuse(_: HTTPRequest, error: Exception) -> Response:
-    if isinstance(error, ClientDisconnect):
-        return Response(status_code=499)  # to nobody
-    status = _status(error)
-    headers = error.headers if isinstance(error, HTTPException) else {"Retry-After": "1"} if status == 503 else None
-    return JSONResponse(_error(error), status, headers)
-
-
 def _status(error: Exception) -> int:
-    match error:
-        case _RefusedError():
-            return error.status
-        case HTTPException():
-            return error.status_code
-        case UserError():
-            return 400
-        case OverloadedError():
-            return 503
-        case TimeoutError():
-            return 504
-        case _:
-            return 500
+    if isinstance(error, _RefusedError):
+        return error.status
+    if isinstance(error, HTTPException):
+        return error.status_code
+    return next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 500)
 
 
 def _error(error: Exception) -> dict[str, Any]:
@@ -265,17 +229,10 @@ def _error(error: Exception) -> dict[str, Any]:
     if isinstance(error, HTTPException):
         message = f"{error.detail}. Served: POST /v1/chat/completions, GET /v1/models, /health and /metrics."
     elif status == 500:
-        _log.error("a request failed: %s: %s", type(error).__name__, error)
+        _log.error("a request failed: %s: %s", type(error).__name__, clip(error))
         message = f"internal error: {type(error).__name__}"
     else:
         message = str(error)
     kind = "invalid_request_error" if status < 500 else "server_error"
     code = error.code if isinstance(error, _RefusedError) else None
-    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
-
-
-def _parse(data: bytes) -> Any:
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"body: not JSON ({error}). Check it.") from error
+    return {"error": {"message": clip(message, MAX_MESSAGE_LEN), "type": kind, "param": None, "code": code}}

@@ -28,13 +28,20 @@ class ServingConfig(BaseModel):
         max_media: images and videos of one request. max_media_bytes: of each, encoded.
         max_prompt_chars: of a request's text, without its images and videos.
         max_stop_words: of a request, and as many stop tokens; the thread that decodes for all looks for each.
-        max_body_bytes: of an HTTP request to ``trt-eagle3 serve``.
         decode_timeout_s, video_timeout_s: as in ``multimodal.MediaPolicy``; a client that sends slow images holds a
             decoder for so long, of those that its share allows.
+        max_body_bytes: of an HTTP request to ``trt-eagle3 serve``. max_text_bytes: of these, outside of data URIs.
+        max_json_values: texts, names, lists, objects and numbers in the JSON of a request.
+        max_bodies_bytes: of all HTTP requests together that are not yet prepared. body_timeout_s: how long a body may
+            stand still; in all it may take so long and a second more for each 64 KiB.
+        max_connections: to ``trt-eagle3 serve``. header_timeout_s: until a connection has sent a request's headers.
+        send_timeout_s: how long a client may read nothing of what is sent to it before it is cut off.
         max_request_s: a request that takes longer is ended with an error.
         stream_interval_s: pieces of a streamed answer on Triton that follow each other faster are sent together, the
             first one at once. Every response costs the server something; 0 sends one for each verify pass.
         log_prompts: write prompts to the log; else the log holds sizes, times and outcomes only.
+        split_special_tokens: whether ``<|im_start|>`` and its like in a client's text are text; false makes control
+            tokens of them. None: what the bundle was built with.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -51,9 +58,17 @@ class ServingConfig(BaseModel):
     max_prompt_chars: Count = 1_000_000
     max_stop_words: Count = 64
     max_body_bytes: Count = 64 << 20
+    max_text_bytes: Count = 1 << 20
+    max_json_values: Count = 1 << 16
+    max_bodies_bytes: Count = 256 << 20
+    max_connections: Count = 512
+    header_timeout_s: Seconds = 10.0
+    body_timeout_s: Seconds = 20.0
+    send_timeout_s: Seconds = 120.0
     max_request_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
     stream_interval_s: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.02
     log_prompts: bool = False
+    split_special_tokens: bool | None = None
 
     @field_validator("allowed_hosts", mode="before")
     @classmethod

@@ -36,7 +36,7 @@ def families(metrics: EngineMetrics) -> Iterator[Family]:
     yield _counter("generated_tokens_total", "Tokens generated.", m.generated_tokens)
     yield _counter("preemptions_total", "Requests put off because KV pages ran out.", m.preempted)
     yield _counter("cycles_total", "Verify passes, counted per request.", m.cycles)
-    outcomes = ("stop", "length", "cancelled", "error")
+    outcomes = ("stop", "length", "cancelled", "rejected", "error")
     yield _labelled(
         "requests_total", "Requests that ended, by outcome.", "outcome", {**dict.fromkeys(outcomes, 0), **m.requests}
     )

@@ -7,6 +7,7 @@ import reprlib
 import time
 import uuid
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
@@ -16,7 +17,7 @@ from trt_eagle3.decode.sampling import Sampling
 from trt_eagle3.errors import UserError
 from trt_eagle3.serving.config import ServingConfig
 
-__all__ = ["ChatBody", "Completion", "read_chat", "to_event"]
+__all__ = ["ChatOptions", "Completion", "read_chat", "to_event"]
 
 
 class _StreamOptions(BaseModel):
@@ -25,7 +26,7 @@ class _StreamOptions(BaseModel):
     include_usage: bool | None = None
 
 
-class ChatBody(BaseModel):
+class _ChatBody(BaseModel):
     """The body of ``POST /v1/chat/completions``: OpenAI's fields that are served, and ours below them.
 
     ``null`` is a field that is not given. Fields that change an answer in ways that are not served are taken with the
@@ -79,14 +80,23 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
-def read_chat(raw: Any, serving: ServingConfig, max_tokens: int) -> tuple[ChatBody, Request]:
+@dataclass(frozen=True)
+class ChatOptions:
+    """What of a body the engine has no use for: which model was asked for, and how to send the answer."""
+
+    model: str | None
+    stream: bool
+    include_usage: bool
+
+
+def read_chat(raw: Any, serving: ServingConfig, max_tokens: int) -> tuple[ChatOptions, Request]:
     """Check a body; ``max_tokens`` is what holds where it names no limit.
 
     Raises:
         UserError: an unknown or unserved field, a bad value, too long a prompt, too many stop texts.
     """
     try:
-        body = ChatBody.model_validate(_known(raw) if isinstance(raw, Mapping) else raw)
+        body = _ChatBody.model_validate(_known(raw) if isinstance(raw, Mapping) else raw)
     except ValidationError as error:
         raise UserError(_problem(error.errors()[0])) from error
     serving.check_prompt(body.messages)
@@ -101,7 +111,8 @@ def read_chat(raw: Any, serving: ServingConfig, max_tokens: int) -> tuple[ChatBo
         presence_penalty=body.presence_penalty,
         seed=body.seed,
     )
-    return body, Request(
+    options = ChatOptions(body.model, body.stream, bool(body.stream_options.include_usage))
+    return options, Request(
         prompt=[_with_known_role(message) for message in body.messages],
         max_tokens=next(limit for limit in limits if limit is not None),
         sampling=sampling,
@@ -121,7 +132,7 @@ def _known(raw: Mapping[str, Any]) -> dict[str, Any]:
             raise UserError(
                 f"{name}: expected {expected}, got {reprlib.repr(given[name])}. Nothing else is served here."
             )
-    _check_names(given, ChatBody)
+    _check_names(given, _ChatBody)
     if isinstance(given.get("stream_options"), Mapping):
         _check_names(given["stream_options"], _StreamOptions, "stream_options.")
     if isinstance(given.get("stop"), str):

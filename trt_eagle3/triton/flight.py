@@ -9,7 +9,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from trt_eagle3.decode.answer import Answer
-from trt_eagle3.errors import OverloadedError, UserError
+from trt_eagle3.errors import MAX_MESSAGE_LEN, OverloadedError, UserError, clip
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.triton.request import Order
 
@@ -90,7 +90,7 @@ class Flight:
 
 
 def _strings(name: str, text: str) -> Any:
-    return pb_utils.Tensor(name, np.array([text.encode()], dtype=np.object_))
+    return pb_utils.Tensor(name, np.array([text.encode("utf-8", "replace")], dtype=np.object_))
 
 
 def refuse(sender: Any, error: BaseException | None) -> None:
@@ -107,9 +107,14 @@ def refuse(sender: Any, error: BaseException | None) -> None:
             code, message = codes.INVALID_ARG, str(error)
         case _:
             code, message = codes.INTERNAL, f"internal error: {type(error).__name__}."
-            pb_utils.Logger.log_error(f"trt_eagle3: a request failed: {type(error).__name__}: {error!s:.200}")
-    message = message.replace("\0", "\\0")  # where it would end in C
-    try:
-        sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code)), flags=_FINAL)
-    except Exception as failure:  # the client may be gone: then there is nobody to tell
-        pb_utils.Logger.log_verbose(f"trt_eagle3: a refusal could not be sent: {failure}")
+            pb_utils.Logger.log_error(f"trt_eagle3: a request failed: {type(error).__name__}: {clip(error)}")
+    for text in (
+        clip(message, MAX_MESSAGE_LEN),
+        "refused",
+    ):  # a client that hears nothing waits for ever, and SIGTERM for it
+        try:
+            sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(text, code)), flags=_FINAL)
+        except Exception as failure:  # the client may be gone: then there is nobody to tell
+            pb_utils.Logger.log_verbose(f"trt_eagle3: a refusal could not be sent: {clip(failure)}")
+        else:
+            return

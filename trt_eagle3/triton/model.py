@@ -21,7 +21,9 @@ import triton_python_backend_utils as pb_utils
 import yaml
 
 from trt_eagle3.decode.engine import load
+from trt_eagle3.errors import UserError, clip
 from trt_eagle3.serving import ServingConfig
+from trt_eagle3.serving.json_reader import parse_request_json
 from trt_eagle3.serving.warm_up import warm_up
 from trt_eagle3.triton.flight import Flight, refuse
 from trt_eagle3.triton.libraries import use_libraries
@@ -47,7 +49,11 @@ class TritonPythonModel:
         self._serving = ServingConfig.from_mapping(parameters, "config.pbtxt: parameters")
         folder = Path(args["model_repository"]) / args["model_version"]
         use_libraries(folder)
-        self._engine = load(folder / "bundle", media=self._serving.media())
+        self._engine = load(
+            folder / "bundle",
+            media=self._serving.media(),
+            split_special_tokens=self._serving.split_special_tokens,
+        )
         seconds = warm_up(self._engine)
         self._metrics = PublishedMetrics(self._engine, pb_utils, args["model_name"])
         self._metrics.publish()
@@ -65,12 +71,12 @@ class TritonPythonModel:
         for request in requests:
             sender = request.get_response_sender()
             try:
-                order = read_order(_tensors(request), json.loads(request.parameters()), self._serving)
+                order = self._read(request)
                 flight = Flight(sender, order, self._engine.submit(order.request), self._serving)
+                self._log(request.request_id(), order)
             except Exception as error:  # any failure is this request's, not the server's
                 refuse(sender, error)
                 continue
-            self._log(request.request_id(), order)
             asyncio.run_coroutine_threadsafe(self._fly(flight), self._loop)
 
     def finalize(self) -> None:
@@ -118,16 +124,31 @@ class TritonPythonModel:
                 pb_utils.Logger.log_error("trt_eagle3: the engine has stopped, so this process ends")
                 os._exit(1)  # the watchdog stops the server, and whoever supervises it starts it again
 
+    def _read(self, request: Any) -> Order:
+        try:
+            return read_order(_tensors(request), _request_parameters(request, self._serving), self._serving)
+        except UserError:  # whatever is wrong with its prompt, the engine counts
+            self._engine.count_rejected()
+            raise
+
     def _log(self, request_id: str, order: Order) -> None:
         if self._serving.log_prompts:
             prompt = order.request.prompt
             text = prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
-            pb_utils.Logger.log_info(f"trt_eagle3: request {request_id or '-'}: {text!r}")
+            pb_utils.Logger.log_info(f"trt_eagle3: request {clip(request_id) or '-'}: {text!r}")
 
 
 def _tensors(request: Any) -> dict[str, Any]:
     found = ((name, pb_utils.get_input_tensor_by_name(request, name)) for name in INPUTS)
     return {name: tensor.as_numpy() for name, tensor in found if tensor is not None}
+
+
+def _request_parameters(request: Any, serving: ServingConfig) -> Any:
+    try:
+        text = request.parameters()
+    except UnicodeError as error:
+        raise UserError("request: a parameter is not UTF-8. Encode it as UTF-8.") from error
+    return parse_request_json(text.encode("utf-8", "surrogatepass"), "request: parameters", serving) if text else {}
 
 
 def _parameters(config: Mapping[str, Any]) -> dict[str, Any]:

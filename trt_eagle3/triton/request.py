@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,14 +12,14 @@ from trt_eagle3.decode.request import Request
 from trt_eagle3.decode.sampling import Sampling
 from trt_eagle3.errors import UserError
 from trt_eagle3.serving import ServingConfig
+from trt_eagle3.serving.json_reader import TooLargeError, parse_request_json
 from trt_eagle3.triton.tensors import INPUTS
 
 __all__ = ["Order", "read_order"]
 
 _TRITON_PREFIX = "triton_"  # request parameters of the server itself
 _TRITON_NAMES = frozenset({"id", "binary_data_output", "priority", "timeout", "sequence_id"})
-
-
+_TEXTS = frozenset({"text_input", "stop_words"})
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "seed")
 
 
@@ -51,12 +50,13 @@ def read_order(tensors: Mapping[str, Any], parameters: Mapping[str, Any], servin
             parameter, or a value that ``decode.request.Request`` refuses.
     """
     _refuse_unknown(parameters)
+    _check_sizes(tensors, serving)
     values = {name: _READERS[INPUTS[name].data_type](tensors[name], name) for name in tensors}
     single = {name: value[0] for name, value in values.items() if INPUTS[name].length == 1 and value}
     text, messages = single.get("text_input"), single.get("messages")
     if (text is None) == (messages is None):
         raise UserError("request: expected text_input or messages, got " + ("neither." if text is None else "both."))
-    prompt = _parse_messages(messages or "") if text is None else text
+    prompt = _parse_messages(messages or "", serving) if text is None else text
     serving.check_prompt(prompt)
     stop, stop_token_ids = tuple(values.get("stop_words", ())), tuple(values.get("stop_token_ids", ()))
     serving.check_stop(stop, stop_token_ids)
@@ -64,7 +64,7 @@ def read_order(tensors: Mapping[str, Any], parameters: Mapping[str, Any], servin
     request = Request(
         prompt=prompt,
         images=(*values.get("image_url", ()), *values.get("image_bytes", ())),
-        videos=(*map(_video, values.get("video", ())), *values.get("video_bytes", ())),
+        videos=(*(_video(text, serving) for text in values.get("video", ())), *values.get("video_bytes", ())),
         sampling=Sampling(**{name: single[name] for name in _SAMPLING if name in single}),
         stop=stop,
         stop_token_ids=stop_token_ids,
@@ -83,6 +83,17 @@ def _refuse_unknown(parameters: Mapping[str, Any]) -> None:
     ]
     if unknown:
         raise UserError(f"request: unknown input {unknown[0]!r:.80}. Known: {', '.join(INPUTS)}.")
+
+
+def _check_sizes(tensors: Mapping[str, Any], serving: ServingConfig) -> None:
+    """Refuse what is too long to be read, before it is."""
+    for name, array in tensors.items():
+        if array.size > serving.max_json_values:
+            raise TooLargeError(f"{name}: {array.size} values, the limit is {serving.max_json_values}. Send fewer.")
+    texts = [value for name in _TEXTS & tensors.keys() for value in np.asarray(tensors[name]).reshape(-1)]
+    count = sum(map(len, texts))
+    if count > serving.max_text_bytes:
+        raise TooLargeError(f"text: {count} bytes, the limit is {serving.max_text_bytes}. Shorten it.")
 
 
 def _strings(array: Any, name: str) -> list[Any]:
@@ -111,25 +122,18 @@ _READERS: Mapping[str, Callable[[Any, str], list[Any]]] = {
 }
 
 
-def _parse_messages(text: str) -> list[Any]:
-    messages = _parse_json(text, "messages")
+def _parse_messages(text: str, serving: ServingConfig) -> list[Any]:
+    messages = parse_request_json(text.encode(), "messages", serving)
     if not isinstance(messages, list):
         raise UserError(f"messages: expected a JSON list of messages, got {type(messages).__name__}.")
     return messages
 
 
-def _parse_json(text: str, name: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{name}: not JSON ({error}). Check it.") from error
-
-
-def _video(text: str) -> Any:
+def _video(text: str, serving: ServingConfig) -> Any:
     """A file's data URI or URL; or a JSON list of frames."""
     if not text.lstrip().startswith("["):
         return text
-    frames = _parse_json(text, "video")
+    frames = parse_request_json(text.encode(), "video", serving)
     if not all(isinstance(frame, str) for frame in frames):
         raise UserError("video: expected a JSON list of data URIs, got other values in it.")
     return frames

@@ -1,0 +1,77 @@
+"""``trt-eagle3 serve`` over an engine of this process, on a port of its own, and a client."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from trt_eagle3.decode.engine import Engine
+from trt_eagle3.serving import ServingConfig
+from trt_eagle3.serving.server import Server
+
+SERVING = ServingConfig(max_body_bytes=1 << 20, max_media=4)
+
+
+@dataclass
+class Site:
+    port: int
+
+    def request(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, str, dict[str, str]]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        try:
+            data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+            connection.request(method, path, data, headers or {})
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode(), dict(answer.getheaders())
+        finally:
+            connection.close()
+
+    def chat(self, **body: Any) -> tuple[int, dict[str, Any]]:
+        status, text, _ = self.request("POST", "/v1/chat/completions", body)
+        return status, json.loads(text)
+
+    @contextmanager
+    def hang_up_later(self, body: dict[str, Any]) -> Iterator[None]:
+        """Ask, and go away at the end of the block without having read anything."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)
+        connection.request("POST", "/v1/chat/completions", json.dumps(body))
+        try:
+            yield
+        finally:
+            connection.close()
+
+    def events(self, **body: Any) -> list[Any]:
+        status, text, _ = self.request("POST", "/v1/chat/completions", {"stream": True, **body})
+        assert status == 200, text
+        lines = [line.removeprefix("data: ") for line in text.splitlines() if line]
+        assert lines[-1] == "[DONE]"
+        return [json.loads(line) for line in lines[:-1]]
+
+
+@contextmanager
+def serving(engine: Engine, config: ServingConfig = SERVING, api_key: str | None = None) -> Iterator[Site]:
+    server = Server(engine, config, api_key)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        wait_for(lambda: server.started)
+        yield Site(server.servers[0].sockets[0].getsockname()[1])
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+def wait_for(holds: Callable[[], bool], seconds: float = 60) -> None:
+    """Until ``holds``."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

@@ -1,0 +1,308 @@
+"""Clients that send half, or do not read: real sockets, and everybody else is answered meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving.site import Site, serving, wait_for
+from tests.tiny import build_tiny
+from trt_eagle3.decode.engine import Engine, load
+from trt_eagle3.serving import ServingConfig, connection
+
+QUESTION = [{"role": "user", "content": "What is 12 plus 30?"}]
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
+MEDIA = b'{"messages": [{"role": "user", "content": "data:'
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    limits = {"max_batch_size": 4, "max_waiting": 64, "max_seq_len": 1024}
+    engine = load(build_tiny(tmp_path_factory.mktemp("engines"), limits=limits))
+    engine.generate("Hello")
+    yield engine
+    engine.close()
+
+
+def connect(site: Site, data: bytes = b"", receive_buffer: int | None = None) -> socket.socket:
+    client = socket.socket()
+    if receive_buffer:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+    client.settimeout(30)
+    client.connect(("127.0.0.1", site.port))
+    client.sendall(data)
+    return client
+
+
+def ask(**body: Any) -> bytes:
+    data = json.dumps({"messages": QUESTION, **body}).encode()
+    return HEAD % len(data) + data
+
+
+def read_all(client: socket.socket) -> bytes:
+    """Until the server closes, or resets."""
+    data = b""
+    with contextlib.suppress(ConnectionResetError):
+        while block := client.recv(1 << 16):
+            data += block
+    return data
+
+
+def health_ms(site: Site) -> float:
+    start = time.perf_counter()
+    assert site.request("GET", "/health")[0] == 200
+    return 1000 * (time.perf_counter() - start)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"GET /health HTTP/1.1\r\nHost:", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /hea"]
+)
+def test_half_sent_headers_are_cut_off_in_time(engine: Engine, data: bytes) -> None:
+    with serving(engine, ServingConfig(header_timeout_s=0.3)) as site, connect(site, data) as client:
+        start = time.monotonic()
+        dribbling = threading.Thread(target=_dribble, args=(client,), daemon=True)
+        dribbling.start()
+        assert read_all(client).count(b"HTTP/1.1 200") == data.count(b"\r\n\r\n")
+        assert 0.2 < time.monotonic() - start < 5
+        dribbling.join()
+
+
+def _dribble(client: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        for _ in range(100):
+            client.sendall(b"x")
+            time.sleep(0.05)
+
+
+@pytest.mark.parametrize("dribbles", [False, True])
+def test_half_sent_body_is_answered_with_408_in_time(engine: Engine, dribbles: bool) -> None:
+    before = engine.metrics().requests.get("rejected", 0)
+    with serving(engine, ServingConfig(body_timeout_s=0.3)) as site, connect(site, HEAD % 9999 + b"{") as client:
+        if dribbles:
+            threading.Thread(target=_dribble, args=(client,), daemon=True).start()
+        found = read_all(client)
+        assert b"408 Request Timeout" in found
+        assert b"nothing came for 0.3 s" in found
+    assert engine.metrics().requests["rejected"] == before + 1
+
+
+def test_body_that_comes_slowly_but_in_time_is_answered(engine: Engine) -> None:
+    with serving(engine, ServingConfig(body_timeout_s=1)) as site, connect(site) as client:
+        data = ask(max_tokens=2)
+        for start in range(0, len(data), 40):
+            client.sendall(data[start : start + 40])
+            time.sleep(0.02)
+        assert b"200 OK" in client.recv(1000)
+
+
+def test_body_that_goes_on_after_its_refusal_is_cut_off(engine: Engine) -> None:
+    limits = ServingConfig(max_body_bytes=100, header_timeout_s=0.3)
+    with serving(engine, limits) as site, connect(site, HEAD % 10_000_000 + b"x" * 1000) as client:
+        threading.Thread(target=_dribble, args=(client,), daemon=True).start()
+        assert b"413" in read_all(client)
+
+
+def test_bodies_that_stand_still_give_their_room_to_others(engine: Engine) -> None:
+    """A budget of two: two half-sent bodies of a stranger take all of it, until somebody sends a whole one."""
+    limits = ServingConfig(max_bodies_bytes=2_500_000, body_timeout_s=60)
+    with serving(engine, limits) as site, contextlib.ExitStack() as stack:
+        half = HEAD % 5_000_000 + MEDIA + b"A" * 1_000_000
+        stalled = [stack.enter_context(connect(site, half)) for _ in range(2)]
+        time.sleep(2.2)  # from then on their rate counts
+        whole = {"messages": [{"role": "user", "content": "data:" + "A" * 1_000_000}]}
+        status, text, _ = site.request("POST", "/v1/chat/completions", whole)
+        assert (status, "the limit is" in text) == (400, True), text
+        assert any(b"503" in _received(client) for client in stalled)
+        assert site.chat(messages=QUESTION, max_tokens=2)[0] == 200
+
+
+def _received(client: socket.socket) -> bytes:
+    try:
+        client.settimeout(0.2)
+        return client.recv(4096)
+    except TimeoutError:
+        return b""
+
+
+def test_bodies_beyond_the_budget_are_refused(engine: Engine) -> None:
+    with serving(engine, ServingConfig(max_bodies_bytes=1_500_000)) as site, contextlib.ExitStack() as stack:
+        half = HEAD % 5_000_000 + MEDIA + b"A" * 1_000_000
+        first, second = (stack.enter_context(connect(site, half)) for _ in range(2))
+        found: list[bytes] = []
+        wait_for(lambda: bool(found.append(_received(first) + _received(second)) or b"}}" in b"".join(found)), 10)
+        assert b"503" in b"".join(found)
+        assert b"max_bodies_bytes" in b"".join(found)
+        assert site.chat(messages=QUESTION, max_tokens=2)[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b'{"messages": [' + b"{}," * 10_000_000 + b"{}]}", 413),
+        (b'{"messages": [' + b'{"role":"user","content":""},' * 1_000_000 + b"{}]}", 413),
+        (b'{"messages": [' + b"{}," * 20_000 + b"{}]}", 400),
+        (MEDIA + b"A" * 40_000_000 + b'"}]}', 400),
+    ],
+    ids=["30 MB of objects", "29 MB of messages", "60 KB of objects", "40 MB of media"],
+)
+def test_hostile_body_keeps_nobody_waiting(engine: Engine, body: bytes, status: int) -> None:
+    with serving(engine, ServingConfig()) as site, ThreadPoolExecutor(1) as pool:
+        longest = []
+        for _ in range(3):
+            attack = pool.submit(_post, site, body)
+            times = [health_ms(site)]
+            while not attack.done():
+                times.append(health_ms(site))
+            assert attack.result() == status
+            longest.append(max(times))
+        assert min(longest) < 250  # attacker, poller and server share one interpreter here, and the machine others
+
+
+def _post(site: Site, body: bytes) -> int:
+    """Send all that is taken; the refusal comes while the body is on its way."""
+    with connect(site, HEAD % len(body)) as client:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            client.sendall(body)
+        found = re.match(rb"HTTP/1.1 (\d+)", client.recv(4096))
+        assert found
+        return int(found[1])
+
+
+def test_connections_beyond_the_cap_replace_the_idlest(engine: Engine) -> None:
+    with serving(engine, ServingConfig(max_connections=8)) as site, contextlib.ExitStack() as stack:
+        held = [stack.enter_context(connect(site, b"GET /health HTTP/1.1\r\n")) for _ in range(8)]
+        time.sleep(0.1)
+        for _ in range(4):
+            assert site.request("GET", "/health")[0] == 200
+        assert read_all(held[0]) == b""  # the first that came was cut off
+        held[7].sendall(b"Host: x\r\n\r\n")
+        assert b"200 OK" in held[7].recv(1000)  # the last was not
+
+
+def test_connections_beyond_the_cap_are_refused_while_all_are_busy(engine: Engine) -> None:
+    with serving(engine, ServingConfig(max_connections=2)) as site, contextlib.ExitStack() as stack:
+        body = ask(max_tokens=900, ignore_eos=True, stream=True)
+        for _ in range(2):
+            stack.enter_context(connect(site, body)).recv(100)
+        assert read_all(connect(site)).startswith(b"HTTP/1.1 503")
+
+
+def test_flood_of_half_sent_requests_is_few_log_lines(engine: Engine, capfd: pytest.CaptureFixture[str]) -> None:
+    from trt_eagle3.serving.server import _set_up_log
+
+    root, before = logging.getLogger(), list(logging.getLogger().handlers)
+    root.handlers = [logging.StreamHandler()]
+    _set_up_log()
+    try:
+        with serving(engine, ServingConfig(header_timeout_s=0.2, max_connections=16)) as site:
+            for _ in range(10):
+                with contextlib.ExitStack() as stack:
+                    for data in (b"\x00\xff\r\n\r\n", b"GET /", HEAD % 100 + b"{", b"GET / HTTP/1.1\r\nUpgrade: x\r\n"):
+                        for _ in range(10):
+                            with contextlib.suppress(OSError):
+                                stack.enter_context(connect(site, data))
+            time.sleep(0.4)
+            assert site.request("GET", "/health")[0] == 200
+    finally:
+        root.handlers = before
+    assert len(capfd.readouterr().err.splitlines()) < 10
+
+
+def test_sigterm_does_not_wait_for_half_sent_requests(engine: Engine) -> None:
+    with contextlib.ExitStack() as stack:
+        with serving(engine) as site:
+            for data in (b"", b"GET /", HEAD % 9_000_000 + MEDIA + b"A" * 100_000, HEAD % 100 + b"{"):
+                for _ in range(5):
+                    stack.enter_context(connect(site, data))
+            body = stack.enter_context(connect(site, HEAD % 100 + b"{"))
+            time.sleep(0.2)
+            start = time.monotonic()
+        assert time.monotonic() - start < 3
+        assert b"the server is stopping" in read_all(body)
+
+
+def test_readers_that_stop_reading_keep_nobody_waiting_and_go_on_later(engine: Engine) -> None:
+    """Their sequences are preempted; when they read again, they get the same tokens as if nothing had been."""
+    options = {"max_tokens": 500, "ignore_eos": True, "speculation": False}
+    expected = engine.generate(QUESTION, **options)
+    with serving(engine, ServingConfig()) as site, contextlib.ExitStack() as stack:
+        site.chat(messages=QUESTION)
+        body = ask(**options, stream=True)
+        stalled = [stack.enter_context(connect(site, body, receive_buffer=2048)) for _ in range(6)]
+        wait_for(lambda: engine.metrics().running == 4 and engine.metrics().waiting == 0)
+        with ThreadPoolExecutor(6) as pool:
+            start = time.monotonic()
+            found = list(pool.map(lambda _: site.chat(messages=QUESTION, max_tokens=8), range(6)))
+            seconds = time.monotonic() - start
+        assert [status for status, _ in found] == [200] * 6
+        assert seconds < 5
+        for client in stalled[:1]:
+            events = [line for line in _until_done(client).split(b"\n") if line.startswith(b"data: {")]
+            said = [json.loads(event[6:])["choices"][0]["delta"].get("content", "") for event in events]
+            assert "".join(said) == expected.text
+    wait_for(lambda: engine.metrics().kv_pages_used == 0)
+
+
+def _until_done(client: socket.socket) -> bytes:
+    """A streamed answer, its chunks of HTTP joined."""
+    data = b""
+    while b"[DONE]" not in data:
+        block = client.recv(1 << 16)
+        assert block, data[-200:]
+        data += block
+    return re.sub(rb"\r\n[0-9a-f]+\r\n", b"", data)
+
+
+def test_reader_that_never_reads_again_is_cut_off(engine: Engine) -> None:
+    body = ask(max_tokens=900, ignore_eos=True, speculation=False, stream=True)
+    with serving(engine, ServingConfig(send_timeout_s=0.5)) as site:
+        before = engine.metrics().requests.get("cancelled", 0)
+        with connect(site, body, receive_buffer=2048):
+            wait_for(lambda: engine.metrics().requests.get("cancelled", 0) == before + 1)
+    assert engine.metrics().kv_pages_used == 0
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left(engine: Engine) -> Iterator[None]:
+    yield
+    wait_for(lambda: engine.metrics().running == engine.metrics().waiting == 0)
+
+
+def test_file_limit_bounds_the_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trt_eagle3.serving import server
+
+    limits, wanted = [(256, 300)], []
+    monkeypatch.setattr(server.resource, "getrlimit", lambda _: limits[0])
+    monkeypatch.setattr(server.resource, "setrlimit", lambda _, found: wanted.append(found))
+    assert server._within_file_limit(ServingConfig(max_connections=512)).max_connections == 172
+    assert wanted == [(300, 300)]
+    limits[0] = (4096, 4096)
+    assert server._within_file_limit(ServingConfig(max_connections=512)).max_connections == 512
+
+
+def test_readers_that_stall_in_every_place_give_way_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_HICCUP_S", 0.1)
+    narrow = load(build_tiny(tmp_path, limits={"max_batch_size": 1, "max_waiting": 1}))
+    body = ask(max_tokens=900, ignore_eos=True, speculation=False, stream=True)
+    with serving(narrow) as site, contextlib.ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(connect(site, body, receive_buffer=2048))
+            wait_for(lambda: narrow._worker._scheduler.idle and narrow.metrics().kv_pages_used > 0)
+        statuses = []
+        while not statuses or statuses[-1] != 200:
+            statuses.append(site.chat(messages=QUESTION, max_tokens=2)[0])
+            assert len(statuses) < 50
+            time.sleep(0.1)
+        assert statuses[0] == 503
+    narrow.close()

@@ -1,0 +1,153 @@
+"""Control tokens: those that the chat template writes stay tokens, those in the text of a message stay text.
+
+A template renders messages and control tokens into one string, in which ``<|im_start|>`` is the same whoever wrote it.
+So whatever in a message could be a control token, or a piece of one, is rendered as a placeholder that nobody can
+guess. Where there was any, the string is encoded by a second tokenizer: it knows each control token under another name
+only, and splits their own names like any text (``split_special_tokens`` of transformers and vLLM).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from trt_eagle3.errors import UserError
+
+__all__ = ["ControlTokens"]
+
+_INDEX = 8  # hexadecimal digits behind the nonce of a placeholder
+
+
+class ControlTokens:
+    """The control tokens of a tokenizer: its special tokens, and ``others``."""
+
+    def __init__(self, tokenizer: Tokenizer, others: Iterable[str] = ()) -> None:
+        special = [token for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+        # longest first, as the tokenizer matches them
+        self.tokens = sorted({*others, *(token.content for token in special)}, key=len, reverse=True)
+        self._tokenizer = tokenizer
+        # Where tokens are looked for after normalisation, a text may hold one that it did not hold before.
+        self._always = any(token.normalized for token in special)
+        self._nonce = secrets.token_hex(16)
+        names = "|".join(map(re.escape, self.tokens))
+        self._find = re.compile(names)
+        words = {token.content for token in special if token.single_word}
+        matched = "|".join(rf"(?<!\w){re.escape(t)}(?!\w)" if t in words else re.escape(t) for t in self.tokens)
+        self._find_all = re.compile(f"{self._nonce}([0-9a-f]{{{_INDEX}}})|{matched}")
+        self._heads = frozenset(token[:size] for token in self.tokens for size in range(1, len(token)))
+        self._tails = frozenset(token[size:] for token in self.tokens for size in range(1, len(token)))
+        self._longest = len(self.tokens[0])
+        self._lock = threading.Lock()
+
+    def protect(self, value: Any, literals: list[str]) -> Any:
+        """``value`` with placeholders for control tokens, and pieces of them, in all its texts and names of fields.
+
+        Args:
+            value: messages, or anything else of mappings, lists and texts.
+            literals: what each placeholder stands for is appended to it.
+        Raises:
+            UserError: a text that is not Unicode, or nested too deep.
+        """
+        try:
+            return self._protect(value, literals)
+        except RecursionError as error:
+            raise UserError("messages: nested too deep. Send plain messages.") from error
+
+    def encode(self, rendered: str, literals: Sequence[str]) -> list[int]:
+        """Token ids of a prompt, whose placeholders become what ``literals`` says and stay text."""
+        if not literals and not self._always:
+            # a batch, because other threads run during that one only: a long text takes seconds
+            return list(self._tokenizer.encode_batch_fast([rendered])[0].ids)
+        with self._lock:
+            splitting, names, ids = self._splitting
+
+        def name_or_text(found: re.Match[str]) -> str:
+            index: str | None = found[1]
+            return names[found[0]] if index is None else literals[int(index, 16)]
+
+        text = self._find_all.sub(name_or_text, rendered)
+        return [ids.get(i, i) for i in splitting.encode_batch_fast([text])[0].ids]
+
+    def _protect(self, value: Any, literals: list[str]) -> Any:
+        match value:
+            case str():
+                return self._protect_text(value, literals)
+            case Mapping():
+                return {self._protect(k, literals): self._protect(v, literals) for k, v in value.items()}
+            case list() | tuple():
+                return [self._protect(item, literals) for item in value]
+            case _:
+                return value
+
+    def _protect_text(self, text: str, literals: list[str]) -> str:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(f"text: not Unicode text at character {error.start}. Pass it as UTF-8.") from error
+        if self._nonce in text:
+            raise UserError("text: holds a mark of this program's own. Remove it.")
+        parts, end = [], 0
+        for start, stop in self._spans(text):
+            parts += [text[end:start], f"{self._nonce}{len(literals):0{_INDEX}x}"]
+            literals.append(text[start:stop])
+            end = stop
+        return "".join([*parts, text[end:]]) if parts else text
+
+    def _spans(self, text: str) -> list[tuple[int, int]]:
+        """Where control tokens stand in ``text``, and what at its ends would make one with its neighbours.
+
+        Templates join texts, and cut spaces off them: the ends are looked for without these.
+        """
+        spans = [found.span() for found in self._find.finditer(text)]
+        first, last = len(text) - len(text.lstrip()), len(text.rstrip())
+        sizes = range(self._longest - 1, 0, -1)
+        tail = next((n for n in sizes if text[first : first + n] in self._tails), 0)
+        head = next((n for n in sizes if n <= last and text[last - n : last] in self._heads), 0)
+        ends = [(first, first + tail)] * bool(tail) + [(last - head, last)] * bool(head)
+        return _merged([*spans, *ends])
+
+    @cached_property
+    def _splitting(self) -> tuple[Tokenizer, dict[str, str], dict[int, int]]:
+        """The tokenizer that splits control tokens; their names in it; and whose id theirs stands for."""
+        source = json.loads(self._tokenizer.to_str())
+        added = {token["content"]: token for token in source["added_tokens"]}
+        for content in self.tokens:
+            if content in added:
+                added[content]["special"] = True
+        splitting = Tokenizer.from_str(json.dumps(source))
+        splitting.encode_special_tokens = True
+        names: dict[str, str] = {}
+        ids: dict[int, int] = {}
+        for i, content in enumerate(self.tokens):
+            flags = {flag: added.get(content, {}).get(flag, False) for flag in _FLAGS}
+            names[content] = f"<|{self._nonce}{i:x}|>"
+            splitting.add_tokens([AddedToken(names[content], special=False, **flags)])
+            ids[_id(splitting, names[content])] = _id(self._tokenizer, content)
+        return splitting, names, ids
+
+
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
+
+
+def _id(tokenizer: Tokenizer, token: str) -> int:
+    found = tokenizer.token_to_id(token)
+    assert found is not None, f"{token}: no token of this tokenizer"
+    return found
+
+
+def _merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """``spans`` in order, those that overlap as one."""
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(spans):
+        if found and start < found[-1][1]:
+            found[-1] = found[-1][0], max(stop, found[-1][1])
+        else:
+            found.append((start, stop))
+    return found

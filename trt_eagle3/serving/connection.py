@@ -1,0 +1,151 @@
+"""One HTTP connection: uvicorn's, with a deadline for every state in which a client can leave it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from typing import Any, ClassVar
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from trt_eagle3.serving.config import ServingConfig
+
+__all__ = ["BoundedConnection", "connection_class", "drop_all", "drop_idle", "drop_stalled"]
+
+_log = logging.getLogger("trt_eagle3")
+# What is on its way to a client that does not read: the less, the sooner its request makes room for others. The kernel
+# doubles its part, and the client's kernel takes what its own receive buffer holds.
+_SEND_BUFFER = 8 << 10
+_HICCUP_S = 5.0  # without reading, before a client has to give way to others
+_FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
+
+
+class BoundedConnection(H11Protocol):
+    """A connection that waits ``header_timeout_s`` for headers and ``send_timeout_s`` for a client that does not read.
+
+    The same time as for headers is what a client has to finish a body after its answer. Past ``max_connections``, the
+    connection goes that has been without a request the longest, or else the new one.
+    """
+
+    serving: ClassVar[ServingConfig] = ServingConfig()
+    _deadline: asyncio.TimerHandle | None = None  # for the client to send
+    _stalled: asyncio.TimerHandle | None = None  # for the client to read
+    _idle_since = 0.0
+    _stalled_since = 0.0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is being answered."""
+        return self.cycle is None or self.cycle.response_complete
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin: with small buffers, and a deadline for the first headers."""
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=_SEND_BUFFER)
+        connected: socket.socket = transport.get_extra_info("socket")
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        self._wait_for_headers()
+        if len(self.connections) > self.serving.max_connections:
+            self._make_room()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End."""
+        self._unset("_deadline")
+        self._unset("_stalled")
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came; until it makes a request, its time runs on."""
+        super().data_received(data)
+        if not self.idle:
+            self._unset("_deadline")
+        elif self._deadline is None:
+            self._wait_for_headers()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, for the rest of this one's body, or for the client to read."""
+        self._wait_for_headers()
+        super().on_response_complete()
+
+    def pause_writing(self) -> None:
+        """The client does not read as fast as it is sent to."""
+        super().pause_writing()
+        self._stalled_since = self.loop.time()
+        self._cut_off_unless_read()
+
+    def resume_writing(self) -> None:
+        """It has read."""
+        self._unset("_stalled")
+        super().resume_writing()
+
+    def _cut_off_unless_read(self) -> None:
+        self._unset("_stalled")
+        self._stalled = self.loop.call_later(self.serving.send_timeout_s, self._give_up, "reads nothing for too long")
+
+    def _wait_for_headers(self) -> None:
+        self._unset("_deadline")
+        self._idle_since = self.loop.time()
+        self._deadline = self.loop.call_later(self.serving.header_timeout_s, self._expire)
+
+    def _expire(self) -> None:
+        self._unset("_deadline")
+        if not self.idle:
+            return
+        if self._stalled is None and self.transport.get_write_buffer_size():  # it may still be reading the answer
+            self._stalled = self.loop.call_later(
+                self.serving.send_timeout_s, self._give_up, "reads nothing for too long"
+            )
+        elif self._stalled is None:
+            self._give_up("sent no whole request in time")
+
+    def _give_up(self, why: str) -> None:
+        _log.warning("a client was cut off: it %s", why)
+        self.transport.abort()
+
+    def _make_room(self) -> None:
+        idle = [other for other in self.connections if isinstance(other, BoundedConnection) and other.idle]
+        oldest = min((other for other in idle if other is not self), key=lambda other: other._idle_since, default=None)
+        _log.warning("more than %d connections (max_connections): the idlest is closed", self.serving.max_connections)
+        if oldest is not None:
+            oldest.transport.abort()
+            self.connections.discard(oldest)  # those that come before the loop's next turn find another one
+            return
+        self.transport.write(_FULL)
+        self.transport.close()
+
+    def _unset(self, name: str) -> None:
+        timer: asyncio.TimerHandle | None = getattr(self, name)
+        if timer is not None:
+            timer.cancel()
+        setattr(self, name, None)
+
+
+def connection_class(limits: ServingConfig) -> type[BoundedConnection]:
+    """``BoundedConnection`` with these limits, for uvicorn to make its connections of."""
+
+    class Connection(BoundedConnection):
+        serving = limits
+
+    return Connection
+
+
+def drop_stalled(connections: set[Any]) -> None:
+    """End the connection whose client has read nothing for the longest, if that is long enough to be no hiccup."""
+    stalled = [c for c in connections if isinstance(c, BoundedConnection) and c._stalled is not None]
+    oldest = min(stalled, key=lambda c: c._stalled_since, default=None)
+    if oldest is not None and oldest.loop.time() - oldest._stalled_since > _HICCUP_S:
+        oldest._give_up("reads nothing while others wait")
+
+
+def drop_idle(connections: set[Any]) -> None:
+    """End every connection without a request that has nothing left to send."""
+    for connection in list(connections):
+        if connection.idle and not connection.transport.get_write_buffer_size():
+            connection.transport.abort()
+
+
+def drop_all(connections: set[Any]) -> None:
+    """End every connection at once, whatever is left to send."""
+    for connection in list(connections):
+        connection.transport.abort()

@@ -1,0 +1,180 @@
+"""JSON of strangers: counted and bounded before any object is built of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trt_eagle3.errors import UserError
+from trt_eagle3.json_file import parse_json
+from trt_eagle3.serving.config import ServingConfig
+
+__all__ = ["JsonScanner", "TooLargeError", "check_unicode", "parse_request_json"]
+
+_STRING_BODY = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
+_MEDIA_HEAD = b"data:"
+_BLOCK = 1 << 16  # bytes that one call looks at: other threads run in between
+_LONG = 4096  # bytes of a data URI that the parser does not get to see: it holds up all threads as long as it runs
+
+
+class TooLargeError(UserError):
+    """A body that is bigger than a limit, or holds more values than one."""
+
+
+class JsonScanner:
+    """Counts bytes and values of JSON text, block by block, before it is parsed.
+
+    A byte is media inside a string that begins with ``data:``, and text elsewhere. A value is a string (names of
+    fields too), a list, an object, or whatever a comma parts; the count is never below the number of objects that
+    the parser would make.
+    """
+
+    def __init__(self, serving: ServingConfig, name: str = "body") -> None:
+        self._serving = serving
+        self._name = name
+        self._in_string = self._after_backslash = False
+        self._head = b""  # of the string that is open, as much of it as tells media from text
+        self._num_text = self._num_bytes = self._num_values = 0
+        self._opened, self._has_escapes = 0, False  # of the open string: where it begins
+        self.media: list[tuple[int, int]] = []
+        """Where long data URIs without escapes begin and end, their quotes left out."""
+
+    def feed(self, block: bytes) -> None:
+        """Count a block.
+
+        Raises:
+            TooLargeError: more bytes or values than the limits allow.
+        """
+        start, end, limit = 0, len(block), self._serving.max_json_values
+        while start < end and self._num_values <= limit:
+            start = self._string(block, start, end) if self._in_string else self._structure(block, start, end)
+        self._num_bytes += end
+        self._check()
+
+    def _structure(self, block: bytes, start: int, end: int) -> int:
+        """Count up to the next string; returns where that begins."""
+        quote = block.find(b'"', start)
+        stop = end if quote < 0 else quote + 1
+        self._num_text += stop - start
+        if stop - start > (quote >= 0):
+            self._num_values += sum(block.count(mark, start, stop) for mark in (b",", b"[", b"{"))
+        if quote >= 0:
+            self._num_values += 1
+            self._in_string, self._head = True, b""
+            self._opened, self._has_escapes = self._num_bytes + stop, False
+        return stop
+
+    def _string(self, block: bytes, start: int, end: int) -> int:
+        """Count the open string's bytes in this block; returns where they end."""
+        stop = self._end_of_string(block, start, end)
+        if len(self._head) < len(_MEDIA_HEAD):
+            self._head += block[start : min(stop, start + len(_MEDIA_HEAD) - len(self._head))]
+        if self._head != _MEDIA_HEAD:
+            self._num_text += stop - start
+        elif not self._in_string and not self._has_escapes:
+            closed = self._num_bytes + stop - 1
+            if closed - self._opened >= _LONG:
+                self.media.append((self._opened, closed))
+        return stop
+
+    def _end_of_string(self, block: bytes, start: int, end: int) -> int:
+        """Behind the quote that closes the open string, or the end of the block."""
+        quote = block.find(b'"', start)
+        if not self._after_backslash and block.find(b"\\", start, end if quote < 0 else quote) < 0:
+            self._in_string = quote < 0
+            return end if quote < 0 else quote + 1
+        self._has_escapes = True
+        found = _STRING_BODY.match(block, start + self._after_backslash)
+        stop = found.end() if found else end
+        self._in_string = stop >= end or block[stop : stop + 1] == b"\\"
+        self._after_backslash = stop < end and self._in_string  # the block's last byte: what it escapes follows
+        return min(stop + 1, end)
+
+    def _check(self) -> None:
+        limits = (
+            (self._num_bytes, "max_body_bytes", "bytes. Send fewer or smaller images."),
+            (self._num_text, "max_text_bytes", "bytes of text (images as data URIs are counted apart). Shorten it."),
+            (self._num_values, "max_json_values", "values. Send fewer."),
+        )
+        for count, field, unit in limits:
+            limit = getattr(self._serving, field)
+            if count > limit:
+                raise TooLargeError(f"{self._name}: more than {limit} {unit} The limit is {field}.")
+
+
+def parse_request_json(
+    data: bytes | bytearray, name: str, serving: ServingConfig, scanner: JsonScanner | None = None
+) -> Any:
+    """Parse JSON, all of whose texts can be encoded.
+
+    Args:
+        scanner: has seen all of ``data``; None: it is scanned here.
+    Raises:
+        TooLargeError: over a limit of ``serving``.
+        UserError: not JSON, not UTF-8, nested too deep, or a text with a lone surrogate.
+    """
+    if scanner is None:
+        scanner = JsonScanner(serving, name)
+        for start in range(0, len(data), _BLOCK):
+            scanner.feed(bytes(data[start : start + _BLOCK]))
+    try:
+        value = [parse_json(_without(data, scanner.media).decode("utf-8-sig"), name)]
+        if scanner.media:
+            with memoryview(data) as view:  # each URI is copied once, and other threads run in between
+                _put_back(value, [str(view[start:stop], "ascii") for start, stop in scanner.media])
+    except UnicodeError as error:
+        raise UserError(f"{name}: not JSON: {error!s:.80}. Encode it as UTF-8.") from error
+    check_unicode(value, name)
+    return value[0]
+
+
+def _without(data: bytes | bytearray, media: Sequence[tuple[int, int]]) -> bytes | bytearray:
+    """``data`` with ``data:0``, ``data:1``, ... in place of its long data URIs."""
+    if not media:
+        return data
+    parts, end = [], 0
+    for i, (start, stop) in enumerate(media):
+        parts += [data[end:start], b"data:%d" % i]
+        end = stop
+    return b"".join([*parts, data[end:]])
+
+
+def _put_back(value: list[Any], media: Sequence[str]) -> None:
+    """Undo ``_without`` in what was parsed, in place."""
+    names = {f"data:{i}": uri for i, uri in enumerate(media)}
+    left: list[Any] = [value]
+    while left:
+        holder = left.pop()
+        for key, item in holder.items() if isinstance(holder, dict) else enumerate(holder):
+            if isinstance(item, str):
+                holder[key] = names.get(item, item)
+            elif isinstance(item, dict | list):
+                left.append(item)
+
+
+def check_unicode(value: Any, name: str) -> None:
+    """Refuse a JSON value that holds a text which no encoding can carry.
+
+    Raises:
+        UserError: a lone surrogate in a text or in a name of a field.
+    """
+    left = [value]
+    while left:
+        match left.pop():
+            case str() as text:
+                _check_text(text, name)
+            case Mapping() as fields:
+                left += fields.keys()
+                left += fields.values()
+            case list() | tuple() as values:
+                left += values
+
+
+def _check_text(text: str, name: str) -> None:
+    if text.isascii():  # a flag of the string
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{name}: not Unicode text at character {error.start} of {text!a:.80}.") from error

@@ -1,0 +1,50 @@
+"""Log lines that strangers cause: one per cause and interval, so that no client fills a disk."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+
+__all__ = ["OnePerCause"]
+
+_MAX_CAUSES = 256  # that are told apart
+
+
+@dataclass
+class _Seen:
+    since: float
+    held_back: int = 0
+
+
+class OnePerCause(logging.Filter):
+    """Passes the first warning or error of each cause in an interval, and counts the others into the next.
+
+    A cause is a logger, the line in the source that logs, and the type of the exception.
+    """
+
+    def __init__(self, interval_s: float = 10.0) -> None:
+        super().__init__()
+        self._interval_s = interval_s
+        self._seen: dict[tuple[object, ...], _Seen] = {}
+        self._lock = threading.Lock()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether ``record`` is written."""
+        if record.levelno < logging.WARNING:
+            return True
+        kind = record.exc_info[0] if record.exc_info else None
+        cause = record.name, record.pathname, record.lineno, kind
+        with self._lock:
+            seen, now = self._seen.get(cause), time.monotonic()
+            if seen is not None and now - seen.since < self._interval_s:
+                seen.held_back += 1
+                return False
+            if len(self._seen) >= _MAX_CAUSES:
+                self._seen.clear()
+            self._seen[cause] = _Seen(now)
+        if seen is not None and seen.held_back:
+            record.msg = f"{record.getMessage()} (and {seen.held_back} more like it)"
+            record.args = None
+        return True

@@ -1,0 +1,150 @@
+"""The process that serves: port, engine, uvicorn, signals, and an end in time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import resource
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+from trt_eagle3.decode.engine import Engine, load
+from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.serving.app import Front, make_app
+from trt_eagle3.serving.config import ServingConfig
+from trt_eagle3.serving.log import OnePerCause
+from trt_eagle3.serving.warm_up import warm_up
+
+try:
+    import uvicorn
+
+    from trt_eagle3.serving.connection import connection_class, drop_all, drop_idle, drop_stalled
+except ImportError as missing:
+    raise EnvironmentMissingError(
+        f"serve: {missing.name} is not installed. Run: pip install starlette uvicorn"
+    ) from missing
+
+__all__ = ["Server", "serve"]
+
+_log = logging.getLogger("trt_eagle3")
+DRAIN_S = 30  # after SIGTERM, for answers
+FLUSH_S = 3  # after that, to send what is left to say
+_SWEEP_S = 0.5
+_OTHER_FILES = 128  # descriptors that are no connections: the bundle's, Python's, sockets of fetched images
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+def serve(bundle: Path, *, serving: ServingConfig, host: str, port: int, api_key: str | None) -> None:
+    """Serve ``bundle`` until SIGTERM or SIGINT; requests in flight may then take 30 s more.
+
+    SIGTERM ends the process with status 0 then. Call it from the main thread, which is where signals arrive.
+
+    Raises:
+        UserError: no bundle, an empty API key, or no such address to listen on.
+    """
+    if api_key == "":
+        raise UserError("--api-key: it is empty, and would let everybody in. Give a key, or leave the option out.")
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(bound) for bound in _bind(host, port)]
+        _set_up_log()
+        if api_key is None and host not in _LOOPBACK:
+            _log.warning("listening on %s without an API key: whoever reaches this port is answered", host)
+        serving = _within_file_limit(serving)
+        engine = load(bundle, media=serving.media(), split_special_tokens=serving.split_special_tokens)
+        stack.callback(engine.close)
+        seconds = warm_up(engine)
+        server = Server(engine, serving, api_key)
+        for bound in sockets:
+            bound.listen(server.config.backlog)
+        name, where = engine.record.config.name, f"[{host}]" if ":" in host else host
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it again once it has drained
+        _log.info("%s answers on http://%s:%d/v1; warm-up took %.1f s", name, where, port, seconds)
+        server.run(sockets)
+
+
+class Server(uvicorn.Server):
+    """uvicorn over one engine, with bounds on connections, and an end that comes in time."""
+
+    def __init__(self, engine: Engine, serving: ServingConfig, api_key: str | None = None, port: int = 0) -> None:
+        self._engine = engine
+        self._front = Front(engine, serving, api_key)
+        config = uvicorn.Config(
+            make_app(self._front),
+            port=port,
+            http=connection_class(serving),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            timeout_graceful_shutdown=DRAIN_S + FLUSH_S + 1,
+        )
+        super().__init__(config)
+        self._front.on_overload = lambda: drop_stalled(self.server_state.connections)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Refuse bodies that are still coming, wait for answers, and then drop whoever is left."""
+        loop, connections = asyncio.get_running_loop(), self.server_state.connections
+        self._front.stop()
+        sweeping = loop.create_task(_close_idle(connections))
+        ends = [
+            loop.call_later(DRAIN_S, self._engine.close),  # tells those whose answers are not ready
+            loop.call_later(DRAIN_S + FLUSH_S, drop_all, connections),
+        ]
+        try:
+            await super().shutdown(sockets)
+        finally:
+            sweeping.cancel()
+            for end in ends:
+                end.cancel()
+
+
+async def _close_idle(connections: set[Any]) -> None:
+    """Connections that were accepted while the server stopped are nobody's to wait for."""
+    while True:
+        await asyncio.sleep(_SWEEP_S)
+        drop_idle(connections)
+
+
+def _set_up_log() -> None:
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    _log.setLevel(logging.INFO)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(OnePerCause())
+
+
+def _within_file_limit(serving: ServingConfig) -> ServingConfig:
+    """As many connections as this process may open files: one that cannot be accepted would be tried again for ever."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = serving.max_connections + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return serving
+    most = max(soft - _OTHER_FILES, soft // 2)
+    _log.warning("max_connections is %d: this process may open %d files (ulimit -n)", most, soft)
+    return serving.model_copy(update={"max_connections": most})
+
+
+def _bind(host: str, port: int) -> list[socket.socket]:
+    """Take the port before a big engine is loaded; nobody is let in before the server listens."""
+    bound: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in found:
+            listener = socket.socket(family, kind, protocol)
+            bound.append(listener)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            listener.bind(address)
+    except OSError as error:
+        for listener in bound:
+            listener.close()
+        raise UserError(f"{host}:{port}: cannot listen: {error.strerror}. Name another --host or --port.") from error
+    return bound
