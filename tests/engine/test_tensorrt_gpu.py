@@ -369,7 +369,7 @@ def test_too_many_frames_or_patches_are_refused_and_the_next_pictures_are_seen(b
     inputs = inputs_of("vision", torch.float32)
     starts = inputs["frame_starts"]
     many = {**inputs, "frame_starts": torch.cat([starts, starts[-1:].expand(10_000)])}
-    with pytest.raises(UserError, match=r"frame_starts: 10003 frames at once, .*limits\.max_visual_tokens"):
+    with pytest.raises(UserError, match=r"frame_starts: 10003 frames .* at once, .*limits\.max_visual_tokens"):
         session.run(many)
     large = {name: torch.cat([t] * 1000, dim=0 if name == "patches" else -1) for name, t in inputs.items()}
     with pytest.raises(UserError, match=r"patches: \d+ patches at once, .*limits\.max_visual_tokens"):

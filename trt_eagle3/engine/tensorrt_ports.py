@@ -86,7 +86,7 @@ def choose_profile(inputs: Mapping[str, Port], shapes: Mapping[str, tuple[int, .
 
 
 # Inputs of the vision graph whose first axis counts something, and how many entries it has beyond that.
-_COUNTED = {"patches": ("patches", 0), "frame_starts": ("frames", 1)}
+_COUNTED = {"patches": ("patches", 0), "frame_starts": ("frames (padding included)", 1)}
 
 
 def _refusal(name: str, shape: tuple[int, ...], bounds: tuple[tuple[int, ...], tuple[int, ...]], file: Path) -> str:
