@@ -105,8 +105,9 @@ const Description& tree_attention_description();
 const Description& pick_rows_description();
 const Description& linear_description();
 const Description& silu_mul_description();
+const Description& vision_attention_description();
 
-// All six, in a fixed order.
+// All seven, in a fixed order.
 const std::vector<const Description*>& descriptions();
 
 // What is wrong with a node's inputs: their number, ranks, or sizes.

@@ -16,6 +16,7 @@ import pytest
         ("cpu", "--nothing"),
         ("gpu", "--nothing"),
         ("preparation", "--nothing"),
+        ("tensorrt_vision", "--side", "100"),
     ],
 )
 def test_mistake_is_told_in_one_line(words: tuple[str, ...]) -> None:

@@ -252,6 +252,24 @@ def _exchanged_halves(model: onnx.ModelProto) -> None:
     node.input[0] = "up_gate"
 
 
+def _neighbour_seen(model: onnx.ModelProto) -> None:
+    """Every frame's end, and the next one's start, is a block of patches late."""
+    shift = np.array([0, 4, 0, 0], dtype=np.int32)
+    model.graph.initializer.append(numpy_helper.from_array(shift, "late"))
+    index, node = next((i, n) for i, n in enumerate(model.graph.node) if n.op_type == "VisionAttention")
+    starts = node.input[4]
+    model.graph.node.insert(index, helper.make_node("Add", [starts, "late"], ["late_starts"], name="late_starts"))
+    for other in model.graph.node:
+        if other.op_type == "VisionAttention":
+            other.input[4] = "late_starts"
+
+
+def _exchanged_axes(model: onnx.ModelProto) -> None:
+    """What should turn by row turns by column, and the other way."""
+    table = next(i for i in model.graph.initializer if i.name == "vision_pair_axis")
+    table.CopyFrom(numpy_helper.from_array(1 - numpy_helper.to_array(table), table.name))
+
+
 def _next_weight_rows(model: onnx.ModelProto) -> None:
     """Each output of the first product is what the next one should be."""
     weight = next(n.input[1] for n in model.graph.node if n.op_type == "Linear")
@@ -270,6 +288,12 @@ FAULTS: dict[str, Callable[[onnx.ModelProto], None]] = {
     "SiluMul gate and up exchanged": _exchanged_halves,
     "Linear weight rows": _next_weight_rows,
 }
+VISION_FAULTS: dict[str, Callable[[onnx.ModelProto], None]] = {
+    "none": lambda _: None,
+    "VisionAttention scale": _set("VisionAttention", "scale", 0.03),
+    "VisionAttention frame_starts": _neighbour_seen,
+    "VisionAttention rope axis": _exchanged_axes,
+}
 
 
 @pytest.mark.xdist_group("faults")
@@ -279,21 +303,40 @@ FAULTS: dict[str, Callable[[onnx.ModelProto], None]] = {
     + [(fault, "float16") for fault in ("none", "Linear weight rows")],
 )
 def test_planted_fault_in_a_plugin_is_caught(bundles: Bundles, fault: str, dtype: str, tmp_path: Path) -> None:
-    config = tiny_config(engine=engine_of(dtype), limits=LIMITS)
-    model = graphs(dtype)["draft"]
-    ready = plugin_ready(model, linear=dtype == "float16")
-    FAULTS[fault](ready.model)
-    file = written(ready, tmp_path)
-    profiles = graph_profiles("draft", model, config, TreeSizes(6, 1, 5), 2)[:1]
-    built = build_engine(file, tmp_path / ENGINE_FILE, profiles, config.engine, tmp_path.parent / "timing.cache")
-    write_config(tmp_path, config.engine, built.num_bytes)
     inputs = inputs_of("draft", getattr(torch, dtype))
     inputs["position_ids"] = torch.randint(0, 500, (3, 2, ROWS), dtype=torch.int32)
-    found = errors(outputs(TensorRTSession(file, tmp_path), inputs), reference(bundles.torch(), "draft", inputs))
+    session = spoilt("draft", dtype, FAULTS[fault], tmp_path)
+    found = errors(outputs(session, inputs), reference(bundles.torch(), "draft", inputs))
     if fault == "none":
         assert max(found.values()) < TOLERANCE[dtype], found
     else:
         assert max(found.values()) > FAULT_FLOOR[dtype], found
+
+
+@pytest.mark.xdist_group("faults")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("fault", VISION_FAULTS)
+def test_planted_fault_in_the_vision_plugin_is_caught(bundles: Bundles, fault: str, dtype: str, tmp_path: Path) -> None:
+    inputs = inputs_of("vision", getattr(torch, dtype))
+    session = spoilt("vision", dtype, VISION_FAULTS[fault], tmp_path)
+    found = errors(outputs(session, inputs), reference(bundles.torch(), "vision", inputs))
+    if fault == "none":
+        assert max(found.values()) < TOLERANCE[dtype], found
+    else:
+        assert max(found.values()) > FAULT_FLOOR[dtype], found
+
+
+def spoilt(graph: str, dtype: str, fault: Callable[[onnx.ModelProto], None], folder: Path) -> Session:
+    """An engine of a graph with a fault planted, for its first profile."""
+    config = tiny_config(engine=engine_of(dtype), limits=LIMITS)
+    model = graphs(dtype)[graph]
+    ready = plugin_ready(model, linear=dtype == "float16" and graph != "vision")
+    fault(ready.model)
+    file = written(ready, folder)
+    profiles = graph_profiles(graph, model, config, TreeSizes(6, 1, 5), 2)[:1]
+    built = build_engine(file, folder / ENGINE_FILE, profiles, config.engine, folder.parent / "timing.cache")
+    write_config(folder, config.engine, built.num_bytes)
+    return TensorRTSession(file, folder)
 
 
 def write_config(folder: Path, engine: EngineConfig, num_bytes: int) -> None:
@@ -318,6 +361,20 @@ def test_shapes_outside_every_profile_are_refused(draft: Session) -> None:
     with pytest.raises(UserError, match=r"page_table: \[2, 65\] is outside .*\[2, 64\]"):
         draft.run(many)
     assert draft.run(rest)
+
+
+@pytest.mark.xdist_group("float32")
+def test_too_many_frames_or_patches_are_refused_and_the_next_pictures_are_seen(bundles: Bundles) -> None:
+    session = open_session("tensorrt", bundles.tensorrt("float32") / "vision" / "model.onnx", Path(), device="cuda")
+    inputs = inputs_of("vision", torch.float32)
+    starts = inputs["frame_starts"]
+    many = {**inputs, "frame_starts": torch.cat([starts, starts[-1:].expand(10_000)])}
+    with pytest.raises(UserError, match=r"frame_starts: 10003 frames .* at once, .*limits\.max_visual_tokens"):
+        session.run(many)
+    large = {name: torch.cat([t] * 1000, dim=0 if name == "patches" else -1) for name, t in inputs.items()}
+    with pytest.raises(UserError, match=r"patches: \d+ patches at once, .*limits\.max_visual_tokens"):
+        session.run({**large, "frame_starts": starts})
+    assert session.run(inputs)
 
 
 @pytest.mark.xdist_group("float32")

@@ -16,8 +16,11 @@ cudaError_t silu_mul(const SiluMulParams&, cudaStream_t) { return cudaSuccess; }
 cudaError_t linear(const LinearParams& p, cudaStream_t) {
   return p.dtype == DType::kFloat32 || p.num_rows > kMaxLinearRows ? cudaErrorNotSupported : cudaSuccess;
 }
-cudaError_t vision_attention_workspace(const VisionAttentionParams&, size_t* bytes) {
-  *bytes = 0;
+// As vision_attention.cu has it: callers must ask with the sizes, heads and type that they launch with.
+cudaError_t vision_attention_workspace(const VisionAttentionParams& p, size_t* bytes) {
+  const bool packs = p.dtype != DType::kFloat32 && (p.head_dim == 64 || p.head_dim == 72 || p.head_dim == 80);
+  const int64_t core_matrices = ((p.num_patches + 7) / 8 + p.num_frames) * int64_t{p.head_dim / 8 + 1};
+  *bytes = packs ? 3 * p.num_heads * core_matrices * 128 : 0;
   return cudaSuccess;
 }
 cudaError_t vision_attention(const VisionAttentionParams&, void*, size_t, cudaStream_t) { return cudaSuccess; }

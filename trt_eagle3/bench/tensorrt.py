@@ -8,11 +8,7 @@ decoder short where a build of all of it takes too long: floors and times are th
 
 from __future__ import annotations
 
-import json
-import resource
 import tempfile
-import threading
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -22,9 +18,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from trt_eagle3.atomic_io import write_file
+from trt_eagle3.bench.drawn_weights import write_drawn
 from trt_eagle3.bench.lowering import lowered
 from trt_eagle3.bench.synthetic import SIZES, write_target
+from trt_eagle3.bench.tensorrt_engine import build_beside_weights, build_line
 from trt_eagle3.bench.timing import copy_bandwidth, median_ms
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.checkpoint.target_reader import read_target
@@ -32,11 +29,9 @@ from trt_eagle3.command import run_command
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.engine.bundle import reference_location
 from trt_eagle3.engine.tensorrt import TensorRTSession
-from trt_eagle3.engine.tensorrt_build import Built, build_engine
-from trt_eagle3.engine.tensorrt_facts import ENGINE_FILE, machine_facts
-from trt_eagle3.engine.tensorrt_profiles import Profile, TreeSizes, graph_profiles
+from trt_eagle3.engine.tensorrt_profiles import TreeSizes, graph_profiles
 from trt_eagle3.engine.tensorrt_versions import uses_linear
-from trt_eagle3.graph.plugin_ready import WEIGHTS_FILE, PluginReady, plugin_ready, reading_early
+from trt_eagle3.graph.plugin_ready import WEIGHTS_FILE, plugin_ready, reading_early
 from trt_eagle3.graph.residual import Residual
 from trt_eagle3.graph.target import target_graph
 
@@ -44,14 +39,6 @@ __all__ = ["main"]
 
 _ROOM = 64  # rows after the context
 _AUX = (2, 14, 24)
-
-
-@dataclass(frozen=True)
-class _Memory:
-    """Most memory taken while something ran: of the host (bytes of this process), of the GPU (all of it)."""
-
-    host: int
-    device: int
 
 
 @click.command()
@@ -106,13 +93,13 @@ def main(
         ready = plugin_ready(model, linear=by_plugin)
         profiles = graph_profiles("target", model, config, TreeSizes(max(sizes), 1, max(sizes)), 2)
         chosen = profiles[:1] if generation_only else profiles
-        _write_random(ready, folder / WEIGHTS_FILE)
+        write_drawn(ready, folder / WEIGHTS_FILE)
         graphs = {"plugins+Linear" if by_plugin else "plugins": (reading_early(ready.model), chosen)}
         if lowering:
             graphs["lowering"] = (lowered(plugin_ready(model).model, onnx.TensorProto.FLOAT16), profiles[:1])
         for kind, (graph, of_graph) in graphs.items():
-            built, memory = _build(folder / kind, graph, of_graph, config, timing_cache)
-            lines.append(_build_line(kind, built, memory))
+            built, memory = build_beside_weights(folder / kind, graph, of_graph, config, timing_cache)
+            lines.append(build_line(kind, built, memory))
             print(lines[-1], flush=True)
             session = TensorRTSession(folder / kind / "model.onnx", folder)
             steps = _Steps(session, spec, context, page_size)
@@ -132,68 +119,6 @@ def _config(size: str, max_seq_len: int, engine: dict[str, object]) -> BuildConf
     return BuildConfig.model_validate(
         {"name": size, "target": {"checkpoint": size}, "engine": engine, "limits": limits}
     )
-
-
-def _config_json(config: BuildConfig, **facts: object) -> bytes:
-    """An engine folder's ``config.json``, as far as a session reads it."""
-    return json.dumps({"build_config": config.model_dump(mode="json"), **facts}).encode()
-
-
-def _build(
-    folder: Path, graph: onnx.ModelProto, profiles: list[Profile], config: BuildConfig, timing_cache: Path
-) -> tuple[Built, _Memory]:
-    """Build ``graph``, whose weights lie one folder up."""
-    folder.mkdir()
-    (folder / WEIGHTS_FILE).hardlink_to(folder.parent / WEIGHTS_FILE)
-    write_file(folder / "model.onnx", graph.SerializeToString())
-    with _Watch() as watch:
-        built = build_engine(folder / "model.onnx", folder / ENGINE_FILE, profiles, config.engine, timing_cache)
-    facts = machine_facts(built.num_bytes).model_dump()
-    write_file(folder / "config.json", _config_json(config, engine=facts))
-    return built, watch.memory
-
-
-def _build_line(kind: str, built: Built, memory: _Memory) -> str:
-    return (
-        f"{kind}: built in {built.seconds:.0f} s, engine {built.num_bytes / 1e9:.2f} GB, {built.num_layers} layers of "
-        f"which {built.num_plugins} are plugins, activations {built.device_bytes / 1e6:.0f} MB; while building "
-        f"{memory.host / 1e9:.1f} GB of host and {memory.device / 1e9:.1f} GB of device memory"
-    )
-
-
-class _Watch:
-    """Looks at the memory while something runs."""
-
-    def __enter__(self) -> _Watch:
-        self._start, _ = torch.cuda.mem_get_info()
-        self._least = self._start
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._look)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        while not self._done.wait(0.2):
-            self._least = min(self._least, torch.cuda.mem_get_info()[0])
-
-    @property
-    def memory(self) -> _Memory:
-        return _Memory(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, self._start - self._least)
-
-
-def _write_random(ready: PluginReady, file: Path) -> None:
-    """Weights like a trained model's in size: norms near one, matrices of unit gain."""
-    with file.open("wb") as stream:
-        for weight in ready.weights:
-            stream.seek(ready.offsets[weight.name])
-            drawn = torch.randn(weight.shape, dtype=torch.float16, device="cuda")
-            scale = weight.parts[-1].scale
-            values = 1 + 0.1 * drawn if len(weight.shape) == 1 else drawn * (scale * weight.shape[-1] ** -0.5)
-            stream.write(values.flatten().view(torch.uint8).cpu().numpy().tobytes())
 
 
 class _Steps:

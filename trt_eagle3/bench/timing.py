@@ -9,11 +9,12 @@ import torch
 
 from trt_eagle3.errors import EnvironmentMissingError
 
-__all__ = ["copy_bandwidth", "median_ms"]
+__all__ = ["copy_bandwidth", "matmul_rate", "median_ms"]
 
 _REPEATS = 30
 _BURST = 8  # runs between two events: the host is ahead of the device, as it is in the loop
 _LONG_SECONDS = 0.05  # a run that takes longer is measured alone, and less often
+_MATRIX = 8192  # rows and columns of the products that the rate is measured with
 
 
 def copy_bandwidth() -> float:
@@ -22,11 +23,26 @@ def copy_bandwidth() -> float:
     Raises:
         EnvironmentMissingError: torch sees no GPU.
     """
-    if not torch.cuda.is_available():
-        raise EnvironmentMissingError("this benchmark measures a CUDA GPU, and torch sees none. Run it where one is.")
+    _check_gpu()
     source = torch.empty(2**32, dtype=torch.uint8, device="cuda").random_()
     target = torch.empty_like(source)
     return 2 * source.numel() / (1e-3 * median_ms(lambda: target.copy_(source)))
+
+
+def matmul_rate(dtype: torch.dtype = torch.float16) -> float:
+    """Floating-point operations per second of a large product of random matrices.
+
+    Raises:
+        EnvironmentMissingError: torch sees no GPU.
+    """
+    _check_gpu()
+    left, right = torch.randn(2, _MATRIX, _MATRIX, dtype=dtype, device="cuda")
+    return 2 * _MATRIX**3 / (1e-3 * median_ms(lambda: left @ right))
+
+
+def _check_gpu() -> None:
+    if not torch.cuda.is_available():
+        raise EnvironmentMissingError("this benchmark measures a CUDA GPU, and torch sees none. Run it where one is.")
 
 
 def median_ms(run: Callable[[], object]) -> float:

@@ -15,7 +15,7 @@ from trt_eagle3.engine.session import check_names
 from trt_eagle3.engine.tensorrt_facts import EngineFolder
 from trt_eagle3.engine.tensorrt_log import create_refitters, create_runtime, log
 from trt_eagle3.engine.tensorrt_plugins import load_plugins
-from trt_eagle3.engine.tensorrt_ports import check_caches, engine_ports
+from trt_eagle3.engine.tensorrt_ports import check_caches, choose_profile, engine_ports
 from trt_eagle3.engine.tensorrt_versions import device_bytes, new_context, read_weights
 from trt_eagle3.errors import UserError
 
@@ -96,20 +96,7 @@ class TensorRTSession:
     def _profile(self, inputs: Mapping[str, Tensor]) -> int:
         """The first profile that was built for these shapes."""
         shapes = {name: tuple(t.shape) for name, t in {**self._bound, **inputs}.items() if name in self._inputs}
-        count = int(self._engine.num_optimization_profiles)
-        for profile in range(count):
-            if all(self._inputs[name].fits(shape, profile) for name, shape in shapes.items()):
-                return profile
-        last = count - 1
-        name = next(
-            (n for n, s in shapes.items() if not any(self._inputs[n].fits(s, p) for p in range(count))),
-            next(n for n, s in shapes.items() if not self._inputs[n].fits(s, last)),
-        )
-        low, high = self._inputs[name].ranges[last]
-        raise UserError(
-            f"{name}: {list(shapes[name])} is outside what {self._file} was built for: {list(low)} to {list(high)}. "
-            "Send less at once, or rebuild with larger limits or a larger engine.prefill_chunk."
-        )
+        return choose_profile(self._inputs, shapes, self._file)
 
     def _context(self, profile: int) -> Any:
         if profile not in self._contexts:

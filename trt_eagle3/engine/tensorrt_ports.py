@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from trt_eagle3.engine.tensorrt_versions import tensorrt
 from trt_eagle3.errors import UserError
 
-__all__ = ["Port", "check_caches", "engine_ports"]
+__all__ = ["Port", "check_caches", "choose_profile", "engine_ports"]
 
 _TYPES = {
     "FLOAT": torch.float32,
@@ -64,6 +65,42 @@ def engine_ports(engine: Any) -> tuple[dict[str, Port], dict[str, Port]]:
         bounds = [engine.get_tensor_profile_shape(name, p) for p in range(engine.num_optimization_profiles)]
         inputs[name] = Port(name, dtype, shape, tuple((tuple(low), tuple(high)) for low, _, high in bounds))
     return inputs, outputs
+
+
+def choose_profile(inputs: Mapping[str, Port], shapes: Mapping[str, tuple[int, ...]], file: Path) -> int:
+    """Index of the first profile that the engine in ``file`` has for all ``shapes`` of its inputs.
+
+    Raises:
+        UserError: there is none; it names the input, the limit and what to change.
+    """
+    num_profiles = len(next(iter(inputs.values())).ranges)
+    for profile in range(num_profiles):
+        if all(inputs[name].fits(shape, profile) for name, shape in shapes.items()):
+            return profile
+    last = num_profiles - 1
+    beyond_last = [n for n, shape in shapes.items() if not inputs[n].fits(shape, last)]
+    beyond_all = [n for n in beyond_last if not any(inputs[n].fits(shapes[n], p) for p in range(last))]
+    candidates = beyond_all or beyond_last
+    name = next((n for n in _COUNTED if n in candidates), candidates[0])
+    raise UserError(_refusal(name, shapes[name], inputs[name].ranges[last], file))
+
+
+# Inputs of the vision graph whose first axis counts something, and how many entries it has beyond that.
+_COUNTED = {"patches": ("patches", 0), "frame_starts": ("frames (padding included)", 1)}
+
+
+def _refusal(name: str, shape: tuple[int, ...], bounds: tuple[tuple[int, ...], tuple[int, ...]], file: Path) -> str:
+    low, high = bounds
+    if name in _COUNTED and shape[0] > high[0]:
+        what, beyond = _COUNTED[name]
+        return (
+            f"{name}: {shape[0] - beyond} {what} at once, {file} was built for up to {high[0] - beyond}. "
+            "Send fewer or smaller images or fewer frames, or rebuild with a larger limits.max_visual_tokens."
+        )
+    return (
+        f"{name}: {list(shape)} is outside what {file} was built for: {list(low)} to {list(high)}. "
+        "Send less at once, or rebuild with larger limits or a larger engine.prefill_chunk."
+    )
 
 
 def check_caches(outputs: Iterable[str], bound: Mapping[str, Tensor]) -> None:

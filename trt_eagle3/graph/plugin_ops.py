@@ -11,7 +11,7 @@ from trt_eagle3.graph.ops import DOMAIN, OPS, Op
 
 __all__ = ["PLUGINS", "PLUGIN_VERSION", "plugin_schemas"]
 
-PLUGIN_VERSION = "3"  # as kPluginVersion in plugins/tensorrt/node.h
+PLUGIN_VERSION = "4"  # as kPluginVersion in plugins/tensorrt/node.h
 
 # y = x . weight^T, what a Gemm without a bias is where a plugin computes it.
 #   x: T [n, K]; weight: T [N, K]; y: T [n, N]

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <functional>
 #include <string>
@@ -130,6 +131,21 @@ inline Sound silu_mul(DataType t, int64_t rows, int64_t width) {
   Sound s{"SiluMul", {{"compute_type", onnx_of(t)}}, {}, {}};
   s.in = {{t, {rows, 2 * width}, {64, 2 * width}}};
   s.out = {{t, {rows, width}, {64, width}}};
+  return s;
+}
+
+// Of fixed sizes, or with patches and frames unknown (-1).
+inline Sound vision_attention(DataType t, int64_t patches, int64_t frames, int32_t heads, int32_t dim) {
+  const bool dynamic = patches < 0;
+  const int64_t width = int64_t{heads} * dim, most = dynamic ? 640 : patches;
+  Sound s{
+      "VisionAttention", {{"num_heads", heads}, {"scale", 1.0 / std::sqrt(dim)}, {"compute_type", onnx_of(t)}}, {}, {}};
+  s.in = {{t, {patches, 3 * width}, {most, 3 * width}},
+          {DataType::kINT32, {2, patches}, {2, most}},
+          {DataType::kFLOAT, {dim / 2}, {}},
+          {DataType::kINT32, {dim / 2}, {}},
+          {DataType::kINT32, {dynamic ? -1 : frames + 1}, {dynamic ? 18 : frames + 1}}};
+  s.out = {{t, {patches, width}, {most, width}}};
   return s;
 }
 

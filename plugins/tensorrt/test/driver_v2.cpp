@@ -55,7 +55,7 @@ namespace {
 
 IPluginCreator* creator_of(const std::string& name) {
   for (IPluginCreator* creator : stand_in::creators()) {
-    const bool same = name == creator->getPluginName() && std::string(creator->getPluginVersion()) == "3" &&
+    const bool same = name == creator->getPluginName() && std::string(creator->getPluginVersion()) == "4" &&
                       std::string(creator->getPluginNamespace()) == "";
     if (same) return creator;
   }

@@ -12,7 +12,7 @@ IPluginCreatorV3One* creator_of(const std::string& name) {
   for (IPluginCreatorInterface* any : stand_in::creators()) {
     if (std::string(any->getInterfaceInfo().kind) != "PLUGIN CREATOR_V3ONE") continue;
     auto* creator = static_cast<IPluginCreatorV3One*>(any);
-    const bool same = name == creator->getPluginName() && std::string(creator->getPluginVersion()) == "3" &&
+    const bool same = name == creator->getPluginName() && std::string(creator->getPluginVersion()) == "4" &&
                       std::string(creator->getPluginNamespace()) == "";
     if (same) return creator;
   }

@@ -198,6 +198,7 @@ bool run_gpu_cases() {
     }
   }
   run_tree_cases();
+  run_vision_cases();
   return true;
 }
 

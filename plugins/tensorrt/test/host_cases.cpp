@@ -25,6 +25,7 @@ std::vector<Sound> sound_nodes() {
     all.push_back(pick_rows(t, -1, -1, -1, 64));
     all.push_back(linear(t, -1, 64, 96));
     all.push_back(silu_mul(t, -1, 64));
+    all.push_back(vision_attention(t, -1, -1, 2, 72));
   }
   return all;
 }
@@ -41,7 +42,7 @@ bool supports_all(driver::Plugin& plugin, const Tensors& all, size_t num_inputs)
 }
 
 void check_creators() {
-  check(stand_in::creators().size() == 6, "six creators register themselves when the library is loaded");
+  check(stand_in::creators().size() == 7, "seven creators register themselves when the library is loaded");
   const std::vector<std::string> heads = {"num_heads", "num_kv_heads"};
   check(driver::field_names("AddRmsNorm") ==
             std::vector<std::string>{"epsilon", "num_outputs", "compute_type", "x_type", "residual_type"},
@@ -52,6 +53,8 @@ void check_creators() {
   check(driver::field_names("TreeAttention") ==
             std::vector<std::string>{"num_heads", "num_kv_heads", "page_size", "scale", "compute_type", "settled"},
         "fields of TreeAttention");
+  check(driver::field_names("VisionAttention") == std::vector<std::string>{"num_heads", "scale", "compute_type"},
+        "fields of VisionAttention");
   for (const char* op : {"PickRows", "Linear", "SiluMul"}) {
     check(driver::field_names(op) == std::vector<std::string>{"compute_type"}, std::string("fields of ") + op);
   }
@@ -109,7 +112,8 @@ void check_life(const Sound& s) {
   other = bytes;
   other[4] ^= 1;
   refuse(other, "a record of another version", "another version");
-  for (const char* op : {"AddRmsNorm", "QKNormMRope", "TreeAttention", "PickRows", "Linear", "SiluMul"}) {
+  for (const char* op :
+       {"AddRmsNorm", "QKNormMRope", "TreeAttention", "PickRows", "Linear", "SiluMul", "VisionAttention"}) {
     if (op == s.op) continue;
     check(driver::deserialize(op, bytes) == nullptr, label(s, std::string("its bytes are none of ") + op));
   }
@@ -208,6 +212,15 @@ void check_refused_attributes() {
   refuse("TreeAttention", {{"num_heads", 4}, {"num_kv_heads", 2}, {"page_size", 16}}, "scale: missing");
   refuse("TreeAttention", {{"num_heads", 4}, {"num_kv_heads", 2}, {"page_size", 16}, {"scale", 0.0}},
          "scale: must be positive");
+  refuse("VisionAttention", {{"scale", 0.1}}, "num_heads: missing");
+  refuse("VisionAttention", {{"num_heads", 16}}, "scale: missing");
+  refuse("VisionAttention", {{"num_heads", 0}, {"scale", 0.1}}, "num_heads: must be positive, at most 65535, got 0");
+  refuse("VisionAttention", {{"num_heads", 65536}, {"scale", 0.1}}, "num_heads: must be positive, at most 65535");
+  refuse("VisionAttention", {{"num_heads", 2.5}, {"scale", 0.1}}, "num_heads: expected a 32-bit integer");
+  refuse("VisionAttention", {{"num_heads", 16}, {"scale", -0.1}}, "scale: must be positive, got -0.1");
+  refuse("VisionAttention", {{"num_heads", 16}, {"scale", HUGE_VAL}}, "scale: expected a finite number");
+  refuse("VisionAttention", {{"num_heads", 16}, {"scale", 0.1}, {"compute_type", 7}},
+         "compute_type: expected 1 (float32), 10 (float16)");
   const auto no_epsilon = driver::create("QKNormMRope", {{"num_heads", 4}, {"num_kv_heads", 2}, {"head_dim", 64}});
   check(!no_epsilon->output_shapes(qk_norm_mrope(DataType::kHALF, true, 2, 3, 4, 2, 64).in).has_value(),
         "QKNormMRope: norms without epsilon are refused");
@@ -224,12 +237,14 @@ void check_refused_sizes() {
                                     tree_attention(t, {2, 3, 3, 4, 16, 160, 4, 2, 64}),
                                     pick_rows(t, 3, 5, 2, 64),
                                     linear(t, 6, 64, 96),
-                                    silu_mul(t, 6, 64)};
+                                    silu_mul(t, 6, 64),
+                                    vision_attention(t, 20, 2, 2, 72)};
   for (const Sound& s : nodes) {
     for (size_t i = 0; i < s.in.size(); ++i) {
       for (size_t axis = 0; axis < s.in[i].sizes.size(); ++axis) {
-        // what may be any size: pages per row; M; n of x is only bound by the residual's, which is tried too
-        const bool free_size = s.op == "TreeAttention" && ((i == 7 && axis == 1) || (i == 8 && axis == 2));
+        // what may be any size: pages per row; M; frames; n of x is only bound by the residual's, which is tried too
+        const bool free_size = (s.op == "TreeAttention" && ((i == 7 && axis == 1) || (i == 8 && axis == 2))) ||
+                               (s.op == "VisionAttention" && i == 4);
         const bool late = (s.op == "QKNormMRope" && ((i == 0 && axis == 0) || (i == 1 && axis > 0))) ||  // n = B * S
                           (s.op == "Linear" && axis == 0) || s.op == "SiluMul";  // another y follows from it
         if (free_size || (s.op == "PickRows" && axis == 1)) continue;            // R and H; the output's shape follows
@@ -277,6 +292,59 @@ void check_odd_width() {
   check(log.find("expected an even width, got 129") != std::string::npos, "SiluMul: says so, got: " + log);
 }
 
+void check_odd_vision() {
+  const Sound sound = vision_attention(DataType::kHALF, 20, 2, 2, 72);
+  const auto refuse = [&](size_t input, std::vector<int64_t> sizes, const std::string& said) {
+    Sound s = sound;
+    s.in[input].sizes = std::move(sizes);
+    check(!driver::create(s.op, s.fields)->output_shapes(s.in).has_value(), "VisionAttention: is refused: " + said);
+    const std::string log = stand_in::take_log();
+    check(log.find(said) != std::string::npos, "VisionAttention: says \"" + said + "\", got: " + log);
+  };
+  refuse(0, {20, 433}, "head_dim a multiple of 4 and at most 128, got 433 with num_heads = 2");
+  refuse(0, {20, 0}, "head_dim a multiple of 4 and at most 128, got 0");
+  refuse(0, {20, 6 * 66}, "head_dim a multiple of 4 and at most 128, got 396");
+  refuse(0, {20, 6 * 132}, "head_dim a multiple of 4 and at most 128, got 792");
+  refuse(0, {20, 2, 216}, "qkv: expected 2 axes, got 3");
+  refuse(1, {3, 20}, "rope_positions: axis 0: expected row and column = 2, got 3");
+  refuse(1, {2, 21}, "rope_positions: axis 1: expected patches of qkv = 20, got 21");
+  refuse(2, {72}, "inv_freq: axis 0: expected head_dim / 2 = 36, got 72");
+  refuse(3, {35}, "pair_axis: axis 0: expected head_dim / 2 = 36, got 35");
+  refuse(4, {1}, "frame_starts: expected F + 1 bounds of at least one frame, got 1");
+}
+
+// What docs/tensorrt.md promises: three planes of core matrices (8 patches by 8 channels, 128 bytes), and no scores.
+void check_vision_workspace() {
+  const auto bytes_of = [](DataType t, int64_t patches, int64_t frames, int32_t dim) {
+    const Sound s = vision_attention(t, patches, frames, 2, dim);
+    return driver::create(s.op, s.fields)->workspace_bytes(s.in, s.out);
+  };
+  const auto promised = [](int64_t patches, int64_t frames, int64_t dim) {
+    return static_cast<size_t>(3 * 2 * ((patches + 7) / 8 + frames) * (dim / 8 + 1) * 128);
+  };
+  const DataType half = DataType::kHALF;
+  check(bytes_of(half, -1, -1, 72) == promised(640, 17, 72), "VisionAttention: room for the largest profile");
+  for (const int64_t patches : {1, 8, 9, 1024}) {
+    for (const int64_t frames : {1, 5, 200}) {
+      const std::string what =
+          "VisionAttention: room for " + std::to_string(patches) + " patches of " + std::to_string(frames) + " frames";
+      check(bytes_of(half, patches, frames, 64) == promised(patches, frames, 64), what + ", D=64");
+      check(bytes_of(half, patches, frames, 72) == promised(patches, frames, 72), what + ", D=72");
+    }
+  }
+  check(bytes_of(half, 1024, 4, 44) == 0, "VisionAttention: a head_dim without tensor cores takes no workspace");
+  check(bytes_of(DataType::kFLOAT, 1024, 4, 72) == 0, "VisionAttention: float32 takes no workspace");
+  const Sound s = vision_attention(half, 20, 2, 2, 72);
+  auto plugin = driver::deserialize(s.op, driver::create(s.op, s.fields)->serialize());
+  plugin->change_shapes(s.in, s.out);
+  const std::vector<const void*> in(s.in.size(), reinterpret_cast<const void*>(1 << 20));
+  check(plugin->enqueue(s.in, s.out, in, {reinterpret_cast<void*>(1 << 21)}, nullptr, nullptr) != 0,
+        "VisionAttention: is not launched without its workspace");
+  const std::string log = stand_in::take_log();
+  check(log.find("VisionAttention: TensorRT gave no workspace") != std::string::npos,
+        "VisionAttention: says that it has no workspace, got: " + log);
+}
+
 void check_workspace() {
   const DataType t = DataType::kHALF;
   Sound s = tree_attention(t, {-1, -1, -1, -1, 16, -1, 4, 2, 64});
@@ -303,7 +371,9 @@ void run_host_cases() {
   check_refused_attributes();
   check_refused_sizes();
   check_odd_width();
+  check_odd_vision();
   check_workspace();
+  check_vision_workspace();
 }
 
 }  // namespace cases

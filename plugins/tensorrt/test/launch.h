@@ -63,6 +63,7 @@ double distance(const Host& got, const Host& wanted);
 void compare(const std::string& what, const std::vector<Host>& got, size_t output, const Host& wanted,
              double tolerance);
 
-void run_tree_cases();  // TreeAttention's
+void run_tree_cases();    // TreeAttention's
+void run_vision_cases();  // VisionAttention's
 
 }  // namespace cases

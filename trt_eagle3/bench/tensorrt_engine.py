@@ -1,0 +1,81 @@
+"""Engines of benchmarks: built in a folder of their own from weights that they share, their memory watched."""
+
+from __future__ import annotations
+
+import json
+import resource
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import torch
+
+from trt_eagle3.atomic_io import write_file
+from trt_eagle3.config import BuildConfig
+from trt_eagle3.engine.tensorrt_build import Built, build_engine
+from trt_eagle3.engine.tensorrt_facts import ENGINE_FILE, machine_facts
+from trt_eagle3.engine.tensorrt_profiles import Profile
+from trt_eagle3.graph.plugin_ready import WEIGHTS_FILE
+
+__all__ = ["BuildMemory", "build_beside_weights", "build_line"]
+
+
+@dataclass(frozen=True)
+class BuildMemory:
+    """Most memory taken while building: of the host (bytes of this process), of the GPU (all of it)."""
+
+    host: int
+    device: int
+
+
+def build_beside_weights(
+    folder: Path,
+    graph: onnx.ModelProto,
+    profiles: list[Profile],
+    config: BuildConfig,
+    timing_cache: Path,
+) -> tuple[Built, BuildMemory]:
+    """Build ``graph``, whose weights lie one folder up; ``TensorRTSession`` opens ``folder / "model.onnx"``."""
+    folder.mkdir()
+    (folder / WEIGHTS_FILE).hardlink_to(folder.parent / WEIGHTS_FILE)
+    write_file(folder / "model.onnx", graph.SerializeToString())
+    with _Watch() as watch:
+        built = build_engine(folder / "model.onnx", folder / ENGINE_FILE, profiles, config.engine, timing_cache)
+    facts = machine_facts(built.num_bytes).model_dump()
+    text = json.dumps({"build_config": config.model_dump(mode="json"), "engine": facts})
+    write_file(folder / "config.json", text.encode())
+    return built, watch.memory
+
+
+def build_line(kind: str, built: Built, memory: BuildMemory) -> str:
+    """What a build took and gave, for people."""
+    return (
+        f"{kind}: built in {built.seconds:.0f} s, engine {built.num_bytes / 1e9:.2f} GB, {built.num_layers} layers of "
+        f"which {built.num_plugins} are plugins, activations {built.device_bytes / 1e6:.0f} MB; while building "
+        f"{memory.host / 1e9:.1f} GB of host and {memory.device / 1e9:.1f} GB of device memory"
+    )
+
+
+class _Watch:
+    """Looks at the memory while something runs."""
+
+    def __enter__(self) -> _Watch:
+        self._start, _ = torch.cuda.mem_get_info()
+        self._least = self._start
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._done.wait(0.2):
+            self._least = min(self._least, torch.cuda.mem_get_info()[0])
+
+    @property
+    def memory(self) -> BuildMemory:
+        return BuildMemory(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, self._start - self._least)
