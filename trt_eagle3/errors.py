@@ -8,6 +8,7 @@ from typing import Any
 __all__ = [
     "MAX_MESSAGE_LEN",
     "MAX_QUOTE_LEN",
+    "DeviceMemoryError",
     "EngineFailedError",
     "EnvironmentMissingError",
     "GateFailedError",
@@ -97,6 +98,12 @@ class UserError(TrtEagle3Error, ValueError):
 
 class EngineFailedError(TrtEagle3Error):
     """An engine computed what cannot be right."""
+
+    exit_code = 1
+
+
+class DeviceMemoryError(TrtEagle3Error):
+    """One request asked for more of the device's memory than is free; others go on."""
 
     exit_code = 1
 

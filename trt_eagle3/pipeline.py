@@ -33,6 +33,7 @@ from trt_eagle3.engine.bundle import (
     check_name,
     reference_location,
 )
+from trt_eagle3.engine.memory import MemoryNeed, memory_need
 from trt_eagle3.engine.output_check import check_apart, check_not_around
 from trt_eagle3.errors import UserError, clip
 from trt_eagle3.graph.pair import pair_graphs
@@ -55,13 +56,14 @@ class BuildReport:
 
     Attributes:
         path: the bundle. seconds: per stage. num_bytes: of all files in the bundle. placed: how weights got there.
-        engines: what became of the graphs of a TensorRT bundle.
+        memory: what the largest permitted load takes. engines: what became of the graphs of a TensorRT bundle.
     """
 
     path: Path
     seconds: Mapping[str, float]
     num_bytes: int
     placed: tuple[str, ...]
+    memory: MemoryNeed
     engines: Engines | None = None
 
 
@@ -103,7 +105,8 @@ def build(
         record = _record(config, spec, manifest, written)
         create_file(folder / BUNDLE_FILE, record.model_dump_json(indent=2).encode())
     num_bytes = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
-    return BuildReport(path, clock.end(), num_bytes, tuple(dict.fromkeys(written.placed)), written.engines)
+    memory = memory_need(spec, manifest, config.limits, config.engine)
+    return BuildReport(path, clock.end(), num_bytes, tuple(dict.fromkeys(written.placed)), memory, written.engines)
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,7 @@ def build(result: BuildReport) -> dict[str, Any]:
         "num_bytes": result.num_bytes,
         "seconds": dict(result.seconds),
         "weights": list(result.placed),
+        "memory_bytes": dataclasses.asdict(result.memory),
     }
     if result.engines is None:
         return printed
@@ -114,6 +115,7 @@ def build_lines(result: BuildReport) -> list[str]:
     return [
         f"built {result.path}: {result.num_bytes / 1e6:.1f} MB{placed}",
         f"  {stages}",
+        f"  memory of the largest permitted load: {result.memory}",
         *(_engine_lines(result.engines) if result.engines else ()),
         _next_line(result),
     ]

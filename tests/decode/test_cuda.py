@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from tasks import examples
 
 import trt_eagle3
@@ -15,6 +17,7 @@ from tests.tiny import build_tiny
 from trt_eagle3 import Engine, Request, Sampling
 from trt_eagle3.decode.answer import Answer
 from trt_eagle3.engine import capi
+from trt_eagle3.errors import DeviceMemoryError, UserError
 
 pytestmark = pytest.mark.gpu
 
@@ -113,3 +116,31 @@ def test_a_cycle_waits_for_the_device_once(engines: dict[str, Engine]) -> None:
 def test_kernels_are_in_use(engines: dict[str, Engine]) -> None:
     assert engines["float32"].record.config.engine.device == "cuda"
     assert capi.available(), "build them first: make plugins"
+
+
+def test_request_that_outgrows_the_memory_fails_alone_and_the_next_is_answered(tmp_path: Path) -> None:
+    """The GPU is filled by somebody else after the engine was loaded: its limits fitted then."""
+    limits = {"max_visual_tokens": 4000, "max_seq_len": 4096}
+    engine = trt_eagle3.load(build_tiny(tmp_path, engine=CUDA | {"dtype": "bfloat16"}, limits=limits))
+    small, large = Image.new("RGB", (96, 64), "red"), Image.new("RGB", (128, 128))
+    expected = engine.generate("What is this?", images=[small], max_tokens=8).token_ids
+    many = {"images": [large] * 200}
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    try:
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 24e6) / total)
+        with pytest.raises(DeviceMemoryError, match="Send fewer or smaller images"):
+            engine.generate("What is this?", max_tokens=8, **many)
+        assert engine.generate("What is this?", images=[small], max_tokens=8).token_ids == expected
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    engine.generate("What is this?", max_tokens=8, **many)
+    engine.close()
+
+
+def test_limits_that_the_gpu_cannot_hold_are_refused_at_load(tmp_path: Path) -> None:
+    limits = {"max_batch_size": 4096, "max_seq_len": 4096}
+    bundle = build_tiny(tmp_path, engine=CUDA, limits=limits)
+    with pytest.raises(UserError, match=r"Rebuild with limits\.max_kv_tokens"):
+        trt_eagle3.load(bundle)

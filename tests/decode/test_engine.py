@@ -14,7 +14,8 @@ from PIL import Image
 from tests.atomic_io.points import in_child
 from tests.decode.bundle import config_of, save_pair
 from trt_eagle3 import Engine, build, load
-from trt_eagle3.errors import UserError
+from trt_eagle3.decode.runner import VisionRunner
+from trt_eagle3.errors import DeviceMemoryError, UserError
 from trt_eagle3.pipeline import STAGES
 
 PROMPT = "What is in the picture?"
@@ -48,6 +49,21 @@ def test_generate_with_and_without_speculation_says_the_same(engine: Engine, ima
         assert (fast.text, fast.finish_reason) == (plain.text, "length")
         assert plain.acceptance_length == 1
         assert sum(fast.accepted_lengths) == len(fast.token_ids) - 1 == 19
+
+
+def test_images_that_outgrow_the_memory_fail_their_request_in_one_line(
+    engine: Engine, image: Image.Image, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = engine.generate(PROMPT, images=[image], max_tokens=8).token_ids
+
+    def full(*_: object) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 66.9 GiB.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(VisionRunner, "forward", full)
+        with pytest.raises(DeviceMemoryError, match=r"images of \d+ visual tokens need more memory .* Send fewer"):
+            engine.generate(PROMPT, images=[image.rotate(90)], max_tokens=8)
+    assert engine.generate(PROMPT, images=[image], max_tokens=8).token_ids == expected
 
 
 def test_bundles_with_and_without_weights_or_draft_say_the_same(pair: Path, engine: Engine, tmp_path: Path) -> None:

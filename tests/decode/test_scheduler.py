@@ -32,7 +32,7 @@ from trt_eagle3.decode.propose import Proposer
 from trt_eagle3.decode.runner import Place
 from trt_eagle3.decode.sampling import Sampling
 from trt_eagle3.decode.sequence import SequenceState
-from trt_eagle3.errors import EngineFailedError
+from trt_eagle3.errors import DeviceMemoryError, EngineFailedError
 
 
 @pytest.mark.parametrize("tree", TREES)
@@ -229,6 +229,31 @@ def test_picture_that_cannot_be_seen_fails_its_own_request_only() -> None:
     assert [(e.sequence, str(e.error)) for e in failed] == [(bad, "out of memory")]
     assert finish(scheduler)[id(good)][:MAX_TOKENS] == expected
     assert pool.num_used == len(scheduler._prefixes or ())
+
+
+def test_prompt_too_large_for_memory_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forward of several prompts that does not fit is tried for each alone; who was in it loses nothing."""
+    expected = {i: solo(i) for i in (0, 3)}
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    scheduler = make_scheduler(pool, None, lambda _: CHAIN, chunk=64)
+    asked = {i: pair().sequence(prompts()[i], pool, drafting=True) for i in (0, 1, 3)}
+    prefill = Decoder.prefill
+
+    def narrow(self: Decoder, chunks: Any) -> None:
+        if any(s is asked[1] for s, _ in chunks):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        prefill(self, chunks)
+
+    monkeypatch.setattr(Decoder, "prefill", narrow)
+    for sequence in asked.values():
+        scheduler.add(sequence)
+    failed = [e for e in scheduler.step() if e.error is not None]
+    assert [e.sequence for e in failed] == [asked[1]]
+    assert isinstance(failed[0].error, DeviceMemoryError)
+    assert "prefill_chunk" in str(failed[0].error)
+    finish(scheduler)
+    assert {i: asked[i].tokens[:MAX_TOKENS] for i in expected} == expected
+    assert pool.num_used == 0
 
 
 def test_cycles_wait_for_one_prompts_pictures_at_a_time_and_nobody_keeps_them() -> None:

@@ -40,3 +40,20 @@ def test_graph_that_was_not_used_for_the_longest_time_makes_room(monkeypatch: py
     assert waits == [1]
     graphs.clear()
     assert graphs.get(step(1, 1)) is None
+
+
+def test_graphs_of_many_rows_make_room_for_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    graphs = CapturedGraphs(most_rows=3000)
+    images = [shapes_of({"patches": torch.zeros(n, 4)}) for n in (1024, 1152, 1280)]
+    made: list[Any] = [SimpleNamespace(name=i) for i in range(3)]
+    for shapes, captured in zip(images, made, strict=True):
+        graphs.add(shapes, captured)
+    assert [graphs.get(shapes) for shapes in images] == [None, made[1], made[2]]
+
+
+def test_images_of_many_patches_are_never_due() -> None:
+    graphs = CapturedGraphs()
+    small, large = (shapes_of({"patches": torch.zeros(n, 4)}) for n in (2048, 2304))
+    assert [graphs.due(small) for _ in range(3)] == [False, False, True]
+    assert not any(graphs.due(large) for _ in range(5))

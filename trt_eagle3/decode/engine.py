@@ -41,6 +41,7 @@ from trt_eagle3.engine.bundle import (
     unreplaced,
 )
 from trt_eagle3.engine.embedding import EmbeddingTable
+from trt_eagle3.engine.memory import check_fits, free_bytes, memory_need, request_memory
 from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.errors import OverloadedError, UserError
 from trt_eagle3.multimodal import (
@@ -108,6 +109,10 @@ class Engine:
             self._plan = plan or read_plan(path, config.speculation, config.engine.device)
         self.dtype = _DTYPES[config.engine.dtype]
         self.device = config.engine.device
+        self.memory = memory_need(self.spec, self.manifest, self.limits, config.engine)
+        free = free_bytes() if self.device == "cuda" else None
+        if free is not None:
+            check_fits(self.memory, free, self.limits)
         self._pages = self._page_pool(config.engine.page_size)
         self._meter = Meter(config.speculation.acceptance_floor)
         self._closed = False
@@ -237,8 +242,10 @@ class Engine:
         vision = self.spec.vision
         side = round(vision.num_position_embeddings**0.5)
         rows = vision_rows(inputs.grid_thw, vision.spatial_merge_size, side)
-        patches = normalise(inputs.visuals, self.dtype, self.device)
-        embeds, levels = self._vision.forward(patches, rows.inputs())
+        what = f"prompt: the images of {int(inputs.visual_rows.sum())} visual tokens"
+        with request_memory(what, "Send fewer or smaller images, or rebuild with smaller limits."):
+            patches = normalise(inputs.visuals, self.dtype, self.device)
+            embeds, levels = self._vision.forward(patches, rows.inputs())
         return Vision(embeds, embeds.new_zeros(0, *embeds.shape) if levels is None else levels)
 
     def _started(self) -> Worker:

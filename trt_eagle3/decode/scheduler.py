@@ -17,6 +17,8 @@ from trt_eagle3.decode.decoder import AnyTree, Decoder, no_numbers
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.prefix_cache import PrefixCache, page_keys
 from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.engine.memory import request_memory
+from trt_eagle3.errors import DeviceMemoryError
 
 __all__ = ["Emission", "Scheduler"]
 
@@ -152,10 +154,9 @@ class Scheduler:
         if not chunks:
             return []
         fresh = {id(s) for s, _ in chunks if not s.tokens}
-        self._decoder.prefill(chunks)
-        found = []
+        found = self._run_prefill(chunks)
         for s, _ in chunks:
-            if s.length < s.num_prefill:
+            if s.length < s.num_prefill or s not in self.running:
                 continue
             s.prompt.forget_vision()
             if not s.tokens:
@@ -164,6 +165,18 @@ class Scheduler:
                 self._remember(s)
                 found.append(Emission(s, tuple(s.tokens), self._is_full(s)))
         return found
+
+    def _run_prefill(self, chunks: list[tuple[SequenceState, int]]) -> list[Emission]:
+        """Run one forward over ``chunks``; where memory does not hold it, one for each: only who is too large fails."""
+        rows = sum(count for _, count in chunks)
+        try:
+            with request_memory(f"prompt: {rows} tokens at once", "Rebuild with a smaller engine.prefill_chunk."):
+                self._decoder.prefill(chunks)
+        except DeviceMemoryError as error:
+            if len(chunks) == 1:
+                return [self._fail(chunks[0][0], error)]
+            return [emission for chunk in chunks for emission in self._run_prefill([chunk])]
+        return []
 
     def _chunks(self) -> list[tuple[SequenceState, int]]:
         """Prompt rows of one pass, ``prefill_chunk`` at most with their padding."""

@@ -16,6 +16,7 @@ _CAPTURE_AFTER = 2  # runs of the same shapes before they are captured: prompts 
 # Rows of a captured run at most: launches of larger ones are hidden behind their work, and their buffers are large.
 _MAX_ROWS = {"inputs_embeds": 256, "aux_hidden_states": 256, "patches": 2048}
 _MAX_GRAPHS = 64  # of a session
+_MAX_GRAPH_ROWS = 16384  # of all graphs of a session together: what they keep of memory follows their rows
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -34,6 +35,11 @@ def patch_bucket(num_patches: int) -> int:
         return num_patches
     step = 1 << max(6, (num_patches - 1).bit_length() - 4)
     return -(-num_patches // step) * step
+
+
+def _rows(shapes: Shapes) -> dict[str, int]:
+    """Rows of the inputs whose rows count."""
+    return {name: prod(shape[:-1]) for name, shape in shapes if name in _MAX_ROWS}
 
 
 @dataclass(frozen=True)
@@ -71,8 +77,9 @@ class Captured:
 class CapturedGraphs:
     """A session's captured graphs: of the shapes that came again, those used last."""
 
-    def __init__(self, most: int = _MAX_GRAPHS) -> None:
+    def __init__(self, most: int = _MAX_GRAPHS, most_rows: int = _MAX_GRAPH_ROWS) -> None:
         self._most = most
+        self._most_rows = most_rows
         self._runs: Counter[Shapes] = Counter()
         self._graphs: OrderedDict[Shapes, Captured] = OrderedDict()
 
@@ -85,18 +92,21 @@ class CapturedGraphs:
 
     def due(self, shapes: Shapes) -> bool:
         """Count a run of these shapes; whether it is time to capture them."""
-        if any(prod(shape[:-1]) > _MAX_ROWS[name] for name, shape in shapes if name in _MAX_ROWS):
+        if any(rows > _MAX_ROWS[name] for name, rows in _rows(shapes).items()):
             return False
         self._runs[shapes] += 1
         return self._runs[shapes] > _CAPTURE_AFTER
 
     def add(self, shapes: Shapes, captured: Captured) -> Captured:
-        """Keep a new graph; the one that was not used for the longest time makes room."""
-        if len(self._graphs) == self._most:
+        """Keep a new graph; those that were not used for the longest time make room."""
+        self._graphs[shapes] = captured
+        while len(self._graphs) > self._most or self._num_rows() > self._most_rows:
             torch.cuda.synchronize()  # it may still run
             self._graphs.popitem(last=False)
-        self._graphs[shapes] = captured
         return captured
+
+    def _num_rows(self) -> int:
+        return sum(max(_rows(shapes).values(), default=0) for shapes in self._graphs)
 
     def clear(self) -> None:
         """Forget all graphs, because what they were captured over has changed."""

@@ -5,15 +5,17 @@ Sizes are of geometry and limits alone; `docs/measurements.md` says how near the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.config import EngineConfig, LimitsConfig
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import DeviceMemoryError, UserError
 
-__all__ = ["MemoryNeed", "check_fits", "memory_need"]
+__all__ = ["MemoryNeed", "check_fits", "free_bytes", "memory_need", "request_memory"]
 
 _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _LIBRARIES_BYTES = 3 << 29
@@ -63,17 +65,43 @@ def memory_need(
     )
 
 
-def check_fits(need: MemoryNeed, free_bytes: int, limits: LimitsConfig) -> None:
-    """Refuse limits that ``free_bytes`` of a GPU cannot hold.
+def free_bytes() -> int | None:
+    """Bytes of the current GPU that this process can still have; None where torch sees no GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    cached: int = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    return int(torch.cuda.mem_get_info()[0]) + cached
+
+
+@contextmanager
+def request_memory(what: str, fix: str) -> Iterator[None]:
+    """Work for requests: a GPU that is out of memory is their failure, told in one line, and not the program's end.
+
+    Raises:
+        DeviceMemoryError: naming ``what`` was too large, and the ``fix``.
+    """
+    import torch
+
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        torch.cuda.empty_cache()
+        raise DeviceMemoryError(f"{what} need more memory than this GPU has free. {fix}") from error
+
+
+def check_fits(need: MemoryNeed, free: int, limits: LimitsConfig) -> None:
+    """Refuse limits that the ``free`` bytes of a GPU cannot hold.
 
     Raises:
         UserError: naming what is needed, what is there, and the limit that would fit.
     """
-    lacking = need.total + _LIBRARIES_BYTES - free_bytes
+    lacking = need.total + _LIBRARIES_BYTES - free
     if lacking <= 0:
         return
     raise UserError(
-        f"limits: this bundle needs {need} and {_gb(_LIBRARIES_BYTES)} for CUDA, and the GPU has {_gb(free_bytes)} "
+        f"limits: this bundle needs {need} and {_gb(_LIBRARIES_BYTES)} for CUDA, and the GPU has {_gb(free)} "
         f"free. {_fix(need, need.kv_cache - lacking, limits)}"
     )
 
