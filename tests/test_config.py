@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from trt_eagle3.config import BuildConfig, SpeculationConfig, config_from_dict, load_config, parse_overrides
+from trt_eagle3.config import (
+    BuildConfig,
+    EngineConfig,
+    SpeculationConfig,
+    config_from_dict,
+    load_config,
+    parse_overrides,
+)
 from trt_eagle3.errors import UserError
 
 ROOT = Path(__file__).parent.parent
@@ -98,3 +105,11 @@ def test_overrides_that_are_no_mapping_are_one_line(overrides: str, tmp_path: Pa
 def test_parts_of_a_plain_value_are_refused(words: tuple[str, str]) -> None:
     with pytest.raises(UserError, match=r"--set .*has the value .* already"):
         parse_overrides(words)
+
+
+def test_prompt_chunks_are_larger_where_a_gpu_is_to_be_filled() -> None:
+    assert EngineConfig().prefill_chunk == 512
+    assert EngineConfig.model_validate({"backend": "torch", "device": "cuda"}).prefill_chunk == 2048
+    given = {"backend": "torch", "device": "cuda", "prefill_chunk": 64}
+    assert EngineConfig.model_validate(given).prefill_chunk == 64
+    assert EngineConfig.model_validate({"backend": "tensorrt"}).prefill_chunk == 512

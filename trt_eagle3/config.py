@@ -86,7 +86,8 @@ class EngineConfig(_Section):
         dtype: the compute type; onnxruntime computes in float32. Left out: float16 for tensorrt, float32 elsewhere.
         residual: type of the target's residual stream, ``compute`` = ``dtype``. Qwen3-VL leaves float16's range there.
             Left out: ``float32`` for tensorrt with float16, ``compute`` elsewhere.
-        page_size: tokens per page of the KV cache. prefill_chunk: prompt tokens per target pass.
+        page_size: tokens per page of the KV cache.
+        prefill_chunk: prompt tokens per target pass. Left out: 2048 for torch on cuda, 512 elsewhere.
         tensorrt: how TensorRT builds; of no effect elsewhere.
     """
 
@@ -100,8 +101,12 @@ class EngineConfig(_Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults_of_tensorrt(cls, raw: Any) -> Any:
-        if not isinstance(raw, dict) or raw.get("backend") != "tensorrt":
+    def _defaults_of_backend(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict):
+            return raw
+        if (raw.get("backend"), raw.get("device")) == ("torch", "cuda"):
+            return {"prefill_chunk": 2048, **raw}
+        if raw.get("backend") != "tensorrt":
             return raw
         raw = {"device": "cuda", "dtype": "float16", **raw}
         return {"residual": "float32", **raw} if raw["dtype"] == "float16" else raw

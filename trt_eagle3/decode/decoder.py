@@ -36,6 +36,7 @@ from trt_eagle3.errors import EngineFailedError
 __all__ = ["AnyTree", "Decoder", "Drafting", "no_numbers"]
 
 AnyTree = Tree | DynamicTree
+_MAX_DEFERRED = 512  # rows that a sequence keeps for the draft: 12 MB of an 8B target's aux hidden states
 
 
 @dataclass(frozen=True)
@@ -107,9 +108,9 @@ class Decoder:
         """
         sequences, counts = [sequence for sequence, _ in chunks], [count for _, count in chunks]
         positions = [s.prompt.positions(s.length, s.length + count) for s, count in chunks]
-        place = _causal_place(sequences, [s.length for s in sequences], counts, positions, max(counts))
         ids = _padded([s.ids(s.length, s.length + count) for s, count in chunks], max(counts))
         embeds = self._target.embedding.lookup(ids)
+        place = _causal_place(sequences, [s.length for s in sequences], counts, positions, embeds)
         deepstack = None
         if any(s.prompt.has_visual(s.length, count) for s, count in chunks):
             deepstack = embeds.new_zeros(self._target.num_deepstack, *embeds.shape)
@@ -129,7 +130,7 @@ class Decoder:
         A sequence whose logits are no numbers says nothing, and cannot go on.
         """
         for s in sequences:
-            if s.deferred and (tree is not None or len(s.deferred) >= self.prefill_chunk):
+            if s.deferred and (tree is not None or len(s.deferred) >= min(self.prefill_chunk, _MAX_DEFERRED)):
                 self._catch_up(s)
         speculating = [i for i, s in enumerate(sequences) if self.speculates(s, tree)]
         proposal = _widened(self._propose([sequences[i] for i in speculating], tree), speculating, sequences)
@@ -260,7 +261,7 @@ class Decoder:
         for s, count in zip(sequences, counts, strict=True):
             of_target = s.prompt.positions(s.draft_length, s.draft_length + count + 1)
             positions.append(draft_positions(manifest, s.draft_length, of_target[:, :-1], of_target[:, -1]))
-        place = _causal_place(sequences, [s.draft_length for s in sequences], counts, positions, embeds.shape[1])
+        place = _causal_place(sequences, [s.draft_length for s in sequences], counts, positions, embeds)
         for s, state in zip(sequences, proposer.extend(place, embeds, proposer.runner.fuse(aux)), strict=True):
             s.draft, s.draft_length = state, state.length
 
@@ -282,8 +283,21 @@ def _padded(rows: Sequence[Tensor], width: int) -> Tensor:
     return torch.stack([functional.pad(row, (0, width - len(row))) for row in rows])
 
 
-_shared_causal_mask = lru_cache(maxsize=32)(causal_mask)
-"""Of the widths in use: 1 ms each where they are as wide as a chunk. Sessions only read their inputs."""
+_small_causal_mask = lru_cache(maxsize=32)(causal_mask)
+"""Of the widths that captured steps have; on the host, where one that has not changed is not copied again."""
+_MAX_SMALL_MASK = 256
+
+
+@lru_cache(maxsize=4)
+def _large_causal_mask(width: int, device: torch.device) -> Tensor:
+    """Of a prompt's chunk: on the host 2048 tokens would take several milliseconds, and as many to be copied."""
+    rows = torch.arange(width, device=device)
+    return rows[:, None] >= rows
+
+
+def _shared_causal_mask(width: int, device: torch.device) -> Tensor:
+    """bool [width, width]; sessions only read their inputs."""
+    return _small_causal_mask(width) if width <= _MAX_SMALL_MASK else _large_causal_mask(width, device)
 
 
 def _causal_place(
@@ -291,15 +305,19 @@ def _causal_place(
     starts: Sequence[int],
     counts: Sequence[int],
     positions: Sequence[Tensor],
-    width: int,
+    embeds: Tensor,
 ) -> Place:
-    """Rows ``[start, start + count)`` of each sequence, each seeing all before; ``positions`` int32 [B][3, count]."""
+    """Rows ``[start, start + count)`` of each sequence, each seeing all before; ``positions`` int32 [B][3, count].
+
+    ``embeds`` [B, S, H] are the rows, padded.
+    """
+    width = embeds.shape[1]
     padded = [functional.pad(p, (0, width - p.shape[1])) for p in positions]
     return Place(
         past=starts,
         counts=counts,
         pages=page_table([s.pages for s in sequences], [n + m for n, m in zip(starts, counts, strict=True)]),
-        mask=_shared_causal_mask(width).expand(len(sequences), -1, -1),
+        mask=_shared_causal_mask(width, embeds.device).expand(len(sequences), -1, -1),
         positions=torch.stack(padded, dim=1),
     )
 
