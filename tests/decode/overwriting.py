@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from trt_eagle3 import Engine, Request
-from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.engine.cuda_graph import Shapes, shapes_of
 from trt_eagle3.engine.session import Session
 
@@ -35,9 +34,9 @@ class _Overwriting:
 class OverwritingEngine(Engine):
     """An engine over such sessions, whose shapes come again as on CUDA."""
 
-    def _page_pool(self, page_size: int) -> PagePool:
-        pool = super()._page_pool(page_size)
-        return PagePool(pool.num_pages, page_size, table_len=-(-self.limits.max_seq_len // page_size))
+    @property
+    def _captures(self) -> bool:
+        return True
 
     def open_graph(self, graph: str, taps: Sequence[str] = ()) -> Session:
         return _Overwriting(super().open_graph(graph, taps))

@@ -123,7 +123,12 @@ class Engine:
         table_len = -(-limits.max_seq_len // page_size)
         whole = table_len * limits.max_batch_size
         num_pages = whole if limits.max_kv_tokens is None else min(-(-limits.max_kv_tokens // page_size), whole)
-        return PagePool(num_pages + 1, page_size, table_len if self.device == "cuda" else None)
+        return PagePool(num_pages + 1, page_size, table_len if self._captures else None)
+
+    @property
+    def _captures(self) -> bool:
+        """Whether sessions capture CUDA graphs, which want shapes that come again."""
+        return self.device == "cuda"
 
     def generate(self, prompt: str | Sequence[Mapping[str, Any]], **options: Any) -> Generation:
         """Answer a prompt; ``options`` are the other fields of ``Request``."""
@@ -316,7 +321,7 @@ class Engine:
     @cached_property
     def _vision(self) -> VisionRunner:
         merge = self.spec.vision.spatial_merge_size
-        limit = self.limits.max_visual_tokens * merge**2 if self.device == "cuda" else None
+        limit = self.limits.max_visual_tokens * merge**2 if self._captures else None
         return VisionRunner(self.open_graph("vision"), merge_size=merge, bucket_limit=limit)
 
     @cached_property

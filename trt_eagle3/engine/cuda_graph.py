@@ -10,8 +10,10 @@ from math import prod
 import torch
 from torch import Tensor
 
-__all__ = ["Captured", "CapturedGraphs", "Shapes", "patch_bucket", "shapes_of"]
+__all__ = ["CAPTURE_ERRORS", "Captured", "CapturedGraphs", "Shapes", "patch_bucket", "shapes_of"]
 
+CAPTURE_ERRORS = "thread_local"
+"""Whose CUDA calls a capture forbids: other threads go on taking page-locked memory for the next prompts' images."""
 _CAPTURE_AFTER = 2  # runs of the same shapes before they are captured: prompts seldom repeat theirs, decode steps do
 # Rows of a captured run at most: launches of larger ones are hidden behind their work, and their buffers are large.
 _MAX_ROWS = {"inputs_embeds": 256, "aux_hidden_states": 256, "patches": 2048}

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trt_eagle3.engine.cuda_graph import Captured, CapturedGraphs, shapes_of
+from trt_eagle3.engine.cuda_graph import CAPTURE_ERRORS, Captured, CapturedGraphs, shapes_of
 from trt_eagle3.engine.session import check_names
 from trt_eagle3.engine.tensorrt_facts import EngineFolder
 from trt_eagle3.engine.tensorrt_log import create_refitters, create_runtime, log
@@ -153,7 +153,7 @@ class TensorRTSession:
         outputs = self._enqueue(context, static)  # what TensorRT does once per set of shapes, it does here
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode=CAPTURE_ERRORS):
             self._execute(context, torch.cuda.current_stream())
         return Captured(graph, static, outputs, keep=context)
 

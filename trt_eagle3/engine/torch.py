@@ -14,7 +14,7 @@ import onnx
 import torch
 from torch import Tensor
 
-from trt_eagle3.engine.cuda_graph import Captured, CapturedGraphs, shapes_of
+from trt_eagle3.engine.cuda_graph import CAPTURE_ERRORS, Captured, CapturedGraphs, shapes_of
 from trt_eagle3.engine.session import check_names
 from trt_eagle3.engine.torch_ops import TORCH_TYPES
 from trt_eagle3.engine.torch_program import ReadWeight, load_program
@@ -94,7 +94,7 @@ class TorchSession:
         torch.cuda.current_blas_handle()  # each thread's first use makes one, which may not be while capturing
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with torch.cuda.graph(graph, capture_error_mode=CAPTURE_ERRORS):
             outputs = self._interpret(static)
         return Captured(graph, static, outputs)
 

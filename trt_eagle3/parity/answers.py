@@ -93,7 +93,9 @@ def _answer(engine: RecordingEngine, case: Case, max_tokens: int, progress: Call
     engine.kept.columns = None
     plain = engine.generate(q.prompt, speculation=False, **media)
     passes = engine.take()
-    vision = next((p for p in passes if p.graph == "vision"), None)
+    seen = next((p for p in passes if p.graph == "vision"), None)
+    merged = engine.spec.vision.spatial_merge_size**2
+    vision = None if seen is None else without_padding(seen, int(inputs.grid_thw.prod(1).sum()), merged)
     speculative: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
     speculative_passes: list[Pass] = []
@@ -114,6 +116,18 @@ def _answer(engine: RecordingEngine, case: Case, max_tokens: int, progress: Call
         accepted_lengths=lengths,
         text=plain.text,
     )
+
+
+def without_padding(run: Pass, patches: int, merged: int) -> Pass:
+    """A run of the vision graph over its first ``patches``: on CUDA a bucket's follow (``decode/runner.py``).
+
+    ``merged``: patches of a visual token.
+    """
+    tokens, starts = patches // merged, run.inputs["frame_starts"]
+    inputs = {name: x[:patches] if name == "patches" else x[..., :patches] for name, x in run.inputs.items()}
+    inputs["frame_starts"] = starts[: int((starts < patches).sum()) + 1]
+    outputs = {name: x[..., :tokens, :] for name, x in run.outputs.items()}
+    return Pass(run.graph, inputs, outputs)
 
 
 @dataclass(frozen=True)

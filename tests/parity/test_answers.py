@@ -1,0 +1,41 @@
+"""What is kept of recorded runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.decode.runner import VisionRunner
+from trt_eagle3.multimodal.vision_rows import vision_rows
+from trt_eagle3.parity.answers import without_padding
+from trt_eagle3.parity.record import Kept, RecordingSession
+
+
+class _Tower:
+    """A visual token is the sum of its patches; one deepstack level."""
+
+    def bind(self, name: str, tensor: Tensor) -> None:
+        raise AssertionError(name, tensor)
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        embeds = inputs["patches"].unflatten(0, (-1, 4)).sum(1)
+        return {"visual_embeds": embeds, "deepstack": embeds[None]}
+
+
+def test_recorded_vision_run_without_its_bucket_is_what_was_asked() -> None:
+    rows = vision_rows(torch.tensor([[1, 10, 20], [2, 4, 10]]), 2, 4).inputs()
+    patches = torch.randn(280, 3)
+    kept = Kept()
+    runner = VisionRunner(RecordingSession(_Tower(), "vision", kept), merge_size=2, bucket_limit=4096)
+    embeds, levels = runner.forward(patches, rows)
+    assert kept.passes[0].inputs["patches"].shape[0] == 320
+    run = without_padding(kept.passes[0], 280, 4)
+    assert run.inputs.keys() == {"patches", *rows}
+    assert torch.equal(run.inputs["patches"], patches)
+    for name, value in rows.items():
+        assert torch.equal(run.inputs[name], value), name
+    assert torch.equal(run.outputs["visual_embeds"], embeds)
+    assert levels is not None
+    assert torch.equal(run.outputs["deepstack"], levels)
