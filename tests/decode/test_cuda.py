@@ -27,10 +27,14 @@ DYNAMIC = {"mode": "dynamic", "steps": 4, "topk": 4, "num_draft_tokens": 10}
 TREE = {"mode": "tree", "steps": 4, "topk": 3, "num_draft_tokens": 12}
 
 
-@pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
+@pytest.fixture(scope="module", autouse=True)
+def cuda() -> None:
     if not torch.cuda.is_available():
         pytest.skip("torch sees no CUDA device")
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
 
     def engine(**changes: dict[str, object]) -> Engine:
         limits = {"max_batch_size": 4}

@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.multimodal.bombs import children, encode, jpeg_of_scans
+from tests.multimodal import bombs
+from tests.multimodal.bombs import encode, jpeg_of_scans
 from tests.multimodal.record_goldens import pattern
 from tests.multimodal.test_image import picture
 from tests.multimodal.test_video import CONFIG, write_file
@@ -43,6 +44,21 @@ def descriptors() -> list[str]:
     """Sockets, pipes and shared memory that this process holds."""
     found = (str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.is_symlink())
     return [name for name in found if name.startswith(("socket:", "pipe:", "/memfd:trt-eagle3"))]
+
+
+_others = set[int]()
+
+
+@pytest.fixture(autouse=True)
+def earlier_processes() -> None:
+    """Engines and templates of other tests in this process may have some, which are not counted."""
+    _others.clear()
+    _others.update(bombs.children())
+
+
+def children() -> set[int]:
+    """Processes that this test has started."""
+    return bombs.children() - _others
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.session import Session
 from trt_eagle3.graph.pair import pair_graphs
 from trt_eagle3.multimodal import ModelInputs
+from trt_eagle3.multimodal.caller import NOBODY, Caller
 from trt_eagle3.parity.record import RecordingEngine
 
 Tensors = dict[str, Tensor]
@@ -129,8 +130,8 @@ class FaultyEngine(RecordingEngine):
         seam = self._planted.inside.get(graph)
         return Seam(session, seam.given, seam.gave) if seam else session
 
-    def _model_inputs(self, request: Any) -> ModelInputs:
-        return self._planted.inputs(super()._model_inputs(request))
+    def _model_inputs(self, request: Any, caller: Caller = NOBODY) -> ModelInputs:
+        return self._planted.inputs(super()._model_inputs(request, caller))
 
     def encode(self, inputs: ModelInputs) -> Prompt:
         return self._planted.prompt(super().encode(inputs))

@@ -177,7 +177,7 @@ def test_overrides_are_read_used_and_shown(tmp_path: Path, reports: dict[str, Re
         ("layer_step: -1", "layer_step: expected a number"),
         ("layer_step: .inf", "layer_step: expected a number"),
         ("- 1", "expected a mapping"),
-        ("a: [", "cannot read the thresholds"),
+        ("a: [", "thresholds.yaml: not YAML: "),
     ],
 )
 def test_bad_thresholds_are_named(text: str, message: str, tmp_path: Path) -> None:
