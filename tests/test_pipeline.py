@@ -265,7 +265,7 @@ def test_folder_that_looks_like_a_bundle_is_never_replaced(tmp_path: Path, name:
     assert {file: file.read_text() for file in mine} == mine
 
 
-@pytest.mark.parametrize("text", [None, "{", '{"schema_version": 1, "name": "mine"}'])
+@pytest.mark.parametrize("text", [None, "{", '{"schema_version": 2, "name": "mine"}'])
 def test_bundle_whose_record_is_no_longer_ours_is_not_replaced(tmp_path: Path, text: str | None) -> None:
     file = build_tiny(tmp_path) / "bundle.json"
     file.unlink()

@@ -213,15 +213,15 @@ def test_reference_bundle_that_names_a_device_or_another_file_is_refused(tmp_pat
 
 
 RECORDS = {
-    "long": b'{"schema_version": 1, "x": "' + b"y" * (17 << 20) + b'"}',
-    "nested": b'{"schema_version": 1, "target": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-    "many values": b'{"schema_version": 1, "x": [' + b"1," * 2_000_000 + b"1]}",
-    "a key of 100 KB": b'{"schema_version": 1, "' + b"k" * 100_000 + b'": 1}',
+    "long": b'{"schema_version": 2, "x": "' + b"y" * (17 << 20) + b'"}',
+    "nested": b'{"schema_version": 2, "target": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "many values": b'{"schema_version": 2, "x": [' + b"1," * 2_000_000 + b"1]}",
+    "a key of 100 KB": b'{"schema_version": 2, "' + b"k" * 100_000 + b'": 1}',
     "a version of 100 KB": b'{"schema_version": "' + b"v" * 100_000 + b'"}',
     "a long number": b'{"schema_version": ' + b"1" * 5000 + b"}",
-    "UTF-16": '{"schema_version": 1}'.encode("utf-16"),
-    "a line end in a key": b'{"schema_version": 1, "a\\nb": 1}',
-    "a surrogate in a key": b'{"schema_version": 1, "\\ud800": 1}',
+    "UTF-16": '{"schema_version": 2}'.encode("utf-16"),
+    "a line end in a key": b'{"schema_version": 2, "a\\nb": 1}',
+    "a surrogate in a key": b'{"schema_version": 2, "\\ud800": 1}',
 }
 
 

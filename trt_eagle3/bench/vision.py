@@ -14,22 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import click
-import onnx
 import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from trt_eagle3.bench.drawn_weights import draw_weight
 from trt_eagle3.bench.synthetic import write_target
 from trt_eagle3.bench.timing import copy_bandwidth, median_ms
+from trt_eagle3.bench.vision_tower import Tower, tower_flops
 from trt_eagle3.checkpoint.target import VisionSpec
 from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.command import run_command
 from trt_eagle3.decode.runner import VisionRunner
-from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
-from trt_eagle3.engine.torch import TorchSession
 from trt_eagle3.errors import EngineFailedError
-from trt_eagle3.graph.vision import vision_graph
 from trt_eagle3.multimodal.vision_rows import vision_rows
 from trt_eagle3.parity.metrics import relative_error
 
@@ -78,7 +76,7 @@ def main(size: str, dtype: str, cases: tuple[str, ...], profile: bool) -> None:
     Console(width=110).print(table, f"copy bandwidth {bandwidth / 1e12:.2f} TB/s; {torch.cuda.get_device_name()}")
 
 
-def _towers(folder: Path, size: str, dtype: str) -> _Towers:
+def _towers(folder: Path, size: str, dtype: str, device: str = "cuda") -> _Towers:
     from transformers import AutoConfig
     from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 
@@ -86,31 +84,18 @@ def _towers(folder: Path, size: str, dtype: str) -> _Towers:
     spec = read_target(folder / "target")
     config = AutoConfig.from_pretrained(folder / "target").vision_config
     config._attn_implementation = "sdpa"
-    torch.manual_seed(0)
-    with torch.device("cuda"):
+    with torch.device(device):
         theirs = Qwen3VLVisionModel(config).to(getattr(torch, dtype)).eval()
-    weights: dict[str, Tensor] = {name: _drawn(name, tensor) for name, tensor in theirs.state_dict().items()}
-    theirs.load_state_dict(weights)
-    file = folder / "vision.onnx"
-    file.write_bytes(vision_graph(spec, dtype, reference_location).SerializeToString())
-
-    def read(proto: onnx.TensorProto, root: Path) -> Tensor:
-        del root
-        if proto.data_location != onnx.TensorProto.EXTERNAL:
-            return torch.from_numpy(onnx.numpy_helper.to_array(proto).copy())
-        return weights[proto.name.rpartition(":")[2].removeprefix("model.visual.")].reshape(list(proto.dims))
-
-    session = TorchSession(file, REFERENCE_ROOT, device="cuda", read_weight=read)
+    theirs.load_state_dict({name: _drawn(name, like, device) for name, like in theirs.state_dict().items()})
     merge = spec.vision.spatial_merge_size
+    session = Tower(spec, folder, device).session(dtype)
     return _Towers(spec.vision, VisionRunner(session, merge_size=merge, bucket_limit=1 << 20), theirs)
 
 
-def _drawn(name: str, like: Tensor) -> Tensor:
-    """Weights like a trained model's in size: norms near one, matrices of unit gain, small biases."""
-    drawn: Tensor = torch.randn_like(like)
-    if like.ndim == 1:
-        return 1 + 0.1 * drawn if name.endswith("weight") else 0.1 * drawn
-    return drawn * float(like[0].numel() ** -0.5)
+def _drawn(name: str, like: Tensor, device: str) -> Tensor:
+    """The checkpoint's tensor: a convolution's kernel is a row of our product."""
+    shape = like.shape if like.ndim == 1 else like.flatten(1).shape
+    return draw_weight(f"model.visual.{name}", shape, device).reshape(like.shape)
 
 
 def _run_of(towers: _Towers, grids: list[tuple[int, int, int]], dtype: str) -> tuple[Callable[[], Any], Tensor, Tensor]:
@@ -135,16 +120,9 @@ def _row(towers: _Towers, grids: list[tuple[int, int, int]], dtype: str) -> tupl
         raise EngineFailedError(f"{grids}: visual embeddings differ from transformers' by {error:.1e}. Do not time it.")
     ours = median_ms(run)
     theirs = median_ms(lambda: towers.theirs(patches, grid_thw=on_device))
-    floor = 1e3 * _operations(towers.spec, grids) / _FLOOR_FLOPS
+    frames = [h * w for t, h, w in grids for _ in range(t)]
+    floor = 1e3 * tower_flops(towers.spec, frames) / _FLOOR_FLOPS
     return f"{ours:.2f}", f"{theirs:.1f}", f"{theirs / ours:.2f}", f"{floor:.1f}", f"{peak / 1e9:.2f}", f"{error:.1e}"
-
-
-def _operations(spec: VisionSpec, grids: list[tuple[int, int, int]]) -> float:
-    """Multiplications and additions of the blocks' matrix and attention products."""
-    hidden, inner = spec.hidden_size, spec.intermediate_size
-    patches = sum(t * h * w for t, h, w in grids)
-    pairs = sum(t * (h * w) ** 2 for t, h, w in grids)
-    return spec.depth * (2 * patches * (4 * hidden**2 + 2 * hidden * inner) + 4 * pairs * hidden)
 
 
 def _print_profile(name: str, run: Callable[[], Any]) -> None:
