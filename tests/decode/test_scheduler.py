@@ -24,6 +24,7 @@ from tests.decode.scheduling import (
     solo,
 )
 from trt_eagle3.decode import decoder as decoder_module
+from trt_eagle3.decode import scheduler as scheduler_module
 from trt_eagle3.decode.decoder import Decoder
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.prefix_cache import PrefixCache
@@ -362,6 +363,50 @@ def test_sequences_whose_readers_lag_leave_their_places_to_others() -> None:
         s.paused = False
     finish(scheduler)
     assert {i: s.tokens[:MAX_TOKENS] for i, s in asked.items()} == expected
+
+
+def test_request_that_waits_takes_the_place_of_the_longest_and_all_say_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected = {i: solo(i) for i in (0, 1, 3)}
+    monkeypatch.setattr(scheduler_module, "_TURN_TOKENS", 6)
+    monkeypatch.setattr(scheduler_module, "_PATIENCE_SECONDS", 0.0)
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: None)
+    scheduler._max_batch_size = 1
+    asked = {i: pair().sequence(prompts()[i], pool, drafting=True) for i in expected}
+    scheduler.add(asked[0])
+    while len(asked[0].tokens) < 3:
+        scheduler.step()
+    scheduler.add(asked[1])
+    scheduler.step()
+    assert scheduler.running == [asked[0]], "its turn is not over"
+    while len(asked[0].tokens) < 6:
+        scheduler.step()
+    scheduler.add(asked[3])
+    scheduler.step()
+    assert scheduler.running == [asked[1]]
+    assert list(scheduler.waiting) == [asked[3], asked[0]], "who has run is last"
+    finish(scheduler)
+    assert {i: s.tokens[:MAX_TOKENS] for i, s in asked.items()} == expected
+
+
+def test_request_that_has_its_first_token_takes_nobodys_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    solo(0)
+    monkeypatch.setattr(scheduler_module, "_TURN_TOKENS", 4)
+    monkeypatch.setattr(scheduler_module, "_PATIENCE_SECONDS", 0.0)
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    scheduler = make_scheduler(pool, None, lambda _: None)
+    scheduler._max_batch_size = 1
+    first, second = (pair().sequence(prompts()[i], pool) for i in (0, 1))
+    scheduler.add(first)
+    while len(first.tokens) < 5:
+        scheduler.step()
+    scheduler.add(second)
+    while len(second.tokens) < 8:
+        scheduler.step()
+    assert scheduler.running == [second]
+    assert scheduler.num_preempted == 1
 
 
 def test_pages_are_taken_from_lagging_readers_first() -> None:

@@ -22,6 +22,9 @@ from trt_eagle3.errors import DeviceMemoryError
 
 __all__ = ["Emission", "Scheduler"]
 
+_PATIENCE_SECONDS = 1.0  # that a request waits for its first token before it takes another's place
+_TURN_TOKENS = 128  # that a sequence may say before it gives its place to such a request
+
 
 @dataclass(frozen=True)
 class Emission:
@@ -102,6 +105,7 @@ class Scheduler:
         while (sequence := self._next()) is not None:
             self.running.append(sequence)  # first, so that whoever counts misses nobody
             self.waiting.remove(sequence)
+            sequence.turn_start = len(sequence.tokens)
             if sequence.queue_seconds is None:
                 sequence.queue_seconds = time.perf_counter() - sequence.created
             if not sequence.prompt.has_visual(sequence.length, sequence.num_prefill):
@@ -115,15 +119,18 @@ class Scheduler:
         return failed
 
     def _next(self) -> SequenceState | None:
-        """Who of the waiting can run now, its pages given; those whose readers lag make room for it, and wait on."""
+        """Who of the waiting can run now, its pages given.
+
+        Those whose readers lag make room for it, then the one that has run longest; they wait on, behind all others.
+        """
         sequence = next((s for s in self.waiting if not s.paused), None)
         while sequence is not None:
             if len(self.running) < self._max_batch_size and self._give_pages(sequence):
                 break
-            lagging = self._lagging()
-            if lagging is None:
+            victim = self._lagging() or self._longest(sequence)
+            if victim is None:
                 return None
-            self._preempt(lagging)
+            self._preempt(victim)
             self.waiting.rotate(-1)  # from the front, where preemption puts it, behind all others
         return sequence
 
@@ -222,6 +229,17 @@ class Scheduler:
     def _lagging(self) -> SequenceState | None:
         """The newest of the running whose reader lags."""
         return next((s for s in reversed(self.running) if s.paused), None)
+
+    def _longest(self, waiting: SequenceState) -> SequenceState | None:
+        """The running sequence with the longest turn, where ``waiting`` has waited long for its first token.
+
+        A server cannot tell a reader that has stopped from one whose machine takes in whole answers: so nobody keeps a
+        place for long that others wait for.
+        """
+        if waiting.tokens or time.perf_counter() - waiting.created < _PATIENCE_SECONDS:
+            return None
+        longest = max(self.running, key=lambda s: s.turn_length, default=None)
+        return longest if longest is not None and longest.turn_length >= _TURN_TOKENS else None
 
     def _preempt(self, sequence: SequenceState) -> None:
         self.running.remove(sequence)

@@ -23,6 +23,7 @@ class SequenceState:
     Attributes:
         drafting: whether the draft follows it. paused: whether it waits for its reader.
         created: by ``time.perf_counter``. queue_seconds: from then to its admission, None before.
+        turn_start: how many tokens it had when it was admitted.
         tokens: the answer. Its last token is in no cache yet: it is the root of the next tree.
         length: rows in the target's cache. draft: the draft's state, once the prompt is through.
         draft_length: rows in the draft's cache, equal to ``length`` while it drafts.
@@ -38,6 +39,7 @@ class SequenceState:
     paused: bool = False
     created: float = field(default_factory=time.perf_counter)
     queue_seconds: float | None = None
+    turn_start: int = 0
     tokens: list[int] = field(default_factory=list)
     length: int = 0
     draft: DraftState | None = None
@@ -60,6 +62,11 @@ class SequenceState:
     def prefilled(self) -> bool:
         """Whether it has a root to decode from."""
         return bool(self.tokens) and self.length >= self.num_prefill
+
+    @property
+    def turn_length(self) -> int:
+        """Tokens since it was admitted."""
+        return len(self.tokens) - self.turn_start
 
     @property
     def num_written(self) -> int:
