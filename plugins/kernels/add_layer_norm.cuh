@@ -3,7 +3,7 @@
 //
 // Idea: a block owns a row and keeps it in registers as 16-byte packs, so each value is read once and written once;
 // mean and variance are two block sums, the second of differences from the mean. Wider or unaligned rows are read
-// thrice. Bytes moved: n * H * sizeof(T) * (2, or 4 with a residual). Measured: docs/measurements.md, "Vision tower".
+// thrice. Bytes moved: n * H * sizeof(T) * (2, or 4 with a residual). Measured: docs/measurements.md, "Images".
 #pragma once
 
 #include "add_rms_norm.cuh"

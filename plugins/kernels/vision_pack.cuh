@@ -5,7 +5,7 @@
 // Every frame begins with a core matrix of its own; what pads it is zero. After the channels comes one more chunk:
 // zeros in q and k, which fills their last product; in v a column of ones, so that the weighted sum brings the
 // softmax's denominator along and no thread adds up weights. Angles are float32 products, as in transformers. Bytes
-// moved: about 2 * n * 3 * Hidden * sizeof(T). Measured: docs/measurements.md, "Vision tower".
+// moved: about 2 * n * 3 * Hidden * sizeof(T). Measured: docs/measurements.md, "Images".
 #pragma once
 
 #include "common.cuh"

@@ -4,7 +4,7 @@
 // and the last tile's weighted sum together, and computes the softmax while the tensor cores work: FlashAttention-3's
 // overlap within a warpgroup (Shah et al. 2024, section 3.2). The warpgroups drift apart, so one's softmax runs under
 // another's products. The frame's last tile comes first, so that only the prologue masks.
-// Bytes moved: n / Rows times the frame's keys and values, out of L2. Measured: docs/measurements.md, "Vision tower".
+// Bytes moved: n / Rows times the frame's keys and values, out of L2. Measured: docs/measurements.md, "Images".
 #pragma once
 
 #include "barrier.cuh"
