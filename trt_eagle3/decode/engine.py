@@ -41,7 +41,7 @@ from trt_eagle3.engine.bundle import (
     unreplaced,
 )
 from trt_eagle3.engine.embedding import EmbeddingTable
-from trt_eagle3.engine.memory import check_fits, free_bytes, memory_need, request_memory
+from trt_eagle3.engine.memory import check_fits, free_bytes, memory_need, num_pages, request_memory
 from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.errors import OverloadedError, UserError
 from trt_eagle3.multimodal import (
@@ -119,11 +119,8 @@ class Engine:
         self._starting = threading.Lock()
 
     def _page_pool(self, page_size: int) -> PagePool:
-        limits = self.limits
-        table_len = -(-limits.max_seq_len // page_size)
-        whole = table_len * limits.max_batch_size
-        num_pages = whole if limits.max_kv_tokens is None else min(-(-limits.max_kv_tokens // page_size), whole)
-        return PagePool(num_pages + 1, page_size, table_len if self._captures else None)
+        table_len = -(-self.limits.max_seq_len // page_size)
+        return PagePool(num_pages(self.limits, page_size), page_size, table_len if self._captures else None)
 
     @property
     def _captures(self) -> bool:

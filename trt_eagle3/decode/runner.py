@@ -164,7 +164,7 @@ def _in_bucket(inputs: dict[str, Tensor], limit: int) -> dict[str, Tensor]:
     added = total - len(patches)
     num_frames = 1 << (len(starts) - 1).bit_length()
     return {
-        "patches": functional.pad(patches, (0, 0, 0, added)),
+        "patches": functional.pad(patches, (0, 0, 0, added)) if added else patches,  # padding by 0 copies
         "pos_embed_rows": functional.pad(inputs["pos_embed_rows"], (0, added)),
         "pos_embed_weights": functional.pad(inputs["pos_embed_weights"], (0, added)),
         "rope_positions": functional.pad(inputs["rope_positions"], (0, added)),

@@ -15,7 +15,7 @@ from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.config import EngineConfig, LimitsConfig
 from trt_eagle3.errors import DeviceMemoryError, UserError
 
-__all__ = ["MemoryNeed", "check_fits", "free_bytes", "memory_need", "request_memory"]
+__all__ = ["MemoryNeed", "check_fits", "free_bytes", "memory_need", "num_pages", "request_memory"]
 
 _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _LIBRARIES_BYTES = 3 << 29
@@ -58,7 +58,7 @@ def memory_need(
     kv_token = 2 * item * _kv_width(spec, manifest)
     return MemoryNeed(
         weights=item * (_target_values(spec) + draft_values),
-        kv_cache=kv_token * _cache_tokens(limits, engine.page_size),
+        kv_cache=kv_token * num_pages(limits, engine.page_size) * engine.page_size,
         images=item * _image_values(spec, limits.max_visual_tokens),
         prefill=item * engine.prefill_chunk * _row_values(spec) + 3 * 4 * limits.max_batch_size * spec.vocab_size,
         kv_token=kv_token,
@@ -140,10 +140,10 @@ def _kv_width(spec: TargetSpec, manifest: DraftManifest | None) -> int:
     return width + (manifest.num_layers * manifest.num_kv_heads * manifest.head_dim if manifest else 0)
 
 
-def _cache_tokens(limits: LimitsConfig, page_size: int) -> int:
+def num_pages(limits: LimitsConfig, page_size: int) -> int:
+    """Pages of the KV cache: page 0, and those of all sequences or of the tokens that are allowed."""
     whole = -(-limits.max_seq_len // page_size) * limits.max_batch_size
-    pages = whole if limits.max_kv_tokens is None else min(-(-limits.max_kv_tokens // page_size), whole)
-    return (pages + 1) * page_size
+    return 1 + (whole if limits.max_kv_tokens is None else min(-(-limits.max_kv_tokens // page_size), whole))
 
 
 def _image_values(spec: TargetSpec, visual_tokens: int) -> int:
