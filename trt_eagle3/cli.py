@@ -170,7 +170,7 @@ def validate(bundles: tuple[Path, ...], output: Path | None, junit: Path | None,
 @_set_option
 @_json_option
 def probe(path: str, draft: str | None, overrides: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Measure which reading of a draft fits its target: PATH is a bundle, or a target followed by its DRAFT."""
+    """Measure which interpretation of a draft fits its target: PATH is a bundle, or a target followed by its DRAFT."""
     from trt_eagle3.probe.run import probe as run
 
     with _bars() as progress:

@@ -138,7 +138,7 @@ def check_bundle(path: Path, record: BundleRecord, found: Diagnosis) -> None:
 
 
 def _check_engine(folder: Path) -> None:
-    from trt_eagle3.engine.tensorrt_facts import EngineFolder
+    from trt_eagle3.engine.tensorrt_folder import EngineFolder
 
     EngineFolder(folder).check()
 

@@ -36,9 +36,9 @@ from trt_eagle3.engine.bundle import (
 from trt_eagle3.engine.memory import MemoryNeed, memory_need
 from trt_eagle3.engine.output_check import check_apart, check_not_around
 from trt_eagle3.errors import UserError, clip
-from trt_eagle3.graph.pair import pair_graphs
+from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.multimodal import Processor, copy_processor_files
-from trt_eagle3.places import TABLE_FILE, Places, TablePlaces, WeightPlaces, table_tensors
+from trt_eagle3.weight_locations import TABLE_FILE, FileLocations, TableLocations, WeightLocations, table_tensors
 
 if TYPE_CHECKING:  # it imports torch
     from trt_eagle3.engine.tensorrt_bundle import Engines
@@ -136,16 +136,16 @@ class _Job:
 class _Written:
     """What a backend put into the bundle."""
 
-    places: WeightPlaces
+    places: WeightLocations
     placed: tuple[str, ...] = ()
     engines: Engines | None = None
 
 
 def _write_graphs(folder: Path, job: _Job) -> _Written:
     """Graphs that refer to whole weight files."""
-    places = Places(job.spec, job.manifest, job.reference_weights)
+    places = FileLocations(job.spec, job.manifest, job.reference_weights)
     job.clock.begin("graphs")
-    for name, model in pair_graphs(job.spec, job.manifest, job.config.engine, places.locate).items():
+    for name, model in build_graphs(job.spec, job.manifest, job.config.engine, places.resolve).items():
         create_file(folder / name / "model.onnx", model.SerializeToString())
         job.graph_config(folder, name)
     job.clock.begin("weights")
@@ -167,7 +167,7 @@ def _write_engines(folder: Path, job: _Job) -> _Written:
     if job.reference_weights:
         raise UserError("--weights reference: a TensorRT engine holds its weights. Leave the option out.")
     job.clock.begin("graphs")
-    models = pair_graphs(spec, job.manifest, config.engine, reference_location)
+    models = build_graphs(spec, job.manifest, config.engine, reference_location)
     merge, tree = spec.vision.spatial_merge_size, _tree_sizes(config)
     profiles = {name: graph_profiles(name, model, config, tree, merge) for name, model in models.items()}
     for name in models:
@@ -179,7 +179,7 @@ def _write_engines(folder: Path, job: _Job) -> _Written:
     job.clock.begin("engines")
     timing_cache = job.path.with_name("timing.cache")
     engines = write_engines(folder, models, profiles, config.engine, timing_cache, job.show)
-    return _Written(TablePlaces(folder / TABLE_FILE, open_index(folder)), engines=engines)
+    return _Written(TableLocations(folder / TABLE_FILE, open_index(folder)), engines=engines)
 
 
 def _tree_sizes(config: BuildConfig) -> TreeSizes:

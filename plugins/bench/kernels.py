@@ -126,7 +126,7 @@ class Attention:
             return lambda: capi.tree_attention(
                 self.q[i], self.k[i], self.v[i], self.k_cache[i], self.v_cache[i],
                 self.past_lengths, self.query_lengths, self.page_table, None if self.causal else self.mask,
-                page_size=PAGE, scale=D**-0.5, out=self.out[i], **{"settled": True, **options},  # type: ignore[arg-type]
+                page_size=PAGE, scale=D**-0.5, out=self.out[i], **{"prefetch_safe": True, **options},  # type: ignore[arg-type]
             )  # fmt: skip
 
         return [launch(i) for i in range(self.layers)]
@@ -181,7 +181,7 @@ class Attention:
         stock_us = best_us(lambda: self.sdpa(True), lambda: self.sdpa(False))
         ours_us = time_us(self.ours())
         rates = [f"{self.flops / us * 1e-6:.0f} TFLOP/s" for us in (stock_us, ours_us)]
-        notes = [] if self.causal else [f"not settled {time_us(self.ours(settled=False)):.2f} us"]
+        notes = [] if self.causal else [f"not settled {time_us(self.ours(prefetch_safe=False)):.2f} us"]
         if self.flops / self.bytes > 50:
             notes.append(f"stock {rates[0]}, ours {rates[1]}")
         if find_spec("flashinfer"):
@@ -207,7 +207,7 @@ def linear_row(bandwidth: float, rows: int, shape: tuple[int, int]) -> Row:
     out = [torch.empty(rows, n, device=DEVICE, dtype=DTYPE) for _ in range(layers)]
 
     def ours(i: int) -> Launch:
-        return lambda: capi.linear(x[i], weight[i], settled=True, out=out[i])
+        return lambda: capi.linear(x[i], weight[i], prefetch_safe=True, out=out[i])
 
     def stock(i: int) -> Launch:
         return lambda: F.linear(x[i], weight[i])

@@ -87,7 +87,7 @@ TreeAttentionParams tree_params(const te3_tree_attention_args& a, Check* check) 
   p.mask = static_cast<MaskKind>(a.mask);
   p.path = static_cast<AttentionPath>(a.path);
   p.num_splits = a.num_splits;
-  p.settled = a.settled;
+  p.prefetch_safe = a.prefetch_safe;
   return p;
 }
 
@@ -237,7 +237,7 @@ LinearParams linear_params(const te3_linear_args& a, Check* check) {
   p.num_rows = static_cast<int32_t>(a.x.shape[0]);
   p.inner = static_cast<int32_t>(a.x.shape[1]);
   p.outer = static_cast<int32_t>(a.weight.shape[0]);
-  p.settled = a.settled;
+  p.prefetch_safe = a.prefetch_safe;
   p.dtype = dtype_of(a.x);
   return p;
 }

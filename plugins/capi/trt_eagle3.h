@@ -56,7 +56,7 @@ typedef struct te3_tree_attention_args {
   int32_t mask;       /* te3_mask */
   int32_t path;       /* te3_path; tests and measurements alone set this and num_splits */
   int32_t num_splits; /* 0: chosen from the shapes */
-  int32_t settled;    /* 1: caches, page_table and lengths are settled (see te3_linear_args) and are read early */
+  int32_t prefetch_safe;    /* 1: caches, page_table and lengths are prefetch_safe (see te3_linear_args) and are read early */
 } te3_tree_attention_args;
 
 /* Cuts qkv, normalises each head of q and k (with q_norm and k_norm), turns pair i (channels i, i + D/2) by
@@ -126,14 +126,14 @@ typedef struct te3_vision_attention_args {
  * multiple of 32, and for more than 64 rows. Of more than 16, and of 9 to 16 whose x does not fit beside, it computes
  * on Hopper what pays: K a multiple of 128, and of more than 16 a weight of 64 MiB or more. Before Hopper x must fit.
  *
- * settled = 1 promises that no launch which may still be running writes the weight, so that it is read while the launch
+ * prefetch_safe = 1 promises that no launch which may still be running writes the weight, so that it is read while the launch
  * before this one drains. Launches of this library start before the one before them has ended; any other launch, copy
- * or CUDA graph waits for all that stand before it, and what was written before such a one is settled. */
+ * or CUDA graph waits for all that stand before it, and what was written before such a one is prefetch_safe. */
 typedef struct te3_linear_args {
   te3_tensor x;      /* T [M, K] */
   te3_tensor weight; /* T [N, K] */
   te3_tensor y;      /* T [M, N] */
-  int32_t settled;
+  int32_t prefetch_safe;
 } te3_linear_args;
 
 /* Row source[b, i] of sequence b becomes row destination[b, i], in every plane, as if all were read before any is

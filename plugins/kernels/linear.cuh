@@ -270,7 +270,7 @@ __global__ void __launch_bounds__(kLinearThreads, 1) linear_kernel(const LinearP
     load_span<T>(p, s, next, spans[i]);
     next.advance(s);
   }
-  wait_for_previous();  // a launch whose weight is not settled did not come up before it could pass here
+  wait_for_previous();  // a launch whose weight is not prefetch_safe did not come up before it could pass here
   start_tokens<T>(p, s, shared, pitch);
 
   const char* x[kTiles];  // tokens past the last repeat it; what becomes of them is not kept
@@ -353,7 +353,7 @@ cudaError_t run_linear(const LinearParams& p, const Chip& chip, cudaStream_t str
   error = linear_clusters<T, kTiles>(chip, size, &clusters);
   if (error != cudaSuccess) return error;
   clusters = std::min(clusters, ceil_div(p.outer, kLinearRows));
-  const Overlap overlap = p.settled != 0 ? Overlap::kYes : Overlap::kNo;
+  const Overlap overlap = p.prefetch_safe != 0 ? Overlap::kYes : Overlap::kNo;
   return launch(overlap, kernel, dim3(size, clusters), kLinearThreads, bytes + slots * slot, size, stream, p, slots);
 }
 

@@ -198,7 +198,7 @@ cudaError_t run_linear_wide(const LinearParams& p, const Chip& chip, int cluster
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, chip.shared_bytes);
   if (error != cudaSuccess) return error;
-  const Overlap overlap = p.settled != 0 ? Overlap::kYes : Overlap::kNo;
+  const Overlap overlap = p.prefetch_safe != 0 ? Overlap::kYes : Overlap::kNo;
   return launch(overlap, kernel, dim3(cluster, ceil_div(p.outer, Tile::Rows)), Tile::Threads, Tile::SharedBytes,
                 cluster, stream, p);
 }

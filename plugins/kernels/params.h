@@ -47,7 +47,7 @@ struct TreeAttentionParams {
   int32_t num_splits;  // 0: chosen from the shapes
   int32_t written;     // set by the launcher: the new tokens are in the cache already
   // Caches, page table and lengths are older than any launch that may still be running: they are read early.
-  int32_t settled;
+  int32_t prefetch_safe;
 };
 
 struct QKNormMRopeParams {
@@ -128,7 +128,7 @@ struct LinearParams {
   int32_t num_rows;    // M
   int32_t inner;       // K
   int32_t outer;       // N
-  int32_t settled;     // the weight is older than any launch that may still be running: it is read early
+  int32_t prefetch_safe;     // the weight is older than any launch that may still be running: it is read early
   DType dtype;
 };
 

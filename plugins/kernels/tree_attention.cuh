@@ -74,13 +74,13 @@ __global__ void __launch_bounds__(Tile::Threads) tree_attention_kernel(const Tre
   if constexpr (Tile::Wgmma && !TRT_EAGLE3_HAS_WGMMA) return;  // never launched there
   using T = typename Tile::T;
   extern __shared__ __align__(1024) char shared[];
-  const bool early = p.settled != 0;
+  const bool early = p.prefetch_safe != 0;
   if (!early) wait_for_previous();
   const int split = blockIdx.x, num_splits = gridDim.x;
   const int tile = gridDim.z - 1 - blockIdx.z;  // the longest causal rows first
   TreeBlock b = tree_rows<Tile>(p, blockIdx.y, tile);
   // Where the first tiles lie, the lengths, the new tokens and the mask: asked for together. Where the cache is
-  // settled, also the first tiles themselves, before the new tokens are there.
+  // prefetch_safe, also the first tiles themselves, before the new tokens are there.
   int first_slots[Tile::Stages];
   const auto find_slot = [&](int stage, int stride) {
     const int worker = (split + stage * stride) * Tile::Groups + threadIdx.x / Tile::GroupThreads;

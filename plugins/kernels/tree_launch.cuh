@@ -105,7 +105,7 @@ cudaError_t run_tree(TreeAttentionParams p, const Chip& chip, const TreeRequest&
         launch(Overlap::kYes, tree_write_kernel<128>, p.batch * p.num_new, 128, 0, 1, request.stream, p, row_packs);
     if (error != cudaSuccess) return error;
     p.written = 1;
-    p.settled = 0;  // that launch writes the cache
+    p.prefetch_safe = 0;  // that launch writes the cache
   }
   // One block to a multiprocessor where they all find room so: those that come up early would gather, two by two, on
   // the first that are free (measured: 119 -> 117 us for a layer of a decode step).
@@ -116,7 +116,7 @@ cudaError_t run_tree(TreeAttentionParams p, const Chip& chip, const TreeRequest&
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, chip.shared_bytes);
   if (error != cudaSuccess) return error;
   // Measured: a block whose groups each have a ring is slower when it comes up early with nothing to do.
-  const Overlap overlap = Tile::Groups > 1 && p.settled == 0 ? Overlap::kNo : Overlap::kYes;
+  const Overlap overlap = Tile::Groups > 1 && p.prefetch_safe == 0 ? Overlap::kNo : Overlap::kYes;
   error = launch(overlap, kernel, grid, Tile::Threads, bytes, 1, request.stream, p, workspace);
   if (error != cudaSuccess || plan.splits == 1) return error;
   const dim3 combine_grid(ceil_div(Tile::Rows * Tile::D / 4, 256), grid.y, grid.z);

@@ -168,7 +168,7 @@ __device__ __forceinline__ void attend(const TreeAttentionParams& p, const TreeB
 #pragma unroll
   for (int stage = 0; stage < Tile::Stages; ++stage) pass.keep(first_slots[stage], stage);
   group_sync<Tile>(group);
-  if (p.settled != 0) {
+  if (p.prefetch_safe != 0) {
 #pragma unroll 1
     for (int stage = 0; stage < Tile::Stages - 1; ++stage) {
       const int tile = pass.worker + stage * pass.stride;
@@ -180,7 +180,7 @@ __device__ __forceinline__ void attend(const TreeAttentionParams& p, const TreeB
 #pragma unroll 1
   for (int stage = 0; stage < Tile::Stages - 1; ++stage) {
     const int tile = pass.worker + stage * pass.stride;
-    if (p.settled == 0 || tile >= pass.num_tiles || !pass.all_cached(tile)) {
+    if (p.prefetch_safe == 0 || tile >= pass.num_tiles || !pass.all_cached(tile)) {
       pass.load(tile, stage);
     } else {
       copy_async_commit();  // on its way since before await_new()

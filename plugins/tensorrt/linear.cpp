@@ -45,7 +45,7 @@ class Linear final : public Description {
     args.weight = input_of(call, kWeight);
     args.y = output_of(call, 0);
     // An engine's weights are there before anything of it runs; a builder may fill its inputs just before a launch.
-    args.settled = call.building ? 0 : 1;
+    args.prefetch_safe = call.building ? 0 : 1;
     Check check(name);
     const LinearParams params = linear_params(args, &check);
     if (!check.ok()) return check.message();

@@ -67,7 +67,7 @@ class TreeAttention final : public Description {
                      {"page_size", false, true},
                      {"scale", true, true},
                      {"compute_type", false, false},
-                     {"settled", false, false}},
+                     {"prefetch_safe", false, false}},
                     {{"q", 2},
                      {"k", 2},
                      {"v", 2},
@@ -178,7 +178,7 @@ class TreeAttention final : public Description {
     // Caches, lengths and pages are older than the engine's first launch, but a builder may put a copy of one right
     // before this launch, and nothing says here whether it did: whoever made the engine has looked, and says so by this
     // attribute. While building, and where the caches are copied below, they are not.
-    args.settled = v[kSettled].integer != 0 && !call.building && call.in[kKCache] == call.out[1] &&
+    args.prefetch_safe = v[kSettled].integer != 0 && !call.building && call.in[kKCache] == call.out[1] &&
                    call.in[kVCache] == call.out[2];
     Check check(name);
     check.that(args.q.shape[1] == v[kNumHeads].integer * args.k_cache.shape[2] &&

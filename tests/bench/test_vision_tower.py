@@ -21,7 +21,7 @@ from trt_eagle3.bench.drawn_weights import draw_weight, write_drawn
 from trt_eagle3.bench.lowering import lowered
 from trt_eagle3.bench.vision_tower import Pictures, Tower, tower_flops
 from trt_eagle3.checkpoint.target_reader import read_target
-from trt_eagle3.graph.plugin_ready import WEIGHTS_FILE, plugin_ready
+from trt_eagle3.graph.trt_export import WEIGHTS_FILE, trt_export
 
 PICTURES = Pictures(3, 64)  # 16 patches each
 
@@ -60,7 +60,7 @@ class Standard(Exported):
 
 def exported(tower: Tower, folder: Path, dtype: str = "float16") -> onnx.ModelProto:
     """The graph, its weights written as an engine's are."""
-    ready = plugin_ready(tower.graph(dtype))
+    ready = trt_export(tower.graph(dtype))
     write_drawn(ready, folder / WEIGHTS_FILE, "cpu")
     return ready.model
 

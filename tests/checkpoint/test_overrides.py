@@ -17,7 +17,7 @@ from tests.checkpoint.drafts import (
     write_speculators_draft,
 )
 from trt_eagle3.checkpoint.draft import read_draft
-from trt_eagle3.checkpoint.draft_facts import EXTENSION
+from trt_eagle3.checkpoint.resolved_fields import EXTENSION
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.rope_schedule import make_rope
 from trt_eagle3.errors import UserError

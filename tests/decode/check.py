@@ -37,9 +37,9 @@ class Recomputed:
         embeds = self.run.pair.tables[1].lookup(self.tokens[1:])
         if m.image_rows == "vision":
             for image, row in enumerate(visual.nonzero().flatten().tolist()):
-                place = row - 1 if m.image_rows_rotated else row
-                if place >= 0:
-                    embeds[place] = self.run.prompt.visual_embeds[image]
+                slot = row - 1 if m.image_rows_rotated else row
+                if slot >= 0:
+                    embeds[slot] = self.run.prompt.visual_embeds[image]
         return embeds
 
     def draft_positions(self, rows: Tensor) -> Tensor:
@@ -92,8 +92,8 @@ def errors(run: Run) -> dict[str, float]:
     for row, logits in run.recorder.roots:
         if last_prompt_row <= row < whole.num_rows:
             found["target"] = max(found["target"], relative_error(logits, expected[row]))
-    said = expected[last_prompt_row:].gather(1, whole.tokens[last_prompt_row + 1 :, None])[:, 0]
-    found["greedy"] = float(((expected[last_prompt_row:].max(-1).values - said) / expected.abs().max()).max())
+    output_ids = expected[last_prompt_row:].gather(1, whole.tokens[last_prompt_row + 1 :, None])[:, 0]
+    found["greedy"] = float(((expected[last_prompt_row:].max(-1).values - output_ids) / expected.abs().max()).max())
     for state in run.recorder.states:
         row = state.length - 1
         pairs = ((state.logits, whole.logits[row]), (state.features, whole.out[row]))

@@ -38,8 +38,8 @@ class OverwritingEngine(Engine):
     def _captures(self) -> bool:
         return True
 
-    def open_graph(self, graph: str, taps: Sequence[str] = ()) -> Session:
-        return _Overwriting(super().open_graph(graph, taps))
+    def open_graph(self, graph: str, intermediates: Sequence[str] = ()) -> Session:
+        return _Overwriting(super().open_graph(graph, intermediates))
 
 
 def ask_together(engine: Engine, requests: Sequence[Request]) -> list[tuple[int, ...]]:

@@ -25,7 +25,7 @@ from trt_eagle3.decode.dynamic_tree import Candidates, Frontier
 from trt_eagle3.decode.kv_cache import KVCache, PagePool
 from trt_eagle3.decode.prompt import Prompt, Vision
 from trt_eagle3.decode.propose import Drafters, DraftState, Proposer
-from trt_eagle3.decode.runner import DraftRunner, Place, TargetRunner
+from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, TargetRunner
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import Tree
 from trt_eagle3.engine.embedding import EmbeddingTable
@@ -60,17 +60,21 @@ class Proposal:
 class RecordingTarget(TargetRunner):
     recorder: Recorder
 
-    def forward(self, embeds: Tensor, place: Place, logit_rows: Tensor, deepstack: Tensor | None = None) -> Any:
-        logits, aux = super().forward(embeds, place, logit_rows, deepstack)
-        self.recorder.roots.append((place.past[0] + int(logit_rows[0, 0]), logits[0, 0]))
+    def forward(
+        self, embeds: Tensor, metadata: AttentionMetadata, logit_rows: Tensor, deepstack: Tensor | None = None
+    ) -> Any:
+        logits, aux = super().forward(embeds, metadata, logit_rows, deepstack)
+        self.recorder.roots.append((metadata.past[0] + int(logit_rows[0, 0]), logits[0, 0]))
         return logits, aux
 
 
 class RecordingDraft(DraftRunner):
     level_logits: list[Tensor]
 
-    def forward(self, embeds: Tensor, features: Tensor, place: Place, logit_rows: Tensor) -> tuple[Tensor, Tensor]:
-        logits, out = super().forward(embeds, features, place, logit_rows)
+    def forward(
+        self, embeds: Tensor, features: Tensor, metadata: AttentionMetadata, logit_rows: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        logits, out = super().forward(embeds, features, metadata, logit_rows)
         self.level_logits.append(logits[0])
         return logits, out
 
@@ -79,9 +83,9 @@ class RecordingProposer(Proposer):
     recorder: Recorder
     runner: RecordingDraft
 
-    def extend(self, place: Place, embeds: Tensor, features: Tensor) -> list[DraftState]:
+    def extend(self, metadata: AttentionMetadata, embeds: Tensor, features: Tensor) -> list[DraftState]:
         self.runner.level_logits = []
-        states = super().extend(place, embeds, features)
+        states = super().extend(metadata, embeds, features)
         self.recorder.states += states
         return states
 
@@ -223,7 +227,7 @@ def make_prompt(pair: Pair, layout: list[int | tuple[int, int]], seed: int = 0) 
         position_ids=torch.cat(positions, dim=1).int(),
         rope_delta=current - count,
         visual_rows=torch.tensor(visual),
-        see=lambda: vision,
+        encode_images=lambda: vision,
     )
 
 

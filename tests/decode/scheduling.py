@@ -63,12 +63,12 @@ def make_scheduler(
 
 def finish(scheduler: Scheduler, limit: int = MAX_TOKENS) -> dict[int, list[int]]:
     """Tokens of every sequence by ``id``, stepped until nobody is left."""
-    said: dict[int, list[int]] = {}
+    output_ids: dict[int, list[int]] = {}
     while scheduler.running or scheduler.waiting:
         for emission in scheduler.step():
             assert emission.error is None
-            tokens = said.setdefault(id(emission.sequence), [])
+            tokens = output_ids.setdefault(id(emission.sequence), [])
             tokens += emission.tokens
             if len(tokens) >= limit or emission.full:
                 scheduler.remove(emission.sequence)
-    return said
+    return output_ids

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from trt_eagle3.decode.dynamic_tree import DynamicTree
 from trt_eagle3.decode.propose import Drafters, DraftState
-from trt_eagle3.decode.runner import Place
+from trt_eagle3.decode.runner import AttentionMetadata
 
 Path = tuple[int, ...]  # target tokens after the root
 Table = Callable[[int, Path], Tensor]  # logits f32 [Vd] of sequence b after a path
@@ -53,26 +53,28 @@ class TableDraft:
     def target_ids(self, draft_ids: Tensor) -> Tensor:
         return draft_ids + self._shift
 
-    def forward(self, embeds: Tensor, features: Tensor, place: Place, logit_rows: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, embeds: Tensor, features: Tensor, metadata: AttentionMetadata, logit_rows: Tensor
+    ) -> tuple[Tensor, Tensor]:
         batch, count = embeds.shape[:2]
         assert torch.equal(logit_rows, torch.arange(count).expand(batch, -1)), "logits of other rows wanted"
-        assert list(place.counts) == [count] * batch
-        assert torch.equal(place.pages, self._pages), "pages of other sequences"
-        rows = [[self._row(b, i, embeds, features, place) for i in range(count)] for b in range(batch)]
+        assert list(metadata.counts) == [count] * batch
+        assert torch.equal(metadata.pages, self._pages), "pages of other sequences"
+        rows = [[self._row(b, i, embeds, features, metadata) for i in range(count)] for b in range(batch)]
         self.rows_run += count
         logits = torch.stack([torch.stack([self._table(b, path) for path in paths]) for b, paths in enumerate(rows)])
         return logits, torch.tensor([[[self._number(path)] for path in paths] for paths in rows])
 
-    def _row(self, b: int, i: int, embeds: Tensor, features: Tensor, place: Place) -> Path:
+    def _row(self, b: int, i: int, embeds: Tensor, features: Tensor, metadata: AttentionMetadata) -> Path:
         path = (*self._paths[int(features[b, i, 0])], int(embeds[b, i, 0]))
-        first, tail = place.past[b], place.mask.shape[2]
+        first, tail = metadata.past[b], metadata.mask.shape[2]
         written = self._slots[b]
         written[first + tail - embeds.shape[1] + i] = path
         unmasked = range(self._lengths[b], first)  # every row of this run sees them
-        masked = [first + j for j in range(tail) if place.mask[b, i, j]]
+        masked = [first + j for j in range(tail) if metadata.mask[b, i, j]]
         visible = sorted(written[slot] for slot in [*unmasked, *masked])
         assert visible == [path[:n] for n in range(1, len(path) + 1)], f"row of path {path} sees {visible}"
-        position = [int(p) for p in place.positions[:, b, i]]
+        position = [int(p) for p in metadata.positions[:, b, i]]
         assert position == [self._positions[b] + len(path) - 1] * 3, f"row of path {path} stands at {position}"
         return path
 

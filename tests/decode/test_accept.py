@@ -91,7 +91,7 @@ _SHARES = 4
 
 
 @st.composite
-def chances(draw: st.DrawFn) -> tuple[list[int], list[int], list[list[int]]]:
+def accept_probs(draw: st.DrawFn) -> tuple[list[int], list[int], list[list[int]]]:
     """Tokens and parents of a tree of at most 6 nodes, and of each node the target's shares over 3 tokens."""
     _, tokens, parents = draw(cycles(max_nodes=5, max_vocab=3))
     split = st.tuples(st.integers(0, _SHARES), st.integers(0, _SHARES)).map(sorted)
@@ -131,16 +131,16 @@ def emitted(
         left = {t: share for t, share in enumerate(shares[path[-1]]) if t not in children and share}
         assert left, "the walk ends where no token is left to say"
         for token, share in left.items():
-            said = (*(tokens[node] for node in path[1:]), token)
-            found[said] += weight * Fraction(share, sum(left.values()))
+            output_ids = (*(tokens[node] for node in path[1:]), token)
+            found[output_ids] += weight * Fraction(share, sum(left.values()))
             truth = Fraction(1)
-            for node, word in zip(path, said, strict=True):
+            for node, word in zip(path, output_ids, strict=True):
                 truth *= Fraction(shares[node][word], _SHARES)
-            expected[said] = truth
+            expected[output_ids] = truth
     return found, expected
 
 
-@given(case=chances())
+@given(case=accept_probs())
 def test_what_is_emitted_has_exactly_the_targets_probability(
     case: tuple[list[int], list[int], list[list[int]]],
 ) -> None:

@@ -14,7 +14,7 @@ import trt_eagle3
 from tests.tiny import build_tiny
 from trt_eagle3.decode.engine import Engine
 from trt_eagle3.decode.kv_cache import KVCache
-from trt_eagle3.decode.runner import Place, TargetRunner, causal_mask
+from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, causal_mask
 
 PROMPTS = 40
 CUDA = {"backend": "torch", "device": "cuda", "dtype": "bfloat16"}
@@ -50,8 +50,8 @@ def next_logits(engine: Engine, example: Example, tokens: Sequence[int]) -> Tens
     prompt.put_visual(embeds, 0)
     deepstack = embeds.new_zeros(target.num_deepstack, 1, *embeds.shape)
     prompt.put_deepstack(deepstack[:, 0], 0)
-    place = Place.single(0, pages, causal_mask(len(ids)), prompt.positions(0, len(ids)))
-    logits, _ = target.forward(embeds[None], place, torch.tensor([[len(ids) - 1]]), deepstack)
+    metadata = AttentionMetadata.single(0, pages, causal_mask(len(ids)), prompt.positions(0, len(ids)))
+    logits, _ = target.forward(embeds[None], metadata, torch.tensor([[len(ids) - 1]]), deepstack)
     return logits[0, 0]
 
 

@@ -30,7 +30,7 @@ from trt_eagle3.decode.dynamic_tree import Candidates, DynamicTree, ancestors
 from trt_eagle3.decode.kv_cache import KVCache
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.propose import Proposer
-from trt_eagle3.decode.runner import DraftRunner, Place
+from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import Tree
 
@@ -119,15 +119,15 @@ def lose_extend_rows(patch: Any) -> None:
     extend = Proposer.extend
     in_prompt = True
 
-    def last_only(self: Proposer, place: Place, embeds: Any, features: Any) -> Any:
+    def last_only(self: Proposer, metadata: AttentionMetadata, embeds: Any, features: Any) -> Any:
         nonlocal in_prompt
         if in_prompt:
             in_prompt = self.recorder.proposals == []  # type: ignore[attr-defined]
         if in_prompt:
-            return extend(self, place, embeds, features)
-        skip = place.counts[0] - 1
-        mask, positions = place.mask[:, skip:, skip:], place.positions[..., skip:]
-        late = Place([place.past[0] + skip], [1], place.pages, mask, positions)
+            return extend(self, metadata, embeds, features)
+        skip = metadata.counts[0] - 1
+        mask, positions = metadata.mask[:, skip:, skip:], metadata.positions[..., skip:]
+        late = AttentionMetadata([metadata.past[0] + skip], [1], metadata.pages, mask, positions)
         return extend(self, late, embeds[:, skip:], features[:, skip:])
 
     patch.setattr(Proposer, "extend", last_only)
@@ -143,10 +143,10 @@ def stale_features(patch: Any) -> None:
     extend = Proposer.extend
     last: dict[str, Any] = {}
 
-    def reuse(self: Proposer, place: Place, embeds: Any, features: Any) -> Any:
-        if place.past[0]:
+    def reuse(self: Proposer, metadata: AttentionMetadata, embeds: Any, features: Any) -> Any:
+        if metadata.past[0]:
             features = last["features"].expand_as(features).contiguous()
-        states = extend(self, place, embeds, features)
+        states = extend(self, metadata, embeds, features)
         last["features"] = states[0].features
         return states
 
@@ -174,12 +174,12 @@ def lose_rope_delta(method: str) -> Callable[[Any], None]:
 
 
 def mix_slot_and_position(patch: Any) -> None:
-    inputs = Place.inputs
+    inputs = AttentionMetadata.inputs
 
-    def mixed(self: Place, logit_rows: Any) -> Any:
+    def mixed(self: AttentionMetadata, logit_rows: Any) -> Any:
         return {**inputs(self, logit_rows), "past_lengths": self.positions[0, :, 0]}
 
-    patch.setattr(Place, "inputs", mixed)
+    patch.setattr(AttentionMetadata, "inputs", mixed)
 
 
 def shift_draft_position(by: Callable[[int, int], int]) -> Callable[[Any], None]:

@@ -171,11 +171,11 @@ def wrong_place(**changes: Callable[[Any], Any]) -> Callable[[Any], None]:
     """A level runs with fields of its place changed."""
 
     def plant(patch: Any) -> None:
-        def place(**fields: Any) -> Any:
+        def metadata(**fields: Any) -> Any:
             return original(**{**fields, **{name: change(fields[name]) for name, change in changes.items()}})
 
-        original = propose_module.Place
-        patch.setattr(propose_module, "Place", place)
+        original = propose_module.AttentionMetadata
+        patch.setattr(propose_module, "AttentionMetadata", metadata)
 
     return plant
 

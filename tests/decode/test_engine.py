@@ -106,11 +106,11 @@ def test_stream_chunks_join_to_the_text_and_end_at_max_tokens(engine: Engine) ->
 
 
 def test_end_token_ends_the_answer_unless_it_is_to_be_ignored(engine: Engine) -> None:
-    said = engine.generate(PROMPT, max_tokens=20, ignore_eos=True)
-    stop = said.token_ids[7]
+    output_ids = engine.generate(PROMPT, max_tokens=20, ignore_eos=True)
+    stop = output_ids.token_ids[7]
     done = engine.generate(PROMPT, max_tokens=20, ignore_eos=True, stop_token_ids=(stop,))
-    assert done.token_ids == said.token_ids[: said.token_ids.index(stop) + 1]
-    assert (done.finish_reason, said.finish_reason) == ("stop", "length")
+    assert done.token_ids == output_ids.token_ids[: output_ids.token_ids.index(stop) + 1]
+    assert (done.finish_reason, output_ids.finish_reason) == ("stop", "length")
 
 
 def test_answer_that_is_left_early_returns_its_pages(engine: Engine) -> None:

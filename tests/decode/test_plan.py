@@ -156,8 +156,8 @@ def test_speculation_off_and_on_again_says_the_same_and_asks_the_draft_again(run
     asked = {index: pair().sequence(prompts()[index], pool, drafting=True) for index in (0, 1)}
     for sequence in asked.values():
         scheduler.add(sequence)
-    said = finish(scheduler)
-    assert {i: said[id(s)][:MAX_TOKENS] for i, s in asked.items()} == {i: solo(i) for i in asked}
+    output_ids = finish(scheduler)
+    assert {i: output_ids[id(s)][:MAX_TOKENS] for i, s in asked.items()} == {i: solo(i) for i in asked}
 
 
 def drafts(tree_for: Callable[[int], AnyTree | None]) -> dict[int, torch.Tensor]:

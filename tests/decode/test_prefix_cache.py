@@ -37,16 +37,16 @@ def reused(first: Prompt, second: Prompt, *, drafting: tuple[bool, bool] = (True
         s = pair().sequence(prompt, pool, drafting=drafts)
         before = scheduler.num_reused_rows
         scheduler.add(s)
-        said = finish(scheduler)
-    return scheduler.num_reused_rows - before, said[id(s)][:MAX_TOKENS]
+        output_ids = finish(scheduler)
+    return scheduler.num_reused_rows - before, output_ids[id(s)][:MAX_TOKENS]
 
 
 @pytest.mark.parametrize("index", range(len(LAYOUTS)))
 def test_prompt_that_comes_again_reuses_all_its_whole_pages_but_the_last_row(index: int) -> None:
     expected = solo(index)
-    rows, said = reused(prompts()[index], prompts()[index])
+    rows, output_ids = reused(prompts()[index], prompts()[index])
     assert rows == (len(prompts()[index].token_ids) - 1) // PAGE_SIZE * PAGE_SIZE
-    assert said == expected
+    assert output_ids == expected
 
 
 def continued(prompt: Prompt, token_ids: list[int]) -> Prompt:
@@ -65,10 +65,10 @@ def test_prompts_that_begin_with_the_same_images_share_their_pages() -> None:
     second = continued(first, [3, 1, 4, 1, 5, 9])
     expected = run(pair(), second, None, num_tokens=MAX_TOKENS, max_seq_len=MAX_SEQ_LEN).tokens[:MAX_TOKENS]
     seen: list[int] = []
-    blind = dataclasses.replace(second, see=lambda: seen.append(1))
-    rows, said = reused(first, blind)
+    blind = dataclasses.replace(second, encode_images=lambda: seen.append(1))
+    rows, output_ids = reused(first, blind)
     assert rows == 16  # of the 18 of the first prompt; what it said after them is not what the second one goes on with
-    assert said == expected
+    assert output_ids == expected
     assert not seen, "all visual rows are in reused pages: the vision tower need not run"
 
 
@@ -79,9 +79,9 @@ def test_another_image_at_the_same_place_is_not_reused() -> None:
         other, token_ids=first.token_ids, media=((b"another", first.media[0][1]), first.media[1])
     )
     expected = run(pair(), other, None, num_tokens=MAX_TOKENS, max_seq_len=MAX_SEQ_LEN).tokens[:MAX_TOKENS]
-    rows, said = reused(first, other)
+    rows, output_ids = reused(first, other)
     assert rows == 0  # the image begins within the first page
-    assert said == expected
+    assert output_ids == expected
 
 
 def test_digest_of_an_image_is_of_its_pixels_its_table_and_its_grid_and_of_nothing_else() -> None:
@@ -103,11 +103,11 @@ def test_digest_of_an_image_is_of_its_pixels_its_table_and_its_grid_and_of_nothi
 
 
 def test_plain_pages_are_not_reused_by_a_sequence_that_drafts() -> None:
-    rows, said = reused(prompts()[3], prompts()[3], drafting=(False, True))
+    rows, output_ids = reused(prompts()[3], prompts()[3], drafting=(False, True))
     assert rows == 0
-    rows, said = reused(prompts()[3], prompts()[3], drafting=(False, False))
+    rows, output_ids = reused(prompts()[3], prompts()[3], drafting=(False, False))
     assert rows == 16
-    assert said == solo(3)
+    assert output_ids == solo(3)
 
 
 def test_page_is_not_known_without_the_row_after_it() -> None:
@@ -184,5 +184,5 @@ def test_planted_fault_pages_known_by_their_length_alone_are_caught(monkeypatch:
         return [bytes([page]) for page in range(count)]
 
     monkeypatch.setattr("trt_eagle3.decode.scheduler.page_keys", by_length)
-    _, said = reused(prompts()[3], other)
-    assert said != expected
+    _, output_ids = reused(prompts()[3], other)
+    assert output_ids != expected

@@ -91,10 +91,10 @@ def exact(pair: Pair) -> dict[str, Tensor]:
     found = {}
     for name, layout in LAYOUTS.items():
         prompt = make_prompt(pair, layout, seed=1)
-        said = prompt.token_ids.tolist()
+        output_ids = prompt.token_ids.tolist()
 
-        def after(*answer: int, prompt: Prompt = prompt, said: list[int] = said) -> Tensor:
-            logits = ref_penalised(logits_after(pair, prompt, answer), said, answer, SAMPLING)
+        def after(*answer: int, prompt: Prompt = prompt, output_ids: list[int] = output_ids) -> Tensor:
+            logits = ref_penalised(logits_after(pair, prompt, answer), output_ids, answer, SAMPLING)
             return torch.tensor(ref_probs(logits, SAMPLING), dtype=torch.float64)
 
         found[name] = after()[:, None] * torch.stack([after(token) for token in range(VOCAB)])
@@ -108,15 +108,15 @@ def test_first_tokens_of_sampled_answers_have_transformers_probabilities(
     pair: Pair, decoder: Decoder, exact: dict[str, Tensor], tree: str, layout: str
 ) -> None:
     prompt = make_prompt(pair, LAYOUTS[layout], seed=1)
-    said: list[list[int]] = []
+    output_ids: list[list[int]] = []
     num_cycles = 0
     for batch in range(BATCHES):
         seeds = range(batch * BATCH, (batch + 1) * BATCH)
         samplings = [replace(SAMPLING, seed=seed) for seed in seeds]
         found, cycles = answers(decoder, prompt, TREES[tree], samplings, 3)
         num_cycles += cycles
-        said += found
-    first, second, third = torch.tensor(said).T
+        output_ids += found
+    first, second, third = torch.tensor(output_ids).T
     probs = exact[layout]
     values = [p_value(torch.bincount(first, minlength=VOCAB), probs.sum(1))]
     values.append(p_value(torch.bincount(first * VOCAB + second, minlength=VOCAB**2).view(VOCAB, VOCAB), probs))
@@ -155,12 +155,14 @@ def test_greedy_with_penalties_says_what_transformers_logits_say_in_every_mode(p
     prompt = make_prompt(pair, LAYOUTS["image"], seed=3)
     expected = []
     for sampling in GREEDY_PENALTIES:
-        said: list[int] = []
-        while len(said) < 24:
-            logits = ref_penalised(logits_after(pair, prompt, said), prompt.token_ids.tolist(), said, sampling)
-            said.append(logits.index(max(logits)))
-        expected.append(said)
-    assert len({tuple(said) for said in expected}) == 3
+        output_ids: list[int] = []
+        while len(output_ids) < 24:
+            logits = ref_penalised(
+                logits_after(pair, prompt, output_ids), prompt.token_ids.tolist(), output_ids, sampling
+            )
+            output_ids.append(logits.index(max(logits)))
+        expected.append(output_ids)
+    assert len({tuple(output_ids) for output_ids in expected}) == 3
     for tree in TREES.values():
         found, _ = answers(decoder, prompt, tree, GREEDY_PENALTIES, 24)
         assert found == expected
@@ -174,10 +176,10 @@ def test_greedy_with_penalties_says_what_transformers_logits_say_in_every_mode(p
 def test_same_seed_same_request_same_batch_shape_gives_the_same_tokens(pair: Pair, decoder: Decoder, tree: str) -> None:
     prompt = make_prompt(pair, LAYOUTS["image"], seed=1)
 
-    def said(*seeds: int) -> list[list[int]]:
+    def output_ids(*seeds: int) -> list[list[int]]:
         samplings = [Sampling(temperature=1.0, seed=seed) for seed in seeds]
         return answers(decoder, prompt, TREES[tree], samplings, 25)[0]  # type: ignore[no-any-return]
 
-    first, again = said(1, 2, 1), said(1, 2, 1)
+    first, again = output_ids(1, 2, 1), output_ids(1, 2, 1)
     assert first == again
     assert first[0] == first[2] != first[1]

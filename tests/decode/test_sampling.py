@@ -174,17 +174,17 @@ def test_penalties_by_a_wrong_mask_are_caught(mask: torch.Tensor) -> None:
 def test_image_tokens_of_a_prompt_and_tokens_said_before_a_preemption_count() -> None:
     sampler = Sampler(Sampling(0.0, repetition_penalty=2.0, presence_penalty=1.0), torch.tensor([5, 5, 5]), VOCAB)
     logits = torch.tensor([4.0, 3.9, 3.8, 0.0, 0.0, 4.1, 0.0, 0.0, 0.0])
-    said = []
+    output_ids = []
     for _ in range(4):
-        said.append(int(sampler.first(logits)))
-        sampler.remember(said[-1:])
-    assert said == [0, 1, 2, 5]  # 5 is worth 2.05 at first; then 0 to 2 are worth 1, 0.95, 0.9, and 5 again 1.05
+        output_ids.append(int(sampler.first(logits)))
+        sampler.remember(output_ids[-1:])
+    assert output_ids == [0, 1, 2, 5]  # 5 is worth 2.05 at first; then 0 to 2 are worth 1, 0.95, 0.9, and 5 again 1.05
 
 
 # Random numbers
 
 
-def verdicts(seed: int | None) -> list[list[int]]:
+def verify_results(seed: int | None) -> list[list[int]]:
     sampler = Sampler(Sampling(1.0, seed=seed), torch.tensor([1]), VOCAB)
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(20, TREE.num_nodes, VOCAB, generator=generator)
@@ -194,15 +194,15 @@ def verdicts(seed: int | None) -> list[list[int]]:
 
 
 def test_same_seed_gives_the_same_tokens_and_others_do_not() -> None:
-    assert verdicts(7) == verdicts(7)
-    assert verdicts(7) != verdicts(8)
-    assert verdicts(0) != verdicts(2**64 - 1)
-    assert verdicts(None) != verdicts(None)
+    assert verify_results(7) == verify_results(7)
+    assert verify_results(7) != verify_results(8)
+    assert verify_results(0) != verify_results(2**64 - 1)
+    assert verify_results(None) != verify_results(None)
 
 
 def test_seeds_do_not_touch_the_numbers_of_others() -> None:
     state = torch.get_rng_state()
-    verdicts(7)
+    verify_results(7)
     assert torch.equal(torch.get_rng_state(), state)
 
 

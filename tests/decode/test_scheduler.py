@@ -30,7 +30,7 @@ from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.propose import Proposer
-from trt_eagle3.decode.runner import Place
+from trt_eagle3.decode.runner import AttentionMetadata
 from trt_eagle3.decode.sampling import Sampling
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.errors import DeviceMemoryError, EngineFailedError
@@ -44,8 +44,8 @@ def test_batch_of_mixed_sequences_says_what_each_says_alone(tree: str) -> None:
     asked = [pair().sequence(p, pool, drafting=i != 2) for i, p in enumerate(prompts())]
     for s in asked:
         scheduler.add(s)
-    said = finish(scheduler)
-    assert [said[id(s)][:MAX_TOKENS] for s in asked] == expected
+    output_ids = finish(scheduler)
+    assert [output_ids[id(s)][:MAX_TOKENS] for s in asked] == expected
     assert pool.num_free == pool.num_pages - 1
 
 
@@ -58,29 +58,31 @@ def test_batch_whose_shapes_stand_still_says_what_each_says_alone(tree: str, mon
     pool = PagePool(NUM_PAGES, PAGE_SIZE, table_len=MAX_SEQ_LEN // PAGE_SIZE)
     scheduler = make_scheduler(pool, None, lambda _: shape)
     tables, widths, after_cycles = set[int](), list[int](), set[int]()
-    inputs, extend, extend_cycle = Place.inputs, Proposer.extend, Decoder._extend
+    inputs, extend, extend_cycle = AttentionMetadata.inputs, Proposer.extend, Decoder._extend
 
-    def watched_inputs(self: Place, rows: torch.Tensor) -> Any:
+    def watched_inputs(self: AttentionMetadata, rows: torch.Tensor) -> Any:
         tables.add(self.pages.shape[1])
         return inputs(self, rows)
 
-    def watched_extend(self: Proposer, place: Place, embeds: torch.Tensor, features: torch.Tensor) -> Any:
+    def watched_extend(
+        self: Proposer, metadata: AttentionMetadata, embeds: torch.Tensor, features: torch.Tensor
+    ) -> Any:
         widths.append(embeds.shape[1])
-        return extend(self, place, embeds, features)
+        return extend(self, metadata, embeds, features)
 
     def watched_cycle(self: Decoder, *args: Any) -> None:
         widths.clear()
         extend_cycle(self, *args)
         after_cycles.update(widths)
 
-    monkeypatch.setattr(Place, "inputs", watched_inputs)
+    monkeypatch.setattr(AttentionMetadata, "inputs", watched_inputs)
     monkeypatch.setattr(Proposer, "extend", watched_extend)
     monkeypatch.setattr(Decoder, "_extend", watched_cycle)
     asked = [pair().sequence(p, pool, drafting=i != 2) for i, p in enumerate(prompts())]
     for s in asked:
         scheduler.add(s)
-    said = finish(scheduler)
-    assert [said[id(s)][:MAX_TOKENS] for s in asked] == expected
+    output_ids = finish(scheduler)
+    assert [output_ids[id(s)][:MAX_TOKENS] for s in asked] == expected
     assert tables == {MAX_SEQ_LEN // PAGE_SIZE}
     assert after_cycles == {1, shape.num_nodes}, "the tree's, and 1 where nobody of a batch has room for it"
 
@@ -149,9 +151,9 @@ def test_pages_that_run_out_put_off_who_came_last_and_nobody_notices() -> None:
     asked = {i: pair().sequence(prompts()[i], scheduler._pool, drafting=True) for i in (3, 4)}
     for s in asked.values():
         scheduler.add(s)
-    said = finish(scheduler)
+    output_ids = finish(scheduler)
     assert scheduler.num_preempted >= 1
-    assert {i: said[id(s)][:MAX_TOKENS] for i, s in asked.items()} == expected
+    assert {i: output_ids[id(s)][:MAX_TOKENS] for i, s in asked.items()} == expected
 
 
 def test_pages_that_run_out_are_taken_from_nobody_but_the_last() -> None:
@@ -185,12 +187,12 @@ def test_who_comes_back_has_room_for_a_cycle(cached: bool) -> None:
     admitted: dict[int, int] = {}  # tokens that a sequence had when it was let in
     while scheduler.running or scheduler.waiting:
         before = {id(s) for s in scheduler.running}
-        said = scheduler.step()
+        output_ids = scheduler.step()
         for s in scheduler.running:
             if id(s) not in before:
                 assert len(s.tokens) > admitted.get(id(s), -1)
                 admitted[id(s)] = len(s.tokens)
-        for emission in said:
+        for emission in output_ids:
             if len(emission.sequence.tokens) >= MAX_TOKENS:
                 scheduler.remove(emission.sequence)
     assert scheduler.num_preempted >= 1
@@ -222,7 +224,7 @@ def test_picture_that_cannot_be_seen_fails_its_own_request_only() -> None:
     def blind() -> Any:
         raise RuntimeError("out of memory")
 
-    bad = pair().sequence(dataclasses.replace(prompts()[1], see=blind), pool, drafting=True)
+    bad = pair().sequence(dataclasses.replace(prompts()[1], encode_images=blind), pool, drafting=True)
     good = pair().sequence(prompts()[0], pool, drafting=True)
     scheduler.add(bad)
     scheduler.add(good)
@@ -266,11 +268,11 @@ def test_cycles_wait_for_one_prompts_pictures_at_a_time_and_nobody_keeps_them() 
     def looking(index: int) -> Prompt:
         prompt = prompts()[index]
 
-        def see() -> Any:
+        def encode_images() -> Any:
             seen.append(index)
             return prompt.vision
 
-        return dataclasses.replace(prompt, see=see)
+        return dataclasses.replace(prompt, encode_images=encode_images)
 
     asked = {i: pair().sequence(looking(i), pool, drafting=True) for i in expected}
     scheduler.add(asked[2])
@@ -296,7 +298,7 @@ def test_sequence_whose_logits_are_no_numbers_fails_alone(
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
     scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: CHAIN)
     good, bad = (pair().sequence(prompts()[i], pool, drafting=True) for i in (0, 3))
-    say_first, judge = Decoder._say_first, decoder_module.judge
+    say_first, verify_tree = Decoder._sample_first_token, decoder_module.verify_tree
 
     def overflow_first(self: Decoder, chunks: Any, logits: torch.Tensor) -> None:
         logits[[s is bad for s, _ in chunks], 1] = value
@@ -304,16 +306,16 @@ def test_sequence_whose_logits_are_no_numbers_fails_alone(
 
     def overflow(sequences: Any, proposal: Any, logits: torch.Tensor, counts: Any) -> Any:
         logits[[s is bad for s in sequences], -1, 1] = value
-        return judge(sequences, proposal, logits, counts)
+        return verify_tree(sequences, proposal, logits, counts)
 
     scheduler.add(good)
     while not good.prefilled:
         scheduler.step()
     scheduler.add(bad)
     if when == "prefill":
-        monkeypatch.setattr(Decoder, "_say_first", overflow_first)
+        monkeypatch.setattr(Decoder, "_sample_first_token", overflow_first)
     else:
-        monkeypatch.setattr(decoder_module, "judge", overflow)
+        monkeypatch.setattr(decoder_module, "verify_tree", overflow)
     errors = []
     for _ in range(8):
         errors += [e for e in scheduler.step() if e.error is not None]
@@ -331,7 +333,7 @@ def test_step_for_nobody_but_lagging_readers_does_nothing() -> None:
     s = pair().sequence(prompts()[6], scheduler._pool, drafting=True)
     scheduler.add(s)
     scheduler.step()
-    s.paused = True
+    s.backpressured = True
     assert scheduler.idle
     assert scheduler.step() == []
     assert s.length == PREFILL_CHUNK
@@ -349,7 +351,7 @@ def test_sequences_whose_readers_lag_leave_their_places_to_others() -> None:
     while not all(s.tokens for s in slow):
         scheduler.step()
     for s in slow:
-        s.paused = True
+        s.backpressured = True
     assert scheduler.idle
     scheduler.add(quick)
     assert not scheduler.idle
@@ -360,7 +362,7 @@ def test_sequences_whose_readers_lag_leave_their_places_to_others() -> None:
     scheduler.remove(quick)
     assert scheduler.idle
     for s in slow:
-        s.paused = False
+        s.backpressured = False
     finish(scheduler)
     assert {i: s.tokens[:MAX_TOKENS] for i, s in asked.items()} == expected
 
@@ -422,10 +424,10 @@ def test_pages_are_taken_from_lagging_readers_first() -> None:
             scheduler.step()
         if not scheduler.num_preempted:
             break
-    lagging.paused = True
+    lagging.backpressured = True
     while not scheduler.num_preempted and len(others[-1].tokens) < MAX_TOKENS:
         scheduler.step()
     assert list(scheduler.waiting) == [lagging]
-    lagging.paused = False
+    lagging.backpressured = False
     finish(scheduler)
     assert {i: s.tokens[:MAX_TOKENS] for i, s in zip(expected, asked, strict=True)} == expected

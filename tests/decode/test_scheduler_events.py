@@ -32,7 +32,7 @@ class Asked:
     index: int
     sequence: SequenceState
     limit: int
-    said: list[int] = field(default_factory=list)
+    output_ids: list[int] = field(default_factory=list)
 
 
 class Machine(RuleBasedStateMachine):
@@ -65,11 +65,11 @@ class Machine(RuleBasedStateMachine):
     def take(self, emission: Emission) -> None:
         asked = next(a for a in self.asked if a.sequence is emission.sequence)
         assert emission.error is None
-        assert asked.sequence.paused is False
-        asked.said += emission.tokens
-        if len(asked.said) >= asked.limit or emission.full:
+        assert asked.sequence.backpressured is False
+        asked.output_ids += emission.tokens
+        if len(asked.output_ids) >= asked.limit or emission.full:
             expected = solo(asked.index)
-            assert asked.said[: asked.limit] == expected[: asked.limit]
+            assert asked.output_ids[: asked.limit] == expected[: asked.limit]
             self.scheduler.remove(asked.sequence)
             self.asked.remove(asked)
 
@@ -81,9 +81,9 @@ class Machine(RuleBasedStateMachine):
         self.asked.remove(asked)
 
     @precondition(lambda self: self.asked)
-    @rule(data=st.data(), paused=st.booleans())
-    def stall(self, data: Any, paused: bool) -> None:
-        data.draw(st.sampled_from(self.asked)).sequence.paused = paused
+    @rule(data=st.data(), backpressured=st.booleans())
+    def stall(self, data: Any, backpressured: bool) -> None:
+        data.draw(st.sampled_from(self.asked)).sequence.backpressured = backpressured
 
     @rule(count=st.integers(1, 20))
     def press(self, count: int) -> None:
@@ -133,7 +133,7 @@ class Machine(RuleBasedStateMachine):
             return
         self.relax()
         for asked in self.asked:
-            asked.sequence.paused = False
+            asked.sequence.backpressured = False
         for _ in range(60 * (1 + len(self.asked))):
             if self.asked:
                 self.step("bushy", 1)

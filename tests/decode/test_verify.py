@@ -33,7 +33,7 @@ from trt_eagle3.decode.propose import Proposal, Proposer
 from trt_eagle3.decode.sampling import Sampler, Sampling
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import Tree
-from trt_eagle3.decode.verify import judge
+from trt_eagle3.decode.verify import verify_tree
 
 VOCAB, ROOT = 32, 7
 DRAWS, PAIRS, FAULTY_DRAWS = 200_000, 60_000, 40_000  # of one token, of two; that suffice to tell a biased rule
@@ -100,12 +100,12 @@ def cycle(trees: Judged, roots: list[int], seed: int) -> Tensor:
     ends = torch.tensor([walk.path[-1] for walk in walks])
     numbers = torch.rand(len(walks), 1, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     bonus = sampling_module._inverse_cdf(trees.weights[torch.tensor(roots), ends], numbers)
-    said = torch.tensor([(*walk.tokens, *NO_BONUS)[:2] for walk in walks])
+    output_ids = torch.tensor([(*walk.tokens, *NO_BONUS)[:2] for walk in walks])
     lengths = torch.tensor([len(walk.path) - 1 for walk in walks])
     for i in (0, 1):
-        said[lengths == i, i] = bonus[lengths == i]
-    said[lengths == 0, 1] = -1
-    return said
+        output_ids[lengths == i, i] = bonus[lengths == i]
+    output_ids[lengths == 0, 1] = -1
+    return output_ids
 
 
 NO_BONUS = [-1] * 16
@@ -113,13 +113,13 @@ NO_BONUS = [-1] * 16
 
 def counted(trees: Judged, draws: int, pairs: int) -> tuple[Tensor, Tensor]:
     """int64 [V]: how often each token came after ``ROOT``, and [V, V]: each two, in the first ``pairs`` draws."""
-    said = cycle(trees, [ROOT] * draws, seed=0)
-    first = torch.bincount(said[:, 0], minlength=VOCAB)
-    said = said[:pairs]
-    alone = said[:, 1] < 0
+    output_ids = cycle(trees, [ROOT] * draws, seed=0)
+    first = torch.bincount(output_ids[:, 0], minlength=VOCAB)
+    output_ids = output_ids[:pairs]
+    alone = output_ids[:, 1] < 0
     if bool(alone.any()):
-        said[alone, 1] = cycle(trees, said[alone, 0].tolist(), seed=1)[:, 0]
-    both = torch.bincount(said[:, 0] * VOCAB + said[:, 1], minlength=VOCAB * VOCAB)
+        output_ids[alone, 1] = cycle(trees, output_ids[alone, 0].tolist(), seed=1)[:, 0]
+    both = torch.bincount(output_ids[:, 0] * VOCAB + output_ids[:, 1], minlength=VOCAB * VOCAB)
     return first, both.view(VOCAB, VOCAB)
 
 
@@ -218,20 +218,20 @@ def test_biased_bonus_fails_the_same_test_on_a_chain(fault: str) -> None:
     assert min(p_values(counts, exact(Sampling(1.0)))) < FALSE_ALARM
 
 
-# The sampler's own random numbers, through ``judge``
+# The sampler's own random numbers, through ``verify_tree``
 
 
 def sequences(samplings: list[Sampling], prompt: tuple[int, ...] = (ROOT,)) -> list[SequenceState]:
     """Sequences that have said ``ROOT`` and nothing more."""
     tokens = torch.tensor(prompt)
     places = torch.zeros(3, len(prompt), dtype=torch.int32)
-    shared = Prompt(tokens, places, 0, tokens < 0, see=lambda: pytest.fail("no picture here"))
+    shared = Prompt(tokens, places, 0, tokens < 0, encode_images=lambda: pytest.fail("no picture here"))
     made = []
     for sampling in samplings:
         s = SequenceState(shared, PagePool(1, 1), VOCAB, sampling)
         if sampling.penalised:
             s.sampler.first(torch.zeros(VOCAB))  # as after a prompt
-        s.say((ROOT,))
+        s.append_tokens((ROOT,))
         made.append(s)
     return made
 
@@ -240,9 +240,9 @@ def step(shape: str, batch: list[SequenceState], counts: list[int] | None = None
     """One cycle of a batch; ``counts``: nodes that each one uses, all by default."""
     roots = torch.tensor([s.tokens[-1] for s in batch])
     proposal = Proposal(**{name: field[roots] for name, field in vars(forest(shape)).items()})
-    found = judge(batch, proposal, TARGET[proposal.tokens], counts or [proposal.tokens.shape[1]] * len(batch))
+    found = verify_tree(batch, proposal, TARGET[proposal.tokens], counts or [proposal.tokens.shape[1]] * len(batch))
     for s, accepted in zip(batch, found, strict=True):
-        s.say(accepted.tokens)
+        s.append_tokens(accepted.tokens)
     return found
 
 
@@ -304,7 +304,7 @@ def test_what_stands_in_padding_rows_is_nothing_to_a_sequence_without_room_for_a
     logits = TARGET[proposal.tokens]
     logits[1, 1:] = padding
     num_nodes = logits.shape[1]
-    accepted, one = judge([with_tree, root_only], proposal, logits, [num_nodes, 1])
+    accepted, one = verify_tree([with_tree, root_only], proposal, logits, [num_nodes, 1])
     assert len(accepted.tokens) > 1
     assert [one] == step("static tree", [alone], [1])
     assert (one.path, len(one.tokens)) == ((0,), 1)

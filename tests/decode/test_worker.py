@@ -445,14 +445,14 @@ def test_batch_drafts_as_long_as_anybody_does(
 
 
 def test_request_whose_pictures_are_looked_at_counts(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    see, counted = Engine._see, list[int]()
+    encode_images, counted = Engine._encode_images, list[int]()
 
     def count(self: Engine, inputs: Any) -> Any:
         now = self.metrics()
         counted.append(now.running + now.waiting)
-        return see(self, inputs)
+        return encode_images(self, inputs)
 
-    monkeypatch.setattr(Engine, "_see", count)
+    monkeypatch.setattr(Engine, "_encode_images", count)
     engine.generate("What is in the picture?", images=[Image.new("RGB", (64, 64), "red")], max_tokens=2)
     assert counted == [1]
 

@@ -14,7 +14,7 @@ from tests.reference.checkpoint import file_name, write_tensors
 from trt_eagle3.engine.onnxruntime import OnnxRuntimeSession
 from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.errors import UserError
-from trt_eagle3.graph.builder import GraphBuilder, Locate
+from trt_eagle3.graph.builder import GraphBuilder, ResolveLocation
 
 SLOTS, WIDTH, PAGE_SIZE = 12, 4, 4
 
@@ -154,12 +154,12 @@ def test_bind_refuses_a_name_that_the_graph_lacks(session: OnnxRuntimeSession) -
         session.bind("k_cache.9", torch.zeros(1))
 
 
-def linear_model(directory: Path, locate: Locate, stored: torch.dtype = torch.float32) -> tuple[Path, Tensor]:
+def linear_model(directory: Path, resolve: ResolveLocation, stored: torch.dtype = torch.float32) -> tuple[Path, Tensor]:
     weight = torch.randn(3, WIDTH).to(stored)
     folder = directory / "weights"
     folder.mkdir(exist_ok=True)
     ref = write_tensors(folder / "w.safetensors", {"other": torch.randn(5), "w": weight})["w"]
-    b = GraphBuilder("linear", "float32", locate)
+    b = GraphBuilder("linear", "float32", resolve)
     b.output(b.linear(b.input("x", TensorProto.FLOAT, ("n", WIDTH)), [ref]), "y", ("n", 3))
     path = directory / "linear.onnx"
     path.write_bytes(b.build().SerializeToString())
@@ -172,8 +172,8 @@ def test_weights_are_found_under_their_root(tmp_path: Path, root: str, stored: t
     def absolute(ref: Any) -> str:
         return str(ref.file.resolve()).lstrip("/")
 
-    locate = absolute if root == "slash" else lambda ref: f"weights/{file_name(ref)}"
-    path, weight = linear_model(tmp_path, locate, stored)
+    resolve = absolute if root == "slash" else lambda ref: f"weights/{file_name(ref)}"
+    path, weight = linear_model(tmp_path, resolve, stored)
     session = open_session("onnxruntime", path, Path("/") if root == "slash" else tmp_path)
     x = torch.randn(2, WIDTH)
     torch.testing.assert_close(session.run({"x": x})["y"], x @ weight.T)
@@ -208,9 +208,9 @@ def test_taps_are_returned_beside_the_outputs(tmp_path: Path) -> None:
         doubled = b.op("Add", x, x, name="doubled")
     b.output(b.op("Mul", doubled, doubled, name="squared"), "y", ("n", 2))
     (tmp_path / "sum.onnx").write_bytes(b.build().SerializeToString())
-    session = open_session("onnxruntime", tmp_path / "sum.onnx", tmp_path, taps=["inner.doubled"])
+    session = open_session("onnxruntime", tmp_path / "sum.onnx", tmp_path, intermediates=["inner.doubled"])
     found = session.run({"x": torch.tensor([[1.0, 2.0]])})
     assert found["y"].tolist() == [[4.0, 16.0]]
     assert found["inner.doubled"].tolist() == [[2.0, 4.0]]
     with pytest.raises(UserError, match=r"no tensor inner\.tripled"):
-        open_session("onnxruntime", tmp_path / "sum.onnx", tmp_path, taps=["inner.tripled"])
+        open_session("onnxruntime", tmp_path / "sum.onnx", tmp_path, intermediates=["inner.tripled"])

@@ -21,7 +21,7 @@ from trt_eagle3.doctor import Ability, Diagnosis
 from trt_eagle3.engine import tensorrt_bundle, tensorrt_log, tensorrt_plugins, tensorrt_versions
 from trt_eagle3.engine.bundle import BUILD_SCRIPT, read_bundle
 from trt_eagle3.engine.session import open_session
-from trt_eagle3.engine.tensorrt_facts import EngineFolder
+from trt_eagle3.engine.tensorrt_folder import EngineFolder
 from trt_eagle3.engine.tensorrt_profiles import TreeSizes, graph_profiles
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.graph.ops import OPS
@@ -307,7 +307,7 @@ def test_attention_reads_early_unless_the_engine_copies_what_it_would_read(
     build(tiny_config(engine=ENGINE, draft=None), output=tmp_path)
     targets = [graph for graph in map(onnx.load_from_string, trt.seen.graphs) if graph.graph.name == "target"]
     nodes = [next(n for n in graph.graph.node if n.op_type == "TreeAttention") for graph in targets]
-    assert [next((a.i for a in node.attribute if a.name == "settled"), None) for node in nodes] == early
+    assert [next((a.i for a in node.attribute if a.name == "prefetch_safe"), None) for node in nodes] == early
 
 
 @pytest.mark.usefixtures("no_tensorrt")

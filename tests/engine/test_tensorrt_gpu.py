@@ -27,11 +27,11 @@ from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.engine.tensorrt import TensorRTSession
 from trt_eagle3.engine.tensorrt_build import build_engine
-from trt_eagle3.engine.tensorrt_facts import ENGINE_FILE, EngineFolder, machine_facts
+from trt_eagle3.engine.tensorrt_folder import ENGINE_FILE, EngineFolder, describe_machine
 from trt_eagle3.engine.tensorrt_profiles import TreeSizes, graph_profiles
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
-from trt_eagle3.graph.plugin_ready import plugin_ready
+from trt_eagle3.graph.trt_export import trt_export
 from trt_eagle3.parity.metrics import relative_error
 
 pytestmark = pytest.mark.trt
@@ -151,7 +151,7 @@ def test_products_of_the_draft_are_whose_the_config_says(
     profiles, counts = len(inspection["profiles"]), inspection["plugins"]
     assert counts.get("Linear", 0) in {expected, expected * profiles}, counts
     assert counts["SiluMul"] in {1, profiles}, counts
-    assert EngineFolder(folder).facts == machine_facts(
+    assert EngineFolder(folder).facts == describe_machine(
         (folder / ENGINE_FILE).stat().st_size, linear=linear == "plugin" and dtype != "float32"
     )
 
@@ -330,7 +330,7 @@ def spoilt(graph: str, dtype: str, fault: Callable[[onnx.ModelProto], None], fol
     """An engine of a graph with a fault planted, for its first profile."""
     config = tiny_config(engine=engine_of(dtype), limits=LIMITS)
     model = graphs(dtype)[graph]
-    ready = plugin_ready(model, linear=dtype == "float16" and graph != "vision")
+    ready = trt_export(model, linear=dtype == "float16" and graph != "vision")
     fault(ready.model)
     file = written(ready, folder)
     profiles = graph_profiles(graph, model, config, TreeSizes(6, 1, 5), 2)[:1]
@@ -340,7 +340,7 @@ def spoilt(graph: str, dtype: str, fault: Callable[[onnx.ModelProto], None], fol
 
 
 def write_config(folder: Path, engine: EngineConfig, num_bytes: int) -> None:
-    facts = machine_facts(num_bytes).model_dump()
+    facts = describe_machine(num_bytes).model_dump()
     config = {"build_config": {"engine": engine.model_dump(mode="json")}, "engine": facts}
     (folder / "config.json").write_text(json.dumps(config))
 
@@ -462,7 +462,7 @@ def test_missing_or_broken_plugin_library_is_refused(bundles: Bundles, tmp_path:
 def test_graph_without_our_plugins_attributes_is_refused_by_name(tmp_path: Path) -> None:
     config = tiny_config(engine=engine_of("float32"), limits=LIMITS)
     model = graphs("float32")["draft"]
-    ready = plugin_ready(model)
+    ready = trt_export(model)
     node = next(n for n in ready.model.graph.node if n.op_type == "TreeAttention")
     del node.attribute[:]
     profiles = graph_profiles("draft", model, config, TreeSizes(), 2)

@@ -142,12 +142,12 @@ def test_inputs_may_have_any_strides_and_reach_the_ops_contiguous(bundle: Path) 
 
 def test_any_tensor_can_be_asked_for(bundle: Path) -> None:
     file = bundle / "target" / "model.onnx"
-    taps = ["layers.0.output_pre_deepstack", "layers.5.output"]
+    intermediates = ["layers.0.output_pre_deepstack", "layers.5.output"]
     inputs = inputs_of("target", onnx.load(file, load_external_data=False))
-    sessions = [open_session(backend, file, bundle, taps) for backend in ("torch", "onnxruntime")]
+    sessions = [open_session(backend, file, bundle, intermediates) for backend in ("torch", "onnxruntime")]
     found, expected = (session.run(inputs) for session in sessions)
     rows = torch.cat([torch.arange(ROWS), ROWS + torch.arange(9)])
-    for name in taps:
+    for name in intermediates:
         assert differ({name: found[name][rows]}, {name: expected[name][rows]}) == []
 
 

@@ -20,13 +20,11 @@ from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.checkpoint.tensor_index import open_index
 from trt_eagle3.engine.weight_file import write_tables, write_weights
 from trt_eagle3.errors import UserError
-from trt_eagle3.graph.plugin_ready import Part, PluginReady, Weight
-from trt_eagle3.places import TABLE_FILE, table_tensors
+from trt_eagle3.graph.trt_export import Part, TrtExport, Weight
+from trt_eagle3.weight_locations import TABLE_FILE, table_tensors
 
 
-def ready(
-    folder: Path, tensors: dict[str, Tensor], scale: float = 1.0, dtype: int = TensorProto.FLOAT16
-) -> PluginReady:
+def ready(folder: Path, tensors: dict[str, Tensor], scale: float = 1.0, dtype: int = TensorProto.FLOAT16) -> TrtExport:
     """One weight made of ``tensors`` stacked, each times ``scale``."""
     save_file(tensors, folder / "model.safetensors")
     types = {"BF16": TensorProto.BFLOAT16, "F32": TensorProto.FLOAT, "F16": TensorProto.FLOAT16}
@@ -35,7 +33,7 @@ def ready(
         Part(r.name, r.file.name, r.offset, r.num_bytes, types[r.dtype], r.shape, scale)
         for r in (index[name] for name in tensors)
     )
-    return PluginReady(onnx.ModelProto(), {"w": 256}, (Weight("w", dtype, parts),))
+    return TrtExport(onnx.ModelProto(), {"w": 256}, (Weight("w", dtype, parts),))
 
 
 def test_parts_are_stacked_converted_and_scaled(tmp_path: Path) -> None:
@@ -91,7 +89,7 @@ from pathlib import Path
 import torch, onnx
 from onnx import TensorProto
 from trt_eagle3.engine.weight_file import write_weights
-from trt_eagle3.graph.plugin_ready import Part, PluginReady, Weight
+from trt_eagle3.graph.trt_export import Part, PluginReady, Weight
 folder, rows = Path(sys.argv[1]), int(sys.argv[2])
 part = Part("w", "w.raw", 0, rows * 2048, TensorProto.BFLOAT16, (rows, 1024))
 (folder / "w.raw").open("wb").truncate(part.num_bytes)

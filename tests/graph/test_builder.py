@@ -14,10 +14,10 @@ from tests.reference.checkpoint import file_name, random_draft, write_tensors
 from tests.reference.target import random_target
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.errors import UserError
+from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.graph.builder import FLOAT_TYPES, GraphBuilder
 from trt_eagle3.graph.draft import draft_graph, fuse_graph
 from trt_eagle3.graph.ops import DOMAIN, OPS, reference_function
-from trt_eagle3.graph.pair import pair_graphs
 from trt_eagle3.graph.target import target_graph
 from trt_eagle3.graph.vision import vision_graph
 
@@ -48,7 +48,7 @@ def models(folder: Path, request: pytest.FixtureRequest) -> dict[str, onnx.Model
 
 
 def without_lowerings(model: onnx.ModelProto) -> onnx.ModelProto:
-    """What a reader of opset 17 that has our plugins is given; ``plugin_ready`` writes ``Gelu`` out."""
+    """What a reader of opset 17 that has our plugins is given; ``trt_export`` writes ``Gelu`` out."""
     bare = copy.deepcopy(model)
     for node in bare.graph.node:
         if node.op_type == "Gelu":
@@ -120,7 +120,7 @@ def test_graph_intermediates_that_parity_names_exist(models: dict[str, onnx.Mode
 
 def test_pair_graphs_without_a_draft_has_no_aux_output_and_no_draft(tmp_path: Path) -> None:
     spec = random_target(tmp_path).spec
-    graphs = pair_graphs(spec, None, EngineConfig(), file_name)
+    graphs = build_graphs(spec, None, EngineConfig(), file_name)
     assert set(graphs) == {"target", "vision"}
     assert "aux_hidden_states" not in {o.name for o in graphs["target"].graph.output}
 

@@ -19,7 +19,7 @@ from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.decode.kv_cache import KVCache, PagePool, PageTable
-from trt_eagle3.decode.runner import DraftRunner, Place, causal_mask
+from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, causal_mask
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.onnxruntime import OnnxRuntimeSession
 from trt_eagle3.graph.draft import draft_graph, fuse_graph
@@ -90,7 +90,9 @@ class Rows:
         features, logits = runner.fuse(self.aux), []
         out = []
         for start, stop in ((0, 4), (4, PROMPT_ROWS)):
-            place = Place.single(start, pages.pages(stop), causal_mask(stop - start), self.positions[:, start:stop])
+            place = AttentionMetadata.single(
+                start, pages.pages(stop), causal_mask(stop - start), self.positions[:, start:stop]
+            )
             rows = slice(start, stop)
             wanted = torch.arange(stop - start)[None]
             parts = runner.forward(self.embeds[None, rows], features[None, rows], place, wanted)
@@ -104,7 +106,7 @@ class Rows:
                 [done[PROMPT_ROWS + self.parents[i] if self.parents[i] >= 0 else PROMPT_ROWS - 1] for i in level]
             )
             mask, positions = self.mask[nodes, PROMPT_ROWS:stop], self.positions[:, nodes]
-            place = Place.single(PROMPT_ROWS, pages.pages(stop), mask, positions)
+            place = AttentionMetadata.single(PROMPT_ROWS, pages.pages(stop), mask, positions)
             parts = runner.forward(self.embeds[None, nodes], fed[None], place, torch.arange(len(level))[None])
             logits.append(parts[0][0])
             out.append(parts[1][0])

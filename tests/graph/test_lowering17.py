@@ -15,7 +15,7 @@ from tests.reference.compare import FLOAT32_TOLERANCE
 from trt_eagle3.bench.lowering import lowered
 from trt_eagle3.engine.bundle import REFERENCE_ROOT
 from trt_eagle3.graph.ops import DOMAIN
-from trt_eagle3.graph.plugin_ready import float32_nodes, plugin_ready
+from trt_eagle3.graph.trt_export import float32_nodes, trt_export
 from trt_eagle3.parity.metrics import relative_error
 
 
@@ -23,7 +23,7 @@ from trt_eagle3.parity.metrics import relative_error
 def test_lowered_graph_computes_what_ours_does(graph: str, tmp_path: Path) -> None:
     model, inputs = graphs("float32")[graph], inputs_of(graph, torch.float32)
     expected = run(model, tmp_path / "plain", REFERENCE_ROOT, inputs)
-    ready = plugin_ready(model)
+    ready = trt_export(model)
     written(ready, tmp_path)
     standard = lowered(ready.model, TensorProto.FLOAT)
     assert not any(node.domain == DOMAIN for node in standard.graph.node)
@@ -39,7 +39,7 @@ def test_lowered_graph_computes_what_ours_does(graph: str, tmp_path: Path) -> No
 
 
 def test_what_computes_in_float32_is_known_by_name() -> None:
-    standard = lowered(plugin_ready(graphs("float16")["target"]).model, TensorProto.FLOAT16)
+    standard = lowered(trt_export(graphs("float16")["target"]).model, TensorProto.FLOAT16)
     names = [node.name for node in standard.graph.node]
     assert all(names)
     assert len(set(names)) == len(names)

@@ -21,7 +21,7 @@ from tests.reference.target import Target, TargetStates, random_target
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.decode.kv_cache import KVCache, PagePool, PageTable
-from trt_eagle3.decode.runner import Place, TargetRunner, causal_mask
+from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, causal_mask
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.onnxruntime import OnnxRuntimeSession
 from trt_eagle3.errors import UserError
@@ -59,7 +59,9 @@ class Rows:
         pages.reserve(NUM_ROWS)
         parts = []
         for start, stop in zip([0, *cuts], [*cuts, NUM_ROWS], strict=True):
-            place = Place.single(start, pages.pages(stop), causal_mask(stop - start), self.positions[:, start:stop])
+            place = AttentionMetadata.single(
+                start, pages.pages(stop), causal_mask(stop - start), self.positions[:, start:stop]
+            )
             wanted = torch.arange(stop - start)[None]
             deepstack = self.deepstack[:, None, start:stop].contiguous()
             parts.append(runner.forward(self.embeds[None, start:stop], place, wanted, deepstack))

@@ -25,7 +25,7 @@ from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.request import Request
 from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.session import Session
-from trt_eagle3.graph.pair import pair_graphs
+from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.multimodal import ModelInputs
 from trt_eagle3.multimodal.caller import NOBODY, Caller
 from trt_eagle3.parity.record import RecordingEngine
@@ -80,7 +80,7 @@ class Planted:
         """Write ``graph`` as it would be of another target or draft."""
         spec, manifest = target or SPEC, draft or MANIFEST
         engine = read_bundle(self.bundle).config.engine
-        model = pair_graphs(spec, manifest, engine, _locate)[graph]
+        model = build_graphs(spec, manifest, engine, _locate)[graph]
         self.write(f"{graph}/model.onnx", model.SerializeToString())
 
     def edit(self, graph: str, change: Callable[[onnx.ModelProto], None]) -> None:
@@ -118,15 +118,15 @@ class FaultyEngine(RecordingEngine):
         super().__init__(planted.bundle)
         self._planted = planted
 
-    def open_graph(self, graph: str, taps: Sequence[str] = ()) -> Session:
+    def open_graph(self, graph: str, intermediates: Sequence[str] = ()) -> Session:
         if graph in self._planted.outside:  # a fault around the graph: replayed passes hold it already
-            session = super().open_graph(graph, taps)
+            session = super().open_graph(graph, intermediates)
             seam = self._planted.outside[graph]
-            return session if taps else Seam(session, seam.given, seam.gave)
-        return super().open_graph(graph, taps)
+            return session if intermediates else Seam(session, seam.given, seam.gave)
+        return super().open_graph(graph, intermediates)
 
-    def _open(self, graph: str, taps: Sequence[str]) -> Session:
-        session = super()._open(graph, taps)
+    def _open(self, graph: str, intermediates: Sequence[str]) -> Session:
+        session = super()._open(graph, intermediates)
         seam = self._planted.inside.get(graph)
         return Seam(session, seam.given, seam.gave) if seam else session
 

@@ -27,7 +27,7 @@ from trt_eagle3.parity import plots, sampling_check
 from trt_eagle3.parity.record import RecordingEngine
 from trt_eagle3.parity.sources import read_sources
 from trt_eagle3.pipeline import build
-from trt_eagle3.places import TABLE_FILE, TablePlaces, table_tensors
+from trt_eagle3.weight_locations import TABLE_FILE, TableLocations, table_tensors
 
 PROMPTS = ROOT / "examples/tiny/images/questions.json"
 
@@ -217,7 +217,7 @@ def test_table_beside_engines_is_no_file_of_the_checkpoint(bundle: Path, tmp_pat
     engines = Path(shutil.copytree(bundle, tmp_path / "engines", ignore=shutil.ignore_patterns("model.onnx")))
     engine = RecordingEngine(bundle)
     write_tables(engines / TABLE_FILE, table_tensors(*read_sources(engine)), torch.float32)
-    tables = TablePlaces(engines / TABLE_FILE, open_file(engines / TABLE_FILE))
+    tables = TableLocations(engines / TABLE_FILE, open_file(engines / TABLE_FILE))
     sources = {r: s.model_copy(update={"files": tables.files(r)}) for r, s in engine.record.sources.items()}
     changes = {"embedding": tables.token_table(), "draft_tensors": tables.draft_tensors()}
     record = engine.record.model_copy(update={**changes, "sources": sources})

@@ -64,7 +64,7 @@ def test_streamed_vision_equals_the_whole_tower(target: Target) -> None:
     assert len(found.deepstack) == len(expected.deepstack_features) == len(VISION["deepstack_visual_indexes"])
     for level, whole in zip(found.deepstack, expected.deepstack_features, strict=True):
         assert relative_error(level, whole) < SAME
-    assert relative_error(found.taps["blocks.1.output"], expected.last_hidden_state) < SAME
+    assert relative_error(found.intermediates["blocks.1.output"], expected.last_hidden_state) < SAME
 
 
 def test_float64_reference_computes_in_float64(target: Target) -> None:

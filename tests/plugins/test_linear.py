@@ -38,10 +38,10 @@ def draw(rows: int, shape: tuple[int, int], dtype: torch.dtype, device: torch.de
     return x, weight
 
 
-def run(x: Tensor, weight: Tensor, *, settled: bool = True) -> Tensor:
+def run(x: Tensor, weight: Tensor, *, prefetch_safe: bool = True) -> Tensor:
     out = torch.full((len(x), len(weight)), torch.nan, device=x.device, dtype=x.dtype)
     try:
-        return capi.linear(x, weight, settled=settled, out=out)
+        return capi.linear(x, weight, prefetch_safe=prefetch_safe, out=out)
     except NotImplementedError:
         pytest.skip("no kernel for these sizes on this chip")
 
@@ -56,12 +56,12 @@ def worst_error(y: Tensor, reference: Tensor) -> float:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 8, 9, 16, 17, 33, 64])
-@pytest.mark.parametrize("settled", [False, True])
+@pytest.mark.parametrize("prefetch_safe", [False, True])
 def test_linear_matches_float64(
-    rows: int, shape: tuple[int, int], dtype: torch.dtype, settled: bool, cuda: torch.device
+    rows: int, shape: tuple[int, int], dtype: torch.dtype, prefetch_safe: bool, cuda: torch.device
 ) -> None:
     x, weight = draw(rows, shape, dtype, cuda)
-    error = worst_error(run(x, weight, settled=settled), x.double() @ weight.double().T)
+    error = worst_error(run(x, weight, prefetch_safe=prefetch_safe), x.double() @ weight.double().T)
     assert error < TOLERANCE[dtype], f"{error:.2e}"
 
 
@@ -113,7 +113,7 @@ def test_a_chain_of_launches_that_overlap_gives_what_one_by_one_gives(
     weights = [torch.randn(width, width, device=cuda).to(torch.bfloat16) / width**0.5 for _ in range(12)]
     torch.cuda.synchronize()
 
-    check_overlap(x, [partial(capi.linear, weight=weight, settled=True) for weight in weights])
+    check_overlap(x, [partial(capi.linear, weight=weight, prefetch_safe=True) for weight in weights])
 
 
 def test_linear_says_what_it_does_not_compute(cuda: torch.device) -> None:

@@ -89,9 +89,11 @@ def check(case: Case, device: torch.device, **options: object) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("settled", [False, True])
-def test_tree_attention_matches_float64(case: Case, dtype: torch.dtype, settled: bool, cuda: torch.device) -> None:
-    check(case.of(dtype), cuda, settled=settled)
+@pytest.mark.parametrize("prefetch_safe", [False, True])
+def test_tree_attention_matches_float64(
+    case: Case, dtype: torch.dtype, prefetch_safe: bool, cuda: torch.device
+) -> None:
+    check(case.of(dtype), cuda, prefetch_safe=prefetch_safe)
 
 
 @pytest.mark.parametrize("case", CASES + PLAIN, ids=str)
@@ -110,7 +112,7 @@ def test_tree_attention_of_an_odd_geometry_matches_float64(case: Case, cuda: tor
 def test_tree_attention_on_every_path_matches_float64(
     case: Case, path: AttentionPath, num_splits: int, cuda: torch.device
 ) -> None:
-    check(case, cuda, path=path, num_splits=num_splits, settled=True)
+    check(case, cuda, path=path, num_splits=num_splits, prefetch_safe=True)
 
 
 @pytest.mark.parametrize("num_new", [1, 16, 64])
@@ -142,6 +144,6 @@ def test_layers_that_overlap_give_what_one_by_one_gives(num_new: int, cuda: torc
     torch.cuda.synchronize()
 
     def launch(x: Inputs, q: Tensor) -> Tensor:
-        return run(case, replace(x, q=q), torch.empty_like(q), settled=True)
+        return run(case, replace(x, q=q), torch.empty_like(q), prefetch_safe=True)
 
     check_overlap(layers[0].q, [partial(launch, x) for x in layers])

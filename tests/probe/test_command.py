@@ -41,7 +41,7 @@ def wrong_bundle(folder: Path, **overrides: Any) -> Path:
 def test_pair_read_rightly_is_exit_0(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(TARGET, DRAFT, "--prompts", PROMPTS, monkeypatch=monkeypatch) == 0
     out = capsys.readouterr().out
-    assert "the manifest in use is the best reading" in out
+    assert "the manifest in use is the best interpretation" in out
     assert "not decided by these prompts: deepstack" in out
     assert "overrides" not in out
 
@@ -55,15 +55,15 @@ def test_wrong_bundle_is_exit_1_and_its_override_lines_put_it_right(
     found = json.loads(captured.out)
     assert set(found) == {
         *("bundle", "num_prompts", "num_tokens", "num_steps", "manifest_is_best", "fits", "changes", "overrides"),
-        *("override_lines", "silent", "undecided", "readings"),
+        *("override_lines", "silent", "undecided", "interpretations"),
     }
     assert found["changes"] == {"residual": "hidden", "rope.base": 5e6}
     assert captured.err.count("\n") == 1
     assert "residual=hidden" in captured.err
-    assert set(found["readings"][0]) == {
+    assert set(found["interpretations"][0]) == {
         *("changes", "cross_entropy", "position_0", "acceptance_length", "difference", "standard_error", "standing"),
     }
-    ranked = [reading["cross_entropy"] for reading in found["readings"]]
+    ranked = [interpretation["cross_entropy"] for interpretation in found["interpretations"]]
     assert ranked == sorted(ranked)
 
     pasted = yaml.safe_load(found["override_lines"])["draft"]["overrides"]
@@ -75,7 +75,7 @@ def test_wrong_bundle_is_exit_1_and_its_override_lines_put_it_right(
 def test_draft_that_no_reading_makes_right_is_exit_1_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its head's rows belong to other tokens, which no reading changes: the manifest is the best, and worth nothing."""
+    """Its head's rows belong to other tokens, which no interpretation changes: the manifest is the best, and worth nothing."""
     draft = tmp_path / "draft"
     shutil.copytree(DRAFT, draft)
     weights = load_file(draft / "model.safetensors")
@@ -85,10 +85,10 @@ def test_draft_that_no_reading_makes_right_is_exit_1_and_says_so(
     assert run(TARGET, draft, "--prompts", PROMPTS, "--max-tokens", 12, monkeypatch=monkeypatch) == 1
     captured = capsys.readouterr()
     out = " ".join(captured.out.split())
-    assert "no reading fits: the best is right about" in out
+    assert "no interpretation fits: the best is right about" in out
     assert "acceptance_floor 0.25" in out
-    assert "is the best reading" not in out
-    assert "no reading of the draft fits" in captured.err
+    assert "is the best interpretation" not in out
+    assert "no interpretation of the draft fits" in captured.err
 
 
 def test_table_for_people_names_the_better_reading_and_what_to_paste(
@@ -97,7 +97,7 @@ def test_table_for_people_names_the_better_reading_and_what_to_paste(
     bundle = wrong_bundle(tmp_path, feedback="post_norm")
     assert run(bundle, "--prompts", PROMPTS, monkeypatch=monkeypatch) == 1
     out = capsys.readouterr().out
-    assert "a better reading: feedback=pre_norm" in out
+    assert "a better interpretation: feedback=pre_norm" in out
     assert "draft:\n  overrides: {feedback: pre_norm}" in out
 
 

@@ -1,4 +1,4 @@
-"""A planted truth: the "target" says what the draft itself would say, read one way; every other reading is worse.
+"""A planted truth: the "target" says what the draft itself would say, read one way; every other interpretation is worse.
 
 So every factor can be tried, whatever a trained draft happens to feel of it. One step: deeper ones cannot all agree
 with one distribution per token.

@@ -18,7 +18,7 @@ from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.engine import load
 from trt_eagle3.decode.kv_cache import KVCache, PagePool, PageTable
 from trt_eagle3.decode.propose import Drafters, Proposer, draft_decode_position, draft_positions, put_draft_visual
-from trt_eagle3.decode.runner import DraftRunner, Place, causal_mask
+from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, causal_mask
 from trt_eagle3.decode.tree import static_tree
 from trt_eagle3.engine.bundle import reference_location
 from trt_eagle3.engine.embedding import EmbeddingTable
@@ -71,7 +71,7 @@ def ref_chain(asked: Asked, manifest: DraftManifest, recording: Recording, row: 
     pages.reserve(length + STEPS)
     proposer = Proposer(runner)
     runner.logits = []
-    place = Place.single(0, pages.pages(length), causal_mask(length), positions[:, :length].int())
+    place = AttentionMetadata.single(0, pages.pages(length), causal_mask(length), positions[:, :length].int())
     states = proposer.extend(place, embeds[None, :length], features[None, :length])
     tree = static_tree(SpeculationConfig(mode="chain", steps=STEPS))
     first = draft_decode_position(manifest, length, length + prompt.rope_delta)

@@ -11,7 +11,7 @@ import torch
 from tests.probe.conftest import Asked
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.rope_schedule import make_rope
-from trt_eagle3.probe.reading import Reading
+from trt_eagle3.probe.interpretation import Interpretation
 from trt_eagle3.probe.score import Score
 from trt_eagle3.probe.search import contrast, search
 
@@ -51,11 +51,11 @@ def test_wrong_manifest_is_named_and_put_right(name: str, tiny: Asked) -> None:
     fields, expected = WRONG[name]
     found = search(tiny.scorer, replace(tiny.manifest, **fields), tiny.engine.spec)
     assert dict(found.best.changes) == expected
-    assert contrast(found.scores[Reading()], found.scores[found.best]).standing == "worse"
+    assert contrast(found.scores[Interpretation()], found.scores[found.best]).standing == "worse"
 
 
 def test_right_manifest_is_the_best_reading(tiny: Asked) -> None:
-    assert search(tiny.scorer, tiny.manifest, tiny.engine.spec).best == Reading()
+    assert search(tiny.scorer, tiny.manifest, tiny.engine.spec).best == Interpretation()
 
 
 INVISIBLE: dict[str, dict[str, Any]] = {
@@ -72,7 +72,7 @@ def test_what_the_tiny_draft_hardly_feels_gets_no_verdict(name: str, tiny: Asked
     wrong = replace(tiny.manifest, **INVISIBLE[name])
     lengths = [tiny.scorer.score(m).acceptance_length for m in (wrong, tiny.manifest)]
     assert lengths[0] == pytest.approx(lengths[1], rel=0.01)
-    assert search(tiny.scorer, wrong, tiny.engine.spec).best == Reading()
+    assert search(tiny.scorer, wrong, tiny.engine.spec).best == Interpretation()
 
 
 def test_progress_ends_at_its_total(tiny: Asked) -> None:

@@ -42,7 +42,7 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 def file_name(ref: TensorRef) -> str:
-    """A ``Locate`` for graphs whose weights root is the folder of the weights."""
+    """A ``ResolveLocation`` for graphs whose weights root is the folder of the weights."""
     return ref.file.name
 
 

@@ -12,7 +12,7 @@ from trt_eagle3.decode.sampling import Sampling
 from trt_eagle3.errors import UserError
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.json_reader import TooLargeError
-from trt_eagle3.triton.request import Order, read_order
+from trt_eagle3.triton.request import ParsedRequest, read_order
 
 SERVING = ServingConfig()
 
@@ -21,7 +21,7 @@ def strings(*values: str | bytes) -> Any:
     return np.array([v if isinstance(v, bytes) else v.encode() for v in values], dtype=np.object_)
 
 
-def read(parameters: dict[str, Any] | None = None, serving: ServingConfig = SERVING, **tensors: Any) -> Order:
+def read(parameters: dict[str, Any] | None = None, serving: ServingConfig = SERVING, **tensors: Any) -> ParsedRequest:
     return read_order(tensors, parameters or {}, serving)
 
 

@@ -26,12 +26,12 @@ from trt_eagle3.config import EngineConfig
 from trt_eagle3.decode.decoder import Decoder
 from trt_eagle3.decode.kv_cache import KVCache, PagePool
 from trt_eagle3.decode.prompt import Prompt, Vision
-from trt_eagle3.decode.runner import Place, TargetRunner, causal_mask
+from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, causal_mask
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import open_session
+from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.graph.builder import GraphBuilder
-from trt_eagle3.graph.pair import pair_graphs
 
 __all__ = ["main"]
 
@@ -92,7 +92,7 @@ def _model() -> Qwen3VLForConditionalGeneration:
 def _ours(folder: Path) -> tuple[Callable[[Prompt], Iterator[tuple[int, ...]]], Callable[[int, int], object]]:
     """Plain decoding, and one target pass of n tokens after a context."""
     spec, engine = read_target(folder), EngineConfig()
-    model = pair_graphs(spec, None, engine, lambda ref: ref.file.name)["target"]
+    model = build_graphs(spec, None, engine, lambda ref: ref.file.name)["target"]
     (folder / "target.onnx").write_bytes(model.SerializeToString())
     pool = PagePool(1024 // engine.page_size, engine.page_size)
     target = _runner(folder, spec, pool)
@@ -105,8 +105,8 @@ def _ours(folder: Path) -> tuple[Callable[[Prompt], Iterator[tuple[int, ...]]], 
         pages = torch.arange(1, 1 - (-(context + num_tokens) // engine.page_size), dtype=torch.int32)[None]
         positions = torch.arange(context, context + num_tokens, dtype=torch.int32).expand(3, -1)
         embeds = target.embedding.lookup(torch.arange(num_tokens))
-        place = Place.single(context, pages, causal_mask(num_tokens), positions)
-        return target.forward(embeds[None], place, torch.arange(num_tokens)[None])
+        metadata = AttentionMetadata.single(context, pages, causal_mask(num_tokens), positions)
+        return target.forward(embeds[None], metadata, torch.arange(num_tokens)[None])
 
     return decode, step
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.engine.torch_ops import TORCH_TYPES
-from trt_eagle3.graph.plugin_ready import PluginReady
+from trt_eagle3.graph.trt_export import TrtExport
 
 __all__ = ["draw_weight", "read_drawn", "write_drawn"]
 
@@ -38,7 +38,7 @@ def read_drawn(proto: onnx.TensorProto, root: Path, device: str = "cuda") -> Ten
     return draw_weight(_tensor_name(proto.name), proto.dims, device).to(TORCH_TYPES[proto.data_type])
 
 
-def write_drawn(ready: PluginReady, file: Path, device: str = "cuda") -> None:
+def write_drawn(ready: TrtExport, file: Path, device: str = "cuda") -> None:
     """The weights file of an exported graph, each weight made of the tensors that ``read_drawn`` gives."""
     with file.open("wb") as stream:
         for weight in ready.weights:

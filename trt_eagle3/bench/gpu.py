@@ -33,14 +33,14 @@ from trt_eagle3.decode.decoder import Decoder, Drafting
 from trt_eagle3.decode.kv_cache import KVCache, PagePool
 from trt_eagle3.decode.prompt import Prompt, Vision
 from trt_eagle3.decode.propose import Proposer
-from trt_eagle3.decode.runner import DraftRunner, Place, TargetRunner, causal_mask
+from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, TargetRunner, causal_mask
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import static_tree
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.torch import TorchSession
 from trt_eagle3.engine.torch_ops import TORCH_TYPES
-from trt_eagle3.graph.pair import pair_graphs
+from trt_eagle3.graph.build_graphs import build_graphs
 
 __all__ = ["main"]
 
@@ -116,7 +116,7 @@ def _pair(folder: Path, size: str, page_size: int, max_seq_len: int) -> _Pair:
     manifest = read_draft(folder / "draft", spec)
     engine = EngineConfig(backend="torch", device="cuda", dtype="bfloat16", page_size=page_size)
     sessions = {}
-    for name, model in pair_graphs(spec, manifest, engine, reference_location).items():
+    for name, model in build_graphs(spec, manifest, engine, reference_location).items():
         if name != "vision":
             (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
             sessions[name] = TorchSession(folder / f"{name}.onnx", REFERENCE_ROOT, device=_DEVICE, read_weight=_random)
@@ -154,25 +154,25 @@ def _random(proto: onnx.TensorProto, root: Path) -> Tensor:
     return 1 + 0.1 * drawn if len(shape) == 1 else drawn * shape[-1] ** -0.5
 
 
-def _place(pair: _Pair, past: int, tokens: int) -> Place:
+def _metadata(pair: _Pair, past: int, tokens: int) -> AttentionMetadata:
     pages = torch.arange(1, pair.pool.num_pages, dtype=torch.int32)[None]
     positions = torch.arange(past, past + tokens, dtype=torch.int32).expand(3, -1)
-    return Place.single(past, pages, causal_mask(tokens), positions)
+    return AttentionMetadata.single(past, pages, causal_mask(tokens), positions)
 
 
 def _target_ms(pair: _Pair, context: int, tokens: int) -> float:
-    place = _place(pair, context, tokens)
+    metadata = _metadata(pair, context, tokens)
     embeds = torch.randn(tokens, pair.spec.text.hidden_size, dtype=torch.bfloat16, device=_DEVICE)
-    return median_ms(lambda: pair.target.forward(embeds[None], place, torch.arange(tokens)[None]))
+    return median_ms(lambda: pair.target.forward(embeds[None], metadata, torch.arange(tokens)[None]))
 
 
 def _print_profile(pair: _Pair, context: int, tokens: int) -> None:
     """Device time of one captured target step, by kernel."""
-    place = _place(pair, context, tokens)
+    metadata = _metadata(pair, context, tokens)
     embeds = torch.randn(tokens, pair.spec.text.hidden_size, dtype=torch.bfloat16, device=_DEVICE)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         for _ in range(10):
-            pair.target.forward(embeds[None], place, torch.arange(tokens)[None])
+            pair.target.forward(embeds[None], metadata, torch.arange(tokens)[None])
         torch.cuda.synchronize()
     table = Table(f"kernels, {tokens} tokens, kv {context}", "us a step", "launches")
     for event in sorted(profiler.key_averages(), key=lambda e: -e.device_time_total)[:12]:
@@ -181,9 +181,9 @@ def _print_profile(pair: _Pair, context: int, tokens: int) -> None:
 
 
 def _draft_ms(pair: _Pair, context: int) -> float:
-    place, hidden = _place(pair, context, 1), pair.manifest.hidden_size
+    metadata, hidden = _metadata(pair, context, 1), pair.manifest.hidden_size
     embeds, features = torch.randn(2, 1, hidden, dtype=torch.bfloat16, device=_DEVICE)
-    return median_ms(lambda: pair.draft.forward(embeds[None], features[None], place, torch.arange(1)[None]))
+    return median_ms(lambda: pair.draft.forward(embeds[None], features[None], metadata, torch.arange(1)[None]))
 
 
 def _cycle_ms(pair: _Pair, context: int, steps: int) -> float:

@@ -67,13 +67,13 @@ def _measure(target: Path, draft: Path) -> dict[str, float]:
     from trt_eagle3.checkpoint.draft import read_draft
     from trt_eagle3.checkpoint.target_reader import read_target
     from trt_eagle3.config import EngineConfig
-    from trt_eagle3.graph.pair import pair_graphs
+    from trt_eagle3.graph.build_graphs import build_graphs
 
     start = time.perf_counter()
     spec = read_target(target)
     manifest = read_draft(draft, spec)
     num_bytes = 0
-    for name, model in pair_graphs(spec, manifest, EngineConfig(), lambda ref: ref.file.name).items():
+    for name, model in build_graphs(spec, manifest, EngineConfig(), lambda ref: ref.file.name).items():
         num_bytes += (target / f"{name}.onnx").write_bytes(model.SerializeToString())
     seconds = time.perf_counter() - start
     return {"seconds": seconds, "peak_mb": _peak_mb(), "num_bytes": num_bytes}

@@ -8,7 +8,7 @@ from onnx import inliner, parser
 from onnx.reference import ReferenceEvaluator
 
 from trt_eagle3.graph.ops import DOMAIN, OPS
-from trt_eagle3.graph.plugin_ready import PLUGIN_OPSET
+from trt_eagle3.graph.trt_export import PLUGIN_OPSET
 
 __all__ = ["lowered"]
 
@@ -310,7 +310,7 @@ _LOWERINGS = {
 
 
 def lowered(model: onnx.ModelProto, dtype: int) -> onnx.ModelProto:
-    """``model`` (``graph.plugin_ready``, compute type ``dtype``), plugin nodes replaced by standard operators."""
+    """``model`` (``graph.trt_export``, compute type ``dtype``), plugin nodes replaced by standard operators."""
     made = onnx.ModelProto()
     made.CopyFrom(model)
     functions: dict[tuple[str, str], onnx.FunctionProto] = {}

@@ -31,9 +31,9 @@ from trt_eagle3.engine.bundle import reference_location
 from trt_eagle3.engine.tensorrt import TensorRTSession
 from trt_eagle3.engine.tensorrt_profiles import TreeSizes, graph_profiles
 from trt_eagle3.engine.tensorrt_versions import uses_linear
-from trt_eagle3.graph.plugin_ready import WEIGHTS_FILE, plugin_ready, reading_early
 from trt_eagle3.graph.residual import Residual
 from trt_eagle3.graph.target import target_graph
+from trt_eagle3.graph.trt_export import WEIGHTS_FILE, trt_export, with_prefetch_safe
 
 __all__ = ["main"]
 
@@ -90,13 +90,13 @@ def main(
         stream = Residual(wide=residual == "float32")
         model = target_graph(spec, aux, False, "float16", page_size, reference_location, stream)
         by_plugin = uses_linear(config.engine)
-        ready = plugin_ready(model, linear=by_plugin)
+        ready = trt_export(model, linear=by_plugin)
         profiles = graph_profiles("target", model, config, TreeSizes(max(sizes), 1, max(sizes)), 2)
         chosen = profiles[:1] if generation_only else profiles
         write_drawn(ready, folder / WEIGHTS_FILE)
-        graphs = {"plugins+Linear" if by_plugin else "plugins": (reading_early(ready.model), chosen)}
+        graphs = {"plugins+Linear" if by_plugin else "plugins": (with_prefetch_safe(ready.model), chosen)}
         if lowering:
-            graphs["lowering"] = (lowered(plugin_ready(model).model, onnx.TensorProto.FLOAT16), profiles[:1])
+            graphs["lowering"] = (lowered(trt_export(model).model, onnx.TensorProto.FLOAT16), profiles[:1])
         for kind, (graph, of_graph) in graphs.items():
             built, memory = build_beside_weights(folder / kind, graph, of_graph, config, timing_cache)
             lines.append(build_line(kind, built, memory))

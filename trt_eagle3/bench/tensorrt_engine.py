@@ -14,9 +14,9 @@ import torch
 from trt_eagle3.atomic_io import write_file
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.engine.tensorrt_build import Built, build_engine
-from trt_eagle3.engine.tensorrt_facts import ENGINE_FILE, machine_facts
+from trt_eagle3.engine.tensorrt_folder import ENGINE_FILE, describe_machine
 from trt_eagle3.engine.tensorrt_profiles import Profile
-from trt_eagle3.graph.plugin_ready import WEIGHTS_FILE
+from trt_eagle3.graph.trt_export import WEIGHTS_FILE
 
 __all__ = ["BuildMemory", "build_beside_weights", "build_line"]
 
@@ -42,7 +42,7 @@ def build_beside_weights(
     write_file(folder / "model.onnx", graph.SerializeToString())
     with _Watch() as watch:
         built = build_engine(folder / "model.onnx", folder / ENGINE_FILE, profiles, config.engine, timing_cache)
-    facts = machine_facts(built.num_bytes).model_dump()
+    facts = describe_machine(built.num_bytes).model_dump()
     text = json.dumps({"build_config": config.model_dump(mode="json"), "engine": facts})
     write_file(folder / "config.json", text.encode())
     return built, watch.memory

@@ -34,7 +34,7 @@ from trt_eagle3.engine.session import Session
 from trt_eagle3.engine.tensorrt import TensorRTSession
 from trt_eagle3.engine.tensorrt_profiles import TreeSizes, graph_profiles
 from trt_eagle3.errors import UserError
-from trt_eagle3.graph.plugin_ready import WEIGHTS_FILE, plugin_ready
+from trt_eagle3.graph.trt_export import WEIGHTS_FILE, trt_export
 
 __all__ = ["main"]
 
@@ -137,7 +137,7 @@ class _Bench:
         torch.cuda.empty_cache()  # the builder wants it
         yield from self._measure("torch session", tower.session("float16"), self._pictures)
         model = tower.graph("float16")
-        ready = plugin_ready(model)
+        ready = trt_export(model)
         write_drawn(ready, self._folder / WEIGHTS_FILE)
         yield from self._measure_engine("plugin", model, ready.model, self._pictures)
         if lowering:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from trt_eagle3.checkpoint.draft_facts import Facts
 from trt_eagle3.checkpoint.draft_files import DraftFiles
 from trt_eagle3.checkpoint.manifest import Source
 from trt_eagle3.checkpoint.producer import DEFAULT_BASE, Producer, RopeReading
+from trt_eagle3.checkpoint.resolved_fields import ResolvedFields
 from trt_eagle3.checkpoint.rope_schedule import RopeConfig
 
 __all__ = ["ANGELSLIM"]
@@ -18,7 +18,7 @@ def _evidence(files: DraftFiles) -> str:
     return "Eagle3LlamaForCausalLM with midlayer tensors" if named else ""
 
 
-def _read_rope(config: RopeConfig, _: Facts) -> RopeReading:
+def _read_rope(config: RopeConfig, _: ResolvedFields) -> RopeReading:
     kind = config.kind("type", "rope_type")
     if kind == "mrope" or config.interleaved:
         base, sections = config.base or DEFAULT_BASE, config.sections or _SECTIONS
@@ -30,9 +30,9 @@ def _read_rope(config: RopeConfig, _: Facts) -> RopeReading:
     return RopeReading(kind, DEFAULT_BASE, Source("convention", "the 1-D rope ignores rope_theta"), warning=warning)
 
 
-def _quirks(facts: Facts) -> None:
-    if facts.files.find("tie_word_embeddings", "flag") and "lm_head.weight" in facts.files.tensors:
-        facts.warn("tie_word_embeddings is true beside an lm_head.weight of its own; the tensor is right")
+def _quirks(fields: ResolvedFields) -> None:
+    if fields.files.find("tie_word_embeddings", "flag") and "lm_head.weight" in fields.files.tensors:
+        fields.warn("tie_word_embeddings is true beside an lm_head.weight of its own; the tensor is right")
 
 
 ANGELSLIM = Producer(

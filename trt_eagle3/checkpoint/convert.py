@@ -12,8 +12,8 @@ import numpy as np
 
 from trt_eagle3.atomic_io import atomic_directory, create_file
 from trt_eagle3.checkpoint.draft import read_draft
-from trt_eagle3.checkpoint.draft_facts import EXTENSION
 from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.resolved_fields import EXTENSION
 from trt_eagle3.checkpoint.tensor_file import Content, array_content, read_integers, ref_content, write_tensors
 from trt_eagle3.errors import UserError
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from trt_eagle3.checkpoint.angelslim import ANGELSLIM
-from trt_eagle3.checkpoint.draft_facts import Facts
 from trt_eagle3.checkpoint.draft_files import open_draft
 from trt_eagle3.checkpoint.draft_geometry import check_draft_tensors
 from trt_eagle3.checkpoint.draft_vocabulary import resolve_vocabulary
@@ -16,6 +15,7 @@ from trt_eagle3.checkpoint.manifest import DraftManifest, Source
 from trt_eagle3.checkpoint.modelopt import MODELOPT
 from trt_eagle3.checkpoint.other_drafter import refuse_other_drafters
 from trt_eagle3.checkpoint.producer import Producer, resolve
+from trt_eagle3.checkpoint.resolved_fields import ResolvedFields
 from trt_eagle3.checkpoint.safeailab import SAFEAILAB
 from trt_eagle3.checkpoint.specforge import SPECFORGE
 from trt_eagle3.checkpoint.speculators import SPECULATORS
@@ -46,81 +46,81 @@ def read_draft(
     """
     files = open_draft(directory, cache)
     refuse_other_drafters(files)
-    facts = Facts(files, target, overrides or {})
-    resolve(_producer(facts), facts)
-    _check_target(facts)
-    facts.values["tensors"] = _tensors(facts, resolve_vocabulary(facts, cache))
-    manifest = facts.manifest()
+    fields = ResolvedFields(files, target, overrides or {})
+    resolve(_producer(fields), fields)
+    _check_target(fields)
+    fields.values["tensors"] = _tensors(fields, resolve_vocabulary(fields, cache))
+    manifest = fields.manifest()
     check_draft_tensors(manifest)
     return manifest
 
 
-def _producer(facts: Facts) -> Producer:
-    name = facts.values.get("producer")
+def _producer(fields: ResolvedFields) -> Producer:
+    name = fields.values.get("producer")
     if name is None:
-        return next(p for p in PRODUCERS if p.evidence(facts.files))
+        return next(p for p in PRODUCERS if p.evidence(fields.files))
     for producer in PRODUCERS:
         if producer.name == name:
             return producer
     known = ", ".join(p.name for p in PRODUCERS)
-    raise facts.error(f"draft.overrides.producer: expected one of {known}, got {quote(name)}")
+    raise fields.error(f"draft.overrides.producer: expected one of {known}, got {quote(name)}")
 
 
-def _tensors(facts: Facts, d2t: TensorRef | None) -> dict[str, TensorRef]:
+def _tensors(fields: ResolvedFields, d2t: TensorRef | None) -> dict[str, TensorRef]:
     """The tensors that the manifest uses; its head may be its own embedding."""
-    tensors = {name: ref for name, ref in facts.files.tensors.items() if name not in {"t2d", "d2t"}}
+    tensors = {name: ref for name, ref in fields.files.tensors.items() if name not in {"t2d", "d2t"}}
     for field, name in (("embedding", "embed_tokens.weight"), ("head", "lm_head.weight")):
-        if facts.values[field] == "target":
+        if fields.values[field] == "target":
             tensors.pop(name, None)
     if (
-        facts.files.find("tie_word_embeddings", "flag")
-        and facts.values["head"] == "target"
-        and facts.sources["head"].kind != "override"
+        fields.files.find("tie_word_embeddings", "flag")
+        and fields.values["head"] == "target"
+        and fields.sources["head"].kind != "override"
         and "embed_tokens.weight" in tensors
     ):
         tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
-        facts.values["head"] = "own"
-        facts.sources["head"] = Source("config", "tie_word_embeddings: its own embedding")
-    drafted, vocab = facts.values["draft_vocab_size"], facts.values["vocab_size"]
-    if facts.values["head"] == "target" and drafted != vocab:
-        if "lm_head.weight" in facts.files.tensors:
-            raise facts.error(
+        fields.values["head"] = "own"
+        fields.sources["head"] = Source("config", "tie_word_embeddings: its own embedding")
+    drafted, vocab = fields.values["draft_vocab_size"], fields.values["vocab_size"]
+    if fields.values["head"] == "target" and drafted != vocab:
+        if "lm_head.weight" in fields.files.tensors:
+            raise fields.error(
                 f"draft.overrides.head: target: {drafted} draft ids need a head of their own, the target's has {vocab} "
                 "rows. Leave it out."
             )
-        raise facts.error(
+        raise fields.error(
             f"lm_head.weight missing: {drafted} draft ids need a head of their own, the target's has {vocab} rows. "
             "Use the whole checkpoint."
         )
     return tensors if d2t is None else {**tensors, "d2t": d2t}
 
 
-def _check_target(facts: Facts) -> None:
+def _check_target(fields: ResolvedFields) -> None:
     """Refuse a draft of another target."""
-    if facts.target is None:
+    if fields.target is None:
         return
-    values, text = facts.values, facts.target.text
+    values, text = fields.values, fields.target.text
     fix = "Use the draft that was trained for this target."
-    aux, width, fc = values["aux_layers"], values["target_hidden_size"], facts.files.tensors["fc.weight"]
+    aux, width, fc = values["aux_layers"], values["target_hidden_size"], fields.files.tensors["fc.weight"]
     outside = [k for k in aux if not 0 <= k < text.num_layers]
     if outside:
-        raise facts.error(
-            f"aux layer {outside[0]} ({facts.sources['aux_layers'].detail}) is out of range: the target has layers "
+        raise fields.error(
+            f"aux layer {outside[0]} ({fields.sources['aux_layers'].detail}) is out of range: the target has layers "
             f"0 to {text.num_layers - 1}. {fix[:-1]}, or set draft.overrides.aux_layers."
         )
     if width != text.hidden_size:
-        raise facts.error(
+        raise fields.error(
             f"a draft for hidden size {width} ({fc.name} {list(fc.shape)} takes {len(aux)} aux states), the target's "
             f"is {text.hidden_size}. {fix}"
         )
     if values["vocab_size"] != text.vocab_size:
-        raise facts.error(
-            f"a draft for a vocabulary of {values['vocab_size']} ({facts.sources['vocab_size'].detail}), the target's "
+        raise fields.error(
+            f"a draft for a vocabulary of {values['vocab_size']} ({fields.sources['vocab_size'].detail}), the target's "
             f"is {text.vocab_size}. {fix}"
         )
     for field, name in (("embedding", "embed_tokens.weight"), ("head", "lm_head.weight")):
         if values[field] == "target" and values["hidden_size"] != text.hidden_size:
-            raise facts.error(
+            raise fields.error(
                 f"{name} is missing, and the target's has {text.hidden_size} columns where this draft's hidden size is "
                 f"{values['hidden_size']}. Use the whole checkpoint."
             )

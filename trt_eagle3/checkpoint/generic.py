@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from trt_eagle3.checkpoint.draft_facts import Facts
 from trt_eagle3.checkpoint.draft_files import DraftFiles
 from trt_eagle3.checkpoint.manifest import Source
 from trt_eagle3.checkpoint.producer import AUX_KEYS, DEFAULT_BASE, Producer, RopeReading
+from trt_eagle3.checkpoint.resolved_fields import ResolvedFields
 from trt_eagle3.checkpoint.rope_schedule import RopeConfig
 from trt_eagle3.errors import quote
 
@@ -16,7 +16,7 @@ def _evidence(files: DraftFiles) -> str:
     return f"EAGLE-3 tensors; architecture {quote(files.architecture)} is no producer's that is known"
 
 
-def _read_rope(config: RopeConfig, _: Facts) -> RopeReading:
+def _read_rope(config: RopeConfig, _: ResolvedFields) -> RopeReading:
     """sglang and vLLM go by mrope_section, not by the kind."""
     base = config.base or DEFAULT_BASE
     source = Source("config", config.where) if config.values or config.base else Source("default", "no rope key: 1e4")
@@ -28,12 +28,12 @@ def _read_rope(config: RopeConfig, _: Facts) -> RopeReading:
     return RopeReading(kind, base, source)
 
 
-def _quirks(facts: Facts) -> None:
-    facts.warn("no known producer wrote this; what its files leave open is read as most servers do. Run probe on it")
-    if facts.files.find("norm_before_residual", "flag"):
-        facts.put("residual", "normed", "config", "norm_before_residual")
-    if facts.files.find("norm_output", "flag") or facts.files.find("eagle_config.norm_output", "flag"):
-        facts.put("feedback", "post_norm", "config", "norm_output")
+def _quirks(fields: ResolvedFields) -> None:
+    fields.warn("no known producer wrote this; what its files leave open is read as most servers do. Run probe on it")
+    if fields.files.find("norm_before_residual", "flag"):
+        fields.put("residual", "normed", "config", "norm_before_residual")
+    if fields.files.find("norm_output", "flag") or fields.files.find("eagle_config.norm_output", "flag"):
+        fields.put("feedback", "post_norm", "config", "norm_output")
 
 
 GENERIC = Producer(

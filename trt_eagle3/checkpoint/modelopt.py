@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from trt_eagle3.checkpoint.draft_facts import Facts
 from trt_eagle3.checkpoint.draft_files import DraftFiles
 from trt_eagle3.checkpoint.manifest import Source
 from trt_eagle3.checkpoint.producer import DEFAULT_BASE, Producer, RopeReading
+from trt_eagle3.checkpoint.resolved_fields import ResolvedFields
 from trt_eagle3.checkpoint.rope_schedule import RopeConfig
 
 __all__ = ["MODELOPT"]
@@ -18,7 +18,7 @@ def _evidence(files: DraftFiles) -> str:
     return "LlamaForCausalLMEagle3 with layers.N tensors and no t2d" if named and "t2d" not in files.tensors else ""
 
 
-def _read_rope(config: RopeConfig, _: Facts) -> RopeReading:
+def _read_rope(config: RopeConfig, _: ResolvedFields) -> RopeReading:
     base = config.base or DEFAULT_BASE
     kind = config.kind()
     numbers = {key: value for key, value in config.values.items() if key not in {"rope_type", "type", "rope_theta"}}
@@ -34,18 +34,18 @@ def _read_rope(config: RopeConfig, _: Facts) -> RopeReading:
     return RopeReading("default" if kind == "mrope" else kind, base, source)
 
 
-def _quirks(facts: Facts) -> None:
-    if facts.files.find("eagle_config.use_last_layernorm", "flag") is False:
-        raise facts.error("eagle_config.use_last_layernorm is false: a draft without a final norm: not supported")
+def _quirks(fields: ResolvedFields) -> None:
+    if fields.files.find("eagle_config.use_last_layernorm", "flag") is False:
+        raise fields.error("eagle_config.use_last_layernorm is false: a draft without a final norm: not supported")
     keys = ("eagle_config.return_hidden_post_norm", "eagle_config.norm_output", "norm_output")
-    post = next((key for key in keys if facts.files.find(key, "flag")), None)
+    post = next((key for key in keys if fields.files.find(key, "flag")), None)
     if post:
-        facts.put("feedback", "post_norm", "config", post)
+        fields.put("feedback", "post_norm", "config", post)
     if (
-        facts.files.find("eagle_config.use_input_layernorm_in_first_layer", "flag")
-        and "first_norm" not in facts.overrides
+        fields.files.find("eagle_config.use_input_layernorm_in_first_layer", "flag")
+        and "first_norm" not in fields.overrides
     ):
-        facts.warn(
+        fields.warn(
             "first_norm: ModelOpt 0.47 trains with hidden_norm(input_layernorm(h)), earlier revisions and every server "
             "with hidden_norm(h), which is taken. For the former: draft.overrides.first_norm: double; probe can tell"
         )

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from trt_eagle3.checkpoint.draft_facts import Facts
 from trt_eagle3.checkpoint.draft_files import DraftFiles
 from trt_eagle3.checkpoint.draft_geometry import resolve_geometry
 from trt_eagle3.checkpoint.manifest import Source
+from trt_eagle3.checkpoint.resolved_fields import ResolvedFields
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.rope_schedule import RopeConfig, make_rope, read_rope_config
 from trt_eagle3.errors import UserError, clip, quote
@@ -51,12 +51,12 @@ class Producer:
             which is out(j - 1).
         positions: what a 1-D rope turns by; a 3-axis rope turns by the target's three axes.
         position_shift, mrope_shift: added to the positions of a 1-D and of a 3-axis draft.
-        quirks: what else its files say, for ``Facts``.
+        quirks: what else its files say, for ``ResolvedFields``.
     """
 
     name: str
     evidence: Callable[[DraftFiles], str]
-    read_rope: Callable[[RopeConfig, Facts], RopeReading]
+    read_rope: Callable[[RopeConfig, ResolvedFields], RopeReading]
     aux_keys: tuple[str, ...]
     aux_ids: Literal["out", "state"]
     aux_pre_deepstack: bool
@@ -64,109 +64,109 @@ class Producer:
     positions: Literal["temporal", "linear"] = "temporal"
     position_shift: int = 0
     mrope_shift: int = 0
-    quirks: Callable[[Facts], None] = lambda _: None
+    quirks: Callable[[ResolvedFields], None] = lambda _: None
 
 
-def resolve(producer: Producer, facts: Facts) -> None:
+def resolve(producer: Producer, fields: ResolvedFields) -> None:
     """Put every field of the manifest but its tensors."""
-    facts.put("producer", producer.name, "config", producer.evidence(facts.files) or "no producer's evidence")
-    resolve_geometry(facts, _geometry_at(facts))
-    _aux_layers(producer, facts)
-    producer.quirks(facts)
+    fields.put("producer", producer.name, "config", producer.evidence(fields.files) or "no producer's evidence")
+    resolve_geometry(fields, _geometry_at(fields))
+    _aux_layers(producer, fields)
+    producer.quirks(fields)
     rule = f"{producer.name}'s training code"
-    facts.put("aux_pre_deepstack", producer.aux_pre_deepstack, "convention", rule)
+    fields.put("aux_pre_deepstack", producer.aux_pre_deepstack, "convention", rule)
     for field, value in {"residual": "hidden", "first_norm": "single", "feedback": "pre_norm"}.items():
-        facts.put(field, value, "convention", rule)
-    _image_rows(producer, facts)
-    facts.put("image_rows_rotated", True, "convention", "rows move with the token ids")
-    rope = _rope(producer, facts)
+        fields.put(field, value, "convention", rule)
+    _image_rows(producer, fields)
+    fields.put("image_rows_rotated", True, "convention", "rows move with the token ids")
+    rope = _rope(producer, fields)
     one_d = rope.layout == "1d"
-    facts.put("positions", producer.positions if one_d else "3d", "convention", rule)
-    facts.put("position_shift", producer.position_shift if one_d else producer.mrope_shift, "convention", rule)
+    fields.put("positions", producer.positions if one_d else "3d", "convention", rule)
+    fields.put("position_shift", producer.position_shift if one_d else producer.mrope_shift, "convention", rule)
 
 
-def _geometry_at(facts: Facts) -> str:
+def _geometry_at(fields: ResolvedFields) -> str:
     """The config section with the decoder layer's geometry, whoever the producer is; empty = the top."""
     section = "transformer_layer_config"
-    return section if facts.files.find(section, "object") else ""
+    return section if fields.files.find(section, "object") else ""
 
 
-def _aux_layers(producer: Producer, facts: Facts) -> None:
+def _aux_layers(producer: Producer, fields: ResolvedFields) -> None:
     """Ids in the file's convention become out(k); left out, the three that all producers default to."""
-    num_target_layers = facts.target.text.num_layers if facts.target else None
-    found = facts.agree("aux_layers", {key: _ids(facts, key) for key in producer.aux_keys})
-    if "aux_layers" not in facts.values and found:
+    num_target_layers = fields.target.text.num_layers if fields.target else None
+    found = fields.agree("aux_layers", {key: _ids(fields, key) for key in producer.aux_keys})
+    if "aux_layers" not in fields.values and found:
         ids, key = found
         meaning, why = _id_meaning(producer, ids, num_target_layers)
         if why:
-            facts.warn(f"{key} {quote(list(ids))}: {why}; check with probe, or set draft.overrides.aux_layers")
+            fields.warn(f"{key} {quote(list(ids))}: {why}; check with probe, or set draft.overrides.aux_layers")
         if list(ids) != sorted(ids):
-            facts.warn(f"{key} {quote(list(ids))} is not ascending; every server captures in layer order")
+            fields.warn(f"{key} {quote(list(ids))} is not ascending; every server captures in layer order")
         offset = 1 if meaning == "state" else 0
         detail = f"{key} {quote(list(ids))}, {'states after j layers' if offset else 'out(k) ids'}"
         if min(ids) < offset:
-            raise facts.error(
+            raise fields.error(
                 f"aux layer -1 ({detail}) is out of range: state 0 is the embedding, not a layer's output. "
                 "Set draft.overrides.aux_layers."
             )
-        facts.put("aux_layers", tuple(sorted(i - offset for i in ids)), "config", detail)
-    elif "aux_layers" not in facts.values:
+        fields.put("aux_layers", tuple(sorted(i - offset for i in ids)), "config", detail)
+    elif "aux_layers" not in fields.values:
         n = num_target_layers
         if n is None:
-            raise facts.error(
+            raise fields.error(
                 "aux layers: no config key names them. Name the target, or set draft.overrides.aux_layers."
             )
-        facts.put("aux_layers", (1, n // 2 - 1, n - 4), "convention", "no config key: every trainer's default out(k)")
-    count, fc = len(facts.values["aux_layers"]), facts.files.tensors["fc.weight"]
+        fields.put("aux_layers", (1, n // 2 - 1, n - 4), "convention", "no config key: every trainer's default out(k)")
+    count, fc = len(fields.values["aux_layers"]), fields.files.tensors["fc.weight"]
     if not count or fc.shape[1] % count:
-        raise facts.error(
+        raise fields.error(
             f"fc.weight {list(fc.shape)} does not take {count} aux states of equal width "
-            f"(aux layers {quote(list(facts.values['aux_layers']))}). Set draft.overrides.aux_layers."
+            f"(aux layers {quote(list(fields.values['aux_layers']))}). Set draft.overrides.aux_layers."
         )
-    claimed = facts.files.find("num_aux_hidden_states", "whole")
-    if claimed not in {None, count} and facts.sources["aux_layers"].kind != "override":
-        raise facts.error(
+    claimed = fields.files.find("num_aux_hidden_states", "whole")
+    if claimed not in {None, count} and fields.sources["aux_layers"].kind != "override":
+        raise fields.error(
             f"num_aux_hidden_states: {claimed} in config.json, {count} aux layers. Set draft.overrides.aux_layers."
         )
-    _warn_of_unread_ids(producer, facts)
+    _warn_of_unread_ids(producer, fields)
     width = fc.shape[1] // count
-    facts.agree(
-        "target_hidden_size", {fc.name: width, "target_hidden_size": facts.files.find("target_hidden_size", "whole")}
+    fields.agree(
+        "target_hidden_size", {fc.name: width, "target_hidden_size": fields.files.find("target_hidden_size", "whole")}
     )
-    facts.put("target_hidden_size", width, "tensor", f"{fc.name} {list(fc.shape)} / {count} aux states")
+    fields.put("target_hidden_size", width, "tensor", f"{fc.name} {list(fc.shape)} / {count} aux states")
 
 
-def _warn_of_unread_ids(producer: Producer, facts: Facts) -> None:
+def _warn_of_unread_ids(producer: Producer, fields: ResolvedFields) -> None:
     """A server may go by a key that this producer's code does not read."""
-    taken = facts.values["aux_layers"]
+    taken = fields.values["aux_layers"]
     for key in AUX_KEYS:
-        ids = None if key in producer.aux_keys else _ids(facts, key)
-        if ids and ids != taken and facts.sources["aux_layers"].kind != "override":
-            facts.warn(
+        ids = None if key in producer.aux_keys else _ids(fields, key)
+        if ids and ids != taken and fields.sources["aux_layers"].kind != "override":
+            fields.warn(
                 f"{key} {quote(list(ids))}: {producer.name}'s code does not read it; aux layers {quote(list(taken))} "
                 "are taken. Check with probe, or set draft.overrides.aux_layers"
             )
 
 
-def _image_rows(producer: Producer, facts: Facts) -> None:
+def _image_rows(producer: Producer, fields: ResolvedFields) -> None:
     """Vision rows are as wide as the target, so a draft of another width cannot take them."""
-    rule, same = f"{producer.name}'s training code", facts.values["hidden_size"] == facts.values["target_hidden_size"]
+    rule, same = f"{producer.name}'s training code", fields.values["hidden_size"] == fields.values["target_hidden_size"]
     if not same:
         rule = "vision rows have the target's width, which is not the draft's"
-    facts.put("image_rows", producer.image_rows if same else "pad", "convention", rule)
-    if facts.values["image_rows"] == "vision" and not same:
-        raise facts.error(
-            f"image_rows: vision rows are {facts.values['target_hidden_size']} wide, the draft's embedding is "
-            f"{facts.values['hidden_size']}. Set draft.overrides.image_rows: pad."
+    fields.put("image_rows", producer.image_rows if same else "pad", "convention", rule)
+    if fields.values["image_rows"] == "vision" and not same:
+        raise fields.error(
+            f"image_rows: vision rows are {fields.values['target_hidden_size']} wide, the draft's embedding is "
+            f"{fields.values['hidden_size']}. Set draft.overrides.image_rows: pad."
         )
 
 
-def _ids(facts: Facts, key: str) -> tuple[int, ...] | None:
-    ids = facts.files.find(key, "wholes")
+def _ids(fields: ResolvedFields, key: str) -> tuple[int, ...] | None:
+    ids = fields.files.find(key, "wholes")
     if not ids:
         return None
     if len(set(ids)) != len(ids):
-        raise facts.error(f"config.json {key}: {quote(ids)} names a layer twice. Set draft.overrides.aux_layers.")
+        raise fields.error(f"config.json {key}: {quote(ids)} names a layer twice. Set draft.overrides.aux_layers.")
     return tuple(ids)
 
 
@@ -179,59 +179,61 @@ def _id_meaning(producer: Producer, ids: tuple[int, ...], n: int | None) -> tupl
     return producer.aux_ids, ""
 
 
-def _rope(producer: Producer, facts: Facts) -> RopeSpec:
-    override: Mapping[str, Any] = facts.overrides.get("rope", {})
-    config = _rope_config(override, facts)
-    reading = producer.read_rope(config, facts)
+def _rope(producer: Producer, fields: ResolvedFields) -> RopeSpec:
+    override: Mapping[str, Any] = fields.overrides.get("rope", {})
+    config = _rope_config(override, fields)
+    interpretation = producer.read_rope(config, fields)
     try:
-        rope = _rope_of(reading, config, override, facts)
+        rope = _rope_of(interpretation, config, override, fields)
     except UserError as error:
-        place = f"draft.overrides.rope over {facts.files.config_file}" if override else facts.files.config_file
+        place = f"draft.overrides.rope over {fields.files.config_file}" if override else fields.files.config_file
         raise UserError(f"{place}: {error}") from error
-    _refuse_unused(override, rope, facts)
-    source = Source("override", "draft.overrides.rope") if override else reading.source
-    facts.put("rope", rope, source.kind, source.detail)
-    if reading.warning and not override:
-        facts.warn(reading.warning)
+    _refuse_unused(override, rope, fields)
+    source = Source("override", "draft.overrides.rope") if override else interpretation.source
+    fields.put("rope", rope, source.kind, source.detail)
+    if interpretation.warning and not override:
+        fields.warn(interpretation.warning)
     if rope.kind == "dynamic":
-        facts.warn("rope_type dynamic: its stretching past max_position_embeddings is not followed")
+        fields.warn("rope_type dynamic: its stretching past max_position_embeddings is not followed")
     return rope
 
 
-def _rope_config(override: Mapping[str, Any], facts: Facts) -> RopeConfig:
-    where = _geometry_at(facts)
-    section = facts.files.find(where, "object") if where else facts.files.config
+def _rope_config(override: Mapping[str, Any], fields: ResolvedFields) -> RopeConfig:
+    where = _geometry_at(fields)
+    section = fields.files.find(where, "object") if where else fields.files.config
     if {"layout", "kind", "base"} <= override.keys():
-        return RopeConfig({}, None, "", facts.files.config_file)
-    config = read_rope_config(section or {}, facts.files.config_file, _ROPE_FIX)
+        return RopeConfig({}, None, "", fields.files.config_file)
+    config = read_rope_config(section or {}, fields.files.config_file, _ROPE_FIX)
     if override.get("kind", config.kind()) == config.kind():
         return config
     return replace(config, values={key: config.values[key] for key in _OF_ANY_KIND if key in config.values})
 
 
-def _rope_of(reading: RopeReading, config: RopeConfig, override: Mapping[str, Any], facts: Facts) -> RopeSpec:
-    layout = override.get("layout", reading.layout)
-    sections = override.get("sections", reading.sections) or config.sections
-    if layout != "1d" and not sections and facts.target is not None:
-        sections = facts.target.text.rope.sections
+def _rope_of(
+    interpretation: RopeReading, config: RopeConfig, override: Mapping[str, Any], fields: ResolvedFields
+) -> RopeSpec:
+    layout = override.get("layout", interpretation.layout)
+    sections = override.get("sections", interpretation.sections) or config.sections
+    if layout != "1d" and not sections and fields.target is not None:
+        sections = fields.target.text.rope.sections
     return make_rope(
-        override.get("kind", reading.kind),
-        override.get("base", reading.base),
-        facts.values["head_dim"],
+        override.get("kind", interpretation.kind),
+        override.get("base", interpretation.base),
+        fields.values["head_dim"],
         layout=layout,
         sections=() if layout == "1d" else sections,
         parameters={**config.values, **override},
-        max_positions=facts.values["max_position_embeddings"],
+        max_positions=fields.values["max_position_embeddings"],
     )
 
 
-def _refuse_unused(override: Mapping[str, Any], rope: RopeSpec, facts: Facts) -> None:
+def _refuse_unused(override: Mapping[str, Any], rope: RopeSpec, fields: ResolvedFields) -> None:
     """An override without effect is a mistake."""
     if override.get("sections") and rope.layout == "1d":
-        raise facts.error("draft.overrides.rope.sections: a 1d layout has none. Set rope.layout too, or leave it out.")
+        raise fields.error("draft.overrides.rope.sections: a 1d layout has none. Set rope.layout too, or leave it out.")
     unused = sorted(override.keys() - {"layout", "sections", "kind", "base"} - rope.parameters.keys())
     if unused:
-        raise facts.error(
+        raise fields.error(
             f"draft.overrides.rope.{clip(unused[0])}: rope_type {rope.kind} has no such number. Set rope.kind too, or "
             "leave it out."
         )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from trt_eagle3.checkpoint.draft_facts import Facts
 from trt_eagle3.checkpoint.draft_files import DraftFiles
 from trt_eagle3.checkpoint.manifest import Source
 from trt_eagle3.checkpoint.producer import DEFAULT_BASE, Producer, RopeReading
+from trt_eagle3.checkpoint.resolved_fields import ResolvedFields
 from trt_eagle3.checkpoint.rope_schedule import RopeConfig
 
 __all__ = ["SAFEAILAB"]
@@ -16,7 +16,7 @@ def _evidence(files: DraftFiles) -> str:
     return "LlamaForCausalLM with midlayer tensors" if plain else ""
 
 
-def _read_rope(config: RopeConfig, _: Facts) -> RopeReading:
+def _read_rope(config: RopeConfig, _: ResolvedFields) -> RopeReading:
     kind = config.kind("type", "rope_type")
     if kind in {"linear", "dynamic"}:
         return RopeReading(kind, DEFAULT_BASE, Source("convention", "scaled ropes of cnets.py have base 1e4"))

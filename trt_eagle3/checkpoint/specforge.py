@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from trt_eagle3.checkpoint.draft_facts import Facts
 from trt_eagle3.checkpoint.draft_files import DraftFiles
 from trt_eagle3.checkpoint.manifest import Source
 from trt_eagle3.checkpoint.producer import DEFAULT_BASE, Producer, RopeReading
+from trt_eagle3.checkpoint.resolved_fields import ResolvedFields
 from trt_eagle3.checkpoint.rope_schedule import RopeConfig
 
 __all__ = ["SPECFORGE"]
@@ -19,7 +19,7 @@ def _evidence(files: DraftFiles) -> str:
     return "LlamaForCausalLMEagle3 with t2d" if "t2d" in files.tensors else ""
 
 
-def _read_rope(config: RopeConfig, facts: Facts) -> RopeReading:
+def _read_rope(config: RopeConfig, fields: ResolvedFields) -> RopeReading:
     base = config.base or DEFAULT_BASE
     source = Source("config", config.where) if config.values or config.base else Source("default", "no rope key")
     if config.interleaved:
@@ -37,7 +37,7 @@ def _read_rope(config: RopeConfig, facts: Facts) -> RopeReading:
     kind = config.kind()
     if kind == "mrope":
         if not config.sections:
-            raise facts.error(
+            raise fields.error(
                 "config.json rope_type mrope: mrope_section is missing. Set draft.overrides.rope.sections."
             )
         return RopeReading("default", base, source, "chunked", config.sections)
@@ -47,18 +47,18 @@ def _read_rope(config: RopeConfig, facts: Facts) -> RopeReading:
     return RopeReading(kind, base, source, warning=warning)
 
 
-def _quirks(facts: Facts) -> None:
-    norm_output = facts.files.find("norm_output", "flag")
+def _quirks(fields: ResolvedFields) -> None:
+    norm_output = fields.files.find("norm_output", "flag")
     if norm_output:
-        facts.warn(
+        fields.warn(
             "norm_output is true, yet SpecForge trains with the features before the norm; feedback stays pre_norm"
         )
-    elif norm_output is False and "feedback" not in facts.overrides:
-        raise facts.error(
+    elif norm_output is False and "feedback" not in fields.overrides:
+        raise fields.error(
             "norm_output is false: in SpecForge that means logits without the final norm, which is not supported. If "
             "it came from a server's config instead, set draft.overrides.feedback: pre_norm."
         )
-    facts.put("feedback", "pre_norm", "convention", "SpecForge feeds the features before the norm")
+    fields.put("feedback", "pre_norm", "convention", "SpecForge feeds the features before the norm")
 
 
 SPECFORGE = Producer(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from trt_eagle3.checkpoint.draft_facts import Facts
 from trt_eagle3.checkpoint.draft_files import DraftFiles
 from trt_eagle3.checkpoint.manifest import Source
 from trt_eagle3.checkpoint.producer import DEFAULT_BASE, Producer, RopeReading
+from trt_eagle3.checkpoint.resolved_fields import ResolvedFields
 from trt_eagle3.checkpoint.rope_schedule import RopeConfig
 
 __all__ = ["SPECULATORS"]
@@ -20,7 +20,7 @@ def _evidence(files: DraftFiles) -> str:
     return f"architecture {files.architecture}" if files.architecture in _ARCHITECTURES else ""
 
 
-def _read_rope(config: RopeConfig, _: Facts) -> RopeReading:
+def _read_rope(config: RopeConfig, _: ResolvedFields) -> RopeReading:
     warning = ""
     if config.sections:
         warning = "rope: mrope_section is ignored, as in speculators' training, which has 1-D positions only"
@@ -29,14 +29,14 @@ def _read_rope(config: RopeConfig, _: Facts) -> RopeReading:
     return RopeReading(kind, config.base or DEFAULT_BASE, source, warning=warning)
 
 
-def _quirks(facts: Facts) -> None:
-    normed = facts.files.find("norm_before_residual", "flag")
+def _quirks(fields: ResolvedFields) -> None:
+    normed = fields.files.find("norm_before_residual", "flag")
     if normed is not None:
-        facts.put("residual", "normed" if normed else "hidden", "config", "norm_before_residual")
-    facts.put("residual", "normed", "convention", "norm_before_residual is absent: vLLM takes true")
-    post = facts.files.find("norm_output", "flag")
+        fields.put("residual", "normed" if normed else "hidden", "config", "norm_before_residual")
+    fields.put("residual", "normed", "convention", "norm_before_residual is absent: vLLM takes true")
+    post = fields.files.find("norm_output", "flag")
     detail = "norm_output" if post is not None else "norm_output is absent"
-    facts.put("feedback", "post_norm" if post else "pre_norm", "config" if post is not None else "default", detail)
+    fields.put("feedback", "post_norm" if post else "pre_norm", "config" if post is not None else "default", detail)
 
 
 SPECULATORS = Producer(

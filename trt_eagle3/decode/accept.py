@@ -1,4 +1,4 @@
-"""Acceptance: which of the drafted tokens the target would have said itself. Greedy is the case of certainty."""
+"""Acceptance: which of the drafted tokens the target accepts. Greedy is the case of certainty."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def accept(
 ) -> Accepted:
     """Walk from the root: of a node's children, in order, the first that its chance lets pass; then a bonus token.
 
-    A rejected sibling's mass is gone: the next one's chance is its share of what is left. So each token is said with
+    A rejected sibling's mass is gone: the next one's chance is its share of what is left. So each token is emitted with
     exactly the target's probability, whatever was drafted (``sampling``).
 
     Args:
         tokens: [T] at the nodes; siblings differ. parents: [T], the root's is -1.
         probs: [T] the target's probability of a node's token after its parent.
-        bonus: [T] the token to say where the walk ends.
+        bonus: [T] the token to emit where the walk ends.
         uniform: the next random number in [0, 1); asked only where chance decides.
     """
     children: dict[int, list[int]] = {}

@@ -27,10 +27,10 @@ from trt_eagle3.decode.propose import (
     put_draft_visual,
     tree_proposal,
 )
-from trt_eagle3.decode.runner import Place, TargetRunner, all_rows, causal_mask
+from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, all_rows, causal_mask
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import Tree
-from trt_eagle3.decode.verify import judge
+from trt_eagle3.decode.verify import verify_tree
 from trt_eagle3.errors import EngineFailedError
 
 __all__ = ["AnyTree", "Decoder", "Drafting", "no_numbers"]
@@ -94,10 +94,10 @@ class Decoder:
             yield tuple(sequence.tokens)
             while sequence.num_tokens < self.max_seq_len:
                 sequence.pages.reserve(self.rows_wanted(sequence, tree))
-                said = self.cycle([sequence], tree)[0].tokens
-                if not said:
+                output_ids = self.cycle([sequence], tree)[0].tokens
+                if not output_ids:
                     raise no_numbers()
-                yield said
+                yield output_ids
         finally:
             sequence.release()
 
@@ -110,22 +110,22 @@ class Decoder:
         positions = [s.prompt.positions(s.length, s.length + count) for s, count in chunks]
         ids = _padded([s.ids(s.length, s.length + count) for s, count in chunks], max(counts))
         embeds = self._target.embedding.lookup(ids)
-        place = _causal_place(sequences, [s.length for s in sequences], counts, positions, embeds)
+        metadata = _causal_place(sequences, [s.length for s in sequences], counts, positions, embeds)
         deepstack = None
         if any(s.prompt.has_visual(s.length, count) for s, count in chunks):
             deepstack = embeds.new_zeros(self._target.num_deepstack, *embeds.shape)
             for i, s in enumerate(sequences):
                 s.prompt.put_visual(embeds[i], s.length)
                 s.prompt.put_deepstack(deepstack[:, i], s.length)
-        logits, aux = self._target.forward(embeds, place, torch.tensor(counts)[:, None] - 1, deepstack)
-        self._say_first(chunks, logits[:, 0])
+        logits, aux = self._target.forward(embeds, metadata, torch.tensor(counts)[:, None] - 1, deepstack)
+        self._sample_first_token(chunks, logits[:, 0])
         if aux is not None:
             self._draft_prompt(sequences, counts, aux)
         for sequence, count in chunks:
             sequence.length += count
 
     def cycle(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> list[Accepted]:
-        """One target pass over a tree of each sequence; those that cannot take ``tree`` say one token.
+        """One target forward over a tree of each sequence; those that cannot take ``tree`` emit one token.
 
         A sequence whose logits are no numbers says nothing, and cannot go on.
         """
@@ -137,30 +137,30 @@ class Decoder:
         num_nodes = proposal.tokens.shape[1]
         counts = [num_nodes if i in speculating else 1 for i in range(len(sequences))]
         logits, aux = self._verify(sequences, proposal, counts)
-        found = judge(sequences, proposal, logits, counts)
+        found = verify_tree(sequences, proposal, logits, counts)
         self._compact(sequences, found)
         if aux is not None and tree is not None:
             self._extend(sequences, found, aux, num_nodes)
         elif aux is not None:
             self._defer(sequences, aux)
         for sequence, accepted in zip(sequences, found, strict=True):
-            sequence.say(accepted.tokens)
+            sequence.append_tokens(accepted.tokens)
             sequence.length += len(accepted.tokens)
         return found
 
-    def _say_first(self, chunks: Sequence[tuple[SequenceState, int]], logits: Tensor) -> None:
+    def _sample_first_token(self, chunks: Sequence[tuple[SequenceState, int]], logits: Tensor) -> None:
         """The first token of the sequences whose prompt ends here, from ``logits [B, V]``."""
         ends = [i for i, (s, count) in enumerate(chunks) if not s.tokens and s.length + count == s.num_prefill]
         if ends:
             firsts = torch.stack([chunks[i][0].sampler.first(logits[i]) for i in ends])
-            said = firsts.masked_fill(~logits[ends].amax(dim=1).isfinite(), -1).tolist()
-            for i, token in zip(ends, said, strict=True):
-                chunks[i][0].say((token,) if token >= 0 else ())
+            output_ids = firsts.masked_fill(~logits[ends].amax(dim=1).isfinite(), -1).tolist()
+            for i, token in zip(ends, output_ids, strict=True):
+                chunks[i][0].append_tokens((token,) if token >= 0 else ())
 
     def _draft_prompt(self, sequences: Sequence[SequenceState], counts: Sequence[int], aux: Tensor) -> None:
         """Give the draft these rows: features of every row, tokens one ahead.
 
-        A chunk's last row needs the next chunk's first token, and the prompt's the answer's first, said by now.
+        A chunk's last row needs the next chunk's first token, and the prompt's the answer's first, sampled by now.
         """
         rows = [i for i, s in enumerate(sequences) if s.drafting]
         if self._drafting is None or not rows:
@@ -195,7 +195,7 @@ class Decoder:
         """Logits f32 [B, T, V] and aux hidden states [B, T, k * H] of the nodes."""
         position = torch.tensor([s.length + s.prompt.rope_delta for s in sequences])[:, None]
         positions = proposal.depths + position.to(proposal.depths.device, non_blocking=True)
-        place = Place(
+        metadata = AttentionMetadata(
             past=[s.length for s in sequences],
             counts=counts,
             pages=page_table(
@@ -205,7 +205,7 @@ class Decoder:
             positions=positions.int().expand(3, -1, -1),
         )
         rows = all_rows(*proposal.tokens.shape)
-        return self._target.forward(self._target.embedding.lookup(proposal.tokens), place, rows)
+        return self._target.forward(self._target.embedding.lookup(proposal.tokens), metadata, rows)
 
     def _compact(self, sequences: Sequence[SequenceState], found: Sequence[Accepted]) -> None:
         """Move the accepted paths' rows to the front of their trees, in the target's cache."""
@@ -261,13 +261,13 @@ class Decoder:
         for s, count in zip(sequences, counts, strict=True):
             of_target = s.prompt.positions(s.draft_length, s.draft_length + count + 1)
             positions.append(draft_positions(manifest, s.draft_length, of_target[:, :-1], of_target[:, -1]))
-        place = _causal_place(sequences, [s.draft_length for s in sequences], counts, positions, embeds)
-        for s, state in zip(sequences, proposer.extend(place, embeds, proposer.runner.fuse(aux)), strict=True):
+        metadata = _causal_place(sequences, [s.draft_length for s in sequences], counts, positions, embeds)
+        for s, state in zip(sequences, proposer.extend(metadata, embeds, proposer.runner.fuse(aux)), strict=True):
             s.draft, s.draft_length = state, state.length
 
 
 def no_numbers() -> EngineFailedError:
-    """What to say of a sequence whose logits are no numbers."""
+    """The error of a sequence whose logits are not finite."""
     return EngineFailedError(
         "the target's logits are not finite numbers: its activations overflowed. Of a float16 build, set "
         "engine.residual: float32 or engine.dtype: bfloat16; otherwise: trt-eagle3 validate BUNDLE"
@@ -306,14 +306,14 @@ def _causal_place(
     counts: Sequence[int],
     positions: Sequence[Tensor],
     embeds: Tensor,
-) -> Place:
+) -> AttentionMetadata:
     """Rows ``[start, start + count)`` of each sequence, each seeing all before; ``positions`` int32 [B][3, count].
 
     ``embeds`` [B, S, H] are the rows, padded.
     """
     width = embeds.shape[1]
     padded = [functional.pad(p, (0, width - p.shape[1])) for p in positions]
-    return Place(
+    return AttentionMetadata(
         past=starts,
         counts=counts,
         pages=page_table([s.pages for s in sequences], [n + m for n, m in zip(starts, counts, strict=True)]),

@@ -202,7 +202,7 @@ class Engine:
             position_ids=inputs.position_ids,
             rope_delta=inputs.rope_delta,
             visual_rows=inputs.visual_rows,
-            see=lambda: engine._see(inputs),
+            encode_images=lambda: engine._encode_images(inputs),
             media=media,
         )
 
@@ -213,7 +213,7 @@ class Engine:
         return SequenceState(prompt, self._pages, self.spec.text.vocab_size, sampling, drafting)
 
     def decode(self, prompt: Prompt, *, speculation: bool = True) -> Generator[tuple[int, ...]]:
-        """Tokens of each target pass over one prompt alone (``Decoder.run``); not while requests are in flight."""
+        """Tokens of each target forward over one prompt alone (``Decoder.run``); not while requests are in flight."""
         tree = self._plan.tree_for(1) if speculation and self.manifest else None
         sequence = self.sequence(prompt)
         sequence.drafting = tree is not None
@@ -236,7 +236,7 @@ class Engine:
         sequence = self.sequence(self.encode(self._model_inputs(request, caller)), request)
         return sequence, Output(request, self.processor.stream_decoder(), self.spec.eos_token_ids)
 
-    def _see(self, inputs: ModelInputs) -> Vision:
+    def _encode_images(self, inputs: ModelInputs) -> Vision:
         hidden = self.spec.text.hidden_size
         if not inputs.visuals:
             none = torch.zeros(0, hidden, dtype=self.dtype, device=self.device)
@@ -287,11 +287,11 @@ class Engine:
                 "Rebuild: trt-eagle3 build"
             ) from error
 
-    def open_graph(self, graph: str, taps: Sequence[str] = ()) -> Session:
-        """A new session of ``target``, ``vision``, ``fuse`` or ``draft``; ``taps`` as for ``open_session``."""
+    def open_graph(self, graph: str, intermediates: Sequence[str] = ()) -> Session:
+        """A new session of ``target``, ``vision``, ``fuse`` or ``draft``; ``intermediates`` as for ``open_session``."""
         model = self.path / graph / "model.onnx"
         with unreplaced(self.path, self.record):
-            return open_session(self.record.engine.backend, model, self._root, taps, self.device)
+            return open_session(self.record.engine.backend, model, self._root, intermediates, self.device)
 
     def decoder_over(self, target: Session, drafting: Drafting | None = None) -> Decoder:
         """A decoder whose target is ``target``, a session of that graph, over a cache of its own."""

@@ -93,7 +93,7 @@ class PagePool:
         self.share([page])
         self._kept.add(page)
 
-    def let_go(self, page: int) -> None:
+    def release(self, page: int) -> None:
         """No longer keep a page."""
         self._kept.remove(page)
         self._idle.pop(page, None)

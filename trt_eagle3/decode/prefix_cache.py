@@ -103,4 +103,4 @@ class PrefixCache:
 
     def _forget(self, page: int) -> None:
         del self._pages[self._keys.pop(page)]
-        self._pool.let_go(page)
+        self._pool.release(page)

@@ -30,7 +30,7 @@ class Prompt:
     Attributes:
         token_ids: int64 [P]. position_ids: int32 [3, P]. visual_rows: bool [P].
         rope_delta: what a row's index lacks to its rope position after the prompt.
-        see: runs the vision tower; not asked where all visual rows are in reused pages.
+        encode_images: runs the vision tower; not called where all visual rows are in reused pages.
         media: what stands at the visual rows: a digest of each image or video, in order, with its number of rows.
     """
 
@@ -38,15 +38,15 @@ class Prompt:
     position_ids: Tensor
     rope_delta: int
     visual_rows: Tensor
-    see: Callable[[], Vision]
+    encode_images: Callable[[], Vision]
     media: tuple[tuple[bytes, int], ...] = ()
 
     @cached_property
     def vision(self) -> Vision:
         """Visual embeddings and deepstack levels."""
-        return self.see()
+        return self.encode_images()
 
-    def forget_vision(self) -> None:
+    def release_vision_embeddings(self) -> None:
         """Free what the vision tower made: once the prompt is in the cache, only who computes it again wants it."""
         vars(self).pop("vision", None)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode.dynamic_tree import Candidates, DynamicTree, ancestors
 from trt_eagle3.decode.prompt import Prompt
-from trt_eagle3.decode.runner import DraftRunner, Place, all_rows
+from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, all_rows
 from trt_eagle3.decode.tree import Tree
 
 __all__ = [
@@ -120,18 +120,18 @@ class Proposer:
     def __init__(self, runner: DraftRunner) -> None:
         self.runner = runner
 
-    def extend(self, place: Place, embeds: Tensor, features: Tensor) -> list[DraftState]:
+    def extend(self, metadata: AttentionMetadata, embeds: Tensor, features: Tensor) -> list[DraftState]:
         """Commit rows with true features; each sequence's last one seeds its next proposals.
 
         Args:
             embeds: [B, S, Hd] of the tokens one ahead. features: [B, S, Hd] from ``fuse``.
         """
-        last = torch.tensor(place.counts)[:, None] - 1
-        logits, out = self.runner.forward(embeds, features, place, last)
+        last = torch.tensor(metadata.counts)[:, None] - 1
+        logits, out = self.runner.forward(embeds, features, metadata, last)
         # copies: the next run of the same shapes may overwrite a session's outputs
         return [
             DraftState(past + count, logits[i, 0].clone(), out[i, count - 1].clone())
-            for i, (past, count) in enumerate(zip(place.past, place.counts, strict=True))
+            for i, (past, count) in enumerate(zip(metadata.past, metadata.counts, strict=True))
         ]
 
     def propose(self, tree: Tree | DynamicTree, drafters: Drafters) -> Proposal:
@@ -180,14 +180,14 @@ class Proposer:
         """Run ``tokens [B, m]`` at ``depth`` from ``fed`` features; logits f32 [B, m, Vd] and features [B, m, Hd]."""
         batch, count = tokens.shape
         positions = drafters.first_positions + depth
-        place = Place(
+        metadata = AttentionMetadata(
             past=[state.length + num_shared for state in drafters.states],
             counts=[count] * batch,
             pages=drafters.pages,
             mask=mask,
             positions=positions.expand(3, batch, count),
         )
-        return self.runner.forward(self.runner.embedding.lookup(tokens), fed, place, all_rows(batch, count))
+        return self.runner.forward(self.runner.embedding.lookup(tokens), fed, metadata, all_rows(batch, count))
 
     def _children(self, logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:
         """Target ids and log-probabilities [B, n, k] of the best tokens after each row of ``logits [B, n, Vd]``."""

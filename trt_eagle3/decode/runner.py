@@ -19,11 +19,11 @@ from trt_eagle3.engine.cuda_graph import patch_bucket
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import Session
 
-__all__ = ["DraftRunner", "Place", "TargetRunner", "VisionRunner", "all_rows", "causal_mask"]
+__all__ = ["DraftRunner", "AttentionMetadata", "TargetRunner", "VisionRunner", "all_rows", "causal_mask"]
 
 
 @dataclass(frozen=True)
-class Place:
+class AttentionMetadata:
     """Where new tokens stand. Slot and rope position are separate, always.
 
     Attributes:
@@ -41,7 +41,7 @@ class Place:
     positions: Tensor
 
     @classmethod
-    def single(cls, past: int, pages: Tensor, mask: Tensor, positions: Tensor) -> Place:
+    def single(cls, past: int, pages: Tensor, mask: Tensor, positions: Tensor) -> AttentionMetadata:
         """One sequence without padding: ``pages`` int32 [1, P], ``mask`` bool [S, M], ``positions`` int32 [3, S]."""
         return cls([past], [mask.shape[0]], pages, mask[None], positions[:, None])
 
@@ -85,7 +85,7 @@ class TargetRunner:
             session.bind(name, buffer)
 
     def forward(
-        self, embeds: Tensor, place: Place, logit_rows: Tensor, deepstack: Tensor | None = None
+        self, embeds: Tensor, metadata: AttentionMetadata, logit_rows: Tensor, deepstack: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None]:
         """Run ``embeds [B, S, H]``: logits f32 [B, R, V] and aux hidden states [B, S, k * H] (None without a draft).
 
@@ -94,7 +94,7 @@ class TargetRunner:
         if deepstack is None:
             deepstack = embeds.new_zeros(self.num_deepstack, *embeds.shape)
         outputs = self._session.run(
-            {"inputs_embeds": embeds, "deepstack_embeds": deepstack, **place.inputs(logit_rows)}
+            {"inputs_embeds": embeds, "deepstack_embeds": deepstack, **metadata.inputs(logit_rows)}
         )
         return outputs["logits"], outputs.get("aux_hidden_states")
 
@@ -118,9 +118,11 @@ class DraftRunner:
         features = self._fuse.run({"aux_hidden_states": aux_hidden_states.flatten(0, -2)})["features"]
         return features.view(*aux_hidden_states.shape[:-1], -1)
 
-    def forward(self, embeds: Tensor, features: Tensor, place: Place, logit_rows: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, embeds: Tensor, features: Tensor, metadata: AttentionMetadata, logit_rows: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Run ``embeds`` and ``features [B, S, Hd]``; logits f32 [B, R, Vd] and the next features [B, S, Hd]."""
-        outputs = self._draft.run({"inputs_embeds": embeds, "features": features, **place.inputs(logit_rows)})
+        outputs = self._draft.run({"inputs_embeds": embeds, "features": features, **metadata.inputs(logit_rows)})
         return outputs["logits"], outputs["features_out"]
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:

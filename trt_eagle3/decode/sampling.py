@@ -1,4 +1,4 @@
-"""Sampling: from the target's logits to what it would say, at every node of a tree at once.
+"""Sampling: accept probabilities and bonus tokens from the target's logits, at every node of a tree at once.
 
 A drafted token is a point mass, so a child is accepted with the target's probability of it; once it is rejected its
 mass is taken out and the rest renormalised for the next sibling (SpecInfer, arXiv 2305.09781, section 4.3, with a
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from trt_eagle3.errors import UserError
 
-__all__ = ["GREEDY", "Sampler", "Sampling", "Verdict", "target_probs", "verdicts"]
+__all__ = ["GREEDY", "Sampler", "Sampling", "VerifyResult", "target_probs", "verify_results"]
 
 _FEW = 1024  # of a vocabulary; seldom too few for top_p, and found in a fraction of the time that sorting all takes
 
@@ -71,7 +71,7 @@ class Sampling:
 
     @property
     def penalised(self) -> bool:
-        """Whether what was said before matters."""
+        """Whether earlier tokens matter."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0
 
 
@@ -98,12 +98,12 @@ GREEDY = Sampling()
 
 
 @dataclass(frozen=True)
-class Verdict:
+class VerifyResult:
     """What the target makes of trees, of one or of several of one shape.
 
     Attributes:
         accept: float64 [..., T]: the target's probability of a node's token after its parent; the root's means nothing.
-        bonus: int64 [..., T]: the token to say where the walk ends, none of that node's children among them.
+        bonus: int64 [..., T]: the token to emit where the walk ends, none of that node's children among them.
     """
 
     accept: Tensor
@@ -183,10 +183,10 @@ class Sampler:
             for seen in self._seen:
                 seen[index] = True
 
-    def verdict(self, logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor) -> Verdict:
-        """Judge one tree: ``verdicts`` without the B."""
-        found = verdicts([self], logits[None], tokens[None], parents[None], mask[None])
-        return Verdict(found.accept[0], found.bonus[0])
+    def verdict(self, logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor) -> VerifyResult:
+        """Judge one tree: ``verify_results`` without the B."""
+        found = verify_results([self], logits[None], tokens[None], parents[None], mask[None])
+        return VerifyResult(found.accept[0], found.bonus[0])
 
     def _penalise(self, logits: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
         """Penalties of what stands in prompt, answer, and on each node's own path."""
@@ -196,18 +196,20 @@ class Sampler:
             in_prompt = in_prompt.to(logits.device)
             self._seen = in_prompt, torch.zeros_like(in_prompt)
         paths = torch.where(mask, tokens, tokens[:, None])
-        anywhere, said = self._seen
+        anywhere, output_ids = self._seen
         if len(tokens) > 1:
-            anywhere, said = (
+            anywhere, output_ids = (
                 seen.expand_as(logits).scatter(1, paths, torch.ones_like(paths, dtype=torch.bool))
                 for seen in self._seen
             )
         penalty = self.sampling.repetition_penalty
         repeated = torch.where(logits > 0, logits / penalty, logits * penalty)
-        return torch.where(anywhere, repeated, logits) - self.sampling.presence_penalty * said
+        return torch.where(anywhere, repeated, logits) - self.sampling.presence_penalty * output_ids
 
 
-def verdicts(samplers: Sequence[Sampler], logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor) -> Verdict:
+def verify_results(
+    samplers: Sequence[Sampler], logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor
+) -> VerifyResult:
     """Judge a tree of each of B sequences with the same filters; takes a random number of each, for its bonus token.
 
     Args:
@@ -225,11 +227,11 @@ def verdicts(samplers: Sequence[Sampler], logits: Tensor, tokens: Tensor, parent
     above = first + parents.clamp(min=0)
     accept = probs[above, tokens.clamp(min=0)]
     if samplers[0].sampling.greedy:
-        return Verdict(accept, rows.argmax(dim=1).view(batch, -1))
+        return VerifyResult(accept, rows.argmax(dim=1).view(batch, -1))
     drafted = above[:, 1:].flatten(), tokens[:, 1:].flatten()
     left = probs.index_put(drafted, torch.zeros((), dtype=probs.dtype, device=device))
     uniform = torch.cat([s._draw() for s in samplers]).to(device, non_blocking=True)
-    return Verdict(accept, _inverse_cdf(left, uniform.repeat_interleave(num_nodes)[:, None]).view(batch, -1))
+    return VerifyResult(accept, _inverse_cdf(left, uniform.repeat_interleave(num_nodes)[:, None]).view(batch, -1))
 
 
 def _inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:

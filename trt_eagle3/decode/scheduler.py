@@ -23,7 +23,7 @@ from trt_eagle3.errors import DeviceMemoryError
 __all__ = ["Emission", "Scheduler"]
 
 _PATIENCE_SECONDS = 1.0  # that a request waits for its first token before it takes another's place
-_TURN_TOKENS = 128  # that a sequence may say before it gives its place to such a request
+_TURN_TOKENS = 128  # that a sequence may emit before it is preempted for such a request
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Emission:
     """What a step did for one sequence.
 
     Attributes:
-        tokens: what it said. full: it has as many tokens as a sequence can have.
+        tokens: newly emitted ones. full: it has as many tokens as a sequence can have.
         steps: the deepest level of the tree that was verified; 0 where it decoded plainly, None after a prompt.
         error: why it cannot go on; it is out of the scheduler then.
     """
@@ -69,7 +69,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether a step would do nothing."""
-        return all(s.paused for s in (*self.running, *self.waiting))
+        return all(s.backpressured for s in (*self.running, *self.waiting))
 
     def add(self, sequence: SequenceState) -> None:
         """Queue a sequence."""
@@ -95,9 +95,9 @@ class Scheduler:
         return lost
 
     def step(self) -> list[Emission]:
-        """Admit, prefill, decode; what was said, for the caller to ``remove`` those that are done."""
+        """Admit, prefill, decode; return the emitted tokens, for the caller to ``remove`` those that are done."""
         failed = self._admit()
-        decoding = [s for s in self.running if s.prefilled and not s.paused and not self._is_full(s)]
+        decoding = [s for s in self.running if s.prefilled and not s.backpressured and not self._is_full(s)]
         return failed + self._prefill() + self._decode([s for s in decoding if s in self.running])
 
     def _admit(self) -> list[Emission]:
@@ -112,10 +112,10 @@ class Scheduler:
                 continue
             try:
                 _ = sequence.prompt.vision
-            except Exception as error:  # one prompt's pictures are nobody else's trouble
+            except Exception as error:  # one prompt's images fail that prompt alone
                 failed.append(self._fail(sequence, error))
-            if any(s.prefilled and not s.paused for s in self.running):
-                break  # those that decode wait for one prompt's pictures, and go on
+            if any(s.prefilled and not s.backpressured for s in self.running):
+                break  # running sequences wait for one prompt's images, and go on
         return failed
 
     def _next(self) -> SequenceState | None:
@@ -123,7 +123,7 @@ class Scheduler:
 
         Those whose readers lag make room for it, then the one that has run longest; they wait on, behind all others.
         """
-        sequence = next((s for s in self.waiting if not s.paused), None)
+        sequence = next((s for s in self.waiting if not s.backpressured), None)
         while sequence is not None:
             if len(self.running) < self._max_batch_size and self._give_pages(sequence):
                 break
@@ -165,7 +165,7 @@ class Scheduler:
         for s, _ in chunks:
             if s.length < s.num_prefill or s not in self.running:
                 continue
-            s.prompt.forget_vision()
+            s.prompt.release_vision_embeddings()
             if not s.tokens:
                 found.append(self._fail(s, no_numbers()))
             elif id(s) in fresh:
@@ -191,7 +191,11 @@ class Scheduler:
         budget, width = self._decoder.prefill_chunk, 0
         for s in self.running:
             count = min(s.num_prefill - s.length, budget)
-            if not s.prefilled and not s.paused and (not chunks or (len(chunks) + 1) * max(width, count) <= budget):
+            if (
+                not s.prefilled
+                and not s.backpressured
+                and (not chunks or (len(chunks) + 1) * max(width, count) <= budget)
+            ):
                 chunks.append((s, count))
                 width = max(width, count)
         return chunks
@@ -228,7 +232,7 @@ class Scheduler:
 
     def _lagging(self) -> SequenceState | None:
         """The newest of the running whose reader lags."""
-        return next((s for s in reversed(self.running) if s.paused), None)
+        return next((s for s in reversed(self.running) if s.backpressured), None)
 
     def _longest(self, waiting: SequenceState) -> SequenceState | None:
         """The running sequence with the longest turn, where ``waiting`` has waited long for its first token.

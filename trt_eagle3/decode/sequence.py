@@ -21,7 +21,7 @@ class SequenceState:
     """One sequence.
 
     Attributes:
-        drafting: whether the draft follows it. paused: whether it waits for its reader.
+        drafting: whether the draft follows it. backpressured: whether its reader lags behind.
         created: by ``time.perf_counter``. queue_seconds: from then to its admission, None before.
         turn_start: how many tokens it had when it was admitted.
         tokens: the answer. Its last token is in no cache yet: it is the root of the next tree.
@@ -36,7 +36,7 @@ class SequenceState:
     vocab_size: int
     sampling: Sampling = GREEDY
     drafting: bool = False
-    paused: bool = False
+    backpressured: bool = False
     created: float = field(default_factory=time.perf_counter)
     queue_seconds: float | None = None
     turn_start: int = 0
@@ -81,16 +81,16 @@ class SequenceState:
     def ids(self, start: int, stop: int) -> Tensor:
         """int64 [stop - start]: tokens of prompt and answer."""
         num_prompt = len(self.prompt.token_ids)
-        said = self.tokens[max(start - num_prompt, 0) : max(stop - num_prompt, 0)]
-        return torch.cat([self.prompt.token_ids[start:stop], torch.tensor(said, dtype=torch.int64)])
+        output_ids = self.tokens[max(start - num_prompt, 0) : max(stop - num_prompt, 0)]
+        return torch.cat([self.prompt.token_ids[start:stop], torch.tensor(output_ids, dtype=torch.int64)])
 
-    def say(self, tokens: tuple[int, ...]) -> None:
+    def append_tokens(self, tokens: tuple[int, ...]) -> None:
         """Append to the answer."""
         self.tokens += tokens
         self.sampler.remember(tokens)
 
     def release(self) -> None:
-        """Give all pages back; what it said stays, so that it can be computed again."""
+        """Give all pages back; its output tokens stay, so that they can be computed again."""
         self.pages.truncate(0)
         self.length = self.draft_length = 0
         self.draft = None

@@ -12,16 +12,16 @@ from torch import Tensor
 
 from trt_eagle3.decode.accept import Accepted, accept
 from trt_eagle3.decode.propose import Proposal
-from trt_eagle3.decode.sampling import verdicts
+from trt_eagle3.decode.sampling import verify_results
 from trt_eagle3.decode.sequence import SequenceState
 
-__all__ = ["judge"]
+__all__ = ["verify_tree"]
 
 _NO_TOKEN = -1
 _MOST_PROBS = 1 << 24  # at once: 128 MiB of float64
 
 
-def judge(
+def verify_tree(
     sequences: Sequence[SequenceState], proposal: Proposal, logits: Tensor, counts: Sequence[int]
 ) -> list[Accepted]:
     """What each sequence says, from ``logits`` f32 [B, T, V] of its first ``counts`` nodes.
@@ -30,25 +30,27 @@ def judge(
     """
     tokens, parents = (t.to(logits.device, non_blocking=True) for t in (proposal.tokens, proposal.parents))
     best, bonus = logits.max(dim=-1)
-    chances = None
+    accept_probs = None
     for alike, count in _alike(sequences, counts, logits.shape[2]):
-        chances = torch.zeros(bonus.shape, dtype=torch.float64, device=bonus.device) if chances is None else chances
+        accept_probs = (
+            torch.zeros(bonus.shape, dtype=torch.float64, device=bonus.device) if accept_probs is None else accept_probs
+        )
         index = torch.tensor(alike).to(logits.device, non_blocking=True)
         values, drafted, above = (t[:, :count].index_select(0, index) for t in (logits, tokens, parents))
         mask = proposal.mask[:, :count, :count].to(logits.device, non_blocking=True).index_select(0, index)
-        verdict = verdicts([sequences[i].sampler for i in alike], values, drafted, above, mask)
-        chances[index, :count], bonus[index, :count] = verdict.accept, verdict.bonus
+        verify_result = verify_results([sequences[i].sampler for i in alike], values, drafted, above, mask)
+        accept_probs[index, :count], bonus[index, :count] = verify_result.accept, verify_result.bonus
     known = torch.stack([tokens, parents, bonus.masked_fill(~best.isfinite(), _NO_TOKEN)])
-    fields = known.tolist() if chances is None else torch.cat([known.double(), chances[None]]).tolist()
+    fields = known.tolist() if accept_probs is None else torch.cat([known.double(), accept_probs[None]]).tolist()
     found = []
     for i, (s, count) in enumerate(zip(sequences, counts, strict=True)):
-        nodes, parent_of, said = ([int(value) for value in row[i][:count]] for row in fields[:3])
-        if _NO_TOKEN in said:
+        nodes, parent_of, output_ids = ([int(value) for value in row[i][:count]] for row in fields[:3])
+        if _NO_TOKEN in output_ids:
             found.append(Accepted((0,), ()))
             continue
-        certain = [float(said[parent] == token) for token, parent in zip(nodes, parent_of, strict=True)]
+        certain = [float(output_ids[parent] == token) for token, parent in zip(nodes, parent_of, strict=True)]
         probs = fields[3][i] if s.sampler.needs_probs else certain
-        found.append(accept(nodes, parent_of, probs, said, s.sampler.uniform))
+        found.append(accept(nodes, parent_of, probs, output_ids, s.sampler.uniform))
     return found
 
 

@@ -1,4 +1,4 @@
-"""The worker: one thread that steps the scheduler, and hands what was said to those who asked."""
+"""The worker: one thread that steps the scheduler and delivers emitted tokens to the answers."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class Worker:
             self._meter.drafted(any(depths))
         for emission in emissions:
             self._deliver(emission)
-        self._num_stalled = sum(sequence.paused for sequence in self._scheduler.waiting)
+        self._num_stalled = sum(sequence.backpressured for sequence in self._scheduler.waiting)
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; False when it is time to stop."""
@@ -199,7 +199,7 @@ class Worker:
             if answer is None or answer.cancelled:
                 self._drop(answer, sequence, "cancelled")
             else:
-                sequence.paused = answer.lagging and not self._draining
+                sequence.backpressured = answer.lagging and not self._draining
 
     def _deliver(self, emission: Emission) -> None:
         sequence = emission.sequence

@@ -77,7 +77,7 @@ class _TreeAttentionArgs(Structure):
         ("mask", c_int32),
         ("path", c_int32),
         ("num_splits", c_int32),
-        ("settled", c_int32),
+        ("prefetch_safe", c_int32),
     )
 
 
@@ -104,7 +104,7 @@ class _SiluMulArgs(Structure):
 
 
 class _LinearArgs(Structure):
-    _fields_ = (*_tensors("x", "weight", "y"), ("settled", c_int32))
+    _fields_ = (*_tensors("x", "weight", "y"), ("prefetch_safe", c_int32))
 
 
 class _VisionAttentionArgs(Structure):
@@ -160,7 +160,7 @@ def tree_attention(
     workspace: Tensor | None = None,
     path: AttentionPath = AttentionPath.AUTO,
     num_splits: int = 0,
-    settled: bool = False,
+    prefetch_safe: bool = False,
 ) -> Tensor:
     """Write the new tokens into the cache, then attend from each over its past and the tail that the mask shows.
 
@@ -171,7 +171,7 @@ def tree_attention(
         tree_mask: bool [B, S, M]; None is the causal mask: token i sees every slot up to its own.
         tail: M, for the causal mask alone; S when not given.
         workspace: uint8, for the splits; allocated when wanted and not given.
-        settled: caches, page table and lengths are older than any launch that may still run (see ``linear``).
+        prefetch_safe: caches, page table and lengths are older than any launch that may still run (see ``linear``).
     Returns:
         T [N, Hq * D]; rows of padding tokens (i >= query_lengths[b]) are 0 and write no cache.
     Raises:
@@ -181,7 +181,9 @@ def tree_attention(
     import torch
 
     out = torch.empty_like(q) if out is None else out
-    args = _TreeAttentionArgs(page_size=page_size, scale=scale, path=path, num_splits=num_splits, settled=settled)
+    args = _TreeAttentionArgs(
+        page_size=page_size, scale=scale, path=path, num_splits=num_splits, prefetch_safe=prefetch_safe
+    )
     _fill(
         args, q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, past_lengths=past_lengths,
         query_lengths=query_lengths, page_table=page_table, out=out,
@@ -355,20 +357,20 @@ def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
     return out
 
 
-def linear(x: Tensor, weight: Tensor, *, settled: bool = False, out: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, *, prefetch_safe: bool = False, out: Tensor | None = None) -> Tensor:
     """``x @ weight.T`` for a few rows: what decoding multiplies.
 
     Args:
         x: T [M, K], M at most ``MAX_LINEAR_ROWS``; weight: T [N, K], K a multiple of 32.
-        settled: no launch that may still be running writes ``weight``, so it is read while the launch before drains.
+        prefetch_safe: no launch that may still be running writes ``weight``, so it is read while the launch before drains.
             Our launches start before the one before them has ended; any other launch, copy or CUDA graph waits for
-            all before it, and what was written before such a one is settled.
+            all before it, and what was written before such a one is prefetch_safe.
     Raises:
         ValueError: a tensor does not fit; the message names it.
         NotImplementedError: float32, too many rows, another K, or what cuBLAS computes as fast (``trt_eagle3.h``).
     """
     out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
-    args = _LinearArgs(settled=settled)
+    args = _LinearArgs(prefetch_safe=prefetch_safe)
     _fill(args, x=x, weight=weight, y=out)
     import torch
 

@@ -41,11 +41,11 @@ class OnnxRuntimeSession:
     for ScatterND: 5 to 18 us whatever the cache's size), so a cache costs no copy per step.
     """
 
-    def __init__(self, model: Path, weights_root: Path, taps: Sequence[str] = (), device: str = "cpu") -> None:
+    def __init__(self, model: Path, weights_root: Path, intermediates: Sequence[str] = (), device: str = "cpu") -> None:
         if device != "cpu":
             raise UserError(f"engine.device: the onnxruntime backend runs on the cpu, got {device!r}")
         try:
-            proto = _tapped(model, taps)
+            proto = _with_intermediates(model, intermediates)
             self._session = ort.InferenceSession(
                 proto.SerializeToString(), _options(proto, weights_root), providers=["CPUExecutionProvider"]
             )
@@ -97,11 +97,11 @@ class OnnxRuntimeSession:
         return tensor
 
 
-def _tapped(model: Path, taps: Sequence[str]) -> onnx.ModelProto:
-    """The model with the intermediate tensors ``taps`` among its outputs."""
+def _with_intermediates(model: Path, intermediates: Sequence[str]) -> onnx.ModelProto:
+    """The model with the intermediate tensors ``intermediates`` among its outputs."""
     proto = onnx.load(model, load_external_data=False)
     known = {name for node in proto.graph.node for name in node.output}
-    for name in taps:
+    for name in intermediates:
         if name not in known:
             raise UserError(f"{model}: the graph has no tensor {name}")
         proto.graph.output.add(name=name)

@@ -63,14 +63,14 @@ def check_names(inputs: Collection[str], known: Collection[str], bound: Collecti
 
 
 def open_session(
-    backend: str, model: Path, weights_root: Path, taps: Sequence[str] = (), device: str = "cpu"
+    backend: str, model: Path, weights_root: Path, intermediates: Sequence[str] = (), device: str = "cpu"
 ) -> Session:
     """Load the graph at ``model``, whose weights lie under ``weights_root``, with ``backend``.
 
-    ``taps`` names intermediate tensors of the graph (``layers.3.output``) that ``run`` shall return too.
+    ``intermediates`` names intermediate tensors of the graph (``layers.3.output``) that ``run`` shall return too.
     """
     if backend not in BACKENDS:
         raise UserError(f"engine.backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
     module, _, name = BACKENDS[backend].partition(":")
-    session: Session = getattr(import_module(module), name)(model, weights_root, taps, device)
+    session: Session = getattr(import_module(module), name)(model, weights_root, intermediates, device)
     return session

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trt_eagle3.engine.cuda_graph import CAPTURE_ERRORS, Captured, CapturedGraphs, shapes_of
 from trt_eagle3.engine.session import check_names
-from trt_eagle3.engine.tensorrt_facts import EngineFolder
+from trt_eagle3.engine.tensorrt_folder import EngineFolder
 from trt_eagle3.engine.tensorrt_log import create_refitters, create_runtime, log
 from trt_eagle3.engine.tensorrt_plugins import load_plugins
 from trt_eagle3.engine.tensorrt_ports import check_caches, choose_profile, engine_ports
@@ -33,11 +33,14 @@ class TensorRTSession:
     of one session follow each other.
     """
 
-    def __init__(self, model: Path, weights_root: Path, taps: Sequence[str] = (), device: str = "cuda") -> None:
+    def __init__(
+        self, model: Path, weights_root: Path, intermediates: Sequence[str] = (), device: str = "cuda"
+    ) -> None:
         del weights_root  # an engine holds its weights
-        if taps:
+        if intermediates:
             raise UserError(
-                f"{taps[0]}: nothing inside a TensorRT engine can be looked at. Build with engine.backend: torch."
+                f"{intermediates[0]}: a TensorRT engine has no intermediates to look at. "
+                "Build with engine.backend: torch."
             )
         if device != "cuda":
             raise UserError(f"engine.device: TensorRT runs on cuda, got {device!r}")

@@ -33,7 +33,7 @@ from trt_eagle3.engine.tensorrt_versions import (
 )
 from trt_eagle3.errors import TrtEagle3Error, UserError
 from trt_eagle3.graph.plugin_ops import PLUGINS
-from trt_eagle3.graph.plugin_ready import float32_nodes, reads_early
+from trt_eagle3.graph.trt_export import float32_nodes, is_prefetch_safe
 
 __all__ = ["INSPECTION_FILE", "Built", "CopiesCacheError", "build_engine"]
 
@@ -65,7 +65,7 @@ def build_engine(
     timing_cache: Path,
     show: Callable[[str], object] = str,
 ) -> Built:
-    """Build ``onnx_file`` (``graph/plugin_ready.py``) for ``profiles``; writes the engine and its inspection.
+    """Build ``onnx_file`` (``graph/trt_export.py``) for ``profiles``; writes the engine and its inspection.
 
     Args:
         timing_cache: read where it exists, and written again with what this build has timed.
@@ -73,7 +73,7 @@ def build_engine(
     Raises:
         UserError: TensorRT refuses the graph or cannot build it, in its words.
         EnvironmentMissingError: the plugin library is not found or does not load.
-        CopiesCacheError: the graph is one of ``reading_early``, and TensorRT puts a copy in its way.
+        CopiesCacheError: the graph is one of ``with_prefetch_safe``, and TensorRT puts a copy in its way.
     """
     trt, messages = tensorrt(), log()
     check_dtype(config.dtype)
@@ -96,7 +96,7 @@ def build_engine(
         messages.fail(f"{onnx_file}: cannot build an engine", _FIX)
     write_file(engine_file, memoryview(plan))
     write_file(timing_cache, bytes(memoryview(settings.get_timing_cache().serialize())))
-    return _inspect(engine_file, plan, profiles, time.perf_counter() - start, reads_early(model))
+    return _inspect(engine_file, plan, profiles, time.perf_counter() - start, is_prefetch_safe(model))
 
 
 @contextmanager
@@ -170,7 +170,7 @@ def _inspect(engine_file: Path, plan: Any, profiles: Sequence[Profile], seconds:
     inspector = engine.create_engine_inspector()
     found = json.loads(inspector.get_engine_information(trt.LayerInformationFormat.JSON), strict=False)
     layers = found.get("Layers", []) if isinstance(found, dict) else []
-    _check_settled(engine_file, layers, early)
+    _check_prefetch_safe(engine_file, layers, early)
     plugins = Counter(plugin for layer in layers if (plugin := _plugin_of(layer)))
     built = Built(
         num_bytes=engine_file.stat().st_size,
@@ -192,7 +192,7 @@ def _inspect(engine_file: Path, plan: Any, profiles: Sequence[Profile], seconds:
     return built
 
 
-def _check_settled(engine_file: Path, layers: Sequence[Any], early: bool) -> None:
+def _check_prefetch_safe(engine_file: Path, layers: Sequence[Any], early: bool) -> None:
     """Refuse an engine that copies at every step what a plugin may read before that is done.
 
     Raises:

@@ -15,14 +15,14 @@ from trt_eagle3.atomic_io import write_file
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.bundle import BUILD_SCRIPT, REFERENCE_ROOT
 from trt_eagle3.engine.tensorrt_build import Built, CopiesCacheError, build_engine
-from trt_eagle3.engine.tensorrt_facts import ENGINE_FILE, ONNX_FOLDER, machine_facts
+from trt_eagle3.engine.tensorrt_folder import ENGINE_FILE, ONNX_FOLDER, describe_machine
 from trt_eagle3.engine.tensorrt_plugins import load_plugins
 from trt_eagle3.engine.tensorrt_profiles import Profile
 from trt_eagle3.engine.tensorrt_script import build_script
 from trt_eagle3.engine.tensorrt_versions import check_dtype, gpu_arch, tensorrt, uses_linear
 from trt_eagle3.engine.weight_file import write_weights
 from trt_eagle3.errors import EnvironmentMissingError
-from trt_eagle3.graph.plugin_ready import WEIGHTS_FILE, plugin_ready, reading_early
+from trt_eagle3.graph.trt_export import WEIGHTS_FILE, trt_export, with_prefetch_safe
 
 __all__ = ["Engines", "missing_for_engines", "write_engines"]
 
@@ -70,14 +70,14 @@ def write_engines(
     disk never holds those of two graphs. Where nothing can be built they stay, with a script that builds.
 
     Args:
-        models: ``graph.pair.pair_graphs`` over checkpoints at ``REFERENCE_ROOT``.
+        models: ``graph.pair.build_graphs`` over checkpoints at ``REFERENCE_ROOT``.
     """
     missing, linear = missing_for_engines(config), uses_linear(config)
     built: dict[str, Built] = {}
     for name, model in models.items():
         onnx_folder = folder / name / ONNX_FOLDER
         show(f"{name}: weights")
-        ready = plugin_ready(model, linear=linear)
+        ready = trt_export(model, linear=linear)
         write_weights(ready, REFERENCE_ROOT, onnx_folder / WEIGHTS_FILE)
         if missing is None:
             tell = partial(_tell, show, name)
@@ -110,12 +110,12 @@ def _build(
         return build_engine(file, folder / ENGINE_FILE, profiles, config, timing_cache, show)
 
     try:
-        built = attempt(reading_early(model))
+        built = attempt(with_prefetch_safe(model))
     except CopiesCacheError:
         built = attempt(model)
     if not config.tensorrt.strip_weights:
         shutil.rmtree(folder / ONNX_FOLDER)
     file = folder / "config.json"
-    facts = machine_facts(built.num_bytes, linear=linear).model_dump()
+    facts = describe_machine(built.num_bytes, linear=linear).model_dump()
     write_file(file, json.dumps(json.loads(file.read_bytes()) | {"engine": facts}, indent=2).encode())
     return built

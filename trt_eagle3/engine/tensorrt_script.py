@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from trt_eagle3.config import TensorRTConfig
-from trt_eagle3.engine.tensorrt_facts import ENGINE_FILE, ONNX_FOLDER
+from trt_eagle3.engine.tensorrt_folder import ENGINE_FILE, ONNX_FOLDER
 from trt_eagle3.engine.tensorrt_plugins import PLUGINS_VARIABLE
 from trt_eagle3.engine.tensorrt_profiles import Profile
 

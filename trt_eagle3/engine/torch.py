@@ -55,14 +55,14 @@ class TorchSession:
         self,
         model: Path,
         weights_root: Path,
-        taps: Sequence[str] = (),
+        intermediates: Sequence[str] = (),
         device: str = "cpu",
         read_weight: ReadWeight | None = None,
     ) -> None:
         if device == "cuda" and not torch.cuda.is_available():
             raise EnvironmentMissingError("engine.device: cuda: torch sees no CUDA device. Set engine.device: cpu")
         self.device = torch.device(device)
-        program = load_program(model, weights_root, taps, self.device, read_weight)
+        program = load_program(model, weights_root, intermediates, self.device, read_weight)
         self._inputs = {name: _Input.of(tensor) for name, tensor in program.inputs.items()}
         self._outputs, self._constants, self._steps = program.outputs, program.constants, program.steps
         self._bound: dict[str, Tensor] = {}

@@ -60,7 +60,7 @@ def gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, transB: int =
     """``Gemm``: a few rows by our kernel, at what reading the weight costs; the rest by torch."""
     if bias is None and transB and x.shape[0] <= capi.MAX_LINEAR_ROWS and x.dtype != torch.float32:
         with contextlib.suppress(NotImplementedError):
-            return capi.linear(x, weight, settled=True)  # weights are written before any graph runs
+            return capi.linear(x, weight, prefetch_safe=True)  # weights are written before any graph runs
     product: Tensor = STANDARD_OPS["Gemm"](x, weight, bias, transB=transB)
     return product
 

@@ -32,7 +32,7 @@ class Program:
     """What a session runs.
 
     Attributes:
-        inputs: declared type of each input. outputs: names, taps included.
+        inputs: declared type of each input. outputs: names, intermediates included.
         constants: weights and what was computed from them, on the device.
     """
 
@@ -43,19 +43,23 @@ class Program:
 
 
 def load_program(
-    model: Path, weights_root: Path, taps: Sequence[str], device: torch.device, read_weight: ReadWeight | None = None
+    model: Path,
+    weights_root: Path,
+    intermediates: Sequence[str],
+    device: torch.device,
+    read_weight: ReadWeight | None = None,
 ) -> Program:
-    """Read the graph at ``model``; ``taps`` are intermediate tensors wanted among the outputs.
+    """Read the graph at ``model``; ``intermediates`` are intermediate tensors wanted among the outputs.
 
     Raises:
         UserError: an unreadable model or weight file, a tap that the graph lacks, an op that has no torch function.
     """
     proto = _load(model)
     known = {name for node in proto.graph.node for name in node.output}
-    for name in taps:
+    for name in intermediates:
         if name not in known:
             raise UserError(f"{model}: the graph has no tensor {name}")
-    outputs = (*(o.name for o in proto.graph.output), *taps)
+    outputs = (*(o.name for o in proto.graph.output), *intermediates)
     read = read_weight or _read_weight
     values = {i.name: _on_device(read(i, weights_root), device) for i in proto.graph.initializer}
     steps = [_step(node, device) for node in proto.graph.node]
@@ -140,8 +144,8 @@ def _kernel_add_rms_norm(x: Tensor, weight: Tensor, residual: Tensor | None = No
 def _kernel_tree_attention(*inputs: Tensor, page_size: int, scale: float, **geometry: int) -> Any:
     """Geometry (head counts) is in the tensors' shapes already."""
     del geometry
-    # settled: a graph writes a layer's cache and the page table nowhere but in that layer's own launch
-    return capi.tree_attention(*inputs, page_size=page_size, scale=scale, settled=True), inputs[3], inputs[4]
+    # prefetch_safe: a graph writes a layer's cache and the page table nowhere but in that layer's own launch
+    return capi.tree_attention(*inputs, page_size=page_size, scale=scale, prefetch_safe=True), inputs[3], inputs[4]
 
 
 def _fold(values: dict[str, Tensor], steps: list[Step]) -> tuple[dict[str, Tensor], list[Step]]:

@@ -13,7 +13,7 @@ from trt_eagle3.atomic_io import atomic_file
 from trt_eagle3.checkpoint.tensor_file import Content, write_tensors
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.errors import UserError
-from trt_eagle3.graph.plugin_ready import PluginReady
+from trt_eagle3.graph.trt_export import TrtExport
 
 __all__ = ["converted_content", "write_tables", "write_weights"]
 
@@ -27,7 +27,7 @@ _SAFETENSORS_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.
 _NAMES = {dtype: name for name, dtype in _SAFETENSORS_TYPES.items()}
 
 
-def write_weights(ready: PluginReady, root: Path, file: Path) -> None:
+def write_weights(ready: TrtExport, root: Path, file: Path) -> None:
     """Write the weights of ``ready``, read from their files under ``root``, as its model refers to them.
 
     Raises:

@@ -16,10 +16,10 @@ from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.ops import DOMAIN, OPS, OPSET, reference_function
 
-__all__ = ["FLOAT_TYPES", "Dim", "GraphBuilder", "Locate", "Value"]
+__all__ = ["FLOAT_TYPES", "Dim", "GraphBuilder", "ResolveLocation", "Value"]
 
 Dim = int | str
-Locate = Callable[[TensorRef], str]
+ResolveLocation = Callable[[TensorRef], str]
 """Says under which location (relative to the weights root) a tensor's file is found when the graph is loaded."""
 
 FLOAT_TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
@@ -39,14 +39,14 @@ class GraphBuilder:
     """Collects nodes, inputs, outputs and weight references, and makes a model of them.
 
     Nodes of the default domain are kept to forms that opset 17 and opset ``OPSET`` share, so that TensorRT 8.6 can
-    read the same graph once the reference functions are taken off. ``Gelu`` alone is newer: ``graph/plugin_ready.py``
+    read the same graph once the reference functions are taken off. ``Gelu`` alone is newer: ``graph/trt_export.py``
     writes it out.
     """
 
-    def __init__(self, name: str, dtype: str, locate: Locate) -> None:
+    def __init__(self, name: str, dtype: str, resolve: ResolveLocation) -> None:
         self.name = name
         self.dtype = FLOAT_TYPES[dtype]
-        self._locate = locate
+        self._resolve = resolve
         self._nodes: list[onnx.NodeProto] = []
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
@@ -97,11 +97,11 @@ class GraphBuilder:
                 f"{ref.file.name}: {ref.name}: expected a float32, float16 or bfloat16 tensor, got {ref.dtype}. "
                 "Use the unquantised checkpoint."
             )
-        name = f"{self._locate(ref)}:{ref.name}"
+        name = f"{self._resolve(ref)}:{ref.name}"
         if name not in self._known:
             proto = TensorProto(name=name, data_type=_SAFETENSORS_TYPES[ref.dtype], dims=ref.shape)
             proto.data_location = TensorProto.EXTERNAL
-            place = {"location": self._locate(ref), "offset": ref.offset, "length": ref.num_bytes}
+            place = {"location": self._resolve(ref), "offset": ref.offset, "length": ref.num_bytes}
             for key, value in place.items():
                 proto.external_data.add(key=key, value=str(value))
             self._initializers.append(proto)

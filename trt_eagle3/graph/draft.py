@@ -8,7 +8,7 @@ from __future__ import annotations
 import onnx
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.graph.builder import GraphBuilder, Locate, Value
+from trt_eagle3.graph.builder import GraphBuilder, ResolveLocation, Value
 from trt_eagle3.graph.decoder import Attention, by_row, context_inputs, head, rows, swiglu
 from trt_eagle3.graph.residual import Residual
 
@@ -17,9 +17,9 @@ __all__ = ["draft_graph", "fuse_graph"]
 _STREAM = Residual()  # of the compute type: a draft only proposes
 
 
-def fuse_graph(manifest: DraftManifest, dtype: str, locate: Locate) -> onnx.ModelProto:
+def fuse_graph(manifest: DraftManifest, dtype: str, resolve: ResolveLocation) -> onnx.ModelProto:
     """``aux_hidden_states [n, k * Ht]`` -> ``features [n, Hd]``: the norms before fc, then fc."""
-    b = GraphBuilder("fuse", dtype, locate)
+    b = GraphBuilder("fuse", dtype, resolve)
     num_aux, width, tensors = len(manifest.aux_layers), manifest.target_hidden_size, manifest.tensors
     aux = b.input("aux_hidden_states", b.dtype, ("tokens", num_aux * width))
     eps = manifest.rms_norm_eps
@@ -34,10 +34,10 @@ def fuse_graph(manifest: DraftManifest, dtype: str, locate: Locate) -> onnx.Mode
     return b.build()
 
 
-def draft_graph(manifest: DraftManifest, dtype: str, page_size: int, locate: Locate) -> onnx.ModelProto:
+def draft_graph(manifest: DraftManifest, dtype: str, page_size: int, resolve: ResolveLocation) -> onnx.ModelProto:
     """Build the draft graph; a draft that shares the target's head finds it under ``lm_head.weight`` too."""
     tensors, eps, width = manifest.tensors, manifest.rms_norm_eps, manifest.hidden_size
-    b = GraphBuilder("draft", dtype, locate)
+    b = GraphBuilder("draft", dtype, resolve)
     embeds = rows(b, b.input("inputs_embeds", b.dtype, ("batch", "seq", width)), width, "embeds_rows")
     features = rows(b, b.input("features", b.dtype, ("batch", "seq", width)), width, "features_rows")
     context = context_inputs(b)

@@ -39,7 +39,7 @@ _VARIABLE_OF = {
     "tree_mask": "tensor(bool)",
 }
 _NUMBERS = {"epsilon": "FLOAT", "scale": "FLOAT", "plugin_version": "STRING", "plugin_namespace": "STRING"}
-_EXTRA_ATTRIBUTES = {"AddRmsNorm": ("num_outputs", "x_type", "residual_type"), "TreeAttention": ("settled",)}
+_EXTRA_ATTRIBUTES = {"AddRmsNorm": ("num_outputs", "x_type", "residual_type"), "TreeAttention": ("prefetch_safe",)}
 _PLUGIN_ATTRIBUTES = ("plugin_version", "plugin_namespace", "compute_type")
 
 

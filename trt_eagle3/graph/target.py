@@ -6,7 +6,7 @@ import onnx
 
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.errors import UserError
-from trt_eagle3.graph.builder import GraphBuilder, Locate, Value
+from trt_eagle3.graph.builder import GraphBuilder, ResolveLocation, Value
 from trt_eagle3.graph.decoder import Attention, by_row, context_inputs, head, rows, swiglu
 from trt_eagle3.graph.residual import Residual
 
@@ -21,7 +21,7 @@ def target_graph(
     aux_pre_deepstack: bool,
     dtype: str,
     page_size: int,
-    locate: Locate,
+    resolve: ResolveLocation,
     residual: Residual = _COMPUTE_TYPE,
 ) -> onnx.ModelProto:
     """Build the target graph; the contract of its inputs and outputs is in ``docs/architecture.md``.
@@ -37,7 +37,7 @@ def target_graph(
     """
     text, tensors = spec.text, spec.tensors
     _check_aux_layers(aux_layers, text.num_layers)
-    b = GraphBuilder("target", dtype, locate)
+    b = GraphBuilder("target", dtype, resolve)
     embeds = b.input("inputs_embeds", b.dtype, ("batch", "seq", text.hidden_size))
     deepstack = b.input("deepstack_embeds", b.dtype, (spec.num_deepstack, "batch", "seq", text.hidden_size))
     levels = _deepstack_levels(b, deepstack, spec)

@@ -17,7 +17,7 @@ from onnx import TensorProto
 from trt_eagle3.checkpoint.target import TargetSpec, VisionSpec
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.errors import UserError
-from trt_eagle3.graph.builder import GraphBuilder, Locate, Value
+from trt_eagle3.graph.builder import GraphBuilder, ResolveLocation, Value
 
 __all__ = ["VISION_INPUTS", "vision_graph"]
 
@@ -33,7 +33,7 @@ _LAYER_NORM_EPSILON = 1e-6
 _ROPE_BASE = 10000.0
 
 
-def vision_graph(spec: TargetSpec, dtype: str, locate: Locate) -> onnx.ModelProto:
+def vision_graph(spec: TargetSpec, dtype: str, resolve: ResolveLocation) -> onnx.ModelProto:
     """Build the vision graph.
 
     Inputs (``multimodal/vision_rows.py`` makes all but the patches from ``grid_thw``):
@@ -45,7 +45,7 @@ def vision_graph(spec: TargetSpec, dtype: str, locate: Locate) -> onnx.ModelProt
     Outputs: ``visual_embeds`` T [N, H]; ``deepstack`` T [L_ds, N, H] (left out when there are no levels).
     """
     vision, tensors = spec.vision, spec.tensors
-    b = GraphBuilder("vision", dtype, locate)
+    b = GraphBuilder("vision", dtype, resolve)
     patches = b.input("patches", b.dtype, ("patches", vision.patch_dim))
     hidden = _patch_embedding(b, patches, tensors, vision)
     attention = _FrameAttention(b, vision)

@@ -35,7 +35,7 @@ class DraftRows:
     logits: Tensor
     features: Tensor
     memory: KeysValues
-    taps: Mapping[str, Tensor]
+    intermediates: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -91,11 +91,11 @@ class ReferenceDraft:
         """
         m = self.manifest
         embeds, features = embeds.to(self.dtype), features.to(self.dtype)
-        taps: dict[str, Tensor] = {}
+        intermediates: dict[str, Tensor] = {}
         inner = self._norm(features, "layers.0.input_layernorm") if m.first_norm == "double" else features
-        normed = taps["hidden_norm"] = self._norm(inner, "layers.0.hidden_norm")
+        normed = intermediates["hidden_norm"] = self._norm(inner, "layers.0.hidden_norm")
         x = torch.cat([self._norm(embeds, "layers.0.input_layernorm"), normed], dim=-1)
-        taps["embedding_and_hidden"] = x
+        intermediates["embedding_and_hidden"] = x
         hidden = normed if m.residual == "normed" else features
         memory = []
         for layer in range(m.num_layers):
@@ -103,16 +103,18 @@ class ReferenceDraft:
             if layer > 0:
                 x = self._norm(hidden, f"{name}.input_layernorm")
             old = before[layer] if before else None
-            attended, new = self._attention(x, f"{name}.self_attn", positions, mask, old, taps)
+            attended, new = self._attention(x, f"{name}.self_attn", positions, mask, old, intermediates)
             memory.append(new)
-            hidden = taps[f"{name}.attention_residual"] = hidden + attended
-            normed = taps[f"{name}.post_attention_layernorm"] = self._norm(hidden, f"{name}.post_attention_layernorm")
-            taps[f"{name}.mlp.output"] = self._mlp(normed, layer)
-            hidden = taps[f"{name}.output"] = hidden + taps[f"{name}.mlp.output"]
-        final = taps["norm"] = self._norm(hidden, "norm")
+            hidden = intermediates[f"{name}.attention_residual"] = hidden + attended
+            normed = intermediates[f"{name}.post_attention_layernorm"] = self._norm(
+                hidden, f"{name}.post_attention_layernorm"
+            )
+            intermediates[f"{name}.mlp.output"] = self._mlp(normed, layer)
+            hidden = intermediates[f"{name}.output"] = hidden + intermediates[f"{name}.mlp.output"]
+        final = intermediates["norm"] = self._norm(hidden, "norm")
         wanted = final if logit_rows is None else final[logit_rows.to(final.device)]
         logits = wanted @ self._weight("lm_head.weight").T
-        return DraftRows(logits, hidden if m.feedback == "pre_norm" else final, memory, taps)
+        return DraftRows(logits, hidden if m.feedback == "pre_norm" else final, memory, intermediates)
 
     def _weight(self, name: str) -> Tensor:
         return self.weights[name].to(self.dtype)
@@ -131,27 +133,27 @@ class ReferenceDraft:
         positions: Tensor,
         mask: Tensor,
         before: tuple[Tensor, Tensor] | None,
-        taps: dict[str, Tensor],
+        intermediates: dict[str, Tensor],
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         m = self.manifest
         q, k, v = (self._linear(x, f"{prefix}.{p}_proj", m.attention_bias) for p in "qkv")
-        taps[f"{prefix}.qkv"] = torch.cat([q, k, v], dim=-1)
+        intermediates[f"{prefix}.qkv"] = torch.cat([q, k, v], dim=-1)
         q, k, v = (y.unflatten(-1, (-1, m.head_dim)) for y in (q, k, v))
         if m.qk_norm:
             q, k = self._norm(q, f"{prefix}.q_norm"), self._norm(k, f"{prefix}.k_norm")
         axes = pair_axis(m.rope.layout, m.rope.sections, m.head_dim // 2)
         inv_freq = torch.tensor(m.rope.inv_freq, device=x.device)
         q, k = (turn(y, positions.to(x.device), inv_freq, axes, self.dtype) for y in (q, k))
-        taps[f"{prefix}.q"], taps[f"{prefix}.k"] = q.flatten(1), k.flatten(1)
+        intermediates[f"{prefix}.q"], intermediates[f"{prefix}.k"] = q.flatten(1), k.flatten(1)
         new = k, v
         if before is not None:
             k, v = torch.cat([before[0], k]), torch.cat([before[1], v])
         k, v = (y.repeat_interleave(m.num_heads // m.num_kv_heads, dim=1) for y in (k, v))
         scores = torch.einsum("ihd,jhd->hij", q, k) * (m.rope.attention_scaling**2 / m.head_dim**0.5)
         weights = scores.masked_fill(~mask.to(x.device), -torch.inf).softmax(-1)
-        mixed = taps[f"{prefix}.out"] = torch.einsum("hij,jhd->ihd", weights, v).flatten(1)
-        taps[f"{prefix}.output"] = self._linear(mixed, f"{prefix}.o_proj", m.attention_bias)
-        return taps[f"{prefix}.output"], new
+        mixed = intermediates[f"{prefix}.out"] = torch.einsum("hij,jhd->ihd", weights, v).flatten(1)
+        intermediates[f"{prefix}.output"] = self._linear(mixed, f"{prefix}.o_proj", m.attention_bias)
+        return intermediates[f"{prefix}.output"], new
 
     def _mlp(self, x: Tensor, layer: int) -> Tensor:
         prefix, bias = f"layers.{layer}.mlp", self.manifest.mlp_bias

@@ -21,7 +21,7 @@ from trt_eagle3.parity.board import Board
 from trt_eagle3.parity.drafting import DraftReference
 from trt_eagle3.parity.record import RecordingEngine
 from trt_eagle3.parity.target import TargetReference
-from trt_eagle3.places import TABLE_FILE
+from trt_eagle3.weight_locations import TABLE_FILE
 
 __all__ = ["check_files", "check_tables"]
 

@@ -107,7 +107,7 @@ def _look_closer(board: Board, m: Measurement, tools: Tools) -> Diagnosis | None
     t, inside = tools.targets[place], None
     layer = _LAYER.fullmatch(m.tensor)
     if m.gate in {"target.layer_steps", "target.layers"} and layer and not layer[2]:
-        inside = _inside_layer(t, int(layer[1]), tools) if f"{m.tensor}_pre_deepstack" not in t.taps else None
+        inside = _inside_layer(t, int(layer[1]), tools) if f"{m.tensor}_pre_deepstack" not in t.intermediates else None
     elif m.gate == "target.layer_steps" and layer:
         inside = _inside_layer(t, int(layer[1]), tools)
     elif m.gate in {"vision.embeds", "vision.deepstack"}:
@@ -136,7 +136,7 @@ def _replayed(tools: Tools, graph: str, names: Sequence[str], passes: Sequence[P
 def _inside_layer(t: CheckedTarget, k: int, tools: Tools) -> Errors:
     """The tensors of decoder layer ``k``, from the engine's own input to it."""
     passes, reference = t.answer.plain_passes, tools.reference
-    given = t.taps[f"layers.{k - 1}.output"] if k else embeds_of(passes)
+    given = t.intermediates[f"layers.{k - 1}.output"] if k else embeds_of(passes)
     (layer,) = reference.layers([k])
     rope = reference.rope(t.positions[:-1].T)
     expected = layer.trace(given.to(reference.device, reference.dtype), rope)
@@ -162,7 +162,7 @@ def _inside_vision(t: CheckedTarget, tools: Tools) -> Errors:
     (found,) = _replayed(tools, "vision", names, [seen])
     expected = tools.reference.vision(seen.inputs["patches"], t.answer.inputs.grid_thw, names)
     for name in names:
-        yield name, _errors(found[name].flatten(1), expected.taps[name].flatten(1))
+        yield name, _errors(found[name].flatten(1), expected.intermediates[name].flatten(1))
     yield "visual_embeds", _errors(found["visual_embeds"], expected.visual_embeds)
     for i, level in enumerate(expected.deepstack):
         yield f"level.{i}", _errors(found["deepstack"][i] if "deepstack" in found else level * 0, level)
@@ -183,7 +183,7 @@ def _inside_draft(t: CheckedTarget, record: DraftRecord, reference: DraftReferen
     mask = torch.ones(count, count, dtype=torch.bool).tril()
     expected = reference.draft.run(embeds, features, positions.T, mask)
     for name in names:
-        yield name, _errors(outputs_of(passes, outputs, name), expected.taps[name])
+        yield name, _errors(outputs_of(passes, outputs, name), expected.intermediates[name])
     yield "features_out", _errors(outputs_of(passes, outputs, "features_out"), expected.features)
 
 

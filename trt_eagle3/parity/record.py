@@ -102,13 +102,13 @@ class RecordingEngine(Engine):
         self.kept = Kept()
         self.sessions: dict[str, RecordingSession] = {}
 
-    def open_graph(self, graph: str, taps: Sequence[str] = ()) -> Session:
+    def open_graph(self, graph: str, intermediates: Sequence[str] = ()) -> Session:
         """A new, recorded session of ``graph``."""
-        session = self.sessions[graph] = RecordingSession(self._open(graph, taps), graph, self.kept)
+        session = self.sessions[graph] = RecordingSession(self._open(graph, intermediates), graph, self.kept)
         return session
 
-    def _open(self, graph: str, taps: Sequence[str]) -> Session:
-        return super().open_graph(graph, taps)
+    def _open(self, graph: str, intermediates: Sequence[str]) -> Session:
+        return super().open_graph(graph, intermediates)
 
     @property
     def page_size(self) -> int:

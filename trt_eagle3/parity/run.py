@@ -39,7 +39,13 @@ from trt_eagle3.parity.sources import read_sources
 from trt_eagle3.parity.summary import Found, summarise
 from trt_eagle3.parity.surprise import NUM_SAMPLED, SETTING, check_surprise
 from trt_eagle3.parity.target import TargetReference, VisionStates
-from trt_eagle3.parity.target_check import CheckedTarget, check_layers, check_logits, checked_target, tap_layers
+from trt_eagle3.parity.target_check import (
+    CheckedTarget,
+    check_layers,
+    check_logits,
+    checked_target,
+    layer_intermediates,
+)
 from trt_eagle3.parity.thresholds import Thresholds, read_overrides
 from trt_eagle3.parity.together import ROUNDS, answer_together, check_together
 from trt_eagle3.parity.token_check import Mismatch, check_tokens, check_verify
@@ -183,20 +189,20 @@ class Validation:
         drafting = self._drafting(reference, manifest)
         check_tables(board, engine, reference, drafting)
         with self._stage("processor and vision", 2 * len(cases)) as step:
-            seen = self._see(reference, spec.path, answers, step)
+            seen = self._encode_images(reference, spec.path, answers, step)
         with self._stage("intermediate tensors", len(cases)) as step:
             bound = engine.release()
-            taps = tap_layers(engine, bound["target"], answers, step)
+            intermediates = layer_intermediates(engine, bound["target"], answers, step)
 
         def embed(ids: Tensor) -> Tensor:
             return reference.embed(ids).cpu().to(engine.dtype)
 
         targets = []
-        for answer, found, states in zip(answers, taps, seen, strict=True):
+        for answer, found, states in zip(answers, intermediates, seen, strict=True):
             positions = expected_positions(reference, answer)
             check_target_inputs(board, reference, answer, positions)
             targets.append(checked_target(reference, answer, found, states, positions))
-        if not any(taps):
+        if not any(intermediates):
             board.skip(("target.layers", "target.layer_steps"), "this backend gives no tensors inside its graphs")
         with self._stage("decoder layers", reference.num_layers) as step:
             check_layers(board, reference, targets, manifest, step)
@@ -215,7 +221,7 @@ class Validation:
             step()
         return Found(board, engine, targets, mismatches, acceptance, diagnosis, self._seconds)
 
-    def _see(
+    def _encode_images(
         self, reference: TargetReference, checkpoint: Path, answers: Sequence[Answer], step: Callable[[], object]
     ) -> list[VisionStates | None]:
         """Processor and vision gates; what the reference sees in each case."""

@@ -20,7 +20,7 @@ from trt_eagle3.decode.propose import Proposal
 from trt_eagle3.decode.sampling import Sampler, Sampling
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import Tree
-from trt_eagle3.decode.verify import judge
+from trt_eagle3.decode.verify import verify_tree
 from trt_eagle3.parity.board import Board
 
 __all__ = ["check_sampling", "reference_probs"]
@@ -43,7 +43,7 @@ _TREE = Tree.from_paths([(0,), (1,), (0, 0), (0, 1)])
 
 @dataclass(frozen=True)
 class _Drawn:
-    """All that ``judge`` wants of a sequence."""
+    """All that ``verify_tree`` wants of a sequence."""
 
     sampler: Sampler
 
@@ -74,12 +74,14 @@ def _check_probabilities(board: Board, name: str, sampling: Sampling, logits: Te
     for row, values in enumerate(logits):
         order = values.argsort(descending=True)
         drafted = torch.cat([order[:24], order[-4:]])
-        prompt, said = order[torch.tensor([0, 2, 5])], int(order[1])
+        prompt, output_ids = order[torch.tensor([0, 2, 5])], int(order[1])
         sampler = Sampler(replace(sampling, seed=row), prompt, len(values))
-        sampler.verdict(values[None], torch.tensor([said]), torch.tensor([-1]), torch.ones(1, 1, dtype=torch.bool))
-        sampler.remember([said])
-        path = [said, *drafted[:2].tolist()]  # each of them after the one before, with all that are drafted below
-        tokens = torch.cat([torch.tensor([said]), *[drafted] * len(path)])
+        sampler.verdict(
+            values[None], torch.tensor([output_ids]), torch.tensor([-1]), torch.ones(1, 1, dtype=torch.bool)
+        )
+        sampler.remember([output_ids])
+        path = [output_ids, *drafted[:2].tolist()]  # each of them after the one before, with all that are drafted below
+        tokens = torch.cat([torch.tensor([output_ids]), *[drafted] * len(path)])
         num = len(drafted)
         nodes = [0, 1, num + 2]  # of the path
         mask = torch.eye(len(tokens), dtype=torch.bool)
@@ -121,36 +123,40 @@ def _check_frequencies(board: Board, name: str, sampling: Sampling, logits: Tens
     # of the root the second best stands first, so that it is rejected more often than not
     tokens = torch.tensor([0, tops[0][0], tops[0][1], tops[1][1], tops[1][0]])
     rows = logits[torch.tensor([0, 1, 2, 3, 3])]
-    said = [
+    output_ids = [
         answer
         for start in range(0, _DRAWS, _BATCH)
-        for answer in _say(sampling, tokens, rows, range(start, start + _BATCH), _TREE)
+        for answer in _sample_tokens(sampling, tokens, rows, range(start, start + _BATCH), _TREE)
     ]
     third = reference_probs(logits[3], sampling)
-    after = [s for s in said if s[0] == tops[0][0]]
+    after = [s for s in output_ids if s[0] == tops[0][0]]
     deep = [s for s in after if len(s) > 2]
-    _add_frequencies(board, f"{name}: first token", [s[0] for s in said], first)
+    _add_frequencies(board, f"{name}: first token", [s[0] for s in output_ids], first)
     _add_frequencies(board, f"{name}: second token", [s[1] for s in after if len(s) > 1], second)
     _add_frequencies(board, f"{name}: third token", [s[2] for s in deep], third)
     _add_frequencies(board, f"{name}: token without a tree", _say_plainly(sampling, logits[0]), first)
 
 
-def _add_frequencies(board: Board, name: str, said: Sequence[int], probs: Tensor) -> None:
-    if said:
-        board.add("sampling.tokens", _p_value(Counter(said), probs), "", name, None, f"{len(said)} draws")
+def _add_frequencies(board: Board, name: str, output_ids: Sequence[int], probs: Tensor) -> None:
+    if output_ids:
+        board.add("sampling.tokens", _p_value(Counter(output_ids), probs), "", name, None, f"{len(output_ids)} draws")
 
 
 def _say_plainly(sampling: Sampling, logits: Tensor) -> list[int]:
     """First tokens of answers, and those of passes over a root alone: a quarter of the draws each."""
     root, count = Tree.root_only(), _DRAWS // 4
-    said = [int(Sampler(replace(sampling, seed=seed), _NOBODY, len(logits)).first(logits)) for seed in range(count)]
+    output_ids = [
+        int(Sampler(replace(sampling, seed=seed), _NOBODY, len(logits)).first(logits)) for seed in range(count)
+    ]
     for start in range(count, 2 * count, _BATCH):
         seeds = range(start, min(start + _BATCH, 2 * count))
-        said += [answer[0] for answer in _say(sampling, torch.tensor([0]), logits[None], seeds, root)]
-    return said
+        output_ids += [answer[0] for answer in _sample_tokens(sampling, torch.tensor([0]), logits[None], seeds, root)]
+    return output_ids
 
 
-def _say(sampling: Sampling, tokens: Tensor, logits: Tensor, seeds: Sequence[int], tree: Tree) -> list[tuple[int, ...]]:
+def _sample_tokens(
+    sampling: Sampling, tokens: Tensor, logits: Tensor, seeds: Sequence[int], tree: Tree
+) -> list[tuple[int, ...]]:
     count, vocab = len(seeds), logits.shape[1]
     sequences = [_Drawn(Sampler(replace(sampling, seed=seed), _NOBODY, vocab)) for seed in seeds]
     proposal = Proposal(
@@ -159,7 +165,7 @@ def _say(sampling: Sampling, tokens: Tensor, logits: Tensor, seeds: Sequence[int
         depths=tree.depths.expand(count, -1),
         mask=tree.mask.expand(count, -1, -1),
     )
-    found = judge(
+    found = verify_tree(
         cast("Sequence[SequenceState]", sequences), proposal, logits.expand(count, -1, -1), [len(tokens)] * count
     )
     return [accepted.tokens for accepted in found]

@@ -38,7 +38,7 @@ class VisionStates:
 
     visual_embeds: Tensor
     deepstack: Tensor
-    taps: Mapping[str, Tensor]
+    intermediates: Mapping[str, Tensor]
 
 
 class TargetReference:
@@ -140,8 +140,8 @@ class TargetReference:
 
     @torch.no_grad()
     @full_float32()
-    def vision(self, patches: Tensor, grid_thw: Tensor, taps: Sequence[str] = ()) -> VisionStates:
-        """Run the tower over packed ``patches [n, D]``; ``taps`` are names of the vision graph."""
+    def vision(self, patches: Tensor, grid_thw: Tensor, intermediates: Sequence[str] = ()) -> VisionStates:
+        """Run the tower over packed ``patches [n, D]``; ``intermediates`` are names of the vision graph."""
         with torch.device("meta"):
             tower = hf.Qwen3VLVisionModel(self.config.vision_config).eval()
         tower.rotary_pos_emb = self._vision_rotary
@@ -149,8 +149,8 @@ class TargetReference:
             if _is_streamed(name):
                 self._stream(module, f"visual.{name}.")
         found: dict[str, Tensor] = {}
-        for tap in taps:
-            _tap_vision(tower, tap, found)
+        for intermediate in intermediates:
+            _tap_vision(tower, intermediate, found)
         out = tower(patches.to(self.device, self.dtype), grid_thw=grid_thw.to(self.device))
         levels = [level.cpu() for level in out.deepstack_features]
         embeds = out.pooler_output.cpu()

@@ -27,7 +27,7 @@ __all__ = [
     "check_logits",
     "checked_target",
     "compare_logits",
-    "tap_layers",
+    "layer_intermediates",
     "tensor_names",
 ]
 
@@ -47,7 +47,7 @@ class CheckedTarget:
     """
 
     answer: Answer
-    taps: Mapping[str, Tensor]
+    intermediates: Mapping[str, Tensor]
     visual: Tensor
     levels: Tensor
     positions: Tensor
@@ -60,7 +60,7 @@ class CheckedTarget:
         return torch.cat([self.aux[k] for k in manifest.aux_layers], dim=-1)
 
 
-def tap_layers(
+def layer_intermediates(
     engine: Engine, bound: Mapping[str, Tensor], answers: Sequence[Answer], progress: Callable[[], object]
 ) -> list[dict[str, Tensor]]:
     """Per answer the engine's layer outputs [n, H] by name: its passes are run again, with those tensors tapped."""
@@ -109,8 +109,8 @@ def check_layers(
                 pre = manifest is not None and manifest.aux_pre_deepstack
                 t.aux[layer.index] = (before if pre else t.hidden).cpu()
             name = f"layers.{layer.index}.output"
-            if name in t.taps:
-                board.add_rows("target.layers", row_errors(t.taps[name], t.hidden), t.answer.name, name)
+            if name in t.intermediates:
+                board.add_rows("target.layers", row_errors(t.intermediates[name], t.hidden), t.answer.name, name)
                 _check_step(board, reference, t, layer, rope)
         progress()
     for t in targets:
@@ -120,9 +120,9 @@ def check_layers(
 def _check_step(board: Board, reference: TargetReference, t: CheckedTarget, layer: TargetLayer, rope: Rope) -> None:
     """One layer alone: from the engine's own input to its output, and the deepstack level on top of that."""
     passes, case, k = t.answer.plain_passes, t.answer.name, layer.index
-    given = t.taps[f"layers.{k - 1}.output"] if k else embeds_of(passes)
+    given = t.intermediates[f"layers.{k - 1}.output"] if k else embeds_of(passes)
     expected = layer(given.to(reference.device, reference.dtype), rope)
-    pre = t.taps.get(f"layers.{k}.output_pre_deepstack")
+    pre = t.intermediates.get(f"layers.{k}.output_pre_deepstack")
     if pre is not None:
         board.add_rows("target.layer_steps", row_errors(pre, expected), case, f"layers.{k}.output_pre_deepstack")
         expected = pre.to(expected)
@@ -130,7 +130,7 @@ def _check_step(board: Board, reference: TargetReference, t: CheckedTarget, laye
     if k < reference.num_deepstack:
         expected = expected + (levels[:, k].to(expected) if k < levels.shape[1] else 0)
     name = f"layers.{k}.output"
-    board.add_rows("target.layer_steps", row_errors(t.taps[name], expected), case, name)
+    board.add_rows("target.layer_steps", row_errors(t.intermediates[name], expected), case, name)
 
 
 def _check_aux(board: Board, t: CheckedTarget, manifest: DraftManifest | None) -> None:
@@ -177,10 +177,14 @@ def compare_logits(board: Board, case: str, ours: Tensor, theirs: Tensor, first:
 
 
 def checked_target(
-    reference: TargetReference, answer: Answer, taps: Mapping[str, Tensor], seen: VisionStates | None, positions: Tensor
+    reference: TargetReference,
+    answer: Answer,
+    intermediates: Mapping[str, Tensor],
+    seen: VisionStates | None,
+    positions: Tensor,
 ) -> CheckedTarget:
     """An answer before any layer has run."""
     hidden = reference.config.text_config.hidden_size
     visual = seen.visual_embeds if seen else torch.zeros(0, hidden)
     levels = seen.deepstack if seen else torch.zeros(reference.num_deepstack, 0, hidden)
-    return CheckedTarget(answer, taps, visual, levels, positions)
+    return CheckedTarget(answer, intermediates, visual, levels, positions)

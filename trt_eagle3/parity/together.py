@@ -44,7 +44,7 @@ class Together:
     passes: Sequence[Pass]
     columns: Tensor | None
     alike: Sequence[bool]
-    put_off: int
+    preempt: int
     reused: int
 
 
@@ -70,7 +70,7 @@ def answer_together(
         passes=engine.take(),
         columns=engine.kept.columns,
         alike=[True] + [served is None] * (ROUNDS - 1),
-        put_off=now.preempted,
+        preempt=now.preempted,
         reused=now.reused_tokens,
     )
     engine.kept.only, engine.kept.columns = None, kept_columns(engine)
@@ -119,17 +119,17 @@ def _check_tokens(
     found: list[Mismatch] = []
     for replies in together.replies:
         for t, reply in zip(targets, replies, strict=True):
-            alone, said, differ = t.answer.plain, reply.token_ids, []
-            same = _agreed(alone, said)
-            if same < min(len(alone), len(said)):
-                differ.append(mismatch_of(board, t, "batch.tokens", same, alone[same], said[same], decode))
-            elif len(alone) != len(said):
-                detail = f"{len(alone)} tokens alone, {len(said)} together"
+            alone, output_ids, differ = t.answer.plain, reply.token_ids, []
+            same = _agreed(alone, output_ids)
+            if same < min(len(alone), len(output_ids)):
+                differ.append(mismatch_of(board, t, "batch.tokens", same, alone[same], output_ids[same], decode))
+            elif len(alone) != len(output_ids):
+                detail = f"{len(alone)} tokens alone, {len(output_ids)} together"
                 board.add("batch.tokens", 1, t.answer.name, "tokens", None, detail)
             note_mismatches(board, "batch.tokens", t.answer, differ, same)
             found += differ
     widest = max((len(all_rows_of(p)) for p in together.passes), default=0)
-    board.count("batch.tokens", most_at_once=widest, put_off=together.put_off, prompt_rows_reused=together.reused)
+    board.count("batch.tokens", most_at_once=widest, preempt=together.preempt, prompt_rows_reused=together.reused)
     return found
 
 

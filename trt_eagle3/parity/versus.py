@@ -25,7 +25,7 @@ from trt_eagle3.parity.record import RecordingEngine
 from trt_eagle3.parity.result import Report
 from trt_eagle3.parity.summary import Found, summarise
 from trt_eagle3.parity.target import VisionStates
-from trt_eagle3.parity.target_check import CheckedTarget, compare_logits, tap_layers
+from trt_eagle3.parity.target_check import CheckedTarget, compare_logits, layer_intermediates
 from trt_eagle3.parity.thresholds import Thresholds
 from trt_eagle3.parity.token_check import check_tokens
 from trt_eagle3.parity.trace import logits_of, outputs_of, positions_of
@@ -42,7 +42,7 @@ class _Side:
 
     engine: RecordingEngine
     answers: Sequence[Answer]
-    taps: Sequence[Mapping[str, Tensor]]
+    intermediates: Sequence[Mapping[str, Tensor]]
 
 
 def compare(
@@ -120,8 +120,8 @@ def _side(
         progress(stage, next(done), 2 * len(cases))
 
     answers = answer_cases(engine, cases, max_tokens, step)
-    taps = tap_layers(engine, engine.release()["target"], answers, step)
-    return _Side(engine, answers, taps)
+    intermediates = layer_intermediates(engine, engine.release()["target"], answers, step)
+    return _Side(engine, answers, intermediates)
 
 
 def _check(board: Board, first: _Side, second: _Side, i: int) -> CheckedTarget:
@@ -135,10 +135,10 @@ def _check(board: Board, first: _Side, second: _Side, i: int) -> CheckedTarget:
         check_vision(board, ours, VisionStates(out["visual_embeds"].float(), levels.float(), {}))
     same = _common(theirs.plain, ours.plain)
     rows = ours.prompt_len + same
-    for name, values in first.taps[i].items():
-        if name in second.taps[i] and not name.endswith("pre_deepstack"):
+    for name, values in first.intermediates[i].items():
+        if name in second.intermediates[i] and not name.endswith("pre_deepstack"):
             count = min(rows, len(values), ours.num_rows)
-            errors = row_errors(second.taps[i][name][:count], values[:count].float())
+            errors = row_errors(second.intermediates[i][name][:count], values[:count].float())
             board.add_rows("target.layers", errors, case, name)
     _check_rows(board, theirs, ours, rows)
     logits = torch.stack([_rows_of_logits(theirs)[row] for row in range(ours.prompt_len - 1, theirs.num_rows)])
@@ -148,7 +148,7 @@ def _check(board: Board, first: _Side, second: _Side, i: int) -> CheckedTarget:
     known = min(same + 1, len(logits))
     cut = dataclasses.replace(ours, plain=ours.plain[:known], speculative=ours.speculative[:known])
     hidden = torch.empty(0)
-    return CheckedTarget(cut, second.taps[i], hidden, hidden, torch.empty(0, 3), logits=logits.float())
+    return CheckedTarget(cut, second.intermediates[i], hidden, hidden, torch.empty(0, 3), logits=logits.float())
 
 
 def _check_rows(board: Board, theirs: Answer, ours: Answer, rows: int) -> None:

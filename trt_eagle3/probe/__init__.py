@@ -1,4 +1,4 @@
-"""Probe: which reading of a draft fits its target best (``docs/probe.md``)."""
+"""Probe: which interpretation of a draft fits its target best (``docs/probe.md``)."""
 
 __all__ = ["MAX_TOKENS"]
 

@@ -1,4 +1,4 @@
-"""Recording: the target answers every prompt once, and all that any reading of the draft could want is kept.
+"""Recording: the target answers every prompt once, and all that any interpretation of the draft could want is kept.
 
 Shapes: P prompt tokens, A answer tokens, n = P + A, H target hidden, N visual tokens, Vd draft vocab, V vocab.
 """
@@ -17,7 +17,7 @@ from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.errors import UserError
 from trt_eagle3.prompts import Question
 
-__all__ = ["MIN_TOKENS", "Recording", "record", "tap"]
+__all__ = ["MIN_TOKENS", "Recording", "record", "intermediate"]
 
 MIN_TOKENS = 24  # of answers, without each one's first: signed ranks of fewer never reach the 4 sigma of a verdict
 
@@ -29,7 +29,7 @@ class Recording:
     Attributes:
         prompt: the prompt's P rows.
         token_ids: int64 [n], the answer (end token included) after the prompt.
-        states: float32 [n - 1, H] by name (``tap``): layer outputs of every row; the last token is no row.
+        states: float32 [n - 1, H] by name (``intermediate``): layer outputs of every row; the last token is no row.
         target_probs: float32 [A - 1, Vd]: what the target thinks of answer tokens 1 on, over the draft's vocabulary
             alone and summing to one.
     """
@@ -46,11 +46,11 @@ class Recording:
 
     def aux(self, manifest: DraftManifest, num_deepstack: int) -> Tensor:
         """float32 [n - 1, k * H]: the aux hidden states as ``manifest`` takes them."""
-        names = [tap(k, manifest.aux_pre_deepstack, num_deepstack) for k in manifest.aux_layers]
+        names = [intermediate(k, manifest.aux_pre_deepstack, num_deepstack) for k in manifest.aux_layers]
         return torch.cat([self.states[name] for name in names], dim=-1)
 
 
-def tap(layer: int, pre_deepstack: bool, num_deepstack: int) -> str:
+def intermediate(layer: int, pre_deepstack: bool, num_deepstack: int) -> str:
     """Name of out(layer) in the target graph."""
     return f"layers.{layer}.output" + ("_pre_deepstack" if pre_deepstack and layer < num_deepstack else "")
 
@@ -73,7 +73,7 @@ def record(
         UserError: a prompt that the bundle does not take, or answers too short to say anything.
     """
     count = engine.spec.num_deepstack
-    session = _Tapped(engine, sorted({tap(k, pre, count) for k in layers for pre in (True, False)}))
+    session = _Tapped(engine, sorted({intermediate(k, pre, count) for k in layers for pre in (True, False)}))
     decoder = engine.decoder_over(session)
     recordings: list[Recording] = []
     for question in questions:
@@ -94,11 +94,11 @@ def record(
 
 
 class _Tapped:
-    """The target's session that keeps its taps and logits; implements ``engine.session.Session``."""
+    """The target's session that keeps its intermediates and logits; implements ``engine.session.Session``."""
 
-    def __init__(self, engine: Engine, taps: Sequence[str]) -> None:
-        self._session = engine.open_graph("target", taps)
-        self._taps = taps
+    def __init__(self, engine: Engine, intermediates: Sequence[str]) -> None:
+        self._session = engine.open_graph("target", intermediates)
+        self._intermediates = intermediates
         self.runs: list[dict[str, Tensor]] = []
 
     def bind(self, name: str, tensor: Tensor) -> None:
@@ -106,7 +106,7 @@ class _Tapped:
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         outputs = self._session.run(inputs)
-        self.runs.append({name: outputs[name].float().cpu() for name in (*self._taps, "logits")})
+        self.runs.append({name: outputs[name].float().cpu() for name in (*self._intermediates, "logits")})
         return outputs
 
 

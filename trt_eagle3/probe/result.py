@@ -1,4 +1,4 @@
-"""What a probe found: readings ranked, a verdict, and the override lines."""
+"""What a probe found: interpretations ranked, a verdict, and the override lines."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.errors import GateFailedError
-from trt_eagle3.probe.reading import Reading, alternatives
+from trt_eagle3.probe.interpretation import Interpretation, alternatives
 from trt_eagle3.probe.search import Contrast, Found, Standing, contrast
 
-__all__ = ["ProbeReport", "RankedReading", "make_report"]
+__all__ = ["ProbeReport", "RankedInterpretation", "make_report"]
 
 _MAX_ROWS = 16
 
 
 @dataclass(frozen=True)
-class RankedReading:
-    """A reading and its score; ``contrast`` is against the manifest in use."""
+class RankedInterpretation:
+    """An interpretation and its score; ``contrast`` is against the manifest in use."""
 
-    reading: Reading
+    interpretation: Interpretation
     cross_entropy: float
     position_0: float
     acceptance_length: float
@@ -37,10 +37,10 @@ class ProbeReport:
     """The outcome, whose JSON form ``docs/probe.md`` describes.
 
     Attributes:
-        readings: best cross-entropy first, the manifest in use among them.
-        best: the reading to use; without changes where the manifest in use is the best.
-        silent: factors of which no reading made any difference on these prompts.
-        undecided: factors of which some reading's difference to the best is not clear on these prompts.
+        interpretations: best cross-entropy first, the manifest in use among them.
+        best: the interpretation to use; without changes where the manifest in use is the best.
+        silent: factors of which no interpretation made any difference on these prompts.
+        undecided: factors of which some interpretation's difference to the best is not clear on these prompts.
         overrides: all of ``draft.overrides`` to build with; empty where none is needed.
         floor: the bundle's ``speculation.acceptance_floor``.
     """
@@ -49,8 +49,8 @@ class ProbeReport:
     num_prompts: int
     num_tokens: int
     num_steps: int
-    readings: tuple[RankedReading, ...]
-    best: Reading
+    interpretations: tuple[RankedInterpretation, ...]
+    best: Interpretation
     silent: tuple[str, ...]
     undecided: tuple[str, ...]
     overrides: Mapping[str, Any]
@@ -58,16 +58,16 @@ class ProbeReport:
 
     @property
     def fits(self) -> bool:
-        """Whether the first proposal is right as often, by the best reading, as a draft's that is read rightly."""
+        """Whether the first proposal is right as often, by the best interpretation, as a draft's that is read rightly."""
         return self._first_accepted >= self.floor
 
     @property
     def _first_accepted(self) -> float:
-        return next(r.position_0 for r in self.readings if r.reading == self.best)
+        return next(r.position_0 for r in self.interpretations if r.interpretation == self.best)
 
     @property
     def manifest_is_best(self) -> bool:
-        """Whether the manifest in use is the best reading."""
+        """Whether the manifest in use is the best interpretation."""
         return not self.best.changes
 
     @property
@@ -86,11 +86,11 @@ class ProbeReport:
         )
 
     def check(self) -> None:
-        """Raise GateFailedError where another reading is better than the manifest in use, or none fits."""
+        """Raise GateFailedError where another interpretation is better than the manifest in use, or none fits."""
         if not self.fits:
-            raise GateFailedError(f"{self.bundle}: no reading of the draft fits: {self._misfit}")
+            raise GateFailedError(f"{self.bundle}: no interpretation of the draft fits: {self._misfit}")
         if not self.manifest_is_best:
-            raise GateFailedError(f"{self.bundle}: the draft fits better with {reading_text(self.best)}")
+            raise GateFailedError(f"{self.bundle}: the draft fits better with {interpretation_text(self.best)}")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -106,19 +106,19 @@ class ProbeReport:
             "override_lines": self.override_lines,
             "silent": list(self.silent),
             "undecided": list(self.undecided),
-            "readings": [_reading_to_dict(r) for r in self.readings],
+            "interpretations": [_interpretation_to_dict(r) for r in self.interpretations],
         }
 
     def table(self) -> Table:
-        """The best ``_MAX_ROWS`` readings, and the manifest in use wherever it stands."""
+        """The best ``_MAX_ROWS`` interpretations, and the manifest in use wherever it stands."""
         title = f"{self.bundle}: {self.num_tokens} answer tokens of {self.num_prompts} prompts, {self.num_steps} steps"
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
         for name in ("nats", "difference", "first accepted", "acceptance length"):
             table.add_column(name, justify="right")
         table.add_column("against the manifest")
-        table.add_column("reading", overflow="fold")
-        for rank, r in enumerate(self.readings):
-            changed = bool(r.reading.changes)
+        table.add_column("interpretation", overflow="fold")
+        for rank, r in enumerate(self.interpretations):
+            changed = bool(r.interpretation.changes)
             if rank >= _MAX_ROWS and changed:
                 continue
             table.add_row(
@@ -127,31 +127,35 @@ class ProbeReport:
                 f"{100 * r.position_0:.1f} %",
                 f"{r.acceptance_length:.2f}",
                 r.contrast.standing if changed else "",
-                reading_text(r.reading),
-                style="bold" if r.reading == self.best else None,
+                interpretation_text(r.interpretation),
+                style="bold" if r.interpretation == self.best else None,
             )
         return table
 
     def verdict_lines(self) -> list[str]:
         """One line per thing to know."""
-        lines = [f"{len(self.readings)} readings scored; --json lists them all"]
+        lines = [f"{len(self.interpretations)} interpretations scored; --json lists them all"]
         lines += [f"no difference on these prompts: {', '.join(self.silent)}"] if self.silent else []
         lines += [f"not decided by these prompts: {', '.join(self.undecided)}"] if self.undecided else []
         if not self.fits:
             lines.append(
-                f"no reading fits: {self._misfit}. Either these prompts are unlike those that the draft was trained "
-                "on (--prompts FILE), or it is another target's draft, or what no reading changes is wrong: its "
+                f"no interpretation fits: {self._misfit}. Either these prompts are unlike those that the draft was trained "
+                "on (--prompts FILE), or it is another target's draft, or what no interpretation changes is wrong: its "
                 "weights, its vocabulary map"
             )
         if self.manifest_is_best:
-            found = "the manifest in use is the best reading: none is clearly better"
+            found = "the manifest in use is the best interpretation: none is clearly better"
             return [*lines, found if self.fits else "none of them is clearly better than the manifest in use"]
-        return [*lines, f"a better reading: {reading_text(self.best)}. In the build config:", self.override_lines]
+        return [
+            *lines,
+            f"a better interpretation: {interpretation_text(self.best)}. In the build config:",
+            self.override_lines,
+        ]
 
 
-def reading_text(reading: Reading) -> str:
-    """A reading in one line."""
-    changes = [f"{field}={_plain(value)}" for field, value in reading.changes if field != "rope.sections"]
+def interpretation_text(interpretation: Interpretation) -> str:
+    """An interpretation in one line."""
+    changes = [f"{field}={_plain(value)}" for field, value in interpretation.changes if field != "rope.sections"]
     return ", ".join(changes) or "the manifest in use"
 
 
@@ -167,18 +171,19 @@ def make_report(
     floor: float,
 ) -> ProbeReport:
     """Rank what ``found`` holds; ``overrides`` and ``floor`` are those that the bundle was built with."""
-    base = found.scores[Reading()]
+    base = found.scores[Interpretation()]
     standings = _standings(found, manifest, spec)
     ranked = sorted(found.scores.items(), key=lambda item: item[1].cross_entropy)
-    readings = tuple(
-        RankedReading(r, s.cross_entropy, s.position_0, s.acceptance_length, contrast(s, base)) for r, s in ranked
+    interpretations = tuple(
+        RankedInterpretation(r, s.cross_entropy, s.position_0, s.acceptance_length, contrast(s, base))
+        for r, s in ranked
     )
     return ProbeReport(
         bundle=bundle,
         num_prompts=num_prompts,
         num_tokens=len(base.token_ce),
         num_steps=num_steps,
-        readings=readings,
+        interpretations=interpretations,
         best=found.best,
         silent=tuple(name for name, several in standings.items() if several == {"no difference"}),
         undecided=tuple(name for name, several in standings.items() if "unclear" in several),
@@ -188,7 +193,7 @@ def make_report(
 
 
 def _standings(found: Found, manifest: DraftManifest, spec: TargetSpec) -> dict[str, set[Standing]]:
-    """Per factor, how its other values stand against the best reading, as far as they were tried there."""
+    """Per factor, how its other values stand against the best interpretation, as far as they were tried there."""
     best = found.scores[found.best]
     standings: dict[str, set[Standing]] = {}
     for name, changes in alternatives(manifest, spec).items():
@@ -197,12 +202,12 @@ def _standings(found: Found, manifest: DraftManifest, spec: TargetSpec) -> dict[
     return standings
 
 
-def _overrides(reading: Reading, manifest: DraftManifest) -> dict[str, Any]:
-    """The reading as ``draft.overrides``: a rope is given whole."""
-    changes = dict(reading.changes)
+def _overrides(interpretation: Interpretation, manifest: DraftManifest) -> dict[str, Any]:
+    """The interpretation as ``draft.overrides``: a rope is given whole."""
+    changes = dict(interpretation.changes)
     fields = {field: _plain(value) for field, value in changes.items() if not field.startswith("rope.")}
     if len(fields) < len(changes):
-        fields["rope"] = _rope_override(reading.apply(manifest).rope)
+        fields["rope"] = _rope_override(interpretation.apply(manifest).rope)
     return fields
 
 
@@ -217,9 +222,9 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _reading_to_dict(ranked: RankedReading) -> dict[str, Any]:
+def _interpretation_to_dict(ranked: RankedInterpretation) -> dict[str, Any]:
     return {
-        "changes": _plain(dict(ranked.reading.changes)),
+        "changes": _plain(dict(ranked.interpretation.changes)),
         "cross_entropy": ranked.cross_entropy,
         "position_0": ranked.position_0,
         "acceptance_length": ranked.acceptance_length,

@@ -13,7 +13,7 @@ from trt_eagle3.decode.engine import Engine, load
 from trt_eagle3.errors import UserError
 from trt_eagle3.pipeline import build
 from trt_eagle3.probe import MAX_TOKENS
-from trt_eagle3.probe.reading import candidate_layers
+from trt_eagle3.probe.interpretation import candidate_layers
 from trt_eagle3.probe.record import record
 from trt_eagle3.probe.result import ProbeReport, make_report
 from trt_eagle3.probe.score import Scorer, draft_ids
@@ -23,7 +23,7 @@ from trt_eagle3.prompts import Question, read_questions
 __all__ = ["Progress", "probe"]
 
 Progress = Callable[[str, int, int], object]
-"""Told a stage (``prompts`` or ``readings``), what of it is done, and how much there is as far as is known."""
+"""Told a stage (``prompts`` or ``interpretations``), what of it is done, and how much there is as far as is known."""
 
 
 def probe(
@@ -35,7 +35,7 @@ def probe(
     max_tokens: int = MAX_TOKENS,
     progress: Progress = lambda *_: None,
 ) -> ProbeReport:
-    """Measure which reading of a draft fits its target.
+    """Measure which interpretation of a draft fits its target.
 
     Args:
         path: a bundle, or with ``draft`` a target checkpoint.
@@ -75,7 +75,7 @@ def _probe(
         progress=lambda: progress("prompts", next(done), len(questions)),
     )
     scorer = Scorer(engine, recordings, folder)
-    found = search(scorer, manifest, spec, lambda scored, total: progress("readings", scored, total))
+    found = search(scorer, manifest, spec, lambda scored, total: progress("interpretations", scored, total))
     config = engine.record.config
     return make_report(
         found,

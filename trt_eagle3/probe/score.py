@@ -18,7 +18,7 @@ from trt_eagle3.checkpoint.tensor_index import read_tensor
 from trt_eagle3.decode.engine import Engine
 from trt_eagle3.decode.kv_cache import KVCache, PagePool, PageTable
 from trt_eagle3.decode.propose import draft_decode_position, draft_positions, put_draft_visual
-from trt_eagle3.decode.runner import DraftRunner, Place, causal_mask
+from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, causal_mask
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.session import open_session
 from trt_eagle3.errors import UserError
@@ -30,7 +30,7 @@ __all__ = ["Score", "Scorer", "draft_ids"]
 
 @dataclass(frozen=True)
 class Score:
-    """How one reading did.
+    """How one interpretation did.
 
     Attributes:
         token_ce: float64 [N]: cross-entropy in nats of the draft against the target at every answer token, a mean over
@@ -77,7 +77,7 @@ def draft_ids(manifest: DraftManifest) -> Tensor:
 
 
 class Scorer:
-    """Scores manifests that differ in their readings alone, over the same recordings; remembers what it scored."""
+    """Scores manifests that differ in their interpretations alone, over the same recordings; remembers what it scored."""
 
     def __init__(self, engine: Engine, recordings: Sequence[Recording], folder: Path) -> None:
         """``folder``: where draft graphs may be written.
@@ -104,14 +104,14 @@ class Scorer:
         self._known: dict[tuple[object, ...], Score] = {}
 
     def score(self, manifest: DraftManifest) -> Score:
-        """The score of one reading of the bundle's draft."""
+        """The score of one interpretation of the bundle's draft."""
         key = _key(manifest)
         if key not in self._known:
             self._known[key] = _score([self._cells(manifest, r) for r in self._recordings])
         return self._known[key]
 
     def _runner(self, manifest: DraftManifest) -> DraftRunner:
-        """The draft as this reading has it; kept until a reading needs another graph."""
+        """The draft as this interpretation has it; kept until an interpretation needs another graph."""
         config = self._engine.record.config.engine
         model = draft_graph(manifest, config.dtype, config.page_size, reference_location).SerializeToString()
         if self._open is None or self._open[0] != model:
@@ -152,7 +152,7 @@ class Scorer:
         for depth in range(1, self.num_steps):
             mask = torch.cat([before, *[own] * depth], dim=1)
             first = draft_decode_position(manifest, depth, depth + recording.prompt.rope_delta)
-            place = Place.single(
+            metadata = AttentionMetadata.single(
                 past=prompt_len,
                 pages=self._pages.pages(prompt_len + mask.shape[1]),
                 mask=mask,
@@ -160,7 +160,7 @@ class Scorer:
             )
             embeds = self._embedding.lookup(ids[(rows + 1 + depth).clip(max=len(ids) - 1)])
             rows_wanted = torch.arange(num_rows)[None]
-            (logits,), (features,) = runner.forward(embeds[None], features[None], place, rows_wanted)
+            (logits,), (features,) = runner.forward(embeds[None], features[None], metadata, rows_wanted)
             found.append(logits.cpu())
         return torch.stack(found, dim=1)
 
@@ -178,12 +178,14 @@ class Scorer:
         chunk = self._engine.record.config.engine.prefill_chunk
         for start in range(0, num_rows, chunk):
             stop = min(start + chunk, num_rows)
-            place = Place.single(start, self._pages.pages(stop), causal_mask(stop - start), positions[:, start:stop])
+            metadata = AttentionMetadata.single(
+                start, self._pages.pages(stop), causal_mask(stop - start), positions[:, start:stop]
+            )
             inside = torch.arange(start, stop)
             wanted = inside[(inside >= prompt_len - 1) & (inside < num_rows - 1)] - start
             some = wanted if len(wanted) else torch.tensor([0])
             part = slice(start, stop)
-            (rows,), (out,) = runner.forward(embeds[None, part], features[None, part], place, some[None])
+            (rows,), (out,) = runner.forward(embeds[None, part], features[None, part], metadata, some[None])
             logits.append(rows[: len(wanted)].cpu())
             outs.append(out[wanted])
         return torch.cat(logits), torch.cat(outs)
@@ -194,7 +196,7 @@ def _num_slots(recording: Recording, num_steps: int) -> int:
 
 
 def _key(manifest: DraftManifest) -> tuple[object, ...]:
-    """All that readings differ in."""
+    """All that interpretations differ in."""
     m, rope = manifest, manifest.rope
     rows = (m.image_rows, m.image_rows == "vision" and m.image_rows_rotated, m.positions, m.position_shift)
     turns = (rope.layout, rope.sections, rope.inv_freq, rope.attention_scaling)

@@ -1,4 +1,4 @@
-"""The staged search: one factor at a time, then pairs of the best, again around each better reading."""
+"""The staged search: one factor at a time, then pairs of the best, again around each better interpretation."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from torch import Tensor
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.errors import UserError
-from trt_eagle3.probe.reading import Reading, alternatives
+from trt_eagle3.probe.interpretation import Interpretation, alternatives
 from trt_eagle3.probe.score import Score, Scorer
 
 __all__ = ["Contrast", "Found", "Standing", "contrast", "search"]
 
 Standing = Literal["better", "worse", "unclear", "no difference"]
 
-# A difference counts from four standard errors over answer tokens on. Two dozen readings are as many chances to err,
+# A difference counts from four standard errors over answer tokens on. Two dozen interpretations are as many chances to err,
 # and tokens of one answer depend on each other: were each worth only half a one, 4 sigma would still be 2.8.
 _SIGMAS = 4.0
 # Nor does one count that is less than this share of the draft's divergence: no acceptance would show it.
 _MIN_GAIN = 0.01
-# float32 noise on one token's cross-entropy. Readings that must agree (1-D rope from row 0 or 1, over text) differed by
+# float32 noise on one token's cross-entropy. Interpretations that must agree (1-D rope from row 0 or 1, over text) differed by
 # 1e-6 at most on the tiny pair; of those that need not agree, the nearest by 3e-4 (chunked sections over images).
 _SAME = 1e-4
-_PAIRED = 3  # factors whose best readings are tried in pairs
+_PAIRED = 3  # factors whose best interpretations are tried in pairs
 _MAX_ROUNDS = 6
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """A reading against another, paired by answer token.
+    """An interpretation against another, paired by answer token.
 
     Attributes:
         difference: in mean cross-entropy, nats; negative is better. standard_error: of that.
@@ -47,10 +47,10 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Found:
-    """Outcome of a search: every reading that was scored, and the best, which changes nothing needlessly."""
+    """Outcome of a search: every interpretation that was scored, and the best, which changes nothing needlessly."""
 
-    best: Reading
-    scores: dict[Reading, Score]
+    best: Interpretation
+    scores: dict[Interpretation, Score]
 
 
 def contrast(score: Score, other: Score) -> Contrast:
@@ -82,10 +82,10 @@ def search(
     spec: TargetSpec,
     progress: Callable[[int, int], object] = lambda *_: None,
 ) -> Found:
-    """Find the reading of ``manifest`` that fits best.
+    """Find the interpretation of ``manifest`` that fits best.
 
     Args:
-        progress: called with readings scored and readings known to be wanted so far.
+        progress: called with interpretations scored and interpretations known to be wanted so far.
     Raises:
         UserError: the manifest as it is gives no finite score.
     """
@@ -98,11 +98,11 @@ class _Search:
     ) -> None:
         self._scorer, self._manifest, self._progress = scorer, manifest, progress
         self._factors = alternatives(manifest, spec)
-        self._scores: dict[Reading, Score] = {}
+        self._scores: dict[Interpretation, Score] = {}
         self._total = 1
 
     def run(self) -> Found:
-        centre = Reading()
+        centre = Interpretation()
         if not math.isfinite(self._ce(centre)):
             raise UserError(
                 "draft: its logits are not finite, so nothing can be compared. Look for NaN or infinity in its "
@@ -115,8 +115,8 @@ class _Search:
             centre = best
         return Found(self._prune(centre), self._scores)
 
-    def _round(self, centre: Reading) -> Reading | None:
-        """The best reading near ``centre``, of those that are clearly better; a pair must better its parts."""
+    def _round(self, centre: Interpretation) -> Interpretation | None:
+        """The best interpretation near ``centre``, of those that are clearly better; a pair must better its parts."""
         firsts = list(self._best_of_factors(centre))[:_PAIRED]
         found = firsts[0] if firsts and self._better(firsts[0], centre) else None
         pairs = []
@@ -130,44 +130,44 @@ class _Search:
                 return pair
         return found
 
-    def _best_of_factors(self, centre: Reading) -> Iterator[Reading]:
+    def _best_of_factors(self, centre: Interpretation) -> Iterator[Interpretation]:
         """Each factor's best other value at ``centre``, the best factor first; none that makes no difference."""
-        readings = {
+        interpretations = {
             name: [r for change in changes if (r := centre.changed(change, self._manifest)) != centre]
             for name, changes in self._factors.items()
         }
-        self._want([r for several in readings.values() for r in several])
-        bests = [min(several, key=self._ce) for several in readings.values() if several]
-        for reading in sorted(bests, key=self._ce):
-            if contrast(self._score(reading), self._score(centre)).standing != "no difference":
-                yield reading
+        self._want([r for several in interpretations.values() for r in several])
+        bests = [min(several, key=self._ce) for several in interpretations.values() if several]
+        for interpretation in sorted(bests, key=self._ce):
+            if contrast(self._score(interpretation), self._score(centre)).standing != "no difference":
+                yield interpretation
 
-    def _prune(self, reading: Reading) -> Reading:
+    def _prune(self, interpretation: Interpretation) -> Interpretation:
         """Take back, factor by factor, each change without which the draft does as well."""
-        for fields in _groups(reading):
-            plainer = reading.without(fields)
-            if not self._better(reading, plainer):
-                reading = plainer
-        return reading
+        for fields in _groups(interpretation):
+            plainer = interpretation.without(fields)
+            if not self._better(interpretation, plainer):
+                interpretation = plainer
+        return interpretation
 
-    def _want(self, readings: list[Reading]) -> None:
-        """Score readings; the progress knows beforehand how many."""
-        new = [r for r in dict.fromkeys(readings) if r not in self._scores]
+    def _want(self, interpretations: list[Interpretation]) -> None:
+        """Score interpretations; the progress knows beforehand how many."""
+        new = [r for r in dict.fromkeys(interpretations) if r not in self._scores]
         self._total = len(self._scores) + len(new)
-        for reading in new:
-            self._score(reading)
+        for interpretation in new:
+            self._score(interpretation)
 
-    def _score(self, reading: Reading) -> Score:
-        if reading not in self._scores:
-            self._scores[reading] = self._scorer.score(reading.apply(self._manifest))
+    def _score(self, interpretation: Interpretation) -> Score:
+        if interpretation not in self._scores:
+            self._scores[interpretation] = self._scorer.score(interpretation.apply(self._manifest))
             self._progress(len(self._scores), max(self._total, len(self._scores)))
-        return self._scores[reading]
+        return self._scores[interpretation]
 
-    def _ce(self, reading: Reading) -> float:
-        return self._score(reading).cross_entropy
+    def _ce(self, interpretation: Interpretation) -> float:
+        return self._score(interpretation).cross_entropy
 
-    def _better(self, reading: Reading, other: Reading) -> bool:
-        return contrast(self._score(reading), self._score(other)).standing == "better"
+    def _better(self, interpretation: Interpretation, other: Interpretation) -> bool:
+        return contrast(self._score(interpretation), self._score(other)).standing == "better"
 
 
 _TOGETHER = (
@@ -176,9 +176,9 @@ _TOGETHER = (
 )
 
 
-def _groups(reading: Reading) -> list[frozenset[str]]:
+def _groups(interpretation: Interpretation) -> list[frozenset[str]]:
     """The changed fields, those together that mean nothing alone: three axes need a rope that is dealt to them."""
-    changed = frozenset(field for field, _ in reading.changes)
+    changed = frozenset(field for field, _ in interpretation.changes)
     layout = frozenset({"rope.layout", "rope.sections", "positions"} if "rope.layout" in changed else ())
     together = (*_TOGETHER, layout)
     alone = changed.difference(*together)

@@ -25,10 +25,10 @@ from trt_eagle3.errors import UserError, clip
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.json_reader import parse_request_json
 from trt_eagle3.serving.warm_up import warm_up
-from trt_eagle3.triton.flight import Flight, refuse
 from trt_eagle3.triton.libraries import use_libraries
 from trt_eagle3.triton.metrics import PublishedMetrics
-from trt_eagle3.triton.request import Order, read_order
+from trt_eagle3.triton.request import ParsedRequest, read_order
+from trt_eagle3.triton.response_stream import ResponseStream, refuse
 from trt_eagle3.triton.tensors import INPUTS
 from trt_eagle3.triton.watchdog import Watchdog
 
@@ -57,7 +57,7 @@ class TritonPythonModel:
         seconds = warm_up(self._engine)
         self._metrics = PublishedMetrics(self._engine, pb_utils, args["model_name"])
         self._metrics.publish()
-        self._flights: dict[int, Flight] = {}
+        self._flights: dict[int, ResponseStream] = {}
         self._closing = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._threads = [threading.Thread(target=run, daemon=True) for run in (self._run_loop, self._publish)]
@@ -71,19 +71,19 @@ class TritonPythonModel:
         for request in requests:
             sender = request.get_response_sender()
             try:
-                order = self._read(request)
-                flight = Flight(sender, order, self._engine.submit(order.request), self._serving)
-                self._log(request.request_id(), order)
+                parsed = self._read(request)
+                stream = ResponseStream(sender, parsed, self._engine.submit(parsed.request), self._serving)
+                self._log(request.request_id(), parsed)
             except Exception as error:  # any failure is this request's, not the server's
                 refuse(sender, error)
                 continue
-            asyncio.run_coroutine_threadsafe(self._fly(flight), self._loop)
+            asyncio.run_coroutine_threadsafe(self._serve(stream), self._loop)
 
     def finalize(self) -> None:
         """Answer what is in flight, then stop. The server's own exit timeout bounds how long that may take."""
         self._closing.set()
         self._engine.close(drain=True)
-        asyncio.run_coroutine_threadsafe(self._land(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._drain(), self._loop).result()
         time.sleep(FLUSH_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
         for thread in self._threads:
@@ -91,18 +91,18 @@ class TritonPythonModel:
         if self._watchdog:
             self._watchdog.dismiss()
 
-    async def _land(self) -> None:
+    async def _drain(self) -> None:
         """Wait until the last responses are out."""
         while self._flights:
             await asyncio.sleep(TICK_S)
         self._ticker.cancel()
 
-    async def _fly(self, flight: Flight) -> None:
-        self._flights[id(flight)] = flight
+    async def _serve(self, stream: ResponseStream) -> None:
+        self._flights[id(stream)] = stream
         try:
-            await flight.run()
+            await stream.run()
         finally:
-            del self._flights[id(flight)]
+            del self._flights[id(stream)]
 
     def _run_loop(self) -> None:
         self._ticker = self._loop.create_task(self._watch_flights())
@@ -111,8 +111,8 @@ class TritonPythonModel:
     async def _watch_flights(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            for flight in list(self._flights.values()):
-                flight.look_after()
+            for stream in list(self._flights.values()):
+                stream.look_after()
 
     def _publish(self) -> None:
         server = os.getppid()
@@ -124,16 +124,16 @@ class TritonPythonModel:
                 pb_utils.Logger.log_error("trt_eagle3: the engine has stopped, so this process ends")
                 os._exit(1)  # the watchdog stops the server, and whoever supervises it starts it again
 
-    def _read(self, request: Any) -> Order:
+    def _read(self, request: Any) -> ParsedRequest:
         try:
             return read_order(_tensors(request), _request_parameters(request, self._serving), self._serving)
         except UserError:  # whatever is wrong with its prompt, the engine counts
             self._engine.count_rejected()
             raise
 
-    def _log(self, request_id: str, order: Order) -> None:
+    def _log(self, request_id: str, parsed: ParsedRequest) -> None:
         if self._serving.log_prompts:
-            prompt = order.request.prompt
+            prompt = parsed.request.prompt
             text = prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
             pb_utils.Logger.log_info(f"trt_eagle3: request {clip(request_id) or '-'}: {text!r}")
 

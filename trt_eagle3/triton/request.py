@@ -15,7 +15,7 @@ from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.json_reader import TooLargeError, parse_request_json
 from trt_eagle3.triton.tensors import INPUTS
 
-__all__ = ["Order", "read_order"]
+__all__ = ["ParsedRequest", "read_order"]
 
 _TRITON_PREFIX = "triton_"  # request parameters of the server itself
 _TRITON_NAMES = frozenset({"id", "binary_data_output", "priority", "timeout", "sequence_id"})
@@ -24,7 +24,7 @@ _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "pr
 
 
 @dataclass(frozen=True)
-class Order:
+class ParsedRequest:
     """What one inference request asks for.
 
     Attributes:
@@ -39,7 +39,7 @@ class Order:
     return_token_ids: bool
 
 
-def read_order(tensors: Mapping[str, Any], parameters: Mapping[str, Any], serving: ServingConfig) -> Order:
+def read_order(tensors: Mapping[str, Any], parameters: Mapping[str, Any], serving: ServingConfig) -> ParsedRequest:
     """Read an inference request.
 
     Args:
@@ -71,7 +71,7 @@ def read_order(tensors: Mapping[str, Any], parameters: Mapping[str, Any], servin
         **options,
     )
     echo = "" if single.get("exclude_input_in_output", True) else text or ""
-    return Order(request, single.get("stream", False), echo, single.get("return_token_ids", False))
+    return ParsedRequest(request, single.get("stream", False), echo, single.get("return_token_ids", False))
 
 
 def _refuse_unknown(parameters: Mapping[str, Any]) -> None:

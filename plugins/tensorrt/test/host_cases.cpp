@@ -51,7 +51,7 @@ void check_creators() {
             std::vector<std::string>{"num_heads", "num_kv_heads", "head_dim", "epsilon", "compute_type"},
         "fields of QKNormMRope");
   check(driver::field_names("TreeAttention") ==
-            std::vector<std::string>{"num_heads", "num_kv_heads", "page_size", "scale", "compute_type", "settled"},
+            std::vector<std::string>{"num_heads", "num_kv_heads", "page_size", "scale", "compute_type", "prefetch_safe"},
         "fields of TreeAttention");
   check(driver::field_names("VisionAttention") == std::vector<std::string>{"num_heads", "scale", "compute_type"},
         "fields of VisionAttention");

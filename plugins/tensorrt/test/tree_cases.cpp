@@ -84,10 +84,10 @@ void check_tree(DataType t, DataType mask, const TreeSizes& z, const std::vector
                                                            {" while building", {true, true, false}},
                                                            {" captured", {true, false, true}},
                                                            {" without scratch", {true, false, false, true}}};
-  for (const int settled : {0, 1}) {
-    if (settled != 0) c.sound.fields.push_back({"settled", settled});
+  for (const int prefetch_safe : {0, 1}) {
+    if (prefetch_safe != 0) c.sound.fields.push_back({"prefetch_safe", prefetch_safe});
     for (const auto& [name, mode] : modes) {
-      const std::string where = what + name + (settled != 0 ? ", settled" : "");
+      const std::string where = what + name + (prefetch_safe != 0 ? ", prefetch_safe" : "");
       const auto got = launch(c.sound, c.in, mode);
       compare(where, got, 0, c.out, tolerance);
       compare(where, got, 1, c.k_cache, 0.0);

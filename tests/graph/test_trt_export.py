@@ -19,11 +19,11 @@ from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.torch import TorchSession
 from trt_eagle3.engine.weight_file import write_weights
+from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.graph.ops import DOMAIN, OPS
-from trt_eagle3.graph.pair import pair_graphs
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION, plugin_schemas
-from trt_eagle3.graph.plugin_ready import WEIGHTS_FILE, PluginReady, float32_nodes, plugin_ready
 from trt_eagle3.graph.residual import WIDE_SCALE
+from trt_eagle3.graph.trt_export import WEIGHTS_FILE, TrtExport, float32_nodes, trt_export
 from trt_eagle3.multimodal.vision_rows import vision_rows
 from trt_eagle3.parity.metrics import relative_error
 
@@ -37,7 +37,7 @@ FLOAT16_TOLERANCE = 1e-2
 def graphs(dtype: str = "float16", residual: str = "compute") -> dict[str, onnx.ModelProto]:
     spec = read_target(TARGET)
     engine = EngineConfig.model_validate({"backend": "tensorrt", "dtype": dtype, "residual": residual})
-    return pair_graphs(spec, read_draft(DRAFT, spec), engine, reference_location)
+    return build_graphs(spec, read_draft(DRAFT, spec), engine, reference_location)
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def schemas() -> Iterator[None]:
         onnx.defs.deregister_schema(schema.name, schema.since_version, schema.domain)
 
 
-def written(ready: PluginReady, folder: Path) -> Path:
+def written(ready: TrtExport, folder: Path) -> Path:
     write_weights(ready, REFERENCE_ROOT, folder / WEIGHTS_FILE)
     (folder / "model.onnx").write_bytes(ready.model.SerializeToString())
     return folder / "model.onnx"
@@ -62,7 +62,7 @@ def written(ready: PluginReady, folder: Path) -> Path:
 def test_model_is_opset_17_with_plugin_nodes_and_no_functions(
     graph: str, dtype: str, linear: bool, tmp_path: Path
 ) -> None:
-    ready = plugin_ready(graphs(dtype)[graph], linear=linear)
+    ready = trt_export(graphs(dtype)[graph], linear=linear)
     file = written(ready, tmp_path)
     onnx.checker.check_model(str(file), full_check=dtype != "bfloat16", check_custom_domain=True)
     assert {o.domain: o.version for o in ready.model.opset_import} == {"": 17, DOMAIN: 1}
@@ -72,7 +72,7 @@ def test_model_is_opset_17_with_plugin_nodes_and_no_functions(
 
 
 def test_schema_refuses_a_plugin_node_without_its_attributes(tmp_path: Path) -> None:
-    ready = plugin_ready(graphs()["draft"])
+    ready = trt_export(graphs()["draft"])
     node = next(n for n in ready.model.graph.node if n.op_type == "TreeAttention")
     del node.attribute[:]
     with pytest.raises(onnx.checker.ValidationError, match="Required attribute"):
@@ -80,10 +80,10 @@ def test_schema_refuses_a_plugin_node_without_its_attributes(tmp_path: Path) -> 
 
 
 def test_every_op_of_ours_is_a_plugin_node_that_knows_its_types() -> None:
-    model = plugin_ready(graphs(residual="float32")["target"]).model
+    model = trt_export(graphs(residual="float32")["target"]).model
     ours = [node for node in model.graph.node if node.domain == DOMAIN]
     assert {node.op_type for node in ours} == set(OPS) - {"VisionAttention"}
-    vision = plugin_ready(graphs()["vision"]).model
+    vision = trt_export(graphs()["vision"]).model
     assert {node.op_type for node in vision.graph.node if node.domain == DOMAIN} == {"VisionAttention"}
     norms = [
         {a.name: onnx.helper.get_attribute_value(a) for a in n.attribute} for n in ours if n.op_type == "AddRmsNorm"
@@ -101,7 +101,7 @@ def products(model: onnx.ModelProto, op_type: str) -> dict[str, onnx.NodeProto]:
 @pytest.mark.parametrize(("graph", "count"), [("target", 8 * 4 + 1), ("draft", 5), ("fuse", 1), ("vision", 0)])
 def test_products_without_a_bias_become_linear_plugins_where_asked_for(graph: str, count: int, dtype: str) -> None:
     model = graphs(dtype)[graph]
-    plain, ready = plugin_ready(model), plugin_ready(model, linear=True)
+    plain, ready = trt_export(model), trt_export(model, linear=True)
     before, left, taken = products(plain.model, "Gemm"), products(ready.model, "Gemm"), products(ready.model, "Linear")
     assert not products(plain.model, "Linear")
     assert len(taken) == count
@@ -123,7 +123,7 @@ def test_linear_plugins_compute_what_the_graph_did(graph: str, tmp_path: Path) -
     found = {}
     for name, linear in (("plain", False), ("linear", True)):
         (tmp_path / name).mkdir()
-        ready = plugin_ready(model, linear=linear)
+        ready = trt_export(model, linear=linear)
         written(ready, tmp_path / name)
         found[name] = run(ready.model, tmp_path / name, tmp_path / name, inputs)
     for name, value in found["plain"].items():
@@ -153,19 +153,19 @@ def product_graph(k: int, dtype: int = TensorProto.FLOAT16, **attributes: object
     ],
 )
 def test_linear_takes_only_what_its_kernel_computes(model: onnx.ModelProto, op_type: str) -> None:
-    assert [n.op_type for n in plugin_ready(model, linear=True).model.graph.node] == [op_type]
+    assert [n.op_type for n in trt_export(model, linear=True).model.graph.node] == [op_type]
 
 
 @pytest.mark.parametrize("residual", ["compute", "float32"])
 def test_float32_nodes_are_the_same_with_linear_plugins(residual: str) -> None:
     model = graphs(residual=residual)["target"]
-    expected = float32_nodes(plugin_ready(model).model)
+    expected = float32_nodes(trt_export(model).model)
     assert expected
-    assert float32_nodes(plugin_ready(model, linear=True).model) == expected
+    assert float32_nodes(trt_export(model, linear=True).model) == expected
 
 
 def test_weights_are_of_the_engines_type_and_fused(tmp_path: Path) -> None:
-    ready = plugin_ready(graphs()["target"])
+    ready = trt_export(graphs()["target"])
     assert {w.dtype for w in ready.weights} == {TensorProto.FLOAT16}
     assert not {"Cast", "Concat"} & {n.op_type for n in ready.model.graph.node if n.input[0] in ready.offsets}
     qkv = next(w for w in ready.weights if w.name == "layers.0.self_attn.qkv.weight")
@@ -226,7 +226,7 @@ def run(model: onnx.ModelProto, folder: Path, root: Path, inputs: dict[str, Tens
 def test_rewritten_graph_computes_the_same_bits(graph: str, tmp_path: Path) -> None:
     model, inputs = graphs("float32")[graph], inputs_of(graph, torch.float32)
     expected = run(model, tmp_path / "plain", REFERENCE_ROOT, inputs)
-    ready = plugin_ready(model)
+    ready = trt_export(model)
     written(ready, tmp_path)
     found = run(ready.model, tmp_path, tmp_path, inputs)
     assert found.keys() == expected.keys()
@@ -242,7 +242,7 @@ def test_gelu_written_out_computes_gelu(approximate: str, tmp_path: Path) -> Non
     x, y = (onnx.helper.make_tensor_value_info(n, TensorProto.FLOAT, ["n"]) for n in "xy")
     node = onnx.helper.make_node("Gelu", ["x"], ["y"], name="y/Gelu", approximate=approximate)
     model = onnx.helper.make_model(onnx.helper.make_graph([node], "gelu", [x], [y]))
-    made = plugin_ready(model).model
+    made = trt_export(model).model
     assert "Gelu" not in {n.op_type for n in made.graph.node}
     values = torch.linspace(-12, 12, 4001)
     found = run(made, tmp_path, tmp_path, {"x": values})["y"]
@@ -254,7 +254,7 @@ def test_float32_residual_computes_what_the_compute_type_does(tmp_path: Path) ->
     inputs = inputs_of("target", torch.float32)
     expected = run(graphs("float32")["target"], tmp_path / "plain", REFERENCE_ROOT, inputs)
     half = {n: t.half() if t.dtype == torch.float32 else t for n, t in inputs.items()}
-    ready = plugin_ready(graphs(residual="float32")["target"])
+    ready = trt_export(graphs(residual="float32")["target"])
     written(ready, tmp_path)
     found = run(ready.model, tmp_path, tmp_path, half)
     for name in ("logits", "aux_hidden_states"):
@@ -269,7 +269,7 @@ def test_residual_beyond_float16_is_held_in_float32_and_its_aux_states_saturate(
     large["deepstack_embeds"] = 6e4 * torch.ones_like(large["deepstack_embeds"])
     expected = run(graphs("float32")["target"], tmp_path / "plain", REFERENCE_ROOT, large)
     half = {n: t.half() if t.dtype == torch.float32 else t for n, t in large.items()}
-    narrow, wide = plugin_ready(graphs()["target"]), plugin_ready(graphs(residual="float32")["target"])
+    narrow, wide = trt_export(graphs()["target"]), trt_export(graphs(residual="float32")["target"])
     for ready, name in ((narrow, "narrow"), (wide, "wide")):
         (tmp_path / name).mkdir()
         written(ready, tmp_path / name)
@@ -281,7 +281,7 @@ def test_residual_beyond_float16_is_held_in_float32_and_its_aux_states_saturate(
 
 
 def test_projections_that_write_to_a_wide_stream_are_scaled() -> None:
-    weights = {w.name: w for w in plugin_ready(graphs(residual="float32")["target"]).weights}
+    weights = {w.name: w for w in trt_export(graphs(residual="float32")["target"]).weights}
     up = next(w for name, w in weights.items() if "gate_up" in name)
     assert [p.scale for p in up.parts] == [1.0, WIDE_SCALE]
     scaled = [w for w in weights.values() if "o_proj" in w.parts[0].name]
@@ -290,8 +290,8 @@ def test_projections_that_write_to_a_wide_stream_are_scaled() -> None:
 
 
 def test_float32_nodes_are_those_of_the_wide_stream_and_the_logits() -> None:
-    assert float32_nodes(plugin_ready(graphs()["target"]).model) == {"cast/Cast"}  # the logits
-    wide = float32_nodes(plugin_ready(graphs(residual="float32")["target"]).model)
+    assert float32_nodes(trt_export(graphs()["target"]).model) == {"cast/Cast"}  # the logits
+    wide = float32_nodes(trt_export(graphs(residual="float32")["target"]).model)
     assert {"embeds_stream/Mul", "layers.0.output/Add", "aux.1_clipped/Clip"} <= wide
     assert not any(name.endswith(("/Gemm", "/Sigmoid")) for name in wide)
-    assert not float32_nodes(plugin_ready(graphs()["vision"]).model)  # its angles are inside VisionAttention
+    assert not float32_nodes(trt_export(graphs()["vision"]).model)  # its angles are inside VisionAttention

@@ -14,14 +14,14 @@ from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
 from trt_eagle3.json_file import read_json_object
 
-__all__ = ["ENGINE_FILE", "ONNX_FOLDER", "EngineFacts", "EngineFolder", "machine_facts"]
+__all__ = ["ENGINE_FILE", "ONNX_FOLDER", "EngineDescription", "EngineFolder", "describe_machine"]
 
 ENGINE_FILE = "rank0.engine"
 ONNX_FOLDER = "onnx"
 _REBUILD = "Rebuild here: trt-eagle3 build --config <its config>"
 
 
-class EngineFacts(BaseModel):
+class EngineDescription(BaseModel):
     """What an engine fits: TensorRT's version, the GPU's architecture, our plugins' version; and its size in bytes.
 
     Attributes:
@@ -37,11 +37,11 @@ class EngineFacts(BaseModel):
     linear: Literal["plugin", "tensorrt"] = "tensorrt"
 
 
-def machine_facts(num_bytes: int, *, linear: bool = False) -> EngineFacts:
+def describe_machine(num_bytes: int, *, linear: bool = False) -> EngineDescription:
     """Facts of an engine of ``num_bytes`` built on this machine; ``linear``: with products by our plugin."""
     arch = gpu_arch()
     assert arch is not None, "engines are built where there is a GPU"
-    return EngineFacts(
+    return EngineDescription(
         tensorrt=tensorrt().__version__,
         gpu_arch=arch,
         plugins=PLUGIN_VERSION,
@@ -60,7 +60,7 @@ class EngineFolder:
         raw = self._read_config()
         try:
             self.config = EngineConfig.model_validate(raw["build_config"]["engine"])
-            self.facts = EngineFacts.model_validate(raw["engine"]) if raw.get("engine") else None
+            self.facts = EngineDescription.model_validate(raw["engine"]) if raw.get("engine") else None
         except (KeyError, TypeError, ValidationError) as error:
             raise UserError(f"{path / 'config.json'}: damaged ({type(error).__name__}). {_REBUILD}") from error
 

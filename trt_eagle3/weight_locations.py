@@ -11,7 +11,7 @@ from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.engine.bundle import FileRecord, TensorRecord, header_digest, reference_location
 
-__all__ = ["DRAFT_TENSORS", "TABLE_FILE", "Places", "TablePlaces", "WeightPlaces", "table_tensors"]
+__all__ = ["DRAFT_TENSORS", "TABLE_FILE", "FileLocations", "TableLocations", "WeightLocations", "table_tensors"]
 
 TABLE_FILE = "embedding.safetensors"
 """What is read outside the engines of a TensorRT bundle."""
@@ -20,7 +20,7 @@ DRAFT_TENSORS = ("d2t", "embed_tokens.weight")
 _TOKEN_TABLE = "embed_tokens.weight"
 
 
-class WeightPlaces(Protocol):
+class WeightLocations(Protocol):
     """What ``bundle.json`` says of weights."""
 
     @property
@@ -41,7 +41,7 @@ class WeightPlaces(Protocol):
         ...
 
 
-class Places:
+class FileLocations:
     """Whole weight files: under ``weights/<role>/`` of the bundle, or where their checkpoints are when referenced."""
 
     def __init__(self, spec: TargetSpec, manifest: DraftManifest | None, reference: bool) -> None:
@@ -62,7 +62,7 @@ class Places:
     def _location(self, role: str, ref: TensorRef) -> str:
         return reference_location(ref) if self._reference else f"weights/{role}/{ref.file.name}"
 
-    def locate(self, ref: TensorRef) -> str:
+    def resolve(self, ref: TensorRef) -> str:
         """Location of a tensor's file under the weights root."""
         return self.locations[ref.file]
 
@@ -80,10 +80,10 @@ class Places:
         return {name: self._record(ref) for name, ref in self._manifest.tensors.items()} if self._manifest else {}
 
     def _record(self, ref: TensorRef) -> TensorRecord:
-        return _tensor_record(ref, self.locate(ref))
+        return _tensor_record(ref, self.resolve(ref))
 
 
-class TablePlaces:
+class TableLocations:
     """The file ``TABLE_FILE`` alone: engines hold all other weights."""
 
     kind: Literal["contained", "reference"] = "contained"

@@ -1,4 +1,4 @@
-"""What may be ambiguous, and readings as changes to a manifest."""
+"""What may be ambiguous, and interpretations as changes to a manifest."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 from tests.probe.conftest import Asked
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.rope_schedule import make_rope
-from trt_eagle3.probe.reading import Reading, alternatives, candidate_layers
+from trt_eagle3.probe.interpretation import Interpretation, alternatives, candidate_layers
 
 
 def values(asked: Asked, factor: str, **fields: Any) -> list[dict[str, Any]]:
     """The values of a factor other than the manifest's own."""
     manifest = replace(asked.manifest, **fields)
     changes = alternatives(manifest, asked.engine.spec).get(factor, [])
-    return [dict(r.changes) for change in changes if (r := Reading().changed(change, manifest)).changes]
+    return [dict(r.changes) for change in changes if (r := Interpretation().changed(change, manifest)).changes]
 
 
 def test_aux_layers_out_of_range_are_no_readings(tiny: Asked) -> None:
@@ -49,26 +49,26 @@ def test_another_base_makes_a_plain_schedule_and_keeps_the_layout(tiny: Asked) -
         parameters={"factor": 32, "original_max_position_embeddings": 2048},
     )  # fmt: skip
     manifest = replace(tiny.manifest, rope=rope)
-    read = Reading().changed({"rope.kind": "default", "rope.base": 5e6}, manifest).apply(manifest)
+    read = Interpretation().changed({"rope.kind": "default", "rope.base": 5e6}, manifest).apply(manifest)
     assert read.rope == RopeSpec.plain(64, 5e6, "chunked", (12, 10, 10))
 
 
 def test_another_layout_keeps_the_frequencies(tiny: Asked) -> None:
     change = {"rope.layout": "chunked", "rope.sections": (12, 10, 10)}
-    read = Reading().changed(change, tiny.manifest).apply(tiny.manifest)
+    read = Interpretation().changed(change, tiny.manifest).apply(tiny.manifest)
     assert read.rope.inv_freq == tiny.manifest.rope.inv_freq
     assert read.rope.layout == "chunked"
 
 
 def test_a_change_back_leaves_no_change(tiny: Asked) -> None:
-    there = Reading().changed({"image_rows": "vision", "image_rows_rotated": False}, tiny.manifest)
-    assert there.changed({"image_rows": "pad"}, tiny.manifest) == Reading()
+    there = Interpretation().changed({"image_rows": "vision", "image_rows_rotated": False}, tiny.manifest)
+    assert there.changed({"image_rows": "pad"}, tiny.manifest) == Interpretation()
 
 
 def test_changes_are_the_same_in_any_order(tiny: Asked) -> None:
     a, b = {"residual": "normed"}, {"feedback": "post_norm"}
-    one = Reading().changed(a, tiny.manifest).changed(b, tiny.manifest)
-    assert one == Reading().changed(b, tiny.manifest).changed(a, tiny.manifest)
+    one = Interpretation().changed(a, tiny.manifest).changed(b, tiny.manifest)
+    assert one == Interpretation().changed(b, tiny.manifest).changed(a, tiny.manifest)
 
 
 @pytest.mark.parametrize("positions", ["3d", "temporal", "linear"])

@@ -11,26 +11,26 @@ import triton_python_backend_utils as pb_utils
 from trt_eagle3.decode.answer import Answer
 from trt_eagle3.errors import MAX_MESSAGE_LEN, OverloadedError, UserError, clip
 from trt_eagle3.serving import ServingConfig
-from trt_eagle3.triton.request import Order
+from trt_eagle3.triton.request import ParsedRequest
 
-__all__ = ["Flight", "refuse"]
+__all__ = ["ResponseStream", "refuse"]
 
 _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 
-class Flight:
+class ResponseStream:
     """One request being answered. Everything here happens in one event loop."""
 
-    def __init__(self, sender: Any, order: Order, answer: Answer, serving: ServingConfig) -> None:
+    def __init__(self, sender: Any, parsed: ParsedRequest, answer: Answer, serving: ServingConfig) -> None:
         self._sender = sender
-        self._order = order
+        self._order = parsed
         self._answer = answer
         self._serving = serving
         self._start = time.monotonic()
         self._sent = 0.0
         self._late = self._over = False
         # what has come and is not sent
-        self._text = order.echo
+        self._text = parsed.echo
         self._token_ids: list[int] = []
 
     async def run(self) -> None:

@@ -1,6 +1,6 @@
 """A graph as TensorRT's ONNX parser wants it: opset 17, our ops as plugin nodes, every weight in one file of its type.
 
-What is done to the graph of ``pair_graphs``, and why:
+What is done to the graph of ``build_graphs``, and why:
 - the reference functions go (TensorRT 8.6 cannot read them, 10 and 11 would inline them in place of our plugins);
 - nodes of our ops get the attributes by which a plugin knows its types (``plugins/tensorrt/README.md``);
 - ``Cast``, ``Concat`` and ``Mul`` by a power of two of weights are folded into how the weight is written;
@@ -28,10 +28,10 @@ __all__ = [
     "PLUGIN_OPSET",
     "WEIGHTS_FILE",
     "Part",
-    "PluginReady",
+    "TrtExport",
     "Weight",
     "float32_nodes",
-    "plugin_ready",
+    "trt_export",
 ]
 
 PLUGIN_OPSET = 17
@@ -79,7 +79,7 @@ class Weight:
 
 
 @dataclass(frozen=True)
-class PluginReady:
+class TrtExport:
     """The model, which refers to ``WEIGHTS_FILE`` beside it, and what that file holds: weight -> byte offset."""
 
     model: onnx.ModelProto
@@ -92,7 +92,7 @@ class PluginReady:
         return sum(w.num_bytes for w in self.weights)
 
 
-def plugin_ready(model: onnx.ModelProto, *, linear: bool = False) -> PluginReady:
+def trt_export(model: onnx.ModelProto, *, linear: bool = False) -> TrtExport:
     """``model`` for TensorRT; it is not changed, and no weight is read.
 
     Args:
@@ -112,10 +112,10 @@ def plugin_ready(model: onnx.ModelProto, *, linear: bool = False) -> PluginReady
     graph = helper.make_graph(nodes, model.graph.name, model.graph.input, model.graph.output, initializers)
     opsets = [helper.make_opsetid("", PLUGIN_OPSET), helper.make_opsetid(DOMAIN, 1)]
     made = helper.make_model(graph, producer_name="trt-eagle3", opset_imports=opsets, ir_version=_IR_VERSION)
-    return PluginReady(made, offsets, weights)
+    return TrtExport(made, offsets, weights)
 
 
-def reading_early(model: onnx.ModelProto) -> onnx.ModelProto:
+def with_prefetch_safe(model: onnx.ModelProto) -> onnx.ModelProto:
     """An exported model whose TreeAttention reads caches, page table and lengths before the launch before it ends.
 
     An engine of it must not copy one of those at every step: the copy may come right before attention.
@@ -124,13 +124,13 @@ def reading_early(model: onnx.ModelProto) -> onnx.ModelProto:
     made.CopyFrom(model)
     for node in made.graph.node:
         if node.op_type == "TreeAttention":
-            node.attribute.append(helper.make_attribute("settled", 1))
+            node.attribute.append(helper.make_attribute("prefetch_safe", 1))
     return made
 
 
-def reads_early(model: onnx.ModelProto) -> bool:
-    """Whether it is one of ``reading_early``."""
-    return any(_attribute(node, "settled") for node in model.graph.node if node.op_type == "TreeAttention")
+def is_prefetch_safe(model: onnx.ModelProto) -> bool:
+    """Whether it is one of ``with_prefetch_safe``."""
+    return any(_attribute(node, "prefetch_safe") for node in model.graph.node if node.op_type == "TreeAttention")
 
 
 def float32_nodes(model: onnx.ModelProto) -> set[str]:

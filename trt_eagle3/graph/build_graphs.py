@@ -7,30 +7,30 @@ import onnx
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.config import EngineConfig
-from trt_eagle3.graph.builder import Locate
+from trt_eagle3.graph.builder import ResolveLocation
 from trt_eagle3.graph.draft import draft_graph, fuse_graph
 from trt_eagle3.graph.residual import Residual
 from trt_eagle3.graph.target import target_graph
 from trt_eagle3.graph.vision import vision_graph
 
-__all__ = ["pair_graphs"]
+__all__ = ["build_graphs"]
 
 
-def pair_graphs(
-    spec: TargetSpec, manifest: DraftManifest | None, engine: EngineConfig, locate: Locate
+def build_graphs(
+    spec: TargetSpec, manifest: DraftManifest | None, engine: EngineConfig, resolve: ResolveLocation
 ) -> dict[str, onnx.ModelProto]:
     """The graphs of a target, and of its draft where there is one, by name.
 
-    Nothing is loaded: weights are referenced where ``locate`` says their files will be.
+    Nothing is loaded: weights are referenced where ``resolve`` says their files will be.
     """
     aux = manifest.aux_layers if manifest else ()
     before = manifest is not None and manifest.aux_pre_deepstack
     residual = Residual(wide=engine.residual == "float32" and engine.dtype != "float32")
     models = {
-        "target": target_graph(spec, aux, before, engine.dtype, engine.page_size, locate, residual),
-        "vision": vision_graph(spec, engine.dtype, locate),
+        "target": target_graph(spec, aux, before, engine.dtype, engine.page_size, resolve, residual),
+        "vision": vision_graph(spec, engine.dtype, resolve),
     }
     if manifest:
-        models["fuse"] = fuse_graph(manifest, engine.dtype, locate)
-        models["draft"] = draft_graph(manifest, engine.dtype, engine.page_size, locate)
+        models["fuse"] = fuse_graph(manifest, engine.dtype, resolve)
+        models["draft"] = draft_graph(manifest, engine.dtype, engine.page_size, resolve)
     return models

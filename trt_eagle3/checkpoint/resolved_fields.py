@@ -15,7 +15,7 @@ from trt_eagle3.checkpoint.manifest import DraftManifest, Source, SourceKind
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.errors import UserError, clip, quote
 
-__all__ = ["EXTENSION", "Facts", "check_overrides"]
+__all__ = ["EXTENSION", "ResolvedFields", "check_overrides"]
 
 EXTENSION = "trt_eagle3"
 """Key of a draft's config.json under which this program keeps what the format has no key for."""
@@ -51,7 +51,7 @@ _RANGES: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
 }
 
 
-class Facts:
+class ResolvedFields:
     """What is known of a draft so far.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Readings: a manifest with some of its ambiguous fields read another way, and the table of what may be ambiguous."""
+"""Interpretations: a manifest with some of its ambiguous fields read another way, and the table of what may be ambiguous."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.target import TargetSpec
 
-__all__ = ["FACTORS", "Reading", "alternatives", "candidate_layers"]
+__all__ = ["FACTORS", "Interpretation", "alternatives", "candidate_layers"]
 
 Change = Mapping[str, Any]
 """Manifest field -> value; ``rope.layout``, ``rope.sections``, ``rope.kind`` and ``rope.base`` are parts of a rope."""
@@ -20,25 +20,25 @@ ROPE_BASES = (10_000.0, 1_000_000.0, 5_000_000.0)  # of EAGLE's own code, of Qwe
 
 
 @dataclass(frozen=True)
-class Reading:
+class Interpretation:
     """Changes to a manifest, by field, in the order of their names; none is the manifest as it stands."""
 
     changes: tuple[tuple[str, Any], ...] = ()
 
-    def changed(self, change: Change, manifest: DraftManifest) -> Reading:
-        """This reading with ``change`` on top; what ``manifest`` says anyway is left out."""
+    def changed(self, change: Change, manifest: DraftManifest) -> Interpretation:
+        """This interpretation with ``change`` on top; what ``manifest`` says anyway is left out."""
         merged = {**dict(self.changes), **change}
         if merged.get("image_rows", manifest.image_rows) == "pad":
             merged.pop("image_rows_rotated", None)
         kept = {field: value for field, value in merged.items() if _value(manifest, field) != value}
-        return Reading(tuple(sorted(kept.items())))
+        return Interpretation(tuple(sorted(kept.items())))
 
-    def without(self, fields: frozenset[str]) -> Reading:
-        """This reading with ``fields`` as the manifest has them."""
-        return Reading(tuple((field, value) for field, value in self.changes if field not in fields))
+    def without(self, fields: frozenset[str]) -> Interpretation:
+        """This interpretation with ``fields`` as the manifest has them."""
+        return Interpretation(tuple((field, value) for field, value in self.changes if field not in fields))
 
     def apply(self, manifest: DraftManifest) -> DraftManifest:
-        """The manifest that this reading makes of ``manifest``."""
+        """The manifest that this interpretation makes of ``manifest``."""
         rope = {f.removeprefix("rope."): value for f, value in self.changes if f.startswith("rope.")}
         fields = {f: value for f, value in self.changes if not f.startswith("rope.")}
         if rope:
@@ -131,6 +131,6 @@ def alternatives(manifest: DraftManifest, spec: TargetSpec) -> dict[str, list[Ch
 
 
 def candidate_layers(manifest: DraftManifest, spec: TargetSpec) -> tuple[int, ...]:
-    """Every target layer whose output some reading takes."""
+    """Every target layer whose output some interpretation takes."""
     taken = {k for change in ({}, *_aux_layers(manifest, spec)) for k in _layers(manifest, change)}
     return tuple(sorted(taken))
