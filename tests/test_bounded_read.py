@@ -35,7 +35,9 @@ def test_open_regular_special_file_is_refused_at_once(tmp_path: Path, kind: str)
     assert time.monotonic() - start < 1
 
 
-def test_open_regular_file_exchanged_for_a_fifo_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_regular_file_exchanged_for_a_fifo_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "f").touch()
     regular = (tmp_path / "f").stat()

@@ -45,7 +45,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny(tmp_path_factory.mktemp("engines"), limits={"max_seq_len": 96, "max_visual_tokens": 40})
+    return build_tiny(
+        tmp_path_factory.mktemp("engines"), limits={"max_seq_len": 96, "max_visual_tokens": 40}
+    )
 
 
 @pytest.fixture
@@ -87,17 +89,28 @@ def test_square_brackets_in_a_path_are_printed(run: Run, tmp_path: Path) -> None
 
 
 def test_generate_json_has_every_field(run: Run, bundle: Path, picture: Path) -> None:
-    ended = run("generate", bundle, "Describe the picture.", "--image", picture, "--json", "--max-tokens", 9)
+    ended = run(
+        "generate", bundle, "Describe the picture.", "--image", picture, "--json", "--max-tokens", 9
+    )
     assert ended.code == 0
     answer = json.loads(ended.out)
     assert set(answer) == {
-        *("text", "token_ids", "prompt_tokens", "finish_reason", "acceptance_length", "accepted_lengths"),
+        *(
+            "text",
+            "token_ids",
+            "prompt_tokens",
+            "finish_reason",
+            "acceptance_length",
+            "accepted_lengths",
+        ),
         *("tokens_per_second", "time_to_first_token_ms"),
     }
     assert len(answer["token_ids"]) <= 9
 
 
-def test_generate_without_speculation_gives_the_same_tokens(run: Run, bundle: Path, picture: Path) -> None:
+def test_generate_without_speculation_gives_the_same_tokens(
+    run: Run, bundle: Path, picture: Path
+) -> None:
     args = ("generate", bundle, "Describe the picture.", "--image", picture, "--json")
     plain, fast = (json.loads(run(*args, *extra).out) for extra in (["--no-speculation"], []))
     assert plain["token_ids"] == fast["token_ids"]
@@ -108,7 +121,9 @@ def test_generate_without_speculation_gives_the_same_tokens(run: Run, bundle: Pa
 def test_demo_questions_are_answered_as_recorded(run: Run, tmp_path: Path) -> None:
     bundle, images = build_tiny(tmp_path), ROOT / "examples/tiny/images"
     for question in json.loads((images / "questions.json").read_text()):
-        media: list[object] = [word for name in question.get("images", ()) for word in ("--image", images / name)]
+        media: list[object] = [
+            word for name in question.get("images", ()) for word in ("--image", images / name)
+        ]
         media += ["--video", images / "frames"] if question.get("frames") else []
         assert run("generate", bundle, question["prompt"], *media).out == question["answer"] + "\n"
 
@@ -139,51 +154,106 @@ def test_inspect_prints_tables(run: Run) -> None:
 
 
 def test_inspect_shows_where_each_field_came_from_and_what_was_overridden(run: Run) -> None:
-    out = run("inspect", TARGET, DRAFT, "--set", "aux_layers=[1, 2, 4]", "--set", "rope.base=10000").out
+    out = run(
+        "inspect", TARGET, DRAFT, "--set", "aux_layers=[1, 2, 4]", "--set", "rope.base=10000"
+    ).out
     assert re.search(r"aux_layers +\[1, 2, 4\] +override", out)
     assert re.search(r"rope +1d, base 10000 +override", out)
     assert re.search(r"head +own +tensor: lm_head.weight", out)
 
 
 def test_build_takes_overrides_of_the_draft(run: Run, tmp_path: Path) -> None:
-    ended = run("build", "--config", _config_file(tmp_path), "--output", tmp_path, "--set", "residual=normed", "--json")
+    ended = run(
+        "build",
+        "--config",
+        _config_file(tmp_path),
+        "--output",
+        tmp_path,
+        "--set",
+        "residual=normed",
+        "--json",
+    )
     record = json.loads((Path(json.loads(ended.out)["bundle"]) / "bundle.json").read_text())
     assert record["draft"]["residual"] == "normed"
     assert record["draft"]["sources"]["residual"]["kind"] == "override"
 
 
 def test_converted_draft_reads_as_the_same_manifest(run: Run, tmp_path: Path) -> None:
-    ended = run("convert-draft", DRAFT, tmp_path / "out", "--to", "speculators", "--target", TARGET, "--json")
+    ended = run(
+        "convert-draft",
+        DRAFT,
+        tmp_path / "out",
+        "--to",
+        "speculators",
+        "--target",
+        TARGET,
+        "--json",
+    )
     assert json.loads(ended.out)["layout"] == "speculators"
-    before, after = (json.loads(run("inspect", TARGET, d, "--json").out)["draft"] for d in (DRAFT, tmp_path / "out"))
+    before, after = (
+        json.loads(run("inspect", TARGET, d, "--json").out)["draft"]
+        for d in (DRAFT, tmp_path / "out")
+    )
     assert after["producer"] == "speculators"
     told = {"producer", "path", "sources", "warnings"}
-    assert {k: v for k, v in after.items() if k not in told} == {k: v for k, v in before.items() if k not in told}
+    assert {k: v for k, v in after.items() if k not in told} == {
+        k: v for k, v in before.items() if k not in told
+    }
 
 
 Case = Callable[[Path, Path], list[object]]
 BAD_INPUT: dict[str, tuple[Case, str]] = {
     "no bundle": (lambda _, tmp: ["generate", tmp, "hi"], "no bundle here"),
     "prompt too long": (lambda b, _: ["generate", b, "word " * 200], "96|95"),
-    "not an image": (lambda b, tmp: ["generate", b, "hi", "--image", _text(tmp / "a.png")], "a.png"),
-    "no such image": (lambda b, tmp: ["generate", b, "hi", "--image", tmp / "none.png"], "none.png"),
-    "one pixel": (lambda b, tmp: ["generate", b, "hi", "--image", _save(tmp / "p.png", (1, 1))], "p.png.*1"),
-    "extreme aspect": (lambda b, tmp: ["generate", b, "hi", "--image", _save(tmp / "w.png", (3000, 10))], "w.png.*200"),
+    "not an image": (
+        lambda b, tmp: ["generate", b, "hi", "--image", _text(tmp / "a.png")],
+        "a.png",
+    ),
+    "no such image": (
+        lambda b, tmp: ["generate", b, "hi", "--image", tmp / "none.png"],
+        "none.png",
+    ),
+    "one pixel": (
+        lambda b, tmp: ["generate", b, "hi", "--image", _save(tmp / "p.png", (1, 1))],
+        "p.png.*1",
+    ),
+    "extreme aspect": (
+        lambda b, tmp: ["generate", b, "hi", "--image", _save(tmp / "w.png", (3000, 10))],
+        "w.png.*200",
+    ),
     "too many visual tokens": (
         lambda b, tmp: ["generate", b, "hi", *["--image", _save(tmp / "big.png", (256, 256))] * 3],
         "visual tokens",
     ),
-    "remote image": (lambda b, _: ["generate", b, "hi", "--image", "https://a.b/c.png"], "not fetched"),
-    "name of two lines": (lambda b, tmp: ["generate", b, "hi", "--image", tmp / "a\nb.png"], r"a\\nb.png"),
-    "no frames": (lambda b, tmp: ["generate", b, "hi", "--video", _folder(tmp / "frames")], "frames"),
+    "remote image": (
+        lambda b, _: ["generate", b, "hi", "--image", "https://a.b/c.png"],
+        "not fetched",
+    ),
+    "name of two lines": (
+        lambda b, tmp: ["generate", b, "hi", "--image", tmp / "a\nb.png"],
+        r"a\\nb.png",
+    ),
+    "no frames": (
+        lambda b, tmp: ["generate", b, "hi", "--video", _folder(tmp / "frames")],
+        "frames",
+    ),
     "unknown override": (
         lambda *_: ["inspect", TARGET, DRAFT, "--set", "resdual=normed"],
         "nearest known key: residual",
     ),
     "name too long": (lambda *_: ["inspect", "a" * 5000], "File name too long"),
-    "video name too long": (lambda b, _: ["generate", b, "hi", "--video", "a" * 5000], "File name too long"),
-    "override of no draft": (lambda *_: ["inspect", TARGET, "--set", "residual=normed"], "no draft given"),
-    "override without value": (lambda *_: ["inspect", TARGET, DRAFT, "--set", "residual"], "FIELD=VALUE"),
+    "video name too long": (
+        lambda b, _: ["generate", b, "hi", "--video", "a" * 5000],
+        "File name too long",
+    ),
+    "override of no draft": (
+        lambda *_: ["inspect", TARGET, "--set", "residual=normed"],
+        "no draft given",
+    ),
+    "override without value": (
+        lambda *_: ["inspect", TARGET, DRAFT, "--set", "residual"],
+        "FIELD=VALUE",
+    ),
     "no tokens wanted": (lambda b, _: ["generate", b, "hi", "--max-tokens", 0], "max_tokens"),
     "no config": (lambda _, tmp: ["build", "--config", tmp / "none.yaml"], "none.yaml"),
     "no checkpoint": (lambda _, tmp: ["inspect", tmp / "none"], "none"),
@@ -204,7 +274,9 @@ def _folder(path: Path) -> Path:
 
 
 @pytest.mark.parametrize("case", BAD_INPUT)
-def test_bad_input_is_one_line_and_exit_2(case: str, run: Run, bundle: Path, tmp_path: Path) -> None:
+def test_bad_input_is_one_line_and_exit_2(
+    case: str, run: Run, bundle: Path, tmp_path: Path
+) -> None:
     arguments, message = BAD_INPUT[case]
     ended = run(*arguments(bundle, tmp_path))
     assert ended.code == 2
@@ -218,7 +290,8 @@ PORTS = [["serve", "nowhere", "--port", port] for port in ("99999", "-1", "0")]
 
 
 @pytest.mark.parametrize(
-    "words", [["generate", "--nonsense"], ["generate"], ["nonsense"], ["build", "--weights", "x"], *PORTS]
+    "words",
+    [["generate", "--nonsense"], ["generate"], ["nonsense"], ["build", "--weights", "x"], *PORTS],
 )
 def test_misused_command_is_one_line_and_exit_2(run: Run, words: list[str]) -> None:
     ended = run(*words)
@@ -246,7 +319,10 @@ def test_bundle_of_another_schema_is_exit_2(run: Run, tmp_path: Path) -> None:
 
 def test_help_does_not_load_torch() -> None:
     code = (
-        "import sys; from trt_eagle3.cli import cli; cli(['-h'], standalone_mode=False); print('torch' in sys.modules)"
+        "import sys; from trt_eagle3.cli import cli; cli(['-h'], standalone_mode=False); "
+        "print('torch' in sys.modules)"
     )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert out.endswith("False\n")

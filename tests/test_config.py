@@ -20,7 +20,9 @@ ROOT = Path(__file__).parent.parent
 SMALLEST = {"name": "a", "target": {"checkpoint": "x"}}
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "build_configs").glob("*.yaml")), ids=lambda f: f.stem)
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "build_configs").glob("*.yaml")), ids=lambda f: f.stem
+)
 def test_every_build_config_is_valid(file: Path) -> None:
     assert load_config(str(file)) == load_config(file)
     assert load_config(file).name
@@ -42,7 +44,9 @@ def test_smallest_config_has_defaults() -> None:
         ({"engine": {"backends": "x"}}, "engine.backends", "engine.backend"),
     ],
 )
-def test_unknown_key_names_the_nearest_known_one(change: dict[str, object], key: str, nearest: str) -> None:
+def test_unknown_key_names_the_nearest_known_one(
+    change: dict[str, object], key: str, nearest: str
+) -> None:
     with pytest.raises(UserError, match=rf"{key}: unknown key; nearest known key: {nearest}$"):
         config_from_dict(SMALLEST | change, "x")
 
@@ -57,7 +61,10 @@ def test_unknown_key_names_the_nearest_known_one(change: dict[str, object], key:
         ({"speculation": {"steps": 10**9}}, "speculation.steps: .*got 1000000000"),
         ({"output": "a\0b"}, "output: a path holds no NUL character"),
         ({"name": "../up"}, "name: .*got '../up'"),
-        ({"speculation": {"num_draft_tokens": 4}}, "a chain of 5 steps has num_draft_tokens 6, got 4"),
+        (
+            {"speculation": {"num_draft_tokens": 4}},
+            "a chain of 5 steps has num_draft_tokens 6, got 4",
+        ),
         ({"speculation": {"tree": [[0]]}}, "tree paths need mode: tree"),
         ({"target": {}}, "target.checkpoint: required"),
     ],
@@ -70,7 +77,9 @@ def test_bad_value_names_key_and_value(change: dict[str, object], message: str) 
 
 def test_home_is_found_in_paths() -> None:
     tensorrt = {"plugin_library": "~/lib.so"}
-    config = config_from_dict(SMALLEST | {"output": "~/engines", "engine": {"tensorrt": tensorrt}}, "x")
+    config = config_from_dict(
+        SMALLEST | {"output": "~/engines", "engine": {"tensorrt": tensorrt}}, "x"
+    )
     assert config.output == Path.home() / "engines"
     assert config.engine.tensorrt.plugin_library == Path.home() / "lib.so"
 
@@ -81,7 +90,12 @@ def test_chain_accepts_its_own_token_count() -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("- a", "expected a mapping"), ("a: [", "not YAML"), ("[" * 2000, "not YAML"), (None, "cannot read")],
+    [
+        ("- a", "expected a mapping"),
+        ("a: [", "not YAML"),
+        ("[" * 2000, "not YAML"),
+        (None, "cannot read"),
+    ],
     ids=["list", "broken", "deep", "absent"],
 )
 def test_unreadable_config_is_one_line(tmp_path: Path, text: str | None, message: str) -> None:
@@ -96,7 +110,9 @@ def test_unreadable_config_is_one_line(tmp_path: Path, text: str | None, message
 @pytest.mark.parametrize("overrides", ["[1]", "x", "3"])
 def test_overrides_that_are_no_mapping_are_one_line(overrides: str, tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
-    file.write_text(f"name: a\ntarget: {{checkpoint: x}}\ndraft: {{checkpoint: y, overrides: {overrides}}}")
+    file.write_text(
+        f"name: a\ntarget: {{checkpoint: x}}\ndraft: {{checkpoint: y, overrides: {overrides}}}"
+    )
     with pytest.raises(UserError, match=r"draft\.overrides: expected a mapping of fields"):
         load_config(file, {"residual": "normed"})
 

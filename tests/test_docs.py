@@ -1,4 +1,6 @@
-"""The documents tell the truth: links lead somewhere, and every command they show is one that the program has."""
+"""The documents tell the truth: links lead somewhere, and every command they show is one that
+the program has.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def test_config_of_the_readme_is_valid() -> None:
     assert all(config_from_dict(yaml.safe_load(block), "README.md").name for block in blocks)
 
 
-def test_program_of_the_decoding_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_program_of_the_decoding_page_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     program = re.search(r"```python\n(.+?)```", (ROOT / "docs/decoding.md").read_text(), re.DOTALL)
     assert program
     exec(program[1].replace("engines/tiny", str(build_tiny(tmp_path))), {})

@@ -61,14 +61,25 @@ def test_json_is_one_object_and_exit_0_where_onnxruntime_works() -> None:
 
 
 @pytest.mark.usefixtures("bare")
-def test_bundle_that_needs_what_is_missing_gives_exit_3(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bundle_that_needs_what_is_missing_gives_exit_3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tensorrt_versions, "gpu_arch", lambda: None)
-    bundle = build_tiny(tmp_path, engine={"backend": "tensorrt", "device": "cuda", "dtype": "float16"})
+    bundle = build_tiny(
+        tmp_path, engine={"backend": "tensorrt", "device": "cuda", "dtype": "float16"}
+    )
     runner = CliRunner()
-    with pytest.raises(EnvironmentMissingError, match=r"tensorrt: missing: GPU: a CUDA GPU.*TensorRT: pip install"):
+    with pytest.raises(
+        EnvironmentMissingError, match=r"tensorrt: missing: GPU: a CUDA GPU.*TensorRT: pip install"
+    ):
         runner.invoke(cli, ["doctor", str(bundle)], catch_exceptions=False)
     assert EnvironmentMissingError.exit_code == 3
-    assert runner.invoke(cli, ["doctor", str(build_tiny(tmp_path / "cpu"))], catch_exceptions=False).exit_code == 0
+    assert (
+        runner.invoke(
+            cli, ["doctor", str(build_tiny(tmp_path / "cpu"))], catch_exceptions=False
+        ).exit_code
+        == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -82,7 +93,9 @@ def test_bundle_that_needs_what_is_missing_gives_exit_3(tmp_path: Path, monkeypa
     ],
 )
 @pytest.mark.usefixtures("bare")
-def test_damaged_bundle_is_refused(tmp_path: Path, file: str, content: bytes | None, message: str) -> None:
+def test_damaged_bundle_is_refused(
+    tmp_path: Path, file: str, content: bytes | None, message: str
+) -> None:
     bundle = build_tiny(tmp_path)
     (bundle / file).unlink(missing_ok=True)
     if content is not None:
@@ -92,7 +105,9 @@ def test_damaged_bundle_is_refused(tmp_path: Path, file: str, content: bytes | N
     assert "\n" not in str(caught.value)
 
 
-def test_plugin_library_that_the_bundle_names_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plugin_library_that_the_bundle_names_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(doctor, "_tensorrt", lambda: None)
     monkeypatch.delenv(PLUGINS_VARIABLE, raising=False)
     (tmp_path / "plugins.so").touch()
@@ -104,6 +119,7 @@ def test_plugin_library_that_the_bundle_names_counts(tmp_path: Path, monkeypatch
 
 def test_tables_keep_square_brackets() -> None:
     found = Diagnosis(
-        (Finding("TensorRT", None, "pip install 'trt-eagle3[tensorrt]'"),), (Ability("x", ("TensorRT",)),)
+        (Finding("TensorRT", None, "pip install 'trt-eagle3[tensorrt]'"),),
+        (Ability("x", ("TensorRT",)),),
     )
     assert list(found.tables()[0].columns[2].cells) == ["pip install 'trt-eagle3\\[tensorrt]'"]

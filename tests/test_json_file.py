@@ -1,4 +1,6 @@
-"""JSON is bounded in values and depth, and ambiguous JSON is refused; everything else is the standard library's."""
+"""JSON is bounded in values and depth, and ambiguous JSON is refused; everything else is the
+standard library's.
+"""
 
 from __future__ import annotations
 

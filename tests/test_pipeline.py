@@ -64,14 +64,20 @@ def test_moved_bundle_answers_the_same_without_its_sources(
     assert trt_eagle3.load(moved).generate(QUESTION).token_ids == answer
 
 
-def test_reference_bundle_leaves_the_weights_where_they_are(answer: tuple[int, ...], tmp_path: Path) -> None:
+def test_reference_bundle_leaves_the_weights_where_they_are(
+    answer: tuple[int, ...], tmp_path: Path
+) -> None:
     path = build(tiny_config(), output=tmp_path, reference_weights=True).path
     assert not list(path.rglob("*.safetensors"))
     assert trt_eagle3.load(path).generate(QUESTION).token_ids == answer
 
 
-def test_linked_checkpoint_makes_a_self_contained_bundle(answer: tuple[int, ...], tmp_path: Path) -> None:
-    """A Hub cache holds links to blobs; neither ONNX Runtime nor a copied bundle can follow them."""
+def test_linked_checkpoint_makes_a_self_contained_bundle(
+    answer: tuple[int, ...], tmp_path: Path
+) -> None:
+    """A Hub cache holds links to blobs; neither ONNX Runtime nor a copied bundle can follow
+    them.
+    """
     linked = tmp_path / "snapshot"
     linked.mkdir()
     for file in TARGET.iterdir():
@@ -152,17 +158,27 @@ BAD_TARGETS = {
         "extra surplus",
     ),
     "a misshapen tensor": (
-        lambda f: _edit_tensors(f, lambda t: _add(t, "model.language_model.norm.weight", torch.ones(3))),
+        lambda f: _edit_tensors(
+            f, lambda t: _add(t, "model.language_model.norm.weight", torch.ones(3))
+        ),
         r"norm.weight: expected shape \[256\].*got \[3\]",
     ),
 }
 BAD_DRAFTS = {
     "aux layer out of range": (
-        lambda f: _edit_config(f, lambda c: c["eagle_config"].update(eagle_aux_hidden_state_layer_ids=[1, 3, 40])),
+        lambda f: _edit_config(
+            f, lambda c: c["eagle_config"].update(eagle_aux_hidden_state_layer_ids=[1, 3, 40])
+        ),
         "40",
     ),
-    "another vocabulary": (lambda f: _edit_config(f, lambda c: c.update(vocab_size=9)), "vocabulary"),
-    "d2t out of range": (lambda f: _edit_tensors(f, lambda t: t["d2t"].__setitem__(-1, 10**6)), "out of range"),
+    "another vocabulary": (
+        lambda f: _edit_config(f, lambda c: c.update(vocab_size=9)),
+        "vocabulary",
+    ),
+    "d2t out of range": (
+        lambda f: _edit_tensors(f, lambda t: t["d2t"].__setitem__(-1, 10**6)),
+        "out of range",
+    ),
     "another hidden size": (
         lambda f: _edit_tensors(f, lambda t: _add(t, "fc.weight", torch.ones(256, 384))),
         "hidden size 128",
@@ -171,8 +187,12 @@ BAD_DRAFTS = {
 }
 
 
-@pytest.mark.parametrize(("side", "case"), [("target", c) for c in BAD_TARGETS] + [("draft", c) for c in BAD_DRAFTS])
-def test_bad_checkpoint_is_one_line_and_leaves_nothing(side: str, case: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("side", "case"), [("target", c) for c in BAD_TARGETS] + [("draft", c) for c in BAD_DRAFTS]
+)
+def test_bad_checkpoint_is_one_line_and_leaves_nothing(
+    side: str, case: str, tmp_path: Path
+) -> None:
     spoil, message = (BAD_TARGETS if side == "target" else BAD_DRAFTS)[case]
     spoiled = Path(shutil.copytree(TARGET if side == "target" else DRAFT, tmp_path / side))
     spoil(spoiled)
@@ -183,7 +203,9 @@ def test_bad_checkpoint_is_one_line_and_leaves_nothing(side: str, case: str, tmp
     assert not output.exists() or not list(output.iterdir())
 
 
-def reheaded(file: Path, change: Callable[[dict[str, Any]], object], encoding: str = "utf-8") -> None:
+def reheaded(
+    file: Path, change: Callable[[dict[str, Any]], object], encoding: str = "utf-8"
+) -> None:
     """Write another header before the same bytes."""
     data = file.read_bytes()
     end = 8 + int.from_bytes(data[:8], "little")
@@ -195,12 +217,16 @@ def reheaded(file: Path, change: Callable[[dict[str, Any]], object], encoding: s
 
 
 DAMAGED_HEADERS: dict[str, Callable[[Path], object]] = {
-    "metadata that is no text": lambda f: reheaded(f, lambda h: h.update(__metadata__={"epoch": 1})),
+    "metadata that is no text": lambda f: reheaded(
+        f, lambda h: h.update(__metadata__={"epoch": 1})
+    ),
     "metadata that is a list": lambda f: reheaded(f, lambda h: h.update(__metadata__=["pt"])),
     "UTF-16": lambda f: reheaded(f, lambda _: None, "utf-16"),
     "an unknown type": lambda f: reheaded(f, lambda h: h["d2t"].update(dtype="X64")),
     "another type": lambda f: reheaded(f, lambda h: h["d2t"].update(dtype="F64")),
-    "an offset past the end": lambda f: reheaded(f, lambda h: h["d2t"].update(data_offsets=[1 << 40, 2 << 40])),
+    "an offset past the end": lambda f: reheaded(
+        f, lambda h: h["d2t"].update(data_offsets=[1 << 40, 2 << 40])
+    ),
     "a gap": lambda f: reheaded(f, lambda h: h.pop("norm.weight")),
     "a shape": lambda f: reheaded(f, lambda h: h["d2t"].update(shape=[1 << 62, 1 << 62])),
     "a length": lambda f: f.write_bytes((1 << 62).to_bytes(8, "little") + f.read_bytes()[8:]),
@@ -219,14 +245,18 @@ def test_draft_whose_header_is_damaged_fails_at_build(tmp_path: Path, case: str)
 
 
 def test_longer_sequences_than_the_target_was_made_for_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"max_seq_len: 4097, the target was made for 4096 positions.*config\.json"):
+    with pytest.raises(
+        UserError, match=r"max_seq_len: 4097, the target was made for 4096 positions.*config\.json"
+    ):
         build_tiny(tmp_path, limits={"max_seq_len": 4097})
     assert list(tmp_path.iterdir()) == []
 
 
 def test_name_of_an_unfinished_build_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"\.partial- marks unfinished builds"):
-        trt_eagle3.build(tiny_config().model_copy(update={"name": "tiny.partial-7"}), output=tmp_path)
+        trt_eagle3.build(
+            tiny_config().model_copy(update={"name": "tiny.partial-7"}), output=tmp_path
+        )
     assert list(tmp_path.iterdir()) == []
 
 
@@ -260,13 +290,17 @@ def test_folder_that_looks_like_a_bundle_is_never_replaced(tmp_path: Path, name:
     mine = {tmp_path / "tiny" / file: "{}" for file in (name, "train.yaml", "images/1.png")}
     for file, text in mine.items():
         create_file(file, text.encode())
-    with pytest.raises(UserError, match=r"expected a bundle of trt-eagle3 or nothing there.*Move it away"):
+    with pytest.raises(
+        UserError, match=r"expected a bundle of trt-eagle3 or nothing there.*Move it away"
+    ):
         build_tiny(tmp_path)
     assert {file: file.read_text() for file in mine} == mine
 
 
 @pytest.mark.parametrize("text", [None, "{", '{"schema_version": 2, "name": "mine"}'])
-def test_bundle_whose_record_is_no_longer_ours_is_not_replaced(tmp_path: Path, text: str | None) -> None:
+def test_bundle_whose_record_is_no_longer_ours_is_not_replaced(
+    tmp_path: Path, text: str | None
+) -> None:
     file = build_tiny(tmp_path) / "bundle.json"
     file.unlink()
     if text is not None:
@@ -275,7 +309,9 @@ def test_bundle_whose_record_is_no_longer_ours_is_not_replaced(tmp_path: Path, t
         build_tiny(tmp_path)
 
 
-def test_bundle_of_another_schema_version_or_with_damaged_weights_is_replaced(tmp_path: Path) -> None:
+def test_bundle_of_another_schema_version_or_with_damaged_weights_is_replaced(
+    tmp_path: Path,
+) -> None:
     file = build_tiny(tmp_path) / "bundle.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"schema_version": 0}))
     build_tiny(tmp_path)
@@ -283,7 +319,9 @@ def test_bundle_of_another_schema_version_or_with_damaged_weights_is_replaced(tm
     assert trt_eagle3.load(build_tiny(tmp_path)).drafting
 
 
-def test_what_commands_write_into_a_bundle_does_not_keep_build_from_replacing_it(tmp_path: Path) -> None:
+def test_what_commands_write_into_a_bundle_does_not_keep_build_from_replacing_it(
+    tmp_path: Path,
+) -> None:
     path = build_tiny(tmp_path)
     later = [f"parity/{stem}.{end}" for stem in ("report", "compare") for end in ("json", "html")]
     later += [TUNING_FILE, f"target/{ENGINE_FILE}", f"vision/{ENGINE_FILE}.partial", "timing.cache"]
@@ -304,11 +342,15 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("place", ["target", "target/engines", ".", "link"])
 @pytest.mark.parametrize("reference", [True, False])
-def test_output_over_a_checkpoint_or_in_it_is_refused(tmp_path: Path, place: str, reference: bool) -> None:
+def test_output_over_a_checkpoint_or_in_it_is_refused(
+    tmp_path: Path, place: str, reference: bool
+) -> None:
     target, before = copied_checkpoint(tmp_path / "checkpoints/target")
     (tmp_path / "checkpoints/link").symlink_to(target)
     path = tmp_path / "checkpoints" / place
-    config = tiny_config(target=target).model_copy(update={"name": path.resolve().name if place == "." else path.name})
+    config = tiny_config(target=target).model_copy(
+        update={"name": path.resolve().name if place == "." else path.name}
+    )
     with pytest.raises(UserError, match=f"(is|contains|lies in) the checkpoint {target}") as error:
         build(config, output=path.parent, reference_weights=reference)
     assert "\n" not in str(error.value)
@@ -411,12 +453,16 @@ def test_build_killed_at_any_file_operation_leaves_a_bundle_that_loads(tmp_path:
 
 
 def build_on_a_small_disk(output: Path, sizes: list[int]) -> None:
-    """A limit on the size of files is what a process without privileges can have in place of a full disk."""
+    """A limit on the size of files is what a process without privileges can have in place of a
+    full disk.
+    """
     import resource
 
     for size in sizes:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
-        with pytest.raises(UserError, match=r"cannot write the bundle: File too large\. Nothing was left behind"):
+        with pytest.raises(
+            UserError, match=r"cannot write the bundle: File too large\. Nothing was left behind"
+        ):
             build_tiny(output)
         assert [entry.name for entry in output.iterdir()] == ["tiny"]
 
@@ -443,7 +489,11 @@ def build_often(output: Path, target: Path, draft: Path, count: int) -> None:
 
 
 def digests(*folders: Path) -> dict[str, str]:
-    return {str(f): hashlib.sha256(f.read_bytes()).hexdigest() for folder in folders for f in sorted(folder.iterdir())}
+    return {
+        str(f): hashlib.sha256(f.read_bytes()).hexdigest()
+        for folder in folders
+        for f in sorted(folder.iterdir())
+    }
 
 
 def test_builds_of_one_output_at_the_same_time_keep_the_checkpoint_whole_and_the_bundle_loadable(
@@ -469,7 +519,9 @@ def test_builds_of_one_output_at_the_same_time_keep_the_checkpoint_whole_and_the
 def test_engine_whose_bundle_was_replaced_opens_no_graph_of_the_other(tmp_path: Path) -> None:
     engine = trt_eagle3.load(build_tiny(tmp_path))
     build_tiny(tmp_path, draft=None)
-    with pytest.raises(UserError, match=r"was replaced or removed after it was opened\. Load it again") as error:
+    with pytest.raises(
+        UserError, match=r"was replaced or removed after it was opened\. Load it again"
+    ) as error:
         engine.open_graph("draft")  # of which there is none now
     assert "\n" not in str(error.value)
     with pytest.raises(UserError, match="was replaced or removed"):

@@ -1,4 +1,6 @@
-"""The lock is whole: every file by its hash, every dependency, and no licence that has not been looked at."""
+"""The lock is whole: every file by its hash, every dependency, and no licence that has not been
+looked at.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,20 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
 LOCKS = ("requirements.lock", "requirements-torch.lock", "requirements-triton.lock")
-# SPDX identifiers that may stand behind an Apache-2.0 program that is installed from their own packages.
+# SPDX identifiers that may stand behind an Apache-2.0 program that is installed from their own
+# packages.
 ALLOWED = frozenset(
     {
-        *("0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "CNRI-Python", "ISC"),
+        *(
+            "0BSD",
+            "Apache-2.0",
+            "BSD-2-Clause",
+            "BSD-3-Clause",
+            "BSL-1.0",
+            "CC0-1.0",
+            "CNRI-Python",
+            "ISC",
+        ),
         *("LLVM-exception", "MIT", "MIT-CMU", "MPL-2.0", "PSF-2.0", "Zlib"),
     }
 )
@@ -53,13 +65,19 @@ def _expression(name: str) -> str:
     metadata = distribution(name).metadata
     if metadata["License-Expression"]:
         return str(metadata["License-Expression"])
-    classifiers = [c.rpartition(" :: ")[2] for c in metadata.get_all("Classifier") or [] if c.startswith("License ::")]
+    classifiers = [
+        c.rpartition(" :: ")[2]
+        for c in metadata.get_all("Classifier") or []
+        if c.startswith("License ::")
+    ]
     words = classifiers or [str(metadata["License"] or "")]
     return " AND ".join(WORDS.get(word, word) for word in words)
 
 
 def _not_allowed(expression: str) -> list[str]:
-    """Licences of an SPDX expression that are not allowed; of alternatives, one that is allowed is enough."""
+    """Licences of an SPDX expression that are not allowed; of alternatives, one that is allowed
+    is enough.
+    """
     bad = []
     for term in re.split(r" AND ", expression.replace("(", "").replace(")", "")):
         options = [re.split(r" WITH ", option) for option in re.split(r" OR ", term)]
@@ -78,12 +96,20 @@ def test_every_locked_package_has_hashes(file: str) -> None:
 def test_every_dependency_is_locked() -> None:
     locked = _locked(LOCKS[0]) | _locked(LOCKS[1])
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    wanted = [*project["project"]["dependencies"], *project["project"]["optional-dependencies"]["dev"]]
-    queue, seen = [Requirement(line) for line in (*wanted, *project["build-system"]["requires"])], set()
+    wanted = [
+        *project["project"]["dependencies"],
+        *project["project"]["optional-dependencies"]["dev"],
+    ]
+    queue, seen = (
+        [Requirement(line) for line in (*wanted, *project["build-system"]["requires"])],
+        set(),
+    )
     while queue:
         requirement = queue.pop()
         name = canonicalize_name(requirement.name)
-        if (name, *requirement.extras) in seen or (name == "torch" and "torch" in {n for n, *_ in seen}):
+        if (name, *requirement.extras) in seen or (
+            name == "torch" and "torch" in {n for n, *_ in seen}
+        ):
             continue
         seen.add((name, *requirement.extras))
         assert name in locked, f"{requirement} is in no lock: run tools/lock.sh"
@@ -91,12 +117,16 @@ def test_every_dependency_is_locked() -> None:
             needed = Requirement(line)
             extras = requirement.extras or {""}
             cuda = name == "torch" and "nvidia" in line
-            if not cuda and (not needed.marker or any(needed.marker.evaluate({"extra": e}) for e in extras)):
+            if not cuda and (
+                not needed.marker or any(needed.marker.evaluate({"extra": e}) for e in extras)
+            ):
                 queue.append(needed)
 
 
 def test_every_licence_has_been_looked_at() -> None:
-    found = {name: _not_allowed(_expression(name)) for name in _locked(LOCKS[0]) | _locked(LOCKS[1])}
+    found = {
+        name: _not_allowed(_expression(name)) for name in _locked(LOCKS[0]) | _locked(LOCKS[1])
+    }
     assert not {name: bad for name, bad in found.items() if bad}
 
 

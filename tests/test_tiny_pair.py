@@ -1,4 +1,6 @@
-"""The trained tiny pair through the whole program: it answers, it accepts, and speculation changes nothing."""
+"""The trained tiny pair through the whole program: it answers, it accepts, and speculation
+changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ class Answered:
 
 def ask(engine: Engine, example: Example, **options: object) -> Generation:
     videos = [list(example.frames)] if example.frames else []
-    return engine.generate(example.prompt, images=list(example.images), videos=videos, max_tokens=MAX_TOKENS, **options)
+    return engine.generate(
+        example.prompt, images=list(example.images), videos=videos, max_tokens=MAX_TOKENS, **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -84,18 +88,26 @@ def test_accepted_lengths_add_up_to_the_answer(answered: list[Answered]) -> None
     ],
     ids=["best-first", "given"],
 )
-def test_static_tree_equals_plain(speculation: dict[str, object], answered: list[Answered], tmp_path: Path) -> None:
+def test_static_tree_equals_plain(
+    speculation: dict[str, object], answered: list[Answered], tmp_path: Path
+) -> None:
     tree = trt_eagle3.load(build_tiny(tmp_path, speculation=speculation))
     for a in answered[:60]:
         assert ask(tree, a.example).token_ids == a.plain.token_ids
 
 
-def test_plain_equals_transformers_on_every_heldout_prompt(engine: Engine, answered: list[Answered]) -> None:
-    model = transformers.Qwen3VLForConditionalGeneration.from_pretrained(TARGET, dtype=torch.float32).eval()
+def test_plain_equals_transformers_on_every_heldout_prompt(
+    engine: Engine, answered: list[Answered]
+) -> None:
+    model = transformers.Qwen3VLForConditionalGeneration.from_pretrained(
+        TARGET, dtype=torch.float32
+    ).eval()
     for a in answered:
         videos = [list(a.example.frames)] if a.example.frames else []
         inputs = engine.prepare(a.example.prompt, list(a.example.images), videos)
-        assert _transformers_tokens(model, inputs, engine) == list(a.plain.token_ids), a.example.prompt
+        assert _transformers_tokens(model, inputs, engine) == list(a.plain.token_ids), (
+            a.example.prompt
+        )
 
 
 @torch.inference_mode()
@@ -104,7 +116,11 @@ def _transformers_tokens(model: torch.nn.Module, inputs: ModelInputs, engine: En
     kind = (ids == engine.spec.image_token_id).int() + 2 * (ids == engine.spec.video_token_id).int()
     arguments = {"mm_token_type_ids": kind[None]}
     if len(inputs.patches):
-        names = ("pixel_values_videos", "video_grid_thw") if (kind == 2).any() else ("pixel_values", "image_grid_thw")
+        names = (
+            ("pixel_values_videos", "video_grid_thw")
+            if (kind == 2).any()
+            else ("pixel_values", "image_grid_thw")
+        )
         arguments |= dict(zip(names, (inputs.patches, inputs.grid_thw), strict=True))
     out = model.generate(ids[None], max_new_tokens=MAX_TOKENS, do_sample=False, **arguments)
     return out[0, len(ids) :].tolist()

@@ -28,7 +28,9 @@ def test_key_that_stands_twice_is_one_line_with_its_place(tmp_path: Path, text: 
 
 def test_anchors_merges_and_equal_keys_of_other_mappings_are_fine(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
-    file.write_text("one: &one {x: 1, y: 2}\ntwo: {<<: *one, x: 3}\nthree: [{x: 1}, {x: 2}]\n'1': a\n1: b\n")
+    file.write_text(
+        "one: &one {x: 1, y: 2}\ntwo: {<<: *one, x: 3}\nthree: [{x: 1}, {x: 2}]\n'1': a\n1: b\n"
+    )
     found = read_yaml(file)
     assert found["two"] == {"x": 3, "y": 2}
     assert found["three"] == [{"x": 1}, {"x": 2}]
@@ -39,7 +41,11 @@ def _laughs(levels: int, width: int = 9, merge: bool = False) -> str:
     lines = ["l0: &l0 {a: lol}" if merge else "l0: &l0 [lol]"]
     for level in range(1, levels):
         aliases = ", ".join([f"*l{level - 1}"] * width)
-        lines.append(f"l{level}: &l{level} {{<<: [{aliases}]}}" if merge else f"l{level}: &l{level} [{aliases}]")
+        lines.append(
+            f"l{level}: &l{level} {{<<: [{aliases}]}}"
+            if merge
+            else f"l{level}: &l{level} [{aliases}]"
+        )
     return "\n".join(lines)
 
 
@@ -58,7 +64,10 @@ HOSTILE = {
     "long number": ("1" * 5000, "not YAML"),
     "list as a key": ("{[1]: 2}", "unhashable key"),
     "control character": ("a: \x07", "special characters are not allowed"),
-    "object of Python": ("!!python/object/apply:os.system [echo]", "could not determine a constructor"),
+    "object of Python": (
+        "!!python/object/apply:os.system [echo]",
+        "could not determine a constructor",
+    ),
     "long key twice": (f"{'k' * 900}: 1\n{'k' * 900}: 2\n", "stands twice, line 2"),
     "cut off": ("{a: ", "not YAML"),
     "two documents": ("a: 1\n---\nb: 2\n", "expected a single document"),

@@ -15,7 +15,9 @@ TARGET = ROOT / "examples/tiny/target"
 DRAFT = ROOT / "examples/tiny/draft"
 
 
-def tiny_config(*, target: Path = TARGET, draft: Path | None = DRAFT, **sections: dict[str, Any]) -> BuildConfig:
+def tiny_config(
+    *, target: Path = TARGET, draft: Path | None = DRAFT, **sections: dict[str, Any]
+) -> BuildConfig:
     """``build_configs/tiny.yaml`` with other checkpoints, or keys of a section replaced."""
     raw = load_config(ROOT / "build_configs/tiny.yaml").model_dump()
     raw["target"]["checkpoint"] = str(target)

@@ -1,4 +1,7 @@
-"""trt-eagle3: Qwen3-VL with EAGLE-3 drafts as speculative engines, compiled, proved and deployed."""
+"""trt-eagle3:
+
+Qwen3-VL with EAGLE-3 drafts as speculative engines, compiled, proved and deployed.
+"""
 
 from __future__ import annotations
 

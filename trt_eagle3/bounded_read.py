@@ -1,4 +1,6 @@
-"""Reading files that strangers wrote: regular files of at most so many bytes, and nothing that could block."""
+"""Reading files that strangers wrote: regular files of at most so many bytes, and nothing that
+could block.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ def open_regular(file: Path) -> BinaryIO:
     Raises:
         UserError: not a regular file. OSError: absent or unreadable.
     """
-    _check_regular(file, file.stat().st_mode)  # before opening: opening a device may already do something
+    # before opening: opening a device may already do something
+    _check_regular(file, file.stat().st_mode)
     descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         _check_regular(file, os.fstat(descriptor).st_mode)  # it may have been exchanged since
@@ -42,13 +45,16 @@ def read_bounded(file: Path, most_bytes: int) -> bytes:
     """Read the whole of a regular file.
 
     Raises:
-        UserError: not a regular file, or more than ``most_bytes`` long. OSError: absent or unreadable.
+        UserError: not a regular file, or more than ``most_bytes`` long. OSError: absent or
+            unreadable.
     """
     with open_regular(file) as stream:
         data = stream.read(most_bytes + 1)
         if len(data) > most_bytes:
             size = max(os.fstat(stream.fileno()).st_size, len(data))
-            raise UserError(f"{file}: {size} bytes long, expected at most {most_bytes}. Is it the right file?")
+            raise UserError(
+                f"{file}: {size} bytes long, expected at most {most_bytes}. Is it the right file?"
+            )
     return data
 
 

@@ -1,4 +1,6 @@
-"""The prompts that are asked where the user gives none: plain questions, and pictures drawn when they are asked."""
+"""The prompts that are asked where the user gives none: plain questions, and pictures drawn when
+they are asked.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,15 @@ _TEXTS = (
 
 
 def bundled_questions() -> list[Question]:
-    """Three questions about nothing to be seen, and one each about an image, two images and a video."""
+    """Three questions about nothing to be seen, and one each about an image, two images and a
+    video.
+    """
     frames = [_shapes(number) for number in range(4)]
     return [
         *(Question(text) for text in _TEXTS),
-        Question("Describe the picture: its shapes, their colors and where they are.", [_shapes(0)]),
+        Question(
+            "Describe the picture: its shapes, their colors and where they are.", [_shapes(0)]
+        ),
         Question("What changed between the two images?", [_shapes(1), _bars()]),
         Question("Describe the video.", videos=[frames]),
     ]
@@ -41,6 +47,8 @@ def _bars() -> Image.Image:
     """A bar chart of four bars."""
     image = Image.new("RGB", (192, 256), "white")
     draw = ImageDraw.Draw(image)
-    for index, (height, colour) in enumerate(((60, "orange"), (150, "purple"), (100, "teal"), (200, "black"))):
+    for index, (height, colour) in enumerate(
+        ((60, "orange"), (150, "purple"), (100, "teal"), (200, "black"))
+    ):
         draw.rectangle((16 + 44 * index, 240 - height, 48 + 44 * index, 240), fill=colour)
     return image

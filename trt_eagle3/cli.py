@@ -28,9 +28,15 @@ __all__ = ["cli", "main"]
 _log = Console(stderr=True, highlight=False)
 _out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
 _set_option = click.option(
-    "--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Override a field of the draft manifest."
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Override a field of the draft manifest.",
 )
-_json_option = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout; logs on stderr.")
+_json_option = click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object on stdout; logs on stderr."
+)
 
 
 def main() -> None:
@@ -56,9 +62,16 @@ def inspect(target: str, draft: str | None, overrides: tuple[str, ...], as_json:
     from trt_eagle3.checkpoint.target_reader import read_target
 
     if overrides and draft is None:
-        raise UserError(f"--set {overrides[0]}: a field of a draft, and no draft given. Name one, or leave it out.")
+        raise UserError(
+            f"--set {overrides[0]}: a field of a draft, and no draft given. Name one, or leave it "
+            "out."
+        )
     spec = read_target(resolve_checkpoint(target))
-    manifest = read_draft(resolve_checkpoint(draft), spec, parse_overrides(overrides)) if draft is not None else None
+    manifest = (
+        read_draft(resolve_checkpoint(draft), spec, parse_overrides(overrides))
+        if draft is not None
+        else None
+    )
     if as_json:
         _print_json(report.inspection(spec, manifest))
     else:
@@ -66,18 +79,33 @@ def inspect(target: str, draft: str | None, overrides: tuple[str, ...], as_json:
 
 
 @cli.command()
-@click.option("--config", "config_file", required=True, type=click.Path(path_type=Path), help="Build config, YAML.")
-@click.option("--output", type=click.Path(path_type=Path), help="Folder for the bundle, instead of the config's.")
+@click.option(
+    "--config",
+    "config_file",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Build config, YAML.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Folder for the bundle, instead of the config's.",
+)
 @click.option(
     "--weights",
     type=click.Choice(["contained", "reference"]),
     default="contained",
     show_default=True,
-    help="contained: reflink, hard link or copy into the bundle; reference: leave them where they are.",
+    help=(
+        "contained: reflink, hard link or copy into the bundle; reference: leave them where they "
+        "are."
+    ),
 )
 @_set_option
 @_json_option
-def build(config_file: Path, output: Path | None, weights: str, overrides: tuple[str, ...], as_json: bool) -> None:
+def build(
+    config_file: Path, output: Path | None, weights: str, overrides: tuple[str, ...], as_json: bool
+) -> None:
     """Turn a checkpoint pair into a bundle."""
     from trt_eagle3.pipeline import build as run
 
@@ -100,27 +128,46 @@ def build(config_file: Path, output: Path | None, weights: str, overrides: tuple
 @cli.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.argument("prompt")
-@click.option("--image", "images", multiple=True, help="An image file or data URI; may be repeated.")
+@click.option(
+    "--image", "images", multiple=True, help="An image file or data URI; may be repeated."
+)
 @click.option("--video", "videos", multiple=True, help="A folder of frames or a file.")
 @click.option("--max-tokens", default=256, show_default=True, help="At most this many new tokens.")
 @click.option("--temperature", default=0.0, show_default=True, help="Of sampling; 0 is greedy.")
-@click.option("--top-k", default=0, show_default=True, help="Sample from the likeliest tokens only; 0 is all.")
-@click.option("--top-p", default=1.0, show_default=True, help="Sample from the likeliest tokens of this mass.")
-@click.option("--min-p", default=0.0, show_default=True, help="Sample from tokens of this share of the likeliest.")
-@click.option("--repetition-penalty", default=1.0, show_default=True, help="Of tokens in prompt or answer.")
+@click.option(
+    "--top-k", default=0, show_default=True, help="Sample from the likeliest tokens only; 0 is all."
+)
+@click.option(
+    "--top-p", default=1.0, show_default=True, help="Sample from the likeliest tokens of this mass."
+)
+@click.option(
+    "--min-p",
+    default=0.0,
+    show_default=True,
+    help="Sample from tokens of this share of the likeliest.",
+)
+@click.option(
+    "--repetition-penalty", default=1.0, show_default=True, help="Of tokens in prompt or answer."
+)
 @click.option("--presence-penalty", default=0.0, show_default=True, help="Of tokens in the answer.")
 @click.option("--seed", type=int, help="Of the random numbers: the same seed, the same answer.")
 @click.option("--stop", multiple=True, help="A text that ends the answer; may be repeated.")
 @click.option("--no-speculation", is_flag=True, help="Decode plainly; the answer is the same.")
 @click.option("--stats", is_flag=True, help="Print speed and acceptance after the answer.")
 @_json_option
-def generate(bundle: Path, prompt: str, as_json: bool, stats: bool, no_speculation: bool, **options: Any) -> None:
+def generate(
+    bundle: Path, prompt: str, as_json: bool, stats: bool, no_speculation: bool, **options: Any
+) -> None:
     """Answer PROMPT with BUNDLE, streaming the text."""
     from trt_eagle3.decode.engine import load
     from trt_eagle3.decode.sampling import Sampling
 
-    sampling = Sampling(**{field.name: options.pop(field.name) for field in dataclasses.fields(Sampling)})
-    answer = load(bundle).stream(prompt, sampling=sampling, speculation=not no_speculation, **options)
+    sampling = Sampling(
+        **{field.name: options.pop(field.name) for field in dataclasses.fields(Sampling)}
+    )
+    answer = load(bundle).stream(
+        prompt, sampling=sampling, speculation=not no_speculation, **options
+    )
     for chunk in answer:
         if not as_json:
             click.echo(chunk.text, nl=False)
@@ -133,19 +180,49 @@ def generate(bundle: Path, prompt: str, as_json: bool, stats: bool, no_speculati
 
 
 @cli.command()
-@click.argument("bundles", nargs=-1, required=True, metavar="BUNDLE [BUNDLE]", type=click.Path(path_type=Path))
-@click.option("--suite", type=click.Choice(SUITES), default="quick", show_default=True, help="The bundled prompts.")
-@click.option("--prompts", type=click.Path(path_type=Path), help="JSON list of prompts, instead of the bundled ones.")
-@click.option("--compare", is_flag=True, help="Two bundles A B: hold B against A instead of PyTorch.")
-@click.option("--target-only", is_flag=True, help="With --compare: leave the drafts out, as where only one has one.")
+@click.argument(
+    "bundles", nargs=-1, required=True, metavar="BUNDLE [BUNDLE]", type=click.Path(path_type=Path)
+)
+@click.option(
+    "--suite",
+    type=click.Choice(SUITES),
+    default="quick",
+    show_default=True,
+    help="The bundled prompts.",
+)
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    help="JSON list of prompts, instead of the bundled ones.",
+)
+@click.option(
+    "--compare", is_flag=True, help="Two bundles A B: hold B against A instead of PyTorch."
+)
+@click.option(
+    "--target-only",
+    is_flag=True,
+    help="With --compare: leave the drafts out, as where only one has one.",
+)
 @click.option("--target", help="The target's checkpoint, if it is not where the build found it.")
 @click.option("--draft", help="The draft's checkpoint, likewise.")
-@click.option("--thresholds", type=click.Path(path_type=Path), help="YAML mapping of tolerances to values.")
+@click.option(
+    "--thresholds", type=click.Path(path_type=Path), help="YAML mapping of tolerances to values."
+)
 @click.option("--float64", is_flag=True, help="Compute the reference in float64; for small models.")
-@click.option("--output", type=click.Path(path_type=Path), help="Folder for the report, instead of BUNDLE/parity.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Folder for the report, instead of BUNDLE/parity.",
+)
 @click.option("--junit", type=click.Path(path_type=Path), help="Write the gates as JUnit XML too.")
 @_json_option
-def validate(bundles: tuple[Path, ...], output: Path | None, junit: Path | None, as_json: bool, **options: Any) -> None:
+def validate(
+    bundles: tuple[Path, ...],
+    output: Path | None,
+    junit: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Prove that BUNDLE computes what PyTorch computes; exit status 1 if a gate fails."""
     from trt_eagle3.parity.files import check_writable, write_junit, write_report
     from trt_eagle3.parity.run import run_validation
@@ -165,16 +242,32 @@ def validate(bundles: tuple[Path, ...], output: Path | None, junit: Path | None,
 @cli.command()
 @click.argument("path")
 @click.argument("draft", required=False)
-@click.option("--prompts", type=click.Path(path_type=Path), help="JSON list of prompts, instead of the bundled ones.")
-@click.option("--max-tokens", default=MAX_TOKENS, show_default=True, help="At most this many tokens per answer.")
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    help="JSON list of prompts, instead of the bundled ones.",
+)
+@click.option(
+    "--max-tokens",
+    default=MAX_TOKENS,
+    show_default=True,
+    help="At most this many tokens per answer.",
+)
 @_set_option
 @_json_option
-def probe(path: str, draft: str | None, overrides: tuple[str, ...], as_json: bool, **options: Any) -> None:
-    """Measure which interpretation of a draft fits its target: PATH is a bundle, or a target followed by its DRAFT."""
+def probe(
+    path: str, draft: str | None, overrides: tuple[str, ...], as_json: bool, **options: Any
+) -> None:
+    """Measure which interpretation of a draft fits its target:
+
+    PATH is a bundle, or a target followed by its DRAFT.
+    """
     from trt_eagle3.probe.run import probe as run
 
     with _bars() as progress:
-        result = run(path, draft, overrides=parse_overrides(overrides), progress=progress, **options)
+        result = run(
+            path, draft, overrides=parse_overrides(overrides), progress=progress, **options
+        )
     if as_json:
         _print_json(result.to_dict())
     else:
@@ -183,7 +276,9 @@ def probe(path: str, draft: str | None, overrides: tuple[str, ...], as_json: boo
     result.check()
 
 
-def _numbers(kind: type[int] | type[float]) -> Callable[[click.Context, click.Parameter, str], tuple[float, ...]]:
+def _numbers(
+    kind: type[int] | type[float],
+) -> Callable[[click.Context, click.Parameter, str], tuple[float, ...]]:
     """Reads an option's numbers above zero, with commas between them."""
 
     def read(_context: click.Context, _option: click.Parameter, value: str) -> tuple[float, ...]:
@@ -192,7 +287,9 @@ def _numbers(kind: type[int] | type[float]) -> Callable[[click.Context, click.Pa
         except ValueError:
             numbers = (0,)
         if not all(0 < number < 1 << 24 for number in numbers):
-            raise click.BadParameter(f"expected numbers above 0 with commas between them, got {value!r}")
+            raise click.BadParameter(
+                f"expected numbers above 0 with commas between them, got {value!r}"
+            )
         return numbers
 
     return read
@@ -200,29 +297,72 @@ def _numbers(kind: type[int] | type[float]) -> Callable[[click.Context, click.Pa
 
 @cli.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--prompts", type=click.Path(path_type=Path), help="JSON list of prompts, instead of the bundled ones.")
 @click.option(
-    "--batch", "batches", metavar="N,N,...", default="", callback=_numbers(int), help="In flight. [default: 1,2,4,8]"
+    "--prompts",
+    type=click.Path(path_type=Path),
+    help="JSON list of prompts, instead of the bundled ones.",
 )
 @click.option(
-    "--rate", "rates", metavar="R,R,...", default="", callback=_numbers(float), help="Poisson arrivals per second."
+    "--batch",
+    "batches",
+    metavar="N,N,...",
+    default="",
+    callback=_numbers(int),
+    help="In flight. [default: 1,2,4,8]",
 )
-@click.option("--requests", type=click.IntRange(1), help="Per round and load.  [default: 4 x batch, each prompt once]")
-@click.option("--rounds", type=click.IntRange(1), default=bench_defaults.ROUNDS, show_default=True, help="That count.")
-@click.option("--max-tokens", type=click.IntRange(2), default=bench_defaults.MAX_TOKENS, show_default=True)
+@click.option(
+    "--rate",
+    "rates",
+    metavar="R,R,...",
+    default="",
+    callback=_numbers(float),
+    help="Poisson arrivals per second.",
+)
+@click.option(
+    "--requests",
+    type=click.IntRange(1),
+    help="Per round and load.  [default: 4 x batch, each prompt once]",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    default=bench_defaults.ROUNDS,
+    show_default=True,
+    help="That count.",
+)
+@click.option(
+    "--max-tokens", type=click.IntRange(2), default=bench_defaults.MAX_TOKENS, show_default=True
+)
 @click.option("--ignore-eos", is_flag=True, help="Answers of --max-tokens tokens.")
 @click.option("--prefix-cache", is_flag=True, help="Reuse KV pages of prompts that came before.")
-@click.option("--tune", is_flag=True, help="First find what number of draft tokens pays; write it into BUNDLE.")
+@click.option(
+    "--tune",
+    is_flag=True,
+    help="First find what number of draft tokens pays; write it into BUNDLE.",
+)
 @click.option("--plot", type=click.Path(path_type=Path), help="Write a plot: .png, .svg or .pdf.")
-@click.option("--images", is_flag=True, help="Instead: time to the first token of prompts with images and videos.")
-@click.option("--against", type=click.Choice(["transformers"]), help="With --images: measure this beside it.")
+@click.option(
+    "--images",
+    is_flag=True,
+    help="Instead: time to the first token of prompts with images and videos.",
+)
+@click.option(
+    "--against", type=click.Choice(["transformers"]), help="With --images: measure this beside it."
+)
 @_json_option
 def bench(
-    bundle: Path, tune: bool, plot: Path | None, images: bool, against: str | None, as_json: bool, **options: Any
+    bundle: Path,
+    tune: bool,
+    plot: Path | None,
+    images: bool,
+    against: str | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Plain against speculative decoding of BUNDLE, by requests in flight.
 
-    Kernels alone: plugins/bench/kernels.py. Big pairs with random weights: python -m trt_eagle3.bench.gpu
+    Kernels alone: plugins/bench/kernels.py. Big pairs with random weights: python -m
+    trt_eagle3.bench.gpu
     """
     if images:
         _bench_images(bundle, against, as_json)
@@ -256,22 +396,34 @@ def _bench_images(bundle: Path, against: str | None, as_json: bool) -> None:
     if as_json:
         _print_json(result.to_dict())
     else:
-        _out.print(result.table(), *(f"left out: {case}: {why}" for case, why in result.left_out.items()))
+        _out.print(
+            result.table(), *(f"left out: {case}: {why}" for case, why in result.left_out.items())
+        )
 
 
 @cli.command("convert-draft")
 @click.argument("source")
 @click.argument("destination", type=click.Path(path_type=Path))
 @click.option(
-    "--to", required=True, type=click.Choice(["specforge", "speculators", "modelopt", "tensorrt-llm"]), help="Layout."
+    "--to",
+    required=True,
+    type=click.Choice(["specforge", "speculators", "modelopt", "tensorrt-llm"]),
+    help="Layout.",
 )
 @click.option("--target", help="The draft's target, where a default follows from it.")
 @_set_option
 @_json_option
 def convert_draft(
-    source: str, destination: Path, to: Any, target: str | None, overrides: tuple[str, ...], as_json: bool
+    source: str,
+    destination: Path,
+    to: Any,
+    target: str | None,
+    overrides: tuple[str, ...],
+    as_json: bool,
 ) -> None:
-    """Write the draft SOURCE to DESTINATION in another producer's layout, its meaning and weights intact."""
+    """Write the draft SOURCE to DESTINATION in another producer's layout, its meaning and
+    weights intact.
+    """
     from trt_eagle3.checkpoint.convert import convert_draft as run
     from trt_eagle3.checkpoint.draft import read_draft
     from trt_eagle3.checkpoint.source import resolve_checkpoint
@@ -283,17 +435,32 @@ def convert_draft(
     if as_json:
         _print_json({"destination": str(destination), "layout": to, "notes": list(notes)})
     else:
-        _out.print(f"wrote {destination} ({to})", *(f"note: {note}" for note in notes), sep="\n", soft_wrap=True)
+        _out.print(
+            f"wrote {destination} ({to})",
+            *(f"note: {note}" for note in notes),
+            sep="\n",
+            soft_wrap=True,
+        )
 
 
 @cli.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--repository", required=True, type=click.Path(path_type=Path), help="Folder to write to.")
-@click.option("--target", type=click.Choice(["triton", "tensorrt-llm"]), default="triton", show_default=True)
+@click.option(
+    "--repository", required=True, type=click.Path(path_type=Path), help="Folder to write to."
+)
+@click.option(
+    "--target", type=click.Choice(["triton", "tensorrt-llm"]), default="triton", show_default=True
+)
 @click.option("--name", help="triton: what requests call the model; the bundle's name by default.")
-@click.option("--env", "environment", help="triton: whose Python runs it: server, interpreter, or a packed .tar.gz.")
+@click.option(
+    "--env",
+    "environment",
+    help="triton: whose Python runs it: server, interpreter, or a packed .tar.gz.",
+)
 @click.option("--image", help="triton: the Triton image that containers are built on.")
-@click.option("--set", "serving", multiple=True, metavar="FIELD=VALUE", help="triton: a limit on requests.")
+@click.option(
+    "--set", "serving", multiple=True, metavar="FIELD=VALUE", help="triton: a limit on requests."
+)
 @click.option("--runtime-version", help="tensorrt-llm: its version, 1.2 or 1.4.")
 @click.option("--tensor-parallel-size", type=int, help="tensorrt-llm: GPUs that share the target.")
 @_json_option
@@ -316,9 +483,20 @@ def deploy(bundle: Path, repository: Path, target: str, as_json: bool, **options
 
 @cli.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; 0.0.0.0 is everybody.")
-@click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="To listen on.")
-@click.option("--api-key", envvar="TRT_EAGLE3_API_KEY", help="What clients must send; better as TRT_EAGLE3_API_KEY.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on; 0.0.0.0 is everybody.",
+)
+@click.option(
+    "--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="To listen on."
+)
+@click.option(
+    "--api-key",
+    envvar="TRT_EAGLE3_API_KEY",
+    help="What clients must send; better as TRT_EAGLE3_API_KEY.",
+)
 @click.option("--set", "limits", multiple=True, metavar="FIELD=VALUE", help="A limit on requests.")
 def serve(bundle: Path, limits: tuple[str, ...], **options: Any) -> None:
     """Serve BUNDLE to OpenAI clients: /v1/chat/completions, /health, /metrics."""
@@ -332,7 +510,9 @@ def serve(bundle: Path, limits: tuple[str, ...], **options: Any) -> None:
 @click.argument("bundle", required=False, type=click.Path(path_type=Path))
 @_json_option
 def doctor(bundle: Path | None, as_json: bool) -> None:
-    """Say what is installed, what works and what is missing; with BUNDLE, whether it would run here."""
+    """Say what is installed, what works and what is missing; with BUNDLE, whether it would run
+    here.
+    """
     from trt_eagle3.doctor import check_bundle, diagnose
     from trt_eagle3.engine.bundle import read_bundle
 
@@ -355,7 +535,11 @@ def _print_json(value: Any) -> None:
 @contextmanager
 def _stages() -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
     """A spinner per stage on a terminal, and how far a long one is; silence when piped."""
-    columns = (SpinnerColumn(finished_text="[green]ok[/]"), TextColumn("{task.description}"), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(finished_text="[green]ok[/]"),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=_log, disable=not _log.is_terminal) as progress:
         running: list[Any] = []
 

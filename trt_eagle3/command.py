@@ -13,7 +13,9 @@ __all__ = ["run_command"]
 
 
 def run_command(command: click.Command) -> NoReturn:
-    """Run ``command`` and exit: user errors print one line and set the exit code of ``errors.py``."""
+    """Run ``command`` and exit: user errors print one line and set the exit code of
+    ``errors.py``.
+    """
     try:
         sys.exit(command.main(standalone_mode=False) or 0)
     except TrtEagle3Error as error:

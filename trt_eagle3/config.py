@@ -50,7 +50,9 @@ class TargetConfig(_Section):
 
 
 class DraftConfig(_Section):
-    """Where the draft is, and what you know better than its files (``DraftManifest`` fields by name)."""
+    """Where the draft is, and what you know better than its files (``DraftManifest`` fields by
+    name).
+    """
 
     checkpoint: str
     revision: str | None = None
@@ -61,12 +63,13 @@ class TensorRTConfig(_Section):
     """How TensorRT builds engines.
 
     Attributes:
-        optimization_level: 0 to 5, how long the builder searches. Left out: TensorRT's default, on 8.6 it is 2.
+        optimization_level: 0 to 5, how long the builder searches. Left out: TensorRT's default, on
+        8.6 it is 2.
         workspace_mib: most device memory that a layer's algorithm may take. Left out: all there is.
-        refit: engines whose weights can be exchanged. strip_weights: engines without weights, which are put in at load
-            from the ONNX graph beside them (TensorRT 10 and later).
-        linear: what computes matrix products with a 16-bit weight and no bias. auto: our plugin on 8.6, whose own
-            products stand between layout copies, TensorRT on later versions.
+        refit: engines whose weights can be exchanged. strip_weights: engines without weights, which
+            are put in at load from the ONNX graph beside them (TensorRT 10 and later).
+        linear: what computes matrix products with a 16-bit weight and no bias. auto: our plugin on
+            8.6, whose own products stand between layout copies, TensorRT on later versions.
         plugin_library: the plugin library, instead of the one that is found.
     """
 
@@ -83,11 +86,14 @@ class EngineConfig(_Section):
 
     Attributes:
         device: where; ``cuda`` needs the torch backend, and tensorrt runs nowhere else.
-        dtype: the compute type; onnxruntime computes in float32. Left out: float16 for tensorrt, float32 elsewhere.
-        residual: type of the target's residual stream, ``compute`` = ``dtype``. Qwen3-VL leaves float16's range there.
-            Left out: ``float32`` for tensorrt with float16, ``compute`` elsewhere.
+        dtype: the compute type; onnxruntime computes in float32. Left out: float16 for tensorrt,
+        float32 elsewhere.
+        residual: type of the target's residual stream, ``compute`` = ``dtype``. Qwen3-VL leaves
+            float16's range there. Left out: ``float32`` for tensorrt with float16, ``compute``
+            elsewhere.
         page_size: tokens per page of the KV cache.
-        prefill_chunk: prompt tokens per target pass. Left out: 2048 for torch on cuda, 512 elsewhere.
+        prefill_chunk: prompt tokens per target pass. Left out: 2048 for torch on cuda, 512
+        elsewhere.
         tensorrt: how TensorRT builds; of no effect elsewhere.
     """
 
@@ -121,7 +127,9 @@ class EngineConfig(_Section):
                 f"got {self.dtype} on {self.backend}. Leave it out."
             )
         if self.backend == "onnxruntime" and (self.device, self.dtype) != ("cpu", "float32"):
-            raise ValueError(f"onnxruntime runs in float32 on the cpu, got {self.dtype} on {self.device}")
+            raise ValueError(
+                f"onnxruntime runs in float32 on the cpu, got {self.dtype} on {self.device}"
+            )
         return self
 
 
@@ -131,8 +139,8 @@ class LimitsConfig(_Section):
     Attributes:
         max_batch_size: sequences decoded at once.
         max_seq_len: tokens of each with its answer. max_visual_tokens: of a prompt.
-        max_kv_tokens: rows of the KV cache; left out, every sequence has room for ``max_seq_len``. With fewer,
-            sequences that no longer fit are put off and computed again.
+        max_kv_tokens: rows of the KV cache; left out, every sequence has room for ``max_seq_len``.
+            With fewer, sequences that no longer fit are put off and computed again.
         max_waiting: requests in the queue; the next one is refused.
         prefix_cache: keep KV pages of past prompts for prompts that begin alike.
     """
@@ -147,7 +155,9 @@ class LimitsConfig(_Section):
     @model_validator(mode="after")
     def _holds_one(self) -> LimitsConfig:
         if self.max_kv_tokens is not None and self.max_kv_tokens < self.max_seq_len:
-            raise ValueError(f"max_kv_tokens: one sequence needs {self.max_seq_len}, got {self.max_kv_tokens}")
+            raise ValueError(
+                f"max_kv_tokens: one sequence needs {self.max_seq_len}, got {self.max_kv_tokens}"
+            )
         return self
 
 
@@ -155,14 +165,18 @@ class SpeculationConfig(_Section):
     """The shape of speculation.
 
     Attributes:
-        mode: ``chain`` drafts one token per step; ``tree`` a static tree; ``dynamic`` one that follows the draft's
-            scores.
+        mode: ``chain`` drafts one token per step; ``tree`` a static tree; ``dynamic`` one that
+            follows the draft's scores.
         steps: draft steps per cycle, the deepest path.
-        topk: children per node of a tree at most; of a dynamic tree also the nodes that grow on at each level.
-        num_draft_tokens: tokens verified per cycle, the root (last accepted token) included. A chain has steps + 1.
-        tree: the static tree as rank paths ([0] is the best child of the root, [0, 1] its second-best child, ...).
-            Left out, a tree of ``num_draft_tokens`` nodes is chosen best-first (see ``decode/tree.py``).
-        acceptance_floor: when the draft's first token is right less often than this, a warning names ``probe``.
+        topk: children per node of a tree at most; of a dynamic tree also the nodes that grow on at
+        each level.
+        num_draft_tokens: tokens verified per cycle, the root (last accepted token) included. A
+        chain has steps + 1.
+        tree: the static tree as rank paths ([0] is the best child of the root, [0, 1] its
+            second-best child, ...). Left out, a tree of ``num_draft_tokens`` nodes is chosen
+            best-first (see ``decode/tree.py``).
+        acceptance_floor: when the draft's first token is right less often than this, a warning
+            names ``probe``.
     """
 
     mode: Literal["chain", "tree", "dynamic"] = "chain"
@@ -176,12 +190,16 @@ class SpeculationConfig(_Section):
     def _fits(self) -> SpeculationConfig:
         tokens = self.num_draft_tokens
         if self.mode == "chain" and tokens not in {None, self.steps + 1}:
-            raise ValueError(f"a chain of {self.steps} steps has num_draft_tokens {self.steps + 1}, got {tokens}")
+            raise ValueError(
+                f"a chain of {self.steps} steps has num_draft_tokens {self.steps + 1}, got {tokens}"
+            )
         if self.mode != "tree" and self.tree is not None:
             raise ValueError(f"tree paths need mode: tree, got mode: {self.mode}")
         most = 1 + self.topk + (self.steps - 1) * self.topk**2
         if self.mode == "dynamic" and tokens is not None and tokens > most:
-            raise ValueError(f"{self.steps} steps of topk {self.topk} consider {most} nodes, got {tokens}")
+            raise ValueError(
+                f"{self.steps} steps of topk {self.topk} consider {most} nodes, got {tokens}"
+            )
         return self
 
 
@@ -189,8 +207,8 @@ class BuildConfig(_Section):
     """One build. Without a draft the bundle decodes plainly.
 
     Attributes:
-        split_special_tokens: control tokens (``<|im_start|>``) in the text of a prompt are text; false makes tokens of
-            them, which lets whoever writes a prompt forge a system turn.
+        split_special_tokens: control tokens (``<|im_start|>``) in the text of a prompt are text;
+            false makes tokens of them, which lets whoever writes a prompt forge a system turn.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -207,7 +225,8 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
     """Read a build config; ``overrides`` come over its ``draft.overrides``.
 
     Raises:
-        UserError: unreadable, not YAML, an unknown key (the message names the nearest known one), or a bad value.
+        UserError: unreadable, not YAML, an unknown key (the message names the nearest known one),
+            or a bad value.
     """
     try:
         raw = read_yaml(Path(path))
@@ -221,7 +240,9 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
             raise UserError(f"{path}: overrides of a draft given, and no draft in the config")
         own = draft.get("overrides") or {}
         if not isinstance(own, dict):
-            raise UserError(f"{path}: draft.overrides: expected a mapping of fields, got {quote(own)}")
+            raise UserError(
+                f"{path}: draft.overrides: expected a mapping of fields, got {quote(own)}"
+            )
         raw = raw | {"draft": draft | {"overrides": {**own, **overrides}}}
     return config_from_dict(raw, str(path))
 
@@ -238,29 +259,35 @@ def config_from_dict(raw: Mapping[str, Any], origin: str) -> BuildConfig:
 
 
 def parse_overrides(assignments: Iterable[str]) -> dict[str, Any]:
-    """``draft.overrides`` of command-line words ``field=value``; values are YAML, dots make sections.
+    """``draft.overrides`` of command-line words ``field=value``; values are YAML, dots make
+    sections.
 
     Raises:
-        UserError: a word without ``=``, a value that is not YAML, or a part of what has a plain value already.
+        UserError: a word without ``=``, a value that is not YAML, or a part of what has a plain
+            value already.
     """
     overrides: dict[str, Any] = {}
     for word in assignments:
         name, equals, text = word.partition("=")
         if not equals or not name:
-            raise UserError(f"--set {clip(word)}: expected FIELD=VALUE, for example --set aux_layers=[2,18,33]")
+            raise UserError(
+                f"--set {clip(word)}: expected FIELD=VALUE, for example --set aux_layers=[2,18,33]"
+            )
         *sections, last = name.split(".")
         place = overrides
         for section in sections:
             place = place.setdefault(section, {})
             if not isinstance(place, dict):
                 raise UserError(
-                    f"--set {clip(word)}: {clip(section)} has the value {quote(place)} already. Set it, or its parts."
+                    f"--set {clip(word)}: {clip(section)} has the value {quote(place)} already. "
+                    "Set it, or its parts."
                 )
         try:
             place[last] = parse_yaml(text, "value")
         except UserError as error:
             raise UserError(
-                f"--set {clip(word)}: the value is not YAML: {error}. Texts with * & or : want quotes."
+                f"--set {clip(word)}: the value is not YAML: {error}. Texts with * & or : want "
+                "quotes."
             ) from error
     return overrides
 
@@ -280,7 +307,9 @@ def _problem(error: Any) -> str:
 def _known_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         yield prefix + name
-        section = next((a for a in (field.annotation, *_args(field.annotation)) if _is_model(a)), None)
+        section = next(
+            (a for a in (field.annotation, *_args(field.annotation)) if _is_model(a)), None
+        )
         if section is not None:
             yield from _known_keys(section, f"{prefix}{name}.")
 

@@ -24,7 +24,10 @@ __all__ = ["Ability", "Diagnosis", "Finding", "check_bundle", "diagnose"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that may be installed. ``value`` is None where it is not; ``fix`` says how it would be."""
+    """One thing that may be installed.
+
+    ``value`` is None where it is not; ``fix`` says how it would be.
+    """
 
     name: str
     value: str | None
@@ -48,7 +51,9 @@ class Diagnosis:
 
     def to_dict(self) -> dict[str, Any]:
         """What ``doctor --json`` prints."""
-        abilities = [{**asdict(a), "works": not a.lacks, "lacks": list(a.lacks)} for a in self.abilities]
+        abilities = [
+            {**asdict(a), "works": not a.lacks, "lacks": list(a.lacks)} for a in self.abilities
+        ]
         return {"installed": [asdict(f) for f in self.findings], "abilities": abilities}
 
     def tables(self) -> tuple[Table, Table]:
@@ -59,7 +64,11 @@ class Diagnosis:
             there.add_row(finding.name, found, "" if finding.value else escape(finding.fix))
         works = Table("what", "works", "lacks", box=None, pad_edge=False, header_style="bold")
         for ability in self.abilities:
-            works.add_row(ability.name, "[red]no[/]" if ability.lacks else "[green]yes[/]", ", ".join(ability.lacks))
+            works.add_row(
+                ability.name,
+                "[red]no[/]" if ability.lacks else "[green]yes[/]",
+                ", ".join(ability.lacks),
+            )
         return there, works
 
     def check(self, name: str) -> None:
@@ -72,7 +81,9 @@ class Diagnosis:
         if not ability.lacks:
             return
         fixes = {f.name: f.fix for f in self.findings}
-        wanted = "; ".join(f"{lack}: {fixes[lack]}" if fixes[lack] else lack for lack in ability.lacks)
+        wanted = "; ".join(
+            f"{lack}: {fixes[lack]}" if fixes[lack] else lack for lack in ability.lacks
+        )
         raise EnvironmentMissingError(f"{name}: missing: {wanted}")
 
 
@@ -88,7 +99,9 @@ _NEEDS: Mapping[str, tuple[str, ...]] = {
 
 
 def diagnose(engine: EngineConfig | None = None) -> Diagnosis:
-    """Look at this machine, for a bundle's ``engine``; nothing of it fails because something is missing or broken."""
+    """Look at this machine, for a bundle's ``engine``; nothing of it fails because something is
+    missing or broken.
+    """
     findings = (
         Finding("python", f"{platform.python_version()} on {platform.machine()}"),
         _package("onnx"),
@@ -113,7 +126,10 @@ def diagnose(engine: EngineConfig | None = None) -> Diagnosis:
         Finding("cmake", shutil.which("cmake"), "pip install cmake"),
     )
     found = {finding.name for finding in findings if finding.value}
-    abilities = (Ability(name, tuple(need for need in needs if need not in found)) for name, needs in _NEEDS.items())
+    abilities = (
+        Ability(name, tuple(need for need in needs if need not in found))
+        for name, needs in _NEEDS.items()
+    )
     return Diagnosis(findings, tuple(abilities))
 
 
@@ -122,8 +138,8 @@ def check_bundle(path: Path, record: BundleRecord, found: Diagnosis) -> None:
 
     Raises:
         EnvironmentMissingError: something is missing here.
-        UserError: its graphs, processor or tuning table are damaged; its engines are that, not built, or built for
-            another TensorRT, GPU or plugin library.
+        UserError: its graphs, processor or tuning table are damaged; its engines are that, not
+            built, or built for another TensorRT, GPU or plugin library.
     """
     engine = record.config.engine
     found.check(f"torch on {engine.device}" if engine.backend == "torch" else engine.backend)
@@ -150,7 +166,9 @@ def _check_graph(folder: Path) -> None:
     try:
         graph = onnx.load(file, load_external_data=False).graph
     except Exception as error:  # protobuf's errors have no base class but Exception
-        raise UserError(f"{file}: not readable: {' '.join(str(error).split())}. Rebuild the bundle.") from error
+        raise UserError(
+            f"{file}: not readable: {' '.join(str(error).split())}. Rebuild the bundle."
+        ) from error
     if not graph.output:
         raise UserError(f"{file}: holds no graph. Rebuild the bundle.")
 
@@ -187,7 +205,10 @@ def _gpu() -> str | None:
     free, total = torch.cuda.mem_get_info()
     count = torch.cuda.device_count()
     others = f", first of {count}" if count > 1 else ""
-    return f"{torch.cuda.get_device_name()} ({gpu_arch()}, {free / 1e9:.0f} of {total / 1e9:.0f} GB free{others})"
+    return (
+        f"{torch.cuda.get_device_name()} ({gpu_arch()}, {free / 1e9:.0f} of {total / 1e9:.0f} GB "
+        f"free{others})"
+    )
 
 
 def _driver() -> str:
@@ -222,9 +243,21 @@ def _plugins(engine: EngineConfig | None) -> str:
 
 
 def _nvcc() -> str | None:
-    nvcc = shutil.which("nvcc") or ("/usr/local/cuda/bin/nvcc" if Path("/usr/local/cuda/bin/nvcc").exists() else None)
+    nvcc = shutil.which("nvcc") or (
+        "/usr/local/cuda/bin/nvcc" if Path("/usr/local/cuda/bin/nvcc").exists() else None
+    )
     if nvcc is None:
         return None
-    done = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=True, timeout=20)
-    release = next((word for line in done.stdout.splitlines() for word in line.split(", ") if "release" in word), "")
+    done = subprocess.run(
+        [nvcc, "--version"], capture_output=True, text=True, check=True, timeout=20
+    )
+    release = next(
+        (
+            word
+            for line in done.stdout.splitlines()
+            for word in line.split(", ")
+            if "release" in word
+        ),
+        "",
+    )
     return f"{nvcc} ({release})"

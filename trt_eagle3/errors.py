@@ -1,4 +1,6 @@
-"""The ways a run can end badly, each with its exit code; and how a message quotes what strangers wrote."""
+"""The ways a run can end badly, each with its exit code; and how a message quotes what strangers
+wrote.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ _TAIL_LEN = 300  # of its end, where the fix stands
 def clip(text: object, most: int = MAX_QUOTE_LEN) -> str:
     """Cut ``str(text)`` to ``most`` characters of one printable line, without quotation marks.
 
-    For names, and for the messages of other libraries. What cannot be printed (line ends, control characters, lone
-    surrogates) is written as an escape.
+    For names, and for the messages of other libraries. What cannot be printed (line ends, control
+    characters, lone surrogates) is written as an escape.
     """
     whole = str(text)
     line = _printable(whole[: most + 1])
@@ -39,13 +41,18 @@ def clip(text: object, most: int = MAX_QUOTE_LEN) -> str:
 
 
 def _printable(text: str) -> str:
-    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    return (
+        text
+        if text.isprintable()
+        else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+    )
 
 
 def quote(value: object, most: int = MAX_QUOTE_LEN) -> str:
     """Write the ``repr`` of a value that somebody else wrote, cut to ``most`` characters.
 
-    The cost is bounded too: of long texts, lists and numbers, only as much is formatted as is shown.
+    The cost is bounded too: of long texts, lists and numbers, only as much is formatted as is
+    shown.
     """
     return clip(_Quote(most).repr(value), most)
 
@@ -61,7 +68,11 @@ class _Quote(reprlib.Repr):
 
     def repr_int(self, x: int, level: int) -> str:
         """Python refuses to write numbers of more than 4,300 digits."""
-        return super().repr_int(x, level) if x.bit_length() < 4096 else f"a number of {x.bit_length()} bits"
+        return (
+            super().repr_int(x, level)
+            if x.bit_length() < 4096
+            else f"a number of {x.bit_length()} bits"
+        )
 
     def repr_bytes(self, x: bytes, level: int) -> str:
         """Only as many bytes as are shown."""
@@ -84,8 +95,8 @@ class GateFailedError(TrtEagle3Error):
 class UserError(TrtEagle3Error, ValueError):
     """The user's input is wrong: names the thing, what was expected, what was got, and the fix.
 
-    A message is one printable line of bounded length, whatever it quotes, so that it can be sent and shown; but quote
-    foreign texts with ``quote`` and ``clip`` all the same.
+    A message is one printable line of bounded length, whatever it quotes, so that it can be sent
+    and shown; but quote foreign texts with ``quote`` and ``clip`` all the same.
     """
 
     exit_code = 2
@@ -109,7 +120,9 @@ class DeviceMemoryError(TrtEagle3Error):
 
 
 class OverloadedError(TrtEagle3Error):
-    """More is asked of an engine than it may queue; the same request may be welcome a little later."""
+    """More is asked of an engine than it may queue; the same request may be welcome a little
+    later.
+    """
 
     exit_code = 1
 

@@ -1,4 +1,6 @@
-"""JSON that strangers wrote: bounded in size, in values and in depth, and without keys that stand twice."""
+"""JSON that strangers wrote: bounded in size, in values and in depth, and without keys that
+stand twice.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,13 @@ from trt_eagle3.errors import UserError, clip, quote
 __all__ = ["MAX_JSON_BYTES", "MAX_JSON_DEPTH", "MAX_JSON_VALUES", "parse_json", "read_json_object"]
 
 MAX_JSON_BYTES = 16 << 20
-"""A tokenizer_config.json with thousands of added tokens has 1 to 2 MB, a shard index of the largest models 10 MB."""
+"""A tokenizer_config.json with thousands of added tokens has 1 to 2 MB, a shard index of the
+largest models 10 MB.
+"""
 MAX_JSON_VALUES = 1_000_000
-"""Values of a text at most (commas and opening brackets are counted, those in texts too): some 100 MB as objects."""
+"""Values of a text at most (commas and opening brackets are counted, those in texts too): some
+100 MB as objects.
+"""
 MAX_JSON_DEPTH = 64
 
 
@@ -26,8 +32,8 @@ def parse_json(data: bytes | str, name: object, max_values: int = MAX_JSON_VALUE
         data: the text; bytes must be UTF-8. name: what it is, for errors.
         max_values: how many values it may have (see ``MAX_JSON_VALUES``).
     Raises:
-        UserError: not UTF-8, not JSON, too many values, nested deeper than ``MAX_JSON_DEPTH``, or a key stands twice in
-            one object.
+        UserError: not UTF-8, not JSON, too many values, nested deeper than ``MAX_JSON_DEPTH``, or a
+            key stands twice in one object.
     """
     try:
         text = data if isinstance(data, str) else data.decode("utf-8")
@@ -50,7 +56,8 @@ def read_json_object(file: Path, most_bytes: int = MAX_JSON_BYTES) -> dict[str, 
     """Read a file that holds one JSON object.
 
     Raises:
-        UserError: not a regular file, too long, or as ``parse_json``; or not an object. OSError: absent or unreadable.
+        UserError: not a regular file, too long, or as ``parse_json``; or not an object. OSError:
+            absent or unreadable.
     """
     value = parse_json(read_bounded(file, most_bytes), file)
     if not isinstance(value, dict):
@@ -70,7 +77,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _is_shallow(value: Any) -> bool:
-    """Whether ``value`` is nested at most ``MAX_JSON_DEPTH`` deep; level by level, so that the walk has no depth."""
+    """Whether ``value`` is nested at most ``MAX_JSON_DEPTH`` deep; level by level, so that the
+    walk has no depth.
+    """
     level = [value]
     for _ in range(MAX_JSON_DEPTH + 1):
         level = [child for parent in level for child in _children(parent)]

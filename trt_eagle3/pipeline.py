@@ -38,7 +38,13 @@ from trt_eagle3.engine.output_check import check_apart, check_not_around
 from trt_eagle3.errors import UserError, clip
 from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.multimodal import Processor, copy_processor_files
-from trt_eagle3.weight_locations import TABLE_FILE, FileLocations, TableLocations, WeightLocations, table_tensors
+from trt_eagle3.weight_locations import (
+    TABLE_FILE,
+    FileLocations,
+    TableLocations,
+    WeightLocations,
+    table_tensors,
+)
 
 if TYPE_CHECKING:  # it imports torch
     from trt_eagle3.engine.tensorrt_bundle import Engines
@@ -47,7 +53,9 @@ if TYPE_CHECKING:  # it imports torch
 __all__ = ["STAGES", "BuildReport", "build"]
 
 STAGES = ("checkpoints", "graphs", "weights", "processor", "engines", "bundle")
-"""What ``build`` goes through, in order (``engines``: for TensorRT); it tells its ``progress`` when each begins."""
+"""What ``build`` goes through, in order (``engines``: for TensorRT); it tells its ``progress``
+when each begins.
+"""
 
 
 @dataclass(frozen=True)
@@ -55,8 +63,10 @@ class BuildReport:
     """What was built.
 
     Attributes:
-        path: the bundle. seconds: per stage. num_bytes: of all files in the bundle. placed: how weights got there.
-        memory: what the largest permitted load takes. engines: what became of the graphs of a TensorRT bundle.
+        path: the bundle. seconds: per stage. num_bytes: of all files in the bundle. placed: how
+        weights got there.
+        memory: what the largest permitted load takes. engines: what became of the graphs of a
+            TensorRT bundle.
     """
 
     path: Path
@@ -79,8 +89,10 @@ def build(
     """Build the bundle ``output / config.name``, all of it or nothing.
 
     Args:
-        output: instead of the config's. config_file: where the config was read, whose folder is never replaced.
-        reference_weights: leave the weights in the checkpoints; the bundle then works on this machine only.
+        output: instead of the config's. config_file: where the config was read, whose folder is
+        never replaced.
+        reference_weights: leave the weights in the checkpoints; the bundle then works on this
+        machine only.
         progress: called with each of ``STAGES`` as it begins. show: told how far a long stage is.
     Raises:
         UserError: anything wrong with config, checkpoints or the disk.
@@ -106,7 +118,9 @@ def build(
         create_file(folder / BUNDLE_FILE, record.model_dump_json(indent=2).encode())
     num_bytes = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
     memory = memory_need(spec, manifest, config.limits, config.engine)
-    return BuildReport(path, clock.end(), num_bytes, tuple(dict.fromkeys(written.placed)), memory, written.engines)
+    return BuildReport(
+        path, clock.end(), num_bytes, tuple(dict.fromkeys(written.placed)), memory, written.engines
+    )
 
 
 @dataclass(frozen=True)
@@ -123,7 +137,10 @@ class _Job:
 
     def graph_config(self, folder: Path, name: str) -> None:
         """Write a graph's ``config.json``."""
-        create_file(folder / name / "config.json", _graph_config(self.config, self.spec, self.manifest, name))
+        create_file(
+            folder / name / "config.json",
+            _graph_config(self.config, self.spec, self.manifest, name),
+        )
 
     def processor(self, folder: Path) -> None:
         """Copy the processor, which is refused now if it would be refused at every load."""
@@ -145,7 +162,9 @@ def _write_graphs(folder: Path, job: _Job) -> _Written:
     """Graphs that refer to whole weight files."""
     places = FileLocations(job.spec, job.manifest, job.reference_weights)
     job.clock.begin("graphs")
-    for name, model in build_graphs(job.spec, job.manifest, job.config.engine, places.resolve).items():
+    for name, model in build_graphs(
+        job.spec, job.manifest, job.config.engine, places.resolve
+    ).items():
         create_file(folder / name / "model.onnx", model.SerializeToString())
         job.graph_config(folder, name)
     job.clock.begin("weights")
@@ -165,11 +184,15 @@ def _write_engines(folder: Path, job: _Job) -> _Written:
 
     config, spec = job.config, job.spec
     if job.reference_weights:
-        raise UserError("--weights reference: a TensorRT engine holds its weights. Leave the option out.")
+        raise UserError(
+            "--weights reference: a TensorRT engine holds its weights. Leave the option out."
+        )
     job.clock.begin("graphs")
     models = build_graphs(spec, job.manifest, config.engine, reference_location)
     merge, tree = spec.vision.spatial_merge_size, _tree_sizes(config)
-    profiles = {name: graph_profiles(name, model, config, tree, merge) for name, model in models.items()}
+    profiles = {
+        name: graph_profiles(name, model, config, tree, merge) for name, model in models.items()
+    }
     for name in models:
         job.graph_config(folder, name)
     job.clock.begin("weights")
@@ -189,7 +212,11 @@ def _tree_sizes(config: BuildConfig) -> TreeSizes:
     if config.draft is None:
         return TreeSizes()
     tree, speculation = configured_tree(config.speculation), config.speculation
-    return TreeSizes(tree.num_nodes, speculation.topk if speculation.mode == "dynamic" else 1, tree.num_draft_rows)
+    return TreeSizes(
+        tree.num_nodes,
+        speculation.topk if speculation.mode == "dynamic" else 1,
+        tree.num_draft_rows,
+    )
 
 
 def _read_draft(config: BuildConfig, spec: TargetSpec) -> DraftManifest | None:
@@ -200,10 +227,14 @@ def _read_draft(config: BuildConfig, spec: TargetSpec) -> DraftManifest | None:
     manifest = read_draft(path, spec, config.draft.overrides)
     if manifest.head == "own":
         return manifest
-    return dataclasses.replace(manifest, tensors={**manifest.tensors, "lm_head.weight": spec.tensors["lm_head.weight"]})
+    return dataclasses.replace(
+        manifest, tensors={**manifest.tensors, "lm_head.weight": spec.tensors["lm_head.weight"]}
+    )
 
 
-def _check_output(path: Path, spec: TargetSpec, manifest: DraftManifest | None, config_file: Path | None) -> None:
+def _check_output(
+    path: Path, spec: TargetSpec, manifest: DraftManifest | None, config_file: Path | None
+) -> None:
     """Refuse a place where anything but an older bundle would be replaced."""
     folders = [spec.path, *([manifest.path] if manifest else [])]
     check_apart(path, folders, "the checkpoint")
@@ -215,7 +246,8 @@ def _check_output(path: Path, spec: TargetSpec, manifest: DraftManifest | None, 
 
 
 def _check_headers(spec: TargetSpec, manifest: DraftManifest | None) -> None:
-    """Refuse weight files that the safetensors library refuses: others than this program read them too.
+    """Refuse weight files that the safetensors library refuses: others than this program read them
+    too.
 
     Raises:
         UserError: naming the file and the library's reason.
@@ -228,7 +260,9 @@ def _check_headers(spec: TargetSpec, manifest: DraftManifest | None) -> None:
             with safe_open(file, framework="np"):
                 pass
         except (SafetensorError, OSError) as error:
-            raise UserError(f"{file}: not a sound safetensors file: {clip(error)}. Download it again.") from error
+            raise UserError(
+                f"{file}: not a sound safetensors file: {clip(error)}. Download it again."
+            ) from error
 
 
 def _check_positions(config: BuildConfig, spec: TargetSpec) -> None:
@@ -245,7 +279,8 @@ def _check_ranks(tree: Tree | DynamicTree, manifest: DraftManifest) -> None:
     if children > manifest.draft_vocab_size:
         raise UserError(
             f"speculation: the tree takes a token's {children} best children, the draft knows "
-            f"{manifest.draft_vocab_size} tokens. Lower speculation.topk or the ranks of speculation.tree."
+            f"{manifest.draft_vocab_size} tokens. Lower speculation.topk or the ranks of "
+            "speculation.tree."
         )
 
 
@@ -265,13 +300,17 @@ class _Clock:
         return {stage: end - start for (stage, start), end in zip(self._marks, ends, strict=True)}
 
 
-def _graph_config(config: BuildConfig, spec: TargetSpec, manifest: DraftManifest | None, name: str) -> bytes:
+def _graph_config(
+    config: BuildConfig, spec: TargetSpec, manifest: DraftManifest | None, name: str
+) -> bytes:
     """TensorRT-LLM's ``config.json`` of an engine folder."""
     of_draft = manifest is not None and name in {"fuse", "draft"}
     return _json(
         {
             "version": version("trt-eagle3"),
-            "pretrained_config": manifest_to_dict(manifest) if manifest and of_draft else target_to_dict(spec),
+            "pretrained_config": manifest_to_dict(manifest)
+            if manifest and of_draft
+            else target_to_dict(spec),
             "build_config": config.model_dump(mode="json", exclude={"name", "output"}),
         }
     )
@@ -281,12 +320,20 @@ def _json(value: Any) -> bytes:
     return json.dumps(value, indent=2).encode()
 
 
-def _record(config: BuildConfig, spec: TargetSpec, manifest: DraftManifest | None, written: _Written) -> BundleRecord:
+def _record(
+    config: BuildConfig, spec: TargetSpec, manifest: DraftManifest | None, written: _Written
+) -> BundleRecord:
     places = written.places
-    sources = {"target": _source(spec.path, config.target.checkpoint, config.target.revision, places.files("target"))}
+    sources = {
+        "target": _source(
+            spec.path, config.target.checkpoint, config.target.revision, places.files("target")
+        )
+    }
     if manifest and config.draft:
         draft = config.draft
-        sources["draft"] = _source(manifest.path, draft.checkpoint, draft.revision, places.files("draft"))
+        sources["draft"] = _source(
+            manifest.path, draft.checkpoint, draft.revision, places.files("draft")
+        )
     return BundleRecord(
         schema_version=SCHEMA_VERSION,
         tool_version=version("trt-eagle3"),
@@ -302,8 +349,12 @@ def _record(config: BuildConfig, spec: TargetSpec, manifest: DraftManifest | Non
     )
 
 
-def _source(path: Path, checkpoint: str, revision: str | None, files: Mapping[str, FileRecord]) -> SourceRecord:
-    return SourceRecord(checkpoint=checkpoint, revision=revision, path=str(path.absolute()), files=files)
+def _source(
+    path: Path, checkpoint: str, revision: str | None, files: Mapping[str, FileRecord]
+) -> SourceRecord:
+    return SourceRecord(
+        checkpoint=checkpoint, revision=revision, path=str(path.absolute()), files=files
+    )
 
 
 def _engine_record(config: BuildConfig, engines: Engines | None) -> EngineRecord:
@@ -311,7 +362,9 @@ def _engine_record(config: BuildConfig, engines: Engines | None) -> EngineRecord
     backend, dtype = config.engine.backend, config.engine.dtype
     versions = {"onnx": version("onnx")}
     if engines is None:
-        return EngineRecord(backend=backend, dtype=dtype, versions=versions | {backend: version(backend)})
+        return EngineRecord(
+            backend=backend, dtype=dtype, versions=versions | {backend: version(backend)}
+        )
     from trt_eagle3.engine.tensorrt_versions import gpu_arch, tensorrt
 
     if engines.missing is not None:

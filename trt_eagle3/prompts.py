@@ -1,4 +1,6 @@
-"""Prompt files: a JSON list of ``{"prompt": ..., "images": [...], "frames": [...]}``, paths relative to the file."""
+"""Prompt files: a JSON list of ``{"prompt": ..., "images": [...], "frames": [...]}``, paths
+relative to the file.
+"""
 
 from __future__ import annotations
 
@@ -38,17 +40,24 @@ def read_questions(file: Path) -> list[Question]:
     except OSError as error:
         raise UserError(f"{file}: cannot read the prompts: {error.strerror}") from error
     if not isinstance(entries, list) or not entries:
-        raise UserError(f'{file}: expected a JSON list of {{"prompt": ..., "images": [...], "frames": [...]}}')
+        raise UserError(
+            f'{file}: expected a JSON list of {{"prompt": ..., "images": [...], "frames": [...]}}'
+        )
     return [_question(entry, index, file) for index, entry in enumerate(entries)]
 
 
 def _question(entry: Any, index: int, file: Path) -> Question:
     if not isinstance(entry, dict) or not isinstance(entry.get("prompt"), str):
-        raise UserError(f'{file}: entry {index}: expected {{"prompt": a text, ...}}, got {quote(entry, 80)}')
+        raise UserError(
+            f'{file}: entry {index}: expected {{"prompt": a text, ...}}, got {quote(entry, 80)}'
+        )
     for wrong, right in _MISTAKEN.items():
         if wrong in entry:
             raise UserError(f"{file}: entry {index}: {wrong}: no such key; {right} is meant")
-    images, frames = (_paths(entry.get(key, []), f"{file}: entry {index}: {key}", file) for key in ("images", "frames"))
+    images, frames = (
+        _paths(entry.get(key, []), f"{file}: entry {index}: {key}", file)
+        for key in ("images", "frames")
+    )
     return Question(entry["prompt"], images, [frames] if frames else [])
 
 

@@ -25,12 +25,16 @@ def inspection(spec: TargetSpec, manifest: DraftManifest | None) -> dict[str, An
     """What ``inspect --json`` prints."""
     return {
         "target": {"path": str(spec.path), **target_to_dict(spec)},
-        "draft": None if manifest is None else {"path": str(manifest.path), **manifest_to_dict(manifest)},
+        "draft": None
+        if manifest is None
+        else {"path": str(manifest.path), **manifest_to_dict(manifest)},
     }
 
 
 def inspection_lines(spec: TargetSpec, manifest: DraftManifest | None) -> list[RenderableType]:
-    """For each checkpoint its geometry in a line; for the draft what it means, where that was found, and warnings."""
+    """For each checkpoint its geometry in a line; for the draft what it means, where that was
+    found, and warnings.
+    """
     parts: list[RenderableType] = [_target_line(spec)]
     if manifest:
         parts += [_draft_line(manifest), _meaning_table(manifest)]
@@ -41,18 +45,20 @@ def inspection_lines(spec: TargetSpec, manifest: DraftManifest | None) -> list[R
 def _target_line(spec: TargetSpec) -> str:
     text, vision = spec.text, spec.vision
     return (
-        f"target {spec.path}: Qwen3-VL, {text.num_layers} layers, hidden {text.hidden_size}, {text.num_heads}/"
-        f"{text.num_kv_heads} heads of {text.head_dim}, vocabulary {text.vocab_size}, "
-        f"{'tied' if spec.tied_head else 'own'} head, rope {_rope(text.rope)}; vision {vision.depth} blocks of "
-        f"{vision.hidden_size}, deepstack after {list(vision.deepstack_layers)}"
+        f"target {spec.path}: Qwen3-VL, {text.num_layers} layers, hidden {text.hidden_size}, "
+        f"{text.num_heads}/{text.num_kv_heads} heads of {text.head_dim}, vocabulary "
+        f"{text.vocab_size}, {'tied' if spec.tied_head else 'own'} head, rope {_rope(text.rope)}; "
+        f"vision {vision.depth} blocks of {vision.hidden_size}, deepstack after "
+        f"{list(vision.deepstack_layers)}"
     )
 
 
 def _draft_line(manifest: DraftManifest) -> str:
     m = manifest
     return (
-        f"draft {m.path}: EAGLE-3 by {m.producer}, {m.num_layers} layer{'s' if m.num_layers > 1 else ''}, hidden "
-        f"{m.hidden_size}, {m.num_heads}/{m.num_kv_heads} heads of {m.head_dim}, vocabulary {m.draft_vocab_size} of "
+        f"draft {m.path}: EAGLE-3 by {m.producer}, {m.num_layers} "
+        f"layer{'s' if m.num_layers > 1 else ''}, hidden {m.hidden_size}, "
+        f"{m.num_heads}/{m.num_kv_heads} heads of {m.head_dim}, vocabulary {m.draft_vocab_size} of "
         f"{m.vocab_size}"
     )
 
@@ -94,7 +100,9 @@ def _plain(value: object) -> str:
 
 
 def build(result: BuildReport) -> dict[str, Any]:
-    """What ``build --json`` prints; ``engines`` for TensorRT alone, with the ``script`` that is left to run, if any."""
+    """What ``build --json`` prints; ``engines`` for TensorRT alone, with the ``script`` that is
+    left to run, if any.
+    """
     printed = {
         "bundle": str(result.path),
         "num_bytes": result.num_bytes,
@@ -111,7 +119,11 @@ def build(result: BuildReport) -> dict[str, Any]:
 def build_lines(result: BuildReport) -> list[str]:
     """Where it is, how big, how long, and what to do next."""
     stages = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in result.seconds.items())
-    placed = f" (weights by {' and '.join(result.placed) or 'reference'})" if result.engines is None else ""
+    placed = (
+        f" (weights by {' and '.join(result.placed) or 'reference'})"
+        if result.engines is None
+        else ""
+    )
     return [
         f"built {result.path}: {result.num_bytes / 1e6:.1f} MB{placed}",
         f"  {stages}",
@@ -123,8 +135,9 @@ def build_lines(result: BuildReport) -> list[str]:
 
 def _engine_lines(engines: Engines) -> list[str]:
     return [
-        f"  {name}: engine of {built.num_bytes / 1e6:.1f} MB, {built.num_layers} layers, {built.num_plugins} of them "
-        f"our plugins, {built.device_bytes / 1e6:.0f} MB of activations, built in {built.seconds:.0f} s"
+        f"  {name}: engine of {built.num_bytes / 1e6:.1f} MB, {built.num_layers} layers, "
+        f"{built.num_plugins} of them our plugins, {built.device_bytes / 1e6:.0f} MB of "
+        f"activations, built in {built.seconds:.0f} s"
         for name, built in engines.built.items()
     ]
 
@@ -132,15 +145,19 @@ def _engine_lines(engines: Engines) -> list[str]:
 def _next_line(result: BuildReport) -> str:
     if result.engines and result.engines.missing:
         return (
-            f"engines are not built: {result.engines.missing}\nnext: copy {result.path} to a machine with TensorRT 10 "
-            f"or later and the GPU that will serve, and run {result.path.name}/{BUILD_SCRIPT} there"
+            f"engines are not built: {result.engines.missing}\nnext: copy {result.path} to a "
+            "machine with TensorRT 10 or later and the GPU that will serve, and run "
+            f"{result.path.name}/{BUILD_SCRIPT} there"
         )
     return f'next: trt-eagle3 generate {result.path} "What do you see?" --image FILE --stats'
 
 
 def generation_line(generation: Generation) -> str:
     """Speed and acceptance in one line."""
-    parts = [f"{len(generation.token_ids)} tokens", f"first after {generation.time_to_first_token_ms:.0f} ms"]
+    parts = [
+        f"{len(generation.token_ids)} tokens",
+        f"first after {generation.time_to_first_token_ms:.0f} ms",
+    ]
     if generation.tokens_per_second is not None:
         parts.append(f"then {generation.tokens_per_second:.1f} tok/s")
     if generation.acceptance_length is not None:

@@ -12,7 +12,11 @@ __all__ = ["render"]
 
 
 def render(package: str, template: str, values: Mapping[str, Any]) -> bytes:
-    """``templates/<template>`` of ``package`` with ``values``; a name that has no value is an error."""
+    """``templates/<template>`` of ``package`` with ``values``; a name that has no value is an
+    error.
+    """
     source = files(package).joinpath("templates", template).read_text(encoding="utf-8")
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
+    environment = jinja2.Environment(
+        undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False
+    )
     return environment.from_string(source).render(values).encode()

@@ -1,4 +1,6 @@
-"""Where a bundle's weights lie: beside its graphs, in their checkpoints, or, for engines, in a table of their own."""
+"""Where a bundle's weights lie: beside its graphs, in their checkpoints, or, for engines, in a
+table of their own.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.engine.bundle import FileRecord, TensorRecord, header_digest, reference_location
 
-__all__ = ["DRAFT_TENSORS", "TABLE_FILE", "FileLocations", "TableLocations", "WeightLocations", "table_tensors"]
+__all__ = [
+    "DRAFT_TENSORS",
+    "TABLE_FILE",
+    "FileLocations",
+    "TableLocations",
+    "WeightLocations",
+    "table_tensors",
+]
 
 TABLE_FILE = "embedding.safetensors"
 """What is read outside the engines of a TensorRT bundle."""
@@ -42,7 +51,9 @@ class WeightLocations(Protocol):
 
 
 class FileLocations:
-    """Whole weight files: under ``weights/<role>/`` of the bundle, or where their checkpoints are when referenced."""
+    """Whole weight files: under ``weights/<role>/`` of the bundle, or where their checkpoints
+    are when referenced.
+    """
 
     def __init__(self, spec: TargetSpec, manifest: DraftManifest | None, reference: bool) -> None:
         self._reference = reference
@@ -77,7 +88,11 @@ class FileLocations:
         return self._record(self._spec.tensors[_TOKEN_TABLE])
 
     def draft_tensors(self) -> Mapping[str, TensorRecord]:
-        return {name: self._record(ref) for name, ref in self._manifest.tensors.items()} if self._manifest else {}
+        return (
+            {name: self._record(ref) for name, ref in self._manifest.tensors.items()}
+            if self._manifest
+            else {}
+        )
 
     def _record(self, ref: TensorRef) -> TensorRecord:
         return _tensor_record(ref, self.resolve(ref))
@@ -108,7 +123,9 @@ class TableLocations:
 
 
 def table_tensors(spec: TargetSpec, manifest: DraftManifest | None) -> dict[str, TensorRef]:
-    """What ``TABLE_FILE`` holds: the token table, and of a draft its own one and its vocabulary map."""
+    """What ``TABLE_FILE`` holds: the token table, and of a draft its own one and its vocabulary
+    map.
+    """
     tables = {_TOKEN_TABLE: spec.tensors[_TOKEN_TABLE]}
     for name in DRAFT_TENSORS if manifest else ():
         assert manifest is not None

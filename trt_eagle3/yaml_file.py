@@ -20,7 +20,9 @@ MAX_YAML_DEPTH = 64
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, bounded: each node counts before it is kept, each alias before it is expanded."""
+    """PyYAML's safe loader, bounded: each node counts before it is kept, each alias before it is
+    expanded.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -28,10 +30,14 @@ class _Loader(yaml.SafeLoader):
         self._sizes: dict[int, int] = {}  # of finished nodes, by id, their aliases expanded
 
     def fetch_flow_collection_start(self, token: type[yaml.Token]) -> None:
-        """Bound brackets as they are read: the scanner looks ahead, at a cost that grows with the square of them."""
+        """Bound brackets as they are read: the scanner looks ahead, at a cost that grows with
+        the square of them.
+        """
         if self.flow_level > MAX_YAML_DEPTH:
             mark = self.get_mark()
-            raise yaml.scanner.ScannerError(None, None, f"nested deeper than {MAX_YAML_DEPTH} levels", mark)
+            raise yaml.scanner.ScannerError(
+                None, None, f"nested deeper than {MAX_YAML_DEPTH} levels", mark
+            )
         super().fetch_flow_collection_start(token)
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
@@ -41,14 +47,18 @@ class _Loader(yaml.SafeLoader):
         before = self._num_nodes
         self._depth += 1
         if self._depth > MAX_YAML_DEPTH:
-            raise yaml.composer.ComposerError(None, None, f"nested deeper than {MAX_YAML_DEPTH} levels", mark)
+            raise yaml.composer.ComposerError(
+                None, None, f"nested deeper than {MAX_YAML_DEPTH} levels", mark
+            )
         node = super().compose_node(parent, index)
         self._depth -= 1
         if alias and id(node) not in self._sizes:
             raise yaml.composer.ComposerError(None, None, "an alias to what contains it", mark)
         self._num_nodes += self._sizes[id(node)] if alias else 1
         if self._num_nodes > MAX_YAML_NODES:
-            raise yaml.composer.ComposerError(None, None, f"more than {MAX_YAML_NODES} keys and values", mark)
+            raise yaml.composer.ComposerError(
+                None, None, f"more than {MAX_YAML_NODES} keys and values", mark
+            )
         if not alias:
             self._sizes[id(node)] = self._num_nodes - before
         return node
@@ -69,8 +79,9 @@ def parse_yaml(text: str, name: object) -> Any:
     """Parse a YAML text of one document; ``name`` says what it is, for errors.
 
     Raises:
-        UserError: not YAML, longer than ``MAX_YAML_BYTES``, more than ``MAX_YAML_NODES`` once its aliases are
-            expanded, nested deeper than ``MAX_YAML_DEPTH``, or a key of a mapping stands twice.
+        UserError: not YAML, longer than ``MAX_YAML_BYTES``, more than ``MAX_YAML_NODES`` once its
+            aliases are expanded, nested deeper than ``MAX_YAML_DEPTH``, or a key of a mapping
+            stands twice.
     """
     if len(text) > MAX_YAML_BYTES:
         raise UserError(f"{name}: {len(text)} characters long, expected at most {MAX_YAML_BYTES}")
@@ -78,9 +89,18 @@ def parse_yaml(text: str, name: object) -> Any:
         return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
         raise UserError(f"{name}: not YAML: {_reason(error)}") from error
-    except yaml.YAMLError as error:  # of characters that YAML does not have; its second line names no place
+    except (
+        yaml.YAMLError
+    ) as error:  # of characters that YAML does not have; its second line names no place
         raise UserError(f"{name}: not YAML: {clip(' '.join(str(error).split()))}") from error
-    except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
         # PyYAML's constructors let these through: 2020-13-45, !!timestamp x, !!bool x, !!float x
         raise UserError(f"{name}: not YAML: {clip(error)}") from error
 
@@ -89,7 +109,8 @@ def read_yaml(file: Path) -> Any:
     """Read a YAML file.
 
     Raises:
-        UserError: not a regular file or not UTF-8, or as ``parse_yaml``. OSError: absent or unreadable.
+        UserError: not a regular file or not UTF-8, or as ``parse_yaml``. OSError: absent or
+            unreadable.
     """
     return parse_yaml(read_text_bounded(file, MAX_YAML_BYTES), file)
 

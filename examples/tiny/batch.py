@@ -1,6 +1,7 @@
 """Encoded examples as one padded batch, and the endless deterministic stream of training batches.
 
-# Shapes: B examples, L padded tokens, P patches in all, N temporal patches, M merged patches in all, A answer rows
+# Shapes: B examples, L padded tokens, P patches in all, N temporal patches, M merged patches in
+all, A answer rows
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ from torch.utils.data import Dataset
 
 __all__ = ["Batch", "TrainingBatches", "collate"]
 
-TRAIN_MIX: tuple[Kind, ...] = ("text", "text", "image", "image", "image", "two_images", "two_images", *["frames"] * 5)
+TRAIN_MIX: tuple[Kind, ...] = (
+    "text",
+    "text",
+    "image",
+    "image",
+    "image",
+    "two_images",
+    "two_images",
+    *["frames"] * 5,
+)
 FPS_CHOICES = (2.0, 2.0, 1.0, 4.0, 8.0, 24.0, 30.0)
 
 
@@ -33,7 +43,8 @@ class Batch:
         prompt_len, length: int64 [B].
         patches: uint8 [P, 1536], each flattened (channel, frame, y, x), merge blocks contiguous.
         grid: int64 [P, 4]: row, column, rows, columns of each patch in its temporal patch.
-        slot: int64 [P]: index into the padded [N * slots] patches, slots = the largest temporal patch.
+        slot: int64 [P]: index into the padded [N * slots] patches, slots = the largest temporal
+        patch.
         counts: int64 [N]: patches in each temporal patch.
         visual_rows: int64 [M]: index into [B * L] of each merged patch's token.
     """
@@ -49,7 +60,9 @@ class Batch:
     visual_rows: Tensor
 
     def to(self, device: torch.device) -> Batch:
-        return Batch(**{f.name: getattr(self, f.name).to(device, non_blocking=True) for f in fields(self)})
+        return Batch(
+            **{f.name: getattr(self, f.name).to(device, non_blocking=True) for f in fields(self)}
+        )
 
     def pin_memory(self) -> Batch:
         return Batch(**{f.name: getattr(self, f.name).pin_memory() for f in fields(self)})
@@ -58,7 +71,9 @@ class Batch:
         """The first ``width`` columns; they must hold every visual token."""
         full = self.ids.shape[1]
         rows = self.visual_rows // full * width + self.visual_rows % full
-        return replace(self, ids=self.ids[:, :width], positions=self.positions[:, :, :width], visual_rows=rows)
+        return replace(
+            self, ids=self.ids[:, :width], positions=self.positions[:, :, :width], visual_rows=rows
+        )
 
 
 def _patchify(pixels: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -67,13 +82,20 @@ def _patchify(pixels: NDArray[np.uint8]) -> tuple[NDArray[np.uint8], NDArray[np.
     blocks = pixels.reshape(2, rows // MERGE, MERGE, PATCH, columns // MERGE, MERGE, PATCH, 3)
     patches = blocks.transpose(1, 4, 2, 5, 7, 0, 3, 6).reshape(rows * columns, -1)
     index = (
-        np.arange(rows * columns).reshape(rows // MERGE, MERGE, columns // MERGE, MERGE).transpose(0, 2, 1, 3).ravel()
+        np.arange(rows * columns)
+        .reshape(rows // MERGE, MERGE, columns // MERGE, MERGE)
+        .transpose(0, 2, 1, 3)
+        .ravel()
     )
-    grid = np.stack([index // columns, index % columns, 0 * index + rows, 0 * index + columns], axis=1)
+    grid = np.stack(
+        [index // columns, index % columns, 0 * index + rows, 0 * index + columns], axis=1
+    )
     return patches, grid
 
 
-def collate(encoded: list[Encoded], vision_ids: tuple[int, ...], pad_id: int, extra: int = 0) -> Batch:
+def collate(
+    encoded: list[Encoded], vision_ids: tuple[int, ...], pad_id: int, extra: int = 0
+) -> Batch:
     """Pad to the longest example plus ``extra`` free positions (for generation)."""
     length = np.array([len(e.ids) for e in encoded])
     width = int(length.max()) + extra
@@ -120,9 +142,16 @@ class TrainingBatches(Dataset[Batch]):
             self.tokenizer = Tokenizer.from_str(self.tokenizer_json)
         tokenizer, rng = self.tokenizer, random.Random(f"{self.seed}/{index}")
         encoded = []
-        for example in examples("train", self.seed * 10_000_019 + index, self.batch_size, TRAIN_MIX):
+        for example in examples(
+            "train", self.seed * 10_000_019 + index, self.batch_size, TRAIN_MIX
+        ):
             system = "You are a helpful assistant." if rng.random() < 0.15 else None
-            prompt = prompt_text(example, rng.choice(FPS_CHOICES), wrapped=rng.random() < 0.5, system=system)
+            prompt = prompt_text(
+                example, rng.choice(FPS_CHOICES), wrapped=rng.random() < 0.5, system=system
+            )
             encoded.append(encode(tokenizer, example, prompt))
-        vision_ids = (tokenizer.token_to_id("<|image_pad|>"), tokenizer.token_to_id("<|video_pad|>"))
+        vision_ids = (
+            tokenizer.token_to_id("<|image_pad|>"),
+            tokenizer.token_to_id("<|video_pad|>"),
+        )
         return collate(encoded, vision_ids, tokenizer.token_to_id("<|endoftext|>"))

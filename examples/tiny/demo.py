@@ -13,10 +13,17 @@ DEMO_SEED = 7
 
 
 def _first(kind: Kind, phrase: str, num_frames: int = 0) -> Example:
-    """The first held-out example of ``kind`` whose answer has ``phrase`` on pictures of at least 96 pixels a side."""
+    """The first held-out example of ``kind`` whose answer has ``phrase`` on pictures of at least
+    96 pixels a side.
+    """
     for example in examples("heldout", DEMO_SEED, 1000, (kind,)):
         big = all(min(picture.size) >= 96 for picture in example.images + example.frames)
-        if big and phrase in example.answer and len(example.frames) == num_frames and example.answer.count(" the ") > 1:
+        if (
+            big
+            and phrase in example.answer
+            and len(example.frames) == num_frames
+            and example.answer.count(" the ") > 1
+        ):
             return example
     raise LookupError(f"no held-out {kind} example with {num_frames} frames says {phrase!r}")
 

@@ -1,9 +1,10 @@
-"""Reference evaluation of the tiny pair on held-out data: exact answers, and acceptance of a greedy draft chain.
+"""Reference evaluation of the tiny pair on held-out data: exact answers, and acceptance of a greedy
+draft chain.
 
     python examples/tiny/evaluate.py [--per-kind 100] [--chains 25]
 
-Plain PyTorch without caches: every forward recomputes the whole sequence, so the loop below is short enough to be
-checked by reading. Weights are the saved bfloat16 values, arithmetic is float32.
+Plain PyTorch without caches: every forward recomputes the whole sequence, so the loop below is
+short enough to be checked by reading. Weights are the saved bfloat16 values, arithmetic is float32.
 
 # Shapes: B examples, L tokens, H hidden
 """
@@ -33,7 +34,9 @@ MAX_NEW, NUM_STEPS, HELDOUT_SEED = 64, 5, 1
 
 @dataclass
 class Pair:
-    """A loaded pair; ``target_ids`` maps draft vocabulary ids to the target's, int64 [draft vocab]."""
+    """A loaded pair; ``target_ids`` maps draft vocabulary ids to the target's, int64 [draft
+    vocab].
+    """
 
     tokenizer: Tokenizer
     target: Qwen3VLForConditionalGeneration
@@ -51,7 +54,10 @@ class Pair:
 
     def prompt_batch(self, encoded: list[Encoded]) -> Batch:
         """Prompts only, with MAX_NEW + NUM_STEPS free columns."""
-        cut = [replace(e, ids=e.ids[: e.prompt_len], positions=e.positions[:, : e.prompt_len]) for e in encoded]
+        cut = [
+            replace(e, ids=e.ids[: e.prompt_len], positions=e.positions[:, : e.prompt_len])
+            for e in encoded
+        ]
         return collate(cut, self.vision_ids, self.end_id, MAX_NEW + NUM_STEPS + 1).to(self.device)
 
     def argmax(self, hidden: Tensor) -> Tensor:
@@ -92,7 +98,8 @@ def greedy(pair: Pair, encoded: list[Encoded]) -> list[list[int]]:
 
 @torch.inference_mode()
 def propose(pair: Pair, batch: Batch, aux: Tensor, known: int) -> list[int]:
-    """Chain of NUM_STEPS draft tokens after ``known`` ids, of which the last has no target features yet.
+    """Chain of NUM_STEPS draft tokens after ``known`` ids, of which the last has no target features
+    yet.
 
     # row        0    1   ...  known-2         -> the next proposals
     # features   h0   h1  ...  h[known-2]
@@ -113,7 +120,9 @@ def propose(pair: Pair, batch: Batch, aux: Tensor, known: int) -> list[int]:
 
 @torch.inference_mode()
 def chain(pair: Pair, encoded: Encoded) -> tuple[list[int], list[int]]:
-    """Speculative greedy decoding of one example: its answer ids, and the tokens gained in each round."""
+    """Speculative greedy decoding of one example: its answer ids, and the tokens gained in each
+    round.
+    """
     batch = pair.prompt_batch([encoded])
     known = encoded.prompt_len
     out = target_forward(pair.target, batch.trimmed(known))
@@ -136,19 +145,27 @@ def chain(pair: Pair, encoded: Encoded) -> tuple[list[int], list[int]]:
     return batch.ids[0, encoded.prompt_len : known].tolist(), gained
 
 
-def _heldout(pair: Pair, kind: Kind, count: int, *, wrapped: bool) -> tuple[list[Example], list[Encoded]]:
+def _heldout(
+    pair: Pair, kind: Kind, count: int, *, wrapped: bool
+) -> tuple[list[Example], list[Encoded]]:
     found = list(examples("heldout", HELDOUT_SEED, count, (kind,)))
     return found, [encode(pair.tokenizer, e, prompt_text(e, wrapped=wrapped)) for e in found]
 
 
-def evaluate(pair: Pair, per_kind: int, chains: int, show_misses: int = 0) -> dict[str, dict[str, float]]:
-    """Figures per kind; ``frames_4_57`` is frames with the prompt text of transformers 4.57's processor."""
+def evaluate(
+    pair: Pair, per_kind: int, chains: int, show_misses: int = 0
+) -> dict[str, dict[str, float]]:
+    """Figures per kind; ``frames_4_57`` is frames with the prompt text of transformers 4.57's
+    processor.
+    """
     result: dict[str, dict[str, float]] = {}
     for name, kind, wrapped in [*((k, k, True) for k in KINDS), ("frames_4_57", "frames", False)]:
         found, encoded = _heldout(pair, kind, per_kind, wrapped=wrapped)
         answers = [a for i in range(0, per_kind, 100) for a in greedy(pair, encoded[i : i + 100])]
         texts = [pair.tokenizer.decode(a) for a in answers]
-        misses = [(e.prompt, e.answer, t) for e, t in zip(found, texts, strict=True) if e.answer != t]
+        misses = [
+            (e.prompt, e.answer, t) for e, t in zip(found, texts, strict=True) if e.answer != t
+        ]
         for prompt, answer, text in misses[:show_misses]:
             print(f"  {prompt}\n    expected {answer}\n    got      {text}")
         rounds: list[int] = []
@@ -173,10 +190,14 @@ def evaluate(pair: Pair, per_kind: int, chains: int, show_misses: int = 0) -> di
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--folder", type=Path, default=HERE, help="holds target/ and draft/")
     parser.add_argument("--per-kind", type=int, default=100)
-    parser.add_argument("--chains", type=int, default=25, help="examples per kind decoded speculatively")
+    parser.add_argument(
+        "--chains", type=int, default=25, help="examples per kind decoded speculatively"
+    )
     parser.add_argument("--show-misses", type=int, default=0)
     args = parser.parse_args()
     pair = load_pair(args.folder, torch.device("cuda" if torch.cuda.is_available() else "cpu"))

@@ -1,4 +1,7 @@
-"""Write the pair as published checkpoints lie: Qwen3-VL's layout for the target, SpecForge's for the draft."""
+"""Write the pair as published checkpoints lie:
+
+Qwen3-VL's layout for the target, SpecForge's for the draft.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +37,14 @@ def _target_config(model: Qwen3VLForConditionalGeneration, ids: dict[str, int]) 
     """config.json in the published (transformers 4.57) spelling, which 5.x reads as well."""
     text, vision = model.config.text_config, model.config.vision_config
     text_keys = (
-        "attention_bias attention_dropout head_dim hidden_act hidden_size initializer_range intermediate_size "
-        "max_position_embeddings num_attention_heads num_hidden_layers num_key_value_heads rms_norm_eps use_cache "
-        "vocab_size"
+        "attention_bias attention_dropout head_dim hidden_act hidden_size initializer_range "
+        "intermediate_size max_position_embeddings num_attention_heads num_hidden_layers "
+        "num_key_value_heads rms_norm_eps use_cache vocab_size"
     )
     vision_keys = (
-        "deepstack_visual_indexes depth hidden_act hidden_size in_channels initializer_range intermediate_size "
-        "num_heads num_position_embeddings out_hidden_size patch_size spatial_merge_size temporal_patch_size"
+        "deepstack_visual_indexes depth hidden_act hidden_size in_channels initializer_range "
+        "intermediate_size num_heads num_position_embeddings out_hidden_size patch_size "
+        "spatial_merge_size temporal_patch_size"
     )
     rope = {"mrope_interleaved": True, "mrope_section": list(SECTIONS), "rope_type": "default"}
     return {
@@ -59,7 +63,10 @@ def _target_config(model: Qwen3VLForConditionalGeneration, ids: dict[str, int]) 
         },
         "tie_word_embeddings": False,
         "video_token_id": ids["<|video_pad|>"],
-        "vision_config": {**{key: getattr(vision, key) for key in vision_keys.split()}, "model_type": "qwen3_vl"},
+        "vision_config": {
+            **{key: getattr(vision, key) for key in vision_keys.split()},
+            "model_type": "qwen3_vl",
+        },
         "vision_end_token_id": ids["<|vision_end|>"],
         "vision_start_token_id": ids["<|vision_start|>"],
     }
@@ -67,13 +74,27 @@ def _target_config(model: Qwen3VLForConditionalGeneration, ids: dict[str, int]) 
 
 def _save_processor(folder: Path, tokenizer: Tokenizer, ids: dict[str, int]) -> None:
     image = {"size": {"shortest_edge": 64 * 64, "longest_edge": 128 * 128}}
-    video = {"size": {"shortest_edge": 64 * 64, "longest_edge": 8 * 128 * 128}, "fps": 2, "do_sample_frames": True}
+    video = {
+        "size": {"shortest_edge": 64 * 64, "longest_edge": 8 * 128 * 128},
+        "fps": 2,
+        "do_sample_frames": True,
+    }
     image_type = {"image_processor_type": "Qwen2VLImageProcessorFast"}
-    video_type = {"min_frames": 4, "max_frames": 768, "video_processor_type": "Qwen3VLVideoProcessor"}
+    video_type = {
+        "min_frames": 4,
+        "max_frames": 768,
+        "video_processor_type": "Qwen3VLVideoProcessor",
+    }
     _write(folder / "preprocessor_config.json", image | COMMON_PROCESSOR | image_type)
     _write(folder / "video_preprocessor_config.json", video | COMMON_PROCESSOR | video_type)
     tokenizer.save(str(folder / "tokenizer.json"))
-    flags = {"lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+    flags = {
+        "lstrip": False,
+        "normalized": False,
+        "rstrip": False,
+        "single_word": False,
+        "special": True,
+    }
     config = {
         "add_bos_token": False,
         "add_prefix_space": False,
@@ -98,7 +119,10 @@ def _save_processor(folder: Path, tokenizer: Tokenizer, ids: dict[str, int]) -> 
 
 
 def _bfloat16(module: torch.nn.Module) -> dict[str, Tensor]:
-    return {name: t.detach().to("cpu", torch.bfloat16).contiguous() for name, t in module.state_dict().items()}
+    return {
+        name: t.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, t in module.state_dict().items()
+    }
 
 
 def save_target(folder: Path, model: Qwen3VLForConditionalGeneration, tokenizer: Tokenizer) -> None:
@@ -117,8 +141,12 @@ def save_target(folder: Path, model: Qwen3VLForConditionalGeneration, tokenizer:
     _save_processor(folder, tokenizer, ids)
 
 
-def save_draft(folder: Path, draft: Draft, target_ids: Tensor, vocab_size: int, ids: dict[str, int]) -> None:
-    """SpecForge's tensors and config; ``target_ids`` are the draft vocabulary's target ids, ascending."""
+def save_draft(
+    folder: Path, draft: Draft, target_ids: Tensor, vocab_size: int, ids: dict[str, int]
+) -> None:
+    """SpecForge's tensors and config; ``target_ids`` are the draft vocabulary's target ids,
+    ascending.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     target_ids = target_ids.cpu()
     tensors = _bfloat16(draft)
@@ -131,7 +159,10 @@ def save_draft(folder: Path, draft: Draft, target_ids: Tensor, vocab_size: int, 
         "attention_bias": False,
         "bos_token_id": ids["<|endoftext|>"],
         "draft_vocab_size": len(target_ids),
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(AUX_LAYERS), "use_aux_hidden_state": True},
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": list(AUX_LAYERS),
+            "use_aux_hidden_state": True,
+        },
         "eos_token_id": ids["<|im_end|>"],
         "head_dim": HEAD_DIM,
         "hidden_act": "silu",

@@ -1,9 +1,11 @@
 """The target's forward over padded batches, and the EAGLE-3 draft, in plain PyTorch.
 
-The target is a ``Qwen3VLForConditionalGeneration``; ``target_forward`` runs its modules batched over images and
-examples, which its own forward does one frame at a time. ``check.py`` compares the two.
+The target is a ``Qwen3VLForConditionalGeneration``; ``target_forward`` runs its modules batched
+over images and examples, which its own forward does one frame at a time. ``check.py`` compares the
+two.
 
-# Shapes: B examples, L tokens, N temporal patches, S slots (patches of the largest), H hidden, R rows, K draft steps
+# Shapes: B examples, L tokens, N temporal patches, S slots (patches of the largest), H hidden, R
+rows, K draft steps
 """
 
 from __future__ import annotations
@@ -64,14 +66,18 @@ def target_config(ids: dict[str, int], vocab_size: int) -> Qwen3VLConfig:
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate-half rope; cos and sin broadcast over the heads axis of ``x`` [..., heads, rows, dim]."""
+    """Rotate-half rope; cos and sin broadcast over the heads axis of ``x`` [..., heads, rows,
+    dim].
+    """
     low, high = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-high, low], dim=-1) * sin
 
 
 def _angles(positions: Tensor, dim: int, base: float) -> Tensor:
     """float32 [..., dim / 2]: position times base ** (-2 i / dim)."""
-    inv_freq = base ** -(torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32) / dim)
+    inv_freq = base ** -(
+        torch.arange(0, dim, 2, device=positions.device, dtype=torch.float32) / dim
+    )
     return positions[..., None].float() * inv_freq
 
 
@@ -93,7 +99,10 @@ def _vision_inputs(visual: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Ten
     x = F.linear(pixels, visual.patch_embed.proj.weight.flatten(1), visual.patch_embed.proj.bias)
     side = int(visual.pos_embed.num_embeddings**0.5)
     row, column, rows, columns = batch.grid.unbind(1)
-    y, x_at = row * (side - 1) / (rows - 1).clamp(min=1), column * (side - 1) / (columns - 1).clamp(min=1)
+    y, x_at = (
+        row * (side - 1) / (rows - 1).clamp(min=1),
+        column * (side - 1) / (columns - 1).clamp(min=1),
+    )
     y0, x0 = y.floor(), x_at.floor()
     for dy in (0, 1):
         for dx in (0, 1):
@@ -127,14 +136,18 @@ def _vision(visual: nn.Module, batch: Batch) -> tuple[Tensor, list[Tensor]]:
     levels = []
     for index, block in enumerate(visual.blocks):
         heads = block.attn.num_heads
-        q, k, v = block.attn.qkv(block.norm1(x)).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+        q, k, v = (
+            block.attn.qkv(block.norm1(x)).unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
+        )
         q, k = _rotate(q, cos, sin).to(v.dtype), _rotate(k, cos, sin).to(v.dtype)
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
         x = x + block.attn.proj(mixed)
         hidden = F.gelu(block.mlp.linear_fc1(block.norm2(x)), approximate="tanh")
         x = x + block.mlp.linear_fc2(hidden)
         if index in visual.deepstack_visual_indexes:
-            levels.append(merge(visual.deepstack_merger_list[visual.deepstack_visual_indexes.index(index)]))
+            levels.append(
+                merge(visual.deepstack_merger_list[visual.deepstack_visual_indexes.index(index)])
+            )
     return merge(visual.merger), levels
 
 
@@ -143,7 +156,9 @@ def _mrope(positions: Tensor) -> tuple[Tensor, Tensor]:
     angles = _angles(positions, HEAD_DIM, ROPE_THETA)
     chosen = angles[0].clone()
     for axis in (1, 2):
-        chosen[..., axis : 3 * SECTIONS[axis] : 3] = angles[axis][..., axis : 3 * SECTIONS[axis] : 3]
+        chosen[..., axis : 3 * SECTIONS[axis] : 3] = angles[axis][
+            ..., axis : 3 * SECTIONS[axis] : 3
+        ]
     return _cos_sin(chosen[:, None])
 
 
@@ -154,7 +169,9 @@ def _add_rows(x: Tensor, rows: Tensor, update: Tensor) -> Tensor:
 
 @dataclass
 class TargetOut:
-    """hidden: final normed hidden [B, L, H]; aux: out(1), out(3), out(4) before deepstack, concatenated [B, L, 3H]."""
+    """hidden: final normed hidden [B, L, H]; aux: out(1), out(3), out(4) before deepstack,
+    concatenated [B, L, 3H].
+    """
 
     hidden: Tensor
     aux: Tensor
@@ -173,8 +190,14 @@ def target_forward(model: Qwen3VLForConditionalGeneration, batch: Batch) -> Targ
     for index, layer in enumerate(decoder.layers):
         attn = layer.self_attn
         h = _norm(x, layer.input_layernorm)
-        q, k, v = (p(h).unflatten(-1, (-1, HEAD_DIM)) for p in (attn.q_proj, attn.k_proj, attn.v_proj))
-        q, k, v = _norm(q, attn.q_norm).transpose(1, 2), _norm(k, attn.k_norm).transpose(1, 2), v.transpose(1, 2)
+        q, k, v = (
+            p(h).unflatten(-1, (-1, HEAD_DIM)) for p in (attn.q_proj, attn.k_proj, attn.v_proj)
+        )
+        q, k, v = (
+            _norm(q, attn.q_norm).transpose(1, 2),
+            _norm(k, attn.k_norm).transpose(1, 2),
+            v.transpose(1, 2),
+        )
         q, k = _rotate(q, cos, sin).to(v.dtype), _rotate(k, cos, sin).to(v.dtype)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + attn.o_proj(mixed.transpose(1, 2).flatten(2))
@@ -211,17 +234,27 @@ class DraftLayer(nn.Module):
 
 @dataclass
 class DraftKeys:
-    """Keys and values: ``prompt`` of step 0 [B, heads, L, d]; ``steps`` of rows R at later steps [B, heads, R, d]."""
+    """Keys and values:
+
+    ``prompt`` of step 0 [B, heads, L, d]; ``steps`` of rows R at later steps [B, heads, R, d].
+    """
 
     prompt: tuple[Tensor, Tensor]
     steps: list[tuple[Tensor, Tensor]]
 
 
 class Draft(nn.Module):
-    """EAGLE-3 draft with plain rope on the temporal axis; the token embedding is the target's, passed in."""
+    """EAGLE-3 draft with plain rope on the temporal axis; the token embedding is the target's,
+    passed in.
+    """
 
     def __init__(
-        self, vocab_size: int, hidden: int = 256, intermediate: int = 640, heads: int = 4, kv: int = 2
+        self,
+        vocab_size: int,
+        hidden: int = 256,
+        intermediate: int = 640,
+        heads: int = 4,
+        kv: int = 2,
     ) -> None:
         super().__init__()
         self.fc = nn.Linear(3 * hidden, hidden, bias=False)
@@ -235,13 +268,18 @@ class Draft(nn.Module):
     def _qkv(self, h: Tensor, embedded: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         layer, attn = self.midlayer, self.midlayer.self_attn
         x = torch.cat([layer.input_layernorm(embedded), layer.hidden_norm(h)], dim=-1)
-        q, k, v = (p(x).unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2) for p in (attn.q_proj, attn.k_proj, attn.v_proj))
+        q, k, v = (
+            p(x).unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2)
+            for p in (attn.q_proj, attn.k_proj, attn.v_proj)
+        )
         cos, sin = _cos_sin(_angles(positions, HEAD_DIM, ROPE_THETA)[:, None])
         k, v = k.repeat_interleave(self.groups, dim=1), v.repeat_interleave(self.groups, dim=1)
         return _rotate(q, cos, sin).to(v.dtype), _rotate(k, cos, sin).to(v.dtype), v
 
     def _finish(self, h: Tensor, mixed: Tensor) -> Tensor:
-        """Residual on the raw hidden; returns the pre-norm hidden, which is also what the next step is fed."""
+        """Residual on the raw hidden; returns the pre-norm hidden, which is also what the next
+        step is fed.
+        """
         layer = self.midlayer
         h = h + layer.self_attn.o_proj(mixed.transpose(1, 2).flatten(2))
         x = layer.post_attention_layernorm(h)
@@ -254,8 +292,8 @@ class Draft(nn.Module):
         """Step 0: row t takes the target's features of token t and the embedding of token t + 1.
 
         Args:
-            aux: [B, L, 3H]; embedded: [B, L, H]; positions: temporal position of token t, int64 [B, L].
-        Returns:
+            aux: [B, L, 3H]; embedded: [B, L, H]; positions: temporal position of token t, int64 [B,
+        L]. Returns:
             pre-norm hidden [B, L, H], keys.
         """
         h = self.fc(aux).float()  # the residual stays float32 under autocast
@@ -263,11 +301,15 @@ class Draft(nn.Module):
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self._finish(h, mixed), DraftKeys((k, v), [])
 
-    def next(self, h: Tensor, embedded: Tensor, positions: Tensor, rows: Tensor, keys: DraftKeys) -> Tensor:
-        """A later step at ``rows`` [B, R]: attends step 0 up to its row and its own earlier steps; extends ``keys``.
+    def next(
+        self, h: Tensor, embedded: Tensor, positions: Tensor, rows: Tensor, keys: DraftKeys
+    ) -> Tensor:
+        """A later step at ``rows`` [B, R]: attends step 0 up to its row and its own earlier steps;
+        extends ``keys``.
 
         Args:
-            h: previous step's hidden [B, R, H]; embedded: [B, R, H] of the token that step proposed.
+            h: previous step's hidden [B, R, H]; embedded: [B, R, H] of the token that step
+            proposed.
             positions: temporal position of the row plus the step index, int64 [B, R].
         """
         q, k, v = self._qkv(h, embedded, positions)
@@ -277,7 +319,9 @@ class Draft(nn.Module):
         seen = torch.arange(prompt_k.shape[2], device=h.device) <= rows[:, None, :, None]
         scores = scores.masked_fill(~seen, float("-inf"))
         own = [(q * step_k).sum(-1, keepdim=True) for step_k, _ in keys.steps]
-        weights = (torch.cat([scores, *own], dim=-1).float() * HEAD_DIM**-0.5).softmax(dim=-1).to(v.dtype)
+        weights = (
+            (torch.cat([scores, *own], dim=-1).float() * HEAD_DIM**-0.5).softmax(dim=-1).to(v.dtype)
+        )
         mixed = weights[..., : prompt_k.shape[2]] @ prompt_v
         for index, (_, step_v) in enumerate(keys.steps):
             mixed = mixed + weights[..., prompt_k.shape[2] + index, None] * step_v

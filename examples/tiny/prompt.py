@@ -1,4 +1,5 @@
-"""Text side of the tiny pair: tokenizer, chat template, and examples as token ids with three-axis positions.
+"""Text side of the tiny pair: tokenizer, chat template, and examples as token ids with three-axis
+positions.
 
 # Shapes: L prompt and answer tokens, N temporal patches (one per image, one per two frames)
 """
@@ -12,9 +13,26 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 from tasks import Example, examples
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import (
+    AddedToken,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 
-__all__ = ["CHAT_TEMPLATE", "SPECIAL", "Encoded", "encode", "prompt_text", "timestamps", "train_bpe"]
+__all__ = [
+    "CHAT_TEMPLATE",
+    "SPECIAL",
+    "Encoded",
+    "encode",
+    "prompt_text",
+    "timestamps",
+    "train_bpe",
+]
 
 PATCH, MERGE = 16, 2
 VOCAB_SIZE = 640
@@ -30,7 +48,8 @@ SPECIAL = (
 )
 # Qwen2's pre-tokenizer: words with their leading space, single digits, punctuation runs.
 WORD_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 # For messages without tools this renders what the Qwen3-VL instruct template renders.
@@ -75,7 +94,9 @@ class Encoded:
 
 
 def train_bpe(seed: int, num_examples: int = 20000) -> Tokenizer:
-    """Byte-level BPE on training prompts and answers; the special tokens take the last ids, as Qwen's do."""
+    """Byte-level BPE on training prompts and answers; the special tokens take the last ids, as
+    Qwen's do.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     split = pre_tokenizers.Split(Regex(WORD_PATTERN), behavior="isolated", invert=False)
@@ -86,43 +107,58 @@ def train_bpe(seed: int, num_examples: int = 20000) -> Tokenizer:
     texts = (f"{roles} {e.prompt} {e.answer}" for e in examples("train", seed, num_examples))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB_SIZE - len(SPECIAL), initial_alphabet=alphabet, show_progress=False, min_frequency=2
+        vocab_size=VOCAB_SIZE - len(SPECIAL),
+        initial_alphabet=alphabet,
+        show_progress=False,
+        min_frequency=2,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    tokenizer.add_special_tokens(
+        [AddedToken(token, special=True, normalized=False) for token in SPECIAL]
+    )
     return tokenizer
 
 
 def timestamps(num_frames: int, fps: float) -> list[float]:
-    """Seconds of each pair of frames: the mean of its first and last frame; an odd last frame is paired with itself."""
+    """Seconds of each pair of frames: the mean of its first and last frame; an odd last frame is
+    paired with itself.
+    """
     seconds = [i / fps for i in range(num_frames)]
     seconds += seconds[-1:] * (num_frames % 2)
     return [(a + b) / 2 for a, b in list(pairwise(seconds))[::2]]
 
 
 def temporal_patches(example: Example) -> tuple[NDArray[np.uint8], ...]:
-    """uint8 [2, height, width, 3] per image (shown twice) or pair of frames (an odd last frame is shown twice)."""
+    """uint8 [2, height, width, 3] per image (shown twice) or pair of frames (an odd last frame
+    is shown twice).
+    """
 
     def pair(first: Image.Image, second: Image.Image) -> NDArray[np.uint8]:
         return np.stack([np.asarray(first, dtype=np.uint8), np.asarray(second, dtype=np.uint8)])
 
     frames = example.frames + example.frames[-1:] * (len(example.frames) % 2)
-    pairs = list(zip(frames[::2], frames[1::2], strict=True)) or [(image, image) for image in example.images]
+    pairs = list(zip(frames[::2], frames[1::2], strict=True)) or [
+        (image, image) for image in example.images
+    ]
     return tuple(pair(a, b) for a, b in pairs)
 
 
-def prompt_text(example: Example, fps: float = 2.0, *, wrapped: bool = True, system: str | None = None) -> str:
+def prompt_text(
+    example: Example, fps: float = 2.0, *, wrapped: bool = True, system: str | None = None
+) -> str:
     """The prompt with one placeholder per merged patch, as the Qwen3-VL processor expands it.
 
     Args:
-        wrapped: keep the template's own <|vision_start|>...<|vision_end|> around the per-frame groups, as the
-            transformers 5 processor does; the 4.57 processor replaces it.
+        wrapped: keep the template's own <|vision_start|>...<|vision_end|> around the per-frame
+            groups, as the transformers 5 processor does; the 4.57 processor replaces it.
     """
 
     def pads(image: Image.Image) -> int:
         return (image.width // (PATCH * MERGE)) * (image.height // (PATCH * MERGE))
 
-    vision = "".join(f"<|vision_start|>{'<|image_pad|>' * pads(image)}<|vision_end|>" for image in example.images)
+    vision = "".join(
+        f"<|vision_start|>{'<|image_pad|>' * pads(image)}<|vision_end|>" for image in example.images
+    )
     if example.frames:
         frame = f"<|vision_start|>{'<|video_pad|>' * pads(example.frames[0])}<|vision_end|>"
         vision = "".join(f"<{t:.1f} seconds>{frame}" for t in timestamps(len(example.frames), fps))
@@ -131,8 +167,12 @@ def prompt_text(example: Example, fps: float = 2.0, *, wrapped: bool = True, sys
     return f"{head}<|im_start|>user\n{vision}{example.prompt}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def rope_positions(ids: list[int], vision_ids: frozenset[int], grids: list[tuple[int, int]]) -> NDArray[np.int64]:
-    """int64 [3, L]: what ``Qwen3VLModel.get_rope_index`` gives; ``grids`` is (rows, columns) of each run of pads."""
+def rope_positions(
+    ids: list[int], vision_ids: frozenset[int], grids: list[tuple[int, int]]
+) -> NDArray[np.int64]:
+    """int64 [3, L]: what ``Qwen3VLModel.get_rope_index`` gives; ``grids`` is (rows, columns) of
+    each run of pads.
+    """
     parts, start, index = [], 0, 0
     remaining = iter(grids)
     while index < len(ids):

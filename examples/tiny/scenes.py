@@ -69,7 +69,9 @@ class Scene:
         return Scene(self.background, tuple(sorted(things, key=lambda t: t.place)))
 
 
-def random_scene(rng: random.Random, count: int, *, free: tuple[int, ...] = tuple(range(9))) -> Scene:
+def random_scene(
+    rng: random.Random, count: int, *, free: tuple[int, ...] = tuple(range(9))
+) -> Scene:
     """``count`` things of distinct colour-and-shape in distinct cells of ``free``."""
     places = sorted(rng.sample(free, count))
     looks = rng.sample([(c, s) for c in COLOURS for s in SHAPES], count)
@@ -77,7 +79,9 @@ def random_scene(rng: random.Random, count: int, *, free: tuple[int, ...] = tupl
     return Scene(rng.choice(list(BACKGROUNDS)), things)
 
 
-def _draw_shape(draw: ImageDraw.ImageDraw, thing: Thing, x: float, y: float, r: float, background: str) -> None:
+def _draw_shape(
+    draw: ImageDraw.ImageDraw, thing: Thing, x: float, y: float, r: float, background: str
+) -> None:
     fill = COLOURS[thing.colour]
     if thing.shape == "circle":
         draw.ellipse((x - r, y - r, x + r, y + r), fill=fill)
@@ -97,14 +101,18 @@ def _draw_shape(draw: ImageDraw.ImageDraw, thing: Thing, x: float, y: float, r: 
 
 
 def render(
-    scene: Scene, size: tuple[int, int], seed: int, moved: dict[Thing, tuple[float, float]] | None = None
+    scene: Scene,
+    size: tuple[int, int],
+    seed: int,
+    moved: dict[Thing, tuple[float, float]] | None = None,
 ) -> Image.Image:
     """Draw ``scene``.
 
     Args:
         size: width, height in pixels.
         seed: places each thing within its cell and sizes it; the same seed draws the same jitter.
-        moved: thing -> (column, row) in cells, fractional, in place of the thing's own cell (for frames).
+        moved: thing -> (column, row) in cells, fractional, in place of the thing's own cell (for
+            frames).
     """
     width, height = size
     image = Image.new("RGB", size, BACKGROUNDS[scene.background])
@@ -116,5 +124,7 @@ def render(
         column, row = (moved or {}).get(thing, (thing.place % 3, thing.place // 3))
         x = (column + 0.5) * width / 3 + rng.uniform(-0.05, 0.05) * cell
         y = (row + 0.5) * height / 3 + rng.uniform(-0.05, 0.05) * cell
-        _draw_shape(draw, thing, math.floor(x * 4) / 4, math.floor(y * 4) / 4, radius, scene.background)
+        _draw_shape(
+            draw, thing, math.floor(x * 4) / 4, math.floor(y * 4) / 4, radius, scene.background
+        )
     return image

@@ -1,11 +1,12 @@
 """Questions with exact answers: text only, one image, two images, or a short frame sequence.
 
-``examples`` is the entry point. The same (split, seed, n, kinds) gives the same examples on every machine with the
-same Pillow; nothing is downloaded.
+``examples`` is the entry point. The same (split, seed, n, kinds) gives the same examples on every
+machine with the same Pillow; nothing is downloaded.
 
-Train and held-out are disjoint by construction: every example has a key (the scene or scenes without size and jitter,
-or the text problem's operands); a key whose SHA-256 starts with a byte divisible by 10 is held out. A held-out scene
-or problem is therefore never seen in training under any wording or rendering.
+Train and held-out are disjoint by construction: every example has a key (the scene or scenes
+without size and jitter, or the text problem's operands); a key whose SHA-256 starts with a byte
+divisible by 10 is held out. A held-out scene or problem is therefore never seen in training under
+any wording or rendering.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ NUMBERS = ("no", "one", "two", "three", "four", "five")
 SIZES = ((64, 64), (96, 64), (64, 96), (96, 96), (128, 96), (96, 128), (128, 64), (64, 128))
 FRAME_SIZES = ((64, 64), (96, 64), (64, 96), (96, 96))
 WORD_LIST = (
-    "apple bird boat book bread chair cloud coin door fish flower glass house key lamp moon paper river shoe snow "
-    "spoon star stone table tree water wheel window"
+    "apple bird boat book bread chair cloud coin door fish flower glass house key lamp moon paper "
+    "river shoe snow spoon star stone table tree water wheel window"
 )
 WORDS = tuple(WORD_LIST.split())
 STEPS = {"right": (1, 0), "left": (-1, 0), "down": (0, 1), "up": (0, -1)}
@@ -58,7 +59,9 @@ class Plan:
 
 
 def examples(split: Split, seed: int, n: int, kinds: tuple[Kind, ...] = KINDS) -> Iterator[Example]:
-    """Yield ``n`` examples; each one's kind is drawn uniformly from ``kinds`` (repeat a kind to weight it)."""
+    """Yield ``n`` examples; each one's kind is drawn uniformly from ``kinds`` (repeat a kind to
+    weight it).
+    """
     rng = random.Random(f"{split}/{seed}")
     for _ in range(n):
         kind = rng.choice(kinds)
@@ -132,15 +135,21 @@ def _replace_word(rng: random.Random) -> Plan:
     new = words.pop()
     old = rng.choice(words)
     edited = " ".join(new if w == old else w for w in words)
-    ask = rng.choice(("Copy the words, replacing {} with {}: {}.", "Repeat the words with {} changed to {}: {}."))
+    ask = rng.choice(
+        ("Copy the words, replacing {} with {}: {}.", "Repeat the words with {} changed to {}: {}.")
+    )
     key = f"replace {old} {new} {' '.join(words)}"
-    return Plan(key, ask.format(old, new, " ".join(words)), f"The edited words are {edited}.", _nothing)
+    return Plan(
+        key, ask.format(old, new, " ".join(words)), f"The edited words are {edited}.", _nothing
+    )
 
 
 def _reverse(rng: random.Random) -> Plan:
     words = rng.sample(WORDS, rng.randint(3, 6))
     listed = " ".join(words)
-    ask = rng.choice(("Write these words in reverse order: {}.", "Reverse the order of the words: {}."))
+    ask = rng.choice(
+        ("Write these words in reverse order: {}.", "Reverse the order of the words: {}.")
+    )
     answer = f"The words in reverse order are {' '.join(reversed(words))}."
     return Plan(f"reverse {listed}", ask.format(listed), answer, _nothing)
 
@@ -150,13 +159,19 @@ def _reverse(rng: random.Random) -> Plan:
 
 def _image(rng: random.Random) -> Plan:
     scene = random_scene(rng, rng.choice((1, 2, 2, 3, 3, 4)))
-    prompt, answer = rng.choice((_ask_all, _ask_all, _ask_count, _ask_where, _ask_what, _ask_whether))(rng, scene)
+    prompt, answer = rng.choice(
+        (_ask_all, _ask_all, _ask_count, _ask_where, _ask_what, _ask_whether)
+    )(rng, scene)
     size, seed = rng.choice(SIZES), rng.randrange(2**30)
     return Plan(scene.key, prompt, answer, lambda: ((render(scene, size, seed),), ()))
 
 
 def _ask_all(rng: random.Random, scene: Scene) -> tuple[str, str]:
-    ask = ("Describe the image.", "What do you see in this image?", "List all the shapes and where they are.")
+    ask = (
+        "Describe the image.",
+        "What do you see in this image?",
+        "List all the shapes and where they are.",
+    )
     return rng.choice(ask), f"The background is {scene.background}. {_describe(scene)}"
 
 
@@ -165,7 +180,10 @@ def _ask_count(rng: random.Random, scene: Scene) -> tuple[str, str]:
     found = [t for t in scene.things if t.colour == colour]
     ask = rng.choice(("How many {} shapes are there?", "Count the {} shapes in the image."))
     verb = "is" if len(found) == 1 else "are"
-    answer = f"There {verb} {_plural(len(found), colour + ' shape')} among the {_plural(len(scene.things), 'shape')}"
+    answer = (
+        f"There {verb} {_plural(len(found), colour + ' shape')} among the "
+        f"{_plural(len(scene.things), 'shape')}"
+    )
     return ask.format(colour), f"{answer} in the image."
 
 
@@ -179,7 +197,11 @@ def _ask_what(rng: random.Random, scene: Scene) -> tuple[str, str]:
     place = rng.choice((rng.choice(scene.things).place, rng.randrange(9)))
     found = [t for t in scene.things if t.place == place]
     ask = rng.choice(("What is at the {}?", "Which shape is at the {} of the image?"))
-    answer = f"There is {_placed(found[0])}." if found else f"There is nothing at the {PLACES[place]} of the image."
+    answer = (
+        f"There is {_placed(found[0])}."
+        if found
+        else f"There is nothing at the {PLACES[place]} of the image."
+    )
     return ask.format(PLACES[place]), answer
 
 
@@ -200,7 +222,10 @@ def _ask_whether(rng: random.Random, scene: Scene) -> tuple[str, str]:
 def _two_images(rng: random.Random) -> Plan:
     maker = rng.choice((_both, _more, _which_contains, _change))
     first, second, prompt, answer = maker(rng)
-    sizes, seeds = [rng.choice(SIZES), rng.choice(SIZES)], [rng.randrange(2**30), rng.randrange(2**30)]
+    sizes, seeds = (
+        [rng.choice(SIZES), rng.choice(SIZES)],
+        [rng.randrange(2**30), rng.randrange(2**30)],
+    )
     if maker is _change:
         sizes[1], seeds[1] = sizes[0], seeds[0]
 
@@ -214,14 +239,21 @@ def _both(rng: random.Random) -> tuple[Scene, Scene, str, str]:
     first, second = random_scene(rng, rng.randint(1, 2)), random_scene(rng, rng.randint(1, 2))
     shown = [_join([_placed(t) for t in s.things]) for s in (first, second)]
     ask = rng.choice(("Describe both images.", "What do the two images show?"))
-    return first, second, ask, f"The first image shows {shown[0]}. The second image shows {shown[1]}."
+    return (
+        first,
+        second,
+        ask,
+        f"The first image shows {shown[0]}. The second image shows {shown[1]}.",
+    )
 
 
 def _more(rng: random.Random) -> tuple[Scene, Scene, str, str]:
     counts = rng.sample((1, 2, 3, 4), 2)
     first, second = random_scene(rng, counts[0]), random_scene(rng, counts[1])
     name = "first" if counts[0] > counts[1] else "second"
-    ask = rng.choice(("Which image has more shapes?", "Which of the two images contains more shapes?"))
+    ask = rng.choice(
+        ("Which image has more shapes?", "Which of the two images contains more shapes?")
+    )
     totals = f"{NUMBERS[max(counts)]} shapes against {NUMBERS[min(counts)]}"
     return first, second, ask, f"The {name} image has more shapes: {totals}."
 
@@ -233,7 +265,12 @@ def _which_contains(rng: random.Random) -> tuple[Scene, Scene, str, str]:
     if thing.name in {t.name for t in other.things}:
         return _which_contains(rng)
     ask = rng.choice(("Which image contains {}?", "In which image is there {}?")).format(_a(thing))
-    return first, second, ask, f"The {name} image contains {_placed(thing)}, the other image does not."
+    return (
+        first,
+        second,
+        ask,
+        f"The {name} image contains {_placed(thing)}, the other image does not.",
+    )
 
 
 def _change(rng: random.Random) -> tuple[Scene, Scene, str, str]:
@@ -243,8 +280,15 @@ def _change(rng: random.Random) -> tuple[Scene, Scene, str, str]:
     if new.name in {t.name for t in first.things}:
         return _change(rng)
     second = first.with_things([new if t == old else t for t in first.things])
-    ask = rng.choice(("What is different in the second image?", "What changed between the two images?"))
-    return first, second, ask, f"In the second image the {old.name} at the {old.where} is replaced by {_a(new)}."
+    ask = rng.choice(
+        ("What is different in the second image?", "What changed between the two images?")
+    )
+    return (
+        first,
+        second,
+        ask,
+        f"In the second image the {old.name} at the {old.where} is replaced by {_a(new)}.",
+    )
 
 
 # ---- frames
@@ -280,12 +324,21 @@ def _move(rng: random.Random, n: int, size: tuple[int, int], seed: int) -> Plan:
     def draw() -> tuple[tuple[Image.Image, ...], tuple[Image.Image, ...]]:
         steps = [i * length / (n - 1) for i in range(n)]
         return (), tuple(
-            render(scene, size, seed, {mover: (start[0] + dx * step, start[1] + dy * step)}) for step in steps
+            render(scene, size, seed, {mover: (start[0] + dx * step, start[1] + dy * step)})
+            for step in steps
         )
 
-    answer = f"The {mover.name} moves {heading} from the {mover.where} to the {PLACES[3 * end[1] + end[0]]}"
+    answer = (
+        f"The {mover.name} moves {heading} from the {mover.where} to the "
+        f"{PLACES[3 * end[1] + end[0]]}"
+    )
     prompt = _ask_event(rng, "Which shape moves, and in which direction?")
-    return Plan(f"move {heading} {length} {mover} {scene.key}", prompt, answer + _staying(scene, mover) + ".", draw)
+    return Plan(
+        f"move {heading} {length} {mover} {scene.key}",
+        prompt,
+        answer + _staying(scene, mover) + ".",
+        draw,
+    )
 
 
 def _appear(rng: random.Random, n: int, size: tuple[int, int], seed: int) -> Plan:
@@ -315,7 +368,10 @@ def _recolour(rng: random.Random, n: int, size: tuple[int, int], seed: int) -> P
         drawn = render(scene, size, seed), render(after, size, seed)
         return (), tuple(drawn[i >= change] for i in range(n))
 
-    answer = f"The {old.shape} at the {old.where} changes from {old.colour} to {new.colour}{_staying(scene, old)}."
+    answer = (
+        f"The {old.shape} at the {old.where} changes from {old.colour} to "
+        f"{new.colour}{_staying(scene, old)}."
+    )
     prompt = _ask_event(rng, "Which shape changes its color, and how?")
     return Plan(f"recolour {old} {new.colour} {scene.key}", prompt, answer, draw)
 

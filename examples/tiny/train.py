@@ -1,11 +1,14 @@
-"""Make the tiny pair from nothing: tokenizer, Qwen3-VL target, EAGLE-3 draft, demo pictures, figures.
+"""Make the tiny pair from nothing: tokenizer, Qwen3-VL target, EAGLE-3 draft, demo pictures,
+figures.
 
     python examples/tiny/train.py --output examples/tiny
 
-One GPU, minutes. Data, initial weights and their order are functions of --seed; GPU kernels may still differ in the
-last bits between machines, so a rerun gives an equivalent pair, not the same bytes.
+One GPU, minutes. Data, initial weights and their order are functions of --seed; GPU kernels may
+still differ in the last bits between machines, so a rerun gives an equivalent pair, not the same
+bytes.
 
-# Shapes: B examples, L tokens, H hidden, V vocabulary, D draft vocabulary, A answer columns, K draft steps
+# Shapes: B examples, L tokens, H hidden, V vocabulary, D draft vocabulary, A answer columns, K
+draft steps
 """
 
 from __future__ import annotations
@@ -47,7 +50,11 @@ def batches(
     data = TrainingBatches(tokenizer.to_str(), seed, size, count)
     pin = device.type == "cuda"
     loader = DataLoader(
-        data, batch_size=None, num_workers=workers, pin_memory=pin, prefetch_factor=8 if workers else None
+        data,
+        batch_size=None,
+        num_workers=workers,
+        pin_memory=pin,
+        prefetch_factor=8 if workers else None,
     )
     for batch in loader:
         yield batch.to(device)
@@ -70,7 +77,9 @@ def optimizer_for(
 
 
 def answer_columns(batch: Batch, extra: int = 0) -> tuple[Tensor, Tensor]:
-    """Columns P, P+1, ... of each answer and whether each lies inside it; int64 and bool [B, A + extra]."""
+    """Columns P, P+1, ... of each answer and whether each lies inside it; int64 and bool [B, A +
+    extra].
+    """
     widest = int((batch.length - batch.prompt_len).max()) + extra
     columns = batch.prompt_len[:, None] + torch.arange(widest, device=batch.ids.device)
     return columns.clamp(max=batch.ids.shape[1] - 1), columns < batch.length[:, None]
@@ -85,7 +94,13 @@ class Progress:
     """Prints a running mean every ``every`` steps."""
 
     def __init__(self, name: str, steps: int, every: int) -> None:
-        self.name, self.steps, self.every, self.start, self.values = name, steps, every, time.time(), []
+        self.name, self.steps, self.every, self.start, self.values = (
+            name,
+            steps,
+            every,
+            time.time(),
+            [],
+        )
 
     def add(self, step: int, *values: Tensor) -> None:
         self.values.append(torch.stack([v.detach().float() for v in values]))
@@ -107,7 +122,9 @@ def train_target(
     steps = args.target_steps
     optimizer, schedule = optimizer_for(model, args.rate, steps)
     progress = Progress("target", steps, args.print_every)
-    for step, batch in enumerate(batches(tokenizer, args.seed, args.batch_size, steps, args.workers, device)):
+    for step, batch in enumerate(
+        batches(tokenizer, args.seed, args.batch_size, steps, args.workers, device)
+    ):
         with torch.autocast(device.type, torch.bfloat16):
             hidden = target_forward(model, batch).hidden
             columns, inside = answer_columns(batch)
@@ -130,7 +147,11 @@ def draft_vocabulary(tokenizer: Tokenizer, seed: int) -> Tensor:
         counts.update(tokenizer.encode(f"{example.answer}<|im_end|>").ids)
     common = [token for token, _ in counts.most_common(DRAFT_VOCAB)]
     covered = sum(counts[token] for token in common) / sum(counts.values())
-    print(f"draft vocabulary: {len(common)} of {len(counts)} answer tokens, {covered:.2%} of occurrences", flush=True)
+    print(
+        f"draft vocabulary: {len(common)} of {len(counts)} answer tokens, {covered:.2%} of "
+        "occurrences",
+        flush=True,
+    )
     return torch.tensor(sorted(common))
 
 
@@ -175,9 +196,14 @@ def draft_losses(
 
 
 def train_draft(
-    tokenizer: Tokenizer, target: Qwen3VLForConditionalGeneration, target_ids: Tensor, args: argparse.Namespace
+    tokenizer: Tokenizer,
+    target: Qwen3VLForConditionalGeneration,
+    target_ids: Tensor,
+    args: argparse.Namespace,
 ) -> Draft:
-    """Training-time test: every step's loss counts, later ones less; the target is frozen at its saved weights."""
+    """Training-time test: every step's loss counts, later ones less; the target is frozen at its
+    saved weights.
+    """
     device = next(target.parameters()).device
     torch.manual_seed(args.seed + 1)
     draft = Draft(len(target_ids)).to(device)
@@ -200,8 +226,12 @@ def train_draft(
 
 
 def parse_args() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, required=True, help="gets target/, draft/, images/ and metrics.json")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--output", type=Path, required=True, help="gets target/, draft/, images/ and metrics.json"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--target-steps", type=int, default=8000)
@@ -209,10 +239,17 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=1.5e-3, help="peak learning rate")
     parser.add_argument("--workers", type=int, default=14, help="data processes")
     parser.add_argument("--print-every", type=int, default=250)
-    parser.add_argument("--per-kind", type=int, default=500, help="held-out examples per kind in the evaluation")
-    parser.add_argument("--chains", type=int, default=100, help="of which this many are decoded speculatively")
     parser.add_argument(
-        "--stage", choices=("all", "target", "draft"), default="all", help="draft: for the saved target"
+        "--per-kind", type=int, default=500, help="held-out examples per kind in the evaluation"
+    )
+    parser.add_argument(
+        "--chains", type=int, default=100, help="of which this many are decoded speculatively"
+    )
+    parser.add_argument(
+        "--stage",
+        choices=("all", "target", "draft"),
+        default="all",
+        help="draft: for the saved target",
     )
     return parser.parse_args()
 
@@ -225,7 +262,9 @@ def earlier_seconds(args: argparse.Namespace) -> dict[str, float]:
     return json.loads(path.read_text(encoding="utf-8"))["seconds"]
 
 
-def write_metrics(args: argparse.Namespace, device: torch.device, seconds: dict[str, float]) -> None:
+def write_metrics(
+    args: argparse.Namespace, device: torch.device, seconds: dict[str, float]
+) -> None:
     """Evaluate what lies on disk, in float32, and write metrics.json."""
     torch.backends.cuda.matmul.allow_tf32 = False
     figures = evaluate(load_pair(args.output, device), args.per_kind, args.chains, show_misses=3)
@@ -253,10 +292,14 @@ def main() -> None:
         save_target(args.output / "target", model, tokenizer)
         seconds["target"] = time.time() - start
     if args.stage == "target":
-        (args.output / "metrics.json").write_text(json.dumps({"seconds": seconds}) + "\n", encoding="utf-8")
+        (args.output / "metrics.json").write_text(
+            json.dumps({"seconds": seconds}) + "\n", encoding="utf-8"
+        )
         return
     start = time.time()
-    saved = Qwen3VLForConditionalGeneration.from_pretrained(args.output / "target", dtype=torch.float32)
+    saved = Qwen3VLForConditionalGeneration.from_pretrained(
+        args.output / "target", dtype=torch.float32
+    )
     target = saved.to(device).eval().requires_grad_(requires_grad=False)
     target_ids = draft_vocabulary(tokenizer, args.seed)
     draft = train_draft(tokenizer, target, target_ids, args)

@@ -2,9 +2,10 @@
 
     python plugins/bench/kernels.py [--tune]
 
-Every figure is the median over replays of one CUDA graph that holds a launch per layer, each layer with its own tensors
-(together several times the L2 cache), divided by the layers: what a launch costs inside a decode step. The floor is
-the bytes that must move over the copy bandwidth of this run.
+Every figure is the median over replays of one CUDA graph that holds a launch per layer, each layer
+with its own tensors (together several times the L2 cache), divided by the layers: what a launch
+costs inside a decode step. The floor is the bytes that must move over the copy bandwidth of this
+run.
 """
 
 from __future__ import annotations
@@ -35,8 +36,16 @@ BYTES = 2
 BUDGET_BYTES = 3e9  # of caches per measurement
 
 HEAD = (151936, 4096)
-LINEARS = [(6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288), HEAD]  # [N, K]: qkv, o, gate and up, down, head
-CHOICES = [(1, 151936, 1), (16, 151936, 1), (64, 151936, 1), (1, 32000, 1), (1, 32000, 10), (10, 32000, 10)]
+# [N, K]: qkv, o, gate and up, down, head
+LINEARS = [(6144, 4096), (4096, 4096), (24576, 4096), (4096, 12288), HEAD]
+CHOICES = [
+    (1, 151936, 1),
+    (16, 151936, 1),
+    (64, 151936, 1),
+    (1, 32000, 1),
+    (1, 32000, 10),
+    (10, 32000, 10),
+]
 
 Launch = Callable[[], object]
 
@@ -53,7 +62,10 @@ class Row:
     def text(self) -> str:
         ratios = f"{self.ours_us / self.floor_us:5.2f} | {self.stock_us / self.ours_us:5.1f}"
         times = f"{self.floor_us:8.2f} | {self.stock_us:9.2f} | {self.ours_us:8.2f}"
-        return f"| {self.name:<42} | {times} | {ratios} | {self.stock}{'; ' + self.note if self.note else ''} |"
+        return (
+            f"| {self.name:<42} | {times} | {ratios} | "
+            f"{self.stock}{'; ' + self.note if self.note else ''} |"
+        )
 
 
 def time_us(launches: Sequence[Launch], replays: int = 25) -> float:
@@ -90,7 +102,10 @@ def best_us(*alternatives: Callable[[], Sequence[Launch]]) -> float:
 
 
 class Attention:
-    """Tensors of TreeAttention for several layers: ``past`` cached rows and ``seq`` new ones per sequence."""
+    """Tensors of TreeAttention for several layers:
+
+    ``past`` cached rows and ``seq`` new ones per sequence.
+    """
 
     def __init__(self, batch: int, past: int, seq: int, causal: bool = False) -> None:
         self.batch, self.past, self.seq, self.causal = batch, past, seq, causal
@@ -109,8 +124,12 @@ class Attention:
         self.k = [torch.randn(n, HKV * D, device=DEVICE, dtype=DTYPE) for _ in range(self.layers)]
         self.v = [torch.randn(n, HKV * D, device=DEVICE, dtype=DTYPE) for _ in range(self.layers)]
         self.out = [torch.empty(n, HQ * D, device=DEVICE, dtype=DTYPE) for _ in range(self.layers)]
-        self.k_cache = [torch.randn(slots, HKV, D, device=DEVICE, dtype=DTYPE) for _ in range(self.layers)]
-        self.v_cache = [torch.randn(slots, HKV, D, device=DEVICE, dtype=DTYPE) for _ in range(self.layers)]
+        self.k_cache = [
+            torch.randn(slots, HKV, D, device=DEVICE, dtype=DTYPE) for _ in range(self.layers)
+        ]
+        self.v_cache = [
+            torch.randn(slots, HKV, D, device=DEVICE, dtype=DTYPE) for _ in range(self.layers)
+        ]
 
     @property
     def bytes(self) -> int:
@@ -125,19 +144,30 @@ class Attention:
         def launch(i: int) -> Launch:
             return lambda: capi.tree_attention(
                 self.q[i], self.k[i], self.v[i], self.k_cache[i], self.v_cache[i],
-                self.past_lengths, self.query_lengths, self.page_table, None if self.causal else self.mask,
-                page_size=PAGE, scale=D**-0.5, out=self.out[i], **{"prefetch_safe": True, **options},  # type: ignore[arg-type]
+                self.past_lengths, self.query_lengths, self.page_table,
+                None if self.causal else self.mask, page_size=PAGE, scale=D**-0.5,
+                out=self.out[i], **{"prefetch_safe": True, **options},  # type: ignore[arg-type]
             )  # fmt: skip
 
         return [launch(i) for i in range(self.layers)]
 
     def sdpa(self, expanded: bool) -> list[Launch]:
-        """torch's attention on caches laid out as it likes them: contiguous, and expanded to all heads or not."""
+        """torch's attention on caches laid out as it likes them: contiguous, and expanded to all
+        heads or not.
+        """
         heads = HQ if expanded else HKV
         shape = (self.batch, heads, self.length, D)
-        layers = max(2, int(min(self.layers, BUDGET_BYTES // (2 * BYTES * self.batch * heads * self.length * D))))
+        layers = max(
+            2,
+            int(
+                min(self.layers, BUDGET_BYTES // (2 * BYTES * self.batch * heads * self.length * D))
+            ),
+        )
         kv = [torch.randn(2, *shape, device=DEVICE, dtype=DTYPE) for _ in range(layers)]
-        q = [self.q[i % self.layers].view(self.batch, self.seq, HQ, D).transpose(1, 2) for i in range(layers)]
+        q = [
+            self.q[i % self.layers].view(self.batch, self.seq, HQ, D).transpose(1, 2)
+            for i in range(layers)
+        ]
         past = torch.ones(self.batch, self.seq, self.past, dtype=torch.bool, device=DEVICE)
         mask = None if self.causal else torch.cat((past, self.mask), dim=-1)[:, None]
 
@@ -149,7 +179,9 @@ class Attention:
         return [launch(i) for i in range(layers)]
 
     def flashinfer(self) -> list[Launch]:
-        """FlashInfer's paged prefill with the mask; it reads the new rows from the cache, and is not given them."""
+        """FlashInfer's paged prefill with the mask; it reads the new rows from the cache, and is
+        not given them.
+        """
         import flashinfer
 
         pages, last = divmod(self.length - 1, PAGE)
@@ -162,7 +194,8 @@ class Attention:
         wrapper.plan(
             bounds * self.seq, bounds * pages, self.page_table[:, :pages].flatten(),
             torch.full((self.batch,), last + 1, dtype=torch.int32, device=DEVICE), HQ, HKV, D, PAGE,
-            causal=self.causal, custom_mask=None if self.causal else torch.cat((past, self.mask), dim=-1).flatten(),
+            causal=self.causal,
+            custom_mask=None if self.causal else torch.cat((past, self.mask), dim=-1).flatten(),
             q_data_type=DTYPE, kv_data_type=DTYPE,
         )  # fmt: skip
         paged = [
@@ -181,7 +214,9 @@ class Attention:
         stock_us = best_us(lambda: self.sdpa(True), lambda: self.sdpa(False))
         ours_us = time_us(self.ours())
         rates = [f"{self.flops / us * 1e-6:.0f} TFLOP/s" for us in (stock_us, ours_us)]
-        notes = [] if self.causal else [f"not settled {time_us(self.ours(prefetch_safe=False)):.2f} us"]
+        notes = (
+            [] if self.causal else [f"not settled {time_us(self.ours(prefetch_safe=False)):.2f} us"]
+        )
         if self.flops / self.bytes > 50:
             notes.append(f"stock {rates[0]}, ours {rates[1]}")
         if find_spec("flashinfer"):
@@ -224,12 +259,17 @@ def linear_row(bandwidth: float, rows: int, shape: tuple[int, int]) -> Row:
 def products_text(rows: dict[tuple[int, int], Row]) -> str:
     """What the products of a step of the 8B geometry take together: 36 layers and the head."""
     times = {shape: (row.floor_us, row.stock_us, row.ours_us) for shape, row in rows.items()}
-    sums = [sum((1 if shape == HEAD else 36) * t[i] for shape, t in times.items()) * 1e-3 for i in range(3)]
+    sums = [
+        sum((1 if shape == HEAD else 36) * t[i] for shape, t in times.items()) * 1e-3
+        for i in range(3)
+    ]
     return "floor {:.2f} ms, cuBLAS {:.2f} ms, ours where it computes {:.2f} ms".format(*sums)
 
 
 def choice_us(rows: int, width: int, top: int) -> float:
-    """Microseconds of torch's argmax (``top`` 1) or topk over float32 logits, as decoding has them."""
+    """Microseconds of torch's argmax (``top`` 1) or topk over float32 logits, as decoding has
+    them.
+    """
     logits = [torch.randn(rows, width, device=DEVICE) for _ in range(20)]
 
     def launch(i: int) -> Launch:
@@ -265,12 +305,15 @@ def rope_row(bandwidth: float, rows: int) -> Row:
     axis = torch.arange(D // 2, device=DEVICE, dtype=torch.int32) % 3
     norms = torch.randn(2, D, device=DEVICE, dtype=DTYPE)
     shapes = (HQ * D, HKV * D, HKV * D)
-    out = [tuple(torch.empty(rows, w, device=DEVICE, dtype=DTYPE) for w in shapes) for _ in range(layers)]
+    out = [
+        tuple(torch.empty(rows, w, device=DEVICE, dtype=DTYPE) for w in shapes)
+        for _ in range(layers)
+    ]
 
     def ours(i: int) -> Launch:
         return lambda: capi.qk_norm_mrope(
             qkv[i], positions, inv_freq, axis, norms[0], norms[1],
-            num_heads=HQ, num_kv_heads=HKV, head_dim=D, epsilon=1e-6, out=out[i],  # type: ignore[arg-type]
+            num_heads=HQ, num_kv_heads=HKV, head_dim=D, epsilon=1e-6, out=out[i],
         )  # fmt: skip
 
     def turn(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -291,12 +334,16 @@ def rope_row(bandwidth: float, rows: int) -> Row:
     floor = 2 * rows * width * BYTES / bandwidth * 1e6
     ours_us = time_us([ours(i) for i in range(layers)])
     stock_us = time_us([stock(i) for i in range(layers)])
-    return Row(f"QKNormMRope, {HQ}/{HKV} heads, n {rows}", floor, "rms_norm, cat, mul", stock_us, ours_us)
+    return Row(
+        f"QKNormMRope, {HQ}/{HKV} heads, n {rows}", floor, "rms_norm, cat, mul", stock_us, ours_us
+    )
 
 
 def silu_row(bandwidth: float, rows: int) -> Row:
     layers = 72
-    gate_up = [torch.randn(rows, 2 * INTERMEDIATE, device=DEVICE, dtype=DTYPE) for _ in range(layers)]
+    gate_up = [
+        torch.randn(rows, 2 * INTERMEDIATE, device=DEVICE, dtype=DTYPE) for _ in range(layers)
+    ]
     out = [torch.empty(rows, INTERMEDIATE, device=DEVICE, dtype=DTYPE) for _ in range(layers)]
 
     def ours(i: int) -> Launch:
@@ -324,7 +371,13 @@ def move_row(bandwidth: float, moves: int) -> Row:
 
     floor = 2 * planes * moves * HKV * D * BYTES / bandwidth * 1e6
     ours_us = time_us([lambda: capi.kv_move(cache, source, destination)] * 20)
-    return Row(f"KV move, {planes} planes, {moves} rows", floor, "index, index_put", time_us([stock] * 20), ours_us)
+    return Row(
+        f"KV move, {planes} planes, {moves} rows",
+        floor,
+        "index, index_put",
+        time_us([stock] * 20),
+        ours_us,
+    )
 
 
 @click.command(help=__doc__)
@@ -333,7 +386,13 @@ def main(tune: bool) -> None:
     torch.manual_seed(0)
     bandwidth = copy_bandwidth()
     shapes = [(1, past, seq, False) for past in (64, 1024, 4096, 16384) for seq in (1, 16, 64)]
-    shapes += [(8, 4096, 1, False), (8, 4096, 16, False), (8, 4096, 64, False), (1, 0, 2048, True), (1, 0, 8192, True)]
+    shapes += [
+        (8, 4096, 1, False),
+        (8, 4096, 16, False),
+        (8, 4096, 64, False),
+        (1, 0, 2048, True),
+        (1, 0, 8192, True),
+    ]
     rows = []
     for shape in shapes:
         attention = Attention(*shape)
@@ -344,19 +403,28 @@ def main(tune: bool) -> None:
     for n in (1, 16, 64, 2048):
         rows += [row(bandwidth, n) for row in (rope_row, rms_norm_row, silu_row)]
     rows += [move_row(bandwidth, moves) for moves in (6, 64)]
-    linears = {n: {shape: linear_row(bandwidth, n, shape) for shape in LINEARS} for n in (1, 6, 16, 64)}
+    linears = {
+        n: {shape: linear_row(bandwidth, n, shape) for shape in LINEARS} for n in (1, 6, 16, 64)
+    }
     rows += [row for of_shape in linears.values() for row in of_shape.values()]
     choices = {(n, width, top): choice_us(n, width, top) for n, width, top in CHOICES}
     print(
-        f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, copy {bandwidth * 1e-12:.2f} TB/s; microseconds"
+        f"\n{torch.cuda.get_device_name()}, torch {torch.__version__}, copy "
+        f"{bandwidth * 1e-12:.2f} TB/s; microseconds"
     )
-    print(f"| {'':<42} | {'floor':>8} | {'stock':>9} | {'ours':>8} | ours/floor | stock/ours | stock is |")
+    print(
+        f"| {'':<42} | {'floor':>8} | {'stock':>9} | {'ours':>8} | ours/floor | stock/ours | stock "
+        "is |"
+    )
     print("|---|---|---|---|---|---|---|")
     print("\n".join(row.text() for row in rows))
     for n, of_shape in linears.items():
         print(f"products of 36 layers and the head, {n} tokens: {products_text(of_shape)}")
     for (n, width, top), us in choices.items():
-        print(f"torch's {'argmax' if top == 1 else f'topk {top}'} of {n} x {width} float32 logits: {us:.2f} us")
+        print(
+            f"torch's {'argmax' if top == 1 else f'topk {top}'} of {n} x {width} float32 logits: "
+            f"{us:.2f} us"
+        )
 
 
 if __name__ == "__main__":

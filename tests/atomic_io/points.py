@@ -1,4 +1,6 @@
-"""Let the file operations below a folder be counted, and let the nth of them fail or end the process."""
+"""Let the file operations below a folder be counted, and let the nth of them fail or end the
+process.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ _TAKES_ROOM = {"open", "os.mkdir", "os.link", "fsync"}
 
 
 def watch(root: Path, at: int, action: Action) -> Callable[[], int]:
-    """From now on, for the life of this process, let operation ``at`` below ``root`` crash or find the disk full.
+    """From now on, for the life of this process, let operation ``at`` below ``root`` crash or find
+    the disk full.
 
     Returns:
         How many operations there have been.
@@ -51,7 +54,11 @@ def watch(root: Path, at: int, action: Action) -> Callable[[], int]:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def audit(event: str, args: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        if (
+            event == "open"
+            and isinstance(args[2], int)
+            and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        ):
             point(event, _path_of(args[0]))
         elif event in _CHANGES and not (event == "os.mkdir" and Path(args[0]).exists()):
             point(event, _path_of(args[1] if event == "os.link" else args[0]))
@@ -80,7 +87,11 @@ def _count_unaudited(point: Callable[[str, object], None]) -> None:
 
 def _path_of(place: Any) -> str:
     """Of a path, or of an open file."""
-    return str(Path(f"/proc/self/fd/{place}").readlink()) if isinstance(place, int) else os.fsdecode(place)
+    return (
+        str(Path(f"/proc/self/fd/{place}").readlink())
+        if isinstance(place, int)
+        else os.fsdecode(place)
+    )
 
 
 def in_child(function: Callable[..., object], *args: object) -> int:
@@ -93,10 +104,12 @@ def in_child(function: Callable[..., object], *args: object) -> int:
 
 def start(function: Callable[..., object], *args: object) -> Any:
     """Start ``function`` in a process of its own, which ends in five minutes at most."""
-    context = multiprocessing.get_context("forkserver")  # this process has threads, so it does not fork itself
+    # this process has threads, so it does not fork itself
+    context = multiprocessing.get_context("forkserver")
     preload = [__name__, function.__module__]
     server = forkserver._forkserver
-    if server._preload_modules != preload:  # of another test module: larger to fork, or without what this one wants
+    # of another test module: larger to fork, or without what this one wants
+    if server._preload_modules != preload:
         server._stop()
         context.set_forkserver_preload(preload)
     child = context.Process(target=_limited, args=(function, *args))

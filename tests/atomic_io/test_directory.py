@@ -103,10 +103,17 @@ def test_atomic_directory_that_fails_leaves_the_older_one_and_nothing_else(
 @pytest.mark.parametrize("atomic", [True, False])
 @pytest.mark.parametrize(
     ("failure", "seen"),
-    [(OSError(errno.EIO, "Input/output error"), UserError), (KeyboardInterrupt(), KeyboardInterrupt)],
+    [
+        (OSError(errno.EIO, "Input/output error"), UserError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+    ],
 )
 def test_failure_after_the_exchange_puts_the_older_folder_back(
-    failure: BaseException, seen: type[BaseException], atomic: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    failure: BaseException,
+    seen: type[BaseException],
+    atomic: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = tmp_path / "tiny"
     build(path, "old")
@@ -160,7 +167,9 @@ def test_everything_is_synced_before_the_exchange_and_the_old_folder_goes_after_
     (tmp_path / "weights").write_bytes(b"1")
     events = record_syncs(monkeypatch)
     swap, rmtree = directory.exchange, shutil.rmtree
-    monkeypatch.setattr(directory, "exchange", lambda new, old: (events.append("exchange"), swap(new, old)))
+    monkeypatch.setattr(
+        directory, "exchange", lambda new, old: (events.append("exchange"), swap(new, old))
+    )
     monkeypatch.setattr(shutil, "rmtree", lambda old, **_: (events.append("remove"), rmtree(old)))
     with atomic_directory(path, KIND) as folder:
         create_file(folder / "sub" / "copy", b"1")
@@ -177,14 +186,18 @@ def test_everything_is_synced_before_the_exchange_and_the_old_folder_goes_after_
 # Other people's files
 
 
-@pytest.mark.parametrize("foreign", ["notes.txt", "sub/notes.txt", "mine/code.py", "a.partial-7", "empty/"])
+@pytest.mark.parametrize(
+    "foreign", ["notes.txt", "sub/notes.txt", "mine/code.py", "a.partial-7", "empty/"]
+)
 def test_folder_that_holds_a_foreign_file_is_never_replaced(tmp_path: Path, foreign: str) -> None:
     path = tmp_path / "tiny"
     build(path, "old")
     mine = path / foreign
     mine.parent.mkdir(exist_ok=True)
     mine.mkdir() if foreign.endswith("/") else mine.write_text("mine")
-    line = rf"{path}: expected a bundle.*it holds '{foreign}', which trt-eagle3 did not write. Move it"
+    line = (
+        rf"{path}: expected a bundle.*it holds '{foreign}', which trt-eagle3 did not write. Move it"
+    )
     with pytest.raises(UserError, match=line):
         build(path)
     assert mine.exists()
@@ -214,9 +227,18 @@ def test_what_our_commands_add_and_their_unfinished_files_are_replaced(tmp_path:
 
 @pytest.mark.parametrize(
     "manifest",
-    [None, b"", b"[]", b"[" * 100_000, b"{}", b'{"written_by": "trt-eagle3", "kind": "model", "files": ["a"]}'],
+    [
+        None,
+        b"",
+        b"[]",
+        b"[" * 100_000,
+        b"{}",
+        b'{"written_by": "trt-eagle3", "kind": "model", "files": ["a"]}',
+    ],
 )
-def test_folder_without_our_manifest_is_never_replaced(tmp_path: Path, manifest: bytes | None) -> None:
+def test_folder_without_our_manifest_is_never_replaced(
+    tmp_path: Path, manifest: bytes | None
+) -> None:
     path = tmp_path / "tiny"
     build(path, "old")
     (path / MANIFEST_FILE).unlink()
@@ -292,7 +314,9 @@ def test_second_writer_is_refused_in_one_line_also_through_a_link(tmp_path: Path
     (tmp_path / "link").symlink_to("tiny")
     for path in (tmp_path / "tiny", tmp_path / "link"):
         with atomic_directory(tmp_path / "tiny", KIND):
-            with pytest.raises(UserError, match=f"{path}: another build or deployment is writing it. Wait"):
+            with pytest.raises(
+                UserError, match=f"{path}: another build or deployment is writing it. Wait"
+            ):
                 build(path)
             build(tmp_path / "other")
     assert left_in(tmp_path) == ["link", "other", "tiny"]
@@ -373,7 +397,7 @@ def test_folder_moved_aside_by_a_killed_fallback_is_put_back(tmp_path: Path) -> 
 def crash_in_fallback(path: Path) -> None:
     exchange._renameat2 = lambda: None  # type: ignore[assignment]
     rename = Path.rename
-    Path.rename = lambda s, t: rename(s, t) if t != path else os._exit(CRASHED)  # type: ignore[method-assign]
+    Path.rename = lambda s, t: rename(s, t) if t != path else os._exit(CRASHED)
     build(path)
 
 
@@ -405,13 +429,17 @@ def fill_at(path: Path, at: int) -> None:
     try:
         build(path)
     except UserError as error:
-        if f"{path}: cannot write the bundle: the disk is full. Nothing was left behind." == str(error):
+        if f"{path}: cannot write the bundle: the disk is full. Nothing was left behind." == str(
+            error
+        ):
             sys.exit(2)
         raise
     (path.parent.parent / "count").write_text(str(count()))
 
 
-def test_disk_full_at_any_file_operation_is_one_line_and_leaves_the_old_folder_alone(tmp_path: Path) -> None:
+def test_disk_full_at_any_file_operation_is_one_line_and_leaves_the_old_folder_alone(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "engines" / "tiny"
     build(path, "old")
     assert in_child(fill_at, path, 0) == 0
@@ -442,7 +470,9 @@ def write_often(path: Path, name: str, count: int, locks: bool) -> None:
 
 
 @pytest.mark.parametrize("locks", [True, False])
-def test_readers_always_find_one_whole_folder_while_writers_replace_it(tmp_path: Path, locks: bool) -> None:
+def test_readers_always_find_one_whole_folder_while_writers_replace_it(
+    tmp_path: Path, locks: bool
+) -> None:
     path = tmp_path / "tiny"
     build(path, "w0")
     writers = [start(write_often, path, f"w{i}", 15, locks) for i in range(3)]

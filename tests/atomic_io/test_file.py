@@ -1,4 +1,6 @@
-"""Single files: never half of one, never another name's content, and on the disk before anyone hears of it."""
+"""Single files: never half of one, never another name's content, and on the disk before anyone
+hears of it.
+"""
 
 from __future__ import annotations
 
@@ -42,8 +44,12 @@ def test_write_file_of_a_linked_name_leaves_the_other_names_content(tmp_path: Pa
     assert (tmp_path / "deployed.json").read_bytes() == b"old"
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
-def test_atomic_file_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path, error: BaseException) -> None:
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()]
+)
+def test_atomic_file_that_fails_leaves_the_old_file_and_nothing_else(
+    tmp_path: Path, error: BaseException
+) -> None:
     write_file(tmp_path / "report.json", b"old")
 
     def fail() -> None:
@@ -139,7 +145,9 @@ def test_place_file_without_links_copies(tmp_path: Path, monkeypatch: pytest.Mon
 def test_place_file_onto_a_hard_link_of_its_source_truncates_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reflink: bool
 ) -> None:
-    """As another build had left it: the name was opened for writing, and the checkpoint was empty."""
+    """As another build had left it: the name was opened for writing, and the checkpoint was
+    empty.
+    """
     if not reflink:
         monkeypatch.setattr(fcntl, "ioctl", refuse)
     source = tmp_path / "model.safetensors"
@@ -152,7 +160,9 @@ def test_place_file_onto_a_hard_link_of_its_source_truncates_nothing(
     assert left_in(tmp_path) == ["model.safetensors", "placed"]
 
 
-def test_place_file_whose_copy_fails_removes_its_own_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_place_file_whose_copy_fails_removes_its_own_file_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

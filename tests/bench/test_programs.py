@@ -28,6 +28,17 @@ def test_mistake_is_told_in_one_line(words: tuple[str, ...]) -> None:
 
 
 def test_preparation_prints_every_stage() -> None:
-    program = [sys.executable, "-m", "trt_eagle3.bench.preparation", "--rounds", "1", "--max-side", "512"]
+    program = [
+        sys.executable,
+        "-m",
+        "trt_eagle3.bench.preparation",
+        "--rounds",
+        "1",
+        "--max-side",
+        "512",
+    ]
     told = subprocess.run(program, capture_output=True, text=True, check=True).stdout
-    assert all(word in told for word in ("512 x 512", "decode", "look up bfloat16", "decoder process", "transformers"))
+    assert all(
+        word in told
+        for word in ("512 x 512", "decode", "look up bfloat16", "decoder process", "transformers")
+    )

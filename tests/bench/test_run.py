@@ -49,8 +49,14 @@ def test_report_has_every_load_both_ways(report: BenchReport) -> None:
         assert row["ratio"] > 0
         assert (plain["acceptance_length"], plain["acceptance_by_position"]) == (None, [])
         assert 1 < speculative["acceptance_length"] <= 6
-        assert speculative["acceptance_length"] == pytest.approx(1 + sum(speculative["acceptance_by_position"]))
-        assert plain["first_token_ms"]["p50"] <= plain["first_token_ms"]["p95"] <= plain["first_token_ms"]["p99"]
+        assert speculative["acceptance_length"] == pytest.approx(
+            1 + sum(speculative["acceptance_by_position"])
+        )
+        assert (
+            plain["first_token_ms"]["p50"]
+            <= plain["first_token_ms"]["p95"]
+            <= plain["first_token_ms"]["p99"]
+        )
 
 
 def test_report_prints_and_plots(report: BenchReport, tmp_path: Path) -> None:
@@ -89,12 +95,16 @@ def test_poisson_arrivals_are_those_of_the_seed_and_every_request_is_answered(bu
 
 def test_arrivals_that_the_engine_cannot_queue_are_one_line(tmp_path: Path) -> None:
     engine = open_engine(build_tiny(tmp_path, limits={"max_waiting": 1, "max_batch_size": 1}))
-    with pytest.raises(UserError, match=r"--rate 10000: requests come faster than they are answered\. Lower it"):
+    with pytest.raises(
+        UserError, match=r"--rate 10000: requests come faster than they are answered\. Lower it"
+    ):
         drive(engine, make_requests(QUESTIONS, 12, max_tokens=40), Load(rate=10_000.0))
     engine.close()
 
 
-def test_answers_that_differ_give_no_ratio(bundle: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_that_differ_give_no_ratio(
+    bundle: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cycle = Decoder.cycle
 
     def wrong(self: Decoder, sequences: Any, tree: Any) -> Any:
@@ -105,7 +115,9 @@ def test_answers_that_differ_give_no_ratio(bundle: Path, prompts: Path, monkeypa
         return found
 
     monkeypatch.setattr(Decoder, "cycle", wrong)
-    with pytest.raises(GateFailedError, match=r"speculative and plain tokens differ for . of 3 prompts"):
+    with pytest.raises(
+        GateFailedError, match=r"speculative and plain tokens differ for . of 3 prompts"
+    ):
         bench(bundle, prompts=prompts, batches=(1,), rounds=1, max_tokens=24, ignore_eos=True)
 
 
@@ -117,6 +129,8 @@ def test_loads_that_the_bundle_cannot_take_are_refused(bundle: Path) -> None:
 
 
 def test_bundle_without_a_draft_is_measured_plainly(tmp_path: Path, prompts: Path) -> None:
-    found = bench(build_tiny(tmp_path, draft=None), prompts=prompts, batches=(1,), rounds=1, max_tokens=4).to_dict()
+    found = bench(
+        build_tiny(tmp_path, draft=None), prompts=prompts, batches=(1,), rounds=1, max_tokens=4
+    ).to_dict()
     assert found["rows"][0]["ratio"] is None
     assert "speculative" not in found["rows"][0]

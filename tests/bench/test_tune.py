@@ -17,7 +17,8 @@ PROMPT = "What is 12 plus 30?"
 
 
 @pytest.mark.parametrize(
-    ("most", "expected"), [(2, [1, 2]), (6, [1, 2, 3, 4, 6]), (16, [1, 2, 3, 4, 6, 8, 12, 16]), (7, [1, 2, 3, 4, 6, 7])]
+    ("most", "expected"),
+    [(2, [1, 2]), (6, [1, 2, 3, 4, 6]), (16, [1, 2, 3, 4, 6, 8, 12, 16]), (7, [1, 2, 3, 4, 6, 7])],
 )
 def test_widths_run_from_plain_to_the_configured_tree(most: int, expected: list[int]) -> None:
     assert widths(most) == expected
@@ -29,7 +30,9 @@ def test_choice_is_the_fastest_width_and_plain_where_speculation_gains_nothing()
     assert choose(4, {1: 10.0, 3: 19.0, 6: 24.9}, lengths).num_draft_tokens == 3
     assert choose(4, {1: 10.0, 3: 19.6, 6: 24.9}, lengths).num_draft_tokens == 1  # 2 % are no gain
     assert choose(8, {1: 10.0, 3: 40.0, 6: 70.0}, lengths).num_draft_tokens == 1
-    assert choose(2, {1: 10.0, 3: 12.0, 6: 20.0}, lengths).tokens_per_second[3] == pytest.approx(2 * 2.0 / 0.012)
+    assert choose(2, {1: 10.0, 3: 12.0, 6: 20.0}, lengths).tokens_per_second[3] == pytest.approx(
+        2 * 2.0 / 0.012
+    )
 
 
 def tuned(bundle: Path, monkeypatch: pytest.MonkeyPatch, cycle_ms: dict[int, float]) -> TuningTable:
@@ -54,7 +57,9 @@ def drafted(engine: Engine) -> tuple[tuple[int, ...], int]:
     return tokens, sum(proposed)
 
 
-def test_speculation_that_loses_is_off_and_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speculation_that_loses_is_off_and_says_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bundle = build_tiny(tmp_path)
     expected, cycles = drafted(load(bundle))
     assert cycles > 0
@@ -68,7 +73,9 @@ def test_speculation_that_loses_is_off_and_says_the_same(tmp_path: Path, monkeyp
     assert cycles > 0
 
 
-def test_acceptance_by_depth_falls_and_widths_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acceptance_by_depth_falls_and_widths_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     table = tuned(build_tiny(tmp_path), monkeypatch, dict.fromkeys((1, 2, 3, 4, 6), 1.0))
     assert table.acceptance[1] == ()
     for count, rates in table.acceptance.items():

@@ -1,4 +1,6 @@
-"""What TensorRT's vision towers are checked with sees the faults that it is there for, and takes sound towers."""
+"""What TensorRT's vision towers are checked with sees the faults that it is there for, and takes
+sound towers.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.graph.test_plugin_ready import run
+from tests.graph.test_trt_export import run
 from tests.reference.compare import FLOAT32_TOLERANCE
 from tests.tiny import TARGET
 from trt_eagle3.bench.drawn_weights import draw_weight, write_drawn
@@ -52,9 +54,13 @@ class Standard(Exported):
 
     def run(self, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         (self._folder / "standard.onnx").write_bytes(self._model.SerializeToString())
-        session = ort.InferenceSession(self._folder / "standard.onnx", providers=["CPUExecutionProvider"])
+        session = ort.InferenceSession(
+            self._folder / "standard.onnx", providers=["CPUExecutionProvider"]
+        )
         names = [output.name for output in session.get_outputs()]
-        found = session.run(names, {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in inputs.items()})
+        found = session.run(
+            names, {name: np.ascontiguousarray(tensor.numpy()) for name, tensor in inputs.items()}
+        )
         return {name: torch.from_numpy(value) for name, value in zip(names, found, strict=True)}
 
 
@@ -76,7 +82,9 @@ def show_neighbours(model: onnx.ModelProto) -> None:
     model.graph.initializer.append(late)
     nodes = [node for node in model.graph.node if node.op_type == "VisionAttention"]
     index = list(model.graph.node).index(nodes[0])
-    model.graph.node.insert(index, helper.make_node("Add", [nodes[0].input[4], "late"], ["late_starts"]))
+    model.graph.node.insert(
+        index, helper.make_node("Add", [nodes[0].input[4], "late"], ["late_starts"])
+    )
     for node in model.graph.node:
         if node.op_type == "VisionAttention":
             node.input[4] = "late_starts"
@@ -89,7 +97,9 @@ def exchange_weights(model: onnx.ModelProto) -> None:
 
 
 def test_exported_tower_with_written_weights_is_the_reference(tower: Tower, tmp_path: Path) -> None:
-    assert tower.error(Exported(exported(tower, tmp_path), tmp_path), PICTURES, torch.float16) < 3e-3
+    assert (
+        tower.error(Exported(exported(tower, tmp_path), tmp_path), PICTURES, torch.float16) < 3e-3
+    )
 
 
 def test_lowered_tower_is_the_reference(tower: Tower, tmp_path: Path) -> None:
@@ -101,7 +111,8 @@ def test_lowered_tower_is_the_reference(tower: Tower, tmp_path: Path) -> None:
 def test_lowered_float16_tower_is_sound_onnx(tower: Tower, tmp_path: Path) -> None:
     standard = lowered(exported(tower, tmp_path), TensorProto.FLOAT16)
     (tmp_path / "standard.onnx").write_bytes(standard.SerializeToString())
-    onnx.checker.check_model(str(tmp_path / "standard.onnx"), full_check=True)  # types are among what it checks
+    # types are among what it checks
+    onnx.checker.check_model(str(tmp_path / "standard.onnx"), full_check=True)
 
 
 @pytest.mark.parametrize("fault", [exchange_axes, show_neighbours, exchange_weights])
@@ -127,9 +138,12 @@ def test_not_a_number_is_no_match(tower: Tower) -> None:
 
 def test_flops_are_those_that_torch_counts(tower: Tower) -> None:
     session, inputs = tower.session("float32"), tower.inputs(PICTURES, torch.float32)
-    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:  # which counts no fused attention
+    # which counts no fused attention
+    with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         session.run(inputs)
-    assert tower_flops(tower.spec.vision, [16] * 3) == pytest.approx(counter.get_total_flops(), rel=1e-6)
+    assert tower_flops(tower.spec.vision, [16] * 3) == pytest.approx(
+        counter.get_total_flops(), rel=1e-6
+    )
 
 
 def test_drawn_weight_follows_from_its_name_alone() -> None:
@@ -138,8 +152,12 @@ def test_drawn_weight_follows_from_its_name_alone() -> None:
     assert torch.equal(weight, draw_weight(name, (96, 32), "cpu"))
     assert not torch.equal(weight, draw_weight("visual.blocks.1.attn.qkv.weight", (96, 32), "cpu"))
     assert float(weight[:32].float().std() / weight[32:].float().std()) == pytest.approx(3, rel=0.1)
-    assert float(draw_weight("visual.merger.norm.weight", (256,), "cpu").float().mean()) == pytest.approx(1, abs=0.05)
-    assert float(draw_weight("visual.merger.norm.bias", (256,), "cpu").float().mean()) == pytest.approx(0, abs=0.05)
+    assert float(
+        draw_weight("visual.merger.norm.weight", (256,), "cpu").float().mean()
+    ) == pytest.approx(1, abs=0.05)
+    assert float(
+        draw_weight("visual.merger.norm.bias", (256,), "cpu").float().mean()
+    ) == pytest.approx(0, abs=0.05)
 
 
 def test_pictures_are_named_as_people_name_them() -> None:

@@ -1,7 +1,7 @@
 """Small random drafts in each producer's exact file format, and the targets that they are for.
 
-Formats: as the producers' own exporters write them (SpecForge a6b6b02, SafeAILab EAGLE, AngelSlim 67394ce, speculators
-0.9.0, ModelOpt 0.47.0, transformers 4.57 and 5.23).
+Formats: as the producers' own exporters write them (SpecForge a6b6b02, SafeAILab EAGLE, AngelSlim
+67394ce, speculators 0.9.0, ModelOpt 0.47.0, transformers 4.57 and 5.23).
 """
 
 from __future__ import annotations
@@ -87,20 +87,30 @@ def draft_weights(
 ) -> Weights:
     """Random weights under canonical names, d2t (offsets) and t2d among them."""
     g, generator = geometry, torch.Generator().manual_seed(seed)
-    linears: dict[str, tuple[int, int, bool]] = {"fc": (g.hidden, g.num_aux * g.target_hidden, fc_bias)}
+    linears: dict[str, tuple[int, int, bool]] = {
+        "fc": (g.hidden, g.num_aux * g.target_hidden, fc_bias)
+    }
     norms = {"norm": g.hidden}
     norms |= {f"fc_norm.{i}": g.target_hidden for i in range(g.num_aux if fc_norm else 0)}
     norms |= {"input_norm": g.num_aux * g.target_hidden} if norm_before_fc else {}
     for n in range(layers):
-        q, kv, width = g.heads * g.head_dim, g.kv_heads * g.head_dim, g.hidden if n else 2 * g.hidden
+        q, kv, width = (
+            g.heads * g.head_dim,
+            g.kv_heads * g.head_dim,
+            g.hidden if n else 2 * g.hidden,
+        )
         attention = {"q": (q, width), "k": (kv, width), "v": (kv, width), "o": (g.hidden, q)}
-        linears |= {f"layers.{n}.self_attn.{p}_proj": (*s, attention_bias) for p, s in attention.items()}
+        linears |= {
+            f"layers.{n}.self_attn.{p}_proj": (*s, attention_bias) for p, s in attention.items()
+        }
         mlp = {"gate": (g.inner, g.hidden), "up": (g.inner, g.hidden), "down": (g.hidden, g.inner)}
         linears |= {f"layers.{n}.mlp.{p}_proj": (*s, mlp_bias) for p, s in mlp.items()}
         names = ["input_layernorm", "post_attention_layernorm"] + ([] if n else ["hidden_norm"])
         norms |= {f"layers.{n}.{name}": g.hidden for name in names}
         norms |= {f"layers.{n}.self_attn.{p}_norm": g.head_dim for p in ("qk" if qk_norm else "")}
-    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": (rows, cols) for name, (rows, cols, _) in linears.items()}
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{name}.weight": (rows, cols) for name, (rows, cols, _) in linears.items()
+    }
     shapes |= {f"{name}.bias": (rows,) for name, (rows, _, biased) in linears.items() if biased}
     shapes |= {f"{name}.weight": (width,) for name, width in norms.items()}
     shapes |= {"lm_head.weight": (g.draft_vocab, g.hidden)}
@@ -142,18 +152,24 @@ def _llama(g: Geometry, **changes: Any) -> dict[str, Any]:
 
 
 def _rope(spelling: str, base: float, rope: dict[str, Any] | None) -> dict[str, Any]:
-    """``rope`` as transformers 4.57 spells it (``old``), as 5.x does (``new``), or both as SpecForge's exporter."""
+    """``rope`` as transformers 4.57 spells it (``old``), as 5.x does (``new``), or both as
+    SpecForge's exporter.
+    """
     old = {"rope_scaling": rope, "rope_theta": base}
     new = {"rope_parameters": {**(rope or {"rope_type": "default"}), "rope_theta": base}}
     both = {**new, "rope_theta": base, **({"rope_scaling": rope} if rope else {})}
     return {"old": old, "new": new, "both": both}[spelling]
 
 
-def _write(folder: Path, config: dict[str, Any], weights: Weights, layer_zero: str = "layers.0.") -> None:
+def _write(
+    folder: Path, config: dict[str, Any], weights: Weights, layer_zero: str = "layers.0."
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     renamed = {
-        (layer_zero + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name): tensor.contiguous()
+        (
+            layer_zero + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name
+        ): tensor.contiguous()
         for name, tensor in weights.items()
     }
     save_file(renamed, folder / "model.safetensors", metadata={"format": "pt"})
@@ -170,24 +186,48 @@ def write_specforge_draft(
     embedding: bool = False,
     **config: Any,
 ) -> Weights:
-    """SpecForge's ``to_sglang`` (without embedding) or ``to_hf`` (with it). A full vocabulary keeps its d2t and t2d."""
+    """SpecForge's ``to_sglang`` (without embedding) or ``to_hf`` (with it).
+
+    A full vocabulary keeps its d2t and t2d.
+    """
     g = geometry or Geometry()
     weights = draft_weights(g, fc_norm=fc_norm, embedding=embedding)
-    keys: dict[str, Any] = {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": g.draft_vocab}
+    keys: dict[str, Any] = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "draft_vocab_size": g.draft_vocab,
+    }
     keys |= {"fc_norm": True, "norm_output": True} if fc_norm else {}
     if aux is not None:
-        keys["eagle_config"] = {"eagle_aux_hidden_state_layer_ids": aux, "use_aux_hidden_state": True}
-    _write(folder, {**_llama(g), **keys, **_rope(spelling, g.base, rope), **config}, weights, "midlayer.")
+        keys["eagle_config"] = {
+            "eagle_aux_hidden_state_layer_ids": aux,
+            "use_aux_hidden_state": True,
+        }
+    _write(
+        folder,
+        {**_llama(g), **keys, **_rope(spelling, g.base, rope), **config},
+        weights,
+        "midlayer.",
+    )
     return weights
 
 
 def write_safeailab_draft(
-    folder: Path, geometry: Geometry | None = None, *, binary: bool = True, embedding: bool = True, **config: Any
+    folder: Path,
+    geometry: Geometry | None = None,
+    *,
+    binary: bool = True,
+    embedding: bool = True,
+    **config: Any,
 ) -> Weights:
-    """SafeAILab's traineagle3: ``pytorch_model.bin`` with the embedding; its config has neither head_dim nor rope."""
+    """SafeAILab's traineagle3:
+
+    ``pytorch_model.bin`` with the embedding; its config has neither head_dim nor rope.
+    """
     g = geometry or replace(Geometry(), head_dim=8)
     weights = draft_weights(g, embedding=embedding)
-    base = _llama(g, architectures=["LlamaForCausalLM"], draft_vocab_size=g.draft_vocab, pad_token_id=0)
+    base = _llama(
+        g, architectures=["LlamaForCausalLM"], draft_vocab_size=g.draft_vocab, pad_token_id=0
+    )
     for key in ("head_dim", "attention_bias", "mlp_bias", "attention_dropout", "pretraining_tp"):
         del base[key]
     _write(folder, {**base, "transformers_version": "4.28.1", **config}, weights, "midlayer.")
@@ -206,7 +246,9 @@ def write_angelslim_draft(
     rope: dict[str, Any] | None = None,
     **config: Any,
 ) -> Weights:
-    """AngelSlim's VLM drafts: no embedding, and tie_word_embeddings true beside a head of their own."""
+    """AngelSlim's VLM drafts: no embedding, and tie_word_embeddings true beside a head of their
+    own.
+    """
     g = geometry or Geometry()
     weights = draft_weights(g)
     keys = {
@@ -220,7 +262,12 @@ def write_angelslim_draft(
         "vision_end_token_id": 8,
         "vision_start_token_id": 7,
     }
-    _write(folder, {**_llama(g), **keys, **_rope(spelling, g.base, rope), **config}, weights, "midlayer.")
+    _write(
+        folder,
+        {**_llama(g), **keys, **_rope(spelling, g.base, rope), **config},
+        weights,
+        "midlayer.",
+    )
     return weights
 
 
@@ -256,7 +303,11 @@ def write_speculators_draft(
     layer = {**_llama(g, num_hidden_layers=layers, model_type=style, attention_bias=attention_bias)}
     layer |= _rope(spelling, g.base, rope) | {"transformers_version": "5.23.0"}
     if style == "qwen3":
-        layer |= {"layer_types": ["full_attention"] * layers, "sliding_window": None, "use_sliding_window": False}
+        layer |= {
+            "layer_types": ["full_attention"] * layers,
+            "sliding_window": None,
+            "use_sliding_window": False,
+        }
         del layer["mlp_bias"], layer["pretraining_tp"]
     layer.pop("target_hidden_size", None)
     keys = {
@@ -274,7 +325,10 @@ def write_speculators_draft(
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
             "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
-            "verifier": {"architectures": ["Qwen3VLForConditionalGeneration"], "name_or_path": None},
+            "verifier": {
+                "architectures": ["Qwen3VLForConditionalGeneration"],
+                "name_or_path": None,
+            },
         },
         "speculators_model_type": "eagle3",
         "speculators_version": "0.9.0",
@@ -299,7 +353,9 @@ def write_modelopt_draft(
     full_vocab: bool = False,
     **config: Any,
 ) -> Weights:
-    """ModelOpt's exporter: layers.N, d2t but no t2d, and yarn put over the rope of training unless said otherwise."""
+    """ModelOpt's exporter: layers.N, d2t but no t2d, and yarn put over the rope of training
+    unless said otherwise.
+    """
     g = geometry or Geometry()
     g = replace(g, draft_vocab=g.vocab) if full_vocab else g
     weights = draft_weights(g, layers=layers)

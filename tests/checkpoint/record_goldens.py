@@ -1,7 +1,8 @@
-"""Record small drafts that the producers' own exporters write, and what their own forward passes compute on them.
+"""Record small drafts that the producers' own exporters write, and what their own forward passes
+compute on them.
 
-Run once per producer, where its package can be imported (SpecForge a6b6b02, SafeAILab/EAGLE, AngelSlim 67394ce,
-speculators 0.9.0, nvidia-modelopt 0.47.0; transformers 5.23, torch 2.13):
+Run once per producer, where its package can be imported (SpecForge a6b6b02, SafeAILab/EAGLE,
+AngelSlim 67394ce, speculators 0.9.0, nvidia-modelopt 0.47.0; transformers 5.23, torch 2.13):
 
     TORCHDYNAMO_DISABLE=1 python -m tests.checkpoint.record_goldens specforge
 """
@@ -33,9 +34,21 @@ CONFIG: dict[str, Any] = {
     "rope_theta": 5e4,
 }
 MROPE = {"rope_type": "mrope", "mrope_section": [4, 2, 2]}
-INTERLEAVED = {"rope_type": "default", "type": "default", "mrope_interleaved": True, "mrope_section": [4, 2, 2]}
+INTERLEAVED = {
+    "rope_type": "default",
+    "type": "default",
+    "mrope_interleaved": True,
+    "mrope_section": [4, 2, 2],
+}
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-YARN = {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 0.0}
+YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 0.0,
+}
 OLD = {"original_max_position_embeddings": 64}
 
 
@@ -55,9 +68,17 @@ def _fill(module: torch.nn.Module) -> None:
 def _inputs(num_aux: int = 3, three_axes: bool = False, first: int = 0) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
     rows = torch.arange(ROWS)
-    positions = torch.stack([rows, rows // 2 + 3, rows % 4]) if three_axes else (rows + first).expand(3, -1).clone()
+    positions = (
+        torch.stack([rows, rows // 2 + 3, rows % 4])
+        if three_axes
+        else (rows + first).expand(3, -1).clone()
+    )
     aux = torch.randn(ROWS, num_aux * HIDDEN, generator=generator)
-    return {"aux": aux, "embeds": torch.randn(ROWS, HIDDEN, generator=generator), "positions": positions}
+    return {
+        "aux": aux,
+        "embeds": torch.randn(ROWS, HIDDEN, generator=generator),
+        "positions": positions,
+    }
 
 
 def _causal() -> Tensor:
@@ -82,7 +103,12 @@ def specforge() -> None:
     from specforge.modeling.draft.llama3_eagle import LlamaForCausalLMEagle3
     from transformers import LlamaConfig
 
-    eagle = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3, 4], "use_aux_hidden_state": True}}
+    eagle = {
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": [1, 3, 4],
+            "use_aux_hidden_state": True,
+        }
+    }
     cases: dict[str, dict[str, Any]] = {
         "specforge-3.1": {"fc_norm": True, "norm_output": True},
         "specforge-llama3": {"rope_scaling": LLAMA3 | OLD, **eagle},
@@ -110,19 +136,27 @@ def specforge() -> None:
 @torch.no_grad()
 def angelslim() -> None:
     """``save_pretrained`` without the embedding, as its trainer does it."""
-    from angelslim.compressor.speculative.train.models.draft.llama_eagle3 import Eagle3LlamaForCausalLM
+    from angelslim.compressor.speculative.train.models.draft.llama_eagle3 import (
+        Eagle3LlamaForCausalLM,
+    )
     from transformers import LlamaConfig
 
     common = {"target_model_type": "qwen3_vl", "modal_type": "VLM", "tie_word_embeddings": True}
     for case, rope in {"angelslim": None, "angelslim-mrope": INTERLEAVED}.items():
-        names = {"architectures": ["Eagle3LlamaForCausalLM"], "draft_vocab_size": DRAFT_VOCAB, "rope_scaling": rope}
+        names = {
+            "architectures": ["Eagle3LlamaForCausalLM"],
+            "draft_vocab_size": DRAFT_VOCAB,
+            "rope_scaling": rope,
+        }
         draft = Eagle3LlamaForCausalLM(LlamaConfig(**{**CONFIG, **common, **names})).float().eval()
         _fill(draft)
         draft.save_pretrained(GOLDENS / case, state_dict=_without_embedding(draft))
         inputs = _inputs(three_axes=rope is not None)
         positions = inputs["positions"][:, None] if rope else inputs["positions"][:1]
         features = draft.combine_hidden_states(inputs["aux"][None])
-        hidden, _ = draft.encode_layers(inputs["embeds"][None], features, [[], []], _causal(), positions, True)
+        hidden, _ = draft.encode_layers(
+            inputs["embeds"][None], features, [[], []], _causal(), positions, True
+        )
         _keep(case, inputs, draft.compute_logits(hidden)[0], hidden[0])
 
 
@@ -135,7 +169,11 @@ def safeailab() -> None:
 
     case, generator = "safeailab", torch.Generator().manual_seed(2)
     config = {key: value for key, value in CONFIG.items() if key not in {"head_dim", "rope_theta"}}
-    config |= {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "draft_vocab_size": DRAFT_VOCAB}
+    config |= {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "draft_vocab_size": DRAFT_VOCAB,
+    }
     config |= {"hidden_act": "silu", "pad_token_id": 0, "transformers_version": "4.28.1"}
     draft = Model(SimpleNamespace(**config, rope_scaling=None, pretraining_tp=1)).float().eval()
     _fill(draft)
@@ -159,7 +197,11 @@ def speculators() -> None:
     from transformers import LlamaConfig, Qwen3Config
 
     cases: dict[str, tuple[Any, int, dict[str, Any]]] = {
-        "speculators-llama": (LlamaConfig, 1, {"norm_before_residual": True, "norm_before_fc": True}),
+        "speculators-llama": (
+            LlamaConfig,
+            1,
+            {"norm_before_residual": True, "norm_before_fc": True},
+        ),
         "speculators-3.1": (LlamaConfig, 1, {"fc_norm": True, "norm_output": True}),
         "speculators-qwen3": (Qwen3Config, 2, {"norm_before_residual": True}),
     }
@@ -168,7 +210,9 @@ def speculators() -> None:
         sizes = {key: value for key, value in CONFIG.items() if key != "rope_theta"}
         layer = kind(**{**sizes, "num_hidden_layers": layers, "rope_parameters": rope})
         layer._attn_implementation = "eager"
-        verifier = VerifierConfig(name_or_path=None, architectures=["Qwen3VLForConditionalGeneration"])
+        verifier = VerifierConfig(
+            name_or_path=None, architectures=["Qwen3VLForConditionalGeneration"]
+        )
         config = Eagle3SpeculatorConfig(
             transformer_layer_config=layer,
             draft_vocab_size=DRAFT_VOCAB,
@@ -192,14 +236,23 @@ def speculators() -> None:
         draft.norm.register_forward_hook(lambda _, i, o, seen=seen: seen.update(pre=i[0], post=o))
         draft.lm_head.register_forward_hook(lambda _, __, o, seen=seen: seen.update(logits=o))
         inputs, tokens = _inputs(first=1), torch.arange(ROWS)[None] * 3
-        draft(inputs["aux"][None], tokens, document_ids=torch.zeros(1, ROWS, dtype=torch.long), ttt_steps=1)
+        draft(
+            inputs["aux"][None],
+            tokens,
+            document_ids=torch.zeros(1, ROWS, dtype=torch.long),
+            ttt_steps=1,
+        )
         inputs["embeds"] = draft.embed_tokens.weight[tokens[0]]
-        _keep(case, inputs, seen["logits"][0], seen["post" if extra.get("norm_output") else "pre"][0])
+        _keep(
+            case, inputs, seen["logits"][0], seen["post" if extra.get("norm_output") else "pre"][0]
+        )
 
 
 @torch.no_grad()
 def modelopt() -> None:
-    """``export_speculative_decoding``, and the module's forward, which normalises the hidden half twice."""
+    """``export_speculative_decoding``, and the module's forward, which normalises the hidden
+    half twice.
+    """
     import modelopt.torch.speculative as mtsp
     from modelopt.torch.export import export_speculative_decoding
     from modelopt.torch.speculative.eagle.default_config import default_eagle_config
@@ -207,12 +260,23 @@ def modelopt() -> None:
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     for case, layers in {"modelopt": 1, "modelopt-two-layers": 2}.items():
-        model = LlamaForCausalLM(LlamaConfig(**{**CONFIG, "num_hidden_layers": TARGET_LAYERS})).float()
-        draft_config = {key: value for key, value in CONFIG.items() if key not in {"rope_theta", "vocab_size"}}
+        model = LlamaForCausalLM(
+            LlamaConfig(**{**CONFIG, "num_hidden_layers": TARGET_LAYERS})
+        ).float()
+        draft_config = {
+            key: value for key, value in CONFIG.items() if key not in {"rope_theta", "vocab_size"}
+        }
         draft_config |= {"num_hidden_layers": layers, "draft_vocab_size": DRAFT_VOCAB}
-        draft_config |= {"use_last_layernorm": True, "use_aux_hidden_state": True, "torch_dtype": "float32"}
+        draft_config |= {
+            "use_last_layernorm": True,
+            "use_aux_hidden_state": True,
+            "torch_dtype": "float32",
+        }
         architecture = {**default_eagle_config, **draft_config}
-        mtsp.convert(model, [("eagle", {"eagle_decoder_type": "llama", "eagle_architecture_config": architecture})])
+        mtsp.convert(
+            model,
+            [("eagle", {"eagle_decoder_type": "llama", "eagle_architecture_config": architecture})],
+        )
         draft = model.eagle_module.float().eval()
         _fill(draft)
         export_speculative_decoding(model, export_dir=GOLDENS / case)

@@ -1,4 +1,6 @@
-"""A converted draft means the same when read back, is bit-exact after a round trip, or is refused by field."""
+"""A converted draft means the same when read back, is bit-exact after a round trip, or is
+refused by field.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ def _meaning(manifest: DraftManifest) -> dict[str, Any]:
 
 
 def _bytes(manifest: DraftManifest) -> dict[str, Any]:
-    return {name: (ref.dtype, ref.shape, read_tensor(ref).numpy().tobytes()) for name, ref in manifest.tensors.items()}
+    return {
+        name: (ref.dtype, ref.shape, read_tensor(ref).numpy().tobytes())
+        for name, ref in manifest.tensors.items()
+    }
 
 
 ALL = frozenset(LAYOUTS)
@@ -51,7 +56,11 @@ SOURCES: dict[str, tuple[Write, dict[str, Any], frozenset[str]]] = {
         {"rope": {"rope_type": "mrope", "mrope_section": [4, 2, 2]}},
         frozenset({"specforge"}),
     ),
-    "specforge linear": (write_specforge_draft, {"rope": {"rope_type": "linear", "factor": 2.0}}, ALL),
+    "specforge linear": (
+        write_specforge_draft,
+        {"rope": {"rope_type": "linear", "factor": 2.0}},
+        ALL,
+    ),
     "specforge, other width": (
         write_specforge_draft,
         {"geometry": Geometry(target_hidden=40), "embedding": True},
@@ -61,7 +70,11 @@ SOURCES: dict[str, tuple[Write, dict[str, Any], frozenset[str]]] = {
     "angelslim": (write_angelslim_draft, {}, ALL),
     "speculators": (write_speculators_draft, {"norm_before_residual": False}, ALL - {"modelopt"}),
     "speculators normed": (write_speculators_draft, {"aux": [2, 4, 5]}, frozenset({"speculators"})),
-    "speculators qwen3": (write_speculators_draft, {"layers": 2, "style": "qwen3"}, frozenset({"speculators"})),
+    "speculators qwen3": (
+        write_speculators_draft,
+        {"layers": 2, "style": "qwen3"},
+        frozenset({"speculators"}),
+    ),
     "speculators full": (
         write_speculators_draft,
         {"full_vocab": True, "norm_before_residual": False},
@@ -114,7 +127,13 @@ def test_a_round_trip_is_bit_exact(source: str, via: Layout, tmp_path: Path) -> 
     assert all(first[n].dtype == last[n].dtype and (first[n] == last[n]).all() for n in first)
 
 
-@given(layers=st.integers(1, 3), qk=st.booleans(), post=st.booleans(), normed=st.booleans(), bias=st.booleans())
+@given(
+    layers=st.integers(1, 3),
+    qk=st.booleans(),
+    post=st.booleans(),
+    normed=st.booleans(),
+    bias=st.booleans(),
+)
 def test_speculators_copies_of_speculators_drafts_are_equal(
     layers: int, qk: bool, post: bool, normed: bool, bias: bool
 ) -> None:
@@ -150,14 +169,35 @@ def test_ids_and_norms_are_written_as_each_server_reads_them(tmp_path: Path) -> 
     assert "norm_output" not in configs["specforge"]  # sglang would feed back normed features
     assert configs["speculators"]["norm_output"] is False
     assert configs["tensorrt-llm"]["eagle_config"]["return_hidden_post_norm"] is False
-    assert "eagle3_layers_to_capture: [1, 3, 4]" in (tmp_path / "tensorrt-llm" / "speculative_config.yaml").read_text()
+    assert (
+        "eagle3_layers_to_capture: [1, 3, 4]"
+        in (tmp_path / "tensorrt-llm" / "speculative_config.yaml").read_text()
+    )
 
 
 REFUSED: dict[str, tuple[Write, dict[str, Any], dict[str, Any], Layout, str]] = {
     "residual": (write_speculators_draft, {}, {}, "tensorrt-llm", "residual 'normed'"),
-    "double norm": (write_modelopt_draft, {}, {"first_norm": "double"}, "modelopt", "first_norm 'double'"),
-    "feedback": (write_specforge_draft, {}, {"feedback": "post_norm"}, "specforge", "feedback 'post_norm'"),
-    "qk_norm": (write_speculators_draft, {"style": "qwen3"}, {"residual": "hidden"}, "modelopt", "qk_norm True"),
+    "double norm": (
+        write_modelopt_draft,
+        {},
+        {"first_norm": "double"},
+        "modelopt",
+        "first_norm 'double'",
+    ),
+    "feedback": (
+        write_specforge_draft,
+        {},
+        {"feedback": "post_norm"},
+        "specforge",
+        "feedback 'post_norm'",
+    ),
+    "qk_norm": (
+        write_speculators_draft,
+        {"style": "qwen3"},
+        {"residual": "hidden"},
+        "modelopt",
+        "qk_norm True",
+    ),
     "layers": (write_modelopt_draft, {"layers": 2}, {}, "specforge", "num_layers 2"),
     "interleaved": (
         write_angelslim_draft,
@@ -200,7 +240,9 @@ def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
         convert_draft(read_draft(tmp_path, target_spec()), tmp_path, "specforge")
 
 
-def test_the_folder_one_stands_in_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_one_stands_in_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_specforge_draft(tmp_path / "draft", aux=[1, 3, 4])
     (tmp_path / "new").mkdir()
     monkeypatch.chdir(tmp_path / "new")
@@ -211,7 +253,7 @@ def test_the_folder_one_stands_in_is_written(tmp_path: Path, monkeypatch: pytest
 def test_an_unknown_layout_is_refused(tmp_path: Path) -> None:
     write_specforge_draft(tmp_path)
     with pytest.raises(UserError, match="layout 'sglang': expected one of specforge, speculators"):
-        convert_draft(read_draft(tmp_path, target_spec()), tmp_path / "copy", "sglang")  # type: ignore[arg-type]
+        convert_draft(read_draft(tmp_path, target_spec()), tmp_path / "copy", "sglang")
 
 
 def test_every_layout_is_offered() -> None:

@@ -1,4 +1,6 @@
-"""Every producer's files are recognised and mean what its training code computes; each field says where it is from."""
+"""Every producer's files are recognised and mean what its training code computes; each field
+says where it is from.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,12 @@ from tests.checkpoint.drafts import (
     write_speculators_draft,
 )
 from trt_eagle3.checkpoint.draft import read_draft
-from trt_eagle3.checkpoint.manifest import DraftManifest, Source, manifest_from_dict, manifest_to_dict
+from trt_eagle3.checkpoint.manifest import (
+    DraftManifest,
+    Source,
+    manifest_from_dict,
+    manifest_to_dict,
+)
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.tensor_index import read_tensor
 
@@ -38,17 +45,38 @@ LLAMA3 = {
 }
 Write = Callable[..., Any]
 
-# What a draft of each kind is, beyond what they all share: writer, its options, and the fields that must come out.
+# What a draft of each kind is, beyond what they all share: writer, its options, and the fields that
+# must come out.
 KINDS: dict[str, tuple[Write, dict[str, Any], dict[str, Any]]] = {
-    "specforge": (write_specforge_draft, {"aux": [1, 3, 4]}, {"producer": "specforge", "positions": "temporal"}),
-    "specforge, old spelling": (write_specforge_draft, {"spelling": "old"}, {"producer": "specforge"}),
-    "specforge, new spelling": (write_specforge_draft, {"spelling": "new"}, {"producer": "specforge"}),
-    "specforge 3.1": (write_specforge_draft, {"fc_norm": True}, {"fc_norm": True, "feedback": "pre_norm"}),
+    "specforge": (
+        write_specforge_draft,
+        {"aux": [1, 3, 4]},
+        {"producer": "specforge", "positions": "temporal"},
+    ),
+    "specforge, old spelling": (
+        write_specforge_draft,
+        {"spelling": "old"},
+        {"producer": "specforge"},
+    ),
+    "specforge, new spelling": (
+        write_specforge_draft,
+        {"spelling": "new"},
+        {"producer": "specforge"},
+    ),
+    "specforge 3.1": (
+        write_specforge_draft,
+        {"fc_norm": True},
+        {"fc_norm": True, "feedback": "pre_norm"},
+    ),
     "specforge, embedding": (write_specforge_draft, {"embedding": True}, {"embedding": "own"}),
     "specforge mrope": (
         write_specforge_draft,
         {"rope": MROPE},
-        {"rope": RopeSpec.plain(16, 5e6, "chunked", (4, 2, 2)), "positions": "3d", "position_shift": 1},
+        {
+            "rope": RopeSpec.plain(16, 5e6, "chunked", (4, 2, 2)),
+            "positions": "3d",
+            "position_shift": 1,
+        },
     ),
     "specforge, sections beside default": (
         write_specforge_draft,
@@ -58,7 +86,11 @@ KINDS: dict[str, tuple[Write, dict[str, Any], dict[str, Any]]] = {
     "specforge PR 431": (
         write_specforge_draft,
         {"rope": INTERLEAVED, "spelling": "old", "aux": [3, 4, 5]},
-        {"rope": RopeSpec.plain(16, 1e4, "chunked", (4, 2, 2)), "aux_layers": (3, 4, 5), "positions": "3d"},
+        {
+            "rope": RopeSpec.plain(16, 1e4, "chunked", (4, 2, 2)),
+            "aux_layers": (3, 4, 5),
+            "positions": "3d",
+        },
     ),
     "safeailab": (
         write_safeailab_draft,
@@ -73,16 +105,29 @@ KINDS: dict[str, tuple[Write, dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "safeailab, safetensors": (write_safeailab_draft, {"binary": False}, {"producer": "safeailab"}),
-    "safeailab, rope_theta": (write_safeailab_draft, {"rope_theta": 1e6}, {"rope": RopeSpec.plain(8, 1e6)}),
+    "safeailab, rope_theta": (
+        write_safeailab_draft,
+        {"rope_theta": 1e6},
+        {"rope": RopeSpec.plain(8, 1e6)},
+    ),
     "angelslim": (
         write_angelslim_draft,
         {},
-        {"producer": "angelslim", "rope": RopeSpec.plain(16, 1e4), "head": "own", "positions": "temporal"},
+        {
+            "producer": "angelslim",
+            "rope": RopeSpec.plain(16, 1e4),
+            "head": "own",
+            "positions": "temporal",
+        },
     ),
     "angelslim mrope": (
         write_angelslim_draft,
         {"rope": {"type": "default", **INTERLEAVED}},
-        {"rope": RopeSpec.plain(16, 5e6, "interleaved", (4, 2, 2)), "positions": "3d", "position_shift": 0},
+        {
+            "rope": RopeSpec.plain(16, 5e6, "interleaved", (4, 2, 2)),
+            "positions": "3d",
+            "position_shift": 0,
+        },
     ),
     "angelslim mrope, new spelling": (
         write_angelslim_draft,
@@ -117,14 +162,26 @@ KINDS: dict[str, tuple[Write, dict[str, Any], dict[str, Any]]] = {
         {"fc_norm": True, "norm_output": True, "norm_before_residual": False},
         {"fc_norm": True, "feedback": "post_norm", "residual": "hidden"},
     ),
-    "speculators, norm before fc": (write_speculators_draft, {"norm_before_fc": True}, {"norm_before_fc": True}),
+    "speculators, norm before fc": (
+        write_speculators_draft,
+        {"norm_before_fc": True},
+        {"norm_before_fc": True},
+    ),
     "speculators, no norm_before_residual": (
         write_speculators_draft,
         {"norm_before_residual": "absent"},
         {"residual": "normed"},
     ),
-    "speculators, biases": (write_speculators_draft, {"attention_bias": True}, {"attention_bias": True}),
-    "speculators, full vocabulary": (write_speculators_draft, {"full_vocab": True}, {"draft_vocab_size": 96}),
+    "speculators, biases": (
+        write_speculators_draft,
+        {"attention_bias": True},
+        {"attention_bias": True},
+    ),
+    "speculators, full vocabulary": (
+        write_speculators_draft,
+        {"full_vocab": True},
+        {"draft_vocab_size": 96},
+    ),
     "modelopt": (
         write_modelopt_draft,
         {},
@@ -137,8 +194,16 @@ KINDS: dict[str, tuple[Write, dict[str, Any], dict[str, Any]]] = {
         },
     ),
     "modelopt, two layers": (write_modelopt_draft, {"layers": 2}, {"num_layers": 2}),
-    "modelopt, full vocabulary": (write_modelopt_draft, {"full_vocab": True}, {"draft_vocab_size": 96}),
-    "modelopt, ids of states": (write_modelopt_draft, {"aux": [4, 6, 8]}, {"aux_layers": (3, 5, 7)}),
+    "modelopt, full vocabulary": (
+        write_modelopt_draft,
+        {"full_vocab": True},
+        {"draft_vocab_size": 96},
+    ),
+    "modelopt, ids of states": (
+        write_modelopt_draft,
+        {"aux": [4, 6, 8]},
+        {"aux_layers": (3, 5, 7)},
+    ),
     "generic": (write_generic_draft, {}, {"producer": "generic", "rope": RopeSpec.plain(16, 5e6)}),
 }
 
@@ -148,12 +213,20 @@ def test_a_draft_means_what_its_producer_computes(kind: str, tmp_path: Path) -> 
     write, options, expected = KINDS[kind]
     weights = write(tmp_path / "draft", **options)
     manifest = read_draft(tmp_path / "draft", target_spec(), cache=tmp_path / "cache")
-    defaults = {"aux_layers": (1, 3, 4), "hidden_size": 32, "target_hidden_size": 32, "num_heads": 4, "num_kv_heads": 2}
+    defaults = {
+        "aux_layers": (1, 3, 4),
+        "hidden_size": 32,
+        "target_hidden_size": 32,
+        "num_heads": 4,
+        "num_kv_heads": 2,
+    }
     for field, value in {**defaults, "vocab_size": 96, **expected}.items():
         assert getattr(manifest, field) == value, field
     used = {name: tensor for name, tensor in weights.items() if name != "t2d"}
     assert manifest.tensors.keys() == used.keys()
-    assert all(torch.equal(read_tensor(manifest.tensors[name]), tensor) for name, tensor in used.items())
+    assert all(
+        torch.equal(read_tensor(manifest.tensors[name]), tensor) for name, tensor in used.items()
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -181,7 +254,9 @@ def test_sources_name_tensors_keys_and_conventions(tmp_path: Path) -> None:
     sources = read_draft(tmp_path, target_spec(), {"rms_norm_eps": 1e-5}).sources
     assert sources["hidden_size"] == Source("tensor", "fc.weight [32, 96]")
     assert sources["num_heads"] == Source("config", "num_attention_heads")
-    assert sources["aux_layers"].detail.startswith("eagle_config.eagle_aux_hidden_state_layer_ids [1, 3, 4]")
+    assert sources["aux_layers"].detail.startswith(
+        "eagle_config.eagle_aux_hidden_state_layer_ids [1, 3, 4]"
+    )
     assert sources["residual"].kind == "convention"
     assert sources["rms_norm_eps"] == Source("override", "draft.overrides.rms_norm_eps")
 
@@ -190,7 +265,11 @@ def test_another_target_width_needs_an_embedding_of_its_own(tmp_path: Path) -> N
     g = Geometry(target_hidden=40)
     write_specforge_draft(tmp_path, g, embedding=True)
     manifest = read_draft(tmp_path, target_spec(g))
-    assert (manifest.hidden_size, manifest.target_hidden_size, manifest.embedding) == (32, 40, "own")
+    assert (manifest.hidden_size, manifest.target_hidden_size, manifest.embedding) == (
+        32,
+        40,
+        "own",
+    )
 
 
 def test_two_aux_states_are_counted_from_the_ids(tmp_path: Path) -> None:
@@ -205,9 +284,14 @@ def test_wrapped_and_older_names_are_read(tmp_path: Path) -> None:
     old = {"fc_norm.0": "aux_norm_low", "fc_norm.1": "aux_norm_mid", "fc_norm.2": "aux_norm_high"}
     for new, name in old.items():
         tensors[f"{name}.weight"] = tensors.pop(f"{new}.weight")
-    save_file({f"model.{name}": tensor for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
+    save_file(
+        {f"model.{name}": tensor for name, tensor in tensors.items()},
+        tmp_path / "model.safetensors",
+    )
     manifest = read_draft(tmp_path, target_spec())
-    assert torch.equal(read_tensor(manifest.tensors["fc_norm.1.weight"]), weights["fc_norm.1.weight"])
+    assert torch.equal(
+        read_tensor(manifest.tensors["fc_norm.1.weight"]), weights["fc_norm.1.weight"]
+    )
 
 
 def test_a_new_part_of_a_pickled_draft_is_read_anew(tmp_path: Path) -> None:
@@ -217,7 +301,10 @@ def test_a_new_part_of_a_pickled_draft_is_read_anew(tmp_path: Path) -> None:
     last = {"norm.weight": state.pop("norm.weight")}
     torch.save(state, tmp_path / "pytorch_model-00001-of-00002.bin")
     for scale in (1, 2):
-        torch.save({"norm.weight": last["norm.weight"] * scale}, tmp_path / "pytorch_model-00002-of-00002.bin")
+        torch.save(
+            {"norm.weight": last["norm.weight"] * scale},
+            tmp_path / "pytorch_model-00002-of-00002.bin",
+        )
         norm = read_draft(tmp_path, target_spec(), cache=tmp_path / "cache").tensors["norm.weight"]
         assert torch.equal(read_tensor(norm), last["norm.weight"] * scale)
 
@@ -238,11 +325,19 @@ def test_a_draft_without_a_head_uses_the_targets(tmp_path: Path) -> None:
     del tensors["lm_head.weight"]
     save_file(tensors, tmp_path / "model.safetensors")
     manifest = read_draft(tmp_path, target_spec())
-    assert (manifest.head, manifest.draft_vocab_size, "lm_head.weight" in manifest.tensors) == ("target", 96, False)
+    assert (manifest.head, manifest.draft_vocab_size, "lm_head.weight" in manifest.tensors) == (
+        "target",
+        96,
+        False,
+    )
 
 
 WARNED = {
-    "layers": (write_specforge_draft, {"num_hidden_layers": 36}, "num_hidden_layers is 36 in config.json, 1 in the"),
+    "layers": (
+        write_specforge_draft,
+        {"num_hidden_layers": 36},
+        "num_hidden_layers is 36 in config.json, 1 in the",
+    ),
     "tie": (write_angelslim_draft, {}, "tie_word_embeddings is true beside"),
     "1-D base": (write_angelslim_draft, {}, "AngelSlim's 1-D rope is trained with 1e4"),
     "norm_output": (write_specforge_draft, {"fc_norm": True}, "feedback stays pre_norm"),
@@ -250,7 +345,11 @@ WARNED = {
     "injected yarn": (write_modelopt_draft, {}, "ModelOpt's exporter puts over the plain rope"),
     "double norm": (write_modelopt_draft, {}, "draft.overrides.first_norm: double"),
     "ids of states": (write_modelopt_draft, {"aux": [4, 6, 8]}, "layer 8 does not exist"),
-    "unshifted ids": (write_speculators_draft, {"aux": [1, 3, 4]}, "copied unshifted by a converter"),
+    "unshifted ids": (
+        write_speculators_draft,
+        {"aux": [1, 3, 4]},
+        "copied unshifted by a converter",
+    ),
     "unsorted ids": (write_specforge_draft, {"aux": [4, 1, 3]}, "not ascending"),
     "trained base": (write_safeailab_draft, {"rope_theta": 1e6}, "its own trainer ignores it"),
     "unread ids": (
@@ -259,7 +358,11 @@ WARNED = {
         "layer_ids [0, 3, 5]: safeailab's code does not read it; aux layers [1, 3, 4] are taken",
     ),
     "unknown": (write_generic_draft, {}, "no known producer"),
-    "dynamic": (write_specforge_draft, {"rope": {"rope_type": "dynamic", "factor": 2.0}}, "not followed"),
+    "dynamic": (
+        write_specforge_draft,
+        {"rope": {"rope_type": "dynamic", "factor": 2.0}},
+        "not followed",
+    ),
 }
 
 
@@ -283,11 +386,14 @@ def test_a_plain_draft_has_no_warnings(tmp_path: Path) -> None:
         (write_modelopt_draft, [2, 4, 5], (2, 4, 5)),
         (write_speculators_draft, [2, 4, 5], (1, 3, 4)),
         (write_speculators_draft, [3, 5, 8], (2, 4, 7)),
-        (write_speculators_draft, [1, 3, 4], (1, 3, 4)),  # the out(k) default, lifted by a converter
+        # the out(k) default, lifted by a converter
+        (write_speculators_draft, [1, 3, 4], (1, 3, 4)),
         (write_specforge_draft, [4, 6, 8], (3, 5, 7)),  # layer 8 of 8 can only be a state
     ],
 )
-def test_aux_ids_are_converted_by_producer(writer: Write, aux: list[int], out: tuple[int, ...], tmp_path: Path) -> None:
+def test_aux_ids_are_converted_by_producer(
+    writer: Write, aux: list[int], out: tuple[int, ...], tmp_path: Path
+) -> None:
     writer(tmp_path, aux=aux)
     assert read_draft(tmp_path, target_spec()).aux_layers == out
 

@@ -1,4 +1,6 @@
-"""What is not a draft of this target is refused in one line that names the thing, what was found, and the fix."""
+"""What is not a draft of this target is refused in one line that names the thing, what was
+found, and the fix.
+"""
 
 from __future__ import annotations
 
@@ -57,14 +59,34 @@ def _refusal(folder: Path, overrides: dict[str, Any] | None = None) -> str:
 
 OTHERS: dict[str, tuple[Change, Change, str]] = {
     "P-EAGLE": (lambda c: c.update(architectures=["PEagleDraftModel"]), lambda t: t, "P-EAGLE"),
-    "P-EAGLE of speculators": (lambda c: c.update(speculators_model_type="peagle"), lambda t: t, "P-EAGLE"),
-    "P-EAGLE by tensor": (lambda c: c, lambda t: t.update(mask_hidden=torch.ones(1)), "P-EAGLE .*mask_hidden"),
+    "P-EAGLE of speculators": (
+        lambda c: c.update(speculators_model_type="peagle"),
+        lambda t: t,
+        "P-EAGLE",
+    ),
+    "P-EAGLE by tensor": (
+        lambda c: c,
+        lambda t: t.update(mask_hidden=torch.ones(1)),
+        "P-EAGLE .*mask_hidden",
+    ),
     "DFlash": (lambda c: c.update(architectures=["DFlashDraftModel"]), lambda t: t, "DFlash"),
-    "DFlash by config": (lambda c: c.update(dflash_config={"mask_token_id": 1}), lambda t: t, "DFlash"),
+    "DFlash by config": (
+        lambda c: c.update(dflash_config={"mask_token_id": 1}),
+        lambda t: t,
+        "DFlash",
+    ),
     "DSpark": (lambda c: c.update(architectures=["DSparkDraftModel"]), lambda t: t, "DSpark"),
     "Domino": (lambda c: c.update(architectures=["DominoDraftModel"]), lambda t: t, "Domino"),
-    "EAGLE-1": (lambda c: c.update(architectures=["LlamaForCausalLMEagle"]), lambda t: t, "EAGLE-1/2"),
-    "EAGLE-1 of speculators": (lambda c: c.update(speculators_model_type="eagle"), lambda t: t, "EAGLE-1/2"),
+    "EAGLE-1": (
+        lambda c: c.update(architectures=["LlamaForCausalLMEagle"]),
+        lambda t: t,
+        "EAGLE-1/2",
+    ),
+    "EAGLE-1 of speculators": (
+        lambda c: c.update(speculators_model_type="eagle"),
+        lambda t: t,
+        "EAGLE-1/2",
+    ),
     "EAGLE-1 of ModelOpt": (
         lambda c: c.update(eagle_config={"use_aux_hidden_state": False}),
         lambda t: t,
@@ -72,20 +94,45 @@ OTHERS: dict[str, tuple[Change, Change, str]] = {
     ),
     "EAGLE-1 by tensors": (
         lambda c: c,
-        lambda t: t.update({"fc.weight": torch.ones(32, 64), "midlayer.self_attn.q_proj.weight": torch.ones(64, 32)}),
+        lambda t: t.update(
+            {
+                "fc.weight": torch.ones(32, 64),
+                "midlayer.self_attn.q_proj.weight": torch.ones(64, 32),
+            }
+        ),
         "EAGLE-1/2 .*takes an embedding and one hidden state",
     ),
     "Medusa": (lambda c: c.update(architectures=["MedusaModel"]), lambda t: t, "Medusa"),
-    "Medusa by tensor": (lambda c: c, lambda t: t.update({"0.0.linear.weight": torch.ones(1)}), "Medusa"),
-    "parallel heads": (lambda c: c.update(eagle_config={"parallel_draft_step": 4}), lambda t: t, "parallel drafting"),
+    "Medusa by tensor": (
+        lambda c: c,
+        lambda t: t.update({"0.0.linear.weight": torch.ones(1)}),
+        "Medusa",
+    ),
+    "parallel heads": (
+        lambda c: c.update(eagle_config={"parallel_draft_step": 4}),
+        lambda t: t,
+        "parallel drafting",
+    ),
     "latent attention": (
         lambda c: c.update(architectures=["Eagle3DeepseekV2ForCausalLM"]),
         lambda t: t.update({"midlayer.self_attn.kv_a_proj_with_mqa.weight": torch.ones(1)}),
         "latent attention",
     ),
-    "adapter": (lambda c: c, lambda t: t.update({"x.lora_A.weight": torch.ones(1)}), "adapters on its target"),
-    "FP8": (lambda c: c.update(quantization_config={"quant_method": "fp8"}), lambda t: t, "quantised.*fp8"),
-    "compressed": (lambda c: c.update(compression_config={"quant_algo": "FP8"}), lambda t: t, "quantised.*FP8"),
+    "adapter": (
+        lambda c: c,
+        lambda t: t.update({"x.lora_A.weight": torch.ones(1)}),
+        "adapters on its target",
+    ),
+    "FP8": (
+        lambda c: c.update(quantization_config={"quant_method": "fp8"}),
+        lambda t: t,
+        "quantised.*fp8",
+    ),
+    "compressed": (
+        lambda c: c.update(compression_config={"quant_algo": "FP8"}),
+        lambda t: t,
+        "quantised.*FP8",
+    ),
     "FP8 by scale": (
         lambda c: c,
         lambda t: t.update({"midlayer.mlp.up_proj.weight_scale": torch.ones(1)}),
@@ -111,7 +158,11 @@ OTHERS: dict[str, tuple[Change, Change, str]] = {
         lambda t: t.pop("fc.weight"),
         "not an EAGLE-3 draft: fc.weight missing .*Qwen3ForCausalLM",
     ),
-    "no architecture": (lambda c: c.pop("architectures"), lambda t: t.pop("norm.weight"), "norm.weight missing"),
+    "no architecture": (
+        lambda c: c.pop("architectures"),
+        lambda t: t.pop("norm.weight"),
+        "norm.weight missing",
+    ),
 }
 
 
@@ -130,18 +181,37 @@ def test_quantised_modelopt_draft_is_refused(tmp_path: Path) -> None:
     assert "hf_quant_config.json" in _refusal(tmp_path)
     (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
     assert "hf_quant_config.json: NVFP4" in _refusal(tmp_path)
-    _config(tmp_path, lambda c: c.update(quantization_config={"quant_method": "modelopt", "quant_algo": "FP8"}))
+    _config(
+        tmp_path,
+        lambda c: c.update(quantization_config={"quant_method": "modelopt", "quant_algo": "FP8"}),
+    )
     assert "quantization_config: modelopt FP8" in _refusal(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("geometry", "options", "said"),
     [
-        (Geometry(hidden=48, target_hidden=48), {}, ["hidden size 48 (fc.weight [48, 144]", "target's is 32"]),
+        (
+            Geometry(hidden=48, target_hidden=48),
+            {},
+            ["hidden size 48 (fc.weight [48, 144]", "target's is 32"],
+        ),
         (Geometry(vocab=128), {}, ["vocabulary of 128", "target's is 96"]),
-        (Geometry(), {"aux": [1, 3, 40]}, ["aux layer 40", "eagle_aux_hidden_state_layer_ids", "layers 0 to 7"]),
-        (Geometry(hidden=48), {}, ["embed_tokens.weight is missing", "32 columns", "hidden size is 48"]),
-        (Geometry(num_aux=2), {"aux": [1, 3, 4]}, ["fc.weight [32, 64]", "3 aux states", "draft.overrides.aux_layers"]),
+        (
+            Geometry(),
+            {"aux": [1, 3, 40]},
+            ["aux layer 40", "eagle_aux_hidden_state_layer_ids", "layers 0 to 7"],
+        ),
+        (
+            Geometry(hidden=48),
+            {},
+            ["embed_tokens.weight is missing", "32 columns", "hidden size is 48"],
+        ),
+        (
+            Geometry(num_aux=2),
+            {"aux": [1, 3, 4]},
+            ["fc.weight [32, 64]", "3 aux states", "draft.overrides.aux_layers"],
+        ),
     ],
 )
 def test_a_draft_of_another_target_is_refused(
@@ -164,25 +234,58 @@ CONFLICTS: dict[str, tuple[Change, list[str]]] = {
         lambda c: c.update(eagle_aux_hidden_state_layer_ids=[2, 3, 4]),
         ["aux_layers: eagle_config.", "(1, 3, 4)", "(2, 3, 4)", "draft.overrides.aux_layers"],
     ),
-    "an id twice": (lambda c: c["eagle_config"].update(eagle_aux_hidden_state_layer_ids=[1, 1, 4]), ["twice"]),
-    "hidden size": (lambda c: c.update(hidden_size=64), ["hidden_size", "fc.weight says 32", "says 64"]),
-    "inner size": (lambda c: c.update(intermediate_size=64), ["gate_proj.weight says 48", "says 64"]),
-    "target's width": (lambda c: c.update(target_hidden_size=64), ["target_hidden_size", "says 32", "says 64"]),
+    "an id twice": (
+        lambda c: c["eagle_config"].update(eagle_aux_hidden_state_layer_ids=[1, 1, 4]),
+        ["twice"],
+    ),
+    "hidden size": (
+        lambda c: c.update(hidden_size=64),
+        ["hidden_size", "fc.weight says 32", "says 64"],
+    ),
+    "inner size": (
+        lambda c: c.update(intermediate_size=64),
+        ["gate_proj.weight says 48", "says 64"],
+    ),
+    "target's width": (
+        lambda c: c.update(target_hidden_size=64),
+        ["target_hidden_size", "says 32", "says 64"],
+    ),
     "vocabulary": (lambda c: c.update(vocab_size=97), ["vocabulary", "says 97", "t2d says 96"]),
-    "draft vocabulary": (lambda c: c.update(draft_vocab_size=25), ["lm_head.weight says 24", "says 25"]),
-    "heads": (lambda c: c.update(num_attention_heads=5), ["5 heads", "q_proj's 64", "draft.overrides.num_heads"]),
+    "draft vocabulary": (
+        lambda c: c.update(draft_vocab_size=25),
+        ["lm_head.weight says 24", "says 25"],
+    ),
+    "heads": (
+        lambda c: c.update(num_attention_heads=5),
+        ["5 heads", "q_proj's 64", "draft.overrides.num_heads"],
+    ),
     "head_dim": (lambda c: c.update(head_dim=8), ["head_dim 8", "q_proj's 64"]),
-    "theta": (lambda c: c.update(rope_theta=1e4), ["rope_theta", "5000000.0 by rope_parameters", "10000.0 by"]),
+    "theta": (
+        lambda c: c.update(rope_theta=1e4),
+        ["rope_theta", "5000000.0 by rope_parameters", "10000.0 by"],
+    ),
     "rope kind": (
         lambda c: c.update(rope_scaling={"rope_type": "linear", "factor": 2.0}),
         ["rope_type: default by rope_parameters, linear by rope_scaling", "draft.overrides.rope"],
     ),
-    "rope of half a head": (lambda c: c.update(partial_rotary_factor=0.5), ["partial_rotary_factor", "1, got 0.5"]),
+    "rope of half a head": (
+        lambda c: c.update(partial_rotary_factor=0.5),
+        ["partial_rotary_factor", "1, got 0.5"],
+    ),
     "fc_norm": (lambda c: c.update(fc_norm=True), ["fc_norm is True in config.json", "absent"]),
     "activation": (lambda c: c.update(hidden_act="gelu"), ["hidden_act", "silu", "'gelu'"]),
-    "sliding window": (lambda c: c.update(layer_types=["sliding_attention"]), ["layer_types", "sliding_attention"]),
-    "no final norm": (lambda c: c.update(norm_output=False), ["norm_output is false", "draft.overrides.feedback"]),
-    "no heads": (lambda c: c.pop("num_attention_heads"), ["num_attention_heads", "draft.overrides.num_heads"]),
+    "sliding window": (
+        lambda c: c.update(layer_types=["sliding_attention"]),
+        ["layer_types", "sliding_attention"],
+    ),
+    "no final norm": (
+        lambda c: c.update(norm_output=False),
+        ["norm_output is false", "draft.overrides.feedback"],
+    ),
+    "no heads": (
+        lambda c: c.pop("num_attention_heads"),
+        ["num_attention_heads", "draft.overrides.num_heads"],
+    ),
     "mrope without sections": (
         lambda c: (c.pop("rope_parameters"), c.update(rope_scaling={"rope_type": "mrope"})),
         ["mrope_section is missing"],
@@ -191,7 +294,9 @@ CONFLICTS: dict[str, tuple[Change, list[str]]] = {
 
 
 @pytest.mark.parametrize("case", CONFLICTS)
-def test_a_config_that_contradicts_itself_or_its_tensors_is_refused(case: str, tmp_path: Path) -> None:
+def test_a_config_that_contradicts_itself_or_its_tensors_is_refused(
+    case: str, tmp_path: Path
+) -> None:
     change, said = CONFLICTS[case]
     write_specforge_draft(tmp_path, aux=[1, 3, 4])
     _config(tmp_path, change)
@@ -202,15 +307,30 @@ def test_a_config_that_contradicts_itself_or_its_tensors_is_refused(case: str, t
 
 TENSORS: dict[str, tuple[Change, str]] = {
     "fc": (lambda t: t.pop("fc.weight"), "fc.weight missing"),
-    "attention": (lambda t: t.pop("midlayer.self_attn.v_proj.weight"), "layers.0.self_attn.v_proj.weight missing"),
-    "key projection": (lambda t: t.pop("midlayer.self_attn.k_proj.weight"), "k_proj.weight is missing"),
+    "attention": (
+        lambda t: t.pop("midlayer.self_attn.v_proj.weight"),
+        "layers.0.self_attn.v_proj.weight missing",
+    ),
+    "key projection": (
+        lambda t: t.pop("midlayer.self_attn.k_proj.weight"),
+        "k_proj.weight is missing",
+    ),
     "gate": (lambda t: t.pop("midlayer.mlp.gate_proj.weight"), "gate_proj.weight is missing"),
     "norm": (lambda t: t.pop("midlayer.hidden_norm.weight"), "layers.0.hidden_norm.weight missing"),
     "head": (lambda t: t.pop("lm_head.weight"), "lm_head.weight missing"),
-    "half of the norms": (lambda t: t.update({"fc_norm.0.weight": torch.ones(32)}), "fc_norm.1.weight, fc_norm.2"),
-    "one bias": (lambda t: t.update({"midlayer.self_attn.q_proj.bias": torch.ones(64)}), "k_proj.bias"),
+    "half of the norms": (
+        lambda t: t.update({"fc_norm.0.weight": torch.ones(32)}),
+        "fc_norm.1.weight, fc_norm.2",
+    ),
+    "one bias": (
+        lambda t: t.update({"midlayer.self_attn.q_proj.bias": torch.ones(64)}),
+        "k_proj.bias",
+    ),
     "surplus": (lambda t: t.update(stray=torch.ones(1)), "stray surplus"),
-    "misshapen": (lambda t: t.update({"norm.weight": torch.ones(3)}), "norm.weight: expected shape [32]"),
+    "misshapen": (
+        lambda t: t.update({"norm.weight": torch.ones(3)}),
+        "norm.weight: expected shape [32]",
+    ),
     "a vector as fc": (
         lambda t: t.update({"fc.weight": torch.ones(32)}),
         "fc.weight: expected a matrix, got shape [32]",
@@ -219,14 +339,26 @@ TENSORS: dict[str, tuple[Change, str]] = {
         lambda t: t.update({"midlayer.mlp.gate_proj.weight": torch.ones(())}),
         "midlayer.mlp.gate_proj.weight: expected a dimension or more, got shape []",
     ),
-    "a lone number as d2t": (lambda t: t.update({"d2t": torch.ones(())}), "d2t: expected a dimension or more"),
+    "a lone number as d2t": (
+        lambda t: t.update({"d2t": torch.ones(())}),
+        "d2t: expected a dimension or more",
+    ),
     "narrow attention": (
         lambda t: t.update({"midlayer.self_attn.q_proj.weight": torch.ones(64, 32)}),
         "q_proj.weight: expected shape [64, 64]",
     ),
-    "double": (lambda t: t.update({"norm.weight": torch.ones(32).double()}), "norm.weight: expected float32, float16"),
-    "a gap of layers": (lambda t: t.update({"layers.2.input_layernorm.weight": torch.ones(32)}), "consecutive"),
-    "one name twice": (lambda t: t.update({"layers.0.mlp.up_proj.weight": torch.ones(48, 32)}), "under two names"),
+    "double": (
+        lambda t: t.update({"norm.weight": torch.ones(32).double()}),
+        "norm.weight: expected float32, float16",
+    ),
+    "a gap of layers": (
+        lambda t: t.update({"layers.2.input_layernorm.weight": torch.ones(32)}),
+        "consecutive",
+    ),
+    "one name twice": (
+        lambda t: t.update({"layers.0.mlp.up_proj.weight": torch.ones(48, 32)}),
+        "under two names",
+    ),
 }
 
 
@@ -238,10 +370,14 @@ def test_tensors_that_do_not_make_a_draft_are_refused(case: str, tmp_path: Path)
     assert message in _refusal(tmp_path)
 
 
-def test_a_full_vocabulary_head_may_be_the_targets_but_a_reduced_one_may_not(tmp_path: Path) -> None:
+def test_a_full_vocabulary_head_may_be_the_targets_but_a_reduced_one_may_not(
+    tmp_path: Path,
+) -> None:
     write_modelopt_draft(tmp_path)
     _tensors(tmp_path, lambda t: (t.pop("lm_head.weight"), t.pop("d2t")))
-    assert "d2t is missing: 24 draft ids cannot be mapped to a vocabulary of 96" in _refusal(tmp_path)
+    assert "d2t is missing: 24 draft ids cannot be mapped to a vocabulary of 96" in _refusal(
+        tmp_path
+    )
 
 
 def test_without_a_target_the_default_aux_layers_are_unknown(tmp_path: Path) -> None:
@@ -255,15 +391,21 @@ class _Bomb:
         return (Path.touch, (Path("exploded"),))  # type: ignore[return-value]
 
 
-def test_a_pickle_that_runs_code_is_refused_unrun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pickle_that_runs_code_is_refused_unrun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     write_safeailab_draft(tmp_path / "draft")
-    torch.save({"fc.weight": torch.ones(1), "bomb": _Bomb()}, tmp_path / "draft" / "pytorch_model.bin")
+    torch.save(
+        {"fc.weight": torch.ones(1), "bomb": _Bomb()}, tmp_path / "draft" / "pytorch_model.bin"
+    )
     assert "holds more than tensors" in _refusal(tmp_path / "draft")
     assert not (tmp_path / "exploded").exists()
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut short", pickle.dumps([1, 2], protocol=2)])
+@pytest.mark.parametrize(
+    "content", [b"", b"PK\x03\x04 cut short", pickle.dumps([1, 2], protocol=2)]
+)
 def test_a_broken_pickle_is_refused(content: bytes, tmp_path: Path) -> None:
     write_safeailab_draft(tmp_path / "draft")
     (tmp_path / "draft" / "pytorch_model.bin").write_bytes(content)
@@ -282,10 +424,16 @@ def test_a_broken_pickle_is_refused(content: bytes, tmp_path: Path) -> None:
     ],
     ids=["sparse", "meta", "fp8", "complex", "number as name"],
 )
-def test_a_pickle_of_odd_tensors_is_refused(name: Any, tensor: torch.Tensor, legacy: bool, tmp_path: Path) -> None:
+def test_a_pickle_of_odd_tensors_is_refused(
+    name: Any, tensor: torch.Tensor, legacy: bool, tmp_path: Path
+) -> None:
     write_safeailab_draft(tmp_path / "draft")
     file = tmp_path / "draft" / "pytorch_model.bin"
-    torch.save({"norm.weight": torch.ones(2), name: tensor}, file, _use_new_zipfile_serialization=not legacy)
+    torch.save(
+        {"norm.weight": torch.ones(2), name: tensor},
+        file,
+        _use_new_zipfile_serialization=not legacy,
+    )
     assert "pytorch_model.bin: " in _refusal(tmp_path / "draft")
 
 
@@ -310,14 +458,19 @@ PICKLES: dict[str, tuple[Callable[[Path], object], str]] = {
         "claims 4398046511104 bytes, 4 are stored",
     ),
     "one number repeated, old format": (
-        lambda f: torch.save({"fc.weight": torch.ones(1).expand(1 << 40)}, f, _use_new_zipfile_serialization=False),
+        lambda f: torch.save(
+            {"fc.weight": torch.ones(1).expand(1 << 40)}, f, _use_new_zipfile_serialization=False
+        ),
         "claims 4398046511104 bytes, 4 are stored",
     ),
     "one storage a thousand times": (
         lambda f: torch.save(dict.fromkeys(map(str, range(1000)), torch.ones(9999)), f),
         "its tensors claim 39996000 bytes",
     ),
-    "compressed": (lambda f: (torch.save({"fc.weight": torch.ones(9999)}, f), _deflated(f)), "is compressed"),
+    "compressed": (
+        lambda f: (torch.save({"fc.weight": torch.ones(9999)}, f), _deflated(f)),
+        "is compressed",
+    ),
     "endless lists": (_bomb, "a pickle of more than 200000 operations"),
     "endless lists, old format": (
         lambda f: f.write_bytes(b"\x80\x02(" + b"]" * 2_000_000 + b"l."),
@@ -383,7 +536,10 @@ def _paths(config: dict[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[tup
 @pytest.mark.parametrize(
     ("write", "options"),
     [
-        (write_specforge_draft, {"rope": {"rope_type": "mrope", "mrope_section": [4, 2, 2]}, "aux": [1, 3, 4]}),
+        (
+            write_specforge_draft,
+            {"rope": {"rope_type": "mrope", "mrope_section": [4, 2, 2]}, "aux": [1, 3, 4]},
+        ),
         (write_angelslim_draft, {"rope": {"type": "linear", "factor": 2.0}}),
         (write_safeailab_draft, {"binary": False}),
         (write_speculators_draft, {"layers": 2, "style": "qwen3", "aux": [2, 4, 5]}),

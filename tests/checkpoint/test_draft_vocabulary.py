@@ -1,4 +1,6 @@
-"""d2t is offsets, ascending and in range; absolute ids are recognised, and converted where the user says so."""
+"""d2t is offsets, ascending and in range; absolute ids are recognised, and converted where the
+user says so.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.checkpoint.drafts import Geometry, target_spec, write_modelopt_draft, write_specforge_draft
+from tests.checkpoint.drafts import (
+    Geometry,
+    target_spec,
+    write_modelopt_draft,
+    write_specforge_draft,
+)
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.tensor_index import read_tensor
 from trt_eagle3.errors import UserError
@@ -29,7 +36,9 @@ def _absolute(tensors: Tensors) -> None:
 
 
 @pytest.mark.parametrize("with_t2d", [True, False])
-def test_absolute_ids_are_refused_with_the_override_that_converts_them(with_t2d: bool, tmp_path: Path) -> None:
+def test_absolute_ids_are_refused_with_the_override_that_converts_them(
+    with_t2d: bool, tmp_path: Path
+) -> None:
     # without t2d, only ids that overflow when read as offsets can be told from offsets
     write_specforge_draft(tmp_path, Geometry(draft_vocab=64))
     _edit(tmp_path, _absolute)
@@ -43,7 +52,9 @@ def test_absolute_ids_are_converted_where_the_user_says_so(tmp_path: Path) -> No
     weights = write_specforge_draft(tmp_path / "draft")
     _edit(tmp_path / "draft", _absolute)
     before = (tmp_path / "draft" / "model.safetensors").read_bytes()
-    manifest = read_draft(tmp_path / "draft", target_spec(), {"d2t": "absolute"}, cache=tmp_path / "cache")
+    manifest = read_draft(
+        tmp_path / "draft", target_spec(), {"d2t": "absolute"}, cache=tmp_path / "cache"
+    )
     assert torch.equal(read_tensor(manifest.tensors["d2t"]), weights["d2t"])
     assert manifest.sources["d2t"].kind == "override"
     assert tmp_path / "cache" in manifest.tensors["d2t"].file.parents
@@ -53,13 +64,19 @@ def test_absolute_ids_are_converted_where_the_user_says_so(tmp_path: Path) -> No
 def test_offsets_that_could_be_absolute_are_taken_with_a_warning(tmp_path: Path) -> None:
     write_modelopt_draft(tmp_path)
     _edit(tmp_path, lambda t: t.update(d2t=torch.arange(24)))
-    assert any("could be absolute" in warning for warning in read_draft(tmp_path, target_spec()).warnings)
+    assert any(
+        "could be absolute" in warning for warning in read_draft(tmp_path, target_spec()).warnings
+    )
 
 
 @pytest.mark.parametrize("write", [write_modelopt_draft, write_specforge_draft])
-def test_sound_offsets_are_taken_without_a_warning(write: Callable[[Path], Any], tmp_path: Path) -> None:
+def test_sound_offsets_are_taken_without_a_warning(
+    write: Callable[[Path], Any], tmp_path: Path
+) -> None:
     write(tmp_path)
-    assert not [warning for warning in read_draft(tmp_path, target_spec()).warnings if "d2t" in warning]
+    assert not [
+        warning for warning in read_draft(tmp_path, target_spec()).warnings if "d2t" in warning
+    ]
 
 
 def test_offsets_that_begin_with_zeros_and_a_whole_vocabulary_of_zeros_are_no_cause_for_a_warning(
@@ -70,12 +87,21 @@ def test_offsets_that_begin_with_zeros_and_a_whole_vocabulary_of_zeros_are_no_ca
     write_modelopt_draft(tmp_path / "all", Geometry(draft_vocab=96))
     _edit(tmp_path / "all", lambda t: t.update(d2t=torch.zeros(96, dtype=torch.long)))
     for name in ("some", "all"):
-        assert not [warning for warning in read_draft(tmp_path / name, target_spec()).warnings if "d2t" in warning]
+        assert not [
+            warning
+            for warning in read_draft(tmp_path / name, target_spec()).warnings
+            if "d2t" in warning
+        ]
 
 
 def test_a_map_that_was_never_filled_in_is_warned_of(tmp_path: Path) -> None:
     write_specforge_draft(tmp_path)
-    _edit(tmp_path, lambda t: t.update(d2t=torch.zeros(24, dtype=torch.long), t2d=torch.ones(96, dtype=torch.bool)))
+    _edit(
+        tmp_path,
+        lambda t: t.update(
+            d2t=torch.zeros(24, dtype=torch.long), t2d=torch.ones(96, dtype=torch.bool)
+        ),
+    )
     assert [w for w in read_draft(tmp_path, target_spec()).warnings if "d2t is all zeros" in w]
 
 
@@ -103,12 +129,17 @@ def _set(index: int, value: int) -> Callable[[Tensors], object]:
         (_set(0, -1), ["d2t[0] = -1", "would be target id -1"]),
         (lambda t: t.update(d2t=t["d2t"].flip(0)), ["target ids must ascend", "offsets"]),
         (_set(5, 0), ["d2t[5] = 0", "must ascend, got 5 after"]),
-        (lambda t: t.update(d2t=t["d2t"][:-1].clone()), ["draft vocabulary", "lm_head.weight says 24", "d2t says 23"]),
+        (
+            lambda t: t.update(d2t=t["d2t"][:-1].clone()),
+            ["draft vocabulary", "lm_head.weight says 24", "d2t says 23"],
+        ),
         (lambda t: t.update(d2t=t["d2t"].float()), ["expected whole numbers, got F32"]),
         (lambda t: t.update(d2t=t["d2t"][None].clone()), ["draft vocabulary"]),
     ],
 )
-def test_a_map_that_is_not_sound_is_refused(change: Callable[[Tensors], Any], said: list[str], tmp_path: Path) -> None:
+def test_a_map_that_is_not_sound_is_refused(
+    change: Callable[[Tensors], Any], said: list[str], tmp_path: Path
+) -> None:
     write_modelopt_draft(tmp_path)
     _edit(tmp_path, change)
     with pytest.raises(UserError) as caught:

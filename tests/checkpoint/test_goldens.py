@@ -1,4 +1,5 @@
-"""Drafts that the producers' own code wrote and ran: our reading, in plain PyTorch, computes what they computed.
+"""Drafts that the producers' own code wrote and ran: our reading, in plain PyTorch, computes what
+they computed.
 
 The files come from ``record_goldens.py``. A reading with one field changed must not.
 """
@@ -43,7 +44,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "speculators-qwen3": ("speculators", {}),
 }
 TARGET = target_spec(
-    Geometry(hidden=HIDDEN, target_hidden=HIDDEN, vocab=VOCAB, draft_vocab=12, target_layers=TARGET_LAYERS)
+    Geometry(
+        hidden=HIDDEN,
+        target_hidden=HIDDEN,
+        vocab=VOCAB,
+        draft_vocab=12,
+        target_layers=TARGET_LAYERS,
+    )
 )
 
 
@@ -54,7 +61,9 @@ def _read(case: str, folder: Path, **changes: Any) -> DraftManifest:
 def _deviation(manifest: DraftManifest, case: str) -> tuple[float, float]:
     """How far logits and features are from the producer's, at most."""
     golden = load_file(GOLDENS / f"{case}.safetensors")
-    draft = ReferenceDraft(manifest, {name: read_tensor(ref) for name, ref in manifest.tensors.items()})
+    draft = ReferenceDraft(
+        manifest, {name: read_tensor(ref) for name, ref in manifest.tensors.items()}
+    )
     mask = torch.ones(ROWS, ROWS, dtype=torch.bool).tril()
     features = draft.fuse(golden["aux"].double())
     logits, fed_back = draft.forward(golden["embeds"], features, golden["positions"], mask)
@@ -99,7 +108,9 @@ def test_one_wrong_field_is_seen(field: str, case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_a_wrong_feedback_is_seen_in_the_features_alone(case: str, tmp_path: Path) -> None:
     right = _read(case, tmp_path).feedback
-    wrong = _read(case, tmp_path, feedback={"pre_norm": "post_norm", "post_norm": "pre_norm"}[right])
+    wrong = _read(
+        case, tmp_path, feedback={"pre_norm": "post_norm", "post_norm": "pre_norm"}[right]
+    )
     logits, features = _deviation(wrong, case)
     assert logits < FLOAT32
     assert features > DEVIATION

@@ -46,7 +46,11 @@ def _hub_error(kind: type[Exception], message: str) -> Exception:
 @pytest.mark.parametrize(
     ("error", "kind", "message"),
     [
-        (_hub_error(RepositoryNotFoundError, "no such\nrepository"), UserError, "the Hub refuses it"),
+        (
+            _hub_error(RepositoryNotFoundError, "no such\nrepository"),
+            UserError,
+            "the Hub refuses it",
+        ),
         (_hub_error(GatedRepoError, "gated\nask"), UserError, "hf auth login"),
         (LocalEntryNotFoundError("offline"), EnvironmentMissingError, "hf download owner/name"),
         (ConnectionError("no route"), EnvironmentMissingError, "cannot be reached"),

@@ -1,4 +1,6 @@
-"""Targets of any geometry are read as transformers wrote them, in both spellings; anything else is refused by name."""
+"""Targets of any geometry are read as transformers wrote them, in both spellings; anything else
+is refused by name.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,12 @@ VISION: dict[str, Any] = {
     "deepstack_visual_indexes": [1],
 }
 SECTIONS = [4, 2, 2]
-TOKENS = {"image_token_id": 5, "video_token_id": 6, "vision_start_token_id": 7, "vision_end_token_id": 8}
+TOKENS = {
+    "image_token_id": 5,
+    "video_token_id": 6,
+    "vision_start_token_id": 7,
+    "vision_end_token_id": 8,
+}
 
 
 def _save(
@@ -56,7 +63,12 @@ def _save(
     """A random checkpoint, as this transformers writes it."""
     text = {**TEXT, **(text or {})}
     sections = SECTIONS if sections is None else sections
-    rope = {"rope_type": "default", "rope_theta": 1e5, "mrope_section": sections, "mrope_interleaved": True}
+    rope = {
+        "rope_type": "default",
+        "rope_theta": 1e5,
+        "mrope_section": sections,
+        "mrope_interleaved": True,
+    }
     config = Qwen3VLConfig(
         text_config={**text, "rope_parameters": rope},
         vision_config={**VISION, **(vision or {}), "out_hidden_size": text["hidden_size"]},
@@ -134,13 +146,21 @@ def test_any_geometry_is_read(
         spec = read_target(folder)
         _check_tensors(spec, model)
     assert (spec.text.num_heads, spec.text.num_kv_heads, spec.text.head_dim) == (*heads, head_dim)
-    assert (spec.text.hidden_size, spec.text.num_layers, spec.text.attention_bias) == (hidden, layers, bias)
+    assert (spec.text.hidden_size, spec.text.num_layers, spec.text.attention_bias) == (
+        hidden,
+        layers,
+        bias,
+    )
     assert (spec.text.rope.layout, spec.text.rope.sections, spec.text.rope.base) == (
         "interleaved",
         tuple(sections),
         1e5,
     )
-    assert (spec.vision.depth, spec.vision.spatial_merge_size, spec.num_deepstack) == (3, merge, len(levels[:layers]))
+    assert (spec.vision.depth, spec.vision.spatial_merge_size, spec.num_deepstack) == (
+        3,
+        merge,
+        len(levels[:layers]),
+    )
     assert spec.tied_head == tied
     assert target_from_dict(json.loads(json.dumps(target_to_dict(spec)))).text == spec.text
 
@@ -157,9 +177,15 @@ def test_names_of_older_tools_are_read(checkpoint: Path, tmp_path: Path) -> None
     assert read_target(tmp_path).tensors.keys() == spec.tensors.keys()
 
 
-@pytest.mark.parametrize("flags", [{}, {"tie_word_embeddings": True}, {"tie_word_embeddings": False}])
-def test_a_head_of_its_own_goes_before_the_flag(flags: dict[str, bool], checkpoint: Path, tmp_path: Path) -> None:
-    folder = _spoiled(checkpoint, tmp_path, lambda c: (c.pop("tie_word_embeddings"), c.update(flags)))
+@pytest.mark.parametrize(
+    "flags", [{}, {"tie_word_embeddings": True}, {"tie_word_embeddings": False}]
+)
+def test_a_head_of_its_own_goes_before_the_flag(
+    flags: dict[str, bool], checkpoint: Path, tmp_path: Path
+) -> None:
+    folder = _spoiled(
+        checkpoint, tmp_path, lambda c: (c.pop("tie_word_embeddings"), c.update(flags))
+    )
     spec = read_target(folder)
     assert not spec.tied_head
     assert spec.tensors["lm_head.weight"] != spec.tensors["embed_tokens.weight"]
@@ -169,7 +195,10 @@ def test_mixed_float_types_are_read(checkpoint: Path, tmp_path: Path) -> None:
     def halve(tensors: dict[str, torch.Tensor]) -> None:
         tensors["lm_head.weight"] = tensors["lm_head.weight"].bfloat16()
 
-    assert read_target(_respoiled(checkpoint, tmp_path, halve)).tensors["lm_head.weight"].dtype == "BF16"
+    assert (
+        read_target(_respoiled(checkpoint, tmp_path, halve)).tensors["lm_head.weight"].dtype
+        == "BF16"
+    )
 
 
 @pytest.mark.parametrize(
@@ -209,7 +238,9 @@ def _spoiled(checkpoint: Path, folder: Path, change: Callable[[dict[str, Any]], 
     return folder
 
 
-def _respoiled(checkpoint: Path, folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> Path:
+def _respoiled(
+    checkpoint: Path, folder: Path, change: Callable[[dict[str, torch.Tensor]], object]
+) -> Path:
     shutil.copytree(checkpoint, folder, dirs_exist_ok=True)
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
@@ -227,22 +258,35 @@ def _vision(**changes: Any) -> Callable[[dict[str, Any]], object]:
 
 REFUSED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "MoE": (
-        lambda c: c.update(model_type="qwen3_vl_moe", architectures=["Qwen3VLMoeForConditionalGeneration"]),
+        lambda c: c.update(
+            model_type="qwen3_vl_moe", architectures=["Qwen3VLMoeForConditionalGeneration"]
+        ),
         "expected a dense Qwen3-VL .*qwen3_vl_moe.*Mixture-of-experts Qwen3-VL is not supported",
     ),
     "another model": (
-        lambda c: c.update(model_type="qwen2_5_vl", architectures=["Qwen2_5_VLForConditionalGeneration"]),
+        lambda c: c.update(
+            model_type="qwen2_5_vl", architectures=["Qwen2_5_VLForConditionalGeneration"]
+        ),
         "expected a dense Qwen3-VL .*Qwen2_5_VLForConditionalGeneration",
     ),
     "FP8": (lambda c: c.update(quantization_config={"quant_method": "fp8"}), "quantised by fp8"),
     "AWQ": (_text(quantization_config={"quant_method": "awq"}), "quantised by awq"),
-    "more layers": (_text(num_hidden_layers=3), r"layers\.2\.self_attn\.q_proj\.weight.* and 8 more missing"),
+    "more layers": (
+        _text(num_hidden_layers=3),
+        r"layers\.2\.self_attn\.q_proj\.weight.* and 8 more missing",
+    ),
     "fewer layers": (_text(num_hidden_layers=1), r"layers\.1\..* and 8 more surplus"),
     "endless layers": (_text(num_hidden_layers=10**9), "1000000000 decoder layers"),
-    "other heads": (_text(num_attention_heads=4), r"q_proj\.weight: expected shape \[64, 16\].*got \[32, 16\]"),
+    "other heads": (
+        _text(num_attention_heads=4),
+        r"q_proj\.weight: expected shape \[64, 16\].*got \[32, 16\]",
+    ),
     "odd groups": (_text(num_key_value_heads=3), "whole groups of heads"),
     "other vocabulary": (_text(vocab_size=25), r"embed_tokens\.weight: expected shape \[25, 16\]"),
-    "no theta": (_text(rope_parameters={"rope_type": "default"}), "rope_theta: expected a number above 1, got None"),
+    "no theta": (
+        _text(rope_parameters={"rope_type": "default"}),
+        "rope_theta: expected a number above 1, got None",
+    ),
     "yarn": (
         _text(rope_parameters={"rope_type": "yarn", "rope_theta": 1e5}),
         "rope_type: expected default, got 'yarn'",
@@ -251,13 +295,22 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         _text(rope_parameters={"rope_theta": 1e5, "mrope_section": [1, 1, 1]}),
         r"mrope_section \[1, 1, 1\]: expected 3 counts that sum to head_dim / 2 = 8",
     ),
-    "two thetas": (_text(rope_theta=5e6), "rope_theta: 100000.0 by rope_parameters.*5000000.0 by rope_theta"),
+    "two thetas": (
+        _text(rope_theta=5e6),
+        "rope_theta: 100000.0 by rope_parameters.*5000000.0 by rope_theta",
+    ),
     "activation": (_text(hidden_act="gelu"), "hidden_act: expected silu, got 'gelu'"),
     "no vision": (lambda c: c.pop("vision_config"), "vision_config: expected an object"),
-    "vision width": (_vision(out_hidden_size=8), "out_hidden_size 8 is not the decoder's hidden_size 16"),
+    "vision width": (
+        _vision(out_hidden_size=8),
+        "out_hidden_size 8 is not the decoder's hidden_size 16",
+    ),
     "vision heads": (_vision(num_heads=3), "not 3 heads of a multiple of 4"),
     "vision positions": (_vision(num_position_embeddings=15), "15 is not a square"),
-    "vision levels": (_vision(deepstack_visual_indexes=[7]), r"deepstack_visual_indexes \[7\] are not distinct blocks"),
+    "vision levels": (
+        _vision(deepstack_visual_indexes=[7]),
+        r"deepstack_visual_indexes \[7\] are not distinct blocks",
+    ),
     "too many levels": (_vision(deepstack_visual_indexes=[0, 1], depth=2), "missing"),
     "vision base": (_vision(rope_parameters={"rope_theta": 1e6}), "rope_theta 1e.06 is not 10000"),
     "a text for a number": (
@@ -277,8 +330,14 @@ def test_what_cannot_be_a_target_is_refused(case: str, checkpoint: Path, tmp_pat
 
 
 SPOILED: dict[str, tuple[Callable[[dict[str, torch.Tensor]], object], str]] = {
-    "missing": (lambda t: t.pop("model.visual.merger.norm.bias"), "visual.merger.norm.bias missing"),
-    "surplus": (lambda t: t.update(stray=torch.ones(1)), r"stray surplus \(in model\.safetensors\)"),
+    "missing": (
+        lambda t: t.pop("model.visual.merger.norm.bias"),
+        "visual.merger.norm.bias missing",
+    ),
+    "surplus": (
+        lambda t: t.update(stray=torch.ones(1)),
+        r"stray surplus \(in model\.safetensors\)",
+    ),
     "misshapen": (
         lambda t: t.update({"lm_head.weight": torch.ones(24, 8)}),
         r"lm_head.weight: expected shape \[24, 16\]",

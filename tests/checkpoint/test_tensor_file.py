@@ -16,7 +16,9 @@ from trt_eagle3.checkpoint.tensor_index import open_file
 from trt_eagle3.errors import UserError
 
 
-def test_write_tensors_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_tensors_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     events = record_syncs(monkeypatch)
     replace = Path.replace
 
@@ -27,7 +29,11 @@ def test_write_tensors_is_on_the_disk_before_it_has_its_name(tmp_path: Path, mon
     monkeypatch.setattr(Path, "replace", recorded)
     file = tmp_path / "t.safetensors"
     write_tensors(file, {"ids": array_content(np.arange(3))})
-    assert [event.split(PARTIAL)[0] for event in events] == [f"sync {file}", f"rename {file}", f"sync {tmp_path}"]
+    assert [event.split(PARTIAL)[0] for event in events] == [
+        f"sync {file}",
+        f"rename {file}",
+        f"sync {tmp_path}",
+    ]
     assert read_integers(open_file(file)["ids"]).tolist() == [0, 1, 2]
 
 

@@ -15,7 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from trt_eagle3.checkpoint.tensor_file import array_content, read_integers, ref_content, tensor_content, write_tensors
+from trt_eagle3.checkpoint.tensor_file import (
+    array_content,
+    read_integers,
+    ref_content,
+    tensor_content,
+    write_tensors,
+)
 from trt_eagle3.checkpoint.tensor_index import open_index, read_tensor
 from trt_eagle3.errors import UserError
 
@@ -28,7 +34,9 @@ TENSORS = {
 }
 
 
-def _file(folder: Path, tensors: dict[str, torch.Tensor] | None = None, name: str = "model.safetensors") -> Path:
+def _file(
+    folder: Path, tensors: dict[str, torch.Tensor] | None = None, name: str = "model.safetensors"
+) -> Path:
     save_file(TENSORS if tensors is None else tensors, folder / name)
     return folder / name
 
@@ -66,30 +74,45 @@ def test_shards_are_indexed_by_their_index(tmp_path: Path) -> None:
     assert _same(read_tensor(index["b"]), TENSORS["b"])
 
 
-@given(st.dictionaries(st.text("abc.", min_size=1, max_size=9), st.lists(st.integers(0, 5), max_size=3), min_size=1))
+@given(
+    st.dictionaries(
+        st.text("abc.", min_size=1, max_size=9), st.lists(st.integers(0, 5), max_size=3), min_size=1
+    )
+)
 def test_written_files_are_read_by_safetensors_too(shapes: dict[str, list[int]]) -> None:
     import tempfile
 
     from safetensors.torch import load_file
 
     kinds = (torch.float32, torch.bfloat16, torch.bool, torch.int64)
-    tensors = {name: torch.ones(shape, dtype=kinds[i % 4]) for i, (name, shape) in enumerate(shapes.items())}
+    tensors = {
+        name: torch.ones(shape, dtype=kinds[i % 4])
+        for i, (name, shape) in enumerate(shapes.items())
+    }
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        write_tensors(folder / "model.safetensors", {n: tensor_content(t) for n, t in tensors.items()})
+        write_tensors(
+            folder / "model.safetensors", {n: tensor_content(t) for n, t in tensors.items()}
+        )
         loaded, index = load_file(folder / "model.safetensors"), open_index(folder)
         assert loaded.keys() == tensors.keys() == index.keys()
         assert all(_same(loaded[n], t) for n, t in tensors.items())
         copy = folder / "copy"
         write_tensors(copy / "model.safetensors", {n: ref_content(ref) for n, ref in index.items()})
-        assert (copy / "model.safetensors").read_bytes() == (folder / "model.safetensors").read_bytes()
+        assert (copy / "model.safetensors").read_bytes() == (
+            folder / "model.safetensors"
+        ).read_bytes()
 
 
 def test_integers_are_read_whatever_their_width(tmp_path: Path) -> None:
     values = torch.tensor([3, 1, 2])
     _file(tmp_path, {"long": values, "int": values.int(), "bool": values > 1})
     index = open_index(tmp_path)
-    assert [read_integers(index[n]).tolist() for n in ("long", "int", "bool")] == [[3, 1, 2], [3, 1, 2], [1, 0, 1]]
+    assert [read_integers(index[n]).tolist() for n in ("long", "int", "bool")] == [
+        [3, 1, 2],
+        [3, 1, 2],
+        [1, 0, 1],
+    ]
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
@@ -120,17 +143,35 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         "twice",
     ),
     "overlap": (
-        lambda f: _raw(f, {n: {"dtype": "U8", "shape": [2], "data_offsets": [i, i + 2]} for i, n in enumerate("ab")}),
+        lambda f: _raw(
+            f,
+            {
+                n: {"dtype": "U8", "shape": [2], "data_offsets": [i, i + 2]}
+                for i, n in enumerate("ab")
+            },
+        ),
         "b does not begin where",
     ),
-    "gap": (lambda f: _raw(f, {"a": {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]}}, b"12"), "does not begin"),
+    "gap": (
+        lambda f: _raw(f, {"a": {"dtype": "U8", "shape": [1], "data_offsets": [1, 2]}}, b"12"),
+        "does not begin",
+    ),
     "surplus data": (
         lambda f: _raw(f, {"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}}, b"12"),
         "end at byte",
     ),
-    "wrong size": (lambda f: _raw(f, {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, b"1234"), "agree"),
-    "unknown type": (lambda f: _raw(f, {"a": {"dtype": "F3", "shape": [1], "data_offsets": [0, 4]}}, b"1234"), "agree"),
-    "negative shape": (lambda f: _raw(f, {"a": {"dtype": "U8", "shape": [-1], "data_offsets": [0, 1]}}, b"1"), "agree"),
+    "wrong size": (
+        lambda f: _raw(f, {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}, b"1234"),
+        "agree",
+    ),
+    "unknown type": (
+        lambda f: _raw(f, {"a": {"dtype": "F3", "shape": [1], "data_offsets": [0, 4]}}, b"1234"),
+        "agree",
+    ),
+    "negative shape": (
+        lambda f: _raw(f, {"a": {"dtype": "U8", "shape": [-1], "data_offsets": [0, 1]}}, b"1"),
+        "agree",
+    ),
     "negative shape of the right size": (
         lambda f: _raw(f, {"a": {"dtype": "U8", "shape": [-1, -1], "data_offsets": [0, 1]}}, b"1"),
         "agree",
@@ -139,16 +180,28 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: _raw(f, {"a": {"dtype": "U8", "shape": ["1"], "data_offsets": [0, 1]}}, b"1"),
         "agree",
     ),
-    "two files, one name": (lambda f: (_file(f), _file(f, name="other.safetensors")), "stands in both"),
+    "two files, one name": (
+        lambda f: (_file(f), _file(f, name="other.safetensors")),
+        "stands in both",
+    ),
     "index is no index": (lambda f: _index(f, b"[]"), "expected a JSON object, got list"),
     "index without a map": (lambda f: _index(f, b'{"weight_map": [1]}'), "not a safetensors index"),
-    "index of numbers": (lambda f: _index(f, b'{"weight_map": {"a": 1}}'), "not a safetensors index"),
+    "index of numbers": (
+        lambda f: _index(f, b'{"weight_map": {"a": 1}}'),
+        "not a safetensors index",
+    ),
     "index names a folder": (lambda f: ((f / "a").mkdir(), _index(f, {"a": "a"})), "got a folder"),
     "index names no file name": (lambda f: _index(f, {"a": "x\0y"}), "not a file name"),
     "index names a long file name": (lambda f: _index(f, {"a": "x" * 9999}), "not a file name"),
-    "index is a FIFO": (lambda f: (_file(f), _fifo(f / "model.safetensors.index.json")), "got a FIFO"),
+    "index is a FIFO": (
+        lambda f: (_file(f), _fifo(f / "model.safetensors.index.json")),
+        "got a FIFO",
+    ),
     "weights are a FIFO": (lambda f: _fifo(f / "model.safetensors"), "got a FIFO"),
-    "weights are a device": (lambda f: (f / "model.safetensors").symlink_to("/dev/zero"), "got a device"),
+    "weights are a device": (
+        lambda f: (f / "model.safetensors").symlink_to("/dev/zero"),
+        "got a device",
+    ),
     "weights are a folder": (lambda f: (f / "model.safetensors").mkdir(), "got a folder"),
     "endless offsets": (
         lambda f: _raw(f, b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,Infinity]}}', b"1"),
@@ -162,31 +215,63 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: _raw(f, b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1.0]}}', b"1"),
         "agree",
     ),
-    "offsets of texts": (lambda f: _raw(f, b'{"a":{"dtype":"U8","shape":[1],"data_offsets":"01"}}', b"1"), "agree"),
-    "list as a type": (lambda f: _raw(f, b'{"a":{"dtype":["U8"],"shape":[1],"data_offsets":[0,1]}}', b"1"), "agree"),
-    "flags as a shape": (lambda f: _raw(f, b'{"a":{"dtype":"U8","shape":[true],"data_offsets":[0,1]}}', b"1"), "agree"),
+    "offsets of texts": (
+        lambda f: _raw(f, b'{"a":{"dtype":"U8","shape":[1],"data_offsets":"01"}}', b"1"),
+        "agree",
+    ),
+    "list as a type": (
+        lambda f: _raw(f, b'{"a":{"dtype":["U8"],"shape":[1],"data_offsets":[0,1]}}', b"1"),
+        "agree",
+    ),
+    "flags as a shape": (
+        lambda f: _raw(f, b'{"a":{"dtype":"U8","shape":[true],"data_offsets":[0,1]}}', b"1"),
+        "agree",
+    ),
     "endless dimensions": (
-        lambda f: _raw(f, {"a": {"dtype": "U8", "shape": [1] * 400_000, "data_offsets": [0, 1]}}, b"1"),
+        lambda f: _raw(
+            f, {"a": {"dtype": "U8", "shape": [1] * 400_000, "data_offsets": [0, 1]}}, b"1"
+        ),
         "agree",
     ),
     "UTF-16": (lambda f: _raw(f, "{}".encode("utf-16")), "not UTF-8"),
-    "metadata of numbers": (lambda f: _raw(f, {"__metadata__": {"format": 1}}), "__metadata__: expected texts"),
-    "metadata that is a list": (lambda f: _raw(f, {"__metadata__": []}), "__metadata__: expected texts"),
+    "metadata of numbers": (
+        lambda f: _raw(f, {"__metadata__": {"format": 1}}),
+        "__metadata__: expected texts",
+    ),
+    "metadata that is a list": (
+        lambda f: _raw(f, {"__metadata__": []}),
+        "__metadata__: expected texts",
+    ),
     "metadata twice": (lambda f: _raw(f, b'{"__metadata__":{},"__metadata__":{}}'), "twice"),
     "long name": (lambda f: _raw(f, {"n" * 900_000: 1}), "agree"),
     "surrogate as a name": (lambda f: _raw(f, {"\ud800\n": 1}), "agree"),
     "many tensors": (
-        lambda f: _raw(f, {str(i): {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for i in range(110_000)}),
+        lambda f: _raw(
+            f,
+            {str(i): {"dtype": "U8", "shape": [0], "data_offsets": [0, 0]} for i in range(110_000)},
+        ),
         "110000 tensors, expected at most 100000",
     ),
-    "endless tensors": (lambda f: _raw(f, {str(i): 0 for i in range(1_100_000)}), "more than 1000000 values"),
-    "index names no shard": (lambda f: _index(f, {"a": "gone.safetensors"}), "gone.safetensors is not there"),
-    "index names another folder": (lambda f: _index(f, {"a": "../model.safetensors"}), "not a file name"),
+    "endless tensors": (
+        lambda f: _raw(f, {str(i): 0 for i in range(1_100_000)}),
+        "more than 1000000 values",
+    ),
+    "index names no shard": (
+        lambda f: _index(f, {"a": "gone.safetensors"}),
+        "gone.safetensors is not there",
+    ),
+    "index names another folder": (
+        lambda f: _index(f, {"a": "../model.safetensors"}),
+        "not a file name",
+    ),
     "index names no tensor": (
         lambda f: (_file(f), _index(f, {"zz": "model.safetensors"})),
         "holds zz, which it does not",
     ),
-    "shard holds more": (lambda f: (_file(f), _index(f, {"a": "model.safetensors"})), "does not name"),
+    "shard holds more": (
+        lambda f: (_file(f), _index(f, {"a": "model.safetensors"})),
+        "does not name",
+    ),
     "shard holds another's": (
         lambda f: (
             _file(f, {"a": TENSORS["a"]}, "1.safetensors"),
@@ -199,9 +284,14 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: (_file(f), _file(f, name="1.safetensors"), _index(f, {"a": "1.safetensors"})),
         "two sets of weights; transformers loads the former",
     ),
-    "pickle": (lambda f: (f / "pytorch_model.bin").write_bytes(b""), "It has pytorch_model.bin: load it with"),
+    "pickle": (
+        lambda f: (f / "pytorch_model.bin").write_bytes(b""),
+        "It has pytorch_model.bin: load it with",
+    ),
     "pointer": (
-        lambda f: (f / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid x\n"),
+        lambda f: (f / "model.safetensors").write_text(
+            "version https://git-lfs.github.com/spec/v1\noid x\n"
+        ),
         "a pointer of Git LFS",
     ),
 }
@@ -216,7 +306,11 @@ def _cut(file: Path, size: int) -> None:
 
 
 def _index(folder: Path, weight_map: dict[str, str] | bytes) -> None:
-    raw = weight_map if isinstance(weight_map, bytes) else json.dumps({"weight_map": weight_map}).encode()
+    raw = (
+        weight_map
+        if isinstance(weight_map, bytes)
+        else json.dumps({"weight_map": weight_map}).encode()
+    )
     (folder / "model.safetensors.index.json").write_bytes(raw)
 
 

@@ -31,7 +31,9 @@ def save_pair(
     seed: int = 0,
     **vision: Any,
 ) -> None:
-    """Write ``target/`` and ``draft/``: transformers' layout and SpecForge's; ``text`` and ``vision`` of the target."""
+    """Write ``target/`` and ``draft/``: transformers' layout and SpecForge's; ``text`` and
+    ``vision`` of the target.
+    """
     target, draft = directory / "target", directory / "draft"
     shutil.copytree(PROCESSOR, target)
     draft.mkdir()
@@ -45,20 +47,40 @@ def save_pair(
         seed=seed,
     )
     (target / "target.safetensors").unlink()
-    save_file({n: p.detach().contiguous() for n, p in made.model.named_parameters()}, target / "model.safetensors")
+    save_file(
+        {n: p.detach().contiguous() for n, p in made.model.named_parameters()},
+        target / "model.safetensors",
+    )
     ids = {name: tokenizer.token_to_id(token) for name, token in SPECIAL.items()}
-    config = {**made.model.config.to_dict(), **ids, "architectures": ["Qwen3VLForConditionalGeneration"]}
+    config = {
+        **made.model.config.to_dict(),
+        **ids,
+        "architectures": ["Qwen3VLForConditionalGeneration"],
+    }
     (target / "config.json").write_text(json.dumps(config))
-    (target / "generation_config.json").write_text(json.dumps({"eos_token_id": [tokenizer.token_to_id("<|im_end|>")]}))
+    (target / "generation_config.json").write_text(
+        json.dumps({"eos_token_id": [tokenizer.token_to_id("<|im_end|>")]})
+    )
     _save_draft(draft, vocab, made.spec.text.hidden_size, seed)
 
 
 def _save_draft(directory: Path, vocab: int, hidden: int, seed: int) -> None:
-    sizes = {"hidden_size": hidden, "target_hidden_size": hidden, "vocab_size": vocab, "draft_vocab_size": vocab // 2}
+    sizes = {
+        "hidden_size": hidden,
+        "target_hidden_size": hidden,
+        "vocab_size": vocab,
+        "draft_vocab_size": vocab // 2,
+    }
     draft = random_draft(directory, seed=seed, **sizes)
     m = draft.manifest
     (directory / "draft.safetensors").unlink()
-    unwanted = ("bias", "q_norm.weight", "k_norm.weight", "embed_tokens.weight", "input_norm.weight")
+    unwanted = (
+        "bias",
+        "q_norm.weight",
+        "k_norm.weight",
+        "embed_tokens.weight",
+        "input_norm.weight",
+    )
     kept = {
         name.replace("layers.0", "midlayer"): tensor.contiguous()
         for name, tensor in draft.weights.items()

@@ -1,4 +1,6 @@
-"""Holds a run against recomputation: transformers and the reference draft over the whole sequence, with no cache."""
+"""Holds a run against recomputation: transformers and the reference draft over the whole
+sequence, with no cache.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,10 @@ from trt_eagle3.parity.metrics import relative_error
 
 
 class Recomputed:
-    """The sequence of a run, computed in one go. Rows: all tokens but the last, whose row no pass has needed."""
+    """The sequence of a run, computed in one go.
+
+    Rows: all tokens but the last, whose row no pass has needed.
+    """
 
     def __init__(self, run: Run) -> None:
         prompt, self.run = run.prompt, run
@@ -29,7 +34,9 @@ class Recomputed:
         self.embeds = self._draft_embeds(visual)
         rows = torch.arange(self.num_rows)
         mask = rows[:, None] >= rows
-        self.logits, self.out = draft.forward(self.embeds, self.features, self.draft_positions(rows), mask)
+        self.logits, self.out = draft.forward(
+            self.embeds, self.features, self.draft_positions(rows), mask
+        )
 
     def _draft_embeds(self, visual: Tensor) -> Tensor:
         """Row t: token t + 1, or what the manifest puts at image rows."""
@@ -54,7 +61,9 @@ class Recomputed:
         return places[:1].expand(3, -1) if m.positions == "temporal" else places
 
     def tree(self, proposal: Proposal) -> tuple[dict[int, Tensor], list[int]]:
-        """Draft logits after the root and each inner node of a proposal, and the inner nodes in order."""
+        """Draft logits after the root and each inner node of a proposal, and the inner nodes in
+        order.
+        """
         tree, length, draft = proposal.tree, proposal.length, self.run.pair.draft
         inner = [node for level in tree.levels for node in level if node in tree.parents]
         logits, out = {0: self.logits[length - 1]}, {0: self.out[length - 1]}
@@ -64,10 +73,15 @@ class Recomputed:
             features = torch.stack([out[tree.parents[n]] for n in rows])
             places = self.draft_positions(length + tree.depths[rows] - 1)
             mask = torch.ones(length + i + 1, length + i + 1, dtype=torch.bool).tril()
-            mask[length:, length:] = torch.tensor([[_descends(tree.parents, a, b) for b in rows] for a in rows])
+            mask[length:, length:] = torch.tensor(
+                [[_descends(tree.parents, a, b) for b in rows] for a in rows]
+            )
             positions = torch.cat([self.draft_positions(torch.arange(length)), places], dim=1)
             found, fed = draft.forward(
-                torch.cat([self.embeds[:length], ahead]), torch.cat([self.features[:length], features]), positions, mask
+                torch.cat([self.embeds[:length], ahead]),
+                torch.cat([self.features[:length], features]),
+                positions,
+                mask,
             )
             logits[node], out[node] = found[-1], fed[-1]
         return logits, inner
@@ -82,8 +96,9 @@ def _descends(parents: tuple[int, ...], node: int, ancestor: int) -> bool:
 def errors(run: Run) -> dict[str, float]:
     """The worst relative error of each kind.
 
-    target: logits of prompt end and roots. greedy: emitted tokens below the best logit. extend: the draft's logits and
-    features after its committed rows. tree: its logits in proposals. tokens: proposed tokens against their rank.
+    target: logits of prompt end and roots. greedy: emitted tokens below the best logit. extend: the
+    draft's logits and features after its committed rows. tree: its logits in proposals. tokens:
+    proposed tokens against their rank.
     """
     whole = Recomputed(run)
     expected = whole.target.logits
@@ -92,8 +107,12 @@ def errors(run: Run) -> dict[str, float]:
     for row, logits in run.recorder.roots:
         if last_prompt_row <= row < whole.num_rows:
             found["target"] = max(found["target"], relative_error(logits, expected[row]))
-    output_ids = expected[last_prompt_row:].gather(1, whole.tokens[last_prompt_row + 1 :, None])[:, 0]
-    found["greedy"] = float(((expected[last_prompt_row:].max(-1).values - output_ids) / expected.abs().max()).max())
+    output_ids = expected[last_prompt_row:].gather(1, whole.tokens[last_prompt_row + 1 :, None])[
+        :, 0
+    ]
+    found["greedy"] = float(
+        ((expected[last_prompt_row:].max(-1).values - output_ids) / expected.abs().max()).max()
+    )
     for state in run.recorder.states:
         row = state.length - 1
         pairs = ((state.logits, whole.logits[row]), (state.features, whole.out[row]))
@@ -101,7 +120,9 @@ def errors(run: Run) -> dict[str, float]:
     for proposal in run.recorder.proposals:
         logits, inner = whole.tree(proposal)
         if inner:
-            level = relative_error(torch.cat(proposal.logits), torch.stack([logits[node] for node in inner]))
+            level = relative_error(
+                torch.cat(proposal.logits), torch.stack([logits[node] for node in inner])
+            )
             found["tree"] = max(found["tree"], level)
         found["tokens"] = max(found["tokens"], _token_error(run, proposal, logits))
     return found
@@ -111,7 +132,9 @@ def _token_error(run: Run, proposal: Proposal, logits: dict[int, Tensor]) -> flo
     """How far the proposed tokens' logits are from the rank-th best."""
     worst, d2t = 0.0, run.pair.d2t
     ids = torch.arange(run.manifest.draft_vocab_size) + (0 if d2t is None else d2t)
-    for node, (parent, rank) in enumerate(zip(proposal.tree.parents, proposal.tree.ranks, strict=True)):
+    for node, (parent, rank) in enumerate(
+        zip(proposal.tree.parents, proposal.tree.ranks, strict=True)
+    ):
         if parent < 0:
             continue
         draft_id = (ids == proposal.tokens[node]).nonzero().flatten()

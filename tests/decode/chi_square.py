@@ -8,14 +8,17 @@ from torch import Tensor
 __all__ = ["FALSE_ALARM", "p_value"]
 
 FALSE_ALARM = 1e-5
-"""How often one test of an exact sampler fails by chance. There are fewer than 100 of them, and their seeds are fixed:
-one that passed will pass again."""
+"""How often one test of an exact sampler fails by chance. There are fewer than 100 of them, and
+their seeds are fixed: one that passed will pass again."""
 
-_LEAST_EXPECTED = 5.0  # the usual condition for the chi-square approximation; rarer cells are counted together
+# the usual condition for the chi-square approximation; rarer cells are counted together
+_LEAST_EXPECTED = 5.0
 
 
 def p_value(counts: Tensor, probs: Tensor) -> float:
-    """Of ``counts`` int64 (any shape) under ``probs`` float64 of the same shape; 0 where something impossible came."""
+    """Of ``counts`` int64 (any shape) under ``probs`` float64 of the same shape; 0 where
+    something impossible came.
+    """
     counts, probs = counts.flatten().double(), probs.flatten()
     assert abs(float(probs.sum()) - 1.0) < 1e-9
     if bool((counts[probs == 0] > 0).any()):

@@ -1,4 +1,6 @@
-"""An engine whose graphs overwrite their outputs with the next run of the same shapes, as captured CUDA graphs do."""
+"""An engine whose graphs overwrite their outputs with the next run of the same shapes, as
+captured CUDA graphs do.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class _Overwriting:
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found = self._session.run(inputs)
-        static = self._outputs.setdefault(shapes_of(inputs), {name: tensor.clone() for name, tensor in found.items()})
+        static = self._outputs.setdefault(
+            shapes_of(inputs), {name: tensor.clone() for name, tensor in found.items()}
+        )
         for name, tensor in found.items():
             static[name].copy_(tensor)
         return dict(static)

@@ -1,4 +1,5 @@
-"""A tiny random pair that decodes, and a trace of what it did that can be held against recomputation from scratch.
+"""A tiny random pair that decodes, and a trace of what it did that can be held against
+recomputation from scratch.
 
 Shapes: P prompt rows, T tree nodes, H target hidden, Hd draft hidden, V vocab, Vd draft vocab.
 """
@@ -61,7 +62,11 @@ class RecordingTarget(TargetRunner):
     recorder: Recorder
 
     def forward(
-        self, embeds: Tensor, metadata: AttentionMetadata, logit_rows: Tensor, deepstack: Tensor | None = None
+        self,
+        embeds: Tensor,
+        metadata: AttentionMetadata,
+        logit_rows: Tensor,
+        deepstack: Tensor | None = None,
     ) -> Any:
         logits, aux = super().forward(embeds, metadata, logit_rows, deepstack)
         self.recorder.roots.append((metadata.past[0] + int(logit_rows[0, 0]), logits[0, 0]))
@@ -83,7 +88,9 @@ class RecordingProposer(Proposer):
     recorder: Recorder
     runner: RecordingDraft
 
-    def extend(self, metadata: AttentionMetadata, embeds: Tensor, features: Tensor) -> list[DraftState]:
+    def extend(
+        self, metadata: AttentionMetadata, embeds: Tensor, features: Tensor
+    ) -> list[DraftState]:
         self.runner.level_logits = []
         states = super().extend(metadata, embeds, features)
         self.recorder.states += states
@@ -99,7 +106,9 @@ class RecordingProposer(Proposer):
         else:
             candidates = RecordingCandidates.last
             whole, tokens = candidates.considered(drafters.roots[0])
-            logits = [rows[order] for rows, order in zip(logits, candidates.orders[:-1], strict=True)]
+            logits = [
+                rows[order] for rows, order in zip(logits, candidates.orders[:-1], strict=True)
+            ]
         self.recorder.proposals.append(Proposal(length, whole, tokens, logits))
         return proposal
 
@@ -130,7 +139,9 @@ class RecordingCandidates(Candidates):
     def considered(self, root: int) -> tuple[Tree, list[int]]:
         """All candidates and their tokens, the root included."""
         topk = self._tokens[0].shape[1]
-        tokens, parents = (torch.cat(levels, dim=1)[0].tolist() for levels in (self._tokens, self._parents))
+        tokens, parents = (
+            torch.cat(levels, dim=1)[0].tolist() for levels in (self._tokens, self._parents)
+        )
         ranks = [i % topk for i in range(len(tokens))]
         return Tree((-1, *(parent + 1 for parent in parents)), (0, *ranks)), [root, *tokens]
 
@@ -149,21 +160,38 @@ class Pair:
         return self.draft.weights.get("d2t")
 
     def decoder(
-        self, recorder: Recorder, max_seq_len: int, drafting: Drafting | None = None, *, fixed_shapes: bool = False
+        self,
+        recorder: Recorder,
+        max_seq_len: int,
+        drafting: Drafting | None = None,
+        *,
+        fixed_shapes: bool = False,
     ) -> Decoder:
         text = self.target.spec.text
-        cache = KVCache(text.num_layers, text.num_kv_heads, text.head_dim, NUM_PAGES * PAGE_SIZE, torch.float32)
-        runner = RecordingTarget(self.sessions["target"], cache, self.tables[0], self.target.spec.num_deepstack)
+        cache = KVCache(
+            text.num_layers, text.num_kv_heads, text.head_dim, NUM_PAGES * PAGE_SIZE, torch.float32
+        )
+        runner = RecordingTarget(
+            self.sessions["target"], cache, self.tables[0], self.target.spec.num_deepstack
+        )
         runner.recorder = recorder
         return Decoder(
-            runner, drafting, max_seq_len=max_seq_len, prefill_chunk=PREFILL_CHUNK, fixed_shapes=fixed_shapes
+            runner,
+            drafting,
+            max_seq_len=max_seq_len,
+            prefill_chunk=PREFILL_CHUNK,
+            fixed_shapes=fixed_shapes,
         )
 
     def drafting(self, recorder: Recorder, **changes: Any) -> Drafting:
         """``changes``: fields in which the decoder is told a wrong manifest."""
         m = self.draft.manifest
-        cache = KVCache(m.num_layers, m.num_kv_heads, m.head_dim, NUM_PAGES * PAGE_SIZE, torch.float32)
-        runner = RecordingDraft(self.sessions["fuse"], self.sessions["draft"], cache, self.tables[1], self.d2t)
+        cache = KVCache(
+            m.num_layers, m.num_kv_heads, m.head_dim, NUM_PAGES * PAGE_SIZE, torch.float32
+        )
+        runner = RecordingDraft(
+            self.sessions["fuse"], self.sessions["draft"], cache, self.tables[1], self.d2t
+        )
         proposer = RecordingProposer(runner)
         proposer.recorder = recorder
         return Drafting(proposer, dataclasses.replace(m, **changes))
@@ -175,7 +203,9 @@ class Pair:
 def make_pair(directory: Path, seed: int = 0, **fields: Any) -> Pair:
     """A pair whose draft has ``fields`` of its manifest."""
     target = random_target(directory, text={"vocab_size": VOCAB}, seed=seed)
-    draft = random_draft(directory, seed=seed + 1, **{"vocab_size": VOCAB, "draft_vocab_size": DRAFT_VOCAB, **fields})
+    draft = random_draft(
+        directory, seed=seed + 1, **{"vocab_size": VOCAB, "draft_vocab_size": DRAFT_VOCAB, **fields}
+    )
     m = draft.manifest
     if m.head == "target":
         head = target.spec.tensors["lm_head.weight"]
@@ -183,7 +213,9 @@ def make_pair(directory: Path, seed: int = 0, **fields: Any) -> Pair:
         m = dataclasses.replace(m, tensors={**m.tensors, "lm_head.weight": head})
         draft = ReferenceDraft(m, weights)
     models = {
-        "target": target_graph(target.spec, m.aux_layers, m.aux_pre_deepstack, "float32", PAGE_SIZE, file_name),
+        "target": target_graph(
+            target.spec, m.aux_layers, m.aux_pre_deepstack, "float32", PAGE_SIZE, file_name
+        ),
         "fuse": fuse_graph(m, "float32", file_name),
         "draft": draft_graph(m, "float32", PAGE_SIZE, file_name),
     }
@@ -193,12 +225,18 @@ def make_pair(directory: Path, seed: int = 0, **fields: Any) -> Pair:
         path.write_bytes(model.SerializeToString())
         sessions[name] = OnnxRuntimeSession(path, directory)
     table = EmbeddingTable(target.spec.tensors["embed_tokens.weight"], torch.float32)
-    own = EmbeddingTable(m.tensors["embed_tokens.weight"], torch.float32) if m.embedding == "own" else table
+    own = (
+        EmbeddingTable(m.tensors["embed_tokens.weight"], torch.float32)
+        if m.embedding == "own"
+        else table
+    )
     return Pair(target, draft, (table, own), sessions)
 
 
 def make_prompt(pair: Pair, layout: list[int | tuple[int, int]], seed: int = 0) -> Prompt:
-    """A prompt of text runs (their lengths) and images (their rows and columns of visual tokens)."""
+    """A prompt of text runs (their lengths) and images (their rows and columns of visual
+    tokens).
+    """
     generator = torch.Generator().manual_seed(seed)
     positions: list[Tensor] = []
     visual: list[bool] = []
@@ -210,7 +248,10 @@ def make_prompt(pair: Pair, layout: list[int | tuple[int, int]], seed: int = 0) 
             current += part
         else:
             rows, columns = part
-            down, right = torch.arange(rows).repeat_interleave(columns), torch.arange(columns).repeat(rows)
+            down, right = (
+                torch.arange(rows).repeat_interleave(columns),
+                torch.arange(columns).repeat(rows),
+            )
             positions.append(current + torch.stack([torch.zeros_like(down), down, right]))
             visual += [True] * (rows * columns)
             current += max(rows, columns)
@@ -256,7 +297,12 @@ class Run:
 
 
 def run(
-    pair: Pair, prompt: Prompt, tree: AnyTree | None, num_tokens: int = 36, max_seq_len: int = 96, **changes: Any
+    pair: Pair,
+    prompt: Prompt,
+    tree: AnyTree | None,
+    num_tokens: int = 36,
+    max_seq_len: int = 96,
+    **changes: Any,
 ) -> Run:
     """Decode at least ``num_tokens`` tokens, plainly where ``tree`` is None."""
     recorder, pool = Recorder(), shuffled_pool()

@@ -32,7 +32,9 @@ def ref_probs(logits: Sequence[float], sampling: Sampling) -> list[float]:
 
 
 def edge_distance(logits: Sequence[float], sampling: Sampling) -> float:
-    """How near a filter's edge is to a token that it decides about: rounding may decide otherwise below some 1e-12."""
+    """How near a filter's edge is to a token that it decides about: rounding may decide
+    otherwise below some 1e-12.
+    """
     return _filtered(logits, sampling)[1]
 
 

@@ -22,8 +22,21 @@ from trt_eagle3.decode.tree import Tree
 MAX_SEQ_LEN, MAX_TOKENS, MAX_BATCH = 48, 14, 3
 CHAIN = Tree.from_paths([(0,), (0, 0), (0, 0, 0)])
 BUSHY = Tree.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 1, 0)])
-TREES: dict[str, AnyTree | None] = {"plain": None, "chain": CHAIN, "bushy": BUSHY, "dynamic": DynamicTree(3, 3, 8)}
-LAYOUTS: list[list[Any]] = [[9], [3, (2, 3), 2, (2, 2), 3], [1], [17], [3, (2, 3), 2, (2, 2), 9], [4, (2, 2), 1], [33]]
+TREES: dict[str, AnyTree | None] = {
+    "plain": None,
+    "chain": CHAIN,
+    "bushy": BUSHY,
+    "dynamic": DynamicTree(3, 3, 8),
+}
+LAYOUTS: list[list[Any]] = [
+    [9],
+    [3, (2, 3), 2, (2, 2), 3],
+    [1],
+    [17],
+    [3, (2, 3), 2, (2, 2), 9],
+    [4, (2, 2), 1],
+    [33],
+]
 
 
 @cache
@@ -49,16 +62,25 @@ def prompts() -> tuple[Prompt, ...]:
 @cache
 def solo(index: int) -> list[int]:
     prompt = prompts()[index]
-    return run(pair(), prompt, None, num_tokens=MAX_TOKENS, max_seq_len=MAX_SEQ_LEN).tokens[:MAX_TOKENS]
+    return run(pair(), prompt, None, num_tokens=MAX_TOKENS, max_seq_len=MAX_SEQ_LEN).tokens[
+        :MAX_TOKENS
+    ]
 
 
 def make_scheduler(
-    pool: PagePool, prefixes: PrefixCache | None, tree_for: Callable[[int], AnyTree | None], chunk: int = PREFILL_CHUNK
+    pool: PagePool,
+    prefixes: PrefixCache | None,
+    tree_for: Callable[[int], AnyTree | None],
+    chunk: int = PREFILL_CHUNK,
 ) -> Scheduler:
     fixed = pool.table_len is not None
-    decoder: Decoder = pair().decoder(Recorder(), MAX_SEQ_LEN, pair().drafting(Recorder()), fixed_shapes=fixed)
+    decoder: Decoder = pair().decoder(
+        Recorder(), MAX_SEQ_LEN, pair().drafting(Recorder()), fixed_shapes=fixed
+    )
     decoder.prefill_chunk = chunk
-    return Scheduler(decoder, pool, max_batch_size=MAX_BATCH, tree_for=tree_for, prefix_cache=prefixes)
+    return Scheduler(
+        decoder, pool, max_batch_size=MAX_BATCH, tree_for=tree_for, prefix_cache=prefixes
+    )
 
 
 def finish(scheduler: Scheduler, limit: int = MAX_TOKENS) -> dict[int, list[int]]:

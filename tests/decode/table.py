@@ -28,13 +28,17 @@ class _Tokens:
 
 
 class TableDraft:
-    """Stands in for ``DraftRunner``. Its features name a node, its cache remembers which node wrote each slot.
+    """Stands in for ``DraftRunner``. Its features name a node, its cache remembers which node wrote
+    each slot.
 
-    Every row must be fed the features of its parent, stand at its depth's rope position, and see its own ancestors and
-    itself and nothing else of the tree: anything else is an ``AssertionError``.
+    Every row must be fed the features of its parent, stand at its depth's rope position, and see
+    its own ancestors and itself and nothing else of the tree: anything else is an
+    ``AssertionError``.
     """
 
-    def __init__(self, table: Table, lengths: Sequence[int], positions: Sequence[int], shift: int = 0) -> None:
+    def __init__(
+        self, table: Table, lengths: Sequence[int], positions: Sequence[int], shift: int = 0
+    ) -> None:
         """``shift``: target ids are draft ids plus this."""
         self.embedding = _Tokens()
         self.rows_run = 0
@@ -47,7 +51,9 @@ class TableDraft:
 
     def drafters(self, roots: Sequence[int]) -> Drafters:
         """The sequences after their last committed rows."""
-        states = [DraftState(n, self._table(b, ()), torch.zeros(1)) for b, n in enumerate(self._lengths)]
+        states = [
+            DraftState(n, self._table(b, ()), torch.zeros(1)) for b, n in enumerate(self._lengths)
+        ]
         return Drafters(states, roots, self._positions, self._pages)
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
@@ -57,15 +63,24 @@ class TableDraft:
         self, embeds: Tensor, features: Tensor, metadata: AttentionMetadata, logit_rows: Tensor
     ) -> tuple[Tensor, Tensor]:
         batch, count = embeds.shape[:2]
-        assert torch.equal(logit_rows, torch.arange(count).expand(batch, -1)), "logits of other rows wanted"
+        assert torch.equal(logit_rows, torch.arange(count).expand(batch, -1)), (
+            "logits of other rows wanted"
+        )
         assert list(metadata.counts) == [count] * batch
         assert torch.equal(metadata.pages, self._pages), "pages of other sequences"
-        rows = [[self._row(b, i, embeds, features, metadata) for i in range(count)] for b in range(batch)]
+        rows = [
+            [self._row(b, i, embeds, features, metadata) for i in range(count)]
+            for b in range(batch)
+        ]
         self.rows_run += count
-        logits = torch.stack([torch.stack([self._table(b, path) for path in paths]) for b, paths in enumerate(rows)])
+        logits = torch.stack(
+            [torch.stack([self._table(b, path) for path in paths]) for b, paths in enumerate(rows)]
+        )
         return logits, torch.tensor([[[self._number(path)] for path in paths] for paths in rows])
 
-    def _row(self, b: int, i: int, embeds: Tensor, features: Tensor, metadata: AttentionMetadata) -> Path:
+    def _row(
+        self, b: int, i: int, embeds: Tensor, features: Tensor, metadata: AttentionMetadata
+    ) -> Path:
         path = (*self._paths[int(features[b, i, 0])], int(embeds[b, i, 0]))
         first, tail = metadata.past[b], metadata.mask.shape[2]
         written = self._slots[b]
@@ -73,9 +88,13 @@ class TableDraft:
         unmasked = range(self._lengths[b], first)  # every row of this run sees them
         masked = [first + j for j in range(tail) if metadata.mask[b, i, j]]
         visible = sorted(written[slot] for slot in [*unmasked, *masked])
-        assert visible == [path[:n] for n in range(1, len(path) + 1)], f"row of path {path} sees {visible}"
+        assert visible == [path[:n] for n in range(1, len(path) + 1)], (
+            f"row of path {path} sees {visible}"
+        )
         position = [int(p) for p in metadata.positions[:, b, i]]
-        assert position == [self._positions[b] + len(path) - 1] * 3, f"row of path {path} stands at {position}"
+        assert position == [self._positions[b] + len(path) - 1] * 3, (
+            f"row of path {path} stands at {position}"
+        )
         return path
 
     def _number(self, path: Path) -> float:
@@ -92,7 +111,8 @@ class Node:
 
 
 def brute_force(table: Table, b: int, tree: DynamicTree, shift: int = 0) -> list[Path]:
-    """Paths of the nodes that are kept, in the order in which they were considered, as EAGLE-2 defines them.
+    """Paths of the nodes that are kept, in the order in which they were considered, as EAGLE-2
+    defines them.
 
     Scores are float32 sums from the root on, so that what ties for the one ties for the other.
     """
@@ -101,7 +121,10 @@ def brute_force(table: Table, b: int, tree: DynamicTree, shift: int = 0) -> list
         logits = table(b, node.path)
         log_probs = logits - logits.logsumexp(0)
         best = sorted(range(len(log_probs)), key=lambda t: -float(log_probs[t]))[: tree.topk]
-        return [Node((*node.path, t + shift), float(torch.tensor(node.score) + log_probs[t])) for t in best]
+        return [
+            Node((*node.path, t + shift), float(torch.tensor(node.score) + log_probs[t]))
+            for t in best
+        ]
 
     level = children(Node((), 0.0))
     considered = list(level)

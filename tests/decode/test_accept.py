@@ -30,7 +30,9 @@ def accept_greedy(target: list[int], draft: list[int], parents: list[int]) -> Ac
 
 
 def ref_accept(target: list[int], draft: list[int], parents: list[int]) -> Accepted:
-    """Of all root paths on which every token is what the target says after its parent, the longest; then the bonus."""
+    """Of all root paths on which every token is what the target says after its parent, the
+    longest; then the bonus.
+    """
     best = (0,)
     for node in range(len(parents)):
         path = [node]
@@ -44,7 +46,9 @@ def ref_accept(target: list[int], draft: list[int], parents: list[int]) -> Accep
 
 @st.composite
 def cycles(draw: st.DrawFn, max_nodes: int = 14, max_vocab: int = 4) -> Cycle:
-    """Target tokens, draft tokens and parents of a tree whose siblings differ, over very few tokens."""
+    """Target tokens, draft tokens and parents of a tree whose siblings differ, over very few
+    tokens.
+    """
     vocab = draw(st.integers(1, max_vocab))
     token = st.integers(0, vocab - 1)
     parents, draft = [-1], [draw(token)]
@@ -87,29 +91,37 @@ def test_root_token_equal_to_the_target_token_is_not_its_own_child() -> None:
 
 
 _SHARES = 4
-"""A node's target probabilities are multiples of 1/4, so that few random numbers stand for all: see ``outcomes``."""
+"""A node's target probabilities are multiples of 1/4, so that few random numbers stand for all:
+see ``outcomes``.
+"""
 
 
 @st.composite
 def accept_probs(draw: st.DrawFn) -> tuple[list[int], list[int], list[list[int]]]:
-    """Tokens and parents of a tree of at most 6 nodes, and of each node the target's shares over 3 tokens."""
+    """Tokens and parents of a tree of at most 6 nodes, and of each node the target's shares over
+    3 tokens.
+    """
     _, tokens, parents = draw(cycles(max_nodes=5, max_vocab=3))
     split = st.tuples(st.integers(0, _SHARES), st.integers(0, _SHARES)).map(sorted)
     cuts = draw(st.lists(split, min_size=len(tokens), max_size=len(tokens)))
     return tokens, parents, [[low, high - low, _SHARES - high] for low, high in cuts]
 
 
-def outcomes(tokens: list[int], parents: list[int], probs: list[float]) -> Iterator[tuple[Fraction, tuple[int, ...]]]:
+def outcomes(
+    tokens: list[int], parents: list[int], probs: list[float]
+) -> Iterator[tuple[Fraction, tuple[int, ...]]]:
     """Every path that ``accept`` can take, with its exact probability.
 
-    ``accept`` is run with random numbers from a grid so fine that all numbers of a cell compare alike: what is left is
-    1 to 4 shares, so a threshold is a multiple of 1/12.
+    ``accept`` is run with random numbers from a grid so fine that all numbers of a cell compare
+    alike: what is left is 1 to 4 shares, so a threshold is a multiple of 1/12.
     """
     pending: list[list[float]] = [[]]
     while pending:
         given_numbers = pending.pop()
         try:
-            found = accept(tokens, parents, probs, range(len(tokens)), partial(next, iter(given_numbers)))
+            found = accept(
+                tokens, parents, probs, range(len(tokens)), partial(next, iter(given_numbers))
+            )
         except StopIteration:
             pending += [[*given_numbers, (cell + 0.5) / 12] for cell in range(12)]
         else:
@@ -119,7 +131,8 @@ def outcomes(tokens: list[int], parents: list[int], probs: list[float]) -> Itera
 def emitted(
     tokens: list[int], parents: list[int], shares: list[list[int]]
 ) -> tuple[dict[tuple[int, ...], Fraction], dict[tuple[int, ...], Fraction]]:
-    """Probability of each path of tokens with its bonus, as ``accept`` makes it; and how the target would say it.
+    """Probability of each path of tokens with its bonus, as ``accept`` makes it; and how the target
+    would say it.
 
     The bonus is the target's distribution at the last node without that node's children.
     """
@@ -153,7 +166,9 @@ UNEVEN = [0, 0, 1, 2, 0], [-1, 0, 0, 1, 1], [[1, 1, 2], [1, 1, 2], [2, 1, 1], [4
 
 
 def raw_sibling(siblings: Any, probs: Any, uniform: Callable[[], float]) -> int | None:
-    """A sibling is judged by its own probability, as if the ones before it had not been rejected."""
+    """A sibling is judged by its own probability, as if the ones before it had not been
+    rejected.
+    """
     for node in siblings:
         if uniform() < probs[node]:
             return int(node)
@@ -186,7 +201,9 @@ def test_biased_rule_is_caught(rule: Any, monkeypatch: Any) -> None:
 
 
 @pytest.mark.parametrize("guarded", [True, False])
-def test_siblings_with_all_the_mass_leave_none_behind_in_spite_of_rounding(guarded: bool, monkeypatch: Any) -> None:
+def test_siblings_with_all_the_mass_leave_none_behind_in_spite_of_rounding(
+    guarded: bool, monkeypatch: Any
+) -> None:
     if not guarded:
         monkeypatch.setattr(accept_module, "_ROUNDING", 0.0)
     probs = [0.0, 0.1, 0.3, 0.6]  # in float64, 1 - 0.1 - 0.3 is more than 0.6
@@ -196,4 +213,6 @@ def test_siblings_with_all_the_mass_leave_none_behind_in_spite_of_rounding(guard
 
 
 def test_token_of_no_probability_is_never_accepted_whatever_is_left() -> None:
-    assert accept([9, 0, 1], [-1, 0, 0], [0.0, 0.0, 0.0], [5, 6, 7], lambda: 0.0) == Accepted((0,), (5,))
+    assert accept([9, 0, 1], [-1, 0, 0], [0.0, 0.0, 0.0], [5, 6, 7], lambda: 0.0) == Accepted(
+        (0,), (5,)
+    )

@@ -1,4 +1,6 @@
-"""The trained tiny pair in batches: whatever runs beside a request, its answer is that of plain decoding alone."""
+"""The trained tiny pair in batches: whatever runs beside a request, its answer is that of plain
+decoding alone.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def test_every_mode_at_every_batch_size_says_what_plain_decoding_says(
         found = [a.generation.token_ids for a in served(engine, requests, batch_size + 1)]
         now = engine.metrics()
         engine.close()
-        assert [e.prompt for e, a, b in zip(heldout(), found, expected, strict=True) if a != b] == []
+        assert [
+            e.prompt for e, a, b in zip(heldout(), found, expected, strict=True) if a != b
+        ] == []
         assert (now.acceptance_length or 0) > 3
         assert now.kv_pages_used == 0
 
@@ -49,12 +53,18 @@ def test_every_mode_at_every_batch_size_says_what_plain_decoding_says(
 def test_outputs_that_the_next_run_overwrites_mix_nothing_up(
     mode: str, folder: Path, expected: list[tuple[int, ...]]
 ) -> None:
-    """Pictures of one shape above all: a prompt's wait until it is prefilled, and others of its batch run meanwhile."""
+    """Pictures of one shape above all: a prompt's wait until it is prefilled, and others of its
+    batch run meanwhile.
+    """
     limits = {"max_batch_size": 4, "max_kv_tokens": 1024}
-    engine = OverwritingEngine(build_tiny(folder / "overwriting", limits=limits, speculation=MODES[mode]))
+    engine = OverwritingEngine(
+        build_tiny(folder / "overwriting", limits=limits, speculation=MODES[mode])
+    )
     size = {i: e.images[0].size for i, e in enumerate(heldout()) if e.kind == "image"}
     asked = [*sorted(size, key=lambda i: size[i])[:32], *range(24)]
     for start in range(0, len(asked), 8):
         some = asked[start : start + 8]
-        assert ask_together(engine, [request_of(heldout()[i]) for i in some]) == [expected[i] for i in some]
+        assert ask_together(engine, [request_of(heldout()[i]) for i in some]) == [
+            expected[i] for i in some
+        ]
     engine.close()

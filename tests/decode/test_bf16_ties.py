@@ -1,4 +1,6 @@
-"""Where bfloat16 speculation and plain decoding part, the float32 target finds both tokens equally good."""
+"""Where bfloat16 speculation and plain decoding part, the float32 target finds both tokens
+equally good.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,12 @@ from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, causal_mas
 PROMPTS = 40
 CUDA = {"backend": "torch", "device": "cuda", "dtype": "bfloat16"}
 
-# How far two logits of the float32 target may be apart where bfloat16 may rank them either way, relative to the row's
-# largest. A bfloat16 logit carries the rounding of its own (2^-9 of it) and what the roundings of the decoder's layers
-# (two additions to the residual stream in each of them, 2^-9 each, in random directions) make of it; two passes with
-# other shapes draw them anew. Eight layers: sqrt(2 * 8 + 1) = 4.1 roundings, for each of two logits and two passes, and
-# 2.5 standard deviations: 4.1 * 2 * 2.5 = 20, of 2^-9.
+# How far two logits of the float32 target may be apart where bfloat16 may rank them either way,
+# relative to the row's largest. A bfloat16 logit carries the rounding of its own (2^-9 of it) and
+# what the roundings of the decoder's layers (two additions to the residual stream in each of them,
+# 2^-9 each, in random directions) make of it; two passes with other shapes draw them anew. Eight
+# layers: sqrt(2 * 8 + 1) = 4.1 roundings, for each of two logits and two passes, and 2.5 standard
+# deviations: 4.1 * 2 * 2.5 = 20, of 2^-9.
 TIE = 20 * 2**-9
 
 
@@ -38,19 +41,25 @@ def options(example: Example) -> dict[str, object]:
 
 
 def next_logits(engine: Engine, example: Example, tokens: Sequence[int]) -> Tensor:
-    """f32 [V]: what the float32 target says after the prompt and ``tokens``, in one pass over all of them."""
+    """f32 [V]: what the float32 target says after the prompt and ``tokens``, in one pass over
+    all of them.
+    """
     text, page_size = engine.spec.text, engine.record.config.engine.page_size
-    prompt = engine.encode(engine.prepare(example.prompt, **options(example)))  # type: ignore[arg-type]
+    prompt = engine.encode(engine.prepare(example.prompt, **options(example)))
     ids = torch.cat([prompt.token_ids, torch.tensor(tokens, dtype=torch.int64)])
     pages = torch.arange(1, -(-len(ids) // page_size) + 1, dtype=torch.int32)[None]
     slots = (pages.shape[1] + 1) * page_size
     cache = KVCache(text.num_layers, text.num_kv_heads, text.head_dim, slots, torch.float32)
-    target = TargetRunner(engine.open_graph("target"), cache, engine.embedding, engine.spec.num_deepstack)
+    target = TargetRunner(
+        engine.open_graph("target"), cache, engine.embedding, engine.spec.num_deepstack
+    )
     embeds = engine.embedding.lookup(ids)
     prompt.put_visual(embeds, 0)
     deepstack = embeds.new_zeros(target.num_deepstack, 1, *embeds.shape)
     prompt.put_deepstack(deepstack[:, 0], 0)
-    metadata = AttentionMetadata.single(0, pages, causal_mask(len(ids)), prompt.positions(0, len(ids)))
+    metadata = AttentionMetadata.single(
+        0, pages, causal_mask(len(ids)), prompt.positions(0, len(ids))
+    )
     logits, _ = target.forward(embeds[None], metadata, torch.tensor([[len(ids) - 1]]), deepstack)
     return logits[0, 0]
 
@@ -70,7 +79,9 @@ def test_every_mismatch_of_bfloat16_speculation_is_a_tie(
     gaps = []
     for example in examples("heldout", 11, PROMPTS):
         plain, speculative = (
-            engine.generate(example.prompt, speculation=s, max_tokens=64, **options(example)).token_ids
+            engine.generate(
+                example.prompt, speculation=s, max_tokens=64, **options(example)
+            ).token_ids
             for s in (False, True)
         )
         if plain == speculative:
@@ -79,22 +90,31 @@ def test_every_mismatch_of_bfloat16_speculation_is_a_tie(
         logits = next_logits(float32, example, plain[:first])
         gaps.append(distance(logits, (plain[first], speculative[first])))
     record_property("mismatches", len(gaps))
-    print(f"{len(gaps)} of {PROMPTS} answers differ; gaps of the float32 target: {[f'{gap:.4f}' for gap in gaps]}")
+    print(
+        f"{len(gaps)} of {PROMPTS} answers differ; gaps of the float32 target: "
+        f"{[f'{gap:.4f}' for gap in gaps]}"
+    )
     assert all(gap < TIE for gap in gaps), gaps
 
 
 def test_the_float32_target_says_the_engine_s_own_tokens(float32: Engine) -> None:
     for example in examples("heldout", 11, 6):
-        tokens = float32.generate(example.prompt, speculation=False, max_tokens=8, **options(example)).token_ids
+        tokens = float32.generate(
+            example.prompt, speculation=False, max_tokens=8, **options(example)
+        ).token_ids
         for count in (0, 1, len(tokens) - 1):
             assert distance(next_logits(float32, example, tokens[:count]), [tokens[count]]) == 0
 
 
 def test_a_wrong_token_is_no_tie(float32: Engine) -> None:
-    """Planted: the second-best token of a trained target, at each place of an answer, would have been noticed."""
+    """Planted: the second-best token of a trained target, at each place of an answer, would have
+    been noticed.
+    """
     ties = places = 0
     for example in examples("heldout", 11, 4):
-        tokens = float32.generate(example.prompt, speculation=False, max_tokens=6, **options(example)).token_ids
+        tokens = float32.generate(
+            example.prompt, speculation=False, max_tokens=6, **options(example)
+        ).token_ids
         for count in range(len(tokens)):
             logits = next_logits(float32, example, tokens[:count])
             second = int(logits.topk(2).indices[1])

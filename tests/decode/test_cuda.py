@@ -38,7 +38,9 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
 
     def engine(**changes: dict[str, object]) -> Engine:
         limits = {"max_batch_size": 4}
-        return trt_eagle3.load(build_tiny(tmp_path_factory.mktemp("engines"), limits=limits, **changes))
+        return trt_eagle3.load(
+            build_tiny(tmp_path_factory.mktemp("engines"), limits=limits, **changes)
+        )
 
     return {
         "cpu": engine(),
@@ -51,7 +53,9 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
 
 def requests(**options: Any) -> list[Request]:
     return [
-        Request(e.prompt, list(e.images), [list(e.frames)] if e.frames else [], max_tokens=64, **options)
+        Request(
+            e.prompt, list(e.images), [list(e.frames)] if e.frames else [], max_tokens=64, **options
+        )
         for e in examples("heldout", 11, PROMPTS)
     ]
 
@@ -78,13 +82,19 @@ def test_float32_on_cuda_gives_the_tokens_of_the_cpu_alone_and_in_batches(
 
 
 @pytest.mark.parametrize("name", ["float32", "tree", "dynamic"])
-def test_prompts_admitted_together_keep_their_pictures(engines: dict[str, Engine], name: str) -> None:
-    """Small pictures of one shape go through one captured graph, whose outputs the next ones overwrite."""
+def test_prompts_admitted_together_keep_their_pictures(
+    engines: dict[str, Engine], name: str
+) -> None:
+    """Small pictures of one shape go through one captured graph, whose outputs the next ones
+    overwrite.
+    """
     pictures = sorted(examples("heldout", 12, 24, kinds=("image",)), key=lambda e: e.images[0].size)
     asked = [Request(e.prompt, list(e.images), max_tokens=64) for e in pictures]
     alone = [engines["cpu"].submit(request).finish().token_ids for request in asked]
     for _ in range(3):  # shapes seen, captured
-        assert [t for i in range(0, 24, 4) for t in ask_together(engines[name], asked[i : i + 4])] == alone
+        assert [
+            t for i in range(0, 24, 4) for t in ask_together(engines[name], asked[i : i + 4])
+        ] == alone
 
 
 def test_sampling_on_cuda_says_the_same_for_the_same_seed(engines: dict[str, Engine]) -> None:
@@ -93,8 +103,12 @@ def test_sampling_on_cuda_says_the_same_for_the_same_seed(engines: dict[str, Eng
     assert first == again
 
 
-def test_bfloat16_speculation_differs_from_plain_at_most_in_ties(engines: dict[str, Engine]) -> None:
-    """Verify and decode have other shapes, so other roundings: a near tie may fall either way, seldom."""
+def test_bfloat16_speculation_differs_from_plain_at_most_in_ties(
+    engines: dict[str, Engine],
+) -> None:
+    """Verify and decode have other shapes, so other roundings: a near tie may fall either way,
+    seldom.
+    """
     pairs = zip(*(answers(engines["bfloat16"], speculation=s) for s in (False, True)), strict=True)
     assert sum(a != b for a, b in pairs) <= 2
 
@@ -122,10 +136,14 @@ def test_kernels_are_in_use(engines: dict[str, Engine]) -> None:
     assert capi.available(), "build them first: make plugins"
 
 
-def test_request_that_outgrows_the_memory_fails_alone_and_the_next_is_answered(tmp_path: Path) -> None:
+def test_request_that_outgrows_the_memory_fails_alone_and_the_next_is_answered(
+    tmp_path: Path,
+) -> None:
     """The GPU is filled by somebody else after the engine was loaded: its limits fitted then."""
     limits = {"max_visual_tokens": 4000, "max_seq_len": 4096}
-    engine = trt_eagle3.load(build_tiny(tmp_path, engine=CUDA | {"dtype": "bfloat16"}, limits=limits))
+    engine = trt_eagle3.load(
+        build_tiny(tmp_path, engine=CUDA | {"dtype": "bfloat16"}, limits=limits)
+    )
     small, large = Image.new("RGB", (96, 64), "red"), Image.new("RGB", (128, 128))
     expected = engine.generate("What is this?", images=[small], max_tokens=8).token_ids
     many = {"images": [large] * 200}

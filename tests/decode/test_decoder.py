@@ -1,4 +1,6 @@
-"""The decoder, one sequence at a time: speculative says what plain says, and cycles compute what they claim to."""
+"""The decoder, one sequence at a time: speculative says what plain says, and cycles compute what
+they claim to.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ PAIRS: dict[str, dict[str, Any]] = {
     "full vocab, target head": {"head": "target", "draft_vocab_size": VOCAB, "aux_layers": (0, 3)},
 }
 CHAIN = Tree.from_paths([(0,), (0, 0), (0, 0, 0)])
-BUSHY = Tree.from_paths([(0,), (1,), (2,), (3,), (4,), (0, 0), (0, 1), (1, 0), (3, 0), (4, 0), (0, 1, 0), (3, 0, 0)])
+BUSHY = Tree.from_paths(
+    [(0,), (1,), (2,), (3,), (4,), (0, 0), (0, 1), (1, 0), (3, 0), (4, 0), (0, 1, 0), (3, 0, 0)]
+)
 WIDE = Tree.from_paths([(i,) for i in range(8)] + [(i, j) for i in range(3) for j in range(4)])
 LATE = Tree.from_paths([(0,), (1,), (2,), (2, 0), (2, 1), (2, 1, 0), (2, 1, 1)])
 DYNAMIC = DynamicTree(steps=3, topk=3, num_nodes=10)
@@ -184,7 +188,11 @@ def mix_slot_and_position(patch: Any) -> None:
 
 def shift_draft_position(by: Callable[[int, int], int]) -> Callable[[Any], None]:
     def plant(patch: Any) -> None:
-        patch.setattr(decoder_module, "draft_decode_position", lambda _m, length, position: by(length, position))
+        patch.setattr(
+            decoder_module,
+            "draft_decode_position",
+            lambda _m, length, position: by(length, position),
+        )
 
     return plant
 
@@ -193,7 +201,10 @@ FAULTS: dict[str, tuple[str, Callable[[Any], None]]] = {
     "draft KV reused": ("extend", lose_extend_rows),
     "features off by one row": ("extend", roll_features),
     "features not the target's": ("extend", stale_features),
-    "target KV not compacted": ("target", lambda patch: patch.setattr(KVCache, "move", lambda *_: None)),
+    "target KV not compacted": (
+        "target",
+        lambda patch: patch.setattr(KVCache, "move", lambda *_: None),
+    ),
     "rope delta lost in verify": ("target", lose_rope_delta("_verify")),
     "rope delta lost in extend": ("extend", lose_rope_delta("_extend")),
     "rope delta lost in propose": ("tree", shift_draft_position(lambda length, _: length)),
@@ -201,14 +212,21 @@ FAULTS: dict[str, tuple[str, Callable[[Any], None]]] = {
     "slot taken from position": ("target", mix_slot_and_position),
     "tree mask lost": (
         "tree",
-        lambda patch: patch.setattr(Tree, "mask", property(lambda t: torch.ones(2 * (t.num_nodes,)).tril().bool())),
+        lambda patch: patch.setattr(
+            Tree, "mask", property(lambda t: torch.ones(2 * (t.num_nodes,)).tril().bool())
+        ),
     ),
-    "d2t ignored": ("tokens", lambda patch: patch.setattr(DraftRunner, "target_ids", lambda _, ids: ids)),
+    "d2t ignored": (
+        "tokens",
+        lambda patch: patch.setattr(DraftRunner, "target_ids", lambda _, ids: ids),
+    ),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_planted_fault_in_the_loop_is_caught(pairs: Callable[[str], Pair], monkeypatch: Any, fault: str) -> None:
+def test_planted_fault_in_the_loop_is_caught(
+    pairs: Callable[[str], Pair], monkeypatch: Any, fault: str
+) -> None:
     pair = pairs("3d")
     key, plant = FAULTS[fault]
     plant(monkeypatch)
@@ -252,7 +270,9 @@ DYNAMIC_FAULTS: dict[str, tuple[str, Callable[[Any], None]]] = {
 
 
 @pytest.mark.parametrize("fault", DYNAMIC_FAULTS)
-def test_planted_fault_in_a_dynamic_tree_is_caught(pairs: Callable[[str], Pair], monkeypatch: Any, fault: str) -> None:
+def test_planted_fault_in_a_dynamic_tree_is_caught(
+    pairs: Callable[[str], Pair], monkeypatch: Any, fault: str
+) -> None:
     pair = pairs("3d")
     key, plant = DYNAMIC_FAULTS[fault]
     plant(monkeypatch)
@@ -278,13 +298,16 @@ def test_wrong_manifest_field_of_the_loop_is_caught(
     pair = pairs(name)
     found = errors(run(pair, make_prompt(pair, IMAGES, seed=1), BUSHY, **changes))
     assert found["extend"] > FAULT_FLOOR, found
-    assert found["target"] < FLOAT32_TOLERANCE  # a draft that is read wrongly never changes what is said
+    # a draft that is read wrongly never changes what is said
+    assert found["target"] < FLOAT32_TOLERANCE
 
 
 def test_wrong_embedding_table_is_caught(pairs: Callable[[str], Pair]) -> None:
     pair = pairs("3d")
     other = pairs("full vocab, target head").tables[0]
-    done = run(replace(pair, tables=(pair.tables[0], other)), make_prompt(pair, TEXT, seed=1), CHAIN)
+    done = run(
+        replace(pair, tables=(pair.tables[0], other)), make_prompt(pair, TEXT, seed=1), CHAIN
+    )
     assert errors(replace(done, pair=pair))["extend"] > FAULT_FLOOR
 
 
@@ -312,7 +335,9 @@ def test_run_decodes_plainly_once_the_tree_no_longer_fits(pairs: Callable[[str],
     assert rows + WIDE.num_nodes >= 50
 
 
-def test_tree_larger_than_max_seq_len_decodes_plainly_from_the_start(pairs: Callable[[str], Pair]) -> None:
+def test_tree_larger_than_max_seq_len_decodes_plainly_from_the_start(
+    pairs: Callable[[str], Pair],
+) -> None:
     pair = pairs("3d")
     prompt = make_prompt(pair, TEXT, seed=1)
     done = run(pair, prompt, WIDE, num_tokens=1000, max_seq_len=20)
@@ -328,7 +353,9 @@ def test_closing_a_run_early_returns_all_its_pages(
     pair, pool = pairs("3d"), shuffled_pool()
     recorder = Recorder()
     decoder = pair.decoder(recorder, 70, pair.drafting(recorder) if tree else None)
-    generator = decoder.run(pair.sequence(make_prompt(pair, IMAGES), pool, drafting=bool(tree)), tree)
+    generator = decoder.run(
+        pair.sequence(make_prompt(pair, IMAGES), pool, drafting=bool(tree)), tree
+    )
     for _ in range(passes):
         next(generator)
     assert (pool.num_free < NUM_PAGES - 1) == (passes > 0)

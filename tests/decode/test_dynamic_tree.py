@@ -23,7 +23,10 @@ DRAFT_VOCAB, SHIFT = 6, 100
 
 @dataclass(frozen=True)
 class Case:
-    """A batch over a table of few different rows, so that scores tie all the time. ``salt``: which path has which."""
+    """A batch over a table of few different rows, so that scores tie all the time.
+
+    ``salt``: which path has which.
+    """
 
     tree: DynamicTree
     rows: Tensor
@@ -37,7 +40,9 @@ class Case:
 
     def propose(self, tree: DynamicTree | Tree) -> Proposal:
         draft = TableDraft(self.table, self.lengths, self.positions, SHIFT)
-        made = Proposer(draft).propose(tree, draft.drafters([10 + b for b in range(len(self.lengths))]))  # type: ignore[arg-type]
+        made = Proposer(draft).propose(
+            tree, draft.drafters([10 + b for b in range(len(self.lengths))])
+        )
         assert draft.rows_run == tree.num_draft_rows
         return made
 
@@ -46,7 +51,8 @@ class Case:
 def cases(draw: st.DrawFn) -> Case:
     steps, topk = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     most = 1 + topk + (steps - 1) * topk * topk
-    levels = st.permutations([0.5 * i for i in range(DRAFT_VOCAB)])  # tokens of one row never tie: see topk
+    # tokens of one row never tie: see topk
+    levels = st.permutations([0.5 * i for i in range(DRAFT_VOCAB)])
     rows = torch.tensor(draw(st.lists(levels, min_size=1, max_size=3)))
     batch = draw(st.integers(1, 3))
     numbers = st.lists(st.integers(1, 50), min_size=batch, max_size=batch)
@@ -60,7 +66,9 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def check(case: Case) -> None:
-    """What is proposed is what brute force builds, and all that follows from parents agrees with them."""
+    """What is proposed is what brute force builds, and all that follows from parents agrees with
+    them.
+    """
     made = case.propose(case.tree)
     for b in range(len(case.lengths)):
         paths = paths_of(made.tokens[b], made.parents[b])
@@ -97,15 +105,20 @@ def test_static_tree_takes_the_ranks_of_its_shape_after_every_path(case: Case) -
 
 
 EQUAL = Case(DynamicTree(3, 3, 9), -32.0 * torch.arange(DRAFT_VOCAB)[None], 0, (5, 9), (5, 3))
-"""Every path is followed by the same log-probabilities, exactly 0, -32, -64, ...: a score depends on the ranks' sum."""
+"""Every path is followed by the same log-probabilities, exactly 0, -32, -64, ...: a score
+depends on the ranks' sum.
+"""
 ROWS = torch.tensor([[0.0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0], [1, 5, 0, 4, 2, 3]])
 VARIED = [Case(DynamicTree(4, 3, 16), ROWS, salt, (5, 9), (5, 3)) for salt in range(5)]
 
 
 def test_of_nodes_that_tie_the_earlier_is_kept() -> None:
-    sums = {0: [(0,), (0, 0), (0, 0, 0)], 1: [(1,), (0, 1), (1, 0), (0, 0, 1), (0, 1, 0)]}  # and not (1, 0, 0)
+    # and not (1, 0, 0)
+    sums = {0: [(0,), (0, 0), (0, 0, 0)], 1: [(1,), (0, 1), (1, 0), (0, 0, 1), (0, 1, 0)]}
     made = EQUAL.propose(EQUAL.tree)
-    kept = [tuple(token - SHIFT for token in path) for path in paths_of(made.tokens[0], made.parents[0])]
+    kept = [
+        tuple(token - SHIFT for token in path) for path in paths_of(made.tokens[0], made.parents[0])
+    ]
     assert kept == sorted([*sums[0], *sums[1]], key=lambda path: (len(path), path))
     check(EQUAL)
 
@@ -127,7 +140,8 @@ def test_ties_do_occur_in_these_tests() -> None:
 def test_every_budget_keeps_the_tree_of_the_one_before_and_one_node_more(num_nodes: int) -> None:
     trees = [replace(EQUAL.tree, num_nodes=n) for n in (num_nodes - 1, num_nodes)]
     smaller, larger = (
-        set(paths_of(made.tokens[0], made.parents[0])) for made in (EQUAL.propose(tree) for tree in trees)
+        set(paths_of(made.tokens[0], made.parents[0]))
+        for made in (EQUAL.propose(tree) for tree in trees)
     )
     assert smaller < larger
     assert len(larger) == num_nodes - 1
@@ -172,7 +186,9 @@ def wrong_place(**changes: Callable[[Any], Any]) -> Callable[[Any], None]:
 
     def plant(patch: Any) -> None:
         def metadata(**fields: Any) -> Any:
-            return original(**{**fields, **{name: change(fields[name]) for name, change in changes.items()}})
+            return original(
+                **{**fields, **{name: change(fields[name]) for name, change in changes.items()}}
+            )
 
         original = propose_module.AttentionMetadata
         patch.setattr(propose_module, "AttentionMetadata", metadata)
@@ -204,9 +220,13 @@ def forget_candidates(patch: Any) -> None:
 FAULTS: dict[str, Callable[[Any], None]] = {
     "features of another parent": feed_first_parent,
     "mask lost": wrong_place(mask=torch.ones_like),
-    "mask without ancestors": wrong_place(mask=lambda mask: torch.eye(mask.shape[1]).bool().expand_as(mask[..., -3:])),
+    "mask without ancestors": wrong_place(
+        mask=lambda mask: torch.eye(mask.shape[1]).bool().expand_as(mask[..., -3:])
+    ),
     "rows of a level overwrite those above": wrong_place(past=lambda past: [n + 1 for n in past]),
-    "rope position stands still": wrong_place(positions=lambda p: p - p + torch.tensor([5, 3])[:, None]),
+    "rope position stands still": wrong_place(
+        positions=lambda p: p - p + torch.tensor([5, 3])[:, None]
+    ),
     "nodes scored without their path": keep_without_parents,
     "last level forgotten": forget_candidates,
     "ancestors not followed to the root": lambda patch: patch.setattr(

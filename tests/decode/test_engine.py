@@ -40,7 +40,9 @@ def image() -> Image.Image:
     return Image.fromarray(pixels.byte().numpy())
 
 
-def test_generate_with_and_without_speculation_says_the_same(engine: Engine, image: Image.Image) -> None:
+def test_generate_with_and_without_speculation_says_the_same(
+    engine: Engine, image: Image.Image
+) -> None:
     for images in ((), (image,), (image, image)):
         options: dict[str, Any] = {"images": images, "max_tokens": 20, "ignore_eos": True}
         fast = engine.generate(PROMPT, **options)
@@ -61,12 +63,16 @@ def test_images_that_outgrow_the_memory_fail_their_request_in_one_line(
 
     with monkeypatch.context() as patch:
         patch.setattr(VisionRunner, "forward", full)
-        with pytest.raises(DeviceMemoryError, match=r"images of \d+ visual tokens need more memory .* Send fewer"):
+        with pytest.raises(
+            DeviceMemoryError, match=r"images of \d+ visual tokens need more memory .* Send fewer"
+        ):
             engine.generate(PROMPT, images=[image.rotate(90)], max_tokens=8)
     assert engine.generate(PROMPT, images=[image], max_tokens=8).token_ids == expected
 
 
-def test_bundles_with_and_without_weights_or_draft_say_the_same(pair: Path, engine: Engine, tmp_path: Path) -> None:
+def test_bundles_with_and_without_weights_or_draft_say_the_same(
+    pair: Path, engine: Engine, tmp_path: Path
+) -> None:
     expected = engine.generate(PROMPT, max_tokens=8).token_ids
     referenced = build(config_of(pair), output=tmp_path / "referenced", reference_weights=True)
     assert not (referenced.path / "weights").exists()
@@ -92,7 +98,8 @@ def test_target_without_deepstack_sees_images(tmp_path: Path, image: Image.Image
     engine = load(build(config_of(tmp_path)).path)
     options: dict[str, Any] = {"images": [image], "max_tokens": 9, "ignore_eos": True}
     assert (
-        engine.generate(PROMPT, **options).token_ids == engine.generate(PROMPT, **options, speculation=False).token_ids
+        engine.generate(PROMPT, **options).token_ids
+        == engine.generate(PROMPT, **options, speculation=False).token_ids
     )
 
 
@@ -137,7 +144,9 @@ def test_text_prompt_never_opens_the_vision_tower(pair: Path, image: Image.Image
     assert "_vision" in vars(engine)
 
 
-def test_prompts_past_the_limits_are_refused_in_one_line(engine: Engine, image: Image.Image) -> None:
+def test_prompts_past_the_limits_are_refused_in_one_line(
+    engine: Engine, image: Image.Image
+) -> None:
     for options, message in (
         ({"max_tokens": 0}, "max_tokens: expected a whole number of at least 1, got 0"),
         ({"max_tokens": 1.5}, "max_tokens: expected a whole number of at least 1, got 1.5"),
@@ -145,7 +154,10 @@ def test_prompts_past_the_limits_are_refused_in_one_line(engine: Engine, image: 
         ({"images": image}, "images: expected a list, got Image"),
         ({"videos": "clip.mp4"}, "videos: expected a list, got str"),
         ({"images": [torch.zeros(2, 2)]}, "image: expected a path, .* got Tensor"),
-        ({"prompt": [{"role": "user", "content": "a"}], "images": [image]}, "they stand in the messages"),
+        (
+            {"prompt": [{"role": "user", "content": "a"}], "images": [image]},
+            "they stand in the messages",
+        ),
         ({"prompt": "word " * 300}, "prompt: .* tokens, the limit is 199"),
     ):
         with pytest.raises(UserError, match=message) as error:
@@ -157,7 +169,7 @@ def test_prompts_past_the_limits_are_refused_in_one_line(engine: Engine, image: 
 
 
 def test_no_images_can_be_none(engine: Engine) -> None:
-    assert engine.prepare(PROMPT, images=None).token_ids.equal(engine.prepare(PROMPT).token_ids)  # type: ignore[arg-type]
+    assert engine.prepare(PROMPT, images=None).token_ids.equal(engine.prepare(PROMPT).token_ids)
 
 
 def replace_limits(engine: Engine, **changes: int) -> Engine:
@@ -168,10 +180,15 @@ def replace_limits(engine: Engine, **changes: int) -> Engine:
 
 def build_until(stage: str, pair: Path, output: Path) -> None:
     """Build, and be killed as ``stage`` begins."""
-    build(config_of(pair), output=output, progress=lambda now: now == stage and os.kill(os.getpid(), signal.SIGKILL))
+    build(
+        config_of(pair),
+        output=output,
+        progress=lambda now: now == stage and os.kill(os.getpid(), signal.SIGKILL),
+    )
 
 
-@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "engines"])  # of TensorRT bundles only
+# of TensorRT bundles only
+@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage != "engines"])
 def test_build_killed_at_any_stage_leaves_no_bundle_and_the_next_one_succeeds(
     pair: Path, tmp_path: Path, stage: str
 ) -> None:

@@ -34,7 +34,9 @@ class Pages(RuleBasedStateMachine):
         before, free = list(table._pages), self.pool.num_free
         wanted = -(-num_rows // PAGE_SIZE) - len(before)
         if wanted > free:
-            with pytest.raises(UserError, match=f"{wanted} more pages of 3 tokens wanted, {free} of 8 free"):
+            with pytest.raises(
+                UserError, match=f"{wanted} more pages of 3 tokens wanted, {free} of 8 free"
+            ):
                 table.reserve(num_rows)
             assert table._pages == before
             return
@@ -104,8 +106,13 @@ def test_fresh_pool_gives_low_pages_first_and_never_page_0() -> None:
     assert pool.num_free == 0
 
 
-@given(path=st.lists(st.integers(0, 14), min_size=1, max_size=8, unique=True).map(sorted), past=st.integers(0, 9))
-def test_move_of_an_accepted_path_equals_a_gather_and_touches_nothing_else(path: list[int], past: int) -> None:
+@given(
+    path=st.lists(st.integers(0, 14), min_size=1, max_size=8, unique=True).map(sorted),
+    past=st.integers(0, 9),
+)
+def test_move_of_an_accepted_path_equals_a_gather_and_touches_nothing_else(
+    path: list[int], past: int
+) -> None:
     cache = KVCache(2, 2, 3, NUM_PAGES * PAGE_SIZE, torch.float32)
     for _, buffer in cache.bindings():
         buffer.copy_(torch.arange(buffer.numel()).view(buffer.shape) + buffer.data_ptr() % 1009)
@@ -115,7 +122,10 @@ def test_move_of_an_accepted_path_equals_a_gather_and_touches_nothing_else(path:
     pool.give_back(order[::-1])
     table = PageTable(pool)
     table.reserve(24)
-    source, destination = table.slots(past + torch.tensor(path)), table.slots(past + torch.arange(len(path)))
+    source, destination = (
+        table.slots(past + torch.tensor(path)),
+        table.slots(past + torch.arange(len(path))),
+    )
     cache.move(source, destination)
     for name, buffer in cache.bindings():
         expected = before[name].clone()
@@ -139,10 +149,15 @@ def test_move_that_copies_row_by_row_in_the_wrong_order_is_caught() -> None:
 def test_cache_binds_one_buffer_to_input_and_output_of_each_layer() -> None:
     cache = KVCache(2, 2, 4, 12, torch.float16)
     bound = dict(cache.bindings())
-    assert set(bound) == {f"{side}_cache{out}.{layer}" for side in "kv" for out in ("", "_out") for layer in range(2)}
+    assert set(bound) == {
+        f"{side}_cache{out}.{layer}" for side in "kv" for out in ("", "_out") for layer in range(2)
+    }
     for side in "kv":
         for layer in range(2):
-            assert bound[f"{side}_cache.{layer}"].data_ptr() == bound[f"{side}_cache_out.{layer}"].data_ptr()
+            assert (
+                bound[f"{side}_cache.{layer}"].data_ptr()
+                == bound[f"{side}_cache_out.{layer}"].data_ptr()
+            )
     assert len({buffer.data_ptr() for buffer in bound.values()}) == 4
     assert all(buffer.is_contiguous() and buffer.shape == (12, 2, 4) for buffer in bound.values())
     assert cache.num_bytes == 2 * 2 * 12 * 2 * 4 * 2
@@ -150,6 +165,8 @@ def test_cache_binds_one_buffer_to_input_and_output_of_each_layer() -> None:
 
 
 def test_cache_that_does_not_fit_is_one_line() -> None:
-    with pytest.raises(UserError, match=r"KV cache: \d+\.\d GB for 16777216 tokens do not fit") as caught:
+    with pytest.raises(
+        UserError, match=r"KV cache: \d+\.\d GB for 16777216 tokens do not fit"
+    ) as caught:
         KVCache(10**4, 64, 256, 2**24, torch.float32)
     assert "\n" not in str(caught.value)

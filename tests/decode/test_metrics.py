@@ -69,7 +69,8 @@ def test_restarted_meter_has_forgotten_requests_and_knows_whether_cycles_draft()
 
 
 CYCLES = st.lists(
-    st.integers(0, 4).flatmap(lambda steps: st.tuples(st.integers(0, steps), st.just(steps))), max_size=30
+    st.integers(0, 4).flatmap(lambda steps: st.tuples(st.integers(0, steps), st.just(steps))),
+    max_size=30,
 )
 
 
@@ -81,14 +82,24 @@ def test_acceptance_by_position_of_any_cycles_of_any_depth(cycles: list[tuple[in
     found = snapshot(meter)
     deepest = max((steps for _, steps in cycles), default=0)
     assert found.proposed == tuple(sum(steps > i for _, steps in cycles) for i in range(deepest))
-    assert found.accepted == tuple(sum(accepted > i for accepted, _ in cycles) for i in range(deepest))
+    assert found.accepted == tuple(
+        sum(accepted > i for accepted, _ in cycles) for i in range(deepest)
+    )
     drafted = [accepted + 1 for accepted, steps in cycles if steps]
-    assert found.acceptance_length == (pytest.approx(sum(drafted) / len(drafted)) if drafted else None)
+    assert found.acceptance_length == (
+        pytest.approx(sum(drafted) / len(drafted)) if drafted else None
+    )
     assert all(0 <= share <= 1 for share in found.acceptance_by_position)
 
 
-@given(values=st.lists(st.one_of(st.floats(0, 100), st.sampled_from(SLOW_SECONDS + FAST_SECONDS)), max_size=30))
-def test_histogram_of_any_times_has_each_in_the_bucket_whose_bound_it_does_not_pass(values: list[float]) -> None:
+@given(
+    values=st.lists(
+        st.one_of(st.floats(0, 100), st.sampled_from(SLOW_SECONDS + FAST_SECONDS)), max_size=30
+    )
+)
+def test_histogram_of_any_times_has_each_in_the_bucket_whose_bound_it_does_not_pass(
+    values: list[float],
+) -> None:
     meter = Meter(0.0)
     for value in values:
         meter.first_token(value, value)
@@ -130,7 +141,9 @@ def test_monitor_warns_once_of_low_acceptance_and_names_probe(caplog: Any) -> No
 
 
 def test_monitor_goes_by_the_first_token_however_deep_trees_are(caplog: Any) -> None:
-    """Deep nodes are seldom asked for, and seldom right: neither says anything of how the draft is read."""
+    """Deep nodes are seldom asked for, and seldom right: neither says anything of how the draft
+    is read.
+    """
     silent, loud = Meter(0.5), Meter(0.5)
     for _ in range(200):
         silent.cycle(1, 3, 2, 0.01)
@@ -152,7 +165,9 @@ def test_monitor_goes_by_the_first_token_however_deep_trees_are(caplog: Any) -> 
         (0.0, [(0, 3)] * 1000),  # told not to mind
     ],
 )
-def test_monitor_keeps_silent_without_a_reason(floor: float, cycles: list[tuple[int, int]], caplog: Any) -> None:
+def test_monitor_keeps_silent_without_a_reason(
+    floor: float, cycles: list[tuple[int, int]], caplog: Any
+) -> None:
     meter = Meter(floor)
     for accepted, steps in cycles:
         meter.cycle(accepted, steps, accepted + 1, 0.01)

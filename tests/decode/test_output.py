@@ -19,7 +19,10 @@ TOKENIZER = train_tokenizer().backend_tokenizer
 
 
 class Words:
-    """In place of a tokenizer's decoder: each token is a text, the end token none. ``tail`` comes out at the flush."""
+    """In place of a tokenizer's decoder: each token is a text, the end token none.
+
+    ``tail`` comes out at the flush.
+    """
 
     def __init__(self, tail: str = "") -> None:
         self.tail = tail
@@ -65,16 +68,25 @@ def ref_answer(
 
 @given(
     tokens=st.lists(st.integers(0, 9), min_size=1, max_size=25),
-    stops=st.lists(st.sampled_from(["a", "bc", "cab", "cc", "abcab", " x", "b c", "\u00e9!"]), max_size=3),
+    stops=st.lists(
+        st.sampled_from(["a", "bc", "cab", "cc", "abcab", " x", "b c", "\u00e9!"]), max_size=3
+    ),
     stop_token_ids=st.lists(st.integers(0, 8), max_size=1),
     ignore_eos=st.booleans(),
     max_tokens=st.integers(1, 30),
     data=st.data(),
 )
 def test_any_answer_in_any_passes_ends_where_the_whole_text_says(
-    tokens: list[int], stops: list[str], stop_token_ids: list[int], ignore_eos: bool, max_tokens: int, data: Any
+    tokens: list[int],
+    stops: list[str],
+    stop_token_ids: list[int],
+    ignore_eos: bool,
+    max_tokens: int,
+    data: Any,
 ) -> None:
-    out = output(stop=stops, stop_token_ids=stop_token_ids, ignore_eos=ignore_eos, max_tokens=max_tokens)
+    out = output(
+        stop=stops, stop_token_ids=stop_token_ids, ignore_eos=ignore_eos, max_tokens=max_tokens
+    )
     chunks: list[Chunk] = []
     rest = tokens
     while rest and out.finish_reason is None:
@@ -83,7 +95,9 @@ def test_any_answer_in_any_passes_ends_where_the_whole_text_says(
         chunks.append(out.take(rest[:width]))
         rest = rest[width:]
         assert out.text == before + chunks[-1].text
-    ids, text, reason = ref_answer(tokens, stops, [*stop_token_ids, *([] if ignore_eos else [EOS])], max_tokens)
+    ids, text, reason = ref_answer(
+        tokens, stops, [*stop_token_ids, *([] if ignore_eos else [EOS])], max_tokens
+    )
     assert (out.token_ids, out.finish_reason) == (ids, reason)
     assert [token for chunk in chunks for token in chunk.token_ids] == ids
     assert [chunk.finish_reason for chunk in chunks] == [None] * (len(chunks) - 1) + [reason]
@@ -128,7 +142,10 @@ def test_text_that_may_become_a_stop_text_is_held_back_and_then_released() -> No
 
 
 def test_text_held_back_is_released_at_the_limit_and_at_an_end_token() -> None:
-    for out, passes in ((output(stop=["abc!"], max_tokens=2), ([0], [1])), (output(stop=["abc!"]), ([0], [1, EOS]))):
+    for out, passes in (
+        (output(stop=["abc!"], max_tokens=2), ([0], [1])),
+        (output(stop=["abc!"]), ([0], [1, EOS])),
+    ):
         assert "".join(chunk.text for chunk in take(out, *passes)) == "abc"
         assert out.finish_reason in {"length", "stop"}
 
@@ -142,7 +159,10 @@ def test_unfinished_character_comes_out_at_the_end_and_may_complete_a_stop_text(
 
 def test_full_sequence_ends_by_length_unless_it_ends_anyway() -> None:
     out = output(stop=["cx"])
-    assert [(c.text, c.finish_reason) for c in take(out, [0], [1], full=True)] == [("ab", None), ("c", "length")]
+    assert [(c.text, c.finish_reason) for c in take(out, [0], [1], full=True)] == [
+        ("ab", None),
+        ("c", "length"),
+    ]
     out = output()
     assert take(out, [0, EOS, 1], full=True)[-1] == Chunk((0, EOS), "ab", "stop")
 
@@ -150,7 +170,9 @@ def test_full_sequence_ends_by_length_unless_it_ends_anyway() -> None:
 def test_end_token_ends_only_where_it_is_not_ignored() -> None:
     assert take(output(), [0, EOS, 1])[-1] == Chunk((0, EOS), "ab", "stop")
     assert take(output(ignore_eos=True), [0, EOS, 1])[-1] == Chunk((0, EOS, 1), "abc", None)
-    assert take(output(ignore_eos=True, stop_token_ids=[EOS]), [0, EOS, 1])[-1] == Chunk((0, EOS), "ab", "stop")
+    assert take(output(ignore_eos=True, stop_token_ids=[EOS]), [0, EOS, 1])[-1] == Chunk(
+        (0, EOS), "ab", "stop"
+    )
 
 
 def test_stop_token_is_the_last_token_and_its_text_is_in_the_answer() -> None:
@@ -159,13 +181,20 @@ def test_stop_token_is_the_last_token_and_its_text_is_in_the_answer() -> None:
     assert out.text == "abx"
 
 
-@given(ids=st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1), min_size=1, max_size=30), width=st.integers(1, 5))
+@given(
+    ids=st.lists(st.integers(0, TOKENIZER.get_vocab_size() - 1), min_size=1, max_size=30),
+    width=st.integers(1, 5),
+)
 def test_text_of_any_ids_is_what_the_tokenizer_makes_of_them(ids: list[int], width: int) -> None:
     request = Request("prompt", max_tokens=len(ids), stop=["\0never", "never\0"])
     out = Output(request, StreamDecoder(TOKENIZER), ())
     chunks = take(out, *(ids[i : i + width] for i in range(0, len(ids), width)))
     assert out.finish_reason == "length"
-    assert "".join(chunk.text for chunk in chunks) == out.text == TOKENIZER.decode(ids, skip_special_tokens=True)
+    assert (
+        "".join(chunk.text for chunk in chunks)
+        == out.text
+        == TOKENIZER.decode(ids, skip_special_tokens=True)
+    )
 
 
 def test_stop_text_of_half_characters_is_found_once_they_are_whole() -> None:

@@ -1,4 +1,6 @@
-"""Speculation that knows when to stop: the table of a bundle, and decoding with it off and on again."""
+"""Speculation that knows when to stop: the table of a bundle, and decoding with it off and on
+again.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,13 @@ from trt_eagle3.errors import UserError
 CONFIG = SpeculationConfig(mode="chain", steps=5)
 
 
-def table(sizes: dict[int, int], *, machine: str | None = None, config: SpeculationConfig = CONFIG) -> TuningTable:
+def table(
+    sizes: dict[int, int], *, machine: str | None = None, config: SpeculationConfig = CONFIG
+) -> TuningTable:
     entries = [
-        TuningEntry(batch_size=size, num_draft_tokens=tokens, tokens_per_second={1: 1.0}, cycle_ms={1: 1.0})
+        TuningEntry(
+            batch_size=size, num_draft_tokens=tokens, tokens_per_second={1: 1.0}, cycle_ms={1: 1.0}
+        )
         for size, tokens in sizes.items()
     ]
     return TuningTable(
@@ -70,9 +76,18 @@ def test_batch_size_between_measured_ones_goes_by_the_next_larger(tmp_path: Path
         (table({1: 6}).model_dump_json().replace('"entries":[', '"entries":[7,'), "damaged"),
         (table({1: 6}, config=SpeculationConfig(steps=4)).model_dump_json(), "another speculation"),
         (table({1: 60}).model_dump_json(), "another speculation"),
-        (table({1: 6}).model_dump_json().replace('"num_draft_tokens":6', '"num_draft_tokens":0'), "damaged"),
-        (table({1: 6}).model_dump_json().replace('"entries":[', '"surplus":1,"entries":['), "damaged"),
-        (table({1: 6}).model_dump_json().replace('"schema_version":1', '"schema_version":2'), "damaged"),
+        (
+            table({1: 6}).model_dump_json().replace('"num_draft_tokens":6', '"num_draft_tokens":0'),
+            "damaged",
+        ),
+        (
+            table({1: 6}).model_dump_json().replace('"entries":[', '"surplus":1,"entries":['),
+            "damaged",
+        ),
+        (
+            table({1: 6}).model_dump_json().replace('"schema_version":1', '"schema_version":2'),
+            "damaged",
+        ),
     ],
 )
 def test_table_that_does_not_fit_is_refused(tmp_path: Path, text: str, reason: str) -> None:
@@ -88,7 +103,9 @@ def test_folder_in_place_of_the_table_is_refused(tmp_path: Path) -> None:
         read_plan(tmp_path, CONFIG, "cpu")
 
 
-def test_table_of_another_machine_counts_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_table_of_another_machine_counts_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write(tmp_path, table({1: 1}, machine="a mainframe").model_dump_json())
     with caplog.at_level(logging.WARNING, "trt_eagle3"):
         assert read_plan(tmp_path, CONFIG, "cpu").tree_for(1) is None
@@ -108,13 +125,18 @@ def test_shrunk_trees_have_so_many_nodes_and_no_more_levels_than_they_can_fill(c
         assert tree.num_nodes == count
         assert tree.steps <= min(config.steps, count - 1)
         if isinstance(tree, DynamicTree):
-            SpeculationConfig(mode="dynamic", steps=tree.steps, topk=tree.topk, num_draft_tokens=count)
+            SpeculationConfig(
+                mode="dynamic", steps=tree.steps, topk=tree.topk, num_draft_tokens=count
+            )
     assert shrunk(configs[0], 1) is None
-    assert shrunk(configs[0], count) == static_tree(SpeculationConfig(mode="chain", steps=count - 1))
+    assert shrunk(configs[0], count) == static_tree(
+        SpeculationConfig(mode="chain", steps=count - 1)
+    )
 
 
 def test_shrunk_static_trees_are_each_the_one_before_and_one_node_more() -> None:
-    paths = ((2,), (0,), (1,), (0, 1), (0, 1, 0), (2, 0), (0, 0))  # as a user may write them: some ranks are missing
+    # as a user may write them: some ranks are missing
+    paths = ((2,), (0,), (1,), (0, 1), (0, 1, 0), (2, 0), (0, 0))
     whole = SpeculationConfig(mode="tree", tree=paths)
     trees = [shrunk(whole, count) for count in range(2, 9)]
     kept = [set(tree.paths) for tree in trees if isinstance(tree, Tree)]
@@ -125,7 +147,9 @@ def test_shrunk_static_trees_are_each_the_one_before_and_one_node_more() -> None
 
 @settings(max_examples=50)
 @given(salt=st.integers(0, 1000), steps=st.integers(1, 4), topk=st.integers(1, 4), data=st.data())
-def test_shrunk_dynamic_tree_is_what_is_best_of_the_whole_one(salt: int, steps: int, topk: int, data: Any) -> None:
+def test_shrunk_dynamic_tree_is_what_is_best_of_the_whole_one(
+    salt: int, steps: int, topk: int, data: Any
+) -> None:
     """Fewer levels are grown, and nothing is lost by that."""
     count = data.draw(st.integers(2, 1 + topk + (steps - 1) * topk**2))
     config = SpeculationConfig(mode="dynamic", steps=steps, topk=topk)
@@ -141,7 +165,9 @@ def test_shrunk_dynamic_tree_is_what_is_best_of_the_whole_one(salt: int, steps: 
 
 @pytest.mark.parametrize("cached", [False, True])
 @pytest.mark.parametrize("run_of", [1, 2, 5, 9])  # 9: more than a prefill chunk
-def test_speculation_off_and_on_again_says_the_same_and_asks_the_draft_again(run_of: int, cached: bool) -> None:
+def test_speculation_off_and_on_again_says_the_same_and_asks_the_draft_again(
+    run_of: int, cached: bool
+) -> None:
     for index in range(len(prompts())):
         solo(index)
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
@@ -157,7 +183,9 @@ def test_speculation_off_and_on_again_says_the_same_and_asks_the_draft_again(run
     for sequence in asked.values():
         scheduler.add(sequence)
     output_ids = finish(scheduler)
-    assert {i: output_ids[id(s)][:MAX_TOKENS] for i, s in asked.items()} == {i: solo(i) for i in asked}
+    assert {i: output_ids[id(s)][:MAX_TOKENS] for i, s in asked.items()} == {
+        i: solo(i) for i in asked
+    }
 
 
 def drafts(tree_for: Callable[[int], AnyTree | None]) -> dict[int, torch.Tensor]:

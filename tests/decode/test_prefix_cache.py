@@ -1,4 +1,6 @@
-"""Pages of past prompts: reused where a prompt begins alike, and nowhere else; evicted in the right order."""
+"""Pages of past prompts: reused where a prompt begins alike, and nowhere else; evicted in the
+right order.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.multimodal import PixelPatches
 
 
-def reused(first: Prompt, second: Prompt, *, drafting: tuple[bool, bool] = (True, True)) -> tuple[int, list[int]]:
+def reused(
+    first: Prompt, second: Prompt, *, drafting: tuple[bool, bool] = (True, True)
+) -> tuple[int, list[int]]:
     """Rows that ``second`` took over from ``first``, and what it said."""
     pool = PagePool(2 * NUM_PAGES, PAGE_SIZE)
     scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: CHAIN)
@@ -63,11 +67,14 @@ def continued(prompt: Prompt, token_ids: list[int]) -> Prompt:
 def test_prompts_that_begin_with_the_same_images_share_their_pages() -> None:
     first = prompts()[1]
     second = continued(first, [3, 1, 4, 1, 5, 9])
-    expected = run(pair(), second, None, num_tokens=MAX_TOKENS, max_seq_len=MAX_SEQ_LEN).tokens[:MAX_TOKENS]
+    expected = run(pair(), second, None, num_tokens=MAX_TOKENS, max_seq_len=MAX_SEQ_LEN).tokens[
+        :MAX_TOKENS
+    ]
     seen: list[int] = []
     blind = dataclasses.replace(second, encode_images=lambda: seen.append(1))
     rows, output_ids = reused(first, blind)
-    assert rows == 16  # of the 18 of the first prompt; what it said after them is not what the second one goes on with
+    # of the 18 of the first prompt; what it said after them is not what the second one goes on with
+    assert rows == 16
     assert output_ids == expected
     assert not seen, "all visual rows are in reused pages: the vision tower need not run"
 
@@ -78,7 +85,9 @@ def test_another_image_at_the_same_place_is_not_reused() -> None:
     other = dataclasses.replace(
         other, token_ids=first.token_ids, media=((b"another", first.media[0][1]), first.media[1])
     )
-    expected = run(pair(), other, None, num_tokens=MAX_TOKENS, max_seq_len=MAX_SEQ_LEN).tokens[:MAX_TOKENS]
+    expected = run(pair(), other, None, num_tokens=MAX_TOKENS, max_seq_len=MAX_SEQ_LEN).tokens[
+        :MAX_TOKENS
+    ]
     rows, output_ids = reused(first, other)
     assert rows == 0  # the image begins within the first page
     assert output_ids == expected
@@ -174,9 +183,13 @@ def test_page_keys_are_made_once() -> None:
     assert page_keys(sequence, 9, PAGE_SIZE) == keys
 
 
-def test_planted_fault_pages_known_by_their_length_alone_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_fault_pages_known_by_their_length_alone_are_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     other = make_prompt(pair(), [9], seed=9)
-    expected = run(pair(), other, None, num_tokens=MAX_TOKENS, max_seq_len=MAX_SEQ_LEN).tokens[:MAX_TOKENS]
+    expected = run(pair(), other, None, num_tokens=MAX_TOKENS, max_seq_len=MAX_SEQ_LEN).tokens[
+        :MAX_TOKENS
+    ]
     assert reused(prompts()[3], other) == (0, expected)
 
     def by_length(sequence: SequenceState, num_rows: int, page_size: int) -> list[bytes]:

@@ -49,7 +49,9 @@ def test_lists_may_be_none_and_become_tuples() -> None:
 
 
 def test_pictures_of_messages_stand_in_the_messages() -> None:
-    with pytest.raises(UserError, match="images and videos: of a list of messages they stand in the messages"):
+    with pytest.raises(
+        UserError, match="images and videos: of a list of messages they stand in the messages"
+    ):
         Request([{"role": "user", "content": "hello"}], images=["a.png"])
 
 
@@ -59,8 +61,27 @@ def test_pictures_of_messages_stand_in_the_messages() -> None:
         (Request("a"), False),
         (Request("a", images=["a.png"]), True),
         (Request("a", videos=["frames"]), True),
-        (Request([{"role": "user", "content": "a"}, {"role": "user", "content": ["b", {"type": "text"}]}, 5]), False),
-        (Request([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url"}]}]), True),
+        (
+            Request(
+                [
+                    {"role": "user", "content": "a"},
+                    {"role": "user", "content": ["b", {"type": "text"}]},
+                    5,
+                ]
+            ),
+            False,
+        ),
+        (
+            Request(
+                [
+                    {
+                        "role": "user",
+                        "content": [{"type": "text", "text": "a"}, {"type": "image_url"}],
+                    }
+                ]
+            ),
+            True,
+        ),
     ],
 )
 def test_request_knows_whether_there_is_more_than_text(request_: Request, has_media: bool) -> None:

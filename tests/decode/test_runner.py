@@ -74,8 +74,12 @@ def test_vision_runner_pads_to_a_bucket_and_returns_what_was_asked() -> None:
     assert session.given["rope_positions"].shape == (2, 640)
 
 
-@pytest.mark.parametrize(("count", "limit", "padded"), [(600, 616, 616), (600, 600, 600), (4000, 4096, 4000)])
-def test_vision_runner_pads_no_further_than_the_limit_and_no_large_images(count: int, limit: int, padded: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "limit", "padded"), [(600, 616, 616), (600, 600, 600), (4000, 4096, 4000)]
+)
+def test_vision_runner_pads_no_further_than_the_limit_and_no_large_images(
+    count: int, limit: int, padded: int
+) -> None:
     session = _Recording()
     rows = vision_rows(torch.tensor([[1, 2, count // 2]]), 2, 4).inputs()
     VisionRunner(session, merge_size=2, bucket_limit=limit).forward(torch.randn(count, 3), rows)

@@ -1,4 +1,6 @@
-"""Sampling and penalties through the whole decoder, against transformers' logits of the random pair."""
+"""Sampling and penalties through the whole decoder, against transformers' logits of the random
+pair.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,18 @@ TREES: dict[str, AnyTree | None] = {
     "dynamic tree": DynamicTree(steps=3, topk=3, num_nodes=10),
 }
 LAYOUTS: dict[str, list[Any]] = {"text": [9], "image": [3, (2, 2), 2]}
-SAMPLING = Sampling(temperature=0.8, top_k=9, top_p=0.95, repetition_penalty=1.2, presence_penalty=0.3)
+SAMPLING = Sampling(
+    temperature=0.8, top_k=9, top_p=0.95, repetition_penalty=1.2, presence_penalty=0.3
+)
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return make_pair(tmp_path_factory.mktemp("pair"), seed=2, rope=RopeSpec.plain(8, 1e4, "interleaved", (2, 1, 1)))
+    return make_pair(
+        tmp_path_factory.mktemp("pair"),
+        seed=2,
+        rope=RopeSpec.plain(8, 1e4, "interleaved", (2, 1, 1)),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -46,10 +54,16 @@ def decoder(pair: Pair) -> Decoder:
     text, m = pair.target.spec.text, pair.draft.manifest
     slots = NUM_PAGES * PAGE_SIZE
     cache = KVCache(text.num_layers, text.num_kv_heads, text.head_dim, slots, torch.float32)
-    target = TargetRunner(pair.sessions["target"], cache, pair.tables[0], pair.target.spec.num_deepstack)
+    target = TargetRunner(
+        pair.sessions["target"], cache, pair.tables[0], pair.target.spec.num_deepstack
+    )
     cache = KVCache(m.num_layers, m.num_kv_heads, m.head_dim, slots, torch.float32)
-    draft = DraftRunner(pair.sessions["fuse"], pair.sessions["draft"], cache, pair.tables[1], pair.d2t)
-    return Decoder(target, Drafting(Proposer(draft), m), max_seq_len=96, prefill_chunk=PREFILL_CHUNK)
+    draft = DraftRunner(
+        pair.sessions["fuse"], pair.sessions["draft"], cache, pair.tables[1], pair.d2t
+    )
+    return Decoder(
+        target, Drafting(Proposer(draft), m), max_seq_len=96, prefill_chunk=PREFILL_CHUNK
+    )
 
 
 def logits_after(pair: Pair, prompt: Prompt, answer: Sequence[int]) -> list[float]:
@@ -64,10 +78,19 @@ def logits_after(pair: Pair, prompt: Prompt, answer: Sequence[int]) -> list[floa
     return states.logits[-1].tolist()  # type: ignore[no-any-return]
 
 
-def answers(decoder: Decoder, prompt: Prompt, tree: AnyTree | None, samplings: Sequence[Sampling], count: int) -> Any:
+def answers(
+    decoder: Decoder,
+    prompt: Prompt,
+    tree: AnyTree | None,
+    samplings: Sequence[Sampling],
+    count: int,
+) -> Any:
     """``count`` tokens of each of a batch, and how many cycles that took."""
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
-    batch = [SequenceState(prompt, pool, VOCAB, sampling, drafting=tree is not None) for sampling in samplings]
+    batch = [
+        SequenceState(prompt, pool, VOCAB, sampling, drafting=tree is not None)
+        for sampling in samplings
+    ]
     for s in batch:
         s.pages.reserve(len(prompt.token_ids))
     while not batch[0].prefilled:
@@ -93,7 +116,9 @@ def exact(pair: Pair) -> dict[str, Tensor]:
         prompt = make_prompt(pair, layout, seed=1)
         output_ids = prompt.token_ids.tolist()
 
-        def after(*answer: int, prompt: Prompt = prompt, output_ids: list[int] = output_ids) -> Tensor:
+        def after(
+            *answer: int, prompt: Prompt = prompt, output_ids: list[int] = output_ids
+        ) -> Tensor:
             logits = ref_penalised(logits_after(pair, prompt, answer), output_ids, answer, SAMPLING)
             return torch.tensor(ref_probs(logits, SAMPLING), dtype=torch.float64)
 
@@ -102,7 +127,8 @@ def exact(pair: Pair) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("tree", "layout"), [*((tree, "text") for tree in TREES), ("static tree", "image"), ("dynamic tree", "image")]
+    ("tree", "layout"),
+    [*((tree, "text") for tree in TREES), ("static tree", "image"), ("dynamic tree", "image")],
 )
 def test_first_tokens_of_sampled_answers_have_transformers_probabilities(
     pair: Pair, decoder: Decoder, exact: dict[str, Tensor], tree: str, layout: str
@@ -119,15 +145,26 @@ def test_first_tokens_of_sampled_answers_have_transformers_probabilities(
     first, second, third = torch.tensor(output_ids).T
     probs = exact[layout]
     values = [p_value(torch.bincount(first, minlength=VOCAB), probs.sum(1))]
-    values.append(p_value(torch.bincount(first * VOCAB + second, minlength=VOCAB**2).view(VOCAB, VOCAB), probs))
-    begun = divmod(int(torch.mode(first * VOCAB + second).values), VOCAB)  # the third token after the commonest two
-    logits = ref_penalised(logits_after(pair, prompt, begun), prompt.token_ids.tolist(), begun, SAMPLING)
+    values.append(
+        p_value(
+            torch.bincount(first * VOCAB + second, minlength=VOCAB**2).view(VOCAB, VOCAB), probs
+        )
+    )
+    # the third token after the commonest two
+    begun = divmod(int(torch.mode(first * VOCAB + second).values), VOCAB)
+    logits = ref_penalised(
+        logits_after(pair, prompt, begun), prompt.token_ids.tolist(), begun, SAMPLING
+    )
     after = third[(first == begun[0]) & (second == begun[1])]
     values.append(
-        p_value(torch.bincount(after, minlength=VOCAB), torch.tensor(ref_probs(logits, SAMPLING), dtype=torch.float64))
+        p_value(
+            torch.bincount(after, minlength=VOCAB),
+            torch.tensor(ref_probs(logits, SAMPLING), dtype=torch.float64),
+        )
     )
     assert min(values) > FALSE_ALARM, values
-    assert (num_cycles < 2 * BATCH * BATCHES) == (tree != "plain")  # drafts were accepted now and then
+    # drafts were accepted now and then
+    assert (num_cycles < 2 * BATCH * BATCHES) == (tree != "plain")
 
 
 def test_biased_sampler_is_caught_through_the_decoder(
@@ -138,7 +175,9 @@ def test_biased_sampler_is_caught_through_the_decoder(
     prompt = make_prompt(pair, LAYOUTS["text"], seed=1)
     counts = torch.zeros(VOCAB, VOCAB, dtype=torch.int64)
     for batch in range(4):
-        samplings = [replace(SAMPLING, seed=seed) for seed in range(batch * BATCH, (batch + 1) * BATCH)]
+        samplings = [
+            replace(SAMPLING, seed=seed) for seed in range(batch * BATCH, (batch + 1) * BATCH)
+        ]
         for first, second in answers(decoder, prompt, TREES["static tree"], samplings, 2)[0]:
             counts[first, second] += 1
     assert p_value(counts, exact["text"]) < FALSE_ALARM
@@ -151,14 +190,19 @@ GREEDY_PENALTIES = [
 ]
 
 
-def test_greedy_with_penalties_says_what_transformers_logits_say_in_every_mode(pair: Pair, decoder: Decoder) -> None:
+def test_greedy_with_penalties_says_what_transformers_logits_say_in_every_mode(
+    pair: Pair, decoder: Decoder
+) -> None:
     prompt = make_prompt(pair, LAYOUTS["image"], seed=3)
     expected = []
     for sampling in GREEDY_PENALTIES:
         output_ids: list[int] = []
         while len(output_ids) < 24:
             logits = ref_penalised(
-                logits_after(pair, prompt, output_ids), prompt.token_ids.tolist(), output_ids, sampling
+                logits_after(pair, prompt, output_ids),
+                prompt.token_ids.tolist(),
+                output_ids,
+                sampling,
             )
             output_ids.append(logits.index(max(logits)))
         expected.append(output_ids)
@@ -173,12 +217,14 @@ def test_greedy_with_penalties_says_what_transformers_logits_say_in_every_mode(p
 
 
 @pytest.mark.parametrize("tree", TREES)
-def test_same_seed_same_request_same_batch_shape_gives_the_same_tokens(pair: Pair, decoder: Decoder, tree: str) -> None:
+def test_same_seed_same_request_same_batch_shape_gives_the_same_tokens(
+    pair: Pair, decoder: Decoder, tree: str
+) -> None:
     prompt = make_prompt(pair, LAYOUTS["image"], seed=1)
 
     def output_ids(*seeds: int) -> list[list[int]]:
         samplings = [Sampling(temperature=1.0, seed=seed) for seed in seeds]
-        return answers(decoder, prompt, TREES[tree], samplings, 25)[0]  # type: ignore[no-any-return]
+        return answers(decoder, prompt, TREES[tree], samplings, 25)[0]
 
     first, again = output_ids(1, 2, 1), output_ids(1, 2, 1)
     assert first == again

@@ -19,7 +19,10 @@ from trt_eagle3.decode.tree import Tree
 from trt_eagle3.errors import UserError
 
 FLOAT64_TOLERANCE = 1e-12
-"""Of probabilities. Origin: some hundred float64 roundings of 1e-16 each; the worst of 5,000 cases was 2.2e-16."""
+"""Of probabilities.
+
+Origin: some hundred float64 roundings of 1e-16 each; the worst of 5,000 cases was 2.2e-16.
+"""
 
 VOCAB = 9
 TREE = Tree.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1)])
@@ -41,7 +44,9 @@ def settings(draw: st.DrawFn) -> Sampling:
 
 
 ROWS = st.lists(
-    st.lists(st.integers(-6, 6).map(lambda n: n / 4), min_size=VOCAB, max_size=VOCAB), min_size=1, max_size=5
+    st.lists(st.integers(-6, 6).map(lambda n: n / 4), min_size=VOCAB, max_size=VOCAB),
+    min_size=1,
+    max_size=5,
 )
 """Logits among which many tie."""
 
@@ -71,7 +76,9 @@ def test_target_probs_of_any_logits_and_filters_equal_sort_and_scan(
         ([5.0, 4.0, 3.0, 2.0], Sampling(1.0, top_k=2**31 - 1), [0, 1, 2, 3]),
     ],
 )
-def test_tokens_at_the_edge_of_a_filter(logits: list[float], sampling: Sampling, kept: list[int]) -> None:
+def test_tokens_at_the_edge_of_a_filter(
+    logits: list[float], sampling: Sampling, kept: list[int]
+) -> None:
     assert target_probs(torch.tensor([logits]), sampling)[0].nonzero().flatten().tolist() == kept
 
 
@@ -81,7 +88,9 @@ def test_top_p_of_a_large_vocabulary_is_as_if_all_were_sorted(
     scale: float, top_p: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From even rows, whose likeliest are too few, to peaked ones; ties at the edge among them."""
-    logits = (torch.randn(3, 5000, generator=torch.Generator().manual_seed(1)) * scale).round(decimals=2)
+    logits = (torch.randn(3, 5000, generator=torch.Generator().manual_seed(1)) * scale).round(
+        decimals=2
+    )
     found = target_probs(logits, Sampling(1.0, top_p=top_p))
     monkeypatch.setattr(sampling_module, "_FEW", 5000)
     assert torch.equal(found, target_probs(logits, Sampling(1.0, top_p=top_p)))
@@ -89,7 +98,12 @@ def test_top_p_of_a_large_vocabulary_is_as_if_all_were_sorted(
 
 def test_top_p_counts_of_what_top_k_left() -> None:
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()  # after top_k 2: 4/7, 3/7
-    assert target_probs(logits, Sampling(1.0, top_k=2, top_p=0.55))[0].tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert target_probs(logits, Sampling(1.0, top_k=2, top_p=0.55))[0].tolist() == [
+        1.0,
+        0.0,
+        0.0,
+        0.0,
+    ]
     assert int((target_probs(logits, Sampling(1.0, top_p=0.55)) > 0).sum()) == 2
 
 
@@ -112,7 +126,9 @@ def test_sampling_is_greedy_unless_told_otherwise() -> None:
 
 @st.composite
 def penalised(draw: st.DrawFn) -> tuple[Sampling, list[int], list[int], list[int], torch.Tensor]:
-    """Penalties, prompt, answer (its last token is the root), tokens at the nodes of TREE, logits."""
+    """Penalties, prompt, answer (its last token is the root), tokens at the nodes of TREE,
+    logits.
+    """
     sampling = Sampling(
         temperature=draw(st.sampled_from([0.0, 1.0])),
         repetition_penalty=draw(st.sampled_from([0.5, 1.0, 1.3])),
@@ -122,7 +138,9 @@ def penalised(draw: st.DrawFn) -> tuple[Sampling, list[int], list[int], list[int
     tokens = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=4)
     prompt, answer = draw(tokens), draw(tokens)
     nodes = [answer[-1], *draw(st.lists(st.integers(0, VOCAB - 1), min_size=8, max_size=8))]
-    logits = torch.randn(TREE.num_nodes, VOCAB, generator=torch.Generator().manual_seed(draw(st.integers(0, 99))))
+    logits = torch.randn(
+        TREE.num_nodes, VOCAB, generator=torch.Generator().manual_seed(draw(st.integers(0, 99)))
+    )
     return sampling, prompt, answer, nodes, logits
 
 
@@ -146,9 +164,13 @@ def test_penalties_of_a_tree_are_those_of_each_path_alone(monkeypatch: Any) -> N
         before = logits.clone()
         sampler.verdict(logits, torch.tensor(nodes), torch.tensor(TREE.parents), TREE.mask)
         assert torch.equal(logits, before), "the target's logits were written over"
-        paths = [[nodes[j] for j in range(TREE.num_nodes) if TREE.mask[i, j]] for i in range(TREE.num_nodes)]
+        paths = [
+            [nodes[j] for j in range(TREE.num_nodes) if TREE.mask[i, j]]
+            for i in range(TREE.num_nodes)
+        ]
         expected = [
-            ref_penalised(row, prompt, answer + path, sampling) for row, path in zip(logits, paths, strict=True)
+            ref_penalised(row, prompt, answer + path, sampling)
+            for row, path in zip(logits, paths, strict=True)
         ]
         torch.testing.assert_close(judged[-1], torch.tensor(expected), rtol=1e-6, atol=1e-6)
 
@@ -156,7 +178,8 @@ def test_penalties_of_a_tree_are_those_of_each_path_alone(monkeypatch: Any) -> N
 
 
 @pytest.mark.parametrize(
-    "mask", [torch.eye(TREE.num_nodes).bool(), torch.ones(TREE.num_nodes, TREE.num_nodes).tril().bool()]
+    "mask",
+    [torch.eye(TREE.num_nodes).bool(), torch.ones(TREE.num_nodes, TREE.num_nodes).tril().bool()],
 )
 def test_penalties_by_a_wrong_mask_are_caught(mask: torch.Tensor) -> None:
     sampling = Sampling(0.0, presence_penalty=50.0)
@@ -167,18 +190,22 @@ def test_penalties_by_a_wrong_mask_are_caught(mask: torch.Tensor) -> None:
         logits = torch.arange(VOCAB).expand(TREE.num_nodes, -1) * -1.0
         return sampler.verdict(logits, nodes, torch.tensor(TREE.parents), mask).bonus
 
-    assert says(TREE.mask).tolist() == [1, 2, 1, 1, 2, 2, 1, 2, 2]  # the least token that is not on the path
+    # the least token that is not on the path
+    assert says(TREE.mask).tolist() == [1, 2, 1, 1, 2, 2, 1, 2, 2]
     assert not torch.equal(says(mask), says(TREE.mask))
 
 
 def test_image_tokens_of_a_prompt_and_tokens_said_before_a_preemption_count() -> None:
-    sampler = Sampler(Sampling(0.0, repetition_penalty=2.0, presence_penalty=1.0), torch.tensor([5, 5, 5]), VOCAB)
+    sampler = Sampler(
+        Sampling(0.0, repetition_penalty=2.0, presence_penalty=1.0), torch.tensor([5, 5, 5]), VOCAB
+    )
     logits = torch.tensor([4.0, 3.9, 3.8, 0.0, 0.0, 4.1, 0.0, 0.0, 0.0])
     output_ids = []
     for _ in range(4):
         output_ids.append(int(sampler.first(logits)))
         sampler.remember(output_ids[-1:])
-    assert output_ids == [0, 1, 2, 5]  # 5 is worth 2.05 at first; then 0 to 2 are worth 1, 0.95, 0.9, and 5 again 1.05
+    # 5 is worth 2.05 at first; then 0 to 2 are worth 1, 0.95, 0.9, and 5 again 1.05
+    assert output_ids == [0, 1, 2, 5]
 
 
 # Random numbers
@@ -210,7 +237,9 @@ def test_first_token_has_the_targets_probabilities() -> None:
     sampling = Sampling(0.7, top_k=6, top_p=0.95, repetition_penalty=1.3, seed=3)
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1))
     sampler = Sampler(sampling, torch.tensor([1, 4]), VOCAB)
-    counts = torch.bincount(torch.stack([sampler.first(logits) for _ in range(2000)]), minlength=VOCAB)
+    counts = torch.bincount(
+        torch.stack([sampler.first(logits) for _ in range(2000)]), minlength=VOCAB
+    )
     exact = ref_probs(ref_penalised(logits.tolist(), [1, 4], [], sampling), sampling)
     assert p_value(counts, torch.tensor(exact, dtype=torch.float64)) > FALSE_ALARM
 
@@ -219,12 +248,16 @@ def test_greedy_verdict_draws_no_random_number(monkeypatch: Any) -> None:
     monkeypatch.setattr(Sampler, "_draw", no_numbers)
     sampler = Sampler(Sampling(0.0, presence_penalty=0.5), torch.tensor([1]), VOCAB)
     logits = torch.randn(TREE.num_nodes, VOCAB, generator=torch.Generator().manual_seed(1))
-    verdict = sampler.verdict(logits, torch.arange(TREE.num_nodes), torch.tensor(TREE.parents), TREE.mask)
+    verdict = sampler.verdict(
+        logits, torch.arange(TREE.num_nodes), torch.tensor(TREE.parents), TREE.mask
+    )
     assert set(verdict.accept.tolist()) <= {0.0, 1.0}
 
 
 @pytest.mark.parametrize("number", [0.0, 0.5, 1 - 2**-53])
-def test_bonus_is_never_a_token_without_probability_nor_a_child(number: float, monkeypatch: Any) -> None:
+def test_bonus_is_never_a_token_without_probability_nor_a_child(
+    number: float, monkeypatch: Any
+) -> None:
     monkeypatch.setattr(Sampler, "_draw", lambda _: torch.tensor([number], dtype=torch.float64))
     sampler = Sampler(Sampling(1.0, top_k=5), torch.tensor([0]), VOCAB)
     nodes = torch.arange(TREE.num_nodes)  # node i has token i, so node 0 must not say 1, 2 or 3
@@ -251,8 +284,29 @@ def test_uniform_numbers_are_below_one_and_fill_the_interval() -> None:
 
 NUMBERS = ["temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty"]
 WHOLE = ["top_k", "seed"]
-NO_NUMBERS: list[Any] = [True, False, "1", None, [1.0], math.nan, math.inf, -math.inf, 10**400, -(10**400), 10**5000]
-NO_NUMBERS += [1j, b"1", {}, np.zeros((2, 2)), torch.zeros(2, 2), torch.ones(()), "a\nb" * 30, np.float32(0.5)]
+NO_NUMBERS: list[Any] = [
+    True,
+    False,
+    "1",
+    None,
+    [1.0],
+    math.nan,
+    math.inf,
+    -math.inf,
+    10**400,
+    -(10**400),
+    10**5000,
+]
+NO_NUMBERS += [
+    1j,
+    b"1",
+    {},
+    np.zeros((2, 2)),
+    torch.zeros(2, 2),
+    torch.ones(()),
+    "a\nb" * 30,
+    np.float32(0.5),
+]
 
 
 @pytest.mark.parametrize("value", NO_NUMBERS, ids=lambda value: type(value).__name__)
@@ -260,7 +314,9 @@ NO_NUMBERS += [1j, b"1", {}, np.zeros((2, 2)), torch.zeros(2, 2), torch.ones(())
 def test_what_is_no_finite_number_is_refused_by_name_in_one_line(name: str, value: Any) -> None:
     if name == "seed" and value is None:
         return
-    with pytest.raises(UserError, match=f"^{name}: expected a (whole )?number (from|above) .*, got ") as error:
+    with pytest.raises(
+        UserError, match=f"^{name}: expected a (whole )?number (from|above) .*, got "
+    ) as error:
         Sampling(**{name: value})
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 160
@@ -281,7 +337,9 @@ BOUNDS: dict[str, tuple[list[Any], list[Any]]] = {
 def test_bounds_of_each_value_are_as_said(name: str) -> None:
     taken, refused = BOUNDS[name]
     for value in taken:
-        Sampler(Sampling(**{"temperature": 1.0, name: value}), torch.tensor([0]), VOCAB).first(torch.zeros(VOCAB))
+        Sampler(Sampling(**{"temperature": 1.0, name: value}), torch.tensor([0]), VOCAB).first(
+            torch.zeros(VOCAB)
+        )
     for value in refused:
         with pytest.raises(UserError, match=f"^{name}: expected"):
             Sampling(**{name: value})

@@ -1,4 +1,6 @@
-"""The scheduler: batches, scarce pages, sequences that fail or whose readers lag; every answer as if it were alone."""
+"""The scheduler: batches, scarce pages, sequences that fail or whose readers lag; every answer
+as if it were alone.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +52,12 @@ def test_batch_of_mixed_sequences_says_what_each_says_alone(tree: str) -> None:
 
 
 @pytest.mark.parametrize("tree", ["chain", "bushy", "dynamic"])
-def test_batch_whose_shapes_stand_still_says_what_each_says_alone(tree: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, where CUDA graphs want them: page tables of one length, and the draft's rows as wide as the tree."""
+def test_batch_whose_shapes_stand_still_says_what_each_says_alone(
+    tree: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, where CUDA graphs want them: page tables of one length, and the draft's rows
+    as wide as the tree.
+    """
     expected = [solo(i) for i in range(len(LAYOUTS))]
     shape = TREES[tree]
     assert shape is not None
@@ -84,7 +90,9 @@ def test_batch_whose_shapes_stand_still_says_what_each_says_alone(tree: str, mon
     output_ids = finish(scheduler)
     assert [output_ids[id(s)][:MAX_TOKENS] for s in asked] == expected
     assert tables == {MAX_SEQ_LEN // PAGE_SIZE}
-    assert after_cycles == {1, shape.num_nodes}, "the tree's, and 1 where nobody of a batch has room for it"
+    assert after_cycles == {1, shape.num_nodes}, (
+        "the tree's, and 1 where nobody of a batch has room for it"
+    )
 
 
 def test_long_prompt_stalls_nobody_for_longer_than_a_chunk() -> None:
@@ -147,7 +155,8 @@ def test_sequence_that_has_as_many_tokens_as_can_be_is_full(tree: str) -> None:
 
 def test_pages_that_run_out_put_off_who_came_last_and_nobody_notices() -> None:
     expected = {i: solo(i) for i in (3, 4)}
-    scheduler = make_scheduler(PagePool(17, PAGE_SIZE), None, lambda _: BUSHY)  # 16 pages: both begin, one can end
+    # 16 pages: both begin, one can end
+    scheduler = make_scheduler(PagePool(17, PAGE_SIZE), None, lambda _: BUSHY)
     asked = {i: pair().sequence(prompts()[i], scheduler._pool, drafting=True) for i in (3, 4)}
     for s in asked.values():
         scheduler.add(s)
@@ -224,7 +233,9 @@ def test_picture_that_cannot_be_seen_fails_its_own_request_only() -> None:
     def blind() -> Any:
         raise RuntimeError("out of memory")
 
-    bad = pair().sequence(dataclasses.replace(prompts()[1], encode_images=blind), pool, drafting=True)
+    bad = pair().sequence(
+        dataclasses.replace(prompts()[1], encode_images=blind), pool, drafting=True
+    )
     good = pair().sequence(prompts()[0], pool, drafting=True)
     scheduler.add(bad)
     scheduler.add(good)
@@ -235,7 +246,9 @@ def test_picture_that_cannot_be_seen_fails_its_own_request_only() -> None:
 
 
 def test_prompt_too_large_for_memory_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A forward of several prompts that does not fit is tried for each alone; who was in it loses nothing."""
+    """A forward of several prompts that does not fit is tried for each alone; who was in it
+    loses nothing.
+    """
     expected = {i: solo(i) for i in (0, 3)}
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
     scheduler = make_scheduler(pool, None, lambda _: CHAIN, chunk=64)
@@ -393,7 +406,9 @@ def test_request_that_waits_takes_the_place_of_the_longest_and_all_say_the_same(
     assert {i: s.tokens[:MAX_TOKENS] for i, s in asked.items()} == expected
 
 
-def test_request_that_has_its_first_token_takes_nobodys_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_that_has_its_first_token_takes_nobodys_place(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     solo(0)
     monkeypatch.setattr(scheduler_module, "_TURN_TOKENS", 4)
     monkeypatch.setattr(scheduler_module, "_PATIENCE_SECONDS", 0.0)
@@ -412,12 +427,16 @@ def test_request_that_has_its_first_token_takes_nobodys_place(monkeypatch: pytes
 
 
 def test_pages_are_taken_from_lagging_readers_first() -> None:
-    """Pages run out in the middle of an answer: the oldest, whom nobody reads, gives way before the newest does."""
+    """Pages run out in the middle of an answer: the oldest, whom nobody reads, gives way before
+    the newest does.
+    """
     expected = {i: solo(i) for i in (0, 1, 3)}
     for num_pages in range(8, NUM_PAGES):
         pool = PagePool(num_pages, PAGE_SIZE)
         scheduler = make_scheduler(pool, None, lambda _: CHAIN)
-        lagging, *others = asked = [pair().sequence(prompts()[i], pool, drafting=True) for i in expected]
+        lagging, *others = asked = [
+            pair().sequence(prompts()[i], pool, drafting=True) for i in expected
+        ]
         for s in asked:
             scheduler.add(s)
         while scheduler.waiting and not scheduler.num_preempted:

@@ -1,4 +1,6 @@
-"""The scheduler under any sequence of events: no page lost or written by two, and every answer as if it were alone."""
+"""The scheduler under any sequence of events: no page lost or written by two, and every answer
+as if it were alone.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,11 @@ class Machine(RuleBasedStateMachine):
         self.asked: list[Asked] = []
         self.held: list[int] = []
 
-    @rule(index=st.integers(0, len(LAYOUTS) - 1), drafting=st.booleans(), limit=st.integers(1, MAX_TOKENS))
+    @rule(
+        index=st.integers(0, len(LAYOUTS) - 1),
+        drafting=st.booleans(),
+        limit=st.integers(1, MAX_TOKENS),
+    )
     def submit(self, index: int, drafting: bool, limit: int) -> None:
         sequence = pair().sequence(prompts()[index], self.pool, drafting=drafting)
         self.asked.append(Asked(index, sequence, limit))
@@ -106,7 +112,9 @@ class Machine(RuleBasedStateMachine):
             owners.update(kept)
             assert self.prefixes.num_idle == sum(owners[page] == 1 for page in kept)
         every = range(1, NUM_PAGES)
-        assert {page: self.pool.owners(page) for page in every} == {page: owners[page] for page in every}
+        assert {page: self.pool.owners(page) for page in every} == {
+            page: owners[page] for page in every
+        }
         assert sorted(self.pool._free) == [page for page in every if not owners[page]]
 
     @invariant()

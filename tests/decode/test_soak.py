@@ -18,7 +18,9 @@ def test_soak_of_mixed_requests_leaks_nothing_and_every_output_is_right(
 ) -> None:
     """2,000 requests, 8 at once: chains and plain ones, some cancelled midway."""
     expected = plain_answers(tmp_path / "plain")
-    engine = trt_eagle3.load(build_tiny(tmp_path / "soak", limits={"max_batch_size": 8, "max_kv_tokens": 2048}))
+    engine = trt_eagle3.load(
+        build_tiny(tmp_path / "soak", limits={"max_batch_size": 8, "max_kv_tokens": 2048})
+    )
     count, memory = 2000, []
     requests = (request_of(heldout()[i % PROMPTS], speculation=i % 7 != 0) for i in range(count))
     for i, answer in enumerate(served(engine, requests, 8)):

@@ -41,7 +41,9 @@ def test_tree_of_any_paths_holds_each_with_its_ancestors(paths: list[tuple[int, 
     for i, j in itertools.product(range(tree.num_nodes), repeat=2):
         assert bool(tree.mask[i, j]) == (of_node[i][: len(of_node[j])] == of_node[j])
     assert [i for level in tree.levels for i in level] == list(range(1, tree.num_nodes))
-    assert all(len(of_node[i]) == depth for depth, level in enumerate(tree.levels, start=1) for i in level)
+    assert all(
+        len(of_node[i]) == depth for depth, level in enumerate(tree.levels, start=1) for i in level
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,40 +80,56 @@ def test_static_tree_takes_the_paths_of_the_config() -> None:
     assert (tree.parents, tree.ranks) == ((-1, 0, 0, 2), (0, 0, 1, 0))
 
 
-@pytest.mark.parametrize(("steps", "topk", "tokens"), [(3, 2, 9), (2, 4, 13), (4, 3, None), (6, 4, 16), (1, 1, 2)])
+@pytest.mark.parametrize(
+    ("steps", "topk", "tokens"), [(3, 2, 9), (2, 4, 13), (4, 3, None), (6, 4, 16), (1, 1, 2)]
+)
 def test_static_tree_without_paths_has_the_tokens_steps_and_topk_asked_for(
     steps: int, topk: int, tokens: int | None
 ) -> None:
-    tree = static_tree(SpeculationConfig(mode="tree", steps=steps, topk=topk, num_draft_tokens=tokens))
+    tree = static_tree(
+        SpeculationConfig(mode="tree", steps=steps, topk=topk, num_draft_tokens=tokens)
+    )
     assert tree.num_nodes == (tokens or steps * topk + 1)
     assert len(tree.levels) <= steps
     assert max(tree.ranks) < topk
 
 
 @pytest.mark.parametrize(("tokens", "expected"), [(None, 16), (9, 9)])
-def test_configured_dynamic_tree_has_the_tokens_steps_and_topk_asked_for(tokens: int | None, expected: int) -> None:
+def test_configured_dynamic_tree_has_the_tokens_steps_and_topk_asked_for(
+    tokens: int | None, expected: int
+) -> None:
     config = SpeculationConfig(mode="dynamic", steps=5, topk=3, num_draft_tokens=tokens)
     assert configured_tree(config) == DynamicTree(5, 3, expected)
 
 
 def test_configured_tree_is_static_unless_it_is_to_be_dynamic() -> None:
-    for config in (SpeculationConfig(mode="chain", steps=2), SpeculationConfig(mode="tree", steps=2, topk=2)):
+    for config in (
+        SpeculationConfig(mode="chain", steps=2),
+        SpeculationConfig(mode="tree", steps=2, topk=2),
+    ):
         assert configured_tree(config) == static_tree(config)
 
 
 def ref_best_paths(steps: int, topk: int, count: int) -> set[tuple[int, ...]]:
     """By brute force: all paths, likeliest first, under the prior that the docstring states."""
-    everything = [path for n in range(1, steps + 1) for path in itertools.product(range(topk), repeat=n)]
+    everything = [
+        path for n in range(1, steps + 1) for path in itertools.product(range(topk), repeat=n)
+    ]
     odds = {path: math.prod(0.7 / (rank + 1) ** 2 for rank in path) for path in everything}
     return set(sorted(everything, key=lambda path: -odds[path])[:count])
 
 
 @pytest.mark.parametrize(("steps", "topk", "count"), [(3, 3, 4), (3, 3, 39), (4, 2, 12), (2, 5, 1)])
-def test_best_first_paths_are_the_likeliest_and_closed_under_parents(steps: int, topk: int, count: int) -> None:
+def test_best_first_paths_are_the_likeliest_and_closed_under_parents(
+    steps: int, topk: int, count: int
+) -> None:
     paths = best_first_paths(steps, topk, count)
     assert len(set(paths)) == count
     odds = [round(math.prod(0.7 / (rank + 1) ** 2 for rank in path), 12) for path in paths]
-    expected = [round(math.prod(0.7 / (r + 1) ** 2 for r in path), 12) for path in ref_best_paths(steps, topk, count)]
+    expected = [
+        round(math.prod(0.7 / (r + 1) ** 2 for r in path), 12)
+        for path in ref_best_paths(steps, topk, count)
+    ]
     assert sorted(odds) == sorted(expected)
     assert all(len(path) == 1 or path[:-1] in paths for path in paths)
 

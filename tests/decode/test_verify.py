@@ -1,7 +1,9 @@
-"""Sampled speculation says what the target would say, with the same probabilities; biased rules do not.
+"""Sampled speculation says what the target would say, with the same probabilities; biased rules do
+not.
 
-The target is a language of 32 tokens in which a token's logits depend on the token before. The draft's are the same
-with noise. Two tokens are drawn again and again after one root, by as many cycles as it takes.
+The target is a language of 32 tokens in which a token's logits depend on the token before. The
+draft's are the same with noise. Two tokens are drawn again and again after one root, by as many
+cycles as it takes.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ from trt_eagle3.decode.tree import Tree
 from trt_eagle3.decode.verify import verify_tree
 
 VOCAB, ROOT = 32, 7
-DRAWS, PAIRS, FAULTY_DRAWS = 200_000, 60_000, 40_000  # of one token, of two; that suffice to tell a biased rule
+# of one token, of two; that suffice to tell a biased rule
+DRAWS, PAIRS, FAULTY_DRAWS = 200_000, 60_000, 40_000
 _NOISE = torch.Generator().manual_seed(5)
 TARGET = 2.0 * torch.randn(VOCAB, VOCAB, generator=_NOISE)
 DRAFT = TARGET + torch.randn(VOCAB, VOCAB, generator=_NOISE)
@@ -61,12 +64,14 @@ def forest(shape: str) -> Proposal:
         return DRAFT[(b, *path)[-1]]
 
     draft = TableDraft(table, [1] * VOCAB, [1] * VOCAB)
-    return Proposer(draft).propose(SHAPES[shape], draft.drafters(range(VOCAB)))  # type: ignore[arg-type]
+    return Proposer(draft).propose(SHAPES[shape], draft.drafters(range(VOCAB)))
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The sampler's verdict on every tree: lists [32][T], and float64 [32, T, V] from which the bonus is drawn."""
+    """The sampler's verdict on every tree: lists [32][T], and float64 [32, T, V] from which the
+    bonus is drawn.
+    """
 
     tokens: list[list[int]]
     parents: list[list[int]]
@@ -96,9 +101,13 @@ def cycle(trees: Judged, roots: list[int], seed: int) -> Tensor:
     The bonus tokens are drawn together, only where the walks ended.
     """
     uniform = random.Random(seed).random
-    walks = [accept(trees.tokens[r], trees.parents[r], trees.probs[r], NO_BONUS, uniform) for r in roots]
+    walks = [
+        accept(trees.tokens[r], trees.parents[r], trees.probs[r], NO_BONUS, uniform) for r in roots
+    ]
     ends = torch.tensor([walk.path[-1] for walk in walks])
-    numbers = torch.rand(len(walks), 1, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    numbers = torch.rand(
+        len(walks), 1, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)
+    )
     bonus = sampling_module._inverse_cdf(trees.weights[torch.tensor(roots), ends], numbers)
     output_ids = torch.tensor([(*walk.tokens, *NO_BONUS)[:2] for walk in walks])
     lengths = torch.tensor([len(walk.path) - 1 for walk in walks])
@@ -112,7 +121,9 @@ NO_BONUS = [-1] * 16
 
 
 def counted(trees: Judged, draws: int, pairs: int) -> tuple[Tensor, Tensor]:
-    """int64 [V]: how often each token came after ``ROOT``, and [V, V]: each two, in the first ``pairs`` draws."""
+    """int64 [V]: how often each token came after ``ROOT``, and [V, V]: each two, in the first
+    ``pairs`` draws.
+    """
     output_ids = cycle(trees, [ROOT] * draws, seed=0)
     first = torch.bincount(output_ids[:, 0], minlength=VOCAB)
     output_ids = output_ids[:pairs]
@@ -142,7 +153,9 @@ SETTINGS = [
 
 
 @pytest.mark.parametrize(("shape", "temperature", "filters"), SETTINGS)
-def test_sampled_tokens_have_the_targets_probabilities(shape: str, temperature: float, filters: str) -> None:
+def test_sampled_tokens_have_the_targets_probabilities(
+    shape: str, temperature: float, filters: str
+) -> None:
     sampling = Sampling(temperature, **FILTERS[filters])
     counts = counted(judged(shape, sampling), DRAWS, PAIRS)
     found = p_values(counts, exact(sampling))
@@ -154,7 +167,11 @@ def test_trees_of_these_tests_are_accepted_and_rejected_at_every_depth() -> None
         trees = judged(shape, Sampling(1.0))
         uniform = random.Random(0).random
         lengths = {
-            len(accept(trees.tokens[ROOT], trees.parents[ROOT], trees.probs[ROOT], NO_BONUS, uniform).path)
+            len(
+                accept(
+                    trees.tokens[ROOT], trees.parents[ROOT], trees.probs[ROOT], NO_BONUS, uniform
+                ).path
+            )
             for _ in range(2000)
         }
         assert lengths == {1, 2, 3, 4}
@@ -210,7 +227,9 @@ def test_biased_rule_fails_the_same_test(fault: str) -> None:
     assert min(p_values(counts, exact(sampling))) < FALSE_ALARM
 
 
-@pytest.mark.parametrize("fault", ["bonus drawn from the unmasked distribution", "residual not renormalised"])
+@pytest.mark.parametrize(
+    "fault", ["bonus drawn from the unmasked distribution", "residual not renormalised"]
+)
 def test_biased_bonus_fails_the_same_test_on_a_chain(fault: str) -> None:
     owner, name, wrong = FAULTS[fault]
     with patch.object(owner, name, wrong):
@@ -225,7 +244,9 @@ def sequences(samplings: list[Sampling], prompt: tuple[int, ...] = (ROOT,)) -> l
     """Sequences that have said ``ROOT`` and nothing more."""
     tokens = torch.tensor(prompt)
     places = torch.zeros(3, len(prompt), dtype=torch.int32)
-    shared = Prompt(tokens, places, 0, tokens < 0, encode_images=lambda: pytest.fail("no picture here"))
+    shared = Prompt(
+        tokens, places, 0, tokens < 0, encode_images=lambda: pytest.fail("no picture here")
+    )
     made = []
     for sampling in samplings:
         s = SequenceState(shared, PagePool(1, 1), VOCAB, sampling)
@@ -240,13 +261,17 @@ def step(shape: str, batch: list[SequenceState], counts: list[int] | None = None
     """One cycle of a batch; ``counts``: nodes that each one uses, all by default."""
     roots = torch.tensor([s.tokens[-1] for s in batch])
     proposal = Proposal(**{name: field[roots] for name, field in vars(forest(shape)).items()})
-    found = verify_tree(batch, proposal, TARGET[proposal.tokens], counts or [proposal.tokens.shape[1]] * len(batch))
+    found = verify_tree(
+        batch, proposal, TARGET[proposal.tokens], counts or [proposal.tokens.shape[1]] * len(batch)
+    )
     for s, accepted in zip(batch, found, strict=True):
         s.append_tokens(accepted.tokens)
     return found
 
 
-def drawn(shape: str, sampling: Sampling, draws: int, prompt: tuple[int, ...] = (ROOT,)) -> tuple[Tensor, Tensor]:
+def drawn(
+    shape: str, sampling: Sampling, draws: int, prompt: tuple[int, ...] = (ROOT,)
+) -> tuple[Tensor, Tensor]:
     """What ``counted`` counts, of sequences with seeds 0 to ``draws``."""
     batch = sequences([replace(sampling, seed=seed) for seed in range(draws)], prompt)
     while lacking := [s for s in batch if len(s.tokens) < 3]:
@@ -265,7 +290,9 @@ def test_judge_with_seeds_of_its_own_has_the_targets_probabilities(shape: str) -
 
 def test_one_seed_gives_one_answer_in_any_company() -> None:
     def answers(others: int) -> list[int]:
-        batch = sequences([Sampling(1.0, seed=11), *(Sampling(1.0, seed=seed) for seed in range(others))])
+        batch = sequences(
+            [Sampling(1.0, seed=11), *(Sampling(1.0, seed=seed) for seed in range(others))]
+        )
         for _ in range(12):
             step("static tree", batch)
         return batch[0].tokens
@@ -293,14 +320,18 @@ def test_batch_of_all_kinds_says_what_each_one_says_alone() -> None:
     assert len(together[4].tokens) == 16
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, seed=1), Sampling(0.0, presence_penalty=3.0)])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(1.0, seed=1), Sampling(0.0, presence_penalty=3.0)]
+)
 @pytest.mark.parametrize("padding", [torch.nan, torch.inf, 1e30])
 def test_what_stands_in_padding_rows_is_nothing_to_a_sequence_without_room_for_a_tree(
     sampling: Sampling, padding: float
 ) -> None:
     """No kernel promises what it leaves there."""
     (alone,), (with_tree, root_only) = sequences([sampling]), sequences([Sampling(), sampling])
-    proposal = Proposal(**{name: field[[ROOT, ROOT]] for name, field in vars(forest("static tree")).items()})
+    proposal = Proposal(
+        **{name: field[[ROOT, ROOT]] for name, field in vars(forest("static tree")).items()}
+    )
     logits = TARGET[proposal.tokens]
     logits[1, 1:] = padding
     num_nodes = logits.shape[1]
@@ -310,10 +341,16 @@ def test_what_stands_in_padding_rows_is_nothing_to_a_sequence_without_room_for_a
     assert (one.path, len(one.tokens)) == ((0,), 1)
 
 
-def test_sequences_with_the_same_filters_are_judged_at_once_as_many_as_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequences_with_the_same_filters_are_judged_at_once_as_many_as_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Two kinds of filters, seeds and penalties of their own."""
     kinds = [Sampling(1.0, top_p=0.9, seed=seed) for seed in range(4)]
-    kinds += [Sampling(1.0, top_p=0.9, seed=4, presence_penalty=0.7), Sampling(0.5, seed=5), Sampling(0.5, seed=6)]
+    kinds += [
+        Sampling(1.0, top_p=0.9, seed=4, presence_penalty=0.7),
+        Sampling(0.5, seed=5),
+        Sampling(0.5, seed=6),
+    ]
     judged: list[int] = []
 
     def watched(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -335,9 +372,13 @@ def test_sequences_with_the_same_filters_are_judged_at_once_as_many_as_fit(monke
     assert answers[0] == answers[1] == answers[2]
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.0, repetition_penalty=1.3, presence_penalty=0.8)])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(0.0, repetition_penalty=1.3, presence_penalty=0.8)]
+)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_greedy_says_what_plain_python_says_penalties_or_not(shape: str, sampling: Sampling) -> None:
+def test_greedy_says_what_plain_python_says_penalties_or_not(
+    shape: str, sampling: Sampling
+) -> None:
     (sequence,) = sequences([sampling], prompt=(3, 9, 9))
     while len(sequence.tokens) < 60:
         step(shape, [sequence])

@@ -1,4 +1,6 @@
-"""Requests from many threads and event loops at once: answered, refused, cancelled, and all pages back."""
+"""Requests from many threads and event loops at once: answered, refused, cancelled, and all
+pages back.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,8 @@ def settle(engine: Engine) -> None:
     """Wait until nobody is served; then every page but cached ones is free."""
     for _ in range(500):
         now = engine.metrics()
-        if not (now.running or now.waiting or now.kv_pages_used):  # a sequence that ends leaves before its pages
+        # a sequence that ends leaves before its pages
+        if not (now.running or now.waiting or now.kv_pages_used):
             break
         time.sleep(0.01)
     assert now.kv_pages_used == 0
@@ -69,7 +72,9 @@ def endless(**options: Any) -> Request:
     return Request(PROMPTS[0], max_tokens=400, ignore_eos=True, **options)
 
 
-def test_async_answers_of_many_requests_are_those_of_each_alone(engine: Engine, expected: list[str]) -> None:
+def test_async_answers_of_many_requests_are_those_of_each_alone(
+    engine: Engine, expected: list[str]
+) -> None:
     async def ask(prompt: str) -> str:
         while True:
             try:
@@ -132,7 +137,9 @@ def test_too_many_asked_together_are_refused_and_those_before_are_answered(engin
     with pytest.raises(OverloadedError, match="6 requests wait already"):
         engine._started().submit_together([Request(prompt) for prompt in PROMPTS], engine._begin)
     settle(engine)
-    assert engine.metrics().requests == {"cancelled": LIMITS["max_waiting"]}, "nobody holds their answers"
+    assert engine.metrics().requests == {"cancelled": LIMITS["max_waiting"]}, (
+        "nobody holds their answers"
+    )
 
 
 def test_request_past_the_queue_is_refused_and_the_others_are_answered(engine: Engine) -> None:
@@ -153,7 +160,9 @@ def test_request_past_the_queue_is_refused_and_the_others_are_answered(engine: E
     settle(engine)
 
 
-@pytest.mark.parametrize("stuck", [(Engine, "_begin"), (Worker, "_turn")], ids=["to be prepared", "for a pass"])
+@pytest.mark.parametrize(
+    "stuck", [(Engine, "_begin"), (Worker, "_turn")], ids=["to be prepared", "for a pass"]
+)
 def test_as_many_may_wait_as_the_limit_says(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, stuck: tuple[type, str]
 ) -> None:
@@ -201,7 +210,9 @@ def test_leaving_an_async_iteration_cancels(engine: Engine) -> None:
 def test_iteration_that_the_decoding_thread_collects_ends_its_request_and_nobody_waits(
     engine: Engine, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Left in a reference cycle, as by an error with a traceback, an iteration ends in whatever thread collects it."""
+    """Left in a reference cycle, as by an error with a traceback, an iteration ends in whatever
+    thread collects it.
+    """
     step = Scheduler.step
 
     def collect(self: Scheduler) -> Any:
@@ -224,7 +235,9 @@ def test_iteration_that_the_decoding_thread_collects_ends_its_request_and_nobody
     assert engine.metrics().requests == {"cancelled": 1, "stop": 1}
 
 
-def test_reader_that_stalls_makes_its_sequence_wait_and_nobody_else(engine: Engine, expected: list[str]) -> None:
+def test_reader_that_stalls_makes_its_sequence_wait_and_nobody_else(
+    engine: Engine, expected: list[str]
+) -> None:
     slow = engine.submit(endless(speculation=False))
     deadline = time.monotonic() + 30
     while not slow.lagging and time.monotonic() < deadline:
@@ -237,8 +250,12 @@ def test_reader_that_stalls_makes_its_sequence_wait_and_nobody_else(engine: Engi
     assert len(slow.finish().token_ids) == 400
 
 
-def test_answers_that_are_not_read_leave_the_queue_to_others(engine: Engine, expected: list[str]) -> None:
-    """Those that were preempted for others do not wait: the queue is free, until they are as many as may wait."""
+def test_answers_that_are_not_read_leave_the_queue_to_others(
+    engine: Engine, expected: list[str]
+) -> None:
+    """Those that were preempted for others do not wait: the queue is free, until they are as
+    many as may wait.
+    """
 
     def stall() -> Answer:
         answer, deadline = engine.submit(endless(speculation=False)), time.monotonic() + 30
@@ -264,7 +281,9 @@ def test_waiting_for_the_end_of_a_long_answer_is_no_lag(engine: Engine) -> None:
     assert len(answer.finish().token_ids) == 400
 
 
-def test_error_of_a_prompt_comes_out_of_its_iterator_only(engine: Engine, expected: list[str]) -> None:
+def test_error_of_a_prompt_comes_out_of_its_iterator_only(
+    engine: Engine, expected: list[str]
+) -> None:
     bad = engine.submit(Request("word " * 2000))
     good = engine.submit(Request(PROMPTS[2]))
     with pytest.raises(UserError, match="the limit is 511"):
@@ -301,7 +320,11 @@ def test_pass_that_fails_ends_nobody_who_waits(
 
     def fail_once(self: Decoder, *args: Any) -> Any:
         """When everybody is there; until then a cycle only lets the next ones come."""
-        if len(scheduler.running) == LIMITS["max_batch_size"] and scheduler.waiting and not failed.is_set():
+        if (
+            len(scheduler.running) == LIMITS["max_batch_size"]
+            and scheduler.waiting
+            and not failed.is_set()
+        ):
             failed.set()
             raise MemoryError("no more")
         while not (worker._inbox or failed.is_set()):
@@ -431,20 +454,27 @@ def test_metrics_add_up(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("depths", "on"), [((5, 0), True), ((0, 5), True), ((0, 0), False), ((0, None), False), ((None,), True)]
+    ("depths", "on"),
+    [((5, 0), True), ((0, 5), True), ((0, 0), False), ((0, None), False), ((None,), True)],
 )
 def test_batch_drafts_as_long_as_anybody_does(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, depths: tuple[int | None, ...], on: bool
 ) -> None:
-    """Who comes last, and decodes plainly, does not speak for the others; a first token is no cycle."""
+    """Who comes last, and decodes plainly, does not speak for the others; a first token is no
+    cycle.
+    """
     engine.generate(PROMPTS[0], max_tokens=2)
-    monkeypatch.setattr(Scheduler, "step", lambda _: [Emission(None, (), steps=depth) for depth in depths])  # type: ignore[arg-type]
+    monkeypatch.setattr(
+        Scheduler, "step", lambda _: [Emission(None, (), steps=depth) for depth in depths]
+    )
     monkeypatch.setattr(Worker, "_deliver", lambda *_: None)
     engine._worker._turn()  # its own thread sleeps: there is nothing to do
     assert engine.metrics().speculation_on == on
 
 
-def test_request_whose_pictures_are_looked_at_counts(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_whose_pictures_are_looked_at_counts(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     encode_images, counted = Engine._encode_images, list[int]()
 
     def count(self: Engine, inputs: Any) -> Any:
@@ -453,7 +483,9 @@ def test_request_whose_pictures_are_looked_at_counts(engine: Engine, monkeypatch
         return encode_images(self, inputs)
 
     monkeypatch.setattr(Engine, "_encode_images", count)
-    engine.generate("What is in the picture?", images=[Image.new("RGB", (64, 64), "red")], max_tokens=2)
+    engine.generate(
+        "What is in the picture?", images=[Image.new("RGB", (64, 64), "red")], max_tokens=2
+    )
     assert counted == [1]
 
 
@@ -469,7 +501,9 @@ def test_text_does_not_wait_while_pictures_are_prepared(
 
     monkeypatch.setattr(Engine, "_begin", slowly)
     image = Image.new("RGB", (64, 64), "red")
-    pictures = [engine.submit(Request("What is this?", images=[image], max_tokens=2)) for _ in range(4)]
+    pictures = [
+        engine.submit(Request("What is this?", images=[image], max_tokens=2)) for _ in range(4)
+    ]
     assert engine.generate(PROMPTS[0]).text == expected[0]
     ready.set()
     assert {answer.finish().finish_reason for answer in pictures} == {"length"}
@@ -507,7 +541,9 @@ def test_pictures_of_one_client_hold_nobody_else(engine: Engine) -> None:
     settle(engine)
 
 
-def test_picture_past_its_deadline_is_refused_and_decoding_goes_on(bundle: Path, expected: list[str]) -> None:
+def test_picture_past_its_deadline_is_refused_and_decoding_goes_on(
+    bundle: Path, expected: list[str]
+) -> None:
     engine = load(bundle, media=MediaPolicy(paths=False, max_pixels=1 << 25, decode_timeout_s=3.0))
     engine.start()
     answer = engine.submit(picture_of(SLOW))
@@ -532,9 +568,14 @@ def test_closed_engine_leaves_no_decoder(bundle: Path) -> None:
 
 def test_program_that_ends_after_its_last_answer_ends_cleanly(bundle: Path) -> None:
     """The engine goes with its last answer; neither may die in the thread that decodes."""
-    program = f"import trt_eagle3; print(trt_eagle3.load({str(bundle)!r}).generate('What is 3 plus 4?', stop=['plus']))"
+    program = (
+        f"import trt_eagle3; print(trt_eagle3.load({str(bundle)!r}).generate('What is 3 plus 4?', "
+        "stop=['plus']))"
+    )
     for _ in range(2):
-        ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+        ended = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=False
+        )
         assert (ended.returncode, ended.stderr) == (0, "")
         assert "text='3 '" in ended.stdout
 
@@ -551,11 +592,19 @@ def test_first_requests_of_many_threads_begin_one_worker(bundle: Path, expected:
     assert engine.metrics().waiting == 0
     assert "_worker" not in vars(engine), "looking at the counters opens nothing"
     assert answers_at_once(engine, 4) == expected[:4]
-    assert sum(t.name == "trt-eagle3-decode" and t is engine._worker._thread for t in threading.enumerate()) == 1
+    assert (
+        sum(
+            t.name == "trt-eagle3-decode" and t is engine._worker._thread
+            for t in threading.enumerate()
+        )
+        == 1
+    )
     engine.close()
 
 
-def test_answers_that_nobody_holds_make_room_for_others(engine: Engine, expected: list[str]) -> None:
+def test_answers_that_nobody_holds_make_room_for_others(
+    engine: Engine, expected: list[str]
+) -> None:
     for _ in range(LIMITS["max_batch_size"]):
         engine.submit(endless(speculation=False))
     asked = engine.submit(Request(PROMPTS[1]))
@@ -565,7 +614,9 @@ def test_answers_that_nobody_holds_make_room_for_others(engine: Engine, expected
     assert engine.metrics().requests["cancelled"] == LIMITS["max_batch_size"]
 
 
-def test_loop_closed_under_its_reader_ends_that_answer_only(engine: Engine, expected: list[str]) -> None:
+def test_loop_closed_under_its_reader_ends_that_answer_only(
+    engine: Engine, expected: list[str]
+) -> None:
     answer, loop = engine.submit(endless()), asyncio.new_event_loop()
     chunks = aiter(answer)
     loop.run_until_complete(anext(chunks))  # type: ignore[arg-type]
@@ -581,7 +632,10 @@ def test_readers_in_two_loops_share_an_answer(engine: Engine) -> None:
     async def read() -> int:
         return sum([len(chunk.token_ids) async for chunk in answer])
 
-    threads = [threading.Thread(target=lambda: counts.append(asyncio.run(read())), daemon=True) for _ in range(2)]
+    threads = [
+        threading.Thread(target=lambda: counts.append(asyncio.run(read())), daemon=True)
+        for _ in range(2)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

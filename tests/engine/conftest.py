@@ -12,7 +12,7 @@ from tests.engine.fake_tensorrt import fake_tensorrt
 from trt_eagle3.engine import (
     tensorrt_build,
     tensorrt_bundle,
-    tensorrt_facts,
+    tensorrt_folder,
     tensorrt_log,
     tensorrt_plugins,
     tensorrt_ports,
@@ -27,7 +27,7 @@ _WITH_TENSORRT = (
     tensorrt_ports,
     tensorrt_build,
     tensorrt_bundle,
-    tensorrt_facts,
+    tensorrt_folder,
 )
 
 
@@ -41,7 +41,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
             monkeypatch.setattr(module, "tensorrt", lambda: trt)
         for module in (tensorrt_build, tensorrt_bundle):
             monkeypatch.setattr(module, "load_plugins", lambda _: Path("plugins.so"))
-        for module in (tensorrt_bundle, tensorrt_facts, tensorrt_versions):
+        for module in (tensorrt_bundle, tensorrt_folder, tensorrt_versions):
             monkeypatch.setattr(module, "gpu_arch", lambda: "sm90")
         tensorrt_log.log.cache_clear()
         return trt

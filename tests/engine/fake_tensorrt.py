@@ -1,4 +1,6 @@
-"""As much of TensorRT's Python API as a build calls, with each version's own names; it notes what it is asked for."""
+"""As much of TensorRT's Python API as a build calls, with each version's own names; it notes
+what it is asked for.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ class _Settings(SimpleNamespace):
         return len(self.profiles) - 1 if self._takes_shapes else -1
 
     def create_timing_cache(self, serialized_timing_cache: bytes) -> Any:
-        return SimpleNamespace(known=serialized_timing_cache, serialize=lambda: serialized_timing_cache + b"+")
+        return SimpleNamespace(
+            known=serialized_timing_cache, serialize=lambda: serialized_timing_cache + b"+"
+        )
 
     def set_timing_cache(self, cache: Any, ignore_mismatch: bool) -> bool:
         """Refuses one that has been filled elsewhere, where the settings are to."""
@@ -102,7 +106,9 @@ class _Made:
         return Strict(kind, self.tag, made)
 
     def start(self, logger: Any) -> None:
-        """Constructors come through here: where CUDA does not start, the bindings know of a null pointer alone."""
+        """Constructors come through here: where CUDA does not start, the bindings know of a null
+        pointer alone.
+        """
         if not self.does("starts"):
             logger.log(self.trt.ILogger.ERROR, "CUDA initialization failure with error: 35")
             raise TypeError("pybind11::init(): factory function returned nullptr")
@@ -113,7 +119,9 @@ class _Made:
 
     def parser(self, network: Any, logger: Any) -> Any:
         del network, logger
-        error = self.strict("ParserError", SimpleNamespace(node=lambda: 3, desc=lambda: "no importer\nfor Foo"))
+        error = self.strict(
+            "ParserError", SimpleNamespace(node=lambda: 3, desc=lambda: "no importer\nfor Foo")
+        )
 
         def parse(model: bytes, path: str) -> bool:
             self.trt.seen.graphs.append(model)
@@ -131,14 +139,18 @@ class _Made:
         return self.strict("Runtime", SimpleNamespace(deserialize_cuda_engine=deserialize))
 
     def engine(self) -> Any:
-        """An engine that wants 4096 bytes; its contexts are noted in ``seen.contexts`` with what they were made for.
+        """An engine that wants 4096 bytes; its contexts are noted in ``seen.contexts`` with what
+        they were made for.
 
-        It has an input ``x`` HALF [batch, 4] of one to three rows in both of its profiles, and an output ``y`` like it.
+        It has an input ``x`` HALF [batch, 4] of one to three rows in both of its profiles, and an
+        output ``y`` like it.
         """
         inspector = SimpleNamespace(get_engine_information=lambda _: json.dumps({"Layers": LAYERS}))
 
         def context(strategy: Any = None) -> Any:
-            self.trt.seen.contexts.append(_Context(strategy=strategy, refuses=not self.does("takes_profile")))
+            self.trt.seen.contexts.append(
+                _Context(strategy=strategy, refuses=not self.does("takes_profile"))
+            )
             return self.strict("IExecutionContext", self.trt.seen.contexts[-1])
 
         made = SimpleNamespace(
@@ -150,7 +162,9 @@ class _Made:
             num_optimization_profiles=2,
             num_io_tensors=2,
             get_tensor_name=lambda index: "xy"[index],
-            get_tensor_mode=lambda name: self.trt.TensorIOMode["INPUT" if name == "x" else "OUTPUT"],
+            get_tensor_mode=lambda name: self.trt.TensorIOMode[
+                "INPUT" if name == "x" else "OUTPUT"
+            ],
             get_tensor_dtype=lambda _: SimpleNamespace(name="HALF"),
             get_tensor_shape=lambda _: (-1, 4),
             get_tensor_profile_shape=lambda _name, _profile: [(1, 4), (2, 4), (3, 4)],
@@ -158,7 +172,9 @@ class _Made:
         return self.strict("ICudaEngine", made)
 
     def registry(self) -> Any:
-        made = SimpleNamespace(get_creator=lambda *named: named, get_plugin_creator=lambda *named: named)
+        made = SimpleNamespace(
+            get_creator=lambda *named: named, get_plugin_creator=lambda *named: named
+        )
         return self.strict("IPluginRegistry", made)
 
 
@@ -171,9 +187,13 @@ class _Builder:
         trt.seen.network = flags
         names = ["embeds_stream/Mul", "layers.0.mlp.gate_up/Gemm"]
         kinds = [trt.LayerType.ELEMENTWISE, trt.LayerType.MATRIX_MULTIPLY]
-        trt.seen.layers = [_Layer(name=n, type=k, precision=None) for n, k in zip(names, kinds, strict=True)]
+        trt.seen.layers = [
+            _Layer(name=n, type=k, precision=None) for n, k in zip(names, kinds, strict=True)
+        ]
         layers = [self._made.strict("ILayer", layer) for layer in trt.seen.layers]
-        return self._made.strict("INetworkDefinition", SimpleNamespace(num_layers=2, get_layer=layers.__getitem__))
+        return self._made.strict(
+            "INetworkDefinition", SimpleNamespace(num_layers=2, get_layer=layers.__getitem__)
+        )
 
     def create_builder_config(self) -> Any:
         does = {name: self._made.does(name) for name in ("takes_cache", "takes_shapes")}
@@ -195,7 +215,9 @@ class _Builder:
                     return None
             monitor.phase_finish("building")
         if hasattr(trt.PreviewFeature, _ALIASES) and not settings.features.get(_ALIASES):
-            self._logger.log(trt.ILogger.ERROR, f"Aliased I/O used by a plugin but {_ALIASES} is off")
+            self._logger.log(
+                trt.ILogger.ERROR, f"Aliased I/O used by a plugin but {_ALIASES} is off"
+            )
             return None
         if not self._made.does("builds"):
             self._logger.log(trt.ILogger.ERROR, "4: no\nkernel fits")
@@ -204,11 +226,13 @@ class _Builder:
 
 
 def fake_tensorrt(version: str, **behaviour: bool) -> Any:
-    """The module; ``module.seen`` has the last ``network`` flags, ``settings`` and ``layers``, and all ``graphs``.
+    """The module; ``module.seen`` has the last ``network`` flags, ``settings`` and ``layers``, and
+    all ``graphs``.
 
     Args:
-        behaviour: what fails if False: ``starts``, ``parses``, ``builds``, ``goes_on`` (else Ctrl-C in a build),
-            ``takes_cache``, ``takes_shapes`` (of a profile, at build), ``takes_profile`` (of a context).
+        behaviour: what fails if False: ``starts``, ``parses``, ``builds``, ``goes_on`` (else Ctrl-C
+            in a build), ``takes_cache``, ``takes_shapes`` (of a profile, at build),
+            ``takes_profile`` (of a context).
     """
     seen = SimpleNamespace(graphs=[], contexts=[])
     trt = SimpleNamespace(__version__=version, float32="float32", float16="float16", seen=seen)

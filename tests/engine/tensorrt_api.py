@@ -1,7 +1,8 @@
-"""What TensorRT's Python module has in each version, as far as our code may meet it; read from ``tensorrt_api.json``.
+"""What TensorRT's Python module has in each version, as far as our code may meet it; read from
+``tensorrt_api.json``.
 
-The table holds names alone: of classes, their members and arguments, from the public bindings (``python/src`` of
-github.com/NVIDIA/TensorRT at the tags ``TAGS``). It is made again by
+The table holds names alone: of classes, their members and arguments, from the public bindings
+(``python/src`` of github.com/NVIDIA/TensorRT at the tags ``TAGS``). It is made again by
 
     python -m tests.engine.tensorrt_api <a git clone of NVIDIA/TensorRT>
 """
@@ -54,18 +55,24 @@ _OF_NETWORKS = {"num_layers", "get_layer"}  # the rest adds layers, which is the
 VALUE, READ, WRITE = "value", "read-only", "writable"
 
 Member = str | list[list[str]]
-"""``VALUE`` of an enumeration; a property, ``READ`` or ``WRITE``; or the arguments of each form of a method."""
+"""``VALUE`` of an enumeration; a property, ``READ`` or ``WRITE``; or the arguments of each form
+of a method.
+"""
 
 
 @cache
 def spans() -> Mapping[str, Mapping[str, list[tuple[str, str, Member]]]]:
-    """Class -> member -> what it is, from a tag to another, both included; nothing where it is missing."""
+    """Class -> member -> what it is, from a tag to another, both included; nothing where it is
+    missing.
+    """
     found: Mapping[str, Mapping[str, list[tuple[str, str, Member]]]] = json.loads(TABLE.read_text())
     return found
 
 
 def version_of(version: str) -> str:
-    """The newest tag that is no newer than ``version``, such as ``10.14.1``; the oldest for what is older than all."""
+    """The newest tag that is no newer than ``version``, such as ``10.14.1``; the oldest for what
+    is older than all.
+    """
     number = _numbers(version)
     return next((tag for tag in reversed(TAGS) if _numbers(tag)[:2] <= number[:2]), TAGS[0])
 
@@ -83,7 +90,9 @@ def members(kind: str, tag: str) -> Mapping[str, Member]:
 
 
 class Strict:
-    """``made`` seen through the signatures of class ``kind`` at a tag: what is not there cannot be reached."""
+    """``made`` seen through the signatures of class ``kind`` at a tag: what is not there cannot
+    be reached.
+    """
 
     def __init__(self, kind: str, tag: str, made: Any) -> None:
         self.__dict__.update(_kind=kind, _tag=tag, _made=made)
@@ -106,7 +115,9 @@ class Strict:
 
 
 def _checked(name: str, forms: list[list[str]], function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, which must be called as one of ``forms`` allows; a ``=`` ends arguments that may be left out."""
+    """``function``, which must be called as one of ``forms`` allows; a ``=`` ends arguments that
+    may be left out.
+    """
 
     def call(*arguments: Any, **named: Any) -> Any:
         for form in forms:
@@ -114,7 +125,9 @@ def _checked(name: str, forms: list[list[str]], function: Callable[..., Any]) ->
             given = {*names[: len(arguments)], *named}
             if len(given) == len(arguments) + len(named) and set(needed) <= given <= set(names):
                 return function(*arguments, **named)
-        raise TypeError(f"{name}({len(arguments)} arguments, {sorted(named)}): expected one of {forms}")
+        raise TypeError(
+            f"{name}({len(arguments)} arguments, {sorted(named)}): expected one of {forms}"
+        )
 
     return call
 
@@ -128,18 +141,26 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 def _read(checkout: str, tag: str) -> dict[str, dict[str, Member]]:
     git = ["git", "-C", checkout]
-    listed = subprocess.run([*git, "ls-tree", "-r", "--name-only", tag, "python/src"], capture_output=True, check=True)
+    listed = subprocess.run(
+        [*git, "ls-tree", "-r", "--name-only", tag, "python/src"], capture_output=True, check=True
+    )
     found: dict[str, dict[str, Member]] = {}
     for file in listed.stdout.decode().split():
         if file.endswith(".cpp"):
-            text = subprocess.run([*git, "show", f"{tag}:{file}"], capture_output=True, check=True).stdout.decode()
+            text = subprocess.run(
+                [*git, "show", f"{tag}:{file}"], capture_output=True, check=True
+            ).stdout.decode()
             _read_bindings(re.sub(r"//[^\n]*", "", text), found)
     return found
 
 
 def _read_bindings(text: str, found: dict[str, dict[str, Member]]) -> None:
-    """Of pybind11 declarations: each class with the ``.def``s and ``.value``s that follow its name."""
-    starts = re.compile(r'py::(?:class_|enum_)<[^;{]*?>\s*\w*\s*[({]\s*\w+\s*,\s*"(\w+)"|\bm\.def\(')
+    """Of pybind11 declarations: each class with the ``.def``s and ``.value``s that follow its
+    name.
+    """
+    starts = re.compile(
+        r'py::(?:class_|enum_)<[^;{]*?>\s*\w*\s*[({]\s*\w+\s*,\s*"(\w+)"|\bm\.def\('
+    )
     places = [*starts.finditer(text)]
     ends = [place.start() for place in places[1:]] + [len(text)]
     for place, end in zip(places, ends, strict=False):
@@ -160,7 +181,9 @@ def _read_member(part: str, own: dict[str, Member]) -> None:
     if how == "def":
         arguments = re.findall(r'(?:"(\w+)"_a|py::arg\("(\w+)"\))(\s*=)?', rest)
         forms = own.setdefault(name, [])
-        form = [(first or second) + ("=" if default else "") for first, second, default in arguments]
+        form = [
+            (first or second) + ("=" if default else "") for first, second, default in arguments
+        ]
         if isinstance(forms, list) and form not in forms:
             forms.append(form)
     elif how.startswith(("def_property", "def_read")):
@@ -179,10 +202,14 @@ def _make_table(checkout: str) -> str:
                 if kind != "INetworkDefinition" or name in _OF_NETWORKS
             }
         )
-        table[kind] = {name: _history([by_tag[tag].get(kind, {}).get(name) for tag in TAGS]) for name in names}
+        table[kind] = {
+            name: _history([by_tag[tag].get(kind, {}).get(name) for tag in TAGS]) for name in names
+        }
     lines = [
         f' "{kind}": {{\n'
-        + ",\n".join(f"  {json.dumps(name)}: {json.dumps(history)}" for name, history in table[kind].items())
+        + ",\n".join(
+            f"  {json.dumps(name)}: {json.dumps(history)}" for name, history in table[kind].items()
+        )
         + "\n }"
         for kind in CLASSES
     ]

@@ -1,4 +1,6 @@
-"""Every load checks the bundle: schema, completeness, and that the weights are those it was built with."""
+"""Every load checks the bundle: schema, completeness, and that the weights are those it was
+built with.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def bundle(tmp_path: Path, table: torch.Tensor) -> Path:
     path = tmp_path / "tiny"
     file = path / WEIGHTS
     file.parent.mkdir(parents=True)
-    ref = write_tensors(file, {"norm.weight": torch.ones(4), "embed_tokens.weight": table})["embed_tokens.weight"]
+    ref = write_tensors(file, {"norm.weight": torch.ones(4), "embed_tokens.weight": table})[
+        "embed_tokens.weight"
+    ]
     record = FileRecord(size=file.stat().st_size, header_sha256=header_digest(file))
     write_record(
         path,
@@ -51,7 +55,11 @@ def bundle(tmp_path: Path, table: torch.Tensor) -> Path:
             tool_version="0",
             created_at="2026-01-01T00:00:00+00:00",
             config=BuildConfig(name="tiny", target=TargetConfig(checkpoint="somewhere")),
-            sources={"target": SourceRecord(checkpoint="x", revision=None, path="/x", files={WEIGHTS: record})},
+            sources={
+                "target": SourceRecord(
+                    checkpoint="x", revision=None, path="/x", files={WEIGHTS: record}
+                )
+            },
             weights="contained",
             target={},
             draft=None,
@@ -59,7 +67,10 @@ def bundle(tmp_path: Path, table: torch.Tensor) -> Path:
             engine=EngineRecord(backend="onnxruntime", dtype="float32", versions={}),
             embedding=TensorRecord(
                 location=WEIGHTS,
-                **{name: getattr(ref, name) for name in ("name", "offset", "num_bytes", "dtype", "shape")},
+                **{
+                    name: getattr(ref, name)
+                    for name in ("name", "offset", "num_bytes", "dtype", "shape")
+                },
             ),
         ),
     )
@@ -99,14 +110,19 @@ def test_referenced_weights_are_found_under_the_root_of_the_file_system(bundle: 
     files = record["sources"]["target"]["files"]
     files[location] = files.pop(WEIGHTS)
     edit(
-        bundle, weights="reference", sources=record["sources"], embedding={**record["embedding"], "location": location}
+        bundle,
+        weights="reference",
+        sources=record["sources"],
+        embedding={**record["embedding"], "location": location},
     )
     read = read_bundle(bundle)
     assert read.embedding.ref(read.weights_root(bundle)).file == moved
 
 
 @pytest.mark.parametrize("version", [0, SCHEMA_VERSION + 1, None])
-def test_other_schema_version_is_refused_with_the_command_that_mends_it(bundle: Path, version: int | None) -> None:
+def test_other_schema_version_is_refused_with_the_command_that_mends_it(
+    bundle: Path, version: int | None
+) -> None:
     edit(bundle, schema_version=version)
     message = refusal(bundle)
     assert f"bundle schema version {version}, this trt-eagle3 reads {SCHEMA_VERSION}" in message
@@ -150,7 +166,9 @@ def test_missing_weight_file_is_refused_by_name(bundle: Path) -> None:
     assert f"{bundle / WEIGHTS}: a weight file of this bundle is gone" in refusal(bundle)
 
 
-def test_weight_file_that_cannot_be_read_is_refused(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weight_file_that_cannot_be_read_is_refused(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def denied(_: Path) -> BinaryIO:
         raise PermissionError(errno.EACCES, "Permission denied")
 
@@ -172,7 +190,9 @@ def test_weight_file_with_another_header_is_refused(bundle: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [b"\xff" * 8, (1 << 45).to_bytes(8, "little")])
-def test_weight_file_whose_header_would_reach_past_its_end_is_refused(bundle: Path, length: bytes) -> None:
+def test_weight_file_whose_header_would_reach_past_its_end_is_refused(
+    bundle: Path, length: bytes
+) -> None:
     file = bundle / WEIGHTS
     file.write_bytes(length + file.read_bytes()[8:])
     assert "its safetensors header is not the one" in refusal(bundle)

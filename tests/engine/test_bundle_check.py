@@ -1,4 +1,6 @@
-"""A bundle that somebody else made: whatever it claims, a load reads only its own files, or refuses in one line."""
+"""A bundle that somebody else made: whatever it claims, a load reads only its own files, or
+refuses in one line.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ LOCATIONS = [
 
 @pytest.mark.parametrize("location", LOCATIONS, ids=lambda text: text[:20])
 @pytest.mark.parametrize("part", ["embedding", "draft tensor", "source", "source and embedding"])
-def test_location_that_is_no_recorded_weight_file_is_refused(bundle: Path, part: str, location: str) -> None:
+def test_location_that_is_no_recorded_weight_file_is_refused(
+    bundle: Path, part: str, location: str
+) -> None:
     os.mkfifo(bundle / "fifo")
 
     def change(record: dict[str, Any]) -> None:
@@ -148,8 +152,12 @@ def test_draft_tensor_that_is_not_where_its_files_header_says_is_refused(bundle:
 
 
 OTHER_TENSORS: dict[str, Change] = {
-    "embedding of another shape": lambda r: r.update(embedding=r["draft_tensors"]["lm_head.weight"]),
-    "ids that are no whole numbers": lambda r: r["draft_tensors"].update(d2t=r["draft_tensors"]["norm.weight"]),
+    "embedding of another shape": lambda r: r.update(
+        embedding=r["draft_tensors"]["lm_head.weight"]
+    ),
+    "ids that are no whole numbers": lambda r: r["draft_tensors"].update(
+        d2t=r["draft_tensors"]["norm.weight"]
+    ),
     "target of another vocabulary": lambda r: r["target"]["text"].update(vocab_size=703),
 }
 
@@ -165,7 +173,9 @@ def test_draft_without_the_table_that_it_has_of_its_own_is_refused(bundle: Path)
     assert "no embed_tokens.weight" in refusal(bundle)
 
 
-def test_weight_file_that_is_a_link_out_of_the_bundle_is_refused(bundle: Path, tmp_path: Path) -> None:
+def test_weight_file_that_is_a_link_out_of_the_bundle_is_refused(
+    bundle: Path, tmp_path: Path
+) -> None:
     (bundle / TARGET_FILE).rename(tmp_path / "elsewhere")
     (bundle / TARGET_FILE).symlink_to(tmp_path / "elsewhere")
     assert "a link out of the bundle" in refusal(bundle)
@@ -190,7 +200,9 @@ SPECIAL: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("kind", SPECIAL)
-@pytest.mark.parametrize("name", [BUNDLE_FILE, TARGET_FILE, "target/model.onnx", "vision/model.onnx", "tuning.json"])
+@pytest.mark.parametrize(
+    "name", [BUNDLE_FILE, TARGET_FILE, "target/model.onnx", "vision/model.onnx", "tuning.json"]
+)
 def test_special_file_in_a_bundle_is_refused_at_once(bundle: Path, name: str, kind: str) -> None:
     (bundle / "tuning.json").touch()
     SPECIAL[kind](bundle / name)
@@ -234,7 +246,9 @@ def test_hostile_record_is_one_short_line_soon(bundle: Path, case: str) -> None:
 # Graphs
 
 
-def edit_graph(bundle: Path, change: Callable[[onnx.ModelProto], object], graph: str = "vision") -> None:
+def edit_graph(
+    bundle: Path, change: Callable[[onnx.ModelProto], object], graph: str = "vision"
+) -> None:
     file = bundle / graph / "model.onnx"
     model = onnx.load(file, load_external_data=False)
     change(model)
@@ -248,7 +262,9 @@ def external(model: onnx.ModelProto) -> TensorProto:
 def place(model: onnx.ModelProto, **values: object) -> None:
     """Change entries of the first external tensor; None removes one."""
     tensor = external(model)
-    entries = {entry.key: entry.value for entry in tensor.external_data} | {k: str(v) for k, v in values.items()}
+    entries = {entry.key: entry.value for entry in tensor.external_data} | {
+        k: str(v) for k, v in values.items()
+    }
     del tensor.external_data[:]
     for key, value in entries.items():
         if value != "None":
@@ -257,16 +273,24 @@ def place(model: onnx.ModelProto, **values: object) -> None:
 
 def hide(model: onnx.ModelProto) -> None:
     """An external tensor in an attribute, which other runtimes would read."""
-    tensor = TensorProto(name="hidden", data_type=TensorProto.FLOAT, dims=[1], data_location=TensorProto.EXTERNAL)
+    tensor = TensorProto(
+        name="hidden", data_type=TensorProto.FLOAT, dims=[1], data_location=TensorProto.EXTERNAL
+    )
     tensor.external_data.add(key="location", value="../../etc/passwd")
     model.graph.node.insert(0, helper.make_node("Constant", [], ["hidden"], value=tensor))
 
 
 GRAPHS: dict[str, tuple[Callable[[onnx.ModelProto], object], str]] = {
-    "a file elsewhere": (lambda m: place(m, location="../../../etc/passwd"), "is not among the sources"),
+    "a file elsewhere": (
+        lambda m: place(m, location="../../../etc/passwd"),
+        "is not among the sources",
+    ),
     "an absolute file": (lambda m: place(m, location="/etc/passwd"), "is not among the sources"),
     "a device": (lambda m: place(m, location="/dev/zero"), "is not among the sources"),
-    "a file that is not recorded": (lambda m: place(m, location="bundle.json"), "is not among the sources"),
+    "a file that is not recorded": (
+        lambda m: place(m, location="bundle.json"),
+        "is not among the sources",
+    ),
     "no file": (lambda m: place(m, location=None), "is not among the sources"),
     "no length": (lambda m: place(m, length=None), "no offset and length"),
     "no number": (lambda m: place(m, offset="x"), "no offset and length"),
@@ -275,7 +299,10 @@ GRAPHS: dict[str, tuple[Callable[[onnx.ModelProto], object], str]] = {
     "another length": (lambda m: place(m, length=8), "do not make 8 bytes"),
     "another shape": (lambda m: external(m).dims.append(1 << 40), "do not make"),
     "negative shape": (lambda m: external(m).dims.extend([-1, -1]), "are not in weights"),
-    "another type": (lambda m: setattr(external(m), "data_type", TensorProto.DOUBLE), "do not make"),
+    "another type": (
+        lambda m: setattr(external(m), "data_type", TensorProto.DOUBLE),
+        "do not make",
+    ),
     "no type": (lambda m: setattr(external(m), "data_type", 999), "do not make"),
     "a tensor in an attribute": (hide, "outside the graph's initializers"),
 }

@@ -12,7 +12,9 @@ from trt_eagle3.engine.cuda_graph import CapturedGraphs, shapes_of
 
 
 def step(batch: int, tokens: int) -> Any:
-    return shapes_of({"inputs_embeds": torch.zeros(batch, tokens, 8), "past_lengths": torch.zeros(batch)})
+    return shapes_of(
+        {"inputs_embeds": torch.zeros(batch, tokens, 8), "past_lengths": torch.zeros(batch)}
+    )
 
 
 def test_shapes_are_due_when_they_come_the_third_time() -> None:
@@ -27,7 +29,9 @@ def test_long_prompts_are_never_due() -> None:
     assert [graphs.due(step(8, 32)) for _ in range(3)] == [False, False, True]
 
 
-def test_graph_that_was_not_used_for_the_longest_time_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graph_that_was_not_used_for_the_longest_time_makes_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     waits: list[int] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: waits.append(1))
     graphs = CapturedGraphs(most=2)

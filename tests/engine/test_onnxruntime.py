@@ -20,11 +20,15 @@ SLOTS, WIDTH, PAGE_SIZE = 12, 4, 4
 
 
 def attention_model(directory: Path) -> Path:
-    """One TreeAttention, its caches named as in the target graph, and another output before them."""
+    """One TreeAttention, its caches named as in the target graph, and another output before
+    them.
+    """
     b = GraphBuilder("attention", "float32", str)
     real = [b.input(name, TensorProto.FLOAT, ("n", WIDTH)) for name in "qkv"]
     caches = [b.input(f"{name}_cache.0", TensorProto.FLOAT, ("slots", 1, WIDTH)) for name in "kv"]
-    lengths = [b.input(name, TensorProto.INT32, ("batch",)) for name in ("past_lengths", "query_lengths")]
+    lengths = [
+        b.input(name, TensorProto.INT32, ("batch",)) for name in ("past_lengths", "query_lengths")
+    ]
     table = b.input("page_table", TensorProto.INT32, ("batch", "pages"))
     mask = b.input("tree_mask", TensorProto.BOOL, ("batch", "seq", "tail"))
     out, k_cache, v_cache = b.own_op(
@@ -70,7 +74,9 @@ def test_session_is_a_session(session: OnnxRuntimeSession) -> None:
     assert isinstance(session, Session)
 
 
-def test_run_with_bound_caches_writes_the_new_rows_in_place_and_no_other(session: OnnxRuntimeSession) -> None:
+def test_run_with_bound_caches_writes_the_new_rows_in_place_and_no_other(
+    session: OnnxRuntimeSession,
+) -> None:
     caches = bind_caches(session)
     before = {name: cache.clone() for name, cache in caches.items()}
     pointers = {name: cache.data_ptr() for name, cache in caches.items()}
@@ -83,7 +89,9 @@ def test_run_with_bound_caches_writes_the_new_rows_in_place_and_no_other(session
             assert cache.data_ptr() == pointers[name]
 
 
-def test_run_without_bound_caches_returns_new_ones_and_leaves_the_inputs(session: OnnxRuntimeSession) -> None:
+def test_run_without_bound_caches_returns_new_ones_and_leaves_the_inputs(
+    session: OnnxRuntimeSession,
+) -> None:
     caches = {f"{name}_cache.0": torch.zeros(SLOTS, 1, WIDTH) for name in "kv"}
     outputs = session.run({**attention_inputs(0, 2), **caches})
     assert set(outputs) == {"out", "k_cache_out.0", "v_cache_out.0"}
@@ -91,7 +99,9 @@ def test_run_without_bound_caches_returns_new_ones_and_leaves_the_inputs(session
     assert not any(cache.any() for cache in caches.values())
 
 
-def test_bind_after_a_run_and_again_to_another_buffer_holds_for_the_next_run(session: OnnxRuntimeSession) -> None:
+def test_bind_after_a_run_and_again_to_another_buffer_holds_for_the_next_run(
+    session: OnnxRuntimeSession,
+) -> None:
     inputs = attention_inputs(0, 2)
     free = {f"{name}_cache.0": torch.zeros(SLOTS, 1, WIDTH) for name in "kv"}
     first = session.run({**inputs, **free})
@@ -126,15 +136,29 @@ def test_run_takes_an_input_that_is_not_contiguous(session: OnnxRuntimeSession) 
     ("change", "message"),
     [
         ({"q": None}, r"^q: input not given$"),
-        ({"speed": torch.zeros(1)}, r"^speed: the graph has no such input; it has q, k, v, k_cache.0.*tree_mask$"),
-        ({"q": torch.zeros(2, WIDTH + 1)}, r"^q: expected tensor\(float\) \['n', 4\], got torch.float32 \[2, 5\]$"),
+        (
+            {"speed": torch.zeros(1)},
+            r"^speed: the graph has no such input; it has q, k, v, k_cache.0.*tree_mask$",
+        ),
+        (
+            {"q": torch.zeros(2, WIDTH + 1)},
+            r"^q: expected tensor\(float\) \['n', 4\], got torch.float32 \[2, 5\]$",
+        ),
         ({"q": torch.zeros(1, 2, WIDTH)}, r"^q: expected .* got torch.float32 \[1, 2, 4\]$"),
-        ({"past_lengths": torch.zeros(1, dtype=torch.int64)}, r"^past_lengths: expected tensor\(int32\).* torch.int64"),
-        ({"tree_mask": torch.zeros(1, 2, 2)}, r"^tree_mask: expected tensor\(bool\).* torch.float32"),
+        (
+            {"past_lengths": torch.zeros(1, dtype=torch.int64)},
+            r"^past_lengths: expected tensor\(int32\).* torch.int64",
+        ),
+        (
+            {"tree_mask": torch.zeros(1, 2, 2)},
+            r"^tree_mask: expected tensor\(bool\).* torch.float32",
+        ),
     ],
     ids=["missing", "unknown", "width", "rank", "int64", "mask of floats"],
 )
-def test_run_refuses_a_wrong_input_in_one_line(session: OnnxRuntimeSession, change: Any, message: str) -> None:
+def test_run_refuses_a_wrong_input_in_one_line(
+    session: OnnxRuntimeSession, change: Any, message: str
+) -> None:
     bind_caches(session)
     inputs = {name: t for name, t in {**attention_inputs(0, 2), **change}.items() if t is not None}
     with pytest.raises(UserError, match=message) as error:
@@ -154,7 +178,9 @@ def test_bind_refuses_a_name_that_the_graph_lacks(session: OnnxRuntimeSession) -
         session.bind("k_cache.9", torch.zeros(1))
 
 
-def linear_model(directory: Path, resolve: ResolveLocation, stored: torch.dtype = torch.float32) -> tuple[Path, Tensor]:
+def linear_model(
+    directory: Path, resolve: ResolveLocation, stored: torch.dtype = torch.float32
+) -> tuple[Path, Tensor]:
     weight = torch.randn(3, WIDTH).to(stored)
     folder = directory / "weights"
     folder.mkdir(exist_ok=True)
@@ -181,7 +207,9 @@ def test_weights_are_found_under_their_root(tmp_path: Path, root: str, stored: t
 
 def test_missing_weight_file_is_one_line_that_names_the_model(tmp_path: Path) -> None:
     path, _ = linear_model(tmp_path, lambda ref: f"elsewhere/{file_name(ref)}")
-    with pytest.raises(UserError, match=r"linear.onnx: ONNX Runtime cannot load it: .*Rebuild the bundle") as error:
+    with pytest.raises(
+        UserError, match=r"linear.onnx: ONNX Runtime cannot load it: .*Rebuild the bundle"
+    ) as error:
         OnnxRuntimeSession(path, tmp_path)
     assert "\n" not in str(error.value)
 
@@ -197,7 +225,10 @@ def test_damaged_model_is_one_line_that_names_it(tmp_path: Path, content: bytes 
 
 
 def test_open_session_refuses_an_unknown_backend(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"engine.backend: expected one of onnxruntime, tensorrt, torch, got 'abacus'"):
+    with pytest.raises(
+        UserError,
+        match=r"engine.backend: expected one of onnxruntime, tensorrt, torch, got 'abacus'",
+    ):
         open_session("abacus", tmp_path / "model.onnx", tmp_path)
 
 
@@ -208,9 +239,13 @@ def test_taps_are_returned_beside_the_outputs(tmp_path: Path) -> None:
         doubled = b.op("Add", x, x, name="doubled")
     b.output(b.op("Mul", doubled, doubled, name="squared"), "y", ("n", 2))
     (tmp_path / "sum.onnx").write_bytes(b.build().SerializeToString())
-    session = open_session("onnxruntime", tmp_path / "sum.onnx", tmp_path, intermediates=["inner.doubled"])
+    session = open_session(
+        "onnxruntime", tmp_path / "sum.onnx", tmp_path, intermediates=["inner.doubled"]
+    )
     found = session.run({"x": torch.tensor([[1.0, 2.0]])})
     assert found["y"].tolist() == [[4.0, 16.0]]
     assert found["inner.doubled"].tolist() == [[2.0, 4.0]]
     with pytest.raises(UserError, match=r"no tensor inner\.tripled"):
-        open_session("onnxruntime", tmp_path / "sum.onnx", tmp_path, intermediates=["inner.tripled"])
+        open_session(
+            "onnxruntime", tmp_path / "sum.onnx", tmp_path, intermediates=["inner.tripled"]
+        )

@@ -1,4 +1,6 @@
-"""TensorRT bundles without TensorRT: what is built, what is left to run, and what a build asks of the builder."""
+"""TensorRT bundles without TensorRT: what is built, what is left to run, and what a build asks
+of the builder.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from click.testing import CliRunner
 from tests.engine import fake_tensorrt as fake
 from tests.engine.conftest import Install
 from tests.engine.fake_tensorrt import fake_tensorrt
-from tests.graph.test_plugin_ready import graphs
+from tests.graph.test_trt_export import graphs
 from tests.tiny import build_tiny, tiny_config
 from trt_eagle3.cli import cli
 from trt_eagle3.config import BuildConfig, load_config
@@ -30,7 +32,12 @@ from trt_eagle3.pipeline import STAGES, build
 from trt_eagle3.report import build as report_json
 
 GRAPHS = ("target", "vision", "fuse", "draft")
-ENGINE: dict[str, object] = {"backend": "tensorrt", "device": "cuda", "dtype": "float16", "residual": "float32"}
+ENGINE: dict[str, object] = {
+    "backend": "tensorrt",
+    "device": "cuda",
+    "dtype": "float16",
+    "residual": "float32",
+}
 
 
 @pytest.fixture
@@ -52,7 +59,11 @@ def test_build_without_tensorrt_has_all_but_the_engines(tmp_path: Path) -> None:
     report = build(config, output=tmp_path, progress=seen.append)
     assert seen == list(STAGES)
     printed = report_json(report)["engines"]
-    assert printed == {"built": {}, "missing": "TensorRT: not here.", "script": str(report.path / BUILD_SCRIPT)}
+    assert printed == {
+        "built": {},
+        "missing": "TensorRT: not here.",
+        "script": str(report.path / BUILD_SCRIPT),
+    }
     for graph in GRAPHS:
         assert (report.path / graph / "onnx" / "model.onnx").is_file()
         assert (report.path / graph / "onnx" / "weights.bin").is_file()
@@ -91,7 +102,8 @@ def test_script_builds_every_graph_with_the_shapes_of_its_profiles(tmp_path: Pat
 @pytest.mark.usefixtures("no_tensorrt")
 @pytest.mark.parametrize(
     ("features", "told"),
-    [("aliasedPluginIO1003", ["--preview=+aliasedPluginIO1003"]), ("profileSharing0806", [])],  # from 10.3 on; before
+    # from 10.3 on; before
+    [("aliasedPluginIO1003", ["--preview=+aliasedPluginIO1003"]), ("profileSharing0806", [])],
 )
 def test_script_runs_trtexec_once_a_graph_and_names_what_is_missing(
     tmp_path: Path, features: str, told: list[str]
@@ -108,7 +120,12 @@ def test_script_runs_trtexec_once_a_graph_and_names_what_is_missing(
     def run(**environment: str) -> subprocess.CompletedProcess[str]:
         base = {"PATH": "/usr/bin:/bin"}
         return subprocess.run(
-            [script], env=base | environment, cwd=tmp_path, capture_output=True, text=True, check=False
+            [script],
+            env=base | environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
         )
 
     plugins = str(log.with_name("plugins.so"))
@@ -141,10 +158,15 @@ def test_weights_by_reference_are_refused(tmp_path: Path) -> None:
             {"backend": "tensorrt", "tensorrt": {"optimization_level": 6}},
             "optimization_level: .*less than or equal to 5",
         ),
-        ({"backend": "tensorrt", "tensorrt": {"linear": "cublas"}}, "linear: .*'auto', 'plugin' or 'tensorrt'"),
+        (
+            {"backend": "tensorrt", "tensorrt": {"linear": "cublas"}},
+            "linear: .*'auto', 'plugin' or 'tensorrt'",
+        ),
     ],
 )
-def test_bad_engine_sections_are_refused(tmp_path: Path, engine: dict[str, object], said: str) -> None:
+def test_bad_engine_sections_are_refused(
+    tmp_path: Path, engine: dict[str, object], said: str
+) -> None:
     file = tmp_path / "c.yaml"
     file.write_text(json.dumps({"name": "x", "target": {"checkpoint": "x"}, "engine": engine}))
     with pytest.raises(UserError, match=said):
@@ -179,12 +201,17 @@ def test_profiles_are_in_order_and_cover_the_limits(graph: str) -> None:
     for profile in graph_profiles(graph, model, config, TreeSizes(12, 4, 20), 2):
         assert profile.shapes.keys() == {i.name for i in model.graph.input}
         for name, (low, best, high) in profile.shapes.items():
-            assert all(lo <= opt <= hi for lo, opt, hi in zip(low, best, high, strict=True)), (profile.name, name)
+            assert all(lo <= opt <= hi for lo, opt, hi in zip(low, best, high, strict=True)), (
+                profile.name,
+                name,
+            )
 
 
 def test_decode_steps_have_a_profile_of_their_own_before_prompts() -> None:
     config = tiny_config(engine=ENGINE, limits={"max_batch_size": 4, "max_kv_tokens": 2048})
-    generation, context = graph_profiles("draft", graphs()["draft"], config, TreeSizes(12, 4, 20), 2)
+    generation, context = graph_profiles(
+        "draft", graphs()["draft"], config, TreeSizes(12, 4, 20), 2
+    )
     assert generation.shapes["inputs_embeds"][2] == (4, 12, 256)
     assert generation.shapes["tree_mask"][2] == (4, 12, 40)
     assert context.shapes["inputs_embeds"][2] == (4, 512, 256)
@@ -201,7 +228,9 @@ def test_vision_profile_takes_all_patches_in_one_frame_or_in_many() -> None:
 # The builder
 
 
-@pytest.mark.parametrize(("version", "strong"), [("8.6.1", False), ("10.14.1", True), ("11.1.0", True)])
+@pytest.mark.parametrize(
+    ("version", "strong"), [("8.6.1", False), ("10.14.1", True), ("11.1.0", True)]
+)
 def test_build_asks_each_version_for_its_kind_of_typing(
     install: Install, tmp_path: Path, version: str, strong: bool
 ) -> None:
@@ -212,7 +241,9 @@ def test_build_asks_each_version_for_its_kind_of_typing(
     assert trt.seen.network == 1 << (flags.STRONGLY_TYPED if strong else flags.EXPLICIT_BATCH)
     assert ("FP16" in trt.seen.settings.flags) is not strong
     assert "TF32" in trt.seen.settings.cleared
-    assert trt.seen.settings.features == {"ALIASED_PLUGIN_IO_10_03" if strong else "PROFILE_SHARING_0806": True}
+    assert trt.seen.settings.features == {
+        "ALIASED_PLUGIN_IO_10_03" if strong else "PROFILE_SHARING_0806": True
+    }
     steps = [f"target: building, {percent} %" for percent in (25, 50, 75, 100)]
     assert [line for line in told if "target: building" in line] == (steps if strong else [])
     assert report.engines is not None
@@ -225,7 +256,9 @@ def test_only_float32_nodes_are_held_to_float32_on_8_6(install: Install, tmp_pat
     model = graphs(residual="float32")["target"]
     profiles = {"target": graph_profiles("target", model, config, TreeSizes(6, 1, 5), 2)}
     folder = made_folder(tmp_path / "bundle", config)
-    tensorrt_bundle.write_engines(folder, {"target": model}, profiles, config.engine, tmp_path / "cache")
+    tensorrt_bundle.write_engines(
+        folder, {"target": model}, profiles, config.engine, tmp_path / "cache"
+    )
     precisions = {layer.name: layer.precision for layer in trt.seen.layers}
     assert precisions == {"embeds_stream/Mul": "float32", "layers.0.mlp.gate_up/Gemm": None}
     assert "OBEY_PRECISION_CONSTRAINTS" in trt.seen.settings.flags
@@ -238,13 +271,19 @@ def made_folder(folder: Path, config: BuildConfig) -> Path:
     return folder
 
 
-def test_built_bundle_holds_engines_facts_and_inspection_and_no_graphs(install: Install, tmp_path: Path) -> None:
+def test_built_bundle_holds_engines_facts_and_inspection_and_no_graphs(
+    install: Install, tmp_path: Path
+) -> None:
     install("10.14.1")
     path = build(tiny_config(engine=ENGINE), output=tmp_path).path
     for graph in GRAPHS:
         folder = EngineFolder(path / graph)
         assert folder.facts is not None
-        assert (folder.facts.tensorrt, folder.facts.gpu_arch, folder.facts.num_bytes) == ("10.14.1", "sm90", 4)
+        assert (folder.facts.tensorrt, folder.facts.gpu_arch, folder.facts.num_bytes) == (
+            "10.14.1",
+            "sm90",
+            4,
+        )
         inspection = json.loads((path / graph / "inspection.json").read_text())
         assert inspection["plugins"] == {"AddRmsNorm": 1}
         assert not (path / graph / "onnx").exists()
@@ -267,9 +306,18 @@ def test_products_are_the_plugins_or_tensorrts_and_the_bundle_says_which(
     install: Install, tmp_path: Path, version: str, dtype: str, linear: str, expected: str
 ) -> None:
     trt = install(version)
-    engine = {"backend": "tensorrt", "device": "cuda", "dtype": dtype, "tensorrt": {"linear": linear}}
+    engine = {
+        "backend": "tensorrt",
+        "device": "cuda",
+        "dtype": dtype,
+        "tensorrt": {"linear": linear},
+    }
     path = build(tiny_config(engine=engine, draft=None), output=tmp_path).path
-    ops = {node.op_type for graph in trt.seen.graphs for node in onnx.load_from_string(graph).graph.node}
+    ops = {
+        node.op_type
+        for graph in trt.seen.graphs
+        for node in onnx.load_from_string(graph).graph.node
+    }
     assert ("Linear" in ops) is (expected == "plugin")
     facts = EngineFolder(path / "target").facts
     assert facts is not None
@@ -278,36 +326,65 @@ def test_products_are_the_plugins_or_tensorrts_and_the_bundle_says_which(
 
 @pytest.mark.parametrize(("copied", "refused"), [("weight", True), ("x", False), (None, False)])
 def test_engine_that_copies_a_weight_of_linear_is_refused(
-    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copied: str | None, refused: bool
+    install: Install,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    copied: str | None,
+    refused: bool,
 ) -> None:
     tensors = [{"Name": "x"}, {"Name": "weight"}]
     copy = {"Name": "copy", "LayerType": "Reformat", "Inputs": [], "Outputs": [{"Name": copied}]}
-    product = {"Name": "layers.0.mlp.gate_up/Linear", "LayerType": "PluginV2", "Inputs": tensors, "Outputs": []}
+    product = {
+        "Name": "layers.0.mlp.gate_up/Linear",
+        "LayerType": "PluginV2",
+        "Inputs": tensors,
+        "Outputs": [],
+    }
     monkeypatch.setattr(fake, "LAYERS", [copy, product])
     install("8.6.0")
     if not refused:
         path = build(tiny_config(engine=ENGINE, draft=None), output=tmp_path).path
-        assert json.loads((path / "target" / "inspection.json").read_text())["plugins"] == {"Linear": 1}
+        assert json.loads((path / "target" / "inspection.json").read_text())["plugins"] == {
+            "Linear": 1
+        }
         return
-    with pytest.raises(UserError, match=r"copies weight at every step.*Set engine\.tensorrt\.linear: tensorrt"):
+    with pytest.raises(
+        UserError, match=r"copies weight at every step.*Set engine\.tensorrt\.linear: tensorrt"
+    ):
         build(tiny_config(engine=ENGINE, draft=None), output=tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("copied", "early"), [("past_lengths", [1, None]), ("k_cache", [1, None]), ("q", [1]), (None, [1])]
+    ("copied", "early"),
+    [("past_lengths", [1, None]), ("k_cache", [1, None]), ("q", [1]), (None, [1])],
 )
 def test_attention_reads_early_unless_the_engine_copies_what_it_would_read(
-    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copied: str | None, early: list[int | None]
+    install: Install,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    copied: str | None,
+    early: list[int | None],
 ) -> None:
     copy = {"Name": "copy", "LayerType": "Reformat", "Inputs": [], "Outputs": [{"Name": copied}]}
     inputs = [{"Name": name} for name in OPS["TreeAttention"].inputs[""]]
-    attention = {"Name": "layers.0/TreeAttention", "LayerType": "PluginV2", "Inputs": inputs, "Outputs": []}
+    attention = {
+        "Name": "layers.0/TreeAttention",
+        "LayerType": "PluginV2",
+        "Inputs": inputs,
+        "Outputs": [],
+    }
     monkeypatch.setattr(fake, "LAYERS", [copy, attention])
     trt = install("8.6.0")
     build(tiny_config(engine=ENGINE, draft=None), output=tmp_path)
-    targets = [graph for graph in map(onnx.load_from_string, trt.seen.graphs) if graph.graph.name == "target"]
+    targets = [
+        graph
+        for graph in map(onnx.load_from_string, trt.seen.graphs)
+        if graph.graph.name == "target"
+    ]
     nodes = [next(n for n in graph.graph.node if n.op_type == "TreeAttention") for graph in targets]
-    assert [next((a.i for a in node.attribute if a.name == "prefetch_safe"), None) for node in nodes] == early
+    assert [
+        next((a.i for a in node.attribute if a.name == "prefetch_safe"), None) for node in nodes
+    ] == early
 
 
 @pytest.mark.usefixtures("no_tensorrt")
@@ -315,24 +392,33 @@ def test_attention_reads_early_unless_the_engine_copies_what_it_would_read(
 def test_graphs_left_to_trtexec_have_tensorrts_products_unless_told(
     tmp_path: Path, linear: str, expected: bool
 ) -> None:
-    path = build(tiny_config(engine=ENGINE | {"tensorrt": {"linear": linear}}, draft=None), output=tmp_path).path
+    path = build(
+        tiny_config(engine=ENGINE | {"tensorrt": {"linear": linear}}, draft=None), output=tmp_path
+    ).path
     model = onnx.load(path / "target" / "onnx" / "model.onnx", load_external_data=False)
     assert ("Linear" in {node.op_type for node in model.graph.node}) is expected
 
 
-def test_facts_of_an_older_bundle_are_refused_by_their_plugin_version(install: Install, tmp_path: Path) -> None:
+def test_facts_of_an_older_bundle_are_refused_by_their_plugin_version(
+    install: Install, tmp_path: Path
+) -> None:
     install("10.14.1")
     folder = build(tiny_config(engine=ENGINE, draft=None), output=tmp_path).path / "target"
     config = json.loads((folder / "config.json").read_text())
-    old = {name: value for name, value in config["engine"].items() if name != "linear"} | {"plugins": "1"}
+    old = {name: value for name, value in config["engine"].items() if name != "linear"} | {
+        "plugins": "1"
+    }
     (folder / "config.json").write_text(json.dumps(config | {"engine": old}))
     with pytest.raises(
-        UserError, match=rf"built for plugin version 1, this process has {PLUGIN_VERSION}\. Rebuild here"
+        UserError,
+        match=rf"built for plugin version 1, this process has {PLUGIN_VERSION}\. Rebuild here",
     ):
         EngineFolder(folder).check()
 
 
-def test_stripped_engines_keep_their_graphs_and_need_tensorrt_10(install: Install, tmp_path: Path) -> None:
+def test_stripped_engines_keep_their_graphs_and_need_tensorrt_10(
+    install: Install, tmp_path: Path
+) -> None:
     engine = ENGINE | {"tensorrt": {"strip_weights": True, "refit": True, "workspace_mib": 64}}
     trt = install("10.14.1")
     path = build(tiny_config(engine=engine, draft=None), output=tmp_path).path
@@ -347,7 +433,10 @@ def test_stripped_engines_keep_their_graphs_and_need_tensorrt_10(install: Instal
 def test_bfloat16_needs_tensorrt_10(install: Install, tmp_path: Path) -> None:
     install("8.6.1")
     with pytest.raises(UserError, match=r"bfloat16 needs TensorRT 10 or later, this is 8\.6\.1"):
-        build(tiny_config(engine={**ENGINE, "dtype": "bfloat16", "residual": "compute"}), output=tmp_path)
+        build(
+            tiny_config(engine={**ENGINE, "dtype": "bfloat16", "residual": "compute"}),
+            output=tmp_path,
+        )
     assert not list(tmp_path.glob("tiny*"))
 
 
@@ -375,7 +464,10 @@ def test_tensorrts_refusals_are_one_line(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"tensorrt": "8.6.0"}, "built for TensorRT 8.6.0, this process has 10.14.1. Rebuild here: trt-eagle3 build"),
+        (
+            {"tensorrt": "8.6.0"},
+            "built for TensorRT 8.6.0, this process has 10.14.1. Rebuild here: trt-eagle3 build",
+        ),
         ({"gpu_arch": "sm80"}, "built for GPU architecture sm80, this process has sm90"),
         ({"plugins": "0"}, f"built for plugin version 0, this process has {PLUGIN_VERSION}"),
         ({"num_bytes": 5}, "expected 5 bytes, got 4"),
@@ -403,7 +495,9 @@ def test_doctor_says_what_a_bundle_was_built_for(
     runner = CliRunner()
     assert runner.invoke(cli, ["doctor", str(path)], catch_exceptions=False).exit_code == 0
     install("10.3.0")
-    with pytest.raises(UserError, match=r"built for TensorRT 10\.14\.1, this process has 10\.3\.0\. Rebuild here"):
+    with pytest.raises(
+        UserError, match=r"built for TensorRT 10\.14\.1, this process has 10\.3\.0\. Rebuild here"
+    ):
         runner.invoke(cli, ["doctor", str(path)], catch_exceptions=False)
     install("10.14.1")
     (path / "draft" / "rank0.engine").unlink()
@@ -420,14 +514,20 @@ def test_damaged_engine_folder_is_one_line(tmp_path: Path) -> None:
         EngineFolder(tmp_path)
 
 
-def test_old_tensorrt_and_missing_plugins_are_exit_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_old_tensorrt_and_missing_plugins_are_exit_3(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     tensorrt_versions.tensorrt.cache_clear()
     monkeypatch.setattr(tensorrt_versions, "import_module", lambda _: fake_tensorrt("8.5.3"))
-    with pytest.raises(EnvironmentMissingError, match=r"TensorRT 8.5.3: 8.6, 10.x or 11.x is needed"):
+    with pytest.raises(
+        EnvironmentMissingError, match=r"TensorRT 8.5.3: 8.6, 10.x or 11.x is needed"
+    ):
         tensorrt_versions.tensorrt()
     tensorrt_versions.tensorrt.cache_clear()
     monkeypatch.setenv("TRT_EAGLE3_PLUGINS", str(tmp_path / "none.so"))
     for module in (tensorrt_log, tensorrt_plugins):
         monkeypatch.setattr(module, "tensorrt", lambda: fake_tensorrt("8.6.1"))
-    with pytest.raises(EnvironmentMissingError, match=r"cannot load the plugin library.*make plugins"):
+    with pytest.raises(
+        EnvironmentMissingError, match=r"cannot load the plugin library.*make plugins"
+    ):
         tensorrt_plugins.load_plugins()

@@ -1,4 +1,7 @@
-"""TensorRT engines of the tiny pair against the torch session, on a GPU. With xdist: ``-n 3 --dist loadgroup``."""
+"""TensorRT engines of the tiny pair against the torch session, on a GPU.
+
+With xdist: ``-n 3 --dist loadgroup``.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ from tasks import examples
 from torch import Tensor
 
 import trt_eagle3
-from tests.graph.test_plugin_ready import GRAPHS, ROWS, graphs, inputs_of, written
+from tests.graph.test_trt_export import GRAPHS, ROWS, graphs, inputs_of, written
 from tests.tiny import build_tiny, tiny_config
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.session import Session, open_session
@@ -77,7 +80,9 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Bundles:
     return Bundles(tmp_path_factory.mktemp("engines"))
 
 
-def bound(session: Session, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def bound(
+    session: Session, inputs: dict[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Give ``session`` copies of the caches in ``inputs``; returns these and the other inputs."""
     caches = {name: tensor.cuda() for name, tensor in inputs.items() if "_cache." in name}
     for name, tensor in caches.items():
@@ -104,26 +109,36 @@ def real(name: str, value: Tensor) -> Tensor:
 
 def errors(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
     assert found.keys() == expected.keys()
-    return {name: relative_error(real(name, found[name]), real(name, expected[name])) for name in expected}
+    return {
+        name: relative_error(real(name, found[name]), real(name, expected[name]))
+        for name in expected
+    }
 
 
 def reference(bundle: Path, graph: str, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     wide = {name: t.float() if t.is_floating_point() else t for name, t in inputs.items()}
-    return outputs(open_session("torch", bundle / graph / "model.onnx", bundle, device="cuda"), wide)
+    return outputs(
+        open_session("torch", bundle / graph / "model.onnx", bundle, device="cuda"), wide
+    )
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize(
     ("dtype", "linear"),
     [
-        pytest.param("float32", "plugin", marks=pytest.mark.xdist_group("float32")),  # products are TensorRT's there
+        # products are TensorRT's there
+        pytest.param("float32", "plugin", marks=pytest.mark.xdist_group("float32")),
         pytest.param("float16", "plugin", marks=pytest.mark.xdist_group("float16")),
         pytest.param("float16", "tensorrt", marks=pytest.mark.xdist_group("products")),
     ],
 )
-def test_every_output_agrees_with_the_torch_session(bundles: Bundles, dtype: str, linear: str, graph: str) -> None:
+def test_every_output_agrees_with_the_torch_session(
+    bundles: Bundles, dtype: str, linear: str, graph: str
+) -> None:
     inputs = inputs_of(graph, getattr(torch, dtype))
-    session = open_session("tensorrt", bundles.tensorrt(dtype, linear) / graph / "model.onnx", Path(), device="cuda")
+    session = open_session(
+        "tensorrt", bundles.tensorrt(dtype, linear) / graph / "model.onnx", Path(), device="cuda"
+    )
     found = errors(outputs(session, inputs), reference(bundles.torch(), graph, inputs))
     print(
         dtype,
@@ -175,7 +190,9 @@ def test_float32_engines_give_the_torch_sessions_tokens(bundles: Bundles) -> Non
 
 @pytest.mark.xdist_group("float16")
 def test_float16_speculation_differs_from_plain_at_most_in_ties(bundles: Bundles) -> None:
-    pairs = zip(*(answers(bundles.tensorrt("float16"), speculation=s) for s in (False, True)), strict=True)
+    pairs = zip(
+        *(answers(bundles.tensorrt("float16"), speculation=s) for s in (False, True)), strict=True
+    )
     assert sum(a != b for a, b in pairs) <= 1
 
 
@@ -184,7 +201,9 @@ def test_ten_thousand_steps_leave_the_memory_as_it_was(bundles: Bundles) -> None
     bundle = bundles.tensorrt("float16")
     session = open_session("tensorrt", bundle / "target" / "model.onnx", Path(), device="cuda")
     _, rest = bound(session, inputs_of("target", torch.float16))
-    steps = [{**rest, "past_lengths": torch.full((2,), past, dtype=torch.int32)} for past in range(8)]
+    steps = [
+        {**rest, "past_lengths": torch.full((2,), past, dtype=torch.int32)} for past in range(8)
+    ]
 
     def memory() -> tuple[int, int]:
         gc.collect()
@@ -199,19 +218,24 @@ def test_ten_thousand_steps_leave_the_memory_as_it_was(bundles: Bundles) -> None
         return free - free_after, resident_after - resident
 
     gone_after(100)
-    # the count is of the whole device, and tests of other processes run on it: what leaks here, leaks every time
+    # the count is of the whole device, and tests of other processes run on it: what leaks here,
+    # leaks every time
     gone = [gone_after(10_000) for _ in range(3)]
     print("device bytes and host KiB gone", gone)
     assert min(device for device, _ in gone) <= 1 << 20
     assert max(host for _, host in gone) <= 1 << 14
 
 
-@pytest.mark.parametrize("dtype", [pytest.param(d, marks=pytest.mark.xdist_group(d)) for d in ("float32", "float16")])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(d, marks=pytest.mark.xdist_group(d)) for d in ("float32", "float16")]
+)
 def test_engines_pass_validation(bundles: Bundles, dtype: str) -> None:
     report = trt_eagle3.validate(bundles.tensorrt(dtype))
     report.check()
     skipped = {gate.name for gate in report.gates if gate.status == "skipped"}
-    assert skipped == {"target.layer_steps", "target.layers"}, "an engine shows nothing of its inside"
+    assert skipped == {"target.layer_steps", "target.layers"}, (
+        "an engine shows nothing of its inside"
+    )
 
 
 def _set(node_type: str, attribute: str, value: float) -> Callable[[onnx.ModelProto], None]:
@@ -234,7 +258,9 @@ def _other_rows(model: onnx.ModelProto) -> None:
     """The head's rows are each the next one."""
     model.graph.initializer.append(numpy_helper.from_array(np.array(1, dtype=np.int32), "one_row"))
     index, node = next((i, n) for i, n in enumerate(model.graph.node) if n.op_type == "PickRows")
-    model.graph.node.insert(index, helper.make_node("Add", [node.input[1], "one_row"], ["next_rows"], name="next_rows"))
+    model.graph.node.insert(
+        index, helper.make_node("Add", [node.input[1], "one_row"], ["next_rows"], name="next_rows")
+    )
     node.input[1] = "next_rows"
 
 
@@ -243,10 +269,14 @@ def _exchanged_halves(model: onnx.ModelProto) -> None:
     index, node = next((i, n) for i, n in enumerate(model.graph.node) if n.op_type == "SiluMul")
     projection = next(n for n in model.graph.node if node.input[0] in n.output)
     both = next(i.dims[0] for i in model.graph.initializer if i.name == projection.input[1])
-    model.graph.initializer.append(numpy_helper.from_array(np.array([both // 2] * 2, dtype=np.int64), "halves"))
+    model.graph.initializer.append(
+        numpy_helper.from_array(np.array([both // 2] * 2, dtype=np.int64), "halves")
+    )
     parts = ["gate_half", "up_half"]
     cut = helper.make_node("Split", [node.input[0], "halves"], parts, name="halves/Split", axis=1)
-    join = helper.make_node("Concat", ["up_half", "gate_half"], ["up_gate"], name="halves/Concat", axis=1)
+    join = helper.make_node(
+        "Concat", ["up_half", "gate_half"], ["up_gate"], name="halves/Concat", axis=1
+    )
     model.graph.node.insert(index, join)
     model.graph.node.insert(index, cut)
     node.input[0] = "up_gate"
@@ -256,9 +286,13 @@ def _neighbour_seen(model: onnx.ModelProto) -> None:
     """Every frame's end, and the next one's start, is a block of patches late."""
     shift = np.array([0, 4, 0, 0], dtype=np.int32)
     model.graph.initializer.append(numpy_helper.from_array(shift, "late"))
-    index, node = next((i, n) for i, n in enumerate(model.graph.node) if n.op_type == "VisionAttention")
+    index, node = next(
+        (i, n) for i, n in enumerate(model.graph.node) if n.op_type == "VisionAttention"
+    )
     starts = node.input[4]
-    model.graph.node.insert(index, helper.make_node("Add", [starts, "late"], ["late_starts"], name="late_starts"))
+    model.graph.node.insert(
+        index, helper.make_node("Add", [starts, "late"], ["late_starts"], name="late_starts")
+    )
     for other in model.graph.node:
         if other.op_type == "VisionAttention":
             other.input[4] = "late_starts"
@@ -302,7 +336,9 @@ VISION_FAULTS: dict[str, Callable[[onnx.ModelProto], None]] = {
     [(fault, "float32") for fault in FAULTS if fault != "Linear weight rows"]
     + [(fault, "float16") for fault in ("none", "Linear weight rows")],
 )
-def test_planted_fault_in_a_plugin_is_caught(bundles: Bundles, fault: str, dtype: str, tmp_path: Path) -> None:
+def test_planted_fault_in_a_plugin_is_caught(
+    bundles: Bundles, fault: str, dtype: str, tmp_path: Path
+) -> None:
     inputs = inputs_of("draft", getattr(torch, dtype))
     inputs["position_ids"] = torch.randint(0, 500, (3, 2, ROWS), dtype=torch.int32)
     session = spoilt("draft", dtype, FAULTS[fault], tmp_path)
@@ -316,7 +352,9 @@ def test_planted_fault_in_a_plugin_is_caught(bundles: Bundles, fault: str, dtype
 @pytest.mark.xdist_group("faults")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("fault", VISION_FAULTS)
-def test_planted_fault_in_the_vision_plugin_is_caught(bundles: Bundles, fault: str, dtype: str, tmp_path: Path) -> None:
+def test_planted_fault_in_the_vision_plugin_is_caught(
+    bundles: Bundles, fault: str, dtype: str, tmp_path: Path
+) -> None:
     inputs = inputs_of("vision", getattr(torch, dtype))
     session = spoilt("vision", dtype, VISION_FAULTS[fault], tmp_path)
     found = errors(outputs(session, inputs), reference(bundles.torch(), "vision", inputs))
@@ -326,7 +364,9 @@ def test_planted_fault_in_the_vision_plugin_is_caught(bundles: Bundles, fault: s
         assert max(found.values()) > FAULT_FLOOR[dtype], found
 
 
-def spoilt(graph: str, dtype: str, fault: Callable[[onnx.ModelProto], None], folder: Path) -> Session:
+def spoilt(
+    graph: str, dtype: str, fault: Callable[[onnx.ModelProto], None], folder: Path
+) -> Session:
     """An engine of a graph with a fault planted, for its first profile."""
     config = tiny_config(engine=engine_of(dtype), limits=LIMITS)
     model = graphs(dtype)[graph]
@@ -334,7 +374,9 @@ def spoilt(graph: str, dtype: str, fault: Callable[[onnx.ModelProto], None], fol
     fault(ready.model)
     file = written(ready, folder)
     profiles = graph_profiles(graph, model, config, TreeSizes(6, 1, 5), 2)[:1]
-    built = build_engine(file, folder / ENGINE_FILE, profiles, config.engine, folder.parent / "timing.cache")
+    built = build_engine(
+        file, folder / ENGINE_FILE, profiles, config.engine, folder.parent / "timing.cache"
+    )
     write_config(folder, config.engine, built.num_bytes)
     return TensorRTSession(file, folder)
 
@@ -350,7 +392,9 @@ def write_config(folder: Path, engine: EngineConfig, num_bytes: int) -> None:
 
 @pytest.fixture
 def draft(bundles: Bundles) -> Session:
-    return open_session("tensorrt", bundles.tensorrt("float32") / "draft" / "model.onnx", Path(), device="cuda")
+    return open_session(
+        "tensorrt", bundles.tensorrt("float32") / "draft" / "model.onnx", Path(), device="cuda"
+    )
 
 
 @pytest.mark.xdist_group("float32")
@@ -364,15 +408,26 @@ def test_shapes_outside_every_profile_are_refused(draft: Session) -> None:
 
 
 @pytest.mark.xdist_group("float32")
-def test_too_many_frames_or_patches_are_refused_and_the_next_pictures_are_seen(bundles: Bundles) -> None:
-    session = open_session("tensorrt", bundles.tensorrt("float32") / "vision" / "model.onnx", Path(), device="cuda")
+def test_too_many_frames_or_patches_are_refused_and_the_next_pictures_are_seen(
+    bundles: Bundles,
+) -> None:
+    session = open_session(
+        "tensorrt", bundles.tensorrt("float32") / "vision" / "model.onnx", Path(), device="cuda"
+    )
     inputs = inputs_of("vision", torch.float32)
     starts = inputs["frame_starts"]
     many = {**inputs, "frame_starts": torch.cat([starts, starts[-1:].expand(10_000)])}
-    with pytest.raises(UserError, match=r"frame_starts: 10003 frames .* at once, .*limits\.max_visual_tokens"):
+    with pytest.raises(
+        UserError, match=r"frame_starts: 10003 frames .* at once, .*limits\.max_visual_tokens"
+    ):
         session.run(many)
-    large = {name: torch.cat([t] * 1000, dim=0 if name == "patches" else -1) for name, t in inputs.items()}
-    with pytest.raises(UserError, match=r"patches: \d+ patches at once, .*limits\.max_visual_tokens"):
+    large = {
+        name: torch.cat([t] * 1000, dim=0 if name == "patches" else -1)
+        for name, t in inputs.items()
+    }
+    with pytest.raises(
+        UserError, match=r"patches: \d+ patches at once, .*limits\.max_visual_tokens"
+    ):
         session.run({**large, "frame_starts": starts})
     assert session.run(inputs)
 
@@ -401,19 +456,23 @@ def copied(bundles: Bundles, folder: Path) -> Path:
 def refused(folder: Path, **environment: str) -> str:
     """What a fresh process says when it opens the engine there; a crash has no such line."""
     code = (
-        "import sys; from pathlib import Path; from trt_eagle3.engine.tensorrt import TensorRTSession\n"
-        "from trt_eagle3.errors import TrtEagle3Error\n"
-        "try: TensorRTSession(Path(sys.argv[1]) / 'model.onnx', Path())\n"
-        "except TrtEagle3Error as e: print(f'refused {e.exit_code}: {e}')"
+        "import sys; from pathlib import Path; from trt_eagle3.engine.tensorrt import "
+        "TensorRTSession\nfrom trt_eagle3.errors import TrtEagle3Error\ntry: "
+        "TensorRTSession(Path(sys.argv[1]) / 'model.onnx', Path())\nexcept TrtEagle3Error as e: "
+        "print(f'refused {e.exit_code}: {e}')"
     )
     command = [sys.executable, "-c", code, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | environment)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=os.environ | environment
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.strip()
 
 
 @pytest.mark.xdist_group("float32")
-def test_truncated_engine_is_refused_with_and_without_its_facts(bundles: Bundles, tmp_path: Path) -> None:
+def test_truncated_engine_is_refused_with_and_without_its_facts(
+    bundles: Bundles, tmp_path: Path
+) -> None:
     folder = copied(bundles, tmp_path)
     plan = (folder / ENGINE_FILE).read_bytes()
     (folder / ENGINE_FILE).write_bytes(plan[: len(plan) // 2])
@@ -467,12 +526,20 @@ def test_graph_without_our_plugins_attributes_is_refused_by_name(tmp_path: Path)
     del node.attribute[:]
     profiles = graph_profiles("draft", model, config, TreeSizes(), 2)
     with pytest.raises(UserError, match="TensorRT cannot read the graph: node"):
-        build_engine(written(ready, tmp_path), tmp_path / ENGINE_FILE, profiles, config.engine, tmp_path / "cache")
+        build_engine(
+            written(ready, tmp_path),
+            tmp_path / ENGINE_FILE,
+            profiles,
+            config.engine,
+            tmp_path / "cache",
+        )
 
 
 @pytest.mark.xdist_group("float32")
 @pytest.mark.usefixtures("bundles")
-def test_missing_library_is_refused_at_build(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_library_is_refused_at_build(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("TRT_EAGLE3_PLUGINS", str(tmp_path / "none.so"))
     with pytest.raises(EnvironmentMissingError, match="make plugins"):
         build_tiny(tmp_path, engine=engine_of("float32"))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.graph.test_plugin_ready import graphs
+from tests.graph.test_trt_export import graphs
 from tests.tiny import tiny_config
 from trt_eagle3.engine.tensorrt_ports import Port, choose_profile
 from trt_eagle3.engine.tensorrt_profiles import TreeSizes, graph_profiles
@@ -15,7 +15,8 @@ from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal.vision_rows import vision_rows
 
 FILE = Path("bundle/vision/rank0.engine")
-MAX_VISUAL_TOKENS = 96  # 384 patches of 2 x 2 blocks; 16 frames, the power of two above 384 / 64 + 8
+# 384 patches of 2 x 2 blocks; 16 frames, the power of two above 384 / 64 + 8
+MAX_VISUAL_TOKENS = 96
 Shapes = dict[str, tuple[int, ...]]
 
 
@@ -38,9 +39,19 @@ def shapes_of(*grids: tuple[int, int, int]) -> Shapes:
 
 
 @pytest.mark.parametrize(
-    "grids", [[(1, 2, 2)], [(1, 16, 24)], [(14, 2, 2)], [(1, 2, 2)] * 16, [(6, 8, 8)], [(1, 180, 2), (6, 2, 2)]]
+    "grids",
+    [
+        [(1, 2, 2)],
+        [(1, 16, 24)],
+        [(14, 2, 2)],
+        [(1, 2, 2)] * 16,
+        [(6, 8, 8)],
+        [(1, 180, 2), (6, 2, 2)],
+    ],
 )
-def test_pictures_within_the_limits_are_taken(vision: dict[str, Port], grids: list[tuple[int, int, int]]) -> None:
+def test_pictures_within_the_limits_are_taken(
+    vision: dict[str, Port], grids: list[tuple[int, int, int]]
+) -> None:
     assert choose_profile(vision, shapes_of(*grids), FILE) == 0
 
 
@@ -48,8 +59,12 @@ def test_pictures_within_the_limits_are_taken(vision: dict[str, Port], grids: li
     ("grids", "said"),
     [
         ([(1, 16, 26)], f"patches: 416 patches at once, {FILE} was built for up to 384. "),
-        ([(1, 2, 2)] * 17, f"frame_starts: 17 frames (padding included) at once, {FILE} was built for up to 16. "),
-        ([(97, 2, 2)], f"patches: 388 patches at once, {FILE} was built for up to 384. "),  # too many frames as well
+        (
+            [(1, 2, 2)] * 17,
+            f"frame_starts: 17 frames (padding included) at once, {FILE} was built for up to 16. ",
+        ),
+        # too many frames as well
+        ([(97, 2, 2)], f"patches: 388 patches at once, {FILE} was built for up to 384. "),
     ],
 )
 def test_pictures_beyond_a_limit_are_refused_by_its_name(
@@ -58,13 +73,16 @@ def test_pictures_beyond_a_limit_are_refused_by_its_name(
     with pytest.raises(UserError) as caught:
         choose_profile(vision, shapes_of(*grids), FILE)
     assert str(caught.value) == (
-        f"{said}Send fewer or smaller images or fewer frames, or rebuild with a larger limits.max_visual_tokens."
+        f"{said}Send fewer or smaller images or fewer frames, or rebuild with a larger "
+        "limits.max_visual_tokens."
     )
 
 
 def test_no_patches_are_refused_with_the_smallest_size(vision: dict[str, Port]) -> None:
     shapes = shapes_of((1, 2, 2)) | {"patches": (0, 1536)}
-    with pytest.raises(UserError, match=r"patches: \[0, 1536\] is outside .*: \[4, 1536\] to \[384, 1536\]"):
+    with pytest.raises(
+        UserError, match=r"patches: \[0, 1536\] is outside .*: \[4, 1536\] to \[384, 1536\]"
+    ):
         choose_profile(vision, shapes, FILE)
 
 
@@ -77,14 +95,23 @@ def steps() -> dict[str, Port]:
 
 @pytest.mark.parametrize(("tokens", "profile"), [(6, 0), (7, 1), (512, 1)])
 def test_first_profile_that_fits_takes_the_run(tokens: int, profile: int) -> None:
-    assert choose_profile(steps(), {"inputs_embeds": (2, tokens), "page_table": (2, 64)}, FILE) == profile
+    assert (
+        choose_profile(steps(), {"inputs_embeds": (2, tokens), "page_table": (2, 64)}, FILE)
+        == profile
+    )
 
 
 @pytest.mark.parametrize(
     ("shapes", "said"),
     [
-        ({"inputs_embeds": (2, 7), "page_table": (2, 65)}, r"page_table: \[2, 65\] is outside .*\[4, 64\]"),
-        ({"inputs_embeds": (2, 513), "page_table": (2, 64)}, r"inputs_embeds: \[2, 513\] is outside .*\[4, 512\]"),
+        (
+            {"inputs_embeds": (2, 7), "page_table": (2, 65)},
+            r"page_table: \[2, 65\] is outside .*\[4, 64\]",
+        ),
+        (
+            {"inputs_embeds": (2, 513), "page_table": (2, 64)},
+            r"inputs_embeds: \[2, 513\] is outside .*\[4, 512\]",
+        ),
     ],
 )
 def test_input_that_no_profile_takes_is_named(shapes: Shapes, said: str) -> None:

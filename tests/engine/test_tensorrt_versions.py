@@ -21,7 +21,12 @@ from trt_eagle3.engine.tensorrt_versions import device_bytes, find_creator, new_
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.pipeline import build
 
-ENGINE: dict[str, object] = {"backend": "tensorrt", "device": "cuda", "dtype": "float16", "residual": "float32"}
+ENGINE: dict[str, object] = {
+    "backend": "tensorrt",
+    "device": "cuda",
+    "dtype": "float16",
+    "residual": "float32",
+}
 VERSIONS = [tag.removeprefix("v") for tag in TAGS]
 
 
@@ -36,17 +41,25 @@ def not_in_every_version(source: str) -> set[str]:
     """Names that ``source`` reaches for, and that TensorRT has in some versions only."""
     known = {name for kind in spans().values() for name in kind}
     everywhere = [{name for kind in spans() for name in members(kind, tag)} for tag in TAGS]
-    return {name for name in reached_for(source) & known if not all(name in names for names in everywhere)}
+    return {
+        name
+        for name in reached_for(source) & known
+        if not all(name in names for names in everywhere)
+    }
 
 
 def called_otherwise(source: str) -> set[str]:
-    """Methods that ``source`` reaches for, and that take no arguments the same way in every version."""
+    """Methods that ``source`` reaches for, and that take no arguments the same way in every
+    version.
+    """
     found = set()
     for kind in spans():
         for name in reached_for(source):
             forms = [members(kind, tag).get(name) for tag in TAGS]
             if all(isinstance(form, list) for form in forms):
-                same = [form for form in forms[0] or () if all(form in (other or ()) for other in forms)]
+                same = [
+                    form for form in forms[0] or () if all(form in (other or ()) for other in forms)
+                ]
                 found |= {f"{kind}.{name}"} if not same else set()
     return found
 
@@ -77,7 +90,9 @@ def test_names_of_some_versions_are_found_out() -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_each_version_builds_with_its_own_names(install: Install, tmp_path: Path, version: str) -> None:
+def test_each_version_builds_with_its_own_names(
+    install: Install, tmp_path: Path, version: str
+) -> None:
     trt = install(version)
     options = {"refit": True, "workspace_mib": 64, "strip_weights": version != "8.6.1"}
     engine = ENGINE | {"tensorrt": options}
@@ -118,15 +133,24 @@ def test_inputs_and_outputs_are_read_with_their_ranges(install: Install, version
 def test_caches_are_one_tensor_for_input_and_output() -> None:
     cache, other = torch.zeros(4), torch.zeros(4)
     check_caches(["y", "k_cache_out.0"], {"k_cache.0": cache, "k_cache_out.0": cache})
-    for bound in ({}, {"k_cache.0": cache}, {"k_cache_out.0": cache}, {"k_cache.0": cache, "k_cache_out.0": other}):
-        with pytest.raises(UserError, match=r"k_cache_out\.0: bind one tensor to it and to k_cache\.0"):
+    for bound in (
+        {},
+        {"k_cache.0": cache},
+        {"k_cache_out.0": cache},
+        {"k_cache.0": cache, "k_cache_out.0": other},
+    ):
+        with pytest.raises(
+            UserError, match=r"k_cache_out\.0: bind one tensor to it and to k_cache\.0"
+        ):
             check_caches(["y", "k_cache_out.0"], bound)
 
 
 @pytest.mark.parametrize("version", ["8.6.1", "11.1"])
 def test_refused_profile_is_no_context(install: Install, version: str) -> None:
     install(version, takes_profile=False)
-    assert new_context(create_runtime().deserialize_cuda_engine(b"plan"), 1 << 20, 8192, 5, 7) is None
+    assert (
+        new_context(create_runtime().deserialize_cuda_engine(b"plan"), 1 << 20, 8192, 5, 7) is None
+    )
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -135,7 +159,9 @@ def test_creators_are_looked_up_as_the_registry_has_it(install: Install, version
     assert find_creator("Linear", "2") == ("Linear", "2", "")
 
 
-def test_interrupted_build_stops_at_once_and_leaves_nothing(install: Install, tmp_path: Path) -> None:
+def test_interrupted_build_stops_at_once_and_leaves_nothing(
+    install: Install, tmp_path: Path
+) -> None:
     install("11.1", goes_on=False)
     told: list[str] = []
     before = signal.getsignal(signal.SIGINT)
@@ -156,7 +182,9 @@ def test_timing_cache_of_another_gpu_is_left_aside(install: Install, tmp_path: P
 @pytest.mark.parametrize("make", [create_builder, create_runtime])
 def test_cuda_that_does_not_start_is_one_line(install: Install, make: Any) -> None:
     install("11.1", starts=False)
-    with pytest.raises(EnvironmentMissingError, match=r"TensorRT 11\.1: cannot make a .*error: 35.*nvidia-smi"):
+    with pytest.raises(
+        EnvironmentMissingError, match=r"TensorRT 11\.1: cannot make a .*error: 35.*nvidia-smi"
+    ):
         make()
 
 
@@ -164,9 +192,17 @@ def test_cuda_that_does_not_start_is_one_line(install: Install, make: Any) -> No
 
 
 def test_stand_in_has_no_more_than_the_version() -> None:
-    engine = Strict("ICudaEngine", "v11.1", SimpleNamespace(get_tensor_name=dict, device_memory_size=1, num_layers=2))
+    engine = Strict(
+        "ICudaEngine",
+        "v11.1",
+        SimpleNamespace(get_tensor_name=dict, device_memory_size=1, num_layers=2),
+    )
     assert engine.get_tensor_name(index=3) == {"index": 3}
-    for wrong in (engine.get_tensor_name, lambda: engine.get_tensor_name(name=3), lambda: engine.get_tensor_name(1, 2)):
+    for wrong in (
+        engine.get_tensor_name,
+        lambda: engine.get_tensor_name(name=3),
+        lambda: engine.get_tensor_name(1, 2),
+    ):
         with pytest.raises(TypeError, match=r"ICudaEngine\.get_tensor_name"):
             wrong()
     with pytest.raises(AttributeError, match=r"no device_memory_size in TensorRT v11\.1"):

@@ -25,7 +25,8 @@ from trt_eagle3.errors import UserError
 from trt_eagle3.graph.ops import OPS
 from trt_eagle3.multimodal.vision_rows import vision_rows
 
-# Both sides sum in float32, in other orders: a few units in the last place of the largest value after 8 layers.
+# Both sides sum in float32, in other orders: a few units in the last place of the largest value
+# after 8 layers.
 RTOL = 3e-5
 ROWS = 21
 SLOTS = 64
@@ -55,7 +56,10 @@ def inputs_of(graph: str, model: onnx.ModelProto) -> dict[str, Tensor]:
         return {"aux_hidden_states": torch.randn(ROWS, 3 * 256)}
     if graph == "vision":
         grid = torch.tensor([[1, 4, 6], [2, 2, 8]])
-        return {"patches": torch.randn(int(grid.prod(1).sum()), 1536), **vision_rows(grid, 2, 8).inputs()}
+        return {
+            "patches": torch.randn(int(grid.prod(1).sum()), 1536),
+            **vision_rows(grid, 2, 8).inputs(),
+        }
     found = context()
     for value in model.graph.input:
         if value.name not in found:
@@ -66,7 +70,9 @@ def inputs_of(graph: str, model: onnx.ModelProto) -> dict[str, Tensor]:
 
 
 def differ(found: Mapping[str, Tensor], expected: Mapping[str, Tensor], real: int = 9) -> list[str]:
-    """Names of outputs that are not equal within RTOL; padding rows of the second batch row mean nothing."""
+    """Names of outputs that are not equal within RTOL; padding rows of the second batch row mean
+    nothing.
+    """
     names = []
     for name, want in expected.items():
         got = found[name]
@@ -95,7 +101,10 @@ def test_a_fault_in_one_op_shows(bundle: Path, monkeypatch: pytest.MonkeyPatch) 
     inputs = inputs_of("target", onnx.load(file, load_external_data=False))
     expected = open_session("onnxruntime", file, bundle).run(inputs)
     rope = OWN_OPS["QKNormMRope"]
-    faulty = {**OWN_OPS, "QKNormMRope": lambda qkv, ids, *rest, **kw: rope(qkv, ids + (ids > 7), *rest, **kw)}
+    faulty = {
+        **OWN_OPS,
+        "QKNormMRope": lambda qkv, ids, *rest, **kw: rope(qkv, ids + (ids > 7), *rest, **kw),
+    }
     monkeypatch.setattr("trt_eagle3.engine.torch_program._own_ops", lambda _: faulty)
     assert "logits" in differ(open_session("torch", file, bundle).run(inputs), expected)
 
@@ -133,7 +142,8 @@ def test_inputs_may_have_any_strides_and_reach_the_ops_contiguous(bundle: Path) 
     session = TorchSession(file, bundle)
     own = OWN_OPS["QKNormMRope"]
     session._steps = tuple(
-        dataclasses.replace(step, function=watched(own)) if step.function is own else step for step in session._steps
+        dataclasses.replace(step, function=watched(own)) if step.function is own else step
+        for step in session._steps
     )
     assert differ(session.run(inputs), open_session("onnxruntime", file, bundle).run(inputs)) == []
     assert seen
@@ -144,7 +154,9 @@ def test_any_tensor_can_be_asked_for(bundle: Path) -> None:
     file = bundle / "target" / "model.onnx"
     intermediates = ["layers.0.output_pre_deepstack", "layers.5.output"]
     inputs = inputs_of("target", onnx.load(file, load_external_data=False))
-    sessions = [open_session(backend, file, bundle, intermediates) for backend in ("torch", "onnxruntime")]
+    sessions = [
+        open_session(backend, file, bundle, intermediates) for backend in ("torch", "onnxruntime")
+    ]
     found, expected = (session.run(inputs) for session in sessions)
     rows = torch.cat([torch.arange(ROWS), ROWS + torch.arange(9)])
     for name in intermediates:
@@ -187,12 +199,17 @@ def test_decoding_gives_the_tokens_of_onnxruntime(bundle: Path, tmp_path: Path) 
     ("change", "message"),
     [
         ({"aux_hidden_states": None}, "aux_hidden_states: input not given"),
-        ({"aux_hidden_states": torch.zeros(3, 5)}, r"aux_hidden_states: expected torch.float32 \['tokens', 768\], got"),
+        (
+            {"aux_hidden_states": torch.zeros(3, 5)},
+            r"aux_hidden_states: expected torch.float32 \['tokens', 768\], got",
+        ),
         ({"aux_hidden_states": torch.zeros(3, 768).half()}, "got torch.float16"),
         ({"extra": torch.zeros(1)}, "extra: the graph has no such input"),
     ],
 )
-def test_wrong_inputs_are_refused_in_one_line(bundle: Path, change: dict[str, Tensor | None], message: str) -> None:
+def test_wrong_inputs_are_refused_in_one_line(
+    bundle: Path, change: dict[str, Tensor | None], message: str
+) -> None:
     session = TorchSession(bundle / "fuse" / "model.onnx", bundle)
     inputs = {"aux_hidden_states": torch.zeros(3, 768), **change}
     with pytest.raises(UserError, match=message) as caught:

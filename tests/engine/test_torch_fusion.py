@@ -1,4 +1,6 @@
-"""Which nodes the torch session joins on CUDA; what the joined steps compute is a GPU test (test_torch.py)."""
+"""Which nodes the torch session joins on CUDA; what the joined steps compute is a GPU test
+(test_torch.py).
+"""
 
 from __future__ import annotations
 

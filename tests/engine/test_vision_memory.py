@@ -14,7 +14,8 @@ from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
 from trt_eagle3.graph.vision import vision_graph
 
 SIDE = 64  # patches: 1024 x 1024 pixels, whose scores would take 201 MB a layer
-BOUND = 120e6  # bytes; measured 83e6, and 178e6 for 112 x 112 patches, whose scores would take 1.9 GB
+# bytes; measured 83e6, and 178e6 for 112 x 112 patches, whose scores would take 1.9 GB
+BOUND = 120e6
 
 _CHILD = """
 import resource, sys
@@ -24,7 +25,8 @@ from trt_eagle3.engine.session import open_session
 from trt_eagle3.multimodal.vision_rows import vision_rows
 
 torch.set_num_threads(1)
-backend, model, root, side, patch_dim = sys.argv[1], *map(str, sys.argv[2:4]), *map(int, sys.argv[4:6])
+backend, model, root = sys.argv[1:4]
+side, patch_dim = map(int, sys.argv[4:6])
 session = open_session(backend, Path(model), Path(root))
 
 def run(rows):

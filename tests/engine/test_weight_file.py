@@ -24,7 +24,9 @@ from trt_eagle3.graph.trt_export import Part, TrtExport, Weight
 from trt_eagle3.weight_locations import TABLE_FILE, table_tensors
 
 
-def ready(folder: Path, tensors: dict[str, Tensor], scale: float = 1.0, dtype: int = TensorProto.FLOAT16) -> TrtExport:
+def ready(
+    folder: Path, tensors: dict[str, Tensor], scale: float = 1.0, dtype: int = TensorProto.FLOAT16
+) -> TrtExport:
     """One weight made of ``tensors`` stacked, each times ``scale``."""
     save_file(tensors, folder / "model.safetensors")
     types = {"BF16": TensorProto.BFLOAT16, "F32": TensorProto.FLOAT, "F16": TensorProto.FLOAT16}
@@ -39,20 +41,29 @@ def ready(folder: Path, tensors: dict[str, Tensor], scale: float = 1.0, dtype: i
 def test_parts_are_stacked_converted_and_scaled(tmp_path: Path) -> None:
     tensors = {"b": torch.randn(3, 8).bfloat16(), "a": torch.randn(2, 8)}
     write_weights(ready(tmp_path, tensors, scale=1 / 64), tmp_path, tmp_path / "w.bin")
-    found = torch.from_numpy(np.fromfile(tmp_path / "w.bin", dtype=np.float16, offset=256)).view(5, 8)
+    found = torch.from_numpy(np.fromfile(tmp_path / "w.bin", dtype=np.float16, offset=256)).view(
+        5, 8
+    )
     assert torch.equal(found, (torch.cat([t.float() for t in tensors.values()]) / 64).half())
 
 
 @pytest.mark.parametrize(
     ("value", "said"),
-    [(1e5, "layers.0.w holds 99840, which is no float16 value: float16 ends at 65504"), (float("nan"), "damaged")],
+    [
+        (1e5, "layers.0.w holds 99840, which is no float16 value: float16 ends at 65504"),
+        (float("nan"), "damaged"),
+    ],
 )
-def test_value_that_does_not_fit_is_refused_with_its_tensor(tmp_path: Path, value: float, said: str) -> None:
+def test_value_that_does_not_fit_is_refused_with_its_tensor(
+    tmp_path: Path, value: float, said: str
+) -> None:
     weight = torch.zeros(300, 7, dtype=torch.bfloat16)
     weight[299, 6] = value
     with pytest.raises(UserError, match=said):
         write_weights(ready(tmp_path, {"layers.0.w": weight}), tmp_path, tmp_path / "w.bin")
-    bfloat16 = ready(tmp_path, {"layers.0.w": torch.full((2, 2), 1e5).bfloat16()}, dtype=TensorProto.BFLOAT16)
+    bfloat16 = ready(
+        tmp_path, {"layers.0.w": torch.full((2, 2), 1e5).bfloat16()}, dtype=TensorProto.BFLOAT16
+    )
     write_weights(bfloat16, tmp_path, tmp_path / "w.bin")
 
 
@@ -89,11 +100,11 @@ from pathlib import Path
 import torch, onnx
 from onnx import TensorProto
 from trt_eagle3.engine.weight_file import write_weights
-from trt_eagle3.graph.trt_export import Part, PluginReady, Weight
+from trt_eagle3.graph.trt_export import Part, TrtExport, Weight
 folder, rows = Path(sys.argv[1]), int(sys.argv[2])
 part = Part("w", "w.raw", 0, rows * 2048, TensorProto.BFLOAT16, (rows, 1024))
 (folder / "w.raw").open("wb").truncate(part.num_bytes)
-ready = PluginReady(onnx.ModelProto(), {"w": 0}, (Weight("w", TensorProto.FLOAT16, (part,)),))
+ready = TrtExport(onnx.ModelProto(), {"w": 0}, (Weight("w", TensorProto.FLOAT16, (part,)),))
 write_weights(ready, folder, folder / "w.bin")
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
@@ -104,7 +115,10 @@ def test_conversion_takes_the_same_memory_whatever_the_tensors_size(tmp_path: Pa
 
     def peak(rows: int) -> int:
         done = subprocess.run(
-            [sys.executable, "-c", _CONVERT, str(tmp_path), str(rows)], capture_output=True, text=True, check=True
+            [sys.executable, "-c", _CONVERT, str(tmp_path), str(rows)],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         return int(done.stdout)
 

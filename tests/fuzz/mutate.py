@@ -9,15 +9,98 @@ from typing import Any
 __all__ = ["mutate"]
 
 _TOKENS = (
-    *(b'"', b"{", b"}", b"[", b"]", b",", b":", b"\\", b"\0", b"\n", b"\xff\xfe", b"\xed\xa0\x80", b"\\ud800"),
-    *(b"NaN", b"Infinity", b"-Infinity", b"1e400", b"-4", b"549755813888", b"0x", b"null", b"true", b"1" * 5000),
-    *(b"&a [*a]", b"*a", b"<<: *a", b"!!timestamp x", b"!!python/name:os.system", b"? ", b"- ", b"{{", b"{%", b"%}"),
-    *(b"[" * 200, b"{" * 200, b'{"a":' * 200, b"x" * 3000, b"/dev/zero", b"../../x", b"data:image/png;base64,"),
+    *(
+        b'"',
+        b"{",
+        b"}",
+        b"[",
+        b"]",
+        b",",
+        b":",
+        b"\\",
+        b"\0",
+        b"\n",
+        b"\xff\xfe",
+        b"\xed\xa0\x80",
+        b"\\ud800",
+    ),
+    *(
+        b"NaN",
+        b"Infinity",
+        b"-Infinity",
+        b"1e400",
+        b"-4",
+        b"549755813888",
+        b"0x",
+        b"null",
+        b"true",
+        b"1" * 5000,
+    ),
+    *(
+        b"&a [*a]",
+        b"*a",
+        b"<<: *a",
+        b"!!timestamp x",
+        b"!!python/name:os.system",
+        b"? ",
+        b"- ",
+        b"{{",
+        b"{%",
+        b"%}",
+    ),
+    *(
+        b"[" * 200,
+        b"{" * 200,
+        b'{"a":' * 200,
+        b"x" * 3000,
+        b"/dev/zero",
+        b"../../x",
+        b"data:image/png;base64,",
+    ),
 )
 _VALUES: tuple[Any, ...] = (
-    *(None, True, False, 0, -1, -4, 1, 2**31, 2**39, 2**63, 2**64, 10**400, 0.5, 1e308, float("inf"), float("nan")),
-    *("", "x", "x" * 3000, "\ud800", "\n", "/dev/zero", "../x", "\0", "1", "<|image_pad|>", "<|im_end|>"),
-    *([], {}, [[]], [None], [1] * 300, ["x"] * 300, {"a": 1}, {"x" * 500: 1}, [[[[[[[[[[[]]]]]]]]]]]),
+    *(
+        None,
+        True,
+        False,
+        0,
+        -1,
+        -4,
+        1,
+        2**31,
+        2**39,
+        2**63,
+        2**64,
+        10**400,
+        0.5,
+        1e308,
+        float("inf"),
+        float("nan"),
+    ),
+    *(
+        "",
+        "x",
+        "x" * 3000,
+        "\ud800",
+        "\n",
+        "/dev/zero",
+        "../x",
+        "\0",
+        "1",
+        "<|image_pad|>",
+        "<|im_end|>",
+    ),
+    *(
+        [],
+        {},
+        [[]],
+        [None],
+        [1] * 300,
+        ["x"] * 300,
+        {"a": 1},
+        {"x" * 500: 1},
+        [[[[[[[[[[[]]]]]]]]]]],
+    ),
 )
 
 
@@ -31,7 +114,9 @@ def mutate(text: bytes, random: Random) -> bytes:
 def _mutate_bytes(text: bytes, random: Random) -> bytes:
     start = random.randrange(len(text) + 1)
     stop = min(len(text), start + random.choice((0, 1, 2, 8, 64)))
-    piece = random.choice((b"", bytes([random.randrange(256)]), random.choice(_TOKENS), text[start:stop] * 3))
+    piece = random.choice(
+        (b"", bytes([random.randrange(256)]), random.choice(_TOKENS), text[start:stop] * 3)
+    )
     return text[:start] + piece + text[stop:]
 
 
@@ -48,7 +133,9 @@ def _mutate_value(text: bytes, random: Random) -> bytes:
         case 0:
             del parent[key]
         case 1 if isinstance(parent, dict):
-            parent[random.choice(("", "x" * 300, "\ud800", f"{key}_", key.upper()))] = parent.pop(key)
+            parent[random.choice(("", "x" * 300, "\ud800", f"{key}_", key.upper()))] = parent.pop(
+                key
+            )
         case 2:
             other, name = random.choice(places)
             parent[key] = other[name]

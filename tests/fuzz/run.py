@@ -1,4 +1,8 @@
-"""Fuzzing: ``python -m tests.fuzz.run --seconds 120`` (``make fuzz``). What it finds is written beside the corpus."""
+"""Fuzzing:
+
+``python -m tests.fuzz.run --seconds 120`` (``make fuzz``). What it finds is written beside the
+corpus.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +32,15 @@ MAX_GROWTH_KB = 400_000  # of the most memory that this process ever had, by one
 def corpus(target: str) -> list[bytes]:
     """The cases of a target, in order, and sound ones that are made."""
     cases = [file.read_bytes() for file in sorted((CORPUS / target).iterdir())]
-    return cases + ([(built_bundle() / BUNDLE_FILE).read_bytes()] * len(cases) if target == "bundle" else [])
+    return cases + (
+        [(built_bundle() / BUNDLE_FILE).read_bytes()] * len(cases) if target == "bundle" else []
+    )
 
 
 def check(target: str, text: bytes, folder: Path) -> str:
-    """Say what ``target`` does wrong with ``text``; nothing where it takes it, or refuses it in one short line soon."""
+    """Say what ``target`` does wrong with ``text``; nothing where it takes it, or refuses it in
+    one short line soon.
+    """
     start, before = time.process_time(), _peak_kb()
     try:
         TARGETS[target](text, folder)
@@ -57,8 +65,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--seed", type=int, default=time.time_ns() % (1 << 32))
-    parser.add_argument("--found", type=Path, default=Path("fuzz-found"), help="folder for what is found")
-    parser.add_argument("targets", nargs="*", metavar="target", help=f"of {', '.join(TARGETS)}; all if none is named")
+    parser.add_argument(
+        "--found", type=Path, default=Path("fuzz-found"), help="folder for what is found"
+    )
+    parser.add_argument(
+        "targets",
+        nargs="*",
+        metavar="target",
+        help=f"of {', '.join(TARGETS)}; all if none is named",
+    )
     arguments = parser.parse_args()
     random = Random(arguments.seed)
     targets = arguments.targets or list(TARGETS)

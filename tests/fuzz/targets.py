@@ -1,4 +1,6 @@
-"""What is fuzzed: each reader of foreign text as a function of one text, run in a folder of its own."""
+"""What is fuzzed: each reader of foreign text as a function of one text, run in a folder of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,12 @@ __all__ = ["CORPUS", "TARGETS", "built_bundle"]
 
 CORPUS = Path(__file__).parent / "corpus"
 """A folder per target, a file per case; ``sound...`` must be taken, the others taken or refused."""
-_TYPES = {"TYPE_INT32": np.int32, "TYPE_UINT64": np.uint64, "TYPE_FP32": np.float32, "TYPE_BOOL": np.bool_}
+_TYPES = {
+    "TYPE_INT32": np.int32,
+    "TYPE_UINT64": np.uint64,
+    "TYPE_FP32": np.float32,
+    "TYPE_BOOL": np.bool_,
+}
 
 
 def _safetensors(text: bytes, folder: Path) -> None:

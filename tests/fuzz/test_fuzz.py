@@ -1,4 +1,6 @@
-"""The short form of ``make fuzz``: the whole corpus, and the same some hundred mutations of it each time."""
+"""The short form of ``make fuzz``: the whole corpus, and the same some hundred mutations of it
+each time.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def test_sound_case_is_taken(target: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_mutations_of_the_corpus_are_taken_or_refused_in_one_line(target: str, tmp_path: Path) -> None:
+def test_mutations_of_the_corpus_are_taken_or_refused_in_one_line(
+    target: str, tmp_path: Path
+) -> None:
     random, cases = Random(crc32(target.encode())), corpus(target)
     for number in range(FEWER.get(target, NUM_MUTATIONS)):
         folder = tmp_path / str(number)

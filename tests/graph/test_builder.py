@@ -1,4 +1,6 @@
-"""What every graph file promises: valid ONNX, readable under opset 17 without our ops' lowerings, no weight inside."""
+"""What every graph file promises: valid ONNX, readable under opset 17 without our ops'
+lowerings, no weight inside.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ from trt_eagle3.graph.vision import vision_graph
 GRAPHS = ("target", "vision", "fuse", "draft")
 TENSORRT_8_OPSET = 17
 INLINE_BYTES = 4096
-"""No constant inside a graph is larger; the smallest file that would hold the test models' weights is ten times it."""
+"""No constant inside a graph is larger; the smallest file that would hold the test models'
+weights is ten times it.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +40,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def models(folder: Path, request: pytest.FixtureRequest) -> dict[str, onnx.ModelProto]:
     """All graphs of a pair with every option on, stored in bfloat16, computed in each type."""
     spec = random_target(folder, text={"attention_bias": True}, stored=torch.bfloat16).spec
-    options = dict.fromkeys(("fc_norm", "norm_before_fc", "qk_norm", "attention_bias", "mlp_bias", "fc_bias"), True)
+    options = dict.fromkeys(
+        ("fc_norm", "norm_before_fc", "qk_norm", "attention_bias", "mlp_bias", "fc_bias"), True
+    )
     manifest = random_draft(folder, num_layers=2, stored=torch.bfloat16, **options).manifest
     dtype = request.param
     return {
@@ -48,19 +54,25 @@ def models(folder: Path, request: pytest.FixtureRequest) -> dict[str, onnx.Model
 
 
 def without_lowerings(model: onnx.ModelProto) -> onnx.ModelProto:
-    """What a reader of opset 17 that has our plugins is given; ``trt_export`` writes ``Gelu`` out."""
+    """What a reader of opset 17 that has our plugins is given; ``trt_export`` writes ``Gelu``
+    out.
+    """
     bare = copy.deepcopy(model)
     for node in bare.graph.node:
         if node.op_type == "Gelu":
             node.op_type = "Tanh"  # of the same type and shape
             del node.attribute[:]
     del bare.functions[:], bare.opset_import[:]
-    bare.opset_import.extend([helper.make_opsetid("", TENSORRT_8_OPSET), helper.make_opsetid(DOMAIN, 1)])
+    bare.opset_import.extend(
+        [helper.make_opsetid("", TENSORRT_8_OPSET), helper.make_opsetid(DOMAIN, 1)]
+    )
     return bare
 
 
 @pytest.mark.parametrize("name", GRAPHS)
-def test_graph_file_passes_the_full_onnx_check(models: dict[str, onnx.ModelProto], folder: Path, name: str) -> None:
+def test_graph_file_passes_the_full_onnx_check(
+    models: dict[str, onnx.ModelProto], folder: Path, name: str
+) -> None:
     path = folder / f"{name}.onnx"
     path.write_bytes(models[name].SerializeToString())
     onnx.checker.check_model(str(path), full_check=True)
@@ -75,10 +87,14 @@ def test_graph_without_lowerings_is_valid_under_opset_17(
     onnx.checker.check_model(str(path), full_check=True)
 
 
-def test_graph_with_a_node_that_opset_17_lacks_is_caught(models: dict[str, onnx.ModelProto], folder: Path) -> None:
+def test_graph_with_a_node_that_opset_17_lacks_is_caught(
+    models: dict[str, onnx.ModelProto], folder: Path
+) -> None:
     bare = without_lowerings(models["fuse"])
     output = bare.graph.node[0].output[0]
-    bare.graph.node.append(helper.make_node("RMSNormalization", [output, output], ["late"], epsilon=1e-6))
+    bare.graph.node.append(
+        helper.make_node("RMSNormalization", [output, output], ["late"], epsilon=1e-6)
+    )
     path = folder / "late.onnx"
     path.write_bytes(bare.SerializeToString())
     with pytest.raises(onnx.checker.ValidationError, match="RMSNormalization"):
@@ -108,14 +124,26 @@ def test_graph_has_unique_names_and_a_lowering_for_every_op_of_ours(
 
 
 def test_graph_intermediates_that_parity_names_exist(models: dict[str, onnx.ModelProto]) -> None:
-    outputs = {name: {o for node in m.graph.node for o in node.output} for name, m in models.items()}
+    outputs = {
+        name: {o for node in m.graph.node for o in node.output} for name, m in models.items()
+    }
     for layer in range(4):
         assert {f"layers.{layer}.output", f"layers.{layer}.attention_residual"} <= outputs["target"]
-        assert {f"layers.{layer}.self_attn.{n}" for n in ("q", "k", "v", "out", "output")} <= outputs["target"]
-    assert {"layers.0.output_pre_deepstack", "layers.1.output_pre_deepstack", "norm"} <= outputs["target"]
+        assert {
+            f"layers.{layer}.self_attn.{n}" for n in ("q", "k", "v", "out", "output")
+        } <= outputs["target"]
+    assert {"layers.0.output_pre_deepstack", "layers.1.output_pre_deepstack", "norm"} <= outputs[
+        "target"
+    ]
     assert {"patch_embed", "pos_embed", "blocks.0.output", "blocks.1.output"} <= outputs["vision"]
     assert {"input_norm", "fc_norm.0", "fc_norm.2", "features"} <= outputs["fuse"]
-    assert {"embedding_and_hidden", "hidden_norm", "layers.0.output", "layers.1.output", "norm"} <= outputs["draft"]
+    assert {
+        "embedding_and_hidden",
+        "hidden_norm",
+        "layers.0.output",
+        "layers.1.output",
+        "norm",
+    } <= outputs["draft"]
 
 
 def test_pair_graphs_without_a_draft_has_no_aux_output_and_no_draft(tmp_path: Path) -> None:
@@ -136,7 +164,9 @@ def test_op_lowering_takes_and_makes_what_its_schema_says(op_type: str) -> None:
         assert set(function.attribute) == set(op.attributes[overload])
 
 
-def test_builder_references_one_weight_once_and_gives_repeated_names_a_number(tmp_path: Path) -> None:
+def test_builder_references_one_weight_once_and_gives_repeated_names_a_number(
+    tmp_path: Path,
+) -> None:
     ref = write_tensors(tmp_path / "w.safetensors", {"w": torch.ones(3, 3)})["w"]
     b = GraphBuilder("g", "float32", file_name)
     x = b.input("x", TensorProto.FLOAT, ("n", 3))
@@ -150,5 +180,8 @@ def test_builder_references_one_weight_once_and_gives_repeated_names_a_number(tm
 
 def test_builder_refuses_a_tensor_that_is_no_float(tmp_path: Path) -> None:
     ref = write_tensors(tmp_path / "w.safetensors", {"w": torch.ones(3, dtype=torch.int64)})["w"]
-    with pytest.raises(UserError, match=r"w.safetensors: w: expected a float32, float16 or bfloat16 tensor, got I64"):
+    with pytest.raises(
+        UserError,
+        match=r"w.safetensors: w: expected a float32, float16 or bfloat16 tensor, got I64",
+    ):
         GraphBuilder("g", "float32", file_name).weight(ref)

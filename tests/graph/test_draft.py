@@ -1,4 +1,6 @@
-"""The fuse and draft graphs against ``trt_eagle3/parity/draft.py``, for every variant that a manifest can name."""
+"""The fuse and draft graphs against ``trt_eagle3/parity/draft.py``, for every variant that a
+manifest can name.
+"""
 
 from __future__ import annotations
 
@@ -30,24 +32,41 @@ PAGE_SIZE = 4
 PROMPT_ROWS = 7
 CHAIN = (-1, 0, 1, 2)
 TREE = (-1, -1, 0, 0, 1, 2, 4)
-"""Parents of drafted nodes; -1 hangs from the last prompt row. Levels: (0, 1), (2, 3, 4), (5, 6)."""
-YARN = dataclasses.replace(RopeSpec.plain(8, 10000.0), attention_scaling=1.2079441541679836, kind="yarn")
+"""Parents of drafted nodes; -1 hangs from the last prompt row.
+
+Levels: (0, 1), (2, 3, 4), (5, 6).
+"""
+YARN = dataclasses.replace(
+    RopeSpec.plain(8, 10000.0), attention_scaling=1.2079441541679836, kind="yarn"
+)
 
 
 def open_draft(manifest: DraftManifest) -> DraftRunner:
     sessions = []
-    models = fuse_graph(manifest, "float32", file_name), draft_graph(manifest, "float32", PAGE_SIZE, file_name)
+    models = (
+        fuse_graph(manifest, "float32", file_name),
+        draft_graph(manifest, "float32", PAGE_SIZE, file_name),
+    )
     for name, model in zip(("fuse", "draft"), models, strict=True):
         path = manifest.path / f"{name}.onnx"
         path.write_bytes(model.SerializeToString())
         sessions.append(OnnxRuntimeSession(path, manifest.path))
-    cache = KVCache(manifest.num_layers, manifest.num_kv_heads, manifest.head_dim, 8 * PAGE_SIZE, torch.float32)
-    return DraftRunner(*sessions, cache, EmbeddingTable(manifest.tensors["embed_tokens.weight"], torch.float32), None)
+    cache = KVCache(
+        manifest.num_layers, manifest.num_kv_heads, manifest.head_dim, 8 * PAGE_SIZE, torch.float32
+    )
+    return DraftRunner(
+        *sessions,
+        cache,
+        EmbeddingTable(manifest.tensors["embed_tokens.weight"], torch.float32),
+        None,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """Drafting of ``parents`` after a prompt; positions are random, so that no axis can stand for another."""
+    """Drafting of ``parents`` after a prompt; positions are random, so that no axis can stand
+    for another.
+    """
 
     parents: Sequence[int]
     aux: Tensor
@@ -84,7 +103,9 @@ class Rows:
         return mask
 
     def run(self, runner: DraftRunner) -> tuple[Tensor, Tensor]:
-        """Logits and features of all rows over a cache: the prompt in two chunks, then level by level."""
+        """Logits and features of all rows over a cache: the prompt in two chunks, then level by
+        level.
+        """
         pages = PageTable(PagePool(8, PAGE_SIZE))
         pages.reserve(len(self.embeds))
         features, logits = runner.fuse(self.aux), []
@@ -103,11 +124,16 @@ class Rows:
             stop = PROMPT_ROWS + level[-1] + 1
             nodes = [PROMPT_ROWS + i for i in level]
             fed = torch.stack(
-                [done[PROMPT_ROWS + self.parents[i] if self.parents[i] >= 0 else PROMPT_ROWS - 1] for i in level]
+                [
+                    done[PROMPT_ROWS + self.parents[i] if self.parents[i] >= 0 else PROMPT_ROWS - 1]
+                    for i in level
+                ]
             )
             mask, positions = self.mask[nodes, PROMPT_ROWS:stop], self.positions[:, nodes]
             place = AttentionMetadata.single(PROMPT_ROWS, pages.pages(stop), mask, positions)
-            parts = runner.forward(self.embeds[None, nodes], fed[None], place, torch.arange(len(level))[None])
+            parts = runner.forward(
+                self.embeds[None, nodes], fed[None], place, torch.arange(len(level))[None]
+            )
             logits.append(parts[0][0])
             out.append(parts[1][0])
         return torch.cat(logits), torch.cat(out)
@@ -120,7 +146,10 @@ class Rows:
             logits, out = draft.forward(
                 self.embeds[:count], features, self.positions[:, :count], self.mask[:count, :count]
             )
-            fed = [out[PROMPT_ROWS + self.parents[i] if self.parents[i] >= 0 else PROMPT_ROWS - 1] for i in level]
+            fed = [
+                out[PROMPT_ROWS + self.parents[i] if self.parents[i] >= 0 else PROMPT_ROWS - 1]
+                for i in level
+            ]
             features = torch.cat([features, torch.stack(fed)]) if fed else features
         return logits, out
 
@@ -161,7 +190,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("parents", [CHAIN, TREE], ids=["chain", "tree"])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_draft_variant_over_a_cache_equals_recomputation(variant: str, parents: Sequence[int], tmp_path: Path) -> None:
+def test_draft_variant_over_a_cache_equals_recomputation(
+    variant: str, parents: Sequence[int], tmp_path: Path
+) -> None:
     draft = random_draft(tmp_path, **VARIANTS[variant])
     rows = Rows.draw(draft.manifest, parents, seed=1)
     assert rows.error(open_draft(draft.manifest), draft) < FLOAT32_TOLERANCE
@@ -195,7 +226,9 @@ def manifests(draw: st.DrawFn) -> dict[str, Any]:
 
 @settings(max_examples=40)
 @given(fields=manifests(), parents=st.sampled_from([CHAIN, TREE]))
-def test_draft_of_any_combination_equals_recomputation(fields: dict[str, Any], parents: Sequence[int]) -> None:
+def test_draft_of_any_combination_equals_recomputation(
+    fields: dict[str, Any], parents: Sequence[int]
+) -> None:
     with tempfile.TemporaryDirectory() as directory:
         draft = random_draft(Path(directory), **fields)
         rows = Rows.draw(draft.manifest, parents, fields["seed"])
@@ -232,14 +265,18 @@ def test_draft_deviation_in_one_field_is_caught(field: str, tmp_path: Path) -> N
         RopeSpec.plain(8, 1e4),
         RopeSpec.plain(8, 1e4, "chunked", (2, 1, 1)),
         RopeSpec.plain(8, 5e6, "interleaved", (2, 1, 1)),
-        dataclasses.replace(RopeSpec.plain(8, 1e4, "interleaved", (2, 1, 1)), attention_scaling=1.1),
+        dataclasses.replace(
+            RopeSpec.plain(8, 1e4, "interleaved", (2, 1, 1)), attention_scaling=1.1
+        ),
     ],
     ids=["1d", "chunked", "base", "attention scaling"],
 )
 def test_draft_deviation_in_rope_is_caught(rope: RopeSpec, tmp_path: Path) -> None:
     draft = random_draft(tmp_path, rope=RopeSpec.plain(8, 1e4, "interleaved", (2, 1, 1)))
     rows = Rows.draw(draft.manifest, TREE, seed=1)
-    assert rows.error(open_draft(dataclasses.replace(draft.manifest, rope=rope)), draft) > FAULT_FLOOR
+    assert (
+        rows.error(open_draft(dataclasses.replace(draft.manifest, rope=rope)), draft) > FAULT_FLOOR
+    )
 
 
 @pytest.mark.parametrize(
@@ -253,5 +290,7 @@ def test_draft_deviation_in_rope_is_caught(rope: RopeSpec, tmp_path: Path) -> No
 def test_draft_with_two_tensors_swapped_is_caught(left: str, right: str, tmp_path: Path) -> None:
     draft = random_draft(tmp_path)
     tensors = draft.manifest.tensors
-    wrong = dataclasses.replace(draft.manifest, tensors={**tensors, left: tensors[right], right: tensors[left]})
+    wrong = dataclasses.replace(
+        draft.manifest, tensors={**tensors, left: tensors[right], right: tensors[left]}
+    )
     assert Rows.draw(draft.manifest, TREE, seed=1).error(open_draft(wrong), draft) > FAULT_FLOOR

@@ -10,7 +10,7 @@ import pytest
 import torch
 from onnx import TensorProto
 
-from tests.graph.test_plugin_ready import graphs, inputs_of, run, written
+from tests.graph.test_trt_export import graphs, inputs_of, run, written
 from tests.reference.compare import FLOAT32_TOLERANCE
 from trt_eagle3.bench.lowering import lowered
 from trt_eagle3.engine.bundle import REFERENCE_ROOT
@@ -29,10 +29,18 @@ def test_lowered_graph_computes_what_ours_does(graph: str, tmp_path: Path) -> No
     assert not any(node.domain == DOMAIN for node in standard.graph.node)
     (tmp_path / "lowered.onnx").write_bytes(standard.SerializeToString())
     session = ort.InferenceSession(tmp_path / "lowered.onnx", providers=["CPUExecutionProvider"])
-    found = session.run(None, {name: np.ascontiguousarray(value.numpy()) for name, value in inputs.items()})
+    found = session.run(
+        None, {name: np.ascontiguousarray(value.numpy()) for name, value in inputs.items()}
+    )
     for output, value in zip(session.get_outputs(), found, strict=True):
         # page 0 takes the padding's rows in any order, and padding's outputs mean nothing
-        real = value[16:] if "cache" in output.name else value if output.name == "logits" else value[:, :4]
+        real = (
+            value[16:]
+            if "cache" in output.name
+            else value
+            if output.name == "logits"
+            else value[:, :4]
+        )
         wanted = expected[output.name]
         wanted = wanted[16:] if "cache" in output.name else wanted[:, : real.shape[1]]
         assert relative_error(torch.from_numpy(real), wanted) < FLOAT32_TOLERANCE, output.name

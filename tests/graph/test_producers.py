@@ -1,4 +1,6 @@
-"""A draft in every producer's own files runs as written: four chained steps and a tree, against plain PyTorch."""
+"""A draft in every producer's own files runs as written: four chained steps and a tree, against
+plain PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ from trt_eagle3.graph.draft import draft_graph, fuse_graph
 from trt_eagle3.parity.draft import ReferenceDraft
 
 
-def open_runner(manifest: DraftManifest, table: TensorRef, backend: str, folder: Path) -> DraftRunner:
+def open_runner(
+    manifest: DraftManifest, table: TensorRef, backend: str, folder: Path
+) -> DraftRunner:
     sessions = []
     graphs = {
         "fuse": fuse_graph(manifest, "float32", reference_location),
@@ -36,7 +40,9 @@ def open_runner(manifest: DraftManifest, table: TensorRef, backend: str, folder:
     for name, model in graphs.items():
         (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
         sessions.append(open_session(backend, folder / f"{name}.onnx", REFERENCE_ROOT))
-    cache = KVCache(manifest.num_layers, manifest.num_kv_heads, manifest.head_dim, 8 * PAGE_SIZE, torch.float32)
+    cache = KVCache(
+        manifest.num_layers, manifest.num_kv_heads, manifest.head_dim, 8 * PAGE_SIZE, torch.float32
+    )
     return DraftRunner(*sessions, cache, EmbeddingTable(table, torch.float32), None)
 
 

@@ -33,7 +33,9 @@ NUM_ROWS = 17
 VISUAL = slice(3, 9)
 
 
-def open_target(spec: TargetSpec, aux_layers: tuple[int, ...], before: bool = False) -> TargetRunner:
+def open_target(
+    spec: TargetSpec, aux_layers: tuple[int, ...], before: bool = False
+) -> TargetRunner:
     """A runner of the graph over pages 1 .. 7."""
     model = target_graph(spec, aux_layers, before, "float32", PAGE_SIZE, file_name)
     path = spec.path / "model.onnx"
@@ -46,7 +48,9 @@ def open_target(spec: TargetSpec, aux_layers: tuple[int, ...], before: bool = Fa
 
 @dataclass(frozen=True)
 class Rows:
-    """A prompt of ``NUM_ROWS`` rows with visual ones in the middle; ``deepstack`` [L, S, H] is zero at text rows."""
+    """A prompt of ``NUM_ROWS`` rows with visual ones in the middle; ``deepstack`` [L, S, H] is
+    zero at text rows.
+    """
 
     embeds: Tensor
     positions: Tensor
@@ -77,10 +81,14 @@ def rows_of(spec: TargetSpec, seed: int) -> Rows:
     hidden = spec.text.hidden_size
     visual = torch.zeros(NUM_ROWS, dtype=torch.bool)
     visual[VISUAL] = True
-    deepstack = torch.randn(spec.num_deepstack, NUM_ROWS, hidden, generator=generator) * visual[:, None]
+    deepstack = (
+        torch.randn(spec.num_deepstack, NUM_ROWS, hidden, generator=generator) * visual[:, None]
+    )
     positions = torch.arange(NUM_ROWS).expand(3, -1).clone()
     positions[1:, VISUAL] = 3 + torch.randint(0, 40, (2, 6), generator=generator)
-    return Rows(torch.randn(NUM_ROWS, hidden, generator=generator), positions.int(), visual, deepstack)
+    return Rows(
+        torch.randn(NUM_ROWS, hidden, generator=generator), positions.int(), visual, deepstack
+    )
 
 
 @dataclass(frozen=True)
@@ -109,11 +117,19 @@ class Geometry:
             "attention_bias": self.bias,
             "tie_word_embeddings": self.tied,
         }
-        vision = {"depth": max(self.levels, 1), "deepstack_visual_indexes": list(range(self.levels))}
+        vision = {
+            "depth": max(self.levels, 1),
+            "deepstack_visual_indexes": list(range(self.levels)),
+        }
         with tempfile.TemporaryDirectory() as directory:
             path = Path(directory)
             yield random_target(
-                path, text=text, vision=vision, sections=self.sections, stored=self.stored, seed=self.seed
+                path,
+                text=text,
+                vision=vision,
+                sections=self.sections,
+                stored=self.stored,
+                seed=self.seed,
             )
 
 
@@ -138,7 +154,9 @@ def geometries(draw: st.DrawFn) -> Geometry:
 
 @settings(max_examples=40)
 @given(
-    geometry=geometries(), cuts=st.lists(st.integers(1, NUM_ROWS - 1), unique=True, max_size=3), before=st.booleans()
+    geometry=geometries(),
+    cuts=st.lists(st.integers(1, NUM_ROWS - 1), unique=True, max_size=3),
+    before=st.booleans(),
 )
 def test_target_of_any_geometry_in_any_chunks_equals_transformers(
     geometry: Geometry, cuts: list[int], before: bool
@@ -151,7 +169,9 @@ def test_target_of_any_geometry_in_any_chunks_equals_transformers(
     assert aux is not None
     assert relative_error(logits, expected.logits) < FLOAT32_TOLERANCE
     for layer, found in enumerate(aux.split(geometry.hidden, dim=-1)):
-        assert relative_error(found, expected.aux((layer,), before)) < FLOAT32_TOLERANCE, f"layer {layer}"
+        assert relative_error(found, expected.aux((layer,), before)) < FLOAT32_TOLERANCE, (
+            f"layer {layer}"
+        )
 
 
 @pytest.fixture(scope="module")
@@ -175,12 +195,25 @@ def swapped(spec: TargetSpec, left: str, right: str) -> TargetSpec:
         lambda spec: with_text(spec, rope=RopeSpec.plain(8, 1e4, "interleaved", (2, 1, 1))),
         lambda spec: with_text(spec, rms_norm_eps=0.01),
         lambda spec: with_text(spec, num_layers=3),
-        lambda spec: swapped(spec, "layers.1.self_attn.q_norm.weight", "layers.1.self_attn.k_norm.weight"),
+        lambda spec: swapped(
+            spec, "layers.1.self_attn.q_norm.weight", "layers.1.self_attn.k_norm.weight"
+        ),
         lambda spec: swapped(spec, "layers.0.mlp.gate_proj.weight", "layers.0.mlp.up_proj.weight"),
         lambda spec: swapped(spec, "lm_head.weight", "embed_tokens.weight"),
-        lambda spec: dataclasses.replace(spec, vision=dataclasses.replace(spec.vision, deepstack_layers=(0,))),
+        lambda spec: dataclasses.replace(
+            spec, vision=dataclasses.replace(spec.vision, deepstack_layers=(0,))
+        ),
     ],
-    ids=["rope layout", "rope base", "epsilon", "layers", "q k norms", "gate up", "head", "deepstack"],
+    ids=[
+        "rope layout",
+        "rope base",
+        "epsilon",
+        "layers",
+        "q k norms",
+        "gate up",
+        "head",
+        "deepstack",
+    ],
 )
 def test_target_planted_fault_is_caught(target: Target, fault: object) -> None:
     rows = rows_of(target.spec, 2)
@@ -205,7 +238,8 @@ def test_target_rows_of_a_batch_equal_each_row_alone(target: Target) -> None:
     lengths, generator = [5, 1, 9], torch.Generator().manual_seed(0)
     hidden, levels, longest = target.spec.text.hidden_size, target.spec.num_deepstack, 9
     embeds = torch.randn(3, longest, hidden, generator=generator)
-    pages = torch.tensor([[7, 2, 0], [3, 0, 0], [5, 1, 6]], dtype=torch.int32)  # row 1 owns one page, row 0 two
+    # row 1 owns one page, row 0 two
+    pages = torch.tensor([[7, 2, 0], [3, 0, 0], [5, 1, 6]], dtype=torch.int32)
 
     def run(row: slice, length: int) -> dict[str, Tensor]:
         queries = torch.tensor(lengths[row], dtype=torch.int32)
@@ -232,13 +266,25 @@ def test_target_rows_of_a_batch_equal_each_row_alone(target: Target) -> None:
 
 
 @pytest.mark.parametrize("layers", [(0, 4), (-1, 2)])
-def test_target_refuses_an_aux_layer_that_it_does_not_compute(target: Target, layers: tuple[int, ...]) -> None:
+def test_target_refuses_an_aux_layer_that_it_does_not_compute(
+    target: Target, layers: tuple[int, ...]
+) -> None:
     with pytest.raises(UserError, match=r"never computed by a target of 4 layers \(0 to 3\)"):
         target_graph(target.spec, layers, False, "float32", PAGE_SIZE, file_name)
 
 
 def test_target_refuses_a_quantised_weight(target: Target) -> None:
     name = "layers.0.mlp.gate_proj.weight"
-    tensors = {**target.spec.tensors, name: dataclasses.replace(target.spec.tensors[name], dtype="I8")}
+    tensors = {
+        **target.spec.tensors,
+        name: dataclasses.replace(target.spec.tensors[name], dtype="I8"),
+    }
     with pytest.raises(UserError, match=r"gate_proj.weight: expected a float32.* got I8"):
-        target_graph(dataclasses.replace(target.spec, tensors=tensors), (), False, "float32", PAGE_SIZE, file_name)
+        target_graph(
+            dataclasses.replace(target.spec, tensors=tensors),
+            (),
+            False,
+            "float32",
+            PAGE_SIZE,
+            file_name,
+        )

@@ -1,4 +1,6 @@
-"""Graphs for TensorRT: what is in them is valid and computes what the graph they come from computes."""
+"""Graphs for TensorRT: what is in them is valid and computes what the graph they come from
+computes.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,16 @@ from trt_eagle3.parity.metrics import relative_error
 GRAPHS = ("target", "vision", "fuse", "draft")
 NEW_OPS = {"Attention", "RMSNormalization", "RotaryEmbedding", "CastLike"}
 ROWS, SLOTS = 5, 64
-# Rounding of float16 through eight layers, of which each rounds a few times 2^-11: measured 2e-3 on these inputs.
+# Rounding of float16 through eight layers, of which each rounds a few times 2^-11: measured 2e-3 on
+# these inputs.
 FLOAT16_TOLERANCE = 1e-2
 
 
 def graphs(dtype: str = "float16", residual: str = "compute") -> dict[str, onnx.ModelProto]:
     spec = read_target(TARGET)
-    engine = EngineConfig.model_validate({"backend": "tensorrt", "dtype": dtype, "residual": residual})
+    engine = EngineConfig.model_validate(
+        {"backend": "tensorrt", "dtype": dtype, "residual": residual}
+    )
     return build_graphs(spec, read_draft(DRAFT, spec), engine, reference_location)
 
 
@@ -84,9 +89,13 @@ def test_every_op_of_ours_is_a_plugin_node_that_knows_its_types() -> None:
     ours = [node for node in model.graph.node if node.domain == DOMAIN]
     assert {node.op_type for node in ours} == set(OPS) - {"VisionAttention"}
     vision = trt_export(graphs()["vision"]).model
-    assert {node.op_type for node in vision.graph.node if node.domain == DOMAIN} == {"VisionAttention"}
+    assert {node.op_type for node in vision.graph.node if node.domain == DOMAIN} == {
+        "VisionAttention"
+    }
     norms = [
-        {a.name: onnx.helper.get_attribute_value(a) for a in n.attribute} for n in ours if n.op_type == "AddRmsNorm"
+        {a.name: onnx.helper.get_attribute_value(a) for a in n.attribute}
+        for n in ours
+        if n.op_type == "AddRmsNorm"
     ]
     assert {n["compute_type"] for n in norms} == {TensorProto.FLOAT16}
     assert (norms[0]["num_outputs"], norms[0]["x_type"]) == (1, TensorProto.FLOAT)
@@ -98,22 +107,37 @@ def products(model: onnx.ModelProto, op_type: str) -> dict[str, onnx.NodeProto]:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize(("graph", "count"), [("target", 8 * 4 + 1), ("draft", 5), ("fuse", 1), ("vision", 0)])
-def test_products_without_a_bias_become_linear_plugins_where_asked_for(graph: str, count: int, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("graph", "count"), [("target", 8 * 4 + 1), ("draft", 5), ("fuse", 1), ("vision", 0)]
+)
+def test_products_without_a_bias_become_linear_plugins_where_asked_for(
+    graph: str, count: int, dtype: str
+) -> None:
     model = graphs(dtype)[graph]
     plain, ready = trt_export(model), trt_export(model, linear=True)
-    before, left, taken = products(plain.model, "Gemm"), products(ready.model, "Gemm"), products(ready.model, "Linear")
+    before, left, taken = (
+        products(plain.model, "Gemm"),
+        products(ready.model, "Gemm"),
+        products(ready.model, "Linear"),
+    )
     assert not products(plain.model, "Linear")
     assert len(taken) == count
     assert before.keys() == left.keys() | taken.keys()
     assert all(len(node.input) == 3 for node in left.values())
     shapes = {w.name: w.shape for w in ready.weights}
     for name, node in taken.items():
-        assert (list(node.input), list(node.output)) == (list(before[name].input), list(before[name].output))
+        assert (list(node.input), list(node.output)) == (
+            list(before[name].input),
+            list(before[name].output),
+        )
         assert len(shapes[node.input[1]]) == 2
         own = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         compute = getattr(TensorProto, dtype.upper())
-        assert own == {"plugin_version": PLUGIN_VERSION.encode(), "plugin_namespace": b"", "compute_type": compute}
+        assert own == {
+            "plugin_version": PLUGIN_VERSION.encode(),
+            "plugin_namespace": b"",
+            "compute_type": compute,
+        }
     assert (ready.offsets, ready.weights) == (plain.offsets, plain.weights)
 
 
@@ -130,14 +154,20 @@ def test_linear_plugins_compute_what_the_graph_did(graph: str, tmp_path: Path) -
         assert torch.equal(found["linear"][name], value), name
 
 
-def product_graph(k: int, dtype: int = TensorProto.FLOAT16, **attributes: object) -> onnx.ModelProto:
+def product_graph(
+    k: int, dtype: int = TensorProto.FLOAT16, **attributes: object
+) -> onnx.ModelProto:
     """y = x . weight^T for a weight on disk."""
     item = 4 if dtype == TensorProto.FLOAT else 2
-    weight = TensorProto(name="weight", data_type=dtype, dims=(48, k), data_location=TensorProto.EXTERNAL)
+    weight = TensorProto(
+        name="weight", data_type=dtype, dims=(48, k), data_location=TensorProto.EXTERNAL
+    )
     for key, value in {"location": "w.bin", "offset": 0, "length": 48 * k * item}.items():
         weight.external_data.add(key=key, value=str(value))
     node = onnx.helper.make_node("Gemm", ["x", "weight"], ["y"], name="y/Gemm", **attributes)
-    x, y = (onnx.helper.make_tensor_value_info(n, dtype, ["n", s]) for n, s in (("x", k), ("y", 48)))
+    x, y = (
+        onnx.helper.make_tensor_value_info(n, dtype, ["n", s]) for n, s in (("x", k), ("y", 48))
+    )
     return onnx.helper.make_model(onnx.helper.make_graph([node], "product", [x], [y], [weight]))
 
 
@@ -167,14 +197,19 @@ def test_float32_nodes_are_the_same_with_linear_plugins(residual: str) -> None:
 def test_weights_are_of_the_engines_type_and_fused(tmp_path: Path) -> None:
     ready = trt_export(graphs()["target"])
     assert {w.dtype for w in ready.weights} == {TensorProto.FLOAT16}
-    assert not {"Cast", "Concat"} & {n.op_type for n in ready.model.graph.node if n.input[0] in ready.offsets}
+    assert not {"Cast", "Concat"} & {
+        n.op_type for n in ready.model.graph.node if n.input[0] in ready.offsets
+    }
     qkv = next(w for w in ready.weights if w.name == "layers.0.self_attn.qkv.weight")
     assert qkv.shape == (8 * 64, 256)
     assert len(qkv.parts) == 3
-    assert [p.name for p in qkv.parts] == [f"model.language_model.layers.0.self_attn.{x}_proj.weight" for x in "qkv"]
+    assert [p.name for p in qkv.parts] == [
+        f"model.language_model.layers.0.self_attn.{x}_proj.weight" for x in "qkv"
+    ]
     written(ready, tmp_path)
     assert not any(
-        reference_location(next(iter(read_target(TARGET).tensors.values()))) in w.name for w in ready.weights
+        reference_location(next(iter(read_target(TARGET).tensors.values()))) in w.name
+        for w in ready.weights
     )
     assert (tmp_path / WEIGHTS_FILE).stat().st_size <= ready.weight_bytes + 256 * len(ready.weights)
 
@@ -188,7 +223,11 @@ def inputs_of(graph: str, dtype: torch.dtype) -> dict[str, Tensor]:
         patches = torch.randn(int(grid.prod(1).sum()), 1536, dtype=dtype)
         return {"patches": patches, **vision_rows(grid, 2, 8).inputs()}
     layers = 8 if graph == "target" else 1
-    caches = {f"{side}_cache.{i}": torch.randn(SLOTS, 2, 64, dtype=dtype) for side in "kv" for i in range(layers)}
+    caches = {
+        f"{side}_cache.{i}": torch.randn(SLOTS, 2, 64, dtype=dtype)
+        for side in "kv"
+        for i in range(layers)
+    }
     extra = {"deepstack_embeds": torch.randn(3, 2, ROWS, 256, dtype=dtype)}
     if graph == "draft":
         extra = {"features": torch.randn(2, ROWS, 256, dtype=dtype)}
@@ -205,13 +244,17 @@ def inputs_of(graph: str, dtype: torch.dtype) -> dict[str, Tensor]:
     }
 
 
-def run(model: onnx.ModelProto, folder: Path, root: Path, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def run(
+    model: onnx.ModelProto, folder: Path, root: Path, inputs: dict[str, Tensor]
+) -> dict[str, Tensor]:
     """The graph in the torch session, plugin nodes without what is there for TensorRT alone."""
     plain = onnx.ModelProto()
     plain.CopyFrom(model)
     for node in plain.graph.node:
         if node.op_type == "Linear":  # there for TensorRT alone
-            node.CopyFrom(onnx.helper.make_node("Gemm", node.input, node.output, name=node.name, transB=1))
+            node.CopyFrom(
+                onnx.helper.make_node("Gemm", node.input, node.output, name=node.name, transB=1)
+            )
         if node.domain == DOMAIN:
             own = set().union(*OPS[node.op_type].attributes.values())
             kept = [a for a in node.attribute if a.name in own]
@@ -219,7 +262,9 @@ def run(model: onnx.ModelProto, folder: Path, root: Path, inputs: dict[str, Tens
             node.attribute.extend(kept)
     folder.mkdir(exist_ok=True)
     (folder / "session.onnx").write_bytes(plain.SerializeToString())
-    return TorchSession(folder / "session.onnx", root).run({n: t.clone() for n, t in inputs.items()})
+    return TorchSession(folder / "session.onnx", root).run(
+        {n: t.clone() for n, t in inputs.items()}
+    )
 
 
 @pytest.mark.parametrize("graph", GRAPHS)
@@ -259,10 +304,15 @@ def test_float32_residual_computes_what_the_compute_type_does(tmp_path: Path) ->
     found = run(ready.model, tmp_path, tmp_path, half)
     for name in ("logits", "aux_hidden_states"):
         real = 4 if name == "aux_hidden_states" else None  # the second row's fifth token is padding
-        assert relative_error(found[name].float()[:, :real], expected[name][:, :real]) < FLOAT16_TOLERANCE, name
+        assert (
+            relative_error(found[name].float()[:, :real], expected[name][:, :real])
+            < FLOAT16_TOLERANCE
+        ), name
 
 
-def test_residual_beyond_float16_is_held_in_float32_and_its_aux_states_saturate(tmp_path: Path) -> None:
+def test_residual_beyond_float16_is_held_in_float32_and_its_aux_states_saturate(
+    tmp_path: Path,
+) -> None:
     """A stream of 4e5: garbage in float16, and what float32 computes with ``residual: float32``."""
     large = inputs_of("target", torch.float32)
     large["inputs_embeds"] = 6e4 * torch.sign(large["inputs_embeds"])
@@ -294,4 +344,5 @@ def test_float32_nodes_are_those_of_the_wide_stream_and_the_logits() -> None:
     wide = float32_nodes(trt_export(graphs(residual="float32")["target"]).model)
     assert {"embeds_stream/Mul", "layers.0.output/Add", "aux.1_clipped/Clip"} <= wide
     assert not any(name.endswith(("/Gemm", "/Sigmoid")) for name in wide)
-    assert not float32_nodes(trt_export(graphs()["vision"]).model)  # its angles are inside VisionAttention
+    # its angles are inside VisionAttention
+    assert not float32_nodes(trt_export(graphs()["vision"]).model)

@@ -30,7 +30,9 @@ IMAGES_AND_VIDEO = [[1, 2, 2], [3, 4, 6], [1, 8, 2]]
 def open_vision(spec: TargetSpec) -> VisionRunner:
     path = spec.path / "vision.onnx"
     path.write_bytes(vision_graph(spec, "float32", file_name).SerializeToString())
-    return VisionRunner(OnnxRuntimeSession(path, spec.path), merge_size=spec.vision.spatial_merge_size)
+    return VisionRunner(
+        OnnxRuntimeSession(path, spec.path), merge_size=spec.vision.spatial_merge_size
+    )
 
 
 def rows_of(spec: TargetSpec, grids: list[list[int]]) -> dict[str, Tensor]:
@@ -45,7 +47,9 @@ def patches_of(spec: TargetSpec, grids: list[list[int]], seed: int) -> Tensor:
 
 
 @torch.no_grad()
-def reference(target: Target, patches: Tensor, grids: list[list[int]]) -> tuple[Tensor, list[Tensor]]:
+def reference(
+    target: Target, patches: Tensor, grids: list[list[int]]
+) -> tuple[Tensor, list[Tensor]]:
     out = target.model.model.visual(patches, grid_thw=torch.tensor(grids))
     return out.pooler_output, out.deepstack_features
 
@@ -63,7 +67,9 @@ def towers(draw: st.DrawFn) -> dict[str, Any]:
         "temporal_patch_size": draw(st.integers(1, 2)),
         "spatial_merge_size": draw(st.sampled_from([1, 2])),
         "num_position_embeddings": draw(st.integers(2, 6)) ** 2,
-        "deepstack_visual_indexes": draw(st.lists(st.integers(0, depth - 1), unique=True).map(sorted)),
+        "deepstack_visual_indexes": draw(
+            st.lists(st.integers(0, depth - 1), unique=True).map(sorted)
+        ),
         "hidden_act": draw(st.sampled_from(["gelu_pytorch_tanh", "gelu", "silu"])),
     }
 
@@ -71,7 +77,9 @@ def towers(draw: st.DrawFn) -> dict[str, Any]:
 @settings(max_examples=40)
 @given(
     tower=towers(),
-    cells=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=3),
+    cells=st.lists(
+        st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=3
+    ),
     stored=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
     seed=st.integers(0, 1000),
 )
@@ -104,7 +112,9 @@ def error(target: Target, rows: dict[str, Tensor], spec: TargetSpec | None = Non
     embeds, levels = open_vision(spec or target.spec).forward(patches, rows)
     expected, expected_levels = reference(target, patches, IMAGES_AND_VIDEO)
     assert levels is not None
-    return max(relative_error(embeds, expected), relative_error(levels, torch.stack(expected_levels)))
+    return max(
+        relative_error(embeds, expected), relative_error(levels, torch.stack(expected_levels))
+    )
 
 
 def one_frame(rows: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -126,9 +136,18 @@ def seeing_its_neighbour(rows: dict[str, Tensor]) -> dict[str, Tensor]:
         seeing_its_neighbour,
         lambda rows: {**rows, "rope_positions": rows["rope_positions"].flip(0).contiguous()},
         lambda rows: {**rows, "pos_embed_rows": rows["pos_embed_rows"].flip(0).contiguous()},
-        lambda rows: {**rows, "pos_embed_weights": torch.full_like(rows["pos_embed_weights"], 0.25)},
+        lambda rows: {
+            **rows,
+            "pos_embed_weights": torch.full_like(rows["pos_embed_weights"], 0.25),
+        },
     ],
-    ids=["one frame", "a neighbour seen", "row and column swapped", "corners swapped", "corners unweighted"],
+    ids=[
+        "one frame",
+        "a neighbour seen",
+        "row and column swapped",
+        "corners swapped",
+        "corners unweighted",
+    ],
 )
 def test_vision_planted_fault_in_the_rows_is_caught(target: Target, fault: Any) -> None:
     rows = rows_of(target.spec, IMAGES_AND_VIDEO)
@@ -141,8 +160,12 @@ def test_vision_planted_fault_in_the_rows_is_caught(target: Target, fault: Any) 
     [{"hidden_act": "silu"}, {"deepstack_layers": (1, 0)}, {"num_heads": 1}],
     ids=["activation", "levels swapped", "heads"],
 )
-def test_vision_planted_fault_in_the_spec_is_caught(target: Target, changes: dict[str, Any]) -> None:
-    wrong = dataclasses.replace(target.spec, vision=dataclasses.replace(target.spec.vision, **changes))
+def test_vision_planted_fault_in_the_spec_is_caught(
+    target: Target, changes: dict[str, Any]
+) -> None:
+    wrong = dataclasses.replace(
+        target.spec, vision=dataclasses.replace(target.spec.vision, **changes)
+    )
     rows = rows_of(target.spec, IMAGES_AND_VIDEO)
     assert error(target, rows, wrong) > FAULT_FLOOR
 
@@ -155,5 +178,7 @@ def test_vision_inputs_are_those_it_lists(target: Target) -> None:
 
 def test_vision_refuses_an_unknown_activation(target: Target) -> None:
     vision = dataclasses.replace(target.spec.vision, hidden_act="relu")
-    with pytest.raises(UserError, match="hidden_act: expected gelu, gelu_pytorch_tanh or silu, got 'relu'"):
+    with pytest.raises(
+        UserError, match="hidden_act: expected gelu, gelu_pytorch_tanh or silu, got 'relu'"
+    ):
         vision_graph(dataclasses.replace(target.spec, vision=vision), "float32", file_name)

@@ -11,9 +11,13 @@ from PIL import Image
 
 @lru_cache
 def jpeg_of_scans(count: int, side: int = 2000) -> bytes:
-    """A progressive JPEG, its last scan repeated until there are ``count``: decoders go over all pixels for each."""
+    """A progressive JPEG, its last scan repeated until there are ``count``: decoders go over all
+    pixels for each.
+    """
     buffer = io.BytesIO()
-    Image.linear_gradient("L").resize((side, side)).save(buffer, "JPEG", progressive=True, quality=50)
+    Image.linear_gradient("L").resize((side, side)).save(
+        buffer, "JPEG", progressive=True, quality=50
+    )
     data = buffer.getvalue()
     last, end = data.rindex(b"\xff\xda"), data.rindex(b"\xff\xd9")
     missing = count - data.count(b"\xff\xda")

@@ -2,9 +2,9 @@
 
     python tests/multimodal/record_goldens.py --output tests/multimodal/goldens
 
-Everything is built here, offline: a byte-level tokenizer, processor configs, frames from an integer pattern. Pixel
-values are kept as one byte each plus the table of the (at most 256) float32 values that they take, so that the files
-stay small and the comparison stays exact.
+Everything is built here, offline: a byte-level tokenizer, processor configs, frames from an integer
+pattern. Pixel values are kept as one byte each plus the table of the (at most 256) float32 values
+that they take, so that the files stay small and the comparison stays exact.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ CHAT_TEMPLATE = """\
 PUBLISHED = {"shortest_edge": 4096, "longest_edge": 25165824}
 TIGHT = {"shortest_edge": 4096, "longest_edge": 16384}
 
-# name, frames, height, width, fps of the metadata (None: none given), sample frames?, size limits, keep pixels?
+# name, frames, height, width, fps of the metadata (None: none given), sample frames?, size limits,
+# keep pixels?
 CASES: tuple[tuple[str, int, int, int, float | None, bool, dict[str, int], bool], ...] = (
     ("one_frame", 1, 64, 64, 2.0, False, PUBLISHED, True),
     ("two_frames_fit", 2, 64, 96, 2.0, False, PUBLISHED, True),
@@ -78,7 +79,9 @@ CASES: tuple[tuple[str, int, int, int, float | None, bool, dict[str, int], bool]
 
 
 def pattern(seed: int, frames: int, height: int, width: int) -> NDArray[np.uint8]:
-    """Frames with ramps and hard edges, from integer arithmetic alone: uint8 [frames, height, width, 3]."""
+    """Frames with ramps and hard edges, from integer arithmetic alone: uint8 [frames, height,
+    width, 3].
+    """
     t, y, x, c = np.ogrid[:frames, :height, :width, :3]
     ramp = (x * (3 + c) + y * (5 + seed) + t * 17 * (c + 1)) % 256
     blocks = np.where((x // 7 + y // 5 + t) % 3 == 0, 200, 0)
@@ -99,7 +102,11 @@ def train_tokenizer() -> Any:
         special_tokens=list(SPECIAL_TOKENS),
         show_progress=False,
     )
-    corpus = ["user\nassistant\nsystem\n", "<0.5 seconds> <1.2 seconds>", "Describe this image and the video, please."]
+    corpus = [
+        "user\nassistant\nsystem\n",
+        "<0.5 seconds> <1.2 seconds>",
+        "Describe this image and the video, please.",
+    ]
     tokenizer.train_from_iterator(corpus * 4, trainer)
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -115,10 +122,15 @@ def build_processor(video_size: dict[str, int]) -> Any:
 
     shared = {"patch_size": 16, "merge_size": 2, "temporal_patch_size": 2}
     norm = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
-    image = transformers.Qwen2VLImageProcessor(size={"shortest_edge": 1024, "longest_edge": 16384}, **shared, **norm)
+    image = transformers.Qwen2VLImageProcessor(
+        size={"shortest_edge": 1024, "longest_edge": 16384}, **shared, **norm
+    )
     video = transformers.Qwen3VLVideoProcessor(size=dict(video_size), **shared, **norm)
     return transformers.Qwen3VLProcessor(
-        image_processor=image, tokenizer=train_tokenizer(), video_processor=video, chat_template=CHAT_TEMPLATE
+        image_processor=image,
+        tokenizer=train_tokenizer(),
+        video_processor=video,
+        chat_template=CHAT_TEMPLATE,
     )
 
 
@@ -136,9 +148,18 @@ def build_model(tokenizer: Any) -> Any:
             "num_attention_heads": 1,
             "num_key_value_heads": 1,
             "head_dim": 16,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]},
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e4,
+                "mrope_section": [4, 2, 2],
+            },
         },
-        vision_config={"depth": 1, "hidden_size": 16, "num_heads": 1, "deepstack_visual_indexes": [0]},
+        vision_config={
+            "depth": 1,
+            "hidden_size": 16,
+            "num_heads": 1,
+            "deepstack_visual_indexes": [0],
+        },
         image_token_id=ids("<|image_pad|>"),
         video_token_id=ids("<|video_pad|>"),
         vision_start_token_id=ids("<|vision_start|>"),
@@ -154,19 +175,34 @@ def encode_pixels(values: NDArray[np.float32]) -> tuple[NDArray[np.uint8], NDArr
     return codes.reshape(values.shape).astype(np.uint8), table
 
 
-def run_case(model: Any, case: tuple[Any, ...], seed: int) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+def run_case(
+    model: Any, case: tuple[Any, ...], seed: int
+) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
     """One video in one prompt -> what to keep as JSON, what to keep as arrays."""
     name, frames, height, width, fps, sample, size, keep = case
-    facts: dict[str, Any] = {"name": name, "seed": seed, "frames": frames, "height": height, "width": width}
+    facts: dict[str, Any] = {
+        "name": name,
+        "seed": seed,
+        "frames": frames,
+        "height": height,
+        "width": width,
+    }
     facts |= {"fps": fps, "sample": sample, "size": size}
     processor = build_processor(size)
-    messages = [{"role": "user", "content": [{"type": "video"}, {"type": "text", "text": "Describe the video."}]}]
+    messages = [
+        {
+            "role": "user",
+            "content": [{"type": "video"}, {"type": "text", "text": "Describe the video."}],
+        }
+    ]
     text = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     video = pattern(seed, frames, height, width)
     metadata = {"fps": fps, "total_num_frames": frames, "frames_indices": list(range(frames))}
     keywords = {} if fps is None else {"video_metadata": [metadata]}
     try:
-        out = processor(text=[text], videos=[video], do_sample_frames=sample, return_tensors="pt", **keywords)
+        out = processor(
+            text=[text], videos=[video], do_sample_frames=sample, return_tensors="pt", **keywords
+        )
     except ValueError as error:
         return facts | {"error": str(error)}, {}
     arrays, facts = keep_outputs(model, processor, out, facts)
@@ -175,7 +211,9 @@ def run_case(model: Any, case: tuple[Any, ...], seed: int) -> tuple[dict[str, An
     return facts, arrays
 
 
-def keep_outputs(model: Any, processor: Any, out: Any, facts: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+def keep_outputs(
+    model: Any, processor: Any, out: Any, facts: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Ids, grids, positions and pixels of one processor call."""
     positions, deltas = model.get_rope_index(
         out["input_ids"],
@@ -229,7 +267,10 @@ def run_mixed(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     text = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     out = processor(
         text=[text],
-        images=[Image.fromarray(pattern(91, 1, 48, 80)[0]), Image.fromarray(pattern(92, 1, 70, 33)[0])],
+        images=[
+            Image.fromarray(pattern(91, 1, 48, 80)[0]),
+            Image.fromarray(pattern(92, 1, 70, 33)[0]),
+        ],
         videos=[pattern(93, 4, 40, 64), pattern(94, 3, 64, 40)],
         video_metadata=[
             {"fps": 2.0, "total_num_frames": 4, "frames_indices": [0, 1, 2, 3]},
@@ -244,12 +285,16 @@ def run_mixed(model: Any) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def main() -> None:
-    """Write goldens.json, goldens.npz and processor/ (as save_pretrained writes it) into --output."""
+    """Write goldens.json, goldens.npz and processor/ (as save_pretrained writes it) into
+    --output.
+    """
     import torch
     import torchvision
     import transformers
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--output", type=Path, required=True)
     output: Path = parser.parse_args().output
     output.mkdir(parents=True, exist_ok=True)
@@ -263,7 +308,9 @@ def main() -> None:
         arrays |= {f"{facts['name']}.{key}": value for key, value in kept.items()}
     facts, kept = run_mixed(model)
     arrays |= {f"mixed.{key}": value for key, value in kept.items()}
-    versions = {module.__name__: module.__version__ for module in (torch, torchvision, transformers, np)}
+    versions = {
+        module.__name__: module.__version__ for module in (torch, torchvision, transformers, np)
+    }
     document = {"versions": versions, "videos": records, "mixed": facts}
     (output / "goldens.json").write_text(json.dumps(document, indent=1) + "\n")
     np.savez_compressed(output / "goldens.npz", **arrays)

@@ -21,13 +21,17 @@ from trt_eagle3.multimodal.chat_template import ChatTemplate
 
 CONVERSATION = [
     {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What? <b>&"}, {"type": "video"}]},
+    {
+        "role": "user",
+        "content": [{"type": "image"}, {"type": "text", "text": "What? <b>&"}, {"type": "video"}],
+    },
     {"role": "assistant", "content": "A cat."},
     {"role": "user", "content": "Sure?"},
 ]
 MARKED = (
-    "{% for message in messages %}{% generation %}{{ message.role }}{% endgeneration %}"
-    "{{ message.content | tojson }}{{ eos_token }}{% if loop.last %}{% break %}{% endif %}{% endfor %}"
+    "{% for message in messages %}{% generation %}{{ message.role }}{% endgeneration "
+    "%}{{ message.content | tojson }}{{ eos_token }}{% if loop.last %}{% break %}{% "
+    "endif %}{% endfor %}"
 )
 
 
@@ -45,9 +49,10 @@ def test_missing_turn_would_be_noticed() -> None:
 
 
 KNOWS_FEW_ROLES = (
-    "{% if messages[0].role == 'system' %}[{{ messages[0].content }}]{% endif %}{% for message in messages %}"
-    "{% if message.role in ('user', 'assistant') %}({% if message.content is string %}{{ message.content | trim }}"
-    "{% else %}{{ message.content[-1].text }}{% endif %}){% endif %}{% endfor %}"
+    "{% if messages[0].role == 'system' %}[{{ messages[0].content }}]{% endif %}{% for "
+    "message in messages %}{% if message.role in ('user', 'assistant') %}({% if "
+    "message.content is string %}{{ message.content | trim }}{% else %}{{ "
+    "message.content[-1].text }}{% endif %}){% endif %}{% endfor %}"
 )
 USER, SYSTEM = {"role": "user", "content": " hi "}, {"role": "system", "content": "Be brief."}
 
@@ -58,10 +63,15 @@ USER, SYSTEM = {"role": "user", "content": " hi "}, {"role": "system", "content"
         ([USER, SYSTEM], "message 2 (role 'system')"),
         ([SYSTEM, SYSTEM, USER], "message 2 (role 'system')"),
         ([{"role": "developer", "content": "Be brief."}, USER], "message 1 (role 'developer')"),
-        ([{"role": "user", "content": [{"type": "text", "text": t} for t in "ab"]}], "message 1 (role 'user')"),
+        (
+            [{"role": "user", "content": [{"type": "text", "text": t} for t in "ab"]}],
+            "message 1 (role 'user')",
+        ),
     ],
 )
-def test_message_that_the_template_would_drop_is_refused(messages: list[Any], left_out: str) -> None:
+def test_message_that_the_template_would_drop_is_refused(
+    messages: list[Any], left_out: str
+) -> None:
     with pytest.raises(UserError, match=re.escape(left_out)):
         ChatTemplate(KNOWS_FEW_ROLES, {}).render(messages)
 
@@ -78,7 +88,10 @@ def test_messages_that_say_nothing_may_be_dropped() -> None:
         ("chat_template.jinja", "found"),
         ("processor_config.json", json.dumps({"chat_template": "found"})),
         ("tokenizer_config.json", json.dumps({"chat_template": "found"})),
-        ("tokenizer_config.json", json.dumps({"chat_template": [{"name": "default", "template": "found"}]})),
+        (
+            "tokenizer_config.json",
+            json.dumps({"chat_template": [{"name": "default", "template": "found"}]}),
+        ),
     ],
 )
 def test_template_is_found_in(tmp_path: Path, name: str, content: str) -> None:
@@ -88,7 +101,9 @@ def test_template_is_found_in(tmp_path: Path, name: str, content: str) -> None:
 
 def test_special_tokens_come_from_the_tokenizer_config(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ eos_token }}{{ pad_token }}")
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "E"}, "pad_token": "P"}))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"eos_token": {"content": "E"}, "pad_token": "P"})
+    )
     assert ChatTemplate.from_directory(tmp_path).render([]) == "EP"
 
 
@@ -109,7 +124,13 @@ def test_template_that_does_not_parse_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "source", ["{{ raise_exception('no tools') }}", "{{ ''.__class__.__mro__ }}", "{{ x.y.z }}", "{{ 1 // 0 }}"]
+    "source",
+    [
+        "{{ raise_exception('no tools') }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{{ x.y.z }}",
+        "{{ 1 // 0 }}",
+    ],
 )
 def test_refusal_of_the_template_is_one_line(source: str) -> None:
     messages: list[dict[str, Any]] = []
@@ -121,15 +142,23 @@ HOSTILE = {
     "long text": ("{{ 'a' * 10**10 }}", "MemoryError"),
     "padded text": ("{{ 'a'.center(10**11) }}", "MemoryError"),
     "doubled text": (
-        "{% set n = namespace(s='x') %}{% for i in range(64) %}{% set n.s = n.s ~ n.s %}{% endfor %}",
+        "{% set n = namespace(s='x') %}{% for i in range(64) %}{% set n.s = n.s ~ n.s "
+        "%}{% endfor %}",
         "MemoryError|ended, as it",
     ),
-    "nested ranges": ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "ended, as it"),
+    "nested ranges": (
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "ended, as it",
+    ),
     "long number": ("{{ 7 ** (9 ** 9) }}", "ended, as it|MemoryError|4300"),
-    "long output": ("{% for i in range(99999) %}{{ 'x' * 999 }}{% endfor %}", "characters, expected at most"),
+    "long output": (
+        "{% for i in range(99999) %}{{ 'x' * 999 }}{% endfor %}",
+        "characters, expected at most",
+    ),
     "endless macro": ("{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}", "recursion"),
     "nested lists": (
-        "{% set n = namespace(s=[1]) %}{% for i in range(40) %}{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s }}",
+        "{% set n = namespace(s=[1]) %}{% for i in range(40) %}{% set n.s = [n.s, n.s] "
+        "%}{% endfor %}{{ n.s }}",
         "MemoryError|ended, as it",
     ),
     "long refusal": ("{{ raise_exception('no\n' * 99999) }}", "refuses them"),
@@ -173,7 +202,10 @@ def test_fork_of_the_program_asks_a_worker_of_its_own() -> None:
     expected, process = template.render(CONVERSATION), template_process._PROCESS._process
     pid = os.fork()
     if pid == 0:
-        ours = template.render(CONVERSATION) == expected and template_process._PROCESS._process is not process
+        ours = (
+            template.render(CONVERSATION) == expected
+            and template_process._PROCESS._process is not process
+        )
         template_process._PROCESS.close()
         os._exit(0 if ours else 1)
     assert os.waitpid(pid, 0)[1] == 0
@@ -189,11 +221,17 @@ def test_threads_get_their_own_texts() -> None:
 
 
 def test_text_that_is_no_unicode_comes_back_as_it_went() -> None:
-    assert ChatTemplate("{{ messages[0].content }}", {}).render([{"role": "user", "content": "\ud800"}]) == "\ud800"
+    assert (
+        ChatTemplate("{{ messages[0].content }}", {}).render(
+            [{"role": "user", "content": "\ud800"}]
+        )
+        == "\ud800"
+    )
 
 
 @pytest.mark.parametrize(
-    "value", [[1], [{"template": "x"}], [{"name": ["default"], "template": "x"}], {"default": 1}, 5, [None]]
+    "value",
+    [[1], [{"template": "x"}], [{"name": ["default"], "template": "x"}], {"default": 1}, 5, [None]],
 )
 def test_malformed_template_of_a_config_is_one_line(tmp_path: Path, value: Any) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
@@ -202,7 +240,8 @@ def test_malformed_template_of_a_config_is_one_line(tmp_path: Path, value: Any) 
 
 
 @pytest.mark.parametrize(
-    "name", ["chat_template.json", "chat_template.jinja", "tokenizer_config.json", "processor_config.json"]
+    "name",
+    ["chat_template.json", "chat_template.jinja", "tokenizer_config.json", "processor_config.json"],
 )
 def test_template_file_that_is_a_fifo_is_refused_at_once(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / name)

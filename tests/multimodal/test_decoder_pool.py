@@ -1,4 +1,6 @@
-"""Decoding in other processes: the same pixels, a deadline that holds, clients that take turns, and nothing left."""
+"""Decoding in other processes: the same pixels, a deadline that holds, clients that take turns,
+and nothing left.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ from trt_eagle3.multimodal.decoder_pool import DecoderPool
 from trt_eagle3.multimodal.media_job import MediaJob, run_job
 
 SMALL = encode(picture(), "JPEG")
-STRANGERS = MediaPolicy(paths=False, formats=("PNG", "JPEG"), max_pixels=1 << 25, decode_timeout_s=20.0)
+STRANGERS = MediaPolicy(
+    paths=False, formats=("PNG", "JPEG"), max_pixels=1 << 25, decode_timeout_s=20.0
+)
 SLOW = jpeg_of_scans(1500)  # 13 s
 
 
@@ -107,7 +111,9 @@ def test_video_comes_frame_by_frame_as_it_is_read(pool: DecoderPool, tmp_path: P
             np.testing.assert_array_equal(here.array, there.array)
 
 
-def test_video_that_is_left_early_costs_its_process_and_nothing_else(pool: DecoderPool, tmp_path: Path) -> None:
+def test_video_that_is_left_early_costs_its_process_and_nothing_else(
+    pool: DecoderPool, tmp_path: Path
+) -> None:
     parts = pool.run(job("video", path=str(write_file(tmp_path / "clip.mp4"))), b"", NOBODY)
     next(parts)
     next(parts)
@@ -117,9 +123,12 @@ def test_video_that_is_left_early_costs_its_process_and_nothing_else(pool: Decod
 
 def test_process_imports_no_torch() -> None:
     program = (
-        "import sys, trt_eagle3.multimodal.decoder_process as p; print('torch' in sys.modules, 'PIL' in sys.modules)"
+        "import sys, trt_eagle3.multimodal.decoder_process as p; print('torch' in sys.modules, "
+        "'PIL' in sys.modules)"
     )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
     assert told.split() == ["False", "True"]
 
 
@@ -157,7 +166,9 @@ def test_cancelled_job_is_left_at_once(pool: DecoderPool) -> None:
 def test_request_that_is_cancelled_in_the_queue_leaves_it(pool: DecoderPool) -> None:
     end, over = threading.Event(), threading.Event()
     with ThreadPoolExecutor(4) as threads:
-        holding = [threads.submit(decode, pool, SLOW, Caller(cancelled=end.is_set)) for _ in range(3)]
+        holding = [
+            threads.submit(decode, pool, SLOW, Caller(cancelled=end.is_set)) for _ in range(3)
+        ]
         wait_until(lambda: len(children()) == 3)
         waiting = threads.submit(decode, pool, SMALL, Caller(cancelled=over.is_set))
         over.set()
@@ -172,7 +183,9 @@ def test_images_of_one_client_leave_a_process_to_the_others(pool: DecoderPool) -
     decode(pool)
     end = threading.Event()
     with ThreadPoolExecutor(8) as threads:
-        greedy = [threads.submit(decode, pool, SLOW, Caller("greedy", end.is_set)) for _ in range(6)]
+        greedy = [
+            threads.submit(decode, pool, SLOW, Caller("greedy", end.is_set)) for _ in range(6)
+        ]
         wait_until(lambda: len(children()) == 2)
         start = time.monotonic()
         for _ in range(3):
@@ -183,7 +196,9 @@ def test_images_of_one_client_leave_a_process_to_the_others(pool: DecoderPool) -
     assert seconds < 3
 
 
-def test_job_that_kills_its_process_is_refused_and_the_next_one_is_served(pool: DecoderPool) -> None:
+def test_job_that_kills_its_process_is_refused_and_the_next_one_is_served(
+    pool: DecoderPool,
+) -> None:
     decode(pool)
     [process] = children()
     threading.Timer(0.2, os.kill, (process, signal.SIGSEGV)).start()
@@ -222,7 +237,10 @@ def test_closed_pool_leaves_no_process_and_no_descriptor() -> None:
         working = [threads.submit(decode, pool, SLOW) for _ in range(2)]
         wait_until(lambda: len(children() - before) == 2)
         pool.close()
-        assert {type(future.exception(5)) for future in working} <= {RequestCancelledError, UserError}
+        assert {type(future.exception(5)) for future in working} <= {
+            RequestCancelledError,
+            UserError,
+        }
     with pytest.raises(RequestCancelledError):
         decode(pool)
     assert children() == before
@@ -252,7 +270,9 @@ def test_processes_end_with_a_parent_that_is_killed() -> None:
         "while not pool._all: time.sleep(0.01)\n"
         "print(next(iter(pool._all))._popen.pid, flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True
+    ) as parent:
         assert parent.stdout is not None
         process = int(parent.stdout.readline())
         parent.kill()
@@ -263,7 +283,9 @@ def test_interpreter_that_cannot_run_it_is_reported_in_one_line(
     pool: DecoderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool_module, "_interpreter", lambda: "/bin/false")
-    with pytest.raises(EnvironmentMissingError, match=r"no process for decoding images starts \(exit status 1\)"):
+    with pytest.raises(
+        EnvironmentMissingError, match=r"no process for decoding images starts \(exit status 1\)"
+    ):
         decode(pool)
     monkeypatch.setattr(pool_module, "_interpreter", lambda: "/absent/python")
     with pytest.raises(EnvironmentMissingError, match="No such file"):

@@ -101,4 +101,9 @@ def test_cancelled_request_gives_its_place_in_the_queue_up() -> None:
     assert turns._waiting == []
     with turns.turn(Caller()), turns.turn(Caller()):
         assert turns._free == 0
-    assert (turns._free, turns._held_by_client, turns._held_by_request, turns._served) == (2, {}, {}, {})
+    assert (turns._free, turns._held_by_client, turns._held_by_request, turns._served) == (
+        2,
+        {},
+        {},
+        {},
+    )

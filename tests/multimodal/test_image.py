@@ -54,7 +54,9 @@ def image_of_mode(mode: str) -> Image.Image:
     return picture().convert(mode)
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L", "1", "P", "P with transparency", "LA", "RGBA", "CMYK", "YCbCr", "I;16"])
+@pytest.mark.parametrize(
+    "mode", ["RGB", "L", "1", "P", "P with transparency", "LA", "RGBA", "CMYK", "YCbCr", "I;16"]
+)
 def test_mode_converts_as_hf_converts_it(mode: str) -> None:
     image = image_of_mode(mode)
     expected = convert_to_rgb(image, return_numpy=True)
@@ -112,7 +114,9 @@ def test_truncated_file_is_refused_as_broken(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(["PNG", "JPEG", "GIF", "WEBP", "TIFF", "BMP", "PPM", "ICO"]), st.data())
-def test_corrupted_file_is_read_or_refused_and_never_crashes(kind: str, data: st.DataObject) -> None:
+def test_corrupted_file_is_read_or_refused_and_never_crashes(
+    kind: str, data: st.DataObject
+) -> None:
     broken = bytearray(encode(picture(), kind))
     for _ in range(data.draw(st.integers(1, 6))):
         broken[data.draw(st.integers(0, len(broken) - 1))] = data.draw(st.integers(0, 255))
@@ -143,8 +147,11 @@ def test_number_is_refused_as_a_source() -> None:
 
 
 @pytest.mark.parametrize("limit", [100, 700])
-def test_image_beyond_pillows_pixel_limit_is_refused(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    # 1200 pixels: Pillow itself raises over twice its limit and warns over once its limit; both are refused
+def test_image_beyond_pillows_pixel_limit_is_refused(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 1200 pixels: Pillow itself raises over twice its limit and warns over once its limit; both are
+    # refused
     data = encode(picture())
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
     assert "Scale it down" in refusal(data)

@@ -84,7 +84,11 @@ def test_video_that_ends_before_it_says_is_fitted_to_the_frames_that_it_has(
     from trt_eagle3.multimodal import video_file
 
     path, true = write_file(tmp_path / "clip.mp4"), video_file.VideoFile._frames
-    monkeypatch.setattr(video_file.VideoFile, "_frames", lambda self, c: ((i, f) for i, f in true(self, c) if i < 20))
+    monkeypatch.setattr(
+        video_file.VideoFile,
+        "_frames",
+        lambda self, c: ((i, f) for i, f in true(self, c) if i < 20),
+    )
     loaded = load_video(path, CONFIG)
     assert 2 <= len(loaded.times) < 6
     patches, _ = loader().video(path, "video")
@@ -132,7 +136,9 @@ def test_host_that_drips_holds_no_cancelled_request(site: str) -> None:  # noqa:
     policy = MediaPolicy(paths=False, allowed_hosts=(site,), fetch_timeout_s=3.0)
     start = time.monotonic()
     with pytest.raises(RequestCancelledError):
-        loader(caller=Caller(cancelled=over.is_set), policy=policy).image(f"http://{site}/drip", "x")
+        loader(caller=Caller(cancelled=over.is_set), policy=policy).image(
+            f"http://{site}/drip", "x"
+        )
     assert time.monotonic() - start < 1.5
 
 
@@ -150,7 +156,9 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 patches = video_patches((frame + np.uint8(i % 256) for i in range(768)), 768, config)
 print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before), patches.pixels.numel())
 """
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
     grown, num_bytes = map(int, told.split())
     assert 50e6 < num_bytes < 76e6
     assert grown < num_bytes + 30e6

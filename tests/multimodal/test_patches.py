@@ -1,4 +1,6 @@
-"""Patches equal to transformers': images against its Pillow processor, videos against recorded values."""
+"""Patches equal to transformers': images against its Pillow processor, videos against recorded
+values.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ from trt_eagle3.multimodal.video_file import frame_indices
 from trt_eagle3.multimodal.video_patches import video_patches
 
 CONFIG = PixelConfig(16, 2, 2, 1024, 16384, (0.5,) * 3, (0.5,) * 3, 1 / 255, 3)
-CLIP = replace(CONFIG, mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711))
+CLIP = replace(
+    CONFIG, mean=(0.48145466, 0.4578275, 0.40821073), std=(0.26862954, 0.26130258, 0.27577711)
+)
 RECORD = json.loads((GOLDENS / "goldens.json").read_text())
 ARRAYS = np.load(GOLDENS / "goldens.npz")
 VIDEOS = [facts for facts in RECORD["videos"] if "error" not in facts]
@@ -48,11 +52,15 @@ def hf_image(image: Image.Image, config: PixelConfig) -> tuple[torch.Tensor, lis
 
 def prepared(image: Image.Image, config: PixelConfig) -> PixelPatches:
     pixels, grid = image_patches(image, config)
-    return PixelPatches(torch.from_numpy(pixels), image_table(config), grid, config.temporal_patch_size)
+    return PixelPatches(
+        torch.from_numpy(pixels), image_table(config), grid, config.temporal_patch_size
+    )
 
 
 def reference_patches(frames: torch.Tensor, config: PixelConfig) -> torch.Tensor:
-    """float32 [F, C, H, W] -> [N, D]: floats are normalised first and then cut, as transformers does."""
+    """float32 [F, C, H, W] -> [N, D]: floats are normalised first and then cut, as transformers
+    does.
+    """
     patch, m, temporal = config.patch_size, config.merge_size, config.temporal_patch_size
     t, h, w = len(frames) // temporal, frames.shape[2] // patch, frames.shape[3] // patch
     blocks = frames.reshape(t, temporal, 3, h // m, m, patch, w // m, m, patch)
@@ -63,7 +71,9 @@ def reference_image(image: Image.Image, config: PixelConfig) -> torch.Tensor:
     height, width = fit_image("image", image.height, image.width, config)
     resized = np.asarray(image.resize((width, height), resample=Image.Resampling(config.resample)))
     pixels = (resized.astype(np.float64) * config.rescale_factor).astype(np.float32)
-    values = (pixels - np.array(config.mean, dtype=np.float32)) / np.array(config.std, dtype=np.float32)
+    values = (pixels - np.array(config.mean, dtype=np.float32)) / np.array(
+        config.std, dtype=np.float32
+    )
     frame = torch.from_numpy(values).permute(2, 0, 1)[None]
     return reference_patches(frame.expand(config.temporal_patch_size, -1, -1, -1), config)
 
@@ -72,10 +82,15 @@ def reference_video(frames: torch.Tensor, config: PixelConfig) -> torch.Tensor:
     """All frames at once, as floats."""
     size = fit_video("video", len(frames), *frames.shape[1:3], config)
     pixels = torch.nn.functional.interpolate(
-        frames.permute(0, 3, 1, 2).contiguous(), size=size, mode="bicubic", align_corners=False, antialias=True
+        frames.permute(0, 3, 1, 2).contiguous(),
+        size=size,
+        mode="bicubic",
+        align_corners=False,
+        antialias=True,
     )
     mean, std = (
-        (torch.tensor(values) * (1.0 / config.rescale_factor)).view(-1, 1, 1) for values in (config.mean, config.std)
+        (torch.tensor(values) * (1.0 / config.rescale_factor)).view(-1, 1, 1)
+        for values in (config.mean, config.std)
     )
     values = pixels.to(torch.float32).sub_(mean).div_(std)
     missing = -len(frames) % config.temporal_patch_size
@@ -104,7 +119,9 @@ def test_image_patches_equal_hf(height: int, width: int, config: PixelConfig) ->
 
 @settings(max_examples=30, deadline=None)
 @given(SIDES, SIDES, CONFIGS)
-def test_image_patches_equal_the_float_path_in_every_dtype(height: int, width: int, config: PixelConfig) -> None:
+def test_image_patches_equal_the_float_path_in_every_dtype(
+    height: int, width: int, config: PixelConfig
+) -> None:
     image = Image.fromarray(pattern(height, 1, height, width)[0])
     expected = reference_image(image, config)
     for dtype in DTYPES:
@@ -112,7 +129,12 @@ def test_image_patches_equal_the_float_path_in_every_dtype(height: int, width: i
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(2, 7), SIDES, SIDES, st.sampled_from([CONFIG, CLIP, replace(CLIP, temporal_patch_size=3)]))
+@given(
+    st.integers(2, 7),
+    SIDES,
+    SIDES,
+    st.sampled_from([CONFIG, CLIP, replace(CLIP, temporal_patch_size=3)]),
+)
 def test_video_patches_equal_the_float_path_in_every_dtype(
     count: int, height: int, width: int, config: PixelConfig
 ) -> None:
@@ -127,7 +149,9 @@ def test_video_patches_equal_the_float_path_in_every_dtype(
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_device_looks_up_the_same_numbers(dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_looks_up_the_same_numbers(
+    dtype: torch.dtype, device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The GPU's way; its operations run on the CPU as well."""
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("torch sees no CUDA device")
@@ -139,7 +163,9 @@ def test_device_looks_up_the_same_numbers(dtype: torch.dtype, device: str, monke
         prepared_module._look_up_on_device(found.pixels, found.table.to(dtype), out)
         assert torch.equal(out.flatten(1).cpu(), normalise([found], dtype))
         if device == "cuda":
-            assert torch.equal(normalise([found.pinned()], dtype, device).cpu(), normalise([found], dtype))
+            assert torch.equal(
+                normalise([found.pinned()], dtype, device).cpu(), normalise([found], dtype)
+            )
 
 
 def test_large_image_is_cut_by_threads_to_the_same_patches() -> None:
@@ -159,12 +185,19 @@ def test_images_and_a_video_are_normalised_each_by_its_own_table() -> None:
     assert torch.equal(normalise(visuals), torch.cat(expected))
 
 
-@pytest.mark.parametrize("fault", ["channels swapped in the table", "patches in rows", "frame of another patch"])
+@pytest.mark.parametrize(
+    "fault", ["channels swapped in the table", "patches in rows", "frame of another patch"]
+)
 def test_planted_fault_of_preparation_is_noticed(fault: str) -> None:
     image = Image.fromarray(pattern(5, 1, 128, 96)[0])
     found, expected = prepared(image, CLIP), reference_image(image, CLIP)
     rows, columns = found.grid[1:]
-    by_rows = torch.arange(rows * columns).view(rows // 2, columns // 2, 2, 2).permute(0, 2, 1, 3).flatten()
+    by_rows = (
+        torch.arange(rows * columns)
+        .view(rows // 2, columns // 2, 2, 2)
+        .permute(0, 2, 1, 3)
+        .flatten()
+    )
     wrong = {
         "channels swapped in the table": replace(found, table=found.table[[1, 0, 2]]),
         "patches in rows": replace(found, pixels=found.pixels[by_rows]),
@@ -198,7 +231,9 @@ def sha256(patches: torch.Tensor) -> str:
 
 
 def config_of(facts: dict[str, Any]) -> PixelConfig:
-    return replace(CONFIG, min_pixels=facts["size"]["shortest_edge"], max_pixels=facts["size"]["longest_edge"])
+    return replace(
+        CONFIG, min_pixels=facts["size"]["shortest_edge"], max_pixels=facts["size"]["longest_edge"]
+    )
 
 
 @pytest.mark.parametrize("facts", VIDEOS, ids=lambda facts: facts["name"])

@@ -28,7 +28,10 @@ def test_published_files_give_their_sizes(published: Path) -> None:
 
 
 def test_nested_config_wins_over_the_flat_files(tmp_path: Path) -> None:
-    nested = {"image_processor": IMAGE_CONFIG | {"resample": 2}, "video_processor": VIDEO_CONFIG | {"fps": 1}}
+    nested = {
+        "image_processor": IMAGE_CONFIG | {"resample": 2},
+        "video_processor": VIDEO_CONFIG | {"fps": 1},
+    }
     write(tmp_path, "processor_config.json", nested)
     write(tmp_path, "preprocessor_config.json", IMAGE_CONFIG)
     assert read_image_config(tmp_path, VISION).resample == 2
@@ -36,7 +39,11 @@ def test_nested_config_wins_over_the_flat_files(tmp_path: Path) -> None:
 
 
 def test_old_pixel_names_override_size(tmp_path: Path) -> None:
-    write(tmp_path, "preprocessor_config.json", IMAGE_CONFIG | {"min_pixels": 2048, "max_pixels": 4096})
+    write(
+        tmp_path,
+        "preprocessor_config.json",
+        IMAGE_CONFIG | {"min_pixels": 2048, "max_pixels": 4096},
+    )
     config = read_image_config(tmp_path, VISION)
     assert (config.min_pixels, config.max_pixels) == (2048, 4096)
 
@@ -58,15 +65,27 @@ def test_capped_frames_carry_their_token_limit(tmp_path: Path) -> None:
         ("[]", "expected a JSON object"),
         ("[" * 100000, "nested deeper than"),
         (IMAGE_CONFIG | {"size": 7}, "size: expected shortest_edge and longest_edge, got 7"),
-        (IMAGE_CONFIG | {"size": {"shortest_edge": [1], "longest_edge": 9}}, "size.shortest_edge: expected a number"),
-        (IMAGE_CONFIG | {"size": {"shortest_edge": 1e300, "longest_edge": 9}}, "size.shortest_edge: expected a number"),
+        (
+            IMAGE_CONFIG | {"size": {"shortest_edge": [1], "longest_edge": 9}},
+            "size.shortest_edge: expected a number",
+        ),
+        (
+            IMAGE_CONFIG | {"size": {"shortest_edge": 1e300, "longest_edge": 9}},
+            "size.shortest_edge: expected a number",
+        ),
         (IMAGE_CONFIG | {"image_mean": 0.5}, "image_mean: expected 3 numbers, got 0.5"),
         (IMAGE_CONFIG | {"image_std": [0.5, 0.5]}, "image_std: expected 3 numbers"),
-        (IMAGE_CONFIG | {"rescale_factor": "x"}, "rescale_factor: expected a number above 0, got 'x'"),
+        (
+            IMAGE_CONFIG | {"rescale_factor": "x"},
+            "rescale_factor: expected a number above 0, got 'x'",
+        ),
         (IMAGE_CONFIG | {"resample": 9}, "resample: expected 0 to 5, got 9"),
         (IMAGE_CONFIG | {"patch_size": 14}, "patch_size: expected 16 as in config.json, got 14"),
         (IMAGE_CONFIG | {"do_resize": False}, "do_resize: expected true"),
-        (IMAGE_CONFIG | {"size": {"height": 3, "width": 3}}, "expected shortest_edge and longest_edge"),
+        (
+            IMAGE_CONFIG | {"size": {"height": 3, "width": 3}},
+            "expected shortest_edge and longest_edge",
+        ),
     ],
 )
 def test_wrong_file_is_refused_in_one_line(tmp_path: Path, content: Any, expected: str) -> None:

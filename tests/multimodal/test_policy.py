@@ -38,7 +38,11 @@ class Site(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.requests.append(self.path)
         port = self.server.server_address[1]
-        places = {"/home": f"http://127.0.0.1:{port}/picture.png", "/away": "http://169.254.169.254/", "/loop": "/loop"}
+        places = {
+            "/home": f"http://127.0.0.1:{port}/picture.png",
+            "/away": "http://169.254.169.254/",
+            "/loop": "/loop",
+        }
         places |= {"/file": "file:///etc/passwd"}
         if self.path in places:
             self.send_response(302)
@@ -95,8 +99,14 @@ def refusal(source: Any, policy: MediaPolicy = SERVED) -> str:
 
 
 def test_data_uri_and_bytes_are_read() -> None:
-    for source in (encode(picture()), data_uri(encode(picture())), "DATA" + data_uri(encode(picture()))[4:]):
-        np.testing.assert_array_equal(np.asarray(load_image(source, policy=SERVED)), np.asarray(picture()))
+    for source in (
+        encode(picture()),
+        data_uri(encode(picture())),
+        "DATA" + data_uri(encode(picture()))[4:],
+    ):
+        np.testing.assert_array_equal(
+            np.asarray(load_image(source, policy=SERVED)), np.asarray(picture())
+        )
 
 
 @pytest.mark.parametrize("form", ["{}", "file://{}", "FILE://{}", "file:{}", " {}"])
@@ -137,7 +147,9 @@ def test_bomb_is_refused_by_its_header() -> None:
 def test_jpeg_of_many_scans_is_refused_before_it_is_decoded() -> None:
     policy = replace(SERVED, max_jpeg_scans=100, max_pixels=1 << 25)
     start = time.perf_counter()
-    assert "a JPEG of 1500 scans, the limit is 100. Save it again" in refusal(jpeg_of_scans(1500), policy)
+    assert "a JPEG of 1500 scans, the limit is 100. Save it again" in refusal(
+        jpeg_of_scans(1500), policy
+    )
     assert time.perf_counter() - start < 1
     assert load_image(jpeg_of_scans(100, 64), policy=policy).size == (64, 64)
     assert "101 scans" in refusal(jpeg_of_scans(101, 64), policy)
@@ -155,7 +167,13 @@ def test_bytes_of_metadata_that_look_like_scans_are_none() -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["http://{}/picture.png", "https://example.com/a.png", "ftp://{}/picture.png", "HTTP://{}/picture.png", "s3://b/k"],
+    [
+        "http://{}/picture.png",
+        "https://example.com/a.png",
+        "ftp://{}/picture.png",
+        "HTTP://{}/picture.png",
+        "s3://b/k",
+    ],
 )
 def test_nothing_is_fetched_without_an_allowed_host(site: str, url: str) -> None:
     assert "not fetched" in refusal(url.format(site))
@@ -249,7 +267,14 @@ def video_refusal(source: Any, policy: MediaPolicy = SERVED) -> str:
 def test_video_paths_are_not_read(tmp_path: Path) -> None:
     path = write_file(tmp_path / "clip.mp4", count=3)
     picture().save(tmp_path / "0.png")
-    for source in (path, str(path), f"file://{path}", tmp_path, Video(str(tmp_path)), [tmp_path / "0.png"] * 2):
+    for source in (
+        path,
+        str(path),
+        f"file://{path}",
+        tmp_path,
+        Video(str(tmp_path)),
+        [tmp_path / "0.png"] * 2,
+    ):
         assert "files are not read" in video_refusal(source)
 
 
@@ -257,19 +282,27 @@ def test_playlist_is_no_video(tmp_path: Path) -> None:
     path = write_file(tmp_path / "clip.mp4", count=3)
     playlist = f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile://{path}\n#EXT-X-ENDLIST\n"
     assert "not a video that is read here" in video_refusal(playlist.encode())
-    assert "not a video that is read here" in video_refusal(f"ffconcat version 1.0\nfile {path}\n".encode())
+    assert "not a video that is read here" in video_refusal(
+        f"ffconcat version 1.0\nfile {path}\n".encode()
+    )
 
 
 def test_video_sizes_are_bounded(tmp_path: Path) -> None:
     data = write_file(tmp_path / "clip.mp4", count=8).read_bytes()
     assert "the limit is 1000" in video_refusal(data, MediaPolicy(paths=False, max_pixels=1000))
-    assert "the limit is 3072" in video_refusal(data, MediaPolicy(paths=False, max_video_pixels=3072))
+    assert "the limit is 3072" in video_refusal(
+        data, MediaPolicy(paths=False, max_video_pixels=3072)
+    )
     assert "more than 3 frames" in video_refusal(data, MediaPolicy(paths=False, max_video_frames=3))
-    assert "the limit is 1200" in video_refusal(frames(3), MediaPolicy(paths=False, max_video_pixels=1200))
+    assert "the limit is 1200" in video_refusal(
+        frames(3), MediaPolicy(paths=False, max_video_pixels=1200)
+    )
 
 
 def test_broken_video_is_read_or_refused_and_never_crashes(tmp_path: Path) -> None:
-    policy = MediaPolicy(paths=False, max_pixels=1 << 20, max_video_frames=200, max_video_pixels=1 << 24)
+    policy = MediaPolicy(
+        paths=False, max_pixels=1 << 20, max_video_frames=200, max_video_pixels=1 << 24
+    )
     data = write_file(tmp_path / "clip.mp4", count=8).read_bytes()
     random_, refusals = random.Random(1), []
     for i in range(100):

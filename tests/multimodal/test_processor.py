@@ -1,4 +1,6 @@
-"""Whole prompts against transformers: live where its processor runs without torchvision, else against recorded runs."""
+"""Whole prompts against transformers: live where its processor runs without torchvision, else
+against recorded runs.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def picture(seed: int, height: int, width: int) -> Image.Image:
 
 def hf_inputs(messages: list[dict[str, Any]], images: list[Image.Image]) -> ReferenceInputs:
     """The same prompt through transformers, in our form."""
-    keywords = {key: value for key, value in IMAGE_CONFIG.items() if not key.endswith(("_class", "_type"))}
+    keywords = {
+        key: value for key, value in IMAGE_CONFIG.items() if not key.endswith(("_class", "_type"))
+    }
     image_processor = transformers.Qwen2VLImageProcessorPil(**keywords)
     processor = ImageTextProcessor(
         image_processor=image_processor, tokenizer=train_tokenizer(), chat_template=CHAT_TEMPLATE
@@ -54,7 +58,9 @@ def hf_inputs(messages: list[dict[str, Any]], images: list[Image.Image]) -> Refe
     out = processor(text=[text], images=images or None, return_tensors="pt")
     kinds, grids = out["mm_token_type_ids"], out.get("image_grid_thw")
     model = build_model(processor.tokenizer)
-    positions, deltas = model.get_rope_index(out["input_ids"], mm_token_type_ids=kinds, image_grid_thw=grids)
+    positions, deltas = model.get_rope_index(
+        out["input_ids"], mm_token_type_ids=kinds, image_grid_thw=grids
+    )
     empty_grid, empty_patches = torch.empty(0, 3, dtype=torch.int64), torch.empty(0, 0)
     return ReferenceInputs(
         token_ids=out["input_ids"][0],
@@ -82,7 +88,9 @@ IMAGES = [picture(1, 60, 100), picture(2, 33, 130), picture(3, 20, 20)]
 @pytest.mark.parametrize("count", [0, 1, 2, 3])
 @pytest.mark.parametrize("system", [None, "Be brief."])
 def test_prompt_with_images_equals_hf(processor: Processor, count: int, system: str | None) -> None:
-    content = [{"type": "image"}] * count + [{"type": "text", "text": "Compare, please \u2014 na\u00efvely."}]
+    content = [{"type": "image"}] * count + [
+        {"type": "text", "text": "Compare, please \u2014 na\u00efvely."}
+    ]
     messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
@@ -94,7 +102,12 @@ def conversation(image: Callable[[int], dict[str, Any]]) -> list[dict[str, Any]]
     return [
         {
             "role": "user",
-            "content": [{"type": "text", "text": "One:"}, image(0), {"type": "text", "text": "two:"}, image(1)],
+            "content": [
+                {"type": "text", "text": "One:"},
+                image(0),
+                {"type": "text", "text": "two:"},
+                image(1),
+            ],
         },
         {"role": "assistant", "content": "Seen."},
         {"role": "user", "content": [image(2), {"type": "text", "text": "And this?"}]},
@@ -121,14 +134,22 @@ def recorded_processor(size: dict[str, int]) -> Processor:
     return processor
 
 
-def video_of(seed: int, frames: int, height: int, width: int, fps: float, sample: bool = False) -> Video:
-    return Video([Image.fromarray(frame) for frame in pattern(seed, frames, height, width)], fps=fps, sample=sample)
+def video_of(
+    seed: int, frames: int, height: int, width: int, fps: float, sample: bool = False
+) -> Video:
+    return Video(
+        [Image.fromarray(frame) for frame in pattern(seed, frames, height, width)],
+        fps=fps,
+        sample=sample,
+    )
 
 
 def recorded_video(facts: dict[str, Any]) -> Video:
     # without metadata transformers takes 24 frames per second
     names = ("seed", "frames", "height", "width")
-    return video_of(*(facts[name] for name in names), fps=facts["fps"] or 24.0, sample=facts["sample"])
+    return video_of(
+        *(facts[name] for name in names), fps=facts["fps"] or 24.0, sample=facts["sample"]
+    )
 
 
 def assert_recorded(ours: ModelInputs, name: str, facts: dict[str, Any]) -> None:
@@ -139,7 +160,9 @@ def assert_recorded(ours: ModelInputs, name: str, facts: dict[str, Any]) -> None
 
 @pytest.mark.parametrize("facts", VIDEOS, ids=lambda facts: facts["name"])
 def test_prompt_with_video_equals_the_recorded_one(facts: dict[str, Any]) -> None:
-    ours = recorded_processor(facts["size"]).prompt("Describe the video.", videos=[recorded_video(facts)])
+    ours = recorded_processor(facts["size"]).prompt(
+        "Describe the video.", videos=[recorded_video(facts)]
+    )
     assert_recorded(ours, facts["name"], facts)
     np.testing.assert_array_equal(ours.grid_thw, ARRAYS[f"{facts['name']}.video_grid_thw"])
 
@@ -149,7 +172,9 @@ def test_wrong_frame_text_would_be_noticed(fault: str, monkeypatch: pytest.Monke
     facts = next(facts for facts in VIDEOS if facts["name"] == "five_frames_down")
     processor, video = recorded_processor(facts["size"]), recorded_video(facts)
     if fault == "first frame's time":
-        monkeypatch.setattr(processor_module, "patch_times", lambda times, size: list(times)[::size])
+        monkeypatch.setattr(
+            processor_module, "patch_times", lambda times, size: list(times)[::size]
+        )
     elif fault == "no vision_end":
         monkeypatch.setattr(processor, "_vision_end", "")
     else:
@@ -161,20 +186,34 @@ def test_wrong_frame_text_would_be_noticed(fault: str, monkeypatch: pytest.Monke
 
         monkeypatch.setattr(processor._control, "_tokenizer", Timeless())
     with pytest.raises(AssertionError):
-        assert_recorded(processor.prompt("Describe the video.", videos=[video]), facts["name"], facts)
+        assert_recorded(
+            processor.prompt("Describe the video.", videos=[video]), facts["name"], facts
+        )
 
 
 def test_images_and_videos_in_several_turns_equal_the_recorded_ones() -> None:
     processor = recorded_processor({"shortest_edge": 4096, "longest_edge": 16384})
     first, second = video_of(93, 4, 40, 64, fps=2.0), video_of(94, 3, 64, 40, fps=1.5)
-    images = [{"type": "image", "image": picture(91, 48, 80)}, {"type": "image", "image": picture(92, 70, 33)}]
+    images = [
+        {"type": "image", "image": picture(91, 48, 80)},
+        {"type": "image", "image": picture(92, 70, 33)},
+    ]
     text = {"type": "text", "text": "First."}
     ours = processor.messages(
         [
             {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": [images[0], text, {"type": "video", "video": first}, images[1]]},
+            {
+                "role": "user",
+                "content": [images[0], text, {"type": "video", "video": first}, images[1]],
+            },
             {"role": "assistant", "content": "Seen."},
-            {"role": "user", "content": [{"type": "video", "video": second}, {"type": "text", "text": "And now?"}]},
+            {
+                "role": "user",
+                "content": [
+                    {"type": "video", "video": second},
+                    {"type": "text", "text": "And now?"},
+                ],
+            },
         ]
     )
     assert_recorded(ours, "mixed", RECORD["mixed"])
@@ -202,11 +241,16 @@ def test_openai_image_url_takes_a_data_uri(processor: Processor, tmp_path: Path)
     assert_same(ours, processor.prompt("Hi", [IMAGES[0]]))
 
 
-def test_copied_files_make_the_same_prompts(published: Path, spec: TinySpec, tmp_path: Path) -> None:
+def test_copied_files_make_the_same_prompts(
+    published: Path, spec: TinySpec, tmp_path: Path
+) -> None:
     written = copy_processor_files(published, tmp_path / "processor")
     assert tmp_path / "processor" / "tokenizer.json" in written
     copied = Processor.from_directory(tmp_path / "processor", spec)
-    assert_same(copied.prompt("Hi", IMAGES[:2]), Processor.from_directory(published, spec).prompt("Hi", IMAGES[:2]))
+    assert_same(
+        copied.prompt("Hi", IMAGES[:2]),
+        Processor.from_directory(published, spec).prompt("Hi", IMAGES[:2]),
+    )
 
 
 def test_copying_from_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> None:
@@ -219,9 +263,12 @@ def test_tokenizer_of_another_checkpoint_is_refused(published: Path, spec: TinyS
         Processor.from_directory(published, replace(spec, image_token_id=151655))
 
 
-def test_tokenizer_that_knows_more_than_the_token_table_is_refused(published: Path, spec: TinySpec) -> None:
+def test_tokenizer_that_knows_more_than_the_token_table_is_refused(
+    published: Path, spec: TinySpec
+) -> None:
     with pytest.raises(
-        UserError, match=rf"has id {spec.vocab_size - 1}, the target's token table {spec.vocab_size - 1} "
+        UserError,
+        match=rf"has id {spec.vocab_size - 1}, the target's token table {spec.vocab_size - 1} ",
     ):
         Processor.from_directory(published, replace(spec, vocab_size=spec.vocab_size - 1))
 
@@ -236,7 +283,9 @@ def test_prompt_over_the_limit_is_refused_with_its_parts(published: Path, spec: 
     fits = Processor.from_directory(published, spec, max_prompt_len=length)
     assert fits.prompt("Hi", IMAGES[:1]).token_ids.numel() == length
     short = Processor.from_directory(published, spec, max_prompt_len=length - 1)
-    with pytest.raises(UserError, match=rf"^prompt: {length} tokens \(of these image \(100x60 pixels\) 6\)") as caught:
+    with pytest.raises(
+        UserError, match=rf"^prompt: {length} tokens \(of these image \(100x60 pixels\) 6\)"
+    ) as caught:
         short.prompt("Hi", IMAGES[:1])
     assert "\n" not in str(caught.value)
 
@@ -257,7 +306,9 @@ def test_other_threads_run_while_a_long_text_is_tokenised(processor: Processor) 
     assert during > 60  # a dozen if nobody runs beside it
 
 
-@pytest.mark.parametrize("messages", [[{"role": "user", "content": "a"}] * 9, [{"role": "user", "content": ["a"] * 9}]])
+@pytest.mark.parametrize(
+    "messages", [[{"role": "user", "content": "a"}] * 9, [{"role": "user", "content": ["a"] * 9}]]
+)
 def test_more_messages_than_tokens_are_refused_before_any_is_rendered(
     published: Path, spec: TinySpec, messages: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,12 +326,17 @@ def test_more_messages_than_tokens_are_refused_before_any_is_rendered(
         ("half a \udc80 character", "text: not Unicode text at character 7"),
         (None, "expected a string or a list"),
         ([{"type": "image", "image": Image.new("RGB", (1, 1))}], "single pixel"),
-        ([{"type": "image", "image": Image.new("RGB", (999, 3))}], "aspect ratio of at most 200, got 999x3"),
+        (
+            [{"type": "image", "image": Image.new("RGB", (999, 3))}],
+            "aspect ratio of at most 200, got 999x3",
+        ),
         ([{"type": "image", "image": b"text"}], "image (4 bytes): not an image"),
         ([{"type": "video", "video": [Image.new("RGB", (64, 64))]}], "at least 2 frames, got 1"),
     ],
 )
-def test_bad_message_is_refused_in_one_line(processor: Processor, content: Any, expected: str) -> None:
+def test_bad_message_is_refused_in_one_line(
+    processor: Processor, content: Any, expected: str
+) -> None:
     with pytest.raises(UserError) as caught:
         processor.messages([{"role": "user", "content": content}])
     assert expected in str(caught.value)
@@ -288,11 +344,16 @@ def test_bad_message_is_refused_in_one_line(processor: Processor, content: Any, 
 
 
 def test_second_image_is_named_by_its_place(processor: Processor) -> None:
-    with pytest.raises(UserError, match=r"image absent\.png \(visual 2 of the prompt\): no such file"):
+    with pytest.raises(
+        UserError, match=r"image absent\.png \(visual 2 of the prompt\): no such file"
+    ):
         processor.prompt("Hi", [IMAGES[0], "absent.png"])
 
 
 def test_import_loads_neither_transformers_nor_torchvision() -> None:
-    code = "import sys, trt_eagle3.multimodal; print(sorted({'transformers', 'torchvision', 'av'} & set(sys.modules)))"
+    code = (
+        "import sys, trt_eagle3.multimodal; print(sorted({'transformers', 'torchvision', 'av'} "
+        "& set(sys.modules)))"
+    )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"

@@ -29,13 +29,22 @@ def hf_model() -> Any:
             return 16
 
         def convert_tokens_to_ids(self, name: str) -> int:
-            return {"<|image_pad|>": 1, "<|video_pad|>": 2, "<|vision_start|>": 3, "<|vision_end|>": 4}[name]
+            return {
+                "<|image_pad|>": 1,
+                "<|video_pad|>": 2,
+                "<|vision_start|>": 3,
+                "<|vision_end|>": 4,
+            }[name]
 
     return build_model(Tokenizer())
 
 
-def lay_out(parts: list[tuple[int, int, int, int]]) -> tuple[list[int], list[list[int]], dict[int, list[list[int]]]]:
-    """Token types, grids in prompt order, grids by type; every frame stands between text tokens, as in prompts."""
+def lay_out(
+    parts: list[tuple[int, int, int, int]],
+) -> tuple[list[int], list[list[int]], dict[int, list[list[int]]]]:
+    """Token types, grids in prompt order, grids by type; every frame stands between text tokens,
+    as in prompts.
+    """
     types: list[int] = []
     grids: list[list[int]] = []
     by_type: dict[int, list[list[int]]] = {IMAGE: [], VIDEO: []}
@@ -96,7 +105,9 @@ def test_image_between_texts_by_hand() -> None:
 
 
 def test_text_alone_counts_up_with_delta_zero() -> None:
-    positions, delta = rope_index(torch.zeros(5, dtype=torch.bool), torch.empty(0, 3, dtype=torch.int64), 2)
+    positions, delta = rope_index(
+        torch.zeros(5, dtype=torch.bool), torch.empty(0, 3, dtype=torch.int64), 2
+    )
     assert positions.tolist() == [list(range(5))] * 3
     assert delta == 0
 

@@ -60,7 +60,12 @@ SPECIAL = [i for i, token in TOKENIZER.get_added_tokens_decoder().items() if tok
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.sampled_from([*BYTES, *SPECIAL[:2], *TOKENIZER.encode("a\u00e9\u4e2d\U0001f600").ids]), max_size=60))
+@given(
+    st.lists(
+        st.sampled_from([*BYTES, *SPECIAL[:2], *TOKENIZER.encode("a\u00e9\u4e2d\U0001f600").ids]),
+        max_size=60,
+    )
+)
 def test_pieces_of_bytes_that_make_no_text_join_to_the_whole_text(ids: list[int]) -> None:
     assert "".join(stream(ids)) == TOKENIZER.decode(ids, skip_special_tokens=True)
 
@@ -71,7 +76,9 @@ def test_answer_of_one_id_for_ever_does_not_cost_more_with_every_id(token: int) 
     decoder = StreamDecoder(TOKENIZER)
     pieces = [decoder.push(token) for _ in range(200)]
     assert len(decoder._ids) < 20
-    assert "".join([*pieces, decoder.flush()]) == TOKENIZER.decode([token] * 200, skip_special_tokens=True)
+    assert "".join([*pieces, decoder.flush()]) == TOKENIZER.decode(
+        [token] * 200, skip_special_tokens=True
+    )
 
 
 def test_flush_twice_returns_nothing_twice() -> None:

@@ -67,7 +67,8 @@ def test_sampling_keeps_frames_at_their_times() -> None:
 @pytest.mark.parametrize("total", [1, 2, 3, 4, 5, 48, 49, 1000, 50000])
 @pytest.mark.parametrize("fps", [0.5, 2.0, 23.976, 30.0])
 def test_sampling_equals_hfs_rule(total: int, fps: float) -> None:
-    # the processor itself cannot be constructed without torchvision; its rule needs three of its settings
+    # the processor itself cannot be constructed without torchvision; its rule needs three of its
+    # settings
     settings = SimpleNamespace(fps=2, min_frames=4, max_frames=768)
     metadata = VideoMetadata(total_num_frames=total, fps=fps)
     expected = Qwen3VLVideoProcessor.sample_frames(settings, metadata)
@@ -98,7 +99,9 @@ def test_file_with_a_given_rate_uses_it(tmp_path: Path) -> None:
     assert video.times[-1] == 44 / 5.0
 
 
-def test_file_without_pyav_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_without_pyav_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "clip.mp4").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(EnvironmentMissingError, match="pip install av"):

@@ -30,9 +30,13 @@ def tree_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def case(name: str = "two images") -> Case:
-    """Two images of the tiny pair's world, and a question that is not: its draft is right now and then."""
+    """Two images of the tiny pair's world, and a question that is not: its draft is right now
+    and then.
+    """
     images = read_questions(ROOT / "examples/tiny/images/questions.json")[1].images
-    return Case(name, "images", Question("What changed, and why is the sky so blue in the second?", images))
+    return Case(
+        name, "images", Question("What changed, and why is the sky so blue in the second?", images)
+    )
 
 
 OPTIONAL = ("files", "batch", "sampling")
@@ -60,14 +64,22 @@ def without(patch: pytest.MonkeyPatch, *stages: str) -> None:
 
 
 def inspect(engine: RecordingEngine, patch: pytest.MonkeyPatch, looks: Sequence[str] = ()) -> Found:
-    """Validate with one prompt, several where a stage wants them; ``looks``: those of ``OPTIONAL`` that run."""
+    """Validate with one prompt, several where a stage wants them; ``looks``: those of
+    ``OPTIONAL`` that run.
+    """
     cases = [case()]
     if "sampling" in looks:
         cases.append(case("once more"))
     if "batch" in looks:
-        cases += [Case(f"picture {i}", "image", Question("What is this?", [picture(i)])) for i in (5, 6, 7)]
+        cases += [
+            Case(f"picture {i}", "image", Question("What is this?", [picture(i)]))
+            for i in (5, 6, 7)
+        ]
     without(patch, *(stage for stage in OPTIONAL if stage not in looks))
     patch.setattr(sampling_check, "_DRAWS", 1000)
-    some = {name: sampling_check._SETTINGS[name] for name in ("temperature 0.7", "top_p 0.8", "min_p 0.1", "penalties")}
+    some = {
+        name: sampling_check._SETTINGS[name]
+        for name in ("temperature 0.7", "top_p 0.8", "min_p 0.1", "penalties")
+    }
     patch.setattr(sampling_check, "_SETTINGS", some)
     return Validation(engine).run(cases, MAX_TOKENS, SPEC, MANIFEST)

@@ -21,7 +21,8 @@ class Fault:
     """A fault.
 
     Attributes:
-        gate: the first that fails. also: others that must fail with it. tensor: what the diagnosis names.
+        gate: the first that fails. also: others that must fail with it. tensor: what the diagnosis
+        names.
         looks: stages beside the plain ones that must run for it (``conftest.OPTIONAL``).
     """
 
@@ -37,7 +38,9 @@ def text_of(**changes: Any) -> TargetSpec:
     return dataclasses.replace(SPEC, text=dataclasses.replace(SPEC.text, **changes))
 
 
-def rope_of(layout: Any = "interleaved", sections: tuple[int, ...] = (12, 10, 10), base: float = 5e6) -> TargetSpec:
+def rope_of(
+    layout: Any = "interleaved", sections: tuple[int, ...] = (12, 10, 10), base: float = 5e6
+) -> TargetSpec:
     return text_of(rope=RopeSpec.plain(64, base, layout, sections))
 
 
@@ -58,8 +61,10 @@ def draft_of(graph: str = "draft", **changes: Any) -> Callable[[Planted], None]:
     return lambda p: p.rebuild(graph, draft=dataclasses.replace(MANIFEST, **changes))
 
 
-def given(side: str, graph: str, change: Callable[[Seam, Tensors], Tensors]) -> Callable[[Planted], None]:
-    return lambda p: getattr(p, side).update({graph: Seam(None, given=change)})  # type: ignore[arg-type]
+def given(
+    side: str, graph: str, change: Callable[[Seam, Tensors], Tensors]
+) -> Callable[[Planted], None]:
+    return lambda p: getattr(p, side).update({graph: Seam(None, given=change)})
 
 
 def decoding(inputs: Tensors) -> bool:

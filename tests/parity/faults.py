@@ -1,6 +1,7 @@
 """The catalogue of planted faults: what each one does, and the gate and tensor that must name it.
 
-``docs/validate.md`` shows it as a table: ``python -m tests.parity.faults`` writes that table, and the tolerances'.
+``docs/validate.md`` shows it as a table: ``python -m tests.parity.faults`` writes that table, and
+the tolerances'.
 """
 
 from __future__ import annotations
@@ -25,9 +26,13 @@ FAULTS: Mapping[str, Fault] = {**INPUTS, **TARGET, **DRAFT, **BATCH, **SAMPLING}
 def fault_table() -> str:
     """The catalogue as Markdown."""
     rows = [
-        f"| {fault.what} | {GATES[fault.gate].stage} | `{fault.gate}` | `{fault.tensor}` |" for fault in FAULTS.values()
+        f"| {fault.what} | {GATES[fault.gate].stage} | `{fault.gate}` | `{fault.tensor}` |"
+        for fault in FAULTS.values()
     ]
-    head = ["| planted fault | stage named | first gate that fails | tensor named |", "|---|---|---|---|"]
+    head = [
+        "| planted fault | stage named | first gate that fails | tensor named |",
+        "|---|---|---|---|",
+    ]
     return "\n".join([*head, *rows])
 
 

@@ -1,4 +1,6 @@
-"""Faults that a prompt alone never meets: of batches, of prefixes that are reused, of sequences that are put off."""
+"""Faults that a prompt alone never meets: of batches, of prefixes that are reused, of sequences
+that are put off.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def _same_page(p: Planted) -> None:
 
 def _blind(p: Planted) -> None:
     true = engine.media_digests
-    p.patch.setattr(engine, "media_digests", lambda *args: tuple((b"", count) for _, count in true(*args)))
+    p.patch.setattr(
+        engine, "media_digests", lambda *args: tuple((b"", count) for _, count in true(*args))
+    )
 
 
 def _forgetful(p: Planted) -> None:
@@ -101,7 +105,8 @@ BATCH: Mapping[str, Fault] = {
         looks=("batch",),
     ),
     "pictures overwritten": Fault(
-        "the pictures of a prompt that is not prefilled yet are overwritten by the next one's of the same size",
+        "the pictures of a prompt that is not prefilled yet are overwritten by the next one's of "
+        "the same size",
         "batch.tokens",
         "tokens",
         _overwritten,

@@ -8,7 +8,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.parity.fault import Fault, decoding, draft_of, given, gives, moved, reweigh_draft, row_spoilt
+from tests.parity.fault import (
+    Fault,
+    decoding,
+    draft_of,
+    given,
+    gives,
+    moved,
+    reweigh_draft,
+    row_spoilt,
+)
 from tests.parity.planting import Planted, Seam, Tensors
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.decode import decoder, verify
@@ -21,11 +30,17 @@ def _guesses_kept(p: Planted) -> None:
     saved: list[Tensors] = []
 
     def given(seam: Seam, inputs: Tensors) -> Tensors:
-        saved[:] = [{name: cache.clone() for name, cache in seam.bound.items() if "_out" not in name}]
+        saved[:] = [
+            {name: cache.clone() for name, cache in seam.bound.items() if "_out" not in name}
+        ]
         return inputs
 
     def gave(seam: Seam, inputs: Mapping[str, Tensor], outputs: Tensors) -> Tensors:
-        if decoding(dict(inputs)) and inputs["inputs_embeds"].shape[1] > 1 and _is_chain(inputs["tree_mask"][0]):
+        if (
+            decoding(dict(inputs))
+            and inputs["inputs_embeds"].shape[1] > 1
+            and _is_chain(inputs["tree_mask"][0])
+        ):
             for name, old in saved[0].items():
                 seam.bound[name].copy_(old)
         return outputs
@@ -46,7 +61,9 @@ def _always_accepted(p: Planted) -> None:
 
 def _later_positions(p: Planted) -> None:
     true = decoder.draft_positions
-    p.patch.setattr(decoder, "draft_positions", lambda m, first, *rest: true(m, first, *rest) + int(first > 0))
+    p.patch.setattr(
+        decoder, "draft_positions", lambda m, first, *rest: true(m, first, *rest) + int(first > 0)
+    )
 
 
 def _first_step_late(p: Planted) -> None:
@@ -65,7 +82,11 @@ DRAFT: Mapping[str, Fault] = {
         "the draft is given the aux rows of other tokens",
         "draft.aux",
         "aux_hidden_states[out(1)]",
-        given("outside", "fuse", lambda _, i: moved(i, "aux_hidden_states", lambda t: t.roll(1, dims=0))),
+        given(
+            "outside",
+            "fuse",
+            lambda _, i: moved(i, "aux_hidden_states", lambda t: t.roll(1, dims=0)),
+        ),
     ),
     "token not one ahead": Fault(
         "the draft's prompt rows have their own token in place of the next one",
@@ -74,7 +95,9 @@ DRAFT: Mapping[str, Fault] = {
         given(
             "outside",
             "draft",
-            lambda _, i: i if decoding(i) else moved(i, "inputs_embeds", lambda t: t.roll(1, dims=1)),
+            lambda _, i: (
+                i if decoding(i) else moved(i, "inputs_embeds", lambda t: t.roll(1, dims=1))
+            ),
         ),
     ),
     "draft position": Fault(
@@ -96,7 +119,9 @@ DRAFT: Mapping[str, Fault] = {
         given(
             "inside",
             "fuse",
-            lambda _, i: moved(i, "aux_hidden_states", lambda t: torch.cat(t.chunk(3, dim=-1)[::-1], dim=-1)),
+            lambda _, i: moved(
+                i, "aux_hidden_states", lambda t: torch.cat(t.chunk(3, dim=-1)[::-1], dim=-1)
+            ),
         ),
     ),
     "draft norm skipped": Fault(

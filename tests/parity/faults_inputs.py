@@ -63,7 +63,9 @@ def _rare_row(p: Planted) -> None:
 
 def _rare_ids(p: Planted) -> None:
     true, last = DraftRunner.target_ids, MANIFEST.draft_vocab_size - 1
-    p.patch.setattr(DraftRunner, "target_ids", lambda self, ids: true(self, torch.where(ids == last, 0, ids)))
+    p.patch.setattr(
+        DraftRunner, "target_ids", lambda self, ids: true(self, torch.where(ids == last, 0, ids))
+    )
 
 
 def _without_last(values: Tensor) -> Tensor:
@@ -131,7 +133,9 @@ INPUTS: Mapping[str, Fault] = {
         "processor.position_ids",
         "position_ids",
         lambda p: setattr(
-            p, "inputs", lambda i: dataclasses.replace(i, position_ids=i.position_ids[torch.tensor([0, 2, 1])])
+            p,
+            "inputs",
+            lambda i: dataclasses.replace(i, position_ids=i.position_ids[torch.tensor([0, 2, 1])]),
         ),
     ),
     "rope_delta of the prompt": Fault(
@@ -151,21 +155,27 @@ INPUTS: Mapping[str, Fault] = {
         "vision.embeds",
         "blocks.0.mlp.fc2",
         lambda p: p.rebuild(
-            "vision", dataclasses.replace(SPEC, vision=dataclasses.replace(SPEC.vision, hidden_act="gelu"))
+            "vision",
+            dataclasses.replace(SPEC, vision=dataclasses.replace(SPEC.vision, hidden_act="gelu")),
         ),
     ),
     "vision positions": Fault(
         "interpolated position embeddings of the wrong patches",
         "vision.embeds",
         "embeddings",
-        given("inside", "vision", lambda _, i: moved(i, "pos_embed_rows", lambda t: t.roll(1, dims=1))),
+        given(
+            "inside", "vision", lambda _, i: moved(i, "pos_embed_rows", lambda t: t.roll(1, dims=1))
+        ),
     ),
     "deepstack order": Fault(
         "deepstack levels are taken from the right blocks in the wrong order",
         "vision.deepstack",
         "level.0",
         lambda p: p.rebuild(
-            "vision", dataclasses.replace(SPEC, vision=dataclasses.replace(SPEC.vision, deepstack_layers=(3, 1, 5)))
+            "vision",
+            dataclasses.replace(
+                SPEC, vision=dataclasses.replace(SPEC.vision, deepstack_layers=(3, 1, 5))
+            ),
         ),
     ),
     "one visual row": Fault(
@@ -202,7 +212,11 @@ INPUTS: Mapping[str, Fault] = {
         "decoded rows stand one position late",
         "target.position_ids",
         "position_ids",
-        given("outside", "target", lambda _, i: moved(i, "position_ids", lambda t: t + 1) if decoding(i) else i),
+        given(
+            "outside",
+            "target",
+            lambda _, i: moved(i, "position_ids", lambda t: t + 1) if decoding(i) else i,
+        ),
     ),
     "leaking tree mask": Fault(
         "a node of the tree sees its siblings",
@@ -211,7 +225,9 @@ INPUTS: Mapping[str, Fault] = {
         given(
             "outside",
             "target",
-            lambda _, i: moved(i, "tree_mask", lambda t: torch.ones_like(t).tril()) if decoding(i) else i,
+            lambda _, i: (
+                moved(i, "tree_mask", lambda t: torch.ones_like(t).tril()) if decoding(i) else i
+            ),
         ),
     ),
     "text": Fault("the streamed text lacks a letter", "tokens.text", "text", _lossy_text),

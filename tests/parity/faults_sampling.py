@@ -29,16 +29,27 @@ def _double_top_p(p: Planted) -> None:
 
 def _biased(p: Planted) -> None:
     def lenient(tokens: Any, parents: Any, probs: Any, bonus: Any, uniform: Any) -> Accepted:
-        return accept(tokens, parents, [math.sqrt(max(0.0, x)) if 0 < x < 0.5 else x for x in probs], bonus, uniform)
+        return accept(
+            tokens,
+            parents,
+            [math.sqrt(max(0.0, x)) if 0 < x < 0.5 else x for x in probs],
+            bonus,
+            uniform,
+        )
 
     p.patch.setattr(verify, "accept", lenient)
 
 
 def _verdicts(p: Planted, change: Callable[[Any, Tensor, Tensor], Tensor]) -> None:
-    """Sampled trees get other bonus tokens: ``change(verdict, logits [B, T, V], mask [B, T, T])``, wherever judged."""
+    """Sampled trees get other bonus tokens:
+
+    ``change(verdict, logits [B, T, V], mask [B, T, T])``, wherever judged.
+    """
     true = sampling.verdicts
 
-    def verdicts(samplers: Any, logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor) -> Any:
+    def verdicts(
+        samplers: Any, logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor
+    ) -> Any:
         found = true(samplers, logits, tokens, parents, mask)
         if samplers[0].sampling.greedy:
             return found
@@ -62,25 +73,40 @@ def _kept_mass(p: Planted) -> None:
 
 def _without_min_p(p: Planted) -> None:
     true = sampling.target_probs
-    p.patch.setattr(sampling, "target_probs", lambda x, options: true(x, dataclasses.replace(options, min_p=0.0)))
+    p.patch.setattr(
+        sampling,
+        "target_probs",
+        lambda x, options: true(x, dataclasses.replace(options, min_p=0.0)),
+    )
 
 
 def _penalties_of_the_root(p: Planted) -> None:
     """A node's path does not count among the tokens that are penalised."""
     true = sampling.Sampler._penalise
     p.patch.setattr(
-        sampling.Sampler, "_penalise", lambda self, x, t, _: true(self, x, t, torch.eye(len(t), dtype=torch.bool))
+        sampling.Sampler,
+        "_penalise",
+        lambda self, x, t, _: true(self, x, t, torch.eye(len(t), dtype=torch.bool)),
     )
 
 
 def _colder_first(p: Planted) -> None:
     true = sampling.Sampler.first
-    p.patch.setattr(sampling.Sampler, "first", lambda self, x: true(self, x if self.sampling.greedy else x / 0.5))
+    p.patch.setattr(
+        sampling.Sampler,
+        "first",
+        lambda self, x: true(self, x if self.sampling.greedy else x / 0.5),
+    )
 
 
 def _greedy_below(p: Planted) -> None:
     """Bonus tokens below the first level of a tree are the likeliest."""
-    _verdicts(p, lambda found, logits, mask: torch.where(mask.sum(dim=-1) > 2, logits.argmax(dim=-1), found.bonus))
+    _verdicts(
+        p,
+        lambda found, logits, mask: torch.where(
+            mask.sum(dim=-1) > 2, logits.argmax(dim=-1), found.bonus
+        ),
+    )
 
 
 SAMPLING: Mapping[str, Fault] = {
@@ -92,7 +118,11 @@ SAMPLING: Mapping[str, Fault] = {
         looks=("sampling",),
     ),
     "min_p ignored": Fault(
-        "min-p is not applied", "sampling.probabilities", "min_p 0.1", _without_min_p, looks=("sampling",)
+        "min-p is not applied",
+        "sampling.probabilities",
+        "min_p 0.1",
+        _without_min_p,
+        looks=("sampling",),
     ),
     "biased acceptance": Fault(
         "drafted tokens are accepted more often than their probability",

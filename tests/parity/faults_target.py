@@ -33,8 +33,13 @@ def _rounded_norm(model: onnx.ModelProto) -> None:
     at = next(i for i, node in enumerate(graph.node) if name in node.output)
     node = graph.node[at]
     node.output[list(node.output).index(name)] = f"{name}.exact"
-    graph.node.insert(at + 1, helper.make_node("Cast", [f"{name}.exact"], [f"{name}.bf16"], to=TensorProto.BFLOAT16))
-    graph.node.insert(at + 2, helper.make_node("Cast", [f"{name}.bf16"], [name], to=TensorProto.FLOAT))
+    graph.node.insert(
+        at + 1,
+        helper.make_node("Cast", [f"{name}.exact"], [f"{name}.bf16"], to=TensorProto.BFLOAT16),
+    )
+    graph.node.insert(
+        at + 2, helper.make_node("Cast", [f"{name}.bf16"], [name], to=TensorProto.FLOAT)
+    )
 
 
 def _other_scale(model: onnx.ModelProto) -> None:
@@ -50,7 +55,10 @@ def _stale_row(seam: Seam, inputs: Tensors) -> Tensors:
         for name, cache in seam.bound.items():
             if name.startswith("k_cache."):
                 size = 16
-                slots = [int(inputs["page_table"][0, r // size]) * size + r % size for r in (row, row - 1)]
+                slots = [
+                    int(inputs["page_table"][0, r // size]) * size + r % size
+                    for r in (row, row - 1)
+                ]
                 cache[slots[0]] = cache[slots[1]]
     return inputs
 
@@ -97,13 +105,18 @@ TARGET: Mapping[str, Fault] = {
         "the head norms of q and k are swapped",
         STEP,
         "layers.2.self_attn.q",
-        lambda p: p.rebuild("target", swapped("layers.2.self_attn.q_norm.weight", "layers.2.self_attn.k_norm.weight")),
+        lambda p: p.rebuild(
+            "target",
+            swapped("layers.2.self_attn.q_norm.weight", "layers.2.self_attn.k_norm.weight"),
+        ),
     ),
     "gate and up": Fault(
         "gate and up projections are swapped",
         STEP,
         "layers.5.mlp.gate_up",
-        lambda p: p.rebuild("target", swapped("layers.5.mlp.gate_proj.weight", "layers.5.mlp.up_proj.weight")),
+        lambda p: p.rebuild(
+            "target", swapped("layers.5.mlp.gate_proj.weight", "layers.5.mlp.up_proj.weight")
+        ),
     ),
     "norm skipped": Fault(
         "a norm's weight is ignored",
@@ -127,7 +140,11 @@ TARGET: Mapping[str, Fault] = {
         "deepstack levels are added one layer too late",
         STEP,
         "layers.0.output",
-        given("inside", "target", lambda _, i: moved(i, "deepstack_embeds", lambda t: t.roll(1, dims=0))),
+        given(
+            "inside",
+            "target",
+            lambda _, i: moved(i, "deepstack_embeds", lambda t: t.roll(1, dims=0)),
+        ),
     ),
     "stale KV row": Fault(
         "the last committed row's keys are another row's while the target decodes",
@@ -158,7 +175,7 @@ TARGET: Mapping[str, Fault] = {
         "the token said is not the best of the row's logits",
         "tokens.plain",
         "tokens",
-        lambda p: p.outside.update({"target": Seam(None, gave=_other_row)}),  # type: ignore[arg-type]
+        lambda p: p.outside.update({"target": Seam(None, gave=_other_row)}),
     ),
     "no compaction": Fault(
         "accepted rows of a tree are not moved together in the KV cache",

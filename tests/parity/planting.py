@@ -1,4 +1,6 @@
-"""Where faults are planted: in a bundle's files, at the edge of its graphs, in what the program makes of prompts."""
+"""Where faults are planted: in a bundle's files, at the edge of its graphs, in what the program
+makes of prompts.
+"""
 
 from __future__ import annotations
 
@@ -60,8 +62,8 @@ class Seam:
 class Planted:
     """A copy of the tiny bundle in which one fault is planted.
 
-    ``outside``: seams that the record sees (the program around the graphs errs); ``inside``: those that it does not
-    (the graph errs). By graph.
+    ``outside``: seams that the record sees (the program around the graphs errs); ``inside``: those
+    that it does not (the graph errs). By graph.
     """
 
     bundle: Path
@@ -76,7 +78,9 @@ class Planted:
         """The engine with the fault in it."""
         return FaultyEngine(self)
 
-    def rebuild(self, graph: str, target: TargetSpec | None = None, draft: DraftManifest | None = None) -> None:
+    def rebuild(
+        self, graph: str, target: TargetSpec | None = None, draft: DraftManifest | None = None
+    ) -> None:
         """Write ``graph`` as it would be of another target or draft."""
         spec, manifest = target or SPEC, draft or MANIFEST
         engine = read_bundle(self.bundle).config.engine
@@ -119,7 +123,8 @@ class FaultyEngine(RecordingEngine):
         self._planted = planted
 
     def open_graph(self, graph: str, intermediates: Sequence[str] = ()) -> Session:
-        if graph in self._planted.outside:  # a fault around the graph: replayed passes hold it already
+        # a fault around the graph: replayed passes hold it already
+        if graph in self._planted.outside:
             session = super().open_graph(graph, intermediates)
             seam = self._planted.outside[graph]
             return session if intermediates else Seam(session, seam.given, seam.gave)

@@ -28,7 +28,9 @@ def test_recorded_vision_run_without_its_bucket_is_what_was_asked() -> None:
     rows = vision_rows(torch.tensor([[1, 10, 20], [2, 4, 10]]), 2, 4).inputs()
     patches = torch.randn(280, 3)
     kept = Kept()
-    runner = VisionRunner(RecordingSession(_Tower(), "vision", kept), merge_size=2, bucket_limit=4096)
+    runner = VisionRunner(
+        RecordingSession(_Tower(), "vision", kept), merge_size=2, bucket_limit=4096
+    )
     embeds, levels = runner.forward(patches, rows)
     assert kept.passes[0].inputs["patches"].shape[0] == 320
     run = without_padding(kept.passes[0], 280, 4)

@@ -53,7 +53,9 @@ def test_worst_is_the_furthest_on_the_wrong_side(board: Board) -> None:
     for value in (0.999, 0.5, 1.0):
         board.add("target.logits_cosine", value, "a", "x")
         board.add("target.logits_l2", value, "a", "x")
-    worst = [board.worst(gate) for gate in ("target.logits_cosine", "target.logits_l2", "target.aux")]
+    worst = [
+        board.worst(gate) for gate in ("target.logits_cosine", "target.logits_l2", "target.aux")
+    ]
     assert [m.value if m else None for m in worst] == [0.5, 1.0, None]
     assert [m.value for m in board.failures("target.logits_cosine")] == [0.999, 0.5]
 

@@ -1,4 +1,6 @@
-"""No false alarm: random geometries, weights, drafts and prompts pass every gate, on every backend and type here."""
+"""No false alarm: random geometries, weights, drafts and prompts pass every gate, on every
+backend and type here.
+"""
 
 from __future__ import annotations
 
@@ -76,8 +78,13 @@ class Pair:
 
 @st.composite
 def pairs(draw: st.DrawFn) -> Pair:
-    heads, kv_heads, pairs_of_head = draw(st.sampled_from([(1, 1, 8), (4, 2, 4), (6, 2, 6), (7, 1, 8)]))
-    height, width = draw(st.integers(0, pairs_of_head // 3)), draw(st.integers(0, pairs_of_head // 3))
+    heads, kv_heads, pairs_of_head = draw(
+        st.sampled_from([(1, 1, 8), (4, 2, 4), (6, 2, 6), (7, 1, 8)])
+    )
+    height, width = (
+        draw(st.integers(0, pairs_of_head // 3)),
+        draw(st.integers(0, pairs_of_head // 3)),
+    )
     levels = draw(st.integers(0, 2))
     text = {
         "hidden_size": draw(st.sampled_from([24, 40])),
@@ -111,7 +118,9 @@ def pairs(draw: st.DrawFn) -> Pair:
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "torch"])
-def test_tiny_pair_passes_on_every_backend(backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiny_pair_passes_on_every_backend(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sampling_check, "_DRAWS", 250)
     some = {name: sampling_check._SETTINGS[name] for name in ("all filters", "penalties")}
     monkeypatch.setattr(sampling_check, "_SETTINGS", some)
@@ -147,5 +156,11 @@ def test_random_pairs_pass_every_gate(pair: Pair) -> None:
         case = Case("drawn", "drawn", QUESTIONS[pair.question])
         found = Validation(engine).run([case], 16, *read_sources(engine))
     assert found.diagnosis is None
-    wanted = {"tokens.plain", "tokens.speculative", "target.layer_steps", "draft.logits", "draft.proposals"}
+    wanted = {
+        "tokens.plain",
+        "tokens.speculative",
+        "target.layer_steps",
+        "draft.logits",
+        "draft.proposals",
+    }
     assert wanted <= found.board.measurements.keys()

@@ -40,10 +40,14 @@ class Ended:
 
 
 @pytest.fixture
-def validate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
-    """Runs the command; the page's plots and most settings of sampling, which have tests of their own, are left out."""
+def validate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Runs the command; the page's plots and most settings of sampling, which have tests of
+    their own, are left out.
+    """
     monkeypatch.setattr(sampling_check, "_DRAWS", 250)
-    monkeypatch.setattr(sampling_check, "_SETTINGS", {"top_k 5": Sampling(temperature=1.0, top_k=5)})
+    monkeypatch.setattr(
+        sampling_check, "_SETTINGS", {"top_k 5": Sampling(temperature=1.0, top_k=5)}
+    )
     monkeypatch.setattr(plots, "_svg", lambda _: "<svg></svg>")
 
     def run(*args: object) -> Ended:
@@ -68,7 +72,9 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny(tmp_path_factory.mktemp("engines"), limits={"max_seq_len": 128, "max_visual_tokens": 64})
+    return build_tiny(
+        tmp_path_factory.mktemp("engines"), limits={"max_seq_len": 128, "max_visual_tokens": 64}
+    )
 
 
 def test_sound_bundle_is_exit_0_and_leaves_its_report_in_the_bundle(
@@ -106,7 +112,9 @@ def test_faulty_bundle_is_exit_1_with_one_line_that_names_the_tensor(
 ) -> None:
     planted = plant_in(bundle, tmp_path, monkeypatch)
     FAULTS["attention scale"].plant(planted)
-    ended = validate(planted.bundle, "--prompts", prompts, "--output", tmp_path / "report", "--json")
+    ended = validate(
+        planted.bundle, "--prompts", prompts, "--output", tmp_path / "report", "--json"
+    )
     assert ended.code == 1
     report = json.loads(ended.out)
     assert report["passed"] is False
@@ -122,13 +130,17 @@ def test_looser_tolerance_is_used_and_shown(
 ) -> None:
     planted = plant_in(bundle, tmp_path, monkeypatch)
     FAULTS["epsilon"].plant(planted)
-    (tmp_path / "loose.yaml").write_text("\n".join(f"{name}: 1" for name in ("layer_step", "layer_output", "aux")))
+    (tmp_path / "loose.yaml").write_text(
+        "\n".join(f"{name}: 1" for name in ("layer_step", "layer_output", "aux"))
+    )
     strict, loose = (
         validate(planted.bundle, "--prompts", prompts, "--output", tmp_path / "report", *options)
         for options in ((), ("--thresholds", tmp_path / "loose.yaml"))
     )
     lines = {
-        line.split()[1]: line.split()[0] for line in loose.out.splitlines() if line.startswith(("ok", "FAIL", "--"))
+        line.split()[1]: line.split()[0]
+        for line in loose.out.splitlines()
+        if line.startswith(("ok", "FAIL", "--"))
     }
     assert "FAIL  target.layer_steps" in strict.out
     assert lines["target.layer_steps"] == "ok"
@@ -149,7 +161,9 @@ def test_checkpoint_that_moved_is_asked_for_and_found_where_it_is_named(
     assert validate(path, "--prompts", prompts, "--target", tmp_path / "there").code == 0
 
 
-def test_checkpoint_of_another_pair_is_refused(validate, bundle: Path, prompts: Path, tmp_path: Path) -> None:
+def test_checkpoint_of_another_pair_is_refused(
+    validate, bundle: Path, prompts: Path, tmp_path: Path
+) -> None:
     shutil.copytree(TARGET, tmp_path / "other")
     weights = tmp_path / "other/model.safetensors"
     data = weights.read_bytes()
@@ -183,7 +197,9 @@ def test_checkpoint_is_known_by_its_content_whatever_its_files_are_called(
 
 
 def test_two_bundles_are_compared(validate, bundle: Path, prompts: Path, tmp_path: Path) -> None:
-    other = build_tiny(tmp_path, engine={"backend": "torch"}, limits={"max_seq_len": 128, "max_visual_tokens": 64})
+    other = build_tiny(
+        tmp_path, engine={"backend": "torch"}, limits={"max_seq_len": 128, "max_visual_tokens": 64}
+    )
     ended = validate("--compare", bundle, other, "--prompts", prompts)
     assert ended.code == 0
     report = json.loads((other / "parity/compare.json").read_text())
@@ -206,7 +222,16 @@ def test_bundles_of_which_one_has_a_draft_are_compared_only_where_that_is_asked_
         assert ended.code == 2
         assert f"{bundle} has a draft, {plain} has none" in ended.err
         assert "--target-only" in ended.err
-    ended = validate("--compare", bundle, plain, "--target-only", "--prompts", prompts, "--output", tmp_path / "report")
+    ended = validate(
+        "--compare",
+        bundle,
+        plain,
+        "--target-only",
+        "--prompts",
+        prompts,
+        "--output",
+        tmp_path / "report",
+    )
     assert ended.code == 0
     assert "draft.acceptance (the targets alone were compared)" in " ".join(ended.out.split())
     assert "Not checked" in (tmp_path / "report/compare.html").read_text()
@@ -214,11 +239,15 @@ def test_bundles_of_which_one_has_a_draft_are_compared_only_where_that_is_asked_
 
 def test_table_beside_engines_is_no_file_of_the_checkpoint(bundle: Path, tmp_path: Path) -> None:
     """As in a TensorRT bundle, whose record names that one file."""
-    engines = Path(shutil.copytree(bundle, tmp_path / "engines", ignore=shutil.ignore_patterns("model.onnx")))
+    engines = Path(
+        shutil.copytree(bundle, tmp_path / "engines", ignore=shutil.ignore_patterns("model.onnx"))
+    )
     engine = RecordingEngine(bundle)
     write_tables(engines / TABLE_FILE, table_tensors(*read_sources(engine)), torch.float32)
     tables = TableLocations(engines / TABLE_FILE, open_file(engines / TABLE_FILE))
-    sources = {r: s.model_copy(update={"files": tables.files(r)}) for r, s in engine.record.sources.items()}
+    sources = {
+        r: s.model_copy(update={"files": tables.files(r)}) for r, s in engine.record.sources.items()
+    }
     changes = {"embedding": tables.token_table(), "draft_tensors": tables.draft_tensors()}
     record = engine.record.model_copy(update={**changes, "sources": sources})
     (engines / "bundle.json").write_text(record.model_dump_json())
@@ -234,7 +263,11 @@ def test_tuning_that_turns_speculation_off_leaves_it_validated(
     off = TuningEntry(batch_size=1, num_draft_tokens=1, tokens_per_second={}, cycle_ms={})
     config = read_bundle(bundle).config
     table = TuningTable(
-        measured_at="", machine=machine_name("cpu"), speculation=config.speculation, acceptance={}, entries=(off,)
+        measured_at="",
+        machine=machine_name("cpu"),
+        speculation=config.speculation,
+        acceptance={},
+        entries=(off,),
     )
     (planted.bundle / TUNING_FILE).write_text(table.model_dump_json())
     FAULTS["draft residual"].plant(planted)
@@ -250,12 +283,16 @@ def test_faulty_second_bundle_of_a_comparison_is_exit_1(
 ) -> None:
     planted = plant_in(bundle, tmp_path, monkeypatch)
     FAULTS["gate and up"].plant(planted)
-    ended = validate("--compare", bundle, planted.bundle, "--prompts", prompts, "--output", tmp_path)
+    ended = validate(
+        "--compare", bundle, planted.bundle, "--prompts", prompts, "--output", tmp_path
+    )
     assert ended.code == 1
     assert "first in target: layers.5.output" in ended.err
 
 
-def test_target_alone_is_validated_without_draft_gates(validate, prompts: Path, tmp_path: Path) -> None:
+def test_target_alone_is_validated_without_draft_gates(
+    validate, prompts: Path, tmp_path: Path
+) -> None:
     path = build_tiny(tmp_path, draft=None, limits={"max_seq_len": 128, "max_visual_tokens": 64})
     ended = validate(path, "--prompts", prompts)
     assert ended.code == 0
@@ -265,7 +302,11 @@ def test_target_alone_is_validated_without_draft_gates(validate, prompts: Path, 
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (float("nan"), "model.safetensors: model.language_model.norm.weight: holds values that are not finite numbers"),
+        (
+            float("nan"),
+            "model.safetensors: model.language_model.norm.weight: holds values that are not "
+            "finite numbers",
+        ),
         (3e38, "though every weight of"),
     ],
 )
@@ -277,7 +318,9 @@ def test_target_without_an_answer_is_exit_1_with_the_reason(
     weights = load_file(target / "model.safetensors")
     weights["model.language_model.norm.weight"][7] = value
     save_file(weights, target / "model.safetensors")
-    path = build_tiny(tmp_path, target=target, draft=None, limits={"max_seq_len": 128, "max_visual_tokens": 64})
+    path = build_tiny(
+        tmp_path, target=target, draft=None, limits={"max_seq_len": 128, "max_visual_tokens": 64}
+    )
     ended = validate(path, "--prompts", prompts)
     assert ended.code == 1
     assert message in ended.err
@@ -295,7 +338,9 @@ def test_target_without_an_answer_is_exit_1_with_the_reason(
         (("nowhere", "--thresholds", "none.yaml"), "cannot read the thresholds"),
     ],
 )
-def test_wrong_arguments_are_exit_2_in_one_line(validate, arguments: tuple[str, ...], message: str) -> None:
+def test_wrong_arguments_are_exit_2_in_one_line(
+    validate, arguments: tuple[str, ...], message: str
+) -> None:
     ended = validate(*arguments)
     assert ended.code == 2
     assert message in ended.err

@@ -1,4 +1,6 @@
-"""Every fault of the catalogue is caught by the gate that is there for it, and the report names the right tensor."""
+"""Every fault of the catalogue is caught by the gate that is there for it, and the report names
+the right tensor.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +35,22 @@ def test_planted_fault_is_caught_and_named(
         report.check()
 
 
-COARSE = ("transposed weight", "chunked rope", "deepstack layer", "no compaction", "draft KV reused", "d2t shifted")
+COARSE = (
+    "transposed weight",
+    "chunked rope",
+    "deepstack layer",
+    "no compaction",
+    "draft KV reused",
+    "d2t shifted",
+)
 
 
 @pytest.fixture(scope="module")
 def bfloat16_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     engine = {"backend": "torch", "dtype": "bfloat16"}
-    return build_tiny(tmp_path_factory.mktemp("bfloat16"), speculation=TREE, limits=LIMITS, engine=engine)
+    return build_tiny(
+        tmp_path_factory.mktemp("bfloat16"), speculation=TREE, limits=LIMITS, engine=engine
+    )
 
 
 @pytest.mark.parametrize("name", [None, *COARSE])
@@ -54,10 +65,14 @@ def test_bfloat16_engine_is_sound_and_its_faults_are_named(
     assert (found.diagnosis and (found.diagnosis.gate, found.diagnosis.tensor)) == expected
 
 
-def test_without_a_fault_no_gate_fails(tree_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_fault_no_gate_fails(
+    tree_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = inspect(plant_in(tree_bundle, tmp_path, monkeypatch).engine(), monkeypatch, OPTIONAL)
     assert found.diagnosis is None
-    assert {gate for gate in GATES if not found.board.measurements.get(gate)} <= {"target.top5"}, "none may be unsure"
+    assert {gate for gate in GATES if not found.board.measurements.get(gate)} <= {"target.top5"}, (
+        "none may be unsure"
+    )
     assert summarise(found, suite="test", reference="PyTorch").passed
     counts = found.board.counts["batch.tokens"]
     assert counts["most at once"] > 1, counts
@@ -66,7 +81,9 @@ def test_without_a_fault_no_gate_fails(tree_bundle: Path, tmp_path: Path, monkey
 
 def test_catalogue_is_large_and_reaches_every_stage() -> None:
     assert len(FAULTS) >= 25
-    assert {gate for fault in FAULTS.values() for gate in (fault.gate, *fault.also)} == set(GATES), "a gate never fails"
+    assert {gate for fault in FAULTS.values() for gate in (fault.gate, *fault.also)} == set(
+        GATES
+    ), "a gate never fails"
     assert {GATES[fault.gate].stage for fault in FAULTS.values()} >= {
         *("bundle", "processor", "vision", "prefill", "decode", "target", "verify"),
         *("draft extend", "fuse", "draft", "propose", "batch", "sampling"),

@@ -1,4 +1,6 @@
-"""How tensors are compared, by hand: every row counts, and what is no number is as wrong as can be."""
+"""How tensors are compared, by hand: every row counts, and what is no number is as wrong as can
+be.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +61,8 @@ def test_lead_is_the_difference_of_the_two_best_logits_over_the_size_of_the_row(
 
 
 @pytest.mark.parametrize("compare", [relative_error, row_errors])
-def test_tensors_of_other_shapes_are_not_compared(compare: Callable[[Tensor, Tensor], object]) -> None:
+def test_tensors_of_other_shapes_are_not_compared(
+    compare: Callable[[Tensor, Tensor], object],
+) -> None:
     with pytest.raises(AssertionError, match=r"expected \[3, 2\], got \[1, 2\]"):
         compare(EXPECTED[:1], EXPECTED)

@@ -1,4 +1,6 @@
-"""The processor's reference: transformers' own text, positions and pixels, videos without torchvision included."""
+"""The processor's reference: transformers' own text, positions and pixels, videos without
+torchvision included.
+"""
 
 from __future__ import annotations
 
@@ -56,24 +58,34 @@ def test_program_and_transformers_prepare_alike(
     assert failures(ours, reference(question)) == []
 
 
-def test_other_frames_times_or_pictures_are_noticed(processor: Processor, reference: ProcessorReference) -> None:
+def test_other_frames_times_or_pictures_are_noticed(
+    processor: Processor, reference: ProcessorReference
+) -> None:
     ours = processor.prompt("a", [], [FRAMES[:4]])
     swapped = [FRAMES[1], FRAMES[0], *FRAMES[2:4]]
     assert failures(ours, reference(Question("a", videos=[swapped]))) == ["processor.pixel_values"]
     late = Video(FRAMES[:4], timestamps=[0.0, 0.5, 1.0, 2.5])
     assert "processor.token_ids" in failures(ours, reference(Question("a", videos=[late])))
     both = [picture(1), picture(2)]
-    assert failures(processor.prompt("a", both), reference(Question("a", both[::-1]))) == ["processor.pixel_values"]
+    assert failures(processor.prompt("a", both), reference(Question("a", both[::-1]))) == [
+        "processor.pixel_values"
+    ]
 
 
-def test_video_that_would_be_resized_is_left_to_those_who_have_torchvision(reference: ProcessorReference) -> None:
+def test_video_that_would_be_resized_is_left_to_those_who_have_torchvision(
+    reference: ProcessorReference,
+) -> None:
     assert reference(Question("a", videos=[[picture(1, (70, 50)), picture(2, (70, 50))]])) is None
 
 
 def test_positions_of_a_prompt_are_transformers_own() -> None:
     reference = TargetReference.load(TARGET)
     ids = reference.config
-    tokens = torch.tensor([1, ids.vision_start_token_id, *[ids.image_token_id] * 6, ids.vision_end_token_id, 2])
+    tokens = torch.tensor(
+        [1, ids.vision_start_token_id, *[ids.image_token_id] * 6, ids.vision_end_token_id, 2]
+    )
     positions, delta = reference.rope_index(tokens, torch.tensor([[1, 4, 6]]))
-    assert positions.T.tolist()[2:8] == [[2, 2 + row, 2 + column] for row in range(2) for column in range(3)]
+    assert positions.T.tolist()[2:8] == [
+        [2, 2 + row, 2 + column] for row in range(2) for column in range(3)
+    ]
     assert delta == -3

@@ -46,7 +46,9 @@ def test_report_follows_its_schema_and_reads_back(name: str, reports: dict[str, 
 
 
 def test_schema_file_is_the_models() -> None:
-    assert json.loads(SCHEMA_FILE.read_text()) == report_schema(), "run: python -m trt_eagle3.parity.schema"
+    assert json.loads(SCHEMA_FILE.read_text()) == report_schema(), (
+        "run: python -m trt_eagle3.parity.schema"
+    )
 
 
 def test_infinite_error_is_text_in_json(reports: dict[str, Report]) -> None:
@@ -69,7 +71,9 @@ def test_every_gate_has_its_own_line(reports: dict[str, Report]) -> None:
 
 def test_page_loads_nothing_and_has_both_themes_and_all_plots(reports: dict[str, Report]) -> None:
     page = report_html(reports["sound"])
-    assert not re.search(r'(?:src|href|url)\s*[=(]\s*["\']?(?!#)', page.replace('xlink:href="#', ""))
+    assert not re.search(
+        r'(?:src|href|url)\s*[=(]\s*["\']?(?!#)', page.replace('xlink:href="#', "")
+    )
     assert "<script" not in page
     assert "prefers-color-scheme: dark" in page
     assert page.count("<svg") == 4
@@ -99,7 +103,11 @@ def test_report_says_what_was_not_checked(reports: dict[str, Report]) -> None:
             "bundle": sound.bundle.model_copy(update={"draft_overrides": {"residual": '"normed"'}}),
         }
     )
-    expected = ("bundle.meaning (no reason)", "video", "sequences longer than 12 of max_seq_len 128 tokens")
+    expected = (
+        "bundle.meaning (no reason)",
+        "video",
+        "sequences longer than 12 of max_seq_len 128 tokens",
+    )
     assert all(part in what for part, what in zip(expected, other.not_checked, strict=True))
     lines = "\n".join(other.lines(()))
     page = report_html(other)
@@ -118,7 +126,9 @@ def test_user_text_is_escaped(reports: dict[str, Report]) -> None:
     assert "<script>" not in report_html(reports["sound"].model_copy(update={"prompts": (prompt,)}))
 
 
-def test_junit_has_a_case_per_gate_and_a_failure_per_failed_one(reports: dict[str, Report], tmp_path: Path) -> None:
+def test_junit_has_a_case_per_gate_and_a_failure_per_failed_one(
+    reports: dict[str, Report], tmp_path: Path
+) -> None:
     report = reports["faulty"]
     write_junit(report, tmp_path / "deep" / "gates.xml")
     suite = ET.parse(tmp_path / "deep" / "gates.xml").getroot()[0]
@@ -130,7 +140,9 @@ def test_junit_has_a_case_per_gate_and_a_failure_per_failed_one(reports: dict[st
     assert suite.get("skipped") == str(len(suite.findall("testcase/skipped")))
 
 
-def test_report_of_a_deployed_bundle_stays_what_it_was(reports: dict[str, Report], tmp_path: Path) -> None:
+def test_report_of_a_deployed_bundle_stays_what_it_was(
+    reports: dict[str, Report], tmp_path: Path
+) -> None:
     write_report(reports["sound"], tmp_path)
     old = (tmp_path / "report.json").read_text()
     (tmp_path / "deployed.json").hardlink_to(tmp_path / "report.json")
@@ -138,7 +150,9 @@ def test_report_of_a_deployed_bundle_stays_what_it_was(reports: dict[str, Report
     assert (tmp_path / "deployed.json").read_text() == old != (tmp_path / "report.json").read_text()
 
 
-def test_report_that_cannot_be_written_is_one_line(reports: dict[str, Report], tmp_path: Path) -> None:
+def test_report_that_cannot_be_written_is_one_line(
+    reports: dict[str, Report], tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot write the report.*--output") as error:
         write_report(reports["sound"], tmp_path / "file")
@@ -147,7 +161,9 @@ def test_report_that_cannot_be_written_is_one_line(reports: dict[str, Report], t
 
 def test_check_names_gates_stage_and_tensor(reports: dict[str, Report]) -> None:
     reports["sound"].check()
-    with pytest.raises(GateFailedError, match=r"target.layer_steps.*first in target: layers.3.self_attn.output"):
+    with pytest.raises(
+        GateFailedError, match=r"target.layer_steps.*first in target: layers.3.self_attn.output"
+    ):
         reports["faulty"].check()
 
 

@@ -20,19 +20,27 @@ def p_value(tokens: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> float:
     rows: dict[int, Tensor] = dict.fromkeys(range(len(tokens)), ROW)
     monkeypatch.setattr(surprise, "_logits_by_row", lambda *_: rows)
     board = Board(Thresholds("bfloat16", {}))
-    surprise.check_surprise(board, [Sampled("a", torch.zeros(1, dtype=torch.int64), tokens, [])], lambda ids: ids)
+    surprise.check_surprise(
+        board, [Sampled("a", torch.zeros(1, dtype=torch.int64), tokens, [])], lambda ids: ids
+    )
     (found,) = board.measurements["sampling.tokens"]
     return found.value
 
 
-def test_equal_logits_at_the_edge_of_a_filter_may_each_be_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_logits_at_the_edge_of_a_filter_may_each_be_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     probs = reference_probs(ROW, surprise.SETTING)
     kept, lost = ((probs[2:62] > 0) == side for side in (True, False))
     assert kept.any()
     assert lost.any(), "the edge lies elsewhere"
     drawn = probs.multinomial(200, replacement=True, generator=torch.Generator().manual_seed(0))
     others = torch.where(probs[drawn] == probs[2:62].max(), 2 + int(lost.nonzero()[0]), drawn)
-    assert p_value(tuple(others.tolist()), monkeypatch) == p_value(tuple(drawn.tolist()), monkeypatch) > 0.01
+    assert (
+        p_value(tuple(others.tolist()), monkeypatch)
+        == p_value(tuple(drawn.tolist()), monkeypatch)
+        > 0.01
+    )
 
 
 def test_what_no_filter_keeps_may_not_be_said(monkeypatch: pytest.MonkeyPatch) -> None:

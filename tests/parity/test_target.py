@@ -1,4 +1,6 @@
-"""The streamed reference is transformers: the same numbers as its whole model gives, layer by layer."""
+"""The streamed reference is transformers: the same numbers as its whole model gives, layer by
+layer.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ SAME = 1e-6  # the same modules, called with and without a cache
 @pytest.fixture(scope="module", params=[False, True], ids=["own head", "tied head"])
 def target(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Target:
     text = {"tie_word_embeddings": request.param, "attention_bias": request.param}
-    return random_target(tmp_path_factory.mktemp("target"), text=text, stored=torch.bfloat16, seed=4)
+    return random_target(
+        tmp_path_factory.mktemp("target"), text=text, stored=torch.bfloat16, seed=4
+    )
 
 
 @torch.no_grad()
@@ -48,7 +52,8 @@ def test_streamed_target_equals_the_whole_model(target: Target) -> None:
     hidden[visual] = seen.visual_embeds
     for layer in reference.layers():
         hidden = add_deepstack(layer(hidden, rope), seen.deepstack, layer.index, visual)
-        if layer.index + 1 < reference.num_layers:  # transformers adds the level after it has kept the state
+        # transformers adds the level after it has kept the state
+        if layer.index + 1 < reference.num_layers:
             whole = expected.hidden_states[layer.index + 1][0]
             same = add_deepstack(whole, seen.deepstack, layer.index, visual)
             assert relative_error(hidden, same) < SAME or relative_error(hidden, whole) < SAME
@@ -57,11 +62,17 @@ def test_streamed_target_equals_the_whole_model(target: Target) -> None:
 
 @torch.no_grad()
 def test_streamed_vision_equals_the_whole_tower(target: Target) -> None:
-    patches = torch.randn(40, target.spec.vision.patch_dim, generator=torch.Generator().manual_seed(1))
+    patches = torch.randn(
+        40, target.spec.vision.patch_dim, generator=torch.Generator().manual_seed(1)
+    )
     expected = target.model.model.visual(patches, grid_thw=GRIDS, output_hidden_states=True)
     found = target.reference.vision(patches, GRIDS, ["blocks.1.output"])
     assert relative_error(found.visual_embeds, expected.pooler_output) < SAME
-    assert len(found.deepstack) == len(expected.deepstack_features) == len(VISION["deepstack_visual_indexes"])
+    assert (
+        len(found.deepstack)
+        == len(expected.deepstack_features)
+        == len(VISION["deepstack_visual_indexes"])
+    )
     for level, whole in zip(found.deepstack, expected.deepstack_features, strict=True):
         assert relative_error(level, whole) < SAME
     assert relative_error(found.intermediates["blocks.1.output"], expected.last_hidden_state) < SAME
@@ -79,12 +90,16 @@ def test_float64_reference_computes_in_float64(target: Target) -> None:
     rounded = doubled(embeds[None], position_embeddings=reference.rope(positions))[0].detach()
     target.model.float()
     error = relative_error(rounded, exact)
-    assert 1e-9 < error < 1e-5, "transformers' own norms round to float32 inside; this reference's must not"
+    assert 1e-9 < error < 1e-5, (
+        "transformers' own norms round to float32 inside; this reference's must not"
+    )
 
 
 def test_trace_has_the_names_of_the_graph_and_ends_with_the_output(target: Target) -> None:
     reference = target.reference
-    embeds = torch.randn(5, target.spec.text.hidden_size, generator=torch.Generator().manual_seed(3))
+    embeds = torch.randn(
+        5, target.spec.text.hidden_size, generator=torch.Generator().manual_seed(3)
+    )
     rope = reference.rope(torch.arange(5).expand(3, -1))
     (layer,) = reference.layers([2])
     trace = layer.trace(embeds, rope)
@@ -97,7 +112,9 @@ def test_trace_has_the_names_of_the_graph_and_ends_with_the_output(target: Targe
 def test_reference_computes_in_float32_whatever_the_process_allows(
     target: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Convolutions on a GPU are in TF32 by default, and such a reference is five times further off than is allowed."""
+    """Convolutions on a GPU are in TF32 by default, and such a reference is five times further
+    off than is allowed.
+    """
     seen: list[tuple[bool, str]] = []
 
     def spied(module: Any) -> None:
@@ -116,7 +133,9 @@ def test_reference_computes_in_float32_whatever_the_process_allows(
         reference = target.reference
         reference.vision(torch.randn(40, target.spec.vision.patch_dim), GRIDS)
         positions, _ = reference.rope_index(torch.tensor([1, 2, 3]), GRIDS[:0])
-        next(reference.layers())(reference.embed(torch.tensor([1, 2, 3])), reference.rope(positions))
+        next(reference.layers())(
+            reference.embed(torch.tensor([1, 2, 3])), reference.rope(positions)
+        )
         assert torch.get_float32_matmul_precision() == "high"
         assert torch.backends.cudnn.allow_tf32, "torch's default"
     finally:
@@ -129,7 +148,8 @@ import os, sys, torch
 from trt_eagle3.parity.ops import full_float32
 
 def allowed():
-    return [part.fp32_precision == "tf32" for part in (torch.backends.cudnn.conv, torch.backends.cuda.matmul)]
+    parts = (torch.backends.cudnn.conv, torch.backends.cuda.matmul)
+    return [part.fp32_precision == "tf32" for part in parts]
 
 for switch in sys.argv[1:]:
     if os.fork():
@@ -154,5 +174,7 @@ def test_products_are_in_float32_by_whichever_switches_the_process_uses() -> Non
         "torch.backends.cudnn.conv.fp32_precision = 'ieee'",
         "torch.backends.fp32_precision = 'tf32'",
     )
-    done = subprocess.run([sys.executable, "-c", SWITCHES, *switches], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", SWITCHES, *switches], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr

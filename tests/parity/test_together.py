@@ -17,7 +17,10 @@ def reply(tokens: tuple[int, ...], lengths: tuple[int, ...]) -> Generation:
 
 
 def checked_board(
-    dtype: str, *rounds: Sequence[Generation], alike: Sequence[bool] = (True, True), steps: Sequence[int] = ()
+    dtype: str,
+    *rounds: Sequence[Generation],
+    alike: Sequence[bool] = (True, True),
+    steps: Sequence[int] = (),
 ) -> Board:
     """Of one answer 0, 1, 0, said alone in one cycle of two drafted tokens after the first.
 
@@ -27,7 +30,9 @@ def checked_board(
     alone = checked((0, 1, 0), (0, 1, 0))
     t = dataclasses.replace(alone, answer=dataclasses.replace(alone.answer, accepted_lengths=(2,)))
     together = Together(rounds, [], None, alike, 0, 0)
-    found = check_together(board, together, [t], lambda ids: ids[:, None].float(), lambda ids: f"<{ids[0]}>")
+    found = check_together(
+        board, together, [t], lambda ids: ids[:, None].float(), lambda ids: f"<{ids[0]}>"
+    )
     assert [(m.gate, m.step) for m in found] == [("batch.tokens", step) for step in steps]
     return board
 
@@ -36,7 +41,9 @@ def test_same_answer_in_as_many_cycles_holds() -> None:
     board = checked_board("float32", [reply((0, 1, 0), (2,))], [reply((0, 1, 0), (2,))])
     assert not board.failures("batch.tokens")
     assert not board.failures("batch.acceptance")
-    assert board.measurements["batch.acceptance"][0].detail == "2 of 2 cycles alone, 2 of 2 together"
+    assert (
+        board.measurements["batch.acceptance"][0].detail == "2 of 2 cycles alone, 2 of 2 together"
+    )
     assert board.failures("batch.logits"), "no pass over any answer was recorded"
 
 
@@ -55,7 +62,11 @@ def test_answers_that_part_at_a_tie_say_nothing_of_acceptance() -> None:
 
 def test_round_that_speculates_by_another_plan_counts_for_tokens_alone() -> None:
     board = checked_board(
-        "float32", [reply((0, 1, 0), (2,))], [reply((0, 3, 0), (1, 1))], alike=(True, False), steps=[1]
+        "float32",
+        [reply((0, 1, 0), (2,))],
+        [reply((0, 3, 0), (1, 1))],
+        alike=(True, False),
+        steps=[1],
     )
     assert board.failures("batch.tokens")
     assert not board.failures("batch.acceptance")

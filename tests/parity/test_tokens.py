@@ -41,7 +41,11 @@ def test_equal_tokens_are_no_mismatch() -> None:
     board, found = mismatches(checked((0, 1, 0), (0, 1, 0)))
     assert found == []
     assert board.first_failure() is None
-    assert board.counts["tokens.plain"]["tokens compared"] == board.counts["tokens.speculative"]["tokens compared"] == 3
+    assert (
+        board.counts["tokens.plain"]["tokens compared"]
+        == board.counts["tokens.speculative"]["tokens compared"]
+        == 3
+    )
 
 
 def test_close_second_is_a_tie_of_a_coarse_type_only() -> None:
@@ -60,7 +64,11 @@ def test_far_token_beside_a_close_second_is_a_failure() -> None:
     board, (found,) = mismatches(checked((0, 1, 3)))
     assert (found.verdict, found.got_margin) == ("failure", 7.0)
     (failure,) = board.failures("tokens.plain")
-    assert (failure.value, failure.row, failure.detail) == (1, 5 + 2, "1 of 3 tokens, first at step 2")
+    assert (failure.value, failure.row, failure.detail) == (
+        1,
+        5 + 2,
+        "1 of 3 tokens, first at step 2",
+    )
 
 
 def test_speculative_answer_is_held_against_the_plain_one() -> None:
@@ -92,9 +100,13 @@ def test_nan_is_never_within_a_tolerance() -> None:
     board = Board(Thresholds("float32"))
     for gate in ("target.layers", "target.logits_cosine"):
         assert not board.limit(gate).holds(float("nan"))
-    board.add_exact("target.inputs_embeds", torch.tensor([[float("nan")]]), torch.zeros(1, 1), "a", "x")
+    board.add_exact(
+        "target.inputs_embeds", torch.tensor([[float("nan")]]), torch.zeros(1, 1), "a", "x"
+    )
     board.add_exact("target.position_ids", torch.zeros(2, 3), torch.zeros(3, 3), "a", "y")
-    assert [board.failures(gate)[0].value for gate in ("target.inputs_embeds", "target.position_ids")] == [
+    assert [
+        board.failures(gate)[0].value for gate in ("target.inputs_embeds", "target.position_ids")
+    ] == [
         float("inf"),
         float("inf"),
     ]
@@ -108,9 +120,14 @@ def test_answers_know_how_far_they_agree() -> None:
 
 
 def test_best_token_of_a_sure_row_must_be_the_references_unless_it_is_a_tie() -> None:
-    """Rows 0 and 1 are sure by 6 logits, row 2 by 0.5: 0.24 in probability, 0.09 of the size of the row."""
+    """Rows 0 and 1 are sure by 6 logits, row 2 by 0.5: 0.24 in probability, 0.09 of the size of
+    the row.
+    """
     theirs = torch.tensor([[8.0, 1.0, -3.0, 0.0], [2.0, 8.0, 0.5, 1.0], [8.0, 7.5, 0.0, 1.0]])
-    for turned, failures in ((2, {"float32": 1, "float16": 1, "bfloat16": 0}), (1, dict.fromkeys(_TYPES, 1))):
+    for turned, failures in (
+        (2, {"float32": 1, "float16": 1, "bfloat16": 0}),
+        (1, dict.fromkeys(_TYPES, 1)),
+    ):
         ours = theirs.clone()
         ours[turned, [0, 1]] = theirs[turned, [1, 0]]
         for dtype in _TYPES:

@@ -30,7 +30,9 @@ def test_quick_suite_has_every_kind_and_full_has_more(engine: Engine) -> None:
     assert any(ord(max(case.question.prompt)) > 0x3000 for case in quick), "non-Latin text"
 
 
-def test_every_case_fits_with_its_answer_and_the_long_one_nearly_fills_the_limit(engine: Engine) -> None:
+def test_every_case_fits_with_its_answer_and_the_long_one_nearly_fills_the_limit(
+    engine: Engine,
+) -> None:
     limit = engine.limits.max_seq_len
     for case in bundled_cases("full", engine, 128):
         q = case.question
@@ -61,7 +63,11 @@ def test_pictures_are_functions_of_their_seed() -> None:
 
 def test_own_prompts_are_named_by_their_place(tmp_path: Path) -> None:
     file = tmp_path / "mine.json"
-    questions = [{"prompt": "hi"}, {"prompt": "see", "images": ["a.png", "b.png"]}, {"prompt": "v", "frames": ["c"]}]
+    questions = [
+        {"prompt": "hi"},
+        {"prompt": "see", "images": ["a.png", "b.png"]},
+        {"prompt": "v", "frames": ["c"]},
+    ]
     file.write_text(json.dumps(questions))
     cases = read_cases(file)
     assert [(case.name, case.kind) for case in cases] == [

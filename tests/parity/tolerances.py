@@ -1,6 +1,8 @@
-"""The worst values that sound engines have given, by gate and type: ``python -m tests.parity.tolerances``.
+"""The worst values that sound engines have given, by gate and type: ``python -m
+tests.parity.tolerances``.
 
-Random pairs as ``test_clean`` draws them, and the tiny pair with the quick suite; what tolerances are set by.
+Random pairs as ``test_clean`` draws them, and the tiny pair with the quick suite; what tolerances
+are set by.
 """
 
 from __future__ import annotations
@@ -47,9 +49,13 @@ def main(examples: int = 20) -> None:
             if (found := board.worst(gate)) is not None:
                 sign = 1 if board.limit(gate).better == "low" else -1
                 key = (gate, dtype)
-                worst[key] = max(worst.get(key, found.value), found.value, key=lambda value: sign * value)
+                worst[key] = max(
+                    worst.get(key, found.value), found.value, key=lambda value: sign * value
+                )
 
-    for dtype, backend in ((dtype, backend) for dtype, backends in BACKENDS.items() for backend in backends):
+    for dtype, backend in (
+        (dtype, backend) for dtype, backends in BACKENDS.items() for backend in backends
+    ):
         config = {"backend": backend, "dtype": dtype}
         _draw(partial(note, dtype=dtype), config, examples)
         with tempfile.TemporaryDirectory() as folder:
@@ -60,7 +66,8 @@ def main(examples: int = 20) -> None:
     print("|---" * (1 + 2 * len(BACKENDS)) + "|")
     for name, gate in GATES.items():
         cells = [
-            f"{worst.get((name, d), float('nan')):.3g} | {THRESHOLDS[gate.threshold].values[d]:.7g}" for d in BACKENDS
+            f"{worst.get((name, d), float('nan')):.3g} | {THRESHOLDS[gate.threshold].values[d]:.7g}"
+            for d in BACKENDS
         ]
         print(f"| `{name}` | " + " | ".join(cells) + " |")
 

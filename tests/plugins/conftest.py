@@ -1,4 +1,6 @@
-"""GPU tests need a CUDA device and the library; without either they are skipped, and say which is missing."""
+"""GPU tests need a CUDA device and the library; without either they are skipped, and say which
+is missing.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Launches that come up before the one before them has ended must compute what they compute one by one."""
+"""Launches that come up before the one before them has ended must compute what they compute one
+by one.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ REPLAYS = 5
 
 
 def check_overlap(first: Tensor, launches: list[Callable[[Tensor], Tensor]]) -> None:
-    """``launches`` each take the output of the one before: in a CUDA graph the same bits as with a wait after each."""
+    """``launches`` each take the output of the one before: in a CUDA graph the same bits as with
+    a wait after each.
+    """
     wanted = first
     for launch in launches:
         wanted = launch(wanted)

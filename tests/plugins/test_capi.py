@@ -1,6 +1,7 @@
 """What the C library refuses, and what its torch binding refuses before it; no GPU needed.
 
-The library's checks are compiled here without the kernels, which takes seconds where nvcc's headers are.
+The library's checks are compiled here without the kernels, which takes seconds where nvcc's headers
+are.
 """
 
 from __future__ import annotations
@@ -34,7 +35,16 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
     capi_sources = [PLUGINS / "capi" / name for name in ("arguments.cpp", "capi.cpp")]
     sources = [*capi_sources, Path(__file__).with_name("capi_stubs.cpp")]
     subprocess.run(
-        [nvcc, "-shared", "-Xcompiler=-fPIC", "-std=c++17", f"-I{PLUGINS / 'kernels'}", "-o", target, *sources],
+        [
+            nvcc,
+            "-shared",
+            "-Xcompiler=-fPIC",
+            "-std=c++17",
+            f"-I{PLUGINS / 'kernels'}",
+            "-o",
+            target,
+            *sources,
+        ],
         check=True,
         timeout=300,
     )
@@ -95,7 +105,10 @@ def test_sound_arguments_get_as_far_as_the_device_check(library: ctypes.CDLL) ->
         ({"q": tensor(BF16, 8, 500)}, "q: Hq * D must be a multiple of Hkv * D = 128"),
         ({"q": tensor(BF16, 8, 512, data=ADDRESS + 2)}, "q: data must be aligned to 16 bytes"),
         ({"v": tensor(BF16, 8, 128, data=None)}, "v: data is null"),
-        ({"v_cache": tensor(BF16, 144, 2, 64)}, "v_cache: expected [slots, Hkv, D] = [160, 2, 64], got [144, 2, 64]"),
+        (
+            {"v_cache": tensor(BF16, 144, 2, 64)},
+            "v_cache: expected [slots, Hkv, D] = [160, 2, 64], got [144, 2, 64]",
+        ),
         ({"tree_mask": tensor(BOOL, 2, 4, 3)}, "tree_mask: M must be at least S"),
         ({"tree_mask": tensor(BOOL, 2, 4, 6, data=None)}, "tree_mask: data is null"),
         ({"past_lengths": tensor(I32, 3)}, "past_lengths: expected [B] = [2], got [3]"),
@@ -108,11 +121,19 @@ def test_sound_arguments_get_as_far_as_the_device_check(library: ctypes.CDLL) ->
         ({"scale": 0.0}, "scale: must be positive, got 0.000000"),
         ({"scale": float("nan")}, "scale: must be positive, got nan"),
         ({"out": tensor(BF16, 8, 512)}, "out: must not be q's memory"),
-        ({"page_table": tensor(I32, 2, 1 << 27)}, "sizes: slots, P * page_size + M and N * Hq must fit 32 bits"),
-        ({"k_cache": tensor(BF16, 1 << 32, 2, 64), "v_cache": tensor(BF16, 1 << 32, 2, 64)}, "sizes: slots"),
+        (
+            {"page_table": tensor(I32, 2, 1 << 27)},
+            "sizes: slots, P * page_size + M and N * Hq must fit 32 bits",
+        ),
+        (
+            {"k_cache": tensor(BF16, 1 << 32, 2, 64), "v_cache": tensor(BF16, 1 << 32, 2, 64)},
+            "sizes: slots",
+        ),
     ],
 )
-def test_tree_attention_names_what_is_wrong(library: ctypes.CDLL, changes: dict[str, Any], said: str) -> None:
+def test_tree_attention_names_what_is_wrong(
+    library: ctypes.CDLL, changes: dict[str, Any], said: str
+) -> None:
     assert f"tree_attention: {said}" in refusal(library, **changes)
 
 
@@ -207,7 +228,10 @@ def test_kv_move_refuses_rows_that_are_no_multiple_of_16_bytes(library: ctypes.C
         ({"qkv": tensor(BF16, 20, 3 * 2 * 132)}, "at most 128"),
         ({"qkv": tensor(BF16, 20, 3 * 2 * 70)}, "a multiple of 4"),
         ({"num_heads": 0}, "num_heads: must be positive"),
-        ({"rope_positions": tensor(I32, 3, 20)}, "rope_positions: expected [2, n] = [2, 20], got [3, 20]"),
+        (
+            {"rope_positions": tensor(I32, 3, 20)},
+            "rope_positions: expected [2, n] = [2, 20], got [3, 20]",
+        ),
         ({"rope_positions": tensor(I32, 2, 19)}, "rope_positions: expected [2, n]"),
         ({"inv_freq": tensor(BF16, 36)}, "inv_freq: expected float32, got bfloat16"),
         ({"pair_axis": tensor(I32, 35)}, "pair_axis: expected [D / 2] = [36], got [35]"),
@@ -218,7 +242,9 @@ def test_kv_move_refuses_rows_that_are_no_multiple_of_16_bytes(library: ctypes.C
         ({"scale": float("nan")}, "scale: must be positive, got nan"),
     ],
 )
-def test_vision_attention_names_what_is_wrong(library: ctypes.CDLL, changes: dict[str, Any], reason: str) -> None:
+def test_vision_attention_names_what_is_wrong(
+    library: ctypes.CDLL, changes: dict[str, Any], reason: str
+) -> None:
     fields = {
         "qkv": tensor(BF16, 20, 432),
         "rope_positions": tensor(I32, 2, 20),
@@ -230,9 +256,14 @@ def test_vision_attention_names_what_is_wrong(library: ctypes.CDLL, changes: dic
         "scale": 0.1,
     }
     args = capi._VisionAttentionArgs(**fields)
-    assert status_of(library, library.te3_vision_attention, ctypes.byref(args), None, 0, None)[0] == WRONG_DEVICE
+    assert (
+        status_of(library, library.te3_vision_attention, ctypes.byref(args), None, 0, None)[0]
+        == WRONG_DEVICE
+    )
     args = capi._VisionAttentionArgs(**(fields | changes))
-    status, message = status_of(library, library.te3_vision_attention, ctypes.byref(args), None, 0, None)
+    status, message = status_of(
+        library, library.te3_vision_attention, ctypes.byref(args), None, 0, None
+    )
     assert status == INVALID
     assert reason in message
 
@@ -260,7 +291,9 @@ def test_binding_refuses_unknown_dtypes() -> None:
         capi.add_rms_norm(torch.zeros(2, 16, dtype=torch.float64), torch.zeros(16), epsilon=1e-6)
 
 
-def test_a_missing_library_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_library_says_how_to_build_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     capi._library.cache_clear()
     monkeypatch.setenv(capi.LIBRARY_VARIABLE, str(tmp_path / "none.so"))
     with pytest.raises(EnvironmentMissingError, match="make plugins"):

@@ -11,7 +11,8 @@ from trt_eagle3.engine import capi
 pytestmark = pytest.mark.gpu
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
-# One rounding of the output to 8, 11 or 24 bits (few values can all be unlucky); float32 also a few roundings inside.
+# One rounding of the output to 8, 11 or 24 bits (few values can all be unlucky); float32 also a few
+# roundings inside.
 TOLERANCE = {torch.bfloat16: 3e-3, torch.float16: 4e-4, torch.float32: 1e-6}
 
 
@@ -43,7 +44,9 @@ def test_add_rms_norm_matches_float64(
     weight = torch.randn(hidden, device=cuda).to(dtype)
     total = x + residual if with_residual else x
     out = (torch.full_like(x, torch.nan), torch.full_like(x, torch.nan) if with_residual else None)
-    y, total_got = capi.add_rms_norm(x, weight, residual if with_residual else None, epsilon=1e-6, out=out)
+    y, total_got = capi.add_rms_norm(
+        x, weight, residual if with_residual else None, epsilon=1e-6, out=out
+    )
     if total_got is not None:
         assert torch.equal(total_got, total)
     assert distance(y, ref_rms_norm(total, weight, 1e-6)) < TOLERANCE[dtype]
@@ -56,14 +59,19 @@ def test_add_rms_norm_matches_float64(
 def test_add_layer_norm_matches_float64(
     rows: int, hidden: int, dtype: torch.dtype, with_residual: bool, cuda: torch.device
 ) -> None:
-    x, residual = (torch.randn(rows, hidden, device=cuda).add(3).to(dtype) for _ in range(2))  # a mean to take off
+    # a mean to take off
+    x, residual = (torch.randn(rows, hidden, device=cuda).add(3).to(dtype) for _ in range(2))
     weight, bias = (torch.randn(hidden, device=cuda).to(dtype) for _ in range(2))
     total = x + residual if with_residual else x
     out = (torch.full_like(x, torch.nan), torch.full_like(x, torch.nan) if with_residual else None)
-    y, total_got = capi.add_layer_norm(x, weight, bias, residual if with_residual else None, epsilon=1e-6, out=out)
+    y, total_got = capi.add_layer_norm(
+        x, weight, bias, residual if with_residual else None, epsilon=1e-6, out=out
+    )
     if total_got is not None:
         assert torch.equal(total_got, total)
-    wanted = torch.nn.functional.layer_norm(total.double(), (hidden,), weight.double(), bias.double(), 1e-6)
+    wanted = torch.nn.functional.layer_norm(
+        total.double(), (hidden,), weight.double(), bias.double(), 1e-6
+    )
     assert distance(y, wanted) < TOLERANCE[dtype]
     assert distance(y, wanted - bias.double()) > 10 * TOLERANCE[dtype]
 
@@ -80,12 +88,15 @@ def test_add_layer_norm_may_write_over_its_inputs(cuda: torch.device) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("hidden", [8, 111, 2048, 12288, 40000])
-@pytest.mark.parametrize(("x_is_wide", "with_residual"), [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    ("x_is_wide", "with_residual"), [(True, False), (False, True), (True, True)]
+)
 def test_add_rms_norm_keeps_a_float32_residual_stream(
     hidden: int, dtype: torch.dtype, x_is_wide: bool, with_residual: bool, cuda: torch.device
 ) -> None:
     x = torch.randn(19, hidden, device=cuda).to(torch.float32 if x_is_wide else dtype)
-    residual = torch.randn(19, hidden, device=cuda) * 3e5 if with_residual else None  # no float16 holds it
+    # no float16 holds it
+    residual = torch.randn(19, hidden, device=cuda) * 3e5 if with_residual else None
     weight = torch.randn(hidden, device=cuda).to(dtype)
     y, total = capi.add_rms_norm(x, weight, residual, epsilon=1e-6)
     wanted = x.float() if residual is None else x.float() + residual
@@ -117,8 +128,8 @@ def test_qk_norm_mrope_matches_float64_up_to_position_262143(
     shapes = (hq * head_dim, hkv * head_dim, hkv * head_dim)
     out = tuple(torch.full((n, width), torch.nan, device=cuda, dtype=dtype) for width in shapes)
     q, k, v = capi.qk_norm_mrope(
-        qkv, positions, inv_freq, axis, *norms, num_heads=hq, num_kv_heads=hkv, head_dim=head_dim, epsilon=1e-6,
-        out=(out[0], out[1], out[2]),
+        qkv, positions, inv_freq, axis, *norms, num_heads=hq, num_kv_heads=hkv,
+        head_dim=head_dim, epsilon=1e-6, out=(out[0], out[1], out[2]),
     )  # fmt: skip
     # the angle is the float32 product, as in transformers; its sine and cosine are exact
     angles = (positions.view(3, n)[axis.long()].T.float() * inv_freq).double()
@@ -148,7 +159,9 @@ def test_kv_move_reads_all_rows_before_it_writes_any(
     cache = torch.randn(6, (batch * pages + 1) * page_size, 2, 64, device=cuda).to(dtype)
     table = (torch.randperm(batch * pages, device=cuda) + 1).view(batch, pages).to(torch.int32)
     # a permutation of overlapping rows: any order of row-by-row copies would be wrong
-    rows = torch.stack([torch.randperm(pages * page_size, device=cuda)[:moves] for _ in range(batch)])
+    rows = torch.stack(
+        [torch.randperm(pages * page_size, device=cuda)[:moves] for _ in range(batch)]
+    )
     to = torch.stack([row[torch.randperm(moves, device=cuda)] for row in rows])
     skipped = torch.rand(batch, moves, device=cuda) < 0.2
     source = torch.where(skipped, -1, rows).to(torch.int32)
@@ -164,9 +177,11 @@ def test_kv_move_reads_all_rows_before_it_writes_any(
 
 @pytest.mark.parametrize("where", ["cpu", "cuda"])
 def test_kv_move_takes_int64_slots_over_the_engine_s_buffer(where: str, cuda: torch.device) -> None:
-    cache = torch.randn(2, 5, 300, 2, 64, device=cuda).to(torch.bfloat16)  # keys and values, layers, slots, Hkv, D
+    # keys and values, layers, slots, Hkv, D
+    cache = torch.randn(2, 5, 300, 2, 64, device=cuda).to(torch.bfloat16)
     slots = torch.randperm(300)
-    source, destination = slots[:40].to(where), slots[20:60].to(where)  # half of each is in the other
+    # half of each is in the other
+    source, destination = slots[:40].to(where), slots[20:60].to(where)
     wanted = cache.clone()
     wanted[:, :, destination.to(cuda)] = cache[:, :, source.to(cuda)]
     capi.kv_move(cache, source, destination)

@@ -13,8 +13,8 @@ from trt_eagle3.engine import capi
 
 pytestmark = pytest.mark.gpu
 
-# ||y - reference|| / ||reference||: one rounding of the output, at most half a unit in the last place of each value
-# (2^-8 or 2^-11 of it), and 1 % of that for the sums in float32.
+# ||y - reference|| / ||reference||: one rounding of the output, at most half a unit in the last
+# place of each value (2^-8 or 2^-11 of it), and 1 % of that for the sums in float32.
 TOLERANCE = {torch.bfloat16: 1.01 * 2**-8, torch.float16: 1.01 * 2**-11}
 SHAPES = [  # N, K
     (1, 32),
@@ -30,10 +30,15 @@ SHAPES = [  # N, K
 ]
 
 
-def draw(rows: int, shape: tuple[int, int], dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+def draw(
+    rows: int, shape: tuple[int, int], dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
     n, k = shape
     torch.manual_seed(rows * n + k)
-    x, weight = torch.randn(rows, k, device=device).to(dtype), torch.randn(n, k, device=device).to(dtype)
+    x, weight = (
+        torch.randn(rows, k, device=device).to(dtype),
+        torch.randn(n, k, device=device).to(dtype),
+    )
     torch.cuda.synchronize()  # settled
     return x, weight
 
@@ -47,7 +52,9 @@ def run(x: Tensor, weight: Tensor, *, prefetch_safe: bool = True) -> Tensor:
 
 
 def worst_error(y: Tensor, reference: Tensor) -> float:
-    """``||y - reference|| / ||reference||``, or an eighth of the worst value's: one wrong value is not diluted."""
+    """``||y - reference|| / ||reference||``, or an eighth of the worst value's: one wrong value
+    is not diluted.
+    """
     difference, n = y.double() - reference, reference.shape[1]
     worst = (difference.abs() / reference.norm(dim=-1, keepdim=True)).max() * n**0.5
     return float(torch.maximum(difference.norm() / reference.norm(), worst / 8))
@@ -65,7 +72,9 @@ def test_linear_matches_float64(
     assert error < TOLERANCE[dtype], f"{error:.2e}"
 
 
-@pytest.mark.parametrize("fault", ["a wrong value", "a row not written", "columns left out", "x of another token"])
+@pytest.mark.parametrize(
+    "fault", ["a wrong value", "a row not written", "columns left out", "x of another token"]
+)
 def test_planted_fault_is_caught(fault: str, cuda: torch.device) -> None:
     x, weight = draw(8, (512, 1024), torch.bfloat16, cuda)
     got, other = run(x, weight), x.clone()
@@ -110,10 +119,14 @@ def test_a_chain_of_launches_that_overlap_gives_what_one_by_one_gives(
 ) -> None:
     """Each launch reads what the one before writes, and its own settled weight early."""
     x, _ = draw(rows, (16, width), torch.bfloat16, cuda)
-    weights = [torch.randn(width, width, device=cuda).to(torch.bfloat16) / width**0.5 for _ in range(12)]
+    weights = [
+        torch.randn(width, width, device=cuda).to(torch.bfloat16) / width**0.5 for _ in range(12)
+    ]
     torch.cuda.synchronize()
 
-    check_overlap(x, [partial(capi.linear, weight=weight, prefetch_safe=True) for weight in weights])
+    check_overlap(
+        x, [partial(capi.linear, weight=weight, prefetch_safe=True) for weight in weights]
+    )
 
 
 def test_linear_says_what_it_does_not_compute(cuda: torch.device) -> None:
@@ -125,6 +138,8 @@ def test_linear_says_what_it_does_not_compute(cuda: torch.device) -> None:
     with pytest.raises(NotImplementedError):
         capi.linear(torch.zeros(65, 32, device=cuda, dtype=torch.bfloat16), x[:, :32].contiguous())
     with pytest.raises(NotImplementedError):  # x does not fit beside, and K is no multiple of 128
-        capi.linear(*(torch.zeros(rows, 25632, device=cuda, dtype=torch.bfloat16) for rows in (16, 1)))
+        capi.linear(
+            *(torch.zeros(rows, 25632, device=cuda, dtype=torch.bfloat16) for rows in (16, 1))
+        )
     with pytest.raises(ValueError, match="weight: expected"):
         capi.linear(x, torch.zeros(3, 32, device=cuda, dtype=torch.bfloat16))

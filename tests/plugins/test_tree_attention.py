@@ -16,8 +16,9 @@ from trt_eagle3.engine.capi import AttentionPath
 
 pytestmark = pytest.mark.gpu
 
-# ||out - reference|| / ||reference||. Half precision: one rounding of the weights and one of the output, each of
-# relative size 2^-9 (bfloat16) or 2^-12 (float16), uniformly spread; float32: a thousand additions.
+# ||out - reference|| / ||reference||. Half precision: one rounding of the weights and one of the
+# output, each of relative size 2^-9 (bfloat16) or 2^-12 (float16), uniformly spread; float32: a
+# thousand additions.
 TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 5e-4, torch.float32: 2e-6}
 
 CASES = [
@@ -32,12 +33,14 @@ CASES = [
     Case(lengths=((1000, 16),), num_new=16, tail=16, heads=(32, 8), page_size=64),
     Case(lengths=((777, 64),), num_new=64, tail=64, heads=(32, 8)),
     Case(lengths=((777, 128),), num_new=128, tail=128, heads=(16, 1), page_size=32),
-    Case(lengths=((100, 8),), num_new=8, tail=27),  # a later level of a tree: earlier levels with holes
+    # a later level of a tree: earlier levels with holes
+    Case(lengths=((100, 8),), num_new=8, tail=27),
     Case(lengths=((100, 3),), num_new=4, tail=77),
     Case(lengths=((300, 12),), num_new=16, tail=40, heads=(7, 1)),
     Case(lengths=((300, 9),), num_new=16, tail=16, heads=(28, 4)),
     Case(lengths=((50, 5),), num_new=5, tail=5, heads=(10, 2)),
-    Case(lengths=((0, 3), (17, 0), (500, 7), (1, 1)), num_new=7, tail=9),  # ragged; one sequence has nothing to do
+    # ragged; one sequence has nothing to do
+    Case(lengths=((0, 3), (17, 0), (500, 7), (1, 1)), num_new=7, tail=9),
     Case(lengths=((4000, 16), (10, 1), (333, 16)), num_new=16, tail=16, heads=(32, 8)),
     Case(lengths=((40, 70), (2000, 1)), num_new=128, tail=128, heads=(14, 2)),
     Case(lengths=((129, 6),), num_new=6, tail=6, heads=(4, 4)),
@@ -83,7 +86,8 @@ def check(case: Case, device: torch.device, **options: object) -> None:
         assert torch.all(got[row, new:] == 0)
     error = (got - wanted).norm() / wanted.norm()
     assert error < TOLERANCE[case.dtype], f"{error:.2e}"
-    worst = ((got - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp_min(1e-3)).max()  # one wrong row is not diluted
+    # one wrong row is not diluted
+    worst = ((got - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp_min(1e-3)).max()
     assert worst < 8 * TOLERANCE[case.dtype], f"{worst:.2e}"
 
 
@@ -138,7 +142,9 @@ def test_tree_attention_may_be_captured_in_a_graph(cuda: torch.device) -> None:
 
 @pytest.mark.parametrize("num_new", [1, 16, 64])
 def test_layers_that_overlap_give_what_one_by_one_gives(num_new: int, cuda: torch.device) -> None:
-    """As in a decoder: each layer reads what the one before writes, and its own settled cache early."""
+    """As in a decoder: each layer reads what the one before writes, and its own settled cache
+    early.
+    """
     case = Case(lengths=((1500, num_new),), num_new=num_new, tail=num_new, heads=(32, 8))
     layers = [draw(case, seed=layer, device=cuda) for layer in range(8)]
     torch.cuda.synchronize()

@@ -14,8 +14,9 @@ from trt_eagle3.engine.capi import AttentionPath
 
 pytestmark = pytest.mark.gpu
 
-# ||out - reference|| / ||reference||, as in test_tree_attention.py: one rounding of the weights and one of the output;
-# q and k may round the other way after a float32 rotation. float32: a thousand additions, and the rotation's rounding.
+# ||out - reference|| / ||reference||, as in test_tree_attention.py: one rounding of the weights and
+# one of the output; q and k may round the other way after a float32 rotation. float32: a thousand
+# additions, and the rotation's rounding.
 TOLERANCE = {torch.bfloat16: 5e-3, torch.float16: 7e-4, torch.float32: 3e-6}
 HALF = (torch.bfloat16, torch.float16)
 
@@ -46,9 +47,16 @@ PLAIN = [
 
 
 def run(case: Case, x: Inputs, path: AttentionPath = AttentionPath.AUTO) -> Tensor:
-    out = torch.full((sum(case.frames), case.heads * case.head_dim), torch.nan, dtype=case.dtype, device=x.qkv.device)
+    out = torch.full(
+        (sum(case.frames), case.heads * case.head_dim),
+        torch.nan,
+        dtype=case.dtype,
+        device=x.qkv.device,
+    )
     try:
-        return capi.vision_attention(*x.tensors(), num_heads=case.heads, scale=case.head_dim**-0.5, out=out, path=path)
+        return capi.vision_attention(
+            *x.tensors(), num_heads=case.heads, scale=case.head_dim**-0.5, out=out, path=path
+        )
     except NotImplementedError:
         pytest.skip("no such path on this chip")
 
@@ -61,7 +69,8 @@ def check(case: Case, device: torch.device, path: AttentionPath = AttentionPath.
     x = draw(case, zlib.crc32(str(case).encode()), device)
     got, wanted = run(case, x, path).double(), reference(case, x)
     assert distance(got, wanted) < TOLERANCE[case.dtype]
-    worst = ((got - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp_min(1e-3)).max()  # one wrong row is not diluted
+    # one wrong row is not diluted
+    worst = ((got - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp_min(1e-3)).max()
     assert worst < 8 * TOLERANCE[case.dtype], f"{worst:.2e}"
 
 
@@ -80,17 +89,25 @@ def test_vision_attention_in_float32_matches_float64(case: Case, cuda: torch.dev
 
 
 @pytest.mark.parametrize("case", PLAIN, ids=str)
-def test_vision_attention_of_an_odd_head_dim_matches_float64(case: Case, cuda: torch.device) -> None:
+def test_vision_attention_of_an_odd_head_dim_matches_float64(
+    case: Case, cuda: torch.device
+) -> None:
     check(case, cuda)
 
 
 @pytest.mark.parametrize("path", list(AttentionPath))
-def test_vision_attention_frame_does_not_see_its_neighbour(path: AttentionPath, cuda: torch.device) -> None:
-    """Not even where the neighbour holds NaN and infinity: another's picture may not spoil this one."""
+def test_vision_attention_frame_does_not_see_its_neighbour(
+    path: AttentionPath, cuda: torch.device
+) -> None:
+    """Not even where the neighbour holds NaN and infinity: another's picture may not spoil this
+    one.
+    """
     case = Case(frames=(100, 37, 201))
     x = draw(case, 5, cuda)
     clean = run(case, x, path)
-    x.qkv[100:137] = torch.tensor([torch.nan, torch.inf], dtype=case.dtype, device=cuda).repeat(x.qkv.shape[1] // 2)
+    x.qkv[100:137] = torch.tensor([torch.nan, torch.inf], dtype=case.dtype, device=cuda).repeat(
+        x.qkv.shape[1] // 2
+    )
     spoilt = run(case, x, path)
     assert torch.equal(clean[:100], spoilt[:100])
     assert torch.equal(clean[137:], spoilt[137:])
@@ -105,23 +122,30 @@ def test_vision_attention_is_the_same_ten_times(cuda: torch.device) -> None:
 
 
 @pytest.mark.parametrize("path", list(AttentionPath))
-def test_vision_attention_of_large_scores_is_finite(path: AttentionPath, cuda: torch.device) -> None:
+def test_vision_attention_of_large_scores_is_finite(
+    path: AttentionPath, cuda: torch.device
+) -> None:
     case = Case(frames=(300,))
     x = draw(case, 7, cuda)
     x.qkv.mul_(60)
     got, wanted = run(case, x, path), reference(case, x)
     assert torch.isfinite(got).all()
-    assert distance(got, wanted) < 0.02  # scores of thousands: what one rounding of q moves is no longer small
+    # scores of thousands: what one rounding of q moves is no longer small
+    assert distance(got, wanted) < 0.02
 
 
 @pytest.mark.parametrize("path", list(AttentionPath))
-def test_vision_attention_survives_any_frame_starts(path: AttentionPath, cuda: torch.device) -> None:
+def test_vision_attention_survives_any_frame_starts(
+    path: AttentionPath, cuda: torch.device
+) -> None:
     """An engine builder times kernels on inputs of any content."""
     case = Case(frames=(100, 100, 100, 100))
     x = draw(case, 8, cuda)
     generator = torch.Generator().manual_seed(1)
     for _ in range(20):
-        x.frame_starts.copy_(torch.randint(-(2**31), 2**31 - 1, (5,), generator=generator, dtype=torch.int64).int())
+        x.frame_starts.copy_(
+            torch.randint(-(2**31), 2**31 - 1, (5,), generator=generator, dtype=torch.int64).int()
+        )
         run(case, x, path)
         x.frame_starts.copy_(torch.randint(-10, 500, (5,), generator=generator).int())
         run(case, x, path)

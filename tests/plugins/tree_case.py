@@ -1,4 +1,6 @@
-"""Random inputs of TreeAttention over a poisoned, scattered cache, and the op's definition in float64."""
+"""Random inputs of TreeAttention over a poisoned, scattered cache, and the op's definition in
+float64.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ class Case:
         lengths = "_".join(f"{past}+{new}" for past, new in self.lengths)
         kind = "causal" if self.causal else f"tree{self.tail}"
         heads = f"{self.heads[0]}h{self.heads[1]}"
-        return f"{lengths}-S{self.num_new}-{kind}-{heads}-D{self.head_dim}-p{self.page_size}-{str(self.dtype)[6:]}"
+        sizes = f"D{self.head_dim}-p{self.page_size}-{str(self.dtype)[6:]}"
+        return f"{lengths}-S{self.num_new}-{kind}-{heads}-{sizes}"
 
     def of(self, dtype: torch.dtype) -> Case:
         return replace(self, dtype=dtype)
@@ -51,11 +54,16 @@ class Inputs:
     def slots(self, case: Case, row: int) -> Tensor:
         """Cache slot of every place of a sequence."""
         pages = self.page_table[row].long()
-        return (pages[:, None] * case.page_size + torch.arange(case.page_size, device=pages.device)).flatten()
+        return (
+            pages[:, None] * case.page_size + torch.arange(case.page_size, device=pages.device)
+        ).flatten()
 
 
 def draw(case: Case, seed: int, device: torch.device) -> Inputs:
-    """Fresh inputs. NaN lies in page 0, in pages that nobody owns, and in every slot that holds no token."""
+    """Fresh inputs.
+
+    NaN lies in page 0, in pages that nobody owns, and in every slot that holds no token.
+    """
     g = torch.Generator(device).manual_seed(seed)
     batch, (hq, hkv), dim = len(case.lengths), case.heads, case.head_dim
     longest = max(past for past, _ in case.lengths) + case.tail
@@ -81,10 +89,16 @@ def draw(case: Case, seed: int, device: torch.device) -> Inputs:
         q=normal(n, hq * dim) * 2,
         k=normal(n, hkv * dim),
         v=normal(n, hkv * dim),
-        k_cache=torch.full((total * case.page_size, hkv, dim), torch.nan, device=device, dtype=case.dtype),
-        v_cache=torch.full((total * case.page_size, hkv, dim), torch.nan, device=device, dtype=case.dtype),
+        k_cache=torch.full(
+            (total * case.page_size, hkv, dim), torch.nan, device=device, dtype=case.dtype
+        ),
+        v_cache=torch.full(
+            (total * case.page_size, hkv, dim), torch.nan, device=device, dtype=case.dtype
+        ),
         past_lengths=past,
-        query_lengths=torch.tensor([new for _, new in case.lengths], dtype=torch.int32, device=device),
+        query_lengths=torch.tensor(
+            [new for _, new in case.lengths], dtype=torch.int32, device=device
+        ),
         page_table=order[: batch * pages].view(batch, pages).to(torch.int32).contiguous(),
         tree_mask=mask,
         scale=dim**-0.5,
@@ -100,7 +114,7 @@ def run(case: Case, x: Inputs, out: Tensor, **options: object) -> Tensor:
     return capi.tree_attention(
         x.q, x.k, x.v, x.k_cache, x.v_cache, x.past_lengths, x.query_lengths, x.page_table,
         None if case.causal else x.tree_mask,
-        tail=case.tail, page_size=case.page_size, scale=x.scale, out=out, **options,  # type: ignore[arg-type]
+        tail=case.tail, page_size=case.page_size, scale=x.scale, out=out, **options,
     )  # fmt: skip
 
 
@@ -117,10 +131,14 @@ def expected_cache(case: Case, x: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def reference(case: Case, x: Inputs) -> Tensor:
-    """float64 [B, S, Hq, D]: softmax(scale q k^T) v over [0, past) and the shown tail; 0 for padding."""
+    """float64 [B, S, Hq, D]: softmax(scale q k^T) v over [0, past) and the shown tail; 0 for
+    padding.
+    """
     (hq, hkv), dim = case.heads, case.head_dim
     k_cache, v_cache = expected_cache(case, x)
-    out = torch.zeros(len(case.lengths), case.num_new, hq, dim, dtype=torch.float64, device=x.q.device)
+    out = torch.zeros(
+        len(case.lengths), case.num_new, hq, dim, dtype=torch.float64, device=x.q.device
+    )
     for row, (past, new) in enumerate(case.lengths):
         if new == 0:
             continue

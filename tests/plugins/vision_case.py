@@ -24,7 +24,11 @@ class Case:
         return replace(self, dtype=dtype)
 
     def __str__(self) -> str:
-        frames = "x".join(map(str, self.frames)) if len(self.frames) < 9 else f"{len(self.frames)}_frames"
+        frames = (
+            "x".join(map(str, self.frames))
+            if len(self.frames) < 9
+            else f"{len(self.frames)}_frames"
+        )
         return f"{frames}-h{self.heads}-d{self.head_dim}-{str(self.dtype)[6:]}"
 
 
@@ -67,7 +71,10 @@ def reference(case: Case, x: Inputs) -> Tensor:
 
     def rotate(part: Tensor) -> Tensor:
         low, high = part.chunk(2, dim=-1)
-        turned = (low * angles.cos() - high * angles.sin(), high * angles.cos() + low * angles.sin())
+        turned = (
+            low * angles.cos() - high * angles.sin(),
+            high * angles.cos() + low * angles.sin(),
+        )
         return torch.cat(turned, dim=-1).to(case.dtype).double()
 
     q, k = rotate(q), rotate(k)

@@ -1,4 +1,6 @@
-"""The trained tiny pair, its target's answers to a dozen held-out questions, and a scorer that the tests share."""
+"""The trained tiny pair, its target's answers to a dozen held-out questions, and a scorer that
+the tests share.
+"""
 
 from __future__ import annotations
 

@@ -38,7 +38,9 @@ def wrong_bundle(folder: Path, **overrides: Any) -> Path:
     return build(BuildConfig.model_validate(raw), output=folder, reference_weights=True).path
 
 
-def test_pair_read_rightly_is_exit_0(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pair_read_rightly_is_exit_0(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(TARGET, DRAFT, "--prompts", PROMPTS, monkeypatch=monkeypatch) == 0
     out = capsys.readouterr().out
     assert "the manifest in use is the best interpretation" in out
@@ -49,19 +51,38 @@ def test_pair_read_rightly_is_exit_0(monkeypatch: pytest.MonkeyPatch, capsys: py
 def test_wrong_bundle_is_exit_1_and_its_override_lines_put_it_right(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bundle = wrong_bundle(tmp_path, residual="normed", rope={"layout": "1d", "kind": "default", "base": 10000.0})
+    bundle = wrong_bundle(
+        tmp_path, residual="normed", rope={"layout": "1d", "kind": "default", "base": 10000.0}
+    )
     assert run(bundle, "--prompts", PROMPTS, "--json", monkeypatch=monkeypatch) == 1
     captured = capsys.readouterr()
     found = json.loads(captured.out)
     assert set(found) == {
-        *("bundle", "num_prompts", "num_tokens", "num_steps", "manifest_is_best", "fits", "changes", "overrides"),
+        *(
+            "bundle",
+            "num_prompts",
+            "num_tokens",
+            "num_steps",
+            "manifest_is_best",
+            "fits",
+            "changes",
+            "overrides",
+        ),
         *("override_lines", "silent", "undecided", "interpretations"),
     }
     assert found["changes"] == {"residual": "hidden", "rope.base": 5e6}
     assert captured.err.count("\n") == 1
     assert "residual=hidden" in captured.err
     assert set(found["interpretations"][0]) == {
-        *("changes", "cross_entropy", "position_0", "acceptance_length", "difference", "standard_error", "standing"),
+        *(
+            "changes",
+            "cross_entropy",
+            "position_0",
+            "acceptance_length",
+            "difference",
+            "standard_error",
+            "standing",
+        ),
     }
     ranked = [interpretation["cross_entropy"] for interpretation in found["interpretations"]]
     assert ranked == sorted(ranked)
@@ -75,14 +96,18 @@ def test_wrong_bundle_is_exit_1_and_its_override_lines_put_it_right(
 def test_draft_that_no_reading_makes_right_is_exit_1_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Its head's rows belong to other tokens, which no interpretation changes: the manifest is the best, and worth nothing."""
+    """Its head's rows belong to other tokens, which no interpretation changes: the manifest is
+    the best, and worth nothing.
+    """
     draft = tmp_path / "draft"
     shutil.copytree(DRAFT, draft)
     weights = load_file(draft / "model.safetensors")
     weights["lm_head.weight"] = weights["lm_head.weight"].roll(1, 0)
     (draft / "model.safetensors").unlink()
     save_file(weights, draft / "model.safetensors")
-    assert run(TARGET, draft, "--prompts", PROMPTS, "--max-tokens", 12, monkeypatch=monkeypatch) == 1
+    assert (
+        run(TARGET, draft, "--prompts", PROMPTS, "--max-tokens", 12, monkeypatch=monkeypatch) == 1
+    )
     captured = capsys.readouterr()
     out = " ".join(captured.out.split())
     assert "no interpretation fits: the best is right about" in out
@@ -104,7 +129,12 @@ def test_table_for_people_names_the_better_reading_and_what_to_paste(
 def test_text_prompts_say_nothing_of_images(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["What is 12 plus 30?", "What is 7 plus 61?", "What is 25 plus 14?", "What is 33 plus 58?"]
+    asked = [
+        "What is 12 plus 30?",
+        "What is 7 plus 61?",
+        "What is 25 plus 14?",
+        "What is 33 plus 58?",
+    ]
     file = tmp_path / "texts.json"
     file.write_text(json.dumps([{"prompt": text} for text in asked * 2]))
     run(wrong_bundle(tmp_path), "--prompts", file, "--json", monkeypatch=monkeypatch)
@@ -156,7 +186,9 @@ def test_set_reads_a_pair_otherwise_and_is_refused_for_a_bundle(
     assert "overrides are for a pair" in capsys.readouterr().err
 
 
-def test_one_token_answers_are_exit_2(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_token_answers_are_exit_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(TARGET, DRAFT, "--max-tokens", 1, monkeypatch=monkeypatch) == 2
     assert "max_tokens" in capsys.readouterr().err
 

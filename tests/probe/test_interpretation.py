@@ -17,11 +17,18 @@ def values(asked: Asked, factor: str, **fields: Any) -> list[dict[str, Any]]:
     """The values of a factor other than the manifest's own."""
     manifest = replace(asked.manifest, **fields)
     changes = alternatives(manifest, asked.engine.spec).get(factor, [])
-    return [dict(r.changes) for change in changes if (r := Interpretation().changed(change, manifest)).changes]
+    return [
+        dict(r.changes)
+        for change in changes
+        if (r := Interpretation().changed(change, manifest)).changes
+    ]
 
 
 def test_aux_layers_out_of_range_are_no_readings(tiny: Asked) -> None:
-    assert {v["aux_layers"] for v in values(tiny, "aux offset", aux_layers=(0, 3, 7))} == {(1, 3, 4), (2, 4, 5)}
+    assert {v["aux_layers"] for v in values(tiny, "aux offset", aux_layers=(0, 3, 7))} == {
+        (1, 3, 4),
+        (2, 4, 5),
+    }
 
 
 def test_layers_to_tap_are_those_of_every_reading(tiny: Asked) -> None:
@@ -49,7 +56,11 @@ def test_another_base_makes_a_plain_schedule_and_keeps_the_layout(tiny: Asked) -
         parameters={"factor": 32, "original_max_position_embeddings": 2048},
     )  # fmt: skip
     manifest = replace(tiny.manifest, rope=rope)
-    read = Interpretation().changed({"rope.kind": "default", "rope.base": 5e6}, manifest).apply(manifest)
+    read = (
+        Interpretation()
+        .changed({"rope.kind": "default", "rope.base": 5e6}, manifest)
+        .apply(manifest)
+    )
     assert read.rope == RopeSpec.plain(64, 5e6, "chunked", (12, 10, 10))
 
 
@@ -61,7 +72,9 @@ def test_another_layout_keeps_the_frequencies(tiny: Asked) -> None:
 
 
 def test_a_change_back_leaves_no_change(tiny: Asked) -> None:
-    there = Interpretation().changed({"image_rows": "vision", "image_rows_rotated": False}, tiny.manifest)
+    there = Interpretation().changed(
+        {"image_rows": "vision", "image_rows_rotated": False}, tiny.manifest
+    )
     assert there.changed({"image_rows": "pad"}, tiny.manifest) == Interpretation()
 
 

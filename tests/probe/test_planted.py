@@ -1,7 +1,8 @@
-"""A planted truth: the "target" says what the draft itself would say, read one way; every other interpretation is worse.
+"""A planted truth: the "target" says what the draft itself would say, read one way; every other
+interpretation is worse.
 
-So every factor can be tried, whatever a trained draft happens to feel of it. One step: deeper ones cannot all agree
-with one distribution per token.
+So every factor can be tried, whatever a trained draft happens to feel of it. One step: deeper ones
+cannot all agree with one distribution per token.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ def test_planted_truth_is_found(field: str, pair: Asked, tmp_path: Path) -> None
         fields["rope"] = RopeSpec.plain(8, 1e4, "interleaved", (2, 1, 1))
     manifest = replace(pair.manifest, **fields)
     recordings = [
-        replace(r, target_probs=pair.scorer.chain(manifest, r)[:, 0].softmax(dim=-1)) for r in pair.recordings
+        replace(r, target_probs=pair.scorer.chain(manifest, r)[:, 0].softmax(dim=-1))
+        for r in pair.recordings
     ]
     found = search(Scorer(pair.engine, recordings, tmp_path), pair.manifest, pair.engine.spec)
     assert dict(found.best.changes) == truth

@@ -17,7 +17,13 @@ from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.engine import load
 from trt_eagle3.decode.kv_cache import KVCache, PagePool, PageTable
-from trt_eagle3.decode.propose import Drafters, Proposer, draft_decode_position, draft_positions, put_draft_visual
+from trt_eagle3.decode.propose import (
+    Drafters,
+    Proposer,
+    draft_decode_position,
+    draft_positions,
+    put_draft_visual,
+)
 from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, causal_mask
 from trt_eagle3.decode.tree import static_tree
 from trt_eagle3.engine.bundle import reference_location
@@ -49,14 +55,20 @@ READINGS: dict[str, dict[str, Any]] = {
 class Recorder(DraftRunner):
     logits: list[Tensor]
 
-    def forward(self, embeds: Tensor, features: Tensor, place: Any, logit_rows: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, embeds: Tensor, features: Tensor, place: Any, logit_rows: Tensor
+    ) -> tuple[Tensor, Tensor]:
         logits, out = super().forward(embeds, features, place, logit_rows)
         self.logits.append(logits[0])
         return logits, out
 
 
-def ref_chain(asked: Asked, manifest: DraftManifest, recording: Recording, row: int, runner: Recorder) -> list[Tensor]:
-    """The logits of each depth after ``row`` rows of the prompt and answer were committed, as the loop would."""
+def ref_chain(
+    asked: Asked, manifest: DraftManifest, recording: Recording, row: int, runner: Recorder
+) -> list[Tensor]:
+    """The logits of each depth after ``row`` rows of the prompt and answer were committed, as
+    the loop would.
+    """
     prompt, ids = recording.prompt, recording.token_ids
     length = row + 1
     count = len(prompt.token_ids)
@@ -64,18 +76,25 @@ def ref_chain(asked: Asked, manifest: DraftManifest, recording: Recording, row: 
     put_draft_visual(manifest, prompt, embeds[:count], 0)
     text = torch.arange(count, len(ids), dtype=torch.int32) + prompt.rope_delta
     positions = draft_positions(
-        manifest, 0, torch.cat([prompt.position_ids, text.expand(3, -1)], dim=1), torch.full((3,), 10**6)
+        manifest,
+        0,
+        torch.cat([prompt.position_ids, text.expand(3, -1)], dim=1),
+        torch.full((3,), 10**6),
     )
     features = runner.fuse(recording.aux(manifest, asked.engine.spec.num_deepstack))
     pages = PageTable(PagePool(40, 16))
     pages.reserve(length + STEPS)
     proposer = Proposer(runner)
     runner.logits = []
-    place = AttentionMetadata.single(0, pages.pages(length), causal_mask(length), positions[:, :length].int())
+    place = AttentionMetadata.single(
+        0, pages.pages(length), causal_mask(length), positions[:, :length].int()
+    )
     states = proposer.extend(place, embeds[None, :length], features[None, :length])
     tree = static_tree(SpeculationConfig(mode="chain", steps=STEPS))
     first = draft_decode_position(manifest, length, length + prompt.rope_delta)
-    proposer.propose(tree, Drafters(states, [int(ids[length])], [first], pages.pages(length + STEPS)))
+    proposer.propose(
+        tree, Drafters(states, [int(ids[length])], [first], pages.pages(length + STEPS))
+    )
     return [logits[-1] for logits in runner.logits]
 
 
@@ -121,25 +140,39 @@ def test_score_is_what_its_definition_says(tiny: Asked) -> None:
                 hits.append(int(ids[logits.argmax()]) == answer[token])
                 if answer[token] in ids:
                     probs = recording.target_probs[token - 1].double()
-                    of_token.setdefault(token, []).append(-float((probs * logits.double().log_softmax(-1)).sum()))
+                    of_token.setdefault(token, []).append(
+                        -float((probs * logits.double().log_softmax(-1)).sum())
+                    )
             rows.append(hits)
         nats += [sum(several) / len(several) for several in of_token.values()]
     assert score.cross_entropy == pytest.approx(sum(nats) / len(nats), rel=1e-4)
     assert len(score.token_ce) == len(nats)
     assert score.position_0 == pytest.approx(sum(hits[0] for hits in rows) / len(rows))
-    shares = [[all(hits[: depth + 1]) for hits in rows if len(hits) > depth] for depth in range(STEPS)]
-    assert score.acceptance_length == pytest.approx(1 + sum(sum(share) / len(share) for share in shares))
+    shares = [
+        [all(hits[: depth + 1]) for hits in rows if len(hits) > depth] for depth in range(STEPS)
+    ]
+    assert score.acceptance_length == pytest.approx(
+        1 + sum(sum(share) / len(share) for share in shares)
+    )
 
 
 def test_recorded_answer_is_the_engines_and_its_states_are_the_bundles_aux(tiny: Asked) -> None:
     asked = questions(12)
     for question, recording in list(zip(asked, tiny.recordings, strict=True))[:4]:
         answer = tiny.engine.generate(
-            question.prompt, images=question.images, videos=question.videos, speculation=False, max_tokens=96
+            question.prompt,
+            images=question.images,
+            videos=question.videos,
+            speculation=False,
+            max_tokens=96,
         )
-        assert recording.token_ids[len(recording.prompt.token_ids) :].tolist() == list(answer.token_ids)
+        assert recording.token_ids[len(recording.prompt.token_ids) :].tolist() == list(
+            answer.token_ids
+        )
         assert recording.aux(tiny.manifest, 3).shape == (recording.num_rows, 3 * 256)
-        torch.testing.assert_close(recording.target_probs.sum(dim=-1), torch.ones(len(recording.target_probs)))
+        torch.testing.assert_close(
+            recording.target_probs.sum(dim=-1), torch.ones(len(recording.target_probs))
+        )
 
 
 def test_answers_too_short_are_refused(tiny: Asked, tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""The proof: of a wrong manifest of the tiny pair, the search names the wrong field and recovers its value."""
+"""The proof: of a wrong manifest of the tiny pair, the search names the wrong field and recovers
+its value.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "aux one layer late": ({"aux_layers": (2, 4, 5)}, {"aux_layers": (1, 3, 4)}),
     "aux one layer early": ({"aux_layers": (0, 2, 3)}, {"aux_layers": (1, 3, 4)}),
     "vision rows": ({"image_rows": "vision", "image_rows_rotated": True}, {"image_rows": "pad"}),
-    "vision rows, unrotated": ({"image_rows": "vision", "image_rows_rotated": False}, {"image_rows": "pad"}),
+    "vision rows, unrotated": (
+        {"image_rows": "vision", "image_rows_rotated": False},
+        {"image_rows": "pad"},
+    ),
     "rope base 1e4": ({"rope": RopeSpec.plain(64, 1e4)}, {"rope.base": BASE}),
     "rope base 1e6": ({"rope": RopeSpec.plain(64, 1e6)}, {"rope.base": BASE}),
     "rope kind linear": (
@@ -31,7 +36,8 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "rope chunked, base 1e4": (
         {"rope": RopeSpec.plain(64, 1e4, "chunked", SECTIONS), "positions": "3d"},
-        {"rope.base": BASE},  # chunked sections turn the slowest pairs only: nothing these prompts show
+        # chunked sections turn the slowest pairs only: nothing these prompts show
+        {"rope.base": BASE},
     ),
     "residual normed": ({"residual": "normed"}, {"residual": "hidden"}),
     "feedback post-norm": ({"feedback": "post_norm"}, {"feedback": "pre_norm"}),
@@ -77,7 +83,9 @@ def test_what_the_tiny_draft_hardly_feels_gets_no_verdict(name: str, tiny: Asked
 
 def test_progress_ends_at_its_total(tiny: Asked) -> None:
     seen: list[tuple[int, int]] = []
-    found = search(tiny.scorer, tiny.manifest, tiny.engine.spec, lambda done, total: seen.append((done, total)))
+    found = search(
+        tiny.scorer, tiny.manifest, tiny.engine.spec, lambda done, total: seen.append((done, total))
+    )
     assert [done for done, _ in seen] == list(range(1, len(found.scores) + 1))
     assert all(done <= total for done, total in seen)
     assert seen[-1][0] == seen[-1][1]

@@ -1,4 +1,6 @@
-"""Random drafts on disk, and what they have in common with random targets: how values are drawn and written."""
+"""Random drafts on disk, and what they have in common with random targets: how values are drawn
+and written.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from trt_eagle3.parity.draft import ReferenceDraft
 
 
 def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Values of the size that keeps activations near 1: norm weights around 1, matrices by their fan-in."""
+    """Values of the size that keeps activations near 1: norm weights around 1, matrices by their
+    fan-in.
+    """
     values = torch.randn(shape, generator=generator)
     if len(shape) == 1:
         return 1 + 0.2 * values if name.endswith(".weight") else 0.2 * values
@@ -35,7 +39,9 @@ def write_tensors(file: Path, tensors: Mapping[str, Tensor]) -> dict[str, Tensor
         header = json.loads(stream.read(size))
     header.pop("__metadata__", None)
     return {
-        name: TensorRef(name, file, 8 + size + start, stop - start, entry["dtype"], tuple(entry["shape"]))
+        name: TensorRef(
+            name, file, 8 + size + start, stop - start, entry["dtype"], tuple(entry["shape"])
+        )
         for name, entry in header.items()
         for start, stop in [entry["data_offsets"]]
     }
@@ -83,22 +89,32 @@ DRAFT_FIELDS: dict[str, Any] = {
 def random_draft(
     directory: Path, *, stored: torch.dtype = torch.float32, seed: int = 0, **fields: Any
 ) -> ReferenceDraft:
-    """A draft whose file holds every tensor that any variant could want, so that a test can plant any deviation."""
+    """A draft whose file holds every tensor that any variant could want, so that a test can
+    plant any deviation.
+    """
     m = DraftManifest(path=directory, tensors={}, **{**DRAFT_FIELDS, **fields})
     generator = torch.Generator().manual_seed(seed)
-    weights = {name: random_tensor(name, shape, generator).to(stored) for name, shape in _shapes(m).items()}
+    weights = {
+        name: random_tensor(name, shape, generator).to(stored) for name, shape in _shapes(m).items()
+    }
     if m.draft_vocab_size < m.vocab_size:
         kept = torch.randperm(m.vocab_size, generator=generator)[: m.draft_vocab_size].sort().values
         weights["d2t"] = kept - torch.arange(m.draft_vocab_size)
     refs = write_tensors(directory / "draft.safetensors", weights)
     manifest = DraftManifest(path=directory, tensors=refs, **{**DRAFT_FIELDS, **fields})
-    return ReferenceDraft(manifest, {n: w.float() if w.is_floating_point() else w for n, w in weights.items()})
+    return ReferenceDraft(
+        manifest, {n: w.float() if w.is_floating_point() else w for n, w in weights.items()}
+    )
 
 
 def _shapes(m: DraftManifest) -> dict[str, tuple[int, ...]]:
     hidden, target, num_aux = m.hidden_size, m.target_hidden_size, len(m.aux_layers)
     linears = {"fc": (hidden, num_aux * target)}
-    norms = {"input_norm": num_aux * target, "norm": hidden, **{f"fc_norm.{i}": target for i in range(num_aux)}}
+    norms = {
+        "input_norm": num_aux * target,
+        "norm": hidden,
+        **{f"fc_norm.{i}": target for i in range(num_aux)},
+    }
     for layer in range(m.num_layers):
         prefix, width = f"layers.{layer}", hidden if layer else 2 * hidden
         linears |= {
@@ -110,9 +126,14 @@ def _shapes(m: DraftManifest) -> dict[str, tuple[int, ...]]:
             f"{prefix}.mlp.up_proj": (m.intermediate_size, hidden),
             f"{prefix}.mlp.down_proj": (hidden, m.intermediate_size),
         }
-        norms |= {f"{prefix}.{n}": hidden for n in ("hidden_norm", "input_layernorm", "post_attention_layernorm")}
+        norms |= {
+            f"{prefix}.{n}": hidden
+            for n in ("hidden_norm", "input_layernorm", "post_attention_layernorm")
+        }
         norms |= {f"{prefix}.self_attn.{p}_norm": m.head_dim for p in "qk"}
-    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": shape for name, shape in linears.items()}
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{name}.weight": shape for name, shape in linears.items()
+    }
     shapes |= {f"{name}.bias": shape[:1] for name, shape in linears.items()}
     shapes |= {f"{name}.weight": (width,) for name, width in norms.items()}
     shapes["lm_head.weight"] = (m.draft_vocab_size, hidden)

@@ -1,6 +1,7 @@
 """Our three ops from their equations, in float64 and with plain loops.
 
-Shapes: B rows, S new tokens per row, N = B * S, M masked tail, P pages per row, Hq / Hkv heads, D head_dim, H hidden.
+Shapes: B rows, S new tokens per row, N = B * S, M masked tail, P pages per row, Hq / Hkv heads, D
+head_dim, H hidden.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ def qk_norm_mrope(
     heads: tuple[int, int, int],
     norms: tuple[Tensor, Tensor, float] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """q [N, Hq * D], k and v [N, Hkv * D] of packed ``qkv``; ``heads`` = (Hq, Hkv, D); ``norms`` = (q, k, epsilon)."""
+    """q [N, Hq * D], k and v [N, Hkv * D] of packed ``qkv``; ``heads`` = (Hq, Hkv, D); ``norms``
+    = (q, k, epsilon).
+    """
     num_heads, num_kv_heads, dim = heads
     n = qkv.shape[0]
     by_head = qkv.double().view(n, num_heads + 2 * num_kv_heads, dim)
@@ -46,8 +49,11 @@ def slot(table: list[int], row: int, page_size: int) -> int:
     return table[row // page_size] * page_size + row % page_size
 
 
-def tree_attention(inputs: dict[str, Tensor], page_size: int, scale: float) -> tuple[Tensor, Tensor, Tensor, set[int]]:
-    """``(out [B, S, Hq, D], k_cache, v_cache, slots written)``; rows of padding come out as NaN and write nothing.
+def tree_attention(
+    inputs: dict[str, Tensor], page_size: int, scale: float
+) -> tuple[Tensor, Tensor, Tensor, set[int]]:
+    """``(out [B, S, Hq, D], k_cache, v_cache, slots written)``; rows of padding come out as NaN and
+    write nothing.
 
     ``inputs`` are the op's by name, q, k and v as [B, S, heads, D].
     """

@@ -1,4 +1,5 @@
-"""Random Qwen3-VL targets: a checkpoint on disk, its spec, and transformers as what it must compute.
+"""Random Qwen3-VL targets: a checkpoint on disk, its spec, and transformers as what it must
+compute.
 
 Shapes: S rows, H hidden, V vocab, L deepstack levels, N visual rows.
 """
@@ -49,7 +50,9 @@ VISION = {
 
 @dataclass(frozen=True)
 class TargetStates:
-    """What transformers computes: logits [S, V], and per layer the output [S, H] before and after its deepstack."""
+    """What transformers computes: logits [S, V], and per layer the output [S, H] before and
+    after its deepstack.
+    """
 
     logits: Tensor
     before_deepstack: list[Tensor]
@@ -73,8 +76,12 @@ class Target:
         """The model as parity computes it, layer by layer."""
         return TargetReference(self.model.config, self.spec.tensors)
 
-    def states(self, embeds: Tensor, positions: Tensor, visual_rows: Tensor, deepstack: Tensor) -> TargetStates:
-        """Run ``embeds [S, H]`` at ``positions [3, S]`` with ``deepstack [L, N, H]`` on ``visual_rows [S]``."""
+    def states(
+        self, embeds: Tensor, positions: Tensor, visual_rows: Tensor, deepstack: Tensor
+    ) -> TargetStates:
+        """Run ``embeds [S, H]`` at ``positions [3, S]`` with ``deepstack [L, N, H]`` on
+        ``visual_rows [S]``.
+        """
         reference, hidden = self.reference, embeds
         rope = reference.rope(positions)
         before: list[Tensor] = []
@@ -95,9 +102,16 @@ def random_target(
     stored: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> Target:
-    """A checkpoint in ``directory`` that differs from ``TEXT`` and ``VISION`` as said; ``stored``: type on disk."""
+    """A checkpoint in ``directory`` that differs from ``TEXT`` and ``VISION`` as said;
+    ``stored``: type on disk.
+    """
     text, vision = {**TEXT, **(text or {})}, {**VISION, **(vision or {})}
-    rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": list(sections), "mrope_interleaved": True}
+    rope = {
+        "rope_type": "default",
+        "rope_theta": 5e6,
+        "mrope_section": list(sections),
+        "mrope_interleaved": True,
+    }
     config = Qwen3VLConfig(
         text_config={**text, "rope_parameters": rope},
         vision_config={**vision, "out_hidden_size": text["hidden_size"]},
@@ -114,7 +128,9 @@ def random_target(
     values = {}
     for name, parameter in model.named_parameters():
         value = random_tensor(name, tuple(parameter.shape), generator).to(stored)
-        values[name.replace("model.language_model.", "").replace("model.visual.", "visual.")] = value
+        values[name.replace("model.language_model.", "").replace("model.visual.", "visual.")] = (
+            value
+        )
         parameter.data.copy_(value)
     tensors = write_tensors(directory / "target.safetensors", values)
     if tied:
@@ -123,7 +139,11 @@ def random_target(
 
 
 def _spec(
-    directory: Path, text: dict[str, Any], vision: dict[str, Any], sections: tuple[int, int, int], tensors: Any
+    directory: Path,
+    text: dict[str, Any],
+    vision: dict[str, Any],
+    sections: tuple[int, int, int],
+    tensors: Any,
 ) -> TargetSpec:
     return TargetSpec(
         path=directory,

@@ -57,7 +57,9 @@ class Site:
 
 
 @contextmanager
-def serving(engine: Engine, config: ServingConfig = SERVING, api_key: str | None = None) -> Iterator[Site]:
+def serving(
+    engine: Engine, config: ServingConfig = SERVING, api_key: str | None = None
+) -> Iterator[Site]:
     server = Server(engine, config, api_key)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

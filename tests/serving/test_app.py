@@ -35,7 +35,9 @@ LONG = {"messages": QUESTION, "max_tokens": 900, "ignore_eos": True}  # runs for
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny(tmp_path_factory.mktemp("engines"), limits={"max_batch_size": 4, "max_waiting": 4})
+    return build_tiny(
+        tmp_path_factory.mktemp("engines"), limits={"max_batch_size": 4, "max_waiting": 4}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +51,9 @@ def engine(bundle: Path) -> Iterator[Engine]:
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """One request at a time, two in the queue."""
     folder = tmp_path_factory.mktemp("narrow")
-    engine = load(build_tiny(folder, limits={"max_batch_size": 1, "max_waiting": 2}), media=SERVING.media())
+    engine = load(
+        build_tiny(folder, limits={"max_batch_size": 1, "max_waiting": 2}), media=SERVING.media()
+    )
     yield engine
     engine.close()
 
@@ -65,7 +69,10 @@ def cancelled(engine: Engine) -> int:
 
 
 def picture(url: str) -> list[dict[str, Any]]:
-    parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What do you see?"}]
+    parts = [
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "text", "text": "What do you see?"},
+    ]
     return [{"role": "user", "content": parts}]
 
 
@@ -88,7 +95,9 @@ def test_stream_equals_generate(site: Site, engine: Engine) -> None:
     first, *pieces, usage = site.events(messages=QUESTION, stream_options={"include_usage": True})
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     assert "".join(p["choices"][0]["delta"].get("content", "") for p in pieces) == expected.text
-    assert [p["choices"][0]["finish_reason"] for p in pieces] == [None] * (len(pieces) - 1) + ["stop"]
+    assert [p["choices"][0]["finish_reason"] for p in pieces] == [None] * (len(pieces) - 1) + [
+        "stop"
+    ]
     assert usage["choices"] == []
     assert usage["usage"]["total_tokens"] == expected.prompt_tokens + len(expected.token_ids)
     assert len({event["id"] for event in (first, *pieces, usage)}) == 1
@@ -107,7 +116,8 @@ def test_options_reach_the_engine(site: Site) -> None:
         _, found = site.chat(messages=QUESTION, **{name: 3}, ignore_eos=True)
         assert found["usage"]["completion_tokens"] == 3
         assert found["choices"][0]["finish_reason"] == "length"
-    _, found = site.chat(messages=QUESTION, max_tokens=9, max_completion_tokens=4)  # the newer name counts
+    # the newer name counts
+    _, found = site.chat(messages=QUESTION, max_tokens=9, max_completion_tokens=4)
     assert found["usage"]["completion_tokens"] == 4
     _, found = site.chat(messages=QUESTION, stop="equals")
     assert found["choices"][0]["message"]["content"] == "12 plus 30 "
@@ -131,10 +141,19 @@ def test_options_reach_the_engine(site: Site) -> None:
         ({"messages": [{"role": "critic", "content": "hi"}]}, "messages: role"),
         ({"messages": [{"role": 5, "content": "hi"}]}, "messages: role"),
         ({"messages": QUESTION, "n": 2}, "n: expected 1, got 2."),
-        ({"messages": QUESTION, "tools": [{"type": "function"}]}, "tools: expected [], got [{'type': 'function'}]."),
-        ({"messages": QUESTION, "tool_choice": "required"}, "tool_choice: expected 'none' or 'auto', got 'required'."),
+        (
+            {"messages": QUESTION, "tools": [{"type": "function"}]},
+            "tools: expected [], got [{'type': 'function'}].",
+        ),
+        (
+            {"messages": QUESTION, "tool_choice": "required"},
+            "tool_choice: expected 'none' or 'auto', got 'required'.",
+        ),
         ({"messages": QUESTION, "functions": [{}]}, "functions: expected [], got [{}]."),
-        ({"messages": QUESTION, "function_call": {"name": "f"}}, "function_call: expected 'none' or 'auto'"),
+        (
+            {"messages": QUESTION, "function_call": {"name": "f"}},
+            "function_call: expected 'none' or 'auto'",
+        ),
         ({"messages": QUESTION, "logprobs": True}, "logprobs: expected False, got True."),
         ({"messages": QUESTION, "top_logprobs": 2}, "top_logprobs: expected 0"),
         ({"messages": QUESTION, "logit_bias": {"5": 1}}, "logit_bias: expected {}"),
@@ -142,7 +161,10 @@ def test_options_reach_the_engine(site: Site) -> None:
             {"messages": QUESTION, "response_format": {"type": "json_object"}},
             "response_format: expected {'type': 'text'}",
         ),
-        ({"messages": QUESTION, "frequency_penalty": 1.0}, "frequency_penalty: expected 0, got 1.0"),
+        (
+            {"messages": QUESTION, "frequency_penalty": 1.0},
+            "frequency_penalty: expected 0, got 1.0",
+        ),
         ({"messages": QUESTION, "audio": {}}, "audio: not served here. Known: messages"),
         ({"messages": QUESTION, "stream_options": {"n": 2}}, "stream_options.n: not served here"),
         ({"messages": QUESTION, "stream_options": {"every": 1}}, "Known: include_usage."),
@@ -177,21 +199,55 @@ def test_bad_body_is_a_400_of_one_line(site: Site, body: Any, expected: str, str
 @pytest.mark.parametrize(
     "extra",
     [
-        dict.fromkeys(("model", "max_tokens", "temperature", "top_p", "stop", "stream", "stream_options", "tools")),
-        {"n": 1, "frequency_penalty": 0, "presence_penalty": 0, "logit_bias": {}, "logprobs": False, "top_logprobs": 0},
-        {"response_format": {"type": "text"}, "tool_choice": "none", "parallel_tool_calls": True, "top_k": -1},
+        dict.fromkeys(
+            (
+                "model",
+                "max_tokens",
+                "temperature",
+                "top_p",
+                "stop",
+                "stream",
+                "stream_options",
+                "tools",
+            )
+        ),
+        {
+            "n": 1,
+            "frequency_penalty": 0,
+            "presence_penalty": 0,
+            "logit_bias": {},
+            "logprobs": False,
+            "top_logprobs": 0,
+        },
+        {
+            "response_format": {"type": "text"},
+            "tool_choice": "none",
+            "parallel_tool_calls": True,
+            "top_k": -1,
+        },
         {"tools": [], "tool_choice": "auto", "functions": [], "function_call": "auto"},
-        {"user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "prompt_cache_key": "x"},
+        {
+            "user": "me",
+            "metadata": {"a": "b"},
+            "store": True,
+            "service_tier": "auto",
+            "prompt_cache_key": "x",
+        },
     ],
 )
-def test_fields_that_change_nothing_are_taken(site: Site, engine: Engine, extra: dict[str, Any]) -> None:
+def test_fields_that_change_nothing_are_taken(
+    site: Site, engine: Engine, extra: dict[str, Any]
+) -> None:
     status, found = site.chat(messages=QUESTION, **extra)
     assert status == 200, found
     assert found["choices"][0]["message"]["content"] == engine.generate(QUESTION).text
 
 
 def test_developer_is_what_was_called_system(site: Site) -> None:
-    said = [site.chat(messages=[{"role": role, "content": "?"}, *QUESTION])[1] for role in ("developer", "system")]
+    said = [
+        site.chat(messages=[{"role": role, "content": "?"}, *QUESTION])[1]
+        for role in ("developer", "system")
+    ]
     assert said[0]["usage"] == said[1]["usage"]
     assert said[0]["choices"] == said[1]["choices"]
 
@@ -217,7 +273,9 @@ def test_what_is_not_here_is_a_404_that_clients_can_read(site: Site) -> None:
 
 def test_images_that_triton_refuses_are_refused_here(site: Site) -> None:
     found = [
-        r["image_url"] for r, _ in REFUSED.values() if isinstance(r, dict) and "text_input" in r and "image_url" in r
+        r["image_url"]
+        for r, _ in REFUSED.values()
+        if isinstance(r, dict) and "text_input" in r and "image_url" in r
     ]
     urls = [url for url in found if isinstance(url, str)]
     assert len(urls) > 20
@@ -227,7 +285,9 @@ def test_images_that_triton_refuses_are_refused_here(site: Site) -> None:
 
 
 def test_big_body_is_refused_while_it_comes(site: Site) -> None:
-    status, text, _ = site.request("POST", "/v1/chat/completions", b" " * (SERVING.max_body_bytes + 1))
+    status, text, _ = site.request(
+        "POST", "/v1/chat/completions", b" " * (SERVING.max_body_bytes + 1)
+    )
     assert status == 413
     assert "the limit" in text or "more than" in text
 
@@ -238,17 +298,24 @@ def test_overload_is_a_503_that_says_when_to_come_back(narrow: Engine) -> None:
             wait_for(lambda: narrow.metrics().running == 1)
             waiting = [pool.submit(site.chat, messages=QUESTION) for _ in range(2)]
             wait_for(lambda: narrow.metrics().waiting == 2)
-            status, text, headers = site.request("POST", "/v1/chat/completions", {"messages": QUESTION})
+            status, text, headers = site.request(
+                "POST", "/v1/chat/completions", {"messages": QUESTION}
+            )
             assert (status, headers["retry-after"]) == (503, "1")
             assert "max_waiting" in json.loads(text)["error"]["message"]
         assert [answer.result()[0] for answer in waiting] == [200, 200]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_client_that_hangs_up_while_it_waits_leaves_its_place_to_others(narrow: Engine, stream: bool) -> None:
+def test_client_that_hangs_up_while_it_waits_leaves_its_place_to_others(
+    narrow: Engine, stream: bool
+) -> None:
     with serving(narrow) as site, site.hang_up_later({**LONG, "stream": True}):
         wait_for(lambda: narrow.metrics().running == 1)
-        with site.hang_up_later({**LONG, "stream": stream}), site.hang_up_later({**LONG, "stream": stream}):
+        with (
+            site.hang_up_later({**LONG, "stream": stream}),
+            site.hang_up_later({**LONG, "stream": stream}),
+        ):
             wait_for(lambda: narrow.metrics().waiting == 2)
         wait_for(lambda: narrow.metrics().waiting == 0)
         assert narrow.metrics().running == 1
@@ -296,7 +363,8 @@ def test_request_that_takes_too_long_is_ended(engine: Engine) -> None:
 
 def test_request_whose_image_decodes_slowly_is_ended_in_time(bundle: Path) -> None:
     """The issue's case: ``max_request_s`` was 10, and the answer came after 46."""
-    scans, slow = jpeg_of_scans(1500), jpeg_of_scans(100, 4000)  # 13 s, and 3 s that the bound on scans allows
+    # 13 s, and 3 s that the bound on scans allows
+    scans, slow = jpeg_of_scans(1500), jpeg_of_scans(100, 4000)
     config = ServingConfig(max_request_s=1.0)
     engine = load(bundle, media=config.media())
     with serving(engine, config) as site:
@@ -315,10 +383,16 @@ def test_request_whose_image_decodes_slowly_is_ended_in_time(bundle: Path) -> No
 
 
 def test_client_that_does_not_read_loses_its_place_in_time(engine: Engine) -> None:
-    app, before, sent = make_app(Front(engine, ServingConfig(max_request_s=0.5))), cancelled(engine), []
+    app, before, sent = (
+        make_app(Front(engine, ServingConfig(max_request_s=0.5))),
+        cancelled(engine),
+        [],
+    )
 
     async def ask() -> None:
-        news = iter([{"type": "http.request", "body": json.dumps({**LONG, "stream": True}).encode()}])
+        news = iter(
+            [{"type": "http.request", "body": json.dumps({**LONG, "stream": True}).encode()}]
+        )
         full = asyncio.Event()
 
         async def receive() -> Any:
@@ -328,7 +402,13 @@ def test_client_that_does_not_read_loses_its_place_in_time(engine: Engine) -> No
             sent.append(message.get("body", b""))
             await full.wait()
 
-        scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": "/v1/chat/completions",
+            "headers": [],
+            "query_string": b"",
+        }
         asked = asyncio.create_task(app(scope, receive, send))
         await asyncio.to_thread(wait_for, lambda: cancelled(engine) == before + 1)
         full.set()
@@ -343,7 +423,9 @@ def test_key_is_asked_for(engine: Engine) -> None:
         for path, method in (("/v1/models", "GET"), ("/v1/chat/completions", "POST")):
             assert site.request(method, path)[0] == 401
             assert site.request(method, path, headers={"Authorization": "Bearer wrong"})[0] == 401
-        assert site.request("GET", "/v1/models", headers={"Authorization": "Bearer secret"})[0] == 200
+        assert (
+            site.request("GET", "/v1/models", headers={"Authorization": "Bearer secret"})[0] == 200
+        )
         assert site.request("GET", "/health")[0] == 200
 
 
@@ -369,7 +451,9 @@ def test_engine_that_has_stopped_is_not_healthy(bundle: Path) -> None:
 def test_limits_are_checked() -> None:
     with pytest.raises(UserError, match="max_pixls: unknown"):
         ServingConfig.from_mapping({"max_pixls": 3}, "--set")
-    with pytest.raises(UserError, match="--set: max_pixels: Input should be greater than or equal to 4096, got 100"):
+    with pytest.raises(
+        UserError, match="--set: max_pixels: Input should be greater than or equal to 4096, got 100"
+    ):
         ServingConfig.from_mapping({"max_pixels": 100}, "--set")
 
 
@@ -381,7 +465,9 @@ def test_fewest_pixels_that_may_be_asked_for_are_enough_to_start(bundle: Path) -
 
 def test_image_of_an_allowed_host_is_fetched(bundle: Path, engine: Engine) -> None:
     pages = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Pages, directory=str(SCENE.parent)))
-    thread = threading.Thread(target=pages.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread = threading.Thread(
+        target=pages.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    )
     thread.start()
     host = f"127.0.0.1:{pages.server_address[1]}"
     config = ServingConfig(allowed_hosts=(host,))
@@ -393,9 +479,14 @@ def test_image_of_an_allowed_host_is_fetched(bundle: Path, engine: Engine) -> No
             expected = engine.generate(picture(data_uri(SCENE.read_bytes())))
             assert found["choices"][0]["message"]["content"] == expected.text
             assert site.chat(messages=picture(f"http://{host}/absent.png"))[0] == 400
-            status, found = site.chat(messages=picture(f"http://localhost:{pages.server_address[1]}/scene.png"))
+            status, found = site.chat(
+                messages=picture(f"http://localhost:{pages.server_address[1]}/scene.png")
+            )
             assert status == 400
-            assert f"'localhost', port {pages.server_address[1]}, is not in allowed_hosts" in found["error"]["message"]
+            assert (
+                f"'localhost', port {pages.server_address[1]}, is not in allowed_hosts"
+                in found["error"]["message"]
+            )
     finally:
         other.close()
         pages.shutdown()

@@ -33,15 +33,23 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*words: object) -> str:
-    return CliRunner().invoke(cli, [str(word) for word in words], catch_exceptions=False, standalone_mode=False).output
+    return (
+        CliRunner()
+        .invoke(cli, [str(word) for word in words], catch_exceptions=False, standalone_mode=False)
+        .output
+    )
 
 
 def test_deploy_says_what_it_wrote_and_what_is_next(bundle: Path, tmp_path: Path) -> None:
-    output = run("deploy", bundle, "--repository", tmp_path / "r", "--set", "allowed_hosts=[cdn.example.com]")
+    output = run(
+        "deploy", bundle, "--repository", tmp_path / "r", "--set", "allowed_hosts=[cdn.example.com]"
+    )
     assert f"wrote {tmp_path}/r/tiny" in output
     assert re.search(rf"^next: .*{re.escape(str(tmp_path))}/r/launch\.sh$", output, re.MULTILINE)
     assert "cdn.example.com" in (tmp_path / "r/tiny/config.pbtxt").read_text()
-    found = json.loads(run("deploy", bundle, "--repository", tmp_path / "r", "--name", "other", "--json"))
+    found = json.loads(
+        run("deploy", bundle, "--repository", tmp_path / "r", "--name", "other", "--json")
+    )
     assert found["name"] == "other"
     assert Path(found["model"], "config.pbtxt").is_file()
 
@@ -58,9 +66,12 @@ def test_hosts_are_allowed_as_the_page_on_serving_says(bundle: Path, tmp_path: P
     for word in words:
         run("deploy", bundle, "--repository", tmp_path, "--set", *shlex.split(word))
         [written] = re.findall(
-            r'"allowed_hosts" value: { string_value: "(.+)" }', (tmp_path / "tiny/config.pbtxt").read_text()
+            r'"allowed_hosts" value: { string_value: "(.+)" }',
+            (tmp_path / "tiny/config.pbtxt").read_text(),
         )
-        config = ServingConfig.from_mapping({"allowed_hosts": yaml.safe_load(written)}, "config.pbtxt")
+        config = ServingConfig.from_mapping(
+            {"allowed_hosts": yaml.safe_load(written)}, "config.pbtxt"
+        )
         assert config == ServingConfig.from_mapping(parse_overrides(shlex.split(word)), "--set")
         assert config.allowed_hosts == tuple(re.findall(r"[*\w.-]+\.[a-z]+(?::\d+)?", word))
 
@@ -75,7 +86,9 @@ def test_hosts_are_allowed_as_the_page_on_serving_says(bundle: Path, tmp_path: P
         (("--set", "max_media=many"), "--set: max_media"),
     ],
 )
-def test_bad_words_are_refused_in_one_line(bundle: Path, tmp_path: Path, words: tuple[str, ...], expected: str) -> None:
+def test_bad_words_are_refused_in_one_line(
+    bundle: Path, tmp_path: Path, words: tuple[str, ...], expected: str
+) -> None:
     with pytest.raises(UserError) as caught:
         run("deploy", bundle, "--repository", tmp_path / "r", *words)
     assert expected in str(caught.value)
@@ -98,7 +111,9 @@ def test_address_that_cannot_be_listened_on_is_refused_before_the_engine_is_load
     monkeypatch.setattr("trt_eagle3.serving.server.load", loaded)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=rf"127\.0\.0\.1:{port}: cannot listen: Address already in use"):
+        with pytest.raises(
+            UserError, match=rf"127\.0\.0\.1:{port}: cannot listen: Address already in use"
+        ):
             run("serve", bundle, "--port", port)
     with pytest.raises(UserError, match="cannot listen"):
         run("serve", bundle, "--host", "203.0.113.7")
@@ -113,10 +128,15 @@ QUESTION = [{"role": "user", "content": "What is 12 plus 30?"}]
 
 
 @contextmanager
-def serving(bundle: Path, *words: str, drain_s: int = 30) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def serving(
+    bundle: Path, *words: str, drain_s: int = 30
+) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """``trt-eagle3 serve`` as a process, and its port, once it says that it answers."""
     (port,) = free_ports(1)
-    code = f"from trt_eagle3 import cli; from trt_eagle3.serving import server; server.DRAIN_S = {drain_s}; cli.main()"
+    code = (
+        "from trt_eagle3 import cli; from trt_eagle3.serving import server; server.DRAIN_S = "
+        f"{drain_s}; cli.main()"
+    )
     program = [sys.executable, "-c", code, "serve", str(bundle), "--port", str(port), *words]
     with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
@@ -129,14 +149,20 @@ def serving(bundle: Path, *words: str, drain_s: int = 30) -> Iterator[tuple[subp
 
 def ask(port: int, **body: Any) -> http.client.HTTPConnection:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request("POST", "/v1/chat/completions", json.dumps({"messages": QUESTION, "ignore_eos": True, **body}))
+    connection.request(
+        "POST",
+        "/v1/chat/completions",
+        json.dumps({"messages": QUESTION, "ignore_eos": True, **body}),
+    )
     return connection
 
 
 def metric(port: int, name: str) -> list[str]:
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=60)) as connection:
         connection.request("GET", "/metrics")
-        return re.findall(rf"^trt_eagle3_{name}.* (\S+)$", connection.getresponse().read().decode(), re.MULTILINE)
+        return re.findall(
+            rf"^trt_eagle3_{name}.* (\S+)$", connection.getresponse().read().decode(), re.MULTILINE
+        )
 
 
 def test_serve_says_where_it_answers_and_sigterm_lets_a_stream_end(bundle: Path) -> None:
@@ -152,7 +178,9 @@ def test_serve_says_where_it_answers_and_sigterm_lets_a_stream_end(bundle: Path)
         assert "What is 12 plus 30?" in process.stderr.read()  # log_prompts asked for it
 
 
-def test_answers_that_are_not_ready_when_the_server_must_stop_end_with_an_error(bundle: Path) -> None:
+def test_answers_that_are_not_ready_when_the_server_must_stop_end_with_an_error(
+    bundle: Path,
+) -> None:
     with (
         serving(bundle, drain_s=0) as (process, port),
         closing(ask(port)) as whole,

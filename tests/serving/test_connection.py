@@ -1,4 +1,6 @@
-"""Clients that send half, or do not read: real sockets, and everybody else is answered meanwhile."""
+"""Clients that send half, or do not read: real sockets, and everybody else is answered
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -66,10 +68,14 @@ def health_ms(site: Site) -> float:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"GET /health HTTP/1.1\r\nHost:", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /hea"]
+    "data",
+    [b"", b"GET /health HTTP/1.1\r\nHost:", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /hea"],
 )
 def test_half_sent_headers_are_cut_off_in_time(engine: Engine, data: bytes) -> None:
-    with serving(engine, ServingConfig(header_timeout_s=0.3)) as site, connect(site, data) as client:
+    with (
+        serving(engine, ServingConfig(header_timeout_s=0.3)) as site,
+        connect(site, data) as client,
+    ):
         start = time.monotonic()
         dribbling = threading.Thread(target=_dribble, args=(client,), daemon=True)
         dribbling.start()
@@ -88,7 +94,10 @@ def _dribble(client: socket.socket) -> None:
 @pytest.mark.parametrize("dribbles", [False, True])
 def test_half_sent_body_is_answered_with_408_in_time(engine: Engine, dribbles: bool) -> None:
     before = engine.metrics().requests.get("rejected", 0)
-    with serving(engine, ServingConfig(body_timeout_s=0.3)) as site, connect(site, HEAD % 9999 + b"{") as client:
+    with (
+        serving(engine, ServingConfig(body_timeout_s=0.3)) as site,
+        connect(site, HEAD % 9999 + b"{") as client,
+    ):
         if dribbles:
             threading.Thread(target=_dribble, args=(client,), daemon=True).start()
         found = read_all(client)
@@ -114,7 +123,9 @@ def test_body_that_goes_on_after_its_refusal_is_cut_off(engine: Engine) -> None:
 
 
 def test_bodies_that_stand_still_give_their_room_to_others(engine: Engine) -> None:
-    """A budget of two: two half-sent bodies of a stranger take all of it, until somebody sends a whole one."""
+    """A budget of two: two half-sent bodies of a stranger take all of it, until somebody sends a
+    whole one.
+    """
     limits = ServingConfig(max_bodies_bytes=2_500_000, body_timeout_s=60)
     with serving(engine, limits) as site, contextlib.ExitStack() as stack:
         half = HEAD % 5_000_000 + MEDIA + b"A" * 1_000_000
@@ -136,11 +147,19 @@ def _received(client: socket.socket) -> bytes:
 
 
 def test_bodies_beyond_the_budget_are_refused(engine: Engine) -> None:
-    with serving(engine, ServingConfig(max_bodies_bytes=1_500_000)) as site, contextlib.ExitStack() as stack:
+    with (
+        serving(engine, ServingConfig(max_bodies_bytes=1_500_000)) as site,
+        contextlib.ExitStack() as stack,
+    ):
         half = HEAD % 5_000_000 + MEDIA + b"A" * 1_000_000
         first, second = (stack.enter_context(connect(site, half)) for _ in range(2))
         found: list[bytes] = []
-        wait_for(lambda: bool(found.append(_received(first) + _received(second)) or b"}}" in b"".join(found)), 10)
+        wait_for(
+            lambda: bool(
+                found.append(_received(first) + _received(second)) or b"}}" in b"".join(found)
+            ),
+            10,
+        )
         assert b"503" in b"".join(found)
         assert b"max_bodies_bytes" in b"".join(found)
         assert site.chat(messages=QUESTION, max_tokens=2)[0] == 200
@@ -166,7 +185,8 @@ def test_hostile_body_keeps_nobody_waiting(engine: Engine, body: bytes, status: 
                 times.append(health_ms(site))
             assert attack.result() == status
             longest.append(max(times))
-        assert min(longest) < 250  # attacker, poller and server share one interpreter here, and the machine others
+        # attacker, poller and server share one interpreter here, and the machine others
+        assert min(longest) < 250
 
 
 def _post(site: Site, body: bytes) -> int:
@@ -198,7 +218,9 @@ def test_connections_beyond_the_cap_are_refused_while_all_are_busy(engine: Engin
         assert read_all(connect(site)).startswith(b"HTTP/1.1 503")
 
 
-def test_flood_of_half_sent_requests_is_few_log_lines(engine: Engine, capfd: pytest.CaptureFixture[str]) -> None:
+def test_flood_of_half_sent_requests_is_few_log_lines(
+    engine: Engine, capfd: pytest.CaptureFixture[str]
+) -> None:
     from trt_eagle3.serving.server import _set_up_log
 
     root, before = logging.getLogger(), list(logging.getLogger().handlers)
@@ -208,7 +230,12 @@ def test_flood_of_half_sent_requests_is_few_log_lines(engine: Engine, capfd: pyt
         with serving(engine, ServingConfig(header_timeout_s=0.2, max_connections=16)) as site:
             for _ in range(10):
                 with contextlib.ExitStack() as stack:
-                    for data in (b"\x00\xff\r\n\r\n", b"GET /", HEAD % 100 + b"{", b"GET / HTTP/1.1\r\nUpgrade: x\r\n"):
+                    for data in (
+                        b"\x00\xff\r\n\r\n",
+                        b"GET /",
+                        HEAD % 100 + b"{",
+                        b"GET / HTTP/1.1\r\nUpgrade: x\r\n",
+                    ):
                         for _ in range(10):
                             with contextlib.suppress(OSError):
                                 stack.enter_context(connect(site, data))
@@ -222,7 +249,12 @@ def test_flood_of_half_sent_requests_is_few_log_lines(engine: Engine, capfd: pyt
 def test_sigterm_does_not_wait_for_half_sent_requests(engine: Engine) -> None:
     with contextlib.ExitStack() as stack:
         with serving(engine) as site:
-            for data in (b"", b"GET /", HEAD % 9_000_000 + MEDIA + b"A" * 100_000, HEAD % 100 + b"{"):
+            for data in (
+                b"",
+                b"GET /",
+                HEAD % 9_000_000 + MEDIA + b"A" * 100_000,
+                HEAD % 100 + b"{",
+            ):
                 for _ in range(5):
                     stack.enter_context(connect(site, data))
             body = stack.enter_context(connect(site, HEAD % 100 + b"{"))
@@ -233,7 +265,9 @@ def test_sigterm_does_not_wait_for_half_sent_requests(engine: Engine) -> None:
 
 
 def test_readers_that_stop_reading_keep_nobody_waiting_and_go_on_later(engine: Engine) -> None:
-    """Their sequences are preempted; when they read again, they get the same tokens as if nothing had been."""
+    """Their sequences are preempted; when they read again, they get the same tokens as if
+    nothing had been.
+    """
     options = {"max_tokens": 500, "ignore_eos": True, "speculation": False}
     expected = engine.generate(QUESTION, **options)
     with serving(engine, ServingConfig()) as site, contextlib.ExitStack() as stack:
@@ -248,8 +282,12 @@ def test_readers_that_stop_reading_keep_nobody_waiting_and_go_on_later(engine: E
         assert [status for status, _ in found] == [200] * 6
         assert seconds < 5
         for client in stalled[:1]:
-            events = [line for line in _until_done(client).split(b"\n") if line.startswith(b"data: {")]
-            said = [json.loads(event[6:])["choices"][0]["delta"].get("content", "") for event in events]
+            events = [
+                line for line in _until_done(client).split(b"\n") if line.startswith(b"data: {")
+            ]
+            said = [
+                json.loads(event[6:])["choices"][0]["delta"].get("content", "") for event in events
+            ]
             assert "".join(said) == expected.text
     wait_for(lambda: engine.metrics().kv_pages_used == 0)
 
@@ -291,7 +329,9 @@ def test_file_limit_bounds_the_connections(monkeypatch: pytest.MonkeyPatch) -> N
     assert server._within_file_limit(ServingConfig(max_connections=512)).max_connections == 512
 
 
-def test_readers_that_stall_in_every_place_give_way_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_that_stall_in_every_place_give_way_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connection, "_HICCUP_S", 0.1)
     narrow = load(build_tiny(tmp_path, limits={"max_batch_size": 1, "max_waiting": 1}))
     body = ask(max_tokens=900, ignore_eos=True, speculation=False, stream=True)

@@ -18,8 +18,14 @@ SERVING = ServingConfig()
 URI = "data:image/png;base64," + "A" * 5000
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(st.characters(exclude_categories=["Cs"])) | st.just(URI),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text(st.characters(exclude_categories=["Cs"]))
+    | st.just(URI),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4)
+    ),
     max_leaves=20,
 ).filter(lambda value: "\ud800" not in str(value))
 
@@ -41,7 +47,9 @@ def num_values(value: Any) -> int:
 @given(JSON, st.lists(st.integers(0, 1 << 20), max_size=6), st.booleans())
 @example(['a"\\', "data:", "\\", "data:\\" + "x" * 5000], [3, 4, 5, 9], True)
 @example({"a": URI, "b": [URI + '"']}, [30, 31], True)
-def test_value_is_what_json_reads_and_the_count_is_no_lower(value: Any, cuts: list[int], ascii_only: bool) -> None:
+def test_value_is_what_json_reads_and_the_count_is_no_lower(
+    value: Any, cuts: list[int], ascii_only: bool
+) -> None:
     data = json.dumps(value, ensure_ascii=ascii_only).encode()
     scanner = scan(data, cuts)
     assert parse_request_json(data, "body", SERVING, scanner) == value
@@ -55,7 +63,8 @@ def test_value_is_what_json_reads_and_the_count_is_no_lower(value: Any, cuts: li
 
 def test_data_uris_are_no_text() -> None:
     scanner = scan(json.dumps([URI, "x", URI]).encode(), [])
-    assert scanner._num_text == len(json.dumps(["", "x", ""])) - 2  # a closing quote is its string's
+    # a closing quote is its string's
+    assert scanner._num_text == len(json.dumps(["", "x", ""])) - 2
     assert len(scanner.media) == 2
 
 
@@ -105,5 +114,8 @@ def test_what_is_no_json_is_refused_in_a_line_that_can_be_sent(data: bytes, expe
 
 
 def test_escaped_name_of_a_taken_out_uri_is_harmless() -> None:
-    assert parse_request_json(b'["' + URI.encode() + b'", "\\u0064ata:0"]', "body", SERVING) == [URI, URI]
+    assert parse_request_json(b'["' + URI.encode() + b'", "\\u0064ata:0"]', "body", SERVING) == [
+        URI,
+        URI,
+    ]
     assert parse_request_json(b'["data:0", "data:1"]', "body", SERVING) == ["data:0", "data:1"]

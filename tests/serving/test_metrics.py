@@ -8,7 +8,16 @@ from trt_eagle3.decode.metrics import Meter
 from trt_eagle3.serving.metrics import to_text
 
 IDLE = dict.fromkeys(
-    ("running", "waiting", "preempted", "reused_tokens", "kv_pages_used", "kv_pages_cached", "kv_pages_total"), 0
+    (
+        "running",
+        "waiting",
+        "preempted",
+        "reused_tokens",
+        "kv_pages_used",
+        "kv_pages_cached",
+        "kv_pages_total",
+    ),
+    0,
 )
 
 

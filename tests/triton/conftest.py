@@ -1,4 +1,6 @@
-"""A bundle of the tiny pair for serving, what it answers offline, and one server for the tests of a module."""
+"""A bundle of the tiny pair for serving, what it answers offline, and one server for the tests
+of a module.
+"""
 
 from __future__ import annotations
 
@@ -34,17 +36,28 @@ def _uris(*names: str) -> list[str]:
 
 
 def _cases() -> dict[str, Case]:
-    see, sums, changed = "What do you see in this image?", "What is 12 plus 30?", "What changed between the two images?"
+    see, sums, changed = (
+        "What do you see in this image?",
+        "What is 12 plus 30?",
+        "What changed between the two images?",
+    )
     frames = [f"frames/{i}.png" for i in range(4)]
     turns = [
-        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": _uris("scene.png")[0]}}, see]},
+        {
+            "role": "user",
+            "content": [{"type": "image_url", "image_url": {"url": _uris("scene.png")[0]}}, see],
+        },
         {"role": "assistant", "content": "The background is black."},
         {"role": "user", "content": sums},
     ]
     sampled = {"temperature": 0.75, "top_p": 0.75, "top_k": 20, "seed": 2**63 + 5}
     return {
         "text": Case({"text_input": sums}, sums),
-        "image": Case({"text_input": see, "image_url": _uris("scene.png")}, see, {"images": [IMAGES / "scene.png"]}),
+        "image": Case(
+            {"text_input": see, "image_url": _uris("scene.png")},
+            see,
+            {"images": [IMAGES / "scene.png"]},
+        ),
         "two images": Case(
             {"text_input": changed, "image_url": _uris("before.png", "after.png")},
             changed,
@@ -63,9 +76,15 @@ def _cases() -> dict[str, Case]:
         ),
         "plain": Case({"text_input": sums, "speculation": False}, sums, {"speculation": False}),
         "length": Case(
-            {"text_input": sums, "max_tokens": 5, "ignore_eos": True}, sums, {"max_tokens": 5, "ignore_eos": True}
+            {"text_input": sums, "max_tokens": 5, "ignore_eos": True},
+            sums,
+            {"max_tokens": 5, "ignore_eos": True},
         ),
-        "stop words": Case({"text_input": sums, "stop_words": ["equals", "plus"]}, sums, {"stop": ["equals", "plus"]}),
+        "stop words": Case(
+            {"text_input": sums, "stop_words": ["equals", "plus"]},
+            sums,
+            {"stop": ["equals", "plus"]},
+        ),
     }
 
 
@@ -74,7 +93,9 @@ CASES = _cases()
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny(tmp_path_factory.mktemp("engines"), limits={"max_batch_size": 8, "max_waiting": 64})
+    return build_tiny(
+        tmp_path_factory.mktemp("engines"), limits={"max_batch_size": 8, "max_waiting": 64}
+    )
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,7 @@
-"""One job for tritonclient, as JSON on stdin; its replies as JSON on stdout. Runs in the server's environment."""
+"""One job for tritonclient, as JSON on stdin; its replies as JSON on stdout.
+
+Runs in the server's environment.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,9 @@ def tensor(name, value):
     if name in KINDS:
         array = np.array(values, dtype=KINDS[name])
     else:
-        array = np.array([v if isinstance(v, bytes) else v.encode() for v in values], dtype=np.object_)
+        array = np.array(
+            [v if isinstance(v, bytes) else v.encode() for v in values], dtype=np.object_
+        )
     found = triton.InferInput(name, array.shape, np_to_triton_dtype(array.dtype))
     found.set_data_from_numpy(array)
     return found
@@ -54,7 +59,9 @@ def answer(job, requests):
         client.start_stream(lambda result, error: arrived.put((result, error)))
         for i, request in enumerate(requests):
             inputs = [tensor(name, value) for name, value in request.items()]
-            client.async_stream_infer(job["model"], inputs, request_id=str(i), enable_empty_final_response=True)
+            client.async_stream_infer(
+                job["model"], inputs, request_id=str(i), enable_empty_final_response=True
+            )
         left, count = len(requests), 0
         while left and job.get("cancel_after") != count:
             result, error = arrived.get(timeout=50)
@@ -63,7 +70,9 @@ def answer(job, requests):
                 break
             response = result.get_response()
             if response.outputs:
-                found = {output.name: plain(result.as_numpy(output.name)) for output in response.outputs}
+                found = {
+                    output.name: plain(result.as_numpy(output.name)) for output in response.outputs
+                }
                 replies[int(response.id)]["responses"].append(found)
                 count += 1
             left -= response.parameters["triton_final_response"].bool_param
@@ -76,7 +85,9 @@ def main():
     requests = job["requests"]
     groups = [requests] if job.get("one_stream") else [[request] for request in requests]
     with ThreadPoolExecutor(len(groups)) as pool:
-        replies = [reply for group in pool.map(lambda group: answer(job, group), groups) for reply in group]
+        replies = [
+            reply for group in pool.map(lambda group: answer(job, group), groups) for reply in group
+        ]
     json.dump(replies, sys.stdout)
 
 

@@ -1,4 +1,6 @@
-"""Requests that must be refused, each with what the refusal says; and a small corpus of broken images."""
+"""Requests that must be refused, each with what the refusal says; and a small corpus of broken
+images.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,11 @@ def encode(kind: str = "PNG", side: int = 40, mode: str = "RGB") -> bytes:
 
 def png_of_size(width: int, height: int) -> bytes:
     """A PNG that says it is so big and holds next to nothing."""
-    chunks = (b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0), b"IDAT" + zlib.compress(b""), b"IEND")
+    chunks = (
+        b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0),
+        b"IDAT" + zlib.compress(b""),
+        b"IEND",
+    )
     packed = (struct.pack(">I", len(c) - 4) + c + struct.pack(">I", zlib.crc32(c)) for c in chunks)
     return b"\x89PNG\r\n\x1a\n" + b"".join(packed)
 
@@ -63,11 +69,16 @@ def content(*parts: Any) -> dict[str, Any]:
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg"><image href="file:///etc/passwd"/></svg>'
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n(/etc/passwd) run\n"
 PLAYLIST = b"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile:///etc/passwd\n#EXT-X-ENDLIST\n"
-NOT_FETCHED, NOT_READ, NO_IMAGE = "not fetched", "files are not read", "not an image that is read here"
+NOT_FETCHED, NOT_READ, NO_IMAGE = (
+    "not fetched",
+    "files are not read",
+    "not an image that is read here",
+)
 PNG = data_uri(encode())
 
 SURROGATES = {
-    "source": r'[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:\ud800"}}]}]',
+    "source": r'[{"role": "user", "content": [{"type": "image_url",'
+    r' "image_url": {"url": "data:\ud800"}}]}]',
     "path": r'[{"role": "user", "content": [{"type": "image", "image": "\ud800"}]}]',
     "part": r'[{"role": "user", "content": [{"type": "\udfff"}]}]',
     "text": r'[{"role": "user", "content": "a \udc80"}]',
@@ -120,18 +131,27 @@ REFUSED: Mapping[str, tuple[dict[str, Any] | bytes, str]] = {
     "part without a value": (content({"type": "image"}), "unknown part"),
     "path in a part": (content({"type": "image", "image": "/etc/passwd"}), NOT_READ),
     "path under transformers' key": (content({"type": "image", "path": "/etc/passwd"}), NOT_READ),
-    "file URL in a part": (content({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}), NOT_READ),
+    "file URL in a part": (
+        content({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}),
+        NOT_READ,
+    ),
     "image that is a number": (content({"type": "image", "image": 5}), "expected a path"),
     "image that is a list": (content({"type": "image", "image": [PNG]}), "expected a path"),
     "folder as a video": (content({"type": "video", "video": "/etc"}), NOT_READ),
     "video that is a mapping": (content({"type": "video", "video": {"frames": "/etc"}}), "video"),
-    "frames from files": (content({"type": "video", "video": ["/etc/passwd", "/etc/hosts"]}), NOT_READ),
+    "frames from files": (
+        content({"type": "video", "video": ["/etc/passwd", "/etc/hosts"]}),
+        NOT_READ,
+    ),
     "lone surrogate": (messages('[{"role": "user", "content": "\\ud800"}]'), "not Unicode"),
     "lone surrogate in a source": (messages(SURROGATES["source"]), "not Unicode"),
     "lone surrogate in a role": (messages(SURROGATES["role"]), "not Unicode"),
     "lone surrogate in a name": (messages(SURROGATES["name"]), "not Unicode"),
     "lone surrogate in a frame": (text(video='["data:\\ud800"]'), "not Unicode"),
-    "images beside messages": ({**messages([{"role": "user", "content": "x"}]), "image_url": PNG}, "messages"),
+    "images beside messages": (
+        {**messages([{"role": "user", "content": "x"}]), "image_url": PNG},
+        "messages",
+    ),
     # where images come from
     "path": (url("/etc/passwd"), NOT_READ),
     "relative path": (url("../../etc/passwd"), NOT_READ),
@@ -173,7 +193,9 @@ REFUSED: Mapping[str, tuple[dict[str, Any] | bytes, str]] = {
     "frames nested deep": (text(video="[" * 10_000), "nested deeper"),
     "frames of two sizes": (text(video=json.dumps([PNG, data_uri(encode(side=50))])), "Resize"),
 }
-"""Name -> the body of a ``generate`` request, and a part of the message that it is refused with (HTTP 400)."""
+"""Name -> the body of a ``generate`` request, and a part of the message that it is refused with
+(HTTP 400).
+"""
 
 MALFORMED: Mapping[str, bytes] = {
     "empty": b"",
@@ -197,7 +219,9 @@ def broken_images(count: int) -> Iterator[bytes]:
     """Images with some bytes changed, cut or doubled: the same ones every time."""
     random_ = random.Random(8)
     for i in range(count):
-        data = bytearray(encode(("PNG", "JPEG", "GIF", "WEBP", "BMP")[i % 5], mode="P" if i % 5 == 2 else "RGB"))
+        data = bytearray(
+            encode(("PNG", "JPEG", "GIF", "WEBP", "BMP")[i % 5], mode="P" if i % 5 == 2 else "RGB")
+        )
         for _ in range(random_.randint(1, 8)):
             data[random_.randrange(len(data))] = random_.randrange(256)
         if i % 3 == 1:

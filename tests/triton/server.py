@@ -1,4 +1,6 @@
-"""A real tritonserver on a deployed repository, started through the repository's own launch.sh, and its clients."""
+"""A real tritonserver on a deployed repository, started through the repository's own launch.sh,
+and its clients.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ STOP_S = 120.0  # of a machine with other work, for seconds of decoding; EXIT_TI
 
 needs_server = pytest.mark.skipif(
     not (ENVIRONMENT / ".ready").is_file(),
-    reason="no Triton server: make .venv-triton/.ready installs one (nvidia-pytriton's wheel, Linux on x86-64)",
+    reason=(
+        "no Triton server: make .venv-triton/.ready installs one (nvidia-pytriton's wheel, Linux "
+        "on x86-64)"
+    ),
 )
 
 
@@ -62,12 +67,20 @@ class Server:
         }
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
-                [self.repository / "launch.sh"], env=environment, stdout=log, stderr=log, start_new_session=True
+                [self.repository / "launch.sh"],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
         deadline = time.monotonic() + START_S
         while not self.ready():
-            assert self.process.poll() is None, f"the server ended while starting:\n{self.log()[-4000:]}"
-            assert time.monotonic() < deadline, f"not ready after {START_S} s:\n{self.log()[-4000:]}"
+            assert self.process.poll() is None, (
+                f"the server ended while starting:\n{self.log()[-4000:]}"
+            )
+            assert time.monotonic() < deadline, (
+                f"not ready after {START_S} s:\n{self.log()[-4000:]}"
+            )
             time.sleep(0.1)
 
     def ready(self) -> bool:
@@ -103,12 +116,17 @@ class Server:
                     words = (entry / "cmdline").read_bytes().split(b"\0")
                 except OSError:
                     continue
-                if words[0].endswith(b"triton_python_backend_stub") and str(self.repository).encode() in words[1]:
+                if (
+                    words[0].endswith(b"triton_python_backend_stub")
+                    and str(self.repository).encode() in words[1]
+                ):
                     return int(entry.name)
         raise AssertionError("no backend process")
 
     def get(self, path: str, *, timeout: float = 10, port: int | None = None) -> tuple[int, str]:
-        connection = http.client.HTTPConnection("127.0.0.1", port or self.http_port, timeout=timeout)
+        connection = http.client.HTTPConnection(
+            "127.0.0.1", port or self.http_port, timeout=timeout
+        )
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
@@ -162,17 +180,25 @@ class Server:
         return found
 
     def wait_for_prompts(self, count: int, seconds: float = 60) -> None:
-        """Until ``count`` requests were accepted since the first start; ``log_prompts`` must be set.
+        """Until ``count`` requests were accepted since the first start; ``log_prompts`` must be
+        set.
 
-        Metrics are published now and then only, and a gauge may rise and fall unseen; a line in the log stays.
+        Metrics are published now and then only, and a gauge may rise and fall unseen; a line in the
+        log stays.
         """
         deadline = time.monotonic() + seconds
         while (found := len(re.findall(r"trt_eagle3: request \S+: ", self.log()))) != count:
-            assert time.monotonic() < deadline, f"{found} requests after {seconds} s, expected {count}"
+            assert time.monotonic() < deadline, (
+                f"{found} requests after {seconds} s, expected {count}"
+            )
             time.sleep(0.02)
 
-    def wait_for_metrics(self, holds: Callable[[dict[str, float]], bool], seconds: float = 60) -> dict[str, float]:
-        """The first metrics that ``holds``, which should be of counters: a gauge may rise and fall unseen."""
+    def wait_for_metrics(
+        self, holds: Callable[[dict[str, float]], bool], seconds: float = 60
+    ) -> dict[str, float]:
+        """The first metrics that ``holds``, which should be of counters: a gauge may rise and
+        fall unseen.
+        """
         deadline = time.monotonic() + seconds
         while not holds(found := self.metrics()):
             assert time.monotonic() < deadline, f"after {seconds} s: {found}"
@@ -185,18 +211,27 @@ class Server:
 
 @dataclass
 class GrpcReply:
-    """What came for one gRPC request: responses as dicts of lists, and the error after them, if any."""
+    """What came for one gRPC request: responses as dicts of lists, and the error after them, if
+    any.
+    """
 
     responses: list[dict[str, Any]]
     error: str | None
 
 
 def grpc(server: Server, requests: Sequence[Mapping[str, Any]], **options: Any) -> list[GrpcReply]:
-    """Send ``requests`` at once, from tritonclient in the server's environment; each over a gRPC stream of its own.
+    """Send ``requests`` at once, from tritonclient in the server's environment; each over a gRPC
+    stream of its own.
 
-    Bytes go as bytes. ``one_stream``: all over one. ``cancel_after``: cancel a stream after so many responses.
+    Bytes go as bytes. ``one_stream``: all over one. ``cancel_after``: cancel a stream after so many
+    responses.
     """
-    job = {"url": f"127.0.0.1:{server.grpc_port}", "model": server.model, "requests": requests, **options}
+    job = {
+        "url": f"127.0.0.1:{server.grpc_port}",
+        "model": server.model,
+        "requests": requests,
+        **options,
+    }
     done = subprocess.run(
         [ENVIRONMENT / "bin/python", "-I", Path(__file__).with_name("grpc_client.py")],
         input=json.dumps(job, default=lambda data: {"base64": base64.b64encode(data).decode()}),

@@ -1,4 +1,6 @@
-"""What happens to a server in operation: overload, SIGTERM, a restart, a crash of the backend process."""
+"""What happens to a server in operation: overload, SIGTERM, a restart, a crash of the backend
+process.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ LONG = {"text_input": QUESTION, "max_tokens": 900, "ignore_eos": True}  # runs f
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_tiny(tmp_path_factory.mktemp("engines"), limits={"max_batch_size": 1, "max_waiting": 2})
+    return build_tiny(
+        tmp_path_factory.mktemp("engines"), limits={"max_batch_size": 1, "max_waiting": 2}
+    )
 
 
 @pytest.fixture
@@ -37,9 +41,13 @@ def server(bundle: Path, tmp_path: Path) -> Iterator[Server]:
         yield server
 
 
-def test_overload_is_refused_and_sigterm_drains_and_the_server_starts_again(server: Server, bundle: Path) -> None:
+def test_overload_is_refused_and_sigterm_drains_and_the_server_starts_again(
+    server: Server, bundle: Path
+) -> None:
     offline = load(bundle)
-    short, long = (offline.generate(QUESTION, max_tokens=n, ignore_eos=True).text for n in (40, 900))
+    short, long = (
+        offline.generate(QUESTION, max_tokens=n, ignore_eos=True).text for n in (40, 900)
+    )
     offline.close()
     with ThreadPoolExecutor(3) as pool:
         # one runs, two wait, and whoever comes then is too many
@@ -55,7 +63,9 @@ def test_overload_is_refused_and_sigterm_drains_and_the_server_starts_again(serv
         assert "".join(event["text_output"] for event in events) == long
         assert [post.result()["text_output"] for post in waiting] == [short, short]
         assert server.generate(text_input=QUESTION)["text_output"] == "12 plus 30 equals 42."
-        server.wait_for_metrics(lambda m: sum(m[name] for name in m if "requests_total" in name) == 4)
+        server.wait_for_metrics(
+            lambda m: sum(m[name] for name in m if "requests_total" in name) == 4
+        )
 
         stream = pool.submit(grpc, server, [{**LONG, "stream": True}])
         server.wait_for_prompts(5)
@@ -79,7 +89,9 @@ def test_lone_surrogates_are_answered_and_sigterm_is_quick(server: Server) -> No
         assert "not Unicode text" in str(reply.error)
     for request in requests:
         for path in ("generate", "generate_stream"):
-            status, text = server.post(path, as_body({**request, "stream": path != "generate"}), timeout=10)
+            status, text = server.post(
+                path, as_body({**request, "stream": path != "generate"}), timeout=10
+            )
             assert (status, "not Unicode text" in text) == (400, True), text
     start = time.monotonic()
     assert server.terminate() == 0

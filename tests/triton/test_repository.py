@@ -53,7 +53,9 @@ def as_gpu(bundle: Path) -> None:
 def gpu_repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bundle = build_tiny(tmp_path_factory.mktemp("engines"))
     as_gpu(bundle)
-    return deploy(bundle, tmp_path_factory.mktemp("triton") / "repository", name="qwen3_vl.8B").model.parent
+    return deploy(
+        bundle, tmp_path_factory.mktemp("triton") / "repository", name="qwen3_vl.8B"
+    ).model.parent
 
 
 def test_model_holds_the_whole_bundle(bundle: Path, deployment: Deployment) -> None:
@@ -102,22 +104,41 @@ def test_launching_without_an_environment_says_so(deployment: Deployment, tmp_pa
     assert "TRT_EAGLE3_ENV" in done.stderr
 
 
-def test_stock_server_is_started_on_loopback_with_its_options(deployment: Deployment, tmp_path: Path) -> None:
+def test_stock_server_is_started_on_loopback_with_its_options(
+    deployment: Deployment, tmp_path: Path
+) -> None:
     server = tmp_path / "tritonserver"
     server.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     server.chmod(0o755)
-    environment = {**os.environ, "TRITONSERVER": str(server), "HTTP_PORT": "1234", "ADMIN_KEY": "key"}
+    environment = {
+        **os.environ,
+        "TRITONSERVER": str(server),
+        "HTTP_PORT": "1234",
+        "ADMIN_KEY": "key",
+    }
     script = deployment.model.parent / "launch.sh"
-    done = subprocess.run([script, "--more"], env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [script, "--more"], env=environment, capture_output=True, text=True, check=True
+    )
     options = done.stdout.splitlines()
     assert {f"--{kind}-address=127.0.0.1" for kind in ("http", "grpc", "metrics")} <= set(options)
     assert "--http-port=1234" in options
-    assert any(option.startswith("--http-restricted-api=") and option.endswith("=key") for option in options)
+    assert any(
+        option.startswith("--http-restricted-api=") and option.endswith("=key")
+        for option in options
+    )
     assert options[-1] == "--more"
 
 
 def validate_compose(file: Path) -> dict[str, Any]:
-    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(file)]
+    command = [
+        sys.executable,
+        "-m",
+        "check_jsonschema",
+        "--builtin-schema",
+        "vendor.compose-spec",
+        str(file),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     found: dict[str, Any] = yaml.safe_load(file.read_text())
@@ -126,12 +147,14 @@ def validate_compose(file: Path) -> dict[str, Any]:
 
 def test_compose_file_fits_the_schema(deployment: Deployment, gpu_repository: Path) -> None:
     services = validate_compose(deployment.model.parent / "compose.yaml")["services"]
-    assert all(port.startswith("127.0.0.1:") for service in services.values() for port in service["ports"])
+    assert all(
+        port.startswith("127.0.0.1:") for service in services.values() for port in service["ports"]
+    )
     assert services["triton"]["healthcheck"]["test"][-1].endswith(f":8000{READY}")
     assert "deploy" not in services["triton"]
-    [device] = validate_compose(gpu_repository / "compose.yaml")["services"]["triton"]["deploy"]["resources"][
-        "reservations"
-    ]["devices"]
+    [device] = validate_compose(gpu_repository / "compose.yaml")["services"]["triton"]["deploy"][
+        "resources"
+    ]["reservations"]["devices"]
     assert device["capabilities"] == ["gpu"]
 
 
@@ -143,7 +166,9 @@ def test_compose_schema_catches_a_mistake(deployment: Deployment, tmp_path: Path
 
 
 @pytest.mark.parametrize("version", KUBERNETES)
-def test_kubernetes_manifest_fits_the_schema(deployment: Deployment, gpu_repository: Path, version: str) -> None:
+def test_kubernetes_manifest_fits_the_schema(
+    deployment: Deployment, gpu_repository: Path, version: str
+) -> None:
     for repository, gpu in ((deployment.model.parent, False), (gpu_repository, True)):
         resources = list(yaml.safe_load_all((repository / "kubernetes.yaml").read_text()))
         for resource in resources:
@@ -151,7 +176,9 @@ def test_kubernetes_manifest_fits_the_schema(deployment: Deployment, gpu_reposit
         by_kind = {resource["kind"]: resource for resource in resources}
         [container] = by_kind["Deployment"]["spec"]["template"]["spec"]["containers"]
         assert {"startupProbe", "readinessProbe", "livenessProbe", "resources"} <= container.keys()
-        assert {container[name]["httpGet"]["path"] for name in ("startupProbe", "readinessProbe")} == {READY}
+        assert {
+            container[name]["httpGet"]["path"] for name in ("startupProbe", "readinessProbe")
+        } == {READY}
         assert ("nvidia.com/gpu" in container["resources"]["limits"]) is gpu
         selector = by_kind["Deployment"]["spec"]["selector"]["matchLabels"]
         assert by_kind["Service"]["spec"]["selector"] == selector
@@ -160,7 +187,11 @@ def test_kubernetes_manifest_fits_the_schema(deployment: Deployment, gpu_reposit
 
 
 def test_kubernetes_schema_catches_a_mistake(deployment: Deployment) -> None:
-    text = (deployment.model.parent / "kubernetes.yaml").read_text().replace("readinessProbe", "readynessProbe")
+    text = (
+        (deployment.model.parent / "kubernetes.yaml")
+        .read_text()
+        .replace("readinessProbe", "readynessProbe")
+    )
     [workload] = [r for r in yaml.safe_load_all(text) if r["kind"] == "Deployment"]
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(workload, KUBERNETES[0], strict=True)
@@ -177,11 +208,17 @@ def test_second_deployment_replaces_the_first_and_only_it(bundle: Path, tmp_path
     assert "Written by trt-eagle3" in (tmp_path / "a/config.pbtxt").read_text()
     assert not (tmp_path / "a/1/bundle/tuning.json").exists()
     assert (tmp_path / "b/config.pbtxt").is_file()
-    assert not [entry for entry in tmp_path.iterdir() if "lock" in entry.name or PARTIAL in entry.name]
+    assert not [
+        entry for entry in tmp_path.iterdir() if "lock" in entry.name or PARTIAL in entry.name
+    ]
 
 
-@pytest.mark.parametrize("foreign", ["notes.txt", "1/helper.py", "1/bundle/processor/mine.json", "2/model.py"])
-def test_model_that_holds_a_foreign_file_is_never_replaced(bundle: Path, tmp_path: Path, foreign: str) -> None:
+@pytest.mark.parametrize(
+    "foreign", ["notes.txt", "1/helper.py", "1/bundle/processor/mine.json", "2/model.py"]
+)
+def test_model_that_holds_a_foreign_file_is_never_replaced(
+    bundle: Path, tmp_path: Path, foreign: str
+) -> None:
     deploy(bundle, tmp_path, name="a")
     mine = tmp_path / "a" / foreign
     mine.parent.mkdir(exist_ok=True)
@@ -202,26 +239,36 @@ def test_model_that_is_another_servers_is_never_replaced(bundle: Path, tmp_path:
 
 def test_model_in_a_checkpoint_or_over_one_is_refused(tmp_path: Path) -> None:
     target = Path(shutil.copytree(TARGET, tmp_path / "models/target"))
-    bundle = build(tiny_config(target=target), output=tmp_path / "engines", reference_weights=True).path
+    bundle = build(
+        tiny_config(target=target), output=tmp_path / "engines", reference_weights=True
+    ).path
     with pytest.raises(UserError, match=f"lies in the checkpoint {target}"):
         deploy(bundle, target)
     with pytest.raises(UserError, match=f"is the checkpoint {target}, which would be replaced"):
         deploy(bundle, tmp_path / "models", name="target")
-    with pytest.raises(UserError, match=f"contains the checkpoint {target}, which would be replaced"):
+    with pytest.raises(
+        UserError, match=f"contains the checkpoint {target}, which would be replaced"
+    ):
         deploy(bundle, tmp_path, name="models")
     assert {path.name for path in target.iterdir()} == {path.name for path in TARGET.iterdir()}
 
 
-def test_second_deployment_at_the_same_time_is_refused_in_one_line(bundle: Path, tmp_path: Path) -> None:
+def test_second_deployment_at_the_same_time_is_refused_in_one_line(
+    bundle: Path, tmp_path: Path
+) -> None:
     with (
         output_lock(tmp_path / "all models"),
-        pytest.raises(UserError, match=f"{tmp_path}: another build or deployment is writing it. Wait"),
+        pytest.raises(
+            UserError, match=f"{tmp_path}: another build or deployment is writing it. Wait"
+        ),
     ):
         deploy(bundle, tmp_path)
     assert deploy(bundle, tmp_path).model.is_dir()
 
 
-def test_bundle_replaced_while_it_is_deployed_is_no_mixture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bundle_replaced_while_it_is_deployed_is_no_mixture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = build_tiny(tmp_path)
     place = writing._place
 
@@ -259,7 +306,9 @@ def test_packed_environment_goes_into_the_model(bundle: Path, tmp_path: Path) ->
     [b"", b"an archive", b"\x1f\x8b\x08\x00", gzip.compress(b"no tar" * 1000)],
     ids=["empty", "text", "cut", "no tar"],
 )
-def test_environment_that_is_no_archive_is_refused(bundle: Path, tmp_path: Path, data: bytes) -> None:
+def test_environment_that_is_no_archive_is_refused(
+    bundle: Path, tmp_path: Path, data: bytes
+) -> None:
     (tmp_path / "packed.tar.gz").write_bytes(data)
     with pytest.raises(
         UserError, match=r"--env .*packed\.tar\.gz: expected server, interpreter, or a packed"
@@ -270,11 +319,15 @@ def test_environment_that_is_no_archive_is_refused(bundle: Path, tmp_path: Path,
 
 
 def test_interpreters_environment_is_named(bundle: Path, tmp_path: Path) -> None:
-    text = (deploy(bundle, tmp_path / "r", environment="interpreter").model / "config.pbtxt").read_text()
+    text = (
+        deploy(bundle, tmp_path / "r", environment="interpreter").model / "config.pbtxt"
+    ).read_text()
     assert f'key: "EXECUTION_ENV_PATH" value: {{ string_value: "{sys.prefix}" }}' in text
 
 
-def test_libraries_of_a_gpu_bundle_travel_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_libraries_of_a_gpu_bundle_travel_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bundle = build_tiny(tmp_path)
     as_gpu(bundle)
     library = tmp_path / "libtrt_eagle3_capi.so"
@@ -308,11 +361,16 @@ def test_libraries_of_a_gpu_bundle_travel_with_it(tmp_path: Path, monkeypatch: p
         ({"serving": {"max_media": 0}}, "max_media"),
         ({"serving": {"allowed_hosts": ["http://a.b/"]}}, "allowed_hosts"),
         ({"serving": {"allowed_hosts": ["*"]}}, "allowed_hosts"),
-        ({"serving": {"allowed_hosts": "a.b"}}, 'allowed_hosts: expected a list such as ["images.example.com", '),
+        (
+            {"serving": {"allowed_hosts": "a.b"}},
+            'allowed_hosts: expected a list such as ["images.example.com", ',
+        ),
         ({"serving": {"allowed_hosts": [5]}}, "allowed_hosts: expected a list"),
     ],
 )
-def test_bad_option_is_refused_in_one_line(bundle: Path, tmp_path: Path, options: Any, expected: str) -> None:
+def test_bad_option_is_refused_in_one_line(
+    bundle: Path, tmp_path: Path, options: Any, expected: str
+) -> None:
     if options == {"name": ""}:
         assert deploy(bundle, tmp_path / "r", **options).name == expected
         return
@@ -345,12 +403,17 @@ def test_bundle_and_repository_keep_apart(bundle: Path, tmp_path: Path) -> None:
         deploy(tmp_path, tmp_path / "s")
 
 
-def test_engines_that_are_not_built_are_told(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_that_are_not_built_are_told(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine = {"backend": "tensorrt", "device": "cuda", "dtype": "float16"}
     unbuilt = build_tiny(tmp_path / "unbuilt", engine=engine)
     monkeypatch.setattr("trt_eagle3.triton.libraries.plugin_library_path", lambda _: None)
     notes = " ".join(deploy(unbuilt, tmp_path / "models").notes)
-    assert "TRT_EAGLE3_PLUGINS: not built here, so the server must have it: make plugins TENSORRT_INCLUDE=/" in notes
+    assert (
+        "TRT_EAGLE3_PLUGINS: not built here, so the server must have it: make plugins "
+        "TENSORRT_INCLUDE=/" in notes
+    )
     if not list(unbuilt.rglob("*.engine")):  # as on every machine without TensorRT
         assert "the engines are not built: before the server starts, run " in notes
     assert "not built: before" not in " ".join(deploy(bundle, tmp_path / "others").notes)

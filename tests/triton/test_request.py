@@ -21,7 +21,9 @@ def strings(*values: str | bytes) -> Any:
     return np.array([v if isinstance(v, bytes) else v.encode() for v in values], dtype=np.object_)
 
 
-def read(parameters: dict[str, Any] | None = None, serving: ServingConfig = SERVING, **tensors: Any) -> ParsedRequest:
+def read(
+    parameters: dict[str, Any] | None = None, serving: ServingConfig = SERVING, **tensors: Any
+) -> ParsedRequest:
     return read_order(tensors, parameters or {}, serving)
 
 
@@ -71,7 +73,10 @@ def test_messages_are_json() -> None:
 
 
 def test_parameters_of_the_server_and_headers_are_let_through() -> None:
-    assert read({"id": "7", "triton_enable_empty_final_response": True, "x-user": "me"}, text_input=strings("hi"))
+    assert read(
+        {"id": "7", "triton_enable_empty_final_response": True, "x-user": "me"},
+        text_input=strings("hi"),
+    )
 
 
 @pytest.mark.parametrize("name", ["beam_width", "Temperature", "text_output", ""])
@@ -88,9 +93,15 @@ def test_unknown_parameter_is_refused(name: str) -> None:
         ({"text_input": strings(b"\x80")}, "text_input: not UTF-8 at byte 0"),
         ({"messages": strings("{}")}, "expected a JSON list"),
         ({"messages": strings("")}, "not JSON"),
-        ({"text_input": strings("a"), "video": strings("[3]")}, "expected a JSON list of data URIs"),
+        (
+            {"text_input": strings("a"), "video": strings("[3]")},
+            "expected a JSON list of data URIs",
+        ),
         ({"text_input": strings("a"), "max_tokens": np.array([0], dtype=np.int32)}, "max_tokens"),
-        ({"text_input": strings("a"), "stop_words": strings(*"x" * 65)}, "stop: 65 of them, the limit is 64"),
+        (
+            {"text_input": strings("a"), "stop_words": strings(*"x" * 65)},
+            "stop: 65 of them, the limit is 64",
+        ),
         ({"text_input": strings("a"), "top_p": np.array([np.nan], dtype=np.float32)}, "top_p"),
     ],
 )
@@ -104,16 +115,36 @@ def test_bad_tensor_is_refused_in_one_line(tensors: dict[str, Any], expected: st
 @pytest.mark.parametrize(
     ("tensors", "expected"),
     [
-        ({"text_input": strings("x" * (1 << 20) + "x")}, "text: 1048577 bytes, the limit is 1048576"),
-        ({"text_input": strings("x"), "stop_words": strings(*["x" * 1000] * 1100)}, "text: 1100001 bytes"),
-        ({"text_input": strings("x"), "stop_words": strings(*["x"] * 70_000)}, "stop_words: 70000 values"),
-        ({"text_input": strings("x"), "image_url": strings(*["x"] * 70_000)}, "image_url: 70000 values"),
+        (
+            {"text_input": strings("x" * (1 << 20) + "x")},
+            "text: 1048577 bytes, the limit is 1048576",
+        ),
+        (
+            {"text_input": strings("x"), "stop_words": strings(*["x" * 1000] * 1100)},
+            "text: 1100001 bytes",
+        ),
+        (
+            {"text_input": strings("x"), "stop_words": strings(*["x"] * 70_000)},
+            "stop_words: 70000 values",
+        ),
+        (
+            {"text_input": strings("x"), "image_url": strings(*["x"] * 70_000)},
+            "image_url: 70000 values",
+        ),
         ({"messages": strings("[" + "{}," * 70_000 + "{}]")}, "messages: more than 65536 values"),
-        ({"messages": strings('[{"content": "' + "x" * (1 << 20))}, "messages: more than 1048576 bytes of text"),
-        ({"text_input": strings("x"), "video": strings("[" + "[]," * 70_000)}, "video: more than 65536 values"),
+        (
+            {"messages": strings('[{"content": "' + "x" * (1 << 20))},
+            "messages: more than 1048576 bytes of text",
+        ),
+        (
+            {"text_input": strings("x"), "video": strings("[" + "[]," * 70_000)},
+            "video: more than 65536 values",
+        ),
     ],
 )
-def test_what_is_too_much_is_refused_before_it_is_read(tensors: dict[str, Any], expected: str) -> None:
+def test_what_is_too_much_is_refused_before_it_is_read(
+    tensors: dict[str, Any], expected: str
+) -> None:
     with pytest.raises(TooLargeError) as caught:
         read(**tensors)
     assert expected in str(caught.value)
@@ -128,8 +159,12 @@ def test_lone_surrogate_is_refused_in_a_line_that_can_be_sent(messages: str) -> 
 
 def test_characters_are_counted_without_pictures() -> None:
     serving = ServingConfig(max_prompt_chars=10)
-    picture = '{"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAAAAAAAAAAAAAAAAAAAAAAA"}}'
-    assert read(serving=serving, messages=strings(f'[{{"role": "user", "content": [{picture}, "0123456789"]}}]'))
+    url = f"data:image/png;base64,{'A' * 25}"
+    picture = f'{{"type": "image_url", "image_url": {{"url": "{url}"}}}}'
+    assert read(
+        serving=serving,
+        messages=strings(f'[{{"role": "user", "content": [{picture}, "0123456789"]}}]'),
+    )
     for content in ('"01234567890"', '[{"type": "text", "text": "012345"}, "67890"]'):
         with pytest.raises(UserError, match="prompt: 11 characters, the limit is 10"):
             read(serving=serving, messages=strings(f'[{{"role": "user", "content": {content}}}]'))

@@ -1,4 +1,6 @@
-"""A real Triton Inference Server on what ``deploy`` wrote: every answer is the one that ``generate`` gives offline."""
+"""A real Triton Inference Server on what ``deploy`` wrote: every answer is the one that
+``generate`` gives offline.
+"""
 
 from __future__ import annotations
 
@@ -31,24 +33,37 @@ def check_whole(answer: dict[str, Any], expected: Generation) -> None:
 
 def check_pieces(events: list[dict[str, Any]], expected: Generation) -> None:
     assert "".join(event["text_output"] for event in events) == expected.text
-    assert [token for event in events for token in event.get("token_ids", [])] == list(expected.token_ids)
-    assert [event.get("finish_reason") for event in events] == [None] * (len(events) - 1) + [expected.finish_reason]
+    assert [token for event in events for token in event.get("token_ids", [])] == list(
+        expected.token_ids
+    )
+    assert [event.get("finish_reason") for event in events] == [None] * (len(events) - 1) + [
+        expected.finish_reason
+    ]
     assert events[-1]["num_output_tokens"] == len(expected.token_ids)
 
 
 def test_metrics_are_there_from_the_start_and_say_what_happened(server: Server) -> None:
     before = server.metrics()
-    counts = {name for name in before if name.endswith(("_total", "_count", "_sum")) or "_total{" in name}
-    assert {name for name in counts if before[name]} == {"trt_eagle3_kv_pages_total"}  # this test is the first
+    counts = {
+        name for name in before if name.endswith(("_total", "_count", "_sum")) or "_total{" in name
+    }
+    # this test is the first
+    assert {name for name in counts if before[name]} == {"trt_eagle3_kv_pages_total"}
     answer = server.generate(**CASES["image"].inputs)
     tokens, stop = answer["num_output_tokens"], 'trt_eagle3_requests_total{outcome="stop"}'
     # the last series to be published, and the last to be counted: then the others have come
-    after = server.wait_for_metrics(lambda m: m["trt_eagle3_inter_token_seconds_count"] == tokens - 1 and m[stop] == 1)
+    after = server.wait_for_metrics(
+        lambda m: m["trt_eagle3_inter_token_seconds_count"] == tokens - 1 and m[stop] == 1
+    )
     assert after["trt_eagle3_generated_tokens_total"] == tokens
     assert after["trt_eagle3_prompt_tokens_total"] == answer["num_input_tokens"]
     assert sum(value for name, value in after.items() if "requests_total" in name) == 1
     for name in ("queue_seconds", "time_to_first_token_seconds"):
-        assert after[f"trt_eagle3_{name}_count"] == after[f'trt_eagle3_{name}_bucket{{le="+Inf"}}'] == 1
+        assert (
+            after[f"trt_eagle3_{name}_count"]
+            == after[f'trt_eagle3_{name}_bucket{{le="+Inf"}}']
+            == 1
+        )
     positions = [after[f'trt_eagle3_accepted_tokens_total{{position="{i}"}}'] for i in range(1, 6)]
     cycles = after["trt_eagle3_cycles_total"]
     assert positions == sorted(positions, reverse=True)
@@ -66,7 +81,9 @@ def test_answer_equals_generate(server: Server, offline: dict[str, Generation], 
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_streamed_answer_equals_generate(server: Server, offline: dict[str, Generation], name: str) -> None:
+def test_streamed_answer_equals_generate(
+    server: Server, offline: dict[str, Generation], name: str
+) -> None:
     events = server.stream(**CASES[name].inputs, return_token_ids=True)
     check_pieces([{**e, "token_ids": _list(e["token_ids"])} for e in events], offline[name])
     if name == "image":
@@ -75,18 +92,27 @@ def test_streamed_answer_equals_generate(server: Server, offline: dict[str, Gene
 
 def test_grpc_answers_equal_generate(server: Server, offline: dict[str, Generation]) -> None:
     names = [*CASES, *CASES]
-    requests = [{**CASES[n].inputs, "stream": i < len(CASES), "return_token_ids": True} for i, n in enumerate(names)]
+    requests = [
+        {**CASES[n].inputs, "stream": i < len(CASES), "return_token_ids": True}
+        for i, n in enumerate(names)
+    ]
     for one_stream in (False, True):
         replies = grpc(server, requests, one_stream=one_stream)
         for name, request, reply in zip(names, requests, replies, strict=True):
             assert reply.error is None
             assert request["stream"] or len(reply.responses) == 1
-            events = [{key: v if key == "token_ids" else v[0] for key, v in r.items()} for r in reply.responses]
+            events = [
+                {key: v if key == "token_ids" else v[0] for key, v in r.items()}
+                for r in reply.responses
+            ]
             check_pieces(events, offline[name])
 
 
 def test_image_bytes_equal_the_data_uri(server: Server, offline: dict[str, Generation]) -> None:
-    inputs = {"text_input": CASES["image"].inputs["text_input"], "image_bytes": (IMAGES / "scene.png").read_bytes()}
+    inputs = {
+        "text_input": CASES["image"].inputs["text_input"],
+        "image_bytes": (IMAGES / "scene.png").read_bytes(),
+    }
     [reply] = grpc(server, [inputs])
     assert reply.responses[0]["text_output"] == [offline["image"].text]
 
@@ -169,17 +195,27 @@ def test_control_tokens_in_a_text_are_text(server: Server, engine: Engine) -> No
 
 
 def test_wrong_requests_count_as_rejected(server: Server) -> None:
-    rejected, failed = (f'trt_eagle3_requests_total{{outcome="{outcome}"}}' for outcome in ("rejected", "error"))
+    rejected, failed = (
+        f'trt_eagle3_requests_total{{outcome="{outcome}"}}' for outcome in ("rejected", "error")
+    )
     server.generate(**CASES["text"].inputs)
     before = server.metrics()
-    for name in ("max_tokens 0", "lone surrogate", "base64 of text", "100k characters", "metadata service"):
+    for name in (
+        "max_tokens 0",
+        "lone surrogate",
+        "base64 of text",
+        "100k characters",
+        "metadata service",
+    ):
         server.post("generate", as_body(REFUSED[name][0]))
     server.wait_for_metric(rejected, before[rejected] + 5)
     assert server.metrics()[failed] == before[failed] == 0
 
 
 def test_refusal_of_a_stream_is_its_status(server: Server) -> None:
-    status, text = server.post("generate_stream", json.dumps({"text_input": "x", "max_tokens": 0}).encode())
+    status, text = server.post(
+        "generate_stream", json.dumps({"text_input": "x", "max_tokens": 0}).encode()
+    )
     assert status == 400
     assert "max_tokens" in text
 
@@ -203,9 +239,12 @@ def test_broken_images_and_hostile_requests_do_not_disturb_others(
         return server.post("generate", body)[0]
 
     corpus = [
-        as_body({"text_input": "x", "max_tokens": 2, "image_url": uri}) for uri in map(data_uri, broken_images(60))
+        as_body({"text_input": "x", "max_tokens": 2, "image_url": uri})
+        for uri in map(data_uri, broken_images(60))
     ]
-    bodies = corpus + [as_body(request) for name, (request, _) in REFUSED.items() if name != "21 MB"]
+    bodies = corpus + [
+        as_body(request) for name, (request, _) in REFUSED.items() if name != "21 MB"
+    ]
     with ThreadPoolExecutor(8) as pool:
         answers = [pool.submit(bystander, name) for name in ("text", "image", "video", "sampled")]
         statuses = list(pool.map(attack, bodies))
@@ -222,7 +261,10 @@ def test_broken_images_and_hostile_requests_do_not_disturb_others(
 def test_log_holds_no_prompts(server: Server) -> None:
     server.generate(text_input="What is the secret 8471?", max_tokens=2)
     server.post("generate", as_body({"text_input": "the secret 8471", "max_tokens": 0}))
-    server.post("generate", as_body({"messages": json.dumps([{"role": "user", "content": [{"secret": "8471"}]}])}))
+    server.post(
+        "generate",
+        as_body({"messages": json.dumps([{"role": "user", "content": [{"secret": "8471"}]}])}),
+    )
     assert "8471" not in server.log()
 
 

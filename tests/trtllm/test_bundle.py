@@ -1,4 +1,6 @@
-"""The input of TensorRT-LLM's runtime: field names by version, a draft that reads back, and what is refused."""
+"""The input of TensorRT-LLM's runtime: field names by version, a draft that reads back, and what
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def options(path: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(("version", "names"), [("1.2", OLDER), ("1.2.1", OLDER), ("1.4", NEWER), ("1.4.0rc1", NEWER)])
+@pytest.mark.parametrize(
+    ("version", "names"), [("1.2", OLDER), ("1.2.1", OLDER), ("1.4", NEWER), ("1.4.0rc1", NEWER)]
+)
 def test_options_have_the_names_of_the_version(
     bundle: Path, tmp_path: Path, version: str, names: dict[str, str]
 ) -> None:
@@ -53,7 +57,15 @@ def test_draft_reads_back_as_it_was(bundle: Path, tmp_path: Path) -> None:
     deploy(bundle, tmp_path / "r")
     before, after = load(bundle).manifest, read_draft(tmp_path / "r/draft", None)
     assert before is not None
-    for field in ("aux_layers", "feedback", "norm_before_fc", "positions", "rope", "draft_vocab_size", "head_dim"):
+    for field in (
+        "aux_layers",
+        "feedback",
+        "norm_before_fc",
+        "positions",
+        "rope",
+        "draft_vocab_size",
+        "head_dim",
+    ):
         assert getattr(after, field) == getattr(before, field)
 
 
@@ -65,7 +77,12 @@ def test_serve_line_starts_the_runtime(bundle: Path, tmp_path: Path) -> None:
         deploy(bundle, tmp_path / "r", runtime_version=version)
         environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
         done = subprocess.run(
-            [tmp_path / "r/serve.sh", "--more"], env=environment, capture_output=True, text=True, check=True, cwd="/"
+            [tmp_path / "r/serve.sh", "--more"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd="/",
         )
         folder, target, *words = done.stdout.splitlines()
         assert (Path(folder) / "draft/config.json").is_file()
@@ -84,13 +101,19 @@ def test_triton_model_has_the_whole_paths(bundle: Path, tmp_path: Path) -> None:
 
 
 def test_dynamic_trees_where_they_work(tmp_path: Path) -> None:
-    built = build_tiny(tmp_path, speculation={"mode": "dynamic", "steps": 4, "topk": 3, "num_draft_tokens": 11})
+    built = build_tiny(
+        tmp_path, speculation={"mode": "dynamic", "steps": 4, "topk": 3, "num_draft_tokens": 11}
+    )
     new, old = (
         deploy(built, tmp_path / "new", runtime_version="1.4"),
         deploy(built, tmp_path / "old", runtime_version="1.2"),
     )
     tree = options(tmp_path / "new/llm_api.yaml")["speculative_config"]
-    assert (tree["use_dynamic_tree"], tree["dynamic_tree_max_topK"], tree["max_total_draft_tokens"]) == (True, 3, 10)
+    assert (
+        tree["use_dynamic_tree"],
+        tree["dynamic_tree_max_topK"],
+        tree["max_total_draft_tokens"],
+    ) == (True, 3, 10)
     assert tree["max_draft_len"] <= tree["max_total_draft_tokens"] <= 3 * tree["max_draft_len"]
     assert "use_dynamic_tree" not in options(tmp_path / "old/llm_api.yaml")["speculative_config"]
     assert not any("mode" in note for note in new.notes)
@@ -109,7 +132,11 @@ def test_what_the_runtime_decides_otherwise_is_said(bundle: Path, tmp_path: Path
 
 
 def test_field_that_a_version_lacks_is_refused() -> None:
-    for version, field in (("1.2", "speculative_model"), ("1.4", "speculative_model_dir"), ("1.4", "eagle_choices")):
+    for version, field in (
+        ("1.2", "speculative_model"),
+        ("1.4", "speculative_model_dir"),
+        ("1.4", "eagle_choices"),
+    ):
         with pytest.raises(UserError, match=rf"{version} has no field speculative_config\.{field}"):
             VERSIONS[version].check({"speculative_config": {field: 1}})
     with pytest.raises(UserError, match="has no field max_batchsize"):
@@ -120,7 +147,9 @@ def test_every_option_is_checked(bundle: Path) -> None:
     """Planted fault: a schema without a field that is written."""
     engine = load(bundle)
     release = VERSIONS["1.4"]
-    smaller = type(release)(**{**vars(release), "speculative": release.speculative - {"max_draft_len"}})
+    smaller = type(release)(
+        **{**vars(release), "speculative": release.speculative - {"max_draft_len"}}
+    )
     with pytest.raises(UserError, match="max_draft_len"):
         llm_api_config(engine.record.config, engine.manifest, smaller, 1, "draft")
 
@@ -135,7 +164,10 @@ def test_bad_places_and_sizes_are_refused(bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="overlaps"):
         deploy(bundle, bundle / "r")
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"expected a folder for TensorRT-LLM of trt-eagle3 or nothing there.*no files"):
+    with pytest.raises(
+        UserError,
+        match=r"expected a folder for TensorRT-LLM of trt-eagle3 or nothing there.*no files",
+    ):
         deploy(bundle, tmp_path)
     assert (tmp_path / "notes.txt").read_text() == "mine"
     checkpoint = Path(json.loads((bundle / "bundle.json").read_text())["sources"]["target"]["path"])

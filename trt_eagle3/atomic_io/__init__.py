@@ -1,7 +1,14 @@
 """Atomic writes: files and folders that appear whole or not at all, and survive a loss of power."""
 
 from trt_eagle3.atomic_io.directory import atomic_directory, check_replaceable
-from trt_eagle3.atomic_io.file import PARTIAL, atomic_file, create_file, make_parents, place_file, write_file
+from trt_eagle3.atomic_io.file import (
+    PARTIAL,
+    atomic_file,
+    create_file,
+    make_parents,
+    place_file,
+    write_file,
+)
 from trt_eagle3.atomic_io.lock import lock_file_of, output_lock
 from trt_eagle3.atomic_io.manifest import MANIFEST_FILE, FolderKind
 

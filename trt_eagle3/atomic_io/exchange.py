@@ -21,10 +21,11 @@ _UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EPERM}
 def exchange(new: Path, path: Path) -> None:
     """Let ``new`` and ``path``, which both exist and share a folder, change names.
 
-    Atomic on Linux 3.15 or later with ext4, XFS, Btrfs, tmpfs or overlayfs: whoever opens ``path`` finds the one or
-    the other. Where kernel or file system lack it (NFS, some FUSE), two renames do it, and for microseconds between
-    them ``path`` does not exist: a reader can find nothing there, never a mixture. A process killed then leaves the
-    old folder as ``new`` + ``ASIDE``, which the next writer puts back.
+    Atomic on Linux 3.15 or later with ext4, XFS, Btrfs, tmpfs or overlayfs: whoever opens ``path``
+    finds the one or the other. Where kernel or file system lack it (NFS, some FUSE), two renames do
+    it, and for microseconds between them ``path`` does not exist: a reader can find nothing there,
+    never a mixture. A process killed then leaves the old folder as ``new`` + ``ASIDE``, which the
+    next writer puts back.
 
     Raises:
         OSError: it cannot be done; both are where they were.

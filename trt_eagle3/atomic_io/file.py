@@ -1,4 +1,7 @@
-"""Write single files. No function here opens for writing a name that exists already: it may be a hard link."""
+"""Write single files.
+
+No function here opens for writing a name that exists already: it may be a hard link.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,8 @@ def partial_name(path: Path) -> Path:
 
 
 def create_file(path: Path, data: bytes | memoryview, mode: int = 0o666) -> None:
-    """Create ``path``, and the folders above it, with ``data``; ``atomic_directory`` makes it durable.
+    """Create ``path``, and the folders above it, with ``data``; ``atomic_directory`` makes it
+    durable.
 
     Raises:
         FileExistsError: something is there already; it is left as it is.
@@ -86,18 +90,21 @@ def atomic_file(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
 
 
 def place_file(source: Path, destination: Path, *, link: bool = True) -> str:
-    """Create ``destination`` with the content of ``source`` by reflink, hard link or copy, in that order.
+    """Create ``destination`` with the content of ``source`` by reflink, hard link or copy, in that
+    order.
 
     Args:
         link: whether a hard link will do; without, later changes of ``source`` in place never show.
     Returns:
         Which it was: ``reflink``, ``hard link`` or ``copy``.
     Raises:
-        OSError: it cannot be written, or something is there already (``FileExistsError``), which stays as it is.
+        OSError: it cannot be written, or something is there already (``FileExistsError``), which
+        stays as it is.
         UserError: ``source`` is not a regular file.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
-    source = source.resolve()  # a Hub cache holds links, and a hard link to a link would leave the bundle
+    # a Hub cache holds links, and a hard link to a link would leave the bundle
+    source = source.resolve()
     if _reflink(source, destination):
         return "reflink"
     if link and _hard_link(source, destination):
@@ -126,7 +133,9 @@ def _hard_link(source: Path, destination: Path) -> bool:
         os.link(source, destination)
     except FileExistsError:
         raise
-    except OSError:  # another file system, none that has links, too many of them, a file of somebody else
+    except (
+        OSError
+    ):  # another file system, none that has links, too many of them, a file of somebody else
         return False
     return True
 
@@ -157,7 +166,9 @@ def make_parents(path: Path) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """Sync every file and every folder below ``folder``, and ``folder`` itself, the deepest first."""
+    """Sync every file and every folder below ``folder``, and ``folder`` itself, the deepest
+    first.
+    """
     for place, _, files in os.walk(folder, topdown=False):
         for name in files:
             file = Path(place, name)

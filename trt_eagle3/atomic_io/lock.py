@@ -30,12 +30,13 @@ def lock_file_of(path: Path) -> Path:
 
 @contextlib.contextmanager
 def output_lock(path: Path, shown: Path | None = None) -> Iterator[OutputLock]:
-    """Hold the lock of output ``path`` (links resolved), whose folder exists; ``shown`` names it in errors.
+    """Hold the lock of output ``path`` (links resolved), whose folder exists; ``shown`` names it in
+    errors.
 
-    It is ``flock`` on ``lock_file_of(path)``, not a process id: every process and every container that shares the
-    volume sees it (over NFS as a lock on the server), and the kernel drops it when its holder dies. On file systems
-    without locks writers are not kept apart: each works in a folder of its own, the last exchange wins, and what a
-    killed writer left is not swept.
+    It is ``flock`` on ``lock_file_of(path)``, not a process id: every process and every container
+    that shares the volume sees it (over NFS as a lock on the server), and the kernel drops it when
+    its holder dies. On file systems without locks writers are not kept apart: each works in a
+    folder of its own, the last exchange wins, and what a killed writer left is not swept.
 
     Raises:
         UserError: another writer holds it, or a file that is not ours has its name.
@@ -53,7 +54,10 @@ def output_lock(path: Path, shown: Path | None = None) -> Iterator[OutputLock]:
 
 
 class OutputLock:
-    """A held lock. Its file names the unfinished folders of its holder, so that the next one can sweep them."""
+    """A held lock.
+
+    Its file names the unfinished folders of its holder, so that the next one can sweep them.
+    """
 
     def __init__(self, path: Path, fd: int | None) -> None:
         """``fd``: of the locked file; None where the file system has no locks."""
@@ -61,7 +65,9 @@ class OutputLock:
         self._fd = fd
 
     def make_partial(self) -> Path:
-        """Make an empty folder beside the output, whose name stands in the lock's file before it exists."""
+        """Make an empty folder beside the output, whose name stands in the lock's file before it
+        exists.
+        """
         partial = partial_name(self._path)
         if self._fd is not None:
             os.lseek(self._fd, 0, os.SEEK_END)
@@ -73,22 +79,32 @@ class OutputLock:
         return partial
 
     def leftovers(self) -> list[Path]:
-        """Folders that the lock's file names and that are there; only names that ``make_partial`` makes count."""
+        """Folders that the lock's file names and that are there; only names that
+        ``make_partial`` makes count.
+        """
         if self._fd is None:
             return []
         lines = os.pread(self._fd, _MAX_BYTES, 0).splitlines()[1:]
         ours = re.compile(re.escape(os.fsencode(self._path.name + PARTIAL)) + rb"[0-9a-f]{16}")
-        partials = [self._path.with_name(os.fsdecode(line)) for line in lines if ours.fullmatch(line)]
+        partials = [
+            self._path.with_name(os.fsdecode(line)) for line in lines if ours.fullmatch(line)
+        ]
         places = [place for p in partials for place in (p, p.with_name(p.name + ASIDE))]
         return [place for place in places if os.path.lexists(place)]
 
     def sweep(self) -> None:
-        """Remove what killed writers left; put back the folder that one of them had just moved aside.
+        """Remove what killed writers left; put back the folder that one of them had just moved
+        aside.
 
-        Holding the lock proves that they are dead. Folders that only look like theirs are not named in its file.
+        Holding the lock proves that they are dead. Folders that only look like theirs are not named
+        in its file.
         """
         left = self.leftovers()
-        for old in (place for place in left if place.name.endswith(ASIDE) and not os.path.lexists(self._path)):
+        for old in (
+            place
+            for place in left
+            if place.name.endswith(ASIDE) and not os.path.lexists(self._path)
+        ):
             old.rename(self._path)
         for place in left:
             shutil.rmtree(place, ignore_errors=True)
@@ -98,7 +114,9 @@ class OutputLock:
 
 def _acquire(file: Path, path: Path) -> int | None:
     while True:
-        fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+        fd = os.open(
+            file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666
+        )
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_current(fd, file):
@@ -106,7 +124,10 @@ def _acquire(file: Path, path: Path) -> int | None:
                 return fd
         except BlockingIOError as error:
             os.close(fd)
-            line = f"{path}: another build or deployment is writing it. Wait for it, or name another place."
+            line = (
+                f"{path}: another build or deployment is writing it. Wait for it, or name another "
+                "place."
+            )
             raise UserError(line) from error
         except OSError as error:
             os.close(fd)

@@ -1,4 +1,6 @@
-"""``files.json``: what this program wrote into a folder, so that nobody else's files are ever deleted with it."""
+"""``files.json``: what this program wrote into a folder, so that nobody else's files are ever
+deleted with it.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +27,10 @@ class FolderKind:
 
     Attributes:
         name: what it is called in messages and in its manifest.
-        additions: regular expression of what our commands add later: relative posix paths; a folder that may be empty
-            ends in a slash.
-        recognise: returns why a folder is none of the kind, or nothing; asked before its manifest is.
+        additions: regular expression of what our commands add later: relative posix paths; a folder
+            that may be empty ends in a slash.
+        recognise: returns why a folder is none of the kind, or nothing; asked before its manifest
+            is.
     """
 
     name: str
@@ -43,7 +46,8 @@ def write_manifest(folder: Path, kind: FolderKind) -> None:
 
 
 def check_ours(folder: Path, kind: FolderKind) -> None:
-    """Refuse to replace ``folder`` unless it is ours and holds nothing but what we wrote there; empty will do.
+    """Refuse to replace ``folder`` unless it is ours and holds nothing but what we wrote there;
+    empty will do.
 
     Raises:
         UserError: it is not (a line that names the first foreign file).
@@ -53,7 +57,9 @@ def check_ours(folder: Path, kind: FolderKind) -> None:
     if next(folder.iterdir(), None) is None:
         return
     listed = _listed(folder, kind)
-    reason = kind.recognise(folder) or ("" if listed else f"it has no {MANIFEST_FILE} of trt-eagle3")
+    reason = kind.recognise(folder) or (
+        "" if listed else f"it has no {MANIFEST_FILE} of trt-eagle3"
+    )
     if reason:
         raise _refusal(folder, kind, reason)
     known = re.compile(kind.additions)
@@ -65,8 +71,8 @@ def check_ours(folder: Path, kind: FolderKind) -> None:
 
 def _refusal(folder: Path, kind: FolderKind, reason: str) -> UserError:
     return UserError(
-        f"{folder}: expected a {kind.name} of trt-eagle3 or nothing there, to replace it: {reason}. "
-        "Move it away, or choose another name."
+        f"{folder}: expected a {kind.name} of trt-eagle3 or nothing there, to replace it: "
+        f"{reason}. Move it away, or choose another name."
     )
 
 
@@ -86,7 +92,9 @@ def _raise(error: OSError) -> None:
 
 
 def _entries(folder: Path) -> Iterator[str]:
-    """Relative posix paths of all files, links and (with a slash behind) empty folders; no link is followed."""
+    """Relative posix paths of all files, links and (with a slash behind) empty folders; no link
+    is followed.
+    """
     for place, folders, files in os.walk(folder, onerror=_raise):
         links = [name for name in folders if Path(place, name).is_symlink()]
         for name in sorted((*files, *links)):

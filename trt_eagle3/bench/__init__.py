@@ -1,4 +1,7 @@
-"""Looks on from beside: what is measured. The figures that the command line knows without loading more."""
+"""Looks on from beside: what is measured.
+
+The figures that the command line knows without loading more.
+"""
 
 __all__ = ["MAX_TOKENS", "PLOT_FORMATS", "ROUNDS"]
 

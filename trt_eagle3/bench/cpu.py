@@ -1,8 +1,9 @@
 """Decoding on the CPU against transformers: ``python -m trt_eagle3.bench.cpu``.
 
-A Qwen3-0.6B-like text geometry with random float32 weights, batch 1. One process, both sides alternating, best of the
-rounds: plain decoding of both after the same prompt, and our step of 1 token against a verify of 16. The matrix
-products of the same model are timed alone too: what they take is the least that a step can take on this processor.
+A Qwen3-0.6B-like text geometry with random float32 weights, batch 1. One process, both sides
+alternating, best of the rounds: plain decoding of both after the same prompt, and our step of 1
+token against a verify of 16. The matrix products of the same model are timed alone too: what they
+take is the least that a step can take on this processor.
 """
 
 from __future__ import annotations
@@ -60,12 +61,19 @@ def main(context: int, tokens: int, rounds: int) -> None:
             "trt-eagle3 step": partial(step, context),
             "its matrix products alone": products,
         }
-        steps = {name: [_best_ms(run, n, 5 * rounds) for n in (1, _VERIFY)] for name, run in rows.items()}
+        steps = {
+            name: [_best_ms(run, n, 5 * rounds) for n in (1, _VERIFY)] for name, run in rows.items()
+        }
     _print(max(r for r, _ in ours), max(r for r, _ in theirs), steps, context)
 
 
 def _model() -> Qwen3VLForConditionalGeneration:
-    rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20], "mrope_interleaved": True}
+    rope = {
+        "rope_type": "default",
+        "rope_theta": 5e6,
+        "mrope_section": [24, 20, 20],
+        "mrope_interleaved": True,
+    }
     text = {
         "vocab_size": 151936,
         "hidden_size": 1024,
@@ -89,7 +97,9 @@ def _model() -> Qwen3VLForConditionalGeneration:
     return Qwen3VLForConditionalGeneration(config).eval()
 
 
-def _ours(folder: Path) -> tuple[Callable[[Prompt], Iterator[tuple[int, ...]]], Callable[[int, int], object]]:
+def _ours(
+    folder: Path,
+) -> tuple[Callable[[Prompt], Iterator[tuple[int, ...]]], Callable[[int, int], object]]:
     """Plain decoding, and one target pass of n tokens after a context."""
     spec, engine = read_target(folder), EngineConfig()
     model = build_graphs(spec, None, engine, lambda ref: ref.file.name)["target"]
@@ -102,7 +112,9 @@ def _ours(folder: Path) -> tuple[Callable[[Prompt], Iterator[tuple[int, ...]]], 
         return decoder.run(SequenceState(prompt, pool, spec.text.vocab_size))
 
     def step(context: int, num_tokens: int) -> object:
-        pages = torch.arange(1, 1 - (-(context + num_tokens) // engine.page_size), dtype=torch.int32)[None]
+        pages = torch.arange(
+            1, 1 - (-(context + num_tokens) // engine.page_size), dtype=torch.int32
+        )[None]
         positions = torch.arange(context, context + num_tokens, dtype=torch.int32).expand(3, -1)
         embeds = target.embedding.lookup(torch.arange(num_tokens))
         metadata = AttentionMetadata.single(context, pages, causal_mask(num_tokens), positions)
@@ -125,7 +137,9 @@ def _products(folder: Path) -> Callable[[int], object]:
     for i, group in enumerate(groups):
         refs = [spec.tensors[f"{name}.weight"] for name in group]
         b.output(
-            b.linear(inputs[refs[0].shape[1]], refs, name=f"y{i}"), f"y{i}", ("rows", sum(r.shape[0] for r in refs))
+            b.linear(inputs[refs[0].shape[1]], refs, name=f"y{i}"),
+            f"y{i}",
+            ("rows", sum(r.shape[0] for r in refs)),
         )
     (folder / "products.onnx").write_bytes(b.build().SerializeToString())
     session = open_session("onnxruntime", folder / "products.onnx", folder)
@@ -134,7 +148,13 @@ def _products(folder: Path) -> Callable[[int], object]:
 
 def _runner(folder: Path, spec: TargetSpec, pool: PagePool) -> TargetRunner:
     text = spec.text
-    cache = KVCache(text.num_layers, text.num_kv_heads, text.head_dim, pool.num_pages * pool.page_size, torch.float32)
+    cache = KVCache(
+        text.num_layers,
+        text.num_kv_heads,
+        text.head_dim,
+        pool.num_pages * pool.page_size,
+        torch.float32,
+    )
     embedding = EmbeddingTable(spec.tensors["embed_tokens.weight"], torch.float32)
     session = open_session("onnxruntime", folder / "target.onnx", folder)
     return TargetRunner(session, cache, embedding, spec.num_deepstack)
@@ -154,10 +174,14 @@ class _TokenTimes:
         """Nothing to flush."""
 
 
-def _transformers(model: Qwen3VLForConditionalGeneration, ids: torch.Tensor, tokens: int) -> tuple[float, list[int]]:
+def _transformers(
+    model: Qwen3VLForConditionalGeneration, ids: torch.Tensor, tokens: int
+) -> tuple[float, list[int]]:
     """Tokens per second after the first, and the tokens."""
     streamer, count = _TokenTimes(), tokens + 1
-    out = model.generate(ids[None], max_new_tokens=count, min_new_tokens=count, do_sample=False, streamer=streamer)
+    out = model.generate(
+        ids[None], max_new_tokens=count, min_new_tokens=count, do_sample=False, streamer=streamer
+    )
     _, first, *_, last = streamer.times
     return tokens / (last - first), out[0, len(ids) :].tolist()
 

@@ -1,4 +1,6 @@
-"""Random weights like a trained model's in size, the same in every session that asks for a tensor of that name."""
+"""Random weights like a trained model's in size, the same in every session that asks for a
+tensor of that name.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from trt_eagle3.graph.trt_export import TrtExport
 
 __all__ = ["draw_weight", "read_drawn", "write_drawn"]
 
-_SHARPNESS = 3.0  # of the vision tower's scores: spread over several units, so that its attention is no mean of all
+# of the vision tower's scores: spread over several units, so that its attention is no mean of all
+_SHARPNESS = 3.0
 
 
 def draw_weight(name: str, shape: Sequence[int], device: str = "cuda") -> Tensor:
@@ -31,20 +34,28 @@ def draw_weight(name: str, shape: Sequence[int], device: str = "cuda") -> Tensor
 
 
 def read_drawn(proto: onnx.TensorProto, root: Path, device: str = "cuda") -> Tensor:
-    """Initializer of a graph of ours, drawn where it is a weight: a ``read_weight`` of ``TorchSession``."""
+    """Initializer of a graph of ours, drawn where it is a weight: a ``read_weight`` of
+    ``TorchSession``.
+    """
     del root
     if proto.data_location != onnx.TensorProto.EXTERNAL:
         return torch.from_numpy(onnx.numpy_helper.to_array(proto).copy())
-    return draw_weight(_tensor_name(proto.name), proto.dims, device).to(TORCH_TYPES[proto.data_type])
+    return draw_weight(_tensor_name(proto.name), proto.dims, device).to(
+        TORCH_TYPES[proto.data_type]
+    )
 
 
 def write_drawn(ready: TrtExport, file: Path, device: str = "cuda") -> None:
-    """The weights file of an exported graph, each weight made of the tensors that ``read_drawn`` gives."""
+    """The weights file of an exported graph, each weight made of the tensors that ``read_drawn``
+    gives.
+    """
     with file.open("wb") as stream:
         for weight in ready.weights:
             stream.seek(ready.offsets[weight.name])
             for part in weight.parts:
-                values = draw_weight(_tensor_name(part.name), part.shape, device).float() * part.scale
+                values = (
+                    draw_weight(_tensor_name(part.name), part.shape, device).float() * part.scale
+                )
                 typed = values.to(TORCH_TYPES[weight.dtype]).flatten()
                 stream.write(typed.view(torch.uint8).cpu().numpy().tobytes())
 

@@ -1,7 +1,8 @@
 """Time to the first token of prompts with images and videos: ``trt-eagle3 bench BUNDLE --images``.
 
-JPEG and MPEG-4 files, new ones each time, an idle engine, one token asked for. Preparation and the vision tower are
-measured alone too, over files of the same kind. transformers may answer the same files in the same run.
+JPEG and MPEG-4 files, new ones each time, an idle engine, one token asked for. Preparation and the
+vision tower are measured alone too, over files of the same kind. transformers may answer the same
+files in the same run.
 """
 
 from __future__ import annotations
@@ -69,7 +70,8 @@ class FirstTokenRow:
     Attributes:
         prompt_tokens: of the prompt. prepare: decoding, resizing, cutting and tokenising, alone.
         vision: the vision tower alone.
-        total: from the request to its token. peer: the same of the other program, None where there is none.
+        total: from the request to its token. peer: the same of the other program, None where there
+            is none.
     """
 
     case: str
@@ -82,7 +84,9 @@ class FirstTokenRow:
 
 @dataclass(frozen=True)
 class FirstTokenReport:
-    """What was measured; ``left_out``: kinds of prompts that the bundle's limits do not take, and why."""
+    """What was measured; ``left_out``: kinds of prompts that the bundle's limits do not take,
+    and why.
+    """
 
     machine: str
     peer: str | None
@@ -96,7 +100,9 @@ class FirstTokenReport:
     def table(self) -> Table:
         """For people."""
         peers = [self.peer, "ratio"] if self.peer else []
-        table = Table(f"first token, {self.machine}", "tokens", "prepare", "vision", "total ms", *peers)
+        table = Table(
+            f"first token, {self.machine}", "tokens", "prepare", "vision", "total ms", *peers
+        )
         for row in self.rows:
             parts = [f"{value:.1f}" for value in (row.prepare, row.vision, row.total)]
             if row.peer is not None:
@@ -111,7 +117,9 @@ class _Peer(Protocol):
     def answer(self, images: list[Path], videos: list[Path]) -> None: ...
 
 
-def first_token(bundle: Path, *, against: str | None = None, progress: Progress = lambda *_: None) -> FirstTokenReport:
+def first_token(
+    bundle: Path, *, against: str | None = None, progress: Progress = lambda *_: None
+) -> FirstTokenReport:
     """Measure a bundle.
 
     Args:
@@ -143,7 +151,9 @@ def _measure(engine: Engine, case: _Case, peer: _Peer | None) -> FirstTokenRow:
         files = _files(case, Path(folder))
         tokens = len(engine.prepare(_PROMPT, **_media(case, next(files))).token_ids)
         if tokens >= engine.limits.max_seq_len:
-            raise UserError(f"{tokens} prompt tokens, limits.max_seq_len is {engine.limits.max_seq_len}")
+            raise UserError(
+                f"{tokens} prompt tokens, limits.max_seq_len is {engine.limits.max_seq_len}"
+            )
         return FirstTokenRow(
             str(case),
             tokens,
@@ -180,7 +190,9 @@ def _ask_peer(peer: _Peer, case: _Case, files: list[Path]) -> None:
 @torch.inference_mode()
 def _vision_ms(engine: Engine, case: _Case, files: Iterator[list[Path]]) -> float:
     """From prepared bytes to embeddings on the device."""
-    prepared = (engine.prepare(_PROMPT, **_media(case, next(files))) for _ in range(_WARM_ROUNDS + _ROUNDS))
+    prepared = (
+        engine.prepare(_PROMPT, **_media(case, next(files))) for _ in range(_WARM_ROUNDS + _ROUNDS)
+    )
     times = []
     for inputs in prepared:
         prompt = engine.encode(inputs)
@@ -216,21 +228,27 @@ def _files(case: _Case, folder: Path) -> Iterator[list[Path]]:
 def _picture(case: _Case, random: np.random.Generator) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Smooth shapes with some noise, as photos have."""
     small = random.integers(0, 256, (9, 12, 3), dtype=np.uint8)
-    smooth = np.asarray(Image.fromarray(small).resize((case.width, case.height), Image.Resampling.BICUBIC))
+    smooth = np.asarray(
+        Image.fromarray(small).resize((case.width, case.height), Image.Resampling.BICUBIC)
+    )
     noise = random.integers(0, 12, smooth.shape, dtype=np.uint8)
     return (smooth // 2 + noise + 50).astype(np.uint8)
 
 
 def _write_video(file: Path, case: _Case, random: np.random.Generator) -> None:
     if find_spec("av") is None:
-        raise EnvironmentMissingError("videos need PyAV. Install it: pip install 'trt-eagle3[video]'")
+        raise EnvironmentMissingError(
+            "videos need PyAV. Install it: pip install 'trt-eagle3[video]'"
+        )
     import av
 
     with av.open(str(file), "w") as container:
         stream: Any = container.add_stream("mpeg4", rate=_FRAMES_PER_SECOND)
         stream.width, stream.height, stream.pix_fmt = case.width, case.height, "yuv420p"
         for _ in range(case.frames):
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(_picture(case, random), format="rgb24")))
+            container.mux(
+                stream.encode(av.VideoFrame.from_ndarray(_picture(case, random), format="rgb24"))
+            )
         container.mux(stream.encode())
 
 
@@ -252,6 +270,10 @@ class _Transformers:
         content += [{"type": "video", "video": str(file)} for file in videos]
         messages = [{"role": "user", "content": [*content, {"type": "text", "text": _PROMPT}]}]
         inputs = self._processor.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
+            messages,
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
         ).to(self._model.device)
         self._model.generate(**inputs, max_new_tokens=1, do_sample=False)[:, -1].tolist()

@@ -1,8 +1,9 @@
 """Step times of a big pair on one GPU: ``python -m trt_eagle3.bench.gpu``.
 
-Graphs of a published geometry in bfloat16 with random weights (no checkpoint is needed), through the torch session with
-our kernels. Medians of CUDA-event timings of captured steps; the floor is weight and KV bytes over the copy bandwidth
-measured in the same run. Whole cycles are timed on the host's clock over the real loop.
+Graphs of a published geometry in bfloat16 with random weights (no checkpoint is needed), through
+the torch session with our kernels. Medians of CUDA-event timings of captured steps; the floor is
+weight and KV bytes over the copy bandwidth measured in the same run. Whole cycles are timed on the
+host's clock over the real loop.
 """
 
 from __future__ import annotations
@@ -62,9 +63,13 @@ class _Pair:
 
 @click.command()
 @click.option("--size", default="8b", show_default=True, help="Geometry (bench/synthetic.py).")
-@click.option("--context", "contexts", multiple=True, type=int, default=(1024, 16384), show_default=True)
+@click.option(
+    "--context", "contexts", multiple=True, type=int, default=(1024, 16384), show_default=True
+)
 @click.option("--page-size", default=16, show_default=True)
-@click.option("--profile", is_flag=True, help="Also print what the kernels of a step take, by name.")
+@click.option(
+    "--profile", is_flag=True, help="Also print what the kernels of a step take, by name."
+)
 def main(size: str, contexts: tuple[int, ...], page_size: int, profile: bool) -> None:
     """Print step and cycle times with floors and ratios."""
     table = Table(f"{size}, bfloat16, batch 1, random weights", "kv", "ms", "floor ms", "ratio")
@@ -74,11 +79,19 @@ def main(size: str, contexts: tuple[int, ...], page_size: int, profile: bool) ->
         for context in contexts:
             for name, ms, num_bytes in _rows(pair, context):
                 floor = 1e3 * num_bytes / bandwidth
-                table.add_row(name, str(context), f"{ms:.2f}", f"{floor:.2f}" if floor else "", _ratio(ms, floor))
+                table.add_row(
+                    name,
+                    str(context),
+                    f"{ms:.2f}",
+                    f"{floor:.2f}" if floor else "",
+                    _ratio(ms, floor),
+                )
         if profile:
             for tokens in (1, 16):
                 _print_profile(pair, contexts[0], tokens)
-    Console(width=100).print(table, f"copy bandwidth {bandwidth / 1e12:.2f} TB/s; {torch.cuda.get_device_name()}")
+    Console(width=100).print(
+        table, f"copy bandwidth {bandwidth / 1e12:.2f} TB/s; {torch.cuda.get_device_name()}"
+    )
 
 
 def _ratio(ms: float, floor: float) -> str:
@@ -100,13 +113,17 @@ def _rows(pair: _Pair, context: int) -> Iterator[tuple[str, float, float]]:
 
 def _bytes_read(spec: TargetSpec) -> float:
     """Decoder and head weights; the token table is read a row at a time."""
-    wanted = {n: r for n, r in spec.tensors.items() if not n.startswith(("visual.", "embed_tokens."))}
+    wanted = {
+        n: r for n, r in spec.tensors.items() if not n.startswith(("visual.", "embed_tokens."))
+    }
     return sum(ref.num_bytes for ref in wanted.values())
 
 
 def _draft_bytes_read(manifest: DraftManifest) -> float:
     outside = ("fc.", "embed_tokens.", "d2t", "t2d")
-    return sum(ref.num_bytes for name, ref in manifest.tensors.items() if not name.startswith(outside))
+    return sum(
+        ref.num_bytes for name, ref in manifest.tensors.items() if not name.startswith(outside)
+    )
 
 
 def _pair(folder: Path, size: str, page_size: int, max_seq_len: int) -> _Pair:
@@ -119,7 +136,9 @@ def _pair(folder: Path, size: str, page_size: int, max_seq_len: int) -> _Pair:
     for name, model in build_graphs(spec, manifest, engine, reference_location).items():
         if name != "vision":
             (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
-            sessions[name] = TorchSession(folder / f"{name}.onnx", REFERENCE_ROOT, device=_DEVICE, read_weight=_random)
+            sessions[name] = TorchSession(
+                folder / f"{name}.onnx", REFERENCE_ROOT, device=_DEVICE, read_weight=_random
+            )
     table_len = -(-max_seq_len // page_size)
     pool = PagePool(table_len + 1, page_size, table_len)
     text, slots = spec.text, pool.num_pages * page_size
@@ -137,7 +156,9 @@ def _pair(folder: Path, size: str, page_size: int, max_seq_len: int) -> _Pair:
 
 
 class _RandomTable(EmbeddingTable):
-    """A token table that no file holds; zeros would make every token alike, and every draft right."""
+    """A token table that no file holds; zeros would make every token alike, and every draft
+    right.
+    """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self._table = torch.randn(shape, dtype=torch.bfloat16, device=_DEVICE)
@@ -163,7 +184,9 @@ def _metadata(pair: _Pair, past: int, tokens: int) -> AttentionMetadata:
 def _target_ms(pair: _Pair, context: int, tokens: int) -> float:
     metadata = _metadata(pair, context, tokens)
     embeds = torch.randn(tokens, pair.spec.text.hidden_size, dtype=torch.bfloat16, device=_DEVICE)
-    return median_ms(lambda: pair.target.forward(embeds[None], metadata, torch.arange(tokens)[None]))
+    return median_ms(
+        lambda: pair.target.forward(embeds[None], metadata, torch.arange(tokens)[None])
+    )
 
 
 def _print_profile(pair: _Pair, context: int, tokens: int) -> None:
@@ -176,14 +199,18 @@ def _print_profile(pair: _Pair, context: int, tokens: int) -> None:
         torch.cuda.synchronize()
     table = Table(f"kernels, {tokens} tokens, kv {context}", "us a step", "launches")
     for event in sorted(profiler.key_averages(), key=lambda e: -e.device_time_total)[:12]:
-        table.add_row(event.key[:70], f"{event.device_time_total / 10:.0f}", f"{event.count / 10:.0f}")
+        table.add_row(
+            event.key[:70], f"{event.device_time_total / 10:.0f}", f"{event.count / 10:.0f}"
+        )
     Console(width=110).print(table)
 
 
 def _draft_ms(pair: _Pair, context: int) -> float:
     metadata, hidden = _metadata(pair, context, 1), pair.manifest.hidden_size
     embeds, features = torch.randn(2, 1, hidden, dtype=torch.bfloat16, device=_DEVICE)
-    return median_ms(lambda: pair.draft.forward(embeds[None], features[None], metadata, torch.arange(1)[None]))
+    return median_ms(
+        lambda: pair.draft.forward(embeds[None], features[None], metadata, torch.arange(1)[None])
+    )
 
 
 def _cycle_ms(pair: _Pair, context: int, steps: int) -> float:

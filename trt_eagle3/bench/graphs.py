@@ -1,8 +1,9 @@
-"""How long the graphs of big pairs take to write, and how much memory: ``python -m trt_eagle3.bench.graphs``.
+"""How long the graphs of big pairs take to write, and how much memory: ``python -m
+trt_eagle3.bench.graphs``.
 
-Sparse synthetic checkpoints of the 8B and 32B geometries; each pair is measured in a process of its own, from reading
-the checkpoints to the last graph on disk. ``torch.onnx.export`` of the largest text geometry that fits beside it is
-timed for comparison with ``--export``.
+Sparse synthetic checkpoints of the 8B and 32B geometries; each pair is measured in a process of its
+own, from reading the checkpoints to the last graph on disk. ``torch.onnx.export`` of the largest
+text geometry that fits beside it is timed for comparison with ``--export``.
 """
 
 from __future__ import annotations
@@ -22,8 +23,14 @@ __all__ = ["main"]
 
 
 @click.command()
-@click.option("--size", "sizes", multiple=True, default=("8b", "32b"), help="Geometries (bench/synthetic.py).")
-@click.option("--export", is_flag=True, help="Also torch.onnx.export a 1 GB text model (a minute; needs onnxscript).")
+@click.option(
+    "--size", "sizes", multiple=True, default=("8b", "32b"), help="Geometries (bench/synthetic.py)."
+)
+@click.option(
+    "--export",
+    is_flag=True,
+    help="Also torch.onnx.export a 1 GB text model (a minute; needs onnxscript).",
+)
 @click.option("--child", hidden=True, type=click.Path(path_type=Path), nargs=2)
 def main(sizes: tuple[str, ...], export: bool, child: tuple[Path, Path] | None) -> None:
     """Print seconds, peak memory and bytes written per geometry."""
@@ -35,7 +42,9 @@ def main(sizes: tuple[str, ...], export: bool, child: tuple[Path, Path] | None) 
         for size in sizes:
             pair = _write_pair(Path(folder) / size, size)
             found = json.loads(_child("--child", *pair))
-            weights = sum(f.stat().st_size for directory in pair for f in directory.glob("*.safetensors"))
+            weights = sum(
+                f.stat().st_size for directory in pair for f in directory.glob("*.safetensors")
+            )
             table.add_row(
                 f"Qwen3-VL-{size.upper()} + EAGLE-3",
                 f"{weights / 1e9:.1f} GB",
@@ -63,7 +72,10 @@ def _child(*args: object) -> str:
 
 
 def _measure(target: Path, draft: Path) -> dict[str, float]:
-    """Read both checkpoints and write their graphs. Run in a fresh process: peak memory is the process's."""
+    """Read both checkpoints and write their graphs.
+
+    Run in a fresh process: peak memory is the process's.
+    """
     from trt_eagle3.checkpoint.draft import read_draft
     from trt_eagle3.checkpoint.target_reader import read_target
     from trt_eagle3.config import EngineConfig
@@ -73,25 +85,36 @@ def _measure(target: Path, draft: Path) -> dict[str, float]:
     spec = read_target(target)
     manifest = read_draft(draft, spec)
     num_bytes = 0
-    for name, model in build_graphs(spec, manifest, EngineConfig(), lambda ref: ref.file.name).items():
+    for name, model in build_graphs(
+        spec, manifest, EngineConfig(), lambda ref: ref.file.name
+    ).items():
         num_bytes += (target / f"{name}.onnx").write_bytes(model.SerializeToString())
     seconds = time.perf_counter() - start
     return {"seconds": seconds, "peak_mb": _peak_mb(), "num_bytes": num_bytes}
 
 
 def _peak_mb() -> float:
-    """Peak resident memory of this process (VmHWM: unlike ru_maxrss it forgets the parent's when a process starts)."""
+    """Peak resident memory of this process (VmHWM: unlike ru_maxrss it forgets the parent's when
+    a process starts).
+    """
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(status["VmHWM"].split()[0]) * 1024 / 1e6
 
 
 def _export_row(folder: Path) -> tuple[str, str, str, str, str]:
-    """torch.onnx.export of a 14-layer text model of 1.0 GB in float32: trace, optimise, save with its weights."""
+    """torch.onnx.export of a 14-layer text model of 1.0 GB in float32: trace, optimise, save
+    with its weights.
+    """
     import torch
     from transformers import Qwen3VLTextConfig
     from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
 
-    rope = {"rope_type": "default", "rope_theta": 5e6, "mrope_section": [24, 20, 20], "mrope_interleaved": True}
+    rope = {
+        "rope_type": "default",
+        "rope_theta": 5e6,
+        "mrope_section": [24, 20, 20],
+        "mrope_interleaved": True,
+    }
     config = Qwen3VLTextConfig(
         vocab_size=1024,
         hidden_size=1024,

@@ -25,7 +25,9 @@ _NORM = """
 _EPSILON = "eps = Constant <value_float: float = @epsilon> ()\n"
 _ADD_RMS_NORM = {
     "": _EPSILON + _NORM.format(x="x", y="y", weight="weight"),
-    "residual": _EPSILON + "sum = Add (x, residual)\n" + _NORM.format(x="sum", y="y", weight="weight"),
+    "residual": _EPSILON
+    + "sum = Add (x, residual)\n"
+    + _NORM.format(x="sum", y="y", weight="weight"),
 }
 
 _CUT = """
@@ -71,9 +73,13 @@ _TURN = """
     {p}_flat_shape = Concat <axis = 0> (any, {width})
     {p} = Reshape ({p}_turned, {p}_flat_shape)
 """
-_Q, _K = {"p": "q", "heads": "q_count", "width": "q_width"}, {"p": "k", "heads": "kv_count", "width": "kv_width"}
+_Q, _K = (
+    {"p": "q", "heads": "q_count", "width": "q_width"},
+    {"p": "k", "heads": "kv_count", "width": "kv_width"},
+)
 _QK_NORM_MROPE = {
-    "": _CUT + "".join(_HEADS.format(**s) + _TURN.format(rows=f"{s['p']}_heads", **s) for s in (_Q, _K)),
+    "": _CUT
+    + "".join(_HEADS.format(**s) + _TURN.format(rows=f"{s['p']}_heads", **s) for s in (_Q, _K)),
     "norm": _CUT
     + _EPSILON
     + "".join(
@@ -227,7 +233,8 @@ _PICK_ROWS = {
     y = Reshape (picked, flat_shape)
 """
 }
-# All patches at once, frames kept apart by a mask: what attention without a kernel of its own comes to.
+# All patches at once, frames kept apart by a mask: what attention without a kernel of its own comes
+# to.
 _VISION_ATTENTION = {
     "": """
     zero = Constant <value_int = 0> ()
@@ -310,7 +317,9 @@ _LOWERINGS = {
 
 
 def lowered(model: onnx.ModelProto, dtype: int) -> onnx.ModelProto:
-    """``model`` (``graph.trt_export``, compute type ``dtype``), plugin nodes replaced by standard operators."""
+    """``model`` (``graph.trt_export``, compute type ``dtype``), plugin nodes replaced by
+    standard operators.
+    """
     made = onnx.ModelProto()
     made.CopyFrom(model)
     functions: dict[tuple[str, str], onnx.FunctionProto] = {}
@@ -322,7 +331,9 @@ def lowered(model: onnx.ModelProto, dtype: int) -> onnx.ModelProto:
             del node.attribute[:]
             node.attribute.extend(kept)
             name = f"{node.op_type}_{overload}"
-            functions.setdefault((node.op_type, overload), _function(node.op_type, overload, name, dtype))
+            functions.setdefault(
+                (node.op_type, overload), _function(node.op_type, overload, name, dtype)
+            )
             node.op_type = name
     made.functions.extend(functions.values())
     made = inliner.inline_local_functions(made)
@@ -333,19 +344,28 @@ def lowered(model: onnx.ModelProto, dtype: int) -> onnx.ModelProto:
 
 
 def _fold_constants(graph: onnx.GraphProto) -> None:
-    """Compute what follows from attributes alone: TensorRT wants the sizes of a Split, for one, as constants."""
-    known = {i.name: onnx.numpy_helper.to_array(i) for i in graph.initializer if not i.external_data}
+    """Compute what follows from attributes alone:
+
+    TensorRT wants the sizes of a Split, for one, as constants.
+    """
+    known = {
+        i.name: onnx.numpy_helper.to_array(i) for i in graph.initializer if not i.external_data
+    }
     for node in list(graph.node):
         if node.domain or not all(name in known for name in node.input):
             continue
         function = ReferenceEvaluator(_alone(node))
         known[node.output[0]] = function.run(None, {name: known[name] for name in node.input})[0]
-        graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(known[node.output[0]]), node.output[0]))
+        graph.initializer.append(
+            onnx.numpy_helper.from_array(np.asarray(known[node.output[0]]), node.output[0])
+        )
         graph.node.remove(node)
 
 
 def _alone(node: onnx.NodeProto) -> onnx.ModelProto:
-    inputs, outputs = ([onnx.ValueInfoProto(name=n) for n in names] for names in (node.input, node.output))
+    inputs, outputs = (
+        [onnx.ValueInfoProto(name=n) for n in names] for names in (node.input, node.output)
+    )
     graph = onnx.helper.make_graph([node], "alone", inputs, outputs)
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", PLUGIN_OPSET)])
 
@@ -362,5 +382,6 @@ def _function(op_type: str, overload: str, name: str, dtype: int) -> onnx.Functi
     return parser.parse_function(f"""
         <domain: "{DOMAIN}", opset_import: ["" : {PLUGIN_OPSET}]>
         {name} {attributes} ({", ".join(op.inputs[overload])})
-        => ({", ".join(op.outputs[overload])}) {{ {_LOWERINGS[op_type][overload].replace("TYPE", str(dtype))} }}
+        => ({", ".join(op.outputs[overload])})
+        {{ {_LOWERINGS[op_type][overload].replace("TYPE", str(dtype))} }}
     """)

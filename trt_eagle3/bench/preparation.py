@@ -1,8 +1,9 @@
 """Preparation of images on the CPU, stage by stage: ``python -m trt_eagle3.bench.preparation``.
 
-From a JPEG to the vision tower's float32 patches: decoding, resizing and cutting, looking numbers up; then all but the
-last in this process and in a decoder process, whose difference is the hop. transformers' Pillow processor, given the
-decoded image, is beside them. Best and median of the rounds, sides alternating.
+From a JPEG to the vision tower's float32 patches: decoding, resizing and cutting, looking numbers
+up; then all but the last in this process and in a decoder process, whose difference is the hop.
+transformers' Pillow processor, given the decoded image, is beside them. Best and median of the
+rounds, sides alternating.
 """
 
 from __future__ import annotations
@@ -41,7 +42,9 @@ Stages = dict[str, Callable[[], object]]
 
 
 @click.command()
-@click.option("--rounds", default=10, show_default=True, help="The best and the median of so many rounds.")
+@click.option(
+    "--rounds", default=10, show_default=True, help="The best and the median of so many rounds."
+)
 @click.option("--max-side", default=4032, show_default=True, help="Leave larger images out.")
 def main(rounds: int, max_side: int) -> None:
     """Print milliseconds by stage and size."""
@@ -56,7 +59,13 @@ def main(rounds: int, max_side: int) -> None:
     for width, height in sizes:
         table.add_column(f"{width} x {height}", justify="right")
     for stage in found[0]:
-        table.add_row(stage, *(f"{1e3 * min(times[stage]):.1f} / {1e3 * median(times[stage]):.1f}" for times in found))
+        table.add_row(
+            stage,
+            *(
+                f"{1e3 * min(times[stage]):.1f} / {1e3 * median(times[stage]):.1f}"
+                for times in found
+            ),
+        )
     Console().print(table)
 
 
@@ -64,10 +73,14 @@ def _jpeg(width: int, height: int) -> bytes:
     """Soft shapes with grain: what a photograph is to a decoder."""
     generator = np.random.default_rng(0)
     shapes = generator.integers(0, 256, (height // 32, width // 32, 3), dtype=np.uint8)
-    soft = np.asarray(Image.fromarray(shapes).resize((width, height), Image.Resampling.BICUBIC), dtype=np.int16)
+    soft = np.asarray(
+        Image.fromarray(shapes).resize((width, height), Image.Resampling.BICUBIC), dtype=np.int16
+    )
     grain = generator.integers(-4, 5, soft.shape, dtype=np.int16)
     buffer = io.BytesIO()
-    Image.fromarray((soft + grain).clip(0, 255).astype(np.uint8)).save(buffer, "JPEG", quality=_QUALITY)
+    Image.fromarray((soft + grain).clip(0, 255).astype(np.uint8)).save(
+        buffer, "JPEG", quality=_QUALITY
+    )
     return buffer.getvalue()
 
 
@@ -75,7 +88,9 @@ def _stages(data: bytes, decoders: DecoderPool) -> Stages:
     job = MediaJob("image", "image", LOCAL_MEDIA, _CONFIG)
     image = load_image(data)
     pixels, grid = image_patches(image, _CONFIG)
-    patches = PixelPatches(torch.from_numpy(pixels), image_table(_CONFIG), grid, _CONFIG.temporal_patch_size)
+    patches = PixelPatches(
+        torch.from_numpy(pixels), image_table(_CONFIG), grid, _CONFIG.temporal_patch_size
+    )
     return {
         "decode": lambda: load_image(data),
         "resize and cut": lambda: image_patches(image, _CONFIG),
@@ -88,7 +103,9 @@ def _stages(data: bytes, decoders: DecoderPool) -> Stages:
 
 
 def _transformers(image: Image.Image) -> Stages:
-    """From the decoded image to float32; nothing where transformers is too old to have it without torchvision."""
+    """From the decoded image to float32; nothing where transformers is too old to have it
+    without torchvision.
+    """
     import transformers
 
     kind: Any = getattr(transformers, "Qwen2VLImageProcessorPil", None)
@@ -100,7 +117,9 @@ def _transformers(image: Image.Image) -> Stages:
         image_mean=list(_CONFIG.mean),
         image_std=list(_CONFIG.std),
     )
-    return {"transformers, decoded to float32": lambda: processor(images=[image], return_tensors="pt")}
+    return {
+        "transformers, decoded to float32": lambda: processor(images=[image], return_tensors="pt")
+    }
 
 
 def _measure(stages: Stages, rounds: int) -> dict[str, list[float]]:

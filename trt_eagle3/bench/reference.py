@@ -1,7 +1,9 @@
-"""What the streamed reference costs at a published geometry: ``python -m trt_eagle3.bench.reference --size 8b``.
+"""What the streamed reference costs at a published geometry: ``python -m trt_eagle3.bench.reference
+--size 8b``.
 
-A synthetic checkpoint (zeros; values do not change the work), the first layers of it, in a fresh process. Memory is
-peak resident memory over what the process held before; time is given as ratios of the same run.
+A synthetic checkpoint (zeros; values do not change the work), the first layers of it, in a fresh
+process. Memory is peak resident memory over what the process held before; time is given as ratios
+of the same run.
 """
 
 from __future__ import annotations
@@ -39,16 +41,26 @@ def main(size: str, rows: int, layers: int, child: Path | None) -> None:
         weights = sum(f.stat().st_size for f in target.glob("*.safetensors"))
         arguments = ["--rows", str(rows), "--layers", str(layers), "--child", str(target)]
         command = [sys.executable, "-m", "trt_eagle3.bench.reference", *arguments]
-        found = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
+        found = json.loads(
+            subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        )
     table = Table(f"streamed reference, {size}, {rows} rows, float32", "")
     table.add_row("its weights in float32", f"{2 * weights / 1e9:.1f} GB")
     table.add_row("one decoder layer in float32", f"{found['layer_bytes'] / 1e9:.2f} GB")
-    table.add_row(f"peak over {layers} layers, head and vision tower", f"{found['peak'] / 1e9:.2f} GB")
-    table.add_row("loading a layer, of its whole time", f"{100 * found['load'] / found['layer']:.0f} %")
-    table.add_row("a layer of 8 prompts together to 8 layers of one each", f"{found['together']:.2f}")
+    table.add_row(
+        f"peak over {layers} layers, head and vision tower", f"{found['peak'] / 1e9:.2f} GB"
+    )
+    table.add_row(
+        "loading a layer, of its whole time", f"{100 * found['load'] / found['layer']:.0f} %"
+    )
+    table.add_row(
+        "a layer of 8 prompts together to 8 layers of one each", f"{found['together']:.2f}"
+    )
     table.add_row("all layers to one", f"{found['num_layers']:.0f}")
     table.add_row("head over 32 rows to one layer", f"{found['head'] / found['layer']:.2f}")
-    table.add_row("vision tower over 1024 patches to one layer", f"{found['vision'] / found['layer']:.2f}")
+    table.add_row(
+        "vision tower over 1024 patches to one layer", f"{found['vision'] / found['layer']:.2f}"
+    )
     Console().print(table)
 
 

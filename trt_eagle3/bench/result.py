@@ -33,7 +33,11 @@ class Percentiles:
     @classmethod
     def of_seconds(cls, values: Sequence[float] | np.ndarray[Any, Any]) -> Percentiles | None:
         """None of no values."""
-        return cls(*(1000 * float(p) for p in np.percentile(values, (50, 95, 99)))) if len(values) else None
+        return (
+            cls(*(1000 * float(p) for p in np.percentile(values, (50, 95, 99))))
+            if len(values)
+            else None
+        )
 
     def __str__(self) -> str:
         return " / ".join(f"{value:.3g}" for value in (self.p50, self.p95, self.p99))
@@ -52,7 +56,9 @@ class Side:
 
     @property
     def acceptance_length(self) -> float | None:
-        """Mean tokens of a cycle that drafted, the bonus token included; None without such cycles."""
+        """Mean tokens of a cycle that drafted, the bonus token included; None without such
+        cycles.
+        """
         cycles = sum(run.cycles for run in self.runs)
         return 1 + sum(sum(run.accepted) for run in self.runs) / cycles if cycles else None
 
@@ -62,19 +68,26 @@ class Side:
         cycles = sum(run.cycles for run in self.runs)
         deepest = max(len(run.accepted) for run in self.runs) if cycles else 0
         return tuple(
-            sum(run.accepted[d] for run in self.runs if d < len(run.accepted)) / cycles for d in range(deepest)
+            sum(run.accepted[d] for run in self.runs if d < len(run.accepted)) / cycles
+            for d in range(deepest)
         )
 
     @property
     def first_token(self) -> Percentiles | None:
         """From the coming of a request to its first token."""
-        return Percentiles.of_seconds([r.first_token_seconds for run in self.runs for r in run.replies])
+        return Percentiles.of_seconds(
+            [r.first_token_seconds for run in self.runs for r in run.replies]
+        )
 
     @property
     def per_token(self) -> Percentiles | None:
         """Between tokens: a pass's time is shared by the tokens that it said."""
-        passes = np.array([p for run in self.runs for r in run.replies for p in r.passes]).reshape(-1, 2)
-        return Percentiles.of_seconds(np.repeat(passes[:, 0] / passes[:, 1], passes[:, 1].astype(int)))
+        passes = np.array([p for run in self.runs for r in run.replies for p in r.passes]).reshape(
+            -1, 2
+        )
+        return Percentiles.of_seconds(
+            np.repeat(passes[:, 0] / passes[:, 1], passes[:, 1].astype(int))
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -105,7 +118,9 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        """Tokens per second, speculative to plain: the median over rounds, whose two sides ran one after the other."""
+        """Tokens per second, speculative to plain: the median over rounds, whose two sides ran
+        one after the other.
+        """
         if self.speculative is None:
             return None
         pairs = zip(self.plain.runs, self.speculative.runs, strict=True)
@@ -120,10 +135,15 @@ class BenchReport:
     rows: tuple[Row, ...]
 
     def growth(self, row: Row, side: Side) -> float:
-        """Tokens per second against the first load's of the same way of decoding, the median over rounds."""
+        """Tokens per second against the first load's of the same way of decoding, the median
+        over rounds.
+        """
         base = self.rows[0].plain if side is row.plain else self.rows[0].speculative
         assert base is not None
-        return median(b.tokens_per_second / a.tokens_per_second for a, b in zip(base.runs, side.runs, strict=True))
+        return median(
+            b.tokens_per_second / a.tokens_per_second
+            for a, b in zip(base.runs, side.runs, strict=True)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; ``docs/bench.md`` describes them."""
@@ -133,7 +153,10 @@ class BenchReport:
                 "rate": row.load.rate,
                 "ratio": row.ratio,
                 "num_differing": row.num_differing,
-                **{name: {**side.to_dict(), "growth": self.growth(row, side)} for name, side in _sides(row)},
+                **{
+                    name: {**side.to_dict(), "growth": self.growth(row, side)}
+                    for name, side in _sides(row)
+                },
             }
             for row in self.rows
         ]
@@ -173,19 +196,24 @@ class BenchReport:
         """What was measured, and on what; where 16-bit rounding made answers differ, how many."""
         f = self.facts
         lines = [
-            f"{f['bundle']} on {f['machine']}: {f['backend']}, {f['dtype']}, {f['num_prompts']} prompts, "
-            f"medians of {f['rounds']} rounds"
+            f"{f['bundle']} on {f['machine']}: {f['backend']}, {f['dtype']}, {f['num_prompts']} "
+            f"prompts, medians of {f['rounds']} rounds"
         ]
         for row in self.rows:
             if row.num_differing:
                 lines.append(
-                    f"note: {row.load.name} in flight: plain and speculative tokens differ for {row.num_differing} of "
-                    f"{f['num_prompts']} prompts, as {f['dtype']} rounds. Ties? trt-eagle3 validate {f['bundle']}"
+                    f"note: {row.load.name} in flight: plain and speculative tokens differ for "
+                    f"{row.num_differing} of {f['num_prompts']} prompts, as {f['dtype']} rounds. "
+                    f"Ties? trt-eagle3 validate {f['bundle']}"
                 )
         return lines
 
     def _acceptance(self) -> list[Table]:
-        drafted = [(row.load.name, row.speculative.acceptance_by_position) for row in self.rows if row.speculative]
+        drafted = [
+            (row.load.name, row.speculative.acceptance_by_position)
+            for row in self.rows
+            if row.speculative
+        ]
         depth = max((len(rates) for _, rates in drafted), default=0)
         if not depth:
             return []
@@ -215,15 +243,26 @@ class BenchReport:
 
     def _plot_speed(self, axes: Axes) -> None:
         names = [row.load.name for row in self.rows]
-        axes.plot(names, [row.plain.tokens_per_second for row in self.rows], marker="o", label="plain")
+        axes.plot(
+            names, [row.plain.tokens_per_second for row in self.rows], marker="o", label="plain"
+        )
         drafting = [(row, row.speculative) for row in self.rows if row.speculative]
         if drafting:
             rates = [side.tokens_per_second for _, side in drafting]
             axes.plot(names, rates, marker="o", label="speculative")
             for (row, _), rate in zip(drafting, rates, strict=True):
                 note = f"{row.ratio:.2f} x"
-                axes.annotate(note, (row.load.name, rate), xytext=(0, 6), textcoords="offset points", ha="center")
-        axes.set(xlabel="requests in flight" if self.rows[0].load.rate is None else "requests", ylabel="tokens/s")
+                axes.annotate(
+                    note,
+                    (row.load.name, rate),
+                    xytext=(0, 6),
+                    textcoords="offset points",
+                    ha="center",
+                )
+        axes.set(
+            xlabel="requests in flight" if self.rows[0].load.rate is None else "requests",
+            ylabel="tokens/s",
+        )
         axes.set_ylim(bottom=0)
         axes.margins(y=0.15)
         axes.legend()

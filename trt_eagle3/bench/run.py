@@ -1,4 +1,6 @@
-"""bench: a bundle's plain against its speculative decoding, under one load after the other, in one process."""
+"""bench: a bundle's plain against its speculative decoding, under one load after the other, in
+one process.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,15 @@ from pathlib import Path
 
 from trt_eagle3.bench import MAX_TOKENS, ROUNDS
 from trt_eagle3.bench.result import BenchReport, Row, Side
-from trt_eagle3.bench.workload import Load, Progress, Run, batch_sizes, drive, make_requests, open_engine
+from trt_eagle3.bench.workload import (
+    Load,
+    Progress,
+    Run,
+    batch_sizes,
+    drive,
+    make_requests,
+    open_engine,
+)
 from trt_eagle3.bundled_prompts import bundled_questions
 from trt_eagle3.decode.engine import Engine
 from trt_eagle3.engine.machine import machine_name
@@ -19,7 +29,9 @@ from trt_eagle3.prompts import read_questions
 __all__ = ["bench"]
 
 _PER_PLACE = 4
-"""Requests per place of the batch: the last ones of a round, which leave places empty, are then few."""
+"""Requests per place of the batch: the last ones of a round, which leave places empty, are then
+few.
+"""
 
 
 def bench(
@@ -37,27 +49,33 @@ def bench(
 ) -> BenchReport:
     """Measure a bundle.
 
-    A round runs every load, plain and speculative one after the other, who is first changing from round to round.
-    The first round is not counted.
+    A round runs every load, plain and speculative one after the other, who is first changing from
+    round to round. The first round is not counted.
 
     Args:
         prompts: a prompt file instead of the bundled prompts.
-        batches: requests in flight; by default 1, 2, 4, 8 as far as the bundle goes. rates: Poisson arrivals per
-            second instead.
-        requests: per round and load; by default every prompt at least once, and four for each place of the batch.
+        batches: requests in flight; by default 1, 2, 4, 8 as far as the bundle goes. rates: Poisson
+            arrivals per second instead.
+        requests: per round and load; by default every prompt at least once, and four for each place
+        of the batch.
         ignore_eos: every answer has ``max_tokens`` tokens.
         prefix_cache: reuse the pages of prompts that came before, as the bundle's limits say.
     Raises:
-        UserError: anything wrong with bundle or prompts, a batch beyond the bundle's limits, or both kinds of load.
+        UserError: anything wrong with bundle or prompts, a batch beyond the bundle's limits, or
+        both kinds of load.
         GateFailedError: in float32, speculative and plain tokens differ.
     """
     if batches and rates:
         raise UserError("--batch and --rate: requests come one way or the other. Give one of them.")
     questions = read_questions(prompts) if prompts else bundled_questions()
     engine = open_engine(bundle, prefix_cache=prefix_cache)
-    loads = [Load(rate=rate) for rate in rates] or [Load(size) for size in batch_sizes(engine, batches)]
+    loads = [Load(rate=rate) for rate in rates] or [
+        Load(size) for size in batch_sizes(engine, batches)
+    ]
     sides = (False, True) if engine.manifest else (False,)
-    found: dict[tuple[Load, bool], list[Run]] = {(load, side): [] for load in loads for side in sides}
+    found: dict[tuple[Load, bool], list[Run]] = {
+        (load, side): [] for load in loads for side in sides
+    }
     try:
         for number in range(rounds + 1):
             for index, load in enumerate(loads):
@@ -65,7 +83,11 @@ def bench(
                 count = requests or _num_requests(load, len(questions))
                 for side in sides if number % 2 else sides[::-1]:
                     asked = make_requests(
-                        questions, count, max_tokens=max_tokens, ignore_eos=ignore_eos, speculation=side
+                        questions,
+                        count,
+                        max_tokens=max_tokens,
+                        ignore_eos=ignore_eos,
+                        speculation=side,
                     )
                     run = drive(engine, asked, load, seed=number)
                     if number:
@@ -94,7 +116,9 @@ def _num_requests(load: Load, num_prompts: int) -> int:
     return num_prompts * max(1, -(-_PER_PLACE * load.concurrency // num_prompts))
 
 
-def _row(engine: Engine, load: Load, found: dict[tuple[Load, bool], list[Run]], num_prompts: int) -> Row:
+def _row(
+    engine: Engine, load: Load, found: dict[tuple[Load, bool], list[Run]], num_prompts: int
+) -> Row:
     plain = Side(tuple(found[load, False]))
     if (load, True) not in found:
         return Row(load, plain, None, 0)
@@ -103,9 +127,9 @@ def _row(engine: Engine, load: Load, found: dict[tuple[Load, bool], list[Run]], 
     if differing and engine.record.config.engine.dtype == "float32":
         prompt, token = min(differing.items())
         raise GateFailedError(
-            f"{load.name} in flight: speculative and plain tokens differ for {len(differing)} of {num_prompts} "
-            f"prompts, first at token {token} of prompt {prompt}. In float32 they are the same, so no ratio is given. "
-            f"Find the cause: trt-eagle3 validate {engine.path}"
+            f"{load.name} in flight: speculative and plain tokens differ for {len(differing)} of "
+            f"{num_prompts} prompts, first at token {token} of prompt {prompt}. In float32 they "
+            f"are the same, so no ratio is given. Find the cause: trt-eagle3 validate {engine.path}"
         )
     return Row(load, plain, speculative, len(differing))
 

@@ -1,10 +1,12 @@
 """What serving costs: ``python -m trt_eagle3.bench.serve BUNDLE --prompts FILE``.
 
-The same prompts, so many at a time, once from threads over an engine in this process and once from clients of a real
-Triton server that streams its answers over HTTP: tokens per second of both, and what a client sees of time to first
-token and time between tokens. Both sides alternate; per side the best round counts. Answers must be the same tokens.
+The same prompts, so many at a time, once from threads over an engine in this process and once from
+clients of a real Triton server that streams its answers over HTTP: tokens per second of both, and
+what a client sees of time to first token and time between tokens. Both sides alternate; per side
+the best round counts. Answers must be the same tokens.
 
-The server is started from what ``trt-eagle3 deploy`` writes; ``TRT_EAGLE3_ENV`` names its Python environment.
+The server is started from what ``trt-eagle3 deploy`` writes; ``TRT_EAGLE3_ENV`` names its Python
+environment.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ _START_S = 300.0
 
 @dataclass(frozen=True)
 class Reply:
-    """One answer as its client saw it: token ids, and (seconds since asking, tokens) of each piece."""
+    """One answer as its client saw it: token ids, and (seconds since asking, tokens) of each
+    piece.
+    """
 
     token_ids: tuple[int, ...]
     pieces: tuple[tuple[float, int], ...]
@@ -55,13 +59,28 @@ Ask = Callable[[Question, int, bool], Reply]
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--prompts", "file", required=True, type=click.Path(path_type=Path), help="JSON list of prompts.")
-@click.option("--concurrency", "levels", multiple=True, type=int, default=(1, 4, 8, 16), show_default=True)
+@click.option(
+    "--prompts",
+    "file",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="JSON list of prompts.",
+)
+@click.option(
+    "--concurrency", "levels", multiple=True, type=int, default=(1, 4, 8, 16), show_default=True
+)
 @click.option("--requests", "count", default=48, show_default=True, help="Requests per round.")
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--max-tokens", default=64, show_default=True)
-@click.option("--stream/--no-stream", default=True, show_default=True, help="One response per pass, or one in all.")
-@click.option("--stream-interval", default=0.02, show_default=True, help="The server's stream_interval_s.")
+@click.option(
+    "--stream/--no-stream",
+    default=True,
+    show_default=True,
+    help="One response per pass, or one in all.",
+)
+@click.option(
+    "--stream-interval", default=0.02, show_default=True, help="The server's stream_interval_s."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def main(
     bundle: Path,
@@ -78,7 +97,10 @@ def main(
     questions = list(itertools.islice(itertools.cycle(read_questions(file)), count))
     engine = load(bundle)
     if engine.limits.max_batch_size < max(levels):
-        raise UserError(f"{bundle}: decodes {engine.limits.max_batch_size} at once. Rebuild with a larger limit.")
+        raise UserError(
+            f"{bundle}: decodes {engine.limits.max_batch_size} at once. Rebuild with a larger "
+            "limit."
+        )
     rows = []
     with _server(bundle, {"stream_interval_s": stream_interval}) as port:
         name = engine.record.config.name
@@ -86,10 +108,16 @@ def main(
         for level, speculation in itertools.product(levels, (True, False)):
             best: dict[str, Round] = {}
             for _ in range(rounds + 1):  # the first warms both up
-                found = {side: _round(ask, questions, level, max_tokens, speculation) for side, ask in sides.items()}
+                found = {
+                    side: _round(ask, questions, level, max_tokens, speculation)
+                    for side, ask in sides.items()
+                }
                 if found["offline"].tokens != found["served"].tokens:
                     raise UserError(f"{bundle}: served and offline answers are different tokens")
-                best = {side: min((new, best.get(side, new)), key=lambda r: r.seconds) for side, new in found.items()}
+                best = {
+                    side: min((new, best.get(side, new)), key=lambda r: r.seconds)
+                    for side, new in found.items()
+                }
             rows.append(_row(level, speculation, best))
     engine.close()
     if as_json:
@@ -128,10 +156,14 @@ class Round:
         return gaps
 
 
-def _round(ask: Ask, questions: Sequence[Question], level: int, max_tokens: int, speculation: bool) -> Round:
+def _round(
+    ask: Ask, questions: Sequence[Question], level: int, max_tokens: int, speculation: bool
+) -> Round:
     with ThreadPoolExecutor(level) as pool:
         start = time.perf_counter()
-        replies = tuple(pool.map(lambda question: ask(question, max_tokens, speculation), questions))
+        replies = tuple(
+            pool.map(lambda question: ask(question, max_tokens, speculation), questions)
+        )
         return Round(time.perf_counter() - start, replies)
 
 
@@ -156,12 +188,18 @@ def _offline(engine: Engine) -> Ask:
 
 def _served(port: int, model: str, stream: bool) -> Ask:
     def ask(question: Question, max_tokens: int, speculation: bool) -> Reply:
-        inputs: dict[str, Any] = {"text_input": question.prompt, "max_tokens": max_tokens, "speculation": speculation}
+        inputs: dict[str, Any] = {
+            "text_input": question.prompt,
+            "max_tokens": max_tokens,
+            "speculation": speculation,
+        }
         inputs |= {"stream": stream, "return_token_ids": True}
         if question.images:
             inputs["image_url"] = [to_data_uri(image) for image in question.images]
         if question.videos:
-            inputs["video"] = [json.dumps([to_data_uri(f) for f in _frames(video)]) for video in question.videos]
+            inputs["video"] = [
+                json.dumps([to_data_uri(f) for f in _frames(video)]) for video in question.videos
+            ]
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
         start, ids, pieces = time.perf_counter(), [], []
         connection.request("POST", f"/v2/models/{model}/generate_stream", json.dumps(inputs))
@@ -170,7 +208,11 @@ def _served(port: int, model: str, stream: bool) -> Ask:
                 event = json.loads(line.decode().removeprefix("data: "))
                 if "error" in event:
                     raise UserError(f"the server refuses a prompt: {event['error']}")
-                new = event["token_ids"] if isinstance(event["token_ids"], list) else [event["token_ids"]]
+                new = (
+                    event["token_ids"]
+                    if isinstance(event["token_ids"], list)
+                    else [event["token_ids"]]
+                )
                 ids += new
                 pieces.append((time.perf_counter() - start, len(new)))
         connection.close()
@@ -242,14 +284,25 @@ def _row(level: int, speculation: bool, best: dict[str, Round]) -> dict[str, Any
     row["served_to_offline"] = best["served"].rate / best["offline"].rate
     for side, found in best.items():
         row[f"{side}_tokens_per_second"] = found.rate
-        for name, values in (("first_token_ms", found.first_token_ms()), ("inter_token_ms", found.inter_token_ms())):
-            row[f"{side}_{name}"] = [float(p) for p in np.percentile(values, (50, 95, 99))] if values else None
+        for name, values in (
+            ("first_token_ms", found.first_token_ms()),
+            ("inter_token_ms", found.inter_token_ms()),
+        ):
+            row[f"{side}_{name}"] = (
+                [float(p) for p in np.percentile(values, (50, 95, 99))] if values else None
+            )
     return row
 
 
 def _print(rows: Sequence[dict[str, Any]]) -> None:
     heads = ("tokens/s, served", "offline", "served / offline", "to the first offline row")
-    table = Table("clients", "speculation", *heads, "first token ms p50 / 95 / 99", "between tokens ms p50 / 95 / 99")
+    table = Table(
+        "clients",
+        "speculation",
+        *heads,
+        "first token ms p50 / 95 / 99",
+        "between tokens ms p50 / 95 / 99",
+    )
     base = rows[0]["offline_tokens_per_second"]
     for row in rows:
         rates = row["served_tokens_per_second"], row["offline_tokens_per_second"]
@@ -257,7 +310,9 @@ def _print(rows: Sequence[dict[str, Any]]) -> None:
         times = (" / ".join(f"{p:.1f}" for p in percentiles) or "-" for percentiles in found)
         ratios = f"{row['served_to_offline']:.2f}", f"{rates[0] / base:.2f}"
         on = "on" if row["speculation"] else "off"
-        table.add_row(str(row["concurrency"]), on, *(f"{rate:.0f}" for rate in rates), *ratios, *times)
+        table.add_row(
+            str(row["concurrency"]), on, *(f"{rate:.0f}" for rate in rates), *ratios, *times
+        )
     Console(width=None if Console().is_terminal else 160).print(table)
 
 

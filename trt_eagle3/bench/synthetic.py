@@ -18,7 +18,8 @@ _BYTES = {"BF16": 2, "F32": 4, "I64": 8, "BOOL": 1}
 _VOCAB = 151936
 _DRAFT_VOCAB = 32000
 
-# hidden, layers, heads, kv heads, intermediate, tied head; then the vision tower's depth, hidden, intermediate, levels
+# hidden, layers, heads, kv heads, intermediate, tied head; then the vision tower's depth, hidden,
+# intermediate, levels
 SIZES: Mapping[str, tuple[int, int, int, int, int, bool, int, int, int, tuple[int, ...]]] = {
     "2b": (2048, 28, 16, 8, 6144, True, 24, 1024, 4096, (5, 11, 17)),
     "4b": (2560, 36, 32, 8, 9728, True, 24, 1024, 4096, (5, 11, 17)),
@@ -27,14 +28,19 @@ SIZES: Mapping[str, tuple[int, int, int, int, int, bool, int, int, int, tuple[in
 }
 
 
-def write_target(directory: Path, size: str, num_shards: int = 4, num_layers: int | None = None) -> None:
-    """A sharded bfloat16 Qwen3-VL checkpoint of ``size``, all zeros; tensors named as transformers names them.
+def write_target(
+    directory: Path, size: str, num_shards: int = 4, num_layers: int | None = None
+) -> None:
+    """A sharded bfloat16 Qwen3-VL checkpoint of ``size``, all zeros; tensors named as transformers
+    names them.
 
     ``num_layers``: decoder layers, where fewer than the geometry's are wanted.
     """
     from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-    hidden, layers, heads, kv_heads, inner, tied, depth, vision_hidden, vision_inner, levels = SIZES[size]
+    hidden, layers, heads, kv_heads, inner, tied, depth, vision_hidden, vision_inner, levels = (
+        SIZES[size]
+    )
     layers = num_layers or layers
     config = Qwen3VLConfig(
         text_config={
@@ -79,7 +85,9 @@ def write_target(directory: Path, size: str, num_shards: int = 4, num_layers: in
         file = f"model-{shard + 1:05}-of-{num_shards:05}.safetensors"
         _write_sparse(directory / file, {name: shapes[name] for name in part}, {})
         index |= dict.fromkeys(part, file)
-    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": index})
+    )
 
 
 def write_draft(directory: Path, size: str) -> None:
@@ -128,7 +136,9 @@ def write_draft(directory: Path, size: str) -> None:
 
 
 def _write_sparse(file: Path, shapes: Shapes, data: Mapping[str, bytes]) -> None:
-    """A safetensors file of zeros that occupies only its header, and the tensors given in ``data``."""
+    """A safetensors file of zeros that occupies only its header, and the tensors given in
+    ``data``.
+    """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (dtype, shape) in shapes.items():

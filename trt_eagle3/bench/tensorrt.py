@@ -1,9 +1,11 @@
-"""TensorRT engines of a big target on one GPU: ``python -m trt_eagle3.bench.tensorrt --size 2b --lowering``.
+"""TensorRT engines of a big target on one GPU: ``python -m trt_eagle3.bench.tensorrt --size 2b
+--lowering``.
 
-A published geometry in float16 with random weights (no checkpoint is needed): how long the builder takes and how much
-memory, then medians of CUDA-event timings of captured steps. The floor is weight and KV bytes over the copy bandwidth
-measured in the same run. ``--lowering`` also builds and times the same graph without our plugins. ``--layers`` cuts the
-decoder short where a build of all of it takes too long: floors and times are then of those layers and the whole head.
+A published geometry in float16 with random weights (no checkpoint is needed): how long the builder
+takes and how much memory, then medians of CUDA-event timings of captured steps. The floor is weight
+and KV bytes over the copy bandwidth measured in the same run. ``--lowering`` also builds and times
+the same graph without our plugins. ``--layers`` cuts the decoder short where a build of all of it
+takes too long: floors and times are then of those layers and the whole head.
 """
 
 from __future__ import annotations
@@ -43,18 +45,32 @@ _AUX = (2, 14, 24)
 
 @click.command()
 @click.option("--size", type=click.Choice(list(SIZES)), default="2b", show_default=True)
-@click.option("--layers", type=click.IntRange(min=3), help="Only so many decoder layers; as many as the size has.")
+@click.option(
+    "--layers",
+    type=click.IntRange(min=3),
+    help="Only so many decoder layers; as many as the size has.",
+)
 @click.option("--context", default=4096, show_default=True, help="Tokens in the cache.")
 @click.option("--tokens", "sizes", multiple=True, type=int, default=(1, 16), show_default=True)
 @click.option("--page-size", default=64, show_default=True)
 @click.option("--level", type=int, help="engine.tensorrt.optimization_level.")
-@click.option("--residual", type=click.Choice(["compute", "float32"]), default="float32", show_default=True)
 @click.option(
-    "--linear", type=click.Choice(["auto", "plugin", "tensorrt"]), default="auto", help="engine.tensorrt.linear."
+    "--residual", type=click.Choice(["compute", "float32"]), default="float32", show_default=True
+)
+@click.option(
+    "--linear",
+    type=click.Choice(["auto", "plugin", "tensorrt"]),
+    default="auto",
+    help="engine.tensorrt.linear.",
 )
 @click.option("--lowering", is_flag=True, help="Also the graph without our plugins.")
 @click.option("--generation-only", is_flag=True, help="Leave out the profile for prompts.")
-@click.option("--timing-cache", type=click.Path(path_type=Path), default=Path("timing.cache"), show_default=True)
+@click.option(
+    "--timing-cache",
+    type=click.Path(path_type=Path),
+    default=Path("timing.cache"),
+    show_default=True,
+)
 def main(
     size: str,
     layers: int | None,
@@ -80,7 +96,13 @@ def main(
     torch.cuda.empty_cache()  # the builder wants what the copies took
     whole = SIZES[size][1]
     what = size if layers is None else f"{size} cut to {layers} of {whole} layers"
-    table = Table(f"{what}, float16, batch 1, random weights, kv {context}", "tokens", "ms", "floor ms", "ratio")
+    table = Table(
+        f"{what}, float16, batch 1, random weights, kv {context}",
+        "tokens",
+        "ms",
+        "floor ms",
+        "ratio",
+    )
     lines = [f"copy bandwidth {bandwidth / 1e12:.2f} TB/s; {torch.cuda.get_device_name()}"]
     with tempfile.TemporaryDirectory() as name, torch.inference_mode():
         folder = Path(name)
@@ -94,11 +116,18 @@ def main(
         profiles = graph_profiles("target", model, config, TreeSizes(max(sizes), 1, max(sizes)), 2)
         chosen = profiles[:1] if generation_only else profiles
         write_drawn(ready, folder / WEIGHTS_FILE)
-        graphs = {"plugins+Linear" if by_plugin else "plugins": (with_prefetch_safe(ready.model), chosen)}
+        graphs = {
+            "plugins+Linear" if by_plugin else "plugins": (with_prefetch_safe(ready.model), chosen)
+        }
         if lowering:
-            graphs["lowering"] = (lowered(trt_export(model).model, onnx.TensorProto.FLOAT16), profiles[:1])
+            graphs["lowering"] = (
+                lowered(trt_export(model).model, onnx.TensorProto.FLOAT16),
+                profiles[:1],
+            )
         for kind, (graph, of_graph) in graphs.items():
-            built, memory = build_beside_weights(folder / kind, graph, of_graph, config, timing_cache)
+            built, memory = build_beside_weights(
+                folder / kind, graph, of_graph, config, timing_cache
+            )
             lines.append(build_line(kind, built, memory))
             print(lines[-1], flush=True)
             session = TensorRTSession(folder / kind / "model.onnx", folder)
@@ -106,7 +135,13 @@ def main(
             floor = 1e3 * (ready.weight_bytes + steps.cache_bytes) / bandwidth
             for tokens in sizes:
                 ms = steps.median_ms(tokens)
-                row = (f"target, {kind}", str(tokens), f"{ms:.3f}", f"{floor:.3f}", f"{ms / floor:.2f}")
+                row = (
+                    f"target, {kind}",
+                    str(tokens),
+                    f"{ms:.3f}",
+                    f"{floor:.3f}",
+                    f"{ms / floor:.2f}",
+                )
                 table.add_row(*row)
                 print(*row, sep="  ", flush=True)
             del session, steps
@@ -124,7 +159,9 @@ def _config(size: str, max_seq_len: int, engine: dict[str, object]) -> BuildConf
 class _Steps:
     """One sequence with ``context`` rows in its cache, and steps of several sizes after them."""
 
-    def __init__(self, session: TensorRTSession, spec: TargetSpec, context: int, page_size: int) -> None:
+    def __init__(
+        self, session: TensorRTSession, spec: TargetSpec, context: int, page_size: int
+    ) -> None:
         text = spec.text
         self._session = session
         self._spec = spec
@@ -145,7 +182,9 @@ class _Steps:
         positions = torch.arange(self._context, self._context + tokens, dtype=torch.int32)
         return {
             "inputs_embeds": torch.randn(1, tokens, hidden, dtype=torch.float16, device="cuda"),
-            "deepstack_embeds": torch.zeros(levels, 1, tokens, hidden, dtype=torch.float16, device="cuda"),
+            "deepstack_embeds": torch.zeros(
+                levels, 1, tokens, hidden, dtype=torch.float16, device="cuda"
+            ),
             "position_ids": positions.expand(3, 1, -1).contiguous(),
             "past_lengths": torch.tensor([self._context], dtype=torch.int32),
             "query_lengths": torch.tensor([tokens], dtype=torch.int32),

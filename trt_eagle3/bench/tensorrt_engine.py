@@ -1,4 +1,6 @@
-"""Engines of benchmarks: built in a folder of their own from weights that they share, their memory watched."""
+"""Engines of benchmarks: built in a folder of their own from weights that they share, their
+memory watched.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ __all__ = ["BuildMemory", "build_beside_weights", "build_line"]
 
 @dataclass(frozen=True)
 class BuildMemory:
-    """Most memory taken while building: of the host (bytes of this process), of the GPU (all of it)."""
+    """Most memory taken while building: of the host (bytes of this process), of the GPU (all of
+    it).
+    """
 
     host: int
     device: int
@@ -36,12 +40,16 @@ def build_beside_weights(
     config: BuildConfig,
     timing_cache: Path,
 ) -> tuple[Built, BuildMemory]:
-    """Build ``graph``, whose weights lie one folder up; ``TensorRTSession`` opens ``folder / "model.onnx"``."""
+    """Build ``graph``, whose weights lie one folder up; ``TensorRTSession`` opens ``folder /
+    "model.onnx"``.
+    """
     folder.mkdir()
     (folder / WEIGHTS_FILE).hardlink_to(folder.parent / WEIGHTS_FILE)
     write_file(folder / "model.onnx", graph.SerializeToString())
     with _Watch() as watch:
-        built = build_engine(folder / "model.onnx", folder / ENGINE_FILE, profiles, config.engine, timing_cache)
+        built = build_engine(
+            folder / "model.onnx", folder / ENGINE_FILE, profiles, config.engine, timing_cache
+        )
     facts = describe_machine(built.num_bytes).model_dump()
     text = json.dumps({"build_config": config.model_dump(mode="json"), "engine": facts})
     write_file(folder / "config.json", text.encode())
@@ -51,9 +59,10 @@ def build_beside_weights(
 def build_line(kind: str, built: Built, memory: BuildMemory) -> str:
     """What a build took and gave, for people."""
     return (
-        f"{kind}: built in {built.seconds:.0f} s, engine {built.num_bytes / 1e9:.2f} GB, {built.num_layers} layers of "
-        f"which {built.num_plugins} are plugins, activations {built.device_bytes / 1e6:.0f} MB; while building "
-        f"{memory.host / 1e9:.1f} GB of host and {memory.device / 1e9:.1f} GB of device memory"
+        f"{kind}: built in {built.seconds:.0f} s, engine {built.num_bytes / 1e9:.2f} GB, "
+        f"{built.num_layers} layers of which {built.num_plugins} are plugins, activations "
+        f"{built.device_bytes / 1e6:.0f} MB; while building {memory.host / 1e9:.1f} GB of host and "
+        f"{memory.device / 1e9:.1f} GB of device memory"
     )
 
 
@@ -78,4 +87,6 @@ class _Watch:
 
     @property
     def memory(self) -> BuildMemory:
-        return BuildMemory(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, self._start - self._least)
+        return BuildMemory(
+            resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024, self._start - self._least
+        )

@@ -1,10 +1,11 @@
 """TensorRT vision towers on one GPU: ``python -m trt_eagle3.bench.tensorrt_vision``.
 
-Published geometries in float16 with random weights (no checkpoint is needed). Of each an engine with our plugin, an
-engine of standard operators for the smallest pictures, and the torch session beside them; medians of CUDA-event
-timings. Every output is compared with the torch session's in float32 before its run is timed; a wrong one is not timed,
-and the command ends with exit status 1. The floor is the products' operations over the rate of a large float16 product
-measured in the same run.
+Published geometries in float16 with random weights (no checkpoint is needed). Of each an engine
+with our plugin, an engine of standard operators for the smallest pictures, and the torch session
+beside them; medians of CUDA-event timings. Every output is compared with the torch session's in
+float32 before its run is timed; a wrong one is not timed, and the command ends with exit status 1.
+The floor is the products' operations over the rate of a large float16 product measured in the same
+run.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ from trt_eagle3.graph.trt_export import WEIGHTS_FILE, trt_export
 
 __all__ = ["main"]
 
-# Largest relative error of an output. On a CPU, pictures of 128^2, the torch session in float16 is 3e-3 off at 2B
-# geometry; exchanged rope axes and a frame that sees 4 patches of its neighbour are 0.7 off, a scale 5 % off 0.09.
+# Largest relative error of an output. On a CPU, pictures of 128^2, the torch session in float16 is
+# 3e-3 off at 2B geometry; exchanged rope axes and a frame that sees 4 patches of its neighbour are
+# 0.7 off, a scale 5 % off 0.09.
 _TOLERANCE = 3e-2
 _BLOCK = 32  # pixels along a visual token
 _TEXT_LAYERS = 3  # of the checkpoint, which must have as many as there are deepstack levels
@@ -77,21 +79,51 @@ _COLUMNS = ("tower", "engine", "pictures", "patches", "ms", "floor ms", "ratio",
 
 
 @click.command()
-@click.option("--size", "sizes", multiple=True, type=click.Choice(list(SIZES)), default=("2b", "8b"), show_default=True)
 @click.option(
-    "--side", "sides", multiple=True, type=click.IntRange(min=_BLOCK), default=(512, 1024, 2048), show_default=True
+    "--size",
+    "sizes",
+    multiple=True,
+    type=click.Choice(list(SIZES)),
+    default=("2b", "8b"),
+    show_default=True,
+)
+@click.option(
+    "--side",
+    "sides",
+    multiple=True,
+    type=click.IntRange(min=_BLOCK),
+    default=(512, 1024, 2048),
+    show_default=True,
 )
 @click.option("--level", type=int, help="engine.tensorrt.optimization_level.")
-@click.option("--lowering/--no-lowering", default=True, help="Also an engine without our plugin, for the least side.")
-@click.option("--timing-cache", type=click.Path(path_type=Path), default=Path("timing.cache"), show_default=True)
-def main(sizes: tuple[str, ...], sides: tuple[int, ...], level: int | None, lowering: bool, timing_cache: Path) -> None:
+@click.option(
+    "--lowering/--no-lowering",
+    default=True,
+    help="Also an engine without our plugin, for the least side.",
+)
+@click.option(
+    "--timing-cache",
+    type=click.Path(path_type=Path),
+    default=Path("timing.cache"),
+    show_default=True,
+)
+def main(
+    sizes: tuple[str, ...],
+    sides: tuple[int, ...],
+    level: int | None,
+    lowering: bool,
+    timing_cache: Path,
+) -> None:
     """Print build times, tower times, floors and ratios."""
     if odd := [side for side in sides if side % _BLOCK]:
         raise UserError(f"--side: expected multiples of {_BLOCK}, got {odd[0]}")
     rate = matmul_rate()
     pictures = [Pictures(1, side) for side in sorted(sides)] + [Pictures(4, min(sides))]
     rows: list[_Row] = []
-    lines = [f"float16 products {rate / 1e12:.0f} TFLOP/s; {torch.cuda.get_device_name()}; random weights"]
+    lines = [
+        f"float16 products {rate / 1e12:.0f} TFLOP/s; {torch.cuda.get_device_name()}; random "
+        "weights"
+    ]
     for size in sizes:
         with tempfile.TemporaryDirectory() as name, torch.inference_mode():
             bench = _Bench(size, Path(name), pictures, level, timing_cache, rate)
@@ -145,7 +177,11 @@ class _Bench:
             yield from self._measure_engine("lowering", model, standard, self._pictures[:1])
 
     def _measure_engine(
-        self, kind: str, model: onnx.ModelProto, exported: onnx.ModelProto, pictures: Sequence[Pictures]
+        self,
+        kind: str,
+        model: onnx.ModelProto,
+        exported: onnx.ModelProto,
+        pictures: Sequence[Pictures],
     ) -> Iterator[_Row]:
         torch.cuda.empty_cache()
         config = self._config(pictures)
@@ -153,7 +189,9 @@ class _Bench:
         profiles = graph_profiles("vision", model, config, TreeSizes(), merge)
         folder = self._folder / kind
         try:
-            built, memory = build_beside_weights(folder, exported, profiles, config, self._timing_cache)
+            built, memory = build_beside_weights(
+                folder, exported, profiles, config, self._timing_cache
+            )
             session = TensorRTSession(folder / "model.onnx", folder)
         except UserError as error:  # the other engines are worth measuring all the same
             self._note(f"{self._size}, {kind}: no engine: {error}")
@@ -162,7 +200,9 @@ class _Bench:
         self._note(build_line(f"{self._size}, {kind}, max_visual_tokens {tokens}", built, memory))
         yield from self._measure(f"TensorRT, {kind}", session, pictures)
 
-    def _measure(self, engine: str, session: Session, pictures: Sequence[Pictures]) -> Iterator[_Row]:
+    def _measure(
+        self, engine: str, session: Session, pictures: Sequence[Pictures]
+    ) -> Iterator[_Row]:
         vision = self._tower.spec.vision
         for each in pictures:
             patches = each.patches(vision)
@@ -180,7 +220,9 @@ class _Bench:
         engine = {"backend": "tensorrt", "tensorrt": {"optimization_level": self._level}}
         target = {"checkpoint": self._size}
         limits = {"max_visual_tokens": most}
-        return BuildConfig.model_validate({"name": self._size, "target": target, "engine": engine, "limits": limits})
+        return BuildConfig.model_validate(
+            {"name": self._size, "target": target, "engine": engine, "limits": limits}
+        )
 
     def _note(self, line: str) -> None:
         print(line, flush=True)

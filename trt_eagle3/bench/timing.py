@@ -1,4 +1,6 @@
-"""How device time is measured: medians of CUDA events, and the copy bandwidth that floors are reckoned with."""
+"""How device time is measured: medians of CUDA events, and the copy bandwidth that floors are
+reckoned with.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def matmul_rate(dtype: torch.dtype = torch.float16) -> float:
 
 def _check_gpu() -> None:
     if not torch.cuda.is_available():
-        raise EnvironmentMissingError("this benchmark measures a CUDA GPU, and torch sees none. Run it where one is.")
+        raise EnvironmentMissingError(
+            "this benchmark measures a CUDA GPU, and torch sees none. Run it where one is."
+        )
 
 
 def median_ms(run: Callable[[], object]) -> float:

@@ -1,7 +1,9 @@
-"""bench --tune: how many draft tokens pay at each batch size on this machine, written into the bundle.
+"""bench --tune: how many draft tokens pay at each batch size on this machine, written into the
+bundle.
 
-Expected tokens per second of B sequences with trees of n nodes: B x acceptance length(n) / cycle time(B, n). The cycle
-is timed with every place taken and answers that do not end; acceptance is that of the prompts' own answers.
+Expected tokens per second of B sequences with trees of n nodes: B x acceptance length(n) / cycle
+time(B, n). The cycle is timed with every place taken and answers that do not end; acceptance is
+that of the prompts' own answers.
 """
 
 from __future__ import annotations
@@ -47,7 +49,9 @@ class TuneReport:
         return {"file": str(self.file), **self.table.model_dump(mode="json")}
 
     def tables(self) -> list[Table]:
-        """Expected tokens per second by batch size and number of draft tokens, plain = 1; the choice is marked."""
+        """Expected tokens per second by batch size and number of draft tokens, plain = 1; the
+        choice is marked.
+        """
         counts = list(self.table.entries[0].cycle_ms)
         speed = Table("sequences", *(f"{n} tokens" if n > 1 else "plain" for n in counts), "chosen")
         for entry in self.table.entries:
@@ -70,14 +74,19 @@ def tune(
     """Measure, choose, and write ``tuning.json`` into the bundle; arguments as of ``bench``.
 
     Raises:
-        UserError: a bundle without a draft or that cannot be written, or anything wrong with bundle or prompts.
+        UserError: a bundle without a draft or that cannot be written, or anything wrong with bundle
+            or prompts.
     """
     questions = read_questions(prompts) if prompts else bundled_questions()
-    engine = open_engine(bundle, plan=Plan({1: None}))  # a damaged table does not hinder the next one
+    # a damaged table does not hinder the next one
+    engine = open_engine(bundle, plan=Plan({1: None}))
     if engine.manifest is None:
         raise UserError(f"{bundle}: a bundle without a draft: there is nothing to tune")
     if not os.access(bundle, os.W_OK):
-        raise UserError(f"{bundle}: not writable, and the table goes into it. Tune a copy of the bundle that is.")
+        raise UserError(
+            f"{bundle}: not writable, and the table goes into it. Tune a copy of the bundle that "
+            "is."
+        )
     config = engine.record.config.speculation
     sizes, counts = batch_sizes(engine, batches), widths(configured_tree(config).num_nodes)
     try:
@@ -97,7 +106,9 @@ def tune(
 
 
 def widths(most: int) -> list[int]:
-    """Tree sizes to try: 1 is plain decoding, then in steps of about 1.4 up to the configured one."""
+    """Tree sizes to try: 1 is plain decoding, then in steps of about 1.4 up to the configured
+    one.
+    """
     steps = {1, most}
     width = 2
     while width < most:
@@ -106,8 +117,12 @@ def widths(most: int) -> list[int]:
     return sorted(n for n in steps if n <= most)
 
 
-def choose(batch_size: int, cycle_ms: Mapping[int, float], acceptance_length: Mapping[int, float]) -> TuningEntry:
-    """What pays best at one batch size, from ``cycle_ms`` and ``acceptance_length`` by number of draft tokens."""
+def choose(
+    batch_size: int, cycle_ms: Mapping[int, float], acceptance_length: Mapping[int, float]
+) -> TuningEntry:
+    """What pays best at one batch size, from ``cycle_ms`` and ``acceptance_length`` by number of
+    draft tokens.
+    """
     rates = {n: 1000 * batch_size * acceptance_length[n] / cycle_ms[n] for n in cycle_ms}
     best = max(rates, key=lambda n: rates[n])
     return TuningEntry(
@@ -161,7 +176,9 @@ def _cycles(
     rounds: int,
     progress: Progress,
 ) -> dict[int, dict[int, float]]:
-    """Milliseconds of a cycle by batch size and number of draft tokens: the median over rounds of median cycles."""
+    """Milliseconds of a cycle by batch size and number of draft tokens: the median over rounds
+    of median cycles.
+    """
     times: dict[int, dict[int, list[float]]] = {size: {n: [] for n in counts} for size in sizes}
     for number in range(rounds + 1):
         for index, size in enumerate(sizes):
@@ -172,8 +189,14 @@ def _cycles(
                 run = drive(engine, requests, Load(size))
                 gaps = [seconds for reply in run.replies for seconds, _ in reply.passes]
                 if not gaps:
-                    raise UserError("prompts: no room for an answer of two tokens. Give shorter ones: --prompts FILE")
+                    raise UserError(
+                        "prompts: no room for an answer of two tokens. Give shorter ones: "
+                        "--prompts FILE"
+                    )
                 if number:
                     times[size][count].append(1000 * median(gaps))
     progress("cycles", 1, 1)
-    return {size: {n: median(values) for n, values in of_size.items()} for size, of_size in times.items()}
+    return {
+        size: {n: median(values) for n, values in of_size.items()}
+        for size, of_size in times.items()
+    }

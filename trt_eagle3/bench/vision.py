@@ -1,8 +1,9 @@
 """Time and memory of the vision tower on one GPU: ``python -m trt_eagle3.bench.vision``.
 
-The tower of a published geometry with random weights (no checkpoint is needed), through the torch session with our
-kernels, and the same weights in transformers (sdpa) beside it in the same run. Every answer is compared before it is
-timed. The floor counts the operations of matrix and attention products, at 600 TFLOP/s.
+The tower of a published geometry with random weights (no checkpoint is needed), through the torch
+session with our kernels, and the same weights in transformers (sdpa) beside it in the same run.
+Every answer is compared before it is timed. The floor counts the operations of matrix and attention
+products, at 600 TFLOP/s.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ CASES: dict[str, list[tuple[int, int, int]]] = {
 """Grids in patches of 16 x 16 x 2, as Qwen3-VL's processor makes them."""
 
 _FLOOR_FLOPS = 600e12
-# Two bfloat16 towers that round in another order: measured 8e-3 to 2e-2 over 24 and 27 layers of random weights.
+# Two bfloat16 towers that round in another order: measured 8e-3 to 2e-2 over 24 and 27 layers of
+# random weights.
 _TOLERANCE = 5e-2
 
 
@@ -59,11 +61,23 @@ class _Towers:
 
 @click.command()
 @click.option("--size", default="8b", show_default=True, help="Geometry (bench/synthetic.py).")
-@click.option("--dtype", default="bfloat16", show_default=True, type=click.Choice(["bfloat16", "float16"]))
-@click.option("--case", "cases", multiple=True, type=click.Choice(list(CASES)), help="Only these; all by default.")
-@click.option("--profile", is_flag=True, help="Also print what the kernels of each case take, by name.")
+@click.option(
+    "--dtype", default="bfloat16", show_default=True, type=click.Choice(["bfloat16", "float16"])
+)
+@click.option(
+    "--case",
+    "cases",
+    multiple=True,
+    type=click.Choice(list(CASES)),
+    help="Only these; all by default.",
+)
+@click.option(
+    "--profile", is_flag=True, help="Also print what the kernels of each case take, by name."
+)
 def main(size: str, dtype: str, cases: tuple[str, ...], profile: bool) -> None:
-    """Print the tower's time beside transformers', the floor, and peak memory beside the weights."""
+    """Print the tower's time beside transformers', the floor, and peak memory beside the
+    weights.
+    """
     columns = ("ms", "transformers ms", "ratio", "floor ms", "GB", "error")
     table = Table(f"vision tower, {size}, {dtype}, random weights", *columns)
     bandwidth = copy_bandwidth()
@@ -73,7 +87,9 @@ def main(size: str, dtype: str, cases: tuple[str, ...], profile: bool) -> None:
             table.add_row(name, *_row(towers, CASES[name], dtype))
             if profile:
                 _print_profile(name, _run_of(towers, CASES[name], dtype)[0])
-    Console(width=110).print(table, f"copy bandwidth {bandwidth / 1e12:.2f} TB/s; {torch.cuda.get_device_name()}")
+    Console(width=110).print(
+        table, f"copy bandwidth {bandwidth / 1e12:.2f} TB/s; {torch.cuda.get_device_name()}"
+    )
 
 
 def _towers(folder: Path, size: str, dtype: str, device: str = "cuda") -> _Towers:
@@ -86,10 +102,14 @@ def _towers(folder: Path, size: str, dtype: str, device: str = "cuda") -> _Tower
     config._attn_implementation = "sdpa"
     with torch.device(device):
         theirs = Qwen3VLVisionModel(config).to(getattr(torch, dtype)).eval()
-    theirs.load_state_dict({name: _drawn(name, like, device) for name, like in theirs.state_dict().items()})
+    theirs.load_state_dict(
+        {name: _drawn(name, like, device) for name, like in theirs.state_dict().items()}
+    )
     merge = spec.vision.spatial_merge_size
     session = Tower(spec, folder, device).session(dtype)
-    return _Towers(spec.vision, VisionRunner(session, merge_size=merge, bucket_limit=1 << 20), theirs)
+    return _Towers(
+        spec.vision, VisionRunner(session, merge_size=merge, bucket_limit=1 << 20), theirs
+    )
 
 
 def _drawn(name: str, like: Tensor, device: str) -> Tensor:
@@ -98,7 +118,9 @@ def _drawn(name: str, like: Tensor, device: str) -> Tensor:
     return draw_weight(f"model.visual.{name}", shape, device).reshape(like.shape)
 
 
-def _run_of(towers: _Towers, grids: list[tuple[int, int, int]], dtype: str) -> tuple[Callable[[], Any], Tensor, Tensor]:
+def _run_of(
+    towers: _Towers, grids: list[tuple[int, int, int]], dtype: str
+) -> tuple[Callable[[], Any], Tensor, Tensor]:
     """Our tower over random patches, with these and the grids."""
     grid = torch.tensor(grids)
     count = int(grid.prod(1).sum())
@@ -117,12 +139,21 @@ def _row(towers: _Towers, grids: list[tuple[int, int, int]], dtype: str) -> tupl
     on_device = grid.cuda()
     error = relative_error(embeds, towers.theirs(patches, grid_thw=on_device).pooler_output)
     if not error < _TOLERANCE:
-        raise EngineFailedError(f"{grids}: visual embeddings differ from transformers' by {error:.1e}. Do not time it.")
+        raise EngineFailedError(
+            f"{grids}: visual embeddings differ from transformers' by {error:.1e}. Do not time it."
+        )
     ours = median_ms(run)
     theirs = median_ms(lambda: towers.theirs(patches, grid_thw=on_device))
     frames = [h * w for t, h, w in grids for _ in range(t)]
     floor = 1e3 * tower_flops(towers.spec, frames) / _FLOOR_FLOPS
-    return f"{ours:.2f}", f"{theirs:.1f}", f"{theirs / ours:.2f}", f"{floor:.1f}", f"{peak / 1e9:.2f}", f"{error:.1e}"
+    return (
+        f"{ours:.2f}",
+        f"{theirs:.1f}",
+        f"{theirs / ours:.2f}",
+        f"{floor:.1f}",
+        f"{peak / 1e9:.2f}",
+        f"{error:.1e}",
+    )
 
 
 def _print_profile(name: str, run: Callable[[], Any]) -> None:
@@ -133,7 +164,9 @@ def _print_profile(name: str, run: Callable[[], Any]) -> None:
         torch.cuda.synchronize()
     table = Table(f"kernels, {name}", "us a run", "launches")
     for event in sorted(profiler.key_averages(), key=lambda e: -e.device_time_total)[:12]:
-        table.add_row(event.key[:70], f"{event.device_time_total / 5:.0f}", f"{event.count / 5:.0f}")
+        table.add_row(
+            event.key[:70], f"{event.device_time_total / 5:.0f}", f"{event.count / 5:.0f}"
+        )
     Console(width=110).print(table)
 
 

@@ -1,4 +1,5 @@
-"""A vision tower of a published geometry with random weights: graphs, pictures, and what its outputs must be.
+"""A vision tower of a published geometry with random weights: graphs, pictures, and what its
+outputs must be.
 
 Shapes: n patches of all pictures.
 """
@@ -42,7 +43,8 @@ class Pictures:
 
 
 class Tower:
-    """The tower of ``spec``, its weights drawn by name, and the float32 outputs of the torch session.
+    """The tower of ``spec``, its weights drawn by name, and the float32 outputs of the torch
+    session.
 
     Args:
         folder: where the graphs are written.
@@ -66,11 +68,15 @@ class Tower:
         return TorchSession(file, REFERENCE_ROOT, device=self._device, read_weight=read)
 
     def inputs(self, pictures: Pictures, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Of the graph: random patches [n, patch_dim] that float16 holds, and the rows of the pictures' grids."""
+        """Of the graph: random patches [n, patch_dim] that float16 holds, and the rows of the
+        pictures' grids.
+        """
         vision = self.spec.vision
         side = pictures.side // vision.patch_size
         grid = torch.tensor([[1, side, side]] * pictures.count)
-        rows = vision_rows(grid, vision.spatial_merge_size, round(vision.num_position_embeddings**0.5))
+        rows = vision_rows(
+            grid, vision.spatial_merge_size, round(vision.num_position_embeddings**0.5)
+        )
         generator = torch.Generator(self._device).manual_seed(pictures.count * pictures.side)
         shape = (pictures.patches(vision), vision.patch_dim)
         patches = torch.randn(shape, generator=generator, device=self._device).half()
@@ -78,23 +84,37 @@ class Tower:
         return {name: tensor.to(self._device) for name, tensor in named.items()}
 
     def expect(self, pictures: Sequence[Pictures]) -> None:
-        """Compute what ``error`` compares with: every output in float32, the weights let go afterwards."""
+        """Compute what ``error`` compares with: every output in float32, the weights let go
+        afterwards.
+        """
         session = self.session("float32")
         for each in pictures:
             self._expected[each] = session.run(self.inputs(each, torch.float32))
 
     def error(self, session: Session, pictures: Pictures, dtype: torch.dtype) -> float:
-        """Largest relative error of any output of ``session`` (``parity.metrics.relative_error``)."""
+        """Largest relative error of any output of ``session``
+        (``parity.metrics.relative_error``).
+        """
         found, expected = session.run(self.inputs(pictures, dtype)), self._expected[pictures]
         assert found.keys() == expected.keys(), f"expected {list(expected)}, got {list(found)}"
         return max(relative_error(found[name].float(), value) for name, value in expected.items())
 
 
 def tower_flops(vision: VisionSpec, frames: Sequence[int]) -> float:
-    """Floating-point operations of matrix products over ``frames`` (patches of each), attention's included."""
-    patches, hidden, joined = sum(frames), vision.hidden_size, vision.hidden_size * vision.spatial_merge_size**2
+    """Floating-point operations of matrix products over ``frames`` (patches of each),
+    attention's included.
+    """
+    patches, hidden, joined = (
+        sum(frames),
+        vision.hidden_size,
+        vision.hidden_size * vision.spatial_merge_size**2,
+    )
     layer = 2 * patches * hidden * (4 * hidden + 2 * vision.intermediate_size)
     attention = sum(4 * frame * frame * hidden for frame in frames)
     tokens, mergers = patches // vision.spatial_merge_size**2, 1 + len(vision.deepstack_layers)
     merger = 2 * tokens * joined * (joined + vision.out_hidden_size)
-    return 2.0 * patches * vision.patch_dim * hidden + vision.depth * (layer + attention) + mergers * merger
+    return (
+        2.0 * patches * vision.patch_dim * hidden
+        + vision.depth * (layer + attention)
+        + mergers * merger
+    )

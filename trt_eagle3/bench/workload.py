@@ -1,4 +1,6 @@
-"""Requests in flight: closed loops and Poisson arrivals over one engine, timed as their readers see them."""
+"""Requests in flight: closed loops and Poisson arrivals over one engine, timed as their readers
+see them.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,16 @@ from trt_eagle3.decode.request import Request
 from trt_eagle3.errors import OverloadedError, UserError
 from trt_eagle3.prompts import Question
 
-__all__ = ["Load", "Progress", "Reply", "Run", "batch_sizes", "drive", "make_requests", "open_engine"]
+__all__ = [
+    "Load",
+    "Progress",
+    "Reply",
+    "Run",
+    "batch_sizes",
+    "drive",
+    "make_requests",
+    "open_engine",
+]
 
 _SIZES = (1, 2, 4, 8)
 
@@ -28,7 +39,10 @@ Progress = Callable[[str, int, int], object]
 
 @dataclass(frozen=True)
 class Load:
-    """How requests come: ``concurrency`` of them in flight always, or at random, ``rate`` per second (Poisson)."""
+    """How requests come:
+
+    ``concurrency`` of them in flight always, or at random, ``rate`` per second (Poisson).
+    """
 
     concurrency: int = 1
     rate: float | None = None
@@ -44,7 +58,8 @@ class Reply:
     """One answer as its reader saw it.
 
     Attributes:
-        first_token_seconds: from when the request came (of Poisson arrivals: was due) to its first token.
+        first_token_seconds: from when the request came (of Poisson arrivals: was due) to its first
+        token.
         passes: seconds since the last one, and tokens, of every later target pass.
     """
 
@@ -59,7 +74,8 @@ class Run:
 
     Attributes:
         replies: in the order of the requests. seconds: from the first request to the last token.
-        cycles: verify passes of sequences that drafted. accepted: of them, how many accepted so deep.
+        cycles: verify passes of sequences that drafted. accepted: of them, how many accepted so
+            deep.
     """
 
     replies: tuple[Reply, ...]
@@ -100,7 +116,9 @@ def batch_sizes(engine: Engine, wanted: Sequence[int]) -> list[int]:
 
 
 def make_requests(questions: Sequence[Question], count: int, **options: Any) -> list[Request]:
-    """``count`` requests, the questions in turn; ``options`` are the other fields of ``Request``."""
+    """``count`` requests, the questions in turn; ``options`` are the other fields of
+    ``Request``.
+    """
     asked = islice(cycle(questions), count)
     return [Request(q.prompt, q.images, q.videos, **options) for q in asked]
 
@@ -135,7 +153,9 @@ async def _closed(engine: Engine, requests: Sequence[Request], concurrency: int)
     return [replies[index] for index in range(len(requests))]
 
 
-async def _poisson(engine: Engine, requests: Sequence[Request], rate: float, seed: int) -> list[Reply]:
+async def _poisson(
+    engine: Engine, requests: Sequence[Request], rate: float, seed: int
+) -> list[Reply]:
     """A reader per request, which comes when its time has come, whoever is still waiting."""
     chance, due = random.Random(seed), time.perf_counter()
     tasks = []
@@ -148,7 +168,9 @@ async def _poisson(engine: Engine, requests: Sequence[Request], rate: float, see
     except OverloadedError as error:
         for task in tasks:
             task.cancel()
-        raise UserError(f"--rate {rate:g}: requests come faster than they are answered. Lower it. ({error})") from error
+        raise UserError(
+            f"--rate {rate:g}: requests come faster than they are answered. Lower it. ({error})"
+        ) from error
 
 
 async def _reply(engine: Engine, request: Request, came: float) -> Reply:

@@ -1,4 +1,7 @@
-"""AngelSlim (facts: Tencent/AngelSlim 67394ce, compressor/speculative/train/models/draft/llama_eagle3.py)."""
+"""AngelSlim (facts:
+
+Tencent/AngelSlim 67394ce, compressor/speculative/train/models/draft/llama_eagle3.py).
+"""
 
 from __future__ import annotations
 
@@ -26,13 +29,23 @@ def _read_rope(config: RopeConfig, _: ResolvedFields) -> RopeReading:
         return RopeReading(scaled, base, Source("config", config.where), "interleaved", sections)
     warning = ""
     if config.base not in {None, DEFAULT_BASE}:
-        warning = f"rope: config.json says base {config.base:g}, but AngelSlim's 1-D rope is trained with 1e4"
-    return RopeReading(kind, DEFAULT_BASE, Source("convention", "the 1-D rope ignores rope_theta"), warning=warning)
+        warning = (
+            f"rope: config.json says base {config.base:g}, but AngelSlim's 1-D rope is trained "
+            "with 1e4"
+        )
+    return RopeReading(
+        kind, DEFAULT_BASE, Source("convention", "the 1-D rope ignores rope_theta"), warning=warning
+    )
 
 
 def _quirks(fields: ResolvedFields) -> None:
-    if fields.files.find("tie_word_embeddings", "flag") and "lm_head.weight" in fields.files.tensors:
-        fields.warn("tie_word_embeddings is true beside an lm_head.weight of its own; the tensor is right")
+    if (
+        fields.files.find("tie_word_embeddings", "flag")
+        and "lm_head.weight" in fields.files.tensors
+    ):
+        fields.warn(
+            "tie_word_embeddings is true beside an lm_head.weight of its own; the tensor is right"
+        )
 
 
 ANGELSLIM = Producer(

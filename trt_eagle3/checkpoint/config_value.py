@@ -39,7 +39,12 @@ def _whole(value: Any) -> bool:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30 and math.isfinite(value)
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) < 1e30
+        and math.isfinite(value)
+    )
 
 
 _KINDS: Mapping[Kind, tuple[str, Callable[[Any], bool]]] = {
@@ -51,7 +56,10 @@ _KINDS: Mapping[Kind, tuple[str, Callable[[Any], bool]]] = {
         f"a list of whole numbers from 0 to {MAX_WHOLE - 1}",
         lambda v: isinstance(v, list) and all(_whole(x) for x in v),
     ),
-    "texts": ("a list of texts", lambda v: isinstance(v, list) and all(isinstance(x, str) for x in v)),
+    "texts": (
+        "a list of texts",
+        lambda v: isinstance(v, list) and all(isinstance(x, str) for x in v),
+    ),
     "any": ("anything", lambda _: True),
     "object": ("an object", lambda v: isinstance(v, dict)),
 }

@@ -1,4 +1,6 @@
-"""Writing a draft in another producer's layout, so that its servers read the same meaning, or saying why not."""
+"""Writing a draft in another producer's layout, so that its servers read the same meaning, or
+saying why not.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ from trt_eagle3.atomic_io import atomic_directory, create_file
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.resolved_fields import EXTENSION
-from trt_eagle3.checkpoint.tensor_file import Content, array_content, read_integers, ref_content, write_tensors
+from trt_eagle3.checkpoint.tensor_file import (
+    Content,
+    array_content,
+    read_integers,
+    ref_content,
+    write_tensors,
+)
 from trt_eagle3.errors import UserError
 
 __all__ = ["DESTINATIONS", "Layout", "convert_draft"]
@@ -22,8 +30,19 @@ __all__ = ["DESTINATIONS", "Layout", "convert_draft"]
 Layout = Literal["specforge", "speculators", "modelopt", "tensorrt-llm"]
 _PLACES = ("producer", "path", "tensors", "sources", "warnings")  # a copy differs in these
 # Decided by the server that runs a draft; no format has a key for them.
-_SERVED = ("aux_layers", "aux_pre_deepstack", "image_rows", "image_rows_rotated", "positions", "position_shift")
-_BASE = {"architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "tie_word_embeddings": False}
+_SERVED = (
+    "aux_layers",
+    "aux_pre_deepstack",
+    "image_rows",
+    "image_rows_rotated",
+    "positions",
+    "position_shift",
+)
+_BASE = {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "model_type": "llama",
+    "tie_word_embeddings": False,
+}
 
 
 @dataclass(frozen=True)
@@ -36,7 +55,8 @@ class Destination:
         rope_layouts: the ropes it has.
         cannot: what else it lacks of a manifest; empty where nothing.
         layer_zero: its name of layer 0.
-        full_vocab_map: whether d2t and t2d are written for a full vocabulary too; ``t2d``: whether t2d ever is.
+        full_vocab_map: whether d2t and t2d are written for a full vocabulary too; ``t2d``: whether
+            t2d ever is.
     """
 
     config: Callable[[DraftManifest], dict[str, Any]]
@@ -49,15 +69,17 @@ class Destination:
 
 
 def convert_draft(manifest: DraftManifest, destination: Path, to: Layout) -> tuple[str, ...]:
-    """Write ``manifest``'s draft to the folder ``destination`` in the layout ``to``, whole or not at all.
+    """Write ``manifest``'s draft to the folder ``destination`` in the layout ``to``, whole or not
+    at all.
 
-    The weights are copied bit for bit. What no layout can say (deepstack timing, image rows, positions) is kept under
-    ``EXTENSION`` in the config, where ``read_draft`` finds it.
+    The weights are copied bit for bit. What no layout can say (deepstack timing, image rows,
+    positions) is kept under ``EXTENSION`` in the config, where ``read_draft`` finds it.
 
     Returns:
-        What a server of that layout decides by itself, and in which it may differ from this draft; one line each.
-    Raises:
-        UserError: a field that the layout cannot express (the message names it), or the folder is taken.
+        What a server of that layout decides by itself, and in which it may differ from this draft;
+    one line each. Raises:
+        UserError: a field that the layout cannot express (the message names it), or the folder is
+            taken.
     """
     if to not in DESTINATIONS:
         raise UserError(f"layout {to!r}: expected one of {', '.join(DESTINATIONS)}")
@@ -65,7 +87,9 @@ def convert_draft(manifest: DraftManifest, destination: Path, to: Layout) -> tup
     _refuse_inexpressible(manifest, layout, to)
     if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise UserError(f"{destination}: exists. Name a new folder.")
-    config = layout.config(manifest) | {EXTENSION: {name: getattr(manifest, name) for name in _SERVED}}
+    config = layout.config(manifest) | {
+        EXTENSION: {name: getattr(manifest, name) for name in _SERVED}
+    }
     with atomic_directory(destination) as folder:
         write_tensors(folder / "model.safetensors", _contents(manifest, layout))
         create_file(folder / "config.json", f"{json.dumps(config, indent=2)}\n".encode())
@@ -79,10 +103,16 @@ def _refuse_inexpressible(manifest: DraftManifest, layout: Destination, to: str)
     for field, values in layout.only.items():
         value = getattr(manifest, field)
         if value not in values:
-            raise _inexpressible(manifest, f"{field} {value!r}, only {' or '.join(map(repr, values))}", to)
+            raise _inexpressible(
+                manifest, f"{field} {value!r}, only {' or '.join(map(repr, values))}", to
+            )
     rope = manifest.rope.layout
     if rope not in layout.rope_layouts:
-        raise _inexpressible(manifest, f"rope.layout {rope!r}, only {' or '.join(map(repr, layout.rope_layouts))}", to)
+        raise _inexpressible(
+            manifest,
+            f"rope.layout {rope!r}, only {' or '.join(map(repr, layout.rope_layouts))}",
+            to,
+        )
     other = layout.cannot(manifest)
     if other:
         raise _inexpressible(manifest, other, to)
@@ -99,7 +129,9 @@ def _refuse_changed(manifest: DraftManifest, copy: DraftManifest, to: str) -> No
 
 def _inexpressible(manifest: DraftManifest, what: str, to: str) -> UserError:
     others = ", ".join(name for name in DESTINATIONS if name != to)
-    return UserError(f"{manifest.path}: the {to} layout cannot express {what}. Choose another of {others}.")
+    return UserError(
+        f"{manifest.path}: the {to} layout cannot express {what}. Choose another of {others}."
+    )
 
 
 def _short(value: Any) -> str:
@@ -108,13 +140,21 @@ def _short(value: Any) -> str:
 
 
 def _left_to_the_server(manifest: DraftManifest, to: str) -> tuple[str, ...]:
-    said = {field: getattr(manifest, field) for field in ("aux_pre_deepstack", "image_rows", "positions")}
-    return tuple(f"{field}: {value!r} here; a server of the {to} layout decides it" for field, value in said.items())
+    said = {
+        field: getattr(manifest, field)
+        for field in ("aux_pre_deepstack", "image_rows", "positions")
+    }
+    return tuple(
+        f"{field}: {value!r} here; a server of the {to} layout decides it"
+        for field, value in said.items()
+    )
 
 
 def _contents(manifest: DraftManifest, layout: Destination) -> dict[str, Content]:
     contents = {
-        layout.layer_zero + name.removeprefix("layers.0.") if name.startswith("layers.0.") else name: ref_content(ref)
+        layout.layer_zero + name.removeprefix("layers.0.")
+        if name.startswith("layers.0.")
+        else name: ref_content(ref)
         for name, ref in manifest.tensors.items()
         if name != "d2t"
     }
@@ -145,12 +185,17 @@ def _geometry(m: DraftManifest) -> dict[str, Any]:
         "rms_norm_eps": m.rms_norm_eps,
         "vocab_size": m.vocab_size,
     }
-    return geometry | ({"max_position_embeddings": m.max_position_embeddings} if m.max_position_embeddings else {})
+    return geometry | (
+        {"max_position_embeddings": m.max_position_embeddings} if m.max_position_embeddings else {}
+    )
 
 
 def _rope(m: DraftManifest) -> dict[str, Any]:
     """Both spellings: transformers 5 reads the first, older servers the other two."""
-    kind = {"rope_type": "mrope" if m.rope.layout == "chunked" else m.rope.kind, **m.rope.parameters}
+    kind = {
+        "rope_type": "mrope" if m.rope.layout == "chunked" else m.rope.kind,
+        **m.rope.parameters,
+    }
     if m.rope.sections:
         kind["mrope_section"] = list(m.rope.sections)
     scaled = kind["rope_type"] != "default"
@@ -163,21 +208,36 @@ def _rope(m: DraftManifest) -> dict[str, Any]:
 
 def _draft_keys(m: DraftManifest) -> dict[str, Any]:
     keys: dict[str, Any] = {"draft_vocab_size": m.draft_vocab_size}
-    return keys | ({"target_hidden_size": m.target_hidden_size} if m.target_hidden_size != m.hidden_size else {})
+    return keys | (
+        {"target_hidden_size": m.target_hidden_size}
+        if m.target_hidden_size != m.hidden_size
+        else {}
+    )
 
 
 def _specforge(m: DraftManifest) -> dict[str, Any]:
     eagle = {"eagle_aux_hidden_state_layer_ids": list(m.aux_layers), "use_aux_hidden_state": True}
-    # norm_output is left out: to SpecForge that means a final norm, to sglang features fed back before it
+    # norm_output is left out: to SpecForge that means a final norm, to sglang features fed back
+    # before it
     norms = {"fc_norm": True} if m.fc_norm else {}
     return _BASE | _geometry(m) | _rope(m) | _draft_keys(m) | norms | {"eagle_config": eagle}
 
 
 def _speculators(m: DraftManifest) -> dict[str, Any]:
-    layer = {"model_type": "qwen3" if m.qk_norm else "llama", **_geometry(m), **_rope(m), "tie_word_embeddings": False}
+    layer = {
+        "model_type": "qwen3" if m.qk_norm else "llama",
+        **_geometry(m),
+        **_rope(m),
+        "tie_word_embeddings": False,
+    }
     if m.qk_norm:
         del layer["mlp_bias"]
-    greedy = {"accept_tolerance": 0.0, "proposal_type": "greedy", "speculative_tokens": 3, "verifier_accept_k": 1}
+    greedy = {
+        "accept_tolerance": 0.0,
+        "proposal_type": "greedy",
+        "speculative_tokens": 3,
+        "verifier_accept_k": 1,
+    }
     return {
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",
@@ -191,9 +251,14 @@ def _speculators(m: DraftManifest) -> dict[str, Any]:
             "algorithm": "eagle3",
             "default_proposal_method": "greedy",
             "proposal_methods": [greedy],
-            "verifier": {"architectures": ["Qwen3VLForConditionalGeneration"], "name_or_path": None},
+            "verifier": {
+                "architectures": ["Qwen3VLForConditionalGeneration"],
+                "name_or_path": None,
+            },
         },
-        "target_hidden_size": None if m.target_hidden_size == m.hidden_size else m.target_hidden_size,
+        "target_hidden_size": None
+        if m.target_hidden_size == m.hidden_size
+        else m.target_hidden_size,
         "tie_word_embeddings": False,
         "transformer_layer_config": layer,
     }
@@ -237,7 +302,11 @@ def _not_three(m: DraftManifest) -> str:
 
 def _other_width(m: DraftManifest) -> str:
     same = m.target_hidden_size == m.hidden_size
-    return "" if same else f"target_hidden_size {m.target_hidden_size} beside hidden_size {m.hidden_size}"
+    return (
+        ""
+        if same
+        else f"target_hidden_size {m.target_hidden_size} beside hidden_size {m.hidden_size}"
+    )
 
 
 def _unspeculative(m: DraftManifest) -> str:
@@ -265,7 +334,9 @@ DESTINATIONS: Mapping[str, Destination] = {
         t2d=True,
     ),
     "modelopt": Destination(
-        _modelopt, _PLAIN | _NO_NORMS | {"fc_norm": (False,), "embedding": ("target",)}, cannot=_other_width
+        _modelopt,
+        _PLAIN | _NO_NORMS | {"fc_norm": (False,), "embedding": ("target",)},
+        cannot=_other_width,
     ),
     "tensorrt-llm": Destination(_tensorrt_llm, _PLAIN),
 }

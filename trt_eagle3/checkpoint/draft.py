@@ -1,4 +1,6 @@
-"""Reading an EAGLE-3 draft into a manifest: whose it is, what that means, and whether it fits its target."""
+"""Reading an EAGLE-3 draft into a manifest: whose it is, what that means, and whether it fits
+its target.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,11 @@ def read_draft(
     """Resolve the draft in ``directory``.
 
     Args:
-        target: what it shall serve; without one, nothing is checked against it and no default can be derived from it.
+        target: what it shall serve; without one, nothing is checked against it and no default can
+        be derived from it.
         overrides: manifest field -> value, over everything the files say.
-        cache: where tensors are kept that must be converted first (``pytorch_model.bin``, absolute d2t).
-    Raises:
+        cache: where tensors are kept that must be converted first (``pytorch_model.bin``, absolute
+    d2t). Raises:
         UserError: not an EAGLE-3 draft, one that contradicts itself, or a draft of another target.
     """
     files = open_draft(directory, cache)
@@ -68,7 +71,9 @@ def _producer(fields: ResolvedFields) -> Producer:
 
 def _tensors(fields: ResolvedFields, d2t: TensorRef | None) -> dict[str, TensorRef]:
     """The tensors that the manifest uses; its head may be its own embedding."""
-    tensors = {name: ref for name, ref in fields.files.tensors.items() if name not in {"t2d", "d2t"}}
+    tensors = {
+        name: ref for name, ref in fields.files.tensors.items() if name not in {"t2d", "d2t"}
+    }
     for field, name in (("embedding", "embed_tokens.weight"), ("head", "lm_head.weight")):
         if fields.values[field] == "target":
             tensors.pop(name, None)
@@ -85,12 +90,12 @@ def _tensors(fields: ResolvedFields, d2t: TensorRef | None) -> dict[str, TensorR
     if fields.values["head"] == "target" and drafted != vocab:
         if "lm_head.weight" in fields.files.tensors:
             raise fields.error(
-                f"draft.overrides.head: target: {drafted} draft ids need a head of their own, the target's has {vocab} "
-                "rows. Leave it out."
+                f"draft.overrides.head: target: {drafted} draft ids need a head of their own, the "
+                f"target's has {vocab} rows. Leave it out."
             )
         raise fields.error(
-            f"lm_head.weight missing: {drafted} draft ids need a head of their own, the target's has {vocab} rows. "
-            "Use the whole checkpoint."
+            f"lm_head.weight missing: {drafted} draft ids need a head of their own, the target's "
+            f"has {vocab} rows. Use the whole checkpoint."
         )
     return tensors if d2t is None else {**tensors, "d2t": d2t}
 
@@ -101,26 +106,31 @@ def _check_target(fields: ResolvedFields) -> None:
         return
     values, text = fields.values, fields.target.text
     fix = "Use the draft that was trained for this target."
-    aux, width, fc = values["aux_layers"], values["target_hidden_size"], fields.files.tensors["fc.weight"]
+    aux, width, fc = (
+        values["aux_layers"],
+        values["target_hidden_size"],
+        fields.files.tensors["fc.weight"],
+    )
     outside = [k for k in aux if not 0 <= k < text.num_layers]
     if outside:
         raise fields.error(
-            f"aux layer {outside[0]} ({fields.sources['aux_layers'].detail}) is out of range: the target has layers "
-            f"0 to {text.num_layers - 1}. {fix[:-1]}, or set draft.overrides.aux_layers."
+            f"aux layer {outside[0]} ({fields.sources['aux_layers'].detail}) is out of range: the "
+            f"target has layers 0 to {text.num_layers - 1}. {fix[:-1]}, or set "
+            "draft.overrides.aux_layers."
         )
     if width != text.hidden_size:
         raise fields.error(
-            f"a draft for hidden size {width} ({fc.name} {list(fc.shape)} takes {len(aux)} aux states), the target's "
-            f"is {text.hidden_size}. {fix}"
+            f"a draft for hidden size {width} ({fc.name} {list(fc.shape)} takes {len(aux)} aux "
+            f"states), the target's is {text.hidden_size}. {fix}"
         )
     if values["vocab_size"] != text.vocab_size:
         raise fields.error(
-            f"a draft for a vocabulary of {values['vocab_size']} ({fields.sources['vocab_size'].detail}), the target's "
-            f"is {text.vocab_size}. {fix}"
+            f"a draft for a vocabulary of {values['vocab_size']} "
+            f"({fields.sources['vocab_size'].detail}), the target's is {text.vocab_size}. {fix}"
         )
     for field, name in (("embedding", "embed_tokens.weight"), ("head", "lm_head.weight")):
         if values[field] == "target" and values["hidden_size"] != text.hidden_size:
             raise fields.error(
-                f"{name} is missing, and the target's has {text.hidden_size} columns where this draft's hidden size is "
-                f"{values['hidden_size']}. Use the whole checkpoint."
+                f"{name} is missing, and the target's has {text.hidden_size} columns where this "
+                f"draft's hidden size is {values['hidden_size']}. Use the whole checkpoint."
             )

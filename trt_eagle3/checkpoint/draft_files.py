@@ -1,4 +1,6 @@
-"""A draft's files before anyone has said whose they are: config and tensors under canonical names."""
+"""A draft's files before anyone has said whose they are: config and tensors under canonical
+names.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ _ALIASES = (
     ("aux_norm_high.", "fc_norm.2."),
 )
 _WRAPPERS = ("model.", "draft_model.", "module.", "eagle_module.")
-_DROPPED = re.compile(r"(verifier_(norm|lm_head)\.weight|(.*\.)?rotary_emb\.inv_freq)$")  # training only
+# training only
+_DROPPED = re.compile(r"(verifier_(norm|lm_head)\.weight|(.*\.)?rotary_emb\.inv_freq)$")
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ class DraftFiles:
 
 
 def open_draft(directory: Path, cache: Path | None = None) -> DraftFiles:
-    """Open a draft's folder; a ``pytorch_model.bin`` is converted into ``cache`` first, without running its code.
+    """Open a draft's folder; a ``pytorch_model.bin`` is converted into ``cache`` first, without
+    running its code.
 
     Raises:
         UserError: no config, no weights, or broken ones.
@@ -75,7 +79,8 @@ def open_draft(directory: Path, cache: Path | None = None) -> DraftFiles:
         canonical = new + bare.removeprefix(old)
         if canonical in tensors:
             raise UserError(
-                f"{directory}: {clip(name)} and {clip(tensors[canonical].name)} are the same weight under two names"
+                f"{directory}: {clip(name)} and {clip(tensors[canonical].name)} are the same "
+                "weight under two names"
             )
         tensors[canonical] = ref
     prefixes = {name.removeprefix(wrapper).split(".")[0] for name in raw}

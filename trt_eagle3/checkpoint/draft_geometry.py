@@ -19,7 +19,8 @@ _MAX_VOCAB = 1 << 24  # ids; the largest vocabularies have 2**18
 
 
 def resolve_geometry(fields: ResolvedFields, section: str = "") -> None:
-    """Put every field that tensors decide, and the head counts, epsilon and vocabulary of the config.
+    """Put every field that tensors decide, and the head counts, epsilon and vocabulary of the
+    config.
 
     Args:
         section: where the config keeps the decoder layer's geometry, where that is not the top.
@@ -32,7 +33,9 @@ def resolve_geometry(fields: ResolvedFields, section: str = "") -> None:
     _count_layers(fields, section)
     gate = tensors.get("layers.0.mlp.gate_proj.weight")
     if gate is None:
-        raise fields.error("layers.0.mlp.gate_proj.weight is missing: not an EAGLE-3 draft of a kind that is known")
+        raise fields.error(
+            "layers.0.mlp.gate_proj.weight is missing: not an EAGLE-3 draft of a kind that is known"
+        )
     _agree_with_config(fields, section, "intermediate_size", gate)
     _count_heads(fields, section)
     _read_epsilon(fields, section)
@@ -43,7 +46,12 @@ def resolve_geometry(fields: ResolvedFields, section: str = "") -> None:
         raise fields.error(f"hidden_act: expected silu, got {quote(act)}: not supported")
     longest = _config(fields, section, "max_position_embeddings")
     said = "max_position_embeddings"
-    fields.put(said, longest or 0, "config" if longest else "default", said if longest else f"{said} is absent")
+    fields.put(
+        said,
+        longest or 0,
+        "config" if longest else "default",
+        said if longest else f"{said} is absent",
+    )
 
 
 def _config(fields: ResolvedFields, section: str, key: str, kind: Kind = "whole") -> Any:
@@ -56,7 +64,8 @@ def _check_dimensions(fields: ResolvedFields) -> None:
         if not ref.shape or (name == "fc.weight" and len(ref.shape) != 2):
             words = "a matrix" if name == "fc.weight" else "a dimension or more"
             raise fields.error(
-                f"{clip(ref.name)}: expected {words}, got shape {list(ref.shape)}. Use the whole checkpoint."
+                f"{clip(ref.name)}: expected {words}, got shape {list(ref.shape)}. Use the whole "
+                "checkpoint."
             )
 
 
@@ -71,20 +80,29 @@ def _count_layers(fields: ResolvedFields, section: str) -> None:
     numbers = {int(m[1]) for name in fields.files.tensors if (m := _LAYER.match(name))}
     if numbers != set(range(len(numbers))):
         raise fields.error(
-            f"layers {clip(sorted(numbers))}: expected consecutive numbers from 0. Use the whole checkpoint."
+            f"layers {clip(sorted(numbers))}: expected consecutive numbers from 0. Use the whole "
+            "checkpoint."
         )
     claimed = _config(fields, section, "num_hidden_layers")
     if claimed not in {None, len(numbers)}:
         fields.warn(
-            f"num_hidden_layers is {claimed} in config.json, {len(numbers)} in the tensors; the tensors are right"
+            f"num_hidden_layers is {claimed} in config.json, {len(numbers)} in the tensors; the "
+            "tensors are right"
         )
     fields.put("num_layers", len(numbers), "tensor", f"{fields.files.layer_prefix}.*")
 
 
 def _count_heads(fields: ResolvedFields, section: str) -> None:
     tensors = fields.files.tensors
-    rows = {p: tensors[f"layers.0.self_attn.{p}_proj.weight"].shape[0] for p in "qk" if _has_projection(fields, p)}
-    for field, key in (("num_heads", "num_attention_heads"), ("num_kv_heads", "num_key_value_heads")):
+    rows = {
+        p: tensors[f"layers.0.self_attn.{p}_proj.weight"].shape[0]
+        for p in "qk"
+        if _has_projection(fields, p)
+    }
+    for field, key in (
+        ("num_heads", "num_attention_heads"),
+        ("num_kv_heads", "num_key_value_heads"),
+    ):
         number = _config(fields, section, key)
         if number is not None:
             if number == 0:
@@ -94,18 +112,30 @@ def _count_heads(fields: ResolvedFields, section: str) -> None:
     if q_norm is not None:
         fields.put("head_dim", q_norm.shape[0], "tensor", q_norm.name)
     if "num_heads" not in fields.values:
-        raise fields.error("num_attention_heads: not in config.json. Set draft.overrides.num_heads.")
+        raise fields.error(
+            "num_attention_heads: not in config.json. Set draft.overrides.num_heads."
+        )
     heads = fields.values["num_heads"]
     fields.put("num_kv_heads", heads, "default", "num_key_value_heads is absent: as many as heads")
     kv_heads = fields.values["num_kv_heads"]
     if rows["q"] % heads == 0:
-        fields.put("head_dim", rows["q"] // heads, "tensor", "layers.0.self_attn.q_proj.weight / num_attention_heads")
+        fields.put(
+            "head_dim",
+            rows["q"] // heads,
+            "tensor",
+            "layers.0.self_attn.q_proj.weight / num_attention_heads",
+        )
     head_dim = fields.values.get("head_dim", 0)
     claimed = None if "head_dim" in fields.overrides else _config(fields, section, "head_dim")
-    if rows["q"] != heads * head_dim or rows["k"] != kv_heads * head_dim or claimed not in {None, head_dim}:
+    if (
+        rows["q"] != heads * head_dim
+        or rows["k"] != kv_heads * head_dim
+        or claimed not in {None, head_dim}
+    ):
         raise fields.error(
-            f"{heads} heads and {kv_heads} key-value heads of head_dim {claimed or head_dim} (config.json) do not give "
-            f"q_proj's {rows['q']} and k_proj's {rows['k']} rows. Set draft.overrides.num_heads and num_kv_heads."
+            f"{heads} heads and {kv_heads} key-value heads of head_dim {claimed or head_dim} "
+            f"(config.json) do not give q_proj's {rows['q']} and k_proj's {rows['k']} rows. Set "
+            "draft.overrides.num_heads and num_kv_heads."
         )
     if heads % kv_heads:
         raise fields.error(f"{heads} heads over {kv_heads} key-value heads: expected whole groups")
@@ -122,9 +152,13 @@ def _read_epsilon(fields: ResolvedFields, section: str) -> None:
     epsilon = _config(fields, section, "rms_norm_eps", "number")
     if epsilon is not None:
         if not 0 <= epsilon < 1:
-            raise fields.error(f"config.json rms_norm_eps: expected a small number, got {quote(epsilon)}")
+            raise fields.error(
+                f"config.json rms_norm_eps: expected a small number, got {quote(epsilon)}"
+            )
         fields.put("rms_norm_eps", float(epsilon), "config", "rms_norm_eps")
-    fields.put("rms_norm_eps", 1e-6, "default", "rms_norm_eps is absent: transformers' Llama takes 1e-6")
+    fields.put(
+        "rms_norm_eps", 1e-6, "default", "rms_norm_eps is absent: transformers' Llama takes 1e-6"
+    )
 
 
 def _flags(fields: ResolvedFields) -> None:
@@ -137,21 +171,42 @@ def _flags(fields: ResolvedFields) -> None:
         "mlp_bias": "layers.0.mlp.gate_proj.bias",
         "fc_bias": "fc.bias",
     }.items():
-        fields.put(field, name in tensors, "tensor", f"{name} is {'there' if name in tensors else 'absent'}")
-    for key, field in {"norm_before_fc": "norm_before_fc", "fc_norm": "fc_norm", "enable_fc_norm": "fc_norm"}.items():
+        fields.put(
+            field,
+            name in tensors,
+            "tensor",
+            f"{name} is {'there' if name in tensors else 'absent'}",
+        )
+    for key, field in {
+        "norm_before_fc": "norm_before_fc",
+        "fc_norm": "fc_norm",
+        "enable_fc_norm": "fc_norm",
+    }.items():
         claimed, there = fields.files.find(key, "flag"), fields.values[field]
         if claimed not in {None, there}:
             word = "there" if there else "absent"
-            raise fields.error(f"{key} is {claimed} in config.json, its tensors are {word}. Use the whole checkpoint.")
+            raise fields.error(
+                f"{key} is {claimed} in config.json, its tensors are {word}. Use the whole "
+                "checkpoint."
+            )
     for field, name in {"embedding": "embed_tokens.weight", "head": "lm_head.weight"}.items():
         there = name in tensors
-        fields.put(field, "own" if there else "target", "tensor", f"{name} is {'there' if there else 'absent'}")
+        fields.put(
+            field,
+            "own" if there else "target",
+            "tensor",
+            f"{name} is {'there' if there else 'absent'}",
+        )
 
 
 def _vocabularies(fields: ResolvedFields, section: str) -> None:
     tensors, target = fields.files.tensors, fields.target
-    rows = {name: tensors[name].shape[0] for name in ("embed_tokens.weight", "t2d") if name in tensors}
-    found = fields.agree("vocab_size", {"config.json vocab_size": _config(fields, section, "vocab_size"), **rows})
+    rows = {
+        name: tensors[name].shape[0] for name in ("embed_tokens.weight", "t2d") if name in tensors
+    }
+    found = fields.agree(
+        "vocab_size", {"config.json vocab_size": _config(fields, section, "vocab_size"), **rows}
+    )
     if found:
         fields.put("vocab_size", found[0], "config" if "config" in found[1] else "tensor", found[1])
     elif target is not None:
@@ -159,19 +214,28 @@ def _vocabularies(fields: ResolvedFields, section: str) -> None:
     if "vocab_size" not in fields.values:
         raise fields.error("vocab_size: not in config.json. Set draft.overrides.vocab_size.")
     if not 0 < fields.values["vocab_size"] <= _MAX_VOCAB:
-        raise fields.error(f"vocab_size: expected 1 to {_MAX_VOCAB}, got {fields.values['vocab_size']}")
-    drafted = {name: tensors[name].shape[0] for name in ("lm_head.weight", "d2t") if name in tensors}
+        raise fields.error(
+            f"vocab_size: expected 1 to {_MAX_VOCAB}, got {fields.values['vocab_size']}"
+        )
+    drafted = {
+        name: tensors[name].shape[0] for name in ("lm_head.weight", "d2t") if name in tensors
+    }
     claimed = fields.files.find("draft_vocab_size", "whole")
     found = fields.agree("draft_vocab_size", {**drafted, "config.json draft_vocab_size": claimed})
     if found:
         fields.put("draft_vocab_size", found[0], "tensor" if drafted else "config", found[1])
     fields.put(
-        "draft_vocab_size", fields.values["vocab_size"], "default", "no lm_head, d2t or draft_vocab_size: the whole"
+        "draft_vocab_size",
+        fields.values["vocab_size"],
+        "default",
+        "no lm_head, d2t or draft_vocab_size: the whole",
     )
 
 
 def draft_shapes(manifest: DraftManifest) -> dict[str, tuple[int, ...]]:
-    """Canonical name and shape of every weight of a draft of this geometry; d2t is not among them."""
+    """Canonical name and shape of every weight of a draft of this geometry; d2t is not among
+    them.
+    """
     m, hidden, aux = manifest, manifest.hidden_size, len(manifest.aux_layers)
     q, kv, inner = m.num_heads * m.head_dim, m.num_kv_heads * m.head_dim, m.intermediate_size
     linears = {"fc": ((hidden, aux * m.target_hidden_size), m.fc_bias)}
@@ -192,7 +256,9 @@ def draft_shapes(manifest: DraftManifest) -> dict[str, tuple[int, ...]]:
         norms |= {f"{layer}.{name}": hidden for name in names}
         if m.qk_norm:
             norms |= {f"{layer}.self_attn.{p}_norm": m.head_dim for p in "qk"}
-    shapes: dict[str, tuple[int, ...]] = {f"{name}.weight": shape for name, (shape, _) in linears.items()}
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{name}.weight": shape for name, (shape, _) in linears.items()
+    }
     shapes |= {f"{name}.bias": shape[:1] for name, (shape, biased) in linears.items() if biased}
     shapes |= {f"{name}.weight": (width,) for name, width in norms.items()}
     if m.embedding == "own":
@@ -203,5 +269,7 @@ def draft_shapes(manifest: DraftManifest) -> dict[str, tuple[int, ...]]:
 
 
 def check_draft_tensors(manifest: DraftManifest) -> None:
-    """Refuse tensors that the manifest does not account for, or that it accounts for and are not there."""
+    """Refuse tensors that the manifest does not account for, or that it accounts for and are not
+    there.
+    """
     check_tensors(manifest.tensors, draft_shapes(manifest), manifest.path, frozenset({"d2t"}))

@@ -1,4 +1,6 @@
-"""Config keys that change what a draft computes and that no EAGLE-3 layout has: such a draft is refused by that key."""
+"""Config keys that change what a draft computes and that no EAGLE-3 layout has: such a draft is
+refused by that key.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,16 @@ _OWNERS: Mapping[str, str] = {
     r"parallel_drafting|ptd_token": "P-EAGLE (parallel drafting)",
     r"medusa": "Medusa",
     r"mtp_num|num_mtp|nextn": "multi-token prediction",
-    r"^(block_size|mask_token_id|target_layer_ids|num_anchors)$": "a block drafter (DFlash, DSpark)",
+    r"^(block_size|mask_token_id|target_layer_ids|num_anchors)$": (
+        "a block drafter (DFlash, DSpark)"
+    ),
 }
 # What an unknown key is about, if it is about what the draft computes.
 _STRUCTURAL = re.compile(
     r"slid|window|chunk|head_(type|config)|rank$|candidate|moe|expert|layer_type|_layers$|norm|rope|rotary"
     r"|position_embedding|fuse|fusion|share|logit|softcap|multiplier|scal(e|ing|ar)|bias|block|parallel|lora|adapter"
-    r"|mamba|ssm|conv|linear_attention|attn|attention|gate|embedding_from|residual|aux_|" + "|".join(_OWNERS)
+    r"|mamba|ssm|conv|linear_attention|attn|attention|gate|embedding_from|residual|aux_|"
+    + "|".join(_OWNERS)
 )
 # Keys of the known layouts, and those of transformers' configs that change nothing here.
 _KNOWN = frozenset(
@@ -64,10 +69,12 @@ _SECTIONS = ("", "transformer_layer_config", "eagle_config")
 
 
 def foreign_key(files: DraftFiles) -> str:
-    """Name the first key that no EAGLE-3 layout has and that is not neutral, and whose it is; or nothing.
+    """Name the first key that no EAGLE-3 layout has and that is not neutral, and whose it is; or
+    nothing.
 
-    Neutral are null, false, 0, empty values and ``_NEUTRAL``; a sliding window that ``use_sliding_window: false`` or
-    ``layer_types`` switches off; and ``layer_types`` of full attention alone.
+    Neutral are null, false, 0, empty values and ``_NEUTRAL``; a sliding window that
+    ``use_sliding_window: false`` or ``layer_types`` switches off; and ``layer_types`` of full
+    attention alone.
 
     Raises:
         UserError: one of these keys is not of its kind.
@@ -75,13 +82,20 @@ def foreign_key(files: DraftFiles) -> str:
     for section in _SECTIONS:
         config = files.find(section, "object") if section else files.config
         for key, value in _foreign(files, section, config or {}):
-            owner = next((what for pattern, what in _OWNERS.items() if re.search(pattern, key.lower())), "")
+            owner = next(
+                (what for pattern, what in _OWNERS.items() if re.search(pattern, key.lower())), ""
+            )
             place = f"{section}.{key}" if section else key
-            return f"{owner or 'a draft of a layout that is not known'} ({quote(place)[1:-1]} {quote(value, 80)})"
+            return (
+                f"{owner or 'a draft of a layout that is not known'} ({quote(place)[1:-1]} "
+                f"{quote(value, 80)})"
+            )
     return ""
 
 
-def _foreign(files: DraftFiles, section: str, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _foreign(
+    files: DraftFiles, section: str, config: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
     def find(key: str, kind: Any) -> Any:
         return files.find(f"{section}.{key}" if section else key, kind)
 
@@ -93,9 +107,15 @@ def _foreign(files: DraftFiles, section: str, config: Mapping[str, Any]) -> Iter
     if windowed and find("use_sliding_window", "flag") is not False and not types:
         yield "sliding_window", windowed
     for key, value in config.items():
-        if key not in _KNOWN | {"layer_types", "sliding_window", "use_sliding_window"} and _changes(key, value):
+        if key not in _KNOWN | {"layer_types", "sliding_window", "use_sliding_window"} and _changes(
+            key, value
+        ):
             yield key, value
 
 
 def _changes(key: str, value: Any) -> bool:
-    return bool(value) and value not in _NEUTRAL.get(key, ()) and _STRUCTURAL.search(key.lower()) is not None
+    return (
+        bool(value)
+        and value not in _NEUTRAL.get(key, ())
+        and _STRUCTURAL.search(key.lower()) is not None
+    )

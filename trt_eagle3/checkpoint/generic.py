@@ -13,13 +13,19 @@ __all__ = ["GENERIC"]
 
 
 def _evidence(files: DraftFiles) -> str:
-    return f"EAGLE-3 tensors; architecture {quote(files.architecture)} is no producer's that is known"
+    return (
+        f"EAGLE-3 tensors; architecture {quote(files.architecture)} is no producer's that is known"
+    )
 
 
 def _read_rope(config: RopeConfig, _: ResolvedFields) -> RopeReading:
     """sglang and vLLM go by mrope_section, not by the kind."""
     base = config.base or DEFAULT_BASE
-    source = Source("config", config.where) if config.values or config.base else Source("default", "no rope key: 1e4")
+    source = (
+        Source("config", config.where)
+        if config.values or config.base
+        else Source("default", "no rope key: 1e4")
+    )
     kind = "default" if config.kind() == "mrope" else config.kind()
     if config.sections:
         layout: RopeReading = RopeReading(kind, base, source, "chunked", config.sections)
@@ -29,10 +35,15 @@ def _read_rope(config: RopeConfig, _: ResolvedFields) -> RopeReading:
 
 
 def _quirks(fields: ResolvedFields) -> None:
-    fields.warn("no known producer wrote this; what its files leave open is read as most servers do. Run probe on it")
+    fields.warn(
+        "no known producer wrote this; what its files leave open is read as most servers do. Run "
+        "probe on it"
+    )
     if fields.files.find("norm_before_residual", "flag"):
         fields.put("residual", "normed", "config", "norm_before_residual")
-    if fields.files.find("norm_output", "flag") or fields.files.find("eagle_config.norm_output", "flag"):
+    if fields.files.find("norm_output", "flag") or fields.files.find(
+        "eagle_config.norm_output", "flag"
+    ):
         fields.put("feedback", "post_norm", "config", "norm_output")
 
 

@@ -1,4 +1,6 @@
-"""NVIDIA ModelOpt (facts: nvidia-modelopt 0.47.0, torch/export/plugins/hf_spec_export.py and torch/speculative)."""
+"""NVIDIA ModelOpt (facts: nvidia-modelopt 0.47.0, torch/export/plugins/hf_spec_export.py and
+torch/speculative).
+"""
 
 from __future__ import annotations
 
@@ -15,28 +17,48 @@ _INJECTED = {"factor": 32.0, "original_max_position_embeddings": 2048}
 
 def _evidence(files: DraftFiles) -> str:
     named = files.architecture == "LlamaForCausalLMEagle3" and files.layer_prefix == "layers"
-    return "LlamaForCausalLMEagle3 with layers.N tensors and no t2d" if named and "t2d" not in files.tensors else ""
+    return (
+        "LlamaForCausalLMEagle3 with layers.N tensors and no t2d"
+        if named and "t2d" not in files.tensors
+        else ""
+    )
 
 
 def _read_rope(config: RopeConfig, _: ResolvedFields) -> RopeReading:
     base = config.base or DEFAULT_BASE
     kind = config.kind()
-    numbers = {key: value for key, value in config.values.items() if key not in {"rope_type", "type", "rope_theta"}}
+    numbers = {
+        key: value
+        for key, value in config.values.items()
+        if key not in {"rope_type", "type", "rope_theta"}
+    }
     if kind == "yarn" and numbers == _INJECTED:
         return RopeReading(
             "default",
             base,
-            Source("convention", "the exporter writes yarn (32, 2048) over the plain rope of training"),
-            warning="rope: config.json says yarn, factor 32, which ModelOpt's exporter puts over the plain rope of "
-            "training. To serve contexts past 2048 as it means: draft.overrides.rope: {kind: yarn}",
+            Source(
+                "convention", "the exporter writes yarn (32, 2048) over the plain rope of training"
+            ),
+            warning=(
+                "rope: config.json says yarn, factor 32, which ModelOpt's exporter puts over the "
+                "plain rope of "
+                "training. To serve contexts past 2048 as it means: draft.overrides.rope: {kind: "
+                "yarn}"
+            ),
         )
-    source = Source("config", config.where) if config.values or config.base else Source("default", "no rope key")
+    source = (
+        Source("config", config.where)
+        if config.values or config.base
+        else Source("default", "no rope key")
+    )
     return RopeReading("default" if kind == "mrope" else kind, base, source)
 
 
 def _quirks(fields: ResolvedFields) -> None:
     if fields.files.find("eagle_config.use_last_layernorm", "flag") is False:
-        raise fields.error("eagle_config.use_last_layernorm is false: a draft without a final norm: not supported")
+        raise fields.error(
+            "eagle_config.use_last_layernorm is false: a draft without a final norm: not supported"
+        )
     keys = ("eagle_config.return_hidden_post_norm", "eagle_config.norm_output", "norm_output")
     post = next((key for key in keys if fields.files.find(key, "flag")), None)
     if post:
@@ -46,8 +68,9 @@ def _quirks(fields: ResolvedFields) -> None:
         and "first_norm" not in fields.overrides
     ):
         fields.warn(
-            "first_norm: ModelOpt 0.47 trains with hidden_norm(input_layernorm(h)), earlier revisions and every server "
-            "with hidden_norm(h), which is taken. For the former: draft.overrides.first_norm: double; probe can tell"
+            "first_norm: ModelOpt 0.47 trains with hidden_norm(input_layernorm(h)), earlier "
+            "revisions and every server with hidden_norm(h), which is taken. For the former: "
+            "draft.overrides.first_norm: double; probe can tell"
         )
 
 

@@ -1,4 +1,6 @@
-"""Drafters that live in the same repositories but are not EAGLE-3, and drafts that cannot be read: refused by name."""
+"""Drafters that live in the same repositories but are not EAGLE-3, and drafts that cannot be
+read: refused by name.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from trt_eagle3.errors import UserError, clip, quote
 
 __all__ = ["refuse_other_drafters"]
 
-# What an architecture or a speculators_model_type says, lower case -> what it is. The first that matches.
+# What an architecture or a speculators_model_type says, lower case -> what it is. The first that
+# matches.
 _NAMES: Mapping[str, str] = {
     r"eagle_?-?[4-9]": "EAGLE-4 or later",
     r"p_?-?eagle|parallel_?draft": "P-EAGLE (parallel drafting)",
@@ -31,7 +34,12 @@ _NAMES: Mapping[str, str] = {
     r"mtp|nextn|multi_?token_?pred": "multi-token prediction",
     r"eagle2|^eagle$|^eagle(llama|qwen)\w*|forcausallmeagle$": "EAGLE-1/2",
 }
-_NAMING = ("speculators_model_type", "speculators_config.algorithm", "speculative_algorithm", "model_type")
+_NAMING = (
+    "speculators_model_type",
+    "speculators_config.algorithm",
+    "speculative_algorithm",
+    "model_type",
+)
 # A tensor's name -> what it belongs to.
 _TENSORS: Mapping[str, str] = {
     r"(.*\.)?medusa_heads?\.|\d+\.\d+\.linear\.": "Medusa",
@@ -39,7 +47,9 @@ _TENSORS: Mapping[str, str] = {
     r"mask_hidden$": "P-EAGLE (parallel drafting)",
     r"(.*\.)?(markov_|confidence_head)": "DSpark",
     r"(.*\.)?(efficient_lm_head|candidate_head|low_rank_head)": "EAGLE-4 or later",
-    r".*self_attn\.(kv_a_proj_with_mqa|kv_b_proj|q_a_proj)\.": "an EAGLE-3 draft with multi-head latent attention",
+    r".*self_attn\.(kv_a_proj_with_mqa|kv_b_proj|q_a_proj)\.": (
+        "an EAGLE-3 draft with multi-head latent attention"
+    ),
     r".*\.(experts|block_sparse_moe)\.": "an EAGLE-3 draft with a mixture of experts",
     r".*\.lora_[AB]\.": "a draft trained with adapters on its target (adapter_model.safetensors)",
 }
@@ -57,13 +67,23 @@ def refuse_other_drafters(files: DraftFiles) -> None:
     where = files.directory
     kind = _quantised(files)
     if kind:
-        raise UserError(f"{where}: a quantised draft ({kind}): not supported. Use the unquantised one.")
+        raise UserError(
+            f"{where}: a quantised draft ({kind}): not supported. Use the unquantised one."
+        )
     kind = _named(files) or _by_config(files) or foreign_key(files) or _by_tensors(files)
     if kind:
         raise UserError(f"{where}: {kind}: not supported. Use an EAGLE-3 draft.")
-    missing = [n for n in ("fc.weight", "layers.0.self_attn.q_proj.weight", "norm.weight") if n not in files.tensors]
+    missing = [
+        n
+        for n in ("fc.weight", "layers.0.self_attn.q_proj.weight", "norm.weight")
+        if n not in files.tensors
+    ]
     if missing:
-        what = f"architecture {quote(files.architecture)}" if files.architecture else "no architecture in its config"
+        what = (
+            f"architecture {quote(files.architecture)}"
+            if files.architecture
+            else "no architecture in its config"
+        )
         raise UserError(f"{where}: not an EAGLE-3 draft: {', '.join(missing)} missing ({what})")
 
 
@@ -86,7 +106,11 @@ def _by_config(files: DraftFiles) -> str:
     if files.find("eagle_config.use_mtp_layernorm", "flag"):
         return "multi-token prediction (eagle_config.use_mtp_layernorm)"
     step = files.find("eagle_config.parallel_draft_step", "whole")
-    return f"parallel drafting (eagle_config.parallel_draft_step {step})" if step not in {None, 0, 1} else ""
+    return (
+        f"parallel drafting (eagle_config.parallel_draft_step {step})"
+        if step not in {None, 0, 1}
+        else ""
+    )
 
 
 def _by_tensors(files: DraftFiles) -> str:
@@ -95,7 +119,12 @@ def _by_tensors(files: DraftFiles) -> str:
             if re.match(pattern, name):
                 return f"{what} ({clip(ref.name)})"
     fc = files.tensors.get("fc.weight")
-    if fc is not None and len(fc.shape) == 2 and fc.shape[1] == 2 * fc.shape[0] and not _has_wide_layer(files):
+    if (
+        fc is not None
+        and len(fc.shape) == 2
+        and fc.shape[1] == 2 * fc.shape[0]
+        and not _has_wide_layer(files)
+    ):
         return f"EAGLE-1/2 (fc.weight {list(fc.shape)} takes an embedding and one hidden state)"
     return ""
 
@@ -110,7 +139,10 @@ def _method(config: Any) -> str:
     """Who quantised and how, in the config's words."""
     if not isinstance(config, dict):
         return clip(config or "unnamed")
-    return " ".join(clip(config[key], 80) for key in ("quant_method", "quant_algo") if config.get(key)) or "unnamed"
+    return (
+        " ".join(clip(config[key], 80) for key in ("quant_method", "quant_algo") if config.get(key))
+        or "unnamed"
+    )
 
 
 def _quantised(files: DraftFiles) -> str:
@@ -122,6 +154,8 @@ def _quantised(files: DraftFiles) -> str:
     if file.exists():
         return f"{file.name}: {_method(read_json(file).get('quantization'))}"
     for name, ref in files.tensors.items():
-        if _QUANTISED.match(name) or (name.endswith("_proj.weight") and ref.dtype not in FLOAT_DTYPES):
+        if _QUANTISED.match(name) or (
+            name.endswith("_proj.weight") and ref.dtype not in FLOAT_DTYPES
+        ):
             return f"{clip(ref.name)}, {ref.dtype}"
     return ""

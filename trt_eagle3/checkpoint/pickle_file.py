@@ -1,4 +1,6 @@
-"""Tensors of a ``pytorch_model.bin`` that a stranger wrote: no code of it runs, and no more is read than it holds."""
+"""Tensors of a ``pytorch_model.bin`` that a stranger wrote: no code of it runs, and no more is
+read than it holds.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import pickletools
 import zipfile
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import IO, TYPE_CHECKING, BinaryIO
 
 from trt_eagle3.bounded_read import open_regular
 from trt_eagle3.checkpoint.tensor_file import Content, tensor_content
@@ -20,22 +22,27 @@ __all__ = ["read_pickle"]
 
 _MAX_OPCODES = 200_000  # of a pickle; a draft's has some thousands
 _MAX_ARGUMENT = 1 << 20  # bytes of one text or number in it
-_LEGACY_PICKLES = 4  # magic number, protocol, system, tensors; then the storages, of which only the keys are pickled
+# magic number, protocol, system, tensors; then the storages, of which only the keys are pickled
+_LEGACY_PICKLES = 4
 
 
 def read_pickle(file: Path) -> dict[str, Content]:
     """Open the tensors of a PyTorch file; the bytes are read when they are wanted.
 
     Raises:
-        UserError: not a regular file; not a mapping of names to plain tensors; it would run code; or it holds less
-            data than its tensors claim (strides of 0, compressed records, endless lists).
+        UserError: not a regular file; not a mapping of names to plain tensors; it would run code;
+            or it holds less data than its tensors claim (strides of 0, compressed records, endless
+            lists).
     """
     _check_pickles(file)
     tensors = _unpickled(file)
     contents = {name: _content(file, name, tensor) for name, tensor in tensors.items()}
     claimed, there = sum(_num_bytes(t) for t in tensors.values()), file.stat().st_size
     if claimed > 2 * there:  # a head that is the embedding stands twice
-        raise UserError(f"{file}: its tensors claim {claimed} bytes, the file has {there}. Convert it to safetensors.")
+        raise UserError(
+            f"{file}: its tensors claim {claimed} bytes, the file has {there}. Convert it to "
+            "safetensors."
+        )
     return contents
 
 
@@ -56,18 +63,23 @@ def _check_pickles(file: Path) -> None:
 def _check_zip(stream: BinaryIO) -> None:
     with zipfile.ZipFile(stream) as archive:
         for record in archive.infolist():
-            if record.compress_type != zipfile.ZIP_STORED or record.file_size != record.compress_size:
+            if (
+                record.compress_type != zipfile.ZIP_STORED
+                or record.file_size != record.compress_size
+            ):
                 raise ValueError(f"{clip(record.filename, 80)} is compressed")
             if record.filename.endswith(".pkl"):
                 with archive.open(record) as pickled:
                     _count_opcodes(pickled)
 
 
-def _count_opcodes(stream: object) -> None:
-    for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):  # type: ignore[arg-type]
+def _count_opcodes(stream: IO[bytes]) -> None:
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(stream)):
         size = len(argument) if isinstance(argument, str | bytes | bytearray) else 0
         if count >= _MAX_OPCODES or size > _MAX_ARGUMENT:
-            raise ValueError(f"a pickle of more than {_MAX_OPCODES} operations, or of long texts ({opcode.name})")
+            raise ValueError(
+                f"a pickle of more than {_MAX_OPCODES} operations, or of long texts ({opcode.name})"
+            )
 
 
 def _unpickled(file: Path) -> dict[str, Tensor]:
@@ -80,31 +92,44 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
             state = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise UserError(
-            f"{file}: holds more than tensors; it is not read, since that could run code. Convert it to safetensors "
-            "where you trust it."
+            f"{file}: holds more than tensors; it is not read, since that could run code. Convert "
+            "it to safetensors where you trust it."
         ) from error
-    except Exception as error:  # hostile bytes fail in any way, MemoryError and AssertionError among them
+    except (
+        Exception
+    ) as error:  # hostile bytes fail in any way, MemoryError and AssertionError among them
         raise _unsound(file, error) from error
     items = state.items() if isinstance(state, dict) else [(None, None)]
-    if not all(isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in items):
-        raise UserError(f"{file}: expected a mapping of names to tensors. Convert it to safetensors.")
+    if not all(
+        isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in items
+    ):
+        raise UserError(
+            f"{file}: expected a mapping of names to tensors. Convert it to safetensors."
+        )
     return dict(items)
 
 
 def _content(file: Path, name: str, tensor: Tensor) -> Content:
     shown = clip(name)
-    if tensor.is_nested or tensor.is_meta or str(tensor.layout) != "torch.strided" or tensor.is_neg():
+    if (
+        tensor.is_nested
+        or tensor.is_meta
+        or str(tensor.layout) != "torch.strided"
+        or tensor.is_neg()
+    ):
         raise UserError(f"{file}: {shown}: not a plain tensor. Convert it to safetensors.")
     there = tensor.untyped_storage().nbytes()
     if _num_bytes(tensor) > there:
         raise UserError(
-            f"{file}: {shown}: shape {clip(list(tensor.shape), 80)} claims {_num_bytes(tensor)} bytes, {there} are "
-            "stored (its rows repeat). Convert it to safetensors."
+            f"{file}: {shown}: shape {clip(list(tensor.shape), 80)} claims {_num_bytes(tensor)} "
+            f"bytes, {there} are stored (its rows repeat). Convert it to safetensors."
         )
     try:
         return tensor_content(tensor)
     except UserError as error:
-        raise UserError(f"{file}: {shown}: {error}. Use the unquantised draft, in floats.") from error
+        raise UserError(
+            f"{file}: {shown}: {error}. Use the unquantised draft, in floats."
+        ) from error
 
 
 def _num_bytes(tensor: Tensor) -> int:

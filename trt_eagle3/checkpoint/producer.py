@@ -1,4 +1,6 @@
-"""What a draft's producer leaves unsaid in its files, as data, and the one resolution that all producers share."""
+"""What a draft's producer leaves unsaid in its files, as data, and the one resolution that all
+producers share.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ _OF_ANY_KIND = ("mrope_section", "partial_rotary_factor")
 
 @dataclass(frozen=True)
 class RopeReading:
-    """How a producer's code reads a rope config: the arguments of ``make_rope``, and where they came from."""
+    """How a producer's code reads a rope config: the arguments of ``make_rope``, and where they
+    came from.
+    """
 
     kind: str
     base: float
@@ -47,8 +51,8 @@ class Producer:
         evidence: what in the files says that they are this producer's; empty where nothing does.
         read_rope: its reading of a rope config.
         aux_keys: config keys (dotted) that may hold the aux layer ids.
-        aux_ids: what an id means: ``out`` k = output of decoder layer k; ``state`` j = the hidden state after j layers,
-            which is out(j - 1).
+        aux_ids: what an id means: ``out`` k = output of decoder layer k; ``state`` j = the hidden
+            state after j layers, which is out(j - 1).
         positions: what a 1-D rope turns by; a 3-axis rope turns by the target's three axes.
         position_shift, mrope_shift: added to the positions of a 1-D and of a 3-axis draft.
         quirks: what else its files say, for ``ResolvedFields``.
@@ -69,71 +73,104 @@ class Producer:
 
 def resolve(producer: Producer, fields: ResolvedFields) -> None:
     """Put every field of the manifest but its tensors."""
-    fields.put("producer", producer.name, "config", producer.evidence(fields.files) or "no producer's evidence")
+    fields.put(
+        "producer",
+        producer.name,
+        "config",
+        producer.evidence(fields.files) or "no producer's evidence",
+    )
     resolve_geometry(fields, _geometry_at(fields))
     _aux_layers(producer, fields)
     producer.quirks(fields)
     rule = f"{producer.name}'s training code"
     fields.put("aux_pre_deepstack", producer.aux_pre_deepstack, "convention", rule)
-    for field, value in {"residual": "hidden", "first_norm": "single", "feedback": "pre_norm"}.items():
+    for field, value in {
+        "residual": "hidden",
+        "first_norm": "single",
+        "feedback": "pre_norm",
+    }.items():
         fields.put(field, value, "convention", rule)
     _image_rows(producer, fields)
     fields.put("image_rows_rotated", True, "convention", "rows move with the token ids")
     rope = _rope(producer, fields)
     one_d = rope.layout == "1d"
     fields.put("positions", producer.positions if one_d else "3d", "convention", rule)
-    fields.put("position_shift", producer.position_shift if one_d else producer.mrope_shift, "convention", rule)
+    fields.put(
+        "position_shift",
+        producer.position_shift if one_d else producer.mrope_shift,
+        "convention",
+        rule,
+    )
 
 
 def _geometry_at(fields: ResolvedFields) -> str:
-    """The config section with the decoder layer's geometry, whoever the producer is; empty = the top."""
+    """The config section with the decoder layer's geometry, whoever the producer is; empty = the
+    top.
+    """
     section = "transformer_layer_config"
     return section if fields.files.find(section, "object") else ""
 
 
 def _aux_layers(producer: Producer, fields: ResolvedFields) -> None:
-    """Ids in the file's convention become out(k); left out, the three that all producers default to."""
+    """Ids in the file's convention become out(k); left out, the three that all producers default
+    to.
+    """
     num_target_layers = fields.target.text.num_layers if fields.target else None
     found = fields.agree("aux_layers", {key: _ids(fields, key) for key in producer.aux_keys})
     if "aux_layers" not in fields.values and found:
         ids, key = found
         meaning, why = _id_meaning(producer, ids, num_target_layers)
         if why:
-            fields.warn(f"{key} {quote(list(ids))}: {why}; check with probe, or set draft.overrides.aux_layers")
+            fields.warn(
+                f"{key} {quote(list(ids))}: {why}; check with probe, or set "
+                "draft.overrides.aux_layers"
+            )
         if list(ids) != sorted(ids):
-            fields.warn(f"{key} {quote(list(ids))} is not ascending; every server captures in layer order")
+            fields.warn(
+                f"{key} {quote(list(ids))} is not ascending; every server captures in layer order"
+            )
         offset = 1 if meaning == "state" else 0
         detail = f"{key} {quote(list(ids))}, {'states after j layers' if offset else 'out(k) ids'}"
         if min(ids) < offset:
             raise fields.error(
-                f"aux layer -1 ({detail}) is out of range: state 0 is the embedding, not a layer's output. "
-                "Set draft.overrides.aux_layers."
+                f"aux layer -1 ({detail}) is out of range: state 0 is the embedding, not a layer's "
+                "output. Set draft.overrides.aux_layers."
             )
         fields.put("aux_layers", tuple(sorted(i - offset for i in ids)), "config", detail)
     elif "aux_layers" not in fields.values:
         n = num_target_layers
         if n is None:
             raise fields.error(
-                "aux layers: no config key names them. Name the target, or set draft.overrides.aux_layers."
+                "aux layers: no config key names them. Name the target, or set "
+                "draft.overrides.aux_layers."
             )
-        fields.put("aux_layers", (1, n // 2 - 1, n - 4), "convention", "no config key: every trainer's default out(k)")
+        fields.put(
+            "aux_layers",
+            (1, n // 2 - 1, n - 4),
+            "convention",
+            "no config key: every trainer's default out(k)",
+        )
     count, fc = len(fields.values["aux_layers"]), fields.files.tensors["fc.weight"]
     if not count or fc.shape[1] % count:
         raise fields.error(
-            f"fc.weight {list(fc.shape)} does not take {count} aux states of equal width "
-            f"(aux layers {quote(list(fields.values['aux_layers']))}). Set draft.overrides.aux_layers."
+            f"fc.weight {list(fc.shape)} does not take {count} aux states of equal width (aux "
+            f"layers {quote(list(fields.values['aux_layers']))}). Set draft.overrides.aux_layers."
         )
     claimed = fields.files.find("num_aux_hidden_states", "whole")
     if claimed not in {None, count} and fields.sources["aux_layers"].kind != "override":
         raise fields.error(
-            f"num_aux_hidden_states: {claimed} in config.json, {count} aux layers. Set draft.overrides.aux_layers."
+            f"num_aux_hidden_states: {claimed} in config.json, {count} aux layers. Set "
+            "draft.overrides.aux_layers."
         )
     _warn_of_unread_ids(producer, fields)
     width = fc.shape[1] // count
     fields.agree(
-        "target_hidden_size", {fc.name: width, "target_hidden_size": fields.files.find("target_hidden_size", "whole")}
+        "target_hidden_size",
+        {fc.name: width, "target_hidden_size": fields.files.find("target_hidden_size", "whole")},
     )
-    fields.put("target_hidden_size", width, "tensor", f"{fc.name} {list(fc.shape)} / {count} aux states")
+    fields.put(
+        "target_hidden_size", width, "tensor", f"{fc.name} {list(fc.shape)} / {count} aux states"
+    )
 
 
 def _warn_of_unread_ids(producer: Producer, fields: ResolvedFields) -> None:
@@ -143,21 +180,25 @@ def _warn_of_unread_ids(producer: Producer, fields: ResolvedFields) -> None:
         ids = None if key in producer.aux_keys else _ids(fields, key)
         if ids and ids != taken and fields.sources["aux_layers"].kind != "override":
             fields.warn(
-                f"{key} {quote(list(ids))}: {producer.name}'s code does not read it; aux layers {quote(list(taken))} "
-                "are taken. Check with probe, or set draft.overrides.aux_layers"
+                f"{key} {quote(list(ids))}: {producer.name}'s code does not read it; aux layers "
+                f"{quote(list(taken))} are taken. Check with probe, or set "
+                "draft.overrides.aux_layers"
             )
 
 
 def _image_rows(producer: Producer, fields: ResolvedFields) -> None:
     """Vision rows are as wide as the target, so a draft of another width cannot take them."""
-    rule, same = f"{producer.name}'s training code", fields.values["hidden_size"] == fields.values["target_hidden_size"]
+    rule, same = (
+        f"{producer.name}'s training code",
+        fields.values["hidden_size"] == fields.values["target_hidden_size"],
+    )
     if not same:
         rule = "vision rows have the target's width, which is not the draft's"
     fields.put("image_rows", producer.image_rows if same else "pad", "convention", rule)
     if fields.values["image_rows"] == "vision" and not same:
         raise fields.error(
-            f"image_rows: vision rows are {fields.values['target_hidden_size']} wide, the draft's embedding is "
-            f"{fields.values['hidden_size']}. Set draft.overrides.image_rows: pad."
+            f"image_rows: vision rows are {fields.values['target_hidden_size']} wide, the draft's "
+            f"embedding is {fields.values['hidden_size']}. Set draft.overrides.image_rows: pad."
         )
 
 
@@ -166,7 +207,9 @@ def _ids(fields: ResolvedFields, key: str) -> tuple[int, ...] | None:
     if not ids:
         return None
     if len(set(ids)) != len(ids):
-        raise fields.error(f"config.json {key}: {quote(ids)} names a layer twice. Set draft.overrides.aux_layers.")
+        raise fields.error(
+            f"config.json {key}: {quote(ids)} names a layer twice. Set draft.overrides.aux_layers."
+        )
     return tuple(ids)
 
 
@@ -186,7 +229,11 @@ def _rope(producer: Producer, fields: ResolvedFields) -> RopeSpec:
     try:
         rope = _rope_of(interpretation, config, override, fields)
     except UserError as error:
-        place = f"draft.overrides.rope over {fields.files.config_file}" if override else fields.files.config_file
+        place = (
+            f"draft.overrides.rope over {fields.files.config_file}"
+            if override
+            else fields.files.config_file
+        )
         raise UserError(f"{place}: {error}") from error
     _refuse_unused(override, rope, fields)
     source = Source("override", "draft.overrides.rope") if override else interpretation.source
@@ -194,7 +241,9 @@ def _rope(producer: Producer, fields: ResolvedFields) -> RopeSpec:
     if interpretation.warning and not override:
         fields.warn(interpretation.warning)
     if rope.kind == "dynamic":
-        fields.warn("rope_type dynamic: its stretching past max_position_embeddings is not followed")
+        fields.warn(
+            "rope_type dynamic: its stretching past max_position_embeddings is not followed"
+        )
     return rope
 
 
@@ -206,11 +255,16 @@ def _rope_config(override: Mapping[str, Any], fields: ResolvedFields) -> RopeCon
     config = read_rope_config(section or {}, fields.files.config_file, _ROPE_FIX)
     if override.get("kind", config.kind()) == config.kind():
         return config
-    return replace(config, values={key: config.values[key] for key in _OF_ANY_KIND if key in config.values})
+    return replace(
+        config, values={key: config.values[key] for key in _OF_ANY_KIND if key in config.values}
+    )
 
 
 def _rope_of(
-    interpretation: RopeReading, config: RopeConfig, override: Mapping[str, Any], fields: ResolvedFields
+    interpretation: RopeReading,
+    config: RopeConfig,
+    override: Mapping[str, Any],
+    fields: ResolvedFields,
 ) -> RopeSpec:
     layout = override.get("layout", interpretation.layout)
     sections = override.get("sections", interpretation.sections) or config.sections
@@ -230,10 +284,15 @@ def _rope_of(
 def _refuse_unused(override: Mapping[str, Any], rope: RopeSpec, fields: ResolvedFields) -> None:
     """An override without effect is a mistake."""
     if override.get("sections") and rope.layout == "1d":
-        raise fields.error("draft.overrides.rope.sections: a 1d layout has none. Set rope.layout too, or leave it out.")
-    unused = sorted(override.keys() - {"layout", "sections", "kind", "base"} - rope.parameters.keys())
+        raise fields.error(
+            "draft.overrides.rope.sections: a 1d layout has none. Set rope.layout too, or leave "
+            "it out."
+        )
+    unused = sorted(
+        override.keys() - {"layout", "sections", "kind", "base"} - rope.parameters.keys()
+    )
     if unused:
         raise fields.error(
-            f"draft.overrides.rope.{clip(unused[0])}: rope_type {rope.kind} has no such number. Set rope.kind too, or "
-            "leave it out."
+            f"draft.overrides.rope.{clip(unused[0])}: rope_type {rope.kind} has no such number. "
+            "Set rope.kind too, or leave it out."
         )

@@ -1,4 +1,6 @@
-"""Facts of one draft as they are found: value and source per manifest field, the user's word before all others."""
+"""Facts of one draft as they are found: value and source per manifest field, the user's word
+before all others.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,15 @@ _FIXED = frozenset(
             "target_hidden_size",
             "intermediate_size",
         ),
-        *("draft_vocab_size", "norm_before_fc", "fc_norm", "qk_norm", "attention_bias", "mlp_bias", "fc_bias"),
+        *(
+            "draft_vocab_size",
+            "norm_before_fc",
+            "fc_norm",
+            "qk_norm",
+            "attention_bias",
+            "mlp_bias",
+            "fc_bias",
+        ),
     }
 )
 _ROPE_KEYS = (
@@ -60,7 +70,9 @@ class ResolvedFields:
         overrides: the user's, checked.
     """
 
-    def __init__(self, files: DraftFiles, target: TargetSpec | None, overrides: Mapping[str, Any]) -> None:
+    def __init__(
+        self, files: DraftFiles, target: TargetSpec | None, overrides: Mapping[str, Any]
+    ) -> None:
         self.files, self.target, self.overrides = files, target, check_overrides(overrides)
         self.values: dict[str, Any] = {}
         self.sources: dict[str, Source] = {}
@@ -69,7 +81,8 @@ class ResolvedFields:
         for field, value in check_overrides(own, f"{files.config_file}: {EXTENSION}").items():
             if field in {"rope", "d2t"}:
                 raise UserError(
-                    f"{files.config_file}: {EXTENSION}.{field}: not kept here. Use draft.overrides.{field}."
+                    f"{files.config_file}: {EXTENSION}.{field}: not kept here. Use "
+                    f"draft.overrides.{field}."
                 )
             self._note(field, value, Source("config", f"{EXTENSION}.{field}"))
         for field, value in self.overrides.items():
@@ -104,9 +117,12 @@ class ResolvedFields:
         place, value = given[0]
         for other, another in given[1:]:
             if another != value:
-                fix = "Correct config.json" + ("." if field in _FIXED else f", or set draft.overrides.{field}.")
+                fix = "Correct config.json" + (
+                    "." if field in _FIXED else f", or set draft.overrides.{field}."
+                )
                 raise self.error(
-                    f"{_words(field)}: {place} says {clip(value, 80)}, {other} says {clip(another, 80)}. {fix}"
+                    f"{_words(field)}: {place} says {clip(value, 80)}, {other} says "
+                    f"{clip(another, 80)}. {fix}"
                 )
         return value, place
 
@@ -115,7 +131,10 @@ class ResolvedFields:
         known = {f.name for f in fields(DraftManifest)}
         assert self.values.keys() <= known, self.values.keys() - known
         return DraftManifest(
-            path=self.files.directory, sources=dict(self.sources), warnings=tuple(self.warnings), **self.values
+            path=self.files.directory,
+            sources=dict(self.sources),
+            warnings=tuple(self.warnings),
+            **self.values,
         )
 
 
@@ -123,36 +142,46 @@ def _words(field: str) -> str:
     return {"vocab_size": "vocabulary", "draft_vocab_size": "draft vocabulary"}.get(field, field)
 
 
-def check_overrides(overrides: Mapping[str, Any], origin: str = "draft.overrides") -> dict[str, Any]:
+def check_overrides(
+    overrides: Mapping[str, Any], origin: str = "draft.overrides"
+) -> dict[str, Any]:
     """Overrides with their values in the types of ``DraftManifest``.
 
-    ``d2t: absolute`` converts a vocabulary map of target ids; ``rope`` is a mapping of the parts to change.
+    ``d2t: absolute`` converts a vocabulary map of target ids; ``rope`` is a mapping of the parts to
+    change.
 
     Args:
         origin: what holds them, for errors.
     Raises:
-        UserError: an unknown key (the message names the nearest known one), or a value that does not fit.
+        UserError: an unknown key (the message names the nearest known one), or a value that does
+            not fit.
     """
     adapters = _adapters()
     known = [*adapters, "rope", "d2t"]
     checked: dict[str, Any] = {}
     for key, value in overrides.items():
         if key in _FIXED:
-            raise UserError(f"{origin}.{key}: the tensors decide it; it cannot be overridden. Leave it out.")
+            raise UserError(
+                f"{origin}.{key}: the tensors decide it; it cannot be overridden. Leave it out."
+            )
         if key not in known:
             raise _unknown(f"{origin}.{key}", key, known)
         if key == "rope":
             checked[key] = _rope_override(value, f"{origin}.rope")
         elif key == "d2t":
             if value not in _D2T:
-                raise UserError(f"{origin}.d2t: expected one of {', '.join(_D2T)}, got {quote(value)}")
+                raise UserError(
+                    f"{origin}.d2t: expected one of {', '.join(_D2T)}, got {quote(value)}"
+                )
             checked[key] = value
         else:
             checked[key] = _fit(f"{origin}.{key}", adapters[key], value)
             _check_range(f"{origin}.{key}", key, checked[key])
     layers = checked.get("aux_layers")
     if layers is not None and list(layers) != sorted({k for k in layers if k >= 0}):
-        raise UserError(f"{origin}.aux_layers: expected ascending layer numbers, got {quote(list(layers))}")
+        raise UserError(
+            f"{origin}.aux_layers: expected ascending layer numbers, got {quote(list(layers))}"
+        )
     return checked
 
 
@@ -178,8 +207,15 @@ def _unknown(name: str, key: str, known: list[str]) -> UserError:
 
 def _rope_override(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise UserError(f"{name}: expected a mapping of {', '.join(_ROPE_KEYS)}, got {quote(value)}")
-    types: dict[str, Any] = {"layout": _hints()["layout"], "sections": tuple[int, ...], "kind": str, "truncate": bool}
+        raise UserError(
+            f"{name}: expected a mapping of {', '.join(_ROPE_KEYS)}, got {quote(value)}"
+        )
+    types: dict[str, Any] = {
+        "layout": _hints()["layout"],
+        "sections": tuple[int, ...],
+        "kind": str,
+        "truncate": bool,
+    }
     checked: dict[str, Any] = {}
     for key, part in value.items():
         if key not in _ROPE_KEYS:
@@ -198,4 +234,6 @@ def _hints() -> dict[str, Any]:
 @cache
 def _adapters() -> dict[str, TypeAdapter[Any]]:
     hints = get_type_hints(DraftManifest)
-    return {name: TypeAdapter(hint) for name, hint in hints.items() if name not in _FIXED | {"rope"}}
+    return {
+        name: TypeAdapter(hint) for name, hint in hints.items() if name not in _FIXED | {"rope"}
+    }

@@ -1,4 +1,6 @@
-"""Rope frequencies by schedule, equal to transformers' ``ROPE_INIT_FUNCTIONS``, and how configs spell them."""
+"""Rope frequencies by schedule, equal to transformers' ``ROPE_INIT_FUNCTIONS``, and how configs
+spell them.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ class RopeConfig:
     """What a config says of its rope, before a producer's convention reads it.
 
     Attributes:
-        values: ``rope_parameters``, else ``rope_scaling``, else nothing; and ``partial_rotary_factor``, wherever it
-            stands.
+        values: ``rope_parameters``, else ``rope_scaling``, else nothing; and
+            ``partial_rotary_factor``, wherever it stands.
         base: theta, wherever it stands; None where it does not.
         where: the keys it was read from, in ``file``.
     """
@@ -66,14 +68,20 @@ def read_rope_config(config: Mapping[str, Any], file: Path, fix: str = "") -> Ro
         for place, value in given[1:]:
             if value != given[0][1]:
                 raise UserError(
-                    f"{file}: {clip(key, 80)}: {clip(given[0][1], 80)} by {given[0][0]}, {clip(value, 80)} by "
-                    f"{place}. Keep the one it was trained with{fix}."
+                    f"{file}: {clip(key, 80)}: {clip(given[0][1], 80)} by {given[0][0]}, "
+                    f"{clip(value, 80)} by {place}. Keep the one it was trained with{fix}."
                 )
         return given[0][1] if given else None
 
-    new, old = (config_value(config, key, "object", file) or {} for key in ("rope_parameters", "rope_scaling"))
+    new, old = (
+        config_value(config, key, "object", file) or {}
+        for key in ("rope_parameters", "rope_scaling")
+    )
     if new and old:
-        kinds = {name: _kind(part, file) for name, part in (("rope_parameters", new), ("rope_scaling", old))}
+        kinds = {
+            name: _kind(part, file)
+            for name, part in (("rope_parameters", new), ("rope_scaling", old))
+        }
         agree("rope_type", kinds)
         for key in sorted(new.keys() & old.keys() - {"type", "rope_type"}):
             agree(key, {"rope_parameters": new[key], "rope_scaling": old[key]})
@@ -81,15 +89,22 @@ def read_rope_config(config: Mapping[str, Any], file: Path, fix: str = "") -> Ro
     bases = {place: config_value(config, place, "number", file) for place in places}
     base = agree("rope_theta", bases)
     values, key = new or old, "partial_rotary_factor"
-    partial = agree(key, {"rope": values.get(key), "the config itself": config_value(config, key, "number", file)})
+    partial = agree(
+        key,
+        {"rope": values.get(key), "the config itself": config_value(config, key, "number", file)},
+    )
     if partial is not None:
         values = {**values, key: partial}
     keys = [name for name, part in (("rope_parameters", new), ("rope_scaling", old)) if part][:1]
     keys += [place for place in places if bases[place] is not None][:1]
-    return RopeConfig(values, None if base is None else float(base), ", ".join(keys) or "no rope key", file)
+    return RopeConfig(
+        values, None if base is None else float(base), ", ".join(keys) or "no rope key", file
+    )
 
 
-def _kind(values: Mapping[str, Any], file: Path, keys: tuple[str, str] = ("rope_type", "type")) -> str:
+def _kind(
+    values: Mapping[str, Any], file: Path, keys: tuple[str, str] = ("rope_type", "type")
+) -> str:
     names = [config_value(values, key, "text", file) for key in keys]
     return str(names[0] or names[1] or "default")
 
@@ -108,17 +123,24 @@ def make_rope(
 
     Args:
         parameters: a rope config; the schedule picks the numbers that it uses.
-        max_positions: the config's ``max_position_embeddings``, from which yarn takes a factor that is left out.
-    Raises:
+        max_positions: the config's ``max_position_embeddings``, from which yarn takes a factor that
+    is left out. Raises:
         UserError: an unknown schedule, or a number that it needs is missing.
     """
     if kind not in SCHEDULES:
-        raise UserError(f"rope: rope_type {quote(kind)}: not supported; supported: {', '.join(SCHEDULES)}")
+        raise UserError(
+            f"rope: rope_type {quote(kind)}: not supported; supported: {', '.join(SCHEDULES)}"
+        )
     if not 1 < base < 1e30 or head_dim <= 0 or head_dim % 2:
-        raise UserError(f"rope: base {base:g} and head_dim {head_dim}: expected a base above 1 and an even head_dim")
+        raise UserError(
+            f"rope: base {base:g} and head_dim {head_dim}: expected a base above 1 and an even "
+            "head_dim"
+        )
     partial = (parameters or {}).get("partial_rotary_factor", 1.0)
     if partial != 1.0:
-        raise UserError(f"rope: partial_rotary_factor: expected 1, got {clip(partial)}: not supported")
+        raise UserError(
+            f"rope: partial_rotary_factor: expected 1, got {clip(partial)}: not supported"
+        )
     required, optional, schedule = SCHEDULES[kind]
     numbers = _numbers(kind, parameters or {}, required, optional, max_positions)
     inv_freq, attention_scaling = schedule(base, head_dim, numbers)
@@ -134,19 +156,32 @@ def make_rope(
 
 
 def _numbers(
-    kind: str, given: Mapping[str, Any], required: tuple[str, ...], optional: tuple[str, ...], max_positions: int
+    kind: str,
+    given: Mapping[str, Any],
+    required: tuple[str, ...],
+    optional: tuple[str, ...],
+    max_positions: int,
 ) -> dict[str, float]:
     found = {
-        key: config_value(given, key, "number", Path("rope")) for key in (*required, *optional) if key != "truncate"
+        key: config_value(given, key, "number", Path("rope"))
+        for key in (*required, *optional)
+        if key != "truncate"
     }
     numbers = {key: float(value) for key, value in found.items() if value is not None}
     if "truncate" in optional and given.get("truncate") is not None:
         numbers["truncate"] = float(bool(given["truncate"]))
-    if kind == "yarn" and "factor" not in numbers and max_positions and "original_max_position_embeddings" in numbers:
+    if (
+        kind == "yarn"
+        and "factor" not in numbers
+        and max_positions
+        and "original_max_position_embeddings" in numbers
+    ):
         numbers["factor"] = max_positions / numbers["original_max_position_embeddings"]
     missing = [key for key in required if key not in numbers]
     if missing:
-        raise UserError(f"rope: rope_type {kind} needs {', '.join(missing)}; give it in draft.overrides.rope")
+        raise UserError(
+            f"rope: rope_type {kind} needs {', '.join(missing)}; give it in draft.overrides.rope"
+        )
     positive = (*required, "attention_factor", "beta_fast", "beta_slow")
     wrong = [key for key in positive if key in numbers and not _sane(key, numbers[key])]
     if wrong:
@@ -178,7 +213,11 @@ def _linear(base: float, head_dim: int, n: Numbers) -> tuple[Floats, float]:
 
 def _llama3(base: float, head_dim: int, n: Numbers) -> tuple[Floats, float]:
     inv_freq = _plain(base, head_dim)
-    low, high, old = n["low_freq_factor"], n["high_freq_factor"], n["original_max_position_embeddings"]
+    low, high, old = (
+        n["low_freq_factor"],
+        n["high_freq_factor"],
+        n["original_max_position_embeddings"],
+    )
     wavelength = np.float32(2 * math.pi) / inv_freq
     slow = np.where(wavelength > old / low, inv_freq / np.float32(n["factor"]), inv_freq)
     smooth = (np.float32(old) / wavelength - np.float32(low)) / np.float32(high - low)
@@ -216,7 +255,8 @@ _OLD = "original_max_position_embeddings"
 SCHEDULES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], Schedule]] = {
     "default": ((), (), _default),
     "linear": (("factor",), (), _linear),
-    "dynamic": (("factor",), (), _default),  # stretches only past max_position_embeddings, which is not followed
+    # stretches only past max_position_embeddings, which is not followed
+    "dynamic": (("factor",), (), _default),
     "llama3": (("factor", "low_freq_factor", "high_freq_factor", _OLD), (), _llama3),
     "yarn": (
         ("factor", _OLD),
@@ -224,4 +264,6 @@ SCHEDULES: Mapping[str, tuple[tuple[str, ...], tuple[str, ...], Schedule]] = {
         _yarn,
     ),
 }
-"""rope_type -> (numbers it needs, numbers it may have, the frequencies and the factor on cos and sin)."""
+"""rope_type -> (numbers it needs, numbers it may have, the frequencies and the factor on cos and
+sin).
+"""

@@ -19,14 +19,19 @@ def _evidence(files: DraftFiles) -> str:
 def _read_rope(config: RopeConfig, _: ResolvedFields) -> RopeReading:
     kind = config.kind("type", "rope_type")
     if kind in {"linear", "dynamic"}:
-        return RopeReading(kind, DEFAULT_BASE, Source("convention", "scaled ropes of cnets.py have base 1e4"))
+        return RopeReading(
+            kind, DEFAULT_BASE, Source("convention", "scaled ropes of cnets.py have base 1e4")
+        )
     if config.base is None:
-        return RopeReading(kind, DEFAULT_BASE, Source("convention", "no rope_theta: cnets.py takes 1e4"))
+        return RopeReading(
+            kind, DEFAULT_BASE, Source("convention", "no rope_theta: cnets.py takes 1e4")
+        )
     warning = ""
     if config.base != DEFAULT_BASE:
         warning = (
-            f"rope: base {config.base:g} as in config.json, which EAGLE's inference follows; its own trainer ignores it"
-            " and uses 1e4. If that trained it: draft.overrides.rope: {base: 1e4}; probe can tell"
+            f"rope: base {config.base:g} as in config.json, which EAGLE's inference follows; its "
+            "own trainer ignores it and uses 1e4. If that trained it: draft.overrides.rope: "
+            "{base: 1e4}; probe can tell"
         )
     return RopeReading(kind, config.base, Source("config", config.where), warning=warning)
 

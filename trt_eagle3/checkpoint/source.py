@@ -14,7 +14,8 @@ _WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "pytorch_model*.bin")
 
 
 def resolve_checkpoint(name: str, revision: str | None = None) -> Path:
-    """The folder of checkpoint ``name``: itself, or the Hub's snapshot of it, downloaded where it is not cached.
+    """The folder of checkpoint ``name``: itself, or the Hub's snapshot of it, downloaded where it
+    is not cached.
 
     Raises:
         UserError: neither a folder nor a Hub id, a folder with a revision, or the Hub refuses it.
@@ -23,7 +24,9 @@ def resolve_checkpoint(name: str, revision: str | None = None) -> Path:
     path = Path(name).expanduser()
     if name and path.is_dir():
         if revision is not None:
-            raise UserError(f"{name}: a folder, which has no revision {revision}. Leave the revision out.")
+            raise UserError(
+                f"{name}: a folder, which has no revision {revision}. Leave the revision out."
+            )
         return path
     if path.is_file():
         raise UserError(f"{name}: a file, expected a folder. Name the one it is in: {path.parent}")
@@ -43,11 +46,14 @@ def resolve_checkpoint(name: str, revision: str | None = None) -> Path:
     )
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(_WANTED)))
-    except LocalEntryNotFoundError as error:  # an HTTP error too in some versions, so it comes first
+    except (
+        LocalEntryNotFoundError
+    ) as error:  # an HTTP error too in some versions, so it comes first
         raise EnvironmentMissingError(away) from error
     except GatedRepoError as error:
         raise UserError(
-            f"{name}: the Hub keeps it for those it has granted access. Ask there, then: hf auth login"
+            f"{name}: the Hub keeps it for those it has granted access. Ask there, then: hf auth "
+            "login"
         ) from error
     except (RepositoryNotFoundError, HfHubHTTPError) as error:
         reason = " ".join(str(error).split())

@@ -1,4 +1,6 @@
-"""SpecForge (facts: sgl-project/SpecForge a6b6b02, specforge/modeling/draft/llama3_eagle.py, and its PR 431)."""
+"""SpecForge (facts: sgl-project/SpecForge a6b6b02, specforge/modeling/draft/llama3_eagle.py, and
+its PR 431).
+"""
 
 from __future__ import annotations
 
@@ -21,29 +23,39 @@ def _evidence(files: DraftFiles) -> str:
 
 def _read_rope(config: RopeConfig, fields: ResolvedFields) -> RopeReading:
     base = config.base or DEFAULT_BASE
-    source = Source("config", config.where) if config.values or config.base else Source("default", "no rope key")
+    source = (
+        Source("config", config.where)
+        if config.values or config.base
+        else Source("default", "no rope key")
+    )
     if config.interleaved:
         return RopeReading(
             "default",
             DEFAULT_BASE,
             Source(
-                "convention", "PR 431, the only revision that knows mrope_interleaved, trains chunked with base 1e4"
+                "convention",
+                "PR 431, the only revision that knows mrope_interleaved, trains chunked with "
+                "base 1e4",
             ),
             "chunked",
             config.sections,
-            f"rope: config.json says interleaved, base {base:g}; PR 431 trained chunked, base 1e4 in spite of it. If "
-            f"yours was trained as it says: draft.overrides.rope: {{layout: interleaved, base: {base:g}}}",
+            f"rope: config.json says interleaved, base {base:g}; PR 431 trained chunked, base 1e4 "
+            "in spite of it. If yours was trained as it says: draft.overrides.rope: {layout: "
+            f"interleaved, base: {base:g}}}",
         )
     kind = config.kind()
     if kind == "mrope":
         if not config.sections:
             raise fields.error(
-                "config.json rope_type mrope: mrope_section is missing. Set draft.overrides.rope.sections."
+                "config.json rope_type mrope: mrope_section is missing. Set "
+                "draft.overrides.rope.sections."
             )
         return RopeReading("default", base, source, "chunked", config.sections)
     warning = ""
     if config.sections:
-        warning = "rope: mrope_section beside rope_type default is ignored, as in SpecForge's training"
+        warning = (
+            "rope: mrope_section beside rope_type default is ignored, as in SpecForge's training"
+        )
     return RopeReading(kind, base, source, warning=warning)
 
 
@@ -51,12 +63,14 @@ def _quirks(fields: ResolvedFields) -> None:
     norm_output = fields.files.find("norm_output", "flag")
     if norm_output:
         fields.warn(
-            "norm_output is true, yet SpecForge trains with the features before the norm; feedback stays pre_norm"
+            "norm_output is true, yet SpecForge trains with the features before the norm; "
+            "feedback stays pre_norm"
         )
     elif norm_output is False and "feedback" not in fields.overrides:
         raise fields.error(
-            "norm_output is false: in SpecForge that means logits without the final norm, which is not supported. If "
-            "it came from a server's config instead, set draft.overrides.feedback: pre_norm."
+            "norm_output is false: in SpecForge that means logits without the final norm, which "
+            "is not supported. If it came from a server's config instead, set "
+            "draft.overrides.feedback: pre_norm."
         )
     fields.put("feedback", "pre_norm", "convention", "SpecForge feeds the features before the norm")
 

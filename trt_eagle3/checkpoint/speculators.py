@@ -1,4 +1,6 @@
-"""vLLM speculators (facts: speculators 0.9.0, models/eagle3; vLLM 0.33's reading of its configs)."""
+"""vLLM speculators (facts: speculators 0.9.0, models/eagle3; vLLM 0.33's reading of its
+configs).
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,16 @@ def _evidence(files: DraftFiles) -> str:
 def _read_rope(config: RopeConfig, _: ResolvedFields) -> RopeReading:
     warning = ""
     if config.sections:
-        warning = "rope: mrope_section is ignored, as in speculators' training, which has 1-D positions only"
+        warning = (
+            "rope: mrope_section is ignored, as in speculators' training, which has 1-D "
+            "positions only"
+        )
     kind = "default" if config.kind() == "mrope" else config.kind()
-    source = Source("config", f"transformer_layer_config {config.where}") if config.base else Source("default", "1e4")
+    source = (
+        Source("config", f"transformer_layer_config {config.where}")
+        if config.base
+        else Source("default", "1e4")
+    )
     return RopeReading(kind, config.base or DEFAULT_BASE, source, warning=warning)
 
 
@@ -33,10 +42,17 @@ def _quirks(fields: ResolvedFields) -> None:
     normed = fields.files.find("norm_before_residual", "flag")
     if normed is not None:
         fields.put("residual", "normed" if normed else "hidden", "config", "norm_before_residual")
-    fields.put("residual", "normed", "convention", "norm_before_residual is absent: vLLM takes true")
+    fields.put(
+        "residual", "normed", "convention", "norm_before_residual is absent: vLLM takes true"
+    )
     post = fields.files.find("norm_output", "flag")
     detail = "norm_output" if post is not None else "norm_output is absent"
-    fields.put("feedback", "post_norm" if post else "pre_norm", "config" if post is not None else "default", detail)
+    fields.put(
+        "feedback",
+        "post_norm" if post else "pre_norm",
+        "config" if post is not None else "default",
+        detail,
+    )
 
 
 SPECULATORS = Producer(

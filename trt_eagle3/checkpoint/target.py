@@ -1,4 +1,6 @@
-"""TargetSpec: what a Qwen3-VL checkpoint is, read from its config and checked against its tensors."""
+"""TargetSpec: what a Qwen3-VL checkpoint is, read from its config and checked against its
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -62,9 +64,10 @@ class TargetSpec:
 
     Attributes:
         tensors: canonical name -> place on disk. Canonical names are the checkpoint's without the
-            ``model.language_model.`` prefix (``layers.0.self_attn.q_proj.weight``, ``embed_tokens.weight``,
-            ``norm.weight``), ``visual.`` for the tower (``visual.blocks.0.attn.qkv.weight``), and ``lm_head.weight``,
-            which is the embedding table's place when the head is tied.
+            ``model.language_model.`` prefix (``layers.0.self_attn.q_proj.weight``,
+            ``embed_tokens.weight``, ``norm.weight``), ``visual.`` for the tower
+            (``visual.blocks.0.attn.qkv.weight``), and ``lm_head.weight``, which is the embedding
+            table's place when the head is tied.
     """
 
     path: Path

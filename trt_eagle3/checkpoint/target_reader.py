@@ -1,4 +1,6 @@
-"""Reading a dense Qwen3-VL checkpoint: its config in every spelling, checked against its tensors."""
+"""Reading a dense Qwen3-VL checkpoint: its config in every spelling, checked against its
+tensors.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,12 @@ _ARCHITECTURE = "Qwen3VLForConditionalGeneration"
 
 
 def read_target(directory: Path) -> TargetSpec:
-    """Read a dense Qwen3-VL checkpoint: its config, and the places of its tensors, which must agree.
+    """Read a dense Qwen3-VL checkpoint: its config, and the places of its tensors, which must
+    agree.
 
     Raises:
-        UserError: not a Qwen3-VL checkpoint, a kind of it that is not supported, or tensors that are missing, surplus,
-            misshapen or quantised, each by name.
+        UserError: not a Qwen3-VL checkpoint, a kind of it that is not supported, or tensors that
+            are missing, surplus, misshapen or quantised, each by name.
     """
     config = _Config(read_json(directory / "config.json"), directory / "config.json")
     _check_kind(config, directory)
@@ -35,7 +38,10 @@ def read_target(directory: Path) -> TargetSpec:
     vision = _vision_spec(config, text)
     tensors = canonical_tensors(open_index(directory))
     if max(text.num_layers, vision.depth) > len(tensors):
-        raise config.error(f"{text.num_layers} decoder layers and {vision.depth} vision blocks, {len(tensors)} tensors")
+        raise config.error(
+            f"{text.num_layers} decoder layers and {vision.depth} vision blocks, {len(tensors)} "
+            "tensors"
+        )
     _check_token_ids(config, text.vocab_size)
     tied = _tied_head(config, tensors)
     check_tensors(tensors, target_shapes(text, vision, tied), directory)
@@ -99,12 +105,17 @@ def _check_kind(config: _Config, directory: Path) -> None:
     if model_type != "qwen3_vl" or architecture not in {None, _ARCHITECTURE}:
         what = f"model_type {quote(model_type, 80)}, architecture {quote(architecture, 80)}"
         hint = " Mixture-of-experts Qwen3-VL is not supported." if "moe" in str(model_type) else ""
-        raise UserError(f"{directory}: expected a dense Qwen3-VL ({_ARCHITECTURE}), got {what}.{hint}")
+        raise UserError(
+            f"{directory}: expected a dense Qwen3-VL ({_ARCHITECTURE}), got {what}.{hint}"
+        )
     for key in ("quantization_config", "text_config.quantization_config", "compression_config"):
         quantised = config.get(key, "object")
         if quantised:
             method = quantised.get("quant_method", "unknown")
-            raise UserError(f"{directory}: quantised by {clip(method)}: not supported. Use the unquantised checkpoint.")
+            raise UserError(
+                f"{directory}: quantised by {clip(method)}: not supported. Use the unquantised "
+                "checkpoint."
+            )
 
 
 def _text_spec(config: _Config) -> TextSpec:
@@ -113,8 +124,11 @@ def _text_spec(config: _Config) -> TextSpec:
             raise config.error(f"{section}: expected an object, got none")
     act = config.get("text_config.hidden_act", "text", "silu")
     if act != "silu":
-        raise config.error(f"text_config.hidden_act: expected silu, got {quote(act)}: not supported")
-    head_dim = config.whole("text_config.head_dim", 128)  # transformers' default here, not hidden_size / heads
+        raise config.error(
+            f"text_config.hidden_act: expected silu, got {quote(act)}: not supported"
+        )
+    # transformers' default here, not hidden_size / heads
+    head_dim = config.whole("text_config.head_dim", 128)
     num_heads = config.whole("text_config.num_attention_heads")
     num_kv_heads = config.whole("text_config.num_key_value_heads", num_heads)
     if num_heads % num_kv_heads or head_dim % 2 or head_dim > 1 << 16:
@@ -145,7 +159,9 @@ def _check_token_ids(config: _Config, vocab_size: int) -> None:
     for key in ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id"):
         token_id = config.whole(key, least=0)
         if token_id >= vocab_size:
-            raise config.error(f"{key}: expected an id below the vocabulary's {vocab_size}, got {token_id}")
+            raise config.error(
+                f"{key}: expected an id below the vocabulary's {vocab_size}, got {token_id}"
+            )
 
 
 def _rope(config: _Config, head_dim: int) -> RopeSpec:
@@ -153,12 +169,15 @@ def _rope(config: _Config, head_dim: int) -> RopeSpec:
     rope = read_rope_config(config.get("text_config", "object"), config.file)
     if rope.base is None or rope.base <= 1:
         raise config.error(
-            f"text_config.rope_theta: expected a number above 1, got {rope.base} (where it is absent, transformers "
-            "4.57 takes 5e6 and 5.x 5e5). Write the one it was trained with."
+            f"text_config.rope_theta: expected a number above 1, got {rope.base} (where it is "
+            "absent, transformers 4.57 takes 5e6 and 5.x 5e5). Write the one it was trained with."
         )
     kind = rope.kind()
-    if kind not in {"default", "mrope"}:  # 4.57 writes "mrope" in some configs; both mean the unscaled schedule
-        raise config.error(f"text_config rope_type: expected default, got {quote(kind)}: not supported")
+    # 4.57 writes "mrope" in some configs; both mean the unscaled schedule
+    if kind not in {"default", "mrope"}:
+        raise config.error(
+            f"text_config rope_type: expected default, got {quote(kind)}: not supported"
+        )
     return RopeSpec.plain(head_dim, rope.base, "interleaved", rope.sections or (24, 20, 20))
 
 
@@ -174,15 +193,22 @@ def _vision_spec(config: _Config, text: TextSpec) -> VisionSpec:
         spatial_merge_size=config.whole("vision_config.spatial_merge_size", 2),
         out_hidden_size=config.whole("vision_config.out_hidden_size"),
         num_position_embeddings=config.whole("vision_config.num_position_embeddings", 2304),
-        deepstack_layers=tuple(config.get("vision_config.deepstack_visual_indexes", "wholes", (8, 16, 24))),
+        deepstack_layers=tuple(
+            config.get("vision_config.deepstack_visual_indexes", "wholes", (8, 16, 24))
+        ),
         hidden_act=config.get("vision_config.hidden_act", "text", "gelu_pytorch_tanh"),
     )
-    levels, theta = spec.deepstack_layers, config.get("vision_config.rope_parameters.rope_theta", "number", 1e4)
+    levels, theta = (
+        spec.deepstack_layers,
+        config.get("vision_config.rope_parameters.rope_theta", "number", 1e4),
+    )
     problems = {
-        f"out_hidden_size {spec.out_hidden_size} is not the decoder's hidden_size {text.hidden_size}": (
+        f"out_hidden_size {spec.out_hidden_size} "
+        f"is not the decoder's hidden_size {text.hidden_size}": (
             spec.out_hidden_size != text.hidden_size
         ),
-        f"hidden_size {spec.hidden_size} is not {spec.num_heads} heads of a multiple of 4 channels": (
+        f"hidden_size {spec.hidden_size} "
+        f"is not {spec.num_heads} heads of a multiple of 4 channels": (
             spec.hidden_size % (4 * spec.num_heads) != 0
         ),
         f"num_position_embeddings {spec.num_position_embeddings} is not a square": (
@@ -191,7 +217,8 @@ def _vision_spec(config: _Config, text: TextSpec) -> VisionSpec:
         f"deepstack_visual_indexes {quote(list(levels))} are not distinct blocks of {spec.depth}": (
             len(set(levels)) != len(levels) or not all(i < spec.depth for i in levels)
         ),
-        f"{len(levels)} deepstack levels for {text.num_layers} decoder layers": len(levels) > text.num_layers,
+        f"{len(levels)} deepstack levels for {text.num_layers} decoder layers": len(levels)
+        > text.num_layers,
         f"rope_theta {theta:g} is not 10000, the only one supported": theta != 1e4,
     }
     for problem, found in problems.items():
@@ -203,13 +230,15 @@ def _vision_spec(config: _Config, text: TextSpec) -> VisionSpec:
 def _tied_head(config: _Config, tensors: Mapping[str, TensorRef]) -> bool:
     """The head is tied where the checkpoint has none of its own.
 
-    The flag cannot be trusted: transformers 4.57 takes True where it is absent, 5.x False; it stands at the top or in
-    text_config; and where flag and an own head disagree, 5.x uses the head. A flag that says untied, with no head, is
-    an incomplete checkpoint.
+    The flag cannot be trusted: transformers 4.57 takes True where it is absent, 5.x False; it
+    stands at the top or in text_config; and where flag and an own head disagree, 5.x uses the head.
+    A flag that says untied, with no head, is an incomplete checkpoint.
     """
     if "lm_head.weight" in tensors:
         return False
-    flags = [config.get(f"{section}tie_word_embeddings", "flag") for section in ("", "text_config.")]
+    flags = [
+        config.get(f"{section}tie_word_embeddings", "flag") for section in ("", "text_config.")
+    ]
     return flags == [None, None] or True in flags
 
 
@@ -220,7 +249,11 @@ def _eos_token_ids(directory: Path, config: _Config) -> tuple[int, ...]:
     if file.exists():
         places.insert(0, (_Config(read_json(file), file), "eos_token_id"))
     for place, key in places:
-        kind: Kind = "wholes" if isinstance(config_value(place.values, key, "any", place.file), list) else "whole"
+        kind: Kind = (
+            "wholes"
+            if isinstance(config_value(place.values, key, "any", place.file), list)
+            else "whole"
+        )
         ids = place.get(key, kind)
         if ids is not None:
             return tuple(ids) if isinstance(ids, list) else (ids,)

@@ -1,4 +1,6 @@
-"""The tensors of a Qwen3-VL checkpoint: what they are called, their shapes by geometry, and the check of both."""
+"""The tensors of a Qwen3-VL checkpoint: what they are called, their shapes by geometry, and the
+check of both.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from trt_eagle3.errors import UserError, clip
 __all__ = ["canonical_tensors", "check_tensors", "target_shapes"]
 
 
-# Checkpoint prefix -> canonical prefix, the first that fits: transformers 4.57 and 5.x, then what older tools wrote.
+# Checkpoint prefix -> canonical prefix, the first that fits: transformers 4.57 and 5.x, then what
+# older tools wrote.
 _PREFIXES = (
     ("model.language_model.", ""),
     ("model.visual.", "visual."),
@@ -24,10 +27,19 @@ _PREFIXES = (
 )
 
 
-def target_shapes(text: TextSpec, vision: VisionSpec, tied_head: bool) -> dict[str, tuple[int, ...]]:
+def target_shapes(
+    text: TextSpec, vision: VisionSpec, tied_head: bool
+) -> dict[str, tuple[int, ...]]:
     """Canonical name and shape of every tensor of a checkpoint of this geometry."""
-    hidden, q, kv = text.hidden_size, text.num_heads * text.head_dim, text.num_kv_heads * text.head_dim
-    shapes: dict[str, tuple[int, ...]] = {"embed_tokens.weight": (text.vocab_size, hidden), "norm.weight": (hidden,)}
+    hidden, q, kv = (
+        text.hidden_size,
+        text.num_heads * text.head_dim,
+        text.num_kv_heads * text.head_dim,
+    )
+    shapes: dict[str, tuple[int, ...]] = {
+        "embed_tokens.weight": (text.vocab_size, hidden),
+        "norm.weight": (hidden,),
+    }
     if not tied_head:
         shapes["lm_head.weight"] = (text.vocab_size, hidden)
     layer: dict[str, tuple[int, ...]] = {
@@ -44,7 +56,10 @@ def target_shapes(text: TextSpec, vision: VisionSpec, tied_head: bool) -> dict[s
         "post_attention_layernorm.weight": (hidden,),
     }
     if text.attention_bias:
-        layer |= {f"self_attn.{p}_proj.bias": (n,) for p, n in (("q", q), ("k", kv), ("v", kv), ("o", hidden))}
+        layer |= {
+            f"self_attn.{p}_proj.bias": (n,)
+            for p, n in (("q", q), ("k", kv), ("v", kv), ("o", hidden))
+        }
     for i in range(text.num_layers):
         shapes |= {f"layers.{i}.{name}": shape for name, shape in layer.items()}
     return shapes | _vision_shapes(vision)
@@ -54,7 +69,9 @@ def _vision_shapes(vision: VisionSpec) -> dict[str, tuple[int, ...]]:
     width, inner = vision.hidden_size, vision.intermediate_size
     wide = width * vision.spatial_merge_size**2
     patch = (vision.in_channels, vision.temporal_patch_size, vision.patch_size, vision.patch_size)
-    shapes: dict[str, tuple[int, ...]] = {"visual.pos_embed.weight": (vision.num_position_embeddings, width)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "visual.pos_embed.weight": (vision.num_position_embeddings, width)
+    }
 
     def linear(name: str, out: int, *rest: int) -> None:
         shapes[f"visual.{name}.weight"] = (out, *rest)
@@ -87,7 +104,8 @@ def canonical_tensors(tensors: Mapping[str, TensorRef]) -> dict[str, TensorRef]:
         canonical = new + name.removeprefix(old)
         if canonical in named:
             raise UserError(
-                f"{ref.file.name}: {clip(name)} and {clip(named[canonical].name)} are the same weight under two names"
+                f"{ref.file.name}: {clip(name)} and {clip(named[canonical].name)} are the same "
+                "weight under two names"
             )
         named[canonical] = ref
     return named
@@ -99,15 +117,21 @@ def check_tensors(
     directory: Path,
     optional: frozenset[str] = frozenset(),
 ) -> None:
-    """Refuse tensors that are missing, surplus (but for ``optional``), misshapen, or not of a float type."""
+    """Refuse tensors that are missing, surplus (but for ``optional``), misshapen, or not of a
+    float type.
+    """
     missing = [name for name in shapes if name not in tensors]
     if missing:
-        raise UserError(f"{directory}: {_some(missing)} missing; its config promises them. Use the whole checkpoint.")
+        raise UserError(
+            f"{directory}: {_some(missing)} missing; its config promises them. Use the whole "
+            "checkpoint."
+        )
     surplus = [name for name in tensors if name not in shapes and name not in optional]
     if surplus:
         raise UserError(
-            f"{directory}: {_some(surplus)} surplus (in {tensors[surplus[0]].file.name}); its config has no place for "
-            "them. Correct config.json, or use the checkpoint's own files alone."
+            f"{directory}: {_some(surplus)} surplus (in {tensors[surplus[0]].file.name}); its "
+            "config has no place for them. Correct config.json, or use the checkpoint's own files "
+            "alone."
         )
     for name, shape in shapes.items():
         ref = tensors[name]
@@ -118,8 +142,8 @@ def check_tensors(
             )
         if ref.dtype not in FLOAT_DTYPES:
             raise UserError(
-                f"{directory}: {clip(name)}: expected float32, float16 or bfloat16, got {ref.dtype}. "
-                "Use the unquantised checkpoint."
+                f"{directory}: {clip(name)}: expected float32, float16 or bfloat16, got "
+                f"{ref.dtype}. Use the unquantised checkpoint."
             )
 
 

@@ -23,10 +23,29 @@ from trt_eagle3.errors import UserError, clip
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Content", "array_content", "cached_file", "read_integers", "ref_content", "tensor_content", "write_tensors"]
+__all__ = [
+    "Content",
+    "array_content",
+    "cached_file",
+    "read_integers",
+    "ref_content",
+    "tensor_content",
+    "write_tensors",
+]
 
 _CHUNK_BYTES = 1 << 24
-_ITEM_BYTES = {"BOOL": 1, "U8": 1, "I8": 1, "F16": 2, "BF16": 2, "I16": 2, "F32": 4, "I32": 4, "F64": 8, "I64": 8}
+_ITEM_BYTES = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F16": 2,
+    "BF16": 2,
+    "I16": 2,
+    "F32": 4,
+    "I32": 4,
+    "F64": 8,
+    "I64": 8,
+}
 _TORCH_NAMES = {
     "torch.float32": "F32",
     "torch.float16": "F16",
@@ -44,7 +63,9 @@ _ARRAY_NAMES = {"int64": "I64", "int32": "I32", "bool": "BOOL", "float32": "F32"
 
 @dataclass(frozen=True)
 class Content:
-    """A tensor to be written: type in safetensors' spelling, shape, and its bytes when they are wanted."""
+    """A tensor to be written: type in safetensors' spelling, shape, and its bytes when they are
+    wanted.
+    """
 
     dtype: str
     shape: tuple[int, ...]
@@ -61,7 +82,9 @@ def ref_content(ref: TensorRef) -> Content:
             while left:
                 part = stream.read(min(left, _CHUNK_BYTES))
                 if not part:
-                    raise UserError(f"{ref.file}: {clip(ref.name)} is cut short. Download it again.")
+                    raise UserError(
+                        f"{ref.file}: {clip(ref.name)} is cut short. Download it again."
+                    )
                 left -= len(part)
                 yield part
 
@@ -71,7 +94,9 @@ def ref_content(ref: TensorRef) -> Content:
 def array_content(array: NDArray[Any]) -> Content:
     """The bytes of a NumPy array (int64, int32, float32 or bool)."""
     contiguous = np.ascontiguousarray(array)
-    return Content(_ARRAY_NAMES[str(array.dtype)], tuple(array.shape), lambda: [contiguous.tobytes()])
+    return Content(
+        _ARRAY_NAMES[str(array.dtype)], tuple(array.shape), lambda: [contiguous.tobytes()]
+    )
 
 
 def tensor_content(tensor: Tensor) -> Content:
@@ -102,7 +127,11 @@ def write_tensors(file: Path, contents: Mapping[str, Content]) -> None:
     end = 0
     for name, content in ordered:
         start, end = end, end + prod(content.shape) * _ITEM_BYTES[content.dtype]
-        header[name] = {"dtype": content.dtype, "shape": list(content.shape), "data_offsets": [start, end]}
+        header[name] = {
+            "dtype": content.dtype,
+            "shape": list(content.shape),
+            "data_offsets": [start, end],
+        }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     try:
@@ -111,7 +140,9 @@ def write_tensors(file: Path, contents: Mapping[str, Content]) -> None:
             for _, content in ordered:
                 stream.writelines(content.chunks())
     except OSError as error:
-        raise UserError(f"{file}: cannot write it: {error.strerror}. Free some space or name another place.") from error
+        raise UserError(
+            f"{file}: cannot write it: {error.strerror}. Free some space or name another place."
+        ) from error
 
 
 def cached_file(sources: Iterable[Path], name: str, cache: Path | None) -> Path:

@@ -25,7 +25,8 @@ FLOAT_DTYPES = ("F32", "F16", "BF16")
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = f"{_SINGLE_FILE}.index.json"
 _MAX_HEADER_BYTES = 32 << 20  # safetensors' own limit is 100 MB, for which it takes gigabytes
-_MAX_TENSORS = 100_000  # of a file; the largest mixtures of experts have as many, in dozens of files
+# of a file; the largest mixtures of experts have as many, in dozens of files
+_MAX_TENSORS = 100_000
 _MAX_DIMENSIONS = 8
 _MAX_NAME_LEN = 200  # bytes of a shard's
 _MAX_OFFSET = 1 << 62
@@ -71,10 +72,12 @@ class TensorRef:
 
 
 def open_index(directory: Path) -> Mapping[str, TensorRef]:
-    """Index the safetensors of a checkpoint: a sharded index, else every ``*.safetensors`` in the folder.
+    """Index the safetensors of a checkpoint: a sharded index, else every ``*.safetensors`` in the
+    folder.
 
     Raises:
-        UserError: there is none, or a file is truncated, corrupt, or not what the sharded index says.
+        UserError: there is none, or a file is truncated, corrupt, or not what the sharded index
+            says.
     """
     index_file = directory / _INDEX_FILE
     if index_file.exists():
@@ -84,14 +87,18 @@ def open_index(directory: Path) -> Mapping[str, TensorRef]:
         pickle = next(iter(sorted(directory.glob("pytorch_model*.bin"))), None)
         fix = "Name the folder that holds the weights."
         if pickle is not None:
-            fix = f"It has {pickle.name}: load it with transformers and save_pretrained it as safetensors."
+            fix = (
+                f"It has {pickle.name}: load it with transformers and save_pretrained it as "
+                "safetensors."
+            )
         raise UserError(f"{directory}: not a checkpoint: no *.safetensors in it. {fix}")
     tensors: dict[str, TensorRef] = {}
     for file in files:
         for name, ref in _read_header(file).items():
             if name in tensors:
                 raise UserError(
-                    f"{clip(name)}: stands in both {tensors[name].file.name} and {file.name} of {directory}"
+                    f"{clip(name)}: stands in both {tensors[name].file.name} and {file.name} of "
+                    f"{directory}"
                 )
             tensors[name] = ref
     return tensors
@@ -107,7 +114,8 @@ def open_file(file: Path) -> Mapping[str, TensorRef]:
 
 
 def read_tensor(ref: TensorRef) -> Tensor:
-    """Load one tensor, and nothing else, onto the CPU; from where ``ref`` says, so that no header is read again.
+    """Load one tensor, and nothing else, onto the CPU; from where ``ref`` says, so that no header
+    is read again.
 
     Raises:
         UserError: a type that torch lacks, or the file is shorter.
@@ -122,20 +130,30 @@ def read_tensor(ref: TensorRef) -> Tensor:
         raw = bytearray(stream.read(ref.num_bytes))
         if len(raw) != ref.num_bytes:
             raise UserError(f"{ref.file}: {clip(ref.name)} is cut short. Download it again.")
-    return torch.frombuffer(raw, dtype=dtype).reshape(ref.shape) if raw else torch.empty(ref.shape, dtype=dtype)
+    return (
+        torch.frombuffer(raw, dtype=dtype).reshape(ref.shape)
+        if raw
+        else torch.empty(ref.shape, dtype=dtype)
+    )
 
 
 def _open_sharded(directory: Path, index_file: Path) -> dict[str, TensorRef]:
     shards = _read_weight_map(index_file)
     if _SINGLE_FILE not in shards.values() and (directory / _SINGLE_FILE).exists():
         raise UserError(
-            f"{directory}: {_SINGLE_FILE} and the shards of {_INDEX_FILE} are two sets of weights; transformers loads "
-            "the former. Remove the one that is stale."
+            f"{directory}: {_SINGLE_FILE} and the shards of {_INDEX_FILE} are two sets of weights; "
+            "transformers loads the former. Remove the one that is stale."
         )
     headers: dict[str, dict[str, TensorRef]] = {}
     for shard in sorted(set(shards.values())):
-        if Path(shard).name != shard or not shard.isprintable() or len(shard.encode()) > _MAX_NAME_LEN:
-            raise UserError(f"{index_file}: shard {quote(shard)} is not a file name of its own folder")
+        if (
+            Path(shard).name != shard
+            or not shard.isprintable()
+            or len(shard.encode()) > _MAX_NAME_LEN
+        ):
+            raise UserError(
+                f"{index_file}: shard {quote(shard)} is not a file name of its own folder"
+            )
         if not (directory / shard).exists():
             raise UserError(f"{index_file}: shard {shard} is not there. Download it again.")
         headers[shard] = _read_header(directory / shard)
@@ -143,7 +161,8 @@ def _open_sharded(directory: Path, index_file: Path) -> dict[str, TensorRef]:
     for name, shard in shards.items():
         if name not in headers[shard]:
             raise UserError(
-                f"{index_file}: says that {shard} holds {clip(name)}, which it does not. Download it again."
+                f"{index_file}: says that {shard} holds {clip(name)}, which it does not. Download "
+                "it again."
             )
         tensors[name] = headers[shard][name]
     for shard, found in headers.items():
@@ -163,8 +182,8 @@ def _read_weight_map(index_file: Path) -> dict[str, str]:
         raise UserError(f"{index_file}: cannot read it: {error.strerror}") from error
     if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
         raise UserError(
-            f"{index_file}: not a safetensors index: expected weight_map, tensor names to file names. "
-            "Download it again."
+            f"{index_file}: not a safetensors index: expected weight_map, tensor names to file "
+            "names. Download it again."
         )
     return shards
 
@@ -183,9 +202,15 @@ def _read_header(file: Path) -> dict[str, TensorRef]:
     except OSError as error:
         raise UserError(f"{file}: cannot read it: {error.strerror}") from error
     if prefix == b"version ":  # https://git-lfs.github.com/spec/v1
-        raise UserError(f"{file}: a pointer of Git LFS, not the weights. Fetch them: git lfs pull, or hf download.")
+        raise UserError(
+            f"{file}: a pointer of Git LFS, not the weights. Fetch them: git lfs pull, or hf "
+            "download."
+        )
     if not sound:
-        raise bad(f"its header would be {length} bytes long (at most {_MAX_HEADER_BYTES}), the file is {size}")
+        raise bad(
+            f"its header would be {length} bytes long (at most {_MAX_HEADER_BYTES}), the file is "
+            f"{size}"
+        )
     entries = _parse_header(text, file)
     tensors: dict[str, TensorRef] = {}
     end = 0
@@ -209,10 +234,15 @@ def _parse_header(text: bytes, file: Path) -> dict[str, Any]:
     if not isinstance(entries, dict):
         raise UserError(f"{name} is not a mapping. Download it again.")
     metadata = entries.pop("__metadata__", {})
-    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+    if not isinstance(metadata, dict) or not all(
+        isinstance(value, str) for value in metadata.values()
+    ):
         raise UserError(f"{name}: __metadata__: expected texts. Download it again.")
     if len(entries) > _MAX_TENSORS:
-        raise UserError(f"{name}: {len(entries)} tensors, expected at most {_MAX_TENSORS}. Is it the right file?")
+        raise UserError(
+            f"{name}: {len(entries)} tensors, expected at most {_MAX_TENSORS}. Is it the right "
+            "file?"
+        )
     return entries
 
 

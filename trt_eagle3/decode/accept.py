@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 __all__ = ["Accepted", "accept"]
 
-_ROUNDING = 1e-12  # of sums of float64 probabilities: siblings that have all the mass leave none behind
+# of sums of float64 probabilities: siblings that have all the mass leave none behind
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,11 @@ def accept(
     bonus: Sequence[int],
     uniform: Callable[[], float],
 ) -> Accepted:
-    """Walk from the root: of a node's children, in order, the first that its chance lets pass; then a bonus token.
+    """Walk from the root: of a node's children, in order, the first that its chance lets pass; then
+    a bonus token.
 
-    A rejected sibling's mass is gone: the next one's chance is its share of what is left. So each token is emitted with
-    exactly the target's probability, whatever was drafted (``sampling``).
+    A rejected sibling's mass is gone: the next one's chance is its share of what is left. So each
+    token is emitted with exactly the target's probability, whatever was drafted (``sampling``).
 
     Args:
         tokens: [T] at the nodes; siblings differ. parents: [T], the root's is -1.
@@ -50,7 +52,9 @@ def accept(
     return Accepted(tuple(path), (*(tokens[node] for node in path[1:]), bonus[path[-1]]))
 
 
-def _chosen(siblings: Sequence[int], probs: Sequence[float], uniform: Callable[[], float]) -> int | None:
+def _chosen(
+    siblings: Sequence[int], probs: Sequence[float], uniform: Callable[[], float]
+) -> int | None:
     left = 1.0
     for node in siblings:
         prob = probs[node]

@@ -1,4 +1,7 @@
-"""An answer in the making, as its reader sees it. The worker writes, the reader reads, in any thread or event loop."""
+"""An answer in the making, as its reader sees it.
+
+The worker writes, the reader reads, in any thread or event loop.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,17 @@ _MAX_UNREAD = 32  # chunks; a reader further behind than this makes its sequence
 
 
 class Answer:
-    """Iterate over it, plainly or with ``async for``, for ``Chunk``s; its ``generation`` says what there is so far.
+    """Iterate over it, plainly or with ``async for``, for ``Chunk``s; its ``generation`` says what
+    there is so far.
 
     Leaving the iteration early, or letting go of the answer, cancels the request.
     """
 
     def __init__(self, wake: Callable[[], None], keeps: object = None) -> None:
-        """``wake``: tells the worker that there is something to look at. ``keeps``: what must live as long as this."""
+        """``wake``: tells the worker that there is something to look at.
+
+        ``keeps``: what must live as long as this.
+        """
         self.cancelled = False
         self.prompt_tokens = 0
         self.finish_reason: FinishReason | None = None
@@ -113,7 +120,8 @@ class Answer:
                 yield chunk
         finally:
             if not self._over:
-                self.cancel()  # and no wait: this may be the thread that decodes, collecting garbage
+                # and no wait: this may be the thread that decodes, collecting garbage
+                self.cancel()
 
     async def __aiter__(self) -> AsyncIterator[Chunk]:
         loop, news = asyncio.get_running_loop(), asyncio.Event()
@@ -172,6 +180,8 @@ class Answer:
             finish_reason=self.finish_reason,
             acceptance_length=sum(lengths) / len(lengths) if lengths else None,
             accepted_lengths=tuple(lengths),
-            tokens_per_second=(len(tokens) - 1) / seconds if len(tokens) > 1 and seconds > 0 else None,
+            tokens_per_second=(len(tokens) - 1) / seconds
+            if len(tokens) > 1 and seconds > 0
+            else None,
             time_to_first_token_ms=None if first is None else 1000 * (first - self._start),
         )

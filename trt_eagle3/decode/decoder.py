@@ -1,7 +1,8 @@
-"""The decoder: prefill, then cycles of propose, verify, accept, compact, extend, over a batch of sequences.
+"""The decoder: prefill, then cycles of propose, verify, accept, compact, extend, over a batch of
+sequences.
 
-Shapes: B sequences, S rows of each in one pass, T tree nodes, H target hidden, Hd draft hidden, V vocab. Sequences that
-need fewer rows than S are padded; padding writes to page 0.
+Shapes: B sequences, S rows of each in one pass, T tree nodes, H target hidden, Hd draft hidden, V
+vocab. Sequences that need fewer rows than S are padded; padding writes to page 0.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from trt_eagle3.errors import EngineFailedError
 __all__ = ["AnyTree", "Decoder", "Drafting", "no_numbers"]
 
 AnyTree = Tree | DynamicTree
-_MAX_DEFERRED = 512  # rows that a sequence keeps for the draft: 12 MB of an 8B target's aux hidden states
+# rows that a sequence keeps for the draft: 12 MB of an 8B target's aux hidden states
+_MAX_DEFERRED = 512
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,10 @@ class Drafting:
 
 
 class Decoder:
-    """Advances sequences. Who runs when, and with which pages, is its caller's choice (``scheduler``)."""
+    """Advances sequences.
+
+    Who runs when, and with which pages, is its caller's choice (``scheduler``).
+    """
 
     def __init__(
         self,
@@ -59,7 +64,9 @@ class Decoder:
         prefill_chunk: int,
         fixed_shapes: bool = False,
     ) -> None:
-        """``fixed_shapes``: pad the draft's rows after a cycle to the tree's width, so that CUDA graphs fit again."""
+        """``fixed_shapes``: pad the draft's rows after a cycle to the tree's width, so that CUDA
+        graphs fit again.
+        """
         self.max_seq_len = max_seq_len
         self.prefill_chunk = prefill_chunk
         self._target = target
@@ -67,17 +74,26 @@ class Decoder:
         self._fixed_shapes = fixed_shapes
 
     def speculates(self, sequence: SequenceState, tree: AnyTree | None) -> bool:
-        """Whether ``sequence``, once prefilled, can take ``tree``: near the length limit it decodes plainly."""
+        """Whether ``sequence``, once prefilled, can take ``tree``: near the length limit it
+        decodes plainly.
+        """
         if tree is None or self._drafting is None or not sequence.drafting:
             return False
         return sequence.num_prefill + _num_rows(tree) < self.max_seq_len
 
     def rows_wanted(self, sequence: SequenceState, tree: AnyTree | None) -> int:
-        """Rows that the pages of ``sequence`` must hold for its next cycle, the first one after its prompt included."""
-        return sequence.num_prefill + (_num_rows(tree) if tree and self.speculates(sequence, tree) else 1)
+        """Rows that the pages of ``sequence`` must hold for its next cycle, the first one after
+        its prompt included.
+        """
+        return sequence.num_prefill + (
+            _num_rows(tree) if tree and self.speculates(sequence, tree) else 1
+        )
 
-    def run(self, sequence: SequenceState, tree: AnyTree | None = None) -> Generator[tuple[int, ...]]:
-        """Decode one sequence alone; yields the tokens of each target pass, without end: the caller stops.
+    def run(
+        self, sequence: SequenceState, tree: AnyTree | None = None
+    ) -> Generator[tuple[int, ...]]:
+        """Decode one sequence alone; yields the tokens of each target pass, without end: the caller
+        stops.
 
         Ends by itself when the sequence has ``max_seq_len`` tokens.
 
@@ -102,7 +118,8 @@ class Decoder:
             sequence.release()
 
     def prefill(self, chunks: Sequence[tuple[SequenceState, int]]) -> None:
-        """Run the next rows of each sequence, so many of each; one that is through with its prompt says a token.
+        """Run the next rows of each sequence, so many of each; one that is through with its prompt
+        says a token.
 
         None, if the target's logits are no numbers.
         """
@@ -110,14 +127,18 @@ class Decoder:
         positions = [s.prompt.positions(s.length, s.length + count) for s, count in chunks]
         ids = _padded([s.ids(s.length, s.length + count) for s, count in chunks], max(counts))
         embeds = self._target.embedding.lookup(ids)
-        metadata = _causal_place(sequences, [s.length for s in sequences], counts, positions, embeds)
+        metadata = _causal_place(
+            sequences, [s.length for s in sequences], counts, positions, embeds
+        )
         deepstack = None
         if any(s.prompt.has_visual(s.length, count) for s, count in chunks):
             deepstack = embeds.new_zeros(self._target.num_deepstack, *embeds.shape)
             for i, s in enumerate(sequences):
                 s.prompt.put_visual(embeds[i], s.length)
                 s.prompt.put_deepstack(deepstack[:, i], s.length)
-        logits, aux = self._target.forward(embeds, metadata, torch.tensor(counts)[:, None] - 1, deepstack)
+        logits, aux = self._target.forward(
+            embeds, metadata, torch.tensor(counts)[:, None] - 1, deepstack
+        )
         self._sample_first_token(chunks, logits[:, 0])
         if aux is not None:
             self._draft_prompt(sequences, counts, aux)
@@ -125,15 +146,20 @@ class Decoder:
             sequence.length += count
 
     def cycle(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> list[Accepted]:
-        """One target forward over a tree of each sequence; those that cannot take ``tree`` emit one token.
+        """One target forward over a tree of each sequence; those that cannot take ``tree`` emit one
+        token.
 
         A sequence whose logits are no numbers says nothing, and cannot go on.
         """
         for s in sequences:
-            if s.deferred and (tree is not None or len(s.deferred) >= min(self.prefill_chunk, _MAX_DEFERRED)):
+            if s.deferred and (
+                tree is not None or len(s.deferred) >= min(self.prefill_chunk, _MAX_DEFERRED)
+            ):
                 self._catch_up(s)
         speculating = [i for i, s in enumerate(sequences) if self.speculates(s, tree)]
-        proposal = _widened(self._propose([sequences[i] for i in speculating], tree), speculating, sequences)
+        proposal = _widened(
+            self._propose([sequences[i] for i in speculating], tree), speculating, sequences
+        )
         num_nodes = proposal.tokens.shape[1]
         counts = [num_nodes if i in speculating else 1 for i in range(len(sequences))]
         logits, aux = self._verify(sequences, proposal, counts)
@@ -148,26 +174,37 @@ class Decoder:
             sequence.length += len(accepted.tokens)
         return found
 
-    def _sample_first_token(self, chunks: Sequence[tuple[SequenceState, int]], logits: Tensor) -> None:
+    def _sample_first_token(
+        self, chunks: Sequence[tuple[SequenceState, int]], logits: Tensor
+    ) -> None:
         """The first token of the sequences whose prompt ends here, from ``logits [B, V]``."""
-        ends = [i for i, (s, count) in enumerate(chunks) if not s.tokens and s.length + count == s.num_prefill]
+        ends = [
+            i
+            for i, (s, count) in enumerate(chunks)
+            if not s.tokens and s.length + count == s.num_prefill
+        ]
         if ends:
             firsts = torch.stack([chunks[i][0].sampler.first(logits[i]) for i in ends])
             output_ids = firsts.masked_fill(~logits[ends].amax(dim=1).isfinite(), -1).tolist()
             for i, token in zip(ends, output_ids, strict=True):
                 chunks[i][0].append_tokens((token,) if token >= 0 else ())
 
-    def _draft_prompt(self, sequences: Sequence[SequenceState], counts: Sequence[int], aux: Tensor) -> None:
+    def _draft_prompt(
+        self, sequences: Sequence[SequenceState], counts: Sequence[int], aux: Tensor
+    ) -> None:
         """Give the draft these rows: features of every row, tokens one ahead.
 
-        A chunk's last row needs the next chunk's first token, and the prompt's the answer's first, sampled by now.
+        A chunk's last row needs the next chunk's first token, and the prompt's the answer's first,
+        sampled by now.
         """
         rows = [i for i, s in enumerate(sequences) if s.drafting]
         if self._drafting is None or not rows:
             return
         some, widths = [sequences[i] for i in rows], [counts[i] for i in rows]
         runner = self._drafting.proposer.runner
-        ahead = [s.ids(s.length + 1, s.length + 1 + count) for s, count in zip(some, widths, strict=True)]
+        ahead = [
+            s.ids(s.length + 1, s.length + 1 + count) for s, count in zip(some, widths, strict=True)
+        ]
         embeds = runner.embedding.lookup(_padded(ahead, max(widths)))
         for i, s in enumerate(some):
             put_draft_visual(self._drafting.manifest, s.prompt, embeds[i], s.length)
@@ -179,13 +216,20 @@ class Decoder:
             return None
         manifest = self._drafting.manifest
         for s in sequences:
-            assert s.draft_length == s.length, f"draft holds {s.draft_length} rows, target {s.length}"
-        positions = [draft_decode_position(manifest, s.length, s.length + s.prompt.rope_delta) for s in sequences]
+            assert s.draft_length == s.length, (
+                f"draft holds {s.draft_length} rows, target {s.length}"
+            )
+        positions = [
+            draft_decode_position(manifest, s.length, s.length + s.prompt.rope_delta)
+            for s in sequences
+        ]
         drafters = Drafters(
             states=[s.draft for s in sequences if s.draft],
             roots=[s.tokens[-1] for s in sequences],
             positions=positions,
-            pages=page_table([s.pages for s in sequences], [s.length + tree.num_draft_rows for s in sequences]),
+            pages=page_table(
+                [s.pages for s in sequences], [s.length + tree.num_draft_rows for s in sequences]
+            ),
         )
         return self._drafting.proposer.propose(tree, drafters)
 
@@ -199,7 +243,8 @@ class Decoder:
             past=[s.length for s in sequences],
             counts=counts,
             pages=page_table(
-                [s.pages for s in sequences], [s.length + n for s, n in zip(sequences, counts, strict=True)]
+                [s.pages for s in sequences],
+                [s.length + n for s, n in zip(sequences, counts, strict=True)],
             ),
             mask=proposal.mask,
             positions=positions.int().expand(3, -1, -1),
@@ -220,7 +265,11 @@ class Decoder:
             self._target.cache.move(torch.cat(sources), torch.cat(destinations))
 
     def _extend(
-        self, sequences: Sequence[SequenceState], found: Sequence[Accepted], aux: Tensor, num_nodes: int
+        self,
+        sequences: Sequence[SequenceState],
+        found: Sequence[Accepted],
+        aux: Tensor,
+        num_nodes: int,
     ) -> None:
         """Overwrite the draft's guesses by rows with true features for what was accepted."""
         rows = [i for i, s in enumerate(sequences) if s.draft]
@@ -234,13 +283,17 @@ class Decoder:
         if all(path == tuple(range(len(path))) for path in paths):
             aux = aux[:, :width]
         else:
-            index = _padded([torch.tensor(path) for path in paths], width).to(aux.device, non_blocking=True)
+            index = _padded([torch.tensor(path) for path in paths], width).to(
+                aux.device, non_blocking=True
+            )
             aux = aux.gather(1, index[..., None].expand(-1, -1, aux.shape[2]))
         tokens = _padded([torch.tensor(found[i].tokens, dtype=torch.int64) for i in rows], width)
         self._commit(some, counts, self._drafting.proposer.runner.embedding.lookup(tokens), aux)
 
     def _defer(self, sequences: Sequence[SequenceState], aux: Tensor) -> None:
-        """Keep what the draft will want if speculation pays again: asking it now would be for nothing."""
+        """Keep what the draft will want if speculation pays again: asking it now would be for
+        nothing.
+        """
         for i, s in enumerate(sequences):
             if s.draft:
                 s.deferred.append(aux[i, 0].clone())
@@ -253,24 +306,35 @@ class Decoder:
         self._commit([sequence], [len(ahead)], embeds[None], torch.stack(sequence.deferred)[None])
         sequence.deferred.clear()
 
-    def _commit(self, sequences: Sequence[SequenceState], counts: Sequence[int], embeds: Tensor, aux: Tensor) -> None:
-        """The draft's next rows, from ``aux [B, S, k * H]`` and ``embeds [B, S, Hd]`` of the tokens ahead."""
+    def _commit(
+        self, sequences: Sequence[SequenceState], counts: Sequence[int], embeds: Tensor, aux: Tensor
+    ) -> None:
+        """The draft's next rows, from ``aux [B, S, k * H]`` and ``embeds [B, S, Hd]`` of the
+        tokens ahead.
+        """
         assert self._drafting is not None
         proposer, manifest = self._drafting.proposer, self._drafting.manifest
         positions = []
         for s, count in zip(sequences, counts, strict=True):
             of_target = s.prompt.positions(s.draft_length, s.draft_length + count + 1)
-            positions.append(draft_positions(manifest, s.draft_length, of_target[:, :-1], of_target[:, -1]))
-        metadata = _causal_place(sequences, [s.draft_length for s in sequences], counts, positions, embeds)
-        for s, state in zip(sequences, proposer.extend(metadata, embeds, proposer.runner.fuse(aux)), strict=True):
+            positions.append(
+                draft_positions(manifest, s.draft_length, of_target[:, :-1], of_target[:, -1])
+            )
+        metadata = _causal_place(
+            sequences, [s.draft_length for s in sequences], counts, positions, embeds
+        )
+        for s, state in zip(
+            sequences, proposer.extend(metadata, embeds, proposer.runner.fuse(aux)), strict=True
+        ):
             s.draft, s.draft_length = state, state.length
 
 
 def no_numbers() -> EngineFailedError:
     """The error of a sequence whose logits are not finite."""
     return EngineFailedError(
-        "the target's logits are not finite numbers: its activations overflowed. Of a float16 build, set "
-        "engine.residual: float32 or engine.dtype: bfloat16; otherwise: trt-eagle3 validate BUNDLE"
+        "the target's logits are not finite numbers: its activations overflowed. Of a float16 "
+        "build, set engine.residual: float32 or engine.dtype: bfloat16; otherwise: trt-eagle3 "
+        "validate BUNDLE"
     )
 
 
@@ -284,20 +348,26 @@ def _padded(rows: Sequence[Tensor], width: int) -> Tensor:
 
 
 _small_causal_mask = lru_cache(maxsize=32)(causal_mask)
-"""Of the widths that captured steps have; on the host, where one that has not changed is not copied again."""
+"""Of the widths that captured steps have; on the host, where one that has not changed is not
+copied again.
+"""
 _MAX_SMALL_MASK = 256
 
 
 @lru_cache(maxsize=4)
 def _large_causal_mask(width: int, device: torch.device) -> Tensor:
-    """Of a prompt's chunk: on the host 2048 tokens would take several milliseconds, and as many to be copied."""
+    """Of a prompt's chunk: on the host 2048 tokens would take several milliseconds, and as many
+    to be copied.
+    """
     rows = torch.arange(width, device=device)
     return rows[:, None] >= rows
 
 
 def _shared_causal_mask(width: int, device: torch.device) -> Tensor:
     """bool [width, width]; sessions only read their inputs."""
-    return _small_causal_mask(width) if width <= _MAX_SMALL_MASK else _large_causal_mask(width, device)
+    return (
+        _small_causal_mask(width) if width <= _MAX_SMALL_MASK else _large_causal_mask(width, device)
+    )
 
 
 def _causal_place(
@@ -307,7 +377,8 @@ def _causal_place(
     positions: Sequence[Tensor],
     embeds: Tensor,
 ) -> AttentionMetadata:
-    """Rows ``[start, start + count)`` of each sequence, each seeing all before; ``positions`` int32 [B][3, count].
+    """Rows ``[start, start + count)`` of each sequence, each seeing all before; ``positions`` int32
+    [B][3, count].
 
     ``embeds`` [B, S, H] are the rows, padded.
     """
@@ -316,14 +387,20 @@ def _causal_place(
     return AttentionMetadata(
         past=starts,
         counts=counts,
-        pages=page_table([s.pages for s in sequences], [n + m for n, m in zip(starts, counts, strict=True)]),
+        pages=page_table(
+            [s.pages for s in sequences], [n + m for n, m in zip(starts, counts, strict=True)]
+        ),
         mask=_shared_causal_mask(width, embeds.device).expand(len(sequences), -1, -1),
         positions=torch.stack(padded, dim=1),
     )
 
 
-def _widened(proposal: Proposal | None, rows: Sequence[int], sequences: Sequence[SequenceState]) -> Proposal:
-    """The proposal of the sequences at ``rows`` among all ``sequences``; the others have a root and padding."""
+def _widened(
+    proposal: Proposal | None, rows: Sequence[int], sequences: Sequence[SequenceState]
+) -> Proposal:
+    """The proposal of the sequences at ``rows`` among all ``sequences``; the others have a root
+    and padding.
+    """
     roots = torch.tensor([s.tokens[-1] for s in sequences])[:, None]
     if proposal is None:
         return tree_proposal(Tree.root_only(), roots)

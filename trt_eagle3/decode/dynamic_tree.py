@@ -1,11 +1,12 @@
 """Dynamic trees: the draft's own scores choose which branches grow, and which nodes are verified.
 
-EAGLE-2 (arXiv 2406.16858, section 4): a node's score is the sum of the draft's log-probabilities on its path. Every
-level expands its ``topk`` best nodes by their ``topk`` best tokens; at the end the best nodes of all levels are kept.
-A parent never scores below its child and stands before it, so what is kept is a tree again. Equal scores: the earlier
-candidate wins.
+EAGLE-2 (arXiv 2406.16858, section 4): a node's score is the sum of the draft's log-probabilities on
+its path. Every level expands its ``topk`` best nodes by their ``topk`` best tokens; at the end the
+best nodes of all levels are kept. A parent never scores below its child and stands before it, so
+what is kept is a tree again. Equal scores: the earlier candidate wins.
 
-Shapes: B sequences, k = topk, C candidates (k of the first level, k * k of every later one), T nodes with the root.
+Shapes: B sequences, k = topk, C candidates (k of the first level, k * k of every later one), T
+nodes with the root.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ __all__ = ["Candidates", "DynamicTree", "Frontier", "ancestors"]
 
 @dataclass(frozen=True)
 class DynamicTree:
-    """The budget of a dynamic tree: ``steps`` levels, ``topk`` children, ``num_nodes`` verified, the root included."""
+    """The budget of a dynamic tree:
+
+    ``steps`` levels, ``topk`` children, ``num_nodes`` verified, the root included.
+    """
 
     steps: int
     topk: int
@@ -52,7 +56,9 @@ class Candidates:
     """All nodes that were ever considered, level by level."""
 
     def __init__(self, tokens: Tensor, scores: Tensor) -> None:
-        """The first level: int64 [B, k] best tokens after the root, f32 [B, k] their log-probabilities."""
+        """The first level: int64 [B, k] best tokens after the root, f32 [B, k] their
+        log-probabilities.
+        """
         self._tokens, self._scores = [tokens], [scores]
         self._parents = [torch.full_like(tokens, -1)]
 
@@ -74,11 +80,20 @@ class Candidates:
         self._scores.append(scores)
         self._parents.append(above.candidates.repeat_interleave(tokens.shape[2], dim=1))
         best = _best(scores, topk)
-        return Frontier(self._tokens[-1].gather(1, best), scores.gather(1, best), first + best, best // tokens.shape[2])
+        return Frontier(
+            self._tokens[-1].gather(1, best),
+            scores.gather(1, best),
+            first + best,
+            best // tokens.shape[2],
+        )
 
     def keep(self, count: int) -> tuple[Tensor, Tensor]:
-        """Tokens int64 [B, count] and parents int64 [B, count + 1] of the best nodes; 0 is the root, its parent -1."""
-        tokens, scores, parents = (torch.cat(levels, dim=1) for levels in (self._tokens, self._scores, self._parents))
+        """Tokens int64 [B, count] and parents int64 [B, count + 1] of the best nodes; 0 is the
+        root, its parent -1.
+        """
+        tokens, scores, parents = (
+            torch.cat(levels, dim=1) for levels in (self._tokens, self._scores, self._parents)
+        )
         kept = _best(scores, count).sort(dim=1).values
         of_kept = parents.gather(1, kept)
         nodes = torch.where(of_kept < 0, 0, torch.searchsorted(kept, of_kept) + 1)
@@ -92,8 +107,12 @@ def _best(scores: Tensor, count: int) -> Tensor:
 
 
 def ancestors(parents: Tensor, depth: int) -> Tensor:
-    """bool [B, T, T]: row i is true at i and its ancestors, in trees of at most ``depth`` levels below the root."""
-    own = torch.eye(parents.shape[1], dtype=torch.bool, device=parents.device).expand(*parents.shape, -1)
+    """bool [B, T, T]: row i is true at i and its ancestors, in trees of at most ``depth`` levels
+    below the root.
+    """
+    own = torch.eye(parents.shape[1], dtype=torch.bool, device=parents.device).expand(
+        *parents.shape, -1
+    )
     index = parents.clamp(min=0)[..., None].expand_as(own)
     mask = own
     for _ in range(depth):

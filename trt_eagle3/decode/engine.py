@@ -63,20 +63,30 @@ _T = TypeVar("_T")
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
-def load(bundle: str | Path, *, media: MediaPolicy = LOCAL_MEDIA, split_special_tokens: bool | None = None) -> Engine:
+def load(
+    bundle: str | Path,
+    *,
+    media: MediaPolicy = LOCAL_MEDIA,
+    split_special_tokens: bool | None = None,
+) -> Engine:
     """Load a bundle.
 
     Args:
         media: where images and videos of prompts may come from.
-        split_special_tokens: whether control tokens in the text of prompts are text; None: as the bundle was built.
-    Raises:
+        split_special_tokens: whether control tokens in the text of prompts are text; None: as the
+    bundle was built. Raises:
         UserError: no bundle, an unfinished or damaged one, or one of another schema version.
     """
-    return retry_if_replaced(lambda: Engine(Path(bundle), media, split_special_tokens=split_special_tokens))
+    return retry_if_replaced(
+        lambda: Engine(Path(bundle), media, split_special_tokens=split_special_tokens)
+    )
 
 
 class Engine:
-    """One loaded bundle. Graphs are opened when they are first needed: a text prompt never loads the vision tower."""
+    """One loaded bundle.
+
+    Graphs are opened when they are first needed: a text prompt never loads the vision tower.
+    """
 
     def __init__(
         self,
@@ -85,7 +95,10 @@ class Engine:
         plan: Plan | None = None,
         split_special_tokens: bool | None = None,
     ) -> None:
-        """``plan``: instead of the bundle's, which is not read then. The others are as for ``load``."""
+        """``plan``: instead of the bundle's, which is not read then.
+
+        The others are as for ``load``.
+        """
         self.path = path
         self.record: BundleRecord = read_bundle(path)
         self.spec: TargetSpec = self._read(target_from_dict, self.record.target)
@@ -120,7 +133,9 @@ class Engine:
 
     def _page_pool(self, page_size: int) -> PagePool:
         table_len = -(-self.limits.max_seq_len // page_size)
-        return PagePool(num_pages(self.limits, page_size), page_size, table_len if self._captures else None)
+        return PagePool(
+            num_pages(self.limits, page_size), page_size, table_len if self._captures else None
+        )
 
     @property
     def _captures(self) -> bool:
@@ -138,7 +153,8 @@ class Engine:
     def submit(self, request: Request) -> Answer:
         """Start answering ``request`` along with all others; thread-safe, and back at once.
 
-        The answer is an iterator, plain or asynchronous, of ``Chunk``s; it raises what is wrong with the prompt.
+        The answer is an iterator, plain or asynchronous, of ``Chunk``s; it raises what is wrong
+        with the prompt.
 
         Raises:
             OverloadedError: ``limits.max_waiting`` requests wait already, or the engine is closed.
@@ -157,7 +173,9 @@ class Engine:
         return not self._closed and ("_worker" not in vars(self) or self._worker.alive)
 
     def use_plan(self, plan: Plan) -> None:
-        """Speculate by ``plan`` from now on, instead of the bundle's; not while requests are in flight."""
+        """Speculate by ``plan`` from now on, instead of the bundle's; not while requests are in
+        flight.
+        """
         self._plan = plan
         self._scheduler.tree_for = plan.tree_for
 
@@ -166,7 +184,9 @@ class Engine:
         return self._meter.snapshot(**self._now())
 
     def count_rejected(self) -> None:
-        """Count a request that whoever serves this engine has refused itself, because it was wrong."""
+        """Count a request that whoever serves this engine has refused itself, because it was
+        wrong.
+        """
         self._meter.finished("rejected")
 
     def restart_metrics(self) -> None:
@@ -174,7 +194,9 @@ class Engine:
         self._meter.restart()
 
     def close(self, *, drain: bool = False) -> None:
-        """Take no more requests; those in flight are cancelled, or with ``drain`` answered first."""
+        """Take no more requests; those in flight are cancelled, or with ``drain`` answered
+        first.
+        """
         self._closed = True
         if "_worker" in vars(self):
             self._worker.close(drain=drain)
@@ -196,7 +218,8 @@ class Engine:
         media = media_digests(inputs.visuals, merged) if self.limits.prefix_cache else ()
         if self.device == "cuda":  # here, so that the thread that decodes has nothing to copy
             inputs = replace(inputs, visuals=tuple(visual.pinned() for visual in inputs.visuals))
-        engine = weakref.proxy(self)  # the thread that decodes must not be the last to hold the engine
+        # the thread that decodes must not be the last to hold the engine
+        engine = weakref.proxy(self)
         return Prompt(
             token_ids=inputs.token_ids,
             position_ids=inputs.position_ids,
@@ -208,12 +231,16 @@ class Engine:
 
     def sequence(self, prompt: Prompt, request: Request | None = None) -> SequenceState:
         """A sequence that answers ``prompt``, greedily unless the request says otherwise."""
-        sampling, speculation = (request.sampling, request.speculation) if request else (GREEDY, False)
+        sampling, speculation = (
+            (request.sampling, request.speculation) if request else (GREEDY, False)
+        )
         drafting = speculation and self.manifest is not None and self._plan.speculates
         return SequenceState(prompt, self._pages, self.spec.text.vocab_size, sampling, drafting)
 
     def decode(self, prompt: Prompt, *, speculation: bool = True) -> Generator[tuple[int, ...]]:
-        """Tokens of each target forward over one prompt alone (``Decoder.run``); not while requests are in flight."""
+        """Tokens of each target forward over one prompt alone (``Decoder.run``); not while
+        requests are in flight.
+        """
         tree = self._plan.tree_for(1) if speculation and self.manifest else None
         sequence = self.sequence(prompt)
         sequence.drafting = tree is not None
@@ -221,14 +248,17 @@ class Engine:
 
     def _model_inputs(self, request: Request, caller: Caller = NOBODY) -> ModelInputs:
         if isinstance(request.prompt, str):
-            inputs = self.processor.prompt(request.prompt, request.images, request.videos, caller=caller)
+            inputs = self.processor.prompt(
+                request.prompt, request.images, request.videos, caller=caller
+            )
         else:
             inputs = self.processor.messages(request.prompt, caller)
         num_visual = int(inputs.visual_rows.sum())
         if num_visual > self.limits.max_visual_tokens:
             raise UserError(
-                f"prompt: {num_visual} visual tokens, this bundle takes {self.limits.max_visual_tokens}. "
-                "Send fewer or smaller images, or rebuild with a larger limits.max_visual_tokens."
+                f"prompt: {num_visual} visual tokens, this bundle takes "
+                f"{self.limits.max_visual_tokens}. Send fewer or smaller images, or rebuild with a "
+                "larger limits.max_visual_tokens."
             )
         return inputs
 
@@ -260,7 +290,8 @@ class Engine:
         worker: Worker | None = vars(self).get("_worker")
         scheduler = self._scheduler if worker else None
         cached = self._prefixes.num_idle if self._prefixes else 0
-        waiting = worker.num_waiting if worker else 0  # first: who begins meanwhile is counted twice, rather than never
+        # first: who begins meanwhile is counted twice, rather than never
+        waiting = worker.num_waiting if worker else 0
         return {
             "running": len(scheduler.running) if scheduler else 0,
             "waiting": waiting,
@@ -288,13 +319,19 @@ class Engine:
             ) from error
 
     def open_graph(self, graph: str, intermediates: Sequence[str] = ()) -> Session:
-        """A new session of ``target``, ``vision``, ``fuse`` or ``draft``; ``intermediates`` as for ``open_session``."""
+        """A new session of ``target``, ``vision``, ``fuse`` or ``draft``; ``intermediates`` as
+        for ``open_session``.
+        """
         model = self.path / graph / "model.onnx"
         with unreplaced(self.path, self.record):
-            return open_session(self.record.engine.backend, model, self._root, intermediates, self.device)
+            return open_session(
+                self.record.engine.backend, model, self._root, intermediates, self.device
+            )
 
     def decoder_over(self, target: Session, drafting: Drafting | None = None) -> Decoder:
-        """A decoder whose target is ``target``, a session of that graph, over a cache of its own."""
+        """A decoder whose target is ``target``, a session of that graph, over a cache of its
+        own.
+        """
         text = self.spec.text
         cache = self._cache(text.num_layers, text.num_kv_heads, text.head_dim)
         runner = TargetRunner(target, cache, self.embedding, self.spec.num_deepstack)
@@ -364,7 +401,9 @@ class Engine:
             return None
         d2t = self._read_d2t(manifest)
         cache = self._cache(manifest.num_layers, manifest.num_kv_heads, manifest.head_dim)
-        runner = DraftRunner(self.open_graph("fuse"), self.open_graph("draft"), cache, self.draft_embedding, d2t)
+        runner = DraftRunner(
+            self.open_graph("fuse"), self.open_graph("draft"), cache, self.draft_embedding, d2t
+        )
         return Drafting(Proposer(runner), manifest)
 
     def _read_d2t(self, manifest: DraftManifest) -> Tensor | None:
@@ -375,5 +414,7 @@ class Engine:
             d2t = read_tensor(manifest.tensors["d2t"])
         ids = torch.arange(len(d2t)) + d2t
         if ids.min() < 0 or ids.max() >= self.spec.text.vocab_size:
-            raise UserError(f"{manifest.tensors['d2t'].file}: d2t: ids out of range. Rebuild: trt-eagle3 build")
+            raise UserError(
+                f"{manifest.tensors['d2t'].file}: d2t: ids out of range. Rebuild: trt-eagle3 build"
+            )
         return d2t.to(self.device)

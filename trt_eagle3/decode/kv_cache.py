@@ -1,7 +1,7 @@
 """Paged KV: who owns which page, the cache buffers, and the row moves outside the graphs.
 
-Target and draft hold the same number of rows per sequence, so one page table serves both caches. Page 0 belongs to no
-sequence: rows that are padding write there.
+Target and draft hold the same number of rows per sequence, so one page table serves both caches.
+Page 0 belongs to no sequence: rows that are padding write there.
 """
 
 from __future__ import annotations
@@ -24,15 +24,17 @@ __all__ = ["KVCache", "PagePool", "PageTable", "page_table"]
 class PagePool:
     """The pages of a cache of ``num_pages`` pages, page 0 excepted, and how many owners each has.
 
-    ``table_len``: entries of every page table given to the graphs. None gives as many as the rows need, because the
-    cost of the reference lowering follows them; a fixed length keeps shapes still, as CUDA graphs want them.
+    ``table_len``: entries of every page table given to the graphs. None gives as many as the rows
+    need, because the cost of the reference lowering follows them; a fixed length keeps shapes
+    still, as CUDA graphs want them.
     """
 
     def __init__(self, num_pages: int, page_size: int, table_len: int | None = None) -> None:
         self.num_pages = num_pages
         self.page_size = page_size
         self.table_len = table_len
-        self._free = list(range(num_pages - 1, 0, -1))  # popped from the end: low pages first, so rows stay contiguous
+        # popped from the end: low pages first, so rows stay contiguous
+        self._free = list(range(num_pages - 1, 0, -1))
         self._owners = [0] * num_pages
         self._kept = set[int]()
         self._idle = OrderedDict[int, None]()
@@ -64,8 +66,9 @@ class PagePool:
         """
         if count > len(self._free):
             raise UserError(
-                f"KV cache: {count} more pages of {self.page_size} tokens wanted, {len(self._free)} of "
-                f"{self.num_pages - 1} free. Raise limits.max_seq_len or limits.max_batch_size and rebuild."
+                f"KV cache: {count} more pages of {self.page_size} tokens wanted, "
+                f"{len(self._free)} of {self.num_pages - 1} free. Raise limits.max_seq_len or "
+                "limits.max_batch_size and rebuild."
             )
         taken = [self._free.pop() for _ in range(count)]
         for page in taken:
@@ -100,7 +103,9 @@ class PagePool:
         self.give_back([page])
 
     def idle_since(self, count: int) -> list[int]:
-        """At most ``count`` of the pages that are kept and nobody else's, those first that are so for longest."""
+        """At most ``count`` of the pages that are kept and nobody else's, those first that are
+        so for longest.
+        """
         return list(islice(self._idle, count))
 
     def refresh(self, page: int) -> None:
@@ -125,7 +130,9 @@ class PageTable:
             self._fixed = None
 
     def adopt(self, pages: Sequence[int]) -> None:
-        """Begin with pages that hold the first rows already, as another owner of them: rows in them are only read."""
+        """Begin with pages that hold the first rows already, as another owner of them: rows in
+        them are only read.
+        """
         assert not self._pages, "a sequence adopts pages before it has any"
         self._pool.share(pages)
         self._pages = list(pages)
@@ -149,7 +156,9 @@ class PageTable:
         With the pool's ``table_len``: all pages held, then page 0 up to it.
         """
         if self._pool.table_len is None:
-            return torch.tensor([self._pages[: -(-num_rows // self._pool.page_size)]], dtype=torch.int32)
+            return torch.tensor(
+                [self._pages[: -(-num_rows // self._pool.page_size)]], dtype=torch.int32
+            )
         if self._fixed is None:
             padding = [0] * (self._pool.table_len - len(self._pages))
             self._fixed = torch.tensor([self._pages + padding], dtype=torch.int32)
@@ -162,18 +171,26 @@ class PageTable:
 
 
 def page_table(tables: Sequence[PageTable], num_rows: Sequence[int]) -> Tensor:
-    """int32 [B, P]: the pages of the first ``num_rows`` rows of every sequence, page 0 where one has fewer."""
+    """int32 [B, P]: the pages of the first ``num_rows`` rows of every sequence, page 0 where one
+    has fewer.
+    """
     rows = [table.pages(count) for table, count in zip(tables, num_rows, strict=True)]
     if len(rows) == 1:
         return rows[0]
     width = max(row.shape[1] for row in rows)
-    return torch.cat([row if row.shape[1] == width else functional.pad(row, (0, width - row.shape[1])) for row in rows])
+    return torch.cat(
+        [
+            row if row.shape[1] == width else functional.pad(row, (0, width - row.shape[1]))
+            for row in rows
+        ]
+    )
 
 
 class KVCache:
     """Keys and values of all layers in one buffer ``[2, layers, slots, Hkv, D]``, token-major.
 
-    Token-major makes compaction a row move, and the reference lowering one ScatterND and one Gather.
+    Token-major makes compaction a row move, and the reference lowering one ScatterND and one
+    Gather.
     """
 
     def __init__(
@@ -185,15 +202,16 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
     ) -> None:
-        # zeros, not empty: slots that the mask hides still enter a product with probability 0, and 0 * NaN is NaN
+        # zeros, not empty: slots that the mask hides still enter a product with probability 0, and
+        # 0 * NaN is NaN
         shape = (2, num_layers, num_slots, num_kv_heads, head_dim)
         try:
             self._buffer = torch.zeros(shape, dtype=dtype, device=device)
         except RuntimeError as error:  # torch's out-of-memory errors, on the CPU too
             num_bytes = prod(shape) * dtype.itemsize
             raise UserError(
-                f"KV cache: {num_bytes / 1e9:.1f} GB for {num_slots} tokens do not fit into this device's memory. "
-                "Lower limits.max_seq_len or limits.max_batch_size and rebuild."
+                f"KV cache: {num_bytes / 1e9:.1f} GB for {num_slots} tokens do not fit into this "
+                "device's memory. Lower limits.max_seq_len or limits.max_batch_size and rebuild."
             ) from error
 
     @property
@@ -209,9 +227,13 @@ class KVCache:
                 yield f"{name}_cache_out.{layer}", self._buffer[side, layer]
 
     def move(self, source: Tensor, destination: Tensor) -> None:
-        """Copy the rows at slots ``source`` (int64) to slots ``destination``, in all layers, as if at once."""
+        """Copy the rows at slots ``source`` (int64) to slots ``destination``, in all layers, as
+        if at once.
+        """
         if self._buffer.is_cuda and len(source) <= capi.MAX_KV_MOVES and capi.available():
             capi.kv_move(self._buffer, source, destination)
             return
-        source, destination = (slots.to(self._buffer.device, non_blocking=True) for slots in (source, destination))
+        source, destination = (
+            slots.to(self._buffer.device, non_blocking=True) for slots in (source, destination)
+        )
         self._buffer[:, :, destination] = self._buffer[:, :, source]

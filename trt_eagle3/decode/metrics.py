@@ -23,7 +23,8 @@ class Histogram:
     """Observations by size, as Prometheus has them.
 
     Attributes:
-        bounds: upper bounds of the buckets, the last bucket has none. counts: observations in each bucket.
+        bounds: upper bounds of the buckets, the last bucket has none. counts: observations in each
+        bucket.
         total: sum of all observations.
     """
 
@@ -42,15 +43,17 @@ class EngineMetrics:
     """One moment of an engine.
 
     Attributes:
-        requests: finished requests by outcome (``stop``, ``length``, ``cancelled``, ``rejected`` where
-            the request was wrong, ``error`` where the engine failed).
-        prompt_tokens, generated_tokens: of requests so far. reused_tokens: prompt tokens that no pass had to run.
-        cycles: verify passes of sequences. accepted: at which positions after the root drafts were accepted, out of
-            ``proposed``.
-        queue_seconds, first_token_seconds, token_seconds: time from submission to the first pass and to the first
-            token, and between tokens.
+        requests: finished requests by outcome (``stop``, ``length``, ``cancelled``, ``rejected``
+            where the request was wrong, ``error`` where the engine failed).
+        prompt_tokens, generated_tokens: of requests so far. reused_tokens: prompt tokens that no
+        pass had to run.
+        cycles: verify passes of sequences. accepted: at which positions after the root drafts were
+            accepted, out of ``proposed``.
+        queue_seconds, first_token_seconds, token_seconds: time from submission to the first pass
+            and to the first token, and between tokens.
         running, waiting: sequences now. preempted: how often one was put off.
-        kv_pages_used: pages that sequences hold; kv_pages_cached: those that only the prefix cache holds.
+        kv_pages_used: pages that sequences hold; kv_pages_cached: those that only the prefix cache
+        holds.
         speculation_on: whether the last cycle drafted for anybody of the batch.
     """
 
@@ -134,7 +137,9 @@ class Meter:
             self._generated_tokens += 1
 
     def cycle(self, num_accepted: int, steps: int, num_tokens: int, seconds: float) -> None:
-        """A sequence went through a cycle: of ``steps`` levels ``num_accepted``; ``num_tokens`` came in ``seconds``."""
+        """A sequence went through a cycle: of ``steps`` levels ``num_accepted``; ``num_tokens``
+        came in ``seconds``.
+        """
         with self._lock:
             self._cycles += 1
             self._generated_tokens += num_tokens
@@ -186,7 +191,7 @@ class Meter:
             return None
         self._warned = True
         return (
-            f"the draft's first token was accepted in {rate:.0%} of {self._proposed[0]} cycles, below "
-            f"speculation.acceptance_floor ({self._floor:.0%}). Is the draft read rightly? "
+            f"the draft's first token was accepted in {rate:.0%} of {self._proposed[0]} cycles, "
+            f"below speculation.acceptance_floor ({self._floor:.0%}). Is the draft read rightly? "
             "Run: trt-eagle3 probe BUNDLE"
         )

@@ -11,13 +11,18 @@ __all__ = ["Output"]
 
 
 class Output:
-    """The answer to one request, token by token. Text that may become a stop text is held back until it cannot."""
+    """The answer to one request, token by token.
+
+    Text that may become a stop text is held back until it cannot.
+    """
 
     def __init__(self, request: Request, decoder: StreamDecoder, end_ids: Sequence[int]) -> None:
         self._decoder = decoder
         self._stops = tuple(request.stop)
         self._max_tokens = request.max_tokens
-        self._ends = frozenset(request.stop_token_ids) | (frozenset() if request.ignore_eos else frozenset(end_ids))
+        self._ends = frozenset(request.stop_token_ids) | (
+            frozenset() if request.ignore_eos else frozenset(end_ids)
+        )
         self._held = ""
         self._parts: list[str] = []
         self.token_ids: list[int] = []
@@ -29,7 +34,9 @@ class Output:
         return "".join(self._parts)
 
     def take(self, tokens: Sequence[int], *, full: bool = False) -> Chunk:
-        """What one pass's tokens add, cut at an end token, a stop text or the limit; ``full``: no more will fit."""
+        """What one pass's tokens add, cut at an end token, a stop text or the limit; ``full``:
+        no more will fit.
+        """
         kept: list[int] = []
         text = ""
         for token in tokens:
@@ -79,4 +86,6 @@ class Output:
         """How many characters at the end begin some stop text."""
         longest = max((len(stop) for stop in self._stops), default=1) - 1
         sizes = range(min(longest, len(self._held)), 0, -1)
-        return next((n for n in sizes if any(stop.startswith(self._held[-n:]) for stop in self._stops)), 0)
+        return next(
+            (n for n in sizes if any(stop.startswith(self._held[-n:]) for stop in self._stops)), 0
+        )

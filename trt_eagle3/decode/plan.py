@@ -1,4 +1,6 @@
-"""How far to speculate: the tree for each batch size, by a table measured on the machine that serves."""
+"""How far to speculate: the tree for each batch size, by a table measured on the machine that
+serves.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ class TuningEntry(_Record):
 
     Attributes:
         num_draft_tokens: nodes of the tree, the root included; 1 is plain decoding.
-        tokens_per_second: expected of the batch, by ``num_draft_tokens``: acceptance length over cycle time.
+        tokens_per_second: expected of the batch, by ``num_draft_tokens``: acceptance length over
+        cycle time.
         cycle_ms: measured, by ``num_draft_tokens``.
     """
 
@@ -48,8 +51,8 @@ class TuningTable(_Record):
 
     Attributes:
         measured_at: UTC, ISO 8601. machine: ``engine.machine.machine_name`` of where.
-        acceptance: how often the draft was right so deep, by ``num_draft_tokens`` (of chains and trees alike: the share
-            of cycles that accepted a node at depth 1, 2, ...).
+        acceptance: how often the draft was right so deep, by ``num_draft_tokens`` (of chains and
+            trees alike: the share of cycles that accepted a node at depth 1, 2, ...).
     """
 
     schema_version: Literal[1] = 1
@@ -79,11 +82,15 @@ class Plan:
 
 def plan_of(table: TuningTable) -> Plan:
     """The plan of a table: at every batch size as many tokens as paid best."""
-    return Plan({e.batch_size: shrunk(table.speculation, e.num_draft_tokens) for e in table.entries})
+    return Plan(
+        {e.batch_size: shrunk(table.speculation, e.num_draft_tokens) for e in table.entries}
+    )
 
 
 def shrunk(config: SpeculationConfig, num_draft_tokens: int) -> AnyTree | None:
-    """The configured tree cut to ``num_draft_tokens`` nodes: a shorter chain, or the likeliest nodes; None of 1."""
+    """The configured tree cut to ``num_draft_tokens`` nodes: a shorter chain, or the likeliest
+    nodes; None of 1.
+    """
     if num_draft_tokens == 1:
         return None
     if config.mode == "dynamic":
@@ -112,5 +119,11 @@ def read_plan(bundle: Path, config: SpeculationConfig, device: str) -> Plan:
     if table.speculation != config or any(e.num_draft_tokens > most for e in table.entries):
         raise UserError(f"{file}: measured for another speculation. {again}")
     if table.machine != machine_name(device):
-        _log.warning("%s was measured on %s, this is %s. %s", file, table.machine, machine_name(device), again)
+        _log.warning(
+            "%s was measured on %s, this is %s. %s",
+            file,
+            table.machine,
+            machine_name(device),
+            again,
+        )
     return plan_of(table)

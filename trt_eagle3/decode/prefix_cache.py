@@ -1,8 +1,9 @@
 """Pages of past prompts, kept for prompts that begin alike.
 
-A page is known by what stands in it and all before it: tokens, rope positions and, at visual rows, the digest of the
-image. The row after it counts too, because the draft's last row of a page has the embedding of that token: so the
-draft's keys and values, made from the target's features, are good wherever the page is.
+A page is known by what stands in it and all before it: tokens, rope positions and, at visual rows,
+the digest of the image. The row after it counts too, because the draft's last row of a page has the
+embedding of that token: so the draft's keys and values, made from the target's features, are good
+wherever the page is.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ def page_keys(sequence: SequenceState, num_rows: int, page_size: int) -> list[by
     if count > len(known):
         start, stop = len(known) * page_size, count * page_size + 1
         content = np.concatenate(
-            [sequence.ids(start, stop).numpy()[None], sequence.prompt.positions(start, stop).numpy().astype(np.int64)]
+            [
+                sequence.ids(start, stop).numpy()[None],
+                sequence.prompt.positions(start, stop).numpy().astype(np.int64),
+            ]
         )
         owners = _media_of_rows(sequence, stop)[start:]
         key = known[-1] if known else b"draft" if sequence.drafting else b"plain"
@@ -55,12 +59,16 @@ def _media_of_rows(sequence: SequenceState, stop: int) -> list[bytes]:
 
 
 def media_digests(visuals: Sequence[PixelPatches], merged: int) -> tuple[tuple[bytes, int], ...]:
-    """A digest of each image or video in order, and its rows in the prompt; ``merged``: patches that make one row."""
+    """A digest of each image or video in order, and its rows in the prompt; ``merged``: patches
+    that make one row.
+    """
     return tuple((visual.digest, len(visual.pixels) // merged) for visual in visuals)
 
 
 class PrefixCache:
-    """Keeps pages besides the sequences that filled them; lets the least recently used go when others need them."""
+    """Keeps pages besides the sequences that filled them; lets the least recently used go when
+    others need them.
+    """
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
@@ -82,7 +90,8 @@ class PrefixCache:
     def insert(self, keys: Sequence[bytes], pages: Sequence[int]) -> None:
         """Keep filled ``pages``; those whose content is known stay as they are.
 
-        A page counts as used after its followers, so that the end of a prompt is evicted before its beginning.
+        A page counts as used after its followers, so that the end of a prompt is evicted before its
+        beginning.
         """
         for key, page in reversed(list(zip(keys, pages, strict=True))):
             if key in self._pages:

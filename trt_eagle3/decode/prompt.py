@@ -31,7 +31,8 @@ class Prompt:
         token_ids: int64 [P]. position_ids: int32 [3, P]. visual_rows: bool [P].
         rope_delta: what a row's index lacks to its rope position after the prompt.
         encode_images: runs the vision tower; not called where all visual rows are in reused pages.
-        media: what stands at the visual rows: a digest of each image or video, in order, with its number of rows.
+        media: what stands at the visual rows: a digest of each image or video, in order, with its
+            number of rows.
     """
 
     token_ids: Tensor
@@ -47,7 +48,9 @@ class Prompt:
         return self.encode_images()
 
     def release_vision_embeddings(self) -> None:
-        """Free what the vision tower made: once the prompt is in the cache, only who computes it again wants it."""
+        """Free what the vision tower made: once the prompt is in the cache, only who computes it
+        again wants it.
+        """
         vars(self).pop("vision", None)
 
     @property
@@ -61,16 +64,22 @@ class Prompt:
         return self.vision.deepstack
 
     def put_visual(self, embeds: Tensor, start: int) -> None:
-        """Write visual embeddings over ``embeds [S, H]``, which are those of rows from ``start`` on."""
+        """Write visual embeddings over ``embeds [S, H]``, which are those of rows from ``start``
+        on.
+        """
         visual, before = self._visual(start, len(embeds))
         if count := int(visual.sum()):
-            embeds[: len(visual)][visual] = self.vision.embeds[before : before + count].to(embeds.dtype)
+            embeds[: len(visual)][visual] = self.vision.embeds[before : before + count].to(
+                embeds.dtype
+            )
 
     def put_deepstack(self, rows: Tensor, start: int) -> None:
         """Write deepstack levels into ``rows [L, S, H]``, which stand at rows from ``start`` on."""
         visual, before = self._visual(start, rows.shape[1])
         if count := int(visual.sum()):
-            rows[:, : len(visual)][:, visual] = self.vision.deepstack[:, before : before + count].to(rows.dtype)
+            rows[:, : len(visual)][:, visual] = self.vision.deepstack[
+                :, before : before + count
+            ].to(rows.dtype)
 
     def has_visual(self, start: int, count: int) -> bool:
         """Whether visual rows are among ``count`` rows from ``start`` on."""
@@ -82,6 +91,13 @@ class Prompt:
     def positions(self, start: int, stop: int) -> Tensor:
         """int32 [3, stop - start]: rope positions of rows, those after the prompt included."""
         num_prompt = self.position_ids.shape[1]
-        first, last = max(start, num_prompt) + self.rope_delta, max(stop, num_prompt) + self.rope_delta
+        first, last = (
+            max(start, num_prompt) + self.rope_delta,
+            max(stop, num_prompt) + self.rope_delta,
+        )
         after = torch.arange(first, last, dtype=torch.int32).expand(3, -1)
-        return after if start >= num_prompt else torch.cat([self.position_ids[:, start:stop], after], dim=1)
+        return (
+            after
+            if start >= num_prompt
+            else torch.cat([self.position_ids[:, start:stop], after], dim=1)
+        )

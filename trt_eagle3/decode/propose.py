@@ -1,11 +1,14 @@
 """Proposing: the draft grows trees from the last accepted tokens, its own KV kept between levels.
 
-Row t of the draft is (features of target row t, embedding of token t + 1), at the rope position of row t:
-    target rows   x0   x1   x2   x3          draft rows   (g0, x1)  (g1, x2)  (g2, x3)  (g3, x4)
-so after every cycle the draft holds exactly as many rows as the target, and its last row's logits are the first
-proposals. Rows of proposals are drafted from the draft's own features, and overwritten by true ones on ``extend``.
+Row t of the draft is (features of target row t, embedding of token t + 1), at the rope position of
+    row t: target rows   x0   x1   x2   x3          draft rows   (g0, x1)  (g1, x2)  (g2, x3)  (g3,
+    x4)
+so after every cycle the draft holds exactly as many rows as the target, and its last row's logits
+are the first proposals. Rows of proposals are drafted from the draft's own features, and
+overwritten by true ones on ``extend``.
 
-Shapes: B sequences, S rows of each, T tree nodes, Hd draft hidden, Vd draft vocab. Nothing here waits for the device.
+Shapes: B sequences, S rows of each, T tree nodes, Hd draft hidden, Vd draft vocab. Nothing here
+waits for the device.
 """
 
 from __future__ import annotations
@@ -85,15 +88,22 @@ class Proposal:
     mask: Tensor
 
 
-def draft_positions(manifest: DraftManifest, first_row: int, positions: Tensor, following: Tensor) -> Tensor:
+def draft_positions(
+    manifest: DraftManifest, first_row: int, positions: Tensor, following: Tensor
+) -> Tensor:
     """Rope positions int32 [3, S] of draft rows from ``first_row`` on.
 
     Args:
         positions: int32 [3, S]: the target's positions of those rows.
-        following: int32 [3]: the target's position of the row after them, used by a draft whose positions are shifted.
+        following: int32 [3]: the target's position of the row after them, used by a draft whose
+            positions are shifted.
     """
     if manifest.positions == "linear":
-        rows = torch.arange(positions.shape[1], dtype=torch.int32) + first_row + manifest.position_shift
+        rows = (
+            torch.arange(positions.shape[1], dtype=torch.int32)
+            + first_row
+            + manifest.position_shift
+        )
         return rows.expand(3, -1)
     if manifest.position_shift:
         positions = torch.cat([positions[:, 1:], following[:, None]], dim=1)
@@ -101,14 +111,17 @@ def draft_positions(manifest: DraftManifest, first_row: int, positions: Tensor, 
 
 
 def draft_decode_position(manifest: DraftManifest, length: int, position: int) -> int:
-    """Rope position of the draft row after ``length`` rows, whose target row stands at rope ``position``."""
+    """Rope position of the draft row after ``length`` rows, whose target row stands at rope
+    ``position``.
+    """
     return (length if manifest.positions == "linear" else position) + manifest.position_shift
 
 
 def put_draft_visual(manifest: DraftManifest, prompt: Prompt, embeds: Tensor, start: int) -> None:
     """Write what stands at image positions over ``embeds [S, Hd]`` of draft rows from ``start`` on.
 
-    Row t has the text embedding of token t + 1, and with it the visual one where the draft has those at all.
+    Row t has the text embedding of token t + 1, and with it the visual one where the draft has
+    those at all.
     """
     if manifest.image_rows == "vision":
         prompt.put_visual(embeds, start + int(manifest.image_rows_rotated))
@@ -120,7 +133,9 @@ class Proposer:
     def __init__(self, runner: DraftRunner) -> None:
         self.runner = runner
 
-    def extend(self, metadata: AttentionMetadata, embeds: Tensor, features: Tensor) -> list[DraftState]:
+    def extend(
+        self, metadata: AttentionMetadata, embeds: Tensor, features: Tensor
+    ) -> list[DraftState]:
         """Commit rows with true features; each sequence's last one seeds its next proposals.
 
         Args:
@@ -151,7 +166,9 @@ class Proposer:
             if not step.is_link:  # each index is a launch, and a chain's steps are short
                 inner, fed = inner[:, step.inner], features[:, step.parents[step.inner]]
             mask = step.mask.expand(len(drafters.states), -1, -1)
-            logits, features = self._level(drafters, depth, inner, fed, mask, num_shared=step.num_shared)
+            logits, features = self._level(
+                drafters, depth, inner, fed, mask, num_shared=step.num_shared
+            )
         return tree_proposal(tree, torch.cat(tokens, dim=1))
 
     def _grow(self, tree: DynamicTree, drafters: Drafters) -> Proposal:
@@ -160,7 +177,9 @@ class Proposer:
         tokens, log_probs = self._children(logits, tree.topk)
         candidates = Candidates(tokens[:, 0], log_probs[:, 0])
         frontier = candidates.first()
-        own = torch.eye(tree.topk, dtype=torch.bool, device=logits.device).expand(len(tokens), -1, -1)
+        own = torch.eye(tree.topk, dtype=torch.bool, device=logits.device).expand(
+            len(tokens), -1, -1
+        )
         mask = own[..., :0]
         for depth in range(tree.steps - 1):
             rows = frontier.parents[..., None]
@@ -175,9 +194,17 @@ class Proposer:
         return Proposal(torch.cat([roots, kept], dim=1), parents, seen.sum(dim=2) - 1, seen)
 
     def _level(
-        self, drafters: Drafters, depth: int, tokens: Tensor, fed: Tensor, mask: Tensor, num_shared: int = 0
+        self,
+        drafters: Drafters,
+        depth: int,
+        tokens: Tensor,
+        fed: Tensor,
+        mask: Tensor,
+        num_shared: int = 0,
     ) -> tuple[Tensor, Tensor]:
-        """Run ``tokens [B, m]`` at ``depth`` from ``fed`` features; logits f32 [B, m, Vd] and features [B, m, Hd]."""
+        """Run ``tokens [B, m]`` at ``depth`` from ``fed`` features; logits f32 [B, m, Vd] and
+        features [B, m, Hd].
+        """
         batch, count = tokens.shape
         positions = drafters.first_positions + depth
         metadata = AttentionMetadata(
@@ -187,10 +214,14 @@ class Proposer:
             mask=mask,
             positions=positions.expand(3, batch, count),
         )
-        return self.runner.forward(self.runner.embedding.lookup(tokens), fed, metadata, all_rows(batch, count))
+        return self.runner.forward(
+            self.runner.embedding.lookup(tokens), fed, metadata, all_rows(batch, count)
+        )
 
     def _children(self, logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:
-        """Target ids and log-probabilities [B, n, k] of the best tokens after each row of ``logits [B, n, Vd]``."""
+        """Target ids and log-probabilities [B, n, k] of the best tokens after each row of
+        ``logits [B, n, Vd]``.
+        """
         best = logits.topk(topk, dim=-1)
         log_probs = best.values - logits.logsumexp(dim=-1, keepdim=True)
         # of a draft that overflowed: NaN would sort before its own parent
@@ -211,5 +242,7 @@ def _first(drafters: Drafters) -> tuple[Tensor, Tensor]:
 
 
 def _best(logits: Tensor, width: int) -> Tensor:
-    """int64 [..., width]: the best draft ids of each row; one of them is cheaper found by argmax."""
+    """int64 [..., width]: the best draft ids of each row; one of them is cheaper found by
+    argmax.
+    """
     return logits.argmax(dim=-1, keepdim=True) if width == 1 else logits.topk(width, dim=-1).indices

@@ -26,9 +26,11 @@ class Request:
         max_tokens: at most this many new tokens.
         sampling: how tokens are chosen; greedy unless told otherwise.
         stop: texts that end the answer; they are not part of it.
-        stop_token_ids: tokens that end the answer besides the model's own; they are its last tokens.
+        stop_token_ids: tokens that end the answer besides the model's own; they are its last
+        tokens.
         ignore_eos: go on past the model's end tokens.
-        speculation: draft with the bundle's draft: the same answer (when sampled, the same distribution), only faster.
+        speculation: draft with the bundle's draft: the same answer (when sampled, the same
+        distribution), only faster.
         client: who asks, if known: what decodes images is shared among clients.
     Raises:
         UserError: a value of another type or outside its range, by name.
@@ -47,20 +49,40 @@ class Request:
 
     def __post_init__(self) -> None:
         if not isinstance(self.prompt, str | list | tuple):
-            raise UserError(f"prompt: expected a text or a list of messages, got {type(self.prompt).__name__}")
-        if not isinstance(self.max_tokens, int) or isinstance(self.max_tokens, bool) or self.max_tokens < 1:
-            raise UserError(f"max_tokens: expected a whole number of at least 1, got {self.max_tokens!r:.40}")
+            raise UserError(
+                f"prompt: expected a text or a list of messages, got {type(self.prompt).__name__}"
+            )
+        if (
+            not isinstance(self.max_tokens, int)
+            or isinstance(self.max_tokens, bool)
+            or self.max_tokens < 1
+        ):
+            raise UserError(
+                f"max_tokens: expected a whole number of at least 1, got {self.max_tokens!r:.40}"
+            )
         for name in ("images", "videos", "stop", "stop_token_ids"):
             value = getattr(self, name)
             if not isinstance(value, list | tuple | types.NoneType):
-                raise UserError(f"{name}: expected a list, got {type(value).__name__}. Put it in a list.")
+                raise UserError(
+                    f"{name}: expected a list, got {type(value).__name__}. Put it in a list."
+                )
             object.__setattr__(self, name, tuple(value or ()))
         if not isinstance(self.prompt, str) and (self.images or self.videos):
-            raise UserError("images and videos: of a list of messages they stand in the messages. Put them there.")
+            raise UserError(
+                "images and videos: of a list of messages they stand in the messages. Put them "
+                "there."
+            )
         if not all(isinstance(text, str) and text for text in self.stop):
-            raise UserError(f"stop: expected a list of texts that are not empty, got {list(self.stop)!r:.80}")
-        if not all(isinstance(token, int) and not isinstance(token, bool) for token in self.stop_token_ids):
-            raise UserError(f"stop_token_ids: expected a list of token ids, got {list(self.stop_token_ids)!r:.80}")
+            raise UserError(
+                f"stop: expected a list of texts that are not empty, got {list(self.stop)!r:.80}"
+            )
+        if not all(
+            isinstance(token, int) and not isinstance(token, bool) for token in self.stop_token_ids
+        ):
+            raise UserError(
+                "stop_token_ids: expected a list of token ids, got "
+                f"{list(self.stop_token_ids)!r:.80}"
+            )
         for name in ("ignore_eos", "speculation"):
             if not isinstance(getattr(self, name), bool):
                 raise UserError(f"{name}: expected true or false, got {getattr(self, name)!r:.40}")
@@ -72,8 +94,12 @@ class Request:
         """Whether the prompt has images or videos: parts of messages that are no texts."""
         if isinstance(self.prompt, str):
             return bool(self.images or self.videos)
-        contents = [message.get("content") for message in self.prompt if isinstance(message, Mapping)]
-        parts = (part for content in contents if isinstance(content, list | tuple) for part in content)
+        contents = [
+            message.get("content") for message in self.prompt if isinstance(message, Mapping)
+        ]
+        parts = (
+            part for content in contents if isinstance(content, list | tuple) for part in content
+        )
         return any(isinstance(part, Mapping) and part.get("type") != "text" for part in parts)
 
 
@@ -97,8 +123,10 @@ class Generation:
 
     Attributes:
         token_ids: generated ids, the end token included.
-        finish_reason: ``stop`` at an end token or stop text, ``length`` at a limit; None while it is in the making.
-        accepted_lengths: tokens emitted by each verify pass, the bonus token included (1 without speculation).
+        finish_reason: ``stop`` at an end token or stop text, ``length`` at a limit; None while it
+        is in the making.
+        accepted_lengths: tokens emitted by each verify pass, the bonus token included (1 without
+        speculation).
         acceptance_length: their mean; None where no verify pass ran.
         tokens_per_second: of the tokens after the first; None where there is one token.
     """

@@ -1,7 +1,8 @@
 """The graphs as decoding calls them: new tokens of B sequences over the paged caches.
 
-Shapes: B sequences, S new tokens of each, M masked tail, P pages, R rows wanted from the head, H target hidden,
-Hd draft hidden, L deepstack levels, V vocab, Vd draft vocab. Rows of the S that a sequence does not need are padding.
+Shapes: B sequences, S new tokens of each, M masked tail, P pages, R rows wanted from the head, H
+target hidden, Hd draft hidden, L deepstack levels, V vocab, Vd draft vocab. Rows of the S that a
+sequence does not need are padding.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from trt_eagle3.engine.cuda_graph import patch_bucket
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import Session
 
-__all__ = ["DraftRunner", "AttentionMetadata", "TargetRunner", "VisionRunner", "all_rows", "causal_mask"]
+__all__ = [
+    "DraftRunner",
+    "AttentionMetadata",
+    "TargetRunner",
+    "VisionRunner",
+    "all_rows",
+    "causal_mask",
+]
 
 
 @dataclass(frozen=True)
@@ -30,7 +38,8 @@ class AttentionMetadata:
         past: [B] rows of each sequence that every new token of it sees.
         counts: [B] how many of the S tokens are real; the others are padding.
         pages: int32 [B, P].
-        mask: bool [B, S, M]: who sees whom among the last M rows; the new tokens are the last S of them.
+        mask: bool [B, S, M]: who sees whom among the last M rows; the new tokens are the last S of
+        them.
         positions: int32 [3, B, S].
     """
 
@@ -42,11 +51,16 @@ class AttentionMetadata:
 
     @classmethod
     def single(cls, past: int, pages: Tensor, mask: Tensor, positions: Tensor) -> AttentionMetadata:
-        """One sequence without padding: ``pages`` int32 [1, P], ``mask`` bool [S, M], ``positions`` int32 [3, S]."""
+        """One sequence without padding:
+
+        ``pages`` int32 [1, P], ``mask`` bool [S, M], ``positions`` int32 [3, S].
+        """
         return cls([past], [mask.shape[0]], pages, mask[None], positions[:, None])
 
     def inputs(self, logit_rows: Tensor) -> dict[str, Tensor]:
-        """The graph's context inputs; ``logit_rows`` [B, R], integers, are the tokens whose logits are wanted."""
+        """The graph's context inputs; ``logit_rows`` [B, R], integers, are the tokens whose
+        logits are wanted.
+        """
         return {
             "position_ids": self.positions,
             "past_lengths": torch.tensor(self.past, dtype=torch.int32),
@@ -76,7 +90,9 @@ def _counted(count: int) -> Tensor:
 class TargetRunner:
     """The target graph and its cache."""
 
-    def __init__(self, session: Session, cache: KVCache, embedding: EmbeddingTable, num_deepstack: int) -> None:
+    def __init__(
+        self, session: Session, cache: KVCache, embedding: EmbeddingTable, num_deepstack: int
+    ) -> None:
         self.cache = cache
         self.embedding = embedding
         self._session = session
@@ -85,9 +101,14 @@ class TargetRunner:
             session.bind(name, buffer)
 
     def forward(
-        self, embeds: Tensor, metadata: AttentionMetadata, logit_rows: Tensor, deepstack: Tensor | None = None
+        self,
+        embeds: Tensor,
+        metadata: AttentionMetadata,
+        logit_rows: Tensor,
+        deepstack: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Run ``embeds [B, S, H]``: logits f32 [B, R, V] and aux hidden states [B, S, k * H] (None without a draft).
+        """Run ``embeds [B, S, H]``: logits f32 [B, R, V] and aux hidden states [B, S, k * H] (None
+        without a draft).
 
         ``deepstack`` is [L, B, S, H], zero at text rows; decode rows have none.
         """
@@ -103,7 +124,12 @@ class DraftRunner:
     """The fuse and draft graphs and the draft's cache."""
 
     def __init__(
-        self, fuse: Session, draft: Session, cache: KVCache, embedding: EmbeddingTable, d2t: Tensor | None
+        self,
+        fuse: Session,
+        draft: Session,
+        cache: KVCache,
+        embedding: EmbeddingTable,
+        d2t: Tensor | None,
     ) -> None:
         self.cache = cache
         self.embedding = embedding
@@ -115,14 +141,20 @@ class DraftRunner:
 
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
         """Features [..., Hd] of aux hidden states [..., k * H]."""
-        features = self._fuse.run({"aux_hidden_states": aux_hidden_states.flatten(0, -2)})["features"]
+        features = self._fuse.run({"aux_hidden_states": aux_hidden_states.flatten(0, -2)})[
+            "features"
+        ]
         return features.view(*aux_hidden_states.shape[:-1], -1)
 
     def forward(
         self, embeds: Tensor, features: Tensor, metadata: AttentionMetadata, logit_rows: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Run ``embeds`` and ``features [B, S, Hd]``; logits f32 [B, R, Vd] and the next features [B, S, Hd]."""
-        outputs = self._draft.run({"inputs_embeds": embeds, "features": features, **metadata.inputs(logit_rows)})
+        """Run ``embeds`` and ``features [B, S, Hd]``; logits f32 [B, R, Vd] and the next
+        features [B, S, Hd].
+        """
+        outputs = self._draft.run(
+            {"inputs_embeds": embeds, "features": features, **metadata.inputs(logit_rows)}
+        )
         return outputs["logits"], outputs["features_out"]
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
@@ -133,31 +165,40 @@ class DraftRunner:
 class VisionRunner:
     """The vision graph."""
 
-    def __init__(self, session: Session, *, merge_size: int, bucket_limit: int | None = None) -> None:
+    def __init__(
+        self, session: Session, *, merge_size: int, bucket_limit: int | None = None
+    ) -> None:
         """Call ``session``.
 
         Args:
             merge_size: patches along each side of a visual token.
-            bucket_limit: pad the patches of a run, to no more than these, so that CUDA graphs fit again.
+            bucket_limit: pad the patches of a run, to no more than these, so that CUDA graphs fit
+                again.
         """
         self._session = session
         self._merged = merge_size**2
         self._bucket_limit = bucket_limit
 
     def forward(self, patches: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
-        """Visual embeddings [N, H] and deepstack levels [L, N, H] of ``patches [n, patch_dim]``, the caller's own."""
+        """Visual embeddings [N, H] and deepstack levels [L, N, H] of ``patches [n, patch_dim]``,
+        the caller's own.
+        """
         count = len(patches) // self._merged
         inputs = {"patches": patches, **rows}
         if self._bucket_limit is not None:
             inputs = _in_bucket(inputs, self._bucket_limit)
         outputs = self._session.run(inputs)
         deepstack = outputs.get("deepstack")
-        # copies: a prompt keeps them until it is prefilled, and meanwhile the next one's images may run
-        return outputs["visual_embeds"][:count].clone(), None if deepstack is None else deepstack[:, :count].clone()
+        # copies: a prompt keeps them until it is prefilled, and meanwhile the next one's images may
+        # run
+        return outputs["visual_embeds"][:count].clone(), None if deepstack is None else deepstack[
+            :, :count
+        ].clone()
 
 
 def _in_bucket(inputs: dict[str, Tensor], limit: int) -> dict[str, Tensor]:
-    """The vision graph's inputs with as many patches as a bucket has: those added are a frame, followed by empty ones.
+    """The vision graph's inputs with as many patches as a bucket has: those added are a frame,
+    followed by empty ones.
 
     Frames are as many as the next power of two above those given.
     """
@@ -166,7 +207,8 @@ def _in_bucket(inputs: dict[str, Tensor], limit: int) -> dict[str, Tensor]:
     added = total - len(patches)
     num_frames = 1 << (len(starts) - 1).bit_length()
     return {
-        "patches": functional.pad(patches, (0, 0, 0, added)) if added else patches,  # padding by 0 copies
+        # padding by 0 copies
+        "patches": functional.pad(patches, (0, 0, 0, added)) if added else patches,
         "pos_embed_rows": functional.pad(inputs["pos_embed_rows"], (0, added)),
         "pos_embed_weights": functional.pad(inputs["pos_embed_weights"], (0, added)),
         "rope_positions": functional.pad(inputs["rope_positions"], (0, added)),

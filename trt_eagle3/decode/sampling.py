@@ -1,9 +1,11 @@
-"""Sampling: accept probabilities and bonus tokens from the target's logits, at every node of a tree at once.
+"""Sampling: accept probabilities and bonus tokens from the target's logits, at every node of a tree
+at once.
 
-A drafted token is a point mass, so a child is accepted with the target's probability of it; once it is rejected its
-mass is taken out and the rest renormalised for the next sibling (SpecInfer, arXiv 2305.09781, section 4.3, with a
-deterministic draft). If all children are rejected, what is left is the target's distribution without them: its sample
-can be drawn for every node before it is known where the walk will end.
+A drafted token is a point mass, so a child is accepted with the target's probability of it; once it
+is rejected its mass is taken out and the rest renormalised for the next sibling (SpecInfer, arXiv
+2305.09781, section 4.3, with a deterministic draft). If all children are rejected, what is left is
+the target's distribution without them: its sample can be drawn for every node before it is known
+where the walk will end.
 
 Shapes: B sequences, T nodes of each, V vocab.
 """
@@ -21,7 +23,9 @@ from trt_eagle3.errors import UserError
 
 __all__ = ["GREEDY", "Sampler", "Sampling", "VerifyResult", "target_probs", "verify_results"]
 
-_FEW = 1024  # of a vocabulary; seldom too few for top_p, and found in a fraction of the time that sorting all takes
+# of a vocabulary; seldom too few for top_p, and found in a fraction of the time that sorting all
+# takes
+_FEW = 1024
 
 
 @dataclass(frozen=True)
@@ -33,8 +37,8 @@ class Sampling:
         top_k: only tokens whose probability reaches the k-th largest; 0 is all.
         top_p: of those, the likeliest ones that together reach this mass.
         min_p: of those, tokens of at least this share of the largest probability.
-        repetition_penalty: logits of tokens in prompt or answer are divided by it if positive, multiplied if negative
-            (CTRL, arXiv 1909.05858); 1 is none.
+        repetition_penalty: logits of tokens in prompt or answer are divided by it if positive,
+            multiplied if negative (CTRL, arXiv 1909.05858); 1 is none.
         presence_penalty: subtracted from the logits of tokens in the answer.
         seed: of this request's own random numbers; None draws one.
     Raises:
@@ -66,7 +70,9 @@ class Sampling:
 
     @property
     def filters(self) -> tuple[float, int, float, float]:
-        """What makes probabilities of penalised logits: sequences that have it in common are judged together."""
+        """What makes probabilities of penalised logits: sequences that have it in common are
+        judged together.
+        """
         return self.temperature, self.top_k, self.top_p, self.min_p
 
     @property
@@ -75,8 +81,12 @@ class Sampling:
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0
 
 
-def _check_number(name: str, value: object, low: float, high: float, *, open_below: bool = False) -> None:
-    in_range = isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+def _check_number(
+    name: str, value: object, low: float, high: float, *, open_below: bool = False
+) -> None:
+    in_range = (
+        isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+    )
     if not in_range or (open_below and value == low):
         bounds = f"{'above' if open_below else 'from'} {low:g} to {high:g}"
         raise UserError(f"{name}: expected a number {bounds}, got {_shown(value)}")
@@ -84,7 +94,9 @@ def _check_number(name: str, value: object, low: float, high: float, *, open_bel
 
 def _check_whole(name: str, value: object, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise UserError(f"{name}: expected a whole number from {low} to {high}, got {_shown(value)}")
+        raise UserError(
+            f"{name}: expected a whole number from {low} to {high}, got {_shown(value)}"
+        )
 
 
 def _shown(value: object) -> str:
@@ -102,8 +114,10 @@ class VerifyResult:
     """What the target makes of trees, of one or of several of one shape.
 
     Attributes:
-        accept: float64 [..., T]: the target's probability of a node's token after its parent; the root's means nothing.
-        bonus: int64 [..., T]: the token to emit where the walk ends, none of that node's children among them.
+        accept: float64 [..., T]: the target's probability of a node's token after its parent; the
+        root's means nothing.
+        bonus: int64 [..., T]: the token to emit where the walk ends, none of that node's children
+            among them.
     """
 
     accept: Tensor
@@ -111,20 +125,27 @@ class VerifyResult:
 
 
 def target_probs(logits: Tensor, sampling: Sampling) -> Tensor:
-    """float64 [n, V] probabilities of ``logits`` f32 [n, V] (penalties applied) under temperature and filters.
+    """float64 [n, V] probabilities of ``logits`` f32 [n, V] (penalties applied) under temperature
+    and filters.
 
     Tokens that tie at the edge of a filter all stay, whatever the order in which they were sorted.
     """
     if sampling.greedy:
-        return torch.zeros_like(logits, dtype=torch.float64).scatter_(1, logits.argmax(dim=1, keepdim=True), 1.0)
-    logits = logits.double() - logits.amax(dim=1, keepdim=True)  # a quotient then overflows to -inf only
+        return torch.zeros_like(logits, dtype=torch.float64).scatter_(
+            1, logits.argmax(dim=1, keepdim=True), 1.0
+        )
+    # a quotient then overflows to -inf only
+    logits = logits.double() - logits.amax(dim=1, keepdim=True)
     probs = (logits / sampling.temperature).softmax(dim=1)
     num_best = sampling.top_k if 0 < sampling.top_k < probs.shape[1] else None
     if num_best:
         probs = _keep_from(probs, probs.topk(num_best, dim=1).values[:, -1:])
     if sampling.top_p < 1.0:
-        # of those that tie with the last of the best, one stands for all: they have one value, so the edge is the same
-        ordered = probs.topk(num_best, dim=1).values if num_best else _likeliest(probs, sampling.top_p)
+        # of those that tie with the last of the best, one stands for all: they have one value, so
+        # the edge is the same
+        ordered = (
+            probs.topk(num_best, dim=1).values if num_best else _likeliest(probs, sampling.top_p)
+        )
         before = ordered.cumsum(dim=1) - ordered
         count = (before < sampling.top_p).sum(dim=1, keepdim=True)
         probs = _keep_from(probs, ordered.gather(1, count - 1))
@@ -135,7 +156,8 @@ def target_probs(logits: Tensor, sampling: Sampling) -> Tensor:
 
 def _likeliest(probs: Tensor, mass: float) -> Tensor:
     """The largest values of each row, descending: at least as many as together reach ``mass``."""
-    if probs.device.type == "cpu" and probs.shape[1] > _FEW:  # elsewhere the look at the sums would be a wait
+    # elsewhere the look at the sums would be a wait
+    if probs.device.type == "cpu" and probs.shape[1] > _FEW:
         few = probs.topk(_FEW, dim=1).values
         if bool((few.cumsum(dim=1)[:, -1] >= mass).all()):
             return few
@@ -157,7 +179,8 @@ class Sampler:
         self._generator = torch.Generator().manual_seed(seed)
         self._prompt_ids = prompt_ids
         self._vocab_size = vocab_size
-        self._seen: tuple[Tensor, Tensor] | None = None  # bool [V] in the prompt or answer, bool [V] in the answer
+        # bool [V] in the prompt or answer, bool [V] in the answer
+        self._seen: tuple[Tensor, Tensor] | None = None
 
     @property
     def needs_probs(self) -> bool:
@@ -183,7 +206,9 @@ class Sampler:
             for seen in self._seen:
                 seen[index] = True
 
-    def verdict(self, logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor) -> VerifyResult:
+    def verdict(
+        self, logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor
+    ) -> VerifyResult:
         """Judge one tree: ``verify_results`` without the B."""
         found = verify_results([self], logits[None], tokens[None], parents[None], mask[None])
         return VerifyResult(found.accept[0], found.bonus[0])
@@ -210,17 +235,21 @@ class Sampler:
 def verify_results(
     samplers: Sequence[Sampler], logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor
 ) -> VerifyResult:
-    """Judge a tree of each of B sequences with the same filters; takes a random number of each, for its bonus token.
+    """Judge a tree of each of B sequences with the same filters; takes a random number of each, for
+    its bonus token.
 
     Args:
-        logits: f32 [B, T, V]. tokens: int64 [B, T], the roots' are in the answers already. parents: int64 [B, T].
+        logits: f32 [B, T, V]. tokens: int64 [B, T], the roots' are in the answers already. parents:
+        int64 [B, T].
         mask: bool [B, T, T]: row i is true at i and its ancestors.
     """
     device, (batch, num_nodes) = logits.device, tokens.shape
     parents, mask = parents.to(device, non_blocking=True), mask.to(device, non_blocking=True)
     if any(s.sampling.penalised for s in samplers):
         every = zip(samplers, logits, tokens, mask, strict=True)
-        logits = torch.stack([s._penalise(x, t, m) if s.sampling.penalised else x for s, x, t, m in every])
+        logits = torch.stack(
+            [s._penalise(x, t, m) if s.sampling.penalised else x for s, x, t, m in every]
+        )
     rows = logits.flatten(0, 1)
     probs = target_probs(rows, samplers[0].sampling)
     first = torch.arange(0, batch * num_nodes, num_nodes, device=device)[:, None]
@@ -231,12 +260,17 @@ def verify_results(
     drafted = above[:, 1:].flatten(), tokens[:, 1:].flatten()
     left = probs.index_put(drafted, torch.zeros((), dtype=probs.dtype, device=device))
     uniform = torch.cat([s._draw() for s in samplers]).to(device, non_blocking=True)
-    return VerifyResult(accept, _inverse_cdf(left, uniform.repeat_interleave(num_nodes)[:, None]).view(batch, -1))
+    return VerifyResult(
+        accept, _inverse_cdf(left, uniform.repeat_interleave(num_nodes)[:, None]).view(batch, -1)
+    )
 
 
 def _inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
-    """int64 [n]: a sample of each row of ``weights`` float64 [n, V], not all of one sum; ``uniform`` float64 [n, 1]."""
+    """int64 [n]: a sample of each row of ``weights`` float64 [n, V], not all of one sum;
+    ``uniform`` float64 [n, 1].
+    """
     cumulative = weights.cumsum(dim=1)
     wanted = cumulative[:, -1:] * uniform
-    last = weights.shape[1] - 1 - (weights.flip(1) > 0).to(torch.uint8).argmax(dim=1)  # rounding must not pass it
+    # rounding must not pass it
+    last = weights.shape[1] - 1 - (weights.flip(1) > 0).to(torch.uint8).argmax(dim=1)
     return torch.minimum(torch.searchsorted(cumulative, wanted, right=True)[:, 0], last)

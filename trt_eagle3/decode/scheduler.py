@@ -1,9 +1,10 @@
 """Continuous batching: who runs in the next step, and on which pages.
 
-A step admits waiting sequences while pages and places last, runs one prefill pass over a bounded number of prompt
-rows, and one cycle of all sequences that decode, so that a long prompt stalls nobody for longer than a chunk. Pages are
-taken as they are needed; when they run out, cached prefixes go first, then the sequence that came last is put off and
-computed again later, from the tokens that it has.
+A step admits waiting sequences while pages and places last, runs one prefill pass over a bounded
+number of prompt rows, and one cycle of all sequences that decode, so that a long prompt stalls
+nobody for longer than a chunk. Pages are taken as they are needed; when they run out, cached
+prefixes go first, then the sequence that came last is put off and computed again later, from the
+tokens that it has.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Emission:
 
     Attributes:
         tokens: newly emitted ones. full: it has as many tokens as a sequence can have.
-        steps: the deepest level of the tree that was verified; 0 where it decoded plainly, None after a prompt.
+        steps: the deepest level of the tree that was verified; 0 where it decoded plainly, None
+        after a prompt.
         error: why it cannot go on; it is out of the scheduler then.
     """
 
@@ -55,7 +57,9 @@ class Scheduler:
         tree_for: Callable[[int], AnyTree | None],
         prefix_cache: PrefixCache | None = None,
     ) -> None:
-        """``tree_for``: the tree for so many decoding sequences, None where speculation does not pay."""
+        """``tree_for``: the tree for so many decoding sequences, None where speculation does not
+        pay.
+        """
         self.running: list[SequenceState] = []
         self.waiting: deque[SequenceState] = deque()
         self.num_preempted = 0
@@ -84,8 +88,11 @@ class Scheduler:
             self.waiting.remove(sequence)
 
     def reset(self) -> list[SequenceState]:
-        """After a pass that failed: forget cached prefixes and those it was for, and return these; others wait on."""
-        failed = self.running if self.running else self.waiting  # with nobody running, a waiting one was at fault
+        """After a pass that failed: forget cached prefixes and those it was for, and return
+        these; others wait on.
+        """
+        # with nobody running, a waiting one was at fault
+        failed = self.running if self.running else self.waiting
         lost = list(failed)
         failed.clear()
         for sequence in lost:
@@ -95,9 +102,13 @@ class Scheduler:
         return lost
 
     def step(self) -> list[Emission]:
-        """Admit, prefill, decode; return the emitted tokens, for the caller to ``remove`` those that are done."""
+        """Admit, prefill, decode; return the emitted tokens, for the caller to ``remove`` those
+        that are done.
+        """
         failed = self._admit()
-        decoding = [s for s in self.running if s.prefilled and not s.backpressured and not self._is_full(s)]
+        decoding = [
+            s for s in self.running if s.prefilled and not s.backpressured and not self._is_full(s)
+        ]
         return failed + self._prefill() + self._decode([s for s in decoding if s in self.running])
 
     def _admit(self) -> list[Emission]:
@@ -121,7 +132,8 @@ class Scheduler:
     def _next(self) -> SequenceState | None:
         """Who of the waiting can run now, its pages given.
 
-        Those whose readers lag make room for it, then the one that has run longest; they wait on, behind all others.
+        Those whose readers lag make room for it, then the one that has run longest; they wait on,
+        behind all others.
         """
         sequence = next((s for s in self.waiting if not s.backpressured), None)
         while sequence is not None:
@@ -135,7 +147,9 @@ class Scheduler:
         return sequence
 
     def _give_pages(self, sequence: SequenceState) -> bool:
-        """Pages for all that ``sequence`` needs up to its first cycle, its known beginning among them."""
+        """Pages for all that ``sequence`` needs up to its first cycle, its known beginning among
+        them.
+        """
         if self._prefixes is not None:
             keys = page_keys(sequence, sequence.num_prefill - 1, self._pool.page_size)
             sequence.pages.adopt(self._prefixes.match(keys))
@@ -150,7 +164,9 @@ class Scheduler:
         return True
 
     def _free_pages(self, sequence: SequenceState, num_rows: int) -> bool:
-        """Whether ``sequence`` can have ``num_rows`` rows, cached prefixes evicted where need be."""
+        """Whether ``sequence`` can have ``num_rows`` rows, cached prefixes evicted where need
+        be.
+        """
         lacking = -(-num_rows // self._pool.page_size) - len(sequence.pages.held)
         if lacking > self._pool.num_free and self._prefixes is not None:
             self._prefixes.evict(lacking - self._pool.num_free)
@@ -174,10 +190,14 @@ class Scheduler:
         return found
 
     def _run_prefill(self, chunks: list[tuple[SequenceState, int]]) -> list[Emission]:
-        """Run one forward over ``chunks``; where memory does not hold it, one for each: only who is too large fails."""
+        """Run one forward over ``chunks``; where memory does not hold it, one for each: only who
+        is too large fails.
+        """
         rows = sum(count for _, count in chunks)
         try:
-            with request_memory(f"prompt: {rows} tokens at once", "Rebuild with a smaller engine.prefill_chunk."):
+            with request_memory(
+                f"prompt: {rows} tokens at once", "Rebuild with a smaller engine.prefill_chunk."
+            ):
                 self._decoder.prefill(chunks)
         except DeviceMemoryError as error:
             if len(chunks) == 1:
@@ -205,13 +225,16 @@ class Scheduler:
         for s in sequences:
             if s in self.running:
                 self._reserve(s, self._decoder.rows_wanted(s, tree))
-        ready = [s for s in sequences if s in self.running]  # some may have been put off to make room
+        # some may have been put off to make room
+        ready = [s for s in sequences if s in self.running]
         if not ready:
             return []
         steps = [tree.steps if tree and self._decoder.speculates(s, tree) else 0 for s in ready]
         found = self._decoder.cycle(ready, tree)
         return [
-            Emission(s, accepted.tokens, self._is_full(s), depth) if accepted.tokens else self._fail(s, no_numbers())
+            Emission(s, accepted.tokens, self._is_full(s), depth)
+            if accepted.tokens
+            else self._fail(s, no_numbers())
             for s, accepted, depth in zip(ready, found, steps, strict=True)
         ]
 
@@ -222,7 +245,9 @@ class Scheduler:
         return Emission(sequence, (), error=error)
 
     def _reserve(self, sequence: SequenceState, num_rows: int) -> None:
-        """Pages for ``num_rows`` rows: preempt those that nobody reads, then the newest, be it ``sequence``."""
+        """Pages for ``num_rows`` rows: preempt those that nobody reads, then the newest, be it
+        ``sequence``.
+        """
         while not self._free_pages(sequence, num_rows):
             last = self._lagging() or self.running[-1]
             self._preempt(last)
@@ -235,10 +260,11 @@ class Scheduler:
         return next((s for s in reversed(self.running) if s.backpressured), None)
 
     def _longest(self, waiting: SequenceState) -> SequenceState | None:
-        """The running sequence with the longest turn, where ``waiting`` has waited long for its first token.
+        """The running sequence with the longest turn, where ``waiting`` has waited long for its
+        first token.
 
-        A server cannot tell a reader that has stopped from one whose machine takes in whole answers: so nobody keeps a
-        place for long that others wait for.
+        A server cannot tell a reader that has stopped from one whose machine takes in whole
+        answers: so nobody keeps a place for long that others wait for.
         """
         if waiting.tokens or time.perf_counter() - waiting.created < _PATIENCE_SECONDS:
             return None

@@ -27,8 +27,10 @@ class SequenceState:
         tokens: the answer. Its last token is in no cache yet: it is the root of the next tree.
         length: rows in the target's cache. draft: the draft's state, once the prompt is through.
         draft_length: rows in the draft's cache, equal to ``length`` while it drafts.
-        deferred: [k * H] aux hidden states of the rows that the draft lacks, where it was not worth asking.
-        page_keys: of the pages that prompt and answer fill, as far as anybody asked (``prefix_cache.page_keys``).
+        deferred: [k * H] aux hidden states of the rows that the draft lacks, where it was not worth
+        asking.
+        page_keys: of the pages that prompt and answer fill, as far as anybody asked
+            (``prefix_cache.page_keys``).
     """
 
     prompt: Prompt
@@ -55,7 +57,9 @@ class SequenceState:
 
     @property
     def num_prefill(self) -> int:
-        """Rows to be in the cache before decoding goes on: the prompt, and after a preemption the answer so far."""
+        """Rows to be in the cache before decoding goes on: the prompt, and after a preemption
+        the answer so far.
+        """
         return len(self.prompt.token_ids) + max(len(self.tokens) - 1, 0)
 
     @property
@@ -82,7 +86,9 @@ class SequenceState:
         """int64 [stop - start]: tokens of prompt and answer."""
         num_prompt = len(self.prompt.token_ids)
         output_ids = self.tokens[max(start - num_prompt, 0) : max(stop - num_prompt, 0)]
-        return torch.cat([self.prompt.token_ids[start:stop], torch.tensor(output_ids, dtype=torch.int64)])
+        return torch.cat(
+            [self.prompt.token_ids[start:stop], torch.tensor(output_ids, dtype=torch.int64)]
+        )
 
     def append_tokens(self, tokens: tuple[int, ...]) -> None:
         """Append to the answer."""

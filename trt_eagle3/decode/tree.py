@@ -1,7 +1,7 @@
 """Draft trees: who descends from whom, and what follows from that.
 
-A tree's node 0 is the root, the last accepted token; parents stand before their children. A chain is a tree.
-Shapes: T nodes.
+A tree's node 0 is the root, the last accepted token; parents stand before their children. A chain
+is a tree. Shapes: T nodes.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ class DraftStep:
         parents: int64 [n]: row of each node's parent among the rows that the step before ran.
         ranks: int64 [n]: which of its parent's best tokens each node takes.
         inner: int64 [m]: the nodes of this level that have children: the rows that this step runs.
-        num_shared: how many inner nodes of the levels above, from the first on, are ancestors of all of these: a chain
-            has no others, so its levels all have one shape.
-        mask: bool [m, the other inner nodes so far]: who sees whom among them; None at the last level.
+        num_shared: how many inner nodes of the levels above, from the first on, are ancestors of
+            all of these: a chain has no others, so its levels all have one shape.
+        mask: bool [m, the other inner nodes so far]: who sees whom among them; None at the last
+        level.
         width: best tokens wanted of each parent.
     """
 
@@ -79,7 +80,10 @@ class Tree:
         index = {path: i for i, path in enumerate(ordered)}
         for path in ordered[1:]:
             if not path or path[:-1] not in index:
-                raise UserError(f"speculation.tree: path {list(path)} has no parent {list(path[:-1])} in the tree")
+                raise UserError(
+                    f"speculation.tree: path {list(path)} has no parent {list(path[:-1])} in the "
+                    "tree"
+                )
         if len(index) != len(ordered):
             raise UserError("speculation.tree: a path is given twice")
         parents = [-1, *(index[path[:-1]] for path in ordered[1:])]
@@ -133,14 +137,21 @@ class Tree:
     def levels(self) -> tuple[tuple[int, ...], ...]:
         """Nodes by depth, from depth 1 on."""
         depths = self.depths.tolist()
-        return tuple(tuple(i for i, d in enumerate(depths) if d == level) for level in range(1, max(depths) + 1))
+        return tuple(
+            tuple(i for i, d in enumerate(depths) if d == level)
+            for level in range(1, max(depths) + 1)
+        )
 
     @cached_property
     def _steps(self) -> tuple[DraftStep, ...]:
-        steps, above, drafted = [], [0], list[int]()  # above: nodes whose logits the step before has made
+        # above: nodes whose logits the step before has made
+        steps, above, drafted = [], [0], list[int]()
         for nodes in self.levels:
             inner = [node for node in nodes if node in self.parents]
-            shared = next((i for i, node in enumerate(drafted) if not self.mask[inner, node].all()), len(drafted))
+            shared = next(
+                (i for i, node in enumerate(drafted) if not self.mask[inner, node].all()),
+                len(drafted),
+            )
             drafted += inner
             step = DraftStep(
                 parents=torch.tensor([above.index(self.parents[node]) for node in nodes]),
@@ -169,7 +180,9 @@ def configured_tree(config: SpeculationConfig) -> Tree | DynamicTree:
     """The tree that ``config`` describes, static or dynamic."""
     if config.mode != "dynamic":
         return static_tree(config)
-    return DynamicTree(config.steps, config.topk, config.num_draft_tokens or config.steps * config.topk + 1)
+    return DynamicTree(
+        config.steps, config.topk, config.num_draft_tokens or config.steps * config.topk + 1
+    )
 
 
 def static_tree(config: SpeculationConfig) -> Tree:
@@ -183,7 +196,8 @@ def static_tree(config: SpeculationConfig) -> Tree:
 
 
 def best_first_paths(steps: int, topk: int, count: int) -> list[Path]:
-    """The ``count`` paths of at most ``steps`` ranks below ``topk`` that the prior of ``_cost`` thinks likeliest.
+    """The ``count`` paths of at most ``steps`` ranks below ``topk`` that the prior of ``_cost``
+    thinks likeliest.
 
     Measured shapes differ little for common budgets; ``speculation.tree`` takes any other.
 
@@ -202,21 +216,23 @@ def best_first_paths(steps: int, topk: int, count: int) -> list[Path]:
                 heappush(heap, (cost + step_cost, (*path, rank)))
     if len(paths) < count:
         raise UserError(
-            f"speculation.num_draft_tokens: {steps} steps of topk {topk} make at most {len(paths) + 1} nodes, "
-            f"got {count + 1}. Lower it, or raise steps or topk."
+            f"speculation.num_draft_tokens: {steps} steps of topk {topk} make at most "
+            f"{len(paths) + 1} nodes, got {count + 1}. Lower it, or raise steps or topk."
         )
     return paths
 
 
 def best_first(paths: Sequence[Path]) -> list[Path]:
-    """``paths`` of a tree, the likeliest to be accepted first: every beginning of the list is a tree too."""
+    """``paths`` of a tree, the likeliest to be accepted first: every beginning of the list is a
+    tree too.
+    """
     return sorted(paths, key=lambda path: (_cost(path), len(path), path))
 
 
 def _cost(path: Path) -> float:
     """Minus the log of the odds that ``path`` is accepted.
 
-    The prior: a draft's r-th best token is right with odds that fall as 1 / (r + 1) ** 2, independent of depth, the
-    best one at 0.7.
+    The prior: a draft's r-th best token is right with odds that fall as 1 / (r + 1) ** 2,
+    independent of depth, the best one at 0.7.
     """
     return sum(-math.log(0.7 / (rank + 1) ** 2) for rank in path)

@@ -28,27 +28,51 @@ def verify_tree(
 
     Nothing at all where a logit is no number. The host waits for the device here, once.
     """
-    tokens, parents = (t.to(logits.device, non_blocking=True) for t in (proposal.tokens, proposal.parents))
+    tokens, parents = (
+        t.to(logits.device, non_blocking=True) for t in (proposal.tokens, proposal.parents)
+    )
     best, bonus = logits.max(dim=-1)
     accept_probs = None
     for alike, count in _alike(sequences, counts, logits.shape[2]):
         accept_probs = (
-            torch.zeros(bonus.shape, dtype=torch.float64, device=bonus.device) if accept_probs is None else accept_probs
+            torch.zeros(bonus.shape, dtype=torch.float64, device=bonus.device)
+            if accept_probs is None
+            else accept_probs
         )
         index = torch.tensor(alike).to(logits.device, non_blocking=True)
-        values, drafted, above = (t[:, :count].index_select(0, index) for t in (logits, tokens, parents))
-        mask = proposal.mask[:, :count, :count].to(logits.device, non_blocking=True).index_select(0, index)
-        verify_result = verify_results([sequences[i].sampler for i in alike], values, drafted, above, mask)
-        accept_probs[index, :count], bonus[index, :count] = verify_result.accept, verify_result.bonus
+        values, drafted, above = (
+            t[:, :count].index_select(0, index) for t in (logits, tokens, parents)
+        )
+        mask = (
+            proposal.mask[:, :count, :count]
+            .to(logits.device, non_blocking=True)
+            .index_select(0, index)
+        )
+        verify_result = verify_results(
+            [sequences[i].sampler for i in alike], values, drafted, above, mask
+        )
+        accept_probs[index, :count], bonus[index, :count] = (
+            verify_result.accept,
+            verify_result.bonus,
+        )
     known = torch.stack([tokens, parents, bonus.masked_fill(~best.isfinite(), _NO_TOKEN)])
-    fields = known.tolist() if accept_probs is None else torch.cat([known.double(), accept_probs[None]]).tolist()
+    fields = (
+        known.tolist()
+        if accept_probs is None
+        else torch.cat([known.double(), accept_probs[None]]).tolist()
+    )
     found = []
     for i, (s, count) in enumerate(zip(sequences, counts, strict=True)):
-        nodes, parent_of, output_ids = ([int(value) for value in row[i][:count]] for row in fields[:3])
+        nodes, parent_of, output_ids = (
+            [int(value) for value in row[i][:count]] for row in fields[:3]
+        )
         if _NO_TOKEN in output_ids:
             found.append(Accepted((0,), ()))
             continue
-        certain = [float(output_ids[parent] == token) for token, parent in zip(nodes, parent_of, strict=True)]
+        certain = [
+            float(output_ids[parent] == token)
+            for token, parent in zip(nodes, parent_of, strict=True)
+        ]
         probs = fields[3][i] if s.sampler.needs_probs else certain
         found.append(accept(nodes, parent_of, probs, output_ids, s.sampler.uniform))
     return found
@@ -57,7 +81,9 @@ def verify_tree(
 def _alike(
     sequences: Sequence[SequenceState], counts: Sequence[int], vocab_size: int
 ) -> Iterator[tuple[list[int], int]]:
-    """Those that need probabilities and can be judged together, and their count: of the same filters and count."""
+    """Those that need probabilities and can be judged together, and their count: of the same
+    filters and count.
+    """
     alike: dict[Hashable, list[int]] = {}
     for i, (s, count) in enumerate(zip(sequences, counts, strict=True)):
         if s.sampler.needs_probs:

@@ -39,14 +39,20 @@ class Worker:
         self._max_waiting = max_waiting
         self._news = threading.Condition()
         self._inbox: list[tuple[Answer, SequenceState]] = []
-        self._answers: dict[int, tuple[weakref.ref[Answer], SequenceState]] = {}  # its reader lets go: it is cancelled
+        # its reader lets go: it is cancelled
+        self._answers: dict[int, tuple[weakref.ref[Answer], SequenceState]] = {}
         self._num_preparing = 0
         self._num_stalled = 0  # in the scheduler's queue, but not to be run
         self._closing = self._draining = False
-        # A text takes milliseconds, the images of one request can take many seconds: nobody else waits behind them. A
-        # thread for each, because they wait: for a host, or for their turn at the processes that decode.
+        # A text takes milliseconds, the images of one request can take many seconds: nobody else
+        # waits behind them. A
+        # thread for each, because they wait: for a host, or for their turn at the processes that
+        # decode.
         threads = {False: _TOKENISING, True: max_waiting}
-        self._pools = {media: ThreadPoolExecutor(count, "trt-eagle3-prepare") for media, count in threads.items()}
+        self._pools = {
+            media: ThreadPoolExecutor(count, "trt-eagle3-prepare")
+            for media, count in threads.items()
+        }
         self._thread = threading.Thread(target=self._run, name="trt-eagle3-decode", daemon=True)
         self._thread.start()
 
@@ -57,7 +63,9 @@ class Worker:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait for a place; those that were preempted because nobody reads their answers do not."""
+        """Requests that wait for a place; those that were preempted because nobody reads their
+        answers do not.
+        """
         with self._news:
             waiting = max(len(self._scheduler.waiting) - self._num_stalled, 0)
             return self._num_preparing + len(self._inbox) + waiting
@@ -74,7 +82,8 @@ class Worker:
         return answer
 
     def submit_together(self, requests: Sequence[Request], prepare: Prepare) -> list[Answer]:
-        """Take requests that the next pass finds all of them; ``prepare`` runs here, and decoding waits for it.
+        """Take requests that the next pass finds all of them; ``prepare`` runs here, and decoding
+        waits for it.
 
         Raises:
             OverloadedError: as for ``submit``; those before it are taken.
@@ -101,9 +110,13 @@ class Worker:
         if not self.alive:
             raise OverloadedError("the engine is closed. Load it again.")
         if self.num_waiting >= self._max_waiting:
-            raise OverloadedError(f"{self.num_waiting} requests wait already (limits.max_waiting). Try again later.")
+            raise OverloadedError(
+                f"{self.num_waiting} requests wait already (limits.max_waiting). Try again later."
+            )
         if self._num_stalled >= self._max_waiting:
-            raise OverloadedError(f"{self._num_stalled} answers are not read (limits.max_waiting). Read them first.")
+            raise OverloadedError(
+                f"{self._num_stalled} answers are not read (limits.max_waiting). Read them first."
+            )
         self._num_preparing += 1
         return Answer(self._wake, keeps=prepare)
 
@@ -153,7 +166,8 @@ class Worker:
     @torch.inference_mode()
     def _serve(self) -> None:
         while self._wait():
-            self._turn()  # a call of its own: while this thread waits, it holds on to nobody's request
+            # a call of its own: while this thread waits, it holds on to nobody's request
+            self._turn()
         for answer, sequence in self._readers():
             self._drop(answer, sequence, "cancelled")
 
@@ -173,7 +187,9 @@ class Worker:
             emissions = self._scheduler.step()
         except Exception as error:  # a pass failed: nothing of what it was for can be trusted
             _log.exception("a step failed")
-            emissions = [Emission(sequence, (), error=error) for sequence in self._scheduler.reset()]
+            emissions = [
+                Emission(sequence, (), error=error) for sequence in self._scheduler.reset()
+            ]
         depths = [emission.steps for emission in emissions if emission.steps is not None]
         if depths:
             self._meter.drafted(any(depths))
@@ -216,14 +232,22 @@ class Worker:
         if emission.steps is None:
             self._meter.first_token(sequence.queue_seconds or 0.0, answer.seconds)
         else:
-            self._meter.cycle(len(emission.tokens) - 1, emission.steps, len(chunk.token_ids), seconds)
+            self._meter.cycle(
+                len(emission.tokens) - 1, emission.steps, len(chunk.token_ids), seconds
+            )
         if chunk.finish_reason:
             self._drop(answer, sequence, chunk.finish_reason)
 
     def _drop(
-        self, answer: Answer | None, sequence: SequenceState, outcome: str, error: Exception | None = None
+        self,
+        answer: Answer | None,
+        sequence: SequenceState,
+        outcome: str,
+        error: Exception | None = None,
     ) -> None:
-        """The end of a request, however it came; its pages are free before its reader hears of it."""
+        """The end of a request, however it came; its pages are free before its reader hears of
+        it.
+        """
         self._answers.pop(id(sequence), None)
         self._scheduler.remove(sequence)
         self._meter.finished(outcome)
@@ -231,7 +255,9 @@ class Worker:
             return
         if outcome == "cancelled":
             answer.put(CANCELLED)
-        answer.end(error if error is None or isinstance(error, TrtEagle3Error) else _engine_error(error))
+        answer.end(
+            error if error is None or isinstance(error, TrtEagle3Error) else _engine_error(error)
+        )
 
 
 def _outcome(error: Exception) -> str:

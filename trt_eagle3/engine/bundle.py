@@ -83,12 +83,15 @@ BUNDLE_KIND = FolderKind(
 
 
 def reference_location(ref: TensorRef) -> str:
-    """Location of a tensor's own file under ``REFERENCE_ROOT``; links are followed, because sessions refuse them."""
+    """Location of a tensor's own file under ``REFERENCE_ROOT``; links are followed, because
+    sessions refuse them.
+    """
     return str(ref.file.resolve().relative_to(REFERENCE_ROOT))
 
 
 def check_name(path: Path) -> None:
-    """Refuse a bundle's place whose name is not UTF-8: neither ONNX Runtime nor the tokenizer could open its files.
+    """Refuse a bundle's place whose name is not UTF-8: neither ONNX Runtime nor the tokenizer could
+    open its files.
 
     Raises:
         UserError: it is not.
@@ -97,7 +100,8 @@ def check_name(path: Path) -> None:
         str(path.absolute()).encode()
     except UnicodeEncodeError as error:
         raise UserError(
-            f"{clip(path)}: a bundle's path must be UTF-8. Name another place, or rename the folder."
+            f"{clip(path)}: a bundle's path must be UTF-8. Name another place, or rename the "
+            "folder."
         ) from error
 
 
@@ -105,8 +109,8 @@ def read_bundle(path: Path) -> BundleRecord:
     """Read and check the bundle at ``path``; again where a build replaces it meanwhile.
 
     Raises:
-        UserError: not a bundle, an unfinished or damaged one, of another schema version, or its weights have changed
-            or cannot be read, or are not where a bundle's may be.
+        UserError: not a bundle, an unfinished or damaged one, of another schema version, or its
+            weights have changed or cannot be read, or are not where a bundle's may be.
     """
     check_name(path)
 
@@ -124,7 +128,8 @@ def unreplaced(path: Path, record: BundleRecord) -> Iterator[None]:
     """Refuse what the block read from ``path`` where that is no longer the bundle of ``record``.
 
     Raises:
-        BundleReplacedError: a build has replaced it; also in place of what the block raised, which came of that.
+        BundleReplacedError: a build has replaced it; also in place of what the block raised, which
+            came of that.
     """
     try:
         yield
@@ -135,7 +140,9 @@ def unreplaced(path: Path, record: BundleRecord) -> Iterator[None]:
 
 
 def retry_if_replaced(read: Callable[[], _T]) -> _T:
-    """Return ``read()``, called again where it raises ``BundleReplacedError``; a few times at most."""
+    """Return ``read()``, called again where it raises ``BundleReplacedError``; a few times at
+    most.
+    """
     for _ in range(_ATTEMPTS - 1):
         with contextlib.suppress(BundleReplacedError):
             return read()
@@ -146,7 +153,9 @@ def _check_unreplaced(path: Path, record: BundleRecord) -> None:
     with contextlib.suppress(UserError):
         if _read_record(path) == record:  # created_at tells builds of one config apart
             return
-    raise BundleReplacedError(f"{path}: was replaced or removed after it was opened. Load it again.")
+    raise BundleReplacedError(
+        f"{path}: was replaced or removed after it was opened. Load it again."
+    )
 
 
 def _read_record(path: Path) -> BundleRecord:
@@ -156,27 +165,35 @@ def _read_record(path: Path) -> BundleRecord:
     try:
         raw = _read_raw(path)
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise UserError(f"{path}: no bundle here ({BUNDLE_FILE} not found). Make one: trt-eagle3 build") from error
+        raise UserError(
+            f"{path}: no bundle here ({BUNDLE_FILE} not found). Make one: trt-eagle3 build"
+        ) from error
     except OSError as error:
-        raise UserError(f"{file}: unreadable: {error.strerror}. Rebuild: trt-eagle3 build") from error
+        raise UserError(
+            f"{file}: unreadable: {error.strerror}. Rebuild: trt-eagle3 build"
+        ) from error
     except UserError as error:
         raise UserError(f"{error} Rebuild: trt-eagle3 build") from error
     version = raw.get("schema_version")
     if version != SCHEMA_VERSION:
         raise UserError(
-            f"{file}: bundle schema version {quote(version)}, this trt-eagle3 reads {SCHEMA_VERSION}. "
-            "Rebuild: trt-eagle3 build --config <its config>"
+            f"{file}: bundle schema version {quote(version)}, this trt-eagle3 reads "
+            f"{SCHEMA_VERSION}. Rebuild: trt-eagle3 build --config <its config>"
         )
     try:
         return BundleRecord.model_validate(raw)
     except ValidationError as error:
         first = error.errors()[0]
         where = clip(".".join(str(p) for p in first["loc"]))
-        raise UserError(f"{file}: {where}: {clip(first['msg'])}. Rebuild: trt-eagle3 build") from error
+        raise UserError(
+            f"{file}: {where}: {clip(first['msg'])}. Rebuild: trt-eagle3 build"
+        ) from error
 
 
 def _read_raw(path: Path) -> dict[str, Any]:
-    """The record; waits a moment where a build without an atomic exchange may be between its two renames."""
+    """The record; waits a moment where a build without an atomic exchange may be between its two
+    renames.
+    """
     lock = lock_file_of(Path(os.path.realpath(path)))
     for _ in range(_WAITS):
         with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,6 @@
-"""Checks of a bundle's weights: only recorded files are read, and only where their headers say that tensors lie."""
+"""Checks of a bundle's weights: only recorded files are read, and only where their headers say
+that tensors lie.
+"""
 
 from __future__ import annotations
 
@@ -27,20 +29,31 @@ GRAPHS = ("target", "vision", "fuse", "draft")
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _MAX_LOCATION_LEN, _MAX_PATH_LEN = 1024, 700
 _MAX_GRAPH_BYTES = (1 << 31) - 1  # protobuf's own limit
-_ONNX_ITEM_BYTES = {"FLOAT": 4, "FLOAT16": 2, "BFLOAT16": 2, "INT64": 8, "INT32": 4, "UINT8": 1, "INT8": 1, "BOOL": 1}
+_ONNX_ITEM_BYTES = {
+    "FLOAT": 4,
+    "FLOAT16": 2,
+    "BFLOAT16": 2,
+    "INT64": 8,
+    "INT32": 4,
+    "UINT8": 1,
+    "INT8": 1,
+    "BOOL": 1,
+}
 
 
 def header_digest(file: Path) -> str:
     """Hash a safetensors header (sha256): names, types, shapes and offsets of all its tensors.
 
-    Of a file whose header would reach past its end, or past what safetensors allows, hash the header's length alone.
+    Of a file whose header would reach past its end, or past what safetensors allows, hash the
+    header's length alone.
     """
     with open_regular(file) as stream:
         return _digest(stream)
 
 
 def check_weights(bundle: Path, record: BundleRecord) -> None:
-    """Refuse weight files that have changed, and tensors that ``bundle.json`` places where they are not.
+    """Refuse weight files that have changed, and tensors that ``bundle.json`` places where they are
+    not.
 
     Raises:
         UserError: naming the first.
@@ -52,12 +65,15 @@ def check_weights(bundle: Path, record: BundleRecord) -> None:
             _check_file(file, expected, record)
         except OSError as error:
             raise UserError(
-                f"{clip(file, _MAX_PATH_LEN)}: cannot read it: {error.strerror}. Mend its permissions."
+                f"{clip(file, _MAX_PATH_LEN)}: cannot read it: {error.strerror}. Mend its "
+                "permissions."
             ) from error
     headers: dict[str, Mapping[str, TensorRef]] = {}
     for name, tensor in {"embedding": record.embedding, **record.draft_tensors}.items():
         if tensor.location not in files:
-            raise _refusal(bundle, f"{clip(name)}: its file {quote(tensor.location)} is not among the sources")
+            raise _refusal(
+                bundle, f"{clip(name)}: its file {quote(tensor.location)} is not among the sources"
+            )
         if tensor.location not in headers:
             headers[tensor.location] = open_file(_locate(bundle, record, tensor.location))
         _check_tensor(bundle, name, tensor, headers[tensor.location].get(tensor.name))
@@ -75,25 +91,37 @@ def check_graphs(bundle: Path, record: BundleRecord) -> None:
             _check_graph(file, _load_graph(file), files)
 
 
-def check_tables(bundle: Path, record: BundleRecord, spec: TargetSpec, manifest: DraftManifest | None) -> None:
-    """Refuse tensors read outside the graphs that are not of the shape and kind that target and draft give them.
+def check_tables(
+    bundle: Path, record: BundleRecord, spec: TargetSpec, manifest: DraftManifest | None
+) -> None:
+    """Refuse tensors read outside the graphs that are not of the shape and kind that target and
+    draft give them.
 
     Raises:
         UserError: naming the first.
     """
     tensors = {"embedding": record.embedding}
-    shapes: dict[str, tuple[int, ...]] = {"embedding": (spec.text.vocab_size, spec.text.hidden_size)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "embedding": (spec.text.vocab_size, spec.text.hidden_size)
+    }
     if manifest is not None:
         tensors |= {f"draft {name}": tensor for name, tensor in record.draft_tensors.items()}
         of_draft = draft_shapes(manifest) | {"d2t": (manifest.draft_vocab_size,)}
         shapes |= {f"draft {name}": shape for name, shape in of_draft.items()}
         if manifest.embedding == "own" and "embed_tokens.weight" not in record.draft_tensors:
-            raise _refusal(bundle, "draft_tensors: no embed_tokens.weight, which the draft has of its own")
+            raise _refusal(
+                bundle, "draft_tensors: no embed_tokens.weight, which the draft has of its own"
+            )
     for name, tensor in tensors.items():
         kinds = ("I64", "I32") if name == "draft d2t" else FLOAT_DTYPES
         if tensor.shape != shapes.get(name, tensor.shape) or tensor.dtype not in kinds:
-            expected, got = f"{' or '.join(kinds)} {list(shapes.get(name, tensor.shape))}", list(tensor.shape)
-            raise _refusal(bundle, f"{clip(name)}: expected {expected}, got {quote(tensor.dtype)} {quote(got)}")
+            expected, got = (
+                f"{' or '.join(kinds)} {list(shapes.get(name, tensor.shape))}",
+                list(tensor.shape),
+            )
+            raise _refusal(
+                bundle, f"{clip(name)}: expected {expected}, got {quote(tensor.dtype)} {quote(got)}"
+            )
 
 
 def _locate(bundle: Path, record: BundleRecord, location: str) -> Path:
@@ -101,12 +129,15 @@ def _locate(bundle: Path, record: BundleRecord, location: str) -> Path:
     place = PurePosixPath(location)
     plain = "\0" not in location and str(place) == location and len(location) <= _MAX_LOCATION_LEN
     if not plain or place.is_absolute() or ".." in place.parts:
-        raise _refusal(bundle, f"{quote(location)}: expected a plain relative path of a weight file")
+        raise _refusal(
+            bundle, f"{quote(location)}: expected a plain relative path of a weight file"
+        )
     root = record.weights_root(bundle)
     file = root / location
     if not Path(os.path.realpath(file)).is_relative_to(os.path.realpath(root)):
         raise UserError(
-            f"{clip(file, _MAX_PATH_LEN)}: a link out of the bundle. Copy the file there, or rebuild: trt-eagle3 build"
+            f"{clip(file, _MAX_PATH_LEN)}: a link out of the bundle. Copy the file there, or "
+            "rebuild: trt-eagle3 build"
         )
     return file
 
@@ -123,7 +154,9 @@ def _check_file(file: Path, expected: FileRecord, record: BundleRecord) -> None:
         if size != expected.size:
             raise UserError(f"{shown}: expected {expected.size} bytes, got {size}. {fix}")
         if _digest(stream) != expected.header_sha256:
-            raise UserError(f"{shown}: its safetensors header is not the one this bundle was built with. {fix}")
+            raise UserError(
+                f"{shown}: its safetensors header is not the one this bundle was built with. {fix}"
+            )
 
 
 def _digest(stream: BinaryIO) -> str:
@@ -137,12 +170,16 @@ def _digest(stream: BinaryIO) -> str:
 def _check_tensor(bundle: Path, name: str, tensor: TensorRecord, found: TensorRef | None) -> None:
     """Refuse a record that is not what the file's own header says."""
     if found is None:
-        raise _refusal(bundle, f"{clip(name)}: {quote(tensor.location)} holds no tensor {quote(tensor.name)}")
+        raise _refusal(
+            bundle, f"{clip(name)}: {quote(tensor.location)} holds no tensor {quote(tensor.name)}"
+        )
     for field in ("offset", "num_bytes", "dtype", "shape"):
         expected, got = getattr(found, field), getattr(tensor, field)
         if expected != got:
             raise _refusal(
-                bundle, f"{clip(name)}: {field}: expected {expected} as in its file's header, got {quote(got)}"
+                bundle,
+                f"{clip(name)}: {field}: expected {expected} as in its file's header, got "
+                f"{quote(got)}",
             )
 
 
@@ -170,7 +207,9 @@ def _check_graph(file: Path, model: onnx.ModelProto, files: Mapping[str, FileRec
 
 
 def _check_external(
-    tensor: onnx.TensorProto, files: Mapping[str, FileRecord], bad: Callable[[onnx.TensorProto, str], UserError]
+    tensor: onnx.TensorProto,
+    files: Mapping[str, FileRecord],
+    bad: Callable[[onnx.TensorProto, str], UserError],
 ) -> None:
     place = {entry.key: entry.value for entry in tensor.external_data}
     location = place.get("location", "")
@@ -180,15 +219,26 @@ def _check_external(
         offset, length = int(place["offset"]), int(place["length"])
     except (KeyError, ValueError) as error:
         raise bad(tensor, "its external data has no offset and length in bytes") from error
-    kind = tensor.DataType.Name(tensor.data_type) if tensor.data_type in tensor.DataType.values() else "?"
+    kind = (
+        tensor.DataType.Name(tensor.data_type)
+        if tensor.data_type in tensor.DataType.values()
+        else "?"
+    )
     if kind not in _ONNX_ITEM_BYTES or prod(tensor.dims) * _ONNX_ITEM_BYTES[kind] != length:
-        raise bad(tensor, f"type {kind} and shape {quote(list(tensor.dims))} do not make {length} bytes")
+        raise bad(
+            tensor, f"type {kind} and shape {quote(list(tensor.dims))} do not make {length} bytes"
+        )
     if offset < 0 or min((0, *tensor.dims)) < 0 or offset + length > files[location].size:
-        raise bad(tensor, f"bytes {offset} to {offset + length} are not in {location} of {files[location].size}")
+        raise bad(
+            tensor,
+            f"bytes {offset} to {offset + length} are not in {location} of {files[location].size}",
+        )
 
 
 def _other_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """All tensors of a model but its graph's initializers: in attributes, in graphs within those, sparse ones."""
+    """All tensors of a model but its graph's initializers: in attributes, in graphs within
+    those, sparse ones.
+    """
     inner: list[Any] = [model.graph, *model.functions]
     sparse = list(model.graph.sparse_initializer)
     while inner:

@@ -40,7 +40,10 @@ class FileRecord(_Record):
 
 
 class SourceRecord(_Record):
-    """Where a checkpoint came from. ``files``: location under the weights root -> what lay there."""
+    """Where a checkpoint came from.
+
+    ``files``: location under the weights root -> what lay there.
+    """
 
     checkpoint: str
     revision: str | None
@@ -60,7 +63,14 @@ class TensorRecord(_Record):
 
     def ref(self, weights_root: Path) -> TensorRef:
         """Its place on disk."""
-        return TensorRef(self.name, weights_root / self.location, self.offset, self.num_bytes, self.dtype, self.shape)
+        return TensorRef(
+            self.name,
+            weights_root / self.location,
+            self.offset,
+            self.num_bytes,
+            self.dtype,
+            self.shape,
+        )
 
 
 class EngineRecord(_Record):
@@ -77,9 +87,11 @@ class BundleRecord(_Record):
 
     Attributes:
         weights: ``contained`` = under the bundle; ``reference`` = in the original checkpoints.
-        target, draft: the resolved specs (``checkpoint.target.target_to_dict`` and ``manifest_to_dict``).
+        target, draft: the resolved specs (``checkpoint.target.target_to_dict`` and
+        ``manifest_to_dict``).
         embedding: the shared token table.
-        draft_tensors: every tensor of the draft by canonical name (``checkpoint.manifest.DraftManifest.tensors``).
+        draft_tensors: every tensor of the draft by canonical name
+            (``checkpoint.manifest.DraftManifest.tensors``).
     """
 
     schema_version: int
@@ -96,7 +108,11 @@ class BundleRecord(_Record):
 
     def weight_files(self) -> dict[str, FileRecord]:
         """Every weight file by location under the weights root."""
-        return {location: file for source in self.sources.values() for location, file in source.files.items()}
+        return {
+            location: file
+            for source in self.sources.values()
+            for location, file in source.files.items()
+        }
 
     def weights_root(self, bundle: Path) -> Path:
         """The folder that weight locations are relative to."""

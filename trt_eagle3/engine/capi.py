@@ -1,17 +1,28 @@
 """Our CUDA kernels on torch tensors, through the C library that ``make plugins`` builds.
 
-Every argument is checked by the library on the host; a call enqueues on torch's current stream, allocates its outputs
-when ``out`` is not given, and never waits, so calls may be captured in a CUDA graph.
+Every argument is checked by the library on the host; a call enqueues on torch's current stream,
+allocates its outputs when ``out`` is not given, and never waits, so calls may be captured in a CUDA
+graph.
 
-Shapes: B rows, S new tokens per row, N = B * S, M masked tail, P pages per row, Hq / Hkv heads, D head_dim, H hidden.
-T is float32, float16 or bfloat16, the same for all floating tensors of a call.
+Shapes: B rows, S new tokens per row, N = B * S, M masked tail, P pages per row, Hq / Hkv heads, D
+head_dim, H hidden. T is float32, float16 or bfloat16, the same for all floating tensors of a call.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from ctypes import POINTER, Structure, byref, c_char_p, c_float, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import (
+    POINTER,
+    Structure,
+    byref,
+    c_char_p,
+    c_float,
+    c_int32,
+    c_int64,
+    c_size_t,
+    c_void_p,
+)
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
@@ -43,7 +54,13 @@ MAX_LINEAR_ROWS = 64  # of ``x`` in ``linear``
 _LIBRARY_NAME = "libtrt_eagle3_capi.so"
 _ABI_VERSION = 3
 _MAX_RANK = 4
-_DTYPES = {"torch.float32": 0, "torch.float16": 1, "torch.bfloat16": 2, "torch.int32": 3, "torch.bool": 4}
+_DTYPES = {
+    "torch.float32": 0,
+    "torch.float16": 1,
+    "torch.bfloat16": 2,
+    "torch.int32": 3,
+    "torch.bool": 4,
+}
 
 
 class AttentionPath(IntEnum):
@@ -70,7 +87,17 @@ def _tensors(*names: str) -> tuple[tuple[str, Any], ...]:
 
 class _TreeAttentionArgs(Structure):
     _fields_ = (
-        *_tensors("q", "k", "v", "k_cache", "v_cache", "past_lengths", "query_lengths", "page_table", "tree_mask"),
+        *_tensors(
+            "q",
+            "k",
+            "v",
+            "k_cache",
+            "v_cache",
+            "past_lengths",
+            "query_lengths",
+            "page_table",
+            "tree_mask",
+        ),
         ("out", _Tensor),
         ("page_size", c_int32),
         ("scale", c_float),
@@ -83,7 +110,9 @@ class _TreeAttentionArgs(Structure):
 
 class _QKNormMRopeArgs(Structure):
     _fields_ = (
-        *_tensors("qkv", "position_ids", "inv_freq", "pair_axis", "q_norm", "k_norm", "q", "k", "v"),
+        *_tensors(
+            "qkv", "position_ids", "inv_freq", "pair_axis", "q_norm", "k_norm", "q", "k", "v"
+        ),
         ("num_heads", c_int32),
         ("num_kv_heads", c_int32),
         ("head_dim", c_int32),
@@ -121,7 +150,9 @@ class _KVMoveArgs(Structure):
 
 
 def library_path() -> Path | None:
-    """The library named by TRT_EAGLE3_CAPI, else beside this package, else in plugins/build of a checkout."""
+    """The library named by TRT_EAGLE3_CAPI, else beside this package, else in plugins/build of a
+    checkout.
+    """
     if named := os.environ.get(LIBRARY_VARIABLE):
         return Path(named)
     package = Path(__file__).resolve().parents[1]
@@ -162,7 +193,8 @@ def tree_attention(
     num_splits: int = 0,
     prefetch_safe: bool = False,
 ) -> Tensor:
-    """Write the new tokens into the cache, then attend from each over its past and the tail that the mask shows.
+    """Write the new tokens into the cache, then attend from each over its past and the tail that
+    the mask shows.
 
     Args:
         q, k, v: T [N, Hq * D], [N, Hkv * D], [N, Hkv * D].
@@ -171,8 +203,8 @@ def tree_attention(
         tree_mask: bool [B, S, M]; None is the causal mask: token i sees every slot up to its own.
         tail: M, for the causal mask alone; S when not given.
         workspace: uint8, for the splits; allocated when wanted and not given.
-        prefetch_safe: caches, page table and lengths are older than any launch that may still run (see ``linear``).
-    Returns:
+        prefetch_safe: caches, page table and lengths are older than any launch that may still run
+    (see ``linear``). Returns:
         T [N, Hq * D]; rows of padding tokens (i >= query_lengths[b]) are 0 and write no cache.
     Raises:
         ValueError: a tensor does not fit; the message names it.
@@ -182,7 +214,11 @@ def tree_attention(
 
     out = torch.empty_like(q) if out is None else out
     args = _TreeAttentionArgs(
-        page_size=page_size, scale=scale, path=path, num_splits=num_splits, prefetch_safe=prefetch_safe
+        page_size=page_size,
+        scale=scale,
+        path=path,
+        num_splits=num_splits,
+        prefetch_safe=prefetch_safe,
     )
     _fill(
         args, q=q, k=k, v=v, k_cache=k_cache, v_cache=v_cache, past_lengths=past_lengths,
@@ -192,7 +228,9 @@ def tree_attention(
         batch = past_lengths.shape[0]
         seq = q.shape[0] // max(batch, 1)
         args.mask = 1
-        args.tree_mask = _Tensor(None, _DTYPES["torch.bool"], 3, (batch, seq, seq if tail is None else tail))
+        args.tree_mask = _Tensor(
+            None, _DTYPES["torch.bool"], 3, (batch, seq, seq if tail is None else tail)
+        )
     else:
         _fill(args, tree_mask=tree_mask)
     with torch.cuda.device(_device(q)):
@@ -213,7 +251,8 @@ def vision_attention(
     workspace: Tensor | None = None,
     path: AttentionPath = AttentionPath.AUTO,
 ) -> Tensor:
-    """Rotate the heads of q and k by row and column, then attend from each patch over its own frame.
+    """Rotate the heads of q and k by row and column, then attend from each patch over its own
+    frame.
 
     Args:
         qkv: T [n, 3 * H * D], D a multiple of 4 and at most 128.
@@ -274,7 +313,9 @@ def qk_norm_mrope(
             qkv.new_empty(qkv.shape[0], kv_width),
         )
     q, k, v = out
-    args = _QKNormMRopeArgs(num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, epsilon=epsilon)
+    args = _QKNormMRopeArgs(
+        num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, epsilon=epsilon
+    )
     _fill(
         args, qkv=qkv, position_ids=position_ids, inv_freq=inv_freq, pair_axis=pair_axis,
         q_norm=q_norm, k_norm=k_norm, q=q, k=k, v=v,
@@ -292,11 +333,12 @@ def add_rms_norm(
     epsilon: float,
     out: tuple[Tensor, Tensor | None] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """``(RMSNorm(x + residual) * weight, x + residual)``; without a residual ``(RMSNorm(x) * weight, None)``.
+    """``(RMSNorm(x + residual) * weight, x + residual)``; without a residual ``(RMSNorm(x) *
+    weight, None)``.
 
     Args:
-        x, residual: T [n, H], or float32 where the residual stream is; weight: T [H]. ``y`` has the weight's type,
-            ``sum`` the residual's.
+        x, residual: T [n, H], or float32 where the residual stream is; weight: T [H]. ``y`` has the
+            weight's type, ``sum`` the residual's.
         out: tensors for the two results; ``sum`` may be ``residual`` itself and ``y`` may be ``x``.
     Raises:
         ValueError: a tensor does not fit; the message names it.
@@ -322,7 +364,8 @@ def add_layer_norm(
     epsilon: float,
     out: tuple[Tensor, Tensor | None] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """``(LayerNorm(x + residual) * weight + bias, x + residual)``; without a residual ``(LayerNorm(x) ..., None)``.
+    """``(LayerNorm(x + residual) * weight + bias, x + residual)``; without a residual
+    ``(LayerNorm(x) ..., None)``.
 
     Args:
         x, residual: T [n, H]; weight, bias: T [H].
@@ -357,17 +400,21 @@ def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
     return out
 
 
-def linear(x: Tensor, weight: Tensor, *, prefetch_safe: bool = False, out: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor, weight: Tensor, *, prefetch_safe: bool = False, out: Tensor | None = None
+) -> Tensor:
     """``x @ weight.T`` for a few rows: what decoding multiplies.
 
     Args:
         x: T [M, K], M at most ``MAX_LINEAR_ROWS``; weight: T [N, K], K a multiple of 32.
-        prefetch_safe: no launch that may still be running writes ``weight``, so it is read while the launch before drains.
-            Our launches start before the one before them has ended; any other launch, copy or CUDA graph waits for
-            all before it, and what was written before such a one is prefetch_safe.
+        prefetch_safe: no launch that may still be running writes ``weight``, so it is read while
+            the launch before drains. Our launches start before the one before them has ended; any
+            other launch, copy or CUDA graph waits for all before it, and what was written before
+            such a one is prefetch_safe.
     Raises:
         ValueError: a tensor does not fit; the message names it.
-        NotImplementedError: float32, too many rows, another K, or what cuBLAS computes as fast (``trt_eagle3.h``).
+        NotImplementedError: float32, too many rows, another K, or what cuBLAS computes as fast
+            (``trt_eagle3.h``).
     """
     out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
     args = _LinearArgs(prefetch_safe=prefetch_safe)
@@ -380,18 +427,25 @@ def linear(x: Tensor, weight: Tensor, *, prefetch_safe: bool = False, out: Tenso
 
 
 def kv_move(
-    cache: Tensor, source: Tensor, destination: Tensor, page_table: Tensor | None = None, *, page_size: int = 1
+    cache: Tensor,
+    source: Tensor,
+    destination: Tensor,
+    page_table: Tensor | None = None,
+    *,
+    page_size: int = 1,
 ) -> None:
-    """Copy row ``source[b, i]`` of sequence b to row ``destination[b, i]`` in every plane, as if at once.
+    """Copy row ``source[b, i]`` of sequence b to row ``destination[b, i]`` in every plane, as if at
+    once.
 
-    All rows are read before any is written, so sources and destinations may overlap in any way; destinations must
-    differ from each other. One launch moves at most ``MAX_KV_MOVES`` rows, those of all sequences together.
+    All rows are read before any is written, so sources and destinations may overlap in any way;
+    destinations must differ from each other. One launch moves at most ``MAX_KV_MOVES`` rows, those
+    of all sequences together.
 
     Args:
-        cache: T [..., slots, Hkv, D], contiguous, updated in place; what stands before the slots (keys and values,
-            layers) are planes, and the same rows move in each.
-        source, destination: int32 or int64 [B, K], or [K] for one sequence; on the CPU or the cache's device. A
-            negative entry moves nothing.
+        cache: T [..., slots, Hkv, D], contiguous, updated in place; what stands before the slots
+            (keys and values, layers) are planes, and the same rows move in each.
+        source, destination: int32 or int64 [B, K], or [K] for one sequence; on the CPU or the
+            cache's device. A negative entry moves nothing.
         page_table: int32 [B, P]; without one, rows are slots.
     Raises:
         ValueError: a tensor does not fit; the message names it.
@@ -400,7 +454,13 @@ def kv_move(
 
     args = _KVMoveArgs(page_size=page_size)
     slots = [_slots(rows, cache) for rows in (source, destination)]
-    _fill(args, cache=cache.flatten(0, -4), source=slots[0], destination=slots[1], page_table=page_table)
+    _fill(
+        args,
+        cache=cache.flatten(0, -4),
+        source=slots[0],
+        destination=slots[1],
+        page_table=page_table,
+    )
     with torch.cuda.device(_device(cache)):
         _check(_library().te3_kv_move(byref(args), _stream()))
 
@@ -459,7 +519,9 @@ def _check(status: int) -> None:
     if status == 0:
         return
     message = _library().te3_last_error().decode()
-    kind: type[Exception] = {1: ValueError, 2: NotImplementedError, 3: ValueError}.get(status, RuntimeError)
+    kind: type[Exception] = {1: ValueError, 2: NotImplementedError, 3: ValueError}.get(
+        status, RuntimeError
+    )
     raise kind(message)
 
 
@@ -468,16 +530,19 @@ def _library() -> ctypes.CDLL:
     path = library_path()
     if path is None:
         raise EnvironmentMissingError(
-            f"{_LIBRARY_NAME}: not found beside the package or in plugins/build. Build it with `make plugins` "
-            f"(needs nvcc and cmake), or set {LIBRARY_VARIABLE} to its path."
+            f"{_LIBRARY_NAME}: not found beside the package or in plugins/build. Build it with "
+            f"`make plugins` (needs nvcc and cmake), or set {LIBRARY_VARIABLE} to its path."
         )
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
-        raise EnvironmentMissingError(f"{path}: cannot be loaded: {error}. Rebuild it with `make plugins`.") from error
+        raise EnvironmentMissingError(
+            f"{path}: cannot be loaded: {error}. Rebuild it with `make plugins`."
+        ) from error
     if (version := library.te3_abi_version()) != _ABI_VERSION:
         raise EnvironmentMissingError(
-            f"{path}: speaks version {version} of the C interface, this package {_ABI_VERSION}. Run `make plugins`."
+            f"{path}: speaks version {version} of the C interface, this package {_ABI_VERSION}. "
+            "Run `make plugins`."
         )
     library.te3_last_error.restype = c_char_p
     with_workspace: dict[str, type[Structure]] = {

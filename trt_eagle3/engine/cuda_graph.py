@@ -13,12 +13,17 @@ from torch import Tensor
 __all__ = ["CAPTURE_ERRORS", "Captured", "CapturedGraphs", "Shapes", "patch_bucket", "shapes_of"]
 
 CAPTURE_ERRORS = "thread_local"
-"""Whose CUDA calls a capture forbids: other threads go on taking page-locked memory for the next prompts' images."""
-_CAPTURE_AFTER = 2  # runs of the same shapes before they are captured: prompts seldom repeat theirs, decode steps do
-# Rows of a captured run at most: launches of larger ones are hidden behind their work, and their buffers are large.
+"""Whose CUDA calls a capture forbids: other threads go on taking page-locked memory for the next
+prompts' images.
+"""
+# runs of the same shapes before they are captured: prompts seldom repeat theirs, decode steps do
+_CAPTURE_AFTER = 2
+# Rows of a captured run at most: launches of larger ones are hidden behind their work, and their
+# buffers are large.
 _MAX_ROWS = {"inputs_embeds": 256, "aux_hidden_states": 256, "patches": 2048}
 _MAX_GRAPHS = 64  # of a session
-_MAX_GRAPH_ROWS = 16384  # of all graphs of a session together: what they keep of memory follows their rows
+# of all graphs of a session together: what they keep of memory follows their rows
+_MAX_GRAPH_ROWS = 16384
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -29,9 +34,11 @@ def shapes_of(inputs: Mapping[str, Tensor]) -> Shapes:
 
 
 def patch_bucket(num_patches: int) -> int:
-    """How many patches to run for ``num_patches``, so that images of about one size share a captured graph.
+    """How many patches to run for ``num_patches``, so that images of about one size share a
+    captured graph.
 
-    Up to an eighth more, and of fewer than 512 up to the next 64; as many as there are, where none are captured.
+    Up to an eighth more, and of fewer than 512 up to the next 64; as many as there are, where none
+    are captured.
     """
     if num_patches > _MAX_ROWS["patches"]:
         return num_patches
@@ -58,7 +65,9 @@ class Captured:
     _last: dict[str, Tensor] = field(default_factory=dict)
 
     def fill(self, inputs: Mapping[str, Tensor]) -> None:
-        """Copy ``inputs`` into the graph's; those from the host only where they differ from the last run's."""
+        """Copy ``inputs`` into the graph's; those from the host only where they differ from the
+        last run's.
+        """
         for name, tensor in inputs.items():
             if tensor.device.type == "cpu":
                 last = self._last.get(name)
@@ -70,7 +79,9 @@ class Captured:
             self.inputs[name].copy_(tensor, non_blocking=True)
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Replay over ``inputs``; the outputs are the graph's own, which the next replay overwrites."""
+        """Replay over ``inputs``; the outputs are the graph's own, which the next replay
+        overwrites.
+        """
         self.fill(inputs)
         self.graph.replay()
         return dict(self.outputs)

@@ -17,15 +17,25 @@ _TORCH_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat
 class EmbeddingTable:
     """Token id -> embedding, for target and draft alike; the lookup stands outside the graphs."""
 
-    def __init__(self, ref: TensorRef, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, ref: TensorRef, dtype: torch.dtype, device: torch.device | str = "cpu"
+    ) -> None:
         if ref.dtype not in _TORCH_TYPES:
-            raise UserError(f"{ref.file}: {ref.name}: expected float32, float16 or bfloat16, got {ref.dtype}")
+            raise UserError(
+                f"{ref.file}: {ref.name}: expected float32, float16 or bfloat16, got {ref.dtype}"
+            )
         try:
             # mode c: copy on write, so that torch may call the memory its own
-            raw = np.memmap(ref.file, dtype=np.uint8, mode="c", offset=ref.offset, shape=(ref.num_bytes,))
-            self._table = torch.from_numpy(raw).view(_TORCH_TYPES[ref.dtype]).view(ref.shape).to(device)
+            raw = np.memmap(
+                ref.file, dtype=np.uint8, mode="c", offset=ref.offset, shape=(ref.num_bytes,)
+            )
+            self._table = (
+                torch.from_numpy(raw).view(_TORCH_TYPES[ref.dtype]).view(ref.shape).to(device)
+            )
         except (OSError, ValueError, RuntimeError) as error:
-            raise UserError(f"{ref.file}: cannot map {ref.name}: {clip(error)}. Rebuild the bundle.") from error
+            raise UserError(
+                f"{ref.file}: cannot map {ref.name}: {clip(error)}. Rebuild the bundle."
+            ) from error
         self._dtype = dtype
 
     @property
@@ -34,5 +44,7 @@ class EmbeddingTable:
         return self._table.shape[1]
 
     def lookup(self, token_ids: Tensor) -> Tensor:
-        """Embeddings ``[..., H]`` in the compute type of ``token_ids`` (int64), on the table's device."""
+        """Embeddings ``[..., H]`` in the compute type of ``token_ids`` (int64), on the table's
+        device.
+        """
         return self._table[token_ids.to(self._table.device, non_blocking=True)].to(self._dtype)

@@ -28,7 +28,8 @@ class MemoryNeed:
 
     Attributes:
         weights: of target, vision tower and draft. kv_cache: of all pages, target's and draft's.
-        images: of the largest permitted prompt's images in the vision tower. prefill: of one chunk of a prompt.
+        images: of the largest permitted prompt's images in the vision tower. prefill: of one chunk
+        of a prompt.
         kv_token: of one token in the KV cache.
     """
 
@@ -44,7 +45,12 @@ class MemoryNeed:
         return self.weights + self.kv_cache + self.images + self.prefill
 
     def __str__(self) -> str:
-        parts = {"weights": self.weights, "KV cache": self.kv_cache, "images": self.images, "prefill": self.prefill}
+        parts = {
+            "weights": self.weights,
+            "KV cache": self.kv_cache,
+            "images": self.images,
+            "prefill": self.prefill,
+        }
         named = ", ".join(f"{name} {_gb(value)}" for name, value in parts.items())
         return f"{_gb(self.total)} ({named})"
 
@@ -60,7 +66,8 @@ def memory_need(
         weights=item * (_target_values(spec) + draft_values),
         kv_cache=kv_token * num_pages(limits, engine.page_size) * engine.page_size,
         images=item * _image_values(spec, limits.max_visual_tokens),
-        prefill=item * engine.prefill_chunk * _row_values(spec) + 3 * 4 * limits.max_batch_size * spec.vocab_size,
+        prefill=item * engine.prefill_chunk * _row_values(spec)
+        + 3 * 4 * limits.max_batch_size * spec.vocab_size,
         kv_token=kv_token,
     )
 
@@ -77,7 +84,8 @@ def free_bytes() -> int | None:
 
 @contextmanager
 def request_memory(what: str, fix: str) -> Iterator[None]:
-    """Work for requests: a GPU that is out of memory is their failure, told in one line, and not the program's end.
+    """Work for requests: a GPU that is out of memory is their failure, told in one line, and not
+    the program's end.
 
     Raises:
         DeviceMemoryError: naming ``what`` was too large, and the ``fix``.
@@ -101,8 +109,8 @@ def check_fits(need: MemoryNeed, free: int, limits: LimitsConfig) -> None:
     if lacking <= 0:
         return
     raise UserError(
-        f"limits: this bundle needs {need} and {_gb(_LIBRARIES_BYTES)} for CUDA, and the GPU has {_gb(free)} "
-        f"free. {_fix(need, need.kv_cache - lacking, limits)}"
+        f"limits: this bundle needs {need} and {_gb(_LIBRARIES_BYTES)} for CUDA, and the GPU has "
+        f"{_gb(free)} free. {_fix(need, need.kv_cache - lacking, limits)}"
     )
 
 
@@ -112,21 +120,31 @@ def _fix(need: MemoryNeed, kv_room: int, limits: LimitsConfig) -> str:
     if tokens >= limits.max_seq_len:
         return f"Rebuild with limits.max_kv_tokens: {tokens}, or free its memory."
     if tokens >= 256:
-        return f"Rebuild with limits.max_seq_len: {tokens} and max_kv_tokens: {tokens}, or free its memory."
+        return (
+            f"Rebuild with limits.max_seq_len: {tokens} and max_kv_tokens: {tokens}, or free its "
+            "memory."
+        )
     least = 256 * need.kv_token
     room = need.images + kv_room - least
     visual = limits.max_visual_tokens * room // need.images if need.images else 0
     if visual >= 64:
-        return f"Rebuild with limits.max_visual_tokens: {visual}, max_seq_len: 256 and max_kv_tokens: 256."
+        return (
+            f"Rebuild with limits.max_visual_tokens: {visual}, max_seq_len: 256 and "
+            "max_kv_tokens: 256."
+        )
     return "Use a GPU with more memory, or free this one's."
 
 
 def _target_values(spec: TargetSpec) -> int:
-    """Numbers in the target's weights; the token table lies beside the head even where they are one."""
+    """Numbers in the target's weights; the token table lies beside the head even where they are
+    one.
+    """
     text, vision = spec.text, spec.vision
     attention = text.hidden_size * text.head_dim * 2 * (text.num_heads + text.num_kv_heads)
     decoder = text.num_layers * (attention + 3 * text.hidden_size * text.intermediate_size)
-    blocks = vision.depth * (4 * vision.hidden_size**2 + 2 * vision.hidden_size * vision.intermediate_size)
+    blocks = vision.depth * (
+        4 * vision.hidden_size**2 + 2 * vision.hidden_size * vision.intermediate_size
+    )
     joined = vision.hidden_size * vision.spatial_merge_size**2
     mergers = (1 + spec.num_deepstack) * joined * (joined + vision.out_hidden_size)
     tables = vision.hidden_size * (vision.num_position_embeddings + vision.patch_dim)
@@ -137,20 +155,27 @@ def _kv_width(spec: TargetSpec, manifest: DraftManifest | None) -> int:
     """Numbers in the keys of one token, over all layers of target and draft."""
     text = spec.text
     width = text.num_layers * text.num_kv_heads * text.head_dim
-    return width + (manifest.num_layers * manifest.num_kv_heads * manifest.head_dim if manifest else 0)
+    return width + (
+        manifest.num_layers * manifest.num_kv_heads * manifest.head_dim if manifest else 0
+    )
 
 
 def num_pages(limits: LimitsConfig, page_size: int) -> int:
-    """Pages of the KV cache: page 0, and those of all sequences or of the tokens that are allowed."""
+    """Pages of the KV cache: page 0, and those of all sequences or of the tokens that are
+    allowed.
+    """
     whole = -(-limits.max_seq_len // page_size) * limits.max_batch_size
-    return 1 + (whole if limits.max_kv_tokens is None else min(-(-limits.max_kv_tokens // page_size), whole))
+    return 1 + (
+        whole if limits.max_kv_tokens is None else min(-(-limits.max_kv_tokens // page_size), whole)
+    )
 
 
 def _image_values(spec: TargetSpec, visual_tokens: int) -> int:
     """Numbers that the tower holds at once, at its fullest place, and what it gives for a prompt.
 
-    Of a patch: at its beginning the pixels and four corners of the position table, twice; in attention the residual
-    stream, the normed rows, q, k and v, the same packed with a chunk more, and the output; in the MLP its inner rows.
+    Of a patch: at its beginning the pixels and four corners of the position table, twice; in
+    attention the residual stream, the normed rows, q, k and v, the same packed with a chunk more,
+    and the output; in the MLP its inner rows.
     """
     vision = spec.vision
     hidden, merged = vision.hidden_size, vision.spatial_merge_size**2
@@ -163,7 +188,9 @@ def _image_values(spec: TargetSpec, visual_tokens: int) -> int:
 
 
 def _row_values(spec: TargetSpec) -> int:
-    """Numbers of one row of a prompt in a decoder layer, with its deepstack levels and aux hidden states."""
+    """Numbers of one row of a prompt in a decoder layer, with its deepstack levels and aux
+    hidden states.
+    """
     text = spec.text
     heads = (text.num_heads + 2 * text.num_kv_heads) * text.head_dim
     return (spec.num_deepstack + 9) * text.hidden_size + 3 * text.intermediate_size + 2 * heads

@@ -31,29 +31,44 @@ _NUMPY_TYPES = {
     torch.bool: np.bool_,
 }
 _ONE_THREAD_BYTES = 32e6
-"""A graph with fewer weights runs on one thread: waking a second costs more than it gives (tiny pair: 10 %)."""
+"""A graph with fewer weights runs on one thread: waking a second costs more than it gives (tiny
+pair: 10 %).
+"""
 
 
 class OnnxRuntimeSession:
     """Runs one graph; implements ``engine.session.Session``.
 
-    Binding one tensor to an input and to the output that scatters into it makes the update happen in place (measured
-    for ScatterND: 5 to 18 us whatever the cache's size), so a cache costs no copy per step.
+    Binding one tensor to an input and to the output that scatters into it makes the update happen
+    in place (measured for ScatterND: 5 to 18 us whatever the cache's size), so a cache costs no
+    copy per step.
     """
 
-    def __init__(self, model: Path, weights_root: Path, intermediates: Sequence[str] = (), device: str = "cpu") -> None:
+    def __init__(
+        self,
+        model: Path,
+        weights_root: Path,
+        intermediates: Sequence[str] = (),
+        device: str = "cpu",
+    ) -> None:
         if device != "cpu":
-            raise UserError(f"engine.device: the onnxruntime backend runs on the cpu, got {device!r}")
+            raise UserError(
+                f"engine.device: the onnxruntime backend runs on the cpu, got {device!r}"
+            )
         try:
             proto = _with_intermediates(model, intermediates)
             self._session = ort.InferenceSession(
-                proto.SerializeToString(), _options(proto, weights_root), providers=["CPUExecutionProvider"]
+                proto.SerializeToString(),
+                _options(proto, weights_root),
+                providers=["CPUExecutionProvider"],
             )
         except UserError:
             raise
         except Exception as error:  # onnxruntime's own errors have no base class but Exception
             reason = " ".join(str(error).split())
-            raise UserError(f"{model}: ONNX Runtime cannot load it: {reason}. Rebuild the bundle.") from error
+            raise UserError(
+                f"{model}: ONNX Runtime cannot load it: {reason}. Rebuild the bundle."
+            ) from error
         self._binding = self._session.io_binding()
         self._inputs = {i.name: i for i in self._session.get_inputs()}
         self._outputs = [o.name for o in self._session.get_outputs()]
@@ -88,12 +103,17 @@ class OnnxRuntimeSession:
 
     def _bind_input(self, name: str, tensor: Tensor) -> Tensor:
         expected = self._inputs[name]
-        if _TORCH_TYPES.get(expected.type) != tensor.dtype or not _fits(expected.shape, tensor.shape):
+        if _TORCH_TYPES.get(expected.type) != tensor.dtype or not _fits(
+            expected.shape, tensor.shape
+        ):
             raise UserError(
-                f"{name}: expected {expected.type} {expected.shape}, got {tensor.dtype} {list(tensor.shape)}"
+                f"{name}: expected {expected.type} {expected.shape}, got {tensor.dtype} "
+                f"{list(tensor.shape)}"
             )
         tensor = tensor.contiguous()
-        self._binding.bind_input(name, "cpu", 0, _NUMPY_TYPES[tensor.dtype], list(tensor.shape), tensor.data_ptr())
+        self._binding.bind_input(
+            name, "cpu", 0, _NUMPY_TYPES[tensor.dtype], list(tensor.shape), tensor.data_ptr()
+        )
         return tensor
 
 
@@ -111,12 +131,18 @@ def _with_intermediates(model: Path, intermediates: Sequence[str]) -> onnx.Model
 def _options(proto: onnx.ModelProto, weights_root: Path) -> ort.SessionOptions:
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    # A cycle goes through three sessions: threads of one that spin while idle take the cores of the next.
+    # A cycle goes through three sessions: threads of one that spin while idle take the cores of the
+    # next.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(weights_root))
-    # Casts of bfloat16 weights are folded once at load; by default tensors above 1 GiB would be cast every step.
+    options.add_session_config_entry(
+        "session.model_external_initializers_file_folder_path", str(weights_root)
+    )
+    # Casts of bfloat16 weights are folded once at load; by default tensors above 1 GiB would be
+    # cast every step.
     options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", "0")
-    lengths = (e.value for i in proto.graph.initializer for e in i.external_data if e.key == "length")
+    lengths = (
+        e.value for i in proto.graph.initializer for e in i.external_data if e.key == "length"
+    )
     if sum(map(int, lengths)) < _ONE_THREAD_BYTES:
         options.intra_op_num_threads = 1
     return options

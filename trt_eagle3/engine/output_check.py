@@ -1,4 +1,6 @@
-"""Keep outputs apart from what they are made of: nothing written may replace, hold or litter a checkpoint."""
+"""Keep outputs apart from what they are made of: nothing written may replace, hold or litter a
+checkpoint.
+"""
 
 from __future__ import annotations
 

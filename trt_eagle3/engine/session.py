@@ -24,8 +24,9 @@ BACKENDS = {
 class Session(Protocol):
     """A loaded graph over named tensors.
 
-    Inputs and outputs are called as the graph calls them (``docs/architecture.md``). A tensor given to ``bind`` stands
-    for that input or output in every later run: its memory is read or written in place, and the caller keeps it.
+    Inputs and outputs are called as the graph calls them (``docs/architecture.md``). A tensor given
+    to ``bind`` stands for that input or output in every later run: its memory is read or written in
+    place, and the caller keeps it.
     """
 
     def bind(self, name: str, tensor: Tensor) -> None:
@@ -35,8 +36,8 @@ class Session(Protocol):
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run once; returns the outputs that have no static buffer.
 
-        They may be the session's own memory, which its next run of the same shapes overwrites (a captured CUDA graph
-        has such outputs): who keeps one longer keeps a copy.
+        They may be the session's own memory, which its next run of the same shapes overwrites (a
+        captured CUDA graph has such outputs): who keeps one longer keeps a copy.
 
         Raises:
             UserError: an input is missing, unknown, or of another type or shape than the graph's.
@@ -63,14 +64,21 @@ def check_names(inputs: Collection[str], known: Collection[str], bound: Collecti
 
 
 def open_session(
-    backend: str, model: Path, weights_root: Path, intermediates: Sequence[str] = (), device: str = "cpu"
+    backend: str,
+    model: Path,
+    weights_root: Path,
+    intermediates: Sequence[str] = (),
+    device: str = "cpu",
 ) -> Session:
     """Load the graph at ``model``, whose weights lie under ``weights_root``, with ``backend``.
 
-    ``intermediates`` names intermediate tensors of the graph (``layers.3.output``) that ``run`` shall return too.
+    ``intermediates`` names intermediate tensors of the graph (``layers.3.output``) that ``run``
+    shall return too.
     """
     if backend not in BACKENDS:
         raise UserError(f"engine.backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
     module, _, name = BACKENDS[backend].partition(":")
-    session: Session = getattr(import_module(module), name)(model, weights_root, intermediates, device)
+    session: Session = getattr(import_module(module), name)(
+        model, weights_root, intermediates, device
+    )
     return session

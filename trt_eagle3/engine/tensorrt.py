@@ -25,16 +25,21 @@ _FIX = "Rebuild here: trt-eagle3 build --config <its config>"
 
 
 class TensorRTSession:
-    """Runs one engine; implements ``engine.session.Session``. Caches are updated in place, and must be bound.
+    """Runs one engine; implements ``engine.session.Session``. Caches are updated in place, and must
+    be bound.
 
-    The first profile that was built for all shapes of a run takes it: decode steps stand before prompts. Shapes that
-    come again are captured in a CUDA graph with a context of its own; the outputs of such a run are its static
-    buffers, which the next run of the same shapes overwrites. All contexts share one piece of device memory, so runs
-    of one session follow each other.
+    The first profile that was built for all shapes of a run takes it: decode steps stand before
+    prompts. Shapes that come again are captured in a CUDA graph with a context of its own; the
+    outputs of such a run are its static buffers, which the next run of the same shapes overwrites.
+    All contexts share one piece of device memory, so runs of one session follow each other.
     """
 
     def __init__(
-        self, model: Path, weights_root: Path, intermediates: Sequence[str] = (), device: str = "cuda"
+        self,
+        model: Path,
+        weights_root: Path,
+        intermediates: Sequence[str] = (),
+        device: str = "cuda",
     ) -> None:
         del weights_root  # an engine holds its weights
         if intermediates:
@@ -56,7 +61,8 @@ class TensorRTSession:
         # TensorRT waits for the device where it is given the default stream
         self._stream = torch.cuda.Stream()
         self._memory = _allocate(device_bytes(self._engine), self._file)
-        self._nothing = torch.empty(256, dtype=torch.uint8, device="cuda")  # empty tensors have no address of their own
+        # empty tensors have no address of their own
+        self._nothing = torch.empty(256, dtype=torch.uint8, device="cuda")
 
     def bind(self, name: str, tensor: Tensor) -> None:
         """Let ``tensor`` (contiguous, CUDA) be the static buffer of input or output ``name``."""
@@ -65,7 +71,9 @@ class TensorRTSession:
             raise UserError(f"{name}: the engine has no such input or output")
         port.check(tensor)
         if tensor.device.type != "cuda" or not tensor.is_contiguous():
-            raise UserError(f"{name}: expected a contiguous tensor on cuda, got one on {tensor.device}")
+            raise UserError(
+                f"{name}: expected a contiguous tensor on cuda, got one on {tensor.device}"
+            )
         self._bound[name] = tensor
         self._captured.clear()
 
@@ -79,7 +87,9 @@ class TensorRTSession:
             return captured.run(inputs)
         self._check(inputs)
         profile = self._profile(inputs)
-        placed = {name: tensor.cuda(non_blocking=True).contiguous() for name, tensor in inputs.items()}
+        placed = {
+            name: tensor.cuda(non_blocking=True).contiguous() for name, tensor in inputs.items()
+        }
         if not self._captured.due(shapes):
             return self._enqueue(self._context(profile), placed)
         return self._captured.add(shapes, self._capture(profile, placed)).run(inputs)
@@ -98,7 +108,11 @@ class TensorRTSession:
 
     def _profile(self, inputs: Mapping[str, Tensor]) -> int:
         """The first profile that was built for these shapes."""
-        shapes = {name: tuple(t.shape) for name, t in {**self._bound, **inputs}.items() if name in self._inputs}
+        shapes = {
+            name: tuple(t.shape)
+            for name, t in {**self._bound, **inputs}.items()
+            if name in self._inputs
+        }
         return choose_profile(self._inputs, shapes, self._file)
 
     def _context(self, profile: int) -> Any:
@@ -110,7 +124,9 @@ class TensorRTSession:
         memory, stream = self._memory, self._stream.cuda_stream
         context = new_context(self._engine, memory.data_ptr(), memory.numel(), profile, stream)
         if context is None:
-            log().fail(f"{self._file}: cannot make an execution context for profile {profile}", _FIX)
+            log().fail(
+                f"{self._file}: cannot make an execution context for profile {profile}", _FIX
+            )
         self._stream.synchronize()
         return context
 
@@ -142,7 +158,8 @@ class TensorRTSession:
         caller = torch.cuda.current_stream()
         self._stream.wait_stream(caller)
         self._execute(context, self._stream)
-        caller.wait_stream(self._stream)  # so what the caller frees now is not written to before we have read it
+        # so what the caller frees now is not written to before we have read it
+        caller.wait_stream(self._stream)
         return outputs
 
     def _execute(self, context: Any, stream: torch.cuda.Stream) -> None:
@@ -150,10 +167,13 @@ class TensorRTSession:
             log().fail(f"{self._file}: a run failed", "Run trt-eagle3 doctor, or rebuild.")
 
     def _capture(self, profile: int, inputs: Mapping[str, Tensor]) -> Captured:
-        """A graph with its own context: one whose shapes change spoils the graphs captured from it."""
+        """A graph with its own context: one whose shapes change spoils the graphs captured from
+        it.
+        """
         context = self._new_context(profile)
         static = {name: tensor.clone() for name, tensor in inputs.items()}
-        outputs = self._enqueue(context, static)  # what TensorRT does once per set of shapes, it does here
+        # what TensorRT does once per set of shapes, it does here
+        outputs = self._enqueue(context, static)
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode=CAPTURE_ERRORS):
@@ -162,10 +182,15 @@ class TensorRTSession:
 
 
 def _open_engine(folder: EngineFolder) -> Any:
-    """Deserialise from the mapped file; a stripped engine gets its weights from the graph beside it."""
+    """Deserialise from the mapped file; a stripped engine gets its weights from the graph beside
+    it.
+    """
     runtime, messages = create_runtime(), log()
     try:
-        with folder.engine.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as plan:
+        with (
+            folder.engine.open("rb") as stream,
+            mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as plan,
+        ):
             engine = runtime.deserialize_cuda_engine(plan)
     except (OSError, ValueError) as error:
         raise UserError(f"{folder.engine}: cannot read it: {error}. {_FIX}") from error
@@ -183,6 +208,6 @@ def _allocate(num_bytes: int, file: Path) -> Tensor:
         return torch.empty(max(num_bytes, 256), dtype=torch.uint8, device="cuda")
     except torch.cuda.OutOfMemoryError as error:
         raise UserError(
-            f"{file}: its activations want {num_bytes / 1e9:.2f} GB of device memory, and that is not free. "
-            "Rebuild with a smaller limits.max_visual_tokens or engine.prefill_chunk."
+            f"{file}: its activations want {num_bytes / 1e9:.2f} GB of device memory, and that is "
+            "not free. Rebuild with a smaller limits.max_visual_tokens or engine.prefill_chunk."
         ) from error

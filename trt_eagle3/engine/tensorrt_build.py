@@ -48,7 +48,10 @@ class CopiesCacheError(TrtEagle3Error):
 
 @dataclass(frozen=True)
 class Built:
-    """An engine on disk. ``device_bytes``: activation memory that it wants; ``num_plugins``: layers that are ours."""
+    """An engine on disk.
+
+    ``device_bytes``: activation memory that it wants; ``num_plugins``: layers that are ours.
+    """
 
     num_bytes: int
     seconds: float
@@ -65,7 +68,8 @@ def build_engine(
     timing_cache: Path,
     show: Callable[[str], object] = str,
 ) -> Built:
-    """Build ``onnx_file`` (``graph/trt_export.py``) for ``profiles``; writes the engine and its inspection.
+    """Build ``onnx_file`` (``graph/trt_export.py``) for ``profiles``; writes the engine and its
+    inspection.
 
     Args:
         timing_cache: read where it exists, and written again with what this build has timed.
@@ -73,7 +77,8 @@ def build_engine(
     Raises:
         UserError: TensorRT refuses the graph or cannot build it, in its words.
         EnvironmentMissingError: the plugin library is not found or does not load.
-        CopiesCacheError: the graph is one of ``with_prefetch_safe``, and TensorRT puts a copy in its way.
+        CopiesCacheError: the graph is one of ``with_prefetch_safe``, and TensorRT puts a copy in
+            its way.
     """
     trt, messages = tensorrt(), log()
     check_dtype(config.dtype)
@@ -96,12 +101,15 @@ def build_engine(
         messages.fail(f"{onnx_file}: cannot build an engine", _FIX)
     write_file(engine_file, memoryview(plan))
     write_file(timing_cache, bytes(memoryview(settings.get_timing_cache().serialize())))
-    return _inspect(engine_file, plan, profiles, time.perf_counter() - start, is_prefetch_safe(model))
+    return _inspect(
+        engine_file, plan, profiles, time.perf_counter() - start, is_prefetch_safe(model)
+    )
 
 
 @contextmanager
 def _interrupt_noted() -> Iterator[Callable[[], bool]]:
-    """Within the block Ctrl-C is noted, and raised when it ends: raised in what TensorRT calls it would be lost.
+    """Within the block Ctrl-C is noted, and raised when it ends: raised in what TensorRT calls it
+    would be lost.
 
     Only the main thread is told of Ctrl-C; in another one nothing changes.
     """
@@ -119,13 +127,21 @@ def _interrupt_noted() -> Iterator[Callable[[], bool]]:
 
 def _refuse(parser: Any, onnx_file: Path) -> None:
     error = parser.get_error(0) if parser.num_errors else None
-    reason = f"node {error.node()}: {' '.join(error.desc().split())}" if error else "the parser gives no reason"
+    reason = (
+        f"node {error.node()}: {' '.join(error.desc().split())}"
+        if error
+        else "the parser gives no reason"
+    )
     log().errors.clear()
     raise UserError(f"{onnx_file}: TensorRT cannot read the graph: {reason[:400]}.")
 
 
 def _settings(
-    builder: Any, network: Any, profiles: Sequence[Profile], config: EngineConfig, wide: Collection[str]
+    builder: Any,
+    network: Any,
+    profiles: Sequence[Profile],
+    config: EngineConfig,
+    wide: Collection[str],
 ) -> Any:
     trt, wanted = tensorrt(), config.tensorrt
     settings = builder.create_builder_config()
@@ -140,7 +156,8 @@ def _settings(
         settings.set_flag(trt.BuilderFlag.REFIT)
     if wanted.strip_weights:
         strip_weights(settings)
-    settings.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # layer names and types for the inspection
+    # layer names and types for the inspection
+    settings.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     settings.max_aux_streams = 0  # the graphs are chains: more streams only add waits
     configure_types(settings, network, config.dtype, wide)
     allow_aliases(settings)
@@ -156,19 +173,24 @@ def _settings(
 def _read_timing_cache(settings: Any, file: Path) -> None:
     known = file.read_bytes() if file.is_file() else b""
     cache = settings.create_timing_cache(known)
-    if cache is None or not settings.set_timing_cache(cache, False):  # of another TensorRT or GPU: no error, of no use
+    # of another TensorRT or GPU: no error, of no use
+    if cache is None or not settings.set_timing_cache(cache, False):
         settings.set_timing_cache(settings.create_timing_cache(b""), False)
     log().errors.clear()
 
 
-def _inspect(engine_file: Path, plan: Any, profiles: Sequence[Profile], seconds: float, early: bool) -> Built:
+def _inspect(
+    engine_file: Path, plan: Any, profiles: Sequence[Profile], seconds: float, early: bool
+) -> Built:
     """Write what the engine consists of beside it, and sum it up."""
     trt = tensorrt()
     engine = create_runtime().deserialize_cuda_engine(memoryview(plan))
     if engine is None:
         log().fail(f"{engine_file}: cannot load what was just built", _FIX)
     inspector = engine.create_engine_inspector()
-    found = json.loads(inspector.get_engine_information(trt.LayerInformationFormat.JSON), strict=False)
+    found = json.loads(
+        inspector.get_engine_information(trt.LayerInformationFormat.JSON), strict=False
+    )
     layers = found.get("Layers", []) if isinstance(found, dict) else []
     _check_prefetch_safe(engine_file, layers, early)
     plugins = Counter(plugin for layer in layers if (plugin := _plugin_of(layer)))
@@ -196,29 +218,48 @@ def _check_prefetch_safe(engine_file: Path, layers: Sequence[Any], early: bool) 
     """Refuse an engine that copies at every step what a plugin may read before that is done.
 
     Raises:
-        CopiesCacheError: it is a cache, the page table or lengths of TreeAttention. UserError: a weight of Linear.
+        CopiesCacheError: it is a cache, the page table or lengths of TreeAttention. UserError: a
+            weight of Linear.
     """
     known = [layer for layer in layers if isinstance(layer, dict)]
-    copies = {t["Name"] for layer in known if layer.get("LayerType") == "Reformat" for t in layer.get("Outputs", [])}
+    copies = {
+        t["Name"]
+        for layer in known
+        if layer.get("LayerType") == "Reformat"
+        for t in layer.get("Outputs", [])
+    }
 
     def copied(plugin: str, inputs: slice) -> str | None:
         readers = (layer for layer in known if _plugin_of(layer) == plugin)
-        return next((t["Name"] for r in readers for t in r.get("Inputs", [])[inputs] if t["Name"] in copies), None)
+        return next(
+            (
+                t["Name"]
+                for r in readers
+                for t in r.get("Inputs", [])[inputs]
+                if t["Name"] in copies
+            ),
+            None,
+        )
 
     if weight := copied("Linear", slice(1, 2)):
         raise UserError(
-            f"{engine_file}: TensorRT copies {weight} at every step, which our product may read too early. "
-            "Set engine.tensorrt.linear: tensorrt."
+            f"{engine_file}: TensorRT copies {weight} at every step, which our product may read "
+            "too early. Set engine.tensorrt.linear: tensorrt."
         )
     if early and (cache := copied("TreeAttention", slice(3, 8))):
-        raise CopiesCacheError(f"{engine_file}: TensorRT copies {cache} at every step, which attention reads early")
+        raise CopiesCacheError(
+            f"{engine_file}: TensorRT copies {cache} at every step, which attention reads early"
+        )
 
 
 def _plugin_of(layer: Any) -> str | None:
-    """Which of our ops took this layer; a layer is a mapping, or a name where TensorRT says no more."""
+    """Which of our ops took this layer; a layer is a mapping, or a name where TensorRT says no
+    more.
+    """
     if not isinstance(layer, dict):
         return next((name for name in PLUGINS if name in str(layer)), None)
     if not str(layer.get("LayerType", "")).lower().startswith("plugin"):
         return None
-    texts = (str(layer.get("Name", "")), json.dumps(layer))  # of the layer itself before what it reads
+    # of the layer itself before what it reads
+    texts = (str(layer.get("Name", "")), json.dumps(layer))
     return next((name for text in texts for name in PLUGINS if name in text), None)

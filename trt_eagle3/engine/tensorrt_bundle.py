@@ -1,4 +1,6 @@
-"""The TensorRT part of a bundle: engines where they can be built, else all that their building needs."""
+"""The TensorRT part of a bundle: engines where they can be built, else all that their building
+needs.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ class Engines:
     """What became of the graphs.
 
     Attributes:
-        built: by graph. missing: why there is nothing built, with what is left to do; None where there is.
+        built: by graph. missing: why there is nothing built, with what is left to do; None where
+            there is.
     """
 
     built: Mapping[str, Built]
@@ -43,7 +46,8 @@ def missing_for_engines(config: EngineConfig) -> str | None:
     """Why engines cannot be built on this machine; None where they can.
 
     Raises:
-        UserError: a type that this TensorRT lacks. EnvironmentMissingError: TensorRT and a GPU, and no plugin library.
+        UserError: a type that this TensorRT lacks. EnvironmentMissingError: TensorRT and a GPU, and
+            no plugin library.
     """
     try:
         tensorrt()
@@ -66,8 +70,9 @@ def write_engines(
 ) -> Engines:
     """Put the engines of ``models`` into the bundle at ``folder``, one after the other.
 
-    Weights are written in the engine's type beside each graph; where its engine is built they go again, so that the
-    disk never holds those of two graphs. Where nothing can be built they stay, with a script that builds.
+    Weights are written in the engine's type beside each graph; where its engine is built they go
+    again, so that the disk never holds those of two graphs. Where nothing can be built they stay,
+    with a script that builds.
 
     Args:
         models: ``graph.pair.build_graphs`` over checkpoints at ``REFERENCE_ROOT``.
@@ -81,7 +86,9 @@ def write_engines(
         write_weights(ready, REFERENCE_ROOT, onnx_folder / WEIGHTS_FILE)
         if missing is None:
             tell = partial(_tell, show, name)
-            built[name] = _build(folder / name, ready.model, profiles[name], config, linear, timing_cache, tell)
+            built[name] = _build(
+                folder / name, ready.model, profiles[name], config, linear, timing_cache, tell
+            )
         else:
             write_file(onnx_folder / "model.onnx", ready.model.SerializeToString())
     if missing is not None:
@@ -117,5 +124,7 @@ def _build(
         shutil.rmtree(folder / ONNX_FOLDER)
     file = folder / "config.json"
     facts = describe_machine(built.num_bytes, linear=linear).model_dump()
-    write_file(file, json.dumps(json.loads(file.read_bytes()) | {"engine": facts}, indent=2).encode())
+    write_file(
+        file, json.dumps(json.loads(file.read_bytes()) | {"engine": facts}, indent=2).encode()
+    )
     return built

@@ -1,4 +1,6 @@
-"""What an engine was built with, kept in its folder's ``config.json``, and the check of it before TensorRT sees it."""
+"""What an engine was built with, kept in its folder's ``config.json``, and the check of it
+before TensorRT sees it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ _REBUILD = "Rebuild here: trt-eagle3 build --config <its config>"
 
 
 class EngineDescription(BaseModel):
-    """What an engine fits: TensorRT's version, the GPU's architecture, our plugins' version; and its size in bytes.
+    """What an engine fits: TensorRT's version, the GPU's architecture, our plugins' version; and
+    its size in bytes.
 
     Attributes:
         linear: what computes products with a 16-bit weight and no bias: our plugin, or TensorRT.
@@ -38,7 +41,9 @@ class EngineDescription(BaseModel):
 
 
 def describe_machine(num_bytes: int, *, linear: bool = False) -> EngineDescription:
-    """Facts of an engine of ``num_bytes`` built on this machine; ``linear``: with products by our plugin."""
+    """Facts of an engine of ``num_bytes`` built on this machine; ``linear``: with products by
+    our plugin.
+    """
     arch = gpu_arch()
     assert arch is not None, "engines are built where there is a GPU"
     return EngineDescription(
@@ -60,9 +65,13 @@ class EngineFolder:
         raw = self._read_config()
         try:
             self.config = EngineConfig.model_validate(raw["build_config"]["engine"])
-            self.facts = EngineDescription.model_validate(raw["engine"]) if raw.get("engine") else None
+            self.facts = (
+                EngineDescription.model_validate(raw["engine"]) if raw.get("engine") else None
+            )
         except (KeyError, TypeError, ValidationError) as error:
-            raise UserError(f"{path / 'config.json'}: damaged ({type(error).__name__}). {_REBUILD}") from error
+            raise UserError(
+                f"{path / 'config.json'}: damaged ({type(error).__name__}). {_REBUILD}"
+            ) from error
 
     def _read_config(self) -> Any:
         file = self.path / "config.json"
@@ -79,12 +88,14 @@ class EngineFolder:
         """
         if not self.engine.is_file():
             raise UserError(
-                f"{self.path}: its engine is not built yet. On a machine with TensorRT 10 or later and the GPU, run: "
-                f"{self.path.parent / BUILD_SCRIPT}"
+                f"{self.path}: its engine is not built yet. On a machine with TensorRT 10 or later "
+                f"and the GPU, run: {self.path.parent / BUILD_SCRIPT}"
             )
         arch = gpu_arch()
         if arch is None:
-            raise EnvironmentMissingError(f"{self.engine}: torch sees no CUDA device; TensorRT engines need one.")
+            raise EnvironmentMissingError(
+                f"{self.engine}: torch sees no CUDA device; TensorRT engines need one."
+            )
         if self.facts is None:
             return
         for what, built, here in (
@@ -93,7 +104,11 @@ class EngineFolder:
             ("plugin version", self.facts.plugins, PLUGIN_VERSION),
         ):
             if built != here:
-                raise UserError(f"{self.engine}: built for {what} {built}, this process has {here}. {_REBUILD}")
+                raise UserError(
+                    f"{self.engine}: built for {what} {built}, this process has {here}. {_REBUILD}"
+                )
         num_bytes = self.engine.stat().st_size
         if num_bytes != self.facts.num_bytes:
-            raise UserError(f"{self.engine}: expected {self.facts.num_bytes} bytes, got {num_bytes}. {_REBUILD}")
+            raise UserError(
+                f"{self.engine}: expected {self.facts.num_bytes} bytes, got {num_bytes}. {_REBUILD}"
+            )

@@ -22,7 +22,9 @@ def create_runtime() -> Any:
 
 
 def create_refitters(engine: Any) -> tuple[Any, Any]:
-    """A ``Refitter`` of ``engine``, and what reads weights for it from an ONNX file; TensorRT 10 and later."""
+    """A ``Refitter`` of ``engine``, and what reads weights for it from an ONNX file; TensorRT 10
+    and later.
+    """
     refitter = _create("Refitter", engine)
     return refitter, _create("OnnxParserRefitter", refitter)
 
@@ -31,7 +33,8 @@ def _create(kind: str, *parents: Any) -> Any:
     """An object of TensorRT that takes our logger.
 
     Raises:
-        EnvironmentMissingError: TensorRT gives none: CUDA does not start, or the driver is too old for it.
+        EnvironmentMissingError: TensorRT gives none: CUDA does not start, or the driver is too old
+            for it.
     """
     trt, messages = tensorrt(), log()
     messages.errors.clear()
@@ -39,8 +42,8 @@ def _create(kind: str, *parents: Any) -> Any:
         return getattr(trt, kind)(*parents, messages.logger)
     except TypeError as error:  # how its bindings tell of a null pointer
         raise EnvironmentMissingError(
-            f"TensorRT {trt.__version__}: cannot make a {kind}: {messages.take_reason()}. "
-            "Check with nvidia-smi that the driver serves the CUDA that this TensorRT was built for."
+            f"TensorRT {trt.__version__}: cannot make a {kind}: {messages.take_reason()}. Check "
+            "with nvidia-smi that the driver serves the CUDA that this TensorRT was built for."
         ) from error
 
 

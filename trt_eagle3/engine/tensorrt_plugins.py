@@ -20,7 +20,9 @@ _LIBRARY_NAME = "libtrt_eagle3_plugins.so"
 
 
 def plugin_library_path(config: EngineConfig | None = None) -> Path | None:
-    """The library that the config names, or TRT_EAGLE3_PLUGINS, else beside this package or in plugins/build."""
+    """The library that the config names, or TRT_EAGLE3_PLUGINS, else beside this package or in
+    plugins/build.
+    """
     if config and config.tensorrt.plugin_library:
         return config.tensorrt.plugin_library
     if named := os.environ.get(PLUGINS_VARIABLE):
@@ -37,7 +39,10 @@ def load_plugins(config: EngineConfig | None = None) -> Path:
         EnvironmentMissingError: there is none, or it was built for another TensorRT.
     """
     path = plugin_library_path(config)
-    fix = f"Build it: make plugins TENSORRT_INCLUDE=<TensorRT's include folder>, or name it in {PLUGINS_VARIABLE}."
+    fix = (
+        "Build it: make plugins TENSORRT_INCLUDE=<TensorRT's include folder>, or name it in "
+        f"{PLUGINS_VARIABLE}."
+    )
     if path is None:
         raise EnvironmentMissingError(f"{_LIBRARY_NAME}: not found. {fix}")
     return _load(path, fix)
@@ -50,11 +55,16 @@ def _load(path: Path, fix: str) -> Path:
     try:
         ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)  # its creators register themselves
     except OSError as error:
-        raise EnvironmentMissingError(f"{path}: cannot load the plugin library: {error}. {fix}") from error
-    missing = [op.plugin for op in PLUGINS.values() if find_creator(op.plugin, PLUGIN_VERSION) is None]
+        raise EnvironmentMissingError(
+            f"{path}: cannot load the plugin library: {error}. {fix}"
+        ) from error
+    missing = [
+        op.plugin for op in PLUGINS.values() if find_creator(op.plugin, PLUGIN_VERSION) is None
+    ]
     if missing:
         version = tensorrt().__version__
         raise EnvironmentMissingError(
-            f"{path}: holds no plugin {missing[0]} version {PLUGIN_VERSION} for TensorRT {version}. {fix}"
+            f"{path}: holds no plugin {missing[0]} version {PLUGIN_VERSION} for TensorRT "
+            f"{version}. {fix}"
         )
     return path

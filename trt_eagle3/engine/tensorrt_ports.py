@@ -30,7 +30,8 @@ class Port:
     """An input or output of the engine.
 
     Attributes:
-        shape: -1 where it may vary. ranges: smallest and largest shape in each profile; inputs have them.
+        shape: -1 where it may vary. ranges: smallest and largest shape in each profile; inputs have
+            them.
     """
 
     name: str
@@ -58,16 +59,26 @@ def engine_ports(engine: Any) -> tuple[dict[str, Port], dict[str, Port]]:
     inputs, outputs = {}, {}
     for index in range(engine.num_io_tensors):
         name = engine.get_tensor_name(index)
-        dtype, shape = _TYPES[engine.get_tensor_dtype(name).name], tuple(engine.get_tensor_shape(name))
+        dtype, shape = (
+            _TYPES[engine.get_tensor_dtype(name).name],
+            tuple(engine.get_tensor_shape(name)),
+        )
         if engine.get_tensor_mode(name) == trt.TensorIOMode.OUTPUT:
             outputs[name] = Port(name, dtype, shape)
             continue
-        bounds = [engine.get_tensor_profile_shape(name, p) for p in range(engine.num_optimization_profiles)]
-        inputs[name] = Port(name, dtype, shape, tuple((tuple(low), tuple(high)) for low, _, high in bounds))
+        bounds = [
+            engine.get_tensor_profile_shape(name, p)
+            for p in range(engine.num_optimization_profiles)
+        ]
+        inputs[name] = Port(
+            name, dtype, shape, tuple((tuple(low), tuple(high)) for low, _, high in bounds)
+        )
     return inputs, outputs
 
 
-def choose_profile(inputs: Mapping[str, Port], shapes: Mapping[str, tuple[int, ...]], file: Path) -> int:
+def choose_profile(
+    inputs: Mapping[str, Port], shapes: Mapping[str, tuple[int, ...]], file: Path
+) -> int:
     """Index of the first profile that the engine in ``file`` has for all ``shapes`` of its inputs.
 
     Raises:
@@ -79,23 +90,29 @@ def choose_profile(inputs: Mapping[str, Port], shapes: Mapping[str, tuple[int, .
             return profile
     last = num_profiles - 1
     beyond_last = [n for n, shape in shapes.items() if not inputs[n].fits(shape, last)]
-    beyond_all = [n for n in beyond_last if not any(inputs[n].fits(shapes[n], p) for p in range(last))]
+    beyond_all = [
+        n for n in beyond_last if not any(inputs[n].fits(shapes[n], p) for p in range(last))
+    ]
     candidates = beyond_all or beyond_last
     name = next((n for n in _COUNTED if n in candidates), candidates[0])
     raise UserError(_refusal(name, shapes[name], inputs[name].ranges[last], file))
 
 
-# Inputs of the vision graph whose first axis counts something, and how many entries it has beyond that.
+# Inputs of the vision graph whose first axis counts something, and how many entries it has beyond
+# that.
 _COUNTED = {"patches": ("patches", 0), "frame_starts": ("frames (padding included)", 1)}
 
 
-def _refusal(name: str, shape: tuple[int, ...], bounds: tuple[tuple[int, ...], tuple[int, ...]], file: Path) -> str:
+def _refusal(
+    name: str, shape: tuple[int, ...], bounds: tuple[tuple[int, ...], tuple[int, ...]], file: Path
+) -> str:
     low, high = bounds
     if name in _COUNTED and shape[0] > high[0]:
         what, beyond = _COUNTED[name]
         return (
-            f"{name}: {shape[0] - beyond} {what} at once, {file} was built for up to {high[0] - beyond}. "
-            "Send fewer or smaller images or fewer frames, or rebuild with a larger limits.max_visual_tokens."
+            f"{name}: {shape[0] - beyond} {what} at once, {file} was built for up to "
+            f"{high[0] - beyond}. Send fewer or smaller images or fewer frames, or rebuild with a "
+            "larger limits.max_visual_tokens."
         )
     return (
         f"{name}: {list(shape)} is outside what {file} was built for: {list(low)} to {list(high)}. "
@@ -104,7 +121,8 @@ def _refusal(name: str, shape: tuple[int, ...], bounds: tuple[tuple[int, ...], t
 
 
 def check_caches(outputs: Iterable[str], bound: Mapping[str, Tensor]) -> None:
-    """Refuse a cache whose input and output are not bound to one tensor: engines write into what they are given.
+    """Refuse a cache whose input and output are not bound to one tensor: engines write into what
+    they are given.
 
     From TensorRT 10.3 on they write nowhere else, whatever address the output has.
     """
@@ -114,4 +132,7 @@ def check_caches(outputs: Iterable[str], bound: Mapping[str, Tensor]) -> None:
             continue
         places = [bound[end].data_ptr() if end in bound else None for end in (source, name)]
         if places[0] is None or places[0] != places[1]:
-            raise UserError(f"{name}: bind one tensor to it and to {source}: an engine updates its caches in place")
+            raise UserError(
+                f"{name}: bind one tensor to it and to {source}: an engine updates its caches in "
+                "place"
+            )

@@ -1,4 +1,5 @@
-"""The shapes that an engine is built for: a profile for decode steps, one for prompts; one for images.
+"""The shapes that an engine is built for: a profile for decode steps, one for prompts; one for
+images.
 
 Names of dimensions as in ``docs/architecture.md``.
 """
@@ -17,7 +18,8 @@ __all__ = ["Profile", "TreeSizes", "graph_profiles"]
 Range = tuple[int, int, int]
 """Smallest, best and largest size."""
 
-_PROMPT_LOGIT_ROWS = 64  # rows of a prompt chunk whose logits may be asked for; each costs a row of the vocabulary
+# rows of a prompt chunk whose logits may be asked for; each costs a row of the vocabulary
+_PROMPT_LOGIT_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,8 @@ class TreeSizes:
     """What a speculation's largest tree asks of the engines.
 
     Attributes:
-        num_nodes: tokens of a target pass. width: of a draft step at most. num_draft_rows: of all draft steps.
+        num_nodes: tokens of a target pass. width: of a draft step at most. num_draft_rows: of all
+            draft steps.
     """
 
     num_nodes: int = 1
@@ -60,7 +63,10 @@ def _profile(name: str, model: onnx.ModelProto, sizes: Mapping[str, Range]) -> P
     shapes = {}
     for value in model.graph.input:
         dims = value.type.tensor_type.shape.dim
-        by_bound = [tuple(sizes[d.dim_param][i] if d.dim_param else d.dim_value for d in dims) for i in range(3)]
+        by_bound = [
+            tuple(sizes[d.dim_param][i] if d.dim_param else d.dim_value for d in dims)
+            for i in range(3)
+        ]
         shapes[value.name] = (by_bound[0], by_bound[1], by_bound[2])
     return Profile(name, shapes)
 
@@ -102,7 +108,8 @@ def _cache(config: BuildConfig) -> dict[str, Range]:
 
 
 def _vision_ranges(config: BuildConfig, merge_size: int) -> dict[str, dict[str, Range]]:
-    """As many frames as have 16 visual tokens each, and a few more: each may cost a group of packed patches.
+    """As many frames as have 16 visual tokens each, and a few more: each may cost a group of packed
+    patches.
 
     Rounded up to a power of two, as a run's frames are (``decode/runner.py``).
     """

@@ -1,4 +1,6 @@
-"""What differs between TensorRT 8.6, 10 and 11, and between machines; the one place that imports ``tensorrt``."""
+"""What differs between TensorRT 8.6, 10 and 11, and between machines; the one place that imports
+``tensorrt``.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +44,13 @@ def tensorrt() -> Any:
     except Exception as error:  # a missing shared library is an ImportError or an OSError
         reason = " ".join(str(error).split())
         raise EnvironmentMissingError(
-            f"TensorRT: {reason}. Install it: pip install tensorrt, or use NVIDIA's TensorRT container."
+            f"TensorRT: {reason}. Install it: pip install tensorrt, or use NVIDIA's TensorRT "
+            "container."
         ) from error
     if tuple(map(int, module.__version__.split(".")[:2])) < OLDEST:
-        raise EnvironmentMissingError(f"TensorRT {module.__version__}: 8.6, 10.x or 11.x is needed. Upgrade tensorrt.")
+        raise EnvironmentMissingError(
+            f"TensorRT {module.__version__}: 8.6, 10.x or 11.x is needed. Upgrade tensorrt."
+        )
     return module
 
 
@@ -75,7 +80,8 @@ def check_dtype(dtype: str) -> None:
 def uses_linear(config: EngineConfig) -> bool:
     """Whether products with a 16-bit weight go to our plugin: ``engine.tensorrt.linear``.
 
-    TensorRT 8.6 runs them as convolutions between layout copies; later versions have products of their own.
+    TensorRT 8.6 runs them as convolutions between layout copies; later versions have products of
+    their own.
     """
     if config.dtype == "float32":
         return False
@@ -95,17 +101,20 @@ def create_network(builder: Any) -> Any:
 
 
 def configure_types(config: Any, network: Any, dtype: str, wide: Collection[str]) -> None:
-    """Make the builder keep the graph's types: on 10 and later the network says so, on 8.6 layer by layer.
+    """Make the builder keep the graph's types: on 10 and later the network says so, on 8.6 layer by
+    layer.
 
-    8.6 is free to compute any layer of a float16 network in half. Those of ``wide``, the names of nodes that the graph
-    computes in float32 (rope angles, the wide residual), must not be. The other layers are left free: their tensors say
-    float32 there whatever the graph says, and holding them to that makes matrix products take twice the memory.
+    8.6 is free to compute any layer of a float16 network in half. Those of ``wide``, the names of
+    nodes that the graph computes in float32 (rope angles, the wide residual), must not be. The
+    other layers are left free: their tensors say float32 there whatever the graph says, and holding
+    them to that makes matrix products take twice the memory.
     """
     trt = tensorrt()
     config.clear_flag(trt.BuilderFlag.TF32)  # on by default; it rounds to ten bits
     if major() >= 10:
         return
-    config.set_preview_feature(trt.PreviewFeature.PROFILE_SHARING_0806, True)  # always so later: a context per graph
+    # always so later: a context per graph
+    config.set_preview_feature(trt.PreviewFeature.PROFILE_SHARING_0806, True)
     if dtype == "float32":
         return
     config.set_flag(trt.BuilderFlag.FP16)
@@ -118,11 +127,21 @@ def configure_types(config: Any, network: Any, dtype: str, wide: Collection[str]
             layer.set_output_type(0, trt.float32)
 
 
-_COMPUTING = ("ACTIVATION", "ELEMENTWISE", "UNARY", "REDUCE", "SOFTMAX", "MATRIX_MULTIPLY", "NORMALIZATION")
+_COMPUTING = (
+    "ACTIVATION",
+    "ELEMENTWISE",
+    "UNARY",
+    "REDUCE",
+    "SOFTMAX",
+    "MATRIX_MULTIPLY",
+    "NORMALIZATION",
+)
 
 
 def allow_aliases(config: Any) -> None:
-    """Let plugins write into their inputs, as ours say from 10.3 on that they do; else the builder refuses them."""
+    """Let plugins write into their inputs, as ours say from 10.3 on that they do; else the
+    builder refuses them.
+    """
     trt = tensorrt()
     feature = getattr(trt.PreviewFeature, "ALIASED_PLUGIN_IO_10_03", None)
     if major() >= 10 and feature is not None:
@@ -133,7 +152,9 @@ def strip_weights(config: Any) -> None:
     """Make engines without their weights."""
     trt = tensorrt()
     if major() < 10:
-        raise UserError(f"engine.tensorrt.strip_weights needs TensorRT 10 or later, this is {trt.__version__}.")
+        raise UserError(
+            f"engine.tensorrt.strip_weights needs TensorRT 10 or later, this is {trt.__version__}."
+        )
     config.set_flag(trt.BuilderFlag.STRIP_PLAN)
 
 
@@ -144,7 +165,8 @@ def device_bytes(engine: Any) -> int:
 
 
 def new_context(engine: Any, address: int, num_bytes: int, profile: int, stream: int) -> Any | None:
-    """A context in ``profile`` whose activations lie in ``num_bytes`` at ``address``; None where TensorRT refuses.
+    """A context in ``profile`` whose activations lie in ``num_bytes`` at ``address``; None where
+    TensorRT refuses.
 
     Args:
         stream: what sets the profile, and must have run before the context does.
@@ -152,7 +174,9 @@ def new_context(engine: Any, address: int, num_bytes: int, profile: int, stream:
     if major() < 10:
         context = engine.create_execution_context_without_device_memory()
     else:
-        context = engine.create_execution_context(tensorrt().ExecutionContextAllocationStrategy.USER_MANAGED)
+        context = engine.create_execution_context(
+            tensorrt().ExecutionContextAllocationStrategy.USER_MANAGED
+        )
     if context is None:
         return None
     if major() >= 10 and hasattr(context, "set_device_memory"):  # from 10.1 on
@@ -168,17 +192,23 @@ def new_context(engine: Any, address: int, num_bytes: int, profile: int, stream:
 def find_creator(plugin: str, version: str) -> Any | None:
     """The creator of ``plugin`` in TensorRT's registry."""
     registry = tensorrt().get_plugin_registry()
-    find = getattr(registry, "get_creator", None) or registry.get_plugin_creator  # 8.6 has no other, 11 has not that
+    # 8.6 has no other, 11 has not that
+    find = getattr(registry, "get_creator", None) or registry.get_plugin_creator
     return find(plugin, version, "")
 
 
 def read_weights(refitter: Any, parser: Any, onnx_file: str) -> bool:
-    """Put the weights of an ONNX file into a stripped engine; false where TensorRT refuses. TensorRT 10 and later."""
+    """Put the weights of an ONNX file into a stripped engine; false where TensorRT refuses.
+
+    TensorRT 10 and later.
+    """
     return bool(parser.refit_from_file(onnx_file) and refitter.refit_cuda_engine())
 
 
 def show_progress(config: Any, show: Callable[[str], object], stop: Callable[[], bool]) -> None:
-    """Have the builder tell ``show`` how far its outermost phase is, and end when it must ``stop``; from 10 on."""
+    """Have the builder tell ``show`` how far its outermost phase is, and end when it must
+    ``stop``; from 10 on.
+    """
     trt = tensorrt()
     if not hasattr(trt, "IProgressMonitor"):
         return

@@ -1,7 +1,8 @@
 """The torch session: interprets a graph node by node, on the CPU or on CUDA.
 
-It is the debugger (any tensor of the graph can be asked for by name) and runs where there is no TensorRT. On CUDA our
-ops go through our kernels (``engine/capi.py``), by stock operations where the library is absent.
+It is the debugger (any tensor of the graph can be asked for by name) and runs where there is no
+TensorRT. On CUDA our ops go through our kernels (``engine/capi.py``), by stock operations where the
+library is absent.
 """
 
 from __future__ import annotations
@@ -45,10 +46,11 @@ class _Input:
 
 
 class TorchSession:
-    """Runs one graph; implements ``engine.session.Session``. Caches are updated in place where they are bound.
+    """Runs one graph; implements ``engine.session.Session``. Caches are updated in place where they
+    are bound.
 
-    On CUDA, shapes that come again are captured in a CUDA graph; the outputs of such a run are its static buffers,
-    which the next run of the same shapes overwrites.
+    On CUDA, shapes that come again are captured in a CUDA graph; the outputs of such a run are its
+    static buffers, which the next run of the same shapes overwrites.
     """
 
     def __init__(
@@ -60,11 +62,17 @@ class TorchSession:
         read_weight: ReadWeight | None = None,
     ) -> None:
         if device == "cuda" and not torch.cuda.is_available():
-            raise EnvironmentMissingError("engine.device: cuda: torch sees no CUDA device. Set engine.device: cpu")
+            raise EnvironmentMissingError(
+                "engine.device: cuda: torch sees no CUDA device. Set engine.device: cpu"
+            )
         self.device = torch.device(device)
         program = load_program(model, weights_root, intermediates, self.device, read_weight)
         self._inputs = {name: _Input.of(tensor) for name, tensor in program.inputs.items()}
-        self._outputs, self._constants, self._steps = program.outputs, program.constants, program.steps
+        self._outputs, self._constants, self._steps = (
+            program.outputs,
+            program.constants,
+            program.steps,
+        )
         self._bound: dict[str, Tensor] = {}
         self._captured = CapturedGraphs()
 
@@ -91,7 +99,8 @@ class TorchSession:
 
     def _capture(self, inputs: Mapping[str, Tensor]) -> Captured:
         static = {name: tensor.clone() for name, tensor in inputs.items()}
-        torch.cuda.current_blas_handle()  # each thread's first use makes one, which may not be while capturing
+        # each thread's first use makes one, which may not be while capturing
+        torch.cuda.current_blas_handle()
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode=CAPTURE_ERRORS):
@@ -103,7 +112,9 @@ class TorchSession:
         values = {**self._constants, **self._bound, **inputs}
         for step in self._steps:
             found = step.function(*(values[name] for name in step.inputs), **step.attributes)
-            values.update(zip(step.outputs, found if isinstance(found, tuple) else (found,), strict=True))
+            values.update(
+                zip(step.outputs, found if isinstance(found, tuple) else (found,), strict=True)
+            )
             for name in step.done_with:
                 del values[name]
         return self._results(values)
@@ -125,6 +136,11 @@ class TorchSession:
             self._inputs[name].check(name, tensor)
 
     def _placed(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Contiguous inputs on this device; unbound caches are copied, for the ops would write into the caller's."""
-        placed = {name: tensor.to(self.device, non_blocking=True).contiguous() for name, tensor in inputs.items()}
+        """Contiguous inputs on this device; unbound caches are copied, for the ops would write
+        into the caller's.
+        """
+        placed = {
+            name: tensor.to(self.device, non_blocking=True).contiguous()
+            for name, tensor in inputs.items()
+        }
         return {n: t.clone() if "_cache." in n and t is inputs[n] else t for n, t in placed.items()}

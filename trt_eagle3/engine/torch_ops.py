@@ -1,7 +1,9 @@
-"""What each op of our graphs does in torch, on the CPU and on CUDA: a literal table, op -> function.
+"""What each op of our graphs does in torch, on the CPU and on CUDA: a literal table, op ->
+function.
 
-Integer 64-bit tensors are shapes and scalar indices: they stay on the CPU, so that no shape waits for the device.
-Shapes: B rows, S new tokens per row, N = B * S, M masked tail, P pages per row, Hq / Hkv heads, D head_dim, H hidden.
+Integer 64-bit tensors are shapes and scalar indices: they stay on the CPU, so that no shape waits
+for the device. Shapes: B rows, S new tokens per row, N = B * S, M masked tail, P pages per row, Hq
+/ Hkv heads, D head_dim, H hidden.
 """
 
 from __future__ import annotations
@@ -30,8 +32,12 @@ TORCH_TYPES: Mapping[int, torch.dtype] = {
 }
 
 
-def add_rms_norm(x: Tensor, weight: Tensor, residual: Tensor | None = None, *, epsilon: float) -> Any:
-    """``RMSNorm(x) * weight``, or with a residual ``(RMSNorm(x + residual) * weight, x + residual)``; f32 inside."""
+def add_rms_norm(
+    x: Tensor, weight: Tensor, residual: Tensor | None = None, *, epsilon: float
+) -> Any:
+    """``RMSNorm(x) * weight``, or with a residual ``(RMSNorm(x + residual) * weight, x +
+    residual)``; f32 inside.
+    """
     total = x if residual is None else x + residual
     wide = total.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
@@ -50,9 +56,13 @@ def qk_norm_mrope(
     head_dim: int,
     epsilon: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Cut ``qkv`` [N, (Hq + 2 Hkv) D] into q, k, v, normalise the heads of q and k, and turn them."""
+    """Cut ``qkv`` [N, (Hq + 2 Hkv) D] into q, k, v, normalise the heads of q and k, and turn
+    them.
+    """
     heads = (num_heads, num_kv_heads)
-    q, k, v = qkv.split([num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim], dim=-1)
+    q, k, v = qkv.split(
+        [num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim], dim=-1
+    )
     angles = position_ids.index_select(0, pair_axis).flatten(1).T.float() * inv_freq
     cos, sin = angles.cos().to(qkv.dtype)[:, None], angles.sin().to(qkv.dtype)[:, None]
     turned = []
@@ -61,7 +71,9 @@ def qk_norm_mrope(
         if norms:
             by_head = add_rms_norm(by_head, norms[i], epsilon=epsilon)
         low, high = by_head.chunk(2, dim=-1)
-        turned.append(torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1).flatten(1))
+        turned.append(
+            torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1).flatten(1)
+        )
     return turned[0], turned[1], v.contiguous()
 
 
@@ -81,7 +93,9 @@ def tree_attention(
     page_size: int,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Write k, v into their slots of the caches, in place, and attend over past and tail (``graph/ops.py``)."""
+    """Write k, v into their slots of the caches, in place, and attend over past and tail
+    (``graph/ops.py``).
+    """
     batch, new, tail = tree_mask.shape
     device = q.device
     slots = (page_table.long() * page_size)[..., None] + torch.arange(page_size, device=device)
@@ -99,7 +113,12 @@ def tree_attention(
     keys, values = (cache[slots].transpose(1, 2) for cache in (k_cache, v_cache))
     by_head = q.view(batch, new, num_heads, dim).transpose(1, 2)
     mixed = functional.scaled_dot_product_attention(
-        by_head, keys, values, attn_mask=seen[:, None], scale=scale, enable_gqa=num_heads != num_kv_heads
+        by_head,
+        keys,
+        values,
+        attn_mask=seen[:, None],
+        scale=scale,
+        enable_gqa=num_heads != num_kv_heads,
     )
     return mixed.transpose(1, 2).reshape(batch * new, -1), k_cache, v_cache
 
@@ -124,7 +143,8 @@ def vision_attention(
     return attend(q, k, v, frame_starts, scale)[0].transpose(0, 1).flatten(1)
 
 
-_MASKED_PATCHES = 2048  # as many as may be captured (engine/cuda_graph.py): there no length can be read on the host
+# as many as may be captured (engine/cuda_graph.py): there no length can be read on the host
+_MASKED_PATCHES = 2048
 
 
 def _is_small_on_cuda(qkv: Tensor) -> bool:
@@ -136,7 +156,9 @@ def _turned_in_float32(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1).to(x.dtype)
 
 
-def _attend_all_at_once(q: Tensor, k: Tensor, v: Tensor, frame_starts: Tensor, scale: float) -> Tensor:
+def _attend_all_at_once(
+    q: Tensor, k: Tensor, v: Tensor, frame_starts: Tensor, scale: float
+) -> Tensor:
     patch = torch.arange(q.shape[2], device=q.device)
     frame = torch.searchsorted(frame_starts, patch, right=True, out_int32=True)
     seen = frame[:, None] == frame
@@ -167,7 +189,10 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def pick_rows(x: Tensor, rows: Tensor) -> Tensor:
-    """``x [N, H]`` at ``rows [B, R]``, which count within each of the B batch rows: ``[B * R, H]``."""
+    """``x [N, H]`` at ``rows [B, R]``, which count within each of the B batch rows:
+
+    ``[B * R, H]``.
+    """
     by_row = x.view(rows.shape[0], -1, x.shape[1])
     return by_row.gather(1, rows.long()[..., None].expand(-1, -1, x.shape[1])).flatten(0, 1)
 
@@ -207,7 +232,9 @@ def gelu(x: Tensor, *, approximate: bytes = b"none") -> Tensor:
     return functional.gelu(x, approximate=approximate.decode())
 
 
-def _layer_norm(x: Tensor, scale: Tensor, bias: Tensor, *, axis: int = -1, epsilon: float = 1e-5) -> Tensor:
+def _layer_norm(
+    x: Tensor, scale: Tensor, bias: Tensor, *, axis: int = -1, epsilon: float = 1e-5
+) -> Tensor:
     assert axis == -1, f"LayerNormalization: axis -1, got {axis}"
     return functional.layer_norm(x, scale.shape, scale, bias, epsilon)
 

@@ -1,4 +1,6 @@
-"""A graph made ready for torch: weights loaded, what depends on weights alone computed, lifetimes known."""
+"""A graph made ready for torch: weights loaded, what depends on weights alone computed,
+lifetimes known.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +51,12 @@ def load_program(
     device: torch.device,
     read_weight: ReadWeight | None = None,
 ) -> Program:
-    """Read the graph at ``model``; ``intermediates`` are intermediate tensors wanted among the outputs.
+    """Read the graph at ``model``; ``intermediates`` are intermediate tensors wanted among the
+    outputs.
 
     Raises:
-        UserError: an unreadable model or weight file, a tap that the graph lacks, an op that has no torch function.
+        UserError: an unreadable model or weight file, a tap that the graph lacks, an op that has no
+            torch function.
     """
     proto = _load(model)
     known = {name for node in proto.graph.node for name in node.output}
@@ -67,7 +71,9 @@ def load_program(
     if device.type == "cuda" and capi.available():
         steps = fused(steps, kept={*outputs})
     inputs = {i.name: i.type.tensor_type for i in proto.graph.input}
-    return Program(inputs, outputs, constants, tuple(_with_lifetimes(steps, {*outputs, *constants})))
+    return Program(
+        inputs, outputs, constants, tuple(_with_lifetimes(steps, {*outputs, *constants}))
+    )
 
 
 def _load(model: Path) -> onnx.ModelProto:
@@ -86,7 +92,9 @@ def _read_weight(proto: onnx.TensorProto, root: Path) -> Tensor:
     file, num_bytes = root / place["location"], int(place["length"])
     try:
         # mode c: copy on write, so that torch may call the memory its own
-        raw = np.memmap(file, dtype=np.uint8, mode="c", offset=int(place["offset"]), shape=(num_bytes,))
+        raw = np.memmap(
+            file, dtype=np.uint8, mode="c", offset=int(place["offset"]), shape=(num_bytes,)
+        )
     except (OSError, ValueError) as error:
         raise UserError(f"{file}: cannot map {proto.name}: {error}. Rebuild the bundle.") from error
     return torch.from_numpy(raw).view(TORCH_TYPES[proto.data_type]).view(list(proto.dims))
@@ -116,13 +124,15 @@ def _standard_ops(device: str) -> Mapping[str, Function]:
 
 @cache
 def _own_ops(device: str) -> Mapping[str, Function]:
-    """Our ops on ``device``: the kernels where they can run, else stock operations with one warning."""
+    """Our ops on ``device``: the kernels where they can run, else stock operations with one
+    warning.
+    """
     if device != "cuda":
         return OWN_OPS
     if not capi.available():
         warnings.warn(
-            "our CUDA kernels were not found: attention runs through torch's own, many times slower. "
-            f"Build them (make plugins), or name the library in {capi.LIBRARY_VARIABLE}.",
+            "our CUDA kernels were not found: attention runs through torch's own, many times "
+            f"slower. Build them (make plugins), or name the library in {capi.LIBRARY_VARIABLE}.",
             stacklevel=2,
         )
         return OWN_OPS
@@ -136,7 +146,9 @@ def _own_ops(device: str) -> Mapping[str, Function]:
     }
 
 
-def _kernel_add_rms_norm(x: Tensor, weight: Tensor, residual: Tensor | None = None, *, epsilon: float) -> Any:
+def _kernel_add_rms_norm(
+    x: Tensor, weight: Tensor, residual: Tensor | None = None, *, epsilon: float
+) -> Any:
     y, total = capi.add_rms_norm(x, weight, residual, epsilon=epsilon)
     return y if residual is None else (y, total)
 
@@ -144,17 +156,26 @@ def _kernel_add_rms_norm(x: Tensor, weight: Tensor, residual: Tensor | None = No
 def _kernel_tree_attention(*inputs: Tensor, page_size: int, scale: float, **geometry: int) -> Any:
     """Geometry (head counts) is in the tensors' shapes already."""
     del geometry
-    # prefetch_safe: a graph writes a layer's cache and the page table nowhere but in that layer's own launch
-    return capi.tree_attention(*inputs, page_size=page_size, scale=scale, prefetch_safe=True), inputs[3], inputs[4]
+    # prefetch_safe: a graph writes a layer's cache and the page table nowhere but in that layer's
+    # own launch
+    return (
+        capi.tree_attention(*inputs, page_size=page_size, scale=scale, prefetch_safe=True),
+        inputs[3],
+        inputs[4],
+    )
 
 
 def _fold(values: dict[str, Tensor], steps: list[Step]) -> tuple[dict[str, Tensor], list[Step]]:
-    """Compute once what depends on weights alone (fused projections, casts), and let the parts go."""
+    """Compute once what depends on weights alone (fused projections, casts), and let the parts
+    go.
+    """
     rest = []
     for step in steps:
         if all(name in values for name in step.inputs):
             found = step.function(*(values[name] for name in step.inputs), **step.attributes)
-            values.update(zip(step.outputs, found if isinstance(found, tuple) else (found,), strict=True))
+            values.update(
+                zip(step.outputs, found if isinstance(found, tuple) else (found,), strict=True)
+            )
         else:
             rest.append(step)
     needed = {name for step in rest for name in step.inputs}

@@ -1,4 +1,6 @@
-"""Weights written in the type that an engine computes in, a few megabytes at a time; refused where they do not fit."""
+"""Weights written in the type that an engine computes in, a few megabytes at a time; refused
+where they do not fit.
+"""
 
 from __future__ import annotations
 
@@ -28,21 +30,33 @@ _NAMES = {dtype: name for name, dtype in _SAFETENSORS_TYPES.items()}
 
 
 def write_weights(ready: TrtExport, root: Path, file: Path) -> None:
-    """Write the weights of ``ready``, read from their files under ``root``, as its model refers to them.
+    """Write the weights of ``ready``, read from their files under ``root``, as its model refers to
+    them.
 
     Raises:
-        UserError: a value that the type written cannot hold, named with its tensor; a file cut short.
+        UserError: a value that the type written cannot hold, named with its tensor; a file cut
+            short.
     """
     with atomic_file(file) as stream:
         for weight in ready.weights:
             stream.seek(ready.offsets[weight.name])
             for part in weight.parts:
-                source = _Source(part.name, root / part.location, part.offset, part.num_bytes, _TORCH_TYPES[part.dtype])
-                stream.writelines(map(_raw, source.converted(_TORCH_TYPES[weight.dtype], part.scale)))
+                source = _Source(
+                    part.name,
+                    root / part.location,
+                    part.offset,
+                    part.num_bytes,
+                    _TORCH_TYPES[part.dtype],
+                )
+                stream.writelines(
+                    map(_raw, source.converted(_TORCH_TYPES[weight.dtype], part.scale))
+                )
 
 
 def converted_content(ref: TensorRef, dtype: torch.dtype) -> Content:
-    """The tensor at ``ref`` as one of ``dtype``, for ``write_tensors``; whole numbers and bools as they are."""
+    """The tensor at ``ref`` as one of ``dtype``, for ``write_tensors``; whole numbers and bools
+    as they are.
+    """
     stored = _SAFETENSORS_TYPES.get(ref.dtype)
     if stored is None:
         source = _Source(ref.name, ref.file, ref.offset, ref.num_bytes, torch.uint8)
@@ -52,14 +66,18 @@ def converted_content(ref: TensorRef, dtype: torch.dtype) -> Content:
 
 
 def write_tables(file: Path, tables: Mapping[str, TensorRef], dtype: torch.dtype) -> None:
-    """Write what a bundle reads outside its engines (token tables, vocabulary maps) as a safetensors file."""
+    """Write what a bundle reads outside its engines (token tables, vocabulary maps) as a
+    safetensors file.
+    """
     write_tensors(file, {name: converted_content(ref, dtype) for name, ref in tables.items()})
 
 
 class _Source:
     """A run of values on disk."""
 
-    def __init__(self, name: str, file: Path, offset: int, num_bytes: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, name: str, file: Path, offset: int, num_bytes: int, dtype: torch.dtype
+    ) -> None:
         self._name = name
         self._file = file
         self._offset = offset
@@ -75,7 +93,9 @@ class _Source:
                 while left:
                     chunk = bytearray(min(left, _CHUNK_BYTES))
                     if stream.readinto(chunk) != len(chunk):
-                        raise UserError(f"{self._file}: {self._name} is cut short. Download it again.")
+                        raise UserError(
+                            f"{self._file}: {self._name} is cut short. Download it again."
+                        )
                     left -= len(chunk)
                     yield chunk
         except OSError as error:
@@ -95,11 +115,14 @@ class _Source:
         worst = float(values[~torch.isfinite(made)][0])
         name = str(made.dtype).removeprefix("torch.")
         fix = (
-            f"{name} ends at {torch.finfo(made.dtype).max:g}. Build with engine.dtype: bfloat16 or float32."
+            f"{name} ends at {torch.finfo(made.dtype).max:g}. Build with engine.dtype: bfloat16 or "
+            "float32."
             if abs(worst) < float("inf")
             else "The checkpoint is damaged. Download it again."
         )
-        raise UserError(f"{self._file}: {self._name} holds {worst:g}, which is no {name} value: {fix}")
+        raise UserError(
+            f"{self._file}: {self._name} holds {worst:g}, which is no {name} value: {fix}"
+        )
 
 
 def _raw(values: Tensor) -> bytes:

@@ -27,7 +27,9 @@ def build_graphs(
     before = manifest is not None and manifest.aux_pre_deepstack
     residual = Residual(wide=engine.residual == "float32" and engine.dtype != "float32")
     models = {
-        "target": target_graph(spec, aux, before, engine.dtype, engine.page_size, resolve, residual),
+        "target": target_graph(
+            spec, aux, before, engine.dtype, engine.page_size, resolve, residual
+        ),
         "vision": vision_graph(spec, engine.dtype, resolve),
     }
     if manifest:

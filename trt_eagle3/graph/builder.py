@@ -20,10 +20,20 @@ __all__ = ["FLOAT_TYPES", "Dim", "GraphBuilder", "ResolveLocation", "Value"]
 
 Dim = int | str
 ResolveLocation = Callable[[TensorRef], str]
-"""Says under which location (relative to the weights root) a tensor's file is found when the graph is loaded."""
+"""Says under which location (relative to the weights root) a tensor's file is found when the
+graph is loaded.
+"""
 
-FLOAT_TYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
-_SAFETENSORS_TYPES = {"F32": TensorProto.FLOAT, "F16": TensorProto.FLOAT16, "BF16": TensorProto.BFLOAT16}
+FLOAT_TYPES = {
+    "float32": TensorProto.FLOAT,
+    "float16": TensorProto.FLOAT16,
+    "bfloat16": TensorProto.BFLOAT16,
+}
+_SAFETENSORS_TYPES = {
+    "F32": TensorProto.FLOAT,
+    "F16": TensorProto.FLOAT16,
+    "BF16": TensorProto.BFLOAT16,
+}
 _IR_VERSION = 10  # the first with function overloads; ONNX Runtime 1.18 and later read it
 
 
@@ -38,9 +48,9 @@ class Value:
 class GraphBuilder:
     """Collects nodes, inputs, outputs and weight references, and makes a model of them.
 
-    Nodes of the default domain are kept to forms that opset 17 and opset ``OPSET`` share, so that TensorRT 8.6 can
-    read the same graph once the reference functions are taken off. ``Gelu`` alone is newer: ``graph/trt_export.py``
-    writes it out.
+    Nodes of the default domain are kept to forms that opset 17 and opset ``OPSET`` share, so that
+    TensorRT 8.6 can read the same graph once the reference functions are taken off. ``Gelu`` alone
+    is newer: ``graph/trt_export.py`` writes it out.
     """
 
     def __init__(self, name: str, dtype: str, resolve: ResolveLocation) -> None:
@@ -75,27 +85,36 @@ class GraphBuilder:
     def output(self, value: Value, name: str, shape: Sequence[Dim]) -> None:
         """Declare ``value`` a graph output and call it ``name``.
 
-        Renamed, not copied: a cache is updated in place only if the op itself writes the graph's output.
+        Renamed, not copied: a cache is updated in place only if the op itself writes the graph's
+        output.
         """
         self._renames[value.name] = name
         self._outputs.append(helper.make_tensor_value_info(name, value.dtype, list(shape)))
 
     def weight(self, ref: TensorRef, scale: float = 1.0) -> Value:
-        """The tensor at ``ref`` as a graph value of the compute type, times ``scale``; referenced, not loaded."""
+        """The tensor at ``ref`` as a graph value of the compute type, times ``scale``;
+        referenced, not loaded.
+        """
         value = self._stored_weight(ref)
         if value.dtype != self.dtype:
             stored = value
-            value = self._once(f"{stored.name}/cast", lambda name: self.cast(stored, self.dtype, name))
+            value = self._once(
+                f"{stored.name}/cast", lambda name: self.cast(stored, self.dtype, name)
+            )
         if scale == 1.0:
             return value
-        factor = self.constant(np.array(scale, helper.tensor_dtype_to_np_dtype(self.dtype)), f"scale_{scale}")
-        return self._once(f"{value.name}/scaled_{scale}", lambda name: self.op("Mul", value, factor, name=name))
+        factor = self.constant(
+            np.array(scale, helper.tensor_dtype_to_np_dtype(self.dtype)), f"scale_{scale}"
+        )
+        return self._once(
+            f"{value.name}/scaled_{scale}", lambda name: self.op("Mul", value, factor, name=name)
+        )
 
     def _stored_weight(self, ref: TensorRef) -> Value:
         if ref.dtype not in _SAFETENSORS_TYPES:
             raise UserError(
-                f"{ref.file.name}: {ref.name}: expected a float32, float16 or bfloat16 tensor, got {ref.dtype}. "
-                "Use the unquantised checkpoint."
+                f"{ref.file.name}: {ref.name}: expected a float32, float16 or bfloat16 tensor, got "
+                f"{ref.dtype}. Use the unquantised checkpoint."
             )
         name = f"{self._resolve(ref)}:{ref.name}"
         if name not in self._known:
@@ -136,21 +155,37 @@ class GraphBuilder:
         self._names.add(unique)
         return unique
 
-    def op(self, op_type: str, *inputs: Value, dtype: int | None = None, name: str = "", **attrs: Any) -> Value:
-        """Add a standard node with one output, of the first input's type unless ``dtype`` says otherwise."""
-        out = Value(self._new_name(name or op_type.lower()), inputs[0].dtype if dtype is None else dtype)
+    def op(
+        self, op_type: str, *inputs: Value, dtype: int | None = None, name: str = "", **attrs: Any
+    ) -> Value:
+        """Add a standard node with one output, of the first input's type unless ``dtype`` says
+        otherwise.
+        """
+        out = Value(
+            self._new_name(name or op_type.lower()), inputs[0].dtype if dtype is None else dtype
+        )
         self._nodes.append(
-            helper.make_node(op_type, [v.name for v in inputs], [out.name], name=f"{out.name}/{op_type}", **attrs)
+            helper.make_node(
+                op_type, [v.name for v in inputs], [out.name], name=f"{out.name}/{op_type}", **attrs
+            )
         )
         return out
 
-    def split(self, value: Value, sizes: Sequence[int], names: Sequence[str], axis: int = -1) -> list[Value]:
+    def split(
+        self, value: Value, sizes: Sequence[int], names: Sequence[str], axis: int = -1
+    ) -> list[Value]:
         """Cut an axis into pieces of ``sizes``."""
-        lengths = self.constant(np.array(sizes, dtype=np.int64), f"split_{'_'.join(map(str, sizes))}")
+        lengths = self.constant(
+            np.array(sizes, dtype=np.int64), f"split_{'_'.join(map(str, sizes))}"
+        )
         outs = [Value(self._new_name(n), value.dtype) for n in names]
         self._nodes.append(
             helper.make_node(
-                "Split", [value.name, lengths.name], [o.name for o in outs], name=f"{outs[0].name}/Split", axis=axis
+                "Split",
+                [value.name, lengths.name],
+                [o.name for o in outs],
+                name=f"{outs[0].name}/Split",
+                axis=axis,
             )
         )
         return outs
@@ -164,9 +199,13 @@ class GraphBuilder:
         dtypes: Sequence[int] = (),
         **attrs: Any,
     ) -> list[Value]:
-        """Add a node of our op set (``graph/ops.py``); outputs have ``dtypes``, or the first input's type."""
+        """Add a node of our op set (``graph/ops.py``); outputs have ``dtypes``, or the first
+        input's type.
+        """
         expected = OPS[op_type].outputs[overload]
-        assert len(names) == len(expected), f"{op_type}: {len(expected)} outputs, got {len(names)} names"
+        assert len(names) == len(expected), (
+            f"{op_type}: {len(expected)} outputs, got {len(names)} names"
+        )
         types = dtypes or [inputs[0].dtype] * len(names)
         outs = [Value(self._new_name(n), dtype) for n, dtype in zip(names, types, strict=True)]
         self._nodes.append(
@@ -185,16 +224,27 @@ class GraphBuilder:
 
     def cast(self, value: Value, dtype: int, name: str = "cast") -> Value:
         """``value`` as ``dtype``; the value itself where it already is."""
-        return value if value.dtype == dtype else self.op("Cast", value, dtype=dtype, name=name, to=dtype)
+        return (
+            value
+            if value.dtype == dtype
+            else self.op("Cast", value, dtype=dtype, name=name, to=dtype)
+        )
 
     def reshape(self, value: Value, shape: Sequence[int], name: str = "reshape") -> Value:
         """Reshape with ONNX's conventions: 0 copies a dimension, -1 is inferred."""
-        target = self.constant(np.array(shape, dtype=np.int64), f"shape_{'_'.join(map(str, shape))}")
+        target = self.constant(
+            np.array(shape, dtype=np.int64), f"shape_{'_'.join(map(str, shape))}"
+        )
         return self.op("Reshape", value, target, name=name)
 
-    def concat_weights(self, refs: Sequence[TensorRef], name: str, scales: Sequence[float] = ()) -> Value:
+    def concat_weights(
+        self, refs: Sequence[TensorRef], name: str, scales: Sequence[float] = ()
+    ) -> Value:
         """Weights stacked along their first axis, so that one matrix product serves them all."""
-        parts = [self.weight(ref, scale) for ref, scale in zip(refs, scales or [1.0] * len(refs), strict=True)]
+        parts = [
+            self.weight(ref, scale)
+            for ref, scale in zip(refs, scales or [1.0] * len(refs), strict=True)
+        ]
         return parts[0] if len(parts) == 1 else self.op("Concat", *parts, name=name, axis=0)
 
     def linear(
@@ -205,7 +255,9 @@ class GraphBuilder:
         name: str = "y",
         scales: Sequence[float] = (),
     ) -> Value:
-        """``x [n, in] @ concat(weights [out, in]).T + concat(biases)``; ``scales``: one for each weight and bias."""
+        """``x [n, in] @ concat(weights [out, in]).T + concat(biases)``; ``scales``: one for each
+        weight and bias.
+        """
         args = [x, self.concat_weights(weights, f"{name}.weight", scales)]
         if biases:
             args.append(self.concat_weights(biases, f"{name}.bias", scales))
@@ -216,7 +268,9 @@ class GraphBuilder:
         for node in self._nodes:
             for names in (node.input, node.output):
                 names[:] = [self._renames.get(n, n) for n in names]
-        graph = helper.make_graph(self._nodes, self.name, self._inputs, self._outputs, self._initializers)
+        graph = helper.make_graph(
+            self._nodes, self.name, self._inputs, self._outputs, self._initializers
+        )
         return helper.make_model(
             graph,
             producer_name="trt-eagle3",

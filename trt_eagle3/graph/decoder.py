@@ -1,6 +1,8 @@
-"""What target and draft graphs share: the inputs of a decoder over a paged cache, attention, and the MLP.
+"""What target and draft graphs share: the inputs of a decoder over a paged cache, attention, and
+the MLP.
 
-Shapes: B rows, S new tokens per row, M masked tail, P pages per row, R rows wanted from the head, n = B * S.
+Shapes: B rows, S new tokens per row, M masked tail, P pages per row, R rows wanted from the head, n
+= B * S.
 """
 
 from __future__ import annotations
@@ -26,7 +28,14 @@ __all__ = [
     "swiglu",
 ]
 
-CONTEXT_INPUTS = ("position_ids", "past_lengths", "query_lengths", "page_table", "tree_mask", "logit_rows")
+CONTEXT_INPUTS = (
+    "position_ids",
+    "past_lengths",
+    "query_lengths",
+    "page_table",
+    "tree_mask",
+    "logit_rows",
+)
 
 
 @dataclass(frozen=True)
@@ -58,12 +67,23 @@ class Attention:
     page_size: int
     output_scale: float = 1.0
 
-    def emit(self, b: GraphBuilder, x: Value, tensors: Mapping[str, TensorRef], context: Context, layer: int) -> Value:
-        """``x [n, width]`` -> attention output after o_proj, ``[n, H]``; reads and writes cache ``layer``."""
+    def emit(
+        self,
+        b: GraphBuilder,
+        x: Value,
+        tensors: Mapping[str, TensorRef],
+        context: Context,
+        layer: int,
+    ) -> Value:
+        """``x [n, width]`` -> attention output after o_proj, ``[n, H]``; reads and writes cache
+        ``layer``.
+        """
         prefix = f"layers.{layer}.self_attn."
         with b.scope("self_attn"):
             biases = [tensors[f"{prefix}{p}_proj.bias"] for p in "qkv"] if self.bias else []
-            qkv = b.linear(x, [tensors[f"{prefix}{p}_proj.weight"] for p in "qkv"], biases, name="qkv")
+            qkv = b.linear(
+                x, [tensors[f"{prefix}{p}_proj.weight"] for p in "qkv"], biases, name="qkv"
+            )
             q, k, v = self._rope(b, qkv, tensors, prefix, context)
             cache_shape = ("slots", self.num_kv_heads, self.head_dim)
             k_cache = b.input(f"k_cache.{layer}", b.dtype, cache_shape)
@@ -71,7 +91,12 @@ class Attention:
             out, k_new, v_new = b.own_op(
                 "TreeAttention",
                 *(q, k, v, k_cache, v_cache),
-                *(context.past_lengths, context.query_lengths, context.page_table, context.tree_mask),
+                *(
+                    context.past_lengths,
+                    context.query_lengths,
+                    context.page_table,
+                    context.tree_mask,
+                ),
                 names=("out", "k_cache", "v_cache"),
                 num_heads=self.num_heads,
                 num_kv_heads=self.num_kv_heads,
@@ -82,17 +107,28 @@ class Attention:
             b.output(v_new, f"v_cache_out.{layer}", cache_shape)
             biases = [tensors[f"{prefix}o_proj.bias"]] if self.bias else []
             scales = [self.output_scale]
-            return b.linear(out, [tensors[f"{prefix}o_proj.weight"]], biases, name="output", scales=scales)
+            return b.linear(
+                out, [tensors[f"{prefix}o_proj.weight"]], biases, name="output", scales=scales
+            )
 
     def _rope(
-        self, b: GraphBuilder, qkv: Value, tensors: Mapping[str, TensorRef], prefix: str, context: Context
+        self,
+        b: GraphBuilder,
+        qkv: Value,
+        tensors: Mapping[str, TensorRef],
+        prefix: str,
+        context: Context,
     ) -> list[Value]:
-        """Yarn's factor on cos and sin is not here but, squared, in the attention scale: the products are the same."""
+        """Yarn's factor on cos and sin is not here but, squared, in the attention scale: the
+        products are the same.
+        """
         tables = [
             b.constant(np.array(self.rope.inv_freq, dtype=np.float32), "rope.inv_freq"),
             b.constant(self.rope.axis_of_pair.astype(np.int32), "rope.pair_axis"),
         ]
-        norms = [b.weight(tensors[f"{prefix}{p}_norm.weight"]) for p in "qk"] if self.qk_norm else []
+        norms = (
+            [b.weight(tensors[f"{prefix}{p}_norm.weight"]) for p in "qk"] if self.qk_norm else []
+        )
         attributes: dict[str, Any] = {"epsilon": self.epsilon} if norms else {}
         return b.own_op(
             "QKNormMRope",
@@ -146,12 +182,18 @@ def swiglu(
 def by_row(b: GraphBuilder, value: Value, context: Context, width: int, name: str) -> Value:
     """``[n, width]`` as ``[B, S, width]``."""
     last = b.constant(np.array([width], dtype=np.int64), f"width_{width}")
-    axes = b.op("Shape", context.position_ids, dtype=TensorProto.INT64, name=f"{name}_axes", start=1)
-    return b.op("Reshape", value, b.op("Concat", axes, last, name=f"{name}_shape", axis=0), name=name)
+    axes = b.op(
+        "Shape", context.position_ids, dtype=TensorProto.INT64, name=f"{name}_axes", start=1
+    )
+    return b.op(
+        "Reshape", value, b.op("Concat", axes, last, name=f"{name}_shape", axis=0), name=name
+    )
 
 
 def head(b: GraphBuilder, hidden: Value, context: Context, weight: TensorRef) -> Value:
-    """float32 logits ``[B, R, vocab]`` of the rows that ``logit_rows`` names, from ``hidden [n, H]``."""
+    """float32 logits ``[B, R, vocab]`` of the rows that ``logit_rows`` names, from ``hidden [n,
+    H]``.
+    """
     vocab, _ = weight.shape
     picked = b.own_op("PickRows", hidden, context.logit_rows, names=("picked",))[0]
     flat = b.linear(picked, [weight], name="logits_flat")

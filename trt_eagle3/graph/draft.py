@@ -1,6 +1,8 @@
-"""The draft graphs: ``fuse`` makes features of the target's aux hidden states, ``draft`` is the EAGLE-3 decoder.
+"""The draft graphs: ``fuse`` makes features of the target's aux hidden states, ``draft`` is the
+EAGLE-3 decoder.
 
-Equations: EAGLE-3 (arXiv 2503.01840); layouts and variants as ``checkpoint/manifest.py`` resolves them.
+Equations: EAGLE-3 (arXiv 2503.01840); layouts and variants as ``checkpoint/manifest.py`` resolves
+them.
 """
 
 from __future__ import annotations
@@ -20,26 +22,45 @@ _STREAM = Residual()  # of the compute type: a draft only proposes
 def fuse_graph(manifest: DraftManifest, dtype: str, resolve: ResolveLocation) -> onnx.ModelProto:
     """``aux_hidden_states [n, k * Ht]`` -> ``features [n, Hd]``: the norms before fc, then fc."""
     b = GraphBuilder("fuse", dtype, resolve)
-    num_aux, width, tensors = len(manifest.aux_layers), manifest.target_hidden_size, manifest.tensors
+    num_aux, width, tensors = (
+        len(manifest.aux_layers),
+        manifest.target_hidden_size,
+        manifest.tensors,
+    )
     aux = b.input("aux_hidden_states", b.dtype, ("tokens", num_aux * width))
     eps = manifest.rms_norm_eps
     if manifest.norm_before_fc:
         aux = _STREAM.norm(b, aux, tensors["input_norm.weight"], eps, "input_norm")
     if manifest.fc_norm:
         parts = b.split(aux, [width] * num_aux, [f"aux.{i}" for i in range(num_aux)])
-        normed = [_STREAM.norm(b, p, tensors[f"fc_norm.{i}.weight"], eps, f"fc_norm.{i}") for i, p in enumerate(parts)]
+        normed = [
+            _STREAM.norm(b, p, tensors[f"fc_norm.{i}.weight"], eps, f"fc_norm.{i}")
+            for i, p in enumerate(parts)
+        ]
         aux = b.op("Concat", *normed, name="aux_normed", axis=-1)
     biases = [tensors["fc.bias"]] if manifest.fc_bias else []
-    b.output(b.linear(aux, [tensors["fc.weight"]], biases, name="fc"), "features", ("tokens", manifest.hidden_size))
+    b.output(
+        b.linear(aux, [tensors["fc.weight"]], biases, name="fc"),
+        "features",
+        ("tokens", manifest.hidden_size),
+    )
     return b.build()
 
 
-def draft_graph(manifest: DraftManifest, dtype: str, page_size: int, resolve: ResolveLocation) -> onnx.ModelProto:
-    """Build the draft graph; a draft that shares the target's head finds it under ``lm_head.weight`` too."""
+def draft_graph(
+    manifest: DraftManifest, dtype: str, page_size: int, resolve: ResolveLocation
+) -> onnx.ModelProto:
+    """Build the draft graph; a draft that shares the target's head finds it under
+    ``lm_head.weight`` too.
+    """
     tensors, eps, width = manifest.tensors, manifest.rms_norm_eps, manifest.hidden_size
     b = GraphBuilder("draft", dtype, resolve)
-    embeds = rows(b, b.input("inputs_embeds", b.dtype, ("batch", "seq", width)), width, "embeds_rows")
-    features = rows(b, b.input("features", b.dtype, ("batch", "seq", width)), width, "features_rows")
+    embeds = rows(
+        b, b.input("inputs_embeds", b.dtype, ("batch", "seq", width)), width, "embeds_rows"
+    )
+    features = rows(
+        b, b.input("features", b.dtype, ("batch", "seq", width)), width, "features_rows"
+    )
     context = context_inputs(b)
     attention = Attention(
         num_heads=manifest.num_heads,
@@ -63,20 +84,30 @@ def draft_graph(manifest: DraftManifest, dtype: str, page_size: int, resolve: Re
         last = layer + 1 == manifest.num_layers
         next_norm = "norm" if last else f"layers.{layer + 1}.input_layernorm"
         names = (next_norm, f"{prefix}output")
-        normed, hidden = _STREAM.add_norm(b, delta, hidden, tensors[f"{next_norm}.weight"], eps, names)
+        normed, hidden = _STREAM.add_norm(
+            b, delta, hidden, tensors[f"{next_norm}.weight"], eps, names
+        )
     logits = head(b, normed, context, tensors["lm_head.weight"])
     b.output(logits, "logits", ("batch", "rows", manifest.draft_vocab_size))
     fed_back = hidden if manifest.feedback == "pre_norm" else normed
-    b.output(by_row(b, fed_back, context, width, "fed_back"), "features_out", ("batch", "seq", width))
+    b.output(
+        by_row(b, fed_back, context, width, "fed_back"), "features_out", ("batch", "seq", width)
+    )
     return b.build()
 
 
-def _first_layer_input(b: GraphBuilder, embeds: Value, features: Value, manifest: DraftManifest) -> tuple[Value, Value]:
-    """``(concat[embedding, hidden] [n, 2 Hd], residual [n, Hd])`` of layer 0: the embedding comes first."""
+def _first_layer_input(
+    b: GraphBuilder, embeds: Value, features: Value, manifest: DraftManifest
+) -> tuple[Value, Value]:
+    """``(concat[embedding, hidden] [n, 2 Hd], residual [n, Hd])`` of layer 0: the embedding
+    comes first.
+    """
     tensors, eps = manifest.tensors, manifest.rms_norm_eps
     layernorm = tensors["layers.0.input_layernorm.weight"]
     inner = (
-        _STREAM.norm(b, features, layernorm, eps, "features_layernorm") if manifest.first_norm == "double" else features
+        _STREAM.norm(b, features, layernorm, eps, "features_layernorm")
+        if manifest.first_norm == "double"
+        else features
     )
     normed = _STREAM.norm(b, inner, tensors["layers.0.hidden_norm.weight"], eps, "hidden_norm")
     embedded = _STREAM.norm(b, embeds, layernorm, eps, "layers.0.input_layernorm")

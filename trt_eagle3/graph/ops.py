@@ -1,8 +1,8 @@
 """Our op set. Each op shows its three faces side by side: schema, reference lowering, plugin name.
 
-Shapes: B rows, S new tokens per row, N = B * S, M masked tail, P pages per row, Hq / Hkv heads, D head_dim, H hidden;
-of the vision tower n patches, F frames, H heads.
-The reference lowerings are ONNX functions in opset 24, so that any ONNX runtime that knows it can run our graphs.
+Shapes: B rows, S new tokens per row, N = B * S, M masked tail, P pages per row, Hq / Hkv heads, D
+head_dim, H hidden; of the vision tower n patches, F frames, H heads. The reference lowerings are
+ONNX functions in opset 24, so that any ONNX runtime that knows it can run our graphs.
 """
 
 from __future__ import annotations
@@ -54,9 +54,11 @@ _ADD_RMS_NORM = Op(
     plugin="AddRmsNorm",
 )
 
-# Cuts the packed projection into q, k, v; normalises each head of q and k (overload "norm"); turns pair i of every
-# head of q and k (channels i and i + D/2) by position_ids[pair_axis[i]] * inv_freq[i].
-#   qkv: T [N, (Hq + 2 Hkv) * D]; position_ids: i32 [3, B, S]; inv_freq: f32 [D/2]; pair_axis: i32 [D/2]
+# Cuts the packed projection into q, k, v; normalises each head of q and k (overload "norm"); turns
+# pair i of every head of q and k (channels i and i + D/2) by position_ids[pair_axis[i]] *
+# inv_freq[i].
+#   qkv: T [N, (Hq + 2 Hkv) * D]; position_ids: i32 [3, B, S]; inv_freq: f32 [D/2]; pair_axis: i32
+# [D/2]
 #   q_norm, k_norm: T [D]; q: T [N, Hq * D]; k, v: T [N, Hkv * D]
 _CUT = """
             one = Constant <value_ints = [1]> ()
@@ -118,13 +120,28 @@ _QK_NORM_MROPE = Op(
     plugin="QKNormMRope",
 )
 
-# Writes new token i of row b into slot past + (M - S) + i of the row (through its page table), then attends from every
-# new token over the row's slots: all of [0, past), and slot past + j where tree_mask[b, i, j]. Rows i >= query_lengths
+# Writes new token i of row b into slot past + (M - S) + i of the row (through its page table), then
+# attends from every new token over the row's slots: all of [0, past), and slot past + j where
+# tree_mask[b, i, j]. Rows i >= query_lengths
 # are padding: they write to page 0, which no row owns, and their output means nothing.
-#   q: T [N, Hq * D]; k, v: T [N, Hkv * D]; k_cache, v_cache: T [pages * page_size, Hkv, D], updated in place
-#   past_lengths, query_lengths: i32 [B]; page_table: i32 [B, P]; tree_mask: bool [B, S, M]; out: T [N, Hq * D]
+#   q: T [N, Hq * D]; k, v: T [N, Hkv * D]; k_cache, v_cache: T [pages * page_size, Hkv, D], updated
+# in place
+#   past_lengths, query_lengths: i32 [B]; page_table: i32 [B, P]; tree_mask: bool [B, S, M]; out: T
+# [N, Hq * D]
 _TREE_ATTENTION = Op(
-    inputs={"": ("q", "k", "v", "k_cache", "v_cache", "past_lengths", "query_lengths", "page_table", "tree_mask")},
+    inputs={
+        "": (
+            "q",
+            "k",
+            "v",
+            "k_cache",
+            "v_cache",
+            "past_lengths",
+            "query_lengths",
+            "page_table",
+            "tree_mask",
+        )
+    },
     outputs={"": ("out", "k_cache_out", "v_cache_out")},
     attributes={"": ("num_heads", "num_kv_heads", "page_size", "scale")},
     lowering={
@@ -208,7 +225,9 @@ _TREE_ATTENTION = Op(
             q_shape = Concat <axis = 0> (batch_new, minus_one)
             q_3d = Reshape (q, q_shape)
             out_3d = Attention <
-                q_num_heads: int = @num_heads, kv_num_heads: int = @num_kv_heads, scale: float = @scale
+                q_num_heads: int = @num_heads,
+                kv_num_heads: int = @num_kv_heads,
+                scale: float = @scale
             > (q_3d, k_3d, v_3d, seen_4d)
             out_width = Shape <start = 2> (out_3d)
             out_shape = Concat <axis = 0> (minus_one, out_width)
@@ -235,7 +254,8 @@ _SILU_MUL = Op(
     plugin="SiluMul",
 )
 
-# y = the rows of x that `rows` names, counted within each batch row: y[b R + r] = x[b S + rows[b, r]].
+# y = the rows of x that `rows` names, counted within each batch row: y[b R + r] = x[b S + rows[b,
+# r]].
 #   x: T [N, H]; rows: i32 [B, R]; y: T [B * R, H]
 # One Gather would do, were it not that TensorRT 8.6 cannot build one beside plugins.
 _PICK_ROWS = Op(
@@ -260,12 +280,13 @@ _PICK_ROWS = Op(
     plugin="PickRows",
 )
 
-# Turns pair i of every head of q and k (channels i and i + D/2) by rope_positions[pair_axis[i]] * inv_freq[i], in
-# float32, then attends from each patch over its own frame: patches frame_starts[f] to frame_starts[f + 1] - 1.
+# Turns pair i of every head of q and k (channels i and i + D/2) by rope_positions[pair_axis[i]] *
+# inv_freq[i], in float32, then attends from each patch over its own frame: patches frame_starts[f]
+# to frame_starts[f + 1] - 1.
 #   qkv: T [n, 3 * H * D]; rope_positions: i32 [2, n]; inv_freq: f32 [D/2]; pair_axis: i32 [D/2]
 #   frame_starts: i32 [F + 1], ascending from 0 to n; frames may be empty; out: T [n, H * D]
-# The lowering goes through the queries in pieces of one frame whose scores take no more than 32 MiB. (A sequence holds
-# no bfloat16, so the pieces are float32.)
+# The lowering goes through the queries in pieces of one frame whose scores take no more than 32
+# MiB. (A sequence holds no bfloat16, so the pieces are float32.)
 _VISION_ATTENTION = Op(
     inputs={"": ("qkv", "rope_positions", "inv_freq", "pair_axis", "frame_starts")},
     outputs={"": ("out",)},
@@ -324,7 +345,9 @@ _VISION_ATTENTION = Op(
                     k_rows = Slice (k_turned, start_1d, end_1d, along)
                     v_rows = Slice (v_3d, start_1d, end_1d, along)
                     attended = Attention <
-                        q_num_heads: int = @num_heads, kv_num_heads: int = @num_heads, scale: float = @scale
+                        q_num_heads: int = @num_heads,
+                        kv_num_heads: int = @num_heads,
+                        scale: float = @scale
                     > (q_rows, k_rows, v_rows)
                     attended_f32 = Cast <to = 1> (attended)
                     more = SequenceInsert (so_far, attended_f32)

@@ -1,4 +1,7 @@
-"""The ops that the TensorRT plugin library has: those of ``ops.py``, and a matrix product. With their ONNX schemas."""
+"""The ops that the TensorRT plugin library has: those of ``ops.py``, and a matrix product.
+
+With their ONNX schemas.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +41,16 @@ _VARIABLE_OF = {
     "inv_freq": "tensor(float)",
     "tree_mask": "tensor(bool)",
 }
-_NUMBERS = {"epsilon": "FLOAT", "scale": "FLOAT", "plugin_version": "STRING", "plugin_namespace": "STRING"}
-_EXTRA_ATTRIBUTES = {"AddRmsNorm": ("num_outputs", "x_type", "residual_type"), "TreeAttention": ("prefetch_safe",)}
+_NUMBERS = {
+    "epsilon": "FLOAT",
+    "scale": "FLOAT",
+    "plugin_version": "STRING",
+    "plugin_namespace": "STRING",
+}
+_EXTRA_ATTRIBUTES = {
+    "AddRmsNorm": ("num_outputs", "x_type", "residual_type"),
+    "TreeAttention": ("prefetch_safe",),
+}
 _PLUGIN_ATTRIBUTES = ("plugin_version", "plugin_namespace", "compute_type")
 
 
@@ -71,7 +82,9 @@ def _schema(op_type: str) -> onnx.defs.OpSchema:
     always = set.intersection(set(own), *(set(group) for group in op.attributes.values()))
     extra = _EXTRA_ATTRIBUTES.get(op_type, ())
     attributes = [
-        schema.Attribute(name, getattr(schema.AttrType, _NUMBERS.get(name, "INT")), required=name in always)
+        schema.Attribute(
+            name, getattr(schema.AttrType, _NUMBERS.get(name, "INT")), required=name in always
+        )
         for name in (*own, *_PLUGIN_ATTRIBUTES, *extra)
     ]
     floats = _TYPE_VARIABLES["T"]

@@ -24,11 +24,12 @@ def target_graph(
     resolve: ResolveLocation,
     residual: Residual = _COMPUTE_TYPE,
 ) -> onnx.ModelProto:
-    """Build the target graph; the contract of its inputs and outputs is in ``docs/architecture.md``.
+    """Build the target graph; the contract of its inputs and outputs is in
+    ``docs/architecture.md``.
 
     Args:
-        aux_layers: out(k) ids, ascending, of the hidden states that ``aux_hidden_states`` concatenates. Empty for a
-            target that never speculates: the output is then left out.
+        aux_layers: out(k) ids, ascending, of the hidden states that ``aux_hidden_states``
+            concatenates. Empty for a target that never speculates: the output is then left out.
         aux_pre_deepstack: take out(k) before the deepstack level of layer k is added.
         dtype: compute type, ``float32``, ``float16`` or ``bfloat16``.
         residual: how the residual stream is held.
@@ -39,7 +40,9 @@ def target_graph(
     _check_aux_layers(aux_layers, text.num_layers)
     b = GraphBuilder("target", dtype, resolve)
     embeds = b.input("inputs_embeds", b.dtype, ("batch", "seq", text.hidden_size))
-    deepstack = b.input("deepstack_embeds", b.dtype, (spec.num_deepstack, "batch", "seq", text.hidden_size))
+    deepstack = b.input(
+        "deepstack_embeds", b.dtype, (spec.num_deepstack, "batch", "seq", text.hidden_size)
+    )
     levels = _deepstack_levels(b, deepstack, spec)
     context = context_inputs(b)
     attention = Attention(
@@ -56,7 +59,9 @@ def target_graph(
     eps = text.rms_norm_eps
     aux: dict[int, Value] = {}
     hidden = residual.enter(b, rows(b, embeds, text.hidden_size, "embeds_rows"), "embeds_stream")
-    normed = residual.norm(b, hidden, tensors["layers.0.input_layernorm.weight"], eps, "layers.0.input_layernorm")
+    normed = residual.norm(
+        b, hidden, tensors["layers.0.input_layernorm.weight"], eps, "layers.0.input_layernorm"
+    )
     for layer in range(text.num_layers):
         prefix = f"layers.{layer}."
         with b.scope(f"layers.{layer}"):
@@ -72,7 +77,8 @@ def target_graph(
             delta = swiglu(b, normed, tensors, f"{prefix}mlp.", bias=False, scale=residual.scale)
         last = layer + 1 == text.num_layers
         next_norm = "norm" if last else f"layers.{layer + 1}.input_layernorm"
-        if layer < len(levels):  # as in Qwen3-VL: the layer's output is rounded first, then the level is added
+        # as in Qwen3-VL: the layer's output is rounded first, then the level is added
+        if layer < len(levels):
             before = residual.add(b, hidden, delta, f"{prefix}output_pre_deepstack")
             level = residual.enter(b, levels[layer], f"deepstack_stream.{layer}")
             hidden = residual.add(b, before, level, f"{prefix}output")
@@ -80,7 +86,9 @@ def target_graph(
             aux[layer] = before if aux_pre_deepstack else hidden
         else:
             names = (next_norm, f"{prefix}output")
-            normed, hidden = residual.add_norm(b, delta, hidden, tensors[f"{next_norm}.weight"], eps, names)
+            normed, hidden = residual.add_norm(
+                b, delta, hidden, tensors[f"{next_norm}.weight"], eps, names
+            )
             aux[layer] = hidden
     logits = head(b, normed, context, tensors["lm_head.weight"])
     b.output(logits, "logits", ("batch", "rows", text.vocab_size))
@@ -88,7 +96,9 @@ def target_graph(
         parts = [residual.leave(b, aux[k], f"aux.{k}") for k in aux_layers]
         states = b.op("Concat", *parts, name="aux_rows", axis=-1)
         width = len(aux_layers) * text.hidden_size
-        b.output(by_row(b, states, context, width, "aux"), "aux_hidden_states", ("batch", "seq", width))
+        b.output(
+            by_row(b, states, context, width, "aux"), "aux_hidden_states", ("batch", "seq", width)
+        )
     return b.build()
 
 
@@ -96,8 +106,9 @@ def _check_aux_layers(aux_layers: tuple[int, ...], num_layers: int) -> None:
     for k in aux_layers:
         if not 0 <= k < num_layers:
             raise UserError(
-                f"aux_layers {list(aux_layers)}: layer {k} is never computed by a target of {num_layers} layers "
-                f"(0 to {num_layers - 1}). Correct draft.overrides.aux_layers, or use the draft of this target."
+                f"aux_layers {list(aux_layers)}: layer {k} is never computed by a target of "
+                f"{num_layers} layers (0 to {num_layers - 1}). Correct draft.overrides.aux_layers, "
+                "or use the draft of this target."
             )
 
 

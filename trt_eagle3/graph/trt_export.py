@@ -1,12 +1,18 @@
-"""A graph as TensorRT's ONNX parser wants it: opset 17, our ops as plugin nodes, every weight in one file of its type.
+"""A graph as TensorRT's ONNX parser wants it: opset 17, our ops as plugin nodes, every weight in
+one file of its type.
 
 What is done to the graph of ``build_graphs``, and why:
-- the reference functions go (TensorRT 8.6 cannot read them, 10 and 11 would inline them in place of our plugins);
-- nodes of our ops get the attributes by which a plugin knows its types (``plugins/tensorrt/README.md``);
-- ``Cast``, ``Concat`` and ``Mul`` by a power of two of weights are folded into how the weight is written;
-- ``Shape`` with a ``start`` becomes ``Shape`` and ``Gather``: the parser of 8.6 reads past the attribute;
+- the reference functions go (TensorRT 8.6 cannot read them, 10 and 11 would inline them in place of
+our plugins);
+- nodes of our ops get the attributes by which a plugin knows its types
+(``plugins/tensorrt/README.md``);
+- ``Cast``, ``Concat`` and ``Mul`` by a power of two of weights are folded into how the weight is
+written;
+- ``Shape`` with a ``start`` becomes ``Shape`` and ``Gather``: the parser of 8.6 reads past the
+attribute;
 - ``Gelu``, which opset 17 lacks, is written out;
-- where it is asked for, ``Gemm`` becomes the plugin ``Linear``: 8.6 runs its own as convolutions between layout copies.
+- where it is asked for, ``Gemm`` becomes the plugin ``Linear``: 8.6 runs its own as convolutions
+  between layout copies.
 """
 
 from __future__ import annotations
@@ -44,7 +50,9 @@ _ITEM_BYTES = {TensorProto.FLOAT: 4, TensorProto.FLOAT16: 2, TensorProto.BFLOAT1
 
 @dataclass(frozen=True)
 class Part:
-    """A tensor on disk that a weight is made of: where it lies under the weights root, and its type and factor."""
+    """A tensor on disk that a weight is made of: where it lies under the weights root, and its
+    type and factor.
+    """
 
     name: str
     location: str
@@ -57,9 +65,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Weight:
-    """An initializer: ``parts`` one after the other, each times its ``scale``, in type ``dtype`` (a ``TensorProto``'s).
+    """An initializer: ``parts`` one after the other, each times its ``scale``, in type ``dtype`` (a
+    ``TensorProto``'s).
 
-    Parts are stacked along their first axis, so the bytes of the whole are those of the parts in a row.
+    Parts are stacked along their first axis, so the bytes of the whole are those of the parts in a
+    row.
     """
 
     name: str
@@ -80,7 +90,9 @@ class Weight:
 
 @dataclass(frozen=True)
 class TrtExport:
-    """The model, which refers to ``WEIGHTS_FILE`` beside it, and what that file holds: weight -> byte offset."""
+    """The model, which refers to ``WEIGHTS_FILE`` beside it, and what that file holds: weight ->
+    byte offset.
+    """
 
     model: onnx.ModelProto
     offsets: Mapping[str, int]
@@ -109,16 +121,22 @@ def trt_export(model: onnx.ModelProto, *, linear: bool = False) -> TrtExport:
         end += -(-weight.num_bytes // _ALIGNMENT) * _ALIGNMENT
     initializers = [_reference(w, offsets[w.name]) for w in weights]
     initializers += [proto for name, proto in values.constants.items() if name in used]
-    graph = helper.make_graph(nodes, model.graph.name, model.graph.input, model.graph.output, initializers)
+    graph = helper.make_graph(
+        nodes, model.graph.name, model.graph.input, model.graph.output, initializers
+    )
     opsets = [helper.make_opsetid("", PLUGIN_OPSET), helper.make_opsetid(DOMAIN, 1)]
-    made = helper.make_model(graph, producer_name="trt-eagle3", opset_imports=opsets, ir_version=_IR_VERSION)
+    made = helper.make_model(
+        graph, producer_name="trt-eagle3", opset_imports=opsets, ir_version=_IR_VERSION
+    )
     return TrtExport(made, offsets, weights)
 
 
 def with_prefetch_safe(model: onnx.ModelProto) -> onnx.ModelProto:
-    """An exported model whose TreeAttention reads caches, page table and lengths before the launch before it ends.
+    """An exported model whose TreeAttention reads caches, page table and lengths before the launch
+    before it ends.
 
-    An engine of it must not copy one of those at every step: the copy may come right before attention.
+    An engine of it must not copy one of those at every step: the copy may come right before
+    attention.
     """
     made = onnx.ModelProto()
     made.CopyFrom(model)
@@ -130,11 +148,18 @@ def with_prefetch_safe(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def is_prefetch_safe(model: onnx.ModelProto) -> bool:
     """Whether it is one of ``with_prefetch_safe``."""
-    return any(_attribute(node, "prefetch_safe") for node in model.graph.node if node.op_type == "TreeAttention")
+    return any(
+        _attribute(node, "prefetch_safe")
+        for node in model.graph.node
+        if node.op_type == "TreeAttention"
+    )
 
 
 def float32_nodes(model: onnx.ModelProto) -> set[str]:
-    """Names of the standard nodes of an exported model that compute in float32: TensorRT 8.6 must be told."""
+    """Names of the standard nodes of an exported model that compute in float32:
+
+    TensorRT 8.6 must be told.
+    """
     values = _Values(model)
     for node in model.graph.node:
         values.infer_types(node)
@@ -187,13 +212,19 @@ class _Values:
         """Take the file's place off the names of weights, where what is left is still one name."""
         short = {name: name.rpartition(":")[2] for name in self.weights}
         counts = Counter(short.values())
-        renames = {name: new for name, new in short.items() if counts[new] == 1 and new not in self.types}
-        self.weights = {renames.get(n, n): replace(w, name=renames.get(n, n)) for n, w in self.weights.items()}
+        renames = {
+            name: new for name, new in short.items() if counts[new] == 1 and new not in self.types
+        }
+        self.weights = {
+            renames.get(n, n): replace(w, name=renames.get(n, n)) for n, w in self.weights.items()
+        }
         for node in nodes:
             node.input[:] = [renames.get(name, name) for name in node.input]
 
     def _is_linear(self, node: onnx.NodeProto) -> bool:
-        """Whether the ``Linear`` plugin computes ``node`` as well: x [n, K] times the transpose of a weight [N, K]."""
+        """Whether the ``Linear`` plugin computes ``node`` as well: x [n, K] times the transpose
+        of a weight [N, K].
+        """
         if node.op_type != "Gemm" or len(node.input) != 2 or node.input[1] not in self.weights:
             return False
         weight = self.weights[node.input[1]]
@@ -217,26 +248,45 @@ class _Values:
             types = {"num_outputs": len(node.output), "x_type": self.types[node.input[0]]}
             if len(node.output) == 2:
                 types["residual_type"] = self.types[node.output[1]]
-            made.attribute.extend(helper.make_attribute(name, value) for name, value in types.items())
+            made.attribute.extend(
+                helper.make_attribute(name, value) for name, value in types.items()
+            )
         return made
 
     def _fold(self, node: onnx.NodeProto) -> bool:
-        """Take ``node`` up into a weight or a constant, where it is one of weights or constants alone."""
+        """Take ``node`` up into a weight or a constant, where it is one of weights or constants
+        alone.
+        """
         name = node.output[0]
         if node.op_type == "Cast" and node.input[0] in self.weights:
-            self.weights[name] = replace(self.weights[node.input[0]], name=name, dtype=_attribute(node, "to"))
+            self.weights[name] = replace(
+                self.weights[node.input[0]], name=name, dtype=_attribute(node, "to")
+            )
         elif node.op_type == "Cast" and node.input[0] in self.constants:
-            self.constants[name] = _cast(self.constants[node.input[0]], name, _attribute(node, "to"))
+            self.constants[name] = _cast(
+                self.constants[node.input[0]], name, _attribute(node, "to")
+            )
         elif node.op_type == "Concat" and all(i in self.weights for i in node.input):
             parts = [self.weights[i] for i in node.input]
-            self.weights[name] = Weight(name, parts[0].dtype, tuple(p for w in parts for p in w.parts))
-        elif node.op_type == "Mul" and node.input[0] in self.weights and node.input[1] in self.constants:
-            weight, scale = self.weights[node.input[0]], float(numpy_helper.to_array(self.constants[node.input[1]]))
+            self.weights[name] = Weight(
+                name, parts[0].dtype, tuple(p for w in parts for p in w.parts)
+            )
+        elif (
+            node.op_type == "Mul"
+            and node.input[0] in self.weights
+            and node.input[1] in self.constants
+        ):
+            weight, scale = (
+                self.weights[node.input[0]],
+                float(numpy_helper.to_array(self.constants[node.input[1]])),
+            )
             scaled = tuple(replace(p, scale=p.scale * scale) for p in weight.parts)
             self.weights[name] = Weight(name, weight.dtype, scaled)
         else:
             return False
-        self.types[name] = self.weights[name].dtype if name in self.weights else self.constants[name].data_type
+        self.types[name] = (
+            self.weights[name].dtype if name in self.weights else self.constants[name].data_type
+        )
         return True
 
     def _shape_from(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
@@ -244,7 +294,9 @@ class _Values:
         start, whole = _attribute(node, "start"), f"{node.output[0]}/whole"
         index = f"{node.output[0]}/axes"
         rank = self._ranks[node.input[0]]
-        self.constants[index] = numpy_helper.from_array(np.arange(start, rank, dtype=np.int64), index)
+        self.constants[index] = numpy_helper.from_array(
+            np.arange(start, rank, dtype=np.int64), index
+        )
         self._set_type((whole, index, node.output[0]), TensorProto.INT64)
         return [
             helper.make_node("Shape", [node.input[0]], [whole], name=f"{node.name}/whole"),
@@ -264,17 +316,27 @@ class _Values:
 
         def scalar(value: float, name: str) -> str:
             if name not in self.constants:
-                array = np.array(value, dtype=np.float32).astype(helper.tensor_dtype_to_np_dtype(dtype))
+                array = np.array(value, dtype=np.float32).astype(
+                    helper.tensor_dtype_to_np_dtype(dtype)
+                )
                 self.constants[name] = numpy_helper.from_array(array, name)
                 self._set_type([name], dtype)
             return name
 
         if _attribute(node, "approximate") == b"tanh":
             cube = op("Mul", x, op("Mul", x, x, name="square"), name="cube")
-            bent = op("Add", x, op("Mul", cube, scalar(0.044715, "gelu_cubic"), name="small"), name="bent")
-            sign = op("Tanh", op("Mul", bent, scalar((2 / np.pi) ** 0.5, "gelu_slope"), name="steep"), name="sign")
+            bent = op(
+                "Add", x, op("Mul", cube, scalar(0.044715, "gelu_cubic"), name="small"), name="bent"
+            )
+            sign = op(
+                "Tanh",
+                op("Mul", bent, scalar((2 / np.pi) ** 0.5, "gelu_slope"), name="steep"),
+                name="sign",
+            )
         else:
-            sign = op("Erf", op("Mul", x, scalar(0.5**0.5, "gelu_width"), name="narrow"), name="sign")
+            sign = op(
+                "Erf", op("Mul", x, scalar(0.5**0.5, "gelu_width"), name="narrow"), name="sign"
+            )
         gate = op("Mul", x, op("Add", sign, scalar(1.0, "gelu_one"), name="raised"), name="gate")
         op("Mul", gate, scalar(0.5, "gelu_half"), name="out")
         return nodes
@@ -309,12 +371,15 @@ def _compute_type(model: onnx.ModelProto) -> int:
 def _part(proto: TensorProto) -> Part:
     place = {entry.key: entry.value for entry in proto.external_data}
     offset, length = int(place["offset"]), int(place["length"])
-    name = proto.name.removeprefix(f"{place['location']}:")  # a graph knows a weight by its file too
+    # a graph knows a weight by its file too
+    name = proto.name.removeprefix(f"{place['location']}:")
     return Part(name, place["location"], offset, length, proto.data_type, tuple(proto.dims))
 
 
 def _cast(proto: TensorProto, name: str, dtype: int) -> TensorProto:
-    """A small constant of another type; infinities and what rounds stay what a Cast makes of them."""
+    """A small constant of another type; infinities and what rounds stay what a Cast makes of
+    them.
+    """
     array = numpy_helper.to_array(proto)
     return numpy_helper.from_array(array.astype(helper.tensor_dtype_to_np_dtype(dtype)), name)
 

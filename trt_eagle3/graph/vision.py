@@ -38,11 +38,13 @@ def vision_graph(spec: TargetSpec, dtype: str, resolve: ResolveLocation) -> onnx
 
     Inputs (``multimodal/vision_rows.py`` makes all but the patches from ``grid_thw``):
         patches: T [n, C * t * p * p], in merge-block order.
-        pos_embed_rows: i32 [4, n], pos_embed_weights: f32 [4, n]: the bilinear corners of the position table.
+        pos_embed_rows: i32 [4, n], pos_embed_weights: f32 [4, n]: the bilinear corners of the
+        position table.
         rope_positions: i32 [2, n]: row and column of each patch.
-        frame_starts: i32 [F + 1]: patches frame_starts[f] to frame_starts[f + 1] - 1 are those of frame f, which may
-            have none.
-    Outputs: ``visual_embeds`` T [N, H]; ``deepstack`` T [L_ds, N, H] (left out when there are no levels).
+        frame_starts: i32 [F + 1]: patches frame_starts[f] to frame_starts[f + 1] - 1 are those of
+            frame f, which may have none.
+    Outputs: ``visual_embeds`` T [N, H]; ``deepstack`` T [L_ds, N, H] (left out when there are no
+    levels).
     """
     vision, tensors = spec.vision, spec.tensors
     b = GraphBuilder("vision", dtype, resolve)
@@ -60,12 +62,24 @@ def vision_graph(spec: TargetSpec, dtype: str, resolve: ResolveLocation) -> onnx
             inner = _linear(b, normed, tensors, f"{prefix}mlp.linear_fc1", "mlp.fc1")
             inner = _activation(b, inner, vision.hidden_act)
             hidden = b.op(
-                "Add", hidden, _linear(b, inner, tensors, f"{prefix}mlp.linear_fc2", "mlp.fc2"), name="output"
+                "Add",
+                hidden,
+                _linear(b, inner, tensors, f"{prefix}mlp.linear_fc2", "mlp.fc2"),
+                name="output",
             )
         if i in vision.deepstack_layers:
             level = vision.deepstack_layers.index(i)
             with b.scope(f"deepstack_merger.{level}"):
-                levels.append(_merger(b, hidden, tensors, f"visual.deepstack_merger_list.{level}.", vision, after=True))
+                levels.append(
+                    _merger(
+                        b,
+                        hidden,
+                        tensors,
+                        f"visual.deepstack_merger_list.{level}.",
+                        vision,
+                        after=True,
+                    )
+                )
     with b.scope("merger"):
         merged = _merger(b, hidden, tensors, "visual.merger.", vision, after=False)
     b.output(merged, "visual_embeds", ("tokens", vision.out_hidden_size))
@@ -77,19 +91,31 @@ def vision_graph(spec: TargetSpec, dtype: str, resolve: ResolveLocation) -> onnx
     return b.build()
 
 
-def _patch_embedding(b: GraphBuilder, patches: Value, tensors: Mapping[str, TensorRef], vision: VisionSpec) -> Value:
-    """The Conv3d whose stride is its kernel is a matrix product; then the interpolated position embedding."""
+def _patch_embedding(
+    b: GraphBuilder, patches: Value, tensors: Mapping[str, TensorRef], vision: VisionSpec
+) -> Value:
+    """The Conv3d whose stride is its kernel is a matrix product; then the interpolated position
+    embedding.
+    """
     proj = tensors["visual.patch_embed.proj.weight"]
     flat = dataclasses.replace(proj, shape=(vision.hidden_size, vision.patch_dim))
-    embedded = b.linear(patches, [flat], [tensors["visual.patch_embed.proj.bias"]], name="patch_embed")
+    embedded = b.linear(
+        patches, [flat], [tensors["visual.patch_embed.proj.bias"]], name="patch_embed"
+    )
     table = b.weight(tensors["visual.pos_embed.weight"])
     corner_rows = b.input("pos_embed_rows", TensorProto.INT32, (4, "patches"))
     weights = b.input("pos_embed_weights", TensorProto.FLOAT, (4, "patches"))
     last = b.constant(np.array([-1], dtype=np.int64), "last_axis")
     corners = b.op("Gather", table, corner_rows, name="pos_embed_corners", axis=0)
-    weighted = b.op("Mul", corners, b.op("Unsqueeze", b.cast(weights, b.dtype), last), name="pos_embed_weighted")
-    parts = [b.op("Gather", weighted, b.index(i), name=f"pos_embed_corner.{i}", axis=0) for i in range(4)]
-    position = b.op("Add", b.op("Add", b.op("Add", parts[0], parts[1]), parts[2]), parts[3], name="pos_embed")
+    weighted = b.op(
+        "Mul", corners, b.op("Unsqueeze", b.cast(weights, b.dtype), last), name="pos_embed_weighted"
+    )
+    parts = [
+        b.op("Gather", weighted, b.index(i), name=f"pos_embed_corner.{i}", axis=0) for i in range(4)
+    ]
+    position = b.op(
+        "Add", b.op("Add", b.op("Add", parts[0], parts[1]), parts[2]), parts[3], name="pos_embed"
+    )
     return b.op("Add", embedded, position, name="embeddings")
 
 
@@ -115,22 +141,39 @@ class _FrameAttention:
             qkv = _linear(b, x, tensors, f"{prefix}attn.qkv", "qkv")
             scale = float(np.float32(self._head_dim**-0.5))
             attended = b.own_op(
-                "VisionAttention", qkv, *self._placing, names=("attended",), num_heads=self._heads, scale=scale
+                "VisionAttention",
+                qkv,
+                *self._placing,
+                names=("attended",),
+                num_heads=self._heads,
+                scale=scale,
             )[0]
             return _linear(b, attended, tensors, f"{prefix}attn.proj", "output")
 
 
 def _rotation(head_dim: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """f32 [D/2] frequencies and i32 [D/2] axes: the first half of the pairs turn by row, the second by column."""
+    """f32 [D/2] frequencies and i32 [D/2] axes: the first half of the pairs turn by row, the
+    second by column.
+    """
     half = head_dim // 2
-    quarter = (1.0 / _ROPE_BASE ** (np.arange(0, half, 2, dtype=np.float32) / np.float32(half))).astype(np.float32)
+    quarter = (
+        1.0 / _ROPE_BASE ** (np.arange(0, half, 2, dtype=np.float32) / np.float32(half))
+    ).astype(np.float32)
     return np.concatenate([quarter, quarter]), np.repeat(np.arange(2, dtype=np.int32), len(quarter))
 
 
 def _merger(
-    b: GraphBuilder, x: Value, tensors: Mapping[str, TensorRef], prefix: str, vision: VisionSpec, *, after: bool
+    b: GraphBuilder,
+    x: Value,
+    tensors: Mapping[str, TensorRef],
+    prefix: str,
+    vision: VisionSpec,
+    *,
+    after: bool,
 ) -> Value:
-    """Join each merge x merge block and project it; the norm stands before the joining or ``after`` it."""
+    """Join each merge x merge block and project it; the norm stands before the joining or
+    ``after`` it.
+    """
     wide = vision.hidden_size * vision.spatial_merge_size**2
     if after:
         joined = _layer_norm(b, b.reshape(x, (-1, wide)), tensors, f"{prefix}norm", "norm")
@@ -140,13 +183,19 @@ def _merger(
     return _linear(b, inner, tensors, f"{prefix}linear_fc2", "fc2")
 
 
-def _linear(b: GraphBuilder, x: Value, tensors: Mapping[str, TensorRef], prefix: str, name: str) -> Value:
+def _linear(
+    b: GraphBuilder, x: Value, tensors: Mapping[str, TensorRef], prefix: str, name: str
+) -> Value:
     return b.linear(x, [tensors[f"{prefix}.weight"]], [tensors[f"{prefix}.bias"]], name=name)
 
 
-def _layer_norm(b: GraphBuilder, x: Value, tensors: Mapping[str, TensorRef], prefix: str, name: str) -> Value:
+def _layer_norm(
+    b: GraphBuilder, x: Value, tensors: Mapping[str, TensorRef], prefix: str, name: str
+) -> Value:
     scale, bias = b.weight(tensors[f"{prefix}.weight"]), b.weight(tensors[f"{prefix}.bias"])
-    return b.op("LayerNormalization", x, scale, bias, name=name, axis=-1, epsilon=_LAYER_NORM_EPSILON)
+    return b.op(
+        "LayerNormalization", x, scale, bias, name=name, axis=-1, epsilon=_LAYER_NORM_EPSILON
+    )
 
 
 def _activation(b: GraphBuilder, x: Value, kind: str) -> Value:
@@ -155,5 +204,7 @@ def _activation(b: GraphBuilder, x: Value, kind: str) -> Value:
         return b.op("Mul", x, b.op("Sigmoid", x))
     approximate = {"gelu": "none", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh"}.get(kind)
     if approximate is None:
-        raise UserError(f"vision_config.hidden_act: expected gelu, gelu_pytorch_tanh or silu, got {kind!r}")
+        raise UserError(
+            f"vision_config.hidden_act: expected gelu, gelu_pytorch_tanh or silu, got {kind!r}"
+        )
     return b.op("Gelu", x, approximate=approximate)

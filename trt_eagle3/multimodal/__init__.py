@@ -31,7 +31,8 @@ __all__ = [
     "normalise",
 ]
 
-# Imported when first asked for: a decoder process imports `image` and `patches`, and neither torch nor a tokenizer.
+# Imported when first asked for: a decoder process imports `image` and `patches`, and neither torch
+# nor a tokenizer.
 _HOMES = {
     "LOCAL_MEDIA": "policy",
     "ImageSource": "image",

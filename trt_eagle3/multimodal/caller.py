@@ -28,8 +28,10 @@ class Caller:
     """One request.
 
     Attributes:
-        client: who sent it, as far as is known; decoders are shared among clients, then among requests.
-        cancelled: whether nobody waits any more: the request's time is over, or its client has left.
+        client: who sent it, as far as is known; decoders are shared among clients, then among
+        requests.
+        cancelled: whether nobody waits any more: the request's time is over, or its client has
+        left.
         number: of the request.
     """
 

@@ -1,4 +1,6 @@
-"""The checkpoint's own chat template, rendered as transformers renders it, in a process that can be ended."""
+"""The checkpoint's own chat template, rendered as transformers renders it, in a process that can
+be ended.
+"""
 
 from __future__ import annotations
 
@@ -21,22 +23,28 @@ _MARK = re.compile("\ue000([0-9]+)\ue001")
 
 
 class ChatTemplate:
-    """A template; it comes from a checkpoint, so it runs in Jinja's immutable sandbox in a bounded process."""
+    """A template; it comes from a checkpoint, so it runs in Jinja's immutable sandbox in a
+    bounded process.
+    """
 
     def __init__(self, source: str, variables: Mapping[str, str]) -> None:
-        """Check that ``source`` compiles; ``variables`` are the tokenizer's special tokens (``eos_token`` and so on).
+        """Check that ``source`` compiles; ``variables`` are the tokenizer's special tokens
+        (``eos_token`` and so on).
 
         Raises:
             UserError: the template does not parse.
         """
         if len(source) > _MAX_SOURCE_LEN:
-            raise UserError(f"chat template: {len(source)} characters, expected at most {_MAX_SOURCE_LEN}")
+            raise UserError(
+                f"chat template: {len(source)} characters, expected at most {_MAX_SOURCE_LEN}"
+            )
         self._source, self._variables = source, dict(variables)
         render_template(source, [])
 
     @classmethod
     def from_directory(cls, directory: Path) -> ChatTemplate:
-        """Find the template as transformers does: chat_template.json, then .jinja, then inside tokenizer_config.json.
+        """Find the template as transformers does: chat_template.json, then .jinja, then inside
+        tokenizer_config.json.
 
         Raises:
             UserError: none of them holds one.
@@ -45,43 +53,66 @@ class ChatTemplate:
         tokenizer = read_json(tokenizer_path) if tokenizer_path.exists() else {}
         source = _find_source(directory, tokenizer)
         if source is None:
-            raise UserError(f"{directory}: no chat_template.json or chat_template.jinja. Copy it from the checkpoint.")
+            raise UserError(
+                f"{directory}: no chat_template.json or chat_template.jinja. Copy it from the "
+                "checkpoint."
+            )
         return cls(source, _special_tokens(tokenizer))
 
     def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The prompt's text, up to where the assistant begins.
 
-        Templates drop what they do not know: roles, or a system message that is not the first, as Qwen3-VL's. So it is
-        rendered twice, once with a mark for each text.
+        Templates drop what they do not know: roles, or a system message that is not the first, as
+        Qwen3-VL's. So it is rendered twice, once with a mark for each text.
 
         Raises:
-            UserError: the template refuses these messages, leaves one out, or takes too much time or memory.
+            UserError: the template refuses these messages, leaves one out, or takes too much time
+                or memory.
         """
-        marked = [_marked(message.get("content"), f"\ue000{i}\ue001") for i, message in enumerate(messages)]
-        turns = [{**message, "content": content} for message, (content, _) in zip(messages, marked, strict=True)]
-        with_marks, text = render_template(self._source, [self._values(turns), self._values(messages)])
+        marked = [
+            _marked(message.get("content"), f"\ue000{i}\ue001")
+            for i, message in enumerate(messages)
+        ]
+        turns = [
+            {**message, "content": content}
+            for message, (content, _) in zip(messages, marked, strict=True)
+        ]
+        with_marks, text = render_template(
+            self._source, [self._values(turns), self._values(messages)]
+        )
         said = Counter(map(int, _MARK.findall(with_marks)))
         for i, (_, count) in enumerate(marked):
             if said[i] < count:
                 raise UserError(
                     f"messages: the checkpoint's chat template leaves out message {i + 1} (role "
-                    f"{quote(messages[i].get('role'), 40)}). Move its text into a message that it takes."
+                    f"{quote(messages[i].get('role'), 40)}). Move its text into a message that it "
+                    "takes."
                 )
         return text
 
     def _values(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        values = {"messages": list(messages), "tools": None, "documents": None, "add_generation_prompt": True}
+        values = {
+            "messages": list(messages),
+            "tools": None,
+            "documents": None,
+            "add_generation_prompt": True,
+        }
         return {**values, **self._variables}
 
 
 def _marked(content: Any, mark: str) -> tuple[Any, int]:
-    """``content`` with ``mark`` for each of its texts, and how many there are; a blank one says nothing."""
+    """``content`` with ``mark`` for each of its texts, and how many there are; a blank one says
+    nothing.
+    """
     if isinstance(content, str):
         return (mark, 1) if content.strip() else (content, 0)
     if not isinstance(content, list):
         return content, 0
     says = [part.get("text", "").strip() != "" for part in content]
-    parts = [{**part, "text": mark} if any_text else part for part, any_text in zip(content, says, strict=True)]
+    parts = [
+        {**part, "text": mark} if any_text else part
+        for part, any_text in zip(content, says, strict=True)
+    ]
     return parts, sum(says)
 
 
@@ -101,25 +132,44 @@ def _read_text(path: Path) -> str:
     try:
         return read_text_bounded(path, 4 * _MAX_SOURCE_LEN)
     except OSError as error:
-        raise UserError(f"{path}: cannot read it: {error.strerror}. Copy it from the checkpoint again.") from error
+        raise UserError(
+            f"{path}: cannot read it: {error.strerror}. Copy it from the checkpoint again."
+        ) from error
 
 
 def _default(value: object, path: Path) -> str | None:
-    """A template is a string, or a list of {name, template}, or {name: template}; of several, the one named default."""
+    """A template is a string, or a list of {name, template}, or {name: template}; of several,
+    the one named default.
+    """
     if isinstance(value, list):
-        if not all(isinstance(entry, Mapping) and isinstance(entry.get("name"), str) for entry in value):
-            raise UserError(f"{path}: chat_template: expected a list of {{name, template}}, got {quote(value, 80)}")
+        if not all(
+            isinstance(entry, Mapping) and isinstance(entry.get("name"), str) for entry in value
+        ):
+            raise UserError(
+                f"{path}: chat_template: expected a list of {{name, template}}, got "
+                f"{quote(value, 80)}"
+            )
         value = {entry["name"]: entry.get("template") for entry in value}
     if isinstance(value, Mapping):
         value = value.get("default")
     if value is not None and not isinstance(value, str):
-        raise UserError(f"{path}: chat_template: expected a text, got {quote(value, 80)}. Copy the file again.")
+        raise UserError(
+            f"{path}: chat_template: expected a text, got {quote(value, 80)}. Copy the file again."
+        )
     return value
 
 
 def _special_tokens(tokenizer: Mapping[str, Any]) -> dict[str, str]:
     tokens = {}
-    for name in ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token"):
+    for name in (
+        "bos_token",
+        "eos_token",
+        "pad_token",
+        "unk_token",
+        "sep_token",
+        "cls_token",
+        "mask_token",
+    ):
         value = tokenizer.get(name)
         if isinstance(value, Mapping):
             value = value.get("content")

@@ -1,9 +1,11 @@
-"""Control tokens: those that the chat template writes stay tokens, those in the text of a message stay text.
+"""Control tokens: those that the chat template writes stay tokens, those in the text of a message
+stay text.
 
-A template renders messages and control tokens into one string, in which ``<|im_start|>`` is the same whoever wrote it.
-So whatever in a message could be a control token, or a piece of one, is rendered as a placeholder that nobody can
-guess. Where there was any, the string is encoded by a second tokenizer: it knows each control token under another name
-only, and splits their own names like any text (``split_special_tokens`` of transformers and vLLM).
+A template renders messages and control tokens into one string, in which ``<|im_start|>`` is the
+same whoever wrote it. So whatever in a message could be a control token, or a piece of one, is
+rendered as a placeholder that nobody can guess. Where there was any, the string is encoded by a
+second tokenizer: it knows each control token under another name only, and splits their own names
+like any text (``split_special_tokens`` of transformers and vLLM).
 """
 
 from __future__ import annotations
@@ -29,25 +31,37 @@ class ControlTokens:
     """The control tokens of a tokenizer: its special tokens, and ``others``."""
 
     def __init__(self, tokenizer: Tokenizer, others: Iterable[str] = ()) -> None:
-        special = [token for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+        special = [
+            token for token in tokenizer.get_added_tokens_decoder().values() if token.special
+        ]
         # longest first, as the tokenizer matches them
-        self.tokens = sorted({*others, *(token.content for token in special)}, key=len, reverse=True)
+        self.tokens = sorted(
+            {*others, *(token.content for token in special)}, key=len, reverse=True
+        )
         self._tokenizer = tokenizer
-        # Where tokens are looked for after normalisation, a text may hold one that it did not hold before.
+        # Where tokens are looked for after normalisation, a text may hold one that it did not hold
+        # before.
         self._always = any(token.normalized for token in special)
         self._nonce = secrets.token_hex(16)
         names = "|".join(map(re.escape, self.tokens))
         self._find = re.compile(names)
         words = {token.content for token in special if token.single_word}
-        matched = "|".join(rf"(?<!\w){re.escape(t)}(?!\w)" if t in words else re.escape(t) for t in self.tokens)
+        matched = "|".join(
+            rf"(?<!\w){re.escape(t)}(?!\w)" if t in words else re.escape(t) for t in self.tokens
+        )
         self._find_all = re.compile(f"{self._nonce}([0-9a-f]{{{_INDEX}}})|{matched}")
-        self._heads = frozenset(token[:size] for token in self.tokens for size in range(1, len(token)))
-        self._tails = frozenset(token[size:] for token in self.tokens for size in range(1, len(token)))
+        self._heads = frozenset(
+            token[:size] for token in self.tokens for size in range(1, len(token))
+        )
+        self._tails = frozenset(
+            token[size:] for token in self.tokens for size in range(1, len(token))
+        )
         self._longest = len(self.tokens[0])
         self._lock = threading.Lock()
 
     def protect(self, value: Any, literals: list[str]) -> Any:
-        """``value`` with placeholders for control tokens, and pieces of them, in all its texts and names of fields.
+        """``value`` with placeholders for control tokens, and pieces of them, in all its texts and
+        names of fields.
 
         Args:
             value: messages, or anything else of mappings, lists and texts.
@@ -80,7 +94,9 @@ class ControlTokens:
             case str():
                 return self._protect_text(value, literals)
             case Mapping():
-                return {self._protect(k, literals): self._protect(v, literals) for k, v in value.items()}
+                return {
+                    self._protect(k, literals): self._protect(v, literals) for k, v in value.items()
+                }
             case list() | tuple():
                 return [self._protect(item, literals) for item in value]
             case _:
@@ -90,7 +106,9 @@ class ControlTokens:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise UserError(f"text: not Unicode text at character {error.start}. Pass it as UTF-8.") from error
+            raise UserError(
+                f"text: not Unicode text at character {error.start}. Pass it as UTF-8."
+            ) from error
         if self._nonce in text:
             raise UserError("text: holds a mark of this program's own. Remove it.")
         parts, end = [], 0
@@ -101,7 +119,8 @@ class ControlTokens:
         return "".join([*parts, text[end:]]) if parts else text
 
     def _spans(self, text: str) -> list[tuple[int, int]]:
-        """Where control tokens stand in ``text``, and what at its ends would make one with its neighbours.
+        """Where control tokens stand in ``text``, and what at its ends would make one with its
+        neighbours.
 
         Templates join texts, and cut spaces off them: the ends are looked for without these.
         """
@@ -115,7 +134,9 @@ class ControlTokens:
 
     @cached_property
     def _splitting(self) -> tuple[Tokenizer, dict[str, str], dict[int, int]]:
-        """The tokenizer that splits control tokens; their names in it; and whose id theirs stands for."""
+        """The tokenizer that splits control tokens; their names in it; and whose id theirs
+        stands for.
+        """
         source = json.loads(self._tokenizer.to_str())
         added = {token["content"]: token for token in source["added_tokens"]}
         for content in self.tokens:

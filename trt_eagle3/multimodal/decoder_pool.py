@@ -1,4 +1,6 @@
-"""DecoderPool: processes that decode images and videos, each of which can be killed and is replaced."""
+"""DecoderPool: processes that decode images and videos, each of which can be killed and is
+replaced.
+"""
 
 from __future__ import annotations
 
@@ -29,12 +31,14 @@ from trt_eagle3.multimodal.shared_arena import SharedArena
 __all__ = ["DecoderPool"]
 
 _PROGRAM = "trt_eagle3.multimodal.decoder_process"
-_START_S = 60.0  # until a process must be ready: seconds on a busy machine, a fraction of one otherwise
-_GRACE_S = 0.1  # a job of a cancelled request may end in this time, so that its process need not be killed
+# until a process must be ready: seconds on a busy machine, a fraction of one otherwise
+_START_S = 60.0
+# a job of a cancelled request may end in this time, so that its process need not be killed
+_GRACE_S = 0.1
 _MOST = 8
 _KEPT_BYTES = 64 << 20  # of shared memory that a process keeps between jobs
-# One thread for what needs none more. A process keeps up to 128 MiB that it has freed: fresh pages for every photograph
-# take a third of the time.
+# One thread for what needs none more. A process keeps up to 128 MiB that it has freed: fresh pages
+# for every photograph take a third of the time.
 _SETTINGS = {
     "OPENBLAS_NUM_THREADS": "1",
     "OMP_NUM_THREADS": "1",
@@ -44,22 +48,29 @@ _SETTINGS = {
 
 
 class DecoderPool:
-    """At most ``count`` processes, started when they are needed; clients take turns (`FairTurns`)."""
+    """At most ``count`` processes, started when they are needed; clients take turns
+    (`FairTurns`).
+    """
 
     def __init__(self, count: int | None = None) -> None:
-        """``count``: at least 2; by default one more than the cores of this process, and 9 at most."""
+        """``count``: at least 2; by default one more than the cores of this process, and 9 at
+        most.
+        """
         self._turns = FairTurns(count or min(_MOST, max(2, len(os.sched_getaffinity(0)))) + 1)
         self._idle: list[_Process] = []
         self._all: set[_Process] = set()
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._finalizer = weakref.finalize(self, _stop_all, self._idle, self._all, self._lock, self._closed)
+        self._finalizer = weakref.finalize(
+            self, _stop_all, self._idle, self._all, self._lock, self._closed
+        )
 
     def run(self, job: MediaJob, data: bytes, caller: Caller) -> Iterator[MediaPart]:
         """`run_job` in another process: a `JobRunner` for one caller.
 
         Raises:
-            UserError: as for `run_job`; the job took longer than ``job.timeout_s``, or its process died of it.
+            UserError: as for `run_job`; the job took longer than ``job.timeout_s``, or its process
+            died of it.
             RequestCancelledError: the request was cancelled, or the pool closed.
             EnvironmentMissingError: as for `run_job`, or a process does not start.
         """
@@ -70,7 +81,8 @@ class DecoderPool:
                 while not process.begin(job, data, caller):
                     if process.is_new:
                         raise process.did_not_start()
-                    self._put_back(process)  # somebody ended it while it was idle, such as a system short of memory
+                    # somebody ended it while it was idle, such as a system short of memory
+                    self._put_back(process)
                     process = self._take(caller)
                 yield from process.parts(job, caller)
             finally:
@@ -99,7 +111,9 @@ class DecoderPool:
         process.release()
 
 
-def _stop_all(idle: list[_Process], processes: set[_Process], lock: threading.Lock, closed: threading.Event) -> None:
+def _stop_all(
+    idle: list[_Process], processes: set[_Process], lock: threading.Lock, closed: threading.Event
+) -> None:
     """End every process; those at work are released by whoever waits for them."""
     with lock:
         closed.set()
@@ -114,7 +128,10 @@ def _stop_all(idle: list[_Process], processes: set[_Process], lock: threading.Lo
 
 
 class _Process:
-    """One decoder process. ``idle``: it has answered all that it was asked. ``is_new``: it was never heard of."""
+    """One decoder process.
+
+    ``idle``: it has answered all that it was asked. ``is_new``: it was never heard of.
+    """
 
     def __init__(self) -> None:
         self.idle = False
@@ -167,7 +184,8 @@ class _Process:
     def did_not_start(self) -> EnvironmentMissingError:
         """Why a process never took a job."""
         try:
-            return _cannot_start(f"exit status {self._popen.wait(1)}")  # its socket closes before it has ended
+            # its socket closes before it has ended
+            return _cannot_start(f"exit status {self._popen.wait(1)}")
         except subprocess.TimeoutExpired:
             return _cannot_start(f"not ready after {_START_S:g} s")
 
@@ -200,9 +218,14 @@ class _Process:
         """The next part; None at the end."""
         message = self._wait(deadline, caller)
         if message is None:
-            raise UserError(f"{job.name}: not decoded within {job.timeout_s:g} s. Send a smaller or simpler one.")
+            raise UserError(
+                f"{job.name}: not decoded within {job.timeout_s:g} s. Send a smaller or simpler "
+                "one."
+            )
         if not message:
-            raise UserError(f"{job.name}: the process that decoded it ended. Save or download it again.")
+            raise UserError(
+                f"{job.name}: the process that decoded it ended. Save or download it again."
+            )
         values = json.loads(message)
         self.idle = "done" in values or "error" in values
         if "error" in values:
@@ -212,14 +235,16 @@ class _Process:
             return None
         # a copy: the next job's bytes come to where this array is
         return MediaPart(
-            values["facts"], None if values["shape"] is None else self._arena.array(values["shape"]).copy()
+            values["facts"],
+            None if values["shape"] is None else self._arena.array(values["shape"]).copy(),
         )
 
     def _wait(self, deadline: float | None, caller: Caller) -> bytes | None:
         """The next message, empty if the process ended; None once the deadline is past.
 
         Raises:
-            RequestCancelledError: the request was cancelled, and the process has had its time to end.
+            RequestCancelledError: the request was cancelled, and the process has had its time to
+                end.
         """
         poll = select.poll()
         poll.register(self._link, select.POLLIN)
@@ -244,7 +269,8 @@ class _Process:
 
 def _cannot_start(reason: str) -> EnvironmentMissingError:
     return EnvironmentMissingError(
-        f"no process for decoding images starts ({reason}). See why: {_interpreter()} -m {_PROGRAM} 0 0"
+        f"no process for decoding images starts ({reason}). See why: {_interpreter()} -m "
+        f"{_PROGRAM} 0 0"
     )
 
 
@@ -257,4 +283,8 @@ def _interpreter() -> str:
 def _environment() -> dict[str, str]:
     """What decoder processes run with; they find every package where this process does."""
     root = str(Path(trt_eagle3.__file__).resolve().parent.parent)
-    return {**os.environ, **_SETTINGS, "PYTHONPATH": os.pathsep.join([root, *filter(None, sys.path)])}
+    return {
+        **os.environ,
+        **_SETTINGS,
+        "PYTHONPATH": os.pathsep.join([root, *filter(None, sys.path)]),
+    }

@@ -1,12 +1,14 @@
 """The program of a decoder process: takes jobs from a socket, answers with arrays in shared memory.
 
-It decodes what strangers send, so it can be killed at any time, holds no engine, and answers in JSON, which can make
-its reader do nothing. It imports Pillow and numpy, for a video PyAV, and neither torch nor a tokenizer.
+It decodes what strangers send, so it can be killed at any time, holds no engine, and answers in
+JSON, which can make its reader do nothing. It imports Pillow and numpy, for a video PyAV, and
+neither torch nor a tokenizer.
 
-Messages, of a SOCK_SEQPACKET socket: to it ``{"job", "size"}``, and ``{}`` when a frame of a video has been read; from
-it for each job ``{"begun"}``, parts ``{"facts", "shape"}`` and at the end ``{"done"}`` or ``{"error"}``.
-Encoded bytes and arrays are in a `SharedArena`, whose descriptor comes with a job when it is new. A video's next frame
-is decoded while the one before is read, and no further.
+Messages, of a SOCK_SEQPACKET socket: to it ``{"job", "size"}``, and ``{}`` when a frame of a video
+has been read; from it for each job ``{"begun"}``, parts ``{"facts", "shape"}`` and at the end
+``{"done"}`` or ``{"error"}``. Encoded bytes and arrays are in a `SharedArena`, whose descriptor
+comes with a job when it is new. A video's next frame is decoded while the one before is read, and
+no further.
 """
 
 from __future__ import annotations
@@ -32,8 +34,10 @@ from trt_eagle3.multimodal.shared_arena import SharedArena
 __all__ = ["MAX_MESSAGE_BYTES", "main"]
 
 MAX_MESSAGE_BYTES = 1 << 17
-_BASE_MEMORY = 4 << 30  # of address space: an interpreter, its libraries and the threads of a video codec
-_MEMORY_PER_PIXEL = 64  # of the largest permitted image: decoded, upright, resized, cut; a codec's frames
+# of address space: an interpreter, its libraries and the threads of a video codec
+_BASE_MEMORY = 4 << 30
+# of the largest permitted image: decoded, upright, resized, cut; a codec's frames
+_MEMORY_PER_PIXEL = 64
 
 
 def main(socket_descriptor: int, lifeline: int) -> None:
@@ -70,10 +74,22 @@ def _serve(link: socket.socket, message: dict[str, Any], arena: SharedArena) -> 
     except ConnectionError:
         raise
     except MemoryError:
-        _send(link, {"error": "user", "message": f"{job.name}: takes too much memory to decode. Send a smaller one."})
+        _send(
+            link,
+            {
+                "error": "user",
+                "message": f"{job.name}: takes too much memory to decode. Send a smaller one.",
+            },
+        )
     except Exception as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        _send(link, {"error": "user", "message": f"{job.name}: cannot be decoded ({reason}). Save it again."})
+        _send(
+            link,
+            {
+                "error": "user",
+                "message": f"{job.name}: cannot be decoded ({reason}). Save it again.",
+            },
+        )
 
 
 def _answer(link: socket.socket, job: MediaJob, data: bytes, arena: SharedArena) -> None:
@@ -103,7 +119,9 @@ def _limit_memory(policy: MediaPolicy) -> None:
         return
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     soft = _BASE_MEMORY + _MEMORY_PER_PIXEL * policy.max_pixels
-    resource.setrlimit(resource.RLIMIT_AS, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
+    resource.setrlimit(
+        resource.RLIMIT_AS, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard)
+    )
 
 
 if __name__ == "__main__":

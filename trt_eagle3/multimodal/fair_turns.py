@@ -13,10 +13,11 @@ __all__ = ["FairTurns"]
 
 
 class FairTurns:
-    """A number of places. A free one goes to the client that holds fewest, then to its request that holds fewest.
+    """A number of places. A free one goes to the client that holds fewest, then to its request that
+    holds fewest.
 
-    Among equals the one goes first that was served longest ago. No client holds all places, so that one whose images
-    take for ever leaves one to the others.
+    Among equals the one goes first that was served longest ago. No client holds all places, so that
+    one whose images take for ever leaves one to the others.
     """
 
     def __init__(self, count: int) -> None:
@@ -65,7 +66,9 @@ class FairTurns:
 
     def _grant(self) -> None:
         """Give free places away; the lock is held."""
-        while self._free and (allowed := [t for t in self._waiting if self._held_by_client[t.client] < self._most]):
+        while self._free and (
+            allowed := [t for t in self._waiting if self._held_by_client[t.client] < self._most]
+        ):
             ticket = min(allowed, key=self._rank)
             self._waiting.remove(ticket)
             ticket.granted = True

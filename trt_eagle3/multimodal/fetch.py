@@ -1,4 +1,6 @@
-"""The encoded bytes of an image or video: from bytes, a data URI, a path or an allowed URL, as a policy permits."""
+"""The encoded bytes of an image or video: from bytes, a data URI, a path or an allowed URL, as a
+policy permits.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def scheme(source: str) -> str:
     return head.lower() if colon and head.isalnum() and head.isascii() else ""
 
 
-def read_media(source: str | Path | bytes, name: str, policy: MediaPolicy, caller: Caller = NOBODY) -> bytes:
+def read_media(
+    source: str | Path | bytes, name: str, policy: MediaPolicy, caller: Caller = NOBODY
+) -> bytes:
     """Encoded bytes of ``source``, at most ``policy.max_bytes`` of them.
 
     Raises:
@@ -51,18 +55,25 @@ def read_media(source: str | Path | bytes, name: str, policy: MediaPolicy, calle
     if kind in _REMOTE:
         return abandonable(lambda: _fetch(str(source), name, policy), caller)
     if not policy.paths:
-        raise UserError(f"{name}: files are not read on behalf of a request. Send the data itself as a data URI.")
+        raise UserError(
+            f"{name}: files are not read on behalf of a request. Send the data itself as a data "
+            "URI."
+        )
     path = Path(source.removeprefix("file://") if isinstance(source, str) else source)
     try:
         return _bounded(path.read_bytes(), name, policy)
     except FileNotFoundError as error:
         raise UserError(f"{name}: no such file. Check the path.") from error
     except OSError as error:
-        raise UserError(f"{name}: not readable ({error.strerror}). Check the path and its permissions.") from error
+        raise UserError(
+            f"{name}: not readable ({error.strerror}). Check the path and its permissions."
+        ) from error
     except ValueError as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{name}: not readable ({error}). Check the path and its permissions.") from error
+        raise UserError(
+            f"{name}: not readable ({error}). Check the path and its permissions."
+        ) from error
 
 
 def _bounded(data: bytes, name: str, policy: MediaPolicy) -> bytes:
@@ -72,33 +83,49 @@ def _bounded(data: bytes, name: str, policy: MediaPolicy) -> bytes:
 
 def _check_bytes(count: int, name: str, policy: MediaPolicy) -> None:
     if policy.max_bytes is not None and count > policy.max_bytes:
-        raise UserError(f"{name}: {count} bytes, the limit is {policy.max_bytes}. Send a smaller one.")
+        raise UserError(
+            f"{name}: {count} bytes, the limit is {policy.max_bytes}. Send a smaller one."
+        )
 
 
 def _decode_data_uri(uri: str, name: str, policy: MediaPolicy) -> bytes:
     header, comma, payload = uri.partition(",")
     if not comma or not header.lower().endswith(";base64"):
-        raise UserError(f"{name}: expected data:image/<type>;base64,<data>. Encode the image as base64.")
+        raise UserError(
+            f"{name}: expected data:image/<type>;base64,<data>. Encode the image as base64."
+        )
     _check_bytes(len(payload) * 3 // 4 - 2, name, policy)
     try:
         return _bounded(base64.b64decode("".join(payload.split()), validate=True), name, policy)
     except (binascii.Error, ValueError) as error:
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{name}: the data URI's base64 is broken ({error}). Encode the image again.") from error
+        raise UserError(
+            f"{name}: the data URI's base64 is broken ({error}). Encode the image again."
+        ) from error
 
 
 def _fetch(url: str, name: str, policy: MediaPolicy) -> bytes:
-    """GET from an allowed host; only http and https, the whole answer within the policy's time and size."""
+    """GET from an allowed host; only http and https, the whole answer within the policy's time
+    and size.
+    """
     _check_host(url, name, policy)
     opener = OpenerDirector()
     redirects = _Redirects(name, policy)
-    for handler in (HTTPHandler(), HTTPSHandler(), redirects, HTTPErrorProcessor(), HTTPDefaultErrorHandler()):
+    for handler in (
+        HTTPHandler(),
+        HTTPSHandler(),
+        redirects,
+        HTTPErrorProcessor(),
+        HTTPDefaultErrorHandler(),
+    ):
         opener.add_handler(handler)
     deadline = time.monotonic() + policy.fetch_timeout_s
     data = bytearray()
     try:
-        with opener.open(Request(url, headers={"User-Agent": "trt-eagle3"}), timeout=policy.fetch_timeout_s) as answer:
+        with opener.open(
+            Request(url, headers={"User-Agent": "trt-eagle3"}), timeout=policy.fetch_timeout_s
+        ) as answer:
             while block := answer.read1(_BLOCK):
                 data += block
                 _check_bytes(len(data), name, policy)
@@ -119,7 +146,9 @@ class _Redirects(HTTPRedirectHandler):
         self._name = name
         self._policy = policy
 
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Request | None:
+    def redirect_request(
+        self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> Request | None:
         _check_host(newurl, self._name, self._policy)
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
@@ -130,7 +159,11 @@ def _check_host(url: str, name: str, policy: MediaPolicy) -> None:
     except ValueError as error:
         raise UserError(f"{name}: not a URL ({error}). Check it.") from error
     if reason:
-        how = "Download it and give the path." if policy.paths else "Send the data itself as a data URI."
+        how = (
+            "Download it and give the path."
+            if policy.paths
+            else "Send the data itself as a data URI."
+        )
         raise UserError(f"{name}: {reason}. {how}")
 
 
@@ -158,4 +191,8 @@ def _matches(pattern: str, parts: SplitResult) -> bool:
     if str(_port(parts)) != port:
         return False
     name = (parts.hostname or "").rstrip(".")
-    return name.endswith(host[1:]) and name != host[1:] if host.startswith("*.") else name == host.strip("[]")
+    return (
+        name.endswith(host[1:]) and name != host[1:]
+        if host.startswith("*.")
+        else name == host.strip("[]")
+    )

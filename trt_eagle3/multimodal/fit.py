@@ -1,4 +1,6 @@
-"""The height and width that an image or a video is resized to: transformers' two ``smart_resize`` rules."""
+"""The height and width that an image or a video is resized to: transformers' two
+``smart_resize`` rules.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,17 @@ MAX_ASPECT_RATIO = 200
 
 
 def fit_image(name: str, height: int, width: int, config: PixelConfig) -> tuple[int, int]:
-    """Height and width after resizing: multiples of ``config.factor``, area within the config's bounds.
+    """Height and width after resizing: multiples of ``config.factor``, area within the config's
+    bounds.
 
     Raises:
         UserError: the image is a single pixel, or one side is over 200 times the other.
     """
     if height * width == 1:
-        raise UserError(f"{name}: expected a picture, got a single pixel (1x1). Give an image of at least 2x2 pixels.")
+        raise UserError(
+            f"{name}: expected a picture, got a single pixel (1x1). Give an image of at least 2x2 "
+            "pixels."
+        )
     _check_ratio(name, height, width)
     factor, least, most = config.factor, config.min_pixels, config.max_pixels
     fit_height, fit_width = round(height / factor) * factor, round(width / factor) * factor
@@ -31,11 +37,14 @@ def fit_image(name: str, height: int, width: int, config: PixelConfig) -> tuple[
     return fit_height, fit_width
 
 
-def fit_video(name: str, num_frames: int, height: int, width: int, config: PixelConfig) -> tuple[int, int]:
+def fit_video(
+    name: str, num_frames: int, height: int, width: int, config: PixelConfig
+) -> tuple[int, int]:
     """Height and width of every frame after resizing; the bounds hold for frames * height * width.
 
     Raises:
-        UserError: fewer frames than one temporal patch holds, or one side is over 200 times the other.
+        UserError: fewer frames than one temporal patch holds, or one side is over 200 times the
+            other.
     """
     if num_frames < config.temporal_patch_size:
         raise UserError(
@@ -51,7 +60,12 @@ def fit_video(name: str, num_frames: int, height: int, width: int, config: Pixel
         height, width = int(height * scale), int(width * scale)
     _check_ratio(name, height, width)
     fit_height, fit_width = round(height / factor) * factor, round(width / factor) * factor
-    volume = round(num_frames / config.temporal_patch_size) * config.temporal_patch_size * fit_height * fit_width
+    volume = (
+        round(num_frames / config.temporal_patch_size)
+        * config.temporal_patch_size
+        * fit_height
+        * fit_width
+    )
     if volume > most:
         return _shrink(height, width, math.sqrt(num_frames * height * width / most), factor)
     if volume < least:
@@ -62,8 +76,8 @@ def fit_video(name: str, num_frames: int, height: int, width: int, config: Pixel
 def _check_ratio(name: str, height: int, width: int) -> None:
     if max(height, width) > MAX_ASPECT_RATIO * min(height, width):
         raise UserError(
-            f"{name}: expected an aspect ratio of at most {MAX_ASPECT_RATIO}, got {width}x{height} pixels. "
-            "Crop it or cut it into pieces."
+            f"{name}: expected an aspect ratio of at most {MAX_ASPECT_RATIO}, got {width}x{height} "
+            "pixels. Crop it or cut it into pieces."
         )
 
 

@@ -16,17 +16,22 @@ from trt_eagle3.multimodal.policy import LOCAL_MEDIA, MediaPolicy
 __all__ = ["ImageSource", "check_pixels", "describe", "load_image", "read_image"]
 
 _JPEG_START, _JPEG_SCAN = b"\xff\xd8", b"\xff\xda"
-_JPEG_BARE = frozenset({0x00, 0x01, *range(0xD0, 0xDA)})  # stuffed bytes, and markers without a segment
+# stuffed bytes, and markers without a segment
+_JPEG_BARE = frozenset({0x00, 0x01, *range(0xD0, 0xDA)})
 
 ImageSource = str | Path | bytes | Image.Image
-"""A path, encoded image bytes, a ``data:image/...;base64,`` URI, an URL of an allowed host, or a Pillow image."""
+"""A path, encoded image bytes, a ``data:image/...;base64,`` URI, an URL of an allowed host, or a
+Pillow image.
+"""
 
 
-def load_image(source: ImageSource, name: str | None = None, policy: MediaPolicy = LOCAL_MEDIA) -> Image.Image:
+def load_image(
+    source: ImageSource, name: str | None = None, policy: MediaPolicy = LOCAL_MEDIA
+) -> Image.Image:
     """Decode to RGB as transformers' processors do: transparency is composited onto white.
 
-    Files, bytes and data URIs are turned upright by their EXIF tag; a Pillow image is taken as it is (transformers
-    does the same). Of an animation, the first frame.
+    Files, bytes and data URIs are turned upright by their EXIF tag; a Pillow image is taken as it
+    is (transformers does the same). Of an animation, the first frame.
 
     Args:
         name: what to call the image in errors; by default its path or size.
@@ -34,7 +39,8 @@ def load_image(source: ImageSource, name: str | None = None, policy: MediaPolicy
     Returns:
         A fully decoded RGB image.
     Raises:
-        UserError: a source, format or size that the policy excludes, a missing file, no image, or a truncated one.
+        UserError: a source, format or size that the policy excludes, a missing file, no image, or a
+            truncated one.
     """
     name = name or describe(source)
     if isinstance(source, Image.Image):
@@ -55,7 +61,10 @@ def read_image(source: object, name: str, policy: MediaPolicy, caller: Caller = 
         RequestCancelledError: ``caller`` left while they were fetched.
     """
     if not isinstance(source, str | Path | bytes):
-        raise UserError(f"{name}: expected a path, bytes, a data URI or a Pillow image, got {type(source).__name__}.")
+        raise UserError(
+            f"{name}: expected a path, bytes, a data URI or a Pillow image, got "
+            f"{type(source).__name__}."
+        )
     return read_media(source, name, policy, caller)
 
 
@@ -79,20 +88,32 @@ def check_pixels(name: str, width: int, height: int, policy: MediaPolicy = LOCAL
     Raises:
         UserError: more pixels than the policy or Pillow's MAX_IMAGE_PIXELS allows, or none.
     """
-    limit = min((limit for limit in (policy.max_pixels, Image.MAX_IMAGE_PIXELS) if limit is not None), default=None)
+    limit = min(
+        (limit for limit in (policy.max_pixels, Image.MAX_IMAGE_PIXELS) if limit is not None),
+        default=None,
+    )
     if limit is not None and width * height > limit:
-        raise UserError(f"{name}: {width}x{height} pixels, the limit is {limit} in all. Scale it down first.")
+        raise UserError(
+            f"{name}: {width}x{height} pixels, the limit is {limit} in all. Scale it down first."
+        )
     if width == 0 or height == 0:
-        raise UserError(f"{name}: {width}x{height} pixels, so there is nothing to see. Give another one.")
+        raise UserError(
+            f"{name}: {width}x{height} pixels, so there is nothing to see. Give another one."
+        )
 
 
 def _check_scans(name: str, data: bytes, policy: MediaPolicy) -> None:
-    """Refuse a JPEG of many scans: a file of 300 KB can hold 1,500, and each goes over every pixel."""
+    """Refuse a JPEG of many scans: a file of 300 KB can hold 1,500, and each goes over every
+    pixel.
+    """
     limit = policy.max_jpeg_scans
     if limit is None or not data.startswith(_JPEG_START) or data.count(_JPEG_SCAN) <= limit:
         return
     if (count := _count_scans(data)) > limit:
-        raise UserError(f"{name}: a JPEG of {count} scans, the limit is {limit}. Save it again as a baseline JPEG.")
+        raise UserError(
+            f"{name}: a JPEG of {count} scans, the limit is {limit}. Save it again as a baseline "
+            "JPEG."
+        )
 
 
 def _count_scans(data: bytes) -> int:
@@ -111,7 +132,8 @@ def _count_scans(data: bytes) -> int:
 def _open(name: str, data: io.BytesIO, policy: MediaPolicy) -> Image.Image:
     try:
         with warnings.catch_warnings():
-            # Pillow warns over its limit and raises over twice its limit; check_pixels refuses the former
+            # Pillow warns over its limit and raises over twice its limit; check_pixels refuses the
+            # former
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             return Image.open(data, formats=policy.formats)
     except Image.DecompressionBombError as error:
@@ -119,7 +141,9 @@ def _open(name: str, data: io.BytesIO, policy: MediaPolicy) -> Image.Image:
     except UnidentifiedImageError as error:
         kinds = ", ".join(policy.formats) if policy.formats else "PNG, JPEG, WebP or similar"
         raise UserError(f"{name}: not an image that is read here. Give a {kinds}.") from error
-    except Exception as error:  # Pillow's format readers raise whatever the broken bytes lead them to
+    except (
+        Exception
+    ) as error:  # Pillow's format readers raise whatever the broken bytes lead them to
         raise _broken(name, error) from error
 
 

@@ -27,11 +27,12 @@ class MediaJob:
     """What to do with the encoded bytes of an image or video.
 
     Attributes:
-        kind: ``image``: patches of an image. ``frame``: an image as it is, a frame of a video. ``video``: the frames
-            of a video file that are used.
+        kind: ``image``: patches of an image. ``frame``: an image as it is, a frame of a video.
+            ``video``: the frames of a video file that are used.
         name: what errors call it.
         path: of a video, the file itself instead of its bytes.
-        fps: of a video, instead of what it says. max_frames: of a video, no more than the first ones of those used.
+        fps: of a video, instead of what it says. max_frames: of a video, no more than the first
+            ones of those used.
     """
 
     kind: Literal["image", "frame", "video"]
@@ -63,8 +64,10 @@ class MediaPart:
     """A piece of what a job gives.
 
     Attributes:
-        facts: ``grid`` of an image's patches; ``times`` of a video's frames, before the first of them.
-        array: uint8: patches [N, C, 1, patch * patch] of an image, else a frame [H, W, 3]; None with ``times``.
+        facts: ``grid`` of an image's patches; ``times`` of a video's frames, before the first of
+        them.
+        array: uint8: patches [N, C, 1, patch * patch] of an image, else a frame [H, W, 3]; None
+            with ``times``.
     """
 
     facts: Mapping[str, Any]
@@ -89,7 +92,11 @@ def run_job(job: MediaJob, data: bytes, allocate: Allocate | None = None) -> Ite
     if job.kind == "video":
         file = VideoFile(Path(job.path) if job.path else data, job.name, job.policy)
         for found in file.sample(job.config, job.fps, job.max_frames):
-            yield MediaPart({"times": found}) if isinstance(found, list) else MediaPart({}, _copy(found, allocate))
+            yield (
+                MediaPart({"times": found})
+                if isinstance(found, list)
+                else MediaPart({}, _copy(found, allocate))
+            )
         return
     image = load_image(data, job.name, job.policy)
     if job.kind == "frame":

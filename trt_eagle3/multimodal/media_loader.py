@@ -37,7 +37,8 @@ class MediaLoader:
     """What one request's images and videos are prepared by.
 
     Attributes:
-        decoders: processes that decode; None: this one does. Pillow images are resized and cut here in any case.
+        decoders: processes that decode; None: this one does. Pillow images are resized and cut here
+        in any case.
         caller: who waits for them.
     """
 
@@ -68,7 +69,8 @@ class MediaLoader:
         """Patches of one video, and the seconds of its frames.
 
         Raises:
-            UserError, EnvironmentMissingError: as for `open_video` and `video_patches`; it takes too long.
+            UserError, EnvironmentMissingError: as for `open_video` and `video_patches`; it takes
+            too long.
             RequestCancelledError: nobody waits any more.
         """
         self.caller.check()
@@ -77,8 +79,12 @@ class MediaLoader:
         except VideoEndedError as ended:  # seldom: a file that was cut off
             return self._cut(self._open(source, name, ended.num_frames), name)
 
-    def each(self, load: Callable[[MediaLoader, _Item], _Found], items: Sequence[_Item]) -> Generator[_Found]:
-        """``load(loader, item)`` of a request's images and videos, a few at once; one that fails cancels the others."""
+    def each(
+        self, load: Callable[[MediaLoader, _Item], _Found], items: Sequence[_Item]
+    ) -> Generator[_Found]:
+        """``load(loader, item)`` of a request's images and videos, a few at once; one that fails
+        cancels the others.
+        """
         if len(items) < 2:
             yield from (load(self, item) for item in items)
             return
@@ -94,15 +100,25 @@ class MediaLoader:
                 pool.shutdown(cancel_futures=True)
 
     def _open(self, source: VideoSource, name: str, max_frames: int | None) -> VideoStream:
-        return open_video(source, self.video_config, name, self.policy, self._run, max_frames, self.caller)
+        return open_video(
+            source, self.video_config, name, self.policy, self._run, max_frames, self.caller
+        )
 
     def _cut(self, stream: VideoStream, name: str) -> tuple[PixelPatches, tuple[float, ...]]:
-        return video_patches(stream.frames, len(stream.times), self.video_config, name), stream.times
+        return video_patches(
+            stream.frames, len(stream.times), self.video_config, name
+        ), stream.times
 
     def _still(self, pixels: NDArray[np.uint8], grid: Sequence[int]) -> PixelPatches:
         config = self.image_config
         t, h, w = grid
-        return PixelPatches(torch.from_numpy(pixels), image_table(config), (t, h, w), config.temporal_patch_size)
+        return PixelPatches(
+            torch.from_numpy(pixels), image_table(config), (t, h, w), config.temporal_patch_size
+        )
 
     def _run(self, job: MediaJob, data: bytes) -> Iterator[MediaPart]:
-        return run_job(job, data) if self.decoders is None else self.decoders.run(job, data, self.caller)
+        return (
+            run_job(job, data)
+            if self.decoders is None
+            else self.decoders.run(job, data, self.caller)
+        )

@@ -1,13 +1,16 @@
-"""Pixels to uint8 patches in merge-block order; `prepared.normalise` makes transformers' floats of them.
+"""Pixels to uint8 patches in merge-block order; `prepared.normalise` makes transformers' floats of
+them.
 
-Images follow ``Qwen2VLImageProcessorPil``: Pillow resizes. (With torchvision installed, transformers resizes images
-with torch instead; single values then differ, by up to 19 levels of 255 on noise and hard edges.) Channels are resized
-and cut one by one: the values are the same, a plane is cut in whole rows of a patch, and three threads share the work.
+Images follow ``Qwen2VLImageProcessorPil``: Pillow resizes. (With torchvision installed,
+transformers resizes images with torch instead; single values then differ, by up to 19 levels of 255
+on noise and hard edges.) Channels are resized and cut one by one: the values are the same, a plane
+is cut in whole rows of a patch, and three threads share the work.
 
 No torch here: decoder processes import this module.
 """
 
-# Shapes: N patches, C channels, T frames of a patch, H and W pixels, h and w patches, m patches per side of a token
+# Shapes: N patches, C channels, T frames of a patch, H and W pixels, h and w patches, m patches per
+# side of a token
 
 from __future__ import annotations
 
@@ -47,20 +50,25 @@ def image_patches(
     pixels = np.empty(shape, dtype=np.uint8) if allocate is None else allocate(shape)
 
     def prepare(channel: int) -> None:
-        plane = image.getchannel(channel).resize(size[::-1], resample=Image.Resampling(config.resample))
+        plane = image.getchannel(channel).resize(
+            size[::-1], resample=Image.Resampling(config.resample)
+        )
         cut_plane(np.asarray(plane), pixels[:, channel, 0], config)
 
     if max(image.height * image.width, size[0] * size[1]) < _LARGE:
         for channel in range(3):
             prepare(channel)
     else:
-        with ThreadPoolExecutor(3, "trt-eagle3-channel") as pool:  # Pillow and numpy let each other run
+        # Pillow and numpy let each other run
+        with ThreadPoolExecutor(3, "trt-eagle3-channel") as pool:
             list(pool.map(prepare, range(3)))
     return pixels, (1, rows, columns)
 
 
 def cut_plane(plane: NDArray[np.uint8], out: NDArray[np.uint8], config: PixelConfig) -> None:
-    """Cut ``plane [H, W]``, one channel of a frame, into ``out [h * w, patch * patch]`` in merge-block order."""
+    """Cut ``plane [H, W]``, one channel of a frame, into ``out [h * w, patch * patch]`` in
+    merge-block order.
+    """
     patch, m = config.patch_size, config.merge_size
     rows, columns = plane.shape[0] // patch // m, plane.shape[1] // patch // m
     line = np.dtype((np.void, patch))  # a patch's row moves as one item

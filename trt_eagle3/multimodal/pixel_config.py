@@ -1,4 +1,6 @@
-"""PixelConfig: how a checkpoint wants its images or videos sized and normalised, read from its processor files."""
+"""PixelConfig: how a checkpoint wants its images or videos sized and normalised, read from its
+processor files.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,8 @@ _HALF = (0.5, 0.5, 0.5)
 _MOST = 2**31  # pixels, or anything else here
 _FILTERS = range(6)  # Pillow's
 
-# The class defaults of transformers' Qwen2VLImageProcessor and Qwen3VLVideoProcessor: a file may leave any of them out.
+# The class defaults of transformers' Qwen2VLImageProcessor and Qwen3VLVideoProcessor: a file may
+# leave any of them out.
 _IMAGE_DEFAULTS: Mapping[str, Any] = {
     "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
     "patch_size": 14,
@@ -53,10 +56,12 @@ class PixelConfig:
     """Sizing and normalisation of images or videos.
 
     Attributes:
-        min_pixels, max_pixels: bounds on height * width after resizing; for videos on frames * height * width.
+        min_pixels, max_pixels: bounds on height * width after resizing; for videos on frames *
+        height * width.
         resample: Pillow's number of the filter (3 = bicubic, 2 = bilinear).
         fps, min_frames, max_frames: frame sampling; videos only.
-        max_frame_tokens: with it, one frame of a video never costs more than so many tokens; None: no such cap.
+        max_frame_tokens: with it, one frame of a video never costs more than so many tokens; None:
+            no such cap.
     """
 
     patch_size: int
@@ -88,7 +93,9 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         return read_json_object(path)
     except OSError as error:
-        raise UserError(f"{path}: cannot read it: {error.strerror}. Copy it from the checkpoint again.") from error
+        raise UserError(
+            f"{path}: cannot read it: {error.strerror}. Copy it from the checkpoint again."
+        ) from error
 
 
 def read_image_config(directory: Path, vision: VisionGeometry) -> PixelConfig:
@@ -107,7 +114,8 @@ def read_image_config(directory: Path, vision: VisionGeometry) -> PixelConfig:
 
 
 def read_video_config(directory: Path, vision: VisionGeometry) -> PixelConfig:
-    """From ``processor_config.json`` (nested), ``video_preprocessor_config.json``, else the image file, as HF does.
+    """From ``processor_config.json`` (nested), ``video_preprocessor_config.json``, else the image
+    file, as HF does.
 
     Raises:
         UserError: no such file is there, or what they say contradicts the vision tower.
@@ -128,7 +136,8 @@ def _find(directory: Path, section: str, names: tuple[str, ...]) -> tuple[Path, 
         if (directory / name).exists():
             return directory / name, read_json(directory / name)
     raise UserError(
-        f"{directory}: no {names[0]} and no processor_config.json with {section!r}. Copy them from the checkpoint."
+        f"{directory}: no {names[0]} and no processor_config.json with {section!r}. Copy them from "
+        "the checkpoint."
     )
 
 
@@ -136,7 +145,8 @@ def _size(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     size = values["size"] or {}
     if not isinstance(size, dict):
         raise UserError(
-            f"{path}: size: expected shortest_edge and longest_edge, got {quote(size, 80)}. Copy the file again."
+            f"{path}: size: expected shortest_edge and longest_edge, got {quote(size, 80)}. Copy "
+            "the file again."
         )
     return dict(size)
 
@@ -144,7 +154,10 @@ def _size(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
 def _number(path: Path, name: str, value: Any) -> float:
     """A number above zero that pixels can be counted or scaled by."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _MOST:
-        raise UserError(f"{path}: {name}: expected a number above 0, got {quote(value, 80)}. Copy the file again.")
+        raise UserError(
+            f"{path}: {name}: expected a number above 0, got {quote(value, 80)}. Copy the file "
+            "again."
+        )
     return value
 
 
@@ -155,21 +168,26 @@ def _channels(path: Path, name: str, values: Any, vision: VisionGeometry) -> tup
     )
     if not numbers or len(values) != vision.in_channels or (name == "image_std" and 0 in values):
         raise UserError(
-            f"{path}: {name}: expected {vision.in_channels} numbers, got {quote(values, 80)}. Copy the file again."
+            f"{path}: {name}: expected {vision.in_channels} numbers, got {quote(values, 80)}. Copy "
+            "the file again."
         )
     return tuple(values)
 
 
-def _build(path: Path, values: Mapping[str, Any], size: Mapping[str, Any], vision: VisionGeometry) -> PixelConfig:
+def _build(
+    path: Path, values: Mapping[str, Any], size: Mapping[str, Any], vision: VisionGeometry
+) -> PixelConfig:
     for flag in ("do_resize", "do_rescale", "do_normalize"):
         if values[flag] is not True:
             raise UserError(
-                f"{path}: {flag}: expected true, got {quote(values[flag], 80)}. Qwen3-VL needs it: set it to true."
+                f"{path}: {flag}: expected true, got {quote(values[flag], 80)}. Qwen3-VL needs it: "
+                "set it to true."
             )
     for edge in ("shortest_edge", "longest_edge"):
         if not size.get(edge):
             raise UserError(
-                f"{path}: size: expected shortest_edge and longest_edge, got {quote(size, 80)}. Add {edge}."
+                f"{path}: size: expected shortest_edge and longest_edge, got {quote(size, 80)}. "
+                f"Add {edge}."
             )
     for name, wanted in (
         ("patch_size", vision.patch_size),
@@ -178,8 +196,9 @@ def _build(path: Path, values: Mapping[str, Any], size: Mapping[str, Any], visio
     ):
         if values[name] != wanted:
             raise UserError(
-                f"{path}: {name}: expected {wanted} as in config.json, got {quote(values[name], 80)}. "
-                "The processor files belong to another checkpoint: copy this checkpoint's own."
+                f"{path}: {name}: expected {wanted} as in config.json, got "
+                f"{quote(values[name], 80)}. The processor files belong to another checkpoint: "
+                "copy this checkpoint's own."
             )
     capped = bool(values.get("cap_pixels_per_frame"))
 
@@ -187,7 +206,10 @@ def _build(path: Path, values: Mapping[str, Any], size: Mapping[str, Any], visio
         return _number(path, name, values.get(name) or default)
 
     if values["resample"] not in _FILTERS or isinstance(values["resample"], bool):
-        raise UserError(f"{path}: resample: expected 0 to 5, got {quote(values['resample'], 80)}. Copy the file again.")
+        raise UserError(
+            f"{path}: resample: expected 0 to 5, got {quote(values['resample'], 80)}. Copy the "
+            "file again."
+        )
     return PixelConfig(
         patch_size=values["patch_size"],
         temporal_patch_size=values["temporal_patch_size"],

@@ -1,4 +1,6 @@
-"""MediaPolicy: where images and videos may come from, and how big they may be before anything is decoded."""
+"""MediaPolicy: where images and videos may come from, and how big they may be before anything is
+decoded.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +15,21 @@ class MediaPolicy:
 
     Attributes:
         paths: local files and folders, as paths or ``file://`` URLs.
-        allowed_hosts: hosts that ``http://`` and ``https://`` URLs are fetched from: ``images.example.com``,
-            ``*.example.com`` for all below it, ``host:8080`` for another port than the scheme's own. Redirects must
-            stay on such hosts. A host that is named is trusted, whatever address it has.
+        allowed_hosts: hosts that ``http://`` and ``https://`` URLs are fetched from:
+            ``images.example.com``, ``*.example.com`` for all below it, ``host:8080`` for another
+            port than the scheme's own. Redirects must stay on such hosts. A host that is named is
+            trusted, whatever address it has.
         formats: the image formats that are decoded, by Pillow's names; None: all that Pillow knows.
         max_items: images and videos of one prompt; None: any number.
         max_bytes: of one image or video, encoded; None: any number.
         max_pixels: of one image or frame; None: Pillow's MAX_IMAGE_PIXELS.
-        max_video_frames: that are decoded of a video file, whether they are used or not; None: any number.
+        max_video_frames: that are decoded of a video file, whether they are used or not; None: any
+        number.
         max_video_pixels: of all frames used of one video; None: any number.
-        max_jpeg_scans: of one JPEG; each goes over the whole picture once more, and none needs a hundred; None: any
-            number.
-        decode_timeout_s: seconds that decoding and resizing one image or frame may take; None: any number.
+        max_jpeg_scans: of one JPEG; each goes over the whole picture once more, and none needs a
+            hundred; None: any number.
+        decode_timeout_s: seconds that decoding and resizing one image or frame may take; None: any
+        number.
         video_timeout_s: the same of one video file.
         fetch_timeout_s: seconds that one fetch may take in all.
     """

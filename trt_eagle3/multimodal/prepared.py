@@ -1,10 +1,11 @@
 """PixelPatches: an image or video as bytes until the vision tower wants numbers.
 
-A pixel has 256 values per channel, so a table of 256 floats normalises it exactly. Bytes are an eighth of the float32
-patches of a still: they are what is cut, hashed, kept and carried to a GPU; `normalise` is the last step.
+A pixel has 256 values per channel, so a table of 256 floats normalises it exactly. Bytes are an
+eighth of the float32 patches of a still: they are what is cut, hashed, kept and carried to a GPU;
+`normalise` is the last step.
 
-Shapes: N patches of one image or video, n of all, C channels, T frames kept of each patch, D = C * temporal_patch *
-patch * patch.
+Shapes: N patches of one image or video, n of all, C channels, T frames kept of each patch, D = C *
+temporal_patch * patch * patch.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ class PixelPatches:
     """One image or video.
 
     Attributes:
-        pixels: uint8 [N, C, T, patch * patch] in merge-block order. T is ``temporal_patch_size``, or 1 for a still,
-            whose one frame stands for all frames of a patch.
+        pixels: uint8 [N, C, T, patch * patch] in merge-block order. T is ``temporal_patch_size``,
+            or 1 for a still, whose one frame stands for all frames of a patch.
         table: float32 [C, 256], what each value of a channel becomes.
         grid: frames, rows and columns of patches: (t, h, w).
         temporal_patch_size: frames of one patch.
@@ -46,7 +47,9 @@ class PixelPatches:
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 of everything that the tower sees."""
-        found = hashlib.sha256(np.array([*self.grid, self.temporal_patch_size], dtype=np.int64).tobytes())
+        found = hashlib.sha256(
+            np.array([*self.grid, self.temporal_patch_size], dtype=np.int64).tobytes()
+        )
         found.update(self.table.numpy().tobytes())
         found.update(self.pixels.contiguous().numpy().data)
         return found.digest()
@@ -57,7 +60,9 @@ class PixelPatches:
 
 
 def normalise(
-    visuals: Sequence[PixelPatches], dtype: torch.dtype = torch.float32, device: str | torch.device = "cpu"
+    visuals: Sequence[PixelPatches],
+    dtype: torch.dtype = torch.float32,
+    device: str | torch.device = "cpu",
 ) -> Tensor:
     """The vision graph's patches [n, D] of images and videos in order; [0, 0] of none.
 
@@ -95,7 +100,9 @@ def video_table(config: PixelConfig) -> Tensor:
 
 
 def _look_up(pixels: Tensor, table: Tensor, out: Tensor) -> None:
-    """``out [N, C, frames, area]`` on the CPU; numpy's take is the fastest that there is, and copies bits."""
+    """``out [N, C, frames, area]`` on the CPU; numpy's take is the fastest that there is, and
+    copies bits.
+    """
     bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[table.element_size()]
     values, source, target = table.view(bits).numpy(), pixels.numpy(), out.view(bits).numpy()
     for start in range(0, len(source), _BLOCK):
@@ -105,7 +112,9 @@ def _look_up(pixels: Tensor, table: Tensor, out: Tensor) -> None:
 
 
 def _look_up_on_device(pixels: Tensor, table: Tensor, out: Tensor) -> None:
-    """``out`` on a GPU: the bytes cross once, a still's one frame once for all frames of a patch."""
+    """``out`` on a GPU: the bytes cross once, a still's one frame once for all frames of a
+    patch.
+    """
     table = table.to(out.device, non_blocking=True)
     pixels = pixels.to(out.device, non_blocking=True)
     for start in range(0, len(pixels), _DEVICE_BLOCK):

@@ -1,4 +1,6 @@
-"""Processor: a prompt of text, images and videos to what the graphs take; token ids back to text."""
+"""Processor: a prompt of text, images and videos to what the graphs take; token ids back to
+text.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,8 @@ class ModelInputs:
         token_ids: int64 [P], image and video pads expanded.
         position_ids: int32 [3, P], axes time, height, width.
         rope_delta: max position + 1 - P; what a decoded token at index c adds to c.
-        visuals: all images and videos in prompt order, as bytes; `prepared.normalise` makes the tower's patches.
+        visuals: all images and videos in prompt order, as bytes; `prepared.normalise` makes the
+        tower's patches.
         grid_thw: int64 [G, 3], one row per image (t = 1) and per video.
         visual_rows: bool [P], True where a visual embedding goes, in order.
     """
@@ -110,7 +113,9 @@ class Processor:
         decoders: DecoderPool | None = None,
         split_special_tokens: bool = True,
     ) -> None:
-        """``split_special_tokens``: control tokens in the text of messages are text, and no tokens."""
+        """``split_special_tokens``: control tokens in the text of messages are text, and no
+        tokens.
+        """
         self.spec = spec
         self.tokenizer = tokenizer
         self.template = template
@@ -147,14 +152,17 @@ class Processor:
             max_prompt_len: longest prompt in tokens that the engine takes; None: any.
             media: where images and videos may come from, and how big they may be.
             decoders: processes that decode them; None: this one does.
-            split_special_tokens: ``<|im_start|>`` and its like in the text of a message are text, as with
-                transformers' option of that name; False makes control tokens of them, as transformers does by default.
+            split_special_tokens: ``<|im_start|>`` and its like in the text of a message are text,
+                as with transformers' option of that name; False makes control tokens of them, as
+                transformers does by default.
         Raises:
             UserError: a file is missing or broken, or belongs to another checkpoint than ``spec``.
         """
         directory = Path(directory)
         if not directory.is_dir():
-            raise UserError(f"{directory}: no such directory. Give the folder that holds tokenizer.json.")
+            raise UserError(
+                f"{directory}: no such directory. Give the folder that holds tokenizer.json."
+            )
         return cls(
             spec,
             load_tokenizer(directory),
@@ -188,17 +196,20 @@ class Processor:
             turns.insert(0, {"role": "system", "content": system})
         return self.messages(turns, caller)
 
-    def messages(self, messages: Sequence[Mapping[str, Any]], caller: Caller = NOBODY) -> ModelInputs:
+    def messages(
+        self, messages: Sequence[Mapping[str, Any]], caller: Caller = NOBODY
+    ) -> ModelInputs:
         """A conversation; ``content`` is a string or a list of parts, in order.
 
-        Parts: ``{"type": "text", "text": str}``, ``{"type": "image", "image": ImageSource}``, ``{"type": "video",
-        "video": VideoSource}``, OpenAI's ``{"type": "image_url", "image_url": {"url": data URI}}`` and likewise
-        ``video_url``, and transformers' ``url`` or ``path`` in place of ``image``, ``path`` in place of ``video``.
+        Parts: ``{"type": "text", "text": str}``, ``{"type": "image", "image": ImageSource}``,
+        ``{"type": "video", "video": VideoSource}``, OpenAI's ``{"type": "image_url", "image_url":
+        {"url": data URI}}`` and likewise ``video_url``, and transformers' ``url`` or ``path`` in
+        place of ``image``, ``path`` in place of ``video``.
 
         Raises:
-            UserError: an unknown part, an image or video that is unreadable, unusable or excluded by ``media``, a
-                prompt longer than ``max_prompt_len``; without ``split_special_tokens`` a text that holds an image or
-                video pad.
+            UserError: an unknown part, an image or video that is unreadable, unusable or excluded
+                by ``media``, a prompt longer than ``max_prompt_len``; without
+                ``split_special_tokens`` a text that holds an image or video pad.
             RequestCancelledError: ``caller`` left.
         """
         if not messages:
@@ -212,9 +223,15 @@ class Processor:
         text = self._expand(self.template.render(turns), slots, visuals)
         token_ids = torch.tensor(self._control.encode(text, literals), dtype=torch.int64)
         self._check_len(token_ids.numel(), visuals)
-        grid_thw = torch.tensor([visual.grid for visual in visuals], dtype=torch.int64).reshape(-1, 3)
-        visual_rows = (token_ids == self.spec.image_token_id) | (token_ids == self.spec.video_token_id)
-        position_ids, rope_delta = rope_index(visual_rows, grid_thw, self.spec.vision.spatial_merge_size)
+        grid_thw = torch.tensor([visual.grid for visual in visuals], dtype=torch.int64).reshape(
+            -1, 3
+        )
+        visual_rows = (token_ids == self.spec.image_token_id) | (
+            token_ids == self.spec.video_token_id
+        )
+        position_ids, rope_delta = rope_index(
+            visual_rows, grid_thw, self.spec.vision.spatial_merge_size
+        )
         patches = tuple(visual.patches for visual in visuals)
         return ModelInputs(token_ids, position_ids, rope_delta, patches, grid_thw, visual_rows)
 
@@ -223,15 +240,24 @@ class Processor:
         return str(self.tokenizer.decode([int(i) for i in token_ids], skip_special_tokens=True))
 
     def stream_decoder(self) -> StreamDecoder:
-        """A fresh decoder for ids that arrive one by one: ``push(id) -> str``, at the end ``flush() -> str``."""
+        """A fresh decoder for ids that arrive one by one:
+
+        ``push(id) -> str``, at the end ``flush() -> str``.
+        """
         return StreamDecoder(self.tokenizer)
 
-    def _split(self, messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[_Slot]]:
-        """Messages as the template sees them (no objects, only what kind each part is), and the visuals in order."""
+    def _split(
+        self, messages: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[dict[str, Any]], list[_Slot]]:
+        """Messages as the template sees them (no objects, only what kind each part is), and the
+        visuals in order.
+        """
         turns, slots = [], []
         for message in messages:
             if not isinstance(message, Mapping) or "role" not in message:
-                raise UserError(f"messages: expected mappings with role and content, got {message!r:.80}.")
+                raise UserError(
+                    f"messages: expected mappings with role and content, got {message!r:.80}."
+                )
             content = message.get("content")
             if isinstance(content, str):
                 self._check_text(content)
@@ -243,7 +269,10 @@ class Processor:
 
     def _split_content(self, content: object) -> tuple[list[dict[str, str]], list[_Slot]]:
         if not isinstance(content, Sequence):
-            raise UserError(f"messages: content: expected a string or a list of parts, got {type(content).__name__}.")
+            raise UserError(
+                "messages: content: expected a string or a list of parts, got "
+                f"{type(content).__name__}."
+            )
         parts: list[dict[str, str]] = []
         slots: list[_Slot] = []
         for part in content:
@@ -270,7 +299,9 @@ class Processor:
                     slots.append(_Slot("video", source))
                     parts.append({"type": "video"})
                 case _:
-                    known = '{"type": "text"}, {"type": "image"} or {"type": "video"} with their value'
+                    known = (
+                        '{"type": "text"}, {"type": "image"} or {"type": "video"} with their value'
+                    )
                     raise UserError(f"messages: unknown part {part!r:.80}. Use {known}.")
         return parts, slots
 
@@ -278,16 +309,26 @@ class Processor:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise UserError(f"text: not Unicode text at character {error.start}. Pass it as UTF-8.") from error
+            raise UserError(
+                f"text: not Unicode text at character {error.start}. Pass it as UTF-8."
+            ) from error
         if not self._splits and (found := self._pads.search(text)):
-            raise UserError(f"text: holds {found.group()}, which marks where an image or video goes. Remove it.")
+            raise UserError(
+                f"text: holds {found.group()}, which marks where an image or video goes. Remove it."
+            )
 
     def _load_all(self, slots: Sequence[_Slot], caller: Caller) -> list[_Visual]:
-        """Every visual; a prompt that has too many of them, or grows too long by them, is refused on the way."""
+        """Every visual; a prompt that has too many of them, or grows too long by them, is
+        refused on the way.
+        """
         most = self.media.max_items
         if most is not None and len(slots) > most:
-            raise UserError(f"prompt: {len(slots)} images and videos, the limit is {most}. Send fewer.")
-        loader = MediaLoader(self.image_config, self.video_config, self.media, self.decoders, caller)
+            raise UserError(
+                f"prompt: {len(slots)} images and videos, the limit is {most}. Send fewer."
+            )
+        loader = MediaLoader(
+            self.image_config, self.video_config, self.media, self.decoders, caller
+        )
         visuals: list[_Visual] = []
         with contextlib.closing(loader.each(self._load, list(enumerate(slots)))) as found:
             for visual in found:
@@ -316,40 +357,47 @@ class Processor:
     def _expand(self, text: str, slots: Sequence[_Slot], visuals: Sequence[_Visual]) -> str:
         """Put each visual's text in its pad's place, as transformers >= 5.10 does.
 
-        The template's own vision_start and vision_end stay around a video (older transformers dropped them).
+        The template's own vision_start and vision_end stay around a video (older transformers
+        dropped them).
         """
         pads = [self._image_pad if slot.kind == "image" else self._video_pad for slot in slots]
         found = self._pads.findall(text)
         if found != pads:
             raise UserError(
-                f"chat template: expected pads for {len(pads)} images and videos in order, got {len(found)}. "
-                "Images and videos belong in user messages; else the template is another model's."
+                f"chat template: expected pads for {len(pads)} images and videos in order, got "
+                f"{len(found)}. Images and videos belong in user messages; else the template is "
+                "another model's."
             )
         texts = iter(visual.text for visual in visuals)
         return self._pads.sub(lambda _: next(texts), text)
 
     def _check_count(self, messages: Sequence[Any]) -> None:
         """Refuse what cannot fit before a template goes through a million of them."""
-        contents = [message.get("content") if isinstance(message, Mapping) else None for message in messages]
+        contents = [
+            message.get("content") if isinstance(message, Mapping) else None for message in messages
+        ]
         count = sum(len(content) if isinstance(content, list) else 1 for content in contents)
         if self.max_prompt_len is not None and count > self.max_prompt_len:
             raise UserError(
-                f"prompt: {count} messages and parts of them, a prompt has at most {self.max_prompt_len} tokens. "
-                "Send fewer."
+                f"prompt: {count} messages and parts of them, a prompt has at most "
+                f"{self.max_prompt_len} tokens. Send fewer."
             )
 
     def _check_len(self, length: int, visuals: Sequence[_Visual]) -> None:
         if self.max_prompt_len is not None and length > self.max_prompt_len:
-            sizes = ", ".join(f"{visual.name} {self._num_tokens(visual.grid)}" for visual in visuals)
+            sizes = ", ".join(
+                f"{visual.name} {self._num_tokens(visual.grid)}" for visual in visuals
+            )
             of_these = f" (of these {sizes})" if visuals else ""
             raise UserError(
-                f"prompt: {length} tokens{of_these}, the limit is {self.max_prompt_len}. "
-                "Shorten the text, use smaller images or fewer frames, or build with a larger limit."
+                f"prompt: {length} tokens{of_these}, the limit is {self.max_prompt_len}. Shorten "
+                "the text, use smaller images or fewer frames, or build with a larger limit."
             )
 
 
 def copy_processor_files(source: Path, target: Path) -> list[Path]:
-    """Copy what `Processor.from_directory` reads from a checkpoint into a folder, which is made if missing.
+    """Copy what `Processor.from_directory` reads from a checkpoint into a folder, which is made if
+    missing.
 
     Returns:
         The files written.
@@ -358,7 +406,9 @@ def copy_processor_files(source: Path, target: Path) -> list[Path]:
     """
     names = [name for name in PROCESSOR_FILES if (Path(source) / name).is_file()]
     if "tokenizer.json" not in names and "vocab.json" not in names:
-        raise UserError(f"{source}: no tokenizer.json. Copy the tokenizer files into the checkpoint.")
+        raise UserError(
+            f"{source}: no tokenizer.json. Copy the tokenizer files into the checkpoint."
+        )
     copies = [Path(target) / name for name in names]
     for copy in copies:
         place_file(Path(source) / copy.name, copy, link=False)
@@ -366,12 +416,15 @@ def copy_processor_files(source: Path, target: Path) -> list[Path]:
 
 
 def _check_table(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Refuse a tokenizer that can give ids without an embedding: whoever wrote such a token would stop the engine."""
+    """Refuse a tokenizer that can give ids without an embedding: whoever wrote such a token
+    would stop the engine.
+    """
     token, last = max(tokenizer.get_vocab().items(), key=lambda item: item[1])
     if last >= vocab_size:
         raise UserError(
-            f"tokenizer: {token} has id {last}, the target's token table {vocab_size} rows. The tokenizer is another "
-            "checkpoint's, or tokens were added to it alone: copy this checkpoint's own."
+            f"tokenizer: {token} has id {last}, the target's token table {vocab_size} rows. The "
+            "tokenizer is another checkpoint's, or tokens were added to it alone: copy this "
+            "checkpoint's own."
         )
 
 
@@ -379,7 +432,7 @@ def _token(tokenizer: Tokenizer, token_id: int, name: str) -> str:
     token = tokenizer.id_to_token(token_id)
     if token is None:
         raise UserError(
-            f"tokenizer: no token for {name} = {token_id} of config.json. The tokenizer is another checkpoint's: copy "
-            "this checkpoint's own."
+            f"tokenizer: no token for {name} = {token_id} of config.json. The tokenizer is another "
+            "checkpoint's: copy this checkpoint's own."
         )
     return str(token)

@@ -1,4 +1,6 @@
-"""SharedArena: memory that two processes see, without a name: when both are gone, however they ended, so is it."""
+"""SharedArena: memory that two processes see, without a name: when both are gone, however they
+ended, so is it.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,15 @@ __all__ = ["SharedArena"]
 class SharedArena:
     """A file without a name that grows as it is needed, and is mapped in pieces from its beginning.
 
-    It is used again and again, because the first touch of a page costs more than all that is done with it. It does not
-    count against ``/dev/shm``, which containers keep small, and it cannot shrink: a process that went wrong cannot
-    take pages from under the other one.
+    It is used again and again, because the first touch of a page costs more than all that is done
+    with it. It does not count against ``/dev/shm``, which containers keep small, and it cannot
+    shrink: a process that went wrong cannot take pages from under the other one.
     """
 
     def __init__(self, descriptor: int | None = None) -> None:
-        """``descriptor``: of another process's arena, which is closed with this one; None: a new one."""
+        """``descriptor``: of another process's arena, which is closed with this one; None: a new
+        one.
+        """
         self.descriptor = _new_file() if descriptor is None else descriptor
         self._pages: NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
 
@@ -33,7 +37,9 @@ class SharedArena:
         return os.fstat(self.descriptor).st_size
 
     def array(self, shape: Sequence[int]) -> NDArray[np.uint8]:
-        """uint8 ``shape`` at its beginning; what other arrays of it hold is lost when this one is written."""
+        """uint8 ``shape`` at its beginning; what other arrays of it hold is lost when this one
+        is written.
+        """
         size = int(np.prod(shape))
         if size > self.num_bytes:
             os.ftruncate(self.descriptor, size)

@@ -1,4 +1,6 @@
-"""The one process of this program that renders chat templates (``template_worker.py``): started, asked, replaced."""
+"""The one process of this program that renders chat templates (``template_worker.py``): started,
+asked, replaced.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,12 @@ __all__ = ["render_template"]
 def render_template(source: str, renders: Sequence[Mapping[str, Any]]) -> list[str]:
     """Render the template ``source`` once for each mapping of variables.
 
-    Variables are JSON values; others are passed as their ``str``. Some 0.1 ms beside the rendering itself.
+    Variables are JSON values; others are passed as their ``str``. Some 0.1 ms beside the rendering
+    itself.
 
     Raises:
-        UserError: it does not parse, refuses the variables, or takes more time or memory than a template may.
+        UserError: it does not parse, refuses the variables, or takes more time or memory than a
+        template may.
         EnvironmentMissingError: no process can be started.
     """
     request = json.dumps({"source": source, "renders": renders}, default=str).encode()
@@ -36,9 +40,15 @@ def render_template(source: str, renders: Sequence[Mapping[str, Any]]) -> list[s
             f"{template_worker.MEMORY_BYTES >> 20} MiB. Copy it from the checkpoint again."
         )
     if "parse_error" in answer:
-        raise UserError(f"chat template: does not parse ({clip(answer['parse_error'])}). Copy it from the checkpoint.")
+        raise UserError(
+            f"chat template: does not parse ({clip(answer['parse_error'])}). Copy it from the "
+            "checkpoint."
+        )
     if "render_error" in answer:
-        raise UserError(f"messages: the checkpoint's chat template refuses them ({clip(answer['render_error'])}).")
+        raise UserError(
+            "messages: the checkpoint's chat template refuses them "
+            f"({clip(answer['render_error'])})."
+        )
     texts: list[str] = answer["texts"]
     return texts
 
@@ -69,7 +79,11 @@ class _Process:
             return None
 
     def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is not None and self._owner == os.getpid() and self._process.poll() is None:
+        if (
+            self._process is not None
+            and self._owner == os.getpid()
+            and self._process.poll() is None
+        ):
             return self._process
         self._process, self._owner = _start(), os.getpid()
         return self._process
@@ -90,7 +104,12 @@ class _Process:
 def _start() -> subprocess.Popen[bytes]:
     # Inside Triton's stub, sys.executable may be the stub.
     python = Path(sys.prefix, "bin", "python3")
-    command = [str(python if python.exists() else sys.executable), "-I", "-S", template_worker.__file__]
+    command = [
+        str(python if python.exists() else sys.executable),
+        "-I",
+        "-S",
+        template_worker.__file__,
+    ]
     try:
         return subprocess.Popen(
             [*command, json.dumps(sys.path)],
@@ -101,7 +120,8 @@ def _start() -> subprocess.Popen[bytes]:
         )
     except OSError as error:
         raise EnvironmentMissingError(
-            f"chat template: cannot start {command[0]}: {error.strerror}. Templates are rendered in a process."
+            f"chat template: cannot start {command[0]}: {error.strerror}. Templates are rendered "
+            "in a process."
         ) from error
 
 

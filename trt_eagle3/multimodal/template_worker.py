@@ -1,8 +1,10 @@
-"""The process that renders chat templates: a script of its own, which imports nothing of this package.
+"""The process that renders chat templates: a script of its own, which imports nothing of this
+package.
 
-A template is a program that a stranger wrote. Jinja's sandbox keeps it from files and from Python's internals, but not
-from ``'a' * 10**10``, nested ranges or endless text. Here the kernel does: a limit on memory, and a timer on processor
-time that ends the process. Reads one JSON request a line from standard input, and writes one JSON answer a line.
+A template is a program that a stranger wrote. Jinja's sandbox keeps it from files and from Python's
+internals, but not from ``'a' * 10**10``, nested ranges or endless text. Here the kernel does: a
+limit on memory, and a timer on processor time that ends the process. Reads one JSON request a line
+from standard input, and writes one JSON answer a line.
 """
 
 from __future__ import annotations
@@ -26,12 +28,15 @@ MAX_CHARACTERS = 16 << 20  # of rendered text; a prompt of a million tokens has 
 
 
 def main() -> None:
-    """Answer requests until standard input ends; ``sys.argv[1]`` is the parent's ``sys.path`` as JSON."""
+    """Answer requests until standard input ends; ``sys.argv[1]`` is the parent's ``sys.path`` as
+    JSON.
+    """
     sys.path[:] = json.loads(sys.argv[1])
     import jinja2.sandbox  # before the limit, and so that the first request does not pay for it
 
     del jinja2
-    with contextlib.suppress(ValueError, OSError):  # a system without this limit; the timer holds all the same
+    # a system without this limit; the timer holds all the same
+    with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     templates: dict[str, jinja2.Template] = {}
     for line in sys.stdin.buffer:
@@ -58,7 +63,9 @@ def _answer(line: bytes, templates: dict[str, jinja2.Template]) -> bytes:
         texts = [template.render(variables) for variables in request["renders"]]
         num_characters = sum(map(len, texts))
         if num_characters > MAX_CHARACTERS:
-            return _dump({"render_error": f"{num_characters} characters, expected at most {MAX_CHARACTERS}"})
+            return _dump(
+                {"render_error": f"{num_characters} characters, expected at most {MAX_CHARACTERS}"}
+            )
         return _dump({"texts": texts})
     except Exception as error:  # MemoryError and RecursionError among them
         return _dump({"render_error": _first_line(error)})
@@ -88,7 +95,9 @@ def _environment() -> jinja2.Environment:
     import jinja2.sandbox
 
     class Generation(jinja2.ext.Extension):
-        """``{% generation %}`` marks what an assistant wrote, for training; when prompting it does nothing."""
+        """``{% generation %}`` marks what an assistant wrote, for training; when prompting it
+        does nothing.
+        """
 
         tags = {"generation"}  # noqa: RUF012 (the base class declares it so)
 

@@ -13,13 +13,21 @@ from trt_eagle3.errors import UserError, clip
 __all__ = ["StreamDecoder", "load_tokenizer"]
 
 _MAX_TOKENIZER_BYTES = 128 << 20  # tokenizers of 256,000 tokens have some 35 MB
-_OLD_FILES = ("vocab.json", "merges.txt", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+_OLD_FILES = (
+    "vocab.json",
+    "merges.txt",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
 _HALF_CHARACTER = "\ufffd"
-_TAIL, _MOST_PENDING = 3, 8  # ids: an unfinished character has at most three bytes, in as many ids or fewer
+# ids: an unfinished character has at most three bytes, in as many ids or fewer
+_TAIL, _MOST_PENDING = 3, 8
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
-    """``tokenizer.json`` of a directory; from ``vocab.json`` and ``merges.txt`` through transformers if it has none.
+    """``tokenizer.json`` of a directory; from ``vocab.json`` and ``merges.txt`` through
+    transformers if it has none.
 
     Raises:
         UserError: no tokenizer there, or a broken one.
@@ -34,14 +42,19 @@ def load_tokenizer(directory: Path) -> Tokenizer:
                     read_bounded(directory / name, _MAX_TOKENIZER_BYTES)
             from transformers import AutoTokenizer
 
-            tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True).backend_tokenizer
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(directory), local_files_only=True
+            ).backend_tokenizer
         else:
-            raise UserError(f"{directory}: no tokenizer.json. Copy the tokenizer files from the checkpoint.")
+            raise UserError(
+                f"{directory}: no tokenizer.json. Copy the tokenizer files from the checkpoint."
+            )
     except UserError:
         raise
     except Exception as error:  # the tokenizers library raises bare Exception
         raise UserError(
-            f"{directory}: broken tokenizer ({clip(error)}). Copy its files from the checkpoint again."
+            f"{directory}: broken tokenizer ({clip(error)}). Copy its files from the checkpoint "
+            "again."
         ) from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -51,15 +64,17 @@ def load_tokenizer(directory: Path) -> Tokenizer:
 class StreamDecoder:
     """Text of a growing sequence of ids, piece by piece.
 
-    The pieces joined equal the decoding of all ids at once: a piece is held back while it ends inside a character, and
-    what was returned is never changed.
+    The pieces joined equal the decoding of all ids at once: a piece is held back while it ends
+    inside a character, and what was returned is never changed.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._special = {i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special}
-        # Ids of the last piece returned, then those not yet returned: the decoder may treat the start of a text
-        # differently, so new ids are decoded behind the previous piece.
+        self._special = {
+            i for i, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        }
+        # Ids of the last piece returned, then those not yet returned: the decoder may treat the
+        # start of a text differently, so new ids are decoded behind the previous piece.
         self._ids: list[int] = []
         self._returned = 0
 
@@ -87,9 +102,11 @@ class StreamDecoder:
         return piece
 
     def _take_certain(self) -> str:
-        """What no later id can change of bytes that make no characters, so that they are not held for ever.
+        """What no later id can change of bytes that make no characters, so that they are not held
+        for ever.
 
-        All but the last ids, cut where the two parts' texts join to the whole: a character may span some ids.
+        All but the last ids, cut where the two parts' texts join to the whole: a character may span
+        some ids.
         """
         whole, context = self._decode(self._ids), self._decode(self._ids[: self._returned])
         for cut in range(len(self._ids) - _TAIL, self._returned, -1):

@@ -1,10 +1,13 @@
-"""A video as frames with times: from a list of images, a folder of frames, or a file (PyAV, the ``video`` extra).
+"""A video as frames with times: from a list of images, a folder of frames, or a file (PyAV, the
+``video`` extra).
 
-A file is given as a path, as its bytes, as a ``data:video/...;base64,`` URI, or as an URL of an allowed host.
+A file is given as a path, as its bytes, as a ``data:video/...;base64,`` URI, or as an URL of an
+allowed host.
 
-Lists and folders are taken as already sampled: every frame is used, at ``Video.fps`` frames per second (default 2, the
-rate Qwen3-VL samples at). Files, and a `Video` with ``sample=True``, are sampled as transformers does: at the config's
-rate, between its least and most frames, evenly from the first frame to the last.
+Lists and folders are taken as already sampled: every frame is used, at ``Video.fps`` frames per
+second (default 2, the rate Qwen3-VL samples at). Files, and a `Video` with ``sample=True``, are
+sampled as transformers does: at the config's rate, between its least and most frames, evenly from
+the first frame to the last.
 """
 
 from __future__ import annotations
@@ -32,9 +35,19 @@ from trt_eagle3.multimodal.pixel_config import PixelConfig
 from trt_eagle3.multimodal.policy import LOCAL_MEDIA, MediaPolicy
 from trt_eagle3.multimodal.video_file import UNKNOWN_FPS, check_video_pixels, frame_indices
 
-__all__ = ["LoadedVideo", "Video", "VideoSource", "VideoStream", "load_video", "open_video", "patch_times"]
+__all__ = [
+    "LoadedVideo",
+    "Video",
+    "VideoSource",
+    "VideoStream",
+    "load_video",
+    "open_video",
+    "patch_times",
+]
 
-_FRAME_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
+_FRAME_SUFFIXES = frozenset(
+    {".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+)
 _AHEAD = 4  # images of a list that are decoded at once
 
 Frame = NDArray[np.uint8]
@@ -49,7 +62,8 @@ class Video:
     Attributes:
         frames: images, a folder of frames, or a video file (a path, bytes, a data URI, an URL).
         fps: frames per second of what is given. A file knows its own, and this overrides it.
-        sample: take frames at the processor's rate, as from a file, instead of all. Files are always sampled.
+        sample: take frames at the processor's rate, as from a file, instead of all. Files are
+        always sampled.
         timestamps: seconds of each frame; replaces ``fps`` and excludes ``sample``.
     """
 
@@ -60,7 +74,9 @@ class Video:
 
 
 VideoSource = Video | Sequence[ImageSource] | str | Path | bytes
-"""A `Video`, a list of images, a folder of frames (natural order of names), or a video file as `Video.frames`."""
+"""A `Video`, a list of images, a folder of frames (natural order of names), or a video file as
+`Video.frames`.
+"""
 
 
 @dataclass(frozen=True)
@@ -76,8 +92,8 @@ class VideoStream:
     """Frames as they are decoded.
 
     Attributes:
-        times: the second of each frame. frames: uint8 [H, W, 3], all of one size; there are fewer than ``times`` where
-            a file ends before it says.
+        times: the second of each frame. frames: uint8 [H, W, 3], all of one size; there are fewer
+            than ``times`` where a file ends before it says.
     """
 
     times: tuple[float, ...]
@@ -112,8 +128,8 @@ def open_video(
         policy: which sources, formats and sizes are taken.
         run: what decodes. max_frames: use no more than the first ones. caller: for whom.
     Raises:
-        UserError: now or with a frame: a source or size that the policy excludes, nothing there, frames of different
-            sizes, a rate or times that make no sense, an undecodable file.
+        UserError: now or with a frame: a source or size that the policy excludes, nothing there,
+            frames of different sizes, a rate or times that make no sense, an undecodable file.
         EnvironmentMissingError: a file, and PyAV is not installed.
         RequestCancelledError: ``caller`` left.
     """
@@ -122,7 +138,14 @@ def open_video(
     if isinstance(video.frames, str | Path | bytes):
         folder = _folder(video.frames) if policy.paths else None
         if folder is None:
-            job = MediaJob("video", _named(name, video.frames), policy, config, fps=video.fps, max_frames=max_frames)
+            job = MediaJob(
+                "video",
+                _named(name, video.frames),
+                policy,
+                config,
+                fps=video.fps,
+                max_frames=max_frames,
+            )
             return _open_file(video, job, run, caller)
         name = f"{name} {folder}"
         sources: Sequence[ImageSource] = _folder_frames(folder, name)
@@ -136,12 +159,15 @@ def open_video(
     if video.timestamps is not None:
         if len(video.timestamps) != len(sources):
             raise UserError(
-                f"{name}: {len(video.timestamps)} timestamps for {len(sources)} frames. Give one per frame."
+                f"{name}: {len(video.timestamps)} timestamps for {len(sources)} frames. Give one "
+                "per frame."
             )
         times = tuple(float(second) for second in video.timestamps)
 
     def decode(i: int) -> Frame:
-        return _decode_frame(sources[i], MediaJob("frame", f"{name}, frame {i}", policy, config), run, caller)
+        return _decode_frame(
+            sources[i], MediaJob("frame", f"{name}, frame {i}", policy, config), run, caller
+        )
 
     return VideoStream(times, _checked(_ahead(decode, indices.tolist()), name, policy))
 
@@ -155,17 +181,24 @@ def patch_times(times: Sequence[float], temporal_patch_size: int) -> list[float]
 
 def _check(video: Video, name: str) -> None:
     if video.fps is not None and not 0 < video.fps < float("inf"):
-        raise UserError(f"{name}: fps: expected a positive number, got {video.fps}. Give the frames per second.")
+        raise UserError(
+            f"{name}: fps: expected a positive number, got {video.fps}. Give the frames per second."
+        )
     frames: object = video.frames
     if not isinstance(frames, str | Path | bytes | Sequence):
         kind = type(frames).__name__
-        raise UserError(f"{name}: expected a list of images, a folder or a file, got {kind}. Write it to a file first.")
+        raise UserError(
+            f"{name}: expected a list of images, a folder or a file, got {kind}. Write it to a "
+            "file first."
+        )
     if video.timestamps is not None and (video.sample or video.fps is not None):
         raise UserError(f"{name}: timestamps exclude fps and sample. Give one of them.")
 
 
 def _folder(frames: str | Path | bytes) -> Path | None:
-    if isinstance(frames, bytes) or (isinstance(frames, str) and scheme(frames) not in {"", "file"}):
+    if isinstance(frames, bytes) or (
+        isinstance(frames, str) and scheme(frames) not in {"", "file"}
+    ):
         return None
     path = Path(str(frames).removeprefix("file://"))
     return path if path.is_dir() else None
@@ -209,8 +242,8 @@ def _checked(frames: Iterator[Frame], name: str, policy: MediaPolicy) -> Iterato
         first = first or frame.shape
         if frame.shape != first:
             raise UserError(
-                f"{name}: frame {i} is {frame.shape[1]}x{frame.shape[0]}, frame 0 is {first[1]}x{first[0]}. "
-                "Resize all frames to one size."
+                f"{name}: frame {i} is {frame.shape[1]}x{frame.shape[0]}, frame 0 is "
+                f"{first[1]}x{first[0]}. Resize all frames to one size."
             )
         num_pixels += frame.shape[0] * frame.shape[1]
         check_video_pixels(name, num_pixels, policy)

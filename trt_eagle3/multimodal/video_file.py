@@ -1,4 +1,7 @@
-"""Frames of a video file, one by one as PyAV decodes them. No torch here: decoder processes import this module."""
+"""Frames of a video file, one by one as PyAV decodes them.
+
+No torch here: decoder processes import this module.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ __all__ = ["UNKNOWN_FPS", "VideoFile", "check_video_pixels", "frame_indices"]
 UNKNOWN_FPS = 24.0
 """What transformers assumes of a video to be sampled that does not say."""
 
-# Containers that hold their own data. FFmpeg would also take playlists, which name further files to open.
+# Containers that hold their own data. FFmpeg would also take playlists, which name further files to
+# open.
 _CONTAINERS = ((4, b"ftyp", "mp4"), (0, b"\x1a\x45\xdf\xa3", "matroska"), (8, b"AVI ", "avi"))
 
 Frame = NDArray[np.uint8]
@@ -46,7 +50,9 @@ def check_video_pixels(name: str, count: int, policy: MediaPolicy) -> None:
 
 
 class VideoFile:
-    """A video file that can be opened more than once: a path as it is, anything else as bytes in memory."""
+    """A video file that can be opened more than once: a path as it is, anything else as bytes in
+    memory.
+    """
 
     def __init__(self, source: Path | bytes, name: str, policy: MediaPolicy) -> None:
         """Check that there is a file.
@@ -57,9 +63,13 @@ class VideoFile:
         self._source, self._name, self._policy = source, name, policy
         self._format: str | None = None
         if isinstance(source, bytes):
-            formats = [kind for place, magic, kind in _CONTAINERS if source[place:].startswith(magic)]
+            formats = [
+                kind for place, magic, kind in _CONTAINERS if source[place:].startswith(magic)
+            ]
             if not formats:
-                raise UserError(f"{name}: not a video that is read here. Give an MP4, MOV, WebM, MKV or AVI.")
+                raise UserError(
+                    f"{name}: not a video that is read here. Give an MP4, MOV, WebM, MKV or AVI."
+                )
             self._format = formats[0]
         elif not source.is_file():
             raise UserError(f"{name}: no such file or folder. Check the path.")
@@ -69,11 +79,12 @@ class VideoFile:
     ) -> Iterator[list[float] | Frame]:
         """First the second of each frame that is used, then these frames as uint8 [H, W, 3].
 
-        There are fewer frames than seconds where the file ends before it says; ask again with ``max_frames`` then.
+        There are fewer frames than seconds where the file ends before it says; ask again with
+        ``max_frames`` then.
 
         Args:
-            fps: frames per second, instead of what the file says. max_frames: use no more than the first ones.
-        Raises:
+            fps: frames per second, instead of what the file says. max_frames: use no more than the
+        first ones. Raises:
             UserError: an undecodable file, or one that is larger than the policy allows.
             EnvironmentMissingError: PyAV is not installed.
         """
@@ -81,7 +92,8 @@ class VideoFile:
             import av
         except ImportError as error:
             raise EnvironmentMissingError(
-                f"{self._name}: reading video files needs PyAV. Run: pip install av, or give a folder of frames."
+                f"{self._name}: reading video files needs PyAV. Run: pip install av, or give a "
+                "folder of frames."
             ) from error
         try:
             with self._open() as container:
@@ -92,15 +104,21 @@ class VideoFile:
             if isinstance(error, UserError):
                 raise
             again = "Encode or download it again."
-            raise UserError(f"{self._name}: not a video that can be decoded ({error}). {again}") from error
+            raise UserError(
+                f"{self._name}: not a video that can be decoded ({error}). {again}"
+            ) from error
 
-    def _choose(self, container: Any, config: PixelConfig, fps: float | None) -> tuple[list[int], float]:
+    def _choose(
+        self, container: Any, config: PixelConfig, fps: float | None
+    ) -> tuple[list[int], float]:
         """Numbers of the frames to use, and how many there are in a second."""
         if not container.streams.video:
             raise UserError(f"{self._name}: holds no video stream. Give a video file.")
         stream = container.streams.video[0]
         if stream.codec_context is None:
-            raise UserError(f"{self._name}: its video is in a codec unknown here. Encode it as H.264.")
+            raise UserError(
+                f"{self._name}: its video is in a codec unknown here. Encode it as H.264."
+            )
         check_pixels(self._name, stream.width, stream.height, self._policy)
         rate, total = stream.average_rate, stream.frames or self._count_frames()
         if total <= 0:
@@ -132,8 +150,8 @@ class VideoFile:
                 size = size or (frame.width, frame.height)
                 if size != (frame.width, frame.height):
                     raise UserError(
-                        f"{self._name}: frame {i} is {frame.width}x{frame.height}, the first is {size[0]}x{size[1]}. "
-                        "Encode it at one size."
+                        f"{self._name}: frame {i} is {frame.width}x{frame.height}, the first is "
+                        f"{size[0]}x{size[1]}. Encode it at one size."
                     )
                 yield frame.to_ndarray(format="rgb24")
             if i >= wanted[-1]:

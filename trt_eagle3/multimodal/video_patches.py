@@ -1,13 +1,15 @@
 """Frames of a video to uint8 patches, one temporal patch after the other as they come.
 
-Equal to ``Qwen3VLVideoProcessor`` element for element, which exists for torchvision only: its resize of uint8 frames on
-the CPU is ``torch.nn.functional.interpolate`` with antialias, and that is what runs here.
+Equal to ``Qwen3VLVideoProcessor`` element for element, which exists for torchvision only: its
+resize of uint8 frames on the CPU is ``torch.nn.functional.interpolate`` with antialias, and that is
+what runs here.
 
-Memory: ``t * h * w * patch^2 * temporal_patch * 3`` bytes for the patches, and ``temporal_patch`` frames at their own
-size. The frames of the video are never all there.
+Memory: ``t * h * w * patch^2 * temporal_patch * 3`` bytes for the patches, and ``temporal_patch``
+frames at their own size. The frames of the video are never all there.
 """
 
-# Shapes: N patches, C channels, T frames of a patch, H and W pixels of a frame, (t, h, w) the grid of patches
+# Shapes: N patches, C channels, T frames of a patch, H and W pixels of a frame, (t, h, w) the grid
+# of patches
 
 from __future__ import annotations
 
@@ -38,12 +40,15 @@ class VideoEndedError(Exception):
         self.num_frames = num_frames
 
 
-def video_patches(frames: Iterable[Frame], num_frames: int, config: PixelConfig, name: str = "video") -> PixelPatches:
-    """Resize and cut frames as they come; the last one is repeated until the count fills whole temporal patches.
+def video_patches(
+    frames: Iterable[Frame], num_frames: int, config: PixelConfig, name: str = "video"
+) -> PixelPatches:
+    """Resize and cut frames as they come; the last one is repeated until the count fills whole
+    temporal patches.
 
     Args:
-        frames: ``num_frames`` arrays, uint8 [H, W, 3], all of one size; no more than ``temporal_patch_size`` are held.
-    Raises:
+        frames: ``num_frames`` arrays, uint8 [H, W, 3], all of one size; no more than
+    ``temporal_patch_size`` are held. Raises:
         UserError: too few frames, an extreme aspect ratio, or a filter that torch does not have.
         VideoEndedError: there are fewer than ``num_frames``.
     """
@@ -63,13 +68,16 @@ def video_patches(frames: Iterable[Frame], num_frames: int, config: PixelConfig,
 
 
 class _Builder:
-    def __init__(self, num_frames: int, shape: Sequence[int], config: PixelConfig, name: str) -> None:
+    def __init__(
+        self, num_frames: int, shape: Sequence[int], config: PixelConfig, name: str
+    ) -> None:
         self._shape, self._config, self._name = tuple(shape), config, name
         self._size = fit_video(name, num_frames, shape[0], shape[1], config)
         self._mode = _TORCH_FILTERS.get(config.resample)
         if self._mode is None and self._size != self._shape[:2]:
             raise UserError(
-                f"{name}: resample: expected 2 or 3, got {config.resample}. Mend the video processor config."
+                f"{name}: resample: expected 2 or 3, got {config.resample}. Mend the video "
+                "processor config."
             )
         patch, temporal = config.patch_size, config.temporal_patch_size
         self._grid = -(-num_frames // temporal), self._size[0] // patch, self._size[1] // patch
@@ -84,7 +92,11 @@ class _Builder:
         out = self._pixels[self._num_added].numpy()
         for frame in range(self._config.temporal_patch_size):
             for channel in range(3):
-                cut_plane(planes[min(frame, len(group) - 1), channel], out[:, channel, frame], self._config)
+                cut_plane(
+                    planes[min(frame, len(group) - 1), channel],
+                    out[:, channel, frame],
+                    self._config,
+                )
         self._num_added += 1
 
     def _resize(self, frames: NDArray[np.uint8]) -> torch.Tensor:
@@ -99,4 +111,6 @@ class _Builder:
 
     def patches(self) -> PixelPatches:
         config = self._config
-        return PixelPatches(self._pixels.flatten(0, 1), video_table(config), self._grid, config.temporal_patch_size)
+        return PixelPatches(
+            self._pixels.flatten(0, 1), video_table(config), self._grid, config.temporal_patch_size
+        )

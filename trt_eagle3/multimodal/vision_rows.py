@@ -17,7 +17,9 @@ __all__ = ["VisionRows", "vision_rows"]
 
 @dataclass(frozen=True)
 class VisionRows:
-    """Inputs of the vision graph besides the patches; see ``graph/vision.py`` for what each means."""
+    """Inputs of the vision graph besides the patches; see ``graph/vision.py`` for what each
+    means.
+    """
 
     pos_embed_rows: Tensor
     pos_embed_weights: Tensor
@@ -46,7 +48,8 @@ def vision_rows(grid_thw: Tensor, merge: int, table_side: int) -> VisionRows:
 
 @lru_cache(maxsize=32)
 def _frame_rows(h: int, w: int, merge: int, side: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Table rows i32 [4, h * w], their weights f32 [4, h * w], and row and column i32 [2, h * w] of each packed patch.
+    """Table rows i32 [4, h * w], their weights f32 [4, h * w], and row and column i32 [2, h * w] of
+    each packed patch.
 
     Kept, because the frames of a video and many images share a size; only to be read.
     """
@@ -57,13 +60,17 @@ def _frame_rows(h: int, w: int, merge: int, side: int) -> tuple[Tensor, Tensor, 
 
 
 def _merge_order(h: int, w: int, merge: int) -> Tensor:
-    """int64 [h * w]: row-major patch index of each packed patch; every merge x merge block is contiguous."""
+    """int64 [h * w]: row-major patch index of each packed patch; every merge x merge block is
+    contiguous.
+    """
     index = torch.arange(h * w).view(h // merge, merge, w // merge, merge)
     return index.permute(0, 2, 1, 3).reshape(-1)
 
 
 def _bilinear_corners(h: int, w: int, side: int) -> tuple[Tensor, Tensor]:
-    """Table rows int64 [4, h * w] and weights f32 [4, h * w] that stretch the side x side table over h x w."""
+    """Table rows int64 [4, h * w] and weights f32 [4, h * w] that stretch the side x side table
+    over h x w.
+    """
     down, right = torch.linspace(0, side - 1, h), torch.linspace(0, side - 1, w)
     top, left = down.int(), right.int()
     bottom, far = (top + 1).clip(max=side - 1), (left + 1).clip(max=side - 1)

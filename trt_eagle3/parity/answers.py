@@ -16,7 +16,8 @@ from trt_eagle3.parity.workload import Case
 
 __all__ = ["Answer", "Sampled", "answer_cases", "kept_columns", "sample_cases"]
 
-_MAX_LOGITS = 4_000_000  # of one verify pass; of more (big vocabularies, big trees) only some columns are kept
+# of one verify pass; of more (big vocabularies, big trees) only some columns are kept
+_MAX_LOGITS = 4_000_000
 _KEPT_COLUMNS = 8192
 
 
@@ -27,8 +28,8 @@ class Answer:
     Attributes:
         inputs: as the engine's processor prepared them.
         plain, speculative: tokens of the answer; those without a draft have no speculative ones.
-        vision, plain_passes, speculative_passes: recorded runs of the vision graph, of the target while it decoded
-            plainly, of all graphs while it speculated.
+        vision, plain_passes, speculative_passes: recorded runs of the vision graph, of the target
+            while it decoded plainly, of all graphs while it speculated.
         accepted_lengths: tokens that each verify pass emitted.
         text: of the plain answer, as it was streamed.
     """
@@ -81,11 +82,15 @@ class Answer:
 def answer_cases(
     engine: RecordingEngine, cases: Sequence[Case], max_tokens: int, progress: Callable[[], object]
 ) -> list[Answer]:
-    """Answer every case; end tokens do not end an answer: each has ``max_tokens``, or as many as the limits let it."""
+    """Answer every case; end tokens do not end an answer: each has ``max_tokens``, or as many as
+    the limits let it.
+    """
     return [_answer(engine, case, max_tokens, progress) for case in cases]
 
 
-def _answer(engine: RecordingEngine, case: Case, max_tokens: int, progress: Callable[[], object]) -> Answer:
+def _answer(
+    engine: RecordingEngine, case: Case, max_tokens: int, progress: Callable[[], object]
+) -> Answer:
     q = case.question
     media = {"images": q.images, "videos": q.videos, "max_tokens": max_tokens, "ignore_eos": True}
     inputs = engine.prepare(q.prompt, q.images, q.videos)
@@ -95,7 +100,9 @@ def _answer(engine: RecordingEngine, case: Case, max_tokens: int, progress: Call
     passes = engine.take()
     seen = next((p for p in passes if p.graph == "vision"), None)
     merged = engine.spec.vision.spatial_merge_size**2
-    vision = None if seen is None else without_padding(seen, int(inputs.grid_thw.prod(1).sum()), merged)
+    vision = (
+        None if seen is None else without_padding(seen, int(inputs.grid_thw.prod(1).sum()), merged)
+    )
     speculative: tuple[int, ...] = ()
     lengths: tuple[int, ...] = ()
     speculative_passes: list[Pass] = []
@@ -119,12 +126,16 @@ def _answer(engine: RecordingEngine, case: Case, max_tokens: int, progress: Call
 
 
 def without_padding(run: Pass, patches: int, merged: int) -> Pass:
-    """A run of the vision graph over its first ``patches``: on CUDA a bucket's follow (``decode/runner.py``).
+    """A run of the vision graph over its first ``patches``: on CUDA a bucket's follow
+    (``decode/runner.py``).
 
     ``merged``: patches of a visual token.
     """
     tokens, starts = patches // merged, run.inputs["frame_starts"]
-    inputs = {name: x[:patches] if name == "patches" else x[..., :patches] for name, x in run.inputs.items()}
+    inputs = {
+        name: x[:patches] if name == "patches" else x[..., :patches]
+        for name, x in run.inputs.items()
+    }
     inputs["frame_starts"] = starts[: int((starts < patches).sum()) + 1]
     outputs = {name: x[..., :tokens, :] for name, x in run.outputs.items()}
     return Pass(run.graph, inputs, outputs)
@@ -141,9 +152,15 @@ class Sampled:
 
 
 def sample_cases(
-    engine: RecordingEngine, cases: Sequence[Case], max_tokens: int, sampling: Sampling, progress: Callable[[], object]
+    engine: RecordingEngine,
+    cases: Sequence[Case],
+    max_tokens: int,
+    sampling: Sampling,
+    progress: Callable[[], object],
 ) -> list[Sampled]:
-    """Answer by chance, with speculation where the whole logits of its passes can be kept; seeds count from 0."""
+    """Answer by chance, with speculation where the whole logits of its passes can be kept; seeds
+    count from 0.
+    """
     speculation = engine.manifest is not None and kept_columns(engine) is None
     engine.kept.columns = None
     found = []

@@ -1,4 +1,6 @@
-"""Gates on what the engine was asked and showed its graphs: meaning, processor, vision, and the target's inputs."""
+"""Gates on what the engine was asked and showed its graphs: meaning, processor, vision, and the
+target's inputs.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,11 @@ __all__ = [
 _READING = ("sources", "warnings")  # how a manifest was found, not what it means
 
 
-def check_meaning(board: Board, engine: Engine, spec: TargetSpec, manifest: DraftManifest | None) -> None:
-    """The bundle's record of target and draft against the checkpoints, read again; and of its engine against itself.
+def check_meaning(
+    board: Board, engine: Engine, spec: TargetSpec, manifest: DraftManifest | None
+) -> None:
+    """The bundle's record of target and draft against the checkpoints, read again; and of its
+    engine against itself.
 
     By the engine's type the tolerances go: a coarser one written there would loosen them all.
     """
@@ -44,21 +49,33 @@ def check_meaning(board: Board, engine: Engine, spec: TargetSpec, manifest: Draf
         pairs.append(("draft", manifest_to_dict(engine.manifest), manifest_to_dict(manifest)))
     for part, recorded, found in pairs:
         wrong = [k for k in found if k not in _READING and recorded.get(k) != found[k]]
-        detail = "; ".join(f"{k}: bundle {recorded.get(k)!r:.60}, checkpoint {found[k]!r:.60}" for k in wrong)
-        board.add("bundle.meaning", len(wrong), "", f"{part}.{wrong[0]}" if wrong else part, None, detail)
+        detail = "; ".join(
+            f"{k}: bundle {recorded.get(k)!r:.60}, checkpoint {found[k]!r:.60}" for k in wrong
+        )
+        board.add(
+            "bundle.meaning", len(wrong), "", f"{part}.{wrong[0]}" if wrong else part, None, detail
+        )
     made, built = engine.record.engine, engine.record.config.engine
     wrong = [k for k in ("backend", "dtype") if getattr(made, k) != getattr(built, k)]
     detail = "; ".join(f"{k}: engine {getattr(made, k)}, config {getattr(built, k)}" for k in wrong)
-    board.add("bundle.meaning", len(wrong), "", f"engine.{wrong[0]}" if wrong else "engine", None, detail)
+    board.add(
+        "bundle.meaning", len(wrong), "", f"engine.{wrong[0]}" if wrong else "engine", None, detail
+    )
 
 
-def check_processor(board: Board, reference: ProcessorReference, answer: Answer) -> ModelInputs | ReferenceInputs:
-    """Ids, positions and pixels; returns transformers' inputs, or the engine's own where there are none to compare."""
+def check_processor(
+    board: Board, reference: ProcessorReference, answer: Answer
+) -> ModelInputs | ReferenceInputs:
+    """Ids, positions and pixels; returns transformers' inputs, or the engine's own where there
+    are none to compare.
+    """
     ours, theirs = answer.inputs, reference(answer.case.question)
     if theirs is None:
         return ours
     compare_inputs(board, ours, theirs, answer.name)
-    if not torch.equal(ours.token_ids, theirs.token_ids) or not torch.equal(ours.grid_thw, theirs.grid_thw):
+    if not torch.equal(ours.token_ids, theirs.token_ids) or not torch.equal(
+        ours.grid_thw, theirs.grid_thw
+    ):
         return ours  # the gates that follow look at the rest of the engine
     return theirs
 
@@ -66,19 +83,28 @@ def check_processor(board: Board, reference: ProcessorReference, answer: Answer)
 def check_text(board: Board, reference: ProcessorReference, answer: Answer) -> None:
     """The text that was streamed; 1 where it is another one."""
     wanted = reference.text(answer.plain)
-    at = next((i for i, pair in enumerate(zip(wanted, answer.text, strict=False)) if pair[0] != pair[1]), None)
+    at = next(
+        (i for i, pair in enumerate(zip(wanted, answer.text, strict=False)) if pair[0] != pair[1]),
+        None,
+    )
     at = min(len(wanted), len(answer.text)) if at is None else at
     differ = wanted != answer.text
     detail = (
-        f"at character {at}: expected {wanted[at : at + 20]!r}, got {answer.text[at : at + 20]!r}" if differ else ""
+        f"at character {at}: expected {wanted[at : at + 20]!r}, got {answer.text[at : at + 20]!r}"
+        if differ
+        else ""
     )
     board.add("tokens.text", int(differ), answer.name, "text", None, detail)
 
 
-def compare_inputs(board: Board, ours: ModelInputs, theirs: ModelInputs | ReferenceInputs, case: str) -> None:
+def compare_inputs(
+    board: Board, ours: ModelInputs, theirs: ModelInputs | ReferenceInputs, case: str
+) -> None:
     """Ids, positions and pixels of one prompt."""
     board.add_exact("processor.token_ids", ours.token_ids, theirs.token_ids, case, "token_ids")
-    board.add_exact("processor.position_ids", ours.position_ids.T, theirs.position_ids.T, case, "position_ids")
+    board.add_exact(
+        "processor.position_ids", ours.position_ids.T, theirs.position_ids.T, case, "position_ids"
+    )
     deltas = torch.tensor([ours.rope_delta]), torch.tensor([theirs.rope_delta])
     board.add_exact("processor.position_ids", *deltas, case, "rope_delta")
     if len(theirs.grid_thw) or len(ours.grid_thw):
@@ -92,7 +118,10 @@ def check_vision(board: Board, answer: Answer, expected: VisionStates | None) ->
         return
     found = answer.vision.outputs
     board.add_rows(
-        "vision.embeds", _errors(found["visual_embeds"], expected.visual_embeds), answer.name, "visual_embeds"
+        "vision.embeds",
+        _errors(found["visual_embeds"], expected.visual_embeds),
+        answer.name,
+        "visual_embeds",
     )
     levels = found.get("deepstack", ())
     for i, level in enumerate(expected.deepstack):
@@ -101,7 +130,11 @@ def check_vision(board: Board, answer: Answer, expected: VisionStates | None) ->
 
 
 def _errors(actual: Tensor, expected: Tensor) -> Tensor:
-    return row_errors(actual, expected) if actual.shape == expected.shape else torch.tensor([torch.inf])
+    return (
+        row_errors(actual, expected)
+        if actual.shape == expected.shape
+        else torch.tensor([torch.inf])
+    )
 
 
 def expected_positions(reference: TargetReference, answer: Answer) -> Tensor:
@@ -111,7 +144,9 @@ def expected_positions(reference: TargetReference, answer: Answer) -> Tensor:
     return torch.cat([prompt, decoded.expand(3, -1)], dim=1).T
 
 
-def check_target_inputs(board: Board, reference: TargetReference, answer: Answer, positions: Tensor) -> None:
+def check_target_inputs(
+    board: Board, reference: TargetReference, answer: Answer, positions: Tensor
+) -> None:
     """Embeddings, deepstack rows and positions of every row that the target ran."""
     passes, case, visual = answer.plain_passes, answer.name, answer.visual_rows
     given = embeds_of(passes)
@@ -125,10 +160,14 @@ def check_target_inputs(board: Board, reference: TargetReference, answer: Answer
     below = torch.zeros_like(levels)
     if answer.vision and "deepstack" in answer.vision.outputs and len(seen) == int(visual.sum()):
         below[visual] = answer.vision.outputs["deepstack"].transpose(0, 1).to(below.dtype)
-    board.add_exact("target.deepstack_embeds", levels.flatten(1), below.flatten(1), case, "deepstack_embeds")
+    board.add_exact(
+        "target.deepstack_embeds", levels.flatten(1), below.flatten(1), case, "deepstack_embeds"
+    )
     for p in [*passes, *(p for p in answer.speculative_passes if p.graph == "target")]:
         rows = rows_of(p)
-        depths = rows.mask.sum(dim=1) - 1 if rows.past >= answer.prompt_len else torch.arange(rows.count)
+        depths = (
+            rows.mask.sum(dim=1) - 1 if rows.past >= answer.prompt_len else torch.arange(rows.count)
+        )
         places = rows.past + rows.first + depths
         inside = places < len(positions)
         found, wanted = positions_of(p)[inside], positions[places[inside]]

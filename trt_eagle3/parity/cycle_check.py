@@ -32,21 +32,26 @@ Level = Sequence[tuple["CycleState", int]]
 class CycleChecker:
     """The cycles of one answer, after its committed ``rows``."""
 
-    def __init__(self, board: Board, reference: DraftReference, t: CheckedTarget, rows: Sequence[Committed]) -> None:
+    def __init__(
+        self, board: Board, reference: DraftReference, t: CheckedTarget, rows: Sequence[Committed]
+    ) -> None:
         self._board, self._ref, self._t, self._rows = board, reference, t, rows
         self._case, self._dtype = t.answer.name, rows[0].embeds.dtype
         known = t.answer.token_ids[: t.answer.prompt_len + t.answer.agreed]
         self._table = reference.target.embed(known).cpu().to(self._dtype)
 
     def run(self, states: Sequence[CycleState], memory: KeysValues, acceptance: Acceptance) -> None:
-        """All cycles level by level: rows of the same depth run together, each seeing its own cycle's past alone.
+        """All cycles level by level: rows of the same depth run together, each seeing its own
+        cycle's past alone.
 
         Args:
             memory: the reference's keys and values of the committed rows.
         """
         columns: dict[tuple[int, int], int] = {}  # (cycle, row) -> column of its keys and values
         depth = 1
-        while level := [(s, i) for s in states for i, row in enumerate(s.cycle.rows) if row.depth == depth]:
+        while level := [
+            (s, i) for s in states for i, row in enumerate(s.cycle.rows) if row.depth == depth
+        ]:
             memory = self._run_level(level, depth, memory, columns)
             depth += 1
         for s in states:
@@ -61,7 +66,9 @@ class CycleChecker:
         places = self._ref.positions(numbers, self._t.positions)
         rows = [s.cycle.rows[i] for s, i in level]
         given = torch.stack([r.position for r in rows])
-        self._board.add_exact("draft.position_ids", given, places, self._case, f"position_ids.step{depth}")
+        self._board.add_exact(
+            "draft.position_ids", given, places, self._case, f"position_ids.step{depth}"
+        )
         embeds = torch.stack([r.embeds for r in rows]).to(fed)
         found = self._ref.draft.run(embeds, fed, places.T, self._mask(level, columns), memory)
         for at, (s, i) in enumerate(level):
@@ -70,7 +77,10 @@ class CycleChecker:
             errors = row_errors(torch.stack([r.features for r in rows]), found.features)
             self._board.add_rows("draft.features", errors, self._case, f"features_out.step{depth}")
             pairs = [(r.logits, wanted) for r, wanted in zip(rows, found.logits.cpu(), strict=True)]
-            self._add_logits([(ours, wanted) for ours, wanted in pairs if ours is not None], f"logits.step{depth}")
+            self._add_logits(
+                [(ours, wanted) for ours, wanted in pairs if ours is not None],
+                f"logits.step{depth}",
+            )
         return [
             (torch.cat([k, new_k]), torch.cat([v, new_v]))
             for (k, v), (new_k, new_v) in zip(memory, found.memory, strict=True)
@@ -92,7 +102,9 @@ class CycleChecker:
         return mask
 
     def _check_proposals(self, s: CycleState) -> None:
-        """Every drafted token and every node is among the best of its parent, by the engine's own logits."""
+        """Every drafted token and every node is among the best of its parent, by the engine's
+        own logits.
+        """
         root = self._rows[s.cycle.length - 1].logits
         wrong, count = [], 0
         for i, row in enumerate(s.cycle.rows):
@@ -109,7 +121,12 @@ class CycleChecker:
         self._board.count("draft.proposals", nodes=count)
         detail = f"{wrong[0]}: not a token of its parent's best {self._ref.width}" if wrong else ""
         self._board.add(
-            "draft.proposals", len(wrong), self._case, "proposals", s.cycle.length if wrong else None, detail
+            "draft.proposals",
+            len(wrong),
+            self._case,
+            "proposals",
+            s.cycle.length if wrong else None,
+            detail,
         )
 
     def _place_nodes(self, s: CycleState, root: Tensor | None, wrong: list[str]) -> int:
@@ -123,7 +140,13 @@ class CycleChecker:
                 s.nodes.append(_Node(-1, 0, (), None))
                 continue
             above = s.nodes[parent]
-            logits = root if above.path == () else None if above.row is None else s.cycle.rows[above.row].logits
+            logits = (
+                root
+                if above.path == ()
+                else None
+                if above.row is None
+                else s.cycle.rows[above.row].logits
+            )
             best = self._best(logits)
             place = _same_row(self._ref.target.embed(best).cpu().to(embeds.dtype), embeds[node])
             token = None if place is None else int(best[place])
@@ -139,7 +162,9 @@ class CycleChecker:
         return self._ref.target_ids(logits.topk(min(self._ref.width, len(logits))).indices)
 
     def _accept(self, s: CycleState, acceptance: Acceptance) -> None:
-        """What the verified tree's shape would have had accepted, by the engine's proposals and by the reference's."""
+        """What the verified tree's shape would have had accepted, by the engine's proposals and
+        by the reference's.
+        """
         answer, verify = self._t.answer, s.cycle.verify
         if verify is None or len(s.nodes) < 2:
             return
@@ -159,7 +184,9 @@ def _same_row(rows: Tensor, wanted: Tensor) -> int | None:
 
 @dataclass(frozen=True)
 class _Node:
-    """A node of a verified tree: rank among its parent's best, tokens from the root, draft row if it has one."""
+    """A node of a verified tree: rank among its parent's best, tokens from the root, draft row
+    if it has one.
+    """
 
     parent: int
     rank: int
@@ -168,7 +195,9 @@ class _Node:
 
 
 class CycleState:
-    """A cycle in the making: what the reference has given for its rows, and what the engine's rows turn out to be."""
+    """A cycle in the making: what the reference has given for its rows, and what the engine's
+    rows turn out to be.
+    """
 
     def __init__(self, cycle: Cycle, features: Tensor, logits: Tensor) -> None:
         self.cycle, self._root, self._root_logits = cycle, features, logits

@@ -1,4 +1,5 @@
-"""The draft's side of a record: committed rows and, cycle by cycle, the rows it drafted on its own features.
+"""The draft's side of a record: committed rows and, cycle by cycle, the rows it drafted on its own
+features.
 
 Shapes: n committed rows, S rows of a pass, Hd draft hidden, Vd draft vocab, k * H aux states.
 """
@@ -22,8 +23,10 @@ class Drafted:
     """One row that the draft ran.
 
     Attributes:
-        embeds: [Hd]. position: [3]. features: [Hd], what it gave. logits: [Vd] or None where none was wanted.
-        parent: row of its cycle, -1 for the last committed row; it is at ``depth`` 1 then. seen: rows of the cycle.
+        embeds: [Hd]. position: [3]. features: [Hd], what it gave. logits: [Vd] or None where none
+        was wanted.
+        parent: row of its cycle, -1 for the last committed row; it is at ``depth`` 1 then. seen:
+            rows of the cycle.
     """
 
     embeds: Tensor
@@ -37,7 +40,10 @@ class Drafted:
 
 @dataclass(frozen=True)
 class Committed(Drafted):
-    """A row with true features: ``aux`` [k * H] went into ``fuse``, ``fused`` [Hd] came out and into the draft."""
+    """A row with true features:
+
+    ``aux`` [k * H] went into ``fuse``, ``fused`` [Hd] came out and into the draft.
+    """
 
     aux: Tensor = field(default_factory=lambda: torch.empty(0))
     fused: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -64,7 +70,8 @@ class DraftRecord:
 def read_draft_passes(passes: Sequence[Pass], prompt_len: int) -> DraftRecord:
     """Sort a speculative run into committed rows and cycles.
 
-    A draft pass whose first features are a row of the last ``fuse`` commits rows; every other one drafts a level.
+    A draft pass whose first features are a row of the last ``fuse`` commits rows; every other one
+    drafts a level.
     """
     committed: dict[int, Committed] = {}
     cycles: list[Cycle] = []
@@ -98,21 +105,33 @@ def _place_in(fused: Pass | None, features: Tensor) -> int | None:
 
 def _rows(p: Pass, rows: Rows) -> list[Drafted]:
     logits = {logit.row - rows.start: logit.values for logit in logits_of(p)}
-    parts = (rows.cut(p.inputs["inputs_embeds"]), positions_of(p), rows.cut(p.outputs["features_out"]))
-    return [Drafted(e, place, out, logits.get(i)) for i, (e, place, out) in enumerate(zip(*parts, strict=True))]
+    parts = (
+        rows.cut(p.inputs["inputs_embeds"]),
+        positions_of(p),
+        rows.cut(p.outputs["features_out"]),
+    )
+    return [
+        Drafted(e, place, out, logits.get(i))
+        for i, (e, place, out) in enumerate(zip(*parts, strict=True))
+    ]
 
 
 def _commit(p: Pass, rows: Rows, fused: Pass, place: int) -> dict[int, Committed]:
     given = rows.cut(p.inputs["features"])
     aux = fused.inputs["aux_hidden_states"][place : place + rows.count]
     return {
-        rows.start + i: Committed(r.embeds, r.position, r.features, r.logits, aux=aux[i], fused=given[i])
+        rows.start + i: Committed(
+            r.embeds, r.position, r.features, r.logits, aux=aux[i], fused=given[i]
+        )
         for i, r in enumerate(_rows(p, rows))
     }
 
 
 def _level(p: Pass, rows: Rows, length: int) -> list[Drafted]:
-    """Rows of a level. They stand in slots from ``length`` on; slots below ``past`` are seen by all of them."""
+    """Rows of a level.
+
+    They stand in slots from ``length`` on; slots below ``past`` are seen by all of them.
+    """
     found = []
     for i, row in enumerate(_rows(p, rows)):
         own = rows.start + i - length
@@ -120,6 +139,14 @@ def _level(p: Pass, rows: Rows, length: int) -> list[Drafted]:
         tail = (rows.past - length + j for j, seen in enumerate(rows.mask[i].tolist()) if seen)
         seen = frozenset({*below, *tail} - {own})
         found.append(
-            Drafted(row.embeds, row.position, row.features, row.logits, max(seen, default=-1), len(seen) + 1, seen)
+            Drafted(
+                row.embeds,
+                row.position,
+                row.features,
+                row.logits,
+                max(seen, default=-1),
+                len(seen) + 1,
+                seen,
+            )
         )
     return found

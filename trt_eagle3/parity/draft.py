@@ -1,7 +1,8 @@
 """EAGLE-3 drafts in plain PyTorch, written from the equations: what a draft engine must compute.
 
-Equations: EAGLE-3 (arXiv 2503.01840) and the variants of ``DraftManifest``. Shapes: T rows, n rows before them, k aux
-states, Ht target hidden, Hd draft hidden, Vd draft vocab, R rows wanted from the head.
+Equations: EAGLE-3 (arXiv 2503.01840) and the variants of ``DraftManifest``. Shapes: T rows, n rows
+before them, k aux states, Ht target hidden, Hd draft hidden, Vd draft vocab, R rows wanted from the
+head.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class DraftRows:
 
     Attributes:
         logits: [R, Vd]. features: [T, Hd], what each row feeds to the next.
-        memory: keys and values of the T rows. taps: intermediate tensors [T, ...] by their name in the draft graph.
+        memory: keys and values of the T rows. taps: intermediate tensors [T, ...] by their name in
+            the draft graph.
     """
 
     logits: Tensor
@@ -48,11 +50,22 @@ class ReferenceDraft:
 
     @classmethod
     def load(
-        cls, manifest: DraftManifest, dtype: torch.dtype = torch.float64, device: torch.device | str = "cpu"
+        cls,
+        manifest: DraftManifest,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str = "cpu",
     ) -> ReferenceDraft:
-        """Read the weights of ``manifest`` from its checkpoint; the vocabulary map stays on the CPU."""
-        weights = {name: read_tensor(ref) for name, ref in manifest.tensors.items() if name != "embed_tokens.weight"}
-        placed = {n: w.to(device, dtype) if w.is_floating_point() else w for n, w in weights.items()}
+        """Read the weights of ``manifest`` from its checkpoint; the vocabulary map stays on the
+        CPU.
+        """
+        weights = {
+            name: read_tensor(ref)
+            for name, ref in manifest.tensors.items()
+            if name != "embed_tokens.weight"
+        }
+        placed = {
+            n: w.to(device, dtype) if w.is_floating_point() else w for n, w in weights.items()
+        }
         return cls(manifest, placed, dtype)
 
     @full_float32()
@@ -63,11 +76,17 @@ class ReferenceDraft:
             aux = self._norm(aux, "input_norm")
         if m.fc_norm:
             parts = aux.split(m.target_hidden_size, dim=-1)
-            aux = torch.cat([self._norm(part, f"fc_norm.{i}") for i, part in enumerate(parts)], dim=-1)
+            aux = torch.cat(
+                [self._norm(part, f"fc_norm.{i}") for i, part in enumerate(parts)], dim=-1
+            )
         return self._linear(aux, "fc", m.fc_bias)
 
-    def forward(self, embeds: Tensor, features: Tensor, positions: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [T, Vd] and features [T, Hd] of rows that see each other as ``mask [T, T]`` says."""
+    def forward(
+        self, embeds: Tensor, features: Tensor, positions: Tensor, mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Logits [T, Vd] and features [T, Hd] of rows that see each other as ``mask [T, T]``
+        says.
+        """
         found = self.run(embeds, features, positions, mask)
         return found.logits, found.features
 
@@ -86,13 +105,18 @@ class ReferenceDraft:
 
         Args:
             embeds: [T, Hd] of the tokens one ahead. features: [T, Hd]. positions: [3, T].
-            mask: bool [T, n + T]: which rows each row sees, those of ``before`` first, itself included.
+            mask: bool [T, n + T]: which rows each row sees, those of ``before`` first, itself
+            included.
             logit_rows: int64 [R]; all rows where left out.
         """
         m = self.manifest
         embeds, features = embeds.to(self.dtype), features.to(self.dtype)
         intermediates: dict[str, Tensor] = {}
-        inner = self._norm(features, "layers.0.input_layernorm") if m.first_norm == "double" else features
+        inner = (
+            self._norm(features, "layers.0.input_layernorm")
+            if m.first_norm == "double"
+            else features
+        )
         normed = intermediates["hidden_norm"] = self._norm(inner, "layers.0.hidden_norm")
         x = torch.cat([self._norm(embeds, "layers.0.input_layernorm"), normed], dim=-1)
         intermediates["embedding_and_hidden"] = x
@@ -103,7 +127,9 @@ class ReferenceDraft:
             if layer > 0:
                 x = self._norm(hidden, f"{name}.input_layernorm")
             old = before[layer] if before else None
-            attended, new = self._attention(x, f"{name}.self_attn", positions, mask, old, intermediates)
+            attended, new = self._attention(
+                x, f"{name}.self_attn", positions, mask, old, intermediates
+            )
             memory.append(new)
             hidden = intermediates[f"{name}.attention_residual"] = hidden + attended
             normed = intermediates[f"{name}.post_attention_layernorm"] = self._norm(
@@ -114,7 +140,9 @@ class ReferenceDraft:
         final = intermediates["norm"] = self._norm(hidden, "norm")
         wanted = final if logit_rows is None else final[logit_rows.to(final.device)]
         logits = wanted @ self._weight("lm_head.weight").T
-        return DraftRows(logits, hidden if m.feedback == "pre_norm" else final, memory, intermediates)
+        return DraftRows(
+            logits, hidden if m.feedback == "pre_norm" else final, memory, intermediates
+        )
 
     def _weight(self, name: str) -> Tensor:
         return self.weights[name].to(self.dtype)
@@ -149,10 +177,14 @@ class ReferenceDraft:
         if before is not None:
             k, v = torch.cat([before[0], k]), torch.cat([before[1], v])
         k, v = (y.repeat_interleave(m.num_heads // m.num_kv_heads, dim=1) for y in (k, v))
-        scores = torch.einsum("ihd,jhd->hij", q, k) * (m.rope.attention_scaling**2 / m.head_dim**0.5)
+        scores = torch.einsum("ihd,jhd->hij", q, k) * (
+            m.rope.attention_scaling**2 / m.head_dim**0.5
+        )
         weights = scores.masked_fill(~mask.to(x.device), -torch.inf).softmax(-1)
         mixed = intermediates[f"{prefix}.out"] = torch.einsum("hij,jhd->ihd", weights, v).flatten(1)
-        intermediates[f"{prefix}.output"] = self._linear(mixed, f"{prefix}.o_proj", m.attention_bias)
+        intermediates[f"{prefix}.output"] = self._linear(
+            mixed, f"{prefix}.o_proj", m.attention_bias
+        )
         return intermediates[f"{prefix}.output"], new
 
     def _mlp(self, x: Tensor, layer: int) -> Tensor:

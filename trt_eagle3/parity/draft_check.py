@@ -43,7 +43,10 @@ def check_draft(
 
 
 def _compare_acceptance(board: Board, acceptance: Acceptance) -> None:
-    """Shares by position. A type that may differ at all may differ in one cycle, however few there are."""
+    """Shares by position.
+
+    A type that may differ at all may differ in one cycle, however few there are.
+    """
     spare = 1 if board.limit("draft.acceptance").value > 0 else 0
     counts = zip(acceptance.engine, acceptance.reference, acceptance.reached, strict=True)
     for position, (engine, ours, n) in enumerate(counts):
@@ -53,36 +56,63 @@ def _compare_acceptance(board: Board, acceptance: Acceptance) -> None:
 
 
 def _check_answer(
-    board: Board, reference: DraftReference, t: CheckedTarget, record: DraftRecord, acceptance: Acceptance
+    board: Board,
+    reference: DraftReference,
+    t: CheckedTarget,
+    record: DraftRecord,
+    acceptance: Acceptance,
 ) -> None:
     """One answer's draft rows, as far as it is the same plainly."""
-    until = t.answer.prompt_len + t.answer.agreed - 1  # of a row, the token one ahead must be known too
+    # of a row, the token one ahead must be known too
+    until = t.answer.prompt_len + t.answer.agreed - 1
     rows: list[Committed] = []
     while len(rows) < until and len(rows) in record.committed:
         rows.append(record.committed[len(rows)])
     if not rows:
-        board.add("draft.aux", float("inf"), t.answer.name, "aux_hidden_states", None, "the draft was given no row")
+        board.add(
+            "draft.aux",
+            float("inf"),
+            t.answer.name,
+            "aux_hidden_states",
+            None,
+            "the draft was given no row",
+        )
         return
     found = _check_rows(board, reference, t, rows)
     first = t.answer.prompt_len - 1
     logits = found.logits.cpu()  # of rows from ``first`` on
     cycles = [c for c in record.cycles if first < c.length <= len(rows)]
-    states = [CycleState(c, found.features[c.length - 1], logits[c.length - 1 - first]) for c in cycles]
+    states = [
+        CycleState(c, found.features[c.length - 1], logits[c.length - 1 - first]) for c in cycles
+    ]
     CycleChecker(board, reference, t, rows).run(states, found.memory, acceptance)
 
 
-def _check_rows(board: Board, reference: DraftReference, t: CheckedTarget, rows: Sequence[Committed]) -> DraftRows:
+def _check_rows(
+    board: Board, reference: DraftReference, t: CheckedTarget, rows: Sequence[Committed]
+) -> DraftRows:
     """What the rows were given, and step 0; the reference's own outcome."""
     case, m = t.answer.name, reference.manifest
     aux = torch.stack([r.aux for r in rows])
     for k, part in zip(m.aux_layers, aux.chunk(len(m.aux_layers), dim=-1), strict=True):
-        board.add_rows("draft.aux", row_errors(part, t.aux[k][: len(rows)]), case, f"aux_hidden_states[out({k})]")
+        board.add_rows(
+            "draft.aux",
+            row_errors(part, t.aux[k][: len(rows)]),
+            case,
+            f"aux_hidden_states[out({k})]",
+        )
     embeds = reference.prompt_embeds(t.answer, rows[0].embeds.dtype)[: len(rows)]
-    board.add_exact("draft.inputs_embeds", torch.stack([r.embeds for r in rows]), embeds, case, "inputs_embeds")
+    board.add_exact(
+        "draft.inputs_embeds", torch.stack([r.embeds for r in rows]), embeds, case, "inputs_embeds"
+    )
     places = reference.positions(torch.arange(len(rows)), t.positions)
-    board.add_exact("draft.position_ids", torch.stack([r.position for r in rows]), places, case, "position_ids")
+    board.add_exact(
+        "draft.position_ids", torch.stack([r.position for r in rows]), places, case, "position_ids"
+    )
     features = reference.draft.fuse(aux.to(reference.target.device))
-    board.add_rows("draft.fuse", row_errors(torch.stack([r.fused for r in rows]), features), case, "features")
+    board.add_rows(
+        "draft.fuse", row_errors(torch.stack([r.fused for r in rows]), features), case, "features"
+    )
     mask = torch.ones(len(rows), len(rows), dtype=torch.bool).tril()
     first = min(t.answer.prompt_len - 1, len(rows))
     wanted = torch.arange(first, len(rows))

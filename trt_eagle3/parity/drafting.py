@@ -1,4 +1,5 @@
-"""The draft's side of a reference: the draft of a checkpoint with the tables around it, and counts of acceptance.
+"""The draft's side of a reference: the draft of a checkpoint with the tables around it, and counts
+of acceptance.
 
 Shapes: n rows of a sequence, Hd draft hidden, Vd draft vocab.
 """
@@ -22,7 +23,9 @@ __all__ = ["Acceptance", "DraftReference"]
 
 @dataclass
 class Acceptance:
-    """Cycles in which a position was reached, and accepted there, by the engine and by the reference draft."""
+    """Cycles in which a position was reached, and accepted there, by the engine and by the
+    reference draft.
+    """
 
     reached: list[int] = field(default_factory=list)
     engine: list[int] = field(default_factory=list)
@@ -74,7 +77,10 @@ class DraftReference:
         return embeds
 
     def positions(self, rows: Tensor, target_positions: Tensor) -> Tensor:
-        """[m, 3]: where draft ``rows`` stand. ``target_positions`` [n + 1, 3] end with text; so do rows past them."""
+        """[m, 3]: where draft ``rows`` stand.
+
+        ``target_positions`` [n + 1, 3] end with text; so do rows past them.
+        """
         m = self.manifest
         delta = int(target_positions[-1, 0]) - (len(target_positions) - 1)
         wanted = rows + m.position_shift
@@ -82,7 +88,9 @@ class DraftReference:
             return wanted[:, None].expand(-1, 3)
         known = len(target_positions)
         late = (wanted + delta)[:, None].expand(-1, 3)
-        places = torch.where((wanted < known)[:, None], target_positions[wanted.clamp(max=known - 1)], late)
+        places = torch.where(
+            (wanted < known)[:, None], target_positions[wanted.clamp(max=known - 1)], late
+        )
         return places[:, :1].expand(-1, 3) if m.positions == "temporal" else places
 
     @property

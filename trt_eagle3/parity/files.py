@@ -24,11 +24,15 @@ def check_writable(*files: Path) -> None:
     for file in files:
         there = next(place for place in (file, *file.absolute().parents) if place.exists())
         if file.is_dir() or (there != file and not there.is_dir()) or not os.access(there, os.W_OK):
-            raise _refusal(file, f"{there} is not writable" if there != file else "it is a folder or not writable")
+            raise _refusal(
+                file,
+                f"{there} is not writable" if there != file else "it is a folder or not writable",
+            )
 
 
 def write_report(report: Report, folder: Path | None = None) -> tuple[str, ...]:
-    """Write ``report.json`` and ``report.html`` (of two bundles ``compare.json`` and ``.html``); their paths.
+    """Write ``report.json`` and ``report.html`` (of two bundles ``compare.json`` and ``.html``);
+    their paths.
 
     Args:
         folder: by default ``parity/`` of the bundle.
@@ -61,17 +65,29 @@ def write_junit(report: Report, file: Path) -> str:
     assert root is not None
     root.append(suite)
     ET.indent(tree)
-    return _write(file, ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n", _write_into)
+    return _write(
+        file, ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n", _write_into
+    )
 
 
 def _add_case(suite: ET.Element, gate: GateResult) -> None:
-    case = ET.SubElement(suite, "testcase", classname=f"validate.{gate.stage.replace(' ', '_')}", name=gate.name)
+    case = ET.SubElement(
+        suite, "testcase", classname=f"validate.{gate.stage.replace(' ', '_')}", name=gate.name
+    )
     if gate.status == "skipped":
         ET.SubElement(case, "skipped", message=gate.reason)
     elif gate.status == "failed":
-        message = f"{gate.metric}: {gate.measured:.6g}, allowed {gate.comparison} {gate.tolerance:.6g}"
-        place = " ".join(filter(None, (gate.case, gate.tensor, f"row {gate.row}" if gate.row is not None else "")))
-        ET.SubElement(case, "failure", message=message, type="gate").text = f"{place}\n{gate.detail}".strip()
+        message = (
+            f"{gate.metric}: {gate.measured:.6g}, allowed {gate.comparison} {gate.tolerance:.6g}"
+        )
+        place = " ".join(
+            filter(
+                None, (gate.case, gate.tensor, f"row {gate.row}" if gate.row is not None else "")
+            )
+        )
+        ET.SubElement(
+            case, "failure", message=message, type="gate"
+        ).text = f"{place}\n{gate.detail}".strip()
 
 
 def _replace(file: Path, text: str) -> None:
@@ -93,4 +109,7 @@ def _write(file: Path, text: str, write: Callable[[Path, str], None]) -> str:
 
 
 def _refusal(file: Path, reason: str) -> UserError:
-    return UserError(f"{file}: cannot write the report: {reason}. Name another place (--output DIR, --junit FILE).")
+    return UserError(
+        f"{file}: cannot write the report: {reason}. Name another place (--output DIR, --junit "
+        "FILE)."
+    )

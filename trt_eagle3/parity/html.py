@@ -20,7 +20,9 @@ def report_html(report: Report) -> str:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     environment.filters |= {"number": _number, "room": _room}
-    template = environment.from_string(files(__package__).joinpath("report.html.jinja").read_text(encoding="utf-8"))
+    template = environment.from_string(
+        files(__package__).joinpath("report.html.jinja").read_text(encoding="utf-8")
+    )
     drawn = {name: getattr(plots, name)(report) for name in plots.__all__}
     return template.render(r=report, plots=drawn, stages=_stages(report), counts=_counts(report))
 
@@ -53,12 +55,18 @@ def _number(value: float | None) -> str:
     if math.isinf(value):
         return "infinite"
     if 0.99 < value < 1:
-        return f"{value:.7f}".rstrip("0") if 1 - value > 5e-8 else f"1 - {1 - value:.0e}".replace("e-0", "e-")
+        return (
+            f"{value:.7f}".rstrip("0")
+            if 1 - value > 5e-8
+            else f"1 - {1 - value:.0e}".replace("e-0", "e-")
+        )
     return f"{value:.3g}".replace("e-0", "e-")
 
 
 def _room(gate: GateResult) -> float | None:
-    """How much of the tolerance is used, 0 to 100 over six decades of a logarithmic scale; None without a scale."""
+    """How much of the tolerance is used, 0 to 100 over six decades of a logarithmic scale; None
+    without a scale.
+    """
     if gate.measured is None or gate.comparison == ">=" or gate.tolerance <= 0:
         return None
     if gate.measured <= 0:

@@ -1,7 +1,8 @@
-"""Which tensor went wrong first: the coarse one that left its tolerance, then the tensors inside that stage.
+"""Which tensor went wrong first: the coarse one that left its tolerance, then the tensors inside
+that stage.
 
-Every tensor is compared with what the reference makes of the engine's own input to that stage, so that the first that
-is out is where the fault lies.
+Every tensor is compared with what the reference makes of the engine's own input to that stage, so
+that the first that is out is where the fault lies.
 """
 
 from __future__ import annotations
@@ -26,7 +27,16 @@ from trt_eagle3.parity.trace import embeds_of, outputs_of
 __all__ = ["Diagnosis", "Tools", "diagnose", "diagnose_coarsely", "first_tensor"]
 
 _LAYER = re.compile(r"layers\.(\d+)\.output(_pre_deepstack)?")
-_VISION_BLOCK = ("norm1", "attn.qkv", "attn.output", "attention_residual", "norm2", "mlp.fc1", "mlp.fc2", "output")
+_VISION_BLOCK = (
+    "norm1",
+    "attn.qkv",
+    "attn.output",
+    "attention_residual",
+    "norm2",
+    "mlp.fc1",
+    "mlp.fc2",
+    "output",
+)
 _DRAFT_ORDER = ("hidden_norm", "embedding_and_hidden")
 _DRAFT_LAYER = (
     "self_attn.qkv",
@@ -46,7 +56,8 @@ class Diagnosis:
     """What went wrong first.
 
     Attributes:
-        stage, gate, case, row: where. tensor: the first tensor that left its tolerance, as fine as it could be found.
+        stage, gate, case, row: where. tensor: the first tensor that left its tolerance, as fine as
+        it could be found.
         value, bound: what was measured of it and its tolerance. detail: in words.
     """
 
@@ -62,7 +73,10 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class Tools:
-    """What looking closer needs. ``drafting`` and ``records`` are absent of a bundle without a draft."""
+    """What looking closer needs.
+
+    ``drafting`` and ``records`` are absent of a bundle without a draft.
+    """
 
     engine: Engine
     bound: Mapping[str, Mapping[str, Tensor]]
@@ -86,11 +100,15 @@ def diagnose_coarsely(board: Board) -> Diagnosis | None:
     if m is None:
         return None
     limit = board.limit(m.gate)
-    return Diagnosis(GATES[m.gate].stage, m.gate, m.case, m.tensor, m.row, m.value, limit.value, m.detail)
+    return Diagnosis(
+        GATES[m.gate].stage, m.gate, m.case, m.tensor, m.row, m.value, limit.value, m.detail
+    )
 
 
 def first_tensor(board: Board, case: str) -> str | None:
-    """The first tensor of one case that left its tolerance, tokens aside; None where all of them held."""
+    """The first tensor of one case that left its tolerance, tokens aside; None where all of them
+    held.
+    """
     for gate in GATES:
         if gate.startswith("tokens."):
             continue
@@ -107,7 +125,11 @@ def _look_closer(board: Board, m: Measurement, tools: Tools) -> Diagnosis | None
     t, inside = tools.targets[place], None
     layer = _LAYER.fullmatch(m.tensor)
     if m.gate in {"target.layer_steps", "target.layers"} and layer and not layer[2]:
-        inside = _inside_layer(t, int(layer[1]), tools) if f"{m.tensor}_pre_deepstack" not in t.intermediates else None
+        inside = (
+            _inside_layer(t, int(layer[1]), tools)
+            if f"{m.tensor}_pre_deepstack" not in t.intermediates
+            else None
+        )
     elif m.gate == "target.layer_steps" and layer:
         inside = _inside_layer(t, int(layer[1]), tools)
     elif m.gate in {"vision.embeds", "vision.deepstack"}:
@@ -122,14 +144,18 @@ def _look_closer(board: Board, m: Measurement, tools: Tools) -> Diagnosis | None
         worst = float(errors.max())
         if not limit.holds(worst):
             detail = f"the first of the tensors inside; seen at {m.tensor} ({m.value:.3g})"
-            return Diagnosis(gate.stage, m.gate, m.case, name, int(errors.argmax()), worst, limit.value, detail)
+            return Diagnosis(
+                gate.stage, m.gate, m.case, name, int(errors.argmax()), worst, limit.value, detail
+            )
     return None
 
 
 Errors = Iterator[tuple[str, Tensor]]
 
 
-def _replayed(tools: Tools, graph: str, names: Sequence[str], passes: Sequence[Pass]) -> list[dict[str, Tensor]]:
+def _replayed(
+    tools: Tools, graph: str, names: Sequence[str], passes: Sequence[Pass]
+) -> list[dict[str, Tensor]]:
     return replay(tools.engine.open_graph(graph, names), passes, tools.bound.get(graph, {}))
 
 
@@ -157,7 +183,11 @@ def _inside_vision(t: CheckedTarget, tools: Tools) -> Errors:
         return
     depth = tools.engine.spec.vision.depth
     known = tensor_names(tools.engine, "vision")
-    wanted = ["patch_embed", "embeddings", *(f"blocks.{i}.{name}" for i in range(depth) for name in _VISION_BLOCK)]
+    wanted = [
+        "patch_embed",
+        "embeddings",
+        *(f"blocks.{i}.{name}" for i in range(depth) for name in _VISION_BLOCK),
+    ]
     names = [name for name in wanted if name in known]
     (found,) = _replayed(tools, "vision", names, [seen])
     expected = tools.reference.vision(seen.inputs["patches"], t.answer.inputs.grid_thw, names)
@@ -165,12 +195,20 @@ def _inside_vision(t: CheckedTarget, tools: Tools) -> Errors:
         yield name, _errors(found[name].flatten(1), expected.intermediates[name].flatten(1))
     yield "visual_embeds", _errors(found["visual_embeds"], expected.visual_embeds)
     for i, level in enumerate(expected.deepstack):
-        yield f"level.{i}", _errors(found["deepstack"][i] if "deepstack" in found else level * 0, level)
+        yield (
+            f"level.{i}",
+            _errors(found["deepstack"][i] if "deepstack" in found else level * 0, level),
+        )
 
 
-def _inside_draft(t: CheckedTarget, record: DraftRecord, reference: DraftReference, tools: Tools) -> Errors:
+def _inside_draft(
+    t: CheckedTarget, record: DraftRecord, reference: DraftReference, tools: Tools
+) -> Errors:
     """The tensors of the draft's first prompt pass, from what it was given."""
-    m, passes = reference.manifest, [p for p in record.passes if int(p.inputs["past_lengths"].max()) == 0][:1]
+    m, passes = (
+        reference.manifest,
+        [p for p in record.passes if int(p.inputs["past_lengths"].max()) == 0][:1],
+    )
     layers = [f"layers.{i}.{name}" for i in range(m.num_layers) for name in _DRAFT_LAYER]
     known = tensor_names(tools.engine, "draft")
     names = [name for name in (*_DRAFT_ORDER, *layers, "norm") if name in known]
@@ -188,4 +226,8 @@ def _inside_draft(t: CheckedTarget, record: DraftRecord, reference: DraftReferen
 
 
 def _errors(actual: Tensor, expected: Tensor) -> Tensor:
-    return row_errors(actual, expected) if actual.shape == expected.shape else torch.tensor([torch.inf])
+    return (
+        row_errors(actual, expected)
+        if actual.shape == expected.shape
+        else torch.tensor([torch.inf])
+    )

@@ -9,19 +9,27 @@ __all__ = ["cosines", "leads", "margins", "relative_error", "row_errors", "sizes
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Largest absolute difference over the largest absolute expected value; infinite where anything is not finite."""
-    assert actual.shape == expected.shape, f"expected {list(expected.shape)}, got {list(actual.shape)}"
+    """Largest absolute difference over the largest absolute expected value; infinite where
+    anything is not finite.
+    """
+    assert actual.shape == expected.shape, (
+        f"expected {list(expected.shape)}, got {list(actual.shape)}"
+    )
     if not torch.isfinite(actual).all():
         return float("inf")
     return float((actual.double() - expected.double()).abs().max() / expected.double().abs().max())
 
 
 def row_errors(actual: Tensor, expected: Tensor) -> Tensor:
-    """float64 [n]: the relative L2 error of each row, ``|a - e| / |e|``; infinite where a row is not finite.
+    """float64 [n]: the relative L2 error of each row, ``|a - e| / |e|``; infinite where a row is
+    not finite.
 
-    By row, because one row with huge channels (the first token of most decoders) would hide every other.
+    By row, because one row with huge channels (the first token of most decoders) would hide every
+    other.
     """
-    assert actual.shape == expected.shape, f"expected {list(expected.shape)}, got {list(actual.shape)}"
+    assert actual.shape == expected.shape, (
+        f"expected {list(expected.shape)}, got {list(actual.shape)}"
+    )
     a, e = actual.double().flatten(1), expected.to(actual.device).double().flatten(1)
     norms = e.norm(dim=1)
     errors = (a - e).norm(dim=1) / torch.where(norms > 0, norms, torch.ones_like(norms))
@@ -35,7 +43,9 @@ def cosines(actual: Tensor, expected: Tensor) -> Tensor:
 
 
 def margins(logits: Tensor) -> Tensor:
-    """float64 [n]: how much likelier the best token of each row is than the second, as a difference of probability."""
+    """float64 [n]: how much likelier the best token of each row is than the second, as a
+    difference of probability.
+    """
     best = logits.double().softmax(dim=-1).topk(2, dim=-1).values
     return best[:, 0] - best[:, 1]
 
@@ -46,6 +56,8 @@ def sizes(rows: Tensor) -> Tensor:
 
 
 def leads(logits: Tensor) -> Tensor:
-    """float64 [n]: logits between the best token of each row and the second, over the size of the row."""
+    """float64 [n]: logits between the best token of each row and the second, over the size of
+    the row.
+    """
     best = logits.double().topk(2, dim=-1).values
     return (best[:, 0] - best[:, 1]) / sizes(logits).clamp(min=1e-30)

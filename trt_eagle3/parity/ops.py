@@ -1,4 +1,7 @@
-"""What the references compute with: RMSNorm and rotary embedding from their equations, float32 products in full."""
+"""What the references compute with:
+
+RMSNorm and rotary embedding from their equations, float32 products in full.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ class _Products:
     """torch's older switch of matrix products, as an attribute."""
 
     precision = property(
-        lambda _: torch.get_float32_matmul_precision(), lambda _, value: torch.set_float32_matmul_precision(value)
+        lambda _: torch.get_float32_matmul_precision(),
+        lambda _, value: torch.set_float32_matmul_precision(value),
     )
 
 
@@ -24,8 +28,9 @@ class _Products:
 def full_float32() -> Iterator[None]:
     """Products of float32 tensors are computed in float32, whatever the process allows.
 
-    On a GPU torch rounds the inputs of convolutions (a vision tower's patches) to TF32 unless told otherwise, and those
-    of matrix products where it is told to: docs.pytorch.org, "TensorFloat-32 (TF32) on Ampere (and later) devices".
+    On a GPU torch rounds the inputs of convolutions (a vision tower's patches) to TF32 unless told
+    otherwise, and those of matrix products where it is told to: docs.pytorch.org, "TensorFloat-32
+    (TF32) on Ampere (and later) devices".
     """
     switches = _switches()
     before = [getattr(part, name) for part, name, _ in switches]
@@ -45,13 +50,22 @@ def _switches() -> list[tuple[Any, str, object]]:
     try:
         for part, name, _ in older:
             getattr(part, name)
-    except RuntimeError:  # torch 2.9 and later, where the process has used the newer switches: beside them these fail
-        parts = backends.cudnn.conv, backends.cuda.matmul, backends.mkldnn.conv, backends.mkldnn.matmul
+    except (
+        RuntimeError
+    ):  # torch 2.9 and later, where the process has used the newer switches: beside them these fail
+        parts = (
+            backends.cudnn.conv,
+            backends.cuda.matmul,
+            backends.mkldnn.conv,
+            backends.mkldnn.matmul,
+        )
         return [(part, "fp32_precision", "ieee") for part in parts]
     return older
 
 
-def rms_norm(x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype = torch.float64) -> Tensor:
+def rms_norm(
+    x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype = torch.float64
+) -> Tensor:
     """``x / sqrt(mean(x ** 2) + epsilon) * weight`` over the last axis, computed in ``dtype``."""
     x = x.to(dtype)
     return x / (x.square().mean(-1, keepdim=True) + epsilon).sqrt() * weight.to(dtype)
@@ -64,16 +78,28 @@ def pair_axis(layout: str, sections: tuple[int, ...], num_pairs: int) -> list[in
     t, h, w = sections
     if layout == "chunked":
         return [0] * t + [1] * h + [2] * w
-    return [1 if i % 3 == 1 and i < 3 * h else 2 if i % 3 == 2 and i < 3 * w else 0 for i in range(num_pairs)]
+    return [
+        1 if i % 3 == 1 and i < 3 * h else 2 if i % 3 == 2 and i < 3 * w else 0
+        for i in range(num_pairs)
+    ]
 
 
-def turn(x: Tensor, positions: Tensor, inv_freq: Tensor, axes: list[int], dtype: torch.dtype = torch.float64) -> Tensor:
+def turn(
+    x: Tensor,
+    positions: Tensor,
+    inv_freq: Tensor,
+    axes: list[int],
+    dtype: torch.dtype = torch.float64,
+) -> Tensor:
     """Rotate channels (i, i + D/2) of ``x [n, heads, D]`` by ``positions [3, n]``.
 
-    The angle itself is a float32 product, as it is in transformers: at position 200000 that rounding is visible.
+    The angle itself is a float32 product, as it is in transformers: at position 200000 that
+    rounding is visible.
     """
     half = x.shape[-1] // 2
     chosen = torch.stack([positions[axis] for axis in axes], dim=-1)
     angles = (chosen.float() * inv_freq.float()).to(dtype)[:, None]
     low, high = x[..., :half].to(dtype), x[..., half:].to(dtype)
-    return torch.cat([low * angles.cos() - high * angles.sin(), high * angles.cos() + low * angles.sin()], dim=-1)
+    return torch.cat(
+        [low * angles.cos() - high * angles.sin(), high * angles.cos() + low * angles.sin()], dim=-1
+    )

@@ -1,4 +1,6 @@
-"""Why a target's logits are not finite numbers: a weight of its checkpoint, or what it computes of them."""
+"""Why a target's logits are not finite numbers: a weight of its checkpoint, or what it computes
+of them.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,17 @@ _WIDER = {"float16": "engine.residual: float32, or engine.dtype: bfloat16 or flo
 
 
 def explain_overflow(spec: TargetSpec, dtype: str) -> EngineFailedError:
-    """The error to end with; reads every weight of the checkpoint, unless one of them is the reason."""
+    """The error to end with; reads every weight of the checkpoint, unless one of them is the
+    reason.
+    """
     for ref in spec.tensors.values():
         if not read_tensor(ref).isfinite().all():
             return EngineFailedError(
-                f"{ref.file}: {ref.name}: holds values that are not finite numbers, so the target has no answer. "
-                "Get the checkpoint again, and rebuild."
+                f"{ref.file}: {ref.name}: holds values that are not finite numbers, so the target "
+                "has no answer. Get the checkpoint again, and rebuild."
             )
     return EngineFailedError(
-        f"the target's logits are not finite numbers, though every weight of {spec.path} is: its activations overflow "
-        f"in {dtype}. Rebuild with {_WIDER.get(dtype, 'engine.dtype: float32')}; if that does not help, report it."
+        f"the target's logits are not finite numbers, though every weight of {spec.path} is: its "
+        f"activations overflow in {dtype}. Rebuild with "
+        f"{_WIDER.get(dtype, 'engine.dtype: float32')}; if that does not help, report it."
     )

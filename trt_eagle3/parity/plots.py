@@ -50,7 +50,9 @@ _LEAST = 1e-9  # shown in place of an error of zero on a logarithmic axis
 
 
 def layer_errors(report: Report) -> str:
-    """Error of every decoder layer, end to end and of its own step, with both tolerances; empty without layers."""
+    """Error of every decoder layer, end to end and of its own step, with both tolerances; empty
+    without layers.
+    """
     shown = report.layers
     if not shown:
         return ""
@@ -67,7 +69,9 @@ def layer_errors(report: Report) -> str:
             if all(v is None for v in values):
                 continue
             heights = [math.nan if v is None else max(_finite(v), _LEAST) for v in values]
-            axes.plot(range(len(shown)), heights, "o-", ms=4, lw=1.6, color=_COLOURS[colour], label=label)
+            axes.plot(
+                range(len(shown)), heights, "o-", ms=4, lw=1.6, color=_COLOURS[colour], label=label
+            )
             axes.axhline(limits[gate], ls="--", lw=1.2, color=_COLOURS[colour], alpha=0.8)
             axes.annotate(
                 f"allowed {limits[gate]:.0e}",
@@ -85,21 +89,31 @@ def layer_errors(report: Report) -> str:
         axes.set_xlabel("decoder layer")
         axes.set_ylabel("relative L2 error")
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, fontsize=9, borderaxespad=0.2)
+        axes.legend(
+            loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, fontsize=9, borderaxespad=0.2
+        )
 
     return _svg(draw)
 
 
 def margins(report: Report) -> str:
-    """How sure the reference was of each answer token, and where the engine said another; empty without tokens."""
+    """How sure the reference was of each answer token, and where the engine said another; empty
+    without tokens.
+    """
     if not report.margins:
         return ""
     bins = [i / 20 for i in range(21)]
 
     def draw(axes: Axes) -> None:
-        kinds = (("same", "first", "same token"), ("tie", "warn", "tie"), ("failure", "bad", "mismatch"))
+        kinds = (
+            ("same", "first", "same token"),
+            ("tie", "warn", "tie"),
+            ("failure", "bad", "mismatch"),
+        )
         values = [[m for m, verdict in report.margins if verdict == kind] for kind, _, _ in kinds]
-        labels = [f"{label} ({len(found)})" for (_, _, label), found in zip(kinds, values, strict=True)]
+        labels = [
+            f"{label} ({len(found)})" for (_, _, label), found in zip(kinds, values, strict=True)
+        ]
         colours = [_COLOURS[colour] for _, colour, _ in kinds]
         axes.hist(values, bins=bins, stacked=True, color=colours, label=labels, rwidth=0.9)
         axes.set_yscale("symlog", linthresh=1)
@@ -108,13 +122,17 @@ def margins(report: Report) -> str:
         axes.set_xlim(0, 1)
         axes.set_xlabel("probability of the reference's best token, less that of its second")
         axes.set_ylabel("answer tokens")
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, fontsize=9, borderaxespad=0.2)
+        axes.legend(
+            loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, fontsize=9, borderaxespad=0.2
+        )
 
     return _svg(draw)
 
 
 def acceptance(report: Report) -> str:
-    """Share of cycles that accept at each draft position, engine and reference side by side; empty without a draft."""
+    """Share of cycles that accept at each draft position, engine and reference side by side;
+    empty without a draft.
+    """
     found = report.acceptance
     if found is None:
         return ""
@@ -127,7 +145,9 @@ def acceptance(report: Report) -> str:
             (-0.2, found.engine, "first", "engine"),
             (0.2, found.reference, "second", "reference draft"),
         ):
-            bars = axes.bar([p + shift for p in places], values, 0.36, color=_COLOURS[colour], label=label)
+            bars = axes.bar(
+                [p + shift for p in places], values, 0.36, color=_COLOURS[colour], label=label
+            )
             axes.bar_label(bars, [f"{100 * v:.0f}" for v in values], fontsize=8, padding=2)
         axes.set_ylim(0, min(1.12, 1.25 * max(*found.engine, *found.reference, 0.05)))
         axes.set_xticks(list(places), [str(p + 1) for p in places])
@@ -136,7 +156,9 @@ def acceptance(report: Report) -> str:
         axes.set_xlabel("draft position")
         axes.set_ylabel("cycles that accept it")
         axes.grid(visible=False, axis="x")
-        axes.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, fontsize=9, borderaxespad=0.2)
+        axes.legend(
+            loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, fontsize=9, borderaxespad=0.2
+        )
 
     return _svg(draw)
 
@@ -148,7 +170,9 @@ def lengths(report: Report) -> str:
         return ""
 
     def draw(axes: Axes) -> None:
-        bars = axes.bar(list(found.lengths), list(found.lengths.values()), 0.7, color=_COLOURS["first"])
+        bars = axes.bar(
+            list(found.lengths), list(found.lengths.values()), 0.7, color=_COLOURS["first"]
+        )
         axes.bar_label(bars, fontsize=8, padding=2)
         axes.set_xticks(range(1, max(found.lengths) + 1))
         axes.margins(y=0.12)
@@ -179,4 +203,8 @@ def _svg(draw: Callable[[Axes], None]) -> str:
     for name, colour in _COLOURS.items():
         text = text.replace(colour, f"var(--{name})")
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    return re.sub(r'(<svg[^>]*?) width="[^"]*"', r'\1 role="img"', re.sub(r' height="[^"]*"', "", text, count=1))
+    return re.sub(
+        r'(<svg[^>]*?) width="[^"]*"',
+        r'\1 role="img"',
+        re.sub(r' height="[^"]*"', "", text, count=1),
+    )

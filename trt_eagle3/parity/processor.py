@@ -1,8 +1,9 @@
 """The prompt as ``transformers`` prepares it.
 
-Pixels follow Pillow (``Qwen2VLImageProcessorPil``), as the program does. transformers' video processor needs
-torchvision; without it frames that need no resizing go through the image processor one by one, which computes the same
-values, and the text and times around them are ``Qwen3VLProcessor``'s own.
+Pixels follow Pillow (``Qwen2VLImageProcessorPil``), as the program does. transformers' video
+processor needs torchvision; without it frames that need no resizing go through the image processor
+one by one, which computes the same values, and the text and times around them are
+``Qwen3VLProcessor``'s own.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ __all__ = ["ProcessorReference", "ReferenceInputs"]
 
 @dataclass(frozen=True)
 class ReferenceInputs:
-    """One prompt as transformers prepares it: as ``ModelInputs``, with ``patches`` float32 [N, D]; N = 0 for text."""
+    """One prompt as transformers prepares it: as ``ModelInputs``, with ``patches`` float32 [N,
+    D]; N = 0 for text.
+    """
 
     token_ids: Tensor
     position_ids: Tensor
@@ -40,12 +43,16 @@ class ReferenceInputs:
 
 
 class ProcessorReference:
-    """The processor of a checkpoint. ``target`` knows its positions; ``reader`` decodes files as the engine's does."""
+    """The processor of a checkpoint.
+
+    ``target`` knows its positions; ``reader`` decodes files as the engine's does.
+    """
 
     def __init__(self, checkpoint: Path, target: TargetReference, reader: Processor) -> None:
         if not hasattr(transformers, "Qwen2VLImageProcessorPil"):
             raise EnvironmentMissingError(
-                f"validate needs transformers >= 5.10, found {transformers.__version__}: pip install -U transformers"
+                f"validate needs transformers >= 5.10, found {transformers.__version__}: pip "
+                "install -U transformers"
             )
         self._checkpoint, self._target, self._reader = checkpoint, target, reader
 
@@ -56,12 +63,19 @@ class ProcessorReference:
         if not all(self._videos.fits(video) for video in videos):
             return None
         content = [{"type": "image"}] * len(images) + [{"type": "video"}] * len(videos)
-        messages = [{"role": "user", "content": [*content, {"type": "text", "text": question.prompt}]}]
-        text = self._processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        messages = [
+            {"role": "user", "content": [*content, {"type": "text", "text": question.prompt}]}
+        ]
+        text = self._processor.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False
+        )
         media: dict[str, Any] = {"images": images} if images else {}
         if videos:
             media["videos"] = [video.pixels.numpy() for video in videos]
-            media |= {"video_metadata": [video.metadata for video in videos], "do_sample_frames": False}
+            media |= {
+                "video_metadata": [video.metadata for video in videos],
+                "do_sample_frames": False,
+            }
         out = self._processor(text=[text], return_tensors="pt", **media)
         token_ids = out["input_ids"][0]
         grids = [out[name] for name in ("image_grid_thw", "video_grid_thw") if name in out]
@@ -89,11 +103,19 @@ class ProcessorReference:
 
     @cached_property
     def _processor(self) -> Any:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(str(self._checkpoint), local_files_only=True)
-        values, _ = transformers.Qwen3VLProcessor.get_processor_dict(str(self._checkpoint), local_files_only=True)
-        image = transformers.Qwen2VLImageProcessorPil.from_pretrained(str(self._checkpoint), local_files_only=True)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            str(self._checkpoint), local_files_only=True
+        )
+        values, _ = transformers.Qwen3VLProcessor.get_processor_dict(
+            str(self._checkpoint), local_files_only=True
+        )
+        image = transformers.Qwen2VLImageProcessorPil.from_pretrained(
+            str(self._checkpoint), local_files_only=True
+        )
         template = values.get("chat_template") or tokenizer.chat_template
-        processor = _ImageTextProcessor(image_processor=image, tokenizer=tokenizer, chat_template=template)
+        processor = _ImageTextProcessor(
+            image_processor=image, tokenizer=tokenizer, chat_template=template
+        )
         processor.video_processor = self._videos
         return processor
 
@@ -111,9 +133,13 @@ class _Frames:
 
     @property
     def metadata(self) -> Any:
-        """transformers divides indices by the rate, so that seconds at a rate of one are themselves."""
+        """transformers divides indices by the rate, so that seconds at a rate of one are
+        themselves.
+        """
         total = len(self.times)
-        return transformers.video_utils.VideoMetadata(total_num_frames=total, fps=1.0, frames_indices=list(self.times))
+        return transformers.video_utils.VideoMetadata(
+            total_num_frames=total, fps=1.0, frames_indices=list(self.times)
+        )
 
 
 class _ImageTextProcessor(transformers.Qwen3VLProcessor):  # type: ignore[misc]
@@ -125,18 +151,35 @@ class _ImageTextProcessor(transformers.Qwen3VLProcessor):  # type: ignore[misc]
 
 
 class _FrameProcessor:
-    """Stands where Qwen3VLVideoProcessor would: frames as they are, through the image processor in pairs."""
+    """Stands where Qwen3VLVideoProcessor would: frames as they are, through the image processor
+    in pairs.
+    """
 
     def __init__(self, checkpoint: Path) -> None:
         from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 
-        stored, _ = Qwen3VLVideoProcessor.get_video_processor_dict(str(checkpoint), local_files_only=True)
-        names = ("size", "patch_size", "temporal_patch_size", "merge_size", "image_mean", "image_std", "rescale_factor")
-        values = {name: stored.get(name, getattr(Qwen3VLVideoProcessor, name, None)) for name in names}
+        stored, _ = Qwen3VLVideoProcessor.get_video_processor_dict(
+            str(checkpoint), local_files_only=True
+        )
+        names = (
+            "size",
+            "patch_size",
+            "temporal_patch_size",
+            "merge_size",
+            "image_mean",
+            "image_std",
+            "rescale_factor",
+        )
+        values = {
+            name: stored.get(name, getattr(Qwen3VLVideoProcessor, name, None)) for name in names
+        }
         self._size = values.pop("size")
         known = {name: value for name, value in values.items() if value is not None}
         self._images = transformers.Qwen2VLImageProcessorPil(do_resize=False, **known)
-        self.merge_size, self.temporal_patch_size = self._images.merge_size, self._images.temporal_patch_size
+        self.merge_size, self.temporal_patch_size = (
+            self._images.merge_size,
+            self._images.temporal_patch_size,
+        )
 
     def fits(self, video: _Frames) -> bool:
         """Whether transformers would leave the frames at their size."""
@@ -154,7 +197,9 @@ class _FrameProcessor:
         )
         return tuple(size) == (height, width)
 
-    def __call__(self, videos: Sequence[Any], video_metadata: Sequence[Any], **_: Any) -> dict[str, Any]:
+    def __call__(
+        self, videos: Sequence[Any], video_metadata: Sequence[Any], **_: Any
+    ) -> dict[str, Any]:
         found = [self._patches(torch.as_tensor(video)) for video in videos]
         return {
             "pixel_values_videos": torch.cat([patches for patches, _ in found]),
@@ -163,13 +208,18 @@ class _FrameProcessor:
         }
 
     def _patches(self, video: Tensor) -> tuple[Tensor, tuple[int, int, int]]:
-        """Patches of frames joined over time: each half of a temporal patch comes from the still of its own frame."""
+        """Patches of frames joined over time: each half of a temporal patch comes from the still
+        of its own frame.
+        """
         frames = list(video)
         temporal, patch = self.temporal_patch_size, self._images.patch_size
         frames += frames[-1:] * (-len(frames) % temporal)
         stills = [self._images(images=[frame.numpy()], return_tensors="pt") for frame in frames]
         _, height, width = stills[0]["image_grid_thw"][0].tolist()
-        cut = [still["pixel_values"].view(height * width, 3, temporal, patch * patch) for still in stills]
+        cut = [
+            still["pixel_values"].view(height * width, 3, temporal, patch * patch)
+            for still in stills
+        ]
         joined = [
             torch.stack([cut[start + i][:, :, i] for i in range(temporal)], dim=2)
             for start in range(0, len(cut), temporal)

@@ -1,4 +1,5 @@
-"""Recording: what an engine's graphs were given and gave while it answered, with nothing of it changed.
+"""Recording: what an engine's graphs were given and gave while it answered, with nothing of it
+changed.
 
 Shapes: B rows, S new tokens per row, M masked tail, R rows wanted from the head, V vocab.
 """
@@ -25,7 +26,9 @@ __all__ = ["Kept", "Pass", "RecordingEngine", "RecordingSession", "replay"]
 
 @dataclass(frozen=True)
 class Pass:
-    """One run of a graph: what it was given and gave, on the CPU in the engine's type; caches are left out."""
+    """One run of a graph: what it was given and gave, on the CPU in the engine's type; caches
+    are left out.
+    """
 
     graph: str
     inputs: Mapping[str, Tensor]
@@ -34,7 +37,9 @@ class Pass:
 
 @dataclass
 class Kept:
-    """The record, which columns of the target's logits go into it, and of which graph alone (None: of all)."""
+    """The record, which columns of the target's logits go into it, and of which graph alone
+    (None: of all).
+    """
 
     passes: list[Pass] = field(default_factory=list)
     columns: Tensor | None = None
@@ -71,7 +76,11 @@ class RecordingSession:
         outputs = self._open.run(inputs)
         columns = self._kept.columns if self._graph == "target" else None
         found = {
-            name: _copy(tensor if columns is None or name != "logits" else tensor[..., columns.to(tensor.device)])
+            name: _copy(
+                tensor
+                if columns is None or name != "logits"
+                else tensor[..., columns.to(tensor.device)]
+            )
             for name, tensor in outputs.items()
             if "_cache" not in name
         }
@@ -84,10 +93,12 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 class RecordingEngine(Engine):
-    """An engine all of whose graphs are recorded. It speculates as configured, whatever was found to pay here.
+    """An engine all of whose graphs are recorded. It speculates as configured, whatever was found
+    to pay here.
 
     Attributes:
-        kept: the record. plan: the configured tree, always. served: the plan of ``bench --tune``, where there is one.
+        kept: the record. plan: the configured tree, always. served: the plan of ``bench --tune``,
+            where there is one.
     """
 
     def __init__(self, path: Path) -> None:
@@ -97,14 +108,18 @@ class RecordingEngine(Engine):
         tuned = (path / TUNING_FILE).exists()
         self.served = read_plan(path, config.speculation, config.engine.device) if tuned else None
         self._reuses = self.limits.prefix_cache
-        self.limits = self.limits.model_copy(update={"prefix_cache": False})  # every row of every prompt is wanted
-        self._meter = Meter(0.0)  # bundled prompts lie outside a draft's world: no warning about its acceptance
+        # every row of every prompt is wanted
+        self.limits = self.limits.model_copy(update={"prefix_cache": False})
+        # bundled prompts lie outside a draft's world: no warning about its acceptance
+        self._meter = Meter(0.0)
         self.kept = Kept()
         self.sessions: dict[str, RecordingSession] = {}
 
     def open_graph(self, graph: str, intermediates: Sequence[str] = ()) -> Session:
         """A new, recorded session of ``graph``."""
-        session = self.sessions[graph] = RecordingSession(self._open(graph, intermediates), graph, self.kept)
+        session = self.sessions[graph] = RecordingSession(
+            self._open(graph, intermediates), graph, self.kept
+        )
         return session
 
     def _open(self, graph: str, intermediates: Sequence[str]) -> Session:
@@ -133,14 +148,18 @@ class RecordingEngine(Engine):
         return self._started().submit_together(requests, self._begin)
 
     def leave_pages(self, count: int) -> None:
-        """Take pages away, so that sequences have ``count`` from now on; not while requests are in flight."""
+        """Take pages away, so that sequences have ``count`` from now on; not while requests are
+        in flight.
+        """
         wanted = self._pages.num_pages - 1 - count
         if self._prefixes is not None:
             self._prefixes.evict(max(0, wanted - self._pages.num_free))
         self._pages.take(max(0, min(wanted, self._pages.num_free)))
 
     def release(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """Stop answering and let the sessions go, so that others of the same graphs fit; what was bound, by graph."""
+        """Stop answering and let the sessions go, so that others of the same graphs fit; what
+        was bound, by graph.
+        """
         bound = {graph: session.bound for graph, session in self.sessions.items()}
         self.close()
         for name in ("_worker", "_scheduler", "_prefixes", "_decoder", "drafting", "_vision"):
@@ -157,11 +176,17 @@ class RecordingEngine(Engine):
         return passes
 
 
-def replay(session: Session, passes: Sequence[Pass], bound: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-    """Run recorded passes again over the engine's own caches ``bound``; the outputs of each, on the CPU.
+def replay(
+    session: Session, passes: Sequence[Pass], bound: Mapping[str, Tensor]
+) -> list[dict[str, Tensor]]:
+    """Run recorded passes again over the engine's own caches ``bound``; the outputs of each, on the
+    CPU.
 
-    With a session that has taps, this gives the tensors inside the graph at the very passes that an answer took.
+    With a session that has taps, this gives the tensors inside the graph at the very passes that an
+    answer took.
     """
     for name, tensor in bound.items():
         session.bind(name, tensor)
-    return [{n: _copy(t) for n, t in session.run(p.inputs).items() if "_cache" not in n} for p in passes]
+    return [
+        {n: _copy(t) for n, t in session.run(p.inputs).items() if "_cache" not in n} for p in passes
+    ]

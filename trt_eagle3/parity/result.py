@@ -38,7 +38,8 @@ class Subject(_Part):
     """A bundle: what was checked, or what it was checked against.
 
     Attributes:
-        max_seq_len: of its limits. draft_overrides: fields that its config sets over what the draft's files say.
+        max_seq_len: of its limits. draft_overrides: fields that its config sets over what the
+            draft's files say.
     """
 
     path: str
@@ -58,9 +59,11 @@ class GateResult(_Part):
     """One gate: one line of the report.
 
     Attributes:
-        measured: the worst value; None where the gate was skipped. comparison: ``<=`` or ``>=``, to ``tolerance``.
+        measured: the worst value; None where the gate was skipped. comparison: ``<=`` or ``>=``, to
+        ``tolerance``.
         count, failed: measurements, and those out of tolerance. case, tensor, row: of the worst.
-        threshold: the name to override it by. origin: why that tolerance. reason: why it was skipped.
+        threshold: the name to override it by. origin: why that tolerance. reason: why it was
+            skipped.
     """
 
     name: str
@@ -84,7 +87,9 @@ class GateResult(_Part):
 
 
 class DiagnosisResult(_Part):
-    """What went wrong first: the earliest stage, and the first tensor in it that left its tolerance."""
+    """What went wrong first: the earliest stage, and the first tensor in it that left its
+    tolerance.
+    """
 
     stage: str
     gate: str
@@ -97,7 +102,9 @@ class DiagnosisResult(_Part):
 
 
 class MismatchResult(_Part):
-    """A token that is not the expected one; margins are logits of the reference (``parity.token_check.Mismatch``)."""
+    """A token that is not the expected one; margins are logits of the reference
+    (``parity.token_check.Mismatch``).
+    """
 
     gate: str
     case: str
@@ -136,7 +143,9 @@ class PromptResult(_Part):
 
 
 class LayerError(_Part):
-    """A decoder layer's error over all prompts: of its output, end to end, and of its own step alone."""
+    """A decoder layer's error over all prompts: of its output, end to end, and of its own step
+    alone.
+    """
 
     layer: int
     output: _Number | None
@@ -163,8 +172,10 @@ class Report(_Part):
         mode: ``reference`` (a bundle against PyTorch) or ``compare`` (a bundle against another).
         reference: what the expected values come from, in words.
         left_out: prompts of the suite that the bundle's limits do not take.
-        margins: per token of the plain answers, the reference's top-2 margin in probability, and the verdict.
-        seconds: per stage. peak_memory: bytes of this process, or None where the system does not say.
+        margins: per token of the plain answers, the reference's top-2 margin in probability, and
+        the verdict.
+        seconds: per stage. peak_memory: bytes of this process, or None where the system does not
+            say.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -203,15 +214,22 @@ class Report(_Part):
             return
         found = self.diagnosis
         where = (
-            f"; first in {found.stage}: {found.tensor} ({found.value:.3g}, allowed {found.bound:.3g})" if found else ""
+            f"; first in {found.stage}: {found.tensor} ({found.value:.3g}, allowed "
+            f"{found.bound:.3g})"
+            if found
+            else ""
         )
-        raise GateFailedError(f"{self.bundle.path}: {len(failed)} gates failed: {', '.join(failed)}{where}")
+        raise GateFailedError(
+            f"{self.bundle.path}: {len(failed)} gates failed: {', '.join(failed)}{where}"
+        )
 
     def table(self) -> Table:
         """The gates, one line each, for a terminal of any width."""
         table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
         for name in ("", "gate", "measured", "allowed", "what"):
-            table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1 if name == "what" else None)
+            table.add_column(
+                name, no_wrap=True, overflow="ellipsis", ratio=1 if name == "what" else None
+            )
         marks = {"passed": "[green]ok[/]", "failed": "[red]FAIL[/]", "skipped": "[dim]--[/]"}
         for g in self.gates:
             star = " *" if g.overridden else ""
@@ -223,23 +241,34 @@ class Report(_Part):
 
     @property
     def not_checked(self) -> tuple[str, ...]:
-        """What a passed report does not say: gates that were skipped and why, prompts left out, rows never run."""
+        """What a passed report does not say: gates that were skipped and why, prompts left out,
+        rows never run.
+        """
         reasons: dict[str, list[str]] = {}
         for g in self.gates:
             if g.status == "skipped":
                 reasons.setdefault(g.reason, []).append(g.name)
         found = [f"{', '.join(names)} ({reason})" for reason, names in reasons.items()]
         if self.left_out:
-            found.append(f"the suite's prompts {', '.join(self.left_out)} (longer than this bundle's limits)")
+            found.append(
+                f"the suite's prompts {', '.join(self.left_out)} (longer than this bundle's limits)"
+            )
         longest = max((p.prompt_tokens + p.answer_tokens for p in self.prompts), default=0)
         if longest < _NEARLY * self.bundle.max_seq_len:
-            found.append(f"sequences longer than {longest} of max_seq_len {self.bundle.max_seq_len} tokens")
+            found.append(
+                f"sequences longer than {longest} of max_seq_len {self.bundle.max_seq_len} tokens"
+            )
         return tuple(found)
 
     def lines(self, files: tuple[str, ...]) -> list[str]:
-        """What follows the table: where gates failed, what the user changed, what was not checked, the sum, files."""
+        """What follows the table: where gates failed, what the user changed, what was not
+        checked, the sum, files.
+        """
         found = [f"FAIL {g.name}: {_place(g)}" for g in self.gates if g.status == "failed"]
-        found += [f"* tolerance set by the user: {o.name} = {o.used:g} instead of {o.ours:g}" for o in self.overrides]
+        found += [
+            f"* tolerance set by the user: {o.name} = {o.used:g} instead of {o.ours:g}"
+            for o in self.overrides
+        ]
         found += [
             f"the draft is read as the config says: {name} = {value}"
             for name, value in self.bundle.draft_overrides.items()

@@ -83,7 +83,10 @@ def run_validation(
         wanted = "two bundles, A and B" if compare else "one bundle; two need --compare"
         raise UserError(f"validate: expected {wanted}, got {len(bundles)}")
     if target_only and not compare:
-        raise UserError("validate: --target-only goes with --compare; a bundle against PyTorch is validated whole")
+        raise UserError(
+            "validate: --target-only goes with --compare; a bundle against PyTorch is validated "
+            "whole"
+        )
     if not compare:
         (bundle,) = bundles
         return validate(
@@ -97,7 +100,9 @@ def run_validation(
             progress=progress,
         )
     if target or draft or float64:
-        raise UserError("validate: --target, --draft and --float64 are about PyTorch's side; --compare has none")
+        raise UserError(
+            "validate: --target, --draft and --float64 are about PyTorch's side; --compare has none"
+        )
     return versus.compare(
         *bundles,
         suite=suite,
@@ -161,7 +166,13 @@ class Validation:
         self._dtype, self._progress = dtype, progress
         self._seconds: dict[str, float] = {}
 
-    def run(self, cases: Sequence[Case], max_tokens: int, spec: TargetSpec, manifest: DraftManifest | None) -> Found:
+    def run(
+        self,
+        cases: Sequence[Case],
+        max_tokens: int,
+        spec: TargetSpec,
+        manifest: DraftManifest | None,
+    ) -> Found:
         """Answer, compare, and look closer at what failed first.
 
         Raises:
@@ -174,7 +185,13 @@ class Validation:
         finally:
             self.engine.close()
 
-    def _run(self, cases: Sequence[Case], max_tokens: int, spec: TargetSpec, manifest: DraftManifest | None) -> Found:
+    def _run(
+        self,
+        cases: Sequence[Case],
+        max_tokens: int,
+        spec: TargetSpec,
+        manifest: DraftManifest | None,
+    ) -> Found:
         engine, board = self.engine, self.board
         check_meaning(board, engine, spec, manifest)
         with self._stage("files", 1) as step:
@@ -203,7 +220,10 @@ class Validation:
             check_target_inputs(board, reference, answer, positions)
             targets.append(checked_target(reference, answer, found, states, positions))
         if not any(intermediates):
-            board.skip(("target.layers", "target.layer_steps"), "this backend gives no tensors inside its graphs")
+            board.skip(
+                ("target.layers", "target.layer_steps"),
+                "this backend gives no tensors inside its graphs",
+            )
         with self._stage("decoder layers", reference.num_layers) as step:
             check_layers(board, reference, targets, manifest, step)
         with self._stage("tokens", len(targets)) as step:
@@ -212,7 +232,9 @@ class Validation:
         acceptance = Acceptance()
         records = self._check_draft(drafting, targets, acceptance)
         with self._stage("sampling", 1) as step:
-            check_sampling(board, [t.logits for t in targets], [torch.tensor(t.answer.plain) for t in targets])
+            check_sampling(
+                board, [t.logits for t in targets], [torch.tensor(t.answer.plain) for t in targets]
+            )
             check_surprise(board, sampled, embed)
             step()
         tools = Tools(engine, bound, reference, targets, drafting, records)
@@ -222,7 +244,11 @@ class Validation:
         return Found(board, engine, targets, mismatches, acceptance, diagnosis, self._seconds)
 
     def _encode_images(
-        self, reference: TargetReference, checkpoint: Path, answers: Sequence[Answer], step: Callable[[], object]
+        self,
+        reference: TargetReference,
+        checkpoint: Path,
+        answers: Sequence[Answer],
+        step: Callable[[], object],
     ) -> list[VisionStates | None]:
         """Processor and vision gates; what the reference sees in each case."""
         processor = ProcessorReference(checkpoint, reference, self.engine.processor)
@@ -231,13 +257,18 @@ class Validation:
             inputs = check_processor(self.board, processor, answer)
             check_text(self.board, processor, answer)
             step()
-            states.append(reference.vision(inputs.patches, inputs.grid_thw) if len(inputs.patches) else None)
+            states.append(
+                reference.vision(inputs.patches, inputs.grid_thw) if len(inputs.patches) else None
+            )
             check_vision(self.board, answer, states[-1])
             step()
         return states
 
     def _check_tokens(
-        self, reference: TargetReference, targets: Sequence[CheckedTarget], step: Callable[[], object]
+        self,
+        reference: TargetReference,
+        targets: Sequence[CheckedTarget],
+        step: Callable[[], object],
     ) -> list[Mismatch]:
         check_logits(self.board, reference, targets)
         mismatches: list[Mismatch] = []
@@ -248,17 +279,26 @@ class Validation:
             step()
         return mismatches
 
-    def _drafting(self, reference: TargetReference, manifest: DraftManifest | None) -> DraftReference | None:
+    def _drafting(
+        self, reference: TargetReference, manifest: DraftManifest | None
+    ) -> DraftReference | None:
         if manifest is None:
             return None
         draft = ReferenceDraft.load(manifest, self._dtype, reference.device)
         return DraftReference(draft, reference, self.engine.record.config.speculation)
 
     def _check_draft(
-        self, drafting: DraftReference | None, targets: Sequence[CheckedTarget], acceptance: Acceptance
+        self,
+        drafting: DraftReference | None,
+        targets: Sequence[CheckedTarget],
+        acceptance: Acceptance,
     ) -> list[DraftRecord]:
         if drafting is None:
-            names = [name for name in GATES if name.startswith(("draft.", "verify.", "target.aux", "tokens.spec"))]
+            names = [
+                name
+                for name in GATES
+                if name.startswith(("draft.", "verify.", "target.aux", "tokens.spec"))
+            ]
             self.board.skip(names, "a bundle without a draft")
             return []
         with self._stage("draft", len(targets)) as step:

@@ -1,8 +1,10 @@
-"""Gates on sampling: what the filters make of logits, and what verified trees then say, over many random numbers.
+"""Gates on sampling: what the filters make of logits, and what verified trees then say, over many
+random numbers.
 
-The logits are the engine's own, of a plain answer. The tree is made of them: the answer's next tokens as a chain, each
-with a sibling that the target likes less, so that acceptance, rejection and the bonus token all happen. The first token
-of an answer and those of plain decoding have no tree; they are drawn too.
+The logits are the engine's own, of a plain answer. The tree is made of them: the answer's next
+tokens as a chain, each with a sibling that the target likes less, so that acceptance, rejection and
+the bonus token all happen. The first token of an answer and those of plain decoding have no tree;
+they are drawn too.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ _SETTINGS = {
     "penalties": Sampling(temperature=0.8, repetition_penalty=1.3, presence_penalty=0.5),
 }
 _TOKENS = 512  # of the vocabulary: the best of the tree's rows, on which all of their mass lies
-_WARM = 4.0  # logits that the 16th best token is brought below the best: certain rows would test nothing
+# logits that the 16th best token is brought below the best: certain rows would test nothing
+_WARM = 4.0
 _DRAWS, _BATCH = 5000, 250
 _LEAST = 5.0  # expected count below which outcomes are pooled, the usual rule for Pearson's test
 _NOBODY = torch.empty(0, dtype=torch.int64)  # tokens seen before
@@ -49,14 +52,18 @@ class _Drawn:
 
 
 def check_sampling(board: Board, logits: Sequence[Tensor], token_ids: Sequence[Tensor]) -> None:
-    """Both gates, on the logits f32 [A, V] of answers with tokens int64 [A]: the first with enough of them.
+    """Both gates, on the logits f32 [A, V] of answers with tokens int64 [A]: the first with enough
+    of them.
 
-    The reference for probabilities is transformers' logits processors; for frequencies, those probabilities.
+    The reference for probabilities is transformers' logits processors; for frequencies, those
+    probabilities.
     """
     rows = next((x for x in logits if len(x) >= 4), None)
     tokens = next((t for t, x in zip(token_ids, logits, strict=True) if len(x) >= 4), None)
     if rows is None or tokens is None:
-        board.skip(("sampling.probabilities", "sampling.tokens"), "no answer of four tokens or more")
+        board.skip(
+            ("sampling.probabilities", "sampling.tokens"), "no answer of four tokens or more"
+        )
         return
     best = rows[:4].max(dim=0).values.topk(min(_TOKENS, rows.shape[1])).indices
     kept = rows[:4, best].double()
@@ -70,17 +77,23 @@ def check_sampling(board: Board, logits: Sequence[Tensor], token_ids: Sequence[T
 
 
 def _check_probabilities(board: Board, name: str, sampling: Sampling, logits: Tensor) -> None:
-    """Chances of acceptance of a root's children, one for each of the likeliest tokens, and two levels below."""
+    """Chances of acceptance of a root's children, one for each of the likeliest tokens, and two
+    levels below.
+    """
     for row, values in enumerate(logits):
         order = values.argsort(descending=True)
         drafted = torch.cat([order[:24], order[-4:]])
         prompt, output_ids = order[torch.tensor([0, 2, 5])], int(order[1])
         sampler = Sampler(replace(sampling, seed=row), prompt, len(values))
         sampler.verdict(
-            values[None], torch.tensor([output_ids]), torch.tensor([-1]), torch.ones(1, 1, dtype=torch.bool)
+            values[None],
+            torch.tensor([output_ids]),
+            torch.tensor([-1]),
+            torch.ones(1, 1, dtype=torch.bool),
         )
         sampler.remember([output_ids])
-        path = [output_ids, *drafted[:2].tolist()]  # each of them after the one before, with all that are drafted below
+        # each of them after the one before, with all that are drafted below
+        path = [output_ids, *drafted[:2].tolist()]
         tokens = torch.cat([torch.tensor([output_ids]), *[drafted] * len(path)])
         num = len(drafted)
         nodes = [0, 1, num + 2]  # of the path
@@ -91,16 +104,26 @@ def _check_probabilities(board: Board, name: str, sampling: Sampling, logits: Te
         found = sampler.verdict(values.expand(len(tokens), -1), tokens, parents, mask).accept[1:]
         for depth, ours in enumerate(found.split(num)):
             answer = path[: depth + 1]
-            expected = reference_probs(values, sampling, torch.cat([prompt, torch.tensor(answer)]), answer)[drafted]
+            expected = reference_probs(
+                values, sampling, torch.cat([prompt, torch.tensor(answer)]), answer
+            )[drafted]
             error = float((ours - expected).abs().max())
-            board.add("sampling.probabilities", error, "", name, None, f"row {row}, depth {depth + 1}")
+            board.add(
+                "sampling.probabilities", error, "", name, None, f"row {row}, depth {depth + 1}"
+            )
 
 
-def reference_probs(logits: Tensor, sampling: Sampling, seen: Tensor = _NOBODY, answer: Sequence[int] = ()) -> Tensor:
-    """float64 [V]: what transformers makes of ``logits`` f32 [V]; the presence penalty, which it lacks, by formula."""
+def reference_probs(
+    logits: Tensor, sampling: Sampling, seen: Tensor = _NOBODY, answer: Sequence[int] = ()
+) -> Tensor:
+    """float64 [V]: what transformers makes of ``logits`` f32 [V]; the presence penalty, which it
+    lacks, by formula.
+    """
     scores = logits.double()[None]
     if sampling.repetition_penalty != 1.0:
-        scores = hf.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)(seen[None], scores)
+        scores = hf.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)(
+            seen[None], scores
+        )
     scores = scores.clone()
     scores[:, list(answer)] -= sampling.presence_penalty
     steps: list[Any] = [hf.TemperatureLogitsWarper(float(sampling.temperature))]
@@ -117,7 +140,9 @@ def reference_probs(logits: Tensor, sampling: Sampling, seen: Tensor = _NOBODY, 
 
 
 def _check_frequencies(board: Board, name: str, sampling: Sampling, logits: Tensor) -> None:
-    """First tokens said from the tree, second and third ones after the chain's, and those said without a tree."""
+    """First tokens said from the tree, second and third ones after the chain's, and those said
+    without a tree.
+    """
     first, second = (reference_probs(logits[row], sampling) for row in (0, 1))
     tops = [p.argsort(descending=True)[:2].tolist() for p in (first, second)]
     # of the root the second best stands first, so that it is rejected more often than not
@@ -134,23 +159,38 @@ def _check_frequencies(board: Board, name: str, sampling: Sampling, logits: Tens
     _add_frequencies(board, f"{name}: first token", [s[0] for s in output_ids], first)
     _add_frequencies(board, f"{name}: second token", [s[1] for s in after if len(s) > 1], second)
     _add_frequencies(board, f"{name}: third token", [s[2] for s in deep], third)
-    _add_frequencies(board, f"{name}: token without a tree", _say_plainly(sampling, logits[0]), first)
+    _add_frequencies(
+        board, f"{name}: token without a tree", _say_plainly(sampling, logits[0]), first
+    )
 
 
 def _add_frequencies(board: Board, name: str, output_ids: Sequence[int], probs: Tensor) -> None:
     if output_ids:
-        board.add("sampling.tokens", _p_value(Counter(output_ids), probs), "", name, None, f"{len(output_ids)} draws")
+        board.add(
+            "sampling.tokens",
+            _p_value(Counter(output_ids), probs),
+            "",
+            name,
+            None,
+            f"{len(output_ids)} draws",
+        )
 
 
 def _say_plainly(sampling: Sampling, logits: Tensor) -> list[int]:
-    """First tokens of answers, and those of passes over a root alone: a quarter of the draws each."""
+    """First tokens of answers, and those of passes over a root alone: a quarter of the draws
+    each.
+    """
     root, count = Tree.root_only(), _DRAWS // 4
     output_ids = [
-        int(Sampler(replace(sampling, seed=seed), _NOBODY, len(logits)).first(logits)) for seed in range(count)
+        int(Sampler(replace(sampling, seed=seed), _NOBODY, len(logits)).first(logits))
+        for seed in range(count)
     ]
     for start in range(count, 2 * count, _BATCH):
         seeds = range(start, min(start + _BATCH, 2 * count))
-        output_ids += [answer[0] for answer in _sample_tokens(sampling, torch.tensor([0]), logits[None], seeds, root)]
+        output_ids += [
+            answer[0]
+            for answer in _sample_tokens(sampling, torch.tensor([0]), logits[None], seeds, root)
+        ]
     return output_ids
 
 
@@ -166,13 +206,18 @@ def _sample_tokens(
         mask=tree.mask.expand(count, -1, -1),
     )
     found = verify_tree(
-        cast("Sequence[SequenceState]", sequences), proposal, logits.expand(count, -1, -1), [len(tokens)] * count
+        cast("Sequence[SequenceState]", sequences),
+        proposal,
+        logits.expand(count, -1, -1),
+        [len(tokens)] * count,
     )
     return [accepted.tokens for accepted in found]
 
 
 def _p_value(counts: Counter[int], probs: Tensor) -> float:
-    """Pearson's chi-square test of ``counts`` against ``probs`` [V]; outcomes that cannot be are impossible at once."""
+    """Pearson's chi-square test of ``counts`` against ``probs`` [V]; outcomes that cannot be are
+    impossible at once.
+    """
     total = sum(counts.values())
     if any(float(probs[token]) <= 0.0 for token in counts):
         return 0.0

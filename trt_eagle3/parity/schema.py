@@ -1,4 +1,7 @@
-"""The JSON Schema of reports, kept beside the code: ``python -m trt_eagle3.parity.schema`` writes it anew."""
+"""The JSON Schema of reports, kept beside the code:
+
+``python -m trt_eagle3.parity.schema`` writes it anew.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ SCHEMA_FILE = Path(__file__).parent / "report.schema.json"
 
 def report_schema() -> dict[str, Any]:
     """What ``report.json`` and ``compare.json`` look like."""
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Report.model_json_schema(mode="serialization")}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **Report.model_json_schema(mode="serialization"),
+    }
 
 
 def main() -> None:

@@ -20,10 +20,12 @@ __all__ = ["find_checkpoint", "read_sources"]
 
 
 def find_checkpoint(engine: Engine, role: str, given: str | None = None) -> Path:
-    """The checkpoint of ``role`` (``target`` or ``draft``): the one given, else where the build found it.
+    """The checkpoint of ``role`` (``target`` or ``draft``): the one given, else where the build
+    found it.
 
     Raises:
-        UserError: it is gone, or holds other weight files than those that the bundle was built from.
+        UserError: it is gone, or holds other weight files than those that the bundle was built
+            from.
     """
     source = engine.record.sources[role]
     path = resolve_checkpoint(given) if given else Path(source.path)
@@ -32,8 +34,8 @@ def find_checkpoint(engine: Engine, role: str, given: str | None = None) -> Path
             path = resolve_checkpoint(source.checkpoint, source.revision)
         except (UserError, EnvironmentMissingError) as error:
             raise UserError(
-                f"{source.path}: the {role} that {engine.path} was built from is not there any more; the reference "
-                f"reads its weights. Name its folder: --{role} PATH"
+                f"{source.path}: the {role} that {engine.path} was built from is not there any "
+                f"more; the reference reads its weights. Name its folder: --{role} PATH"
             ) from error
     _check_files(engine, role, path)
     return path
@@ -42,7 +44,8 @@ def find_checkpoint(engine: Engine, role: str, given: str | None = None) -> Path
 def _check_files(engine: Engine, role: str, path: Path) -> None:
     """By content: a file of the Hub's cache was recorded by its blob's name.
 
-    The table beside TensorRT engines is no checkpoint's file; their weights are known by what they compute.
+    The table beside TensorRT engines is no checkpoint's file; their weights are known by what they
+    compute.
     """
     there = {(file.stat().st_size, header_digest(file)) for file in path.glob("*.safetensors")}
     if not there:
@@ -51,7 +54,8 @@ def _check_files(engine: Engine, role: str, path: Path) -> None:
         if location != TABLE_FILE and (expected.size, expected.header_sha256) not in there:
             raise UserError(
                 f"{path}: not the {role} that {engine.path} was built from (size or header of "
-                f"{Path(location).name} differs). Name the right folder, --{role} PATH, or rebuild the bundle."
+                f"{Path(location).name} differs). Name the right folder, --{role} PATH, or rebuild "
+                "the bundle."
             )
 
 

@@ -73,7 +73,9 @@ def summarise(
         gates=gates,
         diagnosis=DiagnosisResult(**dataclasses.asdict(diagnosis)) if diagnosis else None,
         mismatches=tuple(_mismatch(found.board, m) for m in found.mismatches),
-        overrides=tuple(OverrideResult(**dataclasses.asdict(o)) for o in found.board.thresholds.overrides),
+        overrides=tuple(
+            OverrideResult(**dataclasses.asdict(o)) for o in found.board.thresholds.overrides
+        ),
         prompts=tuple(_prompt(found, t.answer) for t in found.targets),
         left_out=tuple(left_out),
         layers=_layers(found.board),
@@ -105,7 +107,12 @@ def _subject(engine: Engine) -> Subject:
 
 
 def _gate(board: Board, name: str) -> GateResult:
-    gate, limit, worst, failures = GATES[name], board.limit(name), board.worst(name), board.failures(name)
+    gate, limit, worst, failures = (
+        GATES[name],
+        board.limit(name),
+        board.worst(name),
+        board.failures(name),
+    )
     shown = failures[0] if failures else worst
     return GateResult(
         name=name,
@@ -134,7 +141,11 @@ def _detail(board: Board, gate: str, shown: Measurement | None, *, failed: bool)
     if shown is None:
         return ""
     counts = board.counts.get(gate)
-    return ", ".join(f"{n} {what}" for what, n in counts.items() if n) if counts and not failed else shown.detail
+    return (
+        ", ".join(f"{n} {what}" for what, n in counts.items() if n)
+        if counts and not failed
+        else shown.detail
+    )
 
 
 def _mismatch(board: Board, m: Mismatch) -> MismatchResult:
@@ -143,7 +154,9 @@ def _mismatch(board: Board, m: Mismatch) -> MismatchResult:
 
 
 def _prompt(found: Found, answer: Answer) -> PromptResult:
-    failed = [name for name in GATES if any(m.case == answer.name for m in found.board.failures(name))]
+    failed = [
+        name for name in GATES if any(m.case == answer.name for m in found.board.failures(name))
+    ]
     return PromptResult(
         name=answer.name,
         kind=answer.case.kind,
@@ -161,14 +174,18 @@ def _short(text: str) -> str:
 
 
 def _layers(board: Board) -> tuple[LayerError, ...]:
-    """The worst prompt of each layer; its step is the decoder's, or the adding of its deepstack level."""
+    """The worst prompt of each layer; its step is the decoder's, or the adding of its deepstack
+    level.
+    """
     worst: dict[int, dict[str, float]] = {}
     for gate in ("target.layers", "target.layer_steps"):
         for m in board.measurements.get(gate, ()):
             values = worst.setdefault(int(m.tensor.split(".")[1]), {})
             values[gate] = max(m.value, values.get(gate, 0.0))
     return tuple(
-        LayerError(layer=k, output=worst[k].get("target.layers"), step=worst[k].get("target.layer_steps"))
+        LayerError(
+            layer=k, output=worst[k].get("target.layers"), step=worst[k].get("target.layer_steps")
+        )
         for k in sorted(worst)
     )
 
@@ -198,7 +215,9 @@ def _margins(found: Found) -> tuple[tuple[float, Literal["same", "tie", "failure
 def peak_memory() -> int | None:
     """Peak resident bytes of this process (VmHWM), where the system tells."""
     try:
-        status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        status = dict(
+            line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines()
+        )
         return int(status["VmHWM"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
         return None

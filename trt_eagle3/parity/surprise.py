@@ -1,8 +1,8 @@
 """Sampled answers of the whole engine: are they as surprising as their distribution says?
 
-A token of probability p surprises by -log p; over tokens drawn from their distributions the sum of surprises has the
-sum of entropies as its mean and a known variance. Greedy answers surprise too little, as do drafted tokens that are
-accepted too often.
+A token of probability p surprises by -log p; over tokens drawn from their distributions the sum of
+surprises has the sum of entropies as its mean and a known variance. Greedy answers surprise too
+little, as do drafted tokens that are accepted too often.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ from trt_eagle3.parity.trace import logits_of, rows_of
 
 __all__ = ["NUM_SAMPLED", "SETTING", "check_surprise"]
 
-SETTING = Sampling(temperature=2.5, top_p=0.95)  # warm, so that few tokens tell chance from certainty
+# warm, so that few tokens tell chance from certainty
+SETTING = Sampling(temperature=2.5, top_p=0.95)
 NUM_SAMPLED = 3
 """Cases that are answered by chance."""
 
 
-def check_surprise(board: Board, answers: Sequence[Sampled], embed: Callable[[Tensor], Tensor]) -> None:
+def check_surprise(
+    board: Board, answers: Sequence[Sampled], embed: Callable[[Tensor], Tensor]
+) -> None:
     """One p-value over all answers; a token that cannot be has none.
 
     Args:
@@ -52,7 +55,10 @@ def check_surprise(board: Board, answers: Sequence[Sampled], embed: Callable[[Te
         return
     z = excess / max(variance, 1e-12) ** 0.5 if excess else 0.0
     value = float(torch.special.erfc(torch.tensor(abs(z) / 2**0.5, dtype=torch.float64)))
-    detail = f"{count} tokens surprise by {excess:+.1f} nats over what is expected, {z:+.1f} standard deviations"
+    detail = (
+        f"{count} tokens surprise by {excess:+.1f} nats over what is expected, {z:+.1f} standard "
+        "deviations"
+    )
     board.add("sampling.tokens", value, "", "the engine's own answers", None, detail)
 
 
@@ -64,8 +70,12 @@ def _logits_by_row(answer: Sampled, embed: Callable[[Tensor], Tensor]) -> dict[i
     for p in answer.passes:
         rows = rows_of(p)
         if rows.past < num_prompt and rows.start < num_prompt:
-            found |= {logit.row: logit.values for logit in logits_of(p) if logit.row == num_prompt - 1}
+            found |= {
+                logit.row: logit.values for logit in logits_of(p) if logit.row == num_prompt - 1
+            }
         else:
             given = dict(enumerate_logits(p, rows))
-            found |= {row: given[node] for row, node in path_rows(p, rows, table).items() if node in given}
+            found |= {
+                row: given[node] for row, node in path_rows(p, rows, table).items() if node in given
+            }
     return found

@@ -1,7 +1,9 @@
-"""The target as ``transformers`` computes it, its weights streamed layer by layer from the checkpoint.
+"""The target as ``transformers`` computes it, its weights streamed layer by layer from the
+checkpoint.
 
-The modules are transformers' own; only what calls them one after the other is ours, so that one layer at a time is in
-memory. Shapes: S rows of a sequence, H hidden, V vocab, N visual rows, L deepstack levels, n patches.
+The modules are transformers' own; only what calls them one after the other is ours, so that one
+layer at a time is in memory. Shapes: S rows of a sequence, H hidden, V vocab, N visual rows, L
+deepstack levels, n patches.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ _HEAD_ROWS = 16384  # of the head at once: 16384 x 4096 in float32 are 268 MB
 
 @dataclass(frozen=True)
 class VisionStates:
-    """What the vision tower makes: visual_embeds [N, H], deepstack [L, N, H], and tensors [n, ...] by graph name."""
+    """What the vision tower makes: visual_embeds [N, H], deepstack [L, N, H], and tensors [n,
+    ...] by graph name.
+    """
 
     visual_embeds: Tensor
     deepstack: Tensor
@@ -59,10 +63,18 @@ class TargetReference:
 
     @classmethod
     def load(
-        cls, checkpoint: Path, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+        cls,
+        checkpoint: Path,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
     ) -> TargetReference:
         """The target at ``checkpoint``; no weight is read yet."""
-        return cls(Qwen3VLConfig.from_pretrained(checkpoint), read_target(checkpoint).tensors, dtype, device)
+        return cls(
+            Qwen3VLConfig.from_pretrained(checkpoint),
+            read_target(checkpoint).tensors,
+            dtype,
+            device,
+        )
 
     @property
     def num_layers(self) -> int:
@@ -75,10 +87,14 @@ class TargetReference:
         return len(self.config.vision_config.deepstack_visual_indexes)
 
     def rope_index(self, token_ids: Tensor, grid_thw: Tensor) -> tuple[Tensor, int]:
-        """transformers' positions [3, S] and rope_delta of a prompt whose grids stand in prompt order."""
+        """transformers' positions [3, S] and rope_delta of a prompt whose grids stand in prompt
+        order.
+        """
         with torch.device("meta"):
             model = hf.Qwen3VLModel(self.config)
-        kinds = (token_ids == self.config.image_token_id).int() + 2 * (token_ids == self.config.video_token_id).int()
+        kinds = (token_ids == self.config.image_token_id).int() + 2 * (
+            token_ids == self.config.video_token_id
+        ).int()
         images, videos = _split_grids(kinds, grid_thw, self.config.vision_config.spatial_merge_size)
         positions, delta = model.get_rope_index(
             token_ids[None], kinds[None], image_grid_thw=images, video_grid_thw=videos
@@ -90,7 +106,9 @@ class TargetReference:
         wanted, places = token_ids.cpu().unique(return_inverse=True)
         runs = wanted.tensor_split((wanted.diff() != 1).nonzero().flatten() + 1)
         table = self._table
-        rows = torch.cat([table[int(run[0]) : int(run[-1]) + 1] if len(run) else table[:0] for run in runs])
+        rows = torch.cat(
+            [table[int(run[0]) : int(run[-1]) + 1] if len(run) else table[:0] for run in runs]
+        )
         return rows[places].to(self.device, self.dtype)
 
     @cached_property
@@ -140,8 +158,12 @@ class TargetReference:
 
     @torch.no_grad()
     @full_float32()
-    def vision(self, patches: Tensor, grid_thw: Tensor, intermediates: Sequence[str] = ()) -> VisionStates:
-        """Run the tower over packed ``patches [n, D]``; ``intermediates`` are names of the vision graph."""
+    def vision(
+        self, patches: Tensor, grid_thw: Tensor, intermediates: Sequence[str] = ()
+    ) -> VisionStates:
+        """Run the tower over packed ``patches [n, D]``; ``intermediates`` are names of the
+        vision graph.
+        """
         with torch.device("meta"):
             tower = hf.Qwen3VLVisionModel(self.config.vision_config).eval()
         tower.rotary_pos_emb = self._vision_rotary
@@ -154,11 +176,15 @@ class TargetReference:
         out = tower(patches.to(self.device, self.dtype), grid_thw=grid_thw.to(self.device))
         levels = [level.cpu() for level in out.deepstack_features]
         embeds = out.pooler_output.cpu()
-        return VisionStates(embeds, torch.stack(levels) if levels else embeds.new_zeros(0, *embeds.shape), found)
+        return VisionStates(
+            embeds, torch.stack(levels) if levels else embeds.new_zeros(0, *embeds.shape), found
+        )
 
     @cached_property
     def _vision_rotary(self) -> nn.Module:
-        """The tower's rotary embedding, whatever this transformers makes it of: that of a tower of one block."""
+        """The tower's rotary embedding, whatever this transformers makes it of: that of a tower
+        of one block.
+        """
         config = copy.deepcopy(self.config.vision_config)
         config.depth, config.deepstack_visual_indexes = 1, []
         rotary: nn.Module = hf.Qwen3VLVisionModel(config).rotary_pos_emb.to(self.device)
@@ -209,7 +235,9 @@ class TargetLayer:
         return found[0]
 
     def trace(self, hidden: Tensor, rope: Rope) -> dict[str, Tensor]:
-        """The layer's tensors [S, ...] by their name in the target graph, in the order in which they are computed."""
+        """The layer's tensors [S, ...] by their name in the target graph, in the order in which
+        they are computed.
+        """
         found: dict[str, Tensor] = {}
         layer, prefix = self._module, f"layers.{self.index}."
         raw: dict[str, Tensor] = {}
@@ -228,19 +256,30 @@ class TargetLayer:
         output = self(hidden, rope)
         for hook in hooks:
             hook.remove()
-        q, k = hf.apply_rotary_pos_emb(raw["q_norm"][None].transpose(1, 2), raw["k_norm"][None].transpose(1, 2), *rope)
+        q, k = hf.apply_rotary_pos_emb(
+            raw["q_norm"][None].transpose(1, 2), raw["k_norm"][None].transpose(1, 2), *rope
+        )
         attn = f"{prefix}self_attn."
         found[f"{attn}qkv"] = torch.cat([raw["q"], raw["k"], raw["v"]], dim=-1)
         found[f"{attn}q"], found[f"{attn}k"] = (y[0].transpose(0, 1).flatten(1) for y in (q, k))
         found |= {f"{attn}v": raw["v"], f"{attn}out": raw["out"], f"{attn}output": raw["attended"]}
-        found |= {f"{prefix}attention_residual": raw["residual"], f"{prefix}post_attention_layernorm": raw["post"]}
+        found |= {
+            f"{prefix}attention_residual": raw["residual"],
+            f"{prefix}post_attention_layernorm": raw["post"],
+        }
         found[f"{prefix}mlp.gate_up"] = torch.cat([raw["gate"], raw["up"]], dim=-1)
-        found |= {f"{prefix}mlp.inner": raw["inner"], f"{prefix}mlp.output": raw["mlp"], f"{prefix}output": output}
+        found |= {
+            f"{prefix}mlp.inner": raw["inner"],
+            f"{prefix}mlp.output": raw["mlp"],
+            f"{prefix}output": output,
+        }
         return found
 
 
 def add_deepstack(hidden: Tensor, levels: Tensor, layer: int, visual_rows: Tensor) -> Tensor:
-    """``hidden [S, H]`` after decoder layer ``layer``, with its level of ``levels [L, N, H]`` on the visual rows."""
+    """``hidden [S, H]`` after decoder layer ``layer``, with its level of ``levels [L, N, H]`` on
+    the visual rows.
+    """
     if layer >= len(levels) or not visual_rows.any():
         return hidden
     hidden = hidden.clone()
@@ -276,7 +315,9 @@ def _is_streamed(name: str) -> bool:
 def _tap_vision(tower: Any, name: str, found: dict[str, Tensor]) -> None:
     """Keep the tensor that the vision graph calls ``name`` (``blocks.3.attn.qkv``)."""
     owner, _, part = name.rpartition(".")
-    block = tower.get_submodule(owner.removesuffix(".attn").removesuffix(".mlp")) if owner else tower
+    block = (
+        tower.get_submodule(owner.removesuffix(".attn").removesuffix(".mlp")) if owner else tower
+    )
     places: dict[str, tuple[str, bool]] = {
         "embeddings": ("blocks.0", True),
         "patch_embed": ("patch_embed", False),
@@ -297,8 +338,12 @@ def _tap_vision(tower: Any, name: str, found: dict[str, Tensor]) -> None:
     module.register_forward_hook(keep)
 
 
-def _split_grids(kinds: Tensor, grid_thw: Tensor, merge: int) -> tuple[Tensor | None, Tensor | None]:
-    """Grids in prompt order, as those of images and those of videos; their runs of pads say which is which."""
+def _split_grids(
+    kinds: Tensor, grid_thw: Tensor, merge: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """Grids in prompt order, as those of images and those of videos; their runs of pads say
+    which is which.
+    """
     visual = kinds[kinds > 0].tolist()
     images: list[list[int]] = []
     videos: list[list[int]] = []

@@ -32,7 +32,9 @@ __all__ = [
 ]
 
 SURE = 0.1
-"""Margin in probability above which the reference's best token must be the engine's, unless the two are a tie."""
+"""Margin in probability above which the reference's best token must be the engine's, unless the
+two are a tie.
+"""
 
 
 @dataclass
@@ -61,9 +63,14 @@ class CheckedTarget:
 
 
 def layer_intermediates(
-    engine: Engine, bound: Mapping[str, Tensor], answers: Sequence[Answer], progress: Callable[[], object]
+    engine: Engine,
+    bound: Mapping[str, Tensor],
+    answers: Sequence[Answer],
+    progress: Callable[[], object],
 ) -> list[dict[str, Tensor]]:
-    """Per answer the engine's layer outputs [n, H] by name: its passes are run again, with those tensors tapped."""
+    """Per answer the engine's layer outputs [n, H] by name: its passes are run again, with those
+    tensors tapped.
+    """
     known = tensor_names(engine, "target")
     layers = range(engine.spec.text.num_layers)
     wanted = [f"layers.{k}.{name}" for k in layers for name in ("output_pre_deepstack", "output")]
@@ -80,11 +87,15 @@ def layer_intermediates(
 
 
 def tensor_names(engine: Engine, graph: str) -> frozenset[str]:
-    """Tensors that a session of ``graph`` can be asked for; none of a TensorRT engine, which cannot be looked into."""
+    """Tensors that a session of ``graph`` can be asked for; none of a TensorRT engine, which
+    cannot be looked into.
+    """
     file = engine.path / graph / "model.onnx"
     if engine.record.engine.backend == "tensorrt" or not file.is_file():
         return frozenset()
-    return frozenset(o for node in onnx.load(file, load_external_data=False).graph.node for o in node.output)
+    return frozenset(
+        o for node in onnx.load(file, load_external_data=False).graph.node for o in node.output
+    )
 
 
 def check_layers(
@@ -110,21 +121,35 @@ def check_layers(
                 t.aux[layer.index] = (before if pre else t.hidden).cpu()
             name = f"layers.{layer.index}.output"
             if name in t.intermediates:
-                board.add_rows("target.layers", row_errors(t.intermediates[name], t.hidden), t.answer.name, name)
+                board.add_rows(
+                    "target.layers",
+                    row_errors(t.intermediates[name], t.hidden),
+                    t.answer.name,
+                    name,
+                )
                 _check_step(board, reference, t, layer, rope)
         progress()
     for t in targets:
         _check_aux(board, t, manifest)
 
 
-def _check_step(board: Board, reference: TargetReference, t: CheckedTarget, layer: TargetLayer, rope: Rope) -> None:
-    """One layer alone: from the engine's own input to its output, and the deepstack level on top of that."""
+def _check_step(
+    board: Board, reference: TargetReference, t: CheckedTarget, layer: TargetLayer, rope: Rope
+) -> None:
+    """One layer alone: from the engine's own input to its output, and the deepstack level on top
+    of that.
+    """
     passes, case, k = t.answer.plain_passes, t.answer.name, layer.index
     given = t.intermediates[f"layers.{k - 1}.output"] if k else embeds_of(passes)
     expected = layer(given.to(reference.device, reference.dtype), rope)
     pre = t.intermediates.get(f"layers.{k}.output_pre_deepstack")
     if pre is not None:
-        board.add_rows("target.layer_steps", row_errors(pre, expected), case, f"layers.{k}.output_pre_deepstack")
+        board.add_rows(
+            "target.layer_steps",
+            row_errors(pre, expected),
+            case,
+            f"layers.{k}.output_pre_deepstack",
+        )
         expected = pre.to(expected)
     levels = deepstack_of(passes)
     if k < reference.num_deepstack:
@@ -144,11 +169,15 @@ def _check_aux(board: Board, t: CheckedTarget, manifest: DraftManifest | None) -
         board.add_rows("target.aux", errors, t.answer.name, f"aux_hidden_states[out({k})]")
 
 
-def check_logits(board: Board, reference: TargetReference, targets: Sequence[CheckedTarget]) -> None:
+def check_logits(
+    board: Board, reference: TargetReference, targets: Sequence[CheckedTarget]
+) -> None:
     """The reference's logits of every answer token, and the engine's beside them."""
     rows = [t.hidden[t.answer.prompt_len - 1 :] for t in targets]
     normed = reference.norm(torch.cat(rows))
-    for t, logits in zip(targets, reference.head(normed).split([len(r) for r in rows]), strict=True):
+    for t, logits in zip(
+        targets, reference.head(normed).split([len(r) for r in rows]), strict=True
+    ):
         t.logits = logits.float()
         first = t.answer.prompt_len - 1
         found = {logit.row: logit.values for p in t.answer.plain_passes for logit in logits_of(p)}
@@ -162,7 +191,13 @@ def compare_logits(board: Board, case: str, ours: Tensor, theirs: Tensor, first:
     errors, directions = row_errors(ours, theirs), cosines(ours, theirs)
     worst = int(directions.argmin())
     ordered = directions.sort().values
-    board.add("target.logits_cosine", float(ordered[int(0.05 * (len(ordered) - 1))]), case, "logits", first + worst)
+    board.add(
+        "target.logits_cosine",
+        float(ordered[int(0.05 * (len(ordered) - 1))]),
+        case,
+        "logits",
+        first + worst,
+    )
     board.add_rows("target.logits_l2", errors, case, "logits", first)
     sure = (margins(theirs) > SURE) & (leads(theirs) > board.thresholds["tie_margin"].value)
     best = ours.argmax(dim=-1)

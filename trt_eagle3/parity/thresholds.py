@@ -11,14 +11,23 @@ from typing import Literal
 from trt_eagle3.errors import UserError, clip, quote
 from trt_eagle3.yaml_file import read_yaml
 
-__all__ = ["P95", "THRESHOLDS", "WORST_ROW", "Limit", "Override", "Threshold", "Thresholds", "read_overrides"]
+__all__ = [
+    "P95",
+    "THRESHOLDS",
+    "WORST_ROW",
+    "Limit",
+    "Override",
+    "Threshold",
+    "Thresholds",
+    "read_overrides",
+]
 
 P95 = "p95, or a quarter of the worst"
 WORST_ROW = 4
 """How many times the tolerance of the other rows a single row may have: ``P95``.
 
-The worst rows of sound engines stay below the tolerance itself (0.7 of it at most, of all gates and types, measured as
-the tolerances are); a row that is another one's has an error of about 1.4.
+The worst rows of sound engines stay below the tolerance itself (0.7 of it at most, of all gates and
+types, measured as the tolerances are); a row that is another one's has an error of about 1.4.
 """
 
 Better = Literal["low", "high"]
@@ -29,7 +38,8 @@ class Threshold:
     """A tolerance.
 
     Attributes:
-        metric: what is measured, in words. better: ``low`` = must not exceed it, ``high`` = must not fall below it.
+        metric: what is measured, in words. better: ``low`` = must not exceed it, ``high`` = must
+        not fall below it.
         values: dtype of the engine -> value. origin: why this value.
     """
 
@@ -45,8 +55,8 @@ def _same(value: float) -> dict[str, float]:
 
 _EXACT = "no arithmetic that may round lies between the two"
 _MEASURED = (
-    "at least twice the worst measured of sound engines, random pairs and the tiny pair with the quick suite, against "
-    "a float32 reference (docs/validate.md, Tolerances)"
+    "at least twice the worst measured of sound engines, random pairs and the tiny pair with the "
+    "quick suite, against a float32 reference (docs/validate.md, Tolerances)"
 )
 
 THRESHOLDS: Mapping[str, Threshold] = {
@@ -55,8 +65,8 @@ THRESHOLDS: Mapping[str, Threshold] = {
         "largest difference",
         "low",
         _same(1e-6),
-        "images are equal; of videos transformers folds the rescaling into mean and std, which moves the last bit "
-        "(6e-8 measured); one level of 255 would be 8e-3",
+        "images are equal; of videos transformers folds the rescaling into mean and std, which "
+        "moves the last bit (6e-8 measured); one level of 255 would be 8e-3",
     ),
     "vision": Threshold(
         f"relative L2 error of a row, {P95}",
@@ -95,10 +105,12 @@ THRESHOLDS: Mapping[str, Threshold] = {
         _MEASURED,
     ),
     "top1": Threshold(
-        "rows whose best token is the reference's, of those with a margin above 0.1 in probability that are no ties",
+        "rows whose best token is the reference's, of those with a margin above 0.1 in "
+        "probability that are no ties",
         "high",
         {"float32": 1.0, "float16": 1.0, "bfloat16": 0.99},
-        "neither rounding (tie_margin) nor a probability that is nearly the same can turn such a row's best token",
+        "neither rounding (tie_margin) nor a probability that is nearly the same can turn such a "
+        "row's best token",
     ),
     "top5": Threshold(
         "rows whose best token is among the reference's best five, of the others",
@@ -107,13 +119,16 @@ THRESHOLDS: Mapping[str, Threshold] = {
         "near-ties of two tokens stay inside the best five",
     ),
     "tie_margin": Threshold(
-        "logits that the reference prefers its token by, over the root mean square of the row's logits",
+        "logits that the reference prefers its token by, over the root mean square of the row's "
+        "logits",
         "low",
         {"float32": 2e-5, "float16": 3e-2, "bfloat16": 3e-1},
-        "4 times the worst relative L2 error of logits measured of sound engines: the error of a difference of two "
-        "logits, at three standard deviations",
+        "4 times the worst relative L2 error of logits measured of sound engines: the error of a "
+        "difference of two logits, at three standard deviations",
     ),
-    "token_failures": Threshold("mismatches that are no ties", "low", _same(0.0), "greedy decoding is deterministic"),
+    "token_failures": Threshold(
+        "mismatches that are no ties", "low", _same(0.0), "greedy decoding is deterministic"
+    ),
     "draft_features": Threshold(
         "relative L2 error of a row, worst",
         "low",
@@ -130,8 +145,8 @@ THRESHOLDS: Mapping[str, Threshold] = {
         "largest difference of the share accepted at a position",
         "low",
         {"float32": 0.0, "float16": 0.02, "bfloat16": 0.05},
-        "the same proposals are accepted alike; below float32 a few near-ties of the draft fall otherwise, and one "
-        "cycle is not counted",
+        "the same proposals are accepted alike; below float32 a few near-ties of the draft fall "
+        "otherwise, and one cycle is not counted",
     ),
     "sampling_probabilities": Threshold(
         "largest difference of a probability",
@@ -143,7 +158,8 @@ THRESHOLDS: Mapping[str, Threshold] = {
         "p-value, the least of all",
         "high",
         _same(1e-6),
-        "seeded, so the same on every run; a right sampler falls below once in a million draws of the seed",
+        "seeded, so the same on every run; a right sampler falls below once in a million draws "
+        "of the seed",
     ),
 }
 """Name -> tolerance. ``--thresholds FILE`` overrides values by these names."""
@@ -184,27 +200,37 @@ class Thresholds:
         known = THRESHOLDS[name]
         ours = known.values[self._dtype]
         value = self._overrides.get(name, ours)
-        origin = f"set by the user; ours is {ours:g}: {known.origin}" if name in self._overrides else known.origin
+        origin = (
+            f"set by the user; ours is {ours:g}: {known.origin}"
+            if name in self._overrides
+            else known.origin
+        )
         return Limit(name, known.metric, known.better, value, origin, name in self._overrides)
 
     @property
     def overrides(self) -> list[Override]:
         """What the user changed."""
-        return [Override(name, THRESHOLDS[name].values[self._dtype], v) for name, v in self._overrides.items()]
+        return [
+            Override(name, THRESHOLDS[name].values[self._dtype], v)
+            for name, v in self._overrides.items()
+        ]
 
 
 def read_overrides(file: Path) -> dict[str, float]:
     """A YAML mapping of threshold names to numbers.
 
     Raises:
-        UserError: unreadable, not such a mapping, or an unknown name (the message gives the nearest).
+        UserError: unreadable, not such a mapping, or an unknown name (the message gives the
+            nearest).
     """
     try:
         values = read_yaml(file)
     except OSError as error:
         raise UserError(f"{file}: cannot read the thresholds: {error.strerror}") from error
     if not isinstance(values, dict):
-        raise UserError(f"{file}: expected a mapping of threshold names to numbers, got {type(values).__name__}")
+        raise UserError(
+            f"{file}: expected a mapping of threshold names to numbers, got {type(values).__name__}"
+        )
     for name in values:
         if name not in THRESHOLDS:
             near = difflib.get_close_matches(clip(name), THRESHOLDS, n=1)

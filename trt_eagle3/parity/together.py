@@ -1,7 +1,9 @@
-"""Every prompt at once, as in service: batches, prefixes that are reused, sequences put off and computed again.
+"""Every prompt at once, as in service: batches, prefixes that are reused, sequences put off and
+computed again.
 
-Alone, a prompt runs in the first row of a batch, over fresh pages that never run out, its pictures just looked at. Here
-all are asked together, twice, the second time over fewer pages than they need, and must be answered as they were alone.
+Alone, a prompt runs in the first row of a batch, over fresh pages that never run out, its pictures
+just looked at. Here all are asked together, twice, the second time over fewer pages than they need,
+and must be answered as they were alone.
 """
 
 from __future__ import annotations
@@ -21,7 +23,13 @@ from trt_eagle3.parity.board import Board
 from trt_eagle3.parity.metrics import row_errors
 from trt_eagle3.parity.record import Pass, RecordingEngine
 from trt_eagle3.parity.target_check import CheckedTarget
-from trt_eagle3.parity.token_check import Mismatch, enumerate_logits, mismatch_of, note_mismatches, path_rows
+from trt_eagle3.parity.token_check import (
+    Mismatch,
+    enumerate_logits,
+    mismatch_of,
+    note_mismatches,
+    path_rows,
+)
 from trt_eagle3.parity.trace import all_rows_of
 
 __all__ = ["ROUNDS", "Together", "answer_together", "check_together"]
@@ -35,7 +43,8 @@ class Together:
     """All prompts asked at once.
 
     Attributes:
-        replies: by round, in the order of the cases. passes: of the target. columns: kept of its logits; None: all.
+        replies: by round, in the order of the cases. passes: of the target. columns: kept of its
+        logits; None: all.
         alike: by round, whether it speculated as each prompt alone did.
         put_off: sequences that had to make room. reused: rows of prompts that were found computed.
     """
@@ -49,7 +58,10 @@ class Together:
 
 
 def answer_together(
-    engine: RecordingEngine, answers: Sequence[Answer], max_tokens: int, progress: Callable[[], object]
+    engine: RecordingEngine,
+    answers: Sequence[Answer],
+    max_tokens: int,
+    progress: Callable[[], object],
 ) -> Together:
     """Ask all cases again, together; the second round speculates by the bundle's own plan."""
     served = engine.served
@@ -78,7 +90,9 @@ def answer_together(
 
 
 def _num_pages(engine: RecordingEngine, answers: Sequence[Answer]) -> int:
-    """Pages for a batch's prompts and first cycles, but not for all of its answers; enough for the longest alone."""
+    """Pages for a batch's prompts and first cycles, but not for all of its answers; enough for
+    the longest alone.
+    """
     size, most = engine.page_size, engine.limits.max_batch_size
     prompts = sum(-(-(a.prompt_len + engine.num_tree_rows) // size) for a in answers[:most])
     longest = max(a.prompt_len + len(a.plain) + engine.num_tree_rows for a in answers)
@@ -92,7 +106,10 @@ def _ask(engine: RecordingEngine, answers: Sequence[Answer], max_tokens: int) ->
     for start in range(0, len(answers), wave):
         questions = [answer.case.question for answer in answers[start : start + wave]]
         asked = engine.submit_together(
-            [Request(q.prompt, q.images, q.videos, max_tokens=max_tokens, ignore_eos=True) for q in questions]
+            [
+                Request(q.prompt, q.images, q.videos, max_tokens=max_tokens, ignore_eos=True)
+                for q in questions
+            ]
         )
         with ThreadPoolExecutor(len(asked)) as readers:
             found += readers.map(Reply.finish, asked)
@@ -106,7 +123,9 @@ def check_together(
     embed: Callable[[Tensor], Tensor],
     decode: Callable[[Sequence[int]], str],
 ) -> list[Mismatch]:
-    """The ``batch`` gates; ``embed``: token ids to embeddings as the engine has them, by which rows are known."""
+    """The ``batch`` gates; ``embed``: token ids to embeddings as the engine has them, by which
+    rows are known.
+    """
     mismatches = _check_tokens(board, together, targets, decode)
     _check_logits(board, together, targets, embed)
     _check_acceptance(board, together, targets)
@@ -114,7 +133,10 @@ def check_together(
 
 
 def _check_tokens(
-    board: Board, together: Together, targets: Sequence[CheckedTarget], decode: Callable[[Sequence[int]], str]
+    board: Board,
+    together: Together,
+    targets: Sequence[CheckedTarget],
+    decode: Callable[[Sequence[int]], str],
 ) -> list[Mismatch]:
     found: list[Mismatch] = []
     for replies in together.replies:
@@ -122,28 +144,45 @@ def _check_tokens(
             alone, output_ids, differ = t.answer.plain, reply.token_ids, []
             same = _agreed(alone, output_ids)
             if same < min(len(alone), len(output_ids)):
-                differ.append(mismatch_of(board, t, "batch.tokens", same, alone[same], output_ids[same], decode))
+                differ.append(
+                    mismatch_of(
+                        board, t, "batch.tokens", same, alone[same], output_ids[same], decode
+                    )
+                )
             elif len(alone) != len(output_ids):
                 detail = f"{len(alone)} tokens alone, {len(output_ids)} together"
                 board.add("batch.tokens", 1, t.answer.name, "tokens", None, detail)
             note_mismatches(board, "batch.tokens", t.answer, differ, same)
             found += differ
     widest = max((len(all_rows_of(p)) for p in together.passes), default=0)
-    board.count("batch.tokens", most_at_once=widest, preempt=together.preempt, prompt_rows_reused=together.reused)
+    board.count(
+        "batch.tokens",
+        most_at_once=widest,
+        preempt=together.preempt,
+        prompt_rows_reused=together.reused,
+    )
     return found
 
 
 def _agreed(left: Sequence[int], right: Sequence[int]) -> int:
     """Tokens at the start that are the same."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
+    return sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False))
+    )
 
 
 def _check_logits(
-    board: Board, together: Together, targets: Sequence[CheckedTarget], embed: Callable[[Tensor], Tensor]
+    board: Board,
+    together: Together,
+    targets: Sequence[CheckedTarget],
+    embed: Callable[[Tensor], Tensor],
 ) -> None:
-    """Every row of every verify pass that stands on an answer, against the reference's logits of that row."""
+    """Every row of every verify pass that stands on an answer, against the reference's logits of
+    that row.
+    """
     tables = []
-    for i, t in enumerate(targets):  # past the first token that differs, rows stand on other answers
+    # past the first token that differs, rows stand on other answers
+    for i, t in enumerate(targets):
         agreed = min(_agreed(t.answer.plain, replies[i].token_ids) for replies in together.replies)
         tables.append(embed(t.answer.token_ids[: t.answer.prompt_len + agreed]))
     errors: dict[int, list[float]] = {}
@@ -171,7 +210,9 @@ def _check_logits(
 def _errors(
     given: Mapping[int, Tensor], nodes: Mapping[int, int], t: CheckedTarget, columns: Tensor | None
 ) -> list[float]:
-    """Errors of the logits ``given`` at the ``nodes`` of a pass that stand on rows of this answer."""
+    """Errors of the logits ``given`` at the ``nodes`` of a pass that stand on rows of this
+    answer.
+    """
     first = t.answer.prompt_len - 1
     found = []
     for row, node in nodes.items():
@@ -183,17 +224,22 @@ def _errors(
 
 
 def _check_acceptance(board: Board, together: Together, targets: Sequence[CheckedTarget]) -> None:
-    """Shares of verify passes that accepted so deep, together and alone, of answers that are the same in both."""
+    """Shares of verify passes that accepted so deep, together and alone, of answers that are the
+    same in both.
+    """
     alone: list[int] = []
     lengths: list[int] = []
     for replies in (r for r, alike in zip(together.replies, together.alike, strict=True) if alike):
         for t, reply in zip(targets, replies, strict=True):
-            if reply.token_ids == t.answer.speculative:  # past a tie, other tokens are accepted otherwise
+            # past a tie, other tokens are accepted otherwise
+            if reply.token_ids == t.answer.speculative:
                 alone += t.answer.accepted_lengths
                 lengths += reply.accepted_lengths
     if not alone:
         drafted = any(t.answer.speculative for t in targets)
-        reason = "no answer is the same together and alone" if drafted else "a bundle without a draft"
+        reason = (
+            "no answer is the same together and alone" if drafted else "a bundle without a draft"
+        )
         board.skip(["batch.acceptance"], reason)
         return
     spare = 1 if board.limit("batch.acceptance").value > 0 else 0

@@ -1,7 +1,8 @@
-"""Gates on tokens: plain against the reference, speculative against plain; and which mismatch is a tie.
+"""Gates on tokens: plain against the reference, speculative against plain; and which mismatch is a
+tie.
 
-A mismatch is a tie if the reference prefers its own token by less than the compute type can tell apart
-(``tie_margin`` times the root mean square of its logits). Everything else is a failure.
+A mismatch is a tie if the reference prefers its own token by less than the compute type can tell
+apart (``tie_margin`` times the root mean square of its logits). Everything else is a failure.
 """
 
 from __future__ import annotations
@@ -37,10 +38,12 @@ class Mismatch:
     """Two tokens where one was expected.
 
     Attributes:
-        gate: ``tokens.plain`` (expected: the reference's token), ``tokens.speculative`` or ``batch.tokens`` (expected:
-            the plain one, alone).
-        step: token of the answer, from 0. margin: how far the reference's best two logits are apart.
-        expected_margin, got_margin: how far each of the two tokens is below the reference's best logit.
+        gate: ``tokens.plain`` (expected: the reference's token), ``tokens.speculative`` or
+            ``batch.tokens`` (expected: the plain one, alone).
+        step: token of the answer, from 0. margin: how far the reference's best two logits are
+        apart.
+        expected_margin, got_margin: how far each of the two tokens is below the reference's best
+        logit.
         bound: the margin below which it is a tie.
     """
 
@@ -81,7 +84,9 @@ def check_tokens(board: Board, t: CheckedTarget, decode: object) -> list[Mismatc
     return found
 
 
-def note_mismatches(board: Board, gate: str, answer: Answer, found: Sequence[Mismatch], compared: int) -> None:
+def note_mismatches(
+    board: Board, gate: str, answer: Answer, found: Sequence[Mismatch], compared: int
+) -> None:
     """Count the failures among the mismatches ``found`` over so many tokens."""
     failed = [m for m in found if m.verdict == "failure"]
     row = answer.prompt_len + failed[0].step if failed else None
@@ -117,7 +122,8 @@ def mismatch_of(
 
 
 def check_verify(board: Board, t: CheckedTarget, table: Tensor, columns: Tensor | None) -> None:
-    """Logits of verify passes, at every node that stands on the answer, against the reference's rows.
+    """Logits of verify passes, at every node that stands on the answer, against the reference's
+    rows.
 
     Args:
         table: [P + A, H]: embeddings of the answer's tokens as the engine has them.
@@ -136,7 +142,13 @@ def check_verify(board: Board, t: CheckedTarget, table: Tensor, columns: Tensor 
                 errors[row] = float(row_errors(given[node][None], wanted[None]))
     if errors:
         ordered = sorted(errors)
-        board.add_rows("verify.logits", torch.tensor([errors[r] for r in ordered]), answer.name, "logits", ordered[0])
+        board.add_rows(
+            "verify.logits",
+            torch.tensor([errors[r] for r in ordered]),
+            answer.name,
+            "logits",
+            ordered[0],
+        )
 
 
 def _verify_passes(answer: Answer) -> list[Pass]:

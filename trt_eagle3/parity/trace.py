@@ -1,7 +1,7 @@
 """Reading a record: which row of the sequence every recorded value belongs to.
 
-Shapes: B rows of a pass, S new tokens, M masked tail, n rows of the sequence, R rows wanted from the head, L deepstack
-levels, T tree nodes.
+Shapes: B rows of a pass, S new tokens, M masked tail, n rows of the sequence, R rows wanted from
+the head, L deepstack levels, T tree nodes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class Rows:
 
 
 def rows_of(p: Pass) -> Rows:
-    """The rows of a pass; a pass of padding alone, or of several sequences, is not one that an answer alone makes."""
+    """The rows of a pass; a pass of padding alone, or of several sequences, is not one that an
+    answer alone makes.
+    """
     found = all_rows_of(p)
     assert len(found) == 1, f"{p.graph}: a pass over {len(found)} sequences"
     return found[0]
@@ -71,7 +73,14 @@ def all_rows_of(p: Pass) -> list[Rows]:
     num_batch, num_new, tail = mask.shape
     past = p.inputs["past_lengths"]
     return [
-        Rows(b, int(past[b]), tail - num_new, int(counts[b]), mask[b, : int(counts[b])], (num_batch, num_new))
+        Rows(
+            b,
+            int(past[b]),
+            tail - num_new,
+            int(counts[b]),
+            mask[b, : int(counts[b])],
+            (num_batch, num_new),
+        )
         for b in real
     ]
 
@@ -96,9 +105,13 @@ def deepstack_of(passes: Iterable[Pass]) -> Tensor:
     return torch.cat(found)
 
 
-def outputs_of(passes: Sequence[Pass], outputs: Sequence[Mapping[str, Tensor]], name: str) -> Tensor:
+def outputs_of(
+    passes: Sequence[Pass], outputs: Sequence[Mapping[str, Tensor]], name: str
+) -> Tensor:
     """[n, ...] of output or tap ``name`` over passes that follow each other."""
-    return torch.cat([rows_of(p).cut(found[name]) for p, found in zip(passes, outputs, strict=True)])
+    return torch.cat(
+        [rows_of(p).cut(found[name]) for p, found in zip(passes, outputs, strict=True)]
+    )
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""Two bundles against each other: two backends, two precisions, two versions. The first gives the expected values.
+"""Two bundles against each other: two backends, two precisions, two versions. The first gives the
+expected values.
 
 What both computed is compared as far as their answers have the same tokens.
 """
@@ -56,20 +57,25 @@ def compare(
     target_only: bool = False,
     progress: Callable[[str, int, int], object] = lambda *_: None,
 ) -> Report:
-    """Hold ``bundle`` against the bundle ``expected``, with the tolerances of the coarser type of the two.
+    """Hold ``bundle`` against the bundle ``expected``, with the tolerances of the coarser type of
+    the two.
 
     Args:
         target_only: leave the drafts out, and answer plainly.
 
     Raises:
-        UserError: anything wrong with bundles or prompts, bundles of different targets, or only one with a draft.
+        UserError: anything wrong with bundles or prompts, bundles of different targets, or only one
+            with a draft.
     """
     start = time.perf_counter()
     engines = [RecordingEngine(path) for path in (expected, bundle)]
-    shapes = [(e.spec.text.num_layers, e.spec.text.hidden_size, e.spec.text.vocab_size) for e in engines]
+    shapes = [
+        (e.spec.text.num_layers, e.spec.text.hidden_size, e.spec.text.vocab_size) for e in engines
+    ]
     if shapes[0] != shapes[1]:
         raise UserError(
-            f"{expected}, {bundle}: bundles of different targets (layers, hidden size, vocabulary: {shapes})"
+            f"{expected}, {bundle}: bundles of different targets (layers, hidden size, vocabulary: "
+            f"{shapes})"
         )
     _choose_drafts(engines, target_only=target_only)
     tight = min(engines, key=lambda e: e.limits.max_seq_len)
@@ -79,11 +85,15 @@ def compare(
     board = Board(Thresholds(dtype, overrides))
     check_meaning(board, second.engine, first.engine.spec, first.engine.manifest)
     targets = [_check(board, first, second, i) for i in range(len(cases))]
-    mismatches = [m for t in targets for m in check_tokens(board, t, second.engine.processor.decode)]
+    mismatches = [
+        m for t in targets for m in check_tokens(board, t, second.engine.processor.decode)
+    ]
     acceptance = _acceptance(board, first, second)
     _skip_the_rest(board, target_only=target_only)
     seconds = {"both bundles": round(time.perf_counter() - start, 3)}
-    found = Found(board, second.engine, targets, mismatches, acceptance, diagnose_coarsely(board), seconds)
+    found = Found(
+        board, second.engine, targets, mismatches, acceptance, diagnose_coarsely(board), seconds
+    )
     name = f"{first.engine.record.engine.backend} in {first.engine.record.engine.dtype}: {expected}"
     return summarise(
         found,
@@ -111,7 +121,10 @@ def _choose_drafts(engines: Sequence[RecordingEngine], *, target_only: bool) -> 
 
 
 def _side(
-    engine: RecordingEngine, cases: Sequence[Case], max_tokens: int, progress: Callable[[str, int, int], object]
+    engine: RecordingEngine,
+    cases: Sequence[Case],
+    max_tokens: int,
+    progress: Callable[[str, int, int], object],
 ) -> _Side:
     done = iter(range(1, 2 * len(cases) + 1))
     stage = f"{engine.path}"
@@ -141,28 +154,44 @@ def _check(board: Board, first: _Side, second: _Side, i: int) -> CheckedTarget:
             errors = row_errors(second.intermediates[i][name][:count], values[:count].float())
             board.add_rows("target.layers", errors, case, name)
     _check_rows(board, theirs, ours, rows)
-    logits = torch.stack([_rows_of_logits(theirs)[row] for row in range(ours.prompt_len - 1, theirs.num_rows)])
+    logits = torch.stack(
+        [_rows_of_logits(theirs)[row] for row in range(ours.prompt_len - 1, theirs.num_rows)]
+    )
     mine = _rows_of_logits(ours)
     kept = [row for row in range(ours.prompt_len - 1, min(rows, ours.num_rows)) if row in mine]
-    compare_logits(board, case, torch.stack([mine[r] for r in kept]), logits[: len(kept)].float(), ours.prompt_len - 1)
+    compare_logits(
+        board,
+        case,
+        torch.stack([mine[r] for r in kept]),
+        logits[: len(kept)].float(),
+        ours.prompt_len - 1,
+    )
     known = min(same + 1, len(logits))
     cut = dataclasses.replace(ours, plain=ours.plain[:known], speculative=ours.speculative[:known])
     hidden = torch.empty(0)
-    return CheckedTarget(cut, second.intermediates[i], hidden, hidden, torch.empty(0, 3), logits=logits.float())
+    return CheckedTarget(
+        cut, second.intermediates[i], hidden, hidden, torch.empty(0, 3), logits=logits.float()
+    )
 
 
 def _check_rows(board: Board, theirs: Answer, ours: Answer, rows: int) -> None:
     """Positions and aux states of the rows that both ran."""
     places = [torch.cat([positions_of(p) for p in a.plain_passes])[:rows] for a in (ours, theirs)]
     count = min(map(len, places))
-    board.add_exact("target.position_ids", places[0][:count], places[1][:count], ours.name, "position_ids")
+    board.add_exact(
+        "target.position_ids", places[0][:count], places[1][:count], ours.name, "position_ids"
+    )
     if all("aux_hidden_states" in a.plain_passes[0].outputs for a in (ours, theirs)):
         found, wanted = (
-            outputs_of(a.plain_passes, [p.outputs for p in a.plain_passes], "aux_hidden_states")[:count]
+            outputs_of(a.plain_passes, [p.outputs for p in a.plain_passes], "aux_hidden_states")[
+                :count
+            ]
             for a in (ours, theirs)
         )
         if found.shape == wanted.shape:
-            board.add_rows("target.aux", row_errors(found, wanted.float()), ours.name, "aux_hidden_states")
+            board.add_rows(
+                "target.aux", row_errors(found, wanted.float()), ours.name, "aux_hidden_states"
+            )
 
 
 def _common(left: Sequence[int], right: Sequence[int]) -> int:
@@ -187,7 +216,9 @@ def _acceptance(board: Board, first: _Side, second: _Side) -> Acceptance:
     for position, n in enumerate(counts.reached):
         rates = counts.engine[position] / n, counts.reference[position] / n
         detail = f"{rates[0]:.3f}, the other bundle {rates[1]:.3f}"
-        board.add("draft.acceptance", abs(rates[0] - rates[1]), "", f"position {position}", None, detail)
+        board.add(
+            "draft.acceptance", abs(rates[0] - rates[1]), "", f"position {position}", None, detail
+        )
     return counts
 
 

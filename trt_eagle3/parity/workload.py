@@ -1,4 +1,6 @@
-"""What the bundle is asked: prompts of every kind, their pictures drawn by code when they are asked."""
+"""What the bundle is asked: prompts of every kind, their pictures drawn by code when they are
+asked.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from trt_eagle3.prompts import Question, read_questions
 __all__ = ["QUICK_LONG_TOKENS", "Case", "bundled_cases", "left_out", "picture", "read_cases"]
 
 QUICK_LONG_TOKENS = 1024
-"""The longest prompt of the quick suite, where the bundle takes more: the reference runs it on the CPU too."""
+"""The longest prompt of the quick suite, where the bundle takes more: the reference runs it on
+the CPU too.
+"""
 
 
 _LONG = "long context"
@@ -52,20 +56,26 @@ def bundled_cases(suite: str, engine: Engine, max_tokens: int) -> list[Case]:
     """
     drawn = [*_quick(), *(_full() if suite == "full" else ())]
     cases = [case for case in drawn if _fits(engine, case.question, max_tokens)]
-    limit = engine.limits.max_seq_len if suite == "full" else min(engine.limits.max_seq_len, QUICK_LONG_TOKENS)
+    limit = (
+        engine.limits.max_seq_len
+        if suite == "full"
+        else min(engine.limits.max_seq_len, QUICK_LONG_TOKENS)
+    )
     long = _long(engine, limit - max_tokens)
     if long is not None:
         cases.append(Case(_LONG, "long", long))
     if not cases:
         raise UserError(
-            f"{engine.path}: limits.max_seq_len {engine.limits.max_seq_len} takes none of the bundled prompts with "
-            f"{max_tokens} tokens of answer. Give shorter ones: --prompts FILE"
+            f"{engine.path}: limits.max_seq_len {engine.limits.max_seq_len} takes none of the "
+            f"bundled prompts with {max_tokens} tokens of answer. Give shorter ones: --prompts FILE"
         )
     return cases
 
 
 def left_out(suite: str, cases: Sequence[Case]) -> list[str]:
-    """Names of a suite's prompts that are not among ``cases``: the bundle's limits do not take them."""
+    """Names of a suite's prompts that are not among ``cases``: the bundle's limits do not take
+    them.
+    """
     ran = {case.name for case in cases}
     drawn = [*_quick(), *(_full() if suite == "full" else ())]
     return [name for name in (*(case.name for case in drawn), _LONG) if name not in ran]
@@ -73,8 +83,13 @@ def left_out(suite: str, cases: Sequence[Case]) -> list[str]:
 
 def _quick() -> Iterator[Case]:
     yield Case("text", "text", Question("Explain in two sentences why the sky is blue."))
-    yield Case("non-Latin text", "text", Question("用一句话介绍北京。 Что такое море? ما هو القمر؟ 🌊 नमस्ते"))
-    same = "Describe the picture: its shapes and where they are."  # what differs is the picture alone
+    yield Case(
+        "non-Latin text",
+        "text",
+        Question("用一句话介绍北京。 Что такое море? ما هو القمر؟ 🌊 नमस्ते"),
+    )
+    # what differs is the picture alone
+    same = "Describe the picture: its shapes and where they are."
     yield Case("image", "image", Question(same, [picture(0)]))
     yield Case("another image", "image", Question(same, [picture(14)]))
     two = [picture(1), picture(2, (96, 160))]
@@ -84,9 +99,15 @@ def _quick() -> Iterator[Case]:
 
 
 def _full() -> Iterator[Case]:
-    yield Case("code", "text", Question("Write a Python function that returns the n-th Fibonacci number."))
+    yield Case(
+        "code", "text", Question("Write a Python function that returns the n-th Fibonacci number.")
+    )
     yield Case("sum", "text", Question("What is 12 plus 30?"))
-    yield Case("numbers and symbols", "text", Question("3.14159 <= x^2 + {y: [1, 2]} \\ \t~ \u2211\u221e \u00bd?"))
+    yield Case(
+        "numbers and symbols",
+        "text",
+        Question("3.14159 <= x^2 + {y: [1, 2]} \\ \t~ \u2211\u221e \u00bd?"),
+    )
     yield Case("tall image", "aspect", Question("What do you see?", [picture(4, (32, 480))]))
     yield Case("small image", "aspect", Question("What do you see?", [picture(5, (17, 23))]))
     yield Case("large image", "image", Question("Describe the picture.", [picture(6, (640, 448))]))
@@ -95,7 +116,9 @@ def _full() -> Iterator[Case]:
     yield Case("odd video", "video", Question("What moves?", videos=[_frames(7, (96, 64))]))
     timed = Video(_frames(3, (64, 64)), timestamps=[0.0, 1.5, 7.25])
     yield Case("video with times", "video", Question("When does it move?", videos=[timed]))
-    mixed = Question("Is the picture part of the video?", [picture(11, (64, 96))], [_frames(4, (64, 96))])
+    mixed = Question(
+        "Is the picture part of the video?", [picture(11, (64, 96))], [_frames(4, (64, 96))]
+    )
     yield Case("image and video", "video", mixed)
 
 
@@ -105,7 +128,9 @@ def picture(seed: int, size: tuple[int, int] = (160, 128)) -> Image.Image:
     generator = np.random.default_rng(seed)
     y, x, channel = np.ogrid[:height, :width, :3]
     ramp = (x * (2 + channel) + y * (3 + seed) + 40 * channel) % 256
-    image = Image.fromarray(np.clip(ramp * 0.6 + generator.normal(40, 12, ramp.shape), 0, 255).astype(np.uint8))
+    image = Image.fromarray(
+        np.clip(ramp * 0.6 + generator.normal(40, 12, ramp.shape), 0, 255).astype(np.uint8)
+    )
     draw = ImageDraw.Draw(image)
     for fill in ("red", "blue", "white"):
         left, top = int(generator.integers(0, width)), int(generator.integers(0, height))
@@ -143,7 +168,9 @@ _SENTENCES = (
 
 
 def _long(engine: Engine, num_tokens: int) -> Question | None:
-    """A text of nearly ``num_tokens`` tokens and never more; None where the bundle has no room for one."""
+    """A text of nearly ``num_tokens`` tokens and never more; None where the bundle has no room
+    for one.
+    """
 
     def length(count: int) -> int:
         return len(engine.processor.prompt(_story(count)).token_ids)

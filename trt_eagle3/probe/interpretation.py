@@ -1,4 +1,6 @@
-"""Interpretations: a manifest with some of its ambiguous fields read another way, and the table of what may be ambiguous."""
+"""Interpretations: a manifest with some of its ambiguous fields read another way, and the table
+of what may be ambiguous.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,19 @@ from trt_eagle3.checkpoint.target import TargetSpec
 __all__ = ["FACTORS", "Interpretation", "alternatives", "candidate_layers"]
 
 Change = Mapping[str, Any]
-"""Manifest field -> value; ``rope.layout``, ``rope.sections``, ``rope.kind`` and ``rope.base`` are parts of a rope."""
+"""Manifest field -> value; ``rope.layout``, ``rope.sections``, ``rope.kind`` and ``rope.base``
+are parts of a rope.
+"""
 
-ROPE_BASES = (10_000.0, 1_000_000.0, 5_000_000.0)  # of EAGLE's own code, of Qwen2-VL and of Qwen3-VL
+# of EAGLE's own code, of Qwen2-VL and of Qwen3-VL
+ROPE_BASES = (10_000.0, 1_000_000.0, 5_000_000.0)
 
 
 @dataclass(frozen=True)
 class Interpretation:
-    """Changes to a manifest, by field, in the order of their names; none is the manifest as it stands."""
+    """Changes to a manifest, by field, in the order of their names; none is the manifest as it
+    stands.
+    """
 
     changes: tuple[tuple[str, Any], ...] = ()
 
@@ -35,11 +42,15 @@ class Interpretation:
 
     def without(self, fields: frozenset[str]) -> Interpretation:
         """This interpretation with ``fields`` as the manifest has them."""
-        return Interpretation(tuple((field, value) for field, value in self.changes if field not in fields))
+        return Interpretation(
+            tuple((field, value) for field, value in self.changes if field not in fields)
+        )
 
     def apply(self, manifest: DraftManifest) -> DraftManifest:
         """The manifest that this interpretation makes of ``manifest``."""
-        rope = {f.removeprefix("rope."): value for f, value in self.changes if f.startswith("rope.")}
+        rope = {
+            f.removeprefix("rope."): value for f, value in self.changes if f.startswith("rope.")
+        }
         fields = {f: value for f, value in self.changes if not f.startswith("rope.")}
         if rope:
             fields["rope"] = _rope(manifest.rope, rope)
@@ -52,15 +63,21 @@ def _value(manifest: DraftManifest, field: str) -> Any:
 
 
 def _rope(rope: RopeSpec, changes: Mapping[str, Any]) -> RopeSpec:
-    """A schedule that is changed becomes a plain one; a layout alone deals the same frequencies to other axes."""
+    """A schedule that is changed becomes a plain one; a layout alone deals the same frequencies
+    to other axes.
+    """
     layout, sections = changes.get("layout", rope.layout), changes.get("sections", rope.sections)
     if changes.keys() & {"kind", "base"}:
-        return RopeSpec.plain(2 * len(rope.inv_freq), changes.get("base", rope.base), layout, sections)
+        return RopeSpec.plain(
+            2 * len(rope.inv_freq), changes.get("base", rope.base), layout, sections
+        )
     return dataclasses.replace(rope, layout=layout, sections=sections)
 
 
 def _aux_layers(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
-    """One layer up and down (state ids read as output ids, and the reverse), and what producers take by default."""
+    """One layer up and down (state ids read as output ids, and the reverse), and what producers
+    take by default.
+    """
     layers, n = manifest.aux_layers, spec.text.num_layers
     shifted = [tuple(k + step for k in layers) for step in (-1, 1)]
     for other in (*shifted, (1, n // 2 - 1, n - 4), (2, n // 2, n - 3)):
@@ -69,7 +86,11 @@ def _aux_layers(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
 
 
 def _aux_pre_deepstack(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
-    if any(k < spec.num_deepstack for change in ({}, *_aux_layers(manifest, spec)) for k in _layers(manifest, change)):
+    if any(
+        k < spec.num_deepstack
+        for change in ({}, *_aux_layers(manifest, spec))
+        for k in _layers(manifest, change)
+    ):
         yield {"aux_pre_deepstack": not manifest.aux_pre_deepstack}
 
 
@@ -109,7 +130,8 @@ def _choice(field: str, *values: Any) -> Callable[[DraftManifest, TargetSpec], I
 
 
 FACTORS: Mapping[str, Callable[[DraftManifest, TargetSpec], Iterator[Change]]] = {
-    # those that leave the draft's graph as it is come first: its session is kept while they are scored
+    # those that leave the draft's graph as it is come first: its session is kept while they are
+    # scored
     "aux offset": _aux_layers,
     "deepstack": _aux_pre_deepstack,
     "image rows": _image_rows,
@@ -121,11 +143,15 @@ FACTORS: Mapping[str, Callable[[DraftManifest, TargetSpec], Iterator[Change]]] =
     "feedback": _choice("feedback", "pre_norm", "post_norm"),
     "first norm": _choice("first_norm", "single", "double"),
 }
-"""What is ambiguous in draft files -> the values that it may have, the manifest's own among them."""
+"""What is ambiguous in draft files -> the values that it may have, the manifest's own among
+them.
+"""
 
 
 def alternatives(manifest: DraftManifest, spec: TargetSpec) -> dict[str, list[Change]]:
-    """Per factor the changes that some file, somewhere, would need; factors without any are left out."""
+    """Per factor the changes that some file, somewhere, would need; factors without any are left
+    out.
+    """
     found = {name: list(candidates(manifest, spec)) for name, candidates in FACTORS.items()}
     return {name: changes for name, changes in found.items() if changes}
 

@@ -1,6 +1,8 @@
-"""Recording: the target answers every prompt once, and all that any interpretation of the draft could want is kept.
+"""Recording: the target answers every prompt once, and all that any interpretation of the draft
+could want is kept.
 
-Shapes: P prompt tokens, A answer tokens, n = P + A, H target hidden, N visual tokens, Vd draft vocab, V vocab.
+Shapes: P prompt tokens, A answer tokens, n = P + A, H target hidden, N visual tokens, Vd draft
+vocab, V vocab.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from trt_eagle3.prompts import Question
 
 __all__ = ["MIN_TOKENS", "Recording", "record", "intermediate"]
 
-MIN_TOKENS = 24  # of answers, without each one's first: signed ranks of fewer never reach the 4 sigma of a verdict
+# of answers, without each one's first: signed ranks of fewer never reach the 4 sigma of a verdict
+MIN_TOKENS = 24
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,10 @@ class Recording:
     Attributes:
         prompt: the prompt's P rows.
         token_ids: int64 [n], the answer (end token included) after the prompt.
-        states: float32 [n - 1, H] by name (``intermediate``): layer outputs of every row; the last token is no row.
-        target_probs: float32 [A - 1, Vd]: what the target thinks of answer tokens 1 on, over the draft's vocabulary
-            alone and summing to one.
+        states: float32 [n - 1, H] by name (``intermediate``): layer outputs of every row; the last
+        token is no row.
+        target_probs: float32 [A - 1, Vd]: what the target thinks of answer tokens 1 on, over the
+            draft's vocabulary alone and summing to one.
     """
 
     prompt: Prompt
@@ -46,13 +50,17 @@ class Recording:
 
     def aux(self, manifest: DraftManifest, num_deepstack: int) -> Tensor:
         """float32 [n - 1, k * H]: the aux hidden states as ``manifest`` takes them."""
-        names = [intermediate(k, manifest.aux_pre_deepstack, num_deepstack) for k in manifest.aux_layers]
+        names = [
+            intermediate(k, manifest.aux_pre_deepstack, num_deepstack) for k in manifest.aux_layers
+        ]
         return torch.cat([self.states[name] for name in names], dim=-1)
 
 
 def intermediate(layer: int, pre_deepstack: bool, num_deepstack: int) -> str:
     """Name of out(layer) in the target graph."""
-    return f"layers.{layer}.output" + ("_pre_deepstack" if pre_deepstack and layer < num_deepstack else "")
+    return f"layers.{layer}.output" + (
+        "_pre_deepstack" if pre_deepstack and layer < num_deepstack else ""
+    )
 
 
 def record(
@@ -73,7 +81,9 @@ def record(
         UserError: a prompt that the bundle does not take, or answers too short to say anything.
     """
     count = engine.spec.num_deepstack
-    session = _Tapped(engine, sorted({intermediate(k, pre, count) for k in layers for pre in (True, False)}))
+    session = _Tapped(
+        engine, sorted({intermediate(k, pre, count) for k in layers for pre in (True, False)})
+    )
     decoder = engine.decoder_over(session)
     recordings: list[Recording] = []
     for question in questions:
@@ -84,17 +94,22 @@ def record(
         if len(answer) > 1:
             recordings.append(_recording(prompt, answer, session.runs, draft_ids))
         progress()
-    num_tokens = sum(int(torch.isin(r.token_ids[-len(r.target_probs) :], draft_ids).sum()) for r in recordings)
+    num_tokens = sum(
+        int(torch.isin(r.token_ids[-len(r.target_probs) :], draft_ids).sum()) for r in recordings
+    )
     if num_tokens < MIN_TOKENS:
         raise UserError(
-            f"prompts: the draft's vocabulary has {num_tokens} of their answers' tokens (each first one aside), at "
-            f"least {MIN_TOKENS} are needed. Ask for more or longer answers, or raise --max-tokens."
+            f"prompts: the draft's vocabulary has {num_tokens} of their answers' tokens (each "
+            f"first one aside), at least {MIN_TOKENS} are needed. Ask for more or longer answers, "
+            "or raise --max-tokens."
         )
     return recordings
 
 
 class _Tapped:
-    """The target's session that keeps its intermediates and logits; implements ``engine.session.Session``."""
+    """The target's session that keeps its intermediates and logits; implements
+    ``engine.session.Session``.
+    """
 
     def __init__(self, engine: Engine, intermediates: Sequence[str]) -> None:
         self._session = engine.open_graph("target", intermediates)
@@ -106,7 +121,9 @@ class _Tapped:
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         outputs = self._session.run(inputs)
-        self.runs.append({name: outputs[name].float().cpu() for name in (*self._intermediates, "logits")})
+        self.runs.append(
+            {name: outputs[name].float().cpu() for name in (*self._intermediates, "logits")}
+        )
         return outputs
 
 
@@ -119,7 +136,9 @@ def _answer(passes: Iterable[tuple[int, ...]], ends: frozenset[int], max_tokens:
     return answer
 
 
-def _recording(prompt: Prompt, answer: list[int], runs: list[dict[str, Tensor]], draft_ids: Tensor) -> Recording:
+def _recording(
+    prompt: Prompt, answer: list[int], runs: list[dict[str, Tensor]], draft_ids: Tensor
+) -> Recording:
     decoded = runs[len(runs) - len(answer) + 1 :]  # one row each, after the prefill's chunks
     logits = torch.cat([run["logits"][0] for run in decoded])
     states = {name: torch.cat([run[name] for run in runs]) for name in runs[0] if name != "logits"}

@@ -40,7 +40,8 @@ class ProbeReport:
         interpretations: best cross-entropy first, the manifest in use among them.
         best: the interpretation to use; without changes where the manifest in use is the best.
         silent: factors of which no interpretation made any difference on these prompts.
-        undecided: factors of which some interpretation's difference to the best is not clear on these prompts.
+        undecided: factors of which some interpretation's difference to the best is not clear on
+        these prompts.
         overrides: all of ``draft.overrides`` to build with; empty where none is needed.
         floor: the bundle's ``speculation.acceptance_floor``.
     """
@@ -58,7 +59,9 @@ class ProbeReport:
 
     @property
     def fits(self) -> bool:
-        """Whether the first proposal is right as often, by the best interpretation, as a draft's that is read rightly."""
+        """Whether the first proposal is right as often, by the best interpretation, as a draft's
+        that is read rightly.
+        """
         return self._first_accepted >= self.floor
 
     @property
@@ -75,22 +78,30 @@ class ProbeReport:
         """YAML to paste into the build config, or nothing."""
         if self.manifest_is_best:
             return ""
-        lines: str = yaml.safe_dump({"draft": {"overrides": dict(self.overrides)}}, default_flow_style=None)
+        lines: str = yaml.safe_dump(
+            {"draft": {"overrides": dict(self.overrides)}}, default_flow_style=None
+        )
         return lines
 
     @property
     def _misfit(self) -> str:
         return (
-            f"the best is right about {100 * self._first_accepted:.1f} % of first tokens, less than "
-            f"speculation.acceptance_floor {self.floor:g}"
+            f"the best is right about {100 * self._first_accepted:.1f} % of first tokens, less "
+            f"than speculation.acceptance_floor {self.floor:g}"
         )
 
     def check(self) -> None:
-        """Raise GateFailedError where another interpretation is better than the manifest in use, or none fits."""
+        """Raise GateFailedError where another interpretation is better than the manifest in use,
+        or none fits.
+        """
         if not self.fits:
-            raise GateFailedError(f"{self.bundle}: no interpretation of the draft fits: {self._misfit}")
+            raise GateFailedError(
+                f"{self.bundle}: no interpretation of the draft fits: {self._misfit}"
+            )
         if not self.manifest_is_best:
-            raise GateFailedError(f"{self.bundle}: the draft fits better with {interpretation_text(self.best)}")
+            raise GateFailedError(
+                f"{self.bundle}: the draft fits better with {interpretation_text(self.best)}"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -111,7 +122,10 @@ class ProbeReport:
 
     def table(self) -> Table:
         """The best ``_MAX_ROWS`` interpretations, and the manifest in use wherever it stands."""
-        title = f"{self.bundle}: {self.num_tokens} answer tokens of {self.num_prompts} prompts, {self.num_steps} steps"
+        title = (
+            f"{self.bundle}: {self.num_tokens} answer tokens of {self.num_prompts} prompts, "
+            f"{self.num_steps} steps"
+        )
         table = Table(title=title, title_justify="left", box=None, pad_edge=False)
         for name in ("nats", "difference", "first accepted", "acceptance length"):
             table.add_column(name, justify="right")
@@ -123,7 +137,9 @@ class ProbeReport:
                 continue
             table.add_row(
                 f"{r.cross_entropy:.4f}",
-                f"{r.contrast.difference:+.4f} \u00b1 {r.contrast.standard_error:.4f}" if changed else "",
+                f"{r.contrast.difference:+.4f} \u00b1 {r.contrast.standard_error:.4f}"
+                if changed
+                else "",
                 f"{100 * r.position_0:.1f} %",
                 f"{r.acceptance_length:.2f}",
                 r.contrast.standing if changed else "",
@@ -135,17 +151,24 @@ class ProbeReport:
     def verdict_lines(self) -> list[str]:
         """One line per thing to know."""
         lines = [f"{len(self.interpretations)} interpretations scored; --json lists them all"]
-        lines += [f"no difference on these prompts: {', '.join(self.silent)}"] if self.silent else []
-        lines += [f"not decided by these prompts: {', '.join(self.undecided)}"] if self.undecided else []
+        lines += (
+            [f"no difference on these prompts: {', '.join(self.silent)}"] if self.silent else []
+        )
+        lines += (
+            [f"not decided by these prompts: {', '.join(self.undecided)}"] if self.undecided else []
+        )
         if not self.fits:
             lines.append(
-                f"no interpretation fits: {self._misfit}. Either these prompts are unlike those that the draft was trained "
-                "on (--prompts FILE), or it is another target's draft, or what no interpretation changes is wrong: its "
-                "weights, its vocabulary map"
+                f"no interpretation fits: {self._misfit}. Either these prompts are unlike those "
+                "that the draft was trained on (--prompts FILE), or it is another target's draft, "
+                "or what no interpretation changes is wrong: its weights, its vocabulary map"
             )
         if self.manifest_is_best:
             found = "the manifest in use is the best interpretation: none is clearly better"
-            return [*lines, found if self.fits else "none of them is clearly better than the manifest in use"]
+            return [
+                *lines,
+                found if self.fits else "none of them is clearly better than the manifest in use",
+            ]
         return [
             *lines,
             f"a better interpretation: {interpretation_text(self.best)}. In the build config:",
@@ -155,7 +178,11 @@ class ProbeReport:
 
 def interpretation_text(interpretation: Interpretation) -> str:
     """An interpretation in one line."""
-    changes = [f"{field}={_plain(value)}" for field, value in interpretation.changes if field != "rope.sections"]
+    changes = [
+        f"{field}={_plain(value)}"
+        for field, value in interpretation.changes
+        if field != "rope.sections"
+    ]
     return ", ".join(changes) or "the manifest in use"
 
 
@@ -170,12 +197,16 @@ def make_report(
     overrides: Mapping[str, Any],
     floor: float,
 ) -> ProbeReport:
-    """Rank what ``found`` holds; ``overrides`` and ``floor`` are those that the bundle was built with."""
+    """Rank what ``found`` holds; ``overrides`` and ``floor`` are those that the bundle was built
+    with.
+    """
     base = found.scores[Interpretation()]
     standings = _standings(found, manifest, spec)
     ranked = sorted(found.scores.items(), key=lambda item: item[1].cross_entropy)
     interpretations = tuple(
-        RankedInterpretation(r, s.cross_entropy, s.position_0, s.acceptance_length, contrast(s, base))
+        RankedInterpretation(
+            r, s.cross_entropy, s.position_0, s.acceptance_length, contrast(s, base)
+        )
         for r, s in ranked
     )
     return ProbeReport(
@@ -193,19 +224,25 @@ def make_report(
 
 
 def _standings(found: Found, manifest: DraftManifest, spec: TargetSpec) -> dict[str, set[Standing]]:
-    """Per factor, how its other values stand against the best interpretation, as far as they were tried there."""
+    """Per factor, how its other values stand against the best interpretation, as far as they
+    were tried there.
+    """
     best = found.scores[found.best]
     standings: dict[str, set[Standing]] = {}
     for name, changes in alternatives(manifest, spec).items():
         others = {found.best.changed(change, manifest) for change in changes} - {found.best}
-        standings[name] = {contrast(found.scores[r], best).standing for r in others if r in found.scores}
+        standings[name] = {
+            contrast(found.scores[r], best).standing for r in others if r in found.scores
+        }
     return standings
 
 
 def _overrides(interpretation: Interpretation, manifest: DraftManifest) -> dict[str, Any]:
     """The interpretation as ``draft.overrides``: a rope is given whole."""
     changes = dict(interpretation.changes)
-    fields = {field: _plain(value) for field, value in changes.items() if not field.startswith("rope.")}
+    fields = {
+        field: _plain(value) for field, value in changes.items() if not field.startswith("rope.")
+    }
     if len(fields) < len(changes):
         fields["rope"] = _rope_override(interpretation.apply(manifest).rope)
     return fields
@@ -213,7 +250,13 @@ def _overrides(interpretation: Interpretation, manifest: DraftManifest) -> dict[
 
 def _rope_override(rope: RopeSpec) -> dict[str, Any]:
     sections = {"sections": list(rope.sections)} if rope.sections else {}
-    return {"layout": rope.layout, **sections, "kind": rope.kind, "base": rope.base, **rope.parameters}
+    return {
+        "layout": rope.layout,
+        **sections,
+        "kind": rope.kind,
+        "base": rope.base,
+        **rope.parameters,
+    }
 
 
 def _plain(value: Any) -> Any:

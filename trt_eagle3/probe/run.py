@@ -23,7 +23,9 @@ from trt_eagle3.prompts import Question, read_questions
 __all__ = ["Progress", "probe"]
 
 Progress = Callable[[str, int, int], object]
-"""Told a stage (``prompts`` or ``interpretations``), what of it is done, and how much there is as far as is known."""
+"""Told a stage (``prompts`` or ``interpretations``), what of it is done, and how much there is
+as far as is known.
+"""
 
 
 def probe(
@@ -39,7 +41,8 @@ def probe(
 
     Args:
         path: a bundle, or with ``draft`` a target checkpoint.
-        draft: a draft checkpoint; the pair is then built in a temporary folder, its weights left where they are.
+        draft: a draft checkpoint; the pair is then built in a temporary folder, its weights left
+        where they are.
         overrides: ``draft.overrides`` of a pair.
         prompts: a prompt file (``trt_eagle3/prompts.py``) instead of the bundled prompts.
         max_tokens: of each answer at most.
@@ -49,7 +52,10 @@ def probe(
     if max_tokens < 2:
         raise UserError(f"max_tokens: expected at least 2, got {max_tokens}")
     if overrides and draft is None:
-        raise UserError(f"{path}: overrides are for a pair; a bundle has its draft's manifest. Rebuild it with them.")
+        raise UserError(
+            f"{path}: overrides are for a pair; a bundle has its draft's manifest. Rebuild it with "
+            "them."
+        )
     questions = read_questions(prompts) if prompts else bundled_questions()
     with TemporaryDirectory(prefix="trt-eagle3-probe-") as temporary:
         folder = Path(temporary)
@@ -59,7 +65,12 @@ def probe(
 
 
 def _probe(
-    engine: Engine, questions: Sequence[Question], folder: Path, name: str, max_tokens: int, progress: Progress
+    engine: Engine,
+    questions: Sequence[Question],
+    folder: Path,
+    name: str,
+    max_tokens: int,
+    progress: Progress,
 ) -> ProbeReport:
     manifest, spec = engine.manifest, engine.spec
     if manifest is None:
@@ -75,7 +86,9 @@ def _probe(
         progress=lambda: progress("prompts", next(done), len(questions)),
     )
     scorer = Scorer(engine, recordings, folder)
-    found = search(scorer, manifest, spec, lambda scored, total: progress("interpretations", scored, total))
+    found = search(
+        scorer, manifest, spec, lambda scored, total: progress("interpretations", scored, total)
+    )
     config = engine.record.config
     return make_report(
         found,

@@ -1,7 +1,7 @@
 """Scoring: how well a draft, read one way, foretells what the target said.
 
-Shapes: P prompt tokens, A answer tokens, n = P + A, S = A - 1 scored rows, K draft steps, H target hidden, Hd draft
-hidden, Vd draft vocab, N scored answer tokens of all prompts.
+Shapes: P prompt tokens, A answer tokens, n = P + A, S = A - 1 scored rows, K draft steps, H target
+hidden, Hd draft hidden, Vd draft vocab, N scored answer tokens of all prompts.
 """
 
 from __future__ import annotations
@@ -33,11 +33,14 @@ class Score:
     """How one interpretation did.
 
     Attributes:
-        token_ce: float64 [N]: cross-entropy in nats of the draft against the target at every answer token, a mean over
-            the depths that foretell it. Tokens outside the draft's vocabulary are not among them.
-        target_entropy: what no draft gets below: mean nats of the target's own distribution at those tokens.
+        token_ce: float64 [N]: cross-entropy in nats of the draft against the target at every answer
+            token, a mean over the depths that foretell it. Tokens outside the draft's vocabulary
+            are not among them.
+        target_entropy: what no draft gets below: mean nats of the target's own distribution at
+        those tokens.
         position_0: the share of rows whose first proposal is the target's token.
-        acceptance_length: 1 + the sum over depths of the share of rows whose proposals are right up to there.
+        acceptance_length: 1 + the sum over depths of the share of rows whose proposals are right up
+            to there.
     """
 
     token_ce: Tensor
@@ -77,7 +80,9 @@ def draft_ids(manifest: DraftManifest) -> Tensor:
 
 
 class Scorer:
-    """Scores manifests that differ in their interpretations alone, over the same recordings; remembers what it scored."""
+    """Scores manifests that differ in their interpretations alone, over the same recordings;
+    remembers what it scored.
+    """
 
     def __init__(self, engine: Engine, recordings: Sequence[Recording], folder: Path) -> None:
         """``folder``: where draft graphs may be written.
@@ -98,7 +103,12 @@ class Scorer:
         pool = PagePool(-(-rows // size) + 1, size)
         self._pages = PageTable(pool)
         self._pages.reserve(rows)
-        shape = (manifest.num_layers, manifest.num_kv_heads, manifest.head_dim, pool.num_pages * size)
+        shape = (
+            manifest.num_layers,
+            manifest.num_kv_heads,
+            manifest.head_dim,
+            pool.num_pages * size,
+        )
         self._cache = KVCache(*shape, engine.dtype, engine.device)
         self._open: tuple[bytes, DraftRunner] | None = None
         self._known: dict[tuple[object, ...], Score] = {}
@@ -111,9 +121,13 @@ class Scorer:
         return self._known[key]
 
     def _runner(self, manifest: DraftManifest) -> DraftRunner:
-        """The draft as this interpretation has it; kept until an interpretation needs another graph."""
+        """The draft as this interpretation has it; kept until an interpretation needs another
+        graph.
+        """
         config = self._engine.record.config.engine
-        model = draft_graph(manifest, config.dtype, config.page_size, reference_location).SerializeToString()
+        model = draft_graph(
+            manifest, config.dtype, config.page_size, reference_location
+        ).SerializeToString()
         if self._open is None or self._open[0] != model:
             file = self._folder / "draft.onnx"
             file.write_bytes(model)
@@ -131,15 +145,19 @@ class Scorer:
         token = token.clip(max=num_rows - 1)
         wanted = recording.token_ids[-num_rows:][token]
         probs = recording.target_probs[token]
-        ce, entropy = -(probs * logits.log_softmax(dim=-1)).sum(dim=-1), torch.special.entr(probs).sum(dim=-1)
+        ce, entropy = (
+            -(probs * logits.log_softmax(dim=-1)).sum(dim=-1),
+            torch.special.entr(probs).sum(dim=-1),
+        )
         hit = inside & (self._ids[logits.argmax(dim=-1)] == wanted)
         return _Cells(ce, entropy, hit, inside, inside & torch.isin(wanted, self._ids))
 
     def chain(self, manifest: DraftManifest, recording: Recording) -> Tensor:
-        """Logits [S, K, Vd] of rows P - 1 to n - 3: all draft at once, each from its own row of true features.
+        """Logits [S, K, Vd] of rows P - 1 to n - 3: all draft at once, each from its own row of
+        true features.
 
-        The chain of row t feeds on the draft's own features, and on the target's tokens: as long as its proposals are
-        right they are the same, and afterwards nothing is accepted any more.
+        The chain of row t feeds on the draft's own features, and on the target's tokens: as long as
+        its proposals are right they are the same, and afterwards nothing is accepted any more.
         """
         runner = self._runner(manifest)
         prompt_len, ids = len(recording.prompt.token_ids), recording.token_ids
@@ -147,7 +165,8 @@ class Scorer:
         logits, features = self._true_rows(manifest, runner, recording)
         found = [logits]
         rows = torch.arange(num_rows) + prompt_len - 1
-        before = torch.ones(num_rows, num_rows, dtype=torch.bool).tril(-1)  # rows P .. t; those up to P - 1 are past
+        # rows P .. t; those up to P - 1 are past
+        before = torch.ones(num_rows, num_rows, dtype=torch.bool).tril(-1)
         own = torch.eye(num_rows, dtype=torch.bool)
         for depth in range(1, self.num_steps):
             mask = torch.cat([before, *[own] * depth], dim=1)
@@ -160,12 +179,18 @@ class Scorer:
             )
             embeds = self._embedding.lookup(ids[(rows + 1 + depth).clip(max=len(ids) - 1)])
             rows_wanted = torch.arange(num_rows)[None]
-            (logits,), (features,) = runner.forward(embeds[None], features[None], metadata, rows_wanted)
+            (logits,), (features,) = runner.forward(
+                embeds[None], features[None], metadata, rows_wanted
+            )
             found.append(logits.cpu())
         return torch.stack(found, dim=1)
 
-    def _true_rows(self, manifest: DraftManifest, runner: DraftRunner, recording: Recording) -> tuple[Tensor, Tensor]:
-        """Commit all rows with true features; logits [S, Vd] and features [S, Hd] of rows P - 1 to n - 3."""
+    def _true_rows(
+        self, manifest: DraftManifest, runner: DraftRunner, recording: Recording
+    ) -> tuple[Tensor, Tensor]:
+        """Commit all rows with true features; logits [S, Vd] and features [S, Hd] of rows P - 1
+        to n - 3.
+        """
         prompt, num_rows = recording.prompt, recording.num_rows
         prompt_len = len(prompt.token_ids)
         embeds = self._embedding.lookup(recording.token_ids[1:])
@@ -185,7 +210,9 @@ class Scorer:
             wanted = inside[(inside >= prompt_len - 1) & (inside < num_rows - 1)] - start
             some = wanted if len(wanted) else torch.tensor([0])
             part = slice(start, stop)
-            (rows,), (out,) = runner.forward(embeds[None, part], features[None, part], metadata, some[None])
+            (rows,), (out,) = runner.forward(
+                embeds[None, part], features[None, part], metadata, some[None]
+            )
             logits.append(rows[: len(wanted)].cpu())
             outs.append(out[wanted])
         return torch.cat(logits), torch.cat(outs)
@@ -198,7 +225,12 @@ def _num_slots(recording: Recording, num_steps: int) -> int:
 def _key(manifest: DraftManifest) -> tuple[object, ...]:
     """All that interpretations differ in."""
     m, rope = manifest, manifest.rope
-    rows = (m.image_rows, m.image_rows == "vision" and m.image_rows_rotated, m.positions, m.position_shift)
+    rows = (
+        m.image_rows,
+        m.image_rows == "vision" and m.image_rows_rotated,
+        m.positions,
+        m.position_shift,
+    )
     turns = (rope.layout, rope.sections, rope.inv_freq, rope.attention_scaling)
     return m.aux_layers, m.aux_pre_deepstack, *rows, *turns, m.residual, m.feedback, m.first_norm
 
@@ -215,7 +247,9 @@ def _score(prompts: Sequence[_Cells]) -> Score:
 
 
 def _by_token(values: Tensor, known: Tensor) -> Tensor:
-    """float64 [N]: the mean of ``values [S, K]`` over the depths that foretell each token, where any is known."""
+    """float64 [N]: the mean of ``values [S, K]`` over the depths that foretell each token, where
+    any is known.
+    """
     num_rows, num_steps = values.shape
     token = (torch.arange(num_rows)[:, None] + torch.arange(num_steps))[known]
     total, count = (torch.zeros(num_rows, dtype=torch.float64) for _ in range(2))

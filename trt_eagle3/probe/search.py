@@ -1,4 +1,6 @@
-"""The staged search: one factor at a time, then pairs of the best, again around each better interpretation."""
+"""The staged search: one factor at a time, then pairs of the best, again around each better
+interpretation.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,17 @@ __all__ = ["Contrast", "Found", "Standing", "contrast", "search"]
 
 Standing = Literal["better", "worse", "unclear", "no difference"]
 
-# A difference counts from four standard errors over answer tokens on. Two dozen interpretations are as many chances to err,
-# and tokens of one answer depend on each other: were each worth only half a one, 4 sigma would still be 2.8.
+# A difference counts from four standard errors over answer tokens on. Two dozen interpretations are
+# as many chances to err,
+# and tokens of one answer depend on each other: were each worth only half a one, 4 sigma would
+# still be 2.8.
 _SIGMAS = 4.0
-# Nor does one count that is less than this share of the draft's divergence: no acceptance would show it.
+# Nor does one count that is less than this share of the draft's divergence: no acceptance would
+# show it.
 _MIN_GAIN = 0.01
-# float32 noise on one token's cross-entropy. Interpretations that must agree (1-D rope from row 0 or 1, over text) differed by
-# 1e-6 at most on the tiny pair; of those that need not agree, the nearest by 3e-4 (chunked sections over images).
+# float32 noise on one token's cross-entropy. Interpretations that must agree (1-D rope from row 0
+# or 1, over text) differed by 1e-6 at most on the tiny pair; of those that need not agree, the
+# nearest by 3e-4 (chunked sections over images).
 _SAME = 1e-4
 _PAIRED = 3  # factors whose best interpretations are tried in pairs
 _MAX_ROUNDS = 6
@@ -47,16 +53,20 @@ class Contrast:
 
 @dataclass(frozen=True)
 class Found:
-    """Outcome of a search: every interpretation that was scored, and the best, which changes nothing needlessly."""
+    """Outcome of a search: every interpretation that was scored, and the best, which changes
+    nothing needlessly.
+    """
 
     best: Interpretation
     scores: dict[Interpretation, Score]
 
 
 def contrast(score: Score, other: Score) -> Contrast:
-    """How ``score`` stands against ``other``, by the paired t statistic, or by Wilcoxon's signed ranks.
+    """How ``score`` stands against ``other``, by the paired t statistic, or by Wilcoxon's signed
+    ranks.
 
-    The ranks are there for good drafts: their cross-entropy lies in a few tokens, which is what makes a mean unsure.
+    The ranks are there for good drafts: their cross-entropy lies in a few tokens, which is what
+    makes a mean unsure.
     """
     differences = score.token_ce - other.token_ce
     mean, error = float(differences.mean()), float(differences.std() / len(differences) ** 0.5)
@@ -94,7 +104,11 @@ def search(
 
 class _Search:
     def __init__(
-        self, scorer: Scorer, manifest: DraftManifest, spec: TargetSpec, progress: Callable[[int, int], object]
+        self,
+        scorer: Scorer,
+        manifest: DraftManifest,
+        spec: TargetSpec,
+        progress: Callable[[int, int], object],
     ) -> None:
         self._scorer, self._manifest, self._progress = scorer, manifest, progress
         self._factors = alternatives(manifest, spec)
@@ -105,8 +119,8 @@ class _Search:
         centre = Interpretation()
         if not math.isfinite(self._ce(centre)):
             raise UserError(
-                "draft: its logits are not finite, so nothing can be compared. Look for NaN or infinity in its "
-                "weights, or build with dtype float32."
+                "draft: its logits are not finite, so nothing can be compared. Look for NaN or "
+                "infinity in its weights, or build with dtype float32."
             )
         for _ in range(_MAX_ROUNDS):
             best = self._round(centre)
@@ -116,7 +130,9 @@ class _Search:
         return Found(self._prune(centre), self._scores)
 
     def _round(self, centre: Interpretation) -> Interpretation | None:
-        """The best interpretation near ``centre``, of those that are clearly better; a pair must better its parts."""
+        """The best interpretation near ``centre``, of those that are clearly better; a pair must
+        better its parts.
+        """
         firsts = list(self._best_of_factors(centre))[:_PAIRED]
         found = firsts[0] if firsts and self._better(firsts[0], centre) else None
         pairs = []
@@ -131,15 +147,22 @@ class _Search:
         return found
 
     def _best_of_factors(self, centre: Interpretation) -> Iterator[Interpretation]:
-        """Each factor's best other value at ``centre``, the best factor first; none that makes no difference."""
+        """Each factor's best other value at ``centre``, the best factor first; none that makes
+        no difference.
+        """
         interpretations = {
-            name: [r for change in changes if (r := centre.changed(change, self._manifest)) != centre]
+            name: [
+                r for change in changes if (r := centre.changed(change, self._manifest)) != centre
+            ]
             for name, changes in self._factors.items()
         }
         self._want([r for several in interpretations.values() for r in several])
         bests = [min(several, key=self._ce) for several in interpretations.values() if several]
         for interpretation in sorted(bests, key=self._ce):
-            if contrast(self._score(interpretation), self._score(centre)).standing != "no difference":
+            if (
+                contrast(self._score(interpretation), self._score(centre)).standing
+                != "no difference"
+            ):
                 yield interpretation
 
     def _prune(self, interpretation: Interpretation) -> Interpretation:
@@ -177,9 +200,15 @@ _TOGETHER = (
 
 
 def _groups(interpretation: Interpretation) -> list[frozenset[str]]:
-    """The changed fields, those together that mean nothing alone: three axes need a rope that is dealt to them."""
+    """The changed fields, those together that mean nothing alone: three axes need a rope that is
+    dealt to them.
+    """
     changed = frozenset(field for field, _ in interpretation.changes)
-    layout = frozenset({"rope.layout", "rope.sections", "positions"} if "rope.layout" in changed else ())
+    layout = frozenset(
+        {"rope.layout", "rope.sections", "positions"} if "rope.layout" in changed else ()
+    )
     together = (*_TOGETHER, layout)
     alone = changed.difference(*together)
-    return [g for group in together if (g := group & changed)] + [frozenset({f}) for f in sorted(alone)]
+    return [g for group in together if (g := group & changed)] + [
+        frozenset({f}) for f in sorted(alone)
+    ]

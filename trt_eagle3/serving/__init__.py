@@ -1,4 +1,6 @@
-"""What every server needs, whatever its protocol: limits on requests, metrics, the OpenAI-compatible front."""
+"""What every server needs, whatever its protocol: limits on requests, metrics, the
+OpenAI-compatible front.
+"""
 
 from trt_eagle3.serving.config import ServingConfig
 

@@ -1,4 +1,7 @@
-"""An engine behind HTTP: OpenAI's chat completions, health and metrics, as a Starlette application."""
+"""An engine behind HTTP:
+
+OpenAI's chat completions, health and metrics, as a Starlette application.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,14 @@ from typing import Any
 from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.engine import Engine
 from trt_eagle3.decode.request import Chunk, Request
-from trt_eagle3.errors import MAX_MESSAGE_LEN, EnvironmentMissingError, OverloadedError, TrtEagle3Error, UserError, clip
+from trt_eagle3.errors import (
+    MAX_MESSAGE_LEN,
+    EnvironmentMissingError,
+    OverloadedError,
+    TrtEagle3Error,
+    UserError,
+    clip,
+)
 from trt_eagle3.serving.body import BodyBudget, BodyEvictedError, BodyLease, BodyTimeoutError
 from trt_eagle3.serving.config import ServingConfig
 from trt_eagle3.serving.json_reader import JsonScanner, TooLargeError, parse_request_json
@@ -38,7 +48,8 @@ __all__ = ["Front", "make_app"]
 
 _log = logging.getLogger("trt_eagle3")
 _PARSING = 2  # threads that count and parse bodies
-_UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # nginx would hold a stream back
+# nginx would hold a stream back
+_UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
 def make_app(front: Front) -> Starlette:
@@ -92,17 +103,21 @@ class Front:
     async def chat(self, request: HTTPRequest) -> Response:
         """``POST /v1/chat/completions``."""
         self._check_key(request)
-        with self._budget.lease() as lease:  # until the prompt is prepared: then nobody holds the body any more
+        # until the prompt is prepared: then nobody holds the body any more
+        with self._budget.lease() as lease:
             options, answer = await self._admit(request, lease)
             chunks = _within(answer, self._serving.max_request_s)
             completion = Completion(self._model)
             gone = asyncio.create_task(_cancel_when_gone(request, answer))
             try:
-                first = await anext(chunks)  # what is wrong with a prompt comes out here, as a status
+                # what is wrong with a prompt comes out here, as a status
+                first = await anext(chunks)
                 lease.close()
                 if options.stream:
                     events = _events(options, completion, answer, first, chunks)
-                    return StreamingResponse(events, headers=_UNBUFFERED, media_type="text/event-stream")
+                    return StreamingResponse(
+                        events, headers=_UNBUFFERED, media_type="text/event-stream"
+                    )
                 async for _ in chunks:
                     pass
             finally:
@@ -112,7 +127,11 @@ class Front:
     async def _admit(self, request: HTTPRequest, lease: BodyLease) -> tuple[ChatOptions, Answer]:
         try:
             return await self._submit(request, lease)
-        except (UserError, BodyTimeoutError, _RefusedError):  # whatever is wrong with a prompt, the engine counts
+        except (
+            UserError,
+            BodyTimeoutError,
+            _RefusedError,
+        ):  # whatever is wrong with a prompt, the engine counts
             self._engine.count_rejected()
             raise
 
@@ -140,20 +159,28 @@ class Front:
         """``GET /v1/models``: the one."""
         self._check_key(request)
         model = {"id": self._model, "object": "model", "created": 0, "owned_by": "trt-eagle3"}
-        model["max_model_len"] = self._engine.limits.max_seq_len  # vLLM's field: prompt and answer together
+        # vLLM's field: prompt and answer together
+        model["max_model_len"] = self._engine.limits.max_seq_len
         return JSONResponse({"object": "list", "data": [model]})
 
     async def health(self, _: HTTPRequest) -> Response:
         """``GET /health``: whether the engine answers."""
-        return PlainTextResponse("ok") if self._engine.ready else PlainTextResponse("the engine has stopped", 503)
+        return (
+            PlainTextResponse("ok")
+            if self._engine.ready
+            else PlainTextResponse("the engine has stopped", 503)
+        )
 
     async def metrics(self, _: HTTPRequest) -> Response:
         """``GET /metrics``, for Prometheus."""
         return PlainTextResponse(to_text(self._engine.metrics(), {"model": self._model}))
 
     def _check_key(self, request: HTTPRequest) -> None:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")  # latin-1, as all headers
-        if self._api_key is not None and not hmac.compare_digest(given.encode(), self._api_key.encode()):
+        # latin-1, as all headers
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if self._api_key is not None and not hmac.compare_digest(
+            given.encode(), self._api_key.encode()
+        ):
             raise _RefusedError(401, "expected the API key as a bearer token.", "invalid_api_key")
 
     async def refuse(self, _: HTTPRequest, error: Exception) -> Response:
@@ -170,9 +197,11 @@ class Front:
 
 
 async def _within(answer: Answer, seconds: float) -> AsyncGenerator[Chunk]:
-    """An answer's chunks while there is time; leaving it early, however that comes, cancels the answer.
+    """An answer's chunks while there is time; leaving it early, however that comes, cancels the
+    answer.
 
-    Its time runs out whether or not somebody reads: a client that does not would hold its place in the batch.
+    Its time runs out whether or not somebody reads: a client that does not would hold its place in
+    the batch.
     """
     loop = asyncio.get_running_loop()
     end = loop.call_later(seconds, answer.cancel)
@@ -197,7 +226,11 @@ async def _cancel_when_gone(request: HTTPRequest, answer: Answer) -> None:
 
 
 async def _events(
-    options: ChatOptions, completion: Completion, answer: Answer, first: Chunk, chunks: AsyncGenerator[Chunk]
+    options: ChatOptions,
+    completion: Completion,
+    answer: Answer,
+    first: Chunk,
+    chunks: AsyncGenerator[Chunk],
 ) -> AsyncIterator[str]:
     """Server-sent events; a client that goes away ends the generator, and with it the answer."""
     async with contextlib.aclosing(chunks):
@@ -206,12 +239,15 @@ async def _events(
             if first.text or first.finish_reason:
                 yield to_event(completion.piece(first))
             async for chunk in chunks:
-                if chunk.text or chunk.finish_reason:  # else half a character, or what may become a stop text
+                # else half a character, or what may become a stop text
+                if chunk.text or chunk.finish_reason:
                     yield to_event(completion.piece(chunk))
             if options.include_usage:
                 yield to_event(completion.usage(answer.generation))
             yield "data: [DONE]\n\n"
-        except Exception as error:  # the status has been sent: what there is to say goes into the stream
+        except (
+            Exception
+        ) as error:  # the status has been sent: what there is to say goes into the stream
             yield to_event(_error(error))
 
 
@@ -227,7 +263,10 @@ def _error(error: Exception) -> dict[str, Any]:
     """OpenAI's error object; of an error that is not ours, its kind only."""
     status = _status(error)
     if isinstance(error, HTTPException):
-        message = f"{error.detail}. Served: POST /v1/chat/completions, GET /v1/models, /health and /metrics."
+        message = (
+            f"{error.detail}. Served: POST /v1/chat/completions, GET /v1/models, /health and "
+            "/metrics."
+        )
     elif status == 500:
         _log.error("a request failed: %s: %s", type(error).__name__, clip(error))
         message = f"internal error: {type(error).__name__}"
@@ -235,4 +274,11 @@ def _error(error: Exception) -> dict[str, Any]:
         message = str(error)
     kind = "invalid_request_error" if status < 500 else "server_error"
     code = error.code if isinstance(error, _RefusedError) else None
-    return {"error": {"message": clip(message, MAX_MESSAGE_LEN), "type": kind, "param": None, "code": code}}
+    return {
+        "error": {
+            "message": clip(message, MAX_MESSAGE_LEN),
+            "type": kind,
+            "param": None,
+            "code": code,
+        }
+    }

@@ -1,4 +1,6 @@
-"""Bodies of HTTP requests: read in time, within one budget of bytes, and counted while they come."""
+"""Bodies of HTTP requests: read in time, within one budget of bytes, and counted while they
+come.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class BodyEvictedError(OverloadedError):
 
 
 class BodyBudget:
-    """The bytes that all bodies may take together, from their first block until their prompts are prepared."""
+    """The bytes that all bodies may take together, from their first block until their prompts
+    are prepared.
+    """
 
     def __init__(self, serving: ServingConfig, pool: Executor) -> None:
         """``pool``: threads that count what a body holds."""
@@ -71,7 +75,9 @@ class BodyBudget:
             if self.num_bytes + count > limit:
                 other.evict(_SLOW)
         if self.num_bytes + count > limit:
-            raise OverloadedError(f"bodies of all requests take {limit} bytes (max_bodies_bytes). Try again later.")
+            raise OverloadedError(
+                f"bodies of all requests take {limit} bytes (max_bodies_bytes). Try again later."
+            )
         self.num_bytes += count
         lease.num_bytes += count
 
@@ -94,7 +100,9 @@ class BodyLease:
     def __enter__(self) -> BodyLease:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -106,7 +114,9 @@ class BodyLease:
         """Whether it stands still, or comes slower than anybody's network."""
         now = time.monotonic()
         waited, seconds = now - self.last_block, now - self._began
-        return waited > _PATIENCE_S or (seconds > _PATIENCE_S and self.num_bytes < _MIN_RATE * seconds)
+        return waited > _PATIENCE_S or (
+            seconds > _PATIENCE_S and self.num_bytes < _MIN_RATE * seconds
+        )
 
     def evict(self, why: str) -> None:
         """End the reading of this body with ``why``; its bytes count no more."""
@@ -136,7 +146,9 @@ class BodyLease:
             if self._evicted is not None:
                 raise BodyEvictedError(f"body: {self._evicted}") from error
             seconds = self._budget.serving.body_timeout_s
-            raise BodyTimeoutError(f"body: nothing came for {seconds:g} s, or too little. Send it faster.") from error
+            raise BodyTimeoutError(
+                f"body: nothing came for {seconds:g} s, or too little. Send it faster."
+            ) from error
         finally:
             self._timeout = None
             self._budget.end(self)
@@ -147,13 +159,17 @@ class BodyLease:
             return
         if len(data) + len(block) > self._budget.serving.max_body_bytes:
             limit = self._budget.serving.max_body_bytes
-            raise TooLargeError(f"body: more than {limit} bytes (max_body_bytes). Send fewer or smaller images.")
+            raise TooLargeError(
+                f"body: more than {limit} bytes (max_body_bytes). Send fewer or smaller images."
+            )
         self._budget.take(self, len(block))
         data += block
         await asyncio.get_running_loop().run_in_executor(self._budget.pool, scanner.feed, block)
 
     def _extend(self) -> None:
-        """The next block may take ``body_timeout_s``; all of them together that long, plus their size at 64 KiB/s."""
+        """The next block may take ``body_timeout_s``; all of them together that long, plus their
+        size at 64 KiB/s.
+        """
         if self._timeout is None or self._evicted is not None:
             return
         patience, now = self._budget.serving.body_timeout_s, time.monotonic()

@@ -12,7 +12,8 @@ from trt_eagle3.multimodal import MediaPolicy
 
 __all__ = ["WARM_UP_SIDE", "ServingConfig"]
 
-# What Pillow decodes in its own process and users send; it would hand PostScript to Ghostscript, for one.
+# What Pillow decodes in its own process and users send; it would hand PostScript to Ghostscript,
+# for one.
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 WARM_UP_SIDE = 64  # pixels of the picture that a server is asked about before it is ready
 _MAX_JPEG_SCANS = 100  # encoders write 1 to 20
@@ -24,24 +25,31 @@ class ServingConfig(BaseModel):
     """Limits on requests; fields as in ``multimodal.MediaPolicy`` where not said here.
 
     Attributes:
-        allowed_hosts: hosts that image and video URLs are fetched from; none by default, so data URIs only.
+        allowed_hosts: hosts that image and video URLs are fetched from; none by default, so data
+        URIs only.
         max_media: images and videos of one request. max_media_bytes: of each, encoded.
         max_prompt_chars: of a request's text, without its images and videos.
-        max_stop_words: of a request, and as many stop tokens; the thread that decodes for all looks for each.
-        decode_timeout_s, video_timeout_s: as in ``multimodal.MediaPolicy``; a client that sends slow images holds a
-            decoder for so long, of those that its share allows.
-        max_body_bytes: of an HTTP request to ``trt-eagle3 serve``. max_text_bytes: of these, outside of data URIs.
+        max_stop_words: of a request, and as many stop tokens; the thread that decodes for all looks
+        for each.
+        decode_timeout_s, video_timeout_s: as in ``multimodal.MediaPolicy``; a client that sends
+            slow images holds a decoder for so long, of those that its share allows.
+        max_body_bytes: of an HTTP request to ``trt-eagle3 serve``. max_text_bytes: of these,
+        outside of data URIs.
         max_json_values: texts, names, lists, objects and numbers in the JSON of a request.
-        max_bodies_bytes: of all HTTP requests together that are not yet prepared. body_timeout_s: how long a body may
-            stand still; in all it may take so long and a second more for each 64 KiB.
-        max_connections: to ``trt-eagle3 serve``. header_timeout_s: until a connection has sent a request's headers.
-        send_timeout_s: how long a client may read nothing of what is sent to it before it is cut off.
+        max_bodies_bytes: of all HTTP requests together that are not yet prepared. body_timeout_s:
+            how long a body may stand still; in all it may take so long and a second more for each
+            64 KiB.
+        max_connections: to ``trt-eagle3 serve``. header_timeout_s: until a connection has sent a
+        request's headers.
+        send_timeout_s: how long a client may read nothing of what is sent to it before it is cut
+        off.
         max_request_s: a request that takes longer is ended with an error.
-        stream_interval_s: pieces of a streamed answer on Triton that follow each other faster are sent together, the
-            first one at once. Every response costs the server something; 0 sends one for each verify pass.
+        stream_interval_s: pieces of a streamed answer on Triton that follow each other faster are
+            sent together, the first one at once. Every response costs the server something; 0 sends
+            one for each verify pass.
         log_prompts: write prompts to the log; else the log holds sizes, times and outcomes only.
-        split_special_tokens: whether ``<|im_start|>`` and its like in a client's text are text; false makes control
-            tokens of them. None: what the bundle was built with.
+        split_special_tokens: whether ``<|im_start|>`` and its like in a client's text are text;
+            false makes control tokens of them. None: what the bundle was built with.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -74,7 +82,9 @@ class ServingConfig(BaseModel):
     @classmethod
     def _are_hosts(cls, hosts: Any) -> Any:
         if not isinstance(hosts, list | tuple) or not all(map(_is_host, hosts)):
-            raise ValueError('expected a list such as ["images.example.com", "*.example.com", "host:8080"]')
+            raise ValueError(
+                'expected a list such as ["images.example.com", "*.example.com", "host:8080"]'
+            )
         return hosts
 
     @classmethod
@@ -90,7 +100,9 @@ class ServingConfig(BaseModel):
             first = error.errors()[0]
             field = ".".join(str(part) for part in first["loc"])
             if first["type"] == "extra_forbidden":
-                raise UserError(f"{origin}: {field}: unknown. Known: {', '.join(cls.model_fields)}") from error
+                raise UserError(
+                    f"{origin}: {field}: unknown. Known: {', '.join(cls.model_fields)}"
+                ) from error
             message = first["msg"].removeprefix("Value error, ")
             raise UserError(f"{origin}: {field}: {message}, got {first['input']!r:.80}") from error
 
@@ -102,7 +114,9 @@ class ServingConfig(BaseModel):
         """
         count = len(prompt) if isinstance(prompt, str) else sum(map(_num_chars, prompt))
         if count > self.max_prompt_chars:
-            raise UserError(f"prompt: {count} characters, the limit is {self.max_prompt_chars}. Shorten it.")
+            raise UserError(
+                f"prompt: {count} characters, the limit is {self.max_prompt_chars}. Shorten it."
+            )
 
     def check_stop(self, words: Sequence[str], token_ids: Sequence[int]) -> None:
         """Refuse so many ends of an answer that looking for them would slow everybody down.
@@ -112,7 +126,9 @@ class ServingConfig(BaseModel):
         """
         for name, count in (("stop", len(words)), ("stop_token_ids", len(token_ids))):
             if count > self.max_stop_words:
-                raise UserError(f"{name}: {count} of them, the limit is {self.max_stop_words}. Name fewer.")
+                raise UserError(
+                    f"{name}: {count} of them, the limit is {self.max_stop_words}. Name fewer."
+                )
 
     def media(self) -> MediaPolicy:
         """What a request's images and videos may be: never a file of this machine."""

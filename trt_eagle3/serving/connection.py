@@ -1,4 +1,6 @@
-"""One HTTP connection: uvicorn's, with a deadline for every state in which a client can leave it."""
+"""One HTTP connection: uvicorn's, with a deadline for every state in which a client can leave
+it.
+"""
 
 from __future__ import annotations
 
@@ -14,18 +16,24 @@ from trt_eagle3.serving.config import ServingConfig
 __all__ = ["BoundedConnection", "connection_class", "drop_all", "drop_idle", "drop_stalled"]
 
 _log = logging.getLogger("trt_eagle3")
-# What is on its way to a client that does not read: the less, the sooner its request makes room for others. The kernel
-# doubles its part, and the client's kernel takes what its own receive buffer holds.
+# What is on its way to a client that does not read: the less, the sooner its request makes room for
+# others. The kernel doubles its part, and the client's kernel takes what its own receive buffer
+# holds.
 _SEND_BUFFER = 8 << 10
 _HICCUP_S = 5.0  # without reading, before a client has to give way to others
-_FULL = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
+_FULL = (
+    b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\n"
+    b"Retry-After: 1\r\nContent-Length: 0\r\n\r\n"
+)
 
 
 class BoundedConnection(H11Protocol):
-    """A connection that waits ``header_timeout_s`` for headers and ``send_timeout_s`` for a client that does not read.
+    """A connection that waits ``header_timeout_s`` for headers and ``send_timeout_s`` for a client
+    that does not read.
 
-    The same time as for headers is what a client has to finish a body after its answer. Past ``max_connections``, the
-    connection goes that has been without a request the longest, or else the new one.
+    The same time as for headers is what a client has to finish a body after its answer. Past
+    ``max_connections``, the connection goes that has been without a request the longest, or else
+    the new one.
     """
 
     serving: ClassVar[ServingConfig] = ServingConfig()
@@ -81,7 +89,9 @@ class BoundedConnection(H11Protocol):
 
     def _cut_off_unless_read(self) -> None:
         self._unset("_stalled")
-        self._stalled = self.loop.call_later(self.serving.send_timeout_s, self._give_up, "reads nothing for too long")
+        self._stalled = self.loop.call_later(
+            self.serving.send_timeout_s, self._give_up, "reads nothing for too long"
+        )
 
     def _wait_for_headers(self) -> None:
         self._unset("_deadline")
@@ -92,7 +102,8 @@ class BoundedConnection(H11Protocol):
         self._unset("_deadline")
         if not self.idle:
             return
-        if self._stalled is None and self.transport.get_write_buffer_size():  # it may still be reading the answer
+        # it may still be reading the answer
+        if self._stalled is None and self.transport.get_write_buffer_size():
             self._stalled = self.loop.call_later(
                 self.serving.send_timeout_s, self._give_up, "reads nothing for too long"
             )
@@ -104,12 +115,24 @@ class BoundedConnection(H11Protocol):
         self.transport.abort()
 
     def _make_room(self) -> None:
-        idle = [other for other in self.connections if isinstance(other, BoundedConnection) and other.idle]
-        oldest = min((other for other in idle if other is not self), key=lambda other: other._idle_since, default=None)
-        _log.warning("more than %d connections (max_connections): the idlest is closed", self.serving.max_connections)
+        idle = [
+            other
+            for other in self.connections
+            if isinstance(other, BoundedConnection) and other.idle
+        ]
+        oldest = min(
+            (other for other in idle if other is not self),
+            key=lambda other: other._idle_since,
+            default=None,
+        )
+        _log.warning(
+            "more than %d connections (max_connections): the idlest is closed",
+            self.serving.max_connections,
+        )
         if oldest is not None:
             oldest.transport.abort()
-            self.connections.discard(oldest)  # those that come before the loop's next turn find another one
+            # those that come before the loop's next turn find another one
+            self.connections.discard(oldest)
             return
         self.transport.write(_FULL)
         self.transport.close()
@@ -131,8 +154,12 @@ def connection_class(limits: ServingConfig) -> type[BoundedConnection]:
 
 
 def drop_stalled(connections: set[Any]) -> None:
-    """End the connection whose client has read nothing for the longest, if that is long enough to be no hiccup."""
-    stalled = [c for c in connections if isinstance(c, BoundedConnection) and c._stalled is not None]
+    """End the connection whose client has read nothing for the longest, if that is long enough
+    to be no hiccup.
+    """
+    stalled = [
+        c for c in connections if isinstance(c, BoundedConnection) and c._stalled is not None
+    ]
     oldest = min(stalled, key=lambda c: c._stalled_since, default=None)
     if oldest is not None and oldest.loop.time() - oldest._stalled_since > _HICCUP_S:
         oldest._give_up("reads nothing while others wait")

@@ -15,7 +15,9 @@ __all__ = ["JsonScanner", "TooLargeError", "check_unicode", "parse_request_json"
 _STRING_BODY = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
 _MEDIA_HEAD = b"data:"
 _BLOCK = 1 << 16  # bytes that one call looks at: other threads run in between
-_LONG = 4096  # bytes of a data URI that the parser does not get to see: it holds up all threads as long as it runs
+# bytes of a data URI that the parser does not get to see: it holds up all threads as long as it
+# runs
+_LONG = 4096
 
 
 class TooLargeError(UserError):
@@ -25,9 +27,9 @@ class TooLargeError(UserError):
 class JsonScanner:
     """Counts bytes and values of JSON text, block by block, before it is parsed.
 
-    A byte is media inside a string that begins with ``data:``, and text elsewhere. A value is a string (names of
-    fields too), a list, an object, or whatever a comma parts; the count is never below the number of objects that
-    the parser would make.
+    A byte is media inside a string that begins with ``data:``, and text elsewhere. A value is a
+    string (names of fields too), a list, an object, or whatever a comma parts; the count is never
+    below the number of objects that the parser would make.
     """
 
     def __init__(self, serving: ServingConfig, name: str = "body") -> None:
@@ -48,7 +50,11 @@ class JsonScanner:
         """
         start, end, limit = 0, len(block), self._serving.max_json_values
         while start < end and self._num_values <= limit:
-            start = self._string(block, start, end) if self._in_string else self._structure(block, start, end)
+            start = (
+                self._string(block, start, end)
+                if self._in_string
+                else self._structure(block, start, end)
+            )
         self._num_bytes += end
         self._check()
 
@@ -88,13 +94,18 @@ class JsonScanner:
         found = _STRING_BODY.match(block, start + self._after_backslash)
         stop = found.end() if found else end
         self._in_string = stop >= end or block[stop : stop + 1] == b"\\"
-        self._after_backslash = stop < end and self._in_string  # the block's last byte: what it escapes follows
+        # the block's last byte: what it escapes follows
+        self._after_backslash = stop < end and self._in_string
         return min(stop + 1, end)
 
     def _check(self) -> None:
         limits = (
             (self._num_bytes, "max_body_bytes", "bytes. Send fewer or smaller images."),
-            (self._num_text, "max_text_bytes", "bytes of text (images as data URIs are counted apart). Shorten it."),
+            (
+                self._num_text,
+                "max_text_bytes",
+                "bytes of text (images as data URIs are counted apart). Shorten it.",
+            ),
             (self._num_values, "max_json_values", "values. Send fewer."),
         )
         for count, field, unit in limits:
@@ -121,7 +132,8 @@ def parse_request_json(
     try:
         value = [parse_json(_without(data, scanner.media).decode("utf-8-sig"), name)]
         if scanner.media:
-            with memoryview(data) as view:  # each URI is copied once, and other threads run in between
+            # each URI is copied once, and other threads run in between
+            with memoryview(data) as view:
                 _put_back(value, [str(view[start:stop], "ascii") for start, stop in scanner.media])
     except UnicodeError as error:
         raise UserError(f"{name}: not JSON: {error!s:.80}. Encode it as UTF-8.") from error
@@ -177,4 +189,6 @@ def _check_text(text: str, name: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise UserError(f"{name}: not Unicode text at character {error.start} of {text!a:.80}.") from error
+        raise UserError(
+            f"{name}: not Unicode text at character {error.start} of {text!a:.80}."
+        ) from error

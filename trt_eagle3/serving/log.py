@@ -19,7 +19,8 @@ class _Seen:
 
 
 class OnePerCause(logging.Filter):
-    """Passes the first warning or error of each cause in an interval, and counts the others into the next.
+    """Passes the first warning or error of each cause in an interval, and counts the others into
+    the next.
 
     A cause is a logger, the line in the source that logs, and the type of the exception.
     """

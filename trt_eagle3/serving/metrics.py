@@ -19,7 +19,8 @@ class Family:
     """One metric.
 
     Attributes:
-        samples: (suffix of the name, labels, value). A histogram has ``_bucket``, ``_sum`` and ``_count``.
+        samples: (suffix of the name, labels, value). A histogram has ``_bucket``, ``_sum`` and
+            ``_count``.
     """
 
     name: str
@@ -32,32 +33,52 @@ def families(metrics: EngineMetrics) -> Iterator[Family]:
     """Everything that a dashboard or an autoscaler asks for."""
     m = metrics
     yield _counter("prompt_tokens_total", "Tokens of prompts.", m.prompt_tokens)
-    yield _counter("reused_tokens_total", "Tokens of prompts that were in the prefix cache.", m.reused_tokens)
+    yield _counter(
+        "reused_tokens_total", "Tokens of prompts that were in the prefix cache.", m.reused_tokens
+    )
     yield _counter("generated_tokens_total", "Tokens generated.", m.generated_tokens)
     yield _counter("preemptions_total", "Requests put off because KV pages ran out.", m.preempted)
     yield _counter("cycles_total", "Verify passes, counted per request.", m.cycles)
     outcomes = ("stop", "length", "cancelled", "rejected", "error")
     yield _labelled(
-        "requests_total", "Requests that ended, by outcome.", "outcome", {**dict.fromkeys(outcomes, 0), **m.requests}
+        "requests_total",
+        "Requests that ended, by outcome.",
+        "outcome",
+        {**dict.fromkeys(outcomes, 0), **m.requests},
     )
     yield _labelled(
-        "proposed_tokens_total", "Draft tokens verified on the best path, by position.", "position", m.proposed
+        "proposed_tokens_total",
+        "Draft tokens verified on the best path, by position.",
+        "position",
+        m.proposed,
     )
-    yield _labelled("accepted_tokens_total", "Draft tokens accepted, by position.", "position", m.accepted)
+    yield _labelled(
+        "accepted_tokens_total", "Draft tokens accepted, by position.", "position", m.accepted
+    )
     yield _gauge(
-        "acceptance_length", "Mean tokens of a verify pass, the bonus token included.", m.acceptance_length or 0
+        "acceptance_length",
+        "Mean tokens of a verify pass, the bonus token included.",
+        m.acceptance_length or 0,
     )
-    yield _gauge("speculation_on", "1 while cycles draft, 0 while they decode plainly.", m.speculation_on)
+    yield _gauge(
+        "speculation_on", "1 while cycles draft, 0 while they decode plainly.", m.speculation_on
+    )
     yield _gauge("requests_running", "Requests being decoded.", m.running)
     yield _gauge("requests_waiting", "Requests in the queue.", m.waiting)
     yield _gauge("kv_pages_used", "Pages of the KV cache that requests hold.", m.kv_pages_used)
     yield _gauge(
-        "kv_pages_cached", "Pages that only the prefix cache holds; they are given up when needed.", m.kv_pages_cached
+        "kv_pages_cached",
+        "Pages that only the prefix cache holds; they are given up when needed.",
+        m.kv_pages_cached,
     )
     yield _gauge("kv_pages_total", "Pages of the KV cache.", m.kv_pages_total)
     yield _histogram("queue_seconds", "From submission to the first pass.", m.queue_seconds)
-    yield _histogram("time_to_first_token_seconds", "From submission to the first token.", m.first_token_seconds)
-    yield _histogram("inter_token_seconds", "Between tokens: a pass's time over its tokens.", m.token_seconds)
+    yield _histogram(
+        "time_to_first_token_seconds", "From submission to the first token.", m.first_token_seconds
+    )
+    yield _histogram(
+        "inter_token_seconds", "Between tokens: a pass's time over its tokens.", m.token_seconds
+    )
 
 
 def to_text(metrics: EngineMetrics, labels: Mapping[str, str]) -> str:
@@ -66,7 +87,9 @@ def to_text(metrics: EngineMetrics, labels: Mapping[str, str]) -> str:
     for family in families(metrics):
         lines += [f"# HELP {family.name} {family.help}", f"# TYPE {family.name} {family.kind}"]
         for suffix, own, value in family.samples:
-            pairs = ",".join(f'{name}="{_escape(text)}"' for name, text in {**labels, **own}.items())
+            pairs = ",".join(
+                f'{name}="{_escape(text)}"' for name, text in {**labels, **own}.items()
+            )
             lines.append(f"{family.name}{suffix}{{{pairs}}} {float(value)!r}")
     return "\n".join(lines) + "\n"
 
@@ -83,9 +106,20 @@ def _gauge(name: str, text: str, value: float) -> Family:
     return Family(_PREFIX + name, "gauge", text, (("", {}, float(value)),))
 
 
-def _labelled(name: str, text: str, label: str, values: Mapping[str, int] | tuple[int, ...]) -> Family:
-    named = values if isinstance(values, Mapping) else {str(i + 1): value for i, value in enumerate(values)}
-    return Family(_PREFIX + name, "counter", text, tuple(("", {label: key}, float(v)) for key, v in named.items()))
+def _labelled(
+    name: str, text: str, label: str, values: Mapping[str, int] | tuple[int, ...]
+) -> Family:
+    named = (
+        values
+        if isinstance(values, Mapping)
+        else {str(i + 1): value for i, value in enumerate(values)}
+    )
+    return Family(
+        _PREFIX + name,
+        "counter",
+        text,
+        tuple(("", {label: key}, float(v)) for key, v in named.items()),
+    )
 
 
 def _histogram(name: str, text: str, histogram: Histogram) -> Family:

@@ -1,4 +1,7 @@
-"""OpenAI's chat completions as `Request`s of the engine, and answers as OpenAI's objects. No server in here."""
+"""OpenAI's chat completions as `Request`s of the engine, and answers as OpenAI's objects.
+
+No server in here.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +30,12 @@ class _StreamOptions(BaseModel):
 
 
 class _ChatBody(BaseModel):
-    """The body of ``POST /v1/chat/completions``: OpenAI's fields that are served, and ours below them.
+    """The body of ``POST /v1/chat/completions``: OpenAI's fields that are served, and ours below
+    them.
 
-    ``null`` is a field that is not given. Fields that change an answer in ways that are not served are taken with the
-    values that change nothing (``_NEUTRAL``) and refused with others; those in the second block never change anything.
+    ``null`` is a field that is not given. Fields that change an answer in ways that are not served
+    are taken with the values that change nothing (``_NEUTRAL``) and refused with others; those in
+    the second block never change anything.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -77,12 +82,20 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
 }
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_ROLES = {
+    "system": "system",
+    "developer": "system",
+    "user": "user",
+    "assistant": "assistant",
+    "tool": "tool",
+}
 
 
 @dataclass(frozen=True)
 class ChatOptions:
-    """What of a body the engine has no use for: which model was asked for, and how to send the answer."""
+    """What of a body the engine has no use for: which model was asked for, and how to send the
+    answer.
+    """
 
     model: str | None
     stream: bool
@@ -93,7 +106,8 @@ def read_chat(raw: Any, serving: ServingConfig, max_tokens: int) -> tuple[ChatOp
     """Check a body; ``max_tokens`` is what holds where it names no limit.
 
     Raises:
-        UserError: an unknown or unserved field, a bad value, too long a prompt, too many stop texts.
+        UserError: an unknown or unserved field, a bad value, too long a prompt, too many stop
+            texts.
     """
     try:
         body = _ChatBody.model_validate(_known(raw) if isinstance(raw, Mapping) else raw)
@@ -125,12 +139,17 @@ def read_chat(raw: Any, serving: ServingConfig, max_tokens: int) -> tuple[ChatOp
 
 def _known(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that say anything."""
-    given = {name: value for name, value in raw.items() if value is not None and value not in _NEUTRAL.get(name, ())}
+    given = {
+        name: value
+        for name, value in raw.items()
+        if value is not None and value not in _NEUTRAL.get(name, ())
+    }
     for name, values in _NEUTRAL.items():
         if name in given:
             expected = " or ".join(map(repr, values))
             raise UserError(
-                f"{name}: expected {expected}, got {reprlib.repr(given[name])}. Nothing else is served here."
+                f"{name}: expected {expected}, got {reprlib.repr(given[name])}. Nothing else is "
+                "served here."
             )
     _check_names(given, _ChatBody)
     if isinstance(given.get("stream_options"), Mapping):
@@ -149,7 +168,9 @@ def _check_names(fields: Mapping[str, Any], model: type[BaseModel], where: str =
 
 
 def _with_known_role(message: dict[str, Any]) -> dict[str, Any]:
-    """Chat templates drop messages of roles that they do not know; OpenAI's developer is what was called system."""
+    """Chat templates drop messages of roles that they do not know; OpenAI's developer is what
+    was called system.
+    """
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise UserError(f"messages: role: expected one of {', '.join(_ROLES)}, got {role!r:.40}.")
@@ -166,13 +187,27 @@ class Completion:
     """The objects of one completion; they share an id and a time."""
 
     def __init__(self, model: str) -> None:
-        self._common = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self._common = {
+            "id": f"chatcmpl-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": model,
+        }
 
     def whole(self, generation: Generation) -> dict[str, Any]:
         """``chat.completion``."""
         message = {"role": "assistant", "content": generation.text}
-        choice = {"index": 0, "message": message, "finish_reason": generation.finish_reason, "logprobs": None}
-        return {**self._common, "object": "chat.completion", "choices": [choice], "usage": _usage(generation)}
+        choice = {
+            "index": 0,
+            "message": message,
+            "finish_reason": generation.finish_reason,
+            "logprobs": None,
+        }
+        return {
+            **self._common,
+            "object": "chat.completion",
+            "choices": [choice],
+            "usage": _usage(generation),
+        }
 
     def opening(self) -> dict[str, Any]:
         """The first ``chat.completion.chunk``: who speaks."""
@@ -184,7 +219,12 @@ class Completion:
 
     def usage(self, generation: Generation) -> dict[str, Any]:
         """The last chunk, where ``stream_options.include_usage`` asks for it."""
-        return {**self._common, "object": "chat.completion.chunk", "choices": [], "usage": _usage(generation)}
+        return {
+            **self._common,
+            "object": "chat.completion.chunk",
+            "choices": [],
+            "usage": _usage(generation),
+        }
 
     def _chunk(self, delta: Mapping[str, Any], finish_reason: str | None) -> dict[str, Any]:
         choice = {"index": 0, "delta": delta, "finish_reason": finish_reason, "logprobs": None}
@@ -193,10 +233,16 @@ class Completion:
 
 def _usage(generation: Generation) -> dict[str, Any]:
     prompt, completion = generation.prompt_tokens, len(generation.token_ids)
-    counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+    counts = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+    }
     return {**counts, "acceptance_length": generation.acceptance_length}
 
 
 def to_event(value: Mapping[str, Any]) -> str:
-    """A server-sent event; in ASCII, because some clients take U+2028 and its like for the end of a line."""
+    """A server-sent event; in ASCII, because some clients take U+2028 and its like for the end
+    of a line.
+    """
     return f"data: {json.dumps(value)}\n\n"

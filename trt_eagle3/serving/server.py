@@ -34,34 +34,46 @@ _log = logging.getLogger("trt_eagle3")
 DRAIN_S = 30  # after SIGTERM, for answers
 FLUSH_S = 3  # after that, to send what is left to say
 _SWEEP_S = 0.5
-_OTHER_FILES = 128  # descriptors that are no connections: the bundle's, Python's, sockets of fetched images
+# descriptors that are no connections: the bundle's, Python's, sockets of fetched images
+_OTHER_FILES = 128
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
-def serve(bundle: Path, *, serving: ServingConfig, host: str, port: int, api_key: str | None) -> None:
+def serve(
+    bundle: Path, *, serving: ServingConfig, host: str, port: int, api_key: str | None
+) -> None:
     """Serve ``bundle`` until SIGTERM or SIGINT; requests in flight may then take 30 s more.
 
-    SIGTERM ends the process with status 0 then. Call it from the main thread, which is where signals arrive.
+    SIGTERM ends the process with status 0 then. Call it from the main thread, which is where
+    signals arrive.
 
     Raises:
         UserError: no bundle, an empty API key, or no such address to listen on.
     """
     if api_key == "":
-        raise UserError("--api-key: it is empty, and would let everybody in. Give a key, or leave the option out.")
+        raise UserError(
+            "--api-key: it is empty, and would let everybody in. Give a key, or leave the option "
+            "out."
+        )
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(bound) for bound in _bind(host, port)]
         _set_up_log()
         if api_key is None and host not in _LOOPBACK:
-            _log.warning("listening on %s without an API key: whoever reaches this port is answered", host)
+            _log.warning(
+                "listening on %s without an API key: whoever reaches this port is answered", host
+            )
         serving = _within_file_limit(serving)
-        engine = load(bundle, media=serving.media(), split_special_tokens=serving.split_special_tokens)
+        engine = load(
+            bundle, media=serving.media(), split_special_tokens=serving.split_special_tokens
+        )
         stack.callback(engine.close)
         seconds = warm_up(engine)
         server = Server(engine, serving, api_key)
         for bound in sockets:
             bound.listen(server.config.backlog)
         name, where = engine.record.config.name, f"[{host}]" if ":" in host else host
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn raises it again once it has drained
+        # uvicorn raises it again once it has drained
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         _log.info("%s answers on http://%s:%d/v1; warm-up took %.1f s", name, where, port, seconds)
         server.run(sockets)
 
@@ -69,7 +81,9 @@ def serve(bundle: Path, *, serving: ServingConfig, host: str, port: int, api_key
 class Server(uvicorn.Server):
     """uvicorn over one engine, with bounds on connections, and an end that comes in time."""
 
-    def __init__(self, engine: Engine, serving: ServingConfig, api_key: str | None = None, port: int = 0) -> None:
+    def __init__(
+        self, engine: Engine, serving: ServingConfig, api_key: str | None = None, port: int = 0
+    ) -> None:
         self._engine = engine
         self._front = Front(engine, serving, api_key)
         config = uvicorn.Config(
@@ -118,7 +132,9 @@ def _set_up_log() -> None:
 
 
 def _within_file_limit(serving: ServingConfig) -> ServingConfig:
-    """As many connections as this process may open files: one that cannot be accepted would be tried again for ever."""
+    """As many connections as this process may open files: one that cannot be accepted would be
+    tried again for ever.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = serving.max_connections + _OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -146,5 +162,7 @@ def _bind(host: str, port: int) -> list[socket.socket]:
     except OSError as error:
         for listener in bound:
             listener.close()
-        raise UserError(f"{host}:{port}: cannot listen: {error.strerror}. Name another --host or --port.") from error
+        raise UserError(
+            f"{host}:{port}: cannot listen: {error.strerror}. Name another --host or --port."
+        ) from error
     return bound

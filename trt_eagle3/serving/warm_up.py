@@ -13,15 +13,19 @@ from trt_eagle3.serving.config import WARM_UP_SIDE
 
 __all__ = ["warm_up"]
 
-# Beside the decoding thread there are some that tokenise, decode images and send. At Python's own 5 ms they hold it up
-# for as long as a step of a small model takes: a tenth of the tiny pair's throughput with 8 clients.
+# Beside the decoding thread there are some that tokenise, decode images and send. At Python's own 5
+# ms they hold it up
+# for as long as a step of a small model takes: a tenth of the tiny pair's throughput with 8
+# clients.
 _SWITCH_S = 0.001
 
 
 def warm_up(engine: Engine) -> float:
-    """Answer about a text and about an image, so that every graph is open and has run; returns seconds.
+    """Answer about a text and about an image, so that every graph is open and has run; returns
+    seconds.
 
-    The process is a server's from here on: its threads take turns more often, and what it counts is its clients'.
+    The process is a server's from here on: its threads take turns more often, and what it counts is
+    its clients'.
 
     Raises:
         Exception: whatever keeps the engine from answering; it must not be called ready then.
@@ -29,7 +33,10 @@ def warm_up(engine: Engine) -> float:
     sys.setswitchinterval(_SWITCH_S)
     start = time.perf_counter()
     image = Image.new("RGB", (WARM_UP_SIDE, WARM_UP_SIDE))
-    for request in (Request("Hello", max_tokens=8), Request("Hello", images=(image,), max_tokens=8)):
+    for request in (
+        Request("Hello", max_tokens=8),
+        Request("Hello", images=(image,), max_tokens=8),
+    ):
         for _ in engine.submit(request):
             pass
     engine.restart_metrics()

@@ -1,1 +1,3 @@
-"""Triton Inference Server: the model repository that `deploy` writes, and the model that the server runs from it."""
+"""Triton Inference Server: the model repository that `deploy` writes, and the model that the
+server runs from it.
+"""

@@ -1,4 +1,6 @@
-"""What stands beside the models of a repository and launches a server: for all of them, whichever came last."""
+"""What stands beside the models of a repository and launches a server: for all of them,
+whichever came last.
+"""
 
 from __future__ import annotations
 
@@ -88,8 +90,8 @@ def check_together(model: Model, others: Sequence[Model]) -> None:
         ):
             if mine and its and mine != its:
                 raise UserError(
-                    f"{model.name}: built for {what} {mine}, but {other.name} for {its}, and one server has one. "
-                    "Name another --repository, or build them alike."
+                    f"{model.name}: built for {what} {mine}, but {other.name} for {its}, and one "
+                    "server has one. Name another --repository, or build them alike."
                 )
 
 
@@ -102,12 +104,15 @@ def check_launchers(repository: Path) -> None:
     for file in (repository / name for name in _FILES):
         if file.exists() and (not file.is_file() or _MARK.encode() not in file.read_bytes()[:400]):
             raise UserError(
-                f"{file}: not written by trt-eagle3, so it is not replaced. Move it, or name another repository."
+                f"{file}: not written by trt-eagle3, so it is not replaced. Move it, or name "
+                "another repository."
             )
 
 
 def write_launchers(repository: Path, models: Sequence[Model], image: str) -> tuple[Path, ...]:
-    """Write the files for ``models``, the last of which has been deployed now; returns those that there are."""
+    """Write the files for ``models``, the last of which has been deployed now; returns those
+    that there are.
+    """
     values = _values(repository, models, image)
     written = []
     for name, template in _FILES.items():
@@ -121,13 +126,17 @@ def write_launchers(repository: Path, models: Sequence[Model], image: str) -> tu
 
 
 def _values(repository: Path, models: Sequence[Model], image: str) -> dict[str, Any]:
-    pins = {package: found.partition("+")[0] for package, (found, _) in _image(repository, models).items()}
+    pins = {
+        package: found.partition("+")[0]
+        for package, (found, _) in _image(repository, models).items()
+    }
     return {
         "version": version("trt-eagle3"),
         "environment": sys.prefix,
         "image": image,
         "gpu": any(model.record.config.engine.device == "cuda" for model in models),
-        "pins": [f"{package}=={pin}" for package, pin in pins.items()],  # without +cpu, which is on no index
+        # without +cpu, which is on no index
+        "pins": [f"{package}=={pin}" for package, pin in pins.items()],
         "mounts": sorted({folder for model in models for folder in _mounts(model.record)}),
         "slug": _slug(repository, models[-1].name),
         "storage": _gibibytes(folder_bytes(repository)),  # packed environments and all
@@ -142,27 +151,47 @@ def _sharing(repository: Path, models: Sequence[Model]) -> list[Model]:
 
 def _versions(model: Model) -> dict[str, str]:
     """Of the packages that run it."""
-    return {package: found for package, found in model.record.engine.versions.items() if package != "onnx"}
+    return {
+        package: found
+        for package, found in model.record.engine.versions.items()
+        if package != "onnx"
+    }
 
 
 def _image(repository: Path, models: Sequence[Model]) -> dict[str, tuple[str, str]]:
-    """The versions in the image, each with the last model that was built with the package: its is taken."""
+    """The versions in the image, each with the last model that was built with the package: its
+    is taken.
+    """
     sharing = _sharing(repository, models)
-    return {package: (found, model.name) for model in sharing for package, found in _versions(model).items()}
+    return {
+        package: (found, model.name)
+        for model in sharing
+        for package, found in _versions(model).items()
+    }
 
 
 def _slug(repository: Path, name: str) -> str:
-    """What containers are called: a name that they have already, so that another model does not start them twice."""
+    """What containers are called: a name that they have already, so that another model does not
+    start them twice.
+    """
     file = repository / "compose.yaml"
-    if file.exists() and (found := re.search(r"^name: (\S+)$", file.read_text(encoding="utf-8"), re.MULTILINE)):
+    if file.exists() and (
+        found := re.search(r"^name: (\S+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+    ):
         return found[1]
-    return "-".join(part for part in name.lower().replace("_", "-").replace(".", "-").split("-") if part)
+    return "-".join(
+        part for part in name.lower().replace("_", "-").replace(".", "-").split("-") if part
+    )
 
 
 def _mounts(record: BundleRecord) -> set[str]:
     """Folders outside the bundle that hold its weights."""
     files = [file for source in record.sources.values() for file in source.files]
-    return {str((REFERENCE_ROOT / file).parent) for file in files} if record.weights == "reference" else set()
+    return (
+        {str((REFERENCE_ROOT / file).parent) for file in files}
+        if record.weights == "reference"
+        else set()
+    )
 
 
 def _referring(models: Sequence[Model]) -> list[str]:
@@ -201,9 +230,15 @@ def _unlike(repository: Path, models: Sequence[Model]) -> list[str]:
 
 
 def start_command(repository: Path) -> str:
-    """What starts the server; in a checkout, with the environment that its Makefile makes where there is no server."""
+    """What starts the server; in a checkout, with the environment that its Makefile makes where
+    there is no server.
+    """
     script, checkout = shlex.quote(str(repository / "launch.sh")), _checkout()
-    if shutil.which(os.environ.get("TRITONSERVER", "tritonserver")) or find_spec("pytriton") or not checkout:
+    if (
+        shutil.which(os.environ.get("TRITONSERVER", "tritonserver"))
+        or find_spec("pytriton")
+        or not checkout
+    ):
         return script
     place = shlex.quote(str(checkout))
     return f"make -C {place} .venv-triton/.ready && TRT_EAGLE3_ENV={place}/.venv-triton {script}"

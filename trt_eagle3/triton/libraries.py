@@ -19,14 +19,20 @@ HOW_TO_BUILD = {
 
 
 def find_libraries(engine: EngineConfig) -> dict[str, Path | None]:
-    """What an engine needs on this machine, by the variable that names it; None where it is not built."""
+    """What an engine needs on this machine, by the variable that names it; None where it is not
+    built.
+    """
     if engine.device != "cuda":
         return {}
     found = {LIBRARY_VARIABLE: library_path()}
-    return found | ({PLUGINS_VARIABLE: plugin_library_path(engine)} if engine.backend == "tensorrt" else {})
+    return found | (
+        {PLUGINS_VARIABLE: plugin_library_path(engine)} if engine.backend == "tensorrt" else {}
+    )
 
 
 def use_libraries(folder: Path) -> None:
-    """Take the libraries in ``folder``, named as their variables are, unless the environment names others."""
+    """Take the libraries in ``folder``, named as their variables are, unless the environment
+    names others.
+    """
     for file in folder.glob("*.so"):
         os.environ.setdefault(file.stem, str(file))

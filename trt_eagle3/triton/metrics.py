@@ -13,8 +13,9 @@ __all__ = ["PublishedMetrics"]
 class PublishedMetrics:
     """Keeps Triton's copy up to date.
 
-    Triton's histograms take single observations, the engine has finished histograms: their ``_bucket``, ``_sum`` and
-    ``_count`` series are published as counters, which Prometheus' ``histogram_quantile`` reads just as well.
+    Triton's histograms take single observations, the engine has finished histograms: their
+    ``_bucket``, ``_sum`` and ``_count`` series are published as counters, which Prometheus'
+    ``histogram_quantile`` reads just as well.
     """
 
     def __init__(self, engine: Engine, pb_utils: Any, model: str) -> None:
@@ -28,13 +29,19 @@ class PublishedMetrics:
         """Send what has changed since the last time."""
         for family in families(self._engine.metrics()):
             for suffix, labels, value in family.samples:
-                self._set(family.name + suffix, family.kind == "gauge", family.help, dict(labels), value)
+                self._set(
+                    family.name + suffix, family.kind == "gauge", family.help, dict(labels), value
+                )
 
-    def _set(self, name: str, is_gauge: bool, text: str, labels: dict[str, str], value: float) -> None:
+    def _set(
+        self, name: str, is_gauge: bool, text: str, labels: dict[str, str], value: float
+    ) -> None:
         key = name, tuple(labels.items())
         metric, last = self._series.get(key, (None, 0.0))
         if metric is None:
-            metric = self._family(name, is_gauge, text).Metric(labels={"model": self._model, **labels})
+            metric = self._family(name, is_gauge, text).Metric(
+                labels={"model": self._model, **labels}
+            )
         if is_gauge:
             if value != last:
                 metric.set(value)

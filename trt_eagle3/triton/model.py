@@ -1,9 +1,10 @@
-"""The model that Triton's Python backend runs: one engine, many requests in flight, decoupled responses.
+"""The model that Triton's Python backend runs: one engine, many requests in flight, decoupled
+responses.
 
-``execute`` hands requests to the engine and returns at once. One event loop in a thread of its own does everything with
-response senders: it passes chunks on and looks for cancelled requests. (Triton 2.51 crashes when a sender is asked
-whether its request is cancelled after the final response, so no two threads may share one.) Another thread publishes
-the engine's metrics.
+``execute`` hands requests to the engine and returns at once. One event loop in a thread of its own
+does everything with response senders: it passes chunks on and looks for cancelled requests. (Triton
+2.51 crashes when a sender is asked whether its request is cancelled after the final response, so no
+two threads may share one.) Another thread publishes the engine's metrics.
 """
 
 from __future__ import annotations
@@ -35,12 +36,15 @@ from trt_eagle3.triton.watchdog import Watchdog
 __all__ = ["TritonPythonModel"]
 
 TICK_S = 0.1  # between looks at the requests in flight: a cancelled one decodes so much longer
-FLUSH_S = 0.5  # after the last response: once the model is gone, the server closes connections, sent or not
+# after the last response: once the model is gone, the server closes connections, sent or not
+FLUSH_S = 0.5
 PUBLISH_S = 0.5  # between updates of the metrics: each changed series is a message to the server
 
 
 class TritonPythonModel:
-    """What Triton's Python backend calls; see its documentation for the contract of the three methods."""
+    """What Triton's Python backend calls; see its documentation for the contract of the three
+    methods.
+    """
 
     def initialize(self, args: Mapping[str, str]) -> None:
         """Load the bundle and answer once. The model is ready when this returns, not before."""
@@ -60,11 +64,15 @@ class TritonPythonModel:
         self._flights: dict[int, ResponseStream] = {}
         self._closing = threading.Event()
         self._loop = asyncio.new_event_loop()
-        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._run_loop, self._publish)]
+        self._threads = [
+            threading.Thread(target=run, daemon=True) for run in (self._run_loop, self._publish)
+        ]
         for thread in self._threads:
             thread.start()
         self._watchdog = Watchdog() if exits else None  # a model that cannot be loaded is no crash
-        pb_utils.Logger.log_info(f"trt_eagle3: {args['model_name']} answers; warm-up took {seconds:.1f} s")
+        pb_utils.Logger.log_info(
+            f"trt_eagle3: {args['model_name']} answers; warm-up took {seconds:.1f} s"
+        )
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Begin answering; responses go out through each request's sender."""
@@ -72,7 +80,9 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             try:
                 parsed = self._read(request)
-                stream = ResponseStream(sender, parsed, self._engine.submit(parsed.request), self._serving)
+                stream = ResponseStream(
+                    sender, parsed, self._engine.submit(parsed.request), self._serving
+                )
                 self._log(request.request_id(), parsed)
             except Exception as error:  # any failure is this request's, not the server's
                 refuse(sender, error)
@@ -80,7 +90,10 @@ class TritonPythonModel:
             asyncio.run_coroutine_threadsafe(self._serve(stream), self._loop)
 
     def finalize(self) -> None:
-        """Answer what is in flight, then stop. The server's own exit timeout bounds how long that may take."""
+        """Answer what is in flight, then stop.
+
+        The server's own exit timeout bounds how long that may take.
+        """
         self._closing.set()
         self._engine.close(drain=True)
         asyncio.run_coroutine_threadsafe(self._drain(), self._loop).result()
@@ -121,12 +134,17 @@ class TritonPythonModel:
                 os._exit(1)
             self._metrics.publish()
             if not self._engine.ready and not self._closing.is_set():
-                pb_utils.Logger.log_error("trt_eagle3: the engine has stopped, so this process ends")
-                os._exit(1)  # the watchdog stops the server, and whoever supervises it starts it again
+                pb_utils.Logger.log_error(
+                    "trt_eagle3: the engine has stopped, so this process ends"
+                )
+                # the watchdog stops the server, and whoever supervises it starts it again
+                os._exit(1)
 
     def _read(self, request: Any) -> ParsedRequest:
         try:
-            return read_order(_tensors(request), _request_parameters(request, self._serving), self._serving)
+            return read_order(
+                _tensors(request), _request_parameters(request, self._serving), self._serving
+            )
         except UserError:  # whatever is wrong with its prompt, the engine counts
             self._engine.count_rejected()
             raise
@@ -148,10 +166,16 @@ def _request_parameters(request: Any, serving: ServingConfig) -> Any:
         text = request.parameters()
     except UnicodeError as error:
         raise UserError("request: a parameter is not UTF-8. Encode it as UTF-8.") from error
-    return parse_request_json(text.encode("utf-8", "surrogatepass"), "request: parameters", serving) if text else {}
+    return (
+        parse_request_json(text.encode("utf-8", "surrogatepass"), "request: parameters", serving)
+        if text
+        else {}
+    )
 
 
 def _parameters(config: Mapping[str, Any]) -> dict[str, Any]:
     """The model's parameters: YAML values, those of the Python backend itself left out."""
-    values = {name: yaml.safe_load(value["string_value"]) for name, value in config["parameters"].items()}
+    values = {
+        name: yaml.safe_load(value["string_value"]) for name, value in config["parameters"].items()
+    }
     return {name: value for name, value in values.items() if name.islower()}

@@ -1,4 +1,6 @@
-"""deploy: a bundle becomes a model in a Triton model repository, with the files that launch a server on it."""
+"""deploy: a bundle becomes a model in a Triton model repository, with the files that launch a
+server on it.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,19 @@ from trt_eagle3.atomic_io import (
     output_lock,
     place_file,
 )
-from trt_eagle3.engine.bundle import BUILD_SCRIPT, BUNDLE_KIND, BundleRecord, read_bundle, unreplaced
-from trt_eagle3.engine.output_check import check_apart, check_not_around, source_folders, weight_paths
+from trt_eagle3.engine.bundle import (
+    BUILD_SCRIPT,
+    BUNDLE_KIND,
+    BundleRecord,
+    read_bundle,
+    unreplaced,
+)
+from trt_eagle3.engine.output_check import (
+    check_apart,
+    check_not_around,
+    source_folders,
+    weight_paths,
+)
 from trt_eagle3.errors import UserError
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.template import render
@@ -47,14 +60,17 @@ __all__ = ["DEFAULT_IMAGE", "ENVIRONMENTS", "Deployment", "deploy"]
 
 DEFAULT_IMAGE = "nvcr.io/nvidia/tritonserver:26.07-py3"
 ENVIRONMENTS = ("server", "interpreter")
-"""Whose Python runs the model: the server's own, this one's; or a packed environment, by its file name."""
+"""Whose Python runs the model: the server's own, this one's; or a packed environment, by its
+file name.
+"""
 
 _MODEL_KIND = FolderKind(
     "model",  # what Python compiles when Triton loads it, and what is added to bundles
     additions=rf"1/__pycache__/([^/]+\.pyc)?|{BUNDLE_PLACE}/({BUNDLE_KIND.additions})",
     recognise=lambda folder: BUNDLE_KIND.recognise(folder / BUNDLE_PLACE),
 )
-_MAX_NAME = 128  # a file name has at most 255 bytes, some of them for what stands around it while it is written
+# a file name has at most 255 bytes, some of them for what stands around it while it is written
+_MAX_NAME = 128
 
 
 @dataclass(frozen=True)
@@ -62,8 +78,10 @@ class Deployment:
     """What was written.
 
     Attributes:
-        model: the model's folder. name: what requests call it. files: for launching, in the repository.
-        num_bytes: of the bundle. placed: how its files got there. notes: what a user should know, one line each.
+        model: the model's folder. name: what requests call it. files: for launching, in the
+        repository.
+        num_bytes: of the bundle. placed: how its files got there. notes: what a user should know,
+            one line each.
     """
 
     model: Path
@@ -75,8 +93,17 @@ class Deployment:
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON values."""
-        paths = {"model": str(self.model), "name": self.name, "files": [str(file) for file in self.files]}
-        return {**paths, "num_bytes": self.num_bytes, "placed": list(self.placed), "notes": list(self.notes)}
+        paths = {
+            "model": str(self.model),
+            "name": self.name,
+            "files": [str(file) for file in self.files],
+        }
+        return {
+            **paths,
+            "num_bytes": self.num_bytes,
+            "placed": list(self.placed),
+            "notes": list(self.notes),
+        }
 
     def lines(self) -> list[str]:
         """For a terminal."""
@@ -97,17 +124,21 @@ def deploy(
     serving: Mapping[str, Any] | None = None,
     image: str = DEFAULT_IMAGE,
 ) -> Deployment:
-    """Write the model ``name`` into ``repository``, whole or not at all, and what launches a server on all there.
+    """Write the model ``name`` into ``repository``, whole or not at all, and what launches a server
+    on all there.
 
-    The bundle goes into the model by reflink, hard link or copy, so that the repository stands on its own.
+    The bundle goes into the model by reflink, hard link or copy, so that the repository stands on
+    its own.
 
     Args:
         name: of the model; the bundle's by default.
-        environment: one of ``ENVIRONMENTS``, or a packed environment (.tar.gz of conda-pack or venv-pack).
+        environment: one of ``ENVIRONMENTS``, or a packed environment (.tar.gz of conda-pack or
+        venv-pack).
         serving: fields of ``ServingConfig``.
         image: of Triton, for containers.
     Raises:
-        UserError: no bundle, somebody else's files in the way, a bad field, or a model there that needs another server.
+        UserError: no bundle, somebody else's files in the way, a bad field, or a model there that
+            needs another server.
     """
     record = read_bundle(bundle)
     name = name or record.config.name
@@ -139,7 +170,9 @@ def _locked(repository: Path) -> Iterator[None]:
         with output_lock(lock, repository):
             yield
     except OSError as error:
-        raise UserError(f"{repository}: cannot write there: {error.strerror or error}. Name another place.") from error
+        raise UserError(
+            f"{repository}: cannot write there: {error.strerror or error}. Name another place."
+        ) from error
 
 
 def _write_model(
@@ -151,7 +184,12 @@ def _write_model(
     environment: str,
 ) -> tuple[str, ...]:
     """Returns how the bundle's files got there."""
-    values = {"version": version("trt-eagle3"), "bundle": model.record, "name": model.name, "parameters": parameters}
+    values = {
+        "version": version("trt-eagle3"),
+        "bundle": model.record,
+        "name": model.name,
+        "parameters": parameters,
+    }
     values |= {"inputs": INPUTS, "outputs": OUTPUTS}
     with atomic_directory(place, _MODEL_KIND) as folder:
         create_file(folder / "config.pbtxt", render("trt_eagle3.triton", "config.pbtxt", values))
@@ -171,21 +209,35 @@ def _unbuilt(record: BundleRecord, model: Path) -> tuple[str, ...]:
     script = model / BUNDLE_PLACE / BUILD_SCRIPT
     if record.engine.backend != "tensorrt" or not script.is_file():
         return ()
-    return (f"the engines are not built: before the server starts, run {script} where TensorRT and the GPU are",)
+    return (
+        f"the engines are not built: before the server starts, run {script} where TensorRT and "
+        "the GPU are",
+    )
 
 
-def _check_place(bundle: Path, repository: Path, model: Path, name: str, record: BundleRecord) -> None:
-    if not name.replace("-", "").replace("_", "").replace(".", "").isalnum() or not name.isascii() or PARTIAL in name:
+def _check_place(
+    bundle: Path, repository: Path, model: Path, name: str, record: BundleRecord
+) -> None:
+    if (
+        not name.replace("-", "").replace("_", "").replace(".", "").isalnum()
+        or not name.isascii()
+        or PARTIAL in name
+    ):
         raise UserError(f"--name {name!r}: expected letters, digits, '.', '_' and '-'.")
     if len(name) > _MAX_NAME:
-        raise UserError(f"--name: expected at most {_MAX_NAME} characters, got {len(name)}. Choose a shorter one.")
+        raise UserError(
+            f"--name: expected at most {_MAX_NAME} characters, got {len(name)}. Choose a shorter "
+            "one."
+        )
     inside, outside = repository.resolve(), bundle.resolve()
     if inside.is_relative_to(outside):
         raise UserError(f"{repository}: lies in the bundle. Name another folder.")
     if repository.exists() and not repository.is_dir():
         raise UserError(f"{repository}: not a folder. Name another place.")
     if outside.is_relative_to(model.resolve()):
-        raise UserError(f"{bundle}: lies in the model that would be replaced. Name another repository.")
+        raise UserError(
+            f"{bundle}: lies in the model that would be replaced. Name another repository."
+        )
     check_apart(model, source_folders(record), "the checkpoint")
     check_not_around(model, weight_paths(bundle, record), "the weight file")
     check_replaceable(model, _MODEL_KIND)
@@ -198,7 +250,8 @@ def _parameters(serving: ServingConfig, environment: str) -> dict[str, str]:
     if environment == "interpreter":
         if not Path(sys.prefix, "bin/activate").is_file():
             raise UserError(
-                f"--env interpreter: {sys.prefix} is no virtual environment. Run this from one, or use server."
+                f"--env interpreter: {sys.prefix} is no virtual environment. Run this from one, or "
+                "use server."
             )
         found["EXECUTION_ENV_PATH"] = sys.prefix
     elif environment != "server":
@@ -212,11 +265,17 @@ def _check_packed(file: str) -> None:
         tarfile.open(file, "r:gz").close()
     except (OSError, EOFError, tarfile.TarError) as error:
         expected = f"{', '.join(ENVIRONMENTS)}, or a packed environment's .tar.gz"
-        raise UserError(f"--env {file}: expected {expected}: {error}. Make one with conda-pack.") from error
+        raise UserError(
+            f"--env {file}: expected {expected}: {error}. Make one with conda-pack."
+        ) from error
 
 
 def _yaml(value: Any) -> str:
-    text = yaml.safe_dump(value, default_flow_style=True, width=1 << 30).removesuffix("\n...\n").strip()
+    text = (
+        yaml.safe_dump(value, default_flow_style=True, width=1 << 30)
+        .removesuffix("\n...\n")
+        .strip()
+    )
     return text.replace("\\", "\\\\").replace('"', '\\"')
 
 
@@ -228,7 +287,8 @@ def _place(bundle: Path, destination: Path) -> tuple[str, ...]:
 
 def _lacking(libraries: Mapping[str, Path | None]) -> list[str]:
     return [
-        f"{variable}: not built here, so the server must have it: {HOW_TO_BUILD[variable]}, then deploy again"
+        f"{variable}: not built here, so the server must have it: {HOW_TO_BUILD[variable]}, then "
+        "deploy again"
         for variable, library in libraries.items()
         if library is None
     ]

@@ -20,7 +20,15 @@ __all__ = ["ParsedRequest", "read_order"]
 _TRITON_PREFIX = "triton_"  # request parameters of the server itself
 _TRITON_NAMES = frozenset({"id", "binary_data_output", "priority", "timeout", "sequence_id"})
 _TEXTS = frozenset({"text_input", "stop_words"})
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "seed")
+_SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "seed",
+)
 
 
 @dataclass(frozen=True)
@@ -39,39 +47,56 @@ class ParsedRequest:
     return_token_ids: bool
 
 
-def read_order(tensors: Mapping[str, Any], parameters: Mapping[str, Any], serving: ServingConfig) -> ParsedRequest:
+def read_order(
+    tensors: Mapping[str, Any], parameters: Mapping[str, Any], serving: ServingConfig
+) -> ParsedRequest:
     """Read an inference request.
 
     Args:
         tensors: numpy arrays by input name, those that the request has; strings as bytes objects.
-        parameters: the request's parameters. HTTP's ``generate`` makes one of each key of its JSON that no input has.
-    Raises:
-        UserError: no prompt or two, text that is not UTF-8, too long a prompt, too many stop words, an unknown
-            parameter, or a value that ``decode.request.Request`` refuses.
+        parameters: the request's parameters. HTTP's ``generate`` makes one of each key of its JSON
+    that no input has. Raises:
+        UserError: no prompt or two, text that is not UTF-8, too long a prompt, too many stop words,
+            an unknown parameter, or a value that ``decode.request.Request`` refuses.
     """
     _refuse_unknown(parameters)
     _check_sizes(tensors, serving)
     values = {name: _READERS[INPUTS[name].data_type](tensors[name], name) for name in tensors}
-    single = {name: value[0] for name, value in values.items() if INPUTS[name].length == 1 and value}
+    single = {
+        name: value[0] for name, value in values.items() if INPUTS[name].length == 1 and value
+    }
     text, messages = single.get("text_input"), single.get("messages")
     if (text is None) == (messages is None):
-        raise UserError("request: expected text_input or messages, got " + ("neither." if text is None else "both."))
+        raise UserError(
+            "request: expected text_input or messages, got "
+            + ("neither." if text is None else "both.")
+        )
     prompt = _parse_messages(messages or "", serving) if text is None else text
     serving.check_prompt(prompt)
-    stop, stop_token_ids = tuple(values.get("stop_words", ())), tuple(values.get("stop_token_ids", ()))
+    stop, stop_token_ids = (
+        tuple(values.get("stop_words", ())),
+        tuple(values.get("stop_token_ids", ())),
+    )
     serving.check_stop(stop, stop_token_ids)
-    options = {name: single[name] for name in ("max_tokens", "ignore_eos", "speculation") if name in single}
+    options = {
+        name: single[name] for name in ("max_tokens", "ignore_eos", "speculation") if name in single
+    }
     request = Request(
         prompt=prompt,
         images=(*values.get("image_url", ()), *values.get("image_bytes", ())),
-        videos=(*(_video(text, serving) for text in values.get("video", ())), *values.get("video_bytes", ())),
+        videos=(
+            *(_video(text, serving) for text in values.get("video", ())),
+            *values.get("video_bytes", ()),
+        ),
         sampling=Sampling(**{name: single[name] for name in _SAMPLING if name in single}),
         stop=stop,
         stop_token_ids=stop_token_ids,
         **options,
     )
     echo = "" if single.get("exclude_input_in_output", True) else text or ""
-    return ParsedRequest(request, single.get("stream", False), echo, single.get("return_token_ids", False))
+    return ParsedRequest(
+        request, single.get("stream", False), echo, single.get("return_token_ids", False)
+    )
 
 
 def _refuse_unknown(parameters: Mapping[str, Any]) -> None:
@@ -89,11 +114,17 @@ def _check_sizes(tensors: Mapping[str, Any], serving: ServingConfig) -> None:
     """Refuse what is too long to be read, before it is."""
     for name, array in tensors.items():
         if array.size > serving.max_json_values:
-            raise TooLargeError(f"{name}: {array.size} values, the limit is {serving.max_json_values}. Send fewer.")
-    texts = [value for name in _TEXTS & tensors.keys() for value in np.asarray(tensors[name]).reshape(-1)]
+            raise TooLargeError(
+                f"{name}: {array.size} values, the limit is {serving.max_json_values}. Send fewer."
+            )
+    texts = [
+        value for name in _TEXTS & tensors.keys() for value in np.asarray(tensors[name]).reshape(-1)
+    ]
     count = sum(map(len, texts))
     if count > serving.max_text_bytes:
-        raise TooLargeError(f"text: {count} bytes, the limit is {serving.max_text_bytes}. Shorten it.")
+        raise TooLargeError(
+            f"text: {count} bytes, the limit is {serving.max_text_bytes}. Shorten it."
+        )
 
 
 def _strings(array: Any, name: str) -> list[Any]:
@@ -125,7 +156,9 @@ _READERS: Mapping[str, Callable[[Any, str], list[Any]]] = {
 def _parse_messages(text: str, serving: ServingConfig) -> list[Any]:
     messages = parse_request_json(text.encode(), "messages", serving)
     if not isinstance(messages, list):
-        raise UserError(f"messages: expected a JSON list of messages, got {type(messages).__name__}.")
+        raise UserError(
+            f"messages: expected a JSON list of messages, got {type(messages).__name__}."
+        )
     return messages
 
 

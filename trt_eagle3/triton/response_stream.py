@@ -21,7 +21,9 @@ _FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 class ResponseStream:
     """One request being answered. Everything here happens in one event loop."""
 
-    def __init__(self, sender: Any, parsed: ParsedRequest, answer: Answer, serving: ServingConfig) -> None:
+    def __init__(
+        self, sender: Any, parsed: ParsedRequest, answer: Answer, serving: ServingConfig
+    ) -> None:
         self._sender = sender
         self._order = parsed
         self._answer = answer
@@ -51,7 +53,9 @@ class ResponseStream:
             self._end(error)
 
     def look_after(self) -> None:
-        """Now and then: send what waits, and stop decoding for a client that has gone, cancelled or had its time."""
+        """Now and then: send what waits, and stop decoding for a client that has gone, cancelled
+        or had its time.
+        """
         if self._over:
             return
         self._send_due()
@@ -61,7 +65,11 @@ class ResponseStream:
 
     def _send_due(self) -> None:
         new = self._text or (self._order.return_token_ids and self._token_ids)
-        if self._order.stream and new and time.monotonic() - self._sent >= self._serving.stream_interval_s:
+        if (
+            self._order.stream
+            and new
+            and time.monotonic() - self._sent >= self._serving.stream_interval_s
+        ):
             self._send(None)
 
     def _send(self, finish_reason: str | None) -> None:
@@ -76,8 +84,14 @@ class ResponseStream:
 
     def _summary(self) -> list[Any]:
         generation = self._answer.generation
-        numbers = {"num_input_tokens": generation.prompt_tokens, "num_output_tokens": len(generation.token_ids)}
-        outputs = [pb_utils.Tensor(name, np.array([value], dtype=np.int32)) for name, value in numbers.items()]
+        numbers = {
+            "num_input_tokens": generation.prompt_tokens,
+            "num_output_tokens": len(generation.token_ids),
+        }
+        outputs = [
+            pb_utils.Tensor(name, np.array([value], dtype=np.int32))
+            for name, value in numbers.items()
+        ]
         if generation.acceptance_length is not None:
             value = np.array([generation.acceptance_length], dtype=np.float32)
             outputs.append(pb_utils.Tensor("acceptance_length", value))
@@ -94,7 +108,9 @@ def _strings(name: str, text: str) -> Any:
 
 
 def refuse(sender: Any, error: BaseException | None) -> None:
-    """End a request with an error: the client's fault, too much at once, cancelled (None), or ours."""
+    """End a request with an error: the client's fault, too much at once, cancelled (None), or
+    ours.
+    """
     codes = pb_utils.TritonError
     match error:
         case None:
@@ -107,13 +123,17 @@ def refuse(sender: Any, error: BaseException | None) -> None:
             code, message = codes.INVALID_ARG, str(error)
         case _:
             code, message = codes.INTERNAL, f"internal error: {type(error).__name__}."
-            pb_utils.Logger.log_error(f"trt_eagle3: a request failed: {type(error).__name__}: {clip(error)}")
+            pb_utils.Logger.log_error(
+                f"trt_eagle3: a request failed: {type(error).__name__}: {clip(error)}"
+            )
     for text in (
         clip(message, MAX_MESSAGE_LEN),
         "refused",
     ):  # a client that hears nothing waits for ever, and SIGTERM for it
         try:
-            sender.send(pb_utils.InferenceResponse(error=pb_utils.TritonError(text, code)), flags=_FINAL)
+            sender.send(
+                pb_utils.InferenceResponse(error=pb_utils.TritonError(text, code)), flags=_FINAL
+            )
         except Exception as failure:  # the client may be gone: then there is nobody to tell
             pb_utils.Logger.log_verbose(f"trt_eagle3: a refusal could not be sent: {clip(failure)}")
         else:

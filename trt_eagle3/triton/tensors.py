@@ -49,4 +49,6 @@ OUTPUTS: Mapping[str, Tensor] = {
     "acceptance_length": Tensor("TYPE_FP32"),
     "token_ids": Tensor("TYPE_INT32", -1),
 }
-"""Of a streamed answer, every response has text_output, and token_ids where asked for; the last one has the rest."""
+"""Of a streamed answer, every response has text_output, and token_ids where asked for; the last
+one has the rest.
+"""

@@ -1,7 +1,8 @@
 """Watchdog: when the backend process dies without saying goodbye, its server is told to stop.
 
-Triton 2.51 goes on calling a model ready whose Python process has crashed, and answers every request with an error. A
-server that stops is seen by readiness probes, clients and supervisors, who start it again.
+Triton 2.51 goes on calling a model ready whose Python process has crashed, and answers every
+request with an error. A server that stops is seen by readiness probes, clients and supervisors, who
+start it again.
 """
 
 from __future__ import annotations
@@ -46,7 +47,16 @@ class Watchdog:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [_interpreter(), "-I", "-S", "-c", _PROGRAM, str(os.getppid()), str(GRACE_S), *_regions()],
+            [
+                _interpreter(),
+                "-I",
+                "-S",
+                "-c",
+                _PROGRAM,
+                str(os.getppid()),
+                str(GRACE_S),
+                *_regions(),
+            ],
             stdin=subprocess.PIPE,
             start_new_session=True,
             close_fds=True,
@@ -58,7 +68,9 @@ class Watchdog:
 
 
 def _regions() -> list[str]:
-    """The shared memory that the server made for this process: a server that is killed leaves it behind."""
+    """The shared memory that the server made for this process: a server that is killed leaves it
+    behind.
+    """
     words = Path("/proc/self/cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
     return [word for word in words if word.startswith("triton_python_backend_shm_region_")]
 

@@ -18,7 +18,12 @@ from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.decode.engine import load
 from trt_eagle3.engine.bundle import BundleRecord, SourceRecord
-from trt_eagle3.engine.output_check import check_apart, check_not_around, source_folders, weight_paths
+from trt_eagle3.engine.output_check import (
+    check_apart,
+    check_not_around,
+    source_folders,
+    weight_paths,
+)
 from trt_eagle3.errors import UserError
 from trt_eagle3.template import render
 from trt_eagle3.trtllm.schema import Version, resolve_version
@@ -31,7 +36,9 @@ _TRITON = {"max_batch_size": 0, "decoupled": True}
 
 @dataclass(frozen=True)
 class RuntimeBundle:
-    """What was written: the folder, the version it is for, and what a user should know, one line each."""
+    """What was written: the folder, the version it is for, and what a user should know, one line
+    each.
+    """
 
     path: Path
     version: str
@@ -44,17 +51,22 @@ class RuntimeBundle:
     def lines(self) -> list[str]:
         """For a terminal."""
         notes = [f"note: {note}" for note in self.notes]
-        return [f"wrote {self.path} for TensorRT-LLM {self.version}", *notes, f"next: {self.path}/serve.sh"]
+        return [
+            f"wrote {self.path} for TensorRT-LLM {self.version}",
+            *notes,
+            f"next: {self.path}/serve.sh",
+        ]
 
 
 def deploy(
     bundle: Path, repository: Path, *, runtime_version: str = "1.4", tensor_parallel_size: int = 1
 ) -> RuntimeBundle:
-    """Write ``repository``, whole or not at all: the draft normalised, the LLM API's options, how to serve it.
+    """Write ``repository``, whole or not at all: the draft normalised, the LLM API's options, how
+    to serve it.
 
     Raises:
-        UserError: an unknown version, a draft that the runtime cannot express, heads that do not divide, a folder with
-            other things in it.
+        UserError: an unknown version, a draft that the runtime cannot express, heads that do not
+            divide, a folder with other things in it.
     """
     release = resolve_version(runtime_version)
     engine = load(bundle)
@@ -70,7 +82,9 @@ def deploy(
         options = llm_api_config(config, manifest, release, tensor_parallel_size, "draft")
         _write_yaml(folder / "llm_api.yaml", options, release)
         # Triton starts elsewhere, so there the draft has its whole path
-        options = llm_api_config(config, manifest, release, tensor_parallel_size, str(repository.absolute() / "draft"))
+        options = llm_api_config(
+            config, manifest, release, tensor_parallel_size, str(repository.absolute() / "draft")
+        )
         release.check({"model": target} | options)
         options |= {"model": target, "triton_config": {**_TRITON, **release.triton}}
         _write_yaml(folder / "triton/tensorrt_llm/1/model.yaml", options, release)
@@ -88,7 +102,11 @@ def deploy(
 
 
 def llm_api_config(
-    config: BuildConfig, manifest: DraftManifest | None, release: Version, tensor_parallel_size: int, draft: str
+    config: BuildConfig,
+    manifest: DraftManifest | None,
+    release: Version,
+    tensor_parallel_size: int,
+    draft: str,
 ) -> dict[str, Any]:
     """Options of the LLM API, without the target; ``draft`` is where the draft lies."""
     options: dict[str, Any] = {
@@ -96,7 +114,10 @@ def llm_api_config(
         "tensor_parallel_size": tensor_parallel_size,
         "max_batch_size": config.limits.max_batch_size,
         "max_seq_len": config.limits.max_seq_len,
-        "kv_cache_config": {"enable_block_reuse": config.limits.prefix_cache, "free_gpu_memory_fraction": 0.85},
+        "kv_cache_config": {
+            "enable_block_reuse": config.limits.prefix_cache,
+            "free_gpu_memory_fraction": 0.85,
+        },
     }
     if manifest is not None:
         options["speculative_config"] = {
@@ -115,7 +136,8 @@ def _tree(config: BuildConfig, release: Version) -> dict[str, Any]:
     if speculation.mode != "dynamic" or not release.dynamic_trees:
         return {}
     widest = speculation.topk * speculation.steps
-    wanted = widest if speculation.num_draft_tokens is None else speculation.num_draft_tokens - 1  # without the root
+    # without the root
+    wanted = widest if speculation.num_draft_tokens is None else speculation.num_draft_tokens - 1
     tokens = min(max(wanted, speculation.steps), widest)
     return {
         "use_dynamic_tree": True,
@@ -132,9 +154,15 @@ def _differences(
         return
     caught = [k for k in manifest.aux_layers if k < spec.num_deepstack]
     if manifest.aux_pre_deepstack and caught:
-        yield f"aux_pre_deepstack: it takes out({caught}) after the deepstack level is added, here before"
+        yield (
+            f"aux_pre_deepstack: it takes out({caught}) after the deepstack level is added, here "
+            "before"
+        )
     if manifest.image_rows != "pad":
-        yield "image_rows: its draft sees the pad token's embedding at image positions, here the vision rows"
+        yield (
+            "image_rows: its draft sees the pad token's embedding at image positions, here the "
+            "vision rows"
+        )
     if manifest.positions == "3d":
         yield "positions: its draft counts rope positions on one axis, here on the target's three"
     if manifest.position_shift:
@@ -148,11 +176,16 @@ def _differences(
 def _check_heads(spec: TargetSpec, size: int) -> None:
     heads = spec.text.num_heads
     if size < 1 or heads % size:
-        raise UserError(f"--tensor-parallel-size {size}: expected a divisor of the target's {heads} attention heads.")
+        raise UserError(
+            f"--tensor-parallel-size {size}: expected a divisor of the target's {heads} attention "
+            "heads."
+        )
 
 
 def _check_place(bundle: Path, repository: Path, record: BundleRecord) -> None:
-    if bundle.resolve().is_relative_to(repository.resolve()) or repository.resolve().is_relative_to(bundle.resolve()):
+    if bundle.resolve().is_relative_to(repository.resolve()) or repository.resolve().is_relative_to(
+        bundle.resolve()
+    ):
         raise UserError(f"{repository}: overlaps with the bundle. Name another folder.")
     check_apart(repository, source_folders(record), "the checkpoint")
     check_not_around(repository, weight_paths(bundle, record), "the weight file")
@@ -165,5 +198,8 @@ def _target(source: SourceRecord) -> str:
 
 
 def _write_yaml(file: Path, options: Mapping[str, Any], release: Version) -> None:
-    head = f"# Written by trt-eagle3 for TensorRT-LLM {release.name}; other versions have other field names.\n"
+    head = (
+        f"# Written by trt-eagle3 for TensorRT-LLM {release.name}; other versions have other "
+        "field names.\n"
+    )
     create_file(file, (head + yaml.safe_dump(dict(options), sort_keys=False)).encode())

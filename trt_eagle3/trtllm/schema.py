@@ -1,8 +1,9 @@
-"""Names that TensorRT-LLM's configuration has, by version. Its models refuse a name that they do not know.
+"""Names that TensorRT-LLM's configuration has, by version. Its models refuse a name that they do
+not know.
 
-Sources: ``tensorrt_llm/llmapi/llm_args.py`` of the 1.1 to 1.2 line, and the LLM API reference of 1.4.0rc1
-(``Eagle3DecodingConfig``). Between them ``speculative_model_dir`` became ``speculative_model``, static trees and the
-two-model switch went, and dynamic trees became usable.
+Sources: ``tensorrt_llm/llmapi/llm_args.py`` of the 1.1 to 1.2 line, and the LLM API reference of
+1.4.0rc1 (``Eagle3DecodingConfig``). Between them ``speculative_model_dir`` became
+``speculative_model``, static trees and the two-model switch went, and dynamic trees became usable.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ class Version:
     Attributes:
         speculative: fields of ``speculative_config``. decoding_type: what EAGLE-3 is called there.
         draft_field: which of them names the draft. dynamic_trees: whether they work.
-        config_option: of ``trtllm-serve``. triton: what its Triton model's ``triton_config`` wants besides.
+        config_option: of ``trtllm-serve``. triton: what its Triton model's ``triton_config`` wants
+            besides.
     """
 
     name: str
@@ -68,12 +70,19 @@ class Version:
         Raises:
             UserError: an unknown field, by its full name.
         """
-        known = {"": _LLM_ARGS, "kv_cache_config.": _KV_CACHE, "speculative_config.": self.speculative}
+        known = {
+            "": _LLM_ARGS,
+            "kv_cache_config.": _KV_CACHE,
+            "speculative_config.": self.speculative,
+        }
         for prefix, fields in known.items():
             section = config if not prefix else config.get(prefix[:-1], {})
             unknown = sorted(set(section) - fields)
             if unknown:
-                raise UserError(f"TensorRT-LLM {self.name} has no field {prefix}{unknown[0]}. Known: {sorted(fields)}.")
+                raise UserError(
+                    f"TensorRT-LLM {self.name} has no field {prefix}{unknown[0]}. Known: "
+                    f"{sorted(fields)}."
+                )
 
 
 VERSIONS: Mapping[str, Version] = {
@@ -128,5 +137,8 @@ def resolve_version(text: str) -> Version:
     """
     found = re.fullmatch(r"(\d+\.\d+)(\.\d+)?(rc\d+)?(\.post\d+)?", text)
     if found is None or found[1] not in VERSIONS:
-        raise UserError(f"--runtime-version {text}: its configuration is not known here. Known: {', '.join(VERSIONS)}.")
+        raise UserError(
+            f"--runtime-version {text}: its configuration is not known here. Known: "
+            f"{', '.join(VERSIONS)}."
+        )
     return VERSIONS[found[1]]
