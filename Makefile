@@ -8,7 +8,7 @@ READY := .venv/.ready
 TRITON_READY := .venv-triton/.ready
 PURELIB := 'import sysconfig; print(sysconfig.get_path("purelib"))'
 BUNDLE := engines/tiny
-SOURCES := $(wildcard trt_eagle3/*.py trt_eagle3/*/*.py)
+SOURCES := $(wildcard trt_eagle3/*.py trt_eagle3/*/*.py trt_eagle3/*/*/*.py)
 
 .PHONY: demo test lint fuzz clean plugins
 

@@ -21,7 +21,7 @@ from tests.tiny import DRAFT, TARGET, build_tiny, tiny_config
 from trt_eagle3.atomic_io import create_file, directory
 from trt_eagle3.decode.plan import TUNING_FILE
 from trt_eagle3.engine.bundle import read_bundle
-from trt_eagle3.engine.tensorrt_folder import ENGINE_FILE
+from trt_eagle3.engine.trt.folder import ENGINE_FILE
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal import Processor
 from trt_eagle3.pipeline import STAGES, build

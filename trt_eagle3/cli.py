@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from trt_eagle3 import bench as bench_defaults
-from trt_eagle3 import report
-from trt_eagle3.command import run_command
+from trt_eagle3.commands import report
+from trt_eagle3.commands.run_command import run_command
 from trt_eagle3.config import load_config, parse_overrides
 from trt_eagle3.errors import UserError
 from trt_eagle3.parity import SUITES
@@ -513,7 +513,7 @@ def doctor(bundle: Path | None, as_json: bool) -> None:
     """Say what is installed, what works and what is missing; with BUNDLE, whether it would run
     here.
     """
-    from trt_eagle3.doctor import check_bundle, diagnose
+    from trt_eagle3.commands.doctor import check_bundle, diagnose
     from trt_eagle3.engine.bundle import read_bundle
 
     record = read_bundle(bundle) if bundle else None

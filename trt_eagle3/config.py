@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from trt_eagle3.errors import UserError, clip, quote
-from trt_eagle3.yaml_file import parse_yaml, read_yaml
+from trt_eagle3.io.yaml_file import parse_yaml, read_yaml
 
 __all__ = [
     "BuildConfig",

@@ -35,20 +35,20 @@ from trt_eagle3.engine.bundle import (
 )
 from trt_eagle3.engine.memory import MemoryNeed, memory_need
 from trt_eagle3.engine.output_check import check_apart, check_not_around
-from trt_eagle3.errors import UserError, clip
-from trt_eagle3.graph.build_graphs import build_graphs
-from trt_eagle3.multimodal import Processor, copy_processor_files
-from trt_eagle3.weight_locations import (
+from trt_eagle3.engine.weight_locations import (
     TABLE_FILE,
     FileLocations,
     TableLocations,
     WeightLocations,
     table_tensors,
 )
+from trt_eagle3.errors import UserError, clip
+from trt_eagle3.graph.build_graphs import build_graphs
+from trt_eagle3.multimodal import Processor, copy_processor_files
 
 if TYPE_CHECKING:  # it imports torch
-    from trt_eagle3.engine.tensorrt_bundle import Engines
-    from trt_eagle3.engine.tensorrt_profiles import TreeSizes
+    from trt_eagle3.engine.trt.bundle import Engines
+    from trt_eagle3.engine.trt.profiles import TreeSizes
 
 __all__ = ["STAGES", "BuildReport", "build"]
 
@@ -178,8 +178,8 @@ def _write_engines(folder: Path, job: _Job) -> _Written:
     """Engines, which hold their weights, and a file of the tables that are read outside them."""
     import torch
 
-    from trt_eagle3.engine.tensorrt_bundle import write_engines
-    from trt_eagle3.engine.tensorrt_profiles import graph_profiles
+    from trt_eagle3.engine.trt.bundle import write_engines
+    from trt_eagle3.engine.trt.profiles import graph_profiles
     from trt_eagle3.engine.weight_file import write_tables
 
     config, spec = job.config, job.spec
@@ -207,7 +207,7 @@ def _write_engines(folder: Path, job: _Job) -> _Written:
 
 def _tree_sizes(config: BuildConfig) -> TreeSizes:
     """What the configured tree asks of the engines; a table measured later has no larger one."""
-    from trt_eagle3.engine.tensorrt_profiles import TreeSizes
+    from trt_eagle3.engine.trt.profiles import TreeSizes
 
     if config.draft is None:
         return TreeSizes()
@@ -365,7 +365,7 @@ def _engine_record(config: BuildConfig, engines: Engines | None) -> EngineRecord
         return EngineRecord(
             backend=backend, dtype=dtype, versions=versions | {backend: version(backend)}
         )
-    from trt_eagle3.engine.tensorrt_versions import gpu_arch, tensorrt
+    from trt_eagle3.engine.trt.versions import gpu_arch, tensorrt
 
     if engines.missing is not None:
         return EngineRecord(backend=backend, dtype=dtype, versions=versions)

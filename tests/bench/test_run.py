@@ -16,7 +16,7 @@ from trt_eagle3.bench.run import bench
 from trt_eagle3.bench.workload import Load, Reply, Run, drive, make_requests, open_engine
 from trt_eagle3.decode.decoder import Decoder
 from trt_eagle3.errors import GateFailedError, UserError
-from trt_eagle3.prompts import Question
+from trt_eagle3.prompts.prompt_file import Question
 
 QUESTIONS = [Question(f"What is {i} plus 30?") for i in range(3)]
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from trt_eagle3 import Engine, Request
-from trt_eagle3.engine.cuda_graph import Shapes, shapes_of
 from trt_eagle3.engine.session import Session
+from trt_eagle3.engine.torch.cuda_graph import Shapes, shapes_of
 
 __all__ = ["OverwritingEngine", "ask_together"]
 

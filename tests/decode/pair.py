@@ -30,7 +30,7 @@ from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, TargetRunne
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import Tree
 from trt_eagle3.engine.embedding import EmbeddingTable
-from trt_eagle3.engine.onnxruntime import OnnxRuntimeSession
+from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
 from trt_eagle3.graph.draft import draft_graph, fuse_graph
 from trt_eagle3.graph.target import target_graph
 from trt_eagle3.parity.draft import ReferenceDraft

@@ -16,7 +16,7 @@ from tests.decode.overwriting import ask_together
 from tests.tiny import build_tiny
 from trt_eagle3 import Engine, Request, Sampling
 from trt_eagle3.decode.answer import Answer
-from trt_eagle3.engine import capi
+from trt_eagle3.engine.torch import capi
 from trt_eagle3.errors import DeviceMemoryError, UserError
 
 pytestmark = pytest.mark.gpu

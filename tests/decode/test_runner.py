@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from trt_eagle3.decode.runner import VisionRunner, causal_mask
-from trt_eagle3.engine.cuda_graph import patch_bucket
+from trt_eagle3.engine.torch.cuda_graph import patch_bucket
 from trt_eagle3.multimodal.vision_rows import vision_rows
 
 

@@ -9,15 +9,13 @@ from typing import Any
 import pytest
 
 from tests.engine.fake_tensorrt import fake_tensorrt
-from trt_eagle3.engine import (
-    tensorrt_build,
-    tensorrt_bundle,
-    tensorrt_folder,
-    tensorrt_log,
-    tensorrt_plugins,
-    tensorrt_ports,
-    tensorrt_versions,
-)
+from trt_eagle3.engine.trt import build as tensorrt_build
+from trt_eagle3.engine.trt import bundle as tensorrt_bundle
+from trt_eagle3.engine.trt import folder as tensorrt_folder
+from trt_eagle3.engine.trt import log as tensorrt_log
+from trt_eagle3.engine.trt import plugins as tensorrt_plugins
+from trt_eagle3.engine.trt import ports as tensorrt_ports
+from trt_eagle3.engine.trt import versions as tensorrt_versions
 
 Install = Callable[..., Any]
 _WITH_TENSORRT = (

@@ -19,9 +19,9 @@ from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.checkpoint.tensor_index import open_index
 from trt_eagle3.engine.weight_file import write_tables, write_weights
+from trt_eagle3.engine.weight_locations import TABLE_FILE, table_tensors
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.trt_export import Part, TrtExport, Weight
-from trt_eagle3.weight_locations import TABLE_FILE, table_tensors
 
 
 def ready(

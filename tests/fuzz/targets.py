@@ -23,10 +23,10 @@ from trt_eagle3.checkpoint.tensor_index import open_index, read_tensor
 from trt_eagle3.config import load_config, parse_overrides
 from trt_eagle3.engine.bundle import BUNDLE_FILE, read_bundle
 from trt_eagle3.errors import UserError
-from trt_eagle3.json_file import parse_json
+from trt_eagle3.io.json_file import parse_json
 from trt_eagle3.multimodal import Processor
 from trt_eagle3.multimodal.chat_template import ChatTemplate
-from trt_eagle3.prompts import read_questions
+from trt_eagle3.prompts.prompt_file import read_questions
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.json_reader import parse_request_json
 from trt_eagle3.serving.openai import read_chat

@@ -23,7 +23,7 @@ from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.decode.kv_cache import KVCache, PagePool, PageTable
 from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, causal_mask
 from trt_eagle3.engine.embedding import EmbeddingTable
-from trt_eagle3.engine.onnxruntime import OnnxRuntimeSession
+from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
 from trt_eagle3.graph.draft import draft_graph, fuse_graph
 from trt_eagle3.parity.draft import ReferenceDraft
 from trt_eagle3.parity.metrics import relative_error

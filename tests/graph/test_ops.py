@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tests.reference import ops
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
-from trt_eagle3.engine.onnxruntime import OnnxRuntimeSession
+from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
 from trt_eagle3.graph.builder import GraphBuilder
 from trt_eagle3.graph.ops import OPS
 from trt_eagle3.parity.metrics import relative_error

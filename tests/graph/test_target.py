@@ -23,7 +23,7 @@ from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.decode.kv_cache import KVCache, PagePool, PageTable
 from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, causal_mask
 from trt_eagle3.engine.embedding import EmbeddingTable
-from trt_eagle3.engine.onnxruntime import OnnxRuntimeSession
+from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.target import target_graph
 from trt_eagle3.parity.metrics import relative_error

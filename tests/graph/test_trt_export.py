@@ -19,7 +19,7 @@ from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
-from trt_eagle3.engine.torch import TorchSession
+from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.engine.weight_file import write_weights
 from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.graph.ops import DOMAIN, OPS

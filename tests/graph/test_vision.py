@@ -18,7 +18,7 @@ from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
 from tests.reference.target import VISION, Target, random_target
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.decode.runner import VisionRunner
-from trt_eagle3.engine.onnxruntime import OnnxRuntimeSession
+from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.vision import VISION_INPUTS, vision_graph
 from trt_eagle3.multimodal.vision_rows import vision_rows

@@ -16,7 +16,7 @@ from trt_eagle3.parity.run import Validation
 from trt_eagle3.parity.summary import Found
 from trt_eagle3.parity.token_check import Mismatch
 from trt_eagle3.parity.workload import Case, picture
-from trt_eagle3.prompts import Question, read_questions
+from trt_eagle3.prompts.prompt_file import Question, read_questions
 
 TREE = {"mode": "tree", "steps": 3, "topk": 3, "num_draft_tokens": 10}
 LIMITS = {"max_seq_len": 128, "max_visual_tokens": 64}

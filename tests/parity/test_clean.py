@@ -25,7 +25,7 @@ from trt_eagle3.parity.run import Validation
 from trt_eagle3.parity.sources import read_sources
 from trt_eagle3.parity.workload import Case, bundled_cases, picture
 from trt_eagle3.pipeline import build
-from trt_eagle3.prompts import Question
+from trt_eagle3.prompts.prompt_file import Question
 
 SHAPES = {
     "chain": {"mode": "chain", "steps": 4},

@@ -23,11 +23,11 @@ from trt_eagle3.decode.sampling import Sampling
 from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.machine import machine_name
 from trt_eagle3.engine.weight_file import write_tables
+from trt_eagle3.engine.weight_locations import TABLE_FILE, TableLocations, table_tensors
 from trt_eagle3.parity import plots, sampling_check
 from trt_eagle3.parity.record import RecordingEngine
 from trt_eagle3.parity.sources import read_sources
 from trt_eagle3.pipeline import build
-from trt_eagle3.weight_locations import TABLE_FILE, TableLocations, table_tensors
 
 PROMPTS = ROOT / "examples/tiny/images/questions.json"
 

@@ -18,7 +18,7 @@ from trt_eagle3.parity.processor import ProcessorReference, ReferenceInputs
 from trt_eagle3.parity.target import TargetReference
 from trt_eagle3.parity.thresholds import Thresholds
 from trt_eagle3.parity.workload import picture
-from trt_eagle3.prompts import Question
+from trt_eagle3.prompts.prompt_file import Question
 
 FRAMES = [picture(seed, (64, 96)) for seed in range(5)]
 

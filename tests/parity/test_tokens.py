@@ -15,7 +15,7 @@ from trt_eagle3.parity.target_check import CheckedTarget, compare_logits
 from trt_eagle3.parity.thresholds import Thresholds
 from trt_eagle3.parity.token_check import Mismatch, check_tokens, parents_of
 from trt_eagle3.parity.workload import Case
-from trt_eagle3.prompts import Question
+from trt_eagle3.prompts.prompt_file import Question
 
 LOGITS = torch.tensor([[8.0, 1.0, -3.0, 0.0], [2.0, 8.0, 0.5, 1.0], [8.0, 7.9, 0.0, 1.0]])
 """Best tokens 0, 1, 0; the last row's first two are 0.1 apart, and its root mean square is 5.6."""

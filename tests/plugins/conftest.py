@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trt_eagle3.engine import capi
+from trt_eagle3.engine.torch import capi
 
 
 @pytest.fixture(scope="session")

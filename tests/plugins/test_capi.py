@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from trt_eagle3.engine import capi
+from trt_eagle3.engine.torch import capi
 from trt_eagle3.errors import EnvironmentMissingError
 
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trt_eagle3.engine import capi
+from trt_eagle3.engine.torch import capi
 
 pytestmark = pytest.mark.gpu
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.plugins.overlap import check_overlap
 from tests.plugins.tree_case import Case, Inputs, draw, expected_cache, reference, run
-from trt_eagle3.engine.capi import AttentionPath
+from trt_eagle3.engine.torch.capi import AttentionPath
 
 pytestmark = pytest.mark.gpu
 

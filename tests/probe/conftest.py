@@ -15,7 +15,7 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode.engine import Engine, load
 from trt_eagle3.probe.record import Recording, record
 from trt_eagle3.probe.score import Scorer, draft_ids
-from trt_eagle3.prompts import Question
+from trt_eagle3.prompts.prompt_file import Question
 
 STEPS = 3
 

@@ -28,7 +28,7 @@ from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, causal_mask
 from trt_eagle3.decode.tree import static_tree
 from trt_eagle3.engine.bundle import reference_location
 from trt_eagle3.engine.embedding import EmbeddingTable
-from trt_eagle3.engine.onnxruntime import OnnxRuntimeSession
+from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.draft import draft_graph
 from trt_eagle3.probe.record import Recording

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from trt_eagle3.bounded_read import open_regular
+from trt_eagle3.io.bounded_read import open_regular
 
 __all__ = [
     "PARTIAL",

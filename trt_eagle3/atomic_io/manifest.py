@@ -13,7 +13,7 @@ from pathlib import Path
 
 from trt_eagle3.atomic_io.file import PARTIAL, create_file
 from trt_eagle3.errors import UserError, quote
-from trt_eagle3.json_file import read_json_object
+from trt_eagle3.io.json_file import read_json_object
 
 __all__ = ["MANIFEST_FILE", "FolderKind", "check_ours", "write_manifest"]
 

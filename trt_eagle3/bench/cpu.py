@@ -22,7 +22,7 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.checkpoint.target_reader import read_target
-from trt_eagle3.command import run_command
+from trt_eagle3.commands.run_command import run_command
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.decode.decoder import Decoder
 from trt_eagle3.decode.kv_cache import KVCache, PagePool

@@ -12,7 +12,7 @@ import onnx
 import torch
 from torch import Tensor
 
-from trt_eagle3.engine.torch_ops import TORCH_TYPES
+from trt_eagle3.engine.torch.ops import TORCH_TYPES
 from trt_eagle3.graph.trt_export import TrtExport
 
 __all__ = ["draw_weight", "read_drawn", "write_drawn"]

@@ -28,7 +28,7 @@ from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.checkpoint.target_reader import read_target
-from trt_eagle3.command import run_command
+from trt_eagle3.commands.run_command import run_command
 from trt_eagle3.config import EngineConfig, SpeculationConfig
 from trt_eagle3.decode.decoder import Decoder, Drafting
 from trt_eagle3.decode.kv_cache import KVCache, PagePool
@@ -39,8 +39,8 @@ from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import static_tree
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.embedding import EmbeddingTable
-from trt_eagle3.engine.torch import TorchSession
-from trt_eagle3.engine.torch_ops import TORCH_TYPES
+from trt_eagle3.engine.torch.ops import TORCH_TYPES
+from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.graph.build_graphs import build_graphs
 
 __all__ = ["main"]

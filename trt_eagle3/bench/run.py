@@ -20,11 +20,11 @@ from trt_eagle3.bench.workload import (
     make_requests,
     open_engine,
 )
-from trt_eagle3.bundled_prompts import bundled_questions
 from trt_eagle3.decode.engine import Engine
 from trt_eagle3.engine.machine import machine_name
 from trt_eagle3.errors import GateFailedError, UserError
-from trt_eagle3.prompts import read_questions
+from trt_eagle3.prompts.bundled import bundled_questions
+from trt_eagle3.prompts.prompt_file import read_questions
 
 __all__ = ["bench"]
 

@@ -32,11 +32,11 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from trt_eagle3.command import run_command
+from trt_eagle3.commands.run_command import run_command
 from trt_eagle3.decode.engine import Engine, load
 from trt_eagle3.decode.request import Request
 from trt_eagle3.errors import EnvironmentMissingError, UserError
-from trt_eagle3.prompts import Question, read_questions
+from trt_eagle3.prompts.prompt_file import Question, read_questions
 from trt_eagle3.triton.repository import deploy
 
 __all__ = ["free_ports", "main", "to_data_uri", "wait_until_ready"]

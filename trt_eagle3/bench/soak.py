@@ -33,10 +33,10 @@ import click
 import numpy as np
 
 from trt_eagle3.bench.serve import free_ports, to_data_uri, wait_until_ready
-from trt_eagle3.command import run_command
+from trt_eagle3.commands.run_command import run_command
 from trt_eagle3.decode.engine import load
 from trt_eagle3.errors import EnvironmentMissingError, GateFailedError, UserError
-from trt_eagle3.prompts import Question, read_questions
+from trt_eagle3.prompts.prompt_file import Question, read_questions
 from trt_eagle3.triton.repository import deploy
 
 __all__ = ["main"]

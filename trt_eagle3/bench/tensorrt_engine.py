@@ -15,9 +15,9 @@ import torch
 
 from trt_eagle3.atomic_io import write_file
 from trt_eagle3.config import BuildConfig
-from trt_eagle3.engine.tensorrt_build import Built, build_engine
-from trt_eagle3.engine.tensorrt_folder import ENGINE_FILE, describe_machine
-from trt_eagle3.engine.tensorrt_profiles import Profile
+from trt_eagle3.engine.trt.build import Built, build_engine
+from trt_eagle3.engine.trt.folder import ENGINE_FILE, describe_machine
+from trt_eagle3.engine.trt.profiles import Profile
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE
 
 __all__ = ["BuildMemory", "build_beside_weights", "build_line"]

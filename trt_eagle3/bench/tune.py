@@ -21,14 +21,14 @@ from rich.table import Table
 from trt_eagle3.atomic_io import write_file
 from trt_eagle3.bench import MAX_TOKENS, ROUNDS
 from trt_eagle3.bench.workload import Load, Progress, batch_sizes, drive, make_requests, open_engine
-from trt_eagle3.bundled_prompts import bundled_questions
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.engine import Engine
 from trt_eagle3.decode.plan import TUNING_FILE, Plan, TuningEntry, TuningTable, shrunk
 from trt_eagle3.decode.tree import configured_tree
 from trt_eagle3.engine.machine import machine_name
 from trt_eagle3.errors import UserError
-from trt_eagle3.prompts import Question, read_questions
+from trt_eagle3.prompts.bundled import bundled_questions
+from trt_eagle3.prompts.prompt_file import Question, read_questions
 
 __all__ = ["TuneReport", "choose", "tune", "widths", "write_table"]
 

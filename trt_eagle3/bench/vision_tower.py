@@ -19,7 +19,7 @@ from trt_eagle3.bench.drawn_weights import read_drawn
 from trt_eagle3.checkpoint.target import TargetSpec, VisionSpec
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.session import Session
-from trt_eagle3.engine.torch import TorchSession
+from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.graph.vision import vision_graph
 from trt_eagle3.multimodal.vision_rows import vision_rows
 from trt_eagle3.parity.metrics import relative_error

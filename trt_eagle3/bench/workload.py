@@ -18,7 +18,7 @@ from trt_eagle3.decode.metrics import EngineMetrics
 from trt_eagle3.decode.plan import Plan
 from trt_eagle3.decode.request import Request
 from trt_eagle3.errors import OverloadedError, UserError
-from trt_eagle3.prompts import Question
+from trt_eagle3.prompts.prompt_file import Question
 
 __all__ = [
     "Load",

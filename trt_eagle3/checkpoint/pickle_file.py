@@ -11,9 +11,9 @@ from math import prod
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, BinaryIO
 
-from trt_eagle3.bounded_read import open_regular
 from trt_eagle3.checkpoint.tensor_file import Content, tensor_content
 from trt_eagle3.errors import UserError, clip
+from trt_eagle3.io.bounded_read import open_regular
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,7 +16,7 @@ from trt_eagle3.checkpoint.target import TargetSpec, TextSpec, VisionSpec
 from trt_eagle3.checkpoint.target_tensors import canonical_tensors, check_tensors, target_shapes
 from trt_eagle3.checkpoint.tensor_index import TensorRef, open_index
 from trt_eagle3.errors import UserError, clip, quote
-from trt_eagle3.json_file import read_json_object
+from trt_eagle3.io.json_file import read_json_object
 
 __all__ = ["read_json", "read_target"]
 

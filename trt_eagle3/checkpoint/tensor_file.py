@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trt_eagle3.atomic_io import atomic_file
-from trt_eagle3.bounded_read import open_regular
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.errors import UserError, clip
+from trt_eagle3.io.bounded_read import open_regular
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,9 +10,9 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trt_eagle3.bounded_read import open_regular
 from trt_eagle3.errors import UserError, clip, quote
-from trt_eagle3.json_file import parse_json, read_json_object
+from trt_eagle3.io.bounded_read import open_regular
+from trt_eagle3.io.json_file import parse_json, read_json_object
 
 if TYPE_CHECKING:
     from torch import Tensor

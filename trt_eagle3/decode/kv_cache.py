@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trt_eagle3.engine import capi
+from trt_eagle3.engine.torch import capi
 from trt_eagle3.errors import UserError
 
 __all__ = ["KVCache", "PagePool", "PageTable", "page_table"]

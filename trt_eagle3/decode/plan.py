@@ -17,7 +17,7 @@ from trt_eagle3.decode.dynamic_tree import DynamicTree
 from trt_eagle3.decode.tree import Tree, best_first, configured_tree, static_tree
 from trt_eagle3.engine.machine import machine_name
 from trt_eagle3.errors import UserError
-from trt_eagle3.json_file import read_json_object
+from trt_eagle3.io.json_file import read_json_object
 
 __all__ = ["TUNING_FILE", "Plan", "TuningEntry", "TuningTable", "plan_of", "read_plan", "shrunk"]
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from trt_eagle3.decode.kv_cache import KVCache
-from trt_eagle3.engine.cuda_graph import patch_bucket
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import Session
+from trt_eagle3.engine.torch.cuda_graph import patch_bucket
 
 __all__ = [
     "DraftRunner",

@@ -25,7 +25,7 @@ from trt_eagle3.engine.bundle_record import (
     TensorRecord,
 )
 from trt_eagle3.errors import UserError, clip, quote
-from trt_eagle3.json_file import read_json_object
+from trt_eagle3.io.json_file import read_json_object
 
 __all__ = [
     "BUILD_SCRIPT",

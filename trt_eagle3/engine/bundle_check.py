@@ -11,13 +11,13 @@ from math import prod
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from trt_eagle3.bounded_read import open_regular, read_bounded
 from trt_eagle3.checkpoint.draft_geometry import draft_shapes
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES, TensorRef, open_file
 from trt_eagle3.engine.bundle_record import BUNDLE_FILE, BundleRecord, FileRecord, TensorRecord
 from trt_eagle3.errors import UserError, clip, quote
+from trt_eagle3.io.bounded_read import open_regular, read_bounded
 
 if TYPE_CHECKING:
     import onnx

@@ -14,9 +14,9 @@ from trt_eagle3.errors import UserError
 __all__ = ["BACKENDS", "Session", "check_names", "open_session"]
 
 BACKENDS = {
-    "onnxruntime": "trt_eagle3.engine.onnxruntime:OnnxRuntimeSession",
-    "tensorrt": "trt_eagle3.engine.tensorrt:TensorRTSession",
-    "torch": "trt_eagle3.engine.torch:TorchSession",
+    "onnxruntime": "trt_eagle3.engine.onnxruntime.session:OnnxRuntimeSession",
+    "tensorrt": "trt_eagle3.engine.trt.session:TensorRTSession",
+    "torch": "trt_eagle3.engine.torch.session:TorchSession",
 }
 
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trt_eagle3.bounded_read import read_text_bounded
 from trt_eagle3.errors import UserError, quote
+from trt_eagle3.io.bounded_read import read_text_bounded
 from trt_eagle3.multimodal.pixel_config import read_json
 from trt_eagle3.multimodal.template_process import render_template
 

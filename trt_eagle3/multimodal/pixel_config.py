@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trt_eagle3.errors import UserError, quote
-from trt_eagle3.json_file import read_json_object
+from trt_eagle3.io.json_file import read_json_object
 from trt_eagle3.multimodal.spec import VisionGeometry
 
 __all__ = ["PixelConfig", "read_image_config", "read_json", "read_video_config"]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from trt_eagle3.bounded_read import read_bounded
 from trt_eagle3.errors import UserError, clip
+from trt_eagle3.io.bounded_read import read_bounded
 
 __all__ = ["StreamDecoder", "load_tokenizer"]
 

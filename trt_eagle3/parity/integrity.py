@@ -18,12 +18,12 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.engine.bundle import header_digest
+from trt_eagle3.engine.weight_locations import TABLE_FILE
 from trt_eagle3.multimodal.processor import PROCESSOR_FILES
 from trt_eagle3.parity.board import Board
 from trt_eagle3.parity.drafting import DraftReference
 from trt_eagle3.parity.record import RecordingEngine
 from trt_eagle3.parity.target import TargetReference
-from trt_eagle3.weight_locations import TABLE_FILE
 
 __all__ = ["check_files", "check_tables"]
 

@@ -23,7 +23,7 @@ from trt_eagle3.multimodal import Processor
 from trt_eagle3.multimodal.image import load_image
 from trt_eagle3.multimodal.video import load_video
 from trt_eagle3.parity.target import TargetReference
-from trt_eagle3.prompts import Question
+from trt_eagle3.prompts.prompt_file import Question
 
 __all__ = ["ProcessorReference", "ReferenceInputs"]
 

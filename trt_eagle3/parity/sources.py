@@ -13,8 +13,8 @@ from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.decode.engine import Engine
 from trt_eagle3.engine.bundle import header_digest
+from trt_eagle3.engine.weight_locations import TABLE_FILE
 from trt_eagle3.errors import EnvironmentMissingError, UserError
-from trt_eagle3.weight_locations import TABLE_FILE
 
 __all__ = ["find_checkpoint", "read_sources"]
 

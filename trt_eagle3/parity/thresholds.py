@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from trt_eagle3.errors import UserError, clip, quote
-from trt_eagle3.yaml_file import read_yaml
+from trt_eagle3.io.yaml_file import read_yaml
 
 __all__ = [
     "P95",

@@ -14,7 +14,7 @@ from PIL import Image, ImageDraw
 from trt_eagle3.decode.engine import Engine
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal import Video
-from trt_eagle3.prompts import Question, read_questions
+from trt_eagle3.prompts.prompt_file import Question, read_questions
 
 __all__ = ["QUICK_LONG_TOKENS", "Case", "bundled_cases", "left_out", "picture", "read_cases"]
 
@@ -37,7 +37,7 @@ class Case:
 
 
 def read_cases(file: Path) -> list[Case]:
-    """The user's own prompts (``trt_eagle3/prompts.py``)."""
+    """The user's own prompts (``trt_eagle3/prompts/prompt_file.py``)."""
     questions = read_questions(file)
     return [Case(f"{file.name}[{i}]", _kind(q), q) for i, q in enumerate(questions)]
 

@@ -17,7 +17,7 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode.engine import Engine
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.errors import UserError
-from trt_eagle3.prompts import Question
+from trt_eagle3.prompts.prompt_file import Question
 
 __all__ = ["MIN_TOKENS", "Recording", "record", "intermediate"]
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from trt_eagle3.bundled_prompts import bundled_questions
 from trt_eagle3.config import BuildConfig, DraftConfig, TargetConfig
 from trt_eagle3.decode.engine import Engine, load
 from trt_eagle3.errors import UserError
@@ -18,7 +17,8 @@ from trt_eagle3.probe.record import record
 from trt_eagle3.probe.result import ProbeReport, make_report
 from trt_eagle3.probe.score import Scorer, draft_ids
 from trt_eagle3.probe.search import search
-from trt_eagle3.prompts import Question, read_questions
+from trt_eagle3.prompts.bundled import bundled_questions
+from trt_eagle3.prompts.prompt_file import Question, read_questions
 
 __all__ = ["Progress", "probe"]
 
@@ -44,7 +44,7 @@ def probe(
         draft: a draft checkpoint; the pair is then built in a temporary folder, its weights left
         where they are.
         overrides: ``draft.overrides`` of a pair.
-        prompts: a prompt file (``trt_eagle3/prompts.py``) instead of the bundled prompts.
+        prompts: a file (``prompts/prompt_file.py``) instead of the bundled prompts.
         max_tokens: of each answer at most.
     Raises:
         UserError: a bundle without a draft, or anything wrong with bundle, pair or prompts.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trt_eagle3.errors import UserError
-from trt_eagle3.json_file import parse_json
+from trt_eagle3.io.json_file import parse_json
 from trt_eagle3.serving.config import ServingConfig
 
 __all__ = ["JsonScanner", "TooLargeError", "check_unicode", "parse_request_json"]

@@ -19,7 +19,7 @@ from typing import Any
 from trt_eagle3.atomic_io import PARTIAL, write_file
 from trt_eagle3.engine.bundle import BUNDLE_FILE, REFERENCE_ROOT, BundleRecord, read_bundle
 from trt_eagle3.errors import UserError
-from trt_eagle3.template import render
+from trt_eagle3.io.template import render
 
 __all__ = [
     "BUNDLE_PLACE",

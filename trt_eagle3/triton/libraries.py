@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from trt_eagle3.config import EngineConfig
-from trt_eagle3.engine.capi import LIBRARY_VARIABLE, library_path
-from trt_eagle3.engine.tensorrt_plugins import PLUGINS_VARIABLE, plugin_library_path
+from trt_eagle3.engine.torch.capi import LIBRARY_VARIABLE, library_path
+from trt_eagle3.engine.trt.plugins import PLUGINS_VARIABLE, plugin_library_path
 
 __all__ = ["HOW_TO_BUILD", "find_libraries", "use_libraries"]
 

@@ -39,8 +39,8 @@ from trt_eagle3.engine.output_check import (
     weight_paths,
 )
 from trt_eagle3.errors import UserError
+from trt_eagle3.io.template import render
 from trt_eagle3.serving import ServingConfig
-from trt_eagle3.template import render
 from trt_eagle3.triton.launchers import (
     BUNDLE_PLACE,
     PACKED,

@@ -25,7 +25,7 @@ from trt_eagle3.engine.output_check import (
     weight_paths,
 )
 from trt_eagle3.errors import UserError
-from trt_eagle3.template import render
+from trt_eagle3.io.template import render
 from trt_eagle3.trtllm.schema import Version, resolve_version
 
 __all__ = ["RuntimeBundle", "deploy", "llm_api_config"]

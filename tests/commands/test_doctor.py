@@ -1,0 +1,125 @@
+"""doctor: it never fails for what is missing, and a bundle that cannot run here gives exit 3."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.tiny import build_tiny
+from trt_eagle3.cli import cli
+from trt_eagle3.commands import doctor
+from trt_eagle3.commands.doctor import Ability, Diagnosis, Finding, diagnose
+from trt_eagle3.config import EngineConfig
+from trt_eagle3.engine.trt import versions as tensorrt_versions
+from trt_eagle3.engine.trt.plugins import PLUGINS_VARIABLE
+from trt_eagle3.errors import EnvironmentMissingError, UserError
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine where every look fails, each in its own way."""
+
+    def fail(error: Exception) -> object:
+        def look(*_: object) -> None:
+            raise error
+
+        return look
+
+    for name, error in (
+        ("_gpu", RuntimeError("no driver")),
+        ("_tensorrt", EnvironmentMissingError("no TensorRT")),
+        ("_plugins", OSError("no library")),
+        ("_driver", FileNotFoundError("nvidia-smi")),
+        ("_nvcc", ImportError("nvcc")),
+    ):
+        monkeypatch.setattr(doctor, name, fail(error))
+
+
+@pytest.mark.usefixtures("bare")
+def test_missing_things_are_named_with_what_they_are_needed_for() -> None:
+    found = diagnose()
+    missing = {finding.name for finding in found.findings if finding.value is None}
+    assert {"GPU", "TensorRT", "plugin library", "driver", "nvcc"} <= missing
+    lacks = {ability.name: ability.lacks for ability in found.abilities}
+    assert lacks["onnxruntime"] == ()
+    assert lacks["tensorrt"] == ("GPU", "TensorRT", "plugin library")
+    assert all(finding.fix for finding in found.findings if finding.value is None)
+
+
+@pytest.mark.usefixtures("bare")
+def test_json_is_one_object_and_exit_0_where_onnxruntime_works() -> None:
+    done = CliRunner().invoke(cli, ["doctor", "--json"], catch_exceptions=False)
+    assert done.exit_code == 0
+    found = json.loads(done.stdout)
+    assert {"installed", "abilities"} == found.keys()
+    works = {ability["name"]: ability["works"] for ability in found["abilities"]}
+    assert works["onnxruntime"]
+    assert not works["tensorrt"]
+
+
+@pytest.mark.usefixtures("bare")
+def test_bundle_that_needs_what_is_missing_gives_exit_3(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensorrt_versions, "gpu_arch", lambda: None)
+    bundle = build_tiny(
+        tmp_path, engine={"backend": "tensorrt", "device": "cuda", "dtype": "float16"}
+    )
+    runner = CliRunner()
+    with pytest.raises(
+        EnvironmentMissingError, match=r"tensorrt: missing: GPU: a CUDA GPU.*TensorRT: pip install"
+    ):
+        runner.invoke(cli, ["doctor", str(bundle)], catch_exceptions=False)
+    assert EnvironmentMissingError.exit_code == 3
+    assert (
+        runner.invoke(
+            cli, ["doctor", str(build_tiny(tmp_path / "cpu"))], catch_exceptions=False
+        ).exit_code
+        == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("vision/model.onnx", None, "vision/model.onnx: not readable: "),
+        ("draft/model.onnx", b"\xff", "draft/model.onnx: not readable: "),
+        ("target/model.onnx", b"", "target/model.onnx: holds no graph"),
+        ("processor/tokenizer.json", b"{", "broken tokenizer"),
+        ("tuning.json", b"{", "tuning.json: a damaged table"),
+    ],
+)
+@pytest.mark.usefixtures("bare")
+def test_damaged_bundle_is_refused(
+    tmp_path: Path, file: str, content: bytes | None, message: str
+) -> None:
+    bundle = build_tiny(tmp_path)
+    (bundle / file).unlink(missing_ok=True)
+    if content is not None:
+        (bundle / file).write_bytes(content)
+    with pytest.raises(UserError, match=message) as caught:
+        CliRunner().invoke(cli, ["doctor", str(bundle)], catch_exceptions=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_plugin_library_that_the_bundle_names_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_tensorrt", lambda: None)
+    monkeypatch.delenv(PLUGINS_VARIABLE, raising=False)
+    (tmp_path / "plugins.so").touch()
+    library = {"plugin_library": str(tmp_path / "plugins.so")}
+    engine = EngineConfig.model_validate({"backend": "tensorrt", "tensorrt": library})
+    found = {finding.name: finding.value for finding in diagnose(engine).findings}
+    assert found["plugin library"] == f"{tmp_path / 'plugins.so'} (not loaded: no TensorRT)"
+
+
+def test_tables_keep_square_brackets() -> None:
+    found = Diagnosis(
+        (Finding("TensorRT", None, "pip install 'trt-eagle3[tensorrt]'"),),
+        (Ability("x", ("TensorRT",)),),
+    )
+    assert list(found.tables()[0].columns[2].cells) == ["pip install 'trt-eagle3\\[tensorrt]'"]

@@ -1,0 +1,218 @@
+"""What our code asks of TensorRT, against the signatures of each version."""
+
+from __future__ import annotations
+
+import ast
+import signal
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tests.engine.conftest import Install
+from tests.engine.tensorrt_api import TAGS, Strict, members, spans
+from tests.tiny import tiny_config
+from trt_eagle3.engine.trt import versions as tensorrt_versions
+from trt_eagle3.engine.trt.log import create_builder, create_runtime
+from trt_eagle3.engine.trt.ports import Port, check_caches, engine_ports
+from trt_eagle3.engine.trt.versions import device_bytes, find_creator, new_context
+from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.pipeline import build
+
+ENGINE: dict[str, object] = {
+    "backend": "tensorrt",
+    "device": "cuda",
+    "dtype": "float16",
+    "residual": "float32",
+}
+VERSIONS = [tag.removeprefix("v") for tag in TAGS]
+
+
+# Outside tensorrt_versions.py: what every version has
+
+
+def reached_for(source: str) -> set[str]:
+    return {node.attr for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Attribute)}
+
+
+def not_in_every_version(source: str) -> set[str]:
+    """Names that ``source`` reaches for, and that TensorRT has in some versions only."""
+    known = {name for kind in spans().values() for name in kind}
+    everywhere = [{name for kind in spans() for name in members(kind, tag)} for tag in TAGS]
+    return {
+        name
+        for name in reached_for(source) & known
+        if not all(name in names for names in everywhere)
+    }
+
+
+def called_otherwise(source: str) -> set[str]:
+    """Methods that ``source`` reaches for, and that take no arguments the same way in every
+    version.
+    """
+    found = set()
+    for kind in spans():
+        for name in reached_for(source):
+            forms = [members(kind, tag).get(name) for tag in TAGS]
+            if all(isinstance(form, list) for form in forms):
+                same = [
+                    form for form in forms[0] or () if all(form in (other or ()) for other in forms)
+                ]
+                found |= {f"{kind}.{name}"} if not same else set()
+    return found
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        path
+        for path in sorted(Path(tensorrt_versions.__file__).parent.glob("*.py"))
+        if path.name != "tensorrt_versions.py" and "engine.tensorrt_versions" in path.read_text()
+    ],
+    ids=lambda path: path.name,
+)
+def test_only_the_version_module_uses_what_versions_have_otherwise(module: Path) -> None:
+    assert not_in_every_version(module.read_text()) == set()
+    assert called_otherwise(module.read_text()) == set()
+
+
+def test_names_of_some_versions_are_found_out() -> None:
+    source = "engine.device_memory_size; engine.num_io_tensors; flags.FP16; nothing.of_tensorrt"
+    assert not_in_every_version(source) == {"device_memory_size", "FP16"}
+    assert called_otherwise("engine.create_execution_context; engine.get_tensor_name") == {
+        "ICudaEngine.create_execution_context"
+    }
+
+
+# In tensorrt_versions.py: as each version has it
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_each_version_builds_with_its_own_names(
+    install: Install, tmp_path: Path, version: str
+) -> None:
+    trt = install(version)
+    options = {"refit": True, "workspace_mib": 64, "strip_weights": version != "8.6.1"}
+    engine = ENGINE | {"tensorrt": options}
+    report = build(tiny_config(engine=engine, draft=None), output=tmp_path)
+    assert report.engines is not None
+    assert report.engines.built["target"].device_bytes == 4096
+    aliases = hasattr(trt.PreviewFeature, "ALIASED_PLUGIN_IO_10_03")
+    assert trt.seen.settings.features.get("ALIASED_PLUGIN_IO_10_03", False) is aliases
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_contexts_use_the_memory_that_they_are_given(install: Install, version: str) -> None:
+    trt = install(version)
+    engine = create_runtime().deserialize_cuda_engine(b"plan")
+    assert device_bytes(engine) == 4096
+    assert new_context(engine, 1 << 20, 8192, 1, 7) is not None
+    context = trt.seen.contexts[-1]
+    assert context.profile == (1, 7)
+    if version == "8.6.1":
+        assert (context.strategy, context.device_memory) == (None, 1 << 20)
+    else:
+        assert context.strategy == trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        given = context.device_memory if version == "10.0.1" else context.memory
+        assert given == (1 << 20 if version == "10.0.1" else (1 << 20, 8192))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_inputs_and_outputs_are_read_with_their_ranges(install: Install, version: str) -> None:
+    install(version)
+    inputs, outputs = engine_ports(create_runtime().deserialize_cuda_engine(b"plan"))
+    ranges = (((1, 4), (3, 4)),) * 2
+    assert inputs == {"x": Port("x", torch.float16, (-1, 4), ranges)}
+    assert outputs == {"y": Port("y", torch.float16, (-1, 4))}
+    assert inputs["x"].fits((3, 4), 1)
+    assert not inputs["x"].fits((4, 4), 1)
+
+
+def test_caches_are_one_tensor_for_input_and_output() -> None:
+    cache, other = torch.zeros(4), torch.zeros(4)
+    check_caches(["y", "k_cache_out.0"], {"k_cache.0": cache, "k_cache_out.0": cache})
+    for bound in (
+        {},
+        {"k_cache.0": cache},
+        {"k_cache_out.0": cache},
+        {"k_cache.0": cache, "k_cache_out.0": other},
+    ):
+        with pytest.raises(
+            UserError, match=r"k_cache_out\.0: bind one tensor to it and to k_cache\.0"
+        ):
+            check_caches(["y", "k_cache_out.0"], bound)
+
+
+@pytest.mark.parametrize("version", ["8.6.1", "11.1"])
+def test_refused_profile_is_no_context(install: Install, version: str) -> None:
+    install(version, takes_profile=False)
+    assert (
+        new_context(create_runtime().deserialize_cuda_engine(b"plan"), 1 << 20, 8192, 5, 7) is None
+    )
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_creators_are_looked_up_as_the_registry_has_it(install: Install, version: str) -> None:
+    install(version)
+    assert find_creator("Linear", "2") == ("Linear", "2", "")
+
+
+def test_interrupted_build_stops_at_once_and_leaves_nothing(
+    install: Install, tmp_path: Path
+) -> None:
+    install("11.1", goes_on=False)
+    told: list[str] = []
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        build(tiny_config(engine=ENGINE, draft=None), output=tmp_path, show=told.append)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert told[-1] == "target: building, 50 %"
+    assert not list(tmp_path.glob("tiny*"))
+
+
+def test_timing_cache_of_another_gpu_is_left_aside(install: Install, tmp_path: Path) -> None:
+    (tmp_path / "timing.cache").write_bytes(b"other")
+    install("10.14.1", takes_cache=False)
+    build(tiny_config(engine=ENGINE, draft=None), output=tmp_path)
+    assert (tmp_path / "timing.cache").read_bytes() == b"+"
+
+
+@pytest.mark.parametrize("make", [create_builder, create_runtime])
+def test_cuda_that_does_not_start_is_one_line(install: Install, make: Any) -> None:
+    install("11.1", starts=False)
+    with pytest.raises(
+        EnvironmentMissingError, match=r"TensorRT 11\.1: cannot make a .*error: 35.*nvidia-smi"
+    ):
+        make()
+
+
+# The stand-in refuses what TensorRT would
+
+
+def test_stand_in_has_no_more_than_the_version() -> None:
+    engine = Strict(
+        "ICudaEngine",
+        "v11.1",
+        SimpleNamespace(get_tensor_name=dict, device_memory_size=1, num_layers=2),
+    )
+    assert engine.get_tensor_name(index=3) == {"index": 3}
+    for wrong in (
+        engine.get_tensor_name,
+        lambda: engine.get_tensor_name(name=3),
+        lambda: engine.get_tensor_name(1, 2),
+    ):
+        with pytest.raises(TypeError, match=r"ICudaEngine\.get_tensor_name"):
+            wrong()
+    with pytest.raises(AttributeError, match=r"no device_memory_size in TensorRT v11\.1"):
+        _ = engine.device_memory_size
+    with pytest.raises(AttributeError, match="num_layers cannot be set"):
+        engine.num_layers = 3
+
+
+def test_table_knows_when_names_came_and_went() -> None:
+    assert "device_memory_size" in members("ICudaEngine", "v10.16")
+    assert "FP16" not in members("BuilderFlag", "v11.0")
+    assert members("IOptimizationProfile", "v11.1")["set_shape"] == [["input", "min", "opt", "max"]]
+    assert members("IBuilderConfig", "v10.0.1")["progress_monitor"] == "writable"

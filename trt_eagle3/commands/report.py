@@ -1,0 +1,165 @@
+"""What the commands print: plain values for JSON, lines and tables for people."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.table import Table
+
+from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_to_dict
+from trt_eagle3.checkpoint.rope import RopeSpec
+from trt_eagle3.checkpoint.target import TargetSpec, target_to_dict
+from trt_eagle3.engine.bundle import BUILD_SCRIPT
+
+if TYPE_CHECKING:  # they import torch, which `--help` should not wait for
+    from trt_eagle3.decode.request import Generation
+    from trt_eagle3.engine.trt.bundle import Engines
+    from trt_eagle3.pipeline import BuildReport
+
+__all__ = ["build", "build_lines", "generation_line", "inspection", "inspection_lines"]
+
+
+def inspection(spec: TargetSpec, manifest: DraftManifest | None) -> dict[str, Any]:
+    """What ``inspect --json`` prints."""
+    return {
+        "target": {"path": str(spec.path), **target_to_dict(spec)},
+        "draft": None
+        if manifest is None
+        else {"path": str(manifest.path), **manifest_to_dict(manifest)},
+    }
+
+
+def inspection_lines(spec: TargetSpec, manifest: DraftManifest | None) -> list[RenderableType]:
+    """For each checkpoint its geometry in a line; for the draft what it means, where that was
+    found, and warnings.
+    """
+    parts: list[RenderableType] = [_target_line(spec)]
+    if manifest:
+        parts += [_draft_line(manifest), _meaning_table(manifest)]
+        parts += [f"warning: {warning}" for warning in manifest.warnings]
+    return parts
+
+
+def _target_line(spec: TargetSpec) -> str:
+    text, vision = spec.text, spec.vision
+    return (
+        f"target {spec.path}: Qwen3-VL, {text.num_layers} layers, hidden {text.hidden_size}, "
+        f"{text.num_heads}/{text.num_kv_heads} heads of {text.head_dim}, vocabulary "
+        f"{text.vocab_size}, {'tied' if spec.tied_head else 'own'} head, rope {_rope(text.rope)}; "
+        f"vision {vision.depth} blocks of {vision.hidden_size}, deepstack after "
+        f"{list(vision.deepstack_layers)}"
+    )
+
+
+def _draft_line(manifest: DraftManifest) -> str:
+    m = manifest
+    return (
+        f"draft {m.path}: EAGLE-3 by {m.producer}, {m.num_layers} "
+        f"layer{'s' if m.num_layers > 1 else ''}, hidden {m.hidden_size}, "
+        f"{m.num_heads}/{m.num_kv_heads} heads of {m.head_dim}, vocabulary {m.draft_vocab_size} of "
+        f"{m.vocab_size}"
+    )
+
+
+_GEOMETRY = {
+    "num_layers",
+    "hidden_size",
+    "target_hidden_size",
+    "intermediate_size",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+}
+_SIZES = {"vocab_size", "draft_vocab_size", "max_position_embeddings"}
+_NOT_MEANING = {*_GEOMETRY, *_SIZES, "path", "tensors", "sources", "warnings"}
+
+
+def _meaning_table(manifest: DraftManifest) -> Table:
+    """Every field that says what the draft's numbers mean, with its source."""
+    table = Table("field", "value", "from", box=None, pad_edge=False, header_style="bold")
+    for name, value in vars(manifest).items():
+        if name not in _NOT_MEANING:
+            source = manifest.sources.get(name)
+            shown = _rope(value) if isinstance(value, RopeSpec) else value
+            table.add_row(name, _plain(shown), f"{source.kind}: {source.detail}" if source else "")
+    return table
+
+
+def _rope(rope: RopeSpec) -> str:
+    sections = f" {list(rope.sections)}" if rope.sections else ""
+    kind = "" if rope.kind == "default" else f", {rope.kind}"
+    return f"{rope.layout}{sections}, base {rope.base:g}{kind}"
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(list(value)) if isinstance(value, tuple) else str(value)
+
+
+def build(result: BuildReport) -> dict[str, Any]:
+    """What ``build --json`` prints; ``engines`` for TensorRT alone, with the ``script`` that is
+    left to run, if any.
+    """
+    printed = {
+        "bundle": str(result.path),
+        "num_bytes": result.num_bytes,
+        "seconds": dict(result.seconds),
+        "weights": list(result.placed),
+        "memory_bytes": dataclasses.asdict(result.memory),
+    }
+    if result.engines is None:
+        return printed
+    script = str(result.path / BUILD_SCRIPT) if result.engines.missing else None
+    return {**printed, "engines": {**dataclasses.asdict(result.engines), "script": script}}
+
+
+def build_lines(result: BuildReport) -> list[str]:
+    """Where it is, how big, how long, and what to do next."""
+    stages = ", ".join(f"{stage} {seconds:.2f} s" for stage, seconds in result.seconds.items())
+    placed = (
+        f" (weights by {' and '.join(result.placed) or 'reference'})"
+        if result.engines is None
+        else ""
+    )
+    return [
+        f"built {result.path}: {result.num_bytes / 1e6:.1f} MB{placed}",
+        f"  {stages}",
+        f"  memory of the largest permitted load: {result.memory}",
+        *(_engine_lines(result.engines) if result.engines else ()),
+        _next_line(result),
+    ]
+
+
+def _engine_lines(engines: Engines) -> list[str]:
+    return [
+        f"  {name}: engine of {built.num_bytes / 1e6:.1f} MB, {built.num_layers} layers, "
+        f"{built.num_plugins} of them our plugins, {built.device_bytes / 1e6:.0f} MB of "
+        f"activations, built in {built.seconds:.0f} s"
+        for name, built in engines.built.items()
+    ]
+
+
+def _next_line(result: BuildReport) -> str:
+    if result.engines and result.engines.missing:
+        return (
+            f"engines are not built: {result.engines.missing}\nnext: copy {result.path} to a "
+            "machine with TensorRT 10 or later and the GPU that will serve, and run "
+            f"{result.path.name}/{BUILD_SCRIPT} there"
+        )
+    return f'next: trt-eagle3 generate {result.path} "What do you see?" --image FILE --stats'
+
+
+def generation_line(generation: Generation) -> str:
+    """Speed and acceptance in one line."""
+    parts = [
+        f"{len(generation.token_ids)} tokens",
+        f"first after {generation.time_to_first_token_ms:.0f} ms",
+    ]
+    if generation.tokens_per_second is not None:
+        parts.append(f"then {generation.tokens_per_second:.1f} tok/s")
+    if generation.acceptance_length is not None:
+        parts.append(f"acceptance length {generation.acceptance_length:.2f}")
+    return ", ".join(parts)

@@ -1,0 +1,111 @@
+"""What the torch session computes in one launch on CUDA where the graph has two nodes, and kernels
+of single nodes.
+
+Shapes: n rows, H hidden.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine.torch.ops import STANDARD_OPS, Function, gelu
+
+__all__ = ["Step", "fused", "gemm", "layer_norm"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One node: what it computes, from what, into what, and which values nothing after it needs."""
+
+    function: Function
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    done_with: tuple[str, ...] = ()
+
+
+def fused(steps: Sequence[Step], kept: Collection[str]) -> list[Step]:
+    """``steps`` with pairs joined: a product and its GELU, a sum and its LayerNorm.
+
+    Values in ``kept`` stay values.
+    """
+    readers = Counter(name for step in steps for name in step.inputs)
+    made_by = {step.outputs[0]: i for i, step in enumerate(steps)}
+    joined: dict[int, Step | None] = {}
+    for i, step in enumerate(steps):
+        first = made_by.get(step.inputs[0])
+        if first is None or first in joined:
+            continue
+        before = steps[first]
+        if (
+            _is_gelu_of_gemm(before, step)
+            and readers[before.outputs[0]] == 1
+            and before.outputs[0] not in kept
+        ):
+            joined[first], joined[i] = None, Step(_gemm_gelu, before.inputs, step.outputs, {})
+        elif step.function is layer_norm and before.function is torch.add:
+            inputs = (*before.inputs, *step.inputs[1:])
+            outputs = (*before.outputs, *step.outputs)
+            joined[first], joined[i] = Step(_add_layer_norm, inputs, outputs, step.attributes), None
+    found = (joined.get(i, step) for i, step in enumerate(steps))
+    return [step for step in found if step is not None]
+
+
+def _is_gelu_of_gemm(before: Step, step: Step) -> bool:
+    tanh = step.function is gelu and step.attributes.get("approximate") == b"tanh"
+    return (
+        tanh
+        and before.function is gemm
+        and len(before.inputs) == 3
+        and before.attributes.get("transB") == 1
+    )
+
+
+def gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, transB: int = 0) -> Tensor:
+    """``Gemm``: a few rows by our kernel, at what reading the weight costs; the rest by torch."""
+    if bias is None and transB and x.shape[0] <= capi.MAX_LINEAR_ROWS and x.dtype != torch.float32:
+        with contextlib.suppress(NotImplementedError):
+            # weights are written before any graph runs
+            return capi.linear(x, weight, prefetch_safe=True)
+    product: Tensor = STANDARD_OPS["Gemm"](x, weight, bias, transB=transB)
+    return product
+
+
+def layer_norm(
+    x: Tensor, scale: Tensor, bias: Tensor, *, axis: int = -1, epsilon: float = 1e-5
+) -> Tensor:
+    """``LayerNormalization`` of ``x [n, H]``."""
+    assert axis == -1, f"LayerNormalization: axis -1, got {axis}"
+    return capi.add_layer_norm(x, scale, bias, epsilon=epsilon)[0]
+
+
+def _add_layer_norm(
+    x: Tensor,
+    residual: Tensor,
+    scale: Tensor,
+    bias: Tensor,
+    *,
+    axis: int = -1,
+    epsilon: float = 1e-5,
+) -> tuple[Tensor, Tensor]:
+    """The sum, and its LayerNorm."""
+    assert axis == -1, f"LayerNormalization: axis -1, got {axis}"
+    normed, total = capi.add_layer_norm(x, scale, bias, residual, epsilon=epsilon)
+    assert total is not None
+    return total, normed
+
+
+def _gemm_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """``gelu(x @ weight.T + bias)`` by tanh, in one launch: cuBLAS computes it on the sums,
+    before they are rounded.
+    """
+    product: Tensor = torch._addmm_activation(bias, x, weight.T, use_gelu=True)
+    return product

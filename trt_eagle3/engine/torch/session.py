@@ -1,0 +1,146 @@
+"""The torch session: interprets a graph node by node, on the CPU or on CUDA.
+
+It is the debugger (any tensor of the graph can be asked for by name) and runs where there is no
+TensorRT. On CUDA our ops go through our kernels (``engine/torch/capi.py``), by stock operations
+where the library is absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import torch
+from torch import Tensor
+
+from trt_eagle3.engine.session import check_names
+from trt_eagle3.engine.torch.cuda_graph import CAPTURE_ERRORS, Captured, CapturedGraphs, shapes_of
+from trt_eagle3.engine.torch.ops import TORCH_TYPES
+from trt_eagle3.engine.torch.program import ReadWeight, load_program
+from trt_eagle3.errors import EnvironmentMissingError, UserError
+
+__all__ = ["TorchSession"]
+
+
+@dataclass(frozen=True)
+class _Input:
+    """Type and shape that an input must have; a dimension without a name is an exact size."""
+
+    dtype: torch.dtype
+    shape: tuple[int | str, ...]
+
+    @classmethod
+    def of(cls, tensor: onnx.TypeProto.Tensor) -> _Input:
+        shape = (d.dim_value if d.HasField("dim_value") else d.dim_param for d in tensor.shape.dim)
+        return cls(TORCH_TYPES[tensor.elem_type], tuple(shape))
+
+    def check(self, name: str, tensor: Tensor) -> None:
+        same = len(self.shape) == tensor.ndim and all(
+            isinstance(e, str) or e == a for e, a in zip(self.shape, tensor.shape, strict=True)
+        )
+        if not same or self.dtype != tensor.dtype:
+            got = f"{tensor.dtype} {list(tensor.shape)}"
+            raise UserError(f"{name}: expected {self.dtype} {list(self.shape)}, got {got}")
+
+
+class TorchSession:
+    """Runs one graph; implements ``engine.session.Session``. Caches are updated in place where they
+    are bound.
+
+    On CUDA, shapes that come again are captured in a CUDA graph; the outputs of such a run are its
+    static buffers, which the next run of the same shapes overwrites.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        weights_root: Path,
+        intermediates: Sequence[str] = (),
+        device: str = "cpu",
+        read_weight: ReadWeight | None = None,
+    ) -> None:
+        if device == "cuda" and not torch.cuda.is_available():
+            raise EnvironmentMissingError(
+                "engine.device: cuda: torch sees no CUDA device. Set engine.device: cpu"
+            )
+        self.device = torch.device(device)
+        program = load_program(model, weights_root, intermediates, self.device, read_weight)
+        self._inputs = {name: _Input.of(tensor) for name, tensor in program.inputs.items()}
+        self._outputs, self._constants, self._steps = (
+            program.outputs,
+            program.constants,
+            program.steps,
+        )
+        self._bound: dict[str, Tensor] = {}
+        self._captured = CapturedGraphs()
+
+    def bind(self, name: str, tensor: Tensor) -> None:
+        """Let ``tensor`` be the static buffer of input or output ``name``."""
+        if name not in self._inputs and name not in self._outputs:
+            raise UserError(f"{name}: the graph has no such input or output")
+        self._bound[name] = tensor
+        self._captured.clear()
+
+    @torch.inference_mode()
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run once; returns the outputs that have no static buffer, on this session's device."""
+        self._check(inputs)
+        if self.device.type != "cuda":
+            return self._interpret(self._placed(inputs))
+        shapes = shapes_of(inputs)
+        captured = self._captured.get(shapes)
+        if captured is None:
+            if not self._captured.due(shapes):
+                return self._interpret(self._placed(inputs))
+            captured = self._captured.add(shapes, self._capture(self._placed(inputs)))
+        return captured.run(inputs)
+
+    def _capture(self, inputs: Mapping[str, Tensor]) -> Captured:
+        static = {name: tensor.clone() for name, tensor in inputs.items()}
+        # each thread's first use makes one, which may not be while capturing
+        torch.cuda.current_blas_handle()
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode=CAPTURE_ERRORS):
+            outputs = self._interpret(static)
+        return Captured(graph, static, outputs)
+
+    def _interpret(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Node by node."""
+        values = {**self._constants, **self._bound, **inputs}
+        for step in self._steps:
+            found = step.function(*(values[name] for name in step.inputs), **step.attributes)
+            values.update(
+                zip(step.outputs, found if isinstance(found, tuple) else (found,), strict=True)
+            )
+            for name in step.done_with:
+                del values[name]
+        return self._results(values)
+
+    def _results(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Free outputs; bound ones that were not computed in place are written to their buffers."""
+        free = {}
+        for name in self._outputs:
+            buffer = self._bound.get(name)
+            if buffer is None:
+                free[name] = values[name]
+            elif buffer.data_ptr() != values[name].data_ptr():
+                buffer.copy_(values[name])
+        return free
+
+    def _check(self, inputs: Mapping[str, Tensor]) -> None:
+        check_names(inputs, self._inputs, self._bound)
+        for name, tensor in inputs.items():
+            self._inputs[name].check(name, tensor)
+
+    def _placed(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Contiguous inputs on this device; unbound caches are copied, for the ops would write
+        into the caller's.
+        """
+        placed = {
+            name: tensor.to(self.device, non_blocking=True).contiguous()
+            for name, tensor in inputs.items()
+        }
+        return {n: t.clone() if "_cache." in n and t is inputs[n] else t for n, t in placed.items()}

@@ -1,0 +1,114 @@
+"""What an engine was built with, kept in its folder's ``config.json``, and the check of it
+before TensorRT sees it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from trt_eagle3.config import EngineConfig
+from trt_eagle3.engine.bundle import BUILD_SCRIPT
+from trt_eagle3.engine.trt.versions import gpu_arch, tensorrt
+from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
+from trt_eagle3.io.json_file import read_json_object
+
+__all__ = ["ENGINE_FILE", "ONNX_FOLDER", "EngineDescription", "EngineFolder", "describe_machine"]
+
+ENGINE_FILE = "rank0.engine"
+ONNX_FOLDER = "onnx"
+_REBUILD = "Rebuild here: trt-eagle3 build --config <its config>"
+
+
+class EngineDescription(BaseModel):
+    """What an engine fits: TensorRT's version, the GPU's architecture, our plugins' version; and
+    its size in bytes.
+
+    Attributes:
+        linear: what computes products with a 16-bit weight and no bias: our plugin, or TensorRT.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tensorrt: str
+    gpu_arch: str
+    plugins: str
+    num_bytes: int
+    linear: Literal["plugin", "tensorrt"] = "tensorrt"
+
+
+def describe_machine(num_bytes: int, *, linear: bool = False) -> EngineDescription:
+    """Facts of an engine of ``num_bytes`` built on this machine; ``linear``: with products by
+    our plugin.
+    """
+    arch = gpu_arch()
+    assert arch is not None, "engines are built where there is a GPU"
+    return EngineDescription(
+        tensorrt=tensorrt().__version__,
+        gpu_arch=arch,
+        plugins=PLUGIN_VERSION,
+        num_bytes=num_bytes,
+        linear="plugin" if linear else "tensorrt",
+    )
+
+
+class EngineFolder:
+    """``target/``, ``draft/``, ``fuse/`` or ``vision/`` of a TensorRT bundle."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.engine = path / ENGINE_FILE
+        self.onnx = path / ONNX_FOLDER / "model.onnx"
+        raw = self._read_config()
+        try:
+            self.config = EngineConfig.model_validate(raw["build_config"]["engine"])
+            self.facts = (
+                EngineDescription.model_validate(raw["engine"]) if raw.get("engine") else None
+            )
+        except (KeyError, TypeError, ValidationError) as error:
+            raise UserError(
+                f"{path / 'config.json'}: damaged ({type(error).__name__}). {_REBUILD}"
+            ) from error
+
+    def _read_config(self) -> Any:
+        file = self.path / "config.json"
+        try:
+            return read_json_object(file)
+        except (OSError, UserError) as error:
+            raise UserError(f"{file}: unreadable: {error}. {_REBUILD}") from error
+
+    def check(self) -> None:
+        """Refuse an engine that is not there, is cut short, or was built for something else.
+
+        Raises:
+            UserError: with the command that mends it. EnvironmentMissingError: no CUDA device.
+        """
+        if not self.engine.is_file():
+            raise UserError(
+                f"{self.path}: its engine is not built yet. On a machine with TensorRT 10 or later "
+                f"and the GPU, run: {self.path.parent / BUILD_SCRIPT}"
+            )
+        arch = gpu_arch()
+        if arch is None:
+            raise EnvironmentMissingError(
+                f"{self.engine}: torch sees no CUDA device; TensorRT engines need one."
+            )
+        if self.facts is None:
+            return
+        for what, built, here in (
+            ("TensorRT", self.facts.tensorrt, tensorrt().__version__),
+            ("GPU architecture", self.facts.gpu_arch, arch),
+            ("plugin version", self.facts.plugins, PLUGIN_VERSION),
+        ):
+            if built != here:
+                raise UserError(
+                    f"{self.engine}: built for {what} {built}, this process has {here}. {_REBUILD}"
+                )
+        num_bytes = self.engine.stat().st_size
+        if num_bytes != self.facts.num_bytes:
+            raise UserError(
+                f"{self.engine}: expected {self.facts.num_bytes} bytes, got {num_bytes}. {_REBUILD}"
+            )

@@ -1,0 +1,70 @@
+"""Where the plugin library is, and loading it into this process's TensorRT."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import cache
+from pathlib import Path
+
+from trt_eagle3.config import EngineConfig
+from trt_eagle3.engine.trt.log import log
+from trt_eagle3.engine.trt.versions import find_creator, tensorrt
+from trt_eagle3.errors import EnvironmentMissingError
+from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION, PLUGINS
+
+__all__ = ["PLUGINS_VARIABLE", "load_plugins", "plugin_library_path"]
+
+PLUGINS_VARIABLE = "TRT_EAGLE3_PLUGINS"
+_LIBRARY_NAME = "libtrt_eagle3_plugins.so"
+
+
+def plugin_library_path(config: EngineConfig | None = None) -> Path | None:
+    """The library that the config names, or TRT_EAGLE3_PLUGINS, else beside this package or in
+    plugins/build.
+    """
+    if config and config.tensorrt.plugin_library:
+        return config.tensorrt.plugin_library
+    if named := os.environ.get(PLUGINS_VARIABLE):
+        return Path(named)
+    package = Path(__file__).resolve().parents[2]
+    places = (package / _LIBRARY_NAME, package.parent / "plugins" / "build" / _LIBRARY_NAME)
+    return next((place for place in places if place.exists()), None)
+
+
+def load_plugins(config: EngineConfig | None = None) -> Path:
+    """Load the plugin library and see that TensorRT knows our ops; returns where it was found.
+
+    Raises:
+        EnvironmentMissingError: there is none, or it was built for another TensorRT.
+    """
+    path = plugin_library_path(config)
+    fix = (
+        "Build it: make plugins TENSORRT_INCLUDE=<TensorRT's include folder>, or name it in "
+        f"{PLUGINS_VARIABLE}."
+    )
+    if path is None:
+        raise EnvironmentMissingError(f"{_LIBRARY_NAME}: not found. {fix}")
+    return _load(path, fix)
+
+
+@cache
+def _load(path: Path, fix: str) -> Path:
+    tensorrt().get_plugin_registry()
+    log()
+    try:
+        ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)  # its creators register themselves
+    except OSError as error:
+        raise EnvironmentMissingError(
+            f"{path}: cannot load the plugin library: {error}. {fix}"
+        ) from error
+    missing = [
+        op.plugin for op in PLUGINS.values() if find_creator(op.plugin, PLUGIN_VERSION) is None
+    ]
+    if missing:
+        version = tensorrt().__version__
+        raise EnvironmentMissingError(
+            f"{path}: holds no plugin {missing[0]} version {PLUGIN_VERSION} for TensorRT "
+            f"{version}. {fix}"
+        )
+    return path

@@ -1,0 +1,213 @@
+"""The TensorRT session: an engine over torch's CUDA tensors, caches shared by input and output."""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.engine.session import check_names
+from trt_eagle3.engine.torch.cuda_graph import CAPTURE_ERRORS, Captured, CapturedGraphs, shapes_of
+from trt_eagle3.engine.trt.folder import EngineFolder
+from trt_eagle3.engine.trt.log import create_refitters, create_runtime, log
+from trt_eagle3.engine.trt.plugins import load_plugins
+from trt_eagle3.engine.trt.ports import check_caches, choose_profile, engine_ports
+from trt_eagle3.engine.trt.versions import device_bytes, new_context, read_weights
+from trt_eagle3.errors import UserError
+
+__all__ = ["TensorRTSession"]
+
+_FIX = "Rebuild here: trt-eagle3 build --config <its config>"
+
+
+class TensorRTSession:
+    """Runs one engine; implements ``engine.session.Session``. Caches are updated in place, and must
+    be bound.
+
+    The first profile that was built for all shapes of a run takes it: decode steps stand before
+    prompts. Shapes that come again are captured in a CUDA graph with a context of its own; the
+    outputs of such a run are its static buffers, which the next run of the same shapes overwrites.
+    All contexts share one piece of device memory, so runs of one session follow each other.
+    """
+
+    def __init__(
+        self,
+        model: Path,
+        weights_root: Path,
+        intermediates: Sequence[str] = (),
+        device: str = "cuda",
+    ) -> None:
+        del weights_root  # an engine holds its weights
+        if intermediates:
+            raise UserError(
+                f"{intermediates[0]}: a TensorRT engine has no intermediates to look at. "
+                "Build with engine.backend: torch."
+            )
+        if device != "cuda":
+            raise UserError(f"engine.device: TensorRT runs on cuda, got {device!r}")
+        folder = EngineFolder(model.parent)
+        folder.check()
+        load_plugins(folder.config)
+        self._file = folder.engine
+        self._engine = _open_engine(folder)
+        self._inputs, self._outputs = engine_ports(self._engine)
+        self._bound: dict[str, Tensor] = {}
+        self._captured = CapturedGraphs()
+        self._contexts: dict[int, Any] = {}
+        # TensorRT waits for the device where it is given the default stream
+        self._stream = torch.cuda.Stream()
+        self._memory = _allocate(device_bytes(self._engine), self._file)
+        # empty tensors have no address of their own
+        self._nothing = torch.empty(256, dtype=torch.uint8, device="cuda")
+
+    def bind(self, name: str, tensor: Tensor) -> None:
+        """Let ``tensor`` (contiguous, CUDA) be the static buffer of input or output ``name``."""
+        port = self._inputs.get(name) or self._outputs.get(name)
+        if port is None:
+            raise UserError(f"{name}: the engine has no such input or output")
+        port.check(tensor)
+        if tensor.device.type != "cuda" or not tensor.is_contiguous():
+            raise UserError(
+                f"{name}: expected a contiguous tensor on cuda, got one on {tensor.device}"
+            )
+        self._bound[name] = tensor
+        self._captured.clear()
+
+    @torch.inference_mode()
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run once; returns the outputs that have no static buffer, on the GPU."""
+        shapes = shapes_of(inputs)
+        captured = self._captured.get(shapes)
+        if captured is not None:
+            self._check_types(inputs)
+            return captured.run(inputs)
+        self._check(inputs)
+        profile = self._profile(inputs)
+        placed = {
+            name: tensor.cuda(non_blocking=True).contiguous() for name, tensor in inputs.items()
+        }
+        if not self._captured.due(shapes):
+            return self._enqueue(self._context(profile), placed)
+        return self._captured.add(shapes, self._capture(profile, placed)).run(inputs)
+
+    def _check(self, inputs: Mapping[str, Tensor]) -> None:
+        check_names(inputs, self._inputs, self._bound)
+        check_caches(self._outputs, self._bound)
+        for name, tensor in inputs.items():
+            self._inputs[name].check(tensor)
+
+    def _check_types(self, inputs: Mapping[str, Tensor]) -> None:
+        """What a replay must check of inputs whose names and shapes are known."""
+        for name, tensor in inputs.items():
+            if tensor.dtype != self._inputs[name].dtype:
+                self._inputs[name].check(tensor)
+
+    def _profile(self, inputs: Mapping[str, Tensor]) -> int:
+        """The first profile that was built for these shapes."""
+        shapes = {
+            name: tuple(t.shape)
+            for name, t in {**self._bound, **inputs}.items()
+            if name in self._inputs
+        }
+        return choose_profile(self._inputs, shapes, self._file)
+
+    def _context(self, profile: int) -> Any:
+        if profile not in self._contexts:
+            self._contexts[profile] = self._new_context(profile)
+        return self._contexts[profile]
+
+    def _new_context(self, profile: int) -> Any:
+        memory, stream = self._memory, self._stream.cuda_stream
+        context = new_context(self._engine, memory.data_ptr(), memory.numel(), profile, stream)
+        if context is None:
+            log().fail(
+                f"{self._file}: cannot make an execution context for profile {profile}", _FIX
+            )
+        self._stream.synchronize()
+        return context
+
+    def _prepare(self, context: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Give ``context`` shapes and addresses; returns fresh outputs."""
+        given = {**{n: t for n, t in self._bound.items() if n in self._inputs}, **inputs}
+        for name, tensor in given.items():
+            if not context.set_input_shape(name, tuple(tensor.shape)):
+                log().fail(f"{name}: {list(tensor.shape)}", _FIX)
+        outputs = {}
+        for name, port in self._outputs.items():
+            if name not in self._bound:
+                shape = tuple(context.get_tensor_shape(name))
+                if any(size < 0 for size in shape):
+                    log().fail(f"{name}: its shape does not follow from the inputs", _FIX)
+                outputs[name] = torch.empty(shape, dtype=port.dtype, device="cuda")
+        for name, tensor in {
+            **given,
+            **{n: t for n, t in self._bound.items() if n in self._outputs},
+            **outputs,
+        }.items():
+            address = tensor.data_ptr() or self._nothing.data_ptr()
+            if not context.set_tensor_address(name, address):
+                log().fail(f"{name}: its address", _FIX)
+        return outputs
+
+    def _enqueue(self, context: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        outputs = self._prepare(context, inputs)
+        caller = torch.cuda.current_stream()
+        self._stream.wait_stream(caller)
+        self._execute(context, self._stream)
+        # so what the caller frees now is not written to before we have read it
+        caller.wait_stream(self._stream)
+        return outputs
+
+    def _execute(self, context: Any, stream: torch.cuda.Stream) -> None:
+        if not context.execute_async_v3(stream.cuda_stream):
+            log().fail(f"{self._file}: a run failed", "Run trt-eagle3 doctor, or rebuild.")
+
+    def _capture(self, profile: int, inputs: Mapping[str, Tensor]) -> Captured:
+        """A graph with its own context: one whose shapes change spoils the graphs captured from
+        it.
+        """
+        context = self._new_context(profile)
+        static = {name: tensor.clone() for name, tensor in inputs.items()}
+        # what TensorRT does once per set of shapes, it does here
+        outputs = self._enqueue(context, static)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode=CAPTURE_ERRORS):
+            self._execute(context, torch.cuda.current_stream())
+        return Captured(graph, static, outputs, keep=context)
+
+
+def _open_engine(folder: EngineFolder) -> Any:
+    """Deserialise from the mapped file; a stripped engine gets its weights from the graph beside
+    it.
+    """
+    runtime, messages = create_runtime(), log()
+    try:
+        with (
+            folder.engine.open("rb") as stream,
+            mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as plan,
+        ):
+            engine = runtime.deserialize_cuda_engine(plan)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder.engine}: cannot read it: {error}. {_FIX}") from error
+    if engine is None:
+        messages.fail(f"{folder.engine}: cannot load it", _FIX)
+    if folder.config.tensorrt.strip_weights:
+        refitter, parser = create_refitters(engine)
+        if not read_weights(refitter, parser, str(folder.onnx)):
+            messages.fail(f"{folder.engine}: cannot put in the weights of {folder.onnx}", _FIX)
+    return engine
+
+
+def _allocate(num_bytes: int, file: Path) -> Tensor:
+    try:
+        return torch.empty(max(num_bytes, 256), dtype=torch.uint8, device="cuda")
+    except torch.cuda.OutOfMemoryError as error:
+        raise UserError(
+            f"{file}: its activations want {num_bytes / 1e9:.2f} GB of device memory, and that is "
+            "not free. Rebuild with a smaller limits.max_visual_tokens or engine.prefill_chunk."
+        ) from error

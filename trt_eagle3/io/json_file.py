@@ -1,0 +1,97 @@
+"""JSON that strangers wrote: bounded in size, in values and in depth, and without keys that
+stand twice.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from trt_eagle3.errors import UserError, clip, quote
+from trt_eagle3.io.bounded_read import read_bounded
+
+__all__ = ["MAX_JSON_BYTES", "MAX_JSON_DEPTH", "MAX_JSON_VALUES", "parse_json", "read_json_object"]
+
+MAX_JSON_BYTES = 16 << 20
+"""A tokenizer_config.json with thousands of added tokens has 1 to 2 MB, a shard index of the
+largest models 10 MB.
+"""
+MAX_JSON_VALUES = 1_000_000
+"""Values of a text at most (commas and opening brackets are counted, those in texts too): some
+100 MB as objects.
+"""
+MAX_JSON_DEPTH = 64
+
+
+def parse_json(data: bytes | str, name: object, max_values: int = MAX_JSON_VALUES) -> Any:
+    """Parse a JSON text.
+
+    Args:
+        data: the text; bytes must be UTF-8. name: what it is, for errors.
+        max_values: how many values it may have (see ``MAX_JSON_VALUES``).
+    Raises:
+        UserError: not UTF-8, not JSON, too many values, nested deeper than ``MAX_JSON_DEPTH``, or a
+            key stands twice in one object.
+    """
+    try:
+        text = data if isinstance(data, str) else data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name}: not UTF-8 at byte {error.start}. Save it as UTF-8.") from error
+    if sum(map(text.count, ",[{")) > max_values:
+        raise UserError(f"{name}: more than {max_values} values of JSON. Is it the right file?")
+    try:
+        value = json.loads(text, object_pairs_hook=_object)
+    except RecursionError as error:
+        raise _too_deep(name) from error
+    except ValueError as error:
+        raise UserError(f"{name}: not JSON: {clip(error)}") from error
+    if not _is_shallow(value):
+        raise _too_deep(name)
+    return value
+
+
+def read_json_object(file: Path, most_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """Read a file that holds one JSON object.
+
+    Raises:
+        UserError: not a regular file, too long, or as ``parse_json``; or not an object. OSError:
+            absent or unreadable.
+    """
+    value = parse_json(read_bounded(file, most_bytes), file)
+    if not isinstance(value, dict):
+        raise UserError(f"{file}: expected a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise ValueError(f"key {quote(key, 80)} stands twice")
+            seen.add(key)
+    return entries
+
+
+def _is_shallow(value: Any) -> bool:
+    """Whether ``value`` is nested at most ``MAX_JSON_DEPTH`` deep; level by level, so that the
+    walk has no depth.
+    """
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH + 1):
+        level = [child for parent in level for child in _children(parent)]
+        if not level:
+            return True
+    return False
+
+
+def _children(value: Any) -> Iterator[Any]:
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return (part for part in parts if isinstance(part, dict | list))
+
+
+def _too_deep(name: object) -> UserError:
+    return UserError(f"{name}: nested deeper than {MAX_JSON_DEPTH} levels. Is it the right file?")
