@@ -64,7 +64,7 @@ class TensorRTConfig(_Section):
 
     Attributes:
         optimization_level: 0 to 5, how long the builder searches. Left out: TensorRT's default, on
-        8.6 it is 2.
+            8.6 it is 2.
         workspace_mib: most device memory that a layer's algorithm may take. Left out: all there is.
         refit: engines whose weights can be exchanged. strip_weights: engines without weights, which
             are put in at load from the ONNX graph beside them (TensorRT 10 and later).
@@ -87,13 +87,13 @@ class EngineConfig(_Section):
     Attributes:
         device: where; ``cuda`` needs the torch backend, and tensorrt runs nowhere else.
         dtype: the compute type; onnxruntime computes in float32. Left out: float16 for tensorrt,
-        float32 elsewhere.
+            float32 elsewhere.
         residual: type of the target's residual stream, ``compute`` = ``dtype``. Qwen3-VL leaves
             float16's range there. Left out: ``float32`` for tensorrt with float16, ``compute``
             elsewhere.
         page_size: tokens per page of the KV cache.
         prefill_chunk: prompt tokens per target pass. Left out: 2048 for torch on cuda, 512
-        elsewhere.
+            elsewhere.
         tensorrt: how TensorRT builds; of no effect elsewhere.
     """
 
@@ -169,9 +169,9 @@ class SpeculationConfig(_Section):
             follows the draft's scores.
         steps: draft steps per cycle, the deepest path.
         topk: children per node of a tree at most; of a dynamic tree also the nodes that grow on at
-        each level.
+            each level.
         num_draft_tokens: tokens verified per cycle, the root (last accepted token) included. A
-        chain has steps + 1.
+            chain has steps + 1.
         tree: the static tree as rank paths ([0] is the best child of the root, [0, 1] its
             second-best child, ...). Left out, a tree of ``num_draft_tokens`` nodes is chosen
             best-first (see ``decode/tree.py``).

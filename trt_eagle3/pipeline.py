@@ -64,7 +64,7 @@ class BuildReport:
 
     Attributes:
         path: the bundle. seconds: per stage. num_bytes: of all files in the bundle. placed: how
-        weights got there.
+            weights got there.
         memory: what the largest permitted load takes. engines: what became of the graphs of a
             TensorRT bundle.
     """
@@ -90,9 +90,9 @@ def build(
 
     Args:
         output: instead of the config's. config_file: where the config was read, whose folder is
-        never replaced.
+            never replaced.
         reference_weights: leave the weights in the checkpoints; the bundle then works on this
-        machine only.
+            machine only.
         progress: called with each of ``STAGES`` as it begins. show: told how far a long stage is.
     Raises:
         UserError: anything wrong with config, checkpoints or the disk.

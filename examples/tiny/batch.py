@@ -44,7 +44,7 @@ class Batch:
         patches: uint8 [P, 1536], each flattened (channel, frame, y, x), merge blocks contiguous.
         grid: int64 [P, 4]: row, column, rows, columns of each patch in its temporal patch.
         slot: int64 [P]: index into the padded [N * slots] patches, slots = the largest temporal
-        patch.
+            patch.
         counts: int64 [N]: patches in each temporal patch.
         visual_rows: int64 [M]: index into [B * L] of each merged patch's token.
     """

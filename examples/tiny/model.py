@@ -293,7 +293,8 @@ class Draft(nn.Module):
 
         Args:
             aux: [B, L, 3H]; embedded: [B, L, H]; positions: temporal position of token t, int64 [B,
-        L]. Returns:
+                L].
+        Returns:
             pre-norm hidden [B, L, H], keys.
         """
         h = self.fc(aux).float()  # the residual stays float32 under autocast
@@ -309,7 +310,7 @@ class Draft(nn.Module):
 
         Args:
             h: previous step's hidden [B, R, H]; embedded: [B, R, H] of the token that step
-            proposed.
+                proposed.
             positions: temporal position of the row plus the step index, int64 [B, R].
         """
         q, k, v = self._qkv(h, embedded, positions)

@@ -22,7 +22,7 @@ class Fault:
 
     Attributes:
         gate: the first that fails. also: others that must fail with it. tensor: what the diagnosis
-        names.
+            names.
         looks: stages beside the plain ones that must run for it (``conftest.OPTIONAL``).
     """
 

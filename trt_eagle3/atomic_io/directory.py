@@ -58,7 +58,8 @@ def atomic_directory(path: Path, kind: FolderKind | None = None) -> Iterator[Pat
 
     Args:
         kind: of the folder, which gets a manifest; an older one of the same kind is replaced. None:
-    nothing is. Raises:
+            nothing is.
+    Raises:
         UserError: another writer is at work, the disk is full, ``path`` cannot be written, or holds
             what is not ours.
     """

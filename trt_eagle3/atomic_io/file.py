@@ -99,7 +99,7 @@ def place_file(source: Path, destination: Path, *, link: bool = True) -> str:
         Which it was: ``reflink``, ``hard link`` or ``copy``.
     Raises:
         OSError: it cannot be written, or something is there already (``FileExistsError``), which
-        stays as it is.
+            stays as it is.
         UserError: ``source`` is not a regular file.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)

@@ -57,12 +57,12 @@ def bench(
         batches: requests in flight; by default 1, 2, 4, 8 as far as the bundle goes. rates: Poisson
             arrivals per second instead.
         requests: per round and load; by default every prompt at least once, and four for each place
-        of the batch.
+            of the batch.
         ignore_eos: every answer has ``max_tokens`` tokens.
         prefix_cache: reuse the pages of prompts that came before, as the bundle's limits say.
     Raises:
         UserError: anything wrong with bundle or prompts, a batch beyond the bundle's limits, or
-        both kinds of load.
+            both kinds of load.
         GateFailedError: in float32, speculative and plain tokens differ.
     """
     if batches and rates:

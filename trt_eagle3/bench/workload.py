@@ -59,7 +59,7 @@ class Reply:
 
     Attributes:
         first_token_seconds: from when the request came (of Poisson arrivals: was due) to its first
-        token.
+            token.
         passes: seconds since the last one, and tokens, of every later target pass.
     """
 

@@ -77,7 +77,8 @@ def convert_draft(manifest: DraftManifest, destination: Path, to: Layout) -> tup
 
     Returns:
         What a server of that layout decides by itself, and in which it may differ from this draft;
-    one line each. Raises:
+            one line each.
+    Raises:
         UserError: a field that the layout cannot express (the message names it), or the folder is
             taken.
     """

@@ -41,10 +41,11 @@ def read_draft(
 
     Args:
         target: what it shall serve; without one, nothing is checked against it and no default can
-        be derived from it.
+            be derived from it.
         overrides: manifest field -> value, over everything the files say.
         cache: where tensors are kept that must be converted first (``pytorch_model.bin``, absolute
-    d2t). Raises:
+            d2t).
+    Raises:
         UserError: not an EAGLE-3 draft, one that contradicts itself, or a draft of another target.
     """
     files = open_draft(directory, cache)

@@ -24,7 +24,7 @@ class Source:
 
     Attributes:
         kind: a tensor of the file, a key of its config, what the producer's code does, a fallback
-        of ours, or the user.
+            of ours, or the user.
         detail: which tensor, key or rule.
     """
 
@@ -39,22 +39,22 @@ class DraftManifest:
     Attributes:
         producer: the reader that resolved it.
         num_layers: decoder layers, counted from the tensors. Layer 0 takes concat[embedding,
-        hidden].
+            hidden].
         aux_layers: out(k) ids, ascending: output of target decoder layer k with its residual.
         aux_pre_deepstack: whether out(k) is taken before the deepstack level of layer k is added.
         residual: what layer 0 adds its attention to: the raw hidden or its hidden_norm.
         first_norm: ``single`` = hidden_norm(h); ``double`` = hidden_norm(input_layernorm(h))
-        (ModelOpt 0.47).
+            (ModelOpt 0.47).
         norm_before_fc: one RMSNorm (``input_norm``) over the concatenated aux states.
         fc_norm: one RMSNorm per aux state before fc (EAGLE-3.1).
         feedback: the features fed to the next draft step: before or after the final norm.
         qk_norm: per-head RMSNorm of q and k (qwen3-style drafts).
         embedding, head: the draft's own tensor or the target's.
         image_rows: the embedding at image positions: the pad token's text embedding, or the vision
-        rows.
+            rows.
         image_rows_rotated: whether vision rows are shifted left by one like the token ids are.
         positions: the rope positions of draft rows: the target's three axes, its temporal axis, or
-        a linear count.
+            a linear count.
         position_shift: added to every draft position.
         tensors: canonical name -> place on disk: ``fc.weight``, ``fc.bias``,
             ``fc_norm.{i}.weight``, ``input_norm.weight``, ``layers.{n}.{self_attn,mlp}...``,

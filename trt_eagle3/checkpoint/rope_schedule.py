@@ -124,7 +124,8 @@ def make_rope(
     Args:
         parameters: a rope config; the schedule picks the numbers that it uses.
         max_positions: the config's ``max_position_embeddings``, from which yarn takes a factor that
-    is left out. Raises:
+            is left out.
+    Raises:
         UserError: an unknown schedule, or a number that it needs is missing.
     """
     if kind not in SCHEDULES:

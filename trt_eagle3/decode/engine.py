@@ -74,7 +74,8 @@ def load(
     Args:
         media: where images and videos of prompts may come from.
         split_special_tokens: whether control tokens in the text of prompts are text; None: as the
-    bundle was built. Raises:
+            bundle was built.
+    Raises:
         UserError: no bundle, an unfinished or damaged one, or one of another schema version.
     """
     return retry_if_replaced(

@@ -24,7 +24,7 @@ class Histogram:
 
     Attributes:
         bounds: upper bounds of the buckets, the last bucket has none. counts: observations in each
-        bucket.
+            bucket.
         total: sum of all observations.
     """
 
@@ -46,14 +46,14 @@ class EngineMetrics:
         requests: finished requests by outcome (``stop``, ``length``, ``cancelled``, ``rejected``
             where the request was wrong, ``error`` where the engine failed).
         prompt_tokens, generated_tokens: of requests so far. reused_tokens: prompt tokens that no
-        pass had to run.
+            pass had to run.
         cycles: verify passes of sequences. accepted: at which positions after the root drafts were
             accepted, out of ``proposed``.
         queue_seconds, first_token_seconds, token_seconds: time from submission to the first pass
             and to the first token, and between tokens.
         running, waiting: sequences now. preempted: how often one was put off.
         kv_pages_used: pages that sequences hold; kv_pages_cached: those that only the prefix cache
-        holds.
+            holds.
         speculation_on: whether the last cycle drafted for anybody of the batch.
     """
 

@@ -36,7 +36,7 @@ class TuningEntry(_Record):
     Attributes:
         num_draft_tokens: nodes of the tree, the root included; 1 is plain decoding.
         tokens_per_second: expected of the batch, by ``num_draft_tokens``: acceptance length over
-        cycle time.
+            cycle time.
         cycle_ms: measured, by ``num_draft_tokens``.
     """
 

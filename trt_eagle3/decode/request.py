@@ -27,10 +27,10 @@ class Request:
         sampling: how tokens are chosen; greedy unless told otherwise.
         stop: texts that end the answer; they are not part of it.
         stop_token_ids: tokens that end the answer besides the model's own; they are its last
-        tokens.
+            tokens.
         ignore_eos: go on past the model's end tokens.
         speculation: draft with the bundle's draft: the same answer (when sampled, the same
-        distribution), only faster.
+            distribution), only faster.
         client: who asks, if known: what decodes images is shared among clients.
     Raises:
         UserError: a value of another type or outside its range, by name.
@@ -124,9 +124,9 @@ class Generation:
     Attributes:
         token_ids: generated ids, the end token included.
         finish_reason: ``stop`` at an end token or stop text, ``length`` at a limit; None while it
-        is in the making.
+            is in the making.
         accepted_lengths: tokens emitted by each verify pass, the bonus token included (1 without
-        speculation).
+            speculation).
         acceptance_length: their mean; None where no verify pass ran.
         tokens_per_second: of the tokens after the first; None where there is one token.
     """

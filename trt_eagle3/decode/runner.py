@@ -39,7 +39,7 @@ class AttentionMetadata:
         counts: [B] how many of the S tokens are real; the others are padding.
         pages: int32 [B, P].
         mask: bool [B, S, M]: who sees whom among the last M rows; the new tokens are the last S of
-        them.
+            them.
         positions: int32 [3, B, S].
     """
 

@@ -115,7 +115,7 @@ class VerifyResult:
 
     Attributes:
         accept: float64 [..., T]: the target's probability of a node's token after its parent; the
-        root's means nothing.
+            root's means nothing.
         bonus: int64 [..., T]: the token to emit where the walk ends, none of that node's children
             among them.
     """
@@ -240,7 +240,7 @@ def verify_results(
 
     Args:
         logits: f32 [B, T, V]. tokens: int64 [B, T], the roots' are in the answers already. parents:
-        int64 [B, T].
+            int64 [B, T].
         mask: bool [B, T, T]: row i is true at i and its ancestors.
     """
     device, (batch, num_nodes) = logits.device, tokens.shape

@@ -34,7 +34,7 @@ class Emission:
     Attributes:
         tokens: newly emitted ones. full: it has as many tokens as a sequence can have.
         steps: the deepest level of the tree that was verified; 0 where it decoded plainly, None
-        after a prompt.
+            after a prompt.
         error: why it cannot go on; it is out of the scheduler then.
     """
 

@@ -28,7 +28,7 @@ class SequenceState:
         length: rows in the target's cache. draft: the draft's state, once the prompt is through.
         draft_length: rows in the draft's cache, equal to ``length`` while it drafts.
         deferred: [k * H] aux hidden states of the rows that the draft lacks, where it was not worth
-        asking.
+            asking.
         page_keys: of the pages that prompt and answer fill, as far as anybody asked
             (``prefix_cache.page_keys``).
     """

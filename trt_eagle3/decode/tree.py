@@ -35,7 +35,7 @@ class DraftStep:
         num_shared: how many inner nodes of the levels above, from the first on, are ancestors of
             all of these: a chain has no others, so its levels all have one shape.
         mask: bool [m, the other inner nodes so far]: who sees whom among them; None at the last
-        level.
+            level.
         width: best tokens wanted of each parent.
     """
 

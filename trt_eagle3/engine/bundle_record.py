@@ -88,7 +88,7 @@ class BundleRecord(_Record):
     Attributes:
         weights: ``contained`` = under the bundle; ``reference`` = in the original checkpoints.
         target, draft: the resolved specs (``checkpoint.target.target_to_dict`` and
-        ``manifest_to_dict``).
+            ``manifest_to_dict``).
         embedding: the shared token table.
         draft_tensors: every tensor of the draft by canonical name
             (``checkpoint.manifest.DraftManifest.tensors``).

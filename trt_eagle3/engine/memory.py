@@ -29,7 +29,7 @@ class MemoryNeed:
     Attributes:
         weights: of target, vision tower and draft. kv_cache: of all pages, target's and draft's.
         images: of the largest permitted prompt's images in the vision tower. prefill: of one chunk
-        of a prompt.
+            of a prompt.
         kv_token: of one token in the KV cache.
     """
 

@@ -29,9 +29,9 @@ class Caller:
 
     Attributes:
         client: who sent it, as far as is known; decoders are shared among clients, then among
-        requests.
+            requests.
         cancelled: whether nobody waits any more: the request's time is over, or its client has
-        left.
+            left.
         number: of the request.
     """
 

@@ -70,7 +70,7 @@ class DecoderPool:
 
         Raises:
             UserError: as for `run_job`; the job took longer than ``job.timeout_s``, or its process
-            died of it.
+                died of it.
             RequestCancelledError: the request was cancelled, or the pool closed.
             EnvironmentMissingError: as for `run_job`, or a process does not start.
         """

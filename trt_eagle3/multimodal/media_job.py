@@ -65,7 +65,7 @@ class MediaPart:
 
     Attributes:
         facts: ``grid`` of an image's patches; ``times`` of a video's frames, before the first of
-        them.
+            them.
         array: uint8: patches [N, C, 1, patch * patch] of an image, else a frame [H, W, 3]; None
             with ``times``.
     """

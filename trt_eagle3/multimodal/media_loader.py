@@ -38,7 +38,7 @@ class MediaLoader:
 
     Attributes:
         decoders: processes that decode; None: this one does. Pillow images are resized and cut here
-        in any case.
+            in any case.
         caller: who waits for them.
     """
 
@@ -70,7 +70,7 @@ class MediaLoader:
 
         Raises:
             UserError, EnvironmentMissingError: as for `open_video` and `video_patches`; it takes
-            too long.
+                too long.
             RequestCancelledError: nobody waits any more.
         """
         self.caller.check()

@@ -57,7 +57,7 @@ class PixelConfig:
 
     Attributes:
         min_pixels, max_pixels: bounds on height * width after resizing; for videos on frames *
-        height * width.
+            height * width.
         resample: Pillow's number of the filter (3 = bicubic, 2 = bilinear).
         fps, min_frames, max_frames: frame sampling; videos only.
         max_frame_tokens: with it, one frame of a video never costs more than so many tokens; None:

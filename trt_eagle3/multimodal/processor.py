@@ -61,7 +61,7 @@ class ModelInputs:
         position_ids: int32 [3, P], axes time, height, width.
         rope_delta: max position + 1 - P; what a decoded token at index c adds to c.
         visuals: all images and videos in prompt order, as bytes; `prepared.normalise` makes the
-        tower's patches.
+            tower's patches.
         grid_thw: int64 [G, 3], one row per image (t = 1) and per video.
         visual_rows: bool [P], True where a visual embedding goes, in order.
     """

@@ -22,7 +22,7 @@ def rope_index(visual_rows: Tensor, grid_thw: Tensor, merge_size: int) -> tuple[
 
     Args:
         visual_rows: bool [P]. True where a visual embedding goes; frames follow each other in
-        prompt order.
+            prompt order.
         grid_thw: int64 [G, 3]. Patches of each image (t = 1) or video, in prompt order.
         merge_size: patches along one side of one token.
     Returns:

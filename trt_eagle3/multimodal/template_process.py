@@ -29,7 +29,7 @@ def render_template(source: str, renders: Sequence[Mapping[str, Any]]) -> list[s
 
     Raises:
         UserError: it does not parse, refuses the variables, or takes more time or memory than a
-        template may.
+            template may.
         EnvironmentMissingError: no process can be started.
     """
     request = json.dumps({"source": source, "renders": renders}, default=str).encode()

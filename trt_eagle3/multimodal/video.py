@@ -63,7 +63,7 @@ class Video:
         frames: images, a folder of frames, or a video file (a path, bytes, a data URI, an URL).
         fps: frames per second of what is given. A file knows its own, and this overrides it.
         sample: take frames at the processor's rate, as from a file, instead of all. Files are
-        always sampled.
+            always sampled.
         timestamps: seconds of each frame; replaces ``fps`` and excludes ``sample``.
     """
 

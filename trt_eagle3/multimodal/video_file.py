@@ -84,7 +84,8 @@ class VideoFile:
 
         Args:
             fps: frames per second, instead of what the file says. max_frames: use no more than the
-        first ones. Raises:
+                first ones.
+        Raises:
             UserError: an undecodable file, or one that is larger than the policy allows.
             EnvironmentMissingError: PyAV is not installed.
         """

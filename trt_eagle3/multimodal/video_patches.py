@@ -48,7 +48,8 @@ def video_patches(
 
     Args:
         frames: ``num_frames`` arrays, uint8 [H, W, 3], all of one size; no more than
-    ``temporal_patch_size`` are held. Raises:
+            ``temporal_patch_size`` are held.
+    Raises:
         UserError: too few frames, an extreme aspect ratio, or a filter that torch does not have.
         VideoEndedError: there are fewer than ``num_frames``.
     """

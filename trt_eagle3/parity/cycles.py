@@ -24,7 +24,7 @@ class Drafted:
 
     Attributes:
         embeds: [Hd]. position: [3]. features: [Hd], what it gave. logits: [Vd] or None where none
-        was wanted.
+            was wanted.
         parent: row of its cycle, -1 for the last committed row; it is at ``depth`` 1 then. seen:
             rows of the cycle.
     """

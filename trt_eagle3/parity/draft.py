@@ -106,7 +106,7 @@ class ReferenceDraft:
         Args:
             embeds: [T, Hd] of the tokens one ahead. features: [T, Hd]. positions: [3, T].
             mask: bool [T, n + T]: which rows each row sees, those of ``before`` first, itself
-            included.
+                included.
             logit_rows: int64 [R]; all rows where left out.
         """
         m = self.manifest

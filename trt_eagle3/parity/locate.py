@@ -57,7 +57,7 @@ class Diagnosis:
 
     Attributes:
         stage, gate, case, row: where. tensor: the first tensor that left its tolerance, as fine as
-        it could be found.
+            it could be found.
         value, bound: what was measured of it and its tolerance. detail: in words.
     """
 

@@ -60,7 +60,7 @@ class GateResult(_Part):
 
     Attributes:
         measured: the worst value; None where the gate was skipped. comparison: ``<=`` or ``>=``, to
-        ``tolerance``.
+            ``tolerance``.
         count, failed: measurements, and those out of tolerance. case, tensor, row: of the worst.
         threshold: the name to override it by. origin: why that tolerance. reason: why it was
             skipped.
@@ -173,7 +173,7 @@ class Report(_Part):
         reference: what the expected values come from, in words.
         left_out: prompts of the suite that the bundle's limits do not take.
         margins: per token of the plain answers, the reference's top-2 margin in probability, and
-        the verdict.
+            the verdict.
         seconds: per stage. peak_memory: bytes of this process, or None where the system does not
             say.
     """

@@ -39,7 +39,7 @@ class Threshold:
 
     Attributes:
         metric: what is measured, in words. better: ``low`` = must not exceed it, ``high`` = must
-        not fall below it.
+            not fall below it.
         values: dtype of the engine -> value. origin: why this value.
     """
 

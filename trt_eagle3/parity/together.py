@@ -44,7 +44,7 @@ class Together:
 
     Attributes:
         replies: by round, in the order of the cases. passes: of the target. columns: kept of its
-        logits; None: all.
+            logits; None: all.
         alike: by round, whether it speculated as each prompt alone did.
         put_off: sequences that had to make room. reused: rows of prompts that were found computed.
     """

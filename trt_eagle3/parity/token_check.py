@@ -41,9 +41,9 @@ class Mismatch:
         gate: ``tokens.plain`` (expected: the reference's token), ``tokens.speculative`` or
             ``batch.tokens`` (expected: the plain one, alone).
         step: token of the answer, from 0. margin: how far the reference's best two logits are
-        apart.
+            apart.
         expected_margin, got_margin: how far each of the two tokens is below the reference's best
-        logit.
+            logit.
         bound: the margin below which it is a tie.
     """
 

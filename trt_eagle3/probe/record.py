@@ -33,7 +33,7 @@ class Recording:
         prompt: the prompt's P rows.
         token_ids: int64 [n], the answer (end token included) after the prompt.
         states: float32 [n - 1, H] by name (``intermediate``): layer outputs of every row; the last
-        token is no row.
+            token is no row.
         target_probs: float32 [A - 1, Vd]: what the target thinks of answer tokens 1 on, over the
             draft's vocabulary alone and summing to one.
     """

@@ -41,7 +41,7 @@ class ProbeReport:
         best: the interpretation to use; without changes where the manifest in use is the best.
         silent: factors of which no interpretation made any difference on these prompts.
         undecided: factors of which some interpretation's difference to the best is not clear on
-        these prompts.
+            these prompts.
         overrides: all of ``draft.overrides`` to build with; empty where none is needed.
         floor: the bundle's ``speculation.acceptance_floor``.
     """

@@ -42,7 +42,7 @@ def probe(
     Args:
         path: a bundle, or with ``draft`` a target checkpoint.
         draft: a draft checkpoint; the pair is then built in a temporary folder, its weights left
-        where they are.
+            where they are.
         overrides: ``draft.overrides`` of a pair.
         prompts: a file (``prompts/prompt_file.py``) instead of the bundled prompts.
         max_tokens: of each answer at most.

@@ -37,7 +37,7 @@ class Score:
             token, a mean over the depths that foretell it. Tokens outside the draft's vocabulary
             are not among them.
         target_entropy: what no draft gets below: mean nats of the target's own distribution at
-        those tokens.
+            those tokens.
         position_0: the share of rows whose first proposal is the target's token.
         acceptance_length: 1 + the sum over depths of the share of rows whose proposals are right up
             to there.

@@ -26,23 +26,23 @@ class ServingConfig(BaseModel):
 
     Attributes:
         allowed_hosts: hosts that image and video URLs are fetched from; none by default, so data
-        URIs only.
+            URIs only.
         max_media: images and videos of one request. max_media_bytes: of each, encoded.
         max_prompt_chars: of a request's text, without its images and videos.
         max_stop_words: of a request, and as many stop tokens; the thread that decodes for all looks
-        for each.
+            for each.
         decode_timeout_s, video_timeout_s: as in ``multimodal.MediaPolicy``; a client that sends
             slow images holds a decoder for so long, of those that its share allows.
         max_body_bytes: of an HTTP request to ``trt-eagle3 serve``. max_text_bytes: of these,
-        outside of data URIs.
+            outside of data URIs.
         max_json_values: texts, names, lists, objects and numbers in the JSON of a request.
         max_bodies_bytes: of all HTTP requests together that are not yet prepared. body_timeout_s:
             how long a body may stand still; in all it may take so long and a second more for each
             64 KiB.
         max_connections: to ``trt-eagle3 serve``. header_timeout_s: until a connection has sent a
-        request's headers.
+            request's headers.
         send_timeout_s: how long a client may read nothing of what is sent to it before it is cut
-        off.
+            off.
         max_request_s: a request that takes longer is ended with an error.
         stream_interval_s: pieces of a streamed answer on Triton that follow each other faster are
             sent together, the first one at once. Every response costs the server something; 0 sends

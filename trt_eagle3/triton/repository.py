@@ -79,7 +79,7 @@ class Deployment:
 
     Attributes:
         model: the model's folder. name: what requests call it. files: for launching, in the
-        repository.
+            repository.
         num_bytes: of the bundle. placed: how its files got there. notes: what a user should know,
             one line each.
     """
@@ -133,7 +133,7 @@ def deploy(
     Args:
         name: of the model; the bundle's by default.
         environment: one of ``ENVIRONMENTS``, or a packed environment (.tar.gz of conda-pack or
-        venv-pack).
+            venv-pack).
         serving: fields of ``ServingConfig``.
         image: of Triton, for containers.
     Raises:

@@ -55,7 +55,8 @@ def read_order(
     Args:
         tensors: numpy arrays by input name, those that the request has; strings as bytes objects.
         parameters: the request's parameters. HTTP's ``generate`` makes one of each key of its JSON
-    that no input has. Raises:
+            that no input has.
+    Raises:
         UserError: no prompt or two, text that is not UTF-8, too long a prompt, too many stop words,
             an unknown parameter, or a value that ``decode.request.Request`` refuses.
     """

@@ -69,7 +69,7 @@ def called_otherwise(source: str) -> set[str]:
     [
         path
         for path in sorted(Path(tensorrt_versions.__file__).parent.glob("*.py"))
-        if path.name != "tensorrt_versions.py" and "engine.tensorrt_versions" in path.read_text()
+        if path.name != "versions.py" and "engine.trt.versions" in path.read_text()
     ],
     ids=lambda path: path.name,
 )

@@ -204,7 +204,8 @@ def tree_attention(
         tail: M, for the causal mask alone; S when not given.
         workspace: uint8, for the splits; allocated when wanted and not given.
         prefetch_safe: caches, page table and lengths are older than any launch that may still run
-    (see ``linear``). Returns:
+            (see ``linear``).
+    Returns:
         T [N, Hq * D]; rows of padding tokens (i >= query_lengths[b]) are 0 and write no cache.
     Raises:
         ValueError: a tensor does not fit; the message names it.
