@@ -21,6 +21,7 @@ from tests.multimodal.conftest import GOLDENS
 from tests.multimodal.record_goldens import pattern
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal import prepared as prepared_module
+from trt_eagle3.multimodal import resize
 from trt_eagle3.multimodal.fit import fit_image, fit_video
 from trt_eagle3.multimodal.patches import image_patches
 from trt_eagle3.multimodal.pixel_config import PixelConfig
@@ -168,8 +169,15 @@ def test_device_looks_up_the_same_numbers(
             )
 
 
-def test_large_image_is_cut_by_threads_to_the_same_patches() -> None:
-    image = Image.fromarray(pattern(5, 1, 1100, 1000)[0])
+@pytest.mark.parametrize("cores", [2, 12])
+@pytest.mark.parametrize(
+    ("height", "width"), [(1100, 1000), (1088, 1000), (1100, 992), (1088, 992)]
+)
+def test_large_image_is_cut_by_threads_to_the_same_patches(
+    height: int, width: int, cores: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resize, "_num_threads", lambda: cores)
+    image = Image.fromarray(pattern(5, 1, height, width)[0])
     config = replace(CLIP, max_pixels=1 << 22)
     assert torch.equal(normalise([prepared(image, config)]), reference_image(image, config))
 
@@ -183,6 +191,30 @@ def test_images_and_a_video_are_normalised_each_by_its_own_table() -> None:
         reference_image(image, CONFIG),
     ]
     assert torch.equal(normalise(visuals), torch.cat(expected))
+
+
+@pytest.mark.parametrize("at", ["first", "last", "order of pieces", "grid", "table"])
+def test_digest_of_several_pieces_changes_with_everything(
+    at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepared_module, "_PIECE_BYTES", 10_000)
+    image = Image.fromarray(pattern(5, 1, 128, 96)[0])
+    found, pixels = prepared(image, CLIP), prepared(image, CLIP).pixels
+    assert pixels.nbytes > 20_000
+    assert replace(found, pixels=pixels.clone()).digest == found.digest
+    flat = pixels.view(-1)
+    match at:
+        case "first":
+            flat[0] ^= 1
+        case "last":
+            flat[-1] ^= 1
+        case "order of pieces":
+            flat[:20_000] = torch.cat((flat[10_000:20_000], flat[:10_000]))
+        case "grid":
+            found = replace(found, grid=(1, found.grid[2], found.grid[1]))
+        case "table":
+            found = replace(found, table=found.table.flip(0))
+    assert replace(found, pixels=pixels).digest != prepared(image, CLIP).digest
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
 """Preparation of images on the CPU, stage by stage: ``python -m trt_eagle3.bench.preparation``.
 
-From a JPEG to the vision tower's float32 patches: decoding, resizing and cutting, looking numbers
-up; then all but the last in this process and in a decoder process, whose difference is the hop.
-transformers' Pillow processor, given the decoded image, is beside them. Best and median of the
-rounds, sides alternating.
+From a JPEG to the vision tower's float32 patches: decoding, resizing and cutting, the digest that
+the prefix cache knows them by, looking numbers up; then decoding to cutting in this process and in
+a decoder process, whose difference is the hop. transformers' Pillow processor, given the decoded
+image, is beside them. Best and median of the rounds, sides alternating.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -94,6 +95,7 @@ def _stages(data: bytes, decoders: DecoderPool) -> Stages:
     return {
         "decode": lambda: load_image(data),
         "resize and cut": lambda: image_patches(image, _CONFIG),
+        "digest": lambda: replace(patches).digest,
         "look up float32": lambda: normalise([patches]),
         "look up bfloat16": lambda: normalise([patches], torch.bfloat16),
         "to bytes, this process": lambda: list(run_job(job, data)),

@@ -3,8 +3,9 @@ them.
 
 Images follow ``Qwen2VLImageProcessorPil``: Pillow resizes. (With torchvision installed,
 transformers resizes images with torch instead; single values then differ, by up to 19 levels of 255
-on noise and hard edges.) Channels are resized and cut one by one: the values are the same, a plane
-is cut in whole rows of a patch, and three threads share the work.
+on noise and hard edges.) Channels are resized and cut one by one: the values are the same, and a
+plane is cut in whole rows of a patch. Large images are resized in parts on all cores
+(`resize_channels`), and each part is cut where it was made.
 
 No torch here: decoder processes import this module.
 """
@@ -15,7 +16,6 @@ No torch here: decoder processes import this module.
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +23,9 @@ from PIL import Image
 
 from trt_eagle3.multimodal.fit import fit_image
 from trt_eagle3.multimodal.pixel_config import PixelConfig
+from trt_eagle3.multimodal.resize import resize_channels
 
-__all__ = ["Allocate", "cut_plane", "image_patches"]
-
-_LARGE = 1 << 20  # pixels from which threads pay
+__all__ = ["Allocate", "cut_plane", "image_patches", "merge_blocks"]
 
 Allocate = Callable[[tuple[int, ...]], NDArray[np.uint8]]
 """Makes an array of a shape."""
@@ -49,28 +48,41 @@ def image_patches(
     shape = (rows * columns, 3, 1, config.patch_size**2)
     pixels = np.empty(shape, dtype=np.uint8) if allocate is None else allocate(shape)
 
-    def prepare(channel: int) -> None:
-        plane = image.getchannel(channel).resize(
-            size[::-1], resample=Image.Resampling(config.resample)
-        )
-        cut_plane(np.asarray(plane), pixels[:, channel, 0], config)
+    blocks = merge_blocks(pixels, (1, rows, columns), config)
+    side = config.patch_size * config.merge_size
 
-    if max(image.height * image.width, size[0] * size[1]) < _LARGE:
-        for channel in range(3):
-            prepare(channel)
-    else:
-        # Pillow and numpy let each other run
-        with ThreadPoolExecutor(3, "trt-eagle3-channel") as pool:
-            list(pool.map(prepare, range(3)))
+    def cut(channel: int, part: NDArray[np.uint8], top: int, left: int) -> None:
+        height, width = part.shape
+        down = slice(top // side, (top + height) // side)
+        across = slice(left // side, (left + width) // side)
+        cut_plane(part, blocks[0, down, across, :, :, channel, 0], config)
+
+    resize_channels(image, (size[1], size[0]), Image.Resampling(config.resample), side, cut)
     return pixels, (1, rows, columns)
 
 
-def cut_plane(plane: NDArray[np.uint8], out: NDArray[np.uint8], config: PixelConfig) -> None:
-    """Cut ``plane [H, W]``, one channel of a frame, into ``out [h * w, patch * patch]`` in
-    merge-block order.
+def merge_blocks(
+    pixels: NDArray[np.uint8], grid: tuple[int, int, int], config: PixelConfig
+) -> NDArray[np.uint8]:
+    """View ``pixels [N, C, T, patch * patch]`` of (t, h, w) patches by merge blocks.
+
+    Returns:
+        [t, h / m, w / m, m, m, C, T, patch * patch].
     """
-    patch, m = config.patch_size, config.merge_size
-    rows, columns = plane.shape[0] // patch // m, plane.shape[1] // patch // m
+    m = config.merge_size
+    t, h, w = grid
+    return pixels.reshape(t, h // m, w // m, m, m, *pixels.shape[1:])
+
+
+def cut_plane(plane: NDArray[np.uint8], out: NDArray[np.uint8], config: PixelConfig) -> None:
+    """Cut ``plane [H, W]``, one channel of a frame or a part of it, into merge-block order.
+
+    Args:
+        plane: contiguous in its rows; whole merge blocks.
+        out: [h / m, w / m, m, m, patch * patch], a part of `merge_blocks`.
+    """
+    patch = config.patch_size
     line = np.dtype((np.void, patch))  # a patch's row moves as one item
+    rows, columns, m, _, _ = out.shape
     blocks = plane.view(line).reshape(rows, m, patch, columns, m)
-    out.view(line).reshape(rows, columns, m, m, patch)[...] = blocks.transpose(0, 3, 1, 4, 2)
+    out.view(line)[...] = blocks.transpose(0, 3, 1, 4, 2)

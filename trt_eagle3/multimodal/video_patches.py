@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal.fit import fit_video
-from trt_eagle3.multimodal.patches import cut_plane
+from trt_eagle3.multimodal.patches import cut_plane, merge_blocks
 from trt_eagle3.multimodal.pixel_config import PixelConfig
 from trt_eagle3.multimodal.prepared import PixelPatches, video_table
 
@@ -90,14 +90,12 @@ class _Builder:
     def add(self, group: list[Frame]) -> None:
         """Cut the frames of one temporal patch."""
         planes = self._resize(np.stack(group)).numpy()
-        out = self._pixels[self._num_added].numpy()
+        pixels = self._pixels[self._num_added].numpy()
+        blocks = merge_blocks(pixels, (1, *self._grid[1:]), self._config)[0]
         for frame in range(self._config.temporal_patch_size):
             for channel in range(3):
-                cut_plane(
-                    planes[min(frame, len(group) - 1), channel],
-                    out[:, channel, frame],
-                    self._config,
-                )
+                plane = planes[min(frame, len(group) - 1), channel]
+                cut_plane(plane, blocks[..., channel, frame, :], self._config)
         self._num_added += 1
 
     def _resize(self, frames: NDArray[np.uint8]) -> torch.Tensor:
