@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-import subprocess
+import runpy
 import sys
 
 import pytest
+
+
+def run_program(patch: pytest.MonkeyPatch, name: str, *words: str) -> int | str | None:
+    """``python -m trt_eagle3.bench.NAME WORDS`` in this process, which has torch already; returns its exit status."""
+    patch.setattr(sys, "argv", [name, *words])
+    patch.delitem(sys.modules, f"trt_eagle3.bench.{name}", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module(f"trt_eagle3.bench.{name}", run_name="__main__")
+    return ended.value.code
 
 
 @pytest.mark.parametrize(
@@ -19,26 +28,16 @@ import pytest
         ("tensorrt_vision", "--side", "100"),
     ],
 )
-def test_mistake_is_told_in_one_line(words: tuple[str, ...]) -> None:
-    program = [sys.executable, "-m", f"trt_eagle3.bench.{words[0]}", *words[1:]]
-    done = subprocess.run(program, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert len(done.stderr.splitlines()) == 1
+def test_mistake_is_told_in_one_line(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run_program(monkeypatch, *words) == 2
+    told = capfd.readouterr().err
+    assert told.startswith("error: ")
+    assert len(told.splitlines()) == 1
 
 
-def test_preparation_prints_every_stage() -> None:
-    program = [
-        sys.executable,
-        "-m",
-        "trt_eagle3.bench.preparation",
-        "--rounds",
-        "1",
-        "--max-side",
-        "512",
-    ]
-    told = subprocess.run(program, capture_output=True, text=True, check=True).stdout
-    assert all(
-        word in told
-        for word in ("512 x 512", "decode", "look up bfloat16", "decoder process", "transformers")
-    )
+def test_preparation_prints_every_stage(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run_program(monkeypatch, "preparation", "--rounds", "1", "--max-side", "512") == 0
+    told = capfd.readouterr().out
+    assert all(word in told for word in ("512 x 512", "decode", "look up bfloat16", "decoder process", "transformers"))

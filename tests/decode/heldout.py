@@ -17,7 +17,7 @@ from trt_eagle3.decode.answer import Answer
 
 __all__ = ["PROMPTS", "heldout", "plain_answers", "request_of", "served"]
 
-PROMPTS = 200
+PROMPTS = 100
 SEED = 19
 MAX_TOKENS = 48
 
@@ -34,12 +34,10 @@ def request_of(example: Example, **options: Any) -> Request:
     return Request(example.prompt, list(example.images), videos, max_tokens=MAX_TOKENS, **options)
 
 
-def plain_answers(folder: Path) -> list[tuple[int, ...]]:
-    """Tokens by plain decoding, one request at a time, nothing reused."""
-    engine = trt_eagle3.load(
-        build_tiny(folder, limits={"max_batch_size": 1, "prefix_cache": False})
-    )
-    found = [engine.submit(request_of(e, speculation=False)).finish().token_ids for e in heldout()]
+def plain_answers(folder: Path, count: int = PROMPTS) -> list[tuple[int, ...]]:
+    """Tokens of the first ``count`` by plain decoding, one request at a time, nothing reused."""
+    engine = trt_eagle3.load(build_tiny(folder, limits={"max_batch_size": 1, "prefix_cache": False}))
+    found = [engine.submit(request_of(e, speculation=False)).finish().token_ids for e in heldout()[:count]]
     engine.close()
     return found
 
