@@ -65,17 +65,18 @@ class Recomputed:
         order.
         """
         tree, length, draft = proposal.tree, proposal.length, self.run.pair.draft
-        inner = [node for level in tree.levels for node in level if node in tree.parents]
         logits, out = {0: self.logits[length - 1]}, {0: self.out[length - 1]}
-        for i, node in enumerate(inner):
-            rows = inner[: i + 1]
+        rows: list[int] = []  # inner nodes so far; each level runs them all anew
+        for level in tree.levels:
+            grown = [node for node in level if node in tree.parents]
+            if not grown:
+                break
+            rows += grown
             ahead = self.run.pair.tables[1].lookup(torch.tensor([proposal.tokens[n] for n in rows]))
             features = torch.stack([out[tree.parents[n]] for n in rows])
             places = self.draft_positions(length + tree.depths[rows] - 1)
-            mask = torch.ones(length + i + 1, length + i + 1, dtype=torch.bool).tril()
-            mask[length:, length:] = torch.tensor(
-                [[_descends(tree.parents, a, b) for b in rows] for a in rows]
-            )
+            mask = torch.ones(length + len(rows), length + len(rows), dtype=torch.bool).tril()
+            mask[length:, length:] = torch.tensor([[_descends(tree.parents, a, b) for b in rows] for a in rows])
             positions = torch.cat([self.draft_positions(torch.arange(length)), places], dim=1)
             found, fed = draft.forward(
                 torch.cat([self.embeds[:length], ahead]),
@@ -83,8 +84,9 @@ class Recomputed:
                 positions,
                 mask,
             )
-            logits[node], out[node] = found[-1], fed[-1]
-        return logits, inner
+            logits |= dict(zip(grown, found[-len(grown) :], strict=True))
+            out |= dict(zip(grown, fed[-len(grown) :], strict=True))
+        return logits, rows
 
 
 def _descends(parents: tuple[int, ...], node: int, ancestor: int) -> bool:

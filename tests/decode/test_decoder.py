@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -68,6 +69,7 @@ DYNAMIC = DynamicTree(steps=3, topk=3, num_nodes=10)
 TREES = {"chain": CHAIN, "bushy": BUSHY, "wide": WIDE, "late": LATE, "dynamic": DYNAMIC}
 TEXT = [9]
 IMAGES = [3, (2, 3), 2, (2, 2), 3]
+LAYOUTS: dict[str, list[Any]] = {"text": TEXT, "images": IMAGES}
 
 
 @pytest.fixture(scope="module")
@@ -83,18 +85,23 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
     return pair
 
 
-@pytest.mark.parametrize("layout", [TEXT, IMAGES], ids=["text", "images"])
+@pytest.fixture(scope="module")
+def plain_tokens(pairs: Callable[[str], Pair]) -> Callable[[str, str], list[int]]:
+    """What each pair says plainly to each layout of ``LAYOUTS``, asked once."""
+    return cache(lambda name, layout: run(pairs(name), make_prompt(pairs(name), LAYOUTS[layout], seed=1), None).tokens)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("name", PAIRS)
 def test_speculative_run_says_what_plain_says_and_every_cycle_equals_recomputation(
-    pairs: Callable[[str], Pair], name: str, tree: str, layout: list[Any]
+    pairs: Callable[[str], Pair], plain_tokens: Callable[[str, str], list[int]], name: str, tree: str, layout: str
 ) -> None:
-    pair = pairs(name)
-    prompt = make_prompt(pair, layout, seed=1)
-    plain, speculative = run(pair, prompt, None), run(pair, prompt, TREES[tree])
-    count = min(len(plain.tokens), len(speculative.tokens))
+    pair, plain = pairs(name), plain_tokens(name, layout)
+    speculative = run(pair, make_prompt(pair, LAYOUTS[layout], seed=1), TREES[tree])
+    count = min(len(plain), len(speculative.tokens))
     assert count >= 36
-    assert speculative.tokens[:count] == plain.tokens[:count]
+    assert speculative.tokens[:count] == plain[:count]
     assert len(speculative.recorder.proposals) == len(speculative.passes) - 1
     worst = errors(speculative)
     assert max(worst.values()) < FLOAT32_TOLERANCE, worst
