@@ -4,6 +4,7 @@ the right tensor.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,31 @@ from tests.parity.conftest import LIMITS, OPTIONAL, TREE, inspect
 from tests.parity.faults import DOCUMENT, FAULTS, with_tables
 from tests.parity.planting import plant_in
 from tests.tiny import build_tiny
+from trt_eagle3.decode import engine as engine_module
 from trt_eagle3.errors import GateFailedError
+from trt_eagle3.multimodal.decoder_pool import DecoderPool
 from trt_eagle3.parity.board import GATES
 from trt_eagle3.parity.summary import summarise
+
+
+class SharedPool(DecoderPool):
+    """Stays open when an engine that uses it closes."""
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def decoders() -> Iterator[DecoderPool]:
+    pool = SharedPool()
+    yield pool
+    DecoderPool.close(pool)
+
+
+@pytest.fixture(autouse=True)
+def shared_decoders(decoders: DecoderPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No fault is planted in decoder processes, and starting them takes as long as half a validation."""
+    monkeypatch.setattr(engine_module, "DecoderPool", lambda: decoders)
 
 
 @pytest.mark.parametrize("name", FAULTS)
