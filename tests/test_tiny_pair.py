@@ -99,8 +99,13 @@ def test_static_tree_equals_plain(
 def test_plain_equals_greedy_decoding_by_transformers_on_every_heldout_prompt(
     engine: Engine, answered: list[Answered]
 ) -> None:
-    """One pass over prompt and answer: each token is the best after those before it, and it ends where it should."""
-    model = transformers.Qwen3VLForConditionalGeneration.from_pretrained(TARGET, dtype=torch.float32).eval()
+    """One pass over prompt and answer: each token is the best after those before it.
+
+    And the answer ends where it should.
+    """
+    model = transformers.Qwen3VLForConditionalGeneration.from_pretrained(
+        TARGET, dtype=torch.float32
+    ).eval()
     ends = model.generation_config.eos_token_id
     for a in answered:
         tokens = a.plain.token_ids

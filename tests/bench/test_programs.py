@@ -9,7 +9,10 @@ import pytest
 
 
 def run_program(patch: pytest.MonkeyPatch, name: str, *words: str) -> int | str | None:
-    """``python -m trt_eagle3.bench.NAME WORDS`` in this process, which has torch already; returns its exit status."""
+    """Run ``python -m trt_eagle3.bench.NAME WORDS`` here, where torch is loaded.
+
+    Returns its exit status.
+    """
     patch.setattr(sys, "argv", [name, *words])
     patch.delitem(sys.modules, f"trt_eagle3.bench.{name}", raising=False)
     with pytest.raises(SystemExit) as ended:
@@ -37,7 +40,12 @@ def test_mistake_is_told_in_one_line(
     assert len(told.splitlines()) == 1
 
 
-def test_preparation_prints_every_stage(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_preparation_prints_every_stage(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert run_program(monkeypatch, "preparation", "--rounds", "1", "--max-side", "512") == 0
     told = capfd.readouterr().out
-    assert all(word in told for word in ("512 x 512", "decode", "look up bfloat16", "decoder process", "transformers"))
+    assert all(
+        word in told
+        for word in ("512 x 512", "decode", "look up bfloat16", "decoder process", "transformers")
+    )

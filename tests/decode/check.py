@@ -76,7 +76,9 @@ class Recomputed:
             features = torch.stack([out[tree.parents[n]] for n in rows])
             places = self.draft_positions(length + tree.depths[rows] - 1)
             mask = torch.ones(length + len(rows), length + len(rows), dtype=torch.bool).tril()
-            mask[length:, length:] = torch.tensor([[_descends(tree.parents, a, b) for b in rows] for a in rows])
+            mask[length:, length:] = torch.tensor(
+                [[_descends(tree.parents, a, b) for b in rows] for a in rows]
+            )
             positions = torch.cat([self.draft_positions(torch.arange(length)), places], dim=1)
             found, fed = draft.forward(
                 torch.cat([self.embeds[:length], ahead]),

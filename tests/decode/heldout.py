@@ -36,8 +36,13 @@ def request_of(example: Example, **options: Any) -> Request:
 
 def plain_answers(folder: Path, count: int = PROMPTS) -> list[tuple[int, ...]]:
     """Tokens of the first ``count`` by plain decoding, one request at a time, nothing reused."""
-    engine = trt_eagle3.load(build_tiny(folder, limits={"max_batch_size": 1, "prefix_cache": False}))
-    found = [engine.submit(request_of(e, speculation=False)).finish().token_ids for e in heldout()[:count]]
+    engine = trt_eagle3.load(
+        build_tiny(folder, limits={"max_batch_size": 1, "prefix_cache": False})
+    )
+    found = [
+        engine.submit(request_of(e, speculation=False)).finish().token_ids
+        for e in heldout()[:count]
+    ]
     engine.close()
     return found
 

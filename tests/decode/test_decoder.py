@@ -88,14 +88,22 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Pair]:
 @pytest.fixture(scope="module")
 def plain_tokens(pairs: Callable[[str], Pair]) -> Callable[[str, str], list[int]]:
     """What each pair says plainly to each layout of ``LAYOUTS``, asked once."""
-    return cache(lambda name, layout: run(pairs(name), make_prompt(pairs(name), LAYOUTS[layout], seed=1), None).tokens)
+    return cache(
+        lambda name, layout: (
+            run(pairs(name), make_prompt(pairs(name), LAYOUTS[layout], seed=1), None).tokens
+        )
+    )
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("name", PAIRS)
 def test_speculative_run_says_what_plain_says_and_every_cycle_equals_recomputation(
-    pairs: Callable[[str], Pair], plain_tokens: Callable[[str, str], list[int]], name: str, tree: str, layout: str
+    pairs: Callable[[str], Pair],
+    plain_tokens: Callable[[str, str], list[int]],
+    name: str,
+    tree: str,
+    layout: str,
 ) -> None:
     pair, plain = pairs(name), plain_tokens(name, layout)
     speculative = run(pair, make_prompt(pair, LAYOUTS[layout], seed=1), TREES[tree])

@@ -26,7 +26,9 @@ def test_soak_of_mixed_requests_leaks_nothing_and_every_output_is_right(
 ) -> None:
     """8 at once: chains and plain ones, some cancelled midway."""
     expected = plain_answers(tmp_path / "plain", PROMPTS)
-    engine = trt_eagle3.load(build_tiny(tmp_path / "soak", limits={"max_batch_size": 8, "max_kv_tokens": 2048}))
+    engine = trt_eagle3.load(
+        build_tiny(tmp_path / "soak", limits={"max_batch_size": 8, "max_kv_tokens": 2048})
+    )
     peaks, blocks = [], []
     requests = (request_of(heldout()[i % PROMPTS], speculation=i % 7 != 0) for i in range(REQUESTS))
     for i, answer in enumerate(served(engine, requests, 8)):
@@ -43,6 +45,8 @@ def test_soak_of_mixed_requests_leaks_nothing_and_every_output_is_right(
     engine.close()
     assert sum(now.requests.values()) == REQUESTS + REQUESTS // CANCELLED_EACH
     assert now.kv_pages_used == 0
-    told = f"peak memory in KiB: {peaks}, Python's blocks: {blocks}, at every {SAMPLED_EACH} requests"
+    told = (
+        f"peak memory in KiB: {peaks}, Python's blocks: {blocks}, at every {SAMPLED_EACH} requests"
+    )
     assert peaks[-1] < 1.02 * peaks[1], told
     assert blocks[-1] - blocks[1] < BLOCKS_A_REQUEST * (REQUESTS - 2 * SAMPLED_EACH), told

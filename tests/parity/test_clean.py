@@ -75,7 +75,12 @@ class Pair:
             yield RecordingEngine(build(config).path)
 
 
-HEADS = [(1, 1, 8), (4, 2, 4), (6, 2, 6), (7, 1, 8)]  # query heads, key/value heads, pairs of a head
+HEADS = [
+    (1, 1, 8),
+    (4, 2, 4),
+    (6, 2, 6),
+    (7, 1, 8),
+]  # query heads, key/value heads, pairs of a head
 OVERRIDES: dict[str, list[Any]] = {
     "residual": ["hidden", "normed"],
     "feedback": ["pre_norm", "post_norm"],
@@ -89,7 +94,7 @@ OVERRIDES: dict[str, list[Any]] = {
 
 
 def draw(number: int) -> Pair:
-    """The ``number``-th pair: engines, shapes, questions and heads take turns, the rest is random."""
+    """The ``number``-th pair: engines, shapes, questions, heads take turns; the rest is random."""
     random = Random(number)
     heads, kv_heads, pairs_of_head = HEADS[number % len(HEADS)]
     height, width = (random.randint(0, pairs_of_head // 3) for _ in range(2))

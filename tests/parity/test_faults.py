@@ -36,7 +36,7 @@ def decoders() -> Iterator[DecoderPool]:
 
 @pytest.fixture(autouse=True)
 def shared_decoders(decoders: DecoderPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No fault is planted in decoder processes, and starting them takes as long as half a validation."""
+    """No fault is planted in decoder processes, and starting them takes 0.6 s of CPU time."""
     monkeypatch.setattr(engine_module, "DecoderPool", lambda: decoders)
 
 

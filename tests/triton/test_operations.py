@@ -51,9 +51,13 @@ def server(only_server: Server) -> Server:
     return only_server
 
 
-def test_overload_is_refused_and_sigterm_drains_and_the_server_starts_again(server: Server, bundle: Path) -> None:
+def test_overload_is_refused_and_sigterm_drains_and_the_server_starts_again(
+    server: Server, bundle: Path
+) -> None:
     offline = load(bundle)
-    short, long = (offline.generate(QUESTION, max_tokens=n, ignore_eos=True).text for n in (40, 500))
+    short, long = (
+        offline.generate(QUESTION, max_tokens=n, ignore_eos=True).text for n in (40, 500)
+    )
     offline.close()
     with ThreadPoolExecutor(3) as pool:
         # one runs, two wait, and whoever comes then is too many
