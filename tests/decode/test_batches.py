@@ -38,9 +38,8 @@ def test_every_mode_at_every_batch_size_says_what_plain_decoding_says(
     mode: str, folder: Path, expected: list[tuple[int, ...]]
 ) -> None:
     for batch_size in SIZES:
-        chosen = slice(
-            batch_size - 1, None, len(SIZES)
-        )  # each size asks others: together they ask everything
+        # each size asks other questions: together they ask all of them
+        chosen = slice(batch_size - 1, None, len(SIZES))
         limits = {"max_batch_size": batch_size, "max_kv_tokens": 1024 * ((batch_size + 1) // 2)}
         engine = trt_eagle3.load(build_tiny(folder / mode, limits=limits, speculation=MODES[mode]))
         requests = (request_of(e) for e in heldout()[chosen])

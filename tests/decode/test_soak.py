@@ -17,7 +17,7 @@ PROMPTS = 40
 REQUESTS = 400
 CANCELLED_EACH = 20
 SAMPLED_EACH = 80
-BLOCKS_A_REQUEST = 5  # of Python's allocator: one request that is kept holds hundreds
+BLOCKS_A_REQUEST = 5  # of Python's allocator: an Answer that is kept holds sixty
 
 
 @pytest.mark.slow
