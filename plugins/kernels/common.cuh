@@ -123,8 +123,8 @@ __device__ __forceinline__ float quad_sum(float x) {
 __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
 
 // Every kernel begins with this: it may have been launched before the kernel that it depends on had finished (see
-// launch()). No read before it but of what its caller calls prefetch_safe, and none of anything else through the read-only
-// cache after it.
+// launch()). No read before it but of what its caller calls prefetch_safe, and none of anything else through the
+// read-only cache after it.
 __device__ __forceinline__ void wait_for_previous() {
 #if __CUDA_ARCH__ >= 900
   cudaGridDependencySynchronize();

@@ -122,13 +122,13 @@ struct VisionAttentionParams {
 
 // y = x . weight^T.
 struct LinearParams {
-  const void* x;       // T [M, K]
-  const void* weight;  // T [N, K]
-  void* y;             // T [M, N]
-  int32_t num_rows;    // M
-  int32_t inner;       // K
-  int32_t outer;       // N
-  int32_t prefetch_safe;     // the weight is older than any launch that may still be running: it is read early
+  const void* x;          // T [M, K]
+  const void* weight;     // T [N, K]
+  void* y;                // T [M, N]
+  int32_t num_rows;       // M
+  int32_t inner;          // K
+  int32_t outer;          // N
+  int32_t prefetch_safe;  // the weight is older than any launch that may still be running: it is read early
   DType dtype;
 };
 

@@ -48,60 +48,16 @@ __device__ __forceinline__ int splits_in_use(const TreeBlock& b, int num_splits)
   return ceil_div(rounds, ceil_div(rounds, num_splits));
 }
 
-// Cache slot of slot `place` of a sequence. Needs no lengths: a block's first lookups need not wait for those.
-__device__ __forceinline__ int locate(const TreeAttentionParams& p, int sequence, int place) {
-  const int index = p.page_shift >= 0 ? place >> p.page_shift : place / p.page_size;
+// Cache slot of slot `position` of a sequence. Needs no lengths: a block's first lookups need not wait for those.
+__device__ __forceinline__ int cache_slot(const TreeAttentionParams& p, int sequence, int position) {
+  const int index = p.page_shift >= 0 ? position >> p.page_shift : position / p.page_size;
   if (index >= p.pages_per_row) return 0;
   const int page = p.page_table[static_cast<int64_t>(sequence) * p.pages_per_row + index];
-  return page * p.page_size + place - index * p.page_size;
-}
-
-// Starts the copies of one tile that lies in the cache; `slots` are those of its rows.
-template <typename Tile>
-__device__ __forceinline__ void load_cached(const TreeAttentionParams& p, const TreeBlock& b, const int* slots,
-                                            uint32_t stage, int thread) {
-  constexpr int kSteps = Tile::Tokens * Tile::Chunks / Tile::GroupThreads;
-  static_assert(kSteps * Tile::GroupThreads == Tile::Tokens * Tile::Chunks);
-  const int row_bytes = p.num_kv_heads * Tile::D * 2;
-  const char* keys = static_cast<const char*>(p.k_cache) + b.kv_head * Tile::D * 2;
-  const char* values = static_cast<const char*>(p.v_cache) + b.kv_head * Tile::D * 2;
-  // All slots before any copy: a copy writes shared memory, so a read of it would wait for the copies before.
-  int sources[kSteps];
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) sources[step] = slots[(step * Tile::GroupThreads + thread) / Tile::Chunks];
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int row = (step * Tile::GroupThreads + thread) / Tile::Chunks;
-    const int chunk = (step * Tile::GroupThreads + thread) % Tile::Chunks;
-    const int64_t offset = static_cast<int64_t>(sources[step]) * row_bytes + chunk * 16;
-    const uint32_t target = stage + tile_offset<Tile::D>(row, chunk, Tile::Tokens);
-    copy_async16(target, keys + offset, 16);
-    copy_async16(target + Tile::KBytes, values + offset, 16);
-  }
-}
-
-// Starts the copies of any tile: old tokens from the cache, new ones from the inputs, zeros past the end.
-template <typename Tile>
-__device__ __forceinline__ void load_mixed(const TreeAttentionParams& p, const TreeBlock& b, uint32_t stage, int thread,
-                                           int tile) {
-  const int row_bytes = p.num_kv_heads * Tile::D * 2;
-#pragma unroll 2
-  for (int i = thread; i < Tile::Tokens * Tile::Chunks; i += Tile::GroupThreads) {
-    const int row = i / Tile::Chunks;
-    const int chunk = i % Tile::Chunks;
-    const int place = tile * Tile::Tokens + row;
-    const bool old = place < b.cached;
-    const bool held = place < b.kv_end;
-    const int slot = old ? locate(p, b.sequence, place) : b.sequence * p.num_new + place - b.first_new;
-    const int64_t offset = static_cast<int64_t>(held ? slot : 0) * row_bytes + b.kv_head * Tile::D * 2 + chunk * 16;
-    const uint32_t target = stage + tile_offset<Tile::D>(row, chunk, Tile::Tokens);
-    copy_async16(target, static_cast<const char*>(old ? p.k_cache : p.k) + offset, held ? 16 : 0);
-    copy_async16(target + Tile::KBytes, static_cast<const char*>(old ? p.v_cache : p.v) + offset, held ? 16 : 0);
-  }
+  return page * p.page_size + position - index * p.page_size;
 }
 
 // Writes the new tokens whose first row is one of this block's; all splits of these rows share them. A thread reads its
-// first 16 bytes early and stores them late, so that nobody waits for either.
+// first 16 bytes before the main loop and stores them after its first copies, so that no thread waits for either.
 template <typename Tile>
 struct NewTokens {
   int token, column;
@@ -121,7 +77,7 @@ struct NewTokens {
 
   __device__ __forceinline__ void store(const TreeAttentionParams& p, const TreeBlock& b) const {
     if (token >= min(b.queries, b.kv_end - b.first_new)) return;
-    const int64_t slot = locate(p, b.sequence, b.first_new + token);
+    const int64_t slot = cache_slot(p, b.sequence, b.first_new + token);
     const int64_t target = slot * p.num_kv_heads * Tile::D * 2 + column;
     *reinterpret_cast<uint4*>(static_cast<char*>(p.k_cache) + target) = key;
     *reinterpret_cast<uint4*>(static_cast<char*>(p.v_cache) + target) = value;
@@ -147,9 +103,9 @@ __device__ __forceinline__ void load_queries(const TreeAttentionParams& p, const
     const int token = token_of(p, b.row0 + row);
     const int head = b.kv_head * b.group + b.row0 + row - token * b.group;
     const bool inside = row < b.rows;
-    const int64_t place = (static_cast<int64_t>(b.sequence) * p.num_new + token) * p.num_heads + head;
+    const int64_t head_row = (static_cast<int64_t>(b.sequence) * p.num_new + token) * p.num_heads + head;
     copy_async16(queries + tile_offset<Tile::D>(row, chunk, Tile::Rows),
-                 static_cast<const T*>(p.q) + (inside ? place * Tile::D + chunk * 8 : 0), inside ? 16 : 0);
+                 static_cast<const T*>(p.q) + (inside ? head_row * Tile::D + chunk * 8 : 0), inside ? 16 : 0);
   }
 }
 
@@ -186,11 +142,12 @@ __device__ __forceinline__ uint32_t mask_bits(const uint32_t* row, int width, in
                          column & 31);
 }
 
-// Sets the scores that row `row` of the block may not see to -inf. `words` is what pack_mask left; `place` is the first
-// slot of the tile, `lane_column` this thread's first column of every 8.
+// Sets the scores that row `row` of the block may not see to -inf. `words` is what pack_mask left; `position` is the
+// first slot of the tile, `lane_column` this thread's first column of every 8.
 template <int kTiles>
-__device__ __forceinline__ void hide(const TreeAttentionParams& p, const TreeBlock& b, const uint32_t* words,
-                                     float (&scores)[kTiles][4], int row, int half, int place, int lane_column) {
+__device__ __forceinline__ void mask_scores(const TreeAttentionParams& p, const TreeBlock& b, const uint32_t* words,
+                                            float (&scores)[kTiles][4], int row, int half, int position,
+                                            int lane_column) {
   const int token = token_of(p, b.row0 + min(row, b.rows - 1));
   const bool causal = p.mask == MaskKind::kCausal;
   const int clear = causal ? b.first_new + token + 1 : b.past;
@@ -198,9 +155,9 @@ __device__ __forceinline__ void hide(const TreeAttentionParams& p, const TreeBlo
   const uint32_t* shown = words + (token - token_of(p, b.row0)) * width;
 #pragma unroll
   for (int j = 0; j < kTiles; j += 4) {
-    uint32_t bits = causal ? 0 : mask_bits(shown, width, place + j * 8 - b.past);
-    const int cleared = min(max(clear - place - j * 8, 0), 32);  // of these 32 columns
-    const int held = min(max(b.kv_end - place - j * 8, 0), 32);
+    uint32_t bits = causal ? 0 : mask_bits(shown, width, position + j * 8 - b.past);
+    const int cleared = min(max(clear - position - j * 8, 0), 32);  // of these 32 columns
+    const int held = min(max(b.kv_end - position - j * 8, 0), 32);
     bits |= cleared == 32 ? ~0u : (1u << cleared) - 1;
     bits &= held == 32 ? ~0u : (1u << held) - 1;
     bits >>= lane_column;

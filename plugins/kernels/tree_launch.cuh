@@ -67,9 +67,9 @@ __global__ void __launch_bounds__(kThreads) tree_write_kernel(const TreeAttentio
   wait_for_previous();
   const int sequence = blockIdx.x / p.num_new;
   const int token = blockIdx.x - sequence * p.num_new;
-  const int place = p.past_lengths[sequence] + p.tail - p.num_new + token;
-  if (token >= p.query_lengths[sequence] || place >= p.pages_per_row * p.page_size) return;
-  const int64_t target = static_cast<int64_t>(locate(p, sequence, place)) * row_packs;
+  const int position = p.past_lengths[sequence] + p.tail - p.num_new + token;
+  if (token >= p.query_lengths[sequence] || position >= p.pages_per_row * p.page_size) return;
+  const int64_t target = static_cast<int64_t>(cache_slot(p, sequence, position)) * row_packs;
   const int64_t source = static_cast<int64_t>(blockIdx.x) * row_packs;
   for (int i = threadIdx.x; i < row_packs; i += kThreads) {
     static_cast<uint4*>(p.k_cache)[target + i] = static_cast<const uint4*>(p.k)[source + i];

@@ -10,9 +10,9 @@
 
 namespace trt_eagle3 {
 
-__device__ __forceinline__ int64_t simple_slot(const TreeAttentionParams& p, int sequence, int place) {
-  const int64_t page = p.page_table[static_cast<int64_t>(sequence) * p.pages_per_row + place / p.page_size];
-  return page * p.page_size + place % p.page_size;
+__device__ __forceinline__ int64_t simple_slot(const TreeAttentionParams& p, int sequence, int position) {
+  const int64_t page = p.page_table[static_cast<int64_t>(sequence) * p.pages_per_row + position / p.page_size];
+  return page * p.page_size + position % p.page_size;
 }
 
 // grid (N)
@@ -20,10 +20,10 @@ template <typename T>
 __global__ void __launch_bounds__(128) tree_write_simple_kernel(const TreeAttentionParams p) {
   const int sequence = blockIdx.x / p.num_new;
   const int token = blockIdx.x - sequence * p.num_new;
-  const int place = p.past_lengths[sequence] + p.tail - p.num_new + token;
-  if (token >= p.query_lengths[sequence] || place >= p.pages_per_row * p.page_size) return;
+  const int position = p.past_lengths[sequence] + p.tail - p.num_new + token;
+  if (token >= p.query_lengths[sequence] || position >= p.pages_per_row * p.page_size) return;
   const int width = p.num_kv_heads * p.head_dim;
-  const int64_t target = simple_slot(p, sequence, place) * width;
+  const int64_t target = simple_slot(p, sequence, position) * width;
   const int64_t source = static_cast<int64_t>(blockIdx.x) * width;
   for (int i = threadIdx.x; i < width; i += 128) {
     static_cast<T*>(p.k_cache)[target + i] = static_cast<const T*>(p.k)[source + i];
@@ -36,7 +36,7 @@ template <typename T>
 __global__ void __launch_bounds__(128) tree_simple_kernel(const TreeAttentionParams p) {
   constexpr int kWarps = 4, kMax = 8;  // 8 x 32 columns
   __shared__ float outs[kWarps][kMax * 32];
-  __shared__ float tops[kWarps], sums[kWarps];
+  __shared__ float warp_m[kWarps], warp_d[kWarps];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const int sequence = blockIdx.x / p.num_new;
   const int token = blockIdx.x - sequence * p.num_new;
@@ -56,11 +56,11 @@ __global__ void __launch_bounds__(128) tree_simple_kernel(const TreeAttentionPar
   float query[kMax], acc[kMax] = {};
 #pragma unroll
   for (int i = 0; i < kMax; ++i) query[i] = i * 32 + lane < p.head_dim ? to_float(q[i * 32 + lane]) * p.scale : 0.0f;
-  float top = -INFINITY, sum = 0.0f;
+  float m = -INFINITY, d = 0.0f;
   const int end = min(causal ? first_new + token + 1 : first_new + queries, p.pages_per_row * p.page_size);
-  for (int place = warp; place < end; place += kWarps) {
-    if (!causal && place >= past && mask[place - past] == 0) continue;
-    const int64_t row = (simple_slot(p, sequence, place) * p.num_kv_heads + kv_head) * p.head_dim;
+  for (int position = warp; position < end; position += kWarps) {
+    if (!causal && position >= past && mask[position - past] == 0) continue;
+    const int64_t row = (simple_slot(p, sequence, position) * p.num_kv_heads + kv_head) * p.head_dim;
     float value[kMax], score = 0.0f;
 #pragma unroll
     for (int i = 0; i < kMax; ++i) {
@@ -69,31 +69,31 @@ __global__ void __launch_bounds__(128) tree_simple_kernel(const TreeAttentionPar
       if (inside) score += query[i] * to_float(static_cast<const T*>(p.k_cache)[row + i * 32 + lane]);
     }
     score = warp_sum(score);
-    const float new_top = fmaxf(top, score);
-    const float shrink = expf(top - new_top), weight = expf(score - new_top);
-    top = new_top;
-    sum = sum * shrink + weight;
+    const float new_m = fmaxf(m, score);
+    const float rescale_by = expf(m - new_m), weight = expf(score - new_m);
+    m = new_m;
+    d = d * rescale_by + weight;
 #pragma unroll
-    for (int i = 0; i < kMax; ++i) acc[i] = acc[i] * shrink + weight * value[i];
+    for (int i = 0; i < kMax; ++i) acc[i] = acc[i] * rescale_by + weight * value[i];
   }
 #pragma unroll
   for (int i = 0; i < kMax; ++i) outs[warp][i * 32 + lane] = acc[i];
   if (lane == 0) {
-    tops[warp] = top;
-    sums[warp] = sum;
+    warp_m[warp] = m;
+    warp_d[warp] = d;
   }
   __syncthreads();
-  float best = -INFINITY;
-  for (int w = 0; w < kWarps; ++w) best = fmaxf(best, tops[w]);
-  float total = 0.0f, weights[kWarps];
+  float final_m = -INFINITY;
+  for (int w = 0; w < kWarps; ++w) final_m = fmaxf(final_m, warp_m[w]);
+  float final_d = 0.0f, weights[kWarps];
   for (int w = 0; w < kWarps; ++w) {
-    weights[w] = tops[w] == -INFINITY ? 0.0f : expf(tops[w] - best);
-    total += weights[w] * sums[w];
+    weights[w] = warp_m[w] == -INFINITY ? 0.0f : expf(warp_m[w] - final_m);
+    final_d += weights[w] * warp_d[w];
   }
   for (int i = threadIdx.x; i < p.head_dim; i += 128) {
     float merged = 0.0f;
     for (int w = 0; w < kWarps; ++w) merged += weights[w] * outs[w][i];
-    out[i] = from_float<T>(total > 0.0f ? merged / total : 0.0f);
+    out[i] = from_float<T>(final_d > 0.0f ? merged / final_d : 0.0f);
   }
 }
 

@@ -13,11 +13,15 @@ namespace trt_eagle3 {
 
 enum class Math { kMma, kWgmma };
 
+template <typename Tile>
+struct SameTypeKV;  // kv_loader.cuh
+
 // One configuration of the kernel. A block has kGroups groups of kWarps warps; each group takes every kGroups-th tile
 // of kTileTokens cache slots through its own ring of kTileStages stages, for all 16 * kWarps query rows of the block.
 template <typename Element, int kHeadDim, int kWarps, int kGroups, int kTileTokens, int kTileStages, Math kTileMath>
 struct TreeTile {
   using T = Element;
+  using KVLoader = SameTypeKV<TreeTile>;
   static constexpr int D = kHeadDim;
   static constexpr int Groups = kGroups;
   static constexpr int Rows = 16 * kWarps;
@@ -34,8 +38,9 @@ struct TreeTile {
   static constexpr int PipelineBytes = QueryOffset + QueryBytes;
   static constexpr int PartialStride = D + 8;  // floats; the pad keeps the fragments' stores free of conflicts
   static constexpr int PartialBytes = kGroups * Rows * PartialStride * 4;
-  static constexpr int LimitsOffset = PartialBytes;  // float2 [Groups + 1][Rows], written when the pipeline is done
-  static constexpr int ResultBytes = LimitsOffset + (kGroups + 1) * Rows * 8;
+  static constexpr int StatesOffset =
+      PartialBytes;  // float2 (m, d) [Groups + 1][Rows], written when the pipeline is done
+  static constexpr int ResultBytes = StatesOffset + (kGroups + 1) * Rows * 8;
   static constexpr int SlotsOffset =
       PipelineBytes > ResultBytes ? PipelineBytes : ResultBytes;  // int [Groups][Stages][Tokens]
   static constexpr int MaskOffset = SlotsOffset + kGroups * Stages * Tokens * 4;

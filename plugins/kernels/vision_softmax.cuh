@@ -5,9 +5,9 @@
 
 namespace trt_eagle3 {
 
-// Of a thread's two rows: the running maximum.
+// Of a thread's two rows: the running maximum m.
 struct RunningMax {
-  float max[2] = {-INFINITY, -INFINITY};
+  float m[2] = {-INFINITY, -INFINITY};
 };
 
 // Scores of tokens from `count` on become -inf; a tile's column of element e of tile j is 8 j + 2 (lane % 4) + e % 2.
@@ -28,13 +28,13 @@ __device__ __forceinline__ void update_softmax(float (&scores)[kTiles][4], Runni
                                                float (&rescale)[2]) {
 #pragma unroll
   for (int row = 0; row < 2; ++row) {
-    float highest = running.max[row];
+    float new_m = running.m[row];
 #pragma unroll
-    for (int j = 0; j < kTiles; ++j) highest = fmaxf(highest, fmaxf(scores[j][2 * row], scores[j][2 * row + 1]));
-    highest = quad_max(highest);
-    rescale[row] = fast_exp2((running.max[row] - highest) * scale_log2);
-    running.max[row] = highest;
-    const float shift = highest * scale_log2;
+    for (int j = 0; j < kTiles; ++j) new_m = fmaxf(new_m, fmaxf(scores[j][2 * row], scores[j][2 * row + 1]));
+    new_m = quad_max(new_m);
+    rescale[row] = fast_exp2((running.m[row] - new_m) * scale_log2);
+    running.m[row] = new_m;
+    const float shift = new_m * scale_log2;
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) {
 #pragma unroll

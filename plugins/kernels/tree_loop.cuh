@@ -2,31 +2,32 @@
 // values.
 #pragma once
 
-#include "tree_block.cuh"
+#include "kv_loader.cuh"
 
 namespace trt_eagle3 {
 
-// The running softmax of one thread's two rows.
-struct Running {
-  float top[2] = {-INFINITY, -INFINITY};
-  float sum[2] = {0.0f, 0.0f};
-  float shrink[2];
-  bool moved;  // a row of this warp has a new maximum: what was summed so far shrinks
+// The online softmax of one thread's two rows (Milakov and Gimelshein 2018): running maximum m and denominator d of
+// the scores so far, times log2(e).
+struct OnlineSoftmax {
+  float m[2] = {-INFINITY, -INFINITY};
+  float d[2] = {0.0f, 0.0f};
+  float rescale_by[2];  // 2^(old m - new m)
+  bool m_changed;       // for a row of this warp: what was summed so far must be rescaled
 
-  // Turns scores into weights.
+  // Turns scores into weights 2^(score - m), with m and d brought up to date.
   template <int kTiles>
-  __device__ __forceinline__ void soften(float (&scores)[kTiles][4], float scale_log2) {
+  __device__ __forceinline__ void update(float (&scores)[kTiles][4], float scale_log2) {
     bool changed = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float best = scores[0][2 * half];
 #pragma unroll
       for (int j = 0; j < kTiles; ++j) best = fmaxf(best, fmaxf(scores[j][2 * half], scores[j][2 * half + 1]));
-      const float new_top = fmaxf(top[half], quad_max(best) * scale_log2);
-      const float base = new_top == -INFINITY ? 0.0f : new_top;
-      changed = changed || new_top != top[half];
-      shrink[half] = fast_exp2(top[half] - base);
-      top[half] = new_top;
+      const float new_m = fmaxf(m[half], quad_max(best) * scale_log2);
+      const float base = new_m == -INFINITY ? 0.0f : new_m;
+      changed = changed || new_m != m[half];
+      rescale_by[half] = fast_exp2(m[half] - base);
+      m[half] = new_m;
       float added = 0.0f;
 #pragma unroll
       for (int j = 0; j < kTiles; ++j) {
@@ -36,26 +37,26 @@ struct Running {
           added += scores[j][e];
         }
       }
-      sum[half] = sum[half] * shrink[half] + added;
+      d[half] = d[half] * rescale_by[half] + added;
     }
-    moved = __any_sync(0xffffffffu, changed);
+    m_changed = __any_sync(0xffffffffu, changed);
   }
 
   template <int kColumns>
   __device__ __forceinline__ void rescale(float (&out)[kColumns][4]) const {
-    if (!moved) return;
+    if (!m_changed) return;
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) out[j][e] *= shrink[e >> 1];
+      for (int e = 0; e < 4; ++e) out[j][e] *= rescale_by[e >> 1];
     }
   }
 };
 
-// One group's pass over its tiles: tiles worker, worker + stride, ... of the row, through its ring of stages. The index
+// One group's loop over its tiles: tiles worker, worker + stride, ... of the row, through its ring of stages. The index
 // of a tile counts this group's tiles from 0; it lives in stage index % Stages.
 template <typename Tile>
-struct TreePass {
+struct TreeLoop {
   using Scores = float[Tile::Tokens / 8][4];
   const TreeAttentionParams& p;
   const TreeBlock& b;
@@ -69,8 +70,8 @@ struct TreePass {
   // The slot of this thread's row of a tile: looked up two tiles before it is loaded, since memory is busy and slow to
   // answer, and given to the others a tile later by keep(); they see it after the next arrive().
   __device__ __forceinline__ int look_up(int tile) const {
-    const int place = tile * Tile::Tokens + thread;
-    return thread < Tile::Tokens && place < b.cached ? locate(p, b.sequence, place) : 0;
+    const int position = tile * Tile::Tokens + thread;
+    return thread < Tile::Tokens && position < b.cached ? cache_slot(p, b.sequence, position) : 0;
   }
   __device__ __forceinline__ void keep(int slot, int index) const {
     if (thread < Tile::Tokens) slots[index % Tile::Stages * Tile::Tokens + thread] = slot;
@@ -81,7 +82,7 @@ struct TreePass {
   // A tile of old tokens alone.
   __device__ __forceinline__ void load_old(int tile, int index) const {
     const int stage = index % Tile::Stages;
-    load_cached<Tile>(p, b, slots + stage * Tile::Tokens, ring + stage * Tile::StageBytes, thread);
+    Tile::KVLoader::load_cached(p, b, slots + stage * Tile::Tokens, ring + stage * Tile::StageBytes, thread);
   }
 
   __device__ __forceinline__ void load(int tile, int index) const {
@@ -89,7 +90,7 @@ struct TreePass {
       if (all_cached(tile)) {
         load_old(tile, index);
       } else {
-        load_mixed<Tile>(p, b, ring + index % Tile::Stages * Tile::StageBytes, thread, tile);
+        Tile::KVLoader::load_mixed(p, b, ring + index % Tile::Stages * Tile::StageBytes, thread, tile);
       }
     }
     copy_async_commit();
@@ -103,17 +104,17 @@ struct TreePass {
     return ring + index % Tile::Stages * Tile::StageBytes;
   }
 
-  __device__ __forceinline__ void hide_tile(Scores& scores, int tile) const {
+  __device__ __forceinline__ void mask_tile(Scores& scores, int tile) const {
     if ((tile + 1) * Tile::Tokens <= clear_end) return;
     const int row = thread / 32 * 16 + thread % 32 / 4;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      hide(p, b, mask, scores, row + 8 * half, half, tile * Tile::Tokens, (thread & 3) * 2);
+      mask_scores(p, b, mask, scores, row + 8 * half, half, tile * Tile::Tokens, (thread & 3) * 2);
     }
   }
 
   template <typename Query, typename Out>
-  __device__ __forceinline__ void run(const Query& query, Out& out, Running& softmax) const {
+  __device__ __forceinline__ void run(const Query& query, Out& out, OnlineSoftmax& softmax) const {
     const int warp = thread / 32, lane = thread % 32;
     int slot = look_up(worker + Tile::Stages * stride);
     int tile = worker;
@@ -126,8 +127,8 @@ struct TreePass {
       slot = look_up(tile + (Tile::Stages + 1) * stride);
       load(tile + (Tile::Stages - 1) * stride, index + Tile::Stages - 1);
       finish_qk<Tile>(scores, query, keys, lane);
-      hide_tile(scores, tile);
-      softmax.soften(scores, scale_log2);
+      mask_tile(scores, tile);
+      softmax.update(scores, scale_log2);
       softmax.rescale(out);
       start_pv<Tile>(out, scores, keys + Tile::KBytes, lane);
       finish_pv<Tile>(out);
@@ -140,7 +141,7 @@ struct TreePass {
 };
 
 // Leaves this block's part of the result in shared memory: float out [Groups][Rows][PartialStride] at the start and
-// float2 (max, sum) [Groups][Rows] at LimitsOffset. `first_slots` is what look_up says of the group's first tiles; what
+// float2 (m, d) [Groups][Rows] at StatesOffset. `first_slots` is what look_up says of the group's first tiles; what
 // the launch before makes is read after await_new(), and `tokens` hold their first piece then.
 template <typename Tile, typename AwaitNew>
 __device__ __forceinline__ void attend(const TreeAttentionParams& p, const TreeBlock& b, int split, int num_splits,
@@ -150,7 +151,7 @@ __device__ __forceinline__ void attend(const TreeAttentionParams& p, const TreeB
   const int thread = threadIdx.x % Tile::GroupThreads;
   const int warp = thread / 32, lane = thread % 32;
   uint32_t* mask = reinterpret_cast<uint32_t*>(shared + Tile::MaskOffset);
-  const TreePass<Tile> pass{
+  const TreeLoop<Tile> loop{
       p,
       b,
       shared_address(shared) + group * Tile::Stages * Tile::StageBytes,
@@ -166,22 +167,22 @@ __device__ __forceinline__ void attend(const TreeAttentionParams& p, const TreeB
       p.scale * 1.44269504088896341f,
   };
 #pragma unroll
-  for (int stage = 0; stage < Tile::Stages; ++stage) pass.keep(first_slots[stage], stage);
+  for (int stage = 0; stage < Tile::Stages; ++stage) loop.keep(first_slots[stage], stage);
   group_sync<Tile>(group);
   if (p.prefetch_safe != 0) {
 #pragma unroll 1
     for (int stage = 0; stage < Tile::Stages - 1; ++stage) {
-      const int tile = pass.worker + stage * pass.stride;
-      if (tile < pass.num_tiles && pass.all_cached(tile)) pass.load_old(tile, stage);
+      const int tile = loop.worker + stage * loop.stride;
+      if (tile < loop.num_tiles && loop.all_cached(tile)) loop.load_old(tile, stage);
     }
   }
   await_new();
-  load_queries<Tile>(p, b, pass.queries);  // arrive with the first tile
+  load_queries<Tile>(p, b, loop.queries);  // arrive with the first tile
 #pragma unroll 1
   for (int stage = 0; stage < Tile::Stages - 1; ++stage) {
-    const int tile = pass.worker + stage * pass.stride;
-    if (p.prefetch_safe == 0 || tile >= pass.num_tiles || !pass.all_cached(tile)) {
-      pass.load(tile, stage);
+    const int tile = loop.worker + stage * loop.stride;
+    if (p.prefetch_safe == 0 || tile >= loop.num_tiles || !loop.all_cached(tile)) {
+      loop.load(tile, stage);
     } else {
       copy_async_commit();  // on its way since before await_new()
     }
@@ -193,21 +194,21 @@ __device__ __forceinline__ void attend(const TreeAttentionParams& p, const TreeB
   uint32_t query[Tile::Wgmma ? 1 : Tile::D / 16][4];
   if constexpr (!Tile::Wgmma) {
 #pragma unroll
-    for (int step = 0; step < Tile::D / 16; ++step) load_query<Tile>(query[step], pass.queries, warp * 16, step, lane);
+    for (int step = 0; step < Tile::D / 16; ++step) load_query<Tile>(query[step], loop.queries, warp * 16, step, lane);
   }
   float out[Tile::D / 8][4] = {};
-  Running softmax;
-  pass.run(query, out, softmax);
+  OnlineSoftmax softmax;
+  loop.run(query, out, softmax);
   copy_async_wait<0>();
   __syncthreads();
 
   float* partial = reinterpret_cast<float*>(shared);
-  float2* limits = reinterpret_cast<float2*>(shared + Tile::LimitsOffset);
+  float2* states = reinterpret_cast<float2*>(shared + Tile::StatesOffset);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = group * Tile::Rows + warp * 16 + lane / 4 + 8 * half;
-    const float total = quad_sum(softmax.sum[half]);
-    if ((lane & 3) == 0) limits[row] = make_float2(softmax.top[half], total);
+    const float total = quad_sum(softmax.d[half]);
+    if ((lane & 3) == 0) states[row] = make_float2(softmax.m[half], total);
 #pragma unroll
     for (int j = 0; j < Tile::D / 8; ++j) {
       *reinterpret_cast<float2*>(partial + row * Tile::PartialStride + j * 8 + (lane & 3) * 2) =
