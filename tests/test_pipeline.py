@@ -511,7 +511,7 @@ def test_builds_of_one_output_at_the_same_time_keep_the_checkpoint_whole_and_the
         assert digests(target, draft) == sources
     assert [builder.exitcode for builder in builders] == [0, 0, 0]
     assert loads > 5
-    assert engine.record.config.name == "tiny"
+    assert engine.bundle.record.config.name == "tiny"
     assert trt_eagle3.load(path).generate(QUESTION).token_ids == answer
     assert [entry.name for entry in output.iterdir()] == ["tiny"]
 
@@ -522,10 +522,10 @@ def test_engine_whose_bundle_was_replaced_opens_no_graph_of_the_other(tmp_path: 
     with pytest.raises(
         UserError, match=r"was replaced or removed after it was opened\. Load it again"
     ) as error:
-        engine.open_graph("draft")  # of which there is none now
+        engine.bundle.open_graph("draft")  # of which there is none now
     assert "\n" not in str(error.value)
     with pytest.raises(UserError, match="was replaced or removed"):
-        _ = engine.embedding
+        _ = engine.bundle.embedding
 
 
 def test_load_of_a_bundle_that_is_replaced_meanwhile_reads_the_new_one(

@@ -15,7 +15,7 @@ from tasks import Example, examples
 
 import trt_eagle3
 from tests.tiny import TARGET, build_tiny
-from trt_eagle3.decode.engine import Engine, Generation
+from trt_eagle3.decode.llm import LLM, Generation
 from trt_eagle3.multimodal import ModelInputs
 
 PROMPTS = 100
@@ -26,7 +26,7 @@ MIN_ACCEPTANCE_LENGTH = 3.0  # bonus token included, 5-step chain
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     return trt_eagle3.load(build_tiny(tmp_path_factory.mktemp("engines")))
 
 
@@ -42,7 +42,7 @@ class Answered:
     speculative: Generation
 
 
-def ask(engine: Engine, example: Example, **options: object) -> Generation:
+def ask(engine: LLM, example: Example, **options: object) -> Generation:
     videos = [list(example.frames)] if example.frames else []
     return engine.generate(
         example.prompt, images=list(example.images), videos=videos, max_tokens=MAX_TOKENS, **options
@@ -50,7 +50,7 @@ def ask(engine: Engine, example: Example, **options: object) -> Generation:
 
 
 @pytest.fixture(scope="module")
-def answered(engine: Engine) -> list[Answered]:
+def answered(engine: LLM) -> list[Answered]:
     return [Answered(e, ask(engine, e, speculation=False), ask(engine, e)) for e in heldout()]
 
 
@@ -97,7 +97,7 @@ def test_static_tree_equals_plain(
 
 
 def test_plain_equals_greedy_decoding_by_transformers_on_every_heldout_prompt(
-    engine: Engine, answered: list[Answered]
+    engine: LLM, answered: list[Answered]
 ) -> None:
     """One pass over prompt and answer: each token is the best after those before it.
 
@@ -119,11 +119,13 @@ def test_plain_equals_greedy_decoding_by_transformers_on_every_heldout_prompt(
 
 @torch.inference_mode()
 def _best_tokens(
-    model: torch.nn.Module, inputs: ModelInputs, tokens: tuple[int, ...], engine: Engine
+    model: torch.nn.Module, inputs: ModelInputs, tokens: tuple[int, ...], engine: LLM
 ) -> tuple[int, ...]:
     """At each place of ``tokens``."""
     ids = torch.cat([inputs.token_ids, torch.tensor(tokens)])
-    kind = (ids == engine.spec.image_token_id).int() + 2 * (ids == engine.spec.video_token_id).int()
+    kind = (ids == engine.bundle.spec.image_token_id).int() + 2 * (
+        ids == engine.bundle.spec.video_token_id
+    ).int()
     arguments = {"mm_token_type_ids": kind[None]}
     if len(inputs.patches):
         names = (

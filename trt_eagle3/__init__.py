@@ -1,6 +1,38 @@
-"""trt-eagle3:
+"""Qwen3-VL with EAGLE-3 drafts as speculative engines: compiled, proved, deployed.
 
-Qwen3-VL with EAGLE-3 drafts as speculative engines, compiled, proved and deployed.
+Build a bundle once, from a target and a draft in Hugging Face's layouts:
+
+    >>> import trt_eagle3
+    >>> trt_eagle3.build(trt_eagle3.load_config("pair.yaml"))
+
+Then ask it; a ``with`` block closes it:
+
+    >>> from trt_eagle3 import LLM, SamplingParams
+    >>> with LLM("engines/qwen3-vl-2b") as llm:
+    ...     print(llm.generate("What is in this picture?", images=["photo.jpg"]).text)
+    ...     sampling = SamplingParams(temperature=0.7, max_tokens=100)
+    ...     answers = llm.generate(["What is 2 plus 3?", "And 3 plus 4?"], sampling=sampling)
+    ...     for chunk in llm.stream("Tell me a story."):
+    ...         print(chunk.text, end="")
+
+In an event loop: ``async for chunk in llm.astream(prompt)``. A prompt is a text, or a list of chat
+messages. What goes wrong by a user's doing is a ``UserError`` of one line.
+
+Asking:
+    LLM, load: a bundle that answers prompts.
+    SamplingParams: how tokens are chosen, and when an answer ends.
+    Generation: an answer. Answer: one in the making. Chunk: what one step added to it.
+    Request: a prompt and how to answer it, for ``LLM.submit``. Messages: a conversation.
+    Video, ImageSource, VideoSource: what a prompt may show. MediaPolicy: where it may come from.
+    EngineMetrics, Histogram: counters of a running LLM.
+Building and proving:
+    BuildConfig, load_config: what to build. build, BuildReport: do it.
+    validate: hold a bundle against PyTorch.
+Errors, all of them ``TrtEagle3Error``:
+    UserError, OverloadedError, ClosedError, RequestCancelledError, EngineFailedError,
+    DeviceMemoryError, EnvironmentMissingError, GateFailedError.
+
+Everything is imported when it is first asked for: ``import trt_eagle3`` alone loads no torch.
 """
 
 from __future__ import annotations
@@ -10,41 +42,94 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trt_eagle3.config import BuildConfig, load_config
-    from trt_eagle3.decode.engine import Engine, load
-    from trt_eagle3.decode.request import Chunk, Generation, Request
-    from trt_eagle3.decode.sampling import Sampling
+    from trt_eagle3.decode.answer import Answer
+    from trt_eagle3.decode.llm import LLM, load
+    from trt_eagle3.decode.metrics import EngineMetrics, Histogram
+    from trt_eagle3.decode.request import Chunk, FinishReason, Generation, Messages, Request
+    from trt_eagle3.decode.sampling_params import SamplingOptions, SamplingParams
+    from trt_eagle3.errors import (
+        ClosedError,
+        DeviceMemoryError,
+        EngineFailedError,
+        EnvironmentMissingError,
+        GateFailedError,
+        OverloadedError,
+        RequestCancelledError,
+        TrtEagle3Error,
+        UserError,
+    )
+    from trt_eagle3.multimodal.image import ImageSource
+    from trt_eagle3.multimodal.policy import MediaPolicy
+    from trt_eagle3.multimodal.video import Video, VideoSource
     from trt_eagle3.parity.run import validate
-    from trt_eagle3.pipeline import build
+    from trt_eagle3.pipeline import BuildReport, build
 
 __all__ = [
+    "LLM",
+    "Answer",
     "BuildConfig",
+    "BuildReport",
     "Chunk",
-    "Engine",
+    "ClosedError",
+    "DeviceMemoryError",
+    "EngineFailedError",
+    "EngineMetrics",
+    "EnvironmentMissingError",
+    "FinishReason",
+    "GateFailedError",
     "Generation",
+    "Histogram",
+    "ImageSource",
+    "MediaPolicy",
+    "Messages",
+    "OverloadedError",
     "Request",
-    "Sampling",
+    "RequestCancelledError",
+    "SamplingOptions",
+    "SamplingParams",
+    "TrtEagle3Error",
+    "UserError",
+    "Video",
+    "VideoSource",
     "build",
     "load",
     "load_config",
     "validate",
 ]
 
-# Imported when first asked for: building graphs should not wait for torch.
 _HOMES = {
-    "BuildConfig": "trt_eagle3.config",
-    "Chunk": "trt_eagle3.decode.request",
-    "Engine": "trt_eagle3.decode.engine",
-    "Generation": "trt_eagle3.decode.request",
-    "Request": "trt_eagle3.decode.request",
-    "Sampling": "trt_eagle3.decode.sampling",
-    "build": "trt_eagle3.pipeline",
-    "load": "trt_eagle3.decode.engine",
-    "load_config": "trt_eagle3.config",
-    "validate": "trt_eagle3.parity.run",
+    "config": ("BuildConfig", "load_config"),
+    "decode.answer": ("Answer",),
+    "decode.llm": ("LLM", "load"),
+    "decode.metrics": ("EngineMetrics", "Histogram"),
+    "decode.request": ("Chunk", "FinishReason", "Generation", "Messages", "Request"),
+    "decode.sampling_params": ("SamplingOptions", "SamplingParams"),
+    "errors": (
+        "ClosedError",
+        "DeviceMemoryError",
+        "EngineFailedError",
+        "EnvironmentMissingError",
+        "GateFailedError",
+        "OverloadedError",
+        "RequestCancelledError",
+        "TrtEagle3Error",
+        "UserError",
+    ),
+    "multimodal.image": ("ImageSource",),
+    "multimodal.policy": ("MediaPolicy",),
+    "multimodal.video": ("Video", "VideoSource"),
+    "parity.run": ("validate",),
+    "pipeline": ("BuildReport", "build"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'trt_eagle3' has no attribute {name!r}")
+    for home, names in _HOMES.items():
+        if name in names:
+            found = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
+            return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -159,11 +159,15 @@ def generate(
     bundle: Path, prompt: str, as_json: bool, stats: bool, no_speculation: bool, **options: Any
 ) -> None:
     """Answer PROMPT with BUNDLE, streaming the text."""
-    from trt_eagle3.decode.engine import load
-    from trt_eagle3.decode.sampling import Sampling
+    from trt_eagle3.decode.llm import load
+    from trt_eagle3.decode.sampling_params import SamplingParams
 
-    sampling = Sampling(
-        **{field.name: options.pop(field.name) for field in dataclasses.fields(Sampling)}
+    sampling = SamplingParams(
+        **{
+            field.name: options.pop(field.name)
+            for field in dataclasses.fields(SamplingParams)
+            if field.name in options
+        }
     )
     answer = load(bundle).stream(
         prompt, sampling=sampling, speculation=not no_speculation, **options

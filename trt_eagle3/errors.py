@@ -127,6 +127,12 @@ class OverloadedError(TrtEagle3Error):
     exit_code = 1
 
 
+class ClosedError(OverloadedError):
+    """An engine was closed: it takes no more requests, and never will again."""
+
+    exit_code = 1
+
+
 class RequestCancelledError(TrtEagle3Error):
     """Nobody waits for the answer any more: the client has left, or the request's time is over."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.tiny import build_tiny
-from trt_eagle3 import Engine, load
+from trt_eagle3 import LLM, load
 from trt_eagle3.bench import tune as tune_module
 from trt_eagle3.bench.tune import choose, tune, widths
 from trt_eagle3.decode.plan import TUNING_FILE, TuningTable
@@ -49,7 +49,7 @@ def tuned(bundle: Path, monkeypatch: pytest.MonkeyPatch, cycle_ms: dict[int, flo
     return report.table
 
 
-def drafted(engine: Engine) -> tuple[tuple[int, ...], int]:
+def drafted(engine: LLM) -> tuple[tuple[int, ...], int]:
     """Tokens of an answer, and how many cycles drafted."""
     tokens = engine.generate(PROMPT, max_tokens=24).token_ids
     proposed = engine.metrics().proposed

@@ -12,7 +12,7 @@ from tasks import Example, examples
 
 import trt_eagle3
 from tests.tiny import build_tiny
-from trt_eagle3 import Engine, Request
+from trt_eagle3 import LLM, Request
 from trt_eagle3.decode.answer import Answer
 
 __all__ = ["PROMPTS", "heldout", "plain_answers", "request_of", "served"]
@@ -47,7 +47,7 @@ def plain_answers(folder: Path, count: int = PROMPTS) -> list[tuple[int, ...]]:
     return found
 
 
-def served(engine: Engine, requests: Iterator[Request], concurrency: int) -> Iterator[Answer]:
+def served(engine: LLM, requests: Iterator[Request], concurrency: int) -> Iterator[Answer]:
     """Finished answers in order; a new request comes as soon as the oldest one is through."""
     flying = [engine.submit(r) for r in islice(requests, concurrency)]
     while flying:

@@ -5,14 +5,17 @@ captured CUDA graphs do.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from torch import Tensor
 
-from trt_eagle3 import Engine, Request
+from trt_eagle3 import LLM, Request
+from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
 from trt_eagle3.engine.session import Session
 from trt_eagle3.engine.torch.cuda_graph import Shapes, shapes_of
 
-__all__ = ["OverwritingEngine", "ask_together"]
+__all__ = ["ask_together", "overwriting_llm"]
 
 
 class _Overwriting:
@@ -35,18 +38,16 @@ class _Overwriting:
         return dict(static)
 
 
-class OverwritingEngine(Engine):
-    """An engine over such sessions, whose shapes come again as on CUDA."""
-
-    @property
-    def _captures(self) -> bool:
-        return True
-
-    def open_graph(self, graph: str, intermediates: Sequence[str] = ()) -> Session:
-        return _Overwriting(super().open_graph(graph, intermediates))
+def overwriting_llm(path: Path) -> LLM:
+    """An LLM over such sessions, whose shapes come again as on CUDA."""
+    return LLM(replace(LoadedBundle.open(path, sessions=_open), fixed_shapes=True))
 
 
-def ask_together(engine: Engine, requests: Sequence[Request]) -> list[tuple[int, ...]]:
+def _open(bundle: LoadedBundle, graph: str, intermediates: Sequence[str]) -> Session:
+    return _Overwriting(open_graph_of(bundle, graph, intermediates))
+
+
+def ask_together(engine: LLM, requests: Sequence[Request]) -> list[tuple[int, ...]]:
     """Tokens of requests that one pass admits together, as far as they fit in a batch."""
-    answers = engine._started().submit_together(requests, engine._begin)
+    answers = engine._started().submit_together(requests, engine)
     return [answer.finish().token_ids for answer in answers]

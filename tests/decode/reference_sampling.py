@@ -8,13 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from trt_eagle3.decode.sampling import Sampling
+from trt_eagle3.decode.sampling_params import SamplingParams
 
 __all__ = ["edge_distance", "ref_penalised", "ref_probs"]
 
 
 def ref_penalised(
-    logits: Sequence[float], prompt: Sequence[int], answer: Sequence[int], sampling: Sampling
+    logits: Sequence[float], prompt: Sequence[int], answer: Sequence[int], sampling: SamplingParams
 ) -> list[float]:
     """Logits [V] after ``prompt`` and ``answer`` with their penalties."""
     found = []
@@ -26,19 +26,19 @@ def ref_penalised(
     return found
 
 
-def ref_probs(logits: Sequence[float], sampling: Sampling) -> list[float]:
+def ref_probs(logits: Sequence[float], sampling: SamplingParams) -> list[float]:
     """Probabilities [V] of penalised ``logits``; temperature must not be 0."""
     return _filtered(logits, sampling)[0]
 
 
-def edge_distance(logits: Sequence[float], sampling: Sampling) -> float:
+def edge_distance(logits: Sequence[float], sampling: SamplingParams) -> float:
     """How near a filter's edge is to a token that it decides about: rounding may decide
     otherwise below some 1e-12.
     """
     return _filtered(logits, sampling)[1]
 
 
-def _filtered(logits: Sequence[float], sampling: Sampling) -> tuple[list[float], float]:
+def _filtered(logits: Sequence[float], sampling: SamplingParams) -> tuple[list[float], float]:
     best, distance = max(logits), 1.0
     probs = _normalised([math.exp((logit - best) / sampling.temperature) for logit in logits])
     if sampling.top_k:

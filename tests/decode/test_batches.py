@@ -11,7 +11,7 @@ import pytest
 
 import trt_eagle3
 from tests.decode.heldout import heldout, plain_answers, request_of, served
-from tests.decode.overwriting import OverwritingEngine, ask_together
+from tests.decode.overwriting import ask_together, overwriting_llm
 from tests.tiny import build_tiny
 
 MODES: dict[str, dict[str, Any]] = {
@@ -60,7 +60,7 @@ def test_outputs_that_the_next_run_overwrites_mix_nothing_up(
     batch run meanwhile.
     """
     limits = {"max_batch_size": 4, "max_kv_tokens": 1024}
-    engine = OverwritingEngine(
+    engine = overwriting_llm(
         build_tiny(folder / "overwriting", limits=limits, speculation=MODES[mode])
     )
     size = {i: e.images[0].size for i, e in enumerate(heldout()) if e.kind == "image"}

@@ -14,8 +14,8 @@ from torch import Tensor
 
 import trt_eagle3
 from tests.tiny import build_tiny
-from trt_eagle3.decode.engine import Engine
 from trt_eagle3.decode.kv_cache import KVCache
+from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, causal_mask
 
 PROMPTS = 40
@@ -31,7 +31,7 @@ TIE = 20 * 2**-9
 
 
 @pytest.fixture(scope="module")
-def float32(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+def float32(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     return trt_eagle3.load(build_tiny(tmp_path_factory.mktemp("float32")))
 
 
@@ -40,20 +40,23 @@ def options(example: Example) -> dict[str, object]:
     return {"images": list(example.images), "videos": videos}
 
 
-def next_logits(engine: Engine, example: Example, tokens: Sequence[int]) -> Tensor:
+def next_logits(engine: LLM, example: Example, tokens: Sequence[int]) -> Tensor:
     """f32 [V]: what the float32 target says after the prompt and ``tokens``, in one pass over
     all of them.
     """
-    text, page_size = engine.spec.text, engine.record.config.engine.page_size
+    text, page_size = engine.bundle.spec.text, engine.bundle.record.config.engine.page_size
     prompt = engine.encode(engine.prepare(example.prompt, **options(example)))
     ids = torch.cat([prompt.token_ids, torch.tensor(tokens, dtype=torch.int64)])
     pages = torch.arange(1, -(-len(ids) // page_size) + 1, dtype=torch.int32)[None]
     slots = (pages.shape[1] + 1) * page_size
     cache = KVCache(text.num_layers, text.num_kv_heads, text.head_dim, slots, torch.float32)
     target = TargetRunner(
-        engine.open_graph("target"), cache, engine.embedding, engine.spec.num_deepstack
+        engine.bundle.open_graph("target"),
+        cache,
+        engine.bundle.embedding,
+        engine.bundle.spec.num_deepstack,
     )
-    embeds = engine.embedding.lookup(ids)
+    embeds = engine.bundle.embedding.lookup(ids)
     prompt.put_visual(embeds, 0)
     deepstack = embeds.new_zeros(target.num_deepstack, 1, *embeds.shape)
     prompt.put_deepstack(deepstack[:, 0], 0)
@@ -71,7 +74,7 @@ def distance(logits: Tensor, tokens: Sequence[int]) -> float:
 
 @pytest.mark.gpu
 def test_every_mismatch_of_bfloat16_speculation_is_a_tie(
-    float32: Engine, tmp_path: Path, record_property: pytest.RecordProperty
+    float32: LLM, tmp_path: Path, record_property: pytest.RecordProperty
 ) -> None:
     if not torch.cuda.is_available():
         pytest.skip("torch sees no CUDA device")
@@ -97,7 +100,7 @@ def test_every_mismatch_of_bfloat16_speculation_is_a_tie(
     assert all(gap < TIE for gap in gaps), gaps
 
 
-def test_the_float32_target_says_the_engine_s_own_tokens(float32: Engine) -> None:
+def test_the_float32_target_says_the_engine_s_own_tokens(float32: LLM) -> None:
     for example in examples("heldout", 11, 6):
         tokens = float32.generate(
             example.prompt, speculation=False, max_tokens=8, **options(example)
@@ -106,7 +109,7 @@ def test_the_float32_target_says_the_engine_s_own_tokens(float32: Engine) -> Non
             assert distance(next_logits(float32, example, tokens[:count]), [tokens[count]]) == 0
 
 
-def test_a_wrong_token_is_no_tie(float32: Engine) -> None:
+def test_a_wrong_token_is_no_tie(float32: LLM) -> None:
     """Planted: the second-best token of a trained target, at each place of an answer, would have
     been noticed.
     """

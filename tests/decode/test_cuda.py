@@ -14,7 +14,7 @@ from tasks import examples
 import trt_eagle3
 from tests.decode.overwriting import ask_together
 from tests.tiny import build_tiny
-from trt_eagle3 import Engine, Request, Sampling
+from trt_eagle3 import LLM, Request
 from trt_eagle3.decode.answer import Answer
 from trt_eagle3.engine.torch import capi
 from trt_eagle3.errors import DeviceMemoryError, UserError
@@ -34,9 +34,9 @@ def cuda() -> None:
 
 
 @pytest.fixture(scope="module")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
+def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LLM]:
 
-    def engine(**changes: dict[str, object]) -> Engine:
+    def engine(**changes: dict[str, object]) -> LLM:
         limits = {"max_batch_size": 4}
         return trt_eagle3.load(
             build_tiny(tmp_path_factory.mktemp("engines"), limits=limits, **changes)
@@ -60,7 +60,7 @@ def requests(**options: Any) -> list[Request]:
     ]
 
 
-def answers(engine: Engine, concurrency: int = 1, **options: Any) -> list[tuple[int, ...]]:
+def answers(engine: LLM, concurrency: int = 1, **options: Any) -> list[tuple[int, ...]]:
     """Tokens of every request, so many of them in flight at once."""
     found: list[tuple[int, ...]] = []
     flying: list[Answer] = []
@@ -73,7 +73,7 @@ def answers(engine: Engine, concurrency: int = 1, **options: Any) -> list[tuple[
 
 @pytest.mark.parametrize("name", ["float32", "tree", "dynamic"])
 def test_float32_on_cuda_gives_the_tokens_of_the_cpu_alone_and_in_batches(
-    engines: dict[str, Engine], name: str
+    engines: dict[str, LLM], name: str
 ) -> None:
     plain = answers(engines["cpu"], speculation=False)
     assert answers(engines[name], speculation=False) == plain
@@ -82,9 +82,7 @@ def test_float32_on_cuda_gives_the_tokens_of_the_cpu_alone_and_in_batches(
 
 
 @pytest.mark.parametrize("name", ["float32", "tree", "dynamic"])
-def test_prompts_admitted_together_keep_their_pictures(
-    engines: dict[str, Engine], name: str
-) -> None:
+def test_prompts_admitted_together_keep_their_pictures(engines: dict[str, LLM], name: str) -> None:
     """Small pictures of one shape go through one captured graph, whose outputs the next ones
     overwrite.
     """
@@ -97,14 +95,14 @@ def test_prompts_admitted_together_keep_their_pictures(
         ] == alone
 
 
-def test_sampling_on_cuda_says_the_same_for_the_same_seed(engines: dict[str, Engine]) -> None:
-    sampling = Sampling(temperature=1.0, top_k=50, top_p=0.95, repetition_penalty=1.1, seed=3)
+def test_sampling_on_cuda_says_the_same_for_the_same_seed(engines: dict[str, LLM]) -> None:
+    sampling = SamplingParams(temperature=1.0, top_k=50, top_p=0.95, repetition_penalty=1.1, seed=3)
     first, again = (answers(engines["dynamic"], sampling=sampling) for _ in range(2))
     assert first == again
 
 
 def test_bfloat16_speculation_differs_from_plain_at_most_in_ties(
-    engines: dict[str, Engine],
+    engines: dict[str, LLM],
 ) -> None:
     """Verify and decode have other shapes, so other roundings: a near tie may fall either way,
     seldom.
@@ -113,7 +111,7 @@ def test_bfloat16_speculation_differs_from_plain_at_most_in_ties(
     assert sum(a != b for a, b in pairs) <= 2
 
 
-def test_a_cycle_waits_for_the_device_once(engines: dict[str, Engine]) -> None:
+def test_a_cycle_waits_for_the_device_once(engines: dict[str, LLM]) -> None:
     engine = engines["float32"]
     prompt = engine.encode(engine.prepare("What is 12 plus 30?"))
     for _ in range(3):
@@ -131,7 +129,7 @@ def test_a_cycle_waits_for_the_device_once(engines: dict[str, Engine]) -> None:
     assert len(waits) == 1, [str(w.message) for w in waits]
 
 
-def test_kernels_are_in_use(engines: dict[str, Engine]) -> None:
+def test_kernels_are_in_use(engines: dict[str, LLM]) -> None:
     assert engines["float32"].record.config.engine.device == "cuda"
     assert capi.available(), "build them first: make plugins"
 

@@ -26,7 +26,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("stop_token_ids", ["7"], "expected a list of token ids, got ['7']"),
     ("ignore_eos", "no", "expected true or false, got 'no'"),
     ("speculation", None, "expected true or false, got None"),
-    ("sampling", {"temperature": 1}, "expected a Sampling, got dict"),
+    ("sampling", {"temperature": 1}, "expected a SamplingParams, got dict"),
 ]
 
 

@@ -22,7 +22,8 @@ from trt_eagle3.decode.kv_cache import KVCache, PagePool
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.propose import Proposer
 from trt_eagle3.decode.runner import DraftRunner, TargetRunner
-from trt_eagle3.decode.sampling import Sampler, Sampling
+from trt_eagle3.decode.sampling import Sampler
+from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import Tree
 
@@ -34,7 +35,7 @@ TREES: dict[str, AnyTree | None] = {
     "dynamic tree": DynamicTree(steps=3, topk=3, num_nodes=10),
 }
 LAYOUTS: dict[str, list[Any]] = {"text": [9], "image": [3, (2, 2), 2]}
-SAMPLING = Sampling(
+SAMPLING = SamplingParams(
     temperature=0.8, top_k=9, top_p=0.95, repetition_penalty=1.2, presence_penalty=0.3
 )
 
@@ -82,7 +83,7 @@ def answers(
     decoder: Decoder,
     prompt: Prompt,
     tree: AnyTree | None,
-    samplings: Sequence[Sampling],
+    samplings: Sequence[SamplingParams],
     count: int,
 ) -> Any:
     """``count`` tokens of each of a batch, and how many cycles that took."""
@@ -184,9 +185,9 @@ def test_biased_sampler_is_caught_through_the_decoder(
 
 
 GREEDY_PENALTIES = [
-    Sampling(repetition_penalty=1.3),
-    Sampling(presence_penalty=0.9),
-    Sampling(repetition_penalty=1.1, presence_penalty=1.5),
+    SamplingParams(repetition_penalty=1.3),
+    SamplingParams(presence_penalty=0.9),
+    SamplingParams(repetition_penalty=1.1, presence_penalty=1.5),
 ]
 
 
@@ -223,7 +224,7 @@ def test_same_seed_same_request_same_batch_shape_gives_the_same_tokens(
     prompt = make_prompt(pair, LAYOUTS["image"], seed=1)
 
     def output_ids(*seeds: int) -> list[list[int]]:
-        samplings = [Sampling(temperature=1.0, seed=seed) for seed in seeds]
+        samplings = [SamplingParams(temperature=1.0, seed=seed) for seed in seeds]
         return answers(decoder, prompt, TREES[tree], samplings, 25)[0]
 
     first, again = output_ids(1, 2, 1), output_ids(1, 2, 1)

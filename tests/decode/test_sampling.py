@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.decode.chi_square import FALSE_ALARM, p_value
 from tests.decode.reference_sampling import edge_distance, ref_penalised, ref_probs
 from trt_eagle3.decode import sampling as sampling_module
-from trt_eagle3.decode.sampling import GREEDY, Sampler, Sampling, target_probs
+from trt_eagle3.decode.sampling import GREEDY, Sampler, SamplingParams, target_probs
 from trt_eagle3.decode.tree import Tree
 from trt_eagle3.errors import UserError
 
@@ -35,7 +35,7 @@ def no_numbers(*_: Any) -> Any:
 @st.composite
 def settings(draw: st.DrawFn) -> Sampling:
     temperatures = st.sampled_from([1e-3, 0.3, 1.0, 2.0, 100.0])
-    return Sampling(
+    return SamplingParams(
         temperature=draw(temperatures),
         top_k=draw(st.integers(0, VOCAB + 3)),
         top_p=draw(st.sampled_from([1e-9, 0.1, 0.5, 0.77, 0.999, 1.0])),
@@ -53,7 +53,7 @@ ROWS = st.lists(
 
 @given(rows=ROWS, sampling=settings())
 def test_target_probs_of_any_logits_and_filters_equal_sort_and_scan(
-    rows: list[list[float]], sampling: Sampling
+    rows: list[list[float]], sampling: SamplingParams
 ) -> None:
     assume(all(edge_distance(row, sampling) > 1e-9 for row in rows))
     found = target_probs(torch.tensor(rows), sampling)
@@ -66,18 +66,18 @@ def test_target_probs_of_any_logits_and_filters_equal_sort_and_scan(
 @pytest.mark.parametrize(
     ("logits", "sampling", "kept"),
     [
-        ([1.0, 3.0, 3.0, 0.0], Sampling(1.0, top_k=1), [1, 2]),
-        ([1.0, 3.0, 1.0, 0.0], Sampling(1.0, top_k=2), [0, 1, 2]),
-        ([0.0, 0.0, 0.0, 0.0], Sampling(1.0, top_p=0.25), [0, 1, 2, 3]),
-        ([5.0, 0.0, 0.0, -9.0], Sampling(1.0, top_p=0.99), [0, 1, 2]),
-        ([5.0, 5.0, 0.0, -9.0], Sampling(1.0, min_p=1.0), [0, 1]),
-        ([5.0, 4.0, 3.0, 2.0], Sampling(1.0, top_p=1e-9), [0]),
-        ([5.0, 4.0, 3.0, 2.0], Sampling(1.0, top_k=4), [0, 1, 2, 3]),
-        ([5.0, 4.0, 3.0, 2.0], Sampling(1.0, top_k=2**31 - 1), [0, 1, 2, 3]),
+        ([1.0, 3.0, 3.0, 0.0], SamplingParams(1.0, top_k=1), [1, 2]),
+        ([1.0, 3.0, 1.0, 0.0], SamplingParams(1.0, top_k=2), [0, 1, 2]),
+        ([0.0, 0.0, 0.0, 0.0], SamplingParams(1.0, top_p=0.25), [0, 1, 2, 3]),
+        ([5.0, 0.0, 0.0, -9.0], SamplingParams(1.0, top_p=0.99), [0, 1, 2]),
+        ([5.0, 5.0, 0.0, -9.0], SamplingParams(1.0, min_p=1.0), [0, 1]),
+        ([5.0, 4.0, 3.0, 2.0], SamplingParams(1.0, top_p=1e-9), [0]),
+        ([5.0, 4.0, 3.0, 2.0], SamplingParams(1.0, top_k=4), [0, 1, 2, 3]),
+        ([5.0, 4.0, 3.0, 2.0], SamplingParams(1.0, top_k=2**31 - 1), [0, 1, 2, 3]),
     ],
 )
 def test_tokens_at_the_edge_of_a_filter(
-    logits: list[float], sampling: Sampling, kept: list[int]
+    logits: list[float], sampling: SamplingParams, kept: list[int]
 ) -> None:
     assert target_probs(torch.tensor([logits]), sampling)[0].nonzero().flatten().tolist() == kept
 
@@ -91,25 +91,27 @@ def test_top_p_of_a_large_vocabulary_is_as_if_all_were_sorted(
     logits = (torch.randn(3, 5000, generator=torch.Generator().manual_seed(1)) * scale).round(
         decimals=2
     )
-    found = target_probs(logits, Sampling(1.0, top_p=top_p))
+    found = target_probs(logits, SamplingParams(1.0, top_p=top_p))
     monkeypatch.setattr(sampling_module, "_FEW", 5000)
-    assert torch.equal(found, target_probs(logits, Sampling(1.0, top_p=top_p)))
+    assert torch.equal(found, target_probs(logits, SamplingParams(1.0, top_p=top_p)))
 
 
 def test_top_p_counts_of_what_top_k_left() -> None:
     logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()  # after top_k 2: 4/7, 3/7
-    assert target_probs(logits, Sampling(1.0, top_k=2, top_p=0.55))[0].tolist() == [
+    assert target_probs(logits, SamplingParams(1.0, top_k=2, top_p=0.55))[0].tolist() == [
         1.0,
         0.0,
         0.0,
         0.0,
     ]
-    assert int((target_probs(logits, Sampling(1.0, top_p=0.55)) > 0).sum()) == 2
+    assert int((target_probs(logits, SamplingParams(1.0, top_p=0.55)) > 0).sum()) == 2
 
 
 @pytest.mark.parametrize("temperature", [5e-324, 1e-300, 1e-30])
 def test_temperature_near_zero_is_greedy_in_the_limit(temperature: float) -> None:
-    found = target_probs(torch.tensor([[1.0, 3.5, -2.0], [1e30, 0.0, 1e30]]), Sampling(temperature))
+    found = target_probs(
+        torch.tensor([[1.0, 3.5, -2.0], [1e30, 0.0, 1e30]]), SamplingParams(temperature)
+    )
     assert found.tolist() == [[0.0, 1.0, 0.0], [0.5, 0.0, 0.5]]
 
 
@@ -117,7 +119,7 @@ def test_sampling_is_greedy_unless_told_otherwise() -> None:
     assert GREEDY.greedy
     assert not GREEDY.penalised
     assert not Sampler(GREEDY, torch.tensor([1]), VOCAB).needs_probs
-    assert Sampler(Sampling(presence_penalty=1.0), torch.tensor([1]), VOCAB).needs_probs
+    assert Sampler(SamplingParams(presence_penalty=1.0), torch.tensor([1]), VOCAB).needs_probs
     assert target_probs(torch.tensor([[1.0, 3.0, 3.0]]), GREEDY).tolist() == [[0.0, 1.0, 0.0]]
 
 
@@ -125,11 +127,13 @@ def test_sampling_is_greedy_unless_told_otherwise() -> None:
 
 
 @st.composite
-def penalised(draw: st.DrawFn) -> tuple[Sampling, list[int], list[int], list[int], torch.Tensor]:
+def penalised(
+    draw: st.DrawFn,
+) -> tuple[SamplingParams, list[int], list[int], list[int], torch.Tensor]:
     """Penalties, prompt, answer (its last token is the root), tokens at the nodes of TREE,
     logits.
     """
-    sampling = Sampling(
+    sampling = SamplingParams(
         temperature=draw(st.sampled_from([0.0, 1.0])),
         repetition_penalty=draw(st.sampled_from([0.5, 1.0, 1.3])),
         presence_penalty=draw(st.sampled_from([-0.7, 0.0, 0.9])),
@@ -148,14 +152,14 @@ def test_penalties_of_a_tree_are_those_of_each_path_alone(monkeypatch: Any) -> N
     judged: list[torch.Tensor] = []
     probs = sampling_module.target_probs
 
-    def watched(logits: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    def watched(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
         judged.append(logits)
         return probs(logits, sampling)
 
     monkeypatch.setattr(sampling_module, "target_probs", watched)
 
     @given(case=penalised())
-    def check(case: tuple[Sampling, list[int], list[int], list[int], torch.Tensor]) -> None:
+    def check(case: tuple[SamplingParams, list[int], list[int], list[int], torch.Tensor]) -> None:
         sampling, prompt, answer, nodes, logits = case
         sampler = Sampler(sampling, torch.tensor(prompt), VOCAB)
         sampler.first(logits[0])
@@ -182,7 +186,7 @@ def test_penalties_of_a_tree_are_those_of_each_path_alone(monkeypatch: Any) -> N
     [torch.eye(TREE.num_nodes).bool(), torch.ones(TREE.num_nodes, TREE.num_nodes).tril().bool()],
 )
 def test_penalties_by_a_wrong_mask_are_caught(mask: torch.Tensor) -> None:
-    sampling = Sampling(0.0, presence_penalty=50.0)
+    sampling = SamplingParams(0.0, presence_penalty=50.0)
     nodes = torch.arange(TREE.num_nodes)
 
     def says(mask: torch.Tensor) -> torch.Tensor:
@@ -197,7 +201,9 @@ def test_penalties_by_a_wrong_mask_are_caught(mask: torch.Tensor) -> None:
 
 def test_image_tokens_of_a_prompt_and_tokens_said_before_a_preemption_count() -> None:
     sampler = Sampler(
-        Sampling(0.0, repetition_penalty=2.0, presence_penalty=1.0), torch.tensor([5, 5, 5]), VOCAB
+        SamplingParams(0.0, repetition_penalty=2.0, presence_penalty=1.0),
+        torch.tensor([5, 5, 5]),
+        VOCAB,
     )
     logits = torch.tensor([4.0, 3.9, 3.8, 0.0, 0.0, 4.1, 0.0, 0.0, 0.0])
     output_ids = []
@@ -212,7 +218,7 @@ def test_image_tokens_of_a_prompt_and_tokens_said_before_a_preemption_count() ->
 
 
 def verify_results(seed: int | None) -> list[list[int]]:
-    sampler = Sampler(Sampling(1.0, seed=seed), torch.tensor([1]), VOCAB)
+    sampler = Sampler(SamplingParams(1.0, seed=seed), torch.tensor([1]), VOCAB)
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(20, TREE.num_nodes, VOCAB, generator=generator)
     nodes = torch.arange(TREE.num_nodes)
@@ -234,7 +240,7 @@ def test_seeds_do_not_touch_the_numbers_of_others() -> None:
 
 
 def test_first_token_has_the_targets_probabilities() -> None:
-    sampling = Sampling(0.7, top_k=6, top_p=0.95, repetition_penalty=1.3, seed=3)
+    sampling = SamplingParams(0.7, top_k=6, top_p=0.95, repetition_penalty=1.3, seed=3)
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(1))
     sampler = Sampler(sampling, torch.tensor([1, 4]), VOCAB)
     counts = torch.bincount(
@@ -246,7 +252,7 @@ def test_first_token_has_the_targets_probabilities() -> None:
 
 def test_greedy_verdict_draws_no_random_number(monkeypatch: Any) -> None:
     monkeypatch.setattr(Sampler, "_draw", no_numbers)
-    sampler = Sampler(Sampling(0.0, presence_penalty=0.5), torch.tensor([1]), VOCAB)
+    sampler = Sampler(SamplingParams(0.0, presence_penalty=0.5), torch.tensor([1]), VOCAB)
     logits = torch.randn(TREE.num_nodes, VOCAB, generator=torch.Generator().manual_seed(1))
     verdict = sampler.verdict(
         logits, torch.arange(TREE.num_nodes), torch.tensor(TREE.parents), TREE.mask
@@ -259,7 +265,7 @@ def test_bonus_is_never_a_token_without_probability_nor_a_child(
     number: float, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(Sampler, "_draw", lambda _: torch.tensor([number], dtype=torch.float64))
-    sampler = Sampler(Sampling(1.0, top_k=5), torch.tensor([0]), VOCAB)
+    sampler = Sampler(SamplingParams(1.0, top_k=5), torch.tensor([0]), VOCAB)
     nodes = torch.arange(TREE.num_nodes)  # node i has token i, so node 0 must not say 1, 2 or 3
     for seed in range(30):
         logits = torch.randn(TREE.num_nodes, VOCAB, generator=torch.Generator().manual_seed(seed))
@@ -273,7 +279,7 @@ def test_bonus_is_never_a_token_without_probability_nor_a_child(
 
 
 def test_uniform_numbers_are_below_one_and_fill_the_interval() -> None:
-    sampler = Sampler(Sampling(1.0, seed=0), torch.tensor([0]), VOCAB)
+    sampler = Sampler(SamplingParams(1.0, seed=0), torch.tensor([0]), VOCAB)
     numbers = torch.tensor([sampler.uniform() for _ in range(4000)], dtype=torch.float64)
     counts = torch.histc(numbers, 16, 0.0, 1.0).long()
     assert p_value(counts, torch.full((16,), 1 / 16, dtype=torch.float64)) > FALSE_ALARM
@@ -317,7 +323,7 @@ def test_what_is_no_finite_number_is_refused_by_name_in_one_line(name: str, valu
     with pytest.raises(
         UserError, match=f"^{name}: expected a (whole )?number (from|above) .*, got "
     ) as error:
-        Sampling(**{name: value})
+        SamplingParams(**{name: value})
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 160
 
@@ -337,9 +343,9 @@ BOUNDS: dict[str, tuple[list[Any], list[Any]]] = {
 def test_bounds_of_each_value_are_as_said(name: str) -> None:
     taken, refused = BOUNDS[name]
     for value in taken:
-        Sampler(Sampling(**{"temperature": 1.0, name: value}), torch.tensor([0]), VOCAB).first(
-            torch.zeros(VOCAB)
-        )
+        Sampler(
+            SamplingParams(**{"temperature": 1.0, name: value}), torch.tensor([0]), VOCAB
+        ).first(torch.zeros(VOCAB))
     for value in refused:
         with pytest.raises(UserError, match=f"^{name}: expected"):
-            Sampling(**{name: value})
+            SamplingParams(**{name: value})

@@ -33,7 +33,7 @@ from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.propose import Proposer
 from trt_eagle3.decode.runner import AttentionMetadata
-from trt_eagle3.decode.sampling import Sampling
+from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.errors import DeviceMemoryError, EngineFailedError
 
@@ -209,7 +209,7 @@ def test_who_comes_back_has_room_for_a_cycle(cached: bool) -> None:
 
 def test_sampled_sequence_that_was_put_off_goes_on_with_its_random_numbers() -> None:
     """Alone and put off midway, the same seed says the same."""
-    sampling = Sampling(temperature=1.5, seed=5, repetition_penalty=1.3)
+    sampling = SamplingParams(temperature=1.5, seed=5, repetition_penalty=1.3)
     answers = []
     for interrupted in (False, True):
         scheduler = make_scheduler(PagePool(NUM_PAGES, PAGE_SIZE), None, lambda _: CHAIN)

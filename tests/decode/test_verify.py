@@ -32,7 +32,8 @@ from trt_eagle3.decode.dynamic_tree import DynamicTree
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.propose import Proposal, Proposer
-from trt_eagle3.decode.sampling import Sampler, Sampling
+from trt_eagle3.decode.sampling import Sampler
+from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import Tree
 from trt_eagle3.decode.verify import verify_tree
@@ -79,7 +80,7 @@ class Judged:
     weights: Tensor
 
 
-def judged(shape: str, sampling: Sampling) -> Judged:
+def judged(shape: str, sampling: SamplingParams) -> Judged:
     """``Sampler.verdict`` of every tree, up to its random number."""
     trees, probs = forest(shape), []
     weights: list[Tensor] = []
@@ -135,7 +136,7 @@ def counted(trees: Judged, draws: int, pairs: int) -> tuple[Tensor, Tensor]:
 
 
 @lru_cache
-def exact(sampling: Sampling) -> Tensor:
+def exact(sampling: SamplingParams) -> Tensor:
     """float64 [V, V]: the probability of each two tokens after ``ROOT``, in plain Python."""
     step = torch.tensor([ref_probs(row, sampling) for row in TARGET.tolist()], dtype=torch.float64)
     return step[ROOT][:, None] * step
@@ -156,7 +157,7 @@ SETTINGS = [
 def test_sampled_tokens_have_the_targets_probabilities(
     shape: str, temperature: float, filters: str
 ) -> None:
-    sampling = Sampling(temperature, **FILTERS[filters])
+    sampling = SamplingParams(temperature, **FILTERS[filters])
     counts = counted(judged(shape, sampling), DRAWS, PAIRS)
     found = p_values(counts, exact(sampling))
     assert min(found) > FALSE_ALARM, found
@@ -164,7 +165,7 @@ def test_sampled_tokens_have_the_targets_probabilities(
 
 def test_trees_of_these_tests_are_accepted_and_rejected_at_every_depth() -> None:
     for shape in SHAPES:
-        trees = judged(shape, Sampling(1.0))
+        trees = judged(shape, SamplingParams(1.0))
         uniform = random.Random(0).random
         lengths = {
             len(
@@ -191,15 +192,15 @@ def greedy_rule(siblings: Any, probs: Any, _: Callable[[], float]) -> int | None
 _TARGET_PROBS = sampling_module.target_probs
 
 
-def twice(logits: Tensor, sampling: Sampling) -> Tensor:
+def twice(logits: Tensor, sampling: SamplingParams) -> Tensor:
     """The filters again, over what they left."""
     return _TARGET_PROBS(_TARGET_PROBS(logits, sampling).log() * sampling.temperature, sampling)
 
 
-def filters_first(logits: Tensor, sampling: Sampling) -> Tensor:
+def filters_first(logits: Tensor, sampling: SamplingParams) -> Tensor:
     """The filters look at probabilities before the temperature."""
-    cold = Sampling(1.0, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)
-    return _TARGET_PROBS(_TARGET_PROBS(logits, cold).log(), Sampling(sampling.temperature))
+    cold = SamplingParams(1.0, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)
+    return _TARGET_PROBS(_TARGET_PROBS(logits, cold).log(), SamplingParams(sampling.temperature))
 
 
 def keep_all(probs: Tensor, *_: Any) -> Tensor:
@@ -220,7 +221,7 @@ FAULTS: dict[str, tuple[Any, str, Any]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_biased_rule_fails_the_same_test(fault: str) -> None:
-    sampling = Sampling(2.0, **FILTERS["filtered"])
+    sampling = SamplingParams(2.0, **FILTERS["filtered"])
     owner, name, wrong = FAULTS[fault]
     with patch.object(owner, name, wrong):
         counts = counted(judged("static tree", sampling), FAULTY_DRAWS, FAULTY_DRAWS)
@@ -233,14 +234,16 @@ def test_biased_rule_fails_the_same_test(fault: str) -> None:
 def test_biased_bonus_fails_the_same_test_on_a_chain(fault: str) -> None:
     owner, name, wrong = FAULTS[fault]
     with patch.object(owner, name, wrong):
-        counts = counted(judged("chain", Sampling(1.0)), FAULTY_DRAWS, FAULTY_DRAWS)
-    assert min(p_values(counts, exact(Sampling(1.0)))) < FALSE_ALARM
+        counts = counted(judged("chain", SamplingParams(1.0)), FAULTY_DRAWS, FAULTY_DRAWS)
+    assert min(p_values(counts, exact(SamplingParams(1.0)))) < FALSE_ALARM
 
 
 # The sampler's own random numbers, through ``verify_tree``
 
 
-def sequences(samplings: list[Sampling], prompt: tuple[int, ...] = (ROOT,)) -> list[SequenceState]:
+def sequences(
+    samplings: list[SamplingParams], prompt: tuple[int, ...] = (ROOT,)
+) -> list[SequenceState]:
     """Sequences that have said ``ROOT`` and nothing more."""
     tokens = torch.tensor(prompt)
     places = torch.zeros(3, len(prompt), dtype=torch.int32)
@@ -270,7 +273,7 @@ def step(shape: str, batch: list[SequenceState], counts: list[int] | None = None
 
 
 def drawn(
-    shape: str, sampling: Sampling, draws: int, prompt: tuple[int, ...] = (ROOT,)
+    shape: str, sampling: SamplingParams, draws: int, prompt: tuple[int, ...] = (ROOT,)
 ) -> tuple[Tensor, Tensor]:
     """What ``counted`` counts, of sequences with seeds 0 to ``draws``."""
     batch = sequences([replace(sampling, seed=seed) for seed in range(draws)], prompt)
@@ -284,14 +287,17 @@ def drawn(
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_judge_with_seeds_of_its_own_has_the_targets_probabilities(shape: str) -> None:
-    sampling = Sampling(1.0, top_k=12)
+    sampling = SamplingParams(1.0, top_k=12)
     assert min(p_values(drawn(shape, sampling, 1000), exact(sampling))) > FALSE_ALARM
 
 
 def test_one_seed_gives_one_answer_in_any_company() -> None:
     def answers(others: int) -> list[int]:
         batch = sequences(
-            [Sampling(1.0, seed=11), *(Sampling(1.0, seed=seed) for seed in range(others))]
+            [
+                SamplingParams(1.0, seed=11),
+                *(SamplingParams(1.0, seed=seed) for seed in range(others)),
+            ]
         )
         for _ in range(12):
             step("static tree", batch)
@@ -303,11 +309,11 @@ def test_one_seed_gives_one_answer_in_any_company() -> None:
 def test_batch_of_all_kinds_says_what_each_one_says_alone() -> None:
     """Greedy, sampled, penalised; and one that had no room for a tree."""
     kinds = [
-        Sampling(),
-        Sampling(1.0, seed=1),
-        Sampling(0.0, presence_penalty=3.0),
-        Sampling(0.7, top_p=0.9, repetition_penalty=1.4, seed=2),
-        Sampling(2.0, seed=3),
+        SamplingParams(),
+        SamplingParams(1.0, seed=1),
+        SamplingParams(0.0, presence_penalty=3.0),
+        SamplingParams(0.7, top_p=0.9, repetition_penalty=1.4, seed=2),
+        SamplingParams(2.0, seed=3),
     ]
     num_nodes = forest("static tree").tokens.shape[1]
     counts = [num_nodes, num_nodes, num_nodes, num_nodes, 1]
@@ -321,14 +327,18 @@ def test_batch_of_all_kinds_says_what_each_one_says_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    "sampling", [Sampling(), Sampling(1.0, seed=1), Sampling(0.0, presence_penalty=3.0)]
+    "sampling",
+    [SamplingParams(), SamplingParams(1.0, seed=1), SamplingParams(0.0, presence_penalty=3.0)],
 )
 @pytest.mark.parametrize("padding", [torch.nan, torch.inf, 1e30])
 def test_what_stands_in_padding_rows_is_nothing_to_a_sequence_without_room_for_a_tree(
-    sampling: Sampling, padding: float
+    sampling: SamplingParams, padding: float
 ) -> None:
     """No kernel promises what it leaves there."""
-    (alone,), (with_tree, root_only) = sequences([sampling]), sequences([Sampling(), sampling])
+    (alone,), (with_tree, root_only) = (
+        sequences([sampling]),
+        sequences([SamplingParams(), sampling]),
+    )
     proposal = Proposal(
         **{name: field[[ROOT, ROOT]] for name, field in vars(forest("static tree")).items()}
     )
@@ -345,15 +355,15 @@ def test_sequences_with_the_same_filters_are_judged_at_once_as_many_as_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two kinds of filters, seeds and penalties of their own."""
-    kinds = [Sampling(1.0, top_p=0.9, seed=seed) for seed in range(4)]
+    kinds = [SamplingParams(1.0, top_p=0.9, seed=seed) for seed in range(4)]
     kinds += [
-        Sampling(1.0, top_p=0.9, seed=4, presence_penalty=0.7),
-        Sampling(0.5, seed=5),
-        Sampling(0.5, seed=6),
+        SamplingParams(1.0, top_p=0.9, seed=4, presence_penalty=0.7),
+        SamplingParams(0.5, seed=5),
+        SamplingParams(0.5, seed=6),
     ]
     judged: list[int] = []
 
-    def watched(logits: Tensor, sampling: Sampling) -> Tensor:
+    def watched(logits: Tensor, sampling: SamplingParams) -> Tensor:
         judged.append(len(logits))
         return _TARGET_PROBS(logits, sampling)
 
@@ -373,11 +383,12 @@ def test_sequences_with_the_same_filters_are_judged_at_once_as_many_as_fit(
 
 
 @pytest.mark.parametrize(
-    "sampling", [Sampling(), Sampling(0.0, repetition_penalty=1.3, presence_penalty=0.8)]
+    "sampling",
+    [SamplingParams(), SamplingParams(0.0, repetition_penalty=1.3, presence_penalty=0.8)],
 )
 @pytest.mark.parametrize("shape", SHAPES)
 def test_greedy_says_what_plain_python_says_penalties_or_not(
-    shape: str, sampling: Sampling
+    shape: str, sampling: SamplingParams
 ) -> None:
     (sequence,) = sequences([sampling], prompt=(3, 9, 9))
     while len(sequence.tokens) < 60:
@@ -391,7 +402,7 @@ def test_greedy_says_what_plain_python_says_penalties_or_not(
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_sampled_with_penalties_has_the_probabilities_of_each_path(shape: str) -> None:
-    sampling = Sampling(1.0, repetition_penalty=1.5, presence_penalty=1.0, top_p=0.9)
+    sampling = SamplingParams(1.0, repetition_penalty=1.5, presence_penalty=1.0, top_p=0.9)
     prompt = (3, 9)
 
     def after(*answer: int) -> Tensor:

@@ -332,4 +332,4 @@ def test_ids_out_of_range_in_the_drafts_vocabulary_are_refused(bundle: Path) -> 
     (bundle / DRAFT_FILE).write_bytes(data)
     engine = trt_eagle3.load(bundle)
     with pytest.raises(UserError, match="d2t: ids out of range"):
-        _ = engine.drafting
+        _ = engine.bundle.drafting

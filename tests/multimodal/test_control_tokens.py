@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer, normalizers
 
 from tests.multimodal.conftest import GOLDENS, TinySpec
 from tests.tiny import TARGET, build_tiny, tiny_config
-from trt_eagle3.decode.engine import load
+from trt_eagle3.decode.llm import load
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal import Processor
 from trt_eagle3.multimodal.control_tokens import ControlTokens

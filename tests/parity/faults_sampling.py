@@ -19,7 +19,7 @@ from trt_eagle3.decode.accept import Accepted, accept
 def _double_top_p(p: Planted) -> None:
     true = sampling.target_probs
 
-    def twice(logits: Tensor, options: sampling.Sampling) -> Tensor:
+    def twice(logits: Tensor, options: sampling.SamplingParams) -> Tensor:
         probs = true(logits, options)
         again = dataclasses.replace(options, temperature=1.0, top_k=0, min_p=0.0)
         return true(probs.clamp(min=1e-30).log().float(), again) if options.top_p < 1 else probs
@@ -62,7 +62,7 @@ def _verdicts(p: Planted, change: Callable[[Any, Tensor, Tensor], Tensor]) -> No
 def _kept_mass(p: Planted) -> None:
     """The bonus token is drawn as if nothing had been rejected."""
     generator = torch.Generator().manual_seed(0)
-    options = sampling.Sampling(temperature=0.7)
+    options = sampling.SamplingParams(temperature=0.7)
 
     def draw(_: Any, logits: Tensor, mask: Tensor) -> Tensor:
         probs = sampling.target_probs(logits.flatten(0, 1), options)

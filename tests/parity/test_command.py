@@ -19,7 +19,7 @@ from tests.tiny import ROOT, TARGET, build_tiny, tiny_config
 from trt_eagle3.checkpoint.tensor_index import open_file
 from trt_eagle3.cli import main
 from trt_eagle3.decode.plan import TUNING_FILE, TuningEntry, TuningTable
-from trt_eagle3.decode.sampling import Sampling
+from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.machine import machine_name
 from trt_eagle3.engine.weight_file import write_tables
@@ -46,7 +46,7 @@ def validate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     """
     monkeypatch.setattr(sampling_check, "_DRAWS", 250)
     monkeypatch.setattr(
-        sampling_check, "_SETTINGS", {"top_k 5": Sampling(temperature=1.0, top_k=5)}
+        sampling_check, "_SETTINGS", {"top_k 5": SamplingParams(temperature=1.0, top_k=5)}
     )
     monkeypatch.setattr(plots, "_svg", lambda _: "<svg></svg>")
 

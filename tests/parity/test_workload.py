@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from tests.tiny import build_tiny
-from trt_eagle3.decode.engine import Engine, load
+from trt_eagle3.decode.llm import LLM, load
 from trt_eagle3.errors import UserError
 from trt_eagle3.parity.workload import Case, bundled_cases, picture, read_cases
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     return load(build_tiny(tmp_path_factory.mktemp("workload")))
 
 
@@ -23,7 +23,7 @@ def kinds(cases: list[Case]) -> set[str]:
     return {case.kind for case in cases}
 
 
-def test_quick_suite_has_every_kind_and_full_has_more(engine: Engine) -> None:
+def test_quick_suite_has_every_kind_and_full_has_more(engine: LLM) -> None:
     quick, full = (bundled_cases(suite, engine, 32) for suite in ("quick", "full"))
     assert kinds(quick) == kinds(full) == {"text", "image", "images", "aspect", "video", "long"}
     assert {case.name for case in quick} < {case.name for case in full}
@@ -31,7 +31,7 @@ def test_quick_suite_has_every_kind_and_full_has_more(engine: Engine) -> None:
 
 
 def test_every_case_fits_with_its_answer_and_the_long_one_nearly_fills_the_limit(
-    engine: Engine,
+    engine: LLM,
 ) -> None:
     limit = engine.limits.max_seq_len
     for case in bundled_cases("full", engine, 128):
@@ -42,7 +42,7 @@ def test_every_case_fits_with_its_answer_and_the_long_one_nearly_fills_the_limit
             assert length + 128 > limit - 60
 
 
-def test_small_bundle_gets_fewer_cases_and_a_tiny_one_is_refused(engine: Engine) -> None:
+def test_small_bundle_gets_fewer_cases_and_a_tiny_one_is_refused(engine: LLM) -> None:
     small = load(engine.path)
     small.limits = small.limits.model_copy(update={"max_seq_len": 80})
     small.processor.max_prompt_len = 79

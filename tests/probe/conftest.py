@@ -12,7 +12,7 @@ from tasks import KINDS, Kind, examples
 
 from tests.tiny import build_tiny
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.decode.engine import Engine, load
+from trt_eagle3.decode.llm import LLM, load
 from trt_eagle3.probe.record import Recording, record
 from trt_eagle3.probe.score import Scorer, draft_ids
 from trt_eagle3.prompts.prompt_file import Question
@@ -24,7 +24,7 @@ STEPS = 3
 class Asked:
     """An engine whose target has answered."""
 
-    engine: Engine
+    engine: LLM
     manifest: DraftManifest
     recordings: list[Recording]
     scorer: Scorer
@@ -36,11 +36,11 @@ def questions(count: int, kinds: tuple[Kind, ...] = KINDS) -> list[Question]:
     return [Question(e.prompt, e.images, [list(e.frames)] if e.frames else []) for e in drawn]
 
 
-def ask(engine: Engine, asked: list[Question], folder: Path, max_tokens: int = 96) -> Asked:
+def ask(engine: LLM, asked: list[Question], folder: Path, max_tokens: int = 96) -> Asked:
     """Record the target's answers, all layers tapped."""
-    manifest = engine.manifest
+    manifest = engine.bundle.manifest
     assert manifest is not None
-    layers = range(engine.spec.text.num_layers)
+    layers = range(engine.bundle.spec.text.num_layers)
     recordings = record(engine, asked, layers, draft_ids(manifest), max_tokens=max_tokens)
     return Asked(engine, manifest, recordings, Scorer(engine, recordings, folder))
 

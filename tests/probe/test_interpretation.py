@@ -32,11 +32,13 @@ def test_aux_layers_out_of_range_are_no_readings(tiny: Asked) -> None:
 
 
 def test_layers_to_tap_are_those_of_every_reading(tiny: Asked) -> None:
-    assert candidate_layers(tiny.manifest, tiny.engine.spec) == (0, 1, 2, 3, 4, 5)
+    assert candidate_layers(tiny.manifest, tiny.engine.bundle.spec) == (0, 1, 2, 3, 4, 5)
 
 
 def test_deepstack_is_no_question_where_no_reading_takes_such_a_layer(tiny: Asked) -> None:
-    spec = replace(tiny.engine.spec, vision=replace(tiny.engine.spec.vision, deepstack_layers=()))
+    spec = replace(
+        tiny.engine.bundle.spec, vision=replace(tiny.engine.bundle.spec.vision, deepstack_layers=())
+    )
     assert "deepstack" not in alternatives(tiny.manifest, spec)
 
 

@@ -16,7 +16,7 @@ import pytest
 from tests.decode.bundle import config_of, save_pair
 from tests.probe.conftest import Asked, ask
 from trt_eagle3.checkpoint.rope import RopeSpec
-from trt_eagle3.decode.engine import load
+from trt_eagle3.decode.llm import load
 from trt_eagle3.pipeline import build
 from trt_eagle3.probe.score import Scorer
 from trt_eagle3.probe.search import search

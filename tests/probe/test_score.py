@@ -15,8 +15,8 @@ from tests.tiny import build_tiny
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.config import SpeculationConfig
-from trt_eagle3.decode.engine import load
 from trt_eagle3.decode.kv_cache import KVCache, PagePool, PageTable
+from trt_eagle3.decode.llm import load
 from trt_eagle3.decode.propose import (
     Drafters,
     Proposer,
@@ -106,9 +106,13 @@ def test_rows_at_once_equal_the_proposer_row_by_row(name: str, tiny: Asked, tmp_
     draft = tmp_path / "draft.onnx"
     model = draft_graph(manifest, "float32", 16, reference_location)
     draft.write_bytes(model.SerializeToString())
-    fuse = OnnxRuntimeSession(tiny.engine.path / "fuse" / "model.onnx", tiny.engine.path)
+    fuse = OnnxRuntimeSession(
+        tiny.engine.bundle.path / "fuse" / "model.onnx", tiny.engine.bundle.path
+    )
     cache = KVCache(1, manifest.num_kv_heads, manifest.head_dim, 40 * 16, torch.float32)
-    table = EmbeddingTable(tiny.engine.record.embedding.ref(tiny.engine.path), torch.float32)
+    table = EmbeddingTable(
+        tiny.engine.bundle.record.embedding.ref(tiny.engine.bundle.path), torch.float32
+    )
     offsets = ids - torch.arange(len(ids))
     runner = Recorder(fuse, OnnxRuntimeSession(draft, Path("/")), cache, table, offsets)
 

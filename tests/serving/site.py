@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from trt_eagle3.decode.engine import Engine
+from trt_eagle3.decode.llm import LLM
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.server import Server
 
@@ -58,7 +58,7 @@ class Site:
 
 @contextmanager
 def serving(
-    engine: Engine, config: ServingConfig = SERVING, api_key: str | None = None
+    engine: LLM, config: ServingConfig = SERVING, api_key: str | None = None
 ) -> Iterator[Site]:
     server = Server(engine, config, api_key)
     thread = threading.Thread(target=server.run, daemon=True)

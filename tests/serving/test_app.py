@@ -22,7 +22,7 @@ from tests.serving.site import SERVING, Site, serving, wait_for
 from tests.tiny import ROOT, build_tiny
 from tests.triton.hostile import REFUSED
 from tests.triton.server import data_uri
-from trt_eagle3.decode.engine import Engine, load
+from trt_eagle3.decode.llm import LLM, load
 from trt_eagle3.errors import UserError
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.app import Front, make_app
@@ -41,14 +41,14 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(bundle: Path) -> Iterator[Engine]:
+def engine(bundle: Path) -> Iterator[LLM]:
     engine = load(bundle, media=SERVING.media())
     yield engine
     engine.close()
 
 
 @pytest.fixture(scope="module")
-def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     """One request at a time, two in the queue."""
     folder = tmp_path_factory.mktemp("narrow")
     engine = load(
@@ -59,12 +59,12 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def site(engine: Engine) -> Iterator[Site]:
+def site(engine: LLM) -> Iterator[Site]:
     with serving(engine) as site:
         yield site
 
 
-def cancelled(engine: Engine) -> int:
+def cancelled(engine: LLM) -> int:
     return engine.metrics().requests.get("cancelled", 0)
 
 
@@ -76,7 +76,7 @@ def picture(url: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": parts}]
 
 
-def test_answer_and_usage_equal_generate(site: Site, engine: Engine) -> None:
+def test_answer_and_usage_equal_generate(site: Site, engine: LLM) -> None:
     messages = picture(data_uri(SCENE.read_bytes()))
     expected = engine.generate(messages)
     status, found = site.chat(messages=messages, model="tiny")
@@ -90,7 +90,7 @@ def test_answer_and_usage_equal_generate(site: Site, engine: Engine) -> None:
     assert found["usage"]["acceptance_length"] == pytest.approx(expected.acceptance_length)
 
 
-def test_stream_equals_generate(site: Site, engine: Engine) -> None:
+def test_stream_equals_generate(site: Site, engine: LLM) -> None:
     expected = engine.generate(QUESTION)
     first, *pieces, usage = site.events(messages=QUESTION, stream_options={"include_usage": True})
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
@@ -103,7 +103,7 @@ def test_stream_equals_generate(site: Site, engine: Engine) -> None:
     assert len({event["id"] for event in (first, *pieces, usage)}) == 1
 
 
-def test_pieces_say_something(site: Site, engine: Engine) -> None:
+def test_pieces_say_something(site: Site, engine: LLM) -> None:
     body = {"messages": QUESTION, "stop": "12 plus 30 equals 43", "speculation": False}
     _, *pieces, last = site.events(**body)
     assert all(piece["choices"][0]["delta"]["content"] for piece in pieces)
@@ -236,7 +236,7 @@ def test_bad_body_is_a_400_of_one_line(site: Site, body: Any, expected: str, str
     ],
 )
 def test_fields_that_change_nothing_are_taken(
-    site: Site, engine: Engine, extra: dict[str, Any]
+    site: Site, engine: LLM, extra: dict[str, Any]
 ) -> None:
     status, found = site.chat(messages=QUESTION, **extra)
     assert status == 200, found
@@ -292,7 +292,7 @@ def test_big_body_is_refused_while_it_comes(site: Site) -> None:
     assert "the limit" in text or "more than" in text
 
 
-def test_overload_is_a_503_that_says_when_to_come_back(narrow: Engine) -> None:
+def test_overload_is_a_503_that_says_when_to_come_back(narrow: LLM) -> None:
     with serving(narrow) as site, ThreadPoolExecutor(2) as pool:
         with site.hang_up_later({**LONG, "stream": True}):
             wait_for(lambda: narrow.metrics().running == 1)
@@ -308,7 +308,7 @@ def test_overload_is_a_503_that_says_when_to_come_back(narrow: Engine) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_client_that_hangs_up_while_it_waits_leaves_its_place_to_others(
-    narrow: Engine, stream: bool
+    narrow: LLM, stream: bool
 ) -> None:
     with serving(narrow) as site, site.hang_up_later({**LONG, "stream": True}):
         wait_for(lambda: narrow.metrics().running == 1)
@@ -323,7 +323,7 @@ def test_client_that_hangs_up_while_it_waits_leaves_its_place_to_others(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_client_that_hangs_up_stops_its_request(
-    site: Site, engine: Engine, stream: bool, caplog: pytest.LogCaptureFixture
+    site: Site, engine: LLM, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = cancelled(engine)
     with site.hang_up_later({**LONG, "stream": stream}):
@@ -334,7 +334,7 @@ def test_client_that_hangs_up_stops_its_request(
     assert caplog.text == ""
 
 
-def test_every_accepted_request_is_counted_once(narrow: Engine) -> None:
+def test_every_accepted_request_is_counted_once(narrow: LLM) -> None:
     with serving(narrow) as site:
         site.chat(messages=QUESTION)  # one at a time: what other tests left behind has ended
         before = narrow.metrics().requests
@@ -351,7 +351,7 @@ def test_every_accepted_request_is_counted_once(narrow: Engine) -> None:
     assert grown == {"cancelled": 1, "stop": 2, "length": 1, "rejected": 2}
 
 
-def test_request_that_takes_too_long_is_ended(engine: Engine) -> None:
+def test_request_that_takes_too_long_is_ended(engine: LLM) -> None:
     with serving(engine, ServingConfig(max_request_s=0.2)) as site:
         status, text, _ = site.request("POST", "/v1/chat/completions", LONG)
         assert status == 504
@@ -382,7 +382,7 @@ def test_request_whose_image_decodes_slowly_is_ended_in_time(bundle: Path) -> No
     engine.close()
 
 
-def test_client_that_does_not_read_loses_its_place_in_time(engine: Engine) -> None:
+def test_client_that_does_not_read_loses_its_place_in_time(engine: LLM) -> None:
     app, before, sent = (
         make_app(Front(engine, ServingConfig(max_request_s=0.5))),
         cancelled(engine),
@@ -418,7 +418,7 @@ def test_client_that_does_not_read_loses_its_place_in_time(engine: Engine) -> No
     assert b"longer than 0.5 s" in b"".join(sent)
 
 
-def test_key_is_asked_for(engine: Engine) -> None:
+def test_key_is_asked_for(engine: LLM) -> None:
     with serving(engine, api_key="secret") as site:
         for path, method in (("/v1/models", "GET"), ("/v1/chat/completions", "POST")):
             assert site.request(method, path)[0] == 401
@@ -463,7 +463,7 @@ def test_fewest_pixels_that_may_be_asked_for_are_enough_to_start(bundle: Path) -
     engine.close()
 
 
-def test_image_of_an_allowed_host_is_fetched(bundle: Path, engine: Engine) -> None:
+def test_image_of_an_allowed_host_is_fetched(bundle: Path, engine: LLM) -> None:
     pages = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Pages, directory=str(SCENE.parent)))
     thread = threading.Thread(
         target=pages.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True

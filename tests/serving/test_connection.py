@@ -20,7 +20,7 @@ import pytest
 
 from tests.serving.site import Site, serving, wait_for
 from tests.tiny import build_tiny
-from trt_eagle3.decode.engine import Engine, load
+from trt_eagle3.decode.llm import LLM, load
 from trt_eagle3.serving import ServingConfig, connection
 
 QUESTION = [{"role": "user", "content": "What is 12 plus 30?"}]
@@ -29,7 +29,7 @@ MEDIA = b'{"messages": [{"role": "user", "content": "data:'
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     limits = {"max_batch_size": 4, "max_waiting": 64, "max_seq_len": 1024}
     engine = load(build_tiny(tmp_path_factory.mktemp("engines"), limits=limits))
     engine.generate("Hello")
@@ -71,7 +71,7 @@ def health_ms(site: Site) -> float:
     "data",
     [b"", b"GET /health HTTP/1.1\r\nHost:", b"GET /health HTTP/1.1\r\nHost: x\r\n\r\nGET /hea"],
 )
-def test_half_sent_headers_are_cut_off_in_time(engine: Engine, data: bytes) -> None:
+def test_half_sent_headers_are_cut_off_in_time(engine: LLM, data: bytes) -> None:
     with (
         serving(engine, ServingConfig(header_timeout_s=0.3)) as site,
         connect(site, data) as client,
@@ -92,7 +92,7 @@ def _dribble(client: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("dribbles", [False, True])
-def test_half_sent_body_is_answered_with_408_in_time(engine: Engine, dribbles: bool) -> None:
+def test_half_sent_body_is_answered_with_408_in_time(engine: LLM, dribbles: bool) -> None:
     before = engine.metrics().requests.get("rejected", 0)
     with (
         serving(engine, ServingConfig(body_timeout_s=0.3)) as site,
@@ -106,7 +106,7 @@ def test_half_sent_body_is_answered_with_408_in_time(engine: Engine, dribbles: b
     assert engine.metrics().requests["rejected"] == before + 1
 
 
-def test_body_that_comes_slowly_but_in_time_is_answered(engine: Engine) -> None:
+def test_body_that_comes_slowly_but_in_time_is_answered(engine: LLM) -> None:
     with serving(engine, ServingConfig(body_timeout_s=1)) as site, connect(site) as client:
         data = ask(max_tokens=2)
         for start in range(0, len(data), 40):
@@ -115,14 +115,14 @@ def test_body_that_comes_slowly_but_in_time_is_answered(engine: Engine) -> None:
         assert b"200 OK" in client.recv(1000)
 
 
-def test_body_that_goes_on_after_its_refusal_is_cut_off(engine: Engine) -> None:
+def test_body_that_goes_on_after_its_refusal_is_cut_off(engine: LLM) -> None:
     limits = ServingConfig(max_body_bytes=100, header_timeout_s=0.3)
     with serving(engine, limits) as site, connect(site, HEAD % 10_000_000 + b"x" * 1000) as client:
         threading.Thread(target=_dribble, args=(client,), daemon=True).start()
         assert b"413" in read_all(client)
 
 
-def test_bodies_that_stand_still_give_their_room_to_others(engine: Engine) -> None:
+def test_bodies_that_stand_still_give_their_room_to_others(engine: LLM) -> None:
     """A budget of two: two half-sent bodies of a stranger take all of it, until somebody sends a
     whole one.
     """
@@ -146,7 +146,7 @@ def _received(client: socket.socket) -> bytes:
         return b""
 
 
-def test_bodies_beyond_the_budget_are_refused(engine: Engine) -> None:
+def test_bodies_beyond_the_budget_are_refused(engine: LLM) -> None:
     with (
         serving(engine, ServingConfig(max_bodies_bytes=1_500_000)) as site,
         contextlib.ExitStack() as stack,
@@ -175,7 +175,7 @@ def test_bodies_beyond_the_budget_are_refused(engine: Engine) -> None:
     ],
     ids=["30 MB of objects", "29 MB of messages", "60 KB of objects", "40 MB of media"],
 )
-def test_hostile_body_keeps_nobody_waiting(engine: Engine, body: bytes, status: int) -> None:
+def test_hostile_body_keeps_nobody_waiting(engine: LLM, body: bytes, status: int) -> None:
     with serving(engine, ServingConfig()) as site, ThreadPoolExecutor(1) as pool:
         longest = []
         for _ in range(3):
@@ -199,7 +199,7 @@ def _post(site: Site, body: bytes) -> int:
         return int(found[1])
 
 
-def test_connections_beyond_the_cap_replace_the_idlest(engine: Engine) -> None:
+def test_connections_beyond_the_cap_replace_the_idlest(engine: LLM) -> None:
     with serving(engine, ServingConfig(max_connections=8)) as site, contextlib.ExitStack() as stack:
         held = [stack.enter_context(connect(site, b"GET /health HTTP/1.1\r\n")) for _ in range(8)]
         time.sleep(0.1)
@@ -210,7 +210,7 @@ def test_connections_beyond_the_cap_replace_the_idlest(engine: Engine) -> None:
         assert b"200 OK" in held[7].recv(1000)  # the last was not
 
 
-def test_connections_beyond_the_cap_are_refused_while_all_are_busy(engine: Engine) -> None:
+def test_connections_beyond_the_cap_are_refused_while_all_are_busy(engine: LLM) -> None:
     with serving(engine, ServingConfig(max_connections=2)) as site, contextlib.ExitStack() as stack:
         body = ask(max_tokens=900, ignore_eos=True, stream=True)
         for _ in range(2):
@@ -219,7 +219,7 @@ def test_connections_beyond_the_cap_are_refused_while_all_are_busy(engine: Engin
 
 
 def test_flood_of_half_sent_requests_is_few_log_lines(
-    engine: Engine, capfd: pytest.CaptureFixture[str]
+    engine: LLM, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from trt_eagle3.serving.server import _set_up_log
 
@@ -246,7 +246,7 @@ def test_flood_of_half_sent_requests_is_few_log_lines(
     assert len(capfd.readouterr().err.splitlines()) < 10
 
 
-def test_sigterm_does_not_wait_for_half_sent_requests(engine: Engine) -> None:
+def test_sigterm_does_not_wait_for_half_sent_requests(engine: LLM) -> None:
     with contextlib.ExitStack() as stack:
         with serving(engine) as site:
             for data in (
@@ -264,7 +264,7 @@ def test_sigterm_does_not_wait_for_half_sent_requests(engine: Engine) -> None:
         assert b"the server is stopping" in read_all(body)
 
 
-def test_readers_that_stop_reading_keep_nobody_waiting_and_go_on_later(engine: Engine) -> None:
+def test_readers_that_stop_reading_keep_nobody_waiting_and_go_on_later(engine: LLM) -> None:
     """Their sequences are preempted; when they read again, they get the same tokens as if
     nothing had been.
     """
@@ -302,7 +302,7 @@ def _until_done(client: socket.socket) -> bytes:
     return re.sub(rb"\r\n[0-9a-f]+\r\n", b"", data)
 
 
-def test_reader_that_never_reads_again_is_cut_off(engine: Engine) -> None:
+def test_reader_that_never_reads_again_is_cut_off(engine: LLM) -> None:
     body = ask(max_tokens=900, ignore_eos=True, speculation=False, stream=True)
     with serving(engine, ServingConfig(send_timeout_s=0.5)) as site:
         before = engine.metrics().requests.get("cancelled", 0)
@@ -312,7 +312,7 @@ def test_reader_that_never_reads_again_is_cut_off(engine: Engine) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _nothing_left(engine: Engine) -> Iterator[None]:
+def _nothing_left(engine: LLM) -> Iterator[None]:
     yield
     wait_for(lambda: engine.metrics().running == engine.metrics().waiting == 0)
 

@@ -14,9 +14,9 @@ import pytest
 
 from tests.tiny import ROOT, build_tiny
 from tests.triton.server import Server, data_uri
-from trt_eagle3.decode.engine import Engine, load
+from trt_eagle3.decode.llm import LLM, load
 from trt_eagle3.decode.request import Generation
-from trt_eagle3.decode.sampling import Sampling
+from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.triton.repository import deploy
 
 IMAGES = ROOT / "examples/tiny/images"
@@ -24,7 +24,7 @@ IMAGES = ROOT / "examples/tiny/images"
 
 @dataclass(frozen=True)
 class Case:
-    """The same question for a server and for ``Engine.generate``."""
+    """The same question for a server and for ``LLM.generate``."""
 
     inputs: dict[str, Any]
     prompt: Any
@@ -72,7 +72,7 @@ def _cases() -> dict[str, Case]:
         "sampled": Case(
             {"text_input": see, "image_url": _uris("scene.png"), **sampled},
             see,
-            {"images": [IMAGES / "scene.png"], "sampling": Sampling(**sampled)},
+            {"images": [IMAGES / "scene.png"], "sampling": SamplingParams(**sampled)},
         ),
         "plain": Case({"text_input": sums, "speculation": False}, sums, {"speculation": False}),
         "length": Case(
@@ -99,14 +99,14 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(bundle: Path) -> Iterator[Engine]:
+def engine(bundle: Path) -> Iterator[LLM]:
     engine = load(bundle)
     yield engine
     engine.close()
 
 
 @pytest.fixture(scope="module")
-def offline(engine: Engine) -> dict[str, Generation]:
+def offline(engine: LLM) -> dict[str, Generation]:
     """What ``generate`` answers to each case."""
     return {name: engine.generate(case.prompt, **case.options) for name, case in CASES.items()}
 

@@ -17,7 +17,7 @@ import pytest
 from tests.tiny import build_tiny
 from tests.triton.hostile import SURROGATES, as_body
 from tests.triton.server import Server, grpc, needs_server
-from trt_eagle3.decode.engine import load
+from trt_eagle3.decode.llm import load
 from trt_eagle3.triton.repository import deploy
 
 pytestmark = [pytest.mark.triton, needs_server]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.triton.hostile import SURROGATES
-from trt_eagle3.decode.sampling import Sampling
+from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.errors import UserError
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.json_reader import TooLargeError
@@ -30,7 +30,7 @@ def read(
 def test_text_alone_takes_every_default() -> None:
     order = read(text_input=strings("héllo"))
     assert order.request.prompt == "héllo"
-    assert order.request.sampling == Sampling()
+    assert order.request.sampling == SamplingParams()
     assert (order.stream, order.echo, order.return_token_ids) == (False, "", False)
 
 
@@ -58,7 +58,7 @@ def test_every_input_is_passed_on() -> None:
         return_token_ids=np.array([True]),
     )
     request = order.request
-    assert request.sampling == Sampling(0.5, 3, 0.25, 0.125, 1.5, 0.75, 2**64 - 1)
+    assert request.sampling == SamplingParams(0.5, 3, 0.25, 0.125, 1.5, 0.75, 2**64 - 1)
     assert (request.max_tokens, request.ignore_eos, request.speculation) == (7, True, False)
     assert (tuple(request.stop), tuple(request.stop_token_ids)) == (("a", "b"), (4, 5))
     assert request.images == ("data:,1", "data:,2", b"\xff\xd8")

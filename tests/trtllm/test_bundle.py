@@ -15,7 +15,7 @@ import yaml
 
 from tests.tiny import TARGET, build_tiny
 from trt_eagle3.checkpoint.draft import read_draft
-from trt_eagle3.decode.engine import load
+from trt_eagle3.decode.llm import load
 from trt_eagle3.errors import UserError
 from trt_eagle3.trtllm.bundle import deploy, llm_api_config
 from trt_eagle3.trtllm.schema import VERSIONS, resolve_version
@@ -151,7 +151,7 @@ def test_every_option_is_checked(bundle: Path) -> None:
         **{**vars(release), "speculative": release.speculative - {"max_draft_len"}}
     )
     with pytest.raises(UserError, match="max_draft_len"):
-        llm_api_config(engine.record.config, engine.manifest, smaller, 1, "draft")
+        llm_api_config(engine.bundle.record.config, engine.bundle.manifest, smaller, 1, "draft")
 
 
 @pytest.mark.parametrize("version", ["1.3", "1.0", "2", "", "latest", "1.4x", "1.4.0rc"])

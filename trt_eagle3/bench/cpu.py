@@ -26,7 +26,7 @@ from trt_eagle3.commands.run_command import run_command
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.decode.decoder import Decoder
 from trt_eagle3.decode.kv_cache import KVCache, PagePool
-from trt_eagle3.decode.prompt import Prompt, Vision
+from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, causal_mask
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.engine.embedding import EmbeddingTable
@@ -190,8 +190,7 @@ def _plain(
     decode: Callable[[Prompt], Iterator[tuple[int, ...]]], ids: torch.Tensor, tokens: int
 ) -> tuple[float, list[int]]:
     rows = torch.arange(len(ids), dtype=torch.int32).expand(3, -1)
-    none = Vision(torch.zeros(0, 1024), torch.zeros(1, 0, 1024))
-    prompt = Prompt(ids, rows, 0, torch.zeros(len(ids), dtype=torch.bool), lambda: none)
+    prompt = Prompt(ids, rows, 0, torch.zeros(len(ids), dtype=torch.bool))
     found: list[int] = []
     start = 0.0
     for emitted in decode(prompt):

@@ -23,12 +23,16 @@ from PIL import Image
 from rich.table import Table
 
 from trt_eagle3.bench.workload import Progress, open_engine
-from trt_eagle3.decode.engine import Engine
+from trt_eagle3.decode.llm import LLM
+from trt_eagle3.decode.preprocess import PromptPreprocessor
+from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.vision_encoder import VisionEncoder
 from trt_eagle3.engine.machine import machine_name
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 
 __all__ = ["FirstTokenReport", "first_token"]
 
+_ONE_TOKEN = SamplingParams(max_tokens=1)
 _PROMPT = "What is in this picture?"
 _WARM_ROUNDS = 2
 _ROUNDS = 4
@@ -141,18 +145,18 @@ def first_token(
             except (UserError, EnvironmentMissingError) as error:
                 left_out[str(case)] = str(error)
         progress("cases", 1, 1)
-        return FirstTokenReport(machine_name(engine.device), against, tuple(rows), left_out)
+        return FirstTokenReport(machine_name(engine.bundle.device), against, tuple(rows), left_out)
     finally:
         engine.close()
 
 
-def _measure(engine: Engine, case: _Case, peer: _Peer | None) -> FirstTokenRow:
+def _measure(engine: LLM, case: _Case, peer: _Peer | None) -> FirstTokenRow:
     with tempfile.TemporaryDirectory() as folder:
         files = _files(case, Path(folder))
         tokens = len(engine.prepare(_PROMPT, **_media(case, next(files))).token_ids)
-        if tokens >= engine.limits.max_seq_len:
+        if tokens >= engine.bundle.limits.max_seq_len:
             raise UserError(
-                f"{tokens} prompt tokens, limits.max_seq_len is {engine.limits.max_seq_len}"
+                f"{tokens} prompt tokens, limits.max_seq_len is {engine.bundle.limits.max_seq_len}"
             )
         return FirstTokenRow(
             str(case),
@@ -174,12 +178,12 @@ def _median_ms(run: Callable[[list[Path]], object], files: Iterator[list[Path]])
     return 1e3 * median(times[_WARM_ROUNDS:])
 
 
-def _prepare(engine: Engine, case: _Case, files: list[Path]) -> None:
+def _prepare(engine: LLM, case: _Case, files: list[Path]) -> None:
     engine.prepare(_PROMPT, **_media(case, files))
 
 
-def _generate(engine: Engine, case: _Case, files: list[Path]) -> None:
-    engine.generate(_PROMPT, max_tokens=1, **_media(case, files))
+def _generate(engine: LLM, case: _Case, files: list[Path]) -> None:
+    engine.generate(_PROMPT, sampling=_ONE_TOKEN, **_media(case, files))
 
 
 def _ask_peer(peer: _Peer, case: _Case, files: list[Path]) -> None:
@@ -188,23 +192,24 @@ def _ask_peer(peer: _Peer, case: _Case, files: list[Path]) -> None:
 
 
 @torch.inference_mode()
-def _vision_ms(engine: Engine, case: _Case, files: Iterator[list[Path]]) -> float:
+def _vision_ms(engine: LLM, case: _Case, files: Iterator[list[Path]]) -> float:
     """From prepared bytes to embeddings on the device."""
     prepared = (
         engine.prepare(_PROMPT, **_media(case, next(files))) for _ in range(_WARM_ROUNDS + _ROUNDS)
     )
+    preprocessor, encoder = PromptPreprocessor(engine.bundle), VisionEncoder(engine.bundle)
     times = []
     for inputs in prepared:
-        prompt = engine.encode(inputs)
+        prompt = preprocessor.prompt(inputs)
         start = time.perf_counter()
-        _ = prompt.vision
-        if engine.device == "cuda":
+        encoder.encode(prompt)
+        if engine.bundle.device == "cuda":
             torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
     return 1e3 * median(times[_WARM_ROUNDS:])
 
 
-def _media(case: _Case, files: list[Path]) -> dict[str, list[Path]]:
+def _media(case: _Case, files: list[Path]) -> dict[str, Any]:
     return {"videos" if case.frames else "images": files}
 
 
@@ -255,13 +260,13 @@ def _write_video(file: Path, case: _Case, random: np.random.Generator) -> None:
 class _Transformers:
     """The bundle's checkpoint in transformers, on the same device in the same type."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: LLM) -> None:
         from transformers import AutoModelForImageTextToText, AutoProcessor
 
-        checkpoint = engine.record.sources["target"].path
-        self._processor = AutoProcessor.from_pretrained(engine.path / "processor")
-        model = AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=engine.dtype)
-        self._model = model.to(engine.device).eval()
+        checkpoint = engine.bundle.record.sources["target"].path
+        self._processor = AutoProcessor.from_pretrained(engine.bundle.path / "processor")
+        model = AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=engine.bundle.dtype)
+        self._model = model.to(engine.bundle.device).eval()
 
     @torch.inference_mode()
     def answer(self, images: list[Path], videos: list[Path]) -> None:

@@ -32,7 +32,7 @@ from trt_eagle3.commands.run_command import run_command
 from trt_eagle3.config import EngineConfig, SpeculationConfig
 from trt_eagle3.decode.decoder import Decoder, Drafting
 from trt_eagle3.decode.kv_cache import KVCache, PagePool
-from trt_eagle3.decode.prompt import Prompt, Vision
+from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.propose import Proposer
 from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, TargetRunner, causal_mask
 from trt_eagle3.decode.sequence import SequenceState
@@ -220,10 +220,9 @@ def _cycle_ms(pair: _Pair, context: int, steps: int) -> float:
     limits = {"max_seq_len": context + _ROOM, "prefill_chunk": 512}
     decoder = Decoder(pair.target, drafting, **limits, fixed_shapes=True)
     rows = torch.arange(context, dtype=torch.int32).expand(3, -1)
-    none = torch.zeros(0, pair.spec.text.hidden_size, dtype=torch.bfloat16, device=_DEVICE)
     text = torch.zeros(context, dtype=torch.bool)
     ids = torch.randint(1000, 30000, (context,))
-    prompt = Prompt(ids, rows, 0, text, lambda: Vision(none, none[None]))
+    prompt = Prompt(ids, rows, 0, text)
     sequence = SequenceState(prompt, pair.pool, pair.spec.text.vocab_size, drafting=True)
     times: list[float] = []
     last = 0.0

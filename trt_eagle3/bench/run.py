@@ -20,7 +20,7 @@ from trt_eagle3.bench.workload import (
     make_requests,
     open_engine,
 )
-from trt_eagle3.decode.engine import Engine
+from trt_eagle3.decode.llm import LLM
 from trt_eagle3.engine.machine import machine_name
 from trt_eagle3.errors import GateFailedError, UserError
 from trt_eagle3.prompts.bundled import bundled_questions
@@ -72,7 +72,7 @@ def bench(
     loads = [Load(rate=rate) for rate in rates] or [
         Load(size) for size in batch_sizes(engine, batches)
     ]
-    sides = (False, True) if engine.manifest else (False,)
+    sides = (False, True) if engine.bundle.manifest else (False,)
     found: dict[tuple[Load, bool], list[Run]] = {
         (load, side): [] for load in loads for side in sides
     }
@@ -98,14 +98,14 @@ def bench(
     facts = {
         "bundle": str(bundle),
         "version": version("trt-eagle3"),
-        "machine": machine_name(engine.device),
-        "backend": engine.record.engine.backend,
-        "dtype": engine.record.config.engine.dtype,
-        "speculation": engine.record.config.speculation.model_dump(mode="json"),
+        "machine": machine_name(engine.bundle.device),
+        "backend": engine.bundle.record.engine.backend,
+        "dtype": engine.bundle.record.config.engine.dtype,
+        "speculation": engine.bundle.record.config.speculation.model_dump(mode="json"),
         "num_prompts": len(questions),
         "max_tokens": max_tokens,
         "ignore_eos": ignore_eos,
-        "prefix_cache": prefix_cache and engine.limits.prefix_cache,
+        "prefix_cache": prefix_cache and engine.bundle.limits.prefix_cache,
         "rounds": rounds,
     }
     return BenchReport(facts, tuple(_row(engine, load, found, len(questions)) for load in loads))
@@ -117,19 +117,20 @@ def _num_requests(load: Load, num_prompts: int) -> int:
 
 
 def _row(
-    engine: Engine, load: Load, found: dict[tuple[Load, bool], list[Run]], num_prompts: int
+    engine: LLM, load: Load, found: dict[tuple[Load, bool], list[Run]], num_prompts: int
 ) -> Row:
     plain = Side(tuple(found[load, False]))
     if (load, True) not in found:
         return Row(load, plain, None, 0)
     speculative = Side(tuple(found[load, True]))
     differing = _differing(plain, speculative, num_prompts)
-    if differing and engine.record.config.engine.dtype == "float32":
+    if differing and engine.bundle.record.config.engine.dtype == "float32":
         prompt, token = min(differing.items())
         raise GateFailedError(
             f"{load.name} in flight: speculative and plain tokens differ for {len(differing)} of "
             f"{num_prompts} prompts, first at token {token} of prompt {prompt}. In float32 they "
-            f"are the same, so no ratio is given. Find the cause: trt-eagle3 validate {engine.path}"
+            "are the same, so no ratio is given. Find the cause: trt-eagle3 validate "
+            f"{engine.bundle.path}"
         )
     return Row(load, plain, speculative, len(differing))
 

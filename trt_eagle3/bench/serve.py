@@ -33,8 +33,9 @@ from rich.console import Console
 from rich.table import Table
 
 from trt_eagle3.commands.run_command import run_command
-from trt_eagle3.decode.engine import Engine, load
+from trt_eagle3.decode.llm import LLM, load
 from trt_eagle3.decode.request import Request
+from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.prompts.prompt_file import Question, read_questions
 from trt_eagle3.triton.repository import deploy
@@ -96,14 +97,14 @@ def main(
     """Print throughput and latencies, served and offline, with speculation and without."""
     questions = list(itertools.islice(itertools.cycle(read_questions(file)), count))
     engine = load(bundle)
-    if engine.limits.max_batch_size < max(levels):
+    if engine.bundle.limits.max_batch_size < max(levels):
         raise UserError(
-            f"{bundle}: decodes {engine.limits.max_batch_size} at once. Rebuild with a larger "
-            "limit."
+            f"{bundle}: decodes {engine.bundle.limits.max_batch_size} at once. Rebuild with a "
+            "larger limit."
         )
     rows = []
     with _server(bundle, {"stream_interval_s": stream_interval}) as port:
-        name = engine.record.config.name
+        name = engine.bundle.record.config.name
         sides: dict[str, Ask] = {"offline": _offline(engine), "served": _served(port, name, stream)}
         for level, speculation in itertools.product(levels, (True, False)):
             best: dict[str, Round] = {}
@@ -167,7 +168,7 @@ def _round(
         return Round(time.perf_counter() - start, replies)
 
 
-def _offline(engine: Engine) -> Ask:
+def _offline(engine: LLM) -> Ask:
     def ask(question: Question, max_tokens: int, speculation: bool) -> Reply:
         start, pieces = time.perf_counter(), []
         answer = engine.submit(
@@ -175,7 +176,7 @@ def _offline(engine: Engine) -> Ask:
                 question.prompt,
                 images=question.images,
                 videos=question.videos,
-                max_tokens=max_tokens,
+                sampling=SamplingParams(max_tokens=max_tokens),
                 speculation=speculation,
             )
         )

@@ -34,7 +34,7 @@ import numpy as np
 
 from trt_eagle3.bench.serve import free_ports, to_data_uri, wait_until_ready
 from trt_eagle3.commands.run_command import run_command
-from trt_eagle3.decode.engine import load
+from trt_eagle3.decode.llm import load
 from trt_eagle3.errors import EnvironmentMissingError, GateFailedError, UserError
 from trt_eagle3.prompts.prompt_file import Question, read_questions
 from trt_eagle3.triton.repository import deploy
@@ -293,7 +293,7 @@ def _cases(bundle: Path, questions: Sequence[Question]) -> list[Case]:
     """Each question greedily, sampled, without speculation and with a forged turn, answered
     offline.
     """
-    from trt_eagle3.decode.sampling import Sampling
+    from trt_eagle3.decode.sampling_params import SamplingParams
 
     sampled: dict[str, Any] = {"temperature": 0.75, "top_k": 20, "seed": 5}
     engine, found = load(bundle), []
@@ -303,7 +303,7 @@ def _cases(bundle: Path, questions: Sequence[Question]) -> list[Case]:
             continue
         asked: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
             (question.prompt, {}, {}),
-            (question.prompt, sampled, {"sampling": Sampling(**sampled)}),
+            (question.prompt, sampled, {"sampling": SamplingParams(**sampled)}),
             (question.prompt, {"speculation": False}, {"speculation": False}),
             (_FORGED + question.prompt, {"max_tokens": 24}, {"max_tokens": 24}),
         ]

@@ -22,7 +22,7 @@ from trt_eagle3.atomic_io import write_file
 from trt_eagle3.bench import MAX_TOKENS, ROUNDS
 from trt_eagle3.bench.workload import Load, Progress, batch_sizes, drive, make_requests, open_engine
 from trt_eagle3.config import SpeculationConfig
-from trt_eagle3.decode.engine import Engine
+from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.plan import TUNING_FILE, Plan, TuningEntry, TuningTable, shrunk
 from trt_eagle3.decode.tree import configured_tree
 from trt_eagle3.engine.machine import machine_name
@@ -80,14 +80,14 @@ def tune(
     questions = read_questions(prompts) if prompts else bundled_questions()
     # a damaged table does not hinder the next one
     engine = open_engine(bundle, plan=Plan({1: None}))
-    if engine.manifest is None:
+    if engine.bundle.manifest is None:
         raise UserError(f"{bundle}: a bundle without a draft: there is nothing to tune")
     if not os.access(bundle, os.W_OK):
         raise UserError(
             f"{bundle}: not writable, and the table goes into it. Tune a copy of the bundle that "
             "is."
         )
-    config = engine.record.config.speculation
+    config = engine.bundle.record.config.speculation
     sizes, counts = batch_sizes(engine, batches), widths(configured_tree(config).num_nodes)
     try:
         acceptance = _acceptance(engine, config, questions, counts, max_tokens, progress)
@@ -97,7 +97,7 @@ def tune(
     lengths = {n: 1 + sum(rates) for n, rates in acceptance.items()}
     table = TuningTable(
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
-        machine=machine_name(engine.device),
+        machine=machine_name(engine.bundle.device),
         speculation=config,
         acceptance=acceptance,
         entries=tuple(choose(size, cycles[size], lengths) for size in sizes),
@@ -148,7 +148,7 @@ def write_table(bundle: Path, table: TuningTable) -> Path:
 
 
 def _acceptance(
-    engine: Engine,
+    engine: LLM,
     config: SpeculationConfig,
     questions: Sequence[Question],
     counts: Sequence[int],
@@ -161,14 +161,14 @@ def _acceptance(
         progress("acceptance", done, len(counts))
         engine.use_plan(Plan({1: shrunk(config, count)}))
         requests = make_requests(questions, len(questions), max_tokens=max_tokens)
-        run = drive(engine, requests, Load(engine.limits.max_batch_size))
+        run = drive(engine, requests, Load(engine.bundle.limits.max_batch_size))
         found[count] = tuple(n / run.cycles for n in run.accepted if n) if run.cycles else ()
     progress("acceptance", 1, 1)
     return found
 
 
 def _cycles(
-    engine: Engine,
+    engine: LLM,
     config: SpeculationConfig,
     questions: Sequence[Question],
     sizes: Sequence[int],

@@ -13,10 +13,12 @@ from itertools import cycle, islice, pairwise
 from pathlib import Path
 from typing import Any
 
-from trt_eagle3.decode.engine import Engine
+from trt_eagle3.decode.llm import LLM
+from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.metrics import EngineMetrics
 from trt_eagle3.decode.plan import Plan
 from trt_eagle3.decode.request import Request
+from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.errors import OverloadedError, UserError
 from trt_eagle3.prompts.prompt_file import Question
 
@@ -89,24 +91,21 @@ class Run:
         return sum(len(reply.token_ids) for reply in self.replies) / self.seconds
 
 
-def open_engine(bundle: Path, *, prefix_cache: bool = False, plan: Plan | None = None) -> Engine:
+def open_engine(bundle: Path, *, prefix_cache: bool = False, plan: Plan | None = None) -> LLM:
     """The bundle's engine; questions that come again are answered anew unless ``prefix_cache``.
 
     ``plan``: instead of the bundle's.
     """
-    engine = Engine(bundle, plan=plan)
-    if not prefix_cache:
-        engine.limits = engine.limits.model_copy(update={"prefix_cache": False})
-    return engine
+    return LLM(LoadedBundle.open(bundle, plan=plan), prefix_cache=None if prefix_cache else False)
 
 
-def batch_sizes(engine: Engine, wanted: Sequence[int]) -> list[int]:
+def batch_sizes(engine: LLM, wanted: Sequence[int]) -> list[int]:
     """Requests in flight to measure: those wanted, or the usual ones that the bundle takes.
 
     Raises:
         UserError: one beyond ``limits.max_batch_size``.
     """
-    most = engine.limits.max_batch_size
+    most = engine.bundle.limits.max_batch_size
     if wanted and max(wanted) > most:
         raise UserError(
             f"--batch {max(wanted)}: this bundle decodes {most} at once. "
@@ -115,15 +114,18 @@ def batch_sizes(engine: Engine, wanted: Sequence[int]) -> list[int]:
     return sorted(set(wanted)) or [size for size in _SIZES if size <= most]
 
 
-def make_requests(questions: Sequence[Question], count: int, **options: Any) -> list[Request]:
-    """``count`` requests, the questions in turn; ``options`` are the other fields of
-    ``Request``.
+def make_requests(
+    questions: Sequence[Question], count: int, *, speculation: bool = True, **options: Any
+) -> list[Request]:
+    """``count`` requests, the questions in turn; ``options`` are fields of
+    ``SamplingParams``.
     """
     asked = islice(cycle(questions), count)
-    return [Request(q.prompt, q.images, q.videos, **options) for q in asked]
+    sampling = SamplingParams(**options)
+    return [Request(q.prompt, q.images, q.videos, sampling, speculation) for q in asked]
 
 
-def drive(engine: Engine, requests: Sequence[Request], load: Load, *, seed: int = 0) -> Run:
+def drive(engine: LLM, requests: Sequence[Request], load: Load, *, seed: int = 0) -> Run:
     """Send ``requests`` and read all answers; ``seed`` draws the arrivals of a ``rate``.
 
     Raises:
@@ -140,7 +142,7 @@ def drive(engine: Engine, requests: Sequence[Request], load: Load, *, seed: int 
     return Run(tuple(replies), seconds, cycles, accepted)
 
 
-async def _closed(engine: Engine, requests: Sequence[Request], concurrency: int) -> list[Reply]:
+async def _closed(engine: LLM, requests: Sequence[Request], concurrency: int) -> list[Reply]:
     """Readers that each ask the next question when they have their answer."""
     replies: dict[int, Reply] = {}
     queue = iter(enumerate(requests))
@@ -153,9 +155,7 @@ async def _closed(engine: Engine, requests: Sequence[Request], concurrency: int)
     return [replies[index] for index in range(len(requests))]
 
 
-async def _poisson(
-    engine: Engine, requests: Sequence[Request], rate: float, seed: int
-) -> list[Reply]:
+async def _poisson(engine: LLM, requests: Sequence[Request], rate: float, seed: int) -> list[Reply]:
     """A reader per request, which comes when its time has come, whoever is still waiting."""
     chance, due = random.Random(seed), time.perf_counter()
     tasks = []
@@ -173,7 +173,7 @@ async def _poisson(
         ) from error
 
 
-async def _reply(engine: Engine, request: Request, came: float) -> Reply:
+async def _reply(engine: LLM, request: Request, came: float) -> Reply:
     times, tokens = [came], list[tuple[int, ...]]()
     async for chunk in engine.submit(request):
         if chunk.token_ids:

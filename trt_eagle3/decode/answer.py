@@ -9,7 +9,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 
 from trt_eagle3.decode.output import Output
 from trt_eagle3.decode.request import Chunk, FinishReason, Generation
@@ -109,6 +109,11 @@ class Answer:
             finally:
                 self._num_awaiting -= 1
 
+    def read_at_end(self) -> None:
+        """Say that its reader comes when it is over: until then nobody lags."""
+        with self._changed:
+            self._num_awaiting += 1
+
     def __iter__(self) -> Iterator[Chunk]:
         try:
             while True:
@@ -123,7 +128,7 @@ class Answer:
                 # and no wait: this may be the thread that decodes, collecting garbage
                 self.cancel()
 
-    async def __aiter__(self) -> AsyncIterator[Chunk]:
+    async def __aiter__(self) -> AsyncGenerator[Chunk]:
         loop, news = asyncio.get_running_loop(), asyncio.Event()
 
         def tell() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trt_eagle3.decode.request import Chunk, FinishReason, Request
+from trt_eagle3.decode.request import Chunk, FinishReason
+from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.multimodal.tokenizer import StreamDecoder
 
 __all__ = ["Output"]
@@ -16,12 +17,14 @@ class Output:
     Text that may become a stop text is held back until it cannot.
     """
 
-    def __init__(self, request: Request, decoder: StreamDecoder, end_ids: Sequence[int]) -> None:
+    def __init__(
+        self, sampling: SamplingParams, decoder: StreamDecoder, end_ids: Sequence[int]
+    ) -> None:
         self._decoder = decoder
-        self._stops = tuple(request.stop)
-        self._max_tokens = request.max_tokens
-        self._ends = frozenset(request.stop_token_ids) | (
-            frozenset() if request.ignore_eos else frozenset(end_ids)
+        self._stops = tuple(sampling.stop)
+        self._max_tokens = sampling.max_tokens
+        self._ends = frozenset(sampling.stop_token_ids) | (
+            frozenset() if sampling.ignore_eos else frozenset(end_ids)
         )
         self._held = ""
         self._parts: list[str] = []

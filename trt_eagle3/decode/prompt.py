@@ -5,12 +5,12 @@ Shapes: P prompt rows, of which N are visual, S rows of a part, H target hidden,
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from trt_eagle3.multimodal.prepared import PixelPatches
 
 __all__ = ["Prompt", "Vision"]
 
@@ -30,38 +30,38 @@ class Prompt:
     Attributes:
         token_ids: int64 [P]. position_ids: int32 [3, P]. visual_rows: bool [P].
         rope_delta: what a row's index lacks to its rope position after the prompt.
-        encode_images: runs the vision tower; not called where all visual rows are in reused pages.
         media: what stands at the visual rows: a digest of each image or video, in order, with its
             number of rows.
+        visuals: the images and videos themselves, in order.
+        vision: what the vision tower makes of them; None before it ran and after it was released.
     """
 
     token_ids: Tensor
     position_ids: Tensor
     rope_delta: int
     visual_rows: Tensor
-    encode_images: Callable[[], Vision]
     media: tuple[tuple[bytes, int], ...] = ()
+    visuals: tuple[PixelPatches, ...] = ()
+    vision: Vision | None = None
 
-    @cached_property
-    def vision(self) -> Vision:
-        """Visual embeddings and deepstack levels."""
-        return self.encode_images()
+    def with_vision(self, vision: Vision | None) -> Prompt:
+        """The same prompt with other visual embeddings, or without any."""
+        return replace(self, vision=vision)
 
-    def release_vision_embeddings(self) -> None:
-        """Free what the vision tower made: once the prompt is in the cache, only who computes it
-        again wants it.
-        """
-        vars(self).pop("vision", None)
+    @property
+    def _encoded(self) -> Vision:
+        assert self.vision is not None, "visual rows are wanted before the vision tower has run"
+        return self.vision
 
     @property
     def visual_embeds(self) -> Tensor:
         """[N, H]."""
-        return self.vision.embeds
+        return self._encoded.embeds
 
     @property
     def deepstack(self) -> Tensor:
         """[L, N, H]."""
-        return self.vision.deepstack
+        return self._encoded.deepstack
 
     def put_visual(self, embeds: Tensor, start: int) -> None:
         """Write visual embeddings over ``embeds [S, H]``, which are those of rows from ``start``
@@ -69,7 +69,7 @@ class Prompt:
         """
         visual, before = self._visual(start, len(embeds))
         if count := int(visual.sum()):
-            embeds[: len(visual)][visual] = self.vision.embeds[before : before + count].to(
+            embeds[: len(visual)][visual] = self._encoded.embeds[before : before + count].to(
                 embeds.dtype
             )
 
@@ -77,7 +77,7 @@ class Prompt:
         """Write deepstack levels into ``rows [L, S, H]``, which stand at rows from ``start`` on."""
         visual, before = self._visual(start, rows.shape[1])
         if count := int(visual.sum()):
-            rows[:, : len(visual)][:, visual] = self.vision.deepstack[
+            rows[:, : len(visual)][:, visual] = self._encoded.deepstack[
                 :, before : before + count
             ].to(rows.dtype)
 

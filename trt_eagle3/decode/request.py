@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trt_eagle3.decode.sampling import GREEDY, Sampling
+from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams, as_tuple
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal import ImageSource, VideoSource
 
-__all__ = ["Chunk", "FinishReason", "Generation", "Request"]
+__all__ = ["Chunk", "FinishReason", "Generation", "Messages", "Request"]
 
 FinishReason = Literal["stop", "length", "cancelled"]
+Messages = Sequence[Mapping[str, Any]]
+"""A conversation, as ``multimodal.Processor.messages`` takes it."""
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,7 @@ class Request:
     Attributes:
         prompt: a user's text, or chat messages (``multimodal.Processor.messages``).
         images, videos: of a text prompt; see ``multimodal.ImageSource`` and ``VideoSource``.
-        max_tokens: at most this many new tokens.
-        sampling: how tokens are chosen; greedy unless told otherwise.
-        stop: texts that end the answer; they are not part of it.
-        stop_token_ids: tokens that end the answer besides the model's own; they are its last
-            tokens.
-        ignore_eos: go on past the model's end tokens.
+        sampling: how tokens are chosen and when the answer ends; greedy unless told otherwise.
         speculation: draft with the bundle's draft: the same answer (when sampled, the same
             distribution), only faster.
         client: who asks, if known: what decodes images is shared among clients.
@@ -36,14 +32,10 @@ class Request:
         UserError: a value of another type or outside its range, by name.
     """
 
-    prompt: str | Sequence[Mapping[str, Any]]
+    prompt: str | Messages
     images: Sequence[ImageSource] = ()
     videos: Sequence[VideoSource] = ()
-    max_tokens: int = 256
-    sampling: Sampling = GREEDY
-    stop: Sequence[str] = ()
-    stop_token_ids: Sequence[int] = ()
-    ignore_eos: bool = False
+    sampling: SamplingParams = GREEDY
     speculation: bool = True
     client: str = ""
 
@@ -52,42 +44,19 @@ class Request:
             raise UserError(
                 f"prompt: expected a text or a list of messages, got {type(self.prompt).__name__}"
             )
-        if (
-            not isinstance(self.max_tokens, int)
-            or isinstance(self.max_tokens, bool)
-            or self.max_tokens < 1
-        ):
-            raise UserError(
-                f"max_tokens: expected a whole number of at least 1, got {self.max_tokens!r:.40}"
-            )
-        for name in ("images", "videos", "stop", "stop_token_ids"):
-            value = getattr(self, name)
-            if not isinstance(value, list | tuple | types.NoneType):
-                raise UserError(
-                    f"{name}: expected a list, got {type(value).__name__}. Put it in a list."
-                )
-            object.__setattr__(self, name, tuple(value or ()))
+        for name in ("images", "videos"):
+            object.__setattr__(self, name, as_tuple(name, getattr(self, name)))
         if not isinstance(self.prompt, str) and (self.images or self.videos):
             raise UserError(
                 "images and videos: of a list of messages they stand in the messages. Put them "
                 "there."
             )
-        if not all(isinstance(text, str) and text for text in self.stop):
+        if not isinstance(self.speculation, bool):
+            raise UserError(f"speculation: expected true or false, got {self.speculation!r:.40}")
+        if not isinstance(self.sampling, SamplingParams):
             raise UserError(
-                f"stop: expected a list of texts that are not empty, got {list(self.stop)!r:.80}"
+                f"sampling: expected SamplingParams, got {type(self.sampling).__name__}"
             )
-        if not all(
-            isinstance(token, int) and not isinstance(token, bool) for token in self.stop_token_ids
-        ):
-            raise UserError(
-                "stop_token_ids: expected a list of token ids, got "
-                f"{list(self.stop_token_ids)!r:.80}"
-            )
-        for name in ("ignore_eos", "speculation"):
-            if not isinstance(getattr(self, name), bool):
-                raise UserError(f"{name}: expected true or false, got {getattr(self, name)!r:.40}")
-        if not isinstance(self.sampling, Sampling):
-            raise UserError(f"sampling: expected a Sampling, got {type(self.sampling).__name__}")
 
     @property
     def has_media(self) -> bool:

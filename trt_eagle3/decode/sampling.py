@@ -19,94 +19,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trt_eagle3.errors import UserError
+from trt_eagle3.decode.sampling_params import SamplingParams
 
-__all__ = ["GREEDY", "Sampler", "Sampling", "VerifyResult", "target_probs", "verify_results"]
+__all__ = ["Sampler", "VerifyResult", "target_probs", "verify_results"]
 
 # of a vocabulary; seldom too few for top_p, and found in a fraction of the time that sorting all
 # takes
 _FEW = 1024
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """How tokens are chosen. The filters apply in the order of the fields, penalties first.
-
-    Attributes:
-        temperature: divides the logits; 0 is greedy.
-        top_k: only tokens whose probability reaches the k-th largest; 0 is all.
-        top_p: of those, the likeliest ones that together reach this mass.
-        min_p: of those, tokens of at least this share of the largest probability.
-        repetition_penalty: logits of tokens in prompt or answer are divided by it if positive,
-            multiplied if negative (CTRL, arXiv 1909.05858); 1 is none.
-        presence_penalty: subtracted from the logits of tokens in the answer.
-        seed: of this request's own random numbers; None draws one.
-    Raises:
-        UserError: a value outside its range or of another type, by name.
-    """
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    seed: int | None = None
-
-    def __post_init__(self) -> None:
-        _check_number("temperature", self.temperature, 0.0, 100.0)
-        _check_whole("top_k", self.top_k, 0, 2**31 - 1)
-        _check_number("top_p", self.top_p, 0.0, 1.0, open_below=True)
-        _check_number("min_p", self.min_p, 0.0, 1.0)
-        _check_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
-        _check_number("presence_penalty", self.presence_penalty, -100.0, 100.0)
-        if self.seed is not None:
-            _check_whole("seed", self.seed, 0, 2**64 - 1)
-
-    @property
-    def greedy(self) -> bool:
-        """The likeliest token, always."""
-        return self.temperature == 0.0
-
-    @property
-    def filters(self) -> tuple[float, int, float, float]:
-        """What makes probabilities of penalised logits: sequences that have it in common are
-        judged together.
-        """
-        return self.temperature, self.top_k, self.top_p, self.min_p
-
-    @property
-    def penalised(self) -> bool:
-        """Whether earlier tokens matter."""
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0
-
-
-def _check_number(
-    name: str, value: object, low: float, high: float, *, open_below: bool = False
-) -> None:
-    in_range = (
-        isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
-    )
-    if not in_range or (open_below and value == low):
-        bounds = f"{'above' if open_below else 'from'} {low:g} to {high:g}"
-        raise UserError(f"{name}: expected a number {bounds}, got {_shown(value)}")
-
-
-def _check_whole(name: str, value: object, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise UserError(
-            f"{name}: expected a whole number from {low} to {high}, got {_shown(value)}"
-        )
-
-
-def _shown(value: object) -> str:
-    """A value of any type, in one line."""
-    if isinstance(value, int) and abs(value) >= 10**40:
-        return "one of more than 40 digits"
-    return f"{' '.join(repr(value).split()):.40}"
-
-
-GREEDY = Sampling()
 
 
 @dataclass(frozen=True)
@@ -124,7 +43,7 @@ class VerifyResult:
     bonus: Tensor
 
 
-def target_probs(logits: Tensor, sampling: Sampling) -> Tensor:
+def target_probs(logits: Tensor, sampling: SamplingParams) -> Tensor:
     """float64 [n, V] probabilities of ``logits`` f32 [n, V] (penalties applied) under temperature
     and filters.
 
@@ -172,7 +91,7 @@ def _keep_from(probs: Tensor, least: Tensor) -> Tensor:
 class Sampler:
     """The random numbers and the memory of one sequence."""
 
-    def __init__(self, sampling: Sampling, prompt_ids: Tensor, vocab_size: int) -> None:
+    def __init__(self, sampling: SamplingParams, prompt_ids: Tensor, vocab_size: int) -> None:
         """``prompt_ids`` int64 [P] on the host."""
         self.sampling = sampling
         seed = int.from_bytes(os.urandom(8), "little") if sampling.seed is None else sampling.seed

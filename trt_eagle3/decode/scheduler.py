@@ -13,15 +13,17 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from trt_eagle3.decode.decoder import AnyTree, Decoder, no_numbers
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.prefix_cache import PrefixCache, page_keys
+from trt_eagle3.decode.prompt import Prompt, Vision
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.engine.memory import request_memory
 from trt_eagle3.errors import DeviceMemoryError
 
-__all__ = ["Emission", "Scheduler"]
+__all__ = ["Emission", "Encoder", "Scheduler"]
 
 _PATIENCE_SECONDS = 1.0  # that a request waits for its first token before it takes another's place
 _TURN_TOKENS = 128  # that a sequence may emit before it is preempted for such a request
@@ -45,6 +47,14 @@ class Emission:
     error: Exception | None = None
 
 
+class Encoder(Protocol):
+    """Makes visual embeddings of a prompt's images (``vision_encoder.VisionEncoder``)."""
+
+    def encode(self, prompt: Prompt) -> Vision:
+        """Run the vision tower; what it raises fails this prompt alone."""
+        ...
+
+
 class Scheduler:
     """Steps many sequences through one decoder."""
 
@@ -56,9 +66,10 @@ class Scheduler:
         max_batch_size: int,
         tree_for: Callable[[int], AnyTree | None],
         prefix_cache: PrefixCache | None = None,
+        vision: Encoder | None = None,
     ) -> None:
         """``tree_for``: the tree for so many decoding sequences, None where speculation does not
-        pay.
+        pay. ``vision``: encodes images; None: prompts come with their embeddings.
         """
         self.running: list[SequenceState] = []
         self.waiting: deque[SequenceState] = deque()
@@ -69,6 +80,7 @@ class Scheduler:
         self._max_batch_size = max_batch_size
         self.tree_for = tree_for
         self._prefixes = prefix_cache
+        self._vision = vision
 
     @property
     def idle(self) -> bool:
@@ -122,12 +134,16 @@ class Scheduler:
             if not sequence.prompt.has_visual(sequence.length, sequence.num_prefill):
                 continue
             try:
-                _ = sequence.prompt.vision
+                self._encode(sequence)
             except Exception as error:  # one prompt's images fail that prompt alone
                 failed.append(self._fail(sequence, error))
             if any(s.prefilled and not s.backpressured for s in self.running):
                 break  # running sequences wait for one prompt's images, and go on
         return failed
+
+    def _encode(self, sequence: SequenceState) -> None:
+        if self._vision is not None and sequence.prompt.vision is None:
+            sequence.prompt = sequence.prompt.with_vision(self._vision.encode(sequence.prompt))
 
     def _next(self) -> SequenceState | None:
         """Who of the waiting can run now, its pages given.
@@ -181,7 +197,8 @@ class Scheduler:
         for s, _ in chunks:
             if s.length < s.num_prefill or s not in self.running:
                 continue
-            s.prompt.release_vision_embeddings()
+            if self._vision is not None:  # once they are in the cache, only who starts again asks
+                s.prompt = s.prompt.with_vision(None)
             if not s.tokens:
                 found.append(self._fail(s, no_numbers()))
             elif id(s) in fresh:

@@ -11,7 +11,8 @@ from torch import Tensor
 from trt_eagle3.decode.kv_cache import PagePool, PageTable
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.propose import DraftState
-from trt_eagle3.decode.sampling import GREEDY, Sampler, Sampling
+from trt_eagle3.decode.sampling import Sampler
+from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
 
 __all__ = ["SequenceState"]
 
@@ -36,7 +37,7 @@ class SequenceState:
     prompt: Prompt
     pool: PagePool
     vocab_size: int
-    sampling: Sampling = GREEDY
+    sampling: SamplingParams = GREEDY
     drafting: bool = False
     backpressured: bool = False
     created: float = field(default_factory=time.perf_counter)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from trt_eagle3.decode.sampling import Sampling
+from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.multimodal import ModelInputs
 from trt_eagle3.parity.record import Pass, RecordingEngine
 from trt_eagle3.parity.workload import Case
@@ -92,7 +93,12 @@ def _answer(
     engine: RecordingEngine, case: Case, max_tokens: int, progress: Callable[[], object]
 ) -> Answer:
     q = case.question
-    media = {"images": q.images, "videos": q.videos, "max_tokens": max_tokens, "ignore_eos": True}
+    media: dict[str, Any] = {
+        "images": q.images,
+        "videos": q.videos,
+        "max_tokens": max_tokens,
+        "ignore_eos": True,
+    }
     inputs = engine.prepare(q.prompt, q.images, q.videos)
     engine.take()
     engine.kept.columns = None
@@ -155,7 +161,7 @@ def sample_cases(
     engine: RecordingEngine,
     cases: Sequence[Case],
     max_tokens: int,
-    sampling: Sampling,
+    sampling: SamplingParams,
     progress: Callable[[], object],
 ) -> list[Sampled]:
     """Answer by chance, with speculation where the whole logits of its passes can be kept; seeds

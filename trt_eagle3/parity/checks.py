@@ -12,12 +12,12 @@ from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_to_dict
 from trt_eagle3.checkpoint.target import TargetSpec, target_to_dict
-from trt_eagle3.decode.engine import Engine
 from trt_eagle3.multimodal import ModelInputs
 from trt_eagle3.parity.answers import Answer
 from trt_eagle3.parity.board import Board
 from trt_eagle3.parity.metrics import row_errors
 from trt_eagle3.parity.processor import ProcessorReference, ReferenceInputs
+from trt_eagle3.parity.record import RecordingEngine
 from trt_eagle3.parity.target import TargetReference, VisionStates
 from trt_eagle3.parity.trace import deepstack_of, embeds_of, positions_of, rows_of
 
@@ -35,7 +35,7 @@ _READING = ("sources", "warnings")  # how a manifest was found, not what it mean
 
 
 def check_meaning(
-    board: Board, engine: Engine, spec: TargetSpec, manifest: DraftManifest | None
+    board: Board, engine: RecordingEngine, spec: TargetSpec, manifest: DraftManifest | None
 ) -> None:
     """The bundle's record of target and draft against the checkpoints, read again; and of its
     engine against itself.

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trt_eagle3.decode.engine import Engine
 from trt_eagle3.parity.board import GATES, Board, Measurement
 from trt_eagle3.parity.cycles import DraftRecord
 from trt_eagle3.parity.drafting import DraftReference
 from trt_eagle3.parity.metrics import row_errors
-from trt_eagle3.parity.record import Pass, replay
+from trt_eagle3.parity.record import Pass, RecordingEngine, replay
 from trt_eagle3.parity.target import TargetReference
 from trt_eagle3.parity.target_check import CheckedTarget, tensor_names
 from trt_eagle3.parity.trace import embeds_of, outputs_of
@@ -78,7 +77,7 @@ class Tools:
     ``drafting`` and ``records`` are absent of a bundle without a draft.
     """
 
-    engine: Engine
+    engine: RecordingEngine
     bound: Mapping[str, Mapping[str, Tensor]]
     reference: TargetReference
     targets: Sequence[CheckedTarget]

@@ -7,21 +7,30 @@ Shapes: B rows, S new tokens per row, M masked tail, R rows wanted from the head
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
+from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.target import TargetSpec
+from trt_eagle3.config import LimitsConfig
 from trt_eagle3.decode.answer import Answer
-from trt_eagle3.decode.engine import Engine
+from trt_eagle3.decode.decoder import Drafting
+from trt_eagle3.decode.llm import LLM
+from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
 from trt_eagle3.decode.metrics import Meter
 from trt_eagle3.decode.plan import TUNING_FILE, Plan, read_plan
+from trt_eagle3.decode.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request import Request
 from trt_eagle3.decode.tree import configured_tree
-from trt_eagle3.engine.bundle import read_bundle
+from trt_eagle3.engine.bundle import BundleRecord, read_bundle
+from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import Session
+from trt_eagle3.multimodal import Processor
 
-__all__ = ["Kept", "Pass", "RecordingEngine", "RecordingSession", "replay"]
+__all__ = ["Kept", "Pass", "Recorder", "RecordingEngine", "RecordingSession", "replay"]
 
 
 @dataclass(frozen=True)
@@ -92,7 +101,31 @@ def _copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)
 
 
-class RecordingEngine(Engine):
+class Recorder:
+    """Opens recorded sessions: the ``SessionFactory`` of a ``RecordingEngine``.
+
+    Attributes:
+        kept: the record. sessions: those that are open, by graph; the last one of each.
+    """
+
+    def __init__(self) -> None:
+        self.kept = Kept()
+        self.sessions: dict[str, RecordingSession] = {}
+
+    def __call__(
+        self, bundle: LoadedBundle, graph: str, intermediates: Sequence[str] = ()
+    ) -> Session:
+        """A new, recorded session of ``graph``."""
+        session = self.sessions[graph] = RecordingSession(
+            self._open(bundle, graph, intermediates), graph, self.kept
+        )
+        return session
+
+    def _open(self, bundle: LoadedBundle, graph: str, intermediates: Sequence[str]) -> Session:
+        return open_graph_of(bundle, graph, intermediates)
+
+
+class RecordingEngine(LLM):
     """An engine all of whose graphs are recorded. It speculates as configured, whatever was found
     to pay here.
 
@@ -101,34 +134,94 @@ class RecordingEngine(Engine):
             where there is one.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, recorder: Recorder | None = None) -> None:
         config = read_bundle(path).config
         self.plan = Plan({1: configured_tree(config.speculation)})
-        super().__init__(path, plan=self.plan)
+        self._recorder = recorder or Recorder()
+        self.kept, self.sessions = self._recorder.kept, self._recorder.sessions
+        # every row of every prompt is wanted
+        super().__init__(
+            LoadedBundle.open(path, plan=self.plan, sessions=self._recorder), prefix_cache=False
+        )
         tuned = (path / TUNING_FILE).exists()
         self.served = read_plan(path, config.speculation, config.engine.device) if tuned else None
-        self._reuses = self.limits.prefix_cache
-        # every row of every prompt is wanted
-        self.limits = self.limits.model_copy(update={"prefix_cache": False})
         # bundled prompts lie outside a draft's world: no warning about its acceptance
         self._meter = Meter(0.0)
-        self.kept = Kept()
-        self.sessions: dict[str, RecordingSession] = {}
 
-    def open_graph(self, graph: str, intermediates: Sequence[str] = ()) -> Session:
-        """A new, recorded session of ``graph``."""
-        session = self.sessions[graph] = RecordingSession(
-            self._open(graph, intermediates), graph, self.kept
-        )
-        return session
+    @property
+    def path(self) -> Path:
+        """The bundle's folder."""
+        return self.bundle.path
 
-    def _open(self, graph: str, intermediates: Sequence[str]) -> Session:
-        return super().open_graph(graph, intermediates)
+    @property
+    def record(self) -> BundleRecord:
+        """The bundle's ``bundle.json``."""
+        return self.bundle.record
+
+    @property
+    def spec(self) -> TargetSpec:
+        """The target."""
+        return self.bundle.spec
+
+    @property
+    def manifest(self) -> DraftManifest | None:
+        """The draft."""
+        return self.bundle.manifest
+
+    @property
+    def limits(self) -> LimitsConfig:
+        """What requests may ask for."""
+        return self.bundle.limits
+
+    @property
+    def processor(self) -> Processor:
+        """Tokenizer, chat template and pixel rules."""
+        return self.bundle.processor
+
+    @property
+    def device(self) -> str:
+        """``cpu`` or ``cuda``."""
+        return self.bundle.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations and caches."""
+        return self.bundle.dtype
+
+    @property
+    def drafting(self) -> Drafting | None:
+        """The draft's graphs."""
+        return self.bundle.drafting
+
+    @property
+    def embedding(self) -> EmbeddingTable:
+        """The target's token table."""
+        return self.bundle.embedding
+
+    @property
+    def draft_embedding(self) -> EmbeddingTable:
+        """The draft's token table."""
+        return self.bundle.draft_embedding
 
     @property
     def page_size(self) -> int:
         """Rows of a KV page."""
-        return self._pages.page_size
+        return self.bundle.page_size
+
+    def open_graph(self, graph: str, intermediates: Sequence[str] = ()) -> Session:
+        """A new, recorded session of ``graph``."""
+        return self.bundle.open_graph(graph, intermediates)
+
+    def leave_out_draft(self) -> None:
+        """Have no draft; before the first request."""
+        self._use(replace(self.bundle, manifest=None))
+
+    def _use(self, bundle: LoadedBundle) -> None:
+        self.bundle = bundle
+        self._preprocessor = self._make_preprocessor()
+
+    def _make_preprocessor(self) -> PromptPreprocessor:
+        return PromptPreprocessor(self.bundle, digests=True)
 
     @property
     def num_tree_rows(self) -> int:
@@ -138,23 +231,23 @@ class RecordingEngine(Engine):
 
     def begin_service(self) -> None:
         """Answer from now on as in service: prefixes are reused where the bundle does so."""
-        self._worker.close()
-        for name in ("_worker", "_scheduler", "_prefixes"):
-            vars(self).pop(name, None)
-        self.limits = self.limits.model_copy(update={"prefix_cache": self._reuses})
+        self._started().close()
+        self._core, self._prefix_cache = None, self.limits.prefix_cache
+        self._preprocessor = self._make_preprocessor()
 
     def submit_together(self, requests: Sequence[Request]) -> list[Answer]:
         """Start answering all requests together, from the first pass on."""
-        return self._started().submit_together(requests, self._begin)
+        return self._started().submit_together(requests, keeps=self)
 
     def leave_pages(self, count: int) -> None:
         """Take pages away, so that sequences have ``count`` from now on; not while requests are
         in flight.
         """
-        wanted = self._pages.num_pages - 1 - count
-        if self._prefixes is not None:
-            self._prefixes.evict(max(0, wanted - self._pages.num_free))
-        self._pages.take(max(0, min(wanted, self._pages.num_free)))
+        core = self._started()
+        wanted = core.pool.num_pages - 1 - count
+        if core.prefixes is not None:
+            core.prefixes.evict(max(0, wanted - core.pool.num_free))
+        core.pool.take(max(0, min(wanted, core.pool.num_free)))
 
     def release(self) -> Mapping[str, Mapping[str, Tensor]]:
         """Stop answering and let the sessions go, so that others of the same graphs fit; what
@@ -162,8 +255,6 @@ class RecordingEngine(Engine):
         """
         bound = {graph: session.bound for graph, session in self.sessions.items()}
         self.close()
-        for name in ("_worker", "_scheduler", "_prefixes", "_decoder", "drafting", "_vision"):
-            vars(self).pop(name, None)
         for session in self.sessions.values():
             session.drop()
         self.sessions.clear()

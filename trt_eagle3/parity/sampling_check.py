@@ -19,7 +19,8 @@ from torch import Tensor
 from transformers.generation import logits_process as hf
 
 from trt_eagle3.decode.propose import Proposal
-from trt_eagle3.decode.sampling import Sampler, Sampling
+from trt_eagle3.decode.sampling import Sampler
+from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import Tree
 from trt_eagle3.decode.verify import verify_tree
@@ -28,12 +29,12 @@ from trt_eagle3.parity.board import Board
 __all__ = ["check_sampling", "reference_probs"]
 
 _SETTINGS = {
-    "temperature 0.7": Sampling(temperature=0.7),
-    "top_k 5": Sampling(temperature=1.0, top_k=5),
-    "top_p 0.8": Sampling(temperature=1.3, top_p=0.8),
-    "min_p 0.1": Sampling(temperature=1.5, min_p=0.1),
-    "all filters": Sampling(temperature=0.9, top_k=20, top_p=0.9, min_p=0.02),
-    "penalties": Sampling(temperature=0.8, repetition_penalty=1.3, presence_penalty=0.5),
+    "temperature 0.7": SamplingParams(temperature=0.7),
+    "top_k 5": SamplingParams(temperature=1.0, top_k=5),
+    "top_p 0.8": SamplingParams(temperature=1.3, top_p=0.8),
+    "min_p 0.1": SamplingParams(temperature=1.5, min_p=0.1),
+    "all filters": SamplingParams(temperature=0.9, top_k=20, top_p=0.9, min_p=0.02),
+    "penalties": SamplingParams(temperature=0.8, repetition_penalty=1.3, presence_penalty=0.5),
 }
 _TOKENS = 512  # of the vocabulary: the best of the tree's rows, on which all of their mass lies
 # logits that the 16th best token is brought below the best: certain rows would test nothing
@@ -76,7 +77,7 @@ def check_sampling(board: Board, logits: Sequence[Tensor], token_ids: Sequence[T
             _check_frequencies(board, name, sampling, warm)
 
 
-def _check_probabilities(board: Board, name: str, sampling: Sampling, logits: Tensor) -> None:
+def _check_probabilities(board: Board, name: str, sampling: SamplingParams, logits: Tensor) -> None:
     """Chances of acceptance of a root's children, one for each of the likeliest tokens, and two
     levels below.
     """
@@ -114,7 +115,7 @@ def _check_probabilities(board: Board, name: str, sampling: Sampling, logits: Te
 
 
 def reference_probs(
-    logits: Tensor, sampling: Sampling, seen: Tensor = _NOBODY, answer: Sequence[int] = ()
+    logits: Tensor, sampling: SamplingParams, seen: Tensor = _NOBODY, answer: Sequence[int] = ()
 ) -> Tensor:
     """float64 [V]: what transformers makes of ``logits`` f32 [V]; the presence penalty, which it
     lacks, by formula.
@@ -139,7 +140,7 @@ def reference_probs(
     return probs
 
 
-def _check_frequencies(board: Board, name: str, sampling: Sampling, logits: Tensor) -> None:
+def _check_frequencies(board: Board, name: str, sampling: SamplingParams, logits: Tensor) -> None:
     """First tokens said from the tree, second and third ones after the chain's, and those said
     without a tree.
     """
@@ -176,7 +177,7 @@ def _add_frequencies(board: Board, name: str, output_ids: Sequence[int], probs: 
         )
 
 
-def _say_plainly(sampling: Sampling, logits: Tensor) -> list[int]:
+def _say_plainly(sampling: SamplingParams, logits: Tensor) -> list[int]:
     """First tokens of answers, and those of passes over a root alone: a quarter of the draws
     each.
     """
@@ -195,7 +196,7 @@ def _say_plainly(sampling: Sampling, logits: Tensor) -> list[int]:
 
 
 def _sample_tokens(
-    sampling: Sampling, tokens: Tensor, logits: Tensor, seeds: Sequence[int], tree: Tree
+    sampling: SamplingParams, tokens: Tensor, logits: Tensor, seeds: Sequence[int], tree: Tree
 ) -> list[tuple[int, ...]]:
     count, vocab = len(seeds), logits.shape[1]
     sequences = [_Drawn(Sampler(replace(sampling, seed=seed), _NOBODY, vocab)) for seed in seeds]

@@ -11,15 +11,15 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.source import resolve_checkpoint
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.checkpoint.target_reader import read_target
-from trt_eagle3.decode.engine import Engine
 from trt_eagle3.engine.bundle import header_digest
 from trt_eagle3.engine.weight_locations import TABLE_FILE
 from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.parity.record import RecordingEngine
 
 __all__ = ["find_checkpoint", "read_sources"]
 
 
-def find_checkpoint(engine: Engine, role: str, given: str | None = None) -> Path:
+def find_checkpoint(engine: RecordingEngine, role: str, given: str | None = None) -> Path:
     """The checkpoint of ``role`` (``target`` or ``draft``): the one given, else where the build
     found it.
 
@@ -41,7 +41,7 @@ def find_checkpoint(engine: Engine, role: str, given: str | None = None) -> Path
     return path
 
 
-def _check_files(engine: Engine, role: str, path: Path) -> None:
+def _check_files(engine: RecordingEngine, role: str, path: Path) -> None:
     """By content: a file of the Hub's cache was recorded by its blob's name.
 
     The table beside TensorRT engines is no checkpoint's file; their weights are known by what they
@@ -60,7 +60,7 @@ def _check_files(engine: Engine, role: str, path: Path) -> None:
 
 
 def read_sources(
-    engine: Engine, target: str | None = None, draft: str | None = None
+    engine: RecordingEngine, target: str | None = None, draft: str | None = None
 ) -> tuple[TargetSpec, DraftManifest | None]:
     """Spec and manifest, read again from the checkpoints with the build's overrides."""
     spec = read_target(find_checkpoint(engine, "target", target))

@@ -11,12 +11,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
 
-from trt_eagle3.decode.engine import Engine
 from trt_eagle3.parity.answers import Answer
 from trt_eagle3.parity.board import GATES, Board, Measurement
 from trt_eagle3.parity.drafting import Acceptance
 from trt_eagle3.parity.locate import Diagnosis, first_tensor
 from trt_eagle3.parity.metrics import margins
+from trt_eagle3.parity.record import RecordingEngine
 from trt_eagle3.parity.result import (
     AcceptanceResult,
     DiagnosisResult,
@@ -41,7 +41,7 @@ class Found:
     """All that a validation found. ``targets`` in the order of the cases."""
 
     board: Board
-    engine: Engine
+    engine: RecordingEngine
     targets: Sequence[CheckedTarget]
     mismatches: Sequence[Mismatch]
     acceptance: Acceptance
@@ -55,7 +55,7 @@ def summarise(
     suite: str,
     reference: str,
     mode: Literal["reference", "compare"] = "reference",
-    other: Engine | None = None,
+    other: RecordingEngine | None = None,
     left_out: Sequence[str] = (),
 ) -> Report:
     """The report."""
@@ -86,7 +86,7 @@ def summarise(
     )
 
 
-def _subject(engine: Engine) -> Subject:
+def _subject(engine: RecordingEngine) -> Subject:
     record = engine.record
     draft = record.sources.get("draft")
     return Subject(

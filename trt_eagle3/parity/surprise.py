@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from trt_eagle3.decode.sampling import Sampling
+from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.parity.answers import Sampled
 from trt_eagle3.parity.board import Board
 from trt_eagle3.parity.sampling_check import reference_probs
@@ -22,7 +22,7 @@ from trt_eagle3.parity.trace import logits_of, rows_of
 __all__ = ["NUM_SAMPLED", "SETTING", "check_surprise"]
 
 # warm, so that few tokens tell chance from certainty
-SETTING = Sampling(temperature=2.5, top_p=0.95)
+SETTING = SamplingParams(temperature=2.5, top_p=0.95)
 NUM_SAMPLED = 3
 """Cases that are answered by chance."""
 

@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.decode.engine import Engine
 from trt_eagle3.parity.answers import Answer
 from trt_eagle3.parity.board import Board
 from trt_eagle3.parity.metrics import cosines, leads, margins, row_errors
-from trt_eagle3.parity.record import replay
+from trt_eagle3.parity.record import RecordingEngine, replay
 from trt_eagle3.parity.target import Rope, TargetLayer, TargetReference, VisionStates, add_deepstack
 from trt_eagle3.parity.trace import deepstack_of, embeds_of, logits_of, outputs_of
 
@@ -63,7 +62,7 @@ class CheckedTarget:
 
 
 def layer_intermediates(
-    engine: Engine,
+    engine: RecordingEngine,
     bound: Mapping[str, Tensor],
     answers: Sequence[Answer],
     progress: Callable[[], object],
@@ -86,7 +85,7 @@ def layer_intermediates(
     return found
 
 
-def tensor_names(engine: Engine, graph: str) -> frozenset[str]:
+def tensor_names(engine: RecordingEngine, graph: str) -> frozenset[str]:
     """Tensors that a session of ``graph`` can be asked for; none of a TensorRT engine, which
     cannot be looked into.
     """

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from trt_eagle3.decode.answer import Answer as Reply
 from trt_eagle3.decode.request import Generation, Request
+from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.parity.answers import Answer, kept_columns
 from trt_eagle3.parity.board import Board
 from trt_eagle3.parity.metrics import row_errors
@@ -102,14 +103,14 @@ def _num_pages(engine: RecordingEngine, answers: Sequence[Answer]) -> int:
 def _ask(engine: RecordingEngine, answers: Sequence[Answer], max_tokens: int) -> list[Generation]:
     """All at once, or as many as may wait; each has its own reader, as in service."""
     found: list[Generation] = []
-    wave = engine.limits.max_waiting
+    wave, sampling = (
+        engine.limits.max_waiting,
+        SamplingParams(max_tokens=max_tokens, ignore_eos=True),
+    )
     for start in range(0, len(answers), wave):
         questions = [answer.case.question for answer in answers[start : start + wave]]
         asked = engine.submit_together(
-            [
-                Request(q.prompt, q.images, q.videos, max_tokens=max_tokens, ignore_eos=True)
-                for q in questions
-            ]
+            [Request(q.prompt, q.images, q.videos, sampling) for q in questions]
         )
         with ThreadPoolExecutor(len(asked)) as readers:
             found += readers.map(Reply.finish, asked)

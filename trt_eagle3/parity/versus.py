@@ -109,7 +109,7 @@ def _choose_drafts(engines: Sequence[RecordingEngine], *, target_only: bool) -> 
     """Two bundles of which one has a draft are not the same thing, whatever their targets are."""
     if target_only:
         for engine in engines:
-            engine.manifest = None
+            engine.leave_out_draft()
         return
     having = [engine.manifest is not None for engine in engines]
     if having[0] != having[1]:

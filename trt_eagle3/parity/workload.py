@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageDraw
 
-from trt_eagle3.decode.engine import Engine
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal import Video
+from trt_eagle3.parity.record import RecordingEngine
 from trt_eagle3.prompts.prompt_file import Question, read_questions
 
 __all__ = ["QUICK_LONG_TOKENS", "Case", "bundled_cases", "left_out", "picture", "read_cases"]
@@ -48,7 +48,7 @@ def _kind(question: Question) -> str:
     return ("text", "image")[len(question.images)] if len(question.images) < 2 else "images"
 
 
-def bundled_cases(suite: str, engine: Engine, max_tokens: int) -> list[Case]:
+def bundled_cases(suite: str, engine: RecordingEngine, max_tokens: int) -> list[Case]:
     """The cases of a suite that this bundle takes; the long prompt is as long as its limits let it.
 
     Raises:
@@ -151,7 +151,7 @@ def _frames(count: int, size: tuple[int, int]) -> list[Image.Image]:
     return frames
 
 
-def _fits(engine: Engine, question: Question, max_tokens: int) -> bool:
+def _fits(engine: RecordingEngine, question: Question, max_tokens: int) -> bool:
     try:
         inputs = engine.prepare(question.prompt, question.images, question.videos)
     except UserError:
@@ -167,7 +167,7 @@ _SENTENCES = (
 )
 
 
-def _long(engine: Engine, num_tokens: int) -> Question | None:
+def _long(engine: RecordingEngine, num_tokens: int) -> Question | None:
     """A text of nearly ``num_tokens`` tokens and never more; None where the bundle has no room
     for one.
     """

@@ -14,8 +14,12 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.decode.engine import Engine
+from trt_eagle3.decode.loaded_bundle import LoadedBundle
+from trt_eagle3.decode.preprocess import PromptPreprocessor
 from trt_eagle3.decode.prompt import Prompt
+from trt_eagle3.decode.request import Request
+from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.vision_encoder import VisionEncoder
 from trt_eagle3.errors import UserError
 from trt_eagle3.prompts.prompt_file import Question
 
@@ -64,7 +68,7 @@ def intermediate(layer: int, pre_deepstack: bool, num_deepstack: int) -> str:
 
 
 def record(
-    engine: Engine,
+    bundle: LoadedBundle,
     questions: Sequence[Question],
     layers: Sequence[int],
     draft_ids: Tensor,
@@ -72,7 +76,7 @@ def record(
     max_tokens: int,
     progress: Callable[[], object] = lambda: None,
 ) -> list[Recording]:
-    """Let the target of ``engine`` answer ``questions``, plainly, with out(k) of ``layers`` tapped.
+    """Let the target of ``bundle`` answer ``questions``, plainly, with out(k) of ``layers`` tapped.
 
     Args:
         draft_ids: int64 [Vd], the target ids of the draft's vocabulary.
@@ -80,17 +84,20 @@ def record(
     Raises:
         UserError: a prompt that the bundle does not take, or answers too short to say anything.
     """
-    count = engine.spec.num_deepstack
+    count = bundle.spec.num_deepstack
     session = _Tapped(
-        engine, sorted({intermediate(k, pre, count) for k in layers for pre in (True, False)})
+        bundle, sorted({intermediate(k, pre, count) for k in layers for pre in (True, False)})
     )
-    decoder = engine.decoder_over(session)
+    decoder, pool = bundle.decoder_over(session), bundle.page_pool()
+    preprocessor, encoder = PromptPreprocessor(bundle), VisionEncoder(bundle)
     recordings: list[Recording] = []
     for question in questions:
-        prompt = engine.encode(engine.prepare(question.prompt, question.images, question.videos))
+        request = Request(question.prompt, question.images, question.videos)
+        prompt = preprocessor.prompt(preprocessor.model_inputs(request))
+        prompt = prompt.with_vision(encoder.encode(prompt))
         session.runs.clear()
-        passes = decoder.run(engine.sequence(prompt))
-        answer = _answer(passes, frozenset(engine.spec.eos_token_ids), max_tokens)
+        passes = decoder.run(SequenceState(prompt, pool, bundle.spec.text.vocab_size))
+        answer = _answer(passes, frozenset(bundle.spec.eos_token_ids), max_tokens)
         if len(answer) > 1:
             recordings.append(_recording(prompt, answer, session.runs, draft_ids))
         progress()
@@ -111,8 +118,8 @@ class _Tapped:
     ``engine.session.Session``.
     """
 
-    def __init__(self, engine: Engine, intermediates: Sequence[str]) -> None:
-        self._session = engine.open_graph("target", intermediates)
+    def __init__(self, bundle: LoadedBundle, intermediates: Sequence[str]) -> None:
+        self._session = bundle.open_graph("target", intermediates)
         self._intermediates = intermediates
         self.runs: list[dict[str, Tensor]] = []
 

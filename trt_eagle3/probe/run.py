@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from trt_eagle3.config import BuildConfig, DraftConfig, TargetConfig
-from trt_eagle3.decode.engine import Engine, load
+from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.errors import UserError
 from trt_eagle3.pipeline import build
 from trt_eagle3.probe import MAX_TOKENS
@@ -59,37 +59,39 @@ def probe(
     questions = read_questions(prompts) if prompts else bundled_questions()
     with TemporaryDirectory(prefix="trt-eagle3-probe-") as temporary:
         folder = Path(temporary)
-        engine = load(path if draft is None else _build(path, draft, overrides or {}, folder))
+        bundle = LoadedBundle.open(
+            path if draft is None else _build(path, draft, overrides or {}, folder)
+        )
         name = path if draft is None else f"{path} with {draft}"
-        return _probe(engine, questions, folder, name, max_tokens, progress)
+        return _probe(bundle, questions, folder, name, max_tokens, progress)
 
 
 def _probe(
-    engine: Engine,
+    bundle: LoadedBundle,
     questions: Sequence[Question],
     folder: Path,
     name: str,
     max_tokens: int,
     progress: Progress,
 ) -> ProbeReport:
-    manifest, spec = engine.manifest, engine.spec
+    manifest, spec = bundle.manifest, bundle.spec
     if manifest is None:
-        raise UserError(f"{engine.path}: a bundle without a draft: there is nothing to probe")
+        raise UserError(f"{bundle.path}: a bundle without a draft: there is nothing to probe")
     layers, done = candidate_layers(manifest, spec), iter(range(1, len(questions) + 1))
     progress("prompts", 0, len(questions))
     recordings = record(
-        engine,
+        bundle,
         questions,
         layers,
         draft_ids(manifest),
         max_tokens=max_tokens,
         progress=lambda: progress("prompts", next(done), len(questions)),
     )
-    scorer = Scorer(engine, recordings, folder)
+    scorer = Scorer(bundle, recordings, folder)
     found = search(
         scorer, manifest, spec, lambda scored, total: progress("interpretations", scored, total)
     )
-    config = engine.record.config
+    config = bundle.record.config
     return make_report(
         found,
         manifest,

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.tensor_index import read_tensor
-from trt_eagle3.decode.engine import Engine
 from trt_eagle3.decode.kv_cache import KVCache, PagePool, PageTable
+from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.propose import draft_decode_position, draft_positions, put_draft_visual
 from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, causal_mask
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
@@ -84,20 +84,20 @@ class Scorer:
     remembers what it scored.
     """
 
-    def __init__(self, engine: Engine, recordings: Sequence[Recording], folder: Path) -> None:
+    def __init__(self, bundle: LoadedBundle, recordings: Sequence[Recording], folder: Path) -> None:
         """``folder``: where draft graphs may be written.
 
         Raises:
             UserError: a bundle without a draft.
         """
-        if engine.manifest is None:
-            raise UserError(f"{engine.path}: a bundle without a draft: there is nothing to probe")
-        config, manifest = engine.record.config, engine.manifest
+        if bundle.manifest is None:
+            raise UserError(f"{bundle.path}: a bundle without a draft: there is nothing to probe")
+        config, manifest = bundle.record.config, bundle.manifest
         self.num_steps = config.speculation.steps
-        self._engine, self._recordings, self._folder = engine, recordings, folder
+        self._bundle, self._recordings, self._folder = bundle, recordings, folder
         self._ids = draft_ids(manifest)
-        self._fuse = engine.open_graph("fuse")
-        self._embedding = engine.draft_embedding
+        self._fuse = bundle.open_graph("fuse")
+        self._embedding = bundle.draft_embedding
         size = config.engine.page_size
         rows = max(_num_slots(r, self.num_steps) for r in recordings)
         pool = PagePool(-(-rows // size) + 1, size)
@@ -109,7 +109,7 @@ class Scorer:
             manifest.head_dim,
             pool.num_pages * size,
         )
-        self._cache = KVCache(*shape, engine.dtype, engine.device)
+        self._cache = KVCache(*shape, bundle.dtype, bundle.device)
         self._open: tuple[bytes, DraftRunner] | None = None
         self._known: dict[tuple[object, ...], Score] = {}
 
@@ -124,7 +124,7 @@ class Scorer:
         """The draft as this interpretation has it; kept until an interpretation needs another
         graph.
         """
-        config = self._engine.record.config.engine
+        config = self._bundle.record.config.engine
         model = draft_graph(
             manifest, config.dtype, config.page_size, reference_location
         ).SerializeToString()
@@ -198,9 +198,9 @@ class Scorer:
         text = torch.arange(prompt_len, num_rows + 1, dtype=torch.int32) + prompt.rope_delta
         targets = torch.cat([prompt.position_ids, text[:-1].expand(3, -1)], dim=1)
         positions = draft_positions(manifest, 0, targets, text[-1].expand(3))
-        features = runner.fuse(recording.aux(manifest, self._engine.spec.num_deepstack).to(embeds))
+        features = runner.fuse(recording.aux(manifest, self._bundle.spec.num_deepstack).to(embeds))
         logits, outs = [], []
-        chunk = self._engine.record.config.engine.prefill_chunk
+        chunk = self._bundle.record.config.engine.prefill_chunk
         for start in range(0, num_rows, chunk):
             stop = min(start + chunk, num_rows)
             metadata = AttentionMetadata.single(

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from trt_eagle3.decode.answer import Answer
-from trt_eagle3.decode.engine import Engine
+from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.request import Chunk, Request
 from trt_eagle3.errors import (
     MAX_MESSAGE_LEN,
@@ -85,12 +85,12 @@ _STATUSES: Mapping[type[Exception], int] = {  # of a kind before that of its bas
 class Front:
     """What the routes do. Bodies are read within one budget, and parsed on threads of its own."""
 
-    def __init__(self, engine: Engine, serving: ServingConfig, api_key: str | None = None) -> None:
+    def __init__(self, engine: LLM, serving: ServingConfig, api_key: str | None = None) -> None:
         """``api_key``: what ``/v1`` asks for as a bearer token; None: nothing."""
         self._engine = engine
         self._serving = serving
         self._api_key = api_key
-        self._model = engine.record.config.name
+        self._model = engine.bundle.record.config.name
         self._pool = ThreadPoolExecutor(_PARSING, "trt-eagle3-parse")
         self._budget = BodyBudget(serving, self._pool)
         self.on_overload: Callable[[], None] = lambda: None
@@ -153,14 +153,14 @@ class Front:
 
     def _read(self, data: bytearray, scanner: JsonScanner) -> tuple[ChatOptions, Request]:
         raw = parse_request_json(data, "body", self._serving, scanner)
-        return read_chat(raw, self._serving, self._engine.limits.max_seq_len)
+        return read_chat(raw, self._serving, self._engine.bundle.limits.max_seq_len)
 
     async def models(self, request: HTTPRequest) -> Response:
         """``GET /v1/models``: the one."""
         self._check_key(request)
         model = {"id": self._model, "object": "model", "created": 0, "owned_by": "trt-eagle3"}
         # vLLM's field: prompt and answer together
-        model["max_model_len"] = self._engine.limits.max_seq_len
+        model["max_model_len"] = self._engine.bundle.limits.max_seq_len
         return JSONResponse({"object": "list", "data": [model]})
 
     async def health(self, _: HTTPRequest) -> Response:

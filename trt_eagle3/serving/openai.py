@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 
 from trt_eagle3.decode.request import Chunk, Generation, Request
-from trt_eagle3.decode.sampling import Sampling
+from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.errors import UserError
 from trt_eagle3.serving.config import ServingConfig
 
@@ -116,7 +116,7 @@ def read_chat(raw: Any, serving: ServingConfig, max_tokens: int) -> tuple[ChatOp
     serving.check_prompt(body.messages)
     serving.check_stop(body.stop, body.stop_token_ids)
     limits = (body.max_completion_tokens, body.max_tokens, max_tokens)
-    sampling = Sampling(
+    sampling = SamplingParams(
         temperature=body.temperature,
         top_k=0 if body.top_k == -1 else body.top_k,  # vLLM's word for all
         top_p=body.top_p,
@@ -124,15 +124,15 @@ def read_chat(raw: Any, serving: ServingConfig, max_tokens: int) -> tuple[ChatOp
         repetition_penalty=body.repetition_penalty,
         presence_penalty=body.presence_penalty,
         seed=body.seed,
+        max_tokens=next(limit for limit in limits if limit is not None),
+        stop=body.stop,
+        stop_token_ids=body.stop_token_ids,
+        ignore_eos=body.ignore_eos,
     )
     options = ChatOptions(body.model, body.stream, bool(body.stream_options.include_usage))
     return options, Request(
         prompt=[_with_known_role(message) for message in body.messages],
-        max_tokens=next(limit for limit in limits if limit is not None),
         sampling=sampling,
-        stop=body.stop,
-        stop_token_ids=body.stop_token_ids,
-        ignore_eos=body.ignore_eos,
         speculation=body.speculation,
     )
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from trt_eagle3.decode.engine import Engine, load
+from trt_eagle3.decode.llm import LLM, load
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.serving.app import Front, make_app
 from trt_eagle3.serving.config import ServingConfig
@@ -71,7 +71,7 @@ def serve(
         server = Server(engine, serving, api_key)
         for bound in sockets:
             bound.listen(server.config.backlog)
-        name, where = engine.record.config.name, f"[{host}]" if ":" in host else host
+        name, where = engine.bundle.record.config.name, f"[{host}]" if ":" in host else host
         # uvicorn raises it again once it has drained
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         _log.info("%s answers on http://%s:%d/v1; warm-up took %.1f s", name, where, port, seconds)
@@ -82,7 +82,7 @@ class Server(uvicorn.Server):
     """uvicorn over one engine, with bounds on connections, and an end that comes in time."""
 
     def __init__(
-        self, engine: Engine, serving: ServingConfig, api_key: str | None = None, port: int = 0
+        self, engine: LLM, serving: ServingConfig, api_key: str | None = None, port: int = 0
     ) -> None:
         self._engine = engine
         self._front = Front(engine, serving, api_key)

@@ -7,8 +7,9 @@ import time
 
 from PIL import Image
 
-from trt_eagle3.decode.engine import Engine
+from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.request import Request
+from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.serving.config import WARM_UP_SIDE
 
 __all__ = ["warm_up"]
@@ -18,9 +19,10 @@ __all__ = ["warm_up"]
 # for as long as a step of a small model takes: a tenth of the tiny pair's throughput with 8
 # clients.
 _SWITCH_S = 0.001
+_SHORT = SamplingParams(max_tokens=8)
 
 
-def warm_up(engine: Engine) -> float:
+def warm_up(engine: LLM) -> float:
     """Answer about a text and about an image, so that every graph is open and has run; returns
     seconds.
 
@@ -34,8 +36,8 @@ def warm_up(engine: Engine) -> float:
     start = time.perf_counter()
     image = Image.new("RGB", (WARM_UP_SIDE, WARM_UP_SIDE))
     for request in (
-        Request("Hello", max_tokens=8),
-        Request("Hello", images=(image,), max_tokens=8),
+        Request("Hello", sampling=_SHORT),
+        Request("Hello", images=(image,), sampling=_SHORT),
     ):
         for _ in engine.submit(request):
             pass

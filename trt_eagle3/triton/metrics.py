@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trt_eagle3.decode.engine import Engine
+from trt_eagle3.decode.llm import LLM
 from trt_eagle3.serving.metrics import families
 
 __all__ = ["PublishedMetrics"]
@@ -18,7 +18,7 @@ class PublishedMetrics:
     ``histogram_quantile`` reads just as well.
     """
 
-    def __init__(self, engine: Engine, pb_utils: Any, model: str) -> None:
+    def __init__(self, engine: LLM, pb_utils: Any, model: str) -> None:
         self._engine = engine
         self._pb_utils = pb_utils
         self._model = model

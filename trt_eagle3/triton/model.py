@@ -21,7 +21,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 import yaml
 
-from trt_eagle3.decode.engine import load
+from trt_eagle3.decode.llm import load
 from trt_eagle3.errors import UserError, clip
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.json_reader import parse_request_json

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from trt_eagle3.decode.request import Request
-from trt_eagle3.decode.sampling import Sampling
+from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.errors import UserError
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.json_reader import TooLargeError, parse_request_json
@@ -28,6 +28,8 @@ _SAMPLING = (
     "repetition_penalty",
     "presence_penalty",
     "seed",
+    "max_tokens",
+    "ignore_eos",
 )
 
 
@@ -79,9 +81,7 @@ def read_order(
         tuple(values.get("stop_token_ids", ())),
     )
     serving.check_stop(stop, stop_token_ids)
-    options = {
-        name: single[name] for name in ("max_tokens", "ignore_eos", "speculation") if name in single
-    }
+    given = {name: single[name] for name in _SAMPLING if name in single}
     request = Request(
         prompt=prompt,
         images=(*values.get("image_url", ()), *values.get("image_bytes", ())),
@@ -89,10 +89,8 @@ def read_order(
             *(_video(text, serving) for text in values.get("video", ())),
             *values.get("video_bytes", ()),
         ),
-        sampling=Sampling(**{name: single[name] for name in _SAMPLING if name in single}),
-        stop=stop,
-        stop_token_ids=stop_token_ids,
-        **options,
+        sampling=SamplingParams(**given, stop=stop, stop_token_ids=stop_token_ids),
+        speculation=single.get("speculation", True),
     )
     echo = "" if single.get("exclude_input_in_output", True) else text or ""
     return ParsedRequest(

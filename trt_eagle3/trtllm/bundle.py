@@ -16,7 +16,7 @@ from trt_eagle3.checkpoint.convert import convert_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.config import BuildConfig
-from trt_eagle3.decode.engine import load
+from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.engine.bundle import BundleRecord, SourceRecord
 from trt_eagle3.engine.output_check import (
     check_apart,
@@ -69,11 +69,11 @@ def deploy(
             divide, a folder with other things in it.
     """
     release = resolve_version(runtime_version)
-    engine = load(bundle)
-    spec, manifest, config = engine.spec, engine.manifest, engine.record.config
+    loaded = LoadedBundle.open(bundle)
+    spec, manifest, config = loaded.spec, loaded.manifest, loaded.record.config
     _check_heads(spec, tensor_parallel_size)
-    _check_place(bundle, repository, engine.record)
-    target = _target(engine.record.sources["target"])
+    _check_place(bundle, repository, loaded.record)
+    target = _target(loaded.record.sources["target"])
     notes = tuple(_differences(manifest, spec, config, release))
     with atomic_directory(repository, _KIND) as folder:
         if manifest:

@@ -19,16 +19,20 @@ from PIL import Image
 
 from tests.multimodal.bombs import children, encode, jpeg_of_scans
 from tests.tiny import build_tiny
-from trt_eagle3 import Chunk, Engine, Request, load
+from trt_eagle3 import LLM, Chunk, Request, SamplingParams, load
 from trt_eagle3.decode.answer import Answer
+from trt_eagle3.decode.core import EngineCore
 from trt_eagle3.decode.decoder import Decoder
+from trt_eagle3.decode.preprocess import PromptPreprocessor
 from trt_eagle3.decode.scheduler import Emission, Scheduler
-from trt_eagle3.decode.worker import Worker
-from trt_eagle3.errors import OverloadedError, UserError
+from trt_eagle3.decode.vision_encoder import VisionEncoder
+from trt_eagle3.errors import ClosedError, OverloadedError, UserError
 from trt_eagle3.multimodal import MediaPolicy
 from trt_eagle3.multimodal.caller import Caller
 
 PROMPTS = [f"What is {i} plus {3 * i + 1}?" for i in range(10)]
+LONG = SamplingParams(max_tokens=400, ignore_eos=True)
+TWO = SamplingParams(max_tokens=2)
 LIMITS = {"max_batch_size": 4, "max_seq_len": 512, "max_waiting": 6}
 
 
@@ -42,7 +46,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def engine(bundle: Path) -> Iterator[Engine]:
+def engine(bundle: Path) -> Iterator[LLM]:
     engine = load(bundle)
     yield engine
     engine.close()
@@ -57,7 +61,7 @@ def expected(bundle: Path) -> list[str]:
     return texts
 
 
-def settle(engine: Engine) -> None:
+def settle(engine: LLM) -> None:
     """Wait until nobody is served; then every page but cached ones is free."""
     for _ in range(500):
         now = engine.metrics()
@@ -69,11 +73,11 @@ def settle(engine: Engine) -> None:
 
 
 def endless(**options: Any) -> Request:
-    return Request(PROMPTS[0], max_tokens=400, ignore_eos=True, **options)
+    return Request(PROMPTS[0], sampling=LONG, **options)
 
 
 def test_async_answers_of_many_requests_are_those_of_each_alone(
-    engine: Engine, expected: list[str]
+    engine: LLM, expected: list[str]
 ) -> None:
     async def ask(prompt: str) -> str:
         while True:
@@ -95,7 +99,7 @@ def test_async_answers_of_many_requests_are_those_of_each_alone(
     settle(engine)
 
 
-def answers_at_once(engine: Engine, count: int) -> list[str]:
+def answers_at_once(engine: LLM, count: int) -> list[str]:
     """What the first prompts are answered, each asked by a thread, all at the same moment."""
     start = threading.Barrier(count)
     found: dict[int, str] = {}
@@ -112,12 +116,12 @@ def answers_at_once(engine: Engine, count: int) -> list[str]:
     return [found[i] for i in range(count)]
 
 
-def test_threads_ask_at_once(engine: Engine, expected: list[str]) -> None:
+def test_threads_ask_at_once(engine: LLM, expected: list[str]) -> None:
     assert answers_at_once(engine, 6) == expected[:6]
 
 
 def test_requests_asked_together_are_all_there_for_the_next_pass(
-    engine: Engine, expected: list[str], monkeypatch: pytest.MonkeyPatch
+    engine: LLM, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting, step = [], Scheduler.step
 
@@ -127,22 +131,22 @@ def test_requests_asked_together_are_all_there_for_the_next_pass(
 
     monkeypatch.setattr(Scheduler, "step", counted)
     requests = [Request(prompt) for prompt in PROMPTS[: LIMITS["max_waiting"]]]
-    answers = engine._started().submit_together(requests, engine._begin)
+    answers = engine._started().submit_together(requests)
     assert [answer.finish().text for answer in answers] == expected[: len(requests)]
     assert waiting[0] == len(requests)
     settle(engine)
 
 
-def test_too_many_asked_together_are_refused_and_those_before_are_answered(engine: Engine) -> None:
+def test_too_many_asked_together_are_refused_and_those_before_are_answered(engine: LLM) -> None:
     with pytest.raises(OverloadedError, match="6 requests wait already"):
-        engine._started().submit_together([Request(prompt) for prompt in PROMPTS], engine._begin)
+        engine._started().submit_together([Request(prompt) for prompt in PROMPTS])
     settle(engine)
     assert engine.metrics().requests == {"cancelled": LIMITS["max_waiting"]}, (
         "nobody holds their answers"
     )
 
 
-def test_request_past_the_queue_is_refused_and_the_others_are_answered(engine: Engine) -> None:
+def test_request_past_the_queue_is_refused_and_the_others_are_answered(engine: LLM) -> None:
     answers: list[Answer] = []
 
     def ask_on() -> None:
@@ -161,10 +165,12 @@ def test_request_past_the_queue_is_refused_and_the_others_are_answered(engine: E
 
 
 @pytest.mark.parametrize(
-    "stuck", [(Engine, "_begin"), (Worker, "_turn")], ids=["to be prepared", "for a pass"]
+    "stuck",
+    [(PromptPreprocessor, "run"), (EngineCore, "_turn")],
+    ids=["to be prepared", "for a pass"],
 )
 def test_as_many_may_wait_as_the_limit_says(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, stuck: tuple[type, str]
+    engine: LLM, monkeypatch: pytest.MonkeyPatch, stuck: tuple[type, str]
 ) -> None:
     may_go, real = threading.Event(), getattr(*stuck)
 
@@ -174,7 +180,7 @@ def test_as_many_may_wait_as_the_limit_says(
 
     monkeypatch.setattr(*stuck, when_told)
     answers = [engine.submit(Request(prompt)) for prompt in PROMPTS[: LIMITS["max_waiting"]]]
-    while stuck[0] is Worker and engine._worker._num_preparing:
+    while stuck[0] is EngineCore and engine._core._num_preparing:
         time.sleep(0.001)
     with pytest.raises(OverloadedError, match="6 requests wait already"):
         engine.submit(Request(PROMPTS[0]))
@@ -182,7 +188,7 @@ def test_as_many_may_wait_as_the_limit_says(
     assert {answer.finish().finish_reason for answer in answers} == {"stop"}
 
 
-def test_cancel_at_any_point_ends_the_answer_and_frees_its_pages(engine: Engine) -> None:
+def test_cancel_at_any_point_ends_the_answer_and_frees_its_pages(engine: LLM) -> None:
     for delay in (0, 0.001, 0.005, 0.02, 0.05):
         answer = engine.submit(endless())
         time.sleep(delay)
@@ -193,7 +199,7 @@ def test_cancel_at_any_point_ends_the_answer_and_frees_its_pages(engine: Engine)
     assert engine.metrics().requests == {"cancelled": 5}
 
 
-def test_leaving_an_async_iteration_cancels(engine: Engine) -> None:
+def test_leaving_an_async_iteration_cancels(engine: LLM) -> None:
     async def leave() -> None:
         answer = engine.submit(endless())
         chunks = aiter(answer)
@@ -208,7 +214,7 @@ def test_leaving_an_async_iteration_cancels(engine: Engine) -> None:
 
 
 def test_iteration_that_the_decoding_thread_collects_ends_its_request_and_nobody_waits(
-    engine: Engine, expected: list[str], monkeypatch: pytest.MonkeyPatch
+    engine: LLM, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Left in a reference cycle, as by an error with a traceback, an iteration ends in whatever
     thread collects it.
@@ -236,7 +242,7 @@ def test_iteration_that_the_decoding_thread_collects_ends_its_request_and_nobody
 
 
 def test_reader_that_stalls_makes_its_sequence_wait_and_nobody_else(
-    engine: Engine, expected: list[str]
+    engine: LLM, expected: list[str]
 ) -> None:
     slow = engine.submit(endless(speculation=False))
     deadline = time.monotonic() + 30
@@ -251,7 +257,7 @@ def test_reader_that_stalls_makes_its_sequence_wait_and_nobody_else(
 
 
 def test_answers_that_are_not_read_leave_the_queue_to_others(
-    engine: Engine, expected: list[str]
+    engine: LLM, expected: list[str]
 ) -> None:
     """Those that were preempted for others do not wait: the queue is free, until they are as
     many as may wait.
@@ -275,15 +281,13 @@ def test_answers_that_are_not_read_leave_the_queue_to_others(
     assert engine.generate(PROMPTS[1]).text == expected[1]
 
 
-def test_waiting_for_the_end_of_a_long_answer_is_no_lag(engine: Engine) -> None:
+def test_waiting_for_the_end_of_a_long_answer_is_no_lag(engine: LLM) -> None:
     answer = engine.submit(endless(speculation=False))
     assert answer.wait(30)
     assert len(answer.finish().token_ids) == 400
 
 
-def test_error_of_a_prompt_comes_out_of_its_iterator_only(
-    engine: Engine, expected: list[str]
-) -> None:
+def test_error_of_a_prompt_comes_out_of_its_iterator_only(engine: LLM, expected: list[str]) -> None:
     bad = engine.submit(Request("word " * 2000))
     good = engine.submit(Request(PROMPTS[2]))
     with pytest.raises(UserError, match="the limit is 511"):
@@ -293,7 +297,7 @@ def test_error_of_a_prompt_comes_out_of_its_iterator_only(
 
 
 def test_pass_that_fails_ends_all_it_was_for_and_the_engine_goes_on(
-    engine: Engine, expected: list[str], monkeypatch: pytest.MonkeyPatch
+    engine: LLM, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers = [engine.submit(endless()) for _ in range(3)]
     reading = iter(answers[0])
@@ -312,10 +316,11 @@ def test_pass_that_fails_ends_all_it_was_for_and_the_engine_goes_on(
 
 
 def test_pass_that_fails_ends_nobody_who_waits(
-    engine: Engine, expected: list[str], monkeypatch: pytest.MonkeyPatch
+    engine: LLM, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine.start()
-    scheduler, worker, cycle = engine._scheduler, engine._worker, Decoder.cycle
+    worker, cycle = engine._core, Decoder.cycle
+    scheduler = worker.scheduler
     failed = threading.Event()
 
     def fail_once(self: Decoder, *args: Any) -> Any:
@@ -352,12 +357,12 @@ def test_thread_that_dies_tells_everybody_who_still_reads(
     next(leaving), next(reading)
     dying, may_die = threading.Event(), threading.Event()
 
-    def die(_: Worker) -> None:
+    def die(_: EngineCore) -> None:
         dying.set()
         may_die.wait()
         raise SystemExit("told to")
 
-    monkeypatch.setattr(Worker, "_turn", die)
+    monkeypatch.setattr(EngineCore, "_turn", die)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     assert dying.wait(10)
     del left, leaving  # nobody hears of its end
@@ -366,22 +371,23 @@ def test_thread_that_dies_tells_everybody_who_still_reads(
     assert held.wait(10)
     with pytest.raises(RuntimeError, match="decoding failed: SystemExit: told to"):
         held.finish()
-    engine._worker._thread.join(10)
+    engine._core._thread.join(10)
     assert [record.message for record in caplog.records] == ["the decoding thread died"]
     assert not engine.ready
     engine.close()
 
 
 def test_closing_prepares_nothing_more(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, begin, prepared = load(bundle), Engine._begin, threading.Semaphore(0)
+    engine, prepare = load(bundle), PromptPreprocessor.model_inputs
+    prepared = threading.Semaphore(0)
     begun: list[Request] = []
 
-    def slowly(self: Engine, request: Request, caller: Caller) -> Any:
+    def slowly(self: PromptPreprocessor, request: Request, caller: Caller) -> Any:
         begun.append(request)
         prepared.acquire()
-        return begin(self, request, caller)
+        return prepare(self, request, caller)
 
-    monkeypatch.setattr(Engine, "_begin", slowly)
+    monkeypatch.setattr(PromptPreprocessor, "model_inputs", slowly)
     answers = [engine.submit(endless()) for _ in range(6)]
     engine.close()
     prepared.release(6)
@@ -400,7 +406,7 @@ def test_closed_engine_cancels_what_is_in_flight_and_takes_no_more(bundle: Path)
     assert all(answer.wait(10) for answer in answers)
     assert {answer.finish_reason for answer in answers} == {"cancelled"}
     assert not engine.ready
-    with pytest.raises(OverloadedError, match="the engine is closed"):
+    with pytest.raises(ClosedError, match="this LLM is closed"):
         engine.submit(endless())
 
 
@@ -425,19 +431,19 @@ def test_draining_waits_for_no_reader(bundle: Path) -> None:
 def test_engine_that_nobody_holds_ends_its_thread(bundle: Path) -> None:
     engine = load(bundle)
     engine.generate(PROMPTS[0])
-    thread = engine._worker._thread
+    thread = engine._core._thread
     del engine
     thread.join(10)
     assert not thread.is_alive()
 
 
-def test_chunks_are_no_longer_than_a_pass(engine: Engine) -> None:
+def test_chunks_are_no_longer_than_a_pass(engine: LLM) -> None:
     chunks: list[Chunk] = list(engine.stream(PROMPTS[0]))
     assert len(chunks) >= 3
     assert all(len(chunk.token_ids) <= 6 for chunk in chunks)
 
 
-def test_metrics_add_up(engine: Engine) -> None:
+def test_metrics_add_up(engine: LLM) -> None:
     done = [engine.generate(prompt) for prompt in PROMPTS[:4]]
     image = Image.new("RGB", (64, 64), "red")
     done.append(engine.generate("What is in the picture?", images=[image], max_tokens=5))
@@ -458,7 +464,7 @@ def test_metrics_add_up(engine: Engine) -> None:
     [((5, 0), True), ((0, 5), True), ((0, 0), False), ((0, None), False), ((None,), True)],
 )
 def test_batch_drafts_as_long_as_anybody_does(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, depths: tuple[int | None, ...], on: bool
+    engine: LLM, monkeypatch: pytest.MonkeyPatch, depths: tuple[int | None, ...], on: bool
 ) -> None:
     """Who comes last, and decodes plainly, does not speak for the others; a first token is no
     cycle.
@@ -467,22 +473,22 @@ def test_batch_drafts_as_long_as_anybody_does(
     monkeypatch.setattr(
         Scheduler, "step", lambda _: [Emission(None, (), steps=depth) for depth in depths]
     )
-    monkeypatch.setattr(Worker, "_deliver", lambda *_: None)
-    engine._worker._turn()  # its own thread sleeps: there is nothing to do
+    monkeypatch.setattr(EngineCore, "_deliver", lambda *_: None)
+    engine._core._turn()  # its own thread sleeps: there is nothing to do
     assert engine.metrics().speculation_on == on
 
 
 def test_request_whose_pictures_are_looked_at_counts(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+    engine: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encode_images, counted = Engine._encode_images, list[int]()
+    encode_images, counted = VisionEncoder.encode, list[int]()
 
-    def count(self: Engine, inputs: Any) -> Any:
+    def count(self: VisionEncoder, prompt: Any) -> Any:
         now = self.metrics()
         counted.append(now.running + now.waiting)
-        return encode_images(self, inputs)
+        return encode_images(self, prompt)
 
-    monkeypatch.setattr(Engine, "_encode_images", count)
+    monkeypatch.setattr(VisionEncoder, "encode", count)
     engine.generate(
         "What is in the picture?", images=[Image.new("RGB", (64, 64), "red")], max_tokens=2
     )
@@ -490,19 +496,19 @@ def test_request_whose_pictures_are_looked_at_counts(
 
 
 def test_text_does_not_wait_while_pictures_are_prepared(
-    engine: Engine, expected: list[str], monkeypatch: pytest.MonkeyPatch
+    engine: LLM, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begin, ready = Engine._begin, threading.Event()
+    prepare, ready = PromptPreprocessor.run, threading.Event()
 
-    def slowly(self: Engine, request: Request, caller: Caller) -> Any:
+    def slowly(self: PromptPreprocessor, request: Request, caller: Caller) -> Any:
         if request.has_media:
             assert ready.wait(60)
-        return begin(self, request, caller)
+        return prepare(self, request, caller)
 
-    monkeypatch.setattr(Engine, "_begin", slowly)
+    monkeypatch.setattr(PromptPreprocessor, "run", slowly)
     image = Image.new("RGB", (64, 64), "red")
     pictures = [
-        engine.submit(Request("What is this?", images=[image], max_tokens=2)) for _ in range(4)
+        engine.submit(Request("What is this?", images=[image], sampling=TWO)) for _ in range(4)
     ]
     assert engine.generate(PROMPTS[0]).text == expected[0]
     ready.set()
@@ -510,10 +516,10 @@ def test_text_does_not_wait_while_pictures_are_prepared(
 
 
 def picture_of(data: bytes, client: str = "") -> Request:
-    return Request("What is this?", images=[data], max_tokens=2, client=client)
+    return Request("What is this?", images=[data], sampling=TWO, client=client)
 
 
-def test_cancelled_request_is_answered_while_its_pictures_are_decoded(engine: Engine) -> None:
+def test_cancelled_request_is_answered_while_its_pictures_are_decoded(engine: LLM) -> None:
     """As ``max_request_s`` and clients that hang up cancel it."""
     engine.submit(picture_of(SMALL)).finish()
     answer = engine.submit(picture_of(SLOW))
@@ -527,7 +533,7 @@ def test_cancelled_request_is_answered_while_its_pictures_are_decoded(engine: En
     settle(engine)
 
 
-def test_pictures_of_one_client_hold_nobody_else(engine: Engine) -> None:
+def test_pictures_of_one_client_hold_nobody_else(engine: LLM) -> None:
     engine.submit(picture_of(SMALL)).finish()
     slow = [engine.submit(picture_of(SLOW, "greedy")) for _ in range(4)]
     time.sleep(0.3)
@@ -583,18 +589,18 @@ def test_program_that_ends_after_its_last_answer_ends_cleanly(bundle: Path) -> N
 def test_engine_closed_before_its_first_request_takes_none(bundle: Path) -> None:
     engine = load(bundle)
     engine.close()
-    with pytest.raises(OverloadedError, match="the engine is closed"):
+    with pytest.raises(ClosedError, match="this LLM is closed"):
         engine.generate(PROMPTS[0])
 
 
 def test_first_requests_of_many_threads_begin_one_worker(bundle: Path, expected: list[str]) -> None:
     engine = load(bundle)
     assert engine.metrics().waiting == 0
-    assert "_worker" not in vars(engine), "looking at the counters opens nothing"
+    assert engine._core is None, "looking at the counters opens nothing"
     assert answers_at_once(engine, 4) == expected[:4]
     assert (
         sum(
-            t.name == "trt-eagle3-decode" and t is engine._worker._thread
+            t.name == "trt-eagle3-decode" and t is engine._core._thread
             for t in threading.enumerate()
         )
         == 1
@@ -602,9 +608,7 @@ def test_first_requests_of_many_threads_begin_one_worker(bundle: Path, expected:
     engine.close()
 
 
-def test_answers_that_nobody_holds_make_room_for_others(
-    engine: Engine, expected: list[str]
-) -> None:
+def test_answers_that_nobody_holds_make_room_for_others(engine: LLM, expected: list[str]) -> None:
     for _ in range(LIMITS["max_batch_size"]):
         engine.submit(endless(speculation=False))
     asked = engine.submit(Request(PROMPTS[1]))
@@ -615,7 +619,7 @@ def test_answers_that_nobody_holds_make_room_for_others(
 
 
 def test_loop_closed_under_its_reader_ends_that_answer_only(
-    engine: Engine, expected: list[str]
+    engine: LLM, expected: list[str]
 ) -> None:
     answer, loop = engine.submit(endless()), asyncio.new_event_loop()
     chunks = aiter(answer)
@@ -626,7 +630,7 @@ def test_loop_closed_under_its_reader_ends_that_answer_only(
     assert engine.generate(PROMPTS[1]).text == expected[1]
 
 
-def test_readers_in_two_loops_share_an_answer(engine: Engine) -> None:
+def test_readers_in_two_loops_share_an_answer(engine: LLM) -> None:
     answer, counts = engine.submit(endless()), list[int]()
 
     async def read() -> int:
@@ -649,5 +653,5 @@ def test_closing_cannot_be_taken_back(bundle: Path) -> None:
     answer = engine.submit(endless())
     engine.close()
     engine.close(drain=True)
-    assert engine._worker._closing, "a request still in preparation would wait for ever"
+    assert engine._core._closing, "a request still in preparation would wait for ever"
     assert answer.finish().finish_reason == "cancelled"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,10 @@ from PIL import Image
 
 from tests.atomic_io.points import in_child
 from tests.decode.bundle import config_of, save_pair
-from trt_eagle3 import Engine, build, load
+from trt_eagle3 import LLM, build, load
+from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
 from trt_eagle3.decode.runner import VisionRunner
+from trt_eagle3.engine.session import Session
 from trt_eagle3.errors import DeviceMemoryError, UserError
 from trt_eagle3.pipeline import STAGES
 
@@ -30,7 +34,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(pair: Path) -> Engine:
+def engine(pair: Path) -> LLM:
     return load(build(config_of(pair)).path)
 
 
@@ -41,7 +45,7 @@ def image() -> Image.Image:
 
 
 def test_generate_with_and_without_speculation_says_the_same(
-    engine: Engine, image: Image.Image
+    engine: LLM, image: Image.Image
 ) -> None:
     for images in ((), (image,), (image, image)):
         options: dict[str, Any] = {"images": images, "max_tokens": 20, "ignore_eos": True}
@@ -54,7 +58,7 @@ def test_generate_with_and_without_speculation_says_the_same(
 
 
 def test_images_that_outgrow_the_memory_fail_their_request_in_one_line(
-    engine: Engine, image: Image.Image, monkeypatch: pytest.MonkeyPatch
+    engine: LLM, image: Image.Image, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = engine.generate(PROMPT, images=[image], max_tokens=8).token_ids
 
@@ -71,7 +75,7 @@ def test_images_that_outgrow_the_memory_fail_their_request_in_one_line(
 
 
 def test_bundles_with_and_without_weights_or_draft_say_the_same(
-    pair: Path, engine: Engine, tmp_path: Path
+    pair: Path, engine: LLM, tmp_path: Path
 ) -> None:
     expected = engine.generate(PROMPT, max_tokens=8).token_ids
     referenced = build(config_of(pair), output=tmp_path / "referenced", reference_weights=True)
@@ -79,7 +83,7 @@ def test_bundles_with_and_without_weights_or_draft_say_the_same(
     assert referenced.num_bytes < 1_000_000
     assert load(referenced.path).generate(PROMPT, max_tokens=8).token_ids == expected
     alone = load(build(config_of(pair, draft=None), output=tmp_path / "alone").path)
-    assert alone.drafting is None
+    assert alone.bundle.drafting is None
     assert alone.generate(PROMPT, max_tokens=8).token_ids == expected
 
 
@@ -103,7 +107,7 @@ def test_target_without_deepstack_sees_images(tmp_path: Path, image: Image.Image
     )
 
 
-def test_stream_chunks_join_to_the_text_and_end_at_max_tokens(engine: Engine) -> None:
+def test_stream_chunks_join_to_the_text_and_end_at_max_tokens(engine: LLM) -> None:
     for max_tokens in (1, 2, 9):
         answer = engine.stream(PROMPT, max_tokens=max_tokens, ignore_eos=True)
         chunks = list(answer)
@@ -112,7 +116,7 @@ def test_stream_chunks_join_to_the_text_and_end_at_max_tokens(engine: Engine) ->
         assert len(answer.generation.token_ids) == max_tokens
 
 
-def test_end_token_ends_the_answer_unless_it_is_to_be_ignored(engine: Engine) -> None:
+def test_end_token_ends_the_answer_unless_it_is_to_be_ignored(engine: LLM) -> None:
     output_ids = engine.generate(PROMPT, max_tokens=20, ignore_eos=True)
     stop = output_ids.token_ids[7]
     done = engine.generate(PROMPT, max_tokens=20, ignore_eos=True, stop_token_ids=(stop,))
@@ -120,7 +124,7 @@ def test_end_token_ends_the_answer_unless_it_is_to_be_ignored(engine: Engine) ->
     assert (done.finish_reason, output_ids.finish_reason) == ("stop", "length")
 
 
-def test_answer_that_is_left_early_returns_its_pages(engine: Engine) -> None:
+def test_answer_that_is_left_early_returns_its_pages(engine: LLM) -> None:
     answer = engine.stream(PROMPT, ignore_eos=True)
     stream = iter(answer)
     next(stream)
@@ -130,23 +134,27 @@ def test_answer_that_is_left_early_returns_its_pages(engine: Engine) -> None:
     assert engine.metrics().kv_pages_used == 0
 
 
-def test_generation_ends_at_max_seq_len(engine: Engine) -> None:
+def test_generation_ends_at_max_seq_len(engine: LLM) -> None:
     done = engine.generate(PROMPT, max_tokens=1000, ignore_eos=True)
     assert done.prompt_tokens + len(done.token_ids) == 200
     assert done.finish_reason == "length"
 
 
 def test_text_prompt_never_opens_the_vision_tower(pair: Path, image: Image.Image) -> None:
-    engine = load(build(config_of(pair)).path)
+    opened: list[str] = []
+
+    def sessions(bundle: LoadedBundle, graph: str, intermediates: Sequence[str]) -> Session:
+        opened.append(graph)
+        return open_graph_of(bundle, graph, intermediates)
+
+    engine = LLM(LoadedBundle.open(build(config_of(pair)).path, sessions=sessions))
     engine.generate(PROMPT, max_tokens=1)
-    assert "_vision" not in vars(engine)
+    assert "vision" not in opened
     engine.generate(PROMPT, images=[image], max_tokens=1)
-    assert "_vision" in vars(engine)
+    assert "vision" in opened
 
 
-def test_prompts_past_the_limits_are_refused_in_one_line(
-    engine: Engine, image: Image.Image
-) -> None:
+def test_prompts_past_the_limits_are_refused_in_one_line(engine: LLM, image: Image.Image) -> None:
     for options, message in (
         ({"max_tokens": 0}, "max_tokens: expected a whole number of at least 1, got 0"),
         ({"max_tokens": 1.5}, "max_tokens: expected a whole number of at least 1, got 1.5"),
@@ -168,14 +176,13 @@ def test_prompts_past_the_limits_are_refused_in_one_line(
         tight.prepare(PROMPT, images=[image])
 
 
-def test_no_images_can_be_none(engine: Engine) -> None:
+def test_no_images_can_be_none(engine: LLM) -> None:
     assert engine.prepare(PROMPT, images=None).token_ids.equal(engine.prepare(PROMPT).token_ids)
 
 
-def replace_limits(engine: Engine, **changes: int) -> Engine:
-    other = load(engine.path)
-    other.limits = other.limits.model_copy(update=changes)
-    return other
+def replace_limits(engine: LLM, **changes: int) -> LLM:
+    bundle = LoadedBundle.open(engine.bundle.path)
+    return LLM(replace(bundle, limits=bundle.limits.model_copy(update=changes)))
 
 
 def build_until(stage: str, pair: Path, output: Path) -> None:

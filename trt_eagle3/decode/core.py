@@ -1,42 +1,75 @@
-"""The worker: one thread that steps the scheduler and delivers emitted tokens to the answers."""
+"""EngineCore: one thread that encodes images, steps the scheduler and delivers what it emits.
+
+The way of a request: ``Request`` -> (``PreprocessStage``) -> ``PreparedRequest`` ->
+``SequenceState`` -> tokens -> ``Answer``.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import Future
 
 import torch
 
 from trt_eagle3.decode.answer import Answer
+from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.metrics import Meter
 from trt_eagle3.decode.output import Output
+from trt_eagle3.decode.plan import Plan
+from trt_eagle3.decode.prefix_cache import PrefixCache
+from trt_eagle3.decode.preprocess import (
+    Outcome,
+    PreparedRequest,
+    PreprocessStage,
+    PromptPreprocessor,
+)
 from trt_eagle3.decode.request import Chunk, Request
 from trt_eagle3.decode.scheduler import Emission, Scheduler
 from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.vision_encoder import VisionEncoder
+from trt_eagle3.engine.memory import num_pages
 from trt_eagle3.errors import OverloadedError, RequestCancelledError, TrtEagle3Error, UserError
 from trt_eagle3.multimodal.caller import Caller
 
-__all__ = ["Worker"]
+__all__ = ["EngineCore"]
 
 _log = logging.getLogger("trt_eagle3")
-_TOKENISING = 2  # threads that prepare texts while the worker decodes
 _POLL_SECONDS = 0.02  # how soon a reader that lagged behind is looked at again
 
 CANCELLED = Chunk((), "", "cancelled")
 
-Prepare = Callable[[Request, Caller], tuple[SequenceState, Output]]
 
+class EngineCore:
+    """Owns the pages and the scheduler: nobody else touches them while its thread runs."""
 
-class Worker:
-    """Owns the scheduler: nobody else touches it."""
-
-    def __init__(self, scheduler: Scheduler, meter: Meter, *, max_waiting: int) -> None:
-        self._scheduler = scheduler
+    def __init__(
+        self,
+        bundle: LoadedBundle,
+        preprocessor: PromptPreprocessor,
+        meter: Meter,
+        *,
+        prefix_cache: bool = True,
+    ) -> None:
+        """Open the graphs of ``bundle`` and begin to serve; nobody else decodes with it then."""
+        self.pool = bundle.page_pool()
+        self.prefixes = PrefixCache(self.pool) if prefix_cache else None
+        self.scheduler = Scheduler(
+            bundle.decoder,
+            self.pool,
+            max_batch_size=bundle.limits.max_batch_size,
+            tree_for=bundle.plan.tree_for,
+            prefix_cache=self.prefixes,
+            vision=VisionEncoder(bundle),
+        )
+        self._bundle = bundle
+        self._plan = bundle.plan
+        self._preprocessor = preprocessor
+        self._stage = PreprocessStage(preprocessor, bundle.limits.max_waiting)
         self._meter = meter
-        self._max_waiting = max_waiting
+        self._max_waiting = bundle.limits.max_waiting
         self._news = threading.Condition()
         self._inbox: list[tuple[Answer, SequenceState]] = []
         # its reader lets go: it is cancelled
@@ -44,15 +77,6 @@ class Worker:
         self._num_preparing = 0
         self._num_stalled = 0  # in the scheduler's queue, but not to be run
         self._closing = self._draining = False
-        # A text takes milliseconds, the images of one request can take many seconds: nobody else
-        # waits behind them. A
-        # thread for each, because they wait: for a host, or for their turn at the processes that
-        # decode.
-        threads = {False: _TOKENISING, True: max_waiting}
-        self._pools = {
-            media: ThreadPoolExecutor(count, "trt-eagle3-prepare")
-            for media, count in threads.items()
-        }
         self._thread = threading.Thread(target=self._run, name="trt-eagle3-decode", daemon=True)
         self._thread.start()
 
@@ -67,22 +91,52 @@ class Worker:
         answers do not.
         """
         with self._news:
-            waiting = max(len(self._scheduler.waiting) - self._num_stalled, 0)
+            waiting = max(len(self.scheduler.waiting) - self._num_stalled, 0)
             return self._num_preparing + len(self._inbox) + waiting
 
-    def submit(self, request: Request, prepare: Prepare) -> Answer:
-        """Take a request; ``prepare`` runs on another thread.
+    def use_plan(self, plan: Plan) -> None:
+        """Speculate by ``plan`` from now on; not while requests are in flight."""
+        self._plan = plan
+        self.scheduler.tree_for = plan.tree_for
+
+    def now(self) -> dict[str, int]:
+        """What the counters of ``Meter`` do not count."""
+        cached = self.prefixes.num_idle if self.prefixes else 0
+        # first: who begins meanwhile is counted twice, rather than never
+        waiting = self.num_waiting
+        return {
+            "running": len(self.scheduler.running),
+            "waiting": waiting,
+            "preempted": self.scheduler.num_preempted,
+            "reused_tokens": self.scheduler.num_reused_rows,
+            "kv_pages_used": self.pool.num_used - cached,
+            "kv_pages_cached": cached,
+            "kv_pages_total": self.pool.num_pages - 1,
+        }
+
+    @staticmethod
+    def idle(bundle: LoadedBundle) -> dict[str, int]:
+        """``now`` before the first request."""
+        names = ("running", "waiting", "preempted", "reused_tokens")
+        pages = {"kv_pages_used": 0, "kv_pages_cached": 0}
+        total = num_pages(bundle.limits, bundle.page_size) - 1
+        return {**dict.fromkeys(names, 0), **pages, "kv_pages_total": total}
+
+    def submit(self, request: Request, keeps: object = None) -> Answer:
+        """Take a request; it is prepared on another thread. ``keeps``: what lives as long as its
+        answer.
 
         Raises:
-            OverloadedError: too many wait already, or the engine is closed.
+            OverloadedError: too many wait already, or this is closed.
         """
         with self._news:
-            answer = self._accept(prepare)
-            self._pools[request.has_media].submit(self._prepare, answer, request, prepare)
+            answer = self._accept(keeps)
+            future = self._stage.submit(request, self._caller(request, answer))
+        future.add_done_callback(lambda done: self._prepared(answer, done))
         return answer
 
-    def submit_together(self, requests: Sequence[Request], prepare: Prepare) -> list[Answer]:
-        """Take requests that the next pass finds all of them; ``prepare`` runs here, and decoding
+    def submit_together(self, requests: Sequence[Request], keeps: object = None) -> list[Answer]:
+        """Take requests that the next pass finds all of them; they are prepared here, and decoding
         waits for it.
 
         Raises:
@@ -91,8 +145,9 @@ class Worker:
         answers = []
         with self._news:
             for request in requests:
-                answers.append(self._accept(prepare))
-                self._prepare(answers[-1], request, prepare)
+                answer = self._accept(keeps)
+                answers.append(answer)
+                self._take(answer, self._preprocessor.run(request, self._caller(request, answer)))
         return answers
 
     def close(self, *, drain: bool = False) -> None:
@@ -103,10 +158,12 @@ class Worker:
             self._news.notify_all()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        for pool in self._pools.values():
-            pool.shutdown(wait=False)
+        self._stage.close()
 
-    def _accept(self, prepare: Prepare) -> Answer:
+    def _caller(self, request: Request, answer: Answer) -> Caller:
+        return Caller(request.client, lambda: answer.cancelled or self._closing)
+
+    def _accept(self, keeps: object) -> Answer:
         if not self.alive:
             raise OverloadedError("the engine is closed. Load it again.")
         if self.num_waiting >= self._max_waiting:
@@ -118,38 +175,57 @@ class Worker:
                 f"{self._num_stalled} answers are not read (limits.max_waiting). Read them first."
             )
         self._num_preparing += 1
-        return Answer(self._wake, keeps=prepare)
+        return Answer(self._wake, keeps)
 
     def _wake(self) -> None:
         with self._news:
             self._news.notify_all()
 
-    def _prepare(self, answer: Answer, request: Request, prepare: Prepare) -> None:
-        ready, error = None, None
-        try:
-            if not (answer.cancelled or self._closing):
-                caller = Caller(request.client, lambda: answer.cancelled or self._closing)
-                ready = prepare(request, caller)
-        except RequestCancelledError:
-            pass
-        except Exception as caught:  # every error is the reader's to see
-            error = caught
-        if ready is not None:
-            answer.prompt_tokens = len(ready[0].prompt.token_ids)
-            self._meter.begun(answer.prompt_tokens)
+    def _prepared(self, answer: Answer, done: Future[Outcome]) -> None:
+        self._take(answer, done.result())
+
+    def _take(self, answer: Answer, outcome: Outcome) -> None:
+        """Put a prepared request in the inbox, or end it."""
+        error = outcome if isinstance(outcome, Exception) else None
+        ready: SequenceState | None = None
+        if isinstance(outcome, PreparedRequest):
+            try:
+                ready = self._begin(answer, outcome)
+            except Exception as caught:  # every error is the reader's to see
+                error = caught
         with self._news:
             self._num_preparing -= 1
             if self._closing:
                 ready = None
             if ready is not None:
-                sequence, answer.output = ready
-                self._inbox.append((answer, sequence))
+                self._inbox.append((answer, ready))
             self._news.notify_all()
         if ready is None:
-            self._meter.finished("cancelled" if error is None else _outcome(error))
-            if error is None:
-                answer.put(CANCELLED)
-            answer.end(error)
+            self._refuse(answer, None if isinstance(error, RequestCancelledError) else error)
+
+    def _begin(self, answer: Answer, prepared: PreparedRequest) -> SequenceState:
+        """The sequence that answers a request, and the text of its answer."""
+        request, prompt, spec = prepared.request, prepared.prompt, self._bundle.spec
+        drafting = request.speculation and self._bundle.manifest is not None
+        sequence = SequenceState(
+            prompt,
+            self.pool,
+            spec.text.vocab_size,
+            request.sampling,
+            drafting and self._plan.speculates,
+        )
+        decoder = self._bundle.processor.stream_decoder()
+        answer.output = Output(request.sampling, decoder, spec.eos_token_ids)
+        answer.prompt_tokens = len(prompt.token_ids)
+        self._meter.begun(answer.prompt_tokens)
+        return sequence
+
+    def _refuse(self, answer: Answer, error: Exception | None) -> None:
+        """End a request that never came to be a sequence; without an error it was cancelled."""
+        self._meter.finished("cancelled" if error is None else _outcome(error))
+        if error is None:
+            answer.put(CANCELLED)
+        answer.end(error)
 
     def _run(self) -> None:
         try:
@@ -180,27 +256,25 @@ class Worker:
         with self._news:
             for answer, sequence in self._inbox:
                 self._answers[id(sequence)] = weakref.ref(answer), sequence
-                self._scheduler.add(sequence)
+                self.scheduler.add(sequence)
             self._inbox.clear()
         self._look_at_readers()
         try:
-            emissions = self._scheduler.step()
+            emissions = self.scheduler.step()
         except Exception as error:  # a pass failed: nothing of what it was for can be trusted
             _log.exception("a step failed")
-            emissions = [
-                Emission(sequence, (), error=error) for sequence in self._scheduler.reset()
-            ]
+            emissions = [Emission(sequence, (), error=error) for sequence in self.scheduler.reset()]
         depths = [emission.steps for emission in emissions if emission.steps is not None]
         if depths:
             self._meter.drafted(any(depths))
         for emission in emissions:
             self._deliver(emission)
-        self._num_stalled = sum(sequence.backpressured for sequence in self._scheduler.waiting)
+        self._num_stalled = sum(sequence.backpressured for sequence in self.scheduler.waiting)
 
     def _wait(self) -> bool:
         """Sleep until there is something to do; False when it is time to stop."""
         with self._news:
-            while not self._closing and not self._inbox and self._scheduler.idle:
+            while not self._closing and not self._inbox and self.scheduler.idle:
                 if self._draining and not self._answers and not self._num_preparing:
                     return False
                 unread = bool(self._answers)
@@ -249,7 +323,7 @@ class Worker:
         it.
         """
         self._answers.pop(id(sequence), None)
-        self._scheduler.remove(sequence)
+        self.scheduler.remove(sequence)
         self._meter.finished(outcome)
         if answer is None:
             return

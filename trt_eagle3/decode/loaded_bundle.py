@@ -1,0 +1,284 @@
+"""LoadedBundle: a bundle that was read and checked, and its graphs as far as they were opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_from_dict
+from trt_eagle3.checkpoint.target import TargetSpec, target_from_dict
+from trt_eagle3.checkpoint.tensor_index import TensorRef, read_tensor
+from trt_eagle3.config import LimitsConfig
+from trt_eagle3.decode.decoder import Decoder, Drafting
+from trt_eagle3.decode.kv_cache import KVCache, PagePool
+from trt_eagle3.decode.plan import Plan, read_plan
+from trt_eagle3.decode.propose import Proposer
+from trt_eagle3.decode.runner import DraftRunner, TargetRunner, VisionRunner
+from trt_eagle3.engine.bundle import (
+    BUNDLE_FILE,
+    BundleRecord,
+    check_graphs,
+    check_tables,
+    read_bundle,
+    retry_if_replaced,
+    unreplaced,
+)
+from trt_eagle3.engine.embedding import EmbeddingTable
+from trt_eagle3.engine.memory import check_fits, free_bytes, memory_need, num_pages
+from trt_eagle3.engine.session import Session, open_session
+from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal import LOCAL_MEDIA, MediaPolicy, Processor
+from trt_eagle3.multimodal.decoder_pool import DecoderPool
+
+__all__ = ["LoadedBundle", "SessionFactory", "open_graph_of"]
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedBundle:
+    """A bundle in use. Graphs are opened when they are first needed, each once.
+
+    Attributes:
+        path: the bundle's folder. record: its ``bundle.json``.
+        spec: the target. manifest: the draft; None in a bundle without one.
+        limits: what requests may ask for; ``record.config.limits`` unless its user wants others.
+        processor: tokenizer, chat template and pixel rules.
+        plan: which tree is drafted at which batch size.
+        fixed_shapes: sessions capture CUDA graphs, which want shapes that come again.
+        sessions: opens graphs.
+    """
+
+    path: Path
+    record: BundleRecord
+    spec: TargetSpec
+    manifest: DraftManifest | None
+    limits: LimitsConfig
+    processor: Processor
+    plan: Plan
+    fixed_shapes: bool
+    sessions: SessionFactory
+
+    @classmethod
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        media: MediaPolicy = LOCAL_MEDIA,
+        split_special_tokens: bool | None = None,
+        plan: Plan | None = None,
+        sessions: SessionFactory | None = None,
+    ) -> LoadedBundle:
+        """Read and check a bundle; no graph is opened yet.
+
+        Args:
+            media: where images and videos of prompts may come from.
+            split_special_tokens: whether control tokens in the text of prompts are text; None: as
+                the bundle was built.
+            plan: instead of the bundle's, which is not read then.
+            sessions: instead of ``open_graph_of``.
+        Raises:
+            UserError: no bundle, an unfinished or damaged one, one of another schema version, or
+                one whose limits do not fit this GPU.
+        """
+        return retry_if_replaced(
+            lambda: _open(Path(path), media, split_special_tokens, plan, sessions or open_graph_of)
+        )
+
+    @property
+    def device(self) -> str:
+        """Where it runs: ``cpu`` or ``cuda``."""
+        return self.record.config.engine.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations and caches."""
+        dtype: torch.dtype = getattr(torch, self.record.config.engine.dtype)
+        return dtype
+
+    @property
+    def page_size(self) -> int:
+        """Rows of a KV page."""
+        return self.record.config.engine.page_size
+
+    def page_pool(self) -> PagePool:
+        """A pool of all pages of the KV caches; one is in use at a time."""
+        table_len = -(-self.limits.max_seq_len // self.page_size)
+        return PagePool(
+            num_pages(self.limits, self.page_size),
+            self.page_size,
+            table_len if self.fixed_shapes else None,
+        )
+
+    def open_graph(self, graph: str, intermediates: Sequence[str] = ()) -> Session:
+        """A new session of ``target``, ``vision``, ``fuse`` or ``draft``; ``intermediates`` as
+        for ``open_session``.
+        """
+        return self.sessions(self, graph, intermediates)
+
+    def decoder_over(self, target: Session, drafting: Drafting | None = None) -> Decoder:
+        """A decoder whose target is ``target``, a session of that graph, over a cache of its
+        own.
+        """
+        text = self.spec.text
+        cache = self._cache(text.num_layers, text.num_kv_heads, text.head_dim)
+        runner = TargetRunner(target, cache, self.embedding, self.spec.num_deepstack)
+        return Decoder(
+            runner,
+            drafting,
+            max_seq_len=self.limits.max_seq_len,
+            prefill_chunk=self.record.config.engine.prefill_chunk,
+            fixed_shapes=self.fixed_shapes,
+        )
+
+    @cached_property
+    def decoder(self) -> Decoder:
+        """Target and draft over the bundle's KV caches."""
+        return self.decoder_over(self.open_graph("target"), self.drafting)
+
+    @cached_property
+    def vision(self) -> VisionRunner:
+        """The vision tower."""
+        merge = self.spec.vision.spatial_merge_size
+        limit = self.limits.max_visual_tokens * merge**2 if self.fixed_shapes else None
+        return VisionRunner(self.open_graph("vision"), merge_size=merge, bucket_limit=limit)
+
+    @cached_property
+    def embedding(self) -> EmbeddingTable:
+        """The target's token table."""
+        return self._table(self.record.embedding.ref(self._root))
+
+    @cached_property
+    def draft_embedding(self) -> EmbeddingTable:
+        """The draft's token table: its own, or the target's."""
+        if self.manifest is None or self.manifest.embedding == "target":
+            return self.embedding
+        return self._table(self.manifest.tensors["embed_tokens.weight"])
+
+    @cached_property
+    def drafting(self) -> Drafting | None:
+        """The draft; None in a bundle without one."""
+        manifest = self.manifest
+        if manifest is None:
+            return None
+        d2t = self._read_d2t(manifest)
+        cache = self._cache(manifest.num_layers, manifest.num_kv_heads, manifest.head_dim)
+        runner = DraftRunner(
+            self.open_graph("fuse"), self.open_graph("draft"), cache, self.draft_embedding, d2t
+        )
+        return Drafting(Proposer(runner), manifest)
+
+    @property
+    def _root(self) -> Path:
+        return self.record.weights_root(self.path)
+
+    def _cache(self, num_layers: int, num_kv_heads: int, head_dim: int) -> KVCache:
+        num_slots = num_pages(self.limits, self.page_size) * self.page_size
+        return KVCache(num_layers, num_kv_heads, head_dim, num_slots, self.dtype, self.device)
+
+    def _table(self, ref: TensorRef) -> EmbeddingTable:
+        with unreplaced(self.path, self.record):
+            return EmbeddingTable(ref, self.dtype, self.device)
+
+    def _read_d2t(self, manifest: DraftManifest) -> Tensor | None:
+        """Offset from draft id to target id, on the device; None where they are the same ids."""
+        if "d2t" not in manifest.tensors:
+            return None
+        with unreplaced(self.path, self.record):
+            d2t = read_tensor(manifest.tensors["d2t"])
+        ids = torch.arange(len(d2t)) + d2t
+        if ids.min() < 0 or ids.max() >= self.spec.text.vocab_size:
+            raise UserError(
+                f"{manifest.tensors['d2t'].file}: d2t: ids out of range. Rebuild: trt-eagle3 build"
+            )
+        return d2t.to(self.device)
+
+
+SessionFactory = Callable[[LoadedBundle, str, Sequence[str]], Session]
+"""Opens a graph of a bundle, by name, with intermediates to return."""
+
+
+def open_graph_of(bundle: LoadedBundle, graph: str, intermediates: Sequence[str] = ()) -> Session:
+    """Open ``graph`` with the bundle's own backend: the ``SessionFactory`` of every bundle."""
+    record, path = bundle.record, bundle.path
+    with unreplaced(path, record):
+        return open_session(
+            record.engine.backend,
+            path / graph / "model.onnx",
+            record.weights_root(path),
+            intermediates,
+            bundle.device,
+        )
+
+
+def _open(
+    path: Path,
+    media: MediaPolicy,
+    split_special_tokens: bool | None,
+    plan: Plan | None,
+    sessions: SessionFactory,
+) -> LoadedBundle:
+    record = read_bundle(path)
+    config = record.config
+    spec = _read(path, target_from_dict, record.target)
+    manifest = _read_manifest(path, record)
+    check_tables(path, record, spec, manifest)
+    if split_special_tokens is None:
+        split_special_tokens = config.split_special_tokens
+    with unreplaced(path, record):
+        check_graphs(path, record)
+        processor = Processor.from_directory(
+            path / "processor",
+            spec,
+            max_prompt_len=config.limits.max_seq_len - 1,
+            media=media,
+            decoders=DecoderPool(),
+            split_special_tokens=split_special_tokens,
+        )
+        plan = plan or read_plan(path, config.speculation, config.engine.device)
+    bundle = LoadedBundle(
+        path=path,
+        record=record,
+        spec=spec,
+        manifest=manifest,
+        limits=config.limits,
+        processor=processor,
+        plan=plan,
+        fixed_shapes=config.engine.device == "cuda",
+        sessions=sessions,
+    )
+    _check_memory(bundle)
+    return bundle
+
+
+def _check_memory(bundle: LoadedBundle) -> None:
+    """Refuse limits that this GPU cannot hold."""
+    free = free_bytes() if bundle.device == "cuda" else None
+    if free is not None:
+        engine = bundle.record.config.engine
+        need = memory_need(bundle.spec, bundle.manifest, bundle.limits, engine)
+        check_fits(need, free, bundle.limits)
+
+
+def _read_manifest(path: Path, record: BundleRecord) -> DraftManifest | None:
+    if record.draft is None:
+        return None
+    root = record.weights_root(path)
+    tensors = {name: tensor.ref(root) for name, tensor in record.draft_tensors.items()}
+    return replace(_read(path, manifest_from_dict, record.draft), tensors=tensors)
+
+
+def _read(path: Path, reader: Callable[[Mapping[str, Any]], _T], values: Mapping[str, Any]) -> _T:
+    try:
+        return reader(values)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{path / BUNDLE_FILE}: a damaged target or draft ({type(error).__name__}). "
+            "Rebuild: trt-eagle3 build"
+        ) from error

@@ -1,0 +1,111 @@
+"""Preprocessing: a request to tokens, positions and decoded images, beside the thread that decodes.
+
+Texts and images have threads of their own: a text takes milliseconds, the images of one request
+can take many seconds, and nobody else waits behind them.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from trt_eagle3.decode.loaded_bundle import LoadedBundle
+from trt_eagle3.decode.prefix_cache import media_digests
+from trt_eagle3.decode.prompt import Prompt
+from trt_eagle3.decode.request import Request
+from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal import ModelInputs
+from trt_eagle3.multimodal.caller import NOBODY, Caller
+
+__all__ = ["Outcome", "PreparedRequest", "PreprocessStage", "PromptPreprocessor"]
+
+_TOKENISING = 2  # threads that prepare texts while the core decodes
+
+
+@dataclass(frozen=True)
+class PreparedRequest:
+    """A request and its prompt as target and draft see it; the vision tower has not run yet."""
+
+    request: Request
+    prompt: Prompt
+
+
+Outcome = PreparedRequest | Exception
+"""What becomes of a request before it is decoded: a failure is data, and travels like a success."""
+
+
+class PromptPreprocessor:
+    """Makes prompts of requests, by the rules and limits of one bundle; thread-safe."""
+
+    def __init__(self, bundle: LoadedBundle, *, digests: bool = False) -> None:
+        """``digests``: of images and videos, for a prefix cache."""
+        self._bundle = bundle
+        self._digests = digests
+
+    def run(self, request: Request, caller: Caller = NOBODY) -> Outcome:
+        """Prepare ``request``; whatever is wrong with it is the outcome."""
+        try:
+            caller.check()
+            return PreparedRequest(request, self.prompt(self.model_inputs(request, caller)))
+        except Exception as error:  # every error is the reader's to see
+            return error
+
+    def model_inputs(self, request: Request, caller: Caller = NOBODY) -> ModelInputs:
+        """Tokens, positions and patches, checked against the bundle's limits.
+
+        Raises:
+            UserError: what is wrong with the prompt.
+            RequestCancelledError: ``caller`` left.
+        """
+        processor, limits = self._bundle.processor, self._bundle.limits
+        if isinstance(request.prompt, str):
+            inputs = processor.prompt(request.prompt, request.images, request.videos, caller=caller)
+        else:
+            inputs = processor.messages(request.prompt, caller)
+        num_visual = int(inputs.visual_rows.sum())
+        if num_visual > limits.max_visual_tokens:
+            raise UserError(
+                f"prompt: {num_visual} visual tokens, this bundle takes "
+                f"{limits.max_visual_tokens}. Send fewer or smaller images, or rebuild with a "
+                "larger limits.max_visual_tokens."
+            )
+        return inputs
+
+    def prompt(self, inputs: ModelInputs) -> Prompt:
+        """The prompt as target and draft see it."""
+        bundle, visuals = self._bundle, inputs.visuals
+        media: tuple[tuple[bytes, int], ...] = ()
+        if visuals and self._digests:
+            media = media_digests(visuals, bundle.spec.vision.spatial_merge_size**2)
+        if bundle.device == "cuda":  # here, so that the thread that decodes has nothing to copy
+            visuals = tuple(visual.pinned() for visual in visuals)
+        return Prompt(
+            token_ids=inputs.token_ids,
+            position_ids=inputs.position_ids,
+            rope_delta=inputs.rope_delta,
+            visual_rows=inputs.visual_rows,
+            media=media,
+            visuals=visuals,
+        )
+
+
+class PreprocessStage:
+    """A preprocessor with a queue and threads, one queue for texts and one for images."""
+
+    def __init__(self, preprocessor: PromptPreprocessor, max_waiting: int) -> None:
+        """``max_waiting``: requests with images that are prepared at once; most of the time they
+        wait, for a host or for their turn at the processes that decode.
+        """
+        self._run = preprocessor.run
+        self._texts = ThreadPoolExecutor(_TOKENISING, "trt-eagle3-prepare")
+        self._media = ThreadPoolExecutor(max_waiting, "trt-eagle3-prepare")
+
+    def submit(self, request: Request, caller: Caller) -> Future[Outcome]:
+        """Queue a request; the future never fails, its result may."""
+        pool = self._media if request.has_media else self._texts
+        return pool.submit(self._run, request, caller)
+
+    def close(self) -> None:
+        """Take no more; what is queued still comes out, cancelled or not."""
+        for pool in (self._texts, self._media):
+            pool.shutdown(wait=False)

@@ -1,0 +1,169 @@
+"""SamplingParams: how the tokens of an answer are chosen, and when it ends."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypedDict, Unpack
+
+from trt_eagle3.errors import UserError
+
+__all__ = ["GREEDY", "SamplingOptions", "SamplingParams"]
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How tokens are chosen, and when the answer ends; greedy unless told otherwise.
+
+    Penalties come first, then the filters in the order of the fields.
+
+    Attributes:
+        temperature: divides the logits; 0 is greedy.
+        top_k: only tokens whose probability reaches the k-th largest; 0 is all.
+        top_p: of those, the likeliest ones that together reach this mass.
+        min_p: of those, tokens of at least this share of the largest probability.
+        repetition_penalty: logits of tokens in prompt or answer are divided by it if positive,
+            multiplied if negative (CTRL, arXiv 1909.05858); 1 is none.
+        presence_penalty: subtracted from the logits of tokens in the answer.
+        seed: of this request's own random numbers; None draws one.
+        max_tokens: at most this many new tokens.
+        stop: texts that end the answer; they are not part of it.
+        stop_token_ids: tokens that end the answer besides the model's own; they are its last
+            tokens.
+        ignore_eos: go on past the model's end tokens.
+    Raises:
+        UserError: a value outside its range or of another type, by name.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    seed: int | None = None
+    max_tokens: int = 256
+    stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        _check_number("temperature", self.temperature, 0.0, 100.0)
+        _check_whole("top_k", self.top_k, 0, 2**31 - 1)
+        _check_number("top_p", self.top_p, 0.0, 1.0, open_below=True)
+        _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
+        _check_number("presence_penalty", self.presence_penalty, -100.0, 100.0)
+        if self.seed is not None:
+            _check_whole("seed", self.seed, 0, 2**64 - 1)
+        self._check_end()
+
+    def _check_end(self) -> None:
+        """What ends the answer."""
+        if not _is_whole(self.max_tokens) or self.max_tokens < 1:
+            raise UserError(
+                f"max_tokens: expected a whole number of at least 1, got {self.max_tokens!r:.40}"
+            )
+        for name in ("stop", "stop_token_ids"):
+            object.__setattr__(self, name, as_tuple(name, getattr(self, name)))
+        if not all(isinstance(text, str) and text for text in self.stop):
+            raise UserError(
+                f"stop: expected a list of texts that are not empty, got {list(self.stop)!r:.80}"
+            )
+        if not all(_is_whole(token) for token in self.stop_token_ids):
+            raise UserError(
+                "stop_token_ids: expected a list of token ids, got "
+                f"{list(self.stop_token_ids)!r:.80}"
+            )
+        if not isinstance(self.ignore_eos, bool):
+            raise UserError(f"ignore_eos: expected true or false, got {self.ignore_eos!r:.40}")
+
+    def updated(self, **options: Unpack[SamplingOptions]) -> SamplingParams:
+        """The same with some fields changed.
+
+        Raises:
+            UserError: as for the constructor; a field that there is not.
+        """
+        unknown = [name for name in options if name not in self.__dataclass_fields__]
+        if unknown:
+            raise UserError(
+                f"{unknown[0]}: no such option. There are: {', '.join(self.__dataclass_fields__)}"
+            )
+        return replace(self, **options)
+
+    @property
+    def greedy(self) -> bool:
+        """The likeliest token, always."""
+        return self.temperature == 0.0
+
+    @property
+    def filters(self) -> tuple[float, int, float, float]:
+        """What makes probabilities of penalised logits: sequences that have it in common are
+        judged together.
+        """
+        return self.temperature, self.top_k, self.top_p, self.min_p
+
+    @property
+    def penalised(self) -> bool:
+        """Whether earlier tokens matter."""
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0
+
+
+class SamplingOptions(TypedDict, total=False):
+    """Fields of ``SamplingParams`` as keywords."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    seed: int | None
+    max_tokens: int
+    stop: Sequence[str]
+    stop_token_ids: Sequence[int]
+    ignore_eos: bool
+
+
+def as_tuple(name: str, value: object) -> tuple[object, ...]:
+    """A list or tuple as a tuple; None is an empty one.
+
+    Raises:
+        UserError: anything else, a single value in place of a list above all.
+    """
+    if not isinstance(value, list | tuple | types.NoneType):
+        raise UserError(f"{name}: expected a list, got {type(value).__name__}. Put it in a list.")
+    return tuple(value or ())
+
+
+def _check_number(
+    name: str, value: object, low: float, high: float, *, open_below: bool = False
+) -> None:
+    in_range = (
+        isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
+    )
+    if not in_range or (open_below and value == low):
+        bounds = f"{'above' if open_below else 'from'} {low:g} to {high:g}"
+        raise UserError(f"{name}: expected a number {bounds}, got {_shown(value)}")
+
+
+def _check_whole(name: str, value: object, low: int, high: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise UserError(
+            f"{name}: expected a whole number from {low} to {high}, got {_shown(value)}"
+        )
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _shown(value: object) -> str:
+    """A value of any type, in one line."""
+    if isinstance(value, int) and abs(value) >= 10**40:
+        return "one of more than 40 digits"
+    return f"{' '.join(repr(value).split()):.40}"
+
+
+GREEDY = SamplingParams()
