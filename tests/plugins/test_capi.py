@@ -18,6 +18,9 @@ import pytest
 import torch
 
 from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine.torch.capi.kernels import KERNELS
+from trt_eagle3.engine.torch.capi.library import library as load_library
+from trt_eagle3.engine.torch.capi.structs import TensorStruct, argument_struct
 from trt_eagle3.errors import EnvironmentMissingError
 
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
@@ -50,13 +53,17 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(capi.LIBRARY_VARIABLE, str(target))
-        capi._library.cache_clear()
-        yield capi._library()
-    capi._library.cache_clear()
+        load_library.cache_clear()
+        yield load_library()
+    load_library.cache_clear()
 
 
 def tensor(dtype: int, *shape: int, data: int | None = ADDRESS) -> Any:
-    return capi._Tensor(data, dtype, len(shape), shape)
+    return TensorStruct(data, dtype, len(shape), shape)
+
+
+def args_of(name: str) -> Any:
+    return argument_struct(next(kernel for kernel in KERNELS if kernel.name == name))
 
 
 def tree_args(**changes: Any) -> Any:
@@ -75,7 +82,7 @@ def tree_args(**changes: Any) -> Any:
         "page_size": 16,
         "scale": 0.125,
     }
-    return capi._TreeAttentionArgs(**(fields | changes))
+    return args_of("tree_attention")(**(fields | changes))
 
 
 def status_of(library: ctypes.CDLL, function: Callable[..., int], *args: Any) -> tuple[int, str]:
@@ -183,7 +190,7 @@ def test_null_arguments_are_refused(library: ctypes.CDLL) -> None:
 
 
 def test_qk_norm_mrope_wants_both_norms_or_neither(library: ctypes.CDLL) -> None:
-    args = capi._QKNormMRopeArgs(
+    args = args_of("qk_norm_mrope")(
         qkv=tensor(F32, 6, 12 * 64),
         position_ids=tensor(I32, 3, 2, 3),
         inv_freq=tensor(F32, 32),
@@ -205,7 +212,7 @@ def test_qk_norm_mrope_wants_both_norms_or_neither(library: ctypes.CDLL) -> None
 
 
 def test_add_rms_norm_wants_a_sum_exactly_with_a_residual(library: ctypes.CDLL) -> None:
-    args = capi._AddRmsNormArgs(x=tensor(F32, 3, 8), weight=tensor(F32, 8), y=tensor(F32, 3, 8))
+    args = args_of("add_rms_norm")(x=tensor(F32, 3, 8), weight=tensor(F32, 8), y=tensor(F32, 3, 8))
     assert library.te3_add_rms_norm(ctypes.byref(args), None) == WRONG_DEVICE
     args.residual = tensor(F32, 3, 8)
     status, message = status_of(library, library.te3_add_rms_norm, ctypes.byref(args), None)
@@ -214,7 +221,7 @@ def test_add_rms_norm_wants_a_sum_exactly_with_a_residual(library: ctypes.CDLL) 
 
 def test_kv_move_refuses_rows_that_are_no_multiple_of_16_bytes(library: ctypes.CDLL) -> None:
     moves = tensor(I32, 1, 2)
-    args = capi._KVMoveArgs(cache=tensor(BF16, 4, 10, 1, 4), source=moves, destination=moves)
+    args = args_of("kv_move")(cache=tensor(BF16, 4, 10, 1, 4), source=moves, destination=moves)
     status, message = status_of(library, library.te3_kv_move, ctypes.byref(args), None)
     assert status == INVALID
     assert "multiple of 16 bytes, got 8" in message
@@ -255,12 +262,12 @@ def test_vision_attention_names_what_is_wrong(
         "num_heads": 2,
         "scale": 0.1,
     }
-    args = capi._VisionAttentionArgs(**fields)
+    args = args_of("vision_attention")(**fields)
     assert (
         status_of(library, library.te3_vision_attention, ctypes.byref(args), None, 0, None)[0]
         == WRONG_DEVICE
     )
-    args = capi._VisionAttentionArgs(**(fields | changes))
+    args = args_of("vision_attention")(**(fields | changes))
     status, message = status_of(
         library, library.te3_vision_attention, ctypes.byref(args), None, 0, None
     )
@@ -294,8 +301,8 @@ def test_binding_refuses_unknown_dtypes() -> None:
 def test_a_missing_library_says_how_to_build_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    capi._library.cache_clear()
+    load_library.cache_clear()
     monkeypatch.setenv(capi.LIBRARY_VARIABLE, str(tmp_path / "none.so"))
     with pytest.raises(EnvironmentMissingError, match="make plugins"):
-        capi._library()
-    capi._library.cache_clear()
+        load_library()
+    load_library.cache_clear()

@@ -199,7 +199,7 @@ class GraphBuilder:
         dtypes: Sequence[int] = (),
         **attrs: Any,
     ) -> list[Value]:
-        """Add a node of our op set (``graph/ops.py``); outputs have ``dtypes``, or the first
+        """Add a node of our op set (``graph/ops``); outputs have ``dtypes``, or the first
         input's type.
         """
         expected = OPS[op_type].outputs[overload]

@@ -27,11 +27,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from trt_eagle3.graph.ops import DOMAIN
+from trt_eagle3.graph.ops import DOMAIN, OPSET_17, PLUGINS
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
 
 __all__ = [
-    "PLUGIN_OPSET",
     "WEIGHTS_FILE",
     "Part",
     "TrtExport",
@@ -40,7 +39,6 @@ __all__ = [
     "trt_export",
 ]
 
-PLUGIN_OPSET = 17
 WEIGHTS_FILE = "weights.bin"
 _IR_VERSION = 8  # of opset 17
 _ALIGNMENT = 256
@@ -124,7 +122,7 @@ def trt_export(model: onnx.ModelProto, *, linear: bool = False) -> TrtExport:
     graph = helper.make_graph(
         nodes, model.graph.name, model.graph.input, model.graph.output, initializers
     )
-    opsets = [helper.make_opsetid("", PLUGIN_OPSET), helper.make_opsetid(DOMAIN, 1)]
+    opsets = [helper.make_opsetid("", OPSET_17), helper.make_opsetid(DOMAIN, 1)]
     made = helper.make_model(
         graph, producer_name="trt-eagle3", opset_imports=opsets, ir_version=_IR_VERSION
     )
@@ -203,10 +201,12 @@ class _Values:
 
     def infer_types(self, node: onnx.NodeProto) -> None:
         """Note the element types of a node's outputs."""
-        own = node.domain == DOMAIN
-        self._set_type(node.output, self._compute if own else _result_type(node, self.types))
-        if node.op_type == "AddRmsNorm" and len(node.output) == 2:
-            self.types[node.output[1]] = self.types[node.input[2]]
+        if node.domain != DOMAIN:
+            self._set_type(node.output, _result_type(node, self.types))
+            return
+        inputs = [self.types[name] for name in node.input]
+        types = PLUGINS[node.op_type].output_types(inputs, self._compute)
+        self.types |= zip(node.output, types, strict=True)
 
     def shorten_names(self, nodes: Iterable[onnx.NodeProto]) -> None:
         """Take the file's place off the names of weights, where what is left is still one name."""
@@ -244,13 +244,9 @@ class _Values:
         made.attribute.append(helper.make_attribute("plugin_namespace", ""))
         made.attribute.append(helper.make_attribute("compute_type", self._compute))
         self.infer_types(node)
-        if node.op_type == "AddRmsNorm":
-            types = {"num_outputs": len(node.output), "x_type": self.types[node.input[0]]}
-            if len(node.output) == 2:
-                types["residual_type"] = self.types[node.output[1]]
-            made.attribute.extend(
-                helper.make_attribute(name, value) for name, value in types.items()
-            )
+        inputs, outputs = ([self.types[n] for n in names] for names in (node.input, node.output))
+        own = PLUGINS[node.op_type].plugin_values(inputs, outputs)
+        made.attribute.extend(helper.make_attribute(name, value) for name, value in own.items())
         return made
 
     def _fold(self, node: onnx.NodeProto) -> bool:

@@ -20,7 +20,7 @@ from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch import program as torch_program
-from trt_eagle3.engine.torch.ops import OWN_OPS, STANDARD_OPS, Function
+from trt_eagle3.engine.torch.ops import STANDARD_OPS, Function
 from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.ops import OPS
@@ -101,9 +101,9 @@ def test_a_fault_in_one_op_shows(bundle: Path, monkeypatch: pytest.MonkeyPatch) 
     file = bundle / "target" / "model.onnx"
     inputs = inputs_of("target", onnx.load(file, load_external_data=False))
     expected = open_session("onnxruntime", file, bundle).run(inputs)
-    rope = OWN_OPS["QKNormMRope"]
+    rope = OPS["QKNormMRope"].torch_function
     faulty = {
-        **OWN_OPS,
+        **torch_program._own_ops("cpu"),
         "QKNormMRope": lambda qkv, ids, *rest, **kw: rope(qkv, ids + (ids > 7), *rest, **kw),
     }
     monkeypatch.setattr("trt_eagle3.engine.torch.program._own_ops", lambda _: faulty)
@@ -141,7 +141,7 @@ def test_inputs_may_have_any_strides_and_reach_the_ops_contiguous(bundle: Path) 
         return call
 
     session = TorchSession(file, bundle)
-    own = OWN_OPS["QKNormMRope"]
+    own = OPS["QKNormMRope"].torch_function
     session._steps = tuple(
         dataclasses.replace(step, function=watched(own)) if step.function is own else step
         for step in session._steps
@@ -164,8 +164,7 @@ def test_any_tensor_can_be_asked_for(bundle: Path) -> None:
         assert differ({name: found[name][rows]}, {name: expected[name][rows]}) == []
 
 
-def test_tables_know_every_op_of_the_graphs(bundle: Path) -> None:
-    assert set(OWN_OPS) == set(OPS)
+def test_table_knows_every_standard_op_of_the_graphs(bundle: Path) -> None:
     used = set()
     for graph in ("target", "draft", "fuse", "vision"):
         proto = onnx.load(bundle / graph / "model.onnx", load_external_data=False)
@@ -183,7 +182,7 @@ def test_without_the_kernel_library_cuda_runs_stock_operations_and_says_so_once(
     with pytest.warns(UserWarning, match=f"make plugins.*{capi.LIBRARY_VARIABLE}") as told:
         ops = [torch_program._own_ops("cuda") for _ in range(3)]
     assert len(told) == 1
-    assert all(some is OWN_OPS for some in ops)
+    assert all(some == torch_program._own_ops("cpu") for some in ops)
     assert torch_program._standard_ops("cuda") is STANDARD_OPS
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -19,9 +18,9 @@ from torch import Tensor
 
 from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch.fusion import Step, fused, gemm, layer_norm
-from trt_eagle3.engine.torch.ops import OWN_OPS, STANDARD_OPS, TORCH_TYPES, Function
+from trt_eagle3.engine.torch.ops import STANDARD_OPS, TORCH_TYPES, Function
 from trt_eagle3.errors import UserError
-from trt_eagle3.graph.ops import DOMAIN
+from trt_eagle3.graph.ops import DOMAIN, PLUGINS
 
 __all__ = ["Program", "ReadWeight", "Step", "load_program"]
 
@@ -127,42 +126,18 @@ def _own_ops(device: str) -> Mapping[str, Function]:
     """Our ops on ``device``: the kernels where they can run, else stock operations with one
     warning.
     """
+    stock = {name: op.torch_function for name, op in PLUGINS.items()}
     if device != "cuda":
-        return OWN_OPS
+        return stock
     if not capi.available():
         warnings.warn(
             "our CUDA kernels were not found: attention runs through torch's own, many times "
             f"slower. Build them (make plugins), or name the library in {capi.LIBRARY_VARIABLE}.",
             stacklevel=2,
         )
-        return OWN_OPS
-    return {
-        "AddRmsNorm": _kernel_add_rms_norm,
-        "QKNormMRope": capi.qk_norm_mrope,
-        "TreeAttention": _kernel_tree_attention,
-        "SiluMul": capi.silu_mul,
-        "PickRows": OWN_OPS["PickRows"],
-        "VisionAttention": capi.vision_attention,
-    }
-
-
-def _kernel_add_rms_norm(
-    x: Tensor, weight: Tensor, residual: Tensor | None = None, *, epsilon: float
-) -> Any:
-    y, total = capi.add_rms_norm(x, weight, residual, epsilon=epsilon)
-    return y if residual is None else (y, total)
-
-
-def _kernel_tree_attention(*inputs: Tensor, page_size: int, scale: float, **geometry: int) -> Any:
-    """Geometry (head counts) is in the tensors' shapes already."""
-    del geometry
-    # prefetch_safe: a graph writes a layer's cache and the page table nowhere but in that layer's
-    # own launch
-    return (
-        capi.tree_attention(*inputs, page_size=page_size, scale=scale, prefetch_safe=True),
-        inputs[3],
-        inputs[4],
-    )
+        return stock
+    calls = {name: op.kernel_call for name, op in PLUGINS.items()}
+    return {**stock, **{name: capi.launched(call) for name, call in calls.items() if call}}
 
 
 def _fold(values: dict[str, Tensor], steps: list[Step]) -> tuple[dict[str, Tensor], list[Step]]:

@@ -32,7 +32,7 @@ from trt_eagle3.engine.trt.versions import (
     tensorrt,
 )
 from trt_eagle3.errors import TrtEagle3Error, UserError
-from trt_eagle3.graph.plugin_ops import PLUGINS
+from trt_eagle3.graph.ops import PLUGINS
 from trt_eagle3.graph.trt_export import float32_nodes, is_prefetch_safe
 
 __all__ = ["INSPECTION_FILE", "Built", "CopiesCacheError", "build_engine"]

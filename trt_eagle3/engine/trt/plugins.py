@@ -11,7 +11,8 @@ from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.trt.log import log
 from trt_eagle3.engine.trt.versions import find_creator, tensorrt
 from trt_eagle3.errors import EnvironmentMissingError
-from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION, PLUGINS
+from trt_eagle3.graph.ops import PLUGINS
+from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
 
 __all__ = ["PLUGINS_VARIABLE", "load_plugins", "plugin_library_path"]
 

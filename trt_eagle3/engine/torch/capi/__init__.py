@@ -1,0 +1,48 @@
+"""Our CUDA kernels on torch tensors, through the C library that ``make plugins`` builds.
+
+Every argument is checked by the library on the host; a call enqueues on torch's current stream,
+allocates its outputs when ``out`` is not given, and never waits, so calls may be captured in a CUDA
+graph. A function here launches the ``KernelCall`` that the function of the same name in
+``graph/ops`` makes; the kernels that compute no op of a graph are in ``kernels.py``.
+
+Shapes: B rows, S new tokens per row, N = B * S, M masked tail, P pages per row, Hq / Hkv heads, D
+head_dim, H hidden. T is float32, float16 or bfloat16, the same for all floating tensors of a call.
+"""
+
+from trt_eagle3.engine.torch.capi.kernels import MAX_KV_MOVES, add_layer_norm_call, kv_move_call
+from trt_eagle3.engine.torch.capi.launch import launched
+from trt_eagle3.engine.torch.capi.library import LIBRARY_VARIABLE, available, library_path
+from trt_eagle3.graph.ops.add_rms_norm import add_rms_norm_call
+from trt_eagle3.graph.ops.kernel import AttentionPath
+from trt_eagle3.graph.ops.linear import MAX_LINEAR_ROWS, linear_call
+from trt_eagle3.graph.ops.qk_norm_mrope import qk_norm_mrope_call
+from trt_eagle3.graph.ops.silu_mul import silu_mul_call
+from trt_eagle3.graph.ops.tree_attention import tree_attention_call
+from trt_eagle3.graph.ops.vision_attention import vision_attention_call
+
+__all__ = [
+    "LIBRARY_VARIABLE",
+    "MAX_KV_MOVES",
+    "MAX_LINEAR_ROWS",
+    "AttentionPath",
+    "add_layer_norm",
+    "add_rms_norm",
+    "available",
+    "kv_move",
+    "launched",
+    "library_path",
+    "linear",
+    "qk_norm_mrope",
+    "silu_mul",
+    "tree_attention",
+    "vision_attention",
+]
+
+add_layer_norm = launched(add_layer_norm_call)
+add_rms_norm = launched(add_rms_norm_call)
+kv_move = launched(kv_move_call)
+linear = launched(linear_call)
+qk_norm_mrope = launched(qk_norm_mrope_call)
+silu_mul = launched(silu_mul_call)
+tree_attention = launched(tree_attention_call)
+vision_attention = launched(vision_attention_call)

@@ -1,0 +1,122 @@
+"""The kernels of the C library that compute no op of a graph, and the list of all its kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trt_eagle3.graph.ops import PLUGINS
+from trt_eagle3.graph.ops.kernel import Kernel, KernelCall
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "ADD_LAYER_NORM",
+    "KERNELS",
+    "KV_MOVE",
+    "MAX_KV_MOVES",
+    "add_layer_norm_call",
+    "kv_move_call",
+]
+
+MAX_KV_MOVES = 2048  # rows of one ``kv_move``
+
+ADD_LAYER_NORM = Kernel(
+    name="add_layer_norm",
+    doc="""sum = x + residual; y = LayerNorm(sum) * weight + bias. Without a residual (null data):
+y = LayerNorm(x) * weight + bias, no sum.""",
+    tensors={
+        "x": "T [n, H]",
+        "residual": "T [n, H], or null data with sum's",
+        "weight": "T [H]",
+        "bias": "T [H]",
+        "y": "T [n, H]",
+        "sum": "T [n, H]",
+    },
+    scalars={"epsilon": (float, "")},
+)
+
+KV_MOVE = Kernel(
+    name="kv_move",
+    doc="""Row source[b, i] of sequence b becomes row destination[b, i], in every plane, as if all
+were read before any is written. A negative source or destination moves nothing. Without a
+page_table (null data) rows are slots.""",
+    tensors={
+        "cache": "T [planes, slots, Hkv, D]",
+        "source": "int32 [B, K]",
+        "destination": "int32 [B, K]",
+        "page_table": "int32 [B, P], or null data",
+    },
+    scalars={"page_size": (int, "")},
+)
+
+KERNELS: tuple[Kernel, ...] = (
+    *(op.kernel for op in PLUGINS.values() if op.kernel),
+    ADD_LAYER_NORM,
+    KV_MOVE,
+)
+"""All kernels of the C library."""
+
+
+def add_layer_norm_call(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    residual: Tensor | None = None,
+    *,
+    epsilon: float,
+    out: tuple[Tensor, Tensor | None] | None = None,
+) -> KernelCall[tuple[Tensor, Tensor | None]]:
+    """``(LayerNorm(x + residual) * weight + bias, x + residual)``; without a residual
+    ``(LayerNorm(x) ..., None)``.
+
+    Args:
+        x, residual: T [n, H]; weight, bias: T [H].
+        out: tensors for the two results; ``sum`` may be ``residual`` itself and ``y`` may be ``x``.
+    Raises:
+        ValueError: a tensor does not fit; the message names it.
+    """
+    import torch
+
+    if out is None:
+        out = (torch.empty_like(x), None if residual is None else torch.empty_like(x))
+    inputs = (x, residual, weight, bias, *out)
+    tensors = dict(zip(ADD_LAYER_NORM.tensors, inputs, strict=True))
+    return KernelCall(ADD_LAYER_NORM, tensors, {"epsilon": epsilon}, out)
+
+
+def kv_move_call(
+    cache: Tensor,
+    source: Tensor,
+    destination: Tensor,
+    page_table: Tensor | None = None,
+    *,
+    page_size: int = 1,
+) -> KernelCall[None]:
+    """Copy row ``source[b, i]`` of sequence b to row ``destination[b, i]`` in every plane, as if at
+    once.
+
+    All rows are read before any is written, so sources and destinations may overlap in any way;
+    destinations must differ from each other. One launch moves at most ``MAX_KV_MOVES`` rows, those
+    of all sequences together.
+
+    Args:
+        cache: T [..., slots, Hkv, D], contiguous, updated in place; what stands before the slots
+            (keys and values, layers) are planes, and the same rows move in each.
+        source, destination: int32 or int64 [B, K], or [K] for one sequence; on the CPU or the
+            cache's device. A negative entry moves nothing.
+        page_table: int32 [B, P]; without one, rows are slots.
+    Raises:
+        ValueError: a tensor does not fit; the message names it.
+    """
+    slots = (_slots(rows, cache) for rows in (source, destination))
+    inputs = (cache.flatten(0, -4), *slots, page_table)
+    tensors = dict(zip(KV_MOVE.tensors, inputs, strict=True))
+    return KernelCall(KV_MOVE, tensors, {"page_size": page_size}, None)
+
+
+def _slots(rows: Tensor, cache: Tensor) -> Tensor:
+    """``rows`` as the kernel wants them: int32 [B, K], beside the cache."""
+    import torch
+
+    return rows.to(cache.device, torch.int32, non_blocking=True).view(-1, rows.shape[-1])

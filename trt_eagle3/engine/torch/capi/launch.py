@@ -1,0 +1,85 @@
+"""Launching a ``KernelCall`` on torch's current stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from ctypes import Structure, byref, c_size_t
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from trt_eagle3.engine.torch.capi.library import library
+from trt_eagle3.engine.torch.capi.structs import arguments_of
+from trt_eagle3.graph.ops.kernel import KernelCall, Status
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["launch", "launched"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_ERRORS: dict[int, type[Exception]] = {
+    Status.INVALID_ARGUMENT: ValueError,
+    Status.NOT_SUPPORTED: NotImplementedError,
+    Status.WRONG_DEVICE: ValueError,
+}
+
+
+def launched(call: Callable[P, KernelCall[R]]) -> Callable[P, R]:
+    """A function that launches the calls that ``call`` makes, and returns their results."""
+
+    @wraps(call)
+    def function(*args: P.args, **kwargs: P.kwargs) -> R:
+        return launch(call(*args, **kwargs))
+
+    return function
+
+
+def launch(call: KernelCall[R]) -> R:
+    """Enqueue ``call`` on the current stream of its tensors' device; returns its result.
+
+    Raises:
+        ValueError: a tensor does not fit; the message names it.
+        NotImplementedError: no kernel computes this on this device.
+    """
+    import torch
+
+    args, device = arguments_of(call), _device(call)
+    with torch.cuda.device(device):
+        if call.kernel.workspace:
+            _launch_with_workspace(call, args, device)
+        else:
+            _check(getattr(library(), f"te3_{call.kernel.name}")(byref(args), _stream()))
+    return call.result
+
+
+def _launch_with_workspace(call: KernelCall[Any], args: Structure, device: torch.device) -> None:
+    """With the call's workspace, or with one of the size that the kernel asks for."""
+    import torch
+
+    name, wanted, workspace = f"te3_{call.kernel.name}", c_size_t(), call.workspace
+    _check(getattr(library(), f"{name}_workspace")(byref(args), byref(wanted)))
+    if wanted.value and workspace is None:
+        workspace = torch.empty(wanted.value, dtype=torch.uint8, device=device)
+    pointer, size = (None, 0) if workspace is None else (workspace.data_ptr(), workspace.nbytes)
+    _check(getattr(library(), name)(byref(args), pointer, size, _stream()))
+
+
+def _device(call: KernelCall[Any]) -> torch.device:
+    device = next(t.device for t in call.tensors.values() if t is not None)
+    if device.type != "cuda":
+        raise ValueError(f"expected tensors on a CUDA device, got one on {device}")
+    return device
+
+
+def _stream() -> int:
+    import torch
+
+    return int(torch.cuda.current_stream().cuda_stream)
+
+
+def _check(status: int) -> None:
+    if status != Status.OK:
+        message = library().te3_last_error().decode()
+        raise _ERRORS.get(status, RuntimeError)(message)

@@ -1,0 +1,82 @@
+"""Where the C library of our kernels is, and loading it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, c_char_p, c_size_t, c_void_p
+from functools import cache
+from pathlib import Path
+
+from trt_eagle3.engine.torch.capi.kernels import KERNELS
+from trt_eagle3.engine.torch.capi.structs import argument_struct
+from trt_eagle3.errors import EnvironmentMissingError
+from trt_eagle3.graph.ops.kernel import ABI_VERSION
+
+__all__ = ["LIBRARY_VARIABLE", "available", "library", "library_path"]
+
+LIBRARY_VARIABLE = "TRT_EAGLE3_CAPI"
+_LIBRARY_NAME = "libtrt_eagle3_capi.so"
+
+
+def library_path() -> Path | None:
+    """The library named by TRT_EAGLE3_CAPI, else beside this package, else in plugins/build of a
+    checkout.
+    """
+    if named := os.environ.get(LIBRARY_VARIABLE):
+        return Path(named)
+    package = Path(__file__).resolve().parents[3]
+    places = (package / _LIBRARY_NAME, package.parent / "plugins" / "build" / _LIBRARY_NAME)
+    return next((place for place in places if place.exists()), None)
+
+
+def available() -> bool:
+    """Whether the library loads and torch sees a CUDA device."""
+    import torch
+
+    if library_path() is None or not torch.cuda.is_available():
+        return False
+    try:
+        library()
+    except EnvironmentMissingError:
+        return False
+    return True
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """The library, loaded once, its functions declared.
+
+    Raises:
+        EnvironmentMissingError: there is none, it does not load, or it is of another version.
+    """
+    found = _load()
+    if (version := found.te3_abi_version()) != ABI_VERSION:
+        raise EnvironmentMissingError(
+            f"{library_path()}: speaks version {version} of the C interface, this package "
+            f"{ABI_VERSION}. Run `make plugins`."
+        )
+    found.te3_last_error.restype = c_char_p
+    for kernel in KERNELS:
+        args = POINTER(argument_struct(kernel))
+        workspace = [c_void_p, c_size_t] if kernel.workspace else []
+        getattr(found, f"te3_{kernel.name}").argtypes = [args, *workspace, c_void_p]
+        if kernel.workspace:
+            size_of = getattr(found, f"te3_{kernel.name}_workspace")
+            size_of.argtypes = [args, POINTER(c_size_t)]
+    return found
+
+
+def _load() -> ctypes.CDLL:
+    path = library_path()
+    if path is None:
+        raise EnvironmentMissingError(
+            f"{_LIBRARY_NAME}: not found beside the package or in plugins/build. Build it with "
+            f"`make plugins` (needs nvcc and cmake), or set {LIBRARY_VARIABLE} to its path."
+        )
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise EnvironmentMissingError(
+            f"{path}: cannot be loaded: {error}. Rebuild it with `make plugins`."
+        ) from error

@@ -1,0 +1,57 @@
+"""The C library's structs in ctypes, made from the descriptions of its kernels."""
+
+from __future__ import annotations
+
+from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from trt_eagle3.graph.ops.kernel import MAX_RANK, ElementType, Kernel, KernelCall
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["TensorStruct", "argument_struct", "arguments_of"]
+
+_C_TYPES = {int: c_int32, float: c_float}
+_DTYPES = {f"torch.{dtype.name.lower()}": int(dtype) for dtype in ElementType}
+
+
+class TensorStruct(Structure):
+    """``te3_tensor``."""
+
+    _fields_ = (
+        ("data", c_void_p),
+        ("dtype", c_int32),
+        ("rank", c_int32),
+        ("shape", c_int64 * MAX_RANK),
+    )
+
+
+@cache
+def argument_struct(kernel: Kernel) -> type[Structure]:
+    """``te3_<name>_args``: the tensors, then the scalars."""
+    fields: list[tuple[str, Any]] = [(name, TensorStruct) for name in kernel.tensors]
+    fields += [(name, _C_TYPES[kind]) for name, (kind, _) in kernel.scalars.items()]
+    return type(f"te3_{kernel.name}_args", (Structure,), {"_fields_": tuple(fields)})
+
+
+def arguments_of(call: KernelCall[Any]) -> Structure:
+    """The arguments of ``call``; what it does not name stays null or 0.
+
+    Raises:
+        ValueError: a tensor is not contiguous, has too many axes, or a dtype that no kernel takes.
+    """
+    tensors = {name: _described(name, t) for name, t in call.tensors.items() if t is not None}
+    return argument_struct(call.kernel)(**tensors, **call.scalars)
+
+
+def _described(name: str, tensor: Tensor) -> TensorStruct:
+    dtype = _DTYPES.get(str(tensor.dtype))
+    if dtype is None:
+        raise ValueError(f"{name}: expected one of {', '.join(_DTYPES)}, got {tensor.dtype}")
+    if tensor.ndim > MAX_RANK:
+        raise ValueError(f"{name}: expected at most {MAX_RANK} axes, got {list(tensor.shape)}")
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name}: expected a contiguous tensor, got strides {tensor.stride()}")
+    return TensorStruct(tensor.data_ptr() or None, dtype, tensor.ndim, tuple(tensor.shape))

@@ -1,0 +1,46 @@
+"""Our op set: one file per op, and the registry of all of them.
+
+A file declares an op's schema, its reference lowerings (opset 24, so that any ONNX runtime that
+knows it can run our graphs, and opset 17), its torch function, its CUDA kernel's arguments and its
+TensorRT plugin. ``op.py`` says what each of these is.
+
+Shapes: B rows, S new tokens per row, N = B * S, M masked tail, P pages per row, Hq / Hkv heads, D
+head_dim, H hidden; of the vision tower n patches, F frames, H heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+import onnx
+
+from trt_eagle3.graph.ops.add_rms_norm import ADD_RMS_NORM
+from trt_eagle3.graph.ops.linear import LINEAR
+from trt_eagle3.graph.ops.op import DOMAIN, OPSET, OPSET_17, Op
+from trt_eagle3.graph.ops.pick_rows import PICK_ROWS
+from trt_eagle3.graph.ops.qk_norm_mrope import QK_NORM_MROPE
+from trt_eagle3.graph.ops.silu_mul import SILU_MUL
+from trt_eagle3.graph.ops.tree_attention import TREE_ATTENTION
+from trt_eagle3.graph.ops.vision_attention import VISION_ATTENTION
+
+__all__ = ["DOMAIN", "OPS", "OPSET", "OPSET_17", "PLUGINS", "Op", "reference_function"]
+
+OPS: Mapping[str, Op] = {
+    "AddRmsNorm": ADD_RMS_NORM,
+    "QKNormMRope": QK_NORM_MROPE,
+    "TreeAttention": TREE_ATTENTION,
+    "SiluMul": SILU_MUL,
+    "PickRows": PICK_ROWS,
+    "VisionAttention": VISION_ATTENTION,
+}
+"""The ops of our graphs."""
+
+PLUGINS: Mapping[str, Op] = {**OPS, "Linear": LINEAR}
+"""The ops that the TensorRT plugin library has: those of our graphs, and a matrix product."""
+
+
+@cache
+def reference_function(op_type: str, overload: str) -> onnx.FunctionProto:
+    """The reference lowering of one overload as an ONNX function."""
+    return OPS[op_type].function(overload)

@@ -1,0 +1,130 @@
+"""``y = RMSNorm(x [+ residual]) * weight``, in float32 inside; ``sum = x + residual``.
+
+Shapes: x, residual, y, sum [n, H]; weight [H]. T is the type of weight and y; x is X; residual and
+sum are R. X and R are T, or float32 where the residual stream is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from trt_eagle3.graph.ops.kernel import Kernel, KernelCall
+from trt_eagle3.graph.ops.op import Op
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["ADD_RMS_NORM", "EPSILON_17", "KERNEL", "NORM_17", "add_rms_norm", "add_rms_norm_call"]
+
+KERNEL = Kernel(
+    name="add_rms_norm",
+    doc="""sum = x + residual; y = RMSNorm(sum) * weight. Without a residual (null data):
+y = RMSNorm(x) * weight, no sum. The residual stream may be float32 where T is not: residual and
+sum, with x of either type; without a residual, x.""",
+    tensors={
+        "x": "T or float32 [n, H]",
+        "residual": "T or float32 [n, H], or null data with sum's",
+        "weight": "T [H]",
+        "y": "T [n, H]",
+        "sum": "[n, H], of residual's type",
+    },
+    scalars={"epsilon": (float, "")},
+)
+
+# RMSNorm of {x} in opset 17; eps is declared before it
+NORM_17 = """
+    {x}_f32 = Cast <to = 1> ({x})
+    {x}_square = Mul ({x}_f32, {x}_f32)
+    {x}_mean = ReduceMean <axes = [-1], keepdims = 1> ({x}_square)
+    {x}_shifted = Add ({x}_mean, eps)
+    {x}_root = Sqrt ({x}_shifted)
+    {x}_unit = Div ({x}_f32, {x}_root)
+    {x}_typed = Cast <to = TYPE> ({x}_unit)
+    {y} = Mul ({x}_typed, {weight})
+"""
+EPSILON_17 = "eps = Constant <value_float: float = @epsilon> ()\n"
+
+
+def add_rms_norm(
+    x: Tensor, weight: Tensor, residual: Tensor | None = None, *, epsilon: float
+) -> Any:
+    """``RMSNorm(x) * weight``, or with a residual ``(RMSNorm(x + residual) * weight, x +
+    residual)``; f32 inside.
+    """
+    import torch
+
+    total = x if residual is None else x + residual
+    wide = total.float()
+    normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
+    y = normed.to(weight.dtype) * weight
+    return y if residual is None else (y, total)
+
+
+def add_rms_norm_call(
+    x: Tensor,
+    weight: Tensor,
+    residual: Tensor | None = None,
+    *,
+    epsilon: float,
+    out: tuple[Tensor, Tensor | None] | None = None,
+) -> KernelCall[tuple[Tensor, Tensor | None]]:
+    """``(RMSNorm(x + residual) * weight, x + residual)``; without a residual ``(RMSNorm(x) *
+    weight, None)``.
+
+    Args:
+        x, residual: T [n, H], or float32 where the residual stream is; weight: T [H]. ``y`` has the
+            weight's type, ``sum`` the residual's.
+        out: tensors for the two results; ``sum`` may be ``residual`` itself and ``y`` may be ``x``.
+    Raises:
+        ValueError: a tensor does not fit; the message names it.
+    """
+    import torch
+
+    if out is None:
+        total = None if residual is None else torch.empty_like(residual)
+        out = (torch.empty_like(x, dtype=weight.dtype), total)
+    tensors = {"x": x, "residual": residual, "weight": weight, "y": out[0], "sum": out[1]}
+    return KernelCall(KERNEL, tensors, {"epsilon": epsilon}, out)
+
+
+def _node_call(
+    x: Tensor, weight: Tensor, residual: Tensor | None = None, *, epsilon: float
+) -> KernelCall[Any]:
+    """The call of a node, which has one output where there is no residual."""
+    call: KernelCall[Any] = add_rms_norm_call(x, weight, residual, epsilon=epsilon)
+    return call if residual is not None else replace(call, result=call.result[0])
+
+
+def _plugin_values(inputs: Sequence[int], outputs: Sequence[int]) -> Mapping[str, int]:
+    values = {"num_outputs": len(outputs), "x_type": inputs[0]}
+    return values if len(outputs) == 1 else {**values, "residual_type": outputs[1]}
+
+
+ADD_RMS_NORM = Op(
+    inputs={"": ("x", "weight"), "residual": ("x", "weight", "residual")},
+    outputs={"": ("y",), "residual": ("y", "sum")},
+    attributes={"": ("epsilon",), "residual": ("epsilon",)},
+    float_attributes=("epsilon",),
+    types={"x": "X", "residual": "R", "sum": "R"},
+    lowering={
+        "": "y = RMSNormalization <axis = -1, epsilon: float = @epsilon> (x, weight)",
+        "residual": """
+            sum = Add (x, residual)
+            y = RMSNormalization <axis = -1, epsilon: float = @epsilon> (sum, weight)
+        """,
+    },
+    lowering_17={
+        "": EPSILON_17 + NORM_17.format(x="x", y="y", weight="weight"),
+        "residual": EPSILON_17
+        + "sum = Add (x, residual)\n"
+        + NORM_17.format(x="sum", y="y", weight="weight"),
+    },
+    torch_function=add_rms_norm,
+    kernel=KERNEL,
+    kernel_call=_node_call,
+    plugin="AddRmsNorm",
+    plugin_attributes=("num_outputs", "x_type", "residual_type"),
+    plugin_values=_plugin_values,
+)

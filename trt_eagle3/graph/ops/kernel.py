@@ -1,0 +1,105 @@
+"""What the C library's interface is made of, as data: its numbers, and a kernel's arguments.
+
+The ctypes structures of ``engine/torch/capi`` and the C header ``plugins/capi/kernels.h`` are both
+made from this. Importing it does not import torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "ABI_VERSION",
+    "MAX_RANK",
+    "AttentionPath",
+    "ElementType",
+    "Kernel",
+    "KernelCall",
+    "Mask",
+    "Status",
+]
+
+ABI_VERSION = 3
+MAX_RANK = 4
+
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+class Status(IntEnum):
+    """What a call returns."""
+
+    OK = 0
+    INVALID_ARGUMENT = 1
+    NOT_SUPPORTED = 2
+    WRONG_DEVICE = 3
+    CUDA_ERROR = 4
+
+
+class ElementType(IntEnum):
+    """Element types of tensors, by torch's names."""
+
+    FLOAT32 = 0
+    FLOAT16 = 1
+    BFLOAT16 = 2
+    INT32 = 3
+    BOOL = 4
+
+
+class Mask(IntEnum):
+    """Who sees whom in the tail: an explicit mask, or token i sees slots up to its own."""
+
+    TREE = 0
+    CAUSAL = 1
+
+
+class AttentionPath(IntEnum):
+    """How attention multiplies; anything but AUTO is for tests and measurements."""
+
+    AUTO = 0
+    SIMPLE = 1
+    MMA = 2
+    WGMMA = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A function of the C library, ``te3_<name>``, and its arguments ``te3_<name>_args``.
+
+    Attributes:
+        doc: what it computes, as the header says it.
+        tensors: name -> type and shape, in the order of the struct.
+        scalars: name -> ``int`` (int32) or ``float``, and a comment; they follow the tensors.
+        workspace: what the header says about device memory that it wants beside its tensors; ""
+            where it wants none.
+    """
+
+    name: str
+    doc: str
+    tensors: Mapping[str, str]
+    scalars: Mapping[str, tuple[type[int] | type[float], str]]
+    workspace: str = ""
+
+
+@dataclass(frozen=True)
+class KernelCall(Generic[Result_co]):
+    """One call of a kernel, as data: nothing runs until ``engine.torch.capi.launch`` takes it.
+
+    Attributes:
+        tensors: by the kernel's names, on one CUDA device, the first one that is there; None is a
+            null pointer. A tensor on the meta device has a shape and a null pointer.
+        scalars: by the kernel's names; 0 where absent.
+        result: what the caller gets: tensors that the kernel writes.
+        workspace: uint8; allocated where the kernel wants one and none is given.
+    """
+
+    kernel: Kernel
+    tensors: Mapping[str, Tensor | None]
+    scalars: Mapping[str, float]
+    result: Result_co
+    workspace: Tensor | None = None

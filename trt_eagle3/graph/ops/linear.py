@@ -1,0 +1,74 @@
+"""``y = x . weight^T``: what a Gemm without a bias is where a plugin computes it.
+
+No graph of ours has it: ``graph/trt_export.py`` puts it in where it is asked for.
+
+Shapes: x T [n, K]; weight T [N, K]; y T [n, N].
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trt_eagle3.graph.ops.kernel import Kernel, KernelCall
+from trt_eagle3.graph.ops.op import Op
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["KERNEL", "LINEAR", "MAX_LINEAR_ROWS", "linear", "linear_call"]
+
+MAX_LINEAR_ROWS = 64  # of ``x``
+
+KERNEL = Kernel(
+    name="linear",
+    doc="""y = x . weight^T, for a few rows of x: what decoding multiplies. TE3_NOT_SUPPORTED for
+float32, for K that is no multiple of 32, and for more than 64 rows. Of more than 16, and of 9 to 16
+whose x does not fit beside, it computes on Hopper what pays: K a multiple of 128, and of more than
+16 a weight of 64 MiB or more. Before Hopper x must fit.
+
+prefetch_safe = 1 promises that no launch which may still be running writes the weight, so that it
+is read while the launch before this one drains. Launches of this library start before the one
+before them has ended; any other launch, copy or CUDA graph waits for all that stand before it, and
+what was written before such a one is prefetch_safe.""",
+    tensors={"x": "T [M, K]", "weight": "T [N, K]", "y": "T [M, N]"},
+    scalars={"prefetch_safe": (int, "")},
+)
+
+
+def linear(x: Tensor, weight: Tensor) -> Tensor:
+    """``x @ weight.T``."""
+    from torch.nn import functional
+
+    return functional.linear(x, weight)
+
+
+def linear_call(
+    x: Tensor, weight: Tensor, *, prefetch_safe: bool = False, out: Tensor | None = None
+) -> KernelCall[Tensor]:
+    """``x @ weight.T`` for a few rows: what decoding multiplies.
+
+    Args:
+        x: T [M, K], M at most ``MAX_LINEAR_ROWS``; weight: T [N, K], K a multiple of 32.
+        prefetch_safe: no launch that may still be running writes ``weight``, so it is read while
+            the launch before drains. Our launches start before the one before them has ended; any
+            other launch, copy or CUDA graph waits for all before it, and what was written before
+            such a one is prefetch_safe.
+    Raises:
+        ValueError: a tensor does not fit; the message names it.
+        NotImplementedError: float32, too many rows, another K, or what cuBLAS computes as fast
+            (``KERNEL.doc``).
+    """
+    out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
+    tensors = {"x": x, "weight": weight, "y": out}
+    return KernelCall(KERNEL, tensors, {"prefetch_safe": prefetch_safe}, out)
+
+
+LINEAR = Op(
+    inputs={"": ("x", "weight")},
+    outputs={"": ("y",)},
+    lowering={"": "y = Gemm <transB = 1> (x, weight)"},
+    lowering_17={"": "y = Gemm <transB = 1> (x, weight)"},
+    torch_function=linear,
+    kernel=KERNEL,
+    plugin="Linear",
+)

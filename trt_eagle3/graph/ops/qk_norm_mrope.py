@@ -1,0 +1,254 @@
+"""Cut the packed projection, normalise the heads of q and k, and turn them by their positions.
+
+Cuts qkv into q, k, v; normalises each head of q and k (overload "norm"); turns pair i of every head
+of q and k (channels i and i + D/2) by ``position_ids[pair_axis[i]] * inv_freq[i]``.
+
+Shapes: qkv T [N, (Hq + 2 Hkv) * D]; position_ids int32 [3, B, S]; inv_freq float32 [D/2]; pair_axis
+int32 [D/2]; q_norm, k_norm T [D]; q T [N, Hq * D]; k, v T [N, Hkv * D].
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trt_eagle3.graph.ops.add_rms_norm import EPSILON_17, NORM_17, add_rms_norm
+from trt_eagle3.graph.ops.kernel import Kernel, KernelCall
+from trt_eagle3.graph.ops.op import Op
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["KERNEL", "QK_NORM_MROPE", "qk_norm_mrope", "qk_norm_mrope_call"]
+
+KERNEL = Kernel(
+    name="qk_norm_mrope",
+    doc="""Cuts qkv, normalises each head of q and k (with q_norm and k_norm), turns pair i
+(channels i, i + D/2) by position_ids[pair_axis[i]] * inv_freq[i].""",
+    tensors={
+        "qkv": "T [N, (Hq + 2 Hkv) * D]",
+        "position_ids": "int32 [3, B, S]",
+        "inv_freq": "float32 [D / 2]",
+        "pair_axis": "int32 [D / 2], each 0, 1 or 2",
+        "q_norm": "T [D], or null data with k_norm's",
+        "k_norm": "T [D]",
+        "q": "T [N, Hq * D]",
+        "k": "T [N, Hkv * D]",
+        "v": "T [N, Hkv * D]",
+    },
+    scalars={
+        "num_heads": (int, ""),
+        "num_kv_heads": (int, ""),
+        "head_dim": (int, ""),
+        "epsilon": (float, ""),
+    },
+)
+
+_CUT = """
+    one = Constant <value_ints = [1]> ()
+    num_q = Constant <value_int: int = @num_heads> ()
+    num_kv = Constant <value_int: int = @num_kv_heads> ()
+    dim = Constant <value_int: int = @head_dim> ()
+    q_width_0d = Mul (num_q, dim)
+    kv_width_0d = Mul (num_kv, dim)
+    q_width = Reshape (q_width_0d, one)
+    kv_width = Reshape (kv_width_0d, one)
+    widths = Concat <axis = 0> (q_width, kv_width, kv_width)
+    q_flat, k_flat, v = Split <axis = -1> (qkv, widths)
+    axes_bs = Shape <start = 1> (position_ids)
+"""
+_NORM = """
+    minus_one = Constant <value_ints = [-1]> ()
+    dim_1d = Reshape (dim, one)
+    by_head = Concat <axis = 0> (minus_one, dim_1d)
+    q_rows = Reshape (q_flat, by_head)
+    k_rows = Reshape (k_flat, by_head)
+    q_normed = RMSNormalization <axis = -1, epsilon: float = @epsilon> (q_rows, q_norm)
+    k_normed = RMSNormalization <axis = -1, epsilon: float = @epsilon> (k_rows, k_norm)
+"""
+_TURN = """
+    pair_positions = Gather <axis = 0> (position_ids, pair_axis)
+    positions = Transpose <perm = [1, 2, 0]> (pair_positions)
+    positions_f32 = Cast <to = 1> (positions)
+    angles = Mul (positions_f32, inv_freq)
+    cos_f32 = Cos (angles)
+    sin_f32 = Sin (angles)
+    cos = CastLike (cos_f32, qkv)
+    sin = CastLike (sin_f32, qkv)
+    q_shape = Concat <axis = 0> (axes_bs, q_width)
+    k_shape = Concat <axis = 0> (axes_bs, kv_width)
+    q_bs = Reshape ({q}, q_shape)
+    k_bs = Reshape ({k}, k_shape)
+    q_turned = RotaryEmbedding <num_heads: int = @num_heads> (q_bs, cos, sin)
+    k_turned = RotaryEmbedding <num_heads: int = @num_kv_heads> (k_bs, cos, sin)
+    flat_minus_one = Constant <value_ints = [-1]> ()
+    q_out_shape = Concat <axis = 0> (flat_minus_one, q_width)
+    k_out_shape = Concat <axis = 0> (flat_minus_one, kv_width)
+    q = Reshape (q_turned, q_out_shape)
+    k = Reshape (k_turned, k_out_shape)
+"""
+
+_CUT_17 = """
+    one = Constant <value_ints = [1]> ()
+    any = Constant <value_ints = [-1]> ()
+    num_q = Constant <value_int: int = @num_heads> ()
+    num_kv = Constant <value_int: int = @num_kv_heads> ()
+    dim = Constant <value_int: int = @head_dim> ()
+    q_count = Reshape (num_q, one)
+    kv_count = Reshape (num_kv, one)
+    dim_1d = Reshape (dim, one)
+    q_width = Mul (q_count, dim_1d)
+    kv_width = Mul (kv_count, dim_1d)
+    widths = Concat <axis = 0> (q_width, kv_width, kv_width)
+    q_flat, k_flat, v = Split <axis = -1> (qkv, widths)
+    two = Constant <value_ints = [2]> ()
+    half_1d = Div (dim_1d, two)
+    halves = Concat <axis = 0> (half_1d, half_1d)
+    pair_positions = Gather <axis = 0> (position_ids, pair_axis)
+    positions = Transpose <perm = [1, 2, 0]> (pair_positions)
+    positions_f32 = Cast <to = 1> (positions)
+    angles = Mul (positions_f32, inv_freq)
+    row_shape = Concat <axis = 0> (any, one, half_1d)
+    angle_rows = Reshape (angles, row_shape)
+    cos_f32 = Cos (angle_rows)
+    sin_f32 = Sin (angle_rows)
+    cos = Cast <to = TYPE> (cos_f32)
+    sin = Cast <to = TYPE> (sin_f32)
+"""
+_HEADS_17 = """
+    {p}_shape = Concat <axis = 0> (any, {heads}, dim_1d)
+    {p}_heads = Reshape ({p}_flat, {p}_shape)
+"""
+_TURN_17 = """
+    {p}_low, {p}_high = Split <axis = -1> ({rows}, halves)
+    {p}_low_cos = Mul ({p}_low, cos)
+    {p}_high_sin = Mul ({p}_high, sin)
+    {p}_high_cos = Mul ({p}_high, cos)
+    {p}_low_sin = Mul ({p}_low, sin)
+    {p}_left = Sub ({p}_low_cos, {p}_high_sin)
+    {p}_right = Add ({p}_high_cos, {p}_low_sin)
+    {p}_turned = Concat <axis = -1> ({p}_left, {p}_right)
+    {p}_flat_shape = Concat <axis = 0> (any, {width})
+    {p} = Reshape ({p}_turned, {p}_flat_shape)
+"""
+_Q, _K = (
+    {"p": "q", "heads": "q_count", "width": "q_width"},
+    {"p": "k", "heads": "kv_count", "width": "kv_width"},
+)
+
+
+def qk_norm_mrope(
+    qkv: Tensor,
+    position_ids: Tensor,
+    inv_freq: Tensor,
+    pair_axis: Tensor,
+    *norms: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    epsilon: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Cut ``qkv`` [N, (Hq + 2 Hkv) D] into q, k, v, normalise the heads of q and k, and turn
+    them.
+    """
+    import torch
+
+    heads = (num_heads, num_kv_heads)
+    q, k, v = qkv.split(
+        [num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim], dim=-1
+    )
+    angles = position_ids.index_select(0, pair_axis).flatten(1).T.float() * inv_freq
+    cos, sin = angles.cos().to(qkv.dtype)[:, None], angles.sin().to(qkv.dtype)[:, None]
+    turned = []
+    for i, (part, count) in enumerate(zip((q, k), heads, strict=True)):
+        by_head = part.unflatten(-1, (count, head_dim))
+        if norms:
+            by_head = add_rms_norm(by_head, norms[i], epsilon=epsilon)
+        low, high = by_head.chunk(2, dim=-1)
+        turned.append(
+            torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1).flatten(1)
+        )
+    return turned[0], turned[1], v.contiguous()
+
+
+def qk_norm_mrope_call(
+    qkv: Tensor,
+    position_ids: Tensor,
+    inv_freq: Tensor,
+    pair_axis: Tensor,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    *,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    epsilon: float = 0.0,
+    out: tuple[Tensor, Tensor, Tensor] | None = None,
+) -> KernelCall[tuple[Tensor, Tensor, Tensor]]:
+    """Cut the packed projection, normalise the heads of q and k, and turn them by their positions.
+
+    Args:
+        qkv: T [N, (Hq + 2 Hkv) * D]; position_ids: int32 [3, B, S].
+        inv_freq: float32 [D / 2]; pair_axis: int32 [D / 2], each 0, 1 or 2.
+        q_norm, k_norm: T [D], or neither.
+    Returns:
+        q T [N, Hq * D], k and v T [N, Hkv * D].
+    Raises:
+        ValueError: a tensor does not fit; the message names it.
+    """
+    if out is None:
+        widths = (num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim)
+        q, k, v = (qkv.new_empty(qkv.shape[0], width) for width in widths)
+        out = (q, k, v)
+    tensors = {
+        "qkv": qkv,
+        "position_ids": position_ids,
+        "inv_freq": inv_freq,
+        "pair_axis": pair_axis,
+        "q_norm": q_norm,
+        "k_norm": k_norm,
+        **dict(zip("qkv", out, strict=True)),
+    }
+    scalars = {
+        "num_heads": num_heads,
+        "num_kv_heads": num_kv_heads,
+        "head_dim": head_dim,
+        "epsilon": epsilon,
+    }
+    return KernelCall(KERNEL, tensors, scalars, out)
+
+
+QK_NORM_MROPE = Op(
+    inputs={
+        "": ("qkv", "position_ids", "inv_freq", "pair_axis"),
+        "norm": ("qkv", "position_ids", "inv_freq", "pair_axis", "q_norm", "k_norm"),
+    },
+    outputs={"": ("q", "k", "v"), "norm": ("q", "k", "v")},
+    attributes={
+        "": ("num_heads", "num_kv_heads", "head_dim"),
+        "norm": ("num_heads", "num_kv_heads", "head_dim", "epsilon"),
+    },
+    float_attributes=("epsilon",),
+    types={"position_ids": "int32", "inv_freq": "float32", "pair_axis": "int32"},
+    lowering={
+        "": _CUT + _TURN.format(q="q_flat", k="k_flat"),
+        "norm": _CUT + _NORM + _TURN.format(q="q_normed", k="k_normed"),
+    },
+    lowering_17={
+        "": _CUT_17
+        + "".join(
+            _HEADS_17.format(**s) + _TURN_17.format(rows=f"{s['p']}_heads", **s) for s in (_Q, _K)
+        ),
+        "norm": _CUT_17
+        + EPSILON_17
+        + "".join(
+            _HEADS_17.format(**s)
+            + NORM_17.format(x=f"{s['p']}_heads", y=f"{s['p']}_normed", weight=f"{s['p']}_norm")
+            + _TURN_17.format(rows=f"{s['p']}_normed", **s)
+            for s in (_Q, _K)
+        ),
+    },
+    torch_function=qk_norm_mrope,
+    kernel=KERNEL,
+    kernel_call=qk_norm_mrope_call,
+    plugin="QKNormMRope",
+)
