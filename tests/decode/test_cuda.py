@@ -14,7 +14,7 @@ from tasks import examples
 import trt_eagle3
 from tests.decode.overwriting import ask_together
 from tests.tiny import build_tiny
-from trt_eagle3 import LLM, Request
+from trt_eagle3 import LLM, Request, SamplingParams
 from trt_eagle3.decode.answer import Answer
 from trt_eagle3.engine.torch import capi
 from trt_eagle3.errors import DeviceMemoryError, UserError

@@ -33,7 +33,7 @@ def no_numbers(*_: Any) -> Any:
 
 
 @st.composite
-def settings(draw: st.DrawFn) -> Sampling:
+def settings(draw: st.DrawFn) -> SamplingParams:
     temperatures = st.sampled_from([1e-3, 0.3, 1.0, 2.0, 100.0])
     return SamplingParams(
         temperature=draw(temperatures),
