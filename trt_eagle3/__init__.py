@@ -30,7 +30,7 @@ Building and proving:
     validate: hold a bundle against PyTorch.
 Errors, all of them ``TrtEagle3Error``:
     UserError, OverloadedError, ClosedError, RequestCancelledError, EngineFailedError,
-    DeviceMemoryError, EnvironmentMissingError, GateFailedError.
+    DeviceMemoryError, EnvironmentMissingError, CheckFailedError.
 
 Everything is imported when it is first asked for: ``import trt_eagle3`` alone loads no torch.
 """
@@ -48,11 +48,11 @@ if TYPE_CHECKING:
     from trt_eagle3.decode.request import Chunk, FinishReason, Generation, Messages, Request
     from trt_eagle3.decode.sampling_params import SamplingOptions, SamplingParams
     from trt_eagle3.errors import (
+        CheckFailedError,
         ClosedError,
         DeviceMemoryError,
         EngineFailedError,
         EnvironmentMissingError,
-        GateFailedError,
         OverloadedError,
         RequestCancelledError,
         TrtEagle3Error,
@@ -76,7 +76,7 @@ __all__ = [
     "EngineMetrics",
     "EnvironmentMissingError",
     "FinishReason",
-    "GateFailedError",
+    "CheckFailedError",
     "Generation",
     "Histogram",
     "ImageSource",
@@ -109,7 +109,7 @@ _HOMES = {
         "DeviceMemoryError",
         "EngineFailedError",
         "EnvironmentMissingError",
-        "GateFailedError",
+        "CheckFailedError",
         "OverloadedError",
         "RequestCancelledError",
         "TrtEagle3Error",

@@ -218,7 +218,7 @@ def generate(
     type=click.Path(path_type=Path),
     help="Folder for the report, instead of BUNDLE/parity.",
 )
-@click.option("--junit", type=click.Path(path_type=Path), help="Write the gates as JUnit XML too.")
+@click.option("--junit", type=click.Path(path_type=Path), help="Write the checks as JUnit XML too.")
 @_json_option
 def validate(
     bundles: tuple[Path, ...],
@@ -227,8 +227,8 @@ def validate(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Prove that BUNDLE computes what PyTorch computes; exit status 1 if a gate fails."""
-    from trt_eagle3.parity.files import check_writable, write_junit, write_report
+    """Prove that BUNDLE computes what PyTorch computes; exit status 1 if a check fails."""
+    from trt_eagle3.parity.report.files import check_writable, write_junit, write_report
     from trt_eagle3.parity.run import run_validation
 
     check_writable((output or bundles[-1] / "parity") / "report.json", *([junit] if junit else []))

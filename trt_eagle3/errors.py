@@ -13,7 +13,7 @@ __all__ = [
     "DeviceMemoryError",
     "EngineFailedError",
     "EnvironmentMissingError",
-    "GateFailedError",
+    "CheckFailedError",
     "OverloadedError",
     "RequestCancelledError",
     "TrtEagle3Error",
@@ -86,7 +86,7 @@ class TrtEagle3Error(Exception):
     exit_code = 1
 
 
-class GateFailedError(TrtEagle3Error):
+class CheckFailedError(TrtEagle3Error):
     """A check that the user asked for did not hold."""
 
     exit_code = 1

@@ -15,7 +15,7 @@ from trt_eagle3.bench.result import BenchReport, Percentiles, Side
 from trt_eagle3.bench.run import bench
 from trt_eagle3.bench.workload import Load, Reply, Run, drive, make_requests, open_engine
 from trt_eagle3.decode.decoder import Decoder
-from trt_eagle3.errors import GateFailedError, UserError
+from trt_eagle3.errors import CheckFailedError, UserError
 from trt_eagle3.prompts.prompt_file import Question
 
 QUESTIONS = [Question(f"What is {i} plus 30?") for i in range(3)]
@@ -116,7 +116,7 @@ def test_answers_that_differ_give_no_ratio(
 
     monkeypatch.setattr(Decoder, "cycle", wrong)
     with pytest.raises(
-        GateFailedError, match=r"speculative and plain tokens differ for . of 3 prompts"
+        CheckFailedError, match=r"speculative and plain tokens differ for . of 3 prompts"
     ):
         bench(bundle, prompts=prompts, batches=(1,), rounds=1, max_tokens=24, ignore_eos=True)
 

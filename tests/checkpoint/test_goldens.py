@@ -23,7 +23,7 @@ from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.tensor_index import read_tensor
 from trt_eagle3.errors import UserError
-from trt_eagle3.parity.draft import ReferenceDraft
+from trt_eagle3.parity.reference.draft import ReferenceDraft
 
 FLOAT32 = 5e-6  # theirs is float32 throughout, ours float64; the worst seen is 1.6e-6
 DEVIATION = 1e-3  # a wrong field changes outputs of order 1 by at least this

@@ -33,7 +33,7 @@ from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
 from trt_eagle3.graph.draft import draft_graph, fuse_graph
 from trt_eagle3.graph.target import target_graph
-from trt_eagle3.parity.draft import ReferenceDraft
+from trt_eagle3.parity.reference.draft import ReferenceDraft
 
 VOCAB, DRAFT_VOCAB = 12, 8  # so few that a random draft is right now and then
 PAGE_SIZE, NUM_PAGES, PREFILL_CHUNK = 4, 25, 5

@@ -1,5 +1,5 @@
-"""The fuse and draft graphs against ``trt_eagle3/parity/draft.py``, for every variant that a
-manifest can name.
+"""The fuse and draft graphs against ``trt_eagle3/parity/reference/draft.py``, for every variant
+that a manifest can name.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, causal_mask
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
 from trt_eagle3.graph.draft import draft_graph, fuse_graph
-from trt_eagle3.parity.draft import ReferenceDraft
 from trt_eagle3.parity.metrics import relative_error
+from trt_eagle3.parity.reference.draft import ReferenceDraft
 
 PAGE_SIZE = 4
 PROMPT_ROWS = 7

@@ -26,7 +26,7 @@ from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import open_session
 from trt_eagle3.graph.draft import draft_graph, fuse_graph
-from trt_eagle3.parity.draft import ReferenceDraft
+from trt_eagle3.parity.reference.draft import ReferenceDraft
 
 
 def open_runner(

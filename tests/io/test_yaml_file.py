@@ -11,7 +11,7 @@ import pytest
 from trt_eagle3.config import load_config, parse_overrides
 from trt_eagle3.errors import UserError
 from trt_eagle3.io.yaml_file import parse_yaml, read_yaml
-from trt_eagle3.parity.thresholds import read_overrides
+from trt_eagle3.parity.checks.thresholds import read_overrides
 
 
 @pytest.mark.parametrize(

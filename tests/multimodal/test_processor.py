@@ -26,7 +26,7 @@ from tests.multimodal.record_goldens import CHAT_TEMPLATE, build_model, pattern,
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal import ModelInputs, Processor, Video, copy_processor_files
 from trt_eagle3.multimodal import processor as processor_module
-from trt_eagle3.parity.processor import ReferenceInputs
+from trt_eagle3.parity.reference.processor import ReferenceInputs
 
 RECORD = json.loads((GOLDENS / "goldens.json").read_text())
 ARRAYS = np.load(GOLDENS / "goldens.npz")

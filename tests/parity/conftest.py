@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.parity.planting import MANIFEST, SPEC
 from tests.tiny import ROOT, build_tiny
-from trt_eagle3.parity import run, sampling_check
-from trt_eagle3.parity.board import GATES, Board
-from trt_eagle3.parity.record import RecordingEngine
+from trt_eagle3.parity.checks import sampling as sampling_check
+from trt_eagle3.parity.checks.registry import CHECKS
+from trt_eagle3.parity.record.engine import RecordingEngine
+from trt_eagle3.parity.record.workload import Case, picture
+from trt_eagle3.parity.report.summary import Found
 from trt_eagle3.parity.run import Validation
-from trt_eagle3.parity.summary import Found
-from trt_eagle3.parity.token_check import Mismatch
-from trt_eagle3.parity.workload import Case, picture
 from trt_eagle3.prompts.prompt_file import Question, read_questions
 
 TREE = {"mode": "tree", "steps": 3, "topk": 3, "num_draft_tokens": 10}
@@ -40,27 +39,15 @@ def case(name: str = "two images") -> Case:
 
 
 OPTIONAL = ("files", "batch", "sampling")
-"""Stages that take long, or would see a planted weight before the gate that it is planted for."""
+"""Stages that take long, or would see a planted weight before the check that it is planted for."""
 
 
-def without(patch: pytest.MonkeyPatch, *stages: str) -> None:
-    """Leave some of ``OPTIONAL`` out."""
+_STAGES = {"files": "bundle.files", "batch": "batch.", "sampling": "sampling."}
 
-    def skip(*gates: str) -> Callable[..., list[Mismatch]]:
-        def check(board: Board, *_: object) -> list[Mismatch]:
-            board.skip(gates, "left out")
-            return []
 
-        return check
-
-    if "files" in stages:
-        patch.setattr(run, "check_files", skip("bundle.files"))
-    if "batch" in stages:
-        patch.setattr(run, "answer_together", lambda *_: None)
-        patch.setattr(run, "check_together", skip(*(g for g in GATES if g.startswith("batch."))))
-    if "sampling" in stages:
-        patch.setattr(run, "sample_cases", lambda *_: [])
-        patch.setattr(run, "check_sampling", skip(*(g for g in GATES if g.startswith("sampling."))))
+def without(*stages: str) -> list[str]:
+    """Names of the checks of some of ``OPTIONAL``."""
+    return [name for name in CHECKS for stage in stages if name.startswith(_STAGES[stage])]
 
 
 def inspect(engine: RecordingEngine, patch: pytest.MonkeyPatch, looks: Sequence[str] = ()) -> Found:
@@ -75,11 +62,11 @@ def inspect(engine: RecordingEngine, patch: pytest.MonkeyPatch, looks: Sequence[
             Case(f"picture {i}", "image", Question("What is this?", [picture(i)]))
             for i in (5, 6, 7)
         ]
-    without(patch, *(stage for stage in OPTIONAL if stage not in looks))
     patch.setattr(sampling_check, "_DRAWS", 1000)
     some = {
         name: sampling_check._SETTINGS[name]
         for name in ("temperature 0.7", "top_p 0.8", "min_p 0.1", "penalties")
     }
     patch.setattr(sampling_check, "_SETTINGS", some)
-    return Validation(engine).run(cases, MAX_TOKENS, SPEC, MANIFEST)
+    left_out = without(*(stage for stage in OPTIONAL if stage not in looks))
+    return Validation(engine, left_out=left_out).run(cases, MAX_TOKENS, SPEC, MANIFEST)

@@ -21,13 +21,13 @@ class Fault:
     """A fault.
 
     Attributes:
-        gate: the first that fails. also: others that must fail with it. tensor: what the diagnosis
+        check: the first that fails. also: others that must fail with it. tensor: what the diagnosis
             names.
         looks: stages beside the plain ones that must run for it (``conftest.OPTIONAL``).
     """
 
     what: str
-    gate: str
+    check: str
     tensor: str
     plant: Callable[[Planted], None]
     also: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ def given(
 
 
 def decoding(inputs: Tensors) -> bool:
-    """A pass over rows after a prompt: prompts here are prefilled in one pass."""
+    """A forward over rows after a prompt: prompts here are prefilled in one forward."""
     return int(inputs["past_lengths"][0]) > 0
 
 

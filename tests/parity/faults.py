@@ -1,4 +1,4 @@
-"""The catalogue of planted faults: what each one does, and the gate and tensor that must name it.
+"""The catalogue of planted faults: what each one does, and the check and tensor that must name it.
 
 ``docs/validate.md`` shows it as a table: ``python -m tests.parity.faults`` writes that table, and
 the tolerances'.
@@ -16,8 +16,8 @@ from tests.parity.faults_inputs import INPUTS
 from tests.parity.faults_sampling import SAMPLING
 from tests.parity.faults_target import TARGET
 from tests.tiny import ROOT
-from trt_eagle3.parity.board import GATES
-from trt_eagle3.parity.thresholds import THRESHOLDS
+from trt_eagle3.parity.checks.registry import CHECKS
+from trt_eagle3.parity.checks.thresholds import THRESHOLDS
 
 DOCUMENT = ROOT / "docs/validate.md"
 FAULTS: Mapping[str, Fault] = {**INPUTS, **TARGET, **DRAFT, **BATCH, **SAMPLING}
@@ -26,11 +26,11 @@ FAULTS: Mapping[str, Fault] = {**INPUTS, **TARGET, **DRAFT, **BATCH, **SAMPLING}
 def fault_table() -> str:
     """The catalogue as Markdown."""
     rows = [
-        f"| {fault.what} | {GATES[fault.gate].stage} | `{fault.gate}` | `{fault.tensor}` |"
+        f"| {fault.what} | {CHECKS[fault.check].stage} | `{fault.check}` | `{fault.tensor}` |"
         for fault in FAULTS.values()
     ]
     head = [
-        "| planted fault | stage named | first gate that fails | tensor named |",
+        "| planted fault | stage named | first check that fails | tensor named |",
         "|---|---|---|---|",
     ]
     return "\n".join([*head, *rows])

@@ -1,4 +1,4 @@
-"""What is kept of recorded runs."""
+"""What is recording of recorded runs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 
 from trt_eagle3.decode.runner import VisionRunner
 from trt_eagle3.multimodal.vision_rows import vision_rows
-from trt_eagle3.parity.answers import without_padding
-from trt_eagle3.parity.record import Kept, RecordingSession
+from trt_eagle3.parity.record.answers import without_padding
+from trt_eagle3.parity.record.engine import Recording, RecordingSession
 
 
 class _Tower:
@@ -27,13 +27,13 @@ class _Tower:
 def test_recorded_vision_run_without_its_bucket_is_what_was_asked() -> None:
     rows = vision_rows(torch.tensor([[1, 10, 20], [2, 4, 10]]), 2, 4).inputs()
     patches = torch.randn(280, 3)
-    kept = Kept()
+    recording = Recording()
     runner = VisionRunner(
-        RecordingSession(_Tower(), "vision", kept), merge_size=2, bucket_limit=4096
+        RecordingSession(_Tower(), "vision", recording), merge_size=2, bucket_limit=4096
     )
     embeds, levels = runner.forward(patches, rows)
-    assert kept.passes[0].inputs["patches"].shape[0] == 320
-    run = without_padding(kept.passes[0], 280, 4)
+    assert recording.forwards[0].inputs["patches"].shape[0] == 320
+    run = without_padding(recording.forwards[0], 280, 4)
     assert run.inputs.keys() == {"patches", *rows}
     assert torch.equal(run.inputs["patches"], patches)
     for name, value in rows.items():

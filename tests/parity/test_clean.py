@@ -1,4 +1,4 @@
-"""No false alarm: random geometries, weights, drafts and prompts pass every gate, on every
+"""No false alarm: random geometries, weights, drafts and prompts pass every check, on every
 backend and type here.
 """
 
@@ -17,12 +17,12 @@ import pytest
 from tests.decode.bundle import config_of, save_pair
 from tests.parity.conftest import inspect, without
 from tests.tiny import build_tiny
-from trt_eagle3.parity import answers, sampling_check
-from trt_eagle3.parity.board import GATES
-from trt_eagle3.parity.record import RecordingEngine
+from trt_eagle3.parity.checks import sampling as sampling_check
+from trt_eagle3.parity.record import answers
+from trt_eagle3.parity.record.engine import RecordingEngine
+from trt_eagle3.parity.record.workload import Case, bundled_cases, picture
+from trt_eagle3.parity.reference.sources import read_sources
 from trt_eagle3.parity.run import Validation
-from trt_eagle3.parity.sources import read_sources
-from trt_eagle3.parity.workload import Case, bundled_cases, picture
 from trt_eagle3.pipeline import build
 from trt_eagle3.prompts.prompt_file import Question
 
@@ -133,13 +133,13 @@ def test_tiny_pair_passes_on_every_backend(
     cases = [case for case in bundled_cases("quick", engine, 8) if case.kind != "long"]
     found = Validation(engine).run(cases, 8, *read_sources(engine))
     assert found.diagnosis is None
-    assert set(GATES) - found.board.measurements.keys() == set()
+    assert [name for name, m in found.recorder.items() if not m.taken] == []
 
 
 def test_pair_of_a_large_vocabulary_passes_by_some_columns_of_its_logits(
     tree_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of every real target: all logits of its verify passes would be too many to keep."""
+    """As of every real target: all logits of its verify forwards would be too many to keep."""
     monkeypatch.setattr(answers, "_MAX_LOGITS", 1000)
     monkeypatch.setattr(answers, "_KEPT_COLUMNS", 50)
     engine = RecordingEngine(tree_bundle)
@@ -148,9 +148,9 @@ def test_pair_of_a_large_vocabulary_passes_by_some_columns_of_its_logits(
     assert len(set(kept.tolist())) == 50
     found = inspect(engine, monkeypatch, looks=("batch",))
     assert found.diagnosis is None
-    for gate in ("verify.logits", "batch.logits"):
-        assert found.board.measurements[gate]
-        assert not found.board.failures(gate)
+    for check in ("verify.logits", "batch.logits"):
+        assert found.recorder[check].taken
+        assert not found.recorder[check].failures
 
 
 def test_random_pairs_hold_every_choice() -> None:
@@ -165,12 +165,12 @@ def test_random_pairs_hold_every_choice() -> None:
 
 
 @pytest.mark.parametrize("number", range(len(PAIRS)))
-def test_random_pair_passes_every_gate(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_pair_passes_every_check(number: int) -> None:
     pair = PAIRS[number]
-    without(monkeypatch, "sampling", "batch")
     with pair.open() as engine:
         case = Case("drawn", "drawn", QUESTIONS[pair.question])
-        found = Validation(engine).run([case], 16, *read_sources(engine))
+        check = Validation(engine, left_out=without("sampling", "batch"))
+        found = check.run([case], 16, *read_sources(engine))
     assert found.diagnosis is None
     wanted = {
         "tokens.plain",
@@ -179,4 +179,4 @@ def test_random_pair_passes_every_gate(number: int, monkeypatch: pytest.MonkeyPa
         "draft.logits",
         "draft.proposals",
     }
-    assert wanted <= found.board.measurements.keys()
+    assert all(found.recorder[check].taken for check in wanted)

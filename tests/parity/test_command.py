@@ -24,9 +24,10 @@ from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.machine import machine_name
 from trt_eagle3.engine.weight_file import write_tables
 from trt_eagle3.engine.weight_locations import TABLE_FILE, TableLocations, table_tensors
-from trt_eagle3.parity import plots, sampling_check
-from trt_eagle3.parity.record import RecordingEngine
-from trt_eagle3.parity.sources import read_sources
+from trt_eagle3.parity.checks import sampling as sampling_check
+from trt_eagle3.parity.record.engine import RecordingEngine
+from trt_eagle3.parity.reference.sources import read_sources
+from trt_eagle3.parity.report import plots
 from trt_eagle3.pipeline import build
 
 PROMPTS = ROOT / "examples/tiny/images/questions.json"
@@ -80,13 +81,13 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_sound_bundle_is_exit_0_and_leaves_its_report_in_the_bundle(
     validate, bundle: Path, prompts: Path, tmp_path: Path
 ) -> None:
-    ended = validate(bundle, "--prompts", prompts, "--junit", tmp_path / "gates.xml")
+    ended = validate(bundle, "--prompts", prompts, "--junit", tmp_path / "checks.xml")
     assert ended.code == 0
-    assert re.search(r"gates hold, 0 failed, \d skipped; 1 prompt, 32 tokens, 0 ties", ended.out)
+    assert re.search(r"checks hold, 0 failed, \d skipped; 1 prompt, 32 tokens, 0 ties", ended.out)
     assert "not checked: sequences longer than" in ended.out
     assert f"wrote {bundle / 'parity/report.html'}" in ended.out
     assert json.loads((bundle / "parity/report.json").read_text())["passed"] is True
-    assert (tmp_path / "gates.xml").read_text().startswith("<?xml")
+    assert (tmp_path / "checks.xml").read_text().startswith("<?xml")
 
 
 @pytest.mark.parametrize("option", ["--output", "--junit"])
@@ -98,7 +99,7 @@ def test_place_that_cannot_be_written_is_refused_before_anything_is_computed(
 
     monkeypatch.setattr("trt_eagle3.parity.run.run_validation", computed)
     (tmp_path / "file").write_text("")
-    place = {"--output": tmp_path / "file", "--junit": tmp_path / "file" / "gates.xml"}[option]
+    place = {"--output": tmp_path / "file", "--junit": tmp_path / "file" / "checks.xml"}[option]
     ended = validate(bundle, option, place)
     assert ended.code == 2
     assert "cannot write the report" in ended.err
@@ -208,9 +209,11 @@ def test_two_bundles_are_compared(validate, bundle: Path, prompts: Path, tmp_pat
         "onnxruntime",
         "torch",
     )
-    gates = {g["name"]: g["status"] for g in report["gates"]}
-    assert gates["target.layers"] == gates["target.logits_l2"] == gates["tokens.plain"] == "passed"
-    assert gates["sampling.tokens"] == gates["target.layer_steps"] == "skipped"
+    checks = {g["name"]: g["status"] for g in report["checks"]}
+    assert (
+        checks["target.layers"] == checks["target.logits_l2"] == checks["tokens.plain"] == "passed"
+    )
+    assert checks["sampling.tokens"] == checks["target.layer_steps"] == "skipped"
 
 
 def test_bundles_of_which_one_has_a_draft_are_compared_only_where_that_is_asked_for(
@@ -274,7 +277,7 @@ def test_tuning_that_turns_speculation_off_leaves_it_validated(
     ended = validate(planted.bundle, "--prompts", prompts, "--json")
     report = json.loads(ended.out)
     assert ended.code == 1
-    assert report["diagnosis"]["gate"] == "draft.features"
+    assert report["diagnosis"]["check"] == "draft.features"
     assert report["acceptance"]["cycles"][0] > 0
 
 

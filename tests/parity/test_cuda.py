@@ -1,4 +1,4 @@
-"""The torch session on a CUDA device holds every gate, batches with captured graphs among them."""
+"""The torch session on a CUDA device holds every check, batches with captured graphs among them."""
 
 from __future__ import annotations
 
@@ -20,4 +20,4 @@ def test_bundles_on_cuda_pass_validation(dtype: str, tmp_path: Path) -> None:
     engine = {"backend": "torch", "device": "cuda", "dtype": dtype}
     report = trt_eagle3.validate(build_tiny(tmp_path, engine=engine, limits={"max_batch_size": 4}))
     report.check()
-    assert all(gate.status == "passed" for gate in report.gates)
+    assert all(check.status == "passed" for check in report.checks)

@@ -1,4 +1,4 @@
-"""Every fault of the catalogue is caught by the gate that is there for it, and the report names
+"""Every fault of the catalogue is caught by the check that is there for it, and the report names
 the right tensor.
 """
 
@@ -13,11 +13,11 @@ from tests.parity.conftest import LIMITS, OPTIONAL, TREE, inspect
 from tests.parity.faults import DOCUMENT, FAULTS, with_tables
 from tests.parity.planting import plant_in
 from tests.tiny import build_tiny
-from trt_eagle3.decode import engine as engine_module
-from trt_eagle3.errors import GateFailedError
+from trt_eagle3.decode import loaded_bundle
+from trt_eagle3.errors import CheckFailedError
 from trt_eagle3.multimodal.decoder_pool import DecoderPool
-from trt_eagle3.parity.board import GATES
-from trt_eagle3.parity.summary import summarise
+from trt_eagle3.parity.checks.registry import CHECKS
+from trt_eagle3.parity.report.summary import summarise
 
 
 class SharedPool(DecoderPool):
@@ -37,7 +37,7 @@ def decoders() -> Iterator[DecoderPool]:
 @pytest.fixture(autouse=True)
 def shared_decoders(decoders: DecoderPool, monkeypatch: pytest.MonkeyPatch) -> None:
     """No fault is planted in decoder processes, and starting them takes 0.6 s of CPU time."""
-    monkeypatch.setattr(engine_module, "DecoderPool", lambda: decoders)
+    monkeypatch.setattr(loaded_bundle, "DecoderPool", lambda: decoders)
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -48,13 +48,13 @@ def test_planted_fault_is_caught_and_named(
     planted = plant_in(tree_bundle, tmp_path, monkeypatch)
     fault.plant(planted)
     found = inspect(planted.engine(), monkeypatch, fault.looks)
-    assert found.diagnosis is not None, "no gate failed"
-    assert (found.diagnosis.gate, found.diagnosis.tensor) == (fault.gate, fault.tensor)
-    assert found.diagnosis.stage == GATES[fault.gate].stage
-    assert all(found.board.failures(gate) for gate in fault.also)
+    assert found.diagnosis is not None, "no check failed"
+    assert (found.diagnosis.check, found.diagnosis.tensor) == (fault.check, fault.tensor)
+    assert found.diagnosis.stage == CHECKS[fault.check].stage
+    assert all(found.recorder[check].failures for check in fault.also)
     report = summarise(found, suite="test", reference="PyTorch")
     assert not report.passed
-    with pytest.raises(GateFailedError, match=fault.gate):
+    with pytest.raises(CheckFailedError, match=fault.check):
         report.check()
 
 
@@ -84,8 +84,8 @@ def test_bfloat16_engine_is_sound_and_its_faults_are_named(
     if name:
         FAULTS[name].plant(planted)
     found = inspect(planted.engine(), monkeypatch)
-    expected = (FAULTS[name].gate, FAULTS[name].tensor) if name else None
-    assert (found.diagnosis and (found.diagnosis.gate, found.diagnosis.tensor)) == expected
+    expected = (FAULTS[name].check, FAULTS[name].tensor) if name else None
+    assert (found.diagnosis and (found.diagnosis.check, found.diagnosis.tensor)) == expected
 
 
 def test_without_a_fault_no_gate_fails(
@@ -93,21 +93,21 @@ def test_without_a_fault_no_gate_fails(
 ) -> None:
     found = inspect(plant_in(tree_bundle, tmp_path, monkeypatch).engine(), monkeypatch, OPTIONAL)
     assert found.diagnosis is None
-    assert {gate for gate in GATES if not found.board.measurements.get(gate)} <= {"target.top5"}, (
+    assert {check for check in CHECKS if not found.recorder[check].taken} <= {"target.top5"}, (
         "none may be unsure"
     )
     assert summarise(found, suite="test", reference="PyTorch").passed
-    counts = found.board.counts["batch.tokens"]
+    counts = found.recorder["batch.tokens"].counts
     assert counts["most at once"] > 1, counts
     assert counts["prompt rows reused"], counts
 
 
 def test_catalogue_is_large_and_reaches_every_stage() -> None:
     assert len(FAULTS) >= 25
-    assert {gate for fault in FAULTS.values() for gate in (fault.gate, *fault.also)} == set(
-        GATES
-    ), "a gate never fails"
-    assert {GATES[fault.gate].stage for fault in FAULTS.values()} >= {
+    assert {check for fault in FAULTS.values() for check in (fault.check, *fault.also)} == set(
+        CHECKS
+    ), "a check never fails"
+    assert {CHECKS[fault.check].stage for fault in FAULTS.values()} >= {
         *("bundle", "processor", "vision", "prefill", "decode", "target", "verify"),
         *("draft extend", "fuse", "draft", "propose", "batch", "sampling"),
     }

@@ -4,20 +4,20 @@ torchvision included.
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.parity.evidence import evidence, expected_answer, measured
 from tests.tiny import TARGET
 from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.multimodal import ModelInputs, Processor, Video
-from trt_eagle3.parity.board import Board
-from trt_eagle3.parity.checks import compare_inputs
-from trt_eagle3.parity.processor import ProcessorReference, ReferenceInputs
+from trt_eagle3.parity.checks.registry import CHECKS
+from trt_eagle3.parity.record.workload import picture
+from trt_eagle3.parity.reference.processor import ProcessorReference, ReferenceInputs
 from trt_eagle3.parity.target import TargetReference
-from trt_eagle3.parity.thresholds import Thresholds
-from trt_eagle3.parity.workload import picture
 from trt_eagle3.prompts.prompt_file import Question
 
 FRAMES = [picture(seed, (64, 96)) for seed in range(5)]
@@ -35,9 +35,11 @@ def reference(processor: Processor) -> ProcessorReference:
 
 def failures(ours: ModelInputs, theirs: ReferenceInputs | None) -> list[str]:
     assert theirs is not None
-    board = Board(Thresholds("float32"))
-    compare_inputs(board, ours, theirs, "a")
-    return [gate for gate in board.measurements if board.failures(gate)]
+    expected = expected_answer(())
+    answer = dataclasses.replace(expected.answer, inputs=ours)
+    given = evidence([dataclasses.replace(expected, answer=answer, inputs=theirs)])
+    names = [name for name in CHECKS if name.startswith("processor.")]
+    return [name for name in names if measured(name, given).failures]
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,15 @@ from tests.parity.conftest import OPTIONAL, inspect
 from tests.parity.faults import DOCUMENT, FAULTS
 from tests.parity.planting import plant_in
 from tests.tiny import ROOT
-from trt_eagle3.errors import GateFailedError, UserError
-from trt_eagle3.parity.board import GATES, Board
-from trt_eagle3.parity.files import write_junit, write_report
-from trt_eagle3.parity.html import report_html
-from trt_eagle3.parity.result import OverrideResult, Report
-from trt_eagle3.parity.schema import SCHEMA_FILE, report_schema
-from trt_eagle3.parity.summary import summarise
-from trt_eagle3.parity.thresholds import THRESHOLDS, Thresholds, read_overrides
+from trt_eagle3.errors import CheckFailedError, UserError
+from trt_eagle3.parity.checks.check_recorder import CheckRecorder
+from trt_eagle3.parity.checks.registry import CHECKS
+from trt_eagle3.parity.checks.thresholds import THRESHOLDS, Thresholds, read_overrides
+from trt_eagle3.parity.report.files import write_junit, write_report
+from trt_eagle3.parity.report.html import report_html
+from trt_eagle3.parity.report.result import OverrideResult, Report
+from trt_eagle3.parity.report.schema import SCHEMA_FILE, report_schema
+from trt_eagle3.parity.report.summary import summarise
 
 
 @pytest.fixture(scope="module")
@@ -47,26 +48,26 @@ def test_report_follows_its_schema_and_reads_back(name: str, reports: dict[str, 
 
 def test_schema_file_is_the_models() -> None:
     assert json.loads(SCHEMA_FILE.read_text()) == report_schema(), (
-        "run: python -m trt_eagle3.parity.schema"
+        "run: python -m trt_eagle3.parity.report.schema"
     )
 
 
 def test_infinite_error_is_text_in_json(reports: dict[str, Report]) -> None:
-    gates = reports["faulty"].gates
+    checks = reports["faulty"].checks
     wild = reports["faulty"].model_copy(
-        update={"gates": (gates[0].model_copy(update={"measured": float("inf")}), *gates[1:])}
+        update={"checks": (checks[0].model_copy(update={"measured": float("inf")}), *checks[1:])}
     )
     raw = json.loads(wild.to_json())
-    assert raw["gates"][0]["measured"] == "Infinity"
+    assert raw["checks"][0]["measured"] == "Infinity"
     jsonschema.validate(raw, report_schema())
-    assert Report.model_validate(raw).gates[0].measured == float("inf")
+    assert Report.model_validate(raw).checks[0].measured == float("inf")
     assert "infinite" in report_html(wild)
 
 
 def test_every_gate_has_its_own_line(reports: dict[str, Report]) -> None:
-    assert [g.name for g in reports["sound"].gates] == list(GATES)
+    assert [g.name for g in reports["sound"].checks] == list(CHECKS)
     page = report_html(reports["sound"])
-    assert all(page.count(f"<code>{name}</code><br>") == 1 for name in GATES)
+    assert all(page.count(f"<code>{name}</code><br>") == 1 for name in CHECKS)
 
 
 def test_page_loads_nothing_and_has_both_themes_and_all_plots(reports: dict[str, Report]) -> None:
@@ -93,11 +94,11 @@ def test_page_of_a_failure_says_where_to_look(reports: dict[str, Report]) -> Non
 def test_report_says_what_was_not_checked(reports: dict[str, Report]) -> None:
     sound = reports["sound"]
     assert not any("sampling" in what or "batch" in what for what in sound.not_checked)
-    (first, *rest), (prompt, *_) = sound.gates, sound.prompts
+    (first, *rest), (prompt, *_) = sound.checks, sound.prompts
     skipped = first.model_copy(update={"status": "skipped", "reason": "no reason"})
     other = sound.model_copy(
         update={
-            "gates": (skipped, *rest),
+            "checks": (skipped, *rest),
             "left_out": ("video",),
             "prompts": (prompt.model_copy(update={"prompt_tokens": 10, "answer_tokens": 2}),),
             "bundle": sound.bundle.model_copy(update={"draft_overrides": {"residual": '"normed"'}}),
@@ -114,7 +115,7 @@ def test_report_says_what_was_not_checked(reports: dict[str, Report]) -> None:
     assert all(what in lines and what.replace("'", "&#39;") in page for what in other.not_checked)
     assert "1 skipped" in lines
     assert 'read as the config says: residual = "normed"' in lines
-    assert "1 gates were not checked" in page
+    assert "1 checks were not checked" in page
 
 
 def test_pages_are_equal_for_equal_reports(reports: dict[str, Report]) -> None:
@@ -130,11 +131,11 @@ def test_junit_has_a_case_per_gate_and_a_failure_per_failed_one(
     reports: dict[str, Report], tmp_path: Path
 ) -> None:
     report = reports["faulty"]
-    write_junit(report, tmp_path / "deep" / "gates.xml")
-    suite = ET.parse(tmp_path / "deep" / "gates.xml").getroot()[0]
-    failed = [g.name for g in report.gates if g.status == "failed"]
+    write_junit(report, tmp_path / "deep" / "checks.xml")
+    suite = ET.parse(tmp_path / "deep" / "checks.xml").getroot()[0]
+    failed = [g.name for g in report.checks if g.status == "failed"]
     assert suite.tag == "testsuite"
-    assert [case.get("name") for case in suite] == list(GATES)
+    assert [case.get("name") for case in suite] == list(CHECKS)
     assert [case.get("name") for case in suite if case.find("failure") is not None] == failed
     assert suite.get("failures") == str(len(failed))
     assert suite.get("skipped") == str(len(suite.findall("testcase/skipped")))
@@ -162,7 +163,7 @@ def test_report_that_cannot_be_written_is_one_line(
 def test_check_names_gates_stage_and_tensor(reports: dict[str, Report]) -> None:
     reports["sound"].check()
     with pytest.raises(
-        GateFailedError, match=r"target.layer_steps.*first in target: layers.3.self_attn.output"
+        CheckFailedError, match=r"target.layer_steps.*first in target: layers.3.self_attn.output"
     ):
         reports["faulty"].check()
 
@@ -174,9 +175,9 @@ def test_overrides_are_read_used_and_shown(tmp_path: Path, reports: dict[str, Re
     assert limits["layer_step"].value == 0.5
     assert "set by the user; ours is 0.07" in limits["layer_step"].origin
     assert limits["layer_output"].value == THRESHOLDS["layer_output"].values["bfloat16"]
-    board = Board(limits)
-    board.add("target.layer_steps", 0.4, "a", "layers.0.output")
-    assert board.failures("target.layer_steps") == []
+    recorder = CheckRecorder(CHECKS.values(), limits)
+    recorder["target.layer_steps"].add(0.4, "a", "layers.0.output")
+    assert recorder["target.layer_steps"].failures == []
     changed = reports["sound"].model_copy(
         update={"overrides": tuple(OverrideResult(**vars(o)) for o in limits.overrides)}
     )
@@ -204,7 +205,7 @@ def test_bad_thresholds_are_named(text: str, message: str, tmp_path: Path) -> No
 
 
 def test_every_threshold_is_used_and_has_an_origin_for_every_type() -> None:
-    used = {gate.threshold for gate in GATES.values()} | {"tie_margin"}
+    used = {check.threshold for check in CHECKS.values()} | {"tie_margin"}
     assert used == set(THRESHOLDS)
     for threshold in THRESHOLDS.values():
         assert set(threshold.values) == {"float32", "float16", "bfloat16"}
@@ -212,10 +213,10 @@ def test_every_threshold_is_used_and_has_an_origin_for_every_type() -> None:
 
 
 def test_readme_counts_the_gates() -> None:
-    assert f"`validate`: {len(GATES)} gates" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"`validate`: {len(CHECKS)} checks" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_document_describes_every_gate_threshold_and_key() -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
-    wanted = [*GATES, *THRESHOLDS, *Report.model_fields]
+    wanted = [*CHECKS, *THRESHOLDS, *Report.model_fields]
     assert [name for name in wanted if f"`{name}`" not in text] == []

@@ -22,7 +22,7 @@ from trt_eagle3.bench.workload import (
 )
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.engine.machine import machine_name
-from trt_eagle3.errors import GateFailedError, UserError
+from trt_eagle3.errors import CheckFailedError, UserError
 from trt_eagle3.prompts.bundled import bundled_questions
 from trt_eagle3.prompts.prompt_file import read_questions
 
@@ -63,7 +63,7 @@ def bench(
     Raises:
         UserError: anything wrong with bundle or prompts, a batch beyond the bundle's limits, or
             both kinds of load.
-        GateFailedError: in float32, speculative and plain tokens differ.
+        CheckFailedError: in float32, speculative and plain tokens differ.
     """
     if batches and rates:
         raise UserError("--batch and --rate: requests come one way or the other. Give one of them.")
@@ -126,7 +126,7 @@ def _row(
     differing = _differing(plain, speculative, num_prompts)
     if differing and engine.bundle.record.config.engine.dtype == "float32":
         prompt, token = min(differing.items())
-        raise GateFailedError(
+        raise CheckFailedError(
             f"{load.name} in flight: speculative and plain tokens differ for {len(differing)} of "
             f"{num_prompts} prompts, first at token {token} of prompt {prompt}. In float32 they "
             "are the same, so no ratio is given. Find the cause: trt-eagle3 validate "

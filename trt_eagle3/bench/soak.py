@@ -35,7 +35,7 @@ import numpy as np
 from trt_eagle3.bench.serve import free_ports, to_data_uri, wait_until_ready
 from trt_eagle3.commands.run_command import run_command
 from trt_eagle3.decode.llm import load
-from trt_eagle3.errors import EnvironmentMissingError, GateFailedError, UserError
+from trt_eagle3.errors import CheckFailedError, EnvironmentMissingError, UserError
 from trt_eagle3.prompts.prompt_file import Question, read_questions
 from trt_eagle3.triton.repository import deploy
 
@@ -284,7 +284,7 @@ def main(bundle: Path, file: Path, minutes: float, as_json: bool) -> None:
         else "\n".join(f"{name}: {value}" for name, value in found.items())
     )
     if found["faults"]:
-        raise GateFailedError(
+        raise CheckFailedError(
             f"soak: {len(found['faults'])} faults, the first: {found['faults'][0]}"
         )
 

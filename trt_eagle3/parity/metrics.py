@@ -2,10 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-__all__ = ["cosines", "leads", "margins", "relative_error", "row_errors", "sizes"]
+__all__ = [
+    "Compared",
+    "RowErrors",
+    "cosines",
+    "errors_or_infinite",
+    "largest_by_row",
+    "leads",
+    "margins",
+    "relative_error",
+    "row_errors",
+    "sizes",
+]
+
+
+@dataclass(frozen=True)
+class RowErrors:
+    """Errors float64 [n] of the rows of one tensor. ``first``: the row of the first of them."""
+
+    case: str
+    tensor: str
+    errors: Tensor
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Two tensors [n, ...] that must be equal. ``first``: the row of their first."""
+
+    case: str
+    tensor: str
+    actual: Tensor
+    expected: Tensor
+    first: int = 0
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
@@ -34,6 +68,19 @@ def row_errors(actual: Tensor, expected: Tensor) -> Tensor:
     norms = e.norm(dim=1)
     errors = (a - e).norm(dim=1) / torch.where(norms > 0, norms, torch.ones_like(norms))
     return torch.nan_to_num(errors, nan=torch.inf, posinf=torch.inf).cpu()
+
+
+def errors_or_infinite(actual: Tensor, expected: Tensor) -> Tensor:
+    """``row_errors``; of another shape one infinite error."""
+    if actual.shape != expected.shape:
+        return torch.tensor([torch.inf])
+    return row_errors(actual, expected)
+
+
+def largest_by_row(actual: Tensor, expected: Tensor) -> Tensor:
+    """float64 [n]: the largest absolute difference in each row; infinite where it is no number."""
+    difference = (actual.double() - expected.double()).abs()
+    return difference.reshape(len(actual), -1).amax(dim=1).nan_to_num(nan=torch.inf)
 
 
 def cosines(actual: Tensor, expected: Tensor) -> Tensor:

@@ -3,53 +3,37 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.errors import EngineFailedError, UserError
-from trt_eagle3.parity import SUITES, versus
-from trt_eagle3.parity.answers import Answer, answer_cases, sample_cases
-from trt_eagle3.parity.board import GATES, Board
-from trt_eagle3.parity.checks import (
-    check_meaning,
-    check_processor,
-    check_target_inputs,
-    check_text,
-    check_vision,
-    expected_positions,
-)
-from trt_eagle3.parity.cycles import DraftRecord
-from trt_eagle3.parity.draft import ReferenceDraft
-from trt_eagle3.parity.draft_check import check_draft
-from trt_eagle3.parity.drafting import Acceptance, DraftReference
-from trt_eagle3.parity.integrity import check_files, check_tables
-from trt_eagle3.parity.locate import Tools, diagnose
-from trt_eagle3.parity.overflow import explain_overflow
-from trt_eagle3.parity.processor import ProcessorReference
-from trt_eagle3.parity.record import RecordingEngine
-from trt_eagle3.parity.result import Report
-from trt_eagle3.parity.sampling_check import check_sampling
-from trt_eagle3.parity.sources import read_sources
-from trt_eagle3.parity.summary import Found, summarise
-from trt_eagle3.parity.surprise import NUM_SAMPLED, SETTING, check_surprise
-from trt_eagle3.parity.target import TargetReference, VisionStates
-from trt_eagle3.parity.target_check import (
-    CheckedTarget,
-    check_layers,
-    check_logits,
-    checked_target,
-    layer_intermediates,
-)
-from trt_eagle3.parity.thresholds import Thresholds, read_overrides
-from trt_eagle3.parity.together import ROUNDS, answer_together, check_together
-from trt_eagle3.parity.token_check import Mismatch, check_tokens, check_verify
-from trt_eagle3.parity.workload import Case, bundled_cases, left_out, read_cases
+from trt_eagle3.parity import SUITES, bundle_comparison
+from trt_eagle3.parity.checks.check_recorder import CheckRecorder
+from trt_eagle3.parity.checks.diagnose import diagnose
+from trt_eagle3.parity.checks.evidence import Evidence, PyTorch
+from trt_eagle3.parity.checks.registry import CHECKS, run_check
+from trt_eagle3.parity.checks.thresholds import Thresholds, read_overrides
+from trt_eagle3.parity.record.engine import RecordingEngine
+from trt_eagle3.parity.record.record import Record, record_engine
+from trt_eagle3.parity.record.workload import Case, bundled_cases, left_out, read_cases
+from trt_eagle3.parity.reference.draft import ReferenceDraft
+from trt_eagle3.parity.reference.draft_rows import compare_drafts
+from trt_eagle3.parity.reference.drafting import DraftReference
+from trt_eagle3.parity.reference.expected import expect_prompts
+from trt_eagle3.parity.reference.overflow import explain_overflow
+from trt_eagle3.parity.reference.processor import ProcessorReference
+from trt_eagle3.parity.reference.sources import read_sources
+from trt_eagle3.parity.reference.target import TargetReference
+from trt_eagle3.parity.reference.target_rows import run_layers
+from trt_eagle3.parity.report.result import Report
+from trt_eagle3.parity.report.summary import Found, summarise
 
 __all__ = ["MAX_TOKENS", "Progress", "Validation", "run_validation", "validate"]
 
@@ -73,7 +57,7 @@ def run_validation(
     progress: Progress,
     target_only: bool = False,
 ) -> Report:
-    """What ``trt-eagle3 validate`` does: ``validate`` one bundle, or ``versus.compare`` two.
+    """What ``trt-eagle3 validate`` does: ``validate`` one bundle, or ``compare`` two.
 
     Raises:
         UserError: another number of bundles, or as those two.
@@ -103,7 +87,7 @@ def run_validation(
         raise UserError(
             "validate: --target, --draft and --float64 are about PyTorch's side; --compare has none"
         )
-    return versus.compare(
+    return bundle_comparison.compare(
         *bundles,
         suite=suite,
         max_tokens=MAX_TOKENS[suite],
@@ -152,7 +136,10 @@ def validate(
 
 
 class Validation:
-    """One validation, stage by stage."""
+    """One validation, stage by stage.
+
+    ``left_out``: names of checks that are not run, and what only they need is not recorded.
+    """
 
     def __init__(
         self,
@@ -160,10 +147,12 @@ class Validation:
         overrides: Mapping[str, float] | None = None,
         dtype: torch.dtype = torch.float32,
         progress: Progress = lambda *_: None,
+        left_out: Collection[str] = (),
     ) -> None:
         self.engine = engine
-        self.board = Board(Thresholds(engine.record.engine.dtype, overrides))
-        self._dtype, self._progress = dtype, progress
+        thresholds = Thresholds(engine.record.engine.dtype, overrides)
+        self.recorder = CheckRecorder(CHECKS.values(), thresholds)
+        self._dtype, self._progress, self._left_out = dtype, progress, left_out
         self._seconds: dict[str, float] = {}
 
     def run(
@@ -173,141 +162,72 @@ class Validation:
         spec: TargetSpec,
         manifest: DraftManifest | None,
     ) -> Found:
-        """Answer, compare, and look closer at what failed first.
+        """Record, compute the reference, check, and look closer at what failed first.
 
         Raises:
             EngineFailedError: the target's logits are not finite numbers; it says why.
         """
         try:
-            return self._run(cases, max_tokens, spec, manifest)
+            record = self._record(cases, max_tokens)
+            evidence = self._refer(record, spec, manifest)
+            self._check(evidence)
+            with self._stage("diagnosis", 1) as step:
+                diagnosis = diagnose(self.recorder, evidence)
+                step()
+            return Found(self.recorder, evidence, diagnosis, self._seconds)
         except EngineFailedError as error:
             raise explain_overflow(spec, self.engine.record.engine.dtype) from error
         finally:
             self.engine.close()
 
-    def _run(
-        self,
-        cases: Sequence[Case],
-        max_tokens: int,
-        spec: TargetSpec,
-        manifest: DraftManifest | None,
-    ) -> Found:
-        engine, board = self.engine, self.board
-        check_meaning(board, engine, spec, manifest)
-        with self._stage("files", 1) as step:
-            check_files(board, engine, spec, manifest)
-            step()
-        with self._stage("answers", len(cases) + len(cases[:NUM_SAMPLED])) as step:
-            answers = answer_cases(engine, cases, max_tokens, step)
-            sampled = sample_cases(engine, cases[:NUM_SAMPLED], max_tokens, SETTING, step)
-        with self._stage("all at once", ROUNDS) as step:
-            together = answer_together(engine, answers, max_tokens, step)
-        reference = TargetReference.load(spec.path, self._dtype, engine.device)
-        drafting = self._drafting(reference, manifest)
-        check_tables(board, engine, reference, drafting)
-        with self._stage("processor and vision", 2 * len(cases)) as step:
-            seen = self._encode_images(reference, spec.path, answers, step)
-        with self._stage("intermediate tensors", len(cases)) as step:
-            bound = engine.release()
-            intermediates = layer_intermediates(engine, bound["target"], answers, step)
+    def _record(self, cases: Sequence[Case], max_tokens: int) -> Record:
+        return record_engine(
+            self.engine,
+            cases,
+            max_tokens,
+            self._stage,
+            sampling=self._wanted("sampling."),
+            batching=self._wanted("batch."),
+        )
 
-        def embed(ids: Tensor) -> Tensor:
-            return reference.embed(ids).cpu().to(engine.dtype)
+    def _wanted(self, prefix: str) -> bool:
+        return any(name.startswith(prefix) and name not in self._left_out for name in CHECKS)
 
-        targets = []
-        for answer, found, states in zip(answers, intermediates, seen, strict=True):
-            positions = expected_positions(reference, answer)
-            check_target_inputs(board, reference, answer, positions)
-            targets.append(checked_target(reference, answer, found, states, positions))
-        if not any(intermediates):
-            board.skip(
-                ("target.layers", "target.layer_steps"),
-                "this backend gives no tensors inside its graphs",
-            )
-        with self._stage("decoder layers", reference.num_layers) as step:
-            check_layers(board, reference, targets, manifest, step)
-        with self._stage("tokens", len(targets)) as step:
-            mismatches = self._check_tokens(reference, targets, step)
-            mismatches += check_together(board, together, targets, embed, engine.processor.decode)
-        acceptance = Acceptance()
-        records = self._check_draft(drafting, targets, acceptance)
-        with self._stage("sampling", 1) as step:
-            check_sampling(
-                board, [t.logits for t in targets], [torch.tensor(t.answer.plain) for t in targets]
-            )
-            check_surprise(board, sampled, embed)
-            step()
-        tools = Tools(engine, bound, reference, targets, drafting, records)
-        with self._stage("diagnosis", 1) as step:
-            diagnosis = diagnose(board, tools)
-            step()
-        return Found(board, engine, targets, mismatches, acceptance, diagnosis, self._seconds)
+    def _refer(self, record: Record, spec: TargetSpec, manifest: DraftManifest | None) -> Evidence:
+        """What PyTorch makes of the recorded answers."""
+        reference = TargetReference.load(spec.path, self._dtype, self.engine.device)
+        processor = ProcessorReference(spec.path, reference, self.engine.processor)
+        with self._stage("reference: prompts", 2 * len(record.answers)) as step:
+            expected = expect_prompts(record, reference, processor, step)
+        with self._stage("reference: decoder layers", reference.num_layers) as step:
+            run_layers(reference, expected, manifest, step)
+        evidence = Evidence(record, spec, manifest, expected, pytorch=PyTorch(reference, None))
+        return self._refer_draft(evidence, manifest) if manifest else evidence
 
-    def _encode_images(
-        self,
-        reference: TargetReference,
-        checkpoint: Path,
-        answers: Sequence[Answer],
-        step: Callable[[], object],
-    ) -> list[VisionStates | None]:
-        """Processor and vision gates; what the reference sees in each case."""
-        processor = ProcessorReference(checkpoint, reference, self.engine.processor)
-        states: list[VisionStates | None] = []
-        for answer in answers:
-            inputs = check_processor(self.board, processor, answer)
-            check_text(self.board, processor, answer)
-            step()
-            states.append(
-                reference.vision(inputs.patches, inputs.grid_thw) if len(inputs.patches) else None
-            )
-            check_vision(self.board, answer, states[-1])
-            step()
-        return states
-
-    def _check_tokens(
-        self,
-        reference: TargetReference,
-        targets: Sequence[CheckedTarget],
-        step: Callable[[], object],
-    ) -> list[Mismatch]:
-        check_logits(self.board, reference, targets)
-        mismatches: list[Mismatch] = []
-        for t in targets:
-            mismatches += check_tokens(self.board, t, self.engine.processor.decode)
-            table = reference.embed(t.answer.token_ids).cpu().to(self.engine.dtype)
-            check_verify(self.board, t, table, self.engine.kept.columns)
-            step()
-        return mismatches
-
-    def _drafting(
-        self, reference: TargetReference, manifest: DraftManifest | None
-    ) -> DraftReference | None:
-        if manifest is None:
-            return None
+    def _refer_draft(self, evidence: Evidence, manifest: DraftManifest) -> Evidence:
+        reference = evidence.reference
         draft = ReferenceDraft.load(manifest, self._dtype, reference.device)
-        return DraftReference(draft, reference, self.engine.record.config.speculation)
+        speculation = self.engine.record.config.speculation
+        drafting = DraftReference(draft, reference, speculation)
+        with self._stage("reference: draft", len(evidence.expected)) as step:
+            drafts, acceptance = compare_drafts(drafting, evidence.expected, step)
+        pytorch = PyTorch(reference, drafting)
+        return replace(evidence, drafts=drafts, acceptance=acceptance, pytorch=pytorch)
 
-    def _check_draft(
-        self,
-        drafting: DraftReference | None,
-        targets: Sequence[CheckedTarget],
-        acceptance: Acceptance,
-    ) -> list[DraftRecord]:
-        if drafting is None:
-            names = [
-                name
-                for name in GATES
-                if name.startswith(("draft.", "verify.", "target.aux", "tokens.spec"))
-            ]
-            self.board.skip(names, "a bundle without a draft")
-            return []
-        with self._stage("draft", len(targets)) as step:
-            return check_draft(self.board, drafting, targets, acceptance, step)
+    def _check(self, evidence: Evidence) -> None:
+        """Run the registry's checks, stage by stage."""
+        for stage, found in groupby(self.recorder.values(), key=lambda m: m.check.stage):
+            measurements = list(found)
+            with self._stage(f"check: {stage}", len(measurements)) as step:
+                for m in measurements:
+                    run_check(evidence, m, self._left_out)
+                    step()
 
     @contextmanager
     def _stage(self, name: str, total: int) -> Iterator[Callable[[], object]]:
         done = iter(range(1, total + 1))
         self._progress(name, 0, total)
         start = time.perf_counter()
-        yield lambda: self._progress(name, next(done, total), total)
-        self._seconds[name] = round(time.perf_counter() - start, 3)
+        yield lambda: self._progress(name, next(done), total)
+        seconds = self._seconds.get(name, 0.0) + time.perf_counter() - start
+        self._seconds[name] = round(seconds, 3)

@@ -12,7 +12,7 @@ from rich.table import Table
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.target import TargetSpec
-from trt_eagle3.errors import GateFailedError
+from trt_eagle3.errors import CheckFailedError
 from trt_eagle3.probe.interpretation import Interpretation, alternatives
 from trt_eagle3.probe.search import Contrast, Found, Standing, contrast
 
@@ -91,15 +91,15 @@ class ProbeReport:
         )
 
     def check(self) -> None:
-        """Raise GateFailedError where another interpretation is better than the manifest in use,
+        """Raise CheckFailedError where another interpretation is better than the manifest in use,
         or none fits.
         """
         if not self.fits:
-            raise GateFailedError(
+            raise CheckFailedError(
                 f"{self.bundle}: no interpretation of the draft fits: {self._misfit}"
             )
         if not self.manifest_is_best:
-            raise GateFailedError(
+            raise CheckFailedError(
                 f"{self.bundle}: the draft fits better with {interpretation_text(self.best)}"
             )
 

@@ -232,7 +232,7 @@ def test_ten_thousand_steps_leave_the_memory_as_it_was(bundles: Bundles) -> None
 def test_engines_pass_validation(bundles: Bundles, dtype: str) -> None:
     report = trt_eagle3.validate(bundles.tensorrt(dtype))
     report.check()
-    skipped = {gate.name for gate in report.gates if gate.status == "skipped"}
+    skipped = {check.name for check in report.checks if check.status == "skipped"}
     assert skipped == {"target.layer_steps", "target.layers"}, (
         "an engine shows nothing of its inside"
     )

@@ -1,0 +1,73 @@
+"""All prompts at once: what counts as the same, and what is counted at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.parity.evidence import evidence, expected_answer, recorder_of
+from trt_eagle3.decode.request import Generation
+from trt_eagle3.parity.checks.check_recorder import CheckRecorder
+from trt_eagle3.parity.record.batching import BatchedAnswers
+
+
+def reply(tokens: tuple[int, ...], lengths: tuple[int, ...]) -> Generation:
+    return Generation("", tokens, 5, "length", None, lengths, None, None)
+
+
+def recorded(
+    dtype: str,
+    *rounds: Sequence[Generation],
+    alike: Sequence[bool] = (True, True),
+    steps: Sequence[int] = (),
+) -> CheckRecorder:
+    """Of one answer 0, 1, 0, given alone in one cycle of two drafted tokens after the first.
+
+    ``steps``: of the mismatches that are to be found.
+    """
+    alone = expected_answer((0, 1, 0), (0, 1, 0), (2,))
+    batched = BatchedAnswers(rounds, [], None, alike, 0, 0)
+    recorder = recorder_of(dtype)
+    for name, found in recorder.items():
+        if name.startswith("batch."):
+            found.check.function(evidence([alone], batched=batched), found)
+    differ = recorder["batch.tokens"].mismatches
+    assert [(m.check, m.step) for m in differ] == [("batch.tokens", step) for step in steps]
+    return recorder
+
+
+def test_same_answer_in_as_many_cycles_holds() -> None:
+    recorder = recorded("float32", [reply((0, 1, 0), (2,))], [reply((0, 1, 0), (2,))])
+    assert not recorder["batch.tokens"].failures
+    assert not recorder["batch.acceptance"].failures
+    assert recorder["batch.acceptance"].taken[0].detail == "2 of 2 cycles alone, 2 of 2 batched"
+    assert recorder["batch.logits"].failures, "no forward over any answer was recorded"
+
+
+def test_same_answer_in_more_cycles_is_a_draft_at_fault() -> None:
+    recorder = recorded("float32", [reply((0, 1, 0), (1, 1))], [reply((0, 1, 0), (2,))])
+    assert recorder["batch.acceptance"].failures
+
+
+def test_answers_that_part_at_a_tie_say_nothing_of_acceptance() -> None:
+    other = reply((0, 1, 1), (1, 1))
+    recorder = recorded("bfloat16", [other], [other], steps=[2, 2])
+    assert recorder["batch.tokens"].counts["ties"] == 2
+    assert not recorder["batch.tokens"].failures
+    assert recorder["batch.acceptance"].skipped == "no answer is the same batched and alone"
+
+
+def test_round_that_speculates_by_another_plan_counts_for_tokens_alone() -> None:
+    recorder = recorded(
+        "float32",
+        [reply((0, 1, 0), (2,))],
+        [reply((0, 3, 0), (1, 1))],
+        alike=(True, False),
+        steps=[1],
+    )
+    assert recorder["batch.tokens"].failures
+    assert not recorder["batch.acceptance"].failures
+
+
+def test_answer_that_stops_short_is_a_failure() -> None:
+    recorder = recorded("float32", [reply((0, 1), (1,))], [reply((0, 1, 0), (2,))])
+    assert recorder["batch.tokens"].failures[0].detail == "3 tokens alone, 2 batched"

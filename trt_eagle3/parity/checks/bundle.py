@@ -1,0 +1,158 @@
+"""Checks of the bundle: what it says of itself, every weight on disk, every row of the tables, the
+tokenizer's files.
+
+An answer visits few tokens. A rare one whose embedding is wrong, or a tokenizer of another
+revision, changes nothing until somebody asks for it; comparing all of it is cheap. Shapes: V vocab,
+Vd draft vocab, H hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.checkpoint.manifest import manifest_to_dict
+from trt_eagle3.checkpoint.target import target_to_dict
+from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.engine.bundle import header_digest
+from trt_eagle3.engine.weight_locations import TABLE_FILE
+from trt_eagle3.multimodal.processor import PROCESSOR_FILES
+from trt_eagle3.parity.checks.check_recorder import Measurements
+from trt_eagle3.parity.checks.evidence import Evidence
+from trt_eagle3.parity.metrics import Compared
+
+__all__ = ["check_files", "check_meaning", "check_tables"]
+
+_READING = ("sources", "warnings")  # how a manifest was found, not what it means
+_CHUNK_BYTES = 1 << 24
+_ROWS = 8192  # of a table at once: 8192 x 4096 in float32 are 134 MB
+
+Refs = Mapping[str, TensorRef]
+
+
+def check_meaning(e: Evidence, m: Measurements) -> None:
+    """The bundle's record of target and draft against the checkpoints, read again; and of its
+    engine against itself.
+
+    By the engine's type the tolerances go: a coarser one written there would loosen them all.
+    """
+    _add_fields(m, "target", target_to_dict(e.engine.spec), target_to_dict(e.spec))
+    if e.engine.manifest is not None and e.manifest is not None:
+        recorded = manifest_to_dict(e.engine.manifest)
+        _add_fields(m, "draft", recorded, manifest_to_dict(e.manifest))
+    made, built = e.engine.record.engine, e.engine.record.config.engine
+    wrong = [k for k in ("backend", "dtype") if getattr(made, k) != getattr(built, k)]
+    detail = "; ".join(f"{k}: engine {getattr(made, k)}, config {getattr(built, k)}" for k in wrong)
+    _add_names(m, "engine", wrong, detail)
+
+
+def _add_fields(
+    m: Measurements, part: str, recorded: Mapping[str, Any], found: Mapping[str, Any]
+) -> None:
+    wrong = [k for k in found if k not in _READING and recorded.get(k) != found[k]]
+    detail = "; ".join(
+        f"{k}: bundle {recorded.get(k)!r:.60}, checkpoint {found[k]!r:.60}" for k in wrong
+    )
+    _add_names(m, part, wrong, detail)
+
+
+def _add_names(m: Measurements, part: str, wrong: Sequence[str], detail: str) -> None:
+    m.add(len(wrong), "", f"{part}.{wrong[0]}" if wrong else part, None, detail)
+
+
+def check_files(e: Evidence, m: Measurements) -> None:
+    """Weights and processor files of the bundle against the checkpoints', byte for byte.
+
+    A file that is the checkpoint's own (a hard link, weights left in place) is not read. Engines
+    hold their weights inside: of those there are no files.
+    """
+    engine = e.engine
+    roles: dict[str, Refs] = {
+        "target": e.spec.tensors,
+        "draft": e.manifest.tensors if e.manifest else {},
+    }
+    for role, source in engine.record.sources.items():
+        root = engine.record.weights_root(engine.path)
+        copies = [root / location for location in source.files if location != TABLE_FILE]
+        if copies:
+            wrong = list(_differing(copies, roles[role]))
+            detail = f"{len(wrong)} tensors are not the checkpoint's" if wrong else ""
+            m.add(len(wrong), "", f"{role}: {wrong[0]}" if wrong else role, None, detail)
+    _check_processor_files(m, e.spec.path, engine.path / "processor")
+
+
+def _check_processor_files(m: Measurements, checkpoint: Path, processor: Path) -> None:
+    names = [
+        name for name in PROCESSOR_FILES if not _same_file(checkpoint / name, processor / name)
+    ]
+    detail = f"not the checkpoint's: {', '.join(names)}" if names else ""
+    place = f"processor/{names[0]}" if names else "processor"
+    m.add(len(names), "", place, None, detail)
+
+
+def _differing(copies: list[Path], refs: Refs) -> Iterator[str]:
+    """Names of tensors whose bytes are others in the copy; of none that are in no copy (a
+    converted checkpoint's).
+    """
+    known = {(path.stat().st_size, header_digest(path)): path for path in copies}
+    places: dict[Path, Path | None] = {}
+    for name, ref in refs.items():
+        if ref.file not in places:
+            copy = known.get((ref.file.stat().st_size, header_digest(ref.file)))
+            places[ref.file] = None if copy is None or copy.samefile(ref.file) else copy
+        copy = places[ref.file]
+        if copy and any(
+            a != b for a, b in zip(_bytes(ref.file, ref), _bytes(copy, ref), strict=True)
+        ):
+            yield name
+
+
+def _bytes(file: Path, ref: TensorRef) -> Iterator[bytes]:
+    with file.open("rb") as stream:
+        stream.seek(ref.offset)
+        for start in range(0, ref.num_bytes, _CHUNK_BYTES):
+            yield stream.read(min(_CHUNK_BYTES, ref.num_bytes - start))
+
+
+def _same_file(ours: Path, theirs: Path) -> bool:
+    there = [path.is_file() for path in (ours, theirs)]
+    return not any(there) or (all(there) and ours.read_bytes() == theirs.read_bytes())
+
+
+def check_tables(e: Evidence, m: Measurements) -> None:
+    """What decoding reads outside the graphs, for every token there is: the token tables, and
+    the draft's ids.
+    """
+    engine, drafting = e.engine, e.drafting
+    size = engine.spec.text.vocab_size
+    _check_table(m, "token table", size, engine.embedding.lookup, e.reference.embed)
+    if drafting is None or e.record.target_ids is None:
+        return
+    if drafting.manifest.embedding == "own":
+        _check_table(
+            m,
+            "draft's token table",
+            size,
+            engine.draft_embedding.lookup,
+            lambda ids: drafting.embed(ids, engine.dtype),
+        )
+    ids = drafting.target_ids(torch.arange(drafting.manifest.draft_vocab_size))
+    ours = e.record.target_ids
+    m.add_exact(Compared("", "draft's vocabulary", ours[:, None], ids[:, None]))
+
+
+def _check_table(
+    m: Measurements,
+    name: str,
+    size: int,
+    ours: Callable[[Tensor], Tensor],
+    theirs: Callable[[Tensor], Tensor],
+) -> None:
+    for start in range(0, size, _ROWS):
+        ids = torch.arange(start, min(start + _ROWS, size))
+        found = ours(ids).cpu()
+        m.add_exact(Compared("", name, found, theirs(ids).cpu().to(found.dtype), start))

@@ -1,0 +1,224 @@
+"""Which tensor went wrong first: the coarse one that left its tolerance, then the tensors inside
+that stage.
+
+Every tensor is compared with what the reference makes of the engine's own input to that stage, so
+that the first that is out is where the fault lies.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.parity.checks.check_recorder import CheckRecorder, Measurement
+from trt_eagle3.parity.checks.evidence import Evidence
+from trt_eagle3.parity.metrics import errors_or_infinite
+from trt_eagle3.parity.record.cycles import Committed, DraftRecord
+from trt_eagle3.parity.record.engine import Forward, replay
+from trt_eagle3.parity.record.intermediates import tensor_names
+from trt_eagle3.parity.record.trace import embeds_of, outputs_of
+from trt_eagle3.parity.reference.draft import DraftRows
+from trt_eagle3.parity.reference.drafting import DraftReference
+from trt_eagle3.parity.reference.expected import ExpectedAnswer
+
+__all__ = ["Diagnosis", "diagnose", "diagnose_coarsely", "first_tensor"]
+
+Errors = Iterator[tuple[str, Tensor]]
+"""Name of a tensor, and the errors of its rows."""
+_LAYER = re.compile(r"layers\.(\d+)\.output(_pre_deepstack)?")
+_VISION_BLOCK = (
+    "norm1",
+    "attn.qkv",
+    "attn.output",
+    "attention_residual",
+    "norm2",
+    "mlp.fc1",
+    "mlp.fc2",
+    "output",
+)
+_DRAFT_ORDER = ("hidden_norm", "embedding_and_hidden")
+_DRAFT_LAYER = (
+    "self_attn.qkv",
+    "self_attn.q",
+    "self_attn.k",
+    "self_attn.out",
+    "self_attn.output",
+    "attention_residual",
+    "post_attention_layernorm",
+    "mlp.output",
+    "output",
+)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What went wrong first.
+
+    Attributes:
+        stage, check, case, row: where. tensor: the first tensor that left its tolerance, as fine as
+            it could be found.
+        value, bound: what was measured of it and its tolerance. detail: in words.
+    """
+
+    stage: str
+    check: str
+    case: str
+    tensor: str
+    row: int | None
+    value: float
+    bound: float
+    detail: str
+
+
+def diagnose(recorder: CheckRecorder, evidence: Evidence) -> Diagnosis | None:
+    """The first failure, looked at more closely where its stage has tensors inside."""
+    found = recorder.first_failure()
+    if found is None:
+        return None
+    return _look_closer(recorder, found, evidence) or diagnose_coarsely(recorder)
+
+
+def diagnose_coarsely(recorder: CheckRecorder) -> Diagnosis | None:
+    """The first failure as it was measured."""
+    m = recorder.first_failure()
+    if m is None:
+        return None
+    found = recorder[m.check]
+    stage, bound = found.check.stage, found.limit.value
+    return Diagnosis(stage, m.check, m.case, m.tensor, m.row, m.value, bound, m.detail)
+
+
+def first_tensor(recorder: CheckRecorder, case: str) -> str | None:
+    """The first tensor of one case that left its tolerance, tokens aside; None where all of them
+    held.
+    """
+    failures = (
+        m
+        for name, found in recorder.items()
+        if not name.startswith("tokens.")
+        for m in found.failures
+    )
+    return next((m.tensor for m in failures if m.case == case), None)
+
+
+def _look_closer(recorder: CheckRecorder, m: Measurement, evidence: Evidence) -> Diagnosis | None:
+    """The first of the tensors inside that is out of tolerance, if any is."""
+    inside = _inside(m, evidence)
+    stage = recorder[m.check].check.stage
+    limit = recorder.thresholds["vision" if stage == "vision" else "layer_step"]
+    for name, errors in inside:
+        worst = float(errors.max())
+        if not limit.holds(worst):
+            detail = f"the first of the tensors inside; seen at {m.tensor} ({m.value:.3g})"
+            row = int(errors.argmax())
+            return Diagnosis(stage, m.check, m.case, name, row, worst, limit.value, detail)
+    return None
+
+
+def _inside(m: Measurement, evidence: Evidence) -> Errors:
+    """Errors of the tensors inside the stage of a failure; none where there is no looking in."""
+    at = next((i for i, e in enumerate(evidence.expected) if e.answer.name == m.case), None)
+    if at is None:
+        return iter(())
+    expected = evidence.expected[at]
+    if m.check in {"vision.embeds", "vision.deepstack"}:
+        return _inside_vision(expected, evidence)
+    if m.check in {"draft.features", "draft.logits"} and evidence.drafting is not None:
+        return _inside_draft(expected, evidence.drafts[at].record, evidence.drafting, evidence)
+    return _inside_target(m, expected, evidence)
+
+
+def _inside_target(m: Measurement, expected: ExpectedAnswer, evidence: Evidence) -> Errors:
+    """Of a decoder layer; what is wrong on top of its output is the adding of deepstack alone."""
+    layer = _LAYER.fullmatch(m.tensor)
+    if m.check not in {"target.layer_steps", "target.layers"} or not layer:
+        return iter(())
+    on_top = not layer[2] and f"{m.tensor}_pre_deepstack" in expected.intermediates
+    return iter(()) if on_top else _inside_layer(expected, int(layer[1]), evidence)
+
+
+def _replayed(
+    evidence: Evidence, graph: str, names: Sequence[str], forwards: Sequence[Forward]
+) -> list[dict[str, Tensor]]:
+    bound = evidence.record.bound.get(graph, {})
+    return replay(evidence.engine.open_graph(graph, names), forwards, bound)
+
+
+def _inside_layer(e: ExpectedAnswer, k: int, evidence: Evidence) -> Errors:
+    """The tensors of decoder layer ``k``, from the engine's own input to it."""
+    forwards, reference = e.answer.autoregressive_forwards, evidence.reference
+    given = e.intermediates[f"layers.{k - 1}.output"] if k else embeds_of(forwards)
+    (layer,) = reference.layers([k])
+    rope = reference.rope(e.positions[:-1].T)
+    expected = layer.trace(given.to(reference.device, reference.dtype), rope)
+    pre = f"layers.{k}.output_pre_deepstack"
+    known = tensor_names(evidence.engine, "target")
+    if pre in known:
+        expected[pre] = expected.pop(f"layers.{k}.output")
+    names = [name for name in expected if name in known]
+    outputs = _replayed(evidence, "target", names, forwards)
+    for name in names:
+        yield name, errors_or_infinite(outputs_of(forwards, outputs, name), expected[name])
+
+
+def _inside_vision(e: ExpectedAnswer, evidence: Evidence) -> Errors:
+    """The tensors of the tower, from its first patch on; each against the reference's own."""
+    seen = e.answer.vision
+    if seen is None:
+        return
+    names = _vision_names(evidence)
+    (found,) = _replayed(evidence, "vision", names, [seen])
+    expected = evidence.reference.vision(seen.inputs["patches"], e.answer.inputs.grid_thw, names)
+    for name in names:
+        ours, theirs = found[name].flatten(1), expected.intermediates[name].flatten(1)
+        yield name, errors_or_infinite(ours, theirs)
+    yield "visual_embeds", errors_or_infinite(found["visual_embeds"], expected.visual_embeds)
+    for i, level in enumerate(expected.deepstack):
+        ours = found["deepstack"][i] if "deepstack" in found else level * 0
+        yield f"level.{i}", errors_or_infinite(ours, level)
+
+
+def _vision_names(evidence: Evidence) -> list[str]:
+    """Tensors of the vision graph that can be asked for, in the order of the data."""
+    vision = evidence.engine.spec.vision
+    blocks = [f"blocks.{i}.{name}" for i in range(vision.depth) for name in _VISION_BLOCK]
+    known = tensor_names(evidence.engine, "vision")
+    return [name for name in ("patch_embed", "embeddings", *blocks) if name in known]
+
+
+def _inside_draft(
+    e: ExpectedAnswer, record: DraftRecord, reference: DraftReference, evidence: Evidence
+) -> Errors:
+    """The tensors of the draft's first prompt forward, from what it was given."""
+    forwards = [f for f in record.forwards if int(f.inputs["past_lengths"].max()) == 0][:1]
+    names = _draft_names(reference.manifest.num_layers, evidence)
+    outputs = _replayed(evidence, "draft", names, forwards)
+    rows = [record.committed[i] for i in range(len(embeds_of(forwards)))]
+    expected = _run_committed(rows, e, reference)
+    for name in names:
+        found = outputs_of(forwards, outputs, name)
+        yield name, errors_or_infinite(found, expected.intermediates[name])
+    found = outputs_of(forwards, outputs, "features_out")
+    yield "features_out", errors_or_infinite(found, expected.features)
+
+
+def _run_committed(
+    rows: Sequence[Committed], e: ExpectedAnswer, reference: DraftReference
+) -> DraftRows:
+    """What the reference makes of the features that the engine's draft was given."""
+    features = torch.stack([r.fused for r in rows]).to(reference.target.device)
+    positions = reference.positions(torch.arange(len(rows)), e.positions)
+    embeds = torch.stack([r.embeds for r in rows]).to(features)
+    mask = torch.ones(len(rows), len(rows), dtype=torch.bool).tril()
+    return reference.draft.run(embeds, features, positions.T, mask)
+
+
+def _draft_names(num_layers: int, evidence: Evidence) -> list[str]:
+    """Tensors of the draft graph that can be asked for, in the order of the data."""
+    layers = [f"layers.{i}.{name}" for i in range(num_layers) for name in _DRAFT_LAYER]
+    known = tensor_names(evidence.engine, "draft")
+    return [name for name in (*_DRAFT_ORDER, *layers, "norm") if name in known]

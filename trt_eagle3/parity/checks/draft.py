@@ -1,0 +1,87 @@
+"""Checks of the draft: what it is given, what it makes of it, what is proposed and accepted."""
+
+from __future__ import annotations
+
+from trt_eagle3.parity.checks.check_recorder import Measurements
+from trt_eagle3.parity.checks.evidence import Evidence
+
+__all__ = [
+    "check_acceptance",
+    "check_aux",
+    "check_features",
+    "check_fuse",
+    "check_inputs_embeds",
+    "check_logits",
+    "check_position_ids",
+    "check_proposals",
+]
+
+
+def check_aux(e: Evidence, m: Measurements) -> None:
+    """The aux rows that the draft was given."""
+    for draft in e.drafts:
+        if not draft.aux:
+            detail = "the draft was given no row"
+            m.add(float("inf"), draft.case, "aux_hidden_states", None, detail)
+        m.add_rows(*draft.aux)
+
+
+def check_inputs_embeds(e: Evidence, m: Measurements) -> None:
+    """The token embeddings that it was given, one ahead."""
+    for draft in e.drafts:
+        m.add_exact(*draft.inputs_embeds)
+
+
+def check_position_ids(e: Evidence, m: Measurements) -> None:
+    """The positions of its committed rows and of its own steps."""
+    for draft in e.drafts:
+        m.add_exact(*draft.position_ids)
+
+
+def check_fuse(e: Evidence, m: Measurements) -> None:
+    """Features of the aux hidden states."""
+    for draft in e.drafts:
+        m.add_rows(*draft.fused)
+
+
+def check_features(e: Evidence, m: Measurements) -> None:
+    """Features that it feeds back, over four steps."""
+    for draft in e.drafts:
+        m.add_rows(*draft.features)
+
+
+def check_logits(e: Evidence, m: Measurements) -> None:
+    """Its logits over the same steps."""
+    for draft in e.drafts:
+        m.add_rows(*draft.logits)
+
+
+def check_proposals(e: Evidence, m: Measurements) -> None:
+    """Every drafted token and every node is among the best of its parent, by the engine's own
+    logits; and there was a tree at all.
+    """
+    width = e.drafting.width if e.drafting else 0
+    for draft in e.drafts:
+        for p in draft.proposals:
+            m.count(nodes=p.count)
+            detail = f"{p.wrong[0]}: not a token of its parent's best {width}" if p.wrong else ""
+            row = p.row if p.wrong else None
+            m.add(len(p.wrong), draft.case, "proposals", row, detail)
+    cycles = [c for draft in e.drafts for c in draft.record.cycles]
+    if not any(c.verify is not None and len(c.rows) for c in cycles):
+        detail = "no answer had a tree drafted and verified: nothing of speculation was checked"
+        m.add(float("inf"), "", "proposals", None, detail)
+
+
+def check_acceptance(e: Evidence, m: Measurements) -> None:
+    """Acceptance by position.
+
+    A type that may differ at all may differ in one cycle, however few there are.
+    """
+    counts = e.acceptance
+    spare = 1 if m.limit.value > 0 else 0
+    found = zip(counts.engine, counts.reference, counts.reached, strict=True)
+    for position, (engine, reference, n) in enumerate(found):
+        detail = f"engine {engine / n:.3f}, reference {reference / n:.3f} of {n} cycles"
+        value = max(0, abs(engine - reference) - spare) / n
+        m.add(value, "", f"position {position}", None, detail)

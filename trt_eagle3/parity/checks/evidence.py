@@ -1,0 +1,77 @@
+"""Evidence: what the engine did beside what it should have done, for the checks to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.target import TargetSpec
+from trt_eagle3.parity.record.answers import Answer
+from trt_eagle3.parity.record.engine import RecordingEngine
+from trt_eagle3.parity.record.record import Record
+from trt_eagle3.parity.reference.compared_draft import ComparedDraft
+from trt_eagle3.parity.reference.drafting import Acceptance, DraftReference
+from trt_eagle3.parity.reference.expected import ExpectedAnswer
+from trt_eagle3.parity.reference.target import TargetReference
+
+__all__ = ["Evidence", "PyTorch"]
+
+
+@dataclass(frozen=True)
+class PyTorch:
+    """The references; ``drafting`` is absent of a bundle without a draft."""
+
+    target: TargetReference
+    drafting: DraftReference | None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the checks compare.
+
+    Attributes:
+        spec, manifest: read again from the checkpoints, or another bundle's.
+        expected: what is expected of each answer, in the order of the cases.
+        drafts: by answer, draft rows already compared, as far as there is a draft.
+        pytorch: absent where the expected values are another bundle's.
+    """
+
+    record: Record
+    spec: TargetSpec
+    manifest: DraftManifest | None
+    expected: Sequence[ExpectedAnswer]
+    drafts: Sequence[ComparedDraft] = ()
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    pytorch: PyTorch | None = None
+
+    @property
+    def engine(self) -> RecordingEngine:
+        """The engine that was recorded; its sessions are closed."""
+        return self.record.engine
+
+    @property
+    def reference(self) -> TargetReference:
+        """The target's reference; only checks that need PyTorch may ask for it."""
+        assert self.pytorch is not None, "two bundles are compared: there is no reference"
+        return self.pytorch.target
+
+    @property
+    def drafting(self) -> DraftReference | None:
+        """The draft's reference, if there is one."""
+        return self.pytorch.drafting if self.pytorch else None
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[n, H]: embeddings as the engine has them, by which rows of a tree are known."""
+        return self.reference.embed(token_ids).cpu().to(self.engine.dtype)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of token ids."""
+        return self.engine.processor.decode(token_ids)
+
+    @property
+    def answers(self) -> Sequence[Answer]:
+        """What was answered, in the order of the cases."""
+        return [e.answer for e in self.expected]

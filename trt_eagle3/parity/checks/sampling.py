@@ -1,0 +1,259 @@
+"""Checks on sampling: what the filters make of logits, and what verified trees then say, over many
+random numbers.
+
+The logits are the engine's own, of a plain answer. The tree is made of them: the answer's next
+tokens as a chain, each with a sibling that the target likes less, so that acceptance, rejection and
+the bonus token all happen. The first token of an answer and those of plain decoding have no tree;
+they are drawn too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers.generation import logits_process as hf
+
+from trt_eagle3.decode.propose import Proposal
+from trt_eagle3.decode.sampling import Sampler
+from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.tree import Tree
+from trt_eagle3.decode.verify import verify_tree
+from trt_eagle3.parity.checks.check_recorder import Measurements
+from trt_eagle3.parity.checks.evidence import Evidence
+
+__all__ = ["check_frequencies", "check_probabilities", "reference_probs"]
+
+_SETTINGS = {
+    "temperature 0.7": SamplingParams(temperature=0.7),
+    "top_k 5": SamplingParams(temperature=1.0, top_k=5),
+    "top_p 0.8": SamplingParams(temperature=1.3, top_p=0.8),
+    "min_p 0.1": SamplingParams(temperature=1.5, min_p=0.1),
+    "all filters": SamplingParams(temperature=0.9, top_k=20, top_p=0.9, min_p=0.02),
+    "penalties": SamplingParams(temperature=0.8, repetition_penalty=1.3, presence_penalty=0.5),
+}
+_TOKENS = 512  # of the vocabulary: the best of the tree's rows, on which all of their mass lies
+# logits that the 16th best token is brought below the best: certain rows would test nothing
+_WARM = 4.0
+_DRAWS, _BATCH = 5000, 250
+_LEAST = 5.0  # expected count below which outcomes are pooled, the usual rule for Pearson's test
+_NOBODY = torch.empty(0, dtype=torch.int64)  # tokens seen before
+_TOO_SHORT = "no answer of four tokens or more"
+_TREE = Tree.from_paths([(0,), (1,), (0, 0), (0, 1)])
+
+
+@dataclass(frozen=True)
+class _Drawn:
+    """All that ``verify_tree`` wants of a sequence."""
+
+    sampler: Sampler
+
+
+def check_probabilities(e: Evidence, m: Measurements) -> None:
+    """What the filters and penalties make of logits, against transformers' logits processors."""
+    logits = _warm_logits(e)
+    if logits is None:
+        m.skip(_TOO_SHORT)
+        return
+    for name, sampling in _SETTINGS.items():
+        for row, values in enumerate(logits):
+            _add_probabilities(m, name, replace(sampling, seed=row), values)
+
+
+def check_frequencies(e: Evidence, m: Measurements) -> None:
+    """How often tokens are drawn, against the probabilities of transformers' logits processors."""
+    logits = _warm_logits(e)
+    if logits is None:
+        m.skip(_TOO_SHORT)
+        return
+    for name, sampling in _SETTINGS.items():
+        if not sampling.penalised:
+            _add_settings(m, name, sampling, logits)
+
+
+def _warm_logits(e: Evidence) -> Tensor | None:
+    """float32 [4, V]: logits of four tokens of the first answer that has them, spread so that few
+    are certain; None without such an answer.
+    """
+    rows = next((x.logits for x in e.expected if len(x.logits) >= 4), None)
+    if rows is None:
+        return None
+    best = rows[:4].max(dim=0).values.topk(min(_TOKENS, rows.shape[1])).indices
+    kept = rows[:4, best].double()
+    ordered = kept.sort(dim=1, descending=True).values
+    spread = (ordered[:, :1] - ordered[:, 15:16]).clamp(min=1e-6)
+    return ((kept - ordered[:, :1]) * (_WARM / spread)).clamp(min=-60).float()
+
+
+def _add_probabilities(
+    m: Measurements, name: str, sampling: SamplingParams, values: Tensor
+) -> None:
+    """Accept probabilities of a root's children, one for each of the likeliest tokens, and two
+    levels below.
+    """
+    order = values.argsort(descending=True)
+    drafted = torch.cat([order[:24], order[-4:]])
+    prompt, first = order[torch.tensor([0, 2, 5])], int(order[1])
+    found = _accept_probs(sampling, values, prompt, first, drafted)
+    path = [first, *drafted[:2].tolist()]
+    for depth, ours in enumerate(found):
+        answer = path[: depth + 1]
+        seen = torch.cat([prompt, torch.tensor(answer)])
+        expected = reference_probs(values, sampling, seen, answer)[drafted]
+        error = float((ours - expected).abs().max())
+        m.add(error, "", name, None, f"row {sampling.seed}, depth {depth + 1}")
+
+
+def _accept_probs(
+    sampling: SamplingParams, values: Tensor, prompt: Tensor, first: int, drafted: Tensor
+) -> list[Tensor]:
+    """By level, the sampler's accept probability of each ``drafted`` token after the token
+    ``first``, then after each of the best below it.
+    """
+    sampler = Sampler(sampling, prompt, len(values))
+    root = torch.tensor([first]), torch.tensor([-1]), torch.ones(1, 1, dtype=torch.bool)
+    sampler.verdict(values[None], *root)
+    sampler.remember([first])
+    num, levels = len(drafted), 3
+    tokens = torch.cat([torch.tensor([first]), *[drafted] * levels])
+    nodes = [0, 1, num + 2]  # of the path
+    mask = torch.eye(len(tokens), dtype=torch.bool)
+    for depth in range(levels):
+        mask[1 + depth * num : 1 + (depth + 1) * num, nodes[: depth + 1]] = True
+    parents = torch.tensor([-1, *(node for node in nodes for _ in range(num))])
+    accept: Tensor = sampler.verdict(values.expand(len(tokens), -1), tokens, parents, mask).accept
+    return list(accept[1:].split(num))
+
+
+def reference_probs(
+    logits: Tensor, sampling: SamplingParams, seen: Tensor = _NOBODY, answer: Sequence[int] = ()
+) -> Tensor:
+    """float64 [V]: what transformers makes of ``logits`` f32 [V]; the presence penalty, which it
+    lacks, by formula.
+    """
+    scores = logits.double()[None]
+    if sampling.repetition_penalty != 1.0:
+        scores = hf.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)(
+            seen[None], scores
+        )
+    scores = scores.clone()
+    scores[:, list(answer)] -= sampling.presence_penalty
+    steps: list[Any] = [hf.TemperatureLogitsWarper(float(sampling.temperature))]
+    if sampling.top_k:
+        steps.append(hf.TopKLogitsWarper(sampling.top_k))
+    if sampling.top_p < 1.0:
+        steps.append(hf.TopPLogitsWarper(sampling.top_p))
+    if sampling.min_p > 0.0:
+        steps.append(hf.MinPLogitsWarper(sampling.min_p))
+    for step in steps:
+        scores = step(seen[None], scores)
+    probs: Tensor = scores.softmax(dim=-1)[0]
+    return probs
+
+
+def _add_settings(m: Measurements, name: str, sampling: SamplingParams, logits: Tensor) -> None:
+    """First tokens drawn from the tree, second and third ones after the chain's, and those drawn
+    without a tree.
+    """
+    first, second = (reference_probs(logits[row], sampling) for row in (0, 1))
+    third = reference_probs(logits[3], sampling)
+    tops = [p.argsort(descending=True)[:2].tolist() for p in (first, second)]
+    drawn = _draw(sampling, logits, tops)
+    after = [answer for answer in drawn if answer[0] == tops[0][0]]
+    _add_frequencies(m, f"{name}: first token", [a[0] for a in drawn], first)
+    _add_frequencies(m, f"{name}: second token", [a[1] for a in after if len(a) > 1], second)
+    _add_frequencies(m, f"{name}: third token", [a[2] for a in after if len(a) > 2], third)
+    alone = _draw_without_tree(sampling, logits[0])
+    _add_frequencies(m, f"{name}: token without a tree", alone, first)
+
+
+def _draw(
+    sampling: SamplingParams, logits: Tensor, tops: Sequence[Sequence[int]]
+) -> list[tuple[int, ...]]:
+    """Answers to the tree of the best two tokens ``tops`` of two levels, one for each seed."""
+    # of the root the second best stands first, so that it is rejected more often than not
+    tokens = torch.tensor([0, tops[0][0], tops[0][1], tops[1][1], tops[1][0]])
+    rows = logits[torch.tensor([0, 1, 2, 3, 3])]
+    return [
+        answer
+        for start in range(0, _DRAWS, _BATCH)
+        for answer in _sample_tokens(sampling, tokens, rows, range(start, start + _BATCH), _TREE)
+    ]
+
+
+def _add_frequencies(m: Measurements, name: str, output_ids: Sequence[int], probs: Tensor) -> None:
+    if output_ids:
+        value = _p_value(Counter(output_ids), probs)
+        m.add(value, "", name, None, f"{len(output_ids)} draws")
+
+
+def _draw_without_tree(sampling: SamplingParams, logits: Tensor) -> list[int]:
+    """First tokens of answers, and those of forwards over a root alone: a quarter of the draws
+    each.
+    """
+    root, count = Tree.root_only(), _DRAWS // 4
+    output_ids = [
+        int(Sampler(replace(sampling, seed=seed), _NOBODY, len(logits)).first(logits))
+        for seed in range(count)
+    ]
+    for start in range(count, 2 * count, _BATCH):
+        seeds = range(start, min(start + _BATCH, 2 * count))
+        answers = _sample_tokens(sampling, torch.tensor([0]), logits[None], seeds, root)
+        output_ids += [answer[0] for answer in answers]
+    return output_ids
+
+
+def _sample_tokens(
+    sampling: SamplingParams, tokens: Tensor, logits: Tensor, seeds: Sequence[int], tree: Tree
+) -> list[tuple[int, ...]]:
+    count, vocab = len(seeds), logits.shape[1]
+    sequences = [_Drawn(Sampler(replace(sampling, seed=seed), _NOBODY, vocab)) for seed in seeds]
+    proposal = Proposal(
+        tokens=tokens.expand(count, -1),
+        parents=torch.tensor(tree.parents).expand(count, -1),
+        depths=tree.depths.expand(count, -1),
+        mask=tree.mask.expand(count, -1, -1),
+    )
+    found = verify_tree(
+        cast("Sequence[SequenceState]", sequences),
+        proposal,
+        logits.expand(count, -1, -1),
+        [len(tokens)] * count,
+    )
+    return [accepted.tokens for accepted in found]
+
+
+def _p_value(counts: Counter[int], probs: Tensor) -> float:
+    """Pearson's chi-square test of ``counts`` against ``probs`` [V]; outcomes that cannot be are
+    impossible at once.
+    """
+    if any(float(probs[token]) <= 0.0 for token in counts):
+        return 0.0
+    pools = _pools(counts, probs)
+    if len(pools) < 2:
+        return 1.0
+    statistic = sum((found - expected) ** 2 / expected for expected, found in pools)
+    half = torch.tensor([(len(pools) - 1) / 2, statistic / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))
+
+
+def _pools(counts: Counter[int], probs: Tensor) -> list[tuple[float, float]]:
+    """Expected and found count of each outcome; rare ones are pooled."""
+    total = sum(counts.values())
+    pools: list[tuple[float, float]] = []
+    rest_expected = rest_found = 0.0
+    for token in probs.argsort(descending=True).tolist():
+        expected = total * float(probs[token])
+        if expected >= _LEAST:
+            pools.append((expected, counts[token]))
+        else:
+            rest_expected, rest_found = rest_expected + expected, rest_found + counts[token]
+    if rest_expected < _LEAST and pools:
+        expected, found = pools.pop()
+        rest_expected, rest_found = expected + rest_expected, found + rest_found
+    return [*pools, (rest_expected, rest_found)]

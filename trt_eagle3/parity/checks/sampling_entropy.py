@@ -1,0 +1,81 @@
+"""Checks of sampled tokens: their frequencies over many seeds, and the entropy of whole answers.
+
+A token of probability p has the surprisal -log p; over tokens drawn from their distributions the
+sum of surprisals has the sum of entropies as its mean and a known variance. Greedy answers have too
+little of it, as do drafted tokens that are accepted too often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.parity.checks.check_recorder import Measurements
+from trt_eagle3.parity.checks.evidence import Evidence
+from trt_eagle3.parity.checks.sampling import check_frequencies, reference_probs
+from trt_eagle3.parity.record.answers import SampledAnswer
+from trt_eagle3.parity.record.record import SAMPLING
+from trt_eagle3.parity.record.trace import logits_of, rows_of
+from trt_eagle3.parity.record.trees import node_logits, path_rows
+
+__all__ = ["check_entropy", "check_tokens"]
+
+
+def check_tokens(e: Evidence, m: Measurements) -> None:
+    """Frequencies of sampled tokens, and the entropy of the engine's own sampled answers."""
+    check_frequencies(e, m)
+    check_entropy(e, m)
+
+
+def check_entropy(e: Evidence, m: Measurements) -> None:
+    """One p-value over all sampled answers; a token that cannot be has none."""
+    found = [
+        _surprisal(row, token) for answer in e.record.sampled for row, token in _drawn(e, answer)
+    ]
+    if not found:
+        return
+    excess, variance = (sum(values) for values in zip(*found, strict=True))
+    z = excess / max(variance, 1e-12) ** 0.5 if excess else 0.0
+    value = float(torch.special.erfc(torch.tensor(abs(z) / 2**0.5, dtype=torch.float64)))
+    detail = (
+        f"{len(found)} tokens have {excess:+.1f} nats over the entropy of their distributions, "
+        f"{z:+.1f} standard deviations"
+    )
+    m.add(value, "", "the engine's own answers", None, detail)
+
+
+def _surprisal(row: Tensor, token: int) -> tuple[float, float]:
+    """How far the surprisal of ``token`` is above the entropy of its row, and its variance."""
+    probs = reference_probs(row, SAMPLING)
+    surprisal = -probs.log()
+    entropy = float((probs * surprisal).nan_to_num().sum())
+    variance = float((probs * surprisal.square()).nan_to_num().sum()) - entropy**2
+    # coarse types have many equal logits, and of those at its edge a filter may keep any
+    return float(surprisal[row == row[token]].min()) - entropy, variance
+
+
+def _drawn(e: Evidence, answer: SampledAnswer) -> Iterator[tuple[Tensor, int]]:
+    """Logits [V] and drawn token, of every token whose logits were recorded."""
+    rows, first = _logits_by_row(e, answer), len(answer.prompt_ids) - 1
+    for step, token in enumerate(answer.tokens):
+        if first + step in rows:
+            yield rows[first + step], token
+
+
+def _logits_by_row(e: Evidence, answer: SampledAnswer) -> dict[int, Tensor]:
+    """Logits [V] of every row whose next token the answer has."""
+    num_prompt = len(answer.prompt_ids)
+    table = e.embed(torch.cat([answer.prompt_ids, torch.tensor(answer.tokens)]))
+    found: dict[int, Tensor] = {}
+    for forward in answer.forwards:
+        rows = rows_of(forward)
+        if rows.past < num_prompt and rows.start < num_prompt:
+            last = [logit for logit in logits_of(forward) if logit.row == num_prompt - 1]
+            found |= {logit.row: logit.values for logit in last}
+        else:
+            given = node_logits(forward, rows)
+            nodes = path_rows(forward, rows, table).items()
+            found |= {row: given[node] for row, node in nodes if node in given}
+    return found

@@ -1,0 +1,122 @@
+"""Checks of the target graph: every layer, aux hidden states and logits.
+
+Shapes: A tokens of an answer, R rows of logits, V vocab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.parity.checks.check_recorder import Measurements
+from trt_eagle3.parity.checks.evidence import Evidence
+from trt_eagle3.parity.metrics import RowErrors, cosines, leads, margins, row_errors
+from trt_eagle3.parity.record.trace import logits_of
+from trt_eagle3.parity.reference.expected import ExpectedAnswer
+
+__all__ = [
+    "check_aux",
+    "check_layer_steps",
+    "check_layers",
+    "check_logits_cosine",
+    "check_logits_l2",
+    "check_top1",
+    "check_top5",
+]
+
+SURE = 0.1
+"""Margin in probability above which the reference's best token must be the engine's, unless the
+two are a tie.
+"""
+_CLOSED = "this backend gives no tensors inside its graphs"
+
+
+def check_layer_steps(e: Evidence, m: Measurements) -> None:
+    """Each decoder layer alone, from the engine's own input to it."""
+    m.add_rows(*_by_layer(found for x in e.expected for found in x.step_errors))
+    _skip_closed(e, m)
+
+
+def check_layers(e: Evidence, m: Measurements) -> None:
+    """Each decoder layer's output, end to end."""
+    m.add_rows(*_by_layer(found for x in e.expected for found in x.layer_errors))
+    _skip_closed(e, m)
+
+
+def _by_layer(found: Iterable[RowErrors]) -> list[RowErrors]:
+    """The first layer of all prompts before the second: a fault shows in every layer after its
+    own.
+    """
+    return sorted(found, key=lambda rows: int(rows.tensor.split(".")[1]))
+
+
+def _skip_closed(e: Evidence, m: Measurements) -> None:
+    if not any(e.record.intermediates):
+        m.skip(_CLOSED)
+
+
+def check_aux(e: Evidence, m: Measurements) -> None:
+    """Aux hidden states."""
+    for expected in e.expected:
+        m.add_rows(*expected.aux_errors)
+
+
+def _logits(e: Evidence) -> Iterator[tuple[ExpectedAnswer, Tensor, Tensor]]:
+    """Of each answer the engine's logits [R, V] and the expected ones, from the prompt's last row
+    on.
+    """
+    for expected in e.expected:
+        first = expected.answer.prompt_len - 1
+        forwards = expected.answer.autoregressive_forwards
+        found = {logit.row: logit.values for f in forwards for logit in logits_of(f)}
+        rows = [row for row in range(first, expected.answer.num_rows) if row in found]
+        ours = torch.stack([found[row] for row in rows])
+        yield expected, ours, expected.logits[torch.tensor(rows) - first]
+
+
+def check_logits_cosine(e: Evidence, m: Measurements) -> None:
+    """The direction of logits: the 5th percentile of an answer's rows."""
+    for expected, ours, theirs in _logits(e):
+        found = cosines(ours, theirs)
+        value = float(found.sort().values[int(0.05 * (len(found) - 1))])
+        row = expected.answer.prompt_len - 1 + int(found.argmin())
+        m.add(value, expected.answer.name, "logits", row)
+
+
+def check_logits_l2(e: Evidence, m: Measurements) -> None:
+    """The size of the logits' error."""
+    for expected, ours, theirs in _logits(e):
+        first = expected.answer.prompt_len - 1
+        m.add_rows(RowErrors(expected.answer.name, "logits", row_errors(ours, theirs), first))
+
+
+def check_top1(e: Evidence, m: Measurements) -> None:
+    """The best token, where the reference is sure."""
+    for expected, ours, theirs in _logits(e):
+        right = ours.argmax(dim=-1) == theirs.argmax(dim=-1)
+        _add_share(m, expected, _sure(theirs, m.tie_margin), right)
+
+
+def check_top5(e: Evidence, m: Measurements) -> None:
+    """The best token is among the reference's five, where it is not sure."""
+    for expected, ours, theirs in _logits(e):
+        best = theirs.topk(min(5, theirs.shape[1]), dim=-1).indices
+        near = (best == ours.argmax(dim=-1)[:, None]).any(dim=1)
+        _add_share(m, expected, ~_sure(theirs, m.tie_margin), near)
+
+
+def _sure(logits: Tensor, tie_margin: float) -> Tensor:
+    """bool [R]: no tie, and much likelier than the second."""
+    return (margins(logits) > SURE) & (leads(logits) > tie_margin)
+
+
+def _add_share(m: Measurements, expected: ExpectedAnswer, chosen: Tensor, right: Tensor) -> None:
+    """The share of the ``chosen`` rows that are ``right``; bool [R] each."""
+    if not chosen.any():
+        return
+    wrong = (chosen & ~right).nonzero().flatten()
+    row = expected.answer.prompt_len - 1 + int(wrong[0]) if len(wrong) else None
+    m.count(rows=int(chosen.sum()))
+    m.add(float(right[chosen].double().mean()), expected.answer.name, "logits", row)

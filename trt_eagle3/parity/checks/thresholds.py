@@ -1,0 +1,250 @@
+"""Every tolerance of every check: a name, a value per dtype, and where the value comes from."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trt_eagle3.errors import UserError, clip, quote
+from trt_eagle3.io.yaml_file import read_yaml
+
+__all__ = [
+    "P95",
+    "THRESHOLDS",
+    "WORST_ROW",
+    "Limit",
+    "Override",
+    "Threshold",
+    "Thresholds",
+    "read_overrides",
+]
+
+P95 = "p95, or a quarter of the worst"
+WORST_ROW = 4
+"""How many times the tolerance of the other rows a single row may have: ``P95``.
+
+The worst rows of sound engines stay below the tolerance itself (0.7 of it at most, of all checks
+and types, measured as the tolerances are); a row that is another one's has an error of about 1.4.
+"""
+
+Better = Literal["low", "high"]
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A tolerance.
+
+    Attributes:
+        metric: what is measured, in words. better: ``low`` = must not exceed it, ``high`` = must
+            not fall below it.
+        values: dtype of the engine -> value. origin: why this value.
+    """
+
+    metric: str
+    better: Better
+    values: Mapping[str, float]
+    origin: str
+
+
+def _same(value: float) -> dict[str, float]:
+    return dict.fromkeys(("float32", "float16", "bfloat16"), value)
+
+
+_EXACT = "no arithmetic that may round lies between the two"
+_MEASURED = (
+    "at least twice the worst measured of sound engines, random pairs and the tiny pair with the "
+    "quick suite, against a float32 reference (docs/validate.md, Tolerances)"
+)
+
+THRESHOLDS: Mapping[str, Threshold] = {
+    "exact": Threshold("largest difference", "low", _same(0.0), _EXACT),
+    "pixel_values": Threshold(
+        "largest difference",
+        "low",
+        _same(1e-6),
+        "images are equal; of videos transformers folds the rescaling into mean and std, which "
+        "moves the last bit (6e-8 measured); one level of 255 would be 8e-3",
+    ),
+    "vision": Threshold(
+        f"relative L2 error of a row, {P95}",
+        "low",
+        {"float32": 2e-5, "float16": 1.5e-2, "bfloat16": 1e-1},
+        _MEASURED,
+    ),
+    "layer_output": Threshold(
+        f"relative L2 error of a row, {P95}",
+        "low",
+        {"float32": 5e-5, "float16": 1.5e-2, "bfloat16": 1.5e-1},
+        f"{_MEASURED}; errors of all layers before are in it",
+    ),
+    "layer_step": Threshold(
+        "relative L2 error of a row, worst",
+        "low",
+        {"float32": 2e-5, "float16": 1e-2, "bfloat16": 7e-2},
+        f"{_MEASURED}; one layer alone, fed with the engine's own input",
+    ),
+    "aux": Threshold(
+        f"relative L2 error of a row, {P95}",
+        "low",
+        {"float32": 5e-5, "float16": 1.5e-2, "bfloat16": 1.5e-1},
+        "as layer_output: they are layer outputs",
+    ),
+    "logits_cosine": Threshold(
+        "cosine of a row of logits, p5",
+        "high",
+        {"float32": 0.9999999, "float16": 0.9998, "bfloat16": 0.99},
+        _MEASURED,
+    ),
+    "logits_l2": Threshold(
+        f"relative L2 error of a row of logits, {P95}",
+        "low",
+        {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1.6e-1},
+        _MEASURED,
+    ),
+    "top1": Threshold(
+        "rows whose best token is the reference's, of those with a margin above 0.1 in "
+        "probability that are no ties",
+        "high",
+        {"float32": 1.0, "float16": 1.0, "bfloat16": 0.99},
+        "neither rounding (tie_margin) nor a probability that is nearly the same can turn such a "
+        "row's best token",
+    ),
+    "top5": Threshold(
+        "rows whose best token is among the reference's best five, of the others",
+        "high",
+        {"float32": 1.0, "float16": 1.0, "bfloat16": 0.98},
+        "near-ties of two tokens stay inside the best five",
+    ),
+    "tie_margin": Threshold(
+        "logits that the reference prefers its token by, over the root mean square of the row's "
+        "logits",
+        "low",
+        {"float32": 2e-5, "float16": 3e-2, "bfloat16": 3e-1},
+        "4 times the worst relative L2 error of logits measured of sound engines: the error of a "
+        "difference of two logits, at three standard deviations",
+    ),
+    "token_failures": Threshold(
+        "mismatches that are no ties", "low", _same(0.0), "greedy decoding is deterministic"
+    ),
+    "draft_features": Threshold(
+        "relative L2 error of a row, worst",
+        "low",
+        {"float32": 2e-5, "float16": 3e-3, "bfloat16": 2e-2},
+        _MEASURED,
+    ),
+    "draft_steps": Threshold(
+        f"relative L2 error of a row, {P95}",
+        "low",
+        {"float32": 1e-4, "float16": 1e-2, "bfloat16": 1e-1},
+        f"{_MEASURED}; four steps on the draft's own features",
+    ),
+    "acceptance": Threshold(
+        "largest difference of the share accepted at a position",
+        "low",
+        {"float32": 0.0, "float16": 0.02, "bfloat16": 0.05},
+        "the same proposals are accepted alike; below float32 a few near-ties of the draft fall "
+        "otherwise, and one cycle is not counted",
+    ),
+    "sampling_probabilities": Threshold(
+        "largest difference of a probability",
+        "low",
+        _same(1e-5),
+        "float32 softmax over the same logits in another order of sums; 1e-7 measured",
+    ),
+    "sampling_frequencies": Threshold(
+        "p-value, the least of all",
+        "high",
+        _same(1e-6),
+        "seeded, so the same on every run; a right sampler falls below once in a million draws "
+        "of the seed",
+    ),
+}
+"""Name -> tolerance. ``--thresholds FILE`` overrides values by these names."""
+
+
+@dataclass(frozen=True)
+class Override:
+    """A value the user gave in place of ours."""
+
+    name: str
+    ours: float
+    used: float
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A tolerance as it applies to one run."""
+
+    name: str
+    metric: str
+    better: Better
+    value: float
+    origin: str
+    overridden: bool
+
+    def holds(self, value: float) -> bool:
+        """Whether ``value`` is within it; NaN never is."""
+        return value <= self.value if self.better == "low" else value >= self.value
+
+
+class Thresholds:
+    """The tolerances of one dtype, with the user's overrides."""
+
+    def __init__(self, dtype: str, overrides: Mapping[str, float] | None = None) -> None:
+        self._dtype, self._overrides = dtype, dict(overrides or {})
+
+    def __getitem__(self, name: str) -> Limit:
+        known = THRESHOLDS[name]
+        ours = known.values[self._dtype]
+        value = self._overrides.get(name, ours)
+        origin = (
+            f"set by the user; ours is {ours:g}: {known.origin}"
+            if name in self._overrides
+            else known.origin
+        )
+        return Limit(name, known.metric, known.better, value, origin, name in self._overrides)
+
+    @property
+    def overrides(self) -> list[Override]:
+        """What the user changed."""
+        return [
+            Override(name, THRESHOLDS[name].values[self._dtype], v)
+            for name, v in self._overrides.items()
+        ]
+
+
+def read_overrides(file: Path) -> dict[str, float]:
+    """A YAML mapping of threshold names to numbers.
+
+    Raises:
+        UserError: unreadable, not such a mapping, or an unknown name (the message gives the
+            nearest).
+    """
+    try:
+        values = read_yaml(file)
+    except OSError as error:
+        raise UserError(f"{file}: cannot read the thresholds: {error.strerror}") from error
+    if not isinstance(values, dict):
+        raise UserError(
+            f"{file}: expected a mapping of threshold names to numbers, got {type(values).__name__}"
+        )
+    for name in values:
+        if name not in THRESHOLDS:
+            near = difflib.get_close_matches(clip(name), THRESHOLDS, n=1)
+            hint = f" Did you mean {near[0]}?" if near else f" There are {', '.join(THRESHOLDS)}."
+            raise UserError(f"{file}: no threshold {clip(name)}.{hint}")
+    return {name: _number(value, f"{file}: {clip(name)}") for name, value in values.items()}
+
+
+def _number(value: object, where: str) -> float:
+    """A number; YAML 1.1 takes ``1e-3`` for a text."""
+    try:
+        number = float("nan") if isinstance(value, bool) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        number = float("nan")
+    if not 0 <= number < float("inf"):
+        raise UserError(f"{where}: expected a number of at least 0, got {quote(value)}")
+    return number

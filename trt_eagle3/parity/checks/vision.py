@@ -1,0 +1,38 @@
+"""Checks of the vision tower: visual embeddings and deepstack levels of every prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.parity.checks.check_recorder import Measurements
+from trt_eagle3.parity.checks.evidence import Evidence
+from trt_eagle3.parity.metrics import RowErrors, errors_or_infinite
+from trt_eagle3.parity.reference.target import VisionStates
+
+__all__ = ["check_deepstack", "check_visual_embeds"]
+
+
+def _seen(e: Evidence) -> Iterator[tuple[str, Mapping[str, Tensor], VisionStates]]:
+    """Case, the engine's outputs and the expected ones, of prompts with images or videos."""
+    for expected in e.expected:
+        if expected.vision is not None and expected.answer.vision is not None:
+            yield expected.answer.name, expected.answer.vision.outputs, expected.vision
+
+
+def check_visual_embeds(e: Evidence, m: Measurements) -> None:
+    """Visual embeddings."""
+    for case, found, expected in _seen(e):
+        errors = errors_or_infinite(found["visual_embeds"], expected.visual_embeds)
+        m.add_rows(RowErrors(case, "visual_embeds", errors))
+
+
+def check_deepstack(e: Evidence, m: Measurements) -> None:
+    """Every deepstack level; one that is missing is an infinite error."""
+    for case, found, expected in _seen(e):
+        levels = found.get("deepstack", torch.empty(0))
+        for i, level in enumerate(expected.deepstack):
+            ours = levels[i] if i < len(levels) else torch.empty(0)
+            m.add_rows(RowErrors(case, f"deepstack.{i}", errors_or_infinite(ours, level)))

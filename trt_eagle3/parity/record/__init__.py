@@ -1,0 +1,1 @@
+"""Record: the prompts, the engine's answers to them, and what its graphs were given and gave."""

@@ -1,0 +1,217 @@
+"""Answers: every case without speculation and with it, or sampled, and the recorded forwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.decode.request import Generation
+from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.multimodal import ModelInputs
+from trt_eagle3.parity.record.engine import Forward, RecordingEngine
+from trt_eagle3.parity.record.workload import Case
+
+__all__ = ["Answer", "SampledAnswer", "answer_cases", "kept_columns", "sample_cases"]
+
+# of one verify forward; of more (big vocabularies, big trees) only some columns are kept
+_MAX_LOGITS = 4_000_000
+_KEPT_COLUMNS = 8192
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One case and what the engine made of it.
+
+    Attributes:
+        inputs: as the engine's processor prepared them.
+        autoregressive, speculative: tokens of the answer, without and with speculation; of a bundle
+            without a draft none are speculative.
+        vision: the recorded run of the vision graph. autoregressive_forwards: those of the target
+            without speculation. speculative_forwards: those of all graphs with speculation.
+        accepted_lengths: tokens that each verify forward emitted.
+        text: of the autoregressive answer, as it was streamed.
+    """
+
+    case: Case
+    inputs: ModelInputs
+    autoregressive: tuple[int, ...]
+    speculative: tuple[int, ...]
+    vision: Forward | None
+    autoregressive_forwards: Sequence[Forward]
+    speculative_forwards: Sequence[Forward]
+    accepted_lengths: tuple[int, ...]
+    text: str = ""
+
+    @property
+    def name(self) -> str:
+        """The case's."""
+        return self.case.name
+
+    @property
+    def prompt_len(self) -> int:
+        """P."""
+        return len(self.inputs.token_ids)
+
+    @cached_property
+    def token_ids(self) -> Tensor:
+        """int64 [P + A]: prompt and autoregressive answer."""
+        return torch.cat([self.inputs.token_ids, torch.tensor(self.autoregressive)])
+
+    @property
+    def num_rows(self) -> int:
+        """P + A - 1: the last token is no row."""
+        return len(self.token_ids) - 1
+
+    @cached_property
+    def visual_rows(self) -> Tensor:
+        """bool [P + A - 1]."""
+        rows = torch.zeros(self.num_rows, dtype=torch.bool)
+        rows[: self.prompt_len] = self.inputs.visual_rows
+        return rows
+
+    @cached_property
+    def agreed(self) -> int:
+        """Tokens at the start of the answer that are the same with speculation and without."""
+        pairs = zip(self.autoregressive, self.speculative, strict=False)
+        same = [a == b for a, b in pairs]
+        return same.index(False) if False in same else len(same)
+
+
+def answer_cases(
+    engine: RecordingEngine, cases: Sequence[Case], max_tokens: int, progress: Callable[[], object]
+) -> list[Answer]:
+    """Answer every case; end tokens do not end an answer: each has ``max_tokens``, or as many as
+    the limits let it.
+    """
+    return [_answer(engine, case, max_tokens, progress) for case in cases]
+
+
+def _answer(
+    engine: RecordingEngine, case: Case, max_tokens: int, progress: Callable[[], object]
+) -> Answer:
+    q = case.question
+    inputs = engine.prepare(q.prompt, q.images, q.videos)
+    found, forwards = _generate(engine, case, max_tokens, None, speculation=False)
+    answer = Answer(
+        case=case,
+        inputs=inputs,
+        autoregressive=found.token_ids,
+        speculative=(),
+        vision=_vision_of(engine, forwards, inputs),
+        autoregressive_forwards=[f for f in forwards if f.graph == "target"],
+        speculative_forwards=[],
+        accepted_lengths=(),
+        text=found.text,
+    )
+    if engine.manifest is not None:
+        answer = _with_speculation(engine, answer, max_tokens)
+    progress()
+    return answer
+
+
+def _with_speculation(engine: RecordingEngine, answer: Answer, max_tokens: int) -> Answer:
+    columns = kept_columns(engine)
+    found, forwards = _generate(engine, answer.case, max_tokens, columns, speculation=True)
+    return replace(
+        answer,
+        speculative=found.token_ids,
+        speculative_forwards=forwards,
+        accepted_lengths=found.accepted_lengths,
+    )
+
+
+def _generate(
+    engine: RecordingEngine,
+    case: Case,
+    max_tokens: int,
+    columns: Tensor | None,
+    **options: Any,
+) -> tuple[Generation, list[Forward]]:
+    """Answer one case; what was recorded meanwhile, of the target's logits these ``columns``."""
+    q = case.question
+    engine.take()
+    engine.recording.columns = columns
+    found = engine.generate(
+        q.prompt,
+        images=q.images,
+        videos=q.videos,
+        max_tokens=max_tokens,
+        ignore_eos=True,
+        **options,
+    )
+    return found, engine.take()
+
+
+def _vision_of(
+    engine: RecordingEngine, forwards: Sequence[Forward], inputs: ModelInputs
+) -> Forward | None:
+    seen = next((f for f in forwards if f.graph == "vision"), None)
+    if seen is None:
+        return None
+    merged = engine.spec.vision.spatial_merge_size**2
+    return without_padding(seen, int(inputs.grid_thw.prod(1).sum()), merged)
+
+
+def without_padding(run: Forward, patches: int, merged: int) -> Forward:
+    """A run of the vision graph over its first ``patches``: on CUDA a bucket's follow
+    (``decode/runner.py``).
+
+    ``merged``: patches of a visual token.
+    """
+    tokens, starts = patches // merged, run.inputs["frame_starts"]
+    inputs = {
+        name: x[:patches] if name == "patches" else x[..., :patches]
+        for name, x in run.inputs.items()
+    }
+    inputs["frame_starts"] = starts[: int((starts < patches).sum()) + 1]
+    outputs = {name: x[..., :tokens, :] for name, x in run.outputs.items()}
+    return Forward(run.graph, inputs, outputs)
+
+
+@dataclass(frozen=True)
+class SampledAnswer:
+    """A sampled answer: the tokens [P] of its prompt, its own, and the target's recorded runs."""
+
+    name: str
+    prompt_ids: Tensor
+    tokens: tuple[int, ...]
+    forwards: Sequence[Forward]
+
+
+def sample_cases(
+    engine: RecordingEngine,
+    cases: Sequence[Case],
+    max_tokens: int,
+    sampling: SamplingParams,
+    progress: Callable[[], object],
+) -> list[SampledAnswer]:
+    """Answer by chance, with speculation where the whole logits of its forwards can be kept; seeds
+    count from 0.
+    """
+    whole = engine.manifest is not None and kept_columns(engine) is None
+    found = []
+    for seed, case in enumerate(cases):
+        options = {"speculation": whole, "sampling": replace(sampling, seed=seed)}
+        answer, forwards = _generate(engine, case, max_tokens, None, **options)
+        q = case.question
+        ids = engine.prepare(q.prompt, q.images, q.videos).token_ids
+        targets = [f for f in forwards if f.graph == "target"]
+        found.append(SampledAnswer(case.name, ids, answer.token_ids, targets))
+        progress()
+    engine.recording.columns = kept_columns(engine)
+    return found
+
+
+def kept_columns(engine: RecordingEngine, batch_size: int = 1) -> Tensor | None:
+    """Columns of verify logits of so many sequences that are kept: None for all of them."""
+    vocab, speculation = engine.spec.text.vocab_size, engine.record.config.speculation
+    nodes = speculation.num_draft_tokens or speculation.steps * max(1, speculation.topk) + 1
+    if batch_size * vocab * nodes <= _MAX_LOGITS:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    return torch.randperm(vocab, generator=generator)[:_KEPT_COLUMNS].sort().values

@@ -1,0 +1,102 @@
+"""Batched answers: every prompt at once, as in service.
+
+Alone, a prompt runs in the first row of a batch, over fresh pages that never run out. Here all are
+asked together, twice, the second time over fewer pages than they need: prefixes are reused,
+sequences preempted and computed again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from trt_eagle3.decode.answer import Answer as Reply
+from trt_eagle3.decode.request import Generation, Request
+from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.parity.record.answers import Answer, kept_columns
+from trt_eagle3.parity.record.engine import Forward, RecordingEngine
+
+__all__ = ["ROUNDS", "BatchedAnswers", "answer_batched"]
+
+ROUNDS = 2
+"""The second finds the pages of the first, and has too few."""
+
+
+@dataclass(frozen=True)
+class BatchedAnswers:
+    """All prompts asked at once.
+
+    Attributes:
+        replies: by round, in the order of the cases. forwards: of the target. columns: kept of its
+            logits; None: all.
+        alike: by round, whether it speculated as each prompt alone did.
+        preempted: how many sequences had to make room. reused: prompt rows found in the prefix
+            cache.
+    """
+
+    replies: Sequence[Sequence[Generation]]
+    forwards: Sequence[Forward]
+    columns: Tensor | None
+    alike: Sequence[bool]
+    preempted: int
+    reused: int
+
+
+def answer_batched(
+    engine: RecordingEngine,
+    answers: Sequence[Answer],
+    max_tokens: int,
+    progress: Callable[[], object],
+) -> BatchedAnswers:
+    """Ask all cases again, at once; the second round speculates by the bundle's own plan."""
+    served = engine.served
+    engine.take()
+    engine.begin_service()
+    engine.recording.only = "target"
+    engine.recording.columns = kept_columns(engine, engine.limits.max_batch_size)
+    replies = []
+    for number in range(ROUNDS):
+        if number:
+            engine.leave_pages(_num_pages(engine, answers))
+            engine.use_plan(served or engine.plan)
+        replies.append(_ask(engine, answers, max_tokens))
+        progress()
+    now = engine.metrics()
+    found = BatchedAnswers(
+        replies=replies,
+        forwards=engine.take(),
+        columns=engine.recording.columns,
+        alike=[True] + [served is None] * (ROUNDS - 1),
+        preempted=now.preempted,
+        reused=now.reused_tokens,
+    )
+    engine.recording.only, engine.recording.columns = None, kept_columns(engine)
+    return found
+
+
+def _num_pages(engine: RecordingEngine, answers: Sequence[Answer]) -> int:
+    """Pages for a batch's prompts and first cycles, but not for all of its answers; enough for
+    the longest alone.
+    """
+    size, most = engine.page_size, engine.limits.max_batch_size
+    prompts = sum(-(-(a.prompt_len + engine.num_tree_rows) // size) for a in answers[:most])
+    longest = max(a.prompt_len + len(a.autoregressive) + engine.num_tree_rows for a in answers)
+    return max(prompts, -(-min(longest, engine.limits.max_seq_len) // size))
+
+
+def _ask(engine: RecordingEngine, answers: Sequence[Answer], max_tokens: int) -> list[Generation]:
+    """All at once, or as many as may wait; each has its own reader, as in service."""
+    found: list[Generation] = []
+    wave = engine.limits.max_waiting
+    sampling = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    for start in range(0, len(answers), wave):
+        questions = [answer.case.question for answer in answers[start : start + wave]]
+        asked = engine.submit_together(
+            [Request(q.prompt, q.images, q.videos, sampling) for q in questions]
+        )
+        with ThreadPoolExecutor(len(asked)) as readers:
+            found += readers.map(Reply.finish, asked)
+    return found

@@ -1,0 +1,152 @@
+"""The draft's side of a record: committed rows and, cycle by cycle, the rows it drafted on its own
+features.
+
+Shapes: n committed rows, S rows of a forward, Hd draft hidden, Vd draft vocab, k * H aux states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.parity.record.engine import Forward
+from trt_eagle3.parity.record.trace import Rows, logits_of, positions_of, rows_of
+
+__all__ = ["Committed", "Cycle", "Drafted", "read_draft_forwards"]
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """One row that the draft ran.
+
+    Attributes:
+        embeds: [Hd]. position: [3]. features: [Hd], what it gave. logits: [Vd] or None where none
+            was wanted.
+        parent: row of its cycle, -1 for the last committed row; it is at ``depth`` 1 then. seen:
+            rows of the cycle.
+    """
+
+    embeds: Tensor
+    position: Tensor
+    features: Tensor
+    logits: Tensor | None
+    parent: int = -1
+    depth: int = 0
+    seen: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Committed(Drafted):
+    """A row with true features:
+
+    ``aux`` [k * H] went into ``fuse``, ``fused`` [Hd] came out and into the draft.
+    """
+
+    aux: Tensor = field(default_factory=lambda: torch.empty(0))
+    fused: Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """What was drafted after ``length`` committed rows; ``verify``: the forward over it."""
+
+    length: int
+    rows: list[Drafted]
+    verify: Forward | None = None
+
+
+@dataclass(frozen=True)
+class DraftRecord:
+    """All that the draft ran for one answer. ``forwards``: its own, in order."""
+
+    committed: dict[int, Committed]
+    cycles: list[Cycle]
+    forwards: list[Forward]
+
+
+def read_draft_forwards(forwards: Sequence[Forward], prompt_len: int) -> DraftRecord:
+    """Sort a speculative run into committed rows and cycles.
+
+    A draft forward whose first features are a row of the last ``fuse`` commits rows; every other
+    one drafts a level.
+    """
+    committed: dict[int, Committed] = {}
+    cycles: list[Cycle] = []
+    level: list[Drafted] = []
+    fused: Forward | None = None
+    for p in forwards:
+        if p.graph == "fuse":
+            fused = p
+        elif p.graph == "draft":
+            rows = rows_of(p)
+            place = _place_in(fused, rows.cut(p.inputs["features"])[0])
+            if fused is not None and place is not None:
+                committed |= _commit(p, rows, fused, place)
+            else:
+                level += _level(p, rows, len(committed))
+        elif p.graph == "target" and rows_of(p).past >= prompt_len:
+            cycles.append(Cycle(rows_of(p).past, level, p))
+            level = []
+    if level:
+        cycles.append(Cycle(len(committed), level))
+    return DraftRecord(committed, cycles, [p for p in forwards if p.graph == "draft"])
+
+
+def _place_in(fused: Forward | None, features: Tensor) -> int | None:
+    """Which row of the last fuse these features are."""
+    if fused is None:
+        return None
+    same = (fused.outputs["features"] == features).all(dim=-1).nonzero().flatten()
+    return int(same[0]) if len(same) else None
+
+
+def _rows(p: Forward, rows: Rows) -> list[Drafted]:
+    logits = {logit.row - rows.start: logit.values for logit in logits_of(p)}
+    parts = (
+        rows.cut(p.inputs["inputs_embeds"]),
+        positions_of(p),
+        rows.cut(p.outputs["features_out"]),
+    )
+    return [
+        Drafted(e, place, out, logits.get(i))
+        for i, (e, place, out) in enumerate(zip(*parts, strict=True))
+    ]
+
+
+def _commit(p: Forward, rows: Rows, fused: Forward, place: int) -> dict[int, Committed]:
+    given = rows.cut(p.inputs["features"])
+    aux = fused.inputs["aux_hidden_states"][place : place + rows.count]
+    return {
+        rows.start + i: Committed(
+            r.embeds, r.position, r.features, r.logits, aux=aux[i], fused=given[i]
+        )
+        for i, r in enumerate(_rows(p, rows))
+    }
+
+
+def _level(p: Forward, rows: Rows, length: int) -> list[Drafted]:
+    """Rows of a level.
+
+    They stand in slots from ``length`` on; slots below ``past`` are seen by all of them.
+    """
+    found = []
+    for i, row in enumerate(_rows(p, rows)):
+        own = rows.start + i - length
+        below = range(max(0, rows.past - length))
+        tail = (rows.past - length + j for j, seen in enumerate(rows.mask[i].tolist()) if seen)
+        seen = frozenset({*below, *tail} - {own})
+        found.append(
+            Drafted(
+                row.embeds,
+                row.position,
+                row.features,
+                row.logits,
+                max(seen, default=-1),
+                len(seen) + 1,
+                seen,
+            )
+        )
+    return found

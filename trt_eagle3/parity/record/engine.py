@@ -1,0 +1,284 @@
+"""Recording: what an engine's graphs were given and gave while it answered, with nothing of it
+changed.
+
+Shapes: B rows, S new tokens per row, M masked tail, R rows wanted from the head, V vocab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.target import TargetSpec
+from trt_eagle3.config import LimitsConfig
+from trt_eagle3.decode.answer import Answer
+from trt_eagle3.decode.decoder import Drafting
+from trt_eagle3.decode.llm import LLM
+from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
+from trt_eagle3.decode.metrics import Meter
+from trt_eagle3.decode.plan import TUNING_FILE, Plan, read_plan
+from trt_eagle3.decode.preprocess import PromptPreprocessor
+from trt_eagle3.decode.request import Request
+from trt_eagle3.decode.tree import configured_tree
+from trt_eagle3.engine.bundle import BundleRecord, read_bundle
+from trt_eagle3.engine.embedding import EmbeddingTable
+from trt_eagle3.engine.session import Session
+from trt_eagle3.multimodal import Processor
+
+__all__ = ["Recording", "Forward", "Recorder", "RecordingEngine", "RecordingSession", "replay"]
+
+
+@dataclass(frozen=True)
+class Forward:
+    """One run of a graph: what it was given and gave, on the CPU in the engine's type; caches
+    are left out.
+    """
+
+    graph: str
+    inputs: Mapping[str, Tensor]
+    outputs: Mapping[str, Tensor]
+
+
+@dataclass
+class Recording:
+    """The record, which columns of the target's logits go into it, and of which graph alone
+    (None: of all).
+    """
+
+    forwards: list[Forward] = field(default_factory=list)
+    columns: Tensor | None = None
+    only: str | None = None
+
+
+class RecordingSession:
+    """A session that keeps what forwards through it; implements ``engine.session.Session``."""
+
+    def __init__(self, session: Session, graph: str, recording: Recording) -> None:
+        self._session: Session | None = session
+        self._graph, self._recording = graph, recording
+        self.bound: dict[str, Tensor] = {}
+
+    def drop(self) -> None:
+        """Let the session go, whoever still holds this one."""
+        self._session = None
+
+    @property
+    def _open(self) -> Session:
+        assert self._session is not None, f"{self._graph}: let go already"
+        return self._session
+
+    def bind(self, name: str, tensor: Tensor) -> None:
+        """Let ``tensor`` be the static buffer of input or output ``name``."""
+        self.bound[name] = tensor
+        self._open.bind(name, tensor)
+
+    def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run once; returns the outputs that have no static buffer."""
+        if self._recording.only not in {None, self._graph}:
+            return self._open.run(inputs)
+        given = {name: _copy(tensor) for name, tensor in inputs.items() if "_cache" not in name}
+        outputs = self._open.run(inputs)
+        columns = self._recording.columns if self._graph == "target" else None
+        found = {
+            name: _copy(
+                tensor
+                if columns is None or name != "logits"
+                else tensor[..., columns.to(tensor.device)]
+            )
+            for name, tensor in outputs.items()
+            if "_cache" not in name
+        }
+        self._recording.forwards.append(Forward(self._graph, given, found))
+        return outputs
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True)
+
+
+class Recorder:
+    """Opens recorded sessions: the ``SessionFactory`` of a ``RecordingEngine``.
+
+    Attributes:
+        recording: the record. sessions: those that are open, by graph; the last one of each.
+    """
+
+    def __init__(self) -> None:
+        self.recording = Recording()
+        self.sessions: dict[str, RecordingSession] = {}
+
+    def __call__(
+        self, bundle: LoadedBundle, graph: str, intermediates: Sequence[str] = ()
+    ) -> Session:
+        """A new, recorded session of ``graph``."""
+        session = self.sessions[graph] = RecordingSession(
+            self._open(bundle, graph, intermediates), graph, self.recording
+        )
+        return session
+
+    def _open(self, bundle: LoadedBundle, graph: str, intermediates: Sequence[str]) -> Session:
+        return open_graph_of(bundle, graph, intermediates)
+
+
+class RecordingEngine(LLM):
+    """An engine all of whose graphs are recorded. It speculates as configured, whatever was found
+    to pay here.
+
+    Attributes:
+        recording: the record. plan: the configured tree, always. served: the plan of
+            ``bench --tune``, where there is one.
+    """
+
+    def __init__(self, path: Path, recorder: Recorder | None = None) -> None:
+        config = read_bundle(path).config
+        self.plan = Plan({1: configured_tree(config.speculation)})
+        self._recorder = recorder or Recorder()
+        self.recording, self.sessions = self._recorder.recording, self._recorder.sessions
+        # every row of every prompt is wanted
+        super().__init__(
+            LoadedBundle.open(path, plan=self.plan, sessions=self._recorder), prefix_cache=False
+        )
+        tuned = (path / TUNING_FILE).exists()
+        self.served = read_plan(path, config.speculation, config.engine.device) if tuned else None
+        # bundled prompts lie outside a draft's world: no warning about its acceptance
+        self._meter = Meter(0.0)
+
+    @property
+    def path(self) -> Path:
+        """The bundle's folder."""
+        return self.bundle.path
+
+    @property
+    def record(self) -> BundleRecord:
+        """The bundle's ``bundle.json``."""
+        return self.bundle.record
+
+    @property
+    def spec(self) -> TargetSpec:
+        """The target."""
+        return self.bundle.spec
+
+    @property
+    def manifest(self) -> DraftManifest | None:
+        """The draft."""
+        return self.bundle.manifest
+
+    @property
+    def limits(self) -> LimitsConfig:
+        """What requests may ask for."""
+        return self.bundle.limits
+
+    @property
+    def processor(self) -> Processor:
+        """Tokenizer, chat template and pixel rules."""
+        return self.bundle.processor
+
+    @property
+    def device(self) -> str:
+        """``cpu`` or ``cuda``."""
+        return self.bundle.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of activations and caches."""
+        return self.bundle.dtype
+
+    @property
+    def drafting(self) -> Drafting | None:
+        """The draft's graphs."""
+        return self.bundle.drafting
+
+    @property
+    def embedding(self) -> EmbeddingTable:
+        """The target's token table."""
+        return self.bundle.embedding
+
+    @property
+    def draft_embedding(self) -> EmbeddingTable:
+        """The draft's token table."""
+        return self.bundle.draft_embedding
+
+    @property
+    def page_size(self) -> int:
+        """Rows of a KV page."""
+        return self.bundle.page_size
+
+    def open_graph(self, graph: str, intermediates: Sequence[str] = ()) -> Session:
+        """A new, recorded session of ``graph``."""
+        return self.bundle.open_graph(graph, intermediates)
+
+    def leave_out_draft(self) -> None:
+        """Have no draft; before the first request."""
+        self._use(replace(self.bundle, manifest=None))
+
+    def _use(self, bundle: LoadedBundle) -> None:
+        self.bundle = bundle
+        self._preprocessor = self._make_preprocessor()
+
+    def _make_preprocessor(self) -> PromptPreprocessor:
+        return PromptPreprocessor(self.bundle, digests=True)
+
+    @property
+    def num_tree_rows(self) -> int:
+        """Rows that a cycle wants beyond those of the sequence."""
+        tree = self.plan.tree_for(1) if self.manifest else None
+        return max(tree.num_nodes, tree.num_draft_rows) if tree else 1
+
+    def begin_service(self) -> None:
+        """Answer from now on as in service: prefixes are reused where the bundle does so."""
+        self._started().close()
+        self._core, self._prefix_cache = None, self.limits.prefix_cache
+        self._preprocessor = self._make_preprocessor()
+
+    def submit_together(self, requests: Sequence[Request]) -> list[Answer]:
+        """Start answering all requests together, from the first forward on."""
+        return self._started().submit_together(requests, keeps=self)
+
+    def leave_pages(self, count: int) -> None:
+        """Take pages away, so that sequences have ``count`` from now on; not while requests are
+        in flight.
+        """
+        core = self._started()
+        wanted = core.pool.num_pages - 1 - count
+        if core.prefixes is not None:
+            core.prefixes.evict(max(0, wanted - core.pool.num_free))
+        core.pool.take(max(0, min(wanted, core.pool.num_free)))
+
+    def release(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """Stop answering and let the sessions go, so that others of the same graphs fit; what
+        was bound, by graph.
+        """
+        bound = {graph: session.bound for graph, session in self.sessions.items()}
+        self.close()
+        for session in self.sessions.values():
+            session.drop()
+        self.sessions.clear()
+        return bound
+
+    def take(self) -> list[Forward]:
+        """What was recorded since the last call."""
+        forwards = self.recording.forwards[:]
+        self.recording.forwards.clear()
+        return forwards
+
+
+def replay(
+    session: Session, forwards: Sequence[Forward], bound: Mapping[str, Tensor]
+) -> list[dict[str, Tensor]]:
+    """Run recorded forwards again over the engine's own caches ``bound``; the outputs of each, on
+    the CPU.
+
+    A session with intermediates so gives the tensors inside the graph, of the very forwards that
+    an answer took.
+    """
+    for name, tensor in bound.items():
+        session.bind(name, tensor)
+    return [
+        {n: _copy(t) for n, t in session.run(p.inputs).items() if "_cache" not in n}
+        for p in forwards
+    ]

@@ -1,0 +1,50 @@
+"""Intermediates: tensors inside the engine's graphs, of the forwards that its answers took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import onnx
+from torch import Tensor
+
+from trt_eagle3.parity.record.answers import Answer
+from trt_eagle3.parity.record.engine import RecordingEngine, replay
+from trt_eagle3.parity.record.trace import outputs_of
+
+__all__ = ["layer_intermediates", "tensor_names"]
+
+
+def layer_intermediates(
+    engine: RecordingEngine,
+    bound: Mapping[str, Tensor],
+    answers: Sequence[Answer],
+    progress: Callable[[], object],
+) -> list[dict[str, Tensor]]:
+    """Run each answer's forwards again, over the caches ``bound``, in a session that also returns
+    layer outputs; those [n, H] by name.
+    """
+    known = tensor_names(engine, "target")
+    layers = range(engine.spec.text.num_layers)
+    wanted = [f"layers.{k}.{name}" for k in layers for name in ("output_pre_deepstack", "output")]
+    names = [name for name in wanted if name in known]
+    if not names:
+        return [{} for _ in answers]
+    session = engine.open_graph("target", names)
+    found = []
+    for answer in answers:
+        forwards = answer.autoregressive_forwards
+        outputs = replay(session, forwards, bound)
+        found.append({name: outputs_of(forwards, outputs, name) for name in names})
+        progress()
+    return found
+
+
+def tensor_names(engine: RecordingEngine, graph: str) -> frozenset[str]:
+    """Tensors that a session of ``graph`` can be asked for; none of a TensorRT engine, which
+    cannot be looked into.
+    """
+    file = engine.path / graph / "model.onnx"
+    if engine.record.engine.backend == "tensorrt" or not file.is_file():
+        return frozenset()
+    nodes = onnx.load(file, load_external_data=False).graph.node
+    return frozenset(output for node in nodes for output in node.output)

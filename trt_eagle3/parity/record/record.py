@@ -1,0 +1,97 @@
+"""Record: all that one engine did for the prompts of a validation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.parity.record.answers import (
+    Answer,
+    SampledAnswer,
+    answer_cases,
+    kept_columns,
+    sample_cases,
+)
+from trt_eagle3.parity.record.batching import ROUNDS, BatchedAnswers, answer_batched
+from trt_eagle3.parity.record.engine import RecordingEngine
+from trt_eagle3.parity.record.intermediates import layer_intermediates
+from trt_eagle3.parity.record.workload import Case
+
+__all__ = ["NUM_SAMPLED", "SAMPLING", "Record", "Stage", "record_answers", "record_engine"]
+
+# warm, so that few tokens tell chance from certainty
+SAMPLING = SamplingParams(temperature=2.5, top_p=0.95)
+NUM_SAMPLED = 3
+"""Cases that are answered by chance."""
+
+Stage = Callable[[str, int], AbstractContextManager[Callable[[], object]]]
+"""Times a named stage of so many steps; gives what counts one."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one engine did; its sessions are closed, and others of the same graphs fit.
+
+    Attributes:
+        bound: the static buffers of its sessions, caches among them, by graph and name.
+        intermediates: by answer, the target's layer outputs [n, H] by name.
+        columns: of the vocabulary, those of verify logits that were kept; None: all.
+        target_ids: int64 [Vd], the target's id of each draft id; None without a draft.
+    """
+
+    engine: RecordingEngine
+    answers: Sequence[Answer]
+    bound: Mapping[str, Mapping[str, Tensor]]
+    intermediates: Sequence[Mapping[str, Tensor]]
+    columns: Tensor | None = None
+    sampled: Sequence[SampledAnswer] = ()
+    batched: BatchedAnswers | None = None
+    target_ids: Tensor | None = None
+
+
+def record_engine(
+    engine: RecordingEngine,
+    cases: Sequence[Case],
+    max_tokens: int,
+    stage: Stage,
+    *,
+    sampling: bool = True,
+    batching: bool = True,
+) -> Record:
+    """Answer all cases, some by chance, and all at once; then close the engine's sessions."""
+    chance = cases[:NUM_SAMPLED] if sampling else []
+    with stage("answers", len(cases) + len(chance)) as step:
+        answers = answer_cases(engine, cases, max_tokens, step)
+        sampled = sample_cases(engine, chance, max_tokens, SAMPLING, step)
+    batched = None
+    if batching:
+        with stage("batches", ROUNDS) as step:
+            batched = answer_batched(engine, answers, max_tokens, step)
+    columns, target_ids = kept_columns(engine), _target_ids(engine)
+    with stage("intermediate tensors", len(cases)) as step:
+        bound = engine.release()
+        intermediates = layer_intermediates(engine, bound["target"], answers, step)
+    return Record(engine, answers, bound, intermediates, columns, sampled, batched, target_ids)
+
+
+def record_answers(
+    engine: RecordingEngine, cases: Sequence[Case], max_tokens: int, step: Callable[[], object]
+) -> Record:
+    """Answer all cases, nothing more; then close the engine's sessions."""
+    answers = answer_cases(engine, cases, max_tokens, step)
+    bound = engine.release()
+    intermediates = layer_intermediates(engine, bound["target"], answers, step)
+    return Record(engine, answers, bound, intermediates)
+
+
+def _target_ids(engine: RecordingEngine) -> Tensor | None:
+    """As decoding looks them up, for every draft id."""
+    if engine.manifest is None or engine.drafting is None:
+        return None
+    ids = torch.arange(engine.manifest.draft_vocab_size)
+    return engine.drafting.proposer.runner.target_ids(ids.to(engine.device)).cpu()

@@ -1,0 +1,130 @@
+"""Reading a record: which row of the sequence every recorded value belongs to.
+
+Shapes: B rows of a forward, S new tokens, M masked tail, n rows of the sequence, R rows wanted from
+the head, L deepstack levels, T tree nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.parity.record.engine import Forward
+
+__all__ = [
+    "Logits",
+    "Rows",
+    "all_rows_of",
+    "deepstack_of",
+    "embeds_of",
+    "logits_of",
+    "outputs_of",
+    "positions_of",
+    "rows_of",
+]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The real rows of a forward over one sequence: ``count`` of them at batch row ``batch``.
+
+    Attributes:
+        past: rows of the sequence that all of them see. first: where the first stands after those.
+        mask: bool [count, M]. shape: (B, S).
+    """
+
+    batch: int
+    past: int
+    first: int
+    count: int
+    mask: Tensor
+    shape: tuple[int, int]
+
+    @property
+    def start(self) -> int:
+        """Slot of the first row."""
+        return self.past + self.first
+
+    def cut(self, values: Tensor) -> Tensor:
+        """[count, H] of values [B, S, H] or, flat, [B * S, H]."""
+        if values.ndim < 3:
+            values = values.unflatten(0, self.shape)
+        return values[self.batch, : self.count]
+
+
+def rows_of(p: Forward) -> Rows:
+    """The rows of a forward over exactly one sequence, as an answer alone makes them."""
+    found = all_rows_of(p)
+    assert len(found) == 1, f"{p.graph}: a forward over {len(found)} sequences"
+    return found[0]
+
+
+def all_rows_of(p: Forward) -> list[Rows]:
+    """The rows of every sequence in a forward."""
+    counts, mask = p.inputs["query_lengths"], p.inputs["tree_mask"]
+    real = counts.nonzero().flatten().tolist()
+    if len(real) > 1:  # idle rows of a fixed batch may count one token, on the page of no sequence
+        real = [b for b in real if int(p.inputs["page_table"][b, 0])]
+    num_batch, num_new, tail = mask.shape
+    past = p.inputs["past_lengths"]
+    return [
+        Rows(
+            b,
+            int(past[b]),
+            tail - num_new,
+            int(counts[b]),
+            mask[b, : int(counts[b])],
+            (num_batch, num_new),
+        )
+        for b in real
+    ]
+
+
+def embeds_of(forwards: Iterable[Forward]) -> Tensor:
+    """[n, H]: the token embeddings of forwards that follow each other."""
+    return torch.cat([rows_of(p).cut(p.inputs["inputs_embeds"]) for p in forwards])
+
+
+def positions_of(p: Forward) -> Tensor:
+    """[count, 3] of one forward."""
+    rows = rows_of(p)
+    return p.inputs["position_ids"][:, rows.batch, : rows.count].T
+
+
+def deepstack_of(forwards: Iterable[Forward]) -> Tensor:
+    """[n, L, H] of forwards that follow each other."""
+    found = []
+    for p in forwards:
+        rows = rows_of(p)
+        found.append(p.inputs["deepstack_embeds"][:, rows.batch, : rows.count].transpose(0, 1))
+    return torch.cat(found)
+
+
+def outputs_of(
+    forwards: Sequence[Forward], outputs: Sequence[Mapping[str, Tensor]], name: str
+) -> Tensor:
+    """[n, ...] of output or intermediate ``name`` over forwards that follow each other."""
+    return torch.cat(
+        [rows_of(p).cut(found[name]) for p, found in zip(forwards, outputs, strict=True)]
+    )
+
+
+@dataclass(frozen=True)
+class Logits:
+    """Logits of one row of the sequence (or of one tree node): [V]."""
+
+    row: int
+    values: Tensor
+
+
+def logits_of(p: Forward, rows: Rows | None = None) -> Iterator[Logits]:
+    """What the forward gave, by the slot of its row; ``rows``: of one sequence of several."""
+    rows = rows or rows_of(p)
+    seen = set()
+    for place, token in enumerate(p.inputs["logit_rows"][rows.batch].tolist()):
+        if token < rows.count and token not in seen:  # padding repeats a row
+            seen.add(token)
+            yield Logits(rows.start + token, p.outputs["logits"][rows.batch, place])

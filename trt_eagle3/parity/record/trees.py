@@ -1,0 +1,49 @@
+"""Trees in a record: which node of a verify forward stands on which row of the sequence.
+
+Shapes: T tree nodes, m rows of the sequence, H hidden, V vocab.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.parity.record.engine import Forward
+from trt_eagle3.parity.record.trace import Rows, logits_of
+
+__all__ = ["node_logits", "parents_of", "path_rows"]
+
+
+def node_logits(f: Forward, rows: Rows) -> dict[int, Tensor]:
+    """Logits [V] by node, of a forward over a tree."""
+    return {logit.row - rows.start: logit.values for logit in logits_of(f, rows)}
+
+
+def parents_of(mask: Tensor) -> list[int]:
+    """Each node's parent by a mask bool [T, T]: its last other visible one; -1 for the root."""
+    parents = []
+    for i, row in enumerate(mask.tolist()):
+        seen = [j for j, visible in enumerate(row) if visible and j != i]
+        parents.append(seen[-1] if seen else -1)
+    return parents
+
+
+def path_rows(f: Forward, rows: Rows, table: Tensor) -> dict[int, int]:
+    """Sequence row -> node, for the nodes of a verify forward that hold the sequence's own tokens.
+
+    Args:
+        table: [m, H]: embeddings of the sequence's tokens; the root holds token ``past``.
+    """
+    embeds = rows.cut(f.inputs["inputs_embeds"])
+    if rows.past >= len(table) or not torch.equal(embeds[0], table[rows.past]):
+        return {}
+    parents = parents_of(rows.mask)
+    found, node, row = {rows.past: 0}, 0, rows.past
+    while row + 1 < len(table):
+        children = [i for i, parent in enumerate(parents) if parent == node]
+        child = next((i for i in children if torch.equal(embeds[i], table[row + 1])), None)
+        if child is None:
+            break
+        node, row = child, row + 1
+        found[row] = node
+    return found

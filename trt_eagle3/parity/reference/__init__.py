@@ -1,0 +1,1 @@
+"""Reference: what PyTorch computes of the same prompts, weights read again from the checkpoints."""

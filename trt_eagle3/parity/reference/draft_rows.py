@@ -1,0 +1,117 @@
+"""Draft rows: what the draft was given and made of it, against the reference's own.
+
+Logits of whole drafts would fill the memory, so that they are compared answer by answer and only
+errors are kept. Shapes: n committed rows, k aux layers, H target hidden, Hd draft hidden, Vd draft
+vocab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.parity.metrics import Compared, RowErrors, row_errors
+from trt_eagle3.parity.record.cycles import Committed, DraftRecord, read_draft_forwards
+from trt_eagle3.parity.reference.compared_draft import ComparedDraft, logit_errors
+from trt_eagle3.parity.reference.draft import DraftRows
+from trt_eagle3.parity.reference.draft_cycles import CycleState, DraftCycles
+from trt_eagle3.parity.reference.drafting import Acceptance, DraftReference
+from trt_eagle3.parity.reference.expected import ExpectedAnswer
+
+__all__ = ["compare_drafts"]
+
+
+def compare_drafts(
+    reference: DraftReference,
+    expected: Sequence[ExpectedAnswer],
+    progress: Callable[[], object],
+) -> tuple[list[ComparedDraft], Acceptance]:
+    """Compare every answer's draft rows, and count what would have been accepted."""
+    found, acceptance = [], Acceptance()
+    for e in expected:
+        record = read_draft_forwards(e.answer.speculative_forwards, e.answer.prompt_len)
+        draft = ComparedDraft(e.answer.name, record)
+        rows = _committed(e, record)
+        if rows:
+            _compare_answer(reference, e, rows, draft, acceptance)
+        found.append(draft)
+        progress()
+    return found, acceptance
+
+
+def _committed(e: ExpectedAnswer, record: DraftRecord) -> list[Committed]:
+    """The rows that stand on the answer, as far as it is the same without speculation."""
+    # of a row, the token one ahead must be known too
+    until = e.answer.prompt_len + e.answer.agreed - 1
+    rows: list[Committed] = []
+    while len(rows) < until and len(rows) in record.committed:
+        rows.append(record.committed[len(rows)])
+    return rows
+
+
+def _compare_answer(
+    reference: DraftReference,
+    e: ExpectedAnswer,
+    rows: Sequence[Committed],
+    draft: ComparedDraft,
+    acceptance: Acceptance,
+) -> None:
+    features = _compare_aux(reference, e, rows, draft)
+    embeds, positions = _compare_inputs(reference, e, rows, draft)
+    first = e.answer.prompt_len - 1
+    found = _run_rows(reference, features, embeds, positions, first)
+    _compare_rows(rows, found, first, draft)
+    logits = found.logits.cpu()  # of rows from ``first`` on
+    cycles = [c for c in draft.record.cycles if first < c.length <= len(rows)]
+    states = [
+        CycleState(c, found.features[c.length - 1], logits[c.length - 1 - first]) for c in cycles
+    ]
+    DraftCycles(reference, e, rows, draft).run(states, found.memory, acceptance)
+
+
+def _compare_aux(
+    reference: DraftReference, e: ExpectedAnswer, rows: Sequence[Committed], draft: ComparedDraft
+) -> Tensor:
+    """The aux rows that went into ``fuse``, and the features [n, Hd] that should have come out."""
+    layers = reference.manifest.aux_layers
+    aux = torch.stack([r.aux for r in rows])
+    for k, part in zip(layers, aux.chunk(len(layers), dim=-1), strict=True):
+        errors = row_errors(part, e.aux[k][: len(rows)])
+        draft.aux.append(RowErrors(draft.case, f"aux_hidden_states[out({k})]", errors))
+    features = reference.draft.fuse(aux.to(reference.target.device))
+    errors = row_errors(torch.stack([r.fused for r in rows]), features)
+    draft.fused.append(RowErrors(draft.case, "features", errors))
+    return features
+
+
+def _compare_inputs(
+    reference: DraftReference, e: ExpectedAnswer, rows: Sequence[Committed], draft: ComparedDraft
+) -> tuple[Tensor, Tensor]:
+    """The embeddings and positions that the rows should have been given."""
+    embeds = reference.prompt_embeds(e.answer, rows[0].embeds.dtype)[: len(rows)]
+    positions = reference.positions(torch.arange(len(rows)), e.positions)
+    given = torch.stack([r.embeds for r in rows])
+    draft.inputs_embeds.append(Compared(draft.case, "inputs_embeds", given, embeds))
+    given = torch.stack([r.position for r in rows])
+    draft.position_ids.append(Compared(draft.case, "position_ids", given, positions))
+    return embeds, positions
+
+
+def _run_rows(
+    reference: DraftReference, features: Tensor, embeds: Tensor, positions: Tensor, first: int
+) -> DraftRows:
+    """Step 0, from true features; logits of rows from ``first`` on."""
+    mask = torch.ones(len(embeds), len(embeds), dtype=torch.bool).tril()
+    wanted = torch.arange(min(first, len(embeds)), len(embeds))
+    return reference.draft.run(embeds.to(features), features, positions.T, mask, logit_rows=wanted)
+
+
+def _compare_rows(
+    rows: Sequence[Committed], found: DraftRows, first: int, draft: ComparedDraft
+) -> None:
+    errors = row_errors(torch.stack([r.features for r in rows]), found.features)
+    draft.features.append(RowErrors(draft.case, "features_out.step0", errors))
+    ours = [r.logits for r in rows[first:]]
+    draft.logits += logit_errors(draft.case, "logits.step0", ours, found.logits.cpu())

@@ -1,0 +1,102 @@
+"""The draft's side of a reference: the draft of a checkpoint with the tables around it, and counts
+of acceptance.
+
+Shapes: n rows of a sequence, Hd draft hidden, Vd draft vocab.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.tensor_index import read_tensor
+from trt_eagle3.config import SpeculationConfig
+from trt_eagle3.parity.record.answers import Answer
+from trt_eagle3.parity.reference.draft import ReferenceDraft
+from trt_eagle3.parity.reference.target import TargetReference
+
+__all__ = ["Acceptance", "DraftReference"]
+
+
+@dataclass
+class Acceptance:
+    """Cycles in which a position was reached, and accepted there, by the engine and by the
+    reference draft.
+    """
+
+    reached: list[int] = field(default_factory=list)
+    engine: list[int] = field(default_factory=list)
+    reference: list[int] = field(default_factory=list)
+
+    def add(self, depth: int, engine: int, reference: int) -> None:
+        """One cycle whose tree is ``depth`` deep; lengths without the bonus token."""
+        for counts in (self.reached, self.engine, self.reference):
+            counts += [0] * (depth - len(counts))
+        for position in range(depth):
+            self.reached[position] += 1
+            self.engine[position] += engine > position
+            self.reference[position] += reference > position
+
+
+@dataclass(frozen=True)
+class DraftReference:
+    """The draft of a checkpoint with the tables around it."""
+
+    draft: ReferenceDraft
+    target: TargetReference
+    speculation: SpeculationConfig
+
+    @property
+    def manifest(self) -> DraftManifest:
+        """As the checkpoint says, read again."""
+        return self.draft.manifest
+
+    def embed(self, token_ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """[n, Hd] on the CPU: the draft's own table or the target's."""
+        if self.manifest.embedding == "target":
+            return self.target.embed(token_ids).cpu().to(dtype)
+        return read_tensor(self.manifest.tensors["embed_tokens.weight"])[token_ids].to(dtype)
+
+    def target_ids(self, draft_ids: Tensor) -> Tensor:
+        """int64: target ids of draft ids."""
+        d2t = self.draft.weights.get("d2t")
+        return draft_ids if d2t is None else draft_ids + d2t[draft_ids]
+
+    def prompt_embeds(self, answer: Answer, dtype: torch.dtype) -> Tensor:
+        """[P + A - 1, Hd]: row t has token t + 1, or what the manifest puts at image rows."""
+        m, embeds = self.manifest, self.embed(answer.token_ids[1:], dtype)
+        if m.image_rows == "vision" and answer.vision is not None:
+            visual = answer.vision.outputs["visual_embeds"].to(dtype)
+            for image, row in enumerate(answer.visual_rows.nonzero().flatten().tolist()):
+                place = row - 1 if m.image_rows_rotated else row
+                if place >= 0:
+                    embeds[place] = visual[image]
+        return embeds
+
+    def positions(self, rows: Tensor, target_positions: Tensor) -> Tensor:
+        """[m, 3]: where draft ``rows`` stand.
+
+        ``target_positions`` [n + 1, 3] end with text; so do rows past them.
+        """
+        m = self.manifest
+        delta = int(target_positions[-1, 0]) - (len(target_positions) - 1)
+        wanted = rows + m.position_shift
+        if m.positions == "linear":
+            return wanted[:, None].expand(-1, 3)
+        known = len(target_positions)
+        late = (wanted + delta)[:, None].expand(-1, 3)
+        places = torch.where(
+            (wanted < known)[:, None], target_positions[wanted.clamp(max=known - 1)], late
+        )
+        return places[:, :1].expand(-1, 3) if m.positions == "temporal" else places
+
+    @property
+    def width(self) -> int:
+        """Best tokens of a node that a tree may take."""
+        config = self.speculation
+        if config.tree is not None:
+            return 1 + max(rank for path in config.tree for rank in path)
+        return 1 if config.mode == "chain" else config.topk

@@ -1,0 +1,103 @@
+"""Expected answers: what the reference makes of one answer's prompt and rows.
+
+Shapes: n rows of a sequence, H hidden, A tokens of an answer, V vocab, N visual rows, L deepstack
+levels, k aux layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.multimodal import ModelInputs
+from trt_eagle3.parity.metrics import RowErrors
+from trt_eagle3.parity.record.answers import Answer
+from trt_eagle3.parity.record.record import Record
+from trt_eagle3.parity.reference.processor import ProcessorReference, ReferenceInputs
+from trt_eagle3.parity.reference.target import TargetReference, VisionStates
+
+__all__ = ["ExpectedAnswer", "expect_prompts"]
+
+
+def _nothing() -> Tensor:
+    return torch.empty(0)
+
+
+@dataclass
+class ExpectedAnswer:
+    """What the reference makes of one answer; the target's rows are filled layer by layer.
+
+    Attributes:
+        intermediates: the engine's layer outputs [n, H] by graph name; empty where its session
+            gives none.
+        positions: [n + 1, 3]. inputs: the prompt's, None where the reference cannot prepare it.
+            text: of the answer, None where nobody decodes it again.
+        vision: of the prompt's images. hidden: [n, H], after the layers that have run.
+        aux: [n, H] by layer. logits: float32 [A, V], of every token of the answer.
+        layer_errors, step_errors, aux_errors: of decoder layers end to end, of each alone, and of
+            the aux hidden states; compared while a layer's output is in memory.
+    """
+
+    answer: Answer
+    intermediates: Mapping[str, Tensor]
+    positions: Tensor
+    inputs: ModelInputs | ReferenceInputs | None = None
+    text: str | None = None
+    vision: VisionStates | None = None
+    hidden: Tensor = field(default_factory=_nothing)
+    logits: Tensor = field(default_factory=_nothing)
+    aux: dict[int, Tensor] = field(default_factory=dict)
+    layer_errors: list[RowErrors] = field(default_factory=list)
+    step_errors: list[RowErrors] = field(default_factory=list)
+    aux_errors: list[RowErrors] = field(default_factory=list)
+
+    @property
+    def levels(self) -> Tensor:
+        """[L, N, H]: the deepstack levels; L = 0 without images."""
+        return self.vision.deepstack if self.vision else torch.empty(0, 0, 0)
+
+
+def expect_prompts(
+    record: Record,
+    reference: TargetReference,
+    processor: ProcessorReference,
+    progress: Callable[[], object],
+) -> list[ExpectedAnswer]:
+    """Prepare every prompt with the reference: its inputs, what it sees, where its rows stand."""
+    found = []
+    for answer, intermediates in zip(record.answers, record.intermediates, strict=True):
+        inputs = processor(answer.case.question)
+        text = processor.text(answer.autoregressive)
+        progress()
+        vision = _encode_images(reference, _comparable(answer.inputs, inputs))
+        positions = _positions(reference, answer)
+        found.append(ExpectedAnswer(answer, intermediates, positions, inputs, text, vision))
+        progress()
+    return found
+
+
+def _comparable(ours: ModelInputs, theirs: ReferenceInputs | None) -> ModelInputs | ReferenceInputs:
+    """The reference's inputs, or the engine's own where they are another prompt: the checks that
+    follow look at the rest of the engine.
+    """
+    same = theirs is not None and all(
+        torch.equal(a, b)
+        for a, b in ((ours.token_ids, theirs.token_ids), (ours.grid_thw, theirs.grid_thw))
+    )
+    return theirs if same and theirs is not None else ours
+
+
+def _encode_images(
+    reference: TargetReference, inputs: ModelInputs | ReferenceInputs
+) -> VisionStates | None:
+    return reference.vision(inputs.patches, inputs.grid_thw) if len(inputs.patches) else None
+
+
+def _positions(reference: TargetReference, answer: Answer) -> Tensor:
+    """[n + 1, 3]: where every row of the sequence stands, as transformers counts."""
+    prompt, delta = reference.rope_index(answer.inputs.token_ids, answer.inputs.grid_thw)
+    decoded = torch.arange(answer.prompt_len, answer.num_rows + 1) + delta
+    return torch.cat([prompt, decoded.expand(3, -1)], dim=1).T

@@ -1,0 +1,142 @@
+"""Proposals: which tokens the engine drafted in a cycle, and which the reference would have.
+
+The tokens are known by their embeddings. Shapes: Hd draft hidden, Vd draft vocab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.parity.record.cycles import Cycle
+from trt_eagle3.parity.record.trace import rows_of
+from trt_eagle3.parity.record.trees import parents_of
+from trt_eagle3.parity.reference.compared_draft import Proposals
+from trt_eagle3.parity.reference.drafting import DraftReference
+
+__all__ = ["CycleState", "read_proposals"]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of a verified tree: rank among its parent's best, tokens from the root, draft row
+    if it has one.
+    """
+
+    parent: int
+    rank: int
+    path: tuple[int | None, ...]
+    row: int | None
+
+
+class CycleState:
+    """A cycle in the making: what the reference has given for its rows, and what the engine's
+    rows turn out to be.
+    """
+
+    def __init__(self, cycle: Cycle, features: Tensor, logits: Tensor) -> None:
+        self.cycle, self._root, self._root_logits = cycle, features, logits
+        self._features: dict[int, Tensor] = {}
+        self._logits: dict[int, Tensor] = {}
+        self.tokens: dict[int, int | None] = {}
+        self.nodes: list[Node] = []
+
+    def features(self, row: int) -> Tensor:
+        """[Hd]: what the reference feeds to the children of a row; -1 is the last committed one."""
+        return self._root if row < 0 else self._features[row]
+
+    def put(self, row: int, features: Tensor, logits: Tensor) -> None:
+        """Note what the reference made of a row."""
+        self._features[row], self._logits[row] = features, logits
+
+    def ancestors(self, row: int) -> set[int]:
+        """Rows of this cycle above a row."""
+        found = set()
+        while (row := self.cycle.rows[row].parent) >= 0:
+            found.add(row)
+        return found
+
+    def path(self, row: int) -> tuple[int | None, ...]:
+        """Tokens from the root to a drafted row."""
+        above = [*sorted(self.ancestors(row)), row]
+        return tuple(self.tokens[i] for i in above)
+
+    def reference_length(self, truth: list[int], reference: DraftReference) -> int:
+        """How many true tokens the reference's ranks would have put into a tree of this shape."""
+        node, length, logits = 0, 0, self._root_logits
+        for token in truth:
+            children = {n.rank: i for i, n in enumerate(self.nodes) if n.parent == node and i}
+            if not children:
+                break
+            best = reference.target_ids(logits.topk(max(children) + 1).indices).tolist()
+            rank = best.index(token) if token in best else -1
+            if rank not in children:
+                break
+            length += 1
+            node = children[rank]
+            row = self.nodes[node].row
+            if row is None or self.nodes[node].path[-1] != token:
+                break
+            logits = self._logits[row]
+        return length
+
+
+def read_proposals(s: CycleState, root: Tensor | None, reference: DraftReference) -> Proposals:
+    """Find the token of every drafted row and node, which must be among the best of its parent.
+
+    Args:
+        root: [Vd], the engine's draft logits of the last committed row. ``s.tokens`` and
+            ``s.nodes`` are filled in.
+    """
+    wrong = [*_read_rows(s, root, reference), *_read_nodes(s, root, reference)]
+    count = len(s.cycle.rows) + max(0, len(s.nodes) - 1)
+    return Proposals(s.cycle.length, count, wrong)
+
+
+def _read_rows(s: CycleState, root: Tensor | None, reference: DraftReference) -> Iterator[str]:
+    for i, row in enumerate(s.cycle.rows):
+        parent = None if row.parent < 0 else s.cycle.rows[row.parent]
+        best = _best(root if parent is None else parent.logits, reference)
+        rank = _same_row(reference.embed(best, row.embeds.dtype), row.embeds)
+        s.tokens[i] = None if rank is None else int(best[rank])
+        whole = parent is None or row.seen == parent.seen | {row.parent}
+        if rank is None or not whole:
+            yield f"drafted row {i} at depth {row.depth}"
+
+
+def _read_nodes(s: CycleState, root: Tensor | None, reference: DraftReference) -> Iterator[str]:
+    """Rank and draft row of every node of the verified tree."""
+    if s.cycle.verify is None:
+        return
+    rows = rows_of(s.cycle.verify)
+    embeds = rows.cut(s.cycle.verify.inputs["inputs_embeds"])
+    by_path = {s.path(i): i for i in range(len(s.cycle.rows))}
+    s.nodes.append(Node(-1, 0, (), None))
+    for node, parent in enumerate(parents_of(rows.mask)[1:], start=1):
+        best = _best(_logits_of(s, s.nodes[parent], root), reference)
+        rank = _same_row(reference.target.embed(best).cpu().to(embeds.dtype), embeds[node])
+        path = (*s.nodes[parent].path, None if rank is None else int(best[rank]))
+        s.nodes.append(Node(parent, -1 if rank is None else rank, path, by_path.get(path)))
+        if rank is None:
+            yield f"node {node} at depth {len(path)}"
+
+
+def _logits_of(s: CycleState, node: Node, root: Tensor | None) -> Tensor | None:
+    if node.path == ():
+        return root
+    return None if node.row is None else s.cycle.rows[node.row].logits
+
+
+def _best(logits: Tensor | None, reference: DraftReference) -> Tensor:
+    """Target ids of the best draft tokens of a row, as many as a tree may take."""
+    if logits is None:
+        return torch.empty(0, dtype=torch.int64)
+    return reference.target_ids(logits.topk(min(reference.width, len(logits))).indices)
+
+
+def _same_row(rows: Tensor, wanted: Tensor) -> int | None:
+    same = (rows == wanted).all(dim=-1).nonzero().flatten() if len(rows) else torch.empty(0)
+    return int(same[0]) if len(same) else None

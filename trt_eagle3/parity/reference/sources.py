@@ -1,0 +1,75 @@
+"""Where the checkpoints of a bundle are, and that they are those it was built from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from trt_eagle3.checkpoint.draft import read_draft
+from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.source import resolve_checkpoint
+from trt_eagle3.checkpoint.target import TargetSpec
+from trt_eagle3.checkpoint.target_reader import read_target
+from trt_eagle3.engine.bundle import header_digest
+from trt_eagle3.engine.weight_locations import TABLE_FILE
+from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.parity.record.engine import RecordingEngine
+
+__all__ = ["find_checkpoint", "read_sources"]
+
+
+def find_checkpoint(engine: RecordingEngine, role: str, given: str | None = None) -> Path:
+    """The checkpoint of ``role`` (``target`` or ``draft``): the one given, else where the build
+    found it.
+
+    Raises:
+        UserError: it is gone, or holds other weight files than those that the bundle was built
+            from.
+    """
+    source = engine.record.sources[role]
+    path = resolve_checkpoint(given) if given else Path(source.path)
+    if not path.is_dir():
+        try:
+            path = resolve_checkpoint(source.checkpoint, source.revision)
+        except (UserError, EnvironmentMissingError) as error:
+            raise UserError(
+                f"{source.path}: the {role} that {engine.path} was built from is not there any "
+                f"more; the reference reads its weights. Name its folder: --{role} PATH"
+            ) from error
+    _check_files(engine, role, path)
+    return path
+
+
+def _check_files(engine: RecordingEngine, role: str, path: Path) -> None:
+    """By content: a file of the Hub's cache was recorded by its blob's name.
+
+    The table beside TensorRT engines is no checkpoint's file; their weights are known by what they
+    compute.
+    """
+    there = {(file.stat().st_size, header_digest(file)) for file in path.glob("*.safetensors")}
+    if not there:
+        return  # converted on reading (pytorch_model.bin)
+    for location, expected in engine.record.sources[role].files.items():
+        if location != TABLE_FILE and (expected.size, expected.header_sha256) not in there:
+            raise UserError(
+                f"{path}: not the {role} that {engine.path} was built from (size or header of "
+                f"{Path(location).name} differs). Name the right folder, --{role} PATH, or rebuild "
+                "the bundle."
+            )
+
+
+def read_sources(
+    engine: RecordingEngine, target: str | None = None, draft: str | None = None
+) -> tuple[TargetSpec, DraftManifest | None]:
+    """Spec and manifest, read again from the checkpoints with the build's overrides."""
+    spec = read_target(find_checkpoint(engine, "target", target))
+    config = engine.record.config.draft
+    if config is None:
+        return spec, None
+    overrides: Mapping[str, Any] = config.overrides
+    manifest = read_draft(find_checkpoint(engine, "draft", draft), spec, overrides)
+    if manifest.head == "target":
+        tensors = {**manifest.tensors, "lm_head.weight": spec.tensors["lm_head.weight"]}
+        manifest = manifest.__class__(**{**vars(manifest), "tensors": tensors})
+    return spec, manifest

@@ -1,0 +1,107 @@
+"""Target rows: all sequences through the reference's layers together, each layer loaded once.
+
+What a layer gives is compared at once and let go; only errors, aux states and logits are kept.
+Shapes: n rows of a sequence, H hidden, L deepstack levels, k aux layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.parity.metrics import RowErrors, row_errors
+from trt_eagle3.parity.record.trace import deepstack_of, embeds_of, outputs_of
+from trt_eagle3.parity.reference.expected import ExpectedAnswer
+from trt_eagle3.parity.reference.target import Rope, TargetLayer, TargetReference, add_deepstack
+
+__all__ = ["run_layers"]
+
+
+def run_layers(
+    reference: TargetReference,
+    expected: Sequence[ExpectedAnswer],
+    manifest: DraftManifest | None,
+    progress: Callable[[], object],
+) -> None:
+    """Fill in each answer's layer errors, aux hidden states and logits."""
+    ropes = [reference.rope(e.positions[:-1].T) for e in expected]
+    for e in expected:
+        e.hidden = _embeds(reference, e)
+    for layer in reference.layers():
+        for e, rope in zip(expected, ropes, strict=True):
+            _run_layer(reference, e, layer, rope, manifest)
+        progress()
+    for e in expected:
+        e.aux_errors = _aux_errors(e, manifest)
+    _run_head(reference, expected)
+
+
+def _embeds(reference: TargetReference, e: ExpectedAnswer) -> Tensor:
+    """[n, H]: of the tokens, and of the images in their rows."""
+    hidden = reference.embed(e.answer.token_ids[:-1])
+    rows = e.answer.visual_rows
+    visual = e.vision.visual_embeds if e.vision else hidden.new_zeros(0, hidden.shape[1])
+    if len(visual) == int(rows.sum()):
+        hidden[rows] = visual.to(hidden)
+    return hidden
+
+
+def _run_layer(
+    reference: TargetReference,
+    e: ExpectedAnswer,
+    layer: TargetLayer,
+    rope: Rope,
+    manifest: DraftManifest | None,
+) -> None:
+    before = layer(e.hidden, rope)
+    e.hidden = add_deepstack(before, e.levels, layer.index, e.answer.visual_rows)
+    if manifest is not None and layer.index in manifest.aux_layers:
+        e.aux[layer.index] = (before if manifest.aux_pre_deepstack else e.hidden).cpu()
+    name = f"layers.{layer.index}.output"
+    if name in e.intermediates:
+        errors = row_errors(e.intermediates[name], e.hidden)
+        e.layer_errors.append(RowErrors(e.answer.name, name, errors))
+        e.step_errors += _step_errors(reference, e, layer, rope)
+
+
+def _step_errors(
+    reference: TargetReference, e: ExpectedAnswer, layer: TargetLayer, rope: Rope
+) -> list[RowErrors]:
+    """One layer alone, from the engine's own input; then the deepstack level on top of that."""
+    forwards, k, found = e.answer.autoregressive_forwards, layer.index, []
+    given = e.intermediates[f"layers.{k - 1}.output"] if k else embeds_of(forwards)
+    expected = layer(given.to(reference.device, reference.dtype), rope)
+    name = f"layers.{k}.output_pre_deepstack"
+    pre = e.intermediates.get(name)
+    if pre is not None:
+        found.append(RowErrors(e.answer.name, name, row_errors(pre, expected)))
+        expected = pre.to(expected)
+    if k < reference.num_deepstack:
+        levels = deepstack_of(forwards)
+        expected = expected + (levels[:, k].to(expected) if k < levels.shape[1] else 0)
+    name = f"layers.{k}.output"
+    errors = row_errors(e.intermediates[name], expected)
+    return [*found, RowErrors(e.answer.name, name, errors)]
+
+
+def _aux_errors(e: ExpectedAnswer, manifest: DraftManifest | None) -> list[RowErrors]:
+    forwards = e.answer.autoregressive_forwards
+    if manifest is None or "aux_hidden_states" not in forwards[0].outputs:
+        return []
+    found = outputs_of(forwards, [f.outputs for f in forwards], "aux_hidden_states")
+    parts = zip(manifest.aux_layers, found.chunk(len(manifest.aux_layers), dim=-1), strict=True)
+    return [
+        RowErrors(e.answer.name, f"aux_hidden_states[out({k})]", row_errors(part, e.aux[k]))
+        for k, part in parts
+    ]
+
+
+def _run_head(reference: TargetReference, expected: Sequence[ExpectedAnswer]) -> None:
+    """Logits of every answer token; the hidden states are let go."""
+    rows = [e.hidden[e.answer.prompt_len - 1 :] for e in expected]
+    logits = reference.head(reference.norm(torch.cat(rows))).split([len(r) for r in rows])
+    for e, found in zip(expected, logits, strict=True):
+        e.logits, e.hidden = found.float(), torch.empty(0)

@@ -1,0 +1,1 @@
+"""Report: what the checks found, as data, as a page, and as a JUnit file."""

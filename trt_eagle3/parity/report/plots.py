@@ -1,0 +1,210 @@
+"""The report's plots, as inline SVG whose colours follow the page's theme."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from trt_eagle3.parity.report.result import Report
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["acceptance", "layer_errors", "lengths", "margins"]
+
+# Stand-ins that matplotlib draws with, each replaced by a variable of the page's style sheet.
+_COLOURS = {
+    "ink": "#010101",
+    "muted": "#010202",
+    "grid": "#010303",
+    "first": "#010404",
+    "second": "#010505",
+    "good": "#010606",
+    "warn": "#010707",
+    "bad": "#010808",
+}
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "trt-eagle3",
+    "font.family": "sans-serif",
+    "font.size": 9.5,
+    "text.color": _COLOURS["ink"],
+    "axes.edgecolor": _COLOURS["muted"],
+    "axes.labelcolor": _COLOURS["ink"],
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": _COLOURS["muted"],
+    "ytick.color": _COLOURS["muted"],
+    "xtick.labelcolor": _COLOURS["ink"],
+    "ytick.labelcolor": _COLOURS["ink"],
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": _COLOURS["grid"],
+    "grid.linewidth": 0.8,
+    "legend.frameon": False,
+}
+_LEAST = 1e-9  # shown in place of an error of zero on a logarithmic axis
+
+
+def layer_errors(report: Report) -> str:
+    """Error of every decoder layer, end to end and of its own step, with both tolerances; empty
+    without layers.
+    """
+    shown = report.layers
+    if not shown:
+        return ""
+    limits = {g.name: g.tolerance for g in report.checks}
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        for field, check, colour, label in (
+            ("output", "target.layers", "first", "after all layers up to here (p95)"),
+            ("step", "target.layer_steps", "second", "this layer alone (worst row)"),
+        ):
+            values = [getattr(e, field) for e in shown]
+            if all(v is None for v in values):
+                continue
+            heights = [math.nan if v is None else max(_finite(v), _LEAST) for v in values]
+            axes.plot(
+                range(len(shown)), heights, "o-", ms=4, lw=1.6, color=_COLOURS[colour], label=label
+            )
+            axes.axhline(limits[check], ls="--", lw=1.2, color=_COLOURS[colour], alpha=0.8)
+            axes.annotate(
+                f"allowed {limits[check]:.0e}",
+                (1, limits[check]),
+                xycoords=("axes fraction", "data"),
+                xytext=(0, 3 if field == "output" else -11),
+                textcoords="offset points",
+                ha="right",
+                fontsize=8.5,
+                color=_COLOURS[colour],
+            )
+        axes.set_yscale("log")
+        low, high = axes.get_ylim()
+        axes.set_ylim(low / 2, high * 4)
+        axes.set_xlabel("decoder layer")
+        axes.set_ylabel("relative L2 error")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(
+            loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, fontsize=9, borderaxespad=0.2
+        )
+
+    return _svg(draw)
+
+
+def margins(report: Report) -> str:
+    """How sure the reference was of each answer token, and where the engine said another; empty
+    without tokens.
+    """
+    if not report.margins:
+        return ""
+    bins = [i / 20 for i in range(21)]
+
+    def draw(axes: Axes) -> None:
+        kinds = (
+            ("same", "first", "same token"),
+            ("tie", "warn", "tie"),
+            ("failure", "bad", "mismatch"),
+        )
+        values = [[m for m, verdict in report.margins if verdict == kind] for kind, _, _ in kinds]
+        labels = [
+            f"{label} ({len(found)})" for (_, _, label), found in zip(kinds, values, strict=True)
+        ]
+        colours = [_COLOURS[colour] for _, colour, _ in kinds]
+        axes.hist(values, bins=bins, stacked=True, color=colours, label=labels, rwidth=0.9)
+        axes.set_yscale("symlog", linthresh=1)
+        axes.set_ylim(0, None)
+        axes.yaxis.set_major_formatter(lambda y, _: f"{y:.0f}")
+        axes.set_xlim(0, 1)
+        axes.set_xlabel("probability of the reference's best token, less that of its second")
+        axes.set_ylabel("answer tokens")
+        axes.legend(
+            loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, fontsize=9, borderaxespad=0.2
+        )
+
+    return _svg(draw)
+
+
+def acceptance(report: Report) -> str:
+    """Share of cycles that accept at each draft position, engine and reference side by side;
+    empty without a draft.
+    """
+    found = report.acceptance
+    if found is None:
+        return ""
+
+    def draw(axes: Axes) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        places = range(len(found.engine))
+        for shift, values, colour, label in (
+            (-0.2, found.engine, "first", "engine"),
+            (0.2, found.reference, "second", "reference draft"),
+        ):
+            bars = axes.bar(
+                [p + shift for p in places], values, 0.36, color=_COLOURS[colour], label=label
+            )
+            axes.bar_label(bars, [f"{100 * v:.0f}" for v in values], fontsize=8, padding=2)
+        axes.set_ylim(0, min(1.12, 1.25 * max(*found.engine, *found.reference, 0.05)))
+        axes.set_xticks(list(places), [str(p + 1) for p in places])
+        axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+        axes.yaxis.set_major_formatter(lambda y, _: f"{100 * y:.0f}%")
+        axes.set_xlabel("draft position")
+        axes.set_ylabel("cycles that accept it")
+        axes.grid(visible=False, axis="x")
+        axes.legend(
+            loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, fontsize=9, borderaxespad=0.2
+        )
+
+    return _svg(draw)
+
+
+def lengths(report: Report) -> str:
+    """Tokens that each verify forward emitted; empty without a draft."""
+    found = report.acceptance
+    if found is None or not found.lengths:
+        return ""
+
+    def draw(axes: Axes) -> None:
+        bars = axes.bar(
+            list(found.lengths), list(found.lengths.values()), 0.7, color=_COLOURS["first"]
+        )
+        axes.bar_label(bars, fontsize=8, padding=2)
+        axes.set_xticks(range(1, max(found.lengths) + 1))
+        axes.margins(y=0.12)
+        axes.set_xlabel("tokens of one verify forward, bonus token included")
+        axes.set_ylabel("verify forwards")
+        axes.grid(visible=False, axis="x")
+
+    return _svg(draw)
+
+
+def _finite(value: float) -> float:
+    return value if value < float("inf") else 1e3
+
+
+def _svg(draw: Callable[[Axes], None]) -> str:
+    """An SVG element of what ``draw`` puts on a pair of axes."""
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(6.4, 3.3), layout="constrained")
+        draw(figure.subplots())
+        stream = io.StringIO()
+        metadata: dict[str, Any] = {"Date": None, "Creator": None}
+        figure.savefig(stream, format="svg", transparent=True, metadata=metadata)
+    text = stream.getvalue()
+    text = text[text.index("<svg") :]
+    for name, colour in _COLOURS.items():
+        text = text.replace(colour, f"var(--{name})")
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    return re.sub(
+        r'(<svg[^>]*?) width="[^"]*"',
+        r'\1 role="img"',
+        re.sub(r' height="[^"]*"', "", text, count=1),
+    )

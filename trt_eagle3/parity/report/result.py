@@ -1,0 +1,298 @@
+"""The report as data: what ``report.json`` holds. ``docs/validate.md`` describes every key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, WithJsonSchema
+from rich.table import Table
+
+from trt_eagle3.errors import CheckFailedError
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "AcceptanceResult",
+    "DiagnosisResult",
+    "CheckResult",
+    "LayerError",
+    "MismatchResult",
+    "OverrideResult",
+    "PromptResult",
+    "Report",
+    "Subject",
+]
+
+SCHEMA_VERSION = 2
+_NEARLY = 0.9
+
+_Number = Annotated[float, WithJsonSchema({"anyOf": [{"type": "number"}, {"const": "Infinity"}]})]
+"""A number; infinity, which JSON lacks, is the text ``Infinity``."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings")
+
+
+class Subject(_Part):
+    """A bundle: what was checked, or what it was checked against.
+
+    Attributes:
+        max_seq_len: of its limits. draft_overrides: fields that its config sets over what the
+            draft's files say.
+    """
+
+    path: str
+    name: str
+    backend: str
+    device: str
+    dtype: str
+    tool_version: str
+    created_at: str
+    target: str
+    draft: str | None
+    max_seq_len: int
+    draft_overrides: Mapping[str, str]
+
+
+class CheckResult(_Part):
+    """One check: one line of the report.
+
+    Attributes:
+        measured: the worst value; None where the check was skipped. comparison: ``<=`` or ``>=``,
+            to ``tolerance``.
+        count, failed: measurements, and those out of tolerance. case, tensor, row: of the worst.
+        threshold: the name to override it by. origin: why that tolerance. reason: why it was
+            skipped.
+    """
+
+    name: str
+    stage: str
+    title: str
+    status: Literal["passed", "failed", "skipped"]
+    metric: str
+    comparison: Literal["<=", ">="]
+    tolerance: _Number
+    threshold: str
+    overridden: bool
+    origin: str
+    measured: _Number | None = None
+    count: int = 0
+    failed: int = 0
+    case: str = ""
+    tensor: str = ""
+    row: int | None = None
+    detail: str = ""
+    reason: str = ""
+
+
+class DiagnosisResult(_Part):
+    """What went wrong first: the earliest stage, and the first tensor in it that left its
+    tolerance.
+    """
+
+    stage: str
+    check: str
+    case: str
+    tensor: str
+    row: int | None
+    value: _Number
+    bound: _Number
+    detail: str
+
+
+class MismatchResult(_Part):
+    """A token that is not the expected one; margins are logits of the reference
+    (``parity.checks.tokens.Mismatch``).
+    """
+
+    check: str
+    case: str
+    step: int
+    expected: int
+    got: int
+    expected_text: str
+    got_text: str
+    margin: float
+    expected_margin: float
+    got_margin: float
+    bound: float
+    verdict: Literal["tie", "failure"]
+    first_tensor: str | None
+
+
+class OverrideResult(_Part):
+    """A tolerance that the user set."""
+
+    name: str
+    ours: float
+    used: float
+
+
+class PromptResult(_Part):
+    """One prompt."""
+
+    name: str
+    kind: str
+    prompt: str
+    prompt_tokens: int
+    visual_tokens: int
+    answer_tokens: int
+    answer: str
+    failed_checks: tuple[str, ...]
+
+
+class LayerError(_Part):
+    """A decoder layer's error over all prompts: of its output, end to end, and of its own step
+    alone.
+    """
+
+    layer: int
+    output: _Number | None
+    step: _Number | None
+
+
+class AcceptanceResult(_Part):
+    """By position of the draft, of the cycles that could have accepted there.
+
+    Attributes:
+        lengths: tokens a verify forward emitted -> forwards.
+    """
+
+    cycles: tuple[int, ...]
+    engine: tuple[float, ...]
+    reference: tuple[float, ...]
+    lengths: Mapping[int, int]
+
+
+class Report(_Part):
+    """A validation.
+
+    Attributes:
+        mode: ``reference`` (a bundle against PyTorch) or ``compare`` (a bundle against another).
+        reference: what the expected values come from, in words.
+        left_out: prompts of the suite that the bundle's limits do not take.
+        margins: per token of the plain answers, the reference's top-2 margin in probability, and
+            the verdict.
+        seconds: per stage. peak_memory: bytes of this process, or None where the system does not
+            say.
+    """
+
+    schema_version: int = SCHEMA_VERSION
+    mode: Literal["reference", "compare"]
+    passed: bool
+    created_at: str
+    tool_version: str
+    bundle: Subject
+    other: Subject | None
+    reference: str
+    suite: str
+    checks: tuple[CheckResult, ...]
+    diagnosis: DiagnosisResult | None
+    mismatches: tuple[MismatchResult, ...]
+    overrides: tuple[OverrideResult, ...]
+    prompts: tuple[PromptResult, ...]
+    left_out: tuple[str, ...]
+    layers: tuple[LayerError, ...]
+    acceptance: AcceptanceResult | None
+    margins: tuple[tuple[float, Literal["same", "tie", "failure"]], ...]
+    seconds: Mapping[str, float]
+    peak_memory: int | None
+
+    def to_json(self) -> str:
+        """The text of ``report.json``."""
+        return self.model_dump_json(indent=2)
+
+    def check(self) -> None:
+        """Raise where a check failed.
+
+        Raises:
+            CheckFailedError: the first of them, and what was found.
+        """
+        failed = [g.name for g in self.checks if g.status == "failed"]
+        if not failed:
+            return
+        found = self.diagnosis
+        where = (
+            f"; first in {found.stage}: {found.tensor} ({found.value:.3g}, allowed "
+            f"{found.bound:.3g})"
+            if found
+            else ""
+        )
+        raise CheckFailedError(
+            f"{self.bundle.path}: {len(failed)} checks failed: {', '.join(failed)}{where}"
+        )
+
+    def table(self) -> Table:
+        """The checks, one line each, for a terminal of any width."""
+        table = Table(box=None, pad_edge=False, header_style="bold", expand=True)
+        for name in ("", "check", "measured", "allowed", "what"):
+            table.add_column(
+                name, no_wrap=True, overflow="ellipsis", ratio=1 if name == "what" else None
+            )
+        marks = {"passed": "[green]ok[/]", "failed": "[red]FAIL[/]", "skipped": "[dim]--[/]"}
+        for g in self.checks:
+            star = " *" if g.overridden else ""
+            measured = "" if g.measured is None else _short(g.measured)
+            allowed = "" if g.measured is None else f"{g.comparison} {g.tolerance:.8g}{star}"
+            title = f"{g.title}: {g.reason}" if g.status == "skipped" else g.title
+            table.add_row(marks[g.status], g.name, measured, allowed, title)
+        return table
+
+    @property
+    def not_checked(self) -> tuple[str, ...]:
+        """What a passed report does not say: checks that were skipped and why, prompts left out,
+        rows never run.
+        """
+        reasons: dict[str, list[str]] = {}
+        for g in self.checks:
+            if g.status == "skipped":
+                reasons.setdefault(g.reason, []).append(g.name)
+        found = [f"{', '.join(names)} ({reason})" for reason, names in reasons.items()]
+        if self.left_out:
+            found.append(
+                f"the suite's prompts {', '.join(self.left_out)} (longer than this bundle's limits)"
+            )
+        longest = max((p.prompt_tokens + p.answer_tokens for p in self.prompts), default=0)
+        if longest < _NEARLY * self.bundle.max_seq_len:
+            found.append(
+                f"sequences longer than {longest} of max_seq_len {self.bundle.max_seq_len} tokens"
+            )
+        return tuple(found)
+
+    def lines(self, files: tuple[str, ...]) -> list[str]:
+        """What follows the table: where checks failed, what the user changed, what was not
+        checked, the sum, files.
+        """
+        found = [f"FAIL {g.name}: {_place(g)}" for g in self.checks if g.status == "failed"]
+        found += [
+            f"* tolerance set by the user: {o.name} = {o.used:g} instead of {o.ours:g}"
+            for o in self.overrides
+        ]
+        found += [
+            f"the draft is read as the config says: {name} = {value}"
+            for name, value in self.bundle.draft_overrides.items()
+        ]
+        found += [f"not checked: {what}" for what in self.not_checked]
+        ties = sum(m.verdict == "tie" for m in self.mismatches)
+        failed = sum(g.status == "failed" for g in self.checks)
+        held = sum(g.status == "passed" for g in self.checks)
+        count, tokens = len(self.prompts), len(self.margins)
+        asked = f"{count} prompt{'s' if count > 1 else ''}, {tokens} tokens"
+        seconds = sum(self.seconds.values())
+        skipped = len(self.checks) - held - failed
+        sums = f"{held} checks hold, {failed} failed, {skipped} skipped"
+        found.append(f"{sums}; {asked}, {ties} ties; {seconds:.1f} s")
+        return [*found, *(f"wrote {file}" for file in files)]
+
+
+def _place(check: CheckResult) -> str:
+    """Where a check failed first."""
+    row = "" if check.row is None else f"row {check.row}"
+    more = f", and {check.failed - 1} more" if check.failed > 1 else ""
+    return ", ".join(filter(None, (check.case, check.tensor, row, check.detail))) + more
+
+
+def _short(value: float) -> str:
+    """Three digits, and those after 0.9999 that tell it from one."""
+    return f"{value:.8g}" if 0.99 < value < 1 else f"{value:.3g}"

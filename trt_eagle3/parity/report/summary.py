@@ -1,0 +1,214 @@
+"""From what was measured to the report."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Literal
+
+from trt_eagle3.parity.checks.check_recorder import CheckRecorder, Measurement, Measurements
+from trt_eagle3.parity.checks.diagnose import Diagnosis, first_tensor
+from trt_eagle3.parity.checks.evidence import Evidence
+from trt_eagle3.parity.checks.mismatch import Mismatch
+from trt_eagle3.parity.metrics import margins
+from trt_eagle3.parity.record.answers import Answer
+from trt_eagle3.parity.record.engine import RecordingEngine
+from trt_eagle3.parity.report.result import (
+    AcceptanceResult,
+    CheckResult,
+    DiagnosisResult,
+    LayerError,
+    MismatchResult,
+    OverrideResult,
+    PromptResult,
+    Report,
+    Subject,
+)
+
+__all__ = ["Found", "summarise"]
+
+_MAX_TEXT = 400
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """All that a validation found."""
+
+    recorder: CheckRecorder
+    evidence: Evidence
+    diagnosis: Diagnosis | None
+    seconds: Mapping[str, float]
+
+
+def summarise(
+    found: Found,
+    *,
+    suite: str,
+    reference: str,
+    mode: Literal["reference", "compare"] = "reference",
+    other: RecordingEngine | None = None,
+    left_out: Sequence[str] = (),
+) -> Report:
+    """The report."""
+    checks = tuple(_check(m) for m in found.recorder.values())
+    diagnosis = found.diagnosis
+    return Report(
+        mode=mode,
+        passed=all(g.status != "failed" for g in checks),
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        tool_version=version("trt-eagle3"),
+        bundle=_subject(found.evidence.engine),
+        other=_subject(other) if other else None,
+        reference=reference,
+        suite=suite,
+        checks=checks,
+        diagnosis=DiagnosisResult(**dataclasses.asdict(diagnosis)) if diagnosis else None,
+        mismatches=tuple(_mismatch(found.recorder, m) for m in found.recorder.mismatches),
+        overrides=tuple(
+            OverrideResult(**dataclasses.asdict(o)) for o in found.recorder.thresholds.overrides
+        ),
+        prompts=tuple(_prompt(found, answer) for answer in found.evidence.answers),
+        left_out=tuple(left_out),
+        layers=_layers(found.recorder),
+        acceptance=_acceptance(found),
+        margins=_margins(found),
+        seconds=found.seconds,
+        peak_memory=peak_memory(),
+    )
+
+
+def _subject(engine: RecordingEngine) -> Subject:
+    record = engine.record
+    draft = record.sources.get("draft")
+    return Subject(
+        path=str(engine.path),
+        name=record.config.name,
+        backend=record.engine.backend,
+        device=record.config.engine.device,
+        dtype=record.engine.dtype,
+        tool_version=record.tool_version,
+        created_at=record.created_at,
+        target=record.sources["target"].checkpoint,
+        draft=draft.checkpoint if draft else None,
+        max_seq_len=record.config.limits.max_seq_len,
+        draft_overrides={k: json.dumps(v) for k, v in record.config.draft.overrides.items()}
+        if record.config.draft
+        else {},
+    )
+
+
+def _check(m: Measurements) -> CheckResult:
+    failures, worst = m.failures, m.worst
+    shown = failures[0] if failures else worst
+    reason = m.skipped or "nothing of its kind in these prompts"
+    return CheckResult(
+        name=m.check.name,
+        stage=m.check.stage,
+        title=m.check.title,
+        status="skipped" if worst is None else "failed" if failures else "passed",
+        metric=m.limit.metric,
+        comparison="<=" if m.limit.better == "low" else ">=",
+        tolerance=m.limit.value,
+        threshold=m.limit.name,
+        overridden=m.limit.overridden,
+        origin=m.limit.origin,
+        measured=None if worst is None else worst.value,
+        count=len(m.taken),
+        failed=len(failures),
+        case=shown.case if shown else "",
+        tensor=shown.tensor if shown else "",
+        row=shown.row if shown else None,
+        detail=_detail(m, shown, failed=bool(failures)),
+        reason="" if worst else reason,
+    )
+
+
+def _detail(m: Measurements, shown: Measurement | None, *, failed: bool) -> str:
+    """Of a failure its own; else what the check has counted over all prompts."""
+    if shown is None:
+        return ""
+    counted = ", ".join(f"{n} {what}" for what, n in m.counts.items() if n)
+    return counted if m.counts and not failed else shown.detail
+
+
+def _mismatch(recorder: CheckRecorder, m: Mismatch) -> MismatchResult:
+    first = first_tensor(recorder, m.case) if m.verdict == "failure" else None
+    return MismatchResult(**dataclasses.asdict(m), first_tensor=first)
+
+
+def _prompt(found: Found, answer: Answer) -> PromptResult:
+    failed = [
+        name
+        for name, measured in found.recorder.items()
+        if any(m.case == answer.name for m in measured.failures)
+    ]
+    return PromptResult(
+        name=answer.name,
+        kind=answer.case.kind,
+        prompt=_short(answer.case.question.prompt),
+        prompt_tokens=answer.prompt_len,
+        visual_tokens=int(answer.inputs.visual_rows.sum()),
+        answer_tokens=len(answer.autoregressive),
+        answer=_short(found.evidence.decode(answer.autoregressive)),
+        failed_checks=tuple(failed),
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MAX_TEXT else f"{text[: _MAX_TEXT - 60]} [...] {text[-50:]}"
+
+
+def _layers(recorder: CheckRecorder) -> tuple[LayerError, ...]:
+    """The worst prompt of each layer; its step is the decoder's, or the adding of its deepstack
+    level.
+    """
+    worst: dict[int, dict[str, float]] = {}
+    for check in ("target.layers", "target.layer_steps"):
+        for m in recorder[check].taken:
+            values = worst.setdefault(int(m.tensor.split(".")[1]), {})
+            values[check] = max(m.value, values.get(check, 0.0))
+    return tuple(
+        LayerError(
+            layer=k, output=worst[k].get("target.layers"), step=worst[k].get("target.layer_steps")
+        )
+        for k in sorted(worst)
+    )
+
+
+def _acceptance(found: Found) -> AcceptanceResult | None:
+    counts = found.evidence.acceptance
+    if not counts.reached:
+        return None
+    lengths = Counter(n for a in found.evidence.answers for n in a.accepted_lengths)
+    return AcceptanceResult(
+        cycles=tuple(counts.reached),
+        engine=tuple(e / n for e, n in zip(counts.engine, counts.reached, strict=True)),
+        reference=tuple(r / n for r, n in zip(counts.reference, counts.reached, strict=True)),
+        lengths=dict(sorted(lengths.items())),
+    )
+
+
+def _margins(found: Found) -> tuple[tuple[float, Literal["same", "tie", "failure"]], ...]:
+    differ = found.recorder["tokens.plain"].mismatches
+    verdicts = {(m.case, m.step): m.verdict for m in differ}
+    shown: list[tuple[float, Literal["same", "tie", "failure"]]] = []
+    for e in found.evidence.expected:
+        for step, margin in enumerate(margins(e.logits).tolist()):
+            shown.append((margin, verdicts.get((e.answer.name, step), "same")))
+    return tuple(shown)
+
+
+def peak_memory() -> int | None:
+    """Peak resident bytes of this process (VmHWM), where the system tells."""
+    try:
+        status = dict(
+            line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines()
+        )
+        return int(status["VmHWM"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        return None
