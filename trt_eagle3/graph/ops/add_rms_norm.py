@@ -20,8 +20,9 @@ __all__ = ["ADD_RMS_NORM", "EPSILON_17", "KERNEL", "NORM_17", "add_rms_norm", "a
 
 KERNEL = Kernel(
     name="add_rms_norm",
-    doc="""sum = x + residual; y = RMSNorm(sum) * weight. Without a residual (null data):
-y = RMSNorm(x) * weight, no sum. The residual stream may be float32 where T is not: residual and
+    params="AddRmsNormParams",
+    doc="""sum = x + residual; y = RMSNorm(sum) * weight. Without a residual (null data)
+y is that of x, and there is no sum. The residual stream may be float32 where T is not: residual and
 sum, with x of either type; without a residual, x.""",
     tensors={
         "x": "T or float32 [n, H]",
@@ -30,7 +31,15 @@ sum, with x of either type; without a residual, x.""",
         "y": "T [n, H]",
         "sum": "[n, H], of residual's type",
     },
+    writes=("y", "sum"),
     scalars={"epsilon": (float, "")},
+    sizes="""
+    int32_t num_rows;
+    int32_t hidden;
+    DType dtype;           // T
+    DType x_dtype;         // X: T or float32; T where there is a 16-bit residual
+    DType residual_dtype;  // R: T or float32; not read without a residual
+    """,
 )
 
 # RMSNorm of {x} in opset 17; eps is declared before it

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TensorStruct", "argument_struct", "arguments_of"]
 
-_C_TYPES = {int: c_int32, float: c_float}
 _DTYPES = {f"torch.{dtype.name.lower()}": int(dtype) for dtype in ElementType}
 
 
@@ -32,7 +31,8 @@ class TensorStruct(Structure):
 def argument_struct(kernel: Kernel) -> type[Structure]:
     """``te3_<name>_args``: the tensors, then the scalars."""
     fields: list[tuple[str, Any]] = [(name, TensorStruct) for name in kernel.tensors]
-    fields += [(name, _C_TYPES[kind]) for name, (kind, _) in kernel.scalars.items()]
+    for name, (kind, _) in kernel.scalars.items():
+        fields.append((name, c_float if kind is float else c_int32))
     return type(f"te3_{kernel.name}_args", (Structure,), {"_fields_": tuple(fields)})
 
 
