@@ -7,7 +7,6 @@ sum are R. X and R are T, or float32 where the residual stream is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trt_eagle3.graph.ops.kernel import Kernel, KernelCall
@@ -102,8 +101,9 @@ def _node_call(
     x: Tensor, weight: Tensor, residual: Tensor | None = None, *, epsilon: float
 ) -> KernelCall[Any]:
     """The call of a node, which has one output where there is no residual."""
-    call: KernelCall[Any] = add_rms_norm_call(x, weight, residual, epsilon=epsilon)
-    return call if residual is not None else replace(call, result=call.result[0])
+    call = add_rms_norm_call(x, weight, residual, epsilon=epsilon)
+    result = call.result if residual is not None else call.result[0]
+    return KernelCall(KERNEL, call.tensors, call.scalars, result)
 
 
 def _plugin_values(inputs: Sequence[int], outputs: Sequence[int]) -> Mapping[str, int]:

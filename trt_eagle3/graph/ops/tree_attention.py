@@ -13,8 +13,7 @@ updated in place; past_lengths, query_lengths int32 [B]; page_table int32 [B, P]
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trt_eagle3.graph.ops.kernel import AttentionPath, Kernel, KernelCall, Mask
 from trt_eagle3.graph.ops.op import Op
@@ -374,10 +373,8 @@ def _node_call(
     del geometry
     # prefetch_safe: a graph writes a layer's cache and the page table nowhere but in that layer's
     # own launch
-    call: KernelCall[Any] = tree_attention_call(
-        *inputs, page_size=page_size, scale=scale, prefetch_safe=True
-    )
-    return replace(call, result=(call.result, inputs[3], inputs[4]))
+    call = tree_attention_call(*inputs, page_size=page_size, scale=scale, prefetch_safe=True)
+    return KernelCall(KERNEL, call.tensors, call.scalars, (call.result, inputs[3], inputs[4]))
 
 
 TREE_ATTENTION = Op(
