@@ -6,13 +6,24 @@
 namespace trt_eagle3 {
 namespace {
 
+// The numbers of the C interface are those of the kernels.
+template <typename Kernels, typename Interface>
+constexpr bool same(Kernels kernels, Interface interface) {
+  return static_cast<int>(kernels) == static_cast<int>(interface);
+}
+static_assert(same(DType::kFloat32, TE3_FLOAT32) && same(DType::kFloat16, TE3_FLOAT16) &&
+              same(DType::kBFloat16, TE3_BFLOAT16));
+static_assert(same(MaskKind::kTree, TE3_MASK_TREE) && same(MaskKind::kCausal, TE3_MASK_CAUSAL));
+static_assert(same(AttentionPath::kAuto, TE3_PATH_AUTO) && same(AttentionPath::kSimple, TE3_PATH_SIMPLE) &&
+              same(AttentionPath::kMma, TE3_PATH_MMA) && same(AttentionPath::kWgmma, TE3_PATH_WGMMA));
+
 DType dtype_of(const te3_tensor& t) { return static_cast<DType>(t.dtype); }
 const int32_t* ints(const te3_tensor& t) { return static_cast<const int32_t*>(t.data); }
 bool fits_int(int64_t x) { return x >= 0 && x <= INT_MAX; }
 
 }  // namespace
 
-TreeAttentionParams tree_params(const te3_tree_attention_args& a, Check* check) {
+TreeAttentionParams tree_attention_params(const te3_tree_attention_args& a, Check* check) {
   TreeAttentionParams p = {};
   const int32_t t = a.q.dtype;
   check->floating("q", a.q);
@@ -91,7 +102,7 @@ TreeAttentionParams tree_params(const te3_tree_attention_args& a, Check* check) 
   return p;
 }
 
-QKNormMRopeParams rope_params(const te3_qk_norm_mrope_args& a, Check* check) {
+QKNormMRopeParams qk_norm_mrope_params(const te3_qk_norm_mrope_args& a, Check* check) {
   const int32_t t = a.qkv.dtype;
   const int64_t heads = a.num_heads, heads_kv = a.num_kv_heads, dim = a.head_dim;
   check->floating("qkv", a.qkv);
@@ -136,7 +147,7 @@ QKNormMRopeParams rope_params(const te3_qk_norm_mrope_args& a, Check* check) {
   return p;
 }
 
-AddRmsNormParams norm_params(const te3_add_rms_norm_args& a, Check* check) {
+AddRmsNormParams add_rms_norm_params(const te3_add_rms_norm_args& a, Check* check) {
   const int32_t t = a.y.dtype;
   const bool adds = a.residual.data != nullptr;
   const int32_t stream = adds ? a.residual.dtype : a.x.dtype;
@@ -172,7 +183,7 @@ AddRmsNormParams norm_params(const te3_add_rms_norm_args& a, Check* check) {
   return p;
 }
 
-AddLayerNormParams layer_norm_params(const te3_add_layer_norm_args& a, Check* check) {
+AddLayerNormParams add_layer_norm_params(const te3_add_layer_norm_args& a, Check* check) {
   const int32_t t = a.x.dtype;
   const bool adds = a.residual.data != nullptr;
   check->floating("x", a.x);
@@ -202,7 +213,7 @@ AddLayerNormParams layer_norm_params(const te3_add_layer_norm_args& a, Check* ch
   return p;
 }
 
-SiluMulParams silu_params(const te3_silu_mul_args& a, Check* check) {
+SiluMulParams silu_mul_params(const te3_silu_mul_args& a, Check* check) {
   check->floating("gate_up", a.gate_up);
   check->tensor("gate_up", a.gate_up, a.gate_up.dtype, {kAny, kAny}, "[n, 2 * width]");
   if (!check->ok()) return {};
@@ -242,7 +253,7 @@ LinearParams linear_params(const te3_linear_args& a, Check* check) {
   return p;
 }
 
-VisionAttentionParams vision_params(const te3_vision_attention_args& a, Check* check) {
+VisionAttentionParams vision_attention_params(const te3_vision_attention_args& a, Check* check) {
   const int32_t t = a.qkv.dtype;
   check->floating("qkv", a.qkv);
   check->tensor("qkv", a.qkv, t, {kAny, kAny}, "[n, 3 * H * D]");
@@ -284,7 +295,7 @@ VisionAttentionParams vision_params(const te3_vision_attention_args& a, Check* c
   return p;
 }
 
-KVMoveParams move_params(const te3_kv_move_args& a, Check* check) {
+KVMoveParams kv_move_params(const te3_kv_move_args& a, Check* check) {
   const int32_t t = a.cache.dtype;
   check->floating("cache", a.cache);
   check->tensor("cache", a.cache, t, {kAny, kAny, kAny, kAny}, "[planes, slots, Hkv, D]");

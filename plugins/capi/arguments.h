@@ -3,16 +3,13 @@
 
 #include "../kernels/params.h"
 #include "check.h"
+#include "lists.h"
 
 namespace trt_eagle3 {
 
-TreeAttentionParams tree_params(const te3_tree_attention_args& args, Check* check);
-QKNormMRopeParams rope_params(const te3_qk_norm_mrope_args& args, Check* check);
-AddRmsNormParams norm_params(const te3_add_rms_norm_args& args, Check* check);
-AddLayerNormParams layer_norm_params(const te3_add_layer_norm_args& args, Check* check);
-SiluMulParams silu_params(const te3_silu_mul_args& args, Check* check);
-LinearParams linear_params(const te3_linear_args& args, Check* check);
-VisionAttentionParams vision_params(const te3_vision_attention_args& args, Check* check);
-KVMoveParams move_params(const te3_kv_move_args& args, Check* check);
+#define TE3_DECLARE(op, Params, num_tensors) Params op##_params(const te3_##op##_args& args, Check* check);
+TE3_KERNELS(TE3_DECLARE)
+TE3_KERNELS_WITH_WORKSPACE(TE3_DECLARE)
+#undef TE3_DECLARE
 
 }  // namespace trt_eagle3

@@ -1,3 +1,4 @@
+// The functions of the C library: one body for all kernels, and one for those with a workspace.
 #include "arguments.h"
 
 namespace trt_eagle3 {
@@ -10,133 +11,78 @@ te3_status finish(const Check& check) {
   return check.status();
 }
 
+// An argument struct begins with its tensors.
+template <int num_tensors, typename Args>
+void on_device(const Args& args, const void* workspace, Check* check) {
+  static_assert(sizeof(Args) >= num_tensors * sizeof(te3_tensor));
+  const auto* tensors = reinterpret_cast<const te3_tensor*>(&args);
+  const void* pointers[num_tensors + 1] = {workspace};
+  for (int i = 0; i < num_tensors; ++i) pointers[i + 1] = tensors[i].data;
+  check->on_device(pointers, num_tensors + 1);
+}
+
+template <int num_tensors, typename Args, typename Params>
+te3_status run(const char* op, Params (*params_of)(const Args&, Check*),
+               cudaError_t (*launch)(const Params&, cudaStream_t), const Args* args, void* stream) {
+  Check check(op);
+  check.that(args != nullptr, "args must not be null");
+  if (!check.ok()) return finish(check);
+  const Params params = params_of(*args, &check);
+  on_device<num_tensors>(*args, nullptr, &check);
+  if (check.ok()) check.launched(launch(params, static_cast<cudaStream_t>(stream)));
+  return finish(check);
+}
+
+template <typename Args, typename Params>
+te3_status workspace_of(const char* op, Params (*params_of)(const Args&, Check*),
+                        cudaError_t (*size_of)(const Params&, size_t*), const Args* args, size_t* bytes) {
+  Check check(op);
+  check.that(args != nullptr && bytes != nullptr, "args and bytes must not be null");
+  if (!check.ok()) return finish(check);
+  const Params params = params_of(*args, &check);
+  check.on_device(nullptr, 0);
+  if (check.ok()) check.launched(size_of(params, bytes));
+  return finish(check);
+}
+
+template <int num_tensors, typename Args, typename Params>
+te3_status run(const char* op, Params (*params_of)(const Args&, Check*), cudaError_t (*size_of)(const Params&, size_t*),
+               cudaError_t (*launch)(const Params&, void*, size_t, cudaStream_t), const Args* args, void* workspace,
+               size_t workspace_bytes, void* stream) {
+  Check check(op);
+  check.that(args != nullptr, "args must not be null");
+  if (!check.ok()) return finish(check);
+  const Params params = params_of(*args, &check);
+  on_device<num_tensors>(*args, workspace, &check);
+  size_t wanted = 0;
+  if (check.ok()) check.launched(size_of(params, &wanted));
+  check.workspace(workspace, workspace_bytes, wanted);
+  if (check.ok()) {
+    check.launched(launch(params, workspace, workspace_bytes, static_cast<cudaStream_t>(stream)));
+  }
+  return finish(check);
+}
+
 }  // namespace
 }  // namespace trt_eagle3
-
-using trt_eagle3::Check;
 
 int32_t te3_abi_version(void) { return TE3_ABI_VERSION; }
 
 const char* te3_last_error(void) { return trt_eagle3::last_error.c_str(); }
 
-te3_status te3_tree_attention_workspace(const te3_tree_attention_args* args, size_t* bytes) {
-  Check check("tree_attention_workspace");
-  check.that(args != nullptr && bytes != nullptr, "args and bytes must not be null");
-  if (!check.ok()) return trt_eagle3::finish(check);
-  const auto params = trt_eagle3::tree_params(*args, &check);
-  check.on_device({});
-  if (check.ok()) check.launched(trt_eagle3::tree_attention_workspace(params, bytes));
-  return trt_eagle3::finish(check);
-}
-
-te3_status te3_tree_attention(const te3_tree_attention_args* args, void* workspace, size_t workspace_bytes,
-                              void* stream) {
-  Check check("tree_attention");
-  check.that(args != nullptr, "args must not be null");
-  if (!check.ok()) return trt_eagle3::finish(check);
-  const te3_tree_attention_args& a = *args;
-  const auto params = trt_eagle3::tree_params(a, &check);
-  check.on_device({a.q.data, a.k.data, a.v.data, a.k_cache.data, a.v_cache.data, a.past_lengths.data,
-                   a.query_lengths.data, a.page_table.data, a.tree_mask.data, a.out.data, workspace});
-  size_t wanted = 0;
-  if (check.ok()) check.launched(trt_eagle3::tree_attention_workspace(params, &wanted));
-  check.workspace(workspace, workspace_bytes, wanted);
-  if (check.ok()) {
-    const auto s = static_cast<cudaStream_t>(stream);
-    check.launched(trt_eagle3::tree_attention(params, workspace, workspace_bytes, s));
+#define TE3_DEFINE(op, Params, num_tensors)                                                          \
+  te3_status te3_##op(const te3_##op##_args* args, void* stream) {                                   \
+    return trt_eagle3::run<num_tensors>(#op, trt_eagle3::op##_params, trt_eagle3::op, args, stream); \
   }
-  return trt_eagle3::finish(check);
-}
+TE3_KERNELS(TE3_DEFINE)
 
-te3_status te3_qk_norm_mrope(const te3_qk_norm_mrope_args* args, void* stream) {
-  Check check("qk_norm_mrope");
-  check.that(args != nullptr, "args must not be null");
-  if (!check.ok()) return trt_eagle3::finish(check);
-  const te3_qk_norm_mrope_args& a = *args;
-  const auto params = trt_eagle3::rope_params(a, &check);
-  check.on_device({a.qkv.data, a.position_ids.data, a.inv_freq.data, a.pair_axis.data, a.q_norm.data, a.k_norm.data,
-                   a.q.data, a.k.data, a.v.data});
-  if (check.ok()) check.launched(trt_eagle3::qk_norm_mrope(params, static_cast<cudaStream_t>(stream)));
-  return trt_eagle3::finish(check);
-}
-
-te3_status te3_add_rms_norm(const te3_add_rms_norm_args* args, void* stream) {
-  Check check("add_rms_norm");
-  check.that(args != nullptr, "args must not be null");
-  if (!check.ok()) return trt_eagle3::finish(check);
-  const te3_add_rms_norm_args& a = *args;
-  const auto params = trt_eagle3::norm_params(a, &check);
-  check.on_device({a.x.data, a.residual.data, a.weight.data, a.y.data, a.sum.data});
-  if (check.ok()) check.launched(trt_eagle3::add_rms_norm(params, static_cast<cudaStream_t>(stream)));
-  return trt_eagle3::finish(check);
-}
-
-te3_status te3_add_layer_norm(const te3_add_layer_norm_args* args, void* stream) {
-  Check check("add_layer_norm");
-  check.that(args != nullptr, "args must not be null");
-  if (!check.ok()) return trt_eagle3::finish(check);
-  const te3_add_layer_norm_args& a = *args;
-  const auto params = trt_eagle3::layer_norm_params(a, &check);
-  check.on_device({a.x.data, a.residual.data, a.weight.data, a.bias.data, a.y.data, a.sum.data});
-  if (check.ok()) check.launched(trt_eagle3::add_layer_norm(params, static_cast<cudaStream_t>(stream)));
-  return trt_eagle3::finish(check);
-}
-
-te3_status te3_silu_mul(const te3_silu_mul_args* args, void* stream) {
-  Check check("silu_mul");
-  check.that(args != nullptr, "args must not be null");
-  if (!check.ok()) return trt_eagle3::finish(check);
-  const auto params = trt_eagle3::silu_params(*args, &check);
-  check.on_device({args->gate_up.data, args->out.data});
-  if (check.ok()) check.launched(trt_eagle3::silu_mul(params, static_cast<cudaStream_t>(stream)));
-  return trt_eagle3::finish(check);
-}
-
-te3_status te3_linear(const te3_linear_args* args, void* stream) {
-  Check check("linear");
-  check.that(args != nullptr, "args must not be null");
-  if (!check.ok()) return trt_eagle3::finish(check);
-  const auto params = trt_eagle3::linear_params(*args, &check);
-  check.on_device({args->x.data, args->weight.data, args->y.data});
-  if (check.ok()) check.launched(trt_eagle3::linear(params, static_cast<cudaStream_t>(stream)));
-  return trt_eagle3::finish(check);
-}
-
-te3_status te3_vision_attention_workspace(const te3_vision_attention_args* args, size_t* bytes) {
-  Check check("vision_attention_workspace");
-  check.that(args != nullptr && bytes != nullptr, "args and bytes must not be null");
-  if (!check.ok()) return trt_eagle3::finish(check);
-  const auto params = trt_eagle3::vision_params(*args, &check);
-  if (check.ok()) check.launched(trt_eagle3::vision_attention_workspace(params, bytes));
-  return trt_eagle3::finish(check);
-}
-
-te3_status te3_vision_attention(const te3_vision_attention_args* args, void* workspace, size_t workspace_bytes,
-                                void* stream) {
-  Check check("vision_attention");
-  check.that(args != nullptr, "args must not be null");
-  if (!check.ok()) return trt_eagle3::finish(check);
-  const te3_vision_attention_args& a = *args;
-  const auto params = trt_eagle3::vision_params(a, &check);
-  check.on_device({a.qkv.data, a.rope_positions.data, a.inv_freq.data, a.pair_axis.data, a.frame_starts.data,
-                   a.out.data, workspace});
-  size_t wanted = 0;
-  if (check.ok()) check.launched(trt_eagle3::vision_attention_workspace(params, &wanted));
-  check.workspace(workspace, workspace_bytes, wanted);
-  if (check.ok()) {
-    const auto s = static_cast<cudaStream_t>(stream);
-    check.launched(trt_eagle3::vision_attention(params, workspace, workspace_bytes, s));
+#define TE3_DEFINE_WITH_WORKSPACE(op, Params, num_tensors)                                                        \
+  te3_status te3_##op##_workspace(const te3_##op##_args* args, size_t* bytes) {                                   \
+    return trt_eagle3::workspace_of(#op "_workspace", trt_eagle3::op##_params, trt_eagle3::op##_workspace, args,  \
+                                    bytes);                                                                       \
+  }                                                                                                               \
+  te3_status te3_##op(const te3_##op##_args* args, void* workspace, size_t workspace_bytes, void* stream) {       \
+    return trt_eagle3::run<num_tensors>(#op, trt_eagle3::op##_params, trt_eagle3::op##_workspace, trt_eagle3::op, \
+                                        args, workspace, workspace_bytes, stream);                                \
   }
-  return trt_eagle3::finish(check);
-}
-
-te3_status te3_kv_move(const te3_kv_move_args* args, void* stream) {
-  Check check("kv_move");
-  check.that(args != nullptr, "args must not be null");
-  if (!check.ok()) return trt_eagle3::finish(check);
-  const te3_kv_move_args& a = *args;
-  const auto params = trt_eagle3::move_params(a, &check);
-  check.on_device({a.cache.data, a.source.data, a.destination.data, a.page_table.data});
-  if (check.ok()) check.launched(trt_eagle3::kv_move(params, static_cast<cudaStream_t>(stream)));
-  return trt_eagle3::finish(check);
-}
+TE3_KERNELS_WITH_WORKSPACE(TE3_DEFINE_WITH_WORKSPACE)

@@ -76,14 +76,16 @@ class Check {
     });
   }
 
-  // On the current device. Comes last: it is the one check that needs a device.
-  void on_device(std::initializer_list<const void*> pointers) {
+  // On the current device, each of `count` pointers that is not null. Comes last: it is the one check that needs a
+  // device.
+  void on_device(const void* const* pointers, int count) {
     if (!ok()) return;
     int device = 0;
     if (const cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) {
       return fail(std::string("no CUDA device: ") + cudaGetErrorString(error), TE3_WRONG_DEVICE);
     }
-    for (const void* pointer : pointers) {
+    for (int i = 0; i < count; ++i) {
+      const void* pointer = pointers[i];
       if (pointer == nullptr) continue;
       cudaPointerAttributes attributes;
       if (const cudaError_t error = cudaPointerGetAttributes(&attributes, pointer); error != cudaSuccess) {

@@ -82,7 +82,7 @@ class AddRmsNorm final : public Description {
     }
     args.epsilon = v[kEpsilon].real;
     Check check(name);
-    const AddRmsNormParams params = norm_params(args, &check);
+    const AddRmsNormParams params = add_rms_norm_params(args, &check);
     if (check.ok()) check.launched(add_rms_norm(params, call.stream));
     return check.message();
   }

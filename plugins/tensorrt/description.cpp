@@ -16,10 +16,9 @@ Shape::Shape(const nvinfer1::DimsExprs& dims) : rank(dims.nbDims) {
 }
 
 const std::vector<const Description*>& descriptions() {
-  static const std::vector<const Description*> all = {&add_rms_norm_description(),    &qk_norm_mrope_description(),
-                                                      &tree_attention_description(),  &pick_rows_description(),
-                                                      &linear_description(),          &silu_mul_description(),
-                                                      &vision_attention_description()};
+#define TE3_DESCRIPTION(op) &op##_description(),
+  static const std::vector<const Description*> all = {TE3_PLUGINS(TE3_DESCRIPTION)};
+#undef TE3_DESCRIPTION
   return all;
 }
 

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "../capi/lists.h"
+
 namespace trt_eagle3 {
 
 using nvinfer1::DataType;
@@ -99,15 +101,11 @@ class Description {
   virtual std::string launch(const Values& values, const Call& call) const = 0;
 };
 
-const Description& add_rms_norm_description();
-const Description& qk_norm_mrope_description();
-const Description& tree_attention_description();
-const Description& pick_rows_description();
-const Description& linear_description();
-const Description& silu_mul_description();
-const Description& vision_attention_description();
+#define TE3_DECLARE(op) const Description& op##_description();
+TE3_PLUGINS(TE3_DECLARE)
+#undef TE3_DECLARE
 
-// All seven, in a fixed order.
+// All of them, in a fixed order.
 const std::vector<const Description*>& descriptions();
 
 // What is wrong with a node's inputs: their number, ranks, or sizes.

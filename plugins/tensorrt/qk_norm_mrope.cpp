@@ -93,7 +93,7 @@ class QKNormMRope final : public Description {
     args.head_dim = v[kHeadDim].integer;
     args.epsilon = v[kEpsilon].real;
     Check check(name);
-    const QKNormMRopeParams params = rope_params(args, &check);
+    const QKNormMRopeParams params = qk_norm_mrope_params(args, &check);
     if (check.ok()) check.launched(qk_norm_mrope(params, call.stream));
     return check.message();
   }

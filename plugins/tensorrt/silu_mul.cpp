@@ -41,7 +41,7 @@ class SiluMul final : public Description {
     args.gate_up = input_of(call, kGateUp);
     args.out = output_of(call, 0);
     Check check(name);
-    const SiluMulParams params = silu_params(args, &check);
+    const SiluMulParams params = silu_mul_params(args, &check);
     if (check.ok()) check.launched(silu_mul(params, call.stream));
     return check.message();
   }

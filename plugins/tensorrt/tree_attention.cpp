@@ -190,7 +190,7 @@ class TreeAttention final : public Description {
     }
     const bool converts = args.tree_mask.dtype == TE3_INT32;
     if (converts) args.tree_mask.dtype = TE3_BOOL;
-    TreeAttentionParams params = tree_params(args, &check);
+    TreeAttentionParams params = tree_attention_params(args, &check);
     size_t wanted = 0;
     if (check.ok()) check.launched(tree_attention_workspace(params, &wanted));
     if (wanted > call.scratch_bytes) params.num_splits = 1;  // another GPU than it was built on: slower, and right

@@ -91,7 +91,7 @@ class VisionAttention final : public Description {
     args.num_heads = v[kNumHeads].integer;
     args.scale = v[kScale].real;
     Check check(name);
-    const VisionAttentionParams params = vision_params(args, &check);
+    const VisionAttentionParams params = vision_attention_params(args, &check);
     size_t wanted = 0;  // no more than workspace_bytes() of the largest profile: it grows with patches and frames
     if (check.ok()) check.launched(vision_attention_workspace(params, &wanted));
     check.that(wanted == 0 || call.workspace != nullptr, "TensorRT gave no workspace");

@@ -139,7 +139,7 @@ def with_prefetch_safe(model: onnx.ModelProto) -> onnx.ModelProto:
     made = onnx.ModelProto()
     made.CopyFrom(model)
     for node in made.graph.node:
-        if node.op_type == "TreeAttention":
+        if _may_prefetch(node):
             node.attribute.append(helper.make_attribute("prefetch_safe", 1))
     return made
 
@@ -147,10 +147,12 @@ def with_prefetch_safe(model: onnx.ModelProto) -> onnx.ModelProto:
 def is_prefetch_safe(model: onnx.ModelProto) -> bool:
     """Whether it is one of ``with_prefetch_safe``."""
     return any(
-        _attribute(node, "prefetch_safe")
-        for node in model.graph.node
-        if node.op_type == "TreeAttention"
+        _attribute(node, "prefetch_safe") for node in model.graph.node if _may_prefetch(node)
     )
+
+
+def _may_prefetch(node: onnx.NodeProto) -> bool:
+    return node.domain == DOMAIN and "prefetch_safe" in PLUGINS[node.op_type].plugin_attributes
 
 
 def float32_nodes(model: onnx.ModelProto) -> set[str]:

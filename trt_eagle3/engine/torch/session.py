@@ -1,7 +1,7 @@
 """The torch session: interprets a graph node by node, on the CPU or on CUDA.
 
 It is the debugger (any tensor of the graph can be asked for by name) and runs where there is no
-TensorRT. On CUDA our ops go through our kernels (``engine/torch/capi.py``), by stock operations
+TensorRT. On CUDA our ops go through our kernels (``engine/torch/capi``), by stock operations
 where the library is absent.
 """
 

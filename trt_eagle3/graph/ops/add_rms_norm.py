@@ -7,7 +7,6 @@ sum are R. X and R are T, or float32 where the residual stream is.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trt_eagle3.graph.ops.kernel import Kernel, KernelCall
@@ -20,8 +19,9 @@ __all__ = ["ADD_RMS_NORM", "EPSILON_17", "KERNEL", "NORM_17", "add_rms_norm", "a
 
 KERNEL = Kernel(
     name="add_rms_norm",
-    doc="""sum = x + residual; y = RMSNorm(sum) * weight. Without a residual (null data):
-y = RMSNorm(x) * weight, no sum. The residual stream may be float32 where T is not: residual and
+    params="AddRmsNormParams",
+    doc="""sum = x + residual; y = RMSNorm(sum) * weight. Without a residual (null data)
+y is that of x, and there is no sum. The residual stream may be float32 where T is not: residual and
 sum, with x of either type; without a residual, x.""",
     tensors={
         "x": "T or float32 [n, H]",
@@ -30,7 +30,15 @@ sum, with x of either type; without a residual, x.""",
         "y": "T [n, H]",
         "sum": "[n, H], of residual's type",
     },
+    writes=("y", "sum"),
     scalars={"epsilon": (float, "")},
+    sizes="""
+    int32_t num_rows;
+    int32_t hidden;
+    DType dtype;           // T
+    DType x_dtype;         // X: T or float32; T where there is a 16-bit residual
+    DType residual_dtype;  // R: T or float32; not read without a residual
+    """,
 )
 
 # RMSNorm of {x} in opset 17; eps is declared before it
@@ -93,8 +101,9 @@ def _node_call(
     x: Tensor, weight: Tensor, residual: Tensor | None = None, *, epsilon: float
 ) -> KernelCall[Any]:
     """The call of a node, which has one output where there is no residual."""
-    call: KernelCall[Any] = add_rms_norm_call(x, weight, residual, epsilon=epsilon)
-    return call if residual is not None else replace(call, result=call.result[0])
+    call = add_rms_norm_call(x, weight, residual, epsilon=epsilon)
+    result = call.result if residual is not None else call.result[0]
+    return KernelCall(KERNEL, call.tensors, call.scalars, result)
 
 
 def _plugin_values(inputs: Sequence[int], outputs: Sequence[int]) -> Mapping[str, int]:

@@ -32,7 +32,12 @@ Result_co = TypeVar("Result_co", covariant=True)
 
 
 class Status(IntEnum):
-    """What a call returns."""
+    """What a call returns.
+
+    INVALID_ARGUMENT: a shape, dtype, alignment, or a null pointer. NOT_SUPPORTED: well-formed, but
+    no kernel computes it on this device. WRONG_DEVICE: no CUDA device, or memory that is not on the
+    current one. CUDA_ERROR: the launch failed.
+    """
 
     OK = 0
     INVALID_ARGUMENT = 1
@@ -72,17 +77,25 @@ class Kernel:
     """A function of the C library, ``te3_<name>``, and its arguments ``te3_<name>_args``.
 
     Attributes:
-        doc: what it computes, as the header says it.
+        params: the C++ struct of what it is launched with: a pointer for each tensor, ``sizes``,
+            and the scalars (``plugins/kernels/kernel_params.h``).
+        doc: what it computes, as the headers say it.
         tensors: name -> type and shape, in the order of the struct.
-        scalars: name -> ``int`` (int32) or ``float``, and a comment; they follow the tensors.
+        writes: the tensors that it writes.
+        scalars: name -> ``int`` (int32), ``float`` or an enum, and a comment; they follow the
+            tensors.
+        sizes: what ``params`` tells it of the tensors, as declarations in C++.
         workspace: what the header says about device memory that it wants beside its tensors; ""
             where it wants none.
     """
 
     name: str
+    params: str
     doc: str
     tensors: Mapping[str, str]
+    writes: tuple[str, ...]
     scalars: Mapping[str, tuple[type[int] | type[float], str]]
+    sizes: str
     workspace: str = ""
 
 

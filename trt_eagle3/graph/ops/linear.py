@@ -21,6 +21,7 @@ MAX_LINEAR_ROWS = 64  # of ``x``
 
 KERNEL = Kernel(
     name="linear",
+    params="LinearParams",
     doc="""y = x . weight^T, for a few rows of x: what decoding multiplies. TE3_NOT_SUPPORTED for
 float32, for K that is no multiple of 32, and for more than 64 rows. Of more than 16, and of 9 to 16
 whose x does not fit beside, it computes on Hopper what pays: K a multiple of 128, and of more than
@@ -31,7 +32,14 @@ is read while the launch before this one drains. Launches of this library start 
 before them has ended; any other launch, copy or CUDA graph waits for all that stand before it, and
 what was written before such a one is prefetch_safe.""",
     tensors={"x": "T [M, K]", "weight": "T [N, K]", "y": "T [M, N]"},
+    writes=("y",),
     scalars={"prefetch_safe": (int, "")},
+    sizes="""
+    int32_t num_rows;  // M
+    int32_t inner;     // K
+    int32_t outer;     // N
+    DType dtype;
+    """,
 )
 
 

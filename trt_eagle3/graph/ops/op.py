@@ -54,6 +54,11 @@ class Op:
     plugin_attributes: tuple[str, ...] = ()
     plugin_values: Callable[[Sequence[int], Sequence[int]], Mapping[str, int]] = lambda *_: {}
 
+    @property
+    def name(self) -> str:
+        """The op's name in Python and C++: that of its file and its torch function."""
+        return self.torch_function.__name__
+
     def overload(self, num_inputs: int) -> str:
         """The overload with so many inputs."""
         return next(name for name, inputs in self.inputs.items() if len(inputs) == num_inputs)

@@ -22,6 +22,7 @@ __all__ = ["KERNEL", "QK_NORM_MROPE", "qk_norm_mrope", "qk_norm_mrope_call"]
 
 KERNEL = Kernel(
     name="qk_norm_mrope",
+    params="QKNormMRopeParams",
     doc="""Cuts qkv, normalises each head of q and k (with q_norm and k_norm), turns pair i
 (channels i, i + D/2) by position_ids[pair_axis[i]] * inv_freq[i].""",
     tensors={
@@ -35,12 +36,17 @@ KERNEL = Kernel(
         "k": "T [N, Hkv * D]",
         "v": "T [N, Hkv * D]",
     },
+    writes=("q", "k", "v"),
     scalars={
         "num_heads": (int, ""),
         "num_kv_heads": (int, ""),
         "head_dim": (int, ""),
         "epsilon": (float, ""),
     },
+    sizes="""
+    int32_t num_tokens;  // N
+    DType dtype;
+    """,
 )
 
 _CUT = """

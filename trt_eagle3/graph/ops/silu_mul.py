@@ -17,9 +17,16 @@ __all__ = ["KERNEL", "SILU_MUL", "silu_mul", "silu_mul_call"]
 
 KERNEL = Kernel(
     name="silu_mul",
+    params="SiluMulParams",
     doc="out = silu(gate) * up.",
     tensors={"gate_up": "T [n, 2 * width], gate first", "out": "T [n, width]"},
+    writes=("out",),
     scalars={},
+    sizes="""
+    int32_t num_rows;
+    int32_t width;
+    DType dtype;
+    """,
 )
 
 

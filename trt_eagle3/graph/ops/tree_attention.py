@@ -13,8 +13,7 @@ updated in place; past_lengths, query_lengths int32 [B]; page_table int32 [B, P]
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trt_eagle3.graph.ops.kernel import AttentionPath, Kernel, KernelCall, Mask
 from trt_eagle3.graph.ops.op import Op
@@ -26,6 +25,7 @@ __all__ = ["KERNEL", "TREE_ATTENTION", "tree_attention", "tree_attention_call"]
 
 KERNEL = Kernel(
     name="tree_attention",
+    params="TreeAttentionParams",
     doc="""Writes new token i of row b to its slot past + (M - S) + i, then attends over [0, past)
 and the tail slots that tree_mask shows. Tokens i >= query_lengths[b] are padding: they write no
 cache, nobody sees them, their output is 0. With TE3_MASK_CAUSAL token i sees every slot up to its
@@ -42,17 +42,31 @@ own; tree_mask.data may be null, its shape is still read.""",
         "tree_mask": "bool [B, S, M]",
         "out": "T [N, Hq * D]",
     },
+    writes=("k_cache", "v_cache", "out"),
     scalars={
         "page_size": (int, ""),
         "scale": (float, ""),
-        "mask": (int, "te3_mask"),
-        "path": (int, "te3_path; tests and measurements alone set this and num_splits"),
+        "mask": (Mask, ""),
+        "path": (AttentionPath, "tests and measurements alone set this and num_splits"),
         "num_splits": (int, "0: chosen from the shapes"),
         "prefetch_safe": (
             int,
             "1: caches, page_table, lengths are prefetch-safe (te3_linear_args)",
         ),
     },
+    sizes="""
+    int32_t batch;
+    int32_t num_new;        // S
+    int32_t tail;           // M
+    int32_t pages_per_row;  // P
+    int32_t page_shift;     // log2 of page_size, or -1 when it is no power of two
+    int32_t num_heads;
+    int32_t num_kv_heads;
+    uint32_t group_inverse;  // row / (Hq / Hkv) as a product: ceil(2^32 / ratio), 0 where it is 1
+    int32_t head_dim;
+    DType dtype;
+    int32_t written;  // set by the launcher: the new tokens are in the cache already
+    """,
     workspace="""Bytes of device memory, aligned to 16, that te3_tree_attention wants beside its
 tensors; often 0. Depends on shapes and the device, not on lengths. Nothing in it outlives a
 launch.""",
@@ -78,7 +92,6 @@ _LOWERING = """
     tail = Squeeze (tail_1d)
     num_pages = Squeeze (pages_1d)
     capacity = Mul (num_pages, page)
-
     token = Range (zero, new, one)
     ahead = Sub (tail, new)
     start = Add (past, ahead)
@@ -101,7 +114,6 @@ _LOWERING = """
     v_rows = Reshape (v, rows_shape)
     k_cache_out = ScatterND (k_cache, slots, k_rows)
     v_cache_out = ScatterND (v_cache, slots, v_rows)
-
     in_page = Range (zero, page, one)
     column_3d = Constant <value_ints = [2]> ()
     pages_3d = Unsqueeze (pages, column_3d)
@@ -114,7 +126,6 @@ _LOWERING = """
     merge_heads = Constant <value_ints = [0, 0, -1]> ()
     k_3d = Reshape (k_context, merge_heads)
     v_3d = Reshape (v_context, merge_heads)
-
     position = Range (zero, capacity, one)
     tail_index = Sub (position, past)
     is_past = Less (tail_index, zero)
@@ -134,7 +145,6 @@ _LOWERING = """
     is_past_3d = Unsqueeze (is_past, middle)
     seen = Or (seen_tail, is_past_3d)
     seen_4d = Unsqueeze (seen, middle)
-
     q_shape = Concat <axis = 0> (batch_new, minus_one)
     q_3d = Reshape (q, q_shape)
     out_3d = Attention <
@@ -172,7 +182,6 @@ _LOWERING_17 = """
     capacity = Mul (num_pages, page)
     batch_new_index = Constant <value_ints = [0, 1]> ()
     batch_new = Gather <axis = 0> (mask_shape, batch_new_index)
-
     token = Range (zero, new, unit)
     ahead = Sub (tail, new)
     start = Add (past, ahead)
@@ -197,7 +206,6 @@ _LOWERING_17 = """
     v_rows = Reshape (v, rows_shape)
     k_cache_out = ScatterND (k_cache, slots, k_rows)
     v_cache_out = ScatterND (v_cache, slots, v_rows)
-
     in_page = Range (zero, page, unit)
     pages_3d = Unsqueeze (pages, axis_2)
     page_starts = Mul (pages_3d, page)
@@ -208,7 +216,6 @@ _LOWERING_17 = """
     v_context = Gather <axis = 0> (v_cache_out, context)
     k_columns = Transpose <perm = [0, 2, 3, 1]> (k_context)
     v_by_head = Transpose <perm = [0, 2, 1, 3]> (v_context)
-
     position = Range (zero, capacity, unit)
     tail_index = Sub (position, past)
     is_past = Less (tail_index, zero)
@@ -228,7 +235,6 @@ _LOWERING_17 = """
     is_past_3d = Unsqueeze (is_past, axis_1)
     seen = Or (seen_tail, is_past_3d)
     seen_5d = Unsqueeze (seen, axes_12)
-
     group = Div (num_q, num_kv)
     group_1d = Reshape (group, any)
     kv_1d = Reshape (num_kv, any)
@@ -299,13 +305,9 @@ def tree_attention(
     seen = (behind < 0)[:, None] | (shown & (behind < tail)[:, None])
     keys, values = (cache[slots].transpose(1, 2) for cache in (k_cache, v_cache))
     by_head = q.view(batch, new, num_heads, dim).transpose(1, 2)
+    grouped = num_heads != num_kv_heads
     mixed = functional.scaled_dot_product_attention(
-        by_head,
-        keys,
-        values,
-        attn_mask=seen[:, None],
-        scale=scale,
-        enable_gqa=num_heads != num_kv_heads,
+        by_head, keys, values, attn_mask=seen[:, None], scale=scale, enable_gqa=grouped
     )
     return mixed.transpose(1, 2).reshape(batch * new, -1), k_cache, v_cache
 
@@ -359,14 +361,8 @@ def tree_attention_call(
         tree_mask = torch.empty(shape, dtype=torch.bool, device="meta")
     inputs = (q, k, v, k_cache, v_cache, past_lengths, query_lengths, page_table, tree_mask, out)
     tensors = dict(zip(KERNEL.tensors, inputs, strict=True))
-    scalars = {
-        "page_size": page_size,
-        "scale": scale,
-        "mask": mask,
-        "path": path,
-        "num_splits": num_splits,
-        "prefetch_safe": prefetch_safe,
-    }
+    values = (page_size, scale, mask, path, num_splits, prefetch_safe)
+    scalars = dict(zip(KERNEL.scalars, values, strict=True))
     return KernelCall(KERNEL, tensors, scalars, out, workspace)
 
 
@@ -377,10 +373,8 @@ def _node_call(
     del geometry
     # prefetch_safe: a graph writes a layer's cache and the page table nowhere but in that layer's
     # own launch
-    call: KernelCall[Any] = tree_attention_call(
-        *inputs, page_size=page_size, scale=scale, prefetch_safe=True
-    )
-    return replace(call, result=(call.result, inputs[3], inputs[4]))
+    call = tree_attention_call(*inputs, page_size=page_size, scale=scale, prefetch_safe=True)
+    return KernelCall(KERNEL, call.tensors, call.scalars, (call.result, inputs[3], inputs[4]))
 
 
 TREE_ATTENTION = Op(

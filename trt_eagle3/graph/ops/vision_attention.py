@@ -24,6 +24,7 @@ __all__ = ["KERNEL", "VISION_ATTENTION", "vision_attention", "vision_attention_c
 
 KERNEL = Kernel(
     name="vision_attention",
+    params="VisionAttentionParams",
     doc="""Rotates pair i (channels i and i + D/2) of every head of q and k by
 rope_positions[pair_axis[i]] * inv_freq[i], then attends from each patch over the patches of its own
 frame. Patch r belongs to the frame f with frame_starts[f] <= r < frame_starts[f + 1]; frames may be
@@ -36,11 +37,18 @@ empty. float32, and head_dims other than 64, 72 and 80, are computed without ten
         "frame_starts": "int32 [F + 1], ascending from 0 to n",
         "out": "T [n, H * D]",
     },
+    writes=("out",),
     scalars={
         "num_heads": (int, ""),
         "scale": (float, ""),
-        "path": (int, "te3_path; tests and measurements alone set it"),
+        "path": (AttentionPath, "tests and measurements alone set it"),
     },
+    sizes="""
+    int32_t num_patches;  // n
+    int32_t num_frames;   // F
+    int32_t head_dim;
+    DType dtype;
+    """,
     workspace="""Bytes of device memory, aligned to 16, that te3_vision_attention wants beside its
 tensors: it depends on the shapes alone. Nothing in it outlives a launch.""",
 )

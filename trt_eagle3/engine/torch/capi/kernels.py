@@ -23,8 +23,9 @@ MAX_KV_MOVES = 2048  # rows of one ``kv_move``
 
 ADD_LAYER_NORM = Kernel(
     name="add_layer_norm",
-    doc="""sum = x + residual; y = LayerNorm(sum) * weight + bias. Without a residual (null data):
-y = LayerNorm(x) * weight + bias, no sum.""",
+    params="AddLayerNormParams",
+    doc="""sum = x + residual; y = LayerNorm(sum) * weight + bias. Without a residual (null data)
+y is that of x, and there is no sum.""",
     tensors={
         "x": "T [n, H]",
         "residual": "T [n, H], or null data with sum's",
@@ -33,11 +34,18 @@ y = LayerNorm(x) * weight + bias, no sum.""",
         "y": "T [n, H]",
         "sum": "T [n, H]",
     },
+    writes=("y", "sum"),
     scalars={"epsilon": (float, "")},
+    sizes="""
+    int32_t num_rows;
+    int32_t hidden;
+    DType dtype;
+    """,
 )
 
 KV_MOVE = Kernel(
     name="kv_move",
+    params="KVMoveParams",
     doc="""Row source[b, i] of sequence b becomes row destination[b, i], in every plane, as if all
 were read before any is written. A negative source or destination moves nothing. Without a
 page_table (null data) rows are slots.""",
@@ -47,7 +55,16 @@ page_table (null data) rows are slots.""",
         "destination": "int32 [B, K]",
         "page_table": "int32 [B, P], or null data",
     },
+    writes=("cache",),
     scalars={"page_size": (int, "")},
+    sizes="""
+    int64_t slots;
+    int32_t planes;
+    int32_t row_bytes;  // a multiple of 16
+    int32_t batch;
+    int32_t num_moves;  // K
+    int32_t pages_per_row;
+    """,
 )
 
 KERNELS: tuple[Kernel, ...] = (

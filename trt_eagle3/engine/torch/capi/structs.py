@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -9,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 from trt_eagle3.graph.ops.kernel import MAX_RANK, ElementType, Kernel, KernelCall
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 __all__ = ["TensorStruct", "argument_struct", "arguments_of"]
-
-_C_TYPES = {int: c_int32, float: c_float}
-_DTYPES = {f"torch.{dtype.name.lower()}": int(dtype) for dtype in ElementType}
 
 
 class TensorStruct(Structure):
@@ -32,7 +31,8 @@ class TensorStruct(Structure):
 def argument_struct(kernel: Kernel) -> type[Structure]:
     """``te3_<name>_args``: the tensors, then the scalars."""
     fields: list[tuple[str, Any]] = [(name, TensorStruct) for name in kernel.tensors]
-    fields += [(name, _C_TYPES[kind]) for name, (kind, _) in kernel.scalars.items()]
+    for name, (kind, _) in kernel.scalars.items():
+        fields.append((name, c_float if kind is float else c_int32))
     return type(f"te3_{kernel.name}_args", (Structure,), {"_fields_": tuple(fields)})
 
 
@@ -46,10 +46,18 @@ def arguments_of(call: KernelCall[Any]) -> Structure:
     return argument_struct(call.kernel)(**tensors, **call.scalars)
 
 
+@cache
+def _dtypes() -> Mapping[torch.dtype, int]:
+    import torch
+
+    return {getattr(torch, dtype.name.lower()): int(dtype) for dtype in ElementType}
+
+
 def _described(name: str, tensor: Tensor) -> TensorStruct:
-    dtype = _DTYPES.get(str(tensor.dtype))
+    dtype = _dtypes().get(tensor.dtype)
     if dtype is None:
-        raise ValueError(f"{name}: expected one of {', '.join(_DTYPES)}, got {tensor.dtype}")
+        known = ", ".join(map(str, _dtypes()))
+        raise ValueError(f"{name}: expected one of {known}, got {tensor.dtype}")
     if tensor.ndim > MAX_RANK:
         raise ValueError(f"{name}: expected at most {MAX_RANK} axes, got {list(tensor.shape)}")
     if not tensor.is_contiguous():

@@ -1,0 +1,26 @@
+// Made by `python -m trt_eagle3.engine.torch.capi.header` from the descriptions in
+// trt_eagle3/graph/ops and engine/torch/capi/kernels.py: change those.
+#pragma once
+
+// X(name, Params, number of tensors), in the second list of kernels with a workspace.
+#define TE3_KERNELS(X) \
+  X(add_rms_norm, AddRmsNormParams, 5) \
+  X(qk_norm_mrope, QKNormMRopeParams, 9) \
+  X(silu_mul, SiluMulParams, 2) \
+  X(linear, LinearParams, 3) \
+  X(add_layer_norm, AddLayerNormParams, 6) \
+  X(kv_move, KVMoveParams, 4)
+
+#define TE3_KERNELS_WITH_WORKSPACE(X) \
+  X(tree_attention, TreeAttentionParams, 10) \
+  X(vision_attention, VisionAttentionParams, 6)
+
+// X(name): the ops that TensorRT has plugins for.
+#define TE3_PLUGINS(X) \
+  X(add_rms_norm) \
+  X(qk_norm_mrope) \
+  X(tree_attention) \
+  X(silu_mul) \
+  X(pick_rows) \
+  X(vision_attention) \
+  X(linear)

@@ -1,0 +1,203 @@
+/* Made by `python -m trt_eagle3.engine.torch.capi.header` from the descriptions in
+ * trt_eagle3/graph/ops and engine/torch/capi/kernels.py: change those. Include trt_eagle3.h. */
+
+#ifndef TRT_EAGLE3_KERNELS_H
+#define TRT_EAGLE3_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define TE3_ABI_VERSION 3
+#define TE3_MAX_RANK 4
+
+/* What a call returns.
+ *
+ * INVALID_ARGUMENT: a shape, dtype, alignment, or a null pointer. NOT_SUPPORTED: well-formed,
+ * but no kernel computes it on this device. WRONG_DEVICE: no CUDA device, or memory that is not
+ * on the current one. CUDA_ERROR: the launch failed. */
+typedef enum te3_status {
+  TE3_OK = 0,
+  TE3_INVALID_ARGUMENT = 1,
+  TE3_NOT_SUPPORTED = 2,
+  TE3_WRONG_DEVICE = 3,
+  TE3_CUDA_ERROR = 4
+} te3_status;
+
+/* Element types of tensors, by torch's names. */
+typedef enum te3_dtype {
+  TE3_FLOAT32 = 0,
+  TE3_FLOAT16 = 1,
+  TE3_BFLOAT16 = 2,
+  TE3_INT32 = 3,
+  TE3_BOOL = 4
+} te3_dtype;
+
+/* Who sees whom in the tail: an explicit mask, or token i sees slots up to its own. */
+typedef enum te3_mask {
+  TE3_MASK_TREE = 0,
+  TE3_MASK_CAUSAL = 1
+} te3_mask;
+
+/* How attention multiplies; anything but AUTO is for tests and measurements. */
+typedef enum te3_path {
+  TE3_PATH_AUTO = 0,
+  TE3_PATH_SIMPLE = 1,
+  TE3_PATH_MMA = 2,
+  TE3_PATH_WGMMA = 3
+} te3_path;
+
+typedef struct te3_tensor {
+  void* data;
+  int32_t dtype; /* te3_dtype */
+  int32_t rank;
+  int64_t shape[TE3_MAX_RANK];
+} te3_tensor;
+
+/* sum = x + residual; y = RMSNorm(sum) * weight. Without a residual (null data) y is that of x,
+ * and there is no sum. The residual stream may be float32 where T is not: residual and sum, with
+ * x of either type; without a residual, x. */
+typedef struct te3_add_rms_norm_args {
+  te3_tensor x;        /* T or float32 [n, H] */
+  te3_tensor residual; /* T or float32 [n, H], or null data with sum's */
+  te3_tensor weight;   /* T [H] */
+  te3_tensor y;        /* T [n, H] */
+  te3_tensor sum;      /* [n, H], of residual's type */
+  float epsilon;
+} te3_add_rms_norm_args;
+
+te3_status te3_add_rms_norm(const te3_add_rms_norm_args* args, void* stream);
+
+/* Cuts qkv, normalises each head of q and k (with q_norm and k_norm), turns pair i (channels i,
+ * i + D/2) by position_ids[pair_axis[i]] * inv_freq[i]. */
+typedef struct te3_qk_norm_mrope_args {
+  te3_tensor qkv;          /* T [N, (Hq + 2 Hkv) * D] */
+  te3_tensor position_ids; /* int32 [3, B, S] */
+  te3_tensor inv_freq;     /* float32 [D / 2] */
+  te3_tensor pair_axis;    /* int32 [D / 2], each 0, 1 or 2 */
+  te3_tensor q_norm;       /* T [D], or null data with k_norm's */
+  te3_tensor k_norm;       /* T [D] */
+  te3_tensor q;            /* T [N, Hq * D] */
+  te3_tensor k;            /* T [N, Hkv * D] */
+  te3_tensor v;            /* T [N, Hkv * D] */
+  int32_t num_heads;
+  int32_t num_kv_heads;
+  int32_t head_dim;
+  float epsilon;
+} te3_qk_norm_mrope_args;
+
+te3_status te3_qk_norm_mrope(const te3_qk_norm_mrope_args* args, void* stream);
+
+/* Writes new token i of row b to its slot past + (M - S) + i, then attends over [0, past) and
+ * the tail slots that tree_mask shows. Tokens i >= query_lengths[b] are padding: they write no
+ * cache, nobody sees them, their output is 0. With TE3_MASK_CAUSAL token i sees every slot up to
+ * its own; tree_mask.data may be null, its shape is still read. */
+typedef struct te3_tree_attention_args {
+  te3_tensor q;             /* T [N, Hq * D] */
+  te3_tensor k;             /* T [N, Hkv * D] */
+  te3_tensor v;             /* T [N, Hkv * D] */
+  te3_tensor k_cache;       /* T [slots, Hkv, D], updated in place */
+  te3_tensor v_cache;       /* T [slots, Hkv, D], updated in place */
+  te3_tensor past_lengths;  /* int32 [B] */
+  te3_tensor query_lengths; /* int32 [B] */
+  te3_tensor page_table;    /* int32 [B, P] */
+  te3_tensor tree_mask;     /* bool [B, S, M] */
+  te3_tensor out;           /* T [N, Hq * D] */
+  int32_t page_size;
+  float scale;
+  int32_t mask;             /* te3_mask */
+  int32_t path;             /* te3_path; tests and measurements alone set this and num_splits */
+  int32_t num_splits;       /* 0: chosen from the shapes */
+  int32_t prefetch_safe;    /* 1: caches, page_table, lengths are prefetch-safe (te3_linear_args) */
+} te3_tree_attention_args;
+
+/* Bytes of device memory, aligned to 16, that te3_tree_attention wants beside its tensors; often
+ * 0. Depends on shapes and the device, not on lengths. Nothing in it outlives a launch. */
+te3_status te3_tree_attention_workspace(const te3_tree_attention_args* args, size_t* bytes);
+te3_status te3_tree_attention(
+    const te3_tree_attention_args* args, void* workspace, size_t workspace_bytes, void* stream);
+
+/* out = silu(gate) * up. */
+typedef struct te3_silu_mul_args {
+  te3_tensor gate_up; /* T [n, 2 * width], gate first */
+  te3_tensor out;     /* T [n, width] */
+} te3_silu_mul_args;
+
+te3_status te3_silu_mul(const te3_silu_mul_args* args, void* stream);
+
+/* Rotates pair i (channels i and i + D/2) of every head of q and k by
+ * rope_positions[pair_axis[i]] * inv_freq[i], then attends from each patch over the patches of
+ * its own frame. Patch r belongs to the frame f with frame_starts[f] <= r < frame_starts[f + 1];
+ * frames may be empty. float32, and head_dims other than 64, 72 and 80, are computed without
+ * tensor cores. */
+typedef struct te3_vision_attention_args {
+  te3_tensor qkv;            /* T [n, 3 * H * D]: q, k and v of all heads */
+  te3_tensor rope_positions; /* int32 [2, n] */
+  te3_tensor inv_freq;       /* float32 [D / 2] */
+  te3_tensor pair_axis;      /* int32 [D / 2], each 0 or 1 */
+  te3_tensor frame_starts;   /* int32 [F + 1], ascending from 0 to n */
+  te3_tensor out;            /* T [n, H * D] */
+  int32_t num_heads;
+  float scale;
+  int32_t path;              /* te3_path; tests and measurements alone set it */
+} te3_vision_attention_args;
+
+/* Bytes of device memory, aligned to 16, that te3_vision_attention wants beside its tensors: it
+ * depends on the shapes alone. Nothing in it outlives a launch. */
+te3_status te3_vision_attention_workspace(const te3_vision_attention_args* args, size_t* bytes);
+te3_status te3_vision_attention(
+    const te3_vision_attention_args* args, void* workspace, size_t workspace_bytes, void* stream);
+
+/* y = x . weight^T, for a few rows of x: what decoding multiplies. TE3_NOT_SUPPORTED for
+ * float32, for K that is no multiple of 32, and for more than 64 rows. Of more than 16, and of 9
+ * to 16 whose x does not fit beside, it computes on Hopper what pays: K a multiple of 128, and
+ * of more than 16 a weight of 64 MiB or more. Before Hopper x must fit.
+ *
+ * prefetch_safe = 1 promises that no launch which may still be running writes the weight, so
+ * that it is read while the launch before this one drains. Launches of this library start before
+ * the one before them has ended; any other launch, copy or CUDA graph waits for all that stand
+ * before it, and what was written before such a one is prefetch_safe. */
+typedef struct te3_linear_args {
+  te3_tensor x;          /* T [M, K] */
+  te3_tensor weight;     /* T [N, K] */
+  te3_tensor y;          /* T [M, N] */
+  int32_t prefetch_safe;
+} te3_linear_args;
+
+te3_status te3_linear(const te3_linear_args* args, void* stream);
+
+/* sum = x + residual; y = LayerNorm(sum) * weight + bias. Without a residual (null data) y is
+ * that of x, and there is no sum. */
+typedef struct te3_add_layer_norm_args {
+  te3_tensor x;        /* T [n, H] */
+  te3_tensor residual; /* T [n, H], or null data with sum's */
+  te3_tensor weight;   /* T [H] */
+  te3_tensor bias;     /* T [H] */
+  te3_tensor y;        /* T [n, H] */
+  te3_tensor sum;      /* T [n, H] */
+  float epsilon;
+} te3_add_layer_norm_args;
+
+te3_status te3_add_layer_norm(const te3_add_layer_norm_args* args, void* stream);
+
+/* Row source[b, i] of sequence b becomes row destination[b, i], in every plane, as if all were
+ * read before any is written. A negative source or destination moves nothing. Without a
+ * page_table (null data) rows are slots. */
+typedef struct te3_kv_move_args {
+  te3_tensor cache;       /* T [planes, slots, Hkv, D] */
+  te3_tensor source;      /* int32 [B, K] */
+  te3_tensor destination; /* int32 [B, K] */
+  te3_tensor page_table;  /* int32 [B, P], or null data */
+  int32_t page_size;
+} te3_kv_move_args;
+
+te3_status te3_kv_move(const te3_kv_move_args* args, void* stream);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* TRT_EAGLE3_KERNELS_H */

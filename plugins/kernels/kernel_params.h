@@ -1,0 +1,184 @@
+// Made by `python -m trt_eagle3.engine.torch.capi.header` from the descriptions in
+// trt_eagle3/graph/ops and engine/torch/capi/kernels.py: change those. Include params.h.
+
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace trt_eagle3 {
+
+// sum = x + residual; y = RMSNorm(sum) * weight. Without a residual (null data) y is that of x, and
+// there is no sum. The residual stream may be float32 where T is not: residual and sum, with x of
+// either type; without a residual, x.
+struct AddRmsNormParams {
+  const void* x;         // T or float32 [n, H]
+  const void* residual;  // T or float32 [n, H], or null data with sum's
+  const void* weight;    // T [H]
+  void* y;               // T [n, H]
+  void* sum;             // [n, H], of residual's type
+  int32_t num_rows;
+  int32_t hidden;
+  DType dtype;           // T
+  DType x_dtype;         // X: T or float32; T where there is a 16-bit residual
+  DType residual_dtype;  // R: T or float32; not read without a residual
+  float epsilon;
+};
+
+cudaError_t add_rms_norm(const AddRmsNormParams& params, cudaStream_t stream);
+
+// Cuts qkv, normalises each head of q and k (with q_norm and k_norm), turns pair i (channels i, i +
+// D/2) by position_ids[pair_axis[i]] * inv_freq[i].
+struct QKNormMRopeParams {
+  const void* qkv;              // T [N, (Hq + 2 Hkv) * D]
+  const int32_t* position_ids;  // int32 [3, B, S]
+  const float* inv_freq;        // float32 [D / 2]
+  const int32_t* pair_axis;     // int32 [D / 2], each 0, 1 or 2
+  const void* q_norm;           // T [D], or null data with k_norm's
+  const void* k_norm;           // T [D]
+  void* q;                      // T [N, Hq * D]
+  void* k;                      // T [N, Hkv * D]
+  void* v;                      // T [N, Hkv * D]
+  int32_t num_tokens;           // N
+  DType dtype;
+  int32_t num_heads;
+  int32_t num_kv_heads;
+  int32_t head_dim;
+  float epsilon;
+};
+
+cudaError_t qk_norm_mrope(const QKNormMRopeParams& params, cudaStream_t stream);
+
+// Writes new token i of row b to its slot past + (M - S) + i, then attends over [0, past) and the
+// tail slots that tree_mask shows. Tokens i >= query_lengths[b] are padding: they write no cache,
+// nobody sees them, their output is 0. With TE3_MASK_CAUSAL token i sees every slot up to its own;
+// tree_mask.data may be null, its shape is still read.
+struct TreeAttentionParams {
+  const void* q;                 // T [N, Hq * D]
+  const void* k;                 // T [N, Hkv * D]
+  const void* v;                 // T [N, Hkv * D]
+  void* k_cache;                 // T [slots, Hkv, D], updated in place
+  void* v_cache;                 // T [slots, Hkv, D], updated in place
+  const int32_t* past_lengths;   // int32 [B]
+  const int32_t* query_lengths;  // int32 [B]
+  const int32_t* page_table;     // int32 [B, P]
+  const uint8_t* tree_mask;      // bool [B, S, M]
+  void* out;                     // T [N, Hq * D]
+  int32_t batch;
+  int32_t num_new;               // S
+  int32_t tail;                  // M
+  int32_t pages_per_row;         // P
+  int32_t page_shift;            // log2 of page_size, or -1 when it is no power of two
+  int32_t num_heads;
+  int32_t num_kv_heads;
+  uint32_t group_inverse;        // row / (Hq / Hkv) as a product: ceil(2^32 / ratio), 0 where it is 1
+  int32_t head_dim;
+  DType dtype;
+  int32_t written;               // set by the launcher: the new tokens are in the cache already
+  int32_t page_size;
+  float scale;
+  MaskKind mask;
+  AttentionPath path;            // tests and measurements alone set this and num_splits
+  int32_t num_splits;            // 0: chosen from the shapes
+  int32_t prefetch_safe;         // 1: caches, page_table, lengths are prefetch-safe (te3_linear_args)
+};
+
+// Bytes of device memory, aligned to 16, that te3_tree_attention wants beside its tensors; often 0.
+// Depends on shapes and the device, not on lengths. Nothing in it outlives a launch.
+cudaError_t tree_attention_workspace(const TreeAttentionParams& params, size_t* bytes);
+cudaError_t tree_attention(
+    const TreeAttentionParams& params, void* workspace, size_t workspace_bytes, cudaStream_t stream);
+
+// out = silu(gate) * up.
+struct SiluMulParams {
+  const void* gate_up;  // T [n, 2 * width], gate first
+  void* out;            // T [n, width]
+  int32_t num_rows;
+  int32_t width;
+  DType dtype;
+};
+
+cudaError_t silu_mul(const SiluMulParams& params, cudaStream_t stream);
+
+// Rotates pair i (channels i and i + D/2) of every head of q and k by rope_positions[pair_axis[i]]
+// * inv_freq[i], then attends from each patch over the patches of its own frame. Patch r belongs to
+// the frame f with frame_starts[f] <= r < frame_starts[f + 1]; frames may be empty. float32, and
+// head_dims other than 64, 72 and 80, are computed without tensor cores.
+struct VisionAttentionParams {
+  const void* qkv;                // T [n, 3 * H * D]: q, k and v of all heads
+  const int32_t* rope_positions;  // int32 [2, n]
+  const float* inv_freq;          // float32 [D / 2]
+  const int32_t* pair_axis;       // int32 [D / 2], each 0 or 1
+  const int32_t* frame_starts;    // int32 [F + 1], ascending from 0 to n
+  void* out;                      // T [n, H * D]
+  int32_t num_patches;            // n
+  int32_t num_frames;             // F
+  int32_t head_dim;
+  DType dtype;
+  int32_t num_heads;
+  float scale;
+  AttentionPath path;             // tests and measurements alone set it
+};
+
+// Bytes of device memory, aligned to 16, that te3_vision_attention wants beside its tensors: it
+// depends on the shapes alone. Nothing in it outlives a launch.
+cudaError_t vision_attention_workspace(const VisionAttentionParams& params, size_t* bytes);
+cudaError_t vision_attention(
+    const VisionAttentionParams& params, void* workspace, size_t workspace_bytes, cudaStream_t stream);
+
+// y = x . weight^T, for a few rows of x: what decoding multiplies. TE3_NOT_SUPPORTED for float32,
+// for K that is no multiple of 32, and for more than 64 rows. Of more than 16, and of 9 to 16 whose
+// x does not fit beside, it computes on Hopper what pays: K a multiple of 128, and of more than 16
+// a weight of 64 MiB or more. Before Hopper x must fit.
+struct LinearParams {
+  const void* x;          // T [M, K]
+  const void* weight;     // T [N, K]
+  void* y;                // T [M, N]
+  int32_t num_rows;       // M
+  int32_t inner;          // K
+  int32_t outer;          // N
+  DType dtype;
+  int32_t prefetch_safe;
+};
+
+cudaError_t linear(const LinearParams& params, cudaStream_t stream);
+
+// sum = x + residual; y = LayerNorm(sum) * weight + bias. Without a residual (null data) y is that
+// of x, and there is no sum.
+struct AddLayerNormParams {
+  const void* x;         // T [n, H]
+  const void* residual;  // T [n, H], or null data with sum's
+  const void* weight;    // T [H]
+  const void* bias;      // T [H]
+  void* y;               // T [n, H]
+  void* sum;             // T [n, H]
+  int32_t num_rows;
+  int32_t hidden;
+  DType dtype;
+  float epsilon;
+};
+
+cudaError_t add_layer_norm(const AddLayerNormParams& params, cudaStream_t stream);
+
+// Row source[b, i] of sequence b becomes row destination[b, i], in every plane, as if all were read
+// before any is written. A negative source or destination moves nothing. Without a page_table (null
+// data) rows are slots.
+struct KVMoveParams {
+  void* cache;                 // T [planes, slots, Hkv, D]
+  const int32_t* source;       // int32 [B, K]
+  const int32_t* destination;  // int32 [B, K]
+  const int32_t* page_table;   // int32 [B, P], or null data
+  int64_t slots;
+  int32_t planes;
+  int32_t row_bytes;           // a multiple of 16
+  int32_t batch;
+  int32_t num_moves;           // K
+  int32_t pages_per_row;
+  int32_t page_size;
+};
+
+cudaError_t kv_move(const KVMoveParams& params, cudaStream_t stream);
+
+}  // namespace trt_eagle3
