@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.parity.fault import Fault, gives
 from tests.parity.planting import Planted, Tensors
-from trt_eagle3.decode import engine
+from trt_eagle3.decode import preprocess
 from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.runner import VisionRunner
 from trt_eagle3.decode.scheduler import Scheduler
@@ -42,9 +42,9 @@ def _same_page(p: Planted) -> None:
 
 
 def _blind(p: Planted) -> None:
-    true = engine.media_digests
+    true = preprocess.media_digests
     p.patch.setattr(
-        engine, "media_digests", lambda *args: tuple((b"", count) for _, count in true(*args))
+        preprocess, "media_digests", lambda *args: tuple((b"", count) for _, count in true(*args))
     )
 
 

@@ -12,18 +12,17 @@ from torch import Tensor
 
 from tests.parity.fault import Fault, decoding, given, gives, moved, reweigh, rewrite, row_spoilt
 from tests.parity.planting import MANIFEST, SPEC, Planted
-from trt_eagle3.decode.prompt import Prompt, Vision
+from trt_eagle3.decode.prompt import Vision
 from trt_eagle3.decode.runner import DraftRunner
+from trt_eagle3.decode.vision_encoder import VisionEncoder
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.multimodal.tokenizer import StreamDecoder
 
 
 def _seen(change: Callable[[Vision], Vision]) -> Callable[[Planted], None]:
     def plant(p: Planted) -> None:
-        def changed(prompt: Prompt) -> Prompt:
-            return dataclasses.replace(prompt, see=lambda: change(prompt.see()))
-
-        p.prompt = changed
+        true = VisionEncoder.encode
+        p.patch.setattr(VisionEncoder, "encode", lambda *args: change(true(*args)))
 
     return plant
 

@@ -14,12 +14,22 @@ from tests.parity.fault import Fault
 from tests.parity.planting import Planted
 from trt_eagle3.decode import sampling, verify
 from trt_eagle3.decode.accept import Accepted, accept
+from trt_eagle3.decode.request import Request
+from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
+
+
+def _greedily(request: Request) -> Request:
+    given = request.sampling
+    plain = dataclasses.replace(
+        GREEDY, max_tokens=given.max_tokens, ignore_eos=given.ignore_eos, stop=given.stop
+    )
+    return dataclasses.replace(request, sampling=plain)
 
 
 def _double_top_p(p: Planted) -> None:
     true = sampling.target_probs
 
-    def twice(logits: Tensor, options: sampling.SamplingParams) -> Tensor:
+    def twice(logits: Tensor, options: SamplingParams) -> Tensor:
         probs = true(logits, options)
         again = dataclasses.replace(options, temperature=1.0, top_k=0, min_p=0.0)
         return true(probs.clamp(min=1e-30).log().float(), again) if options.top_p < 1 else probs
@@ -45,7 +55,7 @@ def _verdicts(p: Planted, change: Callable[[Any, Tensor, Tensor], Tensor]) -> No
 
     ``change(verdict, logits [B, T, V], mask [B, T, T])``, wherever judged.
     """
-    true = sampling.verdicts
+    true = sampling.verify_results
 
     def verdicts(
         samplers: Any, logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor
@@ -56,13 +66,13 @@ def _verdicts(p: Planted, change: Callable[[Any, Tensor, Tensor], Tensor]) -> No
         return dataclasses.replace(found, bonus=change(found, logits, mask))
 
     for module in (sampling, verify):
-        p.patch.setattr(module, "verdicts", verdicts)
+        p.patch.setattr(module, "verify_results", verdicts)
 
 
 def _kept_mass(p: Planted) -> None:
     """The bonus token is drawn as if nothing had been rejected."""
     generator = torch.Generator().manual_seed(0)
-    options = sampling.SamplingParams(temperature=0.7)
+    options = SamplingParams(temperature=0.7)
 
     def draw(_: Any, logits: Tensor, mask: Tensor) -> Tensor:
         probs = sampling.target_probs(logits.flatten(0, 1), options)
@@ -135,7 +145,7 @@ SAMPLING: Mapping[str, Fault] = {
         "requests that ask for sampling are answered greedily",
         "sampling.tokens",
         "the engine's own answers",
-        lambda p: setattr(p, "request", lambda r: dataclasses.replace(r, sampling=sampling.GREEDY)),
+        lambda p: setattr(p, "request", _greedily),
         looks=("sampling",),
     ),
     "rejected mass kept": Fault(

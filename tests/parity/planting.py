@@ -23,14 +23,15 @@ from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.decode.answer import Answer
-from trt_eagle3.decode.prompt import Prompt
+from trt_eagle3.decode.loaded_bundle import LoadedBundle
+from trt_eagle3.decode.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request import Request
 from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.session import Session
 from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.multimodal import ModelInputs
 from trt_eagle3.multimodal.caller import NOBODY, Caller
-from trt_eagle3.parity.record import RecordingEngine
+from trt_eagle3.parity.record import Recorder, RecordingEngine
 
 Tensors = dict[str, Tensor]
 Given = Callable[["Seam", Tensors], Tensors]
@@ -70,7 +71,6 @@ class Planted:
     patch: pytest.MonkeyPatch
     outside: dict[str, Seam] = field(default_factory=dict)
     inside: dict[str, Seam] = field(default_factory=dict)
-    prompt: Callable[[Prompt], Prompt] = lambda prompt: prompt
     inputs: Callable[[ModelInputs], ModelInputs] = lambda inputs: inputs
     request: Callable[[Request], Request] = lambda request: request
 
@@ -115,31 +115,48 @@ class Planted:
         (self.bundle / name).write_bytes(data)
 
 
+class FaultyRecorder(Recorder):
+    """Opens sessions with a planted fault."""
+
+    def __init__(self, planted: Planted) -> None:
+        super().__init__()
+        self._planted = planted
+
+    def __call__(
+        self, bundle: LoadedBundle, graph: str, intermediates: Sequence[str] = ()
+    ) -> Session:
+        # a fault around the graph: replayed passes hold it already
+        session = super().__call__(bundle, graph, intermediates)
+        seam = self._planted.outside.get(graph)
+        return Seam(session, seam.given, seam.gave) if seam and not intermediates else session
+
+    def _open(self, bundle: LoadedBundle, graph: str, intermediates: Sequence[str]) -> Session:
+        session = super()._open(bundle, graph, intermediates)
+        seam = self._planted.inside.get(graph)
+        return Seam(session, seam.given, seam.gave) if seam else session
+
+
+class FaultyPreprocessor(PromptPreprocessor):
+    """Makes prompts with a planted fault."""
+
+    def __init__(self, bundle: LoadedBundle, planted: Planted) -> None:
+        super().__init__(bundle, digests=True)
+        self._planted = planted
+
+    def model_inputs(self, request: Request, caller: Caller = NOBODY) -> ModelInputs:
+        return self._planted.inputs(super().model_inputs(request, caller))
+
+
 class FaultyEngine(RecordingEngine):
     """An engine with a planted fault."""
 
     def __init__(self, planted: Planted) -> None:
-        super().__init__(planted.bundle)
+        super().__init__(planted.bundle, FaultyRecorder(planted))
         self._planted = planted
+        self._preprocessor = self._make_preprocessor()
 
-    def open_graph(self, graph: str, intermediates: Sequence[str] = ()) -> Session:
-        # a fault around the graph: replayed passes hold it already
-        if graph in self._planted.outside:
-            session = super().open_graph(graph, intermediates)
-            seam = self._planted.outside[graph]
-            return session if intermediates else Seam(session, seam.given, seam.gave)
-        return super().open_graph(graph, intermediates)
-
-    def _open(self, graph: str, intermediates: Sequence[str]) -> Session:
-        session = super()._open(graph, intermediates)
-        seam = self._planted.inside.get(graph)
-        return Seam(session, seam.given, seam.gave) if seam else session
-
-    def _model_inputs(self, request: Any, caller: Caller = NOBODY) -> ModelInputs:
-        return self._planted.inputs(super()._model_inputs(request, caller))
-
-    def encode(self, inputs: ModelInputs) -> Prompt:
-        return self._planted.prompt(super().encode(inputs))
+    def _make_preprocessor(self) -> PromptPreprocessor:
+        return FaultyPreprocessor(self.bundle, self._planted)
 
     def submit(self, request: Request) -> Answer:
         return super().submit(self._planted.request(request))

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.tiny import build_tiny
-from trt_eagle3.decode.llm import LLM, load
 from trt_eagle3.errors import UserError
+from trt_eagle3.parity.record import RecordingEngine
 from trt_eagle3.parity.workload import Case, bundled_cases, picture, read_cases
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> LLM:
-    return load(build_tiny(tmp_path_factory.mktemp("workload")))
+def engine(tmp_path_factory: pytest.TempPathFactory) -> RecordingEngine:
+    return RecordingEngine(build_tiny(tmp_path_factory.mktemp("workload")))
 
 
 def kinds(cases: list[Case]) -> set[str]:
     return {case.kind for case in cases}
 
 
-def test_quick_suite_has_every_kind_and_full_has_more(engine: LLM) -> None:
+def test_quick_suite_has_every_kind_and_full_has_more(engine: RecordingEngine) -> None:
     quick, full = (bundled_cases(suite, engine, 32) for suite in ("quick", "full"))
     assert kinds(quick) == kinds(full) == {"text", "image", "images", "aspect", "video", "long"}
     assert {case.name for case in quick} < {case.name for case in full}
@@ -31,7 +32,7 @@ def test_quick_suite_has_every_kind_and_full_has_more(engine: LLM) -> None:
 
 
 def test_every_case_fits_with_its_answer_and_the_long_one_nearly_fills_the_limit(
-    engine: LLM,
+    engine: RecordingEngine,
 ) -> None:
     limit = engine.limits.max_seq_len
     for case in bundled_cases("full", engine, 128):
@@ -42,14 +43,14 @@ def test_every_case_fits_with_its_answer_and_the_long_one_nearly_fills_the_limit
             assert length + 128 > limit - 60
 
 
-def test_small_bundle_gets_fewer_cases_and_a_tiny_one_is_refused(engine: LLM) -> None:
-    small = load(engine.path)
-    small.limits = small.limits.model_copy(update={"max_seq_len": 80})
+def test_small_bundle_gets_fewer_cases_and_a_tiny_one_is_refused(engine: RecordingEngine) -> None:
+    small = RecordingEngine(engine.path)
+    small.use(replace(small.bundle, limits=small.limits.model_copy(update={"max_seq_len": 80})))
     small.processor.max_prompt_len = 79
     names = [case.name for case in bundled_cases("quick", small, 32)]
     assert "text" in names
     assert "non-Latin text" not in names
-    small.limits = small.limits.model_copy(update={"max_seq_len": 33})
+    small.use(replace(small.bundle, limits=small.limits.model_copy(update={"max_seq_len": 33})))
     with pytest.raises(UserError, match="takes none of the bundled prompts"):
         bundled_cases("quick", small, 32)
 
