@@ -51,8 +51,6 @@ def test_bad_end_of_an_answer_is_refused_by_name(name: str, value: Any, message:
 
 def test_option_that_there_is_not_is_refused_by_name() -> None:
     with pytest.raises(UserError, match="max_token: no such option"):
-        UserError, match=r"max_token: no such option. There are: temperature, top_k"
-    ):
         SamplingParams().updated(max_token=5)  # type: ignore[call-arg]
 
 
