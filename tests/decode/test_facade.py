@@ -195,6 +195,7 @@ assert_type(trt_eagle3.load("engines/pair"), LLM)
 llm.generate("What?", max_token=5)  # WRONG
 llm.generate("What?", temperature="hot")  # WRONG
 llm.stream(5)  # WRONG
+trt_eagle3.Sampling  # WRONG
 """
 
 
