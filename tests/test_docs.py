@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import click
 import pytest
 import yaml
 
-from tests.tiny import ROOT, build_tiny
+from tests.tiny import ROOT, build_tiny, tiny_config
 from trt_eagle3.cli import cli
 from trt_eagle3.config import config_from_dict
 
@@ -63,3 +64,17 @@ def test_program_of_the_decoding_page_runs(
     assert program
     exec(program[1].replace("engines/tiny", str(build_tiny(tmp_path))), {})
     assert "3 plus 4" in capsys.readouterr().out
+
+
+def test_program_of_the_readme_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = re.search(r"```python\n(.+?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert program
+    monkeypatch.chdir(tmp_path)
+    config = tiny_config().model_dump(mode="json", exclude_defaults=True)
+    Path("pair.yaml").write_text(yaml.safe_dump(config))
+    shutil.copyfile(ROOT / "examples/tiny/images/scene.png", "photo.jpg")
+    exec(program[1].replace("engines/qwen3-vl-2b", "engines/tiny"), {})
+    printed = capsys.readouterr().out
+    assert "2 plus 3" in printed

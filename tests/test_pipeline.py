@@ -316,7 +316,7 @@ def test_bundle_of_another_schema_version_or_with_damaged_weights_is_replaced(
     file.write_text(json.dumps(json.loads(file.read_text()) | {"schema_version": 0}))
     build_tiny(tmp_path)
     (file.parent / "weights/target/model.safetensors").unlink()
-    assert trt_eagle3.load(build_tiny(tmp_path)).drafting
+    assert trt_eagle3.load(build_tiny(tmp_path)).bundle.drafting
 
 
 def test_what_commands_write_into_a_bundle_does_not_keep_build_from_replacing_it(
@@ -447,7 +447,7 @@ def test_build_killed_at_any_file_operation_leaves_a_bundle_that_loads(tmp_path:
     for at in (*range(5, count - 20, count // 6), count - 4):  # old files are removed at the end
         before = read_bundle(path)
         assert in_child(build_until, output, at) == CRASHED
-        assert trt_eagle3.load(path).record.created_at >= before.created_at
+        assert trt_eagle3.load(path).bundle.record.created_at >= before.created_at
         build_tiny(output)
         assert [entry.name for entry in output.iterdir()] == ["tiny"]
 
@@ -472,7 +472,7 @@ def test_build_that_finds_no_room_leaves_the_old_bundle_and_nothing_else(tmp_pat
     before = read_bundle(path)
     largest = max(f.stat().st_size for f in path.rglob("*.onnx"))  # weights are links
     assert in_child(build_on_a_small_disk, tmp_path, [10, 1000, largest // 2, largest - 1]) == 0
-    assert trt_eagle3.load(path).record == before
+    assert trt_eagle3.load(path).bundle.record == before
 
 
 def build_often(output: Path, target: Path, draft: Path, count: int) -> None:
@@ -540,5 +540,5 @@ def test_load_of_a_bundle_that_is_replaced_meanwhile_reads_the_new_one(
             other.rename(path)
         return real(*args, **options)
 
-    monkeypatch.setattr("trt_eagle3.decode.engine.Processor.from_directory", replace_once)
-    assert trt_eagle3.load(path).manifest is None
+    monkeypatch.setattr("trt_eagle3.decode.loaded_bundle.Processor.from_directory", replace_once)
+    assert trt_eagle3.load(path).bundle.manifest is None

@@ -37,8 +37,7 @@ Everything is imported when it is first asked for: ``import trt_eagle3`` alone l
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # as type checkers read it; ``typing`` itself takes longer than all of this
 
 if TYPE_CHECKING:
     from trt_eagle3.config import BuildConfig, load_config
@@ -123,12 +122,17 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            found = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
-            return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # a type checker shall not believe every name
+
+    def __getattr__(name: str) -> object:
+        """Import ``name`` from its home, once."""
+        from importlib import import_module
+
+        for home, names in _HOMES.items():
+            if name in names:
+                found = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
+                return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -16,9 +16,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from trt_eagle3 import bench as bench_defaults
-from trt_eagle3.commands import report
 from trt_eagle3.commands.run_command import run_command
-from trt_eagle3.config import load_config, parse_overrides
 from trt_eagle3.errors import UserError
 from trt_eagle3.parity import SUITES
 from trt_eagle3.probe import MAX_TOKENS
@@ -60,6 +58,8 @@ def inspect(target: str, draft: str | None, overrides: tuple[str, ...], as_json:
     from trt_eagle3.checkpoint.draft import read_draft
     from trt_eagle3.checkpoint.source import resolve_checkpoint
     from trt_eagle3.checkpoint.target_reader import read_target
+    from trt_eagle3.commands import report
+    from trt_eagle3.config import parse_overrides
 
     if overrides and draft is None:
         raise UserError(
@@ -107,6 +107,8 @@ def build(
     config_file: Path, output: Path | None, weights: str, overrides: tuple[str, ...], as_json: bool
 ) -> None:
     """Turn a checkpoint pair into a bundle."""
+    from trt_eagle3.commands import report
+    from trt_eagle3.config import load_config, parse_overrides
     from trt_eagle3.pipeline import build as run
 
     config = load_config(config_file, parse_overrides(overrides))
@@ -159,6 +161,7 @@ def generate(
     bundle: Path, prompt: str, as_json: bool, stats: bool, no_speculation: bool, **options: Any
 ) -> None:
     """Answer PROMPT with BUNDLE, streaming the text."""
+    from trt_eagle3.commands import report
     from trt_eagle3.decode.llm import load
     from trt_eagle3.decode.sampling_params import SamplingParams
 
@@ -266,6 +269,7 @@ def probe(
 
     PATH is a bundle, or a target followed by its DRAFT.
     """
+    from trt_eagle3.config import parse_overrides
     from trt_eagle3.probe.run import probe as run
 
     with _bars() as progress:
@@ -432,6 +436,7 @@ def convert_draft(
     from trt_eagle3.checkpoint.draft import read_draft
     from trt_eagle3.checkpoint.source import resolve_checkpoint
     from trt_eagle3.checkpoint.target_reader import read_target
+    from trt_eagle3.config import parse_overrides
 
     spec = read_target(resolve_checkpoint(target)) if target else None
     manifest = read_draft(resolve_checkpoint(source), spec, parse_overrides(overrides))
@@ -470,6 +475,7 @@ def convert_draft(
 @_json_option
 def deploy(bundle: Path, repository: Path, target: str, as_json: bool, **options: Any) -> None:
     """Write a Triton model repository with BUNDLE in it, or the input of TensorRT-LLM's runtime."""
+    from trt_eagle3.config import parse_overrides
     from trt_eagle3.triton.repository import deploy as to_triton
     from trt_eagle3.trtllm.bundle import deploy as to_trtllm
 
@@ -504,6 +510,7 @@ def deploy(bundle: Path, repository: Path, target: str, as_json: bool, **options
 @click.option("--set", "limits", multiple=True, metavar="FIELD=VALUE", help="A limit on requests.")
 def serve(bundle: Path, limits: tuple[str, ...], **options: Any) -> None:
     """Serve BUNDLE to OpenAI clients: /v1/chat/completions, /health, /metrics."""
+    from trt_eagle3.config import parse_overrides
     from trt_eagle3.serving import ServingConfig
     from trt_eagle3.serving.server import serve as run
 

@@ -12,8 +12,9 @@ from tasks import Example, examples
 
 import trt_eagle3
 from tests.tiny import build_tiny
-from trt_eagle3 import LLM, Request
+from trt_eagle3 import LLM, Request, SamplingParams
 from trt_eagle3.decode.answer import Answer
+from trt_eagle3.decode.sampling_params import GREEDY
 
 __all__ = ["PROMPTS", "heldout", "plain_answers", "request_of", "served"]
 
@@ -28,10 +29,16 @@ def heldout() -> tuple[Example, ...]:
     return tuple(examples("heldout", SEED, PROMPTS))
 
 
-def request_of(example: Example, **options: Any) -> Request:
+def request_of(example: Example, sampling: SamplingParams = GREEDY, **options: Any) -> Request:
     """The request that asks it."""
     videos = [list(example.frames)] if example.frames else []
-    return Request(example.prompt, list(example.images), videos, max_tokens=MAX_TOKENS, **options)
+    return Request(
+        example.prompt,
+        list(example.images),
+        videos,
+        sampling.updated(max_tokens=MAX_TOKENS),
+        **options,
+    )
 
 
 def plain_answers(folder: Path, count: int = PROMPTS) -> list[tuple[int, ...]]:

@@ -268,7 +268,7 @@ def make_prompt(pair: Pair, layout: list[int | tuple[int, int]], seed: int = 0) 
         position_ids=torch.cat(positions, dim=1).int(),
         rope_delta=current - count,
         visual_rows=torch.tensor(visual),
-        encode_images=lambda: vision,
+        vision=vision,
     )
 
 

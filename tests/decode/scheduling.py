@@ -15,8 +15,8 @@ from trt_eagle3.decode.decoder import AnyTree, Decoder
 from trt_eagle3.decode.dynamic_tree import DynamicTree
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.prefix_cache import PrefixCache
-from trt_eagle3.decode.prompt import Prompt
-from trt_eagle3.decode.scheduler import Scheduler
+from trt_eagle3.decode.prompt import Prompt, Vision
+from trt_eagle3.decode.scheduler import Encoder, Scheduler
 from trt_eagle3.decode.tree import Tree
 
 MAX_SEQ_LEN, MAX_TOKENS, MAX_BATCH = 48, 14, 3
@@ -53,7 +53,7 @@ def prompts() -> tuple[Prompt, ...]:
     for layout in LAYOUTS:
         prompt = make_prompt(pair(), layout, seed=1)
         counts = [part[0] * part[1] for part in layout if isinstance(part, tuple)]
-        rows = prompt.vision.embeds.split(counts)
+        rows = prompt.visual_embeds.split(counts)
         media = tuple((r.numpy().tobytes(), len(r)) for r in rows)
         found.append(dataclasses.replace(prompt, media=media))
     return tuple(found)
@@ -67,11 +67,26 @@ def solo(index: int) -> list[int]:
     ]
 
 
+class Encoding:
+    """An ``Encoder`` that knows what the tower would make of ``prompts``, and who asked."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def encode(self, prompt: Prompt) -> Vision:
+        index = next(i for i, p in enumerate(prompts()) if p.token_ids is prompt.token_ids)
+        self.seen.append(index)
+        vision = prompts()[index].vision
+        assert vision is not None
+        return vision
+
+
 def make_scheduler(
     pool: PagePool,
     prefixes: PrefixCache | None,
     tree_for: Callable[[int], AnyTree | None],
     chunk: int = PREFILL_CHUNK,
+    vision: Encoder | None = None,
 ) -> Scheduler:
     fixed = pool.table_len is not None
     decoder: Decoder = pair().decoder(
@@ -79,7 +94,12 @@ def make_scheduler(
     )
     decoder.prefill_chunk = chunk
     return Scheduler(
-        decoder, pool, max_batch_size=MAX_BATCH, tree_for=tree_for, prefix_cache=prefixes
+        decoder,
+        pool,
+        max_batch_size=MAX_BATCH,
+        tree_for=tree_for,
+        prefix_cache=prefixes,
+        vision=vision,
     )
 
 

@@ -16,7 +16,9 @@ import trt_eagle3
 from tests.tiny import build_tiny
 from trt_eagle3.decode.kv_cache import KVCache
 from trt_eagle3.decode.llm import LLM
+from trt_eagle3.decode.preprocess import PromptPreprocessor
 from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, causal_mask
+from trt_eagle3.decode.vision_encoder import VisionEncoder
 
 PROMPTS = 40
 CUDA = {"backend": "torch", "device": "cuda", "dtype": "bfloat16"}
@@ -45,7 +47,10 @@ def next_logits(engine: LLM, example: Example, tokens: Sequence[int]) -> Tensor:
     all of them.
     """
     text, page_size = engine.bundle.spec.text, engine.bundle.record.config.engine.page_size
-    prompt = engine.encode(engine.prepare(example.prompt, **options(example)))
+    prompt = PromptPreprocessor(engine.bundle).prompt(
+        engine.prepare(example.prompt, **options(example))
+    )
+    prompt = prompt.with_vision(VisionEncoder(engine.bundle).encode(prompt))
     ids = torch.cat([prompt.token_ids, torch.tensor(tokens, dtype=torch.int64)])
     pages = torch.arange(1, -(-len(ids) // page_size) + 1, dtype=torch.int32)[None]
     slots = (pages.shape[1] + 1) * page_size

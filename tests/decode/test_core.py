@@ -484,7 +484,7 @@ def test_request_whose_pictures_are_looked_at_counts(
     encode_images, counted = VisionEncoder.encode, list[int]()
 
     def count(self: VisionEncoder, prompt: Any) -> Any:
-        now = self.metrics()
+        now = engine.metrics()
         counted.append(now.running + now.waiting)
         return encode_images(self, prompt)
 

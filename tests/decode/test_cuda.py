@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from tests.decode.overwriting import ask_together
 from tests.tiny import build_tiny
 from trt_eagle3 import LLM, Request, SamplingParams
 from trt_eagle3.decode.answer import Answer
+from trt_eagle3.decode.preprocess import PromptPreprocessor
+from trt_eagle3.decode.sampling_params import GREEDY
+from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.engine.torch import capi
 from trt_eagle3.errors import DeviceMemoryError, UserError
 
@@ -51,10 +55,14 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LLM]:
     }
 
 
-def requests(**options: Any) -> list[Request]:
+def requests(sampling: SamplingParams = GREEDY, **options: Any) -> list[Request]:
     return [
         Request(
-            e.prompt, list(e.images), [list(e.frames)] if e.frames else [], max_tokens=64, **options
+            e.prompt,
+            list(e.images),
+            [list(e.frames)] if e.frames else [],
+            sampling.updated(max_tokens=64),
+            **options,
         )
         for e in examples("heldout", 11, PROMPTS)
     ]
@@ -87,7 +95,9 @@ def test_prompts_admitted_together_keep_their_pictures(engines: dict[str, LLM], 
     overwrite.
     """
     pictures = sorted(examples("heldout", 12, 24, kinds=("image",)), key=lambda e: e.images[0].size)
-    asked = [Request(e.prompt, list(e.images), max_tokens=64) for e in pictures]
+    asked = [
+        Request(e.prompt, list(e.images), sampling=SamplingParams(max_tokens=64)) for e in pictures
+    ]
     alone = [engines["cpu"].submit(request).finish().token_ids for request in asked]
     for _ in range(3):  # shapes seen, captured
         assert [
@@ -113,10 +123,16 @@ def test_bfloat16_speculation_differs_from_plain_at_most_in_ties(
 
 def test_a_cycle_waits_for_the_device_once(engines: dict[str, LLM]) -> None:
     engine = engines["float32"]
-    prompt = engine.encode(engine.prepare("What is 12 plus 30?"))
+    bundle, pool = engine.bundle, engine._started().pool
+    prompt = PromptPreprocessor(bundle).prompt(engine.prepare("What is 12 plus 30?"))
+
+    def decode() -> Generator[tuple[int, ...]]:
+        sequence = SequenceState(prompt, pool, bundle.spec.text.vocab_size, drafting=True)
+        return bundle.decoder.run(sequence, bundle.plan.tree_for(1))
+
     for _ in range(3):
-        list(zip(engine.decode(prompt), range(6), strict=False))  # shapes seen, captured
-    cycles = engine.decode(prompt)
+        list(zip(decode(), range(6), strict=False))  # shapes seen, captured
+    cycles = decode()
     next(cycles), next(cycles)
     torch.cuda.set_sync_debug_mode("warn")
     try:
@@ -130,7 +146,7 @@ def test_a_cycle_waits_for_the_device_once(engines: dict[str, LLM]) -> None:
 
 
 def test_kernels_are_in_use(engines: dict[str, LLM]) -> None:
-    assert engines["float32"].record.config.engine.device == "cuda"
+    assert engines["float32"].bundle.record.config.engine.device == "cuda"
     assert capi.available(), "build them first: make plugins"
 
 

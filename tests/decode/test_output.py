@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.multimodal.record_goldens import train_tokenizer
 from trt_eagle3.decode.output import Output
-from trt_eagle3.decode.request import Chunk, Request
+from trt_eagle3.decode.request import Chunk
+from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.multimodal import StreamDecoder
 
 EOS, WORDS = 9, ["ab", "c", "bc", "abc", " ", "x", "\u00e9", "!", ""]
@@ -36,8 +37,8 @@ class Words:
 
 
 def output(tail: str = "", max_tokens: int = 100, **fields: Any) -> Output:
-    request = Request("prompt", max_tokens=max_tokens, **fields)
-    return Output(request, cast(StreamDecoder, Words(tail)), (EOS,))
+    sampling = SamplingParams(max_tokens=max_tokens, **fields)
+    return Output(sampling, cast(StreamDecoder, Words(tail)), (EOS,))
 
 
 def take(out: Output, *passes: Sequence[int], full: bool = False) -> list[Chunk]:
@@ -186,8 +187,8 @@ def test_stop_token_is_the_last_token_and_its_text_is_in_the_answer() -> None:
     width=st.integers(1, 5),
 )
 def test_text_of_any_ids_is_what_the_tokenizer_makes_of_them(ids: list[int], width: int) -> None:
-    request = Request("prompt", max_tokens=len(ids), stop=["\0never", "never\0"])
-    out = Output(request, StreamDecoder(TOKENIZER), ())
+    sampling = SamplingParams(max_tokens=len(ids), stop=["\0never", "never\0"])
+    out = Output(sampling, StreamDecoder(TOKENIZER), ())
     chunks = take(out, *(ids[i : i + width] for i in range(0, len(ids), width)))
     assert out.finish_reason == "length"
     assert (
@@ -200,7 +201,7 @@ def test_text_of_any_ids_is_what_the_tokenizer_makes_of_them(ids: list[int], wid
 def test_stop_text_of_half_characters_is_found_once_they_are_whole() -> None:
     ids = TOKENIZER.encode("so \U0001f600 far").ids
     for stop, text in (("\U0001f600", "so "), (" far", "so \U0001f600")):
-        out = Output(Request("prompt", stop=[stop]), StreamDecoder(TOKENIZER), ())
+        out = Output(SamplingParams(stop=[stop]), StreamDecoder(TOKENIZER), ())
         take(out, *([i] for i in ids))
         assert (out.text, out.finish_reason) == (text, "stop")
 

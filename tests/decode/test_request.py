@@ -7,16 +7,22 @@ from typing import Any
 import pytest
 
 from trt_eagle3.decode.request import Request
+from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.errors import UserError
 
 BAD: list[tuple[str, Any, str]] = [
     ("prompt", 5, "expected a text or a list of messages, got int"),
     ("prompt", None, "expected a text or a list of messages, got NoneType"),
+    ("images", "a.png", "expected a list, got str. Put it in a list."),
+    ("videos", {"a": 1}, "expected a list, got dict. Put it in a list."),
+    ("speculation", None, "expected true or false, got None"),
+    ("sampling", {"temperature": 1}, "expected SamplingParams, got dict"),
+]
+
+BAD_SAMPLING: list[tuple[str, Any, str]] = [
     ("max_tokens", 0, "expected a whole number of at least 1, got 0"),
     ("max_tokens", True, "expected a whole number of at least 1, got True"),
     ("max_tokens", 2.0, "expected a whole number of at least 1, got 2.0"),
-    ("images", "a.png", "expected a list, got str. Put it in a list."),
-    ("videos", {"a": 1}, "expected a list, got dict. Put it in a list."),
     ("stop", "end", "expected a list, got str. Put it in a list."),
     ("stop", 5, "expected a list, got int. Put it in a list."),
     ("stop", [""], "expected a list of texts that are not empty, got ['']"),
@@ -25,8 +31,6 @@ BAD: list[tuple[str, Any, str]] = [
     ("stop_token_ids", [True], "expected a list of token ids, got [True]"),
     ("stop_token_ids", ["7"], "expected a list of token ids, got ['7']"),
     ("ignore_eos", "no", "expected true or false, got 'no'"),
-    ("speculation", None, "expected true or false, got None"),
-    ("sampling", {"temperature": 1}, "expected a SamplingParams, got dict"),
 ]
 
 
@@ -37,15 +41,29 @@ def test_bad_value_is_refused_by_name(name: str, value: Any, message: str) -> No
     assert str(error.value) == f"{name}: {message}"
 
 
+@pytest.mark.parametrize(("name", "value", "message"), BAD_SAMPLING)
+def test_bad_end_of_an_answer_is_refused_by_name(name: str, value: Any, message: str) -> None:
+    for refused in (SamplingParams, SamplingParams().updated):
+        with pytest.raises(UserError) as error:
+            refused(**{name: value})
+        assert str(error.value) == f"{name}: {message}"
+
+
+def test_option_that_there_is_not_is_refused_by_name() -> None:
+    with pytest.raises(UserError, match="max_token: no such option"):
+        SamplingParams().updated(max_token=5)  # type: ignore[call-arg]
+
+
 def test_lists_may_be_none_and_become_tuples() -> None:
-    names = ("images", "videos", "stop", "stop_token_ids")
-    empty: dict[str, Any] = dict.fromkeys(names)
-    assert all(getattr(Request("hello", **empty), name) == () for name in names)
+    request = Request("hello", images=None, videos=None)  # type: ignore[arg-type]
+    assert (request.images, request.videos) == ((), ())
+    empty: dict[str, Any] = {"stop": None, "stop_token_ids": None}
+    assert SamplingParams(**empty) == SamplingParams()
     given: dict[str, Any] = {"stop": ["a"], "stop_token_ids": [7]}
-    request = Request("hello", **given)
-    assert (request.stop, request.stop_token_ids) == (("a",), (7,))
+    sampling = SamplingParams(**given)
+    assert (sampling.stop, sampling.stop_token_ids) == (("a",), (7,))
     given["stop"].append("b")
-    assert request.stop == ("a",)
+    assert sampling.stop == ("a",)
 
 
 def test_pictures_of_messages_stand_in_the_messages() -> None:

@@ -4,7 +4,6 @@ as if it were alone.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from typing import Any
 
@@ -19,6 +18,7 @@ from tests.decode.scheduling import (
     MAX_SEQ_LEN,
     MAX_TOKENS,
     TREES,
+    Encoding,
     finish,
     make_scheduler,
     pair,
@@ -225,17 +225,19 @@ def test_sampled_sequence_that_was_put_off_goes_on_with_its_random_numbers() -> 
     assert answers[0] == answers[1]
 
 
-def test_picture_that_cannot_be_seen_fails_its_own_request_only() -> None:
+def test_picture_that_cannot_be_seen_fails_its_own_request_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     expected = solo(0)
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
-    scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: CHAIN)
+    encoder = Encoding()
+    scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: CHAIN, vision=encoder)
 
-    def blind() -> Any:
+    def blind(_: Prompt) -> Any:
         raise RuntimeError("out of memory")
 
-    bad = pair().sequence(
-        dataclasses.replace(prompts()[1], encode_images=blind), pool, drafting=True
-    )
+    monkeypatch.setattr(encoder, "encode", blind)
+    bad = pair().sequence(prompts()[1].with_vision(None), pool, drafting=True)
     good = pair().sequence(prompts()[0], pool, drafting=True)
     scheduler.add(bad)
     scheduler.add(good)
@@ -275,19 +277,12 @@ def test_prompt_too_large_for_memory_fails_alone(monkeypatch: pytest.MonkeyPatch
 def test_cycles_wait_for_one_prompts_pictures_at_a_time_and_nobody_keeps_them() -> None:
     expected = {i: solo(i) for i in (2, 1, 5)}
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
-    scheduler = make_scheduler(pool, None, lambda _: CHAIN, chunk=64)
-    seen: list[int] = []
-
-    def looking(index: int) -> Prompt:
-        prompt = prompts()[index]
-
-        def encode_images() -> Any:
-            seen.append(index)
-            return prompt.vision
-
-        return dataclasses.replace(prompt, encode_images=encode_images)
-
-    asked = {i: pair().sequence(looking(i), pool, drafting=True) for i in expected}
+    encoder = Encoding()
+    seen = encoder.seen
+    scheduler = make_scheduler(pool, None, lambda _: CHAIN, chunk=64, vision=encoder)
+    asked = {
+        i: pair().sequence(prompts()[i].with_vision(None), pool, drafting=True) for i in expected
+    }
     scheduler.add(asked[2])
     scheduler.step()
     for i in (1, 5):
@@ -295,7 +290,7 @@ def test_cycles_wait_for_one_prompts_pictures_at_a_time_and_nobody_keeps_them() 
     for i in (1, 2):
         assert asked[2] in [e.sequence for e in scheduler.step()]
         assert seen == [1, 5][:i]
-    assert all(s.prefilled and "vision" not in vars(s.prompt) for s in asked.values())
+    assert all(s.prefilled and s.prompt.vision is None for s in asked.values())
     scheduler._preempt(asked[5])
     finish(scheduler)
     assert {i: s.tokens[:MAX_TOKENS] for i, s in asked.items()} == expected

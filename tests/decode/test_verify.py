@@ -247,9 +247,7 @@ def sequences(
     """Sequences that have said ``ROOT`` and nothing more."""
     tokens = torch.tensor(prompt)
     places = torch.zeros(3, len(prompt), dtype=torch.int32)
-    shared = Prompt(
-        tokens, places, 0, tokens < 0, encode_images=lambda: pytest.fail("no picture here")
-    )
+    shared = Prompt(tokens, places, 0, tokens < 0)
     made = []
     for sampling in samplings:
         s = SequenceState(shared, PagePool(1, 1), VOCAB, sampling)

@@ -12,7 +12,7 @@ from tasks import KINDS, Kind, examples
 
 from tests.tiny import build_tiny
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.decode.llm import LLM, load
+from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.probe.record import Recording, record
 from trt_eagle3.probe.score import Scorer, draft_ids
 from trt_eagle3.prompts.prompt_file import Question
@@ -24,7 +24,7 @@ STEPS = 3
 class Asked:
     """An engine whose target has answered."""
 
-    engine: LLM
+    bundle: LoadedBundle
     manifest: DraftManifest
     recordings: list[Recording]
     scorer: Scorer
@@ -36,16 +36,18 @@ def questions(count: int, kinds: tuple[Kind, ...] = KINDS) -> list[Question]:
     return [Question(e.prompt, e.images, [list(e.frames)] if e.frames else []) for e in drawn]
 
 
-def ask(engine: LLM, asked: list[Question], folder: Path, max_tokens: int = 96) -> Asked:
+def ask(bundle: LoadedBundle, asked: list[Question], folder: Path, max_tokens: int = 96) -> Asked:
     """Record the target's answers, all layers tapped."""
-    manifest = engine.bundle.manifest
+    manifest = bundle.manifest
     assert manifest is not None
-    layers = range(engine.bundle.spec.text.num_layers)
-    recordings = record(engine, asked, layers, draft_ids(manifest), max_tokens=max_tokens)
-    return Asked(engine, manifest, recordings, Scorer(engine, recordings, folder))
+    layers = range(bundle.spec.text.num_layers)
+    recordings = record(bundle, asked, layers, draft_ids(manifest), max_tokens=max_tokens)
+    return Asked(bundle, manifest, recordings, Scorer(bundle, recordings, folder))
 
 
 @pytest.fixture(scope="package")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Asked:
     folder = tmp_path_factory.mktemp("probe")
-    return ask(load(build_tiny(folder, speculation={"steps": STEPS})), questions(12), folder)
+    return ask(
+        LoadedBundle.open(build_tiny(folder, speculation={"steps": STEPS})), questions(12), folder
+    )

@@ -16,7 +16,7 @@ from trt_eagle3.probe.interpretation import Interpretation, alternatives, candid
 def values(asked: Asked, factor: str, **fields: Any) -> list[dict[str, Any]]:
     """The values of a factor other than the manifest's own."""
     manifest = replace(asked.manifest, **fields)
-    changes = alternatives(manifest, asked.engine.spec).get(factor, [])
+    changes = alternatives(manifest, asked.bundle.spec).get(factor, [])
     return [
         dict(r.changes)
         for change in changes
@@ -32,13 +32,11 @@ def test_aux_layers_out_of_range_are_no_readings(tiny: Asked) -> None:
 
 
 def test_layers_to_tap_are_those_of_every_reading(tiny: Asked) -> None:
-    assert candidate_layers(tiny.manifest, tiny.engine.bundle.spec) == (0, 1, 2, 3, 4, 5)
+    assert candidate_layers(tiny.manifest, tiny.bundle.spec) == (0, 1, 2, 3, 4, 5)
 
 
 def test_deepstack_is_no_question_where_no_reading_takes_such_a_layer(tiny: Asked) -> None:
-    spec = replace(
-        tiny.engine.bundle.spec, vision=replace(tiny.engine.bundle.spec.vision, deepstack_layers=())
-    )
+    spec = replace(tiny.bundle.spec, vision=replace(tiny.bundle.spec.vision, deepstack_layers=()))
     assert "deepstack" not in alternatives(tiny.manifest, spec)
 
 

@@ -16,7 +16,7 @@ import pytest
 from tests.decode.bundle import config_of, save_pair
 from tests.probe.conftest import Asked, ask
 from trt_eagle3.checkpoint.rope import RopeSpec
-from trt_eagle3.decode.llm import load
+from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.pipeline import build
 from trt_eagle3.probe.score import Scorer
 from trt_eagle3.probe.search import search
@@ -43,8 +43,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Asked:
     """A random pair with the whole target tapped; its prefill is chunked (32 rows)."""
     folder = tmp_path_factory.mktemp("random")
     save_pair(folder, text={"max_position_embeddings": LIMITS["max_seq_len"]})
-    engine = load(build(config_of(folder, speculation={"steps": 1}, limits=LIMITS)).path)
-    return ask(engine, bundled_questions(), folder, max_tokens=24)
+    bundle = LoadedBundle.open(
+        build(config_of(folder, speculation={"steps": 1}, limits=LIMITS)).path
+    )
+    return ask(bundle, bundled_questions(), folder, max_tokens=24)
 
 
 @pytest.mark.parametrize("field", TRUTHS)
@@ -60,6 +62,6 @@ def test_planted_truth_is_found(field: str, pair: Asked, tmp_path: Path) -> None
         replace(r, target_probs=pair.scorer.chain(manifest, r)[:, 0].softmax(dim=-1))
         for r in pair.recordings
     ]
-    found = search(Scorer(pair.engine, recordings, tmp_path), pair.manifest, pair.engine.spec)
+    found = search(Scorer(pair.bundle, recordings, tmp_path), pair.manifest, pair.bundle.spec)
     assert dict(found.best.changes) == truth
     assert found.scores[found.best].divergence == pytest.approx(0, abs=1e-4)

@@ -16,7 +16,8 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.kv_cache import KVCache, PagePool, PageTable
-from trt_eagle3.decode.llm import load
+from trt_eagle3.decode.llm import LLM
+from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.propose import (
     Drafters,
     Proposer,
@@ -81,7 +82,7 @@ def ref_chain(
         torch.cat([prompt.position_ids, text.expand(3, -1)], dim=1),
         torch.full((3,), 10**6),
     )
-    features = runner.fuse(recording.aux(manifest, asked.engine.spec.num_deepstack))
+    features = runner.fuse(recording.aux(manifest, asked.bundle.spec.num_deepstack))
     pages = PageTable(PagePool(40, 16))
     pages.reserve(length + STEPS)
     proposer = Proposer(runner)
@@ -106,13 +107,9 @@ def test_rows_at_once_equal_the_proposer_row_by_row(name: str, tiny: Asked, tmp_
     draft = tmp_path / "draft.onnx"
     model = draft_graph(manifest, "float32", 16, reference_location)
     draft.write_bytes(model.SerializeToString())
-    fuse = OnnxRuntimeSession(
-        tiny.engine.bundle.path / "fuse" / "model.onnx", tiny.engine.bundle.path
-    )
+    fuse = OnnxRuntimeSession(tiny.bundle.path / "fuse" / "model.onnx", tiny.bundle.path)
     cache = KVCache(1, manifest.num_kv_heads, manifest.head_dim, 40 * 16, torch.float32)
-    table = EmbeddingTable(
-        tiny.engine.bundle.record.embedding.ref(tiny.engine.bundle.path), torch.float32
-    )
+    table = EmbeddingTable(tiny.bundle.record.embedding.ref(tiny.bundle.path), torch.float32)
     offsets = ids - torch.arange(len(ids))
     runner = Recorder(fuse, OnnxRuntimeSession(draft, Path("/")), cache, table, offsets)
 
@@ -161,9 +158,9 @@ def test_score_is_what_its_definition_says(tiny: Asked) -> None:
 
 
 def test_recorded_answer_is_the_engines_and_its_states_are_the_bundles_aux(tiny: Asked) -> None:
-    asked = questions(12)
+    asked, llm = questions(12), LLM(tiny.bundle)
     for question, recording in list(zip(asked, tiny.recordings, strict=True))[:4]:
-        answer = tiny.engine.generate(
+        answer = llm.generate(
             question.prompt,
             images=question.images,
             videos=question.videos,
@@ -181,13 +178,15 @@ def test_recorded_answer_is_the_engines_and_its_states_are_the_bundles_aux(tiny:
 
 def test_answers_too_short_are_refused(tiny: Asked, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--max-tokens"):
-        ask(tiny.engine, questions(2, ("text",)), tmp_path, max_tokens=2)
+        ask(tiny.bundle, questions(2, ("text",)), tmp_path, max_tokens=2)
 
 
 def test_torch_backend_scores_the_same(tiny: Asked, tmp_path: Path) -> None:
-    engine = load(build_tiny(tmp_path, speculation={"steps": STEPS}, engine={"backend": "torch"}))
-    asked = ask(engine, questions(2), tmp_path, max_tokens=24)
-    other = ask(tiny.engine, questions(2), tmp_path, max_tokens=24)
+    bundle = LoadedBundle.open(
+        build_tiny(tmp_path, speculation={"steps": STEPS}, engine={"backend": "torch"})
+    )
+    asked = ask(bundle, questions(2), tmp_path, max_tokens=24)
+    other = ask(tiny.bundle, questions(2), tmp_path, max_tokens=24)
     scores = [a.scorer.score(tiny.manifest) for a in (asked, other)]
     torch.testing.assert_close(scores[0].token_ce, scores[1].token_ce, atol=1e-4, rtol=1e-3)
     assert scores[0].acceptance_length == scores[1].acceptance_length

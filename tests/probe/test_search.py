@@ -55,13 +55,13 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_manifest_is_named_and_put_right(name: str, tiny: Asked) -> None:
     fields, expected = WRONG[name]
-    found = search(tiny.scorer, replace(tiny.manifest, **fields), tiny.engine.bundle.spec)
+    found = search(tiny.scorer, replace(tiny.manifest, **fields), tiny.bundle.spec)
     assert dict(found.best.changes) == expected
     assert contrast(found.scores[Interpretation()], found.scores[found.best]).standing == "worse"
 
 
 def test_right_manifest_is_the_best_reading(tiny: Asked) -> None:
-    assert search(tiny.scorer, tiny.manifest, tiny.engine.bundle.spec).best == Interpretation()
+    assert search(tiny.scorer, tiny.manifest, tiny.bundle.spec).best == Interpretation()
 
 
 INVISIBLE: dict[str, dict[str, Any]] = {
@@ -78,7 +78,7 @@ def test_what_the_tiny_draft_hardly_feels_gets_no_verdict(name: str, tiny: Asked
     wrong = replace(tiny.manifest, **INVISIBLE[name])
     lengths = [tiny.scorer.score(m).acceptance_length for m in (wrong, tiny.manifest)]
     assert lengths[0] == pytest.approx(lengths[1], rel=0.01)
-    assert search(tiny.scorer, wrong, tiny.engine.bundle.spec).best == Interpretation()
+    assert search(tiny.scorer, wrong, tiny.bundle.spec).best == Interpretation()
 
 
 def test_progress_ends_at_its_total(tiny: Asked) -> None:
@@ -86,7 +86,7 @@ def test_progress_ends_at_its_total(tiny: Asked) -> None:
     found = search(
         tiny.scorer,
         tiny.manifest,
-        tiny.engine.bundle.spec,
+        tiny.bundle.spec,
         lambda done, total: seen.append((done, total)),
     )
     assert [done for done, _ in seen] == list(range(1, len(found.scores) + 1))

@@ -338,7 +338,7 @@ def test_readers_that_stall_in_every_place_give_way_one_by_one(
     with serving(narrow) as site, contextlib.ExitStack() as stack:
         for _ in range(2):
             stack.enter_context(connect(site, body, receive_buffer=2048))
-            wait_for(lambda: narrow._worker._scheduler.idle and narrow.metrics().kv_pages_used > 0)
+            wait_for(lambda: narrow._core.scheduler.idle and narrow.metrics().kv_pages_used > 0)
         statuses = []
         while not statuses or statuses[-1] != 200:
             statuses.append(site.chat(messages=QUESTION, max_tokens=2)[0])

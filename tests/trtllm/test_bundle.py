@@ -55,7 +55,7 @@ def test_options_have_the_names_of_the_version(
 
 def test_draft_reads_back_as_it_was(bundle: Path, tmp_path: Path) -> None:
     deploy(bundle, tmp_path / "r")
-    before, after = load(bundle).manifest, read_draft(tmp_path / "r/draft", None)
+    before, after = load(bundle).bundle.manifest, read_draft(tmp_path / "r/draft", None)
     assert before is not None
     for field in (
         "aux_layers",

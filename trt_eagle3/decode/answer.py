@@ -1,6 +1,6 @@
 """An answer in the making, as its reader sees it.
 
-The worker writes, the reader reads, in any thread or event loop.
+The core writes, the reader reads, in any thread or event loop.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Answer:
     """
 
     def __init__(self, wake: Callable[[], None], keeps: object = None) -> None:
-        """``wake``: tells the worker that there is something to look at.
+        """``wake``: tells the core that there is something to look at.
 
         ``keeps``: what must live as long as this.
         """
@@ -69,7 +69,7 @@ class Answer:
         return self._over
 
     def put(self, chunk: Chunk) -> float:
-        """Add a chunk (the worker's side); returns the seconds since the one before."""
+        """Add a chunk (the core's side); returns the seconds since the one before."""
         now = time.perf_counter()
         seconds = now - self._last_time
         self.finish_reason = chunk.finish_reason
@@ -85,7 +85,7 @@ class Answer:
         return seconds
 
     def end(self, error: Exception | None = None) -> None:
-        """Nothing more will come (the worker's side)."""
+        """Nothing more will come (the core's side)."""
         with self._changed:
             self._error, self._over = error, True
             self._tell()

@@ -31,7 +31,13 @@ from trt_eagle3.decode.scheduler import Emission, Scheduler
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.vision_encoder import VisionEncoder
 from trt_eagle3.engine.memory import num_pages
-from trt_eagle3.errors import OverloadedError, RequestCancelledError, TrtEagle3Error, UserError
+from trt_eagle3.errors import (
+    ClosedError,
+    OverloadedError,
+    RequestCancelledError,
+    TrtEagle3Error,
+    UserError,
+)
 from trt_eagle3.multimodal.caller import Caller
 
 __all__ = ["EngineCore"]
@@ -165,7 +171,7 @@ class EngineCore:
 
     def _accept(self, keeps: object) -> Answer:
         if not self.alive:
-            raise OverloadedError("the engine is closed. Load it again.")
+            raise ClosedError("the engine has stopped. Load it again.")
         if self.num_waiting >= self._max_waiting:
             raise OverloadedError(
                 f"{self.num_waiting} requests wait already (limits.max_waiting). Try again later."

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
@@ -190,7 +190,7 @@ class LLM:
         sampling: SamplingParams = GREEDY,
         speculation: bool = True,
         **options: Unpack[SamplingOptions],
-    ) -> AsyncIterator[Chunk]:
+    ) -> AsyncGenerator[Chunk]:
         """Answer a prompt in pieces, for ``async for``; the event loop waits for nothing."""
         request = one_request(prompt, images, videos, sampling, speculation, options)
         await asyncio.to_thread(self.start)

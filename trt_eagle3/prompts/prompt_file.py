@@ -22,7 +22,7 @@ _MISTAKEN = {"image": "images", "video": "frames", "videos": "frames"}
 
 @dataclass(frozen=True)
 class Question:
-    """What ``Engine.prepare`` and ``Engine.generate`` take."""
+    """What ``LLM.prepare`` and ``LLM.generate`` take."""
 
     prompt: str
     images: Sequence[ImageSource] = ()

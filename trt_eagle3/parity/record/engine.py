@@ -214,9 +214,10 @@ class RecordingEngine(LLM):
 
     def leave_out_draft(self) -> None:
         """Have no draft; before the first request."""
-        self._use(replace(self.bundle, manifest=None))
+        self.use(replace(self.bundle, manifest=None))
 
-    def _use(self, bundle: LoadedBundle) -> None:
+    def use(self, bundle: LoadedBundle) -> None:
+        """Answer with ``bundle``; before the first request."""
         self.bundle = bundle
         self._preprocessor = self._make_preprocessor()
 

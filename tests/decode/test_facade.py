@@ -1,0 +1,231 @@
+"""What a user of ``LLM`` meets: prompts one by one and in lists, streams, types, an end."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+import textwrap
+import threading
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+import trt_eagle3
+from tests.decode.bundle import config_of, save_pair
+from trt_eagle3 import (
+    LLM,
+    ClosedError,
+    OverloadedError,
+    Request,
+    SamplingParams,
+    UserError,
+    build,
+)
+
+TEXTS = ["What is it?", "And this?", "Nothing more?", "One more?", "The last one?"]
+CHAT = [{"role": "user", "content": "And this?"}]
+RED = Image.new("RGB", (64, 64), "red")
+NINE = SamplingParams(max_tokens=9, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pair")
+    save_pair(folder)
+    return build(config_of(folder, limits={"max_seq_len": 200, "max_waiting": 2})).path
+
+
+@pytest.fixture(scope="module")
+def llm(bundle: Path) -> Iterator[LLM]:
+    with LLM(bundle) as llm:
+        yield llm
+
+
+def tokens(llm: LLM, prompt: Any, **options: Any) -> tuple[int, ...]:
+    return llm.generate(prompt, sampling=NINE, **options).token_ids
+
+
+def test_list_of_prompts_is_answered_in_order_though_fewer_may_wait(llm: LLM) -> None:
+    expected = [tokens(llm, text) for text in TEXTS]
+    found = llm.generate(TEXTS, sampling=NINE)
+    assert [answer.token_ids for answer in found] == expected
+
+
+def test_long_answers_of_a_list_wait_for_no_reader(llm: LLM) -> None:
+    sampling = NINE.updated(max_tokens=120)
+    found = llm.generate(TEXTS[:3], sampling=sampling, speculation=False)
+    assert [len(answer.token_ids) for answer in found] == [120] * 3
+    assert llm.metrics().preempted == 0
+
+
+def test_list_mixes_texts_and_messages_with_images_and_sampling_of_their_own(llm: LLM) -> None:
+    samplings = [NINE, NINE.updated(max_tokens=4), NINE]
+    prompts = [TEXTS[0], CHAT, TEXTS[1]]
+    found = llm.generate(prompts, images=[RED, None, [RED, RED]], sampling=samplings)
+    assert [len(answer.token_ids) for answer in found] == [9, 4, 9]
+    assert found[0].token_ids == tokens(llm, TEXTS[0], images=[RED])
+    assert found[1].token_ids == tokens(llm, CHAT)[:4]
+    assert found[2].token_ids == tokens(llm, TEXTS[1], images=[RED, RED])
+
+
+def test_lists_of_other_lengths_are_refused_by_name(llm: LLM) -> None:
+    for name, value, message in (
+        ("images", [RED], "images: expected an entry for each of 2 prompts, got 1"),
+        ("images", RED, "images: expected a list with an entry for each of 2 prompts, got Image"),
+        ("sampling", [NINE] * 3, "sampling: expected an entry for each of 2 prompts, got 3"),
+        ("sampling", {"seed": 1}, "sampling: expected a list"),
+        ("videos", ["a.mp4", None], "videos: expected a list, got str. Put it in a list"),
+    ):
+        with pytest.raises(UserError, match=message):
+            llm.generate(TEXTS[:2], **{name: value})  # type: ignore[arg-type]
+
+
+def test_wrong_prompt_of_a_list_cancels_the_others(llm: LLM) -> None:
+    with pytest.raises(UserError, match="the limit is 199"):
+        llm.generate([TEXTS[0], "word " * 300], sampling=NINE.updated(max_tokens=150))
+    assert tokens(llm, TEXTS[0])
+
+
+def test_options_take_the_place_of_sampling_fields(llm: LLM) -> None:
+    expected = tokens(llm, TEXTS[0])
+    assert llm.generate(TEXTS[0], sampling=NINE, max_tokens=4).token_ids == expected[:4]
+    assert llm.generate(TEXTS[0], max_tokens=4, ignore_eos=True).token_ids == expected[:4]
+    with pytest.raises(UserError, match="max_token: no such option"):
+        llm.generate(TEXTS[0], max_token=4)  # type: ignore[call-overload]
+
+
+def test_streams_say_what_generate_says(llm: LLM) -> None:
+    expected = llm.generate(TEXTS[0], sampling=NINE)
+
+    async def read() -> list[int]:
+        chunks = llm.astream(TEXTS[0], sampling=NINE)
+        return [token async for chunk in chunks for token in chunk.token_ids]
+
+    assert asyncio.run(read()) == list(expected.token_ids)
+    assert "".join(c.text for c in llm.stream(TEXTS[0], sampling=NINE)) == expected.text
+
+
+def test_leaving_an_async_stream_cancels_its_request(llm: LLM) -> None:
+    before = llm.metrics().requests.get("cancelled", 0)
+
+    async def leave() -> None:
+        chunks = llm.astream(TEXTS[0], sampling=NINE.updated(max_tokens=150), speculation=False)
+        async for _ in chunks:
+            break
+        await chunks.aclose()
+        while llm.metrics().requests.get("cancelled", 0) == before:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(leave(), 30))
+
+
+def test_closed_llm_says_so_whatever_is_asked_of_it(bundle: Path) -> None:
+    with LLM(bundle) as llm:
+        assert repr(llm) == f"LLM({str(bundle)!r})"
+        llm.generate(TEXTS[0], sampling=NINE)
+    assert repr(llm).endswith(", closed)")
+    assert not llm.ready
+
+    async def read() -> list[Any]:
+        return [chunk async for chunk in llm.astream(TEXTS[0])]
+
+    for ask in (
+        lambda: llm.generate(TEXTS[0]),
+        lambda: llm.generate(TEXTS),
+        lambda: llm.stream(TEXTS[0]),
+        lambda: llm.submit(Request(TEXTS[0])),
+        lambda: asyncio.run(read()),
+        llm.__enter__,
+        llm.start,
+    ):
+        with pytest.raises(ClosedError, match=r"this LLM is closed\. Load it again") as error:
+            ask()
+        assert isinstance(error.value, OverloadedError)
+    assert llm.metrics().requests == {"length": 1}, "counters can still be read"
+    llm.close()
+
+
+def test_llm_that_nobody_holds_leaves_no_thread(bundle: Path) -> None:
+    before = set(threading.enumerate())
+    llm = LLM(bundle)
+    llm.generate(TEXTS[0], sampling=NINE)
+    started = {t for t in threading.enumerate() if t.name == "trt-eagle3-decode"} - before
+    assert len(started) == 1
+    gone = weakref.ref(llm)
+    del llm
+    gc.collect()
+    assert gone() is None
+    for thread in started:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_answer_keeps_its_llm(bundle: Path) -> None:
+    expected = len(LLM(bundle).stream(TEXTS[0], sampling=NINE).finish().token_ids)
+    assert expected == 9
+
+
+USER = """
+from collections.abc import Sequence
+from typing import assert_type
+import trt_eagle3
+from trt_eagle3 import LLM, Chunk, Generation, SamplingParams
+
+with LLM("engines/pair") as llm:
+    assert_type(llm, LLM)
+    sampling = SamplingParams(temperature=0.7, max_tokens=256)
+    assert_type(llm.generate("What is this?", images=["a.png"], sampling=sampling), Generation)
+    assert_type(llm.generate([{"role": "user", "content": "What?"}]), Generation)
+    assert_type(llm.generate(["What is this?", "And this?"], sampling=sampling), list[Generation])
+    assert_type(llm.generate(["What?"], images=["a.png"], max_tokens=5), list[Generation])
+    for chunk in llm.stream("What is this?", seed=1):
+        assert_type(chunk, Chunk)
+
+async def main(llm: LLM) -> None:
+    async for chunk in llm.astream("What is this?"):
+        assert_type(chunk, Chunk)
+
+assert_type(trt_eagle3.load("engines/pair"), LLM)
+llm.generate("What?", max_token=5)  # WRONG
+llm.generate("What?", temperature="hot")  # WRONG
+llm.stream(5)  # WRONG
+trt_eagle3.Sampling  # WRONG
+"""
+
+
+def test_types_of_a_user_are_known(tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    assert (Path(trt_eagle3.__file__).parent / "py.typed").is_file()
+    program = tmp_path / "user.py"
+    program.write_text(USER)
+    command = [sys.executable, "-m", "mypy", "--strict", "--follow-imports=silent", str(program)]
+    found = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    wrong = {i for i, line in enumerate(USER.splitlines(), 1) if line.endswith("# WRONG")}
+    errors = {
+        int(line.split(":")[1]) for line in found.splitlines() if line.startswith(str(program))
+    }
+    assert errors == wrong, found
+
+
+def test_everything_that_is_exported_is_there_and_described() -> None:
+    for name in trt_eagle3.__all__:
+        assert getattr(trt_eagle3, name) is not None
+        assert name in (trt_eagle3.__doc__ or "") or name in {"FinishReason", "SamplingOptions"}
+    assert set(trt_eagle3.__all__) <= set(dir(trt_eagle3))
+    with pytest.raises(AttributeError, match="no attribute 'Engine'"):
+        _ = trt_eagle3.Engine  # type: ignore[attr-defined]
+
+
+def test_import_alone_loads_no_torch() -> None:
+    program = """
+        import sys, trt_eagle3
+        heavy = {"torch", "onnx", "numpy", "pydantic", "transformers"} & set(sys.modules)
+        assert not heavy, heavy
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True)
