@@ -24,3 +24,5 @@
   X(pick_rows) \
   X(vision_attention) \
   X(linear)
+
+#define TE3_PLUGIN_VERSION "4"

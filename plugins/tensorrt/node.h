@@ -68,6 +68,6 @@ class FieldNames {
   nvinfer1::PluginFieldCollection collection_ = {};
 };
 
-constexpr const char* kPluginVersion = "4";  // as in graph/plugin_ops.py
+constexpr const char* kPluginVersion = TE3_PLUGIN_VERSION;
 
 }  // namespace trt_eagle3

@@ -11,7 +11,7 @@ from trt_eagle3.graph.ops import DOMAIN, PLUGINS, Op
 
 __all__ = ["PLUGIN_VERSION", "plugin_schemas"]
 
-PLUGIN_VERSION = "4"  # as kPluginVersion in plugins/tensorrt/node.h
+PLUGIN_VERSION = "4"  # the plugin library gets it through plugins/capi/lists.h
 
 _FLOATS = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
 _FIXED_TYPES = {"int32": "tensor(int32)", "float32": "tensor(float)", "bool": "tensor(bool)"}

@@ -22,6 +22,7 @@ from trt_eagle3.graph.ops.kernel import (
     Mask,
     Status,
 )
+from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
 
 __all__ = ["headers", "main"]
 
@@ -171,6 +172,7 @@ def _lists() -> str:
         _list("TE3_KERNELS_WITH_WORKSPACE", with_workspace),
         "// X(name): the ops that TensorRT has plugins for.",
         _list("TE3_PLUGINS", [op.name for op in PLUGINS.values()]),
+        f'#define TE3_PLUGIN_VERSION "{PLUGIN_VERSION}"\n',
     )
     return "\n".join((_line_comments(_MADE) + "#pragma once\n", doc, *lists))
 
