@@ -39,7 +39,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[Install]:
             monkeypatch.setattr(module, "tensorrt", lambda: trt)
         for module in (tensorrt_build, tensorrt_bundle):
             monkeypatch.setattr(module, "load_plugins", lambda _: Path("plugins.so"))
-        for module in (tensorrt_bundle, tensorrt_folder, tensorrt_versions):
+        for module in (tensorrt_bundle, tensorrt_folder):
             monkeypatch.setattr(module, "gpu_arch", lambda: "sm90")
         tensorrt_log.log.cache_clear()
         return trt

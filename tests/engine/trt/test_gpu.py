@@ -27,10 +27,11 @@ import trt_eagle3
 from tests.graph.test_trt_export import GRAPHS, ROWS, graphs, inputs_of, written
 from tests.tiny import build_tiny, tiny_config
 from trt_eagle3.config import EngineConfig
+from trt_eagle3.engine.build_job import TreeSizes
 from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.engine.trt.build import build_engine
 from trt_eagle3.engine.trt.folder import ENGINE_FILE, EngineFolder, describe_machine
-from trt_eagle3.engine.trt.profiles import TreeSizes, graph_profiles
+from trt_eagle3.engine.trt.profiles import graph_profiles
 from trt_eagle3.engine.trt.session import TensorRTSession
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION

@@ -21,6 +21,7 @@ from trt_eagle3.cli import cli
 from trt_eagle3.commands.doctor import Ability, Diagnosis
 from trt_eagle3.commands.report import build as report_json
 from trt_eagle3.config import BuildConfig, load_config
+from trt_eagle3.engine.build_job import TreeSizes
 from trt_eagle3.engine.bundle import BUILD_SCRIPT, read_bundle
 from trt_eagle3.engine.session import open_session
 from trt_eagle3.engine.trt import bundle as tensorrt_bundle
@@ -28,7 +29,7 @@ from trt_eagle3.engine.trt import log as tensorrt_log
 from trt_eagle3.engine.trt import plugins as tensorrt_plugins
 from trt_eagle3.engine.trt import versions as tensorrt_versions
 from trt_eagle3.engine.trt.folder import EngineFolder
-from trt_eagle3.engine.trt.profiles import TreeSizes, graph_profiles
+from trt_eagle3.engine.trt.profiles import graph_profiles
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.graph.ops import OPS
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION

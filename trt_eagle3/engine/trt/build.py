@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import onnx
 
 from trt_eagle3.atomic_io import write_file
 from trt_eagle3.config import EngineConfig
+from trt_eagle3.engine.build_job import BuiltEngine
 from trt_eagle3.engine.trt.log import create_builder, create_runtime, log
 from trt_eagle3.engine.trt.plugins import load_plugins
 from trt_eagle3.engine.trt.profiles import Profile
@@ -35,7 +35,7 @@ from trt_eagle3.errors import TrtEagle3Error, UserError
 from trt_eagle3.graph.ops import PLUGINS
 from trt_eagle3.graph.trt_export import float32_nodes, is_prefetch_safe
 
-__all__ = ["INSPECTION_FILE", "Built", "CopiesCacheError", "build_engine"]
+__all__ = ["INSPECTION_FILE", "CopiesCacheError", "build_engine"]
 
 INSPECTION_FILE = "inspection.json"
 _LEVEL_OF_86 = 2  # level 3, TensorRT's default, took over four minutes for four layers there
@@ -46,20 +46,6 @@ class CopiesCacheError(TrtEagle3Error):
     """The engine copies at every step what its attention would read early."""
 
 
-@dataclass(frozen=True)
-class Built:
-    """An engine on disk.
-
-    ``device_bytes``: activation memory that it wants; ``num_plugins``: layers that are ours.
-    """
-
-    num_bytes: int
-    seconds: float
-    num_layers: int
-    num_plugins: int
-    device_bytes: int
-
-
 def build_engine(
     onnx_file: Path,
     engine_file: Path,
@@ -67,7 +53,7 @@ def build_engine(
     config: EngineConfig,
     timing_cache: Path,
     show: Callable[[str], object] = str,
-) -> Built:
+) -> BuiltEngine:
     """Build ``onnx_file`` (``graph/trt_export.py``) for ``profiles``; writes the engine and its
     inspection.
 
@@ -181,7 +167,7 @@ def _read_timing_cache(settings: Any, file: Path) -> None:
 
 def _inspect(
     engine_file: Path, plan: Any, profiles: Sequence[Profile], seconds: float, early: bool
-) -> Built:
+) -> BuiltEngine:
     """Write what the engine consists of beside it, and sum it up."""
     trt = tensorrt()
     engine = create_runtime().deserialize_cuda_engine(memoryview(plan))
@@ -194,7 +180,7 @@ def _inspect(
     layers = found.get("Layers", []) if isinstance(found, dict) else []
     _check_prefetch_safe(engine_file, layers, early)
     plugins = Counter(plugin for layer in layers if (plugin := _plugin_of(layer)))
-    built = Built(
+    built = BuiltEngine(
         num_bytes=engine_file.stat().st_size,
         seconds=seconds,
         num_layers=len(layers),

@@ -7,39 +7,68 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import onnx
+import torch
 
 from trt_eagle3.atomic_io import write_file
+from trt_eagle3.checkpoint.tensor_index import open_index
 from trt_eagle3.config import EngineConfig
-from trt_eagle3.engine.bundle import BUILD_SCRIPT, REFERENCE_ROOT
-from trt_eagle3.engine.trt.build import Built, CopiesCacheError, build_engine
+from trt_eagle3.engine.build_job import BuildJob, BuiltEngine, Engines, Written
+from trt_eagle3.engine.bundle import BUILD_SCRIPT, REFERENCE_ROOT, EngineRecord, reference_location
+from trt_eagle3.engine.machine import gpu_arch
+from trt_eagle3.engine.trt.build import CopiesCacheError, build_engine
 from trt_eagle3.engine.trt.folder import ENGINE_FILE, ONNX_FOLDER, describe_machine
 from trt_eagle3.engine.trt.plugins import load_plugins
-from trt_eagle3.engine.trt.profiles import Profile
+from trt_eagle3.engine.trt.profiles import Profile, graph_profiles
 from trt_eagle3.engine.trt.script import build_script
-from trt_eagle3.engine.trt.versions import check_dtype, gpu_arch, tensorrt, uses_linear
-from trt_eagle3.engine.weight_file import write_weights
-from trt_eagle3.errors import EnvironmentMissingError
+from trt_eagle3.engine.trt.versions import check_dtype, tensorrt, uses_linear
+from trt_eagle3.engine.weight_file import write_tables, write_weights
+from trt_eagle3.engine.weight_locations import TABLE_FILE, TableLocations, table_tensors
+from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE, trt_export, with_prefetch_safe
 
-__all__ = ["Engines", "missing_for_engines", "write_engines"]
+__all__ = ["missing_for_engines", "write_bundle", "write_engines"]
 
 
-@dataclass(frozen=True)
-class Engines:
-    """What became of the graphs.
+def write_bundle(folder: Path, job: BuildJob) -> Written:
+    """Put engines, which hold their weights, and a file of the tables that are read outside them
+    into the bundle at ``folder``.
 
-    Attributes:
-        built: by graph. missing: why there is nothing built, with what is left to do; None where
-            there is.
+    Raises:
+        UserError: weights are wanted by reference, a type that this TensorRT lacks, or TensorRT
+            cannot build. EnvironmentMissingError: TensorRT and a GPU, and no plugin library.
     """
+    if job.reference_weights:
+        raise UserError(
+            "--weights reference: a TensorRT engine holds its weights. Leave the option out."
+        )
+    models = job.make_graphs(folder, reference_location)
+    merge_size = job.spec.vision.spatial_merge_size
+    profiles = {
+        name: graph_profiles(name, model, job.config, job.tree, merge_size)
+        for name, model in models.items()
+    }
+    job.begin("weights")
+    dtype: torch.dtype = getattr(torch, job.config.engine.dtype)
+    write_tables(folder / TABLE_FILE, table_tensors(job.spec, job.manifest), dtype)
+    job.begin("engines")
+    timing_cache = job.path.with_name("timing.cache")
+    engines = write_engines(folder, models, profiles, job.config.engine, timing_cache, job.show)
+    locations = TableLocations(folder / TABLE_FILE, open_index(folder))
+    return Written(locations, _record(job.config.engine, engines), engines=engines)
 
-    built: Mapping[str, Built]
-    missing: str | None = None
+
+def _record(config: EngineConfig, engines: Engines) -> EngineRecord:
+    versions, arch = {"onnx": version("onnx")}, None
+    if engines.missing is None:
+        versions["tensorrt"], arch = tensorrt().__version__, gpu_arch()
+    return EngineRecord(
+        backend=config.backend, dtype=config.dtype, versions=versions, gpu_arch=arch
+    )
 
 
 def missing_for_engines(config: EngineConfig) -> str | None:
@@ -78,7 +107,7 @@ def write_engines(
         models: ``graph.pair.build_graphs`` over checkpoints at ``REFERENCE_ROOT``.
     """
     missing, linear = missing_for_engines(config), uses_linear(config)
-    built: dict[str, Built] = {}
+    built: dict[str, BuiltEngine] = {}
     for name, model in models.items():
         onnx_folder = folder / name / ONNX_FOLDER
         show(f"{name}: weights")
@@ -108,10 +137,10 @@ def _build(
     linear: bool,
     timing_cache: Path,
     show: Callable[[str], object],
-) -> Built:
+) -> BuiltEngine:
     """Attention reads its cache early where the built engine turns out to allow it."""
 
-    def attempt(graph: onnx.ModelProto) -> Built:
+    def attempt(graph: onnx.ModelProto) -> BuiltEngine:
         file = folder / ONNX_FOLDER / "model.onnx"
         write_file(file, graph.SerializeToString())
         return build_engine(file, folder / ENGINE_FILE, profiles, config, timing_cache, show)

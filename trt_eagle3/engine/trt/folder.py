@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.bundle import BUILD_SCRIPT
-from trt_eagle3.engine.trt.versions import gpu_arch, tensorrt
+from trt_eagle3.engine.machine import gpu_arch
+from trt_eagle3.engine.trt.versions import tensorrt
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
 from trt_eagle3.io.json_file import read_json_object

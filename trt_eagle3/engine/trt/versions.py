@@ -19,7 +19,6 @@ __all__ = [
     "create_network",
     "device_bytes",
     "find_creator",
-    "gpu_arch",
     "major",
     "new_context",
     "read_weights",
@@ -57,15 +56,6 @@ def tensorrt() -> Any:
 def major() -> int:
     """TensorRT's major version."""
     return int(tensorrt().__version__.split(".")[0])
-
-
-def gpu_arch() -> str | None:
-    """``sm90`` and the like for the current CUDA device; None without one."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    return "sm{}{}".format(*torch.cuda.get_device_capability())
 
 
 def check_dtype(dtype: str) -> None:
