@@ -18,7 +18,7 @@ from trt_eagle3.cli import cli
 from trt_eagle3.commands.doctor import Ability, Diagnosis, Finding, diagnose
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.trt import plugins as tensorrt_plugins
-from trt_eagle3.engine.trt import versions as tensorrt_versions
+from trt_eagle3.engine.trt.dialects import registry
 from trt_eagle3.engine.trt.plugins import PLUGINS_VARIABLE
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 
@@ -35,7 +35,7 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for module, name, error in (
         (torch.cuda, "is_available", RuntimeError("no driver")),
-        (tensorrt_versions, "tensorrt", EnvironmentMissingError("no TensorRT")),
+        (registry, "load_dialect", EnvironmentMissingError("no TensorRT")),
         (tensorrt_plugins, "plugin_library_path", OSError("no library")),
         (subprocess, "run", FileNotFoundError("nvidia-smi")),
         (shutil, "which", ImportError("nvcc")),
@@ -114,7 +114,7 @@ def test_plugin_library_that_the_bundle_names_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", None)
-    tensorrt_versions.tensorrt.cache_clear()
+    registry.load_dialect.cache_clear()
     monkeypatch.delenv(PLUGINS_VARIABLE, raising=False)
     (tmp_path / "plugins.so").touch()
     library = {"plugin_library": str(tmp_path / "plugins.so")}

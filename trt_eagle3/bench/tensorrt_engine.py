@@ -17,7 +17,7 @@ from trt_eagle3.atomic_io import write_file
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.engine.build_job import BuiltEngine
 from trt_eagle3.engine.trt.build import build_engine
-from trt_eagle3.engine.trt.folder import ENGINE_FILE, describe_machine
+from trt_eagle3.engine.trt.folder import ENGINE_FILE, describe_engine
 from trt_eagle3.engine.trt.profiles import Profile
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE
 
@@ -51,7 +51,7 @@ def build_beside_weights(
         built = build_engine(
             folder / "model.onnx", folder / ENGINE_FILE, profiles, config.engine, timing_cache
         )
-    facts = describe_machine(built.num_bytes).model_dump()
+    facts = describe_engine(config.engine, built.num_bytes).model_dump()
     text = json.dumps({"build_config": config.model_dump(mode="json"), "engine": facts})
     write_file(folder / "config.json", text.encode())
     return built, watch.memory

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trt_eagle3.engine.backend import Library, check_compute_residual
+from trt_eagle3.engine.trt.dialects.registry import PACKAGES
 
 if TYPE_CHECKING:
     from trt_eagle3.config import EngineConfig
@@ -22,7 +23,7 @@ class TensorRTBackend:
 
     name = "tensorrt"
     inspectable = False
-    exact_packages: Mapping[str, str] = {"tensorrt": "TensorRT"}
+    exact_packages: Mapping[str, str] = {name: found.label for name, found in PACKAGES.items()}
 
     def defaults(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """CUDA and float16, with a float32 residual stream beside float16."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -19,19 +20,19 @@ from trt_eagle3.checkpoint.tensor_index import open_index
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.build_job import BuildJob, BuiltEngine, Engines, Written
 from trt_eagle3.engine.bundle import BUILD_SCRIPT, REFERENCE_ROOT, EngineRecord, reference_location
-from trt_eagle3.engine.machine import gpu_arch
-from trt_eagle3.engine.trt.build import CopiesCacheError, build_engine
-from trt_eagle3.engine.trt.folder import ENGINE_FILE, ONNX_FOLDER, describe_machine
+from trt_eagle3.engine.trt.build import build_engine
+from trt_eagle3.engine.trt.dialects.registry import find_dialect
+from trt_eagle3.engine.trt.folder import ENGINE_FILE, ONNX_FOLDER, describe_engine
+from trt_eagle3.engine.trt.inspection import CopiesCacheError
 from trt_eagle3.engine.trt.plugins import load_plugins
 from trt_eagle3.engine.trt.profiles import Profile, graph_profiles
 from trt_eagle3.engine.trt.script import build_script
-from trt_eagle3.engine.trt.versions import check_dtype, tensorrt, uses_linear
 from trt_eagle3.engine.weight_file import write_tables, write_weights
 from trt_eagle3.engine.weight_locations import TABLE_FILE, TableLocations, table_tensors
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE, trt_export, with_prefetch_safe
 
-__all__ = ["missing_for_engines", "write_bundle", "write_engines"]
+__all__ = ["missing_for_engines", "uses_linear", "write_bundle", "write_engines"]
 
 
 def write_bundle(folder: Path, job: BuildJob) -> Written:
@@ -63,12 +64,17 @@ def write_bundle(folder: Path, job: BuildJob) -> Written:
 
 
 def _record(config: EngineConfig, engines: Engines) -> EngineRecord:
-    versions, arch = {"onnx": version("onnx")}, None
-    if engines.missing is None:
-        versions["tensorrt"], arch = tensorrt().__version__, gpu_arch()
-    return EngineRecord(
-        backend=config.backend, dtype=config.dtype, versions=versions, gpu_arch=arch
+    record = EngineRecord(
+        backend=config.backend, dtype=config.dtype, versions={"onnx": version("onnx")}
     )
+    if engines.missing is not None:
+        return record
+    dialect = find_dialect(config)
+    built = {
+        "versions": {**record.versions, dialect.package: dialect.version},
+        "gpu_arch": dialect.build_arch(config),
+    }
+    return record.model_copy(update=built)
 
 
 def missing_for_engines(config: EngineConfig) -> str | None:
@@ -79,14 +85,26 @@ def missing_for_engines(config: EngineConfig) -> str | None:
             no plugin library.
     """
     try:
-        tensorrt()
+        dialect = find_dialect(config)
     except EnvironmentMissingError as error:
         return str(error)
-    if gpu_arch() is None:
+    if dialect.build_arch(config) is None:
         return "torch sees no CUDA device on this machine."
-    check_dtype(config.dtype)
+    dialect.check_dtype(config.dtype)
     load_plugins(config)
     return None
+
+
+def uses_linear(config: EngineConfig) -> bool:
+    """Whether products with a 16-bit weight go to our plugin: ``engine.tensorrt.linear``."""
+    if config.dtype == "float32":
+        return False
+    if config.tensorrt.linear != "auto":
+        return config.tensorrt.linear == "plugin"
+    try:
+        return find_dialect(config).linear_by_plugin
+    except EnvironmentMissingError:
+        return False  # built by trtexec, which wants 10 or later
 
 
 def write_engines(
@@ -145,14 +163,15 @@ def _build(
         write_file(file, graph.SerializeToString())
         return build_engine(file, folder / ENGINE_FILE, profiles, config, timing_cache, show)
 
-    try:
-        built = attempt(with_prefetch_safe(model))
-    except CopiesCacheError:
-        built = attempt(model)
+    built = None
+    if find_dialect(config).prefetch_safe:
+        with suppress(CopiesCacheError):
+            built = attempt(with_prefetch_safe(model))
+    built = built or attempt(model)
     if not config.tensorrt.strip_weights:
         shutil.rmtree(folder / ONNX_FOLDER)
     file = folder / "config.json"
-    facts = describe_machine(built.num_bytes, linear=linear).model_dump()
+    facts = describe_engine(config, built.num_bytes, linear=linear).model_dump()
     write_file(
         file, json.dumps(json.loads(file.read_bytes()) | {"engine": facts}, indent=2).encode()
     )

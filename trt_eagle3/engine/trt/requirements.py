@@ -7,6 +7,7 @@ from pathlib import Path
 
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.requirement import Requirement
+from trt_eagle3.engine.trt.dialects.registry import PACKAGES, find_dialect, package_of
 from trt_eagle3.errors import EnvironmentMissingError
 
 __all__ = ["plugin_library", "tensorrt_package", "trtexec"]
@@ -14,7 +15,8 @@ __all__ = ["plugin_library", "tensorrt_package", "trtexec"]
 
 def tensorrt_package() -> Requirement:
     """TensorRT's Python package, which must load."""
-    return Requirement("TensorRT", _look_for_tensorrt, "pip install tensorrt (8.6, 10.x or 11.x)")
+    package = PACKAGES[package_of(None)]
+    return Requirement(package.label, _look_for_tensorrt, package.install)
 
 
 def trtexec() -> Requirement:
@@ -29,10 +31,9 @@ def plugin_library() -> Requirement:
     return Requirement("plugin library", _look_for_plugins, fix)
 
 
-def _look_for_tensorrt(_: EngineConfig | None = None) -> str:
-    from trt_eagle3.engine.trt.versions import tensorrt
-
-    return f"{tensorrt().__version__} ({Path(tensorrt().__file__).parent})"
+def _look_for_tensorrt(engine: EngineConfig | None) -> str:
+    dialect = find_dialect(engine)
+    return f"{dialect.version} ({Path(dialect.trt.__file__).parent})"
 
 
 def _look_for_plugins(engine: EngineConfig | None) -> str:
