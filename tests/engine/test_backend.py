@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import ast
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 import trt_eagle3
-from trt_eagle3.config import EngineConfig
-from trt_eagle3.engine.backend import BACKENDS, all_backends, backend_named
-from trt_eagle3.errors import UserError
+from tests.tiny import build_tiny
+from trt_eagle3.commands.doctor import check_bundle, diagnose
+from trt_eagle3.config import EngineConfig, config_from_dict
+from trt_eagle3.engine.backend import BACKENDS, Library, all_backends, backend_named
+from trt_eagle3.engine.bundle import read_bundle
+from trt_eagle3.engine.onnxruntime.backend import OnnxRuntimeBackend
+from trt_eagle3.engine.requirement import Requirement
+from trt_eagle3.engine.session import open_session
+from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.triton.repository import deploy
 
 PACKAGE = Path(trt_eagle3.__file__).parent
 OWN = ("engine/backend.py", "engine/onnxruntime/", "engine/torch/", "engine/trt/")
@@ -90,3 +101,54 @@ print(*sorted({{"torch", "onnx", "onnxruntime", "tensorrt", "numpy"}} & sys.modu
         [sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == []
+
+
+class Mirror(OnnxRuntimeBackend):
+    """Another backend, in one class: ONNX Runtime, which needs something that nobody has."""
+
+    name = "mirror"
+    inspectable = False
+    exact_packages: Mapping[str, str] = {"onnxruntime": "Mirror's runtime"}
+
+    def defaults(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        del given
+        return {"prefill_chunk": 64}
+
+    def requirements(self) -> Mapping[str, tuple[Requirement, ...]]:
+        return {"mirror": (Requirement("silver", lambda _: None, "polish it"),)}
+
+    def libraries(self, config: EngineConfig) -> tuple[Library, ...]:
+        del config
+        return (Library("TRT_EAGLE3_MIRROR", None, "make mirror"),)
+
+
+@pytest.fixture
+def mirror(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(dict_of_backends(), "mirror", f"{__name__}:Mirror")
+
+
+def dict_of_backends() -> dict[str, str]:
+    assert isinstance(BACKENDS, dict)
+    return BACKENDS
+
+
+@pytest.mark.usefixtures("mirror")
+def test_another_backend_is_one_class_and_one_line(tmp_path: Path) -> None:
+    bundle = build_tiny(tmp_path, engine={"backend": "mirror"})
+    record = read_bundle(bundle)
+    assert record.engine.backend == "mirror"
+    assert EngineConfig.model_validate({"backend": "mirror"}).prefill_chunk == 64
+    session = open_session("mirror", bundle / "fuse" / "model.onnx", bundle)
+    assert session.run({"aux_hidden_states": torch.zeros(2, 768)})["features"].shape == (2, 256)
+    with pytest.raises(EnvironmentMissingError, match="mirror: missing: silver: polish it"):
+        check_bundle(bundle, record, diagnose(record.config.engine))
+    assert any("make mirror" in note for note in deploy(bundle, tmp_path / "r").notes)
+    other = tmp_path / "other" / "bundle.json"
+    shutil.copytree(bundle, other.parent)
+    other.write_text(other.read_text().replace(version("onnxruntime"), "0.1"))
+    with pytest.raises(UserError, match=r"built for Mirror's runtime 0\.1, but tiny for "):
+        deploy(other.parent, tmp_path / "r", name="second")
+    with pytest.raises(UserError, match="expected one of mirror, onnxruntime, tensorrt, torch"):
+        config_from_dict(
+            {"name": "a", "target": {"checkpoint": "x"}, "engine": {"backend": "m"}}, "x"
+        )
