@@ -91,7 +91,7 @@ class Backend(Protocol):
 
         Raises:
             UserError: the job asks for what the backend cannot do, or weights are damaged.
-            EnvironmentMissingError: what only part of an installation has is missing.
+            EnvironmentMissingError: its installation here is incomplete.
         """
         ...
 

@@ -85,8 +85,8 @@ def check_together(model: Model, others: Sequence[Model]) -> None:
     """
     for other in others:
         ours, theirs = _exact_needs(model.record), _exact_needs(other.record)
-        for what in sorted(ours.keys() & theirs.keys(), reverse=True):
-            if (mine := ours[what]) != (its := theirs[what]):
+        for what, mine in ours.items():
+            if mine != (its := theirs.get(what, mine)):
                 raise UserError(
                     f"{model.name}: built for {what} {mine}, but {other.name} for {its}, and one "
                     "server has one. Name another --repository, or build them alike."

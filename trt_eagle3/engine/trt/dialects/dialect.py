@@ -1,4 +1,4 @@
-"""What is asked of any TensorRT; each version answers in its own file."""
+"""The questions that TensorRT's versions answer differently; each version answers in its file."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ class Inspection:
 
 
 class Dialect(ABC):
-    """A TensorRT in this process; its names that every version has are used outside on ``trt``.
+    """A TensorRT in this process. Names that every version has are used on ``trt`` directly.
 
     Attributes:
         package: a key of ``registry.PACKAGES``. trt: the module.
         dtypes: compute types that it has. default_level: ``optimization_level`` where the config
             has none; None leaves TensorRT's own.
         linear_by_plugin: whether products with a 16-bit weight are better computed by our plugin.
-        prefetch_safe: whether an engine may turn out to copy nothing that attention reads early.
+        prefetch_safe: whether to build attention that reads its inputs early, which an engine that
+            copies them must not have; False where engines always copy them.
         times_kernels: whether building measures kernels, which a timing cache then keeps.
     """
 

@@ -31,31 +31,31 @@ class TensorRT10(Dialect):
             settings.set_preview_feature(feature, True)
 
     def strip_weights(self, settings: Any) -> None:
-        """By a flag."""
+        """With ``STRIP_PLAN``."""
         settings.set_flag(self.trt.BuilderFlag.STRIP_PLAN)
 
     def show_progress(
         self, settings: Any, show: Callable[[str], object], stop: Callable[[], bool]
     ) -> None:
-        """By a monitor."""
+        """With an ``IProgressMonitor``."""
         settings.progress_monitor = _monitor(self.trt, show, stop)
 
     def find_creator(self, plugin: str, version: str) -> Any | None:
-        """Of any plugin interface."""
+        """A creator of any plugin interface."""
         return self.trt.get_plugin_registry().get_creator(plugin, version, "")
 
     def device_bytes(self, engine: Any) -> int:
-        """From 10.1 on by a name that ends in v2."""
+        """``device_memory_size_v2`` from 10.1 on, ``device_memory_size`` before."""
         wanted = getattr(engine, "device_memory_size_v2", None)
         return int(engine.device_memory_size if wanted is None else wanted)
 
     def create_context(self, engine: Any) -> Any | None:
-        """By a strategy."""
+        """A context whose memory the user manages."""
         strategy = self.trt.ExecutionContextAllocationStrategy.USER_MANAGED
         return engine.create_execution_context(strategy)
 
     def give_memory(self, context: Any, address: int, num_bytes: int) -> None:
-        """With its size from 10.1 on."""
+        """By address and size; 10.0 takes the address alone."""
         give = getattr(context, "set_device_memory", None)
         if give is None:
             context.device_memory = address
@@ -63,7 +63,7 @@ class TensorRT10(Dialect):
             give(address, num_bytes)
 
     def read_weights(self, engine: Any, onnx_file: str) -> bool:
-        """By the parser's refitter."""
+        """With ``OnnxParserRefitter``."""
         refitter = self.create("Refitter", engine)
         parser = self.create("OnnxParserRefitter", refitter)
         return bool(parser.refit_from_file(onnx_file) and refitter.refit_cuda_engine())

@@ -13,9 +13,9 @@ class TensorRT11(TensorRT10):
     """It knows strongly typed networks only."""
 
     def device_bytes(self, engine: Any) -> int:
-        """The older name is gone."""
+        """``device_memory_size_v2``: the older name is gone."""
         return int(engine.device_memory_size_v2)
 
     def give_memory(self, context: Any, address: int, num_bytes: int) -> None:
-        """With its size."""
+        """By address and size."""
         context.set_device_memory(address, num_bytes)

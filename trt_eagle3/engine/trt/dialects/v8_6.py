@@ -23,7 +23,7 @@ _COMPUTING = (
 
 
 class TensorRT86(Dialect):
-    """Its own products stand as convolutions between layout copies."""
+    """Computes matrix products as convolutions between layout copies."""
 
     dtypes = ("float32", "float16")
     default_level = 2  # level 3, TensorRT's default, took over four minutes for four layers
@@ -68,19 +68,19 @@ class TensorRT86(Dialect):
         )
 
     def find_creator(self, plugin: str, version: str) -> Any | None:
-        """Of ``IPluginV2``."""
+        """A creator of ``IPluginV2``."""
         return self.trt.get_plugin_registry().get_plugin_creator(plugin, version, "")
 
     def device_bytes(self, engine: Any) -> int:
-        """As the engine says."""
+        """The engine has one number for all profiles."""
         return int(engine.device_memory_size)
 
     def create_context(self, engine: Any) -> Any | None:
-        """By the name it had."""
+        """A context without device memory."""
         return engine.create_execution_context_without_device_memory()
 
     def give_memory(self, context: Any, address: int, num_bytes: int) -> None:
-        """Its size is not asked for."""
+        """By address alone; 8.6 does not check the size."""
         del num_bytes
         context.device_memory = address
 
