@@ -525,6 +525,7 @@ def doctor(bundle: Path | None, as_json: bool) -> None:
     here.
     """
     from trt_eagle3.commands.doctor import check_bundle, diagnose
+    from trt_eagle3.config import EngineConfig
     from trt_eagle3.engine.bundle import read_bundle
 
     record = read_bundle(bundle) if bundle else None
@@ -536,7 +537,7 @@ def doctor(bundle: Path | None, as_json: bool) -> None:
     if bundle and record:
         check_bundle(bundle, record, found)
     else:
-        found.check("onnxruntime")
+        found.check_engine(EngineConfig())
 
 
 def _print_json(value: Any) -> None:

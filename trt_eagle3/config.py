@@ -7,7 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from trt_eagle3.errors import UserError, clip, quote
 from trt_eagle3.io.yaml_file import parse_yaml, read_yaml
@@ -85,6 +93,7 @@ class EngineConfig(_Section):
     """What runs the graphs.
 
     Attributes:
+        backend: a key of ``engine.backend.BACKENDS``, which has defaults and refusals of its own.
         device: where; ``cuda`` needs the torch backend, and tensorrt runs nowhere else.
         dtype: the compute type; onnxruntime computes in float32. Left out: float16 for tensorrt,
             float32 elsewhere.
@@ -97,7 +106,7 @@ class EngineConfig(_Section):
         tensorrt: how TensorRT builds; of no effect elsewhere.
     """
 
-    backend: Literal["onnxruntime", "torch", "tensorrt"] = "onnxruntime"
+    backend: str = "onnxruntime"
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     residual: Literal["compute", "float32"] = "compute"
@@ -108,28 +117,26 @@ class EngineConfig(_Section):
     @model_validator(mode="before")
     @classmethod
     def _defaults_of_backend(cls, raw: Any) -> Any:
-        if not isinstance(raw, dict):
+        from trt_eagle3.engine.backend import BACKENDS, backend_named
+
+        if not isinstance(raw, dict) or not isinstance(name := raw.get("backend"), str):
             return raw
-        if (raw.get("backend"), raw.get("device")) == ("torch", "cuda"):
-            return {"prefill_chunk": 2048, **raw}
-        if raw.get("backend") != "tensorrt":
-            return raw
-        raw = {"device": "cuda", "dtype": "float16", **raw}
-        return {"residual": "float32", **raw} if raw["dtype"] == "float16" else raw
+        return {**backend_named(name).defaults(raw), **raw} if name in BACKENDS else raw
+
+    @field_validator("backend")
+    @classmethod
+    def _exists(cls, name: str) -> str:
+        from trt_eagle3.engine.backend import BACKENDS
+
+        if name not in BACKENDS:
+            raise ValueError(f"expected one of {', '.join(sorted(BACKENDS))}")
+        return name
 
     @model_validator(mode="after")
     def _runs(self) -> EngineConfig:
-        if self.backend == "tensorrt" and self.device != "cuda":
-            raise ValueError(f"tensorrt runs on device: cuda, got {self.device}")
-        if self.residual == "float32" and (self.backend, self.dtype) != ("tensorrt", "float16"):
-            raise ValueError(
-                "residual: float32 is for backend: tensorrt with dtype: float16, "
-                f"got {self.dtype} on {self.backend}. Leave it out."
-            )
-        if self.backend == "onnxruntime" and (self.device, self.dtype) != ("cpu", "float32"):
-            raise ValueError(
-                f"onnxruntime runs in float32 on the cpu, got {self.dtype} on {self.device}"
-            )
+        from trt_eagle3.engine.backend import backend_named
+
+        backend_named(self.backend).check(self)
         return self
 
 

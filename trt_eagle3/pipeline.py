@@ -3,58 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from trt_eagle3.atomic_io import atomic_directory, check_replaceable, create_file, place_file
+from trt_eagle3.atomic_io import atomic_directory, check_replaceable, create_file
 from trt_eagle3.checkpoint.draft import read_draft
+from trt_eagle3.checkpoint.header_check import check_headers
 from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_to_dict
 from trt_eagle3.checkpoint.source import resolve_checkpoint
 from trt_eagle3.checkpoint.target import TargetSpec, target_to_dict
 from trt_eagle3.checkpoint.target_reader import read_target
-from trt_eagle3.checkpoint.tensor_index import open_index
+from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.decode.dynamic_tree import DynamicTree
 from trt_eagle3.decode.tree import Tree, configured_tree
+from trt_eagle3.engine.backend import backend_named
+from trt_eagle3.engine.build_job import BuildJob, Engines, TreeSizes, Written
 from trt_eagle3.engine.bundle import (
     BUNDLE_FILE,
     BUNDLE_KIND,
     SCHEMA_VERSION,
     BundleRecord,
-    EngineRecord,
     FileRecord,
     SourceRecord,
     check_name,
-    reference_location,
 )
 from trt_eagle3.engine.memory import MemoryNeed, memory_need
 from trt_eagle3.engine.output_check import check_apart, check_not_around
-from trt_eagle3.engine.weight_locations import (
-    TABLE_FILE,
-    FileLocations,
-    TableLocations,
-    WeightLocations,
-    table_tensors,
-)
-from trt_eagle3.errors import UserError, clip
-from trt_eagle3.graph.build_graphs import build_graphs
+from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal import Processor, copy_processor_files
-
-if TYPE_CHECKING:  # it imports torch
-    from trt_eagle3.engine.trt.bundle import Engines
-    from trt_eagle3.engine.trt.profiles import TreeSizes
 
 __all__ = ["STAGES", "BuildReport", "build"]
 
-STAGES = ("checkpoints", "graphs", "weights", "processor", "engines", "bundle")
-"""What ``build`` goes through, in order (``engines``: for TensorRT); it tells its ``progress``
-when each begins.
+STAGES = ("checkpoints", "processor", "graphs", "weights", "engines", "bundle")
+"""What ``build`` goes through, in order (``engines``: where the backend compiles them); it tells
+its ``progress`` when each begins.
 """
 
 
@@ -65,8 +52,8 @@ class BuildReport:
     Attributes:
         path: the bundle. seconds: per stage. num_bytes: of all files in the bundle. placed: how
             weights got there.
-        memory: what the largest permitted load takes. engines: what became of the graphs of a
-            TensorRT bundle.
+        memory: what the largest permitted load takes. engines: what became of the graphs where
+            the backend compiles them.
     """
 
     path: Path
@@ -106,13 +93,16 @@ def build(
     manifest = _read_draft(config, spec)
     if manifest:
         _check_ranks(tree, manifest)
-    _check_headers(spec, manifest)
+    check_headers(ref.file for ref in _tensors(spec, manifest))
     path = (output or config.output) / config.name
     check_name(path)
     _check_output(path, spec, manifest, config_file)
-    write = _write_engines if config.engine.backend == "tensorrt" else _write_graphs
+    backend, sizes = backend_named(config.engine.backend), _tree_sizes(config, tree)
+    job = BuildJob(config, spec, manifest, path, sizes, reference_weights, clock.begin, show)
     with atomic_directory(path, BUNDLE_KIND) as folder:
-        written = write(folder, _Job(config, spec, manifest, reference_weights, path, clock, show))
+        clock.begin("processor")
+        _copy_processor(spec, folder / "processor")
+        written = backend.write(folder, job)
         clock.begin("bundle")
         record = _record(config, spec, manifest, written)
         create_file(folder / BUNDLE_FILE, record.model_dump_json(indent=2).encode())
@@ -123,100 +113,23 @@ def build(
     )
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What a backend's part of a build works from; ``path`` is where the bundle will be."""
-
-    config: BuildConfig
-    spec: TargetSpec
-    manifest: DraftManifest | None
-    reference_weights: bool
-    path: Path
-    clock: _Clock
-    show: Callable[[str], object]
-
-    def graph_config(self, folder: Path, name: str) -> None:
-        """Write a graph's ``config.json``."""
-        create_file(
-            folder / name / "config.json",
-            _graph_config(self.config, self.spec, self.manifest, name),
-        )
-
-    def processor(self, folder: Path) -> None:
-        """Copy the processor, which is refused now if it would be refused at every load."""
-        self.clock.begin("processor")
-        Processor.from_directory(self.spec.path, self.spec)
-        copy_processor_files(self.spec.path, folder / "processor")
-
-
-@dataclass(frozen=True)
-class _Written:
-    """What a backend put into the bundle."""
-
-    places: WeightLocations
-    placed: tuple[str, ...] = ()
-    engines: Engines | None = None
-
-
-def _write_graphs(folder: Path, job: _Job) -> _Written:
-    """Graphs that refer to whole weight files."""
-    places = FileLocations(job.spec, job.manifest, job.reference_weights)
-    job.clock.begin("graphs")
-    for name, model in build_graphs(
-        job.spec, job.manifest, job.config.engine, places.resolve
-    ).items():
-        create_file(folder / name / "model.onnx", model.SerializeToString())
-        job.graph_config(folder, name)
-    job.clock.begin("weights")
-    files = () if job.reference_weights else places.locations.items()
-    placed = tuple(place_file(f, folder / to) for f, to in files)
-    job.processor(folder)
-    return _Written(places, placed)
-
-
-def _write_engines(folder: Path, job: _Job) -> _Written:
-    """Engines, which hold their weights, and a file of the tables that are read outside them."""
-    import torch
-
-    from trt_eagle3.engine.trt.bundle import write_engines
-    from trt_eagle3.engine.trt.profiles import graph_profiles
-    from trt_eagle3.engine.weight_file import write_tables
-
-    config, spec = job.config, job.spec
-    if job.reference_weights:
-        raise UserError(
-            "--weights reference: a TensorRT engine holds its weights. Leave the option out."
-        )
-    job.clock.begin("graphs")
-    models = build_graphs(spec, job.manifest, config.engine, reference_location)
-    merge, tree = spec.vision.spatial_merge_size, _tree_sizes(config)
-    profiles = {
-        name: graph_profiles(name, model, config, tree, merge) for name, model in models.items()
-    }
-    for name in models:
-        job.graph_config(folder, name)
-    job.clock.begin("weights")
-    dtype: torch.dtype = getattr(torch, config.engine.dtype)
-    write_tables(folder / TABLE_FILE, table_tensors(spec, job.manifest), dtype)
-    job.processor(folder)
-    job.clock.begin("engines")
-    timing_cache = job.path.with_name("timing.cache")
-    engines = write_engines(folder, models, profiles, config.engine, timing_cache, job.show)
-    return _Written(TableLocations(folder / TABLE_FILE, open_index(folder)), engines=engines)
-
-
-def _tree_sizes(config: BuildConfig) -> TreeSizes:
-    """What the configured tree asks of the engines; a table measured later has no larger one."""
-    from trt_eagle3.engine.trt.profiles import TreeSizes
-
+def _tree_sizes(config: BuildConfig, tree: Tree | DynamicTree) -> TreeSizes:
+    """What the configured tree asks of engines; a table measured later has no larger one."""
     if config.draft is None:
         return TreeSizes()
-    tree, speculation = configured_tree(config.speculation), config.speculation
-    return TreeSizes(
-        tree.num_nodes,
-        speculation.topk if speculation.mode == "dynamic" else 1,
-        tree.num_draft_rows,
-    )
+    width = config.speculation.topk if isinstance(tree, DynamicTree) else 1
+    return TreeSizes(tree.num_nodes, width, tree.num_draft_rows)
+
+
+def _copy_processor(spec: TargetSpec, folder: Path) -> None:
+    """Copy it, unless it would be refused at every load."""
+    Processor.from_directory(spec.path, spec)
+    copy_processor_files(spec.path, folder)
+
+
+def _tensors(spec: TargetSpec, manifest: DraftManifest | None) -> list[TensorRef]:
+    """Of target and draft."""
+    return [*spec.tensors.values(), *(manifest.tensors.values() if manifest else ())]
 
 
 def _read_draft(config: BuildConfig, spec: TargetSpec) -> DraftManifest | None:
@@ -238,31 +151,10 @@ def _check_output(
     """Refuse a place where anything but an older bundle would be replaced."""
     folders = [spec.path, *([manifest.path] if manifest else [])]
     check_apart(path, folders, "the checkpoint")
-    refs = [*spec.tensors.values(), *(manifest.tensors.values() if manifest else ())]
-    check_not_around(path, {ref.file for ref in refs}, "the weight file")
+    check_not_around(path, {ref.file for ref in _tensors(spec, manifest)}, "the weight file")
     if config_file is not None:
         check_not_around(path, [config_file.absolute().parent], "the config's folder")
     check_replaceable(path, BUNDLE_KIND)
-
-
-def _check_headers(spec: TargetSpec, manifest: DraftManifest | None) -> None:
-    """Refuse weight files that the safetensors library refuses: others than this program read them
-    too.
-
-    Raises:
-        UserError: naming the file and the library's reason.
-    """
-    from safetensors import SafetensorError, safe_open
-
-    refs = [*spec.tensors.values(), *(manifest.tensors.values() if manifest else ())]
-    for file in sorted({ref.file for ref in refs}):
-        try:
-            with safe_open(file, framework="np"):
-                pass
-        except (SafetensorError, OSError) as error:
-            raise UserError(
-                f"{file}: not a sound safetensors file: {clip(error)}. Download it again."
-            ) from error
 
 
 def _check_positions(config: BuildConfig, spec: TargetSpec) -> None:
@@ -300,39 +192,19 @@ class _Clock:
         return {stage: end - start for (stage, start), end in zip(self._marks, ends, strict=True)}
 
 
-def _graph_config(
-    config: BuildConfig, spec: TargetSpec, manifest: DraftManifest | None, name: str
-) -> bytes:
-    """TensorRT-LLM's ``config.json`` of an engine folder."""
-    of_draft = manifest is not None and name in {"fuse", "draft"}
-    return _json(
-        {
-            "version": version("trt-eagle3"),
-            "pretrained_config": manifest_to_dict(manifest)
-            if manifest and of_draft
-            else target_to_dict(spec),
-            "build_config": config.model_dump(mode="json", exclude={"name", "output"}),
-        }
-    )
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, indent=2).encode()
-
-
 def _record(
-    config: BuildConfig, spec: TargetSpec, manifest: DraftManifest | None, written: _Written
+    config: BuildConfig, spec: TargetSpec, manifest: DraftManifest | None, written: Written
 ) -> BundleRecord:
-    places = written.places
+    locations = written.locations
     sources = {
         "target": _source(
-            spec.path, config.target.checkpoint, config.target.revision, places.files("target")
+            spec.path, config.target.checkpoint, config.target.revision, locations.files("target")
         )
     }
     if manifest and config.draft:
         draft = config.draft
         sources["draft"] = _source(
-            manifest.path, draft.checkpoint, draft.revision, places.files("draft")
+            manifest.path, draft.checkpoint, draft.revision, locations.files("draft")
         )
     return BundleRecord(
         schema_version=SCHEMA_VERSION,
@@ -340,12 +212,12 @@ def _record(
         created_at=datetime.now(UTC).isoformat(timespec="microseconds"),
         config=config,
         sources=sources,
-        weights=places.kind,
+        weights=locations.kind,
         target=target_to_dict(spec),
         draft=manifest_to_dict(manifest) if manifest else None,
-        engine=_engine_record(config, written.engines),
-        embedding=places.token_table(),
-        draft_tensors=places.draft_tensors(),
+        engine=written.record,
+        embedding=locations.token_table(),
+        draft_tensors=locations.draft_tensors(),
     )
 
 
@@ -355,19 +227,3 @@ def _source(
     return SourceRecord(
         checkpoint=checkpoint, revision=revision, path=str(path.absolute()), files=files
     )
-
-
-def _engine_record(config: BuildConfig, engines: Engines | None) -> EngineRecord:
-    """Versions and machine that the graphs were made with."""
-    backend, dtype = config.engine.backend, config.engine.dtype
-    versions = {"onnx": version("onnx")}
-    if engines is None:
-        return EngineRecord(
-            backend=backend, dtype=dtype, versions=versions | {backend: version(backend)}
-        )
-    from trt_eagle3.engine.trt.versions import gpu_arch, tensorrt
-
-    if engines.missing is not None:
-        return EngineRecord(backend=backend, dtype=dtype, versions=versions)
-    versions[backend] = tensorrt().__version__
-    return EngineRecord(backend=backend, dtype=dtype, versions=versions, gpu_arch=gpu_arch())

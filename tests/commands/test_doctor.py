@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
 from tests.tiny import build_tiny
 from trt_eagle3.cli import cli
-from trt_eagle3.commands import doctor
 from trt_eagle3.commands.doctor import Ability, Diagnosis, Finding, diagnose
 from trt_eagle3.config import EngineConfig
-from trt_eagle3.engine.trt import versions as tensorrt_versions
+from trt_eagle3.engine.trt import plugins as tensorrt_plugins
+from trt_eagle3.engine.trt.dialects import registry
 from trt_eagle3.engine.trt.plugins import PLUGINS_VARIABLE
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 
@@ -22,20 +27,20 @@ from trt_eagle3.errors import EnvironmentMissingError, UserError
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine where every look fails, each in its own way."""
 
-    def fail(error: Exception) -> object:
-        def look(*_: object) -> None:
+    def fail(error: Exception) -> Callable[..., None]:
+        def look(*_: object, **__: object) -> None:
             raise error
 
         return look
 
-    for name, error in (
-        ("_gpu", RuntimeError("no driver")),
-        ("_tensorrt", EnvironmentMissingError("no TensorRT")),
-        ("_plugins", OSError("no library")),
-        ("_driver", FileNotFoundError("nvidia-smi")),
-        ("_nvcc", ImportError("nvcc")),
+    for module, name, error in (
+        (torch.cuda, "is_available", RuntimeError("no driver")),
+        (registry, "load_dialect", EnvironmentMissingError("no TensorRT")),
+        (tensorrt_plugins, "plugin_library_path", OSError("no library")),
+        (subprocess, "run", FileNotFoundError("nvidia-smi")),
+        (shutil, "which", ImportError("nvcc")),
     ):
-        monkeypatch.setattr(doctor, name, fail(error))
+        monkeypatch.setattr(module, name, fail(error))
 
 
 @pytest.mark.usefixtures("bare")
@@ -64,7 +69,7 @@ def test_json_is_one_object_and_exit_0_where_onnxruntime_works() -> None:
 def test_bundle_that_needs_what_is_missing_gives_exit_3(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tensorrt_versions, "gpu_arch", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     bundle = build_tiny(
         tmp_path, engine={"backend": "tensorrt", "device": "cuda", "dtype": "float16"}
     )
@@ -108,7 +113,8 @@ def test_damaged_bundle_is_refused(
 def test_plugin_library_that_the_bundle_names_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "_tensorrt", lambda: None)
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    registry.load_dialect.cache_clear()
     monkeypatch.delenv(PLUGINS_VARIABLE, raising=False)
     (tmp_path / "plugins.so").touch()
     library = {"plugin_library": str(tmp_path / "plugins.so")}

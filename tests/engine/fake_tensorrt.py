@@ -221,7 +221,7 @@ class _Builder:
             return None
         if not self._made.does("builds"):
             self._logger.log(trt.ILogger.ERROR, "4: no\nkernel fits")
-        assert config.get_timing_cache() is not None
+        assert (config.get_timing_cache() is not None) is self._made.does("timed")
         return b"plan" if self._made.does("builds") else None
 
 
@@ -231,8 +231,8 @@ def fake_tensorrt(version: str, **behaviour: bool) -> Any:
 
     Args:
         behaviour: what fails if False: ``starts``, ``parses``, ``builds``, ``goes_on`` (else Ctrl-C
-            in a build), ``takes_cache``, ``takes_shapes`` (of a profile, at build),
-            ``takes_profile`` (of a context).
+            in a build), ``timed`` (else a build has no timing cache), ``takes_cache``,
+            ``takes_shapes`` (of a profile, at build), ``takes_profile`` (of a context).
     """
     seen = SimpleNamespace(graphs=[], contexts=[])
     trt = SimpleNamespace(__version__=version, float32="float32", float16="float16", seen=seen)

@@ -342,7 +342,7 @@ def test_libraries_of_a_gpu_bundle_travel_with_it(
     use_libraries(found.model / "1")
     assert os.environ["TRT_EAGLE3_CAPI"] == str(found.model / "1/TRT_EAGLE3_CAPI.so")
     monkeypatch.delenv("TRT_EAGLE3_CAPI")
-    monkeypatch.setattr("trt_eagle3.triton.libraries.library_path", lambda: None)
+    monkeypatch.setattr("trt_eagle3.engine.torch.capi.library_path", lambda: None)
     [note] = [note for note in deploy(bundle, tmp_path / "r").notes if "TRT_EAGLE3_CAPI" in note]
     assert "the server must have it: make plugins, then deploy again" in note
 
@@ -408,7 +408,7 @@ def test_engines_that_are_not_built_are_told(
 ) -> None:
     engine = {"backend": "tensorrt", "device": "cuda", "dtype": "float16"}
     unbuilt = build_tiny(tmp_path / "unbuilt", engine=engine)
-    monkeypatch.setattr("trt_eagle3.triton.libraries.plugin_library_path", lambda _: None)
+    monkeypatch.setattr("trt_eagle3.engine.trt.plugins.plugin_library_path", lambda _: None)
     notes = " ".join(deploy(unbuilt, tmp_path / "models").notes)
     assert (
         "TRT_EAGLE3_PLUGINS: not built here, so the server must have it: make plugins "

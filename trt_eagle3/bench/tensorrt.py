@@ -29,10 +29,11 @@ from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.commands.run_command import run_command
 from trt_eagle3.config import BuildConfig
+from trt_eagle3.engine.build_job import TreeSizes
 from trt_eagle3.engine.bundle import reference_location
-from trt_eagle3.engine.trt.profiles import TreeSizes, graph_profiles
+from trt_eagle3.engine.trt.bundle import uses_linear
+from trt_eagle3.engine.trt.profiles import graph_profiles
 from trt_eagle3.engine.trt.session import TensorRTSession
-from trt_eagle3.engine.trt.versions import uses_linear
 from trt_eagle3.graph.residual import Residual
 from trt_eagle3.graph.target import target_graph
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE, trt_export, with_prefetch_safe

@@ -15,8 +15,9 @@ import torch
 
 from trt_eagle3.atomic_io import write_file
 from trt_eagle3.config import BuildConfig
-from trt_eagle3.engine.trt.build import Built, build_engine
-from trt_eagle3.engine.trt.folder import ENGINE_FILE, describe_machine
+from trt_eagle3.engine.build_job import BuiltEngine
+from trt_eagle3.engine.trt.build import build_engine
+from trt_eagle3.engine.trt.folder import ENGINE_FILE, describe_engine
 from trt_eagle3.engine.trt.profiles import Profile
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE
 
@@ -39,7 +40,7 @@ def build_beside_weights(
     profiles: list[Profile],
     config: BuildConfig,
     timing_cache: Path,
-) -> tuple[Built, BuildMemory]:
+) -> tuple[BuiltEngine, BuildMemory]:
     """Build ``graph``, whose weights lie one folder up; ``TensorRTSession`` opens ``folder /
     "model.onnx"``.
     """
@@ -50,13 +51,13 @@ def build_beside_weights(
         built = build_engine(
             folder / "model.onnx", folder / ENGINE_FILE, profiles, config.engine, timing_cache
         )
-    facts = describe_machine(built.num_bytes).model_dump()
+    facts = describe_engine(config.engine, built.num_bytes).model_dump()
     text = json.dumps({"build_config": config.model_dump(mode="json"), "engine": facts})
     write_file(folder / "config.json", text.encode())
     return built, watch.memory
 
 
-def build_line(kind: str, built: Built, memory: BuildMemory) -> str:
+def build_line(kind: str, built: BuiltEngine, memory: BuildMemory) -> str:
     """What a build took and gave, for people."""
     return (
         f"{kind}: built in {built.seconds:.0f} s, engine {built.num_bytes / 1e9:.2f} GB, "

@@ -31,8 +31,9 @@ from trt_eagle3.bench.vision_tower import Pictures, Tower, tower_flops
 from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.commands.run_command import run_command
 from trt_eagle3.config import BuildConfig
+from trt_eagle3.engine.build_job import TreeSizes
 from trt_eagle3.engine.session import Session
-from trt_eagle3.engine.trt.profiles import TreeSizes, graph_profiles
+from trt_eagle3.engine.trt.profiles import graph_profiles
 from trt_eagle3.engine.trt.session import TensorRTSession
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE, trt_export

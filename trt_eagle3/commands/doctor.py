@@ -5,9 +5,8 @@ from __future__ import annotations
 import platform
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,10 @@ from rich.table import Table
 
 from trt_eagle3.checkpoint.target import target_from_dict
 from trt_eagle3.config import EngineConfig
+from trt_eagle3.engine.backend import all_backends, backend_named
 from trt_eagle3.engine.bundle import BundleRecord
-from trt_eagle3.errors import EnvironmentMissingError, TrtEagle3Error, UserError
+from trt_eagle3.engine.requirement import Requirement, package
+from trt_eagle3.errors import EnvironmentMissingError
 
 __all__ = ["Ability", "Diagnosis", "Finding", "check_bundle", "diagnose"]
 
@@ -71,12 +72,13 @@ class Diagnosis:
             )
         return there, works
 
-    def check(self, name: str) -> None:
-        """Raise where the ability ``name`` is lacking.
+    def check_engine(self, engine: EngineConfig) -> None:
+        """Raise where what runs ``engine`` is lacking.
 
         Raises:
             EnvironmentMissingError: with what is missing and how to get it.
         """
+        name = backend_named(engine.backend).requirement(engine)
         ability = next(a for a in self.abilities if a.name == name)
         if not ability.lacks:
             return
@@ -87,50 +89,25 @@ class Diagnosis:
         raise EnvironmentMissingError(f"{name}: missing: {wanted}")
 
 
-_NEEDS: Mapping[str, tuple[str, ...]] = {
-    "onnxruntime": ("onnxruntime",),
-    "torch on cpu": ("torch",),
-    "torch on cuda": ("torch", "GPU"),
-    "torch on cuda with our kernels": ("torch", "GPU", "kernel library"),
-    "tensorrt": ("torch", "GPU", "TensorRT", "plugin library"),
-    "build of plugins": ("nvcc", "cmake"),
-    "graphs for tensorrt": ("onnx", "torch"),
-}
-
-
 def diagnose(engine: EngineConfig | None = None) -> Diagnosis:
     """Look at this machine, for a bundle's ``engine``; nothing of it fails because something is
     missing or broken.
     """
-    findings = (
-        Finding("python", f"{platform.python_version()} on {platform.machine()}"),
-        _package("onnx"),
-        _package("onnxruntime"),
-        _package("transformers"),
-        Finding("torch", _try(_torch), "pip install torch"),
-        Finding("GPU", _try(_gpu), "a CUDA GPU, and a torch built for CUDA"),
-        Finding("driver", _try(_driver), "NVIDIA's driver"),
-        Finding("TensorRT", _try(_tensorrt), "pip install tensorrt (8.6, 10.x or 11.x)"),
-        Finding(
-            "trtexec",
-            shutil.which("trtexec"),
-            "part of TensorRT's archive and container; only build_engine.sh needs it",
-        ),
-        Finding("kernel library", _try(_kernels), "make plugins"),
-        Finding(
-            "plugin library",
-            _try(lambda: _plugins(engine)),
-            "make plugins TENSORRT_INCLUDE=<TensorRT's include folder>",
-        ),
-        Finding("nvcc", _try(_nvcc), "NVIDIA's CUDA toolkit, 12 or newer"),
-        Finding("cmake", shutil.which("cmake"), "pip install cmake"),
-    )
+    abilities = _abilities()
+    wanted = {need.name: need for need in [*_GENERAL, *chain(*abilities.values())]}
+    findings = tuple(Finding(n.name, n.find(engine), n.fix) for n in wanted.values())
     found = {finding.name for finding in findings if finding.value}
-    abilities = (
-        Ability(name, tuple(need for need in needs if need not in found))
-        for name, needs in _NEEDS.items()
-    )
-    return Diagnosis(findings, tuple(abilities))
+    lacks = {
+        name: tuple(need.name for need in needs if need.name not in found)
+        for name, needs in abilities.items()
+    }
+    return Diagnosis(findings, tuple(Ability(name, lack) for name, lack in lacks.items()))
+
+
+def _abilities() -> dict[str, tuple[Requirement, ...]]:
+    """What can be done with everything installed -> what of that it takes."""
+    backends = {n: r for b in all_backends() for n, r in b.requirements().items()}
+    return {**backends, "build of plugins": _BUILD_OF_PLUGINS}
 
 
 def check_bundle(path: Path, record: BundleRecord, found: Diagnosis) -> None:
@@ -142,10 +119,10 @@ def check_bundle(path: Path, record: BundleRecord, found: Diagnosis) -> None:
             built, or built for another TensorRT, GPU or plugin library.
     """
     engine = record.config.engine
-    found.check(f"torch on {engine.device}" if engine.backend == "torch" else engine.backend)
-    check = _check_engine if engine.backend == "tensorrt" else _check_graph
+    found.check_engine(engine)
+    backend = backend_named(engine.backend)
     for graph in ("target", "vision", *(("fuse", "draft") if record.draft else ())):
-        check(path / graph)
+        backend.check_folder(path / graph)
     from trt_eagle3.decode.plan import read_plan
     from trt_eagle3.multimodal import Processor
 
@@ -153,96 +130,17 @@ def check_bundle(path: Path, record: BundleRecord, found: Diagnosis) -> None:
     Processor.from_directory(path / "processor", target_from_dict(record.target))
 
 
-def _check_engine(folder: Path) -> None:
-    from trt_eagle3.engine.trt.folder import EngineFolder
-
-    EngineFolder(folder).check()
-
-
-def _check_graph(folder: Path) -> None:
-    import onnx
-
-    file = folder / "model.onnx"
-    try:
-        graph = onnx.load(file, load_external_data=False).graph
-    except Exception as error:  # protobuf's errors have no base class but Exception
-        raise UserError(
-            f"{file}: not readable: {' '.join(str(error).split())}. Rebuild the bundle."
-        ) from error
-    if not graph.output:
-        raise UserError(f"{file}: holds no graph. Rebuild the bundle.")
-
-
-def _try(look: Callable[[], str | None]) -> str | None:
-    """What ``look`` finds; None where it finds nothing, whatever the reason."""
-    try:
-        return look()
-    except (ImportError, OSError, RuntimeError, subprocess.SubprocessError, TrtEagle3Error):
-        return None
-
-
-def _package(name: str) -> Finding:
-    try:
-        return Finding(name, version(name))
-    except PackageNotFoundError:
-        return Finding(name, None, f"pip install {name}")
-
-
-def _torch() -> str:
-    import torch
-
-    cuda = torch.version.cuda
-    return f"{torch.__version__}, {f'CUDA {cuda}' if cuda else 'without CUDA'}"
-
-
-def _gpu() -> str | None:
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    from trt_eagle3.engine.trt.versions import gpu_arch
-
-    free, total = torch.cuda.mem_get_info()
-    count = torch.cuda.device_count()
-    others = f", first of {count}" if count > 1 else ""
-    return (
-        f"{torch.cuda.get_device_name()} ({gpu_arch()}, {free / 1e9:.0f} of {total / 1e9:.0f} GB "
-        f"free{others})"
-    )
-
-
-def _driver() -> str:
+def _driver(_: EngineConfig | None) -> str:
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
     return done.stdout.splitlines()[0].strip()
 
 
-def _tensorrt() -> str:
-    from trt_eagle3.engine.trt.versions import tensorrt
-
-    return f"{tensorrt().__version__} ({Path(tensorrt().__file__).parent})"
+def _python(_: EngineConfig | None) -> str:
+    return f"{platform.python_version()} on {platform.machine()}"
 
 
-def _kernels() -> str | None:
-    from trt_eagle3.engine.torch import capi
-
-    path = capi.library_path()
-    return str(path) if path is not None and path.is_file() else None
-
-
-def _plugins(engine: EngineConfig | None) -> str:
-    """Loaded where TensorRT is there to load it, else only found."""
-    from trt_eagle3.engine.trt.plugins import load_plugins, plugin_library_path
-
-    path = plugin_library_path(engine)
-    if path is None or not path.is_file():
-        raise EnvironmentMissingError("no plugin library")
-    if _try(_tensorrt) is None:
-        return f"{path} (not loaded: no TensorRT)"
-    return f"{load_plugins(engine)} (loads)"
-
-
-def _nvcc() -> str | None:
+def _nvcc(_: EngineConfig | None) -> str | None:
     nvcc = shutil.which("nvcc") or (
         "/usr/local/cuda/bin/nvcc" if Path("/usr/local/cuda/bin/nvcc").exists() else None
     )
@@ -261,3 +159,15 @@ def _nvcc() -> str | None:
         "",
     )
     return f"{nvcc} ({release})"
+
+
+_GENERAL = (
+    Requirement("python", _python),
+    package("onnx"),
+    package("transformers"),
+    Requirement("driver", _driver, "NVIDIA's driver"),
+)
+_BUILD_OF_PLUGINS = (
+    Requirement("nvcc", _nvcc, "NVIDIA's CUDA toolkit, 12 or newer"),
+    Requirement("cmake", lambda _: shutil.which("cmake"), "pip install cmake"),
+)

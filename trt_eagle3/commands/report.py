@@ -15,7 +15,7 @@ from trt_eagle3.engine.bundle import BUILD_SCRIPT
 
 if TYPE_CHECKING:  # they import torch, which `--help` should not wait for
     from trt_eagle3.decode.request import Generation
-    from trt_eagle3.engine.trt.bundle import Engines
+    from trt_eagle3.engine.build_job import Engines
     from trt_eagle3.pipeline import BuildReport
 
 __all__ = ["build", "build_lines", "generation_line", "inspection", "inspection_lines"]

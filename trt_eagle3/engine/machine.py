@@ -1,4 +1,4 @@
-"""What a machine is called, where something was measured on it."""
+"""What this machine is: its name in measurements, its GPU's architecture."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["machine_name"]
+__all__ = ["gpu_arch", "machine_name"]
 
 
 def machine_name(device: str) -> str:
@@ -17,6 +17,13 @@ def machine_name(device: str) -> str:
         return torch.cuda.get_device_name()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{_processor()}, {cores} cores"
+
+
+def gpu_arch() -> str | None:
+    """``sm90`` and the like for the current CUDA device; None without one."""
+    if not torch.cuda.is_available():
+        return None
+    return "sm{}{}".format(*torch.cuda.get_device_capability())
 
 
 def _processor() -> str:

@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
+from trt_eagle3.engine.backend import backend_named
 from trt_eagle3.errors import UserError
 
-__all__ = ["BACKENDS", "Session", "check_names", "open_session"]
-
-BACKENDS = {
-    "onnxruntime": "trt_eagle3.engine.onnxruntime.session:OnnxRuntimeSession",
-    "tensorrt": "trt_eagle3.engine.trt.session:TensorRTSession",
-    "torch": "trt_eagle3.engine.torch.session:TorchSession",
-}
+__all__ = ["Session", "check_names", "open_session"]
 
 
 @runtime_checkable
@@ -73,12 +67,6 @@ def open_session(
     """Load the graph at ``model``, whose weights lie under ``weights_root``, with ``backend``.
 
     ``intermediates`` names intermediate tensors of the graph (``layers.3.output``) that ``run``
-    shall return too.
+    shall return too; ``Backend.inspectable`` says whether it can.
     """
-    if backend not in BACKENDS:
-        raise UserError(f"engine.backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
-    module, _, name = BACKENDS[backend].partition(":")
-    session: Session = getattr(import_module(module), name)(
-        model, weights_root, intermediates, device
-    )
-    return session
+    return backend_named(backend).open(model, weights_root, intermediates, device)

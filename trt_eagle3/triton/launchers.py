@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trt_eagle3.atomic_io import PARTIAL, write_file
+from trt_eagle3.engine.backend import all_backends
 from trt_eagle3.engine.bundle import BUNDLE_FILE, REFERENCE_ROOT, BundleRecord, read_bundle
 from trt_eagle3.errors import UserError
 from trt_eagle3.io.template import render
@@ -80,19 +81,24 @@ def check_together(model: Model, others: Sequence[Model]) -> None:
     """Refuse ``model`` where no one server could run it beside ``others``.
 
     Raises:
-        UserError: engines of different versions of TensorRT, or for different GPUs.
+        UserError: engines of different versions of a runtime, or for different GPUs.
     """
     for other in others:
-        ours, theirs = model.record.engine, other.record.engine
-        for what, mine, its in (
-            ("TensorRT", ours.versions.get("tensorrt"), theirs.versions.get("tensorrt")),
-            ("GPU architecture", ours.gpu_arch, theirs.gpu_arch),
-        ):
-            if mine and its and mine != its:
+        ours, theirs = _exact_needs(model.record), _exact_needs(other.record)
+        for what, mine in ours.items():
+            if mine != (its := theirs.get(what, mine)):
                 raise UserError(
                     f"{model.name}: built for {what} {mine}, but {other.name} for {its}, and one "
                     "server has one. Name another --repository, or build them alike."
                 )
+
+
+def _exact_needs(record: BundleRecord) -> dict[str, str]:
+    """What a server must have in this very version, and has once."""
+    engine = record.engine
+    exact = {name: label for b in all_backends() for name, label in b.exact_packages.items()}
+    needs = {exact[name]: found for name, found in engine.versions.items() if name in exact}
+    return needs | ({"GPU architecture": engine.gpu_arch} if engine.gpu_arch else {})
 
 
 def check_launchers(repository: Path) -> None:

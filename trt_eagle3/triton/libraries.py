@@ -6,28 +6,14 @@ import os
 from pathlib import Path
 
 from trt_eagle3.config import EngineConfig
-from trt_eagle3.engine.torch.capi import LIBRARY_VARIABLE, library_path
-from trt_eagle3.engine.trt.plugins import PLUGINS_VARIABLE, plugin_library_path
+from trt_eagle3.engine.backend import Library, backend_named
 
-__all__ = ["HOW_TO_BUILD", "find_libraries", "use_libraries"]
-
-HOW_TO_BUILD = {
-    LIBRARY_VARIABLE: "make plugins",
-    PLUGINS_VARIABLE: "make plugins TENSORRT_INCLUDE=/path/to/TensorRT/include",
-}
-"""In a checkout."""
+__all__ = ["find_libraries", "use_libraries"]
 
 
-def find_libraries(engine: EngineConfig) -> dict[str, Path | None]:
-    """What an engine needs on this machine, by the variable that names it; None where it is not
-    built.
-    """
-    if engine.device != "cuda":
-        return {}
-    found = {LIBRARY_VARIABLE: library_path()}
-    return found | (
-        {PLUGINS_VARIABLE: plugin_library_path(engine)} if engine.backend == "tensorrt" else {}
-    )
+def find_libraries(engine: EngineConfig) -> tuple[Library, ...]:
+    """What an engine needs, as found on this machine."""
+    return backend_named(engine.backend).libraries(engine)
 
 
 def use_libraries(folder: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -25,6 +25,7 @@ from trt_eagle3.atomic_io import (
     output_lock,
     place_file,
 )
+from trt_eagle3.engine.backend import Library
 from trt_eagle3.engine.bundle import (
     BUILD_SCRIPT,
     BUNDLE_KIND,
@@ -53,7 +54,7 @@ from trt_eagle3.triton.launchers import (
     start_command,
     write_launchers,
 )
-from trt_eagle3.triton.libraries import HOW_TO_BUILD, find_libraries
+from trt_eagle3.triton.libraries import find_libraries
 from trt_eagle3.triton.tensors import INPUTS, OUTPUTS
 
 __all__ = ["DEFAULT_IMAGE", "ENVIRONMENTS", "Deployment", "deploy"]
@@ -157,7 +158,7 @@ def deploy(
         placed = _write_model(folder, model, bundle, parameters, libraries, environment)
         models = (*others, model)
         files = write_launchers(repository, models, image)
-    notes = [*_notes(environment), *_unbuilt(record, folder), *_lacking(libraries), *unread]
+    notes = [*_notes(environment), *_unbuilt(folder), *_lacking(libraries), *unread]
     notes += container_notes(repository, models)
     return Deployment(folder, name, files, model.num_bytes, placed, tuple(notes))
 
@@ -180,7 +181,7 @@ def _write_model(
     model: Model,
     bundle: Path,
     parameters: Mapping[str, str],
-    libraries: Mapping[str, Path | None],
+    libraries: Sequence[Library],
     environment: str,
 ) -> tuple[str, ...]:
     """Returns how the bundle's files got there."""
@@ -197,17 +198,17 @@ def _write_model(
         create_file(code / "model.py", render("trt_eagle3.triton", "model.py", values))
         with unreplaced(bundle, model.record):
             placed = _place(bundle, folder / BUNDLE_PLACE)
-        for variable, library in libraries.items():
-            if library is not None:
-                place_file(library, code / f"{variable}.so", link=False)
+        for library in libraries:
+            if library.path is not None:
+                place_file(library.path, code / f"{library.variable}.so", link=False)
         if environment not in ENVIRONMENTS:
             place_file(Path(environment), folder / PACKED, link=False)
     return placed
 
 
-def _unbuilt(record: BundleRecord, model: Path) -> tuple[str, ...]:
+def _unbuilt(model: Path) -> tuple[str, ...]:
     script = model / BUNDLE_PLACE / BUILD_SCRIPT
-    if record.engine.backend != "tensorrt" or not script.is_file():
+    if not script.is_file():
         return ()
     return (
         f"the engines are not built: before the server starts, run {script} where TensorRT and "
@@ -285,12 +286,12 @@ def _place(bundle: Path, destination: Path) -> tuple[str, ...]:
     return tuple(dict.fromkeys(how))
 
 
-def _lacking(libraries: Mapping[str, Path | None]) -> list[str]:
+def _lacking(libraries: Sequence[Library]) -> list[str]:
     return [
-        f"{variable}: not built here, so the server must have it: {HOW_TO_BUILD[variable]}, then "
+        f"{library.variable}: not built here, so the server must have it: {library.build}, then "
         "deploy again"
-        for variable, library in libraries.items()
-        if library is None
+        for library in libraries
+        if library.path is None
     ]
 
 

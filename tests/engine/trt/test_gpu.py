@@ -27,10 +27,11 @@ import trt_eagle3
 from tests.graph.test_trt_export import GRAPHS, ROWS, graphs, inputs_of, written
 from tests.tiny import build_tiny, tiny_config
 from trt_eagle3.config import EngineConfig
+from trt_eagle3.engine.build_job import TreeSizes
 from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.engine.trt.build import build_engine
-from trt_eagle3.engine.trt.folder import ENGINE_FILE, EngineFolder, describe_machine
-from trt_eagle3.engine.trt.profiles import TreeSizes, graph_profiles
+from trt_eagle3.engine.trt.folder import ENGINE_FILE, EngineFolder, describe_engine
+from trt_eagle3.engine.trt.profiles import graph_profiles
 from trt_eagle3.engine.trt.session import TensorRTSession
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
@@ -166,9 +167,9 @@ def test_products_of_the_draft_are_whose_the_config_says(
     profiles, counts = len(inspection["profiles"]), inspection["plugins"]
     assert counts.get("Linear", 0) in {expected, expected * profiles}, counts
     assert counts["SiluMul"] in {1, profiles}, counts
-    assert EngineFolder(folder).facts == describe_machine(
-        (folder / ENGINE_FILE).stat().st_size, linear=linear == "plugin" and dtype != "float32"
-    )
+    found, num_bytes = EngineFolder(folder), (folder / ENGINE_FILE).stat().st_size
+    by_plugin = linear == "plugin" and dtype != "float32"
+    assert found.facts == describe_engine(found.config, num_bytes, linear=by_plugin)
 
 
 def answers(bundle: Path, *, speculation: bool) -> list[tuple[int, ...]]:
@@ -382,7 +383,7 @@ def spoilt(
 
 
 def write_config(folder: Path, engine: EngineConfig, num_bytes: int) -> None:
-    facts = describe_machine(num_bytes).model_dump()
+    facts = describe_engine(engine, num_bytes).model_dump()
     config = {"build_config": {"engine": engine.model_dump(mode="json")}, "engine": facts}
     (folder / "config.json").write_text(json.dumps(config))
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import onnx
@@ -21,14 +22,14 @@ from trt_eagle3.cli import cli
 from trt_eagle3.commands.doctor import Ability, Diagnosis
 from trt_eagle3.commands.report import build as report_json
 from trt_eagle3.config import BuildConfig, load_config
+from trt_eagle3.engine.build_job import TreeSizes
 from trt_eagle3.engine.bundle import BUILD_SCRIPT, read_bundle
 from trt_eagle3.engine.session import open_session
 from trt_eagle3.engine.trt import bundle as tensorrt_bundle
-from trt_eagle3.engine.trt import log as tensorrt_log
 from trt_eagle3.engine.trt import plugins as tensorrt_plugins
-from trt_eagle3.engine.trt import versions as tensorrt_versions
+from trt_eagle3.engine.trt.dialects import registry
 from trt_eagle3.engine.trt.folder import EngineFolder
-from trt_eagle3.engine.trt.profiles import TreeSizes, graph_profiles
+from trt_eagle3.engine.trt.profiles import graph_profiles
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.graph.ops import OPS
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
@@ -45,11 +46,10 @@ ENGINE: dict[str, object] = {
 
 @pytest.fixture
 def no_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> None:
+    def missing(_: str) -> None:
         raise EnvironmentMissingError("TensorRT: not here.")
 
-    for module in (tensorrt_bundle, tensorrt_versions):
-        monkeypatch.setattr(module, "tensorrt", missing)
+    monkeypatch.setattr(registry, "load_dialect", missing)
 
 
 # Without TensorRT
@@ -520,16 +520,15 @@ def test_damaged_engine_folder_is_one_line(tmp_path: Path) -> None:
 def test_old_tensorrt_and_missing_plugins_are_exit_3(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    tensorrt_versions.tensorrt.cache_clear()
-    monkeypatch.setattr(tensorrt_versions, "import_module", lambda _: fake_tensorrt("8.5.3"))
+    monkeypatch.setitem(sys.modules, "tensorrt", fake_tensorrt("8.5.3"))
+    registry.load_dialect.cache_clear()
     with pytest.raises(
-        EnvironmentMissingError, match=r"TensorRT 8.5.3: 8.6, 10.x or 11.x is needed"
+        EnvironmentMissingError, match=r"TensorRT 8.5.3: too old.*8.6, 10.x or 11.x"
     ):
-        tensorrt_versions.tensorrt()
-    tensorrt_versions.tensorrt.cache_clear()
+        registry.find_dialect()
     monkeypatch.setenv("TRT_EAGLE3_PLUGINS", str(tmp_path / "none.so"))
-    for module in (tensorrt_log, tensorrt_plugins):
-        monkeypatch.setattr(module, "tensorrt", lambda: fake_tensorrt("8.6.1"))
+    dialect = registry.dialect_of("tensorrt", fake_tensorrt("8.6.1"))
+    monkeypatch.setattr(registry, "load_dialect", lambda _: dialect)
     with pytest.raises(
         EnvironmentMissingError, match=r"cannot load the plugin library.*make plugins"
     ):

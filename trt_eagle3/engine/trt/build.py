@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import signal
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,47 +11,19 @@ import onnx
 
 from trt_eagle3.atomic_io import write_file
 from trt_eagle3.config import EngineConfig
-from trt_eagle3.engine.trt.log import create_builder, create_runtime, log
+from trt_eagle3.engine.build_job import BuiltEngine
+from trt_eagle3.engine.trt.dialects.dialect import Dialect
+from trt_eagle3.engine.trt.dialects.registry import find_dialect
+from trt_eagle3.engine.trt.inspection import check_prefetch_safe, write_inspection
+from trt_eagle3.engine.trt.interrupt import interrupt_noted
 from trt_eagle3.engine.trt.plugins import load_plugins
 from trt_eagle3.engine.trt.profiles import Profile
-from trt_eagle3.engine.trt.versions import (
-    allow_aliases,
-    check_dtype,
-    configure_types,
-    create_network,
-    device_bytes,
-    major,
-    show_progress,
-    strip_weights,
-    tensorrt,
-)
-from trt_eagle3.errors import TrtEagle3Error, UserError
-from trt_eagle3.graph.ops import PLUGINS
+from trt_eagle3.errors import UserError
 from trt_eagle3.graph.trt_export import float32_nodes, is_prefetch_safe
 
-__all__ = ["INSPECTION_FILE", "Built", "CopiesCacheError", "build_engine"]
+__all__ = ["build_engine"]
 
-INSPECTION_FILE = "inspection.json"
-_LEVEL_OF_86 = 2  # level 3, TensorRT's default, took over four minutes for four layers there
 _FIX = "Check the config's limits, or lower engine.tensorrt.optimization_level."
-
-
-class CopiesCacheError(TrtEagle3Error):
-    """The engine copies at every step what its attention would read early."""
-
-
-@dataclass(frozen=True)
-class Built:
-    """An engine on disk.
-
-    ``device_bytes``: activation memory that it wants; ``num_plugins``: layers that are ours.
-    """
-
-    num_bytes: int
-    seconds: float
-    num_layers: int
-    num_plugins: int
-    device_bytes: int
 
 
 def build_engine(
@@ -67,7 +33,7 @@ def build_engine(
     config: EngineConfig,
     timing_cache: Path,
     show: Callable[[str], object] = str,
-) -> Built:
+) -> BuiltEngine:
     """Build ``onnx_file`` (``graph/trt_export.py``) for ``profiles``; writes the engine and its
     inspection.
 
@@ -80,74 +46,55 @@ def build_engine(
         CopiesCacheError: the graph is one of ``with_prefetch_safe``, and TensorRT puts a copy in
             its way.
     """
-    trt, messages = tensorrt(), log()
-    check_dtype(config.dtype)
+    dialect = find_dialect(config)
+    dialect.check_dtype(config.dtype)
     load_plugins(config)
     start = time.perf_counter()
-    builder = create_builder()
-    network = create_network(builder)
+    builder = dialect.create("Builder")
+    network = dialect.create_network(builder)
     show("reading the graph")
-    parser = trt.OnnxParser(network, messages.logger)
-    if not parser.parse(onnx_file.read_bytes(), path=str(onnx_file)):
-        _refuse(parser, onnx_file)
+    _parse(dialect, network, onnx_file)
     model = onnx.load(onnx_file, load_external_data=False)
-    settings = _settings(builder, network, profiles, config, float32_nodes(model))
-    _read_timing_cache(settings, timing_cache)
-    show("timing kernels")
-    with _interrupt_noted() as interrupted:
-        show_progress(settings, show, interrupted)
-        plan = builder.build_serialized_network(network, settings)
+    settings = _settings(dialect, builder, network, profiles, config, float32_nodes(model))
+    plan = _timed(dialect, builder, network, settings, timing_cache, show)
     if plan is None:
-        messages.fail(f"{onnx_file}: cannot build an engine", _FIX)
+        dialect.log.fail(f"{onnx_file}: cannot build an engine", _FIX)
     write_file(engine_file, memoryview(plan))
-    write_file(timing_cache, bytes(memoryview(settings.get_timing_cache().serialize())))
-    return _inspect(
-        engine_file, plan, profiles, time.perf_counter() - start, is_prefetch_safe(model)
-    )
+    seconds = time.perf_counter() - start
+    found = dialect.inspect(plan)
+    if found is None:
+        dialect.log.fail(f"{engine_file}: cannot load what was just built", _FIX)
+    check_prefetch_safe(engine_file, found.layers, is_prefetch_safe(model))
+    return write_inspection(dialect, engine_file, found, profiles, seconds)
 
 
-@contextmanager
-def _interrupt_noted() -> Iterator[Callable[[], bool]]:
-    """Within the block Ctrl-C is noted, and raised when it ends: raised in what TensorRT calls it
-    would be lost.
-
-    Only the main thread is told of Ctrl-C; in another one nothing changes.
-    """
-    noted = threading.Event()
-    is_main = threading.current_thread() is threading.main_thread()
-    before = signal.signal(signal.SIGINT, lambda *_: noted.set()) if is_main else None
-    try:
-        yield noted.is_set
-    finally:
-        if is_main:
-            signal.signal(signal.SIGINT, before or signal.SIG_DFL)
-    if noted.is_set():
-        raise KeyboardInterrupt
-
-
-def _refuse(parser: Any, onnx_file: Path) -> None:
+def _parse(dialect: Dialect, network: Any, onnx_file: Path) -> None:
+    parser = dialect.create("OnnxParser", network)
+    if parser.parse(onnx_file.read_bytes(), path=str(onnx_file)):
+        return
     error = parser.get_error(0) if parser.num_errors else None
     reason = (
         f"node {error.node()}: {' '.join(error.desc().split())}"
         if error
         else "the parser gives no reason"
     )
-    log().errors.clear()
+    dialect.log.errors.clear()
     raise UserError(f"{onnx_file}: TensorRT cannot read the graph: {reason[:400]}.")
 
 
 def _settings(
+    dialect: Dialect,
     builder: Any,
     network: Any,
     profiles: Sequence[Profile],
     config: EngineConfig,
     wide: Collection[str],
 ) -> Any:
-    trt, wanted = tensorrt(), config.tensorrt
+    trt, wanted = dialect.trt, config.tensorrt
     settings = builder.create_builder_config()
     level = wanted.optimization_level
-    if level is None and major() < 10:
-        level = _LEVEL_OF_86
+    if level is None:
+        level = dialect.default_level
     if level is not None:
         settings.builder_optimization_level = level
     if wanted.workspace_mib is not None:
@@ -155,111 +102,49 @@ def _settings(
     if wanted.refit:
         settings.set_flag(trt.BuilderFlag.REFIT)
     if wanted.strip_weights:
-        strip_weights(settings)
+        dialect.strip_weights(settings)
     # layer names and types for the inspection
     settings.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     settings.max_aux_streams = 0  # the graphs are chains: more streams only add waits
-    configure_types(settings, network, config.dtype, wide)
-    allow_aliases(settings)
+    dialect.configure(settings, network, config, wide)
     for profile in profiles:
-        shapes = builder.create_optimization_profile()
-        for name, bounds in profile.shapes.items():
-            shapes.set_shape(name, *bounds)
-        if settings.add_optimization_profile(shapes) < 0:
-            log().fail(f"profile {profile.name}", _FIX)
+        _add_profile(dialect, builder, settings, profile)
     return settings
 
 
-def _read_timing_cache(settings: Any, file: Path) -> None:
+def _add_profile(dialect: Dialect, builder: Any, settings: Any, profile: Profile) -> None:
+    shapes = builder.create_optimization_profile()
+    for name, bounds in profile.shapes.items():
+        shapes.set_shape(name, *bounds)
+    if settings.add_optimization_profile(shapes) < 0:
+        dialect.log.fail(f"profile {profile.name}", _FIX)
+
+
+def _timed(
+    dialect: Dialect,
+    builder: Any,
+    network: Any,
+    settings: Any,
+    timing_cache: Path,
+    show: Callable[[str], object],
+) -> Any | None:
+    """The plan, or None; kernels are timed only where ``timing_cache`` does not know them."""
+    if dialect.times_kernels:
+        _read_timing_cache(dialect, settings, timing_cache)
+        show("timing kernels")
+    with interrupt_noted() as interrupted:
+        # raised in what TensorRT calls, an interrupt would be lost
+        dialect.show_progress(settings, show, interrupted)
+        plan = builder.build_serialized_network(network, settings)
+    if dialect.times_kernels and plan is not None:
+        write_file(timing_cache, bytes(memoryview(settings.get_timing_cache().serialize())))
+    return plan
+
+
+def _read_timing_cache(dialect: Dialect, settings: Any, file: Path) -> None:
     known = file.read_bytes() if file.is_file() else b""
     cache = settings.create_timing_cache(known)
     # of another TensorRT or GPU: no error, of no use
     if cache is None or not settings.set_timing_cache(cache, False):
         settings.set_timing_cache(settings.create_timing_cache(b""), False)
-    log().errors.clear()
-
-
-def _inspect(
-    engine_file: Path, plan: Any, profiles: Sequence[Profile], seconds: float, early: bool
-) -> Built:
-    """Write what the engine consists of beside it, and sum it up."""
-    trt = tensorrt()
-    engine = create_runtime().deserialize_cuda_engine(memoryview(plan))
-    if engine is None:
-        log().fail(f"{engine_file}: cannot load what was just built", _FIX)
-    inspector = engine.create_engine_inspector()
-    found = json.loads(
-        inspector.get_engine_information(trt.LayerInformationFormat.JSON), strict=False
-    )
-    layers = found.get("Layers", []) if isinstance(found, dict) else []
-    _check_prefetch_safe(engine_file, layers, early)
-    plugins = Counter(plugin for layer in layers if (plugin := _plugin_of(layer)))
-    built = Built(
-        num_bytes=engine_file.stat().st_size,
-        seconds=seconds,
-        num_layers=len(layers),
-        num_plugins=plugins.total(),
-        device_bytes=device_bytes(engine),
-    )
-    facts = {
-        "tensorrt": trt.__version__,
-        "seconds": round(seconds, 1),
-        "engine_bytes": built.num_bytes,
-        "device_memory_bytes": built.device_bytes,
-        "plugins": dict(plugins),
-        "profiles": {profile.name: profile.shapes for profile in profiles},
-        "layers": layers,
-    }
-    write_file(engine_file.with_name(INSPECTION_FILE), json.dumps(facts, indent=1).encode())
-    return built
-
-
-def _check_prefetch_safe(engine_file: Path, layers: Sequence[Any], early: bool) -> None:
-    """Refuse an engine that copies at every step what a plugin may read before that is done.
-
-    Raises:
-        CopiesCacheError: it is a cache, the page table or lengths of TreeAttention. UserError: a
-            weight of Linear.
-    """
-    known = [layer for layer in layers if isinstance(layer, dict)]
-    copies = {
-        t["Name"]
-        for layer in known
-        if layer.get("LayerType") == "Reformat"
-        for t in layer.get("Outputs", [])
-    }
-
-    def copied(plugin: str, inputs: slice) -> str | None:
-        readers = (layer for layer in known if _plugin_of(layer) == plugin)
-        return next(
-            (
-                t["Name"]
-                for r in readers
-                for t in r.get("Inputs", [])[inputs]
-                if t["Name"] in copies
-            ),
-            None,
-        )
-
-    if weight := copied("Linear", slice(1, 2)):
-        raise UserError(
-            f"{engine_file}: TensorRT copies {weight} at every step, which our product may read "
-            "too early. Set engine.tensorrt.linear: tensorrt."
-        )
-    if early and (cache := copied("TreeAttention", slice(3, 8))):
-        raise CopiesCacheError(
-            f"{engine_file}: TensorRT copies {cache} at every step, which attention reads early"
-        )
-
-
-def _plugin_of(layer: Any) -> str | None:
-    """Which of our ops took this layer; a layer is a mapping, or a name where TensorRT says no
-    more.
-    """
-    if not isinstance(layer, dict):
-        return next((name for name in PLUGINS if name in str(layer)), None)
-    if not str(layer.get("LayerType", "")).lower().startswith("plugin"):
-        return None
-    # of the layer itself before what it reads
-    texts = (str(layer.get("Name", "")), json.dumps(layer))
-    return next((name for text in texts for name in PLUGINS if name in text), None)
+    dialect.log.errors.clear()

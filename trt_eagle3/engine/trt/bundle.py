@@ -7,39 +7,74 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import onnx
+import torch
 
 from trt_eagle3.atomic_io import write_file
+from trt_eagle3.checkpoint.tensor_index import open_index
 from trt_eagle3.config import EngineConfig
-from trt_eagle3.engine.bundle import BUILD_SCRIPT, REFERENCE_ROOT
-from trt_eagle3.engine.trt.build import Built, CopiesCacheError, build_engine
-from trt_eagle3.engine.trt.folder import ENGINE_FILE, ONNX_FOLDER, describe_machine
+from trt_eagle3.engine.build_job import BuildJob, BuiltEngine, Engines, Written
+from trt_eagle3.engine.bundle import BUILD_SCRIPT, REFERENCE_ROOT, EngineRecord, reference_location
+from trt_eagle3.engine.trt.build import build_engine
+from trt_eagle3.engine.trt.dialects.registry import find_dialect
+from trt_eagle3.engine.trt.folder import ENGINE_FILE, ONNX_FOLDER, describe_engine
+from trt_eagle3.engine.trt.inspection import CopiesCacheError
 from trt_eagle3.engine.trt.plugins import load_plugins
-from trt_eagle3.engine.trt.profiles import Profile
+from trt_eagle3.engine.trt.profiles import Profile, graph_profiles
 from trt_eagle3.engine.trt.script import build_script
-from trt_eagle3.engine.trt.versions import check_dtype, gpu_arch, tensorrt, uses_linear
-from trt_eagle3.engine.weight_file import write_weights
-from trt_eagle3.errors import EnvironmentMissingError
+from trt_eagle3.engine.weight_file import write_tables, write_weights
+from trt_eagle3.engine.weight_locations import TABLE_FILE, TableLocations, table_tensors
+from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE, trt_export, with_prefetch_safe
 
-__all__ = ["Engines", "missing_for_engines", "write_engines"]
+__all__ = ["missing_for_engines", "uses_linear", "write_bundle", "write_engines"]
 
 
-@dataclass(frozen=True)
-class Engines:
-    """What became of the graphs.
+def write_bundle(folder: Path, job: BuildJob) -> Written:
+    """Put engines, which hold their weights, and a file of the tables that are read outside them
+    into the bundle at ``folder``.
 
-    Attributes:
-        built: by graph. missing: why there is nothing built, with what is left to do; None where
-            there is.
+    Raises:
+        UserError: weights are wanted by reference, a type that this TensorRT lacks, or TensorRT
+            cannot build. EnvironmentMissingError: TensorRT and a GPU, and no plugin library.
     """
+    if job.reference_weights:
+        raise UserError(
+            "--weights reference: a TensorRT engine holds its weights. Leave the option out."
+        )
+    models = job.make_graphs(folder, reference_location)
+    merge_size = job.spec.vision.spatial_merge_size
+    profiles = {
+        name: graph_profiles(name, model, job.config, job.tree, merge_size)
+        for name, model in models.items()
+    }
+    job.begin("weights")
+    dtype: torch.dtype = getattr(torch, job.config.engine.dtype)
+    write_tables(folder / TABLE_FILE, table_tensors(job.spec, job.manifest), dtype)
+    job.begin("engines")
+    timing_cache = job.path.with_name("timing.cache")
+    engines = write_engines(folder, models, profiles, job.config.engine, timing_cache, job.show)
+    locations = TableLocations(folder / TABLE_FILE, open_index(folder))
+    return Written(locations, _record(job.config.engine, engines), engines=engines)
 
-    built: Mapping[str, Built]
-    missing: str | None = None
+
+def _record(config: EngineConfig, engines: Engines) -> EngineRecord:
+    record = EngineRecord(
+        backend=config.backend, dtype=config.dtype, versions={"onnx": version("onnx")}
+    )
+    if engines.missing is not None:
+        return record
+    dialect = find_dialect(config)
+    built = {
+        "versions": {**record.versions, dialect.package: dialect.version},
+        "gpu_arch": dialect.build_arch(config),
+    }
+    return record.model_copy(update=built)
 
 
 def missing_for_engines(config: EngineConfig) -> str | None:
@@ -50,14 +85,26 @@ def missing_for_engines(config: EngineConfig) -> str | None:
             no plugin library.
     """
     try:
-        tensorrt()
+        dialect = find_dialect(config)
     except EnvironmentMissingError as error:
         return str(error)
-    if gpu_arch() is None:
+    if dialect.build_arch(config) is None:
         return "torch sees no CUDA device on this machine."
-    check_dtype(config.dtype)
+    dialect.check_dtype(config.dtype)
     load_plugins(config)
     return None
+
+
+def uses_linear(config: EngineConfig) -> bool:
+    """Whether products with a 16-bit weight go to our plugin: ``engine.tensorrt.linear``."""
+    if config.dtype == "float32":
+        return False
+    if config.tensorrt.linear != "auto":
+        return config.tensorrt.linear == "plugin"
+    try:
+        return find_dialect(config).linear_by_plugin
+    except EnvironmentMissingError:
+        return False  # built by trtexec, which wants 10 or later
 
 
 def write_engines(
@@ -78,7 +125,7 @@ def write_engines(
         models: ``graph.pair.build_graphs`` over checkpoints at ``REFERENCE_ROOT``.
     """
     missing, linear = missing_for_engines(config), uses_linear(config)
-    built: dict[str, Built] = {}
+    built: dict[str, BuiltEngine] = {}
     for name, model in models.items():
         onnx_folder = folder / name / ONNX_FOLDER
         show(f"{name}: weights")
@@ -108,22 +155,23 @@ def _build(
     linear: bool,
     timing_cache: Path,
     show: Callable[[str], object],
-) -> Built:
+) -> BuiltEngine:
     """Attention reads its cache early where the built engine turns out to allow it."""
 
-    def attempt(graph: onnx.ModelProto) -> Built:
+    def attempt(graph: onnx.ModelProto) -> BuiltEngine:
         file = folder / ONNX_FOLDER / "model.onnx"
         write_file(file, graph.SerializeToString())
         return build_engine(file, folder / ENGINE_FILE, profiles, config, timing_cache, show)
 
-    try:
-        built = attempt(with_prefetch_safe(model))
-    except CopiesCacheError:
-        built = attempt(model)
+    built = None
+    if find_dialect(config).prefetch_safe:
+        with suppress(CopiesCacheError):
+            built = attempt(with_prefetch_safe(model))
+    built = built or attempt(model)
     if not config.tensorrt.strip_weights:
         shutil.rmtree(folder / ONNX_FOLDER)
     file = folder / "config.json"
-    facts = describe_machine(built.num_bytes, linear=linear).model_dump()
+    facts = describe_engine(config, built.num_bytes, linear=linear).model_dump()
     write_file(
         file, json.dumps(json.loads(file.read_bytes()) | {"engine": facts}, indent=2).encode()
     )

@@ -11,12 +11,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.bundle import BUILD_SCRIPT
-from trt_eagle3.engine.trt.versions import gpu_arch, tensorrt
+from trt_eagle3.engine.machine import gpu_arch
+from trt_eagle3.engine.trt.dialects.registry import PACKAGES, find_dialect
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
 from trt_eagle3.io.json_file import read_json_object
 
-__all__ = ["ENGINE_FILE", "ONNX_FOLDER", "EngineDescription", "EngineFolder", "describe_machine"]
+__all__ = ["ENGINE_FILE", "ONNX_FOLDER", "EngineDescription", "EngineFolder", "describe_engine"]
 
 ENGINE_FILE = "rank0.engine"
 ONNX_FOLDER = "onnx"
@@ -40,14 +41,17 @@ class EngineDescription(BaseModel):
     linear: Literal["plugin", "tensorrt"] = "tensorrt"
 
 
-def describe_machine(num_bytes: int, *, linear: bool = False) -> EngineDescription:
+def describe_engine(
+    config: EngineConfig, num_bytes: int, *, linear: bool = False
+) -> EngineDescription:
     """Facts of an engine of ``num_bytes`` built on this machine; ``linear``: with products by
     our plugin.
     """
-    arch = gpu_arch()
-    assert arch is not None, "engines are built where there is a GPU"
+    dialect = find_dialect(config)
+    arch = dialect.build_arch(config)
+    assert arch is not None, "engines are built where it is known what for"
     return EngineDescription(
-        tensorrt=tensorrt().__version__,
+        tensorrt=dialect.version,
         gpu_arch=arch,
         plugins=PLUGIN_VERSION,
         num_bytes=num_bytes,
@@ -98,17 +102,22 @@ class EngineFolder:
             )
         if self.facts is None:
             return
-        for what, built, here in (
-            ("TensorRT", self.facts.tensorrt, tensorrt().__version__),
-            ("GPU architecture", self.facts.gpu_arch, arch),
-            ("plugin version", self.facts.plugins, PLUGIN_VERSION),
-        ):
-            if built != here:
-                raise UserError(
-                    f"{self.engine}: built for {what} {built}, this process has {here}. {_REBUILD}"
-                )
+        self._check_description(self.facts, arch)
         num_bytes = self.engine.stat().st_size
         if num_bytes != self.facts.num_bytes:
             raise UserError(
                 f"{self.engine}: expected {self.facts.num_bytes} bytes, got {num_bytes}. {_REBUILD}"
             )
+
+    def _check_description(self, facts: EngineDescription, arch: str) -> None:
+        dialect = find_dialect(self.config)
+        label, fits = PACKAGES[dialect.package].label, dialect.runs_on(facts.gpu_arch, arch)
+        for what, built, here, same in (
+            (label, facts.tensorrt, dialect.version, facts.tensorrt == dialect.version),
+            ("GPU architecture", facts.gpu_arch, arch, fits),
+            ("plugin version", facts.plugins, PLUGIN_VERSION, facts.plugins == PLUGIN_VERSION),
+        ):
+            if not same:
+                raise UserError(
+                    f"{self.engine}: built for {what} {built}, this process has {here}. {_REBUILD}"
+                )

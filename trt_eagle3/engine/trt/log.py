@@ -1,58 +1,20 @@
-"""TensorRT's messages, and the objects that are made with its logger."""
+"""What TensorRT says: errors are kept for ours, the rest goes nowhere."""
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any, NoReturn
 
-from trt_eagle3.engine.trt.versions import tensorrt
-from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.errors import UserError
 
-__all__ = ["Log", "create_builder", "create_refitters", "create_runtime", "log"]
-
-
-def create_builder() -> Any:
-    """A ``Builder``."""
-    return _create("Builder")
-
-
-def create_runtime() -> Any:
-    """A ``Runtime``."""
-    return _create("Runtime")
-
-
-def create_refitters(engine: Any) -> tuple[Any, Any]:
-    """A ``Refitter`` of ``engine``, and what reads weights for it from an ONNX file; TensorRT 10
-    and later.
-    """
-    refitter = _create("Refitter", engine)
-    return refitter, _create("OnnxParserRefitter", refitter)
-
-
-def _create(kind: str, *parents: Any) -> Any:
-    """An object of TensorRT that takes our logger.
-
-    Raises:
-        EnvironmentMissingError: TensorRT gives none: CUDA does not start, or the driver is too old
-            for it.
-    """
-    trt, messages = tensorrt(), log()
-    messages.errors.clear()
-    try:
-        return getattr(trt, kind)(*parents, messages.logger)
-    except TypeError as error:  # how its bindings tell of a null pointer
-        raise EnvironmentMissingError(
-            f"TensorRT {trt.__version__}: cannot make a {kind}: {messages.take_reason()}. Check "
-            "with nvidia-smi that the driver serves the CUDA that this TensorRT was built for."
-        ) from error
+__all__ = ["Log"]
 
 
 class Log:
-    """What TensorRT says: errors are kept for ours, the rest goes nowhere."""
+    """The logger of a TensorRT module, and the errors that it was told."""
 
-    def __init__(self) -> None:
+    def __init__(self, trt: Any) -> None:
         self.errors: list[str] = []
-        self.logger = _make_logger(self.errors)
+        self.logger = _make_logger(trt, self.errors)
 
     def fail(self, what: str, fix: str) -> NoReturn:
         """Raise a ``UserError`` about ``what``, with TensorRT's first reason."""
@@ -65,17 +27,10 @@ class Log:
         return reason[:400]
 
 
-@cache
-def log() -> Log:
-    """The process's log: TensorRT keeps the first logger that it is given."""
-    return Log()
-
-
-def _make_logger(errors: list[str]) -> Any:
-    trt = tensorrt()
+def _make_logger(trt: Any, errors: list[str]) -> Any:
     kept = {trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR}
 
-    class Logger(trt.ILogger):  # type: ignore[misc, name-defined]
+    class Logger(trt.ILogger):  # type: ignore[misc]
         def __init__(self) -> None:
             trt.ILogger.__init__(self)
 

@@ -8,8 +8,8 @@ from functools import cache
 from pathlib import Path
 
 from trt_eagle3.config import EngineConfig
-from trt_eagle3.engine.trt.log import log
-from trt_eagle3.engine.trt.versions import find_creator, tensorrt
+from trt_eagle3.engine.trt.dialects.dialect import Dialect
+from trt_eagle3.engine.trt.dialects.registry import find_dialect
 from trt_eagle3.errors import EnvironmentMissingError
 from trt_eagle3.graph.ops import PLUGINS
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
@@ -46,13 +46,13 @@ def load_plugins(config: EngineConfig | None = None) -> Path:
     )
     if path is None:
         raise EnvironmentMissingError(f"{_LIBRARY_NAME}: not found. {fix}")
-    return _load(path, fix)
+    return _load(find_dialect(config), path, fix)
 
 
 @cache
-def _load(path: Path, fix: str) -> Path:
-    tensorrt().get_plugin_registry()
-    log()
+def _load(dialect: Dialect, path: Path, fix: str) -> Path:
+    dialect.trt.get_plugin_registry()
+    _ = dialect.log.logger  # before the library asks for TensorRT's
     try:
         ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)  # its creators register themselves
     except OSError as error:
@@ -60,12 +60,13 @@ def _load(path: Path, fix: str) -> Path:
             f"{path}: cannot load the plugin library: {error}. {fix}"
         ) from error
     missing = [
-        op.plugin for op in PLUGINS.values() if find_creator(op.plugin, PLUGIN_VERSION) is None
+        op.plugin
+        for op in PLUGINS.values()
+        if dialect.find_creator(op.plugin, PLUGIN_VERSION) is None
     ]
     if missing:
-        version = tensorrt().__version__
         raise EnvironmentMissingError(
             f"{path}: holds no plugin {missing[0]} version {PLUGIN_VERSION} for TensorRT "
-            f"{version}. {fix}"
+            f"{dialect.version}. {fix}"
         )
     return path

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trt_eagle3.engine.trt.versions import tensorrt
 from trt_eagle3.errors import UserError
 
 __all__ = ["Port", "check_caches", "choose_profile", "engine_ports"]
@@ -53,9 +52,8 @@ class Port:
         return all(lo <= size <= hi for lo, size, hi in zip(low, shape, high, strict=True))
 
 
-def engine_ports(engine: Any) -> tuple[dict[str, Port], dict[str, Port]]:
-    """Inputs and outputs by name."""
-    trt = tensorrt()
+def engine_ports(trt: Any, engine: Any) -> tuple[dict[str, Port], dict[str, Port]]:
+    """Inputs and outputs by name; ``trt`` is the module that ``engine`` is of."""
     inputs, outputs = {}, {}
     for index in range(engine.num_io_tensors):
         name = engine.get_tensor_name(index)

@@ -12,28 +12,15 @@ from dataclasses import dataclass
 import onnx
 
 from trt_eagle3.config import BuildConfig
+from trt_eagle3.engine.build_job import TreeSizes
 
-__all__ = ["Profile", "TreeSizes", "graph_profiles"]
+__all__ = ["Profile", "graph_profiles"]
 
 Range = tuple[int, int, int]
 """Smallest, best and largest size."""
 
 # rows of a prompt chunk whose logits may be asked for; each costs a row of the vocabulary
 _PROMPT_LOGIT_ROWS = 64
-
-
-@dataclass(frozen=True)
-class TreeSizes:
-    """What a speculation's largest tree asks of the engines.
-
-    Attributes:
-        num_nodes: tokens of a target pass. width: of a draft step at most. num_draft_rows: of all
-            draft steps.
-    """
-
-    num_nodes: int = 1
-    width: int = 1
-    num_draft_rows: int = 1
 
 
 @dataclass(frozen=True)

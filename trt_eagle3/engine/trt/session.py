@@ -12,11 +12,11 @@ from torch import Tensor
 
 from trt_eagle3.engine.session import check_names
 from trt_eagle3.engine.torch.cuda_graph import CAPTURE_ERRORS, Captured, CapturedGraphs, shapes_of
+from trt_eagle3.engine.trt.dialects.dialect import Dialect
+from trt_eagle3.engine.trt.dialects.registry import find_dialect
 from trt_eagle3.engine.trt.folder import EngineFolder
-from trt_eagle3.engine.trt.log import create_refitters, create_runtime, log
 from trt_eagle3.engine.trt.plugins import load_plugins
 from trt_eagle3.engine.trt.ports import check_caches, choose_profile, engine_ports
-from trt_eagle3.engine.trt.versions import device_bytes, new_context, read_weights
 from trt_eagle3.errors import UserError
 
 __all__ = ["TensorRTSession"]
@@ -53,14 +53,15 @@ class TensorRTSession:
         folder.check()
         load_plugins(folder.config)
         self._file = folder.engine
-        self._engine = _open_engine(folder)
-        self._inputs, self._outputs = engine_ports(self._engine)
+        self._dialect = find_dialect(folder.config)
+        self._engine = _open_engine(self._dialect, folder)
+        self._inputs, self._outputs = engine_ports(self._dialect.trt, self._engine)
         self._bound: dict[str, Tensor] = {}
         self._captured = CapturedGraphs()
         self._contexts: dict[int, Any] = {}
         # TensorRT waits for the device where it is given the default stream
         self._stream = torch.cuda.Stream()
-        self._memory = _allocate(device_bytes(self._engine), self._file)
+        self._memory = _allocate(self._dialect.device_bytes(self._engine), self._file)
         # empty tensors have no address of their own
         self._nothing = torch.empty(256, dtype=torch.uint8, device="cuda")
 
@@ -122,9 +123,11 @@ class TensorRTSession:
 
     def _new_context(self, profile: int) -> Any:
         memory, stream = self._memory, self._stream.cuda_stream
-        context = new_context(self._engine, memory.data_ptr(), memory.numel(), profile, stream)
+        context = self._dialect.new_context(
+            self._engine, memory.data_ptr(), memory.numel(), profile, stream
+        )
         if context is None:
-            log().fail(
+            self._dialect.log.fail(
                 f"{self._file}: cannot make an execution context for profile {profile}", _FIX
             )
         self._stream.synchronize()
@@ -135,13 +138,15 @@ class TensorRTSession:
         given = {**{n: t for n, t in self._bound.items() if n in self._inputs}, **inputs}
         for name, tensor in given.items():
             if not context.set_input_shape(name, tuple(tensor.shape)):
-                log().fail(f"{name}: {list(tensor.shape)}", _FIX)
+                self._dialect.log.fail(f"{name}: {list(tensor.shape)}", _FIX)
         outputs = {}
         for name, port in self._outputs.items():
             if name not in self._bound:
                 shape = tuple(context.get_tensor_shape(name))
                 if any(size < 0 for size in shape):
-                    log().fail(f"{name}: its shape does not follow from the inputs", _FIX)
+                    self._dialect.log.fail(
+                        f"{name}: its shape does not follow from the inputs", _FIX
+                    )
                 outputs[name] = torch.empty(shape, dtype=port.dtype, device="cuda")
         for name, tensor in {
             **given,
@@ -150,7 +155,7 @@ class TensorRTSession:
         }.items():
             address = tensor.data_ptr() or self._nothing.data_ptr()
             if not context.set_tensor_address(name, address):
-                log().fail(f"{name}: its address", _FIX)
+                self._dialect.log.fail(f"{name}: its address", _FIX)
         return outputs
 
     def _enqueue(self, context: Any, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -164,7 +169,9 @@ class TensorRTSession:
 
     def _execute(self, context: Any, stream: torch.cuda.Stream) -> None:
         if not context.execute_async_v3(stream.cuda_stream):
-            log().fail(f"{self._file}: a run failed", "Run trt-eagle3 doctor, or rebuild.")
+            self._dialect.log.fail(
+                f"{self._file}: a run failed", "Run trt-eagle3 doctor, or rebuild."
+            )
 
     def _capture(self, profile: int, inputs: Mapping[str, Tensor]) -> Captured:
         """A graph with its own context: one whose shapes change spoils the graphs captured from
@@ -181,11 +188,11 @@ class TensorRTSession:
         return Captured(graph, static, outputs, keep=context)
 
 
-def _open_engine(folder: EngineFolder) -> Any:
+def _open_engine(dialect: Dialect, folder: EngineFolder) -> Any:
     """Deserialise from the mapped file; a stripped engine gets its weights from the graph beside
     it.
     """
-    runtime, messages = create_runtime(), log()
+    runtime = dialect.create("Runtime")
     try:
         with (
             folder.engine.open("rb") as stream,
@@ -195,11 +202,10 @@ def _open_engine(folder: EngineFolder) -> Any:
     except (OSError, ValueError) as error:
         raise UserError(f"{folder.engine}: cannot read it: {error}. {_FIX}") from error
     if engine is None:
-        messages.fail(f"{folder.engine}: cannot load it", _FIX)
-    if folder.config.tensorrt.strip_weights:
-        refitter, parser = create_refitters(engine)
-        if not read_weights(refitter, parser, str(folder.onnx)):
-            messages.fail(f"{folder.engine}: cannot put in the weights of {folder.onnx}", _FIX)
+        dialect.log.fail(f"{folder.engine}: cannot load it", _FIX)
+    stripped = folder.config.tensorrt.strip_weights
+    if stripped and not dialect.read_weights(engine, str(folder.onnx)):
+        dialect.log.fail(f"{folder.engine}: cannot put in the weights of {folder.onnx}", _FIX)
     return engine
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import onnx
 from torch import Tensor
 
+from trt_eagle3.engine.backend import backend_named
 from trt_eagle3.parity.record.answers import Answer
 from trt_eagle3.parity.record.engine import RecordingEngine, replay
 from trt_eagle3.parity.record.trace import outputs_of
@@ -40,11 +41,11 @@ def layer_intermediates(
 
 
 def tensor_names(engine: RecordingEngine, graph: str) -> frozenset[str]:
-    """Tensors that a session of ``graph`` can be asked for; none of a TensorRT engine, which
+    """Tensors that a session of ``graph`` can be asked for; none where the backend
     cannot be looked into.
     """
     file = engine.path / graph / "model.onnx"
-    if engine.record.engine.backend == "tensorrt" or not file.is_file():
+    if not backend_named(engine.record.engine.backend).inspectable or not file.is_file():
         return frozenset()
     nodes = onnx.load(file, load_external_data=False).graph.node
     return frozenset(output for node in nodes for output in node.output)

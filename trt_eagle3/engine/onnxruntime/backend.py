@@ -1,0 +1,74 @@
+"""The ONNX Runtime backend: the default; float32 on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trt_eagle3.engine.backend import Library, check_compute_residual
+
+if TYPE_CHECKING:
+    from trt_eagle3.config import EngineConfig
+    from trt_eagle3.engine.build_job import BuildJob, Written
+    from trt_eagle3.engine.requirement import Requirement
+    from trt_eagle3.engine.session import Session
+
+__all__ = ["OnnxRuntimeBackend"]
+
+
+class OnnxRuntimeBackend:
+    """Implements ``engine.backend.Backend``."""
+
+    name = "onnxruntime"
+    inspectable = True
+    exact_packages: Mapping[str, str] = {}
+
+    def defaults(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """None of its own."""
+        del given
+        return {}
+
+    def check(self, config: EngineConfig) -> None:
+        """Refuse all but float32 on the CPU."""
+        check_compute_residual(config)
+        if (config.device, config.dtype) != ("cpu", "float32"):
+            raise ValueError(
+                f"onnxruntime runs in float32 on the cpu, got {config.dtype} on {config.device}"
+            )
+
+    def write(self, folder: Path, job: BuildJob) -> Written:
+        """Graphs beside whole weight files."""
+        from trt_eagle3.engine.graph_files import write_graphs
+
+        return write_graphs(folder, job, "onnxruntime")
+
+    def open(
+        self, model: Path, weights_root: Path, intermediates: Sequence[str], device: str
+    ) -> Session:
+        """An ``InferenceSession`` over the graph."""
+        from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
+
+        return OnnxRuntimeSession(model, weights_root, intermediates, device)
+
+    def check_folder(self, folder: Path) -> None:
+        """Refuse a graph that cannot be read."""
+        from trt_eagle3.engine.graph_files import check_graph_file
+
+        check_graph_file(folder)
+
+    def requirements(self) -> Mapping[str, tuple[Requirement, ...]]:
+        """The package alone."""
+        from trt_eagle3.engine.requirement import package
+
+        return {self.name: (package("onnxruntime"),)}
+
+    def requirement(self, config: EngineConfig) -> str:
+        """The same for every config."""
+        del config
+        return self.name
+
+    def libraries(self, config: EngineConfig) -> tuple[Library, ...]:
+        """None: its operators are ONNX Runtime's own."""
+        del config
+        return ()

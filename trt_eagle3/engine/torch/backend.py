@@ -1,0 +1,86 @@
+"""The torch backend: graphs interpreted node by node, on the CPU, or on CUDA with our kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trt_eagle3.engine.backend import Library, check_compute_residual
+
+if TYPE_CHECKING:
+    from trt_eagle3.config import EngineConfig
+    from trt_eagle3.engine.build_job import BuildJob, Written
+    from trt_eagle3.engine.requirement import Requirement
+    from trt_eagle3.engine.session import Session
+
+__all__ = ["TorchBackend", "kernel_library"]
+
+_BUILD_KERNELS = "make plugins"
+
+
+class TorchBackend:
+    """Implements ``engine.backend.Backend``."""
+
+    name = "torch"
+    inspectable = True
+    exact_packages: Mapping[str, str] = {}
+
+    def defaults(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Longer prompt chunks where a GPU is to be filled."""
+        return {"prefill_chunk": 2048} if given.get("device") == "cuda" else {}
+
+    def check(self, config: EngineConfig) -> None:
+        """Every device and type will do."""
+        check_compute_residual(config)
+
+    def write(self, folder: Path, job: BuildJob) -> Written:
+        """Graphs beside whole weight files."""
+        from trt_eagle3.engine.graph_files import write_graphs
+
+        return write_graphs(folder, job, "torch")
+
+    def open(
+        self, model: Path, weights_root: Path, intermediates: Sequence[str], device: str
+    ) -> Session:
+        """The graph as a program of torch operations."""
+        from trt_eagle3.engine.torch.session import TorchSession
+
+        return TorchSession(model, weights_root, intermediates, device)
+
+    def check_folder(self, folder: Path) -> None:
+        """Refuse a graph that cannot be read."""
+        from trt_eagle3.engine.graph_files import check_graph_file
+
+        check_graph_file(folder)
+
+    def requirements(self) -> Mapping[str, tuple[Requirement, ...]]:
+        """By device; our kernels are faster than torch's operations, and may be missing."""
+        from trt_eagle3.engine.requirement import Requirement, gpu, torch_package
+
+        kernels = Requirement("kernel library", _look_for_kernels, _BUILD_KERNELS)
+        return {
+            "torch on cpu": (torch_package(),),
+            "torch on cuda": (torch_package(), gpu()),
+            "torch on cuda with our kernels": (torch_package(), gpu(), kernels),
+        }
+
+    def requirement(self, config: EngineConfig) -> str:
+        """By device."""
+        return f"torch on {config.device}"
+
+    def libraries(self, config: EngineConfig) -> tuple[Library, ...]:
+        """Our kernels, on CUDA."""
+        return (kernel_library(),) if config.device == "cuda" else ()
+
+
+def kernel_library() -> Library:
+    """The library of our kernels, of which the KV cache uses one on CUDA whatever the backend."""
+    from trt_eagle3.engine.torch.capi import LIBRARY_VARIABLE, library_path
+
+    return Library(LIBRARY_VARIABLE, library_path(), _BUILD_KERNELS)
+
+
+def _look_for_kernels(_: EngineConfig | None) -> str | None:
+    path = kernel_library().path
+    return str(path) if path is not None and path.is_file() else None

@@ -1,0 +1,83 @@
+"""The TensorRT backend: engines compiled with our plugins, for one GPU and one TensorRT."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trt_eagle3.engine.backend import Library, check_compute_residual
+from trt_eagle3.engine.trt.dialects.registry import PACKAGES
+
+if TYPE_CHECKING:
+    from trt_eagle3.config import EngineConfig
+    from trt_eagle3.engine.build_job import BuildJob, Written
+    from trt_eagle3.engine.requirement import Requirement
+    from trt_eagle3.engine.session import Session
+
+__all__ = ["TensorRTBackend"]
+
+
+class TensorRTBackend:
+    """Implements ``engine.backend.Backend``."""
+
+    name = "tensorrt"
+    inspectable = False
+    exact_packages: Mapping[str, str] = {name: found.label for name, found in PACKAGES.items()}
+
+    def defaults(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """CUDA and float16, with a float32 residual stream beside float16."""
+        values = {"device": "cuda", "dtype": "float16"}
+        wide = {**values, **given}["dtype"] == "float16"
+        return {**values, "residual": "float32"} if wide else values
+
+    def check(self, config: EngineConfig) -> None:
+        """Refuse the CPU, and a float32 residual stream that no other type calls for."""
+        if config.device != "cuda":
+            raise ValueError(f"tensorrt runs on device: cuda, got {config.device}")
+        if config.dtype != "float16":
+            check_compute_residual(config)
+
+    def write(self, folder: Path, job: BuildJob) -> Written:
+        """Engines where they can be built, else what their building needs."""
+        from trt_eagle3.engine.trt.bundle import write_bundle
+
+        return write_bundle(folder, job)
+
+    def open(
+        self, model: Path, weights_root: Path, intermediates: Sequence[str], device: str
+    ) -> Session:
+        """The engine in the folder of ``model``."""
+        from trt_eagle3.engine.trt.session import TensorRTSession
+
+        return TensorRTSession(model, weights_root, intermediates, device)
+
+    def check_folder(self, folder: Path) -> None:
+        """Refuse an engine that is not built, or was built for something else."""
+        from trt_eagle3.engine.trt.folder import EngineFolder
+
+        EngineFolder(folder).check()
+
+    def requirements(self) -> Mapping[str, tuple[Requirement, ...]]:
+        """Of running, of graphs without engines, and of building these with trtexec."""
+        from trt_eagle3.engine.requirement import gpu, package, torch_package
+        from trt_eagle3.engine.trt.requirements import plugin_library, tensorrt_package, trtexec
+
+        return {
+            self.name: (torch_package(), gpu(), tensorrt_package(), plugin_library()),
+            "graphs for tensorrt": (package("onnx"), torch_package()),
+            "build_engine.sh": (gpu(), trtexec(), plugin_library()),
+        }
+
+    def requirement(self, config: EngineConfig) -> str:
+        """The same for every config."""
+        del config
+        return self.name
+
+    def libraries(self, config: EngineConfig) -> tuple[Library, ...]:
+        """Our kernels and our plugins."""
+        from trt_eagle3.engine.torch.backend import kernel_library
+        from trt_eagle3.engine.trt.plugins import PLUGINS_VARIABLE, plugin_library_path
+
+        build = "make plugins TENSORRT_INCLUDE=/path/to/TensorRT/include"
+        return (kernel_library(), Library(PLUGINS_VARIABLE, plugin_library_path(config), build))

@@ -1,0 +1,182 @@
+"""The questions that TensorRT's versions answer differently; each version answers in its file."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+from trt_eagle3.config import EngineConfig
+from trt_eagle3.engine.machine import gpu_arch
+from trt_eagle3.engine.trt.log import Log
+from trt_eagle3.errors import EnvironmentMissingError, UserError
+
+__all__ = ["Dialect", "Inspection"]
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a built engine consists of.
+
+    Attributes:
+        layers: as TensorRT describes them, mappings or names. device_bytes: activation memory that
+            a context wants.
+    """
+
+    layers: list[Any]
+    device_bytes: int
+
+
+class Dialect(ABC):
+    """A TensorRT in this process. Names that every version has are used on ``trt`` directly.
+
+    Attributes:
+        package: a key of ``registry.PACKAGES``. trt: the module.
+        dtypes: compute types that it has. default_level: ``optimization_level`` where the config
+            has none; None leaves TensorRT's own.
+        linear_by_plugin: whether products with a 16-bit weight are better computed by our plugin.
+        prefetch_safe: whether to build attention that reads its inputs early, which an engine that
+            copies them must not have; False where engines always copy them.
+        times_kernels: whether building measures kernels, which a timing cache then keeps.
+    """
+
+    dtypes: ClassVar[Collection[str]] = ("float32", "float16", "bfloat16")
+    default_level: ClassVar[int | None] = None
+    linear_by_plugin: ClassVar[bool] = False
+    prefetch_safe: ClassVar[bool] = True
+    times_kernels: ClassVar[bool] = True
+
+    def __init__(self, package: str, trt: Any) -> None:
+        self.package = package
+        self.trt = trt
+
+    @property
+    def version(self) -> str:
+        """As the package says it."""
+        return str(self.trt.__version__)
+
+    @cached_property
+    def log(self) -> Log:
+        """The process's log: TensorRT keeps the first logger that it is given."""
+        return Log(self.trt)
+
+    def check_dtype(self, dtype: str) -> None:
+        """Refuse a compute type that this TensorRT lacks."""
+        if dtype not in self.dtypes:
+            raise UserError(
+                f"engine.dtype: {dtype} needs TensorRT 10 or later, this is {self.version}. "
+                "Use float16, or upgrade."
+            )
+
+    # Which GPU
+
+    def build_arch(self, config: EngineConfig) -> str | None:
+        """What engines built here are for (``sm90``); None where none can be built."""
+        del config
+        return gpu_arch()
+
+    def runs_on(self, built: str, arch: str) -> bool:
+        """Whether an engine for ``built`` (of ``build_arch``) runs on a GPU of ``arch``."""
+        return built == arch
+
+    # Building
+
+    def create(self, kind: str, *parents: Any) -> Any:
+        """A ``Builder``, ``Runtime`` or another object that takes our logger.
+
+        Raises:
+            EnvironmentMissingError: TensorRT gives none: CUDA does not start, or the driver is too
+                old for it.
+        """
+        self.log.errors.clear()
+        try:
+            return getattr(self.trt, kind)(*parents, self.log.logger)
+        except TypeError as error:  # how its bindings tell of a null pointer
+            raise EnvironmentMissingError(
+                f"TensorRT {self.version}: cannot make a {kind}: {self.log.take_reason()}. Check "
+                "with nvidia-smi that the driver serves the CUDA that this TensorRT was built for."
+            ) from error
+
+    @abstractmethod
+    def create_network(self, builder: Any) -> Any:
+        """An empty network, with types as the graph gives them where the version can."""
+
+    def configure(
+        self, settings: Any, network: Any, config: EngineConfig, wide: Collection[str]
+    ) -> None:
+        """Make the builder keep the graph's types, and let plugins write into their inputs.
+
+        Args:
+            wide: names of nodes that the graph computes in float32 (rope angles, the residual
+                stream).
+        """
+        del network, config, wide
+        settings.clear_flag(self.trt.BuilderFlag.TF32)  # on by default; it rounds to ten bits
+
+    @abstractmethod
+    def strip_weights(self, settings: Any) -> None:
+        """Make engines without their weights."""
+
+    def show_progress(
+        self, settings: Any, show: Callable[[str], object], stop: Callable[[], bool]
+    ) -> None:
+        """Have the builder tell ``show`` how far its outermost phase is, and end when it must
+        ``stop``, where it can.
+        """
+        del settings, show, stop
+
+    @abstractmethod
+    def find_creator(self, plugin: str, version: str) -> Any | None:
+        """The creator of ``plugin`` in TensorRT's registry."""
+
+    def inspect(self, plan: Any) -> Inspection | None:
+        """What the engine in ``plan`` consists of; None where TensorRT cannot load it."""
+        engine = self.create("Runtime").deserialize_cuda_engine(memoryview(plan))
+        if engine is None:
+            return None
+        wanted = self.trt.LayerInformationFormat.JSON
+        text = engine.create_engine_inspector().get_engine_information(wanted)
+        found = json.loads(text, strict=False)
+        layers = found.get("Layers", []) if isinstance(found, dict) else []
+        return Inspection(layers, self.device_bytes(engine))
+
+    # Running
+
+    @abstractmethod
+    def device_bytes(self, engine: Any) -> int:
+        """Device memory that a context of ``engine`` wants for activations, whatever its
+        profile.
+        """
+
+    def new_context(
+        self, engine: Any, address: int, num_bytes: int, profile: int, stream: int
+    ) -> Any | None:
+        """A context in ``profile`` whose activations lie in ``num_bytes`` at ``address``; None
+        where TensorRT refuses.
+
+        Args:
+            stream: what sets the profile, and must have run before the context does.
+        """
+        context = self.create_context(engine)
+        if context is None:
+            return None
+        self.give_memory(context, address, num_bytes)
+        try:
+            return context if context.set_optimization_profile_async(profile, stream) else None
+        except RuntimeError:  # how its bindings tell of a refusal
+            return None
+
+    @abstractmethod
+    def create_context(self, engine: Any) -> Any | None:
+        """A context that has no activation memory yet."""
+
+    @abstractmethod
+    def give_memory(self, context: Any, address: int, num_bytes: int) -> None:
+        """Let activations lie in ``num_bytes`` at ``address``."""
+
+    @abstractmethod
+    def read_weights(self, engine: Any, onnx_file: str) -> bool:
+        """Put the weights of an ONNX file into a stripped engine; false where TensorRT refuses."""

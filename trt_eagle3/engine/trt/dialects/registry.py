@@ -1,0 +1,98 @@
+"""Which TensorRT is here, and its dialect; the one place that imports the package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from trt_eagle3.errors import EnvironmentMissingError
+
+if TYPE_CHECKING:
+    from trt_eagle3.config import EngineConfig
+    from trt_eagle3.engine.trt.dialects.dialect import Dialect
+
+__all__ = [
+    "PACKAGES",
+    "TensorRTPackage",
+    "dialect_of",
+    "find_dialect",
+    "load_dialect",
+    "package_of",
+]
+
+
+@dataclass(frozen=True)
+class TensorRTPackage:
+    """A Python package that is a TensorRT.
+
+    Attributes:
+        label: what users call it. oldest: its oldest version that will do. install: how to get it.
+        dialects: first major version -> the class for it and those after it.
+    """
+
+    label: str
+    oldest: tuple[int, int]
+    install: str
+    dialects: Mapping[int, str]
+
+
+_HERE = "trt_eagle3.engine.trt.dialects"
+PACKAGES: Mapping[str, TensorRTPackage] = {
+    "tensorrt": TensorRTPackage(
+        label="TensorRT",
+        oldest=(8, 6),
+        install="pip install tensorrt (8.6, 10.x or 11.x)",
+        dialects={
+            8: f"{_HERE}.v8_6:TensorRT86",
+            10: f"{_HERE}.v10:TensorRT10",
+            11: f"{_HERE}.v11:TensorRT11",
+        },
+    )
+}
+"""By the name that Python imports."""
+
+
+def package_of(config: EngineConfig | None) -> str:
+    """The key of ``PACKAGES`` that ``config`` asks for: there is one so far."""
+    del config
+    return "tensorrt"
+
+
+def find_dialect(config: EngineConfig | None = None) -> Dialect:
+    """The dialect of the TensorRT that ``config`` asks for; one object in a process.
+
+    Raises:
+        EnvironmentMissingError: it is not installed, does not load, or is too old.
+    """
+    return load_dialect(package_of(config))
+
+
+@cache
+def load_dialect(name: str) -> Dialect:
+    """The dialect of the installed package ``name``."""
+    label = PACKAGES[name].label
+    try:
+        module = import_module(name)
+    except Exception as error:  # a missing shared library is an ImportError or an OSError
+        reason = " ".join(str(error).split())
+        raise EnvironmentMissingError(
+            f"{label}: {reason}. Install it: pip install {name}, or use NVIDIA's {label} container."
+        ) from error
+    return dialect_of(name, module)
+
+
+def dialect_of(name: str, module: Any) -> Dialect:
+    """The dialect of ``module``, which is the package ``name``."""
+    package, version = PACKAGES[name], module.__version__
+    numbers = tuple(map(int, version.split(".")[:2]))
+    if numbers < package.oldest:
+        raise EnvironmentMissingError(
+            f"{package.label} {version}: too old. Upgrade it: {package.install}."
+        )
+    first = max(major for major in package.dialects if major <= numbers[0])
+    path, _, attribute = package.dialects[first].partition(":")
+    dialect: Dialect = getattr(import_module(path), attribute)(name, module)
+    return dialect

@@ -1,0 +1,95 @@
+"""What a built engine consists of: written beside it, and checked for copies of our inputs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trt_eagle3.atomic_io import write_file
+from trt_eagle3.engine.build_job import BuiltEngine
+from trt_eagle3.engine.trt.dialects.dialect import Dialect, Inspection
+from trt_eagle3.engine.trt.profiles import Profile
+from trt_eagle3.errors import TrtEagle3Error, UserError
+from trt_eagle3.graph.ops import PLUGINS
+
+__all__ = ["INSPECTION_FILE", "CopiesCacheError", "check_prefetch_safe", "write_inspection"]
+
+INSPECTION_FILE = "inspection.json"
+
+
+class CopiesCacheError(TrtEagle3Error):
+    """The engine copies at every step what its attention would read early."""
+
+
+def write_inspection(
+    dialect: Dialect,
+    engine_file: Path,
+    found: Inspection,
+    profiles: Sequence[Profile],
+    seconds: float,
+) -> BuiltEngine:
+    """Write what the engine consists of beside it, and sum it up."""
+    plugins = Counter(plugin for layer in found.layers if (plugin := _plugin_of(layer)))
+    built = BuiltEngine(
+        num_bytes=engine_file.stat().st_size,
+        seconds=seconds,
+        num_layers=len(found.layers),
+        num_plugins=plugins.total(),
+        device_bytes=found.device_bytes,
+    )
+    facts = {
+        dialect.package: dialect.version,
+        "seconds": round(seconds, 1),
+        "engine_bytes": built.num_bytes,
+        "device_memory_bytes": built.device_bytes,
+        "plugins": dict(plugins),
+        "profiles": {profile.name: profile.shapes for profile in profiles},
+        "layers": found.layers,
+    }
+    write_file(engine_file.with_name(INSPECTION_FILE), json.dumps(facts, indent=1).encode())
+    return built
+
+
+def check_prefetch_safe(engine_file: Path, layers: Sequence[Any], early: bool) -> None:
+    """Refuse an engine that copies at every step what a plugin may read before that is done.
+
+    Args:
+        early: attention was built to read its cache, page table and lengths early.
+    Raises:
+        CopiesCacheError: it is one of these. UserError: a weight of Linear.
+    """
+    if weight := _copied(layers, "Linear", slice(1, 2)):
+        raise UserError(
+            f"{engine_file}: TensorRT copies {weight} at every step, which our product may read "
+            "too early. Set engine.tensorrt.linear: tensorrt."
+        )
+    if early and (cache := _copied(layers, "TreeAttention", slice(3, 8))):
+        raise CopiesCacheError(
+            f"{engine_file}: TensorRT copies {cache} at every step, which attention reads early"
+        )
+
+
+def _copied(layers: Sequence[Any], plugin: str, inputs: slice) -> str | None:
+    """The first of ``inputs`` of a ``plugin`` layer that another layer copies."""
+    known = [layer for layer in layers if isinstance(layer, dict)]
+    reformats = (layer for layer in known if layer.get("LayerType") == "Reformat")
+    copies = {tensor["Name"] for layer in reformats for tensor in layer.get("Outputs", [])}
+    readers = (layer for layer in known if _plugin_of(layer) == plugin)
+    read = (tensor["Name"] for r in readers for tensor in r.get("Inputs", [])[inputs])
+    return next((name for name in read if name in copies), None)
+
+
+def _plugin_of(layer: Any) -> str | None:
+    """Which of our ops took this layer; a layer is a mapping, or a name where TensorRT says no
+    more.
+    """
+    if not isinstance(layer, dict):
+        return next((name for name in PLUGINS if name in str(layer)), None)
+    if not str(layer.get("LayerType", "")).lower().startswith("plugin"):
+        return None
+    # of the layer itself before what it reads
+    texts = (str(layer.get("Name", "")), json.dumps(layer))
+    return next((name for text in texts for name in PLUGINS if name in text), None)

@@ -1,0 +1,28 @@
+"""Ctrl-C while a library that loses exceptions calls back into Python."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+__all__ = ["interrupt_noted"]
+
+
+@contextmanager
+def interrupt_noted() -> Iterator[Callable[[], bool]]:
+    """Within the block Ctrl-C is noted, and raised when it ends; yields whether it was.
+
+    Only the main thread is told of Ctrl-C; in another one nothing changes.
+    """
+    noted = threading.Event()
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, lambda *_: noted.set()) if is_main else None
+    try:
+        yield noted.is_set
+    finally:
+        if is_main:
+            signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+    if noted.is_set():
+        raise KeyboardInterrupt
