@@ -1,5 +1,5 @@
 """Faults that a prompt alone never meets: of batches, of prefixes that are reused, of sequences
-that are put off.
+that are preempted.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ BATCH: Mapping[str, Fault] = {
         _overwritten,
         looks=("batch",),
     ),
-    "put off": Fault(
-        "a sequence that had to make room goes on from another token",
+    "preempted": Fault(
+        "a preempted sequence goes on from another token",
         "batch.tokens",
         "tokens",
         _forgetful,

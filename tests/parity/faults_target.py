@@ -1,4 +1,4 @@
-"""Faults of the target graph, its KV cache, and of what is said from its logits."""
+"""Faults of the target graph, its KV cache, and of the tokens emitted from its logits."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ TARGET: Mapping[str, Fault] = {
         also=("target.logits_l2", "target.top1", "target.top5"),
     ),
     "token of other logits": Fault(
-        "the token said is not the best of the row's logits",
+        "the token emitted is not the best of the row's logits",
         "tokens.plain",
         "tokens",
         lambda p: p.outside.update({"target": Seam(None, gave=_other_row)}),

@@ -63,39 +63,44 @@ def run_validation(
         UserError: another number of bundles, or as those two.
     """
     overrides = read_overrides(thresholds) if thresholds else None
-    if len(bundles) != 1 + compare:
+    pytorch = bool(target or draft or float64)
+    _check_arguments(len(bundles), compare=compare, target_only=target_only, pytorch=pytorch)
+    if compare:
+        return bundle_comparison.compare(
+            *bundles,
+            suite=suite,
+            max_tokens=MAX_TOKENS[suite],
+            prompts=prompts,
+            overrides=overrides,
+            target_only=target_only,
+            progress=progress,
+        )
+    return validate(
+        bundles[0],
+        suite=suite,
+        prompts=prompts,
+        target=target,
+        draft=draft,
+        overrides=overrides,
+        float64=float64,
+        progress=progress,
+    )
+
+
+def _check_arguments(num_bundles: int, *, compare: bool, target_only: bool, pytorch: bool) -> None:
+    """Refuse options that do not go together; ``pytorch``: whether one is about the reference."""
+    if num_bundles != 1 + compare:
         wanted = "two bundles, A and B" if compare else "one bundle; two need --compare"
-        raise UserError(f"validate: expected {wanted}, got {len(bundles)}")
+        raise UserError(f"validate: expected {wanted}, got {num_bundles}")
     if target_only and not compare:
         raise UserError(
             "validate: --target-only goes with --compare; a bundle against PyTorch is validated "
             "whole"
         )
-    if not compare:
-        (bundle,) = bundles
-        return validate(
-            bundle,
-            suite=suite,
-            prompts=prompts,
-            target=target,
-            draft=draft,
-            overrides=overrides,
-            float64=float64,
-            progress=progress,
-        )
-    if target or draft or float64:
+    if compare and pytorch:
         raise UserError(
             "validate: --target, --draft and --float64 are about PyTorch's side; --compare has none"
         )
-    return bundle_comparison.compare(
-        *bundles,
-        suite=suite,
-        max_tokens=MAX_TOKENS[suite],
-        prompts=prompts,
-        overrides=overrides,
-        target_only=target_only,
-        progress=progress,
-    )
 
 
 def validate(

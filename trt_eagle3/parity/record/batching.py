@@ -52,29 +52,20 @@ def answer_batched(
     progress: Callable[[], object],
 ) -> BatchedAnswers:
     """Ask all cases again, at once; the second round speculates by the bundle's own plan."""
-    served = engine.served
     engine.take()
     engine.begin_service()
     engine.recording.only = "target"
-    engine.recording.columns = kept_columns(engine, engine.limits.max_batch_size)
-    replies = []
-    for number in range(ROUNDS):
-        if number:
-            engine.leave_pages(_num_pages(engine, answers))
-            engine.use_plan(served or engine.plan)
-        replies.append(_ask(engine, answers, max_tokens))
-        progress()
-    now = engine.metrics()
-    found = BatchedAnswers(
-        replies=replies,
-        forwards=engine.take(),
-        columns=engine.recording.columns,
-        alike=[True] + [served is None] * (ROUNDS - 1),
-        preempted=now.preempted,
-        reused=now.reused_tokens,
-    )
+    columns = engine.recording.columns = kept_columns(engine, engine.limits.max_batch_size)
+    replies = [_ask(engine, answers, max_tokens)]
+    progress()
+    engine.leave_pages(_num_pages(engine, answers))
+    engine.use_plan(engine.served or engine.plan)
+    replies.append(_ask(engine, answers, max_tokens))
+    progress()
+    forwards, now = engine.take(), engine.metrics()
     engine.recording.only, engine.recording.columns = None, kept_columns(engine)
-    return found
+    alike = [True, engine.served is None]
+    return BatchedAnswers(replies, forwards, columns, alike, now.preempted, now.reused_tokens)
 
 
 def _num_pages(engine: RecordingEngine, answers: Sequence[Answer]) -> int:

@@ -112,37 +112,53 @@ class ReferenceDraft:
         m = self.manifest
         embeds, features = embeds.to(self.dtype), features.to(self.dtype)
         intermediates: dict[str, Tensor] = {}
-        inner = (
-            self._norm(features, "layers.0.input_layernorm")
-            if m.first_norm == "double"
-            else features
-        )
-        normed = intermediates["hidden_norm"] = self._norm(inner, "layers.0.hidden_norm")
-        x = torch.cat([self._norm(embeds, "layers.0.input_layernorm"), normed], dim=-1)
-        intermediates["embedding_and_hidden"] = x
+        x, normed = self._first_inputs(embeds, features, intermediates)
         hidden = normed if m.residual == "normed" else features
         memory = []
         for layer in range(m.num_layers):
-            name = f"layers.{layer}"
             if layer > 0:
-                x = self._norm(hidden, f"{name}.input_layernorm")
+                x = self._norm(hidden, f"layers.{layer}.input_layernorm")
             old = before[layer] if before else None
-            attended, new = self._attention(
-                x, f"{name}.self_attn", positions, mask, old, intermediates
-            )
+            hidden, new = self._layer(layer, x, hidden, positions, mask, old, intermediates)
             memory.append(new)
-            hidden = intermediates[f"{name}.attention_residual"] = hidden + attended
-            normed = intermediates[f"{name}.post_attention_layernorm"] = self._norm(
-                hidden, f"{name}.post_attention_layernorm"
-            )
-            intermediates[f"{name}.mlp.output"] = self._mlp(normed, layer)
-            hidden = intermediates[f"{name}.output"] = hidden + intermediates[f"{name}.mlp.output"]
         final = intermediates["norm"] = self._norm(hidden, "norm")
         wanted = final if logit_rows is None else final[logit_rows.to(final.device)]
         logits = wanted @ self._weight("lm_head.weight").T
-        return DraftRows(
-            logits, hidden if m.feedback == "pre_norm" else final, memory, intermediates
+        fed_back = hidden if m.feedback == "pre_norm" else final
+        return DraftRows(logits, fed_back, memory, intermediates)
+
+    def _first_inputs(
+        self, embeds: Tensor, features: Tensor, intermediates: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """What the first layer attends over, [T, 2 * Hd], and the normed features in it."""
+        double = self.manifest.first_norm == "double"
+        inner = self._norm(features, "layers.0.input_layernorm") if double else features
+        normed = intermediates["hidden_norm"] = self._norm(inner, "layers.0.hidden_norm")
+        x = torch.cat([self._norm(embeds, "layers.0.input_layernorm"), normed], dim=-1)
+        intermediates["embedding_and_hidden"] = x
+        return x, normed
+
+    def _layer(
+        self,
+        layer: int,
+        x: Tensor,
+        hidden: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        before: tuple[Tensor, Tensor] | None,
+        intermediates: dict[str, Tensor],
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The residual ``hidden`` after one layer, and its keys and values."""
+        name = f"layers.{layer}"
+        attended, new = self._attention(
+            x, f"{name}.self_attn", positions, mask, before, intermediates
         )
+        hidden = intermediates[f"{name}.attention_residual"] = hidden + attended
+        post = f"{name}.post_attention_layernorm"
+        normed = intermediates[post] = self._norm(hidden, post)
+        mixed = intermediates[f"{name}.mlp.output"] = self._mlp(normed, layer)
+        hidden = intermediates[f"{name}.output"] = hidden + mixed
+        return hidden, new
 
     def _weight(self, name: str) -> Tensor:
         return self.weights[name].to(self.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trt_eagle3.parity.report.result import Report
@@ -59,62 +59,88 @@ def layer_errors(report: Report) -> str:
     limits = {g.name: g.tolerance for g in report.checks}
 
     def draw(axes: Axes) -> None:
-        from matplotlib.ticker import MaxNLocator
-
-        for field, check, colour, label in (
-            ("output", "target.layers", "first", "after all layers up to here (p95)"),
-            ("step", "target.layer_steps", "second", "this layer alone (worst row)"),
-        ):
-            values = [getattr(e, field) for e in shown]
-            if all(v is None for v in values):
-                continue
-            heights = [math.nan if v is None else max(_finite(v), _LEAST) for v in values]
-            axes.plot(
-                range(len(shown)), heights, "o-", ms=4, lw=1.6, color=_COLOURS[colour], label=label
-            )
-            axes.axhline(limits[check], ls="--", lw=1.2, color=_COLOURS[colour], alpha=0.8)
-            axes.annotate(
-                f"allowed {limits[check]:.0e}",
-                (1, limits[check]),
-                xycoords=("axes fraction", "data"),
-                xytext=(0, 3 if field == "output" else -11),
-                textcoords="offset points",
-                ha="right",
-                fontsize=8.5,
-                color=_COLOURS[colour],
-            )
+        label = "after all layers up to here (p95)"
+        outputs = [e.output for e in shown]
+        _draw_errors(axes, outputs, limits["target.layers"], "first", label, above=True)
+        label = "this layer alone (worst row)"
+        steps = [e.step for e in shown]
+        _draw_errors(axes, steps, limits["target.layer_steps"], "second", label, above=False)
         axes.set_yscale("log")
         low, high = axes.get_ylim()
         axes.set_ylim(low / 2, high * 4)
         axes.set_xlabel("decoder layer")
         axes.set_ylabel("relative L2 error")
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.legend(
-            loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, fontsize=9, borderaxespad=0.2
-        )
+        _whole_numbers(axes)
+        _add_legend(axes, 2)
 
     return _svg(draw)
 
 
+def _draw_errors(
+    axes: Axes,
+    values: Sequence[float | None],
+    limit: float,
+    colour: str,
+    label: str,
+    *,
+    above: bool,
+) -> None:
+    """One line of errors by layer, and its tolerance; the note stands above that or below."""
+    if all(v is None for v in values):
+        return
+    ink = _COLOURS[colour]
+    heights = [math.nan if v is None else max(_finite(v), _LEAST) for v in values]
+    axes.plot(range(len(values)), heights, "o-", ms=4, lw=1.6, color=ink, label=label)
+    axes.axhline(limit, ls="--", lw=1.2, color=ink, alpha=0.8)
+    axes.annotate(
+        f"allowed {limit:.0e}",
+        (1, limit),
+        xycoords=("axes fraction", "data"),
+        xytext=(0, 3 if above else -11),
+        textcoords="offset points",
+        ha="right",
+        fontsize=8.5,
+        color=ink,
+    )
+
+
+def _whole_numbers(axes: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+
+
+def _add_legend(axes: Axes, columns: int) -> None:
+    """Above the plot, from its left edge on."""
+    anchor = (0.0, 1.0)
+    axes.legend(
+        loc="lower left", bbox_to_anchor=anchor, ncols=columns, fontsize=9, borderaxespad=0.2
+    )
+
+
+_VERDICTS = (
+    ("same", "first", "same token"),
+    ("tie", "warn", "tie"),
+    ("failure", "bad", "mismatch"),
+)
+"""Verdict, colour, label."""
+
+
 def margins(report: Report) -> str:
-    """How sure the reference was of each answer token, and where the engine said another; empty
-    without tokens.
+    """How sure the reference was of each answer token, and where the engine emitted another;
+    empty without tokens.
     """
     if not report.margins:
         return ""
-    bins = [i / 20 for i in range(21)]
+    values = [[m for m, verdict in report.margins if verdict == kind] for kind, _, _ in _VERDICTS]
 
     def draw(axes: Axes) -> None:
-        kinds = (
-            ("same", "first", "same token"),
-            ("tie", "warn", "tie"),
-            ("failure", "bad", "mismatch"),
-        )
-        values = [[m for m, verdict in report.margins if verdict == kind] for kind, _, _ in kinds]
         labels = [
-            f"{label} ({len(found)})" for (_, _, label), found in zip(kinds, values, strict=True)
+            f"{label} ({len(found)})"
+            for (_, _, label), found in zip(_VERDICTS, values, strict=True)
         ]
-        colours = [_COLOURS[colour] for _, colour, _ in kinds]
+        colours = [_COLOURS[colour] for _, colour, _ in _VERDICTS]
+        bins = [i / 20 for i in range(21)]
         axes.hist(values, bins=bins, stacked=True, color=colours, label=labels, rwidth=0.9)
         axes.set_yscale("symlog", linthresh=1)
         axes.set_ylim(0, None)
@@ -122,9 +148,7 @@ def margins(report: Report) -> str:
         axes.set_xlim(0, 1)
         axes.set_xlabel("probability of the reference's best token, less that of its second")
         axes.set_ylabel("answer tokens")
-        axes.legend(
-            loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, fontsize=9, borderaxespad=0.2
-        )
+        _add_legend(axes, 3)
 
     return _svg(draw)
 
@@ -138,29 +162,33 @@ def acceptance(report: Report) -> str:
         return ""
 
     def draw(axes: Axes) -> None:
-        from matplotlib.ticker import MaxNLocator
-
-        places = range(len(found.engine))
-        for shift, values, colour, label in (
-            (-0.2, found.engine, "first", "engine"),
-            (0.2, found.reference, "second", "reference draft"),
-        ):
-            bars = axes.bar(
-                [p + shift for p in places], values, 0.36, color=_COLOURS[colour], label=label
-            )
-            axes.bar_label(bars, [f"{100 * v:.0f}" for v in values], fontsize=8, padding=2)
+        _draw_shares(axes, -0.2, found.engine, "first", "engine")
+        _draw_shares(axes, 0.2, found.reference, "second", "reference draft")
         axes.set_ylim(0, min(1.12, 1.25 * max(*found.engine, *found.reference, 0.05)))
+        places = range(len(found.engine))
         axes.set_xticks(list(places), [str(p + 1) for p in places])
-        axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-        axes.yaxis.set_major_formatter(lambda y, _: f"{100 * y:.0f}%")
         axes.set_xlabel("draft position")
         axes.set_ylabel("cycles that accept it")
         axes.grid(visible=False, axis="x")
-        axes.legend(
-            loc="lower left", bbox_to_anchor=(0, 1.0), ncols=2, fontsize=9, borderaxespad=0.2
-        )
+        _percentages(axes)
+        _add_legend(axes, 2)
 
     return _svg(draw)
+
+
+def _draw_shares(
+    axes: Axes, shift: float, values: Sequence[float], colour: str, label: str
+) -> None:
+    places = [p + shift for p in range(len(values))]
+    bars = axes.bar(places, values, 0.36, color=_COLOURS[colour], label=label)
+    axes.bar_label(bars, [f"{100 * v:.0f}" for v in values], fontsize=8, padding=2)
+
+
+def _percentages(axes: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_formatter(lambda y, _: f"{100 * y:.0f}%")
 
 
 def lengths(report: Report) -> str:

@@ -1,0 +1,56 @@
+"""The registry of checks: who runs, who is skipped and why."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trt_eagle3.parity.checks.check_recorder import Check, CheckRecorder, Measurements
+from trt_eagle3.parity.checks.registry import CHECKS, run_check
+from trt_eagle3.parity.checks.thresholds import THRESHOLDS, Thresholds
+
+
+def _one_too_large(_: Any, m: Measurements) -> None:
+    m.add(2 * m.limit.value, "a", "x")
+
+
+def added(**options: bool) -> Measurements:
+    """A check of its own: one line beside those of the registry."""
+    check = Check("draft.added", "draft", "an addition", "layer_step", _one_too_large, **options)
+    return CheckRecorder([*CHECKS.values(), check], Thresholds("float32"))["draft.added"]
+
+
+def evidence(*, pytorch: bool = True, draft: bool = True) -> Any:
+    return SimpleNamespace(pytorch=object() if pytorch else None, manifest=draft or None)
+
+
+def test_added_check_runs_by_its_own_threshold() -> None:
+    m = added()
+    run_check(evidence(), m)
+    assert [found.value for found in m.failures] == [4e-5]
+    assert m.skipped == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "left_out", "reason"),
+    [
+        ({}, {}, ("draft.added",), "left out"),
+        ({"needs_draft": True}, {"draft": False}, (), "a bundle without a draft"),
+        ({"needs_pytorch": True}, {"pytorch": False}, (), "only against PyTorch"),
+        ({"needs_pytorch": False}, {"pytorch": False}, (), ""),
+    ],
+)
+def test_check_without_what_it_needs_is_skipped_with_the_reason(
+    options: dict[str, bool], given: dict[str, bool], left_out: tuple[str, ...], reason: str
+) -> None:
+    m = added(**options)
+    run_check(evidence(**given), m, left_out)
+    assert (m.skipped, bool(m.taken)) == (reason, not reason)
+
+
+def test_every_check_has_its_own_function_and_a_known_threshold() -> None:
+    functions = [check.function for check in CHECKS.values()]
+    assert len(set(functions)) == len(CHECKS) == 35
+    assert {check.threshold for check in CHECKS.values()} <= THRESHOLDS.keys()
