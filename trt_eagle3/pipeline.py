@@ -22,6 +22,7 @@ from trt_eagle3.checkpoint.tensor_index import open_index
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.decode.dynamic_tree import DynamicTree
 from trt_eagle3.decode.tree import Tree, configured_tree
+from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.bundle import (
     BUNDLE_FILE,
     BUNDLE_KIND,
@@ -176,8 +177,6 @@ def _write_graphs(folder: Path, job: _Job) -> _Written:
 
 def _write_engines(folder: Path, job: _Job) -> _Written:
     """Engines, which hold their weights, and a file of the tables that are read outside them."""
-    import torch
-
     from trt_eagle3.engine.trt.bundle import write_engines
     from trt_eagle3.engine.trt.profiles import graph_profiles
     from trt_eagle3.engine.weight_file import write_tables
@@ -196,7 +195,7 @@ def _write_engines(folder: Path, job: _Job) -> _Written:
     for name in models:
         job.graph_config(folder, name)
     job.clock.begin("weights")
-    dtype: torch.dtype = getattr(torch, config.engine.dtype)
+    dtype = dtype_named(config.engine.dtype)
     write_tables(folder / TABLE_FILE, table_tensors(spec, job.manifest), dtype)
     job.processor(folder)
     job.clock.begin("engines")

@@ -18,6 +18,7 @@ from tests.tiny import DRAFT, TARGET
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.checkpoint.tensor_index import open_index
+from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.weight_file import write_tables, write_weights
 from trt_eagle3.engine.weight_locations import TABLE_FILE, table_tensors
 from trt_eagle3.errors import UserError
@@ -87,7 +88,7 @@ def test_tables_are_what_decoding_reads_outside_the_engines(tmp_path: Path) -> N
     manifest = read_draft(DRAFT, spec)
     tables = table_tensors(spec, manifest)
     assert tables.keys() == {"embed_tokens.weight", "draft.d2t"}
-    write_tables(tmp_path / TABLE_FILE, tables, torch.float16)
+    write_tables(tmp_path / TABLE_FILE, tables, dtype_named("float16"))
     found = load_file(tmp_path / TABLE_FILE)
     original = load_file(TARGET / "model.safetensors")["model.language_model.embed_tokens.weight"]
     assert torch.equal(found["embed_tokens.weight"], original.half())

@@ -15,9 +15,10 @@ from onnx import TensorProto, helper
 from tests.reference.checkpoint import file_name, random_draft, write_tensors
 from tests.reference.target import random_target
 from trt_eagle3.config import EngineConfig
+from trt_eagle3.dtype import COMPUTE_DTYPES
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.build_graphs import build_graphs
-from trt_eagle3.graph.builder import FLOAT_TYPES, GraphBuilder
+from trt_eagle3.graph.builder import GraphBuilder
 from trt_eagle3.graph.draft import draft_graph, fuse_graph
 from trt_eagle3.graph.ops import DOMAIN, OPS, reference_function
 from trt_eagle3.graph.target import target_graph
@@ -36,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("graphs")
 
 
-@pytest.fixture(scope="module", params=list(FLOAT_TYPES))
+@pytest.fixture(scope="module", params=[dtype.name for dtype in COMPUTE_DTYPES])
 def models(folder: Path, request: pytest.FixtureRequest) -> dict[str, onnx.ModelProto]:
     """All graphs of a pair with every option on, stored in bfloat16, computed in each type."""
     spec = random_target(folder, text={"attention_bias": True}, stored=torch.bfloat16).spec

@@ -12,7 +12,7 @@ import onnx
 import torch
 from torch import Tensor
 
-from trt_eagle3.engine.torch.ops import TORCH_TYPES
+from trt_eagle3.dtype import dtype_of_onnx
 from trt_eagle3.graph.trt_export import TrtExport
 
 __all__ = ["draw_weight", "read_drawn", "write_drawn"]
@@ -41,7 +41,7 @@ def read_drawn(proto: onnx.TensorProto, root: Path, device: str = "cuda") -> Ten
     if proto.data_location != onnx.TensorProto.EXTERNAL:
         return torch.from_numpy(onnx.numpy_helper.to_array(proto).copy())
     return draw_weight(_tensor_name(proto.name), proto.dims, device).to(
-        TORCH_TYPES[proto.data_type]
+        dtype_of_onnx(proto.data_type).torch
     )
 
 
@@ -56,7 +56,7 @@ def write_drawn(ready: TrtExport, file: Path, device: str = "cuda") -> None:
                 values = (
                     draw_weight(_tensor_name(part.name), part.shape, device).float() * part.scale
                 )
-                typed = values.to(TORCH_TYPES[weight.dtype]).flatten()
+                typed = values.to(dtype_of_onnx(weight.dtype).torch).flatten()
                 stream.write(typed.view(torch.uint8).cpu().numpy().tobytes())
 
 

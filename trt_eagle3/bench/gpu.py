@@ -37,9 +37,9 @@ from trt_eagle3.decode.propose import Proposer
 from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, TargetRunner, causal_mask
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import static_tree
+from trt_eagle3.dtype import dtype_of_onnx
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.embedding import EmbeddingTable
-from trt_eagle3.engine.torch.ops import TORCH_TYPES
 from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.graph.build_graphs import build_graphs
 
@@ -170,7 +170,7 @@ def _random(proto: onnx.TensorProto, root: Path) -> Tensor:
     del root
     if proto.data_location != onnx.TensorProto.EXTERNAL:
         return torch.from_numpy(onnx.numpy_helper.to_array(proto).copy())
-    shape, dtype = list(proto.dims), TORCH_TYPES[proto.data_type]
+    shape, dtype = list(proto.dims), dtype_of_onnx(proto.data_type).torch
     drawn = torch.randn(shape, dtype=dtype, device=_DEVICE)
     return 1 + 0.1 * drawn if len(shape) == 1 else drawn * shape[-1] ** -0.5
 

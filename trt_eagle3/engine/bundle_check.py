@@ -15,6 +15,7 @@ from trt_eagle3.checkpoint.draft_geometry import draft_shapes
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES, TensorRef, open_file
+from trt_eagle3.dtype import DTYPES
 from trt_eagle3.engine.bundle_record import BUNDLE_FILE, BundleRecord, FileRecord, TensorRecord
 from trt_eagle3.errors import UserError, clip, quote
 from trt_eagle3.io.bounded_read import open_regular, read_bounded
@@ -29,16 +30,6 @@ GRAPHS = ("target", "vision", "fuse", "draft")
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _MAX_LOCATION_LEN, _MAX_PATH_LEN = 1024, 700
 _MAX_GRAPH_BYTES = (1 << 31) - 1  # protobuf's own limit
-_ONNX_ITEM_BYTES = {
-    "FLOAT": 4,
-    "FLOAT16": 2,
-    "BFLOAT16": 2,
-    "INT64": 8,
-    "INT32": 4,
-    "UINT8": 1,
-    "INT8": 1,
-    "BOOL": 1,
-}
 
 
 def header_digest(file: Path) -> str:
@@ -219,14 +210,11 @@ def _check_external(
         offset, length = int(place["offset"]), int(place["length"])
     except (KeyError, ValueError) as error:
         raise bad(tensor, "its external data has no offset and length in bytes") from error
-    kind = (
-        tensor.DataType.Name(tensor.data_type)
-        if tensor.data_type in tensor.DataType.values()
-        else "?"
-    )
-    if kind not in _ONNX_ITEM_BYTES or prod(tensor.dims) * _ONNX_ITEM_BYTES[kind] != length:
+    dtype = next((d for d in DTYPES if d.onnx == tensor.data_type), None)
+    if dtype is None or dtype.num_bytes(prod(tensor.dims)) != length:
         raise bad(
-            tensor, f"type {kind} and shape {quote(list(tensor.dims))} do not make {length} bytes"
+            tensor,
+            f"type {dtype or '?'} and shape {quote(list(tensor.dims))} do not make {length} bytes",
         )
     if offset < 0 or min((0, *tensor.dims)) < 0 or offset + length > files[location].size:
         raise bad(

@@ -6,12 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES, TensorRef
+from trt_eagle3.dtype import dtype_of_safetensors
 from trt_eagle3.errors import UserError, clip
 
 __all__ = ["EmbeddingTable"]
-
-_TORCH_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class EmbeddingTable:
@@ -20,7 +19,7 @@ class EmbeddingTable:
     def __init__(
         self, ref: TensorRef, dtype: torch.dtype, device: torch.device | str = "cpu"
     ) -> None:
-        if ref.dtype not in _TORCH_TYPES:
+        if ref.dtype not in FLOAT_DTYPES:
             raise UserError(
                 f"{ref.file}: {ref.name}: expected float32, float16 or bfloat16, got {ref.dtype}"
             )
@@ -29,9 +28,8 @@ class EmbeddingTable:
             raw = np.memmap(
                 ref.file, dtype=np.uint8, mode="c", offset=ref.offset, shape=(ref.num_bytes,)
             )
-            self._table = (
-                torch.from_numpy(raw).view(_TORCH_TYPES[ref.dtype]).view(ref.shape).to(device)
-            )
+            stored = dtype_of_safetensors(ref.dtype).torch
+            self._table = torch.from_numpy(raw).view(stored).view(ref.shape).to(device)
         except (OSError, ValueError, RuntimeError) as error:
             raise UserError(
                 f"{ref.file}: cannot map {ref.name}: {clip(error)}. Rebuild the bundle."

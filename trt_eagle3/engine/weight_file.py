@@ -8,25 +8,18 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from onnx import TensorProto
 from torch import Tensor
 
 from trt_eagle3.atomic_io import atomic_file
 from trt_eagle3.checkpoint.tensor_file import Content, write_tensors
-from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES, TensorRef
+from trt_eagle3.dtype import DType, dtype_of_onnx, dtype_of_safetensors
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.trt_export import TrtExport
 
 __all__ = ["converted_content", "write_tables", "write_weights"]
 
 _CHUNK_BYTES = 1 << 23
-_TORCH_TYPES = {
-    TensorProto.FLOAT: torch.float32,
-    TensorProto.FLOAT16: torch.float16,
-    TensorProto.BFLOAT16: torch.bfloat16,
-}
-_SAFETENSORS_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_NAMES = {dtype: name for name, dtype in _SAFETENSORS_TYPES.items()}
 
 
 def write_weights(ready: TrtExport, root: Path, file: Path) -> None:
@@ -46,26 +39,27 @@ def write_weights(ready: TrtExport, root: Path, file: Path) -> None:
                     root / part.location,
                     part.offset,
                     part.num_bytes,
-                    _TORCH_TYPES[part.dtype],
+                    dtype_of_onnx(part.dtype).torch,
                 )
                 stream.writelines(
-                    map(_raw, source.converted(_TORCH_TYPES[weight.dtype], part.scale))
+                    map(_raw, source.converted(dtype_of_onnx(weight.dtype).torch, part.scale))
                 )
 
 
-def converted_content(ref: TensorRef, dtype: torch.dtype) -> Content:
+def converted_content(ref: TensorRef, dtype: DType) -> Content:
     """The tensor at ``ref`` as one of ``dtype``, for ``write_tensors``; whole numbers and bools
     as they are.
     """
-    stored = _SAFETENSORS_TYPES.get(ref.dtype)
-    if stored is None:
+    if ref.dtype not in FLOAT_DTYPES:
         source = _Source(ref.name, ref.file, ref.offset, ref.num_bytes, torch.uint8)
         return Content(ref.dtype, ref.shape, lambda: map(bytes, source.chunks()))
-    floats = _Source(ref.name, ref.file, ref.offset, ref.num_bytes, stored)
-    return Content(_NAMES[dtype], ref.shape, lambda: map(_raw, floats.converted(dtype)))
+    floats = _Source(
+        ref.name, ref.file, ref.offset, ref.num_bytes, dtype_of_safetensors(ref.dtype).torch
+    )
+    return Content(dtype.safetensors, ref.shape, lambda: map(_raw, floats.converted(dtype.torch)))
 
 
-def write_tables(file: Path, tables: Mapping[str, TensorRef], dtype: torch.dtype) -> None:
+def write_tables(file: Path, tables: Mapping[str, TensorRef], dtype: DType) -> None:
     """Write what a bundle reads outside its engines (token tables, vocabulary maps) as a
     safetensors file.
     """

@@ -12,11 +12,12 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES, TensorRef
+from trt_eagle3.dtype import dtype_named, dtype_of_safetensors
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.ops import DOMAIN, OPS, OPSET, reference_function
 
-__all__ = ["FLOAT_TYPES", "Dim", "GraphBuilder", "ResolveLocation", "Value"]
+__all__ = ["Dim", "GraphBuilder", "ResolveLocation", "Value"]
 
 Dim = int | str
 ResolveLocation = Callable[[TensorRef], str]
@@ -24,16 +25,6 @@ ResolveLocation = Callable[[TensorRef], str]
 graph is loaded.
 """
 
-FLOAT_TYPES = {
-    "float32": TensorProto.FLOAT,
-    "float16": TensorProto.FLOAT16,
-    "bfloat16": TensorProto.BFLOAT16,
-}
-_SAFETENSORS_TYPES = {
-    "F32": TensorProto.FLOAT,
-    "F16": TensorProto.FLOAT16,
-    "BF16": TensorProto.BFLOAT16,
-}
 _IR_VERSION = 10  # the first with function overloads; ONNX Runtime 1.18 and later read it
 
 
@@ -55,7 +46,7 @@ class GraphBuilder:
 
     def __init__(self, name: str, dtype: str, resolve: ResolveLocation) -> None:
         self.name = name
-        self.dtype = FLOAT_TYPES[dtype]
+        self.dtype = dtype_named(dtype).onnx
         self._resolve = resolve
         self._nodes: list[onnx.NodeProto] = []
         self._inputs: list[onnx.ValueInfoProto] = []
@@ -111,14 +102,16 @@ class GraphBuilder:
         )
 
     def _stored_weight(self, ref: TensorRef) -> Value:
-        if ref.dtype not in _SAFETENSORS_TYPES:
+        if ref.dtype not in FLOAT_DTYPES:
             raise UserError(
                 f"{ref.file.name}: {ref.name}: expected a float32, float16 or bfloat16 tensor, got "
                 f"{ref.dtype}. Use the unquantised checkpoint."
             )
         name = f"{self._resolve(ref)}:{ref.name}"
         if name not in self._known:
-            proto = TensorProto(name=name, data_type=_SAFETENSORS_TYPES[ref.dtype], dims=ref.shape)
+            proto = TensorProto(
+                name=name, data_type=dtype_of_safetensors(ref.dtype).onnx, dims=ref.shape
+            )
             proto.data_location = TensorProto.EXTERNAL
             place = {"location": self._resolve(ref), "offset": ref.offset, "length": ref.num_bytes}
             for key, value in place.items():

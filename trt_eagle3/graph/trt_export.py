@@ -27,6 +27,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from trt_eagle3.dtype import COMPUTE_DTYPES, dtype_of_onnx
 from trt_eagle3.graph.ops import DOMAIN, OPSET_17, PLUGINS
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
 
@@ -42,8 +43,8 @@ __all__ = [
 WEIGHTS_FILE = "weights.bin"
 _IR_VERSION = 8  # of opset 17
 _ALIGNMENT = 256
+_COMPUTE_TYPES = {dtype.onnx for dtype in COMPUTE_DTYPES}
 _LINEAR_MULTIPLE = 32  # of K: what the kernel of the Linear plugin takes
-_ITEM_BYTES = {TensorProto.FLOAT: 4, TensorProto.FLOAT16: 2, TensorProto.BFLOAT16: 2}
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Weight:
     @property
     def num_bytes(self) -> int:
         """Bytes as written."""
-        return prod(self.shape) * _ITEM_BYTES[self.dtype]
+        return dtype_of_onnx(self.dtype).num_bytes(prod(self.shape))
 
 
 @dataclass(frozen=True)
@@ -233,7 +234,7 @@ class _Values:
         plain = {a.name: helper.get_attribute_value(a) for a in node.attribute} == {"transB": 1}
         same_type = weight.dtype == self._compute == self.types[node.input[0]]
         whole = len(weight.shape) == 2 and weight.shape[1] % _LINEAR_MULTIPLE == 0
-        return plain and same_type and whole and _ITEM_BYTES[weight.dtype] == 2
+        return plain and same_type and whole and dtype_of_onnx(weight.dtype).bits == 16
 
     def _set_type(self, names: Iterable[str], dtype: int) -> None:
         self.types |= dict.fromkeys(names, dtype)
@@ -363,7 +364,7 @@ def _result_type(node: onnx.NodeProto, types: Mapping[str, int]) -> int:
 def _compute_type(model: onnx.ModelProto) -> int:
     """The type of the first floating input: inputs_embeds, aux_hidden_states or patches."""
     types = (i.type.tensor_type.elem_type for i in model.graph.input)
-    return int(next(t for t in types if t in _ITEM_BYTES))
+    return int(next(t for t in types if t in _COMPUTE_TYPES))
 
 
 def _part(proto: TensorProto) -> Part:

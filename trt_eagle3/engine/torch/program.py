@@ -16,9 +16,10 @@ import torch
 from onnx import helper, numpy_helper
 from torch import Tensor
 
+from trt_eagle3.dtype import dtype_of_onnx
 from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch.fusion import Step, fused, gemm, layer_norm
-from trt_eagle3.engine.torch.ops import STANDARD_OPS, TORCH_TYPES, Function
+from trt_eagle3.engine.torch.ops import STANDARD_OPS, Function
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.ops import DOMAIN, PLUGINS
 
@@ -96,7 +97,7 @@ def _read_weight(proto: onnx.TensorProto, root: Path) -> Tensor:
         )
     except (OSError, ValueError) as error:
         raise UserError(f"{file}: cannot map {proto.name}: {error}. Rebuild the bundle.") from error
-    return torch.from_numpy(raw).view(TORCH_TYPES[proto.data_type]).view(list(proto.dims))
+    return torch.from_numpy(raw).view(dtype_of_onnx(proto.data_type).torch).view(list(proto.dims))
 
 
 def _on_device(tensor: Tensor, device: torch.device) -> Tensor:
