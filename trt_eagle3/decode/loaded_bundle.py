@@ -100,8 +100,7 @@ class LoadedBundle:
     @property
     def dtype(self) -> torch.dtype:
         """Of activations and caches."""
-        dtype = dtype_named(self.record.config.engine.dtype).torch
-        return dtype
+        return dtype_named(self.record.config.engine.dtype).torch
 
     @property
     def page_size(self) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor
 from trt_eagle3.dtype import dtype_of_onnx, dtype_of_torch
 from trt_eagle3.engine.session import check_names
 from trt_eagle3.errors import UserError
+from trt_eagle3.graph.weight_nodes import with_weight_nodes
 
 __all__ = ["OnnxRuntimeSession"]
 
@@ -44,7 +45,7 @@ class OnnxRuntimeSession:
                 f"engine.device: the onnxruntime backend runs on the cpu, got {device!r}"
             )
         try:
-            proto = _with_intermediates(model, intermediates)
+            proto = with_weight_nodes(_with_intermediates(model, intermediates))
             self._session = ort.InferenceSession(
                 proto.SerializeToString(),
                 _options(proto, weights_root),
@@ -124,8 +125,8 @@ def _options(proto: onnx.ModelProto, weights_root: Path) -> ort.SessionOptions:
     options.add_session_config_entry(
         "session.model_external_initializers_file_folder_path", str(weights_root)
     )
-    # Casts of bfloat16 weights are folded once at load; by default tensors above 1 GiB would be
-    # cast every step.
+    # What prepares weights is folded once at load; by default tensors above 1 GiB would be made
+    # every step.
     options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", "0")
     lengths = (
         e.value for i in proto.graph.initializer for e in i.external_data if e.key == "length"
