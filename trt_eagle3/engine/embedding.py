@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES, TensorRef
 from trt_eagle3.dtype import dtype_of_safetensors
-from trt_eagle3.errors import UserError, clip
+from trt_eagle3.engine.weights import materialise
+from trt_eagle3.errors import UserError
+from trt_eagle3.graph.weights import WeightExpr, part_of
 
 __all__ = ["EmbeddingTable"]
 
@@ -23,17 +24,9 @@ class EmbeddingTable:
             raise UserError(
                 f"{ref.file}: {ref.name}: expected float32, float16 or bfloat16, got {ref.dtype}"
             )
-        try:
-            # mode c: copy on write, so that torch may call the memory its own
-            raw = np.memmap(
-                ref.file, dtype=np.uint8, mode="c", offset=ref.offset, shape=(ref.num_bytes,)
-            )
-            stored = dtype_of_safetensors(ref.dtype).torch
-            self._table = torch.from_numpy(raw).view(stored).view(ref.shape).to(device)
-        except (OSError, ValueError, RuntimeError) as error:
-            raise UserError(
-                f"{ref.file}: cannot map {ref.name}: {clip(error)}. Rebuild the bundle."
-            ) from error
+        stored = dtype_of_safetensors(ref.dtype)
+        table = WeightExpr((part_of(ref, ref.file.name),), stored)
+        self._table = materialise(table, ref.file.parent, stored, device)
         self._dtype = dtype
 
     @property
