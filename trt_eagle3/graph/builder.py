@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.dtype import dtype_named, dtype_of_onnx
 from trt_eagle3.graph.ops import DOMAIN, OPS, OPSET, reference_function
-from trt_eagle3.graph.weight_formats import WEIGHT_FORMATS
+from trt_eagle3.graph.weight_formats import WEIGHT_FORMATS, format_of
 from trt_eagle3.graph.weights import WeightExpr, part_of, weight_initializer, write_descriptions
 
 __all__ = ["Dim", "GraphBuilder", "ResolveLocation", "Value"]
@@ -93,10 +93,9 @@ class GraphBuilder:
         return self._known.get(name) or self._weight(name, self._expression([ref], [scale]))
 
     def _expression(self, refs: Sequence[TensorRef], scales: Sequence[float]) -> WeightExpr:
-        for ref in refs:
-            WEIGHT_FORMATS["dense"].check(ref)
+        form = format_of(refs)
         parts = (part_of(r, self._resolve(r), s) for r, s in zip(refs, scales, strict=True))
-        return WeightExpr(tuple(parts), dtype_of_onnx(self.dtype))
+        return WeightExpr(tuple(parts), dtype_of_onnx(self.dtype), form)
 
     def _weight(self, name: str, expr: WeightExpr) -> Value:
         """The one initializer of a weight."""
@@ -230,7 +229,8 @@ class GraphBuilder:
         """
         weight = self.concat_weights(weights, f"{name}.weight", scales)
         bias = self.concat_weights(biases, f"{name}.bias", scales) if biases else None
-        return WEIGHT_FORMATS["dense"].linear(self, x, weight, bias, name)
+        form = WEIGHT_FORMATS[self._weights[weight.name].format]
+        return form.linear(self, x, weight, bias, name)
 
     def build(self) -> onnx.ModelProto:
         """The finished model, with the reference lowering of every op of ours that it uses."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES, TensorRef
@@ -15,18 +15,14 @@ if TYPE_CHECKING:
 
     from trt_eagle3.graph.builder import GraphBuilder, Value
 
-__all__ = ["WEIGHT_FORMATS", "DenseFormat", "WeightFormat"]
+__all__ = ["WEIGHT_FORMATS", "DenseFormat", "WeightFormat", "format_of"]
 
 
 class WeightFormat(Protocol):
     """One way in which checkpoints store weights. Formats have no state."""
 
-    def check(self, ref: TensorRef) -> None:
-        """Refuse a tensor that is not of this format.
-
-        Raises:
-            UserError: naming the tensor and what was expected.
-        """
+    def takes(self, ref: TensorRef) -> bool:
+        """Whether the tensor at ``ref`` is one of this format."""
         ...
 
     def tensors(self, part: WeightPart) -> tuple[WeightPart, ...]:
@@ -55,12 +51,8 @@ class WeightFormat(Protocol):
 class DenseFormat:
     """Plain floating numbers, one tensor a weight."""
 
-    def check(self, ref: TensorRef) -> None:
-        if ref.dtype not in FLOAT_DTYPES:
-            raise UserError(
-                f"{ref.file.name}: {ref.name}: expected a float32, float16 or bfloat16 tensor, got "
-                f"{ref.dtype}. Use the unquantised checkpoint."
-            )
+    def takes(self, ref: TensorRef) -> bool:
+        return ref.dtype in FLOAT_DTYPES
 
     def tensors(self, part: WeightPart) -> tuple[WeightPart, ...]:
         return (part,)
@@ -81,3 +73,28 @@ class DenseFormat:
 
 
 WEIGHT_FORMATS: Mapping[str, WeightFormat] = {"dense": DenseFormat()}
+
+
+def format_of(refs: Sequence[TensorRef]) -> str:
+    """The name of the format that all of ``refs`` are stored in.
+
+    Raises:
+        UserError: one is of none, or of another than the first.
+    """
+    names = [_format_of(ref) for ref in refs]
+    other = next((ref for ref, name in zip(refs, names, strict=True) if name != names[0]), None)
+    if other is not None:
+        raise UserError(
+            f"{other.file.name}: {other.name}: expected weight format {names[0]} as {refs[0].name}"
+        )
+    return names[0]
+
+
+def _format_of(ref: TensorRef) -> str:
+    name = next((name for name, form in WEIGHT_FORMATS.items() if form.takes(ref)), None)
+    if name is None:
+        raise UserError(
+            f"{ref.file.name}: {ref.name}: expected a float32, float16 or bfloat16 tensor, got "
+            f"{ref.dtype}. Use the unquantised checkpoint."
+        )
+    return name
