@@ -20,6 +20,14 @@ import trt_eagle3
 from tests.tiny import build_tiny, tiny_config
 from trt_eagle3.engine.bundle import BUNDLE_FILE, read_bundle
 from trt_eagle3.errors import UserError
+from trt_eagle3.graph.weights import (
+    DESCRIBED,
+    METADATA_KEY,
+    WeightExpr,
+    descriptions,
+    weight_expr,
+    weight_initializer,
+)
 from trt_eagle3.pipeline import build
 
 TARGET_FILE = "weights/target/model.safetensors"
@@ -256,7 +264,28 @@ def edit_graph(
 
 
 def external(model: onnx.ModelProto) -> TensorProto:
-    return next(t for t in model.graph.initializer if t.data_location == TensorProto.EXTERNAL)
+    """The first weight, as ordinary external data."""
+    proto = next(t for t in model.graph.initializer if t.data_location == TensorProto.EXTERNAL)
+    part = weight_expr(proto, descriptions(model)).parts[0]
+    if {e.value for e in proto.external_data} & {DESCRIBED}:
+        proto.CopyFrom(weight_initializer(proto.name, WeightExpr((part,), part.dtype)))
+    return proto
+
+
+def describe(model: onnx.ModelProto, **values: object) -> None:
+    """Change fields of the first described part."""
+
+    def change(expressions: dict[str, Any]) -> None:
+        next(iter(expressions.values()))["parts"][0] |= values
+
+    redescribe(model, change)
+
+
+def redescribe(model: onnx.ModelProto, change: Callable[[dict[str, Any]], object]) -> None:
+    entry = next(p for p in model.metadata_props if p.key == METADATA_KEY)
+    expressions = json.loads(entry.value)
+    change(expressions)
+    entry.value = json.dumps(expressions)
 
 
 def place(model: onnx.ModelProto, **values: object) -> None:
@@ -298,12 +327,36 @@ GRAPHS: dict[str, tuple[Callable[[onnx.ModelProto], object], str]] = {
     "bytes before the start": (lambda m: place(m, offset=-8), "are not in weights"),
     "another length": (lambda m: place(m, length=8), "do not make 8 bytes"),
     "another shape": (lambda m: external(m).dims.append(1 << 40), "do not make"),
-    "negative shape": (lambda m: external(m).dims.extend([-1, -1]), "are not in weights"),
+    "negative shape": (lambda m: external(m).dims.extend([-1, -1]), "do not make"),
     "another type": (
         lambda m: setattr(external(m), "data_type", TensorProto.DOUBLE),
         "do not make",
     ),
-    "no type": (lambda m: setattr(external(m), "data_type", 999), "do not make"),
+    "no type": (lambda m: setattr(external(m), "data_type", 999), "expected an element type"),
+    "a described file elsewhere": (
+        lambda m: describe(m, location="../../etc/passwd"),
+        "is not among the sources",
+    ),
+    "described bytes past the end": (lambda m: describe(m, offset=1 << 50), "are not in weights"),
+    "described bytes before the start": (lambda m: describe(m, offset=-8), "are not in weights"),
+    "another described length": (lambda m: describe(m, num_bytes=8), "do not make 8 bytes"),
+    "rows that are not there": (lambda m: describe(m, rows=[0, 1 << 40]), "rows 0 to"),
+    "fewer rows than the graph's": (lambda m: describe(m, rows=[0, 1]), "as its metadata describe"),
+    "no factor": (lambda m: describe(m, scale=0), "scale 0.0 is no factor"),
+    "an unknown type": (lambda m: describe(m, dtype="int3"), "expected an element type"),
+    "an unknown format": (
+        lambda m: redescribe(m, lambda e: next(iter(e.values())).update(format="zip")),
+        "weight format 'zip'",
+    ),
+    "no parts": (
+        lambda m: redescribe(m, lambda e: next(iter(e.values())).update(parts=[])),
+        "cannot be stacked",
+    ),
+    "metadata that are no JSON": (
+        lambda m: setattr(m.metadata_props[0], "value", "{"),
+        "metadata trt_eagle3.weights: ",
+    ),
+    "no description": (lambda m: redescribe(m, dict.clear), "does not describe it"),
     "a tensor in an attribute": (hide, "outside the graph's initializers"),
 }
 

@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import pytest
 import torch
-from onnx import TensorProto
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -18,24 +17,22 @@ from tests.tiny import DRAFT, TARGET
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.checkpoint.tensor_index import open_index
+from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.weight_file import write_tables, write_weights
 from trt_eagle3.engine.weight_locations import TABLE_FILE, table_tensors
 from trt_eagle3.errors import UserError
-from trt_eagle3.graph.trt_export import Part, TrtExport, Weight
+from trt_eagle3.graph.trt_export import TrtExport
+from trt_eagle3.graph.weights import WeightExpr, part_of
 
 
 def ready(
-    folder: Path, tensors: dict[str, Tensor], scale: float = 1.0, dtype: int = TensorProto.FLOAT16
+    folder: Path, tensors: dict[str, Tensor], scale: float = 1.0, dtype: str = "float16"
 ) -> TrtExport:
     """One weight made of ``tensors`` stacked, each times ``scale``."""
     save_file(tensors, folder / "model.safetensors")
-    types = {"BF16": TensorProto.BFLOAT16, "F32": TensorProto.FLOAT, "F16": TensorProto.FLOAT16}
     index = open_index(folder)
-    parts = tuple(
-        Part(r.name, r.file.name, r.offset, r.num_bytes, types[r.dtype], r.shape, scale)
-        for r in (index[name] for name in tensors)
-    )
-    return TrtExport(onnx.ModelProto(), {"w": 256}, (Weight("w", dtype, parts),))
+    parts = tuple(part_of(index[name], index[name].file.name, scale) for name in tensors)
+    return TrtExport(onnx.ModelProto(), {"w": 256}, {"w": WeightExpr(parts, dtype_named(dtype))})
 
 
 def test_parts_are_stacked_converted_and_scaled(tmp_path: Path) -> None:
@@ -61,9 +58,7 @@ def test_value_that_does_not_fit_is_refused_with_its_tensor(
     weight[299, 6] = value
     with pytest.raises(UserError, match=said):
         write_weights(ready(tmp_path, {"layers.0.w": weight}), tmp_path, tmp_path / "w.bin")
-    bfloat16 = ready(
-        tmp_path, {"layers.0.w": torch.full((2, 2), 1e5).bfloat16()}, dtype=TensorProto.BFLOAT16
-    )
+    bfloat16 = ready(tmp_path, {"layers.0.w": torch.full((2, 2), 1e5).bfloat16()}, dtype="bfloat16")
     write_weights(bfloat16, tmp_path, tmp_path / "w.bin")
 
 
@@ -87,7 +82,7 @@ def test_tables_are_what_decoding_reads_outside_the_engines(tmp_path: Path) -> N
     manifest = read_draft(DRAFT, spec)
     tables = table_tensors(spec, manifest)
     assert tables.keys() == {"embed_tokens.weight", "draft.d2t"}
-    write_tables(tmp_path / TABLE_FILE, tables, torch.float16)
+    write_tables(tmp_path / TABLE_FILE, tables, dtype_named("float16"))
     found = load_file(tmp_path / TABLE_FILE)
     original = load_file(TARGET / "model.safetensors")["model.language_model.embed_tokens.weight"]
     assert torch.equal(found["embed_tokens.weight"], original.half())
@@ -98,13 +93,15 @@ _CONVERT = """
 import resource, sys
 from pathlib import Path
 import torch, onnx
-from onnx import TensorProto
+from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.weight_file import write_weights
-from trt_eagle3.graph.trt_export import Part, TrtExport, Weight
+from trt_eagle3.graph.trt_export import TrtExport
+from trt_eagle3.graph.weights import WeightExpr, WeightPart
 folder, rows = Path(sys.argv[1]), int(sys.argv[2])
-part = Part("w", "w.raw", 0, rows * 2048, TensorProto.BFLOAT16, (rows, 1024))
+part = WeightPart("w", "w.raw", 0, rows * 2048, dtype_named("bfloat16"), (rows, 1024))
 (folder / "w.raw").open("wb").truncate(part.num_bytes)
-ready = TrtExport(onnx.ModelProto(), {"w": 0}, (Weight("w", TensorProto.FLOAT16, (part,)),))
+weights = {"w": WeightExpr((part,), dtype_named("float16"))}
+ready = TrtExport(onnx.ModelProto(), {"w": 0}, weights)
 write_weights(ready, folder, folder / "w.bin")
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """

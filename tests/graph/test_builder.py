@@ -15,13 +15,16 @@ from onnx import TensorProto, helper
 from tests.reference.checkpoint import file_name, random_draft, write_tensors
 from tests.reference.target import random_target
 from trt_eagle3.config import EngineConfig
+from trt_eagle3.dtype import COMPUTE_DTYPES
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.build_graphs import build_graphs
-from trt_eagle3.graph.builder import FLOAT_TYPES, GraphBuilder
+from trt_eagle3.graph.builder import GraphBuilder
 from trt_eagle3.graph.draft import draft_graph, fuse_graph
 from trt_eagle3.graph.ops import DOMAIN, OPS, reference_function
 from trt_eagle3.graph.target import target_graph
 from trt_eagle3.graph.vision import vision_graph
+from trt_eagle3.graph.weight_nodes import with_weight_nodes
+from trt_eagle3.graph.weights import DESCRIBED
 
 GRAPHS = ("target", "vision", "fuse", "draft")
 TENSORRT_8_OPSET = 17
@@ -33,10 +36,13 @@ weights is ten times it.
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("graphs")
+    """With a stand-in at the place of described weights, which the ONNX checker asks for."""
+    made = tmp_path_factory.mktemp("graphs")
+    (made / DESCRIBED).touch()
+    return made
 
 
-@pytest.fixture(scope="module", params=list(FLOAT_TYPES))
+@pytest.fixture(scope="module", params=[dtype.name for dtype in COMPUTE_DTYPES])
 def models(folder: Path, request: pytest.FixtureRequest) -> dict[str, onnx.ModelProto]:
     """All graphs of a pair with every option on, stored in bfloat16, computed in each type."""
     spec = random_target(folder, text={"attention_bias": True}, stored=torch.bfloat16).spec
@@ -76,6 +82,30 @@ def test_graph_file_passes_the_full_onnx_check(
     path = folder / f"{name}.onnx"
     path.write_bytes(models[name].SerializeToString())
     onnx.checker.check_model(str(path), full_check=True)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graph_with_weight_nodes_passes_the_full_onnx_check(
+    models: dict[str, onnx.ModelProto], folder: Path, name: str
+) -> None:
+    model = with_weight_nodes(models[name])
+    places = {e.value for t in model.graph.initializer for e in t.external_data}
+    assert DESCRIBED not in places
+    path = folder / f"{name}.nodes.onnx"
+    path.write_bytes(model.SerializeToString())
+    onnx.checker.check_model(str(path), full_check=True)
+
+
+PREPARATION = {"Cast", "Concat", "Mul", "Transpose", "Slice"}
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graph_nodes_prepare_no_weight(models: dict[str, onnx.ModelProto], name: str) -> None:
+    graph = models[name].graph
+    weights = {t.name for t in graph.initializer if t.data_location == TensorProto.EXTERNAL}
+    users = {node.op_type for node in graph.node if weights & set(node.input)}
+    assert users
+    assert not PREPARATION & users
 
 
 @pytest.mark.parametrize("name", GRAPHS)

@@ -124,7 +124,7 @@ def test_products_without_a_bias_become_linear_plugins_where_asked_for(
     assert len(taken) == count
     assert before.keys() == left.keys() | taken.keys()
     assert all(len(node.input) == 3 for node in left.values())
-    shapes = {w.name: w.shape for w in ready.weights}
+    shapes = {name: expr.shape for name, expr in ready.weights.items()}
     for name, node in taken.items():
         assert (list(node.input), list(node.output)) == (
             list(before[name].input),
@@ -196,11 +196,11 @@ def test_float32_nodes_are_the_same_with_linear_plugins(residual: str) -> None:
 
 def test_weights_are_of_the_engines_type_and_fused(tmp_path: Path) -> None:
     ready = trt_export(graphs()["target"])
-    assert {w.dtype for w in ready.weights} == {TensorProto.FLOAT16}
+    assert {str(expr.dtype) for expr in ready.weights.values()} == {"float16"}
     assert not {"Cast", "Concat"} & {
         n.op_type for n in ready.model.graph.node if n.input[0] in ready.offsets
     }
-    qkv = next(w for w in ready.weights if w.name == "layers.0.self_attn.qkv.weight")
+    qkv = ready.weights["layers.0.self_attn.qkv.weight"]
     assert qkv.shape == (8 * 64, 256)
     assert len(qkv.parts) == 3
     assert [p.name for p in qkv.parts] == [
@@ -208,8 +208,8 @@ def test_weights_are_of_the_engines_type_and_fused(tmp_path: Path) -> None:
     ]
     written(ready, tmp_path)
     assert not any(
-        reference_location(next(iter(read_target(TARGET).tensors.values()))) in w.name
-        for w in ready.weights
+        reference_location(next(iter(read_target(TARGET).tensors.values()))) in name
+        for name in ready.weights
     )
     assert (tmp_path / WEIGHTS_FILE).stat().st_size <= ready.weight_bytes + 256 * len(ready.weights)
 
@@ -331,7 +331,7 @@ def test_residual_beyond_float16_is_held_in_float32_and_its_aux_states_saturate(
 
 
 def test_projections_that_write_to_a_wide_stream_are_scaled() -> None:
-    weights = {w.name: w for w in trt_export(graphs(residual="float32")["target"]).weights}
+    weights = trt_export(graphs(residual="float32")["target"]).weights
     up = next(w for name, w in weights.items() if "gate_up" in name)
     assert [p.scale for p in up.parts] == [1.0, WIDE_SCALE]
     scaled = [w for w in weights.values() if "o_proj" in w.parts[0].name]

@@ -20,6 +20,7 @@ from trt_eagle3.checkpoint.tensor_index import open_file
 from trt_eagle3.cli import main
 from trt_eagle3.decode.plan import TUNING_FILE, TuningEntry, TuningTable
 from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.machine import machine_name
 from trt_eagle3.engine.weight_file import write_tables
@@ -246,7 +247,7 @@ def test_table_beside_engines_is_no_file_of_the_checkpoint(bundle: Path, tmp_pat
         shutil.copytree(bundle, tmp_path / "engines", ignore=shutil.ignore_patterns("model.onnx"))
     )
     engine = RecordingEngine(bundle)
-    write_tables(engines / TABLE_FILE, table_tensors(*read_sources(engine)), torch.float32)
+    write_tables(engines / TABLE_FILE, table_tensors(*read_sources(engine)), dtype_named("float32"))
     tables = TableLocations(engines / TABLE_FILE, open_file(engines / TABLE_FILE))
     sources = {
         r: s.model_copy(update={"files": tables.files(r)}) for r, s in engine.record.sources.items()

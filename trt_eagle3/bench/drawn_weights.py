@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from zlib import crc32
 
-import onnx
 import torch
 from torch import Tensor
 
-from trt_eagle3.engine.torch.ops import TORCH_TYPES
 from trt_eagle3.graph.trt_export import TrtExport
+from trt_eagle3.graph.weights import WeightExpr
 
 __all__ = ["draw_weight", "read_drawn", "write_drawn"]
 
@@ -33,16 +32,11 @@ def draw_weight(name: str, shape: Sequence[int], device: str = "cuda") -> Tensor
     return drawn.bfloat16()
 
 
-def read_drawn(proto: onnx.TensorProto, root: Path, device: str = "cuda") -> Tensor:
-    """Initializer of a graph of ours, drawn where it is a weight: a ``read_weight`` of
-    ``TorchSession``.
-    """
+def read_drawn(expr: WeightExpr, root: Path, device: torch.device) -> Tensor:
+    """A weight of a graph of ours, drawn: a ``read_weight`` of ``TorchSession``."""
     del root
-    if proto.data_location != onnx.TensorProto.EXTERNAL:
-        return torch.from_numpy(onnx.numpy_helper.to_array(proto).copy())
-    return draw_weight(_tensor_name(proto.name), proto.dims, device).to(
-        TORCH_TYPES[proto.data_type]
-    )
+    parts = (draw_weight(p.name, p.shape, str(device)).float() * p.scale for p in expr.parts)
+    return torch.cat(list(parts)).to(expr.dtype.torch)
 
 
 def write_drawn(ready: TrtExport, file: Path, device: str = "cuda") -> None:
@@ -50,16 +44,7 @@ def write_drawn(ready: TrtExport, file: Path, device: str = "cuda") -> None:
     gives.
     """
     with file.open("wb") as stream:
-        for weight in ready.weights:
-            stream.seek(ready.offsets[weight.name])
-            for part in weight.parts:
-                values = (
-                    draw_weight(_tensor_name(part.name), part.shape, device).float() * part.scale
-                )
-                typed = values.to(TORCH_TYPES[weight.dtype]).flatten()
-                stream.write(typed.view(torch.uint8).cpu().numpy().tobytes())
-
-
-def _tensor_name(name: str) -> str:
-    """A graph knows a tensor by its file too."""
-    return name.rpartition(":")[2]
+        for name, expr in ready.weights.items():
+            stream.seek(ready.offsets[name])
+            drawn = read_drawn(expr, Path(), torch.device(device)).flatten()
+            stream.write(drawn.view(torch.uint8).cpu().numpy().tobytes())

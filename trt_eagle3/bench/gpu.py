@@ -16,7 +16,6 @@ from pathlib import Path
 from statistics import median
 
 import click
-import onnx
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -39,9 +38,9 @@ from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import static_tree
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.embedding import EmbeddingTable
-from trt_eagle3.engine.torch.ops import TORCH_TYPES
 from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.graph.build_graphs import build_graphs
+from trt_eagle3.graph.weights import WeightExpr
 
 __all__ = ["main"]
 
@@ -165,13 +164,11 @@ class _RandomTable(EmbeddingTable):
         self._dtype = torch.bfloat16
 
 
-def _random(proto: onnx.TensorProto, root: Path) -> Tensor:
+def _random(expr: WeightExpr, root: Path, device: torch.device) -> Tensor:
     """Weights like a trained model's in size: norms near one, matrices of unit gain."""
     del root
-    if proto.data_location != onnx.TensorProto.EXTERNAL:
-        return torch.from_numpy(onnx.numpy_helper.to_array(proto).copy())
-    shape, dtype = list(proto.dims), TORCH_TYPES[proto.data_type]
-    drawn = torch.randn(shape, dtype=dtype, device=_DEVICE)
+    shape = expr.shape
+    drawn = torch.randn(shape, dtype=expr.dtype.torch, device=device)
     return 1 + 0.1 * drawn if len(shape) == 1 else drawn * shape[-1] ** -0.5
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from trt_eagle3.dtype import dtype_of_safetensors
+
 __all__ = ["SIZES", "write_draft", "write_target"]
 
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 
-_BYTES = {"BF16": 2, "F32": 4, "I64": 8, "BOOL": 1}
 _VOCAB = 151936
 _DRAFT_VOCAB = 32000
 
@@ -142,9 +144,7 @@ def _write_sparse(file: Path, shapes: Shapes, data: Mapping[str, bytes]) -> None
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, (dtype, shape) in shapes.items():
-        size = _BYTES[dtype]
-        for dim in shape:
-            size *= dim
+        size = dtype_of_safetensors(dtype).num_bytes(prod(shape))
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]}
         end += size
     text = json.dumps(header).encode()

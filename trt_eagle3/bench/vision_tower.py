@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import onnx
@@ -64,8 +63,7 @@ class Tower:
         """The torch session over this tower."""
         file = self._folder / f"tower.{dtype}.onnx"
         file.write_bytes(self.graph(dtype).SerializeToString())
-        read = partial(read_drawn, device=self._device)
-        return TorchSession(file, REFERENCE_ROOT, device=self._device, read_weight=read)
+        return TorchSession(file, REFERENCE_ROOT, device=self._device, read_weight=read_drawn)
 
     def inputs(self, pictures: Pictures, dtype: torch.dtype) -> dict[str, Tensor]:
         """Of the graph: random patches [n, patch_dim] that float16 holds, and the rows of the

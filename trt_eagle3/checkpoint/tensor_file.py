@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from trt_eagle3.atomic_io import atomic_file
 from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.dtype import dtype_named, dtype_of_safetensors, dtype_of_torch
 from trt_eagle3.errors import UserError, clip
 from trt_eagle3.io.bounded_read import open_regular
 
@@ -34,31 +35,6 @@ __all__ = [
 ]
 
 _CHUNK_BYTES = 1 << 24
-_ITEM_BYTES = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "F16": 2,
-    "BF16": 2,
-    "I16": 2,
-    "F32": 4,
-    "I32": 4,
-    "F64": 8,
-    "I64": 8,
-}
-_TORCH_NAMES = {
-    "torch.float32": "F32",
-    "torch.float16": "F16",
-    "torch.bfloat16": "BF16",
-    "torch.float64": "F64",
-    "torch.int64": "I64",
-    "torch.int32": "I32",
-    "torch.int16": "I16",
-    "torch.int8": "I8",
-    "torch.uint8": "U8",
-    "torch.bool": "BOOL",
-}
-_ARRAY_NAMES = {"int64": "I64", "int32": "I32", "bool": "BOOL", "float32": "F32"}
 
 
 @dataclass(frozen=True)
@@ -92,11 +68,10 @@ def ref_content(ref: TensorRef) -> Content:
 
 
 def array_content(array: NDArray[Any]) -> Content:
-    """The bytes of a NumPy array (int64, int32, float32 or bool)."""
+    """The bytes of a NumPy array."""
     contiguous = np.ascontiguousarray(array)
-    return Content(
-        _ARRAY_NAMES[str(array.dtype)], tuple(array.shape), lambda: [contiguous.tobytes()]
-    )
+    dtype = dtype_named(str(array.dtype)).safetensors
+    return Content(dtype, tuple(array.shape), lambda: [contiguous.tobytes()])
 
 
 def tensor_content(tensor: Tensor) -> Content:
@@ -108,9 +83,7 @@ def tensor_content(tensor: Tensor) -> Content:
         for start in range(0, len(flat), _CHUNK_BYTES):
             yield flat[start : start + _CHUNK_BYTES].numpy().tobytes()
 
-    dtype = _TORCH_NAMES.get(str(tensor.dtype))
-    if dtype is None:
-        raise UserError(f"a tensor of {tensor.dtype}: not a type that safetensors has here")
+    dtype = dtype_of_torch(tensor.dtype).safetensors
     return Content(dtype, tuple(tensor.shape), chunks)
 
 
@@ -122,11 +95,12 @@ def write_tensors(file: Path, contents: Mapping[str, Content]) -> None:
     Raises:
         UserError: it cannot be written.
     """
-    ordered = sorted(contents.items(), key=lambda item: (-_ITEM_BYTES[item[1].dtype], item[0]))
+    dtypes = {name: dtype_of_safetensors(content.dtype) for name, content in contents.items()}
+    ordered = sorted(contents.items(), key=lambda item: (-dtypes[item[0]].bits, item[0]))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, content in ordered:
-        start, end = end, end + prod(content.shape) * _ITEM_BYTES[content.dtype]
+        start, end = end, end + dtypes[name].num_bytes(prod(content.shape))
         header[name] = {
             "dtype": content.dtype,
             "shape": list(content.shape),

@@ -10,6 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from trt_eagle3.dtype import COMPUTE_DTYPES, DTYPES, dtype_of_safetensors
 from trt_eagle3.errors import UserError, clip, quote
 from trt_eagle3.io.bounded_read import open_regular
 from trt_eagle3.io.json_file import parse_json, read_json_object
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FLOAT_DTYPES", "TensorRef", "open_file", "open_index", "read_tensor"]
 
-FLOAT_DTYPES = ("F32", "F16", "BF16")
-"""What weights may be stored as, in safetensors' spelling."""
+FLOAT_DTYPES = tuple(dtype.safetensors for dtype in COMPUTE_DTYPES)
+"""What dense weights may be stored as, in safetensors' spelling."""
 
 _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = f"{_SINGLE_FILE}.index.json"
@@ -30,24 +31,7 @@ _MAX_TENSORS = 100_000
 _MAX_DIMENSIONS = 8
 _MAX_NAME_LEN = 200  # bytes of a shard's
 _MAX_OFFSET = 1 << 62
-_DTYPE_BYTES = {
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
-    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
-    **dict.fromkeys(("F32", "I32", "U32"), 4),
-    **dict.fromkeys(("F64", "I64", "U64"), 8),
-}
-_TORCH_NAMES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I64": "int64",
-    "I32": "int32",
-    "I16": "int16",
-    "I8": "int8",
-    "U8": "uint8",
-    "BOOL": "bool",
-}
+_SPELLINGS = {dtype.safetensors for dtype in DTYPES}
 
 
 @dataclass(frozen=True)
@@ -122,9 +106,7 @@ def read_tensor(ref: TensorRef) -> Tensor:
     """
     import torch
 
-    dtype: torch.dtype | None = getattr(torch, _TORCH_NAMES.get(ref.dtype, ""), None)
-    if dtype is None:
-        raise UserError(f"{ref.file}: {clip(ref.name)}: torch has no type {ref.dtype} here")
+    dtype = dtype_of_safetensors(ref.dtype).torch
     with open_regular(ref.file) as stream:
         stream.seek(ref.offset)
         raw = bytearray(stream.read(ref.num_bytes))
@@ -264,11 +246,11 @@ def _tensor_ref(file: Path, name: str, entry: Any, data_start: int) -> TensorRef
     if start < 0:
         return None
     dtype, shape = entry.get("dtype"), entry.get("shape")
-    if not isinstance(dtype, str) or dtype not in _DTYPE_BYTES:
+    if not isinstance(dtype, str) or dtype not in _SPELLINGS:
         return None
     if not isinstance(shape, list) or len(shape) > _MAX_DIMENSIONS or not all(map(_is_size, shape)):
         return None
-    num_bytes = prod(shape) * _DTYPE_BYTES[dtype]
+    num_bytes = dtype_of_safetensors(dtype).num_bytes(prod(shape))
     if end - start != num_bytes:
         return None
     return TensorRef(name, file, data_start + start, num_bytes, dtype, tuple(shape))

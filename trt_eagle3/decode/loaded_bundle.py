@@ -20,6 +20,7 @@ from trt_eagle3.decode.kv_cache import KVCache, PagePool
 from trt_eagle3.decode.plan import Plan, read_plan
 from trt_eagle3.decode.propose import Proposer
 from trt_eagle3.decode.runner import DraftRunner, TargetRunner, VisionRunner
+from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.bundle import (
     BUNDLE_FILE,
     BundleRecord,
@@ -99,8 +100,7 @@ class LoadedBundle:
     @property
     def dtype(self) -> torch.dtype:
         """Of activations and caches."""
-        dtype: torch.dtype = getattr(torch, self.record.config.engine.dtype)
-        return dtype
+        return dtype_named(self.record.config.engine.dtype).torch
 
     @property
     def page_size(self) -> int:

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
-from math import prod
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -17,6 +16,8 @@ from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES, TensorRef, open_file
 from trt_eagle3.engine.bundle_record import BUNDLE_FILE, BundleRecord, FileRecord, TensorRecord
 from trt_eagle3.errors import UserError, clip, quote
+from trt_eagle3.graph.weight_formats import WEIGHT_FORMATS
+from trt_eagle3.graph.weights import DESCRIBED, WeightExpr, descriptions, weight_expr
 from trt_eagle3.io.bounded_read import open_regular, read_bounded
 
 if TYPE_CHECKING:
@@ -29,16 +30,6 @@ GRAPHS = ("target", "vision", "fuse", "draft")
 _MAX_HEADER_BYTES = 100_000_000  # safetensors' own limit
 _MAX_LOCATION_LEN, _MAX_PATH_LEN = 1024, 700
 _MAX_GRAPH_BYTES = (1 << 31) - 1  # protobuf's own limit
-_ONNX_ITEM_BYTES = {
-    "FLOAT": 4,
-    "FLOAT16": 2,
-    "BFLOAT16": 2,
-    "INT64": 8,
-    "INT32": 4,
-    "UINT8": 1,
-    "INT8": 1,
-    "BOOL": 1,
-}
 
 
 def header_digest(file: Path) -> str:
@@ -198,41 +189,47 @@ def _check_graph(file: Path, model: onnx.ModelProto, files: Mapping[str, FileRec
     def bad(tensor: onnx.TensorProto, what: str) -> UserError:
         return UserError(f"{file}: {clip(tensor.name)}: {what}. Rebuild: trt-eagle3 build")
 
+    try:
+        described = descriptions(model)
+    except UserError as error:
+        raise UserError(f"{file}: {error}. Rebuild: trt-eagle3 build") from error
     for tensor in model.graph.initializer:
         if tensor.data_location == tensor.EXTERNAL:
-            _check_external(tensor, files, bad)
+            try:
+                _check_external(tensor, described, files)
+            except ValueError as error:
+                raise bad(tensor, str(error)) from error
     for tensor in _other_tensors(model):
         if tensor.data_location == tensor.EXTERNAL:
             raise bad(tensor, "external data outside the graph's initializers")
 
 
 def _check_external(
-    tensor: onnx.TensorProto,
-    files: Mapping[str, FileRecord],
-    bad: Callable[[onnx.TensorProto, str], UserError],
+    tensor: onnx.TensorProto, described: Mapping[str, WeightExpr], files: Mapping[str, FileRecord]
 ) -> None:
+    """Refuse a weight that is read from anywhere but recorded files.
+
+    Raises:
+        ValueError: saying from where.
+    """
     place = {entry.key: entry.value for entry in tensor.external_data}
-    location = place.get("location", "")
+    if place.get("location") != DESCRIBED:
+        _check_location(place.get("location", ""), files)
+    expr = weight_expr(tensor, described)
+    if expr.format not in WEIGHT_FORMATS:
+        raise ValueError(f"weight format {quote(expr.format)}")
+    for part in expr.parts:
+        for stored in WEIGHT_FORMATS[expr.format].tensors(part):
+            _check_location(stored.location, files)
+            end, size = stored.offset + stored.num_bytes, files[stored.location].size
+            if stored.offset < 0 or end > size:
+                where = f"bytes {stored.offset} to {end} are not in {stored.location} of {size}"
+                raise ValueError(where)
+
+
+def _check_location(location: str, files: Mapping[str, FileRecord]) -> None:
     if location not in files:
-        raise bad(tensor, f"its file {quote(location)} is not among the sources of {BUNDLE_FILE}")
-    try:
-        offset, length = int(place["offset"]), int(place["length"])
-    except (KeyError, ValueError) as error:
-        raise bad(tensor, "its external data has no offset and length in bytes") from error
-    kind = (
-        tensor.DataType.Name(tensor.data_type)
-        if tensor.data_type in tensor.DataType.values()
-        else "?"
-    )
-    if kind not in _ONNX_ITEM_BYTES or prod(tensor.dims) * _ONNX_ITEM_BYTES[kind] != length:
-        raise bad(
-            tensor, f"type {kind} and shape {quote(list(tensor.dims))} do not make {length} bytes"
-        )
-    if offset < 0 or min((0, *tensor.dims)) < 0 or offset + length > files[location].size:
-        raise bad(
-            tensor,
-            f"bytes {offset} to {offset + length} are not in {location} of {files[location].size}",
-        )
+        raise ValueError(f"its file {quote(location)} is not among the sources of {BUNDLE_FILE}")
 
 
 def _other_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

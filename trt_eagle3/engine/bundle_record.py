@@ -22,7 +22,7 @@ __all__ = [
     "TensorRecord",
 ]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 BUNDLE_FILE = "bundle.json"
 REFERENCE_ROOT = Path("/")
 """The weights root of graphs whose weights are left in their checkpoints."""

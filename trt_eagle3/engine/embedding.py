@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from trt_eagle3.checkpoint.tensor_index import TensorRef
-from trt_eagle3.errors import UserError, clip
+from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES, TensorRef
+from trt_eagle3.dtype import dtype_of_safetensors
+from trt_eagle3.engine.weights import materialise
+from trt_eagle3.errors import UserError
+from trt_eagle3.graph.weights import WeightExpr, part_of
 
 __all__ = ["EmbeddingTable"]
-
-_TORCH_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 class EmbeddingTable:
@@ -20,22 +20,13 @@ class EmbeddingTable:
     def __init__(
         self, ref: TensorRef, dtype: torch.dtype, device: torch.device | str = "cpu"
     ) -> None:
-        if ref.dtype not in _TORCH_TYPES:
+        if ref.dtype not in FLOAT_DTYPES:
             raise UserError(
                 f"{ref.file}: {ref.name}: expected float32, float16 or bfloat16, got {ref.dtype}"
             )
-        try:
-            # mode c: copy on write, so that torch may call the memory its own
-            raw = np.memmap(
-                ref.file, dtype=np.uint8, mode="c", offset=ref.offset, shape=(ref.num_bytes,)
-            )
-            self._table = (
-                torch.from_numpy(raw).view(_TORCH_TYPES[ref.dtype]).view(ref.shape).to(device)
-            )
-        except (OSError, ValueError, RuntimeError) as error:
-            raise UserError(
-                f"{ref.file}: cannot map {ref.name}: {clip(error)}. Rebuild the bundle."
-            ) from error
+        stored = dtype_of_safetensors(ref.dtype)
+        table = WeightExpr((part_of(ref, ref.file.name),), stored)
+        self._table = materialise(table, ref.file.parent, stored, device)
         self._dtype = dtype
 
     @property

@@ -13,11 +13,11 @@ from math import prod
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.config import EngineConfig, LimitsConfig
+from trt_eagle3.dtype import dtype_named
 from trt_eagle3.errors import DeviceMemoryError, UserError
 
 __all__ = ["MemoryNeed", "check_fits", "free_bytes", "memory_need", "num_pages", "request_memory"]
 
-_ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 _LIBRARIES_BYTES = 3 << 29
 """CUDA's context, libraries' workspaces and captured graphs: 1.5 GiB."""
 
@@ -59,7 +59,7 @@ def memory_need(
     spec: TargetSpec, manifest: DraftManifest | None, limits: LimitsConfig, engine: EngineConfig
 ) -> MemoryNeed:
     """Bytes that the largest permitted load takes."""
-    item = _ITEM_BYTES[engine.dtype]
+    item = dtype_named(engine.dtype).num_bytes(1)
     draft_values = sum(prod(ref.shape) for ref in manifest.tensors.values()) if manifest else 0
     kv_token = 2 * item * _kv_width(spec, manifest)
     return MemoryNeed(

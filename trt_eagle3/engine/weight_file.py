@@ -1,32 +1,22 @@
-"""Weights written in the type that an engine computes in, a few megabytes at a time; refused
-where they do not fit.
-"""
+"""Weights and tables written as files, in the type that an engine computes in."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 import torch
-from onnx import TensorProto
 from torch import Tensor
 
 from trt_eagle3.atomic_io import atomic_file
-from trt_eagle3.checkpoint.tensor_file import Content, write_tensors
-from trt_eagle3.checkpoint.tensor_index import TensorRef
-from trt_eagle3.errors import UserError
+from trt_eagle3.checkpoint.tensor_file import Content, ref_content, write_tensors
+from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES, TensorRef
+from trt_eagle3.dtype import DType
+from trt_eagle3.engine.weights import materialise, pieces
 from trt_eagle3.graph.trt_export import TrtExport
+from trt_eagle3.graph.weights import WeightExpr, part_of
 
 __all__ = ["converted_content", "write_tables", "write_weights"]
-
-_CHUNK_BYTES = 1 << 23
-_TORCH_TYPES = {
-    TensorProto.FLOAT: torch.float32,
-    TensorProto.FLOAT16: torch.float16,
-    TensorProto.BFLOAT16: torch.bfloat16,
-}
-_SAFETENSORS_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-_NAMES = {dtype: name for name, dtype in _SAFETENSORS_TYPES.items()}
 
 
 def write_weights(ready: TrtExport, root: Path, file: Path) -> None:
@@ -38,92 +28,39 @@ def write_weights(ready: TrtExport, root: Path, file: Path) -> None:
             short.
     """
     with atomic_file(file) as stream:
-        for weight in ready.weights:
-            stream.seek(ready.offsets[weight.name])
-            for part in weight.parts:
-                source = _Source(
-                    part.name,
-                    root / part.location,
-                    part.offset,
-                    part.num_bytes,
-                    _TORCH_TYPES[part.dtype],
-                )
-                stream.writelines(
-                    map(_raw, source.converted(_TORCH_TYPES[weight.dtype], part.scale))
-                )
+        for name, expr in ready.weights.items():
+            stream.seek(ready.offsets[name])
+            stream.writelines(map(_raw, _in_order(expr, root)))
 
 
-def converted_content(ref: TensorRef, dtype: torch.dtype) -> Content:
+def converted_content(ref: TensorRef, dtype: DType) -> Content:
     """The tensor at ``ref`` as one of ``dtype``, for ``write_tensors``; whole numbers and bools
     as they are.
     """
-    stored = _SAFETENSORS_TYPES.get(ref.dtype)
-    if stored is None:
-        source = _Source(ref.name, ref.file, ref.offset, ref.num_bytes, torch.uint8)
-        return Content(ref.dtype, ref.shape, lambda: map(bytes, source.chunks()))
-    floats = _Source(ref.name, ref.file, ref.offset, ref.num_bytes, stored)
-    return Content(_NAMES[dtype], ref.shape, lambda: map(_raw, floats.converted(dtype)))
+    if ref.dtype not in FLOAT_DTYPES:
+        return ref_content(ref)
+    expr = WeightExpr((part_of(ref, ref.file.name),), dtype)
+
+    def chunks() -> Iterable[bytes]:
+        return map(_raw, _in_order(expr, ref.file.parent))
+
+    return Content(dtype.safetensors, ref.shape, chunks)
 
 
-def write_tables(file: Path, tables: Mapping[str, TensorRef], dtype: torch.dtype) -> None:
+def write_tables(file: Path, tables: Mapping[str, TensorRef], dtype: DType) -> None:
     """Write what a bundle reads outside its engines (token tables, vocabulary maps) as a
     safetensors file.
     """
     write_tensors(file, {name: converted_content(ref, dtype) for name, ref in tables.items()})
 
 
-class _Source:
-    """A run of values on disk."""
-
-    def __init__(
-        self, name: str, file: Path, offset: int, num_bytes: int, dtype: torch.dtype
-    ) -> None:
-        self._name = name
-        self._file = file
-        self._offset = offset
-        self._num_bytes = num_bytes
-        self._dtype = dtype
-
-    def chunks(self) -> Iterator[bytearray]:
-        """What is stored."""
-        try:
-            with self._file.open("rb") as stream:
-                stream.seek(self._offset)
-                left = self._num_bytes
-                while left:
-                    chunk = bytearray(min(left, _CHUNK_BYTES))
-                    if stream.readinto(chunk) != len(chunk):
-                        raise UserError(
-                            f"{self._file}: {self._name} is cut short. Download it again."
-                        )
-                    left -= len(chunk)
-                    yield chunk
-        except OSError as error:
-            raise UserError(f"{self._file}: cannot read {self._name}: {error.strerror}.") from error
-
-    def converted(self, dtype: torch.dtype, scale: float = 1.0) -> Iterator[Tensor]:
-        """The values as ``dtype``, times ``scale``."""
-        for chunk in self.chunks():
-            values = torch.frombuffer(chunk, dtype=self._dtype)
-            made = values.to(dtype) if scale == 1.0 else (values.float() * scale).to(dtype)
-            self._check(values, made)
-            yield made
-
-    def _check(self, values: Tensor, made: Tensor) -> None:
-        if bool(torch.isfinite(made).all()):
-            return
-        worst = float(values[~torch.isfinite(made)][0])
-        name = str(made.dtype).removeprefix("torch.")
-        fix = (
-            f"{name} ends at {torch.finfo(made.dtype).max:g}. Build with engine.dtype: bfloat16 or "
-            "float32."
-            if abs(worst) < float("inf")
-            else "The checkpoint is damaged. Download it again."
-        )
-        raise UserError(
-            f"{self._file}: {self._name} holds {worst:g}, which is no {name} value: {fix}"
-        )
+def _in_order(expr: WeightExpr, root: Path) -> Iterator[Tensor]:
+    """Values in row-major order; a weight with a transposed part is made whole for that."""
+    if any(part.transpose for part in expr.parts):
+        yield materialise(expr, root, expr.dtype)
+    else:
+        yield from (values for _, values in pieces(expr, root, expr.dtype))
 
 
 def _raw(values: Tensor) -> bytes:
-    return values.view(torch.uint8).numpy().tobytes()
+    return values.contiguous().flatten().view(torch.uint8).numpy().tobytes()

@@ -10,13 +10,15 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from trt_eagle3.checkpoint.tensor_index import TensorRef
-from trt_eagle3.errors import UserError
+from trt_eagle3.dtype import dtype_named, dtype_of_onnx
 from trt_eagle3.graph.ops import DOMAIN, OPS, OPSET, reference_function
+from trt_eagle3.graph.weight_formats import WEIGHT_FORMATS, format_of
+from trt_eagle3.graph.weights import WeightExpr, part_of, weight_initializer, write_descriptions
 
-__all__ = ["FLOAT_TYPES", "Dim", "GraphBuilder", "ResolveLocation", "Value"]
+__all__ = ["Dim", "GraphBuilder", "ResolveLocation", "Value"]
 
 Dim = int | str
 ResolveLocation = Callable[[TensorRef], str]
@@ -24,16 +26,6 @@ ResolveLocation = Callable[[TensorRef], str]
 graph is loaded.
 """
 
-FLOAT_TYPES = {
-    "float32": TensorProto.FLOAT,
-    "float16": TensorProto.FLOAT16,
-    "bfloat16": TensorProto.BFLOAT16,
-}
-_SAFETENSORS_TYPES = {
-    "F32": TensorProto.FLOAT,
-    "F16": TensorProto.FLOAT16,
-    "BF16": TensorProto.BFLOAT16,
-}
 _IR_VERSION = 10  # the first with function overloads; ONNX Runtime 1.18 and later read it
 
 
@@ -55,12 +47,13 @@ class GraphBuilder:
 
     def __init__(self, name: str, dtype: str, resolve: ResolveLocation) -> None:
         self.name = name
-        self.dtype = FLOAT_TYPES[dtype]
+        self.dtype = dtype_named(dtype).onnx
         self._resolve = resolve
         self._nodes: list[onnx.NodeProto] = []
         self._inputs: list[onnx.ValueInfoProto] = []
         self._outputs: list[onnx.ValueInfoProto] = []
         self._initializers: list[onnx.TensorProto] = []
+        self._weights: dict[str, WeightExpr] = {}
         self._known: dict[str, Value] = {}
         self._overloads: dict[tuple[str, str], onnx.FunctionProto] = {}
         self._names: set[str] = set()
@@ -95,36 +88,20 @@ class GraphBuilder:
         """The tensor at ``ref`` as a graph value of the compute type, times ``scale``;
         referenced, not loaded.
         """
-        value = self._stored_weight(ref)
-        if value.dtype != self.dtype:
-            stored = value
-            value = self._once(
-                f"{stored.name}/cast", lambda name: self.cast(stored, self.dtype, name)
-            )
-        if scale == 1.0:
-            return value
-        factor = self.constant(
-            np.array(scale, helper.tensor_dtype_to_np_dtype(self.dtype)), f"scale_{scale}"
-        )
-        return self._once(
-            f"{value.name}/scaled_{scale}", lambda name: self.op("Mul", value, factor, name=name)
-        )
+        scaled = "" if scale == 1.0 else f"/scaled_{scale}"
+        name = f"{self._resolve(ref)}:{ref.name}{scaled}"
+        return self._known.get(name) or self._weight(name, self._expression([ref], [scale]))
 
-    def _stored_weight(self, ref: TensorRef) -> Value:
-        if ref.dtype not in _SAFETENSORS_TYPES:
-            raise UserError(
-                f"{ref.file.name}: {ref.name}: expected a float32, float16 or bfloat16 tensor, got "
-                f"{ref.dtype}. Use the unquantised checkpoint."
-            )
-        name = f"{self._resolve(ref)}:{ref.name}"
-        if name not in self._known:
-            proto = TensorProto(name=name, data_type=_SAFETENSORS_TYPES[ref.dtype], dims=ref.shape)
-            proto.data_location = TensorProto.EXTERNAL
-            place = {"location": self._resolve(ref), "offset": ref.offset, "length": ref.num_bytes}
-            for key, value in place.items():
-                proto.external_data.add(key=key, value=str(value))
-            self._initializers.append(proto)
-            self._known[name] = Value(name, proto.data_type)
+    def _expression(self, refs: Sequence[TensorRef], scales: Sequence[float]) -> WeightExpr:
+        form = format_of(refs)
+        parts = (part_of(r, self._resolve(r), s) for r, s in zip(refs, scales, strict=True))
+        return WeightExpr(tuple(parts), dtype_of_onnx(self.dtype), form)
+
+    def _weight(self, name: str, expr: WeightExpr) -> Value:
+        """The one initializer of a weight."""
+        self._initializers.append(weight_initializer(name, expr))
+        self._weights[name] = expr
+        self._known[name] = Value(name, self.dtype)
         return self._known[name]
 
     def constant(self, array: NDArray[Any], name: str) -> Value:
@@ -138,13 +115,6 @@ class GraphBuilder:
     def index(self, i: int) -> Value:
         """The int64 scalar ``i``, for Gather."""
         return self.constant(np.array(i, dtype=np.int64), f"index_{i}")
-
-    def _once(self, key: str, make: Callable[[str], Value]) -> Value:
-        if key not in self._known:
-            outer, self._scope = self._scope, ""
-            self._known[key] = make(key)
-            self._scope = outer
-        return self._known[key]
 
     def _new_name(self, name: str) -> str:
         full = self._scope + name
@@ -241,11 +211,10 @@ class GraphBuilder:
         self, refs: Sequence[TensorRef], name: str, scales: Sequence[float] = ()
     ) -> Value:
         """Weights stacked along their first axis, so that one matrix product serves them all."""
-        parts = [
-            self.weight(ref, scale)
-            for ref, scale in zip(refs, scales or [1.0] * len(refs), strict=True)
-        ]
-        return parts[0] if len(parts) == 1 else self.op("Concat", *parts, name=name, axis=0)
+        factors = scales or [1.0] * len(refs)
+        if len(refs) == 1:
+            return self.weight(refs[0], factors[0])
+        return self._weight(self._new_name(name), self._expression(refs, factors))
 
     def linear(
         self,
@@ -258,10 +227,10 @@ class GraphBuilder:
         """``x [n, in] @ concat(weights [out, in]).T + concat(biases)``; ``scales``: one for each
         weight and bias.
         """
-        args = [x, self.concat_weights(weights, f"{name}.weight", scales)]
-        if biases:
-            args.append(self.concat_weights(biases, f"{name}.bias", scales))
-        return self.op("Gemm", *args, name=name, transB=1)
+        weight = self.concat_weights(weights, f"{name}.weight", scales)
+        bias = self.concat_weights(biases, f"{name}.bias", scales) if biases else None
+        form = WEIGHT_FORMATS[self._weights[weight.name].format]
+        return form.linear(self, x, weight, bias, name)
 
     def build(self) -> onnx.ModelProto:
         """The finished model, with the reference lowering of every op of ours that it uses."""
@@ -271,10 +240,12 @@ class GraphBuilder:
         graph = helper.make_graph(
             self._nodes, self.name, self._inputs, self._outputs, self._initializers
         )
-        return helper.make_model(
+        model = helper.make_model(
             graph,
             producer_name="trt-eagle3",
             opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)],
             functions=list(self._overloads.values()),
             ir_version=_IR_VERSION,
         )
+        write_descriptions(model, self._weights)
+        return model

@@ -6,8 +6,7 @@ What is done to the graph of ``build_graphs``, and why:
 our plugins);
 - nodes of our ops get the attributes by which a plugin knows its types
 (``plugins/tensorrt/README.md``);
-- ``Cast``, ``Concat`` and ``Mul`` by a power of two of weights are folded into how the weight is
-written;
+- every weight refers to one file, which ``engine/weight_file.py`` writes;
 - ``Shape`` with a ``start`` becomes ``Shape`` and ``Gather``: the parser of 8.6 reads past the
 attribute;
 - ``Gelu``, which opset 17 lacks, is written out;
@@ -19,22 +18,21 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from math import prod
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from trt_eagle3.dtype import COMPUTE_DTYPES
 from trt_eagle3.graph.ops import DOMAIN, OPSET_17, PLUGINS
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
+from trt_eagle3.graph.weights import WeightExpr, WeightPart, external_weights, weight_initializer
 
 __all__ = [
     "WEIGHTS_FILE",
-    "Part",
     "TrtExport",
-    "Weight",
     "float32_nodes",
     "trt_export",
 ]
@@ -42,48 +40,8 @@ __all__ = [
 WEIGHTS_FILE = "weights.bin"
 _IR_VERSION = 8  # of opset 17
 _ALIGNMENT = 256
+_COMPUTE_TYPES = {dtype.onnx for dtype in COMPUTE_DTYPES}
 _LINEAR_MULTIPLE = 32  # of K: what the kernel of the Linear plugin takes
-_ITEM_BYTES = {TensorProto.FLOAT: 4, TensorProto.FLOAT16: 2, TensorProto.BFLOAT16: 2}
-
-
-@dataclass(frozen=True)
-class Part:
-    """A tensor on disk that a weight is made of: where it lies under the weights root, and its
-    type and factor.
-    """
-
-    name: str
-    location: str
-    offset: int
-    num_bytes: int
-    dtype: int
-    shape: tuple[int, ...]
-    scale: float = 1.0
-
-
-@dataclass(frozen=True)
-class Weight:
-    """An initializer: ``parts`` one after the other, each times its ``scale``, in type ``dtype`` (a
-    ``TensorProto``'s).
-
-    Parts are stacked along their first axis, so the bytes of the whole are those of the parts in a
-    row.
-    """
-
-    name: str
-    dtype: int
-    parts: tuple[Part, ...]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Row-major."""
-        first = self.parts[0].shape
-        return first if len(self.parts) == 1 else (sum(p.shape[0] for p in self.parts), *first[1:])
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes as written."""
-        return prod(self.shape) * _ITEM_BYTES[self.dtype]
 
 
 @dataclass(frozen=True)
@@ -94,12 +52,12 @@ class TrtExport:
 
     model: onnx.ModelProto
     offsets: Mapping[str, int]
-    weights: tuple[Weight, ...]
+    weights: Mapping[str, WeightExpr]
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of all weights."""
-        return sum(w.num_bytes for w in self.weights)
+        return sum(expr.num_bytes for expr in self.weights.values())
 
 
 def trt_export(model: onnx.ModelProto, *, linear: bool = False) -> TrtExport:
@@ -112,12 +70,12 @@ def trt_export(model: onnx.ModelProto, *, linear: bool = False) -> TrtExport:
     nodes = [new for node in model.graph.node for new in values.rewritten(node)]
     values.shorten_names(nodes)
     used = {name for node in nodes for name in node.input}
-    weights = tuple(w for name, w in values.weights.items() if name in used)
+    weights = {name: expr for name, expr in values.weights.items() if name in used}
     offsets, end = {}, 0
-    for weight in weights:
-        offsets[weight.name] = end
-        end += -(-weight.num_bytes // _ALIGNMENT) * _ALIGNMENT
-    initializers = [_reference(w, offsets[w.name]) for w in weights]
+    for name, expr in weights.items():
+        offsets[name] = end
+        end += -(-expr.num_bytes // _ALIGNMENT) * _ALIGNMENT
+    initializers = [_reference(name, expr, offsets[name]) for name, expr in weights.items()]
     initializers += [proto for name, proto in values.constants.items() if name in used]
     graph = helper.make_graph(
         nodes, model.graph.name, model.graph.input, model.graph.output, initializers
@@ -172,24 +130,20 @@ class _Values:
 
     def __init__(self, model: onnx.ModelProto, linear: bool = False) -> None:
         self._linear = linear
-        self.weights: dict[str, Weight] = {}
+        self.weights = external_weights(model)
         self.constants: dict[str, TensorProto] = {}
         self.types = {i.name: i.type.tensor_type.elem_type for i in model.graph.input}
         self._ranks = {i.name: len(i.type.tensor_type.shape.dim) for i in model.graph.input}
         self._compute = _compute_type(model)
         for proto in model.graph.initializer:
             self.types[proto.name] = proto.data_type
-            if proto.data_location == TensorProto.EXTERNAL:
-                self.weights[proto.name] = Weight(proto.name, proto.data_type, (_part(proto),))
-            else:
+            if proto.name not in self.weights:
                 self.constants[proto.name] = proto
 
     def rewritten(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
-        """The nodes that stand for ``node``; none where it was folded."""
+        """The nodes that stand for ``node``."""
         if node.domain == DOMAIN:
             return [self._plugin_node(node)]
-        if self._fold(node):
-            return []
         if node.op_type == "Shape" and _attribute(node, "start"):
             return self._shape_from(node)
         if node.op_type == "Gelu":
@@ -217,9 +171,7 @@ class _Values:
         renames = {
             name: new for name, new in short.items() if counts[new] == 1 and new not in self.types
         }
-        self.weights = {
-            renames.get(n, n): replace(w, name=renames.get(n, n)) for n, w in self.weights.items()
-        }
+        self.weights = {renames.get(name, name): expr for name, expr in self.weights.items()}
         for node in nodes:
             node.input[:] = [renames.get(name, name) for name in node.input]
 
@@ -231,9 +183,9 @@ class _Values:
             return False
         weight = self.weights[node.input[1]]
         plain = {a.name: helper.get_attribute_value(a) for a in node.attribute} == {"transB": 1}
-        same_type = weight.dtype == self._compute == self.types[node.input[0]]
+        same_type = weight.dtype.onnx == self._compute == self.types[node.input[0]]
         whole = len(weight.shape) == 2 and weight.shape[1] % _LINEAR_MULTIPLE == 0
-        return plain and same_type and whole and _ITEM_BYTES[weight.dtype] == 2
+        return plain and same_type and whole and weight.dtype.bits == 16
 
     def _set_type(self, names: Iterable[str], dtype: int) -> None:
         self.types |= dict.fromkeys(names, dtype)
@@ -250,42 +202,6 @@ class _Values:
         own = PLUGINS[node.op_type].plugin_values(inputs, outputs)
         made.attribute.extend(helper.make_attribute(name, value) for name, value in own.items())
         return made
-
-    def _fold(self, node: onnx.NodeProto) -> bool:
-        """Take ``node`` up into a weight or a constant, where it is one of weights or constants
-        alone.
-        """
-        name = node.output[0]
-        if node.op_type == "Cast" and node.input[0] in self.weights:
-            self.weights[name] = replace(
-                self.weights[node.input[0]], name=name, dtype=_attribute(node, "to")
-            )
-        elif node.op_type == "Cast" and node.input[0] in self.constants:
-            self.constants[name] = _cast(
-                self.constants[node.input[0]], name, _attribute(node, "to")
-            )
-        elif node.op_type == "Concat" and all(i in self.weights for i in node.input):
-            parts = [self.weights[i] for i in node.input]
-            self.weights[name] = Weight(
-                name, parts[0].dtype, tuple(p for w in parts for p in w.parts)
-            )
-        elif (
-            node.op_type == "Mul"
-            and node.input[0] in self.weights
-            and node.input[1] in self.constants
-        ):
-            weight, scale = (
-                self.weights[node.input[0]],
-                float(numpy_helper.to_array(self.constants[node.input[1]])),
-            )
-            scaled = tuple(replace(p, scale=p.scale * scale) for p in weight.parts)
-            self.weights[name] = Weight(name, weight.dtype, scaled)
-        else:
-            return False
-        self.types[name] = (
-            self.weights[name].dtype if name in self.weights else self.constants[name].data_type
-        )
-        return True
 
     def _shape_from(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """``Shape`` from axis ``start`` on, of a graph input, as ``Gather`` of the whole shape."""
@@ -363,29 +279,11 @@ def _result_type(node: onnx.NodeProto, types: Mapping[str, int]) -> int:
 def _compute_type(model: onnx.ModelProto) -> int:
     """The type of the first floating input: inputs_embeds, aux_hidden_states or patches."""
     types = (i.type.tensor_type.elem_type for i in model.graph.input)
-    return int(next(t for t in types if t in _ITEM_BYTES))
+    return int(next(t for t in types if t in _COMPUTE_TYPES))
 
 
-def _part(proto: TensorProto) -> Part:
-    place = {entry.key: entry.value for entry in proto.external_data}
-    offset, length = int(place["offset"]), int(place["length"])
-    # a graph knows a weight by its file too
-    name = proto.name.removeprefix(f"{place['location']}:")
-    return Part(name, place["location"], offset, length, proto.data_type, tuple(proto.dims))
-
-
-def _cast(proto: TensorProto, name: str, dtype: int) -> TensorProto:
-    """A small constant of another type; infinities and what rounds stay what a Cast makes of
-    them.
-    """
-    array = numpy_helper.to_array(proto)
-    return numpy_helper.from_array(array.astype(helper.tensor_dtype_to_np_dtype(dtype)), name)
-
-
-def _reference(weight: Weight, offset: int) -> TensorProto:
-    proto = TensorProto(name=weight.name, data_type=weight.dtype, dims=weight.shape)
-    proto.data_location = TensorProto.EXTERNAL
-    place = {"location": WEIGHTS_FILE, "offset": offset, "length": weight.num_bytes}
-    for key, value in place.items():
-        proto.external_data.add(key=key, value=str(value))
-    return proto
+def _reference(name: str, expr: WeightExpr, offset: int) -> TensorProto:
+    """An initializer whose bytes lie in ``WEIGHTS_FILE``."""
+    place = (name, WEIGHTS_FILE, offset, expr.num_bytes)
+    written = WeightPart(*place, expr.dtype, expr.shape)
+    return weight_initializer(name, WeightExpr((written,), expr.dtype))

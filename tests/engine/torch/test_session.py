@@ -15,7 +15,9 @@ import torch
 from torch import Tensor
 
 import trt_eagle3
+from tests.reference.checkpoint import file_name, write_tensors
 from tests.tiny import build_tiny
+from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.engine.torch import capi
@@ -23,6 +25,7 @@ from trt_eagle3.engine.torch import program as torch_program
 from trt_eagle3.engine.torch.ops import STANDARD_OPS, Function
 from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.errors import UserError
+from trt_eagle3.graph.builder import GraphBuilder
 from trt_eagle3.graph.ops import OPS
 from trt_eagle3.multimodal.vision_rows import vision_rows
 
@@ -232,5 +235,22 @@ def test_a_thread_that_has_multiplied_nothing_yet_captures(bundle: Path) -> None
 
 def test_missing_weights_are_one_line(bundle: Path, tmp_path: Path) -> None:
     assert read_bundle(bundle)
-    with pytest.raises(UserError, match=r"model\.safetensors: cannot map"):
+    with pytest.raises(UserError, match=r"model\.safetensors: cannot (map|read)"):
         TorchSession(bundle / "fuse" / "model.onnx", tmp_path)
+
+
+def test_weight_beyond_float16_is_refused_with_its_tensor(tmp_path: Path) -> None:
+    weight = torch.full((2, 4), 1e5).bfloat16()
+    ref = write_tensors(tmp_path / "w.safetensors", {"head": weight})["head"]
+    for dtype, fits in (("bfloat16", True), ("float16", False)):
+        b = GraphBuilder("product", dtype, file_name)
+        x = b.input("x", dtype_named(dtype).onnx, ("n", 4))
+        b.output(b.linear(x, [ref]), "y", ("n", 2))
+        (tmp_path / "model.onnx").write_bytes(b.build().SerializeToString())
+        if fits:
+            TorchSession(tmp_path / "model.onnx", tmp_path)
+            continue
+        with pytest.raises(
+            UserError, match=r"w.safetensors: head holds 99840, which is no float16"
+        ):
+            TorchSession(tmp_path / "model.onnx", tmp_path)

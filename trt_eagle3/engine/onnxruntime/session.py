@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -11,25 +12,13 @@ import onnxruntime as ort
 import torch
 from torch import Tensor
 
+from trt_eagle3.dtype import dtype_of_onnx, dtype_of_torch
 from trt_eagle3.engine.session import check_names
 from trt_eagle3.errors import UserError
+from trt_eagle3.graph.weight_nodes import with_weight_nodes
 
 __all__ = ["OnnxRuntimeSession"]
 
-_TORCH_TYPES = {
-    "tensor(float)": torch.float32,
-    "tensor(float16)": torch.float16,
-    "tensor(int32)": torch.int32,
-    "tensor(int64)": torch.int64,
-    "tensor(bool)": torch.bool,
-}
-_NUMPY_TYPES = {
-    torch.float32: np.float32,
-    torch.float16: np.float16,
-    torch.int32: np.int32,
-    torch.int64: np.int64,
-    torch.bool: np.bool_,
-}
 _ONE_THREAD_BYTES = 32e6
 """A graph with fewer weights runs on one thread: waking a second costs more than it gives (tiny
 pair: 10 %).
@@ -56,7 +45,7 @@ class OnnxRuntimeSession:
                 f"engine.device: the onnxruntime backend runs on the cpu, got {device!r}"
             )
         try:
-            proto = _with_intermediates(model, intermediates)
+            proto = with_weight_nodes(_with_intermediates(model, intermediates))
             self._session = ort.InferenceSession(
                 proto.SerializeToString(),
                 _options(proto, weights_root),
@@ -71,6 +60,7 @@ class OnnxRuntimeSession:
             ) from error
         self._binding = self._session.io_binding()
         self._inputs = {i.name: i for i in self._session.get_inputs()}
+        self._dtypes = {i.name: _dtype(i) for i in proto.graph.input}
         self._outputs = [o.name for o in self._session.get_outputs()]
         self._bound: dict[str, Tensor] = {}
         self._output_order: dict[str, None] = {}  # as first bound: so does get_outputs order them
@@ -78,7 +68,7 @@ class OnnxRuntimeSession:
     def bind(self, name: str, tensor: Tensor) -> None:
         """Let ``tensor`` (contiguous, CPU) be the static buffer of input or output ``name``."""
         assert tensor.is_contiguous(), f"{name}: a static buffer is contiguous"
-        place = ("cpu", 0, _NUMPY_TYPES[tensor.dtype], list(tensor.shape), tensor.data_ptr())
+        place = ("cpu", 0, _element_type(tensor), list(tensor.shape), tensor.data_ptr())
         if name in self._inputs:
             self._binding.bind_input(name, *place)
         elif name in self._outputs:
@@ -103,16 +93,14 @@ class OnnxRuntimeSession:
 
     def _bind_input(self, name: str, tensor: Tensor) -> Tensor:
         expected = self._inputs[name]
-        if _TORCH_TYPES.get(expected.type) != tensor.dtype or not _fits(
-            expected.shape, tensor.shape
-        ):
+        if self._dtypes[name] != tensor.dtype or not _fits(expected.shape, tensor.shape):
             raise UserError(
                 f"{name}: expected {expected.type} {expected.shape}, got {tensor.dtype} "
                 f"{list(tensor.shape)}"
             )
         tensor = tensor.contiguous()
         self._binding.bind_input(
-            name, "cpu", 0, _NUMPY_TYPES[tensor.dtype], list(tensor.shape), tensor.data_ptr()
+            name, "cpu", 0, _element_type(tensor), list(tensor.shape), tensor.data_ptr()
         )
         return tensor
 
@@ -137,8 +125,8 @@ def _options(proto: onnx.ModelProto, weights_root: Path) -> ort.SessionOptions:
     options.add_session_config_entry(
         "session.model_external_initializers_file_folder_path", str(weights_root)
     )
-    # Casts of bfloat16 weights are folded once at load; by default tensors above 1 GiB would be
-    # cast every step.
+    # What prepares weights is folded once at load; by default tensors above 1 GiB would be made
+    # every step.
     options.add_session_config_entry("optimization.constant_folding_max_output_size_in_bytes", "0")
     lengths = (
         e.value for i in proto.graph.initializer for e in i.external_data if e.key == "length"
@@ -146,6 +134,14 @@ def _options(proto: onnx.ModelProto, weights_root: Path) -> ort.SessionOptions:
     if sum(map(int, lengths)) < _ONE_THREAD_BYTES:
         options.intra_op_num_threads = 1
     return options
+
+
+def _dtype(graph_input: onnx.ValueInfoProto) -> torch.dtype:
+    return dtype_of_onnx(graph_input.type.tensor_type.elem_type).torch
+
+
+def _element_type(tensor: Tensor) -> np.dtype[Any]:
+    return np.dtype(dtype_of_torch(tensor.dtype).name)
 
 
 def _fits(expected: list[int | str | None], actual: torch.Size) -> bool:

@@ -10,23 +10,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from onnx import TensorProto
 from torch import Tensor
 from torch.nn import functional
 
-__all__ = ["STANDARD_OPS", "TORCH_TYPES", "Function"]
+from trt_eagle3.dtype import dtype_of_onnx
+
+__all__ = ["STANDARD_OPS", "Function"]
 
 Function = Callable[..., Any]
 """``f(*inputs, **attributes) -> output or tuple of outputs``."""
-
-TORCH_TYPES: Mapping[int, torch.dtype] = {
-    TensorProto.FLOAT: torch.float32,
-    TensorProto.FLOAT16: torch.float16,
-    TensorProto.BFLOAT16: torch.bfloat16,
-    TensorProto.INT32: torch.int32,
-    TensorProto.INT64: torch.int64,
-    TensorProto.BOOL: torch.bool,
-}
 
 
 def _gather(data: Tensor, index: Tensor, *, axis: int = 0) -> Tensor:
@@ -74,7 +66,7 @@ def _layer_norm(
 STANDARD_OPS: Mapping[str, Function] = {
     "Add": torch.add,
     "Clip": torch.clamp,
-    "Cast": lambda x, *, to: x.to(TORCH_TYPES[to]),
+    "Cast": lambda x, *, to: x.to(dtype_of_onnx(to).torch),
     "Concat": lambda *parts, axis: torch.cat(parts, dim=axis),
     "Cos": torch.cos,
     "Div": torch.div,

@@ -1,6 +1,4 @@
-"""A graph made ready for torch: weights loaded, what depends on weights alone computed,
-lifetimes known.
-"""
+"""A graph made ready for torch: weights loaded, lifetimes known."""
 
 from __future__ import annotations
 
@@ -10,22 +8,23 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import onnx
 import torch
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
 from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch.fusion import Step, fused, gemm, layer_norm
-from trt_eagle3.engine.torch.ops import STANDARD_OPS, TORCH_TYPES, Function
+from trt_eagle3.engine.torch.ops import STANDARD_OPS, Function
+from trt_eagle3.engine.weights import materialise
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.ops import DOMAIN, PLUGINS
+from trt_eagle3.graph.weights import WeightExpr, external_weights
 
 __all__ = ["Program", "ReadWeight", "Step", "load_program"]
 
-ReadWeight = Callable[[onnx.TensorProto, Path], Tensor]
-"""Makes the tensor of an initializer; the path is the weights root."""
+ReadWeight = Callable[[WeightExpr, Path, torch.device], Tensor]
+"""Makes the tensor of a weight on the device; the path is the weights root."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Program:
 
     Attributes:
         inputs: declared type of each input. outputs: names, intermediates included.
-        constants: weights and what was computed from them, on the device.
+        constants: weights and small constants, on the device.
     """
 
     inputs: Mapping[str, onnx.TypeProto.Tensor]
@@ -63,10 +62,11 @@ def load_program(
         if name not in known:
             raise UserError(f"{model}: the graph has no tensor {name}")
     outputs = (*(o.name for o in proto.graph.output), *intermediates)
+    constants = _constants(proto, device)
     read = read_weight or _read_weight
-    values = {i.name: _on_device(read(i, weights_root), device) for i in proto.graph.initializer}
+    for name, expr in _weights(model, proto).items():
+        constants[name] = read(expr, weights_root, device)
     steps = [_step(node, device) for node in proto.graph.node]
-    constants, steps = _fold(values, steps)
     if device.type == "cuda" and capi.available():
         steps = fused(steps, kept={*outputs})
     inputs = {i.name: i.type.tensor_type for i in proto.graph.input}
@@ -83,25 +83,22 @@ def _load(model: Path) -> onnx.ModelProto:
         raise UserError(f"{model}: cannot load it: {reason}. Rebuild the bundle.") from error
 
 
-def _read_weight(proto: onnx.TensorProto, root: Path) -> Tensor:
-    """An initializer, from the model or mapped from its file."""
-    if proto.data_location != onnx.TensorProto.EXTERNAL:
-        return torch.from_numpy(numpy_helper.to_array(proto).copy())
-    place = {entry.key: entry.value for entry in proto.external_data}
-    file, num_bytes = root / place["location"], int(place["length"])
+def _weights(model: Path, proto: onnx.ModelProto) -> dict[str, WeightExpr]:
     try:
-        # mode c: copy on write, so that torch may call the memory its own
-        raw = np.memmap(
-            file, dtype=np.uint8, mode="c", offset=int(place["offset"]), shape=(num_bytes,)
-        )
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file}: cannot map {proto.name}: {error}. Rebuild the bundle.") from error
-    return torch.from_numpy(raw).view(TORCH_TYPES[proto.data_type]).view(list(proto.dims))
+        return external_weights(proto)
+    except UserError as error:
+        raise UserError(f"{model}: {error}. Rebuild the bundle.") from error
 
 
-def _on_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """int64 tensors are shapes and indices: they stay on the CPU."""
-    return tensor if tensor.dtype == torch.int64 else tensor.to(device)
+def _read_weight(expr: WeightExpr, root: Path, device: torch.device) -> Tensor:
+    return materialise(expr, root, expr.dtype, device)
+
+
+def _constants(proto: onnx.ModelProto, device: torch.device) -> dict[str, Tensor]:
+    """What the model holds itself; int64 tensors are shapes and indices: they stay on the CPU."""
+    inside = (p for p in proto.graph.initializer if p.data_location != TensorProto.EXTERNAL)
+    made = {p.name: torch.from_numpy(numpy_helper.to_array(p).copy()) for p in inside}
+    return {n: t if t.dtype == torch.int64 else t.to(device) for n, t in made.items()}
 
 
 def _step(node: onnx.NodeProto, device: torch.device) -> Step:
@@ -138,23 +135,6 @@ def _own_ops(device: str) -> Mapping[str, Function]:
         return stock
     calls = {name: op.kernel_call for name, op in PLUGINS.items()}
     return {**stock, **{name: capi.launched(call) for name, call in calls.items() if call}}
-
-
-def _fold(values: dict[str, Tensor], steps: list[Step]) -> tuple[dict[str, Tensor], list[Step]]:
-    """Compute once what depends on weights alone (fused projections, casts), and let the parts
-    go.
-    """
-    rest = []
-    for step in steps:
-        if all(name in values for name in step.inputs):
-            found = step.function(*(values[name] for name in step.inputs), **step.attributes)
-            values.update(
-                zip(step.outputs, found if isinstance(found, tuple) else (found,), strict=True)
-            )
-        else:
-            rest.append(step)
-    needed = {name for step in rest for name in step.inputs}
-    return {name: value for name, value in values.items() if name in needed}, rest
 
 
 def _with_lifetimes(steps: list[Step], kept: set[str]) -> list[Step]:

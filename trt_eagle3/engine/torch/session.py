@@ -15,9 +15,9 @@ import onnx
 import torch
 from torch import Tensor
 
+from trt_eagle3.dtype import dtype_of_onnx
 from trt_eagle3.engine.session import check_names
 from trt_eagle3.engine.torch.cuda_graph import CAPTURE_ERRORS, Captured, CapturedGraphs, shapes_of
-from trt_eagle3.engine.torch.ops import TORCH_TYPES
 from trt_eagle3.engine.torch.program import ReadWeight, load_program
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 
@@ -34,7 +34,7 @@ class _Input:
     @classmethod
     def of(cls, tensor: onnx.TypeProto.Tensor) -> _Input:
         shape = (d.dim_value if d.HasField("dim_value") else d.dim_param for d in tensor.shape.dim)
-        return cls(TORCH_TYPES[tensor.elem_type], tuple(shape))
+        return cls(dtype_of_onnx(tensor.elem_type).torch, tuple(shape))
 
     def check(self, name: str, tensor: Tensor) -> None:
         same = len(self.shape) == tensor.ndim and all(

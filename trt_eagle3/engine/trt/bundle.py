@@ -13,11 +13,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 import onnx
-import torch
 
 from trt_eagle3.atomic_io import write_file
 from trt_eagle3.checkpoint.tensor_index import open_index
 from trt_eagle3.config import EngineConfig
+from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.build_job import BuildJob, BuiltEngine, Engines, Written
 from trt_eagle3.engine.bundle import BUILD_SCRIPT, REFERENCE_ROOT, EngineRecord, reference_location
 from trt_eagle3.engine.trt.build import build_engine
@@ -54,7 +54,7 @@ def write_bundle(folder: Path, job: BuildJob) -> Written:
         for name, model in models.items()
     }
     job.begin("weights")
-    dtype: torch.dtype = getattr(torch, job.config.engine.dtype)
+    dtype = dtype_named(job.config.engine.dtype)
     write_tables(folder / TABLE_FILE, table_tensors(job.spec, job.manifest), dtype)
     job.begin("engines")
     timing_cache = job.path.with_name("timing.cache")

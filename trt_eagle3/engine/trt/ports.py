@@ -10,18 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trt_eagle3.dtype import dtype_of_tensorrt
 from trt_eagle3.errors import UserError
 
 __all__ = ["Port", "check_caches", "choose_profile", "engine_ports"]
-
-_TYPES = {
-    "FLOAT": torch.float32,
-    "HALF": torch.float16,
-    "BF16": torch.bfloat16,
-    "INT32": torch.int32,
-    "INT64": torch.int64,
-    "BOOL": torch.bool,
-}
 
 
 @dataclass(frozen=True)
@@ -58,7 +50,7 @@ def engine_ports(trt: Any, engine: Any) -> tuple[dict[str, Port], dict[str, Port
     for index in range(engine.num_io_tensors):
         name = engine.get_tensor_name(index)
         dtype, shape = (
-            _TYPES[engine.get_tensor_dtype(name).name],
+            dtype_of_tensorrt(engine.get_tensor_dtype(name).name).torch,
             tuple(engine.get_tensor_shape(name)),
         )
         if engine.get_tensor_mode(name) == trt.TensorIOMode.OUTPUT:

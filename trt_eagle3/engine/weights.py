@@ -1,0 +1,212 @@
+"""Tensors made of weight expressions, a few megabytes at a time: the one way for every backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trt_eagle3.dtype import DType
+from trt_eagle3.errors import UserError, clip
+from trt_eagle3.graph.weight_formats import WEIGHT_FORMATS
+from trt_eagle3.graph.weights import WeightExpr, WeightPart
+
+__all__ = ["Piece", "Shard", "materialise", "pieces", "read_chunks", "sharded_shape"]
+
+_CHUNK_BYTES = 1 << 23
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of ``world`` equal pieces of a weight, for a rank of several that share it.
+
+    Each part is cut along ``axis`` of what it makes (0: rows, outputs; 1: columns, inputs), so a
+    rank's piece of a fused projection holds its piece of each projection.
+    """
+
+    rank: int
+    world: int
+    axis: int = 0
+
+
+class Piece(NamedTuple):
+    """Values, and where in the made tensor they go."""
+
+    where: tuple[slice, ...]
+    values: Tensor
+
+
+def materialise(
+    expr: WeightExpr,
+    root: Path,
+    dtype: DType,
+    device: torch.device | str = "cpu",
+    shard: Shard | None = None,
+) -> Tensor:
+    """Make the tensor of ``expr`` in ``dtype`` on ``device``, from files under ``root``.
+
+    What is stored as it is wanted is mapped on the CPU, not read; its values are not looked at.
+    Nothing else of a file is held in memory but the chunk that is converted.
+
+    Args:
+        shard: the piece to make, and to read where it is rows on disk; None makes all.
+    Raises:
+        UserError: a value that ``dtype`` cannot hold, named with its tensor; a file that cannot be
+            read, or is cut short; a part that cannot be cut into equal pieces.
+    """
+    if expr.is_stored and dtype == expr.dtype and shard is None:
+        return _mapped(expr.parts[0], root).to(device)
+    made = torch.empty(sharded_shape(expr, shard), dtype=dtype.torch, device=device)
+    for where, values in pieces(expr, root, dtype, device, shard):
+        made[where] = values
+    return made
+
+
+def sharded_shape(expr: WeightExpr, shard: Shard | None) -> tuple[int, ...]:
+    """Shape of a weight's piece; of the whole without ``shard``.
+
+    Raises:
+        UserError: a part that cannot be cut into equal pieces.
+    """
+    windows = [_window(part, shard) for part in expr.parts]
+    sides = [
+        (w.num_columns, w.num_rows) if part.transpose else (w.num_rows, w.num_columns)
+        for part, w in zip(expr.parts, windows, strict=True)
+    ]
+    rows = sum(rows for rows, _ in sides)
+    return (rows, sides[0][1], *expr.shape[2:])[: len(expr.shape)]
+
+
+def pieces(
+    expr: WeightExpr,
+    root: Path,
+    dtype: DType,
+    device: torch.device | str = "cpu",
+    shard: Shard | None = None,
+) -> Iterator[Piece]:
+    """Read and convert a weight piece by piece; row-major in order unless a part is transposed.
+
+    Raises:
+        UserError: as ``materialise`` does.
+    """
+    start = 0
+    for part in expr.parts:
+        window = _window(part, shard)
+        size = window.num_columns if part.transpose else window.num_rows
+        done = 0
+        for stored in _stored_rows(part, root, window):
+            values = _converted(expr, part, root, stored.to(device), dtype)
+            taken = slice(done, done + len(stored))
+            if part.transpose:
+                yield Piece((slice(start, start + size), taken), values.T)
+            else:
+                yield Piece((slice(start + taken.start, start + taken.stop),), values)
+            done = taken.stop
+        start += size
+
+
+def read_chunks(name: str, file: Path, offset: int, sizes: Iterator[int]) -> Iterator[bytearray]:
+    """Read consecutive runs of ``sizes`` bytes of a tensor.
+
+    Raises:
+        UserError: the file cannot be read, or is cut short.
+    """
+    try:
+        with file.open("rb") as stream:
+            stream.seek(offset)
+            for size in sizes:
+                chunk = bytearray(size)
+                if stream.readinto(chunk) != size:
+                    raise UserError(f"{file}: {clip(name)} is cut short. Download it again.")
+                yield chunk
+    except OSError as error:
+        raise UserError(
+            f"{file}: cannot read {clip(name)}: {error.strerror}. Rebuild the bundle."
+        ) from error
+
+
+class _Window(NamedTuple):
+    """What of a stored tensor is taken: ranges on its first axis and its second."""
+
+    first_row: int
+    num_rows: int
+    first_column: int
+    num_columns: int
+
+
+def _window(part: WeightPart, shard: Shard | None) -> _Window:
+    first, end = part.row_range
+    columns = part.shape[1] if len(part.shape) > 1 else 1
+    whole = _Window(first, end - first, 0, columns)
+    if shard is None:
+        return whole
+    axis = 1 - shard.axis if part.transpose else shard.axis
+    if axis >= len(part.shape):
+        raise UserError(f"{part.name}: has no axis {axis} to cut, its shape is {list(part.shape)}")
+    if axis:
+        size = _piece_size(part, columns, shard.world)
+        return whole._replace(first_column=shard.rank * size, num_columns=size)
+    size = _piece_size(part, whole.num_rows, shard.world)
+    return whole._replace(first_row=first + shard.rank * size, num_rows=size)
+
+
+def _piece_size(part: WeightPart, count: int, world: int) -> int:
+    if count % world:
+        raise UserError(
+            f"{part.name}: {count} cannot be cut into {world} equal pieces. Use a number of GPUs "
+            "that divides it."
+        )
+    return count // world
+
+
+def _stored_rows(part: WeightPart, root: Path, window: _Window) -> Iterator[Tensor]:
+    """Consecutive rows [n, ...] as they are stored, of the window's columns."""
+    row_values = prod(part.shape[1:])
+    row_bytes = part.dtype.num_bytes(row_values)
+    if not row_bytes or not window.num_rows:
+        return
+    each = max(1, _CHUNK_BYTES // row_bytes)
+    sizes = (min(each, window.num_rows - r) * row_bytes for r in range(0, window.num_rows, each))
+    offset = part.offset + window.first_row * row_bytes
+    for chunk in read_chunks(part.name, root / part.location, offset, sizes):
+        rows = torch.frombuffer(chunk, dtype=part.dtype.torch).view(-1, *part.shape[1:])
+        end = window.first_column + window.num_columns
+        yield rows[:, window.first_column : end] if rows.ndim > 1 else rows
+
+
+def _converted(
+    expr: WeightExpr, part: WeightPart, root: Path, stored: Tensor, dtype: DType
+) -> Tensor:
+    """The values as ``dtype``, times the part's scale."""
+    values = WEIGHT_FORMATS[expr.format].dequantise(part, stored)
+    scaled = values if part.scale == 1.0 else values.float() * part.scale
+    made = scaled.to(dtype.torch)
+    if not bool(torch.isfinite(made).all()):
+        raise _unfit(part, root, float(values[~torch.isfinite(made)][0]), dtype)
+    return made
+
+
+def _unfit(part: WeightPart, root: Path, worst: float, dtype: DType) -> UserError:
+    fix = "The checkpoint is damaged. Download it again."
+    if abs(worst) < float("inf"):
+        most = torch.finfo(dtype.torch).max
+        fix = f"{dtype} ends at {most:g}. Build with engine.dtype: bfloat16 or float32."
+    return UserError(
+        f"{root / part.location}: {part.name} holds {worst:g}, which is no {dtype} value: {fix}"
+    )
+
+
+def _mapped(part: WeightPart, root: Path) -> Tensor:
+    file = root / part.location
+    try:
+        # mode c: copy on write, so that torch may call the memory its own
+        raw = np.memmap(file, dtype=np.uint8, mode="c", offset=part.offset, shape=(part.num_bytes,))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: cannot map {part.name}: {error}. Rebuild the bundle.") from error
+    return torch.from_numpy(raw).view(part.dtype.torch).view(part.shape)

@@ -1,0 +1,244 @@
+"""Weights as expressions: which tensors on disk a weight is made of, and how.
+
+A graph names a weight by one initializer and never says in nodes how it is prepared. A weight that
+lies on disk as the graph wants it is ordinary ONNX external data. Any other is an external
+initializer at ``DESCRIBED``, and the model's metadata hold its expression as JSON;
+``engine/weights.py`` makes the tensor of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import isfinite, prod
+from typing import Annotated, Any
+
+import onnx
+from onnx import TensorProto
+from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
+
+from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.dtype import DType, dtype_named, dtype_of_onnx, dtype_of_safetensors
+from trt_eagle3.errors import UserError, clip, quote
+
+__all__ = [
+    "DESCRIBED",
+    "METADATA_KEY",
+    "WeightExpr",
+    "WeightPart",
+    "descriptions",
+    "external_weights",
+    "part_of",
+    "weight_expr",
+    "weight_initializer",
+    "write_descriptions",
+]
+
+METADATA_KEY = "trt_eagle3.weights"
+"""The model's metadata entry: a JSON object, initializer name -> ``WeightExpr``."""
+DESCRIBED = "trt_eagle3.weights"
+"""Location of an initializer that is described there. There is no such file: a runtime that knows
+nothing of expressions refuses the model instead of reading other bytes.
+"""
+
+
+def _dtype(given: Any) -> DType:
+    """A type by its name or by ONNX's enum, for where a ValueError is told in other words."""
+    if isinstance(given, DType):
+        return given
+    try:
+        return dtype_of_onnx(given) if isinstance(given, int) else dtype_named(str(given))
+    except UserError as error:
+        raise ValueError(str(error)) from error
+
+
+_DTypeField = Annotated[DType, PlainValidator(_dtype), PlainSerializer(str)]
+
+
+@dataclass(frozen=True)
+class WeightPart:
+    """A tensor on disk, and what of it a weight takes: rows, then transposed, then scaled.
+
+    Attributes:
+        name: the tensor's in its file. location: of the file under the weights root.
+        offset, num_bytes: of the whole tensor in the file. dtype, shape: as stored, row-major.
+        rows: first and end on the stored first axis; None takes all.
+        transpose: the two axes of a matrix change places.
+        scale: factor of every value, in float32; a power of two where it shall be exact.
+    """
+
+    name: str
+    location: str
+    offset: int
+    num_bytes: int
+    dtype: _DTypeField
+    shape: tuple[int, ...]
+    rows: tuple[int, int] | None = None
+    transpose: bool = False
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        sound = self.shape and min(self.shape) >= 0
+        if not sound or self.dtype.num_bytes(prod(self.shape)) != self.num_bytes:
+            raise ValueError(
+                f"type {self.dtype} and shape {quote(list(self.shape))} do not make "
+                f"{self.num_bytes} bytes"
+            )
+        first, end = self.row_range
+        if not 0 <= first <= end <= self.shape[0]:
+            raise ValueError(f"rows {first} to {end} are not in shape {quote(list(self.shape))}")
+        if self.transpose and len(self.shape) != 2:
+            raise ValueError(f"shape {quote(list(self.shape))} has no two axes to transpose")
+        if not isfinite(self.scale) or self.scale == 0:
+            raise ValueError(f"scale {self.scale} is no factor")
+
+    @property
+    def row_range(self) -> tuple[int, int]:
+        """First row taken and end, on the stored first axis."""
+        return self.rows or (0, self.shape[0])
+
+    @property
+    def made_shape(self) -> tuple[int, ...]:
+        """Shape of what the weight takes."""
+        first, end = self.row_range
+        taken = (end - first, *self.shape[1:])
+        return taken[::-1] if self.transpose else taken
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is the stored tensor as it lies there."""
+        return self.row_range == (0, self.shape[0]) and not self.transpose and self.scale == 1.0
+
+
+@dataclass(frozen=True)
+class WeightExpr:
+    """A weight: ``parts`` stacked along the first axis, in type ``dtype``.
+
+    Attributes:
+        format: how the parts' numbers are stored, a key of ``WEIGHT_FORMATS``.
+    """
+
+    parts: tuple[WeightPart, ...]
+    dtype: _DTypeField
+    format: str = "dense"
+
+    def __post_init__(self) -> None:
+        if len({part.made_shape[1:] for part in self.parts}) != 1:
+            shapes = quote([list(part.made_shape) for part in self.parts])
+            raise ValueError(f"parts of shapes {shapes} cannot be stacked")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Row-major."""
+        rows = sum(part.made_shape[0] for part in self.parts)
+        return rows, *self.parts[0].made_shape[1:]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the made tensor."""
+        return self.dtype.num_bytes(prod(self.shape))
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the bytes on disk are the weight: one whole dense tensor of its type."""
+        first = self.parts[0]
+        single = len(self.parts) == 1 and first.is_whole and first.dtype == self.dtype
+        return single and self.format == "dense"
+
+
+def part_of(ref: TensorRef, location: str, scale: float = 1.0) -> WeightPart:
+    """The whole of the tensor at ``ref``, whose file is found at ``location``, times ``scale``."""
+    dtype = dtype_of_safetensors(ref.dtype)
+    place = (ref.name, location, ref.offset, ref.num_bytes)
+    return WeightPart(*place, dtype, ref.shape, scale=scale)
+
+
+def weight_initializer(name: str, expr: WeightExpr) -> TensorProto:
+    """The initializer ``name`` that stands for ``expr`` in a graph."""
+    proto = TensorProto(name=name, data_type=expr.dtype.onnx, dims=expr.shape)
+    proto.data_location = TensorProto.EXTERNAL
+    entries: dict[str, object] = {"location": DESCRIBED}
+    if expr.is_stored:
+        part = expr.parts[0]
+        entries = {"location": part.location, "offset": part.offset, "length": part.num_bytes}
+    for key, value in entries.items():
+        proto.external_data.add(key=key, value=str(value))
+    return proto
+
+
+def write_descriptions(model: onnx.ModelProto, weights: Mapping[str, WeightExpr]) -> None:
+    """Put the expressions that are not stored as they are into the metadata of ``model``."""
+    described = {name: expr for name, expr in weights.items() if not expr.is_stored}
+    if described:
+        text = _adapter().dump_json(described, exclude_defaults=True).decode()
+        model.metadata_props.add(key=METADATA_KEY, value=text)
+
+
+def descriptions(model: onnx.ModelProto) -> dict[str, WeightExpr]:
+    """Read the described weights of ``model`` by initializer name.
+
+    Raises:
+        UserError: the metadata is not what ``write_descriptions`` writes.
+    """
+    text = next((p.value for p in model.metadata_props if p.key == METADATA_KEY), "{}")
+    try:
+        return _adapter().validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = clip(".".join(map(str, first["loc"])))
+        raise UserError(f"metadata {METADATA_KEY}: {where}: {clip(first['msg'])}") from error
+
+
+def external_weights(model: onnx.ModelProto) -> dict[str, WeightExpr]:
+    """Read all weights of ``model``, stored and described, by initializer name.
+
+    Raises:
+        UserError: one is neither stored nor described.
+    """
+    described = descriptions(model)
+    found = {}
+    for proto in model.graph.initializer:
+        if proto.data_location == TensorProto.EXTERNAL:
+            try:
+                found[proto.name] = weight_expr(proto, described)
+            except ValueError as error:
+                raise UserError(f"{clip(proto.name)}: {error}") from error
+    return found
+
+
+def weight_expr(proto: TensorProto, described: Mapping[str, WeightExpr]) -> WeightExpr:
+    """The expression of an external initializer.
+
+    Raises:
+        ValueError: it has none that makes its type and shape.
+    """
+    entries = {entry.key: entry.value for entry in proto.external_data}
+    if entries.get("location") != DESCRIBED:
+        return _stored_expr(proto, entries)
+    expr = described.get(proto.name)
+    if expr is None:
+        raise ValueError(f"metadata {METADATA_KEY} does not describe it")
+    if (expr.dtype.onnx, expr.shape) != (proto.data_type, tuple(proto.dims)):
+        got = f"{proto.data_type} {quote(list(proto.dims))}"
+        expected = f"{expr.dtype.onnx} {quote(list(expr.shape))}"
+        raise ValueError(f"expected {expected} as its metadata describe it, got {got}")
+    return expr
+
+
+def _stored_expr(proto: TensorProto, entries: Mapping[str, str]) -> WeightExpr:
+    location = entries.get("location", "")
+    try:
+        offset, length = int(entries["offset"]), int(entries["length"])
+    except (KeyError, ValueError) as error:
+        raise ValueError("its external data has no offset and length in bytes") from error
+    # a graph knows a weight by its file too
+    name = proto.name.removeprefix(f"{location}:")
+    dtype = _dtype(proto.data_type)
+    part = WeightPart(name, location, offset, length, dtype, tuple(proto.dims))
+    return WeightExpr((part,), dtype)
+
+
+@cache
+def _adapter() -> TypeAdapter[dict[str, WeightExpr]]:
+    return TypeAdapter(dict[str, WeightExpr])
