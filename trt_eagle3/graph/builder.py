@@ -13,8 +13,11 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.dtype import dtype_named
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.ops import DOMAIN, OPS, OPSET, reference_function
+from trt_eagle3.graph.states import LEADING_DIM, write_states
+from trt_eagle3.spec import StateSpec
 
 __all__ = ["FLOAT_TYPES", "Dim", "GraphBuilder", "ResolveLocation", "Value"]
 
@@ -65,6 +68,7 @@ class GraphBuilder:
         self._overloads: dict[tuple[str, str], onnx.FunctionProto] = {}
         self._names: set[str] = set()
         self._renames: dict[str, str] = {}
+        self._states: list[StateSpec] = []
         self._scope = ""
 
     @contextmanager
@@ -90,6 +94,16 @@ class GraphBuilder:
         """
         self._renames[value.name] = name
         self._outputs.append(helper.make_tensor_value_info(name, value.dtype, list(shape)))
+
+    def state(self, spec: StateSpec) -> Value:
+        """Declare a state that a layer keeps: an input, listed in the graph's metadata."""
+        self._states.append(spec)
+        shape: list[Dim] = [LEADING_DIM[spec.kind], *spec.shape]
+        return self.input(spec.name, dtype_named(spec.dtype).onnx, shape)
+
+    def update_state(self, spec: StateSpec, value: Value) -> None:
+        """Declare ``value`` the output that updates a state; both have one buffer."""
+        self.output(value, spec.output_name, (LEADING_DIM[spec.kind], *spec.shape))
 
     def weight(self, ref: TensorRef, scale: float = 1.0) -> Value:
         """The tensor at ``ref`` as a graph value of the compute type, times ``scale``;
@@ -271,10 +285,12 @@ class GraphBuilder:
         graph = helper.make_graph(
             self._nodes, self.name, self._inputs, self._outputs, self._initializers
         )
-        return helper.make_model(
+        model = helper.make_model(
             graph,
             producer_name="trt-eagle3",
             opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(DOMAIN, 1)],
             functions=list(self._overloads.values()),
             ir_version=_IR_VERSION,
         )
+        write_states(model, self._states)
+        return model

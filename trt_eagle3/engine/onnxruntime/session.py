@@ -13,6 +13,8 @@ from torch import Tensor
 
 from trt_eagle3.engine.session import check_names
 from trt_eagle3.errors import UserError
+from trt_eagle3.graph.states import read_states
+from trt_eagle3.spec import StateSpec
 
 __all__ = ["OnnxRuntimeSession"]
 
@@ -57,6 +59,7 @@ class OnnxRuntimeSession:
             )
         try:
             proto = _with_intermediates(model, intermediates)
+            self.states: tuple[StateSpec, ...] = read_states(proto)
             self._session = ort.InferenceSession(
                 proto.SerializeToString(),
                 _options(proto, weights_root),

@@ -24,6 +24,7 @@ from trt_eagle3.engine.trt.script import build_script
 from trt_eagle3.engine.trt.versions import check_dtype, gpu_arch, tensorrt, uses_linear
 from trt_eagle3.engine.weight_file import write_weights
 from trt_eagle3.errors import EnvironmentMissingError
+from trt_eagle3.graph.states import encode_states, read_states
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE, trt_export, with_prefetch_safe
 
 __all__ = ["Engines", "missing_for_engines", "write_engines"]
@@ -81,6 +82,7 @@ def write_engines(
     built: dict[str, Built] = {}
     for name, model in models.items():
         onnx_folder = folder / name / ONNX_FOLDER
+        _update_config(folder / name, {"states": encode_states(read_states(model))})
         show(f"{name}: weights")
         ready = trt_export(model, linear=linear)
         write_weights(ready, REFERENCE_ROOT, onnx_folder / WEIGHTS_FILE)
@@ -122,9 +124,12 @@ def _build(
         built = attempt(model)
     if not config.tensorrt.strip_weights:
         shutil.rmtree(folder / ONNX_FOLDER)
-    file = folder / "config.json"
     facts = describe_machine(built.num_bytes, linear=linear).model_dump()
-    write_file(
-        file, json.dumps(json.loads(file.read_bytes()) | {"engine": facts}, indent=2).encode()
-    )
+    _update_config(folder, {"engine": facts})
     return built
+
+
+def _update_config(folder: Path, entries: Mapping[str, object]) -> None:
+    """Add ``entries`` to a graph's ``config.json``."""
+    file = folder / "config.json"
+    write_file(file, json.dumps(json.loads(file.read_bytes()) | entries, indent=2).encode())

@@ -14,6 +14,7 @@ from trt_eagle3.engine.bundle import BUILD_SCRIPT
 from trt_eagle3.engine.trt.versions import gpu_arch, tensorrt
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
+from trt_eagle3.graph.states import decode_states
 from trt_eagle3.io.json_file import read_json_object
 
 __all__ = ["ENGINE_FILE", "ONNX_FOLDER", "EngineDescription", "EngineFolder", "describe_machine"]
@@ -63,6 +64,7 @@ class EngineFolder:
         self.engine = path / ENGINE_FILE
         self.onnx = path / ONNX_FOLDER / "model.onnx"
         raw = self._read_config()
+        self.states = decode_states(raw.get("states", []), str(path / "config.json"))
         try:
             self.config = EngineConfig.model_validate(raw["build_config"]["engine"])
             self.facts = (

@@ -15,9 +15,10 @@ from trt_eagle3.engine.torch.cuda_graph import CAPTURE_ERRORS, Captured, Capture
 from trt_eagle3.engine.trt.folder import EngineFolder
 from trt_eagle3.engine.trt.log import create_refitters, create_runtime, log
 from trt_eagle3.engine.trt.plugins import load_plugins
-from trt_eagle3.engine.trt.ports import check_caches, choose_profile, engine_ports
+from trt_eagle3.engine.trt.ports import check_states, choose_profile, engine_ports
 from trt_eagle3.engine.trt.versions import device_bytes, new_context, read_weights
 from trt_eagle3.errors import UserError
+from trt_eagle3.spec import StateSpec
 
 __all__ = ["TensorRTSession"]
 
@@ -55,6 +56,7 @@ class TensorRTSession:
         self._file = folder.engine
         self._engine = _open_engine(folder)
         self._inputs, self._outputs = engine_ports(self._engine)
+        self.states: tuple[StateSpec, ...] = folder.states
         self._bound: dict[str, Tensor] = {}
         self._captured = CapturedGraphs()
         self._contexts: dict[int, Any] = {}
@@ -96,7 +98,7 @@ class TensorRTSession:
 
     def _check(self, inputs: Mapping[str, Tensor]) -> None:
         check_names(inputs, self._inputs, self._bound)
-        check_caches(self._outputs, self._bound)
+        check_states(self.states, self._bound)
         for name, tensor in inputs.items():
             self._inputs[name].check(tensor)
 
