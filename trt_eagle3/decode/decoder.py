@@ -18,7 +18,6 @@ from torch.nn import functional
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode.accept import Accepted
 from trt_eagle3.decode.dynamic_tree import DynamicTree
-from trt_eagle3.decode.kv_cache import page_table
 from trt_eagle3.decode.propose import (
     Drafters,
     Proposal,
@@ -30,6 +29,7 @@ from trt_eagle3.decode.propose import (
 )
 from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, all_rows, causal_mask
 from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.state import Commit, LayerStates
 from trt_eagle3.decode.tree import Tree
 from trt_eagle3.decode.verify import verify_tree
 from trt_eagle3.errors import EngineFailedError
@@ -73,6 +73,11 @@ class Decoder:
         self._drafting = drafting
         self._fixed_shapes = fixed_shapes
 
+    @property
+    def states(self) -> LayerStates:
+        """What the target's layers keep of every sequence; its pages are the draft's too."""
+        return self._target.states
+
     def speculates(self, sequence: SequenceState, tree: AnyTree | None) -> bool:
         """Whether ``sequence``, once prefilled, can take ``tree``: near the length limit it
         decodes plainly.
@@ -103,19 +108,19 @@ class Decoder:
         try:
             while not sequence.prefilled:
                 count = min(self.prefill_chunk, sequence.num_prefill - sequence.length)
-                sequence.pages.reserve(sequence.length + count)
+                self.states.reserve(sequence, sequence.length + count)
                 self.prefill([(sequence, count)])
                 if sequence.length >= sequence.num_prefill and not sequence.tokens:
                     raise no_numbers()
             yield tuple(sequence.tokens)
             while sequence.num_tokens < self.max_seq_len:
-                sequence.pages.reserve(self.rows_wanted(sequence, tree))
+                self.states.reserve(sequence, self.rows_wanted(sequence, tree))
                 output_ids = self.cycle([sequence], tree)[0].tokens
                 if not output_ids:
                     raise no_numbers()
                 yield output_ids
         finally:
-            sequence.release()
+            self.states.release(sequence)
 
     def prefill(self, chunks: Sequence[tuple[SequenceState, int]]) -> None:
         """Run the next rows of each sequence, so many of each; one that is through with its prompt
@@ -128,7 +133,7 @@ class Decoder:
         ids = _padded([s.ids(s.length, s.length + count) for s, count in chunks], max(counts))
         embeds = self._target.embedding.lookup(ids)
         metadata = _causal_place(
-            sequences, [s.length for s in sequences], counts, positions, embeds
+            self.states, sequences, [s.length for s in sequences], counts, positions, embeds
         )
         deepstack = None
         if any(s.prompt.has_visual(s.length, count) for s, count in chunks):
@@ -139,6 +144,7 @@ class Decoder:
         logits, aux = self._target.forward(
             embeds, metadata, torch.tensor(counts)[:, None] - 1, deepstack
         )
+        self.states.commit([Commit(s, s.length, range(count)) for s, count in chunks])
         self._sample_first_token(chunks, logits[:, 0])
         if aux is not None:
             self._draft_prompt(sequences, counts, aux)
@@ -164,7 +170,12 @@ class Decoder:
         counts = [num_nodes if i in speculating else 1 for i in range(len(sequences))]
         logits, aux = self._verify(sequences, proposal, counts)
         found = verify_tree(sequences, proposal, logits, counts)
-        self._compact(sequences, found)
+        self.states.commit(
+            [
+                Commit(s, s.length, accepted.path[: len(accepted.tokens)])
+                for s, accepted in zip(sequences, found, strict=True)
+            ]
+        )
         if aux is not None and tree is not None:
             self._extend(sequences, found, aux, num_nodes)
         elif aux is not None:
@@ -227,8 +238,8 @@ class Decoder:
             states=[s.draft for s in sequences if s.draft],
             roots=[s.tokens[-1] for s in sequences],
             positions=positions,
-            pages=page_table(
-                [s.pages for s in sequences], [s.length + tree.num_draft_rows for s in sequences]
+            state_inputs=self._drafting.proposer.runner.states.inputs(
+                sequences, [s.length + tree.num_draft_rows for s in sequences]
             ),
         )
         return self._drafting.proposer.propose(tree, drafters)
@@ -242,27 +253,14 @@ class Decoder:
         metadata = AttentionMetadata(
             past=[s.length for s in sequences],
             counts=counts,
-            pages=page_table(
-                [s.pages for s in sequences],
-                [s.length + n for s, n in zip(sequences, counts, strict=True)],
+            state_inputs=self.states.inputs(
+                sequences, [s.length + n for s, n in zip(sequences, counts, strict=True)]
             ),
             mask=proposal.mask,
             positions=positions.int().expand(3, -1, -1),
         )
         rows = all_rows(*proposal.tokens.shape)
         return self._target.forward(self._target.embedding.lookup(proposal.tokens), metadata, rows)
-
-    def _compact(self, sequences: Sequence[SequenceState], found: Sequence[Accepted]) -> None:
-        """Move the accepted paths' rows to the front of their trees, in the target's cache."""
-        sources, destinations = [], []
-        for s, accepted in zip(sequences, found, strict=True):
-            path = torch.tensor(accepted.path)
-            kept = torch.arange(len(path))
-            if not torch.equal(path, kept):
-                sources.append(s.pages.slots(s.length + path))
-                destinations.append(s.pages.slots(s.length + kept))
-        if sources:
-            self._target.cache.move(torch.cat(sources), torch.cat(destinations))
 
     def _extend(
         self,
@@ -320,8 +318,9 @@ class Decoder:
             positions.append(
                 draft_positions(manifest, s.draft_length, of_target[:, :-1], of_target[:, -1])
             )
+        starts = [s.draft_length for s in sequences]
         metadata = _causal_place(
-            sequences, [s.draft_length for s in sequences], counts, positions, embeds
+            proposer.runner.states, sequences, starts, counts, positions, embeds
         )
         for s, state in zip(
             sequences, proposer.extend(metadata, embeds, proposer.runner.fuse(aux)), strict=True
@@ -371,6 +370,7 @@ def _shared_causal_mask(width: int, device: torch.device) -> Tensor:
 
 
 def _causal_place(
+    states: LayerStates,
     sequences: Sequence[SequenceState],
     starts: Sequence[int],
     counts: Sequence[int],
@@ -387,9 +387,7 @@ def _causal_place(
     return AttentionMetadata(
         past=starts,
         counts=counts,
-        pages=page_table(
-            [s.pages for s in sequences], [n + m for n, m in zip(starts, counts, strict=True)]
-        ),
+        state_inputs=states.inputs(sequences, [n + m for n, m in zip(starts, counts, strict=True)]),
         mask=_shared_causal_mask(width, embeds.device).expand(len(sequences), -1, -1),
         positions=torch.stack(padded, dim=1),
     )
