@@ -6,6 +6,7 @@ Shapes: B sequences, S rows of each, M masked tail, R rows wanted from the head,
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Any, Literal
@@ -18,16 +19,19 @@ from tests.decode.scheduling import MAX_BATCH, MAX_SEQ_LEN, pair
 from trt_eagle3.decode.decoder import AnyTree, Decoder
 from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.prompt import Prompt
+from trt_eagle3.decode.propose import Proposal
 from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner
 from trt_eagle3.decode.scheduler import Emission, Scheduler
 from trt_eagle3.decode.sequence import SequenceState, Snapshot
 from trt_eagle3.decode.state import Commit, LayerStates, PagedStates
 from trt_eagle3.engine.session import Session
 
-__all__ = ["CommitBy", "HashStates", "RecurrentTarget", "follow", "make_decoder", "make_scheduler"]
+__all__ = ["ANSWERS", "CommitBy", "HashStates", "make_decoder", "make_scheduler"]
 
 CommitBy = Literal["select", "replay"]
-_NOISE = 0.4  # how far the state moves a logit; the draft must still be right now and then
+ANSWERS: dict[int, list[int]] = {}
+"""What prompts (by ``id``) are known to be answered: proposals are often right about them."""
+_NOISE = 0.4  # how far the state moves a logit
 
 
 def follow(state: bytes, row: Tensor) -> bytes:
@@ -148,6 +152,34 @@ def _noise(state: bytes) -> Tensor:
     return torch.tensor(list(blake2b(state, digest_size=VOCAB).digest())) * (_NOISE / 255)
 
 
+class GuessingDecoder(Decoder):
+    """Puts what will be said into some path of a tree, for the tiny draft is rarely right."""
+
+    chance: random.Random
+
+    def _propose(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> Proposal | None:
+        proposal = super()._propose(sequences, tree)
+        if proposal is None:
+            return None
+        tokens = proposal.tokens.clone()
+        for b, s in enumerate(sequences):
+            following = ANSWERS.get(id(s.prompt), [])[len(s.tokens) :]
+            self._guess(tokens[b], proposal.parents[b].tolist(), following)
+        return dataclasses.replace(proposal, tokens=tokens)
+
+    def _guess(self, tokens: Tensor, parents: list[int], following: list[int]) -> None:
+        node = 0
+        for token in following:
+            children = [child for child, parent in enumerate(parents) if parent == node]
+            if not children or self.chance.random() < 0.2:
+                return
+            node = self.chance.choice(children)
+            for child in children:  # siblings differ
+                if tokens[child] == token:
+                    tokens[child] = tokens[node]
+            tokens[node] = token
+
+
 def make_decoder(states: HashStates) -> Decoder:
     """The pair's decoder with the recurrent layer in its target."""
     session = pair().sessions["target"]
@@ -156,7 +188,10 @@ def make_decoder(states: HashStates) -> Decoder:
     target = RecurrentTarget(session, layers, pair().tables[0], deepstack)
     target.recurrent = states
     drafting = pair().drafting(Recorder())
-    return Decoder(target, drafting, max_seq_len=MAX_SEQ_LEN, prefill_chunk=PREFILL_CHUNK)
+    sizes = {"max_seq_len": MAX_SEQ_LEN, "prefill_chunk": PREFILL_CHUNK}
+    decoder = GuessingDecoder(target, drafting, **sizes)
+    decoder.chance = random.Random(0)
+    return decoder
 
 
 class CheckedScheduler(Scheduler):

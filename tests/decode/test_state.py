@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.decode.pair import NUM_PAGES, PAGE_SIZE, PREFILL_CHUNK
-from tests.decode.recurrent import CommitBy, HashStates, make_decoder, make_scheduler
+from tests.decode.recurrent import ANSWERS, CommitBy, HashStates, make_decoder, make_scheduler
 from tests.decode.scheduling import (
     BUSHY,
     CHAIN,
@@ -47,6 +47,7 @@ def say(prompt: Prompt) -> list[int]:
         tokens += some
         if len(tokens) >= MAX_TOKENS:
             break
+    ANSWERS[id(prompt)] = tokens[:MAX_TOKENS]
     return tokens[:MAX_TOKENS]
 
 
@@ -83,17 +84,18 @@ def test_the_state_tells_in_the_tokens_and_drafts_are_accepted_and_rejected(
 ) -> None:
     """Otherwise these tests would hold of a layer that nobody reads."""
     alone(3)
-    paths: list[int] = []
+    paths: list[Commit] = []
     commit = HashStates.commit
 
     def watched(self: HashStates, commits: list[Commit]) -> None:
-        paths.extend(len(c.path) for c in commits if c.sequence.tokens)
+        paths.extend(c for c in commits if not isinstance(c.path, range))
         commit(self, commits)
 
     monkeypatch.setattr(HashStates, "commit", watched)
     scheduler = make_scheduler(HashStates("select", 0), None, lambda _: BUSHY)
     answers(scheduler, PagePool(NUM_PAGES, PAGE_SIZE), [0, 3, 6])
-    assert {1, 2} <= set(paths)
+    assert {1, 2, 3} <= {len(c.path) for c in paths}
+    assert not all(c.in_place for c in paths)
     monkeypatch.setattr("tests.decode.recurrent._NOISE", 0.0)
     assert say(prompts()[3]) != alone(3)
 
@@ -151,7 +153,7 @@ def test_prompt_that_goes_on_reuses_the_pages_up_to_a_snapshot() -> None:
 def test_snapshots_take_no_more_room_than_there_is(room: int) -> None:
     """The least recently used one makes room, and without any nothing is reused."""
     expected = [alone(i) for i in (3, 6, 3, 3)]
-    pool = PagePool(2 * NUM_PAGES, PAGE_SIZE)
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
     prefixes = PrefixCache(pool)
     states = HashStates("select", room)
     scheduler = make_scheduler(states, prefixes, lambda _: CHAIN)
@@ -224,7 +226,7 @@ def test_cancelled_and_failed_sequences_leave_nothing(monkeypatch: pytest.Monkey
         assert (states.entries, s.snapshots) == ({}, {})
     assert answers(scheduler, pool, [0]) == [expected]
     bad = pair().sequence(prompts()[4], pool, drafting=True)
-    monkeypatch.setattr(bad.sampler, "first", lambda logits: torch.tensor(-1))
+    monkeypatch.setattr(bad.sampler, "first", lambda _: torch.tensor(-1))
     scheduler.add(bad)
     errors = [e.error for _ in range(8) for e in scheduler.step() if e.error]
     assert isinstance(errors[0], EngineFailedError)
@@ -285,10 +287,9 @@ def _commit_all(patch: pytest.MonkeyPatch) -> None:
     commit = HashStates.commit
 
     def keep_rejected(self: HashStates, commits: list[Commit]) -> None:
-        last = {
-            s: len(self._after[entry]) for s, entry in self.entries.items() if entry in self._after
-        }
-        commit(self, [Commit(c.sequence, c.start, range(last[c.sequence])) for c in commits])
+        nodes = [range(len(self._after[self.entries[c.sequence]])) for c in commits]
+        all_of = zip(commits, nodes, strict=True)
+        commit(self, [Commit(c.sequence, c.start, every) for c, every in all_of])
 
     patch.setattr(HashStates, "commit", keep_rejected)
 

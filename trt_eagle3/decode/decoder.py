@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode.accept import Accepted
+from trt_eagle3.decode.batch import causal_metadata, padded, widened
 from trt_eagle3.decode.dynamic_tree import DynamicTree
 from trt_eagle3.decode.propose import (
     Drafters,
@@ -25,9 +24,8 @@ from trt_eagle3.decode.propose import (
     draft_decode_position,
     draft_positions,
     put_draft_visual,
-    tree_proposal,
 )
-from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, all_rows, causal_mask
+from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, all_rows
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.state import Commit, LayerStates
 from trt_eagle3.decode.tree import Tree
@@ -130,9 +128,9 @@ class Decoder:
         """
         sequences, counts = [sequence for sequence, _ in chunks], [count for _, count in chunks]
         positions = [s.prompt.positions(s.length, s.length + count) for s, count in chunks]
-        ids = _padded([s.ids(s.length, s.length + count) for s, count in chunks], max(counts))
+        ids = padded([s.ids(s.length, s.length + count) for s, count in chunks], max(counts))
         embeds = self._target.embedding.lookup(ids)
-        metadata = _causal_place(
+        metadata = causal_metadata(
             self.states, sequences, [s.length for s in sequences], counts, positions, embeds
         )
         deepstack = None
@@ -163,7 +161,7 @@ class Decoder:
             ):
                 self._catch_up(s)
         speculating = [i for i, s in enumerate(sequences) if self.speculates(s, tree)]
-        proposal = _widened(
+        proposal = widened(
             self._propose([sequences[i] for i in speculating], tree), speculating, sequences
         )
         num_nodes = proposal.tokens.shape[1]
@@ -216,7 +214,7 @@ class Decoder:
         ahead = [
             s.ids(s.length + 1, s.length + 1 + count) for s, count in zip(some, widths, strict=True)
         ]
-        embeds = runner.embedding.lookup(_padded(ahead, max(widths)))
+        embeds = runner.embedding.lookup(padded(ahead, max(widths)))
         for i, s in enumerate(some):
             put_draft_visual(self._drafting.manifest, s.prompt, embeds[i], s.length)
         aux = (aux if len(some) == len(sequences) else aux[rows])[:, : max(widths)]
@@ -281,11 +279,11 @@ class Decoder:
         if all(path == tuple(range(len(path))) for path in paths):
             aux = aux[:, :width]
         else:
-            index = _padded([torch.tensor(path) for path in paths], width).to(
+            index = padded([torch.tensor(path) for path in paths], width).to(
                 aux.device, non_blocking=True
             )
             aux = aux.gather(1, index[..., None].expand(-1, -1, aux.shape[2]))
-        tokens = _padded([torch.tensor(found[i].tokens, dtype=torch.int64) for i in rows], width)
+        tokens = padded([torch.tensor(found[i].tokens, dtype=torch.int64) for i in rows], width)
         self._commit(some, counts, self._drafting.proposer.runner.embedding.lookup(tokens), aux)
 
     def _defer(self, sequences: Sequence[SequenceState], aux: Tensor) -> None:
@@ -319,7 +317,7 @@ class Decoder:
                 draft_positions(manifest, s.draft_length, of_target[:, :-1], of_target[:, -1])
             )
         starts = [s.draft_length for s in sequences]
-        metadata = _causal_place(
+        metadata = causal_metadata(
             proposer.runner.states, sequences, starts, counts, positions, embeds
         )
         for s, state in zip(
@@ -339,81 +337,3 @@ def no_numbers() -> EngineFailedError:
 
 def _num_rows(tree: AnyTree) -> int:
     return max(tree.num_nodes, tree.num_draft_rows)
-
-
-def _padded(rows: Sequence[Tensor], width: int) -> Tensor:
-    """[B, width] of ``rows`` [B][n], zeros behind."""
-    return torch.stack([functional.pad(row, (0, width - len(row))) for row in rows])
-
-
-_small_causal_mask = lru_cache(maxsize=32)(causal_mask)
-"""Of the widths that captured steps have; on the host, where one that has not changed is not
-copied again.
-"""
-_MAX_SMALL_MASK = 256
-
-
-@lru_cache(maxsize=4)
-def _large_causal_mask(width: int, device: torch.device) -> Tensor:
-    """Of a prompt's chunk: on the host 2048 tokens would take several milliseconds, and as many
-    to be copied.
-    """
-    rows = torch.arange(width, device=device)
-    return rows[:, None] >= rows
-
-
-def _shared_causal_mask(width: int, device: torch.device) -> Tensor:
-    """bool [width, width]; sessions only read their inputs."""
-    return (
-        _small_causal_mask(width) if width <= _MAX_SMALL_MASK else _large_causal_mask(width, device)
-    )
-
-
-def _causal_place(
-    states: LayerStates,
-    sequences: Sequence[SequenceState],
-    starts: Sequence[int],
-    counts: Sequence[int],
-    positions: Sequence[Tensor],
-    embeds: Tensor,
-) -> AttentionMetadata:
-    """Rows ``[start, start + count)`` of each sequence, each seeing all before; ``positions`` int32
-    [B][3, count].
-
-    ``embeds`` [B, S, H] are the rows, padded.
-    """
-    width = embeds.shape[1]
-    padded = [functional.pad(p, (0, width - p.shape[1])) for p in positions]
-    return AttentionMetadata(
-        past=starts,
-        counts=counts,
-        state_inputs=states.inputs(sequences, [n + m for n, m in zip(starts, counts, strict=True)]),
-        mask=_shared_causal_mask(width, embeds.device).expand(len(sequences), -1, -1),
-        positions=torch.stack(padded, dim=1),
-    )
-
-
-def _widened(
-    proposal: Proposal | None, rows: Sequence[int], sequences: Sequence[SequenceState]
-) -> Proposal:
-    """The proposal of the sequences at ``rows`` among all ``sequences``; the others have a root
-    and padding.
-    """
-    roots = torch.tensor([s.tokens[-1] for s in sequences])[:, None]
-    if proposal is None:
-        return tree_proposal(Tree.root_only(), roots)
-    if len(rows) == len(sequences):
-        return proposal
-    index = torch.tensor(rows)
-    num_nodes = proposal.tokens.shape[1]
-    alone = Proposal(
-        tokens=roots.expand(-1, num_nodes),
-        parents=torch.full((len(sequences), num_nodes), -1),
-        depths=torch.zeros(len(sequences), num_nodes, dtype=torch.int64),
-        mask=torch.eye(num_nodes, dtype=torch.bool).expand(len(sequences), -1, -1),
-    )
-    fields = {}
-    for name, theirs in vars(proposal).items():
-        ours = getattr(alone, name).to(theirs.device, non_blocking=True).contiguous()
-        fields[name] = ours.index_copy(0, index.to(theirs.device, non_blocking=True), theirs)
-    return Proposal(**fields)

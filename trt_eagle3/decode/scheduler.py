@@ -260,12 +260,19 @@ class Scheduler:
                 s.keep_snapshot(snapshot)
 
     def _snapshot(self, sequence: SequenceState) -> Snapshot | None:
-        """A copy of its states, in the room of the least recently used one if need be, or of its
-        own first one.
+        """A copy of its states; None where there is no room for it.
+
+        Few prompts begin with half an answer: of an answer the newest copy alone is kept, and only
+        those of prompts take the room of others, the least recently used or their own first one.
         """
         assert self._prefixes is not None
+        if sequence.in_answer:
+            sequence.drop_snapshots(in_answer=True)
+            return self._states.save(sequence)
         snapshot = self._states.save(sequence)
-        if snapshot is None and (self._prefixes.evict_snapshot() or sequence.drop_snapshot()):
+        if snapshot is None and (
+            self._prefixes.evict_snapshot() or sequence.drop_snapshots(in_answer=False)
+        ):
             return self._states.save(sequence)
         return snapshot
 

@@ -126,23 +126,25 @@ class SequenceState:
         self.pages.adopt(pages)
         self.length = self.draft_length = len(pages) * self.pool.page_size
 
-    def keep_snapshot(self, snapshot: Snapshot) -> None:
-        """Keep a copy of the states as they are, which is where a page ends.
+    @property
+    def in_answer(self) -> bool:
+        """Whether rows of the answer are among its rows."""
+        return self.length > len(self.prompt.token_ids)
 
-        Of those in the answer the newest alone is worth its memory: prompts rarely begin with half
-        an answer.
-        """
-        in_prompt = len(self.prompt.token_ids) // self.pool.page_size
-        for num_pages in [n for n in self.snapshots if n > in_prompt]:
-            self.snapshots.pop(num_pages).release()
+    def keep_snapshot(self, snapshot: Snapshot) -> None:
+        """Keep a copy of the per-sequence states as they are: where a page ends."""
         self.snapshots[self.length // self.pool.page_size] = snapshot
 
-    def drop_snapshot(self) -> bool:
-        """Release the snapshot of the fewest pages; whether there was one."""
-        if not self.snapshots:
-            return False
-        self.snapshots.pop(min(self.snapshots)).release()
-        return True
+    def drop_snapshots(self, *, in_answer: bool) -> bool:
+        """Release those of the answer, or else the first one of the prompt; whether there was
+        one.
+        """
+        in_prompt = len(self.prompt.token_ids) // self.pool.page_size
+        ends = sorted(self.snapshots)
+        dropped = [n for n in ends if n > in_prompt] if in_answer else ends[:1]
+        for num_pages in dropped:
+            self.snapshots.pop(num_pages).release()
+        return bool(dropped)
 
     def take_snapshots(self, num_pages: int) -> dict[int, Snapshot]:
         """Hand over the snapshots of the first ``num_pages`` pages."""
