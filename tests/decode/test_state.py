@@ -237,6 +237,23 @@ def test_cancelled_and_failed_sequences_leave_nothing(monkeypatch: pytest.Monkey
     assert (states.entries, states.num_saved, pool.num_used) == ({}, 0, 0)
 
 
+def test_prefill_that_is_run_again_commits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft runs out of memory after the target's forward; each prompt is then tried alone."""
+    expected = [alone(i) for i in (0, 3)]
+    draft_prompt = Decoder._draft_prompt
+
+    def narrow(self: Decoder, sequences: list[SequenceState], *args: Any) -> None:
+        if len(sequences) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        draft_prompt(self, sequences, *args)
+
+    monkeypatch.setattr(Decoder, "_draft_prompt", narrow)
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    scheduler = make_scheduler(HashStates("replay", 0), None, lambda _: CHAIN)
+    scheduler._decoder.prefill_chunk = 64
+    assert answers(scheduler, pool, [0, 3]) == expected
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_states_follow_any_sequence_of_events(seed: int) -> None:
     """Requests come and go, readers stall, pages run out, snapshots are few."""

@@ -142,10 +142,11 @@ class Decoder:
         logits, aux = self._target.forward(
             embeds, metadata, torch.tensor(counts)[:, None] - 1, deepstack
         )
-        self.states.commit([Commit(s, s.length, range(count)) for s, count in chunks])
         self._sample_first_token(chunks, logits[:, 0])
         if aux is not None:
             self._draft_prompt(sequences, counts, aux)
+        # last: a prefill whose draft runs out of memory is run again, over the same states
+        self.states.commit([Commit(s, s.length, range(count)) for s, count in chunks])
         for sequence, count in chunks:
             sequence.length += count
 

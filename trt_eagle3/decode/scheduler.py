@@ -213,11 +213,11 @@ class Scheduler:
                 f"prompt: {rows} tokens at once", "Rebuild with a smaller engine.prefill_chunk."
             ):
                 self._decoder.prefill(chunks)
-            self._save_where_pages_end([s for s, _ in chunks])
         except DeviceMemoryError as error:
             if len(chunks) == 1:
                 return [self._fail(chunks[0][0], error)]
             return [emission for chunk in chunks for emission in self._run_prefill([chunk])]
+        self._save_where_pages_end([s for s, _ in chunks])
         return []
 
     def _chunks(self) -> list[tuple[SequenceState, int]]:
