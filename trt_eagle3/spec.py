@@ -26,3 +26,9 @@ class StateSpec:
     kind: StateKind
     shape: tuple[int, ...]
     dtype: str
+
+    @property
+    def output_name(self) -> str:
+        """Name of the graph's output that updates the state."""
+        stem, dot, layer = self.name.partition(".")
+        return f"{stem}_out{dot}{layer}"

@@ -24,6 +24,7 @@ from trt_eagle3.bench.lowering import lowered
 from trt_eagle3.bench.vision_tower import Pictures, Tower, tower_flops
 from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE, trt_export
+from trt_eagle3.spec import StateSpec
 
 PICTURES = Pictures(3, 64)  # 16 patches each
 
@@ -34,6 +35,8 @@ class Exported:
     def __init__(self, model: onnx.ModelProto, folder: Path) -> None:
         self._model = model
         self._folder = folder
+
+    states: tuple[StateSpec, ...] = ()
 
     def bind(self, name: str, tensor: torch.Tensor) -> None:
         raise AssertionError(name, tensor)
@@ -126,6 +129,8 @@ def test_tower_with_a_planted_fault_is_far_from_the_reference(
 
 def test_not_a_number_is_no_match(tower: Tower) -> None:
     class Spoilt:
+        states: tuple[StateSpec, ...] = ()
+
         def bind(self, name: str, tensor: torch.Tensor) -> None:
             raise AssertionError(name, tensor)
 

@@ -14,6 +14,7 @@ from trt_eagle3 import LLM, Request
 from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
 from trt_eagle3.engine.session import Session
 from trt_eagle3.engine.torch.cuda_graph import Shapes, shapes_of
+from trt_eagle3.spec import StateSpec
 
 __all__ = ["ask_together", "overwriting_llm"]
 
@@ -24,6 +25,10 @@ class _Overwriting:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._outputs: dict[Shapes, dict[str, Tensor]] = {}
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        return self._session.states
 
     def bind(self, name: str, tensor: Tensor) -> None:
         self._session.bind(name, tensor)

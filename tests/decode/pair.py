@@ -23,11 +23,12 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode import propose as propose_module
 from trt_eagle3.decode.decoder import AnyTree, Decoder, Drafting
 from trt_eagle3.decode.dynamic_tree import Candidates, Frontier
-from trt_eagle3.decode.kv_cache import KVCache, PagePool
+from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.prompt import Prompt, Vision
-from trt_eagle3.decode.propose import Drafters, DraftState, Proposer
+from trt_eagle3.decode.propose import Drafters, Proposer
 from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, TargetRunner
-from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.sequence import DraftState, SequenceState
+from trt_eagle3.decode.state import layer_states
 from trt_eagle3.decode.tree import Tree
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
@@ -167,13 +168,9 @@ class Pair:
         *,
         fixed_shapes: bool = False,
     ) -> Decoder:
-        text = self.target.spec.text
-        cache = KVCache(
-            text.num_layers, text.num_kv_heads, text.head_dim, NUM_PAGES * PAGE_SIZE, torch.float32
-        )
-        runner = RecordingTarget(
-            self.sessions["target"], cache, self.tables[0], self.target.spec.num_deepstack
-        )
+        session = self.sessions["target"]
+        states = layer_states(session.states, NUM_PAGES * PAGE_SIZE)
+        runner = RecordingTarget(session, states, self.tables[0], self.target.spec.num_deepstack)
         runner.recorder = recorder
         return Decoder(
             runner,
@@ -186,12 +183,9 @@ class Pair:
     def drafting(self, recorder: Recorder, **changes: Any) -> Drafting:
         """``changes``: fields in which the decoder is told a wrong manifest."""
         m = self.draft.manifest
-        cache = KVCache(
-            m.num_layers, m.num_kv_heads, m.head_dim, NUM_PAGES * PAGE_SIZE, torch.float32
-        )
-        runner = RecordingDraft(
-            self.sessions["fuse"], self.sessions["draft"], cache, self.tables[1], self.d2t
-        )
+        session = self.sessions["draft"]
+        states = layer_states(session.states, NUM_PAGES * PAGE_SIZE)
+        runner = RecordingDraft(self.sessions["fuse"], session, states, self.tables[1], self.d2t)
         proposer = RecordingProposer(runner)
         proposer.recorder = recorder
         return Drafting(proposer, dataclasses.replace(m, **changes))

@@ -95,7 +95,6 @@ def make_scheduler(
     decoder.prefill_chunk = chunk
     return Scheduler(
         decoder,
-        pool,
         max_batch_size=MAX_BATCH,
         tree_for=tree_for,
         prefix_cache=prefixes,

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.decode.dynamic_tree import DynamicTree
-from trt_eagle3.decode.propose import Drafters, DraftState
+from trt_eagle3.decode.propose import Drafters
 from trt_eagle3.decode.runner import AttentionMetadata
+from trt_eagle3.decode.sequence import DraftState
 
 Path = tuple[int, ...]  # target tokens after the root
 Table = Callable[[int, Path], Tensor]  # logits f32 [Vd] of sequence b after a path
@@ -54,7 +55,7 @@ class TableDraft:
         states = [
             DraftState(n, self._table(b, ()), torch.zeros(1)) for b, n in enumerate(self._lengths)
         ]
-        return Drafters(states, roots, self._positions, self._pages)
+        return Drafters(states, roots, self._positions, {"page_table": self._pages})
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
         return draft_ids + self._shift
@@ -67,7 +68,9 @@ class TableDraft:
             "logits of other rows wanted"
         )
         assert list(metadata.counts) == [count] * batch
-        assert torch.equal(metadata.pages, self._pages), "pages of other sequences"
+        assert torch.equal(metadata.state_inputs["page_table"], self._pages), (
+            "pages of other sequences"
+        )
         rows = [
             [self._row(b, i, embeds, features, metadata) for i in range(count)]
             for b in range(batch)

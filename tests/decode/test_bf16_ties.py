@@ -14,10 +14,10 @@ from torch import Tensor
 
 import trt_eagle3
 from tests.tiny import build_tiny
-from trt_eagle3.decode.kv_cache import KVCache
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.preprocess import PromptPreprocessor
 from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, causal_mask
+from trt_eagle3.decode.state import layer_states
 from trt_eagle3.decode.vision_encoder import VisionEncoder
 
 PROMPTS = 40
@@ -46,7 +46,7 @@ def next_logits(engine: LLM, example: Example, tokens: Sequence[int]) -> Tensor:
     """f32 [V]: what the float32 target says after the prompt and ``tokens``, in one pass over
     all of them.
     """
-    text, page_size = engine.bundle.spec.text, engine.bundle.record.config.engine.page_size
+    page_size = engine.bundle.record.config.engine.page_size
     prompt = PromptPreprocessor(engine.bundle).prompt(
         engine.prepare(example.prompt, **options(example))
     )
@@ -54,14 +54,11 @@ def next_logits(engine: LLM, example: Example, tokens: Sequence[int]) -> Tensor:
     ids = torch.cat([prompt.token_ids, torch.tensor(tokens, dtype=torch.int64)])
     pages = torch.arange(1, -(-len(ids) // page_size) + 1, dtype=torch.int32)[None]
     slots = (pages.shape[1] + 1) * page_size
-    cache = KVCache(text.num_layers, text.num_kv_heads, text.head_dim, slots, torch.float32)
-    target = TargetRunner(
-        engine.bundle.open_graph("target"),
-        cache,
-        engine.bundle.embedding,
-        engine.bundle.spec.num_deepstack,
-    )
-    embeds = engine.bundle.embedding.lookup(ids)
+    session = engine.bundle.open_graph("target")
+    states = layer_states(session.states, slots)
+    embedding = engine.bundle.embedding
+    target = TargetRunner(session, states, embedding, engine.bundle.spec.num_deepstack)
+    embeds = embedding.lookup(ids)
     prompt.put_visual(embeds, 0)
     deepstack = embeds.new_zeros(target.num_deepstack, 1, *embeds.shape)
     prompt.put_deepstack(deepstack[:, 0], 0)

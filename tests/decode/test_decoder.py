@@ -146,7 +146,9 @@ def lose_extend_rows(patch: Any) -> None:
             return extend(self, metadata, embeds, features)
         skip = metadata.counts[0] - 1
         mask, positions = metadata.mask[:, skip:, skip:], metadata.positions[..., skip:]
-        late = AttentionMetadata([metadata.past[0] + skip], [1], metadata.pages, mask, positions)
+        late = AttentionMetadata(
+            [metadata.past[0] + skip], [1], metadata.state_inputs, mask, positions
+        )
         return extend(self, late, embeds[:, skip:], features[:, skip:])
 
     patch.setattr(Proposer, "extend", last_only)

@@ -10,8 +10,17 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from trt_eagle3.decode.kv_cache import KVCache, PagePool, PageTable, page_table
 from trt_eagle3.errors import UserError
+from trt_eagle3.spec import StateSpec
 
 NUM_PAGES, PAGE_SIZE = 9, 3
+
+
+def states(layers: int, heads: int, dim: int, dtype: str = "float32") -> list[StateSpec]:
+    return [
+        StateSpec(f"{side}_cache.{layer}", "paged", (heads, dim), dtype)
+        for layer in range(layers)
+        for side in "kv"
+    ]
 
 
 class Pages(RuleBasedStateMachine):
@@ -113,7 +122,7 @@ def test_fresh_pool_gives_low_pages_first_and_never_page_0() -> None:
 def test_move_of_an_accepted_path_equals_a_gather_and_touches_nothing_else(
     path: list[int], past: int
 ) -> None:
-    cache = KVCache(2, 2, 3, NUM_PAGES * PAGE_SIZE, torch.float32)
+    cache = KVCache(states(2, 2, 3), NUM_PAGES * PAGE_SIZE)
     for _, buffer in cache.bindings():
         buffer.copy_(torch.arange(buffer.numel()).view(buffer.shape) + buffer.data_ptr() % 1009)
     before = {name: buffer.clone() for name, buffer in cache.bindings()}
@@ -135,7 +144,7 @@ def test_move_of_an_accepted_path_equals_a_gather_and_touches_nothing_else(
 
 def test_move_that_copies_row_by_row_in_the_wrong_order_is_caught() -> None:
     """A path is ascending, but pages are not: what stands at a destination may still be wanted."""
-    cache = KVCache(1, 1, 1, 4, torch.float32)
+    cache = KVCache(states(1, 1, 1), 4)
     buffer = next(buffer for _, buffer in cache.bindings())
     buffer[:, 0, 0] = torch.arange(4.0)
     cache.move(torch.tensor([1, 2]), torch.tensor([2, 1]))
@@ -147,7 +156,7 @@ def test_move_that_copies_row_by_row_in_the_wrong_order_is_caught() -> None:
 
 
 def test_cache_binds_one_buffer_to_input_and_output_of_each_layer() -> None:
-    cache = KVCache(2, 2, 4, 12, torch.float16)
+    cache = KVCache(states(2, 2, 4, "float16"), 12)
     bound = dict(cache.bindings())
     assert set(bound) == {
         f"{side}_cache{out}.{layer}" for side in "kv" for out in ("", "_out") for layer in range(2)
@@ -168,5 +177,5 @@ def test_cache_that_does_not_fit_is_one_line() -> None:
     with pytest.raises(
         UserError, match=r"KV cache: \d+\.\d GB for 16777216 tokens do not fit"
     ) as caught:
-        KVCache(10**4, 64, 256, 2**24, torch.float32)
+        KVCache(states(10**4, 64, 256), 2**24)
     assert "\n" not in str(caught.value)

@@ -138,9 +138,9 @@ def test_eviction_takes_the_end_of_a_prompt_first_and_never_a_page_in_use() -> N
     prefixes.insert(keys, pages)
     pool.give_back(pages[1:])  # the first one is still in use
     prefixes.evict(1)
-    assert prefixes.match(keys) == pages[:3]
+    assert prefixes.match(keys).pages == tuple(pages[:3])
     prefixes.evict(10)
-    assert prefixes.match(keys) == pages[:1]
+    assert prefixes.match(keys).pages == tuple(pages[:1])
     assert pool.num_free == 6
 
 
@@ -194,6 +194,6 @@ def test_planted_fault_pages_known_by_their_length_alone_are_caught(
         count = min(num_rows, sequence.num_tokens - 1) // page_size
         return [bytes([page]) for page in range(count)]
 
-    monkeypatch.setattr("trt_eagle3.decode.scheduler.page_keys", by_length)
+    monkeypatch.setattr("trt_eagle3.decode.prefix_cache.page_keys", by_length)
     _, output_ids = reused(prompts()[3], other)
     assert output_ids != expected

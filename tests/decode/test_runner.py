@@ -13,6 +13,7 @@ from torch import Tensor
 from trt_eagle3.decode.runner import VisionRunner, causal_mask
 from trt_eagle3.engine.torch.cuda_graph import patch_bucket
 from trt_eagle3.multimodal.vision_rows import vision_rows
+from trt_eagle3.spec import StateSpec
 
 
 def test_causal_mask_is_its_callers_own() -> None:
@@ -28,6 +29,8 @@ class _Static:
 
     def __init__(self) -> None:
         self.outputs = {"visual_embeds": torch.zeros(2, 3), "deepstack": torch.zeros(1, 2, 3)}
+
+    states: tuple[StateSpec, ...] = ()
 
     def bind(self, name: str, tensor: Tensor) -> None:
         raise AssertionError(name, tensor)
@@ -52,6 +55,8 @@ class _Recording:
 
     def __init__(self) -> None:
         self.given: dict[str, Tensor] = {}
+
+    states: tuple[StateSpec, ...] = ()
 
     def bind(self, name: str, tensor: Tensor) -> None:
         raise AssertionError(name, tensor)

@@ -18,13 +18,14 @@ from tests.decode.reference_sampling import ref_penalised, ref_probs
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.decode.decoder import AnyTree, Decoder, Drafting
 from trt_eagle3.decode.dynamic_tree import DynamicTree
-from trt_eagle3.decode.kv_cache import KVCache, PagePool
+from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.propose import Proposer
 from trt_eagle3.decode.runner import DraftRunner, TargetRunner
 from trt_eagle3.decode.sampling import Sampler
 from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.state import layer_states
 from trt_eagle3.decode.tree import Tree
 
 NUM_PAGES, BATCH, BATCHES = 1200, 150, 6
@@ -52,15 +53,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 @pytest.fixture(scope="module")
 def decoder(pair: Pair) -> Decoder:
     """With room for a batch."""
-    text, m = pair.target.spec.text, pair.draft.manifest
+    m, sessions = pair.draft.manifest, pair.sessions
     slots = NUM_PAGES * PAGE_SIZE
-    cache = KVCache(text.num_layers, text.num_kv_heads, text.head_dim, slots, torch.float32)
+    states = {name: layer_states(sessions[name].states, slots) for name in ("target", "draft")}
     target = TargetRunner(
-        pair.sessions["target"], cache, pair.tables[0], pair.target.spec.num_deepstack
+        sessions["target"], states["target"], pair.tables[0], pair.target.spec.num_deepstack
     )
-    cache = KVCache(m.num_layers, m.num_kv_heads, m.head_dim, slots, torch.float32)
     draft = DraftRunner(
-        pair.sessions["fuse"], pair.sessions["draft"], cache, pair.tables[1], pair.d2t
+        sessions["fuse"], sessions["draft"], states["draft"], pair.tables[1], pair.d2t
     )
     return Decoder(
         target, Drafting(Proposer(draft), m), max_seq_len=96, prefill_chunk=PREFILL_CHUNK
@@ -104,7 +104,7 @@ def answers(
         decoder.cycle(lacking, tree)
         cycles += len(lacking)
     for s in batch:
-        s.release()
+        decoder.states.release(s)
     assert pool.num_used == 0
     return [s.tokens[:count] for s in batch], cycles
 

@@ -67,7 +67,7 @@ def test_batch_whose_shapes_stand_still_says_what_each_says_alone(
     inputs, extend, extend_cycle = AttentionMetadata.inputs, Proposer.extend, Decoder._extend
 
     def watched_inputs(self: AttentionMetadata, rows: torch.Tensor) -> Any:
-        tables.add(self.pages.shape[1])
+        tables.add(self.state_inputs["page_table"].shape[1])
         return inputs(self, rows)
 
     def watched_extend(
@@ -97,8 +97,8 @@ def test_batch_whose_shapes_stand_still_says_what_each_says_alone(
 
 def test_long_prompt_stalls_nobody_for_longer_than_a_chunk() -> None:
     solo(0)
-    scheduler = make_scheduler(PagePool(NUM_PAGES, PAGE_SIZE), None, lambda _: None)
-    pool = scheduler._pool
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    scheduler = make_scheduler(pool, None, lambda _: None)
     short, long = (pair().sequence(prompts()[i], pool) for i in (0, 6))
     scheduler.add(short)
     while not short.tokens:
@@ -113,8 +113,9 @@ def test_long_prompt_stalls_nobody_for_longer_than_a_chunk() -> None:
 
 def test_short_prompts_share_a_prefill_pass() -> None:
     solo(0)
-    scheduler = make_scheduler(PagePool(NUM_PAGES, PAGE_SIZE), None, lambda _: None, chunk=64)
-    asked = [pair().sequence(prompts()[i], scheduler._pool) for i in (0, 1, 3)]
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    scheduler = make_scheduler(pool, None, lambda _: None, chunk=64)
+    asked = [pair().sequence(prompts()[i], pool) for i in (0, 1, 3)]
     for s in asked:
         scheduler.add(s)
     scheduler.step()
@@ -127,7 +128,8 @@ def test_prefill_pass_of_many_prompts_is_no_larger_than_a_chunk_padding_included
 ) -> None:
     """An engine is built for so many rows in one pass."""
     solo(0)
-    scheduler = make_scheduler(PagePool(NUM_PAGES, PAGE_SIZE), None, lambda _: CHAIN, chunk=chunk)
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    scheduler = make_scheduler(pool, None, lambda _: CHAIN, chunk=chunk)
     rows: list[int] = []
     prefill = Decoder.prefill
 
@@ -137,7 +139,7 @@ def test_prefill_pass_of_many_prompts_is_no_larger_than_a_chunk_padding_included
 
     monkeypatch.setattr(Decoder, "prefill", watched)
     for prompt in prompts():
-        scheduler.add(pair().sequence(prompt, scheduler._pool, drafting=True))
+        scheduler.add(pair().sequence(prompt, pool, drafting=True))
     finish(scheduler)
     assert max(rows) <= chunk
     assert max(rows) > chunk / 2
@@ -146,8 +148,9 @@ def test_prefill_pass_of_many_prompts_is_no_larger_than_a_chunk_padding_included
 @pytest.mark.parametrize("tree", ["plain", "bushy"])
 def test_sequence_that_has_as_many_tokens_as_can_be_is_full(tree: str) -> None:
     solo(0)
-    scheduler = make_scheduler(PagePool(NUM_PAGES, PAGE_SIZE), None, lambda _: TREES[tree])
-    s = pair().sequence(prompts()[6], scheduler._pool, drafting=True)
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    scheduler = make_scheduler(pool, None, lambda _: TREES[tree])
+    s = pair().sequence(prompts()[6], pool, drafting=True)
     scheduler.add(s)
     finish(scheduler, limit=MAX_SEQ_LEN)
     assert s.num_tokens == MAX_SEQ_LEN
@@ -156,8 +159,9 @@ def test_sequence_that_has_as_many_tokens_as_can_be_is_full(tree: str) -> None:
 def test_pages_that_run_out_put_off_who_came_last_and_nobody_notices() -> None:
     expected = {i: solo(i) for i in (3, 4)}
     # 16 pages: both begin, one can end
-    scheduler = make_scheduler(PagePool(17, PAGE_SIZE), None, lambda _: BUSHY)
-    asked = {i: pair().sequence(prompts()[i], scheduler._pool, drafting=True) for i in (3, 4)}
+    pool = PagePool(17, PAGE_SIZE)
+    scheduler = make_scheduler(pool, None, lambda _: BUSHY)
+    asked = {i: pair().sequence(prompts()[i], pool, drafting=True) for i in (3, 4)}
     for s in asked.values():
         scheduler.add(s)
     output_ids = finish(scheduler)
@@ -212,8 +216,9 @@ def test_sampled_sequence_that_was_put_off_goes_on_with_its_random_numbers() -> 
     sampling = SamplingParams(temperature=1.5, seed=5, repetition_penalty=1.3)
     answers = []
     for interrupted in (False, True):
-        scheduler = make_scheduler(PagePool(NUM_PAGES, PAGE_SIZE), None, lambda _: CHAIN)
-        s = SequenceState(prompts()[0], scheduler._pool, VOCAB, sampling, drafting=True)
+        pool = PagePool(NUM_PAGES, PAGE_SIZE)
+        scheduler = make_scheduler(pool, None, lambda _: CHAIN)
+        s = SequenceState(prompts()[0], pool, VOCAB, sampling, drafting=True)
         scheduler.add(s)
         for step in itertools.count():
             scheduler.step()
@@ -337,8 +342,9 @@ def test_sequence_whose_logits_are_no_numbers_fails_alone(
 
 
 def test_step_for_nobody_but_lagging_readers_does_nothing() -> None:
-    scheduler = make_scheduler(PagePool(NUM_PAGES, PAGE_SIZE), None, lambda _: CHAIN)
-    s = pair().sequence(prompts()[6], scheduler._pool, drafting=True)
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    scheduler = make_scheduler(pool, None, lambda _: CHAIN)
+    s = pair().sequence(prompts()[6], pool, drafting=True)
     scheduler.add(s)
     scheduler.step()
     s.backpressured = True

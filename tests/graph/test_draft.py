@@ -20,8 +20,9 @@ from tests.reference.checkpoint import file_name, random_draft
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.rope import RopeSpec
-from trt_eagle3.decode.kv_cache import KVCache, PagePool, PageTable
+from trt_eagle3.decode.kv_cache import PagePool, PageTable
 from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, causal_mask
+from trt_eagle3.decode.state import layer_states
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
 from trt_eagle3.graph.draft import draft_graph, fuse_graph
@@ -51,12 +52,9 @@ def open_draft(manifest: DraftManifest) -> DraftRunner:
         path = manifest.path / f"{name}.onnx"
         path.write_bytes(model.SerializeToString())
         sessions.append(OnnxRuntimeSession(path, manifest.path))
-    cache = KVCache(
-        manifest.num_layers, manifest.num_kv_heads, manifest.head_dim, 8 * PAGE_SIZE, torch.float32
-    )
     return DraftRunner(
         *sessions,
-        cache,
+        layer_states(sessions[1].states, 8 * PAGE_SIZE),
         EmbeddingTable(manifest.tensors["embed_tokens.weight"], torch.float32),
         None,
     )

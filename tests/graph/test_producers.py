@@ -20,8 +20,8 @@ from tests.reference.compare import FLOAT32_TOLERANCE
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.tensor_index import TensorRef, open_index
-from trt_eagle3.decode.kv_cache import KVCache
 from trt_eagle3.decode.runner import DraftRunner
+from trt_eagle3.decode.state import layer_states
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import open_session
@@ -40,10 +40,8 @@ def open_runner(
     for name, model in graphs.items():
         (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
         sessions.append(open_session(backend, folder / f"{name}.onnx", REFERENCE_ROOT))
-    cache = KVCache(
-        manifest.num_layers, manifest.num_kv_heads, manifest.head_dim, 8 * PAGE_SIZE, torch.float32
-    )
-    return DraftRunner(*sessions, cache, EmbeddingTable(table, torch.float32), None)
+    states = layer_states(sessions[1].states, 8 * PAGE_SIZE)
+    return DraftRunner(*sessions, states, EmbeddingTable(table, torch.float32), None)
 
 
 def with_target_head(

@@ -20,8 +20,9 @@ from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
 from tests.reference.target import Target, TargetStates, random_target
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.target import TargetSpec
-from trt_eagle3.decode.kv_cache import KVCache, PagePool, PageTable
+from trt_eagle3.decode.kv_cache import PagePool, PageTable
 from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, causal_mask
+from trt_eagle3.decode.state import layer_states
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
 from trt_eagle3.errors import UserError
@@ -40,10 +41,10 @@ def open_target(
     model = target_graph(spec, aux_layers, before, "float32", PAGE_SIZE, file_name)
     path = spec.path / "model.onnx"
     path.write_bytes(model.SerializeToString())
-    text = spec.text
-    cache = KVCache(text.num_layers, text.num_kv_heads, text.head_dim, 8 * PAGE_SIZE, torch.float32)
     table = EmbeddingTable(spec.tensors["embed_tokens.weight"], torch.float32)
-    return TargetRunner(OnnxRuntimeSession(path, spec.path), cache, table, spec.num_deepstack)
+    session = OnnxRuntimeSession(path, spec.path)
+    states = layer_states(session.states, 8 * PAGE_SIZE)
+    return TargetRunner(session, states, table, spec.num_deepstack)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ that are preempted.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 
@@ -15,6 +16,7 @@ from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.runner import VisionRunner
 from trt_eagle3.decode.scheduler import Scheduler
 from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.state import Prefix
 
 
 def _blurred(_: Tensors, outputs: Tensors) -> Tensors:
@@ -34,9 +36,9 @@ def _astray(_: Tensors, outputs: Tensors) -> Tensors:
 def _same_page(p: Planted) -> None:
     true = PrefixCache.match
 
-    def match(self: PrefixCache, *args: object) -> list[int]:
-        pages = true(self, *args)  # type: ignore[arg-type]
-        return pages[:1] * len(pages)
+    def match(self: PrefixCache, *args: Any, **options: Any) -> Prefix:
+        pages = true(self, *args, **options).pages
+        return Prefix(pages[:1] * len(pages))
 
     p.patch.setattr(PrefixCache, "match", match)
 

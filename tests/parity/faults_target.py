@@ -52,9 +52,9 @@ def _stale_row(seam: Seam, inputs: Tensors) -> Tensors:
     """The row before the new ones holds another row's keys: as if its page had not been written."""
     if decoding(inputs):
         row = int(inputs["past_lengths"][0]) - 1
-        for name, cache in seam.bound.items():
-            if name.startswith("k_cache."):
-                size = 16
+        for state in seam.states:
+            if state.kind == "paged":
+                cache, size = seam.bound[state.name], 16
                 slots = [
                     int(inputs["page_table"][0, r // size]) * size + r % size
                     for r in (row, row - 1)

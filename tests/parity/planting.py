@@ -32,6 +32,7 @@ from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.multimodal import ModelInputs
 from trt_eagle3.multimodal.caller import NOBODY, Caller
 from trt_eagle3.parity.record.engine import Recorder, RecordingEngine
+from trt_eagle3.spec import StateSpec
 
 Tensors = dict[str, Tensor]
 Given = Callable[["Seam", Tensors], Tensors]
@@ -48,6 +49,10 @@ class Seam:
     given: Given | None = None
     gave: Gave | None = None
     bound: Tensors = field(default_factory=dict)
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        return self.session.states
 
     def bind(self, name: str, tensor: Tensor) -> None:
         self.bound[name] = tensor

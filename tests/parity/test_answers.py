@@ -11,10 +11,13 @@ from trt_eagle3.decode.runner import VisionRunner
 from trt_eagle3.multimodal.vision_rows import vision_rows
 from trt_eagle3.parity.record.answers import without_padding
 from trt_eagle3.parity.record.engine import Recording, RecordingSession
+from trt_eagle3.spec import StateSpec
 
 
 class _Tower:
     """A visual token is the sum of its patches; one deepstack level."""
+
+    states: tuple[StateSpec, ...] = ()
 
     def bind(self, name: str, tensor: Tensor) -> None:
         raise AssertionError(name, tensor)

@@ -15,7 +15,7 @@ from tests.tiny import build_tiny
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.config import SpeculationConfig
-from trt_eagle3.decode.kv_cache import KVCache, PagePool, PageTable
+from trt_eagle3.decode.kv_cache import PagePool, PageTable
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.propose import (
@@ -26,6 +26,7 @@ from trt_eagle3.decode.propose import (
     put_draft_visual,
 )
 from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, causal_mask
+from trt_eagle3.decode.state import layer_states
 from trt_eagle3.decode.tree import static_tree
 from trt_eagle3.engine.bundle import reference_location
 from trt_eagle3.engine.embedding import EmbeddingTable
@@ -94,7 +95,8 @@ def ref_chain(
     tree = static_tree(SpeculationConfig(mode="chain", steps=STEPS))
     first = draft_decode_position(manifest, length, length + prompt.rope_delta)
     proposer.propose(
-        tree, Drafters(states, [int(ids[length])], [first], pages.pages(length + STEPS))
+        tree,
+        Drafters(states, [int(ids[length])], [first], {"page_table": pages.pages(length + STEPS)}),
     )
     return [logits[-1] for logits in runner.logits]
 
@@ -108,10 +110,11 @@ def test_rows_at_once_equal_the_proposer_row_by_row(name: str, tiny: Asked, tmp_
     model = draft_graph(manifest, "float32", 16, reference_location)
     draft.write_bytes(model.SerializeToString())
     fuse = OnnxRuntimeSession(tiny.bundle.path / "fuse" / "model.onnx", tiny.bundle.path)
-    cache = KVCache(1, manifest.num_kv_heads, manifest.head_dim, 40 * 16, torch.float32)
+    session = OnnxRuntimeSession(draft, Path("/"))
+    states = layer_states(session.states, 40 * 16)
     table = EmbeddingTable(tiny.bundle.record.embedding.ref(tiny.bundle.path), torch.float32)
     offsets = ids - torch.arange(len(ids))
-    runner = Recorder(fuse, OnnxRuntimeSession(draft, Path("/")), cache, table, offsets)
+    runner = Recorder(fuse, session, states, table, offsets)
 
     chains = tiny.scorer.chain(manifest, recording)
     compared = 0

@@ -25,10 +25,11 @@ from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.commands.run_command import run_command
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.decode.decoder import Decoder
-from trt_eagle3.decode.kv_cache import KVCache, PagePool
+from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, causal_mask
 from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.state import layer_states
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import open_session
 from trt_eagle3.graph.build_graphs import build_graphs
@@ -147,17 +148,10 @@ def _products(folder: Path) -> Callable[[int], object]:
 
 
 def _runner(folder: Path, spec: TargetSpec, pool: PagePool) -> TargetRunner:
-    text = spec.text
-    cache = KVCache(
-        text.num_layers,
-        text.num_kv_heads,
-        text.head_dim,
-        pool.num_pages * pool.page_size,
-        torch.float32,
-    )
     embedding = EmbeddingTable(spec.tensors["embed_tokens.weight"], torch.float32)
     session = open_session("onnxruntime", folder / "target.onnx", folder)
-    return TargetRunner(session, cache, embedding, spec.num_deepstack)
+    states = layer_states(session.states, pool.num_pages * pool.page_size)
+    return TargetRunner(session, states, embedding, spec.num_deepstack)
 
 
 class _TokenTimes:

@@ -30,11 +30,12 @@ from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.commands.run_command import run_command
 from trt_eagle3.config import EngineConfig, SpeculationConfig
 from trt_eagle3.decode.decoder import Decoder, Drafting
-from trt_eagle3.decode.kv_cache import KVCache, PagePool
+from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.propose import Proposer
 from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, TargetRunner, causal_mask
 from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.state import layer_states
 from trt_eagle3.decode.tree import static_tree
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.embedding import EmbeddingTable
@@ -140,17 +141,14 @@ def _pair(folder: Path, size: str, page_size: int, max_seq_len: int) -> _Pair:
             )
     table_len = -(-max_seq_len // page_size)
     pool = PagePool(table_len + 1, page_size, table_len)
-    text, slots = spec.text, pool.num_pages * page_size
-
-    def cache(layers: int, heads: int, dim: int) -> KVCache:
-        return KVCache(layers, heads, dim, slots, torch.bfloat16, _DEVICE)
-
+    target_states, draft_states = (
+        layer_states(sessions[name].states, pool.num_pages * page_size, _DEVICE)
+        for name in ("target", "draft")
+    )
     embedding = _RandomTable(spec.tensors["embed_tokens.weight"].shape)
-    target_cache = cache(text.num_layers, text.num_kv_heads, text.head_dim)
-    target = TargetRunner(sessions["target"], target_cache, embedding, spec.num_deepstack)
-    draft_cache = cache(manifest.num_layers, manifest.num_kv_heads, manifest.head_dim)
+    target = TargetRunner(sessions["target"], target_states, embedding, spec.num_deepstack)
     d2t = torch.arange(manifest.draft_vocab_size, device=_DEVICE)
-    draft = DraftRunner(sessions["fuse"], sessions["draft"], draft_cache, embedding, d2t)
+    draft = DraftRunner(sessions["fuse"], sessions["draft"], draft_states, embedding, d2t)
     return _Pair(spec, manifest, target, draft, pool)
 
 

@@ -171,10 +171,10 @@ class _Steps:
         shape = (2, text.num_layers, (pages + 1) * page_size, text.num_kv_heads, text.head_dim)
         self._cache = torch.randn(shape, dtype=torch.float16, device="cuda")
         self.cache_bytes = 2 * 2 * text.num_layers * context * text.num_kv_heads * text.head_dim
-        for side, name in enumerate("kv"):
-            for layer in range(text.num_layers):
-                session.bind(f"{name}_cache.{layer}", self._cache[side, layer])
-                session.bind(f"{name}_cache_out.{layer}", self._cache[side, layer])
+        buffers = self._cache.flatten(0, 1)
+        for state, buffer in zip(session.states, buffers, strict=True):
+            session.bind(state.name, buffer)
+            session.bind(state.output_name, buffer)
         self._pages = (1 + torch.randperm(pages, dtype=torch.int32))[None]
 
     def inputs(self, tokens: int) -> dict[str, Tensor]:

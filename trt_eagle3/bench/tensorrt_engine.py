@@ -19,6 +19,7 @@ from trt_eagle3.engine.build_job import BuiltEngine
 from trt_eagle3.engine.trt.build import build_engine
 from trt_eagle3.engine.trt.folder import ENGINE_FILE, describe_engine
 from trt_eagle3.engine.trt.profiles import Profile
+from trt_eagle3.graph.states import encode_states, read_states
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE
 
 __all__ = ["BuildMemory", "build_beside_weights", "build_line"]
@@ -52,8 +53,12 @@ def build_beside_weights(
             folder / "model.onnx", folder / ENGINE_FILE, profiles, config.engine, timing_cache
         )
     facts = describe_engine(config.engine, built.num_bytes).model_dump()
-    text = json.dumps({"build_config": config.model_dump(mode="json"), "engine": facts})
-    write_file(folder / "config.json", text.encode())
+    described = {
+        "build_config": config.model_dump(mode="json"),
+        "states": encode_states(read_states(graph)),
+        "engine": facts,
+    }
+    write_file(folder / "config.json", json.dumps(described).encode())
     return built, watch.memory
 
 

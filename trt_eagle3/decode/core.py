@@ -64,7 +64,6 @@ class EngineCore:
         self.prefixes = PrefixCache(self.pool) if prefix_cache else None
         self.scheduler = Scheduler(
             bundle.decoder,
-            self.pool,
             max_batch_size=bundle.limits.max_batch_size,
             tree_for=bundle.plan.tree_for,
             prefix_cache=self.prefixes,

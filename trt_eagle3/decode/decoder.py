@@ -9,16 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode.accept import Accepted
+from trt_eagle3.decode.batch import causal_metadata, padded, widened
 from trt_eagle3.decode.dynamic_tree import DynamicTree
-from trt_eagle3.decode.kv_cache import page_table
 from trt_eagle3.decode.propose import (
     Drafters,
     Proposal,
@@ -26,10 +24,10 @@ from trt_eagle3.decode.propose import (
     draft_decode_position,
     draft_positions,
     put_draft_visual,
-    tree_proposal,
 )
-from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, all_rows, causal_mask
+from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, all_rows
 from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.state import Commit, LayerStates
 from trt_eagle3.decode.tree import Tree
 from trt_eagle3.decode.verify import verify_tree
 from trt_eagle3.errors import EngineFailedError
@@ -73,6 +71,11 @@ class Decoder:
         self._drafting = drafting
         self._fixed_shapes = fixed_shapes
 
+    @property
+    def states(self) -> LayerStates:
+        """What the target's layers keep of every sequence; its pages are the draft's too."""
+        return self._target.states
+
     def speculates(self, sequence: SequenceState, tree: AnyTree | None) -> bool:
         """Whether ``sequence``, once prefilled, can take ``tree``: near the length limit it
         decodes plainly.
@@ -103,19 +106,19 @@ class Decoder:
         try:
             while not sequence.prefilled:
                 count = min(self.prefill_chunk, sequence.num_prefill - sequence.length)
-                sequence.pages.reserve(sequence.length + count)
+                self.states.reserve(sequence, sequence.length + count)
                 self.prefill([(sequence, count)])
                 if sequence.length >= sequence.num_prefill and not sequence.tokens:
                     raise no_numbers()
             yield tuple(sequence.tokens)
             while sequence.num_tokens < self.max_seq_len:
-                sequence.pages.reserve(self.rows_wanted(sequence, tree))
+                self.states.reserve(sequence, self.rows_wanted(sequence, tree))
                 output_ids = self.cycle([sequence], tree)[0].tokens
                 if not output_ids:
                     raise no_numbers()
                 yield output_ids
         finally:
-            sequence.release()
+            self.states.release(sequence)
 
     def prefill(self, chunks: Sequence[tuple[SequenceState, int]]) -> None:
         """Run the next rows of each sequence, so many of each; one that is through with its prompt
@@ -125,10 +128,10 @@ class Decoder:
         """
         sequences, counts = [sequence for sequence, _ in chunks], [count for _, count in chunks]
         positions = [s.prompt.positions(s.length, s.length + count) for s, count in chunks]
-        ids = _padded([s.ids(s.length, s.length + count) for s, count in chunks], max(counts))
+        ids = padded([s.ids(s.length, s.length + count) for s, count in chunks], max(counts))
         embeds = self._target.embedding.lookup(ids)
-        metadata = _causal_place(
-            sequences, [s.length for s in sequences], counts, positions, embeds
+        metadata = causal_metadata(
+            self.states, sequences, [s.length for s in sequences], counts, positions, embeds
         )
         deepstack = None
         if any(s.prompt.has_visual(s.length, count) for s, count in chunks):
@@ -142,6 +145,8 @@ class Decoder:
         self._sample_first_token(chunks, logits[:, 0])
         if aux is not None:
             self._draft_prompt(sequences, counts, aux)
+        # last: a prefill whose draft runs out of memory is run again, over the same states
+        self.states.commit([Commit(s, s.length, range(count)) for s, count in chunks])
         for sequence, count in chunks:
             sequence.length += count
 
@@ -157,14 +162,19 @@ class Decoder:
             ):
                 self._catch_up(s)
         speculating = [i for i, s in enumerate(sequences) if self.speculates(s, tree)]
-        proposal = _widened(
+        proposal = widened(
             self._propose([sequences[i] for i in speculating], tree), speculating, sequences
         )
         num_nodes = proposal.tokens.shape[1]
         counts = [num_nodes if i in speculating else 1 for i in range(len(sequences))]
         logits, aux = self._verify(sequences, proposal, counts)
         found = verify_tree(sequences, proposal, logits, counts)
-        self._compact(sequences, found)
+        self.states.commit(
+            [
+                Commit(s, s.length, accepted.path[: len(accepted.tokens)])
+                for s, accepted in zip(sequences, found, strict=True)
+            ]
+        )
         if aux is not None and tree is not None:
             self._extend(sequences, found, aux, num_nodes)
         elif aux is not None:
@@ -205,7 +215,7 @@ class Decoder:
         ahead = [
             s.ids(s.length + 1, s.length + 1 + count) for s, count in zip(some, widths, strict=True)
         ]
-        embeds = runner.embedding.lookup(_padded(ahead, max(widths)))
+        embeds = runner.embedding.lookup(padded(ahead, max(widths)))
         for i, s in enumerate(some):
             put_draft_visual(self._drafting.manifest, s.prompt, embeds[i], s.length)
         aux = (aux if len(some) == len(sequences) else aux[rows])[:, : max(widths)]
@@ -227,8 +237,8 @@ class Decoder:
             states=[s.draft for s in sequences if s.draft],
             roots=[s.tokens[-1] for s in sequences],
             positions=positions,
-            pages=page_table(
-                [s.pages for s in sequences], [s.length + tree.num_draft_rows for s in sequences]
+            state_inputs=self._drafting.proposer.runner.states.inputs(
+                sequences, [s.length + tree.num_draft_rows for s in sequences]
             ),
         )
         return self._drafting.proposer.propose(tree, drafters)
@@ -242,27 +252,14 @@ class Decoder:
         metadata = AttentionMetadata(
             past=[s.length for s in sequences],
             counts=counts,
-            pages=page_table(
-                [s.pages for s in sequences],
-                [s.length + n for s, n in zip(sequences, counts, strict=True)],
+            state_inputs=self.states.inputs(
+                sequences, [s.length + n for s, n in zip(sequences, counts, strict=True)]
             ),
             mask=proposal.mask,
             positions=positions.int().expand(3, -1, -1),
         )
         rows = all_rows(*proposal.tokens.shape)
         return self._target.forward(self._target.embedding.lookup(proposal.tokens), metadata, rows)
-
-    def _compact(self, sequences: Sequence[SequenceState], found: Sequence[Accepted]) -> None:
-        """Move the accepted paths' rows to the front of their trees, in the target's cache."""
-        sources, destinations = [], []
-        for s, accepted in zip(sequences, found, strict=True):
-            path = torch.tensor(accepted.path)
-            kept = torch.arange(len(path))
-            if not torch.equal(path, kept):
-                sources.append(s.pages.slots(s.length + path))
-                destinations.append(s.pages.slots(s.length + kept))
-        if sources:
-            self._target.cache.move(torch.cat(sources), torch.cat(destinations))
 
     def _extend(
         self,
@@ -283,11 +280,11 @@ class Decoder:
         if all(path == tuple(range(len(path))) for path in paths):
             aux = aux[:, :width]
         else:
-            index = _padded([torch.tensor(path) for path in paths], width).to(
+            index = padded([torch.tensor(path) for path in paths], width).to(
                 aux.device, non_blocking=True
             )
             aux = aux.gather(1, index[..., None].expand(-1, -1, aux.shape[2]))
-        tokens = _padded([torch.tensor(found[i].tokens, dtype=torch.int64) for i in rows], width)
+        tokens = padded([torch.tensor(found[i].tokens, dtype=torch.int64) for i in rows], width)
         self._commit(some, counts, self._drafting.proposer.runner.embedding.lookup(tokens), aux)
 
     def _defer(self, sequences: Sequence[SequenceState], aux: Tensor) -> None:
@@ -320,8 +317,9 @@ class Decoder:
             positions.append(
                 draft_positions(manifest, s.draft_length, of_target[:, :-1], of_target[:, -1])
             )
-        metadata = _causal_place(
-            sequences, [s.draft_length for s in sequences], counts, positions, embeds
+        starts = [s.draft_length for s in sequences]
+        metadata = causal_metadata(
+            proposer.runner.states, sequences, starts, counts, positions, embeds
         )
         for s, state in zip(
             sequences, proposer.extend(metadata, embeds, proposer.runner.fuse(aux)), strict=True
@@ -340,82 +338,3 @@ def no_numbers() -> EngineFailedError:
 
 def _num_rows(tree: AnyTree) -> int:
     return max(tree.num_nodes, tree.num_draft_rows)
-
-
-def _padded(rows: Sequence[Tensor], width: int) -> Tensor:
-    """[B, width] of ``rows`` [B][n], zeros behind."""
-    return torch.stack([functional.pad(row, (0, width - len(row))) for row in rows])
-
-
-_small_causal_mask = lru_cache(maxsize=32)(causal_mask)
-"""Of the widths that captured steps have; on the host, where one that has not changed is not
-copied again.
-"""
-_MAX_SMALL_MASK = 256
-
-
-@lru_cache(maxsize=4)
-def _large_causal_mask(width: int, device: torch.device) -> Tensor:
-    """Of a prompt's chunk: on the host 2048 tokens would take several milliseconds, and as many
-    to be copied.
-    """
-    rows = torch.arange(width, device=device)
-    return rows[:, None] >= rows
-
-
-def _shared_causal_mask(width: int, device: torch.device) -> Tensor:
-    """bool [width, width]; sessions only read their inputs."""
-    return (
-        _small_causal_mask(width) if width <= _MAX_SMALL_MASK else _large_causal_mask(width, device)
-    )
-
-
-def _causal_place(
-    sequences: Sequence[SequenceState],
-    starts: Sequence[int],
-    counts: Sequence[int],
-    positions: Sequence[Tensor],
-    embeds: Tensor,
-) -> AttentionMetadata:
-    """Rows ``[start, start + count)`` of each sequence, each seeing all before; ``positions`` int32
-    [B][3, count].
-
-    ``embeds`` [B, S, H] are the rows, padded.
-    """
-    width = embeds.shape[1]
-    padded = [functional.pad(p, (0, width - p.shape[1])) for p in positions]
-    return AttentionMetadata(
-        past=starts,
-        counts=counts,
-        pages=page_table(
-            [s.pages for s in sequences], [n + m for n, m in zip(starts, counts, strict=True)]
-        ),
-        mask=_shared_causal_mask(width, embeds.device).expand(len(sequences), -1, -1),
-        positions=torch.stack(padded, dim=1),
-    )
-
-
-def _widened(
-    proposal: Proposal | None, rows: Sequence[int], sequences: Sequence[SequenceState]
-) -> Proposal:
-    """The proposal of the sequences at ``rows`` among all ``sequences``; the others have a root
-    and padding.
-    """
-    roots = torch.tensor([s.tokens[-1] for s in sequences])[:, None]
-    if proposal is None:
-        return tree_proposal(Tree.root_only(), roots)
-    if len(rows) == len(sequences):
-        return proposal
-    index = torch.tensor(rows)
-    num_nodes = proposal.tokens.shape[1]
-    alone = Proposal(
-        tokens=roots.expand(-1, num_nodes),
-        parents=torch.full((len(sequences), num_nodes), -1),
-        depths=torch.zeros(len(sequences), num_nodes, dtype=torch.int64),
-        mask=torch.eye(num_nodes, dtype=torch.bool).expand(len(sequences), -1, -1),
-    )
-    fields = {}
-    for name, theirs in vars(proposal).items():
-        ours = getattr(alone, name).to(theirs.device, non_blocking=True).contiguous()
-        fields[name] = ours.index_copy(0, index.to(theirs.device, non_blocking=True), theirs)
-    return Proposal(**fields)

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.torch import capi
 from trt_eagle3.errors import UserError
+from trt_eagle3.spec import StateSpec
 
 __all__ = ["KVCache", "PagePool", "PageTable", "page_table"]
 
@@ -129,6 +131,13 @@ class PageTable:
             self._pages += self._pool.take(wanted - len(self._pages))
             self._fixed = None
 
+    def lacking(self, num_rows: int) -> int:
+        """Pages of ``num_rows`` rows that are neither held nor free; 0 or less where ``reserve``
+        finds enough.
+        """
+        wanted = -(-num_rows // self._pool.page_size)
+        return wanted - len(self._pages) - self._pool.num_free
+
     def adopt(self, pages: Sequence[int]) -> None:
         """Begin with pages that hold the first rows already, as another owner of them: rows in
         them are only read.
@@ -187,53 +196,68 @@ def page_table(tables: Sequence[PageTable], num_rows: Sequence[int]) -> Tensor:
 
 
 class KVCache:
-    """Keys and values of all layers in one buffer ``[2, layers, slots, Hkv, D]``, token-major.
+    """The paged states of one graph, token-major; those alike share a buffer ``[states, slots,
+    *shape]``.
 
     Token-major makes compaction a row move, and the reference lowering one ScatterND and one
     Gather.
     """
 
     def __init__(
-        self,
-        num_layers: int,
-        num_kv_heads: int,
-        head_dim: int,
-        num_slots: int,
-        dtype: torch.dtype,
-        device: torch.device | str = "cpu",
+        self, states: Sequence[StateSpec], num_slots: int, device: torch.device | str = "cpu"
     ) -> None:
-        # zeros, not empty: slots that the mask hides still enter a product with probability 0, and
-        # 0 * NaN is NaN
-        shape = (2, num_layers, num_slots, num_kv_heads, head_dim)
+        alike: dict[tuple[tuple[int, ...], str], list[StateSpec]] = {}
+        for state in states:
+            alike.setdefault((state.shape, state.dtype), []).append(state)
+        self._groups = tuple(alike.values())
         try:
-            self._buffer = torch.zeros(shape, dtype=dtype, device=device)
+            self._buffers = tuple(_zeros(group, num_slots, device) for group in self._groups)
         except RuntimeError as error:  # torch's out-of-memory errors, on the CPU too
-            num_bytes = prod(shape) * dtype.itemsize
             raise UserError(
-                f"KV cache: {num_bytes / 1e9:.1f} GB for {num_slots} tokens do not fit into this "
-                "device's memory. Lower limits.max_seq_len or limits.max_batch_size and rebuild."
+                f"KV cache: {_num_bytes(states, num_slots) / 1e9:.1f} GB for {num_slots} tokens do "
+                "not fit into this device's memory. Lower limits.max_seq_len or "
+                "limits.max_batch_size and rebuild."
             ) from error
 
     @property
     def num_bytes(self) -> int:
-        """Size of the buffer."""
-        return self._buffer.numel() * self._buffer.element_size()
+        """Size of the buffers."""
+        return sum(buffer.nbytes for buffer in self._buffers)
 
     def bindings(self) -> Iterator[tuple[str, Tensor]]:
-        """Graph name and buffer of every cache input and output; one buffer serves both."""
-        for side, name in enumerate(("k", "v")):
-            for layer in range(self._buffer.shape[1]):
-                yield f"{name}_cache.{layer}", self._buffer[side, layer]
-                yield f"{name}_cache_out.{layer}", self._buffer[side, layer]
+        """Graph name and buffer of every state's input and output; one buffer serves both."""
+        for group, buffers in zip(self._groups, self._buffers, strict=True):
+            for state, buffer in zip(group, buffers, strict=True):
+                yield state.name, buffer
+                yield state.output_name, buffer
 
     def move(self, source: Tensor, destination: Tensor) -> None:
-        """Copy the rows at slots ``source`` (int64) to slots ``destination``, in all layers, as
+        """Copy the rows at slots ``source`` (int64) to slots ``destination``, in all states, as
         if at once.
         """
-        if self._buffer.is_cuda and len(source) <= capi.MAX_KV_MOVES and capi.available():
-            capi.kv_move(self._buffer, source, destination)
-            return
-        source, destination = (
-            slots.to(self._buffer.device, non_blocking=True) for slots in (source, destination)
-        )
-        self._buffer[:, :, destination] = self._buffer[:, :, source]
+        for buffer in self._buffers:
+            _move(buffer, source, destination)
+
+
+def _move(buffer: Tensor, source: Tensor, destination: Tensor) -> None:
+    """Move rows of all states in ``buffer [states, slots, *shape]``."""
+    by_kernel = buffer.is_cuda and buffer.ndim == 4 and len(source) <= capi.MAX_KV_MOVES
+    if by_kernel and capi.available():
+        capi.kv_move(buffer, source, destination)
+        return
+    source, destination = (
+        slots.to(buffer.device, non_blocking=True) for slots in (source, destination)
+    )
+    buffer[:, destination] = buffer[:, source]
+
+
+def _zeros(states: Sequence[StateSpec], num_slots: int, device: torch.device | str) -> Tensor:
+    """``[states, num_slots, *shape]`` for states of one shape and type."""
+    # zeros, not empty: slots that the mask hides still enter a product with probability 0, and
+    # 0 * NaN is NaN
+    shape, dtype = states[0].shape, dtype_named(states[0].dtype).torch
+    return torch.zeros((len(states), num_slots, *shape), dtype=dtype, device=device)
+
+
+def _num_bytes(states: Sequence[StateSpec], num_slots: int) -> int:
+    return sum(dtype_named(s.dtype).num_bytes(num_slots * prod(s.shape)) for s in states)

@@ -16,10 +16,11 @@ from trt_eagle3.checkpoint.target import TargetSpec, target_from_dict
 from trt_eagle3.checkpoint.tensor_index import TensorRef, read_tensor
 from trt_eagle3.config import LimitsConfig
 from trt_eagle3.decode.decoder import Decoder, Drafting
-from trt_eagle3.decode.kv_cache import KVCache, PagePool
+from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.plan import Plan, read_plan
 from trt_eagle3.decode.propose import Proposer
 from trt_eagle3.decode.runner import DraftRunner, TargetRunner, VisionRunner
+from trt_eagle3.decode.state import LayerStates, layer_states
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.bundle import (
     BUNDLE_FILE,
@@ -126,9 +127,8 @@ class LoadedBundle:
         """A decoder whose target is ``target``, a session of that graph, over a cache of its
         own.
         """
-        text = self.spec.text
-        cache = self._cache(text.num_layers, text.num_kv_heads, text.head_dim)
-        runner = TargetRunner(target, cache, self.embedding, self.spec.num_deepstack)
+        states = self._layer_states(target)
+        runner = TargetRunner(target, states, self.embedding, self.spec.num_deepstack)
         return Decoder(
             runner,
             drafting,
@@ -168,19 +168,17 @@ class LoadedBundle:
         if manifest is None:
             return None
         d2t = self._read_d2t(manifest)
-        cache = self._cache(manifest.num_layers, manifest.num_kv_heads, manifest.head_dim)
-        runner = DraftRunner(
-            self.open_graph("fuse"), self.open_graph("draft"), cache, self.draft_embedding, d2t
-        )
+        fuse, draft = self.open_graph("fuse"), self.open_graph("draft")
+        runner = DraftRunner(fuse, draft, self._layer_states(draft), self.draft_embedding, d2t)
         return Drafting(Proposer(runner), manifest)
 
     @property
     def _root(self) -> Path:
         return self.record.weights_root(self.path)
 
-    def _cache(self, num_layers: int, num_kv_heads: int, head_dim: int) -> KVCache:
+    def _layer_states(self, session: Session) -> LayerStates:
         num_slots = num_pages(self.limits, self.page_size) * self.page_size
-        return KVCache(num_layers, num_kv_heads, head_dim, num_slots, self.dtype, self.device)
+        return layer_states(session.states, num_slots, self.device)
 
     def _table(self, ref: TensorRef) -> EmbeddingTable:
         with unreplaced(self.path, self.record):

@@ -9,16 +9,21 @@ wherever the page is.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
+from types import MappingProxyType
 
 import numpy as np
 
 from trt_eagle3.decode.kv_cache import PagePool
-from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.sequence import SequenceState, Snapshot
+from trt_eagle3.decode.state import Prefix
 from trt_eagle3.multimodal import PixelPatches
 
 __all__ = ["PrefixCache", "media_digests", "page_keys"]
+
+_NO_SNAPSHOTS: Mapping[int, Snapshot] = MappingProxyType({})
 
 
 def page_keys(sequence: SequenceState, num_rows: int, page_size: int) -> list[bytes]:
@@ -68,12 +73,15 @@ def media_digests(visuals: Sequence[PixelPatches], merged: int) -> tuple[tuple[b
 class PrefixCache:
     """Keeps pages besides the sequences that filled them; lets the least recently used go when
     others need them.
+
+    Beside the last of some pages it keeps a snapshot of the per-sequence states after it.
     """
 
     def __init__(self, pool: PagePool) -> None:
         self._pool = pool
         self._pages: dict[bytes, int] = {}
         self._keys: dict[int, bytes] = {}
+        self._snapshots = OrderedDict[bytes, Snapshot]()  # least recently used first
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -83,12 +91,44 @@ class PrefixCache:
         """Pages that only the cache owns."""
         return self._pool.num_idle
 
-    def match(self, keys: Sequence[bytes]) -> list[int]:
-        """The pages of the longest known beginning of ``keys``."""
-        return [self._pages[key] for key in takewhile(self._pages.__contains__, keys)]
+    @property
+    def num_snapshots(self) -> int:
+        """Snapshots that the cache holds."""
+        return len(self._snapshots)
 
-    def insert(self, keys: Sequence[bytes], pages: Sequence[int]) -> None:
+    def find(self, sequence: SequenceState, *, with_snapshot: bool = False) -> Prefix:
+        """The longest known beginning of ``sequence`` that leaves a row to be computed;
+        ``with_snapshot``: one whose snapshot is known too.
+        """
+        keys = page_keys(sequence, sequence.num_prefill - 1, self._pool.page_size)
+        return self.match(keys, with_snapshot=with_snapshot)
+
+    def remember(self, sequence: SequenceState) -> None:
+        """Keep what the rows of ``sequence`` fill."""
+        keys = page_keys(sequence, sequence.num_written, self._pool.page_size)
+        count = len(keys)
+        self.insert(keys, sequence.pages.held[:count], sequence.take_snapshots(count))
+
+    def match(self, keys: Sequence[bytes], *, with_snapshot: bool = False) -> Prefix:
+        """The longest known beginning of ``keys``, as for ``find``."""
+        known = list(takewhile(self._pages.__contains__, keys))
+        if with_snapshot:
+            while known and known[-1] not in self._snapshots:
+                known.pop()
+        snapshot = self._snapshots.get(known[-1]) if with_snapshot and known else None
+        if snapshot is not None:
+            self._snapshots.move_to_end(known[-1])
+        return Prefix(tuple(self._pages[key] for key in known), snapshot)
+
+    def insert(
+        self,
+        keys: Sequence[bytes],
+        pages: Sequence[int],
+        snapshots: Mapping[int, Snapshot] = _NO_SNAPSHOTS,
+    ) -> None:
         """Keep filled ``pages``; those whose content is known stay as they are.
+
+        ``snapshots``, by the number of pages before them, belong to the cache from now on.
 
         A page counts as used after its followers, so that the end of a prompt is evicted before its
         beginning.
@@ -99,6 +139,22 @@ class PrefixCache:
             else:
                 self._pool.keep(page)
                 self._pages[key], self._keys[page] = page, key
+        for num_pages, snapshot in snapshots.items():
+            self._keep_snapshot(keys[num_pages - 1], snapshot)
+
+    def _keep_snapshot(self, key: bytes, snapshot: Snapshot) -> None:
+        if key in self._snapshots:
+            snapshot.release()
+        else:
+            self._snapshots[key] = snapshot
+        self._snapshots.move_to_end(key)
+
+    def evict_snapshot(self) -> bool:
+        """Release the least recently used snapshot; whether there was one."""
+        if not self._snapshots:
+            return False
+        self._snapshots.popitem(last=False)[1].release()
+        return True
 
     def evict(self, count: int) -> None:
         """Free ``count`` pages, or as many as no sequence uses."""
@@ -111,5 +167,8 @@ class PrefixCache:
             self._forget(page)
 
     def _forget(self, page: int) -> None:
-        del self._pages[self._keys.pop(page)]
+        key = self._keys.pop(page)
+        del self._pages[key]
+        if key in self._snapshots:
+            self._snapshots.pop(key).release()
         self._pool.release(page)

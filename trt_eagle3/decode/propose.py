@@ -13,7 +13,7 @@ waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -24,10 +24,10 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode.dynamic_tree import Candidates, DynamicTree, ancestors
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, all_rows
+from trt_eagle3.decode.sequence import DraftState
 from trt_eagle3.decode.tree import Tree
 
 __all__ = [
-    "DraftState",
     "Drafters",
     "Proposal",
     "Proposer",
@@ -39,33 +39,19 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class DraftState:
-    """What the draft knows after its last committed row.
-
-    Attributes:
-        length: committed rows, equal to the target's.
-        logits: f32 [Vd] of the last row. features: [Hd] of the last row.
-    """
-
-    length: int
-    logits: Tensor
-    features: Tensor
-
-
-@dataclass(frozen=True)
 class Drafters:
     """Sequences that propose together.
 
     Attributes:
         states: [B]. roots: [B] last accepted tokens.
         positions: [B] rope positions at depth 1.
-        pages: int32 [B, P], with room for the tree's draft rows.
+        state_inputs: where the draft's states lie, with room for the tree's draft rows.
     """
 
     states: Sequence[DraftState]
     roots: Sequence[int]
     positions: Sequence[int]
-    pages: Tensor
+    state_inputs: Mapping[str, Tensor]
 
     @cached_property
     def first_positions(self) -> Tensor:
@@ -210,7 +196,7 @@ class Proposer:
         metadata = AttentionMetadata(
             past=[state.length + num_shared for state in drafters.states],
             counts=[count] * batch,
-            pages=drafters.pages,
+            state_inputs=drafters.state_inputs,
             mask=mask,
             positions=positions.expand(3, batch, count),
         )

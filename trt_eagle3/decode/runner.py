@@ -7,7 +7,7 @@ sequence does not need are padding.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trt_eagle3.decode.kv_cache import KVCache
+from trt_eagle3.decode.state import LayerStates
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import Session
 from trt_eagle3.engine.torch.cuda_graph import patch_bucket
@@ -37,7 +37,8 @@ class AttentionMetadata:
     Attributes:
         past: [B] rows of each sequence that every new token of it sees.
         counts: [B] how many of the S tokens are real; the others are padding.
-        pages: int32 [B, P].
+        state_inputs: the graph's inputs that say where the sequences' states lie
+            (``LayerStates.inputs``), ``page_table`` int32 [B, P] among them.
         mask: bool [B, S, M]: who sees whom among the last M rows; the new tokens are the last S of
             them.
         positions: int32 [3, B, S].
@@ -45,7 +46,7 @@ class AttentionMetadata:
 
     past: Sequence[int]
     counts: Sequence[int]
-    pages: Tensor
+    state_inputs: Mapping[str, Tensor]
     mask: Tensor
     positions: Tensor
 
@@ -55,7 +56,8 @@ class AttentionMetadata:
 
         ``pages`` int32 [1, P], ``mask`` bool [S, M], ``positions`` int32 [3, S].
         """
-        return cls([past], [mask.shape[0]], pages, mask[None], positions[:, None])
+        states = {"page_table": pages}
+        return cls([past], [mask.shape[0]], states, mask[None], positions[:, None])
 
     def inputs(self, logit_rows: Tensor) -> dict[str, Tensor]:
         """The graph's context inputs; ``logit_rows`` [B, R], integers, are the tokens whose
@@ -65,7 +67,7 @@ class AttentionMetadata:
             "position_ids": self.positions,
             "past_lengths": torch.tensor(self.past, dtype=torch.int32),
             "query_lengths": torch.tensor(self.counts, dtype=torch.int32),
-            "page_table": self.pages,
+            **self.state_inputs,
             "tree_mask": self.mask,
             "logit_rows": logit_rows.int(),
         }
@@ -88,17 +90,16 @@ def _counted(count: int) -> Tensor:
 
 
 class TargetRunner:
-    """The target graph and its cache."""
+    """The target graph and the states of its layers."""
 
     def __init__(
-        self, session: Session, cache: KVCache, embedding: EmbeddingTable, num_deepstack: int
+        self, session: Session, states: LayerStates, embedding: EmbeddingTable, num_deepstack: int
     ) -> None:
-        self.cache = cache
+        self.states = states
         self.embedding = embedding
         self._session = session
         self.num_deepstack = num_deepstack
-        for name, buffer in cache.bindings():
-            session.bind(name, buffer)
+        states.bind(session)
 
     def forward(
         self,
@@ -121,23 +122,27 @@ class TargetRunner:
 
 
 class DraftRunner:
-    """The fuse and draft graphs and the draft's cache."""
+    """The fuse and draft graphs and the states of the draft's layers.
+
+    A level of a tree reads the rows of the levels above before anything is committed, so the
+    draft's states are paged.
+    """
 
     def __init__(
         self,
         fuse: Session,
         draft: Session,
-        cache: KVCache,
+        states: LayerStates,
         embedding: EmbeddingTable,
         d2t: Tensor | None,
     ) -> None:
-        self.cache = cache
+        assert not states.has_snapshots, "a draft's states are paged"
+        self.states = states
         self.embedding = embedding
         self._fuse = fuse
         self._draft = draft
         self._d2t = d2t
-        for name, buffer in cache.bindings():
-            draft.bind(name, buffer)
+        states.bind(draft)
 
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
         """Features [..., Hd] of aux hidden states [..., k * H]."""

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from trt_eagle3.decode.decoder import AnyTree, Decoder, no_numbers
-from trt_eagle3.decode.kv_cache import PagePool
-from trt_eagle3.decode.prefix_cache import PrefixCache, page_keys
+from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.prompt import Prompt, Vision
-from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.sequence import SequenceState, Snapshot
 from trt_eagle3.engine.memory import request_memory
 from trt_eagle3.errors import DeviceMemoryError
 
@@ -61,7 +60,6 @@ class Scheduler:
     def __init__(
         self,
         decoder: Decoder,
-        pool: PagePool,
         *,
         max_batch_size: int,
         tree_for: Callable[[int], AnyTree | None],
@@ -76,7 +74,7 @@ class Scheduler:
         self.num_preempted = 0
         self.num_reused_rows = 0
         self._decoder = decoder
-        self._pool = pool
+        self._states = decoder.states
         self._max_batch_size = max_batch_size
         self.tree_for = tree_for
         self._prefixes = prefix_cache
@@ -108,7 +106,7 @@ class Scheduler:
         lost = list(failed)
         failed.clear()
         for sequence in lost:
-            sequence.release()
+            self._states.release(sequence)
         if self._prefixes is not None:
             self._prefixes.clear()
         return lost
@@ -167,26 +165,25 @@ class Scheduler:
         them.
         """
         if self._prefixes is not None:
-            keys = page_keys(sequence, sequence.num_prefill - 1, self._pool.page_size)
-            sequence.pages.adopt(self._prefixes.match(keys))
-        reused = len(sequence.pages.held) * self._pool.page_size
+            prefix = self._prefixes.find(sequence, with_snapshot=self._states.has_snapshots)
+            self._states.restore(sequence, prefix)
         num_rows = self._decoder.rows_wanted(sequence, self.tree_for(len(self.running) + 1))
         if not self._free_pages(sequence, num_rows):
-            sequence.release()
+            self._states.release(sequence)
             return False
-        sequence.pages.reserve(num_rows)
-        sequence.length = sequence.draft_length = reused
-        self.num_reused_rows += reused
+        self._states.reserve(sequence, num_rows)
+        self.num_reused_rows += sequence.length
         return True
 
     def _free_pages(self, sequence: SequenceState, num_rows: int) -> bool:
         """Whether ``sequence`` can have ``num_rows`` rows, cached prefixes evicted where need
         be.
         """
-        lacking = -(-num_rows // self._pool.page_size) - len(sequence.pages.held)
-        if lacking > self._pool.num_free and self._prefixes is not None:
-            self._prefixes.evict(lacking - self._pool.num_free)
-        return lacking <= self._pool.num_free
+        lacking = self._states.lacking(sequence, num_rows)
+        if lacking > 0 and self._prefixes is not None:
+            self._prefixes.evict(lacking)
+            lacking = self._states.lacking(sequence, num_rows)
+        return lacking <= 0
 
     def _prefill(self) -> list[Emission]:
         chunks = self._chunks()
@@ -220,6 +217,7 @@ class Scheduler:
             if len(chunks) == 1:
                 return [self._fail(chunks[0][0], error)]
             return [emission for chunk in chunks for emission in self._run_prefill([chunk])]
+        self._save_where_pages_end([s for s, _ in chunks])
         return []
 
     def _chunks(self) -> list[tuple[SequenceState, int]]:
@@ -227,7 +225,7 @@ class Scheduler:
         chunks: list[tuple[SequenceState, int]] = []
         budget, width = self._decoder.prefill_chunk, 0
         for s in self.running:
-            count = min(s.num_prefill - s.length, budget)
+            count = self._chunk_rows(s, budget)
             if (
                 not s.prefilled
                 and not s.backpressured
@@ -236,6 +234,47 @@ class Scheduler:
                 chunks.append((s, count))
                 width = max(width, count)
         return chunks
+
+    def _chunk_rows(self, sequence: SequenceState, budget: int) -> int:
+        """Rows of the next chunk of ``sequence``, ``budget`` at most.
+
+        Where states are to be saved, it ends where a page does, and the prompt's last page that can
+        be reused is not passed.
+        """
+        stop = min(sequence.length + budget, sequence.num_prefill)
+        if self._saves:
+            size = sequence.pool.page_size
+            border = min(stop, sequence.num_prefill - 1) // size * size
+            stop = border if border > sequence.length else stop
+        return stop - sequence.length
+
+    @property
+    def _saves(self) -> bool:
+        """Whether per-sequence states are saved for prompts that begin alike."""
+        return self._prefixes is not None and self._states.has_snapshots
+
+    def _save_where_pages_end(self, sequences: Sequence[SequenceState]) -> None:
+        """Save the per-sequence states of those whose rows fill their pages."""
+        for s in sequences if self._saves else ():
+            if s.length % s.pool.page_size == 0 and (snapshot := self._snapshot(s)) is not None:
+                s.keep_snapshot(snapshot)
+
+    def _snapshot(self, sequence: SequenceState) -> Snapshot | None:
+        """A copy of its states; None where there is no room for it.
+
+        Few prompts begin with half an answer: of an answer the newest copy alone is kept, and only
+        those of prompts take the room of others, the least recently used or their own first one.
+        """
+        assert self._prefixes is not None
+        if sequence.in_answer:
+            sequence.drop_snapshots(in_answer=True)
+            return self._states.save(sequence)
+        snapshot = self._states.save(sequence)
+        if snapshot is None and (
+            self._prefixes.evict_snapshot() or sequence.drop_snapshots(in_answer=False)
+        ):
+            return self._states.save(sequence)
+        return snapshot
 
     def _decode(self, sequences: list[SequenceState]) -> list[Emission]:
         tree = self.tree_for(len(sequences))
@@ -248,6 +287,7 @@ class Scheduler:
             return []
         steps = [tree.steps if tree and self._decoder.speculates(s, tree) else 0 for s in ready]
         found = self._decoder.cycle(ready, tree)
+        self._save_where_pages_end(ready)
         return [
             Emission(s, accepted.tokens, self._is_full(s), depth)
             if accepted.tokens
@@ -258,7 +298,7 @@ class Scheduler:
     def _fail(self, sequence: SequenceState, error: Exception) -> Emission:
         """Put out a sequence that cannot go on; nobody shall reuse what its pages hold."""
         self.running.remove(sequence)
-        sequence.release()
+        self._states.release(sequence)
         return Emission(sequence, (), error=error)
 
     def _reserve(self, sequence: SequenceState, num_rows: int) -> None:
@@ -270,7 +310,7 @@ class Scheduler:
             self._preempt(last)
             if last is sequence:
                 return
-        sequence.pages.reserve(num_rows)
+        self._states.reserve(sequence, num_rows)
 
     def _lagging(self) -> SequenceState | None:
         """The newest of the running whose reader lags."""
@@ -297,12 +337,11 @@ class Scheduler:
     def _let_go(self, sequence: SequenceState) -> None:
         """Give pages back; what they hold stays known as long as nobody needs them."""
         self._remember(sequence)
-        sequence.release()
+        self._states.release(sequence)
 
     def _remember(self, sequence: SequenceState) -> None:
         if self._prefixes is not None:
-            keys = page_keys(sequence, sequence.num_written, self._pool.page_size)
-            self._prefixes.insert(keys, sequence.pages.held[: len(keys)])
+            self._prefixes.remember(sequence)
 
     def _is_full(self, sequence: SequenceState) -> bool:
         return sequence.num_tokens >= self._decoder.max_seq_len

@@ -3,18 +3,41 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from trt_eagle3.decode.kv_cache import PagePool, PageTable
 from trt_eagle3.decode.prompt import Prompt
-from trt_eagle3.decode.propose import DraftState
 from trt_eagle3.decode.sampling import Sampler
 from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
 
-__all__ = ["SequenceState"]
+__all__ = ["DraftState", "SequenceState", "Snapshot"]
+
+
+class Snapshot(Protocol):
+    """A copy of a sequence's per-sequence states; who holds it releases it."""
+
+    def release(self) -> None:
+        """Free the copy."""
+        ...
+
+
+@dataclass(frozen=True)
+class DraftState:
+    """What the draft knows after its last committed row.
+
+    Attributes:
+        length: committed rows, equal to the target's.
+        logits: f32 [Vd] of the last row. features: [Hd] of the last row.
+    """
+
+    length: int
+    logits: Tensor
+    features: Tensor
 
 
 @dataclass(eq=False)
@@ -32,6 +55,7 @@ class SequenceState:
             asking.
         page_keys: of the pages that prompt and answer fill, as far as anybody asked
             (``prefix_cache.page_keys``).
+        snapshots: of the per-sequence states, by the number of pages that the rows fill.
     """
 
     prompt: Prompt
@@ -49,6 +73,7 @@ class SequenceState:
     draft_length: int = 0
     deferred: list[Tensor] = field(default_factory=list)
     page_keys: list[bytes] = field(default_factory=list)
+    snapshots: dict[int, Snapshot] = field(default_factory=dict)
     pages: PageTable = field(init=False)
     sampler: Sampler = field(init=False)
 
@@ -96,9 +121,41 @@ class SequenceState:
         self.tokens += tokens
         self.sampler.remember(tokens)
 
-    def release(self) -> None:
-        """Give all pages back; its output tokens stay, so that they can be computed again."""
+    def adopt(self, pages: Sequence[int]) -> None:
+        """Begin with the rows in ``pages``, which hold the first ones already."""
+        self.pages.adopt(pages)
+        self.length = self.draft_length = len(pages) * self.pool.page_size
+
+    @property
+    def in_answer(self) -> bool:
+        """Whether rows of the answer are among its rows."""
+        return self.length > len(self.prompt.token_ids)
+
+    def keep_snapshot(self, snapshot: Snapshot) -> None:
+        """Keep a copy of the per-sequence states as they are: where a page ends."""
+        self.snapshots[self.length // self.pool.page_size] = snapshot
+
+    def drop_snapshots(self, *, in_answer: bool) -> bool:
+        """Release those of the answer, or else the first one of the prompt; whether there was
+        one.
+        """
+        in_prompt = len(self.prompt.token_ids) // self.pool.page_size
+        ends = sorted(self.snapshots)
+        dropped = [n for n in ends if n > in_prompt] if in_answer else ends[:1]
+        for num_pages in dropped:
+            self.snapshots.pop(num_pages).release()
+        return bool(dropped)
+
+    def take_snapshots(self, num_pages: int) -> dict[int, Snapshot]:
+        """Hand over the snapshots of the first ``num_pages`` pages."""
+        return {n: self.snapshots.pop(n) for n in sorted(self.snapshots) if n <= num_pages}
+
+    def reset(self) -> None:
+        """Give all pages back and forget the rows; its output tokens stay."""
         self.pages.truncate(0)
+        for snapshot in self.snapshots.values():
+            snapshot.release()
+        self.snapshots.clear()
         self.length = self.draft_length = 0
         self.draft = None
         self.deferred.clear()

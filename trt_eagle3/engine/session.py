@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trt_eagle3.engine.backend import backend_named
 from trt_eagle3.errors import UserError
+from trt_eagle3.spec import StateSpec
 
 __all__ = ["Session", "check_names", "open_session"]
 
@@ -22,6 +23,11 @@ class Session(Protocol):
     to ``bind`` stands for that input or output in every later run: its memory is read or written in
     place, and the caller keeps it.
     """
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        """What the graph's layers keep between runs, in the order of the layers."""
+        ...
 
     def bind(self, name: str, tensor: Tensor) -> None:
         """Let ``tensor`` be the static buffer of input or output ``name``."""

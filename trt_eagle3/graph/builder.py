@@ -15,8 +15,10 @@ from onnx import helper, numpy_helper
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.dtype import dtype_named, dtype_of_onnx
 from trt_eagle3.graph.ops import DOMAIN, OPS, OPSET, reference_function
+from trt_eagle3.graph.states import LEADING_DIM, write_states
 from trt_eagle3.graph.weight_formats import WEIGHT_FORMATS, format_of
 from trt_eagle3.graph.weights import WeightExpr, part_of, weight_initializer, write_descriptions
+from trt_eagle3.spec import StateSpec
 
 __all__ = ["Dim", "GraphBuilder", "ResolveLocation", "Value"]
 
@@ -58,6 +60,7 @@ class GraphBuilder:
         self._overloads: dict[tuple[str, str], onnx.FunctionProto] = {}
         self._names: set[str] = set()
         self._renames: dict[str, str] = {}
+        self._states: list[StateSpec] = []
         self._scope = ""
 
     @contextmanager
@@ -83,6 +86,16 @@ class GraphBuilder:
         """
         self._renames[value.name] = name
         self._outputs.append(helper.make_tensor_value_info(name, value.dtype, list(shape)))
+
+    def state(self, spec: StateSpec) -> Value:
+        """Declare a state that a layer keeps: an input, listed in the graph's metadata."""
+        self._states.append(spec)
+        shape: list[Dim] = [LEADING_DIM[spec.kind], *spec.shape]
+        return self.input(spec.name, dtype_named(spec.dtype).onnx, shape)
+
+    def update_state(self, spec: StateSpec, value: Value) -> None:
+        """Declare ``value`` the output that updates a state; both have one buffer."""
+        self.output(value, spec.output_name, (LEADING_DIM[spec.kind], *spec.shape))
 
     def weight(self, ref: TensorRef, scale: float = 1.0) -> Value:
         """The tensor at ``ref`` as a graph value of the compute type, times ``scale``;
@@ -248,4 +261,5 @@ class GraphBuilder:
             ir_version=_IR_VERSION,
         )
         write_descriptions(model, self._weights)
+        write_states(model, self._states)
         return model

@@ -16,7 +16,9 @@ from onnx import TensorProto
 
 from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.dtype import dtype_of_onnx
 from trt_eagle3.graph.builder import GraphBuilder, Value
+from trt_eagle3.spec import StateSpec
 
 __all__ = [
     "CONTEXT_INPUTS",
@@ -85,9 +87,8 @@ class Attention:
                 x, [tensors[f"{prefix}{p}_proj.weight"] for p in "qkv"], biases, name="qkv"
             )
             q, k, v = self._rope(b, qkv, tensors, prefix, context)
-            cache_shape = ("slots", self.num_kv_heads, self.head_dim)
-            k_cache = b.input(f"k_cache.{layer}", b.dtype, cache_shape)
-            v_cache = b.input(f"v_cache.{layer}", b.dtype, cache_shape)
+            states = self.states(layer, dtype_of_onnx(b.dtype).name)
+            k_cache, v_cache = (b.state(state) for state in states)
             out, k_new, v_new = b.own_op(
                 "TreeAttention",
                 *(q, k, v, k_cache, v_cache),
@@ -103,13 +104,21 @@ class Attention:
                 page_size=self.page_size,
                 scale=self.rope.attention_scaling**2 / self.head_dim**0.5,
             )
-            b.output(k_new, f"k_cache_out.{layer}", cache_shape)
-            b.output(v_new, f"v_cache_out.{layer}", cache_shape)
+            for state, updated in zip(states, (k_new, v_new), strict=True):
+                b.update_state(state, updated)
             biases = [tensors[f"{prefix}o_proj.bias"]] if self.bias else []
             scales = [self.output_scale]
             return b.linear(
                 out, [tensors[f"{prefix}o_proj.weight"]], biases, name="output", scales=scales
             )
+
+    def states(self, layer: int, dtype: str) -> tuple[StateSpec, StateSpec]:
+        """What ``layer`` keeps of every token: its key and its value."""
+        shape = (self.num_kv_heads, self.head_dim)
+        return (
+            StateSpec(f"k_cache.{layer}", "paged", shape, dtype),
+            StateSpec(f"v_cache.{layer}", "paged", shape, dtype),
+        )
 
     def _rope(
         self,

@@ -28,6 +28,7 @@ from onnx import TensorProto, helper, numpy_helper
 from trt_eagle3.dtype import COMPUTE_DTYPES
 from trt_eagle3.graph.ops import DOMAIN, OPSET_17, PLUGINS
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
+from trt_eagle3.graph.states import copy_states
 from trt_eagle3.graph.weights import WeightExpr, WeightPart, external_weights, weight_initializer
 
 __all__ = [
@@ -84,6 +85,7 @@ def trt_export(model: onnx.ModelProto, *, linear: bool = False) -> TrtExport:
     made = helper.make_model(
         graph, producer_name="trt-eagle3", opset_imports=opsets, ir_version=_IR_VERSION
     )
+    copy_states(model, made)
     return TrtExport(made, offsets, weights)
 
 

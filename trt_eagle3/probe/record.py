@@ -22,6 +22,7 @@ from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.vision_encoder import VisionEncoder
 from trt_eagle3.errors import UserError
 from trt_eagle3.prompts.prompt_file import Question
+from trt_eagle3.spec import StateSpec
 
 __all__ = ["MIN_TOKENS", "Recording", "record", "intermediate"]
 
@@ -122,6 +123,10 @@ class _Tapped:
         self._session = bundle.open_graph("target", intermediates)
         self._intermediates = intermediates
         self.runs: list[dict[str, Tensor]] = []
+
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        return self._session.states
 
     def bind(self, name: str, tensor: Tensor) -> None:
         self._session.bind(name, tensor)

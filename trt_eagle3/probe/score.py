@@ -15,10 +15,11 @@ from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.tensor_index import read_tensor
-from trt_eagle3.decode.kv_cache import KVCache, PagePool, PageTable
+from trt_eagle3.decode.kv_cache import PagePool, PageTable
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.propose import draft_decode_position, draft_positions, put_draft_visual
 from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, causal_mask
+from trt_eagle3.decode.state import LayerStates, layer_states
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.session import open_session
 from trt_eagle3.errors import UserError
@@ -103,13 +104,8 @@ class Scorer:
         pool = PagePool(-(-rows // size) + 1, size)
         self._pages = PageTable(pool)
         self._pages.reserve(rows)
-        shape = (
-            manifest.num_layers,
-            manifest.num_kv_heads,
-            manifest.head_dim,
-            pool.num_pages * size,
-        )
-        self._cache = KVCache(*shape, bundle.dtype, bundle.device)
+        self._num_slots = pool.num_pages * size
+        self._states: LayerStates | None = None  # alike in every interpretation
         self._open: tuple[bytes, DraftRunner] | None = None
         self._known: dict[tuple[object, ...], Score] = {}
 
@@ -133,7 +129,9 @@ class Scorer:
             file.write_bytes(model)
             self._open = None  # first forget the old session: two drafts need not fit
             draft = open_session(config.backend, file, REFERENCE_ROOT, device=config.device)
-            self._open = model, DraftRunner(self._fuse, draft, self._cache, self._embedding, None)
+            if self._states is None:
+                self._states = layer_states(draft.states, self._num_slots, config.device)
+            self._open = model, DraftRunner(self._fuse, draft, self._states, self._embedding, None)
         return self._open[1]
 
     def _cells(self, manifest: DraftManifest, recording: Recording) -> _Cells:

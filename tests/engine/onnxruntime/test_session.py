@@ -15,6 +15,7 @@ from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
 from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.builder import GraphBuilder, ResolveLocation
+from trt_eagle3.spec import StateSpec
 
 SLOTS, WIDTH, PAGE_SIZE = 12, 4, 4
 
@@ -25,7 +26,8 @@ def attention_model(directory: Path) -> Path:
     """
     b = GraphBuilder("attention", "float32", str)
     real = [b.input(name, TensorProto.FLOAT, ("n", WIDTH)) for name in "qkv"]
-    caches = [b.input(f"{name}_cache.0", TensorProto.FLOAT, ("slots", 1, WIDTH)) for name in "kv"]
+    states = [StateSpec(f"{name}_cache.0", "paged", (1, WIDTH), "float32") for name in "kv"]
+    caches = [b.state(state) for state in states]
     lengths = [
         b.input(name, TensorProto.INT32, ("batch",)) for name in ("past_lengths", "query_lengths")
     ]
@@ -40,8 +42,8 @@ def attention_model(directory: Path) -> Path:
         scale=0.5,
     )
     b.output(out, "out", ("n", WIDTH))
-    b.output(k_cache, "k_cache_out.0", ("slots", 1, WIDTH))
-    b.output(v_cache, "v_cache_out.0", ("slots", 1, WIDTH))
+    for state, updated in zip(states, (k_cache, v_cache), strict=True):
+        b.update_state(state, updated)
     path = directory / "attention.onnx"
     path.write_bytes(b.build().SerializeToString())
     return path

@@ -24,9 +24,10 @@ from trt_eagle3.engine.trt.dialects.dialect import Inspection
 from trt_eagle3.engine.trt.dialects.registry import dialect_of, find_dialect
 from trt_eagle3.engine.trt.dialects.v11 import TensorRT11
 from trt_eagle3.engine.trt.folder import EngineFolder
-from trt_eagle3.engine.trt.ports import Port, check_caches, engine_ports
+from trt_eagle3.engine.trt.ports import Port, check_states, engine_ports
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.pipeline import build
+from trt_eagle3.spec import StateSpec
 
 ENGINE: dict[str, object] = {
     "backend": "tensorrt",
@@ -184,7 +185,8 @@ def test_inputs_and_outputs_are_read_with_their_ranges(install: Install, version
 
 def test_caches_are_one_tensor_for_input_and_output() -> None:
     cache, other = torch.zeros(4), torch.zeros(4)
-    check_caches(["y", "k_cache_out.0"], {"k_cache.0": cache, "k_cache_out.0": cache})
+    states = [StateSpec("k_cache.0", "paged", (4,), "float32")]
+    check_states(states, {"k_cache.0": cache, "k_cache_out.0": cache})
     for bound in (
         {},
         {"k_cache.0": cache},
@@ -194,7 +196,7 @@ def test_caches_are_one_tensor_for_input_and_output() -> None:
         with pytest.raises(
             UserError, match=r"k_cache_out\.0: bind one tensor to it and to k_cache\.0"
         ):
-            check_caches(["y", "k_cache_out.0"], bound)
+            check_states(states, bound)
 
 
 @pytest.mark.parametrize("version", ["8.6.1", "11.1"])

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,7 @@ from trt_eagle3.engine.trt.profiles import graph_profiles
 from trt_eagle3.engine.trt.session import TensorRTSession
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
+from trt_eagle3.graph.states import encode_states, read_states
 from trt_eagle3.graph.trt_export import trt_export
 from trt_eagle3.parity.metrics import relative_error
 
@@ -85,10 +87,10 @@ def bound(
     session: Session, inputs: dict[str, Tensor]
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Give ``session`` copies of the caches in ``inputs``; returns these and the other inputs."""
-    caches = {name: tensor.cuda() for name, tensor in inputs.items() if "_cache." in name}
-    for name, tensor in caches.items():
-        session.bind(name, tensor)
-        session.bind(name.replace("_cache.", "_cache_out."), tensor)
+    caches = {state.name: inputs[state.name].cuda() for state in session.states}
+    for state in session.states:
+        session.bind(state.name, caches[state.name])
+        session.bind(state.output_name, caches[state.name])
     return caches, {name: tensor for name, tensor in inputs.items() if name not in caches}
 
 
@@ -101,9 +103,15 @@ def outputs(session: Session, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: t.float().clone() for name, t in {**found, **caches}.items()}
 
 
+@cache
+def state_names() -> frozenset[str]:
+    models = graphs("float32").values()
+    return frozenset(state.name for model in models for state in read_states(model))
+
+
 def real(name: str, value: Tensor) -> Tensor:
     """Without what padding leaves: page 0, and the fifth token of the second row."""
-    if "_cache." in name:
+    if name in state_names():
         return value[16:]
     return value[:, : ROWS - 1] if name in {"aux_hidden_states", "features_out"} else value
 
@@ -145,7 +153,7 @@ def test_every_output_agrees_with_the_torch_session(
         dtype,
         linear,
         graph,
-        {name: f"{error:.1e}" for name, error in found.items() if "_cache" not in name},
+        {name: f"{error:.1e}" for name, error in found.items() if name not in state_names()},
         max(found.values()),
     )
     assert max(found.values()) < TOLERANCE[dtype], found
@@ -378,13 +386,18 @@ def spoilt(
     built = build_engine(
         file, folder / ENGINE_FILE, profiles, config.engine, folder.parent / "timing.cache"
     )
-    write_config(folder, config.engine, built.num_bytes)
+    write_config(folder, config.engine, model, built.num_bytes)
     return TensorRTSession(file, folder)
 
 
-def write_config(folder: Path, engine: EngineConfig, num_bytes: int) -> None:
-    facts = describe_engine(engine, num_bytes).model_dump()
-    config = {"build_config": {"engine": engine.model_dump(mode="json")}, "engine": facts}
+def write_config(
+    folder: Path, engine: EngineConfig, model: onnx.ModelProto, num_bytes: int
+) -> None:
+    config = {
+        "build_config": {"engine": engine.model_dump(mode="json")},
+        "states": encode_states(read_states(model)),
+        "engine": describe_engine(engine, num_bytes).model_dump(),
+    }
     (folder / "config.json").write_text(json.dumps(config))
 
 

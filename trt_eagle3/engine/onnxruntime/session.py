@@ -15,7 +15,9 @@ from torch import Tensor
 from trt_eagle3.dtype import dtype_of_onnx, dtype_of_torch
 from trt_eagle3.engine.session import check_names
 from trt_eagle3.errors import UserError
+from trt_eagle3.graph.states import read_states
 from trt_eagle3.graph.weight_nodes import with_weight_nodes
+from trt_eagle3.spec import StateSpec
 
 __all__ = ["OnnxRuntimeSession"]
 
@@ -45,7 +47,9 @@ class OnnxRuntimeSession:
                 f"engine.device: the onnxruntime backend runs on the cpu, got {device!r}"
             )
         try:
-            proto = with_weight_nodes(_with_intermediates(model, intermediates))
+            proto = _with_intermediates(model, intermediates)
+            self.states: tuple[StateSpec, ...] = read_states(proto)
+            proto = with_weight_nodes(proto)
             self._session = ort.InferenceSession(
                 proto.SerializeToString(),
                 _options(proto, weights_root),

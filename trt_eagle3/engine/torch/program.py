@@ -19,7 +19,9 @@ from trt_eagle3.engine.torch.ops import STANDARD_OPS, Function
 from trt_eagle3.engine.weights import materialise
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.ops import DOMAIN, PLUGINS
+from trt_eagle3.graph.states import read_states
 from trt_eagle3.graph.weights import WeightExpr, external_weights
+from trt_eagle3.spec import StateSpec
 
 __all__ = ["Program", "ReadWeight", "Step", "load_program"]
 
@@ -34,12 +36,14 @@ class Program:
     Attributes:
         inputs: declared type of each input. outputs: names, intermediates included.
         constants: weights and small constants, on the device.
+        states: what the graph's layers keep between runs.
     """
 
     inputs: Mapping[str, onnx.TypeProto.Tensor]
     outputs: tuple[str, ...]
     constants: Mapping[str, Tensor]
     steps: tuple[Step, ...]
+    states: tuple[StateSpec, ...]
 
 
 def load_program(
@@ -71,7 +75,11 @@ def load_program(
         steps = fused(steps, kept={*outputs})
     inputs = {i.name: i.type.tensor_type for i in proto.graph.input}
     return Program(
-        inputs, outputs, constants, tuple(_with_lifetimes(steps, {*outputs, *constants}))
+        inputs,
+        outputs,
+        constants,
+        tuple(_with_lifetimes(steps, {*outputs, *constants})),
+        read_states(proto),
     )
 
 

@@ -20,6 +20,7 @@ from trt_eagle3.engine.session import check_names
 from trt_eagle3.engine.torch.cuda_graph import CAPTURE_ERRORS, Captured, CapturedGraphs, shapes_of
 from trt_eagle3.engine.torch.program import ReadWeight, load_program
 from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.spec import StateSpec
 
 __all__ = ["TorchSession"]
 
@@ -73,6 +74,7 @@ class TorchSession:
             program.constants,
             program.steps,
         )
+        self.states: tuple[StateSpec, ...] = program.states
         self._bound: dict[str, Tensor] = {}
         self._captured = CapturedGraphs()
 
@@ -136,11 +138,12 @@ class TorchSession:
             self._inputs[name].check(name, tensor)
 
     def _placed(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Contiguous inputs on this device; unbound caches are copied, for the ops would write
+        """Contiguous inputs on this device; unbound states are copied, for the ops would write
         into the caller's.
         """
         placed = {
             name: tensor.to(self.device, non_blocking=True).contiguous()
             for name, tensor in inputs.items()
         }
-        return {n: t.clone() if "_cache." in n and t is inputs[n] else t for n, t in placed.items()}
+        states = {state.name for state in self.states}
+        return {n: t.clone() if n in states and t is inputs[n] else t for n, t in placed.items()}

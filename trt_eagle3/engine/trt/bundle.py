@@ -30,6 +30,7 @@ from trt_eagle3.engine.trt.script import build_script
 from trt_eagle3.engine.weight_file import write_tables, write_weights
 from trt_eagle3.engine.weight_locations import TABLE_FILE, TableLocations, table_tensors
 from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.graph.states import encode_states, read_states
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE, trt_export, with_prefetch_safe
 
 __all__ = ["missing_for_engines", "uses_linear", "write_bundle", "write_engines"]
@@ -128,6 +129,7 @@ def write_engines(
     built: dict[str, BuiltEngine] = {}
     for name, model in models.items():
         onnx_folder = folder / name / ONNX_FOLDER
+        _update_config(folder / name, {"states": encode_states(read_states(model))})
         show(f"{name}: weights")
         ready = trt_export(model, linear=linear)
         write_weights(ready, REFERENCE_ROOT, onnx_folder / WEIGHTS_FILE)
@@ -170,9 +172,12 @@ def _build(
     built = built or attempt(model)
     if not config.tensorrt.strip_weights:
         shutil.rmtree(folder / ONNX_FOLDER)
-    file = folder / "config.json"
     facts = describe_engine(config, built.num_bytes, linear=linear).model_dump()
-    write_file(
-        file, json.dumps(json.loads(file.read_bytes()) | {"engine": facts}, indent=2).encode()
-    )
+    _update_config(folder, {"engine": facts})
     return built
+
+
+def _update_config(folder: Path, entries: Mapping[str, object]) -> None:
+    """Add ``entries`` to a graph's ``config.json``."""
+    file = folder / "config.json"
+    write_file(file, json.dumps(json.loads(file.read_bytes()) | entries, indent=2).encode())

@@ -15,6 +15,7 @@ from trt_eagle3.engine.machine import gpu_arch
 from trt_eagle3.engine.trt.dialects.registry import PACKAGES, find_dialect
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
+from trt_eagle3.graph.states import decode_states
 from trt_eagle3.io.json_file import read_json_object
 
 __all__ = ["ENGINE_FILE", "ONNX_FOLDER", "EngineDescription", "EngineFolder", "describe_engine"]
@@ -67,6 +68,7 @@ class EngineFolder:
         self.engine = path / ENGINE_FILE
         self.onnx = path / ONNX_FOLDER / "model.onnx"
         raw = self._read_config()
+        self.states = decode_states(raw.get("states", []), str(path / "config.json"))
         try:
             self.config = EngineConfig.model_validate(raw["build_config"]["engine"])
             self.facts = (

@@ -12,8 +12,9 @@ from torch import Tensor
 
 from trt_eagle3.dtype import dtype_of_tensorrt
 from trt_eagle3.errors import UserError
+from trt_eagle3.spec import StateSpec
 
-__all__ = ["Port", "check_caches", "choose_profile", "engine_ports"]
+__all__ = ["Port", "check_states", "choose_profile", "engine_ports"]
 
 
 @dataclass(frozen=True)
@@ -110,19 +111,17 @@ def _refusal(
     )
 
 
-def check_caches(outputs: Iterable[str], bound: Mapping[str, Tensor]) -> None:
-    """Refuse a cache whose input and output are not bound to one tensor: engines write into what
+def check_states(states: Iterable[StateSpec], bound: Mapping[str, Tensor]) -> None:
+    """Refuse a state whose input and output are not bound to one tensor: engines write into what
     they are given.
 
     From TensorRT 10.3 on they write nowhere else, whatever address the output has.
     """
-    for name in outputs:
-        source = name.replace("_cache_out.", "_cache.")
-        if source == name:
-            continue
-        places = [bound[end].data_ptr() if end in bound else None for end in (source, name)]
+    for state in states:
+        ends = (state.name, state.output_name)
+        places = [bound[end].data_ptr() if end in bound else None for end in ends]
         if places[0] is None or places[0] != places[1]:
             raise UserError(
-                f"{name}: bind one tensor to it and to {source}: an engine updates its caches in "
-                "place"
+                f"{state.output_name}: bind one tensor to it and to {state.name}: an engine "
+                "updates its states in place"
             )

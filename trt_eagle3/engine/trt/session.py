@@ -16,8 +16,9 @@ from trt_eagle3.engine.trt.dialects.dialect import Dialect
 from trt_eagle3.engine.trt.dialects.registry import find_dialect
 from trt_eagle3.engine.trt.folder import EngineFolder
 from trt_eagle3.engine.trt.plugins import load_plugins
-from trt_eagle3.engine.trt.ports import check_caches, choose_profile, engine_ports
+from trt_eagle3.engine.trt.ports import check_states, choose_profile, engine_ports
 from trt_eagle3.errors import UserError
+from trt_eagle3.spec import StateSpec
 
 __all__ = ["TensorRTSession"]
 
@@ -56,6 +57,7 @@ class TensorRTSession:
         self._dialect = find_dialect(folder.config)
         self._engine = _open_engine(self._dialect, folder)
         self._inputs, self._outputs = engine_ports(self._dialect.trt, self._engine)
+        self.states: tuple[StateSpec, ...] = folder.states
         self._bound: dict[str, Tensor] = {}
         self._captured = CapturedGraphs()
         self._contexts: dict[int, Any] = {}
@@ -97,7 +99,7 @@ class TensorRTSession:
 
     def _check(self, inputs: Mapping[str, Tensor]) -> None:
         check_names(inputs, self._inputs, self._bound)
-        check_caches(self._outputs, self._bound)
+        check_states(self.states, self._bound)
         for name, tensor in inputs.items():
             self._inputs[name].check(tensor)
 

@@ -29,14 +29,16 @@ from trt_eagle3.engine.bundle import BundleRecord, read_bundle
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import Session
 from trt_eagle3.multimodal import Processor
+from trt_eagle3.spec import StateSpec
 
 __all__ = ["Recording", "Forward", "Recorder", "RecordingEngine", "RecordingSession", "replay"]
 
 
 @dataclass(frozen=True)
 class Forward:
-    """One run of a graph: what it was given and gave, on the CPU in the engine's type; caches
-    are left out.
+    """One run of a graph: what it was given and gave, on the CPU in the engine's type.
+
+    The layers' states are bound, and so not among them.
     """
 
     graph: str
@@ -72,6 +74,11 @@ class RecordingSession:
         assert self._session is not None, f"{self._graph}: let go already"
         return self._session
 
+    @property
+    def states(self) -> tuple[StateSpec, ...]:
+        """The graph's."""
+        return self._open.states
+
     def bind(self, name: str, tensor: Tensor) -> None:
         """Let ``tensor`` be the static buffer of input or output ``name``."""
         self.bound[name] = tensor
@@ -81,7 +88,7 @@ class RecordingSession:
         """Run once; returns the outputs that have no static buffer."""
         if self._recording.only not in {None, self._graph}:
             return self._open.run(inputs)
-        given = {name: _copy(tensor) for name, tensor in inputs.items() if "_cache" not in name}
+        given = {name: _copy(tensor) for name, tensor in inputs.items()}
         outputs = self._open.run(inputs)
         columns = self._recording.columns if self._graph == "target" else None
         found = {
@@ -91,7 +98,6 @@ class RecordingSession:
                 else tensor[..., columns.to(tensor.device)]
             )
             for name, tensor in outputs.items()
-            if "_cache" not in name
         }
         self._recording.forwards.append(Forward(self._graph, given, found))
         return outputs
@@ -279,7 +285,4 @@ def replay(
     """
     for name, tensor in bound.items():
         session.bind(name, tensor)
-    return [
-        {n: _copy(t) for n, t in session.run(p.inputs).items() if "_cache" not in n}
-        for p in forwards
-    ]
+    return [{n: _copy(t) for n, t in session.run(p.inputs).items()} for p in forwards]

@@ -1,0 +1,439 @@
+"""Layer states: paged rows that move when they are committed; per-sequence states that follow the
+accepted tokens and no others, through rejection, preemption, prefix reuse and cancellation.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from tests.decode.pair import NUM_PAGES, PAGE_SIZE, PREFILL_CHUNK
+from tests.decode.recurrent import ANSWERS, CommitBy, HashStates, make_decoder, make_scheduler
+from tests.decode.scheduling import (
+    BUSHY,
+    CHAIN,
+    LAYOUTS,
+    MAX_TOKENS,
+    TREES,
+    finish,
+    pair,
+    prompts,
+)
+from tests.decode.test_prefix_cache import continued
+from trt_eagle3.decode.decoder import Decoder
+from trt_eagle3.decode.kv_cache import PagePool
+from trt_eagle3.decode.prefix_cache import PrefixCache
+from trt_eagle3.decode.prompt import Prompt
+from trt_eagle3.decode.scheduler import Scheduler
+from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.state import Commit, PagedStates, Prefix, layer_states
+from trt_eagle3.errors import EngineFailedError, UserError
+from trt_eagle3.spec import StateSpec
+
+ROOM = 6  # snapshots
+KEYS = StateSpec("k_cache.0", "paged", (1, 2), "float32")
+
+
+def say(prompt: Prompt) -> list[int]:
+    """What the target with its recurrent layer says alone, without speculation."""
+    sequence = pair().sequence(prompt, PagePool(NUM_PAGES, PAGE_SIZE))
+    tokens: list[int] = []
+    for some in make_decoder(HashStates("select", 0)).run(sequence):
+        tokens += some
+        if len(tokens) >= MAX_TOKENS:
+            break
+    ANSWERS[id(prompt)] = tokens[:MAX_TOKENS]
+    return tokens[:MAX_TOKENS]
+
+
+@cache
+def alone(index: int) -> list[int]:
+    return say(prompts()[index])
+
+
+def answers(scheduler: Scheduler, pool: PagePool, indices: list[int]) -> list[list[int]]:
+    """What prompts that draft say together."""
+    asked = [pair().sequence(prompts()[i], pool, drafting=True) for i in indices]
+    for s in asked:
+        scheduler.add(s)
+    output_ids = finish(scheduler)
+    return [output_ids[id(s)][:MAX_TOKENS] for s in asked]
+
+
+# Speculation, rejection
+
+
+@pytest.mark.parametrize("commit_by", ["select", "replay"])
+@pytest.mark.parametrize("tree", TREES)
+def test_states_under_speculation_follow_what_was_accepted(tree: str, commit_by: CommitBy) -> None:
+    expected = [alone(i) for i in range(len(LAYOUTS))]
+    states = HashStates(commit_by, 0)
+    scheduler = make_scheduler(states, None, lambda _: TREES[tree])
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    assert answers(scheduler, pool, list(range(len(LAYOUTS)))) == expected
+    assert states.entries == {}
+
+
+def test_the_state_tells_in_the_tokens_and_drafts_are_accepted_and_rejected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise these tests would hold of a layer that nobody reads."""
+    alone(3)
+    paths: list[Commit] = []
+    commit = HashStates.commit
+
+    def watched(self: HashStates, commits: list[Commit]) -> None:
+        paths.extend(c for c in commits if not isinstance(c.path, range))
+        commit(self, commits)
+
+    monkeypatch.setattr(HashStates, "commit", watched)
+    scheduler = make_scheduler(HashStates("select", 0), None, lambda _: BUSHY)
+    answers(scheduler, PagePool(NUM_PAGES, PAGE_SIZE), [0, 3, 6])
+    assert {1, 2, 3} <= {len(c.path) for c in paths}
+    assert not all(c.in_place for c in paths)
+    monkeypatch.setattr("tests.decode.recurrent._NOISE", 0.0)
+    assert say(prompts()[3]) != alone(3)
+
+
+# Preemption, resumption
+
+
+@pytest.mark.parametrize("commit_by", ["select", "replay"])
+@pytest.mark.parametrize("cached", [False, True])
+def test_states_of_a_preempted_sequence_are_computed_again(
+    cached: bool, commit_by: CommitBy
+) -> None:
+    expected = [alone(i) for i in (3, 4)]
+    pool = PagePool(17, PAGE_SIZE)  # both begin, one can end
+    prefixes = PrefixCache(pool) if cached else None
+    states = HashStates(commit_by, ROOM)
+    scheduler = make_scheduler(states, prefixes, lambda _: BUSHY)
+    assert answers(scheduler, pool, [3, 4]) == expected
+    assert scheduler.num_preempted > 0
+    assert (scheduler.num_reused_rows > 0) is cached
+    if prefixes:
+        prefixes.clear()
+    assert (pool.num_used, states.num_saved, states.entries) == (0, 0, {})
+
+
+# Prefix reuse
+
+
+@pytest.mark.parametrize("index", range(len(LAYOUTS)))
+def test_prompt_that_comes_again_begins_from_its_last_snapshot(index: int) -> None:
+    expected = alone(index)
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    scheduler = make_scheduler(HashStates("select", 20), PrefixCache(pool), lambda _: CHAIN)
+    assert answers(scheduler, pool, [index]) == [expected]
+    assert scheduler.num_reused_rows == 0
+    assert answers(scheduler, pool, [index]) == [expected]
+    num_rows = (len(prompts()[index].token_ids) - 1) // PAGE_SIZE * PAGE_SIZE
+    assert scheduler.num_reused_rows == num_rows
+
+
+def test_prompt_that_goes_on_reuses_the_pages_up_to_a_snapshot() -> None:
+    first = prompts()[3]
+    second = continued(first, [3, 1, 4, 1, 5, 9])
+    expected = say(second)
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    scheduler = make_scheduler(HashStates("replay", ROOM), PrefixCache(pool), lambda _: CHAIN)
+    answers(scheduler, pool, [3])
+    s = pair().sequence(second, pool, drafting=True)
+    scheduler.add(s)
+    assert finish(scheduler)[id(s)][:MAX_TOKENS] == expected
+    assert scheduler.num_reused_rows == 16
+
+
+@pytest.mark.parametrize("room", [0, 1, 2])
+def test_snapshots_take_no_more_room_than_there_is(room: int) -> None:
+    """The least recently used one makes room, and without any nothing is reused."""
+    expected = [alone(i) for i in (3, 6, 3, 3)]
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    prefixes = PrefixCache(pool)
+    states = HashStates("select", room)
+    scheduler = make_scheduler(states, prefixes, lambda _: CHAIN)
+    found = [answers(scheduler, pool, [i])[0] for i in (3, 6, 3, 3)]
+    assert found == expected
+    assert (scheduler.num_reused_rows > 0) is (room > 0)
+    assert prefixes.num_snapshots == states.num_saved <= room
+
+
+def test_evicted_page_takes_its_snapshot_along() -> None:
+    alone(6)
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    prefixes = PrefixCache(pool)
+    states = HashStates("select", 20)
+    answers(make_scheduler(states, prefixes, lambda _: None), pool, [6])
+    assert states.num_saved == prefixes.num_snapshots > 0
+    prefixes.evict(NUM_PAGES)
+    assert (states.num_saved, prefixes.num_snapshots, len(prefixes)) == (0, 0, 0)
+
+
+def test_chunks_end_where_pages_do_only_where_states_are_saved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    alone(6)
+    prefill, seen = Decoder.prefill, list[int]()
+
+    def watched(self: Decoder, chunks: Any) -> None:
+        seen.extend(count for _, count in chunks)
+        prefill(self, chunks)
+
+    monkeypatch.setattr(Decoder, "prefill", watched)
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    for prefixes, counts in (
+        (PrefixCache(pool), [PAGE_SIZE] * 8 + [1]),
+        (None, [PREFILL_CHUNK] * 6 + [3]),
+    ):
+        seen.clear()
+        answers(make_scheduler(HashStates("select", 2), prefixes, lambda _: None), pool, [6])
+        assert seen == counts
+
+
+def test_of_an_answer_s_snapshots_the_newest_alone_is_kept() -> None:
+    alone(0)
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    states = HashStates("select", 20)
+    scheduler = make_scheduler(states, PrefixCache(pool), lambda _: None)
+    s = pair().sequence(prompts()[0], pool)
+    scheduler.add(s)
+    while len(s.tokens) < MAX_TOKENS:
+        scheduler.step()
+        assert len([n for n in s.snapshots if n * PAGE_SIZE > len(s.prompt.token_ids)]) <= 1
+    assert s.snapshots
+
+
+# Cancellation, failure
+
+
+def test_cancelled_and_failed_sequences_leave_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = alone(0)
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    prefixes = PrefixCache(pool)
+    states = HashStates("select", 20)
+    scheduler = make_scheduler(states, prefixes, lambda _: BUSHY)
+    for index in range(3):  # cancelled in its prompt, in its answer, or not admitted yet
+        s = pair().sequence(prompts()[6], pool, drafting=True)
+        scheduler.add(s)
+        for _ in range((2, 12, 0)[index]):
+            scheduler.step()
+        scheduler.remove(s)
+        assert (states.entries, s.snapshots) == ({}, {})
+    assert answers(scheduler, pool, [0]) == [expected]
+    bad = pair().sequence(prompts()[4], pool, drafting=True)
+    monkeypatch.setattr(bad.sampler, "first", lambda _: torch.tensor(-1))
+    scheduler.add(bad)
+    errors = [e.error for _ in range(8) for e in scheduler.step() if e.error]
+    assert isinstance(errors[0], EngineFailedError)
+    lost = pair().sequence(prompts()[4], pool, drafting=True)
+    scheduler.add(lost)
+    scheduler.step()
+    assert scheduler.reset() == [lost]
+    assert (states.entries, states.num_saved, pool.num_used) == ({}, 0, 0)
+
+
+def test_prefill_that_is_run_again_commits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft runs out of memory after the target's forward; each prompt is then tried alone."""
+    expected = [alone(i) for i in (0, 3)]
+    draft_prompt = Decoder._draft_prompt
+
+    def narrow(self: Decoder, sequences: list[SequenceState], *args: Any) -> None:
+        if len(sequences) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        draft_prompt(self, sequences, *args)
+
+    monkeypatch.setattr(Decoder, "_draft_prompt", narrow)
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    scheduler = make_scheduler(HashStates("replay", 0), None, lambda _: CHAIN)
+    scheduler._decoder.prefill_chunk = 64
+    assert answers(scheduler, pool, [0, 3]) == expected
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_states_follow_any_sequence_of_events(seed: int) -> None:
+    """Requests come and go, readers stall, pages run out, snapshots are few."""
+    expected = [alone(i) for i in range(len(LAYOUTS))]
+    chance = random.Random(seed)
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    prefixes = PrefixCache(pool) if seed % 4 else None
+    states = HashStates("select" if seed % 2 else "replay", chance.choice([1, 3, 9]))
+    scheduler = make_scheduler(states, prefixes, lambda n: TREES[trees[n % 2]])
+    asked: dict[int, tuple[SequenceState, int]] = {}
+    held: list[int] = []
+    trees = ["plain", "bushy"]
+    for _ in range(80):
+        trees = chance.sample(sorted(TREES), 2)
+        event = chance.random()
+        if event < 0.2:
+            index = chance.randrange(len(LAYOUTS))
+            s = pair().sequence(prompts()[index], pool, drafting=chance.random() < 0.8)
+            asked[id(s)] = (s, index)
+            scheduler.add(s)
+        elif event < 0.25 and asked:
+            scheduler.remove(asked.pop(chance.choice(list(asked)))[0])
+        elif event < 0.35 and asked:
+            chance.choice(list(asked.values()))[0].backpressured = chance.random() < 0.5
+        elif event < 0.45:
+            held += pool.take(min(chance.randrange(12), pool.num_free))
+        elif event < 0.55:
+            pool.give_back(held)
+            held = []
+        for emission in scheduler.step():
+            s, index = asked[id(emission.sequence)]
+            assert emission.error is None
+            if len(s.tokens) >= MAX_TOKENS or emission.full:
+                assert s.tokens[:MAX_TOKENS] == expected[index]
+                scheduler.remove(s)
+                del asked[id(s)]
+    for s, _ in asked.values():
+        scheduler.remove(s)
+    if prefixes is not None:
+        prefixes.clear()
+    assert (states.entries, states.num_saved, pool.num_used) == ({}, 0, len(held))
+
+
+# Planted faults
+
+
+def _commit_all(patch: pytest.MonkeyPatch) -> None:
+    commit = HashStates.commit
+
+    def keep_rejected(self: HashStates, commits: list[Commit]) -> None:
+        nodes = [range(len(self._after[self.entries[c.sequence]])) for c in commits]
+        all_of = zip(commits, nodes, strict=True)
+        commit(self, [Commit(c.sequence, c.start, every) for c, every in all_of])
+
+    patch.setattr(HashStates, "commit", keep_rejected)
+
+
+def _commit_one_short(patch: pytest.MonkeyPatch) -> None:
+    commit = HashStates.commit
+    patch.setattr(
+        HashStates,
+        "commit",
+        lambda self, commits: commit(
+            self, [Commit(c.sequence, c.start, c.path[:-1] or c.path) for c in commits]
+        ),
+    )
+
+
+def _commit_by_position(patch: pytest.MonkeyPatch) -> None:
+    """Accepted rows are taken for the first ones of the tree."""
+    commit = HashStates.commit
+    patch.setattr(
+        HashStates,
+        "commit",
+        lambda self, commits: commit(
+            self, [Commit(c.sequence, c.start, range(len(c.path))) for c in commits]
+        ),
+    )
+
+
+def _skip_restore(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(HashStates, "restore", lambda self, sequence, _: self.reserve(sequence))
+
+
+def _keep_entry(patch: pytest.MonkeyPatch) -> None:
+    """A preempted sequence finds its entry as it left it."""
+    patch.setattr(HashStates, "release", lambda *_: None)
+
+
+def _reuse_without_snapshot(patch: pytest.MonkeyPatch) -> None:
+    match = PrefixCache.match
+    patch.setattr(PrefixCache, "match", lambda self, keys, **_: match(self, keys))
+
+
+def _snapshot_of_another_page(patch: pytest.MonkeyPatch) -> None:
+    match = PrefixCache.match
+
+    def late(self: PrefixCache, keys: Any, **options: Any) -> Prefix:
+        found = match(self, keys, **options)
+        return Prefix(found.pages[:-1], found.snapshot)
+
+    patch.setattr(PrefixCache, "match", late)
+
+
+def _save_anywhere(patch: pytest.MonkeyPatch) -> None:
+    """Chunks end anywhere, and what is saved there passes for the last page's end."""
+    patch.setattr(Scheduler, "_chunk_rows", lambda _, s, n: min(n, s.num_prefill - s.length))
+
+    def save(self: Scheduler, sequences: list[SequenceState]) -> None:
+        for s in sequences:
+            if s.length >= PAGE_SIZE and (snapshot := self._snapshot(s)) is not None:
+                stale = s.snapshots.pop(s.length // PAGE_SIZE, None)
+                if stale:
+                    stale.release()
+                s.keep_snapshot(snapshot)
+
+    patch.setattr(Scheduler, "_save_where_pages_end", save)
+
+
+FAULTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "commit keeps rejected tokens": _commit_all,
+    "commit one token short": _commit_one_short,
+    "commit by position": _commit_by_position,
+    "restore skipped": _skip_restore,
+    "entry kept over a preemption": _keep_entry,
+    "pages reused without a snapshot": _reuse_without_snapshot,
+    "snapshot of another page": _snapshot_of_another_page,
+    "saved where no page ends": _save_anywhere,
+}
+
+
+@pytest.mark.parametrize("commit_by", ["select", "replay"])
+@pytest.mark.parametrize("fault", ["none", *FAULTS])
+def test_planted_fault_in_a_state_is_caught(
+    fault: str, commit_by: CommitBy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = [alone(i) for i in (3, 4, 3)]
+
+    def meet() -> None:
+        pool = PagePool(17, PAGE_SIZE)
+        scheduler = make_scheduler(HashStates(commit_by, 9), PrefixCache(pool), lambda _: BUSHY)
+        found = answers(scheduler, pool, [3, 4])
+        assert [*found, *answers(scheduler, pool, [3])] == expected
+
+    if fault == "none":
+        meet()
+        return
+    FAULTS[fault](monkeypatch)
+    with pytest.raises(AssertionError):
+        meet()
+
+
+# Paged states
+
+
+def test_commit_of_paged_states_moves_the_rows_that_stay() -> None:
+    states = PagedStates([KEYS], 8 * PAGE_SIZE)
+    buffer = dict(states._cache.bindings())["k_cache.0"]
+    buffer[:, 0, 0] = torch.arange(8.0 * PAGE_SIZE)
+    s, other = (pair().sequence(prompts()[0], PagePool(8, PAGE_SIZE)) for _ in range(2))
+    s.pages.reserve(12)
+    other.pages.reserve(4)
+    slots = s.pages.slots(torch.arange(12))
+    before = buffer[slots, 0, 0].tolist()
+    states.commit([Commit(s, 3, (0, 2, 5)), Commit(other, 0, (0, 1))])
+    after = buffer[slots, 0, 0].tolist()
+    assert after[:3] == before[:3]
+    assert after[3:6] == [before[3], before[5], before[8]]
+
+
+def test_commit_in_place_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = PagedStates([KEYS], 8)
+    monkeypatch.setattr(states._cache, "move", None)
+    s = pair().sequence(prompts()[0], PagePool(8, PAGE_SIZE))
+    states.commit([Commit(s, 0, range(5)), Commit(s, 5, (0,)), Commit(s, 6, ())])
+
+
+def test_states_that_cannot_run_are_refused_in_one_line() -> None:
+    with pytest.raises(UserError, match="list no states of their layers: an older version built"):
+        layer_states([], 8)
+    recurrent = StateSpec("recurrent.1", "per_sequence", (2,), "float32")
+    with pytest.raises(UserError, match=r"^recurrent\.1: expected a paged state, got a per_seq"):
+        layer_states([KEYS, recurrent], 8)

@@ -1,0 +1,225 @@
+"""The states of a graph's layers: what they keep of each sequence between forwards.
+
+Paged states have a row per token, in pages that target and draft share. Per-sequence states have
+one entry per sequence, which every token changes: those of recurrent layers. A forward starts from
+what was committed before it. One commit for each of its sequences follows, and says which of the
+new rows stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.decode.kv_cache import KVCache, page_table
+from trt_eagle3.decode.sequence import SequenceState, Snapshot
+from trt_eagle3.engine.session import Session
+from trt_eagle3.errors import UserError
+from trt_eagle3.spec import StateSpec
+
+__all__ = ["Commit", "LayerStates", "PagedStates", "PerSequenceStates", "Prefix", "layer_states"]
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Which new rows of a forward stay in a sequence.
+
+    Attributes:
+        start: rows of the sequence before the forward.
+        path: the new rows that stay, ascending: the first row and descendants of it. Row
+            ``path[i]`` of the forward becomes row ``start + i`` of the sequence.
+    """
+
+    sequence: SequenceState
+    start: int
+    path: Sequence[int]
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the rows stand where they belong already."""
+        return not self.path or self.path[-1] == len(self.path) - 1
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """A known beginning of a sequence.
+
+    Attributes:
+        pages: that hold its rows, all of them full.
+        snapshot: of the per-sequence states after these rows; None in a model without such states.
+    """
+
+    pages: tuple[int, ...] = ()
+    snapshot: Snapshot | None = None
+
+
+class PagedStates:
+    """States with one row per token, in the pages of the sequence (``sequence.pages``)."""
+
+    def __init__(
+        self, states: Sequence[StateSpec], num_slots: int, device: torch.device | str = "cpu"
+    ) -> None:
+        self._cache = KVCache(states, num_slots, device)
+
+    def bind(self, session: Session) -> None:
+        """Give the buffers to a session of the graph, as inputs and outputs."""
+        for name, buffer in self._cache.bindings():
+            session.bind(name, buffer)
+
+    def inputs(
+        self, sequences: Sequence[SequenceState], num_rows: Sequence[int]
+    ) -> dict[str, Tensor]:
+        """``page_table`` int32 [B, P]: the pages of the first ``num_rows`` [B] rows."""
+        return {"page_table": page_table([s.pages for s in sequences], num_rows)}
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """Move the rows that stay to the front of their forward, in all layers at once."""
+        moved = [commit for commit in commits if not commit.in_place]
+        if moved:
+            self._cache.move(
+                torch.cat([c.sequence.pages.slots(c.start + torch.tensor(c.path)) for c in moved]),
+                torch.cat(
+                    [c.sequence.pages.slots(c.start + torch.arange(len(c.path))) for c in moved]
+                ),
+            )
+
+
+class PerSequenceStates(Protocol):
+    """States with one entry per sequence, which every token changes.
+
+    A forward leaves the entries as they were, and keeps beside them what a commit needs: the state
+    after each new row, to select one, or what each row adds, to replay those that stay. There are
+    as many entries as sequences run at once.
+    """
+
+    def bind(self, session: Session) -> None:
+        """Give the buffers to a session of the graph, as inputs and outputs."""
+        ...
+
+    def inputs(self, sequences: Sequence[SequenceState]) -> Mapping[str, Tensor]:
+        """The graph's inputs that say which entry each batch row of the next forward has."""
+        ...
+
+    def reserve(self, sequence: SequenceState) -> None:
+        """Give ``sequence`` an entry, that of no token, unless it has one."""
+        ...
+
+    def release(self, sequence: SequenceState) -> None:
+        """Take the entry of ``sequence`` back, if it has one."""
+        ...
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """Bring each sequence's entry to the state after the rows that stay, and no others."""
+        ...
+
+    def save(self, sequence: SequenceState) -> Snapshot | None:
+        """Copy the entry of ``sequence``; None where there is no room for one more copy."""
+        ...
+
+    def restore(self, sequence: SequenceState, snapshot: Snapshot) -> None:
+        """Give ``sequence`` an entry with the content of ``snapshot``, which stays as it is."""
+        ...
+
+
+class LayerStates:
+    """All states of one graph, of both kinds.
+
+    Target and draft share the pages of a sequence, so one of their ``LayerStates``, the target's,
+    reserves, restores and releases for both.
+    """
+
+    def __init__(self, paged: PagedStates, per_sequence: PerSequenceStates | None = None) -> None:
+        self._paged = paged
+        self._per_sequence = per_sequence
+
+    @property
+    def has_snapshots(self) -> bool:
+        """Whether a known beginning can be reused only where the states after it were saved."""
+        return self._per_sequence is not None
+
+    def bind(self, session: Session) -> None:
+        """Give the buffers to a session of the graph."""
+        self._paged.bind(session)
+        if self._per_sequence is not None:
+            self._per_sequence.bind(session)
+
+    def inputs(
+        self, sequences: Sequence[SequenceState], num_rows: Sequence[int]
+    ) -> dict[str, Tensor]:
+        """The graph's inputs that say where the states of ``sequences`` [B] lie.
+
+        ``num_rows`` [B]: rows of each that the forward reads or writes.
+        """
+        found = self._paged.inputs(sequences, num_rows)
+        if self._per_sequence is not None:
+            found |= self._per_sequence.inputs(sequences)
+        return found
+
+    def lacking(self, sequence: SequenceState, num_rows: int) -> int:
+        """Pages that must become free before ``sequence`` can have ``num_rows`` rows; 0 or less
+        where it can.
+        """
+        return sequence.pages.lacking(num_rows)
+
+    def reserve(self, sequence: SequenceState, num_rows: int) -> None:
+        """Give ``sequence`` room for ``num_rows`` rows.
+
+        Raises:
+            UserError: there are not enough pages.
+        """
+        sequence.pages.reserve(num_rows)
+        if self._per_sequence is not None:
+            self._per_sequence.reserve(sequence)
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """Keep of the last forward's new rows those that stay, and forget the others."""
+        self._paged.commit(commits)
+        if self._per_sequence is not None:
+            self._per_sequence.commit(commits)
+
+    def save(self, sequence: SequenceState) -> Snapshot | None:
+        """Copy the per-sequence states; None where there are none, or no room for a copy."""
+        return None if self._per_sequence is None else self._per_sequence.save(sequence)
+
+    def restore(self, sequence: SequenceState, prefix: Prefix) -> None:
+        """Let ``sequence``, which has no rows yet, begin with those of ``prefix``."""
+        sequence.adopt(prefix.pages)
+        if self._per_sequence is not None and prefix.snapshot is not None:
+            self._per_sequence.restore(sequence, prefix.snapshot)
+
+    def release(self, sequence: SequenceState) -> None:
+        """Forget all rows of ``sequence``; its output tokens stay, so that they can be computed
+        again.
+        """
+        if self._per_sequence is not None:
+            self._per_sequence.release(sequence)
+        sequence.reset()
+
+
+def layer_states(
+    states: Sequence[StateSpec], num_slots: int, device: torch.device | str = "cpu"
+) -> LayerStates:
+    """Allocate the states of a graph (``Session.states``).
+
+    Args:
+        num_slots: rows of the paged ones, page 0 included.
+    Raises:
+        UserError: a graph that lists no states, or one of a kind that cannot run; not enough
+            memory.
+    """
+    if not states:
+        raise UserError(
+            "this bundle's graphs list no states of their layers: an older version built it. "
+            "Rebuild: trt-eagle3 build --config <its config>"
+        )
+    for state in states:
+        if state.kind != "paged":
+            raise UserError(
+                f"{state.name}: expected a paged state, got a {state.kind} one, which this version "
+                "cannot run. Use another target."
+            )
+    return LayerStates(PagedStates(states, num_slots, device))
