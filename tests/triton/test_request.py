@@ -58,13 +58,10 @@ def test_every_input_is_passed_on() -> None:
         return_token_ids=np.array([True]),
     )
     request = order.request
-    assert request.sampling == SamplingParams(0.5, 3, 0.25, 0.125, 1.5, 0.75, 2**64 - 1)
-    assert (request.sampling.max_tokens, request.sampling.ignore_eos, request.speculation) == (
-        7,
-        True,
-        False,
+    assert request.sampling == SamplingParams(
+        0.5, 3, 0.25, 0.125, 1.5, 0.75, 2**64 - 1, 7, ("a", "b"), (4, 5), ignore_eos=True
     )
-    assert (request.sampling.stop, request.sampling.stop_token_ids) == (("a", "b"), (4, 5))
+    assert not request.speculation
     assert request.images == ("data:,1", "data:,2", b"\xff\xd8")
     assert request.videos == ("data:video/mp4;base64,AA", ["data:,3", "data:,4"], b"\x1a\x45")
     assert (order.stream, order.echo, order.return_token_ids) == (True, "hi", True)

@@ -218,7 +218,8 @@ class LLM:
         Raises:
             UserError: what is wrong with the prompt.
         """
-        return self._preprocessor.model_inputs(Request(prompt, images or (), videos or ()))
+        request = one_request(prompt, images, videos, GREEDY, True, {})
+        return self._preprocessor.model_inputs(request)
 
     def start(self) -> None:
         """Open the graphs now, rather than with the first request."""
