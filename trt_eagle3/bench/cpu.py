@@ -22,7 +22,6 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.checkpoint.target_reader import read_target
-from trt_eagle3.commands.run_command import run_command
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.decode.decoder import Decoder
 from trt_eagle3.decode.kv_cache import PagePool
@@ -34,6 +33,7 @@ from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import open_session
 from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.graph.builder import GraphBuilder
+from trt_eagle3.io.run_command import run_command
 
 __all__ = ["main"]
 

@@ -27,7 +27,6 @@ from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.checkpoint.target_reader import read_target
-from trt_eagle3.commands.run_command import run_command
 from trt_eagle3.config import EngineConfig, SpeculationConfig
 from trt_eagle3.decode.decoder import Decoder, Drafting
 from trt_eagle3.decode.kv_cache import PagePool
@@ -42,6 +41,7 @@ from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.graph.weights import WeightExpr
+from trt_eagle3.io.run_command import run_command
 
 __all__ = ["main"]
 

@@ -22,7 +22,7 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from trt_eagle3.commands.run_command import run_command
+from trt_eagle3.io.run_command import run_command
 from trt_eagle3.multimodal.caller import NOBODY
 from trt_eagle3.multimodal.decoder_pool import DecoderPool
 from trt_eagle3.multimodal.image import load_image

@@ -27,7 +27,6 @@ from trt_eagle3.bench.tensorrt_engine import build_beside_weights, build_line
 from trt_eagle3.bench.timing import copy_bandwidth, median_ms
 from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.checkpoint.target_reader import read_target
-from trt_eagle3.commands.run_command import run_command
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.engine.build_job import TreeSizes
 from trt_eagle3.engine.bundle import reference_location
@@ -37,6 +36,7 @@ from trt_eagle3.engine.trt.session import TensorRTSession
 from trt_eagle3.graph.residual import Residual
 from trt_eagle3.graph.target import target_graph
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE, trt_export, with_prefetch_safe
+from trt_eagle3.io.run_command import run_command
 
 __all__ = ["main"]
 

@@ -29,7 +29,6 @@ from trt_eagle3.bench.tensorrt_engine import build_beside_weights, build_line
 from trt_eagle3.bench.timing import matmul_rate, median_ms
 from trt_eagle3.bench.vision_tower import Pictures, Tower, tower_flops
 from trt_eagle3.checkpoint.target_reader import read_target
-from trt_eagle3.commands.run_command import run_command
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.engine.build_job import TreeSizes
 from trt_eagle3.engine.session import Session
@@ -37,6 +36,7 @@ from trt_eagle3.engine.trt.profiles import graph_profiles
 from trt_eagle3.engine.trt.session import TensorRTSession
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE, trt_export
+from trt_eagle3.io.run_command import run_command
 
 __all__ = ["main"]
 

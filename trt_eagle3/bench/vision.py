@@ -26,9 +26,9 @@ from trt_eagle3.bench.timing import copy_bandwidth, median_ms
 from trt_eagle3.bench.vision_tower import Tower, tower_flops
 from trt_eagle3.checkpoint.target import VisionSpec
 from trt_eagle3.checkpoint.target_reader import read_target
-from trt_eagle3.commands.run_command import run_command
 from trt_eagle3.decode.runner import VisionRunner
 from trt_eagle3.errors import EngineFailedError
+from trt_eagle3.io.run_command import run_command
 from trt_eagle3.multimodal.vision_rows import vision_rows
 from trt_eagle3.parity.metrics import relative_error
 

@@ -1,0 +1,162 @@
+"""The structure of the package: imports go one way, files and functions stay small."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "trt_eagle3"
+MAX_LINES = 400
+MAX_MEDIAN_FUNCTION = 8
+
+# From the ground up: a package or module imports what stands in its own row or in one above it.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("errors", "dtype"),
+    ("io", "atomic_io"),
+    ("spec",),
+    ("checkpoint",),
+    ("multimodal",),
+    ("families",),
+    ("config",),
+    ("graph",),
+    ("engine",),
+    ("prompts",),
+    ("decode",),
+    ("pipeline",),
+    ("parity", "probe", "serving"),
+    ("triton", "trtllm"),
+    ("bench",),
+    ("commands",),
+    ("cli",),
+)
+# A config asks the backend that it names, whose object is light, what it can run.
+EXCEPTIONS = {"config imports engine.backend"}
+LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
+
+
+def modules() -> dict[str, Path]:
+    """Dotted name below the package -> file."""
+    return {
+        ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in PACKAGE.rglob("*.py")
+    }
+
+
+def imports(path: Path, known: dict[str, Path], *, lazy: bool) -> Iterator[str]:
+    """Modules of the package that ``path`` imports; with ``lazy`` those inside functions too."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree) if lazy else _eager(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        else:
+            continue
+        for name in names:
+            inside = name.removeprefix("trt_eagle3.")
+            if inside != name and inside in known:
+                yield inside
+
+
+def _eager(tree: ast.Module) -> Iterator[ast.AST]:
+    """Nodes that run when the module is imported."""
+    todo: list[ast.AST] = list(tree.body)
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or _for_types(node):
+            continue
+        yield node
+        todo += ast.iter_child_nodes(node)
+
+
+def _for_types(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
+    )
+
+
+def function_lengths(source: str) -> list[int]:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    return [
+        node.end_lineno - node.lineno + 1
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, kinds) and node.end_lineno is not None
+    ]
+
+
+def upward(known: dict[str, Path]) -> list[str]:
+    """Imports, lazy ones too, of what stands below their own layer."""
+    found = []
+    for name, path in known.items():
+        if name in {"", "__init__"}:  # the front door opens every room
+            continue
+        for other in imports(path, known, lazy=True):
+            if other in {"", "__init__"}:
+                continue
+            if LEVEL[other.partition(".")[0]] > LEVEL[name.partition(".")[0]]:
+                found.append(f"{name} imports {other}")
+    return found
+
+
+def cycle(edges: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other in a circle; empty if none do."""
+    done: set[str] = set()
+    for start in edges:
+        trail: list[str] = []
+        todo = [(start, False)]
+        while todo:
+            name, leaving = todo.pop()
+            if leaving:
+                done.add(trail.pop())
+            elif name in trail:
+                return [*trail[trail.index(name) :], name]
+            elif name not in done:
+                trail.append(name)
+                todo += [(name, True), *((other, False) for other in edges[name])]
+    return []
+
+
+def test_every_module_has_a_layer() -> None:
+    assert {name.partition(".")[0] for name in modules()} - {"", "__init__"} <= LEVEL.keys()
+
+
+def test_imports_never_go_up() -> None:
+    assert set(upward(modules())) == EXCEPTIONS
+
+
+def test_no_modules_import_each_other() -> None:
+    known = modules()
+    edges = {name: set(imports(path, known, lazy=False)) - {name} for name, path in known.items()}
+    packages = {name for name, path in known.items() if path.name == "__init__.py"}
+    # a package that re-exports its modules is imported along with each of them
+    edges = {name: {o for o in others if o not in packages} for name, others in edges.items()}
+    assert cycle(edges) == []
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: p.stem)
+def test_file_is_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= MAX_LINES
+
+
+def test_functions_are_short() -> None:
+    lengths = [n for path in PACKAGE.rglob("*.py") for n in function_lengths(path.read_text())]
+    assert median(lengths) <= MAX_MEDIAN_FUNCTION
+
+
+def test_planted_upward_import_is_found(tmp_path: Path) -> None:
+    lower, upper = tmp_path / "lower.py", tmp_path / "upper.py"
+    lower.write_text("def late():\n    from trt_eagle3.cli import main\n")
+    upper.write_text("")
+    known = {"graph.lower": lower, "cli": upper}
+    assert upward(known) == ["graph.lower imports cli"]
+
+
+def test_planted_cycle_is_found() -> None:
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"a"}}) in (["a", "b", "c", "a"],)
+    assert cycle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []

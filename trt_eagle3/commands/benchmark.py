@@ -1,0 +1,126 @@
+"""bench: speed of a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trt_eagle3 import bench as bench_defaults
+from trt_eagle3.commands.console import (
+    bars,
+    json_option,
+    numbers,
+    out,
+    print_json,
+)
+from trt_eagle3.errors import UserError
+
+__all__ = ["bench"]
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    help="JSON list of prompts, instead of the bundled ones.",
+)
+@click.option(
+    "--batch",
+    "batches",
+    metavar="N,N,...",
+    default="",
+    callback=numbers(int),
+    help="In flight. [default: 1,2,4,8]",
+)
+@click.option(
+    "--rate",
+    "rates",
+    metavar="R,R,...",
+    default="",
+    callback=numbers(float),
+    help="Poisson arrivals per second.",
+)
+@click.option(
+    "--requests",
+    type=click.IntRange(1),
+    help="Per round and load.  [default: 4 x batch, each prompt once]",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    default=bench_defaults.ROUNDS,
+    show_default=True,
+    help="That count.",
+)
+@click.option(
+    "--max-tokens", type=click.IntRange(2), default=bench_defaults.MAX_TOKENS, show_default=True
+)
+@click.option("--ignore-eos", is_flag=True, help="Answers of --max-tokens tokens.")
+@click.option("--prefix-cache", is_flag=True, help="Reuse KV pages of prompts that came before.")
+@click.option(
+    "--tune",
+    is_flag=True,
+    help="First find what number of draft tokens pays; write it into BUNDLE.",
+)
+@click.option("--plot", type=click.Path(path_type=Path), help="Write a plot: .png, .svg or .pdf.")
+@click.option(
+    "--images",
+    is_flag=True,
+    help="Instead: time to the first token of prompts with images and videos.",
+)
+@click.option(
+    "--against", type=click.Choice(["transformers"]), help="With --images: measure this beside it."
+)
+@json_option
+def bench(
+    bundle: Path,
+    tune: bool,
+    plot: Path | None,
+    images: bool,
+    against: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Plain against speculative decoding of BUNDLE, by requests in flight.
+
+    Kernels alone: plugins/bench/kernels.py. Big pairs with random weights: python -m
+    trt_eagle3.bench.gpu
+    """
+    if images:
+        _bench_images(bundle, against, as_json)
+        return
+    if against is not None:
+        raise UserError(f"--against {against}: measured with --images only. Add --images.")
+    from trt_eagle3.bench.result import check_plot
+    from trt_eagle3.bench.run import bench as run
+    from trt_eagle3.bench.tune import tune as run_tune
+
+    shared = {name: options[name] for name in ("prompts", "batches", "rounds", "max_tokens")}
+    if plot is not None:
+        check_plot(plot)
+    with bars() as progress:
+        tuning = run_tune(bundle, progress=progress, **shared) if tune else None
+        result = run(bundle, progress=progress, **options)
+    if as_json:
+        print_json({**result.to_dict(), **({"tuning": tuning.to_dict()} if tuning else {})})
+    else:
+        out.print(*(tuning.tables() if tuning else ()), *result.tables())
+        out.print(*result.lines(), sep="\n", soft_wrap=True, markup=False)
+    if plot is not None:
+        result.plot(plot)
+
+
+def _bench_images(bundle: Path, against: str | None, as_json: bool) -> None:
+    from trt_eagle3.bench.first_token import first_token
+
+    with bars() as progress:
+        result = first_token(bundle, against=against, progress=progress)
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        out.print(
+            result.table(), *(f"left out: {case}: {why}" for case, why in result.left_out.items())
+        )

@@ -1,0 +1,66 @@
+"""build: a checkpoint pair becomes a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from trt_eagle3.commands.console import (
+    json_option,
+    out,
+    print_json,
+    set_option,
+    stages,
+)
+
+__all__ = ["build"]
+
+
+@click.command()
+@click.option(
+    "--config",
+    "config_file",
+    required=True,
+    type=click.Path(path_type=Path),
+    help="Build config, YAML.",
+)
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Folder for the bundle, instead of the config's.",
+)
+@click.option(
+    "--weights",
+    type=click.Choice(["contained", "reference"]),
+    default="contained",
+    show_default=True,
+    help=(
+        "contained: reflink, hard link or copy into the bundle; reference: leave them where they "
+        "are."
+    ),
+)
+@set_option
+@json_option
+def build(
+    config_file: Path, output: Path | None, weights: str, overrides: tuple[str, ...], as_json: bool
+) -> None:
+    """Turn a checkpoint pair into a bundle."""
+    from trt_eagle3.commands import report
+    from trt_eagle3.config import load_config, parse_overrides
+    from trt_eagle3.pipeline import build as run
+
+    config = load_config(config_file, parse_overrides(overrides))
+    with stages() as (begin, show):
+        result = run(
+            config,
+            output=output,
+            config_file=config_file,
+            reference_weights=weights == "reference",
+            progress=begin,
+            show=show,
+        )
+    if as_json:
+        print_json(report.build(result))
+    else:
+        out.print(*report.build_lines(result), sep="\n", soft_wrap=True, markup=False)

@@ -1,0 +1,91 @@
+"""inspect, convert-draft: what checkpoints are, and drafts in other layouts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trt_eagle3.commands.console import (
+    json_option,
+    out,
+    print_json,
+    set_option,
+)
+from trt_eagle3.errors import UserError
+
+__all__ = ["convert_draft", "inspect"]
+
+
+@click.command()
+@click.argument("target")
+@click.argument("draft", required=False)
+@set_option
+@json_option
+def inspect(target: str, draft: str | None, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Say what these checkpoints are: geometry, draft manifest, refusals."""
+    from trt_eagle3.checkpoint.draft import read_draft
+    from trt_eagle3.checkpoint.source import resolve_checkpoint
+    from trt_eagle3.checkpoint.target_reader import read_target
+    from trt_eagle3.commands import report
+    from trt_eagle3.config import parse_overrides
+
+    if overrides and draft is None:
+        raise UserError(
+            f"--set {overrides[0]}: a field of a draft, and no draft given. Name one, or leave it "
+            "out."
+        )
+    spec = read_target(resolve_checkpoint(target))
+    manifest = (
+        read_draft(resolve_checkpoint(draft), spec, parse_overrides(overrides))
+        if draft is not None
+        else None
+    )
+    if as_json:
+        print_json(report.inspection(spec, manifest))
+    else:
+        out.print(*report.inspection_lines(spec, manifest), sep="\n", soft_wrap=True, markup=False)
+
+
+@click.command("convert-draft")
+@click.argument("source")
+@click.argument("destination", type=click.Path(path_type=Path))
+@click.option(
+    "--to",
+    required=True,
+    type=click.Choice(["specforge", "speculators", "modelopt", "tensorrt-llm"]),
+    help="Layout.",
+)
+@click.option("--target", help="The draft's target, where a default follows from it.")
+@set_option
+@json_option
+def convert_draft(
+    source: str,
+    destination: Path,
+    to: Any,
+    target: str | None,
+    overrides: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Write the draft SOURCE to DESTINATION in another producer's layout, its meaning and
+    weights intact.
+    """
+    from trt_eagle3.checkpoint.convert import convert_draft as run
+    from trt_eagle3.checkpoint.draft import read_draft
+    from trt_eagle3.checkpoint.source import resolve_checkpoint
+    from trt_eagle3.checkpoint.target_reader import read_target
+    from trt_eagle3.config import parse_overrides
+
+    spec = read_target(resolve_checkpoint(target)) if target else None
+    manifest = read_draft(resolve_checkpoint(source), spec, parse_overrides(overrides))
+    notes = run(manifest, destination, to)
+    if as_json:
+        print_json({"destination": str(destination), "layout": to, "notes": list(notes)})
+    else:
+        out.print(
+            f"wrote {destination} ({to})",
+            *(f"note: {note}" for note in notes),
+            sep="\n",
+            soft_wrap=True,
+        )

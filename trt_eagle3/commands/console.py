@@ -1,0 +1,88 @@
+"""What the commands share: consoles, options, progress and JSON on stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+__all__ = ["bars", "json_option", "log", "numbers", "out", "print_json", "set_option", "stages"]
+
+log = Console(stderr=True, highlight=False)
+out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+set_option = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="FIELD=VALUE",
+    help="Override a field of the draft manifest.",
+)
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object on stdout; logs on stderr."
+)
+
+
+def numbers(
+    kind: type[int] | type[float],
+) -> Callable[[click.Context, click.Parameter, str], tuple[float, ...]]:
+    """Reads an option's numbers above zero, with commas between them."""
+
+    def read(_context: click.Context, _option: click.Parameter, value: str) -> tuple[float, ...]:
+        try:
+            numbers = tuple(kind(word) for word in value.split(",")) if value else ()
+        except ValueError:
+            numbers = (0,)
+        if not all(0 < number < 1 << 24 for number in numbers):
+            raise click.BadParameter(
+                f"expected numbers above 0 with commas between them, got {value!r}"
+            )
+        return numbers
+
+    return read
+
+
+def print_json(value: Any) -> None:
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+@contextmanager
+def stages() -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
+    """A spinner per stage on a terminal, and how far a long one is; silence when piped."""
+    columns = (
+        SpinnerColumn(finished_text="[green]ok[/]"),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=log, disable=not log.is_terminal) as progress:
+        running: list[Any] = []
+
+        def begin(stage: str) -> None:
+            if running:
+                progress.update(running[-1], total=1, completed=1)
+            running.append(progress.add_task(stage, total=None))
+
+        def show(what: str) -> None:
+            progress.update(running[-1], description=what)
+
+        yield begin, show
+        progress.update(running[-1], total=1, completed=1)
+
+
+@contextmanager
+def bars() -> Iterator[Callable[[str, int, int], None]]:
+    """A bar per stage on a terminal; silence when piped."""
+    with Progress(console=log, disable=not log.is_terminal) as progress:
+        tasks: dict[str, Any] = {}
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = progress.add_task(stage)
+            progress.update(tasks[stage], completed=done, total=total)
+
+        yield show

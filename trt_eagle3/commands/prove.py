@@ -1,0 +1,118 @@
+"""validate and probe: what a bundle computes, and how its draft is to be read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trt_eagle3.commands.console import (
+    bars,
+    json_option,
+    out,
+    print_json,
+    set_option,
+)
+from trt_eagle3.parity import SUITES
+from trt_eagle3.probe import MAX_TOKENS
+
+__all__ = ["probe", "validate"]
+
+
+@click.command()
+@click.argument(
+    "bundles", nargs=-1, required=True, metavar="BUNDLE [BUNDLE]", type=click.Path(path_type=Path)
+)
+@click.option(
+    "--suite",
+    type=click.Choice(SUITES),
+    default="quick",
+    show_default=True,
+    help="The bundled prompts.",
+)
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    help="JSON list of prompts, instead of the bundled ones.",
+)
+@click.option(
+    "--compare", is_flag=True, help="Two bundles A B: hold B against A instead of PyTorch."
+)
+@click.option(
+    "--target-only",
+    is_flag=True,
+    help="With --compare: leave the drafts out, as where only one has one.",
+)
+@click.option("--target", help="The target's checkpoint, if it is not where the build found it.")
+@click.option("--draft", help="The draft's checkpoint, likewise.")
+@click.option(
+    "--thresholds", type=click.Path(path_type=Path), help="YAML mapping of tolerances to values."
+)
+@click.option("--float64", is_flag=True, help="Compute the reference in float64; for small models.")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path),
+    help="Folder for the report, instead of BUNDLE/parity.",
+)
+@click.option("--junit", type=click.Path(path_type=Path), help="Write the checks as JUnit XML too.")
+@json_option
+def validate(
+    bundles: tuple[Path, ...],
+    output: Path | None,
+    junit: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Prove that BUNDLE computes what PyTorch computes; exit status 1 if a check fails."""
+    from trt_eagle3.parity.report.files import check_writable, write_junit, write_report
+    from trt_eagle3.parity.run import run_validation
+
+    check_writable((output or bundles[-1] / "parity") / "report.json", *([junit] if junit else []))
+    with bars() as progress:
+        result = run_validation(bundles, progress=progress, **options)
+    files = write_report(result, output) + ((write_junit(result, junit),) if junit else ())
+    if as_json:
+        click.echo(result.to_json())
+    else:
+        out.print(result.table())
+        out.print(*result.lines(files), sep="\n", soft_wrap=True, markup=False)
+    result.check()
+
+
+@click.command()
+@click.argument("path")
+@click.argument("draft", required=False)
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    help="JSON list of prompts, instead of the bundled ones.",
+)
+@click.option(
+    "--max-tokens",
+    default=MAX_TOKENS,
+    show_default=True,
+    help="At most this many tokens per answer.",
+)
+@set_option
+@json_option
+def probe(
+    path: str, draft: str | None, overrides: tuple[str, ...], as_json: bool, **options: Any
+) -> None:
+    """Measure which interpretation of a draft fits its target:
+
+    PATH is a bundle, or a target followed by its DRAFT.
+    """
+    from trt_eagle3.config import parse_overrides
+    from trt_eagle3.probe.run import probe as run
+
+    with bars() as progress:
+        result = run(
+            path, draft, overrides=parse_overrides(overrides), progress=progress, **options
+        )
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        out.print(result.table())
+        out.print(*result.verdict_lines(), sep="\n", soft_wrap=True, markup=False)
+    result.check()

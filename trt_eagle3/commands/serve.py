@@ -1,0 +1,84 @@
+"""deploy and serve: a bundle on Triton, for TensorRT-LLM, and for OpenAI clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trt_eagle3.commands.console import (
+    json_option,
+    out,
+    print_json,
+)
+from trt_eagle3.errors import UserError
+
+__all__ = ["deploy", "serve"]
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--repository", required=True, type=click.Path(path_type=Path), help="Folder to write to."
+)
+@click.option(
+    "--target", type=click.Choice(["triton", "tensorrt-llm"]), default="triton", show_default=True
+)
+@click.option("--name", help="triton: what requests call the model; the bundle's name by default.")
+@click.option(
+    "--env",
+    "environment",
+    help="triton: whose Python runs it: server, interpreter, or a packed .tar.gz.",
+)
+@click.option("--image", help="triton: the Triton image that containers are built on.")
+@click.option(
+    "--set", "serving", multiple=True, metavar="FIELD=VALUE", help="triton: a limit on requests."
+)
+@click.option("--runtime-version", help="tensorrt-llm: its version, 1.2 or 1.4.")
+@click.option("--tensor-parallel-size", type=int, help="tensorrt-llm: GPUs that share the target.")
+@json_option
+def deploy(bundle: Path, repository: Path, target: str, as_json: bool, **options: Any) -> None:
+    """Write a Triton model repository with BUNDLE in it, or the input of TensorRT-LLM's runtime."""
+    from trt_eagle3.config import parse_overrides
+    from trt_eagle3.triton.repository import deploy as to_triton
+    from trt_eagle3.trtllm.bundle import deploy as to_trtllm
+
+    options["serving"] = parse_overrides(options["serving"])
+    given = {name: value for name, value in options.items() if value not in (None, {})}
+    run: Callable[..., Any] = to_triton if target == "triton" else to_trtllm
+    if foreign := sorted(given.keys() - signature(run).parameters.keys()):
+        raise UserError(f"--target {target}: has no use for {foreign[0]}. Leave it out.")
+    result = run(bundle, repository, **given)
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        out.print(*result.lines(), sep="\n", soft_wrap=True, markup=False)
+
+
+@click.command()
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on; 0.0.0.0 is everybody.",
+)
+@click.option(
+    "--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="To listen on."
+)
+@click.option(
+    "--api-key",
+    envvar="TRT_EAGLE3_API_KEY",
+    help="What clients must send; better as TRT_EAGLE3_API_KEY.",
+)
+@click.option("--set", "limits", multiple=True, metavar="FIELD=VALUE", help="A limit on requests.")
+def serve(bundle: Path, limits: tuple[str, ...], **options: Any) -> None:
+    """Serve BUNDLE to OpenAI clients: /v1/chat/completions, /health, /metrics."""
+    from trt_eagle3.config import parse_overrides
+    from trt_eagle3.serving import ServingConfig
+    from trt_eagle3.serving.server import serve as run
+
+    run(bundle, serving=ServingConfig.from_mapping(parse_overrides(limits), "--set"), **options)
