@@ -45,7 +45,7 @@ def main() -> None:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="trt-eagle3")
 def cli() -> None:
-    """Qwen3-VL with EAGLE-3 drafts: compile, prove, deploy."""
+    """Qwen3-VL and Qwen3 with EAGLE-3 drafts: compile, prove, deploy."""
 
 
 @cli.command()
@@ -57,9 +57,9 @@ def inspect(target: str, draft: str | None, overrides: tuple[str, ...], as_json:
     """Say what these checkpoints are: geometry, draft manifest, refusals."""
     from trt_eagle3.checkpoint.draft import read_draft
     from trt_eagle3.checkpoint.source import resolve_checkpoint
-    from trt_eagle3.checkpoint.target_reader import read_target
     from trt_eagle3.commands import report
     from trt_eagle3.config import parse_overrides
+    from trt_eagle3.families.registry import read_target
 
     if overrides and draft is None:
         raise UserError(
@@ -435,8 +435,8 @@ def convert_draft(
     from trt_eagle3.checkpoint.convert import convert_draft as run
     from trt_eagle3.checkpoint.draft import read_draft
     from trt_eagle3.checkpoint.source import resolve_checkpoint
-    from trt_eagle3.checkpoint.target_reader import read_target
     from trt_eagle3.config import parse_overrides
+    from trt_eagle3.families.registry import read_target
 
     spec = read_target(resolve_checkpoint(target)) if target else None
     manifest = read_draft(resolve_checkpoint(source), spec, parse_overrides(overrides))
