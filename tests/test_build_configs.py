@@ -25,3 +25,10 @@ def test_big_configs_name_hub_checkpoints_of_their_size(size: str) -> None:
     assert config.target.checkpoint == f"Qwen/Qwen3-VL-{size.upper()}-Instruct"
     assert config.draft is None or f"Qwen3-VL-{size.upper()}-Instruct" in config.draft.checkpoint
     assert (config.engine.backend, config.engine.device) == ("tensorrt", "cuda")
+
+
+def test_text_config_names_hub_checkpoints_of_its_size() -> None:
+    config = load_config(ROOT / "build_configs/qwen3_8b.yaml")
+    assert config.target.checkpoint == "Qwen/Qwen3-8B"
+    assert config.draft is not None
+    assert "Qwen3-8B" in config.draft.checkpoint

@@ -23,6 +23,7 @@ from trt_eagle3.decode.plan import TUNING_FILE
 from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.trt.folder import ENGINE_FILE
 from trt_eagle3.errors import UserError
+from trt_eagle3.families.qwen3_vl import FAMILY
 from trt_eagle3.multimodal import Processor
 from trt_eagle3.pipeline import STAGES, build
 
@@ -532,7 +533,7 @@ def test_load_of_a_bundle_that_is_replaced_meanwhile_reads_the_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, other = build_tiny(tmp_path), build_tiny(tmp_path / "other", draft=None)
-    real = Processor.from_directory
+    real = FAMILY.processor
 
     def replace_once(*args: Any, **options: Any) -> Processor:
         if other.exists():
@@ -540,5 +541,5 @@ def test_load_of_a_bundle_that_is_replaced_meanwhile_reads_the_new_one(
             other.rename(path)
         return real(*args, **options)
 
-    monkeypatch.setattr("trt_eagle3.decode.loaded_bundle.Processor.from_directory", replace_once)
+    monkeypatch.setattr(FAMILY, "processor", replace_once)
     assert trt_eagle3.load(path).bundle.manifest is None

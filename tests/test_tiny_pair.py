@@ -123,8 +123,8 @@ def _best_tokens(
 ) -> tuple[int, ...]:
     """At each place of ``tokens``."""
     ids = torch.cat([inputs.token_ids, torch.tensor(tokens)])
-    kind = (ids == engine.bundle.spec.image_token_id).int() + 2 * (
-        ids == engine.bundle.spec.video_token_id
+    kind = (ids == engine.bundle.spec.vision.image_token_id).int() + 2 * (
+        ids == engine.bundle.spec.vision.video_token_id
     ).int()
     arguments = {"mm_token_type_ids": kind[None]}
     if len(inputs.patches):

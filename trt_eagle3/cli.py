@@ -26,7 +26,7 @@ def main() -> None:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="trt-eagle3")
 def cli() -> None:
-    """Qwen3-VL with EAGLE-3 drafts: compile, prove, deploy."""
+    """Qwen3-VL and Qwen3 with EAGLE-3 drafts: compile, prove, deploy."""
 
 
 for _command in COMMANDS:

@@ -15,8 +15,7 @@ from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.header_check import check_headers
 from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_to_dict
 from trt_eagle3.checkpoint.source import resolve_checkpoint
-from trt_eagle3.checkpoint.target import TargetSpec, target_to_dict
-from trt_eagle3.checkpoint.target_reader import read_target
+from trt_eagle3.checkpoint.target import TargetCheckpoint, target_to_dict
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.decode.dynamic_tree import DynamicTree
@@ -35,7 +34,8 @@ from trt_eagle3.engine.bundle import (
 from trt_eagle3.engine.memory import MemoryNeed, memory_need
 from trt_eagle3.engine.output_check import check_apart, check_not_around
 from trt_eagle3.errors import UserError
-from trt_eagle3.multimodal import Processor, copy_processor_files
+from trt_eagle3.families.registry import family_of, read_target
+from trt_eagle3.multimodal import copy_processor_files
 
 __all__ = ["STAGES", "BuildReport", "build"]
 
@@ -121,18 +121,18 @@ def _tree_sizes(config: BuildConfig, tree: Tree | DynamicTree) -> TreeSizes:
     return TreeSizes(tree.num_nodes, width, tree.num_draft_rows)
 
 
-def _copy_processor(spec: TargetSpec, folder: Path) -> None:
+def _copy_processor(spec: TargetCheckpoint, folder: Path) -> None:
     """Copy it, unless it would be refused at every load."""
-    Processor.from_directory(spec.path, spec)
+    family_of(spec).processor(spec.path, spec)
     copy_processor_files(spec.path, folder)
 
 
-def _tensors(spec: TargetSpec, manifest: DraftManifest | None) -> list[TensorRef]:
+def _tensors(spec: TargetCheckpoint, manifest: DraftManifest | None) -> list[TensorRef]:
     """Of target and draft."""
     return [*spec.tensors.values(), *(manifest.tensors.values() if manifest else ())]
 
 
-def _read_draft(config: BuildConfig, spec: TargetSpec) -> DraftManifest | None:
+def _read_draft(config: BuildConfig, spec: TargetCheckpoint) -> DraftManifest | None:
     """The draft's manifest, with the target's head in its tensors where it has none of its own."""
     if config.draft is None:
         return None
@@ -146,7 +146,7 @@ def _read_draft(config: BuildConfig, spec: TargetSpec) -> DraftManifest | None:
 
 
 def _check_output(
-    path: Path, spec: TargetSpec, manifest: DraftManifest | None, config_file: Path | None
+    path: Path, spec: TargetCheckpoint, manifest: DraftManifest | None, config_file: Path | None
 ) -> None:
     """Refuse a place where anything but an older bundle would be replaced."""
     folders = [spec.path, *([manifest.path] if manifest else [])]
@@ -157,8 +157,8 @@ def _check_output(
     check_replaceable(path, BUNDLE_KIND)
 
 
-def _check_positions(config: BuildConfig, spec: TargetSpec) -> None:
-    length, trained = config.limits.max_seq_len, spec.text.max_position_embeddings
+def _check_positions(config: BuildConfig, spec: TargetCheckpoint) -> None:
+    length, trained = config.limits.max_seq_len, spec.max_position_embeddings
     if length > trained:
         raise UserError(
             f"limits.max_seq_len: {length}, the target was made for {trained} positions "
@@ -193,7 +193,7 @@ class _Clock:
 
 
 def _record(
-    config: BuildConfig, spec: TargetSpec, manifest: DraftManifest | None, written: Written
+    config: BuildConfig, spec: TargetCheckpoint, manifest: DraftManifest | None, written: Written
 ) -> BundleRecord:
     locations = written.locations
     sources = {

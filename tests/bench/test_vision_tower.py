@@ -22,7 +22,7 @@ from tests.tiny import TARGET
 from trt_eagle3.bench.drawn_weights import draw_weight, write_drawn
 from trt_eagle3.bench.lowering import lowered
 from trt_eagle3.bench.vision_tower import Pictures, Tower, tower_flops
-from trt_eagle3.checkpoint.target_reader import read_target
+from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE, trt_export
 from trt_eagle3.spec import StateSpec
 

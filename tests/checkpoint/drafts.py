@@ -16,8 +16,15 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from tests.reference.checkpoint import random_tensor
-from trt_eagle3.checkpoint.rope import RopeSpec
-from trt_eagle3.checkpoint.target import TargetSpec, TextSpec, VisionSpec
+from trt_eagle3.spec import (
+    AttentionSpec,
+    DenseMlp,
+    LayerSpec,
+    NormSpec,
+    RopeSpec,
+    TargetSpec,
+    VisionSpec,
+)
 
 __all__ = [
     "Geometry",
@@ -55,21 +62,21 @@ class Geometry:
 def target_spec(geometry: Geometry | None = None) -> TargetSpec:
     """The target of a draft, without tensors."""
     g = geometry or Geometry()
-    text = TextSpec(
-        hidden_size=g.target_hidden,
-        intermediate_size=64,
-        num_layers=g.target_layers,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
-        vocab_size=g.vocab,
-        rms_norm_eps=1e-6,
-        rope=RopeSpec.plain(16, 5e6, "interleaved", (4, 2, 2)),
-        max_position_embeddings=512,
-        attention_bias=False,
+    norm = NormSpec(1e-6)
+    rope = RopeSpec.plain(16, 5e6, "interleaved", (4, 2, 2))
+    attention = AttentionSpec(4, 2, 16, rope, norm, False, False)
+    blocks = (0, 1)
+    layers = tuple(
+        LayerSpec(attention, DenseMlp(64), norm, i if i < len(blocks) else None)
+        for i in range(g.target_layers)
     )
-    vision = VisionSpec(2, 16, 24, 2, 3, 2, 2, 2, g.target_hidden, 16, (0, 1), "gelu_pytorch_tanh")
-    return TargetSpec(Path("target"), text, vision, 5, 6, 7, 8, (9,), False, {})
+    vision = VisionSpec(
+        *(2, 16, 24, 2, 3, 2, 2, 2, g.target_hidden, 16),
+        blocks,
+        "gelu_pytorch_tanh",
+        *(5, 6, 7, 8),
+    )
+    return TargetSpec("qwen3_vl", g.target_hidden, g.vocab, 512, layers, norm, False, (9,), vision)
 
 
 def draft_weights(

@@ -31,8 +31,8 @@ from trt_eagle3.checkpoint.manifest import (
     manifest_from_dict,
     manifest_to_dict,
 )
-from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.tensor_index import read_tensor
+from trt_eagle3.spec import RopeSpec
 
 MROPE = {"rope_type": "mrope", "mrope_section": [4, 2, 2]}
 INTERLEAVED = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [4, 2, 2]}

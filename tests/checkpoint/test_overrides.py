@@ -18,9 +18,9 @@ from tests.checkpoint.drafts import (
 )
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.resolved_fields import EXTENSION
-from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.rope_schedule import make_rope
 from trt_eagle3.errors import UserError
+from trt_eagle3.spec import RopeSpec
 
 FIELDS: dict[str, Any] = {
     "aux_layers": (2, 4, 6),

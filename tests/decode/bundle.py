@@ -61,7 +61,7 @@ def save_pair(
     (target / "generation_config.json").write_text(
         json.dumps({"eos_token_id": [tokenizer.token_to_id("<|im_end|>")]})
     )
-    _save_draft(draft, vocab, made.spec.text.hidden_size, seed)
+    _save_draft(draft, vocab, made.spec.hidden_size, seed)
 
 
 def _save_draft(directory: Path, vocab: int, hidden: int, seed: int) -> None:

@@ -170,7 +170,9 @@ class Pair:
     ) -> Decoder:
         session = self.sessions["target"]
         states = layer_states(session.states, NUM_PAGES * PAGE_SIZE)
-        runner = RecordingTarget(session, states, self.tables[0], self.target.spec.num_deepstack)
+        runner = RecordingTarget(
+            session, states, self.tables[0], self.target.spec.num_visual_levels
+        )
         runner.recorder = recorder
         return Decoder(
             runner,
@@ -252,10 +254,10 @@ def make_prompt(pair: Pair, layout: list[int | tuple[int, int]], seed: int = 0) 
     count, num_visual = len(visual), sum(visual)
     spec = pair.target.spec
     token_ids = torch.randint(0, VOCAB, (count,), generator=generator)
-    token_ids[torch.tensor(visual)] = spec.image_token_id
+    token_ids[torch.tensor(visual)] = spec.vision.image_token_id
     vision = Vision(
-        torch.randn(num_visual, spec.text.hidden_size, generator=generator),
-        torch.randn(spec.num_deepstack, num_visual, spec.text.hidden_size, generator=generator),
+        torch.randn(num_visual, spec.hidden_size, generator=generator),
+        torch.randn(spec.num_visual_levels, num_visual, spec.hidden_size, generator=generator),
     )
     return Prompt(
         token_ids=token_ids,

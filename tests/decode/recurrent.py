@@ -184,7 +184,7 @@ def make_decoder(states: HashStates) -> Decoder:
     """The pair's decoder with the recurrent layer in its target."""
     session = pair().sessions["target"]
     layers = LayerStates(PagedStates(session.states, NUM_PAGES * PAGE_SIZE), states)
-    deepstack = pair().target.spec.num_deepstack
+    deepstack = pair().target.spec.num_visual_levels
     target = RecurrentTarget(session, layers, pair().tables[0], deepstack)
     target.recurrent = states
     drafting = pair().drafting(Recorder())

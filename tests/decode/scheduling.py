@@ -10,7 +10,6 @@ from tempfile import mkdtemp
 from typing import Any
 
 from tests.decode.pair import PREFILL_CHUNK, Pair, Recorder, make_pair, make_prompt, run
-from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.decode.decoder import AnyTree, Decoder
 from trt_eagle3.decode.dynamic_tree import DynamicTree
 from trt_eagle3.decode.kv_cache import PagePool
@@ -18,6 +17,7 @@ from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.prompt import Prompt, Vision
 from trt_eagle3.decode.scheduler import Encoder, Scheduler
 from trt_eagle3.decode.tree import Tree
+from trt_eagle3.spec import RopeSpec
 
 MAX_SEQ_LEN, MAX_TOKENS, MAX_BATCH = 48, 14, 3
 CHAIN = Tree.from_paths([(0,), (0, 0), (0, 0, 0)])

@@ -57,7 +57,7 @@ def next_logits(engine: LLM, example: Example, tokens: Sequence[int]) -> Tensor:
     session = engine.bundle.open_graph("target")
     states = layer_states(session.states, slots)
     embedding = engine.bundle.embedding
-    target = TargetRunner(session, states, embedding, engine.bundle.spec.num_deepstack)
+    target = TargetRunner(session, states, embedding, engine.bundle.spec.num_visual_levels)
     embeds = embedding.lookup(ids)
     prompt.put_visual(embeds, 0)
     deepstack = embeds.new_zeros(target.num_deepstack, 1, *embeds.shape)

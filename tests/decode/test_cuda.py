@@ -127,7 +127,7 @@ def test_a_cycle_waits_for_the_device_once(engines: dict[str, LLM]) -> None:
     prompt = PromptPreprocessor(bundle).prompt(engine.prepare("What is 12 plus 30?"))
 
     def decode() -> Generator[tuple[int, ...]]:
-        sequence = SequenceState(prompt, pool, bundle.spec.text.vocab_size, drafting=True)
+        sequence = SequenceState(prompt, pool, bundle.spec.vocab_size, drafting=True)
         return bundle.decoder.run(sequence, bundle.plan.tree_for(1))
 
     for _ in range(3):

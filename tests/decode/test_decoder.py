@@ -25,7 +25,6 @@ from tests.decode.pair import (
     shuffled_pool,
 )
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
-from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.decode import decoder as decoder_module
 from trt_eagle3.decode import propose as propose_module
 from trt_eagle3.decode.decoder import AnyTree, Decoder
@@ -36,6 +35,7 @@ from trt_eagle3.decode.propose import Proposer
 from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import Tree
+from trt_eagle3.spec import RopeSpec
 
 INTERLEAVED = RopeSpec.plain(8, 1e4, "interleaved", (2, 1, 1))
 PAIRS: dict[str, dict[str, Any]] = {

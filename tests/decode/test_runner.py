@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trt_eagle3.decode.runner import VisionRunner, causal_mask
 from trt_eagle3.engine.torch.cuda_graph import patch_bucket
-from trt_eagle3.multimodal.vision_rows import vision_rows
+from trt_eagle3.families.qwen3_vl.vision_rows import vision_rows
 from trt_eagle3.spec import StateSpec
 
 

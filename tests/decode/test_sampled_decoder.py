@@ -15,7 +15,6 @@ from torch import Tensor
 from tests.decode.chi_square import FALSE_ALARM, p_value
 from tests.decode.pair import PAGE_SIZE, PREFILL_CHUNK, VOCAB, Pair, make_pair, make_prompt
 from tests.decode.reference_sampling import ref_penalised, ref_probs
-from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.decode.decoder import AnyTree, Decoder, Drafting
 from trt_eagle3.decode.dynamic_tree import DynamicTree
 from trt_eagle3.decode.kv_cache import PagePool
@@ -27,6 +26,7 @@ from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.state import layer_states
 from trt_eagle3.decode.tree import Tree
+from trt_eagle3.spec import RopeSpec
 
 NUM_PAGES, BATCH, BATCHES = 1200, 150, 6
 TREES: dict[str, AnyTree | None] = {
@@ -57,7 +57,7 @@ def decoder(pair: Pair) -> Decoder:
     slots = NUM_PAGES * PAGE_SIZE
     states = {name: layer_states(sessions[name].states, slots) for name in ("target", "draft")}
     target = TargetRunner(
-        sessions["target"], states["target"], pair.tables[0], pair.target.spec.num_deepstack
+        sessions["target"], states["target"], pair.tables[0], pair.target.spec.num_visual_levels
     )
     draft = DraftRunner(
         sessions["fuse"], sessions["draft"], states["draft"], pair.tables[1], pair.d2t

@@ -7,11 +7,11 @@ import pytest
 from trt_eagle3.bench.synthetic import write_draft, write_target
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.checkpoint.target import TargetSpec
-from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.config import EngineConfig, LimitsConfig
 from trt_eagle3.engine.memory import MemoryNeed, check_fits, memory_need
 from trt_eagle3.errors import UserError
+from trt_eagle3.families.registry import read_target
+from trt_eagle3.spec import TargetSpec
 
 ENGINE = EngineConfig(backend="torch", device="cuda", dtype="bfloat16")
 LIMITS = LimitsConfig(max_batch_size=8, max_seq_len=16384, max_visual_tokens=12288)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.tiny import TARGET
-from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
-from trt_eagle3.graph.vision import vision_graph
+from trt_eagle3.families.qwen3_vl.vision_graph import vision_graph
+from trt_eagle3.families.registry import read_target
 
 SIDE = 64  # patches: 1024 x 1024 pixels, whose scores would take 201 MB a layer
 # bytes; measured 83e6, and 178e6 for 112 x 112 patches, whose scores would take 1.9 GB
@@ -22,7 +22,7 @@ import resource, sys
 from pathlib import Path
 import torch
 from trt_eagle3.engine.session import open_session
-from trt_eagle3.multimodal.vision_rows import vision_rows
+from trt_eagle3.families.qwen3_vl.vision_rows import vision_rows
 
 torch.set_num_threads(1)
 backend, model, root = sys.argv[1:4]

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from tests.tiny import DRAFT, TARGET
 from trt_eagle3.checkpoint.draft import read_draft
-from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.checkpoint.tensor_index import open_index
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.weight_file import write_tables, write_weights
 from trt_eagle3.engine.weight_locations import TABLE_FILE, table_tensors
 from trt_eagle3.errors import UserError
+from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.trt_export import TrtExport
 from trt_eagle3.graph.weights import WeightExpr, part_of
 

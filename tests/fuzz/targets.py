@@ -18,11 +18,12 @@ import numpy as np
 
 from tests.tiny import DRAFT, TARGET, build_tiny
 from trt_eagle3.checkpoint.draft import read_draft
-from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.checkpoint.tensor_index import open_index, read_tensor
 from trt_eagle3.config import load_config, parse_overrides
 from trt_eagle3.engine.bundle import BUNDLE_FILE, read_bundle
 from trt_eagle3.errors import UserError
+from trt_eagle3.families.qwen3_vl import FAMILY
+from trt_eagle3.families.registry import read_target
 from trt_eagle3.io.json_file import parse_json
 from trt_eagle3.multimodal import Processor
 from trt_eagle3.multimodal.chat_template import ChatTemplate
@@ -176,4 +177,4 @@ def _target_spec() -> Any:
 @cache
 def _processor() -> Processor:
     media = ServingConfig(max_media=4, max_pixels=1 << 16).media()
-    return Processor.from_directory(TARGET, _target_spec(), max_prompt_len=4096, media=media)
+    return FAMILY.processor(TARGET, _target_spec(), max_prompt_len=4096, media=media)

@@ -17,12 +17,12 @@ from tests.reference.target import random_target
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.dtype import COMPUTE_DTYPES
 from trt_eagle3.errors import UserError
+from trt_eagle3.families.qwen3_vl.vision_graph import vision_graph
 from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.graph.builder import GraphBuilder
 from trt_eagle3.graph.draft import draft_graph, fuse_graph
 from trt_eagle3.graph.ops import DOMAIN, OPS, reference_function
 from trt_eagle3.graph.target import target_graph
-from trt_eagle3.graph.vision import vision_graph
 from trt_eagle3.graph.weight_nodes import with_weight_nodes
 from trt_eagle3.graph.weights import DESCRIBED
 

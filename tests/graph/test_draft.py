@@ -19,7 +19,6 @@ from torch import Tensor
 from tests.reference.checkpoint import file_name, random_draft
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.decode.kv_cache import PagePool, PageTable
 from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, causal_mask
 from trt_eagle3.decode.state import layer_states
@@ -28,6 +27,7 @@ from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
 from trt_eagle3.graph.draft import draft_graph, fuse_graph
 from trt_eagle3.parity.metrics import relative_error
 from trt_eagle3.parity.reference.draft import ReferenceDraft
+from trt_eagle3.spec import RopeSpec
 
 PAGE_SIZE = 4
 PROMPT_ROWS = 7

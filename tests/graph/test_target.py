@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,7 @@ from torch import Tensor
 from tests.reference.checkpoint import file_name
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
 from tests.reference.target import Target, TargetStates, random_target
-from trt_eagle3.checkpoint.rope import RopeSpec
-from trt_eagle3.checkpoint.target import TargetSpec
+from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.decode.kv_cache import PagePool, PageTable
 from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, causal_mask
 from trt_eagle3.decode.state import layer_states
@@ -28,6 +26,7 @@ from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.target import target_graph
 from trt_eagle3.parity.metrics import relative_error
+from trt_eagle3.spec import LayerSpec, NormSpec, RopeSpec
 
 PAGE_SIZE = 4
 NUM_ROWS = 17
@@ -35,7 +34,7 @@ VISUAL = slice(3, 9)
 
 
 def open_target(
-    spec: TargetSpec, aux_layers: tuple[int, ...], before: bool = False
+    spec: TargetCheckpoint, aux_layers: tuple[int, ...], before: bool = False
 ) -> TargetRunner:
     """A runner of the graph over pages 1 .. 7."""
     model = target_graph(spec, aux_layers, before, "float32", PAGE_SIZE, file_name)
@@ -44,7 +43,7 @@ def open_target(
     table = EmbeddingTable(spec.tensors["embed_tokens.weight"], torch.float32)
     session = OnnxRuntimeSession(path, spec.path)
     states = layer_states(session.states, 8 * PAGE_SIZE)
-    return TargetRunner(session, states, table, spec.num_deepstack)
+    return TargetRunner(session, states, table, spec.num_visual_levels)
 
 
 @dataclass(frozen=True)
@@ -77,13 +76,13 @@ class Rows:
         return target.states(self.embeds, self.positions, self.visual, self.deepstack[:, VISUAL])
 
 
-def rows_of(spec: TargetSpec, seed: int) -> Rows:
+def rows_of(spec: TargetCheckpoint, seed: int) -> Rows:
     generator = torch.Generator().manual_seed(seed)
-    hidden = spec.text.hidden_size
+    hidden = spec.hidden_size
     visual = torch.zeros(NUM_ROWS, dtype=torch.bool)
     visual[VISUAL] = True
     deepstack = (
-        torch.randn(spec.num_deepstack, NUM_ROWS, hidden, generator=generator) * visual[:, None]
+        torch.randn(spec.num_visual_levels, NUM_ROWS, hidden, generator=generator) * visual[:, None]
     )
     positions = torch.arange(NUM_ROWS).expand(3, -1).clone()
     positions[1:, VISUAL] = 3 + torch.randint(0, 40, (2, 6), generator=generator)
@@ -180,29 +179,43 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
     return random_target(tmp_path_factory.mktemp("target"), seed=1)
 
 
-def with_text(spec: TargetSpec, **changes: object) -> TargetSpec:
-    return dataclasses.replace(spec, text=dataclasses.replace(spec.text, **changes))
+def with_rope(spec: TargetCheckpoint, rope: RopeSpec) -> TargetCheckpoint:
+    return with_layers(spec, lambda x: replace(x, mixer=replace(x.mixer, rope=rope)))
 
 
-def swapped(spec: TargetSpec, left: str, right: str) -> TargetSpec:
+def with_eps(spec: TargetCheckpoint, eps: float) -> TargetCheckpoint:
+    norm = NormSpec(eps)
+    changed = with_layers(
+        spec, lambda x: replace(x, norm=norm, mixer=replace(x.mixer, qk_norm=norm))
+    )
+    return replace(changed, norm=norm)
+
+
+def with_layers(
+    spec: TargetCheckpoint, change: Callable[[LayerSpec], LayerSpec]
+) -> TargetCheckpoint:
+    return replace(spec, layers=tuple(change(layer) for layer in spec.layers))
+
+
+def swapped(spec: TargetCheckpoint, left: str, right: str) -> TargetCheckpoint:
     tensors = {**spec.tensors, left: spec.tensors[right], right: spec.tensors[left]}
-    return dataclasses.replace(spec, tensors=tensors)
+    return replace(spec, tensors=tensors)
 
 
 @pytest.mark.parametrize(
     "fault",
     [
-        lambda spec: with_text(spec, rope=RopeSpec.plain(8, 5e6, "chunked", (2, 1, 1))),
-        lambda spec: with_text(spec, rope=RopeSpec.plain(8, 1e4, "interleaved", (2, 1, 1))),
-        lambda spec: with_text(spec, rms_norm_eps=0.01),
-        lambda spec: with_text(spec, num_layers=3),
+        lambda spec: with_rope(spec, RopeSpec.plain(8, 5e6, "chunked", (2, 1, 1))),
+        lambda spec: with_rope(spec, RopeSpec.plain(8, 1e4, "interleaved", (2, 1, 1))),
+        lambda spec: with_eps(spec, 0.01),
+        lambda spec: replace(spec, layers=spec.layers[:3]),
         lambda spec: swapped(
             spec, "layers.1.self_attn.q_norm.weight", "layers.1.self_attn.k_norm.weight"
         ),
         lambda spec: swapped(spec, "layers.0.mlp.gate_proj.weight", "layers.0.mlp.up_proj.weight"),
         lambda spec: swapped(spec, "lm_head.weight", "embed_tokens.weight"),
-        lambda spec: dataclasses.replace(
-            spec, vision=dataclasses.replace(spec.vision, deepstack_layers=(0,))
+        lambda spec: replace(
+            spec, layers=(spec.layers[0], *(replace(x, visual_level=None) for x in spec.layers[1:]))
         ),
     ],
     ids=[
@@ -219,7 +232,7 @@ def swapped(spec: TargetSpec, left: str, right: str) -> TargetSpec:
 def test_target_planted_fault_is_caught(target: Target, fault: object) -> None:
     rows = rows_of(target.spec, 2)
     wrong = fault(target.spec)
-    short = dataclasses.replace(rows, deepstack=rows.deepstack[: wrong.num_deepstack])
+    short = replace(rows, deepstack=rows.deepstack[: wrong.num_visual_levels])
     logits, _ = short.run(open_target(wrong, ()), [])
     assert relative_error(logits, rows.reference(target).logits) > FAULT_FLOOR
 
@@ -237,7 +250,7 @@ def test_target_aux_taken_on_the_wrong_side_of_deepstack_is_caught(target: Targe
 def test_target_rows_of_a_batch_equal_each_row_alone(target: Target) -> None:
     session = open_target(target.spec, (0, 2))._session
     lengths, generator = [5, 1, 9], torch.Generator().manual_seed(0)
-    hidden, levels, longest = target.spec.text.hidden_size, target.spec.num_deepstack, 9
+    hidden, levels, longest = target.spec.hidden_size, target.spec.num_visual_levels, 9
     embeds = torch.randn(3, longest, hidden, generator=generator)
     # row 1 owns one page, row 0 two
     pages = torch.tensor([[7, 2, 0], [3, 0, 0], [5, 1, 6]], dtype=torch.int32)
@@ -278,11 +291,11 @@ def test_target_refuses_a_quantised_weight(target: Target) -> None:
     name = "layers.0.mlp.gate_proj.weight"
     tensors = {
         **target.spec.tensors,
-        name: dataclasses.replace(target.spec.tensors[name], dtype="I8"),
+        name: replace(target.spec.tensors[name], dtype="I8"),
     }
     with pytest.raises(UserError, match=r"gate_proj.weight: expected a float32.* got I8"):
         target_graph(
-            dataclasses.replace(target.spec, tensors=tensors),
+            replace(target.spec, tensors=tensors),
             (),
             False,
             "float32",

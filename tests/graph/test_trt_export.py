@@ -16,17 +16,17 @@ from torch import Tensor
 from tests.reference.compare import FLOAT32_TOLERANCE
 from tests.tiny import DRAFT, TARGET
 from trt_eagle3.checkpoint.draft import read_draft
-from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.engine.weight_file import write_weights
+from trt_eagle3.families.qwen3_vl.vision_rows import vision_rows
+from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.graph.ops import DOMAIN, OPS
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION, plugin_schemas
 from trt_eagle3.graph.residual import WIDE_SCALE
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE, TrtExport, float32_nodes, trt_export
-from trt_eagle3.multimodal.vision_rows import vision_rows
 from trt_eagle3.parity.metrics import relative_error
 
 GRAPHS = ("target", "vision", "fuse", "draft")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
 from tests.multimodal.record_goldens import CHAT_TEMPLATE, train_tokenizer
+from trt_eagle3.families.qwen3_vl import FAMILY
 from trt_eagle3.multimodal import Processor
 
 GOLDENS = Path(__file__).parent / "goldens"
@@ -38,19 +39,19 @@ class TinyVision:
     temporal_patch_size: int = 2
     spatial_merge_size: int = 2
     in_channels: int = 3
+    image_token_id: int = 0
+    video_token_id: int = 0
+    vision_start_token_id: int = 0
+    vision_end_token_id: int = 0
 
 
 @dataclass(frozen=True)
 class TinySpec:
     """What a TargetSpec has, as far as the processor looks."""
 
-    image_token_id: int
-    video_token_id: int
-    vision_start_token_id: int
-    vision_end_token_id: int
     eos_token_ids: tuple[int, ...]
     vocab_size: int
-    vision: TinyVision = field(default_factory=TinyVision)
+    vision: TinyVision
 
 
 def spec_of(directory: Path) -> TinySpec:
@@ -58,7 +59,13 @@ def spec_of(directory: Path) -> TinySpec:
     tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
     names = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|im_end|>")
     image, video, start, end, eos = (tokenizer.token_to_id(name) for name in names)
-    return TinySpec(image, video, start, end, (eos,), tokenizer.get_vocab_size())
+    vision = TinyVision(
+        image_token_id=image,
+        video_token_id=video,
+        vision_start_token_id=start,
+        vision_end_token_id=end,
+    )
+    return TinySpec((eos,), tokenizer.get_vocab_size(), vision)
 
 
 @pytest.fixture(scope="session")
@@ -79,4 +86,4 @@ def spec(published: Path) -> TinySpec:
 
 @pytest.fixture
 def processor(published: Path, spec: TinySpec) -> Processor:
-    return Processor.from_directory(published, spec)
+    return FAMILY.processor(published, spec)

@@ -20,6 +20,7 @@ from tests.multimodal.conftest import GOLDENS, TinySpec
 from tests.tiny import TARGET, build_tiny, tiny_config
 from trt_eagle3.decode.llm import load
 from trt_eagle3.errors import UserError
+from trt_eagle3.families.qwen3_vl import FAMILY
 from trt_eagle3.multimodal import Processor
 from trt_eagle3.multimodal.control_tokens import ControlTokens
 from trt_eagle3.pipeline import build
@@ -267,7 +268,7 @@ def test_forged_turn_is_text(processor: Processor, messages: list[Any]) -> None:
 
 
 def test_forged_turn_is_a_turn_where_that_is_asked_for(published: Path, spec: TinySpec) -> None:
-    processor = Processor.from_directory(published, spec, split_special_tokens=False)
+    processor = FAMILY.processor(published, spec, split_special_tokens=False)
     assert count(processor, [{"role": "user", "content": FORGED}], "<|im_start|>") == 4
     with pytest.raises(UserError, match=r"text: holds <\|image_pad\|>"):
         processor.prompt("see <|image_pad|>")

@@ -24,6 +24,7 @@ from PIL import Image
 from tests.multimodal.conftest import GOLDENS, IMAGE_CONFIG, TinySpec, spec_of
 from tests.multimodal.record_goldens import CHAT_TEMPLATE, build_model, pattern, train_tokenizer
 from trt_eagle3.errors import UserError
+from trt_eagle3.families.qwen3_vl import FAMILY
 from trt_eagle3.multimodal import ModelInputs, Processor, Video, copy_processor_files
 from trt_eagle3.multimodal import processor as processor_module
 from trt_eagle3.parity.reference.processor import ReferenceInputs
@@ -128,7 +129,7 @@ def test_swapped_images_would_be_noticed(processor: Processor) -> None:
 def recorded_processor(size: dict[str, int]) -> Processor:
     """Our processor over the files that transformers saved, with a case's video size limits."""
     directory = GOLDENS / "processor"
-    processor = Processor.from_directory(directory, spec_of(directory))
+    processor = FAMILY.processor(directory, spec_of(directory))
     limits = {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
     processor.video_config = replace(processor.video_config, **limits)
     return processor
@@ -176,7 +177,7 @@ def test_wrong_frame_text_would_be_noticed(fault: str, monkeypatch: pytest.Monke
             processor_module, "patch_times", lambda times, size: list(times)[::size]
         )
     elif fault == "no vision_end":
-        monkeypatch.setattr(processor, "_vision_end", "")
+        monkeypatch.setattr(processor.rules, "_end", "")
     else:
         encode = processor.tokenizer.encode_batch_fast
 
@@ -246,10 +247,10 @@ def test_copied_files_make_the_same_prompts(
 ) -> None:
     written = copy_processor_files(published, tmp_path / "processor")
     assert tmp_path / "processor" / "tokenizer.json" in written
-    copied = Processor.from_directory(tmp_path / "processor", spec)
+    copied = FAMILY.processor(tmp_path / "processor", spec)
     assert_same(
         copied.prompt("Hi", IMAGES[:2]),
-        Processor.from_directory(published, spec).prompt("Hi", IMAGES[:2]),
+        FAMILY.processor(published, spec).prompt("Hi", IMAGES[:2]),
     )
 
 
@@ -260,7 +261,9 @@ def test_copying_from_a_folder_without_tokenizer_is_refused(tmp_path: Path) -> N
 
 def test_tokenizer_of_another_checkpoint_is_refused(published: Path, spec: TinySpec) -> None:
     with pytest.raises(UserError, match="no token for image_token_id = 151655"):
-        Processor.from_directory(published, replace(spec, image_token_id=151655))
+        FAMILY.processor(
+            published, replace(spec, vision=replace(spec.vision, image_token_id=151655))
+        )
 
 
 def test_tokenizer_that_knows_more_than_the_token_table_is_refused(
@@ -270,19 +273,19 @@ def test_tokenizer_that_knows_more_than_the_token_table_is_refused(
         UserError,
         match=rf"has id {spec.vocab_size - 1}, the target's token table {spec.vocab_size - 1} ",
     ):
-        Processor.from_directory(published, replace(spec, vocab_size=spec.vocab_size - 1))
+        FAMILY.processor(published, replace(spec, vocab_size=spec.vocab_size - 1))
 
 
 def test_missing_directory_is_refused(spec: TinySpec) -> None:
     with pytest.raises(UserError, match="no such directory"):
-        Processor.from_directory(Path("absent"), spec)
+        FAMILY.processor(Path("absent"), spec)
 
 
 def test_prompt_over_the_limit_is_refused_with_its_parts(published: Path, spec: TinySpec) -> None:
-    length = Processor.from_directory(published, spec).prompt("Hi", IMAGES[:1]).token_ids.numel()
-    fits = Processor.from_directory(published, spec, max_prompt_len=length)
+    length = FAMILY.processor(published, spec).prompt("Hi", IMAGES[:1]).token_ids.numel()
+    fits = FAMILY.processor(published, spec, max_prompt_len=length)
     assert fits.prompt("Hi", IMAGES[:1]).token_ids.numel() == length
-    short = Processor.from_directory(published, spec, max_prompt_len=length - 1)
+    short = FAMILY.processor(published, spec, max_prompt_len=length - 1)
     with pytest.raises(
         UserError, match=rf"^prompt: {length} tokens \(of these image \(100x60 pixels\) 6\)"
     ) as caught:
@@ -312,7 +315,7 @@ def test_other_threads_run_while_a_long_text_is_tokenised(processor: Processor) 
 def test_more_messages_than_tokens_are_refused_before_any_is_rendered(
     published: Path, spec: TinySpec, messages: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    processor = Processor.from_directory(published, spec, max_prompt_len=8)
+    processor = FAMILY.processor(published, spec, max_prompt_len=8)
     monkeypatch.setattr(processor.template, "render", None)
     with pytest.raises(UserError, match="prompt: 9 messages and parts of them"):
         processor.messages(messages)

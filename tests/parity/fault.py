@@ -10,8 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from tests.parity.planting import MANIFEST, SPEC, Planted, Seam, Tensors
-from trt_eagle3.checkpoint.rope import RopeSpec
-from trt_eagle3.checkpoint.target import TargetSpec
+from trt_eagle3.spec import RopeSpec, TargetSpec
 
 STEP = "target.layer_steps"
 

@@ -19,10 +19,10 @@ from tests.parity.fault import (
     row_spoilt,
 )
 from tests.parity.planting import Planted, Seam, Tensors
-from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.decode import decoder, verify
 from trt_eagle3.decode.accept import Accepted, accept
 from trt_eagle3.decode.decoder import Decoder
+from trt_eagle3.spec import RopeSpec
 
 
 def _guesses_kept(p: Planted) -> None:

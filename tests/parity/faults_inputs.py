@@ -55,7 +55,7 @@ def _rare_row(p: Planted) -> None:
     true = EmbeddingTable.lookup
 
     def lookup(self: EmbeddingTable, ids: Tensor) -> Tensor:
-        return true(self, ids).masked_fill((ids == SPEC.text.vocab_size - 3)[..., None], 0.0)
+        return true(self, ids).masked_fill((ids == SPEC.vocab_size - 3)[..., None], 0.0)
 
     p.patch.setattr(EmbeddingTable, "lookup", lookup)
 
@@ -173,7 +173,7 @@ INPUTS: Mapping[str, Fault] = {
         lambda p: p.rebuild(
             "vision",
             dataclasses.replace(
-                SPEC, vision=dataclasses.replace(SPEC.vision, deepstack_layers=(3, 1, 5))
+                SPEC, vision=dataclasses.replace(SPEC.vision, level_blocks=(3, 1, 5))
             ),
         ),
     ),

@@ -19,8 +19,6 @@ from torch import Tensor
 from tests.tiny import DRAFT, TARGET
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.checkpoint.target import TargetSpec
-from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
@@ -28,11 +26,12 @@ from trt_eagle3.decode.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request import Request
 from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.session import Session
+from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.multimodal import ModelInputs
 from trt_eagle3.multimodal.caller import NOBODY, Caller
 from trt_eagle3.parity.record.engine import Recorder, RecordingEngine
-from trt_eagle3.spec import StateSpec
+from trt_eagle3.spec import StateSpec, TargetSpec
 
 Tensors = dict[str, Tensor]
 Given = Callable[["Seam", Tensors], Tensors]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.decode.runner import VisionRunner
-from trt_eagle3.multimodal.vision_rows import vision_rows
+from trt_eagle3.families.qwen3_vl.vision_rows import vision_rows
 from trt_eagle3.parity.record.answers import without_padding
 from trt_eagle3.parity.record.engine import Recording, RecordingSession
 from trt_eagle3.spec import StateSpec

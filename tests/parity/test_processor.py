@@ -5,32 +5,37 @@ torchvision included.
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 import pytest
 import torch
 
 from tests.parity.evidence import evidence, expected_answer, measured
 from tests.tiny import TARGET
-from trt_eagle3.checkpoint.target_reader import read_target
+from trt_eagle3.families.qwen3_vl import FAMILY
+from trt_eagle3.families.qwen3_vl.reference import Qwen3VLReference
+from trt_eagle3.families.registry import read_target
 from trt_eagle3.multimodal import ModelInputs, Processor, Video
 from trt_eagle3.parity.checks.registry import CHECKS
 from trt_eagle3.parity.record.workload import picture
 from trt_eagle3.parity.reference.processor import ProcessorReference, ReferenceInputs
-from trt_eagle3.parity.target import TargetReference
+from trt_eagle3.parity.reference.target import load_reference
 from trt_eagle3.prompts.prompt_file import Question
 
 FRAMES = [picture(seed, (64, 96)) for seed in range(5)]
 
 
+def the_reference() -> Qwen3VLReference:
+    return load_reference(read_target(TARGET), torch.float32, "cpu")
+
+
 @pytest.fixture(scope="module")
 def processor() -> Processor:
-    return Processor.from_directory(TARGET, read_target(TARGET))
+    return FAMILY.processor(TARGET, read_target(TARGET))
 
 
 @pytest.fixture(scope="module")
 def reference(processor: Processor) -> ProcessorReference:
-    return ProcessorReference(Path(TARGET), TargetReference.load(TARGET), processor)
+    return FAMILY.processor_reference(TARGET, the_reference(), processor)
 
 
 def failures(ours: ModelInputs, theirs: ReferenceInputs | None) -> list[str]:
@@ -81,7 +86,7 @@ def test_video_that_would_be_resized_is_left_to_those_who_have_torchvision(
 
 
 def test_positions_of_a_prompt_are_transformers_own() -> None:
-    reference = TargetReference.load(TARGET)
+    reference = the_reference()
     ids = reference.config
     tokens = torch.tensor(
         [1, ids.vision_start_token_id, *[ids.image_token_id] * 6, ids.vision_end_token_id, 2]

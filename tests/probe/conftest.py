@@ -40,7 +40,7 @@ def ask(bundle: LoadedBundle, asked: list[Question], folder: Path, max_tokens: i
     """Record the target's answers, all layers tapped."""
     manifest = bundle.manifest
     assert manifest is not None
-    layers = range(bundle.spec.text.num_layers)
+    layers = range(bundle.spec.num_layers)
     recordings = record(bundle, asked, layers, draft_ids(manifest), max_tokens=max_tokens)
     return Asked(bundle, manifest, recordings, Scorer(bundle, recordings, folder))
 

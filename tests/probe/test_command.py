@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 
 from tests.tiny import DRAFT, ROOT, TARGET, build_tiny, tiny_config
 from trt_eagle3.checkpoint.draft import read_draft
-from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.cli import main
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.errors import UserError
+from trt_eagle3.families.registry import read_target
 from trt_eagle3.pipeline import build
 from trt_eagle3.prompts.bundled import bundled_questions
 from trt_eagle3.prompts.prompt_file import read_questions

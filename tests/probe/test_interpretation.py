@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.probe.conftest import Asked
-from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.rope_schedule import make_rope
 from trt_eagle3.probe.interpretation import Interpretation, alternatives, candidate_layers
+from trt_eagle3.spec import RopeSpec
 
 
 def values(asked: Asked, factor: str, **fields: Any) -> list[dict[str, Any]]:
@@ -36,7 +36,8 @@ def test_layers_to_tap_are_those_of_every_reading(tiny: Asked) -> None:
 
 
 def test_deepstack_is_no_question_where_no_reading_takes_such_a_layer(tiny: Asked) -> None:
-    spec = replace(tiny.bundle.spec, vision=replace(tiny.bundle.spec.vision, deepstack_layers=()))
+    spec = tiny.bundle.spec
+    spec = replace(spec, layers=tuple(replace(x, visual_level=None) for x in spec.layers))
     assert "deepstack" not in alternatives(tiny.manifest, spec)
 
 

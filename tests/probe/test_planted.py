@@ -15,12 +15,12 @@ import pytest
 
 from tests.decode.bundle import config_of, save_pair
 from tests.probe.conftest import Asked, ask
-from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.pipeline import build
 from trt_eagle3.probe.score import Scorer
 from trt_eagle3.probe.search import search
 from trt_eagle3.prompts.bundled import bundled_questions
+from trt_eagle3.spec import RopeSpec
 
 LIMITS = {"max_seq_len": 1000, "max_visual_tokens": 500}
 

@@ -13,7 +13,6 @@ from torch import Tensor
 from tests.probe.conftest import STEPS, Asked, ask, questions
 from tests.tiny import build_tiny
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.kv_cache import PagePool, PageTable
 from trt_eagle3.decode.llm import LLM
@@ -35,6 +34,7 @@ from trt_eagle3.errors import UserError
 from trt_eagle3.graph.draft import draft_graph
 from trt_eagle3.probe.record import Recording
 from trt_eagle3.probe.score import draft_ids
+from trt_eagle3.spec import RopeSpec
 
 READINGS: dict[str, dict[str, Any]] = {
     "as it is": {},
@@ -83,7 +83,7 @@ def ref_chain(
         torch.cat([prompt.position_ids, text.expand(3, -1)], dim=1),
         torch.full((3,), 10**6),
     )
-    features = runner.fuse(recording.aux(manifest, asked.bundle.spec.num_deepstack))
+    features = runner.fuse(recording.aux(manifest, asked.bundle.spec.num_visual_levels))
     pages = PageTable(PagePool(40, 16))
     pages.reserve(length + STEPS)
     proposer = Proposer(runner)

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from tests.probe.conftest import Asked
-from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.rope_schedule import make_rope
 from trt_eagle3.probe.interpretation import Interpretation
 from trt_eagle3.probe.score import Score
 from trt_eagle3.probe.search import contrast, search
+from trt_eagle3.spec import RopeSpec
 
 BASE = 5e6  # what the tiny draft was trained with, plain and 1-D
 SECTIONS = (12, 10, 10)

@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.parity.reference.draft import ReferenceDraft
+from trt_eagle3.spec import RopeSpec
 
 
 def random_tensor(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:

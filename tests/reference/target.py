@@ -16,9 +16,10 @@ from torch import Tensor
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
 from tests.reference.checkpoint import random_tensor, write_tensors
-from trt_eagle3.checkpoint.rope import RopeSpec
-from trt_eagle3.checkpoint.target import TargetSpec, TextSpec, VisionSpec
-from trt_eagle3.parity.target import TargetReference, add_deepstack
+from trt_eagle3.checkpoint.target import TargetCheckpoint
+from trt_eagle3.families.qwen3_vl.reference import Qwen3VLReference
+from trt_eagle3.parity.reference.target import add_deepstack
+from trt_eagle3.spec import AttentionSpec, DenseMlp, LayerSpec, NormSpec, RopeSpec, VisionSpec
 
 TEXT = {
     "vocab_size": 32,
@@ -69,12 +70,12 @@ class Target:
     """A checkpoint: its spec, and the model that transformers makes of its values in float32."""
 
     model: Qwen3VLForConditionalGeneration
-    spec: TargetSpec
+    spec: TargetCheckpoint
 
     @cached_property
-    def reference(self) -> TargetReference:
+    def reference(self) -> Qwen3VLReference:
         """The model as parity computes it, layer by layer."""
-        return TargetReference(self.model.config, self.spec.tensors)
+        return Qwen3VLReference(self.model.config, self.spec.tensors)
 
     def states(
         self, embeds: Tensor, positions: Tensor, visual_rows: Tensor, deepstack: Tensor
@@ -144,32 +145,42 @@ def _spec(
     vision: dict[str, Any],
     sections: tuple[int, int, int],
     tensors: Any,
-) -> TargetSpec:
-    return TargetSpec(
-        path=directory,
-        text=TextSpec(
-            hidden_size=text["hidden_size"],
-            intermediate_size=text["intermediate_size"],
-            num_layers=text["num_hidden_layers"],
-            num_heads=text["num_attention_heads"],
-            num_kv_heads=text["num_key_value_heads"],
-            head_dim=text["head_dim"],
-            vocab_size=text["vocab_size"],
-            rms_norm_eps=text["rms_norm_eps"],
-            rope=RopeSpec.plain(text["head_dim"], 5e6, "interleaved", sections),
-            max_position_embeddings=text["max_position_embeddings"],
-            attention_bias=text["attention_bias"],
-        ),
+) -> TargetCheckpoint:
+    norm, bias = NormSpec(text["rms_norm_eps"]), text["attention_bias"]
+    attention = AttentionSpec(
+        num_heads=text["num_attention_heads"],
+        num_kv_heads=text["num_key_value_heads"],
+        head_dim=text["head_dim"],
+        rope=RopeSpec.plain(text["head_dim"], 5e6, "interleaved", sections),
+        qk_norm=norm,
+        qkv_bias=bias,
+        out_bias=bias,
+    )
+    levels = vision["deepstack_visual_indexes"]
+    layers = tuple(
+        LayerSpec(
+            attention, DenseMlp(text["intermediate_size"]), norm, i if i < len(levels) else None
+        )
+        for i in range(text["num_hidden_layers"])
+    )
+    return TargetCheckpoint(
+        family="qwen3_vl",
+        hidden_size=text["hidden_size"],
+        vocab_size=text["vocab_size"],
+        max_position_embeddings=text["max_position_embeddings"],
+        layers=layers,
+        norm=norm,
+        tied_head=text["tie_word_embeddings"],
+        eos_token_ids=(0,),
         vision=VisionSpec(
             **{name: value for name, value in vision.items() if name != "deepstack_visual_indexes"},
             out_hidden_size=text["hidden_size"],
-            deepstack_layers=tuple(vision["deepstack_visual_indexes"]),
+            level_blocks=tuple(levels),
+            image_token_id=5,
+            video_token_id=6,
+            vision_start_token_id=7,
+            vision_end_token_id=8,
         ),
-        image_token_id=5,
-        video_token_id=6,
-        vision_start_token_id=7,
-        vision_end_token_id=8,
-        eos_token_ids=(0,),
-        tied_head=text["tie_word_embeddings"],
+        path=directory,
         tensors=tensors,
     )

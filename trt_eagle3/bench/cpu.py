@@ -20,8 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from trt_eagle3.checkpoint.target import TargetSpec
-from trt_eagle3.checkpoint.target_reader import read_target
+from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.decode.decoder import Decoder
 from trt_eagle3.decode.kv_cache import PagePool
@@ -31,6 +30,7 @@ from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.state import layer_states
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import open_session
+from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.graph.builder import GraphBuilder
 from trt_eagle3.io.run_command import run_command
@@ -110,7 +110,7 @@ def _ours(
     decoder = Decoder(target, None, max_seq_len=1000, prefill_chunk=engine.prefill_chunk)
 
     def decode(prompt: Prompt) -> Iterator[tuple[int, ...]]:
-        return decoder.run(SequenceState(prompt, pool, spec.text.vocab_size))
+        return decoder.run(SequenceState(prompt, pool, spec.vocab_size))
 
     def step(context: int, num_tokens: int) -> object:
         pages = torch.arange(
@@ -131,7 +131,7 @@ def _products(folder: Path) -> Callable[[int], object]:
     widths = sorted({ref.shape[1] for ref in spec.tensors.values() if len(ref.shape) == 2})
     inputs = {width: b.input(f"x{width}", b.dtype, ("rows", width)) for width in widths}
     groups = [["lm_head"]]
-    for i in range(spec.text.num_layers):
+    for i in range(spec.num_layers):
         attention, mlp = f"layers.{i}.self_attn.", f"layers.{i}.mlp."
         groups += [[f"{attention}{p}_proj" for p in "qkv"], [f"{attention}o_proj"]]
         groups += [[f"{mlp}gate_proj", f"{mlp}up_proj"], [f"{mlp}down_proj"]]
@@ -147,11 +147,11 @@ def _products(folder: Path) -> Callable[[int], object]:
     return lambda rows: session.run({f"x{width}": torch.randn(rows, width) for width in widths})
 
 
-def _runner(folder: Path, spec: TargetSpec, pool: PagePool) -> TargetRunner:
+def _runner(folder: Path, spec: TargetCheckpoint, pool: PagePool) -> TargetRunner:
     embedding = EmbeddingTable(spec.tensors["embed_tokens.weight"], torch.float32)
     session = open_session("onnxruntime", folder / "target.onnx", folder)
     states = layer_states(session.states, pool.num_pages * pool.page_size)
-    return TargetRunner(session, states, embedding, spec.num_deepstack)
+    return TargetRunner(session, states, embedding, spec.num_visual_levels)
 
 
 class _TokenTimes:

@@ -25,8 +25,7 @@ from trt_eagle3.bench.synthetic import write_draft, write_target
 from trt_eagle3.bench.timing import copy_bandwidth, median_ms
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.checkpoint.target import TargetSpec
-from trt_eagle3.checkpoint.target_reader import read_target
+from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.config import EngineConfig, SpeculationConfig
 from trt_eagle3.decode.decoder import Decoder, Drafting
 from trt_eagle3.decode.kv_cache import PagePool
@@ -39,6 +38,7 @@ from trt_eagle3.decode.tree import static_tree
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.torch.session import TorchSession
+from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.graph.weights import WeightExpr
 from trt_eagle3.io.run_command import run_command
@@ -54,7 +54,7 @@ _ROOM = 1024  # tokens after the context
 class _Pair:
     """Runners over random weights."""
 
-    spec: TargetSpec
+    spec: TargetCheckpoint
     manifest: DraftManifest
     target: TargetRunner
     draft: DraftRunner
@@ -100,8 +100,8 @@ def _ratio(ms: float, floor: float) -> str:
 
 def _rows(pair: _Pair, context: int) -> Iterator[tuple[str, float, float]]:
     """Name, milliseconds and the bytes that must be read."""
-    text, m = pair.spec.text, pair.manifest
-    kv = 2 * 2 * text.num_layers * text.num_kv_heads * text.head_dim * context
+    spec, m = pair.spec, pair.manifest
+    kv = 2 * 2 * spec.num_layers * spec.attention.num_kv_heads * spec.attention.head_dim * context
     weights = _bytes_read(pair.spec)
     for tokens in (1, 6, 16, 64):
         yield f"target, {tokens} tokens", _target_ms(pair, context, tokens), weights + kv
@@ -111,7 +111,7 @@ def _rows(pair: _Pair, context: int) -> Iterator[tuple[str, float, float]]:
         yield f"cycle, {steps}-step chain", _cycle_ms(pair, context, steps), 0.0
 
 
-def _bytes_read(spec: TargetSpec) -> float:
+def _bytes_read(spec: TargetCheckpoint) -> float:
     """Decoder and head weights; the token table is read a row at a time."""
     wanted = {
         n: r for n, r in spec.tensors.items() if not n.startswith(("visual.", "embed_tokens."))
@@ -146,7 +146,7 @@ def _pair(folder: Path, size: str, page_size: int, max_seq_len: int) -> _Pair:
         for name in ("target", "draft")
     )
     embedding = _RandomTable(spec.tensors["embed_tokens.weight"].shape)
-    target = TargetRunner(sessions["target"], target_states, embedding, spec.num_deepstack)
+    target = TargetRunner(sessions["target"], target_states, embedding, spec.num_visual_levels)
     d2t = torch.arange(manifest.draft_vocab_size, device=_DEVICE)
     draft = DraftRunner(sessions["fuse"], sessions["draft"], draft_states, embedding, d2t)
     return _Pair(spec, manifest, target, draft, pool)
@@ -178,7 +178,7 @@ def _metadata(pair: _Pair, past: int, tokens: int) -> AttentionMetadata:
 
 def _target_ms(pair: _Pair, context: int, tokens: int) -> float:
     metadata = _metadata(pair, context, tokens)
-    embeds = torch.randn(tokens, pair.spec.text.hidden_size, dtype=torch.bfloat16, device=_DEVICE)
+    embeds = torch.randn(tokens, pair.spec.hidden_size, dtype=torch.bfloat16, device=_DEVICE)
     return median_ms(
         lambda: pair.target.forward(embeds[None], metadata, torch.arange(tokens)[None])
     )
@@ -187,7 +187,7 @@ def _target_ms(pair: _Pair, context: int, tokens: int) -> float:
 def _print_profile(pair: _Pair, context: int, tokens: int) -> None:
     """Device time of one captured target step, by kernel."""
     metadata = _metadata(pair, context, tokens)
-    embeds = torch.randn(tokens, pair.spec.text.hidden_size, dtype=torch.bfloat16, device=_DEVICE)
+    embeds = torch.randn(tokens, pair.spec.hidden_size, dtype=torch.bfloat16, device=_DEVICE)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
         for _ in range(10):
             pair.target.forward(embeds[None], metadata, torch.arange(tokens)[None])
@@ -218,7 +218,7 @@ def _cycle_ms(pair: _Pair, context: int, steps: int) -> float:
     text = torch.zeros(context, dtype=torch.bool)
     ids = torch.randint(1000, 30000, (context,))
     prompt = Prompt(ids, rows, 0, text)
-    sequence = SequenceState(prompt, pair.pool, pair.spec.text.vocab_size, drafting=True)
+    sequence = SequenceState(prompt, pair.pool, pair.spec.vocab_size, drafting=True)
     times: list[float] = []
     last = 0.0
     for _ in zip(decoder.run(sequence, tree), range(_REPEATS + 10), strict=False):

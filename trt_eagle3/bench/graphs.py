@@ -77,8 +77,8 @@ def _measure(target: Path, draft: Path) -> dict[str, float]:
     Run in a fresh process: peak memory is the process's.
     """
     from trt_eagle3.checkpoint.draft import read_draft
-    from trt_eagle3.checkpoint.target_reader import read_target
     from trt_eagle3.config import EngineConfig
+    from trt_eagle3.families.registry import read_target
     from trt_eagle3.graph.build_graphs import build_graphs
 
     start = time.perf_counter()

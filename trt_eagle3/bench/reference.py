@@ -68,10 +68,11 @@ def _measure(target: Path, rows: int, layers: int) -> dict[str, float]:
     """Run in a fresh process: the peak is the process's."""
     import torch
 
-    from trt_eagle3.parity.target import TargetReference
+    from trt_eagle3.families.registry import read_target
+    from trt_eagle3.parity.reference.target import load_reference
 
-    reference = TargetReference.load(target)
-    hidden, width = reference.config.text_config.hidden_size, reference.config.vision_config
+    spec = read_target(target)
+    reference, hidden = load_reference(spec, torch.float32, "cpu"), spec.hidden_size
     before, timed = _resident("VmRSS"), dict[str, float]()
     rope = reference.rope(torch.arange(rows).expand(3, -1))
     state = torch.randn(rows, hidden)
@@ -92,8 +93,8 @@ def _measure(target: Path, rows: int, layers: int) -> dict[str, float]:
     alone = time.perf_counter() - start
     timed["head"] = _seconds(lambda: reference.head(state[:32]))
     grid = torch.tensor([[1, 32, 32]])
-    patch = width.in_channels * width.temporal_patch_size * width.patch_size**2
-    timed["vision"] = _seconds(lambda: reference.vision(torch.randn(1024, patch), grid))
+    patches = torch.randn(1024, spec.require_vision().patch_dim)
+    timed["vision"] = _seconds(lambda: reference.vision(patches, grid))
     per_layer = (load + run) / layers
     return {
         **timed,

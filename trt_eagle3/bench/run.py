@@ -67,8 +67,9 @@ def bench(
     """
     if batches and rates:
         raise UserError("--batch and --rate: requests come one way or the other. Give one of them.")
-    questions = read_questions(prompts) if prompts else bundled_questions()
+    given = read_questions(prompts) if prompts else None
     engine = open_engine(bundle, prefix_cache=prefix_cache)
+    questions = given or bundled_questions(vision=engine.bundle.spec.vision is not None)
     loads = [Load(rate=rate) for rate in rates] or [
         Load(size) for size in batch_sizes(engine, batches)
     ]

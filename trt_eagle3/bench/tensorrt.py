@@ -25,18 +25,18 @@ from trt_eagle3.bench.lowering import lowered
 from trt_eagle3.bench.synthetic import SIZES, write_target
 from trt_eagle3.bench.tensorrt_engine import build_beside_weights, build_line
 from trt_eagle3.bench.timing import copy_bandwidth, median_ms
-from trt_eagle3.checkpoint.target import TargetSpec
-from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.engine.build_job import TreeSizes
 from trt_eagle3.engine.bundle import reference_location
 from trt_eagle3.engine.trt.bundle import uses_linear
 from trt_eagle3.engine.trt.profiles import graph_profiles
 from trt_eagle3.engine.trt.session import TensorRTSession
+from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.residual import Residual
 from trt_eagle3.graph.target import target_graph
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE, trt_export, with_prefetch_safe
 from trt_eagle3.io.run_command import run_command
+from trt_eagle3.spec import TargetSpec
 
 __all__ = ["main"]
 
@@ -109,7 +109,7 @@ def main(
         folder = Path(name)
         write_target(folder / "checkpoint", size, num_layers=layers)
         spec = read_target(folder / "checkpoint")
-        aux = tuple(layer for layer in _AUX if layer < spec.text.num_layers)
+        aux = tuple(layer for layer in _AUX if layer < spec.num_layers)
         stream = Residual(wide=residual == "float32")
         model = target_graph(spec, aux, False, "float16", page_size, reference_location, stream)
         by_plugin = uses_linear(config.engine)
@@ -163,14 +163,19 @@ class _Steps:
     def __init__(
         self, session: TensorRTSession, spec: TargetSpec, context: int, page_size: int
     ) -> None:
-        text = spec.text
         self._session = session
         self._spec = spec
         self._context = context
         pages = -(-(context + _ROOM) // page_size)
-        shape = (2, text.num_layers, (pages + 1) * page_size, text.num_kv_heads, text.head_dim)
+        shape = (
+            2,
+            spec.num_layers,
+            (pages + 1) * page_size,
+            spec.attention.num_kv_heads,
+            spec.attention.head_dim,
+        )
         self._cache = torch.randn(shape, dtype=torch.float16, device="cuda")
-        self.cache_bytes = 2 * 2 * text.num_layers * context * text.num_kv_heads * text.head_dim
+        self.cache_bytes = 2 * 2 * spec.num_layers * context * spec.attention.kv_width
         buffers = self._cache.flatten(0, 1)
         for state, buffer in zip(session.states, buffers, strict=True):
             session.bind(state.name, buffer)
@@ -179,7 +184,7 @@ class _Steps:
 
     def inputs(self, tokens: int) -> dict[str, Tensor]:
         """A chain of ``tokens`` after the context."""
-        hidden, levels = self._spec.text.hidden_size, self._spec.num_deepstack
+        hidden, levels = self._spec.hidden_size, self._spec.num_visual_levels
         positions = torch.arange(self._context, self._context + tokens, dtype=torch.int32)
         return {
             "inputs_embeds": torch.randn(1, tokens, hidden, dtype=torch.float16, device="cuda"),

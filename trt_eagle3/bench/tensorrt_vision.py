@@ -28,13 +28,13 @@ from trt_eagle3.bench.synthetic import SIZES, write_target
 from trt_eagle3.bench.tensorrt_engine import build_beside_weights, build_line
 from trt_eagle3.bench.timing import matmul_rate, median_ms
 from trt_eagle3.bench.vision_tower import Pictures, Tower, tower_flops
-from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.engine.build_job import TreeSizes
 from trt_eagle3.engine.session import Session
 from trt_eagle3.engine.trt.profiles import graph_profiles
 from trt_eagle3.engine.trt.session import TensorRTSession
 from trt_eagle3.errors import UserError
+from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE, trt_export
 from trt_eagle3.io.run_command import run_command
 
@@ -186,7 +186,7 @@ class _Bench:
     ) -> Iterator[_Row]:
         torch.cuda.empty_cache()
         config = self._config(pictures)
-        merge = self._tower.spec.vision.spatial_merge_size
+        merge = self._tower.spec.require_vision().spatial_merge_size
         profiles = graph_profiles("vision", model, config, TreeSizes(), merge)
         folder = self._folder / kind
         try:
@@ -204,7 +204,7 @@ class _Bench:
     def _measure(
         self, engine: str, session: Session, pictures: Sequence[Pictures]
     ) -> Iterator[_Row]:
-        vision = self._tower.spec.vision
+        vision = self._tower.spec.require_vision()
         for each in pictures:
             patches = each.patches(vision)
             floor = 1e3 * tower_flops(vision, [patches // each.count] * each.count) / self._rate
@@ -216,7 +216,7 @@ class _Bench:
 
     def _config(self, pictures: Sequence[Pictures]) -> BuildConfig:
         """With limits for the largest of these pictures."""
-        vision = self._tower.spec.vision
+        vision = self._tower.spec.require_vision()
         most = max(each.patches(vision) for each in pictures) // vision.spatial_merge_size**2
         engine = {"backend": "tensorrt", "tensorrt": {"optimization_level": self._level}}
         target = {"checkpoint": self._size}

@@ -77,7 +77,7 @@ def tune(
         UserError: a bundle without a draft or that cannot be written, or anything wrong with bundle
             or prompts.
     """
-    questions = read_questions(prompts) if prompts else bundled_questions()
+    given = read_questions(prompts) if prompts else None
     # a damaged table does not hinder the next one
     engine = open_engine(bundle, plan=Plan({1: None}))
     if engine.bundle.manifest is None:
@@ -87,6 +87,7 @@ def tune(
             f"{bundle}: not writable, and the table goes into it. Tune a copy of the bundle that "
             "is."
         )
+    questions = given or bundled_questions(vision=engine.bundle.spec.vision is not None)
     config = engine.bundle.record.config.speculation
     sizes, counts = batch_sizes(engine, batches), widths(configured_tree(config).num_nodes)
     try:

@@ -24,13 +24,13 @@ from trt_eagle3.bench.drawn_weights import draw_weight
 from trt_eagle3.bench.synthetic import write_target
 from trt_eagle3.bench.timing import copy_bandwidth, median_ms
 from trt_eagle3.bench.vision_tower import Tower, tower_flops
-from trt_eagle3.checkpoint.target import VisionSpec
-from trt_eagle3.checkpoint.target_reader import read_target
 from trt_eagle3.decode.runner import VisionRunner
 from trt_eagle3.errors import EngineFailedError
+from trt_eagle3.families.qwen3_vl.vision_rows import vision_rows
+from trt_eagle3.families.registry import read_target
 from trt_eagle3.io.run_command import run_command
-from trt_eagle3.multimodal.vision_rows import vision_rows
 from trt_eagle3.parity.metrics import relative_error
+from trt_eagle3.spec import VisionSpec
 
 __all__ = ["CASES", "main"]
 
@@ -105,10 +105,10 @@ def _towers(folder: Path, size: str, dtype: str, device: str = "cuda") -> _Tower
     theirs.load_state_dict(
         {name: _drawn(name, like, device) for name, like in theirs.state_dict().items()}
     )
-    merge = spec.vision.spatial_merge_size
+    merge = spec.require_vision().spatial_merge_size
     session = Tower(spec, folder, device).session(dtype)
     return _Towers(
-        spec.vision, VisionRunner(session, merge_size=merge, bucket_limit=1 << 20), theirs
+        spec.require_vision(), VisionRunner(session, merge_size=merge, bucket_limit=1 << 20), theirs
     )
 
 

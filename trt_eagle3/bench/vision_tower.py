@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.bench.drawn_weights import read_drawn
-from trt_eagle3.checkpoint.target import TargetSpec, VisionSpec
+from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.session import Session
 from trt_eagle3.engine.torch.session import TorchSession
-from trt_eagle3.graph.vision import vision_graph
-from trt_eagle3.multimodal.vision_rows import vision_rows
+from trt_eagle3.families.qwen3_vl.vision_graph import vision_graph
+from trt_eagle3.families.qwen3_vl.vision_rows import vision_rows
 from trt_eagle3.parity.metrics import relative_error
+from trt_eagle3.spec import VisionSpec
 
 __all__ = ["Pictures", "Tower", "tower_flops"]
 
@@ -49,7 +50,7 @@ class Tower:
         folder: where the graphs are written.
     """
 
-    def __init__(self, spec: TargetSpec, folder: Path, device: str = "cuda") -> None:
+    def __init__(self, spec: TargetCheckpoint, folder: Path, device: str = "cuda") -> None:
         self.spec = spec
         self._folder = folder
         self._device = device
@@ -69,7 +70,7 @@ class Tower:
         """Of the graph: random patches [n, patch_dim] that float16 holds, and the rows of the
         pictures' grids.
         """
-        vision = self.spec.vision
+        vision = self.spec.require_vision()
         side = pictures.side // vision.patch_size
         grid = torch.tensor([[1, side, side]] * pictures.count)
         rows = vision_rows(
@@ -109,7 +110,7 @@ def tower_flops(vision: VisionSpec, frames: Sequence[int]) -> float:
     )
     layer = 2 * patches * hidden * (4 * hidden + 2 * vision.intermediate_size)
     attention = sum(4 * frame * frame * hidden for frame in frames)
-    tokens, mergers = patches // vision.spatial_merge_size**2, 1 + len(vision.deepstack_layers)
+    tokens, mergers = patches // vision.spatial_merge_size**2, 1 + len(vision.level_blocks)
     merger = 2 * tokens * joined * (joined + vision.out_hidden_size)
     return (
         2.0 * patches * vision.patch_dim * hidden

@@ -21,9 +21,9 @@ from trt_eagle3.checkpoint.resolved_fields import ResolvedFields
 from trt_eagle3.checkpoint.safeailab import SAFEAILAB
 from trt_eagle3.checkpoint.specforge import SPECFORGE
 from trt_eagle3.checkpoint.speculators import SPECULATORS
-from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.errors import quote
+from trt_eagle3.spec import TargetSpec
 
 __all__ = ["PRODUCERS", "read_draft"]
 
@@ -105,33 +105,33 @@ def _check_target(fields: ResolvedFields) -> None:
     """Refuse a draft of another target."""
     if fields.target is None:
         return
-    values, text = fields.values, fields.target.text
+    values, target = fields.values, fields.target
     fix = "Use the draft that was trained for this target."
     aux, width, fc = (
         values["aux_layers"],
         values["target_hidden_size"],
         fields.files.tensors["fc.weight"],
     )
-    outside = [k for k in aux if not 0 <= k < text.num_layers]
+    outside = [k for k in aux if not 0 <= k < target.num_layers]
     if outside:
         raise fields.error(
             f"aux layer {outside[0]} ({fields.sources['aux_layers'].detail}) is out of range: the "
-            f"target has layers 0 to {text.num_layers - 1}. {fix[:-1]}, or set "
+            f"target has layers 0 to {target.num_layers - 1}. {fix[:-1]}, or set "
             "draft.overrides.aux_layers."
         )
-    if width != text.hidden_size:
+    if width != target.hidden_size:
         raise fields.error(
             f"a draft for hidden size {width} ({fc.name} {list(fc.shape)} takes {len(aux)} aux "
-            f"states), the target's is {text.hidden_size}. {fix}"
+            f"states), the target's is {target.hidden_size}. {fix}"
         )
-    if values["vocab_size"] != text.vocab_size:
+    if values["vocab_size"] != target.vocab_size:
         raise fields.error(
             f"a draft for a vocabulary of {values['vocab_size']} "
-            f"({fields.sources['vocab_size'].detail}), the target's is {text.vocab_size}. {fix}"
+            f"({fields.sources['vocab_size'].detail}), the target's is {target.vocab_size}. {fix}"
         )
     for field, name in (("embedding", "embed_tokens.weight"), ("head", "lm_head.weight")):
-        if values[field] == "target" and values["hidden_size"] != text.hidden_size:
+        if values[field] == "target" and values["hidden_size"] != target.hidden_size:
             raise fields.error(
-                f"{name} is missing, and the target's has {text.hidden_size} columns where this "
+                f"{name} is missing, and the target's has {target.hidden_size} columns where this "
                 f"draft's hidden size is {values['hidden_size']}. Use the whole checkpoint."
             )

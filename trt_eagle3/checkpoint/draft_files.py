@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from trt_eagle3.checkpoint.config_value import Kind, config_value
+from trt_eagle3.checkpoint.model_config import read_json
 from trt_eagle3.checkpoint.pickle_file import read_pickle
-from trt_eagle3.checkpoint.target_reader import read_json
 from trt_eagle3.checkpoint.tensor_file import cached_file, write_tensors
 from trt_eagle3.checkpoint.tensor_index import TensorRef, open_index
 from trt_eagle3.errors import UserError, clip

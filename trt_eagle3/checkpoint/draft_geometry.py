@@ -210,7 +210,7 @@ def _vocabularies(fields: ResolvedFields, section: str) -> None:
     if found:
         fields.put("vocab_size", found[0], "config" if "config" in found[1] else "tensor", found[1])
     elif target is not None:
-        fields.put("vocab_size", target.text.vocab_size, "default", "no file says it: the target's")
+        fields.put("vocab_size", target.vocab_size, "default", "no file says it: the target's")
     if "vocab_size" not in fields.values:
         raise fields.error("vocab_size: not in config.json. Set draft.overrides.vocab_size.")
     if not 0 < fields.values["vocab_size"] <= _MAX_VOCAB:

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.spec import RopeSpec
 
 __all__ = ["DraftManifest", "Source", "SourceKind", "manifest_from_dict", "manifest_to_dict"]
 

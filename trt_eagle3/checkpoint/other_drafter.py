@@ -10,7 +10,7 @@ from typing import Any
 
 from trt_eagle3.checkpoint.draft_files import DraftFiles
 from trt_eagle3.checkpoint.draft_keys import foreign_key
-from trt_eagle3.checkpoint.target_reader import read_json
+from trt_eagle3.checkpoint.model_config import read_json
 from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES
 from trt_eagle3.errors import UserError, clip, quote
 

@@ -12,9 +12,9 @@ from trt_eagle3.checkpoint.draft_files import DraftFiles
 from trt_eagle3.checkpoint.draft_geometry import resolve_geometry
 from trt_eagle3.checkpoint.manifest import Source
 from trt_eagle3.checkpoint.resolved_fields import ResolvedFields
-from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.rope_schedule import RopeConfig, make_rope, read_rope_config
 from trt_eagle3.errors import UserError, clip, quote
+from trt_eagle3.spec import RopeSpec
 
 __all__ = ["AUX_KEYS", "DEFAULT_BASE", "Producer", "RopeReading", "resolve"]
 
@@ -115,7 +115,7 @@ def _aux_layers(producer: Producer, fields: ResolvedFields) -> None:
     """Ids in the file's convention become out(k); left out, the three that all producers default
     to.
     """
-    num_target_layers = fields.target.text.num_layers if fields.target else None
+    num_target_layers = fields.target.num_layers if fields.target else None
     found = fields.agree("aux_layers", {key: _ids(fields, key) for key in producer.aux_keys})
     if "aux_layers" not in fields.values and found:
         ids, key = found
@@ -269,7 +269,7 @@ def _rope_of(
     layout = override.get("layout", interpretation.layout)
     sections = override.get("sections", interpretation.sections) or config.sections
     if layout != "1d" and not sections and fields.target is not None:
-        sections = fields.target.text.rope.sections
+        sections = fields.target.attention.rope.sections
     return make_rope(
         override.get("kind", interpretation.kind),
         override.get("base", interpretation.base),

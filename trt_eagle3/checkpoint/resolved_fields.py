@@ -14,8 +14,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from trt_eagle3.checkpoint.draft_files import DraftFiles
 from trt_eagle3.checkpoint.manifest import DraftManifest, Source, SourceKind
-from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.errors import UserError, clip, quote
+from trt_eagle3.spec import TargetSpec
 
 __all__ = ["EXTENSION", "ResolvedFields", "check_overrides"]
 
@@ -226,7 +226,7 @@ def _rope_override(value: Any, name: str) -> dict[str, Any]:
 
 @cache
 def _hints() -> dict[str, Any]:
-    from trt_eagle3.checkpoint.rope import RopeSpec
+    from trt_eagle3.spec import RopeSpec
 
     return get_type_hints(RopeSpec)
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trt_eagle3.checkpoint.config_value import config_value
-from trt_eagle3.checkpoint.rope import RopeLayout, RopeSpec
 from trt_eagle3.errors import UserError, clip, quote
+from trt_eagle3.spec import RopeLayout, RopeSpec
 
 __all__ = ["SCHEDULES", "RopeConfig", "make_rope", "read_rope_config"]
 

@@ -27,9 +27,9 @@ def inspect(target: str, draft: str | None, overrides: tuple[str, ...], as_json:
     """Say what these checkpoints are: geometry, draft manifest, refusals."""
     from trt_eagle3.checkpoint.draft import read_draft
     from trt_eagle3.checkpoint.source import resolve_checkpoint
-    from trt_eagle3.checkpoint.target_reader import read_target
     from trt_eagle3.commands import report
     from trt_eagle3.config import parse_overrides
+    from trt_eagle3.families.registry import read_target
 
     if overrides and draft is None:
         raise UserError(
@@ -74,8 +74,8 @@ def convert_draft(
     from trt_eagle3.checkpoint.convert import convert_draft as run
     from trt_eagle3.checkpoint.draft import read_draft
     from trt_eagle3.checkpoint.source import resolve_checkpoint
-    from trt_eagle3.checkpoint.target_reader import read_target
     from trt_eagle3.config import parse_overrides
+    from trt_eagle3.families.registry import read_target
 
     spec = read_target(resolve_checkpoint(target)) if target else None
     manifest = read_draft(resolve_checkpoint(source), spec, parse_overrides(overrides))

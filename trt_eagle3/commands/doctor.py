@@ -121,13 +121,14 @@ def check_bundle(path: Path, record: BundleRecord, found: Diagnosis) -> None:
     engine = record.config.engine
     found.check_engine(engine)
     backend = backend_named(engine.backend)
-    for graph in ("target", "vision", *(("fuse", "draft") if record.draft else ())):
+    for graph in record.graphs:
         backend.check_folder(path / graph)
     from trt_eagle3.decode.plan import read_plan
-    from trt_eagle3.multimodal import Processor
+    from trt_eagle3.families.registry import family_of
 
     read_plan(path, record.config.speculation, engine.device)
-    Processor.from_directory(path / "processor", target_from_dict(record.target))
+    spec = target_from_dict(record.target)
+    family_of(spec).processor(path / "processor", spec)
 
 
 def _driver(_: EngineConfig | None) -> str:

@@ -9,9 +9,10 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_to_dict
-from trt_eagle3.checkpoint.rope import RopeSpec
-from trt_eagle3.checkpoint.target import TargetSpec, target_to_dict
+from trt_eagle3.checkpoint.target import TargetCheckpoint, target_to_dict
 from trt_eagle3.engine.bundle import BUILD_SCRIPT
+from trt_eagle3.families.registry import family_of
+from trt_eagle3.spec import RopeSpec, VisionSpec
 
 if TYPE_CHECKING:  # they import torch, which `--help` should not wait for
     from trt_eagle3.decode.request import Generation
@@ -21,7 +22,7 @@ if TYPE_CHECKING:  # they import torch, which `--help` should not wait for
 __all__ = ["build", "build_lines", "generation_line", "inspection", "inspection_lines"]
 
 
-def inspection(spec: TargetSpec, manifest: DraftManifest | None) -> dict[str, Any]:
+def inspection(spec: TargetCheckpoint, manifest: DraftManifest | None) -> dict[str, Any]:
     """What ``inspect --json`` prints."""
     return {
         "target": {"path": str(spec.path), **target_to_dict(spec)},
@@ -31,7 +32,9 @@ def inspection(spec: TargetSpec, manifest: DraftManifest | None) -> dict[str, An
     }
 
 
-def inspection_lines(spec: TargetSpec, manifest: DraftManifest | None) -> list[RenderableType]:
+def inspection_lines(
+    spec: TargetCheckpoint, manifest: DraftManifest | None
+) -> list[RenderableType]:
     """For each checkpoint its geometry in a line; for the draft what it means, where that was
     found, and warnings.
     """
@@ -42,15 +45,22 @@ def inspection_lines(spec: TargetSpec, manifest: DraftManifest | None) -> list[R
     return parts
 
 
-def _target_line(spec: TargetSpec) -> str:
-    text, vision = spec.text, spec.vision
-    return (
-        f"target {spec.path}: Qwen3-VL, {text.num_layers} layers, hidden {text.hidden_size}, "
-        f"{text.num_heads}/{text.num_kv_heads} heads of {text.head_dim}, vocabulary "
-        f"{text.vocab_size}, {'tied' if spec.tied_head else 'own'} head, rope {_rope(text.rope)}; "
-        f"vision {vision.depth} blocks of {vision.hidden_size}, deepstack after "
-        f"{list(vision.deepstack_layers)}"
+def _target_line(spec: TargetCheckpoint) -> str:
+    attention = spec.attention
+    line = (
+        f"target {spec.path}: {family_of(spec).title}, {spec.num_layers} layers, hidden "
+        f"{spec.hidden_size}, {attention.num_heads}/{attention.num_kv_heads} heads of "
+        f"{attention.head_dim}, vocabulary {spec.vocab_size}, "
+        f"{'tied' if spec.tied_head else 'own'} head, rope {_rope(attention.rope)}; "
     )
+    return line + _vision_text(spec.vision)
+
+
+def _vision_text(vision: VisionSpec | None) -> str:
+    if vision is None:
+        return "text only"
+    blocks = f"vision {vision.depth} blocks of {vision.hidden_size}"
+    return f"{blocks}, visual levels after {list(vision.level_blocks)}"
 
 
 def _draft_line(manifest: DraftManifest) -> str:

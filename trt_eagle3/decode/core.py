@@ -215,7 +215,7 @@ class EngineCore:
         sequence = SequenceState(
             prompt,
             self.pool,
-            spec.text.vocab_size,
+            spec.vocab_size,
             request.sampling,
             drafting and self._plan.speculates,
         )

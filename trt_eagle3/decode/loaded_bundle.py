@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_from_dict
-from trt_eagle3.checkpoint.target import TargetSpec, target_from_dict
+from trt_eagle3.checkpoint.target import target_from_dict
 from trt_eagle3.checkpoint.tensor_index import TensorRef, read_tensor
 from trt_eagle3.config import LimitsConfig
 from trt_eagle3.decode.decoder import Decoder, Drafting
@@ -35,8 +35,10 @@ from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.memory import check_fits, free_bytes, memory_need, num_pages
 from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.errors import UserError
+from trt_eagle3.families.registry import family_of
 from trt_eagle3.multimodal import LOCAL_MEDIA, MediaPolicy, Processor
 from trt_eagle3.multimodal.decoder_pool import DecoderPool
+from trt_eagle3.spec import TargetSpec
 
 __all__ = ["LoadedBundle", "SessionFactory", "open_graph_of"]
 
@@ -128,7 +130,7 @@ class LoadedBundle:
         own.
         """
         states = self._layer_states(target)
-        runner = TargetRunner(target, states, self.embedding, self.spec.num_deepstack)
+        runner = TargetRunner(target, states, self.embedding, self.spec.num_visual_levels)
         return Decoder(
             runner,
             drafting,
@@ -145,7 +147,7 @@ class LoadedBundle:
     @cached_property
     def vision(self) -> VisionRunner:
         """The vision tower."""
-        merge = self.spec.vision.spatial_merge_size
+        merge = self.spec.require_vision().spatial_merge_size
         limit = self.limits.max_visual_tokens * merge**2 if self.fixed_shapes else None
         return VisionRunner(self.open_graph("vision"), merge_size=merge, bucket_limit=limit)
 
@@ -191,7 +193,7 @@ class LoadedBundle:
         with unreplaced(self.path, self.record):
             d2t = read_tensor(manifest.tensors["d2t"])
         ids = torch.arange(len(d2t)) + d2t
-        if ids.min() < 0 or ids.max() >= self.spec.text.vocab_size:
+        if ids.min() < 0 or ids.max() >= self.spec.vocab_size:
             raise UserError(
                 f"{manifest.tensors['d2t'].file}: d2t: ids out of range. Rebuild: trt-eagle3 build"
             )
@@ -231,7 +233,7 @@ def _open(
         split_special_tokens = config.split_special_tokens
     with unreplaced(path, record):
         check_graphs(path, record)
-        processor = Processor.from_directory(
+        processor = family_of(spec).processor(
             path / "processor",
             spec,
             max_prompt_len=config.limits.max_seq_len - 1,

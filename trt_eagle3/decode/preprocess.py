@@ -76,7 +76,7 @@ class PromptPreprocessor:
         bundle, visuals = self._bundle, inputs.visuals
         media: tuple[tuple[bytes, int], ...] = ()
         if visuals and self._digests:
-            media = media_digests(visuals, bundle.spec.vision.spatial_merge_size**2)
+            media = media_digests(visuals, bundle.spec.require_vision().spatial_merge_size ** 2)
         if bundle.device == "cuda":  # here, so that the thread that decodes has nothing to copy
             visuals = tuple(visual.pinned() for visual in visuals)
         return Prompt(

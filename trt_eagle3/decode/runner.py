@@ -113,11 +113,12 @@ class TargetRunner:
 
         ``deepstack`` is [L, B, S, H], zero at text rows; decode rows have none.
         """
-        if deepstack is None:
-            deepstack = embeds.new_zeros(self.num_deepstack, *embeds.shape)
-        outputs = self._session.run(
-            {"inputs_embeds": embeds, "deepstack_embeds": deepstack, **metadata.inputs(logit_rows)}
-        )
+        inputs = {"inputs_embeds": embeds, **metadata.inputs(logit_rows)}
+        if self.num_deepstack:
+            if deepstack is None:
+                deepstack = embeds.new_zeros(self.num_deepstack, *embeds.shape)
+            inputs["deepstack_embeds"] = deepstack
+        outputs = self._session.run(inputs)
         return outputs["logits"], outputs.get("aux_hidden_states")
 
 

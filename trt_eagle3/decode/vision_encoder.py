@@ -7,8 +7,8 @@ import torch
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.prompt import Prompt, Vision
 from trt_eagle3.engine.memory import request_memory
+from trt_eagle3.families.registry import family_of
 from trt_eagle3.multimodal import normalise
-from trt_eagle3.multimodal.vision_rows import vision_rows
 
 __all__ = ["VisionEncoder"]
 
@@ -32,16 +32,17 @@ class VisionEncoder:
             return self._run(prompt)
 
     def _run(self, prompt: Prompt) -> Vision:
-        bundle, spec = self._bundle, self._bundle.spec.vision
-        side = round(spec.num_position_embeddings**0.5)
+        bundle = self._bundle
+        tower = family_of(bundle.spec).vision
+        assert tower is not None, f"{bundle.spec.family}: images without a tower"
         grids = torch.tensor([visual.grid for visual in prompt.visuals], dtype=torch.int64)
-        rows = vision_rows(grids, spec.spatial_merge_size, side)
+        rows = tower.inputs(bundle.spec.require_vision(), grids)
         patches = normalise(prompt.visuals, bundle.dtype, bundle.device)
-        embeds, levels = bundle.vision.forward(patches, rows.inputs())
+        embeds, levels = bundle.vision.forward(patches, rows)
         return Vision(embeds, embeds.new_zeros(0, *embeds.shape) if levels is None else levels)
 
     def _nothing(self) -> Vision:
         bundle = self._bundle
-        hidden = bundle.spec.text.hidden_size
+        hidden = bundle.spec.hidden_size
         none = torch.zeros(0, hidden, dtype=bundle.dtype, device=bundle.device)
-        return Vision(none, none.expand(bundle.spec.num_deepstack, -1, -1))
+        return Vision(none, none.expand(bundle.spec.num_visual_levels, -1, -1))

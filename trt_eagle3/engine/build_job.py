@@ -12,7 +12,7 @@ import onnx
 
 from trt_eagle3.atomic_io import create_file
 from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_to_dict
-from trt_eagle3.checkpoint.target import TargetSpec, target_to_dict
+from trt_eagle3.checkpoint.target import TargetCheckpoint, target_to_dict
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.engine.bundle import EngineRecord
 from trt_eagle3.engine.weight_locations import WeightLocations
@@ -48,7 +48,7 @@ class BuildJob:
     """
 
     config: BuildConfig
-    spec: TargetSpec
+    spec: TargetCheckpoint
     manifest: DraftManifest | None
     path: Path
     tree: TreeSizes

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from trt_eagle3.checkpoint.draft_geometry import draft_shapes
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES, TensorRef, open_file
 from trt_eagle3.engine.bundle_record import BUNDLE_FILE, BundleRecord, FileRecord, TensorRecord
 from trt_eagle3.errors import UserError, clip, quote
 from trt_eagle3.graph.weight_formats import WEIGHT_FORMATS
 from trt_eagle3.graph.weights import DESCRIBED, WeightExpr, descriptions, weight_expr
 from trt_eagle3.io.bounded_read import open_regular, read_bounded
+from trt_eagle3.spec import TargetSpec
 
 if TYPE_CHECKING:
     import onnx
@@ -92,9 +92,7 @@ def check_tables(
         UserError: naming the first.
     """
     tensors = {"embedding": record.embedding}
-    shapes: dict[str, tuple[int, ...]] = {
-        "embedding": (spec.text.vocab_size, spec.text.hidden_size)
-    }
+    shapes: dict[str, tuple[int, ...]] = {"embedding": (spec.vocab_size, spec.hidden_size)}
     if manifest is not None:
         tensors |= {f"draft {name}": tensor for name, tensor in record.draft_tensors.items()}
         of_draft = draft_shapes(manifest) | {"d2t": (manifest.draft_vocab_size,)}

@@ -106,6 +106,12 @@ class BundleRecord(_Record):
     embedding: TensorRecord
     draft_tensors: Mapping[str, TensorRecord]
 
+    @property
+    def graphs(self) -> tuple[str, ...]:
+        """The graphs that the bundle has, each in a folder of its name."""
+        vision = ("vision",) if self.target.get("vision") else ()
+        return ("target", *vision, *(("fuse", "draft") if self.draft else ()))
+
     def weight_files(self) -> dict[str, FileRecord]:
         """Every weight file by location under the weights root."""
         return {

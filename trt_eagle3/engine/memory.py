@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from math import prod
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.config import EngineConfig, LimitsConfig
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.errors import DeviceMemoryError, UserError
+from trt_eagle3.spec import LayerSpec, TargetSpec, VisionSpec
 
 __all__ = ["MemoryNeed", "check_fits", "free_bytes", "memory_need", "num_pages", "request_memory"]
 
@@ -139,22 +139,27 @@ def _target_values(spec: TargetSpec) -> int:
     """Numbers in the target's weights; the token table lies beside the head even where they are
     one.
     """
-    text, vision = spec.text, spec.vision
-    attention = text.hidden_size * text.head_dim * 2 * (text.num_heads + text.num_kv_heads)
-    decoder = text.num_layers * (attention + 3 * text.hidden_size * text.intermediate_size)
-    blocks = vision.depth * (
-        4 * vision.hidden_size**2 + 2 * vision.hidden_size * vision.intermediate_size
-    )
-    joined = vision.hidden_size * vision.spatial_merge_size**2
-    mergers = (1 + spec.num_deepstack) * joined * (joined + vision.out_hidden_size)
-    tables = vision.hidden_size * (vision.num_position_embeddings + vision.patch_dim)
-    return decoder + 2 * text.vocab_size * text.hidden_size + blocks + mergers + tables
+    layers = sum(_layer_values(layer, spec.hidden_size) for layer in spec.layers)
+    tower = _tower_values(spec.vision) if spec.vision else 0
+    return layers + 2 * spec.vocab_size * spec.hidden_size + tower
+
+
+def _layer_values(layer: LayerSpec, hidden: int) -> int:
+    attention = hidden * 2 * (layer.mixer.q_width + layer.mixer.kv_width)
+    return attention + 3 * hidden * layer.mlp.intermediate_size
+
+
+def _tower_values(vision: VisionSpec) -> int:
+    width = vision.hidden_size
+    blocks = vision.depth * (4 * width**2 + 2 * width * vision.intermediate_size)
+    joined = width * vision.spatial_merge_size**2
+    mergers = (1 + len(vision.level_blocks)) * joined * (joined + vision.out_hidden_size)
+    return blocks + mergers + width * (vision.num_position_embeddings + vision.patch_dim)
 
 
 def _kv_width(spec: TargetSpec, manifest: DraftManifest | None) -> int:
     """Numbers in the keys of one token, over all layers of target and draft."""
-    text = spec.text
-    width = text.num_layers * text.num_kv_heads * text.head_dim
+    width = sum(layer.mixer.kv_width for layer in spec.layers)
     return width + (
         manifest.num_layers * manifest.num_kv_heads * manifest.head_dim if manifest else 0
     )
@@ -178,22 +183,26 @@ def _image_values(spec: TargetSpec, visual_tokens: int) -> int:
     and the output; in the MLP its inner rows.
     """
     vision = spec.vision
+    if vision is None:
+        return 0
     hidden, merged = vision.hidden_size, vision.spatial_merge_size**2
     packed = 3 * (hidden + 8 * vision.num_heads)
     embedding = vision.patch_dim + 9 * hidden
     attention = 6 * hidden + packed
     mlp = 3 * hidden + 2 * vision.intermediate_size
-    given = 2 * (1 + spec.num_deepstack) * vision.out_hidden_size
+    given = 2 * (1 + len(vision.level_blocks)) * vision.out_hidden_size
     return visual_tokens * (merged * max(embedding, attention, mlp) + given)
 
 
 def _row_values(spec: TargetSpec) -> int:
-    """Numbers of one row of a prompt in a decoder layer, with its deepstack levels and aux
+    """Numbers of one row of a prompt in the widest decoder layer, with its visual levels and aux
     hidden states.
     """
-    text = spec.text
-    heads = (text.num_heads + 2 * text.num_kv_heads) * text.head_dim
-    return (spec.num_deepstack + 9) * text.hidden_size + 3 * text.intermediate_size + 2 * heads
+    inner = max(
+        3 * layer.mlp.intermediate_size + 2 * (layer.mixer.q_width + 2 * layer.mixer.kv_width)
+        for layer in spec.layers
+    )
+    return (spec.num_visual_levels + 9) * spec.hidden_size + inner
 
 
 def _gb(num_bytes: int) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.checkpoint.target import TargetSpec
+from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.engine.bundle import FileRecord, TensorRecord, header_digest, reference_location
 
@@ -55,7 +55,9 @@ class FileLocations:
     are when referenced.
     """
 
-    def __init__(self, spec: TargetSpec, manifest: DraftManifest | None, reference: bool) -> None:
+    def __init__(
+        self, spec: TargetCheckpoint, manifest: DraftManifest | None, reference: bool
+    ) -> None:
         self._reference = reference
         self._spec = spec
         self._manifest = manifest
@@ -122,7 +124,7 @@ class TableLocations:
         }
 
 
-def table_tensors(spec: TargetSpec, manifest: DraftManifest | None) -> dict[str, TensorRef]:
+def table_tensors(spec: TargetCheckpoint, manifest: DraftManifest | None) -> dict[str, TensorRef]:
     """What ``TABLE_FILE`` holds: the token table, and of a draft its own one and its vocabulary
     map.
     """

@@ -5,19 +5,22 @@ from __future__ import annotations
 import onnx
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.checkpoint.target import TargetSpec
+from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.config import EngineConfig
+from trt_eagle3.families.registry import family_of
 from trt_eagle3.graph.builder import ResolveLocation
 from trt_eagle3.graph.draft import draft_graph, fuse_graph
 from trt_eagle3.graph.residual import Residual
 from trt_eagle3.graph.target import target_graph
-from trt_eagle3.graph.vision import vision_graph
 
 __all__ = ["build_graphs"]
 
 
 def build_graphs(
-    spec: TargetSpec, manifest: DraftManifest | None, engine: EngineConfig, resolve: ResolveLocation
+    spec: TargetCheckpoint,
+    manifest: DraftManifest | None,
+    engine: EngineConfig,
+    resolve: ResolveLocation,
 ) -> dict[str, onnx.ModelProto]:
     """The graphs of a target, and of its draft where there is one, by name.
 
@@ -30,8 +33,10 @@ def build_graphs(
         "target": target_graph(
             spec, aux, before, engine.dtype, engine.page_size, resolve, residual
         ),
-        "vision": vision_graph(spec, engine.dtype, resolve),
     }
+    vision = family_of(spec).vision if spec.vision else None
+    if vision is not None:
+        models["vision"] = vision.graph(spec, engine.dtype, resolve)
     if manifest:
         models["fuse"] = fuse_graph(manifest, engine.dtype, resolve)
         models["draft"] = draft_graph(manifest, engine.dtype, engine.page_size, resolve)

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
-from trt_eagle3.checkpoint.rope import RopeSpec
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.dtype import dtype_of_onnx
 from trt_eagle3.graph.builder import GraphBuilder, Value
-from trt_eagle3.spec import StateSpec
+from trt_eagle3.spec import RopeSpec, StateSpec
 
 __all__ = [
     "CONTEXT_INPUTS",
@@ -64,7 +63,8 @@ class Attention:
     head_dim: int
     rope: RopeSpec
     qk_norm: bool
-    bias: bool
+    qkv_bias: bool
+    out_bias: bool
     epsilon: float
     page_size: int
     output_scale: float = 1.0
@@ -82,7 +82,7 @@ class Attention:
         """
         prefix = f"layers.{layer}.self_attn."
         with b.scope("self_attn"):
-            biases = [tensors[f"{prefix}{p}_proj.bias"] for p in "qkv"] if self.bias else []
+            biases = [tensors[f"{prefix}{p}_proj.bias"] for p in "qkv"] if self.qkv_bias else []
             qkv = b.linear(
                 x, [tensors[f"{prefix}{p}_proj.weight"] for p in "qkv"], biases, name="qkv"
             )
@@ -106,7 +106,7 @@ class Attention:
             )
             for state, updated in zip(states, (k_new, v_new), strict=True):
                 b.update_state(state, updated)
-            biases = [tensors[f"{prefix}o_proj.bias"]] if self.bias else []
+            biases = [tensors[f"{prefix}o_proj.bias"]] if self.out_bias else []
             scales = [self.output_scale]
             return b.linear(
                 out, [tensors[f"{prefix}o_proj.weight"]], biases, name="output", scales=scales

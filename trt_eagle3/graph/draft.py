@@ -68,7 +68,8 @@ def draft_graph(
         head_dim=manifest.head_dim,
         rope=manifest.rope,
         qk_norm=manifest.qk_norm,
-        bias=manifest.attention_bias,
+        qkv_bias=manifest.attention_bias,
+        out_bias=manifest.attention_bias,
         epsilon=eps,
         page_size=page_size,
     )

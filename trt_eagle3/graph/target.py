@@ -1,14 +1,17 @@
-"""The target graph: Qwen3-VL's decoder over a paged cache, with aux hidden states for the draft."""
+"""The target graph: a decoder over a paged cache, with aux hidden states for the draft."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import onnx
 
-from trt_eagle3.checkpoint.target import TargetSpec
+from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.builder import GraphBuilder, ResolveLocation, Value
-from trt_eagle3.graph.decoder import Attention, by_row, context_inputs, head, rows, swiglu
+from trt_eagle3.graph.decoder import Attention, Context, by_row, context_inputs, head, rows, swiglu
 from trt_eagle3.graph.residual import Residual
+from trt_eagle3.spec import AttentionSpec, LayerSpec, TargetSpec
 
 __all__ = ["target_graph"]
 
@@ -16,7 +19,7 @@ _COMPUTE_TYPE = Residual()
 
 
 def target_graph(
-    spec: TargetSpec,
+    spec: TargetCheckpoint,
     aux_layers: tuple[int, ...],
     aux_pre_deepstack: bool,
     dtype: str,
@@ -30,76 +33,105 @@ def target_graph(
     Args:
         aux_layers: out(k) ids, ascending, of the hidden states that ``aux_hidden_states``
             concatenates. Empty for a target that never speculates: the output is then left out.
-        aux_pre_deepstack: take out(k) before the deepstack level of layer k is added.
+        aux_pre_deepstack: take out(k) before the visual level of layer k is added.
         dtype: compute type, ``float32``, ``float16`` or ``bfloat16``.
         residual: how the residual stream is held.
     Raises:
         UserError: an aux layer that this decoder does not have.
     """
-    text, tensors = spec.text, spec.tensors
-    _check_aux_layers(aux_layers, text.num_layers)
+    _check_aux_layers(aux_layers, spec.num_layers)
+    width = spec.hidden_size
     b = GraphBuilder("target", dtype, resolve)
-    embeds = b.input("inputs_embeds", b.dtype, ("batch", "seq", text.hidden_size))
-    deepstack = b.input(
-        "deepstack_embeds", b.dtype, (spec.num_deepstack, "batch", "seq", text.hidden_size)
-    )
-    levels = _deepstack_levels(b, deepstack, spec)
-    context = context_inputs(b)
-    attention = Attention(
-        num_heads=text.num_heads,
-        num_kv_heads=text.num_kv_heads,
-        head_dim=text.head_dim,
-        rope=text.rope,
-        qk_norm=True,
-        bias=text.attention_bias,
-        epsilon=text.rms_norm_eps,
-        page_size=page_size,
-        output_scale=residual.scale,
-    )
-    eps = text.rms_norm_eps
-    aux: dict[int, Value] = {}
-    hidden = residual.enter(b, rows(b, embeds, text.hidden_size, "embeds_rows"), "embeds_stream")
-    normed = residual.norm(
-        b, hidden, tensors["layers.0.input_layernorm.weight"], eps, "layers.0.input_layernorm"
-    )
-    for layer in range(text.num_layers):
-        prefix = f"layers.{layer}."
-        with b.scope(f"layers.{layer}"):
-            attended = attention.emit(b, normed, tensors, context, layer)
-            normed, hidden = residual.add_norm(
+    embeds = b.input("inputs_embeds", b.dtype, ("batch", "seq", width))
+    levels = _visual_levels(b, spec)
+    decoder = _Decoder(b, spec, context_inputs(b), page_size, residual, levels, aux_pre_deepstack)
+    normed = decoder.run(rows(b, embeds, width, "embeds_rows"))
+    logits = head(b, normed, decoder.context, spec.tensors["lm_head.weight"])
+    b.output(logits, "logits", ("batch", "rows", spec.vocab_size))
+    if aux_layers:
+        parts = [residual.leave(b, decoder.outputs[k], f"aux.{k}") for k in aux_layers]
+        states = b.op("Concat", *parts, name="aux_rows", axis=-1)
+        aux_width = len(aux_layers) * width
+        by_rows = by_row(b, states, decoder.context, aux_width, "aux")
+        b.output(by_rows, "aux_hidden_states", ("batch", "seq", aux_width))
+    return b.build()
+
+
+@dataclass
+class _Decoder:
+    """The layers, one after the other; ``outputs`` keeps the out(k) that a draft may want."""
+
+    b: GraphBuilder
+    spec: TargetCheckpoint
+    context: Context
+    page_size: int
+    residual: Residual
+    levels: list[Value]
+    aux_before_level: bool
+    outputs: list[Value] = field(default_factory=list)
+
+    def run(self, embeds: Value) -> Value:
+        """``embeds [n, H]`` -> the last norm's rows ``[n, H]``."""
+        name = "layers.0.input_layernorm"
+        hidden = self.residual.enter(self.b, embeds, "embeds_stream")
+        normed = self._norm(hidden, name, self.spec.layers[0].norm.eps)
+        for k, layer in enumerate(self.spec.layers):
+            hidden, delta = self._layer(k, layer, normed, hidden)
+            normed, hidden = self._add(k, layer, hidden, delta)
+        return normed
+
+    def _layer(self, k: int, layer: LayerSpec, normed: Value, hidden: Value) -> tuple[Value, Value]:
+        """The stream after attention, and what the MLP adds to it."""
+        b, tensors, prefix = self.b, self.spec.tensors, f"layers.{k}."
+        with b.scope(f"layers.{k}"):
+            attended = self._attention(layer.mixer).emit(b, normed, tensors, self.context, k)
+            normed, hidden = self.residual.add_norm(
                 b,
                 attended,
                 hidden,
                 tensors[f"{prefix}post_attention_layernorm.weight"],
-                eps,
+                layer.norm.eps,
                 ("post_attention_layernorm", "attention_residual"),
             )
-            delta = swiglu(b, normed, tensors, f"{prefix}mlp.", bias=False, scale=residual.scale)
-        last = layer + 1 == text.num_layers
-        next_norm = "norm" if last else f"layers.{layer + 1}.input_layernorm"
-        # as in Qwen3-VL: the layer's output is rounded first, then the level is added
-        if layer < len(levels):
-            before = residual.add(b, hidden, delta, f"{prefix}output_pre_deepstack")
-            level = residual.enter(b, levels[layer], f"deepstack_stream.{layer}")
-            hidden = residual.add(b, before, level, f"{prefix}output")
-            normed = residual.norm(b, hidden, tensors[f"{next_norm}.weight"], eps, next_norm)
-            aux[layer] = before if aux_pre_deepstack else hidden
-        else:
-            names = (next_norm, f"{prefix}output")
-            normed, hidden = residual.add_norm(
-                b, delta, hidden, tensors[f"{next_norm}.weight"], eps, names
-            )
-            aux[layer] = hidden
-    logits = head(b, normed, context, tensors["lm_head.weight"])
-    b.output(logits, "logits", ("batch", "rows", text.vocab_size))
-    if aux_layers:
-        parts = [residual.leave(b, aux[k], f"aux.{k}") for k in aux_layers]
-        states = b.op("Concat", *parts, name="aux_rows", axis=-1)
-        width = len(aux_layers) * text.hidden_size
-        b.output(
-            by_row(b, states, context, width, "aux"), "aux_hidden_states", ("batch", "seq", width)
+            scale = self.residual.scale
+            return hidden, swiglu(b, normed, tensors, f"{prefix}mlp.", bias=False, scale=scale)
+
+    def _attention(self, spec: AttentionSpec) -> Attention:
+        return Attention(
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            rope=spec.rope,
+            qk_norm=spec.qk_norm is not None,
+            qkv_bias=spec.qkv_bias,
+            out_bias=spec.out_bias,
+            epsilon=spec.qk_norm.eps if spec.qk_norm else 0.0,
+            page_size=self.page_size,
+            output_scale=self.residual.scale,
         )
-    return b.build()
+
+    def _add(self, k: int, layer: LayerSpec, hidden: Value, delta: Value) -> tuple[Value, Value]:
+        """The next norm's rows, and the stream after layer ``k``."""
+        b, output = self.b, f"layers.{k}.output"
+        last = k + 1 == self.spec.num_layers
+        name = "norm" if last else f"layers.{k + 1}.input_layernorm"
+        eps = self.spec.norm.eps if last else self.spec.layers[k + 1].norm.eps
+        if layer.visual_level is None:
+            weight = self.spec.tensors[f"{name}.weight"]
+            normed, hidden = self.residual.add_norm(b, delta, hidden, weight, eps, (name, output))
+            self.outputs.append(hidden)
+            return normed, hidden
+        # as transformers does: the layer's output is rounded first, then the level is added
+        before = self.residual.add(b, hidden, delta, f"{output}_pre_deepstack")
+        level = self.levels[layer.visual_level]
+        level = self.residual.enter(b, level, f"deepstack_stream.{layer.visual_level}")
+        hidden = self.residual.add(b, before, level, output)
+        self.outputs.append(before if self.aux_before_level else hidden)
+        return self._norm(hidden, name, eps), hidden
+
+    def _norm(self, hidden: Value, name: str, eps: float) -> Value:
+        weight = self.spec.tensors[f"{name}.weight"]
+        return self.residual.norm(self.b, hidden, weight, eps, name)
 
 
 def _check_aux_layers(aux_layers: tuple[int, ...], num_layers: int) -> None:
@@ -112,14 +144,15 @@ def _check_aux_layers(aux_layers: tuple[int, ...], num_layers: int) -> None:
             )
 
 
-def _deepstack_levels(b: GraphBuilder, deepstack: Value, spec: TargetSpec) -> list[Value]:
-    """The levels as ``[n, H]`` values, one per decoder layer from 0 on.
+def _visual_levels(b: GraphBuilder, spec: TargetSpec) -> list[Value]:
+    """The levels as ``[n, H]`` values, from an input that a target without levels does not have.
 
     By ``Split``: beside plugins TensorRT 8.6 cannot build a ``Gather``.
     """
-    num, hidden = spec.num_deepstack, spec.text.hidden_size
+    num, hidden = spec.num_visual_levels, spec.hidden_size
     if num == 0:
         return []
-    flat = b.reshape(deepstack, (num, -1, hidden), name="deepstack_rows")
+    stacked = b.input("deepstack_embeds", b.dtype, (num, "batch", "seq", hidden))
+    flat = b.reshape(stacked, (num, -1, hidden), name="deepstack_rows")
     levels = b.split(flat, [1] * num, [f"deepstack_level.{i}" for i in range(num)], axis=0)
     return [b.reshape(level, (-1, hidden), name=f"deepstack.{i}") for i, level in enumerate(levels)]

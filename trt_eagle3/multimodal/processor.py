@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -27,12 +27,15 @@ from trt_eagle3.multimodal.media_loader import MediaLoader
 from trt_eagle3.multimodal.pixel_config import PixelConfig, read_image_config, read_video_config
 from trt_eagle3.multimodal.policy import LOCAL_MEDIA, MediaPolicy
 from trt_eagle3.multimodal.prepared import PixelPatches, normalise
-from trt_eagle3.multimodal.rope_index import rope_index
+from trt_eagle3.multimodal.prompt_rules import MediaKind, PromptRules, RulesOf
 from trt_eagle3.multimodal.spec import ProcessorSpec
 from trt_eagle3.multimodal.tokenizer import StreamDecoder, load_tokenizer
 from trt_eagle3.multimodal.video import VideoSource, patch_times
 
 __all__ = ["ModelInputs", "Processor", "copy_processor_files"]
+
+_NEVER = r"(?!)"
+"""A pattern that nothing matches."""
 
 # Shapes: P prompt tokens, N patches, D patch values, G images and videos
 
@@ -94,7 +97,7 @@ class _Visual:
 
 @dataclass(frozen=True)
 class _Slot:
-    kind: Literal["image", "video"]
+    kind: MediaKind
     source: Any
 
 
@@ -106,39 +109,38 @@ class Processor:
         spec: ProcessorSpec,
         tokenizer: Tokenizer,
         template: ChatTemplate,
-        image_config: PixelConfig,
-        video_config: PixelConfig,
+        rules: PromptRules,
+        image_config: PixelConfig | None,
+        video_config: PixelConfig | None,
         max_prompt_len: int | None = None,
         media: MediaPolicy = LOCAL_MEDIA,
         decoders: DecoderPool | None = None,
         split_special_tokens: bool = True,
     ) -> None:
         """``split_special_tokens``: control tokens in the text of messages are text, and no
-        tokens.
+        tokens; ``image_config``, ``video_config``: None where ``rules`` take neither.
         """
         self.spec = spec
         self.tokenizer = tokenizer
         self.template = template
+        self.rules = rules
         self.image_config = image_config
         self.video_config = video_config
         self.max_prompt_len = max_prompt_len
         self.media = media
         self.decoders = decoders
-        self._image_pad = _token(tokenizer, spec.image_token_id, "image_token_id")
-        self._video_pad = _token(tokenizer, spec.video_token_id, "video_token_id")
-        self._vision_start = _token(tokenizer, spec.vision_start_token_id, "vision_start_token_id")
-        self._vision_end = _token(tokenizer, spec.vision_end_token_id, "vision_end_token_id")
         _check_table(tokenizer, spec.vocab_size)
-        pads = (self._image_pad, self._video_pad, self._vision_start, self._vision_end)
-        self._control = ControlTokens(tokenizer, pads)
+        self._control = ControlTokens(tokenizer, rules.control_tokens)
         self._splits = split_special_tokens
-        self._pads = re.compile(f"{re.escape(self._image_pad)}|{re.escape(self._video_pad)}")
+        pads = "|".join(map(re.escape, rules.pads.values()))
+        self._pads = re.compile(pads or _NEVER)
 
     @classmethod
     def from_directory(
         cls,
         directory: Path,
         spec: ProcessorSpec,
+        rules: RulesOf,
         *,
         max_prompt_len: int | None = None,
         media: MediaPolicy = LOCAL_MEDIA,
@@ -149,6 +151,7 @@ class Processor:
 
         Args:
             spec: the target's token ids and vision geometry.
+            rules: how its family writes images and videos into a prompt.
             max_prompt_len: longest prompt in tokens that the engine takes; None: any.
             media: where images and videos may come from, and how big they may be.
             decoders: processes that decode them; None: this one does.
@@ -163,12 +166,15 @@ class Processor:
             raise UserError(
                 f"{directory}: no such directory. Give the folder that holds tokenizer.json."
             )
+        tokenizer = load_tokenizer(directory)
+        vision = spec.vision
         return cls(
             spec,
-            load_tokenizer(directory),
+            tokenizer,
             ChatTemplate.from_directory(directory),
-            read_image_config(directory, spec.vision),
-            read_video_config(directory, spec.vision),
+            rules(spec, tokenizer),
+            read_image_config(directory, vision) if vision else None,
+            read_video_config(directory, vision) if vision else None,
             max_prompt_len,
             media,
             decoders,
@@ -226,12 +232,8 @@ class Processor:
         grid_thw = torch.tensor([visual.grid for visual in visuals], dtype=torch.int64).reshape(
             -1, 3
         )
-        visual_rows = (token_ids == self.spec.image_token_id) | (
-            token_ids == self.spec.video_token_id
-        )
-        position_ids, rope_delta = rope_index(
-            visual_rows, grid_thw, self.spec.vision.spatial_merge_size
-        )
+        visual_rows = self.rules.visual_rows(token_ids)
+        position_ids, rope_delta = self.rules.positions(visual_rows, grid_thw)
         patches = tuple(visual.patches for visual in visuals)
         return ModelInputs(token_ids, position_ids, rope_delta, patches, grid_thw, visual_rows)
 
@@ -264,6 +266,8 @@ class Processor:
             else:
                 content, found = self._split_content(content)
                 slots += found
+                if self.rules.text_content:
+                    content = "\n".join(part["text"] for part in content)
             turns.append({**message, "content": content})
         return turns, slots
 
@@ -289,14 +293,14 @@ class Processor:
                     | {"type": "image", "path": source}
                     | {"type": "image_url", "image_url": {"url": source}}
                 ):
-                    slots.append(_Slot("image", source))
+                    slots.append(self._slot("image", source))
                     parts.append({"type": "image"})
                 case (
                     {"type": "video", "video": source}
                     | {"type": "video", "path": source}
                     | {"type": "video_url", "video_url": {"url": source}}
                 ):
-                    slots.append(_Slot("video", source))
+                    slots.append(self._slot("video", source))
                     parts.append({"type": "video"})
                 case _:
                     known = (
@@ -304,6 +308,13 @@ class Processor:
                     )
                     raise UserError(f"messages: unknown part {part!r:.80}. Use {known}.")
         return parts, slots
+
+    def _slot(self, kind: MediaKind, source: Any) -> _Slot:
+        if kind not in self.rules.pads:
+            raise UserError(
+                f"prompt: this target reads text only, it takes no {kind}s. Leave them out."
+            )
+        return _Slot(kind, source)
 
     def _check_text(self, text: str) -> None:
         try:
@@ -326,14 +337,18 @@ class Processor:
             raise UserError(
                 f"prompt: {len(slots)} images and videos, the limit is {most}. Send fewer."
             )
+        visuals: list[_Visual] = []
+        if self.image_config is None or self.video_config is None:
+            return visuals
         loader = MediaLoader(
             self.image_config, self.video_config, self.media, self.decoders, caller
         )
-        visuals: list[_Visual] = []
         with contextlib.closing(loader.each(self._load, list(enumerate(slots)))) as found:
             for visual in found:
                 visuals.append(visual)
-                self._check_len(sum(self._num_tokens(visual.grid) for visual in visuals), visuals)
+                self._check_len(
+                    sum(self.rules.num_tokens(visual.grid) for visual in visuals), visuals
+                )
         return visuals
 
     def _load(self, loader: MediaLoader, numbered: tuple[int, _Slot]) -> _Visual:
@@ -342,25 +357,15 @@ class Processor:
         if slot.kind == "image":
             name = f"{describe(slot.source)} {where}" if index else describe(slot.source)
             patches = loader.image(slot.source, name)
-            return _Visual(name, patches, self._image_pad * self._num_tokens(patches.grid))
+            return _Visual(name, patches, self.rules.image_text(patches.grid))
         name = f"video {where}" if index else "video"
         patches, seconds = loader.video(slot.source, name)
-        num_tokens = self._num_tokens(patches.grid) // patches.grid[0]
-        frame = self._vision_start + self._video_pad * num_tokens + self._vision_end
-        times = patch_times(seconds, self.video_config.temporal_patch_size)
-        return _Visual(name, patches, "".join(f"<{second:.1f} seconds>{frame}" for second in times))
-
-    def _num_tokens(self, grid: tuple[int, int, int]) -> int:
-        t, h, w = grid
-        return t * h * w // self.spec.vision.spatial_merge_size**2
+        times = patch_times(seconds, loader.video_config.temporal_patch_size)
+        return _Visual(name, patches, self.rules.video_text(patches.grid, times))
 
     def _expand(self, text: str, slots: Sequence[_Slot], visuals: Sequence[_Visual]) -> str:
-        """Put each visual's text in its pad's place, as transformers >= 5.10 does.
-
-        The template's own vision_start and vision_end stay around a video (older transformers
-        dropped them).
-        """
-        pads = [self._image_pad if slot.kind == "image" else self._video_pad for slot in slots]
+        """Put each visual's text in its pad's place."""
+        pads = [self.rules.pads[slot.kind] for slot in slots]
         found = self._pads.findall(text)
         if found != pads:
             raise UserError(
@@ -386,7 +391,7 @@ class Processor:
     def _check_len(self, length: int, visuals: Sequence[_Visual]) -> None:
         if self.max_prompt_len is not None and length > self.max_prompt_len:
             sizes = ", ".join(
-                f"{visual.name} {self._num_tokens(visual.grid)}" for visual in visuals
+                f"{visual.name} {self.rules.num_tokens(visual.grid)}" for visual in visuals
             )
             of_these = f" (of these {sizes})" if visuals else ""
             raise UserError(
@@ -426,13 +431,3 @@ def _check_table(tokenizer: Tokenizer, vocab_size: int) -> None:
             "tokenizer is another checkpoint's, or tokens were added to it alone: copy this "
             "checkpoint's own."
         )
-
-
-def _token(tokenizer: Tokenizer, token_id: int, name: str) -> str:
-    token = tokenizer.id_to_token(token_id)
-    if token is None:
-        raise UserError(
-            f"tokenizer: no token for {name} = {token_id} of config.json. The tokenizer is another "
-            "checkpoint's: copy this checkpoint's own."
-        )
-    return str(token)

@@ -8,7 +8,7 @@ __all__ = ["ProcessorSpec", "VisionGeometry"]
 
 
 class VisionGeometry(Protocol):
-    """How the vision tower cuts pixels into patches and merges patches into tokens."""
+    """How a vision tower cuts pixels into patches and merges patches into tokens, and their ids."""
 
     @property
     def patch_size(self) -> int: ...
@@ -18,11 +18,6 @@ class VisionGeometry(Protocol):
     def spatial_merge_size(self) -> int: ...
     @property
     def in_channels(self) -> int: ...
-
-
-class ProcessorSpec(Protocol):
-    """Token ids and vision geometry of a target."""
-
     @property
     def image_token_id(self) -> int: ...
     @property
@@ -31,9 +26,14 @@ class ProcessorSpec(Protocol):
     def vision_start_token_id(self) -> int: ...
     @property
     def vision_end_token_id(self) -> int: ...
+
+
+class ProcessorSpec(Protocol):
+    """Token ids and vision geometry of a target; ``vision`` is None where it reads text only."""
+
     @property
     def eos_token_ids(self) -> tuple[int, ...]: ...
     @property
     def vocab_size(self) -> int: ...
     @property
-    def vision(self) -> VisionGeometry: ...
+    def vision(self) -> VisionGeometry | None: ...

@@ -85,8 +85,8 @@ def compare(
 
 
 def _check_shapes(engines: Sequence[RecordingEngine]) -> None:
-    texts = [e.spec.text for e in engines]
-    shapes = [(t.num_layers, t.hidden_size, t.vocab_size) for t in texts]
+    specs = [e.spec for e in engines]
+    shapes = [(s.num_layers, s.hidden_size, s.vocab_size) for s in specs]
     if shapes[0] != shapes[1]:
         raise UserError(
             f"{engines[0].path}, {engines[1].path}: bundles of different targets (layers, hidden "

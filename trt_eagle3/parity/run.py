@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.checkpoint.target import TargetSpec
+from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.errors import EngineFailedError, UserError
+from trt_eagle3.families.registry import family_of
 from trt_eagle3.parity import SUITES, bundle_comparison
 from trt_eagle3.parity.checks.check_recorder import CheckRecorder
 from trt_eagle3.parity.checks.diagnose import diagnose
@@ -28,9 +29,8 @@ from trt_eagle3.parity.reference.draft_rows import compare_drafts
 from trt_eagle3.parity.reference.drafting import DraftReference
 from trt_eagle3.parity.reference.expected import expect_prompts
 from trt_eagle3.parity.reference.overflow import explain_overflow
-from trt_eagle3.parity.reference.processor import ProcessorReference
 from trt_eagle3.parity.reference.sources import read_sources
-from trt_eagle3.parity.reference.target import TargetReference
+from trt_eagle3.parity.reference.target import load_reference
 from trt_eagle3.parity.reference.target_rows import run_layers
 from trt_eagle3.parity.report.result import Report
 from trt_eagle3.parity.report.summary import Found, summarise
@@ -164,7 +164,7 @@ class Validation:
         self,
         cases: Sequence[Case],
         max_tokens: int,
-        spec: TargetSpec,
+        spec: TargetCheckpoint,
         manifest: DraftManifest | None,
     ) -> Found:
         """Record, compute the reference, check, and look closer at what failed first.
@@ -198,10 +198,12 @@ class Validation:
     def _wanted(self, prefix: str) -> bool:
         return any(name.startswith(prefix) and name not in self._left_out for name in CHECKS)
 
-    def _refer(self, record: Record, spec: TargetSpec, manifest: DraftManifest | None) -> Evidence:
+    def _refer(
+        self, record: Record, spec: TargetCheckpoint, manifest: DraftManifest | None
+    ) -> Evidence:
         """What PyTorch makes of the recorded answers."""
-        reference = TargetReference.load(spec.path, self._dtype, self.engine.device)
-        processor = ProcessorReference(spec.path, reference, self.engine.processor)
+        reference = load_reference(spec, self._dtype, self.engine.device)
+        processor = family_of(spec).processor_reference(spec.path, reference, self.engine.processor)
         with self._stage("reference: prompts", 2 * len(record.answers)) as step:
             expected = expect_prompts(record, reference, processor, step)
         with self._stage("reference: decoder layers", reference.num_layers) as step:

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.checkpoint.rope import RopeSpec
-from trt_eagle3.checkpoint.target import TargetSpec
+from trt_eagle3.spec import RopeSpec, TargetSpec
 
 __all__ = ["FACTORS", "Interpretation", "alternatives", "candidate_layers"]
 
@@ -78,7 +77,7 @@ def _aux_layers(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
     """One layer up and down (state ids read as output ids, and the reverse), and what producers
     take by default.
     """
-    layers, n = manifest.aux_layers, spec.text.num_layers
+    layers, n = manifest.aux_layers, spec.num_layers
     shifted = [tuple(k + step for k in layers) for step in (-1, 1)]
     for other in (*shifted, (1, n // 2 - 1, n - 4), (2, n // 2, n - 3)):
         if len(other) == len(layers) and min(other) >= 0 and max(other) < n:
@@ -87,7 +86,7 @@ def _aux_layers(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
 
 def _aux_pre_deepstack(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
     if any(
-        k < spec.num_deepstack
+        spec.layers[k].visual_level is not None
         for change in ({}, *_aux_layers(manifest, spec))
         for k in _layers(manifest, change)
     ):
@@ -99,7 +98,7 @@ def _layers(manifest: DraftManifest, change: Change) -> tuple[int, ...]:
 
 
 def _rope_schedule(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
-    for base in dict.fromkeys((*ROPE_BASES, manifest.rope.base, spec.text.rope.base)):
+    for base in dict.fromkeys((*ROPE_BASES, manifest.rope.base, spec.attention.rope.base)):
         yield {"rope.kind": "default", "rope.base": base}
 
 
@@ -107,7 +106,7 @@ def _rope_layout(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
     """One axis, or three with the draft's own sections, else the target's where they fit."""
     yield {"rope.layout": "1d", "rope.sections": ()}
     positions = {} if manifest.positions == "linear" else {"positions": "3d"}
-    sections = manifest.rope.sections or spec.text.rope.sections
+    sections = manifest.rope.sections or spec.attention.rope.sections
     if sections and 2 * sum(sections) == manifest.head_dim:
         for layout in ("chunked", "interleaved"):
             yield {"rope.layout": layout, "rope.sections": tuple(sections), **positions}
@@ -119,8 +118,10 @@ def _positions(manifest: DraftManifest, _spec: TargetSpec) -> Iterator[Change]:
 
 
 def _image_rows(manifest: DraftManifest, spec: TargetSpec) -> Iterator[Change]:
+    if spec.vision is None:
+        return
     yield {"image_rows": "pad"}
-    if manifest.hidden_size == spec.text.hidden_size:
+    if manifest.hidden_size == spec.hidden_size:
         for rotated in (True, False):
             yield {"image_rows": "vision", "image_rows_rotated": rotated}
 

@@ -85,7 +85,7 @@ def record(
     Raises:
         UserError: a prompt that the bundle does not take, or answers too short to say anything.
     """
-    count = bundle.spec.num_deepstack
+    count = bundle.spec.num_visual_levels
     session = _Tapped(
         bundle, sorted({intermediate(k, pre, count) for k in layers for pre in (True, False)})
     )
@@ -97,7 +97,7 @@ def record(
         prompt = preprocessor.prompt(preprocessor.model_inputs(request))
         prompt = prompt.with_vision(encoder.encode(prompt))
         session.runs.clear()
-        passes = decoder.run(SequenceState(prompt, pool, bundle.spec.text.vocab_size))
+        passes = decoder.run(SequenceState(prompt, pool, bundle.spec.vocab_size))
         answer = _answer(passes, frozenset(bundle.spec.eos_token_ids), max_tokens)
         if len(answer) > 1:
             recordings.append(_recording(prompt, answer, session.runs, draft_ids))

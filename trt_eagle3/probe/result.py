@@ -10,11 +10,10 @@ import yaml
 from rich.table import Table
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.checkpoint.rope import RopeSpec
-from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.errors import CheckFailedError
 from trt_eagle3.probe.interpretation import Interpretation, alternatives
 from trt_eagle3.probe.search import Contrast, Found, Standing, contrast
+from trt_eagle3.spec import RopeSpec, TargetSpec
 
 __all__ = ["ProbeReport", "RankedInterpretation", "make_report"]
 

@@ -56,12 +56,13 @@ def probe(
             f"{path}: overrides are for a pair; a bundle has its draft's manifest. Rebuild it with "
             "them."
         )
-    questions = read_questions(prompts) if prompts else bundled_questions()
+    given = read_questions(prompts) if prompts else None
     with TemporaryDirectory(prefix="trt-eagle3-probe-") as temporary:
         folder = Path(temporary)
         bundle = LoadedBundle.open(
             path if draft is None else _build(path, draft, overrides or {}, folder)
         )
+        questions = given or bundled_questions(vision=bundle.spec.vision is not None)
         name = path if draft is None else f"{path} with {draft}"
         return _probe(bundle, questions, folder, name, max_tokens, progress)
 

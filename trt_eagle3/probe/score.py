@@ -196,7 +196,9 @@ class Scorer:
         text = torch.arange(prompt_len, num_rows + 1, dtype=torch.int32) + prompt.rope_delta
         targets = torch.cat([prompt.position_ids, text[:-1].expand(3, -1)], dim=1)
         positions = draft_positions(manifest, 0, targets, text[-1].expand(3))
-        features = runner.fuse(recording.aux(manifest, self._bundle.spec.num_deepstack).to(embeds))
+        features = runner.fuse(
+            recording.aux(manifest, self._bundle.spec.num_visual_levels).to(embeds)
+        )
         logits, outs = [], []
         chunk = self._bundle.record.config.engine.prefill_chunk
         for start in range(0, num_rows, chunk):

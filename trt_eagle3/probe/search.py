@@ -13,10 +13,10 @@ from typing import Literal
 from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.errors import UserError
 from trt_eagle3.probe.interpretation import Interpretation, alternatives
 from trt_eagle3.probe.score import Score, Scorer
+from trt_eagle3.spec import TargetSpec
 
 __all__ = ["Contrast", "Found", "Standing", "contrast", "search"]
 

@@ -17,13 +17,16 @@ _TEXTS = (
 )
 
 
-def bundled_questions() -> list[Question]:
-    """Three questions about nothing to be seen, and one each about an image, two images and a
-    video.
+def bundled_questions(*, vision: bool = True) -> list[Question]:
+    """Three questions about nothing to be seen, and with ``vision`` one each about an image, two
+    images and a video.
     """
+    texts = [Question(text) for text in _TEXTS]
+    if not vision:
+        return texts
     frames = [_shapes(number) for number in range(4)]
     return [
-        *(Question(text) for text in _TEXTS),
+        *texts,
         Question(
             "Describe the picture: its shapes, their colors and where they are.", [_shapes(0)]
         ),

@@ -23,8 +23,8 @@ _SHORT = SamplingParams(max_tokens=8)
 
 
 def warm_up(engine: LLM) -> float:
-    """Answer about a text and about an image, so that every graph is open and has run; returns
-    seconds.
+    """Answer about a text, and about an image where the target sees, so that every graph is open
+    and has run; returns seconds.
 
     The process is a server's from here on: its threads take turns more often, and what it counts is
     its clients'.
@@ -34,11 +34,11 @@ def warm_up(engine: LLM) -> float:
     """
     sys.setswitchinterval(_SWITCH_S)
     start = time.perf_counter()
-    image = Image.new("RGB", (WARM_UP_SIDE, WARM_UP_SIDE))
-    for request in (
-        Request("Hello", sampling=_SHORT),
-        Request("Hello", images=(image,), sampling=_SHORT),
-    ):
+    requests = [Request("Hello", sampling=_SHORT)]
+    if engine.bundle.spec.vision is not None:
+        image = Image.new("RGB", (WARM_UP_SIDE, WARM_UP_SIDE))
+        requests.append(Request("Hello", images=(image,), sampling=_SHORT))
+    for request in requests:
         for _ in engine.submit(request):
             pass
     engine.restart_metrics()

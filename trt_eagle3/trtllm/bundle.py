@@ -14,7 +14,6 @@ import yaml
 from trt_eagle3.atomic_io import FolderKind, atomic_directory, check_replaceable, create_file
 from trt_eagle3.checkpoint.convert import convert_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.engine.bundle import BundleRecord, SourceRecord
@@ -26,6 +25,7 @@ from trt_eagle3.engine.output_check import (
 )
 from trt_eagle3.errors import UserError
 from trt_eagle3.io.template import render
+from trt_eagle3.spec import TargetSpec
 from trt_eagle3.trtllm.schema import Version, resolve_version
 
 __all__ = ["RuntimeBundle", "deploy", "llm_api_config"]
@@ -152,7 +152,7 @@ def _differences(
     """Where the runtime's own reading of a draft is not the manifest's."""
     if manifest is None:
         return
-    caught = [k for k in manifest.aux_layers if k < spec.num_deepstack]
+    caught = [k for k in manifest.aux_layers if spec.layers[k].visual_level is not None]
     if manifest.aux_pre_deepstack and caught:
         yield (
             f"aux_pre_deepstack: it takes out({caught}) after the deepstack level is added, here "
@@ -174,7 +174,7 @@ def _differences(
 
 
 def _check_heads(spec: TargetSpec, size: int) -> None:
-    heads = spec.text.num_heads
+    heads = spec.attention.num_heads
     if size < 1 or heads % size:
         raise UserError(
             f"--tensor-parallel-size {size}: expected a divisor of the target's {heads} attention "

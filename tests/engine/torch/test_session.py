@@ -25,9 +25,9 @@ from trt_eagle3.engine.torch import program as torch_program
 from trt_eagle3.engine.torch.ops import STANDARD_OPS, Function
 from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.errors import UserError
+from trt_eagle3.families.qwen3_vl.vision_rows import vision_rows
 from trt_eagle3.graph.builder import GraphBuilder
 from trt_eagle3.graph.ops import OPS
-from trt_eagle3.multimodal.vision_rows import vision_rows
 
 # Both sides sum in float32, in other orders: a few units in the last place of the largest value
 # after 8 layers.

@@ -13,7 +13,7 @@ from trt_eagle3.engine.build_job import TreeSizes
 from trt_eagle3.engine.trt.ports import Port, choose_profile
 from trt_eagle3.engine.trt.profiles import graph_profiles
 from trt_eagle3.errors import UserError
-from trt_eagle3.multimodal.vision_rows import vision_rows
+from trt_eagle3.families.qwen3_vl.vision_rows import vision_rows
 
 FILE = Path("bundle/vision/rank0.engine")
 # 384 patches of 2 x 2 blocks; 16 frames, the power of two above 384 / 64 + 8

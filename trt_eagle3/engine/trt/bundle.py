@@ -49,7 +49,7 @@ def write_bundle(folder: Path, job: BuildJob) -> Written:
             "--weights reference: a TensorRT engine holds its weights. Leave the option out."
         )
     models = job.make_graphs(folder, reference_location)
-    merge_size = job.spec.vision.spatial_merge_size
+    merge_size = job.spec.vision.spatial_merge_size if job.spec.vision else 1
     profiles = {
         name: graph_profiles(name, model, job.config, job.tree, merge_size)
         for name, model in models.items()

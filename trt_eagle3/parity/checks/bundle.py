@@ -72,7 +72,7 @@ def check_files(e: Evidence, m: Measurements) -> None:
     """
     engine = e.engine
     roles: dict[str, Refs] = {
-        "target": e.spec.tensors,
+        "target": e.checkpoint.tensors,
         "draft": e.manifest.tensors if e.manifest else {},
     }
     for role, source in engine.record.sources.items():
@@ -82,7 +82,7 @@ def check_files(e: Evidence, m: Measurements) -> None:
             wrong = list(_differing(copies, roles[role]))
             detail = f"{len(wrong)} tensors are not the checkpoint's" if wrong else ""
             m.add(len(wrong), "", f"{role}: {wrong[0]}" if wrong else role, None, detail)
-    _check_processor_files(m, e.spec.path, engine.path / "processor")
+    _check_processor_files(m, e.checkpoint.path, engine.path / "processor")
 
 
 def _check_processor_files(m: Measurements, checkpoint: Path, processor: Path) -> None:
@@ -128,7 +128,7 @@ def check_tables(e: Evidence, m: Measurements) -> None:
     the draft's ids.
     """
     engine, drafting = e.engine, e.drafting
-    size = engine.spec.text.vocab_size
+    size = engine.spec.vocab_size
     _check_table(m, "token table", size, engine.embedding.lookup, e.reference.embed)
     if drafting is None or e.record.target_ids is None:
         return

@@ -184,7 +184,7 @@ def _inside_vision(e: ExpectedAnswer, evidence: Evidence) -> Errors:
 
 def _vision_names(evidence: Evidence) -> list[str]:
     """Tensors of the vision graph that can be asked for, in the order of the data."""
-    vision = evidence.engine.spec.vision
+    vision = evidence.engine.spec.require_vision()
     blocks = [f"blocks.{i}.{name}" for i in range(vision.depth) for name in _VISION_BLOCK]
     known = tensor_names(evidence.engine, "vision")
     return [name for name in ("patch_embed", "embeddings", *blocks) if name in known]

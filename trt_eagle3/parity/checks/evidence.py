@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.checkpoint.target import TargetSpec
+from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.parity.record.answers import Answer
 from trt_eagle3.parity.record.engine import RecordingEngine
 from trt_eagle3.parity.record.record import Record
@@ -16,6 +16,7 @@ from trt_eagle3.parity.reference.compared_draft import ComparedDraft
 from trt_eagle3.parity.reference.drafting import Acceptance, DraftReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 from trt_eagle3.parity.reference.target import TargetReference
+from trt_eagle3.spec import TargetSpec
 
 __all__ = ["Evidence", "PyTorch"]
 
@@ -51,6 +52,12 @@ class Evidence:
     def engine(self) -> RecordingEngine:
         """The engine that was recorded; its sessions are closed."""
         return self.record.engine
+
+    @property
+    def checkpoint(self) -> TargetCheckpoint:
+        """The target as it was read from its checkpoint, for checks that need PyTorch."""
+        assert isinstance(self.spec, TargetCheckpoint), "another bundle's spec has no tensors"
+        return self.spec
 
     @property
     def reference(self) -> TargetReference:

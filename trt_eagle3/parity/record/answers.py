@@ -153,7 +153,7 @@ def _vision_of(
     seen = next((f for f in forwards if f.graph == "vision"), None)
     if seen is None:
         return None
-    merged = engine.spec.vision.spatial_merge_size**2
+    merged = engine.spec.require_vision().spatial_merge_size ** 2
     return without_padding(seen, int(inputs.grid_thw.prod(1).sum()), merged)
 
 
@@ -209,7 +209,7 @@ def sample_cases(
 
 def kept_columns(engine: RecordingEngine, batch_size: int = 1) -> Tensor | None:
     """Columns of verify logits of so many sequences that are kept: None for all of them."""
-    vocab, speculation = engine.spec.text.vocab_size, engine.record.config.speculation
+    vocab, speculation = engine.spec.vocab_size, engine.record.config.speculation
     nodes = speculation.num_draft_tokens or speculation.steps * max(1, speculation.topk) + 1
     if batch_size * vocab * nodes <= _MAX_LOGITS:
         return None

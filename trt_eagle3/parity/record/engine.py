@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.config import LimitsConfig
 from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.decoder import Drafting
@@ -29,7 +28,7 @@ from trt_eagle3.engine.bundle import BundleRecord, read_bundle
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import Session
 from trt_eagle3.multimodal import Processor
-from trt_eagle3.spec import StateSpec
+from trt_eagle3.spec import StateSpec, TargetSpec
 
 __all__ = ["Recording", "Forward", "Recorder", "RecordingEngine", "RecordingSession", "replay"]
 

@@ -25,7 +25,7 @@ def layer_intermediates(
     layer outputs; those [n, H] by name.
     """
     known = tensor_names(engine, "target")
-    layers = range(engine.spec.text.num_layers)
+    layers = range(engine.spec.num_layers)
     wanted = [f"layers.{k}.{name}" for k in layers for name in ("output_pre_deepstack", "output")]
     names = [name for name in wanted if name in known]
     if not names:

@@ -95,11 +95,12 @@ def positions_of(p: Forward) -> Tensor:
 
 
 def deepstack_of(forwards: Iterable[Forward]) -> Tensor:
-    """[n, L, H] of forwards that follow each other."""
+    """[n, L, H] of forwards that follow each other; L is 0 for a target that takes no levels."""
     found = []
     for p in forwards:
-        rows = rows_of(p)
-        found.append(p.inputs["deepstack_embeds"][:, rows.batch, : rows.count].transpose(0, 1))
+        rows, embeds = rows_of(p), p.inputs["inputs_embeds"]
+        levels = p.inputs.get("deepstack_embeds", embeds.new_zeros(0, *embeds.shape))
+        found.append(levels[:, rows.batch, : rows.count].transpose(0, 1))
     return torch.cat(found)
 
 

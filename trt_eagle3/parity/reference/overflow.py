@@ -4,7 +4,7 @@ of them.
 
 from __future__ import annotations
 
-from trt_eagle3.checkpoint.target import TargetSpec
+from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.checkpoint.tensor_index import read_tensor
 from trt_eagle3.errors import EngineFailedError
 
@@ -13,7 +13,7 @@ __all__ = ["explain_overflow"]
 _WIDER = {"float16": "engine.residual: float32, or engine.dtype: bfloat16 or float32"}
 
 
-def explain_overflow(spec: TargetSpec, dtype: str) -> EngineFailedError:
+def explain_overflow(spec: TargetCheckpoint, dtype: str) -> EngineFailedError:
     """The error to end with; reads every weight of the checkpoint, unless one of them is the
     reason.
     """

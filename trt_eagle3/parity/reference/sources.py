@@ -9,11 +9,11 @@ from typing import Any
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.source import resolve_checkpoint
-from trt_eagle3.checkpoint.target import TargetSpec
-from trt_eagle3.checkpoint.target_reader import read_target
+from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.engine.bundle import header_digest
 from trt_eagle3.engine.weight_locations import TABLE_FILE
 from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.families.registry import read_target
 from trt_eagle3.parity.record.engine import RecordingEngine
 
 __all__ = ["find_checkpoint", "read_sources"]
@@ -61,7 +61,7 @@ def _check_files(engine: RecordingEngine, role: str, path: Path) -> None:
 
 def read_sources(
     engine: RecordingEngine, target: str | None = None, draft: str | None = None
-) -> tuple[TargetSpec, DraftManifest | None]:
+) -> tuple[TargetCheckpoint, DraftManifest | None]:
     """Spec and manifest, read again from the checkpoints with the build's overrides."""
     spec = read_target(find_checkpoint(engine, "target", target))
     config = engine.record.config.draft

@@ -1,11 +1,282 @@
-"""The target's reference, from its family: the one place that parity imports it from."""
+"""The target as ``transformers`` computes it, its weights streamed layer by layer from the
+checkpoint.
 
-from trt_eagle3.parity.target import (
-    Rope,
-    TargetLayer,
-    TargetReference,
-    VisionStates,
-    add_deepstack,
-)
+The modules are transformers' own, of the target's family; only what calls them one after the other
+is ours, so that one layer at a time is in memory. Shapes: S rows of a sequence, H hidden, V vocab,
+N visual rows, L visual levels, n patches.
+"""
 
-__all__ = ["Rope", "TargetLayer", "TargetReference", "VisionStates", "add_deepstack"]
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from trt_eagle3.checkpoint.target import TargetCheckpoint
+from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.families.registry import family_of
+from trt_eagle3.parity.ops import full_float32, rms_norm
+
+__all__ = [
+    "DecoderModules",
+    "Rope",
+    "TargetLayer",
+    "TargetReference",
+    "VisionStates",
+    "add_deepstack",
+    "load_reference",
+    "stored_tensor",
+]
+
+Rope = tuple[Tensor, Tensor]
+"""cos and sin [1, S, D]."""
+
+_HEAD_ROWS = 16384  # of the head at once: 16384 x 4096 in float32 are 268 MB
+
+
+@dataclass(frozen=True)
+class DecoderModules:
+    """transformers' classes of a family's decoder.
+
+    Attributes:
+        layer: made of config and index. norm: of width and ``eps``. rope: of the config; gives cos
+            and sin of positions. apply_rope: turns q and k.
+        axes: position axes that ``rope`` takes (3, or none where positions are plain).
+    """
+
+    layer: Callable[[Any, int], nn.Module]
+    norm: Any
+    rope: Callable[[Any], nn.Module]
+    apply_rope: Callable[..., tuple[Tensor, Tensor]]
+    axes: bool
+
+
+@dataclass(frozen=True)
+class VisionStates:
+    """What the vision tower makes: visual_embeds [N, H], deepstack [L, N, H], and tensors [n,
+    ...] by graph name.
+    """
+
+    visual_embeds: Tensor
+    deepstack: Tensor
+    intermediates: Mapping[str, Tensor]
+
+
+class TargetReference(ABC):
+    """A checkpoint's target; families say what its modules are and how it sees.
+
+    ``config``: of the decoder. ``tensors``: canonical name -> place (``TargetCheckpoint``).
+    """
+
+    def __init__(
+        self,
+        config: Any,
+        modules: DecoderModules,
+        tensors: Mapping[str, TensorRef],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.dtype, self.device = dtype, torch.device(device)
+        config._attn_implementation = "sdpa"
+        self._decoder, self._modules, self._tensors = config, modules, tensors
+        self._rotary = modules.rope(config).to(self.device)
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return int(self._decoder.num_hidden_layers)
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the residual stream."""
+        return int(self._decoder.hidden_size)
+
+    @property
+    @abstractmethod
+    def num_deepstack(self) -> int:
+        """Visual levels, which the first decoder layers receive."""
+
+    @abstractmethod
+    def rope_index(self, token_ids: Tensor, grid_thw: Tensor, /) -> tuple[Tensor, int]:
+        """transformers' positions [3, S] and rope_delta of a prompt whose grids stand in prompt
+        order.
+        """
+
+    @abstractmethod
+    def vision(
+        self, patches: Tensor, grid_thw: Tensor, intermediates: Sequence[str] = (), /
+    ) -> VisionStates:
+        """Run the tower over packed ``patches [n, D]``; ``intermediates`` are names of the
+        vision graph.
+        """
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """Token embeddings [S, H]; of the table only the rows asked for are read."""
+        wanted, places = token_ids.cpu().unique(return_inverse=True)
+        runs = wanted.tensor_split((wanted.diff() != 1).nonzero().flatten() + 1)
+        table = self._table
+        rows = torch.cat(
+            [table[int(run[0]) : int(run[-1]) + 1] if len(run) else table[:0] for run in runs]
+        )
+        return rows[places].to(self.device, self.dtype)
+
+    @cached_property
+    def _table(self) -> Any:
+        """The token table on disk, mapped; asked for too often to be opened each time."""
+        ref = self._tensors["embed_tokens.weight"]
+        file: Any = safe_open(ref.file, framework="pt")
+        return file.__enter__().get_slice(ref.name)
+
+    def rope(self, positions: Tensor) -> Rope:
+        """cos and sin of rows at ``positions [3, S]``."""
+        x = torch.empty(0, dtype=self.dtype, device=self.device)
+        rows = positions[:, None] if self._modules.axes else positions[:1]
+        cos, sin = self._rotary(x, rows.to(self.device))
+        return cos, sin
+
+    def layers(self, indices: Sequence[int] | None = None) -> Iterator[TargetLayer]:
+        """The decoder layers, each loaded when it is asked for and let go before the next."""
+        for k in range(self.num_layers) if indices is None else indices:
+            with torch.device("meta"):
+                module = self._modules.layer(self._decoder, k)
+            self.fill(module, f"layers.{k}.")
+            yield TargetLayer(k, module.eval(), self._modules)
+            del module
+
+    @torch.no_grad()
+    def norm(self, hidden: Tensor) -> Tensor:
+        """The final norm of rows [S, H]."""
+        with torch.device("meta"):
+            module = self._modules.norm(self.hidden_size, eps=self._decoder.rms_norm_eps)
+        self.fill(module, "norm.")
+        found: Tensor = module(hidden)
+        return found
+
+    @torch.no_grad()
+    @full_float32()
+    def head(self, normed: Tensor) -> Tensor:
+        """Logits [R, V] on the CPU of normed rows [R, H]; the head passes by in slices."""
+        parts = []
+        with stored_tensor(self._tensors["lm_head.weight"]) as (file, name):
+            rows = file.get_slice(name)
+            for start in range(0, rows.get_shape()[0], _HEAD_ROWS):
+                weight = rows[start : start + _HEAD_ROWS].to(self.device, self.dtype)
+                parts.append((normed @ weight.T).cpu())
+        return torch.cat(parts, dim=1)
+
+    def fill(self, module: nn.Module, prefix: str) -> None:
+        """Load the weights of a module on the meta device."""
+        state = {}
+        for name in module.state_dict():
+            with stored_tensor(self._tensors[prefix + name]) as (file, stored):
+                state[name] = file.get_tensor(stored).to(self.device, self.dtype, copy=True)
+        module.load_state_dict(state, assign=True)
+        if self.dtype == torch.float64:  # transformers norms in float32, whatever the type
+            for part in module.modules():
+                if isinstance(part, self._modules.norm):
+                    part.forward = _float64_norm(part)
+
+
+def load_reference(
+    spec: TargetCheckpoint, dtype: torch.dtype, device: torch.device | str
+) -> TargetReference:
+    """The target of ``spec``; no weight is read yet."""
+    return family_of(spec).reference(spec, dtype, device)
+
+
+class TargetLayer:
+    """One decoder layer, loaded."""
+
+    def __init__(self, index: int, module: nn.Module, modules: DecoderModules) -> None:
+        self.index = index
+        self._module: Any = module
+        self._modules = modules
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its weights."""
+        return sum(p.numel() * p.element_size() for p in self._module.parameters())
+
+    @torch.no_grad()
+    @full_float32()
+    def __call__(self, hidden: Tensor, rope: Rope) -> Tensor:
+        """Output [S, H], before any visual level, of a whole sequence's rows [S, H]."""
+        found: Tensor = self._module(hidden[None], position_embeddings=rope)
+        return found[0]
+
+    def trace(self, hidden: Tensor, rope: Rope) -> dict[str, Tensor]:
+        """The layer's tensors [S, ...] by their name in the target graph, in the order in which
+        they are computed.
+        """
+        found: dict[str, Tensor] = {}
+        layer, prefix = self._module, f"layers.{self.index}."
+        raw: dict[str, Tensor] = {}
+        hooks = [
+            _keep(layer.input_layernorm, found, f"{prefix}input_layernorm"),
+            *(_keep(getattr(layer.self_attn, f"{p}_proj"), raw, p) for p in "qkv"),
+            *(_keep(getattr(layer.self_attn, f"{p}_norm"), raw, f"{p}_norm") for p in "qk"),
+            _keep(layer.self_attn.o_proj, raw, "out", of_input=True),
+            _keep(layer.self_attn.o_proj, raw, "attended"),
+            _keep(layer.post_attention_layernorm, raw, "residual", of_input=True),
+            _keep(layer.post_attention_layernorm, raw, "post"),
+            *(_keep(getattr(layer.mlp, f"{p}_proj"), raw, p) for p in ("gate", "up")),
+            _keep(layer.mlp.down_proj, raw, "inner", of_input=True),
+            _keep(layer.mlp.down_proj, raw, "mlp"),
+        ]
+        output = self(hidden, rope)
+        for hook in hooks:
+            hook.remove()
+        q, k = self._modules.apply_rope(
+            raw["q_norm"][None].transpose(1, 2), raw["k_norm"][None].transpose(1, 2), *rope
+        )
+        attn = f"{prefix}self_attn."
+        found[f"{attn}qkv"] = torch.cat([raw["q"], raw["k"], raw["v"]], dim=-1)
+        found[f"{attn}q"], found[f"{attn}k"] = (y[0].transpose(0, 1).flatten(1) for y in (q, k))
+        found |= {f"{attn}v": raw["v"], f"{attn}out": raw["out"], f"{attn}output": raw["attended"]}
+        found |= {
+            f"{prefix}attention_residual": raw["residual"],
+            f"{prefix}post_attention_layernorm": raw["post"],
+        }
+        found[f"{prefix}mlp.gate_up"] = torch.cat([raw["gate"], raw["up"]], dim=-1)
+        found |= {
+            f"{prefix}mlp.inner": raw["inner"],
+            f"{prefix}mlp.output": raw["mlp"],
+            f"{prefix}output": output,
+        }
+        return found
+
+
+def add_deepstack(hidden: Tensor, levels: Tensor, layer: int, visual_rows: Tensor) -> Tensor:
+    """``hidden [S, H]`` after decoder layer ``layer``, with its level of ``levels [L, N, H]`` on
+    the visual rows.
+    """
+    if layer >= len(levels) or not visual_rows.any():
+        return hidden
+    hidden = hidden.clone()
+    hidden[visual_rows] += levels[layer].to(hidden)
+    return hidden
+
+
+@contextmanager
+def stored_tensor(ref: TensorRef) -> Iterator[tuple[Any, str]]:
+    """The file of a tensor, mapped by safetensors' own reader only while it is needed."""
+    with safe_open(ref.file, framework="pt") as file:
+        yield file, ref.name
+
+
+def _keep(module: nn.Module, into: dict[str, Tensor], name: str, *, of_input: bool = False) -> Any:
+    def keep(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        into[name] = (inputs[0] if of_input else output)[0]
+
+    return module.register_forward_hook(keep)
+
+
+def _float64_norm(module: Any) -> Callable[[Tensor], Tensor]:
+    return lambda x: rms_norm(x, module.weight, module.variance_epsilon)

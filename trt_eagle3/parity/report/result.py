@@ -251,7 +251,8 @@ class Report(_Part):
         found = [f"{', '.join(names)} ({reason})" for reason, names in reasons.items()]
         if self.left_out:
             found.append(
-                f"the suite's prompts {', '.join(self.left_out)} (longer than this bundle's limits)"
+                f"the suite's prompts {', '.join(self.left_out)} (longer than this bundle's "
+                "limits, or images for a target that reads text only)"
             )
         longest = max((p.prompt_tokens + p.answer_tokens for p in self.prompts), default=0)
         if longest < _NEARLY * self.bundle.max_seq_len:

@@ -13,8 +13,9 @@ import torch
 from transformers.models.qwen3_vl import modeling_qwen3_vl as hf
 
 from tests.reference.target import VISION, Target, random_target
+from trt_eagle3.families.qwen3_vl.reference import Qwen3VLReference
 from trt_eagle3.parity.metrics import relative_error
-from trt_eagle3.parity.target import TargetReference, add_deepstack
+from trt_eagle3.parity.reference.target import add_deepstack
 
 GRIDS = torch.tensor([[1, 4, 6], [2, 2, 4]])
 SAME = 1e-6  # the same modules, called with and without a cache
@@ -79,9 +80,9 @@ def test_streamed_vision_equals_the_whole_tower(target: Target) -> None:
 
 
 def test_float64_reference_computes_in_float64(target: Target) -> None:
-    reference = TargetReference(target.model.config, target.spec.tensors, torch.float64)
+    reference = Qwen3VLReference(target.model.config, target.spec.tensors, torch.float64)
     generator = torch.Generator().manual_seed(2)
-    embeds = torch.randn(9, target.spec.text.hidden_size, generator=generator, dtype=torch.float64)
+    embeds = torch.randn(9, target.spec.hidden_size, generator=generator, dtype=torch.float64)
     positions = torch.arange(9).expand(3, -1)
     (layer,) = reference.layers([1])
     exact = layer(embeds, reference.rope(positions))
@@ -97,9 +98,7 @@ def test_float64_reference_computes_in_float64(target: Target) -> None:
 
 def test_trace_has_the_names_of_the_graph_and_ends_with_the_output(target: Target) -> None:
     reference = target.reference
-    embeds = torch.randn(
-        5, target.spec.text.hidden_size, generator=torch.Generator().manual_seed(3)
-    )
+    embeds = torch.randn(5, target.spec.hidden_size, generator=torch.Generator().manual_seed(3))
     rope = reference.rope(torch.arange(5).expand(3, -1))
     (layer,) = reference.layers([2])
     trace = layer.trace(embeds, rope)

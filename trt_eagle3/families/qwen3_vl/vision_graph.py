@@ -14,10 +14,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto
 
-from trt_eagle3.checkpoint.target import TargetSpec, VisionSpec
+from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.builder import GraphBuilder, ResolveLocation, Value
+from trt_eagle3.spec import VisionSpec
 
 __all__ = ["VISION_INPUTS", "vision_graph"]
 
@@ -33,10 +34,10 @@ _LAYER_NORM_EPSILON = 1e-6
 _ROPE_BASE = 10000.0
 
 
-def vision_graph(spec: TargetSpec, dtype: str, resolve: ResolveLocation) -> onnx.ModelProto:
+def vision_graph(spec: TargetCheckpoint, dtype: str, resolve: ResolveLocation) -> onnx.ModelProto:
     """Build the vision graph.
 
-    Inputs (``multimodal/vision_rows.py`` makes all but the patches from ``grid_thw``):
+    Inputs (``vision_rows.py`` makes all but the patches from ``grid_thw``):
         patches: T [n, C * t * p * p], in merge-block order.
         pos_embed_rows: i32 [4, n], pos_embed_weights: f32 [4, n]: the bilinear corners of the
         position table.
@@ -46,6 +47,7 @@ def vision_graph(spec: TargetSpec, dtype: str, resolve: ResolveLocation) -> onnx
     Outputs: ``visual_embeds`` T [N, H]; ``deepstack`` T [L_ds, N, H] (left out when there are no
     levels).
     """
+    assert spec.vision is not None, "a target without a tower"
     vision, tensors = spec.vision, spec.tensors
     b = GraphBuilder("vision", dtype, resolve)
     patches = b.input("patches", b.dtype, ("patches", vision.patch_dim))
@@ -67,8 +69,8 @@ def vision_graph(spec: TargetSpec, dtype: str, resolve: ResolveLocation) -> onnx
                 _linear(b, inner, tensors, f"{prefix}mlp.linear_fc2", "mlp.fc2"),
                 name="output",
             )
-        if i in vision.deepstack_layers:
-            level = vision.deepstack_layers.index(i)
+        if i in vision.level_blocks:
+            level = vision.level_blocks.index(i)
             with b.scope(f"deepstack_merger.{level}"):
                 levels.append(
                     _merger(

@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-from trt_eagle3.checkpoint.target import TargetSpec, target_from_dict, target_to_dict
-from trt_eagle3.checkpoint.target_reader import read_target
+from trt_eagle3.checkpoint.target import target_from_dict, target_to_dict
 from trt_eagle3.checkpoint.tensor_index import read_tensor
 from trt_eagle3.errors import UserError
+from trt_eagle3.families.registry import read_target
+from trt_eagle3.spec import TargetSpec
 
 TEXT: dict[str, Any] = {
     "vocab_size": 24,
@@ -145,24 +146,29 @@ def test_any_geometry_is_read(
             _older(folder)
         spec = read_target(folder)
         _check_tensors(spec, model)
-    assert (spec.text.num_heads, spec.text.num_kv_heads, spec.text.head_dim) == (*heads, head_dim)
-    assert (spec.text.hidden_size, spec.text.num_layers, spec.text.attention_bias) == (
+    assert (spec.attention.num_heads, spec.attention.num_kv_heads, spec.attention.head_dim) == (
+        *heads,
+        head_dim,
+    )
+    assert (spec.hidden_size, spec.num_layers, spec.attention.qkv_bias) == (
         hidden,
         layers,
         bias,
     )
-    assert (spec.text.rope.layout, spec.text.rope.sections, spec.text.rope.base) == (
+    assert (spec.attention.rope.layout, spec.attention.rope.sections, spec.attention.rope.base) == (
         "interleaved",
         tuple(sections),
         1e5,
     )
-    assert (spec.vision.depth, spec.vision.spatial_merge_size, spec.num_deepstack) == (
+    assert (spec.vision.depth, spec.vision.spatial_merge_size, spec.num_visual_levels) == (
         3,
         merge,
         len(levels[:layers]),
     )
     assert spec.tied_head == tied
-    assert target_from_dict(json.loads(json.dumps(target_to_dict(spec)))).text == spec.text
+    again = target_from_dict(json.loads(json.dumps(target_to_dict(spec))))
+    assert target_to_dict(again) == target_to_dict(spec)
+    assert (again.layers, again.vision) == (spec.layers, spec.vision)
 
 
 def test_names_of_older_tools_are_read(checkpoint: Path, tmp_path: Path) -> None:
@@ -261,13 +267,13 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         lambda c: c.update(
             model_type="qwen3_vl_moe", architectures=["Qwen3VLMoeForConditionalGeneration"]
         ),
-        "expected a dense Qwen3-VL .*qwen3_vl_moe.*Mixture-of-experts Qwen3-VL is not supported",
+        "expected a target of model_type qwen3, qwen3_vl, got .*qwen3_vl_moe.*Mixture-of-experts",
     ),
     "another model": (
         lambda c: c.update(
             model_type="qwen2_5_vl", architectures=["Qwen2_5_VLForConditionalGeneration"]
         ),
-        "expected a dense Qwen3-VL .*Qwen2_5_VLForConditionalGeneration",
+        "expected a target of model_type .*Qwen2_5_VLForConditionalGeneration",
     ),
     "FP8": (lambda c: c.update(quantization_config={"quant_method": "fp8"}), "quantised by fp8"),
     "AWQ": (_text(quantization_config={"quant_method": "awq"}), "quantised by awq"),

@@ -16,13 +16,13 @@ from torch import Tensor
 from tests.reference.checkpoint import file_name
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
 from tests.reference.target import VISION, Target, random_target
-from trt_eagle3.checkpoint.target import TargetSpec
 from trt_eagle3.decode.runner import VisionRunner
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
 from trt_eagle3.errors import UserError
-from trt_eagle3.graph.vision import VISION_INPUTS, vision_graph
-from trt_eagle3.multimodal.vision_rows import vision_rows
+from trt_eagle3.families.qwen3_vl.vision_graph import VISION_INPUTS, vision_graph
+from trt_eagle3.families.qwen3_vl.vision_rows import vision_rows
 from trt_eagle3.parity.metrics import relative_error
+from trt_eagle3.spec import TargetSpec
 
 IMAGES_AND_VIDEO = [[1, 2, 2], [3, 4, 6], [1, 8, 2]]
 
@@ -157,7 +157,7 @@ def test_vision_planted_fault_in_the_rows_is_caught(target: Target, fault: Any) 
 
 @pytest.mark.parametrize(
     "changes",
-    [{"hidden_act": "silu"}, {"deepstack_layers": (1, 0)}, {"num_heads": 1}],
+    [{"hidden_act": "silu"}, {"level_blocks": (1, 0)}, {"num_heads": 1}],
     ids=["activation", "levels swapped", "heads"],
 )
 def test_vision_planted_fault_in_the_spec_is_caught(

@@ -17,7 +17,7 @@ __all__ = ["VisionRows", "vision_rows"]
 
 @dataclass(frozen=True)
 class VisionRows:
-    """Inputs of the vision graph besides the patches; see ``graph/vision.py`` for what each
+    """Inputs of the vision graph besides the patches; see ``vision_graph.py`` for what each
     means.
     """
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.multimodal.record_goldens import build_model
-from trt_eagle3.multimodal.rope_index import rope_index
+from trt_eagle3.families.qwen3_vl.rope_index import rope_index
 
 TEXT, IMAGE, VIDEO = 0, 1, 2
 

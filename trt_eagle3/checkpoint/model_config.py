@@ -1,0 +1,120 @@
+"""A target's ``config.json``: its values by dotted key, and what transformers reads alike for all
+families.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trt_eagle3.checkpoint.config_value import Kind, config_value
+from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.errors import UserError, clip
+from trt_eagle3.io.json_file import read_json_object
+
+__all__ = [
+    "ModelConfig",
+    "check_unquantised",
+    "eos_token_ids",
+    "read_json",
+    "read_model_config",
+    "tied_head",
+]
+
+_MAX_CONFIG_BYTES = 4 << 20  # a quantised one that lists its layers has some 100 KB
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        UserError: the file is absent or holds something else (see ``json_file``).
+    """
+    try:
+        return read_json_object(file, _MAX_CONFIG_BYTES)
+    except FileNotFoundError as error:
+        raise UserError(f"{file.parent}: not a checkpoint: it has no {file.name}") from error
+    except OSError as error:
+        raise UserError(f"{file}: cannot read it: {error.strerror}") from error
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A model's ``config.json`` and its place, for messages."""
+
+    values: Mapping[str, Any]
+    file: Path
+
+    def get(self, key: str, kind: Kind, default: Any = None) -> Any:
+        """The value at a dotted key, or ``default`` where it is absent or null."""
+        value = config_value(self.values, key, kind, self.file)
+        return default if value is None else value
+
+    def whole(self, key: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number that must be there, unless there is a default."""
+        value = self.get(key, "whole", default)
+        if value is None or value < least:
+            raise self.error(f"{key}: expected a whole number of at least {least}, got {value}")
+        return int(value)
+
+    def error(self, message: str) -> UserError:
+        """An error about this file."""
+        return UserError(f"{self.file}: {message}")
+
+
+def read_model_config(directory: Path) -> ModelConfig:
+    """The ``config.json`` of a checkpoint.
+
+    Raises:
+        UserError: as ``read_json``.
+    """
+    file = directory / "config.json"
+    return ModelConfig(read_json(file), file)
+
+
+def check_unquantised(config: ModelConfig, sections: tuple[str, ...] = ("",)) -> None:
+    """Refuse a checkpoint whose weights are quantised."""
+    keys = [f"{section}quantization_config" for section in sections]
+    for key in (*keys, "compression_config"):
+        quantised = config.get(key, "object")
+        if quantised:
+            method = quantised.get("quant_method", "unknown")
+            raise UserError(
+                f"{config.file.parent}: quantised by {clip(method)}: not supported. Use the "
+                "unquantised checkpoint."
+            )
+
+
+def tied_head(
+    config: ModelConfig, tensors: Mapping[str, TensorRef], sections: tuple[str, ...] = ("",)
+) -> bool:
+    """The head is tied where the checkpoint has none of its own.
+
+    The flag cannot be trusted: transformers 4.57 takes True where it is absent, 5.x False; it
+    stands at the top or in text_config; and where flag and an own head disagree, 5.x uses the head.
+    A flag that says untied, with no head, is an incomplete checkpoint.
+    """
+    if "lm_head.weight" in tensors:
+        return False
+    flags = [config.get(f"{section}tie_word_embeddings", "flag") for section in sections]
+    return True in flags or not any(flag is False for flag in flags)
+
+
+def eos_token_ids(directory: Path, config: ModelConfig, section: str = "") -> tuple[int, ...]:
+    """The end tokens that transformers' ``generate`` would use; none where no config names one."""
+    file = directory / "generation_config.json"
+    places = [(config, "eos_token_id"), *([(config, f"{section}eos_token_id")] if section else [])]
+    if file.exists():
+        places.insert(0, (ModelConfig(read_json(file), file), "eos_token_id"))
+    for place, key in places:
+        kind: Kind = (
+            "wholes"
+            if isinstance(config_value(place.values, key, "any", place.file), list)
+            else "whole"
+        )
+        ids = place.get(key, kind)
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, list) else (ids,)
+    return ()

@@ -1,0 +1,82 @@
+"""Qwen3's decoder, which is Qwen3-VL's too: its config as ``LayerSpec``s."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trt_eagle3.checkpoint.model_config import ModelConfig
+from trt_eagle3.errors import quote
+from trt_eagle3.spec import AttentionSpec, DenseMlp, LayerSpec, NormSpec, RopeSpec
+
+__all__ = ["DecoderConfig"]
+
+
+@dataclass(frozen=True)
+class DecoderConfig:
+    """The decoder in a section of a config; ``section`` is its dotted prefix (``text_config.``)."""
+
+    config: ModelConfig
+    section: str = ""
+
+    @property
+    def hidden_size(self) -> int:
+        """Width of the residual stream."""
+        return self._whole("hidden_size")
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the token table."""
+        return self._whole("vocab_size")
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """Positions that the decoder was made for."""
+        return self._whole("max_position_embeddings")
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return self._whole("num_hidden_layers")
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of a head; transformers' default is 128, not hidden_size / heads."""
+        return self._whole("head_dim", 128)
+
+    @property
+    def norm(self) -> NormSpec:
+        """The norm of every place."""
+        eps = self.config.get(f"{self.section}rms_norm_eps", "number", 1e-6)
+        if not 0 <= eps < 1:
+            raise self.config.error(
+                f"{self.section}rms_norm_eps: expected a small number, got {eps}"
+            )
+        return NormSpec(float(eps))
+
+    def check(self) -> None:
+        """Refuse what Qwen3's decoder can be and this program cannot compute."""
+        act = self.config.get(f"{self.section}hidden_act", "text", "silu")
+        if act != "silu":
+            raise self.config.error(
+                f"{self.section}hidden_act: expected silu, got {quote(act)}: not supported"
+            )
+        heads, kv_heads = self._heads()
+        if heads % kv_heads or self.head_dim % 2 or self.head_dim > 1 << 16:
+            raise self.config.error(
+                f"{self.section or 'config'}: {heads} heads, {kv_heads} key-value heads of "
+                f"{self.head_dim}: expected whole groups of heads of an even size"
+            )
+
+    def layer(self, rope: RopeSpec) -> LayerSpec:
+        """A layer; all are alike."""
+        heads, kv_heads = self._heads()
+        bias = self.config.get(f"{self.section}attention_bias", "flag", False)
+        mixer = AttentionSpec(heads, kv_heads, self.head_dim, rope, self.norm, bias, bias)
+        return LayerSpec(mixer, DenseMlp(self._whole("intermediate_size")), self.norm)
+
+    def _heads(self) -> tuple[int, int]:
+        heads = self._whole("num_attention_heads")
+        return heads, self._whole("num_key_value_heads", heads)
+
+    def _whole(self, key: str, default: int | None = None) -> int:
+        return self.config.whole(f"{self.section}{key}", default)

@@ -1,0 +1,44 @@
+"""The prompt as ``transformers`` prepares it for a Qwen3: tokenizer and chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import transformers
+
+from trt_eagle3.parity.reference.processor import ReferenceInputs, check_transformers
+from trt_eagle3.prompts.prompt_file import Question
+
+__all__ = ["Qwen3ProcessorReference"]
+
+
+class Qwen3ProcessorReference:
+    """``parity.processor.ProcessorReference`` of a Qwen3 checkpoint."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        check_transformers()
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(
+            str(checkpoint), local_files_only=True
+        )
+
+    def __call__(self, question: Question) -> ReferenceInputs:
+        """Token ids, and positions that count them."""
+        messages = [{"role": "user", "content": question.prompt}]
+        text = self._tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False
+        )
+        token_ids = torch.tensor(self._tokenizer(text)["input_ids"])
+        return ReferenceInputs(
+            token_ids=token_ids,
+            position_ids=torch.arange(len(token_ids), dtype=torch.int32).repeat(3, 1),
+            rope_delta=0,
+            patches=torch.empty(0, 0),
+            grid_thw=torch.empty(0, 3, dtype=torch.int64),
+            visual_rows=torch.zeros_like(token_ids, dtype=torch.bool),
+        )
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """What ``transformers`` makes of the tokens of an answer, special ones left out."""
+        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))

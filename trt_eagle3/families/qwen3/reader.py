@@ -1,0 +1,115 @@
+"""Reading a dense Qwen3 checkpoint: its config in every spelling, checked against its tensors."""
+
+from __future__ import annotations
+
+from trt_eagle3.checkpoint.model_config import (
+    ModelConfig,
+    check_unquantised,
+    eos_token_ids,
+    tied_head,
+)
+from trt_eagle3.checkpoint.rope_schedule import make_rope, read_rope_config
+from trt_eagle3.checkpoint.target import TargetCheckpoint
+from trt_eagle3.checkpoint.target_tensors import canonical_tensors, check_tensors, decoder_shapes
+from trt_eagle3.checkpoint.tensor_index import open_index
+from trt_eagle3.errors import UserError, quote
+from trt_eagle3.families.qwen3.decoder import DecoderConfig
+from trt_eagle3.spec import RopeSpec
+
+__all__ = ["read_qwen3"]
+
+_ARCHITECTURE = "Qwen3ForCausalLM"
+_PREFIXES = (("model.", ""), ("lm_head.", "lm_head."))
+
+
+def read_qwen3(config: ModelConfig) -> TargetCheckpoint:
+    """Read a dense text-only Qwen3 checkpoint.
+
+    Raises:
+        UserError: another kind of it (sliding window, a classifier), or tensors that do not fit.
+    """
+    directory, decoder = config.file.parent, DecoderConfig(config)
+    _check_kind(config)
+    decoder.check()
+    tensors = canonical_tensors(open_index(directory), _PREFIXES)
+    if decoder.num_layers > len(tensors):
+        raise config.error(f"{decoder.num_layers} decoder layers, {len(tensors)} tensors")
+    _check_full_attention(config, decoder.num_layers)
+    rope = _rope(config, decoder)
+    layers = (decoder.layer(rope),) * decoder.num_layers
+    tied = tied_head(config, tensors)
+    shapes = decoder_shapes(layers, decoder.hidden_size, decoder.vocab_size, tied)
+    check_tensors(tensors, shapes, directory)
+    if tied:
+        tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
+    return TargetCheckpoint(
+        family="qwen3",
+        hidden_size=decoder.hidden_size,
+        vocab_size=decoder.vocab_size,
+        max_position_embeddings=_positions(decoder, rope),
+        layers=layers,
+        norm=decoder.norm,
+        tied_head=tied,
+        eos_token_ids=eos_token_ids(directory, config),
+        vision=None,
+        path=directory,
+        tensors=tensors,
+    )
+
+
+def _check_kind(config: ModelConfig) -> None:
+    architecture = (config.get("architectures", "texts") or [None])[0]
+    if architecture not in {None, _ARCHITECTURE}:
+        raise UserError(
+            f"{config.file.parent}: expected a Qwen3 that generates text ({_ARCHITECTURE}), got "
+            f"architecture {quote(architecture, 80)}."
+        )
+    check_unquantised(config)
+
+
+def _check_full_attention(config: ModelConfig, num_layers: int) -> None:
+    """Refuse layers that see a window only; without ``layer_types``, transformers lets those from
+    ``max_window_layers`` on slide.
+    """
+    slides = config.get("use_sliding_window", "flag", False)
+    kinds = config.get("layer_types", "texts", [])
+    if kinds and len(kinds) != num_layers:
+        raise config.error(f"layer_types: expected {num_layers} of them, got {len(kinds)}")
+    windowed = any(kind != "full_attention" for kind in kinds)
+    if not kinds:
+        windowed = slides and config.whole("max_window_layers", 28, least=0) < num_layers
+    if windowed:
+        raise config.error(
+            "sliding window attention (use_sliding_window, layer_types): not supported. Set "
+            "use_sliding_window to false only if the checkpoint was trained without it."
+        )
+
+
+def _rope(config: ModelConfig, decoder: DecoderConfig) -> RopeSpec:
+    rope = read_rope_config(config.values, config.file)
+    if rope.base is None or rope.base <= 1:
+        raise config.error(
+            f"rope_theta: expected a number above 1, got {rope.base}. Write the one it was trained "
+            "with."
+        )
+    if rope.kind() == "dynamic":
+        raise config.error("rope_type dynamic: not supported. Use yarn, or no rope_scaling.")
+    try:
+        return make_rope(
+            rope.kind(),
+            rope.base,
+            decoder.head_dim,
+            parameters=rope.values,
+            max_positions=decoder.max_position_embeddings,
+        )
+    except UserError as error:
+        raise config.error(str(error)) from error
+
+
+def _positions(decoder: DecoderConfig, rope: RopeSpec) -> int:
+    """Positions that the rope reaches: with yarn, its factor times the original ones."""
+    trained = decoder.max_position_embeddings
+    if rope.kind != "yarn":
+        return trained
+    numbers = rope.parameters
+    return max(trained, int(numbers["factor"] * numbers["original_max_position_embeddings"]))

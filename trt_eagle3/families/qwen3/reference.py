@@ -1,0 +1,49 @@
+"""Qwen3 as ``transformers`` computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from transformers import Qwen3Config
+from transformers.models.qwen3 import modeling_qwen3 as hf
+
+from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.parity.reference.target import DecoderModules, TargetReference, VisionStates
+
+__all__ = ["Qwen3Reference"]
+
+_MODULES = DecoderModules(
+    layer=hf.Qwen3DecoderLayer,
+    norm=hf.Qwen3RMSNorm,
+    rope=hf.Qwen3RotaryEmbedding,
+    apply_rope=hf.apply_rotary_pos_emb,
+    axes=False,
+)
+
+
+class Qwen3Reference(TargetReference):
+    """A Qwen3. ``tensors``: canonical name -> place (``TargetCheckpoint``)."""
+
+    num_deepstack = 0
+
+    def __init__(
+        self,
+        config: Qwen3Config,
+        tensors: Mapping[str, TensorRef],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(config, _MODULES, tensors, dtype, device)
+
+    def rope_index(self, token_ids: Tensor, _grids: Tensor, /) -> tuple[Tensor, int]:
+        """0, 1, 2, ... on each axis."""
+        return torch.arange(len(token_ids)).repeat(3, 1), 0
+
+    def vision(
+        self, _patches: Tensor, _grids: Tensor, _intermediates: Sequence[str] = (), /
+    ) -> VisionStates:
+        """Nothing: there is no tower."""
+        none = torch.zeros(0, self.hidden_size)
+        return VisionStates(none, none.expand(0, -1, -1), {})

@@ -1,0 +1,64 @@
+"""Qwen3-VL's prompts: a pad per visual token, each frame of a video behind its time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from trt_eagle3.families.qwen3_vl.rope_index import rope_index
+from trt_eagle3.multimodal.prompt_rules import Grid, MediaKind, token_text
+from trt_eagle3.multimodal.spec import ProcessorSpec
+
+__all__ = ["VisualRules"]
+
+
+class VisualRules:
+    """``multimodal.prompt_rules.PromptRules`` of a Qwen3-VL."""
+
+    text_content = False
+
+    def __init__(self, spec: ProcessorSpec, tokenizer: Tokenizer) -> None:
+        """Read the texts of the visual tokens.
+
+        Raises:
+            UserError: the tokenizer lacks one of them.
+        """
+        vision = spec.vision
+        assert vision is not None, "a target without a tower"
+        self._vision = vision
+        image = token_text(tokenizer, vision.image_token_id, "image_token_id")
+        video = token_text(tokenizer, vision.video_token_id, "video_token_id")
+        self._start = token_text(tokenizer, vision.vision_start_token_id, "vision_start_token_id")
+        self._end = token_text(tokenizer, vision.vision_end_token_id, "vision_end_token_id")
+        self.pads: Mapping[MediaKind, str] = {"image": image, "video": video}
+        self.control_tokens = (image, video, self._start, self._end)
+
+    def num_tokens(self, grid: Grid) -> int:
+        """Patches, merged."""
+        t, h, w = grid
+        return t * h * w // self._vision.spatial_merge_size**2
+
+    def image_text(self, grid: Grid) -> str:
+        """A pad per token."""
+        return self.pads["image"] * self.num_tokens(grid)
+
+    def video_text(self, grid: Grid, times: Sequence[float]) -> str:
+        """Each frame's time, and its pads between marks.
+
+        The template's own marks stay around the video, as in transformers >= 5.10; older ones
+        dropped them.
+        """
+        pads = self.pads["video"] * (self.num_tokens(grid) // grid[0])
+        frame = self._start + pads + self._end
+        return "".join(f"<{second:.1f} seconds>{frame}" for second in times)
+
+    def visual_rows(self, token_ids: Tensor) -> Tensor:
+        """Where either pad is."""
+        vision = self._vision
+        return (token_ids == vision.image_token_id) | (token_ids == vision.video_token_id)
+
+    def positions(self, visual_rows: Tensor, grid_thw: Tensor) -> tuple[Tensor, int]:
+        """As ``rope_index``."""
+        return rope_index(visual_rows, grid_thw, self._vision.spatial_merge_size)

@@ -1,0 +1,160 @@
+"""Reading a dense Qwen3-VL checkpoint: its config in every spelling, checked against its
+tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trt_eagle3.checkpoint.model_config import (
+    ModelConfig,
+    check_unquantised,
+    eos_token_ids,
+    tied_head,
+)
+from trt_eagle3.checkpoint.rope_schedule import read_rope_config
+from trt_eagle3.checkpoint.target import TargetCheckpoint
+from trt_eagle3.checkpoint.target_tensors import canonical_tensors, check_tensors, decoder_shapes
+from trt_eagle3.checkpoint.tensor_index import open_index
+from trt_eagle3.errors import UserError, quote
+from trt_eagle3.families.qwen3.decoder import DecoderConfig
+from trt_eagle3.families.qwen3_vl.tensors import PREFIXES, vision_shapes
+from trt_eagle3.spec import LayerSpec, RopeSpec, VisionSpec
+
+__all__ = ["read_qwen3_vl"]
+
+_ARCHITECTURE = "Qwen3VLForConditionalGeneration"
+_TOKENS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+_SECTIONS = ("", "text_config.")
+
+
+def read_qwen3_vl(config: ModelConfig) -> TargetCheckpoint:
+    """Read a dense Qwen3-VL checkpoint.
+
+    Raises:
+        UserError: another kind of it, or tensors that do not fit.
+    """
+    directory, decoder = config.file.parent, DecoderConfig(config, "text_config.")
+    _check_kind(config)
+    decoder.check()
+    rope = _rope(config, decoder.head_dim)
+    vision = _vision_spec(config, decoder)
+    tensors = canonical_tensors(open_index(directory), PREFIXES)
+    if max(decoder.num_layers, vision.depth) > len(tensors):
+        raise config.error(
+            f"{decoder.num_layers} decoder layers and {vision.depth} vision blocks, "
+            f"{len(tensors)} tensors"
+        )
+    layers = _layers(decoder, rope, len(vision.level_blocks))
+    tied = tied_head(config, tensors, _SECTIONS)
+    shapes = decoder_shapes(layers, decoder.hidden_size, decoder.vocab_size, tied)
+    check_tensors(tensors, shapes | vision_shapes(vision), directory)
+    if tied:
+        tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
+    return TargetCheckpoint(
+        family="qwen3_vl",
+        hidden_size=decoder.hidden_size,
+        vocab_size=decoder.vocab_size,
+        max_position_embeddings=decoder.max_position_embeddings,
+        layers=layers,
+        norm=decoder.norm,
+        tied_head=tied,
+        eos_token_ids=eos_token_ids(directory, config, "text_config."),
+        vision=vision,
+        path=directory,
+        tensors=tensors,
+    )
+
+
+def _check_kind(config: ModelConfig) -> None:
+    architecture = (config.get("architectures", "texts") or [None])[0]
+    if architecture not in {None, _ARCHITECTURE}:
+        raise UserError(
+            f"{config.file.parent}: expected a dense Qwen3-VL ({_ARCHITECTURE}), got architecture "
+            f"{quote(architecture, 80)}."
+        )
+    check_unquantised(config, _SECTIONS)
+    for section in ("text_config", "vision_config"):
+        if not config.get(section, "object"):
+            raise config.error(f"{section}: expected an object, got none")
+
+
+def _layers(decoder: DecoderConfig, rope: RopeSpec, num_levels: int) -> tuple[LayerSpec, ...]:
+    """The first layers receive the visual levels."""
+    layer = decoder.layer(rope)
+    first = tuple(replace(layer, visual_level=i) for i in range(num_levels))
+    return first + (layer,) * (decoder.num_layers - num_levels)
+
+
+def _rope(config: ModelConfig, head_dim: int) -> RopeSpec:
+    """transformers 5 has ``rope_parameters``; 4.57 has ``rope_scaling`` beside ``rope_theta``."""
+    rope = read_rope_config(config.get("text_config", "object"), config.file)
+    if rope.base is None or rope.base <= 1:
+        raise config.error(
+            f"text_config.rope_theta: expected a number above 1, got {rope.base} (where it is "
+            "absent, transformers 4.57 takes 5e6 and 5.x 5e5). Write the one it was trained with."
+        )
+    kind = rope.kind()
+    # 4.57 writes "mrope" in some configs; both mean the unscaled schedule
+    if kind not in {"default", "mrope"}:
+        raise config.error(
+            f"text_config rope_type: expected default, got {quote(kind)}: not supported"
+        )
+    return RopeSpec.plain(head_dim, rope.base, "interleaved", rope.sections or (24, 20, 20))
+
+
+def _vision_spec(config: ModelConfig, decoder: DecoderConfig) -> VisionSpec:
+    spec = VisionSpec(
+        depth=config.whole("vision_config.depth"),
+        hidden_size=config.whole("vision_config.hidden_size"),
+        intermediate_size=config.whole("vision_config.intermediate_size"),
+        num_heads=config.whole("vision_config.num_heads"),
+        in_channels=config.whole("vision_config.in_channels", 3),
+        patch_size=config.whole("vision_config.patch_size", 16),
+        temporal_patch_size=config.whole("vision_config.temporal_patch_size", 2),
+        spatial_merge_size=config.whole("vision_config.spatial_merge_size", 2),
+        out_hidden_size=config.whole("vision_config.out_hidden_size"),
+        num_position_embeddings=config.whole("vision_config.num_position_embeddings", 2304),
+        level_blocks=tuple(
+            config.get("vision_config.deepstack_visual_indexes", "wholes", (8, 16, 24))
+        ),
+        hidden_act=config.get("vision_config.hidden_act", "text", "gelu_pytorch_tanh"),
+        **{key: _token_id(config, key, decoder.vocab_size) for key in _TOKENS},
+    )
+    levels, theta = (
+        spec.level_blocks,
+        config.get("vision_config.rope_parameters.rope_theta", "number", 1e4),
+    )
+    problems = {
+        f"out_hidden_size {spec.out_hidden_size} "
+        f"is not the decoder's hidden_size {decoder.hidden_size}": (
+            spec.out_hidden_size != decoder.hidden_size
+        ),
+        f"hidden_size {spec.hidden_size} "
+        f"is not {spec.num_heads} heads of a multiple of 4 channels": (
+            spec.hidden_size % (4 * spec.num_heads) != 0
+        ),
+        f"num_position_embeddings {spec.num_position_embeddings} is not a square": (
+            round(spec.num_position_embeddings**0.5) ** 2 != spec.num_position_embeddings
+        ),
+        f"deepstack_visual_indexes {quote(list(levels))} are not distinct blocks of {spec.depth}": (
+            len(set(levels)) != len(levels) or not all(i < spec.depth for i in levels)
+        ),
+        f"{len(levels)} deepstack levels for {decoder.num_layers} decoder layers": len(levels)
+        > decoder.num_layers,
+        f"rope_theta {theta:g} is not 10000, the only one supported": theta != 1e4,
+    }
+    for problem, found in problems.items():
+        if found:
+            raise config.error(f"vision_config: {problem}")
+    return spec
+
+
+def _token_id(config: ModelConfig, key: str, vocab_size: int) -> int:
+    """An id that prompts are made of, which has a row in the token table."""
+    token_id = config.whole(key, least=0)
+    if token_id >= vocab_size:
+        raise config.error(
+            f"{key}: expected an id below the vocabulary's {vocab_size}, got {token_id}"
+        )
+    return token_id

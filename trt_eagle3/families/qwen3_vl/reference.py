@@ -1,0 +1,158 @@
+"""Qwen3-VL as ``transformers`` computes it: its decoder and its tower, whose parts load and go one
+by one.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Qwen3VLConfig
+from transformers.models.qwen3_vl import modeling_qwen3_vl as hf
+
+from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.parity.ops import full_float32
+from trt_eagle3.parity.reference.target import DecoderModules, TargetReference, VisionStates
+
+__all__ = ["Qwen3VLReference"]
+
+_MODULES = DecoderModules(
+    layer=hf.Qwen3VLTextDecoderLayer,
+    norm=hf.Qwen3VLTextRMSNorm,
+    rope=hf.Qwen3VLTextRotaryEmbedding,
+    apply_rope=hf.apply_rotary_pos_emb,
+    axes=True,
+)
+
+
+class Qwen3VLReference(TargetReference):
+    """A Qwen3-VL. ``tensors``: canonical name -> place (``TargetCheckpoint``)."""
+
+    def __init__(
+        self,
+        config: Qwen3VLConfig,
+        tensors: Mapping[str, TensorRef],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(config.text_config, _MODULES, tensors, dtype, device)
+        self.config = config
+        config.vision_config._attn_implementation = "sdpa"
+
+    @property
+    def num_deepstack(self) -> int:
+        """Deepstack levels, which the first decoder layers receive."""
+        return len(self.config.vision_config.deepstack_visual_indexes)
+
+    def rope_index(self, token_ids: Tensor, grid_thw: Tensor) -> tuple[Tensor, int]:
+        """transformers' positions [3, S] and rope_delta of a prompt whose grids stand in prompt
+        order.
+        """
+        with torch.device("meta"):
+            model = hf.Qwen3VLModel(self.config)
+        kinds = (token_ids == self.config.image_token_id).int() + 2 * (
+            token_ids == self.config.video_token_id
+        ).int()
+        images, videos = _split_grids(kinds, grid_thw, self.config.vision_config.spatial_merge_size)
+        positions, delta = model.get_rope_index(
+            token_ids[None], kinds[None], image_grid_thw=images, video_grid_thw=videos
+        )
+        return positions[:, 0], int(delta[0])
+
+    @torch.no_grad()
+    @full_float32()
+    def vision(
+        self, patches: Tensor, grid_thw: Tensor, intermediates: Sequence[str] = ()
+    ) -> VisionStates:
+        """Run the tower over packed ``patches [n, D]``; ``intermediates`` are names of the
+        vision graph.
+        """
+        with torch.device("meta"):
+            tower = hf.Qwen3VLVisionModel(self.config.vision_config).eval()
+        tower.rotary_pos_emb = self._vision_rotary
+        for name, module in tower.named_modules():
+            if _is_streamed(name):
+                self._stream(module, f"visual.{name}.")
+        found: dict[str, Tensor] = {}
+        for intermediate in intermediates:
+            _tap_vision(tower, intermediate, found)
+        out = tower(patches.to(self.device, self.dtype), grid_thw=grid_thw.to(self.device))
+        levels = [level.cpu() for level in out.deepstack_features]
+        embeds = out.pooler_output.cpu()
+        return VisionStates(
+            embeds, torch.stack(levels) if levels else embeds.new_zeros(0, *embeds.shape), found
+        )
+
+    @cached_property
+    def _vision_rotary(self) -> nn.Module:
+        """The tower's rotary embedding, whatever this transformers makes it of: that of a tower
+        of one block.
+        """
+        config = copy.deepcopy(self.config.vision_config)
+        config.depth, config.deepstack_visual_indexes = 1, []
+        rotary: nn.Module = hf.Qwen3VLVisionModel(config).rotary_pos_emb.to(self.device)
+        return rotary
+
+    def _stream(self, module: nn.Module, prefix: str) -> None:
+        """Load the module when it is called, and let its weights go afterwards."""
+
+        def load(*_: Any) -> None:
+            self.fill(module, prefix)
+
+        def drop(*_: Any) -> None:
+            module.to_empty(device="meta")
+
+        module.register_forward_pre_hook(load)
+        module.register_forward_hook(drop)
+
+
+def _is_streamed(name: str) -> bool:
+    """The parts of the tower that load and go one by one."""
+    parts = name.split(".")
+    lists = {"blocks", "deepstack_merger_list"}
+    return name in {"patch_embed", "pos_embed", "merger"} or (len(parts) == 2 and parts[0] in lists)
+
+
+def _tap_vision(tower: Any, name: str, found: dict[str, Tensor]) -> None:
+    """Keep the tensor that the vision graph calls ``name`` (``blocks.3.attn.qkv``)."""
+    owner, _, part = name.rpartition(".")
+    block = (
+        tower.get_submodule(owner.removesuffix(".attn").removesuffix(".mlp")) if owner else tower
+    )
+    places: dict[str, tuple[str, bool]] = {
+        "embeddings": ("blocks.0", True),
+        "patch_embed": ("patch_embed", False),
+        "norm1": ("norm1", False),
+        "qkv": ("attn.qkv", False),
+        "attention_residual": ("norm2", True),
+        "norm2": ("norm2", False),
+        "fc1": ("mlp.linear_fc1", False),
+        "fc2": ("mlp.linear_fc2", False),
+        "output": ("attn.proj" if owner.endswith(".attn") else "", False),
+    }
+    place, of_input = places[part]
+    module = block.get_submodule(place) if place else block
+
+    def keep(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        found[name] = (inputs[0] if of_input else output).cpu()
+
+    module.register_forward_hook(keep)
+
+
+def _split_grids(
+    kinds: Tensor, grid_thw: Tensor, merge: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """Grids in prompt order, as those of images and those of videos; their runs of pads say
+    which is which.
+    """
+    visual = kinds[kinds > 0].tolist()
+    images: list[list[int]] = []
+    videos: list[list[int]] = []
+    for grid in grid_thw.tolist():
+        (images if visual[0] == 1 else videos).append(grid)
+        visual = visual[grid[0] * grid[1] * grid[2] // merge**2 :]
+    return torch.tensor(images) if images else None, torch.tensor(videos) if videos else None

@@ -1,0 +1,50 @@
+"""The tensors of a Qwen3-VL checkpoint: what they are called, and the shapes of its tower's."""
+
+from __future__ import annotations
+
+from trt_eagle3.spec import VisionSpec
+
+__all__ = ["PREFIXES", "vision_shapes"]
+
+# transformers 4.57 and 5.x, then what older tools wrote
+PREFIXES = (
+    ("model.language_model.", ""),
+    ("model.visual.", "visual."),
+    ("language_model.lm_head.", "lm_head."),
+    ("language_model.model.", ""),
+    ("visual.", "visual."),
+    ("lm_head.", "lm_head."),
+    ("model.", ""),
+)
+
+
+def vision_shapes(vision: VisionSpec) -> dict[str, tuple[int, ...]]:
+    """Canonical name and shape of every tensor of the tower."""
+    width, inner = vision.hidden_size, vision.intermediate_size
+    wide = width * vision.spatial_merge_size**2
+    patch = (vision.in_channels, vision.temporal_patch_size, vision.patch_size, vision.patch_size)
+    shapes: dict[str, tuple[int, ...]] = {
+        "visual.pos_embed.weight": (vision.num_position_embeddings, width)
+    }
+
+    def linear(name: str, out: int, *rest: int) -> None:
+        shapes[f"visual.{name}.weight"] = (out, *rest)
+        shapes[f"visual.{name}.bias"] = (out,)
+
+    def merger(name: str, norm: int) -> None:
+        linear(f"{name}.norm", norm)
+        linear(f"{name}.linear_fc1", wide, wide)
+        linear(f"{name}.linear_fc2", vision.out_hidden_size, wide)
+
+    linear("patch_embed.proj", width, *patch)
+    for i in range(vision.depth):
+        linear(f"blocks.{i}.norm1", width)
+        linear(f"blocks.{i}.norm2", width)
+        linear(f"blocks.{i}.attn.qkv", 3 * width, width)
+        linear(f"blocks.{i}.attn.proj", width, width)
+        linear(f"blocks.{i}.mlp.linear_fc1", inner, width)
+        linear(f"blocks.{i}.mlp.linear_fc2", width, inner)
+    merger("merger", width)
+    for i in range(len(vision.level_blocks)):
+        merger(f"deepstack_merger_list.{i}", wide)
+    return shapes
