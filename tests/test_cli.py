@@ -150,7 +150,7 @@ def test_inspect_prints_tables(run: Run) -> None:
     out = run("inspect", TARGET, DRAFT).out
     assert "aux_layers" in out
     assert "specforge" in out
-    assert re.match(r"target .*deepstack after \[1, 3, 5\]\ndraft ", out)
+    assert re.match(r"target .*visual levels after \[1, 3, 5\]\ndraft ", out)
 
 
 def test_inspect_shows_where_each_field_came_from_and_what_was_overridden(run: Run) -> None:
