@@ -142,7 +142,7 @@ def test_generate_stops_at_the_length_limit_of_the_bundle(run: Run, bundle: Path
 
 def test_inspect_json_holds_geometry_and_manifest(run: Run) -> None:
     found = json.loads(run("inspect", TARGET, DRAFT, "--json").out)
-    assert found["target"]["text"]["num_layers"] == 8
+    assert sum(run["count"] for run in found["target"]["layers"]) == 8
     assert found["draft"]["aux_layers"] == [1, 3, 4]
 
 
@@ -150,7 +150,7 @@ def test_inspect_prints_tables(run: Run) -> None:
     out = run("inspect", TARGET, DRAFT).out
     assert "aux_layers" in out
     assert "specforge" in out
-    assert re.match(r"target .*deepstack after \[1, 3, 5\]\ndraft ", out)
+    assert re.match(r"target .*visual levels after \[1, 3, 5\]\ndraft ", out)
 
 
 def test_inspect_shows_where_each_field_came_from_and_what_was_overridden(run: Run) -> None:

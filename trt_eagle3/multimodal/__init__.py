@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from trt_eagle3.multimodal.image import ImageSource, load_image
     from trt_eagle3.multimodal.policy import LOCAL_MEDIA, MediaPolicy
     from trt_eagle3.multimodal.prepared import PixelPatches, normalise
-    from trt_eagle3.multimodal.processor import ModelInputs, Processor, copy_processor_files
+    from trt_eagle3.multimodal.processor import ModelInputs, Processor
+    from trt_eagle3.multimodal.processor_files import copy_processor_files
     from trt_eagle3.multimodal.spec import ProcessorSpec
     from trt_eagle3.multimodal.tokenizer import StreamDecoder
     from trt_eagle3.multimodal.video import Video, VideoSource, load_video
@@ -44,7 +45,7 @@ _HOMES = {
     "StreamDecoder": "tokenizer",
     "Video": "video",
     "VideoSource": "video",
-    "copy_processor_files": "processor",
+    "copy_processor_files": "processor_files",
     "load_image": "image",
     "load_video": "video",
     "normalise": "prepared",

@@ -16,7 +16,6 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from trt_eagle3.atomic_io import place_file
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal.caller import NOBODY, Caller
 from trt_eagle3.multimodal.chat_template import ChatTemplate
@@ -32,27 +31,12 @@ from trt_eagle3.multimodal.spec import ProcessorSpec
 from trt_eagle3.multimodal.tokenizer import StreamDecoder, load_tokenizer
 from trt_eagle3.multimodal.video import VideoSource, patch_times
 
-__all__ = ["ModelInputs", "Processor", "copy_processor_files"]
+__all__ = ["ModelInputs", "Processor"]
 
 _NEVER = r"(?!)"
 """A pattern that nothing matches."""
 
 # Shapes: P prompt tokens, N patches, D patch values, G images and videos
-
-PROCESSOR_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "chat_template.json",
-    "chat_template.jinja",
-    "processor_config.json",
-    "preprocessor_config.json",
-    "video_preprocessor_config.json",
-)
-"""Every file of a checkpoint that a `Processor` may read."""
 
 
 @dataclass(frozen=True)
@@ -398,26 +382,6 @@ class Processor:
                 f"prompt: {length} tokens{of_these}, the limit is {self.max_prompt_len}. Shorten "
                 "the text, use smaller images or fewer frames, or build with a larger limit."
             )
-
-
-def copy_processor_files(source: Path, target: Path) -> list[Path]:
-    """Copy what `Processor.from_directory` reads from a checkpoint into a folder, which is made if
-    missing.
-
-    Returns:
-        The files written.
-    Raises:
-        UserError: the checkpoint holds no tokenizer.
-    """
-    names = [name for name in PROCESSOR_FILES if (Path(source) / name).is_file()]
-    if "tokenizer.json" not in names and "vocab.json" not in names:
-        raise UserError(
-            f"{source}: no tokenizer.json. Copy the tokenizer files into the checkpoint."
-        )
-    copies = [Path(target) / name for name in names]
-    for copy in copies:
-        place_file(Path(source) / copy.name, copy, link=False)
-    return copies
 
 
 def _check_table(tokenizer: Tokenizer, vocab_size: int) -> None:

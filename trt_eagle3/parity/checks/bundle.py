@@ -20,7 +20,7 @@ from trt_eagle3.checkpoint.target import target_to_dict
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.engine.bundle import header_digest
 from trt_eagle3.engine.weight_locations import TABLE_FILE
-from trt_eagle3.multimodal.processor import PROCESSOR_FILES
+from trt_eagle3.multimodal.processor_files import PROCESSOR_FILES
 from trt_eagle3.parity.checks.check_recorder import Measurements
 from trt_eagle3.parity.checks.evidence import Evidence
 from trt_eagle3.parity.metrics import Compared
