@@ -259,7 +259,7 @@ BAD_INPUT: dict[str, tuple[Case, str]] = {
     "no checkpoint": (lambda _, tmp: ["inspect", tmp / "none"], "none"),
     "empty folder": (lambda _, tmp: ["inspect", tmp], "not a checkpoint"),
     "target for a draft": (lambda *_: ["inspect", TARGET, TARGET], "draft"),
-    "draft for a target": (lambda *_: ["inspect", DRAFT], "Qwen3-VL"),
+    "draft for a target": (lambda *_: ["inspect", DRAFT], "qwen3_vl"),
 }
 
 

@@ -10,6 +10,7 @@ from statistics import median
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "trt_eagle3"
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 MAX_LINES = 400
 MAX_MEDIAN_FUNCTION = 8
 
@@ -20,9 +21,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("spec",),
     ("checkpoint",),
     ("multimodal",),
-    ("families",),
     ("config",),
-    ("graph",),
+    ("families", "graph"),
     ("engine",),
     ("prompts",),
     ("decode",),
@@ -35,6 +35,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 )
 # A config asks the backend that it names, whose object is light, what it can run.
 EXCEPTIONS = {"config imports engine.backend"}
+# What a family is made of serves other levels, and is imported when it is asked for.
+FAMILY_PARTS = {"vision_graph": "graph", "reference": "parity", "processor_reference": "parity"}
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 
@@ -47,9 +49,12 @@ def modules() -> dict[str, Path]:
 
 
 def imports(path: Path, known: dict[str, Path], *, lazy: bool) -> Iterator[str]:
-    """Modules of the package that ``path`` imports; with ``lazy`` those inside functions too."""
+    """Modules of the package that ``path`` imports when it runs.
+
+    ``lazy``: those inside functions too.
+    """
     tree = ast.parse(path.read_text())
-    for node in ast.walk(tree) if lazy else _eager(tree):
+    for node in _running(tree, lazy=lazy):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -62,12 +67,12 @@ def imports(path: Path, known: dict[str, Path], *, lazy: bool) -> Iterator[str]:
                 yield inside
 
 
-def _eager(tree: ast.Module) -> Iterator[ast.AST]:
-    """Nodes that run when the module is imported."""
+def _running(tree: ast.Module, *, lazy: bool) -> Iterator[ast.AST]:
+    """Nodes but those for type checkers; with ``lazy`` those of functions too."""
     todo: list[ast.AST] = list(tree.body)
     while todo:
         node = todo.pop()
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or _for_types(node):
+        if _for_types(node) or (isinstance(node, FUNCTIONS) and not lazy):
             continue
         yield node
         todo += ast.iter_child_nodes(node)
@@ -82,12 +87,18 @@ def _for_types(node: ast.AST) -> bool:
 
 
 def function_lengths(source: str) -> list[int]:
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     return [
         node.end_lineno - node.lineno + 1
         for node in ast.walk(ast.parse(source))
-        if isinstance(node, kinds) and node.end_lineno is not None
+        if isinstance(node, FUNCTIONS) and node.end_lineno is not None
     ]
+
+
+def level(name: str) -> int:
+    """Of a module, by its dotted name below the package."""
+    first, *rest = name.split(".")
+    part = FAMILY_PARTS.get(rest[-1]) if first == "families" and len(rest) == 2 else None
+    return LEVEL[part or first]
 
 
 def upward(known: dict[str, Path]) -> list[str]:
@@ -99,7 +110,8 @@ def upward(known: dict[str, Path]) -> list[str]:
         for other in imports(path, known, lazy=True):
             if other in {"", "__init__"}:
                 continue
-            if LEVEL[other.partition(".")[0]] > LEVEL[name.partition(".")[0]]:
+            own_part = name.startswith("families.") and other.startswith(f"{name}.")
+            if level(other) > level(name) and not own_part:
                 found.append(f"{name} imports {other}")
     return found
 

@@ -23,6 +23,7 @@ FILTERS = st.sampled_from(
 @pytest.fixture(autouse=True)
 def every_image_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resize, "_LARGE", 0)
+    monkeypatch.setattr(resize, "_VERY_LARGE", 0)
     monkeypatch.setattr(resize, "_num_threads", lambda: 4)
 
 

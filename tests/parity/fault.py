@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from tests.parity.planting import MANIFEST, SPEC, Planted, Seam, Tensors
-from trt_eagle3.spec import RopeSpec, TargetSpec
+from trt_eagle3.spec import LayerSpec, NormSpec, RopeSpec, TargetSpec
 
 STEP = "target.layer_steps"
 
@@ -33,14 +33,28 @@ class Fault:
     looks: tuple[str, ...] = ()
 
 
-def text_of(**changes: Any) -> TargetSpec:
-    return dataclasses.replace(SPEC, text=dataclasses.replace(SPEC.text, **changes))
+def layers_of(change: Callable[[LayerSpec], LayerSpec]) -> TargetSpec:
+    return dataclasses.replace(SPEC, layers=tuple(map(change, SPEC.layers)))
+
+
+def eps_of(eps: float) -> TargetSpec:
+    """Every norm of the decoder with another epsilon."""
+    norm = NormSpec(eps)
+
+    def change(layer: LayerSpec) -> LayerSpec:
+        mixer = dataclasses.replace(layer.mixer, qk_norm=norm)
+        return dataclasses.replace(layer, mixer=mixer, norm=norm)
+
+    return dataclasses.replace(layers_of(change), norm=norm)
 
 
 def rope_of(
     layout: Any = "interleaved", sections: tuple[int, ...] = (12, 10, 10), base: float = 5e6
 ) -> TargetSpec:
-    return text_of(rope=RopeSpec.plain(64, base, layout, sections))
+    rope = RopeSpec.plain(64, base, layout, sections)
+    return layers_of(
+        lambda layer: dataclasses.replace(layer, mixer=dataclasses.replace(layer.mixer, rope=rope))
+    )
 
 
 def swapped(left: str, right: str) -> TargetSpec:

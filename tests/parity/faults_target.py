@@ -14,6 +14,7 @@ from tests.parity.fault import (
     STEP,
     Fault,
     decoding,
+    eps_of,
     given,
     gives,
     moved,
@@ -21,7 +22,6 @@ from tests.parity.fault import (
     rope_of,
     row_spoilt,
     swapped,
-    text_of,
 )
 from tests.parity.planting import MANIFEST, Seam, Tensors
 from trt_eagle3.decode.kv_cache import KVCache
@@ -99,7 +99,7 @@ TARGET: Mapping[str, Fault] = {
         "RMSNorm epsilon 1e-5 in place of 1e-6",
         STEP,
         "layers.0.input_layernorm",
-        lambda p: p.rebuild("target", text_of(rms_norm_eps=1e-5)),
+        lambda p: p.rebuild("target", eps_of(1e-5)),
     ),
     "q and k norms": Fault(
         "the head norms of q and k are swapped",

@@ -23,6 +23,7 @@ from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.preprocess import PromptPreprocessor
+from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.request import Request
 from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.session import Session
@@ -76,6 +77,7 @@ class Planted:
     outside: dict[str, Seam] = field(default_factory=dict)
     inside: dict[str, Seam] = field(default_factory=dict)
     inputs: Callable[[ModelInputs], ModelInputs] = lambda inputs: inputs
+    prompt: Callable[[Prompt], Prompt] = lambda prompt: prompt
     request: Callable[[Request], Request] = lambda request: request
 
     def engine(self) -> RecordingEngine:
@@ -149,6 +151,9 @@ class FaultyPreprocessor(PromptPreprocessor):
 
     def model_inputs(self, request: Request, caller: Caller = NOBODY) -> ModelInputs:
         return self._planted.inputs(super().model_inputs(request, caller))
+
+    def prompt(self, inputs: ModelInputs) -> Prompt:
+        return self._planted.prompt(super().prompt(inputs))
 
 
 class FaultyEngine(RecordingEngine):

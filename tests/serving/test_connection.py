@@ -334,6 +334,7 @@ def test_readers_that_stall_in_every_place_give_way_one_by_one(
 ) -> None:
     monkeypatch.setattr(connection, "_HICCUP_S", 0.1)
     narrow = load(build_tiny(tmp_path, limits={"max_batch_size": 1, "max_waiting": 1}))
+    narrow.start()
     body = ask(max_tokens=900, ignore_eos=True, speculation=False, stream=True)
     with serving(narrow) as site, contextlib.ExitStack() as stack:
         for _ in range(2):

@@ -118,6 +118,10 @@ def _content(file: Path, name: str, tensor: Tensor) -> Content:
         or tensor.is_neg()
     ):
         raise UserError(f"{file}: {shown}: not a plain tensor. Convert it to safetensors.")
+    if tensor.is_floating_point() and tensor.element_size() == 1:
+        raise UserError(
+            f"{file}: {shown}: of type {tensor.dtype}. Use the unquantised draft, in floats."
+        )
     there = tensor.untyped_storage().nbytes()
     if _num_bytes(tensor) > there:
         raise UserError(

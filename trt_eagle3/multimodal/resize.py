@@ -27,6 +27,7 @@ from PIL import Image
 __all__ = ["Emit", "resize_channels"]
 
 _LARGE = 1 << 20  # pixels from which threads pay
+_VERY_LARGE = 6 << 20  # pixels from which more than a thread per channel pays
 _MAX_THREADS = 12  # more wait for each other: copying a channel or a part's bytes holds the GIL
 _TASKS_PER_THREAD = 2  # so that a thread that starts late does not hold all up
 
@@ -53,11 +54,12 @@ def resize_channels(
     def whole(channel: int) -> None:
         emit(channel, np.asarray(image.getchannel(channel).resize(size, resample)), 0, 0)
 
-    if max(image.width * image.height, size[0] * size[1]) < _LARGE:
+    pixels = max(image.width * image.height, size[0] * size[1])
+    if pixels < _LARGE:
         for channel in range(3):
             whole(channel)
         return
-    threads = _num_threads()
+    threads = _num_threads() if pixels >= _VERY_LARGE else 3
     with ThreadPoolExecutor(max(3, threads), "trt-eagle3-resize") as pool:
         if threads <= 3 or resample is Image.Resampling.NEAREST:
             list(pool.map(whole, range(3)))
