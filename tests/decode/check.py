@@ -28,7 +28,7 @@ class Recomputed:
         embeds = run.pair.tables[0].lookup(self.tokens[: self.num_rows])
         embeds[visual] = prompt.visual_embeds
         positions = self.positions[:, : self.num_rows]
-        self.target = run.pair.target.states(embeds, positions, visual, prompt.deepstack)
+        self.target = run.pair.target.states(embeds, positions, visual, prompt.visual_levels)
         m, draft = run.manifest, run.pair.draft
         self.features = draft.fuse(self.target.aux(m.aux_layers, m.aux_pre_deepstack))
         self.embeds = self._draft_embeds(visual)

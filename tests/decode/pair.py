@@ -67,9 +67,9 @@ class RecordingTarget(TargetRunner):
         embeds: Tensor,
         metadata: AttentionMetadata,
         logit_rows: Tensor,
-        deepstack: Tensor | None = None,
+        visual_levels: Tensor | None = None,
     ) -> Any:
-        logits, aux = super().forward(embeds, metadata, logit_rows, deepstack)
+        logits, aux = super().forward(embeds, metadata, logit_rows, visual_levels)
         self.recorder.roots.append((metadata.past[0] + int(logit_rows[0, 0]), logits[0, 0]))
         return logits, aux
 

@@ -127,13 +127,13 @@ class RecurrentTarget(TargetRunner):
         embeds: Tensor,
         metadata: AttentionMetadata,
         logit_rows: Tensor,
-        deepstack: Tensor | None = None,
+        visual_levels: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         inputs = dict(metadata.state_inputs)
         entries = inputs.pop("entries").tolist()
         assert len(set(entries)) == len(entries) == len(embeds)
         plain = dataclasses.replace(metadata, state_inputs=inputs)
-        logits, aux = super().forward(embeds, plain, logit_rows, deepstack)
+        logits, aux = super().forward(embeds, plain, logit_rows, visual_levels)
         for b, (entry, count) in enumerate(zip(entries, metadata.counts, strict=True)):
             parents = [_parent(metadata.mask[b, i, :], i) for i in range(count)]
             after = self.recurrent.forward(entry, list(embeds[b, :count]), parents)
@@ -184,8 +184,8 @@ def make_decoder(states: HashStates) -> Decoder:
     """The pair's decoder with the recurrent layer in its target."""
     session = pair().sessions["target"]
     layers = LayerStates(PagedStates(session.states, NUM_PAGES * PAGE_SIZE), states)
-    deepstack = pair().target.spec.num_visual_levels
-    target = RecurrentTarget(session, layers, pair().tables[0], deepstack)
+    visual_levels = pair().target.spec.num_visual_levels
+    target = RecurrentTarget(session, layers, pair().tables[0], visual_levels)
     target.recurrent = states
     drafting = pair().drafting(Recorder())
     sizes = {"max_seq_len": MAX_SEQ_LEN, "prefill_chunk": PREFILL_CHUNK}

@@ -60,12 +60,14 @@ def next_logits(engine: LLM, example: Example, tokens: Sequence[int]) -> Tensor:
     target = TargetRunner(session, states, embedding, engine.bundle.spec.num_visual_levels)
     embeds = embedding.lookup(ids)
     prompt.put_visual(embeds, 0)
-    deepstack = embeds.new_zeros(target.num_deepstack, 1, *embeds.shape)
-    prompt.put_deepstack(deepstack[:, 0], 0)
+    visual_levels = embeds.new_zeros(target.num_visual_levels, 1, *embeds.shape)
+    prompt.put_visual_levels(visual_levels[:, 0], 0)
     metadata = AttentionMetadata.single(
         0, pages, causal_mask(len(ids)), prompt.positions(0, len(ids))
     )
-    logits, _ = target.forward(embeds[None], metadata, torch.tensor([[len(ids) - 1]]), deepstack)
+    logits, _ = target.forward(
+        embeds[None], metadata, torch.tensor([[len(ids) - 1]]), visual_levels
+    )
     return logits[0, 0]
 
 

@@ -43,11 +43,11 @@ class _Static:
 
 def test_what_the_vision_tower_made_stays_when_it_runs_again() -> None:
     runner = VisionRunner(_Static(), merge_size=2)
-    embeds, deepstack = runner.forward(torch.full((8, 4), 1.0), {})
+    embeds, visual_levels = runner.forward(torch.full((8, 4), 1.0), {})
     runner.forward(torch.full((8, 4), 2.0), {})
-    assert deepstack is not None
+    assert visual_levels is not None
     assert (embeds == 1).all()
-    assert (deepstack == 1).all()
+    assert (visual_levels == 1).all()
 
 
 class _Recording:

@@ -75,7 +75,7 @@ def logits_after(pair: Pair, prompt: Prompt, answer: Sequence[int]) -> list[floa
     embeds = pair.tables[0].lookup(tokens)
     embeds[visual] = prompt.visual_embeds
     positions = prompt.positions(0, len(tokens)).long()
-    states = pair.target.states(embeds, positions, visual, prompt.deepstack)
+    states = pair.target.states(embeds, positions, visual, prompt.visual_levels)
     return states.logits[-1].tolist()  # type: ignore[no-any-return]
 
 

@@ -55,7 +55,7 @@ class Rows:
     embeds: Tensor
     positions: Tensor
     visual: Tensor
-    deepstack: Tensor
+    visual_levels: Tensor
 
     def run(self, runner: TargetRunner, cuts: list[int]) -> tuple[Tensor, Tensor | None]:
         """Logits and aux of all rows, computed in chunks that end at ``cuts``."""
@@ -67,13 +67,17 @@ class Rows:
                 start, pages.pages(stop), causal_mask(stop - start), self.positions[:, start:stop]
             )
             wanted = torch.arange(stop - start)[None]
-            deepstack = self.deepstack[:, None, start:stop].contiguous()
-            parts.append(runner.forward(self.embeds[None, start:stop], place, wanted, deepstack))
+            visual_levels = self.visual_levels[:, None, start:stop].contiguous()
+            parts.append(
+                runner.forward(self.embeds[None, start:stop], place, wanted, visual_levels)
+            )
         logits, aux = zip(*parts, strict=True)
         return torch.cat(logits, dim=1)[0], None if aux[0] is None else torch.cat(aux, dim=1)[0]
 
     def reference(self, target: Target) -> TargetStates:
-        return target.states(self.embeds, self.positions, self.visual, self.deepstack[:, VISUAL])
+        return target.states(
+            self.embeds, self.positions, self.visual, self.visual_levels[:, VISUAL]
+        )
 
 
 def rows_of(spec: TargetCheckpoint, seed: int) -> Rows:
@@ -81,13 +85,13 @@ def rows_of(spec: TargetCheckpoint, seed: int) -> Rows:
     hidden = spec.hidden_size
     visual = torch.zeros(NUM_ROWS, dtype=torch.bool)
     visual[VISUAL] = True
-    deepstack = (
+    visual_levels = (
         torch.randn(spec.num_visual_levels, NUM_ROWS, hidden, generator=generator) * visual[:, None]
     )
     positions = torch.arange(NUM_ROWS).expand(3, -1).clone()
     positions[1:, VISUAL] = 3 + torch.randint(0, 40, (2, 6), generator=generator)
     return Rows(
-        torch.randn(NUM_ROWS, hidden, generator=generator), positions.int(), visual, deepstack
+        torch.randn(NUM_ROWS, hidden, generator=generator), positions.int(), visual, visual_levels
     )
 
 
@@ -232,7 +236,7 @@ def swapped(spec: TargetCheckpoint, left: str, right: str) -> TargetCheckpoint:
 def test_target_planted_fault_is_caught(target: Target, fault: object) -> None:
     rows = rows_of(target.spec, 2)
     wrong = fault(target.spec)
-    short = replace(rows, deepstack=rows.deepstack[: wrong.num_visual_levels])
+    short = replace(rows, visual_levels=rows.visual_levels[: wrong.num_visual_levels])
     logits, _ = short.run(open_target(wrong, ()), [])
     assert relative_error(logits, rows.reference(target).logits) > FAULT_FLOOR
 

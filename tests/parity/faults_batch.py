@@ -67,10 +67,10 @@ def _overwritten(p: Planted) -> None:
     buffers: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
 
     def forward(self: VisionRunner, patches: Tensor, rows: Tensors) -> tuple[Tensor, Tensor | None]:
-        embeds, deepstack = true(self, patches, rows)
-        assert deepstack is not None
-        found = buffers.setdefault(tuple(patches.shape), (embeds.clone(), deepstack.clone()))
-        for buffer, values in zip(found, (embeds, deepstack), strict=True):
+        embeds, visual_levels = true(self, patches, rows)
+        assert visual_levels is not None
+        found = buffers.setdefault(tuple(patches.shape), (embeds.clone(), visual_levels.clone()))
+        for buffer, values in zip(found, (embeds, visual_levels), strict=True):
             buffer.copy_(values)
         return found
 

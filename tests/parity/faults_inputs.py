@@ -30,7 +30,7 @@ def _seen(change: Callable[[Vision], Vision]) -> Callable[[Planted], None]:
 def _without_last_row(vision: Vision) -> Vision:
     embeds = vision.embeds.clone()
     embeds[-1] = 0
-    return Vision(embeds, vision.deepstack)
+    return Vision(embeds, vision.visual_levels)
 
 
 def _other_manifest(raw: dict[str, Any]) -> None:
@@ -193,13 +193,13 @@ INPUTS: Mapping[str, Fault] = {
         "visual rows stand one place too late",
         "target.inputs_embeds",
         "inputs_embeds",
-        _seen(lambda v: Vision(v.embeds.roll(1, dims=0), v.deepstack)),
+        _seen(lambda v: Vision(v.embeds.roll(1, dims=0), v.visual_levels)),
     ),
     "deepstack not placed": Fault(
         "prefill gives the target no deepstack rows",
         "target.deepstack_embeds",
         "deepstack_embeds",
-        _seen(lambda v: Vision(v.embeds, torch.zeros_like(v.deepstack))),
+        _seen(lambda v: Vision(v.embeds, torch.zeros_like(v.visual_levels))),
     ),
     "rope_delta in decoding": Fault(
         "decoded rows lack rope_delta",

@@ -18,7 +18,7 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from tests.reference.checkpoint import random_tensor, write_tensors
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.families.qwen3_vl.reference import Qwen3VLReference
-from trt_eagle3.parity.reference.target import add_deepstack
+from trt_eagle3.parity.reference.target import add_visual_level
 from trt_eagle3.spec import AttentionSpec, DenseMlp, LayerSpec, NormSpec, RopeSpec, VisionSpec
 
 TEXT = {
@@ -78,7 +78,7 @@ class Target:
         return Qwen3VLReference(self.model.config, self.spec.tensors)
 
     def states(
-        self, embeds: Tensor, positions: Tensor, visual_rows: Tensor, deepstack: Tensor
+        self, embeds: Tensor, positions: Tensor, visual_rows: Tensor, visual_levels: Tensor
     ) -> TargetStates:
         """Run ``embeds [S, H]`` at ``positions [3, S]`` with ``deepstack [L, N, H]`` on
         ``visual_rows [S]``.
@@ -89,7 +89,7 @@ class Target:
         after: list[Tensor] = []
         for layer in reference.layers():
             before.append(layer(hidden, rope))
-            hidden = add_deepstack(before[-1], deepstack, layer.index, visual_rows)
+            hidden = add_visual_level(before[-1], visual_levels, layer.index, visual_rows)
             after.append(hidden)
         return TargetStates(reference.head(reference.norm(hidden)), before, after)
 

@@ -133,14 +133,14 @@ class Decoder:
         metadata = causal_metadata(
             self.states, sequences, [s.length for s in sequences], counts, positions, embeds
         )
-        deepstack = None
+        visual_levels = None
         if any(s.prompt.has_visual(s.length, count) for s, count in chunks):
-            deepstack = embeds.new_zeros(self._target.num_deepstack, *embeds.shape)
+            visual_levels = embeds.new_zeros(self._target.num_visual_levels, *embeds.shape)
             for i, s in enumerate(sequences):
                 s.prompt.put_visual(embeds[i], s.length)
-                s.prompt.put_deepstack(deepstack[:, i], s.length)
+                s.prompt.put_visual_levels(visual_levels[:, i], s.length)
         logits, aux = self._target.forward(
-            embeds, metadata, torch.tensor(counts)[:, None] - 1, deepstack
+            embeds, metadata, torch.tensor(counts)[:, None] - 1, visual_levels
         )
         self._sample_first_token(chunks, logits[:, 0])
         if aux is not None:

@@ -20,7 +20,7 @@ class Vision:
     """What the vision tower makes of a prompt: ``embeds`` [N, H] and ``deepstack`` [L, N, H]."""
 
     embeds: Tensor
-    deepstack: Tensor
+    visual_levels: Tensor
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ class Prompt:
         return self._encoded.embeds
 
     @property
-    def deepstack(self) -> Tensor:
+    def visual_levels(self) -> Tensor:
         """[L, N, H]."""
-        return self._encoded.deepstack
+        return self._encoded.visual_levels
 
     def put_visual(self, embeds: Tensor, start: int) -> None:
         """Write visual embeddings over ``embeds [S, H]``, which are those of rows from ``start``
@@ -73,11 +73,11 @@ class Prompt:
                 embeds.dtype
             )
 
-    def put_deepstack(self, rows: Tensor, start: int) -> None:
+    def put_visual_levels(self, rows: Tensor, start: int) -> None:
         """Write deepstack levels into ``rows [L, S, H]``, which stand at rows from ``start`` on."""
         visual, before = self._visual(start, rows.shape[1])
         if count := int(visual.sum()):
-            rows[:, : len(visual)][:, visual] = self._encoded.deepstack[
+            rows[:, : len(visual)][:, visual] = self._encoded.visual_levels[
                 :, before : before + count
             ].to(rows.dtype)
 

@@ -93,12 +93,16 @@ class TargetRunner:
     """The target graph and the states of its layers."""
 
     def __init__(
-        self, session: Session, states: LayerStates, embedding: EmbeddingTable, num_deepstack: int
+        self,
+        session: Session,
+        states: LayerStates,
+        embedding: EmbeddingTable,
+        num_visual_levels: int,
     ) -> None:
         self.states = states
         self.embedding = embedding
         self._session = session
-        self.num_deepstack = num_deepstack
+        self.num_visual_levels = num_visual_levels
         states.bind(session)
 
     def forward(
@@ -106,7 +110,7 @@ class TargetRunner:
         embeds: Tensor,
         metadata: AttentionMetadata,
         logit_rows: Tensor,
-        deepstack: Tensor | None = None,
+        visual_levels: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Run ``embeds [B, S, H]``: logits f32 [B, R, V] and aux hidden states [B, S, k * H] (None
         without a draft).
@@ -114,10 +118,10 @@ class TargetRunner:
         ``deepstack`` is [L, B, S, H], zero at text rows; decode rows have none.
         """
         inputs = {"inputs_embeds": embeds, **metadata.inputs(logit_rows)}
-        if self.num_deepstack:
-            if deepstack is None:
-                deepstack = embeds.new_zeros(self.num_deepstack, *embeds.shape)
-            inputs["deepstack_embeds"] = deepstack
+        if self.num_visual_levels:
+            if visual_levels is None:
+                visual_levels = embeds.new_zeros(self.num_visual_levels, *embeds.shape)
+            inputs["deepstack_embeds"] = visual_levels
         outputs = self._session.run(inputs)
         return outputs["logits"], outputs.get("aux_hidden_states")
 
@@ -194,12 +198,12 @@ class VisionRunner:
         if self._bucket_limit is not None:
             inputs = _in_bucket(inputs, self._bucket_limit)
         outputs = self._session.run(inputs)
-        deepstack = outputs.get("deepstack")
+        visual_levels = outputs.get("deepstack")
         # copies: a prompt keeps them until it is prefilled, and meanwhile the next one's images may
         # run
-        return outputs["visual_embeds"][:count].clone(), None if deepstack is None else deepstack[
-            :, :count
-        ].clone()
+        return outputs["visual_embeds"][
+            :count
+        ].clone(), None if visual_levels is None else visual_levels[:, :count].clone()
 
 
 def _in_bucket(inputs: dict[str, Tensor], limit: int) -> dict[str, Tensor]:

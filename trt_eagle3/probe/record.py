@@ -53,18 +53,19 @@ class Recording:
         """n - 1."""
         return len(self.token_ids) - 1
 
-    def aux(self, manifest: DraftManifest, num_deepstack: int) -> Tensor:
+    def aux(self, manifest: DraftManifest, num_visual_levels: int) -> Tensor:
         """float32 [n - 1, k * H]: the aux hidden states as ``manifest`` takes them."""
         names = [
-            intermediate(k, manifest.aux_pre_deepstack, num_deepstack) for k in manifest.aux_layers
+            intermediate(k, manifest.aux_pre_deepstack, num_visual_levels)
+            for k in manifest.aux_layers
         ]
         return torch.cat([self.states[name] for name in names], dim=-1)
 
 
-def intermediate(layer: int, pre_deepstack: bool, num_deepstack: int) -> str:
+def intermediate(layer: int, pre_deepstack: bool, num_visual_levels: int) -> str:
     """Name of out(layer) in the target graph."""
     return f"layers.{layer}.output" + (
-        "_pre_deepstack" if pre_deepstack and layer < num_deepstack else ""
+        "_pre_deepstack" if pre_deepstack and layer < num_visual_levels else ""
     )
 
 

@@ -187,7 +187,7 @@ def _graph_logits(spec: TargetCheckpoint, ids: Tensor) -> Tensor:
     runner = open_target(spec, ())
     rows = rows_of(spec, 0)
     positions = torch.arange(len(ids), dtype=torch.int32).repeat(3, 1)
-    text = Rows(runner.embedding.lookup(ids), positions, rows.visual & False, rows.deepstack)
+    text = Rows(runner.embedding.lookup(ids), positions, rows.visual & False, rows.visual_levels)
     logits, _ = text.run(runner, [5])
     return logits
 

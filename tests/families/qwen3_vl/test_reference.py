@@ -15,7 +15,7 @@ from transformers.models.qwen3_vl import modeling_qwen3_vl as hf
 from tests.reference.target import VISION, Target, random_target
 from trt_eagle3.families.qwen3_vl.reference import Qwen3VLReference
 from trt_eagle3.parity.metrics import relative_error
-from trt_eagle3.parity.reference.target import add_deepstack
+from trt_eagle3.parity.reference.target import add_visual_level
 
 GRIDS = torch.tensor([[1, 4, 6], [2, 2, 4]])
 SAME = 1e-6  # the same modules, called with and without a cache
@@ -52,11 +52,11 @@ def test_streamed_target_equals_the_whole_model(target: Target) -> None:
     hidden, rope = reference.embed(ids), reference.rope(positions)
     hidden[visual] = seen.visual_embeds
     for layer in reference.layers():
-        hidden = add_deepstack(layer(hidden, rope), seen.deepstack, layer.index, visual)
+        hidden = add_visual_level(layer(hidden, rope), seen.visual_levels, layer.index, visual)
         # transformers adds the level after it has kept the state
         if layer.index + 1 < reference.num_layers:
             whole = expected.hidden_states[layer.index + 1][0]
-            same = add_deepstack(whole, seen.deepstack, layer.index, visual)
+            same = add_visual_level(whole, seen.visual_levels, layer.index, visual)
             assert relative_error(hidden, same) < SAME or relative_error(hidden, whole) < SAME
     assert relative_error(reference.head(reference.norm(hidden)), expected.logits[0]) < SAME
 
@@ -70,11 +70,11 @@ def test_streamed_vision_equals_the_whole_tower(target: Target) -> None:
     found = target.reference.vision(patches, GRIDS, ["blocks.1.output"])
     assert relative_error(found.visual_embeds, expected.pooler_output) < SAME
     assert (
-        len(found.deepstack)
+        len(found.visual_levels)
         == len(expected.deepstack_features)
         == len(VISION["deepstack_visual_indexes"])
     )
-    for level, whole in zip(found.deepstack, expected.deepstack_features, strict=True):
+    for level, whole in zip(found.visual_levels, expected.deepstack_features, strict=True):
         assert relative_error(level, whole) < SAME
     assert relative_error(found.intermediates["blocks.1.output"], expected.last_hidden_state) < SAME
 

@@ -26,7 +26,7 @@ _MODULES = DecoderModules(
 class Qwen3Reference(TargetReference):
     """A Qwen3. ``tensors``: canonical name -> place (``TargetCheckpoint``)."""
 
-    num_deepstack = 0
+    num_visual_levels = 0
 
     def __init__(
         self,

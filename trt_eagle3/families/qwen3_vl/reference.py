@@ -44,7 +44,7 @@ class Qwen3VLReference(TargetReference):
         config.vision_config._attn_implementation = "sdpa"
 
     @property
-    def num_deepstack(self) -> int:
+    def num_visual_levels(self) -> int:
         """Deepstack levels, which the first decoder layers receive."""
         return len(self.config.vision_config.deepstack_visual_indexes)
 

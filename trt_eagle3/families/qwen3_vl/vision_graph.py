@@ -88,8 +88,8 @@ def vision_graph(spec: TargetCheckpoint, dtype: str, resolve: ResolveLocation) -
     if levels:
         axis = b.constant(np.array([0], dtype=np.int64), "first_axis")
         stacked = [b.op("Unsqueeze", v, axis, name=f"level.{i}") for i, v in enumerate(levels)]
-        deepstack = b.op("Concat", *stacked, name="deepstack", axis=0)
-        b.output(deepstack, "deepstack", (len(levels), "tokens", vision.out_hidden_size))
+        visual_levels = b.op("Concat", *stacked, name="deepstack", axis=0)
+        b.output(visual_levels, "deepstack", (len(levels), "tokens", vision.out_hidden_size))
     return b.build()
 
 

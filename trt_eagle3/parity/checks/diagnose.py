@@ -177,7 +177,7 @@ def _inside_vision(e: ExpectedAnswer, evidence: Evidence) -> Errors:
         ours, theirs = found[name].flatten(1), expected.intermediates[name].flatten(1)
         yield name, errors_or_infinite(ours, theirs)
     yield "visual_embeds", errors_or_infinite(found["visual_embeds"], expected.visual_embeds)
-    for i, level in enumerate(expected.deepstack):
+    for i, level in enumerate(expected.visual_levels):
         ours = found["deepstack"][i] if "deepstack" in found else level * 0
         yield f"level.{i}", errors_or_infinite(ours, level)
 

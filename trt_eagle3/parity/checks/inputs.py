@@ -13,10 +13,10 @@ from trt_eagle3.parity.checks.evidence import Evidence
 from trt_eagle3.parity.metrics import Compared
 from trt_eagle3.parity.record.answers import Answer
 from trt_eagle3.parity.record.engine import Forward
-from trt_eagle3.parity.record.trace import deepstack_of, embeds_of, positions_of, rows_of
+from trt_eagle3.parity.record.trace import embeds_of, positions_of, rows_of, visual_levels_of
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 
-__all__ = ["check_deepstack_embeds", "check_inputs_embeds", "check_position_ids"]
+__all__ = ["check_visual_level_inputs", "check_inputs_embeds", "check_position_ids"]
 
 
 def check_inputs_embeds(e: Evidence, m: Measurements) -> None:
@@ -31,12 +31,12 @@ def check_inputs_embeds(e: Evidence, m: Measurements) -> None:
         m.add_exact(Compared(answer.name, "inputs_embeds", given, expected))
 
 
-def check_deepstack_embeds(e: Evidence, m: Measurements) -> None:
+def check_visual_level_inputs(e: Evidence, m: Measurements) -> None:
     """The engine's own deepstack levels on the visual rows, zeros elsewhere."""
     for answer in e.answers:
         if "deepstack_embeds" not in answer.autoregressive_forwards[0].inputs:
             continue
-        given = deepstack_of(answer.autoregressive_forwards)
+        given = visual_levels_of(answer.autoregressive_forwards)
         expected = torch.zeros_like(given)
         levels = _visual_output(answer, "deepstack")
         if levels is not None:

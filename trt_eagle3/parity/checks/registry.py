@@ -84,7 +84,7 @@ _CHECKS = (
         "vision",
         "deepstack levels",
         "vision",
-        vision.check_deepstack,
+        vision.check_visual_levels,
         needs_pytorch=False,
     ),
     Check(
@@ -99,7 +99,7 @@ _CHECKS = (
         "prefill",
         "deepstack rows as the target gets them",
         "exact",
-        inputs.check_deepstack_embeds,
+        inputs.check_visual_level_inputs,
     ),
     Check(
         "target.position_ids",

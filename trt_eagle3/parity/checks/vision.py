@@ -12,7 +12,7 @@ from trt_eagle3.parity.checks.evidence import Evidence
 from trt_eagle3.parity.metrics import RowErrors, errors_or_infinite
 from trt_eagle3.parity.reference.target import VisionStates
 
-__all__ = ["check_deepstack", "check_visual_embeds"]
+__all__ = ["check_visual_levels", "check_visual_embeds"]
 
 
 def _seen(e: Evidence) -> Iterator[tuple[str, Mapping[str, Tensor], VisionStates]]:
@@ -29,10 +29,10 @@ def check_visual_embeds(e: Evidence, m: Measurements) -> None:
         m.add_rows(RowErrors(case, "visual_embeds", errors))
 
 
-def check_deepstack(e: Evidence, m: Measurements) -> None:
+def check_visual_levels(e: Evidence, m: Measurements) -> None:
     """Every deepstack level; one that is missing is an infinite error."""
     for case, found, expected in _seen(e):
         levels = found.get("deepstack", torch.empty(0))
-        for i, level in enumerate(expected.deepstack):
+        for i, level in enumerate(expected.visual_levels):
             ours = levels[i] if i < len(levels) else torch.empty(0)
             m.add_rows(RowErrors(case, f"deepstack.{i}", errors_or_infinite(ours, level)))

@@ -18,7 +18,7 @@ __all__ = [
     "Logits",
     "Rows",
     "all_rows_of",
-    "deepstack_of",
+    "visual_levels_of",
     "embeds_of",
     "logits_of",
     "outputs_of",
@@ -94,7 +94,7 @@ def positions_of(p: Forward) -> Tensor:
     return p.inputs["position_ids"][:, rows.batch, : rows.count].T
 
 
-def deepstack_of(forwards: Iterable[Forward]) -> Tensor:
+def visual_levels_of(forwards: Iterable[Forward]) -> Tensor:
     """[n, L, H] of forwards that follow each other; L is 0 for a target that takes no levels."""
     found = []
     for p in forwards:

@@ -57,7 +57,7 @@ class ExpectedAnswer:
     @property
     def levels(self) -> Tensor:
         """[L, N, H]: the deepstack levels; L = 0 without images."""
-        return self.vision.deepstack if self.vision else torch.empty(0, 0, 0)
+        return self.vision.visual_levels if self.vision else torch.empty(0, 0, 0)
 
 
 def expect_prompts(

@@ -30,7 +30,7 @@ __all__ = [
     "TargetLayer",
     "TargetReference",
     "VisionStates",
-    "add_deepstack",
+    "add_visual_level",
     "load_reference",
     "stored_tensor",
 ]
@@ -65,7 +65,7 @@ class VisionStates:
     """
 
     visual_embeds: Tensor
-    deepstack: Tensor
+    visual_levels: Tensor
     intermediates: Mapping[str, Tensor]
 
 
@@ -100,7 +100,7 @@ class TargetReference(ABC):
 
     @property
     @abstractmethod
-    def num_deepstack(self) -> int:
+    def num_visual_levels(self) -> int:
         """Visual levels, which the first decoder layers receive."""
 
     @abstractmethod
@@ -253,7 +253,7 @@ class TargetLayer:
         return found
 
 
-def add_deepstack(hidden: Tensor, levels: Tensor, layer: int, visual_rows: Tensor) -> Tensor:
+def add_visual_level(hidden: Tensor, levels: Tensor, layer: int, visual_rows: Tensor) -> Tensor:
     """``hidden [S, H]`` after decoder layer ``layer``, with its level of ``levels [L, N, H]`` on
     the visual rows.
     """

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.parity.metrics import RowErrors, row_errors
-from trt_eagle3.parity.record.trace import deepstack_of, embeds_of, outputs_of
+from trt_eagle3.parity.record.trace import embeds_of, outputs_of, visual_levels_of
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
-from trt_eagle3.parity.reference.target import Rope, TargetLayer, TargetReference, add_deepstack
+from trt_eagle3.parity.reference.target import Rope, TargetLayer, TargetReference, add_visual_level
 
 __all__ = ["run_layers"]
 
@@ -57,7 +57,7 @@ def _run_layer(
     manifest: DraftManifest | None,
 ) -> None:
     before = layer(e.hidden, rope)
-    e.hidden = add_deepstack(before, e.levels, layer.index, e.answer.visual_rows)
+    e.hidden = add_visual_level(before, e.levels, layer.index, e.answer.visual_rows)
     if manifest is not None and layer.index in manifest.aux_layers:
         e.aux[layer.index] = (before if manifest.aux_pre_deepstack else e.hidden).cpu()
     name = f"layers.{layer.index}.output"
@@ -79,8 +79,8 @@ def _step_errors(
     if pre is not None:
         found.append(RowErrors(e.answer.name, name, row_errors(pre, expected)))
         expected = pre.to(expected)
-    if k < reference.num_deepstack:
-        levels = deepstack_of(forwards)
+    if k < reference.num_visual_levels:
+        levels = visual_levels_of(forwards)
         expected = expected + (levels[:, k].to(expected) if k < levels.shape[1] else 0)
     name = f"layers.{k}.output"
     errors = row_errors(e.intermediates[name], expected)
