@@ -1,4 +1,4 @@
-"""Qwen3-VL with EAGLE-3 drafts as speculative engines: compiled, proved, deployed.
+"""Qwen3-VL and Qwen3 with EAGLE-3 drafts as speculative engines: compiled, proved, deployed.
 
 Build a bundle once, from a target and a draft in Hugging Face's layouts:
 

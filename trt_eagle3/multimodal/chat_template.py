@@ -12,7 +12,7 @@ from typing import Any
 
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.io.bounded_read import read_text_bounded
-from trt_eagle3.multimodal.pixel_config import read_json
+from trt_eagle3.multimodal.processor_files import read_processor_json
 from trt_eagle3.multimodal.template_process import render_template
 
 __all__ = ["ChatTemplate"]
@@ -50,7 +50,7 @@ class ChatTemplate:
             UserError: none of them holds one.
         """
         tokenizer_path = directory / "tokenizer_config.json"
-        tokenizer = read_json(tokenizer_path) if tokenizer_path.exists() else {}
+        tokenizer = read_processor_json(tokenizer_path) if tokenizer_path.exists() else {}
         source = _find_source(directory, tokenizer)
         if source is None:
             raise UserError(
@@ -119,12 +119,14 @@ def _marked(content: Any, mark: str) -> tuple[Any, int]:
 def _find_source(directory: Path, tokenizer: Mapping[str, Any]) -> str | None:
     path = directory / "chat_template.json"
     if path.exists():
-        return _default(read_json(path).get("chat_template"), path)
+        return _default(read_processor_json(path).get("chat_template"), path)
     path = directory / "chat_template.jinja"
     if path.exists():
         return _read_text(path)
     path = directory / "processor_config.json"
-    nested = _default(read_json(path).get("chat_template"), path) if path.exists() else None
+    nested = (
+        _default(read_processor_json(path).get("chat_template"), path) if path.exists() else None
+    )
     return nested or _default(tokenizer.get("chat_template"), directory / "tokenizer_config.json")
 
 

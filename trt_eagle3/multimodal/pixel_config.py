@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from trt_eagle3.errors import UserError, quote
-from trt_eagle3.io.json_file import read_json_object
+from trt_eagle3.multimodal.processor_files import read_processor_json
 from trt_eagle3.multimodal.spec import VisionGeometry
 
-__all__ = ["PixelConfig", "read_image_config", "read_json", "read_video_config"]
+__all__ = ["PixelConfig", "read_image_config", "read_video_config"]
 
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -84,20 +84,6 @@ class PixelConfig:
         return self.patch_size * self.merge_size
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """One JSON object from a file.
-
-    Raises:
-        UserError: the file is not JSON, or not an object (see ``json_file``).
-    """
-    try:
-        return read_json_object(path)
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot read it: {error.strerror}. Copy it from the checkpoint again."
-        ) from error
-
-
 def read_image_config(directory: Path, vision: VisionGeometry) -> PixelConfig:
     """From ``processor_config.json`` (nested, transformers 5) or ``preprocessor_config.json``.
 
@@ -129,12 +115,12 @@ def read_video_config(directory: Path, vision: VisionGeometry) -> PixelConfig:
 def _find(directory: Path, section: str, names: tuple[str, ...]) -> tuple[Path, dict[str, Any]]:
     nested = directory / "processor_config.json"
     if nested.exists():
-        value = read_json(nested).get(section)
+        value = read_processor_json(nested).get(section)
         if isinstance(value, dict):
             return nested, value
     for name in names:
         if (directory / name).exists():
-            return directory / name, read_json(directory / name)
+            return directory / name, read_processor_json(directory / name)
     raise UserError(
         f"{directory}: no {names[0]} and no processor_config.json with {section!r}. Copy them from "
         "the checkpoint."

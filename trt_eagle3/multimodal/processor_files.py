@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from trt_eagle3.atomic_io import place_file
 from trt_eagle3.errors import UserError
+from trt_eagle3.io.json_file import read_json_object
 
-__all__ = ["PROCESSOR_FILES", "copy_processor_files"]
+__all__ = ["PROCESSOR_FILES", "copy_processor_files", "read_processor_json"]
 
 PROCESSOR_FILES = (
     "tokenizer.json",
@@ -43,3 +45,17 @@ def copy_processor_files(source: Path, target: Path) -> list[Path]:
     for copy in copies:
         place_file(Path(source) / copy.name, copy, link=False)
     return copies
+
+
+def read_processor_json(path: Path) -> dict[str, Any]:
+    """One JSON object from a file.
+
+    Raises:
+        UserError: the file is not JSON, or not an object (see ``json_file``).
+    """
+    try:
+        return read_json_object(path)
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot read it: {error.strerror}. Copy it from the checkpoint again."
+        ) from error
