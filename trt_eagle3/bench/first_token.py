@@ -129,13 +129,21 @@ def first_token(
     Args:
         against: ``transformers``, to measure the bundle's own checkpoint there too.
     Raises:
-        UserError: anything wrong with the bundle, or an unknown peer.
+        UserError: anything wrong with the bundle, a target that reads text only, or an unknown
+            peer.
+        EnvironmentMissingError: transformers cannot prepare images here.
     """
     if against not in {None, "transformers"}:
         raise UserError(f"--against {against}: expected transformers")
+    if against and find_spec("torchvision") is None:
+        raise EnvironmentMissingError(
+            "--against transformers: its processors want torchvision. Run: pip install torchvision"
+        )
     engine = open_engine(bundle)
     rows, left_out = [], {}
     try:
+        if engine.bundle.spec.vision is None:
+            raise UserError(f"{bundle}: its target reads text only. Leave --images out.")
         engine.start()
         peer = _Transformers(engine) if against else None
         for number, case in enumerate(_CASES):
