@@ -95,9 +95,8 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
             f"{file}: holds more than tensors; it is not read, since that could run code. Convert "
             "it to safetensors where you trust it."
         ) from error
-    except (
-        Exception
-    ) as error:  # hostile bytes fail in any way, MemoryError and AssertionError among them
+    except Exception as error:
+        # hostile bytes fail in any way, MemoryError and AssertionError among them
         raise _unsound(file, error) from error
     items = state.items() if isinstance(state, dict) else [(None, None)]
     if not all(

@@ -46,9 +46,8 @@ def resolve_checkpoint(name: str, revision: str | None = None) -> Path:
     )
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(_WANTED)))
-    except (
-        LocalEntryNotFoundError
-    ) as error:  # an HTTP error too in some versions, so it comes first
+    except LocalEntryNotFoundError as error:
+        # an HTTP error too in some versions, so it comes first
         raise EnvironmentMissingError(away) from error
     except GatedRepoError as error:
         raise UserError(

@@ -10,10 +10,12 @@ import click
 from trt_eagle3 import bench as bench_defaults
 from trt_eagle3.commands.console import (
     bars,
+    bundle_argument,
     json_option,
     numbers,
     out,
     print_json,
+    prompts_option,
 )
 from trt_eagle3.errors import UserError
 
@@ -21,12 +23,8 @@ __all__ = ["bench"]
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
-@click.option(
-    "--prompts",
-    type=click.Path(path_type=Path),
-    help="JSON list of prompts, instead of the bundled ones.",
-)
+@bundle_argument
+@prompts_option
 @click.option(
     "--batch",
     "batches",

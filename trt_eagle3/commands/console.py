@@ -1,4 +1,4 @@
-"""What the commands share: consoles, options, progress and JSON on stdout."""
+"""What the commands share: consoles, arguments and options, progress and JSON on stdout."""
 
 from __future__ import annotations
 
@@ -6,16 +6,34 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-__all__ = ["bars", "json_option", "log", "numbers", "out", "print_json", "set_option", "stages"]
+__all__ = [
+    "bars",
+    "bundle_argument",
+    "json_option",
+    "log",
+    "numbers",
+    "out",
+    "print_json",
+    "prompts_option",
+    "set_option",
+    "stages",
+]
 
 log = Console(stderr=True, highlight=False)
 out = Console(highlight=False, width=None if sys.stdout.isatty() else 160)
+bundle_argument = click.argument("bundle", type=click.Path(path_type=Path))
+prompts_option = click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    help="JSON list of prompts, instead of the bundled ones.",
+)
 set_option = click.option(
     "--set",
     "overrides",

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from trt_eagle3.commands.console import (
+    bundle_argument,
     json_option,
     log,
     print_json,
@@ -18,7 +19,7 @@ __all__ = ["generate"]
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
+@bundle_argument
 @click.argument("prompt")
 @click.option(
     "--image", "images", multiple=True, help="An image file or data URI; may be repeated."

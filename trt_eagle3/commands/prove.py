@@ -12,6 +12,7 @@ from trt_eagle3.commands.console import (
     json_option,
     out,
     print_json,
+    prompts_option,
     set_option,
 )
 from trt_eagle3.parity import SUITES
@@ -31,11 +32,7 @@ __all__ = ["probe", "validate"]
     show_default=True,
     help="The bundled prompts.",
 )
-@click.option(
-    "--prompts",
-    type=click.Path(path_type=Path),
-    help="JSON list of prompts, instead of the bundled ones.",
-)
+@prompts_option
 @click.option(
     "--compare", is_flag=True, help="Two bundles A B: hold B against A instead of PyTorch."
 )
@@ -83,11 +80,7 @@ def validate(
 @click.command()
 @click.argument("path")
 @click.argument("draft", required=False)
-@click.option(
-    "--prompts",
-    type=click.Path(path_type=Path),
-    help="JSON list of prompts, instead of the bundled ones.",
-)
+@prompts_option
 @click.option(
     "--max-tokens",
     default=MAX_TOKENS,

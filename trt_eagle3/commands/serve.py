@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from trt_eagle3.commands.console import (
+    bundle_argument,
     json_option,
     out,
     print_json,
@@ -20,7 +21,7 @@ __all__ = ["deploy", "serve"]
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
+@bundle_argument
 @click.option(
     "--repository", required=True, type=click.Path(path_type=Path), help="Folder to write to."
 )
@@ -59,7 +60,7 @@ def deploy(bundle: Path, repository: Path, target: str, as_json: bool, **options
 
 
 @click.command()
-@click.argument("bundle", type=click.Path(path_type=Path))
+@bundle_argument
 @click.option(
     "--host",
     default="127.0.0.1",

@@ -141,7 +141,7 @@ class EngineCore:
         return answer
 
     def submit_together(self, requests: Sequence[Request], keeps: object = None) -> list[Answer]:
-        """Take requests that the next pass finds all of them; they are prepared here, and decoding
+        """Take requests that the next step finds all of them; they are prepared here, and decoding
         waits for it.
 
         Raises:
@@ -266,7 +266,7 @@ class EngineCore:
         self._look_at_readers()
         try:
             emissions = self.scheduler.step()
-        except Exception as error:  # a pass failed: nothing of what it was for can be trusted
+        except Exception as error:  # a forward failed: nothing of what it was for can be trusted
             _log.exception("a step failed")
             emissions = [Emission(sequence, (), error=error) for sequence in self.scheduler.reset()]
         depths = [emission.steps for emission in emissions if emission.steps is not None]

@@ -89,9 +89,8 @@ def parse_yaml(text: str, name: object) -> Any:
         return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:
         raise UserError(f"{name}: not YAML: {_reason(error)}") from error
-    except (
-        yaml.YAMLError
-    ) as error:  # of characters that YAML does not have; its second line names no place
+    except yaml.YAMLError as error:
+        # of characters that YAML does not have; its second line names no place
         raise UserError(f"{name}: not YAML: {clip(' '.join(str(error).split()))}") from error
     except (
         ValueError,

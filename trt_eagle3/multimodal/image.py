@@ -141,9 +141,8 @@ def _open(name: str, data: io.BytesIO, policy: MediaPolicy) -> Image.Image:
     except UnidentifiedImageError as error:
         kinds = ", ".join(policy.formats) if policy.formats else "PNG, JPEG, WebP or similar"
         raise UserError(f"{name}: not an image that is read here. Give a {kinds}.") from error
-    except (
-        Exception
-    ) as error:  # Pillow's format readers raise whatever the broken bytes lead them to
+    except Exception as error:
+        # Pillow's format readers raise whatever the broken bytes lead them to
         raise _broken(name, error) from error
 
 

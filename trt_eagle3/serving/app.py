@@ -245,9 +245,8 @@ async def _events(
             if options.include_usage:
                 yield to_event(completion.usage(answer.generation))
             yield "data: [DONE]\n\n"
-        except (
-            Exception
-        ) as error:  # the status has been sent: what there is to say goes into the stream
+        except Exception as error:
+            # the status has been sent: what there is to say goes into the stream
             yield to_event(_error(error))
 
 

@@ -57,8 +57,8 @@ def load_program(
     outputs.
 
     Raises:
-        UserError: an unreadable model or weight file, a tap that the graph lacks, an op that has no
-            torch function.
+        UserError: an unreadable model or weight file, an intermediate that the graph lacks, an op
+            that has no torch function.
     """
     proto = _load(model)
     known = {name for node in proto.graph.node for name in node.output}

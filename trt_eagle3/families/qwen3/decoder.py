@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from trt_eagle3.checkpoint.model_config import ModelConfig
+from trt_eagle3.checkpoint.model_config import ModelConfig, eos_token_ids, tied_head
+from trt_eagle3.checkpoint.target import TargetCheckpoint
+from trt_eagle3.checkpoint.target_tensors import check_tensors, decoder_shapes
+from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.errors import quote
-from trt_eagle3.spec import AttentionSpec, DenseMlp, LayerSpec, NormSpec, RopeSpec
+from trt_eagle3.spec import AttentionSpec, DenseMlp, LayerSpec, NormSpec, RopeSpec, VisionSpec
 
 __all__ = ["DecoderConfig"]
 
@@ -73,6 +77,43 @@ class DecoderConfig:
         bias = self.config.get(f"{self.section}attention_bias", "flag", False)
         mixer = AttentionSpec(heads, kv_heads, self.head_dim, rope, self.norm, bias, bias)
         return LayerSpec(mixer, DenseMlp(self._whole("intermediate_size")), self.norm)
+
+    def checkpoint(
+        self,
+        family: str,
+        layers: tuple[LayerSpec, ...],
+        tensors: Mapping[str, TensorRef],
+        *,
+        max_position_embeddings: int,
+        vision: VisionSpec | None = None,
+        vision_shapes: Mapping[str, tuple[int, ...]] | None = None,
+    ) -> TargetCheckpoint:
+        """The target of ``layers``, whose head is tied where it has none of its own.
+
+        Args:
+            tensors: all of the checkpoint, by canonical name.
+            vision_shapes: of the tower's tensors.
+        Raises:
+            UserError: tensors that are missing, surplus or misshapen, by name.
+        """
+        directory = self.config.file.parent
+        tied = tied_head(self.config, tensors, tuple(dict.fromkeys(("", self.section))))
+        shapes = decoder_shapes(layers, self.hidden_size, self.vocab_size, tied)
+        check_tensors(tensors, {**shapes, **(vision_shapes or {})}, directory)
+        head = {"lm_head.weight": tensors["embed_tokens.weight"]} if tied else {}
+        return TargetCheckpoint(
+            family=family,
+            hidden_size=self.hidden_size,
+            vocab_size=self.vocab_size,
+            max_position_embeddings=max_position_embeddings,
+            layers=layers,
+            norm=self.norm,
+            tied_head=tied,
+            eos_token_ids=eos_token_ids(directory, self.config, self.section),
+            vision=vision,
+            path=directory,
+            tensors={**tensors, **head},
+        )
 
     def _heads(self) -> tuple[int, int]:
         heads = self._whole("num_attention_heads")

@@ -8,7 +8,11 @@ from pathlib import Path
 import torch
 import transformers
 
-from trt_eagle3.parity.reference.processor import ReferenceInputs, check_transformers
+from trt_eagle3.parity.reference.processor import (
+    ReferenceInputs,
+    check_transformers,
+    decoded_text,
+)
 from trt_eagle3.prompts.prompt_file import Question
 
 __all__ = ["Qwen3ProcessorReference"]
@@ -41,4 +45,4 @@ class Qwen3ProcessorReference:
 
     def text(self, token_ids: Sequence[int]) -> str:
         """What ``transformers`` makes of the tokens of an answer, special ones left out."""
-        return str(self._tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        return decoded_text(self._tokenizer, token_ids)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from trt_eagle3.checkpoint.model_config import (
     ModelConfig,
     check_unquantised,
-    eos_token_ids,
-    tied_head,
 )
 from trt_eagle3.checkpoint.rope_schedule import make_rope, read_rope_config
 from trt_eagle3.checkpoint.target import TargetCheckpoint
-from trt_eagle3.checkpoint.target_tensors import canonical_tensors, check_tensors, decoder_shapes
+from trt_eagle3.checkpoint.target_tensors import canonical_tensors
 from trt_eagle3.checkpoint.tensor_index import open_index
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.families.qwen3.decoder import DecoderConfig
@@ -37,23 +35,8 @@ def read_qwen3(config: ModelConfig) -> TargetCheckpoint:
     _check_full_attention(config, decoder.num_layers)
     rope = _rope(config, decoder)
     layers = (decoder.layer(rope),) * decoder.num_layers
-    tied = tied_head(config, tensors)
-    shapes = decoder_shapes(layers, decoder.hidden_size, decoder.vocab_size, tied)
-    check_tensors(tensors, shapes, directory)
-    if tied:
-        tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
-    return TargetCheckpoint(
-        family="qwen3",
-        hidden_size=decoder.hidden_size,
-        vocab_size=decoder.vocab_size,
-        max_position_embeddings=_positions(decoder, rope),
-        layers=layers,
-        norm=decoder.norm,
-        tied_head=tied,
-        eos_token_ids=eos_token_ids(directory, config),
-        vision=None,
-        path=directory,
-        tensors=tensors,
+    return decoder.checkpoint(
+        "qwen3", layers, tensors, max_position_embeddings=_positions(decoder, rope)
     )
 
 

@@ -22,7 +22,7 @@ from trt_eagle3.families.qwen3_vl.reference import Qwen3VLReference
 from trt_eagle3.multimodal import Processor
 from trt_eagle3.multimodal.image import load_image
 from trt_eagle3.multimodal.video import load_video
-from trt_eagle3.parity.reference.processor import ReferenceInputs, check_transformers
+from trt_eagle3.parity.reference.processor import ReferenceInputs, check_transformers, decoded_text
 from trt_eagle3.prompts.prompt_file import Question
 
 __all__ = ["Qwen3VLProcessorReference"]
@@ -79,7 +79,7 @@ class Qwen3VLProcessorReference:
 
     def text(self, token_ids: Sequence[int]) -> str:
         """What ``transformers`` makes of the tokens of an answer, special ones left out."""
-        return str(self._processor.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+        return decoded_text(self._processor.tokenizer, token_ids)
 
     def _video(self, source: Any) -> _Frames:
         loaded = load_video(source, self._video_config)

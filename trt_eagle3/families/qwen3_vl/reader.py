@@ -9,12 +9,10 @@ from dataclasses import replace
 from trt_eagle3.checkpoint.model_config import (
     ModelConfig,
     check_unquantised,
-    eos_token_ids,
-    tied_head,
 )
 from trt_eagle3.checkpoint.rope_schedule import read_rope_config
 from trt_eagle3.checkpoint.target import TargetCheckpoint
-from trt_eagle3.checkpoint.target_tensors import canonical_tensors, check_tensors, decoder_shapes
+from trt_eagle3.checkpoint.target_tensors import canonical_tensors
 from trt_eagle3.checkpoint.tensor_index import open_index
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.families.qwen3.decoder import DecoderConfig
@@ -46,23 +44,13 @@ def read_qwen3_vl(config: ModelConfig) -> TargetCheckpoint:
             f"{len(tensors)} tensors"
         )
     layers = _layers(decoder, rope, len(vision.level_blocks))
-    tied = tied_head(config, tensors, _SECTIONS)
-    shapes = decoder_shapes(layers, decoder.hidden_size, decoder.vocab_size, tied)
-    check_tensors(tensors, shapes | vision_shapes(vision), directory)
-    if tied:
-        tensors["lm_head.weight"] = tensors["embed_tokens.weight"]
-    return TargetCheckpoint(
-        family="qwen3_vl",
-        hidden_size=decoder.hidden_size,
-        vocab_size=decoder.vocab_size,
+    return decoder.checkpoint(
+        "qwen3_vl",
+        layers,
+        tensors,
         max_position_embeddings=decoder.max_position_embeddings,
-        layers=layers,
-        norm=decoder.norm,
-        tied_head=tied,
-        eos_token_ids=eos_token_ids(directory, config, "text_config."),
         vision=vision,
-        path=directory,
-        tensors=tensors,
+        vision_shapes=vision_shapes(vision),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import transformers
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from trt_eagle3.errors import EnvironmentMissingError
 from trt_eagle3.prompts.prompt_file import Question
 
-__all__ = ["ProcessorReference", "ReferenceInputs", "check_transformers"]
+__all__ = ["ProcessorReference", "ReferenceInputs", "check_transformers", "decoded_text"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,11 @@ class ProcessorReference(Protocol):
     def text(self, token_ids: Sequence[int], /) -> str:
         """What ``transformers`` makes of the tokens of an answer, special ones left out."""
         ...
+
+
+def decoded_text(tokenizer: Any, token_ids: Sequence[int]) -> str:
+    """What a tokenizer of transformers makes of an answer's tokens, special ones left out."""
+    return str(tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
 
 def check_transformers() -> None:
