@@ -20,12 +20,19 @@ nvinfer1::ILogger* find_logger() noexcept {
   return get_logger != nullptr ? get_logger() : nullptr;
 }
 
-// A TensorRT of our major version? Its version numbers are 1000 * major up to 8, 10000 * major from 10 on.
+// TensorRT for RTX counts as TensorRT does from 10 on, 10000 * major + 100 * minor + patch, but began with 1.
+constexpr int32_t kFirstRtx = 10000, kFirstTen = 100000;
+constexpr int32_t kRtxMajor = 1, kRtxInterfaces = 11;  // the TensorRT whose plugin interfaces it has
+
+// Has this library the plugin interfaces that we were compiled against? TensorRT's numbers are 1000 * major up to 8,
+// 10000 * major from 10 on.
 bool is_ours(void* library) {
   const auto version = reinterpret_cast<int32_t (*)()>(dlsym(library, "getInferLibVersion"));
   if (version == nullptr) return false;
   const int32_t number = version();
-  return (number >= 20000 ? number / 10000 : number / 1000) == NV_TENSORRT_MAJOR;
+  if (number >= kFirstTen) return number / 10000 == NV_TENSORRT_MAJOR;
+  if (number >= kFirstRtx) return number / 10000 == kRtxMajor && NV_TENSORRT_MAJOR == kRtxInterfaces;
+  return number / 1000 == NV_TENSORRT_MAJOR;
 }
 
 // False if there is none. The library may be RTLD_DEFAULT, which is a null pointer. Nothing is loaded: a TensorRT found
@@ -33,9 +40,10 @@ bool is_ours(void* library) {
 bool find_library(void** library) {
   *library = RTLD_DEFAULT;
   if (is_ours(*library)) return true;
-  const std::string major = std::to_string(NV_TENSORRT_MAJOR);
-  for (const char* name : {"libnvinfer.so.", "libnvinfer_lean.so.", "libnvinfer_dispatch.so."}) {
-    *library = dlopen((name + major).c_str(), RTLD_NOW | RTLD_NOLOAD);
+  const std::string major = "." + std::to_string(NV_TENSORRT_MAJOR), rtx = "." + std::to_string(kRtxMajor);
+  for (const std::string& name : {"libnvinfer.so" + major, "libnvinfer_lean.so" + major,
+                                  "libnvinfer_dispatch.so" + major, "libtensorrt_rtx.so" + rtx}) {
+    *library = dlopen(name.c_str(), RTLD_NOW | RTLD_NOLOAD);
     if (*library != nullptr && is_ours(*library)) return true;
   }
   return false;

@@ -13,7 +13,7 @@ void log(Severity severity, const std::string& message) noexcept;
 void set_logger(nvinfer1::ILogger* logger) noexcept;
 void set_logger_finder(nvinfer1::ILoggerFinder* finder) noexcept;
 
-// A symbol of this process's libnvinfer of our major version, or null if it has none.
+// A symbol of this process's TensorRT that has our plugin interfaces, or null if it has none.
 void* tensorrt_symbol(const char* name) noexcept;
 
 }  // namespace trt_eagle3

@@ -147,7 +147,10 @@ class TreeAttention final : public Description {
     static std::mutex mutex;
     static std::map<std::array<int32_t, 3>, size_t> known;
     std::array<int32_t, 3> key = {0, v[kNumHeads].integer, v[kNumKVHeads].integer};
-    if (cudaGetDevice(&key[0]) != cudaSuccess) return 0;  // no GPU: such an engine would attend without splits
+    if (cudaGetDevice(&key[0]) != cudaSuccess) {  // no GPU: planned for the widest chip (chip.cuh)
+      cudaGetLastError();
+      key[0] = -1;
+    }
     const std::lock_guard<std::mutex> lock(mutex);
     const auto found = known.find(key);
     if (found != known.end()) return found->second;

@@ -1,0 +1,1 @@
+// Nothing: a library of this file is a name (CMakeLists.txt).
