@@ -24,7 +24,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
 
     def do(version: str, **behaviour: bool) -> Any:
         trt = fake_tensorrt(version, **behaviour)
-        dialect = registry.dialect_of("tensorrt", trt)
+        dialect = registry.dialect_of("tensorrt_rtx" if version[:2] == "1." else "tensorrt", trt)
         monkeypatch.setattr(registry, "load_dialect", lambda _: dialect)
         for module in (tensorrt_build, tensorrt_bundle):
             monkeypatch.setattr(module, "load_plugins", lambda _: Path("plugins.so"))

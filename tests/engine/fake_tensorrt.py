@@ -7,16 +7,19 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Sequence
 from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
 
-from tests.engine.tensorrt_api import Strict, members, version_of
+from tests.engine.tensorrt_api import RTX, Strict, members, version_of
 
 __all__ = ["fake_tensorrt"]
 
 ENUMS = (
     "BuilderFlag",
+    "ComputeCapability",
+    "DynamicShapesKernelSpecializationStrategy",
     "ExecutionContextAllocationStrategy",
     "LayerInformationFormat",
     "LayerType",
@@ -31,11 +34,39 @@ LAYERS = [
     {"Name": "layers.0.mlp.gate_up/Gemm", "LayerType": "CaskGemmConvolution"},
 ]
 _ALIASES = "ALIASED_PLUGIN_IO_10_03"
+_TENSORS = (
+    "Inputs: [ {{ Name: {0}, Location: Device, Dimensions: [-1] }}], Outputs: [ {{ Name: {1}, "
+)
+_TENSORS += "Location: Device, Dimensions: [-1] }}], TacticValue: 0x0, StreamId: 0, Metadata: "
+RTX_LAYERS = (
+    ("Reformatting CopyNode for Network Input page_table", "NoOp", "page_table", "pages", ""),
+    ("layers.0.mlp/AddRmsNorm_myl4_3", "custom_layer", "x", "y", "[ONNX Layer: a/AddRmsNorm]"),
+    ("layers.0.out/TreeAttention", "PluginV3", "k_cache.0", "k_cache_out.0", ""),
+    ("layers.0.out/TreeAttention [profile 1]", "PluginV3", "x [profile 1]", "y [profile 1]", ""),
+)
+"""Name, type, input, output and metadata of the layers that a builder of TensorRT for RTX logs."""
+
+
+def _rtx_log(layers: Sequence[tuple[str, str, str, str, str]]) -> list[str]:
+    """In the words of version 1.7.1."""
+    lines = [
+        f"Name: {name}, LayerType: {kind}, {_TENSORS.format(given, made)}{operators}"
+        for name, kind, given, made, operators in layers
+    ]
+    return [
+        "Layer: layers.0.out/TreeAttention Host Persistent: 80 bytes Device Persistent: 0 bytes "
+        "Scratch Memory: 2304 bytes",
+        "Total Activation Memory: 1024 bytes",
+        "Total Activation Memory: 4096 bytes",
+        "Engine generation completed in 2.6 seconds.",
+        "Layers:\n" + "\n".join(lines),
+    ]
 
 
 class _Settings(SimpleNamespace):
     def __init__(self, *, takes_cache: bool, takes_shapes: bool) -> None:
         super().__init__(flags=set(), cleared=set(), features={}, profiles=[], pools={}, cache=None)
+        self.chips: dict[int, str] = {}
         self._takes_cache, self._takes_shapes = takes_cache, takes_shapes
 
     def set_flag(self, flag: Any) -> None:
@@ -43,6 +74,10 @@ class _Settings(SimpleNamespace):
 
     def clear_flag(self, flag: Any) -> None:
         self.cleared.add(flag.name)
+
+    def set_compute_capability(self, compute_capability: Any, index: int) -> None:
+        assert index < self.num_compute_capabilities, "the number comes first"
+        self.chips[index] = compute_capability.name
 
     def set_preview_feature(self, feature: Any, enable: bool) -> None:
         self.features[feature.name] = enable
@@ -148,15 +183,16 @@ class _Made:
         inspector = SimpleNamespace(get_engine_information=lambda _: json.dumps({"Layers": LAYERS}))
 
         def context(strategy: Any = None) -> Any:
-            self.trt.seen.contexts.append(
-                _Context(strategy=strategy, refuses=not self.does("takes_profile"))
-            )
-            return self.strict("IExecutionContext", self.trt.seen.contexts[-1])
+            made = _Context(strategy=strategy, refuses=not self.does("takes_profile"))
+            made.is_stream_capturable = lambda _: self.does("captures")
+            self.trt.seen.contexts.append(made)
+            return self.strict("IExecutionContext", made)
 
         made = SimpleNamespace(
             create_engine_inspector=lambda: self.strict("EngineInspector", inspector),
             create_execution_context=context,
             create_execution_context_without_device_memory=context,
+            create_runtime_config=lambda: self.strict("IRuntimeConfig", _RuntimeConfig(self)),
             device_memory_size=4096,
             device_memory_size_v2=4096,
             num_optimization_profiles=2,
@@ -176,6 +212,38 @@ class _Made:
             get_creator=lambda *named: named, get_plugin_creator=lambda *named: named
         )
         return self.strict("IPluginRegistry", made)
+
+
+class _RuntimeConfig(SimpleNamespace):
+    """Its cache takes what begins with ``mine``, and then holds one kernel more."""
+
+    def __init__(self, made: _Made) -> None:
+        super().__init__(
+            allocation=None, cache=None, dynamic_shapes_kernel_specialization_strategy=None
+        )
+        self._made = made
+
+    def set_execution_context_allocation_strategy(self, strategy: Any) -> None:
+        self.allocation = strategy.name
+
+    def create_runtime_cache(self) -> Any:
+        kernels = [b"mine"]
+
+        def deserialize(blob: bytes) -> bool:
+            taken = blob.startswith(b"mine")
+            if taken:
+                kernels[:] = [blob]
+            return taken
+
+        made = SimpleNamespace(
+            kernels=kernels, deserialize=deserialize, serialize=lambda: b"".join(kernels)
+        )
+        self._made.trt.seen.caches.append(made)
+        return self._made.strict("IRuntimeCache", made)
+
+    def set_runtime_cache(self, cache: Any) -> bool:
+        self.cache = cache
+        return True
 
 
 class _Builder:
@@ -222,6 +290,9 @@ class _Builder:
         if not self._made.does("builds"):
             self._logger.log(trt.ILogger.ERROR, "4: no\nkernel fits")
         assert (config.get_timing_cache() is not None) is self._made.does("timed")
+        if self._made.tag == RTX:
+            for line in _rtx_log(trt.seen.layers_logged):
+                self._logger.log(4, line)
         return b"plan" if self._made.does("builds") else None
 
 
@@ -232,9 +303,10 @@ def fake_tensorrt(version: str, **behaviour: bool) -> Any:
     Args:
         behaviour: what fails if False: ``starts``, ``parses``, ``builds``, ``goes_on`` (else Ctrl-C
             in a build), ``timed`` (else a build has no timing cache), ``takes_cache``,
-            ``takes_shapes`` (of a profile, at build), ``takes_profile`` (of a context).
+            ``takes_shapes`` (of a profile, at build), ``takes_profile`` (of a context),
+            ``captures`` (a context of TensorRT for RTX).
     """
-    seen = SimpleNamespace(graphs=[], contexts=[])
+    seen = SimpleNamespace(graphs=[], contexts=[], caches=[], layers_logged=RTX_LAYERS)
     trt = SimpleNamespace(__version__=version, float32="float32", float16="float16", seen=seen)
     tag = version_of(version)
     for kind in ENUMS:

@@ -5,6 +5,11 @@ The table holds names alone: of classes, their members and arguments, from the p
 (``python/src`` of github.com/NVIDIA/TensorRT at the tags ``TAGS``). It is made again by
 
     python -m tests.engine.tensorrt_api <a git clone of NVIDIA/TensorRT>
+
+``tensorrt_rtx_api.json`` has the same of TensorRT for RTX, whose bindings are not public, as its
+docstrings give the signatures; the tests that have its wheels compare it with them. It is made by
+
+    python -m tests.engine.tensorrt_api rtx
 """
 
 from __future__ import annotations
@@ -15,13 +20,23 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-__all__ = ["TAGS", "Strict", "members", "spans", "version_of"]
+__all__ = ["RTX", "TAGS", "Strict", "members", "read_rtx", "rtx_table", "spans", "version_of"]
 
 TAGS = ("v8.6.1", "v10.0.1", "v10.3.0", "v10.8.0", "v10.14", "v10.16", "v11.0", "v11.1")
+RTX = "rtx1.7"
+"""The tag of TensorRT for RTX."""
 TABLE = Path(__file__).with_name("tensorrt_api.json")
+RTX_TABLE = Path(__file__).with_name("tensorrt_rtx_api.json")
+RTX_CLASSES = (
+    "ComputeCapability",
+    "DynamicShapesKernelSpecializationStrategy",
+    "IRuntimeCache",
+    "IRuntimeConfig",
+)
 CLASSES = (
     "Builder",
     "BuilderFlag",
@@ -69,21 +84,32 @@ def spans() -> Mapping[str, Mapping[str, list[tuple[str, str, Member]]]]:
     return found
 
 
+@cache
+def rtx_table() -> Mapping[str, Mapping[str, Member]]:
+    """Class -> member -> what it is in TensorRT for RTX."""
+    found: Mapping[str, Mapping[str, Member]] = json.loads(RTX_TABLE.read_text())
+    return found
+
+
 def version_of(version: str) -> str:
     """The newest tag that is no newer than ``version``, such as ``10.14.1``; the oldest for what
-    is older than all.
+    is older than all. TensorRT for RTX counts from 1.
     """
     number = _numbers(version)
+    if number[0] == 1:
+        return RTX
     return next((tag for tag in reversed(TAGS) if _numbers(tag)[:2] <= number[:2]), TAGS[0])
 
 
 @cache
 def members(kind: str, tag: str) -> Mapping[str, Member]:
     """What ``kind`` has at ``tag``."""
+    if tag == RTX:
+        return rtx_table().get(kind, {})
     at = TAGS.index(tag)
     return {
         name: what
-        for name, history in spans()[kind].items()
+        for name, history in spans().get(kind, {}).items()
         for first, last, what in history
         if TAGS.index(first) <= at <= TAGS.index(last)
     }
@@ -225,5 +251,41 @@ def _history(what: list[Member | None]) -> list[tuple[str, str, Member]]:
     return history
 
 
+def read_rtx(module: Any) -> dict[str, dict[str, Member]]:
+    """What the installed package has, as its docstrings give the signatures."""
+    found = {}
+    for kind in (*CLASSES, *RTX_CLASSES):
+        if (own := getattr(module, kind, None)) is None:
+            continue
+        names = [name for name in dir(own) if not name.startswith("_")]
+        if kind == "INetworkDefinition":
+            names = sorted(_OF_NETWORKS)
+        found[kind] = {name: _documented(own, name) for name in names}
+    return found
+
+
+def _documented(kind: Any, name: str) -> Member:
+    member = next(c.__dict__[name] for c in kind.__mro__ if name in c.__dict__)
+    if isinstance(member, property):
+        return READ if member.fset is None else WRITE
+    if isinstance(member, kind):
+        return VALUE
+    forms = []
+    for signature in re.findall(rf"{name}\((self: .*?)\) -> ", member.__doc__ or ""):
+        # arguments begin at "name: "; what stands between may hold commas and brackets
+        arguments = re.split(r", (?=\w+: )", signature)[1:]
+        forms.append([a.partition(":")[0] + ("=" if " = " in a else "") for a in arguments])
+    return [form for at, form in enumerate(forms) if form not in forms[:at]]
+
+
 if __name__ == "__main__":
-    TABLE.write_text(_make_table(sys.argv[1]))
+    if sys.argv[1] == "rtx":
+        lines = [
+            f' "{kind}": {{\n'
+            + ",\n".join(f"  {json.dumps(n)}: {json.dumps(m)}" for n, m in own.items())
+            + "\n }"
+            for kind, own in read_rtx(import_module("tensorrt_rtx")).items()
+        ]
+        RTX_TABLE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    else:
+        TABLE.write_text(_make_table(sys.argv[1]))

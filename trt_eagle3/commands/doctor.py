@@ -20,7 +20,7 @@ from trt_eagle3.engine.bundle import BundleRecord
 from trt_eagle3.engine.requirement import Requirement, package
 from trt_eagle3.errors import EnvironmentMissingError
 
-__all__ = ["Ability", "Diagnosis", "Finding", "check_bundle", "diagnose"]
+__all__ = ["Ability", "Diagnosis", "Finding", "bundle_line", "check_bundle", "diagnose"]
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,16 @@ def check_bundle(path: Path, record: BundleRecord, found: Diagnosis) -> None:
     read_plan(path, record.config.speculation, engine.device)
     spec = target_from_dict(record.target)
     family_of(spec).processor(path / "processor", spec)
+
+
+def bundle_line(path: Path, record: BundleRecord) -> str:
+    """What the bundle at ``path`` was built with, and for which GPUs."""
+    engine = record.engine
+    labels = backend_named(engine.backend).exact_packages
+    found = [f"{labels[name]} {at}" for name, at in engine.versions.items() if name in labels]
+    made = f" by {' and '.join(found)}" if found else ""
+    chips = f" for {engine.gpu_arch.replace('+', ', ')}" if engine.gpu_arch else ""
+    return f"{path}: backend {engine.backend}, {engine.dtype}, built{made}{chips}"
 
 
 def _driver(_: EngineConfig | None) -> str:

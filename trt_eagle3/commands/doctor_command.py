@@ -22,7 +22,7 @@ def doctor(bundle: Path | None, as_json: bool) -> None:
     """Say what is installed, what works and what is missing; with BUNDLE, whether it would run
     here.
     """
-    from trt_eagle3.commands.doctor import check_bundle, diagnose
+    from trt_eagle3.commands.doctor import bundle_line, check_bundle, diagnose
     from trt_eagle3.config import EngineConfig
     from trt_eagle3.engine.bundle import read_bundle
 
@@ -32,6 +32,8 @@ def doctor(bundle: Path | None, as_json: bool) -> None:
         print_json(found.to_dict())
     else:
         out.print(*found.tables(), sep="\n\n")
+        if bundle and record:
+            out.print(f"\n{bundle_line(bundle, record)}", soft_wrap=True, markup=False)
     if bundle and record:
         check_bundle(bundle, record, found)
     else:

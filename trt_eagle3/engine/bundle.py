@@ -73,10 +73,11 @@ def _recognise(folder: Path) -> str:
 
 BUNDLE_KIND = FolderKind(
     "bundle",
-    # validate; bench --tune; build_engine.sh with what trtexec keeps
+    # validate; bench --tune; build_engine.sh with what trtexec keeps; engines that compile at load
     additions=r"parity/((report|compare)\.(json|html))?"
     r"|tuning\.json"
-    r"|timing\.cache(\.lock)?|(target|vision|fuse|draft)/rank0\.engine(\.partial)?",
+    r"|timing\.cache(\.lock)?|(target|vision|fuse|draft)/rank0\.engine(\.partial)?"
+    r"|(target|vision|fuse|draft)/runtime\.cache",
     recognise=_recognise,
 )
 """Bundles, with what commands other than ``build`` write into them."""

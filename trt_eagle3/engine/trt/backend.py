@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trt_eagle3.engine.backend import Library, check_compute_residual
-from trt_eagle3.engine.trt.dialects.registry import PACKAGES
+from trt_eagle3.engine.trt.dialects.registry import PACKAGES, package_of
 
 if TYPE_CHECKING:
     from trt_eagle3.config import EngineConfig
@@ -59,25 +59,43 @@ class TensorRTBackend:
         EngineFolder(folder).check()
 
     def requirements(self) -> Mapping[str, tuple[Requirement, ...]]:
-        """Of running, of graphs without engines, and of building these with trtexec."""
+        """Of running with each package, of engines without a GPU where it builds such, of graphs
+        without engines, and of building these with trtexec.
+        """
         from trt_eagle3.engine.requirement import gpu, package, torch_package
         from trt_eagle3.engine.trt.requirements import plugin_library, tensorrt_package, trtexec
 
+        running = {
+            _ability(name): (torch_package(), gpu(), tensorrt_package(name), plugin_library())
+            for name in PACKAGES
+        }
+        ahead = (package("onnx"), torch_package(), tensorrt_package("tensorrt_rtx"))
         return {
-            self.name: (torch_package(), gpu(), tensorrt_package(), plugin_library()),
+            **running,
+            "engines for rtx": (*ahead, plugin_library()),
             "graphs for tensorrt": (package("onnx"), torch_package()),
             "build_engine.sh": (gpu(), trtexec(), plugin_library()),
         }
 
     def requirement(self, config: EngineConfig) -> str:
-        """The same for every config."""
-        del config
-        return self.name
+        """By ``engine.tensorrt.runtime``."""
+        return _ability(package_of(config))
 
     def libraries(self, config: EngineConfig) -> tuple[Library, ...]:
-        """Our kernels and our plugins."""
+        """Our kernels, our plugins, and what the package needs beside these."""
         from trt_eagle3.engine.torch.backend import kernel_library
-        from trt_eagle3.engine.trt.plugins import PLUGINS_VARIABLE, plugin_library_path
+        from trt_eagle3.engine.trt import plugins
 
-        build = "make plugins TENSORRT_INCLUDE=/path/to/TensorRT/include"
-        return (kernel_library(), Library(PLUGINS_VARIABLE, plugin_library_path(config), build))
+        package = package_of(config)
+        path, build = plugins.plugin_library_path(config), PACKAGES[package].build_plugins
+        libraries = (kernel_library(), Library(plugins.PLUGINS_VARIABLE, path, build))
+        companion = plugins.companion_path(package, path) if path else None
+        if companion is None:
+            return libraries
+        there = companion if companion.is_file() else None
+        return (*libraries, Library(plugins.COMPANION_VARIABLE, there, build))
+
+
+def _ability(package: str) -> str:
+    """What ``doctor`` calls running with ``package``: ``tensorrt``, ``tensorrt-rtx``."""
+    return package.replace("_", "-")

@@ -14,11 +14,16 @@ from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.build_job import BuiltEngine
 from trt_eagle3.engine.trt.dialects.dialect import Dialect
 from trt_eagle3.engine.trt.dialects.registry import find_dialect
-from trt_eagle3.engine.trt.inspection import check_prefetch_safe, write_inspection
+from trt_eagle3.engine.trt.inspection import (
+    check_prefetch_safe,
+    check_states_in_place,
+    write_inspection,
+)
 from trt_eagle3.engine.trt.interrupt import interrupt_noted
 from trt_eagle3.engine.trt.plugins import load_plugins
 from trt_eagle3.engine.trt.profiles import Profile
 from trt_eagle3.errors import UserError
+from trt_eagle3.graph.states import read_states
 from trt_eagle3.graph.trt_export import float32_nodes, is_prefetch_safe
 
 __all__ = ["build_engine"]
@@ -41,7 +46,8 @@ def build_engine(
         timing_cache: read where it exists, and written again with what this build has timed.
         show: told how far the build is.
     Raises:
-        UserError: TensorRT refuses the graph or cannot build it, in its words.
+        UserError: TensorRT refuses the graph or cannot build it, in its words; or the engine
+            copies a state.
         EnvironmentMissingError: the plugin library is not found or does not load.
         CopiesCacheError: the graph is one of ``with_prefetch_safe``, and TensorRT puts a copy in
             its way.
@@ -64,6 +70,7 @@ def build_engine(
     found = dialect.inspect(plan)
     if found is None:
         dialect.log.fail(f"{engine_file}: cannot load what was just built", _FIX)
+    check_states_in_place(engine_file, found.copied_inputs, read_states(model))
     check_prefetch_safe(engine_file, found.layers, is_prefetch_safe(model))
     return write_inspection(dialect, engine_file, found, profiles, seconds)
 
@@ -100,7 +107,7 @@ def _settings(
     if wanted.workspace_mib is not None:
         settings.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, wanted.workspace_mib << 20)
     if wanted.refit:
-        settings.set_flag(trt.BuilderFlag.REFIT)
+        dialect.make_refittable(settings)
     if wanted.strip_weights:
         dialect.strip_weights(settings)
     # layer names and types for the inspection

@@ -21,8 +21,9 @@ from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.build_job import BuildJob, BuiltEngine, Engines, Written
 from trt_eagle3.engine.bundle import BUILD_SCRIPT, REFERENCE_ROOT, EngineRecord, reference_location
 from trt_eagle3.engine.trt.build import build_engine
-from trt_eagle3.engine.trt.dialects.registry import find_dialect
+from trt_eagle3.engine.trt.dialects.registry import PACKAGES, find_dialect, package_of
 from trt_eagle3.engine.trt.folder import ENGINE_FILE, ONNX_FOLDER, describe_engine
+from trt_eagle3.engine.trt.host_memory import tell_need
 from trt_eagle3.engine.trt.inspection import CopiesCacheError
 from trt_eagle3.engine.trt.plugins import load_plugins
 from trt_eagle3.engine.trt.profiles import Profile, graph_profiles
@@ -83,11 +84,13 @@ def missing_for_engines(config: EngineConfig) -> str | None:
 
     Raises:
         UserError: a type that this TensorRT lacks. EnvironmentMissingError: TensorRT and a GPU, and
-            no plugin library.
+            no plugin library; or no TensorRT, of a kind that only its Python package builds for.
     """
     try:
         dialect = find_dialect(config)
     except EnvironmentMissingError as error:
+        if not PACKAGES[package_of(config)].has_trtexec:
+            raise
         return str(error)
     if dialect.build_arch(config) is None:
         return "torch sees no CUDA device on this machine."
@@ -132,6 +135,8 @@ def write_engines(
         _update_config(folder / name, {"states": encode_states(read_states(model))})
         show(f"{name}: weights")
         ready = trt_export(model, linear=linear)
+        if missing is None and (need := find_dialect(config).host_bytes(ready.weight_bytes)):
+            tell_need(name, need, show)
         write_weights(ready, REFERENCE_ROOT, onnx_folder / WEIGHTS_FILE)
         if missing is None:
             tell = partial(_tell, show, name)

@@ -18,10 +18,19 @@ from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
 from trt_eagle3.graph.states import decode_states
 from trt_eagle3.io.json_file import read_json_object
 
-__all__ = ["ENGINE_FILE", "ONNX_FOLDER", "EngineDescription", "EngineFolder", "describe_engine"]
+__all__ = [
+    "ENGINE_FILE",
+    "ONNX_FOLDER",
+    "RUNTIME_CACHE_FILE",
+    "EngineDescription",
+    "EngineFolder",
+    "describe_engine",
+]
 
 ENGINE_FILE = "rank0.engine"
 ONNX_FOLDER = "onnx"
+RUNTIME_CACHE_FILE = "runtime.cache"
+"""Kernels that TensorRT for RTX compiled where the engine was loaded."""
 _REBUILD = "Rebuild here: trt-eagle3 build --config <its config>"
 
 
@@ -30,11 +39,13 @@ class EngineDescription(BaseModel):
     its size in bytes.
 
     Attributes:
+        package: which TensorRT, by the name that Python imports. gpu_arch: several are joined by +.
         linear: what computes products with a 16-bit weight and no bias: our plugin, or TensorRT.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    package: str = "tensorrt"
     tensorrt: str
     gpu_arch: str
     plugins: str
@@ -52,6 +63,7 @@ def describe_engine(
     arch = dialect.build_arch(config)
     assert arch is not None, "engines are built where it is known what for"
     return EngineDescription(
+        package=dialect.package,
         tensorrt=dialect.version,
         gpu_arch=arch,
         plugins=PLUGIN_VERSION,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,18 @@ from trt_eagle3.engine.trt.dialects.dialect import Dialect, Inspection
 from trt_eagle3.engine.trt.profiles import Profile
 from trt_eagle3.errors import TrtEagle3Error, UserError
 from trt_eagle3.graph.ops import PLUGINS
+from trt_eagle3.spec import StateSpec
 
-__all__ = ["INSPECTION_FILE", "CopiesCacheError", "check_prefetch_safe", "write_inspection"]
+__all__ = [
+    "INSPECTION_FILE",
+    "CopiesCacheError",
+    "check_prefetch_safe",
+    "check_states_in_place",
+    "write_inspection",
+]
 
 INSPECTION_FILE = "inspection.json"
+_PLUGIN_LAYERS = ("plugin", "custom_layer")  # alone, and within a graph that TensorRT compiles
 
 
 class CopiesCacheError(TrtEagle3Error):
@@ -46,11 +54,27 @@ def write_inspection(
         "engine_bytes": built.num_bytes,
         "device_memory_bytes": built.device_bytes,
         "plugins": dict(plugins),
+        "copied_inputs": list(found.copied_inputs),
         "profiles": {profile.name: profile.shapes for profile in profiles},
         "layers": found.layers,
     }
     write_file(engine_file.with_name(INSPECTION_FILE), json.dumps(facts, indent=1).encode())
     return built
+
+
+def check_states_in_place(
+    engine_file: Path, copied: Collection[str], states: Iterable[StateSpec]
+) -> None:
+    """Refuse an engine that copies a state (``k_cache.0``) at every step.
+
+    Raises:
+        UserError: it does.
+    """
+    if name := next((state.name for state in states if state.name in copied), None):
+        raise UserError(
+            f"{engine_file}: TensorRT copies {name} at every step instead of updating it in place. "
+            "Build with another TensorRT, and report this one's version."
+        )
 
 
 def check_prefetch_safe(engine_file: Path, layers: Sequence[Any], early: bool) -> None:
@@ -88,7 +112,7 @@ def _plugin_of(layer: Any) -> str | None:
     """
     if not isinstance(layer, dict):
         return next((name for name in PLUGINS if name in str(layer)), None)
-    if not str(layer.get("LayerType", "")).lower().startswith("plugin"):
+    if not str(layer.get("LayerType", "")).lower().startswith(_PLUGIN_LAYERS):
         return None
     # of the layer itself before what it reads
     texts = (str(layer.get("Name", "")), json.dumps(layer))

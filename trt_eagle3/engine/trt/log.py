@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NoReturn
 
 from trt_eagle3.errors import UserError
@@ -10,11 +11,16 @@ __all__ = ["Log"]
 
 
 class Log:
-    """The logger of a TensorRT module, and the errors that it was told."""
+    """The logger of a TensorRT module, and the errors that it was told.
 
-    def __init__(self, trt: Any) -> None:
+    Attributes:
+        told: other messages that begin as ``keeps`` has it, in order.
+    """
+
+    def __init__(self, trt: Any, keeps: re.Pattern[str] | None = None) -> None:
         self.errors: list[str] = []
-        self.logger = _make_logger(trt, self.errors)
+        self.told: list[str] = []
+        self.logger = _make_logger(trt, self.errors, self.told, keeps)
 
     def fail(self, what: str, fix: str) -> NoReturn:
         """Raise a ``UserError`` about ``what``, with TensorRT's first reason."""
@@ -27,7 +33,9 @@ class Log:
         return reason[:400]
 
 
-def _make_logger(trt: Any, errors: list[str]) -> Any:
+def _make_logger(
+    trt: Any, errors: list[str], told: list[str], keeps: re.Pattern[str] | None
+) -> Any:
     kept = {trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR}
 
     class Logger(trt.ILogger):  # type: ignore[misc]
@@ -37,5 +45,7 @@ def _make_logger(trt: Any, errors: list[str]) -> Any:
         def log(self, severity: Any, msg: str) -> None:
             if severity in kept:
                 errors.append(msg)
+            elif keeps is not None and keeps.match(msg):
+                told.append(msg)
 
     return Logger()

@@ -8,15 +8,23 @@ from functools import cache
 from pathlib import Path
 
 from trt_eagle3.config import EngineConfig
+from trt_eagle3.engine.trt.dialects import registry
 from trt_eagle3.engine.trt.dialects.dialect import Dialect
-from trt_eagle3.engine.trt.dialects.registry import find_dialect
+from trt_eagle3.engine.trt.dialects.registry import PACKAGES, package_of
 from trt_eagle3.errors import EnvironmentMissingError
 from trt_eagle3.graph.ops import PLUGINS
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
 
-__all__ = ["PLUGINS_VARIABLE", "load_plugins", "plugin_library_path"]
+__all__ = [
+    "COMPANION_VARIABLE",
+    "PLUGINS_VARIABLE",
+    "companion_path",
+    "load_plugins",
+    "plugin_library_path",
+]
 
 PLUGINS_VARIABLE = "TRT_EAGLE3_PLUGINS"
+COMPANION_VARIABLE = "TRT_EAGLE3_PARSER_NAME"
 _LIBRARY_NAME = "libtrt_eagle3_plugins.so"
 
 
@@ -33,26 +41,38 @@ def plugin_library_path(config: EngineConfig | None = None) -> Path | None:
     return next((place for place in places if place.exists()), None)
 
 
-def load_plugins(config: EngineConfig | None = None) -> Path:
+def companion_path(package: str, plugin_library: Path) -> Path | None:
+    """Where the companion of ``plugin_library`` for ``package`` is to be: TRT_EAGLE3_PARSER_NAME,
+    else beside it; None where the package needs none.
+    """
+    companion = PACKAGES[package].companion
+    if companion is None:
+        return None
+    return Path(os.environ.get(COMPANION_VARIABLE, plugin_library.resolve().parent / companion))
+
+
+def load_plugins(config: EngineConfig | None = None, package: str | None = None) -> Path:
     """Load the plugin library and see that TensorRT knows our ops; returns where it was found.
 
+    Args:
+        package: a key of ``PACKAGES``; left out, the one that ``config`` asks for.
     Raises:
         EnvironmentMissingError: there is none, or it was built for another TensorRT.
     """
     path = plugin_library_path(config)
-    fix = (
-        "Build it: make plugins TENSORRT_INCLUDE=<TensorRT's include folder>, or name it in "
-        f"{PLUGINS_VARIABLE}."
-    )
+    package = package or package_of(config)
+    fix = f"Build it: {PACKAGES[package].build_plugins}, or name it in {PLUGINS_VARIABLE}."
     if path is None:
         raise EnvironmentMissingError(f"{_LIBRARY_NAME}: not found. {fix}")
-    return _load(find_dialect(config), path, fix)
+    return _load(registry.load_dialect(package), path, fix)
 
 
 @cache
 def _load(dialect: Dialect, path: Path, fix: str) -> Path:
     dialect.trt.get_plugin_registry()
     _ = dialect.log.logger  # before the library asks for TensorRT's
+    if companion := companion_path(dialect.package, path):
+        dialect.prepare_parser(companion)
     try:
         ctypes.CDLL(str(path), ctypes.RTLD_GLOBAL)  # its creators register themselves
     except OSError as error:

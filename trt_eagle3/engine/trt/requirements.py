@@ -7,16 +7,21 @@ from pathlib import Path
 
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.requirement import Requirement
-from trt_eagle3.engine.trt.dialects.registry import PACKAGES, find_dialect, package_of
+from trt_eagle3.engine.trt.dialects import registry
+from trt_eagle3.engine.trt.dialects.registry import PACKAGES, package_of
 from trt_eagle3.errors import EnvironmentMissingError
 
 __all__ = ["plugin_library", "tensorrt_package", "trtexec"]
 
 
-def tensorrt_package() -> Requirement:
-    """TensorRT's Python package, which must load."""
-    package = PACKAGES[package_of(None)]
-    return Requirement(package.label, _look_for_tensorrt, package.install)
+def tensorrt_package(name: str) -> Requirement:
+    """A TensorRT's Python package, which must load."""
+
+    def look(_: EngineConfig | None) -> str:
+        dialect = registry.load_dialect(name)
+        return f"{dialect.version} ({Path(dialect.trt.__file__).parent})"
+
+    return Requirement(PACKAGES[name].label, look, PACKAGES[name].install)
 
 
 def trtexec() -> Requirement:
@@ -26,14 +31,9 @@ def trtexec() -> Requirement:
 
 
 def plugin_library() -> Requirement:
-    """Our plugins; loaded where TensorRT is there to load them, else only found."""
-    fix = "make plugins TENSORRT_INCLUDE=<TensorRT's include folder>"
+    """Our plugins; loaded where a TensorRT is there to load them, else only found."""
+    fix = "; ".join(f"for {found.label} {found.build_plugins}" for found in PACKAGES.values())
     return Requirement("plugin library", _look_for_plugins, fix)
-
-
-def _look_for_tensorrt(engine: EngineConfig | None) -> str:
-    dialect = find_dialect(engine)
-    return f"{dialect.version} ({Path(dialect.trt.__file__).parent})"
 
 
 def _look_for_plugins(engine: EngineConfig | None) -> str:
@@ -42,6 +42,8 @@ def _look_for_plugins(engine: EngineConfig | None) -> str:
     path = plugin_library_path(engine)
     if path is None or not path.is_file():
         raise EnvironmentMissingError("no plugin library")
-    if tensorrt_package().find(engine) is None:
+    wanted = [package_of(engine)] if engine else PACKAGES
+    package = next((name for name in wanted if tensorrt_package(name).find()), None)
+    if package is None:
         return f"{path} (not loaded: no TensorRT)"
-    return f"{load_plugins(engine)} (loads)"
+    return f"{load_plugins(engine, package)} (loads into {PACKAGES[package].label})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import mmap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from trt_eagle3.engine.session import check_names
 from trt_eagle3.engine.torch.cuda_graph import CAPTURE_ERRORS, Captured, CapturedGraphs, shapes_of
 from trt_eagle3.engine.trt.dialects.dialect import Dialect
 from trt_eagle3.engine.trt.dialects.registry import find_dialect
-from trt_eagle3.engine.trt.folder import EngineFolder
+from trt_eagle3.engine.trt.folder import RUNTIME_CACHE_FILE, EngineFolder
 from trt_eagle3.engine.trt.plugins import load_plugins
 from trt_eagle3.engine.trt.ports import check_states, choose_profile, engine_ports
 from trt_eagle3.errors import UserError
@@ -22,6 +23,7 @@ from trt_eagle3.spec import StateSpec
 
 __all__ = ["TensorRTSession"]
 
+_log = logging.getLogger("trt_eagle3")
 _FIX = "Rebuild here: trt-eagle3 build --config <its config>"
 
 
@@ -32,6 +34,7 @@ class TensorRTSession:
     The first profile that was built for all shapes of a run takes it: decode steps stand before
     prompts. Shapes that come again are captured in a CUDA graph with a context of its own; the
     outputs of such a run are its static buffers, which the next run of the same shapes overwrites.
+    Where TensorRT says that a context cannot be captured, every run is launched anew.
     All contexts share one piece of device memory, so runs of one session follow each other.
     """
 
@@ -60,6 +63,10 @@ class TensorRTSession:
         self.states: tuple[StateSpec, ...] = folder.states
         self._bound: dict[str, Tensor] = {}
         self._captured = CapturedGraphs()
+        self._captures = True
+        self._options = self._dialect.runtime_options(
+            self._engine, folder.path / RUNTIME_CACHE_FILE
+        )
         self._contexts: dict[int, Any] = {}
         # TensorRT waits for the device where it is given the default stream
         self._stream = torch.cuda.Stream()
@@ -93,9 +100,12 @@ class TensorRTSession:
         placed = {
             name: tensor.cuda(non_blocking=True).contiguous() for name, tensor in inputs.items()
         }
-        if not self._captured.due(shapes):
-            return self._enqueue(self._context(profile), placed)
-        return self._captured.add(shapes, self._capture(profile, placed)).run(inputs)
+        if self._captures and self._captured.due(shapes):
+            if captured := self._capture(profile, placed):
+                return self._captured.add(shapes, captured).run(inputs)
+            self._captures = False
+            _log.warning("%s: cannot be captured in CUDA graphs, so steps take longer", self._file)
+        return self._run_once(profile, placed)
 
     def _check(self, inputs: Mapping[str, Tensor]) -> None:
         check_names(inputs, self._inputs, self._bound)
@@ -118,15 +128,26 @@ class TensorRTSession:
         }
         return choose_profile(self._inputs, shapes, self._file)
 
-    def _context(self, profile: int) -> Any:
-        if profile not in self._contexts:
+    def _run_once(self, profile: int, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run in the profile's own context, which the first run makes."""
+        known = profile in self._contexts
+        if not known:
             self._contexts[profile] = self._new_context(profile)
-        return self._contexts[profile]
+        outputs = self._enqueue(self._contexts[profile], inputs)
+        if not known:
+            self._dialect.keep_compiled(self._options)
+        return outputs
 
-    def _new_context(self, profile: int) -> Any:
+    def _new_context(self, profile: int, *, captured: bool = False) -> Any:
         memory, stream = self._memory, self._stream.cuda_stream
         context = self._dialect.new_context(
-            self._engine, memory.data_ptr(), memory.numel(), profile, stream
+            self._engine,
+            memory.data_ptr(),
+            memory.numel(),
+            profile,
+            stream,
+            self._options,
+            captured=captured,
         )
         if context is None:
             self._dialect.log.fail(
@@ -175,15 +196,18 @@ class TensorRTSession:
                 f"{self._file}: a run failed", "Run trt-eagle3 doctor, or rebuild."
             )
 
-    def _capture(self, profile: int, inputs: Mapping[str, Tensor]) -> Captured:
+    def _capture(self, profile: int, inputs: Mapping[str, Tensor]) -> Captured | None:
         """A graph with its own context: one whose shapes change spoils the graphs captured from
-        it.
+        it. None where TensorRT says that it cannot be captured.
         """
-        context = self._new_context(profile)
+        context = self._new_context(profile, captured=True)
         static = {name: tensor.clone() for name, tensor in inputs.items()}
         # what TensorRT does once per set of shapes, it does here
         outputs = self._enqueue(context, static)
         torch.cuda.synchronize()
+        self._dialect.keep_compiled(self._options)
+        if not self._dialect.is_capturable(context, self._stream.cuda_stream):
+            return None
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, capture_error_mode=CAPTURE_ERRORS):
             self._execute(context, torch.cuda.current_stream())

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 from trt_eagle3.config import EngineConfig
@@ -24,10 +25,12 @@ class Inspection:
     Attributes:
         layers: as TensorRT describes them, mappings or names. device_bytes: activation memory that
             a context wants.
+        copied_inputs: inputs that it copies at every step, where TensorRT says so by name.
     """
 
     layers: list[Any]
     device_bytes: int
+    copied_inputs: tuple[str, ...] = ()
 
 
 class Dialect(ABC):
@@ -84,6 +87,21 @@ class Dialect(ABC):
 
     # Building
 
+    def host_bytes(self, weight_bytes: int) -> int | None:
+        """Most host memory that a build of so many bytes of weights takes; None where it is not
+        known.
+        """
+        del weight_bytes
+        return None
+
+    def prepare_parser(self, companion: Path) -> None:
+        """Make sure that graphs with plugin nodes can be parsed, with the help of ``companion``.
+
+        Raises:
+            EnvironmentMissingError: they cannot here.
+        """
+        del companion
+
     def create(self, kind: str, *parents: Any) -> Any:
         """A ``Builder``, ``Runtime`` or another object that takes our logger.
 
@@ -115,6 +133,10 @@ class Dialect(ABC):
         """
         del network, config, wide
         settings.clear_flag(self.trt.BuilderFlag.TF32)  # on by default; it rounds to ten bits
+
+    def make_refittable(self, settings: Any) -> None:
+        """Make engines whose weights can be exchanged."""
+        settings.set_flag(self.trt.BuilderFlag.REFIT)
 
     @abstractmethod
     def strip_weights(self, settings: Any) -> None:
@@ -151,16 +173,33 @@ class Dialect(ABC):
         profile.
         """
 
+    def runtime_options(self, engine: Any, cache_file: Path) -> Any:
+        """What contexts of ``engine`` share, where this TensorRT has such a thing.
+
+        Args:
+            cache_file: where it may keep what it compiles.
+        """
+        del engine, cache_file
+
     def new_context(
-        self, engine: Any, address: int, num_bytes: int, profile: int, stream: int
+        self,
+        engine: Any,
+        address: int,
+        num_bytes: int,
+        profile: int,
+        stream: int,
+        options: Any = None,
+        *,
+        captured: bool = False,
     ) -> Any | None:
         """A context in ``profile`` whose activations lie in ``num_bytes`` at ``address``; None
         where TensorRT refuses.
 
         Args:
             stream: what sets the profile, and must have run before the context does.
+            options: ``runtime_options`` of the engine. captured: its runs go into a CUDA graph.
         """
-        context = self.create_context(engine)
+        context = self.create_context(engine, options, captured=captured)
         if context is None:
             return None
         self.give_memory(context, address, num_bytes)
@@ -170,8 +209,19 @@ class Dialect(ABC):
             return None
 
     @abstractmethod
-    def create_context(self, engine: Any) -> Any | None:
+    def create_context(
+        self, engine: Any, options: Any = None, *, captured: bool = False
+    ) -> Any | None:
         """A context that has no activation memory yet."""
+
+    def is_capturable(self, context: Any, stream: int) -> bool:
+        """Whether a run of ``context``, whose shapes are set, can be captured on ``stream``."""
+        del context, stream
+        return True
+
+    def keep_compiled(self, options: Any) -> None:
+        """Write what was compiled for ``runtime_options`` to its file."""
+        del options
 
     @abstractmethod
     def give_memory(self, context: Any, address: int, num_bytes: int) -> None:

@@ -31,12 +31,21 @@ class TensorRTPackage:
     Attributes:
         label: what users call it. oldest: its oldest version that will do. install: how to get it.
         dialects: first major version -> the class for it and those after it.
+        too_new: its first version that will not do, where it promises plugins nothing beyond.
+        build_plugins: the command that builds our plugins for it.
+        has_trtexec: whether NVIDIA's trtexec builds for it what this machine cannot.
+        companion: a library that ``make plugins`` puts beside the plugins, and that must be loaded
+            before its parser meets one of them.
     """
 
     label: str
     oldest: tuple[int, int]
     install: str
     dialects: Mapping[int, str]
+    too_new: tuple[int, int] | None = None
+    build_plugins: str = "make plugins TENSORRT_INCLUDE=<TensorRT's include folder>"
+    has_trtexec: bool = True
+    companion: str | None = None
 
 
 _HERE = "trt_eagle3.engine.trt.dialects"
@@ -44,21 +53,31 @@ PACKAGES: Mapping[str, TensorRTPackage] = {
     "tensorrt": TensorRTPackage(
         label="TensorRT",
         oldest=(8, 6),
-        install="pip install tensorrt (8.6, 10.x or 11.x)",
+        install="pip install tensorrt (8.6, 10.x or 11.x), or NVIDIA's TensorRT container",
         dialects={
             8: f"{_HERE}.v8_6:TensorRT86",
             10: f"{_HERE}.v10:TensorRT10",
             11: f"{_HERE}.v11:TensorRT11",
         },
-    )
+    ),
+    "tensorrt_rtx": TensorRTPackage(
+        label="TensorRT for RTX",
+        oldest=(1, 7),
+        install="pip install 'trt-eagle3[rtx]'",
+        dialects={1: f"{_HERE}.rtx:TensorRTForRTX"},
+        too_new=(1, 8),
+        build_plugins="make plugins TENSORRT_INCLUDE=plugins/tensorrt/interface",
+        has_trtexec=False,
+        companion="rtx/libtensorrt_rtx.so",
+    ),
 }
 """By the name that Python imports."""
+_PACKAGE_OF_RUNTIME = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}
 
 
 def package_of(config: EngineConfig | None) -> str:
-    """The key of ``PACKAGES`` that ``config`` asks for: there is one so far."""
-    del config
-    return "tensorrt"
+    """The key of ``PACKAGES`` that ``config`` asks for: ``engine.tensorrt.runtime``."""
+    return _PACKAGE_OF_RUNTIME[config.tensorrt.runtime] if config else "tensorrt"
 
 
 def find_dialect(config: EngineConfig | None = None) -> Dialect:
@@ -73,13 +92,13 @@ def find_dialect(config: EngineConfig | None = None) -> Dialect:
 @cache
 def load_dialect(name: str) -> Dialect:
     """The dialect of the installed package ``name``."""
-    label = PACKAGES[name].label
+    package = PACKAGES[name]
     try:
         module = import_module(name)
     except Exception as error:  # a missing shared library is an ImportError or an OSError
         reason = " ".join(str(error).split())
         raise EnvironmentMissingError(
-            f"{label}: {reason}. Install it: pip install {name}, or use NVIDIA's {label} container."
+            f"{package.label}: {reason}. Install it: {package.install}."
         ) from error
     return dialect_of(name, module)
 
@@ -91,6 +110,10 @@ def dialect_of(name: str, module: Any) -> Dialect:
     if numbers < package.oldest:
         raise EnvironmentMissingError(
             f"{package.label} {version}: too old. Upgrade it: {package.install}."
+        )
+    if package.too_new and numbers >= package.too_new:
+        raise EnvironmentMissingError(
+            f"{package.label} {version}: too new for our plugins. Install: {package.install}."
         )
     first = max(major for major in package.dialects if major <= numbers[0])
     path, _, attribute = package.dialects[first].partition(":")

@@ -49,8 +49,11 @@ class TensorRT10(Dialect):
         wanted = getattr(engine, "device_memory_size_v2", None)
         return int(engine.device_memory_size if wanted is None else wanted)
 
-    def create_context(self, engine: Any) -> Any | None:
+    def create_context(
+        self, engine: Any, options: Any = None, *, captured: bool = False
+    ) -> Any | None:
         """A context whose memory the user manages."""
+        del options, captured
         strategy = self.trt.ExecutionContextAllocationStrategy.USER_MANAGED
         return engine.create_execution_context(strategy)
 

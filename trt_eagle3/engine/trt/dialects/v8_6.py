@@ -75,8 +75,11 @@ class TensorRT86(Dialect):
         """The engine has one number for all profiles."""
         return int(engine.device_memory_size)
 
-    def create_context(self, engine: Any) -> Any | None:
+    def create_context(
+        self, engine: Any, options: Any = None, *, captured: bool = False
+    ) -> Any | None:
         """A context without device memory."""
+        del options, captured
         return engine.create_execution_context_without_device_memory()
 
     def give_memory(self, context: Any, address: int, num_bytes: int) -> None:
