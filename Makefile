@@ -6,6 +6,7 @@ QUIET := --quiet --disable-pip-version-check
 PIP := $(BIN)/pip install $(QUIET)
 READY := .venv/.ready
 TRITON_READY := .venv-triton/.ready
+TENSORRT_READY := .venv-tensorrt/.ready
 PURELIB := 'import sysconfig; print(sysconfig.get_path("purelib"))'
 BUNDLE := engines/tiny
 SOURCES := $(wildcard trt_eagle3/*.py trt_eagle3/*/*.py trt_eagle3/*/*/*.py)
@@ -18,7 +19,7 @@ demo: $(BUNDLE)/bundle.json
 $(BUNDLE)/bundle.json: $(READY) build_configs/tiny.yaml $(SOURCES)
 	$(BIN)/trt-eagle3 build --config build_configs/tiny.yaml
 
-test: lint $(TRITON_READY)
+test: lint $(TRITON_READY) $(TENSORRT_READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder  # files with few tests are the longest here
 
 lint: $(READY)
@@ -53,10 +54,19 @@ $(TRITON_READY): $(READY) requirements-triton.lock Makefile
 		> "$$(.venv-triton/bin/python -c $(PURELIB))/trt_eagle3.pth" && \
 	touch $@ || echo "make: no Triton server for this platform, so its tests will be skipped"
 
+# TensorRT for RTX, whose builder needs no GPU, a registry of TensorRT 11, and CUDA's headers to compile our plugins for
+# them. A folder of their own: a torch for CUDA has other versions of these. Where there are no such wheels, the tests
+# that need them are skipped.
+$(TENSORRT_READY): $(READY) requirements-tensorrt.lock
+	@rm -rf .venv-tensorrt && $(PIP) --require-hashes --no-deps --no-build-isolation --target .venv-tensorrt \
+		-r requirements-tensorrt.lock && touch $@ || \
+		echo "make: no TensorRT for RTX for this platform, so its tests will be skipped"
+
 NVCC ?= $(firstword $(wildcard $(shell command -v nvcc) /usr/local/cuda/bin/nvcc))
 
 # The CUDA kernels as a C library; torch sessions find it in plugins/build. With TENSORRT_INCLUDE=/path/to/TensorRT/include
-# also as TensorRT plugins for the version that these headers are of (plugins/tensorrt/README.md).
+# also as TensorRT plugins for the version that these headers are of (plugins/tensorrt/README.md); for TensorRT for RTX
+# TENSORRT_INCLUDE=plugins/tensorrt/interface.
 plugins:
 ifeq ($(NVCC),)
 	@echo "plugins: no nvcc found, so no CUDA kernels are built; the CPU needs none. Name one: make plugins NVCC=/path/to/nvcc"
@@ -66,4 +76,4 @@ else
 endif
 
 clean:
-	rm -rf .venv .venv-triton engines plugins/build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-triton .venv-tensorrt engines plugins/build .pytest_cache .mypy_cache .ruff_cache

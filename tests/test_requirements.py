@@ -14,7 +14,12 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
-LOCKS = ("requirements.lock", "requirements-torch.lock", "requirements-triton.lock")
+LOCKS = (
+    "requirements.lock",
+    "requirements-torch.lock",
+    "requirements-triton.lock",
+    "requirements-tensorrt.lock",
+)
 # SPDX identifiers that may stand behind an Apache-2.0 program that is installed from their own
 # packages.
 ALLOWED = frozenset(

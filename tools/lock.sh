@@ -2,7 +2,7 @@
 # Rewrites requirements.lock and requirements-torch.lock: the versions that .venv has now, with the hash of every file that the index has of each,
 # so that one lock serves every platform and Python 3.11 and 3.12. Needs uv (pip install uv). To take newer versions:
 # .venv/bin/pip install --upgrade NAME, make test, tools/lock.sh, and look at the difference.
-# requirements-triton.lock likewise, from .venv-triton.
+# requirements-triton.lock and requirements-tensorrt.lock likewise, from .venv-triton and .venv-tensorrt.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -41,5 +41,10 @@ if [ -x .venv-triton/bin/pip ]; then
 	purelib=$(.venv-triton/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 	pins .venv-triton --exclude setuptools --path "$purelib" | hashed > "$locked"
 	write requirements-triton.lock "The Triton Inference Server of the tests, which needs numpy<2." "$locked"
+fi
+
+if [ -d .venv-tensorrt ]; then
+	pins .venv --path .venv-tensorrt | hashed > "$locked"
+	write requirements-tensorrt.lock "TensorRT for RTX, a registry of TensorRT 11 and CUDA's headers, for the tests." "$locked"
 fi
 rm "$locked"

@@ -31,7 +31,7 @@ struct Chip {
 };
 
 // wgmma exists where SM90a code was built, on the chips that it was built for.
-inline bool has_wgmma(const Chip& chip) {
+inline bool has_wgmma([[maybe_unused]] const Chip& chip) {
 #ifdef TRT_EAGLE3_SM90A
   return chip.major == 9;
 #else

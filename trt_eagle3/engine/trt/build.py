@@ -28,6 +28,7 @@ from trt_eagle3.graph.trt_export import float32_nodes, is_prefetch_safe
 
 __all__ = ["build_engine"]
 
+_OUR_WORDS = "trt_eagle3: "  # how the plugins begin what they log
 _FIX = "Check the config's limits, or lower engine.tensorrt.optimization_level."
 
 
@@ -79,14 +80,19 @@ def _parse(dialect: Dialect, network: Any, onnx_file: Path) -> None:
     parser = dialect.create("OnnxParser", network)
     if parser.parse(onnx_file.read_bytes(), path=str(onnx_file)):
         return
-    error = parser.get_error(0) if parser.num_errors else None
-    reason = (
-        f"node {error.node()}: {' '.join(error.desc().split())}"
-        if error
-        else "the parser gives no reason"
-    )
+    reason = _parsers_reason(parser)
+    ours = next((said for said in dialect.log.errors if said.startswith(_OUR_WORDS)), None)
     dialect.log.errors.clear()
+    if ours is not None:  # what a plugin of ours said before the parser knew that it refuses
+        reason = f"{ours.removeprefix(_OUR_WORDS)} ({reason})"
     raise UserError(f"{onnx_file}: TensorRT cannot read the graph: {reason[:400]}.")
+
+
+def _parsers_reason(parser: Any) -> str:
+    if not parser.num_errors:
+        return "the parser gives no reason"
+    error = parser.get_error(0)
+    return f"node {error.node()}: {' '.join(error.desc().split())}"
 
 
 def _settings(

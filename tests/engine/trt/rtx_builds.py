@@ -1,0 +1,217 @@
+"""What the real builder of TensorRT for RTX makes of our graphs and plugins, as JSON.
+
+    python -m tests.engine.trt.rtx_builds PLUGIN_LIBRARY FOLDER
+
+In a process of its own: a builder that meets what it does not expect may end the process.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from tests.engine.tensorrt_api import read_rtx, rtx_table
+from tests.engine.trt.plugin_library import WHEELS
+from tests.tiny import tiny_config
+from trt_eagle3.config import EngineConfig
+from trt_eagle3.engine.trt.build import build_engine
+from trt_eagle3.engine.trt.dialects.registry import find_dialect
+from trt_eagle3.engine.trt.plugins import load_plugins
+from trt_eagle3.engine.trt.profiles import Profile
+from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
+from trt_eagle3.pipeline import build
+
+CHIPS = ("sm89", "sm120")
+DTYPES = ("float16", "bfloat16")
+INNER, OUTER, BLOCK = 256, 512, 128
+
+
+def engine_config(library: Path, chips: tuple[str, ...] = CHIPS, **engine: Any) -> dict[str, Any]:
+    tensorrt = {"runtime": "rtx", "chips": chips, "plugin_library": str(library)}
+    raw = {"backend": "tensorrt", "device": "cuda", "dtype": "float16", "tensorrt": tensorrt}
+    residual = "float32" if engine.get("dtype", "float16") == "float16" else "compute"
+    return {**raw, "residual": residual, **engine}
+
+
+def reason_of(run: Callable[[], object]) -> str:
+    """What a user is told; "" where it works."""
+    try:
+        run()
+    except (UserError, EnvironmentMissingError) as error:
+        return str(error)
+    return ""
+
+
+# One attention of our plugin
+
+
+def attention(attributes: Mapping[str, Any], v_width: int = 64) -> onnx.ModelProto:
+    """A TreeAttention of two heads of 64 in float16, with ``attributes`` changed or taken away."""
+    known = {
+        "num_heads": 4,
+        "num_kv_heads": 2,
+        "page_size": 16,
+        "scale": 0.125,
+        "compute_type": 10,
+        "plugin_version": PLUGIN_VERSION,
+    }
+    given = {name: value for name, value in {**known, **attributes}.items() if value is not None}
+    half, integer = TensorProto.FLOAT16, TensorProto.INT32
+    inputs = {
+        "q": (half, [8, 256]),
+        "k": (half, [8, 128]),
+        "v": (half, [8, 128]),
+        "k_cache": (half, [64, 2, 64]),
+        "v_cache": (half, [64, 2, v_width]),
+        "past_lengths": (integer, [1]),
+        "query_lengths": (integer, [1]),
+        "page_table": (integer, [1, 4]),
+        "tree_mask": (TensorProto.BOOL, [1, 8, 8]),
+    }
+    outputs = {"out": inputs["q"], "k_out": inputs["k_cache"], "v_out": inputs["v_cache"]}
+    node = helper.make_node("TreeAttention", [*inputs], [*outputs], domain="trt_eagle3", **given)
+    return model_of([node], inputs, outputs, 17)
+
+
+def model_of(
+    nodes: list[onnx.NodeProto],
+    inputs: Mapping[str, tuple[int, list[Any]]],
+    outputs: Mapping[str, tuple[int, list[Any]]],
+    opset: int,
+    weights: tuple[onnx.TensorProto, ...] = (),
+) -> onnx.ModelProto:
+    sides = [
+        [helper.make_tensor_value_info(n, *v) for n, v in s.items()] for s in (inputs, outputs)
+    ]
+    graph = helper.make_graph(nodes, "g", *sides, initializer=weights)
+    imports = [helper.make_opsetid("", opset), helper.make_opsetid("trt_eagle3", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=8 if opset == 17 else 11)
+
+
+def build_model(
+    model: onnx.ModelProto, folder: Path, config: dict[str, Any], profiles: tuple[Profile, ...]
+) -> int:
+    """Bytes of its engine."""
+    file = folder / "model.onnx"
+    file.write_bytes(model.SerializeToString())
+    engine = EngineConfig.model_validate(config)
+    return build_engine(file, folder / "engine", profiles, engine, folder / "cache").num_bytes
+
+
+def refusals(library: Path, folder: Path) -> dict[str, str]:
+    """Why each wrong node or setting is refused; "" where it is not."""
+
+    def refused(*arguments: Any, **named: Any) -> str:
+        model, config = attention(*arguments, **named), engine_config(library)
+        shapes = {value.name: shape_of(value) for value in model.graph.input}
+        fixed = {name: (shape,) * 3 for name, shape in shapes.items()}
+        return reason_of(lambda: build_model(model, folder, config, (Profile("all", fixed),)))
+
+    found = {
+        "right": refused({}),
+        "attribute": refused({"num_heads": 3}),
+        "no attribute": refused({"page_size": None}),
+        "version": refused({"plugin_version": "9"}),
+        "shape": refused({}, v_width=32),
+    }
+    dialect = type(find_dialect(EngineConfig.model_validate(engine_config(library))))
+    configure = dialect.configure
+
+    def without_aliases(self: Any, settings: Any, *rest: Any) -> None:
+        configure(self, settings, *rest)
+        settings.set_preview_feature(self.trt.PreviewFeature.ALIASED_PLUGIN_IO_10_03, False)
+
+    dialect.configure = without_aliases  # type: ignore[method-assign]
+    found["no aliases"] = refused({})
+    dialect.configure = configure  # type: ignore[method-assign]
+    return found
+
+
+def shape_of(value: onnx.ValueInfoProto) -> tuple[int, ...]:
+    return tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
+
+
+# Products with quantised weights
+
+
+def packed(name: str, dtype: int, shape: tuple[int, ...], num_bytes: int) -> onnx.TensorProto:
+    drawn = np.random.default_rng(1).integers(0, 120, num_bytes, dtype=np.uint8)
+    return TensorProto(name=name, data_type=dtype, dims=shape, raw_data=drawn.tobytes())
+
+
+def half(name: str, shape: tuple[int, ...]) -> onnx.TensorProto:
+    return numpy_helper.from_array(np.full(shape, 0.01, np.float16), name)
+
+
+def quantised(kind: str) -> onnx.ModelProto:
+    """``y = x . W^T`` in float16, its weight of ``kind`` behind a DequantizeLinear."""
+    size = (OUTER, INNER)
+    weight, scale, options = {
+        "int4": (
+            packed("w", TensorProto.INT4, size, OUTER * INNER // 2),
+            half("s", (OUTER, INNER // BLOCK)),
+            {"axis": 1, "block_size": BLOCK},
+        ),
+        "int8": (
+            packed("w", TensorProto.INT8, size, OUTER * INNER),
+            half("s", (OUTER,)),
+            {"axis": 0},
+        ),
+        "fp8": (packed("w", TensorProto.FLOAT8E4M3FN, size, OUTER * INNER), half("s", ()), {}),
+    }[kind]
+    nodes = [
+        helper.make_node("DequantizeLinear", ["w", "s"], ["d"], **options),
+        helper.make_node("Gemm", ["x", "d"], ["y"], transB=1),
+    ]
+    x, y = ((TensorProto.FLOAT16, ["n", size]) for size in (INNER, OUTER))
+    return model_of(nodes, {"x": x}, {"y": y}, 24, (weight, scale))
+
+
+def quantised_builds(library: Path, folder: Path) -> dict[str, dict[str, Any]]:
+    """Kind -> chip -> bytes of the engine, or why there is none."""
+    rows = Profile("rows", {"x": ((1, INNER), (8, INNER), (64, INNER))})
+
+    def attempt(kind: str, chip: str) -> int | str:
+        config = engine_config(library, chips=(chip,))
+        try:
+            return build_model(quantised(kind), folder, config, (rows,))
+        except UserError as error:
+            return str(error)
+
+    chips = ("sm86", "sm89", "sm120")
+    return {kind: {chip: attempt(kind, chip) for chip in chips} for kind in ("int4", "int8", "fp8")}
+
+
+def main(library: Path, folder: Path) -> None:
+    sys.path.append(str(WHEELS))
+    found: dict[str, Any] = {"seconds": {}}
+
+    def step(name: str, run: Callable[[], Any]) -> None:
+        start = time.perf_counter()
+        found[name] = run()
+        found["seconds"][name] = round(time.perf_counter() - start, 2)
+
+    config = EngineConfig.model_validate(engine_config(library))
+    dialect = find_dialect(config)
+    step("no companion", lambda: reason_of(lambda: dialect.prepare_parser(folder / "nothing.so")))
+    step("plugins", lambda: str(load_plugins(config)))
+    step("api", lambda: read_rtx(dialect.trt) == rtx_table())
+    for dtype in DTYPES:
+        tiny = tiny_config(engine=engine_config(library, dtype=dtype))
+        step(dtype, lambda tiny=tiny, dtype=dtype: str(build(tiny, output=folder / dtype).path))
+    step("refusals", lambda: refusals(library, folder))
+    step("quantised", lambda: quantised_builds(library, folder))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

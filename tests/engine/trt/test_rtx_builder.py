@@ -1,0 +1,161 @@
+"""The real builder of TensorRT for RTX, and a real registry of TensorRT 11, with our plugins.
+
+Neither needs a GPU or a driver. The library is compiled here against ``plugins/tensorrt/interface``
+with kernels that do nothing, so this also proves that file; ``rtx_builds.py`` runs the builder.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.trt.plugin_library import REGISTRY_CASE, WHEELS, compile_plugins, lacking
+from tests.engine.trt.rtx_builds import CHIPS, DTYPES
+from tests.tiny import ROOT
+from trt_eagle3.engine.trt.dialects.registry import PACKAGES
+
+pytestmark = pytest.mark.skipif(lacking() is not None, reason=str(lacking()))
+
+PLUGIN_NODES = {
+    "target": {"AddRmsNorm": 17, "QKNormMRope": 8, "TreeAttention": 8, "SiluMul": 8, "PickRows": 1},
+    "vision": {"VisionAttention": 6},
+    "fuse": {},
+    "draft": {"AddRmsNorm": 4, "QKNormMRope": 1, "TreeAttention": 1, "SiluMul": 1, "PickRows": 1},
+}
+CHIP_BITS = {"sm89": 8, "sm120": 16}
+MASK = slice(32, 36)  # in an engine file, as observed: the chips that it is for
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compile_plugins(tmp_path_factory.mktemp("plugins"))
+
+
+@pytest.fixture(scope="module")
+def found(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What ``rtx_builds`` prints."""
+    command = [sys.executable, "-m", "tests.engine.trt.rtx_builds", str(library)]
+    done = subprocess.run(
+        [*command, str(tmp_path_factory.mktemp("builds"))],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def read(bundle: str, graph: str, name: str) -> Any:
+    return json.loads((Path(bundle) / graph / name).read_text())
+
+
+@pytest.mark.parametrize("graph", PLUGIN_NODES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_graph_becomes_an_engine_with_our_plugins(found: Any, dtype: str, graph: str) -> None:
+    inspection = read(found[dtype], graph, "inspection.json")
+    assert inspection["plugins"] == PLUGIN_NODES[graph]
+    assert inspection["copied_inputs"] == []
+    assert inspection["device_memory_bytes"] > 0
+    facts = read(found[dtype], graph, "config.json")["engine"]
+    assert (facts["package"], facts["gpu_arch"]) == ("tensorrt_rtx", "+".join(CHIPS))
+    engine = Path(found[dtype], graph, "rank0.engine").read_bytes()
+    assert len(engine) == facts["num_bytes"]
+    bits = sum(CHIP_BITS[chip] for chip in CHIPS)
+    assert int.from_bytes(engine[MASK], "little") == bits
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_is_given_the_caches_themselves(found: Any, dtype: str) -> None:
+    layers = read(found[dtype], "target", "inspection.json")["layers"]
+    attentions = [layer for layer in layers if layer["LayerType"] == "PluginV3"]
+    assert len(attentions) == PLUGIN_NODES["target"]["TreeAttention"]
+    for i, layer in enumerate(attentions):
+        names = [tensor["Name"] for tensor in (*layer["Inputs"], *layer["Outputs"])]
+        assert {f"{cache}.{i}" for cache in ("k_cache", "v_cache")} < set(names)
+        assert {f"{cache}_out.{i}" for cache in ("k_cache", "v_cache")} < set(names)
+
+
+def test_attentions_scratch_is_planned_without_a_gpu(found: Any) -> None:
+    layers = read(found["float16"], "target", "inspection.json")["layers"]
+    scratch = {layer.get("ScratchBytes", 0) for layer in layers if layer["LayerType"] == "PluginV3"}
+    planned = 192 << 14  # multiprocessors of the widest chip, planning_stub.cpp
+    assert all(planned < found < planned + (1 << 16) for found in scratch)
+
+
+def test_bundle_holds_no_timing_cache_and_no_graphs(found: Any) -> None:
+    folder = Path(found["float16"])
+    assert not list(folder.parent.rglob("timing.cache"))
+    assert not list(folder.rglob("*.onnx"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("attribute", "TreeAttention: num_heads: must be a multiple of num_kv_heads = 2, got 3"),
+        ("no attribute", "TreeAttention: page_size: missing"),
+        ("version", "node 0: .*Plugin not found, are the plugin name, version"),
+        ("shape", "TreeAttention: v_cache: axis 2: expected k_cache's = 64, got 32"),
+        ("no aliases", "kALIASED_PLUGIN_IO_10_03 not enabled"),
+    ],
+)
+def test_builder_refuses_what_is_wrong_in_our_words(found: Any, wrong: str, said: str) -> None:
+    assert found["refusals"]["right"] == ""
+    reason = found["refusals"][wrong]
+    assert "\n" not in reason
+    assert re.search(said, reason), reason
+
+
+def test_parser_is_not_asked_before_it_finds_its_library(found: Any) -> None:
+    assert "nothing.so: not there" in found["no companion"]
+    assert "ends the process" in found["no companion"]
+
+
+def test_stand_in_has_the_signatures_of_the_bindings(found: Any) -> None:
+    assert found["api"] is True
+
+
+@pytest.mark.parametrize(("kind", "refused"), [("int4", set()), ("int8", set()), ("fp8", {"sm86"})])
+def test_quantised_weights_build_for_the_chips_that_have_them(
+    found: Any, kind: str, refused: set[str]
+) -> None:
+    by_chip = found["quantised"][kind]
+    assert {chip for chip, made in by_chip.items() if isinstance(made, str)} == refused
+    weight = 512 * 256 // (2 if kind == "int4" else 1)
+    assert all(weight < made < 1.3 * weight for made in by_chip.values() if isinstance(made, int))
+    for chip in refused:
+        assert f"target(s) {chip}, because the model contains HW-specific" in by_chip[chip]
+
+
+# TensorRT 11, of which there are wheels without a builder
+
+
+def test_registry_of_tensorrt_11_takes_and_makes_our_plugins(library: Path) -> None:
+    lean = WHEELS / "tensorrt_lean_libs" / "libnvinfer_lean.so.11"
+    command = [library.parent / REGISTRY_CASE, lean, library]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines() == [
+        "version 110400",
+        "status ''",
+        "left to register 0",
+        "PickRows: PickRows version 4, 1 output, PLUGIN_V3ONE_BUILD 2",
+        "Linear: Linear version 4, 1 output, PLUGIN_V3ONE_BUILD 2",
+        "TreeAttention: refused",
+        "Abacus: no creator",
+    ]
+    assert "trt_eagle3: TreeAttention: num_heads: missing" in done.stdout + done.stderr
+
+
+def test_lock_has_the_version_that_the_extra_pins() -> None:
+    pins = (ROOT / "requirements-tensorrt.lock").read_text()
+    extra = "tensorrt_rtx_cu13==1.7.1.116"
+    assert f'rtx = ["{extra}"]' in (ROOT / "pyproject.toml").read_text()
+    assert f"\n{extra.replace('_', '-')} \\\n" in pins
+    assert PACKAGES["tensorrt_rtx"].oldest == (1, 7)
