@@ -27,6 +27,14 @@ def test_big_configs_name_hub_checkpoints_of_their_size(size: str) -> None:
     assert (config.engine.backend, config.engine.device) == ("tensorrt", "cuda")
 
 
+def test_rtx_config_is_the_2b_pair_built_for_named_chips() -> None:
+    config = load_config(ROOT / "build_configs/rtx_2b.yaml")
+    other = load_config(ROOT / "build_configs/qwen3_vl_2b.yaml")
+    assert (config.target, config.draft) == (other.target, other.draft)
+    assert config.engine.tensorrt.runtime == "rtx"
+    assert config.engine.tensorrt.chips == ("sm86", "sm89", "sm120")
+
+
 def test_text_config_names_hub_checkpoints_of_its_size() -> None:
     config = load_config(ROOT / "build_configs/qwen3_8b.yaml")
     assert config.target.checkpoint == "Qwen/Qwen3-8B"

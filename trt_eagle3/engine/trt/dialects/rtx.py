@@ -2,6 +2,10 @@
 
 It has the plugin interfaces of TensorRT 11 and its strongly typed networks. Its wheels hold the
 library under its numbered name alone, which its own parser does not ask for.
+
+Weights of fewer bits need nothing here: its builder takes a DequantizeLinear before a product, of
+INT4 and INT8 weights from SM86 on and of FP8 ones from SM89, and refuses a chip that lacks a type
+by its name. What writes such graphs is a format's export (``graph/weight_formats.py``).
 """
 
 from __future__ import annotations
