@@ -14,7 +14,7 @@ import torch
 __all__ = ["MemoryTrace"]
 
 _MIB = 1 << 20
-# What may be more in the last fifth than in the second: a leak of one page or image a request would
+# What may be more in the last fifth than in the first: a leak of one page or image a request would
 # be many times that over a thousand requests.
 _GROWTH, _GROWTH_MIB = 0.01, 16.0
 
@@ -59,9 +59,9 @@ def _fifths(values: Sequence[float]) -> list[float]:
 
 
 def _change(values: Sequence[float]) -> float:
-    """From the second fifth, when all is warm, to the last."""
+    """From the first fifth to the last."""
     fifths = _fifths(values)
-    return fifths[-1] - fifths[min(1, len(fifths) - 1)]
+    return fifths[-1] - fifths[0]
 
 
 def _allowed(values: Sequence[float]) -> float:

@@ -1,10 +1,11 @@
 """An engine under mixed load: ``python -m trt_eagle3.bench.soak_engine BUNDLE --prompts FILE``.
 
 Thousands of requests, so many in flight: short and long answers, with and without images, greedy
-and sampled, with and without speculation; readers that pause, and readers that leave. Afterwards no
-page of the KV cache may be held, no request may have failed, memory of host and device must be
-flat, and every answer must have the tokens that it has alone. Exit status 1 says that one of these
-did not hold.
+and sampled, with and without speculation; readers that pause, and readers that leave. As many come
+before them as a warm-up: every shape of a step that a GPU sees for the first time is captured.
+Afterwards no page of the KV cache may be held, no request may have failed, memory of host and
+device must be flat, and every answer must have the tokens that it has alone. Exit status 1 says
+that one of these did not hold.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Case:
 
 @dataclass
 class SoakReport:
-    """What happened; ``faults``: what did not hold."""
+    """What happened, warm-up included; ``seconds``: without it; ``faults``: what did not hold."""
 
     num_requests: int
     seconds: float
@@ -154,17 +155,20 @@ class _Soak:
     async def run(self, count: int, in_flight: int) -> SoakReport:
         """All requests; what did not hold is in the report."""
         await asyncio.to_thread(self._engine.start)
+        await self._read_all(iter(range(-count, 0)), count, in_flight)
         start = time.perf_counter()
-        jobs = iter(range(count))
-        await asyncio.gather(*(self._read(jobs, count) for _ in range(in_flight)))
+        await self._read_all(iter(range(count)), count, in_flight)
         seconds = time.perf_counter() - start
         await self._settle()
         return self._report(count, seconds)
 
+    async def _read_all(self, jobs: Iterator[int], count: int, in_flight: int) -> None:
+        await asyncio.gather(*(self._read(jobs, count) for _ in range(in_flight)))
+
     async def _read(self, jobs: Iterator[int], count: int) -> None:
         """One of the readers, who asks the next question when an answer is over."""
         for number in jobs:
-            if number % max(count // _SAMPLES, 1) == 0:
+            if number >= 0 and number % max(count // _SAMPLES, 1) == 0:
                 gc.collect()
                 self._memory.sample()
             case = self._draw.choice(self._cases)
@@ -209,7 +213,7 @@ class _Soak:
         self._check(now.kv_pages_used == 0, f"{now.kv_pages_used} pages of the KV cache are held")
         self._check(not now.running and not now.waiting, "sequences are left")
         total = sum(now.requests.values())
-        self._check(total == count, f"{total} of {count} requests have ended")
+        self._check(total == 2 * count, f"{total} of {2 * count} requests have ended")
         for kind, number in self._different.items():
             most = _SAMPLED_SHARE * self._asked[kind] if "sampled" in kind else 0
             self._check(
@@ -218,7 +222,7 @@ class _Soak:
             )
         self._faults += self._memory.faults()
         return SoakReport(
-            num_requests=count,
+            num_requests=2 * count,
             seconds=round(seconds, 2),
             outcomes=dict(now.requests),
             different={kind: self._different[kind] for kind in sorted(self._asked)},
