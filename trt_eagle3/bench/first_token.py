@@ -1,7 +1,7 @@
 """Time to the first token of prompts with images and videos: ``trt-eagle3 bench BUNDLE --images``.
 
 JPEG and MPEG-4 files, new ones each time, an idle engine, one token asked for. Preparation and the
-vision tower are measured alone too, over files of the same kind. transformers may answer the same
+vision tower are measured alone too, over files of the same kind. Another engine may answer the same
 files in the same run.
 """
 
@@ -10,18 +10,22 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image
 from rich.table import Table
 
+from trt_eagle3.bench.peers.job import PeerOptions, check_peer, open_peer
+from trt_eagle3.bench.peers.process import PeerProcess
+from trt_eagle3.bench.peers.protocol import PeerPrompt
 from trt_eagle3.bench.workload import Progress, open_engine
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.preprocess import PromptPreprocessor
@@ -115,50 +119,42 @@ class FirstTokenReport:
         return table
 
 
-class _Peer(Protocol):
-    """Another program that answers with one token."""
-
-    def answer(self, images: list[Path], videos: list[Path]) -> None: ...
-
-
 def first_token(
-    bundle: Path, *, against: str | None = None, progress: Progress = lambda *_: None
+    bundle: Path, *, peer: PeerOptions | None = None, progress: Progress = lambda *_: None
 ) -> FirstTokenReport:
     """Measure a bundle.
 
     Args:
-        against: ``transformers``, to measure the bundle's own checkpoint there too.
+        peer: measured over the same files too, in a process of its own.
     Raises:
         UserError: anything wrong with the bundle, a target that reads text only, or an unknown
             peer.
-        EnvironmentMissingError: transformers cannot prepare images here.
+        EnvironmentMissingError: the peer is not installed, or cannot prepare images here.
     """
-    if against not in {None, "transformers"}:
-        raise UserError(f"--against {against}: expected transformers")
-    if against and find_spec("torchvision") is None:
-        raise EnvironmentMissingError(
-            "--against transformers: its processors want torchvision. Run: pip install torchvision"
-        )
-    engine = open_engine(bundle)
+    if peer is not None:
+        check_peer(peer.name)
     rows, left_out = [], {}
-    try:
+    with ExitStack() as stack:
+        engine = open_engine(bundle)
+        stack.callback(engine.close)
         if engine.bundle.spec.vision is None:
             raise UserError(f"{bundle}: its target reads text only. Leave --images out.")
+        other = None
+        if peer is not None:
+            other = stack.enter_context(open_peer(peer, engine.bundle, has_media=True))
         engine.start()
-        peer = _Transformers(engine) if against else None
         for number, case in enumerate(_CASES):
             progress("cases", number, len(_CASES))
             try:
-                rows.append(_measure(engine, case, peer))
+                rows.append(_measure(engine, case, other))
             except (UserError, EnvironmentMissingError) as error:
                 left_out[str(case)] = str(error)
         progress("cases", 1, 1)
-        return FirstTokenReport(machine_name(engine.bundle.device), against, tuple(rows), left_out)
-    finally:
-        engine.close()
+        name = peer.name if peer else None
+        return FirstTokenReport(machine_name(engine.bundle.device), name, tuple(rows), left_out)
 
 
-def _measure(engine: LLM, case: _Case, peer: _Peer | None) -> FirstTokenRow:
+def _measure(engine: LLM, case: _Case, peer: PeerProcess | None) -> FirstTokenRow:
     with tempfile.TemporaryDirectory() as folder:
         files = _files(case, Path(folder))
         tokens = len(engine.prepare(_PROMPT, **_media(case, next(files))).token_ids)
@@ -194,9 +190,10 @@ def _generate(engine: LLM, case: _Case, files: list[Path]) -> None:
     engine.generate(_PROMPT, sampling=_ONE_TOKEN, **_media(case, files))
 
 
-def _ask_peer(peer: _Peer, case: _Case, files: list[Path]) -> None:
-    media = _media(case, files)
-    peer.answer(media.get("images", []), media.get("videos", []))
+def _ask_peer(peer: PeerProcess, case: _Case, files: list[Path]) -> None:
+    paths = tuple(map(str, files))
+    prompt = PeerPrompt(_PROMPT, videos=paths) if case.frames else PeerPrompt(_PROMPT, paths)
+    peer.run([prompt], max_tokens=1)
 
 
 @torch.inference_mode()
@@ -263,30 +260,3 @@ def _write_video(file: Path, case: _Case, random: np.random.Generator) -> None:
                 stream.encode(av.VideoFrame.from_ndarray(_picture(case, random), format="rgb24"))
             )
         container.mux(stream.encode())
-
-
-class _Transformers:
-    """The bundle's checkpoint in transformers, on the same device in the same type."""
-
-    def __init__(self, engine: LLM) -> None:
-        from transformers import AutoModelForImageTextToText, AutoProcessor
-
-        checkpoint = engine.bundle.record.sources["target"].path
-        self._processor = AutoProcessor.from_pretrained(engine.bundle.path / "processor")
-        model = AutoModelForImageTextToText.from_pretrained(checkpoint, dtype=engine.bundle.dtype)
-        self._model = model.to(engine.bundle.device).eval()
-
-    @torch.inference_mode()
-    def answer(self, images: list[Path], videos: list[Path]) -> None:
-        """One token, chosen greedily."""
-        content: list[dict[str, str]] = [{"type": "image", "image": str(file)} for file in images]
-        content += [{"type": "video", "video": str(file)} for file in videos]
-        messages = [{"role": "user", "content": [*content, {"type": "text", "text": _PROMPT}]}]
-        inputs = self._processor.apply_chat_template(
-            messages,
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=True,
-            return_tensors="pt",
-        ).to(self._model.device)
-        self._model.generate(**inputs, max_new_tokens=1, do_sample=False)[:, -1].tolist()

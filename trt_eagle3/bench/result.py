@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from trt_eagle3.errors import UserError
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["BenchReport", "Percentiles", "Row", "Side", "check_plot"]
+__all__ = ["BenchReport", "Percentiles", "Row", "Side", "check_plot", "differing_prompts"]
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,19 @@ class Side:
             "first_token_ms": first and dataclasses.asdict(first),
             "per_token_ms": between and dataclasses.asdict(between),
         }
+
+
+def differing_prompts(one: Side, other: Side, num_prompts: int) -> dict[int, int]:
+    """Prompt -> the first token at which a round's two answers to it differ."""
+    found: dict[int, int] = {}
+    for a, b in zip(one.runs, other.runs, strict=True):
+        for index, (left, right) in enumerate(zip(a.replies, b.replies, strict=True)):
+            if left.token_ids != right.token_ids:
+                pairs = zip_longest(left.token_ids, right.token_ids)
+                first = next(i for i, (x, y) in enumerate(pairs) if x != y)
+                prompt = index % num_prompts
+                found[prompt] = min(first, found.get(prompt, first))
+    return found
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib.metadata import version
-from itertools import zip_longest
 from pathlib import Path
 
 from trt_eagle3.bench import MAX_TOKENS, ROUNDS
-from trt_eagle3.bench.result import BenchReport, Row, Side
+from trt_eagle3.bench.result import BenchReport, Row, Side, differing_prompts
 from trt_eagle3.bench.workload import (
     Load,
     Progress,
@@ -26,7 +25,7 @@ from trt_eagle3.errors import CheckFailedError, UserError
 from trt_eagle3.prompts.bundled import bundled_questions
 from trt_eagle3.prompts.prompt_file import read_questions
 
-__all__ = ["bench"]
+__all__ = ["bench", "num_requests"]
 
 _PER_PLACE = 4
 """Requests per place of the batch: the last ones of a round, which leave places empty, are then
@@ -81,7 +80,7 @@ def bench(
         for number in range(rounds + 1):
             for index, load in enumerate(loads):
                 progress("rounds", number * len(loads) + index, (rounds + 1) * len(loads))
-                count = requests or _num_requests(load, len(questions))
+                count = requests or num_requests(load, len(questions))
                 for side in sides if number % 2 else sides[::-1]:
                     asked = make_requests(
                         questions,
@@ -112,7 +111,7 @@ def bench(
     return BenchReport(facts, tuple(_row(engine, load, found, len(questions)) for load in loads))
 
 
-def _num_requests(load: Load, num_prompts: int) -> int:
+def num_requests(load: Load, num_prompts: int) -> int:
     """Whole turns of the prompts, so that every load has the same mix."""
     return num_prompts * max(1, -(-_PER_PLACE * load.concurrency // num_prompts))
 
@@ -124,7 +123,7 @@ def _row(
     if (load, True) not in found:
         return Row(load, plain, None, 0)
     speculative = Side(tuple(found[load, True]))
-    differing = _differing(plain, speculative, num_prompts)
+    differing = differing_prompts(plain, speculative, num_prompts)
     if differing and engine.bundle.record.config.engine.dtype == "float32":
         prompt, token = min(differing.items())
         raise CheckFailedError(
@@ -134,16 +133,3 @@ def _row(
             f"{engine.bundle.path}"
         )
     return Row(load, plain, speculative, len(differing))
-
-
-def _differing(plain: Side, speculative: Side, num_prompts: int) -> dict[int, int]:
-    """Prompt -> the first token at which a round's two answers to it differ."""
-    found: dict[int, int] = {}
-    for a, b in zip(plain.runs, speculative.runs, strict=True):
-        for index, (one, other) in enumerate(zip(a.replies, b.replies, strict=True)):
-            if one.token_ids != other.token_ids:
-                pairs = zip_longest(one.token_ids, other.token_ids)
-                first = next(i for i, (x, y) in enumerate(pairs) if x != y)
-                prompt = index % num_prompts
-                found[prompt] = min(first, found.get(prompt, first))
-    return found

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from trt_eagle3 import bench as bench_defaults
+from trt_eagle3.bench.peers import PEER_NAMES
 from trt_eagle3.commands.console import (
     bars,
     bundle_argument,
@@ -20,6 +22,9 @@ from trt_eagle3.commands.console import (
 from trt_eagle3.errors import UserError
 
 __all__ = ["bench"]
+
+_PeerValues = tuple[str, Path | None, Path | None, Path | None]
+"""Fields of ``PeerOptions``, which is not imported before it is needed."""
 
 
 @click.command()
@@ -70,7 +75,23 @@ __all__ = ["bench"]
     help="Instead: time to the first token of prompts with images and videos.",
 )
 @click.option(
-    "--against", type=click.Choice(["transformers"]), help="With --images: measure this beside it."
+    "--against",
+    metavar="|".join(PEER_NAMES),
+    help="Measure this engine beside it, over the same checkpoints.",
+)
+@click.option(
+    "--checkpoint",
+    type=click.Path(path_type=Path),
+    help="The peer's target, where it is not where BUNDLE was built from.",
+)
+@click.option(
+    "--draft-checkpoint", "draft", type=click.Path(path_type=Path), help="The peer's draft, so too."
+)
+@click.option(
+    "--peer-python",
+    "python",
+    type=click.Path(path_type=Path),
+    help="Python of the environment that has the peer.  [default: this one]",
 )
 @json_option
 def bench(
@@ -79,6 +100,9 @@ def bench(
     plot: Path | None,
     images: bool,
     against: str | None,
+    checkpoint: Path | None,
+    draft: Path | None,
+    python: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -87,11 +111,20 @@ def bench(
     Kernels alone: plugins/bench/kernels.py. Big pairs with random weights: python -m
     trt_eagle3.bench.gpu
     """
+    if against is None and (checkpoint or draft or python):
+        raise UserError("--checkpoint, --draft-checkpoint and --peer-python: of --against only")
+    peer = (against, checkpoint, draft, python) if against else None
     if images:
-        _bench_images(bundle, against, as_json)
-        return
-    if against is not None:
-        raise UserError(f"--against {against}: measured with --images only. Add --images.")
+        _bench_images(bundle, peer, as_json)
+    elif peer:
+        _bench_against(bundle, peer, as_json, tune=tune, plot=plot, **options)
+    else:
+        _bench_alone(bundle, as_json, tune=tune, plot=plot, **options)
+
+
+def _bench_alone(
+    bundle: Path, as_json: bool, *, tune: bool, plot: Path | None, **options: Any
+) -> None:
     from trt_eagle3.bench.result import check_plot
     from trt_eagle3.bench.run import bench as run
     from trt_eagle3.bench.tune import tune as run_tune
@@ -111,11 +144,39 @@ def bench(
         result.plot(plot)
 
 
-def _bench_images(bundle: Path, against: str | None, as_json: bool) -> None:
-    from trt_eagle3.bench.first_token import first_token
+def _bench_against(
+    bundle: Path,
+    peer: _PeerValues,
+    as_json: bool,
+    *,
+    tune: bool,
+    plot: Path | None,
+    rates: Sequence[float],
+    prefix_cache: bool,
+    **options: Any,
+) -> None:
+    unfit = {"--tune": tune, "--plot": plot, "--rate": rates, "--prefix-cache": prefix_cache}
+    if given := [name for name, value in unfit.items() if value]:
+        raise UserError(f"{given[0]}: not with --against. Leave it out.")
+    from trt_eagle3.bench.against import against
+    from trt_eagle3.bench.peers.job import PeerOptions
 
     with bars() as progress:
-        result = first_token(bundle, against=against, progress=progress)
+        result = against(bundle, PeerOptions(*peer), progress=progress, **options)
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        out.print(*result.tables())
+        out.print(*result.lines(), sep="\n", soft_wrap=True, markup=False)
+
+
+def _bench_images(bundle: Path, peer: _PeerValues | None, as_json: bool) -> None:
+    from trt_eagle3.bench.first_token import first_token
+    from trt_eagle3.bench.peers.job import PeerOptions
+
+    with bars() as progress:
+        options = PeerOptions(*peer) if peer else None
+        result = first_token(bundle, peer=options, progress=progress)
     if as_json:
         print_json(result.to_dict())
     else:

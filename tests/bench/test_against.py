@@ -1,0 +1,154 @@
+"""bench --against: the same prompts and tokens on both sides, a process that ends with its job,
+and one line for whatever is missing.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.tiny import TARGET, build_tiny
+from trt_eagle3.bench.against import against
+from trt_eagle3.bench.peers.job import PeerOptions
+from trt_eagle3.bench.peers.process import PeerProcess
+from trt_eagle3.bench.peers.protocol import PeerJob, PeerPrompt
+from trt_eagle3.bench.peers.report import AgainstReport
+from trt_eagle3.errors import EnvironmentMissingError, UserError
+
+TEXTS = ("What is 12 plus 30?", "What is 3 plus 4?")
+JOB = PeerJob(str(TARGET), str(TARGET), None, 5, "float32", "cpu", 256, 2, 1 << 20, has_media=False)
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny(tmp_path_factory.mktemp("engines"))
+
+
+@pytest.fixture(scope="module")
+def report(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> AgainstReport:
+    file = tmp_path_factory.mktemp("prompts") / "prompts.json"
+    file.write_text(json.dumps([{"prompt": text} for text in TEXTS]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        options = PeerOptions("transformers")
+        return against(
+            bundle, options, prompts=file, batches=(1, 2), requests=2, rounds=1, max_tokens=6
+        )
+
+
+def test_transformers_answers_the_same_prompts_with_the_same_tokens(report: AgainstReport) -> None:
+    found = report.to_dict()
+    assert json.loads(json.dumps(found)) == found
+    assert [(row["concurrency"], row["speculation"]) for row in found["rows"]] == [
+        (1, False),
+        (1, True),
+        (2, False),
+        (2, True),
+    ]
+    for row in report.rows:
+        assert row.num_differing == 0
+        assert [len(run.replies) for run in row.peer.runs] == [
+            len(run.replies) for run in row.ours.runs
+        ]
+        assert row.ratio > 0
+        assert not row.peer_speculation, "transformers has no EAGLE-3"
+
+
+def test_report_shows_both_sides_and_the_peer_s_version(report: AgainstReport) -> None:
+    shown = io.StringIO()
+    Console(width=200, file=shown).print(*report.tables())
+    assert shown.getvalue().count("transformers") == 4
+    assert "against transformers" in report.lines()[0]
+
+
+def test_peer_that_is_not_installed_is_one_line(bundle: Path) -> None:
+    with pytest.raises(EnvironmentMissingError, match=r"vllm: not installed for .*pip install"):
+        against(bundle, PeerOptions("vllm"))
+
+
+def test_peer_that_is_too_old_is_one_line(tmp_path: Path) -> None:
+    """A Python whose vLLM is of 2024."""
+    info = tmp_path / "vllm-0.6.3.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.6.3\n")
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{tmp_path}" exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    with pytest.raises(
+        EnvironmentMissingError, match=r"vllm: expected 0\.25 or later .*got 0\.6\.3"
+    ):
+        PeerProcess("vllm", JOB, python)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (PeerOptions("sglang"), "--against sglang: expected transformers or vllm"),
+        (PeerOptions("transformers", checkpoint=Path("/no")), "/no: no target checkpoint there"),
+        (
+            PeerOptions("transformers", python=Path("/no/python")),
+            "--peer-python /no/python: cannot",
+        ),
+    ],
+)
+def test_wrong_options_are_refused(bundle: Path, options: PeerOptions, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        against(bundle, options)
+
+
+def test_peer_process_that_dies_is_one_line_and_ends(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho CUDA is on fire >&2\n")
+    python.chmod(0o755)
+    with pytest.raises(UserError, match=r"its process has ended\. It said last: CUDA is on fire"):
+        PeerProcess("vllm", JOB, python)
+
+
+def test_closing_a_peer_ends_what_it_started(tmp_path: Path) -> None:
+    """A peer whose child would outlive it, as vLLM's engine core may."""
+    python, note = tmp_path / "python", tmp_path / "child"
+    python.write_text(
+        f'#!/bin/sh\nsleep 60 &\necho $! > {note}\necho \'{{"version": "1"}}\'\nwait\n'
+    )
+    python.chmod(0o755)
+    with PeerProcess("vllm", JOB, python):
+        child = Path(f"/proc/{note.read_text().strip()}/stat")
+        assert child.exists()
+    deadline = time.monotonic() + 5
+    while _lives(child) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not _lives(child)
+
+
+def _lives(stat: Path) -> bool:
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_steps_of_a_peer_become_cycles_and_accepted_positions(tmp_path: Path) -> None:
+    reply: dict[str, Any] = {
+        "token_ids": [1, 2, 3, 4, 5, 6],
+        "first_token_seconds": 0.5,
+        "passes": [[0.1, 3], [0.1, 1], [0.2, 1]],
+    }
+    lines = [{"version": "1"}, {"seconds": 1.0, "replies": [reply]}]
+    python = tmp_path / "python"
+    text = "\n".join(json.dumps(line) for line in lines)
+    python.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
+    python.chmod(0o755)
+    with PeerProcess("vllm", JOB, python) as peer:
+        run = peer.run([PeerPrompt("x")], max_tokens=6)
+    assert (run.cycles, run.accepted) == (3, (1, 1))
+    assert run.tokens_per_second == 6
+    assert run.replies[0].passes == ((0.1, 3), (0.1, 1), (0.2, 1))

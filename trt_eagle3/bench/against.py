@@ -1,0 +1,227 @@
+"""bench --against: a bundle and another engine over the same checkpoints, the same prompts, on the
+same machine.
+
+The other engine runs in a process of its own. Rounds alternate; the first is not counted. Answers
+are compared too: where they differ, a ratio is between different work.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from trt_eagle3.bench import MAX_TOKENS, ROUNDS
+from trt_eagle3.bench.peers.job import PeerOptions, can_draft, check_peer, open_peer, peer_prompts
+from trt_eagle3.bench.peers.process import PeerProcess
+from trt_eagle3.bench.peers.report import AgainstReport, AgainstRow
+from trt_eagle3.bench.result import Side
+from trt_eagle3.bench.run import num_requests
+from trt_eagle3.bench.workload import (
+    Load,
+    Progress,
+    Run,
+    batch_sizes,
+    drive,
+    make_requests,
+    open_engine,
+)
+from trt_eagle3.decode.llm import LLM
+from trt_eagle3.engine.machine import machine_name
+from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal.image import load_image
+from trt_eagle3.prompts.bundled import bundled_questions
+from trt_eagle3.prompts.prompt_file import Question, read_questions
+
+__all__ = ["against"]
+
+Ask = Callable[[int, int], Run]
+"""Answers ``count`` requests, so many in flight."""
+
+
+@dataclass(frozen=True)
+class _Sampling:
+    max_tokens: int
+    ignore_eos: bool
+
+
+def against(
+    bundle: Path,
+    peer: PeerOptions,
+    *,
+    prompts: Path | None = None,
+    batches: Sequence[int] = (),
+    requests: int | None = None,
+    rounds: int = ROUNDS,
+    max_tokens: int = MAX_TOKENS,
+    ignore_eos: bool = False,
+    progress: Progress = lambda *_: None,
+) -> AgainstReport:
+    """Measure a bundle and ``peer``, without speculation, and where both can draft, with it.
+
+    Args:
+        prompts, batches, requests, rounds, max_tokens, ignore_eos: as of ``bench``. Prompts with
+            videos are left out.
+    Raises:
+        UserError: anything wrong with bundle, prompts or the peer's checkpoints.
+        EnvironmentMissingError: the peer is not installed.
+    """
+    check_peer(peer.name)
+    given = read_questions(prompts) if prompts else None
+    sampling = _Sampling(max_tokens, ignore_eos)
+    with ExitStack() as stack:
+        engine = open_engine(bundle)
+        stack.callback(engine.close)
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        questions, num_left_out = _questions(engine, given, folder)
+        loads = [Load(size) for size in batch_sizes(engine, batches)]
+        has_media = any(question.images for question in questions)
+        peers = _open_peers(stack, engine, peer, loads[-1].concurrency, has_media)
+        engine.start()  # after the peers, which are given their memory beforehand
+        asks = _asks(engine, peers, questions, sampling)
+        counts = {load: requests or num_requests(load, len(questions)) for load in loads}
+        found = _rounds(asks, counts, rounds, progress)
+        facts = {
+            **_facts(engine, peers, sampling, rounds),
+            "bundle": str(bundle),
+            "num_prompts": len(questions),
+            "num_left_out": num_left_out,
+        }
+    rows = [row for load in loads for row in _rows(load, found, len(questions))]
+    return AgainstReport(facts, tuple(rows))
+
+
+def _open_peers(
+    stack: ExitStack, engine: LLM, options: PeerOptions, batch_size: int, has_media: bool
+) -> dict[bool, PeerProcess]:
+    """The peer without speculation, and where both sides can draft with it."""
+    both = engine.bundle.manifest is not None and can_draft(options.name)
+    return {
+        speculation: stack.enter_context(
+            open_peer(
+                options,
+                engine.bundle,
+                has_media=has_media,
+                speculation=speculation,
+                batch_size=batch_size,
+            )
+        )
+        for speculation in ((False, True) if both else (False,))
+    }
+
+
+def _questions(
+    engine: LLM, given: Sequence[Question] | None, folder: Path
+) -> tuple[list[Question], int]:
+    """Prompts whose images are files in ``folder``, and how many with videos are left out."""
+    asked = given or bundled_questions(vision=engine.bundle.spec.vision is not None)
+    kept = [question for question in asked if not question.videos]
+    if not kept:
+        raise UserError("--against: prompts with videos are left out, and there are no others")
+    found = []
+    for number, question in enumerate(kept):
+        images = [
+            _as_file(image, folder / f"{number}-{index}.png")
+            for index, image in enumerate(question.images)
+        ]
+        found.append(Question(question.prompt, images))
+    return found, len(asked) - len(kept)
+
+
+def _as_file(image: Any, file: Path) -> Path:
+    if isinstance(image, str | Path):
+        return Path(image).absolute()
+    (image if isinstance(image, Image.Image) else load_image(image)).save(file)
+    return file
+
+
+def _asks(
+    engine: LLM,
+    peers: Mapping[bool, PeerProcess],
+    questions: Sequence[Question],
+    sampling: _Sampling,
+) -> dict[tuple[str, bool], Ask]:
+    """How each side is asked, by whose it is and whether it speculates."""
+    options = {"max_tokens": sampling.max_tokens, "ignore_eos": sampling.ignore_eos}
+
+    def ours(speculation: bool) -> Ask:
+        return lambda count, size: drive(
+            engine,
+            make_requests(questions, count, speculation=speculation, **options),
+            Load(size),
+        )
+
+    def theirs(peer: PeerProcess) -> Ask:
+        return lambda count, size: peer.run(
+            peer_prompts(questions, count),
+            max_tokens=sampling.max_tokens,
+            ignore_eos=sampling.ignore_eos,
+            concurrency=size,
+        )
+
+    found: dict[tuple[str, bool], Ask] = {}
+    for speculation in (False, True) if engine.bundle.manifest is not None else (False,):
+        found["ours", speculation] = ours(speculation)
+        if speculation in peers:
+            found["peer", speculation] = theirs(peers[speculation])
+    return found
+
+
+_Found = Mapping[tuple[Load, str, bool], list[Run]]
+
+
+def _rounds(
+    asks: Mapping[tuple[str, bool], Ask],
+    counts: Mapping[Load, int],
+    rounds: int,
+    progress: Progress,
+) -> _Found:
+    """Every load by every side, who goes first changing from round to round."""
+    found: dict[tuple[Load, str, bool], list[Run]] = {}
+    order = list(asks)
+    for number in range(rounds + 1):
+        for index, (load, count) in enumerate(counts.items()):
+            progress("rounds", number * len(counts) + index, (rounds + 1) * len(counts))
+            for side in order if number % 2 else order[::-1]:
+                run = asks[side](count, load.concurrency)
+                if number:
+                    found.setdefault((load, *side), []).append(run)
+    progress("rounds", 1, 1)
+    return found
+
+
+def _rows(load: Load, found: _Found, num_prompts: int) -> list[AgainstRow]:
+    """Plain against plain, and speculative against the peer's speculative, or else its plain."""
+    rows = []
+    for speculation in (False, True):
+        if (load, "ours", speculation) not in found:
+            continue
+        same = (load, "peer", speculation) in found
+        ours = Side(tuple(found[load, "ours", speculation]))
+        theirs = Side(tuple(found[load, "peer", speculation and same]))
+        rows.append(AgainstRow(load, speculation, speculation and same, ours, theirs, num_prompts))
+    return rows
+
+
+def _facts(
+    engine: LLM, peers: Mapping[bool, PeerProcess], sampling: _Sampling, rounds: int
+) -> dict[str, Any]:
+    record = engine.bundle.record
+    return {
+        "version": version("trt-eagle3"),
+        "peer": peers[False].name,
+        "peer_version": peers[False].version,
+        "machine": machine_name(engine.bundle.device),
+        "backend": record.engine.backend,
+        "dtype": record.config.engine.dtype,
+        "speculation": record.config.speculation.model_dump(mode="json"),
+        "max_tokens": sampling.max_tokens,
+        "ignore_eos": sampling.ignore_eos,
+        "rounds": rounds,
+    }

@@ -1,0 +1,108 @@
+"""What of a bundle a peer is given: its checkpoints, limits, and as many bytes of KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from trt_eagle3.bench.peers import PEER_NAMES
+from trt_eagle3.bench.peers.process import PeerProcess
+from trt_eagle3.bench.peers.protocol import PeerJob, PeerPrompt
+from trt_eagle3.decode.loaded_bundle import LoadedBundle
+from trt_eagle3.engine.memory import free_bytes, memory_need
+from trt_eagle3.errors import UserError
+from trt_eagle3.prompts.prompt_file import Question
+
+__all__ = ["PeerOptions", "can_draft", "check_peer", "open_peer", "peer_prompts"]
+
+_KV_SHARE = 0.25  # of what is free: three programs may share the GPU
+_SLACK = 1.1  # a peer's pages are larger, and it wastes some
+_FEWEST_ROWS = 4096
+
+
+@dataclass(frozen=True)
+class PeerOptions:
+    """Who is asked, and what differs from the bundle's record.
+
+    Attributes:
+        name: one of ``PEERS``.
+        checkpoint, draft: folders in place of those that the bundle was built from.
+        python: of the environment that has the peer; None: this one.
+    """
+
+    name: str
+    checkpoint: Path | None = None
+    draft: Path | None = None
+    python: Path | None = None
+
+
+def check_peer(name: str) -> None:
+    """Refuse an unknown peer."""
+    if name not in PEER_NAMES:
+        raise UserError(f"--against {name}: expected {' or '.join(PEER_NAMES)}")
+
+
+def can_draft(name: str) -> bool:
+    """Whether the peer knows EAGLE-3."""
+    return name == "vllm"
+
+
+@contextmanager
+def open_peer(
+    options: PeerOptions,
+    bundle: LoadedBundle,
+    *,
+    has_media: bool,
+    speculation: bool = False,
+    batch_size: int = 1,
+) -> Iterator[PeerProcess]:
+    """Start a peer on the checkpoints of ``bundle``; ``speculation``: with their draft.
+
+    ``has_media``: prompts will have images or videos.
+
+    Raises:
+        EnvironmentMissingError: it is not installed.
+        UserError: a checkpoint is not where the bundle was built from, or the peer cannot read it.
+    """
+    target = _folder(bundle, "target", options.checkpoint, "--checkpoint")
+    draft = _folder(bundle, "draft", options.draft, "--draft-checkpoint") if speculation else None
+    job = PeerJob(
+        target=str(target),
+        processor=str(bundle.path.absolute() / "processor"),
+        draft=None if draft is None else str(draft),
+        num_steps=bundle.record.config.speculation.steps,
+        dtype=bundle.record.config.engine.dtype,
+        device=bundle.device,
+        max_seq_len=bundle.limits.max_seq_len,
+        max_batch_size=batch_size,
+        kv_bytes=_kv_bytes(bundle, batch_size),
+        has_media=has_media,
+    )
+    with PeerProcess(options.name, job, options.python) as peer:
+        yield peer
+
+
+def peer_prompts(questions: Sequence[Question], count: int) -> list[PeerPrompt]:
+    """The first ``count`` of the questions in turn, whose images are files."""
+    turns = (questions[index % len(questions)] for index in range(count))
+    return [PeerPrompt(q.prompt, tuple(str(image) for image in q.images)) for q in turns]
+
+
+def _folder(bundle: LoadedBundle, role: str, given: Path | None, option: str) -> Path:
+    folder = Path(bundle.record.sources[role].path) if given is None else given
+    if not (folder / "config.json").is_file():
+        raise UserError(f"{folder}: no {role} checkpoint there. Say where it is: {option} DIR")
+    return folder.absolute()
+
+
+def _kv_bytes(bundle: LoadedBundle, batch_size: int) -> int:
+    """Rows for ``batch_size`` whole sequences, as far as the memory goes."""
+    need = memory_need(
+        bundle.spec, bundle.manifest, bundle.limits, bundle.record.config.engine
+    ).kv_token
+    rows = max(batch_size * bundle.limits.max_seq_len, _FEWEST_ROWS)
+    free = free_bytes() if bundle.device == "cuda" else None
+    wanted = int(_SLACK * rows * need)
+    return wanted if free is None else min(wanted, int(_KV_SHARE * free))

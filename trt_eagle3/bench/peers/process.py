@@ -1,0 +1,172 @@
+"""A peer as its benchmark sees it: a process that opens a job and answers rounds."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+import trt_eagle3
+from trt_eagle3.bench.peers.protocol import (
+    PeerJob,
+    PeerPrompt,
+    PeerReply,
+    PeerRound,
+    from_line,
+    reply_of,
+    to_line,
+)
+from trt_eagle3.bench.workload import Reply, Run
+from trt_eagle3.errors import EnvironmentMissingError, TrtEagle3Error, UserError, clip
+
+__all__ = ["PeerProcess"]
+
+_START_S = 900.0  # vLLM compiles and captures when it starts
+_ROUND_S = 1800.0
+
+
+class PeerProcess:
+    """A peer in a process group of its own, which ends with this; a context manager."""
+
+    def __init__(self, name: str, job: PeerJob, python: Path | None = None) -> None:
+        """Start peer ``name`` on ``job``, in the environment of ``python``, by default this one.
+
+        Raises:
+            EnvironmentMissingError: the peer is not installed there, or too old.
+            UserError: it cannot open the job, or ``python`` cannot be run.
+        """
+        self.name = name
+        self._log = _nameless_file()
+        self._process = _launch(name, python, self._log)
+        self._lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+        try:
+            self.version: str = self._ask(to_line(job), _START_S)["version"]
+        except BaseException:
+            self.close()
+            raise
+
+    def run(
+        self,
+        prompts: Sequence[PeerPrompt],
+        *,
+        max_tokens: int,
+        ignore_eos: bool = False,
+        concurrency: int = 1,
+    ) -> Run:
+        """Answer ``prompts``, ``concurrency`` of them in flight.
+
+        Raises:
+            UserError: a prompt that the peer cannot take, or the peer has died.
+        """
+        asked = PeerRound(tuple(prompts), max_tokens, ignore_eos, concurrency)
+        found = self._ask(to_line(asked), _ROUND_S)
+        return _run_of([reply_of(reply) for reply in found["replies"]], found["seconds"])
+
+    def close(self) -> None:
+        """End the process and all that it started."""
+        for how in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, how)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(10)
+        for pipe in (self._process.stdin, self._process.stdout, self._log):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _read(self) -> None:
+        """Lines of the process, and an empty one at its end."""
+        assert self._process.stdout is not None
+        with contextlib.suppress(ValueError, OSError):  # closed
+            for line in self._process.stdout:
+                self._lines.put(line)
+        self._lines.put("")
+
+    def _ask(self, line: str, seconds: float) -> Mapping[str, Any]:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # what it said last is told below
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+        try:
+            answer = self._lines.get(timeout=seconds)
+        except queue.Empty:
+            raise UserError(
+                f"{self.name}: no answer within {seconds:g} s. {self._said()}"
+            ) from None
+        if not answer:
+            raise UserError(f"{self.name}: its process has ended. {self._said()}")
+        found = from_line(answer)
+        if "error" in found:
+            kind: type[TrtEagle3Error] = EnvironmentMissingError if found["missing"] else UserError
+            message = clip(found["error"], 600)
+            raise kind(message if message.startswith(self.name) else f"{self.name}: {message}")
+        return found
+
+    def _said(self) -> str:
+        """The last line of its stderr."""
+        self._log.seek(max(self._log.seek(0, os.SEEK_END) - 4096, 0))
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        return f"It said last: {clip(lines[-1], 400)}" if lines else "It said nothing."
+
+
+def _nameless_file() -> BinaryIO:
+    descriptor, path = tempfile.mkstemp()
+    Path(path).unlink()
+    return os.fdopen(descriptor, "w+b")
+
+
+def _launch(name: str, python: Path | None, log: BinaryIO) -> subprocess.Popen[str]:
+    """Run the driver; ``-P`` keeps files of the working folder from being imported."""
+    home = str(Path(trt_eagle3.__file__).parent.parent)
+    paths = [home, *filter(None, [os.environ.get("PYTHONPATH")])]
+    command = [str(python or sys.executable), "-P", "-m", "trt_eagle3.bench.peers.driver", name]
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise UserError(
+            f"--peer-python {python}: cannot be run: {error.strerror}. Give the Python of the "
+            f"environment that has {name}."
+        ) from error
+
+
+def _run_of(replies: Sequence[PeerReply], seconds: float) -> Run:
+    """Replies as of our own engine; every step after the first token is a cycle that drafted."""
+    depths = Counter(count - 1 for reply in replies for _, count in reply.passes)
+    deepest = max(depths, default=0)
+    accepted = tuple(sum(depths[d] for d in depths if d >= at) for at in range(1, deepest + 1))
+    return Run(
+        tuple(Reply(r.token_ids, r.first_token_seconds, r.passes) for r in replies),
+        seconds,
+        depths.total(),
+        accepted,
+    )

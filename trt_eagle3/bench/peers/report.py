@@ -1,0 +1,133 @@
+"""What bench --against found: our side and the peer's for each load, as JSON and a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from rich.table import Table
+
+from trt_eagle3.bench.result import Side, differing_prompts
+from trt_eagle3.bench.workload import Load
+
+__all__ = ["AgainstReport", "AgainstRow"]
+
+
+@dataclass(frozen=True)
+class AgainstRow:
+    """One load and one way of decoding.
+
+    Attributes:
+        speculation: whether our side drafts. peer_speculation: whether the peer does.
+        num_prompts: different prompts of a round.
+    """
+
+    load: Load
+    speculation: bool
+    peer_speculation: bool
+    ours: Side
+    peer: Side
+    num_prompts: int
+
+    @property
+    def ratio(self) -> float:
+        """Tokens per second, ours to the peer's: the median over rounds, whose two sides ran one
+        after the other.
+        """
+        pairs = zip(self.ours.runs, self.peer.runs, strict=True)
+        return median(a.tokens_per_second / b.tokens_per_second for a, b in pairs)
+
+    @property
+    def first_token_ratio(self) -> float | None:
+        """Median time to the first token, the peer's to ours: above 1, ours is faster."""
+        ours, peer = self.ours.first_token, self.peer.first_token
+        return peer.p50 / ours.p50 if ours and peer else None
+
+    @property
+    def num_differing(self) -> int:
+        """Prompts to which the two sides gave different tokens in some round."""
+        return len(differing_prompts(self.ours, self.peer, self.num_prompts))
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "concurrency": self.load.concurrency,
+            "speculation": self.speculation,
+            "peer_speculation": self.peer_speculation,
+            "ratio": self.ratio,
+            "first_token_ratio": self.first_token_ratio,
+            "num_differing": self.num_differing,
+            "ours": self.ours.to_dict(),
+            "peer": self.peer.to_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class AgainstReport:
+    """All loads; ``facts`` are what they have in common (bundle, peer, machine, prompts, ...)."""
+
+    facts: Mapping[str, Any]
+    rows: tuple[AgainstRow, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values; ``docs/bench.md`` describes them."""
+        return {**self.facts, "rows": [row.to_dict() for row in self.rows]}
+
+    def tables(self) -> list[Table]:
+        """Speed by load, ours above the peer's; ratios above 1: ours is faster."""
+        table = Table(
+            "in flight",
+            "engine",
+            "decoding",
+            "tokens/s",
+            "ratio",
+            "first token ms, p50 / p95 / p99",
+            "ratio",
+            "per token ms, p50 / p95 / p99",
+            "acceptance length",
+        )
+        for row in self.rows:
+            first = row.first_token_ratio
+            ratios = f"{row.ratio:.2f}", f"{first:.2f}" if first else ""
+            ours = _cells(row.ours, ratios, drafted=row.speculation)
+            theirs = _cells(row.peer, ("", ""), drafted=row.peer_speculation)
+            table.add_row(row.load.name, "trt-eagle3", *ours)
+            table.add_row("", self.facts["peer"], *theirs, end_section=True)
+        return [table]
+
+    def lines(self) -> list[str]:
+        """What was measured, and on what; how many answers differ; what was left out."""
+        f = self.facts
+        lines = [
+            f"{f['bundle']} against {f['peer']} {f['peer_version']} on {f['machine']}: "
+            f"{f['backend']}, {f['dtype']}, {f['num_prompts']} prompts, medians of {f['rounds']} "
+            "rounds; a ratio above 1: ours is faster"
+        ]
+        if f["num_left_out"]:
+            lines.append(f"note: {f['num_left_out']} prompts with videos are left out")
+        for row in self.rows:
+            if row.num_differing:
+                lines.append(
+                    f"note: {row.load.name} in flight, {_decoding(row.speculation)}: the tokens of "
+                    f"{row.num_differing} of {row.num_prompts} prompts differ"
+                )
+        return lines
+
+
+def _cells(side: Side, ratios: tuple[str, str], *, drafted: bool) -> list[str]:
+    length = side.acceptance_length if drafted else None
+    return [
+        _decoding(drafted),
+        f"{side.tokens_per_second:.0f}",
+        ratios[0],
+        str(side.first_token or ""),
+        ratios[1],
+        str(side.per_token or ""),
+        f"{length:.2f}" if length else "",
+    ]
+
+
+def _decoding(drafted: bool) -> str:
+    return "speculative" if drafted else "plain"

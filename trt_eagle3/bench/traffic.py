@@ -1,0 +1,125 @@
+"""Chat requests as a crowd sends them: short and long texts, some with a picture, none twice."""
+
+from __future__ import annotations
+
+import base64
+import io
+import random
+from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+from PIL import Image
+
+from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal.image import load_image
+from trt_eagle3.prompts.prompt_file import Question
+
+__all__ = ["Body", "drawn_bodies", "pauses", "question_bodies"]
+
+Body = dict[str, Any]
+
+_WORDS = (
+    "river",
+    "stone",
+    "cloud",
+    "paper",
+    "light",
+    "winter",
+    "garden",
+    "engine",
+    "market",
+    "bridge",
+)
+_PROMPT_WORDS = ((10, 60), (60, 250), (250, 900))  # short, middling and long prompts, as often
+_ANSWER_TOKENS = (16, 256)
+_SIDES = (224, 256, 320, 384, 448)  # of pictures, pixels
+_QUALITY = 85
+
+
+def drawn_bodies(
+    count: int, *, seed: int, salt: int = 0, pictures: float, max_tokens: int
+) -> list[Body]:
+    """``count`` bodies of ``/v1/chat/completions``; answers run to their drawn lengths.
+
+    Args:
+        seed: of lengths and sizes. salt: of contents, so that a server that has seen them with
+            another salt can reuse nothing.
+        pictures: the share that has one. max_tokens: of an answer at most.
+    """
+    draw = random.Random(seed)
+    return [_drawn(draw, f"{seed}/{salt}/{i}", pictures, max_tokens) for i in range(count)]
+
+
+def question_bodies(questions: Sequence[Question], count: int, *, max_tokens: int) -> list[Body]:
+    """The questions in turn; those with videos are left out, as no server of the kind takes them.
+
+    Raises:
+        UserError: all have videos, or an image cannot be read.
+    """
+    kept = [question for question in questions if not question.videos]
+    if not kept:
+        raise UserError("prompts: all of them have videos. Give texts or images.")
+    contents = [[*map(_part, map(_file_uri, q.images)), _text(q.prompt)] for q in kept]
+    return [_body(content, max_tokens) for content in islice(cycle(contents), count)]
+
+
+def _drawn(draw: random.Random, key: str, pictures: float, max_tokens: int) -> Body:
+    words = draw.choices(_WORDS, k=draw.randint(*draw.choice(_PROMPT_WORDS)))
+    number = crc32(key.encode())
+    content = [_text(f"{number:010}: {' '.join(words)}. What follows?")]
+    size = draw.choice(_SIDES), draw.choice(_SIDES)
+    if draw.random() < pictures:
+        content.insert(0, _part(_drawn_uri(size, number)))
+    body = _body(content, min(draw.randint(*_ANSWER_TOKENS), max_tokens))
+    return {**body, "ignore_eos": True}
+
+
+def _body(content: list[Body], max_tokens: int) -> Body:
+    return {
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": max_tokens,
+        "temperature": 0.0,
+    }
+
+
+def _text(text: str) -> Body:
+    return {"type": "text", "text": text}
+
+
+def _part(uri: str) -> Body:
+    return {"type": "image_url", "image_url": {"url": uri}}
+
+
+def _drawn_uri(size: tuple[int, int], seed: int) -> str:
+    """Soft shapes."""
+    numbers = np.random.default_rng(seed)
+    small = Image.fromarray(numbers.integers(0, 256, (6, 8, 3), dtype=np.uint8))
+    return _uri(small.resize(size, Image.Resampling.BICUBIC), "JPEG", quality=_QUALITY)
+
+
+def _file_uri(image: Any) -> str:
+    if isinstance(image, str | Path):
+        try:
+            data = Path(image).read_bytes()
+        except OSError as error:
+            raise UserError(f"{image}: cannot read the image: {error.strerror}") from error
+        return f"data:image/*;base64,{base64.b64encode(data).decode()}"
+    return _uri(load_image(image), "PNG")
+
+
+def _uri(image: Image.Image, kind: str, **options: Any) -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    data = base64.b64encode(buffer.getvalue()).decode()
+    return f"data:image/{kind.lower()};base64,{data}"
+
+
+def pauses(seed: int, mean_seconds: float) -> Iterator[float]:
+    """Exponentially distributed pauses: arrivals at random."""
+    draw = random.Random(seed)
+    while True:
+        yield draw.expovariate(1 / mean_seconds) if mean_seconds > 0 else 0.0
