@@ -19,7 +19,11 @@ demo: $(BUNDLE)/bundle.json
 $(BUNDLE)/bundle.json: $(READY) build_configs/tiny.yaml $(SOURCES)
 	$(BIN)/trt-eagle3 build --config build_configs/tiny.yaml
 
-test: lint $(TRITON_READY) $(TENSORRT_READY)
+# Every process of the tests would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+test: $(READY)
+	@$(MAKE) --no-print-directory --jobs=2 lint $(TRITON_READY) $(TENSORRT_READY)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder  # files with few tests are the longest here
 
 lint: $(READY)

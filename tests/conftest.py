@@ -1,7 +1,8 @@
-"""What all tests share: each draws the same numbers on every machine and in any order, and torch
-keeps to one core.
+"""What all tests share: each draws the same numbers on every machine and in any order, torch
+keeps to one core, and the longest files begin first.
 """
 
+from pathlib import Path
 from zlib import crc32
 
 import pytest
@@ -13,6 +14,33 @@ settings.register_profile(
 )
 settings.load_profile("trt-eagle3")
 torch.set_num_threads(1)
+
+
+LONGEST = (
+    "parity/test_faults.py",
+    "triton/test_server.py",
+    "triton/test_operations.py",
+    "probe/test_search.py",
+    "decode/test_core.py",
+    "decode/test_batches.py",
+    "serving/test_app.py",
+    "parity/test_clean.py",
+    "parity/test_command.py",
+    "probe/test_planted.py",
+    "probe/test_command.py",
+    "decode/test_decoder.py",
+    "test_tiny_pair.py",
+    "decode/test_verify.py",
+    "decode/test_sampled_decoder.py",
+    "serving/test_connection.py",
+)
+"""Files that take longest. They begin first, so that two workers end at the same time."""
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {HERE / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get(item.path, len(rank)))
 
 
 @pytest.fixture(autouse=True)

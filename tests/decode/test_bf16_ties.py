@@ -19,6 +19,7 @@ from trt_eagle3.decode.preprocess import PromptPreprocessor
 from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, causal_mask
 from trt_eagle3.decode.state import layer_states
 from trt_eagle3.decode.vision_encoder import VisionEncoder
+from trt_eagle3.engine.session import Session
 
 PROMPTS = 40
 CUDA = {"backend": "torch", "device": "cuda", "dtype": "bfloat16"}
@@ -37,12 +38,17 @@ def float32(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     return trt_eagle3.load(build_tiny(tmp_path_factory.mktemp("float32")))
 
 
+@pytest.fixture(scope="module")
+def session(float32: LLM) -> Session:
+    return float32.bundle.open_graph("target")
+
+
 def options(example: Example) -> dict[str, object]:
     videos = [list(example.frames)] if example.frames else []
     return {"images": list(example.images), "videos": videos}
 
 
-def next_logits(engine: LLM, example: Example, tokens: Sequence[int]) -> Tensor:
+def next_logits(engine: LLM, session: Session, example: Example, tokens: Sequence[int]) -> Tensor:
     """f32 [V]: what the float32 target says after the prompt and ``tokens``, in one pass over
     all of them.
     """
@@ -54,7 +60,6 @@ def next_logits(engine: LLM, example: Example, tokens: Sequence[int]) -> Tensor:
     ids = torch.cat([prompt.token_ids, torch.tensor(tokens, dtype=torch.int64)])
     pages = torch.arange(1, -(-len(ids) // page_size) + 1, dtype=torch.int32)[None]
     slots = (pages.shape[1] + 1) * page_size
-    session = engine.bundle.open_graph("target")
     states = layer_states(session.states, slots)
     embedding = engine.bundle.embedding
     target = TargetRunner(session, states, embedding, engine.bundle.spec.num_visual_levels)
@@ -78,7 +83,7 @@ def distance(logits: Tensor, tokens: Sequence[int]) -> float:
 
 @pytest.mark.gpu
 def test_every_mismatch_of_bfloat16_speculation_is_a_tie(
-    float32: LLM, tmp_path: Path, record_property: pytest.RecordProperty
+    float32: LLM, session: Session, tmp_path: Path, record_property: pytest.RecordProperty
 ) -> None:
     if not torch.cuda.is_available():
         pytest.skip("torch sees no CUDA device")
@@ -94,7 +99,7 @@ def test_every_mismatch_of_bfloat16_speculation_is_a_tie(
         if plain == speculative:
             continue
         first = next(i for i, (a, b) in enumerate(zip(plain, speculative, strict=False)) if a != b)
-        logits = next_logits(float32, example, plain[:first])
+        logits = next_logits(float32, session, example, plain[:first])
         gaps.append(distance(logits, (plain[first], speculative[first])))
     record_property("mismatches", len(gaps))
     print(
@@ -104,16 +109,19 @@ def test_every_mismatch_of_bfloat16_speculation_is_a_tie(
     assert all(gap < TIE for gap in gaps), gaps
 
 
-def test_the_float32_target_says_the_engine_s_own_tokens(float32: LLM) -> None:
+def test_the_float32_target_says_the_engine_s_own_tokens(float32: LLM, session: Session) -> None:
     for example in examples("heldout", 11, 6):
         tokens = float32.generate(
             example.prompt, speculation=False, max_tokens=8, **options(example)
         ).token_ids
         for count in (0, 1, len(tokens) - 1):
-            assert distance(next_logits(float32, example, tokens[:count]), [tokens[count]]) == 0
+            assert (
+                distance(next_logits(float32, session, example, tokens[:count]), [tokens[count]])
+                == 0
+            )
 
 
-def test_a_wrong_token_is_no_tie(float32: LLM) -> None:
+def test_a_wrong_token_is_no_tie(float32: LLM, session: Session) -> None:
     """Planted: the second-best token of a trained target, at each place of an answer, would have
     been noticed.
     """
@@ -123,7 +131,7 @@ def test_a_wrong_token_is_no_tie(float32: LLM) -> None:
             example.prompt, speculation=False, max_tokens=6, **options(example)
         ).token_ids
         for count in range(len(tokens)):
-            logits = next_logits(float32, example, tokens[:count])
+            logits = next_logits(float32, session, example, tokens[:count])
             second = int(logits.topk(2).indices[1])
             places += 1
             ties += distance(logits, (tokens[count], second)) < TIE

@@ -28,7 +28,7 @@ from trt_eagle3.decode.state import layer_states
 from trt_eagle3.decode.tree import Tree
 from trt_eagle3.spec import RopeSpec
 
-NUM_PAGES, BATCH, BATCHES = 1200, 150, 6
+NUM_PAGES, BATCH, BATCHES = 1200, 150, 4
 TREES: dict[str, AnyTree | None] = {
     "plain": None,
     "chain": Tree.from_paths([(0,), (0, 0), (0, 0, 0)]),
@@ -175,7 +175,7 @@ def test_biased_sampler_is_caught_through_the_decoder(
     monkeypatch.setattr(torch.Tensor, "index_put", lambda self, *_: self)
     prompt = make_prompt(pair, LAYOUTS["text"], seed=1)
     counts = torch.zeros(VOCAB, VOCAB, dtype=torch.int64)
-    for batch in range(4):
+    for batch in range(BATCHES):
         samplings = [
             replace(SAMPLING, seed=seed) for seed in range(batch * BATCH, (batch + 1) * BATCH)
         ]

@@ -14,9 +14,9 @@ from tests.decode.heldout import heldout, plain_answers, request_of, served
 from tests.tiny import build_tiny
 
 PROMPTS = 40
-REQUESTS = 400
+REQUESTS = 240
 CANCELLED_EACH = 20
-SAMPLED_EACH = 80
+SAMPLED_EACH = 48
 BLOCKS_A_REQUEST = 5  # of Python's allocator: an Answer that is kept holds sixty
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.parity.planting import MANIFEST, SPEC
+from tests.parity.shared_reference import share_reference
 from tests.tiny import ROOT, build_tiny
 from trt_eagle3.parity.checks import sampling as sampling_check
 from trt_eagle3.parity.checks.registry import CHECKS
@@ -50,9 +51,19 @@ def without(*stages: str) -> list[str]:
     return [name for name in CHECKS for stage in stages if name.startswith(_STAGES[stage])]
 
 
-def inspect(engine: RecordingEngine, patch: pytest.MonkeyPatch, looks: Sequence[str] = ()) -> Found:
-    """Validate with one prompt, several where a stage wants them; ``looks``: those of
-    ``OPTIONAL`` that run.
+SETTINGS = ("temperature 0.7", "top_p 0.8", "min_p 0.1", "penalties")
+"""Of sampling."""
+
+
+def inspect(
+    engine: RecordingEngine,
+    patch: pytest.MonkeyPatch,
+    looks: Sequence[str] = (),
+    settings: Collection[str] = SETTINGS,
+) -> Found:
+    """Validate with one prompt, several where a stage wants them.
+
+    ``looks``: those of ``OPTIONAL`` that run. ``settings``: those of ``SETTINGS`` that are sampled.
     """
     cases = [case()]
     if "sampling" in looks:
@@ -63,10 +74,8 @@ def inspect(engine: RecordingEngine, patch: pytest.MonkeyPatch, looks: Sequence[
             for i in (5, 6, 7)
         ]
     patch.setattr(sampling_check, "_DRAWS", 1000)
-    some = {
-        name: sampling_check._SETTINGS[name]
-        for name in ("temperature 0.7", "top_p 0.8", "min_p 0.1", "penalties")
-    }
+    some = {name: sampling_check._SETTINGS[name] for name in SETTINGS if name in settings}
     patch.setattr(sampling_check, "_SETTINGS", some)
+    share_reference(patch)
     left_out = without(*(stage for stage in OPTIONAL if stage not in looks))
     return Validation(engine, left_out=left_out).run(cases, MAX_TOKENS, SPEC, MANIFEST)

@@ -21,7 +21,7 @@ from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.decode.answer import Answer
-from trt_eagle3.decode.loaded_bundle import LoadedBundle
+from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
 from trt_eagle3.decode.preprocess import PromptPreprocessor
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.request import Request
@@ -121,6 +121,24 @@ class Planted:
         (self.bundle / name).write_bytes(data)
 
 
+_OPENED: dict[tuple[str | int, ...], Session] = {}
+
+
+def _opened(bundle: LoadedBundle, graph: str, intermediates: Sequence[str]) -> Session:
+    """A session of ``graph``, opened once for all bundles that share its files: a fault changes
+    few, and what is bound is bound anew by each engine.
+    """
+    roles = ("target",) if graph in {"target", "vision"} else ("target", "draft")
+    weights = [file for role in roles for file in (bundle.path / "weights" / role).iterdir()]
+    files = [file.stat() for file in (bundle.path / graph / "model.onnx", *sorted(weights))]
+    if any(file.st_nlink == 1 for file in files):  # it is the fault's
+        return open_graph_of(bundle, graph, intermediates)
+    key = (graph, *intermediates, *(file.st_ino for file in files))
+    if key not in _OPENED:
+        _OPENED[key] = open_graph_of(bundle, graph, intermediates)
+    return _OPENED[key]
+
+
 class FaultyRecorder(Recorder):
     """Opens sessions with a planted fault."""
 
@@ -137,7 +155,7 @@ class FaultyRecorder(Recorder):
         return Seam(session, seam.given, seam.gave) if seam and not intermediates else session
 
     def _open(self, bundle: LoadedBundle, graph: str, intermediates: Sequence[str]) -> Session:
-        session = super()._open(bundle, graph, intermediates)
+        session = _opened(bundle, graph, intermediates)
         seam = self._planted.inside.get(graph)
         return Seam(session, seam.given, seam.gave) if seam else session
 

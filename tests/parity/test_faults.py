@@ -47,7 +47,7 @@ def test_planted_fault_is_caught_and_named(
     fault = FAULTS[name]
     planted = plant_in(tree_bundle, tmp_path, monkeypatch)
     fault.plant(planted)
-    found = inspect(planted.engine(), monkeypatch, fault.looks)
+    found = inspect(planted.engine(), monkeypatch, fault.looks, {"temperature 0.7", fault.tensor})
     assert found.diagnosis is not None, "no check failed"
     assert (found.diagnosis.check, found.diagnosis.tensor) == (fault.check, fault.tensor)
     assert found.diagnosis.stage == CHECKS[fault.check].stage

@@ -24,8 +24,10 @@ from trt_eagle3.cli import cli
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.target import target_graph
+from trt_eagle3.parity.checks import sampling as sampling_check
 from trt_eagle3.parity.metrics import relative_error
 from trt_eagle3.parity.reference.target import load_reference
+from trt_eagle3.parity.report import plots
 from trt_eagle3.serving.warm_up import warm_up
 
 PROMPTS = ("What is 12 plus 30?", "Explain in two sentences why the sky is blue.")
@@ -119,7 +121,11 @@ def test_inspect_names_the_family(bundle: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["validate", "probe", "bench"])
-def test_commands_take_a_text_bundle(command: str, bundle: Path, tmp_path: Path) -> None:
+def test_commands_take_a_text_bundle(
+    command: str, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampling_check, "_DRAWS", 250)  # they have tests of their own
+    monkeypatch.setattr(plots, "_svg", lambda _: "<svg></svg>")
     asked = (*PROMPTS, "What is 7 minus 5?") if command == "probe" else PROMPTS[:1]
     prompts = tmp_path / "prompts.json"
     prompts.write_text(json.dumps([{"prompt": prompt} for prompt in asked]))

@@ -52,16 +52,20 @@ class Qwen3VLReference(TargetReference):
         """transformers' positions [3, S] and rope_delta of a prompt whose grids stand in prompt
         order.
         """
-        with torch.device("meta"):
-            model = hf.Qwen3VLModel(self.config)
         kinds = (token_ids == self.config.image_token_id).int() + 2 * (
             token_ids == self.config.video_token_id
         ).int()
         images, videos = _split_grids(kinds, grid_thw, self.config.vision_config.spatial_merge_size)
-        positions, delta = model.get_rope_index(
+        positions, delta = self._weightless.get_rope_index(
             token_ids[None], kinds[None], image_grid_thw=images, video_grid_thw=videos
         )
         return positions[:, 0], int(delta[0])
+
+    @cached_property
+    def _weightless(self) -> Any:
+        """The whole model on the meta device: it counts positions, and making it takes longer."""
+        with torch.device("meta"):
+            return hf.Qwen3VLModel(self.config)
 
     @torch.no_grad()
     @full_float32()
