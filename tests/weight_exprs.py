@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from trt_eagle3.dtype import COMPUTE_DTYPES, DType
+from trt_eagle3.graph.formats.format import IntegerRows
 from trt_eagle3.graph.weights import WeightExpr, WeightPart
 
 FILE = "w.raw"
@@ -64,3 +65,8 @@ def cases(draw: st.DrawFn, dtypes: tuple[DType, ...] = COMPUTE_DTYPES, unit: int
         stored.append(tensor)
         end += place[3]
     return Case(WeightExpr(tuple(parts), draw(st.sampled_from(dtypes))), tuple(stored))
+
+
+def no_integers(_expr: WeightExpr, part: WeightPart) -> IntegerRows:
+    """What unpacks integer weights where there are none."""
+    raise AssertionError(f"{part.name} is not quantised")

@@ -118,6 +118,9 @@ class EngineConfig(_Section):
         residual: type of the target's residual stream, ``compute`` = ``dtype``. Qwen3-VL leaves
             float16's range there. Left out: ``float32`` for tensorrt with float16, ``compute``
             elsewhere.
+        activations: what products with integer weights read their input as. ``int8`` (onnxruntime
+            alone) is ONNX Runtime's accuracy level 4: rows rounded to int8, many times faster and
+            less exact; ``compute`` dequantises the weights at load.
         page_size: tokens per page of the KV cache.
         prefill_chunk: prompt tokens per target pass. Left out: 2048 for torch on cuda, 512
             elsewhere.
@@ -128,6 +131,7 @@ class EngineConfig(_Section):
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     residual: Literal["compute", "float32"] = "compute"
+    activations: Literal["compute", "int8"] = "compute"
     page_size: PositiveInt = 16
     prefill_chunk: PositiveInt = 512
     tensorrt: TensorRTConfig = TensorRTConfig()

@@ -128,8 +128,9 @@ def _copy_processor(spec: TargetCheckpoint, folder: Path) -> None:
 
 
 def _tensors(spec: TargetCheckpoint, manifest: DraftManifest | None) -> list[TensorRef]:
-    """Of target and draft."""
-    return [*spec.tensors.values(), *(manifest.tensors.values() if manifest else ())]
+    """Of target and draft, as they lie on disk."""
+    refs = [*spec.tensors.values(), *(manifest.tensors.values() if manifest else ())]
+    return [stored for ref in refs for stored in ref.stored]
 
 
 def _read_draft(config: BuildConfig, spec: TargetCheckpoint) -> DraftManifest | None:

@@ -31,7 +31,7 @@ def ready(
     """One weight made of ``tensors`` stacked, each times ``scale``."""
     save_file(tensors, folder / "model.safetensors")
     index = open_index(folder)
-    parts = tuple(part_of(index[name], index[name].file.name, scale) for name in tensors)
+    parts = tuple(part_of(index[name], lambda r: r.file.name, scale) for name in tensors)
     return TrtExport(onnx.ModelProto(), {"w": 256}, {"w": WeightExpr(parts, dtype_named(dtype))})
 
 

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 
 from tests.reference.checkpoint import file_name, random_draft, write_tensors
 from tests.reference.target import random_target
+from tests.weight_exprs import no_integers
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.dtype import COMPUTE_DTYPES
 from trt_eagle3.errors import UserError
@@ -88,7 +89,7 @@ def test_graph_file_passes_the_full_onnx_check(
 def test_graph_with_weight_nodes_passes_the_full_onnx_check(
     models: dict[str, onnx.ModelProto], folder: Path, name: str
 ) -> None:
-    model = with_weight_nodes(models[name])
+    model, _ = with_weight_nodes(models[name], no_integers)
     places = {e.value for t in model.graph.initializer for e in t.external_data}
     assert DESCRIBED not in places
     path = folder / f"{name}.nodes.onnx"

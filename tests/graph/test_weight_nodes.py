@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from onnx import helper
 
-from tests.weight_exprs import Case, cases
+from tests.weight_exprs import Case, cases, no_integers
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
 from trt_eagle3.engine.weights import materialise
@@ -57,7 +57,8 @@ def test_model_with_weight_nodes_is_plain_onnx_and_its_source_unchanged(
     case.write(root)
     model = selection(case)
     before = model.SerializeToString()
-    made = with_weight_nodes(model)
+    made, arrays = with_weight_nodes(model, no_integers)
+    assert arrays == {}
     assert model.SerializeToString() == before
     assert METADATA_KEY not in {p.key for p in made.metadata_props}
     (root / "plain.onnx").write_bytes(made.SerializeToString())

@@ -12,8 +12,7 @@ from tests.weight_exprs import Case, cases
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.errors import UserError
-from trt_eagle3.graph import weight_formats
-from trt_eagle3.graph.weight_formats import WEIGHT_FORMATS, format_of
+from trt_eagle3.graph.weight_formats import format_of
 from trt_eagle3.graph.weights import (
     METADATA_KEY,
     WeightExpr,
@@ -114,23 +113,11 @@ def test_initializer_that_is_not_described_is_refused_by_name() -> None:
         external_weights(model)
 
 
-class Eight:
-    """A format that takes what dense does not: bytes."""
-
-    def takes(self, ref: TensorRef) -> bool:
-        return ref.dtype == "F8_E4M3"
-
-
 def ref(dtype: str) -> TensorRef:
     return TensorRef(f"w.{dtype}", Path("w.safetensors"), 0, 4, dtype, (4,))
 
 
-def test_format_is_that_of_all_tensors_of_a_weight(monkeypatch: pytest.MonkeyPatch) -> None:
-    formats = {**WEIGHT_FORMATS, "eight": Eight()}
-    monkeypatch.setattr(weight_formats, "WEIGHT_FORMATS", formats)
+def test_format_of_tensors_that_are_no_numbers_is_refused() -> None:
     assert format_of([ref("BF16"), ref("F32")]) == "dense"
-    assert format_of([ref("F8_E4M3")]) == "eight"
-    with pytest.raises(UserError, match=r"w\.F8_E4M3: expected weight format dense as w\.BF16"):
-        format_of([ref("BF16"), ref("F8_E4M3")])
     with pytest.raises(UserError, match=r"expected a float32, float16 or bfloat16 tensor, got I64"):
         format_of([ref("I64")])

@@ -11,12 +11,11 @@ from typing import Any
 
 from trt_eagle3.checkpoint.config_value import Kind, config_value
 from trt_eagle3.checkpoint.tensor_index import TensorRef
-from trt_eagle3.errors import UserError, clip
+from trt_eagle3.errors import UserError
 from trt_eagle3.io.json_file import read_json_object
 
 __all__ = [
     "ModelConfig",
-    "check_unquantised",
     "eos_token_ids",
     "read_json",
     "read_model_config",
@@ -72,19 +71,6 @@ def read_model_config(directory: Path) -> ModelConfig:
     """
     file = directory / "config.json"
     return ModelConfig(read_json(file), file)
-
-
-def check_unquantised(config: ModelConfig, sections: tuple[str, ...] = ("",)) -> None:
-    """Refuse a checkpoint whose weights are quantised."""
-    keys = [f"{section}quantization_config" for section in sections]
-    for key in (*keys, "compression_config"):
-        quantised = config.get(key, "object")
-        if quantised:
-            method = quantised.get("quant_method", "unknown")
-            raise UserError(
-                f"{config.file.parent}: quantised by {clip(method)}: not supported. Use the "
-                "unquantised checkpoint."
-            )
 
 
 def tied_head(

@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from trt_eagle3.checkpoint.quantised.weight import Quantisation
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.spec import TargetSpec
 
@@ -27,10 +28,12 @@ class TargetCheckpoint(TargetSpec):
             ``layers.0.self_attn.q_proj.weight``, ``embed_tokens.weight``, ``norm.weight``,
             ``visual.`` before those of a vision tower, and ``lm_head.weight``, which is the token
             table's place when the head is tied.
+        quantisation: what it says of its quantised weights; None where there are none.
     """
 
     path: Path
     tensors: Mapping[str, TensorRef]
+    quantisation: Quantisation | None = None
 
 
 _MAX_LAYERS = 1 << 14  # of a kind; no decoder has as many

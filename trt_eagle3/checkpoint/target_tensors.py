@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
 from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES, TensorRef
 from trt_eagle3.errors import UserError, clip
 from trt_eagle3.spec import AttentionSpec, LayerSpec
@@ -80,8 +81,8 @@ def check_tensors(
     directory: Path,
     optional: frozenset[str] = frozenset(),
 ) -> None:
-    """Refuse tensors that are missing, surplus (but for ``optional``), misshapen, or not of a
-    float type.
+    """Refuse tensors that are missing, surplus (but for ``optional``), misshapen, or neither of a
+    float type nor of a weight format.
     """
     missing = [name for name in shapes if name not in tensors]
     if missing:
@@ -103,10 +104,10 @@ def check_tensors(
                 f"{directory}: {clip(name)}: expected shape {list(shape)} by config.json, "
                 f"got {list(ref.shape)} in {ref.file.name}"
             )
-        if ref.dtype not in FLOAT_DTYPES:
+        if ref.dtype not in FLOAT_DTYPES and not isinstance(ref, QuantisedRef):
             raise UserError(
                 f"{directory}: {clip(name)}: expected float32, float16 or bfloat16, got "
-                f"{ref.dtype}. Use the unquantised checkpoint."
+                f"{ref.dtype}, and no config says how it is quantised. Use the whole checkpoint."
             )
 
 

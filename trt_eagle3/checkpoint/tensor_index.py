@@ -54,6 +54,11 @@ class TensorRef:
     dtype: str
     shape: tuple[int, ...]
 
+    @property
+    def stored(self) -> tuple[TensorRef, ...]:
+        """Every tensor on disk that it is read from: this one; of a quantised weight several."""
+        return (self,)
+
 
 def open_index(directory: Path) -> Mapping[str, TensorRef]:
     """Index the safetensors of a checkpoint: a sharded index, else every ``*.safetensors`` in the

@@ -9,8 +9,10 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_to_dict
+from trt_eagle3.checkpoint.quantised.weight import Quantisation
 from trt_eagle3.checkpoint.target import TargetCheckpoint, target_to_dict
 from trt_eagle3.engine.bundle import BUILD_SCRIPT
+from trt_eagle3.errors import clip
 from trt_eagle3.families.registry import family_of
 from trt_eagle3.spec import RopeSpec, VisionSpec
 
@@ -21,11 +23,17 @@ if TYPE_CHECKING:  # they import torch, which `--help` should not wait for
 
 __all__ = ["build", "build_lines", "generation_line", "inspection", "inspection_lines"]
 
+_EXCLUDED_SHOWN = 6
+
 
 def inspection(spec: TargetCheckpoint, manifest: DraftManifest | None) -> dict[str, Any]:
     """What ``inspect --json`` prints."""
     return {
-        "target": {"path": str(spec.path), **target_to_dict(spec)},
+        "target": {
+            "path": str(spec.path),
+            **target_to_dict(spec),
+            "quantisation": spec.quantisation.as_dict() if spec.quantisation else None,
+        },
         "draft": None
         if manifest is None
         else {"path": str(manifest.path), **manifest_to_dict(manifest)},
@@ -39,6 +47,7 @@ def inspection_lines(
     found, and warnings.
     """
     parts: list[RenderableType] = [_target_line(spec)]
+    parts += [_quantisation_line(spec.quantisation)] if spec.quantisation else []
     if manifest:
         parts += [_draft_line(manifest), _meaning_table(manifest)]
         parts += [f"warning: {warning}" for warning in manifest.warnings]
@@ -61,6 +70,22 @@ def _vision_text(vision: VisionSpec | None) -> str:
         return "text only"
     blocks = f"vision {vision.depth} blocks of {vision.hidden_size}"
     return f"{blocks}, visual levels after {list(vision.level_blocks)}"
+
+
+def _quantisation_line(found: Quantisation) -> str:
+    """Format, groups, what is left alone, and who says so."""
+    weights = ", ".join(f"{count} weights {title}" for title, count in found.weights.items())
+    excluded = ", ".join(found.excluded[:_EXCLUDED_SHOWN]) or "nothing by name"
+    more = len(found.excluded) - _EXCLUDED_SHOWN
+    parts = [
+        f"  quantised by {found.provenance}: {weights}",
+        f"activations {found.activations}",
+        f"excluded {clip(excluded)}{f' and {more} more' if more > 0 else ''}",
+    ]
+    if found.kv_cache or found.kv_scales:
+        told = found.kv_cache or "not named"
+        parts.append(f"KV cache {told}, {len(found.kv_scales)} scales (kept 16-bit here)")
+    return "; ".join(parts)
 
 
 def _draft_line(manifest: DraftManifest) -> str:

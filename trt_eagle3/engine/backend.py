@@ -28,6 +28,7 @@ __all__ = [
     "Library",
     "all_backends",
     "backend_named",
+    "check_compute_activations",
     "check_compute_residual",
 ]
 
@@ -150,6 +151,19 @@ def check_compute_residual(config: EngineConfig) -> None:
         raise ValueError(
             "residual: float32 is for backend: tensorrt with dtype: float16, "
             f"got {config.dtype} on {config.backend}. Leave it out."
+        )
+
+
+def check_compute_activations(config: EngineConfig) -> None:
+    """Refuse activations of another type than the one that everything is computed in.
+
+    Raises:
+        ValueError: naming the backend that has them.
+    """
+    if config.activations != "compute":
+        raise ValueError(
+            f"activations: {config.activations} is for backend: onnxruntime, got "
+            f"{config.backend}. Leave it out."
         )
 
 

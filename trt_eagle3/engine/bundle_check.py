@@ -15,7 +15,6 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES, TensorRef, open_file
 from trt_eagle3.engine.bundle_record import BUNDLE_FILE, BundleRecord, FileRecord, TensorRecord
 from trt_eagle3.errors import UserError, clip, quote
-from trt_eagle3.graph.weight_formats import WEIGHT_FORMATS
 from trt_eagle3.graph.weights import DESCRIBED, WeightExpr, descriptions, weight_expr
 from trt_eagle3.io.bounded_read import open_regular, read_bounded
 from trt_eagle3.spec import TargetSpec
@@ -214,10 +213,8 @@ def _check_external(
     if place.get("location") != DESCRIBED:
         _check_location(place.get("location", ""), files)
     expr = weight_expr(tensor, described)
-    if expr.format not in WEIGHT_FORMATS:
-        raise ValueError(f"weight format {quote(expr.format)}")
     for part in expr.parts:
-        for stored in WEIGHT_FORMATS[expr.format].tensors(part):
+        for stored in part.stored:
             _check_location(stored.location, files)
             end, size = stored.offset + stored.num_bytes, files[stored.location].size
             if stored.offset < 0 or end > size:

@@ -25,7 +25,7 @@ class EmbeddingTable:
                 f"{ref.file}: {ref.name}: expected float32, float16 or bfloat16, got {ref.dtype}"
             )
         stored = dtype_of_safetensors(ref.dtype)
-        table = WeightExpr((part_of(ref, ref.file.name),), stored)
+        table = WeightExpr((part_of(ref, lambda r: r.file.name),), stored)
         self._table = materialise(table, ref.file.parent, stored, device)
         self._dtype = dtype
 

@@ -39,7 +39,7 @@ def converted_content(ref: TensorRef, dtype: DType) -> Content:
     """
     if ref.dtype not in FLOAT_DTYPES:
         return ref_content(ref)
-    expr = WeightExpr((part_of(ref, ref.file.name),), dtype)
+    expr = WeightExpr((part_of(ref, lambda r: r.file.name),), dtype)
 
     def chunks() -> Iterable[bytes]:
         return map(_raw, _in_order(expr, ref.file.parent))

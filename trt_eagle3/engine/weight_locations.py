@@ -66,7 +66,8 @@ class FileLocations:
             roles["draft"] = manifest.tensors.values()
         self.locations: dict[Path, str] = {}
         self._by_role: dict[str, list[Path]] = {}
-        for role, refs in roles.items():
+        for role, weights in roles.items():
+            refs = [stored for ref in weights for stored in ref.stored]
             new = sorted({ref.file for ref in refs} - self.locations.keys())
             self._by_role[role] = new
             by_file = {ref.file: ref for ref in refs}

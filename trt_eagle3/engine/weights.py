@@ -14,10 +14,20 @@ from torch import Tensor
 
 from trt_eagle3.dtype import DType
 from trt_eagle3.errors import UserError, clip
+from trt_eagle3.graph.formats.format import IntegerFormat, IntegerRows
 from trt_eagle3.graph.weight_formats import WEIGHT_FORMATS
-from trt_eagle3.graph.weights import WeightExpr, WeightPart
+from trt_eagle3.graph.weights import StoredTensor, WeightExpr, WeightPart
 
-__all__ = ["Piece", "Shard", "materialise", "pieces", "read_chunks", "sharded_shape"]
+__all__ = [
+    "Piece",
+    "Shard",
+    "integer_rows",
+    "mapped",
+    "materialise",
+    "pieces",
+    "read_chunks",
+    "sharded_shape",
+]
 
 _CHUNK_BYTES = 1 << 23
 
@@ -61,7 +71,7 @@ def materialise(
             read, or is cut short; a part that cannot be cut into equal pieces.
     """
     if expr.is_stored and dtype == expr.dtype and shard is None:
-        return _mapped(expr.parts[0], root).to(device)
+        return mapped(expr.parts[0].stored[0], root).to(device)
     made = torch.empty(sharded_shape(expr, shard), dtype=dtype.torch, device=device)
     for where, values in pieces(expr, root, dtype, device, shard):
         made[where] = values
@@ -100,8 +110,9 @@ def pieces(
         window = _window(part, shard)
         size = window.num_columns if part.transpose else window.num_rows
         done = 0
-        for stored in _stored_rows(part, root, window):
-            values = _converted(expr, part, root, stored.to(device), dtype)
+        read = _dequantised_rows if part.quantised else _stored_rows
+        for stored in read(expr, part, root, window, device):
+            values = _converted(part, root, stored.to(device), dtype)
             taken = slice(done, done + len(stored))
             if part.transpose:
                 yield Piece((slice(start, start + size), taken), values.T)
@@ -109,6 +120,19 @@ def pieces(
                 yield Piece((slice(start + taken.start, start + taken.stop),), values)
             done = taken.stop
         start += size
+
+
+def integer_rows(expr: WeightExpr, part: WeightPart, root: Path) -> IntegerRows:
+    """Read the whole numbers of an integer part, with their zero points and scales.
+
+    Raises:
+        UserError: a file cannot be read, or is cut short.
+    """
+    form, quantised = WEIGHT_FORMATS[expr.format], part.quantised
+    assert isinstance(form, IntegerFormat), expr.format
+    assert quantised is not None, part.name
+    stored = {t.role: mapped(t, root) for t in part.stored}
+    return form.rows(quantised, stored, slice(0, quantised.shape[0]))
 
 
 def read_chunks(name: str, file: Path, offset: int, sizes: Iterator[int]) -> Iterator[bytearray]:
@@ -142,13 +166,14 @@ class _Window(NamedTuple):
 
 def _window(part: WeightPart, shard: Shard | None) -> _Window:
     first, end = part.row_range
-    columns = part.shape[1] if len(part.shape) > 1 else 1
+    shape = part.values_shape
+    columns = shape[1] if len(shape) > 1 else 1
     whole = _Window(first, end - first, 0, columns)
     if shard is None:
         return whole
     axis = 1 - shard.axis if part.transpose else shard.axis
-    if axis >= len(part.shape):
-        raise UserError(f"{part.name}: has no axis {axis} to cut, its shape is {list(part.shape)}")
+    if axis >= len(shape):
+        raise UserError(f"{part.name}: has no axis {axis} to cut, its shape is {list(shape)}")
     if axis:
         size = _piece_size(part, columns, shard.world)
         return whole._replace(first_column=shard.rank * size, num_columns=size)
@@ -165,7 +190,25 @@ def _piece_size(part: WeightPart, count: int, world: int) -> int:
     return count // world
 
 
-def _stored_rows(part: WeightPart, root: Path, window: _Window) -> Iterator[Tensor]:
+def _dequantised_rows(
+    expr: WeightExpr, part: WeightPart, root: Path, window: _Window, device: torch.device | str
+) -> Iterator[Tensor]:
+    """Consecutive rows float32 [n, ...] of a quantised part, of the window's columns."""
+    quantised = part.quantised
+    assert quantised is not None, part.name
+    stored = {t.role: mapped(t, root).to(device) for t in part.stored}
+    form = WEIGHT_FORMATS[expr.format]
+    each = max(1, _CHUNK_BYTES // (4 * quantised.shape[1]))
+    columns = slice(window.first_column, window.first_column + window.num_columns)
+    end = window.first_row + window.num_rows
+    for row in range(window.first_row, end, each):
+        rows = slice(row, min(end, row + each))
+        yield form.dequantise(quantised, stored, rows)[:, columns]
+
+
+def _stored_rows(
+    _expr: WeightExpr, part: WeightPart, root: Path, window: _Window, _device: torch.device | str
+) -> Iterator[Tensor]:
     """Consecutive rows [n, ...] as they are stored, of the window's columns."""
     row_values = prod(part.shape[1:])
     row_bytes = part.dtype.num_bytes(row_values)
@@ -180,11 +223,8 @@ def _stored_rows(part: WeightPart, root: Path, window: _Window) -> Iterator[Tens
         yield rows[:, window.first_column : end] if rows.ndim > 1 else rows
 
 
-def _converted(
-    expr: WeightExpr, part: WeightPart, root: Path, stored: Tensor, dtype: DType
-) -> Tensor:
+def _converted(part: WeightPart, root: Path, values: Tensor, dtype: DType) -> Tensor:
     """The values as ``dtype``, times the part's scale."""
-    values = WEIGHT_FORMATS[expr.format].dequantise(part, stored)
     scaled = values if part.scale == 1.0 else values.float() * part.scale
     made = scaled.to(dtype.torch)
     if not bool(torch.isfinite(made).all()):
@@ -202,11 +242,19 @@ def _unfit(part: WeightPart, root: Path, worst: float, dtype: DType) -> UserErro
     )
 
 
-def _mapped(part: WeightPart, root: Path) -> Tensor:
-    file = root / part.location
+def mapped(stored: StoredTensor, root: Path) -> Tensor:
+    """A tensor on disk, mapped and not read.
+
+    Raises:
+        UserError: the file cannot be read, or is cut short.
+    """
+    file = root / stored.location
     try:
         # mode c: copy on write, so that torch may call the memory its own
-        raw = np.memmap(file, dtype=np.uint8, mode="c", offset=part.offset, shape=(part.num_bytes,))
+        size = (stored.num_bytes,)
+        raw = np.memmap(file, dtype=np.uint8, mode="c", offset=stored.offset, shape=size)
     except (OSError, ValueError) as error:
-        raise UserError(f"{file}: cannot map {part.name}: {error}. Rebuild the bundle.") from error
-    return torch.from_numpy(raw).view(part.dtype.torch).view(part.shape)
+        raise UserError(
+            f"{file}: cannot map {stored.name}: {error}. Rebuild the bundle."
+        ) from error
+    return torch.from_numpy(raw).view(stored.dtype.torch).view(stored.shape)

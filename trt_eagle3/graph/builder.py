@@ -16,7 +16,7 @@ from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.dtype import dtype_named, dtype_of_onnx
 from trt_eagle3.graph.ops import DOMAIN, OPS, OPSET, reference_function
 from trt_eagle3.graph.states import LEADING_DIM, write_states
-from trt_eagle3.graph.weight_formats import WEIGHT_FORMATS, format_of
+from trt_eagle3.graph.weight_formats import format_of
 from trt_eagle3.graph.weights import WeightExpr, part_of, weight_initializer, write_descriptions
 from trt_eagle3.spec import StateSpec
 
@@ -107,7 +107,7 @@ class GraphBuilder:
 
     def _expression(self, refs: Sequence[TensorRef], scales: Sequence[float]) -> WeightExpr:
         form = format_of(refs)
-        parts = (part_of(r, self._resolve(r), s) for r, s in zip(refs, scales, strict=True))
+        parts = (part_of(r, self._resolve, s) for r, s in zip(refs, scales, strict=True))
         return WeightExpr(tuple(parts), dtype_of_onnx(self.dtype), form)
 
     def _weight(self, name: str, expr: WeightExpr) -> Value:
@@ -242,8 +242,7 @@ class GraphBuilder:
         """
         weight = self.concat_weights(weights, f"{name}.weight", scales)
         bias = self.concat_weights(biases, f"{name}.bias", scales) if biases else None
-        form = WEIGHT_FORMATS[self._weights[weight.name].format]
-        return form.linear(self, x, weight, bias, name)
+        return self.op("Gemm", x, weight, *([bias] if bias else []), name=name, transB=1)
 
     def build(self) -> onnx.ModelProto:
         """The finished model, with the reference lowering of every op of ours that it uses."""

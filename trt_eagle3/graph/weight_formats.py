@@ -1,78 +1,34 @@
-"""Weight formats: how a weight's numbers are stored, read, and used in a graph."""
+"""The registry of weight formats. ``dense`` has none: its numbers are the values."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol
 
+from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
 from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES, TensorRef
 from trt_eagle3.errors import UserError
-from trt_eagle3.graph.weights import WeightPart
+from trt_eagle3.graph.formats.awq import AwqFormat
+from trt_eagle3.graph.formats.format import WeightFormat
+from trt_eagle3.graph.formats.fp8 import Fp8Format
+from trt_eagle3.graph.formats.gptq import GptqFormat
+from trt_eagle3.graph.formats.int8 import Int8Format
+from trt_eagle3.graph.formats.nvfp4 import Nvfp4Format
+from trt_eagle3.graph.formats.pack_quantized import PackQuantizedFormat
 
-if TYPE_CHECKING:
-    from onnx import NodeProto
-    from torch import Tensor
+__all__ = ["WEIGHT_FORMATS", "format_of"]
 
-    from trt_eagle3.graph.builder import GraphBuilder, Value
-
-__all__ = ["WEIGHT_FORMATS", "DenseFormat", "WeightFormat", "format_of"]
-
-
-class WeightFormat(Protocol):
-    """One way in which checkpoints store weights. Formats have no state."""
-
-    def takes(self, ref: TensorRef) -> bool:
-        """Whether the tensor at ``ref`` is one of this format."""
-        ...
-
-    def tensors(self, part: WeightPart) -> tuple[WeightPart, ...]:
-        """The tensors on disk that ``part`` is read from; scales of a quantised one among them."""
-        ...
-
-    def dequantise(self, part: WeightPart, stored: Tensor) -> Tensor:
-        """The values of ``stored``, consecutive rows of ``part``, in a floating type that holds
-        them.
-        """
-        ...
-
-    def dequantise_nodes(self, part: WeightPart, stored: str) -> list[NodeProto]:
-        """Standard nodes that compute ``dequantise`` of the tensor ``stored``; none where it is the
-        values.
-        """
-        ...
-
-    def linear(
-        self, b: GraphBuilder, x: Value, weight: Value, bias: Value | None, name: str
-    ) -> Value:
-        """Add the nodes of ``x [n, in] @ weight [out, in].T + bias [out]``."""
-        ...
-
-
-class DenseFormat:
-    """Plain floating numbers, one tensor a weight."""
-
-    def takes(self, ref: TensorRef) -> bool:
-        return ref.dtype in FLOAT_DTYPES
-
-    def tensors(self, part: WeightPart) -> tuple[WeightPart, ...]:
-        return (part,)
-
-    def dequantise(self, part: WeightPart, stored: Tensor) -> Tensor:
-        del part
-        return stored
-
-    def dequantise_nodes(self, part: WeightPart, stored: str) -> list[NodeProto]:
-        del part, stored
-        return []
-
-    def linear(
-        self, b: GraphBuilder, x: Value, weight: Value, bias: Value | None, name: str
-    ) -> Value:
-        biases = () if bias is None else (bias,)
-        return b.op("Gemm", x, weight, *biases, name=name, transB=1)
-
-
-WEIGHT_FORMATS: Mapping[str, WeightFormat] = {"dense": DenseFormat()}
+WEIGHT_FORMATS: Mapping[str, WeightFormat] = {
+    "awq": AwqFormat(4),
+    "fp8": Fp8Format(),
+    "gptq": GptqFormat(4, less_one=True),
+    "gptq_v2": GptqFormat(4, less_one=False),
+    "int4_packed": PackQuantizedFormat(4),
+    "int8": Int8Format(8),
+    "int8_packed": PackQuantizedFormat(8),
+    "nvfp4": Nvfp4Format(divides=False),
+    "nvfp4_divided": Nvfp4Format(divides=True),
+}
+"""Name of a layout (``checkpoint.quantised.layout.LAYOUTS``) -> what makes values of it."""
 
 
 def format_of(refs: Sequence[TensorRef]) -> str:
@@ -85,16 +41,19 @@ def format_of(refs: Sequence[TensorRef]) -> str:
     other = next((ref for ref, name in zip(refs, names, strict=True) if name != names[0]), None)
     if other is not None:
         raise UserError(
-            f"{other.file.name}: {other.name}: expected weight format {names[0]} as {refs[0].name}"
+            f"{other.file.name}: {other.name}: expected weight format {names[0]} as "
+            f"{refs[0].name}, with which it is one product, got {_format_of(other)}. Quantise both "
+            "alike."
         )
     return names[0]
 
 
 def _format_of(ref: TensorRef) -> str:
-    name = next((name for name, form in WEIGHT_FORMATS.items() if form.takes(ref)), None)
-    if name is None:
+    if isinstance(ref, QuantisedRef):
+        return ref.format
+    if ref.dtype not in FLOAT_DTYPES:
         raise UserError(
             f"{ref.file.name}: {ref.name}: expected a float32, float16 or bfloat16 tensor, got "
             f"{ref.dtype}. Use the unquantised checkpoint."
         )
-    return name
+    return "dense"

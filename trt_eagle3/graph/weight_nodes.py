@@ -7,30 +7,46 @@ kernels pack for themselves: twice the memory.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
 from trt_eagle3.dtype import dtype_named
+from trt_eagle3.graph.formats.format import IntegerFormat, IntegerRows, NodeFormat
 from trt_eagle3.graph.weight_formats import WEIGHT_FORMATS
 from trt_eagle3.graph.weights import (
+    DESCRIBED,
     METADATA_KEY,
+    StoredTensor,
     WeightExpr,
     WeightPart,
     descriptions,
     weight_initializer,
 )
 
-__all__ = ["with_weight_nodes"]
+__all__ = ["Arrays", "Unpack", "array_initializer", "with_weight_nodes"]
+
+Unpack = Callable[[WeightExpr, WeightPart], IntegerRows]
+"""Reads the whole numbers of an integer part from disk."""
+Arrays = Mapping[str, NDArray[Any]]
+"""Tensors that a runtime must be handed, by initializer name."""
+_FLOAT = dtype_named("float32").onnx
 
 
-def with_weight_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
-    """``model`` whose every external initializer is a tensor on disk; it is not changed.
+def with_weight_nodes(model: onnx.ModelProto, unpack: Unpack) -> tuple[onnx.ModelProto, Arrays]:
+    """``model`` whose every weight is a tensor on disk or in memory; it is not changed.
 
+    Returns:
+        the model, and the whole numbers of integer weights, unpacked: no standard node reads their
+        packings.
     Raises:
         UserError: its metadata do not describe a weight.
     """
-    lowering = _Lowering()
+    lowering = _Lowering(unpack)
     described = descriptions(model)
     for name, expr in described.items():
         lowering.weight(name, expr)
@@ -45,15 +61,26 @@ def with_weight_nodes(model: onnx.ModelProto) -> onnx.ModelProto:
     metadata = [entry for entry in made.metadata_props if entry.key != METADATA_KEY]
     del made.metadata_props[:]
     made.metadata_props.extend(metadata)
-    return made
+    return made, lowering.arrays
+
+
+def array_initializer(name: str, array: NDArray[Any]) -> TensorProto:
+    """The initializer of an array that a runtime is handed beside the model."""
+    dtype = helper.np_dtype_to_tensor_dtype(array.dtype)
+    proto = TensorProto(name=name, data_type=dtype, dims=array.shape)
+    proto.data_location = TensorProto.EXTERNAL
+    proto.external_data.add(key="location", value=DESCRIBED)
+    return proto
 
 
 class _Lowering:
     """Collects the nodes of all weights, and the tensors that they start from."""
 
-    def __init__(self) -> None:
+    def __init__(self, unpack: Unpack) -> None:
         self.nodes: list[NodeProto] = []
         self.initializers: list[TensorProto] = []
+        self.arrays: dict[str, NDArray[Any]] = {}
+        self._unpack = unpack
 
     def weight(self, name: str, expr: WeightExpr) -> None:
         """Add the nodes that make ``name``."""
@@ -65,25 +92,50 @@ class _Lowering:
 
     def _part(self, prefix: str, part: WeightPart, expr: WeightExpr) -> str:
         """One part's values in the weight's type; returns their name."""
-        tensor = WeightPart(
-            part.name, part.location, part.offset, part.num_bytes, part.dtype, part.shape
-        )
-        stored = WeightExpr((tensor,), part.dtype)
-        self.initializers.append(weight_initializer(prefix, stored))
-        value = prefix
-        if part.row_range != (0, part.shape[0]):
+        value = self._values(prefix, part, expr)
+        if part.row_range != (0, part.values_shape[0]):
             first, end = (self._constant(f"{prefix}/{r}", [r]) for r in part.row_range)
             value = self._node("Slice", [value, first, end], f"{prefix}/rows")
-        dequantise = WEIGHT_FORMATS[expr.format].dequantise_nodes(part, value)
-        self.nodes += dequantise
-        value = dequantise[-1].output[0] if dequantise else value
         if part.transpose:
             value = self._node("Transpose", [value], f"{prefix}/transposed", perm=[1, 0])
-        if part.scale == 1.0 and part.dtype == expr.dtype and not dequantise:
+        if part.scale == 1.0 and part.dtype == expr.dtype and not part.quantised:
             return value
         if part.scale != 1.0:
             value = self._scaled(value, prefix, part.scale)
         return self._node("Cast", [value], f"{prefix}/cast", to=expr.dtype.onnx)
+
+    def _values(self, prefix: str, part: WeightPart, expr: WeightExpr) -> str:
+        """All values of a part, before anything is taken of them."""
+        if part.quantised is None:
+            return self.stored(prefix, part.stored[0])
+        form: Any = WEIGHT_FORMATS[expr.format]
+        if isinstance(form, IntegerFormat):
+            return self._integers(prefix, self._unpack(expr, part))
+        nodes: NodeFormat = form
+        return nodes.dequantise_nodes(part.quantised, _PartNodes(self, prefix, part))
+
+    def _integers(self, prefix: str, rows: IntegerRows) -> str:
+        """(codes - zeros) * scales, of the group of each column."""
+        wide = {}
+        for name in ("codes", "zeros", "scales"):
+            array = getattr(rows, name).contiguous().numpy()
+            self.arrays[f"{prefix}/{name}"] = array
+            proto = array_initializer(f"{prefix}/{name}", array)
+            self.initializers.append(proto)
+            wide[name] = self._node("Cast", [proto.name], f"{prefix}/{name}/wide", to=_FLOAT)
+        groups = self._constant(f"{prefix}/groups", rows.groups.tolist())
+        for name in ("zeros", "scales"):
+            inputs = [wide[name], groups]
+            wide[name] = self._node("Gather", inputs, f"{prefix}/{name}/columns", axis=1)
+        whole = self._node("Sub", [wide["codes"], wide["zeros"]], f"{prefix}/whole")
+        return self._node("Mul", [whole, wide["scales"]], f"{prefix}/values")
+
+    def stored(self, name: str, tensor: StoredTensor) -> str:
+        """The initializer ``name`` of a tensor as it lies on disk."""
+        place = (tensor.name, tensor.location, tensor.offset, tensor.num_bytes)
+        part = WeightPart(*place, tensor.dtype, tensor.shape or (1,))
+        self.initializers.append(weight_initializer(name, WeightExpr((part,), tensor.dtype)))
+        return name
 
     def _scaled(self, value: str, prefix: str, scale: float) -> str:
         wide = self._node("Cast", [value], f"{prefix}/wide", to=dtype_named("float32").onnx)
@@ -101,3 +153,33 @@ class _Lowering:
             helper.make_node(kind, inputs, [output], name=f"{output}/{kind}", **attributes)
         )
         return output
+
+
+class _PartNodes:
+    """Implements ``WeightNodes`` for one part."""
+
+    def __init__(self, lowering: _Lowering, prefix: str, part: WeightPart) -> None:
+        self._lowering, self._prefix, self._count = lowering, prefix, 0
+        self._stored = {tensor.role: tensor for tensor in part.stored}
+
+    def stored(self, role: str) -> str:
+        """The tensor of a role."""
+        return self._lowering.stored(f"{self._prefix}/stored.{role}", self._stored[role])
+
+    def constant(self, values: NDArray[Any]) -> str:
+        """An initializer inside the model."""
+        name = self._new_name("constant")
+        self._lowering.initializers.append(numpy_helper.from_array(values, name))
+        return name
+
+    def op(self, kind: str, *inputs: str, **attributes: Any) -> str:
+        """A node with one output."""
+        output = self._new_name(kind)
+        self._lowering.nodes.append(
+            helper.make_node(kind, inputs, [output], name=f"{output}/node", **attributes)
+        )
+        return output
+
+    def _new_name(self, kind: str) -> str:
+        self._count += 1
+        return f"{self._prefix}/{kind.lower()}.{self._count}"

@@ -8,7 +8,7 @@ initializer at ``DESCRIBED``, and the model's metadata hold its expression as JS
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import isfinite, prod
@@ -18,6 +18,8 @@ import onnx
 from onnx import TensorProto
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
+from trt_eagle3.checkpoint.quantised.layout import check_layout
+from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.dtype import DType, dtype_named, dtype_of_onnx, dtype_of_safetensors
 from trt_eagle3.errors import UserError, clip, quote
@@ -25,6 +27,8 @@ from trt_eagle3.errors import UserError, clip, quote
 __all__ = [
     "DESCRIBED",
     "METADATA_KEY",
+    "Quantised",
+    "StoredTensor",
     "WeightExpr",
     "WeightPart",
     "descriptions",
@@ -57,6 +61,36 @@ _DTypeField = Annotated[DType, PlainValidator(_dtype), PlainSerializer(str)]
 
 
 @dataclass(frozen=True)
+class StoredTensor:
+    """A tensor on disk; ``role``: what it is to a quantised weight (``codes``, ``scale``)."""
+
+    role: str
+    name: str
+    location: str
+    offset: int
+    num_bytes: int
+    dtype: _DTypeField
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        _check_bytes(self.dtype, self.shape, self.num_bytes)
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """What a quantised part is besides its numbers.
+
+    Attributes:
+        shape: [out, in] of its values. block: rows and columns of values that share a scale.
+        tensors: all that it is read from, its numbers (``codes``) first.
+    """
+
+    shape: tuple[int, int]
+    block: tuple[int, int]
+    tensors: tuple[StoredTensor, ...]
+
+
+@dataclass(frozen=True)
 class WeightPart:
     """A tensor on disk, and what of it a weight takes: rows, then transposed, then scaled.
 
@@ -66,6 +100,8 @@ class WeightPart:
         rows: first and end on the stored first axis; None takes all.
         transpose: the two axes of a matrix change places.
         scale: factor of every value, in float32; a power of two where it shall be exact.
+        quantised: what makes values of its numbers; None where they are the values. The fields
+            above are then those of its numbers, but for ``rows``, which are of the values.
     """
 
     name: str
@@ -77,38 +113,51 @@ class WeightPart:
     rows: tuple[int, int] | None = None
     transpose: bool = False
     scale: float = 1.0
+    quantised: Quantised | None = None
 
     def __post_init__(self) -> None:
-        sound = self.shape and min(self.shape) >= 0
-        if not sound or self.dtype.num_bytes(prod(self.shape)) != self.num_bytes:
-            raise ValueError(
-                f"type {self.dtype} and shape {quote(list(self.shape))} do not make "
-                f"{self.num_bytes} bytes"
-            )
+        if not self.shape:
+            raise ValueError(f"type {self.dtype} and shape [] do not make a weight")
+        _check_bytes(self.dtype, self.shape, self.num_bytes)
         first, end = self.row_range
-        if not 0 <= first <= end <= self.shape[0]:
-            raise ValueError(f"rows {first} to {end} are not in shape {quote(list(self.shape))}")
-        if self.transpose and len(self.shape) != 2:
+        if not 0 <= first <= end <= self.values_shape[0]:
+            shape = quote(list(self.values_shape))
+            raise ValueError(f"rows {first} to {end} are not in shape {shape}")
+        if self.transpose and (len(self.shape) != 2 or self.quantised):
             raise ValueError(f"shape {quote(list(self.shape))} has no two axes to transpose")
         if not isfinite(self.scale) or self.scale == 0:
             raise ValueError(f"scale {self.scale} is no factor")
 
     @property
+    def values_shape(self) -> tuple[int, ...]:
+        """Shape of the values: as stored, or of a quantised part [out, in]."""
+        return self.quantised.shape if self.quantised else self.shape
+
+    @property
+    def stored(self) -> tuple[StoredTensor, ...]:
+        """All tensors on disk that it is read from."""
+        if self.quantised:
+            return self.quantised.tensors
+        place = (self.name, self.location, self.offset, self.num_bytes)
+        return (StoredTensor("codes", *place, self.dtype, self.shape),)
+
+    @property
     def row_range(self) -> tuple[int, int]:
-        """First row taken and end, on the stored first axis."""
-        return self.rows or (0, self.shape[0])
+        """First row taken and end, on the first axis of the values."""
+        return self.rows or (0, self.values_shape[0])
 
     @property
     def made_shape(self) -> tuple[int, ...]:
         """Shape of what the weight takes."""
         first, end = self.row_range
-        taken = (end - first, *self.shape[1:])
+        taken = (end - first, *self.values_shape[1:])
         return taken[::-1] if self.transpose else taken
 
     @property
     def is_whole(self) -> bool:
         """Whether it is the stored tensor as it lies there."""
-        return self.row_range == (0, self.shape[0]) and not self.transpose and self.scale == 1.0
+        everything = self.row_range == (0, self.values_shape[0])
+        return everything and not self.transpose and self.scale == 1.0
 
 
 @dataclass(frozen=True)
@@ -116,7 +165,7 @@ class WeightExpr:
     """A weight: ``parts`` stacked along the first axis, in type ``dtype``.
 
     Attributes:
-        format: how the parts' numbers are stored, a key of ``WEIGHT_FORMATS``.
+        format: how the parts' numbers are stored: ``dense``, or a key of ``WEIGHT_FORMATS``.
     """
 
     parts: tuple[WeightPart, ...]
@@ -127,6 +176,8 @@ class WeightExpr:
         if len({part.made_shape[1:] for part in self.parts}) != 1:
             shapes = quote([list(part.made_shape) for part in self.parts])
             raise ValueError(f"parts of shapes {shapes} cannot be stacked")
+        for part in self.parts:
+            _check_format(self.format, part)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -147,11 +198,46 @@ class WeightExpr:
         return single and self.format == "dense"
 
 
-def part_of(ref: TensorRef, location: str, scale: float = 1.0) -> WeightPart:
-    """The whole of the tensor at ``ref``, whose file is found at ``location``, times ``scale``."""
+def part_of(ref: TensorRef, resolve: Callable[[TensorRef], str], scale: float = 1.0) -> WeightPart:
+    """The whole of the weight at ``ref`` times ``scale``; ``resolve`` says where its files are."""
+    if not isinstance(ref, QuantisedRef):
+        stored = _stored("codes", ref, resolve)
+        place = (stored.name, stored.location, stored.offset, stored.num_bytes)
+        return WeightPart(*place, stored.dtype, stored.shape, scale=scale)
+    roles = sorted(ref.tensors, key=lambda role: role != "codes")
+    tensors = tuple(_stored(role, ref.tensors[role], resolve) for role in roles)
+    codes = tensors[0]
+    quantised = Quantised((ref.shape[0], ref.shape[1]), ref.block, tensors)
+    place = (codes.name, codes.location, codes.offset, codes.num_bytes)
+    return WeightPart(*place, codes.dtype, codes.shape, scale=scale, quantised=quantised)
+
+
+def _stored(role: str, ref: TensorRef, resolve: Callable[[TensorRef], str]) -> StoredTensor:
     dtype = dtype_of_safetensors(ref.dtype)
-    place = (ref.name, location, ref.offset, ref.num_bytes)
-    return WeightPart(*place, dtype, ref.shape, scale=scale)
+    return StoredTensor(role, ref.name, resolve(ref), ref.offset, ref.num_bytes, dtype, ref.shape)
+
+
+def _check_bytes(dtype: DType, shape: tuple[int, ...], num_bytes: int) -> None:
+    if min(shape, default=0) < 0 or dtype.num_bytes(prod(shape)) != num_bytes:
+        raise ValueError(
+            f"type {dtype} and shape {quote(list(shape))} do not make {num_bytes} bytes"
+        )
+
+
+def _check_format(name: str, part: WeightPart) -> None:
+    """Refuse a part that is not of the format ``name``.
+
+    Raises:
+        ValueError: saying what was expected.
+    """
+    if part.quantised is None:
+        if name != "dense":
+            raise ValueError(f"weight format {quote(name)}: expected dense, or quantised parts")
+        return
+    stored = {t.role: (t.dtype.safetensors, t.shape) for t in part.quantised.tensors}
+    if len(stored) != len(part.quantised.tensors):
+        raise ValueError("two tensors of one role")
+    check_layout(name, part.quantised.shape, part.quantised.block, stored)
 
 
 def weight_initializer(name: str, expr: WeightExpr) -> TensorProto:

@@ -275,8 +275,14 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         ),
         "expected a target of model_type .*Qwen2_5_VLForConditionalGeneration",
     ),
-    "FP8": (lambda c: c.update(quantization_config={"quant_method": "fp8"}), "quantised by fp8"),
-    "AWQ": (_text(quantization_config={"quant_method": "awq"}), "quantised by awq"),
+    "unknown": (
+        lambda c: c.update(quantization_config={"quant_method": "bitsandbytes"}),
+        "quantised by bitsandbytes: not supported",
+    ),
+    "AWQ": (
+        _text(quantization_config={"quant_method": "awq"}),
+        "text_config.quantization_config says awq, and no weight is quantised",
+    ),
     "more layers": (
         _text(num_hidden_layers=3),
         r"layers\.2\.self_attn\.q_proj\.weight.* and 8 more missing",

@@ -13,10 +13,15 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.dtype import dtype_of_onnx, dtype_of_torch
+from trt_eagle3.engine.onnxruntime.packed_products import with_packed_products
 from trt_eagle3.engine.session import check_names
+from trt_eagle3.engine.weights import integer_rows
 from trt_eagle3.errors import UserError
+from trt_eagle3.graph.activations import read_int8_activations
+from trt_eagle3.graph.formats.format import IntegerRows
 from trt_eagle3.graph.states import read_states
-from trt_eagle3.graph.weight_nodes import with_weight_nodes
+from trt_eagle3.graph.weight_nodes import Arrays, with_weight_nodes
+from trt_eagle3.graph.weights import WeightExpr, WeightPart
 from trt_eagle3.spec import StateSpec
 
 __all__ = ["OnnxRuntimeSession"]
@@ -49,11 +54,15 @@ class OnnxRuntimeSession:
         try:
             proto = _with_intermediates(model, intermediates)
             self.states: tuple[StateSpec, ...] = read_states(proto)
-            proto = with_weight_nodes(proto)
+            proto, arrays = _with_weights(proto, weights_root)
+            options = _options(proto, weights_root, sum(a.nbytes for a in arrays.values()))
+            # ONNX Runtime keeps neither the memory nor a copy of what is not contiguous
+            self._handed = [np.ascontiguousarray(array) for array in arrays.values()]
+            values = [ort.OrtValue.ortvalue_from_numpy(array) for array in self._handed]
+            if values:
+                options.add_external_initializers(list(arrays), values)
             self._session = ort.InferenceSession(
-                proto.SerializeToString(),
-                _options(proto, weights_root),
-                providers=["CPUExecutionProvider"],
+                proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
             )
         except UserError:
             raise
@@ -120,7 +129,21 @@ def _with_intermediates(model: Path, intermediates: Sequence[str]) -> onnx.Model
     return proto
 
 
-def _options(proto: onnx.ModelProto, weights_root: Path) -> ort.SessionOptions:
+def _with_weights(proto: onnx.ModelProto, root: Path) -> tuple[onnx.ModelProto, Arrays]:
+    """The model with what prepares its weights, and the weights that are handed over beside it."""
+
+    def unpack(expr: WeightExpr, part: WeightPart) -> IntegerRows:
+        return integer_rows(expr, part, root)
+
+    packed: Arrays = {}
+    if read_int8_activations(proto):
+        proto, packed = with_packed_products(proto, unpack)
+    proto, unpacked = with_weight_nodes(proto, unpack)
+    return proto, {**packed, **unpacked}
+
+
+def _options(proto: onnx.ModelProto, weights_root: Path, handed: int) -> ort.SessionOptions:
+    """``handed``: bytes of the weights beside the model."""
     options = ort.SessionOptions()
     options.log_severity_level = 3
     # A cycle goes through three sessions: threads of one that spin while idle take the cores of the
@@ -135,7 +158,7 @@ def _options(proto: onnx.ModelProto, weights_root: Path) -> ort.SessionOptions:
     lengths = (
         e.value for i in proto.graph.initializer for e in i.external_data if e.key == "length"
     )
-    if sum(map(int, lengths)) < _ONE_THREAD_BYTES:
+    if sum(map(int, lengths)) + handed < _ONE_THREAD_BYTES:
         options.intra_op_num_threads = 1
     return options
 

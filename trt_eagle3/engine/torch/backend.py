@@ -6,7 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trt_eagle3.engine.backend import Library, check_compute_residual
+from trt_eagle3.engine.backend import (
+    Library,
+    check_compute_activations,
+    check_compute_residual,
+)
 
 if TYPE_CHECKING:
     from trt_eagle3.config import EngineConfig
@@ -33,6 +37,7 @@ class TorchBackend:
     def check(self, config: EngineConfig) -> None:
         """Every device and type will do."""
         check_compute_residual(config)
+        check_compute_activations(config)
 
     def write(self, folder: Path, job: BuildJob) -> Written:
         """Graphs beside whole weight files."""

@@ -6,7 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trt_eagle3.engine.backend import Library, check_compute_residual
+from trt_eagle3.engine.backend import (
+    Library,
+    check_compute_activations,
+    check_compute_residual,
+)
 from trt_eagle3.engine.trt.dialects.registry import PACKAGES, package_of
 
 if TYPE_CHECKING:
@@ -35,6 +39,7 @@ class TensorRTBackend:
         """Refuse the CPU, and a float32 residual stream that no other type calls for."""
         if config.device != "cuda":
             raise ValueError(f"tensorrt runs on device: cuda, got {config.device}")
+        check_compute_activations(config)
         if config.dtype != "float16":
             check_compute_residual(config)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trt_eagle3.checkpoint.model_config import ModelConfig, eos_token_ids, tied_head
+from trt_eagle3.checkpoint.quantised.weight import Quantisation
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.checkpoint.target_tensors import check_tensors, decoder_shapes
 from trt_eagle3.checkpoint.tensor_index import TensorRef
@@ -85,6 +86,7 @@ class DecoderConfig:
         tensors: Mapping[str, TensorRef],
         *,
         max_position_embeddings: int,
+        quantisation: Quantisation | None = None,
         vision: VisionSpec | None = None,
         vision_shapes: Mapping[str, tuple[int, ...]] | None = None,
     ) -> TargetCheckpoint:
@@ -113,6 +115,7 @@ class DecoderConfig:
             vision=vision,
             path=directory,
             tensors={**tensors, **head},
+            quantisation=quantisation,
         )
 
     def _heads(self) -> tuple[int, int]:

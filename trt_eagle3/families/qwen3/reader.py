@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from trt_eagle3.checkpoint.model_config import (
-    ModelConfig,
-    check_unquantised,
-)
+from trt_eagle3.checkpoint.model_config import ModelConfig
+from trt_eagle3.checkpoint.quantised.read import open_weights
 from trt_eagle3.checkpoint.rope_schedule import make_rope, read_rope_config
 from trt_eagle3.checkpoint.target import TargetCheckpoint
-from trt_eagle3.checkpoint.target_tensors import canonical_tensors
-from trt_eagle3.checkpoint.tensor_index import open_index
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.families.qwen3.decoder import DecoderConfig
 from trt_eagle3.spec import RopeSpec
@@ -26,17 +22,21 @@ def read_qwen3(config: ModelConfig) -> TargetCheckpoint:
     Raises:
         UserError: another kind of it (sliding window, a classifier), or tensors that do not fit.
     """
-    directory, decoder = config.file.parent, DecoderConfig(config)
+    decoder = DecoderConfig(config)
     _check_kind(config)
     decoder.check()
-    tensors = canonical_tensors(open_index(directory), _PREFIXES)
+    tensors, quantisation = open_weights(config, _PREFIXES)
     if decoder.num_layers > len(tensors):
         raise config.error(f"{decoder.num_layers} decoder layers, {len(tensors)} tensors")
     _check_full_attention(config, decoder.num_layers)
     rope = _rope(config, decoder)
     layers = (decoder.layer(rope),) * decoder.num_layers
     return decoder.checkpoint(
-        "qwen3", layers, tensors, max_position_embeddings=_positions(decoder, rope)
+        "qwen3",
+        layers,
+        tensors,
+        max_position_embeddings=_positions(decoder, rope),
+        quantisation=quantisation,
     )
 
 
@@ -47,7 +47,6 @@ def _check_kind(config: ModelConfig) -> None:
             f"{config.file.parent}: expected a Qwen3 that generates text ({_ARCHITECTURE}), got "
             f"architecture {quote(architecture, 80)}."
         )
-    check_unquantised(config)
 
 
 def _check_full_attention(config: ModelConfig, num_layers: int) -> None:

@@ -6,14 +6,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from trt_eagle3.checkpoint.model_config import (
-    ModelConfig,
-    check_unquantised,
-)
+from trt_eagle3.checkpoint.model_config import ModelConfig
+from trt_eagle3.checkpoint.quantised.read import open_weights
 from trt_eagle3.checkpoint.rope_schedule import read_rope_config
 from trt_eagle3.checkpoint.target import TargetCheckpoint
-from trt_eagle3.checkpoint.target_tensors import canonical_tensors
-from trt_eagle3.checkpoint.tensor_index import open_index
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.families.qwen3.decoder import DecoderConfig
 from trt_eagle3.families.qwen3_vl.tensors import PREFIXES, vision_shapes
@@ -32,12 +28,12 @@ def read_qwen3_vl(config: ModelConfig) -> TargetCheckpoint:
     Raises:
         UserError: another kind of it, or tensors that do not fit.
     """
-    directory, decoder = config.file.parent, DecoderConfig(config, "text_config.")
+    decoder = DecoderConfig(config, "text_config.")
     _check_kind(config)
     decoder.check()
     rope = _rope(config, decoder.head_dim)
     vision = _vision_spec(config, decoder)
-    tensors = canonical_tensors(open_index(directory), PREFIXES)
+    tensors, quantisation = open_weights(config, PREFIXES, _SECTIONS)
     if max(decoder.num_layers, vision.depth) > len(tensors):
         raise config.error(
             f"{decoder.num_layers} decoder layers and {vision.depth} vision blocks, "
@@ -49,6 +45,7 @@ def read_qwen3_vl(config: ModelConfig) -> TargetCheckpoint:
         layers,
         tensors,
         max_position_embeddings=decoder.max_position_embeddings,
+        quantisation=quantisation,
         vision=vision,
         vision_shapes=vision_shapes(vision),
     )
@@ -61,7 +58,6 @@ def _check_kind(config: ModelConfig) -> None:
             f"{config.file.parent}: expected a dense Qwen3-VL ({_ARCHITECTURE}), got architecture "
             f"{quote(architecture, 80)}."
         )
-    check_unquantised(config, _SECTIONS)
     for section in ("text_config", "vision_config"):
         if not config.get(section, "object"):
             raise config.error(f"{section}: expected an object, got none")

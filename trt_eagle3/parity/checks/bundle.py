@@ -100,7 +100,7 @@ def _differing(copies: list[Path], refs: Refs) -> Iterator[str]:
     """
     known = {(path.stat().st_size, header_digest(path)): path for path in copies}
     places: dict[Path, Path | None] = {}
-    for name, ref in refs.items():
+    for name, ref in ((name, part) for name, whole in refs.items() for part in whole.stored):
         if ref.file not in places:
             copy = known.get((ref.file.stat().st_size, header_digest(ref.file)))
             places[ref.file] = None if copy is None or copy.samefile(ref.file) else copy

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.checkpoint.tensor_index import read_tensor
 from trt_eagle3.parity.ops import full_float32, pair_axis, rms_norm, turn
+from trt_eagle3.parity.reference.dequantise import read_values
 
 __all__ = ["DraftRows", "KeysValues", "ReferenceDraft"]
 
@@ -59,7 +59,7 @@ class ReferenceDraft:
         CPU.
         """
         weights = {
-            name: read_tensor(ref)
+            name: read_values(ref)
             for name, ref in manifest.tensors.items()
             if name != "embed_tokens.weight"
         }

@@ -5,8 +5,8 @@ of them.
 from __future__ import annotations
 
 from trt_eagle3.checkpoint.target import TargetCheckpoint
-from trt_eagle3.checkpoint.tensor_index import read_tensor
 from trt_eagle3.errors import EngineFailedError
+from trt_eagle3.parity.reference.dequantise import read_values
 
 __all__ = ["explain_overflow"]
 
@@ -18,7 +18,7 @@ def explain_overflow(spec: TargetCheckpoint, dtype: str) -> EngineFailedError:
     reason.
     """
     for ref in spec.tensors.values():
-        if not read_tensor(ref).isfinite().all():
+        if not read_values(ref).isfinite().all():
             return EngineFailedError(
                 f"{ref.file}: {ref.name}: holds values that are not finite numbers, so the target "
                 "has no answer. Get the checkpoint again, and rebuild."

@@ -19,10 +19,12 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.families.registry import family_of
 from trt_eagle3.parity.ops import full_float32, rms_norm
+from trt_eagle3.parity.reference.dequantise import read_values
 
 __all__ = [
     "DecoderModules",
@@ -163,8 +165,10 @@ class TargetReference(ABC):
     @full_float32()
     def head(self, normed: Tensor) -> Tensor:
         """Logits [R, V] on the CPU of normed rows [R, H]; the head passes by in slices."""
-        parts = []
-        with stored_tensor(self._tensors["lm_head.weight"]) as (file, name):
+        ref, parts = self._tensors["lm_head.weight"], []
+        if isinstance(ref, QuantisedRef):
+            return (normed @ self._tensor(ref).T).cpu()
+        with stored_tensor(ref) as (file, name):
             rows = file.get_slice(name)
             for start in range(0, rows.get_shape()[0], _HEAD_ROWS):
                 weight = rows[start : start + _HEAD_ROWS].to(self.device, self.dtype)
@@ -175,13 +179,20 @@ class TargetReference(ABC):
         """Load the weights of a module on the meta device."""
         state = {}
         for name in module.state_dict():
-            with stored_tensor(self._tensors[prefix + name]) as (file, stored):
-                state[name] = file.get_tensor(stored).to(self.device, self.dtype, copy=True)
+            state[name] = self._tensor(self._tensors[prefix + name])
         module.load_state_dict(state, assign=True)
         if self.dtype == torch.float64:  # transformers norms in float32, whatever the type
             for part in module.modules():
                 if isinstance(part, self._modules.norm):
                     part.forward = _float64_norm(part)
+
+    def _tensor(self, ref: TensorRef) -> Tensor:
+        """A weight of its own memory; of a quantised one its values."""
+        if isinstance(ref, QuantisedRef):
+            return read_values(ref).to(self.device, self.dtype)
+        with stored_tensor(ref) as (file, stored):
+            tensor: Tensor = file.get_tensor(stored)
+            return tensor.to(self.device, self.dtype, copy=True)
 
 
 def load_reference(

@@ -1,0 +1,134 @@
+"""What a checkpoint's files claim about its quantisation, and where."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from trt_eagle3.checkpoint.config_value import Kind, config_value
+from trt_eagle3.checkpoint.model_config import ModelConfig, read_json
+from trt_eagle3.errors import UserError, clip, quote
+
+__all__ = ["Claim", "find_claim", "matches"]
+
+_FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq"}
+"""Files beside ``config.json`` -> ``quant_method`` where they name none."""
+_MAX_PATTERN_LEN, _MAX_REPEATS = 200, 4  # of a stranger's regular expression
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A quantisation config: its method, its values, and its place for messages."""
+
+    method: str
+    values: Mapping[str, Any]
+    file: Path
+    key: str
+
+    @property
+    def directory(self) -> Path:
+        """The checkpoint's folder."""
+        return self.file.parent
+
+    @property
+    def told(self) -> str:
+        """The format claimed: the method, and ModelOpt's algorithm."""
+        algorithm = self.values.get("quant_algo")
+        return f"{self.method} {algorithm}" if isinstance(algorithm, str) else self.method
+
+    @property
+    def place(self) -> str:
+        """File and key, for people."""
+        return f"{self.file.name}: {self.key}" if self.key else self.file.name
+
+    def get(self, key: str, kind: Kind, default: Any = None) -> Any:
+        """The value at a dotted key, or ``default`` where it is absent or null."""
+        value = config_value(self.values, key, kind, self.file)
+        return default if value is None else value
+
+    def error(self, message: str) -> UserError:
+        """An error about this config."""
+        return UserError(f"{self.file}: {self.key + ': ' if self.key else ''}{message}")
+
+    def expect(self, key: str, got: object, *known: object) -> None:
+        """Refuse a value that is none of ``known``."""
+        if got not in known:
+            names = ", ".join(map(str, known))
+            raise self.error(f"{key}: expected {names}, got {quote(got)}: not supported")
+
+
+def find_claim(config: ModelConfig, sections: tuple[str, ...] = ("",)) -> Claim | None:
+    """The one quantisation that the files of a checkpoint claim; None where they claim none.
+
+    Raises:
+        UserError: they claim two.
+    """
+    claims = [*_config_claims(config, sections), *_file_claims(config.file.parent)]
+    told = dict.fromkeys(claim.told for claim in claims)
+    if len(told) > 1:
+        both = " and ".join(f"{quote(c.told, 60)} in {c.place}" for c in claims[:2])
+        raise UserError(
+            f"{config.file.parent}: two formats are claimed at once: {both}. Remove the one that "
+            "its weights are not in."
+        )
+    return claims[0] if claims else None
+
+
+def _config_claims(config: ModelConfig, sections: tuple[str, ...]) -> list[Claim]:
+    keys = [*(f"{section}quantization_config" for section in sections), "compression_config"]
+    found = [(key, config.get(key, "object")) for key in dict.fromkeys(keys)]
+    return [Claim(_method(values), values, config.file, key) for key, values in found if values]
+
+
+def _file_claims(directory: Path) -> list[Claim]:
+    files = [(directory / name, method) for name, method in _FILES.items()]
+    read = [(file, method, read_json(file)) for file, method in files if file.exists()]
+    return [
+        Claim(_method({"quant_method": method, **values}), _inner(values), file, "")
+        for file, method, values in read
+    ]
+
+
+def _inner(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """ModelOpt's own file has its settings in a section."""
+    inner = values.get("quantization")
+    return {**values, **inner} if isinstance(inner, dict) else values
+
+
+def _method(values: Mapping[str, Any]) -> str:
+    method = values.get("quant_method")
+    if method is None and "config_groups" in values:
+        method = "compressed-tensors"
+    return method if isinstance(method, str) else "unknown"
+
+
+def matches(pattern: str, name: str, claim: Claim) -> bool:
+    """Whether a module called ``name`` is meant: by its name, a part of it between dots, a glob,
+    or ``re:`` and a regular expression, as producers write them.
+
+    Raises:
+        UserError: a regular expression that is none, or that may take for ever.
+    """
+    if not pattern.startswith("re:"):
+        inside = f".{pattern}." in f".{name}."
+        return inside or fnmatchcase(name, pattern)
+    text = pattern.removeprefix("re:")
+    repeats = len(re.findall(r"[*+{]", text))
+    nested = re.search(r"\)[*+{?]", text)
+    if len(text) > _MAX_PATTERN_LEN or repeats > _MAX_REPEATS or nested:
+        raise claim.error(
+            f"regular expression {clip(text, 80)}: too long or too deep to be matched"
+        )
+    try:
+        return re.match(text, name) is not None
+    except re.error as error:
+        raise claim.error(f"regular expression {clip(text, 80)}: {error}") from error
+
+
+def any_match(patterns: Iterable[str], name: str, claim: Claim) -> str | None:
+    """The first of ``patterns`` that means ``name``."""
+    return next((pattern for pattern in patterns if matches(pattern, name, claim)), None)

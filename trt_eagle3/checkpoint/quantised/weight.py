@@ -1,0 +1,111 @@
+"""QuantisedRef: a quantised weight's place on disk; Quantisation: what a checkpoint says of all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trt_eagle3.checkpoint.quantised.layout import LAYOUTS, check_layout
+from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.errors import UserError, clip
+
+__all__ = ["Quantisation", "QuantisedRef", "quantised_ref"]
+
+
+@dataclass(frozen=True)
+class QuantisedRef(TensorRef):
+    """A weight [out, in] in several tensors.
+
+    The fields of ``TensorRef`` are those of its numbers, ``tensors["codes"]``, but for ``shape``,
+    which is the weight's.
+
+    Attributes:
+        format: a key of ``LAYOUTS``.
+        block: rows and columns of values that share a scale.
+        tensors: role -> place on disk.
+    """
+
+    format: str
+    block: tuple[int, int]
+    tensors: Mapping[str, TensorRef]
+
+    @property
+    def stored(self) -> tuple[TensorRef, ...]:
+        """Every tensor on disk that it is read from."""
+        return tuple(self.tensors.values())
+
+    @property
+    def title(self) -> str:
+        """Format and what shares a scale."""
+        rows, columns = self.block
+        whole_rows, whole_columns = rows >= self.shape[0], columns >= self.shape[1]
+        shared = f"block {rows} x {columns}" if rows > 1 else f"group {columns}"
+        if whole_columns:
+            shared = "per tensor" if whole_rows and self.shape[0] > 1 else "per channel"
+        zeros = ", zero points" if "zero_point" in self.tensors else ""
+        order = ", act order" if "g_idx" in self.tensors else ""
+        return f"{LAYOUTS[self.format].title} {shared}{zeros}{order}"
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """What a checkpoint says of its quantised weights.
+
+    Attributes:
+        method: ``quant_method``. provenance: who wrote it, and in which file it says so.
+        activations: how activations were quantised at calibration or in training, in words.
+        excluded: modules that it lists as left alone.
+        weights: title of a format -> how many weights have it.
+        kv_scales: canonical name -> place, of scales of keys and values.
+        kv_cache: what the checkpoint says of the KV cache, in words.
+    """
+
+    method: str
+    provenance: str
+    activations: str = "16-bit"
+    excluded: tuple[str, ...] = ()
+    weights: Mapping[str, int] = field(default_factory=dict)
+    kv_scales: Mapping[str, TensorRef] = field(default_factory=dict)
+    kv_cache: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "method": self.method,
+            "provenance": self.provenance,
+            "weights": dict(self.weights),
+            "activations": self.activations,
+            "excluded": list(self.excluded),
+            "kv_cache": self.kv_cache,
+            "kv_scales": len(self.kv_scales),
+        }
+
+
+def titles(refs: Iterable[TensorRef]) -> dict[str, int]:
+    """``Quantisation.weights`` of ``refs``."""
+    return dict(Counter(ref.title for ref in refs if isinstance(ref, QuantisedRef)))
+
+
+def quantised_ref(
+    format_name: str,
+    shape: tuple[int, int],
+    block: tuple[int, int],
+    tensors: Mapping[str, TensorRef],
+    directory: Path,
+) -> QuantisedRef:
+    """The weight of ``shape`` that ``tensors`` (role -> place) store.
+
+    Raises:
+        UserError: they do not; it names the tensor, what was expected, and what was got.
+    """
+    codes = tensors["codes"]
+    try:
+        told = {role: (ref.dtype, ref.shape) for role, ref in tensors.items()}
+        check_layout(format_name, shape, block, told)
+    except ValueError as error:
+        raise UserError(f"{directory}: {clip(codes.name)}: {error}.") from error
+    place = (codes.name, codes.file, codes.offset, codes.num_bytes, codes.dtype)
+    return QuantisedRef(*place, shape, format_name, block, tensors)

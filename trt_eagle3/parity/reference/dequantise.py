@@ -1,0 +1,134 @@
+"""Quantised weights as float32, by the definition of each format and whole tensors at a time.
+
+Nothing of it is the engine's: a fault in how the engine unpacks or scales shows against this.
+Facts: transformers ``finegrained_fp8``, compressed-tensors ``pack_quantized``, AutoAWQ
+``packing_utils``, GPTQModel ``TorchLinear``, ModelOpt ``qtensor``. Shapes: N outputs, K inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
+from trt_eagle3.checkpoint.tensor_index import TensorRef, read_tensor
+
+__all__ = ["read_values"]
+
+Stored = Mapping[str, Tensor]
+Words = NDArray[np.uint32]
+
+
+def read_values(ref: TensorRef) -> Tensor:
+    """Load the weight at ``ref``: as it is stored, or where it is quantised float32 [N, K].
+
+    Raises:
+        UserError: a file is cut short.
+    """
+    if not isinstance(ref, QuantisedRef):
+        return read_tensor(ref)
+    stored = {role: read_tensor(tensor) for role, tensor in ref.tensors.items()}
+    return _VALUES[ref.format](ref, stored)
+
+
+def _by_block(ref: QuantisedRef, stored: Stored) -> Tensor:
+    """Every block of the codes times its scale."""
+    values, scale = stored["codes"].float(), stored["scale"].float()
+    rows, columns = ref.block
+    grid = scale.reshape(-(-ref.shape[0] // rows), -(-ref.shape[1] // columns))
+    zeros = stored.get("zero_point")
+    for i, j in np.ndindex(*grid.shape):
+        block = values[i * rows : (i + 1) * rows, j * columns : (j + 1) * columns]
+        if zeros is not None:
+            block -= zeros.reshape(grid.shape)[i, j]
+        block *= grid[i, j]
+    return values
+
+
+def _nibbles(words: Tensor, order: tuple[int, ...] = tuple(range(8))) -> NDArray[np.int64]:
+    """[..., 8 w] of int32 [..., w]; ``order``: which value stands in each nibble."""
+    raw: Words = words.contiguous().numpy().view(np.uint32)
+    found = np.empty((*raw.shape, 8), dtype=np.int64)
+    for place, value in enumerate(order):
+        found[..., value] = (raw // np.uint32(16**place)) % np.uint32(16)
+    return found.reshape(*raw.shape[:-1], -1)
+
+
+def _bytes(words: Tensor) -> NDArray[np.int64]:
+    """[..., 4 w] of int32 [..., w]."""
+    return words.contiguous().numpy().view(np.uint8).astype(np.int64)
+
+
+def _grouped(
+    ref: QuantisedRef,
+    stored: Stored,
+    codes: NDArray[np.int64],
+    zeros: NDArray[np.int64],
+    scales: Tensor,
+) -> Tensor:
+    """Column by column: (codes [N, K] - zeros [N, G]) * scales [N, G] of the column's group."""
+    index = stored.get("g_idx")
+    columns = range(ref.shape[1])
+    groups = index.tolist() if index is not None else [k // ref.block[1] for k in columns]
+    values = torch.empty(ref.shape)
+    for k, group in enumerate(groups):
+        whole = torch.from_numpy(codes[:, k] - zeros[:, group])
+        values[:, k] = whole.float() * scales[:, group].float()
+    return values
+
+
+def _pack_quantized(ref: QuantisedRef, stored: Stored) -> Tensor:
+    wide = ref.format == "int8_packed"
+    unpack = _bytes if wide else _nibbles
+    rows, columns = ref.shape
+    zeros = np.full(stored["scale"].shape, 128 if wide else 8, dtype=np.int64)
+    if "zero_point" in stored:
+        zeros = unpack(stored["zero_point"].T)[:, :rows].T
+    codes = unpack(stored["codes"])[:, :columns]
+    return _grouped(ref, stored, codes, zeros, stored["scale"])
+
+
+def _awq(ref: QuantisedRef, stored: Stored) -> Tensor:
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    codes, zeros = (_nibbles(stored[role], order).T for role in ("codes", "zero_point"))
+    return _grouped(ref, stored, codes, zeros, stored["scale"].T)
+
+
+def _gptq(ref: QuantisedRef, stored: Stored) -> Tensor:
+    zeros = stored["zero_point"].long()
+    if ref.format == "gptq":
+        zeros = zeros + 0x11111111
+    codes = _nibbles(stored["codes"].T)
+    return _grouped(ref, stored, codes, _nibbles(zeros.int()).T, stored["scale"].T)
+
+
+def _nvfp4(ref: QuantisedRef, stored: Stored) -> Tensor:
+    whole = stored["global_scale"].float().reshape(())
+    sizes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    values = torch.empty(ref.shape[0], 2 * stored["codes"].shape[1])
+    for half, shift in enumerate((1, 16)):
+        code = (stored["codes"] // shift % 16).long()
+        values[:, half::2] = torch.where(code >= 8, -sizes[code % 8], sizes[code % 8])
+    values = values[:, : ref.shape[1]]
+    for j in range(stored["scale"].shape[1]):
+        scale = stored["scale"][:, j, None].float()
+        scale = scale / whole if ref.format == "nvfp4_divided" else scale * whole
+        values[:, 16 * j : 16 * j + 16] *= scale
+    return values
+
+
+_VALUES: Mapping[str, Callable[[QuantisedRef, Stored], Tensor]] = {
+    "awq": _awq,
+    "fp8": _by_block,
+    "gptq": _gptq,
+    "gptq_v2": _gptq,
+    "int4_packed": _pack_quantized,
+    "int8": _by_block,
+    "int8_packed": _pack_quantized,
+    "nvfp4": _nvfp4,
+    "nvfp4_divided": _nvfp4,
+}
