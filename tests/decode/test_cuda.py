@@ -128,7 +128,7 @@ def test_a_cycle_waits_for_the_device_once(engines: dict[str, LLM]) -> None:
 
     def decode() -> Generator[tuple[int, ...]]:
         sequence = SequenceState(prompt, pool, bundle.spec.vocab_size, drafting=True)
-        return bundle.decoder.run(sequence, bundle.plan.tree_for(1))
+        return bundle.decoder.run(sequence, bundle.plan.tree_for([sequence]))
 
     for _ in range(3):
         list(zip(decode(), range(6), strict=False))  # shapes seen, captured
