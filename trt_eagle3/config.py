@@ -275,7 +275,8 @@ class BuildConfig(_Section):
             return given
         filled = {"max_batch_size": backend_named(engine.backend).batch_size(engine), **given}
         length = given.get("max_seq_len", LimitsConfig().max_seq_len)
-        if engine.device == "cpu" and isinstance(length, int) and "max_kv_tokens" not in given:
+        sound = isinstance(length, int) and 0 < length <= 1 << 23
+        if engine.device == "cpu" and sound and "max_kv_tokens" not in given:
             filled["max_kv_tokens"] = 2 * length
         return filled
 

@@ -87,10 +87,10 @@ def main(
             for batch in batches:
                 best = max(acceptance_length(rate, n - 1) / ms[batch, n] for n in bench.widths)
                 run = bench.adaptive(batch, rate, cycles)
-                plain = batch / ms[batch, 1]
+                plain = batch / (1e3 * run.plain_seconds)
                 cells.append(
                     f"{run.speed() / plain:.2f}, late {run.speed(late=True) / plain:.2f}, "
-                    f"best {batch * best / plain:.2f} {run.chosen}"
+                    f"best {best * ms[batch, 1]:.2f} {run.chosen}"
                 )
             ratios.add_row(f"length {length:g} (rate {rate:.2f})", *cells)
     console = Console(width=220)
@@ -99,11 +99,15 @@ def main(
 
 @dataclass
 class _Run:
-    """What was served: seconds and tokens of every cycle, and how many tokens it drafted."""
+    """What was served: seconds and tokens of every cycle, and how many tokens it drafted.
+
+    ``plain_seconds``: of a plain cycle over contexts as long, on the mean.
+    """
 
     seconds: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
+    plain_seconds: float = 0.0
 
     def speed(self, *, late: bool = False) -> float:
         """Tokens a millisecond; ``late``: of the second half."""
@@ -144,11 +148,21 @@ class _Bench:
             prior_of(None, 9e-6),
             {},
         )
+        scheduler = self._begin(plan, batch)
+        before = self._plain_seconds(scheduler, plan)
         with simulated_acceptance(rate):
-            scheduler = self._begin(plan, batch)
             run = self._run(scheduler, cycles)
+        run.plain_seconds = (before + self._plain_seconds(scheduler, plan)) / 2
         self._end(scheduler)
         return run
+
+    def _plain_seconds(self, scheduler: Scheduler, plan: TreePlan) -> float:
+        """Median of plain cycles over contexts as they are now, which ``plan`` does not see."""
+        plain = Plan({1: None})
+        scheduler.tree_for, scheduler.observer = plain.tree_for, plain
+        found = median(self._run(scheduler, _WARM + _TIMED // 2).seconds[_WARM:])
+        scheduler.tree_for, scheduler.observer = plan.tree_for, plan
+        return found
 
     def _begin(self, plan: TreePlan, batch: int) -> Scheduler:
         scheduler = Scheduler(

@@ -22,6 +22,7 @@ __all__ = [
     "check_fits",
     "fill_memory",
     "free_bytes",
+    "kv_bytes_per_token",
     "kv_room",
     "memory_need",
     "num_pages",
@@ -80,7 +81,7 @@ def memory_need(
     """Bytes that the largest permitted load takes; ``num_nodes``: of a tree, the root included."""
     item = dtype_named(engine.dtype).num_bytes(1)
     draft_values = sum(prod(ref.shape) for ref in manifest.tensors.values()) if manifest else 0
-    kv_token = 2 * item * _kv_width(spec, manifest)
+    kv_token = kv_bytes_per_token(spec, manifest, engine.dtype)
     return MemoryNeed(
         weights=item * (_target_values(spec) + draft_values),
         kv_cache=kv_token * num_pages(limits, engine.page_size) * engine.page_size,
@@ -90,6 +91,11 @@ def memory_need(
         + item * limits.max_batch_size * _deferred_values(spec, manifest),
         kv_token=kv_token,
     )
+
+
+def kv_bytes_per_token(spec: TargetSpec, manifest: DraftManifest | None, dtype: str) -> int:
+    """Bytes of one token in the KV cache, over all layers of target and draft."""
+    return 2 * dtype_named(dtype).num_bytes(1) * _kv_width(spec, manifest)
 
 
 def free_bytes() -> int | None:
