@@ -132,6 +132,7 @@ def test_stats_go_to_stderr(run: Run, bundle: Path) -> None:
     ended = run("generate", bundle, "What is 12 plus 30?", "--stats")
     assert ended.out == "12 plus 30 equals 42.\n"
     assert "acceptance length" in ended.err
+    assert "8 sequences at once, KV cache of 768 tokens" in ended.err
 
 
 def test_generate_stops_at_the_length_limit_of_the_bundle(run: Run, bundle: Path) -> None:
@@ -151,6 +152,7 @@ def test_inspect_prints_tables(run: Run) -> None:
     assert "aux_layers" in out
     assert "specforge" in out
     assert re.match(r"target .*visual levels after \[1, 3, 5\]\ndraft ", out)
+    assert re.search(r"\nKV cache: [0-9,]+ bytes a token in 16 bits; ", out)
 
 
 def test_inspect_shows_where_each_field_came_from_and_what_was_overridden(run: Run) -> None:

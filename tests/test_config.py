@@ -36,6 +36,40 @@ def test_smallest_config_has_defaults() -> None:
 
 
 @pytest.mark.parametrize(
+    ("engine", "batch", "kv_tokens"),
+    [
+        ({"backend": "torch", "device": "cuda"}, 64, None),
+        ({"backend": "tensorrt"}, 16, None),
+        ({"backend": "torch"}, 8, 2048),
+        ({}, 8, 2048),
+    ],
+)
+def test_backend_says_how_many_run_at_once_and_the_cpu_keeps_kv_for_two(
+    engine: dict[str, object], batch: int, kv_tokens: int | None
+) -> None:
+    raw = SMALLEST | {"engine": engine, "limits": {"max_seq_len": 1024}}
+    limits = config_from_dict(raw, "x").limits
+    assert (limits.max_batch_size, limits.max_kv_tokens) == (batch, kv_tokens)
+    without = config_from_dict(SMALLEST | {"engine": engine}, "x").limits
+    assert (without.max_batch_size, without.max_kv_tokens) == (batch, kv_tokens and 8192)
+    again = BuildConfig.model_validate(config_from_dict(raw, "x").model_dump())
+    assert again.limits == limits
+
+
+def test_limits_that_are_given_stay() -> None:
+    raw = SMALLEST | {"limits": {"max_batch_size": 3}}
+    assert config_from_dict(raw, "x").limits.max_kv_tokens is None
+    raw = SMALLEST | {"limits": {"max_kv_tokens": 5000}}
+    assert config_from_dict(raw, "x").limits.max_kv_tokens == 5000
+
+
+def test_same_tree_is_one_whatever_else_is_configured() -> None:
+    one = SpeculationConfig(steps=3)
+    assert one.same_tree(SpeculationConfig(steps=3, adaptive=False, acceptance_floor=0.5))
+    assert not one.same_tree(SpeculationConfig(steps=4))
+
+
+@pytest.mark.parametrize(
     ("change", "key", "nearest"),
     [
         ({"speculation": {"step": 3}}, "speculation.step", "speculation.steps"),
@@ -57,6 +91,11 @@ def test_unknown_key_names_the_nearest_known_one(
         ({"engine": {"backend": "cuda"}}, "engine.backend: .*got 'cuda'"),
         ({"limits": {"max_seq_len": 0}}, "limits.max_seq_len: .*got 0"),
         ({"limits": {"max_seq_len": 1 << 40}}, "limits.max_seq_len: .*got 1099511627776"),
+        ({"limits": {"memory_fraction": 0}}, "limits.memory_fraction: .*got 0"),
+        ({"limits": {"memory_fraction": 1.5}}, "limits.memory_fraction: .*got 1.5"),
+        ({"limits": {"memory_fraction": "most"}}, "limits.memory_fraction: .*got 'most'"),
+        ({"limits": [1]}, "limits: "),
+        ({"speculation": {"adaptive": "perhaps"}}, "speculation.adaptive: .*got 'perhaps'"),
         ({"engine": {"page_size": 1 << 70}}, "engine.page_size: .*got"),
         ({"speculation": {"steps": 10**9}}, "speculation.steps: .*got 1000000000"),
         ({"output": "a\0b"}, "output: a path holds no NUL character"),

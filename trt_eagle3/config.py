@@ -13,6 +13,7 @@ from pydantic import (
     ConfigDict,
     Field,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -166,18 +167,24 @@ class LimitsConfig(_Section):
     """What a bundle promises to hold.
 
     Attributes:
-        max_batch_size: sequences decoded at once.
+        max_batch_size: sequences decoded at once. Left out: what the backend serves a crowd with
+            (64 for torch on cuda, 16 for tensorrt, 8 on the CPU).
         max_seq_len: tokens of each with its answer. max_visual_tokens: of a prompt.
-        max_kv_tokens: rows of the KV cache; left out, every sequence has room for ``max_seq_len``.
-            With fewer, sequences that no longer fit are put off and computed again.
+        max_kv_tokens: rows of the KV cache. With fewer than all sequences need, those that no
+            longer fit are put off and computed again. Left out: every sequence has room for
+            ``max_seq_len``, as far as ``memory_fraction`` goes; on the CPU without
+            ``max_batch_size``, two of them have.
+        memory_fraction: of a GPU's memory, after weights, captured graphs and all else that a load
+            takes: what the KV cache may have where ``max_kv_tokens`` is left out.
         max_waiting: requests in the queue; the next one is refused.
         prefix_cache: keep KV pages of past prompts for prompts that begin alike.
     """
 
-    max_batch_size: PositiveInt = 1
+    max_batch_size: PositiveInt = 8
     max_seq_len: PositiveInt = 4096
     max_visual_tokens: PositiveInt = 4096
     max_kv_tokens: PositiveInt | None = None
+    memory_fraction: Annotated[float, Field(gt=0, le=1)] = 0.9
     max_waiting: PositiveInt = 256
     prefix_cache: bool = True
 
@@ -206,6 +213,9 @@ class SpeculationConfig(_Section):
             best-first (see ``decode/tree.py``).
         acceptance_floor: when the draft's first token is right less often than this, a warning
             names ``probe``.
+        adaptive: every cycle drafts as many of these tokens as pay by its cost and by how often the
+            draft is right, none where none do. False: always as configured, or as ``bench --tune``
+            has found.
     """
 
     mode: Literal["chain", "tree", "dynamic"] = "chain"
@@ -214,6 +224,12 @@ class SpeculationConfig(_Section):
     num_draft_tokens: Annotated[int, Field(gt=1)] | None = None
     tree: tuple[tuple[Annotated[int, Field(ge=0)], ...], ...] | None = None
     acceptance_floor: Annotated[float, Field(ge=0, le=1)] = 0.25
+    adaptive: bool = True
+
+    def same_tree(self, other: SpeculationConfig) -> bool:
+        """Whether both configure the same tree."""
+        rest = {"acceptance_floor": 0.0, "adaptive": False}
+        return self.model_copy(update=rest) == other.model_copy(update=rest)
 
     @model_validator(mode="after")
     def _fits(self) -> SpeculationConfig:
@@ -244,10 +260,29 @@ class BuildConfig(_Section):
     target: TargetConfig
     draft: DraftConfig | None = None
     engine: EngineConfig = EngineConfig()
-    limits: LimitsConfig = LimitsConfig()
+    limits: LimitsConfig = Field(default_factory=LimitsConfig, validate_default=True)
     speculation: SpeculationConfig = SpeculationConfig()
     split_special_tokens: bool = True
     output: UserPath = Path("engines")
+
+    @field_validator("limits", mode="before")
+    @classmethod
+    def _batch_of_backend(cls, raw: Any, known: ValidationInfo) -> Any:
+        """How many sequences run at once where nobody says, and on the CPU no more KV than two of
+        them can fill.
+        """
+        from trt_eagle3.engine.backend import backend_named
+
+        given = raw.model_dump(exclude_unset=True) if isinstance(raw, LimitsConfig) else raw
+        engine = known.data.get("engine")
+        if engine is None or not isinstance(given, dict) or "max_batch_size" in given:
+            return given
+        filled = {"max_batch_size": backend_named(engine.backend).batch_size(engine), **given}
+        length = given.get("max_seq_len", LimitsConfig().max_seq_len)
+        sound = isinstance(length, int) and 0 < length <= 1 << 23
+        if engine.device == "cpu" and sound and "max_kv_tokens" not in given:
+            filled["max_kv_tokens"] = 2 * length
+        return filled
 
 
 def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> BuildConfig:

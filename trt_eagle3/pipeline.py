@@ -107,7 +107,9 @@ def build(
         record = _record(config, spec, manifest, written)
         create_file(folder / BUNDLE_FILE, record.model_dump_json(indent=2).encode())
     num_bytes = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
-    memory = memory_need(spec, manifest, config.limits, config.engine)
+    memory = memory_need(
+        spec, manifest, config.limits, config.engine, tree.num_nodes if manifest else 1
+    )
     return BuildReport(
         path, clock.end(), num_bytes, tuple(dict.fromkeys(written.placed)), memory, written.engines
     )

@@ -9,8 +9,9 @@ import pytest
 from tests.tiny import build_tiny
 from trt_eagle3 import LLM, load
 from trt_eagle3.bench import tune as tune_module
-from trt_eagle3.bench.tune import choose, tune, widths
-from trt_eagle3.decode.plan import TUNING_FILE, TuningTable
+from trt_eagle3.bench.tune import choose, tune
+from trt_eagle3.decode.plan import widths
+from trt_eagle3.decode.tuning import TUNING_FILE, TuningTable
 from trt_eagle3.errors import UserError
 
 PROMPT = "What is 12 plus 30?"

@@ -223,7 +223,9 @@ class CheckedScheduler(Scheduler):
 
 
 def make_scheduler(
-    states: HashStates, prefixes: PrefixCache | None, tree_for: Callable[[int], AnyTree | None]
+    states: HashStates,
+    prefixes: PrefixCache | None,
+    tree_for: Callable[[Sequence[SequenceState]], AnyTree | None],
 ) -> CheckedScheduler:
     """A scheduler over ``make_decoder``."""
     options: dict[str, Any] = {"max_batch_size": MAX_BATCH, "prefix_cache": prefixes}

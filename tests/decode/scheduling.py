@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -13,9 +13,11 @@ from tests.decode.pair import PREFILL_CHUNK, Pair, Recorder, make_pair, make_pro
 from trt_eagle3.decode.decoder import AnyTree, Decoder
 from trt_eagle3.decode.dynamic_tree import DynamicTree
 from trt_eagle3.decode.kv_cache import PagePool
+from trt_eagle3.decode.plan import TreePlan
 from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.prompt import Prompt, Vision
 from trt_eagle3.decode.scheduler import Encoder, Scheduler
+from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import Tree
 from trt_eagle3.spec import RopeSpec
 
@@ -84,9 +86,10 @@ class Encoding:
 def make_scheduler(
     pool: PagePool,
     prefixes: PrefixCache | None,
-    tree_for: Callable[[int], AnyTree | None],
+    tree_for: Callable[[Sequence[SequenceState]], AnyTree | None],
     chunk: int = PREFILL_CHUNK,
     vision: Encoder | None = None,
+    observer: TreePlan | None = None,
 ) -> Scheduler:
     fixed = pool.table_len is not None
     decoder: Decoder = pair().decoder(
@@ -97,6 +100,7 @@ def make_scheduler(
         decoder,
         max_batch_size=MAX_BATCH,
         tree_for=tree_for,
+        observer=observer,
         prefix_cache=prefixes,
         vision=vision,
     )

@@ -24,7 +24,7 @@ from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.core import EngineCore
 from trt_eagle3.decode.decoder import Decoder
 from trt_eagle3.decode.preprocess import PromptPreprocessor
-from trt_eagle3.decode.scheduler import Emission, Scheduler
+from trt_eagle3.decode.scheduler import Scheduler
 from trt_eagle3.decode.vision_encoder import VisionEncoder
 from trt_eagle3.errors import ClosedError, OverloadedError, UserError
 from trt_eagle3.multimodal import MediaPolicy
@@ -460,23 +460,21 @@ def test_metrics_add_up(engine: LLM) -> None:
     assert now.speculation_on
 
 
-@pytest.mark.parametrize(
-    ("depths", "on"),
-    [((5, 0), True), ((0, 5), True), ((0, 0), False), ((0, None), False), ((None,), True)],
-)
-def test_batch_drafts_as_long_as_anybody_does(
-    engine: LLM, monkeypatch: pytest.MonkeyPatch, depths: tuple[int | None, ...], on: bool
+@pytest.mark.parametrize(("drafted", "expected"), [(5, 5), (0, 0), (None, 5)])
+def test_metrics_show_what_the_last_cycle_drafted(
+    engine: LLM, monkeypatch: pytest.MonkeyPatch, drafted: int | None, expected: int
 ) -> None:
-    """Who comes last, and decodes plainly, does not speak for the others; a first token is no
-    cycle.
-    """
+    """A step without a cycle says nothing of it."""
     engine.generate(PROMPTS[0], max_tokens=2)
-    monkeypatch.setattr(
-        Scheduler, "step", lambda _: [Emission(None, (), steps=depth) for depth in depths]
-    )
-    monkeypatch.setattr(EngineCore, "_deliver", lambda *_: None)
+    engine.restart_metrics()
+    scheduler = engine._core.scheduler
+    monkeypatch.setattr(scheduler, "step", list)
+    monkeypatch.setattr(scheduler, "num_draft_tokens", drafted)
     engine._core._turn()  # its own thread sleeps: there is nothing to do
-    assert engine.metrics().speculation_on == on
+    now = engine.metrics()
+    assert (now.draft_tokens, now.speculation_on) == (expected, expected > 0)
+    assert now.draft_tokens_per_cycle.count == (drafted is not None)
+    assert now.plain_cycles == (drafted == 0)
 
 
 def test_request_whose_pictures_are_looked_at_counts(

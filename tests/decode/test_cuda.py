@@ -17,6 +17,7 @@ from tests.decode.overwriting import ask_together
 from tests.tiny import build_tiny
 from trt_eagle3 import LLM, Request, SamplingParams
 from trt_eagle3.decode.answer import Answer
+from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.preprocess import PromptPreprocessor
 from trt_eagle3.decode.sampling_params import GREEDY
 from trt_eagle3.decode.sequence import SequenceState
@@ -128,7 +129,7 @@ def test_a_cycle_waits_for_the_device_once(engines: dict[str, LLM]) -> None:
 
     def decode() -> Generator[tuple[int, ...]]:
         sequence = SequenceState(prompt, pool, bundle.spec.vocab_size, drafting=True)
-        return bundle.decoder.run(sequence, bundle.plan.tree_for(1))
+        return bundle.decoder.run(sequence, bundle.plan.tree_for([sequence]))
 
     for _ in range(3):
         list(zip(decode(), range(6), strict=False))  # shapes seen, captured
@@ -176,7 +177,21 @@ def test_request_that_outgrows_the_memory_fails_alone_and_the_next_is_answered(
 
 
 def test_limits_that_the_gpu_cannot_hold_are_refused_at_load(tmp_path: Path) -> None:
-    limits = {"max_batch_size": 4096, "max_seq_len": 4096}
+    limits = {"max_batch_size": 4096, "max_seq_len": 4096, "max_kv_tokens": 1 << 24}
     bundle = build_tiny(tmp_path, engine=CUDA, limits=limits)
     with pytest.raises(UserError, match=r"Rebuild with limits\.max_kv_tokens"):
         trt_eagle3.load(bundle)
+
+
+def test_kv_cache_is_as_large_as_the_gpu_has_room_for(tmp_path: Path) -> None:
+    limits = {"max_batch_size": 4096, "max_seq_len": 4096, "memory_fraction": 0.02}
+    bundle = LoadedBundle.open(build_tiny(tmp_path, engine=CUDA, limits=limits))
+    tokens = bundle.limits.max_kv_tokens
+    assert tokens is not None
+    assert 4096 <= tokens < 4096 * 4096
+    engine = LLM(bundle)
+    before, total = torch.cuda.memory_reserved(), torch.cuda.get_device_properties(0).total_memory
+    engine.start()
+    assert torch.cuda.memory_reserved() - before < 0.1 * total
+    assert engine.metrics().kv_pages_total == tokens // bundle.page_size
+    engine.close()

@@ -60,12 +60,12 @@ def test_restarted_meter_has_forgotten_requests_and_knows_whether_cycles_draft()
     meter.begun(5)
     meter.first_token(0.004, 0.3)
     meter.cycle(2, 3, 3, 0.06)
-    meter.drafted(True)
+    meter.batch_cycle(3)
     meter.finished("stop")
     meter.restart()
     fresh = Meter(0.0)
     assert not snapshot(fresh).speculation_on
-    assert snapshot(meter) == replace(snapshot(fresh), speculation_on=True)
+    assert snapshot(meter) == replace(snapshot(fresh), draft_tokens=3)
 
 
 CYCLES = st.lists(

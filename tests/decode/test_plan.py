@@ -5,7 +5,7 @@ again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import cycle, pairwise
 from pathlib import Path
@@ -24,9 +24,11 @@ from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.decoder import AnyTree
 from trt_eagle3.decode.dynamic_tree import DynamicTree
 from trt_eagle3.decode.kv_cache import PagePool
-from trt_eagle3.decode.plan import TUNING_FILE, TuningEntry, TuningTable, plan_of, read_plan, shrunk
+from trt_eagle3.decode.plan import plan_of, read_plan, shrunk
 from trt_eagle3.decode.prefix_cache import PrefixCache
+from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import Tree, static_tree
+from trt_eagle3.decode.tuning import TUNING_FILE, TuningEntry, TuningTable
 from trt_eagle3.engine.machine import machine_name
 from trt_eagle3.errors import UserError
 
@@ -57,13 +59,13 @@ def write(folder: Path, text: str) -> None:
 
 def test_bundle_without_a_table_speculates_as_configured(tmp_path: Path) -> None:
     plan = read_plan(tmp_path, CONFIG, "cpu")
-    assert [tree.num_nodes for size in (1, 8) if (tree := plan.tree_for(size))] == [6, 6]
+    assert [tree.num_nodes for size in (1, 8) if (tree := plan.tree_at(size))] == [6, 6]
 
 
 def test_batch_size_between_measured_ones_goes_by_the_next_larger(tmp_path: Path) -> None:
     write(tmp_path, table({4: 3, 1: 6, 8: 1}).model_dump_json())
     plan = read_plan(tmp_path, CONFIG, "cpu")
-    trees = [plan.tree_for(size) for size in (1, 2, 4, 5, 8, 9)]
+    trees = [plan.tree_at(size) for size in (1, 2, 4, 5, 8, 9)]
     assert [tree.num_nodes if tree else 1 for tree in trees] == [6, 3, 3, 1, 1, 1]
     assert plan.speculates
     assert not plan_of(table({1: 1, 8: 1})).speculates
@@ -108,7 +110,7 @@ def test_table_of_another_machine_counts_with_a_warning(
 ) -> None:
     write(tmp_path, table({1: 1}, machine="a mainframe").model_dump_json())
     with caplog.at_level(logging.WARNING, "trt_eagle3"):
-        assert read_plan(tmp_path, CONFIG, "cpu").tree_for(1) is None
+        assert read_plan(tmp_path, CONFIG, "cpu").tree_at(1) is None
     assert "a mainframe" in caplog.text
 
 
@@ -173,7 +175,7 @@ def test_speculation_off_and_on_again_says_the_same_and_asks_the_draft_again(
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
     calls = 0
 
-    def tree_for(_: int) -> AnyTree | None:
+    def tree_for(_: Sequence[SequenceState]) -> AnyTree | None:
         nonlocal calls
         calls += 1
         return (None, CHAIN, None, BUSHY)[calls // run_of % 4]
@@ -188,7 +190,9 @@ def test_speculation_off_and_on_again_says_the_same_and_asks_the_draft_again(
     }
 
 
-def drafts(tree_for: Callable[[int], AnyTree | None]) -> dict[int, torch.Tensor]:
+def drafts(
+    tree_for: Callable[[Sequence[SequenceState]], AnyTree | None],
+) -> dict[int, torch.Tensor]:
     """The draft's logits by the rows that it holds, after every step."""
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
     scheduler = make_scheduler(pool, None, tree_for)

@@ -8,7 +8,13 @@ from trt_eagle3.bench.synthetic import write_draft, write_target
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.config import EngineConfig, LimitsConfig
-from trt_eagle3.engine.memory import MemoryNeed, check_fits, memory_need
+from trt_eagle3.engine.memory import (
+    MemoryNeed,
+    check_fits,
+    fill_memory,
+    kv_room,
+    memory_need,
+)
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.spec import TargetSpec
@@ -87,3 +93,58 @@ def test_a_refusal_names_fewer_visual_tokens_where_they_take_the_room(pair: Pair
 
 def test_a_refusal_says_where_nothing_helps(pair: Pair) -> None:
     assert "Use a GPU with more memory" in refusal(pair, 10e9)
+
+
+CUDA_BYTES = 3 << 29
+
+
+def filled(pair: Pair, free: float, **limits: float) -> LimitsConfig:
+    """The limits as a GPU with so much ``free`` memory holds them."""
+    wanted = LimitsConfig.model_validate(LIMITS.model_dump() | limits)
+    return fill_memory(memory_need(*pair, wanted, ENGINE), int(free), wanted, 16)
+
+
+def test_kv_cache_takes_its_share_of_what_is_left(pair: Pair) -> None:
+    found = filled(pair, 40e9, max_batch_size=64)
+    base = need(pair, max_batch_size=64)
+    room = 40e9 - (base.total - base.kv_cache) - CUDA_BYTES
+    assert found.max_kv_tokens is not None
+    used = found.max_kv_tokens * base.kv_token
+    assert 0.89 * room < used <= 0.9 * room
+    assert found.max_kv_tokens % 16 == 0
+    half = filled(pair, 40e9, max_batch_size=64, memory_fraction=0.45).max_kv_tokens
+    assert half == pytest.approx(found.max_kv_tokens / 2, abs=32)
+
+
+def test_kv_cache_is_no_larger_than_all_sequences_can_fill(pair: Pair) -> None:
+    assert filled(pair, 139e9).max_kv_tokens is None
+
+
+def test_tokens_that_are_named_count_whatever_the_share(pair: Pair) -> None:
+    assert filled(pair, 40e9, max_kv_tokens=20000, memory_fraction=0.01).max_kv_tokens == 20000
+
+
+def test_one_sequence_has_room_whatever_the_share(pair: Pair) -> None:
+    assert filled(pair, 40e9, memory_fraction=0.01).max_kv_tokens == 16384
+
+
+def test_gpu_that_cannot_hold_one_sequence_refuses_in_one_line(pair: Pair) -> None:
+    with pytest.raises(UserError, match=r"limits: this bundle needs .*max_seq_len") as caught:
+        filled(pair, 22.5e9)
+    assert "\n" not in str(caught.value)
+
+
+def test_rows_kept_for_the_draft_and_trees_count(pair: Pair) -> None:
+    spec, manifest = pair
+    one, many = (need(pair, max_batch_size=size).prefill for size in (1, 65))
+    row = 2 * 3 * spec.hidden_size
+    assert many - one == 64 * (512 * row + 12 * spec.vocab_size)
+    wide = memory_need(spec, manifest, LIMITS, ENGINE, num_nodes=6).prefill
+    assert wide - need(pair).prefill == 8 * 5 * 12 * spec.vocab_size
+
+
+def test_room_is_one_line_with_sequences_and_tokens(pair: Pair) -> None:
+    line = kv_room(need(pair, max_kv_tokens=32768), filled(pair, 40e9, max_kv_tokens=32768), 16)
+    assert line == (
+        "8 sequences at once, KV cache of 32,768 tokens (5.0 GB): 2.0 sequences of 16,384"
+    )

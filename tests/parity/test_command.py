@@ -18,8 +18,8 @@ from tests.parity.planting import plant_in
 from tests.tiny import ROOT, TARGET, build_tiny, tiny_config
 from trt_eagle3.checkpoint.tensor_index import open_file
 from trt_eagle3.cli import main
-from trt_eagle3.decode.plan import TUNING_FILE, TuningEntry, TuningTable
 from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.tuning import TUNING_FILE, TuningEntry, TuningTable
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.machine import machine_name

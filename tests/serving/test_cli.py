@@ -141,7 +141,9 @@ def serving(
     with subprocess.Popen(program, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
-            assert f"tiny answers on http://127.0.0.1:{port}/v1;" in process.stderr.readline()
+            line = process.stderr.readline()
+            assert f"tiny answers on http://127.0.0.1:{port}/v1;" in line
+            assert "8 sequences at once, KV cache of 8,192 tokens" in line
             yield process, port
         finally:
             process.kill()

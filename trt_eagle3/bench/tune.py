@@ -23,14 +23,15 @@ from trt_eagle3.bench import MAX_TOKENS, ROUNDS
 from trt_eagle3.bench.workload import Load, Progress, batch_sizes, drive, make_requests, open_engine
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.llm import LLM
-from trt_eagle3.decode.plan import TUNING_FILE, Plan, TuningEntry, TuningTable, shrunk
+from trt_eagle3.decode.plan import Plan, shrunk, widths
 from trt_eagle3.decode.tree import configured_tree
+from trt_eagle3.decode.tuning import TUNING_FILE, TuningEntry, TuningTable
 from trt_eagle3.engine.machine import machine_name
 from trt_eagle3.errors import UserError
 from trt_eagle3.prompts.bundled import bundled_questions
 from trt_eagle3.prompts.prompt_file import Question, read_questions
 
-__all__ = ["TuneReport", "choose", "tune", "widths", "write_table"]
+__all__ = ["TuneReport", "choose", "tune", "write_table"]
 
 _GAIN = 1.03
 """What speculation must gain to be on: less is within what such a timing can tell."""
@@ -104,18 +105,6 @@ def tune(
         entries=tuple(choose(size, cycles[size], lengths) for size in sizes),
     )
     return TuneReport(write_table(bundle, table), table)
-
-
-def widths(most: int) -> list[int]:
-    """Tree sizes to try: 1 is plain decoding, then in steps of about 1.4 up to the configured
-    one.
-    """
-    steps = {1, most}
-    width = 2
-    while width < most:
-        steps |= {width, width * 3 // 2}
-        width *= 2
-    return sorted(n for n in steps if n <= most)
 
 
 def choose(

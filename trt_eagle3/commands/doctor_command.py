@@ -36,5 +36,9 @@ def doctor(bundle: Path | None, as_json: bool) -> None:
             out.print(f"\n{bundle_line(bundle, record)}", soft_wrap=True, markup=False)
     if bundle and record:
         check_bundle(bundle, record, found)
+        if not as_json:
+            from trt_eagle3.decode.loaded_bundle import LoadedBundle
+
+            out.print(LoadedBundle.open(bundle).capacity, soft_wrap=True, highlight=False)
     else:
         found.check_engine(EngineConfig())

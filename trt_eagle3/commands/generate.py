@@ -46,7 +46,7 @@ __all__ = ["generate"]
 @click.option("--seed", type=int, help="Of the random numbers: the same seed, the same answer.")
 @click.option("--stop", multiple=True, help="A text that ends the answer; may be repeated.")
 @click.option("--no-speculation", is_flag=True, help="Decode plainly; the answer is the same.")
-@click.option("--stats", is_flag=True, help="Print speed and acceptance after the answer.")
+@click.option("--stats", is_flag=True, help="Print limits, speed and acceptance.")
 @json_option
 def generate(
     bundle: Path, prompt: str, as_json: bool, stats: bool, no_speculation: bool, **options: Any
@@ -63,9 +63,10 @@ def generate(
             if field.name in options
         }
     )
-    answer = load(bundle).stream(
-        prompt, sampling=sampling, speculation=not no_speculation, **options
-    )
+    engine = load(bundle)
+    if stats:
+        log.print(engine.bundle.capacity)
+    answer = engine.stream(prompt, sampling=sampling, speculation=not no_speculation, **options)
     for chunk in answer:
         if not as_json:
             click.echo(chunk.text, nl=False)

@@ -12,6 +12,7 @@ from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_to_dict
 from trt_eagle3.checkpoint.quantised.weight import Quantisation
 from trt_eagle3.checkpoint.target import TargetCheckpoint, target_to_dict
 from trt_eagle3.engine.bundle import BUILD_SCRIPT
+from trt_eagle3.engine.memory import kv_bytes_per_token
 from trt_eagle3.errors import clip
 from trt_eagle3.families.registry import family_of
 from trt_eagle3.spec import RopeSpec, VisionSpec
@@ -50,8 +51,8 @@ def inspection_lines(
     parts += [_quantisation_line(spec.quantisation)] if spec.quantisation else []
     if manifest:
         parts += [_draft_line(manifest), _meaning_table(manifest)]
-        parts += [f"warning: {warning}" for warning in manifest.warnings]
-    return parts
+    parts.append(_kv_line(spec, manifest))
+    return parts + [f"warning: {warning}" for warning in (manifest.warnings if manifest else ())]
 
 
 def _target_line(spec: TargetCheckpoint) -> str:
@@ -63,6 +64,14 @@ def _target_line(spec: TargetCheckpoint) -> str:
         f"{'tied' if spec.tied_head else 'own'} head, rope {_rope(attention.rope)}; "
     )
     return line + _vision_text(spec.vision)
+
+
+def _kv_line(spec: TargetCheckpoint, manifest: DraftManifest | None) -> str:
+    token = kv_bytes_per_token(spec, manifest, "bfloat16")
+    return (
+        f"KV cache: {token:,} bytes a token in 16 bits; a sequence of 4,096 tokens has "
+        f"{4096 * token / 1e9:.2f} GB"
+    )
 
 
 def _vision_text(vision: VisionSpec | None) -> str:

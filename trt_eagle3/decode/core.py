@@ -18,7 +18,7 @@ from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.metrics import Meter
 from trt_eagle3.decode.output import Output
-from trt_eagle3.decode.plan import Plan
+from trt_eagle3.decode.plan import TreePlan
 from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.preprocess import (
     Outcome,
@@ -66,6 +66,7 @@ class EngineCore:
             bundle.decoder,
             max_batch_size=bundle.limits.max_batch_size,
             tree_for=bundle.plan.tree_for,
+            observer=bundle.plan,
             prefix_cache=self.prefixes,
             vision=VisionEncoder(bundle),
         )
@@ -99,10 +100,10 @@ class EngineCore:
             waiting = max(len(self.scheduler.waiting) - self._num_stalled, 0)
             return self._num_preparing + len(self._inbox) + waiting
 
-    def use_plan(self, plan: Plan) -> None:
+    def use_plan(self, plan: TreePlan) -> None:
         """Speculate by ``plan`` from now on; not while requests are in flight."""
         self._plan = plan
-        self.scheduler.tree_for = plan.tree_for
+        self.scheduler.tree_for, self.scheduler.observer = plan.tree_for, plan
 
     def now(self) -> dict[str, int]:
         """What the counters of ``Meter`` do not count."""
@@ -269,9 +270,8 @@ class EngineCore:
         except Exception as error:  # a forward failed: nothing of what it was for can be trusted
             _log.exception("a step failed")
             emissions = [Emission(sequence, (), error=error) for sequence in self.scheduler.reset()]
-        depths = [emission.steps for emission in emissions if emission.steps is not None]
-        if depths:
-            self._meter.drafted(any(depths))
+        if self.scheduler.num_draft_tokens is not None:
+            self._meter.batch_cycle(self.scheduler.num_draft_tokens)
         for emission in emissions:
             self._deliver(emission)
         self._num_stalled = sum(sequence.backpressured for sequence in self.scheduler.waiting)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode.accept import Accepted
@@ -30,13 +31,12 @@ from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.state import Commit, LayerStates
 from trt_eagle3.decode.tree import Tree
 from trt_eagle3.decode.verify import verify_tree
+from trt_eagle3.engine.memory import MAX_DEFERRED
 from trt_eagle3.errors import EngineFailedError
 
 __all__ = ["AnyTree", "Decoder", "Drafting", "no_numbers"]
 
 AnyTree = Tree | DynamicTree
-# rows that a sequence keeps for the draft: 12 MB of an 8B target's aux hidden states
-_MAX_DEFERRED = 512
 
 
 @dataclass(frozen=True)
@@ -156,11 +156,8 @@ class Decoder:
 
         A sequence whose logits are no numbers says nothing, and cannot go on.
         """
-        for s in sequences:
-            if s.deferred and (
-                tree is not None or len(s.deferred) >= min(self.prefill_chunk, _MAX_DEFERRED)
-            ):
-                self._catch_up(s)
+        most = 0 if tree is not None else min(self.prefill_chunk, MAX_DEFERRED) - 1
+        self._catch_up([s for s in sequences if len(s.deferred) > most])
         speculating = [i for i, s in enumerate(sequences) if self.speculates(s, tree)]
         proposal = widened(
             self._propose([sequences[i] for i in speculating], tree), speculating, sequences
@@ -291,17 +288,37 @@ class Decoder:
         """Keep what the draft will want if speculation pays again: asking it now would be for
         nothing.
         """
-        for i, s in enumerate(sequences):
+        if not any(s.draft for s in sequences):
+            return
+        rows = aux[:, 0].clone().unbind()  # the next forward overwrites a session's outputs
+        for s, row in zip(sequences, rows, strict=True):
             if s.draft:
-                s.deferred.append(aux[i, 0].clone())
+                s.deferred.append(row)
 
-    def _catch_up(self, sequence: SequenceState) -> None:
-        """Give the draft the rows that it was not asked for."""
+    def _catch_up(self, sequences: Sequence[SequenceState]) -> None:
+        """Give the draft the rows that it was not asked for, those of sequences that lack about
+        as many at once.
+        """
+        late = sorted(sequences, key=lambda s: len(s.deferred))
+        while late:
+            width = len(late[-1].deferred)
+            count = max(self.prefill_chunk // width, 1)
+            late, together = late[:-count], late[-count:]
+            self._run_deferred(together, width)
+
+    def _run_deferred(self, sequences: Sequence[SequenceState], width: int) -> None:
+        """Run the deferred rows of ``sequences``, each padded to ``width``."""
         assert self._drafting is not None
-        ahead = sequence.ids(sequence.draft_length + 1, sequence.length + 1)
-        embeds = self._drafting.proposer.runner.embedding.lookup(ahead)
-        self._commit([sequence], [len(ahead)], embeds[None], torch.stack(sequence.deferred)[None])
-        sequence.deferred.clear()
+        counts = [len(s.deferred) for s in sequences]
+        ahead = [s.ids(s.draft_length + 1, s.length + 1) for s in sequences]
+        embeds = self._drafting.proposer.runner.embedding.lookup(padded(ahead, width))
+        rows = [
+            functional.pad(torch.stack(s.deferred), (0, 0, 0, width - n))
+            for s, n in zip(sequences, counts, strict=True)
+        ]
+        self._commit(sequences, counts, embeds, torch.stack(rows))
+        for s in sequences:
+            s.deferred.clear()
 
     def _commit(
         self, sequences: Sequence[SequenceState], counts: Sequence[int], embeds: Tensor, aux: Tensor

@@ -16,7 +16,7 @@ from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.core import EngineCore
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.metrics import EngineMetrics, Meter
-from trt_eagle3.decode.plan import Plan
+from trt_eagle3.decode.plan import TreePlan
 from trt_eagle3.decode.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request import Chunk, Generation, Messages, Request
 from trt_eagle3.decode.request_list import Images, Videos, is_one_prompt, one_request, requests_of
@@ -230,7 +230,7 @@ class LLM:
         """Whether requests would be answered."""
         return not self._closed and (self._core is None or self._core.alive)
 
-    def use_plan(self, plan: Plan) -> None:
+    def use_plan(self, plan: TreePlan) -> None:
         """Speculate by ``plan`` from now on, instead of the bundle's; not while requests are in
         flight.
         """

@@ -14,13 +14,15 @@ from torch import Tensor
 from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_from_dict
 from trt_eagle3.checkpoint.target import target_from_dict
 from trt_eagle3.checkpoint.tensor_index import TensorRef, read_tensor
-from trt_eagle3.config import LimitsConfig
+from trt_eagle3.config import BuildConfig, LimitsConfig
+from trt_eagle3.decode.adaptive_plan import read_adaptive_plan
 from trt_eagle3.decode.decoder import Decoder, Drafting
 from trt_eagle3.decode.kv_cache import PagePool
-from trt_eagle3.decode.plan import Plan, read_plan
+from trt_eagle3.decode.plan import TreePlan, read_plan
 from trt_eagle3.decode.propose import Proposer
 from trt_eagle3.decode.runner import DraftRunner, TargetRunner, VisionRunner
 from trt_eagle3.decode.state import LayerStates, layer_states
+from trt_eagle3.decode.tree import configured_tree
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.bundle import (
     BUNDLE_FILE,
@@ -32,7 +34,14 @@ from trt_eagle3.engine.bundle import (
     unreplaced,
 )
 from trt_eagle3.engine.embedding import EmbeddingTable
-from trt_eagle3.engine.memory import check_fits, free_bytes, memory_need, num_pages
+from trt_eagle3.engine.memory import (
+    MemoryNeed,
+    fill_memory,
+    free_bytes,
+    kv_room,
+    memory_need,
+    num_pages,
+)
 from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import family_of
@@ -52,7 +61,8 @@ class LoadedBundle:
     Attributes:
         path: the bundle's folder. record: its ``bundle.json``.
         spec: the target. manifest: the draft; None in a bundle without one.
-        limits: what requests may ask for; ``record.config.limits`` unless its user wants others.
+        limits: what requests may ask for: ``record.config.limits``, with as large a KV cache as
+            the GPU has room for where they name none.
         processor: tokenizer, chat template and pixel rules.
         plan: which tree is drafted at which batch size.
         fixed_shapes: sessions capture CUDA graphs, which want shapes that come again.
@@ -65,7 +75,7 @@ class LoadedBundle:
     manifest: DraftManifest | None
     limits: LimitsConfig
     processor: Processor
-    plan: Plan
+    plan: TreePlan
     fixed_shapes: bool
     sessions: SessionFactory
 
@@ -76,7 +86,7 @@ class LoadedBundle:
         *,
         media: MediaPolicy = LOCAL_MEDIA,
         split_special_tokens: bool | None = None,
-        plan: Plan | None = None,
+        plan: TreePlan | None = None,
         sessions: SessionFactory | None = None,
     ) -> LoadedBundle:
         """Read and check a bundle; no graph is opened yet.
@@ -109,6 +119,12 @@ class LoadedBundle:
     def page_size(self) -> int:
         """Rows of a KV page."""
         return self.record.config.engine.page_size
+
+    @property
+    def capacity(self) -> str:
+        """One line: how many sequences run at once, and how many tokens the KV cache holds."""
+        need = _memory_need(self.record.config, self.spec, self.manifest, self.limits)
+        return kv_room(need, self.limits, self.page_size)
 
     def page_pool(self) -> PagePool:
         """A pool of all pages of the KV caches; one is in use at a time."""
@@ -221,7 +237,7 @@ def _open(
     path: Path,
     media: MediaPolicy,
     split_special_tokens: bool | None,
-    plan: Plan | None,
+    plan: TreePlan | None,
     sessions: SessionFactory,
 ) -> LoadedBundle:
     record = read_bundle(path)
@@ -241,29 +257,42 @@ def _open(
             decoders=DecoderPool(),
             split_special_tokens=split_special_tokens,
         )
-        plan = plan or read_plan(path, config.speculation, config.engine.device)
-    bundle = LoadedBundle(
+        need = _memory_need(config, spec, manifest, config.limits)
+        plan = plan or _read_plan(path, config, need)
+    return LoadedBundle(
         path=path,
         record=record,
         spec=spec,
         manifest=manifest,
-        limits=config.limits,
+        limits=_limits_here(config, need),
         processor=processor,
         plan=plan,
         fixed_shapes=config.engine.device == "cuda",
         sessions=sessions,
     )
-    _check_memory(bundle)
-    return bundle
 
 
-def _check_memory(bundle: LoadedBundle) -> None:
-    """Refuse limits that this GPU cannot hold."""
-    free = free_bytes() if bundle.device == "cuda" else None
-    if free is not None:
-        engine = bundle.record.config.engine
-        need = memory_need(bundle.spec, bundle.manifest, bundle.limits, engine)
-        check_fits(need, free, bundle.limits)
+def _memory_need(
+    config: BuildConfig, spec: TargetSpec, manifest: DraftManifest | None, limits: LimitsConfig
+) -> MemoryNeed:
+    num_nodes = configured_tree(config.speculation).num_nodes if manifest else 1
+    return memory_need(spec, manifest, limits, config.engine, num_nodes)
+
+
+def _read_plan(path: Path, config: BuildConfig, need: MemoryNeed) -> TreePlan:
+    device = config.engine.device
+    if config.speculation.adaptive:
+        share = need.kv_token / need.weights
+        return read_adaptive_plan(path, config.speculation, device, share)
+    return read_plan(path, config.speculation, device)
+
+
+def _limits_here(config: BuildConfig, need: MemoryNeed) -> LimitsConfig:
+    """The bundle's limits as far as this GPU can hold them; refused where it cannot."""
+    free = free_bytes() if config.engine.device == "cuda" else None
+    if free is None:
+        return config.limits
+    return fill_memory(need, free, config.limits, config.engine.page_size)
 
 
 def _read_manifest(path: Path, record: BundleRecord) -> DraftManifest | None:

@@ -15,6 +15,7 @@ _log = logging.getLogger("trt_eagle3")
 
 SLOW_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 FAST_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0)
+DRAFT_TOKENS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 11.0, 15.0, 23.0, 31.0, 63.0)
 _MIN_CYCLES = 200  # before an acceptance rate says anything: its standard error is then below 0.036
 
 
@@ -54,7 +55,8 @@ class EngineMetrics:
         running, waiting: sequences now. preempted: how often one was put off.
         kv_pages_used: pages that sequences hold; kv_pages_cached: those that only the prefix cache
             holds.
-        speculation_on: whether the last cycle drafted for anybody of the batch.
+        draft_tokens: that each sequence of the last batch's cycle drafted; 0 where it decoded
+            plainly. draft_tokens_per_cycle: the same of all cycles of batches.
     """
 
     requests: Mapping[str, int]
@@ -73,7 +75,18 @@ class EngineMetrics:
     kv_pages_used: int
     kv_pages_cached: int
     kv_pages_total: int
-    speculation_on: bool
+    draft_tokens: int
+    draft_tokens_per_cycle: Histogram
+
+    @property
+    def speculation_on(self) -> bool:
+        """Whether the last cycle drafted for anybody of the batch."""
+        return self.draft_tokens > 0
+
+    @property
+    def plain_cycles(self) -> int:
+        """Cycles of batches that drafted for nobody."""
+        return self.draft_tokens_per_cycle.counts[0]
 
     @property
     def acceptance_length(self) -> float | None:
@@ -111,7 +124,7 @@ class Meter:
         self._floor = acceptance_floor
         self._warned = False
         self._lock = threading.Lock()
-        self._speculation_on = False
+        self._draft_tokens = 0
         self.restart()
 
     def restart(self) -> None:
@@ -122,7 +135,7 @@ class Meter:
             self._accepted: list[int] = []
             self._proposed: list[int] = []
             self._queue, self._first = _Buckets(SLOW_SECONDS), _Buckets(SLOW_SECONDS)
-            self._token = _Buckets(FAST_SECONDS)
+            self._token, self._drafted = _Buckets(FAST_SECONDS), _Buckets(DRAFT_TOKENS)
 
     def begun(self, prompt_tokens: int) -> None:
         """A request has been prepared."""
@@ -155,10 +168,11 @@ class Meter:
         if warning:
             _log.warning(warning)
 
-    def drafted(self, drafted: bool) -> None:
-        """Whether the cycle of a whole batch, just over, drafted for anybody."""
+    def batch_cycle(self, draft_tokens: int) -> None:
+        """A cycle of a whole batch is over, whose sequences drafted so many tokens each."""
         with self._lock:
-            self._speculation_on = drafted
+            self._draft_tokens = draft_tokens
+            self._drafted.add(draft_tokens)
 
     def finished(self, outcome: str) -> None:
         """A request has come to its end."""
@@ -178,7 +192,8 @@ class Meter:
                 queue_seconds=self._queue.snapshot(),
                 first_token_seconds=self._first.snapshot(),
                 token_seconds=self._token.snapshot(),
-                speculation_on=self._speculation_on,
+                draft_tokens=self._draft_tokens,
+                draft_tokens_per_cycle=self._drafted.snapshot(),
                 **now,
             )
 

@@ -1,70 +1,69 @@
-"""How far to speculate: the tree for each batch size, by a table measured on the machine that
-serves.
-"""
+"""Plans: which tree is drafted next, by the number of sequences that decode."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Protocol
 
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.decoder import AnyTree
 from trt_eagle3.decode.dynamic_tree import DynamicTree
+from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import Tree, best_first, configured_tree, static_tree
-from trt_eagle3.engine.machine import machine_name
-from trt_eagle3.errors import UserError
-from trt_eagle3.io.json_file import read_json_object
+from trt_eagle3.decode.tuning import TuningTable, read_table
 
-__all__ = ["TUNING_FILE", "Plan", "TuningEntry", "TuningTable", "plan_of", "read_plan", "shrunk"]
-
-TUNING_FILE = "tuning.json"
-
-_log = logging.getLogger("trt_eagle3")
+__all__ = ["Cycle", "Plan", "TreePlan", "plan_of", "read_plan", "shrunk", "widths"]
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class TuningEntry(_Record):
-    """What pays at one batch size.
+@dataclass(frozen=True)
+class Cycle:
+    """A cycle that is over.
 
     Attributes:
-        num_draft_tokens: nodes of the tree, the root included; 1 is plain decoding.
-        tokens_per_second: expected of the batch, by ``num_draft_tokens``: acceptance length over
-            cycle time.
-        cycle_ms: measured, by ``num_draft_tokens``.
+        tree: that was drafted; None of plain decoding.
+        accepted: by sequence, how many levels of its tree were accepted; None of one that decoded
+            plainly.
+        caught_up: rows that the draft had to catch up with first, of all sequences together.
+        seconds: since the end of the cycle before; None where anything else came between.
     """
 
-    batch_size: Annotated[int, Field(gt=0)]
-    num_draft_tokens: Annotated[int, Field(gt=0)]
-    tokens_per_second: Mapping[int, float]
-    cycle_ms: Mapping[int, float]
+    sequences: Sequence[SequenceState]
+    tree: AnyTree | None
+    accepted: Sequence[int | None]
+    caught_up: int = 0
+    seconds: float | None = None
 
 
-class TuningTable(_Record):
-    """``tuning.json`` of a bundle, written by ``bench --tune``.
+class TreePlan(Protocol):
+    """Chooses the tree of every cycle."""
 
-    Attributes:
-        measured_at: UTC, ISO 8601. machine: ``engine.machine.machine_name`` of where.
-        acceptance: how often the draft was right so deep, by ``num_draft_tokens`` (of chains and
-            trees alike: the share of cycles that accepted a node at depth 1, 2, ...).
-    """
+    @property
+    def speculates(self) -> bool:
+        """Whether it ever drafts."""
+        ...
 
-    schema_version: Literal[1] = 1
-    measured_at: str
-    machine: str
-    speculation: SpeculationConfig
-    acceptance: Mapping[int, tuple[float, ...]]
-    entries: Annotated[tuple[TuningEntry, ...], Field(min_length=1)]
+    @property
+    def wants_quiet(self) -> bool:
+        """Whether the next cycle is to be timed: prompts wait for it."""
+        ...
+
+    def tree_for(self, sequences: Sequence[SequenceState]) -> AnyTree | None:
+        """The tree for ``sequences`` that decode together; None is plain decoding."""
+        ...
+
+    def observe(self, cycle: Cycle) -> None:
+        """Hear of a cycle."""
+        ...
 
 
 class Plan:
-    """The tree for each batch size; between measured sizes that of the next larger one counts."""
+    """A fixed tree for each batch size; between measured sizes that of the next larger one
+    counts.
+    """
+
+    wants_quiet = False
 
     def __init__(self, trees: Mapping[int, AnyTree | None]) -> None:
         """``trees``: by batch size, at least one; None is plain decoding."""
@@ -75,9 +74,16 @@ class Plan:
         """Whether it ever does."""
         return any(tree is not None for _, tree in self._trees)
 
-    def tree_for(self, batch_size: int) -> AnyTree | None:
+    def tree_at(self, batch_size: int) -> AnyTree | None:
         """The tree for so many sequences; None is plain decoding."""
         return next((tree for size, tree in self._trees if size >= batch_size), self._trees[-1][1])
+
+    def tree_for(self, sequences: Sequence[SequenceState]) -> AnyTree | None:
+        """By their number alone."""
+        return self.tree_at(len(sequences))
+
+    def observe(self, cycle: Cycle) -> None:
+        """Learn nothing."""
 
 
 def plan_of(table: TuningTable) -> Plan:
@@ -99,31 +105,24 @@ def shrunk(config: SpeculationConfig, num_draft_tokens: int) -> AnyTree | None:
     return Tree.from_paths(best_first(whole.paths)[: num_draft_tokens - 1])
 
 
-def read_plan(bundle: Path, config: SpeculationConfig, device: str) -> Plan:
-    """The plan of a bundle; without ``tuning.json`` it always speculates as configured.
+def widths(most: int) -> list[int]:
+    """Tree sizes to choose from: 1 is plain decoding, then in steps of about 1.4 up to the
+    configured one.
+    """
+    steps = {1, most}
+    width = 2
+    while width < most:
+        steps |= {width, width * 3 // 2}
+        width *= 2
+    return sorted(n for n in steps if n <= most)
 
-    A table from another machine counts, with a warning.
+
+def read_plan(bundle: Path, config: SpeculationConfig, device: str) -> Plan:
+    """The fixed plan of a bundle: that of its table, or without one the configured tree, always.
 
     Raises:
-        UserError: a damaged table, or one that was measured for another speculation.
+        UserError: as for ``read_table``.
     """
-    file = bundle / TUNING_FILE
-    again = f"Measure again: trt-eagle3 bench {bundle} --tune"
-    try:
-        table = TuningTable.model_validate(read_json_object(file))
-    except FileNotFoundError:
-        return Plan({1: configured_tree(config)})
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file}: a damaged table. {again}") from error
-    most = configured_tree(config).num_nodes
-    if table.speculation != config or any(e.num_draft_tokens > most for e in table.entries):
-        raise UserError(f"{file}: measured for another speculation. {again}")
-    if table.machine != machine_name(device):
-        _log.warning(
-            "%s was measured on %s, this is %s. %s",
-            file,
-            table.machine,
-            machine_name(device),
-            again,
-        )
-    return plan_of(table)
+    tree = configured_tree(config)
+    table = read_table(bundle, config, tree.num_nodes, device)
+    return Plan({1: tree}) if table is None else plan_of(table)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from trt_eagle3.decode.decoder import AnyTree, Decoder, no_numbers
+from trt_eagle3.decode.plan import Cycle, TreePlan
 from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.prompt import Prompt, Vision
 from trt_eagle3.decode.sequence import SequenceState, Snapshot
@@ -55,28 +56,39 @@ class Encoder(Protocol):
 
 
 class Scheduler:
-    """Steps many sequences through one decoder."""
+    """Steps many sequences through one decoder.
+
+    Attributes:
+        num_draft_tokens: for each sequence that drafted in the last step's cycle, 0 where none did;
+            None where the step had no cycle.
+    """
 
     def __init__(
         self,
         decoder: Decoder,
         *,
         max_batch_size: int,
-        tree_for: Callable[[int], AnyTree | None],
+        tree_for: Callable[[Sequence[SequenceState]], AnyTree | None],
+        observer: TreePlan | None = None,
         prefix_cache: PrefixCache | None = None,
         vision: Encoder | None = None,
     ) -> None:
-        """``tree_for``: the tree for so many decoding sequences, None where speculation does not
-        pay. ``vision``: encodes images; None: prompts come with their embeddings.
+        """``tree_for``: the tree for sequences that decode together, None where speculation does
+        not pay. ``observer``: hears of every cycle. ``vision``: encodes images; None: prompts come
+        with their embeddings.
         """
         self.running: list[SequenceState] = []
         self.waiting: deque[SequenceState] = deque()
         self.num_preempted = 0
         self.num_reused_rows = 0
+        self.num_draft_tokens: int | None = None
+        self.clock = time.perf_counter
         self._decoder = decoder
         self._states = decoder.states
         self._max_batch_size = max_batch_size
         self.tree_for = tree_for
+        self.observer = observer
+        self._cycle_end: float | None = None  # where the next cycle's time begins
         self._prefixes = prefix_cache
         self._vision = vision
 
@@ -115,11 +127,26 @@ class Scheduler:
         """Admit, prefill, decode; return the emitted tokens, for the caller to ``remove`` those
         that are done.
         """
+        self.num_draft_tokens = None
+        if self._quiet:
+            return self._decode(self._decoding())
+        num_running = len(self.running)
         failed = self._admit()
-        decoding = [
+        decoding = self._decoding()
+        disturbed = len(self.running) > num_running or any(not s.prefilled for s in self.running)
+        if disturbed:
+            self._cycle_end = None
+        return failed + self._prefill() + self._decode([s for s in decoding if s in self.running])
+
+    @property
+    def _quiet(self) -> bool:
+        """Whether a cycle is to be timed, with nothing beside it."""
+        return self.observer is not None and self.observer.wants_quiet and bool(self._decoding())
+
+    def _decoding(self) -> list[SequenceState]:
+        return [
             s for s in self.running if s.prefilled and not s.backpressured and not self._is_full(s)
         ]
-        return failed + self._prefill() + self._decode([s for s in decoding if s in self.running])
 
     def _admit(self) -> list[Emission]:
         failed = []
@@ -167,7 +194,7 @@ class Scheduler:
         if self._prefixes is not None:
             prefix = self._prefixes.find(sequence, with_snapshot=self._states.has_snapshots)
             self._states.restore(sequence, prefix)
-        num_rows = self._decoder.rows_wanted(sequence, self.tree_for(len(self.running) + 1))
+        num_rows = self._decoder.rows_wanted(sequence, self.tree_for([*self.running, sequence]))
         if not self._free_pages(sequence, num_rows):
             self._states.release(sequence)
             return False
@@ -277,23 +304,40 @@ class Scheduler:
         return snapshot
 
     def _decode(self, sequences: list[SequenceState]) -> list[Emission]:
-        tree = self.tree_for(len(sequences))
+        tree = self.tree_for(sequences)
         for s in sequences:
             if s in self.running:
                 self._reserve(s, self._decoder.rows_wanted(s, tree))
         # some may have been put off to make room
         ready = [s for s in sequences if s in self.running]
         if not ready:
+            self._cycle_end = None
             return []
         steps = [tree.steps if tree and self._decoder.speculates(s, tree) else 0 for s in ready]
+        caught_up = sum(len(s.deferred) for s in ready) if tree else 0
         found = self._decoder.cycle(ready, tree)
         self._save_where_pages_end(ready)
+        drafted = tree if any(steps) else None
+        self.num_draft_tokens = drafted.num_nodes - 1 if drafted else 0
+        accepted = [
+            len(a.tokens) - 1 if depth else None for a, depth in zip(found, steps, strict=True)
+        ]
+        self._observe(Cycle(ready, drafted, accepted, caught_up, self._cycle_seconds()))
         return [
             Emission(s, accepted.tokens, self._is_full(s), depth)
             if accepted.tokens
             else self._fail(s, no_numbers())
             for s, accepted, depth in zip(ready, found, steps, strict=True)
         ]
+
+    def _cycle_seconds(self) -> float | None:
+        """Time since the cycle before; None where anything else came between."""
+        start, self._cycle_end = self._cycle_end, self.clock()
+        return None if start is None else self._cycle_end - start
+
+    def _observe(self, cycle: Cycle) -> None:
+        if self.observer is not None:
+            self.observer.observe(cycle)
 
     def _fail(self, sequence: SequenceState, error: Exception) -> Emission:
         """Put out a sequence that cannot go on; nobody shall reuse what its pages hold."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BACKENDS",
+    "CPU_BATCH_SIZE",
     "Backend",
     "Library",
     "all_backends",
@@ -38,6 +39,9 @@ BACKENDS: Mapping[str, str] = {
     "tensorrt": "trt_eagle3.engine.trt.backend:TensorRTBackend",
 }
 """Name (``engine.backend``) -> the class of its one object."""
+
+CPU_BATCH_SIZE = 8
+"""Sequences at once on a CPU: rows cost there from the first one on."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +80,10 @@ class Backend(Protocol):
 
     def defaults(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """Values of ``EngineConfig`` that differ from its own where ``given`` (raw) has none."""
+        ...
+
+    def batch_size(self, config: EngineConfig) -> int:
+        """``limits.max_batch_size`` where a config names none."""
         ...
 
     def check(self, config: EngineConfig) -> None:

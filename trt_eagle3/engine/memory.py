@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
@@ -16,7 +16,23 @@ from trt_eagle3.dtype import dtype_named
 from trt_eagle3.errors import DeviceMemoryError, UserError
 from trt_eagle3.spec import LayerSpec, TargetSpec, VisionSpec
 
-__all__ = ["MemoryNeed", "check_fits", "free_bytes", "memory_need", "num_pages", "request_memory"]
+__all__ = [
+    "MAX_DEFERRED",
+    "MemoryNeed",
+    "check_fits",
+    "fill_memory",
+    "free_bytes",
+    "kv_bytes_per_token",
+    "kv_room",
+    "memory_need",
+    "num_pages",
+    "request_memory",
+]
+
+MAX_DEFERRED = 512
+"""Rows that a sequence keeps for its draft while it decodes plainly: 12 MB of an 8B target's aux
+hidden states.
+"""
 
 _LIBRARIES_BYTES = 3 << 29
 """CUDA's context, libraries' workspaces and captured graphs: 1.5 GiB."""
@@ -29,7 +45,7 @@ class MemoryNeed:
     Attributes:
         weights: of target, vision tower and draft. kv_cache: of all pages, target's and draft's.
         images: of the largest permitted prompt's images in the vision tower. prefill: of one chunk
-            of a prompt.
+            of a prompt, of the logits of a cycle, and of rows that are kept for the draft.
         kv_token: of one token in the KV cache.
     """
 
@@ -56,20 +72,30 @@ class MemoryNeed:
 
 
 def memory_need(
-    spec: TargetSpec, manifest: DraftManifest | None, limits: LimitsConfig, engine: EngineConfig
+    spec: TargetSpec,
+    manifest: DraftManifest | None,
+    limits: LimitsConfig,
+    engine: EngineConfig,
+    num_nodes: int = 1,
 ) -> MemoryNeed:
-    """Bytes that the largest permitted load takes."""
+    """Bytes that the largest permitted load takes; ``num_nodes``: of a tree, the root included."""
     item = dtype_named(engine.dtype).num_bytes(1)
     draft_values = sum(prod(ref.shape) for ref in manifest.tensors.values()) if manifest else 0
-    kv_token = 2 * item * _kv_width(spec, manifest)
+    kv_token = kv_bytes_per_token(spec, manifest, engine.dtype)
     return MemoryNeed(
         weights=item * (_target_values(spec) + draft_values),
         kv_cache=kv_token * num_pages(limits, engine.page_size) * engine.page_size,
         images=item * _image_values(spec, limits.max_visual_tokens),
         prefill=item * engine.prefill_chunk * _row_values(spec)
-        + 3 * 4 * limits.max_batch_size * spec.vocab_size,
+        + 3 * 4 * limits.max_batch_size * num_nodes * spec.vocab_size
+        + item * limits.max_batch_size * _deferred_values(spec, manifest),
         kv_token=kv_token,
     )
+
+
+def kv_bytes_per_token(spec: TargetSpec, manifest: DraftManifest | None, dtype: str) -> int:
+    """Bytes of one token in the KV cache, over all layers of target and draft."""
+    return 2 * dtype_named(dtype).num_bytes(1) * _kv_width(spec, manifest)
 
 
 def free_bytes() -> int | None:
@@ -111,6 +137,35 @@ def check_fits(need: MemoryNeed, free: int, limits: LimitsConfig) -> None:
     raise UserError(
         f"limits: this bundle needs {need} and {_gb(_LIBRARIES_BYTES)} for CUDA, and the GPU has "
         f"{_gb(free)} free. {_fix(need, need.kv_cache - lacking, limits)}"
+    )
+
+
+def fill_memory(need: MemoryNeed, free: int, limits: LimitsConfig, page_size: int) -> LimitsConfig:
+    """``limits`` with the ``max_kv_tokens`` that ``memory_fraction`` of a GPU's memory gives, where
+    they name none: of what is ``free`` and neither weights nor a load's other needs take.
+
+    Raises:
+        UserError: not even one sequence of ``max_seq_len`` fits.
+    """
+    if limits.max_kv_tokens is not None:
+        check_fits(need, free, limits)
+        return limits
+    room = free - (need.total - need.kv_cache) - _LIBRARIES_BYTES
+    pages = int(limits.memory_fraction * room) // (need.kv_token * page_size) - 1
+    if pages >= num_pages(limits, page_size) - 1:
+        return limits
+    tokens = max(pages * page_size, limits.max_seq_len)
+    check_fits(replace(need, kv_cache=need.kv_token * tokens), free, limits)
+    return limits.model_copy(update={"max_kv_tokens": tokens})
+
+
+def kv_room(need: MemoryNeed, limits: LimitsConfig, page_size: int) -> str:
+    """One line: how many sequences run at once, and how many tokens the KV cache holds."""
+    tokens = (num_pages(limits, page_size) - 1) * page_size
+    full = f"{tokens / limits.max_seq_len:.1f}"
+    return (
+        f"{limits.max_batch_size} sequences at once, KV cache of {tokens:,} tokens "
+        f"({_gb(tokens * need.kv_token)}): {full} sequences of {limits.max_seq_len:,}"
     )
 
 
@@ -173,6 +228,11 @@ def num_pages(limits: LimitsConfig, page_size: int) -> int:
     return 1 + (
         whole if limits.max_kv_tokens is None else min(-(-limits.max_kv_tokens // page_size), whole)
     )
+
+
+def _deferred_values(spec: TargetSpec, manifest: DraftManifest | None) -> int:
+    """Numbers that a sequence keeps for its draft at most."""
+    return MAX_DEFERRED * len(manifest.aux_layers) * spec.hidden_size if manifest else 0
 
 
 def _image_values(spec: TargetSpec, visual_tokens: int) -> int:

@@ -63,6 +63,19 @@ def families(metrics: EngineMetrics) -> Iterator[Family]:
     yield _gauge(
         "speculation_on", "1 while cycles draft, 0 while they decode plainly.", m.speculation_on
     )
+    yield _gauge(
+        "draft_tokens",
+        "Tokens that each request of the last cycle drafted; 0 where it decoded plainly.",
+        m.draft_tokens,
+    )
+    yield _counter(
+        "plain_cycles_total", "Cycles of batches that drafted for no request.", m.plain_cycles
+    )
+    yield _histogram(
+        "draft_tokens_per_cycle",
+        "Tokens that each request drafted, by cycle of a batch.",
+        m.draft_tokens_per_cycle,
+    )
     yield _gauge("requests_running", "Requests being decoded.", m.running)
     yield _gauge("requests_waiting", "Requests in the queue.", m.waiting)
     yield _gauge("kv_pages_used", "Pages of the KV cache that requests hold.", m.kv_pages_used)

@@ -74,7 +74,14 @@ def serve(
         name, where = engine.bundle.record.config.name, f"[{host}]" if ":" in host else host
         # uvicorn raises it again once it has drained
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-        _log.info("%s answers on http://%s:%d/v1; warm-up took %.1f s", name, where, port, seconds)
+        _log.info(
+            "%s answers on http://%s:%d/v1; warm-up took %.1f s; %s",
+            name,
+            where,
+            port,
+            seconds,
+            engine.bundle.capacity,
+        )
         server.run(sockets)
 
 

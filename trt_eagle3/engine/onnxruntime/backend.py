@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trt_eagle3.engine.backend import Library, check_compute_residual
+from trt_eagle3.engine.backend import CPU_BATCH_SIZE, Library, check_compute_residual
 
 if TYPE_CHECKING:
     from trt_eagle3.config import EngineConfig
@@ -28,6 +28,11 @@ class OnnxRuntimeBackend:
         """None of its own."""
         del given
         return {}
+
+    def batch_size(self, config: EngineConfig) -> int:
+        """What a CPU serves."""
+        del config
+        return CPU_BATCH_SIZE
 
     def check(self, config: EngineConfig) -> None:
         """Refuse all but float32 on the CPU."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trt_eagle3.engine.backend import (
+    CPU_BATCH_SIZE,
     Library,
     check_compute_activations,
     check_compute_residual,
@@ -33,6 +34,10 @@ class TorchBackend:
     def defaults(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """Longer prompt chunks where a GPU is to be filled."""
         return {"prefill_chunk": 2048} if given.get("device") == "cuda" else {}
+
+    def batch_size(self, config: EngineConfig) -> int:
+        """A crowd where a GPU is to be filled."""
+        return 64 if config.device == "cuda" else CPU_BATCH_SIZE
 
     def check(self, config: EngineConfig) -> None:
         """Every device and type will do."""

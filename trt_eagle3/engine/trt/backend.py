@@ -35,6 +35,11 @@ class TensorRTBackend:
         wide = {**values, **given}["dtype"] == "float16"
         return {**values, "residual": "float32"} if wide else values
 
+    def batch_size(self, config: EngineConfig) -> int:
+        """Fewer than the GPU could: an engine keeps memory for as many chunks of prompts."""
+        del config
+        return 16
+
     def check(self, config: EngineConfig) -> None:
         """Refuse the CPU, and a float32 residual stream that no other type calls for."""
         if config.device != "cuda":

@@ -20,10 +20,11 @@ from trt_eagle3.decode.decoder import Drafting
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
 from trt_eagle3.decode.metrics import Meter
-from trt_eagle3.decode.plan import TUNING_FILE, Plan, read_plan
+from trt_eagle3.decode.plan import Plan, read_plan
 from trt_eagle3.decode.preprocess import PromptPreprocessor
 from trt_eagle3.decode.request import Request
 from trt_eagle3.decode.tree import configured_tree
+from trt_eagle3.decode.tuning import TUNING_FILE
 from trt_eagle3.engine.bundle import BundleRecord, read_bundle
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import Session
@@ -232,7 +233,7 @@ class RecordingEngine(LLM):
     @property
     def num_tree_rows(self) -> int:
         """Rows that a cycle wants beyond those of the sequence."""
-        tree = self.plan.tree_for(1) if self.manifest else None
+        tree = self.plan.tree_at(1) if self.manifest else None
         return max(tree.num_nodes, tree.num_draft_rows) if tree else 1
 
     def begin_service(self) -> None:

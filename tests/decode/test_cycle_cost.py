@@ -1,0 +1,118 @@
+"""Cycle times as they are learnt: robust, by bucket, and guessed from what is alike."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from trt_eagle3.config import SpeculationConfig
+from trt_eagle3.decode.cycle_cost import BATCHES, CycleCosts, Shape, batch_bucket, prior_of
+from trt_eagle3.decode.tuning import TuningEntry, TuningTable
+
+
+def shape(nodes: int = 1, batch: int = 1, context: float = 100.0) -> Shape:
+    return Shape(nodes, nodes - 1, batch, context)
+
+
+def costs() -> CycleCosts:
+    return CycleCosts(prior_of(None, 0.0))
+
+
+@pytest.mark.parametrize(
+    ("size", "bucket"), [(1, 1), (2, 2), (5, 6), (9, 12), (33, 48), (64, 64), (1000, 256)]
+)
+def test_bucket_is_the_next_larger_end(size: int, bucket: int) -> None:
+    assert batch_bucket(size) == bucket
+    assert list(BATCHES) == sorted(set(BATCHES))
+
+
+def test_cost_is_the_median_of_noisy_cycles() -> None:
+    found, chance = costs(), random.Random(0)
+    for _ in range(40):
+        found.observe(shape(), 0.01 * chance.uniform(0.9, 1.1))
+    assert found.seconds(shape()) == pytest.approx(0.01, rel=0.05)
+    assert found.is_known(shape())
+
+
+@pytest.mark.parametrize("num_captures", [1, 2])
+def test_captures_and_hiccups_do_not_count(num_captures: int) -> None:
+    """The first runs of new shapes, and any one later."""
+    found = costs()
+    for seconds in [*[0.5] * num_captures, 0.01, 0.01, 0.01]:
+        found.observe(shape(), seconds)
+    assert found.seconds(shape()) == pytest.approx(0.01)
+    found.observe(shape(), 3.0)
+    assert found.seconds(shape()) == pytest.approx(0.01)
+
+
+def test_cost_that_has_changed_for_good_is_believed() -> None:
+    found = costs()
+    for seconds in [0.01] * 20 + [0.2] * 3:
+        found.observe(shape(), seconds)
+    assert found.seconds(shape()) == pytest.approx(0.2)
+
+
+def test_unknown_cost_is_the_prior_times_what_others_are_off_by() -> None:
+    found = costs()
+    prior = prior_of(None, 0.0)
+    assert found.seconds(shape(4)) == prior(shape(4))
+    for _ in range(4):
+        found.observe(shape(1), 7.0 * prior(shape(1)))
+    assert not found.is_known(shape(4))
+    assert found.seconds(shape(4, batch=8)) == pytest.approx(7.0 * prior(shape(4, batch=8)))
+
+
+def test_nearer_costs_say_more() -> None:
+    found, prior = costs(), prior_of(None, 0.0)
+    for _ in range(4):
+        found.observe(shape(4, batch=1), prior(shape(4, batch=1)))
+        found.observe(shape(4, batch=64), 10.0 * prior(shape(4, batch=64)))
+    assert found.seconds(shape(4, batch=2)) < 2.0 * prior(shape(4, batch=2))
+    assert found.seconds(shape(4, batch=48)) > 5.0 * prior(shape(4, batch=48))
+
+
+def test_long_contexts_have_costs_of_their_own() -> None:
+    found = costs()
+    for _ in range(4):
+        found.observe(shape(context=500.0), 0.01)
+        found.observe(shape(context=20_000.0), 0.05)
+    assert found.seconds(shape(context=800.0)) == pytest.approx(0.01)
+    assert found.seconds(shape(context=17_000.0)) == pytest.approx(0.05)
+
+
+def test_prior_grows_with_context_by_the_kv_share() -> None:
+    short, long = (prior_of(None, 1e-5)(shape(batch=8, context=c)) for c in (0.0, 10_000.0))
+    unit = prior_of(None, 0.0)(Shape(1, 0, 1, 0.0))
+    assert long - short == pytest.approx(unit * 1e-5 * 8 * 10_000)
+
+
+def test_age_counts_timed_cycles_since() -> None:
+    found = costs()
+    found.observe(shape(1), 0.01)
+    for _ in range(5):
+        found.observe(shape(4), 0.01)
+    assert (found.age(shape(1)), found.age(shape(4)), found.age(shape(6))) == (5, 0, 6)
+
+
+def test_table_gives_the_prior_between_and_beyond_what_it_measured() -> None:
+    entries = [
+        TuningEntry(
+            batch_size=size,
+            num_draft_tokens=1,
+            tokens_per_second={1: 1.0},
+            cycle_ms={1: 10.0 * size, 5: 30.0 * size},
+        )
+        for size in (1, 3)
+    ]
+    table = TuningTable(
+        measured_at="now",
+        machine="here",
+        speculation=SpeculationConfig(),
+        acceptance={},
+        entries=tuple(entries),
+    )
+    prior = prior_of(table, 0.0)
+    assert prior(shape(1, 1)) == pytest.approx(10.0)
+    assert prior(shape(3, 2)) == pytest.approx(40.0)
+    assert prior(shape(5, 5)) == pytest.approx(150.0)

@@ -1,0 +1,201 @@
+"""Speculation against none at every load: ``python -m trt_eagle3.bench.width``.
+
+A pair of a published geometry in bfloat16 with random weights, through the real scheduler; its
+drafts are right by chance (``simulated_acceptance``). The adaptive plan begins every case knowing
+nothing; what it learns and tries counts. Prompts are in the prefix cache: decoding alone is timed.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+
+import click
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from trt_eagle3.bench.random_pair import RandomPair, random_pair
+from trt_eagle3.bench.simulated_acceptance import (
+    acceptance_length,
+    acceptance_rate,
+    simulated_acceptance,
+)
+from trt_eagle3.config import SpeculationConfig
+from trt_eagle3.decode.adaptive_plan import AdaptivePlan
+from trt_eagle3.decode.cycle_cost import prior_of
+from trt_eagle3.decode.decoder import Decoder
+from trt_eagle3.decode.plan import Plan, TreePlan, shrunk, widths
+from trt_eagle3.decode.prefix_cache import PrefixCache
+from trt_eagle3.decode.prompt import Prompt
+from trt_eagle3.decode.scheduler import Scheduler
+from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.tree import configured_tree
+from trt_eagle3.io.run_command import run_command
+
+__all__ = ["main"]
+
+_STEPS = 5
+_LENGTH_OF = 3  # acceptance lengths are those of a chain of so many
+_WARM, _TIMED = 6, 24  # cycles of a fixed width
+
+
+@click.command()
+@click.option("--size", default="8b", show_default=True, help="Geometry (bench/synthetic.py).")
+@click.option("--context", default=1024, show_default=True, help="Tokens of every prompt.")
+@click.option("--room", default=1024, show_default=True, help="Tokens of every answer at most.")
+@click.option(
+    "--batch", "batches", multiple=True, type=int, default=(1, 8, 32, 64, 128), show_default=True
+)
+@click.option(
+    "--length",
+    "lengths",
+    multiple=True,
+    type=float,
+    default=(1.0, 2.0, 3.0),
+    show_default=True,
+    help="Acceptance lengths that a chain of 3 has.",
+)
+@click.option("--cycles", default=200, show_default=True, help="Of every adaptive case.")
+def main(
+    size: str,
+    context: int,
+    room: int,
+    batches: tuple[int, ...],
+    lengths: tuple[float, ...],
+    cycles: int,
+) -> None:
+    """Print served tokens per second over those of plain decoding."""
+    fixed = Table("ms a cycle", *(f"B {batch}" for batch in batches))
+    ratios = Table("over plain", *(f"B {batch}" for batch in batches))
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        pair = random_pair(
+            Path(folder), size, 16, max_seq_len=context + room, max_batch_size=max(batches)
+        )
+        bench = _Bench(pair, context, max(batches))
+        ms = {(batch, n): bench.fixed_ms(batch, n) for n in bench.widths for batch in batches}
+        for n in bench.widths:
+            name = f"chain of {n - 1}" if n > 1 else "plain"
+            fixed.add_row(name, *(f"{ms[batch, n]:.2f}" for batch in batches))
+        for length in lengths:
+            rate = acceptance_rate(length, _LENGTH_OF)
+            cells = []
+            for batch in batches:
+                best = max(acceptance_length(rate, n - 1) / ms[batch, n] for n in bench.widths)
+                run = bench.adaptive(batch, rate, cycles)
+                plain = batch / (1e3 * run.plain_seconds)
+                cells.append(
+                    f"{run.speed() / plain:.2f}, late {run.speed(late=True) / plain:.2f}, "
+                    f"best {best * ms[batch, 1]:.2f} {run.chosen}"
+                )
+            ratios.add_row(f"length {length:g} (rate {rate:.2f})", *cells)
+    console = Console(width=220)
+    console.print(fixed, ratios, torch.cuda.get_device_name())
+
+
+@dataclass
+class _Run:
+    """What was served: seconds and tokens of every cycle, and how many tokens it drafted.
+
+    ``plain_seconds``: of a plain cycle over contexts as long, on the mean.
+    """
+
+    seconds: list[float] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    drafted: list[int] = field(default_factory=list)
+    plain_seconds: float = 0.0
+
+    def speed(self, *, late: bool = False) -> float:
+        """Tokens a millisecond; ``late``: of the second half."""
+        start = len(self.tokens) // 2 if late else 0
+        return sum(self.tokens[start:]) / (1e3 * sum(self.seconds[start:]))
+
+    @property
+    def chosen(self) -> str:
+        """Draft tokens of cycles, by how many cycles had them."""
+        return " ".join(f"{n}:{count}" for n, count in sorted(Counter(self.drafted).items()))
+
+
+class _Bench:
+    """Cases over one pair, whose prompts are computed once."""
+
+    def __init__(self, pair: RandomPair, context: int, batch: int) -> None:
+        self._pair = pair
+        self._config = SpeculationConfig(steps=_STEPS)
+        self.widths = widths(configured_tree(self._config).num_nodes)
+        self._decoder: Decoder = pair.decoder(prefill_chunk=2048)
+        self._prefixes = PrefixCache(pair.pool)
+        self._prompts: list[Prompt] = [pair.sequence(context).prompt for _ in range(batch)]
+        self._end(self._begin(Plan({1: None}), batch))
+
+    def fixed_ms(self, batch: int, num_nodes: int) -> float:
+        """Median milliseconds of a cycle of one width."""
+        scheduler = self._begin(Plan({1: shrunk(self._config, num_nodes)}), batch)
+        run = self._run(scheduler, _WARM + _TIMED)
+        self._end(scheduler)
+        return 1e3 * median(run.seconds[_WARM:])
+
+    def adaptive(self, batch: int, rate: float, cycles: int) -> _Run:
+        """Serve by a plan that knows nothing yet."""
+        plan = AdaptivePlan(
+            self._config,
+            Plan({1: configured_tree(self._config)}),
+            self.widths,
+            prior_of(None, 9e-6),
+            {},
+        )
+        scheduler = self._begin(plan, batch)
+        before = self._plain_seconds(scheduler, plan)
+        with simulated_acceptance(rate):
+            run = self._run(scheduler, cycles)
+        run.plain_seconds = (before + self._plain_seconds(scheduler, plan)) / 2
+        self._end(scheduler)
+        return run
+
+    def _plain_seconds(self, scheduler: Scheduler, plan: TreePlan) -> float:
+        """Median of plain cycles over contexts as they are now, which ``plan`` does not see."""
+        plain = Plan({1: None})
+        scheduler.tree_for, scheduler.observer = plain.tree_for, plain
+        found = median(self._run(scheduler, _WARM + _TIMED // 2).seconds[_WARM:])
+        scheduler.tree_for, scheduler.observer = plan.tree_for, plan
+        return found
+
+    def _begin(self, plan: TreePlan, batch: int) -> Scheduler:
+        scheduler = Scheduler(
+            self._decoder,
+            max_batch_size=batch,
+            tree_for=plan.tree_for,
+            observer=plan,
+            prefix_cache=self._prefixes,
+        )
+        for prompt in self._prompts[:batch]:
+            vocab_size = self._pair.spec.vocab_size
+            scheduler.add(SequenceState(prompt, self._pair.pool, vocab_size, drafting=True))
+        while scheduler.waiting or any(not s.prefilled for s in scheduler.running):
+            scheduler.step()
+        return scheduler
+
+    def _run(self, scheduler: Scheduler, cycles: int) -> _Run:
+        run, last = _Run(), time.perf_counter()
+        while len(run.seconds) < cycles:
+            emissions = scheduler.step()
+            now = time.perf_counter()
+            run.seconds.append(now - last)
+            run.tokens.append(sum(len(e.tokens) for e in emissions))
+            run.drafted.append(scheduler.num_draft_tokens or 0)
+            last = now
+            if any(e.full or e.error for e in emissions):
+                break
+        return run
+
+    def _end(self, scheduler: Scheduler) -> None:
+        for sequence in list(scheduler.running):
+            scheduler.remove(sequence)
+
+
+if __name__ == "__main__":
+    run_command(main)

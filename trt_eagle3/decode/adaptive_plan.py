@@ -1,0 +1,302 @@
+"""AdaptivePlan: the tree of the next cycle by what cycles cost here and now, and by how often the
+draft is right.
+
+Of every candidate width the expected tokens per second of the sequences that decode are reckoned:
+the sum of their acceptance lengths over the time of a cycle. What was never tried, or long ago, is
+tried for a few cycles where it could win, as long as all trials together lose no more than
+``_TRIAL_SHARE`` of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from trt_eagle3.config import SpeculationConfig
+from trt_eagle3.decode.acceptance_rate import AcceptanceRates, Level, SequenceRates, levels_of
+from trt_eagle3.decode.cycle_cost import CostPrior, CycleCosts, Shape, batch_bucket, prior_of
+from trt_eagle3.decode.decoder import AnyTree
+from trt_eagle3.decode.plan import Cycle, Plan, plan_of, shrunk, widths
+from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.tree import configured_tree
+from trt_eagle3.decode.tuning import TuningTable, read_table
+
+__all__ = ["AdaptivePlan", "acceptance_prior", "read_adaptive_plan"]
+
+_DECIDE_EVERY = 16  # cycles
+_GAIN = 1.03  # what another width must promise before it is chosen: less is noise
+_HORIZON = 128  # cycles over which a switch must have paid
+_TRIAL_SHARE = 0.0075  # of the time that trials may lose
+_TRIAL_CYCLES = 4  # the first is not timed: the draft catches up in it
+_FAR = 2.5  # times that an unknown width may be dearer than it seems
+_FIRST_CREDIT = 6  # cycles that trials may lose before any time has gone by
+_MOST_CREDIT = 64
+_QUIET_AFTER = 32  # cycles without a timed one
+_QUIET_EVERY = 8  # of so many cycles one may keep prompts waiting
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """Sequences that decode together."""
+
+    sequences: Sequence[SequenceState]
+
+    @property
+    def size(self) -> int:
+        return len(self.sequences)
+
+    @cached_property
+    def context(self) -> float:
+        """Their mean length."""
+        return sum(s.length for s in self.sequences) / max(self.size, 1)
+
+    @cached_property
+    def deferred(self) -> int:
+        """Rows that the draft lacks of them."""
+        return sum(len(s.deferred) for s in self.sequences)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    tree: AnyTree | None
+    levels: tuple[Level, ...]
+
+    @property
+    def num_nodes(self) -> int:
+        return self.tree.num_nodes if self.tree else 1
+
+    def shape(self, batch: _Batch) -> Shape:
+        return Shape(self.num_nodes, len(self.levels), batch.size, batch.context)
+
+
+@dataclass
+class _Trial:
+    """Cycles of another width, and the tokens per second without them."""
+
+    candidate: int
+    rate: float
+    left: int = _TRIAL_CYCLES
+
+
+class AdaptivePlan:
+    """Chooses among the widths of one configured tree. Not thread-safe: the scheduler's own.
+
+    A sampled sequence with a seed of its own gets the fixed plan's trees, and whoever decodes with
+    it: which random numbers decide depends on the tree, and its answer must come again.
+    """
+
+    speculates = True
+
+    def __init__(
+        self,
+        config: SpeculationConfig,
+        fixed: Plan,
+        num_nodes: Sequence[int],
+        costs: CostPrior,
+        acceptance: Mapping[Level, float],
+    ) -> None:
+        """Args:
+        fixed: what counts where time must not. num_nodes: sizes to choose from, 1 first.
+        costs, acceptance: priors, before anything was served.
+        """
+        trees = [shrunk(config, count) for count in num_nodes]
+        self._candidates = [_Candidate(tree, levels_of(tree)) for tree in trees]
+        self._index = {id(c.tree): i for i, c in enumerate(self._candidates)}
+        self._fixed = fixed
+        self._costs = CycleCosts(costs)
+        self._overall = AcceptanceRates(acceptance)
+        self._own = SequenceRates(sorted({level for c in self._candidates for level in c.levels}))
+        self._choices: dict[int, int] = {}  # by bucket of the batch size
+        self._last: int | None = None  # candidate of the cycle before
+        self._cycles = self._alike = self._untimed = self._quiet = 0
+        self._catch_up: float | None = None  # seconds a row
+        self._trial: _Trial | None = None
+        self._credit: float | None = None  # seconds that trials may lose
+
+    @property
+    def wants_quiet(self) -> bool:
+        """Whether prompts wait for the next cycle: a trial is on, or none was timed for long."""
+        wanted = self._trial is not None or self._untimed >= _QUIET_AFTER
+        return wanted and self._quiet * _QUIET_EVERY <= self._cycles
+
+    def tree_for(self, sequences: Sequence[SequenceState]) -> AnyTree | None:
+        """The tree for ``sequences``; asking changes nothing that matters."""
+        if any(s.sampling.seed is not None and not s.sampling.greedy for s in sequences):
+            return self._fixed.tree_for(sequences)
+        if not any(s.drafting for s in sequences):
+            return None
+        if self._trial is not None:
+            return self._candidates[self._trial.candidate].tree
+        bucket = batch_bucket(len(sequences))
+        if bucket not in self._choices:
+            rates = self._rates(_Batch(sequences))
+            best = max(range(len(rates)), key=rates.__getitem__)
+            self._choices[bucket] = best if rates[best] >= _GAIN * rates[0] else 0
+        return self._candidates[self._choices[bucket]].tree
+
+    def observe(self, cycle: Cycle) -> None:
+        """Learn from a cycle, and now and then think again."""
+        index = self._index.get(id(cycle.tree))
+        if index is None or not any(s.drafting for s in cycle.sequences):
+            self._last = None  # the fixed plan's, or nobody's
+            return
+        batch = _Batch(cycle.sequences)
+        self._cycles += 1
+        self._quiet += self.wants_quiet
+        self._learn_acceptance(cycle, index)
+        shape = self._candidates[index].shape(batch)
+        expected = self._costs.seconds(shape)
+        self._learn_cost(cycle, index, shape, expected)
+        self._account(cycle, batch, expected)
+        self._alike = self._alike + 1 if index == self._last else 1
+        self._last = index
+        if self._trial is None and (
+            self._alike == _TRIAL_CYCLES or not self._cycles % _DECIDE_EVERY
+        ):
+            self._decide(batch, index)
+
+    def _learn_acceptance(self, cycle: Cycle, index: int) -> None:
+        levels = self._candidates[index].levels
+        if not levels:
+            self._overall.fade(1e-3)
+            return
+        drafted = [
+            (s, n) for s, n in zip(cycle.sequences, cycle.accepted, strict=True) if n is not None
+        ]
+        if drafted:
+            sequences, accepted = zip(*drafted, strict=True)
+            self._overall.observe(levels, accepted)
+            self._own.observe(levels, sequences, accepted)
+
+    def _learn_cost(self, cycle: Cycle, index: int, shape: Shape, expected: float) -> None:
+        """Time counts where nothing else went on, and the draft had nothing to catch up with."""
+        self._untimed += 1
+        if cycle.seconds is None or self._last is None:
+            return
+        if cycle.caught_up:
+            found = max(cycle.seconds - expected, 0.0) / cycle.caught_up
+            known = found if self._catch_up is None else self._catch_up
+            self._catch_up = known + 0.3 * (min(found, 4 * known) - known)
+        elif index == self._last:
+            self._untimed = 0
+            self._costs.observe(shape, cycle.seconds)
+
+    def _account(self, cycle: Cycle, batch: _Batch, expected: float) -> None:
+        """What a trial has lost, and what time has earned for the next one."""
+        seconds = expected if cycle.seconds is None else cycle.seconds
+        if self._credit is None:
+            self._credit = _FIRST_CREDIT * seconds
+        self._credit = min(self._credit + _TRIAL_SHARE * seconds, _MOST_CREDIT * seconds)
+        trial = self._trial
+        if trial is None:
+            return
+        emitted = sum((accepted or 0) + 1 for accepted in cycle.accepted)
+        # a capture comes once: it is no trial's fault
+        lost = min(seconds, 8 * expected) - emitted / trial.rate
+        self._credit -= max(lost, 0.0)
+        trial.left -= 1
+        if trial.left == 0:
+            self._trial = None
+            current = self._choices.get(batch_bucket(batch.size), 0)
+            self._decide(batch, current, may_try=False)
+
+    def _decide(self, batch: _Batch, current: int, *, may_try: bool = True) -> None:
+        """Choose for as many sequences as decode now, and try what might be better."""
+        rates = self._rates(batch)
+        best = max(range(len(rates)), key=rates.__getitem__)
+        served = _HORIZON * self._costs.seconds(self._candidates[best].shape(batch))
+        pays = rates[best] * served / (served + self._switch_seconds(batch, best))
+        chosen = best if pays > _GAIN * rates[current] else current
+        self._choices[batch_bucket(batch.size)] = chosen
+        if may_try:
+            self._try(batch, rates, chosen)
+
+    def _rates(self, batch: _Batch) -> list[float]:
+        """Expected tokens per second of every candidate."""
+        drafting = [s for s in batch.sequences if s.drafting]
+        trees = [candidate.levels for candidate in self._candidates]
+        tokens = self._own.expected_tokens(trees, drafting, self._overall)
+        plain = batch.size - len(drafting)
+        return [
+            (plain + count) / self._costs.seconds(candidate.shape(batch))
+            for candidate, count in zip(self._candidates, tokens, strict=True)
+        ]
+
+    def _switch_seconds(self, batch: _Batch, wanted: int) -> float:
+        """Time for the draft to catch up with what it was not asked for."""
+        if not wanted or not batch.deferred:
+            return 0.0
+        plain = self._costs.seconds(self._candidates[0].shape(batch))
+        return batch.deferred * (plain / 500 if self._catch_up is None else self._catch_up)
+
+    def _try(self, batch: _Batch, rates: Sequence[float], current: int) -> None:
+        """Begin a trial of what could be better by most, where its loss is paid for. What plain
+        decoding costs must be known at any price.
+        """
+        if current and not self._costs.is_known(self._candidates[0].shape(batch)):
+            self._trial = _Trial(0, rates[current])
+            return
+        hopes = {i: rate * (1.0 + self._doubt(batch, i)) for i, rate in enumerate(rates)}
+        del hopes[current]
+        for i in sorted(hopes, key=hopes.__getitem__, reverse=True):
+            if hopes[i] <= rates[current]:
+                return
+            if self._trial_loss(batch, rates, current, i) <= (self._credit or 0.0):
+                self._trial = _Trial(i, rates[current])
+                return
+
+    def _trial_loss(
+        self, batch: _Batch, rates: Sequence[float], current: int, wanted: int
+    ) -> float:
+        """Seconds that a trial may lose; what is neither known nor next to what is served may be
+        far dearer than it seems.
+        """
+        shape = self._candidates[wanted].shape(batch)
+        near = self._costs.is_known(shape) or abs(wanted - current) == 1
+        seconds = _TRIAL_CYCLES * self._costs.seconds(shape) * (1 if near else _FAR)
+        better = rates[wanted] / rates[current] / (1 if near else _FAR)
+        return seconds * max(1.0 - better, 0.0) + self._switch_seconds(batch, wanted)
+
+    def _doubt(self, batch: _Batch, index: int) -> float:
+        """By what share a candidate's rate may be better than is thought."""
+        candidate = self._candidates[index]
+        shape = candidate.shape(batch)
+        age = self._costs.age(shape)
+        cost = 0.02 + min(age / 4000, 0.2) if self._costs.is_known(shape) else 0.5
+        tried = min((self._overall.tried(level) for level in candidate.levels), default=100.0)
+        return cost + 0.3 * max(1.0 - tried / 30.0, 0.0)
+
+
+def read_adaptive_plan(
+    bundle: Path, config: SpeculationConfig, device: str, kv_share: float
+) -> AdaptivePlan:
+    """The plan that a bundle is served by; its table, where it was tuned, is what it begins with.
+
+    Args:
+        kv_share: bytes of a token in the KV cache over those of the weights.
+    Raises:
+        UserError: as for ``read_table``.
+    """
+    tree = configured_tree(config)
+    table = read_table(bundle, config, tree.num_nodes, device)
+    return AdaptivePlan(
+        config,
+        Plan({1: tree}) if table is None else plan_of(table),
+        widths(tree.num_nodes),
+        prior_of(table, kv_share),
+        acceptance_prior(table, config),
+    )
+
+
+def acceptance_prior(table: TuningTable | None, config: SpeculationConfig) -> dict[Level, float]:
+    """Rates by level of the widest trees that ``bench --tune`` ran."""
+    found: dict[Level, float] = {}
+    for num_nodes, shares in sorted(table.acceptance.items()) if table else ():
+        above = 1.0
+        for level, share in zip(levels_of(shrunk(config, num_nodes)), shares, strict=False):
+            if above > 0:
+                found[level] = share / above
+            above = share
+    return found

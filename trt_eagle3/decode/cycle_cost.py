@@ -1,0 +1,176 @@
+"""What a cycle costs: seconds by tree, batch size and context, learnt from the cycles that were
+served.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from trt_eagle3.decode.tuning import TuningTable
+
+__all__ = ["CostPrior", "CycleCosts", "Shape", "batch_bucket", "prior_of"]
+
+BATCHES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Upper ends of the batch sizes that share a measured cost."""
+_ENOUGH = 3  # samples after which a cost needs no other's help
+_SAMPLES = 16  # the newest that count
+_OUTLIER = 4.0  # times what is known: a capture or a compilation, unless it comes again and again
+_REACH = 2.5  # how fast what one cost says of another falls with their distance
+_HEAD_ROOM = 1e-9
+
+
+def batch_bucket(batch_size: int) -> int:
+    """The upper end of the batch sizes that ``batch_size`` shares costs with."""
+    return BATCHES[min(bisect_left(BATCHES, batch_size), len(BATCHES) - 1)]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A cycle as far as its time depends on it.
+
+    Attributes:
+        num_nodes: of each tree, the root included; 1 is plain decoding. steps: its levels.
+        context: mean rows of a sequence before the cycle.
+    """
+
+    num_nodes: int
+    steps: int
+    batch_size: int
+    context: float
+
+    @property
+    def cell(self) -> tuple[int, int, int]:
+        """Tree size, bucket of the batch and bucket of the context: what shares one cost."""
+        long = max(0, math.floor(math.log2(max(self.context, 1.0) / 1024)) + 1)
+        return self.num_nodes, batch_bucket(self.batch_size), long
+
+
+CostPrior = Callable[[Shape], float]
+"""What a cycle costs before one was timed, in any unit: only ratios count."""
+
+
+@dataclass
+class _Cell:
+    """Costs of one kind of cycle over their prior, and when the last one was seen."""
+
+    ratios: deque[float] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
+    strange: list[float] = field(default_factory=list)
+    typical: float = 1.0
+    seen: int = 0
+
+    def add(self, ratio: float, now: int) -> None:
+        """Count one; what is far off counts only when it comes thrice in a row."""
+        self.seen = now
+        if len(self.ratios) >= _ENOUGH and ratio > _OUTLIER * self.typical:
+            self.strange.append(ratio)
+            if len(self.strange) < _ENOUGH:
+                return
+            self.ratios.clear()
+            self.ratios.extend(self.strange)
+        else:
+            self.ratios.append(ratio)
+        self.strange.clear()
+        ordered = sorted(self.ratios)
+        # of few, some may be captures: these are slow, and nothing is fast by accident
+        self.typical = ordered[len(ordered) // (2 if len(ordered) >= 8 else 4)]
+
+
+class CycleCosts:
+    """Running medians of cycle times; where a cycle has not been timed, those most like it say
+    how far the prior is off.
+    """
+
+    def __init__(self, prior: CostPrior) -> None:
+        self._prior = prior
+        self._cells: dict[tuple[int, int, int], _Cell] = {}
+        self._now = 0
+
+    def observe(self, shape: Shape, seconds: float) -> None:
+        """Count a cycle that nothing else disturbed."""
+        self._now += 1
+        cell = self._cells.setdefault(shape.cell, _Cell())
+        cell.add(seconds / self._prior(shape), self._now)
+
+    def seconds(self, shape: Shape) -> float:
+        """What a cycle of ``shape`` is expected to take; 1 where nothing was ever timed."""
+        if not self._cells:
+            return self._prior(shape)
+        return self._prior(shape) * self._ratio(shape.cell)
+
+    def is_known(self, shape: Shape) -> bool:
+        """Whether cycles like it were timed."""
+        cell = self._cells.get(shape.cell)
+        return cell is not None and len(cell.ratios) >= _ENOUGH
+
+    def age(self, shape: Shape) -> int:
+        """Timed cycles since one like it."""
+        cell = self._cells.get(shape.cell)
+        return self._now - (cell.seen if cell else 0)
+
+    def _ratio(self, wanted: tuple[int, int, int]) -> float:
+        own = self._cells.get(wanted)
+        if own is not None and len(own.ratios) >= _ENOUGH:
+            return own.typical
+        total = weights = 0.0
+        for key, cell in self._cells.items():
+            weight = len(cell.ratios) * math.exp(-_REACH * _distance(key, wanted)) + _HEAD_ROOM
+            total += weight * math.log(cell.typical)
+            weights += weight
+        return math.exp(total / weights)
+
+
+def _distance(one: tuple[int, int, int], other: tuple[int, int, int]) -> float:
+    (nodes_a, batch_a, long_a), (nodes_b, batch_b, long_b) = one, other
+    drafting = 0.5 if (nodes_a == 1) != (nodes_b == 1) else 0.0
+    apart = abs(math.log2(nodes_a / nodes_b)) + abs(math.log2(batch_a / batch_b))
+    return apart + 0.5 * abs(long_a - long_b) + drafting
+
+
+def prior_of(table: TuningTable | None, kv_share: float) -> CostPrior:
+    """The costs that ``bench --tune`` has measured, or such as GPUs have; longer contexts add to
+    both.
+
+    Args:
+        kv_share: bytes of a token in the KV cache over those of the weights.
+    """
+    base = _usual if table is None else _measured(table)
+
+    def prior(shape: Shape) -> float:
+        unit = base(Shape(1, 0, 1, 0.0))
+        return base(shape) + unit * kv_share * shape.batch_size * shape.context
+
+    return prior
+
+
+def _usual(shape: Shape) -> float:
+    """Relative to one plain token: an 8B pair on an H200 is near it (docs/measurements.md)."""
+    rows = shape.batch_size * (0.012 + 0.0065 * shape.num_nodes)
+    return 1.0 + 0.08 * shape.steps + rows
+
+
+def _measured(table: TuningTable) -> CostPrior:
+    """Milliseconds of the table, between its batch sizes and tree sizes on straight lines."""
+    by_batch = {e.batch_size: dict(sorted(e.cycle_ms.items())) for e in table.entries}
+
+    def cost(shape: Shape) -> float:
+        at = {size: _on_line(found, shape.num_nodes) for size, found in by_batch.items()}
+        return _on_line(dict(sorted(at.items())), shape.batch_size)
+
+    return cost
+
+
+def _on_line(points: Mapping[int, float], x: int) -> float:
+    """The value at ``x`` of straight lines through ``points``, in ascending order; beyond the
+    last by the last line, if it rises; before the first the first.
+    """
+    known = list(points.items())
+    if len(known) == 1 or x <= known[0][0]:
+        return known[0][1]
+    (x0, y0), (x1, y1) = next((pair for pair in pairwise(known) if pair[1][0] >= x), known[-2:])
+    slope = (y1 - y0) / (x1 - x0)
+    return y0 + slope * (x - x0) if x <= x1 else y1 + max(slope, 0.0) * (x - x1)

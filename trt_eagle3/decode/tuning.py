@@ -1,0 +1,90 @@
+"""The tuning table: what ``bench --tune`` has measured on the machine that serves."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from trt_eagle3.config import SpeculationConfig
+from trt_eagle3.engine.machine import machine_name
+from trt_eagle3.errors import UserError
+from trt_eagle3.io.json_file import read_json_object
+
+__all__ = ["TUNING_FILE", "TuningEntry", "TuningTable", "read_table"]
+
+TUNING_FILE = "tuning.json"
+
+_log = logging.getLogger("trt_eagle3")
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TuningEntry(_Record):
+    """What pays at one batch size.
+
+    Attributes:
+        num_draft_tokens: nodes of the tree, the root included; 1 is plain decoding.
+        tokens_per_second: expected of the batch, by ``num_draft_tokens``: acceptance length over
+            cycle time.
+        cycle_ms: measured, by ``num_draft_tokens``.
+    """
+
+    batch_size: Annotated[int, Field(gt=0)]
+    num_draft_tokens: Annotated[int, Field(gt=0)]
+    tokens_per_second: Mapping[int, float]
+    cycle_ms: Mapping[int, float]
+
+
+class TuningTable(_Record):
+    """``tuning.json`` of a bundle, written by ``bench --tune``.
+
+    Attributes:
+        measured_at: UTC, ISO 8601. machine: ``engine.machine.machine_name`` of where.
+        acceptance: how often the draft was right so deep, by ``num_draft_tokens`` (of chains and
+            trees alike: the share of cycles that accepted a node at depth 1, 2, ...).
+    """
+
+    schema_version: Literal[1] = 1
+    measured_at: str
+    machine: str
+    speculation: SpeculationConfig
+    acceptance: Mapping[int, tuple[float, ...]]
+    entries: Annotated[tuple[TuningEntry, ...], Field(min_length=1)]
+
+
+def read_table(
+    bundle: Path, config: SpeculationConfig, most_nodes: int, device: str
+) -> TuningTable | None:
+    """The table of a bundle; None where it was never tuned.
+
+    A table from another machine counts, with a warning. ``most_nodes``: of the configured tree.
+
+    Raises:
+        UserError: a damaged table, or one that was measured for another speculation.
+    """
+    file = bundle / TUNING_FILE
+    again = f"Measure again: trt-eagle3 bench {bundle} --tune"
+    try:
+        table = TuningTable.model_validate(read_json_object(file))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file}: a damaged table. {again}") from error
+    too_wide = any(e.num_draft_tokens > most_nodes for e in table.entries)
+    if not table.speculation.same_tree(config) or too_wide:
+        raise UserError(f"{file}: measured for another speculation. {again}")
+    if table.machine != machine_name(device):
+        _log.warning(
+            "%s was measured on %s, this is %s. %s",
+            file,
+            table.machine,
+            machine_name(device),
+            again,
+        )
+    return table
