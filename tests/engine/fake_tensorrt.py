@@ -271,6 +271,10 @@ class _Builder:
     def create_optimization_profile(self) -> Any:
         return self._made.strict("IOptimizationProfile", _Profile())
 
+    def build_serialized_network_to_stream(self, network: Any, config: Any, writer: Any) -> bool:
+        plan = self.build_serialized_network(network, config)
+        return plan is not None and writer.write(plan[:2]) + writer.write(plan[2:]) == len(plan)
+
     def build_serialized_network(self, network: Any, config: Any) -> Any:
         del network
         trt, settings = self._made.trt, self._made.trt.seen.settings
@@ -313,8 +317,9 @@ def fake_tensorrt(version: str, **behaviour: bool) -> Any:
         if names := members(kind, tag):
             setattr(trt, kind, IntEnum(kind, {name: i for i, name in enumerate(names)}))
     trt.ILogger = type("ILogger", (), {"ERROR": 1, "INTERNAL_ERROR": 0})
-    if members("IProgressMonitor", tag):
-        trt.IProgressMonitor = type("IProgressMonitor", (), {})
+    for kind in ("IProgressMonitor", "IStreamWriter"):
+        if members(kind, tag):
+            setattr(trt, kind, type(kind, (), {}))
     made = _Made(trt, tag, behaviour)
     trt.Builder, trt.OnnxParser, trt.Runtime = made.builder, made.parser, made.runtime
     trt.get_plugin_registry = made.registry

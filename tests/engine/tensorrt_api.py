@@ -36,6 +36,7 @@ RTX_CLASSES = (
     "DynamicShapesKernelSpecializationStrategy",
     "IRuntimeCache",
     "IRuntimeConfig",
+    "IStreamWriter",
 )
 CLASSES = (
     "Builder",

@@ -274,8 +274,8 @@ class Ahead(TensorRT11):
     def runs_on(self, built: str, arch: str) -> bool:
         return arch in built.split("+")
 
-    def inspect(self, plan: Any) -> Inspection:
-        del plan
+    def inspect(self, file: Path) -> Inspection:
+        del file
         return Inspection(["layers.0.mlp/SiluMul"], 17)
 
 

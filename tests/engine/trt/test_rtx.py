@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -190,6 +191,32 @@ def test_engine_that_copies_a_cache_is_refused(rtx: Any, tmp_path: Path, profile
         build(rtx_config(), output=tmp_path)
 
 
+def test_engine_that_is_refused_leaves_no_file(rtx: Any, tmp_path: Path) -> None:
+    del rtx
+    builder = SimpleNamespace(build_serialized_network_to_stream=lambda *_: False)
+    assert find_dialect().write_engine(builder, None, None, tmp_path / "rank0.engine") is False
+    assert not list(tmp_path.iterdir())
+
+
+def test_full_disk_is_told_though_the_bindings_lose_it(
+    rtx: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del rtx
+
+    def write(_: bytes) -> int:
+        raise OSError(28, "No space left on device")
+
+    def build_to(network: Any, config: Any, writer: Any) -> bool:
+        del network, config
+        return writer.write(b"half") == 4
+
+    full = nullcontext(SimpleNamespace(write=write))
+    monkeypatch.setattr(rtx_module, "atomic_file", lambda _: full)
+    builder = SimpleNamespace(build_serialized_network_to_stream=build_to)
+    with pytest.raises(OSError, match="No space left"):
+        find_dialect().write_engine(builder, None, None, tmp_path / "rank0.engine")
+
+
 def test_log_of_an_earlier_build_is_not_read_again(rtx: Any, tmp_path: Path) -> None:
     build(rtx_config(), output=tmp_path)
     rtx.seen.layers_logged = RTX_LAYERS[:1]
@@ -236,7 +263,7 @@ def test_memory_that_a_build_takes_is_said_before_it_begins(
     before = told[: told.index("target: reading the graph")]
     assert "target: takes up to 0.0 GB of memory" in before
     assert "target: its build takes up to 0.0 GB of memory, 0.0 GB are free" in caplog.text
-    assert find_dialect().host_bytes(1000) == 3100
+    assert find_dialect().host_bytes(1000) == 2300
     assert rtx.seen.graphs
 
 

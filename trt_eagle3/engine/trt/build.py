@@ -63,12 +63,19 @@ def build_engine(
     _parse(dialect, network, onnx_file)
     model = onnx.load(onnx_file, load_external_data=False)
     settings = _settings(dialect, builder, network, profiles, config, float32_nodes(model))
-    plan = _timed(dialect, builder, network, settings, timing_cache, show)
-    if plan is None:
+    if dialect.times_kernels:
+        _read_timing_cache(dialect, settings, timing_cache)
+        show("timing kernels")
+    with interrupt_noted() as interrupted:
+        # raised in what TensorRT calls, an interrupt would be lost
+        dialect.show_progress(settings, show, interrupted)
+        built = dialect.write_engine(builder, network, settings, engine_file)
+    if not built:
         dialect.log.fail(f"{onnx_file}: cannot build an engine", _FIX)
-    write_file(engine_file, memoryview(plan))
+    if dialect.times_kernels:
+        write_file(timing_cache, bytes(memoryview(settings.get_timing_cache().serialize())))
     seconds = time.perf_counter() - start
-    found = dialect.inspect(plan)
+    found = dialect.inspect(engine_file)
     if found is None:
         dialect.log.fail(f"{engine_file}: cannot load what was just built", _FIX)
     check_states_in_place(engine_file, found.copied_inputs, read_states(model))
@@ -131,27 +138,6 @@ def _add_profile(dialect: Dialect, builder: Any, settings: Any, profile: Profile
         shapes.set_shape(name, *bounds)
     if settings.add_optimization_profile(shapes) < 0:
         dialect.log.fail(f"profile {profile.name}", _FIX)
-
-
-def _timed(
-    dialect: Dialect,
-    builder: Any,
-    network: Any,
-    settings: Any,
-    timing_cache: Path,
-    show: Callable[[str], object],
-) -> Any | None:
-    """The plan, or None; kernels are timed only where ``timing_cache`` does not know them."""
-    if dialect.times_kernels:
-        _read_timing_cache(dialect, settings, timing_cache)
-        show("timing kernels")
-    with interrupt_noted() as interrupted:
-        # raised in what TensorRT calls, an interrupt would be lost
-        dialect.show_progress(settings, show, interrupted)
-        plan = builder.build_serialized_network(network, settings)
-    if dialect.times_kernels and plan is not None:
-        write_file(timing_cache, bytes(memoryview(settings.get_timing_cache().serialize())))
-    return plan
 
 
 def _read_timing_cache(dialect: Dialect, settings: Any, file: Path) -> None:

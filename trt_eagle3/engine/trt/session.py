@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import mmap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -218,13 +217,8 @@ def _open_engine(dialect: Dialect, folder: EngineFolder) -> Any:
     """Deserialise from the mapped file; a stripped engine gets its weights from the graph beside
     it.
     """
-    runtime = dialect.create("Runtime")
     try:
-        with (
-            folder.engine.open("rb") as stream,
-            mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as plan,
-        ):
-            engine = runtime.deserialize_cuda_engine(plan)
+        engine = dialect.load_engine(folder.engine)
     except (OSError, ValueError) as error:
         raise UserError(f"{folder.engine}: cannot read it: {error}. {_FIX}") from error
     if engine is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from trt_eagle3.atomic_io import write_file
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.machine import gpu_arch
 from trt_eagle3.engine.trt.log import Log
@@ -154,9 +156,20 @@ class Dialect(ABC):
     def find_creator(self, plugin: str, version: str) -> Any | None:
         """The creator of ``plugin`` in TensorRT's registry."""
 
-    def inspect(self, plan: Any) -> Inspection | None:
-        """What the engine in ``plan`` consists of; None where TensorRT cannot load it."""
-        engine = self.create("Runtime").deserialize_cuda_engine(memoryview(plan))
+    def write_engine(self, builder: Any, network: Any, settings: Any, file: Path) -> bool:
+        """Build ``network`` into ``file``, which appears whole; false where TensorRT refuses.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        plan = builder.build_serialized_network(network, settings)
+        if plan is not None:
+            write_file(file, memoryview(plan))
+        return plan is not None
+
+    def inspect(self, file: Path) -> Inspection | None:
+        """What the engine in ``file`` consists of; None where TensorRT cannot load it."""
+        engine = self.load_engine(file)
         if engine is None:
             return None
         wanted = self.trt.LayerInformationFormat.JSON
@@ -166,6 +179,19 @@ class Dialect(ABC):
         return Inspection(layers, self.device_bytes(engine))
 
     # Running
+
+    def load_engine(self, file: Path) -> Any | None:
+        """The engine in ``file``, read as it is mapped; None where TensorRT refuses it.
+
+        Raises:
+            OSError, ValueError: the file cannot be read, or is empty.
+        """
+        runtime = self.create("Runtime")
+        with (
+            file.open("rb") as stream,
+            mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as plan,
+        ):
+            return runtime.deserialize_cuda_engine(plan)
 
     @abstractmethod
     def device_bytes(self, engine: Any) -> int:

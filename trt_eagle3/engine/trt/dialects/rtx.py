@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, get_args
+from typing import IO, Any, get_args
 
-from trt_eagle3.atomic_io import write_file
+from trt_eagle3.atomic_io import atomic_file, write_file
 from trt_eagle3.config import Chip, EngineConfig
 from trt_eagle3.engine.machine import gpu_arch
 from trt_eagle3.engine.trt.dialects.dialect import Inspection
@@ -30,9 +31,7 @@ __all__ = ["RuntimeOptions", "TensorRTForRTX"]
 
 _PARSERS_NAME = "libtensorrt_rtx.so"  # what the parser asks for at the first plugin node
 _CHIPS: tuple[str, ...] = get_args(Chip)
-_MEMORY_PER_WEIGHT = (
-    3.1  # most host memory of a build by bytes of weights, measured: docs/tensorrt.md
-)
+_MEMORY_PER_WEIGHT = 2.3  # host bytes of a build by bytes of weights: docs/measurements.md
 
 
 @dataclass
@@ -74,7 +73,7 @@ class TensorRTForRTX(TensorRT11):
         return super().create(kind, *parents)
 
     def host_bytes(self, weight_bytes: int) -> int:
-        """Three times the weights."""
+        """Those of the graph, and of the engine that is made of it."""
         return int(weight_bytes * _MEMORY_PER_WEIGHT)
 
     # Which GPU
@@ -156,9 +155,21 @@ class TensorRTForRTX(TensorRT11):
                 "torch sees none. Leave it out."
             )
 
-    def inspect(self, plan: Any) -> Inspection | None:
+    def write_engine(self, builder: Any, network: Any, settings: Any, file: Path) -> bool:
+        """As it is serialised: an engine that is never whole in memory is a third less of it."""
+        with suppress(_RefusedError), atomic_file(file) as stream:
+            writer = _writer(self.trt, stream)
+            built = builder.build_serialized_network_to_stream(network, settings, writer)
+            if writer.error is not None:
+                raise writer.error
+            if not built:
+                raise _RefusedError
+            return True
+        return False
+
+    def inspect(self, file: Path) -> Inspection | None:
         """What the builder has logged; the same with a GPU and without."""
-        del plan
+        del file
         return read_build_log(self.log.told)
 
     # Running
@@ -207,3 +218,25 @@ class TensorRTForRTX(TensorRT11):
             write_file(options.file, compiled)
         except (OSError, UserError):  # a bundle mounted read-only: compiled anew at every start
             return
+
+
+class _RefusedError(Exception):
+    """The builder refuses: its log says why."""
+
+
+def _writer(trt: Any, stream: IO[bytes]) -> Any:
+    """An ``IStreamWriter`` onto ``stream``, which keeps the ``error`` that the bindings lose."""
+
+    class Writer(trt.IStreamWriter):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IStreamWriter.__init__(self)
+            self.error: OSError | None = None
+
+        def write(self, data: bytes) -> int:
+            try:
+                return stream.write(data)
+            except OSError as error:
+                self.error = error
+                return 0
+
+    return Writer()
