@@ -24,6 +24,7 @@ LONGEST = (
     "decode/test_core.py",
     "decode/test_batches.py",
     "serving/test_app.py",
+    "engine/trt/test_rtx_builder.py",
     "parity/test_clean.py",
     "parity/test_command.py",
     "probe/test_planted.py",
