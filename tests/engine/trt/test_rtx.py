@@ -17,6 +17,8 @@ from click.testing import CliRunner
 
 from tests.engine.conftest import Install
 from tests.engine.fake_tensorrt import RTX_LAYERS
+from tests.engine.tensorrt_api import rtx_table, spans
+from tests.engine.trt.test_dialects import COMMON, ROOM, reached_for
 from tests.tiny import tiny_config
 from trt_eagle3.cli import cli
 from trt_eagle3.commands.doctor import Ability, Diagnosis
@@ -131,6 +133,21 @@ def test_missing_package_is_an_error_and_leaves_nothing_to_trtexec(
 
 def missing_module(_: str) -> None:
     raise ImportError("no such module")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [*COMMON, *(ROOM / "dialects" / name for name in ("v10.py", "v11.py", "rtx.py"))],
+    ids=lambda path: path.name,
+)
+def test_what_is_reached_for_is_there(module: Path) -> None:
+    """v10 asks for the size of memory under two names, of which only one is here."""
+    there = {name for kind in rtx_table().values() for name in kind}
+    known = there | {name for kind in spans().values() for name in kind}
+    missing = (reached_for(module.read_text()) & known) - there - {"__init__"}
+    assert missing <= (
+        {"device_memory_size", "device_memory"} if module.name == "v10.py" else set()
+    )
 
 
 # Building
