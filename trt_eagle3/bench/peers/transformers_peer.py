@@ -55,6 +55,7 @@ class TransformersPeer:
         self._eos = self._model.generation_config.eos_token_id
         self._tokenizer, self._processor = self._readers()
         self._caches: dict[int, Any] = {}
+        self._rooms: dict[int, int] = {}  # tokens that each of them holds
         self._lengths: dict[PeerPrompt, int] = {}
 
     def run(self, asked: PeerRound) -> Sequence[PeerReply]:
@@ -105,7 +106,8 @@ class TransformersPeer:
         batches = {min(size, count), count % size or size}
         need = max(map(self._length, asked.prompts)) + asked.max_tokens
         for batch in batches:
-            if batch not in self._caches or self._caches[batch].max_cache_len < need:
+            if self._rooms.get(batch, 0) < need:
+                self._rooms[batch] = need
                 self._caches[batch] = StaticCache(config=self._model.config, max_cache_len=need)
 
     def _length(self, prompt: PeerPrompt) -> int:
