@@ -39,7 +39,7 @@ def report(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> AgainstRep
         patch.setenv("OMP_NUM_THREADS", "1")
         options = PeerOptions("transformers")
         return against(
-            bundle, options, prompts=file, batches=(1, 2), requests=2, rounds=1, max_tokens=6
+            bundle, options, prompts=file, batches=(1, 2), requests=(2,), rounds=1, max_tokens=6
         )
 
 
@@ -86,7 +86,7 @@ def test_peer_that_is_too_old_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(
         EnvironmentMissingError, match=r"vllm: expected 0\.25 or later .*got 0\.6\.3"
     ):
-        PeerProcess("vllm", JOB, python)
+        wait(python)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,12 @@ def test_peer_process_that_dies_is_one_line_and_ends(tmp_path: Path) -> None:
     python.write_text("#!/bin/sh\necho CUDA is on fire >&2\n")
     python.chmod(0o755)
     with pytest.raises(UserError, match=r"its process has ended\. It said last: CUDA is on fire"):
-        PeerProcess("vllm", JOB, python)
+        wait(python)
+
+
+def wait(python: Path) -> None:
+    with PeerProcess("vllm", JOB, python) as peer:
+        peer.wait()
 
 
 def test_closing_a_peer_ends_what_it_started(tmp_path: Path) -> None:
@@ -120,7 +125,8 @@ def test_closing_a_peer_ends_what_it_started(tmp_path: Path) -> None:
         f'#!/bin/sh\nsleep 60 &\necho $! > {note}\necho \'{{"version": "1"}}\'\nwait\n'
     )
     python.chmod(0o755)
-    with PeerProcess("vllm", JOB, python):
+    with PeerProcess("vllm", JOB, python) as peer:
+        peer.wait()
         child = Path(f"/proc/{note.read_text().strip()}/stat")
         assert child.exists()
     deadline = time.monotonic() + 5
@@ -148,6 +154,7 @@ def test_steps_of_a_peer_become_cycles_and_accepted_positions(tmp_path: Path) ->
     python.write_text(f"#!/bin/sh\ncat <<'END'\n{text}\nEND\n")
     python.chmod(0o755)
     with PeerProcess("vllm", JOB, python) as peer:
+        assert peer.wait() == "1"
         run = peer.run([PeerPrompt("x")], max_tokens=6)
     assert (run.cycles, run.accepted) == (3, (1, 1))
     assert run.tokens_per_second == 6

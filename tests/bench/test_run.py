@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tests.tiny import build_tiny
 from trt_eagle3.bench.result import BenchReport, Percentiles, Side
-from trt_eagle3.bench.run import bench
+from trt_eagle3.bench.run import bench, request_counts
 from trt_eagle3.bench.workload import Load, Reply, Run, drive, make_requests, open_engine
 from trt_eagle3.decode.decoder import Decoder
 from trt_eagle3.errors import CheckFailedError, UserError
@@ -134,3 +134,12 @@ def test_bundle_without_a_draft_is_measured_plainly(tmp_path: Path, prompts: Pat
     ).to_dict()
     assert found["rows"][0]["ratio"] is None
     assert "speculative" not in found["rows"][0]
+
+
+def test_requests_are_for_all_loads_or_for_each() -> None:
+    loads = [Load(1), Load(8)]
+    assert request_counts(loads, (), 3) == {Load(1): 6, Load(8): 33}
+    assert request_counts(loads, (5,), 3) == {Load(1): 5, Load(8): 5}
+    assert request_counts(loads, (2, 8), 3) == {Load(1): 2, Load(8): 8}
+    with pytest.raises(UserError, match="one for each of 2 loads, got 3"):
+        request_counts(loads, (1, 2, 3), 3)

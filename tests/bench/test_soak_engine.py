@@ -82,14 +82,13 @@ def test_more_in_flight_than_the_bundle_decodes_is_refused(bundle: Path) -> None
         soak_engine(bundle, QUESTIONS, count=10, in_flight=9)
 
 
-@pytest.mark.parametrize(("step", "leaks"), [(0.0, False), (0.2, False), (2.0, True)])
-def test_memory_that_grows_from_the_first_fifth_to_the_last_is_a_fault(
+@pytest.mark.parametrize(("step", "leaks"), [(0.0, False), (1.0, False), (14.0, True)])
+def test_memory_that_grows_steadily_is_a_fault_and_ups_and_downs_are_none(
     step: float, leaks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = iter([500.0 + step * i for i in range(20)])
+    sizes = iter([500.0 + step * i + 60 * (i % 2) * (step == 0) for i in range(20)])
     monkeypatch.setattr(memory_trace, "_anonymous_mib", lambda: next(sizes))
     trace = MemoryTrace("cpu")
     for _ in range(20):
         trace.sample()
     assert bool(trace.faults()) == leaks
-    assert trace.to_dict()["host"][0] == 500.0 + 1.5 * step

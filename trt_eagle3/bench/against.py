@@ -8,9 +8,9 @@ are compared too: where they differ, a ratio is between different work.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from trt_eagle3.bench.peers.job import PeerOptions, can_draft, check_peer, open_
 from trt_eagle3.bench.peers.process import PeerProcess
 from trt_eagle3.bench.peers.report import AgainstReport, AgainstRow
 from trt_eagle3.bench.result import Side
-from trt_eagle3.bench.run import num_requests
+from trt_eagle3.bench.run import request_counts
 from trt_eagle3.bench.workload import (
     Load,
     Progress,
@@ -39,16 +39,107 @@ from trt_eagle3.multimodal.image import load_image
 from trt_eagle3.prompts.bundled import bundled_questions
 from trt_eagle3.prompts.prompt_file import Question, read_questions
 
-__all__ = ["against"]
+__all__ = ["Contest", "against", "open_contest"]
 
 Ask = Callable[[int, int], Run]
 """Answers ``count`` requests, so many in flight."""
 
 
-@dataclass(frozen=True)
-class _Sampling:
-    max_tokens: int
-    ignore_eos: bool
+class Contest:
+    """A bundle's engine and a peer, both open, over the same checkpoints."""
+
+    def __init__(self, engine: LLM, peers: Mapping[bool, PeerProcess], version: str) -> None:
+        """``peers``: without speculation, and where it can draft, with it."""
+        self.engine = engine
+        self.peers = peers
+        self.peer_version = version
+
+    def measure(
+        self,
+        questions: Sequence[Question],
+        counts: Mapping[Load, int],
+        *,
+        rounds: int = ROUNDS,
+        max_tokens: int = MAX_TOKENS,
+        ignore_eos: bool = False,
+        progress: Progress = lambda *_: None,
+    ) -> AgainstReport:
+        """Answer ``counts`` requests made of ``questions``, whose images are files, by load."""
+        options = {"max_tokens": max_tokens, "ignore_eos": ignore_eos}
+        found = _rounds(self._asks(questions, options), counts, rounds, progress)
+        facts = {**self._facts(), **options, "rounds": rounds, "num_prompts": len(questions)}
+        rows = [row for load in counts for row in _rows(load, found, len(questions))]
+        return AgainstReport(facts, tuple(rows))
+
+    def _asks(
+        self, questions: Sequence[Question], options: Mapping[str, Any]
+    ) -> dict[tuple[str, bool], Ask]:
+        """How each side is asked, by whose it is and whether it speculates."""
+
+        def ours(speculation: bool) -> Ask:
+            return lambda count, size: drive(
+                self.engine,
+                make_requests(questions, count, speculation=speculation, **options),
+                Load(size),
+            )
+
+        def theirs(peer: PeerProcess) -> Ask:
+            return lambda count, size: peer.run(
+                peer_prompts(questions, count), concurrency=size, **options
+            )
+
+        found: dict[tuple[str, bool], Ask] = {}
+        for speculation in (False, True) if self.engine.bundle.manifest is not None else (False,):
+            found["ours", speculation] = ours(speculation)
+            if speculation in self.peers:
+                found["peer", speculation] = theirs(self.peers[speculation])
+        return found
+
+    def _facts(self) -> dict[str, Any]:
+        bundle = self.engine.bundle
+        return {
+            "bundle": str(bundle.path),
+            "version": version("trt-eagle3"),
+            "peer": self.peers[False].name,
+            "peer_version": self.peer_version,
+            "machine": machine_name(bundle.device),
+            "backend": bundle.record.engine.backend,
+            "dtype": bundle.record.config.engine.dtype,
+            "speculation": bundle.record.config.speculation.model_dump(mode="json"),
+        }
+
+
+@contextmanager
+def open_contest(
+    engine: LLM, options: PeerOptions, *, batch_size: int, has_media: bool
+) -> Iterator[Contest]:
+    """Open the peer, then the graphs of ``engine``, which are closed with it.
+
+    Args:
+        batch_size: most requests in flight. has_media: prompts will have images.
+    Raises:
+        UserError: anything wrong with the peer's checkpoints.
+        EnvironmentMissingError: the peer is not installed.
+    """
+    check_peer(options.name)
+    both = engine.bundle.manifest is not None and can_draft(options.name)
+    with ExitStack() as stack:
+        stack.callback(engine.close)
+        peers = {
+            speculation: stack.enter_context(
+                open_peer(
+                    options,
+                    engine.bundle,
+                    has_media=has_media,
+                    speculation=speculation,
+                    batch_size=batch_size,
+                )
+            )
+            for speculation in ((False, True) if both else (False,))
+        }
+        versions = [peer.wait() for peer in peers.values()]
+        engine.start()  # after the peers, which are given their memory beforehand
+        yield Contest(engine, peers, versions[0])
 
 
 def against(
@@ -57,63 +148,29 @@ def against(
     *,
     prompts: Path | None = None,
     batches: Sequence[int] = (),
-    requests: int | None = None,
-    rounds: int = ROUNDS,
-    max_tokens: int = MAX_TOKENS,
-    ignore_eos: bool = False,
+    requests: Sequence[int] = (),
     progress: Progress = lambda *_: None,
+    **options: Any,
 ) -> AgainstReport:
     """Measure a bundle and ``peer``, without speculation, and where both can draft, with it.
 
     Args:
-        prompts, batches, requests, rounds, max_tokens, ignore_eos: as of ``bench``. Prompts with
-            videos are left out.
+        prompts, batches, requests, options: as of ``bench``. Prompts with videos are left out.
     Raises:
         UserError: anything wrong with bundle, prompts or the peer's checkpoints.
         EnvironmentMissingError: the peer is not installed.
     """
     check_peer(peer.name)
     given = read_questions(prompts) if prompts else None
-    sampling = _Sampling(max_tokens, ignore_eos)
-    with ExitStack() as stack:
-        engine = open_engine(bundle)
-        stack.callback(engine.close)
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        questions, num_left_out = _questions(engine, given, folder)
+    engine = open_engine(bundle)
+    with tempfile.TemporaryDirectory() as folder:
+        questions, num_left_out = _questions(engine, given, Path(folder))
         loads = [Load(size) for size in batch_sizes(engine, batches)]
-        has_media = any(question.images for question in questions)
-        peers = _open_peers(stack, engine, peer, loads[-1].concurrency, has_media)
-        engine.start()  # after the peers, which are given their memory beforehand
-        asks = _asks(engine, peers, questions, sampling)
-        counts = {load: requests or num_requests(load, len(questions)) for load in loads}
-        found = _rounds(asks, counts, rounds, progress)
-        facts = {
-            **_facts(engine, peers, sampling, rounds),
-            "bundle": str(bundle),
-            "num_prompts": len(questions),
-            "num_left_out": num_left_out,
-        }
-    rows = [row for load in loads for row in _rows(load, found, len(questions))]
-    return AgainstReport(facts, tuple(rows))
-
-
-def _open_peers(
-    stack: ExitStack, engine: LLM, options: PeerOptions, batch_size: int, has_media: bool
-) -> dict[bool, PeerProcess]:
-    """The peer without speculation, and where both sides can draft with it."""
-    both = engine.bundle.manifest is not None and can_draft(options.name)
-    return {
-        speculation: stack.enter_context(
-            open_peer(
-                options,
-                engine.bundle,
-                has_media=has_media,
-                speculation=speculation,
-                batch_size=batch_size,
-            )
-        )
-        for speculation in ((False, True) if both else (False,))
-    }
+        counts = request_counts(loads, requests, len(questions))
+        size, has_media = loads[-1].concurrency, any(q.images for q in questions)
+        with open_contest(engine, peer, batch_size=size, has_media=has_media) as contest:
+            report = contest.measure(questions, counts, progress=progress, **options)
+    return replace(report, num_left_out=num_left_out)
 
 
 def _questions(
@@ -139,38 +196,6 @@ def _as_file(image: Any, file: Path) -> Path:
         return Path(image).absolute()
     (image if isinstance(image, Image.Image) else load_image(image)).save(file)
     return file
-
-
-def _asks(
-    engine: LLM,
-    peers: Mapping[bool, PeerProcess],
-    questions: Sequence[Question],
-    sampling: _Sampling,
-) -> dict[tuple[str, bool], Ask]:
-    """How each side is asked, by whose it is and whether it speculates."""
-    options = {"max_tokens": sampling.max_tokens, "ignore_eos": sampling.ignore_eos}
-
-    def ours(speculation: bool) -> Ask:
-        return lambda count, size: drive(
-            engine,
-            make_requests(questions, count, speculation=speculation, **options),
-            Load(size),
-        )
-
-    def theirs(peer: PeerProcess) -> Ask:
-        return lambda count, size: peer.run(
-            peer_prompts(questions, count),
-            max_tokens=sampling.max_tokens,
-            ignore_eos=sampling.ignore_eos,
-            concurrency=size,
-        )
-
-    found: dict[tuple[str, bool], Ask] = {}
-    for speculation in (False, True) if engine.bundle.manifest is not None else (False,):
-        found["ours", speculation] = ours(speculation)
-        if speculation in peers:
-            found["peer", speculation] = theirs(peers[speculation])
-    return found
 
 
 _Found = Mapping[tuple[Load, str, bool], list[Run]]
@@ -207,21 +232,3 @@ def _rows(load: Load, found: _Found, num_prompts: int) -> list[AgainstRow]:
         theirs = Side(tuple(found[load, "peer", speculation and same]))
         rows.append(AgainstRow(load, speculation, speculation and same, ours, theirs, num_prompts))
     return rows
-
-
-def _facts(
-    engine: LLM, peers: Mapping[bool, PeerProcess], sampling: _Sampling, rounds: int
-) -> dict[str, Any]:
-    record = engine.bundle.record
-    return {
-        "version": version("trt-eagle3"),
-        "peer": peers[False].name,
-        "peer_version": peers[False].version,
-        "machine": machine_name(engine.bundle.device),
-        "backend": record.engine.backend,
-        "dtype": record.config.engine.dtype,
-        "speculation": record.config.speculation.model_dump(mode="json"),
-        "max_tokens": sampling.max_tokens,
-        "ignore_eos": sampling.ignore_eos,
-        "rounds": rounds,
-    }

@@ -142,6 +142,7 @@ def first_token(
         other = None
         if peer is not None:
             other = stack.enter_context(open_peer(peer, engine.bundle, has_media=True))
+            other.wait()
         engine.start()
         for number, case in enumerate(_CASES):
             progress("cases", number, len(_CASES))

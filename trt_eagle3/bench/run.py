@@ -25,7 +25,7 @@ from trt_eagle3.errors import CheckFailedError, UserError
 from trt_eagle3.prompts.bundled import bundled_questions
 from trt_eagle3.prompts.prompt_file import read_questions
 
-__all__ = ["bench", "num_requests"]
+__all__ = ["bench", "request_counts"]
 
 _PER_PLACE = 4
 """Requests per place of the batch: the last ones of a round, which leave places empty, are then
@@ -39,7 +39,7 @@ def bench(
     prompts: Path | None = None,
     batches: Sequence[int] = (),
     rates: Sequence[float] = (),
-    requests: int | None = None,
+    requests: Sequence[int] = (),
     rounds: int = ROUNDS,
     max_tokens: int = MAX_TOKENS,
     ignore_eos: bool = False,
@@ -55,8 +55,8 @@ def bench(
         prompts: a prompt file instead of the bundled prompts.
         batches: requests in flight; by default 1, 2, 4, 8 as far as the bundle goes. rates: Poisson
             arrivals per second instead.
-        requests: per round and load; by default every prompt at least once, and four for each place
-            of the batch.
+        requests: per round, of all loads or of each; by default every prompt at least once, and
+            four for each place of the batch.
         ignore_eos: every answer has ``max_tokens`` tokens.
         prefix_cache: reuse the pages of prompts that came before, as the bundle's limits say.
     Raises:
@@ -73,6 +73,7 @@ def bench(
         Load(size) for size in batch_sizes(engine, batches)
     ]
     sides = (False, True) if engine.bundle.manifest else (False,)
+    counts = request_counts(loads, requests, len(questions))
     found: dict[tuple[Load, bool], list[Run]] = {
         (load, side): [] for load in loads for side in sides
     }
@@ -80,11 +81,10 @@ def bench(
         for number in range(rounds + 1):
             for index, load in enumerate(loads):
                 progress("rounds", number * len(loads) + index, (rounds + 1) * len(loads))
-                count = requests or num_requests(load, len(questions))
                 for side in sides if number % 2 else sides[::-1]:
                     asked = make_requests(
                         questions,
-                        count,
+                        counts[load],
                         max_tokens=max_tokens,
                         ignore_eos=ignore_eos,
                         speculation=side,
@@ -111,9 +111,24 @@ def bench(
     return BenchReport(facts, tuple(_row(engine, load, found, len(questions)) for load in loads))
 
 
-def num_requests(load: Load, num_prompts: int) -> int:
-    """Whole turns of the prompts, so that every load has the same mix."""
-    return num_prompts * max(1, -(-_PER_PLACE * load.concurrency // num_prompts))
+def request_counts(
+    loads: Sequence[Load], given: Sequence[int], num_prompts: int
+) -> dict[Load, int]:
+    """Requests of a round by load: those ``given``, of all loads or of each.
+
+    By default whole turns of the prompts, so that every load has the same mix.
+
+    Raises:
+        UserError: neither one nor one for each load is given.
+    """
+    if given and len(given) not in {1, len(loads)}:
+        raise UserError(
+            f"--requests: expected one number, or one for each of {len(loads)} loads, got "
+            f"{len(given)}"
+        )
+    turns = (max(1, -(-_PER_PLACE * load.concurrency // num_prompts)) for load in loads)
+    counts = list(given) * (len(loads) // len(given)) if given else [num_prompts * t for t in turns]
+    return dict(zip(loads, counts, strict=True))
 
 
 def _row(

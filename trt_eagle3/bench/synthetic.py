@@ -92,9 +92,13 @@ def write_target(
     )
 
 
-def write_draft(directory: Path, size: str) -> None:
-    """An EAGLE-3 draft for ``size`` in SpecForge's layout, zeros but for its vocabulary map."""
+def write_draft(directory: Path, size: str, num_layers: int | None = None) -> None:
+    """An EAGLE-3 draft for ``size`` in SpecForge's layout, zeros but for its vocabulary map.
+
+    ``num_layers``: of the target.
+    """
     hidden, layers, heads, kv_heads, inner, *_ = SIZES[size]
+    layers = num_layers or layers
     q, kv = heads * 128, kv_heads * 128
     shapes: Shapes = {
         "fc.weight": ("BF16", (hidden, 3 * hidden)),

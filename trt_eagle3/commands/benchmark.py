@@ -48,8 +48,10 @@ _PeerValues = tuple[str, Path | None, Path | None, Path | None]
 )
 @click.option(
     "--requests",
-    type=click.IntRange(1),
-    help="Per round and load.  [default: 4 x batch, each prompt once]",
+    metavar="N[,N,...]",
+    default="",
+    callback=numbers(int),
+    help="Per round, of all loads or of each.  [default: 4 x batch, each prompt once]",
 )
 @click.option(
     "--rounds",

@@ -58,13 +58,12 @@ def open_peer(
     speculation: bool = False,
     batch_size: int = 1,
 ) -> Iterator[PeerProcess]:
-    """Start a peer on the checkpoints of ``bundle``; ``speculation``: with their draft.
+    """Start a peer on the checkpoints of ``bundle``; ``wait`` says when it is ready.
 
-    ``has_media``: prompts will have images or videos.
-
+    Args:
+        has_media: prompts will have images or videos. speculation: with the draft.
     Raises:
-        EnvironmentMissingError: it is not installed.
-        UserError: a checkpoint is not where the bundle was built from, or the peer cannot read it.
+        UserError: a checkpoint is not where the bundle was built from.
     """
     target = _folder(bundle, "target", options.checkpoint, "--checkpoint")
     draft = _folder(bundle, "draft", options.draft, "--draft-checkpoint") if speculation else None

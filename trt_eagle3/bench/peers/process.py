@@ -41,20 +41,27 @@ class PeerProcess:
     def __init__(self, name: str, job: PeerJob, python: Path | None = None) -> None:
         """Start peer ``name`` on ``job``, in the environment of ``python``, by default this one.
 
+        It is not waited for: several can start at once (``wait``).
+
         Raises:
-            EnvironmentMissingError: the peer is not installed there, or too old.
-            UserError: it cannot open the job, or ``python`` cannot be run.
+            UserError: ``python`` cannot be run.
         """
         self.name = name
         self._log = _nameless_file()
         self._process = _launch(name, python, self._log)
         self._lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
-        try:
-            self.version: str = self._ask(to_line(job), _START_S)["version"]
-        except BaseException:
-            self.close()
-            raise
+        self._send(to_line(job))
+
+    def wait(self) -> str:
+        """Wait until the peer is ready; returns its version.
+
+        Raises:
+            EnvironmentMissingError: the peer is not installed there, or too old.
+            UserError: it cannot open the job.
+        """
+        version: str = self._receive(_START_S)["version"]
+        return version
 
     def run(
         self,
@@ -70,7 +77,8 @@ class PeerProcess:
             UserError: a prompt that the peer cannot take, or the peer has died.
         """
         asked = PeerRound(tuple(prompts), max_tokens, ignore_eos, concurrency)
-        found = self._ask(to_line(asked), _ROUND_S)
+        self._send(to_line(asked))
+        found = self._receive(_ROUND_S)
         return _run_of([reply_of(reply) for reply in found["replies"]], found["seconds"])
 
     def close(self) -> None:
@@ -104,11 +112,13 @@ class PeerProcess:
                 self._lines.put(line)
         self._lines.put("")
 
-    def _ask(self, line: str, seconds: float) -> Mapping[str, Any]:
+    def _send(self, line: str) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # what it said last is told below
+        with contextlib.suppress(BrokenPipeError):  # ``_receive`` tells what it said last
             self._process.stdin.write(line)
             self._process.stdin.flush()
+
+    def _receive(self, seconds: float) -> Mapping[str, Any]:
         try:
             answer = self._lines.get(timeout=seconds)
         except queue.Empty:

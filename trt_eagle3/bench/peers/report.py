@@ -66,14 +66,19 @@ class AgainstRow:
 
 @dataclass(frozen=True)
 class AgainstReport:
-    """All loads; ``facts`` are what they have in common (bundle, peer, machine, prompts, ...)."""
+    """All loads; ``facts`` are what they have in common (bundle, peer, machine, prompts, ...).
+
+    ``num_left_out``: prompts with videos.
+    """
 
     facts: Mapping[str, Any]
     rows: tuple[AgainstRow, ...]
+    num_left_out: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; ``docs/bench.md`` describes them."""
-        return {**self.facts, "rows": [row.to_dict() for row in self.rows]}
+        facts = {**self.facts, "num_left_out": self.num_left_out}
+        return {**facts, "rows": [row.to_dict() for row in self.rows]}
 
     def tables(self) -> list[Table]:
         """Speed by load, ours above the peer's; ratios above 1: ours is faster."""
@@ -105,8 +110,8 @@ class AgainstReport:
             f"{f['backend']}, {f['dtype']}, {f['num_prompts']} prompts, medians of {f['rounds']} "
             "rounds; a ratio above 1: ours is faster"
         ]
-        if f["num_left_out"]:
-            lines.append(f"note: {f['num_left_out']} prompts with videos are left out")
+        if self.num_left_out:
+            lines.append(f"note: {self.num_left_out} prompts with videos are left out")
         for row in self.rows:
             if row.num_differing:
                 lines.append(

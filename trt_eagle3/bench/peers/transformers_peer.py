@@ -1,7 +1,8 @@
 """transformers' ``generate``: so many prompts at a time as one padded batch.
 
-On a GPU with the static cache, which transformers compiles and captures; on a CPU with the dynamic
-one. It has no EAGLE-3 and no continuous batching: a batch ends with its longest answer.
+With the static cache, whose decoding steps transformers compiles and captures on a GPU; one cache
+for each size of a batch, or every length would be compiled anew. It has no EAGLE-3 and no
+continuous batching: a batch ends with its longest answer.
 """
 
 from __future__ import annotations
@@ -53,9 +54,13 @@ class TransformersPeer:
         self._model = model.to(job.device).eval()
         self._eos = self._model.generation_config.eos_token_id
         self._tokenizer, self._processor = self._readers()
+        self._caches: dict[int, Any] = {}
+        self._rooms: dict[int, int] = {}  # tokens that each of them holds
+        self._lengths: dict[PeerPrompt, int] = {}
 
     def run(self, asked: PeerRound) -> Sequence[PeerReply]:
         """Answer ``concurrency`` prompts after the others."""
+        self._make_room(asked)
         replies: list[PeerReply] = []
         for begin in range(0, len(asked.prompts), asked.concurrency):
             replies += self._batch(asked.prompts[begin : begin + asked.concurrency], asked)
@@ -78,21 +83,38 @@ class TransformersPeer:
 
         streamer = _StepTimes(time.perf_counter())
         inputs = self._inputs(prompts).to(self._job.device)
-        pad = self._tokenizer.pad_token_id
-        cache = {"cache_implementation": "static"} if self._job.device == "cuda" else {}
+        pad, cache = self._tokenizer.pad_token_id, self._caches[len(prompts)]
         # the model's own is replaced, because what is None here would be taken from it
         self._model.generation_config = GenerationConfig(
             do_sample=False,
             max_new_tokens=asked.max_tokens,
             eos_token_id=None if asked.ignore_eos else self._eos,
             pad_token_id=self._eos_ids[0] if pad is None else pad,
-            **cache,
         )
         with torch.inference_mode():
-            tokens = self._model.generate(**inputs, streamer=streamer)
+            cache.reset()
+            tokens = self._model.generate(**inputs, past_key_values=cache, streamer=streamer)
         rows = tokens[:, inputs["input_ids"].shape[1] :].tolist()
         ends = () if asked.ignore_eos else self._eos_ids
         return [streamer.reply(_until(row, ends)) for row in rows]
+
+    def _make_room(self, asked: PeerRound) -> None:
+        """Caches for the batches of a round, as long as its longest answer can become."""
+        from transformers import StaticCache
+
+        count, size = len(asked.prompts), asked.concurrency
+        batches = {min(size, count), count % size or size}
+        need = max(map(self._length, asked.prompts)) + asked.max_tokens
+        for batch in batches:
+            if self._rooms.get(batch, 0) < need:
+                self._rooms[batch] = need
+                self._caches[batch] = StaticCache(config=self._model.config, max_cache_len=need)
+
+    def _length(self, prompt: PeerPrompt) -> int:
+        """Its tokens; looked at once, in a round that is not counted."""
+        if prompt not in self._lengths:
+            self._lengths[prompt] = self._inputs([prompt])["input_ids"].shape[1]
+        return self._lengths[prompt]
 
     @property
     def _eos_ids(self) -> tuple[int, ...]:
