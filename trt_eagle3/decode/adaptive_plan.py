@@ -149,13 +149,13 @@ class AdaptivePlan:
         shape = self._candidates[index].shape(batch)
         expected = self._costs.seconds(shape)
         self._learn_cost(cycle, index, shape, expected)
-        self._account(cycle, batch, expected)
+        self._account(cycle, expected)
         self._alike = self._alike + 1 if index == self._last else 1
         self._last = index
-        if self._trial is None and (
-            self._alike == _TRIAL_CYCLES or not self._cycles % _DECIDE_EVERY
-        ):
-            self._decide(batch, index)
+        if self._trial is not None:
+            self._go_on_trying(batch)
+        elif self._alike == _TRIAL_CYCLES or self._cycles % _DECIDE_EVERY == 0:
+            self._decide(batch, may_try=True)
 
     def _learn_acceptance(self, cycle: Cycle, index: int) -> None:
         levels = self._candidates[index].levels
@@ -183,28 +183,31 @@ class AdaptivePlan:
             self._untimed = 0
             self._costs.observe(shape, cycle.seconds)
 
-    def _account(self, cycle: Cycle, batch: _Batch, expected: float) -> None:
-        """What a trial has lost, and what time has earned for the next one."""
+    def _account(self, cycle: Cycle, expected: float) -> None:
+        """What time has earned for trials, and what a trial has lost."""
         seconds = expected if cycle.seconds is None else cycle.seconds
         if self._credit is None:
             self._credit = _FIRST_CREDIT * seconds
         self._credit = min(self._credit + _TRIAL_SHARE * seconds, _MOST_CREDIT * seconds)
-        trial = self._trial
-        if trial is None:
-            return
-        emitted = sum((accepted or 0) + 1 for accepted in cycle.accepted)
-        # a capture comes once: it is no trial's fault
-        lost = min(seconds, 8 * expected) - emitted / trial.rate
-        self._credit -= max(lost, 0.0)
-        trial.left -= 1
-        if trial.left == 0:
-            self._trial = None
-            current = self._choices.get(batch_bucket(batch.size), 0)
-            self._decide(batch, current, may_try=False)
+        if self._trial is not None:
+            emitted = sum((accepted or 0) + 1 for accepted in cycle.accepted)
+            # a capture comes once: it is no trial's fault
+            lost = min(seconds, 8 * expected) - emitted / self._trial.rate
+            self._credit -= max(lost, 0.0)
 
-    def _decide(self, batch: _Batch, current: int, *, may_try: bool = True) -> None:
+    def _go_on_trying(self, batch: _Batch) -> None:
+        """Count a cycle of the trial; what it has shown decides in the end."""
+        assert self._trial is not None
+        self._trial.left -= 1
+        if self._trial.left == 0:
+            self._trial = None
+            self._alike = _TRIAL_CYCLES  # what is chosen now has some cycles before the next one
+            self._decide(batch, may_try=False)
+
+    def _decide(self, batch: _Batch, *, may_try: bool) -> None:
         """Choose for as many sequences as decode now, and try what might be better."""
         rates = self._rates(batch)
+        current = self._choices.get(batch_bucket(batch.size), 0)
         best = max(range(len(rates)), key=rates.__getitem__)
         served = _HORIZON * self._costs.seconds(self._candidates[best].shape(batch))
         pays = rates[best] * served / (served + self._switch_seconds(batch, best))
