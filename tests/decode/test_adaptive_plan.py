@@ -140,6 +140,18 @@ def test_prompts_that_never_end_leave_cycles_to_be_timed() -> None:
     assert 0 < quiet <= 600 / 8 + 1
 
 
+def test_trees_to_prepare_are_all_widths_the_likeliest_first() -> None:
+    nodes = [tree.num_nodes if tree else 1 for tree in adaptive().trees_at(1)]
+    assert sorted(nodes) == [1, 2, 3, 4, 6]
+    assert nodes[0] >= 4
+    plan = adaptive()
+    Load(plan, 64, 0.0, h200_ms).run(100)
+    assert plan.trees_at(64)[0] is None
+    whole = configured_tree(CHAIN)
+    assert list(Plan({1: whole, 8: None}).trees_at(1)) == [whole, None]
+    assert list(Plan({1: whole, 8: None}).trees_at(8)) == [None]
+
+
 def tuned(cycle_ms: dict[int, float]) -> TuningTable:
     entries = [
         TuningEntry(

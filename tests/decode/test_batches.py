@@ -15,9 +15,15 @@ from tests.decode.overwriting import ask_together, overwriting_llm
 from tests.tiny import build_tiny
 
 MODES: dict[str, dict[str, Any]] = {
-    "chain": {"mode": "chain", "steps": 5},
-    "tree": {"mode": "tree", "steps": 4, "topk": 3, "num_draft_tokens": 12},
-    "dynamic": {"mode": "dynamic", "steps": 4, "topk": 4, "num_draft_tokens": 10},
+    "chain": {"mode": "chain", "steps": 5, "adaptive": False},
+    "tree": {"mode": "tree", "steps": 4, "topk": 3, "num_draft_tokens": 12, "adaptive": False},
+    "dynamic": {
+        "mode": "dynamic",
+        "steps": 4,
+        "topk": 4,
+        "num_draft_tokens": 10,
+        "adaptive": False,
+    },
 }
 
 SIZES = (1, 2, 3, 4)

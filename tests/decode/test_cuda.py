@@ -28,8 +28,9 @@ pytestmark = pytest.mark.gpu
 
 PROMPTS = 40
 CUDA = {"backend": "torch", "device": "cuda"}
-DYNAMIC = {"mode": "dynamic", "steps": 4, "topk": 4, "num_draft_tokens": 10}
-TREE = {"mode": "tree", "steps": 4, "topk": 3, "num_draft_tokens": 12}
+CHAIN = {"mode": "chain", "steps": 5, "adaptive": False}
+DYNAMIC = {"mode": "dynamic", "steps": 4, "topk": 4, "num_draft_tokens": 10, "adaptive": False}
+TREE = {"mode": "tree", "steps": 4, "topk": 3, "num_draft_tokens": 12, "adaptive": False}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -49,7 +50,8 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LLM]:
 
     return {
         "cpu": engine(),
-        "float32": engine(engine=CUDA),
+        "float32": engine(engine=CUDA, speculation=CHAIN),
+        "adaptive": engine(engine=CUDA),
         "tree": engine(engine=CUDA, speculation=TREE),
         "dynamic": engine(engine=CUDA, speculation=DYNAMIC),
         "bfloat16": engine(engine=CUDA | {"dtype": "bfloat16"}),
@@ -80,7 +82,7 @@ def answers(engine: LLM, concurrency: int = 1, **options: Any) -> list[tuple[int
     return found + [answer.finish().token_ids for answer in flying]
 
 
-@pytest.mark.parametrize("name", ["float32", "tree", "dynamic"])
+@pytest.mark.parametrize("name", ["float32", "adaptive", "tree", "dynamic"])
 def test_float32_on_cuda_gives_the_tokens_of_the_cpu_alone_and_in_batches(
     engines: dict[str, LLM], name: str
 ) -> None:
@@ -90,7 +92,7 @@ def test_float32_on_cuda_gives_the_tokens_of_the_cpu_alone_and_in_batches(
         assert answers(engines[name], concurrency) == plain
 
 
-@pytest.mark.parametrize("name", ["float32", "tree", "dynamic"])
+@pytest.mark.parametrize("name", ["float32", "adaptive", "tree", "dynamic"])
 def test_prompts_admitted_together_keep_their_pictures(engines: dict[str, LLM], name: str) -> None:
     """Small pictures of one shape go through one captured graph, whose outputs the next ones
     overwrite.

@@ -68,7 +68,7 @@ def with_max_tokens(request: Request, count: int) -> Request:
 
 def build(folder: Path, mode: str, batch_size: int, **limits: int) -> Path:
     sizes = {"max_batch_size": batch_size, "max_seq_len": 256, **limits}
-    speculation = MODES.get(mode, MODES["chain"])
+    speculation = MODES.get(mode, MODES["chain"] | {"adaptive": mode == "adaptive"})
     return build_tiny(folder, engine=ENGINE, limits=sizes, speculation=speculation)
 
 
@@ -106,7 +106,7 @@ def different(
     return found
 
 
-@pytest.mark.parametrize("mode", ["plain", *MODES])
+@pytest.mark.parametrize("mode", ["plain", "adaptive", *MODES])
 def test_float32_tokens_are_those_of_plain_decoding_alone_at_any_batch_size(
     mode: str, expected: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
@@ -119,7 +119,7 @@ def test_float32_tokens_are_those_of_plain_decoding_alone_at_any_batch_size(
     assert mode == "plain" or (now.acceptance_length or 0) > 3
 
 
-@pytest.mark.parametrize("mode", ["plain", *MODES])
+@pytest.mark.parametrize("mode", ["plain", "adaptive", *MODES])
 def test_float32_tokens_of_sequences_that_were_put_off_are_those_of_plain_decoding(
     mode: str, expected_long: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
@@ -131,7 +131,7 @@ def test_float32_tokens_of_sequences_that_were_put_off_are_those_of_plain_decodi
     assert now.kv_pages_used == 0
 
 
-@pytest.mark.parametrize("mode", ["plain", *MODES])
+@pytest.mark.parametrize("mode", ["plain", "adaptive", *MODES])
 def test_a_page_of_a_neighbour_is_noticed(
     mode: str, expected: list[tuple[int, ...]], tmp_path: Path
 ) -> None:

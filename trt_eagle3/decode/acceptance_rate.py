@@ -77,6 +77,14 @@ class AcceptanceRates:
         """How often ``level`` holds the target's token, given that the levels above did."""
         return self._posterior(level, self._expected(level))
 
+    def expected_tokens(self, levels: Sequence[Level]) -> float:
+        """Mean tokens of a cycle over a tree of ``levels``, the bonus token included."""
+        total = reached = 1.0
+        for level in levels:
+            reached *= self.rate(level)
+            total += reached
+        return total
+
     def _posterior(self, level: Level, prior: float) -> float:
         accepted, tried = self._counts.get(level, (0.0, 0.0))
         return min(_MOST, (accepted + _PRIOR * prior) / (tried + _PRIOR))

@@ -26,7 +26,8 @@ from trt_eagle3.decode.tuning import TuningTable, read_table
 __all__ = ["AdaptivePlan", "acceptance_prior", "read_adaptive_plan"]
 
 _DECIDE_EVERY = 16  # cycles
-_GAIN = 1.03  # what another width must promise before it is chosen: less is noise
+_GAIN = 1.03  # what a wider tree must promise before it is chosen: less is noise
+_GAIN_OF_LESS = 1.01  # what a narrower one must
 _HORIZON = 128  # cycles over which a switch must have paid
 _TRIAL_SHARE = 0.0075  # of the time that trials may lose
 _TRIAL_CYCLES = 4  # the first is not timed: the draft catches up in it
@@ -136,6 +137,16 @@ class AdaptivePlan:
             self._choices[bucket] = best if rates[best] >= _GAIN * rates[0] else 0
         return self._candidates[self._choices[bucket]].tree
 
+    def trees_at(self, batch_size: int) -> Sequence[AnyTree | None]:
+        """Every width, those first that promise most by what is known so far."""
+        trees = [candidate.tree for candidate in self._candidates]
+        rates = [
+            self._overall.expected_tokens(c.levels)
+            / self._costs.seconds(Shape(c.num_nodes, len(c.levels), batch_size, 0.0))
+            for c in self._candidates
+        ]
+        return [trees[i] for i in sorted(range(len(trees)), key=rates.__getitem__, reverse=True)]
+
     def observe(self, cycle: Cycle) -> None:
         """Learn from a cycle, and now and then think again."""
         index = self._index.get(id(cycle.tree))
@@ -211,7 +222,8 @@ class AdaptivePlan:
         best = max(range(len(rates)), key=rates.__getitem__)
         served = _HORIZON * self._costs.seconds(self._candidates[best].shape(batch))
         pays = rates[best] * served / (served + self._switch_seconds(batch, best))
-        chosen = best if pays > _GAIN * rates[current] else current
+        wanted = _GAIN if best > current else _GAIN_OF_LESS
+        chosen = best if pays > wanted * rates[current] else current
         self._choices[batch_bucket(batch.size)] = chosen
         if may_try:
             self._try(batch, rates, chosen)

@@ -53,6 +53,10 @@ class TreePlan(Protocol):
         """The tree for ``sequences`` that decode together; None is plain decoding."""
         ...
 
+    def trees_at(self, batch_size: int) -> Sequence[AnyTree | None]:
+        """All that it may choose for so many sequences, the likeliest first: what to prepare."""
+        ...
+
     def observe(self, cycle: Cycle) -> None:
         """Hear of a cycle."""
         ...
@@ -81,6 +85,11 @@ class Plan:
     def tree_for(self, sequences: Sequence[SequenceState]) -> AnyTree | None:
         """By their number alone."""
         return self.tree_at(len(sequences))
+
+    def trees_at(self, batch_size: int) -> Sequence[AnyTree | None]:
+        """Its tree, and what a sequence near the length limit has."""
+        tree = self.tree_at(batch_size)
+        return (None,) if tree is None else (tree, None)
 
     def observe(self, cycle: Cycle) -> None:
         """Learn nothing."""
