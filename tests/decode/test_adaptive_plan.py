@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from tests.decode.simulated_load import (
     h200_ms,
     rate_of,
 )
+from tests.tiny import build_tiny
+from trt_eagle3 import LLM
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.adaptive_plan import AdaptivePlan, acceptance_prior
 from trt_eagle3.decode.cycle_cost import prior_of
@@ -294,3 +297,37 @@ def test_cycle_beside_a_prefill_is_not_timed() -> None:
     assert [c.seconds for c in seen[:2]] == [None, 1.0]
     assert {c.seconds for c in seen[2:count]} == {None}
     assert seen[count].seconds == 2.0
+
+
+QUESTIONS = [f"What is {a} plus {b}?" for a in (7, 12) for b in (3, 30, 41)]
+
+
+@pytest.mark.parametrize(("ms", "drafts"), [(dear_ms, False), (h200_ms, True)])
+def test_engine_drafts_where_its_clock_says_that_it_pays_and_says_the_same(
+    tmp_path: Path, ms: CycleMs, drafts: bool
+) -> None:
+    """The trained tiny pair, asked again and again by its own readers."""
+    with LLM(build_tiny(tmp_path)) as engine:
+        options: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True}
+        plain = engine.generate(QUESTIONS, speculation=False, **options)
+        engine.start()
+        core, clock = engine._started(), FakeClock()
+        core.scheduler.clock = clock
+        decoder = engine.bundle.decoder
+        cycle = decoder.cycle
+
+        def timed(sequences: Any, tree: Any) -> Any:
+            depth = tree.steps if tree else 0
+            wide = 100 * depth if ms is dear_ms else 0
+            clock.now += (ms(len(sequences), depth) + wide) / 1000
+            return cycle(sequences, tree)
+
+        decoder.cycle = timed  # type: ignore[method-assign]
+        for _ in range(4):
+            found = engine.generate(QUESTIONS, **options)
+            assert [g.token_ids for g in found] == [g.token_ids for g in plain]
+        engine.restart_metrics()
+        engine.generate(QUESTIONS, **options)
+        now = engine.metrics()
+        share = now.plain_cycles / now.draft_tokens_per_cycle.count
+        assert share < 0.4 if drafts else share > 0.6
