@@ -40,7 +40,7 @@ def report(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> AgainstRep
         patch.setenv("OMP_NUM_THREADS", "1")
         options = PeerOptions("transformers")
         return against(
-            bundle, options, prompts=file, batches=(1, 2), requests=(2,), rounds=1, max_tokens=6
+            bundle, options, prompts=file, batches=(1, 2), requests=(2,), rounds=1, max_tokens=4
         )
 
 
