@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from rich.console import Console
 
-from tests.tiny import TARGET, build_tiny
+from tests.bench.fake_vllm import write_fake_vllm
+from tests.tiny import DRAFT, TARGET, build_tiny
 from trt_eagle3.bench.against import against
 from trt_eagle3.bench.peers.job import PeerOptions
 from trt_eagle3.bench.peers.process import PeerProcess
@@ -39,7 +40,7 @@ def report(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> AgainstRep
         patch.setenv("OMP_NUM_THREADS", "1")
         options = PeerOptions("transformers")
         return against(
-            bundle, options, prompts=file, batches=(1, 2), requests=(2,), rounds=1, max_tokens=6
+            bundle, options, prompts=file, batches=(1, 2), requests=(2,), rounds=1, max_tokens=4
         )
 
 
@@ -74,19 +75,48 @@ def test_peer_that_is_not_installed_is_one_line(bundle: Path) -> None:
 
 
 def test_peer_that_is_too_old_is_one_line(tmp_path: Path) -> None:
-    """A Python whose vLLM is of 2024."""
-    info = tmp_path / "vllm-0.6.3.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.6.3\n")
-    python = tmp_path / "python"
-    python.write_text(
-        f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{tmp_path}" exec {sys.executable} "$@"\n'
-    )
-    python.chmod(0o755)
+    python = write_fake_vllm(tmp_path, "0.6.3")
     with pytest.raises(
         EnvironmentMissingError, match=r"vllm: expected 0\.25 or later .*got 0\.6\.3"
     ):
         wait(python)
+
+
+def test_vllm_is_stepped_with_so_many_in_flight_and_given_the_bundle_s_draft(
+    bundle: Path, tmp_path: Path
+) -> None:
+    """A stand-in for vLLM: a prompt's answer is its number of words, every picture a hundred."""
+    Image.new("RGB", (64, 64)).save(tmp_path / "a.png")
+    prompts = [{"prompt": "one two three"}, {"prompt": "one two", "images": ["a.png"]}]
+    (tmp_path / "prompts.json").write_text(json.dumps(prompts))
+    options = PeerOptions("vllm", python=write_fake_vllm(tmp_path))
+    report = against(
+        bundle,
+        options,
+        prompts=tmp_path / "prompts.json",
+        batches=(2,),
+        requests=(5,),
+        rounds=1,
+        max_tokens=5,
+    )
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    assert seen["most"] == 2
+    arguments = seen["arguments"]
+    assert arguments["model"] == str(TARGET)
+    assert arguments["speculative_config"] == {
+        "method": "eagle3",
+        "model": str(DRAFT),
+        "num_speculative_tokens": 5,
+    }
+    assert not arguments["enable_prefix_caching"]
+    plain, speculative = report.rows
+    assert speculative.peer_speculation
+    for row in (plain, speculative):
+        (run,) = row.peer.runs
+        assert [reply.token_ids[:2] for reply in run.replies] == [(3, 7), (102, 7)] * 2 + [(3, 7)]
+        assert row.num_differing == 2, "it is no model"
+        assert row.peer.acceptance_length == 1.5, "passes of two tokens and of one"
+    assert "tokens of 2 of 2 prompts differ" in report.lines()[1]
 
 
 @pytest.mark.parametrize(

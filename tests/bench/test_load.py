@@ -30,7 +30,8 @@ BODY: Body = {"messages": [{"role": "user", "content": "What is 12 plus 30?"}], 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    with load(build_tiny(tmp_path_factory.mktemp("engines"))) as engine:
+    folder = tmp_path_factory.mktemp("engines")
+    with load(build_tiny(folder, speculation={"adaptive": False})) as engine:
         yield engine
 
 

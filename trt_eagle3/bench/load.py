@@ -23,7 +23,7 @@ from rich.console import Console
 
 from trt_eagle3.bench.chat_client import ChatReply, ChatServer
 from trt_eagle3.bench.load_report import LoadReport, LoadRound, rows_of
-from trt_eagle3.bench.traffic import Body, drawn_bodies, pauses, question_bodies
+from trt_eagle3.bench.traffic import MAX_WORDS, Body, drawn_bodies, pauses, question_bodies
 from trt_eagle3.bench.workload import Load
 from trt_eagle3.errors import UserError
 from trt_eagle3.io.run_command import run_command
@@ -59,6 +59,7 @@ class LoadTarget:
 @click.option("--requests", "count", type=click.IntRange(1), help="Of a round.  [default: 3 each]")
 @click.option("--rounds", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--max-tokens", type=click.IntRange(2), default=256, show_default=True)
+@click.option("--max-words", type=click.IntRange(10), default=MAX_WORDS, show_default=True)
 @click.option("--api-key", envvar="OPENAI_API_KEY", help="Sent as a bearer token.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
 def main(
@@ -69,6 +70,7 @@ def main(
     file: Path | None,
     pictures: float,
     max_tokens: int,
+    max_words: int,
     api_key: str | None,
     as_json: bool,
     **options: Any,
@@ -79,7 +81,14 @@ def main(
     def bodies(count: int, seed: int, salt: int) -> Sequence[Body]:
         if questions is not None:
             return question_bodies(questions, count, max_tokens=max_tokens)
-        return drawn_bodies(count, seed=seed, salt=salt, pictures=pictures, max_tokens=max_tokens)
+        return drawn_bodies(
+            count,
+            seed=seed,
+            salt=salt,
+            pictures=pictures,
+            max_tokens=max_tokens,
+            max_words=max_words,
+        )
 
     async def run() -> LoadReport:
         targets = [await _target(word, api_key, {}) for word in servers]

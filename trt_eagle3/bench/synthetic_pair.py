@@ -166,7 +166,7 @@ def _config(folder: Path, size: str, limits: Mapping[str, int]) -> Mapping[str, 
             "max_visual_tokens": 2048,
             "max_waiting": 1024,
         },
-        "speculation": {"mode": "chain", "steps": limits["steps"]},
+        "speculation": {"mode": "chain", "steps": limits["steps"], "adaptive": False},
         "output": str(folder),
     }
 

@@ -18,7 +18,7 @@ from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal.image import load_image
 from trt_eagle3.prompts.prompt_file import Question
 
-__all__ = ["Body", "drawn_bodies", "pauses", "question_bodies"]
+__all__ = ["MAX_WORDS", "Body", "drawn_bodies", "pauses", "question_bodies"]
 
 Body = dict[str, Any]
 
@@ -34,24 +34,37 @@ _WORDS = (
     "market",
     "bridge",
 )
-_PROMPT_WORDS = ((10, 60), (60, 250), (250, 900))  # short, middling and long prompts, as often
+MAX_WORDS = 900
+_PROMPT_WORDS = (
+    (10, 60),
+    (60, 250),
+    (250, MAX_WORDS),
+)  # short, middling and long prompts, as often
 _ANSWER_TOKENS = (16, 256)
 _SIDES = (224, 256, 320, 384, 448)  # of pictures, pixels
 _QUALITY = 85
 
 
 def drawn_bodies(
-    count: int, *, seed: int, salt: int = 0, pictures: float, max_tokens: int
+    count: int,
+    *,
+    seed: int,
+    salt: int = 0,
+    pictures: float,
+    max_tokens: int,
+    max_words: int = MAX_WORDS,
 ) -> list[Body]:
     """``count`` bodies of ``/v1/chat/completions``; answers run to their drawn lengths.
 
     Args:
         seed: of lengths and sizes. salt: of contents, so that a server that has seen them with
             another salt can reuse nothing.
-        pictures: the share that has one. max_tokens: of an answer at most.
+        pictures: the share that has one. max_tokens: of an answer at most. max_words: of a prompt.
     """
     draw = random.Random(seed)
-    return [_drawn(draw, f"{seed}/{salt}/{i}", pictures, max_tokens) for i in range(count)]
+    return [
+        _drawn(draw, f"{seed}/{salt}/{i}", pictures, max_tokens, max_words) for i in range(count)
+    ]
 
 
 def question_bodies(questions: Sequence[Question], count: int, *, max_tokens: int) -> list[Body]:
@@ -67,8 +80,8 @@ def question_bodies(questions: Sequence[Question], count: int, *, max_tokens: in
     return [_body(content, max_tokens) for content in islice(cycle(contents), count)]
 
 
-def _drawn(draw: random.Random, key: str, pictures: float, max_tokens: int) -> Body:
-    words = draw.choices(_WORDS, k=draw.randint(*draw.choice(_PROMPT_WORDS)))
+def _drawn(draw: random.Random, key: str, pictures: float, max_tokens: int, max_words: int) -> Body:
+    words = draw.choices(_WORDS, k=min(draw.randint(*draw.choice(_PROMPT_WORDS)), max_words))
     number = crc32(key.encode())
     content = [_text(f"{number:010}: {' '.join(words)}. What follows?")]
     size = draw.choice(_SIDES), draw.choice(_SIDES)
