@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import weakref
 from collections.abc import Sequence
 from enum import IntEnum
 from types import SimpleNamespace
@@ -249,6 +250,10 @@ class _RuntimeConfig(SimpleNamespace):
 class _Builder:
     def __init__(self, made: _Made, logger: Any) -> None:
         self._made, self._logger = made, logger
+        seen = made.trt.seen
+        seen.builders.append(weakref.ref(self))
+        alive = sum(builder() is not None for builder in seen.builders)
+        seen.most_builders = max(seen.most_builders, alive)
 
     def create_network(self, flags: int) -> Any:
         trt = self._made.trt
@@ -301,8 +306,8 @@ class _Builder:
 
 
 def fake_tensorrt(version: str, **behaviour: bool) -> Any:
-    """The module; ``module.seen`` has the last ``network`` flags, ``settings`` and ``layers``, and
-    all ``graphs``.
+    """The module; ``module.seen`` has the last ``network`` flags, ``settings`` and ``layers``, all
+    ``graphs``, and how many builders lived at once.
 
     Args:
         behaviour: what fails if False: ``starts``, ``parses``, ``builds``, ``goes_on`` (else Ctrl-C
@@ -311,6 +316,7 @@ def fake_tensorrt(version: str, **behaviour: bool) -> Any:
             ``captures`` (a context of TensorRT for RTX).
     """
     seen = SimpleNamespace(graphs=[], contexts=[], caches=[], layers_logged=RTX_LAYERS)
+    seen.builders, seen.most_builders = [], 0
     trt = SimpleNamespace(__version__=version, float32="float32", float16="float16", seen=seen)
     tag = version_of(version)
     for kind in ENUMS:

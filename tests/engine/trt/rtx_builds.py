@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.engine.tensorrt_api import read_rtx, rtx_table
 from tests.engine.trt.plugin_library import WHEELS
+from tests.quantised import save_quantised
 from tests.tiny import tiny_config
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.trt.build import build_engine
@@ -191,6 +192,16 @@ def quantised_builds(library: Path, folder: Path) -> dict[str, dict[str, Any]]:
     return {kind: {chip: attempt(kind, chip) for chip in chips} for kind in ("int4", "int8", "fp8")}
 
 
+def packed_build(library: Path, folder: Path) -> str:
+    """The bundle of the tiny target with INT4 weights in groups of 64."""
+    config = tiny_config(
+        target=save_quantised(folder / "target", "w4a16"),
+        draft=None,
+        engine=engine_config(library, dtype="bfloat16"),
+    )
+    return str(build(config, output=folder / "packed").path)
+
+
 def main(library: Path, folder: Path) -> None:
     sys.path.append(str(WHEELS))
     found: dict[str, Any] = {"seconds": {}}
@@ -208,6 +219,7 @@ def main(library: Path, folder: Path) -> None:
     for dtype in DTYPES:
         tiny = tiny_config(engine=engine_config(library, dtype=dtype))
         step(dtype, lambda tiny=tiny, dtype=dtype: str(build(tiny, output=folder / dtype).path))
+    step("int4", lambda: packed_build(library, folder))
     step("refusals", lambda: refusals(library, folder))
     step("quantised", lambda: quantised_builds(library, folder))
     print(json.dumps(found))

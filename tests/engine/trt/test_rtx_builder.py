@@ -134,6 +134,16 @@ def test_quantised_weights_build_for_the_chips_that_have_them(
         assert f"target(s) {chip}, because the model contains HW-specific" in by_chip[chip]
 
 
+def test_int4_checkpoint_stays_so_in_its_engine(found: Any) -> None:
+    """Of its layers' products; the head, the token table and the norms are bfloat16."""
+    facts, dense = (
+        read(found[name], "target", "config.json")["engine"] for name in ("int4", "bfloat16")
+    )
+    assert facts["num_bytes"] < 0.5 * dense["num_bytes"]
+    inspection = read(found["int4"], "target", "inspection.json")
+    assert inspection["plugins"] == PLUGIN_NODES["target"]
+
+
 # TensorRT 11, of which there are wheels without a builder
 
 

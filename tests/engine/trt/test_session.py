@@ -390,6 +390,25 @@ def test_attention_reads_early_unless_the_engine_copies_what_it_would_read(
     ] == early
 
 
+def test_objects_of_one_attempt_are_gone_before_the_next(
+    install: Install, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each holds the weights of a graph."""
+    name = OPS["TreeAttention"].inputs[""][3]
+    copy = {"Name": "copy", "LayerType": "Reformat", "Inputs": [], "Outputs": [{"Name": name}]}
+    attention = {
+        "Name": "layers.0/TreeAttention",
+        "LayerType": "PluginV2",
+        "Inputs": [{"Name": name} for name in OPS["TreeAttention"].inputs[""]],
+        "Outputs": [],
+    }
+    monkeypatch.setattr(fake, "LAYERS", [copy, attention])
+    trt = install("8.6.0")
+    build(tiny_config(engine=ENGINE, draft=None), output=tmp_path)
+    assert len(trt.seen.builders) > 2  # the target twice
+    assert trt.seen.most_builders == 1
+
+
 @pytest.mark.usefixtures("no_tensorrt")
 @pytest.mark.parametrize(("linear", "expected"), [("auto", False), ("plugin", True)])
 def test_graphs_left_to_trtexec_have_tensorrts_products_unless_told(

@@ -62,7 +62,8 @@ def build_engine(
     show("reading the graph")
     _parse(dialect, network, onnx_file)
     model = onnx.load(onnx_file, load_external_data=False)
-    settings = _settings(dialect, builder, network, profiles, config, float32_nodes(model))
+    wide = float32_nodes(model) if dialect.weakly_typed else set()
+    settings = _settings(dialect, builder, network, profiles, config, wide)
     if dialect.times_kernels:
         _read_timing_cache(dialect, settings, timing_cache)
         show("timing kernels")

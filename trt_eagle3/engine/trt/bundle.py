@@ -25,6 +25,7 @@ from trt_eagle3.engine.trt.dialects.registry import PACKAGES, find_dialect, pack
 from trt_eagle3.engine.trt.folder import ENGINE_FILE, ONNX_FOLDER, describe_engine
 from trt_eagle3.engine.trt.host_memory import tell_need
 from trt_eagle3.engine.trt.inspection import CopiesCacheError
+from trt_eagle3.engine.trt.packed_weights import PACKED_FILE, keep_packed
 from trt_eagle3.engine.trt.plugins import load_plugins
 from trt_eagle3.engine.trt.profiles import Profile, graph_profiles
 from trt_eagle3.engine.trt.script import build_script
@@ -32,7 +33,12 @@ from trt_eagle3.engine.weight_file import write_tables, write_weights
 from trt_eagle3.engine.weight_locations import TABLE_FILE, TableLocations, table_tensors
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.graph.states import encode_states, read_states
-from trt_eagle3.graph.trt_export import WEIGHTS_FILE, trt_export, with_prefetch_safe
+from trt_eagle3.graph.trt_export import (
+    WEIGHTS_FILE,
+    TrtExport,
+    trt_export,
+    with_prefetch_safe,
+)
 
 __all__ = ["missing_for_engines", "uses_linear", "write_bundle", "write_engines"]
 
@@ -135,7 +141,9 @@ def write_engines(
         _update_config(folder / name, {"states": encode_states(read_states(model))})
         show(f"{name}: weights")
         ready = trt_export(model, linear=linear)
-        if missing is None and (need := find_dialect(config).host_bytes(ready.weight_bytes)):
+        if missing is None:
+            ready = _as_built(ready, onnx_folder, config)
+            need = find_dialect(config).host_bytes(_weight_bytes(ready, onnx_folder))
             tell_need(name, need, show)
         write_weights(ready, REFERENCE_ROOT, onnx_folder / WEIGHTS_FILE)
         if missing is None:
@@ -148,6 +156,18 @@ def write_engines(
     if missing is not None:
         write_file(folder / BUILD_SCRIPT, build_script(profiles, config.tensorrt).encode(), 0o777)
     return Engines(built, missing)
+
+
+def _as_built(ready: TrtExport, folder: Path, config: EngineConfig) -> TrtExport:
+    """Quantised weights as they are, where the builder computes with them."""
+    if not find_dialect(config).takes_packed:
+        return ready
+    return keep_packed(ready, REFERENCE_ROOT, folder)
+
+
+def _weight_bytes(ready: TrtExport, folder: Path) -> int:
+    packed = folder / PACKED_FILE
+    return ready.weight_bytes + (packed.stat().st_size if packed.exists() else 0)
 
 
 def _tell(show: Callable[[str], object], graph: str, what: str) -> None:

@@ -14,12 +14,12 @@ _CGROUP = Path("/sys/fs/cgroup")
 _WORTH_SAYING = 1 << 30
 
 
-def tell_need(graph: str, need: int, show: Callable[[str], object]) -> None:
+def tell_need(graph: str, need: int | None, show: Callable[[str], object]) -> None:
     """Tell ``show`` that building ``graph`` takes ``need`` bytes, and warn where they are not free.
 
-    It is an estimate, so it stops nothing.
+    It is an estimate, so it stops nothing. None: nobody knows.
     """
-    if need < _WORTH_SAYING:
+    if need is None or need < _WORTH_SAYING:
         return
     show(f"{graph}: takes up to {need / 1e9:.1f} GB of memory")
     free = free_host_bytes()

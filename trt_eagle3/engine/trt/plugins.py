@@ -86,7 +86,7 @@ def _load(dialect: Dialect, path: Path, fix: str) -> Path:
     ]
     if missing:
         raise EnvironmentMissingError(
-            f"{path}: holds no plugin {missing[0]} version {PLUGIN_VERSION} for TensorRT "
-            f"{dialect.version}. {fix}"
+            f"{path}: holds no plugin {missing[0]} version {PLUGIN_VERSION} for "
+            f"{PACKAGES[dialect.package].label} {dialect.version}. {fix}"
         )
     return path

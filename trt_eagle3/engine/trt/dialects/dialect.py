@@ -42,17 +42,21 @@ class Dialect(ABC):
         package: a key of ``registry.PACKAGES``. trt: the module.
         dtypes: compute types that it has. default_level: ``optimization_level`` where the config
             has none; None leaves TensorRT's own.
+        weakly_typed: whether it must be told what to compute in float32, beyond the graph's types.
         linear_by_plugin: whether products with a 16-bit weight are better computed by our plugin.
         prefetch_safe: whether to build attention that reads its inputs early, which an engine that
             copies them must not have; False where engines always copy them.
         times_kernels: whether building measures kernels, which a timing cache then keeps.
+        takes_packed: whether it computes with weights of INT4 and INT8 behind DequantizeLinear.
     """
 
     dtypes: ClassVar[Collection[str]] = ("float32", "float16", "bfloat16")
     default_level: ClassVar[int | None] = None
+    weakly_typed: ClassVar[bool] = False
     linear_by_plugin: ClassVar[bool] = False
     prefetch_safe: ClassVar[bool] = True
     times_kernels: ClassVar[bool] = True
+    takes_packed: ClassVar[bool] = False
 
     def __init__(self, package: str, trt: Any) -> None:
         self.package = package
@@ -131,7 +135,7 @@ class Dialect(ABC):
 
         Args:
             wide: names of nodes that the graph computes in float32 (rope angles, the residual
-                stream).
+                stream), where the version is ``weakly_typed``.
         """
         del network, config, wide
         settings.clear_flag(self.trt.BuilderFlag.TF32)  # on by default; it rounds to ten bits

@@ -3,9 +3,9 @@
 It has the plugin interfaces of TensorRT 11 and its strongly typed networks. Its wheels hold the
 library under its numbered name alone, which its own parser does not ask for.
 
-Weights of fewer bits need nothing here: its builder takes a DequantizeLinear before a product, of
-INT4 and INT8 weights from SM86 on and of FP8 ones from SM89, and refuses a chip that lacks a type
-by its name. What writes such graphs is a format's export (``graph/weight_formats.py``).
+Its builder computes with INT4 and INT8 weights behind a DequantizeLinear, which is how
+``packed_weights.py`` writes them. It takes FP8 ones too, from SM89 on, and refuses a chip that
+lacks a type by its name: a format joins by what it writes there.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class TensorRTForRTX(TensorRT11):
 
     prefetch_safe = False
     times_kernels = False
+    takes_packed = True
 
     @cached_property
     def log(self) -> Log:

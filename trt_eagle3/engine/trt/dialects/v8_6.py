@@ -27,6 +27,7 @@ class TensorRT86(Dialect):
 
     dtypes = ("float32", "float16")
     default_level = 2  # level 3, TensorRT's default, took over four minutes for four layers
+    weakly_typed = True
     linear_by_plugin = True
 
     def create_network(self, builder: Any) -> Any:
