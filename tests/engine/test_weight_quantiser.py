@@ -7,14 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from tests.quantised import save_quantised
-from tests.tiny import TARGET, build_tiny
+from tests.quantised import fp8_channel, save_quantised
+from tests.tiny import DRAFT, TARGET, build_tiny
+from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.checkpoint.tensor_index import read_tensor
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.decode.llm import LLM
+from trt_eagle3.engine.weight_locations import FileLocations
 from trt_eagle3.engine.weight_quantiser import SCHEMES, is_quantised_here, quantise_target
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import read_target
@@ -65,6 +68,23 @@ def test_target_that_is_quantised_already_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"int4, and .*source is quantised already \(compressed-"):
         build_tiny(tmp_path, target=source, engine={"weights": "int4"})
     assert {path.name for path in tmp_path.iterdir()} == {"source"}
+
+
+def test_bundle_of_a_quantised_head_that_a_draft_shares_is_loaded(tmp_path: Path) -> None:
+    source = save_quantised(tmp_path / "source", "fp8-channel", ignore=["re:.*visual.*"])
+    file = source / "model.safetensors"
+    tensors = load_file(file)
+    head = fp8_channel(tensors.pop("lm_head.weight").float())
+    save_file(tensors | {f"lm_head.{name}": tensor for name, tensor in head.items()}, file)
+    spec = read_target(source)
+    assert isinstance(spec.tensors["lm_head.weight"], QuantisedRef)
+    own = read_draft(DRAFT, spec)
+    shared = {**own.tensors, "lm_head.weight": spec.tensors["lm_head.weight"]}
+    locations = FileLocations(spec, replace(own, tensors=shared), reference=False)
+    assert "lm_head.weight" not in locations.draft_tensors()
+    assert "d2t" in locations.draft_tensors()
+    with LLM(build_tiny(tmp_path, target=source, draft=None)) as llm:
+        assert llm.generate("What do you see?", max_tokens=4).token_ids
 
 
 def test_rows_that_cannot_be_cut_into_groups_are_refused(
