@@ -119,6 +119,9 @@ class EngineConfig(_Section):
         residual: type of the target's residual stream, ``compute`` = ``dtype``. Qwen3-VL leaves
             float16's range there. Left out: ``float32`` for tensorrt with float16, ``compute``
             elsewhere.
+        weights: quantise the decoder's projections of a 16-bit target at build, without data:
+            ``fp8`` and ``int8`` a scale a row, ``int4`` a scale a group. Head, token table, norms,
+            vision tower and draft stay as they are. Left out: as the checkpoint has them.
         activations: what products with integer weights read their input as. ``int8`` (onnxruntime
             alone) is ONNX Runtime's accuracy level 4: rows rounded to int8, many times faster and
             less exact; ``compute`` dequantises the weights at load.
@@ -132,6 +135,7 @@ class EngineConfig(_Section):
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     residual: Literal["compute", "float32"] = "compute"
+    weights: Literal["fp8", "int8", "int4"] | None = None
     activations: Literal["compute", "int8"] = "compute"
     page_size: PositiveInt = 16
     prefill_chunk: PositiveInt = 512

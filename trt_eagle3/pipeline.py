@@ -33,15 +33,16 @@ from trt_eagle3.engine.bundle import (
 )
 from trt_eagle3.engine.memory import MemoryNeed, memory_need
 from trt_eagle3.engine.output_check import check_apart, check_not_around
+from trt_eagle3.engine.weight_quantiser import check_quantisable, made_location, quantise_target
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import family_of, read_target
 from trt_eagle3.multimodal import copy_processor_files
 
 __all__ = ["STAGES", "BuildReport", "build"]
 
-STAGES = ("checkpoints", "processor", "graphs", "weights", "engines", "bundle")
-"""What ``build`` goes through, in order (``engines``: where the backend compiles them); it tells
-its ``progress`` when each begins.
+STAGES = ("checkpoints", "processor", "quantisation", "graphs", "weights", "engines", "bundle")
+"""What ``build`` goes through, in order (``quantisation``: with ``engine.weights``; ``engines``:
+where the backend compiles them); it tells its ``progress`` when each begins.
 """
 
 
@@ -93,15 +94,19 @@ def build(
     manifest = _read_draft(config, spec)
     if manifest:
         _check_ranks(tree, manifest)
+    _check_weights(config, spec, reference_weights)
     check_headers(ref.file for ref in _tensors(spec, manifest))
     path = (output or config.output) / config.name
     check_name(path)
     _check_output(path, spec, manifest, config_file)
     backend, sizes = backend_named(config.engine.backend), _tree_sizes(config, tree)
-    job = BuildJob(config, spec, manifest, path, sizes, reference_weights, clock.begin, show)
     with atomic_directory(path, BUNDLE_KIND) as folder:
         clock.begin("processor")
         _copy_processor(spec, folder / "processor")
+        if config.engine.weights:
+            clock.begin("quantisation")
+            spec, manifest = _quantised(spec, manifest, config.engine.weights, folder)
+        job = BuildJob(config, spec, manifest, path, sizes, reference_weights, clock.begin, show)
         written = backend.write(folder, job)
         clock.begin("bundle")
         record = _record(config, spec, manifest, written)
@@ -146,6 +151,29 @@ def _read_draft(config: BuildConfig, spec: TargetCheckpoint) -> DraftManifest | 
     return dataclasses.replace(
         manifest, tensors={**manifest.tensors, "lm_head.weight": spec.tensors["lm_head.weight"]}
     )
+
+
+def _check_weights(config: BuildConfig, spec: TargetCheckpoint, reference: bool) -> None:
+    """Refuse weights that are to be made and cannot be."""
+    if config.engine.weights is None:
+        return
+    check_quantisable(spec, config.engine.weights)
+    if reference:
+        raise UserError(
+            f"engine.weights: {config.engine.weights} makes weights that no checkpoint has. Build "
+            "with --weights contained."
+        )
+
+
+def _quantised(
+    spec: TargetCheckpoint, manifest: DraftManifest | None, weights: str, folder: Path
+) -> tuple[TargetCheckpoint, DraftManifest | None]:
+    """The target with weights that are made in the bundle, and a draft that shares its head."""
+    made = quantise_target(spec, weights, folder / made_location(weights))
+    if manifest is None or manifest.head == "own":
+        return made, manifest
+    tensors = {**manifest.tensors, "lm_head.weight": made.tensors["lm_head.weight"]}
+    return made, dataclasses.replace(manifest, tensors=tensors)
 
 
 def _check_output(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.parity.planting import MANIFEST, SPEC
 from tests.parity.shared_reference import share_reference
-from tests.tiny import ROOT, build_tiny
+from tests.quantised import save_quantised
+from tests.tiny import ROOT, TARGET, build_tiny
 from trt_eagle3.parity.checks import sampling as sampling_check
 from trt_eagle3.parity.checks.registry import CHECKS
 from trt_eagle3.parity.record.engine import RecordingEngine
 from trt_eagle3.parity.record.workload import Case, picture
+from trt_eagle3.parity.reference.sources import read_sources, read_unquantised
 from trt_eagle3.parity.report.summary import Found
 from trt_eagle3.parity.run import Validation
 from trt_eagle3.prompts.prompt_file import Question, read_questions
@@ -54,16 +58,41 @@ def without(*stages: str) -> list[str]:
 SETTINGS = ("temperature 0.7", "top_p 0.8", "min_p 0.1", "penalties")
 """Of sampling."""
 
+QUANTISED: dict[str, dict[str, Any]] = {
+    "fp8": {"backend": "torch"},
+    "w4a16-asymmetric": {},
+    "awq": {},
+    "made": {"weights": "int8"},
+}
+"""Quantised bundles, and their engine."""
+
+
+@pytest.fixture(scope="session")
+def quantised_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """A bundle of ``QUANTISED`` by its name, built when it is first asked for."""
+
+    @cache
+    def build(name: str) -> Path:
+        root = tmp_path_factory.mktemp(name)
+        target = TARGET if name == "made" else save_quantised(root / "target", name)
+        sections = {"engine": QUANTISED[name], "speculation": TREE, "limits": LIMITS}
+        return build_tiny(root, target=target, **sections)
+
+    return build
+
 
 def inspect(
     engine: RecordingEngine,
     patch: pytest.MonkeyPatch,
     looks: Sequence[str] = (),
     settings: Collection[str] = SETTINGS,
+    *,
+    quantised: bool = False,
 ) -> Found:
     """Validate with one prompt, several where a stage wants them.
 
     ``looks``: those of ``OPTIONAL`` that run. ``settings``: those of ``SETTINGS`` that are sampled.
+    ``quantised``: read the sources of the bundle, which are not the tiny pair.
     """
     cases = [case()]
     if "sampling" in looks:
@@ -76,6 +105,12 @@ def inspect(
     patch.setattr(sampling_check, "_DRAWS", 1000)
     some = {name: sampling_check._SETTINGS[name] for name in SETTINGS if name in settings}
     patch.setattr(sampling_check, "_SETTINGS", some)
-    share_reference(patch)
     left_out = without(*(stage for stage in OPTIONAL if stage not in looks))
-    return Validation(engine, left_out=left_out).run(cases, MAX_TOKENS, SPEC, MANIFEST)
+    original, spec, manifest = None, SPEC, MANIFEST
+    if not quantised:
+        share_reference(patch)
+    else:
+        spec, found = read_sources(engine)
+        assert found is not None
+        manifest, original = found, read_unquantised(engine, spec)
+    return Validation(engine, left_out=left_out).run(cases, MAX_TOKENS, spec, manifest, original)

@@ -23,6 +23,7 @@ class Fault:
         check: the first that fails. also: others that must fail with it. tensor: what the diagnosis
             names.
         looks: stages beside the plain ones that must run for it (``conftest.OPTIONAL``).
+        bundle: the quantised bundle that it is planted in; empty: that of the tiny pair.
     """
 
     what: str
@@ -31,6 +32,7 @@ class Fault:
     plant: Callable[[Planted], None]
     also: tuple[str, ...] = ()
     looks: tuple[str, ...] = ()
+    bundle: str = ""
 
 
 def layers_of(change: Callable[[LayerSpec], LayerSpec]) -> TargetSpec:

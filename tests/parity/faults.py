@@ -15,12 +15,13 @@ from tests.parity.faults_draft import DRAFT
 from tests.parity.faults_inputs import INPUTS
 from tests.parity.faults_sampling import SAMPLING
 from tests.parity.faults_target import TARGET
+from tests.parity.faults_weights import WEIGHTS
 from tests.tiny import ROOT
 from trt_eagle3.parity.checks.registry import CHECKS
 from trt_eagle3.parity.checks.thresholds import THRESHOLDS
 
 DOCUMENT = ROOT / "docs/validate.md"
-FAULTS: Mapping[str, Fault] = {**INPUTS, **TARGET, **DRAFT, **BATCH, **SAMPLING}
+FAULTS: Mapping[str, Fault] = {**INPUTS, **WEIGHTS, **TARGET, **DRAFT, **BATCH, **SAMPLING}
 
 
 def fault_table() -> str:

@@ -19,6 +19,7 @@ from torch import Tensor
 from tests.tiny import DRAFT, TARGET
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
@@ -79,6 +80,7 @@ class Planted:
     inputs: Callable[[ModelInputs], ModelInputs] = lambda inputs: inputs
     prompt: Callable[[Prompt], Prompt] = lambda prompt: prompt
     request: Callable[[Request], Request] = lambda request: request
+    spec: TargetCheckpoint = field(default_factory=lambda: SPEC)
 
     def engine(self) -> RecordingEngine:
         """The engine with the fault in it."""
@@ -88,7 +90,7 @@ class Planted:
         self, graph: str, target: TargetSpec | None = None, draft: DraftManifest | None = None
     ) -> None:
         """Write ``graph`` as it would be of another target or draft."""
-        spec, manifest = target or SPEC, draft or MANIFEST
+        spec, manifest = target or self.spec, draft or MANIFEST
         engine = read_bundle(self.bundle).config.engine
         model = build_graphs(spec, manifest, engine, _locate)[graph]
         self.write(f"{graph}/model.onnx", model.SerializeToString())

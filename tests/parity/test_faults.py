@@ -4,7 +4,7 @@ the right tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,8 @@ from trt_eagle3.decode import loaded_bundle
 from trt_eagle3.errors import CheckFailedError
 from trt_eagle3.multimodal.decoder_pool import DecoderPool
 from trt_eagle3.parity.checks.registry import CHECKS
+from trt_eagle3.parity.reference.sources import read_sources
+from trt_eagle3.parity.report.html import report_html
 from trt_eagle3.parity.report.summary import summarise
 
 
@@ -42,12 +44,21 @@ def shared_decoders(decoders: DecoderPool, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_planted_fault_is_caught_and_named(
-    name: str, tree_bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    tree_bundle: Path,
+    quantised_bundle: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fault = FAULTS[name]
-    planted = plant_in(tree_bundle, tmp_path, monkeypatch)
+    source = quantised_bundle(fault.bundle) if fault.bundle else tree_bundle
+    planted = plant_in(source, tmp_path, monkeypatch)
+    if fault.bundle:
+        planted.spec, _ = read_sources(planted.engine())
     fault.plant(planted)
-    found = inspect(planted.engine(), monkeypatch, fault.looks, {"temperature 0.7", fault.tensor})
+    settings = {"temperature 0.7", fault.tensor}
+    quantised = bool(fault.bundle)
+    found = inspect(planted.engine(), monkeypatch, fault.looks, settings, quantised=quantised)
     assert found.diagnosis is not None, "no check failed"
     assert (found.diagnosis.check, found.diagnosis.tensor) == (fault.check, fault.tensor)
     assert found.diagnosis.stage == CHECKS[fault.check].stage
@@ -93,13 +104,30 @@ def test_without_a_fault_no_gate_fails(
 ) -> None:
     found = inspect(plant_in(tree_bundle, tmp_path, monkeypatch).engine(), monkeypatch, OPTIONAL)
     assert found.diagnosis is None
-    assert {check for check in CHECKS if not found.recorder[check].taken} <= {"target.top5"}, (
-        "none may be unsure"
-    )
+    unmeasured = {check for check in CHECKS if not found.recorder[check].taken}
+    assert unmeasured <= {"target.top5"}, "none may be unsure"
     assert summarise(found, suite="test", reference="PyTorch").passed
     counts = found.recorder["batch.tokens"].counts
     assert counts["most at once"] > 1, counts
     assert counts["prompt rows reused"], counts
+
+
+def test_without_a_fault_no_gate_fails_of_quantised_weights(
+    quantised_bundle: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = plant_in(quantised_bundle("made"), tmp_path, monkeypatch)
+    found = inspect(planted.engine(), monkeypatch, ("files",), quantised=True)
+    assert found.diagnosis is None
+    assert all(found.recorder[check].taken for check in ("weights.values", "weights.made"))
+    report = summarise(found, suite="test", reference="PyTorch")
+    cost = report.quantisation
+    assert cost is not None
+    assert 1e-7 < cost.kl_mean < 0.02
+    assert cost.top1 > 0.9
+    assert cost.first_accepted is not None
+    assert cost.first_accepted > 0.05
+    assert "quantisation costs, against" in "\n".join(report.lines(()))
+    assert "What quantisation costs" in report_html(report)
 
 
 def test_catalogue_is_large_and_reaches_every_stage() -> None:

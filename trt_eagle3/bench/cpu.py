@@ -31,13 +31,15 @@ from trt_eagle3.decode.state import layer_states
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import open_session
 from trt_eagle3.families.registry import read_target
+from trt_eagle3.graph.activations import write_int8_activations
 from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.graph.builder import GraphBuilder
 from trt_eagle3.io.run_command import run_command
 
-__all__ = ["main"]
+__all__ = ["best_ms", "cpu_engine", "decoded", "main", "small_model"]
 
 _VERIFY = 16
+_FLOAT32 = EngineConfig()
 
 
 @click.command()
@@ -48,14 +50,14 @@ def main(context: int, tokens: int, rounds: int) -> None:
     """Print tokens per second of both, step times, and the ratios."""
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-        model = _model()
+        model = small_model()
         model.save_pretrained(folder)
-        decode, step = _ours(Path(folder))
+        decode, step = cpu_engine(Path(folder), read_target(Path(folder)))
         ids = torch.randint(1000, 100000, (context,))
         ours, theirs = [], []
         for _ in range(rounds):
             theirs.append(_transformers(model, ids, tokens))
-            ours.append(_plain(decode, ids, tokens))
+            ours.append(decoded(decode, ids, tokens))
         assert ours[0][1] == theirs[0][1], "the two sides decoded different tokens"
         products = _products(Path(folder))
         rows: dict[str, Callable[[int], object]] = {
@@ -63,12 +65,13 @@ def main(context: int, tokens: int, rounds: int) -> None:
             "its matrix products alone": products,
         }
         steps = {
-            name: [_best_ms(run, n, 5 * rounds) for n in (1, _VERIFY)] for name, run in rows.items()
+            name: [best_ms(run, n, 5 * rounds) for n in (1, _VERIFY)] for name, run in rows.items()
         }
     _print(max(r for r, _ in ours), max(r for r, _ in theirs), steps, context)
 
 
-def _model() -> Qwen3VLForConditionalGeneration:
+def small_model() -> Qwen3VLForConditionalGeneration:
+    """Qwen3-0.6B's geometry with random weights."""
     rope = {
         "rope_type": "default",
         "rope_theta": 5e6,
@@ -98,12 +101,13 @@ def _model() -> Qwen3VLForConditionalGeneration:
     return Qwen3VLForConditionalGeneration(config).eval()
 
 
-def _ours(
-    folder: Path,
+def cpu_engine(
+    folder: Path, spec: TargetCheckpoint, engine: EngineConfig = _FLOAT32
 ) -> tuple[Callable[[Prompt], Iterator[tuple[int, ...]]], Callable[[int, int], object]]:
     """Plain decoding, and one target pass of n tokens after a context."""
-    spec, engine = read_target(folder), EngineConfig()
     model = build_graphs(spec, None, engine, lambda ref: ref.file.name)["target"]
+    if engine.activations == "int8":
+        write_int8_activations(model)
     (folder / "target.onnx").write_bytes(model.SerializeToString())
     pool = PagePool(1024 // engine.page_size, engine.page_size)
     target = _runner(folder, spec, pool)
@@ -180,9 +184,10 @@ def _transformers(
     return tokens / (last - first), out[0, len(ids) :].tolist()
 
 
-def _plain(
+def decoded(
     decode: Callable[[Prompt], Iterator[tuple[int, ...]]], ids: torch.Tensor, tokens: int
 ) -> tuple[float, list[int]]:
+    """Tokens per second after the first, and the tokens, of decoding without speculation."""
     rows = torch.arange(len(ids), dtype=torch.int32).expand(3, -1)
     prompt = Prompt(ids, rows, 0, torch.zeros(len(ids), dtype=torch.bool))
     found: list[int] = []
@@ -195,7 +200,8 @@ def _plain(
     return tokens / (time.perf_counter() - start), found
 
 
-def _best_ms(run: Callable[[int], object], num_tokens: int, times: int) -> float:
+def best_ms(run: Callable[[int], object], num_tokens: int, times: int) -> float:
+    """The shortest of so many runs."""
     best = float("inf")
     for _ in range(times):
         start = time.perf_counter()

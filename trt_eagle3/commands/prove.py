@@ -44,6 +44,10 @@ __all__ = ["probe", "validate"]
 @click.option("--target", help="The target's checkpoint, if it is not where the build found it.")
 @click.option("--draft", help="The draft's checkpoint, likewise.")
 @click.option(
+    "--original",
+    help="The 16-bit checkpoint of a quantised target: the report says what quantisation costs.",
+)
+@click.option(
     "--thresholds", type=click.Path(path_type=Path), help="YAML mapping of tolerances to values."
 )
 @click.option("--float64", is_flag=True, help="Compute the reference in float64; for small models.")

@@ -30,7 +30,8 @@ def write_graphs(folder: Path, job: BuildJob, package: str) -> Written:
         create_file(folder / name / "model.onnx", model.SerializeToString())
     job.begin("weights")
     files = () if job.reference_weights else locations.locations.items()
-    placed = tuple(place_file(file, folder / to) for file, to in files)
+    elsewhere = [(file, folder / to) for file, to in files if not (folder / to).exists()]
+    placed = tuple(place_file(file, to) for file, to in elsewhere)
     engine = job.config.engine
     versions = {"onnx": version("onnx"), package: version(package)}
     record = EngineRecord(backend=engine.backend, dtype=engine.dtype, versions=versions)

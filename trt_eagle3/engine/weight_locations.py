@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.engine.bundle import FileRecord, TensorRecord, header_digest, reference_location
@@ -92,7 +93,11 @@ class FileLocations:
 
     def draft_tensors(self) -> Mapping[str, TensorRecord]:
         return (
-            {name: self._record(ref) for name, ref in self._manifest.tensors.items()}
+            {
+                name: self._record(ref)
+                for name, ref in self._manifest.tensors.items()
+                if not isinstance(ref, QuantisedRef)  # a target's head; no one reads it by row
+            }
             if self._manifest
             else {}
         )

@@ -29,7 +29,8 @@ from trt_eagle3.parity.reference.draft_rows import compare_drafts
 from trt_eagle3.parity.reference.drafting import DraftReference
 from trt_eagle3.parity.reference.expected import expect_prompts
 from trt_eagle3.parity.reference.overflow import explain_overflow
-from trt_eagle3.parity.reference.sources import read_sources
+from trt_eagle3.parity.reference.quantisation_cost import quantisation_cost
+from trt_eagle3.parity.reference.sources import read_sources, read_unquantised
 from trt_eagle3.parity.reference.target import load_reference
 from trt_eagle3.parity.reference.target_rows import run_layers
 from trt_eagle3.parity.report.result import Report
@@ -52,6 +53,7 @@ def run_validation(
     compare: bool,
     target: str | None,
     draft: str | None,
+    original: str | None = None,
     thresholds: Path | None,
     float64: bool,
     progress: Progress,
@@ -63,7 +65,7 @@ def run_validation(
         UserError: another number of bundles, or as those two.
     """
     overrides = read_overrides(thresholds) if thresholds else None
-    pytorch = bool(target or draft or float64)
+    pytorch = bool(target or draft or original or float64)
     _check_arguments(len(bundles), compare=compare, target_only=target_only, pytorch=pytorch)
     if compare:
         return bundle_comparison.compare(
@@ -81,6 +83,7 @@ def run_validation(
         prompts=prompts,
         target=target,
         draft=draft,
+        original=original,
         overrides=overrides,
         float64=float64,
         progress=progress,
@@ -99,7 +102,8 @@ def _check_arguments(num_bundles: int, *, compare: bool, target_only: bool, pyto
         )
     if compare and pytorch:
         raise UserError(
-            "validate: --target, --draft and --float64 are about PyTorch's side; --compare has none"
+            "validate: --target, --draft, --original and --float64 are about PyTorch's side; "
+            "--compare has none"
         )
 
 
@@ -110,6 +114,7 @@ def validate(
     prompts: Path | None = None,
     target: str | None = None,
     draft: str | None = None,
+    original: str | None = None,
     overrides: Mapping[str, float] | None = None,
     float64: bool = False,
     progress: Progress = lambda *_: None,
@@ -119,6 +124,8 @@ def validate(
     Args:
         suite: the bundled prompts, ``quick`` or ``full``. prompts: a prompt file instead of them.
         target, draft: the checkpoints, where they are not any more where the build found them.
+        original: the 16-bit checkpoint of a target that is quantised; the report then says what
+            quantisation costs. Not needed where the build quantised it.
         overrides: threshold name -> value (``thresholds.read_overrides``).
         float64: compute the reference in float64; for small models.
     Raises:
@@ -130,7 +137,9 @@ def validate(
     max_tokens = MAX_TOKENS[suite]
     cases = read_cases(prompts) if prompts else bundled_cases(suite, engine, max_tokens)
     check = Validation(engine, overrides, torch.float64 if float64 else torch.float32, progress)
-    found = check.run(cases, max_tokens, *read_sources(engine, target, draft))
+    sources = read_sources(engine, target, draft)
+    unquantised = read_unquantised(engine, sources[0], target, original)
+    found = check.run(cases, max_tokens, *sources, unquantised)
     dtype = "float64" if float64 else "float32"
     return summarise(
         found,
@@ -138,6 +147,12 @@ def validate(
         reference=f"transformers and plain PyTorch in {dtype}",
         left_out=() if prompts else left_out(suite, cases),
     )
+
+
+def _precision(engine: RecordingEngine) -> str:
+    """The type whose tolerances hold: activations rounded to int8 err as bfloat16's do."""
+    config = engine.record.config.engine
+    return "bfloat16" if config.activations == "int8" else engine.record.engine.dtype
 
 
 class Validation:
@@ -155,7 +170,7 @@ class Validation:
         left_out: Collection[str] = (),
     ) -> None:
         self.engine = engine
-        thresholds = Thresholds(engine.record.engine.dtype, overrides)
+        thresholds = Thresholds(_precision(engine), overrides)
         self.recorder = CheckRecorder(CHECKS.values(), thresholds)
         self._dtype, self._progress, self._left_out = dtype, progress, left_out
         self._seconds: dict[str, float] = {}
@@ -166,6 +181,7 @@ class Validation:
         max_tokens: int,
         spec: TargetCheckpoint,
         manifest: DraftManifest | None,
+        original: TargetCheckpoint | None = None,
     ) -> Found:
         """Record, compute the reference, check, and look closer at what failed first.
 
@@ -175,6 +191,8 @@ class Validation:
         try:
             record = self._record(cases, max_tokens)
             evidence = self._refer(record, spec, manifest)
+            if original is not None:
+                evidence = self._compare_original(evidence, original)
             self._check(evidence)
             with self._stage("diagnosis", 1) as step:
                 diagnosis = diagnose(self.recorder, evidence)
@@ -220,6 +238,13 @@ class Validation:
             drafts, acceptance = compare_drafts(drafting, evidence.expected, step)
         pytorch = PyTorch(reference, drafting)
         return replace(evidence, drafts=drafts, acceptance=acceptance, pytorch=pytorch)
+
+    def _compare_original(self, evidence: Evidence, original: TargetCheckpoint) -> Evidence:
+        """What quantisation changes, on the same tokens."""
+        reference = load_reference(original, self._dtype, self.engine.device)
+        with self._stage("reference: 16-bit target", reference.num_layers) as step:
+            cost = quantisation_cost(reference, evidence.expected, evidence.drafting, step)
+        return replace(evidence, original=original, cost=cost)
 
     def _check(self, evidence: Evidence) -> None:
         """Run the registry's checks, stage by stage."""

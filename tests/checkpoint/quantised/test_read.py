@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tests.quantised import PACKERS, save_quantised
 from trt_eagle3.checkpoint.target import TargetCheckpoint
+from trt_eagle3.commands.report import inspection, inspection_lines
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import read_target
 
@@ -222,6 +223,21 @@ def test_claim_over_weights_of_16_bits_is_refused(folders: dict[str, Path], tmp_
     }
     save_file(dense, folder / "model.safetensors")
     assert "says fp8, and no weight is quantised" in refusal(folder)
+
+
+def test_inspect_names_format_groups_exclusions_and_provenance(folders: dict[str, Path]) -> None:
+    spec = read_target(folders["w4a16-asymmetric"])
+    line = "\n".join(map(str, inspection_lines(spec, None)))
+    title = "INT4 (pack-quantized) group 64, zero points"
+    where = "compressed-tensors, format pack-quantized (config.json: quantization_config)"
+    for part in (f"by {where}: 56 weights {title}", "activations 16-bit", "lm_head, re:.*visual.*"):
+        assert part in line
+    told = inspection(spec, None)["target"]["quantisation"]
+    assert told["weights"] == {title: 56}
+    assert (told["method"], told["excluded"]) == (
+        "compressed-tensors",
+        ["lm_head", "re:.*visual.*"],
+    )
 
 
 def test_group_index_that_says_nothing_new_is_left_out(folders: dict[str, Path]) -> None:

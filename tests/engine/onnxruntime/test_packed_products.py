@@ -13,8 +13,10 @@ from tests.engine.test_quantised_weights import Refs, fused, refs
 from tests.quantised import PACKERS
 from trt_eagle3.engine.onnxruntime.packed_products import with_packed_products
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
-from trt_eagle3.engine.weights import integer_rows
+from trt_eagle3.engine.weight_file import write_weights
+from trt_eagle3.engine.weights import integer_rows, materialise
 from trt_eagle3.graph.activations import write_int8_activations
+from trt_eagle3.graph.trt_export import trt_export
 from trt_eagle3.graph.weights import WeightExpr, weight_initializer, write_descriptions
 from trt_eagle3.parity.reference.dequantise import read_values
 
@@ -36,6 +38,18 @@ def product(expr: WeightExpr, *, bias: bool) -> onnx.ModelProto:
     write_descriptions(model, {"w": expr})
     write_int8_activations(model)
     return model
+
+
+@pytest.mark.parametrize("name", PACKERS)
+def test_weights_written_for_engines_are_the_dequantised_ones(
+    name: str, refs: dict[str, Refs], tmp_path: Path
+) -> None:
+    expr, root = fused(refs[name]), refs[name][0].file.parent
+    ready = trt_export(product(expr, bias=False))
+    write_weights(ready, root, tmp_path / "weights.bin")
+    found = torch.frombuffer(bytearray((tmp_path / "weights.bin").read_bytes()), dtype=torch.float)
+    expected = materialise(expr, root, expr.dtype)
+    assert torch.equal(found[: expected.numel()].view(expected.shape), expected)
 
 
 @pytest.mark.parametrize("name", PACKERS)

@@ -10,6 +10,7 @@ from trt_eagle3.engine.backend import (
     Library,
     check_compute_activations,
     check_compute_residual,
+    check_stored_weights,
 )
 from trt_eagle3.engine.trt.dialects.registry import PACKAGES, package_of
 
@@ -45,6 +46,7 @@ class TensorRTBackend:
         if config.device != "cuda":
             raise ValueError(f"tensorrt runs on device: cuda, got {config.device}")
         check_compute_activations(config)
+        check_stored_weights(config)
         if config.dtype != "float16":
             check_compute_residual(config)
 

@@ -15,6 +15,7 @@ from trt_eagle3.parity.record.record import Record
 from trt_eagle3.parity.reference.compared_draft import ComparedDraft
 from trt_eagle3.parity.reference.drafting import Acceptance, DraftReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
+from trt_eagle3.parity.reference.quantisation_cost import QuantisationCost
 from trt_eagle3.parity.reference.target import TargetReference
 from trt_eagle3.spec import TargetSpec
 
@@ -38,6 +39,8 @@ class Evidence:
         expected: what is expected of each answer, in the order of the cases.
         drafts: by answer, draft rows already compared, as far as there is a draft.
         pytorch: absent where the expected values are another bundle's.
+        original: the 16-bit target, where the expected one is quantised and it is known.
+        cost: what quantisation changes, where ``original`` is known.
     """
 
     record: Record
@@ -47,6 +50,8 @@ class Evidence:
     drafts: Sequence[ComparedDraft] = ()
     acceptance: Acceptance = field(default_factory=Acceptance)
     pytorch: PyTorch | None = None
+    original: TargetCheckpoint | None = None
+    cost: QuantisationCost | None = None
 
     @property
     def engine(self) -> RecordingEngine:

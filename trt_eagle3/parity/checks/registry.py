@@ -18,6 +18,7 @@ from trt_eagle3.parity.checks import (
     target,
     tokens,
     vision,
+    weights,
 )
 from trt_eagle3.parity.checks.check_recorder import Check, Measurements
 from trt_eagle3.parity.checks.evidence import Evidence
@@ -46,6 +47,20 @@ _CHECKS = (
         "token tables and draft vocabulary, for every token",
         "exact",
         bundle.check_tables,
+    ),
+    Check(
+        "weights.values",
+        "weights",
+        "quantised weights as the engine dequantises them, for every number",
+        "exact",
+        weights.check_values,
+    ),
+    Check(
+        "weights.made",
+        "weights",
+        "weights that the build quantised, against the checkpoint's",
+        "made_weights",
+        weights.check_made,
     ),
     Check(
         "processor.token_ids",

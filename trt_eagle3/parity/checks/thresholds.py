@@ -61,6 +61,13 @@ _MEASURED = (
 
 THRESHOLDS: Mapping[str, Threshold] = {
     "exact": Threshold("largest difference", "low", _same(0.0), _EXACT),
+    "made_weights": Threshold(
+        "relative L2 error of a row, worst",
+        "low",
+        _same(0.3),
+        "INT4 in groups of 128 leaves 0.1 of a row, 0.2 where a group is nearly empty; a scale or "
+        "a number in another one's place leaves about 1",
+    ),
     "pixel_values": Threshold(
         "largest difference",
         "low",

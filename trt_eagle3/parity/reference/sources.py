@@ -9,14 +9,15 @@ from typing import Any
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.source import resolve_checkpoint
-from trt_eagle3.checkpoint.target import TargetCheckpoint
+from trt_eagle3.checkpoint.target import TargetCheckpoint, target_to_dict
 from trt_eagle3.engine.bundle import header_digest
 from trt_eagle3.engine.weight_locations import TABLE_FILE
+from trt_eagle3.engine.weight_quantiser import made_location, made_target
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.parity.record.engine import RecordingEngine
 
-__all__ = ["find_checkpoint", "read_sources"]
+__all__ = ["find_checkpoint", "read_sources", "read_unquantised"]
 
 
 def find_checkpoint(engine: RecordingEngine, role: str, given: str | None = None) -> Path:
@@ -50,8 +51,9 @@ def _check_files(engine: RecordingEngine, role: str, path: Path) -> None:
     there = {(file.stat().st_size, header_digest(file)) for file in path.glob("*.safetensors")}
     if not there:
         return  # converted on reading (pytorch_model.bin)
+    made = {TABLE_FILE, *_made_locations(engine)}
     for location, expected in engine.record.sources[role].files.items():
-        if location != TABLE_FILE and (expected.size, expected.header_sha256) not in there:
+        if location not in made and (expected.size, expected.header_sha256) not in there:
             raise UserError(
                 f"{path}: not the {role} that {engine.path} was built from (size or header of "
                 f"{Path(location).name} differs). Name the right folder, --{role} PATH, or rebuild "
@@ -59,11 +61,52 @@ def _check_files(engine: RecordingEngine, role: str, path: Path) -> None:
             )
 
 
+def _made_locations(engine: RecordingEngine) -> list[str]:
+    """The file of weights that the build made of the checkpoint's."""
+    weights = engine.record.config.engine.weights
+    return [made_location(weights)] if weights else []
+
+
+def read_unquantised(
+    engine: RecordingEngine,
+    spec: TargetCheckpoint,
+    target: str | None = None,
+    original: str | None = None,
+) -> TargetCheckpoint | None:
+    """The 16-bit target of a quantised one: the checkpoint that the build quantised, or
+    ``original``; None where neither is known.
+
+    Raises:
+        UserError: ``original`` is of another geometry, or the target or itself is not what that
+            is for.
+    """
+    if original is None:
+        made = engine.record.config.engine.weights is not None
+        return read_target(find_checkpoint(engine, "target", target)) if made else None
+    found = read_target(resolve_checkpoint(original))
+    if spec.quantisation is None or found.quantisation is not None:
+        which = original if found.quantisation is not None else spec.path
+        wanted = "a 16-bit" if found.quantisation is not None else "a quantised"
+        raise UserError(
+            f"validate --original: {which}: expected {wanted} target. It names the checkpoint that "
+            "the bundle's quantised target was made of."
+        )
+    if target_to_dict(found) != target_to_dict(spec):
+        raise UserError(f"validate --original: {original}: another geometry than {spec.path}'s")
+    return found
+
+
 def read_sources(
     engine: RecordingEngine, target: str | None = None, draft: str | None = None
 ) -> tuple[TargetCheckpoint, DraftManifest | None]:
-    """Spec and manifest, read again from the checkpoints with the build's overrides."""
+    """Spec and manifest, read again from the checkpoints with the build's overrides.
+
+    Weights that the build made are the bundle's own; ``weights.made`` holds them against the
+    checkpoint's.
+    """
     spec = read_target(find_checkpoint(engine, "target", target))
+    if weights := engine.record.config.engine.weights:
+        spec = made_target(spec, weights, engine.path / made_location(weights))
     config = engine.record.config.draft
     if config is None:
         return spec, None

@@ -101,6 +101,36 @@ class DiagnosisResult(_Part):
     detail: str
 
 
+class QuantisationResult(_Part):
+    """What quantisation costs (``parity.reference.quantisation_cost.QuantisationCost``), and of
+    which format and 16-bit checkpoint.
+    """
+
+    weights: Mapping[str, int]
+    provenance: str
+    original: str
+    rows: int
+    kl_mean: _Number
+    kl_max: _Number
+    top1: float
+    first_accepted: float | None
+    first_accepted_16bit: float | None
+
+    def line(self) -> str:
+        """What is lost, in a line."""
+        accepted = ""
+        if self.first_accepted is not None and self.first_accepted_16bit is not None:
+            accepted = (
+                f", first draft token right {self.first_accepted:.1%} "
+                f"(16-bit {self.first_accepted_16bit:.1%})"
+            )
+        return (
+            f"quantisation costs, against {self.original}: KL {self.kl_mean:.2g} nats a token (at "
+            f"most {self.kl_max:.2g}), best token the same in {self.top1:.1%} of {self.rows} rows"
+            f"{accepted}"
+        )
+
+
 class MismatchResult(_Part):
     """A token that is not the expected one; margins are logits of the reference
     (``parity.checks.tokens.Mismatch``).
@@ -195,6 +225,7 @@ class Report(_Part):
     left_out: tuple[str, ...]
     layers: tuple[LayerError, ...]
     acceptance: AcceptanceResult | None
+    quantisation: QuantisationResult | None = None
     margins: tuple[tuple[float, Literal["same", "tie", "failure"]], ...]
     seconds: Mapping[str, float]
     peak_memory: int | None
@@ -274,6 +305,7 @@ class Report(_Part):
             f"the draft is read as the config says: {name} = {value}"
             for name, value in self.bundle.draft_overrides.items()
         ]
+        found += [self.quantisation.line()] if self.quantisation else []
         found += [f"not checked: {what}" for what in self.not_checked]
         ties = sum(m.verdict == "tie" for m in self.mismatches)
         failed = sum(g.status == "failed" for g in self.checks)

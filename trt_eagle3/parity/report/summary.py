@@ -26,6 +26,7 @@ from trt_eagle3.parity.report.result import (
     MismatchResult,
     OverrideResult,
     PromptResult,
+    QuantisationResult,
     Report,
     Subject,
 )
@@ -76,6 +77,7 @@ def summarise(
         left_out=tuple(left_out),
         layers=_layers(found.recorder),
         acceptance=_acceptance(found),
+        quantisation=_quantisation(found.evidence),
         margins=_margins(found),
         seconds=found.seconds,
         peak_memory=peak_memory(),
@@ -190,6 +192,18 @@ def _acceptance(found: Found) -> AcceptanceResult | None:
         engine=tuple(e / n for e, n in zip(counts.engine, counts.reached, strict=True)),
         reference=tuple(r / n for r, n in zip(counts.reference, counts.reached, strict=True)),
         lengths=dict(sorted(lengths.items())),
+    )
+
+
+def _quantisation(e: Evidence) -> QuantisationResult | None:
+    if e.cost is None or e.original is None or e.checkpoint.quantisation is None:
+        return None
+    told = e.checkpoint.quantisation
+    return QuantisationResult(
+        weights=told.weights,
+        provenance=told.provenance,
+        original=str(e.original.path),
+        **dataclasses.asdict(e.cost),
     )
 
 

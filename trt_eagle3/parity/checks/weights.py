@@ -1,0 +1,86 @@
+"""Checks of quantised weights: as the engine's graphs make them, and as the build made them.
+
+Shapes: N outputs, K inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import onnx
+from torch import Tensor
+
+from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
+from trt_eagle3.checkpoint.tensor_index import TensorRef, read_tensor
+from trt_eagle3.dtype import dtype_named
+from trt_eagle3.engine.bundle_check import GRAPHS
+from trt_eagle3.engine.weights import materialise
+from trt_eagle3.graph.weights import WeightExpr, WeightPart, external_weights
+from trt_eagle3.parity.checks.check_recorder import Measurements
+from trt_eagle3.parity.checks.evidence import Evidence
+from trt_eagle3.parity.metrics import Compared, RowErrors, row_errors
+from trt_eagle3.parity.reference.dequantise import read_values
+
+__all__ = ["check_made", "check_values"]
+
+_FLOAT32 = dtype_named("float32")
+
+
+def check_values(e: Evidence, m: Measurements) -> None:
+    """Every quantised weight of the bundle's graphs, dequantised by the engine, against the
+    definition of its format.
+    """
+    engine = e.engine
+    root = engine.record.weights_root(engine.path)
+    by_name = {ref.name: (name, ref) for name, ref in _quantised(e)}
+    parts = list(_quantised_parts(e))
+    strangers = [part.name for _, part in parts if part.name not in by_name]
+    m.add(len(strangers), "", strangers[0] if strangers else "names of quantised weights")
+    for expr, part in parts:
+        if part.name not in by_name:
+            continue
+        name, ref = by_name[part.name]
+        whole = WeightPart(
+            part.name,
+            part.location,
+            part.offset,
+            part.num_bytes,
+            part.dtype,
+            part.shape,
+            quantised=part.quantised,
+        )
+        found = materialise(WeightExpr((whole,), _FLOAT32, expr.format), root, _FLOAT32)
+        m.add_exact(Compared("", name, found, read_values(ref)))
+
+
+def _quantised(e: Evidence) -> Iterator[tuple[str, TensorRef]]:
+    for name, ref in e.checkpoint.tensors.items():
+        if isinstance(ref, QuantisedRef):
+            yield name, ref
+
+
+def _quantised_parts(e: Evidence) -> Iterator[tuple[WeightExpr, WeightPart]]:
+    """Of every graph that lies beside its weights."""
+    for graph in GRAPHS:
+        file = e.engine.path / graph / "model.onnx"
+        if not file.exists():
+            continue
+        for expr in external_weights(onnx.load(file, load_external_data=False)).values():
+            yield from ((expr, part) for part in expr.parts if part.quantised)
+
+
+def check_made(e: Evidence, m: Measurements) -> None:
+    """Weights that the build quantised, by the definition of their format, against the
+    checkpoint's; and all others, which must be the same.
+    """
+    if e.original is None or e.engine.record.config.engine.weights is None:
+        m.add(0.0, "", "no weight is made by the build")
+        return
+    for name, ref in e.checkpoint.tensors.items():
+        found, dense = read_values(ref), read_tensor(e.original.tensors[name])
+        errors = row_errors(_rows(found), _rows(dense))
+        m.add_rows(RowErrors("", name, errors))
+
+
+def _rows(values: Tensor) -> Tensor:
+    return values.float().reshape(len(values), -1)
