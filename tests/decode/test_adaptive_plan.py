@@ -209,6 +209,18 @@ def test_seeded_sampling_has_the_fixed_plan_trees() -> None:
     assert plan.tree_for([greedy] * 4) != whole
 
 
+def test_trial_of_a_tree_that_nobody_can_take_ends() -> None:
+    """Near the length limit every sequence decodes plainly, whatever the plan says."""
+    plan = adaptive()
+    sequences = Load(plan, 2, 0.0, h200_ms).run(100).sequences
+    wanted = []
+    for _ in range(1000):
+        wanted.append(plan.tree_for(sequences) is not None)
+        plan.observe(Cycle(sequences, None, [None, None], 0, 0.0048))
+    begun = wanted.index(True)
+    assert False in wanted[begun : begun + 9]
+
+
 def test_requests_without_speculation_get_no_tree() -> None:
     assert adaptive().tree_for([Sequence(10, 0.5, drafting=False)]) is None
 

@@ -74,11 +74,17 @@ class _Candidate:
 
 @dataclass
 class _Trial:
-    """Cycles of another width, and the tokens per second without them."""
+    """Cycles of another width, and the tokens per second without them.
+
+    Attributes:
+        left: cycles of it that are wanted. patience: cycles until it is given up: near the length
+            limit nobody drafts, and a plain pass that runs already comes first.
+    """
 
     candidate: int
     rate: float
     left: int = _TRIAL_CYCLES
+    patience: int = 2 * _TRIAL_CYCLES
 
 
 class AdaptivePlan:
@@ -164,7 +170,7 @@ class AdaptivePlan:
         self._alike = self._alike + 1 if index == self._last else 1
         self._last = index
         if self._trial is not None:
-            self._go_on_trying(batch)
+            self._go_on_trying(batch, index)
         elif self._alike == _TRIAL_CYCLES or self._cycles % _DECIDE_EVERY == 0:
             self._decide(batch, may_try=True)
 
@@ -206,11 +212,13 @@ class AdaptivePlan:
             lost = min(seconds, 8 * expected) - emitted / self._trial.rate
             self._credit -= max(lost, 0.0)
 
-    def _go_on_trying(self, batch: _Batch) -> None:
+    def _go_on_trying(self, batch: _Batch, index: int) -> None:
         """Count a cycle of the trial; what it has shown decides in the end."""
-        assert self._trial is not None
-        self._trial.left -= 1
-        if self._trial.left == 0:
+        trial = self._trial
+        assert trial is not None
+        trial.left -= index == trial.candidate
+        trial.patience -= 1
+        if min(trial.left, trial.patience) == 0:
             self._trial = None
             self._alike = _TRIAL_CYCLES  # what is chosen now has some cycles before the next one
             self._decide(batch, may_try=False)
