@@ -27,10 +27,16 @@ def test_big_configs_name_hub_checkpoints_of_their_size(size: str) -> None:
     assert (config.engine.backend, config.engine.device) == ("tensorrt", "cuda")
 
 
-def test_rtx_config_is_the_2b_pair_built_for_named_chips() -> None:
-    config = load_config(ROOT / "build_configs/rtx_2b.yaml")
-    other = load_config(ROOT / "build_configs/qwen3_vl_2b.yaml")
+@pytest.mark.parametrize(
+    ("name", "size", "weights"), [("rtx_2b", "2b", None), ("rtx_8b_int4", "8b", "int4")]
+)
+def test_rtx_configs_are_the_pairs_built_for_named_chips(
+    name: str, size: str, weights: str | None
+) -> None:
+    config = load_config(ROOT / f"build_configs/{name}.yaml")
+    other = load_config(ROOT / f"build_configs/qwen3_vl_{size}.yaml")
     assert (config.target, config.draft) == (other.target, other.draft)
+    assert config.engine.weights == weights
     assert config.engine.tensorrt.runtime == "rtx"
     assert config.engine.tensorrt.chips == ("sm86", "sm89", "sm120")
 

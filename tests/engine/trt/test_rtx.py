@@ -11,9 +11,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from click.testing import CliRunner
+from onnx import TensorProto
+from pydantic import ValidationError
 
 from tests.engine.conftest import Install
 from tests.engine.fake_tensorrt import RTX_LAYERS
@@ -36,6 +39,7 @@ from trt_eagle3.engine.trt.dialects.rtx_log import read_build_log
 from trt_eagle3.engine.trt.folder import EngineFolder
 from trt_eagle3.engine.trt.ports import engine_ports
 from trt_eagle3.engine.trt.session import TensorRTSession
+from trt_eagle3.engine.weight_quantiser import made_location
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.pipeline import build
 
@@ -206,6 +210,34 @@ def test_engine_that_copies_a_cache_is_refused(rtx: Any, tmp_path: Path, profile
     rtx.seen.layers_logged = (*RTX_LAYERS, copy)
     with pytest.raises(UserError, match=r"copies k_cache\.0 at every step instead of updating"):
         build(rtx_config(), output=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("weights", "kind"), [("int4", TensorProto.INT4), ("int8", TensorProto.INT8)]
+)
+def test_weights_quantised_at_build_stay_so_in_the_engine(
+    rtx: Any, tmp_path: Path, weights: str, kind: int
+) -> None:
+    engine = rtx_engine() | {"dtype": "bfloat16", "residual": "compute", "weights": weights}
+    bundle = build(tiny_config(engine=engine, draft=None), output=tmp_path).path
+    target = next(
+        model
+        for model in map(onnx.load_from_string, rtx.seen.graphs)
+        if model.graph.name == "target"
+    )
+    ops = [node.op_type for node in target.graph.node]
+    assert ops.count("DequantizeLinear") == 8 * 4
+    assert sum(proto.data_type == kind for proto in target.graph.initializer) == 8 * 4
+    assert (bundle / made_location(weights)).is_file()  # what ``validate`` reads
+
+
+def test_weights_that_its_engines_do_not_hold_are_refused() -> None:
+    with pytest.raises(
+        ValidationError, match="engines of TensorRT for RTX hold int4 or int8, got fp8"
+    ):
+        tiny_config(engine=rtx_engine() | {"weights": "fp8"})
+    with pytest.raises(ValidationError, match="whose engines hold 16-bit weights"):
+        tiny_config(engine={"backend": "tensorrt", "device": "cuda", "weights": "int4"})
 
 
 def test_engine_that_is_refused_leaves_no_file(rtx: Any, tmp_path: Path) -> None:

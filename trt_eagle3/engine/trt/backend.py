@@ -42,13 +42,25 @@ class TensorRTBackend:
         return 16
 
     def check(self, config: EngineConfig) -> None:
-        """Refuse the CPU, and a float32 residual stream that no other type calls for."""
+        """Refuse the CPU, weights that no engine holds, and a float32 residual stream that no
+        other type calls for.
+        """
         if config.device != "cuda":
             raise ValueError(f"tensorrt runs on device: cuda, got {config.device}")
         check_compute_activations(config)
-        check_stored_weights(config)
+        self._check_weights(config)
         if config.dtype != "float16":
             check_compute_residual(config)
+
+    def _check_weights(self, config: EngineConfig) -> None:
+        package = PACKAGES[package_of(config)]
+        if not package.weights:
+            check_stored_weights(config)
+        elif config.weights not in {None, *package.weights}:
+            raise ValueError(
+                f"weights: engines of {package.label} hold {' or '.join(package.weights)}, got "
+                f"{config.weights}. Leave it out, or use one of these."
+            )
 
     def write(self, folder: Path, job: BuildJob) -> Written:
         """Engines where they can be built, else what their building needs."""

@@ -34,6 +34,7 @@ class TensorRTPackage:
         too_new: its first version that will not do, where it promises plugins nothing beyond.
         build_plugins: the command that builds our plugins for it.
         has_trtexec: whether NVIDIA's trtexec builds for it what this machine cannot.
+        weights: values of ``engine.weights`` that its engines hold.
         companion: a library that ``make plugins`` puts beside the plugins, and that must be loaded
             before its parser meets one of them.
     """
@@ -45,6 +46,7 @@ class TensorRTPackage:
     too_new: tuple[int, int] | None = None
     build_plugins: str = "make plugins TENSORRT_INCLUDE=<TensorRT's include folder>"
     has_trtexec: bool = True
+    weights: tuple[str, ...] = ()
     companion: str | None = None
 
 
@@ -68,6 +70,7 @@ PACKAGES: Mapping[str, TensorRTPackage] = {
         too_new=(1, 8),
         build_plugins="make plugins TENSORRT_INCLUDE=plugins/tensorrt/interface",
         has_trtexec=False,
+        weights=("int4", "int8"),
         companion="rtx/libtensorrt_rtx.so",
     ),
 }
