@@ -111,31 +111,37 @@ class Contest:
 
 @contextmanager
 def open_contest(
-    engine: LLM, options: PeerOptions, *, batch_size: int, has_media: bool
+    engine: LLM,
+    options: PeerOptions,
+    *,
+    batch_size: int,
+    has_media: bool,
+    speculation: bool = True,
 ) -> Iterator[Contest]:
     """Open the peer, then the graphs of ``engine``, which are closed with it.
 
     Args:
         batch_size: most requests in flight. has_media: prompts will have images.
+        speculation: of the peer, where both sides can.
     Raises:
         UserError: anything wrong with the peer's checkpoints.
         EnvironmentMissingError: the peer is not installed.
     """
     check_peer(options.name)
-    both = engine.bundle.manifest is not None and can_draft(options.name)
+    both = speculation and engine.bundle.manifest is not None and can_draft(options.name)
     with ExitStack() as stack:
         stack.callback(engine.close)
         peers = {
-            speculation: stack.enter_context(
+            drafting: stack.enter_context(
                 open_peer(
                     options,
                     engine.bundle,
                     has_media=has_media,
-                    speculation=speculation,
+                    speculation=drafting,
                     batch_size=batch_size,
                 )
             )
-            for speculation in ((False, True) if both else (False,))
+            for drafting in ((False, True) if both else (False,))
         }
         versions = [peer.wait() for peer in peers.values()]
         engine.start()  # after the peers, which are given their memory beforehand

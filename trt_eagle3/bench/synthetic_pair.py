@@ -48,7 +48,7 @@ _MAX_PIXELS = 1 << 20
 @click.option("--device", default="cuda", show_default=True, help="Where weights are drawn.")
 @click.option("--batch", default=128, show_default=True, help="limits.max_batch_size of pair.yaml.")
 @click.option("--seq-len", default=36864, show_default=True, help="Its limits.max_seq_len.")
-@click.option("--kv-tokens", default=196608, show_default=True, help="Its limits.max_kv_tokens.")
+@click.option("--kv-tokens", default=147456, show_default=True, help="Its limits.max_kv_tokens.")
 @click.option("--steps", default=3, show_default=True, help="Its speculation.steps.")
 def main(folder: Path, size: str, processor: Path, **options: Any) -> None:
     """Write FOLDER/target, FOLDER/draft, FOLDER/pair.yaml and FOLDER/prompts-LENGTH.json."""

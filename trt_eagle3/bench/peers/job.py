@@ -17,7 +17,7 @@ from trt_eagle3.prompts.prompt_file import Question
 
 __all__ = ["PeerOptions", "can_draft", "check_peer", "open_peer", "peer_prompts"]
 
-_KV_SHARE = 0.25  # of what is free: three programs may share the GPU
+_KV_SHARE = 0.17  # of what is free, as three programs share the GPU, weights and all
 _SLACK = 1.1  # a peer's pages are larger, and it wastes some
 _FEWEST_ROWS = 4096
 
