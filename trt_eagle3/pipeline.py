@@ -105,7 +105,7 @@ def build(
         _copy_processor(spec, folder / "processor")
         if config.engine.weights:
             clock.begin("quantisation")
-            spec, manifest = _quantised(spec, manifest, config.engine.weights, folder)
+            spec, manifest = _quantised(spec, manifest, config.engine.weights, folder, show)
         job = BuildJob(config, spec, manifest, path, sizes, reference_weights, clock.begin, show)
         written = backend.write(folder, job)
         clock.begin("bundle")
@@ -166,10 +166,14 @@ def _check_weights(config: BuildConfig, spec: TargetCheckpoint, reference: bool)
 
 
 def _quantised(
-    spec: TargetCheckpoint, manifest: DraftManifest | None, weights: str, folder: Path
+    spec: TargetCheckpoint,
+    manifest: DraftManifest | None,
+    weights: str,
+    folder: Path,
+    show: Callable[[str], object],
 ) -> tuple[TargetCheckpoint, DraftManifest | None]:
     """The target with weights that are made in the bundle, and a draft that shares its head."""
-    made = quantise_target(spec, weights, folder / made_location(weights))
+    made = quantise_target(spec, weights, folder / made_location(weights), show)
     if manifest is None or manifest.head == "own":
         return made, manifest
     tensors = {**manifest.tensors, "lm_head.weight": made.tensors["lm_head.weight"]}

@@ -181,22 +181,28 @@ def check_quantisable(spec: TargetCheckpoint, weights: str) -> None:
             SCHEMES[weights].block(ref.shape[1])
 
 
-def quantise_target(spec: TargetCheckpoint, weights: str, file: Path) -> TargetCheckpoint:
+def quantise_target(
+    spec: TargetCheckpoint, weights: str, file: Path, show: Callable[[str], object] = str
+) -> TargetCheckpoint:
     """Write all tensors of ``spec`` to ``file``, its projections quantised; returns the target
     that is read from there.
 
+    Args:
+        show: told how far it is.
     Raises:
         UserError: the target is quantised already, or a value is no number.
     """
     check_quantisable(spec, weights)
     scheme = SCHEMES[weights]
     contents: dict[str, Content] = {}
-    for name, ref in spec.tensors.items():
+    for i, (name, ref) in enumerate(spec.tensors.items()):
+        show(f"scales of {weights}: tensor {i} of {len(spec.tensors)}")
         if is_quantised_here(name):
             module = ref.name.removesuffix(".weight")
             contents |= {f"{module}.{k}": c for k, c in scheme.content(ref).items()}
         else:
             contents[ref.name] = ref_content(ref)
+    show(f"writing {file.name}")
     write_tensors(file, contents)
     return made_target(spec, weights, file)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from trt_eagle3.checkpoint.quantised.claim import Claim
 from trt_eagle3.checkpoint.quantised.producer import Found, need
 from trt_eagle3.checkpoint.quantised.weight import QuantisedRef, quantised_ref
-from trt_eagle3.errors import UserError, clip
+from trt_eagle3.errors import UserError, clip, quote
 
 __all__ = ["Awq", "group_columns"]
 
@@ -55,8 +55,8 @@ def group_columns(claim: Claim, group: object, columns: int) -> int:
     Raises:
         UserError: another number below 1.
     """
-    if group in {None, -1}:
+    if group is None or group == -1:
         return columns
     if isinstance(group, bool) or not isinstance(group, int) or not 1 <= group < 1 << 31:
-        raise claim.error(f"group_size: expected columns of a group, or -1, got {group!r:.80}")
+        raise claim.error(f"group_size: expected columns of a group, or -1, got {quote(group, 80)}")
     return min(group, columns)

@@ -17,7 +17,8 @@ __all__ = ["Claim", "find_claim", "matches"]
 
 _FILES = {"hf_quant_config.json": "modelopt", "quantize_config.json": "gptq"}
 """Files beside ``config.json`` -> ``quant_method`` where they name none."""
-_MAX_PATTERN_LEN, _MAX_REPEATS = 200, 4  # of a stranger's regular expression
+# of a stranger's regular expression; of what matches anything, each squares the time
+_MAX_PATTERN_LEN, _MAX_REPEATS, _MAX_ANYTHING = 200, 6, 3
 
 
 @dataclass(frozen=True)
@@ -118,14 +119,16 @@ def matches(pattern: str, name: str, claim: Claim) -> bool:
         return inside or fnmatchcase(name, pattern)
     text = pattern.removeprefix("re:")
     repeats = len(re.findall(r"[*+{]", text))
+    anything = len(re.findall(r"[.\]SDW][*+{]", text))
     nested = re.search(r"\)[*+{?]", text)
-    if len(text) > _MAX_PATTERN_LEN or repeats > _MAX_REPEATS or nested:
+    deep = repeats > _MAX_REPEATS or anything > _MAX_ANYTHING or nested
+    if len(text) > _MAX_PATTERN_LEN or deep:
         raise claim.error(
             f"regular expression {clip(text, 80)}: too long or too deep to be matched"
         )
     try:
         return re.match(text, name) is not None
-    except re.error as error:
+    except (re.error, OverflowError) as error:
         raise claim.error(f"regular expression {clip(text, 80)}: {error}") from error
 
 

@@ -91,6 +91,12 @@ class CompressedTensors:
         activations = values.get("input_activations")
         given = activations if isinstance(activations, dict) else None
         assert targets is not None
+        for key in ("type", "num_bits", "strategy"):
+            if not isinstance(weights.get(key), str | int | None):
+                raise self._claim.error(
+                    f"config_groups.{clip(name, 80)}: {key}: expected a word or a number, got "
+                    f"{quote(weights[key], 80)}"
+                )
         return _Group(name, tuple(targets), weights, given, stored)
 
     def weight(self, module: str, found: Found) -> QuantisedRef:
@@ -172,7 +178,9 @@ class CompressedTensors:
             block = group.of("block_structure", [])
             wholes = isinstance(block, list) and len(block) == 2
             if not wholes or not all(isinstance(n, int) and n > 0 for n in block):
-                raise self._claim.error(f"block_structure: expected rows and columns, got {block}")
+                raise self._claim.error(
+                    f"block_structure: expected rows and columns, got {quote(block, 80)}"
+                )
             return block[0], block[1]
         blocks = {
             "tensor": shape,

@@ -70,7 +70,7 @@ class ModelOpt:
             return str(self._algorithm)
         layer = self._layers.get(module)
         algorithm = layer.get("quant_algo") if isinstance(layer, dict) else None
-        if algorithm not in {*_FP8_BLOCKS, *_NVFP4}:
+        if algorithm not in (*_FP8_BLOCKS, *_NVFP4):
             raise self._claim.error(
                 f"quantized_layers: {clip(module)}: expected one of "
                 f"{', '.join((*_FP8_BLOCKS, *_NVFP4))}, got {quote(algorithm)}: not supported"
