@@ -42,12 +42,15 @@ typedef enum te3_mask {
   TE3_MASK_CAUSAL = 1
 } te3_mask;
 
-/* How attention multiplies; anything but AUTO is for tests and measurements. */
+/* How attention multiplies; anything but AUTO is for tests and measurements.
+ *
+ * PROMPT is ``TreeAttention``'s alone: the kernel for many new tokens, on Hopper. */
 typedef enum te3_path {
   TE3_PATH_AUTO = 0,
   TE3_PATH_SIMPLE = 1,
   TE3_PATH_MMA = 2,
-  TE3_PATH_WGMMA = 3
+  TE3_PATH_WGMMA = 3,
+  TE3_PATH_PROMPT = 4
 } te3_path;
 
 typedef struct te3_tensor {

@@ -1,0 +1,55 @@
+// Launches TreeAttention for prompts, where it pays.
+#pragma once
+
+#include <algorithm>
+
+#include "chip.cuh"
+#include "prompt_attention.cuh"
+
+namespace trt_eagle3 {
+
+// With `bytes`, says how much workspace a launch wants; without, launches.
+struct TreeRequest {
+  size_t* bytes;
+  void* workspace;
+  size_t workspace_bytes;
+  cudaStream_t stream;
+};
+
+constexpr int kPromptRows = 256;  // new tokens of a sequence from which on it can pay
+
+template <typename Tile>
+int prompt_row_tiles(const TreeAttentionParams& p) {
+  return ceil_div(p.num_new * (p.num_heads / p.num_kv_heads), Tile::Rows);
+}
+
+// Where it has a unit of work for every multiprocessor: a unit is never split.
+template <typename Tile>
+bool prompt_pays(const TreeAttentionParams& p, const Chip& chip) {
+  if (p.path == AttentionPath::kPrompt) return true;
+  const int64_t units = static_cast<int64_t>(p.batch) * p.num_kv_heads * prompt_row_tiles<Tile>(p);
+  return p.path == AttentionPath::kAuto && p.num_splits == 0 && p.num_new >= kPromptRows && units >= chip.sms;
+}
+
+template <typename Tile>
+cudaError_t run_prompt(const TreeAttentionParams& p, const Chip& chip, const TreeRequest& request) {
+  const size_t wanted = PromptWorkspace::bytes(p);
+  if (request.bytes != nullptr) {
+    *request.bytes = wanted;
+    return cudaSuccess;
+  }
+  if (wanted > request.workspace_bytes) return cudaErrorInvalidValue;
+  const PromptWorkspace workspace(p, request.workspace);
+  const int row_packs = p.num_kv_heads * p.head_dim / 8;
+  cudaError_t error = launch(Overlap::kYes, prompt_write_kernel<128>, p.batch * p.num_new, 128, 0, 1, request.stream, p,
+                             workspace, row_packs);
+  if (error != cudaSuccess) return error;
+  const auto kernel = prompt_attention_kernel<Tile>;
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::SharedBytes);
+  if (error != cudaSuccess) return error;
+  const int row_tiles = prompt_row_tiles<Tile>(p), units = p.batch * p.num_kv_heads * row_tiles;
+  return launch(Overlap::kYes, kernel, std::min(units, chip.sms), Tile::Threads, Tile::SharedBytes, 1, request.stream,
+                p, workspace, units, row_tiles);
+}
+
+}  // namespace trt_eagle3
