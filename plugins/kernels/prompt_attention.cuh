@@ -41,7 +41,15 @@ __global__ void __launch_bounds__(kThreads)
   } else {
     const uint8_t* row = p.tree_mask + static_cast<int64_t>(blockIdx.x) * p.tail;
     __shared__ int counts[kThreads / 32], ends[kThreads / 32];
-    for (int i = threadIdx.x; i < p.tail; i += kThreads) {
+    const bool aligned = p.tail % 4 == 0 && reinterpret_cast<uintptr_t>(p.tree_mask) % 4 == 0;
+    const int words = aligned ? p.tail / 4 : 0;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < words; i += kThreads) {
+      const uint32_t four = __vsetne4(reinterpret_cast<const uint32_t*>(row)[i], 0);
+      shown += __popc(four);
+      if (four != 0) end = 4 * i + 4 - __clz(four) / 8;
+    }
+    for (int i = 4 * words + threadIdx.x; i < p.tail; i += kThreads) {
       if (row[i] != 0) ++shown, end = i + 1;
     }
     shown = __reduce_add_sync(0xffffffffu, shown);
@@ -57,17 +65,19 @@ __global__ void __launch_bounds__(kThreads)
 
 #if TRT_EAGLE3_HAS_WGMMA
 
+// A warp's 16 rows of the queries, as the A operand of each step of 16 columns.
 template <typename Tile>
-__device__ __forceinline__ void start_prompt_scores(float (&scores)[Tile::Tokens / 8][4], uint32_t queries,
-                                                    uint32_t keys) {
+using PromptQueries = uint32_t[Tile::D / 16][4];
+
+template <typename Tile>
+__device__ __forceinline__ void start_prompt_scores(float (&scores)[Tile::Tokens / 8][4],
+                                                    const PromptQueries<Tile>& queries, uint32_t keys) {
   wgmma_pin(scores);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < Tile::D / 16; ++step) {
-    const uint32_t panel = step >> 2, column = (step & 3) * 32;
-    const uint64_t a = wgmma_descriptor(queries + panel * Tile::Rows * 128 + column, 16);
-    const uint64_t b = wgmma_descriptor(keys + panel * Tile::Tokens * 128 + column, 16);
-    wgmma_ss<typename Tile::T>(scores, a, b, step != 0);
+    const uint64_t b = wgmma_descriptor(keys + (step >> 2) * Tile::Tokens * 128 + (step & 3) * 32, 16);
+    wgmma_rs_rows<typename Tile::T>(scores, queries[step], b, step != 0);
   }
   wgmma_commit();
 }
@@ -109,6 +119,24 @@ struct PromptConsumer {
   __device__ __forceinline__ void leave(uint32_t barrier) const {
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+  }
+
+  // Turns are two numbered barriers of both warpgroups: one waits for its own, at which the other arrives.
+  __device__ __forceinline__ void await_turn() const {
+    if constexpr (!Tile::InTurn) return;
+    if (threadIdx.x < 256) {
+      asm volatile("bar.sync 4, 256;\n" ::: "memory");
+    } else {
+      asm volatile("bar.sync 5, 256;\n" ::: "memory");
+    }
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    if constexpr (!Tile::InTurn) return;
+    if (threadIdx.x < 256) {
+      asm volatile("bar.arrive 5, 256;\n" ::: "memory");
+    } else {
+      asm volatile("bar.arrive 4, 256;\n" ::: "memory");
+    }
   }
 
   __device__ __forceinline__ PromptRows find_rows(const TreeBlock& b, bool by_limits) const {
@@ -205,36 +233,43 @@ struct PromptConsumer {
   }
 
   // One unit, whose first tile is the `count`th of this block.
-  __device__ __forceinline__ void multiply(const PromptWork& work, int count) const {
+  __device__ __forceinline__ void multiply(const PromptWork& work, int count, int done) const {
     const TreeBlock b = prompt_rows<Tile>(p, work.index, row_tiles);
     const PromptRows rows = find_rows(b, work.by_limits);
     Scores scores;
     Sums sums = {};
     OnlineSoftmax softmax;
     if (work.num_tiles == 0) {
+      barrier_wait(ring.queries_full(), done & 1);
       leave(ring.work_empty());
       write(b, rows, sums, softmax);
       return;
     }
     const float scale_log2 = p.scale * 1.44269504088896341f;
-    const uint32_t queries = ring.queries() + (threadIdx.x / 128 - 1) * 64 * 128;
     Weights weights;
+    PromptQueries<Tile> queries;
+    barrier_wait(ring.queries_full(), done & 1);
+#pragma unroll
+    for (int step = 0; step < Tile::D / 16; ++step) {
+      load_query<Tile>(queries[step], ring.queries(), (threadIdx.x - 128) / 32 * 16, step, threadIdx.x % 32);
+    }
+    leave(ring.work_empty());
     barrier_wait(ring.full(count), ring.phase(count));
     start_prompt_scores<Tile>(scores, queries, ring.stage(count));
     wgmma_wait<0>();
     wgmma_pin(scores);
-    if (work.num_tiles == 1) leave(ring.work_empty());
     mask(scores, b, rows, work.num_tiles - 1, work.by_limits);
     softmax.update(scores, scale_log2);
     pack(weights, scores);
 #pragma unroll 1
     for (int tile = work.num_tiles - 2; tile >= 0; --tile, ++count) {
       barrier_wait(ring.full(count + 1), ring.phase(count + 1));
+      await_turn();
       start_prompt_scores<Tile>(scores, queries, ring.stage(count + 1));
       start_prompt_sums<Tile>(sums, weights, ring.stage(count) + Tile::KBytes);
+      pass_turn();
       wgmma_wait<1>();
       wgmma_pin(scores);
-      if (tile == 0) leave(ring.work_empty());
       mask(scores, b, rows, tile, work.by_limits);
       softmax.update(scores, scale_log2);
       wgmma_wait<0>();
@@ -252,11 +287,12 @@ struct PromptConsumer {
 
   __device__ __forceinline__ void run() const {
     int count = 0;
+    if (threadIdx.x >= 256) pass_turn();  // the other one is first
     for (int done = 0;; ++done) {
       barrier_wait(ring.work_full(), done & 1);
       const PromptWork work{place->index, place->num_tiles, place->by_limits};
       if (work.index < 0) return;
-      multiply(work, count);
+      multiply(work, count, done);
       count += work.num_tiles;
     }
   }
@@ -276,7 +312,15 @@ __global__ void __launch_bounds__(Tile::Threads, 1)
   wait_for_previous();
   if (threadIdx.x < 128) {
     give_registers<Tile::LoaderRegisters>();
-    PromptLoader<Tile>{p, workspace, ring, shared, num_work, row_tiles}.run();
+    PromptLoader<Tile>{p,
+                       workspace,
+                       ring,
+                       shared,
+                       num_work,
+                       row_tiles,
+                       static_cast<int>(threadIdx.x) / 64,
+                       static_cast<int>(threadIdx.x) % 64}
+        .run();
   } else {
     take_registers<Tile::ConsumerRegisters>();
     const auto* place = reinterpret_cast<const volatile PromptWork*>(shared + Tile::WorkOffset);

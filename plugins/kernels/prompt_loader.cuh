@@ -14,8 +14,18 @@ struct PromptLoader {
   const PromptRing<Tile>& ring;
   char* shared;
   int num_work, row_tiles;
+  int half, thread;  // of the warpgroup; of its threads
+
+  static constexpr int kThreads = Tile::LoaderThreads;
 
   __device__ __forceinline__ void sync() const { asm volatile("bar.sync 1, 128;\n" ::: "memory"); }
+  __device__ __forceinline__ void sync_half() const {
+    if (half == 0) {
+      asm volatile("bar.sync 2, 64;\n" ::: "memory");
+    } else {
+      asm volatile("bar.sync 3, 64;\n" ::: "memory");
+    }
+  }
 
   // How many tiles any row of the block sees, and whether limits say it all. Each warp finds out for itself.
   __device__ __forceinline__ PromptWork measure(int index) const {
@@ -36,7 +46,7 @@ struct PromptLoader {
   }
 
   __device__ __forceinline__ void load_queries(const TreeBlock& b) const {
-    const int chunk = threadIdx.x % Tile::Chunks;
+    const int chunk = threadIdx.x % Tile::Chunks;  // by both halves
 #pragma unroll 4
     for (int row = threadIdx.x / Tile::Chunks; row < Tile::Rows; row += 128 / Tile::Chunks) {
       const bool inside = row < b.rows;
@@ -52,72 +62,91 @@ struct PromptLoader {
   // Copies the rows whose cache slots `slots` names; those with a negative one become zeros.
   __device__ __forceinline__ void load_tile(const char* keys, int64_t values_minus_keys, const int* slots,
                                             uint32_t stage) const {
-    constexpr int kRowsAtOnce = 128 / Tile::Chunks;
+    constexpr int kRowsAtOnce = kThreads / Tile::Chunks;
     const int row_bytes = p.num_kv_heads * Tile::D * 2;
-    const int first = threadIdx.x / Tile::Chunks;
-    const uint32_t target = stage + tile_offset<Tile::D>(first, threadIdx.x % Tile::Chunks, Tile::Tokens);
-    static_assert(kRowsAtOnce % 8 == 0, "rows of a thread are swizzled alike");
+    const int first = thread / Tile::Chunks, chunk = thread % Tile::Chunks;
+    // rows that are 8 apart are swizzled alike
+    constexpr int kTargets = 8 / kRowsAtOnce;
+    uint32_t targets[kTargets];
 #pragma unroll
+    for (int i = 0; i < kTargets; ++i) {
+      targets[i] = stage + tile_offset<Tile::D>(first + i * kRowsAtOnce, chunk, Tile::Tokens);
+    }
+#pragma unroll 8
     for (int step = 0; step < Tile::Tokens / kRowsAtOnce; ++step) {
       const int slot = slots[first + step * kRowsAtOnce];
       const char* source = keys + static_cast<int64_t>(max(slot, 0)) * row_bytes;
       const int bytes = slot < 0 ? 0 : 16;
-      copy_async16(target + step * kRowsAtOnce * 128, source, bytes);
-      copy_async16(target + step * kRowsAtOnce * 128 + Tile::KBytes, source + values_minus_keys, bytes);
+      const uint32_t target = targets[step % kTargets] + step / kTargets * 1024;
+      copy_async16(target, source, bytes);
+      copy_async16(target + Tile::KBytes, source + values_minus_keys, bytes);
     }
   }
 
-  __device__ __forceinline__ int look_up(const TreeBlock& b, int tile) const {
-    if (tile < 0) return -1;
-    const int position = tile * Tile::Tokens + threadIdx.x;
-    return position < b.kv_end ? cache_slot(p, b.sequence, position) : -1;
+  // Slots of this thread's rows of a tile, -1 past the end.
+  __device__ __forceinline__ int2 look_up(const TreeBlock& b, int tile) const {
+    const int position = tile * Tile::Tokens + thread;
+    const auto find = [&](int at) { return tile >= 0 && at < b.kv_end ? cache_slot(p, b.sequence, at) : -1; };
+    return make_int2(find(position), find(position + kThreads));
   }
 
-  // Tiles of one unit from the last to the first; `count` are those that came before.
-  __device__ __forceinline__ void load_unit(const PromptWork& work, int& count) const {
+  __device__ __forceinline__ void arrived(uint32_t barrier) const {
+    copy_async_wait<0>();
+    fence_async_proxy();
+    barrier_arrive(barrier);
+  }
+
+  // This half's tiles of one unit, from the last to the first; `count` tiles came before. The first one is on its way
+  // before the unit before has been multiplied; then `begin` waits for that and hands the work over.
+  template <typename Begin>
+  __device__ __forceinline__ void load_unit(const PromptWork& work, int count, Begin begin) const {
     TreeBlock b = prompt_rows<Tile>(p, work.index, row_tiles);
     set_lengths(p, b, p.past_lengths[b.sequence], p.query_lengths[b.sequence]);
     b.kv_end = min(b.first_new + b.queries, p.pages_per_row * p.page_size);
-    const int column = b.kv_head * Tile::D * 2 + threadIdx.x % Tile::Chunks * 16;
-    const char* keys = static_cast<const char*>(p.k_cache) + column;
+    const char* keys = static_cast<const char*>(p.k_cache) + b.kv_head * Tile::D * 2 + thread % Tile::Chunks * 16;
     const int64_t values_minus_keys = static_cast<const char*>(p.v_cache) - static_cast<const char*>(p.k_cache);
-    int* slots = reinterpret_cast<int*>(shared + Tile::SlotsOffset);
-    if (work.num_tiles > 0) load_queries(b);
-    int slot = look_up(b, work.num_tiles - 1);
-    for (int i = 0; i < work.num_tiles; ++i, ++count) {
-      slots[count % 2 * Tile::Tokens + threadIdx.x] = slot;
-      slot = look_up(b, work.num_tiles - 2 - i);
-      sync();
-      barrier_wait(ring.empty(count), ring.phase(count) ^ 1);
-      load_tile(keys, values_minus_keys, slots + count % 2 * Tile::Tokens, ring.stage(count));
+    int* slots = reinterpret_cast<int*>(shared + Tile::SlotsOffset) + half * Tile::Tokens;
+    int i = (count + half) % 2;
+    int2 found = look_up(b, work.num_tiles - 1 - i);
+    const auto load = [&] {
+      sync_half();  // all are past the tile before
+      slots[thread] = found.x;
+      slots[thread + kThreads] = found.y;
+      sync_half();
+      found = look_up(b, work.num_tiles - 3 - i);
+      barrier_wait(ring.empty(count + i), ring.phase(count + i) ^ 1);
+      load_tile(keys, values_minus_keys, slots, ring.stage(count + i));
       copy_async_commit();
-      if (i > 0) arrived<1>(count - 1);
+    };
+    const bool some = i < work.num_tiles;
+    if (some) load();
+    begin();
+    load_queries(b);
+    copy_async_commit();
+    arrived(ring.queries_full());
+    if (some) barrier_arrive(ring.full(count + i));
+    for (i += 2; i < work.num_tiles; i += 2) {
+      load();
+      arrived(ring.full(count + i));
     }
-    if (work.num_tiles > 0) arrived<0>(count - 1);
-  }
-
-  template <int kPending>
-  __device__ __forceinline__ void arrived(int index) const {
-    copy_async_wait<kPending>();
-    fence_async_proxy();
-    barrier_arrive(ring.full(index));
   }
 
   __device__ __forceinline__ void run() const {
     PromptWork* place = reinterpret_cast<PromptWork*>(shared + Tile::WorkOffset);
+    int* next_index = reinterpret_cast<int*>(place) + 3;
     int index = blockIdx.x, count = 0;
     for (int done = 0;; ++done) {
-      int* next_index = reinterpret_cast<int*>(place) + 3;
-      PromptWork work{-1, 0, 0};
-      if (index < num_work) work = measure(index);
-      if (done > 0) barrier_wait(ring.work_empty(), done - 1 & 1);
-      if (threadIdx.x == 0) {
+      const PromptWork work = index < num_work ? measure(index) : PromptWork{-1, 0, 0};
+      const auto begin = [&] {
+        if (done > 0) barrier_wait(ring.work_empty(), done - 1 & 1);
+        if (threadIdx.x != 0) return;
         *place = work;
         barrier_arrive(ring.work_full());
-        *next_index = work.index < 0 ? 0 : gridDim.x + atomicAdd(workspace.next, 1);
-      }
-      if (work.index < 0) return;
-      load_unit(work, count);
+      };
+      if (work.index < 0) return begin();
+      if (threadIdx.x == 0) *next_index = gridDim.x + atomicAdd(workspace.next, 1);
+      load_unit(work, count, begin);
+      count += work.num_tiles;
       sync();
       index = *next_index;
       sync();  // all have read it before it is written again

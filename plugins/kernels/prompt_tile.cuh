@@ -6,12 +6,15 @@
 
 namespace trt_eagle3 {
 
-// Two warpgroups of 64 rows each multiply, a third one loads. A stage holds keys and values of 128 slots.
-template <typename Element, int kHeadDim, int kStages>
+// Two warpgroups of 64 rows each multiply, a third one loads: its halves take tiles in turn, so that two are on their
+// way. A stage holds keys and values of 128 slots.
+template <typename Element, int kHeadDim, int kStages, bool kInTurn = true>
 struct PromptTile {
   using T = Element;
   static constexpr int D = kHeadDim;
   static constexpr int Stages = kStages;
+  static constexpr bool InTurn = kInTurn;  // one warpgroup begins products while the other has its softmax
+  static constexpr int LoaderThreads = 64;
   static constexpr int Rows = 128;
   static constexpr int Tokens = 128;
   static constexpr int Consumers = 2;  // warpgroups
@@ -23,9 +26,9 @@ struct PromptTile {
   static constexpr int SlotsOffset = QueryOffset + Rows * D * 2;  // int [2][Tokens]
   static constexpr int WorkOffset = SlotsOffset + 2 * Tokens * 4;
   static constexpr int BarrierOffset = WorkOffset + 16;
-  static constexpr int SharedBytes = BarrierOffset + (2 * Stages + 2) * 8;
+  static constexpr int SharedBytes = BarrierOffset + (2 * Stages + 3) * 8;
   // 65536 registers are 168 for each of 384 threads; loading needs few, and gives the rest away
-  static constexpr int LoaderRegisters = 40, ConsumerRegisters = 232;
+  static constexpr int LoaderRegisters = 56, ConsumerRegisters = 224;
   static_assert(D % 64 == 0, "panels of 64 columns");
 };
 
@@ -70,13 +73,16 @@ struct PromptRing {
   __device__ __forceinline__ uint32_t work_full() const { return base + Tile::BarrierOffset + Tile::Stages * 16; }
   __device__ __forceinline__ uint32_t work_empty() const { return work_full() + 8; }
 
+  __device__ __forceinline__ uint32_t queries_full() const { return work_full() + 16; }
+
   __device__ __forceinline__ void init() const {
     for (int i = 0; i < Tile::Stages; ++i) {
-      barrier_init(full(i), 128);
+      barrier_init(full(i), Tile::LoaderThreads);
       barrier_init(empty(i), kWarps);
     }
     barrier_init(work_full(), 1);
     barrier_init(work_empty(), kWarps);
+    barrier_init(queries_full(), 2 * Tile::LoaderThreads);
     barrier_init_done();
   }
 };
