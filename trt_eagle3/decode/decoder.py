@@ -18,6 +18,7 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode.accept import Accepted
 from trt_eagle3.decode.batch import causal_metadata, padded, widened
 from trt_eagle3.decode.dynamic_tree import DynamicTree
+from trt_eagle3.decode.first_token import FirstTokens
 from trt_eagle3.decode.propose import (
     Drafters,
     Proposal,
@@ -142,9 +143,12 @@ class Decoder:
         logits, aux = self._target.forward(
             embeds, metadata, torch.tensor(counts)[:, None] - 1, visual_levels
         )
-        self._sample_first_token(chunks, logits[:, 0])
-        if aux is not None:
-            self._draft_prompt(sequences, counts, aux)
+        first_tokens = FirstTokens(chunks, logits[:, 0])
+        try:
+            if aux is not None:
+                self._draft_prompt(sequences, counts, aux, first_tokens)
+        finally:  # who is prefilled again, since the draft ran out of memory, has its token
+            first_tokens.append()
         # last: a prefill whose draft runs out of memory is run again, over the same states
         self.states.commit([Commit(s, s.length, range(count)) for s, count in chunks])
         for sequence, count in chunks:
@@ -181,28 +185,16 @@ class Decoder:
             sequence.length += len(accepted.tokens)
         return found
 
-    def _sample_first_token(
-        self, chunks: Sequence[tuple[SequenceState, int]], logits: Tensor
-    ) -> None:
-        """The first token of the sequences whose prompt ends here, from ``logits [B, V]``."""
-        ends = [
-            i
-            for i, (s, count) in enumerate(chunks)
-            if not s.tokens and s.length + count == s.num_prefill
-        ]
-        if ends:
-            firsts = torch.stack([chunks[i][0].sampler.first(logits[i]) for i in ends])
-            output_ids = firsts.masked_fill(~logits[ends].amax(dim=1).isfinite(), -1).tolist()
-            for i, token in zip(ends, output_ids, strict=True):
-                chunks[i][0].append_tokens((token,) if token >= 0 else ())
-
     def _draft_prompt(
-        self, sequences: Sequence[SequenceState], counts: Sequence[int], aux: Tensor
+        self,
+        sequences: Sequence[SequenceState],
+        counts: Sequence[int],
+        aux: Tensor,
+        first_tokens: FirstTokens,
     ) -> None:
         """Give the draft these rows: features of every row, tokens one ahead.
 
-        A chunk's last row needs the next chunk's first token, and the prompt's the answer's first,
-        sampled by now.
+        A chunk's last row needs the next chunk's first token, and the prompt's the answer's first.
         """
         rows = [i for i, s in enumerate(sequences) if s.drafting]
         if self._drafting is None or not rows:
@@ -213,6 +205,7 @@ class Decoder:
             s.ids(s.length + 1, s.length + 1 + count) for s, count in zip(some, widths, strict=True)
         ]
         embeds = runner.embedding.lookup(padded(ahead, max(widths)))
+        first_tokens.put_embeds(embeds, rows, widths, runner.embedding)
         for i, s in enumerate(some):
             put_draft_visual(self._drafting.manifest, s.prompt, embeds[i], s.length)
         aux = (aux if len(some) == len(sequences) else aux[rows])[:, : max(widths)]
