@@ -97,7 +97,8 @@ te3_status te3_qk_norm_mrope(const te3_qk_norm_mrope_args* args, void* stream);
 /* Writes new token i of row b to its slot past + (M - S) + i, then attends over [0, past) and
  * the tail slots that tree_mask shows. Tokens i >= query_lengths[b] are padding: they write no
  * cache, nobody sees them, their output is 0. With TE3_MASK_CAUSAL token i sees every slot up to
- * its own; tree_mask.data may be null, its shape is still read. */
+ * its own; tree_mask.data may be null, its shape is still read. From S = 256 on rows of the
+ * batch may share pages: each sees what the others write. */
 typedef struct te3_tree_attention_args {
   te3_tensor q;             /* T [N, Hq * D] */
   te3_tensor k;             /* T [N, Hkv * D] */

@@ -28,8 +28,8 @@ from tests.decode.scheduling import (
 from trt_eagle3.decode import decoder as decoder_module
 from trt_eagle3.decode import scheduler as scheduler_module
 from trt_eagle3.decode.decoder import Decoder
-from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.first_token import FirstTokens
+from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.propose import Proposer

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tests.plugins.overlap import check_overlap
 from tests.plugins.tree_case import Case, Inputs, draw, expected_cache, reference, run
+from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch.capi import AttentionPath
 
 pytestmark = pytest.mark.gpu
@@ -156,6 +157,36 @@ def test_tree_attention_on_the_path_of_prompts_matches_float64(
     case: Case, dtype: torch.dtype, cuda: torch.device
 ) -> None:
     check(case.of(dtype), cuda, path=AttentionPath.PROMPT)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("path", AttentionPath)
+def test_tree_attention_segments_of_a_prompt_see_those_before_them(
+    path: AttentionPath, dtype: torch.dtype, cuda: torch.device
+) -> None:
+    """Three batch rows over the pages of one sequence, in one launch; the last has padding."""
+    past, width, total = 70, 300, 850
+    case = Case(
+        lengths=((past, total),), num_new=3 * width, tail=3 * width, heads=(32, 8), chunk=True
+    ).of(dtype)
+    x = draw(case, seed=1, device=cuda)
+    wanted, caches = reference(case, x), expected_cache(case, x)
+    starts = torch.arange(3, dtype=torch.int32, device=cuda) * width
+    out = torch.full_like(x.q, torch.nan)
+    try:
+        capi.tree_attention(
+            x.q, x.k, x.v, x.k_cache, x.v_cache, past + starts, (total - starts).clamp(max=width),
+            x.page_table.expand(3, -1).contiguous(),
+            torch.ones(3, width, width, dtype=torch.bool, device=cuda).tril(),
+            page_size=case.page_size, scale=x.scale, out=out, path=path,
+        )  # fmt: skip
+    except NotImplementedError:
+        pytest.skip("no such path for this type")
+    integers = torch.int32 if dtype == torch.float32 else torch.int16
+    for cache, expected in zip((x.k_cache, x.v_cache), caches, strict=True):
+        assert torch.equal(cache.view(integers), expected.view(integers))
+    error = (out.view(wanted.shape).double() - wanted).norm() / wanted.norm()
+    assert error < TOLERANCE[dtype], f"{error:.2e}"
 
 
 @pytest.mark.parametrize("num_new", [1, 16, 64])

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from trt_eagle3.decode.segment import Segment
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.transfer import Readback
 from trt_eagle3.engine.embedding import EmbeddingTable
@@ -24,32 +25,31 @@ class FirstTokens:
 
     def __init__(self, chunks: Sequence[tuple[SequenceState, int]], logits: Tensor) -> None:
         """Sample from ``logits`` f32 [B, V], of the last row of each of ``chunks``."""
-        self._ends = {
-            i: s
+        ends = [
+            (i, s)
             for i, (s, count) in enumerate(chunks)
             if not s.tokens and s.length + count == s.num_prefill
-        }
-        self._ids: dict[int, Tensor] = {}
+        ]
+        self._ids = {s: s.sampler.first(logits[i]) for i, s in ends}
         self._readback: Readback | None = None
-        if self._ends:
-            self._ids = {i: s.sampler.first(logits[i]) for i, s in self._ends.items()}
-            finite = torch.stack([logits[i].amax().isfinite() for i in self._ends])
+        if ends:
+            finite = torch.stack([logits[i].amax().isfinite() for i, _ in ends])
             self._readback = Readback(torch.stack([*self._ids.values()]).masked_fill(~finite, -1))
 
     def put_embeds(
-        self, embeds: Tensor, rows: Sequence[int], counts: Sequence[int], table: EmbeddingTable
+        self, embeds: Tensor, segments: Sequence[Segment], table: EmbeddingTable
     ) -> None:
-        """Write their embeddings into ``embeds`` [B', S, Hd]: of the sequence at ``rows[i]``, into
-        its ``counts[i]``th row.
+        """Write their embeddings into ``embeds`` [B, S, Hd], after the last row but one of a
+        prompt: row t has the token t + 1.
         """
-        for i, (row, count) in enumerate(zip(rows, counts, strict=True)):
-            if row in self._ids:
-                embeds[i, count - 1] = table.lookup(self._ids[row])
+        for i, segment in enumerate(segments):
+            if segment.is_last and segment.sequence in self._ids:
+                embeds[i, segment.count - 1] = table.lookup(self._ids[segment.sequence])
 
     def append(self) -> None:
         """Append each to its sequence; none where the logits were no numbers. The host waits for
         the samples, and for nothing that was launched after them.
         """
         tokens = [] if self._readback is None else self._readback.wait()
-        for sequence, token in zip(self._ends.values(), tokens, strict=True):
+        for sequence, token in zip(self._ids, tokens, strict=True):
             sequence.append_tokens((token,) if token >= 0 else ())
