@@ -254,34 +254,38 @@ struct PromptConsumer {
       load_query<Tile>(queries[step], ring.queries(), (threadIdx.x - 128) / 32 * 16, step, threadIdx.x % 32);
     }
     leave(ring.work_empty());
-    barrier_wait(ring.full(count), ring.phase(count));
-    start_prompt_scores<Tile>(scores, queries, ring.stage(count));
+    barrier_wait(ring.full(0, count), ring.phase(count));
+    start_prompt_scores<Tile>(scores, queries, ring.stage(0, count));
     wgmma_wait<0>();
     wgmma_pin(scores);
+    leave(ring.empty(0, count));
     mask(scores, b, rows, work.num_tiles - 1, work.by_limits);
     softmax.update(scores, scale_log2);
     pack(weights, scores);
 #pragma unroll 1
     for (int tile = work.num_tiles - 2; tile >= 0; --tile, ++count) {
-      barrier_wait(ring.full(count + 1), ring.phase(count + 1));
+      barrier_wait(ring.full(0, count + 1), ring.phase(count + 1));
+      barrier_wait(ring.full(1, count), ring.phase(count));
       await_turn();
-      start_prompt_scores<Tile>(scores, queries, ring.stage(count + 1));
-      start_prompt_sums<Tile>(sums, weights, ring.stage(count) + Tile::KBytes);
+      start_prompt_scores<Tile>(scores, queries, ring.stage(0, count + 1));
+      start_prompt_sums<Tile>(sums, weights, ring.stage(1, count));
       pass_turn();
       wgmma_wait<1>();
       wgmma_pin(scores);
+      leave(ring.empty(0, count + 1));
       mask(scores, b, rows, tile, work.by_limits);
       softmax.update(scores, scale_log2);
       wgmma_wait<0>();
       wgmma_pin(sums);
-      leave(ring.empty(count));
+      leave(ring.empty(1, count));
       softmax.rescale_all(sums);
       pack(weights, scores);
     }
-    start_prompt_sums<Tile>(sums, weights, ring.stage(count) + Tile::KBytes);
+    barrier_wait(ring.full(1, count), ring.phase(count));
+    start_prompt_sums<Tile>(sums, weights, ring.stage(1, count));
     wgmma_wait<0>();
     wgmma_pin(sums);
-    leave(ring.empty(count));
+    leave(ring.empty(1, count));
     write(b, rows, sums, softmax);
   }
 
@@ -303,7 +307,8 @@ struct PromptConsumer {
 // grid: blocks that take units of work, of which there are num_work, until none is left.
 template <typename Tile>
 __global__ void __launch_bounds__(Tile::Threads, 1)
-    prompt_attention_kernel(const TreeAttentionParams p, const PromptWorkspace workspace, int num_work, int row_tiles) {
+    prompt_attention_kernel(const TreeAttentionParams p, const PromptWorkspace workspace,
+                            const __grid_constant__ PromptMaps maps, int num_work, int row_tiles) {
 #if TRT_EAGLE3_HAS_WGMMA
   extern __shared__ __align__(1024) char shared[];
   const PromptRing<Tile> ring{shared_address(shared)};
@@ -312,15 +317,7 @@ __global__ void __launch_bounds__(Tile::Threads, 1)
   wait_for_previous();
   if (threadIdx.x < 128) {
     give_registers<Tile::LoaderRegisters>();
-    PromptLoader<Tile>{p,
-                       workspace,
-                       ring,
-                       shared,
-                       num_work,
-                       row_tiles,
-                       static_cast<int>(threadIdx.x) / 64,
-                       static_cast<int>(threadIdx.x) % 64}
-        .run();
+    PromptLoader<Tile>{p, workspace, maps, ring, shared, num_work, row_tiles}.run();
   } else {
     take_registers<Tile::ConsumerRegisters>();
     const auto* place = reinterpret_cast<const volatile PromptWork*>(shared + Tile::WorkOffset);

@@ -11,21 +11,12 @@ template <typename Tile>
 struct PromptLoader {
   const TreeAttentionParams& p;
   const PromptWorkspace& workspace;
+  const PromptMaps& maps;
   const PromptRing<Tile>& ring;
   char* shared;
   int num_work, row_tiles;
-  int half, thread;  // of the warpgroup; of its threads
-
-  static constexpr int kThreads = Tile::LoaderThreads;
 
   __device__ __forceinline__ void sync() const { asm volatile("bar.sync 1, 128;\n" ::: "memory"); }
-  __device__ __forceinline__ void sync_half() const {
-    if (half == 0) {
-      asm volatile("bar.sync 2, 64;\n" ::: "memory");
-    } else {
-      asm volatile("bar.sync 3, 64;\n" ::: "memory");
-    }
-  }
 
   // How many tiles any row of the block sees, and whether limits say it all. Each warp finds out for itself.
   __device__ __forceinline__ PromptWork measure(int index) const {
@@ -46,8 +37,8 @@ struct PromptLoader {
   }
 
   __device__ __forceinline__ void load_queries(const TreeBlock& b) const {
-    const int chunk = threadIdx.x % Tile::Chunks;  // by both halves
-#pragma unroll 4
+    const int chunk = threadIdx.x % Tile::Chunks;
+#pragma unroll 2
     for (int row = threadIdx.x / Tile::Chunks; row < Tile::Rows; row += 128 / Tile::Chunks) {
       const bool inside = row < b.rows;
       const int token = token_of(p, b.row0 + row);
@@ -59,97 +50,83 @@ struct PromptLoader {
     }
   }
 
-  // Copies the rows whose cache slots `slots` names; those with a negative one become zeros.
-  __device__ __forceinline__ void load_tile(const char* keys, int64_t values_minus_keys, const int* slots,
-                                            uint32_t stage) const {
-    constexpr int kRowsAtOnce = kThreads / Tile::Chunks;
-    const int row_bytes = p.num_kv_heads * Tile::D * 2;
-    const int first = thread / Tile::Chunks, chunk = thread % Tile::Chunks;
-    // rows that are 8 apart are swizzled alike
-    constexpr int kTargets = 8 / kRowsAtOnce;
-    uint32_t targets[kTargets];
-#pragma unroll
-    for (int i = 0; i < kTargets; ++i) {
-      targets[i] = stage + tile_offset<Tile::D>(first + i * kRowsAtOnce, chunk, Tile::Tokens);
-    }
-#pragma unroll 8
-    for (int step = 0; step < Tile::Tokens / kRowsAtOnce; ++step) {
-      const int slot = slots[first + step * kRowsAtOnce];
-      const char* source = keys + static_cast<int64_t>(max(slot, 0)) * row_bytes;
-      const int bytes = slot < 0 ? 0 : 16;
-      const uint32_t target = targets[step % kTargets] + step / kTargets * 1024;
-      copy_async16(target, source, bytes);
-      copy_async16(target + Tile::KBytes, source + values_minus_keys, bytes);
+  // A tile whose last rows are past the cache's, which become zeros: row by row, by all threads.
+  __device__ __forceinline__ void load_last(const TreeBlock& b, int tile, int count) const {
+    int* slots = reinterpret_cast<int*>(shared + Tile::SlotsOffset);
+    const int position = tile * Tile::Tokens + threadIdx.x;
+    slots[threadIdx.x] = position < b.kv_end ? cache_slot(p, b.sequence, position) : -1;
+    sync();
+    const int chunk = threadIdx.x % Tile::Chunks;
+    for (int kind = 0; kind < 2; ++kind) {
+      barrier_wait(ring.empty(kind, count), ring.phase(count) ^ 1);
+      const char* cache = static_cast<const char*>(kind == 0 ? p.k_cache : p.v_cache) + b.kv_head * Tile::D * 2;
+#pragma unroll 2
+      for (int row = threadIdx.x / Tile::Chunks; row < Tile::Tokens; row += 128 / Tile::Chunks) {
+        const int slot = slots[row];
+        const int64_t offset = static_cast<int64_t>(max(slot, 0)) * p.num_kv_heads * Tile::D * 2 + chunk * 16;
+        copy_async16(ring.stage(kind, count) + tile_offset<Tile::D>(row, chunk, Tile::Tokens), cache + offset,
+                     slot < 0 ? 0 : 16);
+      }
     }
   }
 
-  // Slots of this thread's rows of a tile, -1 past the end.
-  __device__ __forceinline__ int2 look_up(const TreeBlock& b, int tile) const {
-    const int position = tile * Tile::Tokens + thread;
-    const auto find = [&](int at) { return tile >= 0 && at < b.kv_end ? cache_slot(p, b.sequence, at) : -1; };
-    return make_int2(find(position), find(position + kThreads));
+  // The first tiles of a unit, `num_tiles` of them, from the last to the first, as stages `count` and on: keys or
+  // values, by one warp, whose lanes start a box each.
+  __device__ __forceinline__ void stream(const TreeBlock& b, int kind, int num_tiles, int count) const {
+    const int rows = maps.box_rows, panels = Tile::D / 64, boxes = Tile::Tokens / rows * panels;
+    for (int tile = num_tiles - 1; tile >= 0; --tile, ++count) {
+      const uint32_t full = ring.full(kind, count), stage = ring.stage(kind, count);
+      barrier_wait(ring.empty(kind, count), ring.phase(count) ^ 1);
+      if (threadIdx.x % 32 == 0) barrier_expect(full, Tile::StageBytes);
+      __syncwarp();
+      for (int i = threadIdx.x % 32; i < boxes; i += 32) {
+        const int row = i / panels * rows, panel = i % panels;
+        const int slot = cache_slot(p, b.sequence, tile * Tile::Tokens + row);
+        copy_box(stage + panel * Tile::Tokens * 128 + row * 128, &maps.cache[kind], b.kv_head * Tile::D + panel * 64,
+                 slot, full);
+      }
+    }
   }
 
-  __device__ __forceinline__ void arrived(uint32_t barrier) const {
-    copy_async_wait<0>();
-    fence_async_proxy();
-    barrier_arrive(barrier);
-  }
-
-  // This half's tiles of one unit, from the last to the first; `count` tiles came before. The first one is on its way
-  // before the unit before has been multiplied; then `begin` waits for that and hands the work over.
-  template <typename Begin>
-  __device__ __forceinline__ void load_unit(const PromptWork& work, int count, Begin begin) const {
+  __device__ __forceinline__ void load_unit(const PromptWork& work, int count, int done) const {
     TreeBlock b = prompt_rows<Tile>(p, work.index, row_tiles);
     set_lengths(p, b, p.past_lengths[b.sequence], p.query_lengths[b.sequence]);
     b.kv_end = min(b.first_new + b.queries, p.pages_per_row * p.page_size);
-    const char* keys = static_cast<const char*>(p.k_cache) + b.kv_head * Tile::D * 2 + thread % Tile::Chunks * 16;
-    const int64_t values_minus_keys = static_cast<const char*>(p.v_cache) - static_cast<const char*>(p.k_cache);
-    int* slots = reinterpret_cast<int*>(shared + Tile::SlotsOffset) + half * Tile::Tokens;
-    int i = (count + half) % 2;
-    int2 found = look_up(b, work.num_tiles - 1 - i);
-    const auto load = [&] {
-      sync_half();  // all are past the tile before
-      slots[thread] = found.x;
-      slots[thread + kThreads] = found.y;
-      sync_half();
-      found = look_up(b, work.num_tiles - 3 - i);
-      barrier_wait(ring.empty(count + i), ring.phase(count + i) ^ 1);
-      load_tile(keys, values_minus_keys, slots, ring.stage(count + i));
-      copy_async_commit();
-    };
-    const bool some = i < work.num_tiles;
-    if (some) load();
-    begin();
-    load_queries(b);
-    copy_async_commit();
-    arrived(ring.queries_full());
-    if (some) barrier_arrive(ring.full(count + i));
-    for (i += 2; i < work.num_tiles; i += 2) {
-      load();
-      arrived(ring.full(count + i));
+    const bool ends = work.num_tiles * Tile::Tokens > b.kv_end;
+    if (done > 0) barrier_wait(ring.work_empty(), done - 1 & 1);
+    if (threadIdx.x == 0) {
+      *reinterpret_cast<PromptWork*>(shared + Tile::WorkOffset) = work;
+      barrier_arrive(ring.work_full());
     }
+    load_queries(b);
+    if (ends) load_last(b, work.num_tiles - 1, count);
+    copy_async_commit();
+    copy_async_wait<0>();
+    fence_async_proxy();
+    sync();
+    if (threadIdx.x == 0) {
+      barrier_arrive(ring.queries_full());
+      for (int kind = 0; kind < 2 && ends; ++kind) barrier_arrive(ring.full(kind, count));
+    }
+    const int warp = threadIdx.x / 32;
+    if (warp < 2) stream(b, warp, work.num_tiles - ends, count + ends);
   }
 
   __device__ __forceinline__ void run() const {
-    PromptWork* place = reinterpret_cast<PromptWork*>(shared + Tile::WorkOffset);
-    int* next_index = reinterpret_cast<int*>(place) + 3;
+    int* next_index = reinterpret_cast<int*>(shared + Tile::WorkOffset) + 3;
     int index = blockIdx.x, count = 0;
-    for (int done = 0;; ++done) {
-      const PromptWork work = index < num_work ? measure(index) : PromptWork{-1, 0, 0};
-      const auto begin = [&] {
-        if (done > 0) barrier_wait(ring.work_empty(), done - 1 & 1);
-        if (threadIdx.x != 0) return;
-        *place = work;
-        barrier_arrive(ring.work_full());
-      };
-      if (work.index < 0) return begin();
+    for (int done = 0; index < num_work; ++done) {
       if (threadIdx.x == 0) *next_index = gridDim.x + atomicAdd(workspace.next, 1);
-      load_unit(work, count, begin);
+      const PromptWork work = measure(index);
+      load_unit(work, count, done);
       count += work.num_tiles;
       sync();
       index = *next_index;
       sync();  // all have read it before it is written again
+      if (index < num_work || threadIdx.x != 0) continue;
+      barrier_wait(ring.work_empty(), done & 1);
+      reinterpret_cast<PromptWork*>(shared + Tile::WorkOffset)->index = -1;
+      barrier_arrive(ring.work_full());
     }
   }
 };

@@ -314,8 +314,10 @@ def test_sequence_whose_logits_are_no_numbers_fails_alone(
     good, bad = (pair().sequence(prompts()[i], pool, drafting=True) for i in (0, 3))
     verify_tree = decoder_module.verify_tree
 
-    def overflow_first(chunks: Any, logits: torch.Tensor) -> FirstTokens:
-        logits[[s is bad for s, _ in chunks], 1] = value
+    def overflow_first(chunks: Any, logits: Any) -> FirstTokens:
+        for (s, _), row in zip(chunks, logits, strict=True):
+            if s is bad:
+                row[1] = value
         return FirstTokens(chunks, logits)
 
     def overflow(sequences: Any, proposal: Any, logits: torch.Tensor, counts: Any) -> Any:

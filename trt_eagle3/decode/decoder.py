@@ -151,7 +151,7 @@ class Decoder:
                 s.sequence.prompt.put_visual_levels(visual_levels[:, i], s.start)
         last_rows = torch.tensor([[s.count - 1] for s in segments])
         logits, aux = self._target.forward(embeds, metadata, last_rows, visual_levels)
-        first_tokens = FirstTokens(chunks, logits[last_segments(segments), 0])
+        first_tokens = FirstTokens(chunks, [logits[i, 0] for i in last_segments(segments)])
         try:
             if aux is not None:
                 self._draft_prompt(segments, aux, first_tokens)
@@ -210,7 +210,9 @@ class Decoder:
         first_tokens.put_embeds(embeds, some, runner.embedding)
         for i, s in enumerate(some):
             put_draft_visual(self._drafting.manifest, s.sequence.prompt, embeds[i], s.start)
-        self._commit(some, embeds, (aux if len(some) == len(segments) else aux[rows])[:, :width])
+        if len(some) < len(segments):
+            aux = torch.stack([aux[i] for i in rows])
+        self._commit(some, embeds, aux[:, :width])
 
     def _propose(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> Proposal | None:
         if not sequences or tree is None or self._drafting is None:

@@ -23,8 +23,10 @@ __all__ = ["FirstTokens"]
 class FirstTokens:
     """The first tokens of those sequences of a prefill whose prompts end in it."""
 
-    def __init__(self, chunks: Sequence[tuple[SequenceState, int]], logits: Tensor) -> None:
-        """Sample from ``logits`` f32 [B, V], of the last row of each of ``chunks``."""
+    def __init__(
+        self, chunks: Sequence[tuple[SequenceState, int]], logits: Sequence[Tensor]
+    ) -> None:
+        """Sample from ``logits`` [B] f32 [V], of the last row of each of ``chunks``."""
         ends = [
             (i, s)
             for i, (s, count) in enumerate(chunks)
