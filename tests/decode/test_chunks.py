@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from trt_eagle3.decode.chunks import MIN_SEGMENT, chunk_rows, segment_width
+from trt_eagle3.decode.chunks import MIN_SEGMENT, chunk_rows, prefill_budget, segment_width
 
 
 def padded_rows(counts: list[int], max_segments: int | None = None) -> int:
@@ -80,3 +80,11 @@ def test_segment_width_of_several_segments_is_at_least_what_kernels_take() -> No
         counts = [draw.randint(1, 2000) for _ in range(draw.randint(1, 9))]
         width = segment_width(counts)
         assert width >= MIN_SEGMENT or width >= max(counts)
+
+
+def test_prefill_budget_is_halved_for_who_decodes_unless_many_wait() -> None:
+    assert prefill_budget(4096, num_decoding=0, num_rows=100_000) == 4096
+    assert prefill_budget(4096, num_decoding=1, num_rows=8192) == 2048
+    assert prefill_budget(4096, num_decoding=30, num_rows=8193) == 4096
+    assert prefill_budget(512, num_decoding=3, num_rows=600) == 512
+    assert prefill_budget(1536, num_decoding=3, num_rows=600) == 1024

@@ -39,7 +39,7 @@ _WARM = 2  # runs before the first that counts
     "--context", "contexts", multiple=True, type=int, default=(1024, 8192, 32768), show_default=True
 )
 @click.option(
-    "--chunk", "chunks", multiple=True, type=int, default=(2048,), show_default=True,
+    "--chunk", "chunks", multiple=True, type=int, default=(4096,), show_default=True,
     help="engine.prefill_chunk.",
 )  # fmt: skip
 @click.option("--crowd", default=32, show_default=True, help="Prompts of 1024 that come at once.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["chunk_rows", "segment_width"]
+__all__ = ["chunk_rows", "prefill_budget", "segment_width"]
 
 MIN_SEGMENT = 256
 """Rows of a segment at least, where a prompt has several: kernels for fewer read new rows from
@@ -19,6 +19,22 @@ their own batch row alone."""
 # happens once for each forward is worth so many more.
 _WEIGHT_ROWS = 256
 _FORWARD_ROWS = 64
+
+
+# Rows of a chunk that are not halved: below, a GPU takes hardly less time for half of them.
+_LEAST_BUDGET = 1024
+
+
+def prefill_budget(chunk: int, num_decoding: int, num_rows: int) -> int:
+    """Rows of the next prefill, ``chunk`` at most.
+
+    While ``num_decoding`` sequences decode it is half of them, so that the gap between two of their
+    tokens is half as long. Where more than two chunks wait (``num_rows`` of prompts) it is whole
+    ones: each is followed by a cycle of those that decode, for which all the others wait.
+    """
+    if num_decoding == 0 or num_rows > 2 * chunk:
+        return chunk
+    return min(chunk, max(chunk // 2, _LEAST_BUDGET))
 
 
 def segment_width(counts: Sequence[int], max_segments: int | None = None) -> int:
