@@ -73,18 +73,19 @@ struct PromptLoader {
   // The first tiles of a unit, `num_tiles` of them, from the last to the first, as stages `count` and on: keys or
   // values, by one warp, whose lanes start a box each.
   __device__ __forceinline__ void stream(const TreeBlock& b, int kind, int num_tiles, int count) const {
-    const int rows = maps.box_rows, panels = Tile::D / 64, boxes = Tile::Tokens / rows * panels;
+    constexpr int kPanels = Tile::D / 64;
+    static_assert(Tile::Tokens / 8 * kPanels <= 32, "a lane for each box");
+    const int box = threadIdx.x % 32 / kPanels * maps.box_rows, panel = threadIdx.x % kPanels;
     for (int tile = num_tiles - 1; tile >= 0; --tile, ++count) {
       const uint32_t full = ring.full(kind, count), stage = ring.stage(kind, count);
+      const bool own = box < Tile::Tokens;
+      const int slot = own ? cache_slot(p, b.sequence, tile * Tile::Tokens + box) : 0;  // before the wait
       barrier_wait(ring.empty(kind, count), ring.phase(count) ^ 1);
       if (threadIdx.x % 32 == 0) barrier_expect(full, Tile::StageBytes);
       __syncwarp();
-      for (int i = threadIdx.x % 32; i < boxes; i += 32) {
-        const int row = i / panels * rows, panel = i % panels;
-        const int slot = cache_slot(p, b.sequence, tile * Tile::Tokens + row);
-        copy_box(stage + panel * Tile::Tokens * 128 + row * 128, &maps.cache[kind], b.kv_head * Tile::D + panel * 64,
-                 slot, full);
-      }
+      if (!own) continue;
+      const int column = b.kv_head * Tile::D + panel * 64;
+      copy_box(stage + panel * Tile::Tokens * 128 + box * 128, &maps.cache[kind], column, slot, full);
     }
   }
 
