@@ -31,7 +31,9 @@ struct PromptLoader {
     }
     most = __reduce_max_sync(0xffffffffu, most);
     least = __reduce_min_sync(0xffffffffu, least);
-    if (least < 0) most = p.past_lengths[b.sequence] + p.tail;
+    if (least < 0) {  // up to the last new token, past which the cache may hold anything
+      most = p.past_lengths[b.sequence] + p.tail - p.num_new + min(p.query_lengths[b.sequence], p.num_new);
+    }
     most = min(most, p.pages_per_row * p.page_size);
     return PromptWork{index, ceil_div(most, Tile::Tokens), least >= 0};
   }
