@@ -38,8 +38,12 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
   static const auto encoder = [] {
     void* function = nullptr;
     cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
     const cudaError_t error =
         cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+#else
+    const cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found);
+#endif
     return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? function : nullptr;
   }();
   return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(encoder);
