@@ -164,7 +164,7 @@ def test_parts_of_a_plain_value_are_refused(words: tuple[str, str]) -> None:
 
 def test_prompt_chunks_are_larger_where_a_gpu_is_to_be_filled() -> None:
     assert EngineConfig().prefill_chunk == 512
-    assert EngineConfig.model_validate({"backend": "torch", "device": "cuda"}).prefill_chunk == 2048
+    assert EngineConfig.model_validate({"backend": "torch", "device": "cuda"}).prefill_chunk == 4096
     given = {"backend": "torch", "device": "cuda", "prefill_chunk": 64}
     assert EngineConfig.model_validate(given).prefill_chunk == 64
     assert EngineConfig.model_validate({"backend": "tensorrt"}).prefill_chunk == 512

@@ -126,7 +126,7 @@ class EngineConfig(_Section):
             alone) is ONNX Runtime's accuracy level 4: rows rounded to int8, many times faster and
             less exact; ``compute`` dequantises the weights at load.
         page_size: tokens per page of the KV cache.
-        prefill_chunk: prompt tokens per target pass. Left out: 2048 for torch on cuda, 512
+        prefill_chunk: prompt tokens per target pass. Left out: 4096 for torch on cuda, 512
             elsewhere.
         tensorrt: how TensorRT builds; of no effect elsewhere.
     """

@@ -15,7 +15,8 @@ static_assert(same(DType::kFloat32, TE3_FLOAT32) && same(DType::kFloat16, TE3_FL
               same(DType::kBFloat16, TE3_BFLOAT16));
 static_assert(same(MaskKind::kTree, TE3_MASK_TREE) && same(MaskKind::kCausal, TE3_MASK_CAUSAL));
 static_assert(same(AttentionPath::kAuto, TE3_PATH_AUTO) && same(AttentionPath::kSimple, TE3_PATH_SIMPLE) &&
-              same(AttentionPath::kMma, TE3_PATH_MMA) && same(AttentionPath::kWgmma, TE3_PATH_WGMMA));
+              same(AttentionPath::kMma, TE3_PATH_MMA) && same(AttentionPath::kWgmma, TE3_PATH_WGMMA) &&
+              same(AttentionPath::kPrompt, TE3_PATH_PROMPT));
 
 DType dtype_of(const te3_tensor& t) { return static_cast<DType>(t.dtype); }
 const int32_t* ints(const te3_tensor& t) { return static_cast<const int32_t*>(t.data); }
@@ -55,7 +56,7 @@ TreeAttentionParams tree_attention_params(const te3_tree_attention_args& a, Chec
   });
   check->that(a.mask == TE3_MASK_TREE || a.mask == TE3_MASK_CAUSAL,
               [&] { return "mask: unknown kind " + std::to_string(a.mask); });
-  check->that(a.path >= TE3_PATH_AUTO && a.path <= TE3_PATH_WGMMA,
+  check->that(a.path >= TE3_PATH_AUTO && a.path <= TE3_PATH_PROMPT,
               [&] { return "path: unknown " + std::to_string(a.path); });
   check->that(a.num_splits >= 0,
               [&] { return "num_splits: must not be negative, got " + std::to_string(a.num_splits); });

@@ -42,12 +42,15 @@ typedef enum te3_mask {
   TE3_MASK_CAUSAL = 1
 } te3_mask;
 
-/* How attention multiplies; anything but AUTO is for tests and measurements. */
+/* How attention multiplies; anything but AUTO is for tests and measurements.
+ *
+ * PROMPT is ``TreeAttention``'s alone: the kernel for many new tokens, on Hopper. */
 typedef enum te3_path {
   TE3_PATH_AUTO = 0,
   TE3_PATH_SIMPLE = 1,
   TE3_PATH_MMA = 2,
-  TE3_PATH_WGMMA = 3
+  TE3_PATH_WGMMA = 3,
+  TE3_PATH_PROMPT = 4
 } te3_path;
 
 typedef struct te3_tensor {
@@ -94,7 +97,8 @@ te3_status te3_qk_norm_mrope(const te3_qk_norm_mrope_args* args, void* stream);
 /* Writes new token i of row b to its slot past + (M - S) + i, then attends over [0, past) and
  * the tail slots that tree_mask shows. Tokens i >= query_lengths[b] are padding: they write no
  * cache, nobody sees them, their output is 0. With TE3_MASK_CAUSAL token i sees every slot up to
- * its own; tree_mask.data may be null, its shape is still read. */
+ * its own; tree_mask.data may be null, its shape is still read. From S = 256 on rows of the
+ * batch may share pages: each sees what the others write. */
 typedef struct te3_tree_attention_args {
   te3_tensor q;             /* T [N, Hq * D] */
   te3_tensor k;             /* T [N, Hkv * D] */

@@ -44,6 +44,15 @@ __device__ __forceinline__ void copy_bulk(uint32_t destination, const void* sour
       : "memory");
 }
 
+// Copies the box of a tensor map whose first element is (column, row); arrives on `barrier` when it is there.
+__device__ __forceinline__ void copy_box(uint32_t destination, const void* map, int column, int row, uint32_t barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];\n" ::"r"(
+          destination),
+      "l"(map), "r"(column), "r"(row), "r"(barrier)
+      : "memory");
+}
+
 #endif
 
 }  // namespace trt_eagle3

@@ -54,7 +54,8 @@ cudaError_t qk_norm_mrope(const QKNormMRopeParams& params, cudaStream_t stream);
 // Writes new token i of row b to its slot past + (M - S) + i, then attends over [0, past) and the
 // tail slots that tree_mask shows. Tokens i >= query_lengths[b] are padding: they write no cache,
 // nobody sees them, their output is 0. With TE3_MASK_CAUSAL token i sees every slot up to its own;
-// tree_mask.data may be null, its shape is still read.
+// tree_mask.data may be null, its shape is still read. From S = 256 on rows of the batch may share
+// pages: each sees what the others write.
 struct TreeAttentionParams {
   const void* q;                 // T [N, Hq * D]
   const void* k;                 // T [N, Hkv * D]

@@ -13,8 +13,8 @@ enum class DType : int32_t { kFloat32 = 0, kFloat16 = 1, kBFloat16 = 2 };
 // Who sees whom in the tail: an explicit mask, or token i sees tail slots up to its own.
 enum class MaskKind : int32_t { kTree = 0, kCausal = 1 };
 
-// How products are computed. kAuto picks; the rest are for tests and measurements.
-enum class AttentionPath : int32_t { kAuto = 0, kSimple = 1, kMma = 2, kWgmma = 3 };
+// How products are computed. kAuto picks; the rest are for tests and measurements. kPrompt is TreeAttention's alone.
+enum class AttentionPath : int32_t { kAuto = 0, kSimple = 1, kMma = 2, kWgmma = 3, kPrompt = 4 };
 
 // Most rows of x that linear() takes; cudaErrorNotSupported for what cuBLAS computes as fast.
 constexpr int32_t kMaxLinearRows = 64;

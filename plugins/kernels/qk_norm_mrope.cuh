@@ -1,99 +1,170 @@
 // QKNormMRope: cuts the packed projection into q, k, v; per head of q and k: RMSNorm (optional), then rotary embedding
 // whose pair i (channels i and i + D/2) turns by position_ids[pair_axis[i]] * inv_freq[i].
 //
-// Idea: a warp owns a head of a token, lane l the pairs 2l and 2l + 1, so one pass reads, normalises in registers,
+// Idea: kLanes lanes own a head of a token, each some neighbouring pairs, so one pass reads, normalises in registers,
 // turns and writes. Angles are float32 products as in transformers, with the full-range sine and cosine: no table to
-// outgrow. Bytes moved: 2 * N * (Hq + 2 Hkv) * D * sizeof(T). Measured: docs/measurements.md, "Kernels".
+// outgrow. Of many tokens the instructions cost more than the bytes: two heads share a warp, and several in turn its
+// sines. Bytes moved: 2 * N * (Hq + 2 Hkv) * D * sizeof(T). Measured: docs/measurements.md, "Kernels".
 #pragma once
 
 #include "common.cuh"
 
 namespace trt_eagle3 {
 
-// grid (N, heads / kHeadsPerBlock); kSteps * 64 pairs cover D / 2.
-template <typename T, int kSteps>
-__global__ void __launch_bounds__(128) qk_norm_mrope_kernel(const QKNormMRopeParams p) {
-  wait_for_previous_beside_next();
-  using Pair = Pack<T, 2>;
-  const int lane = threadIdx.x % 32;
-  const int head = blockIdx.y * 4 + threadIdx.x / 32;  // 0 .. Hq + 2 Hkv
-  const int num_heads = p.num_heads + 2 * p.num_kv_heads;
-  if (head >= num_heads) return;
-  const int64_t token = blockIdx.x;
-  const int half = p.head_dim / 2;
-  const bool is_q = head < p.num_heads;
-  const bool is_v = head >= p.num_heads + p.num_kv_heads;
-  const T* source = static_cast<const T*>(p.qkv) + (token * num_heads + head) * p.head_dim;
-  T* target = is_q ? static_cast<T*>(p.q) + (token * p.num_heads + head) * p.head_dim
-              : is_v
-                  ? static_cast<T*>(p.v) + (token * p.num_kv_heads + head - p.num_heads - p.num_kv_heads) * p.head_dim
-                  : static_cast<T*>(p.k) + (token * p.num_kv_heads + head - p.num_heads) * p.head_dim;
+// How the pairs of a head (channels i and i + D / 2) lie in lanes: pair (step * Lanes + lane) * Width + {0 .. Width -
+// 1}.
+template <typename Element, int kLanes, int kWidth, int kSteps>
+struct RopeLayout {
+  using T = Element;
+  using Values = Pack<T, kWidth>;
+  using Turns = float2[kSteps][kWidth];  // cosine and sine
+  static constexpr int Lanes = kLanes, Width = kWidth, Steps = kSteps;
+  static __device__ __forceinline__ int pair(int step) { return (step * kLanes + threadIdx.x % kLanes) * kWidth; }
+};
 
-  Pair low[kSteps], high[kSteps];
+// A lane's pairs of a head.
+template <typename Layout>
+struct RopeHead {
+  using T = typename Layout::T;
+  using Values = typename Layout::Values;
+  Values low[Layout::Steps], high[Layout::Steps];
+
+  __device__ __forceinline__ void read(const T* source, int half) {
 #pragma unroll
-  for (int s = 0; s < kSteps; ++s) {
-    const int pair = (s * 32 + lane) * 2;
-    if (pair >= half) continue;
-    low[s] = *reinterpret_cast<const Pair*>(source + pair);
-    high[s] = *reinterpret_cast<const Pair*>(source + half + pair);
-  }
-  if (is_v) {
-#pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      const int pair = (s * 32 + lane) * 2;
+    for (int s = 0; s < Layout::Steps; ++s) {
+      const int pair = Layout::pair(s);
       if (pair >= half) continue;
-      *reinterpret_cast<Pair*>(target + pair) = low[s];
-      *reinterpret_cast<Pair*>(target + half + pair) = high[s];
+      low[s] = *reinterpret_cast<const Values*>(source + pair);
+      high[s] = *reinterpret_cast<const Values*>(source + half + pair);
     }
-    return;
   }
-  const T* weight = static_cast<const T*>(is_q ? p.q_norm : p.k_norm);
-  float inverse_rms = 1.0f;
-  if (weight != nullptr) {
+
+  __device__ __forceinline__ void write(T* target, int half) const {
+#pragma unroll
+    for (int s = 0; s < Layout::Steps; ++s) {
+      const int pair = Layout::pair(s);
+      if (pair >= half) continue;
+      *reinterpret_cast<Values*>(target + pair) = low[s];
+      *reinterpret_cast<Values*>(target + half + pair) = high[s];
+    }
+  }
+
+  // Of the whole head: 1 / sqrt(mean of squares + epsilon).
+  __device__ __forceinline__ float inverse_rms(int half, float epsilon) const {
     float squares = 0.0f;
 #pragma unroll
-    for (int s = 0; s < kSteps; ++s) {
-      if ((s * 32 + lane) * 2 >= half) continue;
+    for (int s = 0; s < Layout::Steps; ++s) {
+      if (Layout::pair(s) >= half) continue;
 #pragma unroll
-      for (int e = 0; e < 2; ++e) {
+      for (int e = 0; e < Layout::Width; ++e) {
         const float a = to_float(low[s].values[e]), b = to_float(high[s].values[e]);
         squares += a * a + b * b;
       }
     }
-    inverse_rms = rsqrtf(warp_sum(squares) / p.head_dim + p.epsilon);
+#pragma unroll
+    for (int lanes = Layout::Lanes / 2; lanes > 0; lanes /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, lanes);
+    return rsqrtf(squares / (2 * half) + epsilon);
   }
+
+  // Scales by `scale` and `weight`, unless that is null, and turns.
+  __device__ __forceinline__ void turn(const typename Layout::Turns& turns, float scale, const T* weight, int half) {
+    RopeHead weights;
+    if (weight != nullptr) weights.read(weight, half);
 #pragma unroll
-  for (int s = 0; s < kSteps; ++s) {
-    const int pair = (s * 32 + lane) * 2;
-    if (pair >= half) continue;
-    Pair out_low, out_high;
+    for (int s = 0; s < Layout::Steps; ++s) {
+      if (Layout::pair(s) >= half) continue;
 #pragma unroll
-    for (int e = 0; e < 2; ++e) {
-      const int i = pair + e;
+      for (int e = 0; e < Layout::Width; ++e) {
+        float a = to_float(low[s].values[e]) * scale, b = to_float(high[s].values[e]) * scale;
+        if (weight != nullptr) {
+          a *= to_float(weights.low[s].values[e]);
+          b *= to_float(weights.high[s].values[e]);
+        }
+        const float cosine = turns[s][e].x, sine = turns[s][e].y;
+        low[s].values[e] = from_float<T>(a * cosine - b * sine);
+        high[s].values[e] = from_float<T>(b * cosine + a * sine);
+      }
+    }
+  }
+};
+
+template <typename Layout>
+__device__ __forceinline__ void find_turns(const QKNormMRopeParams& p, int64_t token, typename Layout::Turns& turns) {
+#pragma unroll
+  for (int s = 0; s < Layout::Steps; ++s) {
+#pragma unroll
+    for (int e = 0; e < Layout::Width; ++e) {
+      const int i = Layout::pair(s) + e;
+      if (i >= p.head_dim / 2) continue;
       const int axis = min(max(p.pair_axis[i], 0), 2);  // an engine builder times kernels on inputs of any content
       const int position = p.position_ids[static_cast<int64_t>(axis) * p.num_tokens + token];
-      float sine, cosine;
-      sincosf(static_cast<float>(position) * p.inv_freq[i], &sine, &cosine);
-      float a = to_float(low[s].values[e]) * inverse_rms, b = to_float(high[s].values[e]) * inverse_rms;
-      if (weight != nullptr) {
-        a *= to_float(weight[i]);
-        b *= to_float(weight[half + i]);
-      }
-      out_low.values[e] = from_float<T>(a * cosine - b * sine);
-      out_high.values[e] = from_float<T>(b * cosine + a * sine);
+      sincosf(static_cast<float>(position) * p.inv_freq[i], &turns[s][e].y, &turns[s][e].x);
     }
-    *reinterpret_cast<Pair*>(target + pair) = out_low;
-    *reinterpret_cast<Pair*>(target + half + pair) = out_high;
   }
+}
+
+// Where head `head` of 0 .. Hq + 2 Hkv of a token goes.
+template <typename T>
+__device__ __forceinline__ T* rope_target(const QKNormMRopeParams& p, int64_t token, int head) {
+  if (head < p.num_heads) return static_cast<T*>(p.q) + (token * p.num_heads + head) * p.head_dim;
+  const int kv_head = head - p.num_heads;
+  if (kv_head < p.num_kv_heads) return static_cast<T*>(p.k) + (token * p.num_kv_heads + kv_head) * p.head_dim;
+  return static_cast<T*>(p.v) + (token * p.num_kv_heads + kv_head - p.num_kv_heads) * p.head_dim;
+}
+
+// grid (N, heads / heads of a block); a group of lanes takes kHeads heads.
+template <typename Layout, int kHeads>
+__global__ void __launch_bounds__(128) qk_norm_mrope_kernel(const QKNormMRopeParams p) {
+  wait_for_previous_beside_next();
+  using T = typename Layout::T;
+  constexpr int kGroups = 32 / Layout::Lanes;  // of a warp
+  const int half = p.head_dim / 2, num_heads = p.num_heads + 2 * p.num_kv_heads, rotated = num_heads - p.num_kv_heads;
+  const int first = (blockIdx.y * 4 + threadIdx.x / 32) * kGroups * kHeads;  // of the warp
+  if (first >= num_heads) return;
+  const int64_t token = blockIdx.x;
+  const auto head_of = [&](int i) { return first + i * kGroups + threadIdx.x % 32 / Layout::Lanes; };
+  RopeHead<Layout> heads[kHeads];
+#pragma unroll
+  for (int i = 0; i < kHeads; ++i) {
+    const int head = min(head_of(i), num_heads - 1);
+    heads[i].read(static_cast<const T*>(p.qkv) + (token * num_heads + head) * p.head_dim, half);
+  }
+  typename Layout::Turns turns;
+  if (first < rotated) find_turns<Layout>(p, token, turns);
+#pragma unroll
+  for (int i = 0; i < kHeads; ++i) {
+    const int head = head_of(i);
+    const T* weight = static_cast<const T*>(head < p.num_heads ? p.q_norm : p.k_norm);
+    // the lanes of both groups sum
+    const float scale = weight == nullptr ? 1.0f : heads[i].inverse_rms(half, p.epsilon);
+    if (head >= num_heads) continue;
+    if (head < rotated) heads[i].turn(turns, scale, weight, half);
+    heads[i].write(rope_target<T>(p, token, head), half);
+  }
+}
+
+constexpr int kManyRopeTokens = 256;  // from which on instructions count
+
+template <typename Layout, int kHeads>
+cudaError_t launch_qk_norm_mrope_as(const QKNormMRopeParams& p, cudaStream_t stream) {
+  const dim3 grid(p.num_tokens, ceil_div(p.num_heads + 2 * p.num_kv_heads, 4 * 32 / Layout::Lanes * kHeads));
+  return launch(Overlap::kYes, qk_norm_mrope_kernel<Layout, kHeads>, grid, 128, 0, 1, stream, p);
 }
 
 inline cudaError_t launch_qk_norm_mrope(const QKNormMRopeParams& p, cudaStream_t stream) {
   if (p.num_tokens == 0) return cudaSuccess;
   if (p.head_dim > 256 || p.head_dim % 4 != 0) return cudaErrorInvalidValue;
-  const dim3 grid(p.num_tokens, ceil_div(p.num_heads + 2 * p.num_kv_heads, 4));
+  const bool aligned = ((reinterpret_cast<uintptr_t>(p.qkv) | reinterpret_cast<uintptr_t>(p.q) |
+                         reinterpret_cast<uintptr_t>(p.k) | reinterpret_cast<uintptr_t>(p.v) |
+                         reinterpret_cast<uintptr_t>(p.q_norm) | reinterpret_cast<uintptr_t>(p.k_norm)) %
+                        16) == 0;
   return with_dtype(p.dtype, [&](auto t) {
-    const auto kernel = p.head_dim <= 128 ? qk_norm_mrope_kernel<decltype(t), 1> : qk_norm_mrope_kernel<decltype(t), 2>;
-    return launch(Overlap::kYes, kernel, grid, 128, 0, 1, stream, p);
+    using T = decltype(t);
+    if (p.num_tokens >= kManyRopeTokens && p.head_dim == 128 && aligned) {
+      return launch_qk_norm_mrope_as<RopeLayout<T, 16, 4, 1>, 6>(p, stream);
+    }
+    if (p.head_dim <= 128) return launch_qk_norm_mrope_as<RopeLayout<T, 32, 2, 1>, 1>(p, stream);
+    return launch_qk_norm_mrope_as<RopeLayout<T, 32, 2, 2>, 1>(p, stream);
   });
 }
 

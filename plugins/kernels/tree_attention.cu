@@ -36,7 +36,7 @@ cudaError_t dispatch(const TreeAttentionParams& p, const TreeRequest& request) {
     const cudaError_t error = run_fast(p, request);
     if (error != cudaErrorNotSupported || p.path != AttentionPath::kAuto) return error;
   }
-  if (p.path == AttentionPath::kMma || p.path == AttentionPath::kWgmma) return cudaErrorNotSupported;
+  if (p.path != AttentionPath::kAuto && p.path != AttentionPath::kSimple) return cudaErrorNotSupported;
   if (request.bytes != nullptr) return cudaSuccess;
   return with_dtype(p.dtype, [&](auto t) { return tree_simple<decltype(t)>(p, request.stream); });
 }

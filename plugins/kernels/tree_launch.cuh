@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "chip.cuh"
+#include "prompt_launch.cuh"
 #include "tree_attention.cuh"
 
 namespace trt_eagle3 {
@@ -77,14 +78,6 @@ __global__ void __launch_bounds__(kThreads) tree_write_kernel(const TreeAttentio
   }
 }
 
-// With `bytes`, says how much workspace a launch wants; without, launches.
-struct TreeRequest {
-  size_t* bytes;
-  void* workspace;
-  size_t workspace_bytes;
-  cudaStream_t stream;
-};
-
 // From this many new tokens on, a launch of its own writes them first, and tiles of new tokens load like the rest.
 constexpr int kWriteFirst = 256;
 
@@ -130,6 +123,11 @@ cudaError_t run_tree_sized(const TreeAttentionParams& p, const TreeRequest& requ
   Chip chip;
   if (const cudaError_t error = Chip::current(&chip); error != cudaSuccess) return error;
   const int rows = p.num_new * (p.num_heads / p.num_kv_heads);
+  if constexpr (kD == 128) {
+    using Prompt = PromptTile<T, kD, 3>;
+    if (has_wgmma(chip) && prompt_pays<Prompt>(p, chip)) return run_prompt<Prompt>(p, chip, request);
+  }
+  if (p.path == AttentionPath::kPrompt) return cudaErrorNotSupported;
   if constexpr (kD % 64 == 0) {
     if (p.path != AttentionPath::kMma && has_wgmma(chip) && (rows > 16 || p.path == AttentionPath::kWgmma)) {
       if (rows <= 64) return run_tree<typename Tiles::Hopper64>(p, chip, request);

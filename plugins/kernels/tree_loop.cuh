@@ -12,7 +12,7 @@ struct OnlineSoftmax {
   float m[2] = {-INFINITY, -INFINITY};
   float d[2] = {0.0f, 0.0f};
   float rescale_by[2];  // 2^(old m - new m)
-  bool m_changed;       // for a row of this warp: what was summed so far must be rescaled
+  bool m_changed;       // of one of the two
 
   // Turns scores into weights 2^(score - m), with m and d brought up to date.
   template <int kTiles>
@@ -39,12 +39,17 @@ struct OnlineSoftmax {
       }
       d[half] = d[half] * rescale_by[half] + added;
     }
-    m_changed = __any_sync(0xffffffffu, changed);
+    m_changed = changed;
   }
 
   template <int kColumns>
   __device__ __forceinline__ void rescale(float (&out)[kColumns][4]) const {
-    if (!m_changed) return;
+    if (__any_sync(0xffffffffu, m_changed)) rescale_all(out);
+  }
+
+  // Without asking whether a maximum of the warp moved: faster where products run meanwhile.
+  template <int kColumns>
+  __device__ __forceinline__ void rescale_all(float (&out)[kColumns][4]) const {
 #pragma unroll
     for (int j = 0; j < kColumns; ++j) {
 #pragma unroll

@@ -28,6 +28,7 @@ from tests.decode.scheduling import (
 from trt_eagle3.decode import decoder as decoder_module
 from trt_eagle3.decode import scheduler as scheduler_module
 from trt_eagle3.decode.decoder import Decoder
+from trt_eagle3.decode.first_token import FirstTokens
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.prompt import Prompt
@@ -311,11 +312,13 @@ def test_sequence_whose_logits_are_no_numbers_fails_alone(
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
     scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: CHAIN)
     good, bad = (pair().sequence(prompts()[i], pool, drafting=True) for i in (0, 3))
-    say_first, verify_tree = Decoder._sample_first_token, decoder_module.verify_tree
+    verify_tree = decoder_module.verify_tree
 
-    def overflow_first(self: Decoder, chunks: Any, logits: torch.Tensor) -> None:
-        logits[[s is bad for s, _ in chunks], 1] = value
-        say_first(self, chunks, logits)
+    def overflow_first(chunks: Any, logits: Any) -> FirstTokens:
+        for (s, _), row in zip(chunks, logits, strict=True):
+            if s is bad:
+                row[1] = value
+        return FirstTokens(chunks, logits)
 
     def overflow(sequences: Any, proposal: Any, logits: torch.Tensor, counts: Any) -> Any:
         logits[[s is bad for s in sequences], -1, 1] = value
@@ -326,7 +329,7 @@ def test_sequence_whose_logits_are_no_numbers_fails_alone(
         scheduler.step()
     scheduler.add(bad)
     if when == "prefill":
-        monkeypatch.setattr(Decoder, "_sample_first_token", overflow_first)
+        monkeypatch.setattr(decoder_module, "FirstTokens", overflow_first)
     else:
         monkeypatch.setattr(decoder_module, "verify_tree", overflow)
     errors = []

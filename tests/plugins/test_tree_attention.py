@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tests.plugins.overlap import check_overlap
 from tests.plugins.tree_case import Case, Inputs, draw, expected_cache, reference, run
+from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch.capi import AttentionPath
 
 pytestmark = pytest.mark.gpu
@@ -68,6 +69,29 @@ PLAIN = [
 ]
 
 
+# Many new tokens, as a prompt's chunks have them.
+PROMPTS = [
+    Case(lengths=((0, 700),), num_new=700, tail=700, heads=(32, 8), chunk=True),
+    Case(lengths=((2049, 1025),), num_new=1025, tail=1025, heads=(32, 8), chunk=True),
+    Case(lengths=((5, 1024),), num_new=1024, tail=1024, heads=(32, 8), page_size=1, causal=True),
+    Case(lengths=((300, 640),), num_new=640, tail=640, heads=(28, 4), page_size=24, chunk=True),
+    Case(lengths=((77, 900),), num_new=900, tail=900, heads=(16, 16), page_size=64, chunk=True),
+    Case(lengths=((0, 600),), num_new=600, tail=600, heads=(64, 2), chunk=True),
+    # ragged: one fills the chunk, one ends within it, one has a single row, one has none
+    Case(
+        lengths=((0, 512), (333, 200), (40, 1), (9, 0)),
+        num_new=512,
+        tail=512,
+        heads=(32, 8),
+        chunk=True,
+    ),
+    Case(lengths=((31, 300), (0, 257)), num_new=300, tail=310, heads=(32, 8), causal=True),
+    # masks that are no prompt's: every row asks its own
+    Case(lengths=((130, 300),), num_new=300, tail=333, heads=(32, 8)),
+    Case(lengths=((0, 260), (700, 31)), num_new=260, tail=260, heads=(7, 1)),
+]
+
+
 def check(case: Case, device: torch.device, **options: object) -> None:
     x = draw(case, seed=zlib.crc32(str(case).encode()), device=device)
     wanted_k, wanted_v = expected_cache(case, x)
@@ -117,6 +141,52 @@ def test_tree_attention_on_every_path_matches_float64(
     case: Case, path: AttentionPath, num_splits: int, cuda: torch.device
 ) -> None:
     check(case, cuda, path=path, num_splits=num_splits, prefetch_safe=True)
+
+
+@pytest.mark.parametrize("path", [AttentionPath.AUTO, AttentionPath.WGMMA, AttentionPath.PROMPT])
+@pytest.mark.parametrize("case", PROMPTS, ids=str)
+def test_tree_attention_of_prompts_matches_float64(
+    case: Case, path: AttentionPath, cuda: torch.device
+) -> None:
+    check(case, cuda, path=path, prefetch_safe=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_tree_attention_on_the_path_of_prompts_matches_float64(
+    case: Case, dtype: torch.dtype, cuda: torch.device
+) -> None:
+    check(case.of(dtype), cuda, path=AttentionPath.PROMPT)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("path", AttentionPath)
+def test_tree_attention_segments_of_a_prompt_see_those_before_them(
+    path: AttentionPath, dtype: torch.dtype, cuda: torch.device
+) -> None:
+    """Three batch rows over the pages of one sequence, in one launch; the last has padding."""
+    past, width, total = 70, 300, 850
+    case = Case(
+        lengths=((past, total),), num_new=3 * width, tail=3 * width, heads=(32, 8), chunk=True
+    ).of(dtype)
+    x = draw(case, seed=1, device=cuda)
+    wanted, caches = reference(case, x), expected_cache(case, x)
+    starts = torch.arange(3, dtype=torch.int32, device=cuda) * width
+    out = torch.full_like(x.q, torch.nan)
+    try:
+        capi.tree_attention(
+            x.q, x.k, x.v, x.k_cache, x.v_cache, past + starts, (total - starts).clamp(max=width),
+            x.page_table.expand(3, -1).contiguous(),
+            torch.ones(3, width, width, dtype=torch.bool, device=cuda).tril(),
+            page_size=case.page_size, scale=x.scale, out=out, path=path,
+        )  # fmt: skip
+    except NotImplementedError:
+        pytest.skip("no such path for this type")
+    integers = torch.int32 if dtype == torch.float32 else torch.int16
+    for cache, expected in zip((x.k_cache, x.v_cache), caches, strict=True):
+        assert torch.equal(cache.view(integers), expected.view(integers))
+    error = (out.view(wanted.shape).double() - wanted).norm() / wanted.norm()
+    assert error < TOLERANCE[dtype], f"{error:.2e}"
 
 
 @pytest.mark.parametrize("num_new", [1, 16, 64])

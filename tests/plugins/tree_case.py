@@ -16,7 +16,10 @@ __all__ = ["Case", "Inputs", "draw", "expected_cache", "reference", "run"]
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes of one launch; ``lengths`` holds (past, real new tokens) per sequence."""
+    """Sizes of one launch; ``lengths`` holds (past, real new tokens) per sequence.
+
+    ``causal``: without a mask; ``chunk``: with the mask of a prompt's chunk, which is as causal.
+    """
 
     lengths: tuple[tuple[int, int], ...]
     num_new: int
@@ -26,10 +29,11 @@ class Case:
     page_size: int = 16
     dtype: torch.dtype = torch.bfloat16
     causal: bool = False
+    chunk: bool = False
 
     def __str__(self) -> str:
         lengths = "_".join(f"{past}+{new}" for past, new in self.lengths)
-        kind = "causal" if self.causal else f"tree{self.tail}"
+        kind = "causal" if self.causal else "chunk" if self.chunk else f"tree{self.tail}"
         heads = f"{self.heads[0]}h{self.heads[1]}"
         sizes = f"D{self.head_dim}-p{self.page_size}-{str(self.dtype)[6:]}"
         return f"{lengths}-S{self.num_new}-{kind}-{heads}-{sizes}"
@@ -81,7 +85,7 @@ def draw(case: Case, seed: int, device: torch.device) -> Inputs:
     mask[:, own, own + case.tail - case.num_new] = True  # a token sees itself
     for row, (_, new) in enumerate(case.lengths):
         mask[row, :, case.tail - case.num_new + new :] = False  # nobody sees padding
-    if case.causal:
+    if case.causal or case.chunk:
         ahead = case.tail - case.num_new
         columns = torch.arange(case.tail, device=device)
         mask = (columns[None] <= own[:, None] + ahead).expand(batch, -1, -1).contiguous()

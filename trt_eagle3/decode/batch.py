@@ -14,11 +14,12 @@ from torch.nn import functional
 
 from trt_eagle3.decode.propose import Proposal, tree_proposal
 from trt_eagle3.decode.runner import AttentionMetadata, causal_mask
+from trt_eagle3.decode.segment import Segment
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.state import LayerStates
 from trt_eagle3.decode.tree import Tree
 
-__all__ = ["causal_metadata", "padded", "widened"]
+__all__ = ["padded", "segment_metadata", "widened"]
 
 
 def padded(rows: Sequence[Tensor], width: int) -> Tensor:
@@ -49,26 +50,21 @@ def _shared_causal_mask(width: int, device: torch.device) -> Tensor:
     )
 
 
-def causal_metadata(
-    states: LayerStates,
-    sequences: Sequence[SequenceState],
-    starts: Sequence[int],
-    counts: Sequence[int],
-    positions: Sequence[Tensor],
-    embeds: Tensor,
+def segment_metadata(
+    states: LayerStates, segments: Sequence[Segment], positions: Sequence[Tensor], embeds: Tensor
 ) -> AttentionMetadata:
-    """Rows ``[start, start + count)`` of each sequence, each seeing all before; ``positions`` int32
-    [B][3, count].
+    """The rows of B segments, each of which sees all rows of its sequence before it; ``positions``
+    int32 [B][3, count].
 
     ``embeds`` [B, S, H] are the rows, padded.
     """
     width = embeds.shape[1]
     of_width = [functional.pad(p, (0, width - p.shape[1])) for p in positions]
     return AttentionMetadata(
-        past=starts,
-        counts=counts,
-        state_inputs=states.inputs(sequences, [n + m for n, m in zip(starts, counts, strict=True)]),
-        mask=_shared_causal_mask(width, embeds.device).expand(len(sequences), -1, -1),
+        past=[s.start for s in segments],
+        counts=[s.count for s in segments],
+        state_inputs=states.inputs([s.sequence for s in segments], [s.stop for s in segments]),
+        mask=_shared_causal_mask(width, embeds.device).expand(len(segments), -1, -1),
         positions=torch.stack(of_width, dim=1),
     )
 

@@ -16,8 +16,9 @@ from torch.nn import functional
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode.accept import Accepted
-from trt_eagle3.decode.batch import causal_metadata, padded, widened
+from trt_eagle3.decode.batch import padded, segment_metadata, widened
 from trt_eagle3.decode.dynamic_tree import DynamicTree
+from trt_eagle3.decode.first_token import FirstTokens
 from trt_eagle3.decode.propose import (
     Drafters,
     Proposal,
@@ -27,6 +28,7 @@ from trt_eagle3.decode.propose import (
     put_draft_visual,
 )
 from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, all_rows
+from trt_eagle3.decode.segment import Segment, cut, last_segments
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.state import Commit, LayerStates
 from trt_eagle3.decode.tree import Tree
@@ -61,15 +63,24 @@ class Decoder:
         max_seq_len: int,
         prefill_chunk: int,
         fixed_shapes: bool = False,
+        max_batch_size: int | None = None,
     ) -> None:
         """``fixed_shapes``: pad the draft's rows after a cycle to the tree's width, so that CUDA
-        graphs fit again.
+        graphs fit again. ``max_batch_size``: batch rows that the sessions take; None: any.
         """
         self.max_seq_len = max_seq_len
         self.prefill_chunk = prefill_chunk
         self._target = target
         self._drafting = drafting
         self._fixed_shapes = fixed_shapes
+        self._max_batch_size = max_batch_size
+
+    @property
+    def max_segments(self) -> int | None:
+        """Batch rows of a prefill whose prompts are cut, None: any; 0: a sequence is in one row
+        alone, as its per-sequence states are.
+        """
+        return 0 if self.states.has_snapshots else self._max_batch_size
 
     @property
     def states(self) -> LayerStates:
@@ -126,25 +137,26 @@ class Decoder:
 
         None, if the target's logits are no numbers.
         """
-        sequences, counts = [sequence for sequence, _ in chunks], [count for _, count in chunks]
-        positions = [s.prompt.positions(s.length, s.length + count) for s, count in chunks]
-        ids = padded([s.ids(s.length, s.length + count) for s, count in chunks], max(counts))
+        segments = cut(chunks, self.max_segments)
+        width = max(s.count for s in segments)
+        ids = padded([s.sequence.ids(s.start, s.stop) for s in segments], width)
         embeds = self._target.embedding.lookup(ids)
-        metadata = causal_metadata(
-            self.states, sequences, [s.length for s in sequences], counts, positions, embeds
-        )
+        positions = [s.sequence.prompt.positions(s.start, s.stop) for s in segments]
+        metadata = segment_metadata(self.states, segments, positions, embeds)
         visual_levels = None
-        if any(s.prompt.has_visual(s.length, count) for s, count in chunks):
+        if any(s.sequence.prompt.has_visual(s.start, s.count) for s in segments):
             visual_levels = embeds.new_zeros(self._target.num_visual_levels, *embeds.shape)
-            for i, s in enumerate(sequences):
-                s.prompt.put_visual(embeds[i], s.length)
-                s.prompt.put_visual_levels(visual_levels[:, i], s.length)
-        logits, aux = self._target.forward(
-            embeds, metadata, torch.tensor(counts)[:, None] - 1, visual_levels
-        )
-        self._sample_first_token(chunks, logits[:, 0])
-        if aux is not None:
-            self._draft_prompt(sequences, counts, aux)
+            for i, s in enumerate(segments):
+                s.sequence.prompt.put_visual(embeds[i], s.start)
+                s.sequence.prompt.put_visual_levels(visual_levels[:, i], s.start)
+        last_rows = torch.tensor([[s.count - 1] for s in segments])
+        logits, aux = self._target.forward(embeds, metadata, last_rows, visual_levels)
+        first_tokens = FirstTokens(chunks, [logits[i, 0] for i in last_segments(segments)])
+        try:
+            if aux is not None:
+                self._draft_prompt(segments, aux, first_tokens)
+        finally:  # who is prefilled again, since the draft ran out of memory, has its token
+            first_tokens.append()
         # last: a prefill whose draft runs out of memory is run again, over the same states
         self.states.commit([Commit(s, s.length, range(count)) for s, count in chunks])
         for sequence, count in chunks:
@@ -181,42 +193,26 @@ class Decoder:
             sequence.length += len(accepted.tokens)
         return found
 
-    def _sample_first_token(
-        self, chunks: Sequence[tuple[SequenceState, int]], logits: Tensor
-    ) -> None:
-        """The first token of the sequences whose prompt ends here, from ``logits [B, V]``."""
-        ends = [
-            i
-            for i, (s, count) in enumerate(chunks)
-            if not s.tokens and s.length + count == s.num_prefill
-        ]
-        if ends:
-            firsts = torch.stack([chunks[i][0].sampler.first(logits[i]) for i in ends])
-            output_ids = firsts.masked_fill(~logits[ends].amax(dim=1).isfinite(), -1).tolist()
-            for i, token in zip(ends, output_ids, strict=True):
-                chunks[i][0].append_tokens((token,) if token >= 0 else ())
-
     def _draft_prompt(
-        self, sequences: Sequence[SequenceState], counts: Sequence[int], aux: Tensor
+        self, segments: Sequence[Segment], aux: Tensor, first_tokens: FirstTokens
     ) -> None:
         """Give the draft these rows: features of every row, tokens one ahead.
 
-        A chunk's last row needs the next chunk's first token, and the prompt's the answer's first,
-        sampled by now.
+        A segment's last row needs the next one's first token, and the prompt's the answer's first.
         """
-        rows = [i for i, s in enumerate(sequences) if s.drafting]
+        rows = [i for i, s in enumerate(segments) if s.sequence.drafting]
         if self._drafting is None or not rows:
             return
-        some, widths = [sequences[i] for i in rows], [counts[i] for i in rows]
-        runner = self._drafting.proposer.runner
-        ahead = [
-            s.ids(s.length + 1, s.length + 1 + count) for s, count in zip(some, widths, strict=True)
-        ]
-        embeds = runner.embedding.lookup(padded(ahead, max(widths)))
+        some = [segments[i] for i in rows]
+        runner, width = self._drafting.proposer.runner, max(s.count for s in some)
+        ahead = [s.sequence.ids(s.start + 1, s.stop + 1) for s in some]
+        embeds = runner.embedding.lookup(padded(ahead, width))
+        first_tokens.put_embeds(embeds, some, runner.embedding)
         for i, s in enumerate(some):
-            put_draft_visual(self._drafting.manifest, s.prompt, embeds[i], s.length)
-        aux = (aux if len(some) == len(sequences) else aux[rows])[:, : max(widths)]
-        self._commit(some, widths, embeds, aux)
+            put_draft_visual(self._drafting.manifest, s.sequence.prompt, embeds[i], s.start)
+        if len(some) < len(segments):
+            aux = torch.stack([aux[i] for i in rows])
+        self._commit(some, embeds, aux[:, :width])
 
     def _propose(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> Proposal | None:
         if not sequences or tree is None or self._drafting is None:
@@ -282,7 +278,9 @@ class Decoder:
             )
             aux = aux.gather(1, index[..., None].expand(-1, -1, aux.shape[2]))
         tokens = padded([torch.tensor(found[i].tokens, dtype=torch.int64) for i in rows], width)
-        self._commit(some, counts, self._drafting.proposer.runner.embedding.lookup(tokens), aux)
+        embeds = self._drafting.proposer.runner.embedding.lookup(tokens)
+        segments = [Segment(s, s.draft_length, n) for s, n in zip(some, counts, strict=True)]
+        self._commit(segments, embeds, aux)
 
     def _defer(self, sequences: Sequence[SequenceState], aux: Tensor) -> None:
         """Keep what the draft will want if speculation pays again: asking it now would be for
@@ -316,32 +314,27 @@ class Decoder:
             functional.pad(torch.stack(s.deferred), (0, 0, 0, width - n))
             for s, n in zip(sequences, counts, strict=True)
         ]
-        self._commit(sequences, counts, embeds, torch.stack(rows))
+        segments = [Segment(s, s.draft_length, n) for s, n in zip(sequences, counts, strict=True)]
+        self._commit(segments, embeds, torch.stack(rows))
         for s in sequences:
             s.deferred.clear()
 
-    def _commit(
-        self, sequences: Sequence[SequenceState], counts: Sequence[int], embeds: Tensor, aux: Tensor
-    ) -> None:
+    def _commit(self, segments: Sequence[Segment], embeds: Tensor, aux: Tensor) -> None:
         """The draft's next rows, from ``aux [B, S, k * H]`` and ``embeds [B, S, Hd]`` of the
         tokens ahead.
         """
         assert self._drafting is not None
         proposer, manifest = self._drafting.proposer, self._drafting.manifest
         positions = []
-        for s, count in zip(sequences, counts, strict=True):
-            of_target = s.prompt.positions(s.draft_length, s.draft_length + count + 1)
+        for s in segments:
+            of_target = s.sequence.prompt.positions(s.start, s.stop + 1)
             positions.append(
-                draft_positions(manifest, s.draft_length, of_target[:, :-1], of_target[:, -1])
+                draft_positions(manifest, s.start, of_target[:, :-1], of_target[:, -1])
             )
-        starts = [s.draft_length for s in sequences]
-        metadata = causal_metadata(
-            proposer.runner.states, sequences, starts, counts, positions, embeds
-        )
-        for s, state in zip(
-            sequences, proposer.extend(metadata, embeds, proposer.runner.fuse(aux)), strict=True
-        ):
-            s.draft, s.draft_length = state, state.length
+        metadata = segment_metadata(proposer.runner.states, segments, positions, embeds)
+        states = proposer.extend(metadata, embeds, proposer.runner.fuse(aux))
+        for s, state in zip(segments, states, strict=True):
+            s.sequence.draft, s.sequence.draft_length = state, state.length
 
 
 def no_numbers() -> EngineFailedError:

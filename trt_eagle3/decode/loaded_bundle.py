@@ -153,6 +153,7 @@ class LoadedBundle:
             max_seq_len=self.limits.max_seq_len,
             prefill_chunk=self.record.config.engine.prefill_chunk,
             fixed_shapes=self.fixed_shapes,
+            max_batch_size=self.limits.max_batch_size,
         )
 
     @cached_property

@@ -115,6 +115,8 @@ class Sampler:
 
     def first(self, logits: Tensor) -> Tensor:
         """int64: the first token, from the prompt's last logits f32 [V]."""
+        if not self.needs_probs:
+            return logits.argmax()
         no_tokens = torch.full((1,), -1, device=logits.device)
         return self.verdict(logits[None], no_tokens, no_tokens, no_tokens[None] < 0).bonus[0]
 

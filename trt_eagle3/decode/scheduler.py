@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from trt_eagle3.decode.chunks import chunk_rows, prefill_budget
 from trt_eagle3.decode.decoder import AnyTree, Decoder, no_numbers
 from trt_eagle3.decode.plan import Cycle, TreePlan
 from trt_eagle3.decode.prefix_cache import PrefixCache
@@ -249,18 +250,12 @@ class Scheduler:
 
     def _chunks(self) -> list[tuple[SequenceState, int]]:
         """Prompt rows of one pass, ``prefill_chunk`` at most with their padding."""
-        chunks: list[tuple[SequenceState, int]] = []
-        budget, width = self._decoder.prefill_chunk, 0
-        for s in self.running:
-            count = self._chunk_rows(s, budget)
-            if (
-                not s.prefilled
-                and not s.backpressured
-                and (not chunks or (len(chunks) + 1) * max(width, count) <= budget)
-            ):
-                chunks.append((s, count))
-                width = max(width, count)
-        return chunks
+        ready = [s for s in self.running if not s.prefilled and not s.backpressured]
+        left = [s.num_prefill - s.length for s in ready]
+        decoder, num_decoding = self._decoder, len(self._decoding())
+        budget = prefill_budget(decoder.prefill_chunk, num_decoding, sum(left))
+        rows = chunk_rows(left, budget, decoder.max_segments)
+        return [(ready[i], self._chunk_rows(ready[i], count)) for i, count in rows.items()]
 
     def _chunk_rows(self, sequence: SequenceState, budget: int) -> int:
         """Rows of the next chunk of ``sequence``, ``budget`` at most.

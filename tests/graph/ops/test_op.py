@@ -101,6 +101,10 @@ def test_kernel_call_of_a_node_fills_the_kernels_arguments(op_type: str) -> None
     arguments = arguments_of(call)
     for name in attributes.keys() & call.kernel.scalars.keys():
         assert getattr(arguments, name) == pytest.approx(attributes[name])
+    for name, tensor in call.tensors.items():
+        if tensor is not None:
+            held = getattr(arguments, name)
+            assert (held.data, held.shape[: held.rank]) == (tensor.data_ptr(), [*tensor.shape])
     expected = op.torch_function(*inputs.values(), **attributes)
     assert shapes(call.result) == shapes(expected)
 

@@ -64,12 +64,16 @@ class Mask(IntEnum):
 
 
 class AttentionPath(IntEnum):
-    """How attention multiplies; anything but AUTO is for tests and measurements."""
+    """How attention multiplies; anything but AUTO is for tests and measurements.
+
+    PROMPT is ``TreeAttention``'s alone: the kernel for many new tokens, on Hopper.
+    """
 
     AUTO = 0
     SIMPLE = 1
     MMA = 2
     WGMMA = 3
+    PROMPT = 4
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,7 +29,8 @@ KERNEL = Kernel(
     doc="""Writes new token i of row b to its slot past + (M - S) + i, then attends over [0, past)
 and the tail slots that tree_mask shows. Tokens i >= query_lengths[b] are padding: they write no
 cache, nobody sees them, their output is 0. With TE3_MASK_CAUSAL token i sees every slot up to its
-own; tree_mask.data may be null, its shape is still read.""",
+own; tree_mask.data may be null, its shape is still read. From S = 256 on rows of the batch may
+share pages: each sees what the others write.""",
     tensors={
         "q": "T [N, Hq * D]",
         "k": "T [N, Hkv * D]",

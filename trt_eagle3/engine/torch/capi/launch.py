@@ -46,12 +46,19 @@ def launch(call: KernelCall[R]) -> R:
     import torch
 
     args, device = arguments_of(call), _device(call)
-    with torch.cuda.device(device):
-        if call.kernel.workspace:
-            _launch_with_workspace(call, args, device)
-        else:
-            _check(getattr(library(), f"te3_{call.kernel.name}")(byref(args), _stream()))
+    if device.index == torch.cuda.current_device():  # to change it takes longer than to ask
+        _launch(call, args, device)
+    else:
+        with torch.cuda.device(device):
+            _launch(call, args, device)
     return call.result
+
+
+def _launch(call: KernelCall[Any], args: Structure, device: torch.device) -> None:
+    if call.kernel.workspace:
+        _launch_with_workspace(call, args, device)
+    else:
+        _check(getattr(library(), f"te3_{call.kernel.name}")(byref(args), _stream()))
 
 
 def _launch_with_workspace(call: KernelCall[Any], args: Structure, device: torch.device) -> None:

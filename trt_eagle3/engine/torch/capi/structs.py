@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 from functools import cache
+from struct import Struct
 from typing import TYPE_CHECKING, Any
 
 from trt_eagle3.graph.ops.kernel import MAX_RANK, ElementType, Kernel, KernelCall
@@ -42,8 +43,23 @@ def arguments_of(call: KernelCall[Any]) -> Structure:
     Raises:
         ValueError: a tensor is not contiguous, has too many axes, or a dtype that no kernel takes.
     """
-    tensors = {name: _described(name, t) for name, t in call.tensors.items() if t is not None}
-    return argument_struct(call.kernel)(**tensors, **call.scalars)
+    kernel, values = call.kernel, list[float]()
+    for name in kernel.tensors:
+        tensor = call.tensors.get(name)
+        values += _NULL if tensor is None else _described(name, tensor)
+    values += [call.scalars.get(name, 0) for name in kernel.scalars]
+    # in one go: a step of many launches waits for the host
+    return argument_struct(kernel).from_buffer_copy(_packing(kernel).pack(*values))
+
+
+_NULL = (0,) * (3 + MAX_RANK)
+
+
+@cache
+def _packing(kernel: Kernel) -> Struct:
+    """The layout of ``argument_struct``, its end aligned as its tensors are."""
+    scalars = ("f" if kind is float else "i" for kind, _ in kernel.scalars.values())
+    return Struct("@" + f"Pii{MAX_RANK}q" * len(kernel.tensors) + "".join(scalars) + "0q")
 
 
 @cache
@@ -53,13 +69,15 @@ def _dtypes() -> Mapping[torch.dtype, int]:
     return {getattr(torch, dtype.name.lower()): int(dtype) for dtype in ElementType}
 
 
-def _described(name: str, tensor: Tensor) -> TensorStruct:
-    dtype = _dtypes().get(tensor.dtype)
+def _described(name: str, tensor: Tensor) -> tuple[int, ...]:
+    """The fields of a ``TensorStruct``."""
+    dtype, shape = _dtypes().get(tensor.dtype), tensor.shape
     if dtype is None:
         known = ", ".join(map(str, _dtypes()))
         raise ValueError(f"{name}: expected one of {known}, got {tensor.dtype}")
-    if tensor.ndim > MAX_RANK:
-        raise ValueError(f"{name}: expected at most {MAX_RANK} axes, got {list(tensor.shape)}")
+    if len(shape) > MAX_RANK:
+        raise ValueError(f"{name}: expected at most {MAX_RANK} axes, got {list(shape)}")
     if not tensor.is_contiguous():
         raise ValueError(f"{name}: expected a contiguous tensor, got strides {tensor.stride()}")
-    return TensorStruct(tensor.data_ptr() or None, dtype, tensor.ndim, tuple(tensor.shape))
+    rank = len(shape)
+    return (tensor.data_ptr(), dtype, rank, *shape, *_NULL[: MAX_RANK - rank])

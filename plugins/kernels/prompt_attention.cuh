@@ -1,0 +1,329 @@
+// TreeAttention for prompts on Hopper: many new tokens, whose keys and values are in the paged cache already.
+//
+// Idea: the G query heads of a KV head and the tokens are packed into tiles of 128 rows. One warpgroup gathers the
+// cache's rows through the page table into a ring of stages; two begin the next tile's scores and the last tile's
+// weighted sum together, and compute the softmax while the tensor cores work (FlashAttention-3, Shah et al. 2024,
+// section 3.2). Blocks take units of work until there are none, the longest first, so that no multiprocessor waits for
+// another; the loader is a unit ahead where the rows change. A first launch writes the new rows and finds how far each
+// token sees: a causal chunk reads no mask, and nothing past its rows' diagonal.
+// Bytes moved: S * G / 128 times the seen cache, out of L2. Measured: docs/measurements.md, "Kernels".
+#pragma once
+
+#include "prompt_loader.cuh"
+#include "tree_loop.cuh"
+
+namespace trt_eagle3 {
+
+// grid (N): writes the new tokens to the cache, and how far each sees to the workspace. A row of the mask that shows a
+// beginning of the tail and nothing behind it is a limit; of any other the attention reads the mask.
+template <int kThreads>
+__global__ void __launch_bounds__(kThreads)
+    prompt_write_kernel(const TreeAttentionParams p, const PromptWorkspace workspace, int row_packs) {
+  wait_for_previous();
+  const int sequence = blockIdx.x / p.num_new;
+  const int token = blockIdx.x - sequence * p.num_new;
+  if (blockIdx.x == 0 && threadIdx.x == 0) *workspace.next = 0;
+  const int past = p.past_lengths[sequence], capacity = p.pages_per_row * p.page_size;
+  const int position = past + p.tail - p.num_new + token;
+  const int queries = min(p.query_lengths[sequence], p.num_new);
+  const bool real = token < queries;
+  if (real && position < capacity) {
+    const int64_t target = static_cast<int64_t>(cache_slot(p, sequence, position)) * row_packs;
+    const int64_t source = static_cast<int64_t>(blockIdx.x) * row_packs;
+    for (int i = threadIdx.x; i < row_packs; i += kThreads) {
+      static_cast<uint4*>(p.k_cache)[target + i] = static_cast<const uint4*>(p.k)[source + i];
+      static_cast<uint4*>(p.v_cache)[target + i] = static_cast<const uint4*>(p.v)[source + i];
+    }
+  }
+  int shown = 0, end = 0;  // tail slots seen; one past the last of them
+  if (p.mask == MaskKind::kCausal) {
+    shown = end = p.tail - p.num_new + token + 1;
+  } else {
+    const uint8_t* row = p.tree_mask + static_cast<int64_t>(blockIdx.x) * p.tail;
+    __shared__ int counts[kThreads / 32], ends[kThreads / 32];
+    const bool aligned = p.tail % 4 == 0 && reinterpret_cast<uintptr_t>(p.tree_mask) % 4 == 0;
+    const int words = aligned ? p.tail / 4 : 0;
+#pragma unroll 4
+    for (int i = threadIdx.x; i < words; i += kThreads) {
+      const uint32_t four = __vsetne4(reinterpret_cast<const uint32_t*>(row)[i], 0);
+      shown += __popc(four);
+      if (four != 0) end = 4 * i + 4 - __clz(four) / 8;
+    }
+    for (int i = 4 * words + threadIdx.x; i < p.tail; i += kThreads) {
+      if (row[i] != 0) ++shown, end = i + 1;
+    }
+    shown = __reduce_add_sync(0xffffffffu, shown);
+    end = __reduce_max_sync(0xffffffffu, end);
+    if (threadIdx.x % 32 == 0) counts[threadIdx.x / 32] = shown, ends[threadIdx.x / 32] = end;
+    __syncthreads();
+    shown = end = 0;
+    for (int warp = 0; warp < kThreads / 32; ++warp) shown += counts[warp], end = max(end, ends[warp]);
+  }
+  const int limit = min(past + min(end, p.tail - p.num_new + queries), capacity);
+  if (threadIdx.x == 0) workspace.limits[blockIdx.x] = !real ? 0 : shown == end ? limit : -1;
+}
+
+#if TRT_EAGLE3_HAS_WGMMA
+
+// A warp's 16 rows of the queries, as the A operand of each step of 16 columns.
+template <typename Tile>
+using PromptQueries = uint32_t[Tile::D / 16][4];
+
+template <typename Tile>
+__device__ __forceinline__ void start_prompt_scores(float (&scores)[Tile::Tokens / 8][4],
+                                                    const PromptQueries<Tile>& queries, uint32_t keys) {
+  wgmma_pin(scores);
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < Tile::D / 16; ++step) {
+    const uint64_t b = wgmma_descriptor(keys + (step >> 2) * Tile::Tokens * 128 + (step & 3) * 32, 16);
+    wgmma_rs_rows<typename Tile::T>(scores, queries[step], b, step != 0);
+  }
+  wgmma_commit();
+}
+
+template <typename Tile>
+__device__ __forceinline__ void start_prompt_sums(float (&sums)[Tile::D / 8][4],
+                                                  const uint32_t (&weights)[Tile::Tokens / 16][4], uint32_t values) {
+  wgmma_pin(sums);
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < Tile::Tokens / 16; ++step) {
+    wgmma_rs<typename Tile::T>(sums, weights[step], wgmma_descriptor(values + step * 2048, Tile::Tokens * 128), 1);
+  }
+  wgmma_commit();
+}
+
+// A thread's two rows of a unit.
+struct PromptRows {
+  int token[2], limit[2];  // limit: 0 for rows that do not exist and for padding
+  int first_masked;        // tiles before it are seen whole by all rows of the warp
+};
+
+template <typename Tile>
+struct PromptConsumer {
+  const TreeAttentionParams& p;
+  const PromptWorkspace& workspace;
+  const PromptRing<Tile>& ring;
+  const volatile PromptWork* place;
+  int row_tiles;
+
+  using Scores = float[Tile::Tokens / 8][4];
+  using Sums = float[Tile::D / 8][4];
+  using Weights = uint32_t[Tile::Tokens / 16][4];
+
+  // This thread's row of the block, of its two.
+  __device__ __forceinline__ int row_of(int half) const {
+    return (threadIdx.x - 128) / 32 * 16 + threadIdx.x % 32 / 4 + 8 * half;
+  }
+  __device__ __forceinline__ void leave(uint32_t barrier) const {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) barrier_arrive(barrier);
+  }
+
+  // Turns are two numbered barriers of both warpgroups: one waits for its own, at which the other arrives.
+  __device__ __forceinline__ void await_turn() const {
+    if constexpr (!Tile::InTurn) return;
+    if (threadIdx.x < 256) {
+      asm volatile("bar.sync 4, 256;\n" ::: "memory");
+    } else {
+      asm volatile("bar.sync 5, 256;\n" ::: "memory");
+    }
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    if constexpr (!Tile::InTurn) return;
+    if (threadIdx.x < 256) {
+      asm volatile("bar.arrive 5, 256;\n" ::: "memory");
+    } else {
+      asm volatile("bar.arrive 4, 256;\n" ::: "memory");
+    }
+  }
+
+  __device__ __forceinline__ PromptRows find_rows(const TreeBlock& b, bool by_limits) const {
+    PromptRows rows;
+    int least = INT32_MAX;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = row_of(half);
+      rows.token[half] = token_of(p, b.row0 + min(row, b.rows - 1));
+      const int limit = workspace.limits[b.sequence * p.num_new + rows.token[half]];
+      rows.limit[half] = row < b.rows ? limit : 0;
+      least = min(least, rows.limit[half]);
+    }
+    least = __reduce_min_sync(0xffffffffu, least);
+    rows.first_masked = (by_limits ? least : min(least < 0 ? INT32_MAX : least, p.past_lengths[b.sequence])) / 128;
+    return rows;
+  }
+
+  // A row of the mask that is no limit: rare, and slow.
+  __device__ __forceinline__ bool shown(const TreeBlock& b, int token, int position) const {
+    const int column = position - p.past_lengths[b.sequence];
+    if (column < 0) return true;
+    if (column >= p.tail - p.num_new + min(p.query_lengths[b.sequence], p.num_new)) return false;
+    return p.tree_mask[(static_cast<int64_t>(b.sequence) * p.num_new + token) * p.tail + column] != 0;
+  }
+
+  __device__ __forceinline__ void mask(Scores& scores, const TreeBlock& b, const PromptRows& rows, int tile,
+                                       bool by_limits) const {
+    if (tile < rows.first_masked) return;
+    const int column = tile * Tile::Tokens + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < Tile::Tokens / 8; ++j) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int position = column + j * 8 + e % 2, limit = rows.limit[e / 2];
+        if (limit >= 0 ? position >= limit : !by_limits && !shown(b, rows.token[e / 2], position)) {
+          scores[j][e] = -INFINITY;
+        }
+      }
+    }
+  }
+
+  __device__ __forceinline__ void pack(Weights& weights, const Scores& scores) const {
+#pragma unroll
+    for (int step = 0; step < Tile::Tokens / 16; ++step) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float (&four)[4] = scores[2 * step + i / 2];
+        weights[step][i] = pack2<typename Tile::T>(four[i % 2 * 2], four[i % 2 * 2 + 1]);
+      }
+    }
+  }
+
+  // Divides and writes the rows. The four lanes of a row exchange words, so that each has 16 bytes of every fourth
+  // tile.
+  __device__ __forceinline__ void write(const TreeBlock& b, const PromptRows& rows, const Sums& sums,
+                                        const OnlineSoftmax& softmax) const {
+    const int lane = threadIdx.x % 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = row_of(half), token = rows.token[half];
+      const float d = quad_sum(softmax.d[half]);
+      const float scale = rows.limit[half] != 0 && d > 0.0f ? 1.0f / d : 0.0f;
+      const int head = b.kv_head * b.group + b.row0 + row - token * b.group;
+      const int64_t head_row = (static_cast<int64_t>(b.sequence) * p.num_new + token) * p.num_heads + head;
+      uint4* target = reinterpret_cast<uint4*>(static_cast<typename Tile::T*>(p.out) + head_row * Tile::D);
+#pragma unroll
+      for (int j = 0; j < Tile::D / 8; j += 4) {
+        uint32_t words[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          words[i] = pack2<typename Tile::T>(sums[j + i][2 * half] * scale, sums[j + i][2 * half + 1] * scale);
+        }
+        transpose_quad(words, lane);
+        if (row < b.rows) target[j + lane] = make_uint4(words[0], words[1], words[2], words[3]);
+      }
+    }
+  }
+
+  // Lane i of each four gets word i of all of them, in their order.
+  static __device__ __forceinline__ void transpose_quad(uint32_t (&words)[4], int lane) {
+#pragma unroll
+    for (int bit = 2; bit > 0; bit /= 2) {
+      const bool high = lane & bit;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (i & bit) continue;
+        const uint32_t sent = high ? words[i] : words[i + bit];
+        const uint32_t got = __shfl_xor_sync(0xffffffffu, sent, bit);
+        words[i] = high ? got : words[i];
+        words[i + bit] = high ? words[i + bit] : got;
+      }
+    }
+  }
+
+  // One unit, whose first tile is the `count`th of this block.
+  __device__ __forceinline__ void multiply(const PromptWork& work, int count, int done) const {
+    const TreeBlock b = prompt_rows<Tile>(p, work.index, row_tiles);
+    const PromptRows rows = find_rows(b, work.by_limits);
+    Scores scores;
+    Sums sums = {};
+    OnlineSoftmax softmax;
+    if (work.num_tiles == 0) {
+      barrier_wait(ring.queries_full(), done & 1);
+      leave(ring.work_empty());
+      write(b, rows, sums, softmax);
+      return;
+    }
+    const float scale_log2 = p.scale * 1.44269504088896341f;
+    Weights weights;
+    PromptQueries<Tile> queries;
+    barrier_wait(ring.queries_full(), done & 1);
+#pragma unroll
+    for (int step = 0; step < Tile::D / 16; ++step) {
+      load_query<Tile>(queries[step], ring.queries(), (threadIdx.x - 128) / 32 * 16, step, threadIdx.x % 32);
+    }
+    leave(ring.work_empty());
+    barrier_wait(ring.full(0, count), ring.phase(count));
+    start_prompt_scores<Tile>(scores, queries, ring.stage(0, count));
+    wgmma_wait<0>();
+    wgmma_pin(scores);
+    leave(ring.empty(0, count));
+    mask(scores, b, rows, work.num_tiles - 1, work.by_limits);
+    softmax.update(scores, scale_log2);
+    pack(weights, scores);
+#pragma unroll 1
+    for (int tile = work.num_tiles - 2; tile >= 0; --tile, ++count) {
+      barrier_wait(ring.full(0, count + 1), ring.phase(count + 1));
+      barrier_wait(ring.full(1, count), ring.phase(count));
+      await_turn();
+      start_prompt_scores<Tile>(scores, queries, ring.stage(0, count + 1));
+      start_prompt_sums<Tile>(sums, weights, ring.stage(1, count));
+      pass_turn();
+      wgmma_wait<1>();
+      wgmma_pin(scores);
+      leave(ring.empty(0, count + 1));
+      mask(scores, b, rows, tile, work.by_limits);
+      softmax.update(scores, scale_log2);
+      wgmma_wait<0>();
+      wgmma_pin(sums);
+      leave(ring.empty(1, count));
+      softmax.rescale_all(sums);
+      pack(weights, scores);
+    }
+    barrier_wait(ring.full(1, count), ring.phase(count));
+    start_prompt_sums<Tile>(sums, weights, ring.stage(1, count));
+    wgmma_wait<0>();
+    wgmma_pin(sums);
+    leave(ring.empty(1, count));
+    write(b, rows, sums, softmax);
+  }
+
+  __device__ __forceinline__ void run() const {
+    int count = 0;
+    if (threadIdx.x >= 256) pass_turn();  // the other one is first
+    for (int done = 0;; ++done) {
+      barrier_wait(ring.work_full(), done & 1);
+      const PromptWork work{place->index, place->num_tiles, place->by_limits};
+      if (work.index < 0) return;
+      multiply(work, count, done);
+      count += work.num_tiles;
+    }
+  }
+};
+
+#endif
+
+// grid: blocks that take units of work, of which there are num_work, until none is left.
+template <typename Tile>
+__global__ void __launch_bounds__(Tile::Threads, 1)
+    prompt_attention_kernel(const TreeAttentionParams p, const PromptWorkspace workspace,
+                            const __grid_constant__ PromptMaps maps, int num_work, int row_tiles) {
+#if TRT_EAGLE3_HAS_WGMMA
+  extern __shared__ __align__(1024) char shared[];
+  const PromptRing<Tile> ring{shared_address(shared)};
+  if (threadIdx.x == 0) ring.init();
+  __syncthreads();
+  wait_for_previous();
+  if (threadIdx.x < 128) {
+    give_registers<Tile::LoaderRegisters>();
+    PromptLoader<Tile>{p, workspace, maps, ring, shared, num_work, row_tiles}.run();
+  } else {
+    take_registers<Tile::ConsumerRegisters>();
+    const auto* place = reinterpret_cast<const volatile PromptWork*>(shared + Tile::WorkOffset);
+    PromptConsumer<Tile>{p, workspace, ring, place, row_tiles}.run();
+  }
+#endif
+}
+
+}  // namespace trt_eagle3

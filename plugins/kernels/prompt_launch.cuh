@@ -1,0 +1,104 @@
+// Launches TreeAttention for prompts, where it pays.
+#pragma once
+
+#include <cudaTypedefs.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "chip.cuh"
+#include "prompt_attention.cuh"
+
+namespace trt_eagle3 {
+
+// With `bytes`, says how much workspace a launch wants; without, launches.
+struct TreeRequest {
+  size_t* bytes;
+  void* workspace;
+  size_t workspace_bytes;
+  cudaStream_t stream;
+};
+
+constexpr int kPromptRows = 256;  // new tokens of a sequence from which on it can pay
+
+template <typename Tile>
+int prompt_row_tiles(const TreeAttentionParams& p) {
+  return ceil_div(p.num_new * (p.num_heads / p.num_kv_heads), Tile::Rows);
+}
+
+// Rows of a page that the copy engine takes at once; 0 where it cannot.
+inline int prompt_box_rows(const TreeAttentionParams& p) {
+  int rows = 128;
+  while (rows >= 8 && p.page_size % rows != 0) rows /= 2;
+  return rows >= 8 ? rows : 0;
+}
+
+// The driver's function that describes a tensor to the copy engine; null where it has none.
+inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
+  static const auto encoder = [] {
+    void* function = nullptr;
+    cudaDriverEntryPointQueryResult found;
+#if CUDART_VERSION >= 12050
+    const cudaError_t error =
+        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
+#else
+    const cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found);
+#endif
+    return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? function : nullptr;
+  }();
+  return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(encoder);
+}
+
+// A cache [slots, Hkv * D] in boxes of `rows` by 64 columns, swizzled as wgmma wants them.
+inline cudaError_t describe_cache(const TreeAttentionParams& p, void* cache, int rows, CUtensorMap* map) {
+  const auto encode = tensor_map_encoder();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  const auto type = p.dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const cuuint64_t columns = static_cast<cuuint64_t>(p.num_kv_heads) * p.head_dim;
+  const cuuint64_t sizes[] = {columns, INT32_MAX}, strides[] = {columns * 2};  // slots are in bounds: no test of them
+  const cuuint32_t box[] = {64, static_cast<cuuint32_t>(rows)}, steps[] = {1, 1};
+  const CUresult result =
+      encode(map, type, 2, cache, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+// Where it has a unit of work for every multiprocessor: a unit is never split.
+template <typename Tile>
+bool prompt_pays(const TreeAttentionParams& p, const Chip& chip) {
+  if (prompt_box_rows(p) == 0) return false;
+  if (p.path == AttentionPath::kPrompt) return true;
+  const int64_t units = static_cast<int64_t>(p.batch) * p.num_kv_heads * prompt_row_tiles<Tile>(p);
+  return p.path == AttentionPath::kAuto && p.num_splits == 0 && p.num_new >= kPromptRows && units >= chip.sms;
+}
+
+template <typename Tile>
+cudaError_t run_prompt(const TreeAttentionParams& p, const Chip& chip, const TreeRequest& request) {
+  const size_t wanted = PromptWorkspace::bytes(p);
+  if (request.bytes != nullptr) {
+    *request.bytes = wanted;
+    return cudaSuccess;
+  }
+  if (wanted > request.workspace_bytes) return cudaErrorInvalidValue;
+  const PromptWorkspace workspace(p, request.workspace);
+  PromptMaps maps;
+  maps.box_rows = prompt_box_rows(p);
+  for (int kind = 0; kind < 2; ++kind) {
+    void* cache = kind == 0 ? p.k_cache : p.v_cache;
+    if (const cudaError_t error = describe_cache(p, cache, maps.box_rows, &maps.cache[kind]); error != cudaSuccess) {
+      return error;
+    }
+  }
+  const int row_packs = p.num_kv_heads * p.head_dim / 8;
+  cudaError_t error = launch(Overlap::kYes, prompt_write_kernel<128>, p.batch * p.num_new, 128, 0, 1, request.stream, p,
+                             workspace, row_packs);
+  if (error != cudaSuccess) return error;
+  const auto kernel = prompt_attention_kernel<Tile>;
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::SharedBytes);
+  if (error != cudaSuccess) return error;
+  const int row_tiles = prompt_row_tiles<Tile>(p), units = p.batch * p.num_kv_heads * row_tiles;
+  return launch(Overlap::kYes, kernel, std::min(units, chip.sms), Tile::Threads, Tile::SharedBytes, 1, request.stream,
+                p, workspace, maps, units, row_tiles);
+}
+
+}  // namespace trt_eagle3

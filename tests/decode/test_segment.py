@@ -1,0 +1,61 @@
+"""Prompts in segments: batch rows over the same pages say what whole prompts say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.decode.pair import NUM_PAGES, PAGE_SIZE
+from tests.decode.scheduling import (
+    MAX_TOKENS,
+    TREES,
+    finish,
+    make_scheduler,
+    pair,
+    prompts,
+    solo,
+)
+from trt_eagle3.decode import chunks as chunks_module
+from trt_eagle3.decode import decoder as decoder_module
+from trt_eagle3.decode.kv_cache import PagePool
+from trt_eagle3.decode.prefix_cache import PrefixCache
+from trt_eagle3.decode.segment import Segment, cut, last_segments
+
+
+def test_cut_gives_every_row_once_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks_module, "MIN_SEGMENT", 4)
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    some = [pair().sequence(prompts()[i], pool, drafting=True) for i in (3, 6)]  # 17 and 33 rows
+    segments = cut([(some[0], 12), (some[1], 8)])
+    assert [(s.start, s.count, s.is_last) for s in segments] == [
+        (0, 4, False), (4, 4, False), (8, 4, True), (0, 4, False), (4, 4, True)
+    ]  # fmt: skip
+    assert [s.sequence is some[1] for s in segments] == [False] * 3 + [True] * 2
+    assert last_segments(segments) == [2, 4]
+    whole = [Segment(some[0], 0, 12), Segment(some[1], 0, 8)]
+    assert cut([(some[0], 12), (some[1], 8)], max_segments=0) == whole
+
+
+@pytest.mark.parametrize("mode", TREES)
+def test_prompts_in_segments_say_what_they_say_alone(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Text and images, so short that they share a forward, cut into segments of 3 rows or more."""
+    monkeypatch.setattr(chunks_module, "MIN_SEGMENT", 3)
+    seen: list[tuple[int, int]] = []
+
+    def counted(chunks: Any, max_segments: int | None) -> list[Segment]:
+        segments = cut(chunks, max_segments)
+        seen.append((len(chunks), len(segments)))
+        return segments
+
+    monkeypatch.setattr(decoder_module, "cut", counted)
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: TREES[mode], chunk=40)
+    asked = {i: pair().sequence(prompts()[i], pool, drafting=True) for i in range(len(prompts()))}
+    for sequence in asked.values():
+        scheduler.add(sequence)
+    finish(scheduler)
+    assert {i: s.tokens[:MAX_TOKENS] for i, s in asked.items()} == {i: solo(i) for i in asked}
+    assert any(segments > prompts > 1 for prompts, segments in seen)
