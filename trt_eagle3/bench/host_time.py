@@ -12,25 +12,29 @@ from unittest.mock import patch
 
 import torch
 
-from trt_eagle3.decode import decoder, verify
-from trt_eagle3.decode.decoder import Decoder
+from trt_eagle3.decode import async_cycle
+from trt_eagle3.decode.async_cycle import AsyncCycles
+from trt_eagle3.decode.device_batch import DeviceBatch
+from trt_eagle3.decode.draft_ahead import DraftAhead
+from trt_eagle3.decode.propose import Proposer
 from trt_eagle3.decode.runner import DraftRunner, TargetRunner
-from trt_eagle3.decode.state import LayerStates
+from trt_eagle3.decode.transfer import Readback
 from trt_eagle3.engine.torch.cuda_graph import Captured
 
 __all__ = ["HostTime"]
 
 _PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
-    "propose": ((Decoder, "_propose"),),
-    "verify inputs": ((Decoder, "_verify"),),
+    "batch": ((DeviceBatch, "of"),),
+    "propose": ((Proposer, "propose"),),
+    "verify inputs": ((AsyncCycles, "_verify"),),
     "forward": ((TargetRunner, "forward"), (DraftRunner, "forward"), (DraftRunner, "fuse")),
     "fill": ((Captured, "fill"),),
     "replay": ((torch.cuda.CUDAGraph, "replay"),),
-    "judge": ((decoder, "verify_tree"),),
-    "wait": ((torch.Tensor, "tolist"),),
-    "accept": ((verify, "accept"),),
-    "commit": ((LayerStates, "commit"),),
-    "extend": ((Decoder, "_extend"),),
+    "accept": ((async_cycle, "_accept"),),
+    "commit": ((AsyncCycles, "_commit"),),
+    "extend": ((DraftAhead, "extend"),),
+    "wait": ((Readback, "wait"),),
+    "cycle": ((AsyncCycles, "cycle"),),
 }
 
 

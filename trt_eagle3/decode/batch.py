@@ -18,7 +18,7 @@ from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.state import LayerStates
 from trt_eagle3.decode.tree import Tree
 
-__all__ = ["causal_metadata", "padded", "widened"]
+__all__ = ["causal_mask_of", "causal_metadata", "padded", "widened"]
 
 
 def padded(rows: Sequence[Tensor], width: int) -> Tensor:
@@ -42,7 +42,7 @@ def _large_causal_mask(width: int, device: torch.device) -> Tensor:
     return rows[:, None] >= rows
 
 
-def _shared_causal_mask(width: int, device: torch.device) -> Tensor:
+def causal_mask_of(width: int, device: torch.device) -> Tensor:
     """bool [width, width]; sessions only read their inputs."""
     return (
         _small_causal_mask(width) if width <= _MAX_SMALL_MASK else _large_causal_mask(width, device)
@@ -68,7 +68,7 @@ def causal_metadata(
         past=starts,
         counts=counts,
         state_inputs=states.inputs(sequences, [n + m for n, m in zip(starts, counts, strict=True)]),
-        mask=_shared_causal_mask(width, embeds.device).expand(len(sequences), -1, -1),
+        mask=causal_mask_of(width, embeds.device).expand(len(sequences), -1, -1),
         positions=torch.stack(of_width, dim=1),
     )
 

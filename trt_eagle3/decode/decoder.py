@@ -8,16 +8,17 @@ vocab. Sequences that need fewer rows than S are padded; padding writes to page 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.decode.accept import Accepted
+from trt_eagle3.decode.accept import Accepted, CycleOutcome
+from trt_eagle3.decode.async_cycle import AsyncCycles
 from trt_eagle3.decode.batch import causal_metadata, padded, widened
-from trt_eagle3.decode.dynamic_tree import DynamicTree
+from trt_eagle3.decode.draft_ahead import DraftAhead
 from trt_eagle3.decode.propose import (
     Drafters,
     Proposal,
@@ -29,14 +30,12 @@ from trt_eagle3.decode.propose import (
 from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, all_rows
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.state import Commit, LayerStates
-from trt_eagle3.decode.tree import Tree
+from trt_eagle3.decode.tree import AnyTree
 from trt_eagle3.decode.verify import verify_tree
 from trt_eagle3.engine.memory import MAX_DEFERRED
 from trt_eagle3.errors import EngineFailedError
 
 __all__ = ["AnyTree", "Decoder", "Drafting", "no_numbers"]
-
-AnyTree = Tree | DynamicTree
 
 
 @dataclass(frozen=True)
@@ -62,14 +61,23 @@ class Decoder:
         prefill_chunk: int,
         fixed_shapes: bool = False,
     ) -> None:
-        """``fixed_shapes``: pad the draft's rows after a cycle to the tree's width, so that CUDA
-        graphs fit again.
+        """``fixed_shapes``: pad batches, and the draft's rows after a cycle to the tree's width, so
+        that CUDA graphs fit again; cycles are asynchronous then.
         """
         self.max_seq_len = max_seq_len
         self.prefill_chunk = prefill_chunk
         self._target = target
         self._drafting = drafting
         self._fixed_shapes = fixed_shapes
+        self._async: AsyncCycles | None = None
+        if fixed_shapes:
+            draft = DraftAhead(drafting.proposer, drafting.manifest) if drafting else None
+            self._async = AsyncCycles(target, draft, max_seq_len)
+
+    @property
+    def async_cycles(self) -> AsyncCycles | None:
+        """Cycles whose shapes can be captured ahead; None where they do not stand still."""
+        return self._async if self._async is not None and self._async.able else None
 
     @property
     def states(self) -> LayerStates:
@@ -113,10 +121,10 @@ class Decoder:
             yield tuple(sequence.tokens)
             while sequence.num_tokens < self.max_seq_len:
                 self.states.reserve(sequence, self.rows_wanted(sequence, tree))
-                output_ids = self.cycle([sequence], tree)[0].tokens
-                if not output_ids:
+                accepted = self.cycle([sequence], tree).accepted[0]
+                if accepted is None or not accepted.tokens:
                     raise no_numbers()
-                yield output_ids
+                yield accepted.tokens
         finally:
             self.states.release(sequence)
 
@@ -150,15 +158,33 @@ class Decoder:
         for sequence, count in chunks:
             sequence.length += count
 
-    def cycle(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> list[Accepted]:
-        """One target forward over a tree of each sequence; those that cannot take ``tree`` emit one
-        token.
+    def cycle(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> CycleOutcome:
+        """What one target forward over a tree of each sequence says; those that cannot take
+        ``tree`` emit one token.
 
-        A sequence whose logits are no numbers says nothing, and cannot go on.
+        A sequence whose logits are no numbers says nothing, and cannot go on. Where a pass runs
+        since the last call, it is that one's outcome, and ``tree`` is for the next.
         """
+        cycles = self.async_cycles
+        if cycles is not None and cycles.only_plain and tree is not None:
+            running = cycles.finish(sequences)  # before the draft catches up, with its row too
+            if running is not None:
+                return running
         most = 0 if tree is not None else min(self.prefill_chunk, MAX_DEFERRED) - 1
         self._catch_up([s for s in sequences if len(s.deferred) > most])
         speculating = [i for i, s in enumerate(sequences) if self.speculates(s, tree)]
+        if cycles is not None and len(speculating) in (0, len(sequences)):
+            return cycles.cycle(sequences, tree if speculating else None)
+        found = cycles.finish(sequences) if cycles is not None else None
+        return found or self._cycle(sequences, tree, speculating)
+
+    def _cycle(
+        self,
+        sequences: Sequence[SequenceState],
+        tree: AnyTree | None,
+        speculating: Sequence[int],
+    ) -> CycleOutcome:
+        """A cycle of any sequences, those at ``speculating`` with ``tree``."""
         proposal = widened(
             self._propose([sequences[i] for i in speculating], tree), speculating, sequences
         )
@@ -179,7 +205,9 @@ class Decoder:
         for sequence, accepted in zip(sequences, found, strict=True):
             sequence.append_tokens(accepted.tokens)
             sequence.length += len(accepted.tokens)
-        return found
+        depths = dict.fromkeys(speculating, tree.steps) if tree else {}
+        said = [replace(accepted, steps=depths.get(i, 0)) for i, accepted in enumerate(found)]
+        return CycleOutcome(said, tree if speculating else None)
 
     def _sample_first_token(
         self, chunks: Sequence[tuple[SequenceState, int]], logits: Tensor
