@@ -60,9 +60,10 @@ class Decoder:
         max_seq_len: int,
         prefill_chunk: int,
         fixed_shapes: bool = False,
+        asynchronous: bool = True,
     ) -> None:
         """``fixed_shapes``: pad batches, and the draft's rows after a cycle to the tree's width, so
-        that CUDA graphs fit again; cycles are asynchronous then.
+        that CUDA graphs fit again. ``asynchronous``: cycles are, where shapes are fixed.
         """
         self.max_seq_len = max_seq_len
         self.prefill_chunk = prefill_chunk
@@ -70,7 +71,7 @@ class Decoder:
         self._drafting = drafting
         self._fixed_shapes = fixed_shapes
         self._async: AsyncCycles | None = None
-        if fixed_shapes:
+        if fixed_shapes and asynchronous:
             draft = DraftAhead(drafting.proposer, drafting.manifest) if drafting else None
             self._async = AsyncCycles(target, draft, max_seq_len)
 
