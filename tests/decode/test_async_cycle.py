@@ -29,7 +29,7 @@ from trt_eagle3 import load
 from trt_eagle3.decode import async_cycle
 from trt_eagle3.decode.accept import accept
 from trt_eagle3.decode.async_cycle import AsyncCycles
-from trt_eagle3.decode.device_batch import padded_size
+from trt_eagle3.decode.device_batch import BATCH_SIZES, batch_sizes, padded_size
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.outcome import Outcome, accept_greedy, greedy_tokens, is_chain
 from trt_eagle3.decode.plan import Cycle
@@ -318,11 +318,16 @@ def test_logits_that_are_no_numbers_say_nothing() -> None:
 
 
 def test_batches_are_padded_to_few_sizes_and_by_a_fifth_at_most_beyond_16() -> None:
-    sizes = [padded_size(n) for n in range(1, 257)]
+    sizes = [padded_size(n, 256) for n in range(1, 257)]
     assert all(size >= n for n, size in enumerate(sizes, start=1))
     assert len(set(sizes)) == 24
     assert all(size <= 1.34 * n for n, size in enumerate(sizes, start=1))
-    assert padded_size(129) == 160
+    assert padded_size(129, 256) == 160
+
+
+def test_batches_are_padded_to_no_more_than_an_engine_is_built_for() -> None:
+    assert [padded_size(n, 5) for n in range(1, 6)] == [1, 2, 3, 4, 5]
+    assert batch_sizes(130) == [*BATCH_SIZES, 130]
 
 
 @pytest.mark.parametrize("tree", ["chain", "bushy", "dynamic"])
@@ -362,7 +367,7 @@ def test_graphs_are_captured_for_every_size_and_change_nothing_that_is_said(
         expected = lazy.generate("What is 12 plus 30?", max_tokens=12).token_ids
         assert lazy.capture_graphs() == 0
         assert engine.capture_graphs() == 5
-        assert [size for size, tree, _ in ran if tree is None] == [6, 4, 3, 2, 1]
+        assert [size for size, tree, _ in ran if tree is None] == [5, 4, 3, 2, 1]
         assert len(ran) == 5 * len({None, *engine.bundle.plan.trees})
         for speculation in (True, False):
             said = engine.generate("What is 12 plus 30?", max_tokens=12, speculation=speculation)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.decode.accept import Accepted, CycleOutcome
-from trt_eagle3.decode.device_batch import DeviceBatch, Seats
+from trt_eagle3.decode.device_batch import DeviceBatch, Seats, padded_size
 from trt_eagle3.decode.draft_ahead import DraftAhead
 from trt_eagle3.decode.outcome import Outcome, accept_greedy, greedy_tokens, is_chain
 from trt_eagle3.decode.propose import DeviceDrafters, Proposal, tree_proposal
@@ -67,10 +67,18 @@ class _TreePass:
 class AsyncCycles:
     """Cycles of batches in which either all sequences speculate or none does."""
 
-    def __init__(self, target: TargetRunner, draft: DraftAhead | None, max_seq_len: int) -> None:
+    def __init__(
+        self,
+        target: TargetRunner,
+        draft: DraftAhead | None,
+        *,
+        max_seq_len: int,
+        max_batch_size: int,
+    ) -> None:
         self._target = target
         self._draft = draft
         self._max_seq_len = max_seq_len
+        self.max_batch_size = max_batch_size
         self._states = target.states
         self._flying: _PlainPass | _TreePass | None = None
 
@@ -78,6 +86,11 @@ class AsyncCycles:
     def able(self) -> bool:
         """Whether the states allow padding, and rows that only the device knows."""
         return not self._states.has_snapshots
+
+    @property
+    def capturable(self) -> bool:
+        """Whether running a batch of padding captures graphs that cost little."""
+        return self._target.reduces
 
     @property
     def only_plain(self) -> bool:
@@ -264,7 +277,8 @@ class AsyncCycles:
         num_new: int,
     ) -> DeviceBatch:
         device = self._target.embedding.device
-        return DeviceBatch.of(self._states, sequences, lengths, rows, num_new, device)
+        size = padded_size(len(sequences), self.max_batch_size)
+        return DeviceBatch.of(self._states, sequences, lengths, rows, num_new, size, device)
 
     def _verify(
         self, proposal: Proposal, batch: DeviceBatch, reduce: Reduction | None

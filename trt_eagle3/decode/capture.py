@@ -20,7 +20,6 @@ _LEAST_FREE_BYTES = 2 << 30  # that prompts and pictures may want besides
 
 def capture_graphs(
     cycles: AsyncCycles,
-    max_batch_size: int,
     trees: Sequence[AnyTree | None],
     table_len: int,
     seconds: float,
@@ -34,7 +33,7 @@ def capture_graphs(
         How many sizes are ready.
     """
     start, done = time.perf_counter(), 0
-    for size in reversed(batch_sizes(max_batch_size)):
+    for size in reversed(batch_sizes(cycles.max_batch_size)):
         if torch.cuda.is_available() and torch.cuda.mem_get_info()[0] < _LEAST_FREE_BYTES:
             _log.warning("little GPU memory is free: graphs of small batches are captured later")
             break

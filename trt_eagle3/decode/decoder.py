@@ -18,6 +18,7 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode.accept import Accepted, CycleOutcome
 from trt_eagle3.decode.async_cycle import AsyncCycles
 from trt_eagle3.decode.batch import causal_metadata, padded, widened
+from trt_eagle3.decode.device_batch import BATCH_SIZES
 from trt_eagle3.decode.draft_ahead import DraftAhead
 from trt_eagle3.decode.propose import (
     Drafters,
@@ -61,9 +62,11 @@ class Decoder:
         prefill_chunk: int,
         fixed_shapes: bool = False,
         asynchronous: bool = True,
+        max_batch_size: int = BATCH_SIZES[-1],
     ) -> None:
         """``fixed_shapes``: pad batches, and the draft's rows after a cycle to the tree's width, so
         that CUDA graphs fit again. ``asynchronous``: cycles are, where shapes are fixed.
+        ``max_batch_size``: to which batches are padded at most.
         """
         self.max_seq_len = max_seq_len
         self.prefill_chunk = prefill_chunk
@@ -73,7 +76,9 @@ class Decoder:
         self._async: AsyncCycles | None = None
         if fixed_shapes and asynchronous:
             draft = DraftAhead(drafting.proposer, drafting.manifest) if drafting else None
-            self._async = AsyncCycles(target, draft, max_seq_len)
+            self._async = AsyncCycles(
+                target, draft, max_seq_len=max_seq_len, max_batch_size=max_batch_size
+            )
 
     @property
     def async_cycles(self) -> AsyncCycles | None:

@@ -21,16 +21,18 @@ BATCH_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96,
 _LARGE_STEP = 32
 
 
-def padded_size(batch_size: int) -> int:
-    """The size that a batch of ``batch_size`` is padded to."""
+def padded_size(batch_size: int, most: int) -> int:
+    """The size that a batch of ``batch_size`` is padded to, ``most`` at most: an engine may be
+    built for no larger ones.
+    """
     if batch_size > BATCH_SIZES[-1]:
-        return -(-batch_size // _LARGE_STEP) * _LARGE_STEP
-    return BATCH_SIZES[bisect_left(BATCH_SIZES, batch_size)]
+        return min(-(-batch_size // _LARGE_STEP) * _LARGE_STEP, most)
+    return min(BATCH_SIZES[bisect_left(BATCH_SIZES, batch_size)], most)
 
 
 def batch_sizes(max_batch_size: int) -> list[int]:
     """All sizes that batches of up to ``max_batch_size`` are padded to, ascending."""
-    return sorted({padded_size(n) for n in range(1, max_batch_size + 1)})
+    return sorted({padded_size(n, max_batch_size) for n in range(1, max_batch_size + 1)})
 
 
 class Seats:
@@ -80,14 +82,14 @@ class DeviceBatch:
         lengths: Sequence[int],
         rows: Sequence[int],
         num_new: int,
+        size: int,
         device: torch.device,
     ) -> DeviceBatch:
         """Sequences that have ``lengths`` rows before this pass, which reads or writes ``num_new``
-        more.
+        more, padded to ``size``.
 
         Padding has no rows, and page 0.
         """
-        size = padded_size(len(sequences))
         numbers = torch.zeros(4, size, dtype=torch.int32)
         positions = [n + s.prompt.rope_delta for s, n in zip(sequences, lengths, strict=True)]
         fields = [lengths, positions, [s.tokens[-1] for s in sequences], rows]

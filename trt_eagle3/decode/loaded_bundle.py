@@ -157,6 +157,7 @@ class LoadedBundle:
             prefill_chunk=self.record.config.engine.prefill_chunk,
             fixed_shapes=self.fixed_shapes,
             asynchronous=self.asynchronous,
+            max_batch_size=self.limits.max_batch_size,
         )
 
     @cached_property

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from trt_eagle3.decode.state import LayerStates
 from trt_eagle3.engine.embedding import EmbeddingTable
-from trt_eagle3.engine.session import Reduction, Session, run_reduced
+from trt_eagle3.engine.session import ReducingSession, Reduction, Session, run_reduced
 from trt_eagle3.engine.torch.cuda_graph import patch_bucket
 
 __all__ = [
@@ -110,6 +110,11 @@ class TargetRunner:
         self.num_visual_levels = num_visual_levels
         self._nothing: Tensor | None = None
         states.bind(session)
+
+    @property
+    def reduces(self) -> bool:
+        """Whether outputs are reduced within the graph."""
+        return isinstance(self._session, ReducingSession)
 
     def forward(
         self,

@@ -12,7 +12,7 @@ from trt_eagle3.engine.backend import backend_named
 from trt_eagle3.errors import UserError
 from trt_eagle3.spec import StateSpec
 
-__all__ = ["Reduction", "Session", "check_names", "open_session", "run_reduced"]
+__all__ = ["ReducingSession", "Reduction", "Session", "check_names", "open_session", "run_reduced"]
 
 
 Reduction = Callable[[Tensor], Tensor]

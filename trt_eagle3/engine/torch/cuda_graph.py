@@ -136,6 +136,11 @@ class CapturedGraphs:
         self._runs: Counter[Shapes] = Counter()
         self._graphs: OrderedDict[Shapes, Captured] = OrderedDict()
 
+    @property
+    def pool(self) -> Any:
+        """The memory of those that there are, for the next one; None where there are none."""
+        return next((c.graph.pool() for c in self._graphs.values()), None)
+
     def get(self, shapes: Shapes) -> Captured | None:
         """The graph of these shapes, if they have been captured."""
         captured = self._graphs.get(shapes)

@@ -78,8 +78,6 @@ class TorchSession:
         self.states: tuple[StateSpec, ...] = program.states
         self._bound: dict[str, Tensor] = {}
         self._captured = CapturedGraphs()
-        # one captured graph runs at a time, so they share what they need beside inputs and outputs
-        self._pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
     def bind(self, name: str, tensor: Tensor) -> None:
         """Let ``tensor`` be the static buffer of input or output ``name``."""
@@ -125,7 +123,8 @@ class TorchSession:
         torch.cuda.current_blas_handle()
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
-        with capturing(graph, self._pool):
+        # one graph runs at a time, so they share what they need beside inputs and outputs
+        with capturing(graph, self._captured.pool):
             outputs = self._interpret(static, reduced)
         return Captured(graph, static, outputs)
 
