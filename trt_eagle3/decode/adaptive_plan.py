@@ -123,11 +123,6 @@ class AdaptivePlan:
         self._credit: float | None = None  # seconds that trials may lose
 
     @property
-    def trees(self) -> Sequence[AnyTree | None]:
-        """Of every width."""
-        return [candidate.tree for candidate in self._candidates]
-
-    @property
     def wants_quiet(self) -> bool:
         """Whether prompts wait for the next cycle: a trial is on, or none was timed for long."""
         wanted = self._trial is not None or self._untimed >= _QUIET_AFTER

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -20,11 +20,11 @@ _LEAST_FREE_BYTES = 2 << 30  # that prompts and pictures may want besides
 
 def capture_graphs(
     cycles: AsyncCycles,
-    trees: Sequence[AnyTree | None],
+    trees_at: Callable[[int], Sequence[AnyTree | None]],
     table_len: int,
     seconds: float,
 ) -> int:
-    """Run batches of every padded size, plainly and with each of ``trees``.
+    """Run batches of every padded size, plainly and with what ``trees_at`` has for it.
 
     The largest come first: the others fit into their memory. What does not fit into ``seconds`` or
     the GPU's memory is captured when it comes for the third time.
@@ -39,7 +39,7 @@ def capture_graphs(
             break
         if time.perf_counter() - start > seconds:
             break
-        for tree in {None, *trees}:
+        for tree in dict.fromkeys((*trees_at(size), None)):
             cycles.run_nobody(size, tree, table_len)
         done += 1
     return done

@@ -45,11 +45,6 @@ class TreePlan(Protocol):
         ...
 
     @property
-    def trees(self) -> Sequence[AnyTree | None]:
-        """All that it chooses from."""
-        ...
-
-    @property
     def wants_quiet(self) -> bool:
         """Whether the next cycle is to be timed: prompts wait for it."""
         ...
@@ -82,11 +77,6 @@ class Plan:
     def speculates(self) -> bool:
         """Whether it ever does."""
         return any(tree is not None for _, tree in self._trees)
-
-    @property
-    def trees(self) -> Sequence[AnyTree | None]:
-        """Those of its batch sizes."""
-        return [tree for _, tree in self._trees]
 
     def tree_at(self, batch_size: int) -> AnyTree | None:
         """The tree for so many sequences; None is plain decoding."""
