@@ -12,8 +12,8 @@ from torch import Tensor
 
 from trt_eagle3 import LLM, Request
 from trt_eagle3.decode.loaded_bundle import LoadedBundle, open_graph_of
-from trt_eagle3.engine.session import Session
-from trt_eagle3.engine.torch.cuda_graph import Shapes, shapes_of
+from trt_eagle3.engine.session import Reduction, Session, run_reduced
+from trt_eagle3.engine.torch.cuda_graph import shapes_of
 from trt_eagle3.spec import StateSpec
 
 __all__ = ["ask_together", "overwriting_llm"]
@@ -24,7 +24,7 @@ class _Overwriting:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._outputs: dict[Shapes, dict[str, Tensor]] = {}
+        self._outputs: dict[object, dict[str, Tensor]] = {}
 
     @property
     def states(self) -> tuple[StateSpec, ...]:
@@ -34,9 +34,15 @@ class _Overwriting:
         self._session.bind(name, tensor)
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found = self._session.run(inputs)
+        return self.run_reduced(inputs, {})
+
+    def run_reduced(
+        self, inputs: Mapping[str, Tensor], reduced: Mapping[str, Reduction]
+    ) -> dict[str, Tensor]:
+        found = run_reduced(self._session, inputs, reduced)
         static = self._outputs.setdefault(
-            shapes_of(inputs), {name: tensor.clone() for name, tensor in found.items()}
+            (shapes_of(inputs), *reduced),
+            {name: tensor.clone() for name, tensor in found.items()},
         )
         for name, tensor in found.items():
             static[name].copy_(tensor)

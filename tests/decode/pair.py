@@ -25,13 +25,14 @@ from trt_eagle3.decode.decoder import AnyTree, Decoder, Drafting
 from trt_eagle3.decode.dynamic_tree import Candidates, Frontier
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.prompt import Prompt, Vision
-from trt_eagle3.decode.propose import Drafters, Proposer
+from trt_eagle3.decode.propose import AnyDrafters, Drafters, Proposer
 from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, TargetRunner
 from trt_eagle3.decode.sequence import DraftState, SequenceState
 from trt_eagle3.decode.state import layer_states
 from trt_eagle3.decode.tree import Tree
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
+from trt_eagle3.engine.session import Reduction
 from trt_eagle3.graph.draft import draft_graph, fuse_graph
 from trt_eagle3.graph.target import target_graph
 from trt_eagle3.parity.reference.draft import ReferenceDraft
@@ -68,8 +69,9 @@ class RecordingTarget(TargetRunner):
         metadata: AttentionMetadata,
         logit_rows: Tensor,
         visual_levels: Tensor | None = None,
+        reduce: Reduction | None = None,
     ) -> Any:
-        logits, aux = super().forward(embeds, metadata, logit_rows, visual_levels)
+        logits, aux = super().forward(embeds, metadata, logit_rows, visual_levels, reduce)
         self.recorder.roots.append((metadata.past[0] + int(logit_rows[0, 0]), logits[0, 0]))
         return logits, aux
 
@@ -97,7 +99,9 @@ class RecordingProposer(Proposer):
         self.recorder.states += states
         return states
 
-    def propose(self, tree: AnyTree, drafters: Drafters) -> Any:
+    def propose(self, tree: AnyTree, drafters: AnyDrafters) -> Any:
+        if not isinstance(drafters, Drafters):
+            return super().propose(tree, drafters)
         self.runner.level_logits = []
         with patch.object(propose_module, "Candidates", RecordingCandidates):
             proposal = super().propose(tree, drafters)

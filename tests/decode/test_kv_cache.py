@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from trt_eagle3.decode.kv_cache import KVCache, PagePool, PageTable, page_table
+from trt_eagle3.decode.kv_cache import BatchTable, KVCache, PagePool, PageTable
 from trt_eagle3.errors import UserError
 from trt_eagle3.spec import StateSpec
 
@@ -96,7 +96,8 @@ def test_page_table_of_fixed_length_holds_all_pages_then_page_0_and_follows_ever
     assert table.pages(13).tolist() == [[1, 2, 3, 4, 5]]
     table.truncate(4)
     assert table.pages(4).tolist() == [[1, 2, 0, 0, 0]]
-    assert page_table([other, table], [3, 4]).tolist() == [[1, 0, 0, 0, 0], [1, 2, 0, 0, 0]]
+    both = BatchTable("cpu").of([other, table], [3, 4])
+    assert both.tolist() == [[1, 0, 0, 0, 0], [1, 2, 0, 0, 0]]
 
 
 def test_page_table_of_a_batch_is_as_wide_as_its_longest_and_has_page_0_behind_the_others() -> None:
@@ -104,9 +105,9 @@ def test_page_table_of_a_batch_is_as_wide_as_its_longest_and_has_page_0_behind_t
     tables = [PageTable(pool) for _ in range(3)]
     for table, rows in zip(tables, (3, 9, 5), strict=True):
         table.reserve(rows)
-    made = page_table(tables, [3, 9, 5])
+    made = BatchTable("cpu").of(tables, [3, 9, 5])
     assert (made.dtype, made.tolist()) == (torch.int32, [[1, 0, 0], [2, 3, 4], [5, 6, 0]])
-    assert page_table(tables[1:2], [4]).tolist() == [[2, 3]]
+    assert BatchTable("cpu").of(tables[1:2], [4]).tolist() == [[2, 3]]
 
 
 def test_fresh_pool_gives_low_pages_first_and_never_page_0() -> None:

@@ -32,7 +32,6 @@ from trt_eagle3.decode.first_token import FirstTokens
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.prompt import Prompt
-from trt_eagle3.decode.propose import Proposer
 from trt_eagle3.decode.runner import AttentionMetadata
 from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.decode.sequence import SequenceState
@@ -64,36 +63,28 @@ def test_batch_whose_shapes_stand_still_says_what_each_says_alone(
     assert shape is not None
     pool = PagePool(NUM_PAGES, PAGE_SIZE, table_len=MAX_SEQ_LEN // PAGE_SIZE)
     scheduler = make_scheduler(pool, None, lambda _: shape)
-    tables, widths, after_cycles = set[int](), list[int](), set[int]()
-    inputs, extend, extend_cycle = AttentionMetadata.inputs, Proposer.extend, Decoder._extend
+    tables, batches, widths = set[int](), set[int](), set[int]()
+    inputs, extend = AttentionMetadata.inputs, Decoder._extend
 
     def watched_inputs(self: AttentionMetadata, rows: torch.Tensor) -> Any:
         tables.add(self.state_inputs["page_table"].shape[1])
         return inputs(self, rows)
 
-    def watched_extend(
-        self: Proposer, metadata: AttentionMetadata, embeds: torch.Tensor, features: torch.Tensor
-    ) -> Any:
-        widths.append(embeds.shape[1])
-        return extend(self, metadata, embeds, features)
-
-    def watched_cycle(self: Decoder, *args: Any) -> None:
-        widths.clear()
-        extend_cycle(self, *args)
-        after_cycles.update(widths)
+    def watched_extend(self: Decoder, sequences: Any, found: Any, aux: Any, width: int) -> None:
+        widths.add(width)
+        batches.add(len(aux))
+        extend(self, sequences, found, aux, width)
 
     monkeypatch.setattr(AttentionMetadata, "inputs", watched_inputs)
-    monkeypatch.setattr(Proposer, "extend", watched_extend)
-    monkeypatch.setattr(Decoder, "_extend", watched_cycle)
+    monkeypatch.setattr(Decoder, "_extend", watched_extend)
     asked = [pair().sequence(p, pool, drafting=i != 2) for i, p in enumerate(prompts())]
     for s in asked:
         scheduler.add(s)
     output_ids = finish(scheduler)
     assert [output_ids[id(s)][:MAX_TOKENS] for s in asked] == expected
     assert tables == {MAX_SEQ_LEN // PAGE_SIZE}
-    assert after_cycles == {1, shape.num_nodes}, (
-        "the tree's, and 1 where nobody of a batch has room for it"
-    )
+    assert widths == {shape.num_nodes}, "some draft and some do not: the host accepts"
+    assert batches == {2, 3}
 
 
 def test_long_prompt_stalls_nobody_for_longer_than_a_chunk() -> None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -19,28 +18,14 @@ import click
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import Tensor
 
-from trt_eagle3.bench.synthetic import write_draft, write_target
+from trt_eagle3.bench.random_pair import RandomPair, random_pair
 from trt_eagle3.bench.timing import copy_bandwidth, median_ms
-from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetCheckpoint
-from trt_eagle3.config import EngineConfig, SpeculationConfig
-from trt_eagle3.decode.decoder import Decoder, Drafting
-from trt_eagle3.decode.kv_cache import PagePool
-from trt_eagle3.decode.prompt import Prompt
-from trt_eagle3.decode.propose import Proposer
-from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, TargetRunner, causal_mask
-from trt_eagle3.decode.sequence import SequenceState
-from trt_eagle3.decode.state import layer_states
+from trt_eagle3.config import SpeculationConfig
+from trt_eagle3.decode.runner import AttentionMetadata, causal_mask
 from trt_eagle3.decode.tree import static_tree
-from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
-from trt_eagle3.engine.embedding import EmbeddingTable
-from trt_eagle3.engine.torch.session import TorchSession
-from trt_eagle3.families.registry import read_target
-from trt_eagle3.graph.build_graphs import build_graphs
-from trt_eagle3.graph.weights import WeightExpr
 from trt_eagle3.io.run_command import run_command
 
 __all__ = ["main"]
@@ -48,17 +33,6 @@ __all__ = ["main"]
 _DEVICE = "cuda"
 _REPEATS = 30
 _ROOM = 1024  # tokens after the context
-
-
-@dataclass(frozen=True)
-class _Pair:
-    """Runners over random weights."""
-
-    spec: TargetCheckpoint
-    manifest: DraftManifest
-    target: TargetRunner
-    draft: DraftRunner
-    pool: PagePool
 
 
 @click.command()
@@ -75,7 +49,7 @@ def main(size: str, contexts: tuple[int, ...], page_size: int, profile: bool) ->
     table = Table(f"{size}, bfloat16, batch 1, random weights", "kv", "ms", "floor ms", "ratio")
     bandwidth = copy_bandwidth()
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-        pair = _pair(Path(folder), size, page_size, max(contexts) + _ROOM)
+        pair = random_pair(Path(folder), size, page_size, max_seq_len=max(contexts) + _ROOM)
         for context in contexts:
             for name, ms, num_bytes in _rows(pair, context):
                 floor = 1e3 * num_bytes / bandwidth
@@ -98,7 +72,7 @@ def _ratio(ms: float, floor: float) -> str:
     return f"{ms / floor:.2f}" if floor else ""
 
 
-def _rows(pair: _Pair, context: int) -> Iterator[tuple[str, float, float]]:
+def _rows(pair: RandomPair, context: int) -> Iterator[tuple[str, float, float]]:
     """Name, milliseconds and the bytes that must be read."""
     spec, m = pair.spec, pair.manifest
     kv = 2 * 2 * spec.num_layers * spec.attention.num_kv_heads * spec.attention.head_dim * context
@@ -126,57 +100,13 @@ def _draft_bytes_read(manifest: DraftManifest) -> float:
     )
 
 
-def _pair(folder: Path, size: str, page_size: int, max_seq_len: int) -> _Pair:
-    write_target(folder / "target", size)
-    write_draft(folder / "draft", size)
-    spec = read_target(folder / "target")
-    manifest = read_draft(folder / "draft", spec)
-    engine = EngineConfig(backend="torch", device="cuda", dtype="bfloat16", page_size=page_size)
-    sessions = {}
-    for name, model in build_graphs(spec, manifest, engine, reference_location).items():
-        if name != "vision":
-            (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
-            sessions[name] = TorchSession(
-                folder / f"{name}.onnx", REFERENCE_ROOT, device=_DEVICE, read_weight=_random
-            )
-    table_len = -(-max_seq_len // page_size)
-    pool = PagePool(table_len + 1, page_size, table_len)
-    target_states, draft_states = (
-        layer_states(sessions[name].states, pool.num_pages * page_size, _DEVICE)
-        for name in ("target", "draft")
-    )
-    embedding = _RandomTable(spec.tensors["embed_tokens.weight"].shape)
-    target = TargetRunner(sessions["target"], target_states, embedding, spec.num_visual_levels)
-    d2t = torch.arange(manifest.draft_vocab_size, device=_DEVICE)
-    draft = DraftRunner(sessions["fuse"], sessions["draft"], draft_states, embedding, d2t)
-    return _Pair(spec, manifest, target, draft, pool)
-
-
-class _RandomTable(EmbeddingTable):
-    """A token table that no file holds; zeros would make every token alike, and every draft
-    right.
-    """
-
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        self._table = torch.randn(shape, dtype=torch.bfloat16, device=_DEVICE)
-        self._dtype = torch.bfloat16
-
-
-def _random(expr: WeightExpr, root: Path, device: torch.device) -> Tensor:
-    """Weights like a trained model's in size: norms near one, matrices of unit gain."""
-    del root
-    shape = expr.shape
-    drawn = torch.randn(shape, dtype=expr.dtype.torch, device=device)
-    return 1 + 0.1 * drawn if len(shape) == 1 else drawn * shape[-1] ** -0.5
-
-
-def _metadata(pair: _Pair, past: int, tokens: int) -> AttentionMetadata:
+def _metadata(pair: RandomPair, past: int, tokens: int) -> AttentionMetadata:
     pages = torch.arange(1, pair.pool.num_pages, dtype=torch.int32)[None]
     positions = torch.arange(past, past + tokens, dtype=torch.int32).expand(3, -1)
     return AttentionMetadata.single(past, pages, causal_mask(tokens), positions)
 
 
-def _target_ms(pair: _Pair, context: int, tokens: int) -> float:
+def _target_ms(pair: RandomPair, context: int, tokens: int) -> float:
     metadata = _metadata(pair, context, tokens)
     embeds = torch.randn(tokens, pair.spec.hidden_size, dtype=torch.bfloat16, device=_DEVICE)
     return median_ms(
@@ -184,7 +114,7 @@ def _target_ms(pair: _Pair, context: int, tokens: int) -> float:
     )
 
 
-def _print_profile(pair: _Pair, context: int, tokens: int) -> None:
+def _print_profile(pair: RandomPair, context: int, tokens: int) -> None:
     """Device time of one captured target step, by kernel."""
     metadata = _metadata(pair, context, tokens)
     embeds = torch.randn(tokens, pair.spec.hidden_size, dtype=torch.bfloat16, device=_DEVICE)
@@ -200,7 +130,7 @@ def _print_profile(pair: _Pair, context: int, tokens: int) -> None:
     Console(width=110).print(table)
 
 
-def _draft_ms(pair: _Pair, context: int) -> float:
+def _draft_ms(pair: RandomPair, context: int) -> float:
     metadata, hidden = _metadata(pair, context, 1), pair.manifest.hidden_size
     embeds, features = torch.randn(2, 1, hidden, dtype=torch.bfloat16, device=_DEVICE)
     return median_ms(
@@ -208,17 +138,10 @@ def _draft_ms(pair: _Pair, context: int) -> float:
     )
 
 
-def _cycle_ms(pair: _Pair, context: int, steps: int) -> float:
+def _cycle_ms(pair: RandomPair, context: int, steps: int) -> float:
     """Median host time of a cycle: propose, verify, accept, extend."""
     tree = static_tree(SpeculationConfig(steps=steps))
-    drafting = Drafting(Proposer(pair.draft), pair.manifest)
-    limits = {"max_seq_len": context + _ROOM, "prefill_chunk": 512}
-    decoder = Decoder(pair.target, drafting, **limits, fixed_shapes=True)
-    rows = torch.arange(context, dtype=torch.int32).expand(3, -1)
-    text = torch.zeros(context, dtype=torch.bool)
-    ids = torch.randint(1000, 30000, (context,))
-    prompt = Prompt(ids, rows, 0, text)
-    sequence = SequenceState(prompt, pair.pool, pair.spec.vocab_size, drafting=True)
+    decoder, sequence = pair.decoder(prefill_chunk=512), pair.sequence(context)
     times: list[float] = []
     last = 0.0
     for _ in zip(decoder.run(sequence, tree), range(_REPEATS + 10), strict=False):

@@ -49,8 +49,13 @@ class RandomPair:
     def decoder(self, prefill_chunk: int, *, drafting: bool = True) -> Decoder:
         """A decoder over the pair, of fixed shapes."""
         draft = Drafting(Proposer(self.draft), self.manifest) if drafting else None
-        limits = {"max_seq_len": self.max_seq_len, "prefill_chunk": prefill_chunk}
-        return Decoder(self.target, draft, **limits, fixed_shapes=True)
+        return Decoder(
+            self.target,
+            draft,
+            max_seq_len=self.max_seq_len,
+            prefill_chunk=prefill_chunk,
+            fixed_shapes=True,
+        )
 
     def sequence(self, num_tokens: int, *, drafting: bool = True) -> SequenceState:
         """A sequence with a random prompt of text."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-__all__ = ["Accepted", "accept"]
+from trt_eagle3.decode.tree import AnyTree
+
+__all__ = ["Accepted", "CycleOutcome", "accept"]
 
 # of sums of float64 probabilities: siblings that have all the mass leave none behind
 _ROUNDING = 1e-12
@@ -18,10 +20,25 @@ class Accepted:
     Attributes:
         path: nodes from the root to the deepest accepted one.
         tokens: what to emit: the drafted tokens on the path, then the bonus token.
+        steps: levels of the tree below its root.
     """
 
     path: tuple[int, ...]
     tokens: tuple[int, ...]
+    steps: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True)
+class CycleOutcome:
+    """The outcome of a cycle of several sequences.
+
+    Attributes:
+        accepted: of each; None of one that was not in it.
+        tree: that was drafted for those that have ``steps``; None of a plain pass.
+    """
+
+    accepted: Sequence[Accepted | None]
+    tree: AnyTree | None
 
 
 def accept(

@@ -19,7 +19,7 @@ from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.state import LayerStates
 from trt_eagle3.decode.tree import Tree
 
-__all__ = ["padded", "segment_metadata", "widened"]
+__all__ = ["causal_mask_of", "padded", "segment_metadata", "widened"]
 
 
 def padded(rows: Sequence[Tensor], width: int) -> Tensor:
@@ -43,7 +43,7 @@ def _large_causal_mask(width: int, device: torch.device) -> Tensor:
     return rows[:, None] >= rows
 
 
-def _shared_causal_mask(width: int, device: torch.device) -> Tensor:
+def causal_mask_of(width: int, device: torch.device) -> Tensor:
     """bool [width, width]; sessions only read their inputs."""
     return (
         _small_causal_mask(width) if width <= _MAX_SMALL_MASK else _large_causal_mask(width, device)
@@ -64,7 +64,7 @@ def segment_metadata(
         past=[s.start for s in segments],
         counts=[s.count for s in segments],
         state_inputs=states.inputs([s.sequence for s in segments], [s.stop for s in segments]),
-        mask=_shared_causal_mask(width, embeds.device).expand(len(segments), -1, -1),
+        mask=causal_mask_of(width, embeds.device).expand(len(segments), -1, -1),
         positions=torch.stack(of_width, dim=1),
     )
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import torch
 
 from trt_eagle3.decode.answer import Answer
+from trt_eagle3.decode.capture import capture_graphs
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.metrics import Meter
 from trt_eagle3.decode.output import Output
@@ -80,6 +81,7 @@ class EngineCore:
         self._inbox: list[tuple[Answer, SequenceState]] = []
         # its reader lets go: it is cancelled
         self._answers: dict[int, tuple[weakref.ref[Answer], SequenceState]] = {}
+        self._errands: list[tuple[Callable[[], int], Future[int]]] = []
         self._num_preparing = 0
         self._num_stalled = 0  # in the scheduler's queue, but not to be run
         self._closing = self._draining = False
@@ -155,6 +157,27 @@ class EngineCore:
                 answers.append(answer)
                 self._take(answer, self._preprocessor.run(request, self._caller(request, answer)))
         return answers
+
+    def capture_graphs(self, seconds: float) -> int:
+        """Capture the CUDA graphs of decoding now, in ``seconds`` at most; how many batch sizes are
+        ready.
+
+        Raises:
+            ClosedError: this is closed.
+        """
+        cycles, table_len = self._bundle.decoder.async_cycles, self.pool.table_len
+        if cycles is None or table_len is None or not cycles.capturable:
+            return 0
+        trees_at = self._plan.trees_at
+        done: Future[int] = Future()
+        with self._news:
+            if not self.alive:
+                raise ClosedError("the engine has stopped. Load it again.")
+            self._errands.append(
+                (lambda: capture_graphs(cycles, trees_at, table_len, seconds), done)
+            )
+            self._news.notify_all()
+        return done.result()
 
     def close(self, *, drain: bool = False) -> None:
         """Stop; requests in flight are cancelled, or with ``drain`` answered first."""
@@ -250,6 +273,8 @@ class EngineCore:
         while self._wait():
             # a call of its own: while this thread waits, it holds on to nobody's request
             self._turn()
+        for _, done in self._errands:
+            done.cancel()
         for answer, sequence in self._readers():
             self._drop(answer, sequence, "cancelled")
 
@@ -264,6 +289,12 @@ class EngineCore:
                 self._answers[id(sequence)] = weakref.ref(answer), sequence
                 self.scheduler.add(sequence)
             self._inbox.clear()
+            errands, self._errands = self._errands, []
+        for errand, done in errands:
+            try:
+                done.set_result(errand())
+            except Exception as error:  # whoever asked is told
+                done.set_exception(error)
         self._look_at_readers()
         try:
             emissions = self.scheduler.step()
@@ -279,7 +310,7 @@ class EngineCore:
     def _wait(self) -> bool:
         """Sleep until there is something to do; False when it is time to stop."""
         with self._news:
-            while not self._closing and not self._inbox and self.scheduler.idle:
+            while not (self._closing or self._inbox or self._errands) and self.scheduler.idle:
                 if self._draining and not self._answers and not self._num_preparing:
                     return False
                 unread = bool(self._answers)

@@ -8,16 +8,18 @@ vocab. Sequences that need fewer rows than S are padded; padding writes to page 
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.decode.accept import Accepted
+from trt_eagle3.decode.accept import Accepted, CycleOutcome
+from trt_eagle3.decode.async_cycle import AsyncCycles
 from trt_eagle3.decode.batch import padded, segment_metadata, widened
-from trt_eagle3.decode.dynamic_tree import DynamicTree
+from trt_eagle3.decode.device_batch import BATCH_SIZES
+from trt_eagle3.decode.draft_ahead import DraftAhead
 from trt_eagle3.decode.first_token import FirstTokens
 from trt_eagle3.decode.propose import (
     Drafters,
@@ -31,14 +33,12 @@ from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, all_rows
 from trt_eagle3.decode.segment import Segment, cut, last_segments
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.state import Commit, LayerStates
-from trt_eagle3.decode.tree import Tree
+from trt_eagle3.decode.tree import AnyTree
 from trt_eagle3.decode.verify import verify_tree
 from trt_eagle3.engine.memory import MAX_DEFERRED
 from trt_eagle3.errors import EngineFailedError
 
 __all__ = ["AnyTree", "Decoder", "Drafting", "no_numbers"]
-
-AnyTree = Tree | DynamicTree
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,13 @@ class Decoder:
         max_seq_len: int,
         prefill_chunk: int,
         fixed_shapes: bool = False,
+        asynchronous: bool = True,
         max_batch_size: int | None = None,
     ) -> None:
-        """``fixed_shapes``: pad the draft's rows after a cycle to the tree's width, so that CUDA
-        graphs fit again. ``max_batch_size``: batch rows that the sessions take; None: any.
+        """``fixed_shapes``: pad batches, and the draft's rows after a cycle to the tree's width, so
+        that CUDA graphs fit again. ``asynchronous``: cycles are, where shapes are fixed.
+        ``max_batch_size``: batch rows that the sessions take, and to which batches are padded at
+        most; None: any.
         """
         self.max_seq_len = max_seq_len
         self.prefill_chunk = prefill_chunk
@@ -74,6 +77,11 @@ class Decoder:
         self._drafting = drafting
         self._fixed_shapes = fixed_shapes
         self._max_batch_size = max_batch_size
+        self._async: AsyncCycles | None = None
+        if fixed_shapes and asynchronous:
+            draft = DraftAhead(drafting.proposer, drafting.manifest) if drafting else None
+            most = BATCH_SIZES[-1] if max_batch_size is None else max_batch_size
+            self._async = AsyncCycles(target, draft, max_seq_len=max_seq_len, max_batch_size=most)
 
     @property
     def max_segments(self) -> int | None:
@@ -81,6 +89,11 @@ class Decoder:
         alone, as its per-sequence states are.
         """
         return 0 if self.states.has_snapshots else self._max_batch_size
+
+    @property
+    def async_cycles(self) -> AsyncCycles | None:
+        """Cycles whose shapes can be captured ahead; None where they do not stand still."""
+        return self._async if self._async is not None and self._async.able else None
 
     @property
     def states(self) -> LayerStates:
@@ -124,10 +137,10 @@ class Decoder:
             yield tuple(sequence.tokens)
             while sequence.num_tokens < self.max_seq_len:
                 self.states.reserve(sequence, self.rows_wanted(sequence, tree))
-                output_ids = self.cycle([sequence], tree)[0].tokens
-                if not output_ids:
+                accepted = self.cycle([sequence], tree).accepted[0]
+                if accepted is None or not accepted.tokens:
                     raise no_numbers()
-                yield output_ids
+                yield accepted.tokens
         finally:
             self.states.release(sequence)
 
@@ -162,15 +175,33 @@ class Decoder:
         for sequence, count in chunks:
             sequence.length += count
 
-    def cycle(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> list[Accepted]:
-        """One target forward over a tree of each sequence; those that cannot take ``tree`` emit one
-        token.
+    def cycle(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> CycleOutcome:
+        """What one target forward over a tree of each sequence says; those that cannot take
+        ``tree`` emit one token.
 
-        A sequence whose logits are no numbers says nothing, and cannot go on.
+        A sequence whose logits are no numbers says nothing, and cannot go on. Where a pass runs
+        since the last call, it is that one's outcome, and ``tree`` is for the next.
         """
+        cycles = self.async_cycles
+        if cycles is not None and cycles.only_plain and tree is not None:
+            running = cycles.finish(sequences)  # before the draft catches up, with its row too
+            if running is not None:
+                return running
         most = 0 if tree is not None else min(self.prefill_chunk, MAX_DEFERRED) - 1
         self._catch_up([s for s in sequences if len(s.deferred) > most])
         speculating = [i for i, s in enumerate(sequences) if self.speculates(s, tree)]
+        if cycles is not None and len(speculating) in (0, len(sequences)):
+            return cycles.cycle(sequences, tree if speculating else None)
+        found = cycles.finish(sequences) if cycles is not None else None
+        return found or self._cycle(sequences, tree, speculating)
+
+    def _cycle(
+        self,
+        sequences: Sequence[SequenceState],
+        tree: AnyTree | None,
+        speculating: Sequence[int],
+    ) -> CycleOutcome:
+        """A cycle of any sequences, those at ``speculating`` with ``tree``."""
         proposal = widened(
             self._propose([sequences[i] for i in speculating], tree), speculating, sequences
         )
@@ -191,7 +222,9 @@ class Decoder:
         for sequence, accepted in zip(sequences, found, strict=True):
             sequence.append_tokens(accepted.tokens)
             sequence.length += len(accepted.tokens)
-        return found
+        depths = dict.fromkeys(speculating, tree.steps) if tree else {}
+        said = [replace(accepted, steps=depths.get(i, 0)) for i, accepted in enumerate(found)]
+        return CycleOutcome(said, tree if speculating else None)
 
     def _draft_prompt(
         self, segments: Sequence[Segment], aux: Tensor, first_tokens: FirstTokens

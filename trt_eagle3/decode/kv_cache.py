@@ -10,17 +10,19 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from math import prod
+from operator import is_
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trt_eagle3.decode.transfer import to_device
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.torch import capi
 from trt_eagle3.errors import UserError
 from trt_eagle3.spec import StateSpec
 
-__all__ = ["KVCache", "PagePool", "PageTable", "page_table"]
+__all__ = ["BatchTable", "KVCache", "PagePool", "PageTable"]
 
 
 class PagePool:
@@ -128,8 +130,11 @@ class PageTable:
         """Own enough pages for ``num_rows`` rows."""
         wanted = -(-num_rows // self._pool.page_size)
         if wanted > len(self._pages):
-            self._pages += self._pool.take(wanted - len(self._pages))
-            self._fixed = None
+            taken = self._pool.take(wanted - len(self._pages))
+            if self._fixed is not None:  # a new tensor: others may hold the old one
+                self._fixed = self._fixed.clone()
+                self._fixed[0, len(self._pages) : wanted] = torch.tensor(taken, dtype=torch.int32)
+            self._pages += taken
 
     def lacking(self, num_rows: int) -> int:
         """Pages of ``num_rows`` rows that are neither held nor free; 0 or less where ``reserve``
@@ -155,14 +160,16 @@ class PageTable:
     def truncate(self, num_rows: int) -> None:
         """Give back the pages past ``num_rows`` rows."""
         kept = -(-num_rows // self._pool.page_size)
-        self._pool.give_back(self._pages[kept:])
-        del self._pages[kept:]
-        self._fixed = None
+        if kept < len(self._pages):
+            self._pool.give_back(self._pages[kept:])
+            del self._pages[kept:]
+            self._fixed = None
 
     def pages(self, num_rows: int) -> Tensor:
         """int32 [1, P]: the pages that hold the first ``num_rows`` rows.
 
-        With the pool's ``table_len``: all pages held, then page 0 up to it.
+        With the pool's ``table_len``: all pages held, then page 0 up to it; the same tensor, only
+        to be read, until the pages change.
         """
         if self._pool.table_len is None:
             return torch.tensor(
@@ -179,20 +186,47 @@ class PageTable:
         return torch.tensor(self._pages)[rows // size] * size + rows % size
 
 
-def page_table(tables: Sequence[PageTable], num_rows: Sequence[int]) -> Tensor:
-    """int32 [B, P]: the pages of the first ``num_rows`` rows of every sequence, page 0 where one
-    has fewer.
-    """
-    rows = [table.pages(count) for table, count in zip(tables, num_rows, strict=True)]
-    if len(rows) == 1:
+def _stacked(rows: Sequence[Tensor], size: int) -> Tensor:
+    """int32 [size, P] of ``rows`` [B][1, at most P], page 0 elsewhere."""
+    if len(rows) == size == 1:
         return rows[0]
     width = max(row.shape[1] for row in rows)
     return torch.cat(
         [
-            row if row.shape[1] == width else functional.pad(row, (0, width - row.shape[1]))
-            for row in rows
+            *(
+                row if row.shape[1] == width else functional.pad(row, (0, width - row.shape[1]))
+                for row in rows
+            ),
+            torch.zeros(size - len(rows), width, dtype=torch.int32),
         ]
     )
+
+
+class BatchTable:
+    """The page tables of the batch that ran last, on the device: a batch whose pages have not
+    changed needs no other.
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._device = torch.device(device)
+        self._rows: list[Tensor] = []
+        self._table: Tensor | None = None
+
+    def of(
+        self, tables: Sequence[PageTable], num_rows: Sequence[int], size: int | None = None
+    ) -> Tensor:
+        """int32 [size, P]: the pages of the first ``num_rows`` [B] rows of every sequence, page 0
+        where one has fewer; only to be read.
+
+        ``size``: B or more, B by default; those past B have no pages.
+        """
+        rows = [table.pages(count) for table, count in zip(tables, num_rows, strict=True)]
+        known = len(rows) == len(self._rows) and all(map(is_, rows, self._rows))
+        size = len(rows) if size is None else size
+        if self._table is None or not known or len(self._table) != size:
+            self._rows = rows
+            self._table = to_device(_stacked(rows, size), self._device)
+        return self._table
 
 
 class KVCache:

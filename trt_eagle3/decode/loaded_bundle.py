@@ -67,6 +67,8 @@ class LoadedBundle:
         plan: which tree is drafted at which batch size.
         fixed_shapes: sessions capture CUDA graphs, which want shapes that come again.
         sessions: opens graphs.
+        asynchronous: passes may begin before the last one's outcome is known (``async_cycle``);
+            not where every forward is looked at.
     """
 
     path: Path
@@ -78,6 +80,7 @@ class LoadedBundle:
     plan: TreePlan
     fixed_shapes: bool
     sessions: SessionFactory
+    asynchronous: bool = True
 
     @classmethod
     def open(
@@ -153,6 +156,7 @@ class LoadedBundle:
             max_seq_len=self.limits.max_seq_len,
             prefill_chunk=self.record.config.engine.prefill_chunk,
             fixed_shapes=self.fixed_shapes,
+            asynchronous=self.asynchronous,
             max_batch_size=self.limits.max_batch_size,
         )
 

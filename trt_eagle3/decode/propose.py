@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -24,10 +25,14 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode.dynamic_tree import Candidates, DynamicTree, ancestors
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, all_rows
-from trt_eagle3.decode.sequence import DraftState
+from trt_eagle3.decode.sequence import DraftRow, DraftState
 from trt_eagle3.decode.tree import Tree
 
+_Count = TypeVar("_Count", int, Tensor)
+
 __all__ = [
+    "AnyDrafters",
+    "DeviceDrafters",
     "Drafters",
     "Proposal",
     "Proposer",
@@ -48,7 +53,7 @@ class Drafters:
         state_inputs: where the draft's states lie, with room for the tree's draft rows.
     """
 
-    states: Sequence[DraftState]
+    states: Sequence[DraftState | DraftRow]
     roots: Sequence[int]
     positions: Sequence[int]
     state_inputs: Mapping[str, Tensor]
@@ -57,6 +62,59 @@ class Drafters:
     def first_positions(self) -> Tensor:
         """``positions`` as int32 [B, 1]."""
         return torch.tensor(self.positions, dtype=torch.int32)[:, None]
+
+    @property
+    def root_ids(self) -> Tensor:
+        """``roots`` as int64 [B, 1]."""
+        return torch.tensor(self.roots)[:, None]
+
+    def past(self, num_shared: int) -> Sequence[int]:
+        """[B] rows before those of a level, ``num_shared`` of the tree's among them."""
+        return [state.length + num_shared for state in self.states]
+
+    def first(self) -> tuple[Tensor, Tensor]:
+        """Logits f32 [B, 1, Vd] and features [B, 1, Hd] of the last committed rows."""
+        logits = torch.stack([state.logits for state in self.states])
+        return logits[:, None], torch.stack([state.features for state in self.states])[:, None]
+
+
+@dataclass(frozen=True)
+class DeviceDrafters:
+    """``Drafters`` of which the host does not know yet what they have said.
+
+    Attributes:
+        logits: f32 [B, Vd] and features: [B, Hd] of their last committed rows.
+        lengths: int32 [B] rows that the draft holds. roots: int64 [B].
+        positions: int32 [B] rope positions at depth 1. state_inputs: as of ``Drafters``.
+    """
+
+    logits: Tensor
+    features: Tensor
+    lengths: Tensor
+    roots: Tensor
+    positions: Tensor
+    state_inputs: Mapping[str, Tensor]
+
+    @property
+    def first_positions(self) -> Tensor:
+        """``positions`` as [B, 1]."""
+        return self.positions[:, None]
+
+    @property
+    def root_ids(self) -> Tensor:
+        """``roots`` as [B, 1]."""
+        return self.roots[:, None]
+
+    def past(self, num_shared: int) -> Tensor:
+        """int32 [B] rows before those of a level, ``num_shared`` of the tree's among them."""
+        return self.lengths + num_shared if num_shared else self.lengths
+
+    def first(self) -> tuple[Tensor, Tensor]:
+        """Logits f32 [B, 1, Vd] and features [B, 1, Hd] of the last committed rows."""
+        return self.logits[:, None], self.features[:, None]
+
+
+AnyDrafters = Drafters | DeviceDrafters
 
 
 @dataclass(frozen=True)
@@ -96,9 +154,9 @@ def draft_positions(
     return positions[:1].expand(3, -1) if manifest.positions == "temporal" else positions
 
 
-def draft_decode_position(manifest: DraftManifest, length: int, position: int) -> int:
+def draft_decode_position(manifest: DraftManifest, length: _Count, position: _Count) -> _Count:
     """Rope position of the draft row after ``length`` rows, whose target row stands at rope
-    ``position``.
+    ``position``; of several sequences where they are tensors.
     """
     return (length if manifest.positions == "linear" else position) + manifest.position_shift
 
@@ -127,6 +185,8 @@ class Proposer:
         Args:
             embeds: [B, S, Hd] of the tokens one ahead. features: [B, S, Hd] from ``fuse``.
         """
+        assert not isinstance(metadata.past, Tensor)
+        assert not isinstance(metadata.counts, Tensor)
         last = torch.tensor(metadata.counts)[:, None] - 1
         logits, out = self.runner.forward(embeds, features, metadata, last)
         # copies: the next run of the same shapes may overwrite a session's outputs
@@ -135,14 +195,14 @@ class Proposer:
             for i, (past, count) in enumerate(zip(metadata.past, metadata.counts, strict=True))
         ]
 
-    def propose(self, tree: Tree | DynamicTree, drafters: Drafters) -> Proposal:
+    def propose(self, tree: Tree | DynamicTree, drafters: AnyDrafters) -> Proposal:
         """Trees from each sequence's last accepted token."""
         return self._fill(tree, drafters) if isinstance(tree, Tree) else self._grow(tree, drafters)
 
-    def _fill(self, tree: Tree, drafters: Drafters) -> Proposal:
+    def _fill(self, tree: Tree, drafters: AnyDrafters) -> Proposal:
         """A static tree: its shape says which token of which parent every node takes."""
-        logits, features = _first(drafters)
-        tokens = [torch.tensor(drafters.roots)[:, None].to(logits.device, non_blocking=True)]
+        logits, features = drafters.first()
+        tokens = [drafters.root_ids.to(logits.device, non_blocking=True)]
         for depth, step in enumerate(tree.steps_on(logits.device)):
             best = self.runner.target_ids(_best(logits, step.width))
             tokens.append(best[:, 0] if step.is_link else best[:, step.parents, step.ranks])
@@ -151,15 +211,15 @@ class Proposer:
             inner, fed = tokens[-1], features
             if not step.is_link:  # each index is a launch, and a chain's steps are short
                 inner, fed = inner[:, step.inner], features[:, step.parents[step.inner]]
-            mask = step.mask.expand(len(drafters.states), -1, -1)
+            mask = step.mask.expand(len(inner), -1, -1)
             logits, features = self._level(
                 drafters, depth, inner, fed, mask, num_shared=step.num_shared
             )
         return tree_proposal(tree, torch.cat(tokens, dim=1))
 
-    def _grow(self, tree: DynamicTree, drafters: Drafters) -> Proposal:
+    def _grow(self, tree: DynamicTree, drafters: AnyDrafters) -> Proposal:
         """A dynamic tree (``dynamic_tree``): each level feeds the children that score best."""
-        logits, features = _first(drafters)
+        logits, features = drafters.first()
         tokens, log_probs = self._children(logits, tree.topk)
         candidates = Candidates(tokens[:, 0], log_probs[:, 0])
         frontier = candidates.first()
@@ -175,13 +235,14 @@ class Proposer:
             logits, features = self._level(drafters, depth, frontier.tokens, fed, mask)
             frontier = candidates.add(frontier, *self._children(logits, tree.topk))
         kept, parents = candidates.keep(tree.num_nodes - 1)
-        roots = torch.tensor(drafters.roots)[:, None].to(kept.device, non_blocking=True)
         seen = ancestors(parents, tree.steps)
-        return Proposal(torch.cat([roots, kept], dim=1), parents, seen.sum(dim=2) - 1, seen)
+        roots = drafters.root_ids.to(kept.device, non_blocking=True)
+        tokens = torch.cat([roots, kept], dim=1)
+        return Proposal(tokens, parents, seen.sum(dim=2) - 1, seen)
 
     def _level(
         self,
-        drafters: Drafters,
+        drafters: AnyDrafters,
         depth: int,
         tokens: Tensor,
         fed: Tensor,
@@ -194,7 +255,7 @@ class Proposer:
         batch, count = tokens.shape
         positions = drafters.first_positions + depth
         metadata = AttentionMetadata(
-            past=[state.length + num_shared for state in drafters.states],
+            past=drafters.past(num_shared),
             counts=[count] * batch,
             state_inputs=drafters.state_inputs,
             mask=mask,
@@ -219,12 +280,6 @@ def tree_proposal(tree: Tree, tokens: Tensor) -> Proposal:
     batch = len(tokens)
     parents = torch.tensor(tree.parents).expand(batch, -1)
     return Proposal(tokens, parents, tree.depths.expand(batch, -1), tree.mask.expand(batch, -1, -1))
-
-
-def _first(drafters: Drafters) -> tuple[Tensor, Tensor]:
-    """Logits f32 [B, 1, Vd] and features [B, 1, Hd] of the sequences' last committed rows."""
-    logits = torch.stack([state.logits for state in drafters.states])
-    return logits[:, None], torch.stack([state.features for state in drafters.states])[:, None]
 
 
 def _best(logits: Tensor, width: int) -> Tensor:

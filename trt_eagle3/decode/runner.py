@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from trt_eagle3.decode.state import LayerStates
 from trt_eagle3.engine.embedding import EmbeddingTable
-from trt_eagle3.engine.session import Session
+from trt_eagle3.engine.session import ReducingSession, Reduction, Session, run_reduced
 from trt_eagle3.engine.torch.cuda_graph import patch_bucket
 
 __all__ = [
@@ -35,8 +35,9 @@ class AttentionMetadata:
     """Where new tokens stand. Slot and rope position are separate, always.
 
     Attributes:
-        past: [B] rows of each sequence that every new token of it sees.
-        counts: [B] how many of the S tokens are real; the others are padding.
+        past: [B] rows of each sequence that every new token of it sees: numbers, or int32 on the
+            device, where the host does not know them yet.
+        counts: [B] how many of the S tokens are real; the others are padding. Likewise.
         state_inputs: the graph's inputs that say where the sequences' states lie
             (``LayerStates.inputs``), ``page_table`` int32 [B, P] among them.
         mask: bool [B, S, M]: who sees whom among the last M rows; the new tokens are the last S of
@@ -44,8 +45,8 @@ class AttentionMetadata:
         positions: int32 [3, B, S].
     """
 
-    past: Sequence[int]
-    counts: Sequence[int]
+    past: Sequence[int] | Tensor
+    counts: Sequence[int] | Tensor
     state_inputs: Mapping[str, Tensor]
     mask: Tensor
     positions: Tensor
@@ -65,12 +66,16 @@ class AttentionMetadata:
         """
         return {
             "position_ids": self.positions,
-            "past_lengths": torch.tensor(self.past, dtype=torch.int32),
-            "query_lengths": torch.tensor(self.counts, dtype=torch.int32),
+            "past_lengths": _int32(self.past),
+            "query_lengths": _int32(self.counts),
             **self.state_inputs,
             "tree_mask": self.mask,
             "logit_rows": logit_rows.int(),
         }
+
+
+def _int32(numbers: Sequence[int] | Tensor) -> Tensor:
+    return numbers if isinstance(numbers, Tensor) else torch.tensor(numbers, dtype=torch.int32)
 
 
 def causal_mask(num_tokens: int) -> Tensor:
@@ -103,7 +108,13 @@ class TargetRunner:
         self.embedding = embedding
         self._session = session
         self.num_visual_levels = num_visual_levels
+        self._nothing: Tensor | None = None
         states.bind(session)
+
+    @property
+    def reduces(self) -> bool:
+        """Whether outputs are reduced within the graph."""
+        return isinstance(self._session, ReducingSession)
 
     def forward(
         self,
@@ -111,18 +122,22 @@ class TargetRunner:
         metadata: AttentionMetadata,
         logit_rows: Tensor,
         visual_levels: Tensor | None = None,
+        reduce: Reduction | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Run ``embeds [B, S, H]``: logits f32 [B, R, V] and aux hidden states [B, S, k * H] (None
         without a draft).
 
-        ``deepstack`` is [L, B, S, H], zero at text rows; decode rows have none.
+        ``deepstack`` is [L, B, S, H], zero at text rows; decode rows have none. ``reduce``: what to
+        make of the logits, and return instead.
         """
         inputs = {"inputs_embeds": embeds, **metadata.inputs(logit_rows)}
         if self.num_visual_levels:
             if visual_levels is None:
-                visual_levels = embeds.new_zeros(self.num_visual_levels, *embeds.shape)
+                if self._nothing is None:
+                    self._nothing = embeds.new_zeros(1)
+                visual_levels = self._nothing.expand(self.num_visual_levels, *embeds.shape)
             inputs["deepstack_embeds"] = visual_levels
-        outputs = self._session.run(inputs)
+        outputs = run_reduced(self._session, inputs, {"logits": reduce} if reduce else {})
         return outputs["logits"], outputs.get("aux_hidden_states")
 
 

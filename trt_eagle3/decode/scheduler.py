@@ -137,7 +137,7 @@ class Scheduler:
         disturbed = len(self.running) > num_running or any(not s.prefilled for s in self.running)
         if disturbed:
             self._cycle_end = None
-        return failed + self._prefill() + self._decode([s for s in decoding if s in self.running])
+        return failed + self._prefill() + self._decode(self._still_running(decoding))
 
     @property
     def _quiet(self) -> bool:
@@ -300,29 +300,29 @@ class Scheduler:
 
     def _decode(self, sequences: list[SequenceState]) -> list[Emission]:
         tree = self.tree_for(sequences)
+        before = self.num_preempted
         for s in sequences:
-            if s in self.running:
+            if self.num_preempted == before or s in self.running:
                 self._reserve(s, self._decoder.rows_wanted(s, tree))
         # some may have been put off to make room
-        ready = [s for s in sequences if s in self.running]
+        ready = self._still_running(sequences)
         if not ready:
             self._cycle_end = None
             return []
-        steps = [tree.steps if tree and self._decoder.speculates(s, tree) else 0 for s in ready]
-        caught_up = sum(len(s.deferred) for s in ready) if tree else 0
-        found = self._decoder.cycle(ready, tree)
+        late = sum(len(s.deferred) for s in ready)
+        done = self._decoder.cycle(ready, tree)
         self._save_where_pages_end(ready)
-        drafted = tree if any(steps) else None
-        self.num_draft_tokens = drafted.num_nodes - 1 if drafted else 0
-        accepted = [
-            len(a.tokens) - 1 if depth else None for a, depth in zip(found, steps, strict=True)
-        ]
-        self._observe(Cycle(ready, drafted, accepted, caught_up, self._cycle_seconds()))
+        self.num_draft_tokens = done.tree.num_nodes - 1 if done.tree else 0
+        in_it = [(s, a) for s, a in zip(ready, done.accepted, strict=True) if a is not None]
+        levels = [len(a.tokens) - 1 if a.steps else None for _, a in in_it]
+        caught_up = max(late - sum(len(s.deferred) for s in ready), 0)
+        seconds = self._cycle_seconds()
+        self._observe(Cycle([s for s, _ in in_it], done.tree, levels, caught_up, seconds))
         return [
-            Emission(s, accepted.tokens, self._is_full(s), depth)
+            Emission(s, accepted.tokens, self._is_full(s), accepted.steps)
             if accepted.tokens
             else self._fail(s, no_numbers())
-            for s, accepted, depth in zip(ready, found, steps, strict=True)
+            for s, accepted in in_it
         ]
 
     def _cycle_seconds(self) -> float | None:
@@ -333,6 +333,10 @@ class Scheduler:
     def _observe(self, cycle: Cycle) -> None:
         if self.observer is not None:
             self.observer.observe(cycle)
+
+    def _still_running(self, sequences: list[SequenceState]) -> list[SequenceState]:
+        running = {id(s) for s in self.running}
+        return [s for s in sequences if id(s) in running]
 
     def _fail(self, sequence: SequenceState, error: Exception) -> Emission:
         """Put out a sequence that cannot go on; nobody shall reuse what its pages hold."""

@@ -15,7 +15,7 @@ from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.sampling import Sampler
 from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
 
-__all__ = ["DraftState", "SequenceState", "Snapshot"]
+__all__ = ["DraftRow", "DraftState", "SequenceState", "Snapshot"]
 
 
 class Snapshot(Protocol):
@@ -40,6 +40,30 @@ class DraftState:
     features: Tensor
 
 
+@dataclass(frozen=True)
+class DraftRow:
+    """A ``DraftState`` that lies in tensors of several sequences.
+
+    Attributes:
+        length: committed rows. all_logits: f32 [B, Vd]. all_features: [B, Hd]. row: which is its.
+    """
+
+    length: int
+    all_logits: Tensor
+    all_features: Tensor
+    row: int
+
+    @property
+    def logits(self) -> Tensor:
+        """f32 [Vd] of the last committed row."""
+        return self.all_logits[self.row]
+
+    @property
+    def features(self) -> Tensor:
+        """[Hd] of the last committed row."""
+        return self.all_features[self.row]
+
+
 @dataclass(eq=False)
 class SequenceState:
     """One sequence.
@@ -56,6 +80,7 @@ class SequenceState:
         page_keys: of the pages that prompt and answer fill, as far as anybody asked
             (``prefix_cache.page_keys``).
         snapshots: of the per-sequence states, by the number of pages that the rows fill.
+        epoch: how often its rows were forgotten: a pass that runs knows by it whom it was for.
     """
 
     prompt: Prompt
@@ -69,11 +94,12 @@ class SequenceState:
     turn_start: int = 0
     tokens: list[int] = field(default_factory=list)
     length: int = 0
-    draft: DraftState | None = None
+    draft: DraftState | DraftRow | None = None
     draft_length: int = 0
     deferred: list[Tensor] = field(default_factory=list)
     page_keys: list[bytes] = field(default_factory=list)
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
+    epoch: int = 0
     pages: PageTable = field(init=False)
     sampler: Sampler = field(init=False)
 
@@ -153,6 +179,7 @@ class SequenceState:
     def reset(self) -> None:
         """Give all pages back and forget the rows; its output tokens stay."""
         self.pages.truncate(0)
+        self.epoch += 1
         for snapshot in self.snapshots.values():
             snapshot.release()
         self.snapshots.clear()

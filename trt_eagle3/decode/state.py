@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from trt_eagle3.decode.kv_cache import KVCache, page_table
+from trt_eagle3.decode.kv_cache import BatchTable, KVCache
 from trt_eagle3.decode.sequence import SequenceState, Snapshot
 from trt_eagle3.engine.session import Session
 from trt_eagle3.errors import UserError
@@ -64,6 +64,7 @@ class PagedStates:
         self, states: Sequence[StateSpec], num_slots: int, device: torch.device | str = "cpu"
     ) -> None:
         self._cache = KVCache(states, num_slots, device)
+        self._tables = BatchTable(device)
 
     def bind(self, session: Session) -> None:
         """Give the buffers to a session of the graph, as inputs and outputs."""
@@ -71,10 +72,13 @@ class PagedStates:
             session.bind(name, buffer)
 
     def inputs(
-        self, sequences: Sequence[SequenceState], num_rows: Sequence[int]
+        self, sequences: Sequence[SequenceState], num_rows: Sequence[int], size: int | None = None
     ) -> dict[str, Tensor]:
-        """``page_table`` int32 [B, P]: the pages of the first ``num_rows`` [B] rows."""
-        return {"page_table": page_table([s.pages for s in sequences], num_rows)}
+        """``page_table`` int32 [size, P]: the pages of the first ``num_rows`` [B] rows.
+
+        ``size``: B or more, B by default.
+        """
+        return {"page_table": self._tables.of([s.pages for s in sequences], num_rows, size)}
 
     def commit(self, commits: Sequence[Commit]) -> None:
         """Move the rows that stay to the front of their forward, in all layers at once."""
@@ -86,6 +90,16 @@ class PagedStates:
                     [c.sequence.pages.slots(c.start + torch.arange(len(c.path))) for c in moved]
                 ),
             )
+
+    def move(self, page_table: Tensor, source: Tensor, destination: Tensor, page_size: int) -> None:
+        """Copy rows ``source`` of the sequences of ``page_table`` int32 [B, P] to ``destination``
+        (int64 [B, K], on its device), as if at once.
+        """
+        slots = []
+        for rows in (source, destination):
+            pages = page_table.long().gather(1, rows // page_size)
+            slots.append((pages * page_size + rows % page_size).flatten())
+        self._cache.move(*slots)
 
 
 class PerSequenceStates(Protocol):
@@ -148,13 +162,14 @@ class LayerStates:
             self._per_sequence.bind(session)
 
     def inputs(
-        self, sequences: Sequence[SequenceState], num_rows: Sequence[int]
+        self, sequences: Sequence[SequenceState], num_rows: Sequence[int], size: int | None = None
     ) -> dict[str, Tensor]:
         """The graph's inputs that say where the states of ``sequences`` [B] lie.
 
-        ``num_rows`` [B]: rows of each that the forward reads or writes.
+        ``num_rows`` [B]: rows of each that the forward reads or writes. ``size``: B or more, B by
+        default; those past B are padding, and per-sequence states allow none.
         """
-        found = self._paged.inputs(sequences, num_rows)
+        found = self._paged.inputs(sequences, num_rows, size)
         if self._per_sequence is not None:
             found |= self._per_sequence.inputs(sequences)
         return found
@@ -180,6 +195,18 @@ class LayerStates:
         self._paged.commit(commits)
         if self._per_sequence is not None:
             self._per_sequence.commit(commits)
+
+    def move(
+        self, inputs: Mapping[str, Tensor], source: Tensor, destination: Tensor, page_size: int
+    ) -> None:
+        """Keep rows by copying them, where the host does not know which stay: there are no
+        per-sequence states.
+
+        Args:
+            inputs: of the forward (``inputs``). source, destination: int64 [B, K] on the device.
+        """
+        assert self._per_sequence is None
+        self._paged.move(inputs["page_table"], source, destination, page_size)
 
     def save(self, sequence: SequenceState) -> Snapshot | None:
         """Copy the per-sequence states; None where there are none, or no room for a copy."""

@@ -19,7 +19,15 @@ from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.dynamic_tree import DynamicTree
 from trt_eagle3.errors import UserError
 
-__all__ = ["DraftStep", "Tree", "best_first", "best_first_paths", "configured_tree", "static_tree"]
+__all__ = [
+    "AnyTree",
+    "DraftStep",
+    "Tree",
+    "best_first",
+    "best_first_paths",
+    "configured_tree",
+    "static_tree",
+]
 
 Path = tuple[int, ...]
 
@@ -176,7 +184,11 @@ class Tree:
         return self._steps_by_device[device]
 
 
-def configured_tree(config: SpeculationConfig) -> Tree | DynamicTree:
+AnyTree = Tree | DynamicTree
+"""A static or a dynamic tree."""
+
+
+def configured_tree(config: SpeculationConfig) -> AnyTree:
     """The tree that ``config`` describes, static or dynamic."""
     if config.mode != "dynamic":
         return static_tree(config)

@@ -34,6 +34,16 @@ class EmbeddingTable:
         """Channels per token."""
         return self._table.shape[1]
 
+    @property
+    def device(self) -> torch.device:
+        """Where the table lies."""
+        return self._table.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The compute type."""
+        return self._dtype
+
     def lookup(self, token_ids: Tensor) -> Tensor:
         """Embeddings ``[..., H]`` in the compute type of ``token_ids`` (int64), on the table's
         device.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -12,7 +12,22 @@ from trt_eagle3.engine.backend import backend_named
 from trt_eagle3.errors import UserError
 from trt_eagle3.spec import StateSpec
 
-__all__ = ["Session", "check_names", "open_session"]
+__all__ = ["ReducingSession", "Reduction", "Session", "check_names", "open_session", "run_reduced"]
+
+
+Reduction = Callable[[Tensor], Tensor]
+"""Makes a smaller tensor of an output, without a wait for the device."""
+
+
+@runtime_checkable
+class ReducingSession(Protocol):
+    """A session that computes functions of outputs within its graph."""
+
+    def run_reduced(
+        self, inputs: Mapping[str, Tensor], reduced: Mapping[str, Reduction]
+    ) -> dict[str, Tensor]:
+        """Run once, as ``run_reduced`` of this module says."""
+        ...
 
 
 @runtime_checkable
@@ -43,6 +58,21 @@ class Session(Protocol):
             UserError: an input is missing, unknown, or of another type or shape than the graph's.
         """
         ...
+
+
+def run_reduced(
+    session: Session, inputs: Mapping[str, Tensor], reduced: Mapping[str, Reduction]
+) -> dict[str, Tensor]:
+    """``session.run``, and of the outputs named in ``reduced`` only what their functions make of
+    them.
+
+    A session that has a ``run_reduced`` of its own never returns those outputs, nor keeps memory
+    for them.
+    """
+    if isinstance(session, ReducingSession):
+        return session.run_reduced(inputs, reduced)
+    outputs = session.run(inputs)
+    return {name: reduced[name](t) if name in reduced else t for name, t in outputs.items()}
 
 
 def check_names(inputs: Collection[str], known: Collection[str], bound: Collection[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -59,9 +60,10 @@ def probe(
     given = read_questions(prompts) if prompts else None
     with TemporaryDirectory(prefix="trt-eagle3-probe-") as temporary:
         folder = Path(temporary)
-        bundle = LoadedBundle.open(
+        opened = LoadedBundle.open(
             path if draft is None else _build(path, draft, overrides or {}, folder)
         )
+        bundle = replace(opened, asynchronous=False)  # every forward is looked at
         questions = given or bundled_questions(vision=bundle.spec.vision is not None)
         name = path if draft is None else f"{path} with {draft}"
         return _probe(bundle, questions, folder, name, max_tokens, progress)

@@ -24,7 +24,7 @@ _SHORT = SamplingParams(max_tokens=8)
 
 def warm_up(engine: LLM) -> float:
     """Answer about a text, and about an image where the target sees, so that every graph is open
-    and has run; returns seconds.
+    and has run, and capture the CUDA graphs of decoding; returns seconds.
 
     The process is a server's from here on: its threads take turns more often, and what it counts is
     its clients'.
@@ -41,5 +41,6 @@ def warm_up(engine: LLM) -> float:
     for request in requests:
         for _ in engine.submit(request):
             pass
+    engine.capture_graphs()
     engine.restart_metrics()
     return time.perf_counter() - start

@@ -29,6 +29,12 @@ def test_long_prompts_are_never_due() -> None:
     assert [graphs.due(step(8, 32)) for _ in range(3)] == [False, False, True]
 
 
+def test_steps_of_a_crowd_are_due_up_to_1024_rows() -> None:
+    graphs = CapturedGraphs()
+    assert [graphs.due(step(128, 8)) for _ in range(3)] == [False, False, True]
+    assert not any(graphs.due(step(128, 9)) for _ in range(5))
+
+
 def test_graph_that_was_not_used_for_the_longest_time_makes_room(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -254,3 +254,26 @@ def test_weight_beyond_float16_is_refused_with_its_tensor(tmp_path: Path) -> Non
             UserError, match=r"w.safetensors: head holds 99840, which is no float16"
         ):
             TorchSession(tmp_path / "model.onnx", tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_reduced_output_is_what_the_function_makes_of_it(tmp_path: Path, dtype: str) -> None:
+    """Of logits that were not widened; the other outputs are as ever."""
+    bundle = build_tiny(tmp_path, engine={"backend": "torch", "dtype": dtype})
+    file = bundle / "draft" / "model.onnx"
+    session = TorchSession(file, bundle)
+    drawn = inputs_of("draft", onnx.load(file, load_external_data=False))
+    compute = getattr(torch, dtype)
+    inputs = {n: t.to(compute) if t.is_floating_point() else t for n, t in drawn.items()}
+    seen: list[torch.dtype] = []
+
+    def best(logits: torch.Tensor) -> torch.Tensor:
+        seen.append(logits.dtype)
+        return logits.argmax(dim=-1)
+
+    whole, reduced = session.run(inputs), session.run_reduced(inputs, {"logits": best})
+    assert torch.equal(reduced.pop("logits"), whole.pop("logits").argmax(dim=-1))
+    assert seen == [compute]
+    assert set(reduced) == set(whole)
+    for name, tensor in reduced.items():
+        assert torch.equal(tensor, whole[name]), name

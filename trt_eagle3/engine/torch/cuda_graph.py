@@ -2,30 +2,64 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["CAPTURE_ERRORS", "Captured", "CapturedGraphs", "Shapes", "patch_bucket", "shapes_of"]
+__all__ = [
+    "CAPTURED_AT_RUN",
+    "Captured",
+    "CapturedGraphs",
+    "capturing",
+    "Shapes",
+    "patch_bucket",
+    "shapes_of",
+]
 
-CAPTURE_ERRORS = "thread_local"
+_CAPTURE_ERRORS = "thread_local"
 """Whose CUDA calls a capture forbids: other threads go on taking page-locked memory for the next
 prompts' images.
 """
-# runs of the same shapes before they are captured: prompts seldom repeat theirs, decode steps do
-_CAPTURE_AFTER = 2
+CAPTURED_AT_RUN = 3
+"""Which run of the same shapes captures them: prompts seldom repeat theirs, decode steps do."""
 # Rows of a captured run at most: launches of larger ones are hidden behind their work, and their
-# buffers are large.
-_MAX_ROWS = {"inputs_embeds": 256, "aux_hidden_states": 256, "patches": 2048}
-_MAX_GRAPHS = 64  # of a session
+# buffers are large. Steps of many sequences have more rows than a prompt that is worth capturing.
+_MAX_ROWS = {"inputs_embeds": 1024, "aux_hidden_states": 1024, "patches": 2048}
+_MAX_ROWS_OF_ONE = 256
+_MAX_GRAPHS = 192  # of a session: 20 batch sizes times the widths of a tree
 # of all graphs of a session together: what they keep of memory follows their rows
 _MAX_GRAPH_ROWS = 16384
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
+
+
+_capturing = threading.Lock()
+
+
+@contextmanager
+def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
+    """Capture what is launched within into ``graph``, whose memory comes from ``pool``.
+
+    One at a time, and without a garbage collection: that of another engine's graph would end the
+    capture.
+    """
+    with _capturing:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode=_CAPTURE_ERRORS):
+                yield
+        finally:
+            if collects:
+                gc.enable()
 
 
 def shapes_of(inputs: Mapping[str, Tensor]) -> Shapes:
@@ -68,6 +102,7 @@ class Captured:
         """Copy ``inputs`` into the graph's; those from the host only where they differ from the
         last run's.
         """
+        by_dtype: dict[torch.dtype, list[str]] = {}
         for name, tensor in inputs.items():
             if tensor.device.type == "cpu":
                 last = self._last.get(name)
@@ -76,7 +111,12 @@ class Captured:
                 self._last[name] = tensor.clone()  # the caller may write into its own again
             else:
                 self._last.pop(name, None)
+                if tensor.is_contiguous():
+                    by_dtype.setdefault(tensor.dtype, []).append(name)
+                    continue
             self.inputs[name].copy_(tensor, non_blocking=True)
+        for names in by_dtype.values():  # one launch for all of a type
+            torch._foreach_copy_([self.inputs[n] for n in names], [inputs[n] for n in names])
 
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Replay over ``inputs``; the outputs are the graph's own, which the next replay
@@ -96,6 +136,11 @@ class CapturedGraphs:
         self._runs: Counter[Shapes] = Counter()
         self._graphs: OrderedDict[Shapes, Captured] = OrderedDict()
 
+    @property
+    def pool(self) -> Any:
+        """The memory of those that there are, for the next one; None where there are none."""
+        return next((c.graph.pool() for c in self._graphs.values()), None)
+
     def get(self, shapes: Shapes) -> Captured | None:
         """The graph of these shapes, if they have been captured."""
         captured = self._graphs.get(shapes)
@@ -105,10 +150,12 @@ class CapturedGraphs:
 
     def due(self, shapes: Shapes) -> bool:
         """Count a run of these shapes; whether it is time to capture them."""
-        if any(rows > _MAX_ROWS[name] for name, rows in _rows(shapes).items()):
+        if any(rows > _MAX_ROWS[name] for name, rows in _rows(shapes).items()) or any(
+            name == "inputs_embeds" and shape[1] > _MAX_ROWS_OF_ONE for name, shape in shapes
+        ):
             return False
         self._runs[shapes] += 1
-        return self._runs[shapes] > _CAPTURE_AFTER
+        return self._runs[shapes] >= CAPTURED_AT_RUN
 
     def add(self, shapes: Shapes, captured: Captured) -> Captured:
         """Keep a new graph; those that were not used for the longest time make room."""

@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.dtype import dtype_of_onnx
-from trt_eagle3.engine.session import check_names
-from trt_eagle3.engine.torch.cuda_graph import CAPTURE_ERRORS, Captured, CapturedGraphs, shapes_of
+from trt_eagle3.engine.session import Reduction, check_names
+from trt_eagle3.engine.torch.cuda_graph import Captured, CapturedGraphs, capturing, shapes_of
+from trt_eagle3.engine.torch.ops import STANDARD_OPS
 from trt_eagle3.engine.torch.program import ReadWeight, load_program
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.spec import StateSpec
@@ -88,37 +89,61 @@ class TorchSession:
     @torch.inference_mode()
     def run(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Run once; returns the outputs that have no static buffer, on this session's device."""
+        return self._run(inputs, {})
+
+    @torch.inference_mode()
+    def run_reduced(
+        self, inputs: Mapping[str, Tensor], reduced: Mapping[str, Reduction]
+    ) -> dict[str, Tensor]:
+        """``run``, but of the outputs named in ``reduced`` only what their functions make of them,
+        as parts of the graph.
+
+        A function is given the output before it is widened to float32, where it is.
+        """
+        return self._run(inputs, reduced)
+
+    def _run(
+        self, inputs: Mapping[str, Tensor], reduced: Mapping[str, Reduction]
+    ) -> dict[str, Tensor]:
         self._check(inputs)
         if self.device.type != "cuda":
-            return self._interpret(self._placed(inputs))
+            return self._interpret(self._placed(inputs), reduced)
         shapes = shapes_of(inputs)
+        shapes += tuple((f"{name} by {f.__qualname__}", ()) for name, f in reduced.items())
         captured = self._captured.get(shapes)
         if captured is None:
             if not self._captured.due(shapes):
-                return self._interpret(self._placed(inputs))
-            captured = self._captured.add(shapes, self._capture(self._placed(inputs)))
+                return self._interpret(self._placed(inputs), reduced)
+            captured = self._captured.add(shapes, self._capture(self._placed(inputs), reduced))
         return captured.run(inputs)
 
-    def _capture(self, inputs: Mapping[str, Tensor]) -> Captured:
+    def _capture(self, inputs: Mapping[str, Tensor], reduced: Mapping[str, Reduction]) -> Captured:
         static = {name: tensor.clone() for name, tensor in inputs.items()}
         # each thread's first use makes one, which may not be while capturing
         torch.cuda.current_blas_handle()
         torch.cuda.synchronize(self.device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode=CAPTURE_ERRORS):
-            outputs = self._interpret(static)
+        # one graph runs at a time, so they share what they need beside inputs and outputs
+        with capturing(graph, self._captured.pool):
+            outputs = self._interpret(static, reduced)
         return Captured(graph, static, outputs)
 
-    def _interpret(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def _interpret(
+        self, inputs: Mapping[str, Tensor], reduced: Mapping[str, Reduction]
+    ) -> dict[str, Tensor]:
         """Node by node."""
         values = {**self._constants, **self._bound, **inputs}
         for step in self._steps:
+            if step.outputs[0] in reduced and step.function is STANDARD_OPS["Cast"]:
+                values[step.outputs[0]] = values[step.inputs[0]]
+                continue
             found = step.function(*(values[name] for name in step.inputs), **step.attributes)
             values.update(
                 zip(step.outputs, found if isinstance(found, tuple) else (found,), strict=True)
             )
             for name in step.done_with:
                 del values[name]
+        values.update({name: function(values[name]) for name, function in reduced.items()})
         return self._results(values)
 
     def _results(self, values: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.engine.session import check_names
-from trt_eagle3.engine.torch.cuda_graph import CAPTURE_ERRORS, Captured, CapturedGraphs, shapes_of
+from trt_eagle3.engine.torch.cuda_graph import Captured, CapturedGraphs, capturing, shapes_of
 from trt_eagle3.engine.trt.dialects.dialect import Dialect
 from trt_eagle3.engine.trt.dialects.registry import find_dialect
 from trt_eagle3.engine.trt.folder import RUNTIME_CACHE_FILE, EngineFolder
@@ -208,7 +208,7 @@ class TensorRTSession:
         if not self._dialect.is_capturable(context, self._stream.cuda_stream):
             return None
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode=CAPTURE_ERRORS):
+        with capturing(graph):
             self._execute(context, torch.cuda.current_stream())
         return Captured(graph, static, outputs, keep=context)
 

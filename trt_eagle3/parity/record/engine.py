@@ -147,7 +147,10 @@ class RecordingEngine(LLM):
         self.recording, self.sessions = self._recorder.recording, self._recorder.sessions
         # every row of every prompt is wanted
         super().__init__(
-            LoadedBundle.open(path, plan=self.plan, sessions=self._recorder), prefix_cache=False
+            replace(
+                LoadedBundle.open(path, plan=self.plan, sessions=self._recorder), asynchronous=False
+            ),
+            prefix_cache=False,
         )
         tuned = (path / TUNING_FILE).exists()
         self.served = read_plan(path, config.speculation, config.engine.device) if tuned else None

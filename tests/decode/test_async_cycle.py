@@ -1,0 +1,381 @@
+"""Asynchronous cycles: what the device is given ahead says what each sequence says alone."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.decode.overwriting import overwriting_llm
+from tests.decode.pair import NUM_PAGES, PAGE_SIZE
+from tests.decode.scheduling import (
+    CHAIN,
+    LAYOUTS,
+    MAX_SEQ_LEN,
+    MAX_TOKENS,
+    TREES,
+    finish,
+    make_scheduler,
+    pair,
+    prompts,
+    solo,
+)
+from tests.tiny import build_tiny
+from trt_eagle3 import load
+from trt_eagle3.decode import async_cycle
+from trt_eagle3.decode.accept import accept
+from trt_eagle3.decode.async_cycle import AsyncCycles
+from trt_eagle3.decode.device_batch import BATCH_SIZES, batch_sizes, padded_size
+from trt_eagle3.decode.kv_cache import PagePool
+from trt_eagle3.decode.outcome import Outcome, accept_greedy, greedy_tokens, is_chain
+from trt_eagle3.decode.plan import Cycle
+from trt_eagle3.decode.prefix_cache import PrefixCache
+from trt_eagle3.decode.propose import Proposer, tree_proposal
+from trt_eagle3.decode.runner import TargetRunner
+from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.scheduler import Scheduler
+from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.transfer import Readback
+from trt_eagle3.decode.tree import AnyTree, Tree
+from trt_eagle3.errors import ClosedError
+
+
+class _Turns:
+    """A plan that changes its mind every third time."""
+
+    speculates, wants_quiet = True, False
+    trees = (None, CHAIN, TREES["bushy"], TREES["dynamic"])
+
+    def __init__(self) -> None:
+        self.seen: list[Cycle] = []
+        self._turn = 0
+
+    def tree_for(self, _: Sequence[SequenceState]) -> AnyTree | None:
+        self._turn += 1
+        return self.trees[self._turn // 3 % len(self.trees)]
+
+    def trees_at(self, _: int) -> Sequence[AnyTree | None]:
+        return self.trees
+
+    def observe(self, cycle: Cycle) -> None:
+        self.seen.append(cycle)
+
+
+def fixed_pool(num_pages: int = NUM_PAGES) -> PagePool:
+    return PagePool(num_pages, PAGE_SIZE, table_len=MAX_SEQ_LEN // PAGE_SIZE)
+
+
+def sequence(index: int, pool: PagePool, **options: Any) -> SequenceState:
+    options = {"drafting": True} | options
+    return pair().sequence(prompts()[index], pool, **options)
+
+
+def count_calls(patch: pytest.MonkeyPatch, owner: type, name: str) -> list[Any]:
+    """What ``owner.name`` is called with from now on."""
+    calls: list[Any] = []
+    original = getattr(owner, name)
+
+    def counted(*args: Any, **options: Any) -> Any:
+        calls.append(args[1:])
+        return original(*args, **options)
+
+    patch.setattr(owner, name, counted)
+    return calls
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("num_pages", [NUM_PAGES, 15], ids=["roomy", "tight"])
+@pytest.mark.parametrize("many", [1, 8])
+def test_staggered_sequences_say_what_each_says_alone(
+    tree: str, num_pages: int, many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They join and leave at any time, are preempted, and begin with pages of others."""
+    expected = {i: solo(i) for i in range(len(LAYOUTS))}
+    monkeypatch.setattr(async_cycle, "_MANY", many)
+    ran = count_calls(monkeypatch, AsyncCycles, "_launch_trees" if TREES[tree] else "_launch")
+    pool = fixed_pool(num_pages)
+    scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: TREES[tree])
+    coming = [sequence(i, pool, drafting=TREES[tree] is not None) for i in range(len(LAYOUTS))]
+    asked, chance = dict(enumerate(coming)), random.Random(num_pages)
+    while coming or scheduler.running or scheduler.waiting:
+        if coming and chance.random() < 0.3:
+            scheduler.add(coming.pop())
+        for emission in scheduler.step():
+            assert emission.error is None
+            if len(emission.sequence.tokens) >= MAX_TOKENS or emission.full:
+                scheduler.remove(emission.sequence)
+    assert {i: s.tokens[:MAX_TOKENS] for i, s in asked.items()} == expected
+    assert len(ran) > 10
+    assert scheduler.num_preempted or num_pages == NUM_PAGES
+    assert pool.num_used == pool.num_idle, "pages leaked"
+
+
+@pytest.mark.parametrize("many", [1, 8])
+def test_tree_that_changes_with_the_batch_changes_nothing_that_is_said(
+    many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(async_cycle, "_MANY", many)
+    expected = {i: solo(i) for i in (0, 3, 5)}
+    pool, plan = fixed_pool(), _Turns()
+    scheduler = make_scheduler(pool, None, plan.tree_for, observer=plan)
+    asked = {i: sequence(i, pool) for i in expected}
+    for s in asked.values():
+        scheduler.add(s)
+    finish(scheduler)
+    assert {i: s.tokens[:MAX_TOKENS] for i, s in asked.items()} == expected
+    for cycle in plan.seen:
+        assert all((n is None) == (cycle.tree is None) for n in cycle.accepted)
+        assert len(cycle.accepted) == len(cycle.sequences)
+    emitted = sum((n or 0) + 1 for cycle in plan.seen for n in cycle.accepted)
+    assert emitted == sum(len(s.tokens) - 1 for s in asked.values()), "each token is observed once"
+    assert {id(cycle.tree) for cycle in plan.seen} == {id(tree) for tree in plan.trees}
+
+
+def test_sampled_sequence_that_joins_and_leaves_changes_nothing_for_greedy_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(async_cycle, "_MANY", 1)
+    expected = {i: solo(i) for i in (0, 3)}
+    for tree in (None, CHAIN):
+        pool = fixed_pool()
+        scheduler = make_scheduler(pool, None, lambda _, tree=tree: tree)
+        asked = {i: sequence(i, pool) for i in expected}
+        for s in asked.values():
+            scheduler.add(s)
+        while min(len(s.tokens) for s in asked.values()) < 3:
+            scheduler.step()
+        sampled = SequenceState(prompts()[1], pool, 12, SamplingParams(1.0, seed=1), drafting=True)
+        scheduler.add(sampled)
+        while len(sampled.tokens) < 4:
+            scheduler.step()
+        scheduler.remove(sampled)
+        finish(scheduler)
+        assert {i: s.tokens[:MAX_TOKENS] for i, s in asked.items()} == expected
+
+
+def decoding(
+    tree: Any, patch: pytest.MonkeyPatch, count: int = 2
+) -> tuple[Scheduler, list[SequenceState], list[str]]:
+    """A scheduler whose sequences decode, and what it does from now on, in order."""
+    pool = fixed_pool()
+    scheduler = make_scheduler(pool, None, lambda _: tree)
+    asked = [sequence(i, pool, drafting=tree is not None) for i in range(count)]
+    for s in asked:
+        scheduler.add(s)
+    while min(len(s.tokens) for s in asked) < 3:
+        scheduler.step()
+    done: list[str] = []
+    named = ((TargetRunner, "forward"), (Proposer, "propose"), (Readback, "wait"))
+    for owner, name in named:
+        original = getattr(owner, name)
+
+        def watched(*args: Any, name: str = name, original: Any = original, **options: Any) -> Any:
+            done.append(name)
+            return original(*args, **options)
+
+        patch.setattr(owner, name, watched)
+    return scheduler, asked, done
+
+
+def test_plain_pass_is_launched_before_the_host_waits_for_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler, asked, done = decoding(None, monkeypatch)
+    before = [len(s.tokens) for s in asked]
+    for _ in range(3):
+        assert len(scheduler.step()) == 2
+    assert done == ["forward", "wait"] * 3
+    assert [len(s.tokens) for s in asked] == [n + 3 for n in before]
+    flying = scheduler._decoder._async._flying  # type: ignore[union-attr]
+    assert flying is not None, "the pass for the next step runs already"
+
+
+def test_trees_are_proposed_before_the_host_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, _, done = decoding(CHAIN, monkeypatch)
+    for _ in range(3):
+        scheduler.step()
+    assert done == ["forward", "propose", "wait"] * 3
+
+
+def test_cycle_of_a_crowd_is_launched_before_the_last_one_is_handed_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(async_cycle, "_MANY", 2)
+    scheduler, asked, done = decoding(CHAIN, monkeypatch)
+    for _ in range(3):
+        assert len(scheduler.step()) == 2
+    assert done == ["wait", "forward", "propose"] * 3
+    scheduler.remove(asked[1])
+    done.clear()
+    assert [e.sequence for e in scheduler.step()] == asked[:1]
+    assert done == ["wait"], "one alone would take part for nothing where it ends"
+
+
+def test_nothing_is_launched_for_a_sequence_that_has_its_last_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler, (s, other), done = decoding(None, monkeypatch)
+    scheduler.remove(other)
+    scheduler.step()
+    s.sampling = SamplingParams(max_tokens=len(s.tokens) + 1)
+    done.clear()
+    assert [e.sequence for e in scheduler.step()] == [s]
+    assert done == ["wait"], "what ran already was its last"
+
+
+def test_pass_of_a_sequence_that_began_again_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has other pages now, in which that pass wrote nothing."""
+    scheduler, (s, other), done = decoding(None, monkeypatch)
+    expected = solo(0)
+    scheduler.remove(other)
+    scheduler.step()
+    scheduler._preempt(s)
+    taken = scheduler._states
+    blocker = sequence(6, s.pool)
+    taken.reserve(blocker, 3 * PAGE_SIZE)  # the pages that it had are another's
+    done.clear()
+    while len(s.tokens) < MAX_TOKENS:
+        scheduler.step()
+    assert s.tokens[:MAX_TOKENS] == expected
+
+
+def test_pass_that_nobody_waits_for_keeps_no_sequence_alive(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import gc
+    import weakref
+
+    scheduler, asked, _ = decoding(None, monkeypatch)
+    held = weakref.ref(asked[0])
+    for s in asked:
+        scheduler.remove(s)
+    asked.clear()
+    del s
+    gc.collect()
+    assert held() is None
+
+
+@pytest.mark.parametrize("tree", [None, CHAIN], ids=["plain", "chain"])
+def test_sequence_whose_logits_are_no_numbers_fails_alone(
+    tree: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler, (good, bad), _ = decoding(tree, monkeypatch)
+    expected = solo(0)
+
+    def overflow(logits: torch.Tensor) -> torch.Tensor:
+        logits = logits.clone()
+        if len(logits) > 1:
+            logits[1, ..., 1] = torch.nan
+        return greedy_tokens(logits)
+
+    monkeypatch.setattr(async_cycle, "greedy_tokens", overflow)
+    errors = [e for _ in range(3) for e in scheduler.step() if e.error is not None]
+    assert [e.sequence for e in errors] == [bad]
+    monkeypatch.setattr(async_cycle, "greedy_tokens", greedy_tokens)
+    finish(scheduler)
+    assert good.tokens[:MAX_TOKENS] == expected
+
+
+def random_tree(chance: random.Random) -> Tree:
+    paths: list[tuple[int, ...]] = []
+    for _ in range(chance.randint(1, 9)):
+        parent = chance.choice([(), *paths])
+        paths.append((*parent, sum(p[:-1] == parent for p in paths)))
+    return Tree.from_paths(paths)
+
+
+def test_device_accepts_what_the_host_would() -> None:
+    """Random trees whose siblings differ, and targets that agree with them now and then."""
+    chance, accepted = random.Random(0), 0
+    for _ in range(300):
+        tree = random_tree(chance)
+        tokens = [[7, *(3 * (rank + 1) for rank in tree.ranks[1:])] for _ in range(3)]
+        target = [[chance.choice((3, 6, 9, 1)) for _ in tree.parents] for _ in range(3)]
+        proposal = tree_proposal(tree, torch.tensor(tokens))
+        outcome = accept_greedy(proposal, torch.tensor(target), chain=is_chain(tree))
+        found = Outcome.unpacked(outcome.packed().tolist())
+        for row in range(3):
+            probs = [
+                float(target[row][max(p, 0)] == t)
+                for t, p in zip(tokens[row], tree.parents, strict=True)
+            ]
+            wanted = accept(tokens[row], tree.parents, probs, target[row], lambda: 0.5)
+            assert found[row] == wanted
+            assert int(outcome.last[row]) == wanted.tokens[-1]
+            accepted += len(wanted.path) - 1
+    assert accepted > 200
+
+
+def test_logits_that_are_no_numbers_say_nothing() -> None:
+    logits = torch.eye(5)[None, :3].repeat(3, 1, 1)
+    logits[1, 2, 0], logits[2, 0, 4] = torch.nan, torch.inf
+    chain = tree_proposal(Tree.from_paths([(0,), (0, 0)]), torch.tensor([[9, 0, 1]] * 3))
+    outcome = accept_greedy(chain, greedy_tokens(logits), chain=True)
+    found = Outcome.unpacked(outcome.packed().tolist())
+    assert [a.tokens for a in found] == [(0, 1, 2), (), ()]
+    assert {a.path for a in found[1:]} == {(0,)}
+
+
+def test_batches_are_padded_to_few_sizes_and_by_a_fifth_at_most_beyond_16() -> None:
+    sizes = [padded_size(n, 256) for n in range(1, 257)]
+    assert all(size >= n for n, size in enumerate(sizes, start=1))
+    assert len(set(sizes)) == 24
+    assert all(size <= 1.34 * n for n, size in enumerate(sizes, start=1))
+    assert padded_size(129, 256) == 160
+
+
+def test_batches_are_padded_to_no_more_than_an_engine_is_built_for() -> None:
+    assert [padded_size(n, 5) for n in range(1, 6)] == [1, 2, 3, 4, 5]
+    assert batch_sizes(130) == [*BATCH_SIZES, 130]
+
+
+@pytest.mark.parametrize("tree", ["chain", "bushy", "dynamic"])
+@pytest.mark.parametrize("index", [0, 3])
+def test_trees_that_are_proposed_ahead_are_those_of_the_rows_with_true_features(
+    tree: str, index: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    propose, proposed = Proposer.propose, list[list[int]]()
+
+    def watched(self: Proposer, *args: Any) -> Any:
+        proposal = propose(self, *args)
+        proposed.append(proposal.tokens[0].tolist())
+        return proposal
+
+    monkeypatch.setattr(Proposer, "propose", watched)
+
+    def run_alone(table_len: int | None) -> list[list[int]]:
+        proposed.clear()
+        pool = PagePool(NUM_PAGES, PAGE_SIZE, table_len)
+        scheduler = make_scheduler(pool, None, lambda _: TREES[tree])
+        scheduler.add(sequence(index, pool))
+        finish(scheduler)
+        return list(proposed)
+
+    ahead, by_host = run_alone(MAX_SEQ_LEN // PAGE_SIZE), run_alone(None)
+    assert ahead[: len(by_host)] == by_host
+    assert len(by_host) > 5
+    assert len(ahead) == len(by_host) + 1, "one that nobody wants any more"
+
+
+def test_graphs_are_captured_for_every_size_and_change_nothing_that_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle = build_tiny(tmp_path, limits={"max_batch_size": 5, "max_seq_len": 512})
+    ran = count_calls(monkeypatch, AsyncCycles, "run_nobody")
+    with overwriting_llm(bundle) as engine, load(bundle) as lazy:
+        expected = lazy.generate("What is 12 plus 30?", max_tokens=12).token_ids
+        assert lazy.capture_graphs() == 0
+        assert engine.capture_graphs() == 5
+        assert [size for size, tree, _ in ran if tree is None] == [5, 4, 3, 2, 1]
+        assert len(ran) == sum(len({None, *engine.bundle.plan.trees_at(n)}) for n in range(1, 6))
+        for speculation in (True, False):
+            said = engine.generate("What is 12 plus 30?", max_tokens=12, speculation=speculation)
+            assert said.token_ids == expected
+        assert engine.capture_graphs(seconds=0.0) == 0
+        assert engine.metrics().kv_pages_used == 0
+    with pytest.raises(ClosedError):
+        engine.capture_graphs()

@@ -1,0 +1,74 @@
+"""The host's time in the parts of a decoding step."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import wraps
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from trt_eagle3.decode import async_cycle
+from trt_eagle3.decode.async_cycle import AsyncCycles
+from trt_eagle3.decode.device_batch import DeviceBatch
+from trt_eagle3.decode.draft_ahead import DraftAhead
+from trt_eagle3.decode.propose import Proposer
+from trt_eagle3.decode.runner import DraftRunner, TargetRunner
+from trt_eagle3.decode.transfer import Readback
+from trt_eagle3.engine.torch.cuda_graph import Captured
+
+__all__ = ["HostTime"]
+
+_PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
+    "batch": ((DeviceBatch, "of"),),
+    "propose": ((Proposer, "propose"),),
+    "verify inputs": ((AsyncCycles, "_verify"),),
+    "forward": ((TargetRunner, "forward"), (DraftRunner, "forward"), (DraftRunner, "fuse")),
+    "fill": ((Captured, "fill"),),
+    "replay": ((torch.cuda.CUDAGraph, "replay"),),
+    "accept": ((async_cycle, "_accept"),),
+    "commit": ((AsyncCycles, "_commit"),),
+    "extend": ((DraftAhead, "extend"),),
+    "wait": ((Readback, "wait"),),
+    "cycle": ((AsyncCycles, "cycle"),),
+}
+
+
+class HostTime:
+    """Counts, while it is entered, the seconds in each part, those of the parts it calls not
+    among them.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = defaultdict[str, float](float)
+        self._inner: list[float] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> HostTime:
+        for part, functions in _PARTS.items():
+            for holder, name in functions:
+                timed = self._timed(part, getattr(holder, name))
+                self._stack.enter_context(patch.object(holder, name, timed))
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def _timed(self, part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def call(*args: Any, **options: Any) -> Any:
+            self._inner.append(0.0)
+            start = time.perf_counter()
+            try:
+                return function(*args, **options)
+            finally:
+                taken = time.perf_counter() - start
+                self.seconds[part] += taken - self._inner.pop()
+                if self._inner:
+                    self._inner[-1] += taken
+
+        return call

@@ -1,0 +1,350 @@
+"""Asynchronous cycles: the device is given its next work before the host knows what the last pass
+said.
+
+A greedy cycle is accepted on the device, which then extends the draft and proposes again while the
+host reads the outcome; a large batch begins its next cycle before the host hands on what was said.
+A greedy plain pass takes its tokens from the pass before, which the host reads meanwhile. Where a
+sequence of the batch samples, the host accepts.
+
+Shapes: B sequences of a padded batch, T tree nodes, H target hidden, k aux layers, V vocab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.decode.accept import Accepted, CycleOutcome
+from trt_eagle3.decode.device_batch import DeviceBatch, Seats, padded_size
+from trt_eagle3.decode.draft_ahead import DraftAhead
+from trt_eagle3.decode.outcome import Outcome, accept_greedy, greedy_tokens, is_chain
+from trt_eagle3.decode.propose import DeviceDrafters, Proposal, tree_proposal
+from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, all_rows
+from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.transfer import Readback
+from trt_eagle3.decode.tree import AnyTree, Tree
+from trt_eagle3.decode.verify import verify_tree
+from trt_eagle3.engine.session import Reduction
+from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN
+
+__all__ = ["AsyncCycles"]
+
+
+# sequences from which on a cycle is launched before the last one's outcome is handed on: who ends
+# by it has taken part for nothing, which is much where there are few
+_MANY = 8
+
+
+@dataclass(frozen=True)
+class _PlainPass:
+    """A pass of one row each that runs: ``tokens`` int64 [B] that it says and, where a draft will
+    want them, ``aux`` [B, k * H].
+    """
+
+    seats: Seats
+    tokens: Tensor
+    aux: Tensor | None
+    said: Readback
+
+
+@dataclass(frozen=True)
+class _TreePass:
+    """A speculative cycle that runs, its ``drafters`` extended and perhaps the next trees
+    ``prepared``; ``said``: its outcome, or as far as the host accepted.
+    """
+
+    seats: Seats
+    tree: AnyTree
+    drafters: DeviceDrafters
+    prepared: Proposal | None
+    said: Readback | list[Accepted]
+
+
+class AsyncCycles:
+    """Cycles of batches in which either all sequences speculate or none does."""
+
+    def __init__(
+        self,
+        target: TargetRunner,
+        draft: DraftAhead | None,
+        *,
+        max_seq_len: int,
+        max_batch_size: int,
+    ) -> None:
+        self._target = target
+        self._draft = draft
+        self._max_seq_len = max_seq_len
+        self.max_batch_size = max_batch_size
+        self._states = target.states
+        self._flying: _PlainPass | _TreePass | None = None
+
+    @property
+    def able(self) -> bool:
+        """Whether the states allow padding, and rows that only the device knows."""
+        return not self._states.has_snapshots
+
+    @property
+    def capturable(self) -> bool:
+        """Whether running a batch of padding captures graphs that cost little."""
+        return self._target.reduces
+
+    @property
+    def only_plain(self) -> bool:
+        """Whether a plain pass runs."""
+        return isinstance(self._flying, _PlainPass)
+
+    def finish(self, sequences: Sequence[SequenceState]) -> CycleOutcome | None:
+        """What a pass that still runs says; None where it is for none of these."""
+        flying = self._take(sequences)
+        return None if flying is None else self._say(flying, sequences)
+
+    def cycle(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> CycleOutcome:
+        """What the pass says that runs, or runs now: over ``tree`` of each sequence, or one row.
+
+        It may run since before a sequence joined, or another tree was wanted: that counts from the
+        next pass on.
+        """
+        running = self._take(sequences)
+        if tree is None and (running is None or isinstance(running, _PlainPass)):
+            return self._plain(sequences, running)
+        if running is None and tree is not None:
+            running = self._launch_trees(sequences, tree)
+        assert running is not None
+        found = self._say(running, sequences)
+        if tree is not None and isinstance(running, _TreePass) and len(sequences) >= _MANY:
+            going = [s for s in sequences if self._goes_on(s, -1)]
+            if going and _greedy(going) and all(self._fits(s, tree) for s in going):
+                self._flying = self._launch_trees(going, tree)
+        return found
+
+    def _plain(
+        self, sequences: Sequence[SequenceState], running: _PlainPass | None
+    ) -> CycleOutcome:
+        """A token of each sequence; if all are greedy, the next pass of those that go on is
+        launched before the host waits.
+        """
+        if not _greedy(sequences):
+            return self._say(running, sequences) if running else self._sample(sequences)
+        running = running or self._launch(sequences, None, [-1] * len(sequences))
+        rows = running.seats.rows_of(sequences)
+        going = [(s, row) for s, row in zip(sequences, rows, strict=True) if self._goes_on(s, row)]
+        if going and all(self._has_room(s, s.length + 2) for s, _ in going):
+            self._flying = self._launch([s for s, _ in going], running, [row for _, row in going])
+        return self._say(running, sequences)
+
+    def _take(self, sequences: Sequence[SequenceState]) -> _PlainPass | _TreePass | None:
+        """The pass that runs for any of ``sequences``."""
+        flying, self._flying = self._flying, None
+        if flying is None or max(flying.seats.rows_of(sequences)) < 0:
+            return None
+        return flying
+
+    def _launch_trees(self, sequences: Sequence[SequenceState], tree: AnyTree) -> _TreePass:
+        """One cycle of sequences that all take ``tree``, up to the next trees.
+
+        Where one samples, the host waits, and accepts.
+        """
+        assert self._draft is not None
+        num_rows, count = tree.num_nodes + tree.num_draft_rows, len(sequences)
+        for s in sequences:
+            self._has_room(s, s.length + num_rows)
+        lengths = [s.length for s in sequences]
+        batch = self._batch(sequences, lengths, [-1] * count, num_rows)
+        proposal = self._draft.proposal(sequences, tree, batch)
+        greedy = _greedy(sequences)
+        judged, aux = self._verify(proposal, batch, greedy_tokens if greedy else None)
+        assert aux is not None
+        said: Readback | list[Accepted]
+        if greedy:
+            outcome = _accept(tree, proposal, judged)
+            said = Readback(outcome.packed())
+        else:
+            nodes = [tree.num_nodes] * count
+            said = [
+                replace(accepted, steps=tree.steps)
+                for accepted in verify_tree(
+                    sequences, _first(proposal, count), judged[:count], nodes
+                )
+            ]
+            outcome = Outcome.of(said, tree.num_nodes, batch.size, judged.device)
+        drafters = self._draft.extend(batch, outcome, aux, in_place=is_chain(tree))
+        fits = max(lengths) + num_rows <= self._max_seq_len
+        prepared = self._draft.prepare(tree, drafters) if fits else None
+        self._commit(tree, batch, outcome, sequences[0].pool.page_size)
+        return _TreePass(Seats(sequences, lengths, range(count)), tree, drafters, prepared, said)
+
+    def run_nobody(self, size: int, tree: AnyTree | None, table_len: int) -> None:
+        """Run a batch of ``size`` that is padding alone as often as its graphs need to be captured.
+
+        ``table_len``: of the pages' pool.
+        """
+        batch = DeviceBatch.of_nobody(size, table_len, self._target.embedding.device)
+        for _ in range(CAPTURED_AT_RUN):
+            if tree is None:
+                roots = tree_proposal(Tree.root_only(), batch.roots.long()[:, None])
+                self._verify(roots, batch, greedy_tokens)
+                continue
+            assert self._draft is not None
+            dtype = self._target.embedding.dtype
+            proposal = self._draft.run_nobody(tree, batch, dtype)
+            target_ids, aux = self._verify(proposal, batch, greedy_tokens)
+            assert aux is not None
+            outcome = _accept(tree, proposal, target_ids)
+            self._draft.extend(batch, outcome, aux, in_place=is_chain(tree))
+
+    def _launch(
+        self,
+        sequences: Sequence[SequenceState],
+        before: _PlainPass | None,
+        rows: Sequence[int],
+    ) -> _PlainPass:
+        """A pass of one row each, after that of ``before`` of those with a row there."""
+        lengths = [s.length + (row >= 0) for s, row in zip(sequences, rows, strict=True)]
+        batch = self._batch(sequences, lengths, rows, 1)
+        roots = batch.roots.long()
+        if before is not None:
+            roots = _roots_after(before, batch, unchanged=list(rows) == list(range(len(rows))))
+        trees = tree_proposal(Tree.root_only(), roots[:, None])
+        target_ids, aux = self._verify(trees, batch, greedy_tokens)
+        # copies: the next pass may overwrite a session's outputs
+        tokens = target_ids[:, 0].clone()
+        wanted = any(s.draft for s in sequences)
+        kept = aux[:, 0].clone() if aux is not None and wanted else None
+        seats = Seats(sequences, lengths, range(len(sequences)))
+        return _PlainPass(seats, tokens, kept, Readback(tokens))
+
+    def _sample(self, sequences: Sequence[SequenceState]) -> CycleOutcome:
+        """A token of each sequence, some of which sample."""
+        lengths, count = [s.length for s in sequences], len(sequences)
+        batch = self._batch(sequences, lengths, [-1] * count, 1)
+        roots = tree_proposal(Tree.root_only(), batch.roots.long()[:, None])
+        logits, aux = self._verify(roots, batch, None)
+        found = verify_tree(sequences, _first(roots, count), logits[:count], [1] * count)
+        kept = aux[:, 0].clone() if aux is not None and any(s.draft for s in sequences) else None
+        for i, (s, accepted) in enumerate(zip(sequences, found, strict=True)):
+            _advance(s, accepted, kept, i)
+        return CycleOutcome(found, None)
+
+    def _say(
+        self, done: _PlainPass | _TreePass, sequences: Sequence[SequenceState]
+    ) -> CycleOutcome:
+        """The outcome of each sequence, which advances; None for those that are not in it."""
+        rows = done.seats.rows_of(sequences)
+        if isinstance(done, _PlainPass):
+            said = done.said.wait()
+            found = [Accepted((0,), (token,) if token >= 0 else ()) for token in said]
+        elif isinstance(done.said, Readback):
+            found = Outcome.unpacked(done.said.wait(), done.tree.steps)
+        else:
+            found = done.said
+        present = [(s, row) for s, row in zip(sequences, rows, strict=True) if row >= 0]
+        for s, row in present:
+            _advance(s, found[row], done.aux if isinstance(done, _PlainPass) else None, row)
+        if isinstance(done, _TreePass):
+            assert self._draft is not None
+            advanced, seated = [s for s, _ in present], [row for _, row in present]
+            self._draft.keep(advanced, seated, done.tree, done.drafters, done.prepared)
+        tree = done.tree if isinstance(done, _TreePass) else None
+        return CycleOutcome([found[row] if row >= 0 else None for row in rows], tree)
+
+    def _goes_on(self, sequence: SequenceState, row: int) -> bool:
+        """Whether ``sequence`` wants a token more than the pass says in which it has ``row``."""
+        said = int(row >= 0)
+        wanted = sequence.sampling.max_tokens - len(sequence.tokens) > said
+        return wanted and sequence.num_tokens + said < self._max_seq_len
+
+    def _fits(self, sequence: SequenceState, tree: AnyTree) -> bool:
+        """Whether ``sequence`` can take ``tree`` now."""
+        num_rows = sequence.length + max(tree.num_nodes, tree.num_draft_rows)
+        return num_rows < self._max_seq_len and self._has_room(sequence, num_rows)
+
+    def _has_room(self, sequence: SequenceState, num_rows: int) -> bool:
+        """Whether ``num_rows`` rows have pages now; nobody is asked to give any back."""
+        if self._states.lacking(sequence, num_rows) > 0:
+            return False
+        self._states.reserve(sequence, num_rows)
+        return True
+
+    def _batch(
+        self,
+        sequences: Sequence[SequenceState],
+        lengths: Sequence[int],
+        rows: Sequence[int],
+        num_new: int,
+    ) -> DeviceBatch:
+        device = self._target.embedding.device
+        size = padded_size(len(sequences), self.max_batch_size)
+        return DeviceBatch.of(self._states, sequences, lengths, rows, num_new, size, device)
+
+    def _verify(
+        self, proposal: Proposal, batch: DeviceBatch, reduce: Reduction | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Logits f32 [B, T, V] of the nodes, or what ``reduce`` makes of them, and aux hidden
+        states [B, T, k * H].
+        """
+        size, num_nodes = proposal.tokens.shape
+        depths = proposal.depths.to(batch.positions.device, non_blocking=True)
+        metadata = AttentionMetadata(
+            past=batch.lengths,
+            counts=[num_nodes] * size,
+            state_inputs=batch.state_inputs,
+            mask=proposal.mask,
+            positions=(batch.positions[:, None] + depths).int().expand(3, -1, -1),
+        )
+        embeds = self._target.embedding.lookup(proposal.tokens)
+        return self._target.forward(embeds, metadata, all_rows(size, num_nodes), reduce=reduce)
+
+    def _commit(self, tree: AnyTree, batch: DeviceBatch, outcome: Outcome, page_size: int) -> None:
+        """Move the rows of accepted nodes to the front; a chain's stand there already."""
+        if not is_chain(tree):
+            first = batch.lengths[:, None]
+            nodes = torch.arange(tree.num_nodes, device=first.device)
+            self._states.move(batch.state_inputs, first + outcome.path, first + nodes, page_size)
+
+
+def _greedy(sequences: Sequence[SequenceState]) -> bool:
+    return not any(s.sampler.needs_probs for s in sequences)
+
+
+def _advance(sequence: SequenceState, accepted: Accepted, aux: Tensor | None, row: int) -> None:
+    """Append a plain pass' token; ``aux`` [B, k * H] of it is kept for the draft."""
+    if aux is not None and sequence.draft:
+        sequence.deferred.append(aux[row])
+    sequence.append_tokens(accepted.tokens)
+    sequence.length += len(accepted.tokens)
+
+
+def _accept(tree: AnyTree, proposal: Proposal, target_ids: Tensor) -> Outcome:
+    if isinstance(tree, Tree):  # its shape lies on the host: not to be copied every time
+        parents, mask = _shape_on(tree, target_ids.device)
+        size = len(target_ids)
+        shape = {"parents": parents.expand(size, -1), "mask": mask.expand(size, -1, -1)}
+        proposal = replace(proposal, **shape)
+    return accept_greedy(proposal, target_ids, chain=is_chain(tree))
+
+
+def _first(proposal: Proposal, count: int) -> Proposal:
+    """The trees of the first ``count`` sequences."""
+    return Proposal(**{name: field[:count] for name, field in vars(proposal).items()})
+
+
+def _roots_after(before: _PlainPass, batch: DeviceBatch, *, unchanged: bool) -> Tensor:
+    """int64 [B]: what ``before`` says, or the host knows, that each of ``batch`` said last.
+
+    ``unchanged``: the batch is that of ``before``.
+    """
+    said = before.tokens.clamp(min=0)
+    if unchanged and len(said) == batch.size:
+        return said
+    said = said.index_select(0, batch.rows.clamp(min=0))
+    return torch.where(batch.rows >= 0, said, batch.roots.long())
+
+
+@lru_cache(maxsize=16)
+def _shape_on(tree: Tree, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Parents int64 [T] and mask bool [T, T] of a static tree."""
+    return torch.tensor(tree.parents).to(device), tree.mask.to(device)

@@ -1,0 +1,157 @@
+"""The draft of asynchronous cycles: it is extended by what the device accepted, and proposes the
+next trees before the host knows of it.
+
+Shapes: B sequences of a padded batch, T tree nodes, k aux layers, H target hidden, Hd draft hidden.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.decode.batch import causal_mask_of
+from trt_eagle3.decode.device_batch import DeviceBatch, Seats
+from trt_eagle3.decode.outcome import Outcome
+from trt_eagle3.decode.propose import (
+    DeviceDrafters,
+    Proposal,
+    Proposer,
+    draft_decode_position,
+    tree_proposal,
+)
+from trt_eagle3.decode.runner import AttentionMetadata
+from trt_eagle3.decode.sequence import DraftRow, SequenceState
+from trt_eagle3.decode.transfer import to_device
+from trt_eagle3.decode.tree import AnyTree, Tree
+
+__all__ = ["DraftAhead"]
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """Trees that were proposed for whoever sat in a cycle."""
+
+    seats: Seats
+    tree: AnyTree
+    proposal: Proposal
+
+
+class DraftAhead:
+    """Proposes for the next cycle as soon as the device knows from where on."""
+
+    def __init__(self, proposer: Proposer, manifest: DraftManifest) -> None:
+        self._proposer = proposer
+        self._manifest = manifest
+        self._prepared: _Prepared | None = None
+
+    def proposal(
+        self, sequences: Sequence[SequenceState], tree: AnyTree, batch: DeviceBatch
+    ) -> Proposal:
+        """What was proposed ahead, where it is for these; else what is proposed now."""
+        ready, self._prepared = self._prepared, None
+        if ready is not None and ready.tree == tree:
+            rows = ready.seats.rows_of(sequences)
+            if min(rows) >= 0:
+                return _selected(ready, rows, batch.size)
+        states = [s.draft for s in sequences if s.draft]
+        assert len(states) == len(sequences), "a sequence that never drafted cannot speculate"
+        states += [states[-1]] * (batch.size - len(states))
+        return self._propose(
+            tree,
+            batch,
+            torch.stack([state.logits for state in states]),
+            torch.stack([state.features for state in states]),
+        )
+
+    def extend(
+        self, batch: DeviceBatch, outcome: Outcome, aux: Tensor, *, in_place: bool
+    ) -> DeviceDrafters:
+        """Overwrite the draft's guesses by rows with true features for what was accepted.
+
+        Args:
+            aux: [B, T, k * H] of the nodes. in_place: the accepted nodes are always the first ones.
+        """
+        runner = self._proposer.runner
+        if not in_place:
+            aux = aux.gather(1, outcome.path[..., None].expand(-1, -1, aux.shape[2]))
+        size, width = outcome.path.shape
+        nodes = torch.arange(width, dtype=torch.int32, device=aux.device)
+        first = draft_decode_position(self._manifest, batch.lengths, batch.positions)
+        counts = outcome.counts.int()
+        metadata = AttentionMetadata(
+            past=batch.lengths,
+            counts=counts,
+            state_inputs=batch.state_inputs,
+            mask=causal_mask_of(width, aux.device).expand(size, -1, -1),
+            positions=(first[:, None] + nodes).expand(3, -1, -1),
+        )
+        end = outcome.counts[:, None] - 1
+        embeds = runner.embedding.lookup(outcome.tokens.clamp(min=0))
+        logits, out = runner.forward(embeds, runner.fuse(aux), metadata, end)
+        return DeviceDrafters(
+            logits=logits[:, 0].clone(),  # the next run may overwrite a session's outputs
+            features=out.gather(1, end[..., None].expand(-1, -1, out.shape[2]))[:, 0],
+            lengths=batch.lengths + counts,
+            roots=outcome.last.clamp(min=0),
+            positions=first + counts,
+            state_inputs=batch.state_inputs,
+        )
+
+    def prepare(self, tree: AnyTree, drafters: DeviceDrafters) -> Proposal:
+        """The next trees; ``keep`` says whose they are."""
+        return self._proposer.propose(tree, drafters)
+
+    def keep(
+        self,
+        sequences: Sequence[SequenceState],
+        rows: Sequence[int],
+        tree: AnyTree,
+        drafters: DeviceDrafters,
+        proposal: Proposal | None,
+    ) -> None:
+        """Remember what the draft knows of ``sequences``, at ``rows`` of the batch, after their
+        cycle, and their trees.
+        """
+        for s, row in zip(sequences, rows, strict=True):
+            s.draft = DraftRow(s.length, drafters.logits, drafters.features, row)
+            s.draft_length = s.length
+        if proposal is not None:
+            seats = Seats(sequences, [s.length for s in sequences], rows)
+            self._prepared = _Prepared(seats, tree, proposal)
+
+    def run_nobody(self, tree: AnyTree, batch: DeviceBatch, dtype: torch.dtype) -> Proposal:
+        """Trees of padding alone, so that graphs of these shapes are captured."""
+        m, device = self._manifest, batch.lengths.device
+        logits = torch.zeros(batch.size, m.draft_vocab_size, device=device)
+        features = torch.zeros(batch.size, m.hidden_size, dtype=dtype, device=device)
+        return self._propose(tree, batch, logits, features)
+
+    def _propose(
+        self, tree: AnyTree, batch: DeviceBatch, logits: Tensor, features: Tensor
+    ) -> Proposal:
+        drafters = DeviceDrafters(
+            logits=logits,
+            features=features,
+            lengths=batch.lengths,
+            roots=batch.roots.long(),
+            positions=draft_decode_position(self._manifest, batch.lengths, batch.positions),
+            state_inputs=batch.state_inputs,
+        )
+        return self._proposer.propose(tree, drafters)
+
+
+def _selected(ready: _Prepared, rows: list[int], size: int) -> Proposal:
+    """The trees at ``rows``, padded to ``size``."""
+    proposal = ready.proposal
+    if len(proposal.tokens) == size and rows == list(range(len(rows))):
+        return proposal
+    index = to_device(torch.tensor(rows + [0] * (size - len(rows))), proposal.tokens.device)
+    tokens = proposal.tokens.index_select(0, index)
+    if isinstance(ready.tree, Tree):
+        return tree_proposal(ready.tree, tokens)
+    others = (proposal.parents, proposal.depths, proposal.mask)
+    return Proposal(tokens, *(field.index_select(0, index) for field in others))
