@@ -21,7 +21,7 @@ class Check {
   const std::string& message() const { return message_; }
   bool ok() const { return status_ == TE3_OK; }
 
-  // Present, of this dtype and shape, with data aligned to 16 bytes (4 for int32, 1 for bool).
+  // Present, of this dtype and shape, with data aligned to 16 bytes (4 for int32, 1 for bool and uint8).
   void tensor(const char* name, const te3_tensor& t, int32_t dtype, std::initializer_list<int64_t> shape,
               const char* layout) {
     shape_of(name, t, dtype, shape, layout);
@@ -47,7 +47,7 @@ class Check {
   void data_of(const char* name, const te3_tensor& t) {
     if (!ok()) return;
     if (t.data == nullptr) return fail(std::string(name) + ": data is null");
-    const uintptr_t alignment = t.dtype == TE3_BOOL ? 1 : t.dtype == TE3_INT32 ? 4 : 16;
+    const uintptr_t alignment = t.dtype == TE3_BOOL || t.dtype == TE3_UINT8 ? 1 : t.dtype == TE3_INT32 ? 4 : 16;
     if (reinterpret_cast<uintptr_t>(t.data) % alignment != 0) {
       fail(std::string(name) + ": data must be aligned to " + std::to_string(alignment) + " bytes");
     }
@@ -132,8 +132,8 @@ class Check {
   }
 
   static const char* dtype_name(int32_t dtype) {
-    static const char* const names[] = {"float32", "float16", "bfloat16", "int32", "bool"};
-    return dtype >= 0 && dtype <= TE3_BOOL ? names[dtype] : "an unknown dtype";
+    static const char* const names[] = {"float32", "float16", "bfloat16", "int32", "bool", "float8_e4m3fn", "uint8"};
+    return dtype >= 0 && dtype <= TE3_UINT8 ? names[dtype] : "an unknown dtype";
   }
 
   const char* op_;

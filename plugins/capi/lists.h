@@ -9,7 +9,12 @@
   X(silu_mul, SiluMulParams, 2) \
   X(linear, LinearParams, 3) \
   X(add_layer_norm, AddLayerNormParams, 6) \
-  X(kv_move, KVMoveParams, 4)
+  X(kv_move, KVMoveParams, 4) \
+  X(linear_fp8, LinearFp8Params, 4) \
+  X(linear_int4, LinearInt4Params, 5) \
+  X(unpack_fp8, UnpackFp8Params, 3) \
+  X(unpack_int4, UnpackInt4Params, 4) \
+  X(quantise_rows, QuantiseRowsParams, 3)
 
 #define TE3_KERNELS_WITH_WORKSPACE(X) \
   X(tree_attention, TreeAttentionParams, 10) \

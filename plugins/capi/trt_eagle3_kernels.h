@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define TE3_ABI_VERSION 3
+#define TE3_ABI_VERSION 4
 #define TE3_MAX_RANK 4
 
 /* What a call returns.
@@ -33,7 +33,9 @@ typedef enum te3_dtype {
   TE3_FLOAT16 = 1,
   TE3_BFLOAT16 = 2,
   TE3_INT32 = 3,
-  TE3_BOOL = 4
+  TE3_BOOL = 4,
+  TE3_FLOAT8_E4M3FN = 5,
+  TE3_UINT8 = 6
 } te3_dtype;
 
 /* Who sees whom in the tail: an explicit mask, or token i sees slots up to its own. */
@@ -199,6 +201,67 @@ typedef struct te3_kv_move_args {
 } te3_kv_move_args;
 
 te3_status te3_kv_move(const te3_kv_move_args* args, void* stream);
+
+/* y = x . (weight * scale)^T for a few rows of x; a scale serves one row, 128 rows or all, and
+ * 128 columns or all. TE3_NOT_SUPPORTED for float32 and more than 64 rows; before Hopper for
+ * more than 16, or where x does not fit into shared memory. K must be a multiple of 128. The
+ * weight is exact in T, sums and scales are float32. prefetch_safe as linear's, of weight and
+ * scales. */
+typedef struct te3_linear_fp8_args {
+  te3_tensor x;          /* T [M, K] */
+  te3_tensor weight;     /* float8_e4m3fn [N, K], packed */
+  te3_tensor scale;      /* float32 [N or ceil(N / 128) or 1, 1 or K / 128] */
+  te3_tensor y;          /* T [M, N] */
+  int32_t prefetch_safe;
+} te3_linear_fp8_args;
+
+te3_status te3_linear_fp8(const te3_linear_fp8_args* args, void* stream);
+
+/* y = x . ((weight - zero_point) * scale)^T for a few rows of x; groups of 32, 64 or 128
+ * columns. TE3_NOT_SUPPORTED for float32 and more than 64 rows; before Hopper for more than 16,
+ * or where x does not fit into shared memory. K must be a multiple of 128. The weight is exact
+ * in T, sums and scales are float32. prefetch_safe as linear's, of weight and scales. */
+typedef struct te3_linear_int4_args {
+  te3_tensor x;          /* T [M, K] */
+  te3_tensor weight;     /* int32 [N, K / 8], packed codes 0 to 15 */
+  te3_tensor scale;      /* float16 or bfloat16 [N, K / group] */
+  te3_tensor zero_point; /* uint8 [N, K / group], 0 to 15; null data: 8 */
+  te3_tensor y;          /* T [M, N] */
+  int32_t prefetch_safe;
+} te3_linear_int4_args;
+
+te3_status te3_linear_int4(const te3_linear_int4_args* args, void* stream);
+
+/* out = weight * scale, rounded once, columns in their own order: for stock products. */
+typedef struct te3_unpack_fp8_args {
+  te3_tensor weight; /* float8_e4m3fn [N, K], packed */
+  te3_tensor scale;  /* float32 [N or ceil(N / 128) or 1, 1 or K / 128] */
+  te3_tensor out;    /* T [N, K] */
+} te3_unpack_fp8_args;
+
+te3_status te3_unpack_fp8(const te3_unpack_fp8_args* args, void* stream);
+
+/* out = (weight - zero_point) * scale, rounded once, columns in their own order: for stock
+ * products. */
+typedef struct te3_unpack_int4_args {
+  te3_tensor weight;     /* int32 [N, K / 8], packed codes 0 to 15 */
+  te3_tensor scale;      /* float16 or bfloat16 [N, K / group] */
+  te3_tensor zero_point; /* uint8 [N, K / group], 0 to 15; null data: 8 */
+  te3_tensor out;        /* T [N, K] */
+} te3_unpack_int4_args;
+
+te3_status te3_unpack_int4(const te3_unpack_int4_args* args, void* stream);
+
+/* scale = largest |x| / 448 of a row, or of each 128 columns of it (1 where all are 0); q = x /
+ * scale, rounded to the nearest, packed as a weight: for stock FP8 products with one. K must be
+ * a multiple of 128. */
+typedef struct te3_quantise_rows_args {
+  te3_tensor x;     /* T [M, K] */
+  te3_tensor q;     /* float8_e4m3fn [M, K], packed */
+  te3_tensor scale; /* float32 [1 or K / 128, M] */
+} te3_quantise_rows_args;
+
+te3_status te3_quantise_rows(const te3_quantise_rows_args* args, void* stream);
 
 #ifdef __cplusplus
 }

@@ -182,4 +182,90 @@ struct KVMoveParams {
 
 cudaError_t kv_move(const KVMoveParams& params, cudaStream_t stream);
 
+// y = x . (weight * scale)^T for a few rows of x; a scale serves one row, 128 rows or all, and 128
+// columns or all. TE3_NOT_SUPPORTED for float32 and more than 64 rows; before Hopper for more than
+// 16, or where x does not fit into shared memory. K must be a multiple of 128. The weight is exact
+// in T, sums and scales are float32. prefetch_safe as linear's, of weight and scales.
+struct LinearFp8Params {
+  const void* x;          // T [M, K]
+  const void* weight;     // float8_e4m3fn [N, K], packed
+  const float* scale;     // float32 [N or ceil(N / 128) or 1, 1 or K / 128]
+  void* y;                // T [M, N]
+  int32_t num_rows;       // M
+  int32_t inner;          // K
+  int32_t outer;          // N
+  int32_t scale_rows;
+  int32_t scale_columns;
+  DType dtype;
+  int32_t prefetch_safe;
+};
+
+cudaError_t linear_fp8(const LinearFp8Params& params, cudaStream_t stream);
+
+// y = x . ((weight - zero_point) * scale)^T for a few rows of x; groups of 32, 64 or 128 columns.
+// TE3_NOT_SUPPORTED for float32 and more than 64 rows; before Hopper for more than 16, or where x
+// does not fit into shared memory. K must be a multiple of 128. The weight is exact in T, sums and
+// scales are float32. prefetch_safe as linear's, of weight and scales.
+struct LinearInt4Params {
+  const void* x;           // T [M, K]
+  const int32_t* weight;   // int32 [N, K / 8], packed codes 0 to 15
+  const void* scale;       // float16 or bfloat16 [N, K / group]
+  const void* zero_point;  // uint8 [N, K / group], 0 to 15; null data: 8
+  void* y;                 // T [M, N]
+  int32_t num_rows;        // M
+  int32_t inner;           // K
+  int32_t outer;           // N
+  int32_t group;           // columns of a scale
+  DType scale_dtype;
+  DType dtype;
+  int32_t prefetch_safe;
+};
+
+cudaError_t linear_int4(const LinearInt4Params& params, cudaStream_t stream);
+
+// out = weight * scale, rounded once, columns in their own order: for stock products.
+struct UnpackFp8Params {
+  const void* weight;     // float8_e4m3fn [N, K], packed
+  const float* scale;     // float32 [N or ceil(N / 128) or 1, 1 or K / 128]
+  void* out;              // T [N, K]
+  int32_t inner;          // K
+  int32_t outer;          // N
+  int32_t scale_rows;
+  int32_t scale_columns;
+  DType dtype;
+};
+
+cudaError_t unpack_fp8(const UnpackFp8Params& params, cudaStream_t stream);
+
+// out = (weight - zero_point) * scale, rounded once, columns in their own order: for stock
+// products.
+struct UnpackInt4Params {
+  const int32_t* weight;   // int32 [N, K / 8], packed codes 0 to 15
+  const void* scale;       // float16 or bfloat16 [N, K / group]
+  const void* zero_point;  // uint8 [N, K / group], 0 to 15; null data: 8
+  void* out;               // T [N, K]
+  int32_t inner;           // K
+  int32_t outer;           // N
+  int32_t group;           // columns of a scale
+  DType scale_dtype;
+  DType dtype;
+};
+
+cudaError_t unpack_int4(const UnpackInt4Params& params, cudaStream_t stream);
+
+// scale = largest |x| / 448 of a row, or of each 128 columns of it (1 where all are 0); q = x /
+// scale, rounded to the nearest, packed as a weight: for stock FP8 products with one. K must be a
+// multiple of 128.
+struct QuantiseRowsParams {
+  const void* x;     // T [M, K]
+  void* q;           // float8_e4m3fn [M, K], packed
+  float* scale;      // float32 [1 or K / 128, M]
+  int32_t num_rows;  // M
+  int32_t inner;     // K
+  int32_t groups;    // scales of a row
+  DType dtype;
+};
+
+cudaError_t quantise_rows(const QuantiseRowsParams& params, cudaStream_t stream);
+
 }  // namespace trt_eagle3

@@ -1,69 +1,31 @@
-"""What the C library refuses, and what its torch binding refuses before it; no GPU needed.
-
-The library's checks are compiled here without the kernels, which takes seconds where nvcc's headers
-are.
-"""
+"""What the C library refuses, and what its torch binding refuses before it; no GPU needed."""
 
 from __future__ import annotations
 
 import ctypes
 import re
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from tests.plugins.capi_calls import (
+    ADDRESS,
+    BF16,
+    BOOL,
+    F32,
+    I32,
+    INVALID,
+    PLUGINS,
+    WRONG_DEVICE,
+    args_of,
+    status_of,
+    tensor,
+)
 from trt_eagle3.engine.torch import capi
-from trt_eagle3.engine.torch.capi.kernels import KERNELS
 from trt_eagle3.engine.torch.capi.library import library as load_library
-from trt_eagle3.engine.torch.capi.structs import TensorStruct, argument_struct
 from trt_eagle3.errors import EnvironmentMissingError
-
-PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
-ADDRESS = 1 << 20  # aligned, and never read: every call here fails before it
-INVALID, WRONG_DEVICE = 1, 3
-F32, BF16, I32, BOOL = 0, 2, 3, 4
-
-
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ctypes.CDLL]:
-    nvcc = shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
-    if nvcc is None:
-        pytest.skip("no nvcc: the C library cannot be built here")
-    target = tmp_path_factory.mktemp("capi") / "libtrt_eagle3_capi.so"
-    capi_sources = [PLUGINS / "capi" / name for name in ("arguments.cpp", "capi.cpp")]
-    sources = [*capi_sources, Path(__file__).with_name("capi_stubs.cpp")]
-    subprocess.run(
-        [
-            nvcc,
-            "-shared",
-            "-Xcompiler=-fPIC",
-            "-std=c++17",
-            f"-I{PLUGINS / 'kernels'}",
-            "-o",
-            target,
-            *sources,
-        ],
-        check=True,
-        timeout=300,
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(capi.LIBRARY_VARIABLE, str(target))
-        load_library.cache_clear()
-        yield load_library()
-    load_library.cache_clear()
-
-
-def tensor(dtype: int, *shape: int, data: int | None = ADDRESS) -> Any:
-    return TensorStruct(data, dtype, len(shape), shape)
-
-
-def args_of(name: str) -> Any:
-    return argument_struct(next(kernel for kernel in KERNELS if kernel.name == name))
 
 
 def tree_args(**changes: Any) -> Any:
@@ -83,10 +45,6 @@ def tree_args(**changes: Any) -> Any:
         "scale": 0.125,
     }
     return args_of("tree_attention")(**(fields | changes))
-
-
-def status_of(library: ctypes.CDLL, function: Callable[..., int], *args: Any) -> tuple[int, str]:
-    return function(*args), library.te3_last_error().decode()
 
 
 def refusal(library: ctypes.CDLL, **changes: Any) -> str:

@@ -25,7 +25,7 @@ __all__ = [
     "Status",
 ]
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 MAX_RANK = 4
 
 Result_co = TypeVar("Result_co", covariant=True)
@@ -54,6 +54,8 @@ class ElementType(IntEnum):
     BFLOAT16 = 2
     INT32 = 3
     BOOL = 4
+    FLOAT8_E4M3FN = 5
+    UINT8 = 6
 
 
 class Mask(IntEnum):

@@ -12,6 +12,15 @@ head_dim, H hidden. T is float32, float16 or bfloat16, the same for all floating
 from trt_eagle3.engine.torch.capi.kernels import MAX_KV_MOVES, add_layer_norm_call, kv_move_call
 from trt_eagle3.engine.torch.capi.launch import launched
 from trt_eagle3.engine.torch.capi.library import LIBRARY_VARIABLE, available, library_path
+from trt_eagle3.engine.torch.capi.packed import (
+    GROUP_SIZES,
+    PACKED_COLUMNS,
+    linear_fp8_call,
+    linear_int4_call,
+    quantise_rows_call,
+    unpack_fp8_call,
+    unpack_int4_call,
+)
 from trt_eagle3.graph.ops.add_rms_norm import add_rms_norm_call
 from trt_eagle3.graph.ops.kernel import AttentionPath
 from trt_eagle3.graph.ops.linear import MAX_LINEAR_ROWS, linear_call
@@ -21,9 +30,11 @@ from trt_eagle3.graph.ops.tree_attention import tree_attention_call
 from trt_eagle3.graph.ops.vision_attention import vision_attention_call
 
 __all__ = [
+    "GROUP_SIZES",
     "LIBRARY_VARIABLE",
     "MAX_KV_MOVES",
     "MAX_LINEAR_ROWS",
+    "PACKED_COLUMNS",
     "AttentionPath",
     "add_layer_norm",
     "add_rms_norm",
@@ -32,9 +43,14 @@ __all__ = [
     "launched",
     "library_path",
     "linear",
+    "linear_fp8",
+    "linear_int4",
     "qk_norm_mrope",
+    "quantise_rows",
     "silu_mul",
     "tree_attention",
+    "unpack_fp8",
+    "unpack_int4",
     "vision_attention",
 ]
 
@@ -42,7 +58,12 @@ add_layer_norm = launched(add_layer_norm_call)
 add_rms_norm = launched(add_rms_norm_call)
 kv_move = launched(kv_move_call)
 linear = launched(linear_call)
+linear_fp8 = launched(linear_fp8_call)
+linear_int4 = launched(linear_int4_call)
 qk_norm_mrope = launched(qk_norm_mrope_call)
+quantise_rows = launched(quantise_rows_call)
 silu_mul = launched(silu_mul_call)
 tree_attention = launched(tree_attention_call)
+unpack_fp8 = launched(unpack_fp8_call)
+unpack_int4 = launched(unpack_int4_call)
 vision_attention = launched(vision_attention_call)

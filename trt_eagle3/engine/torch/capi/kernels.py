@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trt_eagle3.engine.torch.capi.packed import PACKED_KERNELS
 from trt_eagle3.graph.ops import PLUGINS
 from trt_eagle3.graph.ops.kernel import Kernel, KernelCall
 
@@ -71,6 +72,7 @@ KERNELS: tuple[Kernel, ...] = (
     *(op.kernel for op in PLUGINS.values() if op.kernel),
     ADD_LAYER_NORM,
     KV_MOVE,
+    *PACKED_KERNELS,
 )
 """All kernels of the C library."""
 

@@ -1,0 +1,152 @@
+// Arguments of the kernels for quantised weights.
+#include <climits>
+
+#include "arguments.h"
+
+namespace trt_eagle3 {
+namespace {
+
+static_assert(TE3_FLOAT8_E4M3FN == 5 && TE3_UINT8 == 6);
+
+constexpr int64_t kColumns = 128;  // of K: a multiple
+
+bool fits_int(int64_t x) { return x >= 0 && x <= INT_MAX; }
+
+// Of `t`, which is not float32's business here either: a kernel says so.
+DType floating_type(const te3_tensor& t) { return static_cast<DType>(t.dtype); }
+
+void check_columns(const char* name, int64_t columns, Check* check) {
+  check->that(columns > 0 && columns % kColumns == 0, [&] {
+    return std::string(name) + ": K must be a positive multiple of " + std::to_string(kColumns) + ", got " +
+           std::to_string(columns);
+  });
+}
+
+template <typename Params>
+void set_fp8_weight(const te3_tensor& weight, const te3_tensor& scale, Params* p, Check* check) {
+  check->tensor("weight", weight, TE3_FLOAT8_E4M3FN, {kAny, kAny}, "[N, K]");
+  check->tensor("scale", scale, TE3_FLOAT32, {kAny, kAny}, "[rows, columns]");
+  if (!check->ok()) return;
+  const int64_t outer = weight.shape[0], inner = weight.shape[1], rows = scale.shape[0], columns = scale.shape[1];
+  check_columns("weight", inner, check);
+  check->that(fits_int(outer) && fits_int(inner), "weight: N and K must be 32-bit numbers");
+  check->that((rows == outer || rows == (outer + 127) / 128 || rows == 1) && (columns == 1 || columns == inner / 128),
+              [&] {
+                return "scale: expected N, ceil(N / 128) or 1 rows and 1 or K / 128 columns for weight " +
+                       Check::text(weight) + ", got " + Check::text(scale);
+              });
+  p->weight = weight.data;
+  p->scale = static_cast<const float*>(scale.data);
+  p->inner = static_cast<int32_t>(inner);
+  p->outer = static_cast<int32_t>(outer);
+  p->scale_rows = static_cast<int32_t>(rows);
+  p->scale_columns = static_cast<int32_t>(columns);
+}
+
+template <typename Params>
+void set_int4_weight(const te3_tensor& weight, const te3_tensor& scale, const te3_tensor& zero_point, Params* p,
+                     Check* check) {
+  check->tensor("weight", weight, TE3_INT32, {kAny, kAny}, "[N, K / 8]");
+  check->that(reinterpret_cast<uintptr_t>(weight.data) % 16 == 0, "weight: data must be aligned to 16 bytes");
+  check->that(scale.dtype == TE3_FLOAT16 || scale.dtype == TE3_BFLOAT16, "scale: expected float16 or bfloat16");
+  if (!check->ok()) return;
+  check->tensor("scale", scale, scale.dtype, {weight.shape[0], kAny}, "[N, K / group]");
+  const int64_t outer = weight.shape[0], inner = weight.shape[1] * 8, groups = scale.shape[1];
+  check_columns("weight", inner, check);
+  check->that(fits_int(outer) && fits_int(inner), "weight: N and K must be 32-bit numbers");
+  const int64_t group = groups > 0 ? inner / groups : 0;
+  check->that((group == 32 || group == 64 || group == 128) && group * groups == inner, [&] {
+    return "scale: expected one for each 32, 64 or 128 columns of K = " + std::to_string(inner) + ", got " +
+           Check::text(scale);
+  });
+  if (zero_point.data != nullptr) {
+    check->tensor("zero_point", zero_point, TE3_UINT8, {outer, groups}, "[N, K / group]");
+  }
+  p->weight = static_cast<const int32_t*>(weight.data);
+  p->scale = scale.data;
+  p->zero_point = zero_point.data;
+  p->inner = static_cast<int32_t>(inner);
+  p->outer = static_cast<int32_t>(outer);
+  p->group = static_cast<int32_t>(group);
+  p->scale_dtype = floating_type(scale);
+}
+
+// x [M, K] and y [M, N] of a product.
+template <typename Params>
+void set_product(const te3_tensor& x, const te3_tensor& y, int32_t prefetch_safe, Params* p, Check* check) {
+  check->floating("x", x);
+  check->tensor("x", x, x.dtype, {kAny, p->inner}, "[M, K]");
+  check->tensor("y", y, x.dtype, {x.shape[0], p->outer}, "[M, N]");
+  check->that(fits_int(x.shape[0]), "x: M must be a 32-bit number");
+  check->that(y.data != x.data, "y: must not be x's memory");
+  p->x = x.data;
+  p->y = y.data;
+  p->num_rows = static_cast<int32_t>(x.shape[0]);
+  p->dtype = floating_type(x);
+  p->prefetch_safe = prefetch_safe;
+}
+
+template <typename Params>
+void set_unpacked(const te3_tensor& out, Params* p, Check* check) {
+  check->floating("out", out);
+  check->tensor("out", out, out.dtype, {p->outer, p->inner}, "[N, K]");
+  p->out = out.data;
+  p->dtype = floating_type(out);
+}
+
+}  // namespace
+
+LinearFp8Params linear_fp8_params(const te3_linear_fp8_args& a, Check* check) {
+  LinearFp8Params p = {};
+  set_fp8_weight(a.weight, a.scale, &p, check);
+  if (check->ok()) set_product(a.x, a.y, a.prefetch_safe, &p, check);
+  return p;
+}
+
+LinearInt4Params linear_int4_params(const te3_linear_int4_args& a, Check* check) {
+  LinearInt4Params p = {};
+  set_int4_weight(a.weight, a.scale, a.zero_point, &p, check);
+  if (check->ok()) set_product(a.x, a.y, a.prefetch_safe, &p, check);
+  return p;
+}
+
+UnpackFp8Params unpack_fp8_params(const te3_unpack_fp8_args& a, Check* check) {
+  UnpackFp8Params p = {};
+  set_fp8_weight(a.weight, a.scale, &p, check);
+  if (check->ok()) set_unpacked(a.out, &p, check);
+  return p;
+}
+
+UnpackInt4Params unpack_int4_params(const te3_unpack_int4_args& a, Check* check) {
+  UnpackInt4Params p = {};
+  set_int4_weight(a.weight, a.scale, a.zero_point, &p, check);
+  if (check->ok()) set_unpacked(a.out, &p, check);
+  return p;
+}
+
+QuantiseRowsParams quantise_rows_params(const te3_quantise_rows_args& a, Check* check) {
+  check->floating("x", a.x);
+  check->tensor("x", a.x, a.x.dtype, {kAny, kAny}, "[M, K]");
+  if (!check->ok()) return {};
+  const int64_t rows = a.x.shape[0], inner = a.x.shape[1];
+  check_columns("x", inner, check);
+  check->that(fits_int(rows) && fits_int(inner), "x: M and K must be 32-bit numbers");
+  check->tensor("q", a.q, TE3_FLOAT8_E4M3FN, {rows, inner}, "[M, K]");
+  check->tensor("scale", a.scale, TE3_FLOAT32, {kAny, rows}, "[1 or K / 128, M]");
+  if (!check->ok()) return {};
+  const int64_t groups = a.scale.shape[0];
+  check->that(groups == 1 || groups == inner / kColumns, [&] {
+    return "scale: expected 1 or K / 128 rows for x " + Check::text(a.x) + ", got " + Check::text(a.scale);
+  });
+  QuantiseRowsParams p = {};
+  p.x = a.x.data;
+  p.q = a.q.data;
+  p.scale = static_cast<float*>(a.scale.data);
+  p.num_rows = static_cast<int32_t>(rows);
+  p.inner = static_cast<int32_t>(inner);
+  p.groups = static_cast<int32_t>(groups);
+  p.dtype = floating_type(a.x);
+  return p;
+}
+
+}  // namespace trt_eagle3

@@ -1,0 +1,185 @@
+// Quantised weights as operands of the tensor cores: the policy Format of linear_packed.cuh and linear_packed_wide.cuh.
+//
+// Columns of K lie in the order in which lanes want them, so that the 16 bytes that a lane loads are whole operands of
+// m16n8k16 products (and of wgmma, whose A is the same): lane t of four has, of each 16 columns, 2t, 2t + 1, 2t + 8 and
+// 2t + 9.
+//   FP8 (e4m3): of every 64 columns, 16 bytes a lane, four for each 16 columns.
+//   INT4: of every 128 columns, 16 bytes a lane, a word for each 32 columns; its nibbles 0 and 4, 1 and 5 are the pairs
+//   of the first 16, its nibbles 2 and 6, 3 and 7 those of the others. So one mask and one or make a pair of numbers.
+// trt_eagle3/engine/torch/packing.py writes that order. Numbers are exact in T; scales multiply sums, in float32.
+#pragma once
+
+#include <cuda_fp8.h>
+
+#include <cstdint>
+
+#include "common.cuh"
+
+namespace trt_eagle3 {
+
+constexpr int kPackedSpan = 128;  // columns that a warp loads at once, of 16 rows
+constexpr int kPackedBlocks = 8;  // products 16 deep in it
+constexpr int kPackedRows = 16;   // rows g and g + 8 are lane 4g + t's
+
+// A quantised weight in memory.
+//   scale: [scale_rows, scale_columns]. zero: [N, K / group] or null.
+struct PackedWeight {
+  const char* data;
+  const void* scale;
+  const uint8_t* zero;
+  int32_t inner, outer;
+  int32_t scale_columns;    // FP8: 1, or K / 128; INT4: K / group
+  int32_t scale_row_shift;  // FP8: row n has scales n >> shift
+  int32_t scale_bfloat16;   // INT4: else float16
+};
+
+// Passes by the L1 cache: nothing of a weight is read twice, and nobody writes it while a launch lasts.
+__device__ __forceinline__ uint4 load_packed(const void* source) {
+  uint4 value;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(source));
+  return value;
+}
+
+// 16 rows by 128 columns, in the registers of a warp.
+template <typename Format>
+struct PackedSpan {
+  uint4 low[Format::Pieces], high[Format::Pieces];  // of rows g and g + 8
+  typename Format::Scale low_scale, high_scale;
+};
+
+// Rows `row` and row + 8 (the last one again past the end) of the columns from `column` on.
+template <typename Format>
+__device__ __forceinline__ void load_packed_span(const PackedWeight& w, int row, int column, PackedSpan<Format>& span) {
+  const int low_row = min(row, w.outer - 1), high_row = min(row + 8, w.outer - 1);
+  const int row_bytes = w.inner * Format::Bits / 8;
+  const char* data = w.data + column * Format::Bits / 8 + threadIdx.x % 4 * 16;
+  const char* low = data + static_cast<int64_t>(low_row) * row_bytes;
+  const char* high = data + static_cast<int64_t>(high_row) * row_bytes;
+#pragma unroll
+  for (int i = 0; i < Format::Pieces; ++i) {
+    span.low[i] = load_packed(low + i * 64);
+    span.high[i] = load_packed(high + i * 64);
+  }
+  span.low_scale = Format::load_scale(w, low_row, column);
+  span.high_scale = Format::load_scale(w, high_row, column);
+}
+
+__device__ __forceinline__ uint32_t word_of(const uint4& v, int i) {
+  return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
+}
+
+// Two e4m3 values as two of T, exactly.
+template <typename T>
+__device__ __forceinline__ uint32_t fp8_pair(uint32_t two) {
+  const __half2_raw raw = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(two), __NV_E4M3);
+  if constexpr (std::is_same_v<T, __half>) {
+    return static_cast<uint32_t>(raw.x) | static_cast<uint32_t>(raw.y) << 16;
+  } else {
+    const float2 values = __half22float2(__half2(raw));
+    return pack2<T>(values.x, values.y);
+  }
+}
+
+// e4m3, a float32 scale of a row, of 128 rows or of all, for 128 columns or for all.
+template <typename Element>
+struct Fp8Weight {
+  using T = Element;
+  static constexpr int Bits = 8, Pieces = 2, Groups = 1, Ahead = 4;
+  using Scale = float;
+
+  static __device__ __forceinline__ Scale load_scale(const PackedWeight& w, int row, int column) {
+    const int64_t first = static_cast<int64_t>(row >> w.scale_row_shift) * w.scale_columns;
+    return __ldg(static_cast<const float*>(w.scale) + first + (w.scale_columns == 1 ? 0 : column / kPackedSpan));
+  }
+  static __device__ __forceinline__ float scale(const PackedWeight&, const Scale& s, int) { return s; }
+  // Whether one scale serves a row's whole length.
+  static __device__ __forceinline__ bool constant(const PackedWeight& w) { return w.scale_columns == 1; }
+
+  // A of columns 16 block to 16 block + 15.
+  static __device__ __forceinline__ void operand(const PackedSpan<Fp8Weight>& span, int block, uint32_t (&a)[4]) {
+    const uint32_t low = word_of(span.low[block / 4], block % 4), high = word_of(span.high[block / 4], block % 4);
+    a[0] = fp8_pair<T>(low & 0xFFFF);
+    a[1] = fp8_pair<T>(high & 0xFFFF);
+    a[2] = fp8_pair<T>(low >> 16);
+    a[3] = fp8_pair<T>(high >> 16);
+  }
+};
+
+// Unsigned codes of four bits; value = (code - zero point) * scale, with 16-bit scales for every 128 / kGroups columns
+// of a row, and 8-bit zero points, or 8 for all.
+template <typename Element, int kGroups, bool kZeros>
+struct Int4Weight {
+  using T = Element;
+  static constexpr int Bits = 4, Pieces = 1, Groups = kGroups, Ahead = kGroups == 4 ? 4 : 6;
+  static constexpr uint32_t kBase = std::is_same_v<T, __half> ? 0x6400 : 0x4300;  // 1024 or 128: its last bits are ones
+  struct Scale {
+    uint32_t scales[kGroups == 4 ? 2 : 1];
+    uint32_t zeros;
+  };
+
+  static __device__ __forceinline__ Scale load_scale(const PackedWeight& w, int row, int column) {
+    constexpr int kGroup = kPackedSpan / kGroups;
+    const int64_t place = static_cast<int64_t>(row) * w.scale_columns + column / kGroup;
+    Scale s = {};
+    const uint16_t* scales = static_cast<const uint16_t*>(w.scale) + place;
+    if constexpr (kGroups == 1) {
+      s.scales[0] = __ldg(scales);
+    } else if constexpr (kGroups == 2) {
+      s.scales[0] = __ldg(reinterpret_cast<const uint32_t*>(scales));
+    } else {
+      const uint2 four = __ldg(reinterpret_cast<const uint2*>(scales));
+      s.scales[0] = four.x;
+      s.scales[1] = four.y;
+    }
+    if constexpr (kZeros) {
+      if constexpr (kGroups == 1) {
+        s.zeros = __ldg(w.zero + place);
+      } else if constexpr (kGroups == 2) {
+        s.zeros = __ldg(reinterpret_cast<const uint16_t*>(w.zero + place));
+      } else {
+        s.zeros = __ldg(reinterpret_cast<const uint32_t*>(w.zero + place));
+      }
+    }
+    return s;
+  }
+  static __device__ __forceinline__ float scale(const PackedWeight& w, const Scale& s, int group) {
+    const uint32_t bits = s.scales[group / 2] >> group % 2 * 16 & 0xFFFF;
+    return w.scale_bfloat16 ? __uint_as_float(bits << 16)
+                            : __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
+  }
+  static __device__ __forceinline__ bool constant(const PackedWeight& w) {
+    return w.scale_columns == 1 && kGroups == 1;
+  }
+
+  // Base and zero point, twice: what is to be taken off a pair.
+  static __device__ __forceinline__ uint32_t offset(const Scale& s, int group) {
+    const uint32_t zero = kZeros ? s.zeros >> group * 8 & 0xFF : 8;
+    const uint32_t one = std::is_same_v<T, __half> ? 0x6400 + zero : 0x4300 + zero;
+    return one | one << 16;
+  }
+  static __device__ __forceinline__ uint32_t pair(uint32_t word, int shift, uint32_t offset) {
+    const uint32_t based = (word >> shift & 0x000F000F) | (kBase | kBase << 16);
+    if constexpr (std::is_same_v<T, __half>) {
+      const __half2 value = __hsub2(reinterpret_cast<const __half2&>(based), reinterpret_cast<const __half2&>(offset));
+      return reinterpret_cast<const uint32_t&>(value);
+    } else {
+      const __nv_bfloat162 value =
+          __hsub2(reinterpret_cast<const __nv_bfloat162&>(based), reinterpret_cast<const __nv_bfloat162&>(offset));
+      return reinterpret_cast<const uint32_t&>(value);
+    }
+  }
+
+  static __device__ __forceinline__ void operand(const PackedSpan<Int4Weight>& span, int block, uint32_t (&a)[4]) {
+    const uint32_t low = word_of(span.low[0], block / 2), high = word_of(span.high[0], block / 2);
+    const int group = block / (kPackedBlocks / kGroups), shift = block % 2 * 8;
+    const uint32_t low_offset = offset(span.low_scale, group), high_offset = offset(span.high_scale, group);
+    a[0] = pair(low, shift, low_offset);
+    a[1] = pair(high, shift, high_offset);
+    a[2] = pair(low, shift + 4, low_offset);
+    a[3] = pair(high, shift + 4, high_offset);
+  }
+};
+
+}  // namespace trt_eagle3

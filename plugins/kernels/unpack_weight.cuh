@@ -1,0 +1,54 @@
+// A quantised weight as numbers of T, in the order of columns that stock products take: for prompts, where a weight is
+// used by so many tokens that writing it out is little beside the product. Bytes moved: N * K * (bits / 8 + sizeof(T)).
+#pragma once
+
+#include "packed_weight.cuh"
+
+namespace trt_eagle3 {
+
+constexpr int kUnpackWarps = 8;
+
+template <typename T>
+__device__ __forceinline__ uint32_t scaled_pair(uint32_t pair, float scale) {
+  float2 values;
+  if constexpr (std::is_same_v<T, __half>) {
+    values = __half22float2(reinterpret_cast<const __half2&>(pair));
+  } else {
+    values = __bfloat1622float2(reinterpret_cast<const __nv_bfloat162&>(pair));
+  }
+  return pack2<T>(values.x * scale, values.y * scale);
+}
+
+// grid (spans of columns / kUnpackWarps, tiles of 16 rows); each value is rounded once, from code times scale.
+template <typename Format>
+__global__ void __launch_bounds__(32 * kUnpackWarps) unpack_weight_kernel(const PackedWeight w, void* out) {
+  using T = typename Format::T;
+  wait_for_previous();
+  const int lane = threadIdx.x % 32, row = blockIdx.y * kPackedRows + lane / 4;
+  const int column = (blockIdx.x * kUnpackWarps + threadIdx.x / 32) * kPackedSpan;
+  if (column >= w.inner) return;
+  PackedSpan<Format> span;
+  load_packed_span<Format>(w, row, column, span);
+#pragma unroll
+  for (int block = 0; block < kPackedBlocks; ++block) {
+    uint32_t a[4];
+    Format::operand(span, block, a);
+    const int group = block / (kPackedBlocks / Format::Groups);
+    const float scales[2] = {Format::scale(w, span.low_scale, group), Format::scale(w, span.high_scale, group)};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int at = row + i % 2 * 8;
+      if (at >= w.outer) continue;
+      const int64_t place = static_cast<int64_t>(at) * w.inner + column + block * 16 + i / 2 * 8 + lane % 4 * 2;
+      *reinterpret_cast<uint32_t*>(static_cast<T*>(out) + place) = scaled_pair<T>(a[i], scales[i % 2]);
+    }
+  }
+}
+
+template <typename Format>
+cudaError_t launch_unpack_weight(const PackedWeight& w, void* out, cudaStream_t stream) {
+  const dim3 grid(ceil_div(w.inner / kPackedSpan, kUnpackWarps), ceil_div(w.outer, kPackedRows));
+  return launch(Overlap::kYes, unpack_weight_kernel<Format>, grid, 32 * kUnpackWarps, 0, 1, stream, w, out);
+}
+
+}  // namespace trt_eagle3

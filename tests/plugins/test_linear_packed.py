@@ -1,0 +1,159 @@
+"""Products with quantised weights against their definition in float64, over sizes that break
+tilings.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.plugins.overlap import check_overlap
+from tests.plugins.packed_case import KINDS, PackedCase, draw_weight
+from tests.plugins.test_linear import TOLERANCE, worst_error
+from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine.torch.packing import pack_fp8, pack_int4, packed_columns
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = [  # N, K
+    (1, 128),
+    (7, 256),  # fewer rows than a tile
+    (100, 384),  # no multiple of a tile; fewer spans than warps
+    (333, 2560),
+    (6144, 4096),
+    (4096, 12288),
+    (9001, 4096),
+]
+
+
+def draw_x(rows: int, k: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.randn(rows, k, device=device).to(dtype)
+
+
+def run(case: PackedCase, x: Tensor, *, prefetch_safe: bool = True) -> Tensor:
+    out = torch.full((len(x), len(case.values)), torch.nan, device=x.device, dtype=x.dtype)
+    try:
+        return case.linear(x, out, prefetch_safe)
+    except NotImplementedError:
+        pytest.skip("no kernel for these sizes on this chip")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_packed_linear_matches_float64(
+    kind: str, shape: tuple[int, int], dtype: torch.dtype, cuda: torch.device
+) -> None:
+    case = draw_weight(kind, *shape, cuda)
+    for rows in (1, 2, 8, 9, 16, 17, 33, 64):
+        x = draw_x(rows, shape[1], dtype, cuda)
+        reference = x.double() @ case.values.T
+        for prefetch_safe in (False, True):
+            error = worst_error(run(case, x, prefetch_safe=prefetch_safe), reference)
+            assert error < TOLERANCE[dtype], f"{rows} rows: {error:.2e}"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(7, 256), (333, 2560)], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
+def test_unpack_rounds_code_times_scale_once(
+    kind: str, shape: tuple[int, int], dtype: torch.dtype, cuda: torch.device
+) -> None:
+    case = draw_weight(kind, *shape, cuda)
+    got = case.unpack(torch.full(shape, torch.nan, device=cuda, dtype=dtype))
+    assert torch.equal(got, case.values.float().to(dtype))
+
+
+@pytest.mark.parametrize("fault", ["scales of other rows", "x of another token", "a code"])
+@pytest.mark.parametrize("kind", ["fp8 block", "int4 128 zeros"])
+def test_planted_fault_is_caught(kind: str, fault: str, cuda: torch.device) -> None:
+    case = draw_weight(kind, 512, 1024, cuda)
+    x = draw_x(8, 1024, torch.bfloat16, cuda)
+    got, values, other = run(case, x), case.values.clone(), x.clone()
+    if fault == "scales of other rows":
+        values[:128], values[128:256] = case.values[128:256], case.values[:128]
+    elif fault == "x of another token":
+        other[[0, 1]] = other[[1, 0]]
+    else:
+        got[3, 100] += 0.05 * got[3].norm()
+    assert not worst_error(got, other.double() @ values.T) < 10 * TOLERANCE[torch.bfloat16]
+
+
+@pytest.mark.parametrize("kind", ["fp8 channel", "fp8 block", "int4 32 zeros float16"])
+def test_product_of_a_token_does_not_depend_on_the_others(kind: str, cuda: torch.device) -> None:
+    for shape, most, fewer in (
+        ((6144, 4096), 8, (1, 3)),
+        ((6144, 4096), 16, (9, 12)),
+        ((4096, 12288), 16, (9, 12)),
+        ((4096, 12288), 64, (17, 33)),
+    ):
+        case, x = (
+            draw_weight(kind, *shape, cuda),
+            draw_x(most, shape[1], torch.bfloat16, cuda),
+        )
+        together = run(case, x)
+        for rows in fewer:
+            assert torch.equal(run(case, x[:rows].contiguous()), together[:rows])
+
+
+@pytest.mark.parametrize("rows", [6, 16, 64])
+def test_packed_linear_gives_the_same_bits_on_ten_runs(rows: int, cuda: torch.device) -> None:
+    case = draw_weight("int4 64 zeros", 4096, 12288, cuda)
+    x = draw_x(rows, 12288, torch.bfloat16, cuda)
+    first = run(case, x)
+    for _ in range(9):
+        assert torch.equal(run(case, x), first)
+
+
+@pytest.mark.parametrize("rows", [6, 12, 33])
+def test_a_chain_of_launches_that_overlap_gives_what_one_by_one_gives(
+    rows: int, cuda: torch.device
+) -> None:
+    """Each launch reads what the one before writes, and its own settled weight early."""
+    x = draw_x(rows, 4096, torch.bfloat16, cuda)
+    codes = [torch.randn(4096, 4096, device=cuda).to(torch.float8_e4m3fn) for _ in range(12)]
+    weights = [pack_fp8(code) for code in codes]
+    scale = torch.full((4096, 1), 4096**-0.5, device=cuda)
+    torch.cuda.synchronize()
+    check_overlap(
+        x,
+        [partial(capi.linear_fp8, weight=w, scale=scale, prefetch_safe=True) for w in weights],
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(1, 128), (5, 384), (300, 4096), (3, 12288)], ids=str)
+@pytest.mark.parametrize("blocks", [False, True])
+def test_quantise_rows_is_its_definition(
+    blocks: bool, shape: tuple[int, int], dtype: torch.dtype, cuda: torch.device
+) -> None:
+    rows, k = shape
+    x = draw_x(rows, k, dtype, cuda) * torch.logspace(-3, 3, rows, device=cuda)[:, None].to(dtype)
+    x[0, :128] = 0
+    q, scale = capi.quantise_rows(x, blocks=blocks)
+
+    parts = x.float().unflatten(1, (-1, 128 if blocks else k))
+    most = parts.abs().amax(-1, keepdim=True)
+    expected = torch.where(most > 0, most / 448.0, torch.ones_like(most))
+    codes = (parts / expected).to(torch.float8_e4m3fn).flatten(1)
+
+    assert torch.equal(scale, expected[..., 0].T)
+    order = packed_columns(k).to(cuda)
+    assert torch.equal(q.view(torch.uint8), codes.view(torch.uint8)[:, order])
+
+
+def test_packed_linear_says_what_it_does_not_compute(cuda: torch.device) -> None:
+    codes = torch.zeros(4, 128, device=cuda, dtype=torch.uint8)
+    weight, scale = (
+        pack_int4(codes),
+        torch.ones(4, 1, device=cuda, dtype=torch.bfloat16),
+    )
+    with pytest.raises(NotImplementedError):
+        capi.linear_int4(torch.zeros(65, 128, device=cuda, dtype=torch.bfloat16), weight, scale)
+    with pytest.raises(NotImplementedError):
+        capi.linear_int4(torch.zeros(1, 128, device=cuda), weight, scale)
+    with pytest.raises(ValueError, match="x: expected"):
+        capi.linear_int4(torch.zeros(1, 256, device=cuda, dtype=torch.bfloat16), weight, scale)
