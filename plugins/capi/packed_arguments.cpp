@@ -8,7 +8,7 @@ namespace {
 
 static_assert(TE3_FLOAT8_E4M3FN == 5 && TE3_UINT8 == 6);
 
-constexpr int64_t kColumns = 128;  // of K: a multiple
+constexpr int64_t kColumns = 128, kRows = 16;  // of K and N: a multiple
 
 bool fits_int(int64_t x) { return x >= 0 && x <= INT_MAX; }
 
@@ -22,6 +22,12 @@ void check_columns(const char* name, int64_t columns, Check* check) {
   });
 }
 
+void check_rows(int64_t rows, Check* check) {
+  check->that(rows % kRows == 0, [&] {
+    return "weight: N must be a multiple of " + std::to_string(kRows) + ", got " + std::to_string(rows);
+  });
+}
+
 template <typename Params>
 void set_fp8_weight(const te3_tensor& weight, const te3_tensor& scale, Params* p, Check* check) {
   check->tensor("weight", weight, TE3_FLOAT8_E4M3FN, {kAny, kAny}, "[N, K]");
@@ -29,6 +35,7 @@ void set_fp8_weight(const te3_tensor& weight, const te3_tensor& scale, Params* p
   if (!check->ok()) return;
   const int64_t outer = weight.shape[0], inner = weight.shape[1], rows = scale.shape[0], columns = scale.shape[1];
   check_columns("weight", inner, check);
+  check_rows(outer, check);
   check->that(fits_int(outer) && fits_int(inner), "weight: N and K must be 32-bit numbers");
   check->that((rows == outer || rows == (outer + 127) / 128 || rows == 1) && (columns == 1 || columns == inner / 128),
               [&] {
@@ -50,9 +57,10 @@ void set_int4_weight(const te3_tensor& weight, const te3_tensor& scale, const te
   check->that(reinterpret_cast<uintptr_t>(weight.data) % 16 == 0, "weight: data must be aligned to 16 bytes");
   check->that(scale.dtype == TE3_FLOAT16 || scale.dtype == TE3_BFLOAT16, "scale: expected float16 or bfloat16");
   if (!check->ok()) return;
-  check->tensor("scale", scale, scale.dtype, {weight.shape[0], kAny}, "[N, K / group]");
   const int64_t outer = weight.shape[0], inner = weight.shape[1] * 8, groups = scale.shape[1];
   check_columns("weight", inner, check);
+  check_rows(outer, check);
+  check->tensor("scale", scale, scale.dtype, {outer, kAny}, "[N, K / group]");
   check->that(fits_int(outer) && fits_int(inner), "weight: N and K must be 32-bit numbers");
   const int64_t group = groups > 0 ? inner / groups : 0;
   check->that((group == 32 || group == 64 || group == 128) && group * groups == inner, [&] {

@@ -204,9 +204,9 @@ te3_status te3_kv_move(const te3_kv_move_args* args, void* stream);
 
 /* y = x . (weight * scale)^T for a few rows of x; a scale serves one row, 128 rows or all, and
  * 128 columns or all. TE3_NOT_SUPPORTED for float32 and more than 64 rows; before Hopper for
- * more than 16, or where x does not fit into shared memory. K must be a multiple of 128. The
- * weight is exact in T, sums and scales are float32. prefetch_safe as linear's, of weight and
- * scales. */
+ * more than 16, or where x does not fit into shared memory. K must be a multiple of 128, N of
+ * 16. The weight is exact in T, sums and scales are float32. prefetch_safe as linear's, of
+ * weight and scales. */
 typedef struct te3_linear_fp8_args {
   te3_tensor x;          /* T [M, K] */
   te3_tensor weight;     /* float8_e4m3fn [N, K], packed */
@@ -219,8 +219,8 @@ te3_status te3_linear_fp8(const te3_linear_fp8_args* args, void* stream);
 
 /* y = x . ((weight - zero_point) * scale)^T for a few rows of x; groups of 32, 64 or 128
  * columns. TE3_NOT_SUPPORTED for float32 and more than 64 rows; before Hopper for more than 16,
- * or where x does not fit into shared memory. K must be a multiple of 128. The weight is exact
- * in T, sums and scales are float32. prefetch_safe as linear's, of weight and scales. */
+ * or where x does not fit into shared memory. K must be a multiple of 128, N of 16. The weight
+ * is exact in T, sums and scales are float32. prefetch_safe as linear's, of weight and scales. */
 typedef struct te3_linear_int4_args {
   te3_tensor x;          /* T [M, K] */
   te3_tensor weight;     /* int32 [N, K / 8], packed codes 0 to 15 */

@@ -184,8 +184,8 @@ cudaError_t kv_move(const KVMoveParams& params, cudaStream_t stream);
 
 // y = x . (weight * scale)^T for a few rows of x; a scale serves one row, 128 rows or all, and 128
 // columns or all. TE3_NOT_SUPPORTED for float32 and more than 64 rows; before Hopper for more than
-// 16, or where x does not fit into shared memory. K must be a multiple of 128. The weight is exact
-// in T, sums and scales are float32. prefetch_safe as linear's, of weight and scales.
+// 16, or where x does not fit into shared memory. K must be a multiple of 128, N of 16. The weight
+// is exact in T, sums and scales are float32. prefetch_safe as linear's, of weight and scales.
 struct LinearFp8Params {
   const void* x;          // T [M, K]
   const void* weight;     // float8_e4m3fn [N, K], packed
@@ -204,8 +204,8 @@ cudaError_t linear_fp8(const LinearFp8Params& params, cudaStream_t stream);
 
 // y = x . ((weight - zero_point) * scale)^T for a few rows of x; groups of 32, 64 or 128 columns.
 // TE3_NOT_SUPPORTED for float32 and more than 64 rows; before Hopper for more than 16, or where x
-// does not fit into shared memory. K must be a multiple of 128. The weight is exact in T, sums and
-// scales are float32. prefetch_safe as linear's, of weight and scales.
+// does not fit into shared memory. K must be a multiple of 128, N of 16. The weight is exact in T,
+// sums and scales are float32. prefetch_safe as linear's, of weight and scales.
 struct LinearInt4Params {
   const void* x;           // T [M, K]
   const int32_t* weight;   // int32 [N, K / 8], packed codes 0 to 15

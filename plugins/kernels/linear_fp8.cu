@@ -1,4 +1,3 @@
-#include "linear_packed.cuh"
 #include "linear_packed_wide.cuh"
 #include "unpack_weight.cuh"
 
@@ -13,23 +12,14 @@ PackedWeight packed_weight(const Params& p) {
   return {data, p.scale, nullptr, p.inner, p.outer, p.scale_columns, shift, 0};
 }
 
-template <typename Format>
-cudaError_t launch_linear_fp8(const LinearParams& p, const PackedWeight& w, cudaStream_t stream) {
-  Chip chip;
-  if (const cudaError_t error = Chip::current(&chip); error != cudaSuccess) return error;
-  if (p.num_rows <= 8) return run_linear_packed<Format, 1>(p, w, chip, stream);
-  const cudaError_t error = p.num_rows <= 16 ? run_linear_packed<Format, 2>(p, w, chip, stream) : cudaErrorNotSupported;
-  return error != cudaErrorNotSupported ? error : launch_linear_packed_wide<Format>(p, w, chip, stream);
-}
-
 }  // namespace
 
 cudaError_t linear_fp8(const LinearFp8Params& p, cudaStream_t stream) {
   if (p.num_rows > kMaxLinearRows || p.dtype == DType::kFloat32) return cudaErrorNotSupported;
   if (p.num_rows == 0 || p.outer == 0) return cudaSuccess;
   const LinearParams base = {p.x, p.weight, p.y, p.num_rows, p.inner, p.outer, p.dtype, p.prefetch_safe};
-  if (p.dtype == DType::kFloat16) return launch_linear_fp8<Fp8Weight<__half>>(base, packed_weight(p), stream);
-  return launch_linear_fp8<Fp8Weight<__nv_bfloat16>>(base, packed_weight(p), stream);
+  if (p.dtype == DType::kFloat16) return launch_linear_packed<Fp8Weight<__half>>(base, packed_weight(p), stream);
+  return launch_linear_packed<Fp8Weight<__nv_bfloat16>>(base, packed_weight(p), stream);
 }
 
 cudaError_t unpack_fp8(const UnpackFp8Params& p, cudaStream_t stream) {

@@ -1,163 +1,213 @@
-// Linear with a quantised weight, for up to 64 tokens: rows of W are the rows of Hopper's products, 64 tokens their
-// columns, whoever of them is there.
+// Linear with a quantised weight, for up to 64 tokens: rows of W are the rows of Hopper's products, 32 or 64 tokens
+// their columns, whoever of them is there.
 //
-// Idea: W comes from memory straight into the registers that are A of the products, some spans ahead; x comes through a
-// ring of stages of 128 columns in shared memory, which all warpgroups of a block share. A block has 128 or 192 rows,
-// so that x is read seldom, and a cluster of up to four splits K, so that the chip is full. Where scales change along
-// K, the sums so far are rescaled by old / new scale, and no second set of sums is kept. Bytes moved: as
-// linear_packed.cuh, and x once per block, from the L2 cache. Measured: docs/measurements.md, "Quantised weights".
+// Idea: W comes from memory straight into the registers that become A of the products, some spans ahead; x comes
+// through a ring of stages of 128 columns in shared memory, which all warpgroups of a block share. One half of a stage
+// is made numbers while the other is multiplied. The rows of a block and the cluster that splits K are chosen so that
+// the chip is full and x is read seldom. Where scales change along K, the sums so far are rescaled by old / new scale,
+// and no second set of sums is kept. Bytes moved: as linear_packed.cuh, and x once per block, from the L2 cache.
+// Measured: docs/measurements.md, "Quantised weights".
 //
-// Who adds what, and in which order, follows from N and K: a token gives the same bits alone and among others.
+// Who adds what, and in which order, follows from N, K and whether there are more than 32 tokens.
 #pragma once
 
 #include <cooperative_groups.h>
 
-#include "linear_wide.cuh"
-#include "packed_weight.cuh"
+#include "linear_packed.cuh"
+#include "tree_tile.cuh"
 
 namespace trt_eagle3 {
 
-static_assert(kPackedSpan == kWideColumns);
-constexpr int kPackedWideMaxCluster = 4;
-
-template <typename Element, int kWarpgroups>
+template <typename Element, int kWarpgroups, int kMaxTokens>
 struct PackedWideTile {
   using T = Element;
   static constexpr int Threads = kWarpgroups * 128;
   static constexpr int Rows = kWarpgroups * 64;
-  static constexpr int StageBytes = kWideTokens * kWideColumns * 2;
-  static constexpr int Stages = 8;
-  static constexpr int SharedBytes = Stages * StageBytes;
+  static constexpr int Tokens = kMaxTokens;
+  static constexpr int StageBytes = Tokens * kPackedSpan * 2;
+  static constexpr int Stages = Tokens == 64 ? 7 : 10;
+  static constexpr int Ahead = Stages - 2;   // the products of a stage end while the next one is made
   static constexpr int SumPitch = Rows + 4;  // floats between the tokens of the sums: no bank conflicts
-  static_assert(kWideTokens * SumPitch * 4 <= SharedBytes);
+  static constexpr int SharedBytes = Stages * StageBytes;
+  static_assert(Tokens * SumPitch * 4 <= SharedBytes);
+  using Sums = float[Tokens / 8][4];  // of a warpgroup's 64 rows
+};
+
+// A block's share: rows of W from first_row on, `count` stages of K from first_stage on.
+struct PackedWideShare {
+  int first_row, first_stage, count;
 };
 
 #if TRT_EAGLE3_HAS_WGMMA
 
-// d += A . B, A in registers, B in shared memory with the inner dimension contiguous.
-template <typename T>
-__device__ __forceinline__ void wgmma_rs_inner(WideSums& d, const uint32_t (&a)[4], uint64_t b) {
-#define TRT_EAGLE3_WGMMA_RS_INNER(type)                                                                            \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                                         \
-               " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, " \
-               "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, 1, 1, 1, 0;\n"  \
-               : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]),         \
-                 "+f"(d[1][2]), "+f"(d[1][3]), "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]),         \
-                 "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]), "+f"(d[4][0]), "+f"(d[4][1]),         \
-                 "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),         \
-                 "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]),         \
-                 "+f"(d[7][2]), "+f"(d[7][3])                                                                      \
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
-  if constexpr (std::is_same_v<T, __half>) {
-    TRT_EAGLE3_WGMMA_RS_INNER("f16");
-  } else {
-    TRT_EAGLE3_WGMMA_RS_INNER("bf16");
-  }
-#undef TRT_EAGLE3_WGMMA_RS_INNER
-}
+#define TRT_EAGLE3_OUT4(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
 
-__device__ __forceinline__ void rescale(WideSums& sums, float low, float high) {
+// d += A . B, A in registers, B in shared memory with the inner dimension contiguous.
+#define TRT_EAGLE3_WGMMA_INNER(type)                                                                                  \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type                                            \
+               " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, " \
+               "1, 1, 1, 0;\n"                                                                                        \
+               : TRT_EAGLE3_OUT4(0), TRT_EAGLE3_OUT4(1), TRT_EAGLE3_OUT4(2), TRT_EAGLE3_OUT4(3)                       \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+template <typename T>
+__device__ __forceinline__ void wgmma_rs_inner(float (&d)[4][4], const uint32_t (&a)[4], uint64_t b) {
+  if constexpr (std::is_same_v<T, __half>) {
+    TRT_EAGLE3_WGMMA_INNER("f16");
+  } else {
+    TRT_EAGLE3_WGMMA_INNER("bf16");
+  }
+}
+#undef TRT_EAGLE3_WGMMA_INNER
+#define TRT_EAGLE3_WGMMA_INNER(type)                                                                                 \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                                           \
+               " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, "   \
+               "%21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, {%32, %33, %34, %35}, %36, 1, 1, 1, 0;\n"    \
+               : TRT_EAGLE3_OUT4(0), TRT_EAGLE3_OUT4(1), TRT_EAGLE3_OUT4(2), TRT_EAGLE3_OUT4(3), TRT_EAGLE3_OUT4(4), \
+                 TRT_EAGLE3_OUT4(5), TRT_EAGLE3_OUT4(6), TRT_EAGLE3_OUT4(7)                                          \
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b))
+template <typename T>
+__device__ __forceinline__ void wgmma_rs_inner(float (&d)[8][4], const uint32_t (&a)[4], uint64_t b) {
+  if constexpr (std::is_same_v<T, __half>) {
+    TRT_EAGLE3_WGMMA_INNER("f16");
+  } else {
+    TRT_EAGLE3_WGMMA_INNER("bf16");
+  }
+}
+#undef TRT_EAGLE3_WGMMA_INNER
+#undef TRT_EAGLE3_OUT4
+
+template <int kTiles>
+__device__ __forceinline__ void rescale(float (&sums)[kTiles][4], float low, float high) {
 #pragma unroll
-  for (int j = 0; j < kWideTokens / 8; ++j) {
+  for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
     for (int e = 0; e < 4; ++e) sums[j][e] *= e < 2 ? low : high;
   }
 }
 
-// Begins sums += W . x^T of the columns of one group of scales.
-template <typename Format>
-__device__ __forceinline__ void start_group(const PackedSpan<Format>& span, int group, uint32_t stage, WideSums& sums) {
-  constexpr int kBlocks = kPackedBlocks / Format::Groups;
-  uint32_t a[kBlocks][4];
-#pragma unroll
-  for (int i = 0; i < kBlocks; ++i) Format::operand(span, group * kBlocks + i, a[i]);
-  wgmma_pin(sums);
-  wgmma_fence();
-#pragma unroll
-  for (int i = 0; i < kBlocks; ++i) {
-    const int block = group * kBlocks + i;
-    const uint32_t b = stage + block / 4 * kWideTokens * 128 + block % 4 * 32;
-    wgmma_rs_inner<typename Format::T>(sums, a[i], wgmma_descriptor(b, 16));
-  }
-  wgmma_commit();
-}
-
-// sums += W . x^T of one stage. The sums are those of numbers divided by `scales`, of rows g and g + 8.
-template <typename Format>
-__device__ __forceinline__ void multiply_stage(const PackedWeight& w, const PackedSpan<Format>& span, uint32_t stage,
-                                               float (&scales)[2], WideSums& sums) {
-#pragma unroll
-  for (int group = 0; group < Format::Groups; ++group) {
-    if (!Format::constant(w)) {
-      const float low = Format::scale(w, span.low_scale, group), high = Format::scale(w, span.high_scale, group);
-      if (group > 0) {
-        wgmma_wait<0>();
-        wgmma_pin(sums);
-      }
-      rescale(sums, scales[0] / low, scales[1] / high);
-      scales[0] = low;
-      scales[1] = high;
-    }
-    start_group<Format>(span, group, stage, sums);
-  }
-}
-
-// sums = W . x^T of the share.
+// The loop over a share's stages.
 template <typename Tile, typename Format>
-__device__ __forceinline__ void multiply_packed_share(const LinearParams& p, const PackedWeight& w, const WideShare& s,
-                                                      uint32_t ring, WideSums& sums) {
-  constexpr int kAhead = Tile::Stages - 1;
-  const int row = s.first_row + threadIdx.x / 32 * kPackedRows + threadIdx.x % 32 / 4;
-  PackedSpan<Format> spans[Format::Ahead];
-#pragma unroll
-  for (int i = 0; i < Format::Ahead; ++i) {
-    if (i < s.count) load_packed_span<Format>(w, row, (s.first_stage + i) * kWideColumns, spans[i]);
-  }
-  wait_for_previous();
-  const auto load_x = [&](int i) {
+struct PackedWideLoop {
+  static constexpr int kPieces = Format::Groups > 2 ? Format::Groups : 2;  // of a stage, made and multiplied in turn
+  static constexpr int kBlocks = kPackedBlocks / kPieces;
+  static constexpr int kAhead = Format::WideAhead;
+  const LinearParams& p;
+  const PackedWeight& w;
+  const PackedWideShare& s;
+  uint32_t ring;
+
+  __device__ __forceinline__ uint32_t stage_of(int i) const { return ring + i % Tile::Stages * Tile::StageBytes; }
+
+  __device__ __forceinline__ void load_x(int i) const {
+    constexpr int kChunks = kPackedSpan / 8;
     if (i < s.count) {
-      load_panel<Tile, kWideTokens, true>(p.x, 0, p.num_rows, p.inner, (s.first_stage + i) * kWideColumns,
-                                          ring + i % Tile::Stages * Tile::StageBytes);
+      const auto* x = static_cast<const typename Tile::T*>(p.x) + (s.first_stage + i) * kPackedSpan;
+      for (int c = threadIdx.x; c < p.num_rows * kChunks; c += Tile::Threads) {
+        const int token = c / kChunks, chunk = c % kChunks;
+        copy_async16(stage_of(i) + tile_offset<kPackedSpan>(token, chunk, Tile::Tokens),
+                     x + static_cast<int64_t>(token) * p.inner + chunk * 8, 16);
+      }
     }
     copy_async_commit();
-  };
-#pragma unroll 1
-  for (int i = 0; i < kAhead; ++i) load_x(i);
-  float scales[2] = {Format::scale(w, spans[0].low_scale, 0), Format::scale(w, spans[0].high_scale, 0)};
-#pragma unroll 1
-  for (int first = 0; first < s.count; first += Format::Ahead) {
+  }
+
+  // sums += W . x^T of stage i. The sums are those of numbers divided by `scales`, of rows g and g + 8.
+  __device__ __forceinline__ void multiply(int i, const PackedSpan<Format>& span, float (&scales)[2],
+                                           typename Tile::Sums& sums) const {
+    const bool rescales = !Format::constant(w);
 #pragma unroll
-    for (int j = 0; j < Format::Ahead; ++j) {
-      const int i = first + j;
-      if (i >= s.count) break;
-      copy_async_wait<kAhead - 1>();
-      fence_async_proxy();
-      wgmma_wait<0>();
+    for (int piece = 0; piece < kPieces; ++piece) {
+      const int group = piece * Format::Groups / kPieces;
+      uint32_t a[kBlocks][4];
+      wgmma_wait<1>();  // the piece before last, whose registers these are
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) Format::operand(span, piece * kBlocks + b, a[b]);
+      if (piece == 0) {
+        copy_async_wait<Tile::Ahead - 1>();
+        fence_async_proxy();
+        __syncthreads();  // stage i is there, and nobody reads stage i - 2 any more
+        load_x(i + Tile::Ahead);
+      }
+      if (rescales && piece % (kPieces / Format::Groups) == 0) {
+        const float low = Format::scale(w, span.low_scale, group), high = Format::scale(w, span.high_scale, group);
+        wgmma_wait<0>();
+        wgmma_pin(sums);
+        rescale(sums, scales[0] / low, scales[1] / high);
+        scales[0] = low;
+        scales[1] = high;
+      }
       wgmma_pin(sums);
-      __syncthreads();  // stage i is there, and nobody reads stage i - 1 any more
-      load_x(i + kAhead);
-      multiply_stage<Format>(w, spans[j], ring + i % Tile::Stages * Tile::StageBytes, scales, sums);
-      const int later = i + Format::Ahead;
-      if (later < s.count) load_packed_span<Format>(w, row, (s.first_stage + later) * kWideColumns, spans[j]);
+      wgmma_fence();
+#pragma unroll
+      for (int b = 0; b < kBlocks; ++b) {
+        const int block = piece * kBlocks + b;
+        const uint32_t x = stage_of(i) + block / 4 * Tile::Tokens * 128 + block % 4 * 32;
+        wgmma_rs_inner<typename Tile::T>(sums, a[b], wgmma_descriptor(x, 16));
+      }
+      wgmma_commit();
     }
   }
-  wgmma_wait<0>();
-  wgmma_pin(sums);
-  rescale(sums, scales[0], scales[1]);
-}
+
+  __device__ __forceinline__ void run(typename Tile::Sums& sums) const {
+    const int row = min(s.first_row + static_cast<int>(threadIdx.x) / 32 * kPackedRows, w.outer - kPackedRows);
+    PackedPlace<Format> place;
+    place.set(w, row + threadIdx.x % 32 / 4, s.first_stage * kPackedSpan);
+    PackedSpan<Format> spans[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (i < s.count) place.load(w, spans[i]);
+      place.move(w, kPackedSpan);
+    }
+    wait_for_previous();
+#pragma unroll 1
+    for (int i = 0; i < Tile::Ahead; ++i) load_x(i);
+    float scales[2] = {Format::scale(w, spans[0].low_scale, 0), Format::scale(w, spans[0].high_scale, 0)};
+#pragma unroll 1
+    for (int first = 0; first < s.count; first += kAhead) {
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        const int i = first + j;
+        if (i >= s.count) break;
+        multiply(i, spans[j], scales, sums);
+        if (i + kAhead < s.count) place.load(w, spans[j]);
+        place.move(w, kPackedSpan);
+      }
+    }
+    wgmma_wait<0>();
+    wgmma_pin(sums);
+    rescale(sums, scales[0], scales[1]);
+  }
+};
 
 #endif  // TRT_EAGLE3_HAS_WGMMA
 
+// Leaves the sums in shared memory: [tokens][SumPitch].
+template <typename Tile>
+__device__ __forceinline__ void keep_packed_sums(const typename Tile::Sums& sums, int num_tokens, float* shared) {
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+#pragma unroll
+  for (int j = 0; j < Tile::Tokens / 8; ++j) {
+    if (j * 8 >= num_tokens) break;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      const int token = j * 8 + lane % 4 * 2 + e % 2, row = warp * 16 + e / 2 * 8 + lane / 4;
+      shared[token * Tile::SumPitch + row] = sums[j][e];
+    }
+  }
+}
+
 // Writes this block's part of the rows: the sums of all blocks of the cluster, in their order.
 template <typename Tile>
-__device__ __forceinline__ void write_packed_rows(const LinearParams& p, const WideShare& s, float* shared) {
+__device__ __forceinline__ void write_packed_rows(const LinearParams& p, const PackedWideShare& s, float* shared) {
 #if __CUDA_ARCH__ >= 900
   auto cluster = cooperative_groups::this_cluster();
   cluster.sync();
+  using T = typename Tile::T;
   const int size = gridDim.x, part = Tile::Rows / size, first = blockIdx.x * part;
 #pragma unroll 1
   for (int i = threadIdx.x; i < p.num_rows * (part / 4); i += Tile::Threads) {
     const int token = i / (part / 4), row = first + i % (part / 4) * 4;
+    if (s.first_row + row >= p.outer) continue;
     float* place = shared + token * Tile::SumPitch + row;
     float4 sum = *reinterpret_cast<const float4*>(cluster.map_shared_rank(place, 0));
 #pragma unroll 1
@@ -165,7 +215,8 @@ __device__ __forceinline__ void write_packed_rows(const LinearParams& p, const W
       const float4 other = *reinterpret_cast<const float4*>(cluster.map_shared_rank(place, r));
       sum = make_float4(sum.x + other.x, sum.y + other.y, sum.z + other.z, sum.w + other.w);
     }
-    store_four<typename Tile::T>(p, token, s.first_row + row, sum);
+    T* y = static_cast<T*>(p.y) + static_cast<int64_t>(token) * p.outer + s.first_row + row;
+    *reinterpret_cast<uint2*>(y) = make_uint2(pack2<T>(sum.x, sum.y), pack2<T>(sum.z, sum.w));
   }
   cluster.sync();  // nobody leaves while another one reads
 #endif
@@ -177,60 +228,94 @@ __global__ void __launch_bounds__(Tile::Threads, 1)
     linear_packed_wide_kernel(const LinearParams p, const PackedWeight w) {
 #if TRT_EAGLE3_HAS_WGMMA
   extern __shared__ __align__(1024) char packed_wide_shared[];
-  const int stages = p.inner / kWideColumns, rank = blockIdx.x, size = gridDim.x, first = stages * rank / size;
-  const WideShare s = {static_cast<int>(blockIdx.y) * Tile::Rows, first, stages * (rank + 1) / size - first};
-  WideSums sums = {};
-  multiply_packed_share<Tile, Format>(p, w, s, shared_address(packed_wide_shared), sums);
+  const int stages = p.inner / kPackedSpan, rank = blockIdx.x, size = gridDim.x, first = stages * rank / size;
+  const PackedWideShare s = {static_cast<int>(blockIdx.y) * Tile::Rows, first, stages * (rank + 1) / size - first};
+  typename Tile::Sums sums = {};
+  PackedWideLoop<Tile, Format>{p, w, s, shared_address(packed_wide_shared)}.run(sums);
+  copy_async_wait<0>();
   __syncthreads();  // the last products have read the ring
   float* kept = reinterpret_cast<float*>(packed_wide_shared);
-  keep_sums<Tile>(sums, p.num_rows, kept);
+  keep_packed_sums<Tile>(sums, p.num_rows, kept);
   write_packed_rows<Tile>(p, s, kept);
 #endif
 }
 
-// How the rows and columns of W are dealt out.
+// One way to cut a launch: rows of a block, blocks of a cluster, and how long it may take.
 struct PackedWideGrid {
-  int rows, cluster;
-  int64_t cost;
+  int warpgroups, cluster;
+  float us;
 };
 
-// The grid that takes the fewest rows x stages one after another; a block costs some stages by itself.
-inline PackedWideGrid packed_wide_grid(int outer, int inner, int sms) {
-  constexpr int kBlockStages = 4;
-  PackedWideGrid best = {0, 0, INT64_MAX};
-  for (const int rows : {192, 128}) {
-    for (int cluster = 1; cluster <= kPackedWideMaxCluster; cluster *= 2) {
-      const int stages = inner / kWideColumns, room = cluster == 4 ? sms / 16 * 16 : sms / cluster * cluster;
-      if (cluster > stages || room == 0) continue;
-      const int waves = ceil_div(ceil_div(outer, rows) * cluster, room);
-      const int64_t cost = int64_t{waves} * rows * (ceil_div(stages, cluster) + kBlockStages);
-      if (cost < best.cost) best = {rows, cluster, cost};
-    }
-  }
-  return best;
+// Estimates a launch: waves of blocks, each bound by what a block reads through the L2 cache or by what all read from
+// memory. The rates are an H200's; only their ratio counts.
+inline float packed_wide_us(const LinearParams& p, int bits, int tokens, int rows, int cluster, int clusters) {
+  constexpr float kBlockBytesPerUs = 50e3f, kChipBytesPerUs = 4.3e6f, kLaunchUs = 2.0f;
+  const int stages = ceil_div(p.inner / kPackedSpan, cluster), tiles = ceil_div(p.outer, rows);
+  const int waves = ceil_div(tiles, clusters);
+  const float weight = rows * kPackedSpan / 8.0f * bits * stages, x = 256.0f * tokens * stages;
+  const float at_once = static_cast<float>(std::min(tiles, clusters) * cluster);
+  return waves * (kLaunchUs + std::max((weight + x) / kBlockBytesPerUs, weight * at_once / kChipBytesPerUs));
 }
 
-template <typename Format, int kWarpgroups>
-cudaError_t run_packed_wide(const LinearParams& p, const PackedWeight& w, const Chip& chip, int cluster,
-                            cudaStream_t stream) {
-  using Tile = PackedWideTile<typename Format::T, kWarpgroups>;
-  if (Tile::SharedBytes > chip.shared_bytes) return cudaErrorNotSupported;
+template <typename Format, int kWarpgroups, int kTokens>
+cudaError_t consider_packed_wide(const LinearParams& p, const Chip& chip, PackedWideGrid* best) {
+  using Tile = PackedWideTile<typename Format::T, kWarpgroups, kTokens>;
   const auto kernel = linear_packed_wide_kernel<Tile, Format>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, chip.shared_bytes);
   if (error != cudaSuccess) return error;
+  thread_local ClusterRoom known;
+  for (int cluster = 1; cluster <= std::min(kPackedMaxCluster, p.inner / kPackedSpan); cluster *= 2) {
+    int clusters = 0;
+    const cudaError_t found = cluster_room(kernel, chip, Tile::Threads, cluster, &known, &clusters);
+    if (found == cudaErrorNotSupported) continue;
+    if (found != cudaSuccess) return found;
+    const float us = packed_wide_us(p, Format::Bits, kTokens, Tile::Rows, cluster, clusters);
+    if (us < best->us) *best = {kWarpgroups, cluster, us};
+  }
+  return cudaSuccess;
+}
+
+template <typename Format, int kWarpgroups, int kTokens>
+cudaError_t run_packed_wide(const LinearParams& p, const PackedWeight& w, int cluster, cudaStream_t stream) {
+  using Tile = PackedWideTile<typename Format::T, kWarpgroups, kTokens>;
   const Overlap overlap = p.prefetch_safe != 0 ? Overlap::kYes : Overlap::kNo;
-  return launch(overlap, kernel, dim3(cluster, ceil_div(p.outer, Tile::Rows)), Tile::Threads, Tile::SharedBytes,
-                cluster, stream, p, w);
+  return launch(overlap, linear_packed_wide_kernel<Tile, Format>, dim3(cluster, ceil_div(p.outer, Tile::Rows)),
+                Tile::Threads, Tile::SharedBytes, cluster, stream, p, w);
+}
+
+template <typename Format, int kTokens>
+cudaError_t launch_packed_wide(const LinearParams& p, const PackedWeight& w, const Chip& chip, cudaStream_t stream) {
+  PackedWideGrid best = {0, 0, 1e30f};
+  cudaError_t error = consider_packed_wide<Format, 3, kTokens>(p, chip, &best);
+  if (error == cudaSuccess) error = consider_packed_wide<Format, 2, kTokens>(p, chip, &best);
+  if (error == cudaSuccess) error = consider_packed_wide<Format, 1, kTokens>(p, chip, &best);
+  if (error != cudaSuccess) return error;
+  if (best.warpgroups == 3) return run_packed_wide<Format, 3, kTokens>(p, w, best.cluster, stream);
+  if (best.warpgroups == 2) return run_packed_wide<Format, 2, kTokens>(p, w, best.cluster, stream);
+  return run_packed_wide<Format, 1, kTokens>(p, w, best.cluster, stream);
 }
 
 template <typename Format>
 cudaError_t launch_linear_packed_wide(const LinearParams& p, const PackedWeight& w, const Chip& chip,
                                       cudaStream_t stream) {
   if (!has_wgmma(chip)) return cudaErrorNotSupported;
-  const PackedWideGrid grid = packed_wide_grid(p.outer, p.inner, chip.sms);
-  if (grid.rows == 192) return run_packed_wide<Format, 3>(p, w, chip, grid.cluster, stream);
-  return run_packed_wide<Format, 2>(p, w, chip, grid.cluster, stream);
+  if (p.num_rows <= 32) return launch_packed_wide<Format, 32>(p, w, chip, stream);
+  return launch_packed_wide<Format, 64>(p, w, chip, stream);
+}
+
+// The form that suits the number of tokens.
+template <typename Format>
+cudaError_t launch_linear_packed(const LinearParams& p, const PackedWeight& w, cudaStream_t stream) {
+  Chip chip;
+  if (const cudaError_t error = Chip::current(&chip); error != cudaSuccess) return error;
+  cudaError_t error = cudaErrorNotSupported;
+  if (p.num_rows <= 8) {
+    error = run_linear_packed<Format, 1>(p, w, chip, stream);
+  } else if (p.num_rows <= 16) {
+    error = run_linear_packed<Format, 2>(p, w, chip, stream);
+  }
+  return error != cudaErrorNotSupported ? error : launch_linear_packed_wide<Format>(p, w, chip, stream);
 }
 
 }  // namespace trt_eagle3

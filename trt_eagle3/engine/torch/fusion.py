@@ -17,6 +17,7 @@ from torch import Tensor
 
 from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch.ops import STANDARD_OPS, Function, gelu
+from trt_eagle3.engine.torch.packed import PackedWeight
 
 __all__ = ["Step", "fused", "gemm", "layer_norm"]
 
@@ -69,8 +70,13 @@ def _is_gelu_of_gemm(before: Step, step: Step) -> bool:
     )
 
 
-def gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, transB: int = 0) -> Tensor:
+def gemm(
+    x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None, *, transB: int = 0
+) -> Tensor:
     """``Gemm``: a few rows by our kernel, at what reading the weight costs; the rest by torch."""
+    if isinstance(weight, PackedWeight):
+        assert bias is None, "a packed weight has no bias"
+        return weight.linear(x)
     if bias is None and transB and x.shape[0] <= capi.MAX_LINEAR_ROWS and x.dtype != torch.float32:
         with contextlib.suppress(NotImplementedError):
             # weights are written before any graph runs

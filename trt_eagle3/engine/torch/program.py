@@ -16,6 +16,7 @@ from torch import Tensor
 from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch.fusion import Step, fused, gemm, layer_norm
 from trt_eagle3.engine.torch.ops import STANDARD_OPS, Function
+from trt_eagle3.engine.torch.packed import PackedWeight, pack
 from trt_eagle3.engine.weights import materialise
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.ops import DOMAIN, PLUGINS
@@ -25,7 +26,8 @@ from trt_eagle3.spec import StateSpec
 
 __all__ = ["Program", "ReadWeight", "Step", "load_program"]
 
-ReadWeight = Callable[[WeightExpr, Path, torch.device], Tensor]
+Weight = Tensor | PackedWeight
+ReadWeight = Callable[[WeightExpr, Path, torch.device], Weight]
 """Makes the tensor of a weight on the device; the path is the weights root."""
 
 
@@ -35,13 +37,14 @@ class Program:
 
     Attributes:
         inputs: declared type of each input. outputs: names, intermediates included.
-        constants: weights and small constants, on the device.
+        constants: weights and small constants, on the device; quantised weights that only
+            products read are packed there.
         states: what the graph's layers keep between runs.
     """
 
     inputs: Mapping[str, onnx.TypeProto.Tensor]
     outputs: tuple[str, ...]
-    constants: Mapping[str, Tensor]
+    constants: Mapping[str, Weight]
     steps: tuple[Step, ...]
     states: tuple[StateSpec, ...]
 
@@ -66,9 +69,10 @@ def load_program(
         if name not in known:
             raise UserError(f"{model}: the graph has no tensor {name}")
     outputs = (*(o.name for o in proto.graph.output), *intermediates)
-    constants = _constants(proto, device)
-    read = read_weight or _read_weight
+    constants: dict[str, Weight] = {**_constants(proto, device)}
+    factors = _only_factors(proto)
     for name, expr in _weights(model, proto).items():
+        read = read_weight or (_read_factor if name in factors else _read_weight)
         constants[name] = read(expr, weights_root, device)
     steps = [_step(node, device) for node in proto.graph.node]
     if device.type == "cuda" and capi.available():
@@ -96,6 +100,25 @@ def _weights(model: Path, proto: onnx.ModelProto) -> dict[str, WeightExpr]:
         return external_weights(proto)
     except UserError as error:
         raise UserError(f"{model}: {error}. Rebuild the bundle.") from error
+
+
+def _only_factors(proto: onnx.ModelProto) -> set[str]:
+    """Values that are the weight of products without a bias, and nothing else."""
+    factors: set[str] = set()
+    others = {output.name for output in proto.graph.output}
+    for node in proto.graph.node:
+        product = node.op_type == "Gemm" and len(node.input) == 2 and not node.domain
+        transposed = any(a.name == "transB" and a.i == 1 for a in node.attribute)
+        for place, name in enumerate(node.input):
+            (factors if product and transposed and place == 1 else others).add(name)
+    return factors - others
+
+
+def _read_factor(expr: WeightExpr, root: Path, device: torch.device) -> Weight:
+    """As it is quantised, where kernels multiply with that."""
+    packs = device.type == "cuda" and capi.available()
+    packed = pack(expr, root, device) if packs else None
+    return packed or _read_weight(expr, root, device)
 
 
 def _read_weight(expr: WeightExpr, root: Path, device: torch.device) -> Tensor:

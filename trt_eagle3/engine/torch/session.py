@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import onnx
 import torch
@@ -132,7 +133,7 @@ class TorchSession:
         self, inputs: Mapping[str, Tensor], reduced: Mapping[str, Reduction]
     ) -> dict[str, Tensor]:
         """Node by node."""
-        values = {**self._constants, **self._bound, **inputs}
+        values: dict[str, Any] = {**self._constants, **self._bound, **inputs}
         for step in self._steps:
             if step.outputs[0] in reduced and step.function is STANDARD_OPS["Cast"]:
                 values[step.outputs[0]] = values[step.inputs[0]]
@@ -146,7 +147,7 @@ class TorchSession:
         values.update({name: function(values[name]) for name, function in reduced.items()})
         return self._results(values)
 
-    def _results(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _results(self, values: Mapping[str, Any]) -> dict[str, Tensor]:
         """Free outputs; bound ones that were not computed in place are written to their buffers."""
         free = {}
         for name in self._outputs:

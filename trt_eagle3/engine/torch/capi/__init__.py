@@ -15,6 +15,7 @@ from trt_eagle3.engine.torch.capi.library import LIBRARY_VARIABLE, available, li
 from trt_eagle3.engine.torch.capi.packed import (
     GROUP_SIZES,
     PACKED_COLUMNS,
+    PACKED_ROWS,
     linear_fp8_call,
     linear_int4_call,
     quantise_rows_call,
@@ -35,6 +36,7 @@ __all__ = [
     "MAX_KV_MOVES",
     "MAX_LINEAR_ROWS",
     "PACKED_COLUMNS",
+    "PACKED_ROWS",
     "AttentionPath",
     "add_layer_norm",
     "add_rms_norm",

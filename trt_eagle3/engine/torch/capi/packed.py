@@ -21,6 +21,7 @@ __all__ = [
     "GROUP_SIZES",
     "PACKED_COLUMNS",
     "PACKED_KERNELS",
+    "PACKED_ROWS",
     "linear_fp8_call",
     "linear_int4_call",
     "quantise_rows_call",
@@ -28,7 +29,7 @@ __all__ = [
     "unpack_int4_call",
 ]
 
-PACKED_COLUMNS = 128  # K of a packed weight is a multiple
+PACKED_COLUMNS, PACKED_ROWS = 128, 16  # K and N of a packed weight are multiples
 GROUP_SIZES = (32, 64, 128)  # columns of an INT4 weight that share a scale
 
 _FP8 = {
@@ -56,7 +57,7 @@ _INT4_SIZES = """
     """
 _ROWS = "int32_t num_rows;   // M"
 _FEW_ROWS = """TE3_NOT_SUPPORTED for float32 and more than 64 rows; before Hopper for more than 16,
-or where x does not fit into shared memory. K must be a multiple of 128. The weight is exact in T,
+or where x does not fit into shared memory. K must be a multiple of 128, N of 16. The weight is exact in T,
 sums and scales are float32. prefetch_safe as linear's, of weight and scales."""
 
 LINEAR_FP8 = Kernel(

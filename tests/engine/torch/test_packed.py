@@ -1,0 +1,95 @@
+"""Quantised weights as they are packed for the kernels: the same values, or none at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tests.quantised import PACKERS
+from tests.quantised import pack as quantise
+from trt_eagle3.checkpoint.model_config import ModelConfig
+from trt_eagle3.checkpoint.quantised.read import open_weights
+from trt_eagle3.dtype import dtype_named
+from trt_eagle3.engine.torch.packed import Fp8Weight, Int4Weight, PackedWeight, pack
+from trt_eagle3.engine.torch.packing import packed_columns
+from trt_eagle3.engine.weights import materialise
+from trt_eagle3.graph.weight_formats import format_of
+from trt_eagle3.graph.weights import WeightExpr, part_of
+
+CPU = torch.device("cpu")
+F32, BF16 = dtype_named("float32"), dtype_named("bfloat16")
+INT4 = {"awq", "gptq", "gptq_v2", "int4_packed"}
+ROWS = {"gate": 384, "up": 200}
+
+
+def expression(name: str, folder: Path, columns: int = 512) -> tuple[WeightExpr, Path]:
+    """Gate and up in the format ``name``, the second one halved."""
+    prefix = "model.language_model.layers.0.mlp."
+    drawn = torch.Generator().manual_seed(columns)
+    packer, claim = PACKERS[name]
+    dense = {
+        f"{prefix}{part}_proj.weight": torch.randn(rows, columns, generator=drawn)
+        for part, rows in ROWS.items()
+    }
+    save_file(quantise(dense, packer), folder / "model.safetensors")
+    config = ModelConfig({"quantization_config": claim}, folder / "config.json")
+    tensors, _ = open_weights(config, (("model.language_model.", ""),))
+    refs = [tensors[f"layers.0.mlp.{part}_proj.weight"] for part in ROWS]
+    parts = [part_of(ref, lambda r: r.file.name, s) for ref, s in zip(refs, (1, 0.5), strict=True)]
+    return WeightExpr(tuple(parts), BF16, format_of(refs)), folder
+
+
+def values_of(weight: PackedWeight) -> Tensor:
+    """float32 [N, K]: what the kernels take a packed weight for."""
+    if isinstance(weight, Fp8Weight):
+        columns = weight.codes.shape[1]
+        place = packed_columns(columns).argsort()
+        codes = weight.codes.float()[:, place]
+        rows = weight.scale.repeat_interleave(-(-len(codes) // len(weight.scale)), 0)
+        if len(weight.scale) not in {1, len(codes)}:
+            rows = weight.scale.repeat_interleave(128, 0)
+        return codes * rows[: len(codes)].repeat_interleave(columns // rows.shape[1], 1)
+    assert isinstance(weight, Int4Weight)
+    words = weight.codes.view(len(weight.codes), -1, 4, 4)  # [128s, lanes, 32s]
+    nibbles = torch.stack([words >> 4 * place & 15 for place in range(8)], -1)
+    pairs = nibbles.unflatten(-1, (2, 2, 2))  # [two of a pair, 16s, halves]
+    codes = pairs.permute(0, 1, 3, 5, 6, 2, 4).flatten(1).float()
+    group = codes.shape[1] // weight.scale.shape[1]
+    zero = torch.tensor(8.0) if weight.zero_point is None else weight.zero_point.float()
+    whole = codes - (zero if zero.ndim == 0 else zero.repeat_interleave(group, 1))
+    return whole * weight.scale.float().repeat_interleave(group, 1)
+
+
+@pytest.mark.parametrize("name", PACKERS)
+def test_pack_has_the_values_of_the_weight_or_declines(name: str, tmp_path: Path) -> None:
+    expr, root = expression(name, tmp_path)
+    weight = pack(expr, root, CPU)
+    if expr.format not in {"fp8", *INT4} or "act" in name:
+        assert weight is None
+        return
+    assert isinstance(weight, Int4Weight if expr.format in INT4 else Fp8Weight)
+    expected = materialise(replace(expr, dtype=F32), root, F32)
+    torch.testing.assert_close(values_of(weight), expected, rtol=2e-7, atol=0)
+
+
+def test_pack_takes_rows_of_a_part(tmp_path: Path) -> None:
+    name = next(name for name in PACKERS if "block" in name or name == "fp8")
+    expr, root = expression(name, tmp_path)
+    expr = replace(expr, parts=(replace(expr.parts[0], rows=(5, 300)),))
+    weight = pack(expr, root, CPU)
+    assert weight is not None
+    expected = materialise(replace(expr, dtype=F32), root, F32)
+    torch.testing.assert_close(values_of(weight), expected, rtol=2e-7, atol=0)
+
+
+@pytest.mark.parametrize("change", ["float32", "columns"])
+def test_pack_declines_what_no_kernel_computes(change: str, tmp_path: Path) -> None:
+    name = next(name for name in PACKERS if "channel" in name and "fp8" in name)
+    expr, root = expression(name, tmp_path, columns=448 if change == "columns" else 512)
+    expr = replace(expr, dtype=F32) if change == "float32" else expr
+    assert pack(expr, root, CPU) is None

@@ -1,0 +1,176 @@
+"""Quantised weights that the torch session multiplies with as they are, on CUDA.
+
+Up to 64 rows our kernels read the quantised numbers once, and compute with 16-bit activations: each
+product is that of the dequantised weight, summed in float32. More rows, as of prompts, go through
+stock products: an FP8 weight with activations quantised to FP8 by row (or by 128 columns where its
+scales change along K), an INT4 weight dequantised for the call.
+
+Shapes: n rows of x, K inputs, N outputs. T is the compute type, float16 or bfloat16.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine.torch.packing import pack_fp8, pack_int4
+from trt_eagle3.engine.weights import integer_rows, mapped
+from trt_eagle3.graph.formats.format import IntegerFormat, IntegerRows
+from trt_eagle3.graph.weight_formats import WEIGHT_FORMATS
+from trt_eagle3.graph.weights import WeightExpr, WeightPart
+
+__all__ = ["Fp8Weight", "Int4Weight", "PackedWeight", "pack"]
+
+_COMPUTE = (torch.float16, torch.bfloat16)
+_BLOCK = 128  # rows and columns of an FP8 scale that the kernels know
+
+
+class PackedWeight(ABC):
+    """A weight [N, K] that is kept quantised."""
+
+    @abstractmethod
+    def linear(self, x: Tensor) -> Tensor:
+        """``x [n, K] @ weight.T``: T [n, N]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Fp8Weight(PackedWeight):
+    """``codes``: float8_e4m3fn [N, K], packed. ``scale``: float32 as ``capi.linear_fp8`` takes."""
+
+    codes: Tensor
+    scale: Tensor
+
+    def linear(self, x: Tensor) -> Tensor:
+        """``PackedWeight.linear``."""
+        if len(x) <= capi.MAX_LINEAR_ROWS:
+            try:
+                return capi.linear_fp8(x, self.codes, self.scale, prefetch_safe=True)
+            except NotImplementedError:
+                pass  # a chip before Hopper
+        return functional.linear(x, capi.unpack_fp8(self.codes, self.scale, x.dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class Int4Weight(PackedWeight):
+    """``codes``, ``scale``, ``zero_point`` as ``capi.linear_int4`` takes them."""
+
+    codes: Tensor
+    scale: Tensor
+    zero_point: Tensor | None
+
+    def linear(self, x: Tensor) -> Tensor:
+        """``PackedWeight.linear``."""
+        stored = (self.codes, self.scale, self.zero_point)
+        if len(x) <= capi.MAX_LINEAR_ROWS:
+            try:
+                return capi.linear_int4(x, *stored, prefetch_safe=True)
+            except NotImplementedError:
+                pass  # a chip before Hopper
+        return functional.linear(x, capi.unpack_int4(*stored, x.dtype))
+
+
+def pack(expr: WeightExpr, root: Path, device: torch.device) -> PackedWeight | None:
+    """The weight of ``expr`` packed on ``device``; None where the kernels do not know its form:
+    another format, compute type, number of columns, or grouping.
+
+    Raises:
+        UserError: a file cannot be read, or is cut short.
+    """
+    known = expr.dtype.torch in _COMPUTE and len(expr.shape) == 2
+    if not known or expr.shape[0] % capi.PACKED_ROWS or expr.shape[1] % capi.PACKED_COLUMNS:
+        return None
+    form = WEIGHT_FORMATS.get(expr.format)
+    if expr.format == "fp8":
+        return _pack_fp8(expr, root, device)
+    if isinstance(form, IntegerFormat) and form.bits == 4:
+        return _pack_int4(expr, root, device)
+    return None
+
+
+def _pack_fp8(expr: WeightExpr, root: Path, device: torch.device) -> Fp8Weight | None:
+    grids = [_fp8_scales(part, root, device) for part in expr.parts]
+    whole = [grid for grid in grids if grid is not None]
+    if len(whole) < len(grids):
+        return None
+    codes = torch.empty(expr.shape, dtype=torch.float8_e4m3fn, device=device)
+    start = 0
+    for part in expr.parts:
+        first, end = part.row_range
+        stored = {t.role: t for t in part.stored}["codes"]
+        part_codes = mapped(stored, root)[first:end].to(device)
+        codes[start : start + end - first] = pack_fp8(part_codes)
+        start += end - first
+    columns = max(grid.shape[1] for grid in whole)
+    return Fp8Weight(codes, _merged([g.expand(-1, columns) for g in whole]))
+
+
+def _fp8_scales(part: WeightPart, root: Path, device: torch.device) -> Tensor | None:
+    """float32 [rows taken, 1 or K / 128]: a scale of every row of the part; None: another block."""
+    quantised = part.quantised
+    assert quantised is not None, part.name
+    columns, (block_rows, block_columns) = quantised.shape[1], quantised.block
+    if block_columns < columns and block_columns != _BLOCK:
+        return None
+    stored = {t.role: t for t in part.stored}["scale"]
+    grid = mapped(stored, root).to(device).float().reshape(-1, -(-columns // block_columns))
+    first, end = part.row_range
+    return grid[torch.arange(first, end, device=device) // block_rows] * part.scale
+
+
+def _merged(grids: list[Tensor]) -> Tensor:
+    """The scales of all rows, one row of them for each 128 rows where these are alike."""
+    scales = torch.cat(grids)
+    blocks = scales[::_BLOCK]
+    alike = torch.equal(blocks.repeat_interleave(_BLOCK, 0)[: len(scales)], scales)
+    return (blocks if alike else scales).contiguous()
+
+
+def _pack_int4(expr: WeightExpr, root: Path, device: torch.device) -> Int4Weight | None:
+    codes = torch.empty(expr.shape[0], expr.shape[1] // 8, dtype=torch.int32, device=device)
+    scales, zeros, start = [], [], 0
+    for part in expr.parts:
+        rows = _rows_of(integer_rows(expr, part, root), part)
+        group = _group_columns(rows.groups)
+        if group is None:
+            return None
+        codes[start : start + len(rows.codes)] = pack_int4(rows.codes.to(device))
+        start += len(rows.codes)
+        repeat = group // min(group, _BLOCK)
+        scales.append((rows.scales * part.scale).to(device).repeat_interleave(repeat, 1))
+        zeros.append(rows.zeros.to(device).repeat_interleave(repeat, 1))
+    if len({scale.shape[1] for scale in scales}) > 1:
+        return None
+    scale = _in_16_bits(torch.cat(scales))
+    zero = torch.cat(zeros)
+    symmetric = bool((zero == 8).all())
+    return None if scale is None else Int4Weight(codes, scale, None if symmetric else zero)
+
+
+def _rows_of(rows: IntegerRows, part: WeightPart) -> IntegerRows:
+    """The rows that the part takes."""
+    taken = slice(*part.row_range)
+    return IntegerRows(rows.codes[taken], rows.zeros[taken], rows.scales[taken], rows.groups)
+
+
+def _group_columns(groups: Tensor) -> int | None:
+    """Columns of a group where all are alike and consecutive, and the kernels know their number."""
+    columns = len(groups)
+    count = int(groups.max()) + 1
+    group = columns // count
+    if group * count != columns or not torch.equal(groups, torch.arange(columns) // group):
+        return None
+    return group if group in capi.GROUP_SIZES or group % _BLOCK == 0 else None
+
+
+def _in_16_bits(scale: Tensor) -> Tensor | None:
+    """``scale`` as bfloat16 or float16, whichever holds it exactly; None where neither does."""
+    for dtype in (torch.bfloat16, torch.float16):
+        if torch.equal(scale.to(dtype).float(), scale):
+            return scale.to(dtype).contiguous()
+    return None
