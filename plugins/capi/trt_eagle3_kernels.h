@@ -252,9 +252,9 @@ typedef struct te3_unpack_int4_args {
 
 te3_status te3_unpack_int4(const te3_unpack_int4_args* args, void* stream);
 
-/* scale = largest |x| / 448 of a row, or of each 128 columns of it (1 where all are 0); q = x /
- * scale, rounded to the nearest, packed as a weight: for stock FP8 products with one. K must be
- * a multiple of 128. */
+/* scale = largest |x| / 448 of a row, or of each 128 columns of it (1 where that is below
+ * 1e-30); q = x * (448 / largest), rounded to the nearest, packed as a weight: for stock FP8
+ * products with one. K must be a multiple of 128. */
 typedef struct te3_quantise_rows_args {
   te3_tensor x;     /* T [M, K] */
   te3_tensor q;     /* float8_e4m3fn [M, K], packed */

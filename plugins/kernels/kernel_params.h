@@ -253,9 +253,9 @@ struct UnpackInt4Params {
 
 cudaError_t unpack_int4(const UnpackInt4Params& params, cudaStream_t stream);
 
-// scale = largest |x| / 448 of a row, or of each 128 columns of it (1 where all are 0); q = x /
-// scale, rounded to the nearest, packed as a weight: for stock FP8 products with one. K must be a
-// multiple of 128.
+// scale = largest |x| / 448 of a row, or of each 128 columns of it (1 where that is below 1e-30); q
+// = x * (448 / largest), rounded to the nearest, packed as a weight: for stock FP8 products with
+// one. K must be a multiple of 128.
 struct QuantiseRowsParams {
   const void* x;     // T [M, K]
   void* q;           // float8_e4m3fn [M, K], packed

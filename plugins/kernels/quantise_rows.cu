@@ -1,6 +1,6 @@
 // Rows of x as e4m3 and scales, for stock FP8 products: scale = largest |x| / 448, of a row or of each 128 columns of
-// it, and x / scale rounded once, in packed_weight.cuh's order of columns. x is read twice, the second time from a
-// cache. Bytes moved: x, half of that written.
+// it, and x times 448 / largest rounded once, in packed_weight.cuh's order of columns. x is read twice, the second time
+// from a cache. Bytes moved: x, half of that written.
 #include <cuda_fp8.h>
 
 #include "common.cuh"
@@ -10,6 +10,7 @@ namespace {
 
 constexpr int kQuantiseThreads = 256;
 constexpr float kLargestE4m3 = 448.0f;
+constexpr float kSmallest = 1e-30f;  // what is smaller counts as 0: its factor may be infinite
 
 // Of one row, the 16 values that stand at `piece` times 16 in packed order.
 template <typename T>
@@ -29,17 +30,18 @@ __device__ __forceinline__ float largest(const float2 (&values)[8]) {
   return most;
 }
 
-__device__ __forceinline__ float scale_of(float most) { return most > 0.0f ? most / kLargestE4m3 : 1.0f; }
+__device__ __forceinline__ float scale_of(float most) { return most > kSmallest ? most / kLargestE4m3 : 1.0f; }
+__device__ __forceinline__ float factor_of(float most) { return most > kSmallest ? kLargestE4m3 / most : 1.0f; }
 
-__device__ __forceinline__ uint32_t two_pairs(float2 a, float2 b, float scale) {
-  const float2 low = make_float2(a.x / scale, a.y / scale), high = make_float2(b.x / scale, b.y / scale);
+__device__ __forceinline__ uint32_t two_pairs(float2 a, float2 b, float factor) {
+  const float2 low = make_float2(a.x * factor, a.y * factor), high = make_float2(b.x * factor, b.y * factor);
   return __nv_cvt_float2_to_fp8x2(low, __NV_SATFINITE, __NV_E4M3) |
          static_cast<uint32_t>(__nv_cvt_float2_to_fp8x2(high, __NV_SATFINITE, __NV_E4M3)) << 16;
 }
 
-__device__ __forceinline__ uint4 quantised(const float2 (&v)[8], float scale) {
-  return make_uint4(two_pairs(v[0], v[1], scale), two_pairs(v[2], v[3], scale), two_pairs(v[4], v[5], scale),
-                    two_pairs(v[6], v[7], scale));
+__device__ __forceinline__ uint4 quantised(const float2 (&v)[8], float factor) {
+  return make_uint4(two_pairs(v[0], v[1], factor), two_pairs(v[2], v[3], factor), two_pairs(v[4], v[5], factor),
+                    two_pairs(v[6], v[7], factor));
 }
 
 __device__ __forceinline__ float block_max(float value) {
@@ -80,7 +82,7 @@ __global__ void __launch_bounds__(kQuantiseThreads) quantise_rows_kernel(const Q
       for (int offset = 4; offset > 0; offset >>= 1) most = fmaxf(most, __shfl_xor_sync(lanes, most, offset));
       if (threadIdx.x % 8 == 0) scales[static_cast<int64_t>(i / 8) * p.num_rows] = scale_of(most);
     }
-    q[i] = quantised(values, scale_of(most));
+    q[i] = quantised(values, factor_of(most));
   }
 }
 

@@ -133,12 +133,14 @@ def test_quantise_rows_is_its_definition(
     rows, k = shape
     x = draw_x(rows, k, dtype, cuda) * torch.logspace(-3, 3, rows, device=cuda)[:, None].to(dtype)
     x[0, :128] = 0
+    x[-1, -128:] *= 1e-38
     q, scale = capi.quantise_rows(x, blocks=blocks)
 
     parts = x.float().unflatten(1, (-1, 128 if blocks else k))
     most = parts.abs().amax(-1, keepdim=True)
-    expected = torch.where(most > 0, most / 448.0, torch.ones_like(most))
-    codes = (parts / expected).to(torch.float8_e4m3fn).flatten(1)
+    expected = torch.where(most > 1e-30, most / 448.0, torch.ones_like(most))
+    factor = torch.where(most > 1e-30, 448.0 / most, torch.ones_like(most))
+    codes = (parts * factor).to(torch.float8_e4m3fn).flatten(1)
 
     assert torch.equal(scale, expected[..., 0].T)
     order = packed_columns(k).to(cuda)

@@ -24,7 +24,7 @@ from trt_eagle3.graph.weights import WeightExpr, part_of
 CPU = torch.device("cpu")
 F32, BF16 = dtype_named("float32"), dtype_named("bfloat16")
 INT4 = {"awq", "gptq", "gptq_v2", "int4_packed"}
-ROWS = {"gate": 384, "up": 200}
+ROWS = {"gate": 384, "up": 208}
 
 
 def expression(name: str, folder: Path, columns: int = 512) -> tuple[WeightExpr, Path]:

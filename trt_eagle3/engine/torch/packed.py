@@ -29,6 +29,8 @@ __all__ = ["Fp8Weight", "Int4Weight", "PackedWeight", "pack"]
 
 _COMPUTE = (torch.float16, torch.bfloat16)
 _BLOCK = 128  # rows and columns of an FP8 scale that the kernels know
+_ROWS = 16  # stock products with scales of blocks take multiples
+_FP8_CHIP = (8, 9)  # the first that multiplies FP8
 
 
 class PackedWeight(ABC):
@@ -41,7 +43,9 @@ class PackedWeight(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Fp8Weight(PackedWeight):
-    """``codes``: float8_e4m3fn [N, K], packed. ``scale``: float32 as ``capi.linear_fp8`` takes."""
+    """``codes``: float8_e4m3fn [N, K], packed. ``scale``: float32 [N, 1], or with K / 128 columns
+    and N or ceil(N / 128) rows.
+    """
 
     codes: Tensor
     scale: Tensor
@@ -51,8 +55,23 @@ class Fp8Weight(PackedWeight):
         if len(x) <= capi.MAX_LINEAR_ROWS:
             try:
                 return capi.linear_fp8(x, self.codes, self.scale, prefetch_safe=True)
-            except NotImplementedError:
-                pass  # a chip before Hopper
+            except NotImplementedError:  # a chip before Hopper
+                return self._dequantised(x)
+        if x.dtype != torch.bfloat16 or torch.cuda.get_device_capability() < _FP8_CHIP:
+            return self._dequantised(x)
+        return self._quantised(x)
+
+    def _quantised(self, x: Tensor) -> Tensor:
+        """With the rows of ``x`` in FP8 too: stock products."""
+        blocks = self.scale.shape[1] > 1
+        if blocks and len(self.scale) * _BLOCK != len(self.codes):
+            return self._dequantised(x)
+        padded = functional.pad(x, (0, 0, 0, -len(x) % _ROWS)) if blocks else x
+        q, scale = capi.quantise_rows(padded, blocks=blocks)
+        y = torch._scaled_mm(q, self.codes.T, scale.T, self.scale.T, out_dtype=x.dtype)
+        return y[: len(x)]
+
+    def _dequantised(self, x: Tensor) -> Tensor:
         return functional.linear(x, capi.unpack_fp8(self.codes, self.scale, x.dtype))
 
 
@@ -124,8 +143,10 @@ def _fp8_scales(part: WeightPart, root: Path, device: torch.device) -> Tensor | 
 
 
 def _merged(grids: list[Tensor]) -> Tensor:
-    """The scales of all rows, one row of them for each 128 rows where these are alike."""
+    """The scales of all rows; those of 128 columns once for each 128 rows that are alike."""
     scales = torch.cat(grids)
+    if scales.shape[1] == 1:
+        return scales
     blocks = scales[::_BLOCK]
     alike = torch.equal(blocks.repeat_interleave(_BLOCK, 0)[: len(scales)], scales)
     return (blocks if alike else scales).contiguous()

@@ -57,8 +57,8 @@ _INT4_SIZES = """
     """
 _ROWS = "int32_t num_rows;   // M"
 _FEW_ROWS = """TE3_NOT_SUPPORTED for float32 and more than 64 rows; before Hopper for more than 16,
-or where x does not fit into shared memory. K must be a multiple of 128, N of 16. The weight is exact in T,
-sums and scales are float32. prefetch_safe as linear's, of weight and scales."""
+or where x does not fit into shared memory. K must be a multiple of 128, N of 16. The weight is
+exact in T, sums and scales are float32. prefetch_safe as linear's, of weight and scales."""
 
 LINEAR_FP8 = Kernel(
     name="linear_fp8",
@@ -106,9 +106,10 @@ products.""",
 QUANTISE_ROWS = Kernel(
     name="quantise_rows",
     params="QuantiseRowsParams",
-    doc="""scale = largest |x| / 448 of a row, or of each 128 columns of it (1 where all are 0);
-q = x / scale, rounded to the nearest, packed as a weight: for stock FP8 products with one. K must
-be a multiple of 128.""",
+    doc="""scale = largest |x| / 448 of a row, or of each 128 columns of it (1 where that
+is below 1e-30);
+q = x * (448 / largest), rounded to the nearest, packed as a weight: for stock FP8 products with
+one. K must be a multiple of 128.""",
     tensors={
         "x": "T [M, K]",
         "q": "float8_e4m3fn [M, K], packed",
