@@ -14,6 +14,7 @@ from tests.plugins.overlap import check_overlap
 from tests.plugins.packed_case import KINDS, PackedCase, draw_weight
 from tests.plugins.test_linear import TOLERANCE, worst_error
 from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine.torch.packed import Fp8Weight, Int4Weight
 from trt_eagle3.engine.torch.packing import pack_fp8, pack_int4, packed_columns
 
 pytestmark = pytest.mark.gpu
@@ -145,6 +146,39 @@ def test_quantise_rows_is_its_definition(
     assert torch.equal(scale, expected[..., 0].T)
     order = packed_columns(k).to(cuda)
     assert torch.equal(q.view(torch.uint8), codes.view(torch.uint8)[:, order])
+
+
+@pytest.mark.parametrize("rows", [65, 100, 300])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_many_rows_of_an_fp8_weight_are_products_of_quantised_rows(
+    blocks: bool, rows: int, cuda: torch.device
+) -> None:
+    n, k = 512, 1024
+    codes = torch.randn(n, k, device=cuda).to(torch.float8_e4m3fn)
+    scale = torch.rand((4, 8) if blocks else (n, 1), device=cuda) + 0.1
+    x = draw_x(rows, k, torch.bfloat16, cuda)
+    y = Fp8Weight(pack_fp8(codes), scale).linear(x)
+
+    q, by_row = capi.quantise_rows(x, blocks=blocks)
+    x_codes = q.double()[:, packed_columns(k).argsort().to(cuda)]
+    x_values = x_codes * by_row.T.double().repeat_interleave(k // len(by_row), 1)
+    wide = scale.double().repeat_interleave(128, 0) if blocks else scale.double()
+    values = codes.double() * wide.repeat_interleave(128, 1) if blocks else codes.double() * wide
+    # FP8 products add in fewer bits than float32
+    assert worst_error(y, x_values @ values.T) < 2 * TOLERANCE[torch.bfloat16]
+    assert worst_error(y, x.double() @ values.T) < 0.05  # e4m3 has four bits
+
+
+@pytest.mark.parametrize("rows", [65, 300])
+def test_many_rows_of_an_int4_weight_are_products_of_its_values(
+    rows: int, cuda: torch.device
+) -> None:
+    codes = torch.randint(0, 16, (512, 1024), device=cuda, dtype=torch.uint8)
+    scale = (torch.rand(512, 8, device=cuda) + 0.1).to(torch.bfloat16)
+    weight = Int4Weight(pack_int4(codes), scale, None)
+    x = draw_x(rows, 1024, torch.bfloat16, cuda)
+    values = (codes.double() - 8) * scale.double().repeat_interleave(128, 1)
+    assert worst_error(weight.linear(x), x.double() @ values.T) < 2 * TOLERANCE[torch.bfloat16]
 
 
 def test_packed_linear_says_what_it_does_not_compute(cuda: torch.device) -> None:

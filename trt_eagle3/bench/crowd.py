@@ -21,6 +21,7 @@ from rich.table import Table
 
 from trt_eagle3.bench.device_time import DeviceTime, device_time
 from trt_eagle3.bench.host_time import HostTime
+from trt_eagle3.bench.drawn_packed import weights_option
 from trt_eagle3.bench.random_pair import RandomPair, random_pair
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.decoder import AnyTree
@@ -51,6 +52,7 @@ _WARM = 8  # steps before the first that counts
 )
 @click.option("--cycles", default=40, show_default=True, help="Steps that a median is of.")
 @click.option("--page-size", default=16, show_default=True)
+@weights_option
 @click.option("--kernels", is_flag=True, help="Also print the longest kernels of every case.")
 def main(
     size: str,
@@ -59,10 +61,11 @@ def main(
     depths: tuple[int, ...],
     cycles: int,
     page_size: int,
+    weights: str,
     kernels: bool,
 ) -> None:
     """Print cycle times by batch size, and where they go."""
-    times = Table(f"{size}, bfloat16, context {context}", *(f"B {batch}" for batch in batches))
+    times = Table(f"{size}, {weights}, context {context}", *(f"B {batch}" for batch in batches))
     hosts, devices = _table("host, us a step"), _table("device, us a step")
     longest = Table("case", "kernel", "us a step", "launches")
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
@@ -72,6 +75,7 @@ def main(
             page_size,
             max_seq_len=context + _ROOM,
             max_batch_size=max(batches),
+            weights=weights,
         )
         for steps in depths:
             crowd = _Crowd(pair, context, max(batches), steps)

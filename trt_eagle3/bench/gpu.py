@@ -19,6 +19,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from trt_eagle3.bench.drawn_packed import packed_share, weights_option
 from trt_eagle3.bench.random_pair import RandomPair, random_pair
 from trt_eagle3.bench.timing import copy_bandwidth, median_ms
 from trt_eagle3.checkpoint.manifest import DraftManifest
@@ -41,17 +42,19 @@ _ROOM = 1024  # tokens after the context
     "--context", "contexts", multiple=True, type=int, default=(1024, 16384), show_default=True
 )
 @click.option("--page-size", default=16, show_default=True)
+@weights_option
 @click.option(
     "--profile", is_flag=True, help="Also print what the kernels of a step take, by name."
 )
-def main(size: str, contexts: tuple[int, ...], page_size: int, profile: bool) -> None:
+def main(size: str, contexts: tuple[int, ...], page_size: int, weights: str, profile: bool) -> None:
     """Print step and cycle times with floors and ratios."""
-    table = Table(f"{size}, bfloat16, batch 1, random weights", "kv", "ms", "floor ms", "ratio")
+    table = Table(f"{size}, {weights}, batch 1, random weights", "kv", "ms", "floor ms", "ratio")
     bandwidth = copy_bandwidth()
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
-        pair = random_pair(Path(folder), size, page_size, max_seq_len=max(contexts) + _ROOM)
+        room = max(contexts) + _ROOM
+        pair = random_pair(Path(folder), size, page_size, max_seq_len=room, weights=weights)
         for context in contexts:
-            for name, ms, num_bytes in _rows(pair, context):
+            for name, ms, num_bytes in _rows(pair, context, weights):
                 floor = 1e3 * num_bytes / bandwidth
                 table.add_row(
                     name,
@@ -72,12 +75,12 @@ def _ratio(ms: float, floor: float) -> str:
     return f"{ms / floor:.2f}" if floor else ""
 
 
-def _rows(pair: RandomPair, context: int) -> Iterator[tuple[str, float, float]]:
+def _rows(pair: RandomPair, context: int, kind: str) -> Iterator[tuple[str, float, float]]:
     """Name, milliseconds and the bytes that must be read."""
     spec, m = pair.spec, pair.manifest
     kv = 2 * 2 * spec.num_layers * spec.attention.num_kv_heads * spec.attention.head_dim * context
-    weights = _bytes_read(pair.spec)
-    for tokens in (1, 6, 16, 64):
+    weights = _bytes_read(pair.spec, kind)
+    for tokens in (1, 6, 16, 32, 64):
         yield f"target, {tokens} tokens", _target_ms(pair, context, tokens), weights + kv
     draft_kv = 2 * 2 * m.num_layers * m.num_kv_heads * m.head_dim * context
     yield "draft step", _draft_ms(pair, context), _draft_bytes_read(m) + draft_kv
@@ -85,12 +88,12 @@ def _rows(pair: RandomPair, context: int) -> Iterator[tuple[str, float, float]]:
         yield f"cycle, {steps}-step chain", _cycle_ms(pair, context, steps), 0.0
 
 
-def _bytes_read(spec: TargetCheckpoint) -> float:
+def _bytes_read(spec: TargetCheckpoint, kind: str) -> float:
     """Decoder and head weights; the token table is read a row at a time."""
     wanted = {
         n: r for n, r in spec.tensors.items() if not n.startswith(("visual.", "embed_tokens."))
     }
-    return sum(ref.num_bytes for ref in wanted.values())
+    return sum(ref.num_bytes * packed_share(name, kind) for name, ref in wanted.items())
 
 
 def _draft_bytes_read(manifest: DraftManifest) -> float:

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from trt_eagle3.bench.device_time import device_time
+from trt_eagle3.bench.drawn_packed import weights_option
 from trt_eagle3.bench.random_pair import RandomPair, random_pair
 from trt_eagle3.bench.timing import matmul_rate
 from trt_eagle3.config import SpeculationConfig
@@ -45,6 +46,7 @@ _WARM = 2  # runs before the first that counts
 @click.option("--crowd", default=32, show_default=True, help="Prompts of 1024 that come at once.")
 @click.option("--runs", default=5, show_default=True, help="Runs that a median is of.")
 @click.option("--page-size", default=16, show_default=True)
+@weights_option
 @click.option("--profile", is_flag=True, help="Also print where the device's time goes.")
 def main(
     size: str,
@@ -53,17 +55,18 @@ def main(
     crowd: int,
     runs: int,
     page_size: int,
+    weights: str,
     profile: bool,
 ) -> None:
     """Print the time to the first token of prompts alone and of many at once."""
     rate = matmul_rate(torch.bfloat16)
     names = [*(str(n) for n in contexts), f"{crowd} x 1024", "and they decode on"]
     loads = [*((1, n) for n in contexts), (crowd, 1024)]
-    table = Table(f"{size}, bfloat16, ms to the (last) first token", *names)
+    table = Table(f"{size}, {weights}, ms to the (last) first token", *names)
     families = Table("device, ms", "by family of kernels")
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         longest = max(*contexts, crowd * (1024 + _ROOM)) + _ROOM
-        pair = random_pair(Path(folder), size, page_size, max_seq_len=longest)
+        pair = random_pair(Path(folder), size, page_size, max_seq_len=longest, weights=weights)
         table.add_row("floor", *(f"{_floor_ms(pair.spec, n, rate) * b:.1f}" for b, n in loads), "")
         for chunk in chunks:
             bench = _Bench(pair, chunk)

@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from trt_eagle3.bench.drawn_packed import draw_packed
 from trt_eagle3.bench.synthetic import write_draft, write_target
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest
@@ -25,6 +26,7 @@ from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.state import layer_states
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.embedding import EmbeddingTable
+from trt_eagle3.engine.torch.packed import PackedWeight
 from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.build_graphs import build_graphs
@@ -66,13 +68,25 @@ class RandomPair:
 
 
 def random_pair(
-    folder: Path, size: str, page_size: int, *, max_seq_len: int, max_batch_size: int = 1
+    folder: Path,
+    size: str,
+    page_size: int,
+    *,
+    max_seq_len: int,
+    max_batch_size: int = 1,
+    weights: str = "bfloat16",
 ) -> RandomPair:
     """Open a pair of ``size`` (bench/synthetic.py) in bfloat16; its graphs are written to
     ``folder``.
 
-    The caches hold ``max_batch_size`` sequences of ``max_seq_len`` tokens.
+    The caches hold ``max_batch_size`` sequences of ``max_seq_len`` tokens. ``weights``: how the
+    target's projections lie, one of ``PACKED_KINDS``.
     """
+
+    def read(expr: WeightExpr, _root: Path, device: torch.device) -> Tensor | PackedWeight:
+        packed = draw_packed(expr, weights, device)
+        return _random(expr, device) if packed is None else packed
+
     write_target(folder / "target", size)
     write_draft(folder / "draft", size)
     spec = read_target(folder / "target")
@@ -83,7 +97,7 @@ def random_pair(
         if name != "vision":
             (folder / f"{name}.onnx").write_bytes(model.SerializeToString())
             sessions[name] = TorchSession(
-                folder / f"{name}.onnx", REFERENCE_ROOT, device=_DEVICE, read_weight=_random
+                folder / f"{name}.onnx", REFERENCE_ROOT, device=_DEVICE, read_weight=read
             )
     table_len = -(-max_seq_len // page_size)
     pool = PagePool(max_batch_size * table_len + 1, page_size, table_len)
@@ -108,9 +122,8 @@ class _RandomTable(EmbeddingTable):
         self._dtype = torch.bfloat16
 
 
-def _random(expr: WeightExpr, root: Path, device: torch.device) -> Tensor:
+def _random(expr: WeightExpr, device: torch.device) -> Tensor:
     """Weights like a trained model's in size: norms near one, matrices of unit gain."""
-    del root
     shape = expr.shape
     drawn = torch.randn(shape, dtype=expr.dtype.torch, device=device)
     return 1 + 0.1 * drawn if len(shape) == 1 else drawn * shape[-1] ** -0.5

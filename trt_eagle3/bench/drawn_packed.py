@@ -1,0 +1,45 @@
+"""Drawn quantised weights, as a checkpoint with quantised projections would have them."""
+
+from __future__ import annotations
+
+import click
+import torch
+
+from trt_eagle3.engine.torch.packed import Fp8Weight, Int4Weight, PackedWeight
+from trt_eagle3.graph.weights import WeightExpr
+
+__all__ = ["PACKED_KINDS", "draw_packed", "packed_share", "weights_option"]
+
+PACKED_KINDS = ("bfloat16", "fp8", "fp8-block", "int4")
+"""What projections may be: FP8 with a scale per row, or per 128 x 128; INT4 in groups of 128."""
+weights_option = click.option(
+    "--weights",
+    type=click.Choice(PACKED_KINDS),
+    default="bfloat16",
+    show_default=True,
+    help="The target's projections, as a quantised checkpoint has them.",
+)
+_SHARES = {"bfloat16": 1.0, "fp8": 0.5, "fp8-block": 0.5, "int4": 0.25 + 1 / 128}
+
+
+def packed_share(name: str, kind: str) -> float:
+    """Bytes of the tensor ``name`` as ``kind``, to those in bfloat16."""
+    return _SHARES[kind] if _is_projection(name) else 1.0
+
+
+def draw_packed(expr: WeightExpr, kind: str, device: torch.device) -> PackedWeight | None:
+    """A weight of unit gain for ``expr``; None where it stays bfloat16."""
+    if kind == "bfloat16" or not all(_is_projection(part.name) for part in expr.parts):
+        return None
+    rows, columns = expr.shape
+    if kind == "int4":
+        words = torch.randint(-(2**31), 2**31, (rows, columns // 8), device=device)
+        scale = torch.full((rows, columns // 128), 0.217 * columns**-0.5, device=device)
+        return Int4Weight(words.to(torch.int32), scale.to(torch.bfloat16), None)
+    codes = (16 * torch.randn(rows, columns, device=device)).to(torch.float8_e4m3fn)
+    shape = (rows, 1) if kind == "fp8" else (rows // 128, columns // 128)
+    return Fp8Weight(codes, torch.full(shape, columns**-0.5 / 16, device=device))
+
+
+def _is_projection(name: str) -> bool:
+    return "layers." in name and "mid" not in name and name.endswith("_proj.weight")
