@@ -157,7 +157,7 @@ def test_many_rows_of_an_fp8_weight_are_products_of_quantised_rows(
     codes = torch.randn(n, k, device=cuda).to(torch.float8_e4m3fn)
     scale = torch.rand((4, 8) if blocks else (n, 1), device=cuda) + 0.1
     x = draw_x(rows, k, torch.bfloat16, cuda)
-    y = Fp8Weight(pack_fp8(codes), scale).linear(x)
+    y = Fp8Weight(pack_fp8(codes), scale, fp8_activations=True).linear(x)
 
     q, by_row = capi.quantise_rows(x, blocks=blocks)
     x_codes = q.double()[:, packed_columns(k).argsort().to(cuda)]
@@ -167,6 +167,18 @@ def test_many_rows_of_an_fp8_weight_are_products_of_quantised_rows(
     # FP8 products add in fewer bits than float32
     assert worst_error(y, x_values @ values.T) < 2 * TOLERANCE[torch.bfloat16]
     assert worst_error(y, x.double() @ values.T) < 0.05  # e4m3 has four bits
+
+
+@pytest.mark.parametrize("rows", [65, 300])
+def test_many_rows_of_an_fp8_weight_alone_are_products_of_its_values(
+    rows: int, cuda: torch.device
+) -> None:
+    codes = torch.randn(512, 1024, device=cuda).to(torch.float8_e4m3fn)
+    scale = 2.0 ** torch.randint(-3, 3, (512, 1), device=cuda)
+    x = draw_x(rows, 1024, torch.bfloat16, cuda)
+    y = Fp8Weight(pack_fp8(codes), scale).linear(x)
+    reference = x.double() @ (codes.double() * scale).T
+    assert worst_error(y, reference) < 2 * TOLERANCE[torch.bfloat16]
 
 
 @pytest.mark.parametrize("rows", [65, 300])

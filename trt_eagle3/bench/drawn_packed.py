@@ -38,7 +38,8 @@ def draw_packed(expr: WeightExpr, kind: str, device: torch.device) -> PackedWeig
         return Int4Weight(words.to(torch.int32), scale.to(torch.bfloat16), None)
     codes = (16 * torch.randn(rows, columns, device=device)).to(torch.float8_e4m3fn)
     shape = (rows, 1) if kind == "fp8" else (rows // 128, columns // 128)
-    return Fp8Weight(codes, torch.full(shape, columns**-0.5 / 16, device=device))
+    scale = torch.full(shape, columns**-0.5 / 16, device=device)
+    return Fp8Weight(codes, scale, fp8_activations=True)
 
 
 def _is_projection(name: str) -> bool:

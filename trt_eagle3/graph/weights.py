@@ -83,11 +83,14 @@ class Quantised:
     Attributes:
         shape: [out, in] of its values. block: rows and columns of values that share a scale.
         tensors: all that it is read from, its numbers (``codes``) first.
+        fp8_activations: whether what it is multiplied with shall be FP8 too; a backend may compute
+            with 16 bits where that is as fast.
     """
 
     shape: tuple[int, int]
     block: tuple[int, int]
     tensors: tuple[StoredTensor, ...]
+    fp8_activations: bool = False
 
 
 @dataclass(frozen=True)
@@ -207,7 +210,8 @@ def part_of(ref: TensorRef, resolve: Callable[[TensorRef], str], scale: float = 
     roles = sorted(ref.tensors, key=lambda role: role != "codes")
     tensors = tuple(_stored(role, ref.tensors[role], resolve) for role in roles)
     codes = tensors[0]
-    quantised = Quantised((ref.shape[0], ref.shape[1]), ref.block, tensors)
+    shape = (ref.shape[0], ref.shape[1])
+    quantised = Quantised(shape, ref.block, tensors, ref.fp8_activations)
     place = (codes.name, codes.location, codes.offset, codes.num_bytes)
     return WeightPart(*place, codes.dtype, codes.shape, scale=scale, quantised=quantised)
 

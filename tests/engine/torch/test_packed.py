@@ -27,11 +27,19 @@ INT4 = {"awq", "gptq", "gptq_v2", "int4_packed"}
 ROWS = {"gate": 384, "up": 208}
 
 
-def expression(name: str, folder: Path, columns: int = 512) -> tuple[WeightExpr, Path]:
-    """Gate and up in the format ``name``, the second one halved."""
+def expression(
+    name: str, folder: Path, columns: int = 512, activations: dict[str, object] | None = None
+) -> tuple[WeightExpr, Path]:
+    """Gate and up in the format ``name``, the second one halved; ``activations``: what
+    compressed-tensors' config says of them.
+    """
     prefix = "model.language_model.layers.0.mlp."
     drawn = torch.Generator().manual_seed(columns)
     packer, claim = PACKERS[name]
+    if activations is not None:
+        groups = claim["config_groups"]
+        said = {key: group | {"input_activations": activations} for key, group in groups.items()}
+        claim = {**claim, "config_groups": said}
     dense = {
         f"{prefix}{part}_proj.weight": torch.randn(rows, columns, generator=drawn)
         for part, rows in ROWS.items()
@@ -73,8 +81,21 @@ def test_pack_has_the_values_of_the_weight_or_declines(name: str, tmp_path: Path
         assert weight is None
         return
     assert isinstance(weight, Int4Weight if expr.format in INT4 else Fp8Weight)
+    if isinstance(weight, Fp8Weight):  # as the config says
+        assert weight.fp8_activations is (name == "fp8")
     expected = materialise(replace(expr, dtype=F32), root, F32)
     torch.testing.assert_close(values_of(weight), expected, rtol=2e-7, atol=0)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_pack_multiplies_many_rows_in_fp8_where_activations_are_dynamic(
+    dynamic: bool, tmp_path: Path
+) -> None:
+    activations = {"num_bits": 8, "type": "float", "dynamic": dynamic, "strategy": "token"}
+    expr, root = expression("fp8-channel", tmp_path, activations=activations)
+    weight = pack(expr, root, CPU)
+    assert isinstance(weight, Fp8Weight)
+    assert weight.fp8_activations is dynamic
 
 
 def test_pack_takes_rows_of_a_part(tmp_path: Path) -> None:

@@ -117,7 +117,9 @@ class CompressedTensors:
             tensors["input_scale"] = found["input_scale"]
         shape = _matrix(self._claim, tensors["codes"])
         block = self._block(group, shape)
-        return quantised_ref(format_name, shape, block, tensors, self._claim.directory)
+        fp8 = format_name == "fp8" and _activations(group.activations) == "FP8, dynamic"
+        place = (tensors, self._claim.directory)
+        return quantised_ref(format_name, shape, block, *place, fp8_activations=fp8)
 
     def _packed(self, module: str, found: Found, group: _Group) -> QuantisedRef:
         bits = group.of("num_bits", 8)

@@ -47,7 +47,9 @@ class FineGrainedFp8:
         tensors = {"codes": codes, "scale": scale}
         calibrated = [found[name] for name in _INPUT_SCALES if name in found]
         tensors |= dict(zip(["input_scale"], calibrated, strict=False))
-        return quantised_ref("fp8", shape, (rows, columns), tensors, self._claim.directory)
+        dynamic = self._scheme == "dynamic"
+        place = (tensors, self._claim.directory)
+        return quantised_ref("fp8", shape, (rows, columns), *place, fp8_activations=dynamic)
 
     def provenance(self) -> str:
         return "transformers' fine-grained FP8"

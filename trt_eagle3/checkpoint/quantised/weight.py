@@ -26,11 +26,14 @@ class QuantisedRef(TensorRef):
         format: a key of ``LAYOUTS``.
         block: rows and columns of values that share a scale.
         tensors: role -> place on disk.
+        fp8_activations: whether what it is multiplied with shall be FP8 too, quantised by row or by
+            columns of a block when it is known.
     """
 
     format: str
     block: tuple[int, int]
     tensors: Mapping[str, TensorRef]
+    fp8_activations: bool = False
 
     @property
     def stored(self) -> tuple[TensorRef, ...]:
@@ -95,6 +98,8 @@ def quantised_ref(
     block: tuple[int, int],
     tensors: Mapping[str, TensorRef],
     directory: Path,
+    *,
+    fp8_activations: bool = False,
 ) -> QuantisedRef:
     """The weight of ``shape`` that ``tensors`` (role -> place) store.
 
@@ -108,4 +113,4 @@ def quantised_ref(
     except ValueError as error:
         raise UserError(f"{directory}: {clip(codes.name)}: {error}.") from error
     place = (codes.name, codes.file, codes.offset, codes.num_bytes, codes.dtype)
-    return QuantisedRef(*place, shape, format_name, block, tensors)
+    return QuantisedRef(*place, shape, format_name, block, tensors, fp8_activations)

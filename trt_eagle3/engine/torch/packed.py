@@ -2,8 +2,8 @@
 
 Up to 64 rows our kernels read the quantised numbers once, and compute with 16-bit activations: each
 product is that of the dequantised weight, summed in float32. More rows, as of prompts, go through
-stock products: an FP8 weight with activations quantised to FP8 by row (or by 128 columns where its
-scales change along K), an INT4 weight dequantised for the call.
+stock products: with the weight dequantised for the call, or, where an FP8 checkpoint says that
+activations are FP8 too, with rows quantised (by 128 columns where the scales change along K).
 
 Shapes: n rows of x, K inputs, N outputs. T is the compute type, float16 or bfloat16.
 """
@@ -44,11 +44,12 @@ class PackedWeight(ABC):
 @dataclass(frozen=True, eq=False)
 class Fp8Weight(PackedWeight):
     """``codes``: float8_e4m3fn [N, K], packed. ``scale``: float32 [N, 1], or with K / 128 columns
-    and N or ceil(N / 128) rows.
+    and N or ceil(N / 128) rows. ``fp8_activations``: whether many rows are multiplied in FP8.
     """
 
     codes: Tensor
     scale: Tensor
+    fp8_activations: bool = False
 
     def linear(self, x: Tensor) -> Tensor:
         """``PackedWeight.linear``."""
@@ -57,9 +58,8 @@ class Fp8Weight(PackedWeight):
                 return capi.linear_fp8(x, self.codes, self.scale, prefetch_safe=True)
             except NotImplementedError:  # a chip before Hopper
                 return self._dequantised(x)
-        if x.dtype != torch.bfloat16 or torch.cuda.get_device_capability() < _FP8_CHIP:
-            return self._dequantised(x)
-        return self._quantised(x)
+        chip = self.fp8_activations and torch.cuda.get_device_capability() >= _FP8_CHIP
+        return self._quantised(x) if chip and x.dtype == torch.bfloat16 else self._dequantised(x)
 
     def _quantised(self, x: Tensor) -> Tensor:
         """With the rows of ``x`` in FP8 too: stock products."""
@@ -126,7 +126,8 @@ def _pack_fp8(expr: WeightExpr, root: Path, device: torch.device) -> Fp8Weight |
         codes[start : start + end - first] = pack_fp8(part_codes)
         start += end - first
     columns = max(grid.shape[1] for grid in whole)
-    return Fp8Weight(codes, _merged([g.expand(-1, columns) for g in whole]))
+    dynamic = all(part.quantised and part.quantised.fp8_activations for part in expr.parts)
+    return Fp8Weight(codes, _merged([g.expand(-1, columns) for g in whole]), dynamic)
 
 
 def _fp8_scales(part: WeightPart, root: Path, device: torch.device) -> Tensor | None:
