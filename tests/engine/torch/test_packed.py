@@ -61,7 +61,9 @@ def values_of(weight: PackedWeight) -> Tensor:
         rows = weight.scale.repeat_interleave(-(-len(codes) // len(weight.scale)), 0)
         if len(weight.scale) not in {1, len(codes)}:
             rows = weight.scale.repeat_interleave(128, 0)
-        return codes * rows[: len(codes)].repeat_interleave(columns // rows.shape[1], 1)
+        wide: Tensor = rows[: len(codes)].repeat_interleave(columns // rows.shape[1], 1)
+        values: Tensor = codes * wide
+        return values
     assert isinstance(weight, Int4Weight)
     words = weight.codes.view(len(weight.codes), -1, 4, 4)  # [128s, lanes, 32s]
     nibbles = torch.stack([words >> 4 * place & 15 for place in range(8)], -1)
@@ -70,7 +72,9 @@ def values_of(weight: PackedWeight) -> Tensor:
     group = codes.shape[1] // weight.scale.shape[1]
     zero = torch.tensor(8.0) if weight.zero_point is None else weight.zero_point.float()
     whole = codes - (zero if zero.ndim == 0 else zero.repeat_interleave(group, 1))
-    return whole * weight.scale.float().repeat_interleave(group, 1)
+    scale: Tensor = weight.scale.float().repeat_interleave(group, 1)
+    found: Tensor = whole * scale
+    return found
 
 
 @pytest.mark.parametrize("name", PACKERS)

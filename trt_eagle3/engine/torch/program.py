@@ -24,7 +24,7 @@ from trt_eagle3.graph.states import read_states
 from trt_eagle3.graph.weights import WeightExpr, external_weights
 from trt_eagle3.spec import StateSpec
 
-__all__ = ["Program", "ReadWeight", "Step", "load_program"]
+__all__ = ["Program", "ReadWeight", "Step", "load_program", "only_factors"]
 
 Weight = Tensor | PackedWeight
 ReadWeight = Callable[[WeightExpr, Path, torch.device], Weight]
@@ -70,7 +70,7 @@ def load_program(
             raise UserError(f"{model}: the graph has no tensor {name}")
     outputs = (*(o.name for o in proto.graph.output), *intermediates)
     constants: dict[str, Weight] = {**_constants(proto, device)}
-    factors = _only_factors(proto)
+    factors = only_factors(proto)
     for name, expr in _weights(model, proto).items():
         read = read_weight or (_read_factor if name in factors else _read_weight)
         constants[name] = read(expr, weights_root, device)
@@ -102,7 +102,7 @@ def _weights(model: Path, proto: onnx.ModelProto) -> dict[str, WeightExpr]:
         raise UserError(f"{model}: {error}. Rebuild the bundle.") from error
 
 
-def _only_factors(proto: onnx.ModelProto) -> set[str]:
+def only_factors(proto: onnx.ModelProto) -> set[str]:
     """Values that are the weight of products without a bias, and nothing else."""
     factors: set[str] = set()
     others = {output.name for output in proto.graph.output}
