@@ -139,8 +139,9 @@ def test_quantise_rows_is_its_definition(
 
     parts = x.float().unflatten(1, (-1, 128 if blocks else k))
     most = parts.abs().amax(-1, keepdim=True)
-    expected = torch.where(most > 1e-30, most / 448.0, torch.ones_like(most))
-    factor = torch.where(most > 1e-30, 448.0 / most, torch.ones_like(most))
+    one, largest = torch.ones_like(most), torch.full_like(most, 448)  # a number divides otherwise
+    expected = torch.where(most > 1e-30, most / largest, one)
+    factor = torch.where(most > 1e-30, largest / most, one)
     codes = (parts * factor).to(torch.float8_e4m3fn).flatten(1)
 
     assert torch.equal(scale, expected[..., 0].T)
