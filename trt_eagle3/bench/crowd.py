@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from trt_eagle3.bench.device_time import DeviceTime, device_time
-from trt_eagle3.bench.host_time import HostTime
 from trt_eagle3.bench.drawn_packed import weights_option
+from trt_eagle3.bench.host_time import HostTime
 from trt_eagle3.bench.random_pair import RandomPair, random_pair
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.decoder import AnyTree
