@@ -44,7 +44,7 @@ class TensorRTPackage:
     install: str
     dialects: Mapping[int, str]
     too_new: tuple[int, int] | None = None
-    build_plugins: str = "make plugins TENSORRT_INCLUDE=<TensorRT's include folder>"
+    build_plugins: str = "make plugins TENSORRT_INCLUDE=/path/to/TensorRT/include"
     has_trtexec: bool = True
     weights: tuple[str, ...] = ()
     companion: str | None = None
