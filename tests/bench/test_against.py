@@ -17,10 +17,11 @@ from rich.console import Console
 from tests.bench.fake_vllm import write_fake_vllm
 from tests.tiny import DRAFT, TARGET, build_tiny
 from trt_eagle3.bench.against import against
-from trt_eagle3.bench.peers.job import PeerOptions
+from trt_eagle3.bench.peers.job import PeerOptions, shared_limits
 from trt_eagle3.bench.peers.process import PeerProcess
 from trt_eagle3.bench.peers.protocol import PeerJob, PeerPrompt
 from trt_eagle3.bench.peers.report import AgainstReport
+from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 
 TEXTS = ("What is 12 plus 30?", "What is 3 plus 4?")
@@ -189,3 +190,9 @@ def test_steps_of_a_peer_become_cycles_and_accepted_positions(tmp_path: Path) ->
     assert (run.cycles, run.accepted) == (3, (1, 1))
     assert run.tokens_per_second == 6
     assert run.replies[0].passes == ((0.1, 3), (0.1, 1), (0.2, 1))
+
+
+def test_limits_of_a_contest_hold_its_largest_load_and_no_more(bundle: Path) -> None:
+    loaded = LoadedBundle.open(bundle)
+    assert shared_limits(loaded, 6).max_kv_tokens == 6 * 1024
+    assert shared_limits(loaded, 99).max_kv_tokens == 8 * 1024, "what the bundle has"

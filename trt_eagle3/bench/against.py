@@ -18,7 +18,14 @@ from typing import Any
 from PIL import Image
 
 from trt_eagle3.bench import MAX_TOKENS, ROUNDS
-from trt_eagle3.bench.peers.job import PeerOptions, can_draft, check_peer, open_peer, peer_prompts
+from trt_eagle3.bench.peers.job import (
+    PeerOptions,
+    can_draft,
+    check_peer,
+    open_peer,
+    peer_prompts,
+    shared_limits,
+)
 from trt_eagle3.bench.peers.process import PeerProcess
 from trt_eagle3.bench.peers.report import AgainstReport, AgainstRow
 from trt_eagle3.bench.result import Side
@@ -33,6 +40,7 @@ from trt_eagle3.bench.workload import (
     open_engine,
 )
 from trt_eagle3.decode.llm import LLM
+from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.engine.machine import machine_name
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal.image import load_image
@@ -111,14 +119,15 @@ class Contest:
 
 @contextmanager
 def open_contest(
-    engine: LLM,
+    bundle: LoadedBundle,
     options: PeerOptions,
     *,
     batch_size: int,
     has_media: bool,
     speculation: bool = True,
 ) -> Iterator[Contest]:
-    """Open the peer, then the graphs of ``engine``, which are closed with it.
+    """Open the peer on the checkpoints of ``bundle``, then the bundle, its KV cache no larger than
+    the peer's.
 
     Args:
         batch_size: most requests in flight. has_media: prompts will have images.
@@ -128,14 +137,15 @@ def open_contest(
         EnvironmentMissingError: the peer is not installed.
     """
     check_peer(options.name)
-    both = speculation and engine.bundle.manifest is not None and can_draft(options.name)
+    both = speculation and bundle.manifest is not None and can_draft(options.name)
     with ExitStack() as stack:
+        engine = LLM(replace(bundle, limits=shared_limits(bundle, batch_size)), prefix_cache=False)
         stack.callback(engine.close)
         peers = {
             drafting: stack.enter_context(
                 open_peer(
                     options,
-                    engine.bundle,
+                    bundle,
                     has_media=has_media,
                     speculation=drafting,
                     batch_size=batch_size,
@@ -174,7 +184,7 @@ def against(
         loads = [Load(size) for size in batch_sizes(engine, batches)]
         counts = request_counts(loads, requests, len(questions))
         size, has_media = loads[-1].concurrency, any(q.images for q in questions)
-        with open_contest(engine, peer, batch_size=size, has_media=has_media) as contest:
+        with open_contest(engine.bundle, peer, batch_size=size, has_media=has_media) as contest:
             report = contest.measure(questions, counts, progress=progress, **options)
     return replace(report, num_left_out=num_left_out)
 

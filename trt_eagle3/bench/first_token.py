@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,7 +23,7 @@ import torch
 from PIL import Image
 from rich.table import Table
 
-from trt_eagle3.bench.peers.job import PeerOptions, check_peer, open_peer
+from trt_eagle3.bench.peers.job import PeerOptions, check_peer, open_peer, shared_limits
 from trt_eagle3.bench.peers.process import PeerProcess
 from trt_eagle3.bench.peers.protocol import PeerPrompt
 from trt_eagle3.bench.workload import Progress, open_engine
@@ -143,6 +143,9 @@ def first_token(
         if peer is not None:
             other = stack.enter_context(open_peer(peer, engine.bundle, has_media=True))
             other.wait()
+            limits = shared_limits(engine.bundle, 1)
+            engine = LLM(replace(engine.bundle, limits=limits), prefix_cache=False)
+            stack.callback(engine.close)
         engine.start()
         for number, case in enumerate(_CASES):
             progress("cases", number, len(_CASES))

@@ -10,12 +10,13 @@ from pathlib import Path
 from trt_eagle3.bench.peers import PEER_NAMES
 from trt_eagle3.bench.peers.process import PeerProcess
 from trt_eagle3.bench.peers.protocol import PeerJob, PeerPrompt
+from trt_eagle3.config import LimitsConfig
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
-from trt_eagle3.engine.memory import free_bytes, memory_need
+from trt_eagle3.engine.memory import free_bytes, memory_need, num_pages
 from trt_eagle3.errors import UserError
 from trt_eagle3.prompts.prompt_file import Question
 
-__all__ = ["PeerOptions", "can_draft", "check_peer", "open_peer", "peer_prompts"]
+__all__ = ["PeerOptions", "can_draft", "check_peer", "open_peer", "peer_prompts", "shared_limits"]
 
 _KV_SHARE = 0.17  # of what is free, as three programs share the GPU, weights and all
 _SLACK = 1.1  # a peer's pages are larger, and it wastes some
@@ -67,6 +68,7 @@ def open_peer(
     """
     target = _folder(bundle, "target", options.checkpoint, "--checkpoint")
     draft = _folder(bundle, "draft", options.draft, "--draft-checkpoint") if speculation else None
+    rows = shared_limits(bundle, batch_size).max_kv_tokens or 0
     job = PeerJob(
         target=str(target),
         processor=str(bundle.path.absolute() / "processor"),
@@ -76,7 +78,7 @@ def open_peer(
         device=bundle.device,
         max_seq_len=bundle.limits.max_seq_len,
         max_batch_size=batch_size,
-        kv_bytes=_kv_bytes(bundle, batch_size),
+        kv_bytes=int(_SLACK * rows * _row_bytes(bundle)),
         has_media=has_media,
     )
     with PeerProcess(options.name, job, options.python) as peer:
@@ -96,12 +98,21 @@ def _folder(bundle: LoadedBundle, role: str, given: Path | None, option: str) ->
     return folder.absolute()
 
 
-def _kv_bytes(bundle: LoadedBundle, batch_size: int) -> int:
-    """Rows for ``batch_size`` whole sequences, as far as the memory goes."""
-    need = memory_need(
-        bundle.spec, bundle.manifest, bundle.limits, bundle.record.config.engine
-    ).kv_token
-    rows = max(batch_size * bundle.limits.max_seq_len, _FEWEST_ROWS)
+def shared_limits(bundle: LoadedBundle, batch_size: int) -> LimitsConfig:
+    """The bundle's limits with as many rows of KV cache as leave room for its peers: those of
+    ``batch_size`` whole sequences at most.
+    """
+    size = bundle.page_size
+    rows = min((num_pages(bundle.limits, size) - 1) * size, batch_size * bundle.limits.max_seq_len)
     free = free_bytes() if bundle.device == "cuda" else None
-    wanted = int(_SLACK * rows * need)
-    return wanted if free is None else min(wanted, int(_KV_SHARE * free))
+    if free is not None:
+        rows = min(rows, int(_KV_SHARE * free) // _row_bytes(bundle))
+    return bundle.limits.model_copy(
+        update={"max_kv_tokens": max(rows, bundle.limits.max_seq_len, _FEWEST_ROWS)}
+    )
+
+
+def _row_bytes(bundle: LoadedBundle) -> int:
+    """Of one token in the KV caches of target and draft."""
+    engine = bundle.record.config.engine
+    return memory_need(bundle.spec, bundle.manifest, bundle.limits, engine).kv_token
