@@ -27,6 +27,7 @@ def run_program(patch: pytest.MonkeyPatch, name: str, *words: str) -> int | str 
         ("serve",),
         ("cpu", "--nothing"),
         ("gpu", "--nothing"),
+        ("prefill", "--nothing"),
         ("preparation", "--nothing"),
         ("tensorrt_vision", "--side", "100"),
     ],
