@@ -64,10 +64,10 @@ def main(
     weights: str,
     kernels: bool,
 ) -> None:
-    """Print cycle times by batch size, and where they go."""
+    """Print where a step's microseconds go, case by case, then cycle times by batch size."""
     times = Table(f"{size}, {weights}, context {context}", *(f"B {batch}" for batch in batches))
-    hosts, devices = _table("host, us a step"), _table("device, us a step")
     longest = Table("case", "kernel", "us a step", "launches")
+    console = Console(width=200)
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
         pair = random_pair(
             Path(folder),
@@ -84,15 +84,15 @@ def main(
                 crowd.shrink(batch)
                 name = f"B {batch}, {_name(steps)}"
                 found[batch] = crowd.median_ms(cycles)
-                _add(hosts, name, crowd.host_us(cycles))
                 on_device = crowd.device_us(cycles)
-                _add(devices, name, on_device.by_family)
+                console.print(f"{name}: {found[batch]:.2f} ms")
+                console.print(f"  host: {_parts(crowd.host_us(cycles))}")
+                console.print(f"  device: {_parts(on_device.by_family)}")
                 for kernel, us, launches in on_device.longest if kernels else ():
                     longest.add_row(name, kernel, f"{us:.0f}", f"{launches:.0f}")
             crowd.shrink(0)
             times.add_row(_name(steps), *(f"{found[batch]:.2f}" for batch in batches))
-    console = Console(width=200)
-    console.print(*((longest,) if kernels else ()), hosts, devices, times)
+    console.print(*((longest,) if kernels else ()), times)
     console.print(f"ms a cycle; {torch.cuda.get_device_name()}")
 
 
@@ -100,13 +100,10 @@ def _name(steps: int) -> str:
     return f"chain of {steps}" if steps else "plain"
 
 
-def _table(title: str) -> Table:
-    return Table(title, "by part")
-
-
-def _add(table: Table, name: str, parts: dict[str, float]) -> None:
-    ordered = sorted(parts.items(), key=lambda part: -part[1])
-    table.add_row(name, "  ".join(f"{part} {us:.0f}" for part, us in ordered if us >= 0.5))
+def _parts(us: dict[str, float]) -> str:
+    """Microseconds by part, the longest first."""
+    ordered = sorted(us.items(), key=lambda part: -part[1])
+    return ", ".join(f"{part} {taken:.0f}" for part, taken in ordered if taken >= 0.5)
 
 
 class _Crowd:
