@@ -122,6 +122,8 @@ class EngineConfig(_Section):
         weights: quantise the decoder's projections of a 16-bit target at build, without data:
             ``fp8`` and ``int8`` a scale a row, ``int4`` a scale a group. Head, token table, norms,
             vision tower and draft stay as they are. Left out: as the checkpoint has them.
+        quantise_head: with ``weights``, quantise the head too; a tied one gets numbers of its own
+            beside the token table.
         activations: what products with integer weights read their input as. ``int8`` (onnxruntime
             alone) is ONNX Runtime's accuracy level 4: rows rounded to int8, many times faster and
             less exact; ``compute`` dequantises the weights at load.
@@ -136,6 +138,7 @@ class EngineConfig(_Section):
     dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     residual: Literal["compute", "float32"] = "compute"
     weights: Literal["fp8", "int8", "int4"] | None = None
+    quantise_head: bool = False
     activations: Literal["compute", "int8"] = "compute"
     page_size: PositiveInt = 16
     prefill_chunk: PositiveInt = 512
@@ -164,6 +167,8 @@ class EngineConfig(_Section):
         from trt_eagle3.engine.backend import backend_named
 
         backend_named(self.backend).check(self)
+        if self.quantise_head and self.weights is None:
+            raise ValueError("quantise_head: true needs weights: fp8, int8 or int4")
         return self
 
 

@@ -17,7 +17,7 @@ from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_to_dict
 from trt_eagle3.checkpoint.source import resolve_checkpoint
 from trt_eagle3.checkpoint.target import TargetCheckpoint, target_to_dict
 from trt_eagle3.checkpoint.tensor_index import TensorRef
-from trt_eagle3.config import BuildConfig
+from trt_eagle3.config import BuildConfig, EngineConfig
 from trt_eagle3.decode.dynamic_tree import DynamicTree
 from trt_eagle3.decode.tree import Tree, configured_tree
 from trt_eagle3.engine.backend import backend_named
@@ -105,7 +105,7 @@ def build(
         _copy_processor(spec, folder / "processor")
         if config.engine.weights:
             clock.begin("quantisation")
-            spec, manifest = _quantised(spec, manifest, config.engine.weights, folder, show)
+            spec, manifest = _quantised(spec, manifest, config.engine, folder, show)
         job = BuildJob(config, spec, manifest, path, sizes, reference_weights, clock.begin, show)
         written = backend.write(folder, job)
         clock.begin("bundle")
@@ -168,12 +168,14 @@ def _check_weights(config: BuildConfig, spec: TargetCheckpoint, reference: bool)
 def _quantised(
     spec: TargetCheckpoint,
     manifest: DraftManifest | None,
-    weights: str,
+    engine: EngineConfig,
     folder: Path,
     show: Callable[[str], object],
 ) -> tuple[TargetCheckpoint, DraftManifest | None]:
     """The target with weights that are made in the bundle, and a draft that shares its head."""
-    made = quantise_target(spec, weights, folder / made_location(weights), show)
+    assert engine.weights is not None
+    file = folder / made_location(engine.weights)
+    made = quantise_target(spec, engine.weights, file, show, head=engine.quantise_head)
     if manifest is None or manifest.head == "own":
         return made, manifest
     tensors = {**manifest.tensors, "lm_head.weight": made.tensors["lm_head.weight"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -48,6 +49,17 @@ def test_made_weights_are_near_the_checkpoints_and_all_else_is_the_same(
             assert isinstance(made.tensors[name], QuantisedRef)
         else:
             assert torch.equal(found, dense), name
+
+
+def test_made_tied_head_stands_beside_the_token_table(
+    target: TargetCheckpoint, tmp_path: Path
+) -> None:
+    tied = {**target.tensors, "lm_head.weight": target.tensors["embed_tokens.weight"]}
+    spec = replace(target, tensors=tied, tied_head=True)
+    made = quantise_target(spec, "int8", tmp_path / "made.safetensors", head=True)
+    table, head = (read_values(made.tensors[f"{n}.weight"]) for n in ("embed_tokens", "lm_head"))
+    assert torch.equal(table, read_tensor(target.tensors["embed_tokens.weight"]))
+    assert 0 < (head - table.float()).norm() / table.float().norm() < ERRORS["int8"]
 
 
 def test_scale_of_int4_is_better_than_that_of_the_largest_value(
@@ -100,13 +112,17 @@ def test_rows_that_cannot_be_cut_into_groups_are_refused(
 def test_engine_that_cannot_run_made_weights_refuses_them() -> None:
     with pytest.raises(ValueError, match="weights: fp8 is for backend: onnxruntime or torch"):
         EngineConfig.model_validate({"backend": "tensorrt", "device": "cuda", "weights": "fp8"})
+    with pytest.raises(ValueError, match="quantise_head: true needs weights"):
+        EngineConfig.model_validate({"quantise_head": True})
     with pytest.raises(ValueError, match="activations: int8 is for backend: onnxruntime, got to"):
         EngineConfig.model_validate({"backend": "torch", "activations": "int8"})
 
 
-@pytest.mark.parametrize("engine", [{"activations": "int8"}, {"backend": "torch"}])
+@pytest.mark.parametrize(
+    "engine", [{"activations": "int8", "quantise_head": True}, {"backend": "torch"}]
+)
 def test_bundle_of_made_weights_holds_them_alone_and_speculates_as_it_decodes(
-    engine: dict[str, str], tmp_path: Path
+    engine: dict[str, Any], tmp_path: Path
 ) -> None:
     bundle = build_tiny(tmp_path, engine={**engine, "weights": "int4"})
     held = [file.name for file in (bundle / "weights/target").iterdir()]

@@ -36,10 +36,12 @@ from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.graph.builder import GraphBuilder
 from trt_eagle3.io.run_command import run_command
 
-__all__ = ["best_ms", "cpu_engine", "decoded", "main", "small_model"]
+__all__ = ["CpuEngine", "best_ms", "cpu_engine", "decoded", "main", "small_model"]
 
 _VERIFY = 16
 _FLOAT32 = EngineConfig()
+CpuEngine = tuple[Callable[[Prompt], Iterator[tuple[int, ...]]], Callable[[int, int], object]]
+"""Decoding of a prompt, and a target pass of n tokens after a context."""
 
 
 @click.command()
@@ -101,9 +103,7 @@ def small_model() -> Qwen3VLForConditionalGeneration:
     return Qwen3VLForConditionalGeneration(config).eval()
 
 
-def cpu_engine(
-    folder: Path, spec: TargetCheckpoint, engine: EngineConfig = _FLOAT32
-) -> tuple[Callable[[Prompt], Iterator[tuple[int, ...]]], Callable[[int, int], object]]:
+def cpu_engine(folder: Path, spec: TargetCheckpoint, engine: EngineConfig = _FLOAT32) -> CpuEngine:
     """Plain decoding, and one target pass of n tokens after a context."""
     model = build_graphs(spec, None, engine, lambda ref: ref.file.name)["target"]
     if engine.activations == "int8":

@@ -15,7 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from trt_eagle3.bench.cpu import best_ms, cpu_engine, decoded, small_model
+from trt_eagle3.bench.cpu import CpuEngine, best_ms, cpu_engine, decoded, small_model
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.weight_quantiser import quantise_target
 from trt_eagle3.families.registry import read_target
@@ -28,6 +28,7 @@ _CONFIGS = {
     "float32": EngineConfig(),
     "int8, activations int8": EngineConfig(weights="int8", activations="int8"),
     "int4, activations int8": EngineConfig(weights="int4", activations="int8"),
+    "int4, and the head": EngineConfig(weights="int4", activations="int8", quantise_head=True),
 }
 
 
@@ -42,11 +43,12 @@ def main(context: int, tokens: int, rounds: int) -> None:
         root = Path(folder)
         small_model().bfloat16().save_pretrained(root)
         spec = read_target(root)
-        engines = {}
+        engines: dict[str, CpuEngine] = {}
         for name, config in _CONFIGS.items():
             target, weights = spec, config.weights
             if weights is not None:
-                target = quantise_target(spec, weights, root / f"{weights}.safetensors")
+                file, head = root / f"{len(engines)}.safetensors", config.quantise_head
+                target = quantise_target(spec, weights, file, head=head)
             engines[name] = cpu_engine(root, target, config)
         ids = torch.randint(1000, 100000, (context,))
         speed = dict.fromkeys(engines, 0.0)

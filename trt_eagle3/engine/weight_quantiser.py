@@ -40,10 +40,13 @@ __all__ = [
 ]
 
 _PROJECTION = re.compile(r"layers\.\d+\.(self_attn\.[qkvo]|mlp\.(gate|up|down))_proj\.weight")
+_HEAD = "lm_head.weight"
 _FLOAT32 = dtype_named("float32")
 _GROUPS = (128, 64, 32)
-_RATIOS = torch.linspace(0.7, 1.08, 20)
+_RATIOS = tuple(0.7 + 0.035 * i for i in range(12))
 """What part of a group's largest value is tried as the end of INT4's range."""
+_CACHED = 1 << 17
+"""Values that are searched at once: what fits into a core's cache."""
 
 
 @dataclass(frozen=True)
@@ -106,13 +109,20 @@ def _int8_codes(values: Tensor, scales: Tensor, _block: int) -> Tensor:
 
 def _int4_scales(values: Tensor, block: int) -> Tensor:
     """bfloat16 [n, G]: of the candidates the one with the least squared error."""
-    groups = values.unflatten(1, (-1, block))
-    largest = groups.abs().amax(dim=-1)
+    groups = values.reshape(-1, block)
+    found = [_best_int4_scales(part) for part in groups.split(max(1, _CACHED // block))]
+    return torch.cat(found).view(len(values), -1)
+
+
+def _best_int4_scales(groups: Tensor) -> Tensor:
+    """bfloat16 [g] of groups float32 [g, block]."""
+    largest = groups.abs().amax(dim=1)
     best, least = torch.ones_like(largest).bfloat16(), torch.full_like(largest, torch.inf)
-    for ratio in _RATIOS.tolist():
+    for ratio in _RATIOS:
         scale = (largest * (ratio / 7.5)).clamp(min=1e-12).bfloat16()
-        wide = scale.float()[..., None]
-        error = ((groups / wide).round().clamp(-8, 7) * wide - groups).square().sum(dim=-1)
+        wide = scale.float()[:, None]
+        rounded = (groups / wide).round_().clamp_(-8, 7).mul_(wide)
+        error = rounded.sub_(groups).square_().sum(dim=1)
         better = (error < least) & (largest > 0)
         best, least = torch.where(better, scale, best), torch.where(better, error, least)
     return best
@@ -153,11 +163,16 @@ SCHEMES: Mapping[str, Scheme] = {
 """``engine.weights`` -> how they are made; tensors are named as compressed-tensors names them."""
 
 
-def is_quantised_here(name: str) -> bool:
+def is_quantised_here(name: str, *, head: bool = False) -> bool:
     """Whether ``quantise_target`` quantises the weight of this canonical name: projections of
-    decoder layers. Head, token table, norms and the vision tower stay as they are.
+    decoder layers, and the ``head`` where asked. All else stays as it is.
     """
-    return _PROJECTION.fullmatch(name) is not None
+    return _PROJECTION.fullmatch(name) is not None or (head and name == _HEAD)
+
+
+def _module(name: str, ref: TensorRef) -> str:
+    """The name of a made weight's module in the file; a tied head's is not the token table's."""
+    return _HEAD.removesuffix(".weight") if name == _HEAD else ref.name.removesuffix(".weight")
 
 
 def made_location(weights: str) -> str:
@@ -177,18 +192,23 @@ def check_quantisable(spec: TargetCheckpoint, weights: str) -> None:
             f"({spec.quantisation.provenance}). Leave it out, or use the 16-bit checkpoint."
         )
     for name, ref in spec.tensors.items():
-        if is_quantised_here(name):
+        if is_quantised_here(name, head=True):
             SCHEMES[weights].block(ref.shape[1])
 
 
 def quantise_target(
-    spec: TargetCheckpoint, weights: str, file: Path, show: Callable[[str], object] = str
+    spec: TargetCheckpoint,
+    weights: str,
+    file: Path,
+    show: Callable[[str], object] = str,
+    *,
+    head: bool = False,
 ) -> TargetCheckpoint:
     """Write all tensors of ``spec`` to ``file``, its projections quantised; returns the target
     that is read from there.
 
     Args:
-        show: told how far it is.
+        show: told how far it is. head: quantise the head too.
     Raises:
         UserError: the target is quantised already, or a value is no number.
     """
@@ -197,17 +217,19 @@ def quantise_target(
     contents: dict[str, Content] = {}
     for i, (name, ref) in enumerate(spec.tensors.items()):
         show(f"scales of {weights}: tensor {i} of {len(spec.tensors)}")
-        if is_quantised_here(name):
-            module = ref.name.removesuffix(".weight")
+        if is_quantised_here(name, head=head):
+            module = _module(name, ref)
             contents |= {f"{module}.{k}": c for k, c in scheme.content(ref).items()}
         else:
             contents[ref.name] = ref_content(ref)
     show(f"writing {file.name}")
     write_tensors(file, contents)
-    return made_target(spec, weights, file)
+    return made_target(spec, weights, file, head=head)
 
 
-def made_target(spec: TargetCheckpoint, weights: str, file: Path) -> TargetCheckpoint:
+def made_target(
+    spec: TargetCheckpoint, weights: str, file: Path, *, head: bool = False
+) -> TargetCheckpoint:
     """``spec``, its tensors in the ``file`` that ``quantise_target`` wrote.
 
     Raises:
@@ -216,8 +238,8 @@ def made_target(spec: TargetCheckpoint, weights: str, file: Path) -> TargetCheck
     index, scheme = open_file(file), SCHEMES[weights]
     tensors: dict[str, TensorRef] = {}
     for name, ref in spec.tensors.items():
-        if is_quantised_here(name):
-            tensors[name] = _made_ref(scheme, ref, index, file)
+        if is_quantised_here(name, head=head):
+            tensors[name] = _made_ref(scheme, _module(name, ref), ref.shape, index, file)
         else:
             tensors[name] = _indexed(index, ref.name, file)
     quantisation = Quantisation(
@@ -229,13 +251,16 @@ def made_target(spec: TargetCheckpoint, weights: str, file: Path) -> TargetCheck
 
 
 def _made_ref(
-    scheme: Scheme, ref: TensorRef, index: Mapping[str, TensorRef], file: Path
+    scheme: Scheme,
+    module: str,
+    shape: tuple[int, ...],
+    index: Mapping[str, TensorRef],
+    file: Path,
 ) -> QuantisedRef:
-    module = ref.name.removesuffix(".weight")
     roles = zip(("codes", "scale"), scheme.names, strict=True)
     stored = {role: _indexed(index, f"{module}.{name}", file) for role, name in roles}
-    block = (1, scheme.block(ref.shape[1]))
-    return quantised_ref(scheme.format, (ref.shape[0], ref.shape[1]), block, stored, file.parent)
+    block = (1, scheme.block(shape[1]))
+    return quantised_ref(scheme.format, (shape[0], shape[1]), block, stored, file.parent)
 
 
 def _indexed(index: Mapping[str, TensorRef], name: str, file: Path) -> TensorRef:

@@ -105,8 +105,10 @@ def read_sources(
     checkpoint's.
     """
     spec = read_target(find_checkpoint(engine, "target", target))
-    if weights := engine.record.config.engine.weights:
-        spec = made_target(spec, weights, engine.path / made_location(weights))
+    built = engine.record.config.engine
+    if built.weights:
+        file = engine.path / made_location(built.weights)
+        spec = made_target(spec, built.weights, file, head=built.quantise_head)
     config = engine.record.config.draft
     if config is None:
         return spec, None
