@@ -18,8 +18,12 @@ DRAFT = ROOT / "examples/tiny/draft"
 def tiny_config(
     *, target: Path = TARGET, draft: Path | None = DRAFT, **sections: dict[str, Any]
 ) -> BuildConfig:
-    """``build_configs/tiny.yaml`` with other checkpoints, or keys of a section replaced."""
+    """``build_configs/tiny.yaml`` with other checkpoints, or keys of a section replaced.
+
+    What is drafted follows no clock, unless ``speculation`` says ``adaptive``.
+    """
     raw = load_config(ROOT / "build_configs/tiny.yaml").model_dump()
+    raw["speculation"]["adaptive"] = False
     raw["target"]["checkpoint"] = str(target)
     raw["draft"] = None if draft is None else {"checkpoint": str(draft)}
     for name, changes in sections.items():

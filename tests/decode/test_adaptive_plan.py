@@ -319,7 +319,7 @@ def test_engine_drafts_where_its_clock_says_that_it_pays_and_says_the_same(
     tmp_path: Path, ms: CycleMs, drafts: bool
 ) -> None:
     """The trained tiny pair, asked again and again by its own readers."""
-    with LLM(build_tiny(tmp_path)) as engine:
+    with LLM(build_tiny(tmp_path, speculation={"adaptive": True})) as engine:
         options: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True}
         plain = engine.generate(QUESTIONS, speculation=False, **options)
         engine.start()
@@ -343,3 +343,11 @@ def test_engine_drafts_where_its_clock_says_that_it_pays_and_says_the_same(
         now = engine.metrics()
         share = now.plain_cycles / now.draft_tokens_per_cycle.count
         assert share < 0.4 if drafts else share > 0.6
+
+
+def test_bundle_is_served_adaptively_unless_its_config_says_no(tmp_path: Path) -> None:
+    for adaptive_too in (True, False):
+        folder = tmp_path / str(adaptive_too)
+        bundle = build_tiny(folder, speculation={"adaptive": adaptive_too})
+        with LLM(bundle) as engine:
+            assert isinstance(engine.bundle.plan, AdaptivePlan) == adaptive_too

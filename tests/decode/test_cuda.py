@@ -55,7 +55,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LLM]:
     return {
         "cpu": engine(),
         "float32": engine(engine=CUDA, speculation=CHAIN),
-        "adaptive": engine(engine=CUDA),
+        "adaptive": engine(engine=CUDA, speculation={"adaptive": True}),
         "tree": engine(engine=CUDA, speculation=TREE),
         "dynamic": engine(engine=CUDA, speculation=DYNAMIC),
         "bfloat16": engine(engine=CUDA | {"dtype": "bfloat16"}),

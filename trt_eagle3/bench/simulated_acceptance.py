@@ -11,8 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from unittest.mock import patch
 
-from trt_eagle3.decode import verify
+import torch
+from torch import Tensor
+
+from trt_eagle3.decode import async_cycle, verify
 from trt_eagle3.decode.accept import Accepted, accept
+from trt_eagle3.decode.outcome import Outcome, accept_greedy
+from trt_eagle3.decode.propose import Proposal
 
 __all__ = ["acceptance_length", "acceptance_rate", "simulated_acceptance"]
 
@@ -40,10 +45,12 @@ def acceptance_rate(length: float, steps: int) -> float:
 
 @contextmanager
 def simulated_acceptance(rate: float, *, seed: int = 0) -> Iterator[None]:
-    """Accept every drafted token of a chain with probability ``rate``, whatever the target says."""
+    """Accept every drafted token of a chain with probability ``rate``, whatever the target says, on
+    the host and on the device.
+    """
     chance = random.Random(seed)
 
-    def simulated(
+    def on_host(
         tokens: Sequence[int],
         parents: Sequence[int],
         probs: Sequence[float],
@@ -53,5 +60,14 @@ def simulated_acceptance(rate: float, *, seed: int = 0) -> Iterator[None]:
         del uniform
         return accept(tokens, parents, [rate] * len(probs), bonus, chance.random)
 
-    with patch(f"{verify.__name__}.accept", simulated):
+    def on_device(proposal: Proposal, target_ids: Tensor, *, chain: bool) -> Outcome:
+        assert chain, "acceptance is simulated for chains"
+        right = torch.rand(target_ids[:, 1:].shape, device=target_ids.device) < rate
+        agreed = torch.where(right, proposal.tokens[:, 1:], target_ids[:, :-1])
+        return accept_greedy(proposal, torch.cat([agreed, target_ids[:, -1:]], 1), chain=chain)
+
+    with (
+        patch(f"{verify.__name__}.accept", on_host),
+        patch(f"{async_cycle.__name__}.accept_greedy", on_device),
+    ):
         yield

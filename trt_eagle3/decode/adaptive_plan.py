@@ -110,7 +110,7 @@ class AdaptivePlan:
         """
         trees = [shrunk(config, count) for count in num_nodes]
         self._candidates = [_Candidate(tree, levels_of(tree)) for tree in trees]
-        self._index = {id(c.tree): i for i, c in enumerate(self._candidates)}
+        self._index = {c.tree: i for i, c in enumerate(self._candidates)}
         self._fixed = fixed
         self._costs = CycleCosts(costs)
         self._overall = AcceptanceRates(acceptance)
@@ -155,7 +155,7 @@ class AdaptivePlan:
 
     def observe(self, cycle: Cycle) -> None:
         """Learn from a cycle, and now and then think again."""
-        index = self._index.get(id(cycle.tree))
+        index = self._index.get(cycle.tree)
         if index is None or not any(s.drafting for s in cycle.sequences):
             self._last = None  # the fixed plan's, or nobody's
             return
