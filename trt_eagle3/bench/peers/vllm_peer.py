@@ -83,7 +83,6 @@ def _arguments(job: PeerJob) -> dict[str, Any]:
     """Of ``LLM``."""
     arguments: dict[str, Any] = {
         "model": job.target,
-        "tokenizer": job.processor,
         "dtype": job.dtype,
         "max_model_len": job.max_seq_len,
         "max_num_seqs": job.max_batch_size,
