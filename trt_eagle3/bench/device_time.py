@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 __all__ = ["DeviceTime", "device_time", "family_of_kernel"]
 
 _FAMILIES = {
-    "attention": "tree_(attention|combine|write)",
+    "attention": "(tree|prompt)_(attention|combine|write)",
     "products": r"linear|gemm|nvjet|cutlass|splitK|cublas",
     "norm, rope, silu": "rms_norm|rope|silu",
     "argmax, topk": "reduce_kernel|argmax|topk|sort|radix|gatherTopK|[Mm]ax",
