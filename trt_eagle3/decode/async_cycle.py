@@ -34,6 +34,7 @@ from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN
 __all__ = ["AsyncCycles"]
 
 
+_ROOT = Tree.root_only()
 # sequences from which on a cycle is launched before the last one's outcome is handed on: who ends
 # by it has taken part for nothing, which is much where there are few
 _MANY = 8
@@ -156,7 +157,7 @@ class AsyncCycles:
         batch = self._batch(sequences, lengths, [-1] * count, num_rows)
         proposal = self._draft.proposal(sequences, tree, batch)
         greedy = _greedy(sequences)
-        judged, aux = self._verify(proposal, batch, greedy_tokens if greedy else None)
+        judged, aux = self._verify(tree, proposal, batch, greedy_tokens if greedy else None)
         assert aux is not None
         said: Readback | list[Accepted]
         if greedy:
@@ -185,13 +186,13 @@ class AsyncCycles:
         batch = DeviceBatch.of_nobody(size, table_len, self._target.embedding.device)
         for _ in range(CAPTURED_AT_RUN):
             if tree is None:
-                roots = tree_proposal(Tree.root_only(), batch.roots.long()[:, None])
-                self._verify(roots, batch, greedy_tokens)
+                roots = tree_proposal(_ROOT, batch.roots.long()[:, None])
+                self._verify(_ROOT, roots, batch, greedy_tokens)
                 continue
             assert self._draft is not None
             dtype = self._target.embedding.dtype
             proposal = self._draft.run_nobody(tree, batch, dtype)
-            target_ids, aux = self._verify(proposal, batch, greedy_tokens)
+            target_ids, aux = self._verify(tree, proposal, batch, greedy_tokens)
             assert aux is not None
             outcome = _accept(tree, proposal, target_ids)
             self._draft.extend(batch, outcome, aux, in_place=is_chain(tree))
@@ -208,8 +209,8 @@ class AsyncCycles:
         roots = batch.roots.long()
         if before is not None:
             roots = _roots_after(before, batch, unchanged=list(rows) == list(range(len(rows))))
-        trees = tree_proposal(Tree.root_only(), roots[:, None])
-        target_ids, aux = self._verify(trees, batch, greedy_tokens)
+        trees = tree_proposal(_ROOT, roots[:, None])
+        target_ids, aux = self._verify(_ROOT, trees, batch, greedy_tokens)
         # copies: the next pass may overwrite a session's outputs
         tokens = target_ids[:, 0].clone()
         wanted = any(s.draft for s in sequences)
@@ -221,8 +222,8 @@ class AsyncCycles:
         """A token of each sequence, some of which sample."""
         lengths, count = [s.length for s in sequences], len(sequences)
         batch = self._batch(sequences, lengths, [-1] * count, 1)
-        roots = tree_proposal(Tree.root_only(), batch.roots.long()[:, None])
-        logits, aux = self._verify(roots, batch, None)
+        roots = tree_proposal(_ROOT, batch.roots.long()[:, None])
+        logits, aux = self._verify(_ROOT, roots, batch, None)
         found = verify_tree(sequences, _first(roots, count), logits[:count], [1] * count)
         kept = aux[:, 0].clone() if aux is not None and any(s.draft for s in sequences) else None
         for i, (s, accepted) in enumerate(zip(sequences, found, strict=True)):
@@ -281,19 +282,21 @@ class AsyncCycles:
         return DeviceBatch.of(self._states, sequences, lengths, rows, num_new, size, device)
 
     def _verify(
-        self, proposal: Proposal, batch: DeviceBatch, reduce: Reduction | None
+        self, tree: AnyTree, proposal: Proposal, batch: DeviceBatch, reduce: Reduction | None
     ) -> tuple[Tensor, Tensor | None]:
         """Logits f32 [B, T, V] of the nodes, or what ``reduce`` makes of them, and aux hidden
         states [B, T, k * H].
         """
         size, num_nodes = proposal.tokens.shape
-        depths = proposal.depths.to(batch.positions.device, non_blocking=True)
+        device = batch.positions.device
+        fixed = isinstance(tree, Tree)  # its shape is not to be copied every time
+        depths = _shape_on(tree, device).depths if fixed else proposal.depths.int()
         metadata = AttentionMetadata(
             past=batch.lengths,
             counts=[num_nodes] * size,
             state_inputs=batch.state_inputs,
             mask=proposal.mask,
-            positions=(batch.positions[:, None] + depths).int().expand(3, -1, -1),
+            positions=(batch.positions[:, None] + depths).expand(3, -1, -1),
         )
         embeds = self._target.embedding.lookup(proposal.tokens)
         return self._target.forward(embeds, metadata, all_rows(size, num_nodes), reduce=reduce)
@@ -319,11 +322,10 @@ def _advance(sequence: SequenceState, accepted: Accepted, aux: Tensor | None, ro
 
 
 def _accept(tree: AnyTree, proposal: Proposal, target_ids: Tensor) -> Outcome:
-    if isinstance(tree, Tree):  # its shape lies on the host: not to be copied every time
-        parents, mask = _shape_on(tree, target_ids.device)
-        size = len(target_ids)
-        shape = {"parents": parents.expand(size, -1), "mask": mask.expand(size, -1, -1)}
-        proposal = replace(proposal, **shape)
+    if isinstance(tree, Tree):
+        shape, size = _shape_on(tree, target_ids.device), len(target_ids)
+        parents, mask = shape.parents.expand(size, -1), shape.mask.expand(size, -1, -1)
+        proposal = replace(proposal, parents=parents, mask=mask)
     return accept_greedy(proposal, target_ids, chain=is_chain(tree))
 
 
@@ -344,7 +346,18 @@ def _roots_after(before: _PlainPass, batch: DeviceBatch, *, unchanged: bool) -> 
     return torch.where(batch.rows >= 0, said, batch.roots.long())
 
 
-@lru_cache(maxsize=16)
-def _shape_on(tree: Tree, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Parents int64 [T] and mask bool [T, T] of a static tree."""
-    return torch.tensor(tree.parents).to(device), tree.mask.to(device)
+@dataclass(frozen=True)
+class _Shape:
+    """A static tree on the device: ``parents`` int64 [T], ``depths`` int32 [T], ``mask`` bool
+    [T, T].
+    """
+
+    parents: Tensor
+    depths: Tensor
+    mask: Tensor
+
+
+@lru_cache(maxsize=32)
+def _shape_on(tree: Tree, device: torch.device) -> _Shape:
+    parents, depths = torch.tensor(tree.parents), tree.depths.int()
+    return _Shape(parents.to(device), depths.to(device), tree.mask.to(device))

@@ -161,7 +161,7 @@ class DraftRunner:
         self.embedding = embedding
         self._fuse = fuse
         self._draft = draft
-        self._d2t = d2t
+        self._target_ids = None if d2t is None else d2t + torch.arange(len(d2t), device=d2t.device)
         states.bind(draft)
 
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
@@ -184,7 +184,7 @@ class DraftRunner:
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:
         """Target token ids of draft token ids: i + d2t[i]."""
-        return draft_ids if self._d2t is None else draft_ids + self._d2t[draft_ids]
+        return draft_ids if self._target_ids is None else self._target_ids[draft_ids]
 
 
 class VisionRunner:
