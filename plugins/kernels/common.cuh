@@ -156,10 +156,10 @@ enum class Overlap { kNo, kYes };
 constexpr int kSharedCarveout = 58;
 
 // Launches a kernel that begins with wait_for_previous(), with kYes while the one before drains; `cluster` blocks along
-// x form a cluster.
+// x form a cluster; `carveout` as kSharedCarveout.
 template <typename... Parameters, typename... Arguments>
-cudaError_t launch(Overlap overlap, void (*kernel)(Parameters...), dim3 grid, int threads, int shared_bytes,
-                   int cluster, cudaStream_t stream, Arguments&&... arguments) {
+cudaError_t launch_with_carveout(int carveout, Overlap overlap, void (*kernel)(Parameters...), dim3 grid, int threads,
+                                 int shared_bytes, int cluster, cudaStream_t stream, Arguments&&... arguments) {
   cudaLaunchAttribute attributes[2];
   cudaLaunchConfig_t config = {};
   config.gridDim = grid;
@@ -169,8 +169,8 @@ cudaError_t launch(Overlap overlap, void (*kernel)(Parameters...), dim3 grid, in
   config.attrs = attributes;
   const bool hopper = is_hopper_or_later();
   if (hopper) {
-    const auto carveout = cudaFuncAttributePreferredSharedMemoryCarveout;
-    const cudaError_t error = cudaFuncSetAttribute(kernel, carveout, kSharedCarveout);
+    const auto preferred = cudaFuncAttributePreferredSharedMemoryCarveout;
+    const cudaError_t error = cudaFuncSetAttribute(kernel, preferred, carveout);
     if (error != cudaSuccess) return error;
   }
   if (overlap == Overlap::kYes && hopper) {
@@ -182,6 +182,14 @@ cudaError_t launch(Overlap overlap, void (*kernel)(Parameters...), dim3 grid, in
     attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
   }
   return cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...);
+}
+
+// With the carveout of all kernels.
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch(Overlap overlap, void (*kernel)(Parameters...), dim3 grid, int threads, int shared_bytes,
+                   int cluster, cudaStream_t stream, Arguments&&... arguments) {
+  return launch_with_carveout(kSharedCarveout, overlap, kernel, grid, threads, shared_bytes, cluster, stream,
+                              arguments...);
 }
 
 // Calls `f` with a value of the element type.

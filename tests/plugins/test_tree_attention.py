@@ -124,6 +124,18 @@ def test_tree_attention_matches_float64(
     check(case.of(dtype), cuda, prefetch_safe=prefetch_safe)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("prefetch_safe", [False, True])
+@pytest.mark.parametrize("num_new", [1, 3, 4])
+def test_tree_attention_of_a_crowd_matches_float64(
+    num_new: int, prefetch_safe: bool, dtype: torch.dtype, cuda: torch.device
+) -> None:
+    """Work for more than two blocks on every multiprocessor; some sequences are padding."""
+    lengths = tuple((53 * i % 900, i % (num_new + 1)) for i in range(40))
+    case = Case(lengths=lengths, num_new=num_new, tail=num_new + 2, heads=(32, 8), page_size=16)
+    check(case.of(dtype), cuda, prefetch_safe=prefetch_safe)
+
+
 @pytest.mark.parametrize("case", CASES + PLAIN, ids=str)
 def test_tree_attention_in_float32_matches_float64(case: Case, cuda: torch.device) -> None:
     check(case.of(torch.float32), cuda)

@@ -359,8 +359,8 @@ class EngineCore:
         it.
         """
         self._answers.pop(id(sequence), None)
+        self._meter.finished(outcome)  # whoever sees its pages free finds it counted
         self.scheduler.remove(sequence)
-        self._meter.finished(outcome)
         if answer is None:
             return
         if outcome == "cancelled":
