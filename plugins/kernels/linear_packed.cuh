@@ -1,11 +1,11 @@
 // Linear with a quantised weight, for a few tokens, at what reading half or a quarter of its bytes costs. This file: up
 // to 16 tokens whose part of x fits into shared memory; linear_packed_wide.cuh: the others, up to 64.
 //
-// Idea: what a lane copies into its ring, some spans ahead, are whole operands (packed_weight.cuh); numbers of T are
-// made of them right before the product. A tile of 16 rows of W belongs to a group of 4 to 16 warps that share its
-// columns; a block's groups go on by themselves, so that one's merging hides behind the others' loads. x lies in shared
-// memory whole; where it is too wide, a cluster splits K, and its blocks' sums meet once, at the end. Bytes moved: N *
-// K * bits / 8 and scales, x, y. Measured: docs/measurements.md, "Quantised weights".
+// Idea: what a lane loads are whole operands (packed_weight.cuh), some spans ahead, and numbers of T are made of them
+// right before the product. A tile of 16 rows of W belongs to a group of 4 to 16 warps that share its columns; a
+// block's groups go on by themselves, so that one's merging hides behind the others' loads. x lies in shared memory
+// whole; where it is too wide, a cluster splits K, and its blocks' sums meet once, at the end. Bytes moved:
+// N * K * bits / 8 and scales, x, y. Measured: docs/measurements.md, "Quantised weights".
 //
 // Who adds what, and in which order, follows from N, K and whether there are more than 8 tokens.
 #pragma once
@@ -22,21 +22,17 @@ namespace trt_eagle3 {
 
 constexpr int kPackedWarps = 16;
 constexpr int kPackedThreads = 32 * kPackedWarps;
-constexpr int kPackedMaxCluster = 8;
-constexpr int kPackedPitch = 20;              // floats between the tokens of a partial sum: no bank conflicts
-constexpr int kPackedRingBytes = 128 * 1024;  // at most, of spans on their way
+constexpr int kPackedMaxCluster = 4;
+constexpr int kPackedPitch = 20;                // floats between the tokens of a partial sum: no bank conflicts
+constexpr int kPackedSharedBytes = 160 * 1024;  // of a block: loads on their way take what is left of the L1 cache
 
-// A block's shared memory: x, the warps' partial sums, their rings of spans, then the sums of the cluster's blocks.
-template <typename Format, int kTiles>
+// A block's shared memory: x, the warps' partial sums, then those of the cluster's blocks.
+template <int kTiles>
 struct PackedShared {
   static constexpr int MaxTokens = kTiles * 8;
   static constexpr int Buffers = kTiles == 1 ? 2 : 1;  // of partial sums: with two, a tile need not wait for the last
   static constexpr int PartialFloats = MaxTokens * kPackedPitch;
   static constexpr int PartialBytes = Buffers * kPackedWarps * PartialFloats * 4;
-  static constexpr int SlotBytes = kPackedSlotBytes<Format>;
-  static constexpr int MostSlots = kPackedRingBytes / kPackedWarps / SlotBytes;
-  static constexpr int Slots = kTiles == 1 ? MostSlots : MostSlots * 2 / 3;  // x of 16 tokens wants room
-  static constexpr int RingBytes = kPackedWarps * Slots * SlotBytes;
 
   // Columns of W, in whole spans, of each block of a cluster.
   static __host__ __device__ constexpr int columns(int inner, int size) {
@@ -86,29 +82,24 @@ struct PackedCursor {
   }
 };
 
-// The spans of a warp, in its order, on their way into its ring.
-template <typename Format, int kSlots>
+// The spans of a warp, in its order.
+template <typename Format>
 struct PackedReader {
-  uint32_t ring;
   PackedCursor at;
-  PackedPlace<Format> place = {};
-  int slot = 0;
+  PackedPlace<Format> place;
 
   __device__ __forceinline__ void set(const PackedWeight& w, const PackedShare& s) {
     const int tile = static_cast<int>(blockIdx.y) + at.tile * static_cast<int>(gridDim.y);
     place.set(w, tile * kPackedRows + threadIdx.x % 32 / 4, s.first_column + at.span * kPackedSpan);
   }
-  __device__ __forceinline__ void copy_next(const PackedWeight& w, const PackedShare& s) {
-    if (!at.done(s)) {
-      if (at.span < s.num_spans) place.copy(w, ring + slot * kPackedSlotBytes<Format>);
-      if (at.advance(s)) {
-        if (!at.done(s)) set(w, s);
-      } else {
-        place.move(w, s.split * kPackedSpan);
-      }
+  __device__ __forceinline__ void load(const PackedWeight& w, const PackedShare& s, PackedSpan<Format>& span) {
+    if (at.done(s)) return;
+    if (at.span < s.num_spans) place.load(w, span);
+    if (at.advance(s)) {
+      if (!at.done(s)) set(w, s);
+    } else {
+      place.move(w, s.split * kPackedSpan);
     }
-    copy_async_commit();
-    slot = slot + 1 == kSlots ? 0 : slot + 1;
   }
 };
 
@@ -150,10 +141,9 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
 
 // Merges the partial sums of a tile: the group's warps' through shared memory; the blocks' in that of the tile's owner,
 // to which they are pushed as they are made.
-template <typename Format, int kTiles>
+template <typename T, int kTiles>
 struct PackedMerge {
-  using T = typename Format::T;
-  using Shared = PackedShared<Format, kTiles>;
+  using Shared = PackedShared<kTiles>;
   const LinearParams& p;
   const PackedShare& s;
   float* partials;  // [buffers][warps][tokens][pitch]
@@ -236,7 +226,7 @@ template <typename Format, int kTiles>
 __global__ void __launch_bounds__(kPackedThreads, 1)
     linear_packed_kernel(const LinearParams p, const PackedWeight w, int split) {
   using T = typename Format::T;
-  using Shared = PackedShared<Format, kTiles>;
+  using Shared = PackedShared<kTiles>;
   extern __shared__ __align__(16) char shared[];
   const int lane = threadIdx.x % 32;
   const PackedShare s = PackedShare::of<Shared>(w, split);
@@ -244,13 +234,11 @@ __global__ void __launch_bounds__(kPackedThreads, 1)
 #if __CUDA_ARCH__ >= 900
   if (s.size > 1) cooperative_groups::this_cluster().barrier_arrive();  // awaited before the first push
 #endif
-  float* partials = reinterpret_cast<float*>(shared + p.num_rows * pitch);
-  char* rings = shared + p.num_rows * pitch + Shared::PartialBytes;
-  const char* ring = rings + threadIdx.x / 32 * (Shared::Slots * Shared::SlotBytes);
-  PackedReader<Format, Shared::Slots> reader = {shared_address(ring), {s.group, s.part}};
+  PackedReader<Format> reader = {{s.group, s.part}, {}};
+  PackedSpan<Format> spans[Format::Ahead];
   reader.set(w, s);
-#pragma unroll 1
-  for (int i = 0; i < Shared::Slots - 1; ++i) reader.copy_next(w, s);
+#pragma unroll
+  for (int i = 0; i < Format::Ahead; ++i) reader.load(w, s, spans[i]);
   wait_for_previous();  // a launch whose weight is not prefetch_safe did not come up before it could pass here
   load_packed_x<T>(p, s, shared_address(shared), pitch);
 #if __CUDA_ARCH__ >= 900
@@ -262,29 +250,30 @@ __global__ void __launch_bounds__(kPackedThreads, 1)
   for (int j = 0; j < kTiles; ++j) {
     x[j] = shared_address(shared) + min(j * 8 + lane % 8, p.num_rows - 1) * pitch + lane / 8 * 16;
   }
-  const PackedMerge<Format, kTiles> merge{p, s, partials, reinterpret_cast<float*>(rings + Shared::RingBytes)};
+  float* partials = reinterpret_cast<float*>(shared + p.num_rows * pitch);
+  const PackedMerge<T, kTiles> merge{p, s, partials, partials + Shared::PartialBytes / 4};
   float sums[kTiles][4] = {};
   PackedCursor at = {s.group, s.part};
-  int buffer = 0, slot = 0;
+  int buffer = 0;
 #pragma unroll 1
   while (!at.done(s)) {
-    reader.copy_next(w, s);  // into the slot that was read last
-    copy_async_wait<Shared::Slots - 1>();
-    if (at.span < s.num_spans) {
-      PackedSpan<Format> span;
-      const uint32_t index = scale_index<Format>(w, s.first_column + at.span * kPackedSpan);
-      read_span<Format>(w, ring + slot * Shared::SlotBytes, index, span);
-      multiply_packed_span<Format, kTiles>(w, span, at.span * kPackedSpan * 2, x, sums);
-    }
-    slot = slot + 1 == Shared::Slots ? 0 : slot + 1;
-    const int tile = at.tile;
-    if (!at.advance(s)) continue;
-    merge.finish(tile, buffer, sums);
-    buffer = Shared::Buffers - 1 - buffer;
 #pragma unroll
-    for (int j = 0; j < kTiles; ++j) {
+    for (int i = 0; i < Format::Ahead; ++i) {
+      if (at.done(s)) break;
+      if (at.span < s.num_spans) {
+        multiply_packed_span<Format, kTiles>(w, spans[i], at.span * kPackedSpan * 2, x, sums);
+      }
+      reader.load(w, s, spans[i]);
+      const int tile = at.tile;
+      if (at.advance(s)) {
+        merge.finish(tile, buffer, sums);
+        buffer = Shared::Buffers - 1 - buffer;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) sums[j][e] = 0.0f;
+        for (int j = 0; j < kTiles; ++j) {
+#pragma unroll
+          for (int e = 0; e < 4; ++e) sums[j][e] = 0.0f;
+        }
+      }
     }
   }
 #if __CUDA_ARCH__ >= 900
@@ -328,10 +317,10 @@ cudaError_t cluster_room(void (*kernel)(Parameters...), const Chip& chip, int th
 
 template <typename Format, int kTiles>
 cudaError_t run_linear_packed(const LinearParams& p, const PackedWeight& w, const Chip& chip, cudaStream_t stream) {
-  using Shared = PackedShared<Format, kTiles>;
+  using Shared = PackedShared<kTiles>;
   const int largest = chip.major >= 9 ? kPackedMaxCluster : 1;
   int size = 1;  // chosen as for the most tokens, so that all are added alike
-  while (size < largest && Shared::bytes(Shared::MaxTokens, p.inner, size) > chip.shared_bytes) size *= 2;
+  while (size < largest && Shared::bytes(Shared::MaxTokens, p.inner, size) > kPackedSharedBytes) size *= 2;
   const auto kernel = linear_packed_kernel<Format, kTiles>;
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, chip.shared_bytes);
   if (error != cudaSuccess) return error;
@@ -342,7 +331,7 @@ cudaError_t run_linear_packed(const LinearParams& p, const PackedWeight& w, cons
   const int tiles = p.outer / kPackedRows, each = ceil_div(tiles, clusters);
   const int parts = size == 1 ? 0 : ceil_div(each, size) * size * kPackedRows * 4;  // of a token
   const int most = Shared::bytes(Shared::MaxTokens, p.inner, size) + Shared::MaxTokens * parts;
-  if (most > chip.shared_bytes) return cudaErrorNotSupported;
+  if (most > std::min(kPackedSharedBytes + 32 * 1024, chip.shared_bytes)) return cudaErrorNotSupported;
   const int bytes = Shared::bytes(p.num_rows, p.inner, size) + p.num_rows * parts;
   const int split = each >= 3 ? 4 : each == 2 ? 8 : 16;  // so that all warps have something to do
   const Overlap overlap = p.prefetch_safe != 0 ? Overlap::kYes : Overlap::kNo;

@@ -1,8 +1,8 @@
 // Linear with a quantised weight, for up to 64 tokens: rows of W are the rows of Hopper's products, 32 or 64 tokens
 // their columns, whoever of them is there.
 //
-// Idea: W comes through the warps' rings into the registers that become A of the products; x comes through a ring of
-// stages of 128 columns in shared memory, which all warpgroups of a block share. One half of a stage
+// Idea: W comes from memory straight into the registers that become A of the products, some spans ahead; x comes
+// through a ring of stages of 128 columns in shared memory, which all warpgroups of a block share. One half of a stage
 // is made numbers while the other is multiplied. The rows of a block and the cluster that splits K are chosen so that
 // the chip is full and x is read seldom. Where scales change along K, the sums so far are rescaled by old / new scale,
 // and no second set of sums is kept. Bytes moved: as linear_packed.cuh, and x once per block, from the L2 cache.
@@ -18,19 +18,17 @@
 
 namespace trt_eagle3 {
 
-template <typename Format, int kWarpgroups, int kMaxTokens>
+template <typename Element, int kWarpgroups, int kMaxTokens>
 struct PackedWideTile {
-  using T = typename Format::T;
+  using T = Element;
   static constexpr int Threads = kWarpgroups * 128;
   static constexpr int Rows = kWarpgroups * 64;
   static constexpr int Tokens = kMaxTokens;
   static constexpr int StageBytes = Tokens * kPackedSpan * 2;
-  static constexpr int Ahead = Tokens * Format::Bits == 512 ? 3 : 4;  // stages, and spans of a warp, on their way
-  static constexpr int Stages = Ahead + 2;  // the products of a stage end while the next one is made
-  static constexpr int SlotBytes = kPackedSlotBytes<Format>;
+  static constexpr int Stages = Tokens == 64 ? 7 : 10;
+  static constexpr int Ahead = Stages - 2;   // the products of a stage end while the next one is made
   static constexpr int SumPitch = Rows + 4;  // floats between the tokens of the sums: no bank conflicts
-  static constexpr int StagesBytes = Stages * StageBytes;
-  static constexpr int SharedBytes = StagesBytes + kWarpgroups * 4 * (Ahead + 1) * SlotBytes;
+  static constexpr int SharedBytes = Stages * StageBytes;
   static_assert(Tokens * SumPitch * 4 <= SharedBytes);
   using Sums = float[Tokens / 8][4];  // of a warpgroup's 64 rows
 };
@@ -92,12 +90,11 @@ template <typename Tile, typename Format>
 struct PackedWideLoop {
   static constexpr int kPieces = Format::Groups > 2 ? Format::Groups : 2;  // of a stage, made and multiplied in turn
   static constexpr int kBlocks = kPackedBlocks / kPieces;
-  static constexpr int kSlots = Tile::Ahead + 1;
+  static constexpr int kAhead = Format::WideAhead;
   const LinearParams& p;
   const PackedWeight& w;
   const PackedWideShare& s;
   uint32_t ring;
-  const char* slots;  // of this warp
 
   __device__ __forceinline__ uint32_t stage_of(int i) const { return ring + i % Tile::Stages * Tile::StageBytes; }
 
@@ -111,6 +108,7 @@ struct PackedWideLoop {
                      x + static_cast<int64_t>(token) * p.inner + chunk * 8, 16);
       }
     }
+    copy_async_commit();
   }
 
   // sums += W . x^T of stage i. The sums are those of numbers divided by `scales`, of rows g and g + 8.
@@ -125,10 +123,10 @@ struct PackedWideLoop {
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) Format::operand(span, piece * kBlocks + b, a[b]);
       if (piece == 0) {
+        copy_async_wait<Tile::Ahead - 1>();
         fence_async_proxy();
         __syncthreads();  // stage i is there, and nobody reads stage i - 2 any more
         load_x(i + Tile::Ahead);
-        copy_async_commit();
       }
       if (rescales && piece % (kPieces / Format::Groups) == 0) {
         const float low = Format::scale(w, span.low_scale, group), high = Format::scale(w, span.high_scale, group);
@@ -150,37 +148,30 @@ struct PackedWideLoop {
     }
   }
 
-  // Starts the copies of this warp's span of stage i.
-  __device__ __forceinline__ void copy_span(PackedPlace<Format>& place, int i) const {
-    if (i < s.count) place.copy(w, shared_address(slots) + i % kSlots * Tile::SlotBytes);
-    place.move(w, kPackedSpan);
-  }
-
   __device__ __forceinline__ void run(typename Tile::Sums& sums) const {
     const int row = min(s.first_row + static_cast<int>(threadIdx.x) / 32 * kPackedRows, w.outer - kPackedRows);
     PackedPlace<Format> place;
     place.set(w, row + threadIdx.x % 32 / 4, s.first_stage * kPackedSpan);
-#pragma unroll 1
-    for (int i = 0; i < Tile::Ahead; ++i) copy_span(place, i);
+    PackedSpan<Format> spans[kAhead];
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      if (i < s.count) place.load(w, spans[i]);
+      place.move(w, kPackedSpan);
+    }
     wait_for_previous();
 #pragma unroll 1
-    for (int i = 0; i < Tile::Ahead; ++i) {
-      load_x(i);
-      copy_async_commit();  // the spans with the first
-    }
-    float scales[2] = {1.0f, 1.0f};
+    for (int i = 0; i < Tile::Ahead; ++i) load_x(i);
+    float scales[2] = {Format::scale(w, spans[0].low_scale, 0), Format::scale(w, spans[0].high_scale, 0)};
 #pragma unroll 1
-    for (int i = 0; i < s.count; ++i) {
-      copy_async_wait<Tile::Ahead - 1>();
-      PackedSpan<Format> span;
-      const uint32_t index = scale_index<Format>(w, (s.first_stage + i) * kPackedSpan);
-      read_span<Format>(w, slots + i % kSlots * Tile::SlotBytes, index, span);
-      if (i == 0) {
-        scales[0] = Format::scale(w, span.low_scale, 0);
-        scales[1] = Format::scale(w, span.high_scale, 0);
+    for (int first = 0; first < s.count; first += kAhead) {
+#pragma unroll
+      for (int j = 0; j < kAhead; ++j) {
+        const int i = first + j;
+        if (i >= s.count) break;
+        multiply(i, spans[j], scales, sums);
+        if (i + kAhead < s.count) place.load(w, spans[j]);
+        place.move(w, kPackedSpan);
       }
-      copy_span(place, i + Tile::Ahead);  // with stage i + Ahead of x
-      multiply(i, span, scales, sums);
     }
     wgmma_wait<0>();
     wgmma_pin(sums);
@@ -240,8 +231,7 @@ __global__ void __launch_bounds__(Tile::Threads, 1)
   const int stages = p.inner / kPackedSpan, rank = blockIdx.x, size = gridDim.x, first = stages * rank / size;
   const PackedWideShare s = {static_cast<int>(blockIdx.y) * Tile::Rows, first, stages * (rank + 1) / size - first};
   typename Tile::Sums sums = {};
-  const char* slots = packed_wide_shared + Tile::StagesBytes + threadIdx.x / 32 * ((Tile::Ahead + 1) * Tile::SlotBytes);
-  PackedWideLoop<Tile, Format>{p, w, s, shared_address(packed_wide_shared), slots}.run(sums);
+  PackedWideLoop<Tile, Format>{p, w, s, shared_address(packed_wide_shared)}.run(sums);
   copy_async_wait<0>();
   __syncthreads();  // the last products have read the ring
   float* kept = reinterpret_cast<float*>(packed_wide_shared);
@@ -269,14 +259,13 @@ inline float packed_wide_us(const LinearParams& p, int bits, int tokens, int row
 
 template <typename Format, int kWarpgroups, int kTokens>
 cudaError_t consider_packed_wide(const LinearParams& p, const Chip& chip, PackedWideGrid* best) {
-  using Tile = PackedWideTile<Format, kWarpgroups, kTokens>;
+  using Tile = PackedWideTile<typename Format::T, kWarpgroups, kTokens>;
   const auto kernel = linear_packed_wide_kernel<Tile, Format>;
-  if (Tile::SharedBytes > chip.shared_bytes) return cudaSuccess;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, chip.shared_bytes);
   if (error != cudaSuccess) return error;
   thread_local ClusterRoom known;
-  for (int cluster = 1; cluster <= std::min(4, p.inner / kPackedSpan); cluster *= 2) {
+  for (int cluster = 1; cluster <= std::min(kPackedMaxCluster, p.inner / kPackedSpan); cluster *= 2) {
     int clusters = 0;
     const cudaError_t found = cluster_room(kernel, chip, Tile::Threads, cluster, &known, &clusters);
     if (found == cudaErrorNotSupported) continue;
@@ -289,7 +278,7 @@ cudaError_t consider_packed_wide(const LinearParams& p, const Chip& chip, Packed
 
 template <typename Format, int kWarpgroups, int kTokens>
 cudaError_t run_packed_wide(const LinearParams& p, const PackedWeight& w, int cluster, cudaStream_t stream) {
-  using Tile = PackedWideTile<Format, kWarpgroups, kTokens>;
+  using Tile = PackedWideTile<typename Format::T, kWarpgroups, kTokens>;
   const Overlap overlap = p.prefetch_safe != 0 ? Overlap::kYes : Overlap::kNo;
   return launch(overlap, linear_packed_wide_kernel<Tile, Format>, dim3(cluster, ceil_div(p.outer, Tile::Rows)),
                 Tile::Threads, Tile::SharedBytes, cluster, stream, p, w);
@@ -302,7 +291,6 @@ cudaError_t launch_packed_wide(const LinearParams& p, const PackedWeight& w, con
   if (error == cudaSuccess) error = consider_packed_wide<Format, 2, kTokens>(p, chip, &best);
   if (error == cudaSuccess) error = consider_packed_wide<Format, 1, kTokens>(p, chip, &best);
   if (error != cudaSuccess) return error;
-  if (best.warpgroups == 0) return cudaErrorNotSupported;
   if (best.warpgroups == 3) return run_packed_wide<Format, 3, kTokens>(p, w, best.cluster, stream);
   if (best.warpgroups == 2) return run_packed_wide<Format, 2, kTokens>(p, w, best.cluster, stream);
   return run_packed_wide<Format, 1, kTokens>(p, w, best.cluster, stream);

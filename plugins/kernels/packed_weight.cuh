@@ -33,10 +33,13 @@ struct PackedWeight {
   int32_t scale_bfloat16;   // INT4: else float16
 };
 
-// 4 or 8 bytes to shared memory.
-template <int kBytes>
-__device__ __forceinline__ void copy_async_few(uint32_t destination, const void* source) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], %2;\n" ::"r"(destination), "l"(source), "n"(kBytes) : "memory");
+// Passes by the L1 cache: nothing of a weight is read twice, and nobody writes it while a launch lasts.
+__device__ __forceinline__ uint4 load_packed(const void* source) {
+  uint4 value;
+  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];\n"
+               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+               : "l"(source));
+  return value;
 }
 
 // 16 rows by 128 columns, in the registers of a warp.
@@ -47,10 +50,6 @@ struct PackedSpan {
 };
 
 // Where a lane finds a span: rows `row` and row + 8, columns from `column` on. It moves along the rows.
-//
-// Spans come through a ring of slots in shared memory, in which every lane reads what it copied itself: no thread waits
-// for another, and none for a load that it issued later. (Loads into registers all count on one of the few counters
-// that a warp has: who waits for the oldest waits for all. Measured: FP8 3.5 TB/s, INT4 2.3.)
 template <typename Format>
 struct PackedPlace {
   const char *data, *low_scale, *high_scale;
@@ -68,44 +67,16 @@ struct PackedPlace {
     low_scale += Format::scale_bytes(w, columns);
     high_scale += Format::scale_bytes(w, columns);
   }
-  // Starts this lane's copies of a span.
-  __device__ __forceinline__ void copy(const PackedWeight& w, uint32_t slot) const {
-    const uint32_t lane = threadIdx.x % 32, pieces = slot + lane * 16;
-    const uint32_t scales = slot + Format::Pieces * 1024 + lane * Format::ScaleBytes;
+  __device__ __forceinline__ void load(const PackedWeight& w, PackedSpan<Format>& span) const {
 #pragma unroll
     for (int i = 0; i < Format::Pieces; ++i) {
-      copy_async16(pieces + i * 1024, data + i * 64, 16);
-      copy_async16(pieces + i * 1024 + 512, data + high + i * 64, 16);
+      span.low[i] = load_packed(data + i * 64);
+      span.high[i] = load_packed(data + high + i * 64);
     }
-    Format::copy_scale(w, low_scale, scales);
-    Format::copy_scale(w, high_scale, scales + 32 * Format::ScaleBytes);
+    span.low_scale = Format::load_scale(w, low_scale);
+    span.high_scale = Format::load_scale(w, high_scale);
   }
 };
-
-// Bytes of a warp's slot.
-template <typename Format>
-constexpr int kPackedSlotBytes = Format::Pieces * 1024 + 64 * Format::ScaleBytes;
-
-// What this lane's copies left in a slot; `index` is the place of its first scale in the row of scales of row g.
-template <typename Format>
-__device__ __forceinline__ void read_span(const PackedWeight& w, const char* slot, uint32_t index,
-                                          PackedSpan<Format>& span) {
-  const uint32_t lane = threadIdx.x % 32;
-#pragma unroll
-  for (int i = 0; i < Format::Pieces; ++i) {
-    span.low[i] = *reinterpret_cast<const uint4*>(slot + lane * 16 + i * 1024);
-    span.high[i] = *reinterpret_cast<const uint4*>(slot + lane * 16 + i * 1024 + 512);
-  }
-  const char* scales = slot + Format::Pieces * 1024 + lane * Format::ScaleBytes;
-  span.low_scale = Format::read_scale(w, scales, index);
-  span.high_scale = Format::read_scale(w, scales + 32 * Format::ScaleBytes, index);
-}
-
-// The place of the first scale of a span in memory, but for multiples of 16 rows.
-template <typename Format>
-__device__ __forceinline__ uint32_t scale_index(const PackedWeight& w, int column) {
-  return threadIdx.x % 32 / 4 * w.scale_columns + column / kPackedSpan * Format::Groups;
-}
 
 __device__ __forceinline__ uint32_t word_of(const uint4& v, int i) {
   return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
@@ -127,7 +98,7 @@ __device__ __forceinline__ uint32_t fp8_pair(uint32_t two) {
 template <typename Element>
 struct Fp8Weight {
   using T = Element;
-  static constexpr int Bits = 8, Pieces = 2, Groups = 1, ScaleBytes = 4;
+  static constexpr int Bits = 8, Pieces = 2, Groups = 1, Ahead = 4, WideAhead = 3;
   using Scale = float;
 
   static __device__ __forceinline__ const char* scale_place(const PackedWeight& w, int row, int column) {
@@ -138,11 +109,8 @@ struct Fp8Weight {
   static __device__ __forceinline__ int scale_bytes(const PackedWeight& w, int columns) {
     return w.scale_columns == 1 ? 0 : columns / (kPackedSpan / 4);
   }
-  static __device__ __forceinline__ void copy_scale(const PackedWeight&, const char* place, uint32_t target) {
-    copy_async_few<4>(target, place);
-  }
-  static __device__ __forceinline__ Scale read_scale(const PackedWeight&, const char* place, uint32_t) {
-    return *reinterpret_cast<const float*>(place);
+  static __device__ __forceinline__ Scale load_scale(const PackedWeight&, const char* place) {
+    return __ldg(reinterpret_cast<const float*>(place));
   }
   static __device__ __forceinline__ float scale(const PackedWeight&, const Scale& s, int) { return s; }
   // Whether one scale serves a row's whole length.
@@ -163,7 +131,7 @@ struct Fp8Weight {
 template <typename Element, int kGroups>
 struct Int4Weight {
   using T = Element;
-  static constexpr int Bits = 4, Pieces = 1, Groups = kGroups, ScaleBytes = kGroups == 4 ? 16 : 8;
+  static constexpr int Bits = 4, Pieces = 1, Groups = kGroups, Ahead = kGroups == 4 ? 4 : 6, WideAhead = 4;
   static constexpr uint32_t kBase = std::is_same_v<T, __half> ? 0x6400 : 0x4300;  // 1024 or 128: its last bits are ones
   struct Scale {
     uint32_t scales[kGroups == 4 ? 2 : 1];
@@ -177,29 +145,23 @@ struct Int4Weight {
   static __device__ __forceinline__ int scale_bytes(const PackedWeight&, int columns) {
     return columns * 2 * kGroups / kPackedSpan;
   }
-  // Words that the scales, and the zero points behind them, lie in.
-  static __device__ __forceinline__ void copy_scale(const PackedWeight& w, const char* place, uint32_t target) {
-    const auto word = [](const char* p) {
-      return reinterpret_cast<const char*>(reinterpret_cast<uintptr_t>(p) & ~uintptr_t{3});
-    };
-    if constexpr (kGroups == 4) {
-      copy_async_few<8>(target, place);
-    } else {
-      copy_async_few<4>(target, word(place));
-    }
-    if (w.zero != nullptr) {  // as many bytes from their start as half the scales' from theirs
-      const char* zero = reinterpret_cast<const char*>(w.zero) + (place - static_cast<const char*>(w.scale)) / 2;
-      copy_async_few<4>(target + ScaleBytes - 4, word(zero));
-    }
-  }
-  static __device__ __forceinline__ Scale read_scale(const PackedWeight& w, const char* place, uint32_t index) {
-    Scale s;
-    s.scales[0] = *reinterpret_cast<const uint32_t*>(place);
-    if constexpr (kGroups == 4) s.scales[1] = *reinterpret_cast<const uint32_t*>(place + 4);
-    if constexpr (kGroups == 1) s.scales[0] >>= index % 2 * 16;
+  static __device__ __forceinline__ Scale load_scale(const PackedWeight& w, const char* place) {
+    Scale s = {};
+    const auto scales = loaded<2 * kGroups>(place);
+    s.scales[0] = static_cast<uint32_t>(scales);
+    if constexpr (kGroups == 4) s.scales[1] = static_cast<uint32_t>(scales >> 32);
     s.zeros = 0x08080808;
-    if (w.zero != nullptr) s.zeros = *reinterpret_cast<const uint32_t*>(place + ScaleBytes - 4) >> index % 4 * 8;
+    if (w.zero != nullptr) {  // as many bytes from their start as half the scales' from theirs
+      s.zeros = static_cast<uint32_t>(loaded<kGroups>(w.zero + (place - static_cast<const char*>(w.scale)) / 2));
+    }
     return s;
+  }
+  template <int kBytes>
+  static __device__ __forceinline__ uint64_t loaded(const void* place) {
+    if constexpr (kBytes == 1) return __ldg(static_cast<const uint8_t*>(place));
+    if constexpr (kBytes == 2) return __ldg(static_cast<const uint16_t*>(place));
+    if constexpr (kBytes == 4) return __ldg(static_cast<const uint32_t*>(place));
+    return __ldg(static_cast<const unsigned long long*>(place));
   }
   static __device__ __forceinline__ float scale(const PackedWeight& w, const Scale& s, int group) {
     const uint32_t bits = s.scales[group / 2] >> group % 2 * 16 & 0xFFFF;
