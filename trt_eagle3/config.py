@@ -124,9 +124,11 @@ class EngineConfig(_Section):
             vision tower and draft stay as they are. Left out: as the checkpoint has them.
         quantise_head: with ``weights``, quantise the head too; a tied one gets numbers of its own
             beside the token table.
-        activations: what products with integer weights read their input as. ``int8`` (onnxruntime
-            alone) is ONNX Runtime's accuracy level 4: rows rounded to int8, many times faster and
-            less exact; ``compute`` dequantises the weights at load.
+        activations: what products with quantised weights read their input as. ``int8``
+            (onnxruntime alone) is ONNX Runtime's accuracy level 4: rows rounded to int8, many times
+            faster and less exact. ``fp8`` (torch on cuda alone): more than 64 rows are rounded to
+            FP8 where the checkpoint says so, for faster prompts; answers then depend on how many
+            rows are decoded at once. ``compute``: not rounded.
         page_size: tokens per page of the KV cache.
         prefill_chunk: prompt tokens per target pass. Left out: 4096 for torch on cuda, 512
             elsewhere.
@@ -139,7 +141,7 @@ class EngineConfig(_Section):
     residual: Literal["compute", "float32"] = "compute"
     weights: Literal["fp8", "int8", "int4"] | None = None
     quantise_head: bool = False
-    activations: Literal["compute", "int8"] = "compute"
+    activations: Literal["compute", "int8", "fp8"] = "compute"
     page_size: PositiveInt = 16
     prefill_chunk: PositiveInt = 512
     tensorrt: TensorRTConfig = TensorRTConfig()

@@ -116,6 +116,10 @@ def test_engine_that_cannot_run_made_weights_refuses_them() -> None:
         EngineConfig.model_validate({"quantise_head": True})
     with pytest.raises(ValueError, match="activations: int8 is for backend: onnxruntime, got to"):
         EngineConfig.model_validate({"backend": "torch", "activations": "int8"})
+    for elsewhere in ({"backend": "onnxruntime"}, {"backend": "torch", "device": "cpu"}):
+        with pytest.raises(ValueError, match="activations: fp8 is for backend: torch on device: c"):
+            EngineConfig.model_validate({**elsewhere, "activations": "fp8"})
+    EngineConfig.model_validate({"backend": "torch", "device": "cuda", "activations": "fp8"})
 
 
 @pytest.mark.parametrize(

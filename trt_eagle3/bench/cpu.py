@@ -31,7 +31,7 @@ from trt_eagle3.decode.state import layer_states
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.session import open_session
 from trt_eagle3.families.registry import read_target
-from trt_eagle3.graph.activations import write_int8_activations
+from trt_eagle3.graph.activations import write_activations
 from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.graph.builder import GraphBuilder
 from trt_eagle3.io.run_command import run_command
@@ -106,8 +106,7 @@ def small_model() -> Qwen3VLForConditionalGeneration:
 def cpu_engine(folder: Path, spec: TargetCheckpoint, engine: EngineConfig = _FLOAT32) -> CpuEngine:
     """Plain decoding, and one target pass of n tokens after a context."""
     model = build_graphs(spec, None, engine, lambda ref: ref.file.name)["target"]
-    if engine.activations == "int8":
-        write_int8_activations(model)
+    write_activations(model, engine.activations)
     (folder / "target.onnx").write_bytes(model.SerializeToString())
     pool = PagePool(1024 // engine.page_size, engine.page_size)
     target = _runner(folder, spec, pool)

@@ -29,7 +29,7 @@ __all__ = [
     "Library",
     "all_backends",
     "backend_named",
-    "check_compute_activations",
+    "check_activations",
     "check_compute_residual",
     "check_stored_weights",
 ]
@@ -176,16 +176,18 @@ def check_stored_weights(config: EngineConfig) -> None:
         )
 
 
-def check_compute_activations(config: EngineConfig) -> None:
-    """Refuse activations of another type than the one that everything is computed in.
+def check_activations(config: EngineConfig, *known: str) -> None:
+    """Refuse activations of another type than the one that everything is computed in, but those
+    ``known`` to the backend.
 
     Raises:
         ValueError: naming the backend that has them.
     """
-    if config.activations != "compute":
+    homes = {"int8": "backend: onnxruntime", "fp8": "backend: torch on device: cuda"}
+    if config.activations not in ("compute", *known):
         raise ValueError(
-            f"activations: {config.activations} is for backend: onnxruntime, got "
-            f"{config.backend}. Leave it out."
+            f"activations: {config.activations} is for {homes[config.activations]}, got "
+            f"{config.backend} on {config.device}. Leave it out."
         )
 
 

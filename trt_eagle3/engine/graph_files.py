@@ -12,7 +12,7 @@ from trt_eagle3.engine.build_job import BuildJob, Written
 from trt_eagle3.engine.bundle import EngineRecord
 from trt_eagle3.engine.weight_locations import FileLocations
 from trt_eagle3.errors import UserError
-from trt_eagle3.graph.activations import write_int8_activations
+from trt_eagle3.graph.activations import write_activations
 
 __all__ = ["check_graph_file", "write_graphs"]
 
@@ -25,8 +25,7 @@ def write_graphs(folder: Path, job: BuildJob, package: str) -> Written:
     """
     locations = FileLocations(job.spec, job.manifest, job.reference_weights)
     for name, model in job.make_graphs(folder, locations.resolve).items():
-        if job.config.engine.activations == "int8":
-            write_int8_activations(model)
+        write_activations(model, job.config.engine.activations)
         create_file(folder / name / "model.onnx", model.SerializeToString())
     job.begin("weights")
     files = () if job.reference_weights else locations.locations.items()

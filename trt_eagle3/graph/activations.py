@@ -1,19 +1,23 @@
-"""What a graph's products with integer weights read their input as: an entry of its metadata."""
+"""What a graph's products with quantised weights read their input as: an entry of its metadata."""
 
 from __future__ import annotations
 
 import onnx
 
-__all__ = ["read_int8_activations", "write_int8_activations"]
+__all__ = ["read_activations", "write_activations"]
 
 _KEY = "trt_eagle3.activations"
+_DEFAULT = "compute"
 
 
-def write_int8_activations(model: onnx.ModelProto) -> None:
-    """Let the products of ``model`` with integer weights round their input to int8."""
-    model.metadata_props.add(key=_KEY, value="int8")
+def write_activations(model: onnx.ModelProto, activations: str) -> None:
+    """Let the products of ``model`` with quantised weights read their input as ``activations``, a
+    value of ``engine.activations``.
+    """
+    if activations != _DEFAULT:
+        model.metadata_props.add(key=_KEY, value=activations)
 
 
-def read_int8_activations(model: onnx.ModelProto) -> bool:
-    """Whether ``write_int8_activations`` was called for ``model``."""
-    return any(entry.key == _KEY and entry.value == "int8" for entry in model.metadata_props)
+def read_activations(model: onnx.ModelProto) -> str:
+    """What ``write_activations`` wrote; ``compute`` where it was not called."""
+    return next((e.value for e in model.metadata_props if e.key == _KEY), _DEFAULT)

@@ -15,7 +15,7 @@ from trt_eagle3.engine.onnxruntime.packed_products import with_packed_products
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
 from trt_eagle3.engine.weight_file import write_weights
 from trt_eagle3.engine.weights import integer_rows, materialise
-from trt_eagle3.graph.activations import write_int8_activations
+from trt_eagle3.graph.activations import write_activations
 from trt_eagle3.graph.trt_export import trt_export
 from trt_eagle3.graph.weights import WeightExpr, weight_initializer, write_descriptions
 from trt_eagle3.parity.reference.dequantise import read_values
@@ -36,7 +36,7 @@ def product(expr: WeightExpr, *, bias: bool) -> onnx.ModelProto:
     graph = helper.make_graph([node], "g", [x], [y], [weight_initializer("w", expr), ones])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 19)], ir_version=10)
     write_descriptions(model, {"w": expr})
-    write_int8_activations(model)
+    write_activations(model, "int8")
     return model
 
 

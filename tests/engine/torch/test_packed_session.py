@@ -14,6 +14,7 @@ from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch.packed import PackedWeight
 from trt_eagle3.engine.torch.program import load_program, only_factors
 from trt_eagle3.engine.torch.session import TorchSession
+from trt_eagle3.graph.activations import read_activations, write_activations
 from trt_eagle3.graph.weights import (
     METADATA_KEY,
     WeightExpr,
@@ -55,6 +56,14 @@ def test_a_weight_that_others_than_products_read_is_no_factor(
     expr, _ = expression("fp8", tmp_path)
     assert only_factors(model(expr)) == {"weight"}
     assert only_factors(model(expr, reader)) == set()
+
+
+@pytest.mark.parametrize("activations", ["compute", "fp8"])
+def test_a_graph_says_what_its_products_read(activations: str, tmp_path: Path) -> None:
+    expr, _ = expression("fp8", tmp_path)
+    made = model(expr)
+    write_activations(made, activations)
+    assert read_activations(onnx.ModelProto.FromString(made.SerializeToString())) == activations
 
 
 def test_a_weight_on_the_cpu_is_not_packed(tmp_path: Path) -> None:

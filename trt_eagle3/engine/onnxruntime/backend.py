@@ -6,7 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trt_eagle3.engine.backend import CPU_BATCH_SIZE, Library, check_compute_residual
+from trt_eagle3.engine.backend import (
+    CPU_BATCH_SIZE,
+    Library,
+    check_activations,
+    check_compute_residual,
+)
 
 if TYPE_CHECKING:
     from trt_eagle3.config import EngineConfig
@@ -37,6 +42,7 @@ class OnnxRuntimeBackend:
     def check(self, config: EngineConfig) -> None:
         """Refuse all but float32 on the CPU."""
         check_compute_residual(config)
+        check_activations(config, "int8")
         if (config.device, config.dtype) != ("cpu", "float32"):
             raise ValueError(
                 f"onnxruntime runs in float32 on the cpu, got {config.dtype} on {config.device}"

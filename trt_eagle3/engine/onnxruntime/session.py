@@ -17,7 +17,7 @@ from trt_eagle3.engine.onnxruntime.packed_products import with_packed_products
 from trt_eagle3.engine.session import check_names
 from trt_eagle3.engine.weights import integer_rows
 from trt_eagle3.errors import UserError
-from trt_eagle3.graph.activations import read_int8_activations
+from trt_eagle3.graph.activations import read_activations
 from trt_eagle3.graph.formats.format import IntegerRows
 from trt_eagle3.graph.states import read_states
 from trt_eagle3.graph.weight_nodes import Arrays, with_weight_nodes
@@ -136,7 +136,7 @@ def _with_weights(proto: onnx.ModelProto, root: Path) -> tuple[onnx.ModelProto, 
         return integer_rows(expr, part, root)
 
     packed: Arrays = {}
-    if read_int8_activations(proto):
+    if read_activations(proto) == "int8":
         proto, packed = with_packed_products(proto, unpack)
     proto, unpacked = with_weight_nodes(proto, unpack)
     return proto, {**packed, **unpacked}

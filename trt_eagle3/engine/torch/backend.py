@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from trt_eagle3.engine.backend import (
     CPU_BATCH_SIZE,
     Library,
-    check_compute_activations,
+    check_activations,
     check_compute_residual,
 )
 
@@ -42,7 +42,7 @@ class TorchBackend:
     def check(self, config: EngineConfig) -> None:
         """Every device and type will do."""
         check_compute_residual(config)
-        check_compute_activations(config)
+        check_activations(config, *(["fp8"] if config.device == "cuda" else []))
 
     def write(self, folder: Path, job: BuildJob) -> Written:
         """Graphs beside whole weight files."""

@@ -94,9 +94,13 @@ class Int4Weight(PackedWeight):
         return functional.linear(x, capi.unpack_int4(*stored, x.dtype))
 
 
-def pack(expr: WeightExpr, root: Path, device: torch.device) -> PackedWeight | None:
+def pack(
+    expr: WeightExpr, root: Path, device: torch.device, *, fp8_activations: bool = False
+) -> PackedWeight | None:
     """The weight of ``expr`` packed on ``device``; None where the kernels do not know its form:
     another format, compute type, number of columns, or grouping.
+
+    ``fp8_activations``: many rows are multiplied in FP8 where the checkpoint says so.
 
     Raises:
         UserError: a file cannot be read, or is cut short.
@@ -106,13 +110,15 @@ def pack(expr: WeightExpr, root: Path, device: torch.device) -> PackedWeight | N
         return None
     form = WEIGHT_FORMATS.get(expr.format)
     if expr.format == "fp8":
-        return _pack_fp8(expr, root, device)
+        return _pack_fp8(expr, root, device, fp8_activations)
     if isinstance(form, IntegerFormat) and form.bits == 4:
         return _pack_int4(expr, root, device)
     return None
 
 
-def _pack_fp8(expr: WeightExpr, root: Path, device: torch.device) -> Fp8Weight | None:
+def _pack_fp8(
+    expr: WeightExpr, root: Path, device: torch.device, fp8_activations: bool
+) -> Fp8Weight | None:
     grids = [_fp8_scales(part, root, device) for part in expr.parts]
     whole = [grid for grid in grids if grid is not None]
     if len(whole) < len(grids):
@@ -127,7 +133,8 @@ def _pack_fp8(expr: WeightExpr, root: Path, device: torch.device) -> Fp8Weight |
         start += end - first
     columns = max(grid.shape[1] for grid in whole)
     dynamic = all(part.quantised and part.quantised.fp8_activations for part in expr.parts)
-    return Fp8Weight(codes, _merged([g.expand(-1, columns) for g in whole]), dynamic)
+    scales = _merged([g.expand(-1, columns) for g in whole])
+    return Fp8Weight(codes, scales, fp8_activations and dynamic)
 
 
 def _fp8_scales(part: WeightPart, root: Path, device: torch.device) -> Tensor | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import onnx
@@ -19,6 +19,7 @@ from trt_eagle3.engine.torch.ops import STANDARD_OPS, Function
 from trt_eagle3.engine.torch.packed import PackedWeight, pack
 from trt_eagle3.engine.weights import materialise
 from trt_eagle3.errors import UserError
+from trt_eagle3.graph.activations import read_activations
 from trt_eagle3.graph.ops import DOMAIN, PLUGINS
 from trt_eagle3.graph.states import read_states
 from trt_eagle3.graph.weights import WeightExpr, external_weights
@@ -71,8 +72,9 @@ def load_program(
     outputs = (*(o.name for o in proto.graph.output), *intermediates)
     constants: dict[str, Weight] = {**_constants(proto, device)}
     factors = only_factors(proto)
+    read_factor = partial(_read_factor, fp8_activations=read_activations(proto) == "fp8")
     for name, expr in _weights(model, proto).items():
-        read = read_weight or (_read_factor if name in factors else _read_weight)
+        read = read_weight or (read_factor if name in factors else _read_weight)
         constants[name] = read(expr, weights_root, device)
     steps = [_step(node, device) for node in proto.graph.node]
     if device.type == "cuda" and capi.available():
@@ -114,10 +116,12 @@ def only_factors(proto: onnx.ModelProto) -> set[str]:
     return factors - others
 
 
-def _read_factor(expr: WeightExpr, root: Path, device: torch.device) -> Weight:
+def _read_factor(
+    expr: WeightExpr, root: Path, device: torch.device, *, fp8_activations: bool
+) -> Weight:
     """As it is quantised, where kernels multiply with that."""
     packs = device.type == "cuda" and capi.available()
-    packed = pack(expr, root, device) if packs else None
+    packed = pack(expr, root, device, fp8_activations=fp8_activations) if packs else None
     return packed or _read_weight(expr, root, device)
 
 

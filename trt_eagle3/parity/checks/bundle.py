@@ -21,7 +21,7 @@ from trt_eagle3.checkpoint.target import target_to_dict
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.engine.bundle import header_digest
 from trt_eagle3.engine.weight_locations import TABLE_FILE
-from trt_eagle3.graph.activations import read_int8_activations
+from trt_eagle3.graph.activations import read_activations
 from trt_eagle3.multimodal.processor_files import PROCESSOR_FILES
 from trt_eagle3.parity.checks.check_recorder import Measurements
 from trt_eagle3.parity.checks.evidence import Evidence
@@ -52,9 +52,9 @@ def check_meaning(e: Evidence, m: Measurements) -> None:
     _add_names(m, "engine", wrong, detail)
     graph = e.engine.path / "target/model.onnx"
     if graph.exists():
-        rounds = read_int8_activations(onnx.load(graph, load_external_data=False))
-        same = rounds == (built.activations == "int8")
-        detail = "" if same else f"activations: config {built.activations}, graph otherwise"
+        found = read_activations(onnx.load(graph, load_external_data=False))
+        same = found == built.activations
+        detail = "" if same else f"activations: config {built.activations}, graph {found}"
         _add_names(m, "graph", [] if same else ["activations"], detail)
 
 
