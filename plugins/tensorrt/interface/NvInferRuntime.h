@@ -3,7 +3,7 @@
 // Written from the API documentation; where that does not tell the order of virtual functions, it is that of the
 // public headers of 11.1. For machines without TensorRT's headers: the wheels of TensorRT for RTX bring none. Where you
 // have NVIDIA's, compile against those. The virtual functions of a class stand in the order of its virtual table, all of
-// them; of enumerations there are the values that are asked for. tests/engine/trt/rtx has the builder of TensorRT for
+// them; of enumerations there are the values that are asked for. tests/engine/trt/test_rtx_builder.py has the builder of TensorRT for
 // RTX and TensorRT's registry take what is compiled against this.
 #pragma once
 
