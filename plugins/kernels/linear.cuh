@@ -14,9 +14,9 @@
 #include <cooperative_groups.h>
 
 #include <algorithm>
-#include <iterator>
 
 #include "chip.cuh"
+#include "cluster_room.cuh"
 #include "common.cuh"
 #include "linear_wide.cuh"
 
@@ -77,15 +77,6 @@ struct LinearSpan {
   uint4 low[kLinearSteps], high[kLinearSteps];
 };
 
-// Passes by the L1 cache: nothing of W is read twice, and nobody writes it while a launch lasts.
-__device__ __forceinline__ uint4 load_once(const void* source) {
-  uint4 value;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "l"(source));
-  return value;
-}
-
 template <typename T>
 __device__ __forceinline__ void load_span(const LinearParams& p, const LinearShare& s, const LinearCursor& at,
                                           LinearSpan& span) {
@@ -128,6 +119,7 @@ template <int kTiles>
 struct LinearShared {
   static constexpr int MaxTokens = kTiles * 8;
   static constexpr int MaxCluster = kTiles == 1 ? 4 : 2;  // larger ones are slower than cuBLAS (measured)
+  static_assert(MaxCluster <= kMaxCluster);
   static constexpr int PartialFloats = MaxTokens * kLinearPitch;
   static constexpr int PartialBytes = kLinearWarps * PartialFloats * 4;
 };
@@ -301,32 +293,6 @@ __global__ void __launch_bounds__(kLinearThreads, 1) linear_kernel(const LinearP
   }
 }
 
-// How many clusters of a size this chip runs at once, a block on a multiprocessor.
-template <typename T, int kTiles>
-cudaError_t linear_clusters(const Chip& chip, int size, int* clusters) {
-  *clusters = chip.sms / size;
-  if (size == 1) return cudaSuccess;
-  thread_local int room[LinearShared<kTiles>::MaxCluster + 1] = {}, room_on = -1;
-  if (room_on != chip.device) std::fill(std::begin(room), std::end(room), 0);
-  room_on = chip.device;
-  if (room[size] == 0) {
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(size), 1, 1};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(size, *clusters);
-    config.blockDim = dim3(kLinearThreads);
-    config.dynamicSmemBytes = chip.shared_bytes;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    const auto kernel = linear_kernel<T, kTiles>;
-    const cudaError_t error = cudaOccupancyMaxActiveClusters(&room[size], kernel, &config);
-    if (error != cudaSuccess) return error;
-  }
-  *clusters = std::min(*clusters, room[size]);
-  return *clusters > 0 ? cudaSuccess : cudaErrorNotSupported;
-}
-
 // A block's shared memory but for the parts of the cluster's blocks.
 template <int kTiles>
 int linear_bytes(int num_rows, int inner, int size) {
@@ -349,8 +315,9 @@ cudaError_t run_linear(const LinearParams& p, const Chip& chip, cudaStream_t str
   const auto kernel = linear_kernel<T, kTiles>;
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, chip.shared_bytes);
   if (error != cudaSuccess) return error;
+  thread_local ClusterRoom known;
   int clusters = 0;
-  error = linear_clusters<T, kTiles>(chip, size, &clusters);
+  error = cluster_room(kernel, chip, kLinearThreads, size, &known, &clusters);
   if (error != cudaSuccess) return error;
   clusters = std::min(clusters, ceil_div(p.outer, kLinearRows));
   const Overlap overlap = p.prefetch_safe != 0 ? Overlap::kYes : Overlap::kNo;

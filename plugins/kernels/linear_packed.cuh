@@ -13,9 +13,9 @@
 #include <cooperative_groups.h>
 
 #include <algorithm>
-#include <iterator>
 
 #include "chip.cuh"
+#include "cluster_room.cuh"
 #include "packed_weight.cuh"
 
 namespace trt_eagle3 {
@@ -23,6 +23,7 @@ namespace trt_eagle3 {
 constexpr int kPackedWarps = 16;
 constexpr int kPackedThreads = 32 * kPackedWarps;
 constexpr int kPackedMaxCluster = 4;
+static_assert(kPackedMaxCluster <= kMaxCluster);
 constexpr int kPackedPitch = 20;                // floats between the tokens of a partial sum: no bank conflicts
 constexpr int kPackedSharedBytes = 160 * 1024;  // of a block: loads on their way take what is left of the L1 cache
 
@@ -282,37 +283,6 @@ __global__ void __launch_bounds__(kPackedThreads, 1)
     merge.collect();
   }
 #endif
-}
-
-// How many clusters of a size of a kernel the chip runs at once, a block on a multiprocessor. `known`: what this thread
-// has asked of this kernel before.
-struct ClusterRoom {
-  int device = -1, clusters[kPackedMaxCluster + 1] = {};
-};
-template <typename... Parameters>
-cudaError_t cluster_room(void (*kernel)(Parameters...), const Chip& chip, int threads, int size, ClusterRoom* known,
-                         int* clusters) {
-  *clusters = chip.sms / size;
-  if (size == 1) return cudaSuccess;
-  if (known->device != chip.device) *known = ClusterRoom{};
-  known->device = chip.device;
-  int& room = known->clusters[size];
-  if (room == 0) {
-    cudaLaunchAttribute attribute;
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(size), 1, 1};
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(size, *clusters);
-    config.blockDim = dim3(threads);
-    config.dynamicSmemBytes = chip.shared_bytes;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    if (const cudaError_t error = cudaOccupancyMaxActiveClusters(&room, kernel, &config); error != cudaSuccess) {
-      return error;
-    }
-  }
-  *clusters = std::min(*clusters, room);
-  return *clusters > 0 ? cudaSuccess : cudaErrorNotSupported;
 }
 
 template <typename Format, int kTiles>

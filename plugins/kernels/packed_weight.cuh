@@ -33,15 +33,6 @@ struct PackedWeight {
   int32_t scale_bfloat16;   // INT4: else float16
 };
 
-// Passes by the L1 cache: nothing of a weight is read twice, and nobody writes it while a launch lasts.
-__device__ __forceinline__ uint4 load_packed(const void* source) {
-  uint4 value;
-  asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
-               : "l"(source));
-  return value;
-}
-
 // 16 rows by 128 columns, in the registers of a warp.
 template <typename Format>
 struct PackedSpan {
@@ -70,8 +61,8 @@ struct PackedPlace {
   __device__ __forceinline__ void load(const PackedWeight& w, PackedSpan<Format>& span) const {
 #pragma unroll
     for (int i = 0; i < Format::Pieces; ++i) {
-      span.low[i] = load_packed(data + i * 64);
-      span.high[i] = load_packed(data + high + i * 64);
+      span.low[i] = load_once(data + i * 64);
+      span.high[i] = load_once(data + high + i * 64);
     }
     span.low_scale = Format::load_scale(w, low_scale);
     span.high_scale = Format::load_scale(w, high_scale);

@@ -23,6 +23,7 @@ from trt_eagle3.bench.device_time import DeviceTime, device_time
 from trt_eagle3.bench.drawn_packed import weights_option
 from trt_eagle3.bench.host_time import HostTime
 from trt_eagle3.bench.random_pair import RandomPair, random_pair
+from trt_eagle3.bench.synthetic import size_option
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.decoder import AnyTree
 from trt_eagle3.decode.scheduler import Scheduler
@@ -36,7 +37,7 @@ _WARM = 8  # steps before the first that counts
 
 
 @click.command()
-@click.option("--size", default="8b", show_default=True, help="Geometry (bench/synthetic.py).")
+@size_option
 @click.option("--context", default=1024, show_default=True, help="Tokens of every prompt.")
 @click.option(
     "--batch", "batches", multiple=True, type=int, default=(1, 8, 32, 64, 128), show_default=True

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from trt_eagle3.bench.drawn_packed import packed_share, weights_option
 from trt_eagle3.bench.random_pair import RandomPair, random_pair
+from trt_eagle3.bench.synthetic import size_option
 from trt_eagle3.bench.timing import copy_bandwidth, median_ms
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetCheckpoint
@@ -37,7 +38,7 @@ _ROOM = 1024  # tokens after the context
 
 
 @click.command()
-@click.option("--size", default="8b", show_default=True, help="Geometry (bench/synthetic.py).")
+@size_option
 @click.option(
     "--context", "contexts", multiple=True, type=int, default=(1024, 16384), show_default=True
 )

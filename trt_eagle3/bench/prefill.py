@@ -20,6 +20,7 @@ from rich.table import Table
 from trt_eagle3.bench.device_time import device_time
 from trt_eagle3.bench.drawn_packed import weights_option
 from trt_eagle3.bench.random_pair import RandomPair, random_pair
+from trt_eagle3.bench.synthetic import size_option
 from trt_eagle3.bench.timing import matmul_rate
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.decoder import AnyTree
@@ -35,7 +36,7 @@ _WARM = 2  # runs before the first that counts
 
 
 @click.command()
-@click.option("--size", default="8b", show_default=True, help="Geometry (bench/synthetic.py).")
+@size_option
 @click.option(
     "--context", "contexts", multiple=True, type=int, default=(1024, 8192, 32768), show_default=True
 )

@@ -9,11 +9,12 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import click
 import torch
 
 from trt_eagle3.dtype import dtype_of_safetensors
 
-__all__ = ["SIZES", "write_draft", "write_target"]
+__all__ = ["SIZES", "size_option", "write_draft", "write_target"]
 
 Shapes = Mapping[str, tuple[str, tuple[int, ...]]]
 
@@ -28,6 +29,9 @@ SIZES: Mapping[str, tuple[int, int, int, int, int, bool, int, int, int, tuple[in
     "8b": (4096, 36, 32, 8, 12288, False, 27, 1152, 4304, (8, 16, 24)),
     "32b": (5120, 64, 64, 8, 25600, False, 27, 1152, 4304, (8, 16, 24)),
 }
+size_option = click.option(
+    "--size", default="8b", show_default=True, help="Geometry (bench/synthetic.py)."
+)
 
 
 def write_target(

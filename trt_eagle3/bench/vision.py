@@ -21,7 +21,7 @@ from rich.table import Table
 from torch import Tensor
 
 from trt_eagle3.bench.drawn_weights import draw_weight
-from trt_eagle3.bench.synthetic import write_target
+from trt_eagle3.bench.synthetic import size_option, write_target
 from trt_eagle3.bench.timing import copy_bandwidth, median_ms
 from trt_eagle3.bench.vision_tower import Tower, tower_flops
 from trt_eagle3.decode.runner import VisionRunner
@@ -60,7 +60,7 @@ class _Towers:
 
 
 @click.command()
-@click.option("--size", default="8b", show_default=True, help="Geometry (bench/synthetic.py).")
+@size_option
 @click.option(
     "--dtype", default="bfloat16", show_default=True, type=click.Choice(["bfloat16", "float16"])
 )

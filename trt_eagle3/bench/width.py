@@ -25,6 +25,7 @@ from trt_eagle3.bench.simulated_acceptance import (
     acceptance_rate,
     simulated_acceptance,
 )
+from trt_eagle3.bench.synthetic import size_option
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.adaptive_plan import AdaptivePlan
 from trt_eagle3.decode.cycle_cost import prior_of
@@ -45,7 +46,7 @@ _WARM, _TIMED = 6, 24  # cycles of a fixed width
 
 
 @click.command()
-@click.option("--size", default="8b", show_default=True, help="Geometry (bench/synthetic.py).")
+@size_option
 @click.option("--context", default=1024, show_default=True, help="Tokens of every prompt.")
 @click.option("--room", default=1024, show_default=True, help="Tokens of every answer at most.")
 @click.option(
