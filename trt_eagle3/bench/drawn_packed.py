@@ -28,7 +28,9 @@ def packed_share(name: str, kind: str) -> float:
 
 
 def draw_packed(expr: WeightExpr, kind: str, device: torch.device) -> PackedWeight | None:
-    """A weight of unit gain for ``expr``; None where it stays bfloat16."""
+    """A weight of unit gain for ``expr``; None where it stays bfloat16. FP8 ones multiply many rows
+    as with ``engine.activations: fp8``.
+    """
     if kind == "bfloat16" or not all(_is_projection(part.name) for part in expr.parts):
         return None
     rows, columns = expr.shape
