@@ -28,7 +28,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("decode",),
     ("pipeline",),
     ("parity", "probe", "serving"),
-    ("triton", "trtllm"),
+    ("triton", "runtimes"),
     ("bench",),
     ("commands",),
     ("cli",),

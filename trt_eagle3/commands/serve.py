@@ -1,4 +1,4 @@
-"""deploy and serve: a bundle on Triton, for TensorRT-LLM, and for OpenAI clients."""
+"""deploy and serve: a bundle on Triton, for TensorRT-LLM and vLLM, and for OpenAI clients."""
 
 from __future__ import annotations
 
@@ -26,7 +26,11 @@ __all__ = ["deploy", "serve"]
     "--repository", required=True, type=click.Path(path_type=Path), help="Folder to write to."
 )
 @click.option(
-    "--target", type=click.Choice(["triton", "tensorrt-llm"]), default="triton", show_default=True
+    "--target",
+    type=click.Choice(["triton", "tensorrt-llm", "vllm"]),
+    default="triton",
+    show_default=True,
+    help="What will serve it.",
 )
 @click.option("--name", help="triton: what requests call the model; the bundle's name by default.")
 @click.option(
@@ -39,17 +43,26 @@ __all__ = ["deploy", "serve"]
     "--set", "serving", multiple=True, metavar="FIELD=VALUE", help="triton: a limit on requests."
 )
 @click.option("--runtime-version", help="tensorrt-llm: its version, 1.2 or 1.4.")
-@click.option("--tensor-parallel-size", type=int, help="tensorrt-llm: GPUs that share the target.")
+@click.option(
+    "--tensor-parallel-size", type=int, help="tensorrt-llm, vllm: GPUs that share the target."
+)
+@click.option("--data-parallel-size", type=int, help="vllm: copies of the target.")
 @json_option
 def deploy(bundle: Path, repository: Path, target: str, as_json: bool, **options: Any) -> None:
-    """Write a Triton model repository with BUNDLE in it, or the input of TensorRT-LLM's runtime."""
+    """Write a Triton model repository with BUNDLE in it, or the input of another runtime."""
     from trt_eagle3.config import parse_overrides
+    from trt_eagle3.runtimes.tensorrt_llm.bundle import deploy as to_tensorrt_llm
+    from trt_eagle3.runtimes.vllm.bundle import deploy as to_vllm
     from trt_eagle3.triton.repository import deploy as to_triton
-    from trt_eagle3.trtllm.bundle import deploy as to_trtllm
 
     options["serving"] = parse_overrides(options["serving"])
     given = {name: value for name, value in options.items() if value not in (None, {})}
-    run: Callable[..., Any] = to_triton if target == "triton" else to_trtllm
+    targets: dict[str, Callable[..., Any]] = {
+        "triton": to_triton,
+        "tensorrt-llm": to_tensorrt_llm,
+        "vllm": to_vllm,
+    }
+    run = targets[target]
     if foreign := sorted(given.keys() - signature(run).parameters.keys()):
         raise UserError(f"--target {target}: has no use for {foreign[0]}. Leave it out.")
     result = run(bundle, repository, **given)

@@ -17,8 +17,8 @@ from tests.tiny import TARGET, build_tiny
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.decode.llm import load
 from trt_eagle3.errors import UserError
-from trt_eagle3.trtllm.bundle import deploy, llm_api_config
-from trt_eagle3.trtllm.schema import VERSIONS, resolve_version
+from trt_eagle3.runtimes.tensorrt_llm.bundle import deploy, llm_api_config
+from trt_eagle3.runtimes.tensorrt_llm.schema import VERSIONS, resolve_version
 
 # As each release's own page or source lists them; here by hand, so that a slip in schema.py shows.
 NEWER = {"decoding_type": "Eagle3", "speculative_model": "draft"}

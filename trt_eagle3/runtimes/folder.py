@@ -1,0 +1,106 @@
+"""What all runtimes' folders have in common: where they may lie, which target they serve, and what
+their runtime reads otherwise than a draft's manifest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trt_eagle3.atomic_io import FolderKind, check_replaceable
+from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.engine.bundle import BundleRecord, SourceRecord
+from trt_eagle3.engine.output_check import (
+    check_apart,
+    check_not_around,
+    source_folders,
+    weight_paths,
+)
+from trt_eagle3.errors import UserError
+from trt_eagle3.spec import TargetSpec
+
+__all__ = ["RuntimeFolder", "check_heads", "check_place", "draft_differences", "target_source"]
+
+
+@dataclass(frozen=True)
+class RuntimeFolder:
+    """What was written: the folder, its runtime and version, and what a user should know, one line
+    each.
+    """
+
+    path: Path
+    runtime: str
+    version: str
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "path": str(self.path),
+            "runtime": self.runtime,
+            "version": self.version,
+            "notes": list(self.notes),
+        }
+
+    def lines(self) -> list[str]:
+        """For a terminal."""
+        notes = [f"note: {note}" for note in self.notes]
+        return [
+            f"wrote {self.path} for {self.runtime} {self.version}",
+            *notes,
+            f"next: {self.path}/serve.sh",
+        ]
+
+
+def check_place(bundle: Path, repository: Path, record: BundleRecord, kind: FolderKind) -> None:
+    """Refuse a folder over or under the bundle or its sources, or with other things in it.
+
+    Raises:
+        UserError: any of these.
+    """
+    whole, part = bundle.resolve(), repository.resolve()
+    if whole.is_relative_to(part) or part.is_relative_to(whole):
+        raise UserError(f"{repository}: overlaps with the bundle. Name another folder.")
+    check_apart(repository, source_folders(record), "the checkpoint")
+    check_not_around(repository, weight_paths(bundle, record), "the weight file")
+    check_replaceable(repository, kind)
+
+
+def check_heads(spec: TargetSpec, size: int) -> None:
+    """Refuse a tensor-parallel size that the attention heads cannot be divided by.
+
+    Raises:
+        UserError: it is such a size.
+    """
+    heads = spec.attention.num_heads
+    if size < 1 or heads % size:
+        raise UserError(
+            f"--tensor-parallel-size {size}: expected a divisor of the target's {heads} attention "
+            "heads."
+        )
+
+
+def target_source(source: SourceRecord) -> str:
+    """The checkpoint's folder, or its Hub id where the folder is gone."""
+    return str(Path(source.path).absolute()) if Path(source.path).is_dir() else source.checkpoint
+
+
+def draft_differences(manifest: DraftManifest, spec: TargetSpec) -> Iterator[str]:
+    """What a runtime reads otherwise than ``manifest``, if it takes aux hidden states after
+    deepstack, has pad embeddings at image positions, and shifts no position.
+    """
+    caught = [k for k in manifest.aux_layers if spec.layers[k].visual_level is not None]
+    if manifest.aux_pre_deepstack and caught:
+        yield (
+            f"aux_pre_deepstack: it takes out({caught}) after the deepstack level is added, here "
+            "before"
+        )
+    if manifest.image_rows != "pad":
+        yield (
+            "image_rows: its draft sees the pad token's embedding at image positions, here the "
+            "vision rows"
+        )
+    if manifest.position_shift:
+        yield f"position_shift: it knows none, here {manifest.position_shift}"
