@@ -20,7 +20,8 @@ messages. What goes wrong by a user's doing is a ``UserError`` of one line.
 
 Asking:
     LLM, load: a bundle that answers prompts.
-    SamplingParams: how tokens are chosen, and when an answer ends.
+    SamplingParams: how tokens are chosen, and when an answer ends. Grammar, StructuralTag: what it
+    must look like. TokenLogprob: how likely a token was.
     Generation: an answer. Answer: one in the making. Chunk: what one step added to it.
     Request: a prompt and how to answer it, for ``LLM.submit``. Messages: a conversation.
     Video, ImageSource, VideoSource: what a prompt may show. MediaPolicy: where it may come from.
@@ -42,9 +43,17 @@ TYPE_CHECKING = False  # as type checkers read it; ``typing`` itself takes longe
 if TYPE_CHECKING:
     from trt_eagle3.config import BuildConfig, load_config
     from trt_eagle3.decode.answer import Answer
+    from trt_eagle3.decode.grammar import Grammar, StructuralTag
     from trt_eagle3.decode.llm import LLM, load
     from trt_eagle3.decode.metrics import EngineMetrics, Histogram
-    from trt_eagle3.decode.request import Chunk, FinishReason, Generation, Messages, Request
+    from trt_eagle3.decode.request import (
+        Chunk,
+        FinishReason,
+        Generation,
+        Messages,
+        Request,
+        TokenLogprob,
+    )
     from trt_eagle3.decode.sampling_params import SamplingOptions, SamplingParams
     from trt_eagle3.errors import (
         CheckFailedError,
@@ -77,6 +86,7 @@ __all__ = [
     "FinishReason",
     "CheckFailedError",
     "Generation",
+    "Grammar",
     "Histogram",
     "ImageSource",
     "MediaPolicy",
@@ -86,6 +96,8 @@ __all__ = [
     "RequestCancelledError",
     "SamplingOptions",
     "SamplingParams",
+    "StructuralTag",
+    "TokenLogprob",
     "TrtEagle3Error",
     "UserError",
     "Video",
@@ -99,9 +111,17 @@ __all__ = [
 _HOMES = {
     "config": ("BuildConfig", "load_config"),
     "decode.answer": ("Answer",),
+    "decode.grammar": ("Grammar", "StructuralTag"),
     "decode.llm": ("LLM", "load"),
     "decode.metrics": ("EngineMetrics", "Histogram"),
-    "decode.request": ("Chunk", "FinishReason", "Generation", "Messages", "Request"),
+    "decode.request": (
+        "Chunk",
+        "FinishReason",
+        "Generation",
+        "Messages",
+        "Request",
+        "TokenLogprob",
+    ),
     "decode.sampling_params": ("SamplingOptions", "SamplingParams"),
     "errors": (
         "ClosedError",

@@ -10,7 +10,7 @@ from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams, as_tuple
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal import ImageSource, VideoSource
 
-__all__ = ["Chunk", "FinishReason", "Generation", "Messages", "Request"]
+__all__ = ["Chunk", "FinishReason", "Generation", "Messages", "Request", "TokenLogprob"]
 
 FinishReason = Literal["stop", "length", "cancelled"]
 Messages = Sequence[Mapping[str, Any]]
@@ -73,17 +73,33 @@ class Request:
 
 
 @dataclass(frozen=True)
+class TokenLogprob:
+    """The target's log-probability of an emitted token (``SamplingParams.logprobs``).
+
+    Attributes:
+        logprob: natural logarithm; of the raw distribution. top: token ids and log-probabilities of
+            the likeliest tokens, best first.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
 class Chunk:
     """What one target pass added.
 
     Attributes:
         token_ids: the tokens that it emitted. text: what of the text is now certain.
         finish_reason: None until the last chunk.
+        logprobs: of each token, where the request asked for them; empty otherwise.
     """
 
     token_ids: tuple[int, ...]
     text: str
     finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -98,6 +114,7 @@ class Generation:
             speculation).
         acceptance_length: their mean; None where no verify pass ran.
         tokens_per_second: of the tokens after the first; None where there is one token.
+        logprobs: of each token, where the request asked for them; empty otherwise.
     """
 
     text: str
@@ -108,3 +125,4 @@ class Generation:
     accepted_lengths: tuple[int, ...]
     tokens_per_second: float | None
     time_to_first_token_ms: float | None
+    logprobs: tuple[TokenLogprob, ...] = ()

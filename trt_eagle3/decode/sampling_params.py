@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypedDict, Unpack
 
+from trt_eagle3.decode.grammar import Grammar
 from trt_eagle3.errors import UserError
 
-__all__ = ["GREEDY", "SamplingOptions", "SamplingParams"]
+__all__ = ["GREEDY", "MAX_LOGPROBS", "SamplingOptions", "SamplingParams"]
+
+MAX_LOGPROBS = 20
+"""Best tokens whose log-probabilities can be asked for."""
+MAX_BIASES = 1024
+"""Tokens of a request whose logits can be changed."""
 
 
 @dataclass(frozen=True)
 class SamplingParams:
     """How tokens are chosen, and when the answer ends; greedy unless told otherwise.
 
-    Penalties come first, then the filters in the order of the fields.
+    ``logit_bias`` comes first, then penalties, then what grammar and ``min_tokens`` forbid, then
+    the filters in the order of the fields.
 
     Attributes:
         temperature: divides the logits; 0 is greedy.
@@ -26,12 +33,21 @@ class SamplingParams:
         repetition_penalty: logits of tokens in prompt or answer are divided by it if positive,
             multiplied if negative (CTRL, arXiv 1909.05858); 1 is none.
         presence_penalty: subtracted from the logits of tokens in the answer.
+        frequency_penalty: subtracted once for each time that a token stands in the answer.
+        logit_bias: added to the logits of tokens, by their ids.
         seed: of this request's own random numbers; None draws one.
         max_tokens: at most this many new tokens.
+        min_tokens: of so many, none ends the answer; one that a grammar demands does.
         stop: texts that end the answer; they are not part of it.
         stop_token_ids: tokens that end the answer besides the model's own; they are its last
             tokens.
-        ignore_eos: go on past the model's end tokens.
+        ignore_eos: go on past the model's end tokens; with a grammar, as long as that allows
+            anything else.
+        grammar: what the answer must look like. It is all of the grammar unless ``finish_reason``
+            is ``length``, or a stop text or stop token cut it.
+        logprobs: say the log-probability of every token and of so many of the likeliest, of the
+            target's own distribution: before bias, penalties, grammar, temperature and filters.
+            0 is of the token alone, None is none.
     Raises:
         UserError: a value outside its range or of another type, by name.
     """
@@ -42,11 +58,16 @@ class SamplingParams:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     seed: int | None = None
     max_tokens: int = 256
+    min_tokens: int = 0
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    grammar: Grammar | None = None
+    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _check_number("temperature", self.temperature, 0.0, 100.0)
@@ -55,8 +76,14 @@ class SamplingParams:
         _check_number("min_p", self.min_p, 0.0, 1.0)
         _check_number("repetition_penalty", self.repetition_penalty, 0.01, 100.0)
         _check_number("presence_penalty", self.presence_penalty, -100.0, 100.0)
+        _check_number("frequency_penalty", self.frequency_penalty, -100.0, 100.0)
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
         if self.seed is not None:
             _check_whole("seed", self.seed, 0, 2**64 - 1)
+        if self.logprobs is not None:
+            _check_whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        if not isinstance(self.grammar, Grammar | None):
+            raise UserError(f"grammar: expected a Grammar, got {type(self.grammar).__name__}")
         self._check_end()
 
     def _check_end(self) -> None:
@@ -65,6 +92,7 @@ class SamplingParams:
             raise UserError(
                 f"max_tokens: expected a whole number of at least 1, got {self.max_tokens!r:.40}"
             )
+        _check_whole("min_tokens", self.min_tokens, 0, self.max_tokens)
         for name in ("stop", "stop_token_ids"):
             object.__setattr__(self, name, as_tuple(name, getattr(self, name)))
         if not all(isinstance(text, str) and text for text in self.stop):
@@ -107,7 +135,21 @@ class SamplingParams:
     @property
     def penalised(self) -> bool:
         """Whether earlier tokens matter."""
-        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether the likeliest token of the target's logits may be none that is emitted."""
+        return (
+            self.penalised
+            or bool(self.logit_bias)
+            or self.min_tokens > 0
+            or self.grammar is not None
+        )
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -119,11 +161,16 @@ class SamplingOptions(TypedDict, total=False):
     min_p: float
     repetition_penalty: float
     presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
     seed: int | None
     max_tokens: int
+    min_tokens: int
     stop: Sequence[str]
     stop_token_ids: Sequence[int]
     ignore_eos: bool
+    grammar: Grammar | None
+    logprobs: int | None
 
 
 def as_tuple(name: str, value: object) -> tuple[object, ...]:
@@ -135,6 +182,18 @@ def as_tuple(name: str, value: object) -> tuple[object, ...]:
     if not isinstance(value, list | tuple | types.NoneType):
         raise UserError(f"{name}: expected a list, got {type(value).__name__}. Put it in a list.")
     return tuple(value or ())
+
+
+def _biases(value: object) -> Mapping[int, float]:
+    """``logit_bias`` as a copy that nobody else changes."""
+    if not isinstance(value, Mapping):
+        raise UserError(f"logit_bias: expected token ids with numbers, got {type(value).__name__}")
+    if len(value) > MAX_BIASES:
+        raise UserError(f"logit_bias: {len(value)} tokens, at most {MAX_BIASES} are taken")
+    for token, bias in value.items():
+        _check_whole("logit_bias", token, 0, 2**31 - 1)
+        _check_number(f"logit_bias[{token}]", bias, -100.0, 100.0)
+    return {int(token): float(bias) for token, bias in value.items()}
 
 
 def _check_number(
