@@ -164,19 +164,22 @@ def test_inspect_shows_where_each_field_came_from_and_what_was_overridden(run: R
     assert re.search(r"head +own +tensor: lm_head.weight", out)
 
 
-def test_build_takes_overrides_of_the_draft(run: Run, tmp_path: Path) -> None:
+def test_build_takes_config_keys_and_overrides_of_the_draft(run: Run, tmp_path: Path) -> None:
     ended = run(
         "build",
         "--config",
         _config_file(tmp_path),
         "--output",
         tmp_path,
-        "--set",
+        "--override",
         "residual=normed",
+        "--set",
+        "limits.max_batch_size=3",
         "--json",
     )
     record = json.loads((Path(json.loads(ended.out)["bundle"]) / "bundle.json").read_text())
     assert record["draft"]["residual"] == "normed"
+    assert record["config"]["limits"]["max_batch_size"] == 3
     assert record["draft"]["sources"]["residual"]["kind"] == "override"
 
 
@@ -240,7 +243,7 @@ BAD_INPUT: dict[str, tuple[Case, str]] = {
         "frames",
     ),
     "unknown override": (
-        lambda *_: ["inspect", TARGET, DRAFT, "--set", "resdual=normed"],
+        lambda *_: ["inspect", TARGET, DRAFT, "--override", "resdual=normed"],
         "nearest known key: residual",
     ),
     "name too long": (lambda *_: ["inspect", "a" * 5000], "File name too long"),
@@ -249,11 +252,11 @@ BAD_INPUT: dict[str, tuple[Case, str]] = {
         "File name too long",
     ),
     "override of no draft": (
-        lambda *_: ["inspect", TARGET, "--set", "residual=normed"],
+        lambda *_: ["inspect", TARGET, "--override", "residual=normed"],
         "no draft given",
     ),
     "override without value": (
-        lambda *_: ["inspect", TARGET, DRAFT, "--set", "residual"],
+        lambda *_: ["inspect", TARGET, DRAFT, "--override", "residual"],
         "FIELD=VALUE",
     ),
     "no tokens wanted": (lambda b, _: ["generate", b, "hi", "--max-tokens", 0], "max_tokens"),

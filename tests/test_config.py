@@ -12,7 +12,6 @@ from trt_eagle3.config import (
     SpeculationConfig,
     config_from_dict,
     load_config,
-    parse_overrides,
 )
 from trt_eagle3.errors import UserError
 
@@ -156,10 +155,20 @@ def test_overrides_that_are_no_mapping_are_one_line(overrides: str, tmp_path: Pa
         load_config(file, {"residual": "normed"})
 
 
-@pytest.mark.parametrize("words", [("rope=1", "rope.base=2"), ("aux_layers=[1]", "aux_layers.x=2")])
-def test_parts_of_a_plain_value_are_refused(words: tuple[str, str]) -> None:
-    with pytest.raises(UserError, match=r"--set .*has the value .* already"):
-        parse_overrides(words)
+def test_settings_come_over_the_keys_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("name: a\ntarget: {checkpoint: x}\nlimits: {max_seq_len: 64, max_waiting: 3}")
+    found = load_config(file, settings={"limits": {"max_seq_len": 128}, "name": "b"})
+    assert (found.name, found.limits.max_seq_len, found.limits.max_waiting) == ("b", 128, 3)
+    with pytest.raises(UserError, match=r"limits\.max_sq_len: unknown key; nearest known key: "):
+        load_config(file, settings={"limits": {"max_sq_len": 128}})
+
+
+@pytest.mark.parametrize(("short", "long"), [("fp16", "float16"), ("bf16", "bfloat16")])
+def test_short_names_of_types_are_taken(short: str, long: str) -> None:
+    assert EngineConfig.model_validate({"backend": "torch", "dtype": short}).dtype == long
+    engine = EngineConfig.model_validate({"backend": "tensorrt", "dtype": "fp16"})
+    assert engine.residual == "float32"  # a default that follows from the type
 
 
 def test_prompt_chunks_are_larger_where_a_gpu_is_to_be_filled() -> None:

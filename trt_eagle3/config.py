@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from trt_eagle3.errors import UserError, clip, quote
-from trt_eagle3.io.yaml_file import parse_yaml, read_yaml
+from trt_eagle3.io.yaml_file import read_yaml
 
 __all__ = [
     "BuildConfig",
@@ -30,10 +30,10 @@ __all__ = [
     "TargetConfig",
     "TensorRTConfig",
     "load_config",
-    "parse_overrides",
 ]
 
 PositiveInt = Annotated[int, Field(gt=0, le=1 << 24)]
+_SHORT_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _MAX_PROBLEMS = 4  # that one message names
 TreeSide = Annotated[int, Field(gt=0, le=1024)]
 Chip = Literal["sm80", "sm86", "sm89", "sm120", "sm121"]
@@ -151,7 +151,10 @@ class EngineConfig(_Section):
     def _defaults_of_backend(cls, raw: Any) -> Any:
         from trt_eagle3.engine.backend import BACKENDS, backend_named
 
-        if not isinstance(raw, dict) or not isinstance(name := raw.get("backend"), str):
+        if not isinstance(raw, dict):
+            return raw
+        raw = _long_dtype(raw)
+        if not isinstance(name := raw.get("backend"), str):
             return raw
         return {**backend_named(name).defaults(raw), **raw} if name in BACKENDS else raw
 
@@ -296,8 +299,13 @@ class BuildConfig(_Section):
         return filled
 
 
-def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) -> BuildConfig:
-    """Read a build config; ``overrides`` come over its ``draft.overrides``.
+def load_config(
+    path: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> BuildConfig:
+    """Read a build config; ``settings`` come over its keys, ``overrides`` over its
+    ``draft.overrides``.
 
     Raises:
         UserError: unreadable, not YAML, an unknown key (the message names the nearest known one),
@@ -309,6 +317,7 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
         raise UserError(f"{path}: cannot read the config: {error.strerror}") from error
     if not isinstance(raw, dict):
         raise UserError(f"{path}: expected a mapping of config keys, got {type(raw).__name__}")
+    raw = _merged(raw, settings or {})
     if overrides:
         draft = raw.get("draft")
         if not isinstance(draft, dict):
@@ -322,6 +331,23 @@ def load_config(path: str | Path, overrides: Mapping[str, Any] | None = None) ->
     return config_from_dict(raw, str(path))
 
 
+def _long_dtype(engine: dict[str, Any]) -> dict[str, Any]:
+    """``engine`` with ``fp16`` as ``float16``, and so on."""
+    name = engine.get("dtype")
+    return engine | {"dtype": _SHORT_NAMES[name]} if name in _SHORT_NAMES else engine
+
+
+def _merged(raw: Mapping[Any, Any], settings: Mapping[str, Any]) -> dict[Any, Any]:
+    """``settings`` over ``raw``, section by section."""
+    found = dict(raw)
+    for name, value in settings.items():
+        own = found.get(name)
+        if isinstance(own, Mapping) and isinstance(value, Mapping):
+            value = _merged(own, value)
+        found[name] = value
+    return found
+
+
 def config_from_dict(raw: Mapping[str, Any], origin: str) -> BuildConfig:
     """Check ``raw``; ``origin`` names it in errors."""
     try:
@@ -331,40 +357,6 @@ def config_from_dict(raw: Mapping[str, Any], origin: str) -> BuildConfig:
         problems = "; ".join(_problem(e) for e in errors[:_MAX_PROBLEMS])
         rest = f"; and {len(errors) - _MAX_PROBLEMS} more" if len(errors) > _MAX_PROBLEMS else ""
         raise UserError(f"{origin}: {problems}{rest}") from error
-
-
-def parse_overrides(assignments: Iterable[str]) -> dict[str, Any]:
-    """``draft.overrides`` of command-line words ``field=value``; values are YAML, dots make
-    sections.
-
-    Raises:
-        UserError: a word without ``=``, a value that is not YAML, or a part of what has a plain
-            value already.
-    """
-    overrides: dict[str, Any] = {}
-    for word in assignments:
-        name, equals, text = word.partition("=")
-        if not equals or not name:
-            raise UserError(
-                f"--set {clip(word)}: expected FIELD=VALUE, for example --set aux_layers=[2,18,33]"
-            )
-        *sections, last = name.split(".")
-        place = overrides
-        for section in sections:
-            place = place.setdefault(section, {})
-            if not isinstance(place, dict):
-                raise UserError(
-                    f"--set {clip(word)}: {clip(section)} has the value {quote(place)} already. "
-                    "Set it, or its parts."
-                )
-        try:
-            place[last] = parse_yaml(text, "value")
-        except UserError as error:
-            raise UserError(
-                f"--set {clip(word)}: the value is not YAML: {error}. Texts with * & or : want "
-                "quotes."
-            ) from error
-    return overrides
 
 
 def _problem(error: Any) -> str:

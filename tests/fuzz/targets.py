@@ -19,11 +19,12 @@ import numpy as np
 from tests.tiny import DRAFT, TARGET, build_tiny
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.tensor_index import open_index, read_tensor
-from trt_eagle3.config import load_config, parse_overrides
+from trt_eagle3.config import load_config
 from trt_eagle3.engine.bundle import BUNDLE_FILE, read_bundle
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.qwen3_vl import FAMILY
 from trt_eagle3.families.registry import read_target
+from trt_eagle3.io.assignments import parse_assignments
 from trt_eagle3.io.json_file import parse_json
 from trt_eagle3.multimodal import Processor
 from trt_eagle3.multimodal.chat_template import ChatTemplate
@@ -77,7 +78,7 @@ def _yaml(text: bytes, folder: Path) -> None:
 
 
 def _override(text: bytes, _: Path) -> None:
-    parse_overrides([text.decode(errors="surrogateescape")])
+    parse_assignments([text.decode(errors="surrogateescape")])
 
 
 def _template(text: bytes, folder: Path) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from trt_eagle3.config import load_config, parse_overrides
+from trt_eagle3.config import load_config
 from trt_eagle3.errors import UserError
+from trt_eagle3.io.assignments import parse_assignments
 from trt_eagle3.io.yaml_file import parse_yaml, read_yaml
 from trt_eagle3.parity.checks.thresholds import read_overrides
 
@@ -92,7 +93,7 @@ def test_aliases_within_the_bound_are_fine() -> None:
 @pytest.mark.parametrize("word", ["a=2020-13-45", "a=!!bool x", "a=" + "[" * 9999])
 def test_override_that_is_no_yaml_is_one_line(word: str) -> None:
     with pytest.raises(UserError, match="the value is not YAML") as caught:
-        parse_overrides([word])
+        parse_assignments([word])
     assert len(str(caught.value)) < 600
 
 

@@ -177,7 +177,14 @@ def test_bundle_without_a_draft_is_exit_2(
 def test_set_reads_a_pair_otherwise_and_is_refused_for_a_bundle(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wrong = ("--prompts", PROMPTS, "--set", "aux_layers=[0,2,3]", "--set", "residual=normed")
+    wrong = (
+        "--prompts",
+        PROMPTS,
+        "--override",
+        "aux_layers=[0,2,3]",
+        "--override",
+        "residual=normed",
+    )
     assert run(TARGET, DRAFT, *wrong, monkeypatch=monkeypatch) == 1
     out = capsys.readouterr().out
     assert "aux_layers: [1, 3, 4]" in out

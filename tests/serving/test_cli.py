@@ -22,8 +22,8 @@ from click.testing import CliRunner
 from tests.tiny import ROOT, build_tiny
 from trt_eagle3.bench.serve import free_ports
 from trt_eagle3.cli import cli
-from trt_eagle3.config import parse_overrides
 from trt_eagle3.errors import UserError
+from trt_eagle3.io.assignments import parse_assignments
 from trt_eagle3.serving import ServingConfig
 
 
@@ -72,7 +72,7 @@ def test_hosts_are_allowed_as_the_page_on_serving_says(bundle: Path, tmp_path: P
         config = ServingConfig.from_mapping(
             {"allowed_hosts": yaml.safe_load(written)}, "config.pbtxt"
         )
-        assert config == ServingConfig.from_mapping(parse_overrides(shlex.split(word)), "--set")
+        assert config == ServingConfig.from_mapping(parse_assignments(shlex.split(word)), "--set")
         assert config.allowed_hosts == tuple(re.findall(r"[*\w.-]+\.[a-z]+(?::\d+)?", word))
 
 

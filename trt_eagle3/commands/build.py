@@ -9,6 +9,7 @@ import click
 from trt_eagle3.commands.console import (
     json_option,
     out,
+    override_option,
     print_json,
     set_option,
     stages,
@@ -40,17 +41,28 @@ __all__ = ["build"]
         "are."
     ),
 )
-@set_option
+@set_option("Set a key of the build config, such as limits.max_batch_size=8; may be repeated.")
+@override_option
 @json_option
 def build(
-    config_file: Path, output: Path | None, weights: str, overrides: tuple[str, ...], as_json: bool
+    config_file: Path,
+    output: Path | None,
+    weights: str,
+    settings: tuple[str, ...],
+    overrides: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Turn a checkpoint pair into a bundle."""
     from trt_eagle3.commands import report
-    from trt_eagle3.config import load_config, parse_overrides
+    from trt_eagle3.config import load_config
+    from trt_eagle3.io.assignments import parse_assignments
     from trt_eagle3.pipeline import build as run
 
-    config = load_config(config_file, parse_overrides(overrides))
+    config = load_config(
+        config_file,
+        overrides=parse_assignments(overrides, "--override"),
+        settings=parse_assignments(settings),
+    )
     with stages() as (begin, show):
         result = run(
             config,

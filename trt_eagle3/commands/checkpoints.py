@@ -10,8 +10,8 @@ import click
 from trt_eagle3.commands.console import (
     json_option,
     out,
+    override_option,
     print_json,
-    set_option,
 )
 from trt_eagle3.errors import UserError
 
@@ -21,24 +21,24 @@ __all__ = ["convert_draft", "inspect"]
 @click.command()
 @click.argument("target")
 @click.argument("draft", required=False)
-@set_option
+@override_option
 @json_option
 def inspect(target: str, draft: str | None, overrides: tuple[str, ...], as_json: bool) -> None:
     """Say what these checkpoints are: geometry, draft manifest, refusals."""
     from trt_eagle3.checkpoint.draft import read_draft
     from trt_eagle3.checkpoint.source import resolve_checkpoint
     from trt_eagle3.commands import report
-    from trt_eagle3.config import parse_overrides
     from trt_eagle3.families.registry import read_target
+    from trt_eagle3.io.assignments import parse_assignments
 
     if overrides and draft is None:
         raise UserError(
-            f"--set {overrides[0]}: a field of a draft, and no draft given. Name one, or leave it "
-            "out."
+            f"--override {overrides[0]}: a field of a draft, and no draft given. Name one, or "
+            "leave it out."
         )
     spec = read_target(resolve_checkpoint(target))
     manifest = (
-        read_draft(resolve_checkpoint(draft), spec, parse_overrides(overrides))
+        read_draft(resolve_checkpoint(draft), spec, parse_assignments(overrides, "--override"))
         if draft is not None
         else None
     )
@@ -58,7 +58,7 @@ def inspect(target: str, draft: str | None, overrides: tuple[str, ...], as_json:
     help="Layout.",
 )
 @click.option("--target", help="The draft's target, where a default follows from it.")
-@set_option
+@override_option
 @json_option
 def convert_draft(
     source: str,
@@ -74,11 +74,13 @@ def convert_draft(
     from trt_eagle3.checkpoint.convert import convert_draft as run
     from trt_eagle3.checkpoint.draft import read_draft
     from trt_eagle3.checkpoint.source import resolve_checkpoint
-    from trt_eagle3.config import parse_overrides
     from trt_eagle3.families.registry import read_target
+    from trt_eagle3.io.assignments import parse_assignments
 
     spec = read_target(resolve_checkpoint(target)) if target else None
-    manifest = read_draft(resolve_checkpoint(source), spec, parse_overrides(overrides))
+    manifest = read_draft(
+        resolve_checkpoint(source), spec, parse_assignments(overrides, "--override")
+    )
     notes = run(manifest, destination, to)
     if as_json:
         print_json({"destination": str(destination), "layout": to, "notes": list(notes)})

@@ -22,6 +22,7 @@ __all__ = [
     "out",
     "print_json",
     "prompts_option",
+    "override_option",
     "set_option",
     "stages",
 ]
@@ -34,13 +35,20 @@ prompts_option = click.option(
     type=click.Path(path_type=Path),
     help="JSON list of prompts, instead of the bundled ones.",
 )
-set_option = click.option(
-    "--set",
+override_option = click.option(
+    "--override",
     "overrides",
     multiple=True,
     metavar="FIELD=VALUE",
-    help="Override a field of the draft manifest.",
+    help="Read a field of the draft manifest as VALUE; may be repeated.",
 )
+
+
+def set_option(help: str) -> Callable[[Any], Any]:
+    """--set KEY=VALUE, of a command's config."""
+    return click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help=help)
+
+
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="One JSON object on stdout; logs on stderr."
 )

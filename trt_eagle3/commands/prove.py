@@ -11,9 +11,9 @@ from trt_eagle3.commands.console import (
     bars,
     json_option,
     out,
+    override_option,
     print_json,
     prompts_option,
-    set_option,
 )
 from trt_eagle3.parity import SUITES
 from trt_eagle3.probe import MAX_TOKENS
@@ -91,7 +91,7 @@ def validate(
     show_default=True,
     help="At most this many tokens per answer.",
 )
-@set_option
+@override_option
 @json_option
 def probe(
     path: str, draft: str | None, overrides: tuple[str, ...], as_json: bool, **options: Any
@@ -100,12 +100,16 @@ def probe(
 
     PATH is a bundle, or a target followed by its DRAFT.
     """
-    from trt_eagle3.config import parse_overrides
+    from trt_eagle3.io.assignments import parse_assignments
     from trt_eagle3.probe.run import probe as run
 
     with bars() as progress:
         result = run(
-            path, draft, overrides=parse_overrides(overrides), progress=progress, **options
+            path,
+            draft,
+            overrides=parse_assignments(overrides, "--override"),
+            progress=progress,
+            **options,
         )
     if as_json:
         print_json(result.to_dict())

@@ -14,6 +14,7 @@ from trt_eagle3.commands.console import (
     json_option,
     out,
     print_json,
+    set_option,
 )
 from trt_eagle3.errors import UserError
 
@@ -39,9 +40,7 @@ __all__ = ["deploy", "serve"]
     help="triton: whose Python runs it: server, interpreter, or a packed .tar.gz.",
 )
 @click.option("--image", help="triton: the Triton image that containers are built on.")
-@click.option(
-    "--set", "serving", multiple=True, metavar="FIELD=VALUE", help="triton: a limit on requests."
-)
+@set_option("triton: set a limit on requests, such as max_media=4; may be repeated.")
 @click.option("--runtime-version", help="tensorrt-llm: its version, 1.2 or 1.4.")
 @click.option(
     "--tensor-parallel-size", type=int, help="tensorrt-llm, vllm: GPUs that share the target."
@@ -50,12 +49,12 @@ __all__ = ["deploy", "serve"]
 @json_option
 def deploy(bundle: Path, repository: Path, target: str, as_json: bool, **options: Any) -> None:
     """Write a Triton model repository with BUNDLE in it, or the input of another runtime."""
-    from trt_eagle3.config import parse_overrides
+    from trt_eagle3.io.assignments import parse_assignments
     from trt_eagle3.runtimes.tensorrt_llm.bundle import deploy as to_tensorrt_llm
     from trt_eagle3.runtimes.vllm.bundle import deploy as to_vllm
     from trt_eagle3.triton.repository import deploy as to_triton
 
-    options["serving"] = parse_overrides(options["serving"])
+    options["serving"] = parse_assignments(options.pop("settings"))
     given = {name: value for name, value in options.items() if value not in (None, {})}
     targets: dict[str, Callable[..., Any]] = {
         "triton": to_triton,
@@ -88,11 +87,11 @@ def deploy(bundle: Path, repository: Path, target: str, as_json: bool, **options
     envvar="TRT_EAGLE3_API_KEY",
     help="What clients must send; better as TRT_EAGLE3_API_KEY.",
 )
-@click.option("--set", "limits", multiple=True, metavar="FIELD=VALUE", help="A limit on requests.")
-def serve(bundle: Path, limits: tuple[str, ...], **options: Any) -> None:
+@set_option("Set a limit on requests, such as max_media=4; may be repeated.")
+def serve(bundle: Path, settings: tuple[str, ...], **options: Any) -> None:
     """Serve BUNDLE to OpenAI clients: /v1/chat/completions, /health, /metrics."""
-    from trt_eagle3.config import parse_overrides
+    from trt_eagle3.io.assignments import parse_assignments
     from trt_eagle3.serving import ServingConfig
     from trt_eagle3.serving.server import serve as run
 
-    run(bundle, serving=ServingConfig.from_mapping(parse_overrides(limits), "--set"), **options)
+    run(bundle, serving=ServingConfig.from_mapping(parse_assignments(settings), "--set"), **options)
