@@ -49,6 +49,12 @@ def _place(path: Path) -> Path:
 UserPath = Annotated[Path, AfterValidator(_place)]
 
 
+def _long_dtype(engine: dict[str, Any]) -> dict[str, Any]:
+    """``engine`` with ``fp16`` as ``float16``, and so on."""
+    name = engine.get("dtype")
+    return engine | {"dtype": _SHORT_NAMES[name]} if name in _SHORT_NAMES else engine
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -329,12 +335,6 @@ def load_config(
             )
         raw = raw | {"draft": draft | {"overrides": {**own, **overrides}}}
     return config_from_dict(raw, str(path))
-
-
-def _long_dtype(engine: dict[str, Any]) -> dict[str, Any]:
-    """``engine`` with ``fp16`` as ``float16``, and so on."""
-    name = engine.get("dtype")
-    return engine | {"dtype": _SHORT_NAMES[name]} if name in _SHORT_NAMES else engine
 
 
 def _merged(raw: Mapping[Any, Any], settings: Mapping[str, Any]) -> dict[Any, Any]:
