@@ -147,7 +147,7 @@ def lose_extend_rows(patch: Any) -> None:
         skip = metadata.counts[0] - 1
         mask, positions = metadata.mask[:, skip:, skip:], metadata.positions[..., skip:]
         late = AttentionMetadata(
-            [metadata.past[0] + skip], [1], metadata.state_inputs, mask, positions
+            [metadata.past[0] + skip], [1], metadata.state_inputs, mask, positions, is_prompt=True
         )
         return extend(self, late, embeds[:, skip:], features[:, skip:])
 

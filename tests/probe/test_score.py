@@ -91,7 +91,8 @@ def ref_chain(
     place = AttentionMetadata.single(
         0, pages.pages(length), causal_mask(length), positions[:, :length].int()
     )
-    states = proposer.extend(place, embeds[None, :length], features[None, :length])
+    prompt_place = replace(place, is_prompt=True)
+    states = proposer.extend(prompt_place, embeds[None, :length], features[None, :length])
     tree = static_tree(SpeculationConfig(mode="chain", steps=STEPS))
     first = draft_decode_position(manifest, length, length + prompt.rope_delta)
     proposer.propose(

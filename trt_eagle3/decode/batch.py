@@ -66,6 +66,7 @@ def segment_metadata(
         state_inputs=states.inputs([s.sequence for s in segments], [s.stop for s in segments]),
         mask=causal_mask_of(width, embeds.device).expand(len(segments), -1, -1),
         positions=torch.stack(of_width, dim=1),
+        is_prompt=True,
     )
 
 

@@ -183,15 +183,17 @@ class Proposer:
         """Commit rows with true features; each sequence's last one seeds its next proposals.
 
         Args:
-            embeds: [B, S, Hd] of the tokens one ahead. features: [B, S, Hd] from ``fuse``.
+            metadata: ``is_prompt``. embeds: [B, S, Hd] of the tokens one ahead.
+            features: [B, S, Hd] from ``fuse``.
         """
+        assert metadata.is_prompt, "runs of rows, each of which sees those before it"
         assert not isinstance(metadata.past, Tensor)
         assert not isinstance(metadata.counts, Tensor)
         last = torch.tensor(metadata.counts)[:, None] - 1
         logits, out = self.runner.forward(embeds, features, metadata, last)
         # copies: the next run of the same shapes may overwrite a session's outputs
         return [
-            DraftState(past + count, logits[i, 0].clone(), out[i, count - 1].clone())
+            DraftState(past + count, logits[i, 0].clone(), out[i, 0].clone())
             for i, (past, count) in enumerate(zip(metadata.past, metadata.counts, strict=True))
         ]
 

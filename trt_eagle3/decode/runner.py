@@ -17,7 +17,13 @@ from torch.nn import functional
 
 from trt_eagle3.decode.state import LayerStates
 from trt_eagle3.engine.embedding import EmbeddingTable
-from trt_eagle3.engine.session import ReducingSession, Reduction, Session, run_reduced
+from trt_eagle3.engine.session import (
+    ReducingSession,
+    Reduction,
+    Session,
+    run_prompt,
+    run_reduced,
+)
 from trt_eagle3.engine.torch.cuda_graph import patch_bucket
 
 __all__ = [
@@ -43,6 +49,8 @@ class AttentionMetadata:
         mask: bool [B, S, M]: who sees whom among the last M rows; the new tokens are the last S of
             them.
         positions: int32 [3, B, S].
+        is_prompt: ``mask`` is lower-triangular, and of draft features only rows whose logits are
+            wanted are read.
     """
 
     past: Sequence[int] | Tensor
@@ -50,6 +58,7 @@ class AttentionMetadata:
     state_inputs: Mapping[str, Tensor]
     mask: Tensor
     positions: Tensor
+    is_prompt: bool = False
 
     @classmethod
     def single(cls, past: int, pages: Tensor, mask: Tensor, positions: Tensor) -> AttentionMetadata:
@@ -137,7 +146,11 @@ class TargetRunner:
                     self._nothing = embeds.new_zeros(1)
                 visual_levels = self._nothing.expand(self.num_visual_levels, *embeds.shape)
             inputs["deepstack_embeds"] = visual_levels
-        outputs = run_reduced(self._session, inputs, {"logits": reduce} if reduce else {})
+        if metadata.is_prompt:
+            assert reduce is None, "a prompt's logits are of few rows"
+            outputs = run_prompt(self._session, inputs)
+        else:
+            outputs = run_reduced(self._session, inputs, {"logits": reduce} if reduce else {})
         return outputs["logits"], outputs.get("aux_hidden_states")
 
 
@@ -175,11 +188,10 @@ class DraftRunner:
         self, embeds: Tensor, features: Tensor, metadata: AttentionMetadata, logit_rows: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Run ``embeds`` and ``features [B, S, Hd]``; logits f32 [B, R, Vd] and the next
-        features [B, S, Hd].
+        features [B, S, Hd], of a prompt [B, R, Hd].
         """
-        outputs = self._draft.run(
-            {"inputs_embeds": embeds, "features": features, **metadata.inputs(logit_rows)}
-        )
+        inputs = {"inputs_embeds": embeds, "features": features, **metadata.inputs(logit_rows)}
+        outputs = run_prompt(self._draft, inputs) if metadata.is_prompt else self._draft.run(inputs)
         return outputs["logits"], outputs["features_out"]
 
     def target_ids(self, draft_ids: Tensor) -> Tensor:

@@ -6,13 +6,24 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from trt_eagle3.engine.backend import backend_named
 from trt_eagle3.errors import UserError
 from trt_eagle3.spec import StateSpec
 
-__all__ = ["ReducingSession", "Reduction", "Session", "check_names", "open_session", "run_reduced"]
+__all__ = [
+    "PromptSession",
+    "ReducingSession",
+    "Reduction",
+    "Session",
+    "check_names",
+    "open_session",
+    "run_prompt",
+    "run_reduced",
+    "with_picked_rows",
+]
 
 
 Reduction = Callable[[Tensor], Tensor]
@@ -27,6 +38,15 @@ class ReducingSession(Protocol):
         self, inputs: Mapping[str, Tensor], reduced: Mapping[str, Reduction]
     ) -> dict[str, Tensor]:
         """Run once, as ``run_reduced`` of this module says."""
+        ...
+
+
+@runtime_checkable
+class PromptSession(Protocol):
+    """A session that leaves out what nobody reads of a prompt's chunk."""
+
+    def run_prompt(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Run once, as ``run_prompt`` of this module says."""
         ...
 
 
@@ -73,6 +93,28 @@ def run_reduced(
         return session.run_reduced(inputs, reduced)
     outputs = session.run(inputs)
     return {name: reduced[name](t) if name in reduced else t for name, t in outputs.items()}
+
+
+def run_prompt(session: Session, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """``session.run`` of a target or draft graph over rows of prompts: ``tree_mask`` is
+    lower-triangular.
+
+    ``features_out`` is of the rows in ``logit_rows`` alone: [B, R, Hd]. A session that has a
+    ``run_prompt`` of its own need not compute the others.
+    """
+    if isinstance(session, PromptSession):
+        return session.run_prompt(inputs)
+    return with_picked_rows(session.run(inputs), inputs["logit_rows"])
+
+
+def with_picked_rows(outputs: Mapping[str, Tensor], rows: Tensor) -> dict[str, Tensor]:
+    """``outputs``, of whose ``features_out [B, S, Hd]`` only ``rows [B, R]`` are wanted."""
+    features = outputs.get("features_out")
+    if features is None:
+        return dict(outputs)
+    index = rows.to(features.device, torch.int64, non_blocking=True)[..., None]
+    picked = features.gather(1, index.expand(-1, -1, features.shape[2]))
+    return {**outputs, "features_out": picked}
 
 
 def check_names(inputs: Collection[str], known: Collection[str], bound: Collection[str]) -> None:

@@ -17,6 +17,8 @@ from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch.fusion import Step, fused, gemm, layer_norm
 from trt_eagle3.engine.torch.ops import STANDARD_OPS, Function
 from trt_eagle3.engine.torch.packed import PackedWeight, pack
+from trt_eagle3.engine.torch.prompt_attention import prompt_attention
+from trt_eagle3.engine.torch.prompt_nodes import PROMPT_ATTENTION, prompt_nodes
 from trt_eagle3.engine.weights import materialise
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.activations import read_activations
@@ -41,6 +43,7 @@ class Program:
         constants: weights and small constants, on the device; quantised weights that only
             products read are packed there.
         states: what the graph's layers keep between runs.
+        prompt_steps: ``steps`` for a prompt's chunk (``prompt_nodes``); None where there are none.
     """
 
     inputs: Mapping[str, onnx.TypeProto.Tensor]
@@ -48,6 +51,7 @@ class Program:
     constants: Mapping[str, Weight]
     steps: tuple[Step, ...]
     states: tuple[StateSpec, ...]
+    prompt_steps: tuple[Step, ...] | None
 
 
 def load_program(
@@ -76,17 +80,27 @@ def load_program(
     for name, expr in _weights(model, proto).items():
         read = read_weight or (read_factor if name in factors else _read_weight)
         constants[name] = read(expr, weights_root, device)
-    steps = [_step(node, device) for node in proto.graph.node]
-    if device.type == "cuda" and capi.available():
-        steps = fused(steps, kept={*outputs})
+    prompt = prompt_nodes(proto.graph.node, constants, outputs)
+    kept = {*outputs, *constants}
     inputs = {i.name: i.type.tensor_type for i in proto.graph.input}
     return Program(
         inputs,
         outputs,
         constants,
-        tuple(_with_lifetimes(steps, {*outputs, *constants})),
+        _steps(proto.graph.node, device, kept),
         read_states(proto),
+        None if prompt is None else _steps(prompt, device, kept),
     )
+
+
+def _steps(
+    nodes: Sequence[onnx.NodeProto], device: torch.device, kept: set[str]
+) -> tuple[Step, ...]:
+    """What runs for ``nodes``; values in ``kept`` stay."""
+    steps = [_step(node, device) for node in nodes]
+    if device.type == "cuda" and capi.available():
+        steps = fused(steps, kept)
+    return tuple(_with_lifetimes(steps, kept))
 
 
 def _load(model: Path) -> onnx.ModelProto:
@@ -158,7 +172,8 @@ def _own_ops(device: str) -> Mapping[str, Function]:
     """Our ops on ``device``: the kernels where they can run, else stock operations with one
     warning.
     """
-    stock = {name: op.torch_function for name, op in PLUGINS.items()}
+    stock: dict[str, Function] = {name: op.torch_function for name, op in PLUGINS.items()}
+    stock[PROMPT_ATTENTION] = prompt_attention(device)
     if device != "cuda":
         return stock
     if not capi.available():

@@ -17,14 +17,19 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.dtype import dtype_of_onnx
-from trt_eagle3.engine.session import Reduction, check_names
+from trt_eagle3.engine.session import Reduction, check_names, with_picked_rows
 from trt_eagle3.engine.torch.cuda_graph import Captured, CapturedGraphs, capturing, shapes_of
 from trt_eagle3.engine.torch.ops import STANDARD_OPS
-from trt_eagle3.engine.torch.program import ReadWeight, load_program
+from trt_eagle3.engine.torch.program import ReadWeight, Step, load_program
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.spec import StateSpec
 
 __all__ = ["TorchSession"]
+
+_LEFT_OUT = {"cpu": 32, "cuda": 512}
+"""Rows from which on it pays to leave them out of a prompt's last layer: of fewer, a GPU has
+multiplied before the weights are read.
+"""
 
 
 @dataclass(frozen=True)
@@ -76,6 +81,7 @@ class TorchSession:
             program.constants,
             program.steps,
         )
+        self._prompt_steps = program.prompt_steps
         self.states: tuple[StateSpec, ...] = program.states
         self._bound: dict[str, Tensor] = {}
         self._captured = CapturedGraphs()
@@ -103,18 +109,30 @@ class TorchSession:
         """
         return self._run(inputs, reduced)
 
+    @torch.inference_mode()
+    def run_prompt(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """``run`` as ``engine.session.run_prompt`` says; of many rows, the last layer computes only
+        what is read.
+        """
+        batch, width, _ = inputs["tree_mask"].shape
+        left_out = batch * (width - inputs["logit_rows"].shape[1])
+        if self._prompt_steps is None or left_out < _LEFT_OUT[self.device.type]:
+            return with_picked_rows(self._run(inputs, {}), inputs["logit_rows"])
+        self._check(inputs)
+        return self._interpret(self._placed(inputs), {}, self._prompt_steps)
+
     def _run(
         self, inputs: Mapping[str, Tensor], reduced: Mapping[str, Reduction]
     ) -> dict[str, Tensor]:
         self._check(inputs)
         if self.device.type != "cuda":
-            return self._interpret(self._placed(inputs), reduced)
+            return self._interpret(self._placed(inputs), reduced, self._steps)
         shapes = shapes_of(inputs)
         shapes += tuple((f"{name} by {f.__qualname__}", ()) for name, f in reduced.items())
         captured = self._captured.get(shapes)
         if captured is None:
             if not self._captured.due(shapes):
-                return self._interpret(self._placed(inputs), reduced)
+                return self._interpret(self._placed(inputs), reduced, self._steps)
             captured = self._captured.add(shapes, self._capture(self._placed(inputs), reduced))
         return captured.run(inputs)
 
@@ -126,15 +144,18 @@ class TorchSession:
         graph = torch.cuda.CUDAGraph()
         # one graph runs at a time, so they share what they need beside inputs and outputs
         with capturing(graph, self._captured.pool):
-            outputs = self._interpret(static, reduced)
+            outputs = self._interpret(static, reduced, self._steps)
         return Captured(graph, static, outputs)
 
     def _interpret(
-        self, inputs: Mapping[str, Tensor], reduced: Mapping[str, Reduction]
+        self,
+        inputs: Mapping[str, Tensor],
+        reduced: Mapping[str, Reduction],
+        steps: Sequence[Step],
     ) -> dict[str, Tensor]:
         """Node by node."""
         values: dict[str, Any] = {**self._constants, **self._bound, **inputs}
-        for step in self._steps:
+        for step in steps:
             if step.outputs[0] in reduced and step.function is STANDARD_OPS["Cast"]:
                 values[step.outputs[0]] = values[step.inputs[0]]
                 continue

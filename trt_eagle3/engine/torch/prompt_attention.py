@@ -1,0 +1,86 @@
+"""Attention of a few rows of a prompt's chunk, over the keys and values of all of them.
+
+Shapes: B sequences, S rows of each, R rows picked of each, P pages, Hq / Hkv heads, D head_dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.engine.torch import capi
+from trt_eagle3.graph.ops.pick_rows import pick_rows
+from trt_eagle3.graph.ops.tree_attention import tree_attention
+
+__all__ = ["prompt_attention"]
+
+
+class _Inputs(NamedTuple):
+    """Those of ``TreeAttention``, of a lower-triangular mask."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    past_lengths: Tensor
+    query_lengths: Tensor
+    page_table: Tensor
+    tree_mask: Tensor
+
+
+def prompt_attention(device: str) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
+    """``PromptAttention`` on ``device``: with our kernel, or torch's operations."""
+    attend = _kernel if device == "cuda" and capi.available() else _stock
+
+    def function(*inputs: Tensor, **geometry: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """The inputs of ``TreeAttention`` and ``logit_rows [B, R]`` -> ``[B * R, Hq * D]``, and the
+        caches, in which all rows are.
+        """
+        new, rows = _Inputs(*inputs[:-1]), inputs[-1]
+        _write(new, geometry["page_size"])
+        return attend(_picked(new, rows), geometry), new.k_cache, new.v_cache
+
+    return function
+
+
+def _write(new: _Inputs, page_size: int) -> None:
+    """Write ``k`` and ``v [B * S, Hkv * D]`` into their slots; padding goes to page 0."""
+    _, width, tail = new.tree_mask.shape
+    token = torch.arange(width, device=new.k.device)
+    row = new.past_lengths[:, None] + (tail - width) + token
+    page, offset = row // page_size, row % page_size
+    pages = new.page_table.gather(1, page.clamp(max=new.page_table.shape[1] - 1).long())
+    slots = pages.long() * page_size + offset
+    slots = torch.where(token < new.query_lengths[:, None], slots, 0).flatten()
+    new.k_cache.index_copy_(0, slots, new.k.view(-1, *new.k_cache.shape[1:]))
+    new.v_cache.index_copy_(0, slots, new.v.view(-1, *new.v_cache.shape[1:]))
+
+
+def _picked(new: _Inputs, rows: Tensor) -> _Inputs:
+    """B * R sequences of one new token, which sees what is before it; its key and value are written
+    again.
+    """
+    _, width, tail = new.tree_mask.shape
+    past = (new.past_lengths[:, None] + (tail - width) + rows).flatten().int()
+    one = torch.ones_like(past)
+    return new._replace(
+        **{name: pick_rows(getattr(new, name), rows) for name in "qkv"},
+        past_lengths=past,
+        query_lengths=one,
+        page_table=new.page_table.repeat_interleave(rows.shape[1], dim=0),
+        tree_mask=one.bool()[:, None, None],
+    )
+
+
+def _kernel(new: _Inputs, geometry: dict[str, Any]) -> Tensor:
+    # not prefetch_safe: the launches right before it have written the caches
+    scalars = {name: geometry[name] for name in ("page_size", "scale")}
+    return capi.tree_attention(*new._replace(tree_mask=None), **scalars)  # type: ignore[arg-type]
+
+
+def _stock(new: _Inputs, geometry: dict[str, Any]) -> Tensor:
+    return tree_attention(*new, **geometry)[0]
