@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import re
 import subprocess
@@ -157,7 +158,13 @@ def test_inspect_prints_tables(run: Run) -> None:
 
 def test_inspect_shows_where_each_field_came_from_and_what_was_overridden(run: Run) -> None:
     out = run(
-        "inspect", TARGET, DRAFT, "--set", "aux_layers=[1, 2, 4]", "--set", "rope.base=10000"
+        "inspect",
+        TARGET,
+        DRAFT,
+        "--override",
+        "aux_layers=[1, 2, 4]",
+        "--override",
+        "rope.base=10000",
     ).out
     assert re.search(r"aux_layers +\[1, 2, 4\] +override", out)
     assert re.search(r"rope +1d, base 10000 +override", out)
@@ -257,7 +264,7 @@ BAD_INPUT: dict[str, tuple[Case, str]] = {
     ),
     "override without value": (
         lambda *_: ["inspect", TARGET, DRAFT, "--override", "residual"],
-        "FIELD=VALUE",
+        "KEY=VALUE",
     ),
     "no tokens wanted": (lambda b, _: ["generate", b, "hi", "--max-tokens", 0], "max_tokens"),
     "no config": (lambda _, tmp: ["build", "--config", tmp / "none.yaml"], "none.yaml"),
@@ -331,3 +338,19 @@ def test_help_does_not_load_torch() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout
     assert out.endswith("False\n")
+
+
+def test_prompt_is_read_from_standard_input(
+    run: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("--max-tokens", 9, "--json")
+    said = run("generate", bundle, "What is 2 plus 3?", *words)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"What is 2 plus 3?")))
+    read = run("generate", bundle, "-", *words)
+    assert json.loads(read.out)["token_ids"] == json.loads(said.out)["token_ids"]
+
+
+def test_empty_prompt_is_answered_with_a_warning(run: Run, bundle: Path) -> None:
+    ended = run("generate", bundle, " ", "--max-tokens", 2)
+    assert ended.code == 0
+    assert "warning: the prompt is empty" in ended.err

@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from trt_eagle3.errors import UserError, clip, quote
+from trt_eagle3.io.validation import problem_text
 from trt_eagle3.io.yaml_file import read_yaml
 
 __all__ = [
@@ -368,7 +369,7 @@ def _problem(error: Any) -> str:
     if error["type"] == "missing":
         return f"{key}: required, not given"
     got = "" if isinstance(error["input"], dict) else f", got {quote(error['input'])}"
-    return f"{key}: {error['msg'].removeprefix('Value error, ')}{got}"
+    return f"{key}: {problem_text(error)}{got}"
 
 
 def _known_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:

@@ -169,7 +169,7 @@ def test_a_whole_rope_overrides_a_config_that_contradicts_itself(tmp_path: Path)
         ({"aux_layers": [1, 3, 9]}, "aux layer 9"),
         (
             {"residual": "norm"},
-            "draft.overrides.residual: Input should be 'hidden' or 'normed', got 'norm'",
+            "draft.overrides.residual: expected one of 'hidden' or 'normed', got 'norm'",
         ),
         ({"num_layers": 2}, "the tensors decide it"),
         ({"fc_norm": True}, "the tensors decide it"),
@@ -222,7 +222,7 @@ def test_what_a_config_keeps_for_us_goes_before_conventions_but_after_the_user(
             r"config\.json: trt_eagle3\.position: unknown key; nearest known key: positions",
         ),
         ({"rope": {"base": 1e4}}, r"config\.json: trt_eagle3\.rope: not kept here"),
-        ({"positions": "2d"}, r"config\.json: trt_eagle3\.positions: Input should be"),
+        ({"positions": "2d"}, r"config\.json: trt_eagle3\.positions: expected one of"),
     ],
 )
 def test_what_a_config_keeps_for_us_is_checked(

@@ -81,7 +81,11 @@ def test_bundle_that_needs_what_is_missing_gives_exit_3(
     assert EnvironmentMissingError.exit_code == 3
     done = runner.invoke(cli, ["doctor", str(build_tiny(tmp_path / "cpu"))], catch_exceptions=False)
     assert done.exit_code == 0
-    assert "8 sequences at once, KV cache of 8,192 tokens" in done.stdout
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith(f"{tmp_path / 'cpu/tiny'}: runs here: 8 sequences at once, KV cache of")
+    done = runner.invoke(cli, ["doctor", str(bundle), "--json"])
+    found = json.loads(done.stdout)["bundle"]
+    assert (found["runs"], found["why_not"]) == (False, str(done.exception))
 
 
 @pytest.mark.parametrize(

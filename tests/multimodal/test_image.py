@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from pathlib import Path
 
 import numpy as np
@@ -97,7 +98,7 @@ def test_missing_file_is_refused_by_name(tmp_path: Path) -> None:
 def test_text_file_is_refused_as_no_image(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("not a picture")
-    assert "notes.txt: not an image" in refusal(path)
+    assert "notes.txt: no known image format, which is not read here" in refusal(path)
 
 
 def test_folder_is_refused_as_unreadable(tmp_path: Path) -> None:
@@ -155,3 +156,20 @@ def test_image_beyond_pillows_pixel_limit_is_refused(
     data = encode(picture())
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
     assert "Scale it down" in refusal(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"%PDF-1.7", "a PDF document"),
+        (b"\0\0\0\x1cftypheic\0\0\0\0", "a HEIC image"),
+        (b"\0\0\0\x20ftypisom\0\0\0\0", "a video (MP4 or similar)"),
+        (b'<?xml version="1.0"?><svg/>', "an SVG or XML text"),
+        (b"<!DOCTYPE html><html>", "an HTML page"),
+        (b"", "an empty file"),
+        (b"hello", "no known image format"),
+    ],
+)
+def test_what_is_no_image_is_called_by_its_format(data: bytes, kind: str) -> None:
+    with pytest.raises(UserError, match=re.escape(f"{kind}, which is not read here. Give a")):
+        load_image(data)

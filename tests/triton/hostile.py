@@ -72,7 +72,7 @@ PLAYLIST = b"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\nfile:///etc/passwd\n#
 NOT_FETCHED, NOT_READ, NO_IMAGE = (
     "not fetched",
     "files are not read",
-    "not an image that is read here",
+    "which is not read here",
 )
 PNG = data_uri(encode())
 

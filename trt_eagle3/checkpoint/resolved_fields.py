@@ -15,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from trt_eagle3.checkpoint.draft_files import DraftFiles
 from trt_eagle3.checkpoint.manifest import DraftManifest, Source, SourceKind
 from trt_eagle3.errors import UserError, clip, quote
+from trt_eagle3.io.validation import problem_text
 from trt_eagle3.spec import TargetSpec
 
 __all__ = ["EXTENSION", "ResolvedFields", "check_overrides"]
@@ -196,7 +197,7 @@ def _fit(name: str, adapter: TypeAdapter[Any], value: Any) -> Any:
         return adapter.validate_python(value)
     except ValidationError as error:
         first = error.errors()[0]
-        raise UserError(f"{name}: {first['msg']}, got {quote(value)}") from error
+        raise UserError(f"{name}: {problem_text(first)}, got {quote(value)}") from error
 
 
 def _unknown(name: str, key: str, known: list[str]) -> UserError:

@@ -18,9 +18,18 @@ from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.backend import all_backends, backend_named
 from trt_eagle3.engine.bundle import BundleRecord
 from trt_eagle3.engine.requirement import Requirement, package
-from trt_eagle3.errors import EnvironmentMissingError
+from trt_eagle3.errors import EnvironmentMissingError, TrtEagle3Error
 
-__all__ = ["Ability", "Diagnosis", "Finding", "bundle_line", "check_bundle", "diagnose"]
+__all__ = [
+    "Ability",
+    "Diagnosis",
+    "Finding",
+    "Verdict",
+    "bundle_line",
+    "check_bundle",
+    "diagnose",
+    "verdict",
+]
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,34 @@ class Diagnosis:
         raise EnvironmentMissingError(f"{name}: missing: {wanted}")
 
 
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a bundle runs here.
+
+    Attributes:
+        capacity: sequences and tokens that it has room for; empty where it does not run.
+        error: why it does not; None where it does.
+    """
+
+    path: Path
+    capacity: str
+    error: TrtEagle3Error | None
+
+    def check(self) -> None:
+        """Raise the error where there is one."""
+        if self.error is not None:
+            raise self.error
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "path": str(self.path),
+            "runs": self.error is None,
+            "capacity": self.capacity,
+            "why_not": str(self.error or ""),
+        }
+
+
 def diagnose(engine: EngineConfig | None = None) -> Diagnosis:
     """Look at this machine, for a bundle's ``engine``; nothing of it fails because something is
     missing or broken.
@@ -129,6 +166,17 @@ def check_bundle(path: Path, record: BundleRecord, found: Diagnosis) -> None:
     read_plan(path, record.config.speculation, engine.device)
     spec = target_from_dict(record.target)
     family_of(spec).processor(path / "processor", spec)
+
+
+def verdict(path: Path, record: BundleRecord, found: Diagnosis) -> Verdict:
+    """Whether the bundle at ``path`` runs on the machine of ``found``, and with what room."""
+    from trt_eagle3.decode.loaded_bundle import LoadedBundle
+
+    try:
+        check_bundle(path, record, found)
+        return Verdict(path, LoadedBundle.open(path).capacity, None)
+    except TrtEagle3Error as error:
+        return Verdict(path, "", error)
 
 
 def bundle_line(path: Path, record: BundleRecord) -> str:

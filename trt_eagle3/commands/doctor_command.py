@@ -22,23 +22,37 @@ def doctor(bundle: Path | None, as_json: bool) -> None:
     """Say what is installed, what works and what is missing; with BUNDLE, whether it would run
     here.
     """
-    from trt_eagle3.commands.doctor import bundle_line, check_bundle, diagnose
-    from trt_eagle3.config import EngineConfig
-    from trt_eagle3.engine.bundle import read_bundle
+    if bundle is None:
+        _doctor_machine(as_json)
+    else:
+        _doctor_bundle(bundle, as_json)
 
-    record = read_bundle(bundle) if bundle else None
-    found = diagnose(record.config.engine if record else None)
+
+def _doctor_machine(as_json: bool) -> None:
+    from trt_eagle3.commands.doctor import diagnose
+    from trt_eagle3.config import EngineConfig
+
+    found = diagnose()
     if as_json:
         print_json(found.to_dict())
     else:
         out.print(*found.tables(), sep="\n\n")
-        if bundle and record:
-            out.print(f"\n{bundle_line(bundle, record)}", soft_wrap=True, markup=False)
-    if bundle and record:
-        check_bundle(bundle, record, found)
-        if not as_json:
-            from trt_eagle3.decode.loaded_bundle import LoadedBundle
+    found.check_engine(EngineConfig())
 
-            out.print(LoadedBundle.open(bundle).capacity, soft_wrap=True, highlight=False)
+
+def _doctor_bundle(bundle: Path, as_json: bool) -> None:
+    """The last line is the verdict: ``runs here``, or the error that says why not."""
+    from trt_eagle3.commands.doctor import bundle_line, diagnose, verdict
+    from trt_eagle3.engine.bundle import read_bundle
+
+    record = read_bundle(bundle)
+    found = diagnose(record.config.engine)
+    judged = verdict(bundle, record, found)
+    if as_json:
+        print_json({**found.to_dict(), "bundle": judged.to_dict()})
     else:
-        found.check_engine(EngineConfig())
+        out.print(*found.tables(), sep="\n\n")
+        out.print(f"\n{bundle_line(bundle, record)}", soft_wrap=True, markup=False)
+    judged.check()
+    if not as_json:
+        out.print(f"{bundle}: runs here: {judged.capacity}", soft_wrap=True, highlight=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ __all__ = ["generate"]
 def generate(
     bundle: Path, prompt: str, as_json: bool, stats: bool, no_speculation: bool, **options: Any
 ) -> None:
-    """Answer PROMPT with BUNDLE, streaming the text."""
+    """Answer PROMPT with BUNDLE, streaming the text; PROMPT - is read from standard input."""
     from trt_eagle3.commands import report
     from trt_eagle3.decode.llm import load
     from trt_eagle3.decode.sampling_params import SamplingParams
@@ -63,6 +64,10 @@ def generate(
             if field.name in options
         }
     )
+    if prompt == "-":
+        prompt = sys.stdin.read()
+    if not prompt.strip():
+        log.print("warning: the prompt is empty; the answer is to nothing but the chat template")
     engine = load(bundle)
     if stats:
         log.print(engine.bundle.capacity)

@@ -26,6 +26,7 @@ from trt_eagle3.engine.bundle_record import (
 )
 from trt_eagle3.errors import UserError, clip, quote
 from trt_eagle3.io.json_file import read_json_object
+from trt_eagle3.io.validation import problem_text
 
 __all__ = [
     "BUILD_SCRIPT",
@@ -187,7 +188,7 @@ def _read_record(path: Path) -> BundleRecord:
         first = error.errors()[0]
         where = clip(".".join(str(p) for p in first["loc"]))
         raise UserError(
-            f"{file}: {where}: {clip(first['msg'])}. Rebuild: trt-eagle3 build"
+            f"{file}: {where}: {clip(problem_text(first))}. Rebuild: trt-eagle3 build"
         ) from error
 
 

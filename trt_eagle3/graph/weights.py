@@ -23,6 +23,7 @@ from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.dtype import DType, dtype_named, dtype_of_onnx, dtype_of_safetensors
 from trt_eagle3.errors import UserError, clip, quote
+from trt_eagle3.io.validation import problem_text
 
 __all__ = [
     "DESCRIBED",
@@ -277,7 +278,7 @@ def descriptions(model: onnx.ModelProto) -> dict[str, WeightExpr]:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = clip(".".join(map(str, first["loc"])))
-        raise UserError(f"metadata {METADATA_KEY}: {where}: {clip(first['msg'])}") from error
+        raise UserError(f"metadata {METADATA_KEY}: {where}: {clip(problem_text(first))}") from error
 
 
 def external_weights(model: onnx.ModelProto) -> dict[str, WeightExpr]:

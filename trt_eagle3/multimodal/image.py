@@ -19,6 +19,34 @@ _JPEG_START, _JPEG_SCAN = b"\xff\xd8", b"\xff\xda"
 # stuffed bytes, and markers without a segment
 _JPEG_BARE = frozenset({0x00, 0x01, *range(0xD0, 0xDA)})
 
+_HEAD = 512  # bytes of a file that name its format
+_BRANDS = {
+    b"avif": "an AVIF image",
+    b"avis": "an AVIF image",
+    b"heic": "a HEIC image",
+    b"heix": "a HEIC image",
+    b"heif": "a HEIF image",
+    b"mif1": "a HEIF image",
+    b"msf1": "a HEIF image",
+}
+_MAGICS = {
+    b"%PDF": "a PDF document",
+    b"\x89PNG": "a broken PNG image",
+    b"\xff\xd8": "a JPEG image",
+    b"GIF8": "a GIF image",
+    b"BM": "a BMP image",
+    b"II*\0": "a TIFF image",
+    b"MM\0*": "a TIFF image",
+    b"8BPS": "a Photoshop image",
+    b"\0\0\x01\0": "an ICO image",
+    b"\xff\x0a": "a JPEG XL image",
+    b"\0\0\0\x0cJXL ": "a JPEG XL image",
+    b"\0\0\0\x0cjP  ": "a JPEG 2000 image",
+    b"\x1aE\xdf\xa3": "a video (Matroska or WebM)",
+    b"PK\x03\x04": "a ZIP archive or Office document",
+    b"\x1f\x8b": "a gzip archive",
+}
+
 ImageSource = str | Path | bytes | Image.Image
 """A path, encoded image bytes, a ``data:image/...;base64,`` URI, an URL of an allowed host, or a
 Pillow image.
@@ -140,10 +168,26 @@ def _open(name: str, data: io.BytesIO, policy: MediaPolicy) -> Image.Image:
         raise UserError(f"{name}: too many pixels ({error}). Scale it down first.") from error
     except UnidentifiedImageError as error:
         kinds = ", ".join(policy.formats) if policy.formats else "PNG, JPEG, WebP or similar"
-        raise UserError(f"{name}: not an image that is read here. Give a {kinds}.") from error
+        found = _detected(data.getvalue()[:_HEAD])
+        raise UserError(f"{name}: {found}, which is not read here. Give a {kinds}.") from error
     except Exception as error:
         # Pillow's format readers raise whatever the broken bytes lead them to
         raise _broken(name, error) from error
+
+
+def _detected(head: bytes) -> str:
+    """What the beginning of a file says that it is."""
+    if head[4:8] == b"ftyp":
+        return _BRANDS.get(head[8:12], "a video (MP4 or similar)")
+    found = next((kind for magic, kind in _MAGICS.items() if head.startswith(magic)), None)
+    if found:
+        return found
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
+    if text.startswith((b"<svg", b"<?xml")):
+        return "an SVG or XML text"
+    if text.startswith((b"<!doctype html", b"<html")):
+        return "an HTML page"
+    return "an empty file" if not head else "no known image format"
 
 
 def _decode(name: str, image: Image.Image, upright: bool) -> Image.Image:

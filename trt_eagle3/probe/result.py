@@ -163,11 +163,8 @@ class ProbeReport:
                 "or what no interpretation changes is wrong: its weights, its vocabulary map"
             )
         if self.manifest_is_best:
-            found = "the manifest in use is the best interpretation: none is clearly better"
-            return [
-                *lines,
-                found if self.fits else "none of them is clearly better than the manifest in use",
-            ]
+            found = "no interpretation is significantly better than the manifest in use"
+            return [*lines, found if self.fits else f"{found}, which does not fit either"]
         return [
             *lines,
             f"a better interpretation: {interpretation_text(self.best)}. In the build config:",

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from trt_eagle3.errors import UserError
+from trt_eagle3.io.validation import problem_text
 from trt_eagle3.multimodal import MediaPolicy
 
 __all__ = ["WARM_UP_SIDE", "ServingConfig"]
@@ -103,7 +104,7 @@ class ServingConfig(BaseModel):
                 raise UserError(
                     f"{origin}: {field}: unknown. Known: {', '.join(cls.model_fields)}"
                 ) from error
-            message = first["msg"].removeprefix("Value error, ")
+            message = problem_text(first)
             raise UserError(f"{origin}: {field}: {message}, got {first['input']!r:.80}") from error
 
     def check_prompt(self, prompt: str | Sequence[Any]) -> None:
