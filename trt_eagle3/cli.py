@@ -9,13 +9,17 @@ from trt_eagle3.commands.build import build
 from trt_eagle3.commands.checkpoints import convert_draft, inspect
 from trt_eagle3.commands.doctor_command import doctor
 from trt_eagle3.commands.generate import generate
+from trt_eagle3.commands.install_kernels import install_kernels
 from trt_eagle3.commands.prove import probe, validate
 from trt_eagle3.commands.serve import deploy, serve
 from trt_eagle3.io.run_command import run_command
 
 __all__ = ["cli", "main"]
 
-COMMANDS = (inspect, build, generate, validate, probe, bench, convert_draft, deploy, serve, doctor)
+COMMANDS = (
+    *(inspect, build, generate, validate, probe, bench),
+    *(convert_draft, deploy, serve, doctor, install_kernels),
+)
 
 
 def main() -> None:

@@ -261,6 +261,6 @@ def test_a_missing_library_says_how_to_build_it(
 ) -> None:
     load_library.cache_clear()
     monkeypatch.setenv(capi.LIBRARY_VARIABLE, str(tmp_path / "none.so"))
-    with pytest.raises(EnvironmentMissingError, match="make plugins"):
+    with pytest.raises(EnvironmentMissingError, match="install-kernels"):
         load_library()
     load_library.cache_clear()

@@ -12,6 +12,7 @@ from trt_eagle3.engine.backend import (
     check_activations,
     check_compute_residual,
 )
+from trt_eagle3.engine.kernel_libraries import INSTALL_KERNELS
 
 if TYPE_CHECKING:
     from trt_eagle3.config import EngineConfig
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from trt_eagle3.engine.session import Session
 
 __all__ = ["TorchBackend", "kernel_library"]
-
-_BUILD_KERNELS = "make plugins"
 
 
 class TorchBackend:
@@ -68,7 +67,7 @@ class TorchBackend:
         """By device; our kernels are faster than torch's operations, and may be missing."""
         from trt_eagle3.engine.requirement import Requirement, gpu, torch_package
 
-        kernels = Requirement("kernel library", _look_for_kernels, _BUILD_KERNELS)
+        kernels = Requirement("kernel library", _look_for_kernels, INSTALL_KERNELS)
         return {
             "torch on cpu": (torch_package(),),
             "torch on cuda": (torch_package(), gpu()),
@@ -88,7 +87,7 @@ def kernel_library() -> Library:
     """The library of our kernels, of which the KV cache uses one on CUDA whatever the backend."""
     from trt_eagle3.engine.torch.capi import LIBRARY_VARIABLE, library_path
 
-    return Library(LIBRARY_VARIABLE, library_path(), _BUILD_KERNELS)
+    return Library(LIBRARY_VARIABLE, library_path(), INSTALL_KERNELS)
 
 
 def _look_for_kernels(_: EngineConfig | None) -> str | None:

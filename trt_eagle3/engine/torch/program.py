@@ -13,6 +13,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 
+from trt_eagle3.engine.kernel_libraries import INSTALL_KERNELS
 from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch.fusion import Step, fused, gemm, layer_norm
 from trt_eagle3.engine.torch.ops import STANDARD_OPS, Function
@@ -179,7 +180,8 @@ def _own_ops(device: str) -> Mapping[str, Function]:
     if not capi.available():
         warnings.warn(
             "our CUDA kernels were not found: attention runs through torch's own, many times "
-            f"slower. Build them (make plugins), or name the library in {capi.LIBRARY_VARIABLE}.",
+            f"slower. Build them ({INSTALL_KERNELS}), or name the library in "
+            f"{capi.LIBRARY_VARIABLE}.",
             stacklevel=2,
         )
         return stock

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 
 from trt_eagle3.config import EngineConfig
+from trt_eagle3.engine.kernel_libraries import find_library
 from trt_eagle3.engine.trt.dialects import registry
 from trt_eagle3.engine.trt.dialects.dialect import Dialect
 from trt_eagle3.engine.trt.dialects.registry import PACKAGES, package_of
@@ -29,16 +30,14 @@ _LIBRARY_NAME = "libtrt_eagle3_plugins.so"
 
 
 def plugin_library_path(config: EngineConfig | None = None) -> Path | None:
-    """The library that the config names, or TRT_EAGLE3_PLUGINS, else beside this package or in
-    plugins/build.
+    """The library that the config names, or TRT_EAGLE3_PLUGINS, else one that ``find_library``
+    finds.
     """
     if config and config.tensorrt.plugin_library:
         return config.tensorrt.plugin_library
     if named := os.environ.get(PLUGINS_VARIABLE):
         return Path(named)
-    package = Path(__file__).resolve().parents[2]
-    places = (package / _LIBRARY_NAME, package.parent / "plugins" / "build" / _LIBRARY_NAME)
-    return next((place for place in places if place.exists()), None)
+    return find_library(_LIBRARY_NAME)
 
 
 def companion_path(package: str, plugin_library: Path) -> Path | None:

@@ -8,6 +8,7 @@ from ctypes import POINTER, c_char_p, c_size_t, c_void_p
 from functools import cache
 from pathlib import Path
 
+from trt_eagle3.engine.kernel_libraries import INSTALL_KERNELS, find_library
 from trt_eagle3.engine.torch.capi.kernels import KERNELS
 from trt_eagle3.engine.torch.capi.structs import argument_struct
 from trt_eagle3.errors import EnvironmentMissingError
@@ -20,14 +21,10 @@ _LIBRARY_NAME = "libtrt_eagle3_capi.so"
 
 
 def library_path() -> Path | None:
-    """The library named by TRT_EAGLE3_CAPI, else beside this package, else in plugins/build of a
-    checkout.
-    """
+    """The library named by TRT_EAGLE3_CAPI, else one that ``find_library`` finds."""
     if named := os.environ.get(LIBRARY_VARIABLE):
         return Path(named)
-    package = Path(__file__).resolve().parents[3]
-    places = (package / _LIBRARY_NAME, package.parent / "plugins" / "build" / _LIBRARY_NAME)
-    return next((place for place in places if place.exists()), None)
+    return find_library(_LIBRARY_NAME)
 
 
 def available() -> bool:
@@ -54,7 +51,7 @@ def library() -> ctypes.CDLL:
     if (version := found.te3_abi_version()) != ABI_VERSION:
         raise EnvironmentMissingError(
             f"{library_path()}: speaks version {version} of the C interface, this package "
-            f"{ABI_VERSION}. Run `make plugins`."
+            f"{ABI_VERSION}. Run {INSTALL_KERNELS}."
         )
     found.te3_last_error.restype = c_char_p
     for kernel in KERNELS:
@@ -71,12 +68,12 @@ def _load() -> ctypes.CDLL:
     path = library_path()
     if path is None:
         raise EnvironmentMissingError(
-            f"{_LIBRARY_NAME}: not found beside the package or in plugins/build. Build it with "
-            f"`make plugins` (needs nvcc and cmake), or set {LIBRARY_VARIABLE} to its path."
+            f"{_LIBRARY_NAME}: not found. Build it: {INSTALL_KERNELS} (needs nvcc and cmake), or "
+            f"set {LIBRARY_VARIABLE} to its path."
         )
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise EnvironmentMissingError(
-            f"{path}: cannot be loaded: {error}. Rebuild it with `make plugins`."
+            f"{path}: cannot be loaded: {error}. Rebuild it: {INSTALL_KERNELS}."
         ) from error

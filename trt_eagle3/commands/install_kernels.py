@@ -1,0 +1,46 @@
+"""install-kernels: compile the CUDA kernels here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from trt_eagle3.commands.console import json_option, out, print_json, stages
+
+__all__ = ["install_kernels"]
+
+
+@click.command("install-kernels")
+@click.option(
+    "--architecture",
+    "architectures",
+    multiple=True,
+    metavar="NUMBER",
+    help="Compile for this GPU architecture, such as 90; may be repeated.  [default: of the GPUs "
+    "here]",
+)
+@click.option(
+    "--tensorrt-include",
+    type=click.Path(path_type=Path),
+    help="Compile the TensorRT plugins too, with the headers in this folder.",
+)
+@click.option(
+    "--output",
+    "folder",
+    type=click.Path(path_type=Path),
+    help="Write the libraries to this folder, instead of where sessions look for them.",
+)
+@json_option
+def install_kernels(architectures: tuple[str, ...], as_json: bool, **options: Any) -> None:
+    """Compile the CUDA kernels for the GPUs of this machine; takes minutes."""
+    from trt_eagle3.engine.kernel_build import install_kernels as run
+
+    with stages() as (begin, _):
+        result = run(architectures, progress=begin, **options)
+    if as_json:
+        print_json(result.to_dict())
+    else:
+        lines = [f"wrote {path}" for path in result.libraries]
+        out.print(*lines, sep="\n", soft_wrap=True, markup=False)
