@@ -24,6 +24,7 @@ def tiny_config(
     """
     raw = load_config(ROOT / "build_configs/tiny.yaml").model_dump()
     raw["speculation"]["adaptive"] = False
+    raw["prompts"] = None
     raw["target"]["checkpoint"] = str(target)
     raw["draft"] = None if draft is None else {"checkpoint": str(draft)}
     for name, changes in sections.items():

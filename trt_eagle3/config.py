@@ -275,6 +275,8 @@ class BuildConfig(_Section):
     Attributes:
         split_special_tokens: control tokens (``<|im_start|>``) in the text of a prompt are text;
             false makes tokens of them, which lets whoever writes a prompt forge a system turn.
+        prompts: a prompt file, of questions like those that will be asked. The bundle keeps them,
+            and ``bench``, ``probe`` and ``validate`` ask them where they are given no others.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
@@ -284,6 +286,7 @@ class BuildConfig(_Section):
     limits: LimitsConfig = Field(default_factory=LimitsConfig, validate_default=True)
     speculation: SpeculationConfig = SpeculationConfig()
     split_special_tokens: bool = True
+    prompts: UserPath | None = None
     output: UserPath = Path("engines")
 
     @field_validator("limits", mode="before")

@@ -37,6 +37,8 @@ from trt_eagle3.engine.weight_quantiser import check_quantisable, made_location,
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import family_of, read_target
 from trt_eagle3.multimodal import copy_processor_files
+from trt_eagle3.prompts.kept import keep_questions
+from trt_eagle3.prompts.prompt_file import read_questions
 
 __all__ = ["STAGES", "BuildReport", "build"]
 
@@ -96,6 +98,8 @@ def build(
         _check_ranks(tree, manifest)
     _check_weights(config, spec, reference_weights)
     check_headers(ref.file for ref in _tensors(spec, manifest))
+    if config.prompts:
+        read_questions(config.prompts)
     path = (output or config.output) / config.name
     check_name(path)
     _check_output(path, spec, manifest, config_file)
@@ -103,6 +107,8 @@ def build(
     with atomic_directory(path, BUNDLE_KIND) as folder:
         clock.begin("processor")
         _copy_processor(spec, folder / "processor")
+        if config.prompts:
+            keep_questions(config.prompts, folder)
         if config.engine.weights:
             clock.begin("quantisation")
             spec, manifest = _quantised(spec, manifest, config.engine, folder, show)

@@ -16,4 +16,4 @@ ask "What is 12 plus 30?"
 printf '\nThe first question again, decoded plainly: the same answer, one token per target pass.\n'
 ask "What do you see in this image?" --image "$images/scene.png" --no-speculation
 printf '\nPlain against speculative decoding over these prompts:\n'
-.venv/bin/trt-eagle3 bench "$bundle" --prompts "$images/questions.json" --batch 1,4 --rounds 3
+.venv/bin/trt-eagle3 bench "$bundle" --batch 1,4 --rounds 3

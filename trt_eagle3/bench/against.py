@@ -44,8 +44,8 @@ from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.engine.machine import machine_name
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal.image import load_image
-from trt_eagle3.prompts.bundled import bundled_questions
-from trt_eagle3.prompts.prompt_file import Question, read_questions
+from trt_eagle3.prompts.kept import questions_for
+from trt_eagle3.prompts.prompt_file import Question
 
 __all__ = ["Contest", "against", "open_contest"]
 
@@ -177,10 +177,11 @@ def against(
         EnvironmentMissingError: the peer is not installed.
     """
     check_peer(peer.name)
-    given = read_questions(prompts) if prompts else None
     engine = open_engine(bundle)
+    vision = engine.bundle.spec.vision is not None
+    asked = questions_for(bundle, prompts, vision=vision)
     with tempfile.TemporaryDirectory() as folder:
-        questions, num_left_out = _questions(engine, given, Path(folder))
+        questions, num_left_out = _as_files(asked, Path(folder))
         loads = [Load(size) for size in batch_sizes(engine, batches)]
         counts = request_counts(loads, requests, len(questions))
         size, has_media = loads[-1].concurrency, any(q.images for q in questions)
@@ -189,11 +190,8 @@ def against(
     return replace(report, num_left_out=num_left_out)
 
 
-def _questions(
-    engine: LLM, given: Sequence[Question] | None, folder: Path
-) -> tuple[list[Question], int]:
+def _as_files(asked: Sequence[Question], folder: Path) -> tuple[list[Question], int]:
     """Prompts whose images are files in ``folder``, and how many with videos are left out."""
-    asked = given or bundled_questions(vision=engine.bundle.spec.vision is not None)
     kept = [question for question in asked if not question.videos]
     if not kept:
         raise UserError("--against: prompts with videos are left out, and there are no others")

@@ -22,8 +22,7 @@ from trt_eagle3.bench.workload import (
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.engine.machine import machine_name
 from trt_eagle3.errors import CheckFailedError, UserError
-from trt_eagle3.prompts.bundled import bundled_questions
-from trt_eagle3.prompts.prompt_file import read_questions
+from trt_eagle3.prompts.kept import questions_for
 
 __all__ = ["bench", "request_counts"]
 
@@ -66,9 +65,8 @@ def bench(
     """
     if batches and rates:
         raise UserError("--batch and --rate: requests come one way or the other. Give one of them.")
-    given = read_questions(prompts) if prompts else None
     engine = open_engine(bundle, prefix_cache=prefix_cache)
-    questions = given or bundled_questions(vision=engine.bundle.spec.vision is not None)
+    questions = questions_for(bundle, prompts, vision=engine.bundle.spec.vision is not None)
     loads = [Load(rate=rate) for rate in rates] or [
         Load(size) for size in batch_sizes(engine, batches)
     ]

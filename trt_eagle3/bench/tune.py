@@ -28,8 +28,8 @@ from trt_eagle3.decode.tree import configured_tree
 from trt_eagle3.decode.tuning import TUNING_FILE, TuningEntry, TuningTable
 from trt_eagle3.engine.machine import machine_name
 from trt_eagle3.errors import UserError
-from trt_eagle3.prompts.bundled import bundled_questions
-from trt_eagle3.prompts.prompt_file import Question, read_questions
+from trt_eagle3.prompts.kept import questions_for
+from trt_eagle3.prompts.prompt_file import Question
 
 __all__ = ["TuneReport", "choose", "tune", "write_table"]
 
@@ -78,7 +78,6 @@ def tune(
         UserError: a bundle without a draft or that cannot be written, or anything wrong with bundle
             or prompts.
     """
-    given = read_questions(prompts) if prompts else None
     # a damaged table does not hinder the next one
     engine = open_engine(bundle, plan=Plan({1: None}))
     if engine.bundle.manifest is None:
@@ -88,7 +87,7 @@ def tune(
             f"{bundle}: not writable, and the table goes into it. Tune a copy of the bundle that "
             "is."
         )
-    questions = given or bundled_questions(vision=engine.bundle.spec.vision is not None)
+    questions = questions_for(bundle, prompts, vision=engine.bundle.spec.vision is not None)
     config = engine.bundle.record.config.speculation
     sizes, counts = batch_sizes(engine, batches), widths(configured_tree(config).num_nodes)
     try:

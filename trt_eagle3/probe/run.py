@@ -18,8 +18,8 @@ from trt_eagle3.probe.record import record
 from trt_eagle3.probe.result import ProbeReport, make_report
 from trt_eagle3.probe.score import Scorer, draft_ids
 from trt_eagle3.probe.search import search
-from trt_eagle3.prompts.bundled import bundled_questions
-from trt_eagle3.prompts.prompt_file import Question, read_questions
+from trt_eagle3.prompts.kept import questions_for
+from trt_eagle3.prompts.prompt_file import Question
 
 __all__ = ["Progress", "probe"]
 
@@ -57,14 +57,14 @@ def probe(
             f"{path}: overrides are for a pair; a bundle has its draft's manifest. Rebuild it with "
             "them."
         )
-    given = read_questions(prompts) if prompts else None
     with TemporaryDirectory(prefix="trt-eagle3-probe-") as temporary:
         folder = Path(temporary)
         opened = LoadedBundle.open(
             path if draft is None else _build(path, draft, overrides or {}, folder)
         )
         bundle = replace(opened, asynchronous=False)  # every forward is looked at
-        questions = given or bundled_questions(vision=bundle.spec.vision is not None)
+        vision = bundle.spec.vision is not None
+        questions = questions_for(bundle.path, prompts, vision=vision)
         name = path if draft is None else f"{path} with {draft}"
         return _probe(bundle, questions, folder, name, max_tokens, progress)
 

@@ -14,6 +14,7 @@ from PIL import Image, ImageDraw
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal import Video
 from trt_eagle3.parity.record.engine import RecordingEngine
+from trt_eagle3.prompts.kept import kept_file
 from trt_eagle3.prompts.prompt_file import Question, read_questions
 
 __all__ = ["QUICK_LONG_TOKENS", "Case", "bundled_cases", "left_out", "picture", "read_cases"]
@@ -49,12 +50,15 @@ def _kind(question: Question) -> str:
 
 
 def bundled_cases(suite: str, engine: RecordingEngine, max_tokens: int) -> list[Case]:
-    """The cases of a suite that this bundle takes; the long prompt is as long as its limits let it.
+    """The prompts that this bundle keeps, and the cases of a suite, of which it takes these; the
+    long prompt is as long as its limits let it.
 
     Raises:
         UserError: the bundle takes none of them.
     """
-    drawn = [*_quick(), *(_full() if suite == "full" else ())]
+    kept = kept_file(engine.path)
+    own = read_cases(kept) if kept else []
+    drawn = [*own, *_quick(), *(_full() if suite == "full" else ())]
     cases = [case for case in drawn if _fits(engine, case.question, max_tokens)]
     limit = (
         engine.limits.max_seq_len

@@ -1,0 +1,68 @@
+"""The prompts that a bundle keeps: questions like those that it will be asked."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from trt_eagle3.atomic_io import create_file
+from trt_eagle3.errors import UserError
+from trt_eagle3.prompts.bundled import bundled_questions
+from trt_eagle3.prompts.prompt_file import Question, read_questions
+
+__all__ = ["keep_questions", "kept_file", "questions_for"]
+
+_FOLDER = "prompts"
+_FILE = "questions.json"
+
+
+def keep_questions(file: Path, bundle: Path) -> None:
+    """Copy a prompt file and the media that it names into the folder of a bundle.
+
+    Raises:
+        UserError: anything wrong with the file, or media that are not there.
+    """
+    folder = bundle / _FOLDER
+    folder.mkdir()
+    entries = []
+    for number, question in enumerate(read_questions(file)):
+        entry: dict[str, object] = {"prompt": question.prompt}
+        frames = [frame for video in question.videos for frame in _files(video)]
+        for key, media in (("images", question.images), ("frames", frames)):
+            if media:
+                entry[key] = [
+                    _keep(Path(str(source)), folder, f"{number}-{key}-{index}")
+                    for index, source in enumerate(media)
+                ]
+        entries.append(entry)
+    create_file(folder / _FILE, json.dumps(entries, indent=2, ensure_ascii=False).encode())
+
+
+def kept_file(bundle: Path) -> Path | None:
+    """The prompt file of a bundle that keeps one."""
+    file = bundle / _FOLDER / _FILE
+    return file if file.is_file() else None
+
+
+def questions_for(bundle: Path, file: Path | None, *, vision: bool) -> list[Question]:
+    """The questions of ``file``; without one those that ``bundle`` keeps, or else bundled ones.
+
+    Raises:
+        UserError: anything wrong with the file.
+    """
+    given = file or kept_file(bundle)
+    return read_questions(given) if given else bundled_questions(vision=vision)
+
+
+def _files(video: object) -> Sequence[object]:
+    return video if isinstance(video, Sequence) and not isinstance(video, str) else [video]
+
+
+def _keep(source: Path, folder: Path, name: str) -> str:
+    if not source.is_file():
+        raise UserError(f"prompts: {source}: not there. Correct the prompt file.")
+    kept = f"{name}{source.suffix}"
+    shutil.copyfile(source, folder / kept)
+    return kept
