@@ -148,7 +148,7 @@ def _triton(text: bytes, _: Path) -> None:
             tensors[name] = _tensor(name, value)
         else:
             parameters[name] = value
-    read_order(tensors, parameters, ServingConfig())
+    read_order(tensors, parameters, ServingConfig(), _served())
 
 
 def _tensor(name: str, value: Any) -> Any:

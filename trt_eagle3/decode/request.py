@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -69,6 +70,19 @@ class Request:
             raise UserError(
                 f"sampling: expected SamplingParams, got {type(self.sampling).__name__}"
             )
+
+    @property
+    def prompt_text(self) -> str:
+        """The prompt for a log: a text as it is, all else as JSON."""
+        match self.prompt:
+            case str() as text:
+                return text
+            case Conversation(messages):
+                return json.dumps(messages, ensure_ascii=False)
+            case RawPrompt(content):
+                return json.dumps(content, ensure_ascii=False)
+            case messages:
+                return json.dumps(messages, ensure_ascii=False)
 
     @property
     def has_media(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Collection, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 from trt_eagle3.errors import (
@@ -17,7 +18,15 @@ from trt_eagle3.errors import (
 from trt_eagle3.serving.body import BodyTimeoutError
 from trt_eagle3.serving.json_reader import TooLargeError
 
-__all__ = ["FieldError", "RefusedError", "describe", "error_object", "status_of", "with_param"]
+__all__ = [
+    "FieldError",
+    "RefusedError",
+    "describe",
+    "error_object",
+    "nearest",
+    "status_of",
+    "with_param",
+]
 
 _log = logging.getLogger("trt_eagle3")
 _STATUSES: Mapping[type[Exception], int] = {  # of a kind before that of its base
@@ -52,6 +61,16 @@ class FieldError(UserError):
         super().__init__(message)
         self.param = param
         self.code = code
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """The known names that somebody may have meant by ``name``, as a sentence; else how many there
+    are.
+    """
+    close = get_close_matches(name[:40].lower(), known, 3)
+    if close:
+        return f"Did you mean {' or '.join(close)}?"
+    return f"None of the {len(known)} that are known is like it: see docs/serving.md."
 
 
 def with_param(error: UserError, fields: Collection[str], aliases: Mapping[str, str]) -> UserError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,6 @@ from starlette.responses import (
 )
 
 from trt_eagle3.decode.answer import Answer
-from trt_eagle3.decode.conversation import Conversation, RawPrompt
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.decode.request import Request
 from trt_eagle3.errors import OverloadedError, UserError
@@ -164,7 +162,7 @@ class Front:
     def _submit(self, request: HTTPRequest, wanted: Sequence[Request]) -> list[Answer]:
         """All of a call's requests, or none."""
         if self._serving.log_prompts:
-            _log.info("request: %s", _prompt_text(wanted[0]))
+            _log.info("request: %s", wanted[0].prompt_text)
         client = request.client.host if request.client else ""
         answers: list[Answer] = []
         try:
@@ -263,13 +261,3 @@ def _ignored_header(names: Sequence[str]) -> dict[str, str]:
         return {}
     _log.warning("fields of a request are ignored: %s", ", ".join(names))
     return {"X-Ignored-Fields": ", ".join(names)}
-
-
-def _prompt_text(request: Request) -> str:
-    match request.prompt:
-        case Conversation(messages):
-            return json.dumps(messages, ensure_ascii=False)
-        case RawPrompt(content):
-            return json.dumps(content, ensure_ascii=False)
-        case prompt:
-            return json.dumps(prompt, ensure_ascii=False)

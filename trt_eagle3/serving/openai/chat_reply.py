@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trt_eagle3.decode.request import Chunk, Generation, TokenLogprob
@@ -21,7 +21,7 @@ from trt_eagle3.serving.openai.call import to_event
 from trt_eagle3.serving.openai.logprobs import chat_logprobs
 from trt_eagle3.serving.openai.usage import usage
 
-__all__ = ["ChatReply"]
+__all__ = ["ChatReply", "message_object"]
 
 
 class ChatReply:
@@ -98,26 +98,10 @@ class ChatReply:
         found = generation.logprobs
         return {
             "index": index,
-            "message": self._message(index, parser.message),
+            "message": message_object(parser.message, lambda call: self._call_id(index, call)),
             "finish_reason": self._reason(index, generation.finish_reason),
             "logprobs": chat_logprobs(found, self._token_bytes) if self._token_bytes else None,
         }
-
-    def _message(self, index: int, message: AssistantMessage) -> dict[str, Any]:
-        content = message.content or (None if message.calls else "")
-        written: dict[str, Any] = {"role": "assistant", "content": content}
-        if message.reasoning:
-            written["reasoning_content"] = message.reasoning
-        if message.calls:
-            written["tool_calls"] = [
-                {
-                    "id": self._call_id(index, i),
-                    "type": "function",
-                    "function": {"name": name, "arguments": arguments},
-                }
-                for i, (name, arguments) in enumerate(message.calls)
-            ]
-        return written
 
     def _delta(self, index: int, delta: MessageDelta) -> dict[str, Any]:
         written: dict[str, Any] = {}
@@ -140,7 +124,7 @@ class ChatReply:
         }
 
     def _call_id(self, index: int, call: int) -> str:
-        return self._call_ids.setdefault((index, call), f"call_{uuid.uuid4().hex[:24]}")
+        return self._call_ids.setdefault((index, call), _new_call_id(call))
 
     def _reason(self, index: int, reason: str | None) -> str | None:
         called = reason == "stop" and self._parsers[index].message.calls
@@ -166,3 +150,27 @@ class ChatReply:
         return to_event(
             {**self._common, "object": "chat.completion.chunk", "choices": [choice], **more}
         )
+
+
+def _new_call_id(_call: int) -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+def message_object(
+    message: AssistantMessage, call_id: Callable[[int], str] = _new_call_id
+) -> dict[str, Any]:
+    """OpenAI's object of a message; ``call_id``: the id of each call."""
+    content = message.content or (None if message.calls else "")
+    written: dict[str, Any] = {"role": "assistant", "content": content}
+    if message.reasoning:
+        written["reasoning_content"] = message.reasoning
+    if message.calls:
+        written["tool_calls"] = [
+            {
+                "id": call_id(i),
+                "type": "function",
+                "function": {"name": name, "arguments": arguments},
+            }
+            for i, (name, arguments) in enumerate(message.calls)
+        ]
+    return written

@@ -13,10 +13,18 @@ from trt_eagle3.decode.request import Request
 from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.serving.config import ServingConfig
-from trt_eagle3.serving.errors import FieldError, RefusedError
+from trt_eagle3.serving.errors import FieldError, RefusedError, nearest
 from trt_eagle3.serving.served_model import ServedModel
 
-__all__ = ["SamplingFields", "StreamOptions", "check_model", "read_fields", "repeated", "sampling"]
+__all__ = [
+    "SamplingFields",
+    "StreamOptions",
+    "check_model",
+    "read_biases",
+    "read_fields",
+    "repeated",
+    "sampling",
+]
 
 _F = TypeVar("_F", bound=BaseModel)
 _MAX_IGNORED = 8  # names of ignored fields that an answer's header lists
@@ -127,11 +135,9 @@ def _unknown(
         if name not in model.model_fields:
             unknown.append(ascii(name[:40])[1:-1])
             if strict:
-                known = ", ".join(model.model_fields)
                 param = where + unknown[0]
-                raise FieldError(
-                    f"{param}: not served here. Known: {known}.", param, "unknown_parameter"
-                )
+                likely = nearest(name, model.model_fields)
+                raise FieldError(f"{param}: not served here. {likely}", param, "unknown_parameter")
             if len(unknown) == _MAX_IGNORED:
                 break
     return tuple(unknown)
@@ -188,7 +194,7 @@ def sampling(
         **{name: value for name, value in chosen.items() if value is not None},
         presence_penalty=fields.presence_penalty,
         frequency_penalty=fields.frequency_penalty,
-        logit_bias=_biases(fields.logit_bias),
+        logit_bias=read_biases(fields.logit_bias),
         seed=fields.seed,
         max_tokens=served.max_seq_len if max_tokens is None else max_tokens,
         min_tokens=fields.min_tokens,
@@ -198,7 +204,8 @@ def sampling(
     )
 
 
-def _biases(raw: Mapping[str, float]) -> dict[int, float]:
+def read_biases(raw: Mapping[str, Any]) -> dict[int, Any]:
+    """``logit_bias``: token ids are texts, as names of JSON are."""
     for name in raw:
         if not name.isascii() or not name.isdigit() or len(name) > 10:
             raise FieldError(
