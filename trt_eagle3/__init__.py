@@ -23,6 +23,8 @@ Asking:
     SamplingParams: how tokens are chosen, and when an answer ends. Grammar, StructuralTag: what it
     must look like. TokenLogprob: how likely a token was.
     Generation: an answer. Answer: one in the making. Chunk: what one step added to it.
+    Conversation, RawPrompt: prompts with tools, or without a chat template. ChatAnswer,
+    AssistantMessage: what ``LLM.chat`` answers.
     Request: a prompt and how to answer it, for ``LLM.submit``. Messages: a conversation.
     Video, ImageSource, VideoSource: what a prompt may show. MediaPolicy: where it may come from.
     EngineMetrics, Histogram: counters of a running LLM.
@@ -43,6 +45,8 @@ TYPE_CHECKING = False  # as type checkers read it; ``typing`` itself takes longe
 if TYPE_CHECKING:
     from trt_eagle3.config import BuildConfig, load_config
     from trt_eagle3.decode.answer import Answer
+    from trt_eagle3.decode.chat import ChatAnswer
+    from trt_eagle3.decode.conversation import Conversation, RawPrompt
     from trt_eagle3.decode.grammar import Grammar, StructuralTag
     from trt_eagle3.decode.llm import LLM, load
     from trt_eagle3.decode.metrics import EngineMetrics, Histogram
@@ -66,6 +70,7 @@ if TYPE_CHECKING:
         TrtEagle3Error,
         UserError,
     )
+    from trt_eagle3.multimodal.assistant_message import AssistantMessage
     from trt_eagle3.multimodal.image import ImageSource
     from trt_eagle3.multimodal.policy import MediaPolicy
     from trt_eagle3.multimodal.video import Video, VideoSource
@@ -75,10 +80,13 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM",
     "Answer",
+    "AssistantMessage",
     "BuildConfig",
     "BuildReport",
+    "ChatAnswer",
     "Chunk",
     "ClosedError",
+    "Conversation",
     "DeviceMemoryError",
     "EngineFailedError",
     "EngineMetrics",
@@ -92,6 +100,7 @@ __all__ = [
     "MediaPolicy",
     "Messages",
     "OverloadedError",
+    "RawPrompt",
     "Request",
     "RequestCancelledError",
     "SamplingOptions",
@@ -111,6 +120,8 @@ __all__ = [
 _HOMES = {
     "config": ("BuildConfig", "load_config"),
     "decode.answer": ("Answer",),
+    "decode.chat": ("ChatAnswer",),
+    "decode.conversation": ("Conversation", "RawPrompt"),
     "decode.grammar": ("Grammar", "StructuralTag"),
     "decode.llm": ("LLM", "load"),
     "decode.metrics": ("EngineMetrics", "Histogram"),
@@ -134,6 +145,7 @@ _HOMES = {
         "TrtEagle3Error",
         "UserError",
     ),
+    "multimodal.assistant_message": ("AssistantMessage",),
     "multimodal.image": ("ImageSource",),
     "multimodal.policy": ("MediaPolicy",),
     "multimodal.video": ("Video", "VideoSource"),

@@ -20,6 +20,7 @@ from tests.tiny import DRAFT, TARGET, build_tiny
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.tensor_index import open_index, read_tensor
 from trt_eagle3.config import load_config
+from trt_eagle3.decode.sampling_params import GREEDY
 from trt_eagle3.engine.bundle import BUNDLE_FILE, read_bundle
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.qwen3_vl import FAMILY
@@ -30,8 +31,13 @@ from trt_eagle3.multimodal import Processor
 from trt_eagle3.multimodal.chat_template import ChatTemplate
 from trt_eagle3.prompts.prompt_file import read_questions
 from trt_eagle3.serving import ServingConfig
+from trt_eagle3.serving.errors import RefusedError
 from trt_eagle3.serving.json_reader import parse_request_json
-from trt_eagle3.serving.openai import read_chat
+from trt_eagle3.serving.openai.call import ReadCall
+from trt_eagle3.serving.openai.chat import read_chat
+from trt_eagle3.serving.openai.completions import read_completion
+from trt_eagle3.serving.openai.responses import read_response
+from trt_eagle3.serving.served_model import ServedModel
 from trt_eagle3.triton.request import read_order
 from trt_eagle3.triton.tensors import INPUTS
 
@@ -112,7 +118,23 @@ def built_bundle() -> Path:
 
 
 def _chat(text: bytes, _: Path) -> None:
-    read_chat(parse_request_json(text, "body", ServingConfig()), ServingConfig(), 16)
+    _read_call(read_chat, text)
+
+
+def _completion(text: bytes, _: Path) -> None:
+    _read_call(read_completion, text)
+
+
+def _response(text: bytes, _: Path) -> None:
+    _read_call(read_response, text)
+
+
+def _read_call(read: ReadCall, text: bytes) -> None:
+    body = parse_request_json(text, "body", ServingConfig())
+    try:
+        read(body, _served(), ServingConfig())
+    except RefusedError as error:  # another model is asked for
+        raise UserError(str(error)) from error
 
 
 def _triton(text: bytes, _: Path) -> None:
@@ -126,7 +148,7 @@ def _triton(text: bytes, _: Path) -> None:
             tensors[name] = _tensor(name, value)
         else:
             parameters[name] = value
-    read_order(tensors, parameters, ServingConfig())
+    read_order(tensors, parameters, ServingConfig(), _served())
 
 
 def _tensor(name: str, value: Any) -> Any:
@@ -159,6 +181,8 @@ TARGETS: Mapping[str, Callable[[bytes, Path], None]] = {
     "prompts": _prompts,
     "bundle": _bundle,
     "chat": _chat,
+    "completion": _completion,
+    "response": _response,
     "triton": _triton,
     "messages": _messages,
 }
@@ -168,6 +192,11 @@ TARGETS: Mapping[str, Callable[[bytes, Path], None]] = {
 def _link(source: Path, place: Path) -> None:
     if not place.exists():
         place.symlink_to(source)
+
+
+@cache
+def _served() -> ServedModel:
+    return ServedModel(("tiny",), 1024, GREEDY, _processor())
 
 
 @cache

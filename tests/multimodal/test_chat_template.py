@@ -247,3 +247,61 @@ def test_template_file_that_is_a_fifo_is_refused_at_once(tmp_path: Path, name: s
     os.mkfifo(tmp_path / name)
     with pytest.raises(UserError, match="got a FIFO"):
         ChatTemplate.from_directory(tmp_path)
+
+
+TOOLS = (
+    "{%- if tools %}# Tools{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n{% endif -%}"
+    "{%- for message in messages %}<{{ message.role }}>{{ message.content }}"
+    "{%- for call in message.tool_calls or [] %}<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {% if call.function.arguments is string %}'
+    "{{ call.function.arguments }}{% else %}{{ call.function.arguments | tojson }}{% endif %}}\n"
+    "</tool_call>{% endfor %}{% endfor -%}"
+    "{%- if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}"
+)
+TOOL = {"type": "function", "function": {"name": "f", "description": "é", "parameters": {}}}
+CALLING = [
+    USER,
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": '{"a":1}'}}],
+    },
+    {"role": "tool", "content": "42"},
+]
+
+
+def test_tools_and_calls_equal_hf() -> None:
+    expected, _ = render_jinja_template([CALLING], tools=[TOOL], chat_template=TOOLS)
+    found = ChatTemplate(TOOLS, {}).render(CALLING, [TOOL])
+    assert found == expected[0]
+    assert '"arguments": {"a":1}' in found
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "expected"),
+    [
+        ([USER], [TOOL], "tools: the checkpoint's chat template leaves them out"),
+        (CALLING, [], "leaves out the tool_calls of message 2"),
+    ],
+)
+def test_template_that_knows_no_tools_is_refused_them(
+    messages: list[Any], tools: list[Any], expected: str
+) -> None:
+    plain = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    with pytest.raises(UserError, match=expected):
+        ChatTemplate(plain, {}).render(messages, tools)
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "expected"),
+    [
+        ("{{ messages[0].content }}", {}, "none"),
+        (TOOLS, {}, "optional"),
+        (TOOLS, {"enable_thinking": False}, "none"),
+        ("{{ messages[0].content }}<|im_start|>assistant\n<think>\n", {}, "open"),
+    ],
+)
+def test_reasoning_is_what_the_prompt_ends_with(
+    source: str, options: dict[str, Any], expected: str
+) -> None:
+    assert ChatTemplate(source, {}).reasoning(options) == expected

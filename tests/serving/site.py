@@ -13,6 +13,7 @@ from typing import Any
 
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.serving import ServingConfig
+from trt_eagle3.serving.http_options import HttpOptions
 from trt_eagle3.serving.server import Server
 
 SERVING = ServingConfig(max_body_bytes=1 << 20, max_media=4)
@@ -58,9 +59,12 @@ class Site:
 
 @contextmanager
 def serving(
-    engine: LLM, config: ServingConfig = SERVING, api_key: str | None = None
+    engine: LLM,
+    config: ServingConfig = SERVING,
+    api_key: str | None = None,
+    http: HttpOptions | None = None,
 ) -> Iterator[Site]:
-    server = Server(engine, config, api_key)
+    server = Server(engine, config, HttpOptions(api_key=api_key) if http is None else http)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:

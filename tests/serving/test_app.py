@@ -29,6 +29,7 @@ from trt_eagle3.serving.app import Front, make_app
 from trt_eagle3.serving.warm_up import warm_up
 
 SCENE = ROOT / "examples/tiny/images/scene.png"
+TOOL = {"type": "function", "function": {"name": "f"}}
 QUESTION = [{"role": "user", "content": "What is 12 plus 30?"}]
 LONG = {"messages": QUESTION, "max_tokens": 900, "ignore_eos": True}  # runs for seconds
 
@@ -140,34 +141,30 @@ def test_options_reach_the_engine(site: Site) -> None:
         ({"messages": [{"content": "hi"}]}, "messages: role"),
         ({"messages": [{"role": "critic", "content": "hi"}]}, "messages: role"),
         ({"messages": [{"role": 5, "content": "hi"}]}, "messages: role"),
-        ({"messages": QUESTION, "n": 2}, "n: expected 1, got 2."),
-        (
-            {"messages": QUESTION, "tools": [{"type": "function"}]},
-            "tools: expected [], got [{'type': 'function'}].",
-        ),
-        (
-            {"messages": QUESTION, "tool_choice": "required"},
-            "tool_choice: expected 'none' or 'auto', got 'required'.",
-        ),
+        ({"messages": QUESTION, "n": 0}, "n: expected from 1 to 16, got 0"),
+        ({"messages": QUESTION, "n": 17}, "n: expected from 1 to 16, got 17"),
+        ({"messages": QUESTION, "tools": [{"type": "function"}]}, "tools[0].function: expected"),
+        ({"messages": QUESTION, "tools": {}}, "tools: Input should be a valid list"),
+        ({"messages": QUESTION, "tools": [TOOL, TOOL]}, "is the name of tools[0] too"),
+        ({"messages": QUESTION, "tools": [TOOL]}, "tools: the checkpoint's chat template leaves"),
+        ({"messages": QUESTION, "tool_choice": "required"}, "tool_choice: expected tools"),
+        ({"messages": QUESTION, "tool_choice": "f"}, "tool_choice: expected auto, none, required"),
         ({"messages": QUESTION, "functions": [{}]}, "functions: expected [], got [{}]."),
         (
             {"messages": QUESTION, "function_call": {"name": "f"}},
             "function_call: expected 'none' or 'auto'",
         ),
-        ({"messages": QUESTION, "logprobs": True}, "logprobs: expected False, got True."),
-        ({"messages": QUESTION, "top_logprobs": 2}, "top_logprobs: expected 0"),
-        ({"messages": QUESTION, "logit_bias": {"5": 1}}, "logit_bias: expected {}"),
-        (
-            {"messages": QUESTION, "response_format": {"type": "json_object"}},
-            "response_format: expected {'type': 'text'}",
-        ),
-        (
-            {"messages": QUESTION, "frequency_penalty": 1.0},
-            "frequency_penalty: expected 0, got 1.0",
-        ),
-        ({"messages": QUESTION, "audio": {}}, "audio: not served here. Known: messages"),
-        ({"messages": QUESTION, "stream_options": {"n": 2}}, "stream_options.n: not served here"),
-        ({"messages": QUESTION, "stream_options": {"every": 1}}, "Known: include_usage."),
+        ({"messages": QUESTION, "logprobs": 5}, "logprobs: Input should be a valid boolean"),
+        ({"messages": QUESTION, "top_logprobs": 2}, "top_logprobs: expected logprobs to be true"),
+        ({"messages": QUESTION, "logprobs": True, "top_logprobs": 21}, "logprobs: expected"),
+        ({"messages": QUESTION, "logit_bias": {"a": 1}}, "logit_bias: expected token ids"),
+        ({"messages": QUESTION, "logit_bias": {"5": 101}}, "logit_bias[5]: expected a number"),
+        ({"messages": QUESTION, "response_format": {"type": "yaml"}}, "response_format.type"),
+        ({"messages": QUESTION, "response_format": {"type": "json_schema"}}, "response_format"),
+        ({"messages": QUESTION, "frequency_penalty": 1000.0}, "frequency_penalty: expected"),
+        ({"messages": QUESTION, "min_tokens": -1}, "min_tokens: expected"),
+        ({"messages": QUESTION, "audio": {}}, "audio: expected nothing, got {}."),
+        ({"messages": QUESTION, "chat_template_kwargs": {"a": []}}, "chat_template_kwargs.a"),
         ({"messages": QUESTION, "max_tokens": 0}, "max_tokens"),
         ({"messages": QUESTION, "max_tokens": "9"}, "max_tokens"),
         ({"messages": QUESTION, "temperature": -1}, "temperature"),
@@ -181,7 +178,7 @@ def test_options_reach_the_engine(site: Site) -> None:
         ({"messages": picture("data:image/png;base64,AAAA")}, "no known image format"),
         ({"messages": picture("data:image/png;base64,AAAA") * 5}, "the limit is 4"),
         (b'{"messages": [{"role": "user", "content": "\\ud800"}]}', "not Unicode"),
-        (b'{"messages": [], "\\ud800\\n": 1}', "ud800"),
+        (b'{"messages": [], "\\ud800\\n": 1}', "not Unicode"),
         (b'{"messages": [], "model": "\\ud800\\n", "stop": 5}', "not Unicode"),
     ],
 )
@@ -194,6 +191,8 @@ def test_bad_body_is_a_400_of_one_line(site: Site, body: Any, expected: str, str
     error = json.loads(text)["error"]
     assert error["type"] == "invalid_request_error"
     assert "\n" not in error["message"]
+    if isinstance(body, dict) and re.match(r"[a-z_]+\b", expected) and ":" in expected:
+        assert error["param"] == expected.partition(":")[0]
 
 
 @pytest.mark.parametrize(
@@ -345,7 +344,7 @@ def test_every_accepted_request_is_counted_once(narrow: LLM) -> None:
         site.events(messages=QUESTION)
         site.chat(messages=QUESTION, max_tokens=2)
         site.chat(messages=picture("data:image/png;base64,AAAA"))
-        site.chat(messages=QUESTION, n=2)  # refused at the door
+        site.chat(messages=QUESTION, n=0)  # refused at the door
     after = narrow.metrics().requests
     grown = {outcome: count - before.get(outcome, 0) for outcome, count in after.items()}
     assert grown == {"cancelled": 1, "stop": 2, "length": 1, "rejected": 2}

@@ -82,7 +82,7 @@ def test_hosts_are_allowed_as_the_page_on_serving_says(bundle: Path, tmp_path: P
         (("--target", "tensorrt-llm", "--name", "x"), "--target tensorrt-llm: has no use for name"),
         (("--tensor-parallel-size", "2"), "--target triton: has no use for tensor_parallel_size"),
         (("--target", "tensorrt-llm", "--runtime-version", "1.3"), "--runtime-version 1.3"),
-        (("--set", "max_media"), "expected FIELD=VALUE"),
+        (("--set", "max_media"), "expected KEY=VALUE"),
         (("--set", "max_media=many"), "--set: max_media"),
     ],
 )
@@ -184,7 +184,7 @@ def test_answers_that_are_not_ready_when_the_server_must_stop_end_with_an_error(
     bundle: Path,
 ) -> None:
     with (
-        serving(bundle, drain_s=0) as (process, port),
+        serving(bundle, "--no-access-log", drain_s=0) as (process, port),
         closing(ask(port)) as whole,
         closing(ask(port, stream=True)) as s,
     ):

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.tiny import TARGET
 from tests.triton.hostile import SURROGATES
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.conversation import Conversation
+from trt_eagle3.decode.grammar import Grammar
+from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
 from trt_eagle3.errors import UserError
+from trt_eagle3.families.qwen3_vl import FAMILY
+from trt_eagle3.families.registry import read_target
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.json_reader import TooLargeError
+from trt_eagle3.serving.served_model import ServedModel
 from trt_eagle3.triton.request import ParsedRequest, read_order
 
 SERVING = ServingConfig()
+
+
+@cache
+def served() -> ServedModel:
+    """The tiny pair, whose prompts nobody reads here."""
+    processor = FAMILY.processor(TARGET, read_target(TARGET))
+    return ServedModel(("tiny",), 1024, GREEDY, processor)
 
 
 def strings(*values: str | bytes) -> Any:
@@ -24,7 +38,7 @@ def strings(*values: str | bytes) -> Any:
 def read(
     parameters: dict[str, Any] | None = None, serving: ServingConfig = SERVING, **tensors: Any
 ) -> ParsedRequest:
-    return read_order(tensors, parameters or {}, serving)
+    return read_order(tensors, parameters or {}, serving, served())
 
 
 def test_text_alone_takes_every_default() -> None:
@@ -49,6 +63,11 @@ def test_every_input_is_passed_on() -> None:
         stop_words=strings("a", "b"),
         stop_token_ids=np.array([4, 5], dtype=np.int32),
         ignore_eos=np.array([True]),
+        frequency_penalty=np.array([0.5], dtype=np.float32),
+        logit_bias=strings('{"5": 1.5}'),
+        min_tokens=np.array([2], dtype=np.int32),
+        logprobs=np.array([3], dtype=np.int32),
+        response_format=strings('{"type": "json_object"}'),
         speculation=np.array([False]),
         image_url=strings("data:,1", "data:,2"),
         image_bytes=strings(b"\xff\xd8"),
@@ -59,7 +78,22 @@ def test_every_input_is_passed_on() -> None:
     )
     request = order.request
     assert request.sampling == SamplingParams(
-        0.5, 3, 0.25, 0.125, 1.5, 0.75, 2**64 - 1, 7, ("a", "b"), (4, 5), ignore_eos=True
+        temperature=0.5,
+        top_k=3,
+        top_p=0.25,
+        min_p=0.125,
+        repetition_penalty=1.5,
+        presence_penalty=0.75,
+        frequency_penalty=0.5,
+        logit_bias={5: 1.5},
+        seed=2**64 - 1,
+        max_tokens=7,
+        min_tokens=2,
+        stop=("a", "b"),
+        stop_token_ids=(4, 5),
+        ignore_eos=True,
+        grammar=Grammar.json_object("response_format"),
+        logprobs=3,
     )
     assert not request.speculation
     assert request.images == ("data:,1", "data:,2", b"\xff\xd8")
@@ -68,9 +102,40 @@ def test_every_input_is_passed_on() -> None:
 
 
 def test_messages_are_json() -> None:
-    assert read(messages=strings('[{"role": "user", "content": "hi"}]')).request.prompt == [
-        {"role": "user", "content": "hi"}
-    ]
+    order = read(messages=strings('[{"role": "user", "content": "hi"}]'))
+    assert order.request.prompt == Conversation([{"role": "user", "content": "hi"}])
+    assert order.parser is not None
+
+
+def test_tools_and_their_choice_are_json() -> None:
+    order = read(
+        messages=strings('[{"role": "user", "content": "hi"}]'),
+        tools=strings('[{"type": "function", "function": {"name": "f"}}]'),
+        tool_choice=strings('{"type": "function", "function": {"name": "f"}}'),
+        parallel_tool_calls=np.array([False]),
+        chat_template_kwargs=strings('{"thinking": true}'),
+    )
+    prompt = order.request.prompt
+    assert isinstance(prompt, Conversation)
+    assert ([tool.name for tool in prompt.tools], prompt.tool_choice) == (["f"], "f")
+    assert prompt.template_options == {"thinking": True}
+    assert order.request.sampling.grammar is not None
+
+
+@pytest.mark.parametrize(
+    ("tensors", "expected"),
+    [
+        ({"text_input": "hi", "tools": "[]"}, "tools: expected messages with it"),
+        ({"messages": "[]", "tools": "{}"}, "tools: expected a JSON list of tools"),
+        ({"messages": "[]", "tool_choice": "f"}, "tool_choice: expected"),
+        ({"messages": "[]", "response_format": "5"}, "response_format: expected a JSON object"),
+        ({"text_input": "hi", "logit_bias": '{"a": 1}'}, "logit_bias: expected token ids"),
+        ({"text_input": "hi", "structured_outputs": "{"}, "structured_outputs: not JSON"),
+    ],
+)
+def test_bad_json_is_refused_by_its_input(tensors: dict[str, str], expected: str) -> None:
+    with pytest.raises(UserError, match=expected):
+        read(**{name: strings(text) for name, text in tensors.items()})
 
 
 def test_parameters_of_the_server_and_headers_are_let_through() -> None:

@@ -90,6 +90,14 @@ def test_streamed_answer_equals_generate(
         assert len(events) > 3
 
 
+def test_answer_to_messages_is_a_message_too(server: Server) -> None:
+    messages = json.dumps([{"role": "user", "content": "What is 12 plus 30?"}])
+    for events in ([server.generate(messages=messages)], server.stream(messages=messages)):
+        text = "".join(event["text_output"] for event in events)
+        assert json.loads(events[-1]["message"]) == {"role": "assistant", "content": text}
+    assert "message" not in server.generate(text_input="What is 12 plus 30?")
+
+
 def test_grpc_answers_equal_generate(server: Server, offline: dict[str, Generation]) -> None:
     names = [*CASES, *CASES]
     requests = [

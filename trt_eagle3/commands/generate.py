@@ -23,7 +23,13 @@ __all__ = ["generate"]
 @bundle_argument
 @click.argument("prompt")
 @click.option(
-    "--image", "images", multiple=True, help="An image file or data URI; may be repeated."
+    "--image", "images", multiple=True, help="An image file, data URI or URL; may be repeated."
+)
+@click.option(
+    "--allow-host",
+    "hosts",
+    multiple=True,
+    help="A host that URLs are fetched from; may be repeated.",
 )
 @click.option("--video", "videos", multiple=True, help="A folder of frames or a file.")
 @click.option("--max-tokens", default=256, show_default=True, help="At most this many new tokens.")
@@ -50,12 +56,19 @@ __all__ = ["generate"]
 @click.option("--stats", is_flag=True, help="Print limits, speed and acceptance.")
 @json_option
 def generate(
-    bundle: Path, prompt: str, as_json: bool, stats: bool, no_speculation: bool, **options: Any
+    bundle: Path,
+    prompt: str,
+    as_json: bool,
+    hosts: tuple[str, ...],
+    stats: bool,
+    no_speculation: bool,
+    **options: Any,
 ) -> None:
     """Answer PROMPT with BUNDLE, streaming the text; PROMPT - is read from standard input."""
     from trt_eagle3.commands import report
     from trt_eagle3.decode.llm import load
     from trt_eagle3.decode.sampling_params import SamplingParams
+    from trt_eagle3.multimodal import LOCAL_MEDIA
 
     sampling = SamplingParams(
         **{
@@ -68,7 +81,7 @@ def generate(
         prompt = sys.stdin.read()
     if not prompt.strip():
         log.print("warning: the prompt is empty; the answer is to nothing but the chat template")
-    engine = load(bundle)
+    engine = load(bundle, media=dataclasses.replace(LOCAL_MEDIA, allowed_hosts=hosts))
     if stats:
         log.print(engine.bundle.capacity)
     answer = engine.stream(prompt, sampling=sampling, speculation=not no_speculation, **options)

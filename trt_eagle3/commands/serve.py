@@ -17,6 +17,7 @@ from trt_eagle3.commands.console import (
     set_option,
 )
 from trt_eagle3.errors import UserError
+from trt_eagle3.io.log_levels import LOG_LEVELS
 
 __all__ = ["deploy", "serve"]
 
@@ -87,11 +88,78 @@ def deploy(bundle: Path, repository: Path, target: str, as_json: bool, **options
     envvar="TRT_EAGLE3_API_KEY",
     help="What clients must send; better as TRT_EAGLE3_API_KEY.",
 )
+@click.option(
+    "--served-model-name",
+    "names",
+    multiple=True,
+    help="What requests call the model, in place of the bundle's name; may be repeated.",
+)
+@click.option(
+    "--allow-host",
+    "hosts",
+    multiple=True,
+    help="A host that images are fetched from, such as *.example.com; may be repeated.",
+)
+@click.option(
+    "--cors-origin",
+    "cors_origins",
+    multiple=True,
+    help="An origin whose web pages may ask, or * for all; may be repeated.",
+)
+@click.option(
+    "--tls-cert",
+    type=click.Path(path_type=Path),
+    help="PEM file of the certificate chain, for HTTPS.",
+)
+@click.option(
+    "--tls-key", type=click.Path(path_type=Path), help="PEM file of the certificate's key."
+)
+@click.option(
+    "--log-level",
+    type=click.Choice(LOG_LEVELS),
+    default="info",
+    show_default=True,
+    help="The least that is logged.",
+)
+@click.option(
+    "--access-log/--no-access-log", default=True, help="Whether to log a line for each request."
+)
+@click.option("--chat-page/--no-chat-page", default=True, help="Whether / is a page to chat on.")
+@click.option(
+    "--strict-fields",
+    is_flag=True,
+    help="Refuse fields of requests that are not known, rather than ignore them.",
+)
+@click.option(
+    "--generation-config/--no-generation-config",
+    default=True,
+    help="Whether requests sample as the checkpoint's generation_config.json says.",
+)
 @set_option("Set a limit on requests, such as max_media=4; may be repeated.")
-def serve(bundle: Path, settings: tuple[str, ...], **options: Any) -> None:
-    """Serve BUNDLE to OpenAI clients: /v1/chat/completions, /health, /metrics."""
+def serve(
+    bundle: Path,
+    settings: tuple[str, ...],
+    hosts: tuple[str, ...],
+    host: str,
+    port: int,
+    log_level: str,
+    strict_fields: bool,
+    generation_config: bool,
+    **http: Any,
+) -> None:
+    """Serve BUNDLE to OpenAI clients, with a page to chat on at /."""
     from trt_eagle3.io.assignments import parse_assignments
     from trt_eagle3.serving import ServingConfig
+    from trt_eagle3.serving.http_options import HttpOptions
     from trt_eagle3.serving.server import serve as run
 
-    run(bundle, serving=ServingConfig.from_mapping(parse_assignments(settings), "--set"), **options)
+    chosen: dict[str, Any] = parse_assignments(settings)
+    if hosts:
+        chosen["allowed_hosts"] = [*chosen.get("allowed_hosts", []), *hosts]
+    if strict_fields:
+        chosen["strict_fields"] = True
+    if not generation_config:
+        chosen["generation_config"] = False
+    options = HttpOptions(**http)
+    serving = ServingConfig.from_mapping(chosen, "--set")
+    run(bundle, serving=serving, http=options, host=host, port=port, log_level=log_level)

@@ -6,19 +6,20 @@ import asyncio
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
-from typing import Self, Unpack, cast, overload
+from typing import Any, Self, Unpack, cast, overload
 
 from trt_eagle3.decode.answer import Answer
+from trt_eagle3.decode.chat import ChatAnswer, ChatTools, chat_request
 from trt_eagle3.decode.core import EngineCore
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.metrics import EngineMetrics, Meter
 from trt_eagle3.decode.plan import TreePlan
 from trt_eagle3.decode.preprocess import PromptPreprocessor
-from trt_eagle3.decode.request import Chunk, Generation, Messages, Request
+from trt_eagle3.decode.request import Chunk, Generation, Messages, PromptSource, Request
 from trt_eagle3.decode.request_list import Images, Videos, is_one_prompt, one_request, requests_of
 from trt_eagle3.decode.sampling_params import GREEDY, SamplingOptions, SamplingParams
 from trt_eagle3.errors import ClosedError, OverloadedError
@@ -100,7 +101,7 @@ class LLM:
     @overload
     def generate(  # type: ignore[overload-overlap]  # a text is a sequence of texts
         self,
-        prompt: str | Messages,
+        prompt: PromptSource,
         *,
         images: Images = None,
         videos: Videos = None,
@@ -112,7 +113,7 @@ class LLM:
     @overload
     def generate(
         self,
-        prompt: Sequence[str | Messages],
+        prompt: Sequence[PromptSource],
         *,
         images: Sequence[ImageSource | Images] | None = None,
         videos: Sequence[Videos] | None = None,
@@ -123,7 +124,7 @@ class LLM:
 
     def generate(
         self,
-        prompt: str | Messages | Sequence[str | Messages],
+        prompt: PromptSource | Sequence[PromptSource],
         *,
         images: Sequence[ImageSource | Images] | None = None,
         videos: Sequence[VideoSource | Videos] | None = None,
@@ -154,7 +155,7 @@ class LLM:
             return self.submit(request).finish()
         return self._generate_all(
             requests_of(
-                cast(Sequence[str | Messages], prompt),
+                cast(Sequence[PromptSource], prompt),
                 images,
                 videos,
                 sampling,
@@ -163,9 +164,42 @@ class LLM:
             )
         )
 
+    def chat(
+        self,
+        messages: Messages,
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        tool_choice: str = "auto",
+        parallel_tool_calls: bool = True,
+        template_options: Mapping[str, Any] | None = None,
+        sampling: SamplingParams = GREEDY,
+        speculation: bool = True,
+        **options: Unpack[SamplingOptions],
+    ) -> ChatAnswer:
+        """Answer a conversation, and parse reasoning and calls of tools out of the answer.
+
+        Args:
+            messages: as of OpenAI's chat completions. tools and the next three: see
+                ``decode.chat.ChatTools``.
+        Raises:
+            UserError, OverloadedError, ClosedError: as for ``generate``.
+        """
+        asked = ChatTools(tools, tool_choice, parallel_tool_calls, template_options)
+        request, parser = chat_request(
+            messages,
+            asked,
+            sampling.updated(**options),
+            self.bundle.processor.template,
+            speculation=speculation,
+        )
+        generation = self.submit(request).finish()
+        parser.push(generation.text)
+        parser.flush()
+        return ChatAnswer(parser.message, generation)
+
     def stream(
         self,
-        prompt: str | Messages,
+        prompt: PromptSource,
         *,
         images: Images = None,
         videos: Videos = None,
@@ -183,7 +217,7 @@ class LLM:
 
     async def astream(
         self,
-        prompt: str | Messages,
+        prompt: PromptSource,
         *,
         images: Images = None,
         videos: Videos = None,
@@ -211,7 +245,7 @@ class LLM:
         return self._started().submit(request, keeps=self)
 
     def prepare(
-        self, prompt: str | Messages, images: Images = None, videos: Videos = None
+        self, prompt: PromptSource, images: Images = None, videos: Videos = None
     ) -> ModelInputs:
         """Tokens, positions and patches of a prompt, checked against the bundle's limits.
 

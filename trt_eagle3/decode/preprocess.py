@@ -9,6 +9,7 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+from trt_eagle3.decode.conversation import Conversation, RawPrompt
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.prefix_cache import media_digests
 from trt_eagle3.decode.prompt import Prompt
@@ -58,10 +59,17 @@ class PromptPreprocessor:
             RequestCancelledError: ``caller`` left.
         """
         processor, limits = self._bundle.processor, self._bundle.limits
-        if isinstance(request.prompt, str):
-            inputs = processor.prompt(request.prompt, request.images, request.videos, caller=caller)
-        else:
-            inputs = processor.messages(request.prompt, caller)
+        match request.prompt:
+            case str() as text:
+                inputs = processor.prompt(text, request.images, request.videos, caller=caller)
+            case RawPrompt(content):
+                inputs = processor.raw(content)
+            case Conversation() as asked:
+                inputs = processor.messages(
+                    asked.messages, caller, tools=asked.offered, options=asked.template_options
+                )
+            case messages:
+                inputs = processor.messages(messages, caller)
         num_visual = int(inputs.visual_rows.sum())
         if num_visual > limits.max_visual_tokens:
             raise UserError(

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from trt_eagle3.decode.conversation import Conversation, RawPrompt
 from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams, as_tuple
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal import ImageSource, VideoSource
 
-__all__ = ["Chunk", "FinishReason", "Generation", "Messages", "Request", "TokenLogprob"]
+__all__ = [
+    "Chunk",
+    "FinishReason",
+    "Generation",
+    "Messages",
+    "PromptSource",
+    "Request",
+    "TokenLogprob",
+]
 
 FinishReason = Literal["stop", "length", "cancelled"]
 Messages = Sequence[Mapping[str, Any]]
 """A conversation, as ``multimodal.Processor.messages`` takes it."""
+PromptSource = str | Messages | Conversation | RawPrompt
+"""A user's text, chat messages, messages with tools, or a prompt without chat template."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +34,8 @@ class Request:
     """One prompt and how to answer it.
 
     Attributes:
-        prompt: a user's text, or chat messages (``multimodal.Processor.messages``).
+        prompt: a user's text, chat messages (``multimodal.Processor.messages``), or what
+            ``conversation`` has.
         images, videos: of a text prompt; see ``multimodal.ImageSource`` and ``VideoSource``.
         sampling: how tokens are chosen and when the answer ends; greedy unless told otherwise.
         speculation: draft with the bundle's draft: the same answer (when sampled, the same
@@ -32,7 +45,7 @@ class Request:
         UserError: a value of another type or outside its range, by name.
     """
 
-    prompt: str | Messages
+    prompt: PromptSource
     images: Sequence[ImageSource] = ()
     videos: Sequence[VideoSource] = ()
     sampling: SamplingParams = GREEDY
@@ -40,7 +53,7 @@ class Request:
     client: str = ""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.prompt, str | list | tuple):
+        if not isinstance(self.prompt, str | list | tuple | Conversation | RawPrompt):
             raise UserError(
                 f"prompt: expected a text or a list of messages, got {type(self.prompt).__name__}"
             )
@@ -59,13 +72,26 @@ class Request:
             )
 
     @property
+    def prompt_text(self) -> str:
+        """The prompt for a log: a text as it is, all else as JSON."""
+        match self.prompt:
+            case str() as text:
+                return text
+            case Conversation(messages):
+                return json.dumps(messages, ensure_ascii=False)
+            case RawPrompt(content):
+                return json.dumps(content, ensure_ascii=False)
+            case messages:
+                return json.dumps(messages, ensure_ascii=False)
+
+    @property
     def has_media(self) -> bool:
         """Whether the prompt has images or videos: parts of messages that are no texts."""
-        if isinstance(self.prompt, str):
+        prompt = self.prompt
+        if isinstance(prompt, str | RawPrompt):
             return bool(self.images or self.videos)
-        contents = [
-            message.get("content") for message in self.prompt if isinstance(message, Mapping)
-        ]
+        messages = prompt.messages if isinstance(prompt, Conversation) else prompt
+        contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
         parts = (
             part for content in contents if isinstance(content, list | tuple) for part in content
         )

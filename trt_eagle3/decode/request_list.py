@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
 
-from trt_eagle3.decode.request import Messages, Request
+from trt_eagle3.decode.request import PromptSource, Request
 from trt_eagle3.decode.sampling_params import SamplingOptions, SamplingParams
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal import ImageSource, VideoSource
@@ -16,7 +16,7 @@ Images = Sequence[ImageSource] | None
 Videos = Sequence[VideoSource] | None
 
 
-def is_one_prompt(prompt: object) -> TypeGuard[str | Messages]:
+def is_one_prompt(prompt: object) -> TypeGuard[PromptSource]:
     """Whether ``prompt`` is a text or a conversation, and no list of them."""
     if not isinstance(prompt, list | tuple):
         return True
@@ -24,7 +24,7 @@ def is_one_prompt(prompt: object) -> TypeGuard[str | Messages]:
 
 
 def one_request(
-    prompt: str | Messages,
+    prompt: PromptSource,
     images: Any,
     videos: Any,
     sampling: SamplingParams | Sequence[SamplingParams],
@@ -42,7 +42,7 @@ def one_request(
 
 
 def requests_of(
-    prompts: Sequence[str | Messages],
+    prompts: Sequence[PromptSource],
     images: Any,
     videos: Any,
     sampling: SamplingParams | Sequence[SamplingParams],

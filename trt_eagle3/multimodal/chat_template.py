@@ -4,22 +4,21 @@ be ended.
 
 from __future__ import annotations
 
-import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.io.bounded_read import read_text_bounded
+from trt_eagle3.multimodal.assistant_message import ReasoningMode
 from trt_eagle3.multimodal.processor_files import read_processor_json
+from trt_eagle3.multimodal.template_marks import Marks
 from trt_eagle3.multimodal.template_process import render_template
 
-__all__ = ["ChatTemplate"]
+__all__ = ["NO_OPTIONS", "ChatTemplate"]
 
 _MAX_SOURCE_LEN = 1 << 20  # characters; the longest in use have 20,000
-
-_MARK = re.compile("\ue000([0-9]+)\ue001")
+NO_OPTIONS: Mapping[str, Any] = {}
 
 
 class ChatTemplate:
@@ -59,61 +58,70 @@ class ChatTemplate:
             )
         return cls(source, _special_tokens(tokenizer))
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: Mapping[str, Any] = NO_OPTIONS,
+    ) -> str:
         """The prompt's text, up to where the assistant begins.
 
-        Templates drop what they do not know: roles, or a system message that is not the first, as
-        Qwen3-VL's. So it is rendered twice, once with a mark for each text.
+        Templates drop what they do not know: roles, tools, or a system message that is not the
+        first, as Qwen3-VL's. So it is rendered twice, once with marks for texts, tools and calls.
 
+        Args:
+            tools: OpenAI's objects of functions that may be called.
+            options: further variables of the template, such as ``enable_thinking``.
         Raises:
-            UserError: the template refuses these messages, leaves one out, or takes too much time
-                or memory.
+            UserError: the template refuses these messages, leaves a part of them out, or takes too
+                much time or memory.
         """
-        marked = [
-            _marked(message.get("content"), f"\ue000{i}\ue001")
-            for i, message in enumerate(messages)
-        ]
-        turns = [
-            {**message, "content": content}
-            for message, (content, _) in zip(messages, marked, strict=True)
-        ]
+        marks = Marks()
+        turns = [marks.message(i, message) for i, message in enumerate(messages)]
+        marked_tools = [marks.tool(tool) for tool in tools]
         with_marks, text = render_template(
-            self._source, [self._values(turns), self._values(messages)]
+            self._source,
+            [self._values(turns, marked_tools, options), self._values(messages, tools, options)],
         )
-        said = Counter(map(int, _MARK.findall(with_marks)))
-        for i, (_, count) in enumerate(marked):
-            if said[i] < count:
-                raise UserError(
-                    f"messages: the checkpoint's chat template leaves out message {i + 1} (role "
-                    f"{quote(messages[i].get('role'), 40)}). Move its text into a message that it "
-                    "takes."
-                )
+        marks.check(with_marks)
         return text
 
-    def _values(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    @property
+    def text_arguments(self) -> bool:
+        """Whether arguments of past calls may be JSON text; else the template wants objects."""
+        return "arguments is string" in self._source
+
+    def reasoning(self, options: Mapping[str, Any] = NO_OPTIONS) -> ReasoningMode:
+        """Whether answers begin with reasoning.
+
+        ``open`` where the prompt ends with ``<think>``, as of Thinking checkpoints; ``optional``
+        where the template knows of it; ``none`` where it does not, or closes it in the prompt.
+
+        Raises:
+            UserError: the template refuses ``options``.
+        """
+        if "</think>" not in self._source and "<think>" not in self._source:
+            return "none"
+        probe = [{"role": "user", "content": "x"}]
+        [text] = render_template(self._source, [self._values(probe, (), options)])
+        end = text.rstrip()
+        if end.endswith("<think>"):
+            return "open"
+        return "none" if end.endswith("</think>") else "optional"
+
+    def _values(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+    ) -> dict[str, Any]:
         values = {
             "messages": list(messages),
-            "tools": None,
+            "tools": list(tools) or None,
             "documents": None,
             "add_generation_prompt": True,
         }
-        return {**values, **self._variables}
-
-
-def _marked(content: Any, mark: str) -> tuple[Any, int]:
-    """``content`` with ``mark`` for each of its texts, and how many there are; a blank one says
-    nothing.
-    """
-    if isinstance(content, str):
-        return (mark, 1) if content.strip() else (content, 0)
-    if not isinstance(content, list):
-        return content, 0
-    says = [part.get("text", "").strip() != "" for part in content]
-    parts = [
-        {**part, "text": mark} if any_text else part
-        for part, any_text in zip(content, says, strict=True)
-    ]
-    return parts, sum(says)
+        return {**options, **values, **self._variables}
 
 
 def _find_source(directory: Path, tokenizer: Mapping[str, Any]) -> str | None:

@@ -5,7 +5,6 @@ text.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -18,23 +17,22 @@ from torch import Tensor
 
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal.caller import NOBODY, Caller
-from trt_eagle3.multimodal.chat_template import ChatTemplate
+from trt_eagle3.multimodal.chat_template import NO_OPTIONS, ChatTemplate
 from trt_eagle3.multimodal.control_tokens import ControlTokens
 from trt_eagle3.multimodal.decoder_pool import DecoderPool
 from trt_eagle3.multimodal.image import ImageSource, describe
 from trt_eagle3.multimodal.media_loader import MediaLoader
+from trt_eagle3.multimodal.message_reader import MediaSlot, MessageReader
 from trt_eagle3.multimodal.pixel_config import PixelConfig, read_image_config, read_video_config
 from trt_eagle3.multimodal.policy import LOCAL_MEDIA, MediaPolicy
 from trt_eagle3.multimodal.prepared import PixelPatches, normalise
-from trt_eagle3.multimodal.prompt_rules import MediaKind, PromptRules, RulesOf
+from trt_eagle3.multimodal.prompt_rules import PromptRules, RulesOf
 from trt_eagle3.multimodal.spec import ProcessorSpec
 from trt_eagle3.multimodal.tokenizer import StreamDecoder, load_tokenizer
+from trt_eagle3.multimodal.tools import Tool
 from trt_eagle3.multimodal.video import VideoSource, patch_times
 
 __all__ = ["ModelInputs", "Processor"]
-
-_NEVER = r"(?!)"
-"""A pattern that nothing matches."""
 
 # Shapes: P prompt tokens, N patches, D patch values, G images and videos
 
@@ -79,12 +77,6 @@ class _Visual:
         return self.patches.grid
 
 
-@dataclass(frozen=True)
-class _Slot:
-    kind: MediaKind
-    source: Any
-
-
 class Processor:
     """Tokenizer, chat template and pixel rules of one checkpoint."""
 
@@ -116,8 +108,9 @@ class Processor:
         _check_table(tokenizer, spec.vocab_size)
         self._control = ControlTokens(tokenizer, rules.control_tokens)
         self._splits = split_special_tokens
-        pads = "|".join(map(re.escape, rules.pads.values()))
-        self._pads = re.compile(pads or _NEVER)
+        self._reader = MessageReader(
+            rules, text_arguments=template.text_arguments, refuse_pads=not split_special_tokens
+        )
 
     @classmethod
     def from_directory(
@@ -187,15 +180,24 @@ class Processor:
         return self.messages(turns, caller)
 
     def messages(
-        self, messages: Sequence[Mapping[str, Any]], caller: Caller = NOBODY
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        caller: Caller = NOBODY,
+        *,
+        tools: Sequence[Tool] = (),
+        options: Mapping[str, Any] = NO_OPTIONS,
     ) -> ModelInputs:
         """A conversation; ``content`` is a string or a list of parts, in order.
 
         Parts: ``{"type": "text", "text": str}``, ``{"type": "image", "image": ImageSource}``,
         ``{"type": "video", "video": VideoSource}``, OpenAI's ``{"type": "image_url", "image_url":
         {"url": data URI}}`` and likewise ``video_url``, and transformers' ``url`` or ``path`` in
-        place of ``image``, ``path`` in place of ``video``.
+        place of ``image``, ``path`` in place of ``video``. An assistant's ``content`` may be None
+        beside its ``tool_calls``.
 
+        Args:
+            tools: functions that the model may call.
+            options: further variables of the chat template, such as ``enable_thinking``.
         Raises:
             UserError: an unknown part, an image or video that is unreadable, unusable or excluded
                 by ``media``, a prompt longer than ``max_prompt_len``; without
@@ -205,13 +207,41 @@ class Processor:
         if not messages:
             raise UserError("messages: expected at least one, got none.")
         self._check_count(messages)
-        turns, slots = self._split(messages)
+        turns, slots = self._reader.read(messages)
         visuals = self._load_all(slots, caller)
         literals: list[str] = []
+        functions: list[dict[str, Any]] = [tool.to_template() for tool in tools]
         if self._splits:
-            turns = self._control.protect(turns, literals)
-        text = self._expand(self.template.render(turns), slots, visuals)
-        token_ids = torch.tensor(self._control.encode(text, literals), dtype=torch.int64)
+            parts = [turns, functions, options]
+            turns, functions, options = self._control.protect(parts, literals)
+        text = self._expand(self.template.render(turns, functions, options), slots, visuals)
+        return self._inputs(self._control.encode(text, literals), visuals)
+
+    def raw(self, prompt: str | Sequence[int]) -> ModelInputs:
+        """A prompt without chat template: a text, whose control tokens are tokens, or token ids.
+
+        Raises:
+            UserError: no token, an id that the tokenizer lacks, an image or video pad, or a prompt
+                longer than ``max_prompt_len``.
+        """
+        ids = self.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        if not ids:
+            raise UserError("prompt: no token. Give at least one.")
+        pads = {self.tokenizer.token_to_id(pad) for pad in self.rules.pads.values()}
+        for token_id in ids:
+            if self.tokenizer.id_to_token(token_id) is None or token_id in pads:
+                raise UserError(
+                    f"prompt: token {token_id}: expected an id of the tokenizer that is no image "
+                    "or video pad."
+                )
+        return self._inputs(ids, [])
+
+    def tokenize(self, text: str) -> list[int]:
+        """Ids of a text, control tokens in it as tokens."""
+        return list(self.tokenizer.encode_batch_fast([text])[0].ids)
+
+    def _inputs(self, ids: Sequence[int], visuals: Sequence[_Visual]) -> ModelInputs:
+        token_ids = torch.tensor(ids, dtype=torch.int64)
         self._check_len(token_ids.numel(), visuals)
         grid_thw = torch.tensor([visual.grid for visual in visuals], dtype=torch.int64).reshape(
             -1, 3
@@ -232,87 +262,7 @@ class Processor:
         """
         return StreamDecoder(self.tokenizer)
 
-    def _split(
-        self, messages: Sequence[Mapping[str, Any]]
-    ) -> tuple[list[dict[str, Any]], list[_Slot]]:
-        """Messages as the template sees them (no objects, only what kind each part is), and the
-        visuals in order.
-        """
-        turns, slots = [], []
-        for message in messages:
-            if not isinstance(message, Mapping) or "role" not in message:
-                raise UserError(
-                    f"messages: expected mappings with role and content, got {message!r:.80}."
-                )
-            content = message.get("content")
-            if isinstance(content, str):
-                self._check_text(content)
-            else:
-                content, found = self._split_content(content)
-                slots += found
-                if self.rules.text_content:
-                    content = "\n".join(part["text"] for part in content)
-            turns.append({**message, "content": content})
-        return turns, slots
-
-    def _split_content(self, content: object) -> tuple[list[dict[str, str]], list[_Slot]]:
-        if not isinstance(content, Sequence):
-            raise UserError(
-                "messages: content: expected a string or a list of parts, got "
-                f"{type(content).__name__}."
-            )
-        parts: list[dict[str, str]] = []
-        slots: list[_Slot] = []
-        for part in content:
-            match part:
-                case str() as text:
-                    self._check_text(text)
-                    parts.append({"type": "text", "text": text})
-                case {"type": "text", "text": str(text)}:
-                    self._check_text(text)
-                    parts.append({"type": "text", "text": text})
-                case (
-                    {"type": "image", "image": source}
-                    | {"type": "image", "url": source}
-                    | {"type": "image", "path": source}
-                    | {"type": "image_url", "image_url": {"url": source}}
-                ):
-                    slots.append(self._slot("image", source))
-                    parts.append({"type": "image"})
-                case (
-                    {"type": "video", "video": source}
-                    | {"type": "video", "path": source}
-                    | {"type": "video_url", "video_url": {"url": source}}
-                ):
-                    slots.append(self._slot("video", source))
-                    parts.append({"type": "video"})
-                case _:
-                    known = (
-                        '{"type": "text"}, {"type": "image"} or {"type": "video"} with their value'
-                    )
-                    raise UserError(f"messages: unknown part {part!r:.80}. Use {known}.")
-        return parts, slots
-
-    def _slot(self, kind: MediaKind, source: Any) -> _Slot:
-        if kind not in self.rules.pads:
-            raise UserError(
-                f"prompt: this target reads text only, it takes no {kind}s. Leave them out."
-            )
-        return _Slot(kind, source)
-
-    def _check_text(self, text: str) -> None:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(
-                f"text: not Unicode text at character {error.start}. Pass it as UTF-8."
-            ) from error
-        if not self._splits and (found := self._pads.search(text)):
-            raise UserError(
-                f"text: holds {found.group()}, which marks where an image or video goes. Remove it."
-            )
-
-    def _load_all(self, slots: Sequence[_Slot], caller: Caller) -> list[_Visual]:
+    def _load_all(self, slots: Sequence[MediaSlot], caller: Caller) -> list[_Visual]:
         """Every visual; a prompt that has too many of them, or grows too long by them, is
         refused on the way.
         """
@@ -335,7 +285,7 @@ class Processor:
                 )
         return visuals
 
-    def _load(self, loader: MediaLoader, numbered: tuple[int, _Slot]) -> _Visual:
+    def _load(self, loader: MediaLoader, numbered: tuple[int, MediaSlot]) -> _Visual:
         index, slot = numbered
         where = f"(visual {index + 1} of the prompt)"
         if slot.kind == "image":
@@ -347,10 +297,10 @@ class Processor:
         times = patch_times(seconds, loader.video_config.temporal_patch_size)
         return _Visual(name, patches, self.rules.video_text(patches.grid, times))
 
-    def _expand(self, text: str, slots: Sequence[_Slot], visuals: Sequence[_Visual]) -> str:
+    def _expand(self, text: str, slots: Sequence[MediaSlot], visuals: Sequence[_Visual]) -> str:
         """Put each visual's text in its pad's place."""
         pads = [self.rules.pads[slot.kind] for slot in slots]
-        found = self._pads.findall(text)
+        found = self._reader.pads.findall(text)
         if found != pads:
             raise UserError(
                 f"chat template: expected pads for {len(pads)} images and videos in order, got "
@@ -358,7 +308,7 @@ class Processor:
                 "another model's."
             )
         texts = iter(visual.text for visual in visuals)
-        return self._pads.sub(lambda _: next(texts), text)
+        return self._reader.pads.sub(lambda _: next(texts), text)
 
     def _check_count(self, messages: Sequence[Any]) -> None:
         """Refuse what cannot fit before a template goes through a million of them."""

@@ -23,8 +23,9 @@ PROCESSOR_FILES = (
     "processor_config.json",
     "preprocessor_config.json",
     "video_preprocessor_config.json",
+    "generation_config.json",
 )
-"""Every file of a checkpoint that a `Processor` may read."""
+"""Every file of a checkpoint that a `Processor` may read, and how its authors sample from it."""
 
 
 def copy_processor_files(source: Path, target: Path) -> list[Path]:

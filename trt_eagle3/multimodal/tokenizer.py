@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from trt_eagle3.errors import UserError, clip
 from trt_eagle3.io.bounded_read import read_bounded
 
-__all__ = ["StreamDecoder", "load_tokenizer"]
+__all__ = ["StreamDecoder", "TokenBytes", "load_tokenizer"]
 
 _MAX_TOKENIZER_BYTES = 128 << 20  # tokenizers of 256,000 tokens have some 35 MB
 _OLD_FILES = (
@@ -59,6 +59,42 @@ def load_tokenizer(directory: Path) -> Tokenizer:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+class TokenBytes:
+    """The bytes that each token stands for; a token may hold a part of a character."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._added = {
+            i: token.content.encode() for i, token in tokenizer.get_added_tokens_decoder().items()
+        }
+
+    def __call__(self, token_id: int) -> bytes:
+        """The bytes of a token; none of an id that the tokenizer lacks."""
+        if token_id in self._added:
+            return self._added[token_id]
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
+            return b""
+        if all(character in _BYTE_OF for character in token):
+            return bytes(_BYTE_OF[character] for character in token)
+        return str(self._tokenizer.decode([token_id])).encode()
+
+
+def _byte_characters() -> dict[str, int]:
+    """The printable character by which byte-level BPE writes each byte (GPT-2's table).
+
+    Bytes that Latin-1 prints stand for themselves, the others for the characters from 256 on.
+    """
+    printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printed]
+    return {chr(byte): byte for byte in printed} | {
+        chr(256 + i): byte for i, byte in enumerate(others)
+    }
+
+
+_BYTE_OF = _byte_characters()
 
 
 class StreamDecoder:

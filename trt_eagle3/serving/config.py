@@ -48,6 +48,11 @@ class ServingConfig(BaseModel):
         stream_interval_s: pieces of a streamed answer on Triton that follow each other faster are
             sent together, the first one at once. Every response costs the server something; 0 sends
             one for each verify pass.
+        max_choices: answers of one request (``n``).
+        strict_fields: refuse fields of a request that nobody here knows; else they are ignored, and
+            the answer's header ``X-Ignored-Fields`` names them.
+        generation_config: where a request does not say how to sample, do as the checkpoint's
+            ``generation_config.json`` says; else greedily.
         log_prompts: write prompts to the log; else the log holds sizes, times and outcomes only.
         split_special_tokens: whether ``<|im_start|>`` and its like in a client's text are text;
             false makes control tokens of them. None: what the bundle was built with.
@@ -76,6 +81,9 @@ class ServingConfig(BaseModel):
     send_timeout_s: Seconds = 120.0
     max_request_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
     stream_interval_s: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.02
+    max_choices: Count = 16
+    strict_fields: bool = False
+    generation_config: bool = True
     log_prompts: bool = False
     split_special_tokens: bool | None = None
 

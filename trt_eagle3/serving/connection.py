@@ -13,13 +13,20 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from trt_eagle3.serving.config import ServingConfig
 
-__all__ = ["BoundedConnection", "connection_class", "drop_all", "drop_idle", "drop_stalled"]
+__all__ = [
+    "SEND_BUFFER",
+    "BoundedConnection",
+    "connection_class",
+    "drop_all",
+    "drop_idle",
+    "drop_stalled",
+]
 
 _log = logging.getLogger("trt_eagle3")
 # What is on its way to a client that does not read: the less, the sooner its request makes room for
 # others. The kernel doubles its part, and the client's kernel takes what its own receive buffer
 # holds.
-_SEND_BUFFER = 8 << 10
+SEND_BUFFER = 8 << 10
 _HICCUP_S = 5.0  # without reading, before a client has to give way to others
 _FULL = (
     b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\n"
@@ -37,6 +44,7 @@ class BoundedConnection(H11Protocol):
     """
 
     serving: ClassVar[ServingConfig] = ServingConfig()
+    raw_transport: asyncio.Transport | None = None  # under TLS, with a buffer of its own
     _deadline: asyncio.TimerHandle | None = None  # for the client to send
     _stalled: asyncio.TimerHandle | None = None  # for the client to read
     _idle_since = 0.0
@@ -47,12 +55,18 @@ class BoundedConnection(H11Protocol):
         """Whether no request is being answered."""
         return self.cycle is None or self.cycle.response_complete
 
+    @property
+    def num_unsent(self) -> int:
+        """Bytes of answers that the client's kernel has not taken."""
+        under = self.raw_transport.get_write_buffer_size() if self.raw_transport else 0
+        return self.transport.get_write_buffer_size() + under
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin: with small buffers, and a deadline for the first headers."""
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=_SEND_BUFFER)
+        transport.set_write_buffer_limits(high=SEND_BUFFER)
         connected: socket.socket = transport.get_extra_info("socket")
-        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
         self._wait_for_headers()
         if len(self.connections) > self.serving.max_connections:
             self._make_room()
@@ -103,7 +117,7 @@ class BoundedConnection(H11Protocol):
         if not self.idle:
             return
         # it may still be reading the answer
-        if self._stalled is None and self.transport.get_write_buffer_size():
+        if self._stalled is None and self.num_unsent:
             self._stalled = self.loop.call_later(
                 self.serving.send_timeout_s, self._give_up, "reads nothing for too long"
             )
@@ -168,7 +182,7 @@ def drop_stalled(connections: set[Any]) -> None:
 def drop_idle(connections: set[Any]) -> None:
     """End every connection without a request that has nothing left to send."""
     for connection in list(connections):
-        if connection.idle and not connection.transport.get_write_buffer_size():
+        if connection.idle and not connection.num_unsent:
             connection.transport.abort()
 
 

@@ -8,15 +8,20 @@ import logging
 import resource
 import signal
 import socket
+import ssl
 import sys
 from pathlib import Path
 from typing import Any
 
 from trt_eagle3.decode.llm import LLM, load
 from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.serving.advice import setting_warnings
 from trt_eagle3.serving.app import Front, make_app
 from trt_eagle3.serving.config import ServingConfig
+from trt_eagle3.serving.http_options import HttpOptions
 from trt_eagle3.serving.log import OnePerCause
+from trt_eagle3.serving.throughput_log import ThroughputLog
+from trt_eagle3.serving.tls import encrypted, tls_context
 from trt_eagle3.serving.warm_up import warm_up
 
 try:
@@ -40,25 +45,27 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 def serve(
-    bundle: Path, *, serving: ServingConfig, host: str, port: int, api_key: str | None
+    bundle: Path,
+    *,
+    serving: ServingConfig,
+    http: HttpOptions,
+    host: str,
+    port: int,
+    log_level: str = "info",
 ) -> None:
     """Serve ``bundle`` until SIGTERM or SIGINT; requests in flight may then take 30 s more.
 
-    SIGTERM ends the process with status 0 then. Call it from the main thread, which is where
-    signals arrive.
+    SIGTERM ends the process with status 0 then. A second SIGINT ends it at once. Call it from the
+    main thread, which is where signals arrive.
 
     Raises:
-        UserError: no bundle, an empty API key, or no such address to listen on.
+        UserError: no bundle, a certificate that cannot be read, or no such address to listen on.
     """
-    if api_key == "":
-        raise UserError(
-            "--api-key: it is empty, and would let everybody in. Give a key, or leave the option "
-            "out."
-        )
     with contextlib.ExitStack() as stack:
+        tls = tls_context(http)
         sockets = [stack.enter_context(bound) for bound in _bind(host, port)]
-        _set_up_log()
-        if api_key is None and host not in _LOOPBACK:
+        _set_up_log(log_level)
+        if http.api_key is None and host not in _LOOPBACK:
             _log.warning(
                 "listening on %s without an API key: whoever reaches this port is answered", host
             )
@@ -67,36 +74,50 @@ def serve(
             bundle, media=serving.media(), split_special_tokens=serving.split_special_tokens
         )
         stack.callback(engine.close)
+        for warning in setting_warnings(engine.bundle):
+            _log.warning(warning)
         seconds = warm_up(engine)
-        server = Server(engine, serving, api_key)
+        server = Server(engine, serving, http, tls=tls)
         for bound in sockets:
             bound.listen(server.config.backlog)
-        name, where = engine.bundle.record.config.name, f"[{host}]" if ":" in host else host
         # uvicorn raises it again once it has drained
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         _log.info(
-            "%s answers on http://%s:%d/v1; warm-up took %.1f s; %s",
-            name,
-            where,
-            port,
+            "%s answers on %s; warm-up took %.1f s; %s",
+            ", ".join(server.names),
+            _url(host, port, tls=tls is not None),
             seconds,
             engine.bundle.capacity,
         )
-        server.run(sockets)
+        with ThroughputLog(engine.metrics):
+            server.run(sockets)
+
+
+def _url(host: str, port: int, *, tls: bool) -> str:
+    where = f"[{host}]" if ":" in host else host
+    return f"http{'s' if tls else ''}://{where}:{port}/v1"
 
 
 class Server(uvicorn.Server):
     """uvicorn over one engine, with bounds on connections, and an end that comes in time."""
 
     def __init__(
-        self, engine: LLM, serving: ServingConfig, api_key: str | None = None, port: int = 0
+        self,
+        engine: LLM,
+        serving: ServingConfig,
+        http: HttpOptions | None = None,
+        *,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        """``tls``: with which connections are encrypted; None: they are not."""
         self._engine = engine
-        self._front = Front(engine, serving, api_key)
+        self._front = Front(engine, serving, http)
+        plain = connection_class(serving)
+        connection: Any = plain if tls is None else encrypted(plain, tls, serving)
         config = uvicorn.Config(
             make_app(self._front),
-            port=port,
-            http=connection_class(serving),
+            port=0,
+            http=connection,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -106,6 +127,11 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
         self._front.on_overload = lambda: drop_stalled(self.server_state.connections)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """By which requests may call the model."""
+        return self._front.names
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse bodies that are still coming, wait for answers, and then drop whoever is left."""
@@ -131,9 +157,9 @@ async def _close_idle(connections: set[Any]) -> None:
         drop_idle(connections)
 
 
-def _set_up_log() -> None:
+def _set_up_log(level: str = "info") -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-    _log.setLevel(logging.INFO)
+    _log.setLevel(level.upper())
     for handler in logging.getLogger().handlers:
         handler.addFilter(OnePerCause())
 

@@ -25,6 +25,7 @@ from trt_eagle3.decode.llm import load
 from trt_eagle3.errors import UserError, clip
 from trt_eagle3.serving import ServingConfig
 from trt_eagle3.serving.json_reader import parse_request_json
+from trt_eagle3.serving.served_model import ServedModel
 from trt_eagle3.serving.warm_up import warm_up
 from trt_eagle3.triton.libraries import use_libraries
 from trt_eagle3.triton.metrics import PublishedMetrics
@@ -59,6 +60,7 @@ class TritonPythonModel:
             split_special_tokens=self._serving.split_special_tokens,
         )
         seconds = warm_up(self._engine)
+        self._served = ServedModel.of(self._engine, self._serving)
         self._metrics = PublishedMetrics(self._engine, pb_utils, args["model_name"])
         self._metrics.publish()
         self._flights: dict[int, ResponseStream] = {}
@@ -80,9 +82,8 @@ class TritonPythonModel:
             sender = request.get_response_sender()
             try:
                 parsed = self._read(request)
-                stream = ResponseStream(
-                    sender, parsed, self._engine.submit(parsed.request), self._serving
-                )
+                answer = self._engine.submit(parsed.request)
+                stream = ResponseStream(sender, parsed, answer, self._serving, self._served)
                 self._log(request.request_id(), parsed)
             except Exception as error:  # any failure is this request's, not the server's
                 refuse(sender, error)
@@ -142,17 +143,15 @@ class TritonPythonModel:
 
     def _read(self, request: Any) -> ParsedRequest:
         try:
-            return read_order(
-                _tensors(request), _request_parameters(request, self._serving), self._serving
-            )
+            parameters = _request_parameters(request, self._serving)
+            return read_order(_tensors(request), parameters, self._serving, self._served)
         except UserError:  # whatever is wrong with its prompt, the engine counts
             self._engine.count_rejected()
             raise
 
     def _log(self, request_id: str, parsed: ParsedRequest) -> None:
         if self._serving.log_prompts:
-            prompt = parsed.request.prompt
-            text = prompt if isinstance(prompt, str) else json.dumps(prompt, ensure_ascii=False)
+            text = parsed.request.prompt_text
             pb_utils.Logger.log_info(f"trt_eagle3: request {clip(request_id) or '-'}: {text!r}")
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from trt_eagle3.decode.request import Request
-from trt_eagle3.decode.sampling_params import SamplingParams
-from trt_eagle3.errors import UserError
+from trt_eagle3.errors import UserError, quote
+from trt_eagle3.multimodal.assistant_message import MessageParser
 from trt_eagle3.serving import ServingConfig
+from trt_eagle3.serving.errors import nearest
 from trt_eagle3.serving.json_reader import TooLargeError, parse_request_json
+from trt_eagle3.serving.served_model import ServedModel
+from trt_eagle3.triton.options import constrained, read_asked
 from trt_eagle3.triton.tensors import INPUTS
 
 __all__ = ["ParsedRequest", "read_order"]
@@ -30,6 +33,9 @@ _SAMPLING = (
     "seed",
     "max_tokens",
     "ignore_eos",
+    "frequency_penalty",
+    "min_tokens",
+    "logprobs",
 )
 
 
@@ -41,16 +47,21 @@ class ParsedRequest:
         stream: one response per chunk, else one in all.
         echo: what stands before the answer: the prompt, or nothing.
         return_token_ids: whether responses carry ``token_ids``.
+        parser: of the answer, where it is a message; the last response carries it then.
     """
 
     request: Request
     stream: bool
     echo: str
     return_token_ids: bool
+    parser: MessageParser | None = None
 
 
 def read_order(
-    tensors: Mapping[str, Any], parameters: Mapping[str, Any], serving: ServingConfig
+    tensors: Mapping[str, Any],
+    parameters: Mapping[str, Any],
+    serving: ServingConfig,
+    served: ServedModel,
 ) -> ParsedRequest:
     """Read an inference request.
 
@@ -68,33 +79,31 @@ def read_order(
     single = {
         name: value[0] for name, value in values.items() if INPUTS[name].length == 1 and value
     }
-    text, messages = single.get("text_input"), single.get("messages")
-    if (text is None) == (messages is None):
-        raise UserError(
-            "request: expected text_input or messages, got "
-            + ("neither." if text is None else "both.")
-        )
-    prompt = _parse_messages(messages or "", serving) if text is None else text
-    serving.check_prompt(prompt)
+    asked = read_asked(single, serving, served)
     stop, stop_token_ids = (
         tuple(values.get("stop_words", ())),
         tuple(values.get("stop_token_ids", ())),
     )
     serving.check_stop(stop, stop_token_ids)
     given = {name: single[name] for name in _SAMPLING if name in single}
+    sampling = replace(served.defaults, **given, stop=stop, stop_token_ids=stop_token_ids)
     request = Request(
-        prompt=prompt,
+        prompt=asked.prompt,
         images=(*values.get("image_url", ()), *values.get("image_bytes", ())),
         videos=(
             *(_video(text, serving) for text in values.get("video", ())),
             *values.get("video_bytes", ()),
         ),
-        sampling=SamplingParams(**given, stop=stop, stop_token_ids=stop_token_ids),
+        sampling=constrained(sampling, asked, single, serving),
         speculation=single.get("speculation", True),
     )
-    echo = "" if single.get("exclude_input_in_output", True) else text or ""
+    echo = "" if single.get("exclude_input_in_output", True) else single.get("text_input", "")
     return ParsedRequest(
-        request, single.get("stream", False), echo, single.get("return_token_ids", False)
+        request,
+        single.get("stream", False),
+        echo,
+        single.get("return_token_ids", False),
+        asked.parser,
     )
 
 
@@ -106,7 +115,8 @@ def _refuse_unknown(parameters: Mapping[str, Any]) -> None:
         if name not in _TRITON_NAMES and not name.startswith(_TRITON_PREFIX) and "-" not in name
     ]
     if unknown:
-        raise UserError(f"request: unknown input {unknown[0]!r:.80}. Known: {', '.join(INPUTS)}.")
+        likely = nearest(unknown[0], INPUTS)
+        raise UserError(f"request: unknown input {quote(unknown[0], 80)}. {likely}")
 
 
 def _check_sizes(tensors: Mapping[str, Any], serving: ServingConfig) -> None:
@@ -150,15 +160,6 @@ _READERS: Mapping[str, Callable[[Any, str], list[Any]]] = {
     "TYPE_FP32": _numbers,
     "TYPE_BOOL": _numbers,
 }
-
-
-def _parse_messages(text: str, serving: ServingConfig) -> list[Any]:
-    messages = parse_request_json(text.encode(), "messages", serving)
-    if not isinstance(messages, list):
-        raise UserError(
-            f"messages: expected a JSON list of messages, got {type(messages).__name__}."
-        )
-    return messages
 
 
 def _video(text: str, serving: ServingConfig) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -9,8 +10,12 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from trt_eagle3.decode.answer import Answer
+from trt_eagle3.decode.request import TokenLogprob
 from trt_eagle3.errors import MAX_MESSAGE_LEN, OverloadedError, UserError, clip
 from trt_eagle3.serving import ServingConfig
+from trt_eagle3.serving.openai.chat_reply import message_object
+from trt_eagle3.serving.openai.logprobs import response_logprobs
+from trt_eagle3.serving.served_model import ServedModel
 from trt_eagle3.triton.request import ParsedRequest
 
 __all__ = ["ResponseStream", "refuse"]
@@ -22,18 +27,25 @@ class ResponseStream:
     """One request being answered. Everything here happens in one event loop."""
 
     def __init__(
-        self, sender: Any, parsed: ParsedRequest, answer: Answer, serving: ServingConfig
+        self,
+        sender: Any,
+        parsed: ParsedRequest,
+        answer: Answer,
+        serving: ServingConfig,
+        served: ServedModel,
     ) -> None:
         self._sender = sender
         self._order = parsed
         self._answer = answer
         self._serving = serving
+        self._served = served
         self._start = time.monotonic()
         self._sent = 0.0
         self._late = self._over = False
         # what has come and is not sent
         self._text = parsed.echo
         self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
 
     async def run(self) -> None:
         """Pass chunks on as they come, or all of them at the end."""
@@ -44,6 +56,7 @@ class ResponseStream:
                     return
                 self._text += chunk.text
                 self._token_ids += chunk.token_ids
+                self._logprobs += chunk.logprobs
                 if chunk.finish_reason:
                     self._send(chunk.finish_reason)
                 else:
@@ -76,9 +89,13 @@ class ResponseStream:
         outputs = [_strings("text_output", self._text)]
         if self._order.return_token_ids:
             outputs.append(pb_utils.Tensor("token_ids", np.array(self._token_ids, dtype=np.int32)))
+        if self._order.request.sampling.logprobs is not None:
+            found = response_logprobs(self._logprobs, self._served.token_bytes)
+            outputs.append(_strings("logprobs", json.dumps(found, ensure_ascii=False)))
         if finish_reason:  # every tensor costs, so what is said once is sent once
             outputs += [_strings("finish_reason", finish_reason), *self._summary()]
-        self._text, self._token_ids, self._sent = "", [], time.monotonic()
+        self._text, self._token_ids, self._logprobs = "", [], []
+        self._sent = time.monotonic()
         self._over = finish_reason is not None
         self._sender.send(pb_utils.InferenceResponse(outputs), flags=_FINAL if finish_reason else 0)
 
@@ -92,10 +109,20 @@ class ResponseStream:
             pb_utils.Tensor(name, np.array([value], dtype=np.int32))
             for name, value in numbers.items()
         ]
+        if self._order.parser is not None:
+            outputs.append(_strings("message", self._message(generation.text)))
         if generation.acceptance_length is not None:
             value = np.array([generation.acceptance_length], dtype=np.float32)
             outputs.append(pb_utils.Tensor("acceptance_length", value))
         return outputs
+
+    def _message(self, text: str) -> str:
+        """The answer as OpenAI's message."""
+        parser = self._order.parser
+        assert parser is not None
+        parser.push(text)
+        parser.flush()
+        return json.dumps(message_object(parser.message), ensure_ascii=False)
 
     def _end(self, error: BaseException | None) -> None:
         if not self._over:

@@ -27,10 +27,20 @@ INPUTS: Mapping[str, Tensor] = {
     "min_p": Tensor("TYPE_FP32"),
     "repetition_penalty": Tensor("TYPE_FP32"),
     "presence_penalty": Tensor("TYPE_FP32"),
+    "frequency_penalty": Tensor("TYPE_FP32"),
+    "logit_bias": Tensor("TYPE_STRING"),
     "seed": Tensor("TYPE_UINT64"),
     "stop_words": Tensor("TYPE_STRING", -1),
     "stop_token_ids": Tensor("TYPE_INT32", -1),
     "ignore_eos": Tensor("TYPE_BOOL"),
+    "min_tokens": Tensor("TYPE_INT32"),
+    "logprobs": Tensor("TYPE_INT32"),
+    "tools": Tensor("TYPE_STRING"),
+    "tool_choice": Tensor("TYPE_STRING"),
+    "parallel_tool_calls": Tensor("TYPE_BOOL"),
+    "chat_template_kwargs": Tensor("TYPE_STRING"),
+    "response_format": Tensor("TYPE_STRING"),
+    "structured_outputs": Tensor("TYPE_STRING"),
     "speculation": Tensor("TYPE_BOOL"),
     "image_url": Tensor("TYPE_STRING", -1),
     "image_bytes": Tensor("TYPE_STRING", -1),
@@ -48,7 +58,9 @@ OUTPUTS: Mapping[str, Tensor] = {
     "num_output_tokens": Tensor("TYPE_INT32"),
     "acceptance_length": Tensor("TYPE_FP32"),
     "token_ids": Tensor("TYPE_INT32", -1),
+    "logprobs": Tensor("TYPE_STRING"),
+    "message": Tensor("TYPE_STRING"),
 }
-"""Of a streamed answer, every response has text_output, and token_ids where asked for; the last
-one has the rest.
+"""Of a streamed answer, every response has text_output, and token_ids and logprobs where asked for;
+the last one has the rest.
 """

@@ -10,7 +10,9 @@ import pytest
 
 from trt_eagle3.errors import UserError
 from trt_eagle3.serving import ServingConfig
-from trt_eagle3.serving.openai import read_chat, to_event
+from trt_eagle3.serving.openai.call import to_event
+from trt_eagle3.serving.openai.chat import read_chat
+from trt_eagle3.serving.served_model import ServedModel
 
 
 def test_event_is_one_line_whatever_its_text_holds() -> None:
@@ -31,11 +33,14 @@ def test_event_is_one_line_whatever_its_text_holds() -> None:
     ],
     ids=["fields", "options", "messages", "stop", "stop_token_ids"],
 )
-def test_refusal_costs_as_much_as_its_first_mistake(body: dict[str, Any]) -> None:
+def test_refusal_costs_as_much_as_its_first_mistake(
+    model: ServedModel, body: dict[str, Any]
+) -> None:
+    serving = ServingConfig(strict_fields=True)
     tracemalloc.start()
     try:
         with pytest.raises(UserError) as caught:
-            read_chat(body, ServingConfig(), 9)
+            read_chat(body, model, serving)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

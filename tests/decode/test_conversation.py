@@ -1,0 +1,80 @@
+"""Conversations with tools and raw prompts, in Python."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.serving.openai.model import WEATHER, load_with_tools
+from trt_eagle3.decode.conversation import Conversation, RawPrompt
+from trt_eagle3.decode.grammar import Grammar
+from trt_eagle3.decode.llm import LLM
+from trt_eagle3.decode.sampling_params import GREEDY
+from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal.tools import Tool
+
+QUESTION = [{"role": "user", "content": "What is 12 plus 30?"}]
+TOOLS = (Tool("f"), Tool("g", strict=True))
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    with load_with_tools(tmp_path_factory.mktemp("tools")) as llm:
+        yield llm
+
+
+def test_chat_is_generate_with_the_message_parsed(llm: LLM) -> None:
+    expected = llm.generate(QUESTION)
+    answer = llm.chat(QUESTION)
+    assert (answer.message.content, answer.message.calls) == (expected.text, [])
+    assert answer.generation.token_ids == expected.token_ids
+
+
+def test_tools_are_in_the_prompt(llm: LLM) -> None:
+    plain = llm.chat(QUESTION).generation.prompt_tokens
+    assert llm.chat(QUESTION, tools=[WEATHER], max_tokens=2).generation.prompt_tokens > plain
+    none = llm.chat(QUESTION, tools=[WEATHER], tool_choice="none", max_tokens=2)
+    assert none.generation.prompt_tokens == plain
+
+
+def test_raw_prompt_is_continued_as_it_is(llm: LLM) -> None:
+    text = "<|im_start|>user\nWhat is 12 plus 30?<|im_end|>\n<|im_start|>assistant\n"
+    ids = tuple(llm.bundle.processor.tokenize(text))
+    expected = llm.generate(QUESTION).text
+    raw, by_ids = llm.generate([RawPrompt(text), RawPrompt(ids)])
+    assert raw.text == by_ids.text == expected
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [("f", None), ("auto", None), ("none", None), ("h", "tool_choice: expected one of auto")],
+)
+def test_choice_names_a_tool(choice: str, expected: str | None) -> None:
+    if expected is None:
+        assert Conversation(QUESTION, TOOLS, choice).tool_choice == choice
+        return
+    with pytest.raises(UserError, match=expected):
+        Conversation(QUESTION, TOOLS, choice)
+
+
+def grammar(**fields: Any) -> Grammar | None:
+    return Conversation(QUESTION, TOOLS, **fields).constrained(GREEDY, "none").grammar
+
+
+def test_grammar_follows_the_choice() -> None:
+    strict = grammar()
+    forced = grammar(tool_choice="f")
+    assert strict is not None
+    assert forced is not None
+    assert grammar(tool_choice="none") is None
+    assert '\\"g\\"' in strict.source
+    assert '\\"g\\"' not in forced.source
+
+
+def test_open_reasoning_comes_before_the_grammar() -> None:
+    asked = Conversation(QUESTION, TOOLS, "required")
+    found = asked.constrained(GREEDY, "open").grammar
+    assert found is not None
+    assert found.after == "</think>"

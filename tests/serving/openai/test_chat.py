@@ -1,0 +1,291 @@
+"""Bodies of chat completions, and what answers become."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.serving.openai.model import SERVING, WEATHER, generation, pieces, sse
+from tests.serving.site import Site
+from trt_eagle3.decode.conversation import Conversation
+from trt_eagle3.decode.llm import LLM
+from trt_eagle3.decode.request import Chunk, TokenLogprob
+from trt_eagle3.errors import UserError
+from trt_eagle3.serving import ServingConfig
+from trt_eagle3.serving.openai.call import Call
+from trt_eagle3.serving.openai.chat import read_chat
+from trt_eagle3.serving.served_model import ServedModel
+
+QUESTION = [{"role": "user", "content": "What is 12 plus 30?"}]
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Bonn"}}\n</tool_call>'
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}}
+
+
+def read(model: ServedModel, serving: ServingConfig = SERVING, **body: Any) -> Call:
+    return read_chat({"messages": QUESTION, **body}, model, serving)
+
+
+def grammar_of(call: Call) -> Any:
+    return call.requests[0].sampling.grammar
+
+
+def test_tools_reach_the_prompt_unless_the_choice_is_none(model: ServedModel, engine: LLM) -> None:
+    texts = {}
+    for choice in ("auto", "none"):
+        call = read(model, tools=[WEATHER], tool_choice=choice)
+        ids = engine.prepare(call.requests[0].prompt).token_ids.tolist()
+        texts[choice] = engine.bundle.processor.tokenizer.decode(ids, skip_special_tokens=False)
+        assert grammar_of(call) is None
+    assert json.dumps(WEATHER) in texts["auto"]
+    assert "weather" not in texts["none"]
+
+
+def test_special_tokens_in_tools_are_text(model: ServedModel, engine: LLM) -> None:
+    tool = {"type": "function", "function": {"name": "f", "description": "<|im_end|>"}}
+    call = read(model, tools=[tool])
+    [end] = [engine.bundle.processor.tokenizer.token_to_id("<|im_end|>")]
+    ids = engine.prepare(call.requests[0].prompt).token_ids.tolist()
+    assert ids.count(end) == 2  # of the system turn and of the user's
+
+
+@pytest.mark.parametrize(
+    ("choice", "parallel", "required", "many"),
+    [
+        ("required", True, True, True),
+        ("required", False, True, False),
+        ({"type": "function", "function": {"name": "weather"}}, True, True, False),
+    ],
+)
+def test_forced_choice_of_tools_is_a_grammar(
+    model: ServedModel, choice: Any, parallel: bool, required: bool, many: bool
+) -> None:
+    call = read(model, tools=[WEATHER], tool_choice=choice, parallel_tool_calls=parallel)
+    form = json.loads(grammar_of(call).source)
+    assert (form["required"], form["parallel"]) == (required, many)
+    [[begin, schema, _]] = form["tags"]
+    assert '"name": "weather"' in begin
+    assert json.loads(schema) == WEATHER["function"]["parameters"]
+
+
+def test_strict_tool_constrains_calls_but_not_text(model: ServedModel) -> None:
+    strict = {"type": "function", "function": {**WEATHER["function"], "strict": True}}
+    form = json.loads(grammar_of(read(model, tools=[strict])).source)
+    assert not form["required"]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "field"),
+    [
+        ({"response_format": {"type": "json_object"}}, "json_schema", "response_format"),
+        ({"response_format": FORMAT}, "json_schema", "response_format"),
+        ({"guided_regex": "a+"}, "regex", "guided_regex"),
+        ({"guided_choice": ["a", "b"]}, "choice", "guided_choice"),
+        ({"guided_json": SCHEMA}, "json_schema", "guided_json"),
+        ({"guided_grammar": 'start: "a"'}, "ebnf", "guided_grammar"),
+        ({"structured_outputs": {"regex": "a+"}}, "regex", "structured_outputs"),
+        ({"structured_outputs": {"choice": ["a"]}}, "choice", "structured_outputs"),
+        ({"structured_outputs": {"json": SCHEMA}}, "json_schema", "structured_outputs"),
+        ({"structured_outputs": {"json_object": True}}, "json_schema", "structured_outputs"),
+    ],
+)
+def test_structured_output_is_a_grammar_that_names_its_field(
+    model: ServedModel, body: dict[str, Any], kind: str, field: str
+) -> None:
+    grammar = grammar_of(read(model, **body))
+    assert (grammar.kind, grammar.field, grammar.after) == (kind, field, "")
+
+
+def test_grammar_begins_behind_the_reasoning_of_a_thinking_checkpoint(model: ServedModel) -> None:
+    options = {"chat_template_kwargs": {"thinking": True}}
+    assert grammar_of(read(model, response_format=FORMAT, **options)).after == "</think>"
+    assert grammar_of(read(model, tools=[WEATHER], tool_choice="required", **options)).after
+
+
+def test_answer_format_beside_tools_allows_either(model: ServedModel) -> None:
+    grammar = grammar_of(read(model, response_format=FORMAT, tools=[WEATHER]))
+    assert grammar.kind == "ebnf"
+    assert json.dumps(SCHEMA) in grammar.source
+    assert "weather" in grammar.source
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"response_format": FORMAT, "guided_regex": "a"}, "guided_regex"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
+        ({"structured_outputs": {"yaml": 1}}, "structured_outputs"),
+        ({"guided_choice": []}, None),
+        ({"guided_choice": [5]}, "guided_choice.0"),
+        (
+            {"response_format": FORMAT, "tools": [WEATHER], "tool_choice": "required"},
+            None,
+        ),
+        ({"guided_regex": "a", "tools": [WEATHER]}, None),
+        ({"guided_json": 5}, None),
+    ],
+)
+def test_bad_formats_are_refused(
+    model: ServedModel, body: dict[str, Any], param: str | None
+) -> None:
+    with pytest.raises(UserError) as caught:
+        read(model, **body)
+    if param is not None:
+        assert caught.value.param == param  # type: ignore[attr-defined]
+    else:
+        assert str(caught.value).startswith(next(iter(body)))
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+def test_streamed_message_is_the_whole_one(model: ServedModel, size: int) -> None:
+    body = {
+        "tools": [WEATHER],
+        "chat_template_kwargs": {"thinking": True},
+        "stream_options": {"include_usage": True},
+    }
+    text = f"Why?\n</think>\n\nI look.\n{CALL}\n{CALL}"
+    whole = read(model, **body).reply.whole([generation(text)])
+    [choice] = whole["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    message = choice["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Why?", "I look.")
+    assert [call["function"] for call in message["tool_calls"]] == [
+        {"name": "weather", "arguments": '{"city": "Bonn"}'}
+    ] * 2
+
+    reply = read(model, **body).reply
+    events = sse(
+        reply.opening()
+        + "".join(reply.piece(0, chunk) for chunk in pieces(text, size))
+        + reply.closing([generation(text)])
+    )
+    assert events[-1] == "[DONE]"
+    assert events[-2]["usage"]["completion_tokens"] == 3
+    deltas = [event["choices"][0]["delta"] for event in events[:-2]]
+    assert _sum(deltas) == {**message, "tool_calls": _without_ids(message["tool_calls"])}
+    assert events[-3]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def _sum(deltas: list[dict[str, Any]]) -> dict[str, Any]:
+    """What a client makes of deltas."""
+    message: dict[str, Any] = {"role": "assistant", "content": "", "reasoning_content": ""}
+    calls: dict[int, dict[str, Any]] = {}
+    for delta in deltas:
+        for name in ("content", "reasoning_content"):
+            message[name] += delta.get(name, "")
+        for call in delta.get("tool_calls", []):
+            found = calls.setdefault(call["index"], {"arguments": ""})
+            if "id" in call:
+                assert call["id"].startswith("call_")
+                found["name"] = call["function"]["name"]
+            found["arguments"] += call["function"].get("arguments", "")
+    return {**message, "tool_calls": list(calls.values())}
+
+
+def _without_ids(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [call["function"] for call in calls]
+
+
+def test_message_of_calls_alone_has_no_content(model: ServedModel) -> None:
+    [choice] = read(model, tools=[WEATHER]).reply.whole([generation(CALL)])["choices"]
+    assert choice["message"]["content"] is None
+
+
+def test_calls_that_are_cut_off_end_with_length(model: ServedModel) -> None:
+    reply = read(model, tools=[WEATHER]).reply
+    [choice] = reply.whole([generation(CALL[:-30], finish_reason="length")])["choices"]
+    assert choice["finish_reason"] == "length"
+
+
+def test_several_answers_have_indices_and_one_prompt(model: ServedModel) -> None:
+    call = read(model, n=2, temperature=1.0, seed=2**64 - 1)
+    assert [request.sampling.seed for request in call.requests] == [2**64 - 1, 0]
+    found = call.reply.whole([generation("a"), generation("b")])
+    said = [(c["index"], c["message"]["content"]) for c in found["choices"]]
+    assert said == [(0, "a"), (1, "b")]
+    assert (found["usage"]["prompt_tokens"], found["usage"]["completion_tokens"]) == (5, 6)
+
+
+def test_logprobs_are_sent_with_the_text_that_they_make(model: ServedModel) -> None:
+    tokenizer = model.processor.tokenizer
+    [a] = tokenizer.encode("a").ids
+    end = tokenizer.token_to_id("<|im_end|>")
+    found = [TokenLogprob(a, -0.5, ((a, -0.5), (end, float("-inf"))))]
+    reply = read(model, logprobs=True, top_logprobs=2).reply
+    [choice] = reply.whole([generation("a", logprobs=found)])["choices"]
+    [entry] = choice["logprobs"]["content"]
+    assert (entry["token"], entry["logprob"], entry["bytes"]) == ("a", -0.5, [97])
+    assert entry["top_logprobs"][1] == {
+        "token": "<|im_end|>",
+        "logprob": -9999.0,
+        "bytes": list(b"<|im_end|>"),
+    }
+    reply = read(model, logprobs=True).reply
+    assert reply.piece(0, Chunk((a,), "", None, tuple(found))) == ""
+    [event] = sse(reply.piece(0, Chunk((a,), "aa", None, tuple(found))))
+    assert len(event["choices"][0]["logprobs"]["content"]) == 2
+
+
+def test_acceptance_is_sent_where_it_is_asked_for(model: ServedModel) -> None:
+    a, b = (model.processor.tokenizer.encode(text).ids[0] for text in ("a", "b"))
+    reply = read(model, stream_options={"include_acceptance": True}).reply
+    [event] = sse(reply.piece(0, Chunk((a, b), "ab", None)))
+    assert event["trt_eagle3"] == {"accepted": 1, "pieces": ["a", "b"]}
+
+
+def test_unknown_fields_are_ignored_and_named_or_refused(model: ServedModel, site: Site) -> None:
+    fields = {"thinking_budget": 5, "safety": None, "spam\n": 1}
+    assert read(model, **fields).ignored == ("thinking_budget", "spam\\n")
+    with pytest.raises(UserError, match="thinking_budget: not served here") as caught:
+        read(model, ServingConfig(strict_fields=True), **fields)
+    assert caught.value.code == "unknown_parameter"  # type: ignore[attr-defined]
+    body = {"messages": QUESTION, "max_tokens": 2, **fields}
+    status, _, headers = site.request("POST", "/v1/chat/completions", body)
+    assert (status, headers["x-ignored-fields"]) == (200, "thinking_budget, spam\\n")
+
+
+def test_what_the_template_says_of_tools_reaches_the_model(site: Site, engine: LLM) -> None:
+    messages = [
+        *QUESTION,
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {
+                    "id": "call_1",
+                    "type": "function",
+                    "function": {"name": "weather", "arguments": '{"city":"Bonn"}'},
+                }
+            ],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "12 degrees"},
+    ]
+    status, found = site.chat(messages=messages, tools=[WEATHER], max_tokens=4)
+    assert status == 200, found
+    tokenizer = engine.bundle.processor.tokenizer
+    prompt = engine.prepare(Conversation(messages)).token_ids.tolist()
+    text = tokenizer.decode(prompt, skip_special_tokens=False)
+    assert '{"name": "weather", "arguments": {"city":"Bonn"}}' in text
+    assert "12 degrees" in text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_two_answers_of_one_request_are_those_of_their_seeds(
+    site: Site, engine: LLM, stream: bool
+) -> None:
+    sampled = {"temperature": 4.0, "max_tokens": 12, "ignore_eos": True}
+    expected = [
+        engine.generate(Conversation(QUESTION), seed=seed, **sampled).text for seed in (7, 8)
+    ]
+    assert expected[0] != expected[1]
+    body = {"messages": QUESTION, "n": 2, "seed": 7, **sampled}
+    if stream:
+        texts = ["", ""]
+        for event in site.events(**body):
+            [choice] = event["choices"]
+            texts[choice["index"]] += choice["delta"].get("content", "")
+    else:
+        texts = [choice["message"]["content"] for choice in site.chat(**body)[1]["choices"]]
+    assert texts == expected

@@ -1,0 +1,120 @@
+"""``/v1/completions``: prompts without chat template."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.serving.openai.model import SERVING, generation, sse
+from tests.serving.site import Site
+from trt_eagle3.decode.conversation import RawPrompt
+from trt_eagle3.decode.llm import LLM
+from trt_eagle3.decode.request import Chunk, TokenLogprob
+from trt_eagle3.errors import UserError
+from trt_eagle3.serving.openai.completions import read_completion
+from trt_eagle3.serving.served_model import ServedModel
+
+PROMPT = "<|im_start|>user\nWhat is 12 plus 30?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def complete(site: Site, **body: Any) -> tuple[int, Any]:
+    status, text, _ = site.request("POST", "/v1/completions", body)
+    return status, json.loads(text)
+
+
+def test_control_tokens_of_a_raw_prompt_are_tokens(site: Site, engine: LLM) -> None:
+    expected = engine.generate([{"role": "user", "content": "What is 12 plus 30?"}])
+    status, found = complete(site, prompt=PROMPT, max_tokens=64)
+    assert status == 200, found
+    [choice] = found["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (expected.text, "stop")
+    assert found["usage"]["prompt_tokens"] == expected.prompt_tokens
+    assert found["object"] == "text_completion"
+
+
+def test_token_ids_are_a_prompt(site: Site, engine: LLM) -> None:
+    ids = engine.bundle.processor.tokenize(PROMPT)
+    _, text = complete(site, prompt=PROMPT, max_tokens=8)
+    _, found = complete(site, prompt=ids, max_tokens=8)
+    assert found["choices"] == text["choices"]
+    assert engine.generate(RawPrompt(tuple(ids)), max_tokens=8).text == text["choices"][0]["text"]
+
+
+def test_several_prompts_are_answered_in_their_order(site: Site, engine: LLM) -> None:
+    prompts = [PROMPT, PROMPT.replace("12", "7")]
+    expected = [engine.generate(RawPrompt(prompt), max_tokens=9) for prompt in prompts]
+    _, found = complete(site, prompt=prompts, max_tokens=9, n=2, echo=True)
+    texts = [prompt + one.text for prompt, one in zip(prompts, expected, strict=True)]
+    assert [choice["text"] for choice in found["choices"]] == [
+        texts[0],
+        texts[0],
+        texts[1],
+        texts[1],
+    ]
+    assert found["usage"]["prompt_tokens"] == sum(one.prompt_tokens for one in expected)
+    assert found["usage"]["completion_tokens"] == 2 * sum(len(one.token_ids) for one in expected)
+
+
+def test_stream_is_the_whole_text(site: Site) -> None:
+    body = {"prompt": PROMPT, "max_tokens": 9, "echo": True}
+    _, whole = complete(site, **body)
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    status, text, _ = site.request("POST", "/v1/completions", {**body, **options})
+    assert status == 200
+    *events, usage, done = sse(text)
+    assert "".join(event["choices"][0]["text"] for event in events) == whole["choices"][0]["text"]
+    assert (usage["usage"], done) == (whole["usage"], "[DONE]")
+
+
+def test_logprobs_stand_at_the_offsets_of_their_tokens(model: ServedModel) -> None:
+    a, b = (model.processor.tokenizer.encode(text).ids[0] for text in ("a", "b"))
+    found = (TokenLogprob(a, -0.5, ((a, -0.5), (b, -1.0))), TokenLogprob(b, -0.25))
+    reply = read_completion({"prompt": "ab", "echo": True, "logprobs": 2}, model, SERVING).reply
+    whole = reply.whole([generation("ab", logprobs=found)])
+    assert whole["choices"][0]["logprobs"] == {
+        "tokens": ["a", "b"],
+        "token_logprobs": [-0.5, -0.25],
+        "top_logprobs": [{"a": -0.5, "b": -1.0}, {}],
+        "text_offset": [2, 3],
+    }
+    reply = read_completion({"prompt": "ab", "logprobs": 2}, model, SERVING).reply
+    [event] = sse(reply.piece(0, Chunk((a, b), "ab", None, found)))
+    assert event["choices"][0]["logprobs"]["text_offset"] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({}, "prompt"),
+        ({"prompt": {}}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": ["a"] * 17}, "prompt"),
+        ({"prompt": "a", "suffix": "b"}, "suffix"),
+        ({"prompt": "a", "best_of": 2}, "best_of"),
+        ({"prompt": "a", "logprobs": 21}, "logprobs"),
+        ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": [99_999]}, "prompt"),
+        ({"prompt": "<|vision_start|><|image_pad|><|vision_end|>"}, "prompt"),
+        ({"prompt": "a " * 2000}, "prompt"),
+    ],
+)
+def test_bad_body_is_a_400_that_names_the_field(
+    site: Site, body: dict[str, Any], param: str
+) -> None:
+    status, found = complete(site, **body)
+    assert (status, found["error"]["param"]) == (400, param), found
+
+
+def test_prompt_over_the_context_has_openais_code(site: Site) -> None:
+    _, found = complete(site, prompt="a " * 2000)
+    assert found["error"]["code"] == "context_length_exceeded"
+
+
+def test_unknown_prompt_kind_is_refused_in_python(engine: LLM) -> None:
+    with pytest.raises(UserError, match="no token"):
+        engine.generate(RawPrompt(""))

@@ -1,0 +1,319 @@
+"""What an operator sees of ``serve``: names, ids, logs, warnings, pages of other origins, TLS."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.serving.site import SERVING, Site, serving, wait_for
+from tests.tiny import build_tiny
+from trt_eagle3.decode.llm import LLM, load
+from trt_eagle3.decode.metrics import EngineMetrics
+from trt_eagle3.errors import UserError
+from trt_eagle3.serving import ServingConfig
+from trt_eagle3.serving.access_log import RequestLog
+from trt_eagle3.serving.advice import setting_warnings
+from trt_eagle3.serving.http_options import HttpOptions
+from trt_eagle3.serving.served_model import ServedModel
+from trt_eagle3.serving.server import Server
+from trt_eagle3.serving.throughput_log import ThroughputLog, throughput_line, useless_steps
+from trt_eagle3.serving.tls import tls_context
+
+QUESTION = [{"role": "user", "content": "What is 12 plus 30?"}]
+PEMS = Path(__file__).parent / "tls"
+TLS = HttpOptions(tls_cert=PEMS / "cert.pem", tls_key=PEMS / "key.pem")
+NAMES = HttpOptions(
+    names=("first", "org/second"), cors_origins=("https://a.example",), api_key="secret"
+)
+KEY = {"Authorization": "Bearer secret"}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_tiny(tmp_path_factory.mktemp("engines"))
+
+
+@pytest.fixture(scope="module")
+def engine(bundle: Path) -> Iterator[LLM]:
+    engine = load(bundle, media=SERVING.media())
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def site(engine: LLM) -> Iterator[Site]:
+    with serving(engine, http=NAMES) as site:
+        yield site
+
+
+def test_model_answers_to_each_of_its_names(site: Site) -> None:
+    listed = json.loads(site.request("GET", "/v1/models", headers=KEY)[1])["data"]
+    assert [model["id"] for model in listed] == ["first", "org/second"]
+    for name in NAMES.names:
+        assert json.loads(site.request("GET", f"/v1/models/{name}", headers=KEY)[1])["id"] == name
+        body = {"messages": QUESTION, "model": name, "max_tokens": 1}
+        status, text, _ = site.request("POST", "/v1/chat/completions", body, KEY)
+        assert (status, json.loads(text)["model"]) == (200, name)
+    status, text, _ = site.request("GET", "/v1/models/tiny", headers=KEY)
+    assert (status, json.loads(text)["error"]["code"]) == (404, "model_not_found")
+
+
+def test_version_is_the_packages(site: Site) -> None:
+    assert json.loads(site.request("GET", "/version")[1])["version"].count(".") == 2
+
+
+def test_pages_of_a_listed_origin_may_ask_and_others_may_not(site: Site) -> None:
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "x-a"}
+    for origin, allowed in (("https://a.example", True), ("https://b.example", False)):
+        headers = {"Origin": origin, **asked}
+        status, _, found = site.request("OPTIONS", "/v1/chat/completions", headers=headers)
+        assert (status == 200) == allowed
+        assert (found.get("access-control-allow-origin") == origin) == allowed
+    _, _, found = site.request("GET", "/health", headers={"Origin": "https://a.example"})
+    assert found["access-control-allow-origin"] == "https://a.example"
+
+
+def test_id_of_a_request_is_echoed_if_it_can_be(site: Site) -> None:
+    for given in ("my-id.7", "x" * 128):
+        for path in ("/health", "/v1/models", "/nowhere"):
+            _, _, found = site.request("GET", path, headers={"X-Request-Id": given})
+            assert found["x-request-id"] == given
+    for bad in ("", "x" * 129, "\xe9"):
+        _, _, found = site.request("GET", "/health", headers={"X-Request-Id": bad})
+        assert found["x-request-id"].startswith("req_")
+
+
+def test_each_request_is_a_line_but_probes_are_not(
+    engine: LLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "trt_eagle3"), serving(engine) as site:
+        site.request("GET", "/health")
+        site.request("GET", "/nowhere%0Aforged", headers={"X-Request-Id": "abc"})
+        site.request(
+            "POST", "/v1/chat/completions", {"messages": QUESTION, "max_tokens": 2, "stream": True}
+        )
+        wait_for(lambda: len(caplog.records) == 2)
+    first, second = (record.getMessage() for record in caplog.records)
+    assert "GET /nowhere\\nforged 404" in first
+    assert "id=abc" in first
+    assert "POST /v1/chat/completions 200" in second
+
+
+def test_flood_of_requests_does_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200})
+
+    async def send(_message: Any) -> None:
+        """Nowhere."""
+
+    log = RequestLog(app)
+    scope = {"type": "http", "path": "/x", "method": "GET"}
+    with caplog.at_level(logging.INFO, "trt_eagle3"):
+        for _ in range(1500):
+            with pytest.raises(StopIteration):
+                log(dict(scope), send, send).send(None)  # type: ignore[arg-type]
+    assert len(caplog.records) == 1000
+
+
+def moment(**changes: Any) -> EngineMetrics:
+    """Metrics of which only what the log reads is filled in."""
+    values = {
+        "prompt_tokens": 0,
+        "generated_tokens": 0,
+        "running": 0,
+        "waiting": 0,
+        "kv_pages_used": 0,
+        "kv_pages_total": 100,
+        "accepted": (),
+        "proposed": (),
+    }
+    return SimpleNamespace(**(values | changes))  # type: ignore[return-value]
+
+
+def test_throughput_is_that_of_the_interval() -> None:
+    before = moment(prompt_tokens=100, generated_tokens=50, accepted=(10, 5), proposed=(20, 20))
+    now = moment(
+        prompt_tokens=300,
+        generated_tokens=150,
+        running=3,
+        waiting=1,
+        kv_pages_used=25,
+        accepted=(40, 15),
+        proposed=(60, 60),
+    )
+    assert throughput_line(before, now, 10.0) == (
+        "prompt 20.0 tokens/s, generated 10.0 tokens/s, running 3, waiting 1, KV cache 25.0% used, "
+        "acceptance length 2.00"
+    )
+    assert throughput_line(now, replace_running(now), 10.0) is None
+
+
+def replace_running(now: Any) -> Any:
+    return SimpleNamespace(**{**vars(now), "running": 0, "waiting": 0})
+
+
+def test_throughput_is_logged_while_the_engine_works(caplog: pytest.LogCaptureFixture) -> None:
+    moments = iter([moment(), moment(generated_tokens=5)])
+    last = moment(generated_tokens=5)
+    with (
+        caplog.at_level(logging.INFO, "trt_eagle3"),
+        ThroughputLog(lambda: next(moments, last), 0.02),
+    ):
+        time.sleep(0.3)
+    assert len(caplog.records) == 1  # then it is idle
+
+
+@pytest.mark.parametrize(
+    ("accepted", "expected"),
+    [((900, 500, 3, 1), "Build with steps: 2"), ((900, 500, 300, 100), None), ((9, 0), None)],
+)
+def test_steps_that_never_pay_are_named(accepted: tuple[int, ...], expected: str | None) -> None:
+    cycles = 1000 if len(accepted) == 4 else 10
+    found = useless_steps(moment(accepted=accepted, proposed=(cycles,) * len(accepted)))
+    assert found is None if expected is None else expected in (found or "")
+
+
+def test_settings_that_hurt_are_warned_of(tmp_path: Path) -> None:
+    limits = {"max_batch_size": 1, "max_seq_len": 512, "max_visual_tokens": 1000}
+    engine = load(build_tiny(tmp_path, limits=limits))
+    lines = list(setting_warnings(engine.bundle))
+    assert [line.split(":")[0] for line in lines] == [
+        "limits.max_batch_size",
+        "limits.max_visual_tokens",
+    ]
+
+
+def test_good_settings_are_not_warned_of(engine: LLM) -> None:
+    assert list(setting_warnings(engine.bundle)) == []
+
+
+def test_sampling_is_as_the_checkpoint_says_unless_told_otherwise(
+    bundle: Path, engine: LLM
+) -> None:
+    path = bundle / "processor" / "generation_config.json"
+    before = path.read_text()
+    try:
+        path.write_text(
+            json.dumps({"do_sample": True, "temperature": 0.7, "top_p": 0.8, "top_k": 20})
+        )
+        found = ServedModel.of(engine, ServingConfig()).defaults
+        assert (found.temperature, found.top_p, found.top_k) == (0.7, 0.8, 20)
+        assert ServedModel.of(engine, ServingConfig(generation_config=False)).defaults.greedy
+        path.write_text(json.dumps({"temperature": 0.7, "repetition_penalty": 1.05}))
+        found = ServedModel.of(engine, ServingConfig()).defaults
+        assert (found.greedy, found.repetition_penalty) == (True, 1.05)
+        path.write_text(json.dumps({"do_sample": True, "top_p": 7}))
+        with pytest.raises(UserError, match=r"generation_config.json: top_p"):
+            ServedModel.of(engine, ServingConfig())
+    finally:
+        path.write_text(before)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"api_key": ""}, "--api-key: it is empty"),
+        ({"names": ("",)}, "--served-model-name: it is empty"),
+        ({"cors_origins": ("a.example",)}, "--cors-origin: expected"),
+        ({"tls_cert": Path("x")}, "--tls-key: missing"),
+        ({"tls_key": Path("x")}, "--tls-cert: missing"),
+    ],
+)
+def test_bad_options_are_refused(options: dict[str, Any], expected: str) -> None:
+    with pytest.raises(UserError, match=expected):
+        HttpOptions(**options)
+
+
+def test_bad_pem_files_are_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="No such file"):
+        tls_context(replace(TLS, tls_cert=tmp_path / "absent.pem"))
+    with pytest.raises(UserError, match="Expected PEM files"):
+        tls_context(replace(TLS, tls_cert=TLS.tls_key))
+
+
+@pytest.fixture(scope="module")
+def tls_port(engine: LLM) -> Iterator[int]:
+    config = ServingConfig(header_timeout_s=1.0, max_connections=8)
+    server = Server(engine, config, TLS, tls=tls_context(TLS))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    wait_for(lambda: server.started)
+    yield server.servers[0].sockets[0].getsockname()[1]
+    server.should_exit = True
+    thread.join(10)
+
+
+def https(port: int) -> http.client.HTTPSConnection:
+    context = ssl.create_default_context(cafile=TLS.tls_cert)
+    return http.client.HTTPSConnection("localhost", port, timeout=30, context=context)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_come_over_tls(tls_port: int, engine: LLM, stream: bool) -> None:
+    expected = engine.generate(QUESTION).text
+    with closing(https(tls_port)) as connection:
+        for _ in range(2):  # and the connection is kept
+            body = json.dumps({"messages": QUESTION, "stream": stream})
+            connection.request("POST", "/v1/chat/completions", body)
+            text = connection.getresponse().read().decode()
+            if stream:
+                events = [json.loads(line[6:]) for line in text.split("\n\n")[:-2]]
+                found = "".join(e["choices"][0]["delta"].get("content", "") for e in events)
+            else:
+                found = json.loads(text)["choices"][0]["message"]["content"]
+            assert found == expected
+
+
+def test_client_over_tls_that_hangs_up_stops_its_request(tls_port: int, engine: LLM) -> None:
+    with closing(https(tls_port)) as connection:
+        body = {"messages": QUESTION, "max_tokens": 900, "ignore_eos": True, "stream": True}
+        connection.request("POST", "/v1/chat/completions", json.dumps(body))
+        wait_for(lambda: engine.metrics().running == 1)
+    wait_for(lambda: engine.metrics().running == 0, 10)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n"])
+def test_handshake_that_never_ends_is_cut_off(tls_port: int, data: bytes) -> None:
+    with closing(socket.create_connection(("localhost", tls_port), 10)) as connection:
+        connection.sendall(data)
+        start = time.monotonic()
+        while connection.recv(4096):
+            pass
+        assert time.monotonic() - start < 5
+
+
+def test_handshakes_are_bounded_in_number(tls_port: int) -> None:
+    held = [socket.create_connection(("localhost", tls_port), 10) for _ in range(40)]
+    try:
+        with closing(https(tls_port)) as connection:
+            connection.request("GET", "/health")
+            assert connection.getresponse().status == 200
+        held[0].settimeout(0.5)
+        assert held[0].recv(1) == b""  # the oldest has gone
+    finally:
+        for connection in held:
+            connection.close()
+
+
+def test_client_over_tls_that_sends_no_request_is_cut_off(tls_port: int) -> None:
+    context = ssl.create_default_context(cafile=TLS.tls_cert)
+    raw = socket.create_connection(("localhost", tls_port), 10)
+    with closing(context.wrap_socket(raw, server_hostname="localhost")) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\n")
+        start = time.monotonic()
+        with suppress(OSError):
+            assert connection.recv(4096) == b""
+        assert time.monotonic() - start < 5

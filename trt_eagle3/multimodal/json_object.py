@@ -1,0 +1,36 @@
+"""Where a JSON object ends, in a text that comes in pieces."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["JsonObjectEnd"]
+
+_MARKS = re.compile(r'["{}\[\]]')
+_IN_STRING = re.compile(r'["\\]')
+
+
+class JsonObjectEnd:
+    """Follows brackets and strings from an opening brace; looks at each character once."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._in_string = self._escaped = False
+
+    def feed(self, text: str) -> int | None:
+        """The index in ``text`` behind the brace that closes the object; None: it goes on."""
+        at = 0
+        if self._escaped and text:
+            at, self._escaped = 1, False
+        while (found := (_IN_STRING if self._in_string else _MARKS).search(text, at)) is not None:
+            at = found.end()
+            if found[0] == "\\":
+                self._escaped = at == len(text)
+                at += 1
+            elif found[0] == '"':
+                self._in_string = not self._in_string
+            else:
+                self._depth += 1 if found[0] in "{[" else -1
+                if self._depth == 0:
+                    return at
+        return None

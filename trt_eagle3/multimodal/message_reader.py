@@ -1,0 +1,139 @@
+"""Messages as a chat template takes them, and the images and videos that stand in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal.prompt_rules import MediaKind, PromptRules
+from trt_eagle3.multimodal.tools import template_calls
+
+__all__ = ["MediaSlot", "MessageReader"]
+
+_NEVER = r"(?!)"
+"""A pattern that nothing matches."""
+
+
+@dataclass(frozen=True)
+class MediaSlot:
+    """Where an image or video stands in a conversation."""
+
+    kind: MediaKind
+    source: Any
+
+
+class MessageReader:
+    """Reads messages by the rules of one target.
+
+    Attributes:
+        pads: finds what the chat template writes where an image or video goes.
+    """
+
+    def __init__(self, rules: PromptRules, *, text_arguments: bool, refuse_pads: bool) -> None:
+        """``text_arguments``: the template takes arguments of calls as JSON text.
+
+        ``refuse_pads``: a pad in a text would take the place of an image.
+        """
+        self.pads = re.compile("|".join(map(re.escape, rules.pads.values())) or _NEVER)
+        self._rules = rules
+        self._text_arguments = text_arguments
+        self._refuse_pads = refuse_pads
+
+    def read(
+        self, messages: Sequence[Mapping[str, Any]]
+    ) -> tuple[list[dict[str, Any]], list[MediaSlot]]:
+        """Messages without objects, only what kind each part is; and the visuals in order.
+
+        Raises:
+            UserError: no mapping, an unknown part, or a text that is not Unicode.
+        """
+        turns, slots = [], []
+        for i, message in enumerate(messages):
+            turn, found = self._turn(message, f"messages[{i}]")
+            turns.append(turn)
+            slots += found
+        return turns, slots
+
+    def _turn(self, message: Any, where: str) -> tuple[dict[str, Any], list[MediaSlot]]:
+        if not isinstance(message, Mapping) or "role" not in message:
+            raise UserError(
+                f"messages: expected mappings with role and content, got {message!r:.80}."
+            )
+        message = self._with_calls(message, where)
+        content = message.get("content")
+        slots: list[MediaSlot] = []
+        if isinstance(content, str):
+            self._check_text(content)
+        else:
+            content, slots = self._parts(content)
+            if self._rules.text_content:
+                content = "\n".join(part["text"] for part in content)
+        return {**message, "content": content}, slots
+
+    def _with_calls(self, message: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+        """A message whose calls are as the template takes them; its content may be None then."""
+        calls = message.get("tool_calls")
+        if not calls:
+            return message
+        taken = template_calls(calls, f"{where}.tool_calls", as_text=self._text_arguments)
+        return {**message, "tool_calls": taken, "content": message.get("content") or ""}
+
+    def _parts(self, content: object) -> tuple[list[dict[str, str]], list[MediaSlot]]:
+        if not isinstance(content, Sequence):
+            raise UserError(
+                "messages: content: expected a string or a list of parts, got "
+                f"{type(content).__name__}."
+            )
+        parts: list[dict[str, str]] = []
+        slots: list[MediaSlot] = []
+        for part in content:
+            match part:
+                case str() as text:
+                    self._check_text(text)
+                    parts.append({"type": "text", "text": text})
+                case {"type": "text", "text": str(text)}:
+                    self._check_text(text)
+                    parts.append({"type": "text", "text": text})
+                case (
+                    {"type": "image", "image": source}
+                    | {"type": "image", "url": source}
+                    | {"type": "image", "path": source}
+                    | {"type": "image_url", "image_url": {"url": source}}
+                ):
+                    slots.append(self._slot("image", source))
+                    parts.append({"type": "image"})
+                case (
+                    {"type": "video", "video": source}
+                    | {"type": "video", "path": source}
+                    | {"type": "video_url", "video_url": {"url": source}}
+                ):
+                    slots.append(self._slot("video", source))
+                    parts.append({"type": "video"})
+                case _:
+                    known = (
+                        '{"type": "text"}, {"type": "image"} or {"type": "video"} with their value'
+                    )
+                    raise UserError(f"messages: unknown part {part!r:.80}. Use {known}.")
+        return parts, slots
+
+    def _slot(self, kind: MediaKind, source: Any) -> MediaSlot:
+        if kind not in self._rules.pads:
+            raise UserError(
+                f"prompt: this target reads text only, it takes no {kind}s. Leave them out."
+            )
+        return MediaSlot(kind, source)
+
+    def _check_text(self, text: str) -> None:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"text: not Unicode text at character {error.start}. Pass it as UTF-8."
+            ) from error
+        if self._refuse_pads and (found := self.pads.search(text)):
+            raise UserError(
+                f"text: holds {found.group()}, which marks where an image or video goes. Remove it."
+            )

@@ -1,0 +1,170 @@
+"""Tools: functions that a model may call, and calls of past messages, as templates take them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trt_eagle3.errors import UserError, quote
+
+__all__ = ["MAX_TOOLS", "Tool", "read_tools", "template_calls"]
+
+MAX_TOOLS = 128
+"""Tools of one request, as with OpenAI."""
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
+_LISTS_OF_SCHEMAS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_NAMED_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
+_MAX_DEPTH = 48
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call.
+
+    Attributes:
+        parameters: JSON schema of the arguments, an object.
+        strict: whether every call must match ``parameters``, also where the model decides itself
+            whether to call.
+    """
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object"})
+    strict: bool = False
+
+    def to_template(self) -> dict[str, Any]:
+        """OpenAI's object, as chat templates take it."""
+        described = {"description": self.description} if self.description else {}
+        function = {"name": self.name, **described, "parameters": dict(self.parameters)}
+        return {"type": "function", "function": function}
+
+
+def read_tools(raw: Sequence[Any]) -> tuple[Tool, ...]:
+    """Check OpenAI's ``tools``: ``[{"type": "function", "function": {"name", "description",
+    "parameters", "strict"}}]``.
+
+    Raises:
+        UserError: more than ``MAX_TOOLS``, an unknown type, a bad or repeated name, or parameters
+            that are no JSON schema of an object.
+    """
+    if len(raw) > MAX_TOOLS:
+        raise UserError(f"tools: {len(raw)} of them, the limit is {MAX_TOOLS}. Offer fewer.")
+    tools: list[Tool] = []
+    for i, value in enumerate(raw):
+        tool = _read_tool(value, f"tools[{i}]")
+        taken = next((j for j, other in enumerate(tools) if other.name == tool.name), None)
+        if taken is not None:
+            raise UserError(
+                f"tools[{i}].function.name: {tool.name!r} is the name of tools[{taken}] too. "
+                "Rename one."
+            )
+        tools.append(tool)
+    return tuple(tools)
+
+
+def _read_tool(value: Any, where: str) -> Tool:
+    if not isinstance(value, Mapping) or value.get("type", "function") != "function":
+        raise UserError(
+            f'{where}: expected {{"type": "function", "function": {{...}}}}, got {quote(value, 80)}'
+        )
+    function = value.get("function")
+    if not isinstance(function, Mapping):
+        raise UserError(f"{where}.function: expected an object, got {quote(function, 80)}")
+    name, where = function.get("name"), f"{where}.function"
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise UserError(
+            f"{where}.name: expected 1 to 64 letters, digits, '_', '.' or '-', got "
+            f"{quote(name, 80)}"
+        )
+    description, strict = function.get("description") or "", function.get("strict") or False
+    if not isinstance(description, str):
+        raise UserError(f"{where}.description: expected a text, got {quote(description, 80)}")
+    if not isinstance(strict, bool):
+        raise UserError(f"{where}.strict: expected true or false, got {quote(strict, 80)}")
+    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    _check_schema(parameters, f"{where}.parameters", 0)
+    if isinstance(parameters, bool) or parameters.get("type", "object") != "object":
+        raise UserError(
+            f'{where}.parameters: expected a schema of type "object", got {quote(parameters, 80)}'
+        )
+    return Tool(name, description, parameters, strict)
+
+
+def _check_schema(schema: Any, where: str, depth: int) -> None:
+    """Refuse what is no JSON schema; which keywords are obeyed is the grammar's to say."""
+    if isinstance(schema, bool):
+        return
+    if not isinstance(schema, Mapping):
+        raise UserError(f"{where}: expected a JSON schema, got {quote(schema, 80)}")
+    if depth > _MAX_DEPTH:
+        raise UserError(f"{where}: a schema nested deeper than {_MAX_DEPTH} levels. Flatten it.")
+    types = schema.get("type", [])
+    for name in [types] if isinstance(types, str) else types:
+        if not isinstance(name, str) or name not in _TYPES:
+            known = ", ".join(sorted(_TYPES))
+            raise UserError(f"{where}.type: expected one of {known}, got {quote(name, 80)}")
+    if not isinstance(schema.get("required", []), list):
+        raise UserError(f"{where}.required: expected a list, got {quote(schema['required'], 80)}")
+    if schema.get("enum", [None]) == [] or not isinstance(schema.get("enum", []), list):
+        raise UserError(f"{where}.enum: expected a list of values, got {quote(schema['enum'], 80)}")
+    for part, where_part in _parts(schema, where):
+        _check_schema(part, where_part, depth + 1)
+
+
+def _parts(schema: Mapping[str, Any], where: str) -> list[tuple[Any, str]]:
+    """The schemas inside a schema, and where they stand."""
+    parts = [(schema[key], f"{where}.{key}") for key in ("items", "not") if key in schema]
+    for key in _NAMED_SCHEMAS:
+        named = schema.get(key, {})
+        if not isinstance(named, Mapping):
+            raise UserError(f"{where}.{key}: expected an object, got {quote(named, 80)}")
+        parts += [(part, f"{where}.{key}.{name:.40}") for name, part in named.items()]
+    for key in _LISTS_OF_SCHEMAS:
+        listed = schema.get(key, [])
+        if not isinstance(listed, list):
+            raise UserError(f"{where}.{key}: expected a list, got {quote(listed, 80)}")
+        parts += [(part, f"{where}.{key}[{i}]") for i, part in enumerate(listed)]
+    return parts
+
+
+def template_calls(calls: Any, where: str, *, as_text: bool) -> list[dict[str, Any]]:
+    """The ``tool_calls`` of a past assistant message, as a chat template takes them.
+
+    Args:
+        where: what names the calls in errors.
+        as_text: keep arguments that are JSON text as they are; else they are parsed, for templates
+            that want an object.
+    Raises:
+        UserError: no list of calls, or arguments that are no JSON object.
+    """
+    if not isinstance(calls, list):
+        raise UserError(f"{where}: expected a list of calls, got {quote(calls, 80)}")
+    return [_template_call(call, f"{where}[{i}]", as_text) for i, call in enumerate(calls)]
+
+
+def _template_call(call: Any, where: str, as_text: bool) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise UserError(
+            f'{where}: expected {{"function": {{"name", "arguments"}}}}, got {quote(call, 80)}'
+        )
+    given = function.get("arguments")
+    arguments = _parse_object(given) if isinstance(given, str) else given
+    if not isinstance(arguments, Mapping):
+        raise UserError(
+            f"{where}.function.arguments: expected the text of a JSON object, got "
+            f"{quote(given, 80)}"
+        )
+    kept = given if as_text and isinstance(given, str) else arguments
+    return {**call, "type": "function", "function": {**function, "arguments": kept}}
+
+
+def _parse_object(text: str) -> Any:
+    try:
+        return json.loads(text) if text.strip() else {}
+    except (ValueError, RecursionError):
+        return None

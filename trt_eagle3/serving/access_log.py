@@ -1,0 +1,96 @@
+"""Ids of requests, and a line in the log for each."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from trt_eagle3.errors import clip
+
+__all__ = ["RequestLog"]
+
+_log = logging.getLogger("trt_eagle3.access")
+_Message = MutableMapping[str, Any]
+_Receive = Callable[[], Awaitable[_Message]]
+_Send = Callable[[_Message], Awaitable[None]]
+_App = Callable[[_Message, _Receive, _Send], Awaitable[None]]
+
+_HEADER = b"x-request-id"
+_MAX_ID_LEN = 128
+_NOBODY = frozenset({0, 408, 499})  # statuses of those that sent no whole request, or left
+_PROBES = frozenset({"/health", "/metrics"})  # asked every few seconds by machines
+_INTERVAL_S = 10.0
+_MAX_LINES = 1000  # in an interval: no client fills a disk
+
+
+class RequestLog:
+    """ASGI middleware: echoes ``X-Request-Id``, or draws one, and logs each request at its end."""
+
+    def __init__(self, app: _App, *, enabled: bool = True) -> None:
+        self._app = app
+        self._enabled = enabled
+        self._since = 0.0
+        self._num_lines = 0
+
+    async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        begin, status, num_bytes = time.monotonic(), 0, 0
+
+        async def send_with_id(message: _Message) -> None:
+            nonlocal status, num_bytes
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", []), (_HEADER, request_id.encode())]
+            num_bytes += len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        finally:
+            listed = scope["path"] not in _PROBES and status not in _NOBODY
+            if self._enabled and listed:
+                self._write(scope, request_id, status, time.monotonic() - begin, num_bytes)
+
+    def _write(
+        self, scope: _Message, request_id: str, status: int, seconds: float, num_bytes: int
+    ) -> None:
+        if not self._may_write():
+            return
+        client = scope.get("client")
+        _log.info(
+            "%s %s %s %d %.3fs %dB id=%s",
+            client[0] if client else "-",
+            scope["method"],
+            clip(scope["path"], 80),
+            status,
+            seconds,
+            num_bytes,
+            request_id,
+        )
+
+    def _may_write(self) -> bool:
+        now = time.monotonic()
+        if now - self._since > _INTERVAL_S:
+            left_out = self._num_lines - _MAX_LINES
+            if left_out > 0:
+                _log.info("%d requests more are not listed", left_out)
+            self._since, self._num_lines = now, 0
+        self._num_lines += 1
+        return self._num_lines <= _MAX_LINES
+
+
+def _request_id(scope: _Message) -> str:
+    """The client's, if it is short and printable; else a new one."""
+    for name, value in scope.get("headers", ()):
+        if name == _HEADER:
+            text: str = value.decode("latin-1")
+            if 0 < len(text) <= _MAX_ID_LEN and text.isascii() and text.isprintable():
+                return text
+    return f"req_{uuid.uuid4().hex}"

@@ -1,0 +1,27 @@
+"""Settings of a bundle that hurt whoever serves it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from trt_eagle3.decode.loaded_bundle import LoadedBundle
+
+__all__ = ["setting_warnings"]
+
+
+def setting_warnings(bundle: LoadedBundle) -> Iterator[str]:
+    """A line for each setting that is valid and hardly meant."""
+    limits = bundle.limits
+    if limits.max_batch_size == 1:
+        yield (
+            "limits.max_batch_size: 1: requests are answered one after another. Build with 8 or "
+            "more to serve several clients at once."
+        )
+    if bundle.spec.vision is not None and limits.max_visual_tokens > limits.max_seq_len:
+        yield (
+            f"limits.max_visual_tokens: {limits.max_visual_tokens} is above max_seq_len "
+            f"({limits.max_seq_len}): no prompt can hold so many, and the vision tower reserves "
+            "memory for them. Build with less."
+        )
+    if bundle.manifest is None:
+        yield "draft: the bundle has none, so nothing is speculated."

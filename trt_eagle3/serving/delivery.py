@@ -1,0 +1,112 @@
+"""From the engine's answers to one flow of chunks, in time and with an end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+
+from trt_eagle3.decode.answer import Answer
+from trt_eagle3.decode.request import Chunk
+from trt_eagle3.errors import OverloadedError
+from trt_eagle3.serving.errors import error_object
+from trt_eagle3.serving.openai.call import Reply
+
+__all__ = ["Numbered", "events", "interleaved"]
+
+Numbered = tuple[int, Chunk]
+"""An answer's index, and what it added."""
+
+
+async def interleaved(answers: Sequence[Answer], seconds: float) -> AsyncGenerator[Numbered]:
+    """Chunks of all ``answers`` as they come, while there is time; leaving it early, however that
+    comes, cancels them.
+
+    Raises:
+        TimeoutError: it took longer than ``seconds``.
+        OverloadedError: cancelled by others. What an answer raises, besides.
+    """
+    try:
+        if len(answers) == 1:
+            async with contextlib.aclosing(_within(answers[0], seconds)) as chunks:
+                async for chunk in chunks:
+                    yield 0, chunk
+        else:
+            async with contextlib.aclosing(_merged(answers, seconds)) as numbered:
+                async for item in numbered:
+                    yield item
+    finally:
+        for answer in answers:
+            if not answer.over:
+                answer.cancel()
+
+
+async def _merged(answers: Sequence[Answer], seconds: float) -> AsyncGenerator[Numbered]:
+    # one place: whoever reads slowly makes every answer wait, and none is read ahead
+    queue: asyncio.Queue[tuple[int, Chunk | Exception | None]] = asyncio.Queue(1)
+
+    async def pump(index: int, answer: Answer) -> None:
+        end: Exception | None = None
+        try:
+            async with contextlib.aclosing(_within(answer, seconds)) as chunks:
+                async for chunk in chunks:
+                    await queue.put((index, chunk))
+        except Exception as error:  # it is raised where the chunks are read
+            end = error
+        await queue.put((index, end))
+
+    tasks = [asyncio.create_task(pump(i, answer)) for i, answer in enumerate(answers)]
+    try:
+        left = len(answers)
+        while left:
+            index, item = await queue.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield index, item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _within(answer: Answer, seconds: float) -> AsyncGenerator[Chunk]:
+    """An answer's chunks while there is time.
+
+    Its time runs out whether or not somebody reads: a client that does not would hold its place in
+    the batch.
+    """
+    loop = asyncio.get_running_loop()
+    end = loop.call_later(seconds, answer.cancel)
+    try:
+        async for chunk in answer:
+            if chunk.finish_reason == "cancelled":
+                if loop.time() >= end.when():
+                    raise TimeoutError(f"it took longer than {seconds:g} s.")
+                raise OverloadedError("cancelled: the client hung up, or the server is stopping.")
+            yield chunk
+    finally:
+        end.cancel()
+        if not answer.over:
+            answer.cancel()
+
+
+async def events(
+    reply: Reply, answers: Sequence[Answer], first: Numbered, chunks: AsyncGenerator[Numbered]
+) -> AsyncIterator[str]:
+    """Server-sent events; a client that goes away ends the generator, and with it the answers."""
+    async with contextlib.aclosing(chunks):
+        try:
+            yield reply.opening()
+            if event := reply.piece(*first):
+                yield event
+            async for index, chunk in chunks:
+                # else half a character, or what may become a stop text
+                if event := reply.piece(index, chunk):
+                    yield event
+            yield reply.closing([answer.generation for answer in answers])
+        except Exception as error:
+            # the status has been sent: what there is to say goes into the stream
+            yield reply.failed(error_object(error))

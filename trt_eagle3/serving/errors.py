@@ -1,0 +1,125 @@
+"""Errors of requests as HTTP statuses and OpenAI's error objects."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from trt_eagle3.errors import (
+    MAX_MESSAGE_LEN,
+    OverloadedError,
+    TrtEagle3Error,
+    UserError,
+    clip,
+)
+from trt_eagle3.serving.body import BodyTimeoutError
+from trt_eagle3.serving.json_reader import TooLargeError
+
+__all__ = [
+    "FieldError",
+    "RefusedError",
+    "describe",
+    "error_object",
+    "nearest",
+    "status_of",
+    "with_param",
+]
+
+_log = logging.getLogger("trt_eagle3")
+_STATUSES: Mapping[type[Exception], int] = {  # of a kind before that of its base
+    TooLargeError: 413,
+    UserError: 400,
+    BodyTimeoutError: 408,
+    OverloadedError: 503,
+    TimeoutError: 504,
+}
+_CODES: Mapping[int, str] = {
+    408: "request_timeout",
+    413: "request_too_large",
+    503: "overloaded",
+    504: "timeout",
+}
+_LEADING_NAME = re.compile(r"(([A-Za-z_]+)(?:[.\[][\w.\[\]$-]*)?): ")
+
+
+class RefusedError(TrtEagle3Error):
+    """A refusal that HTTP or OpenAI's clients have a status and a code for."""
+
+    def __init__(self, status: int, message: str, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+
+
+class FieldError(UserError):
+    """A field of a request is wrong; ``param`` names it as OpenAI's error objects do."""
+
+    def __init__(self, message: str, param: str, code: str | None = "invalid_value") -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """The known names that somebody may have meant by ``name``, as a sentence; else how many there
+    are.
+    """
+    close = get_close_matches(name[:40].lower(), known, 3)
+    if close:
+        return f"Did you mean {' or '.join(close)}?"
+    return f"None of the {len(known)} that are known is like it: see docs/serving.md."
+
+
+def with_param(error: UserError, fields: Collection[str], aliases: Mapping[str, str]) -> UserError:
+    """``error`` with the field of the request that it is about, if its message begins with one.
+
+    Args:
+        fields: that the request may have. aliases: field by what the engine calls it.
+    """
+    if isinstance(error, FieldError | TooLargeError):
+        return error
+    found = _LEADING_NAME.match(str(error))
+    if found is None:
+        return error
+    whole, name = found[1], found[2]
+    if name in aliases:
+        too_long = name == "prompt" and "the limit is" in str(error) and "tokens" in str(error)
+        code = "context_length_exceeded" if too_long else "invalid_value"
+        return FieldError(str(error), aliases[name], code)
+    return FieldError(str(error), whole) if name in fields else error
+
+
+def status_of(error: Exception) -> int:
+    """The HTTP status of a failure that is none of Starlette's own."""
+    if isinstance(error, RefusedError):
+        return error.status
+    return next((status for kind, status in _STATUSES.items() if isinstance(error, kind)), 500)
+
+
+def error_object(error: Exception) -> dict[str, Any]:
+    """OpenAI's error object; of an error that is not ours, its kind only."""
+    status = status_of(error)
+    message = str(error)
+    if status == 500:
+        _log.error("a request failed: %s: %s", type(error).__name__, clip(error))
+        message = f"internal error: {type(error).__name__}"
+    code = error.code if isinstance(error, RefusedError | FieldError) else _CODES.get(status)
+    return describe(message, status, error.param if isinstance(error, FieldError) else None, code)
+
+
+def describe(
+    message: str, status: int, param: str | None = None, code: str | None = None
+) -> dict[str, Any]:
+    """OpenAI's error object of these values."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {
+        "error": {
+            "message": clip(message, MAX_MESSAGE_LEN),
+            "type": kind,
+            "param": param,
+            "code": code,
+        }
+    }

@@ -1,0 +1,263 @@
+"""What the routes of ``serve`` do."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from importlib.resources import files
+from typing import Any
+
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    Response,
+    StreamingResponse,
+)
+
+from trt_eagle3.decode.answer import Answer
+from trt_eagle3.decode.llm import LLM
+from trt_eagle3.decode.request import Request
+from trt_eagle3.errors import OverloadedError, UserError
+from trt_eagle3.serving.body import BodyBudget, BodyLease, BodyTimeoutError
+from trt_eagle3.serving.config import ServingConfig
+from trt_eagle3.serving.delivery import events, interleaved
+from trt_eagle3.serving.errors import RefusedError
+from trt_eagle3.serving.http_options import HttpOptions
+from trt_eagle3.serving.json_reader import parse_request_json
+from trt_eagle3.serving.metrics import to_text
+from trt_eagle3.serving.openai.call import Call, ReadCall
+from trt_eagle3.serving.openai.chat import chat_error, read_chat
+from trt_eagle3.serving.openai.completions import completion_error, read_completion
+from trt_eagle3.serving.openai.responses import read_response, response_error
+from trt_eagle3.serving.openai.tokens import (
+    detokenize,
+    read_tokenize,
+    tokenize_error,
+    tokens_object,
+)
+from trt_eagle3.serving.served_model import ServedModel
+
+__all__ = ["Front"]
+
+_log = logging.getLogger("trt_eagle3")
+_PARSING = 2  # threads that count and parse bodies
+_COUNTING = 2  # threads of /tokenize: images of its prompts are decoded
+# nginx would hold a stream back
+_UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
+
+_Explain = Callable[[UserError], UserError]
+
+
+@dataclass(frozen=True)
+class _Endpoint:
+    """How one route reads bodies, and which of its fields an error is about."""
+
+    read: ReadCall
+    explain: _Explain
+
+
+_CHAT = _Endpoint(read_chat, chat_error)
+_COMPLETION = _Endpoint(read_completion, completion_error)
+_RESPONSE = _Endpoint(read_response, response_error)
+
+
+class Front:
+    """An engine's routes. Bodies are read within one budget, and parsed on threads of its own."""
+
+    def __init__(
+        self, engine: LLM, serving: ServingConfig, http: HttpOptions | None = None
+    ) -> None:
+        self.http = HttpOptions() if http is None else http
+        self._engine = engine
+        self._serving = serving
+        self._served = ServedModel.of(engine, serving, self.http.names)
+        self._pool = ThreadPoolExecutor(_PARSING, "trt-eagle3-parse")
+        self._counting = ThreadPoolExecutor(_COUNTING, "trt-eagle3-count")
+        self._budget = BodyBudget(serving, self._pool)
+        self.on_overload: Callable[[], None] = lambda: None
+        """Called when the engine takes no request: whoever knows the connections may make room."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """By which requests may call the model."""
+        return self._served.names
+
+    def stop(self) -> None:
+        """Take no more requests, and wait for no body that is still coming."""
+        self._budget.stop()
+
+    async def chat(self, request: HTTPRequest) -> Response:
+        """``POST /v1/chat/completions``."""
+        return await self._generate(request, _CHAT)
+
+    async def completions(self, request: HTTPRequest) -> Response:
+        """``POST /v1/completions``."""
+        return await self._generate(request, _COMPLETION)
+
+    async def responses(self, request: HTTPRequest) -> Response:
+        """``POST /v1/responses``."""
+        return await self._generate(request, _RESPONSE)
+
+    async def _generate(self, request: HTTPRequest, endpoint: _Endpoint) -> Response:
+        self._check_key(request)
+        # until the prompt is prepared: then nobody holds the body any more
+        with self._budget.lease() as lease:
+            call, answers = await self._admit(request, lease, endpoint)
+            chunks = interleaved(answers, self._serving.max_request_s)
+            gone = asyncio.create_task(_cancel_when_gone(request, answers))
+            headers = _ignored_header(call.ignored)
+            try:
+                # what is wrong with a prompt comes out here, as a status
+                first = await anext(chunks)
+                lease.close()
+                if call.stream:
+                    return StreamingResponse(
+                        events(call.reply, answers, first, chunks),
+                        headers={**_UNBUFFERED, **headers},
+                        media_type="text/event-stream",
+                    )
+                async for _ in chunks:
+                    pass
+            except UserError as error:
+                raise endpoint.explain(error) from error
+            finally:
+                gone.cancel()
+        generations = [answer.generation for answer in answers]
+        return JSONResponse(call.reply.whole(generations), headers=headers)
+
+    async def _admit(
+        self, request: HTTPRequest, lease: BodyLease, endpoint: _Endpoint
+    ) -> tuple[Call, list[Answer]]:
+        try:
+            call = await self._read(request, lease, endpoint.read)
+            return call, self._submit(request, call.requests)
+        except UserError as error:  # whatever is wrong with a prompt, the engine counts
+            self._engine.count_rejected()
+            raise endpoint.explain(error) from error
+        except (BodyTimeoutError, RefusedError):
+            self._engine.count_rejected()
+            raise
+
+    async def _read(self, request: HTTPRequest, lease: BodyLease, read: Callable[..., Any]) -> Any:
+        """What ``read`` makes of the body, on a thread."""
+        data, scanner = await lease.read(request.stream())
+
+        def parse() -> Any:
+            raw = parse_request_json(data, "body", self._serving, scanner)
+            return read(raw, self._served, self._serving)
+
+        return await asyncio.get_running_loop().run_in_executor(self._pool, parse)
+
+    def _submit(self, request: HTTPRequest, wanted: Sequence[Request]) -> list[Answer]:
+        """All of a call's requests, or none."""
+        if self._serving.log_prompts:
+            _log.info("request: %s", wanted[0].prompt_text)
+        client = request.client.host if request.client else ""
+        answers: list[Answer] = []
+        try:
+            for one in wanted:
+                answers.append(self._engine.submit(replace(one, client=client)))
+        except OverloadedError:
+            for answer in answers:
+                answer.cancel()
+            self.on_overload()
+            raise
+        return answers
+
+    async def tokenize(self, request: HTTPRequest) -> Response:
+        """``POST /tokenize``."""
+        self._check_key(request)
+        with self._budget.lease() as lease:
+            try:
+                prompt, texts = await self._read(request, lease, read_tokenize)
+                loop = asyncio.get_running_loop()
+                inputs = await loop.run_in_executor(self._counting, self._engine.prepare, prompt)
+            except UserError as error:
+                raise tokenize_error(error) from error
+        ids = inputs.token_ids.tolist()
+        return JSONResponse(tokens_object(ids, self._served, texts=texts))
+
+    async def detokenize(self, request: HTTPRequest) -> Response:
+        """``POST /detokenize``."""
+        self._check_key(request)
+        with self._budget.lease() as lease:
+            return JSONResponse(await self._read(request, lease, detokenize))
+
+    async def models(self, request: HTTPRequest) -> Response:
+        """``GET /v1/models``: the one, under each of its names."""
+        self._check_key(request)
+        data = [self._describe(name) for name in self._served.names]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def model(self, request: HTTPRequest) -> Response:
+        """``GET /v1/models/{name}``."""
+        self._check_key(request)
+        name = request.path_params["name"]
+        if name not in self._served.names:
+            raise RefusedError(404, f"model: there is no {name!r:.80} here.", "model_not_found")
+        return JSONResponse(self._describe(name))
+
+    def _describe(self, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": 0,
+            "owned_by": "trt-eagle3",
+            # vLLM's field: prompt and answer together
+            "max_model_len": self._served.max_seq_len,
+        }
+
+    async def chat_page(self, _: HTTPRequest) -> Response:
+        """``GET /``: a page to chat on. It loads nothing from elsewhere, and may not."""
+        page = (files("trt_eagle3.serving") / "chat_page.html").read_text("utf-8")
+        return HTMLResponse(page, headers={"Content-Security-Policy": _PAGE_POLICY})
+
+    async def version(self, _: HTTPRequest) -> Response:
+        """``GET /version``."""
+        return JSONResponse({"version": version("trt-eagle3")})
+
+    async def health(self, _: HTTPRequest) -> Response:
+        """``GET /health``: whether the engine answers."""
+        return (
+            PlainTextResponse("ok")
+            if self._engine.ready
+            else PlainTextResponse("the engine has stopped", 503)
+        )
+
+    async def metrics(self, _: HTTPRequest) -> Response:
+        """``GET /metrics``, for Prometheus."""
+        labels = {"model": self._served.names[0]}
+        return PlainTextResponse(to_text(self._engine.metrics(), labels))
+
+    def _check_key(self, request: HTTPRequest) -> None:
+        # latin-1, as all headers
+        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+        key = self.http.api_key
+        if key is not None and not hmac.compare_digest(given.encode(), key.encode()):
+            raise RefusedError(401, "expected the API key as a bearer token.", "invalid_api_key")
+
+
+async def _cancel_when_gone(request: HTTPRequest, answers: Sequence[Answer]) -> None:
+    """Once the body is read, the only news that a client can send is that it hangs up."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    for answer in answers:
+        answer.cancel()
+
+
+def _ignored_header(names: Sequence[str]) -> dict[str, str]:
+    if not names:
+        return {}
+    _log.warning("fields of a request are ignored: %s", ", ".join(names))
+    return {"X-Ignored-Fields": ", ".join(names)}

@@ -1,0 +1,52 @@
+"""HttpOptions: how ``serve`` appears to its clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from trt_eagle3.errors import UserError
+
+__all__ = ["HttpOptions"]
+
+
+@dataclass(frozen=True)
+class HttpOptions:
+    """What is of ``serve`` alone, not of requests.
+
+    Attributes:
+        api_key: what ``/v1`` asks for as a bearer token; None: nothing.
+        names: that requests may give the model; the bundle's, where there are none.
+        cors_origins: web pages of which origins may read answers; ``*`` is all.
+        tls_cert, tls_key: PEM files of the certificate chain and its key; None: plain HTTP.
+        access_log: one line for each request.
+        chat_page: whether ``/`` is a page to chat on.
+    Raises:
+        UserError: an empty key or name, or only one of the two PEM files.
+    """
+
+    api_key: str | None = None
+    names: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    access_log: bool = True
+    chat_page: bool = True
+
+    def __post_init__(self) -> None:
+        if self.api_key == "":
+            raise UserError(
+                "--api-key: it is empty, and would let everybody in. Give a key, or leave the "
+                "option out."
+            )
+        if not all(self.names):
+            raise UserError("--served-model-name: it is empty. Give a name, or leave it out.")
+        for origin in self.cors_origins:
+            if origin != "*" and "://" not in origin:
+                raise UserError(
+                    f"--cors-origin: expected * or an origin such as https://example.com, got "
+                    f"{origin!r:.80}"
+                )
+        if (self.tls_cert is None) != (self.tls_key is None):
+            missing = "--tls-key" if self.tls_key is None else "--tls-cert"
+            raise UserError(f"{missing}: missing. A certificate and its key belong together.")

@@ -1,0 +1,1 @@
+"""OpenAI's HTTP objects: requests read, answers written. No server in here."""

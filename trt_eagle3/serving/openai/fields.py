@@ -1,0 +1,223 @@
+"""Fields that requests have in common: how to sample, how to send, and which model is meant."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
+
+from trt_eagle3.decode.request import Request
+from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.errors import UserError, quote
+from trt_eagle3.serving.config import ServingConfig
+from trt_eagle3.serving.errors import FieldError, RefusedError, nearest
+from trt_eagle3.serving.served_model import ServedModel
+
+__all__ = [
+    "SamplingFields",
+    "StreamOptions",
+    "check_model",
+    "read_biases",
+    "read_fields",
+    "repeated",
+    "sampling",
+]
+
+_F = TypeVar("_F", bound=BaseModel)
+_MAX_IGNORED = 8  # names of ignored fields that an answer's header lists
+_CODES = {
+    "missing": "missing_required_parameter",
+    "extra_forbidden": "unknown_parameter",
+    "unknown": "unknown_parameter",
+}
+
+
+class StreamOptions(BaseModel):
+    """``stream_options``; the second field is ours."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    include_usage: bool | None = None
+    include_acceptance: bool | None = None
+
+
+class SamplingFields(BaseModel):
+    """Fields of OpenAI's that say how to answer, and vLLM's and ours below them.
+
+    ``null`` is a field that is not given. What the third block says changes nothing here.
+    """
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[str, float] = Field(default_factory=dict)
+    seed: int | None = None
+    n: int = 1
+    stop: Annotated[list[str], FailFast()] = Field(default_factory=list)
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int = 0
+    stop_token_ids: Annotated[list[int], FailFast()] = Field(default_factory=list)
+    ignore_eos: bool = False
+    speculation: bool = True
+
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+    request_id: Any = None
+    priority: Any = None
+
+
+def read_fields(
+    raw: Any, model: type[_F], neutral: Mapping[str, tuple[Any, ...]], serving: ServingConfig
+) -> tuple[_F, tuple[str, ...]]:
+    """Check a body's fields; returns them, and the names of those that were ignored.
+
+    Args:
+        neutral: fields that are not served, each with the values that change nothing.
+    Raises:
+        FieldError: a bad value, a field that is not served, with ``strict_fields`` an unknown one.
+    """
+    if not isinstance(raw, Mapping):
+        raise UserError(f"body: expected a JSON object, got {quote(raw, 80)}")
+    given = _given(raw, neutral)
+    ignored = _unknown(given, model, serving.strict_fields)
+    options = given.get("stream_options")
+    if isinstance(options, Mapping):
+        _unknown(options, StreamOptions, serving.strict_fields, "stream_options.")
+    if isinstance(given.get("stop"), str):
+        given["stop"] = [given["stop"]]
+    try:
+        return model.model_validate(given), ignored
+    except ValidationError as error:
+        raise _problem(error.errors()[0]) from error
+
+
+def _given(raw: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """The fields that say anything."""
+    given = {name: value for name, value in raw.items() if value is not None}
+    for name, values in neutral.items():
+        if name not in given:
+            continue
+        if given[name] not in values:
+            expected = " or ".join(map(repr, values)) or "nothing"
+            raise FieldError(
+                f"{name}: expected {expected}, got {reprlib.repr(given[name])}. Nothing else is "
+                "served here.",
+                name,
+                "unsupported_value",
+            )
+        del given[name]
+    return given
+
+
+def _unknown(
+    fields: Mapping[str, Any], model: type[BaseModel], strict: bool, where: str = ""
+) -> tuple[str, ...]:
+    """Names that ``model`` lacks; the first of them ends it where fields are ``strict``."""
+    unknown: list[str] = []
+    for name in fields:
+        if name not in model.model_fields:
+            unknown.append(ascii(name[:40])[1:-1])
+            if strict:
+                param = where + unknown[0]
+                likely = nearest(name, model.model_fields)
+                raise FieldError(f"{param}: not served here. {likely}", param, "unknown_parameter")
+            if len(unknown) == _MAX_IGNORED:
+                break
+    return tuple(unknown)
+
+
+def _problem(error: Mapping[str, Any]) -> FieldError:
+    field = ".".join(str(part) for part in error["loc"]) or "body"
+    got = "" if error["type"] == "missing" else f", got {reprlib.repr(error['input'])}"
+    return FieldError(f"{field}: {error['msg']}{got}", field, _code(error["type"]))
+
+
+def _code(kind: str) -> str:
+    """OpenAI's code of a kind of pydantic's."""
+    return _CODES.get(kind, "invalid_type" if kind.endswith("_type") else "invalid_value")
+
+
+def check_model(name: str | None, served: ServedModel) -> str:
+    """The name under which the answer goes.
+
+    Raises:
+        RefusedError: another model is asked for.
+    """
+    if name is None:
+        return served.names[0]
+    if name not in served.names:
+        expected = " or ".join(map(repr, served.names))
+        raise RefusedError(
+            404, f"model: expected {expected}, got {quote(name, 80)}", "model_not_found"
+        )
+    return name
+
+
+def sampling(
+    fields: SamplingFields, served: ServedModel, serving: ServingConfig, max_tokens: int | None
+) -> SamplingParams:
+    """What ``fields`` say; the model's defaults, and no limit but the context, where they do not.
+
+    Raises:
+        UserError: a value outside its range, too many stop texts or answers.
+    """
+    serving.check_stop(fields.stop, fields.stop_token_ids)
+    if not 1 <= fields.n <= serving.max_choices:
+        raise FieldError(f"n: expected from 1 to {serving.max_choices}, got {fields.n}", "n")
+    top_k = 0 if fields.top_k == -1 else fields.top_k  # vLLM's word for all
+    chosen: dict[str, Any] = {
+        "temperature": fields.temperature,
+        "top_p": fields.top_p,
+        "top_k": top_k,
+        "min_p": fields.min_p,
+        "repetition_penalty": fields.repetition_penalty,
+    }
+    return replace(
+        served.defaults,
+        **{name: value for name, value in chosen.items() if value is not None},
+        presence_penalty=fields.presence_penalty,
+        frequency_penalty=fields.frequency_penalty,
+        logit_bias=read_biases(fields.logit_bias),
+        seed=fields.seed,
+        max_tokens=served.max_seq_len if max_tokens is None else max_tokens,
+        min_tokens=fields.min_tokens,
+        stop=fields.stop,
+        stop_token_ids=fields.stop_token_ids,
+        ignore_eos=fields.ignore_eos,
+    )
+
+
+def read_biases(raw: Mapping[str, Any]) -> dict[int, Any]:
+    """``logit_bias``: token ids are texts, as names of JSON are."""
+    for name in raw:
+        if not name.isascii() or not name.isdigit() or len(name) > 10:
+            raise FieldError(
+                f"logit_bias: expected token ids as names, got {quote(name, 40)}", "logit_bias"
+            )
+    return {int(name): bias for name, bias in raw.items()}
+
+
+def repeated(request: Request, n: int) -> tuple[Request, ...]:
+    """``request`` once for each of ``n`` answers, each with random numbers of its own."""
+    seed = request.sampling.seed
+    if n == 1 or seed is None:
+        return (request,) * n
+    seeds = [(seed + i) % 2**64 for i in range(n)]
+    return tuple(replace(request, sampling=request.sampling.updated(seed=s)) for s in seeds)

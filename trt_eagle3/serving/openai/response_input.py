@@ -1,0 +1,143 @@
+"""``/v1/responses``: input items and tools as those of a chat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from trt_eagle3.errors import quote
+from trt_eagle3.serving.errors import FieldError
+
+__all__ = ["read_input", "read_response_tools"]
+
+_SYSTEM = ("system", "developer")
+
+
+def read_input(raw: Any, instructions: str | None) -> list[dict[str, Any]]:
+    """Messages of a text, or of a list of items; ``instructions`` become the system message.
+
+    Raises:
+        FieldError: an unknown item or part.
+    """
+    items = [{"role": "user", "content": raw}] if isinstance(raw, str) else raw
+    if not isinstance(items, list):
+        raise FieldError(
+            f"input: expected a text or a list of items, got {quote(raw, 80)}", "input"
+        )
+    messages: list[dict[str, Any]] = []
+    if instructions is not None:
+        messages.append({"role": "system", "content": instructions})
+    reasoning = ""
+    for i, item in enumerate(items):
+        where = f"input[{i}]"
+        if isinstance(item, Mapping) and item.get("type") == "reasoning":
+            reasoning += _reasoning(item, where)
+            continue
+        message = _message(item, where)
+        if reasoning and message["role"] == "assistant":
+            message["reasoning_content"], reasoning = reasoning, ""
+        _append(messages, message)
+    return messages
+
+
+def _append(messages: list[dict[str, Any]], message: dict[str, Any]) -> None:
+    """Calls that follow an assistant's message are part of it; system messages at the beginning
+    are one.
+    """
+    last: dict[str, Any] = messages[-1] if messages else {"role": None}
+    if "tool_calls" in message and last["role"] == "assistant":
+        last["tool_calls"] = [*last.get("tool_calls", []), *message["tool_calls"]]
+    elif (
+        message["role"] in _SYSTEM
+        and len(messages) == 1
+        and last["role"] in _SYSTEM
+        and isinstance(last["content"], str)
+        and isinstance(message["content"], str)
+    ):
+        last["content"] = f"{last['content']}\n\n{message['content']}"
+    else:
+        messages.append(message)
+
+
+def _message(item: Any, where: str) -> dict[str, Any]:
+    match item:
+        case {"type": "function_call", "name": str(name), "arguments": arguments}:
+            call = {
+                "id": item.get("call_id"),
+                "type": "function",
+                "function": {"name": name, "arguments": arguments},
+            }
+            return {"role": "assistant", "content": "", "tool_calls": [call]}
+        case {"type": "function_call_output", "output": output}:
+            content = output if isinstance(output, str) else _parts(output, f"{where}.output")
+            return {"role": "tool", "content": content, "tool_call_id": item.get("call_id")}
+        case {"role": str(role), "content": str(text)}:
+            return {"role": role, "content": text}
+        case {"role": str(role), "content": list(parts)}:
+            return {"role": role, "content": _content(role, parts, f"{where}.content")}
+    raise FieldError(
+        f"{where}: expected a message, function_call, function_call_output or reasoning, got "
+        f"{quote(item, 80)}",
+        where,
+    )
+
+
+def _content(role: str, parts: Sequence[Any], where: str) -> Any:
+    """What an assistant said is one text."""
+    read = _parts(parts, where)
+    if role == "assistant":
+        return "".join(part.get("text", "") for part in read)
+    return read
+
+
+def _parts(parts: Any, where: str) -> list[dict[str, Any]]:
+    if not isinstance(parts, list):
+        raise FieldError(f"{where}: expected a text or a list of parts", where)
+    return [_part(part, f"{where}[{i}]") for i, part in enumerate(parts)]
+
+
+def _part(part: Any, where: str) -> dict[str, Any]:
+    match part:
+        case {"type": "input_text" | "output_text" | "text", "text": str(text)}:
+            return {"type": "text", "text": text}
+        case {"type": "refusal", "refusal": str(text)}:
+            return {"type": "text", "text": text}
+        case {"type": "input_image", "image_url": str(url)}:
+            return {"type": "image_url", "image_url": {"url": url}}
+        case {"type": "input_video", "video_url": str(url)}:
+            return {"type": "video_url", "video_url": {"url": url}}
+    raise FieldError(
+        f"{where}: expected input_text, output_text, or input_image with an image_url, got "
+        f"{quote(part, 80)}",
+        where,
+    )
+
+
+def _reasoning(item: Mapping[str, Any], where: str) -> str:
+    parts = item.get("content") or []
+    if not isinstance(parts, list):
+        raise FieldError(
+            f"{where}.content: expected a list of parts, got {quote(parts, 80)}", where
+        )
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def read_response_tools(raw: Sequence[Any]) -> list[dict[str, Any]]:
+    """Tools as chat completions have them: the function one level deeper.
+
+    Raises:
+        FieldError: a tool of another type than ``function``.
+    """
+    tools = []
+    for i, tool in enumerate(raw):
+        if not isinstance(tool, Mapping) or tool.get("type") != "function":
+            kind = tool.get("type") if isinstance(tool, Mapping) else tool
+            raise FieldError(
+                f"tools[{i}].type: expected function, got {quote(kind, 40)}. Nothing else is "
+                "served here.",
+                f"tools[{i}].type",
+                "unsupported_value",
+            )
+        tools.append({"type": "function", "function": tool})
+    return tools

@@ -1,0 +1,131 @@
+"""``/v1/responses``: the body. Nothing is stored: each request holds its whole conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from trt_eagle3.decode.request import Request
+from trt_eagle3.errors import UserError
+from trt_eagle3.serving.config import ServingConfig
+from trt_eagle3.serving.errors import FieldError, with_param
+from trt_eagle3.serving.openai.call import Call
+from trt_eagle3.serving.openai.fields import (
+    SamplingFields,
+    check_model,
+    read_fields,
+    sampling,
+)
+from trt_eagle3.serving.openai.messages import read_conversation, template_options
+from trt_eagle3.serving.openai.response_input import read_input, read_response_tools
+from trt_eagle3.serving.openai.response_reply import ResponseReply
+from trt_eagle3.serving.openai.structured import read_format
+from trt_eagle3.serving.served_model import ServedModel
+
+__all__ = ["ResponseFields", "read_response", "response_error"]
+
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "previous_response_id": (),
+    "conversation": (),
+    "prompt": (),
+    "background": (False,),
+    "truncation": ("disabled",),
+    "max_tool_calls": (),
+    "n": (1,),
+    "context_management": ([],),
+}
+_ALIASES = {
+    "prompt": "input",
+    "text": "input",
+    "messages": "input",
+    "chat template": "input",
+    "max_tokens": "max_output_tokens",
+}
+
+
+class ResponseFields(SamplingFields):
+    """The body of ``POST /v1/responses``."""
+
+    input: Any
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    tools: list[Any] = Field(default_factory=list)
+    tool_choice: Any = None
+    parallel_tool_calls: bool = True
+    text: dict[str, Any] = Field(default_factory=dict)
+    reasoning: dict[str, Any] = Field(default_factory=dict)
+    top_logprobs: int | None = None
+    include: list[str] = Field(default_factory=list)
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+def response_error(error: UserError) -> UserError:
+    """``error`` with the field that it is about."""
+    fields = ResponseFields.model_fields.keys() - {"text"}
+    return with_param(error, fields, _ALIASES)
+
+
+def read_response(raw: Any, served: ServedModel, serving: ServingConfig) -> Call:
+    """Check a body.
+
+    Raises:
+        UserError: a bad value, an unserved field, too long an input, bad tools.
+        RefusedError: another model is asked for.
+    """
+    fields, ignored = read_fields(raw, ResponseFields, _NEUTRAL, serving)
+    name = check_model(fields.model, served)
+    conversation = read_conversation(
+        read_input(fields.input, fields.instructions),
+        read_response_tools(fields.tools),
+        fields.tool_choice,
+        serving,
+        parallel=fields.parallel_tool_calls,
+        options=template_options(fields.chat_template_kwargs, fields.reasoning.get("effort")),
+    )
+    mode = served.reasoning(conversation.template_options)
+    logprobs = _num_logprobs(fields)
+    chosen = sampling(fields, served, serving, fields.max_output_tokens).updated(
+        grammar=read_format(fields.text.get("format"), "text.format"), logprobs=logprobs
+    )
+    request = Request(
+        conversation,
+        sampling=conversation.constrained(chosen, mode),
+        speculation=fields.speculation,
+    )
+    token_bytes = None if logprobs is None else served.token_bytes
+    reply = ResponseReply(_echo(name, fields), conversation.parser(mode), token_bytes)
+    return Call((request,), reply, fields.stream, ignored)
+
+
+def _num_logprobs(fields: ResponseFields) -> int | None:
+    if "message.output_text.logprobs" in fields.include:
+        return fields.top_logprobs or 0
+    if fields.top_logprobs:
+        raise FieldError(
+            "top_logprobs: expected message.output_text.logprobs in include with it.",
+            "top_logprobs",
+        )
+    return None
+
+
+def _echo(model: str, fields: ResponseFields) -> dict[str, Any]:
+    """What a response repeats of its request."""
+    return {
+        "model": model,
+        "instructions": fields.instructions,
+        "max_output_tokens": fields.max_output_tokens,
+        "metadata": fields.metadata or {},
+        "parallel_tool_calls": fields.parallel_tool_calls,
+        "previous_response_id": None,
+        "reasoning": {"effort": fields.reasoning.get("effort"), "summary": None},
+        "store": False,
+        "temperature": fields.temperature,
+        "text": fields.text or {"format": {"type": "text"}},
+        "tool_choice": fields.tool_choice or "auto",
+        "tools": fields.tools,
+        "top_p": fields.top_p,
+        "truncation": "disabled",
+        "user": fields.user,
+    }

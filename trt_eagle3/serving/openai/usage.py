@@ -1,0 +1,33 @@
+"""Counts of tokens as OpenAI's object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trt_eagle3.decode.request import Generation
+
+__all__ = ["acceptance_length", "usage"]
+
+
+def usage(generations: Sequence[Generation], *, prompts: int = 1) -> dict[str, Any]:
+    """``usage`` of a call; ``acceptance_length`` is ours.
+
+    Args:
+        prompts: different ones; the answers to a prompt stand together, and share its tokens.
+    """
+    per_prompt = len(generations) // prompts
+    prompt = sum(generation.prompt_tokens for generation in generations[::per_prompt])
+    completion = sum(len(generation.token_ids) for generation in generations)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "acceptance_length": acceptance_length(generations),
+    }
+
+
+def acceptance_length(generations: Sequence[Generation]) -> float | None:
+    """Mean tokens emitted per target forward, over all answers; None where no cycle ran."""
+    lengths = [length for generation in generations for length in generation.accepted_lengths]
+    return sum(lengths) / len(lengths) if lengths else None

@@ -1,0 +1,87 @@
+"""A line about the engine every ten seconds, while it works."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from trt_eagle3.decode.metrics import EngineMetrics
+
+__all__ = ["ThroughputLog", "throughput_line", "useless_steps"]
+
+_log = logging.getLogger("trt_eagle3")
+INTERVAL_S = 10.0
+_MIN_CYCLES = 1000  # before a step may be called useless
+_MIN_RATE = 0.02  # accepted tokens of a step that is worth its draft pass, at the very most
+
+
+class ThroughputLog:
+    """Writes the line from a thread of its own; a context manager."""
+
+    def __init__(
+        self, snapshot: Callable[[], EngineMetrics], interval_s: float | None = None
+    ) -> None:
+        self._snapshot = snapshot
+        self._interval_s = INTERVAL_S if interval_s is None else interval_s
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="trt-eagle3-log", daemon=True)
+
+    def __enter__(self) -> ThroughputLog:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        before, begin, warned = self._snapshot(), time.monotonic(), False
+        while not self._stop.wait(self._interval_s):
+            now, end = self._snapshot(), time.monotonic()
+            line = throughput_line(before, now, end - begin)
+            if line is not None:
+                _log.info(line)
+            if not warned and (warning := useless_steps(now)) is not None:
+                _log.warning(warning)
+                warned = True
+            before, begin = now, end
+
+
+def throughput_line(before: EngineMetrics, now: EngineMetrics, seconds: float) -> str | None:
+    """What happened in ``seconds`` between two moments; None where nothing did."""
+    prompt = now.prompt_tokens - before.prompt_tokens
+    generated = now.generated_tokens - before.generated_tokens
+    if not (prompt or generated or now.running or now.waiting):
+        return None
+    length = _acceptance_length(before, now)
+    used = now.kv_pages_used / now.kv_pages_total if now.kv_pages_total else 0.0
+    return (
+        f"prompt {prompt / seconds:.1f} tokens/s, generated {generated / seconds:.1f} tokens/s, "
+        f"running {now.running}, waiting {now.waiting}, KV cache {used:.1%} used, acceptance "
+        f"length {'-' if length is None else f'{length:.2f}'}"
+    )
+
+
+def _acceptance_length(before: EngineMetrics, now: EngineMetrics) -> float | None:
+    """Of the cycles in between; None where none drafted."""
+    proposed = (now.proposed[:1] or (0,))[0] - (before.proposed[:1] or (0,))[0]
+    accepted = sum(now.accepted) - sum(before.accepted)
+    return 1 + accepted / proposed if proposed > 0 else None
+
+
+def useless_steps(metrics: EngineMetrics) -> str | None:
+    """A warning where the last steps of the draft are hardly ever accepted.
+
+    A step counts only if it is reached: the rate is of cycles, not of those that came so far.
+    """
+    cycles = metrics.proposed[0] if metrics.proposed else 0
+    rates = [accepted / max(cycles, 1) for accepted in metrics.accepted]
+    useful = max((i + 1 for i, rate in enumerate(rates) if rate >= _MIN_RATE), default=1)
+    if cycles < _MIN_CYCLES or useful >= len(rates):
+        return None
+    return (
+        f"speculation.steps: {len(rates)}, of which the draft's tokens behind step {useful} are "
+        f"accepted in less than {_MIN_RATE:.0%} of {cycles} cycles. Build with steps: {useful}."
+    )

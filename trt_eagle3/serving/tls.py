@@ -1,0 +1,142 @@
+"""HTTPS: connections that are encrypted before they are counted, under the same bounds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+from trt_eagle3.errors import UserError
+from trt_eagle3.serving.config import ServingConfig
+from trt_eagle3.serving.connection import SEND_BUFFER, BoundedConnection
+from trt_eagle3.serving.http_options import HttpOptions
+
+__all__ = ["encrypted", "tls_context"]
+
+_log = logging.getLogger("trt_eagle3")
+_SHUTDOWN_S = 3.0  # for a client to take its leave
+
+
+def tls_context(http: HttpOptions) -> ssl.SSLContext | None:
+    """A server's context of TLS 1.2 and above; None where no certificate is named.
+
+    Raises:
+        UserError: a file that cannot be read, or a key that is not the certificate's.
+    """
+    if http.tls_cert is None or http.tls_key is None:
+        return None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    try:
+        context.load_cert_chain(http.tls_cert, http.tls_key, password=lambda: "")
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UserError(
+            f"--tls-cert {http.tls_cert}, --tls-key {http.tls_key}: {reason}. Expected PEM files "
+            "of a certificate chain and its key, without a password."
+        ) from error
+    return context
+
+
+class _Handshakes:
+    """Connections whose handshake is not done: as many as connections, for as long as headers."""
+
+    def __init__(self, serving: ServingConfig) -> None:
+        self._most = serving.max_connections
+        self._waiting: dict[_Handshake, None] = {}
+
+    def add(self, handshake: _Handshake) -> None:
+        """Count one; past the limit, the one that has waited longest is closed."""
+        self._waiting[handshake] = None
+        if len(self._waiting) > self._most:
+            oldest = next(iter(self._waiting))
+            _log.warning("more than %d TLS handshakes: the oldest is closed", self._most)
+            self.remove(oldest)
+            oldest.abort()
+
+    def remove(self, handshake: _Handshake) -> None:
+        """It is over, well or not."""
+        self._waiting.pop(handshake, None)
+
+
+class _Handshake(asyncio.Protocol):
+    """A connection until it is encrypted; then ``make`` makes the protocol that goes on with it."""
+
+    def __init__(
+        self,
+        make: Callable[[], BoundedConnection],
+        context: ssl.SSLContext,
+        serving: ServingConfig,
+        handshakes: _Handshakes,
+    ) -> None:
+        self._make = make
+        self._context = context
+        self._timeout_s = serving.header_timeout_s
+        self._handshakes = handshakes
+        self._raw: asyncio.Transport | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._early: list[bytes] = []  # came with the end of the handshake
+        self._lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Begin the handshake."""
+        assert isinstance(transport, asyncio.Transport)
+        transport.set_write_buffer_limits(high=SEND_BUFFER)
+        self._raw = transport
+        self._handshakes.add(self)
+        self._task = asyncio.get_running_loop().create_task(self._encrypt(transport))
+
+    def data_received(self, data: bytes) -> None:
+        """Keep what came before the connection was handed on."""
+        self._early.append(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End before there was a connection."""
+        del exc
+        self._lost = True
+
+    def abort(self) -> None:
+        """Hang up."""
+        if self._raw is not None:
+            self._raw.abort()
+
+    async def _encrypt(self, raw: asyncio.Transport) -> None:
+        try:
+            transport = await asyncio.get_running_loop().start_tls(
+                raw,
+                self,
+                self._context,
+                server_side=True,
+                ssl_handshake_timeout=self._timeout_s,
+                ssl_shutdown_timeout=_SHUTDOWN_S,
+            )
+        except OSError:  # no TLS, none that is known here, too slow, or gone
+            return
+        finally:
+            self._handshakes.remove(self)
+        if transport is None or self._lost:
+            return
+        connection = self._make()
+        connection.raw_transport = raw
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
+        for data in self._early:
+            connection.data_received(data)
+
+
+def encrypted(
+    connection: Callable[..., BoundedConnection], context: ssl.SSLContext, serving: ServingConfig
+) -> Callable[..., asyncio.Protocol]:
+    """What makes ``connection``s behind TLS, for uvicorn to call in their place.
+
+    A connection begins once its handshake is done: until then no request can hold anything.
+    """
+    handshakes = _Handshakes(serving)
+
+    def make(**options: Any) -> asyncio.Protocol:
+        return _Handshake(lambda: connection(**options), context, serving, handshakes)
+
+    return make

@@ -1,0 +1,112 @@
+"""Inputs that are JSON: conversations, tools, formats of answers, biases."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from trt_eagle3.decode.conversation import Conversation
+from trt_eagle3.decode.request import PromptSource
+from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal.assistant_message import MessageParser, ReasoningMode
+from trt_eagle3.serving import ServingConfig
+from trt_eagle3.serving.json_reader import parse_request_json
+from trt_eagle3.serving.openai.fields import read_biases
+from trt_eagle3.serving.openai.messages import read_conversation, template_options
+from trt_eagle3.serving.openai.structured import StructuredFields, read_grammar
+from trt_eagle3.serving.served_model import ServedModel
+
+__all__ = ["Asked", "constrained", "read_asked"]
+
+_OF_MESSAGES = ("tools", "tool_choice", "parallel_tool_calls", "chat_template_kwargs")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt.
+
+    Attributes:
+        parser: of the answer to messages; None: the answer is a text.
+        reasoning: whether the answer begins with reasoning.
+    """
+
+    prompt: PromptSource
+    parser: MessageParser | None = None
+    reasoning: ReasoningMode = "none"
+
+
+def read_asked(single: Mapping[str, Any], serving: ServingConfig, served: ServedModel) -> Asked:
+    """The prompt of an inference request, whose inputs of one value are ``single``.
+
+    Raises:
+        UserError: no prompt or two, or what is wrong with messages and tools.
+    """
+    text, messages = single.get("text_input"), single.get("messages")
+    if (text is None) == (messages is None):
+        raise UserError(
+            "request: expected text_input or messages, got "
+            + ("neither." if text is None else "both.")
+        )
+    if messages is None:
+        alone = next((name for name in _OF_MESSAGES if name in single), None)
+        if alone is not None:
+            raise UserError(f"{alone}: expected messages with it, got text_input.")
+        serving.check_prompt(text or "")
+        return Asked(text or "")
+    conversation = _conversation(single, messages, serving)
+    reasoning = served.reasoning(conversation.template_options)
+    return Asked(conversation, conversation.parser(reasoning), reasoning)
+
+
+def _conversation(single: Mapping[str, Any], messages: str, serving: ServingConfig) -> Conversation:
+    choice = single.get("tool_choice")
+    if choice is not None and choice.lstrip().startswith("{"):
+        choice = _object(choice, "tool_choice", serving)
+    return read_conversation(
+        _list(messages, "messages", serving),
+        _list(single.get("tools", "[]"), "tools", serving),
+        choice,
+        serving,
+        parallel=single.get("parallel_tool_calls", True),
+        options=template_options(
+            _object(single.get("chat_template_kwargs", "{}"), "chat_template_kwargs", serving), None
+        ),
+    )
+
+
+def constrained(
+    sampling: SamplingParams, asked: Asked, single: Mapping[str, Any], serving: ServingConfig
+) -> SamplingParams:
+    """``sampling`` with the biases and the grammar that ``single`` asks for.
+
+    Raises:
+        UserError: no JSON, or what is wrong with the values.
+    """
+    given: dict[str, Any] = {
+        name: _object(single[name], name, serving)
+        for name in ("response_format", "structured_outputs")
+        if name in single
+    }
+    biases = _object(single.get("logit_bias", "{}"), "logit_bias", serving)
+    sampling = sampling.updated(
+        grammar=read_grammar(StructuredFields(**given)), logit_bias=read_biases(biases)
+    )
+    if isinstance(asked.prompt, Conversation):
+        return asked.prompt.constrained(sampling, asked.reasoning)
+    return sampling
+
+
+def _list(text: str, name: str, serving: ServingConfig) -> list[Any]:
+    value = parse_request_json(text.encode(), name, serving)
+    if not isinstance(value, list):
+        raise UserError(f"{name}: expected a JSON list of {name}, got {type(value).__name__}.")
+    return value
+
+
+def _object(text: str, name: str, serving: ServingConfig) -> dict[str, Any]:
+    value = parse_request_json(text.encode(), name, serving)
+    if not isinstance(value, dict):
+        raise UserError(f"{name}: expected a JSON object, got {type(value).__name__}.")
+    return value
