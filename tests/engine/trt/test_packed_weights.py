@@ -17,7 +17,8 @@ from onnx import TensorProto, helper
 from tests.quantised import save_quantised
 from tests.tiny import tiny_config
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
-from trt_eagle3.engine.trt.packed_weights import PACKED_FILE, PackedWeight, keep_packed
+from trt_eagle3.engine.trt.packed_file import PACKED_FILE
+from trt_eagle3.engine.trt.packed_weights import PackedWeight, keep_packed
 from trt_eagle3.engine.weights import materialise
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.build_graphs import build_graphs
@@ -26,12 +27,13 @@ from trt_eagle3.graph.trt_export import TrtExport, trt_export
 PRODUCTS = 8 * 4  # qkv, o, gate and up, down of each layer
 
 
-def exported(folder: Path, kind: str, **engine: str) -> TrtExport:
+def exported(folder: Path, kind: str, *, linear: bool = False, **engine: str) -> TrtExport:
     """The tiny target in format ``kind``, as it goes to TensorRT in float16."""
     options = {"backend": "tensorrt", "device": "cuda", "dtype": "float16", "residual": "compute"}
     config = tiny_config(engine={**options, **engine}, draft=None)
     spec = read_target(save_quantised(folder / kind, kind))
-    return trt_export(build_graphs(spec, None, config.engine, reference_location)["target"])
+    model = build_graphs(spec, None, config.engine, reference_location)["target"]
+    return trt_export(model, linear=linear)
 
 
 def dequantisers(ready: TrtExport) -> list[onnx.NodeProto]:

@@ -236,8 +236,12 @@ def test_weights_that_its_engines_do_not_hold_are_refused() -> None:
         ValidationError, match="engines of TensorRT for RTX hold int4 or int8, got fp8"
     ):
         tiny_config(engine=rtx_engine() | {"weights": "fp8"})
-    with pytest.raises(ValidationError, match="whose engines hold 16-bit weights"):
-        tiny_config(engine={"backend": "tensorrt", "device": "cuda", "weights": "int4"})
+    plugin = rtx_engine(linear="plugin")
+    assert tiny_config(engine=plugin | {"weights": "fp8"}).engine.weights == "fp8"
+    with pytest.raises(
+        ValidationError, match="engines of TensorRT for RTX hold fp8 or int4, got int8"
+    ):
+        tiny_config(engine=plugin | {"weights": "int8"})
 
 
 def test_engine_that_is_refused_leaves_no_file(rtx: Any, tmp_path: Path) -> None:

@@ -6,10 +6,8 @@ Shapes: a weight [out, in], G groups of columns of a row.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import onnx
 import torch
@@ -18,17 +16,16 @@ from torch import Tensor
 
 from trt_eagle3.atomic_io import atomic_file
 from trt_eagle3.dtype import DType
+from trt_eagle3.engine.trt.packed_file import PACKED_FILE, PackedFile, is_product, with_packed
 from trt_eagle3.engine.weights import integer_rows
 from trt_eagle3.graph.formats.format import IntegerFormat, IntegerRows
 from trt_eagle3.graph.trt_export import TrtExport
 from trt_eagle3.graph.weight_formats import WEIGHT_FORMATS
 from trt_eagle3.graph.weights import WeightExpr, WeightPart
 
-__all__ = ["PACKED_FILE", "PackedWeight", "keep_packed"]
+__all__ = ["PackedWeight", "keep_packed"]
 
-PACKED_FILE = "packed.bin"
 _OPSET, _IR_VERSION = 24, 11  # that have INT4 and blocks of DequantizeLinear
-_ALIGNMENT = 256
 _MOST_COLUMNS = 128  # of a group: more are made values of by the builder
 _CODES, _SCALES = "/codes", "/scales"
 
@@ -82,45 +79,17 @@ def keep_packed(ready: TrtExport, root: Path, folder: Path) -> TrtExport:
     if not wanted:
         return ready
     nodes: dict[str, onnx.NodeProto] = {}
-    tensors: list[TensorProto] = []
     with atomic_file(folder / PACKED_FILE) as stream:
+        file = PackedFile(stream)
         for name in wanted:
             expr = ready.weights[name]
             if (packed := _packed(expr, root)) is not None:
-                nodes[name] = _node(name, packed)
-                tensors += [_written(*one, stream) for one in _tensors(name, packed, expr.dtype)]
-    return _behind(ready, nodes, tensors)
-
-
-def _written(proto: TensorProto, data: bytes, stream: IO[bytes]) -> TensorProto:
-    """``proto``, which refers to ``data`` in ``PACKED_FILE``."""
-    stream.seek(-(-stream.tell() // _ALIGNMENT) * _ALIGNMENT)
-    place = {"location": PACKED_FILE, "offset": stream.tell(), "length": len(data)}
-    stream.write(data)
-    proto.data_location = TensorProto.EXTERNAL
-    for key, value in place.items():
-        proto.external_data.add(key=key, value=str(value))
-    return proto
-
-
-def _behind(
-    ready: TrtExport, nodes: Mapping[str, onnx.NodeProto], tensors: Sequence[TensorProto]
-) -> TrtExport:
-    """``ready`` with ``nodes`` in place of the weights of their names."""
-    model = onnx.ModelProto()
-    model.CopyFrom(ready.model)
-    kept = [proto for proto in model.graph.initializer if proto.name not in nodes]
-    products = list(model.graph.node)
-    for field, values in (
-        ("initializer", [*kept, *tensors]),
-        ("node", [*nodes.values(), *products]),
-    ):
-        model.graph.ClearField(field)
-        getattr(model.graph, field).extend(values)
-    model.ir_version = _IR_VERSION
-    next(opset for opset in model.opset_import if not opset.domain).version = _OPSET
-    weights = {name: expr for name, expr in ready.weights.items() if name not in nodes}
-    return TrtExport(model, ready.offsets, weights)
+                inputs = [file.add(*one) for one in _tensors(name, packed, expr.dtype)]
+                nodes[name] = _node(name, inputs, packed)
+    made = with_packed(ready, [*nodes.values(), *ready.model.graph.node], file.tensors, nodes)
+    made.model.ir_version = _IR_VERSION
+    next(opset for opset in made.model.opset_import if not opset.domain).version = _OPSET
+    return made
 
 
 def _products(model: onnx.ModelProto) -> set[str]:
@@ -128,9 +97,7 @@ def _products(model: onnx.ModelProto) -> set[str]:
     weights: set[str] = set()
     others: set[str] = set()
     for node in model.graph.node:
-        product = node.op_type == "Gemm" and any(
-            a.name == "transB" and a.i == 1 for a in node.attribute
-        )
+        product = node.op_type == "Gemm" and is_product(node)
         for at, name in enumerate(node.input):
             (weights if product and at == 1 else others).add(name)
     return weights - others
@@ -183,9 +150,8 @@ def _tensors(name: str, weight: PackedWeight, dtype: DType) -> list[tuple[Tensor
     return [(codes, weight.code_bytes()), (scales, weight.scale_bytes())]
 
 
-def _node(name: str, weight: PackedWeight) -> onnx.NodeProto:
+def _node(name: str, inputs: list[str], weight: PackedWeight) -> onnx.NodeProto:
     options = {"axis": 0} if weight.bits == 8 else {"axis": 1, "block_size": weight.columns}
-    inputs = [name + _CODES, name + _SCALES]
     return helper.make_node(
         "DequantizeLinear", inputs, [name], name=f"{name}/DequantizeLinear", **options
     )

@@ -19,8 +19,10 @@ __all__ = [
     "TensorRTPackage",
     "dialect_of",
     "find_dialect",
+    "held_weights",
     "load_dialect",
     "package_of",
+    "packs_by_plugin",
 ]
 
 
@@ -34,7 +36,7 @@ class TensorRTPackage:
         too_new: its first version that will not do, where it promises plugins nothing beyond.
         build_plugins: the command that builds our plugins for it.
         has_trtexec: whether NVIDIA's trtexec builds for it what this machine cannot.
-        weights: values of ``engine.weights`` that its engines hold.
+        weights: values of ``engine.weights`` that its own products multiply with as they are.
         companion: a library that ``make plugins`` puts beside the plugins, and that must be loaded
             before its parser meets one of them.
     """
@@ -75,12 +77,29 @@ PACKAGES: Mapping[str, TensorRTPackage] = {
     ),
 }
 """By the name that Python imports."""
+_PLUGIN_WEIGHTS = ("fp8", "int4")  # of ``LinearFp8`` and ``LinearInt4``
 _PACKAGE_OF_RUNTIME = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}
 
 
 def package_of(config: EngineConfig | None) -> str:
     """The key of ``PACKAGES`` that ``config`` asks for: ``engine.tensorrt.runtime``."""
     return _PACKAGE_OF_RUNTIME[config.tensorrt.runtime] if config else "tensorrt"
+
+
+def packs_by_plugin(config: EngineConfig) -> bool:
+    """Whether products with a quantised weight go to our plugins: ``engine.tensorrt.linear``, and
+    where that leaves it open, if TensorRT has none for it.
+    """
+    if config.dtype == "float32":
+        return False
+    if config.tensorrt.linear != "auto":
+        return config.tensorrt.linear == "plugin"
+    return not PACKAGES[package_of(config)].weights
+
+
+def held_weights(config: EngineConfig) -> tuple[str, ...]:
+    """Values of ``engine.weights`` that engines of ``config`` hold as they are."""
+    return _PLUGIN_WEIGHTS if packs_by_plugin(config) else PACKAGES[package_of(config)].weights
 
 
 def find_dialect(config: EngineConfig | None = None) -> Dialect:

@@ -60,7 +60,6 @@ class TensorRTForRTX(TensorRT11):
 
     prefetch_safe = False
     times_kernels = False
-    takes_packed = True
 
     @cached_property
     def log(self) -> Log:
