@@ -11,7 +11,13 @@ from trt_eagle3.engine.backend import (
     check_activations,
     check_compute_residual,
 )
-from trt_eagle3.engine.trt.dialects.registry import PACKAGES, held_weights, package_of
+from trt_eagle3.engine.trt.dialects.registry import (
+    PACKAGES,
+    chips_without_fp8,
+    held_weights,
+    package_of,
+    packs_by_plugin,
+)
 
 if TYPE_CHECKING:
     from trt_eagle3.config import EngineConfig
@@ -54,6 +60,7 @@ class TensorRTBackend:
     def _check_weights(self, config: EngineConfig) -> None:
         held = held_weights(config)
         if config.weights in {None, *held}:
+            self._check_chips(config)
             return
         label = PACKAGES[package_of(config)].label
         if not held:
@@ -65,6 +72,14 @@ class TensorRTBackend:
             f"weights: engines of {label} hold {' or '.join(held)}, got "
             f"{config.weights}. Leave it out, or use one of these."
         )
+
+    def _check_chips(self, config: EngineConfig) -> None:
+        without = chips_without_fp8(config.tensorrt.chips)
+        if config.weights == "fp8" and without and not packs_by_plugin(config):
+            raise ValueError(
+                f"weights: fp8 and tensorrt.chips: {without[0]} has no FP8. Leave the chip out, "
+                "use int4 or int8, or tensorrt.linear: plugin."
+            )
 
     def write(self, folder: Path, job: BuildJob) -> Written:
         """Engines where they can be built, else what their building needs."""

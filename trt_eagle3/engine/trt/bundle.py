@@ -23,6 +23,7 @@ from trt_eagle3.engine.bundle import BUILD_SCRIPT, REFERENCE_ROOT, EngineRecord,
 from trt_eagle3.engine.trt.build import build_engine
 from trt_eagle3.engine.trt.dialects.registry import (
     PACKAGES,
+    chips_without_fp8,
     find_dialect,
     package_of,
     packs_by_plugin,
@@ -168,9 +169,10 @@ def _as_stored(ready: TrtExport, folder: Path, config: EngineConfig) -> TrtExpor
     """Quantised weights as they are, where our plugins or the builder compute with them."""
     if packs_by_plugin(config):
         return keep_packed_products(ready, REFERENCE_ROOT, folder)
-    if PACKAGES[package_of(config)].weights:
-        return keep_packed(ready, REFERENCE_ROOT, folder)
-    return ready
+    if not PACKAGES[package_of(config)].weights:
+        return ready
+    chips = (find_dialect(config).build_arch(config) or "").split("+")
+    return keep_packed(ready, REFERENCE_ROOT, folder, fp8=not chips_without_fp8(chips))
 
 
 def _weight_bytes(ready: TrtExport, folder: Path) -> int:

@@ -15,7 +15,13 @@ from torch import Tensor
 
 from trt_eagle3.atomic_io import atomic_file
 from trt_eagle3.engine.torch.packed import Fp8Weight, Int4Weight, PackedWeight, pack
-from trt_eagle3.engine.trt.packed_file import PACKED_FILE, PackedFile, is_product, with_packed
+from trt_eagle3.engine.trt.packed_file import (
+    LARGEST_FP8,
+    PACKED_FILE,
+    PackedFile,
+    is_product,
+    with_packed,
+)
 from trt_eagle3.graph.ops import DOMAIN
 from trt_eagle3.graph.plugin_ops import plugin_attributes
 from trt_eagle3.graph.trt_export import TrtExport
@@ -26,7 +32,7 @@ __all__ = ["keep_packed_products"]
 Pack = Callable[[WeightExpr, Path, torch.device], PackedWeight | None]
 
 _SCALE_TYPES = {torch.float16: TensorProto.FLOAT16, torch.bfloat16: TensorProto.BFLOAT16}
-_LARGEST_FP8, _LARGEST_INT4 = 448, 15  # of a code about its zero point
+_LARGEST_INT4 = 15.0  # of a code about its zero point
 
 
 def keep_packed_products(
@@ -84,7 +90,7 @@ def _readers(ready: TrtExport) -> Mapping[str, Sequence[onnx.NodeProto]]:
 def _fits(weight: PackedWeight, expr: WeightExpr) -> bool:
     """Whether the compute type holds all that the scales make of the largest code."""
     assert isinstance(weight, Fp8Weight | Int4Weight)
-    code = _LARGEST_FP8 if isinstance(weight, Fp8Weight) else _LARGEST_INT4
+    code = LARGEST_FP8 if isinstance(weight, Fp8Weight) else _LARGEST_INT4
     return float(weight.scale.abs().max()) * code <= torch.finfo(expr.dtype.torch).max
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "PACKAGES",
     "TensorRTPackage",
+    "chips_without_fp8",
     "dialect_of",
     "find_dialect",
     "held_weights",
@@ -72,11 +73,12 @@ PACKAGES: Mapping[str, TensorRTPackage] = {
         too_new=(1, 8),
         build_plugins="make plugins TENSORRT_INCLUDE=plugins/tensorrt/interface",
         has_trtexec=False,
-        weights=("int4", "int8"),
+        weights=("int4", "int8", "fp8"),
         companion="rtx/libtensorrt_rtx.so",
     ),
 }
 """By the name that Python imports."""
+_FIRST_WITH_FP8 = 89
 _PLUGIN_WEIGHTS = ("fp8", "int4")  # of ``LinearFp8`` and ``LinearInt4``
 _PACKAGE_OF_RUNTIME = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}
 
@@ -100,6 +102,11 @@ def packs_by_plugin(config: EngineConfig) -> bool:
 def held_weights(config: EngineConfig) -> tuple[str, ...]:
     """Values of ``engine.weights`` that engines of ``config`` hold as they are."""
     return _PLUGIN_WEIGHTS if packs_by_plugin(config) else PACKAGES[package_of(config)].weights
+
+
+def chips_without_fp8(chips: Iterable[str]) -> list[str]:
+    """Those of the GPU architectures ``chips`` (``sm86``) that do not multiply FP8."""
+    return [chip for chip in chips if int(chip.removeprefix("sm")) < _FIRST_WITH_FP8]
 
 
 def find_dialect(config: EngineConfig | None = None) -> Dialect:
