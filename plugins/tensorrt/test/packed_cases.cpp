@@ -111,11 +111,11 @@ void check_packed(Packed p, const std::string& kind) {
   compare(what, launch(p.sound, p.in), 0, y, tolerance);
   compare(what + " while building", launch(p.sound, p.in, {true, true, false}), 0, y, tolerance);
   compare(what + " captured", launch(p.sound, p.in, {true, false, true}), 0, y, tolerance);
-  auto flipped = static_cast<int32_t>(p.in[1][7]);
-  flipped ^= 0x40;
-  p.in[1][7] = flipped;
+  for (int64_t word = 0; word < p.sound.in[1].sizes[1]; ++word) {
+    p.in[1][word] = static_cast<int32_t>(p.in[1][word]) ^ 0x04040404;
+  }
   const auto planted = launch(p.sound, p.in);
-  check(!planted.empty() && distance(planted[0], y) > tolerance, what + ": a planted code is noticed");
+  check(!planted.empty() && distance(planted[0], y) > tolerance, what + ": a planted row of codes is noticed");
 }
 
 }  // namespace
