@@ -38,7 +38,7 @@ from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.graph.trt_export import trt_export
 from trt_eagle3.parity.metrics import relative_error
 
-pytestmark = [pytest.mark.trt, pytest.mark.xdist_group("packed")]
+pytestmark = pytest.mark.trt
 
 KINDS = {
     "fp8": "LinearFp8",
