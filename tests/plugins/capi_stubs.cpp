@@ -25,12 +25,8 @@ cudaError_t vision_attention_workspace(const VisionAttentionParams& p, size_t* b
   return cudaSuccess;
 }
 cudaError_t vision_attention(const VisionAttentionParams&, void*, size_t, cudaStream_t) { return cudaSuccess; }
-cudaError_t linear_fp8(const LinearFp8Params& p, cudaStream_t) {
-  return p.num_rows > kMaxLinearRows ? cudaErrorNotSupported : cudaSuccess;
-}
-cudaError_t linear_int4(const LinearInt4Params& p, cudaStream_t) {
-  return p.num_rows > kMaxLinearRows ? cudaErrorNotSupported : cudaSuccess;
-}
+cudaError_t linear_fp8(const LinearFp8Params&, cudaStream_t) { return cudaSuccess; }
+cudaError_t linear_int4(const LinearInt4Params&, cudaStream_t) { return cudaSuccess; }
 cudaError_t unpack_fp8(const UnpackFp8Params&, cudaStream_t) { return cudaSuccess; }
 cudaError_t unpack_int4(const UnpackInt4Params&, cudaStream_t) { return cudaSuccess; }
 cudaError_t quantise_rows(const QuantiseRowsParams&, cudaStream_t) { return cudaSuccess; }

@@ -57,7 +57,7 @@ def keep_packed_products(
         for name, nodes in _readers(ready).items():
             expr = ready.weights[name]
             weight = pack(expr, root, _device())
-            if weight is not None and _fits(weight, expr):
+            if isinstance(weight, Fp8Weight | Int4Weight) and _fits(weight, expr):
                 inputs = [file.add(*one) for one in _tensors(name, weight)]
                 made |= {node.output[0]: _node(node, inputs, weight, expr) for node in nodes}
                 packed.append(name)
@@ -87,16 +87,14 @@ def _readers(ready: TrtExport) -> Mapping[str, Sequence[onnx.NodeProto]]:
     return {name: nodes for name, nodes in readers.items() if name not in others}
 
 
-def _fits(weight: PackedWeight, expr: WeightExpr) -> bool:
+def _fits(weight: Fp8Weight | Int4Weight, expr: WeightExpr) -> bool:
     """Whether the compute type holds all that the scales make of the largest code."""
-    assert isinstance(weight, Fp8Weight | Int4Weight)
     code = LARGEST_FP8 if isinstance(weight, Fp8Weight) else _LARGEST_INT4
     return float(weight.scale.abs().max()) * code <= torch.finfo(expr.dtype.torch).max
 
 
-def _tensors(name: str, weight: PackedWeight) -> list[tuple[TensorProto, bytes]]:
+def _tensors(name: str, weight: Fp8Weight | Int4Weight) -> list[tuple[TensorProto, bytes]]:
     """The constant inputs of the weight's node, in their order."""
-    assert isinstance(weight, Fp8Weight | Int4Weight)
     if isinstance(weight, Fp8Weight):
         codes = _words(f"{name}/codes", weight.codes, weight.codes.shape[1] // 4)
         return [codes, _stored(f"{name}/scales", TensorProto.FLOAT, weight.scale)]
@@ -122,7 +120,10 @@ def _stored(name: str, kind: int, values: Tensor) -> tuple[TensorProto, bytes]:
 
 
 def _node(
-    product: onnx.NodeProto, inputs: Sequence[str], weight: PackedWeight, expr: WeightExpr
+    product: onnx.NodeProto,
+    inputs: Sequence[str],
+    weight: Fp8Weight | Int4Weight,
+    expr: WeightExpr,
 ) -> onnx.NodeProto:
     """The plugin's node in the place of ``product``."""
     options: dict[str, str | int] = {}
