@@ -4,7 +4,9 @@ every other backend has.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +15,9 @@ import pytest
 import torch
 from onnx import TensorProto, external_data_helper, helper, numpy_helper
 from torch import Tensor
-from torch.nn import functional
 
 from tests.engine.trt.test_packed_weights import PRODUCTS, exported
-from tests.graph.test_trt_export import written
+from tests.graph.test_trt_export import FLOAT16_TOLERANCE, inputs_of, run, written
 from trt_eagle3.engine.bundle import REFERENCE_ROOT
 from trt_eagle3.engine.trt.packed_file import PACKED_FILE, packed_counts
 from trt_eagle3.engine.trt.packed_products import keep_packed_products
@@ -24,27 +25,48 @@ from trt_eagle3.engine.weights import materialise
 from trt_eagle3.graph.ops import DOMAIN, PLUGINS
 from trt_eagle3.graph.plugin_ops import plugin_schemas
 from trt_eagle3.graph.trt_export import TrtExport
+from trt_eagle3.graph.weights import WeightExpr
+from trt_eagle3.parity.metrics import relative_error
 
 KINDS = {
     "fp8": "LinearFp8",
     "fp8-channel": "LinearFp8",
     "w4a16": "LinearInt4",
     "w4a16-asymmetric": "LinearInt4",
-    "awq": "LinearInt4",
-    "gptq": "LinearInt4",
 }
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The tiny target as it goes to TensorRT, and with products packed into ``folder``."""
+
+    ready: TrtExport
+    packed: TrtExport
+    folder: Path
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Kept]:
+    @cache
+    def make(kind: str) -> Kept:
+        folder = tmp_path_factory.mktemp(kind)
+        ready = exported(folder, kind, residual="float32")
+        return Kept(ready, keep_packed_products(ready, REFERENCE_ROOT, folder), folder)
+
+    return make
 
 
 def products(ready: TrtExport) -> list[onnx.NodeProto]:
     return [n for n in ready.model.graph.node if n.op_type in {"LinearFp8", "LinearInt4"}]
 
 
-def constants(ready: TrtExport, folder: Path) -> dict[str, Tensor]:
-    """The constant inputs of the products, read from the file."""
+def constants(case: Kept) -> dict[str, Tensor]:
+    """The constant inputs of the products, read from the file into the model."""
     found = {}
-    for proto in ready.model.graph.initializer:
+    for proto in case.packed.model.graph.initializer:
         if any(e.key == "location" and e.value == PACKED_FILE for e in proto.external_data):
-            external_data_helper.load_external_data_for_tensor(proto, str(folder))
+            external_data_helper.load_external_data_for_tensor(proto, str(case.folder))
+        if proto.name.endswith(("/codes", "/scales", "/zero_points")):
             found[proto.name] = torch.from_numpy(np.array(numpy_helper.to_array(proto)))
     return found
 
@@ -56,89 +78,98 @@ def computed(node: onnx.NodeProto, x: Tensor, stored: dict[str, Tensor]) -> Tens
     return result
 
 
-def kept(folder: Path, kind: str, **engine: str) -> tuple[TrtExport, TrtExport]:
-    """The tiny target in format ``kind`` as it goes to TensorRT, and with products packed."""
-    ready = exported(folder, kind, **engine)
-    return ready, keep_packed_products(ready, REFERENCE_ROOT, folder)
+def whole(case: Kept, node: onnx.NodeProto) -> WeightExpr:
+    """The weight that ``node`` multiplies with, before it was packed."""
+    before = next(n for n in case.ready.model.graph.node if n.output[0] == node.output[0])
+    return case.ready.weights[before.input[1]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_packed_products_are_those_of_the_dequantised_weights(tmp_path: Path, kind: str) -> None:
-    ready, packed = kept(tmp_path, kind)
-    stored, nodes = constants(packed, tmp_path), products(packed)
+def test_packed_products_are_those_of_the_dequantised_weights(
+    kept: Callable[[str], Kept], kind: str
+) -> None:
+    case = kept(kind)
+    stored, nodes = constants(case), products(case.packed)
     # qkv, o, gate and up of each layer; of down K is no multiple of 128
-    assert {(node.op_type, node.domain) for node in nodes} == {(KINDS[kind], "trt_eagle3")}
+    assert {(node.op_type, node.domain) for node in nodes} == {(KINDS[kind], DOMAIN)}
     assert len(nodes) == PRODUCTS * 3 // 4
-    before = {node.output[0]: node for node in ready.model.graph.node}
+    factors = set()
     for node in nodes:
-        weight = ready.weights[before[node.output[0]].input[1]]
+        weight = whole(case, node)
+        factors |= {part.scale for part in weight.parts}
         values = materialise(weight, REFERENCE_ROOT, weight.dtype)
-        x = torch.randn(3, values.shape[1]).half()
-        found = computed(node, x, stored)
-        torch.testing.assert_close(found, functional.linear(x, values), rtol=2e-3, atol=2e-3)
-    dense = set(ready.weights) - set(packed.weights)
-    assert len(dense) == len(nodes)
-    assert packed_counts(packed.model) == {KINDS[kind].removeprefix("Linear").lower(): len(nodes)}
+        assert torch.equal(computed(node, torch.eye(values.shape[1]).half(), stored).T, values)
+    assert factors == {1.0, 1 / 64}  # of a float32 residual stream, in the scales
+    gone = case.ready.weights.keys() - case.packed.weights.keys()
+    assert len(gone) == len(nodes)
+    type_name = KINDS[kind].removeprefix("Linear").lower()
+    assert packed_counts(case.packed.model) == {type_name: len(nodes)}
+    dense = sum(case.ready.weights[name].num_bytes for name in gone)
+    least = dense * int(type_name[-1]) / 16
+    assert least < (case.folder / PACKED_FILE).stat().st_size < 1.2 * least
 
 
-@pytest.mark.parametrize("kind", ["fp8", "w4a16", "w4a16-asymmetric"])
-def test_graph_with_packed_products_is_valid_and_of_opset_17(tmp_path: Path, kind: str) -> None:
-    _, packed = kept(tmp_path, kind)
+@pytest.mark.parametrize("kind", ["fp8", "w4a16-asymmetric"])
+def test_graph_with_packed_products_is_valid_and_of_opset_17(
+    kept: Callable[[str], Kept], kind: str
+) -> None:
+    case = kept(kind)
     made = plugin_schemas()
     for schema in made:
         onnx.defs.register_schema(schema)
     try:
-        onnx.checker.check_model(str(written(packed, tmp_path)), check_custom_domain=True)
+        file = written(case.packed, case.folder)
+        onnx.checker.check_model(str(file), check_custom_domain=True)
     finally:
         for schema in made:
             onnx.defs.deregister_schema(schema.name, schema.since_version, schema.domain)
-    assert {o.domain: o.version for o in packed.model.opset_import} == {"": 17, DOMAIN: 1}
+    assert {o.domain: o.version for o in case.packed.model.opset_import} == {"": 17, DOMAIN: 1}
 
 
-@pytest.mark.parametrize(("kind", "bits"), [("fp8-channel", 8), ("w4a16", 4)])
-def test_file_of_packed_products_has_their_bits(tmp_path: Path, kind: str, bits: int) -> None:
-    ready, packed = kept(tmp_path, kind)
-    gone = ready.weights.keys() - packed.weights.keys()
-    dense = sum(ready.weights[name].num_bytes for name in gone)
-    size = (tmp_path / PACKED_FILE).stat().st_size
-    assert dense * bits / 16 < size < 1.2 * dense * bits / 16
+@pytest.mark.parametrize("kind", ["fp8", "w4a16-asymmetric"])
+def test_graph_with_packed_products_computes_what_the_dequantised_one_does(
+    kept: Callable[[str], Kept], tmp_path: Path, kind: str
+) -> None:
+    """By the torch functions of the plugins, over what lies in the file."""
+    case, inputs = kept(kind), inputs_of("target", torch.float16)
+    written(case.ready, tmp_path)
+    expected = run(case.ready.model, tmp_path, tmp_path, inputs)["logits"]
+    written(case.packed, case.folder)
+    constants(case)
+    faulty = onnx.ModelProto()
+    faulty.CopyFrom(case.packed.model)
+    found = run(case.packed.model, case.folder, case.folder, inputs)["logits"]
+    assert relative_error(found, expected) < FLOAT16_TOLERANCE
+    node = products(case.packed)[0]
+    codes = next(i for i in faulty.graph.initializer if i.name == node.input[1])
+    row = 4 * codes.dims[1]
+    codes.raw_data = codes.raw_data[row:] + codes.raw_data[:row]
+    other = run(faulty, case.folder, case.folder, inputs)["logits"]
+    assert relative_error(other, expected) > 10 * FLOAT16_TOLERANCE
 
 
 @pytest.mark.parametrize("kind", ["gptq-act-order", "int8", "modelopt-nvfp4"])
 def test_formats_that_no_plugin_takes_are_dequantised(tmp_path: Path, kind: str) -> None:
-    ready, packed = kept(tmp_path, kind)
-    assert packed is ready
+    ready = exported(tmp_path, kind)
+    assert keep_packed_products(ready, REFERENCE_ROOT, tmp_path) is ready
     assert not (tmp_path / PACKED_FILE).exists()
 
 
-def test_products_of_the_linear_plugin_are_packed_too(tmp_path: Path) -> None:
+def test_products_of_the_linear_plugin_are_packed_too(
+    kept: Callable[[str], Kept], tmp_path: Path
+) -> None:
     """As TensorRT 8.6 has them, whose other products are a plugin's."""
-    _, packed = kept(tmp_path, "fp8")
-    linear = tmp_path / "linear"
-    again = keep_packed_products(exported(linear, "fp8", linear=True), REFERENCE_ROOT, linear)
-    assert [n.input[1:] for n in products(again)] == [n.input[1:] for n in products(packed)]
-    assert (linear / PACKED_FILE).read_bytes() == (tmp_path / PACKED_FILE).read_bytes()
-
-
-def test_factor_of_a_packed_product_is_in_its_scales(tmp_path: Path) -> None:
-    """A float32 residual stream has 1/64 in the weights that add to it."""
-    ready, packed = kept(tmp_path, "w4a16", residual="float32")
-    stored = constants(packed, tmp_path)
-    before = {node.output[0]: node for node in ready.model.graph.node}
-    factors = set()
-    for node in products(packed):
-        weight = ready.weights[before[node.output[0]].input[1]]
-        factors |= {part.scale for part in weight.parts}
-        x = torch.eye(weight.shape[1]).half()
-        values = materialise(weight, REFERENCE_ROOT, weight.dtype)
-        assert torch.equal(computed(node, x, stored).T, values), node.name
-    assert factors == {1.0, 1 / 64}
+    case = kept("fp8")
+    linear = exported(tmp_path, "fp8", linear=True, residual="float32")
+    again = keep_packed_products(linear, REFERENCE_ROOT, tmp_path)
+    assert [n.input[1:] for n in products(again)] == [n.input[1:] for n in products(case.packed)]
+    assert (tmp_path / PACKED_FILE).read_bytes() == (case.folder / PACKED_FILE).read_bytes()
 
 
 def test_values_that_the_type_does_not_hold_are_left_to_the_weights_own_check(
-    tmp_path: Path,
+    kept: Callable[[str], Kept], tmp_path: Path
 ) -> None:
-    ready = exported(tmp_path, "fp8-channel")
+    ready = kept("fp8-channel").ready
     name = next(name for name in ready.weights if name.endswith("layers.0.self_attn.qkv.weight"))
     large = tuple(replace(part, scale=2.0**20) for part in ready.weights[name].parts)
     changed = {**ready.weights, name: replace(ready.weights[name], parts=large)}
@@ -147,25 +178,32 @@ def test_values_that_the_type_does_not_hold_are_left_to_the_weights_own_check(
     assert len(products(packed)) == PRODUCTS * 3 // 4 - 1
 
 
-def test_weight_that_something_else_reads_stays_whole(tmp_path: Path) -> None:
-    ready = exported(tmp_path, "fp8")
-    product = next(n for n in ready.model.graph.node if "layers.0.self_attn.qkv" in n.name)
-    ready.model.graph.node.append(
-        helper.make_node("Identity", [product.input[1]], ["kept"], name="reader")
-    )
-    packed = keep_packed_products(ready, REFERENCE_ROOT, tmp_path)
+def test_weight_that_something_else_reads_stays_whole(
+    kept: Callable[[str], Kept], tmp_path: Path
+) -> None:
+    ready = kept("fp8").ready
+    model = onnx.ModelProto()
+    model.CopyFrom(ready.model)
+    product = next(n for n in model.graph.node if "layers.0.self_attn.qkv" in n.name)
+    model.graph.node.append(helper.make_node("Identity", [product.input[1]], ["kept"], name="r"))
+    packed = keep_packed_products(replace(ready, model=model), REFERENCE_ROOT, tmp_path)
     assert product.input[1] in packed.weights
     assert len(products(packed)) == PRODUCTS * 3 // 4 - 1
 
 
-def test_codes_lie_four_and_eight_in_an_int32(tmp_path: Path) -> None:
-    for kind, per_word in (("fp8", 4), ("w4a16-asymmetric", 8)):
-        ready, packed = kept(tmp_path, kind)
-        node = products(packed)[0]
-        before = next(n for n in ready.model.graph.node if n.output[0] == node.output[0])
-        rows, inner = ready.weights[before.input[1]].shape
-        shapes = {i.name: (i.data_type, list(i.dims)) for i in packed.model.graph.initializer}
-        assert shapes[node.input[1]] == (TensorProto.INT32, [rows, inner // per_word])
-        if kind != "fp8":
-            assert shapes[node.input[2]] == (TensorProto.INT32, [rows // 2, inner // 64])
-            assert shapes[node.input[3]] == (TensorProto.INT32, [rows // 4, inner // 64])
+@pytest.mark.parametrize(("kind", "per_word"), [("fp8", 4), ("w4a16-asymmetric", 8)])
+def test_codes_lie_four_and_eight_in_an_int32(
+    kept: Callable[[str], Kept], kind: str, per_word: int
+) -> None:
+    case = kept(kind)
+    node = products(case.packed)[0]
+    rows, inner = whole(case, node).shape
+    shapes = {i.name: (i.data_type, list(i.dims)) for i in case.packed.model.graph.initializer}
+    found = [shapes[name] for name in node.input[1:]]
+    integer = TensorProto.INT32
+    codes = (integer, [rows, inner // per_word])
+    if kind == "fp8":
+        assert found == [codes, (TensorProto.FLOAT, [-(-rows // 128), inner // 128])]
+    else:
+        groups = inner // 64
+        assert found == [codes, (integer, [rows // 2, groups]), (integer, [rows // 4, groups])]
