@@ -38,7 +38,12 @@ from trt_eagle3.pipeline import build
 
 CHIPS = ("sm89", "sm120")
 DTYPES = ("float16", "bfloat16")
-TARGETS = (("fp8-channel", "auto"), ("fp8", "plugin"), ("w4a16-asymmetric", "plugin"))
+TARGETS = (
+    ("w4a16", "auto"),
+    ("fp8-channel", "auto"),
+    ("fp8", "plugin"),
+    ("w4a16-asymmetric", "plugin"),
+)
 INNER, OUTER, BLOCK = 256, 512, 128
 
 
@@ -198,16 +203,6 @@ def quantised_builds(library: Path, folder: Path) -> dict[str, dict[str, Any]]:
     return {kind: {chip: attempt(kind, chip) for chip in chips} for kind in ("int4", "int8", "fp8")}
 
 
-def packed_build(library: Path, folder: Path) -> str:
-    """The bundle of the tiny target with INT4 weights in groups of 64."""
-    config = tiny_config(
-        target=save_quantised(folder / "target", "w4a16"),
-        draft=None,
-        engine=engine_config(library, dtype="bfloat16"),
-    )
-    return str(build(config, output=folder / "packed").path)
-
-
 def target_build(library: Path, folder: Path, kind: str, linear: str) -> str:
     """The folder of the tiny target's engine alone, with weights in format ``kind``."""
     engine = engine_config(library)
@@ -240,7 +235,6 @@ def main(library: Path, folder: Path) -> None:
     for dtype in DTYPES:
         tiny = tiny_config(engine=engine_config(library, dtype=dtype))
         step(dtype, lambda tiny=tiny, dtype=dtype: str(build(tiny, output=folder / dtype).path))
-    step("int4", lambda: packed_build(library, folder))
     for kind, linear in TARGETS:
         step(
             f"{kind} {linear}",

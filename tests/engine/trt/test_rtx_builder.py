@@ -135,12 +135,12 @@ def test_quantised_weights_build_for_the_chips_that_have_them(
 
 
 def test_int4_checkpoint_stays_so_in_its_engine(found: Any) -> None:
-    """Of its layers' products; the head, the token table and the norms are bfloat16."""
+    """Of its layers' products; the head, the token table and the norms are float16."""
     facts, dense = (
-        read(found[name], "target", "config.json")["engine"] for name in ("int4", "bfloat16")
+        read(found[name], "target", "config.json")["engine"] for name in ("w4a16 auto", "float16")
     )
     assert facts["num_bytes"] < 0.5 * dense["num_bytes"]
-    inspection = read(found["int4"], "target", "inspection.json")
+    inspection = read(found["w4a16 auto"], "target", "inspection.json")
     assert inspection["plugins"] == PLUGIN_NODES["target"]
     assert inspection["packed_weights"] == {"int4": 8 * 4}
 
