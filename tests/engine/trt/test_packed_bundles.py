@@ -24,7 +24,7 @@ from trt_eagle3.pipeline import build
 
 def quantised(weights: str, **tensorrt: str) -> BuildConfig:
     """The tiny target, quantised at build."""
-    engine = ENGINE | {"weights": weights, "tensorrt": {"linear": "plugin", **tensorrt}}
+    engine = ENGINE | {"weights": weights, "tensorrt": tensorrt}
     return tiny_config(engine=engine, draft=None)
 
 
@@ -55,7 +55,7 @@ def test_quantised_weights_stay_so_behind_plugins(
 def test_quantised_weights_that_no_engine_would_hold_are_refused() -> None:
     with pytest.raises(ValidationError, match="engines of TensorRT hold fp8 or int4, got int8"):
         quantised("int8")
-    with pytest.raises(ValidationError, match=r"hold none quantised without .*linear: plugin"):
+    with pytest.raises(ValidationError, match=r"hold none quantised with .*linear: tensorrt"):
         quantised("fp8", linear="tensorrt")
 
 
