@@ -89,8 +89,10 @@ class TensorRTConfig(_Section):
         workspace_mib: most device memory that a layer's algorithm may take. Left out: all there is.
         refit: engines whose weights can be exchanged. strip_weights: engines without weights, which
             are put in at load from the ONNX graph beside them (TensorRT 10 and later).
-        linear: what computes matrix products with a 16-bit weight and no bias. auto: our plugin on
-            8.6, whose own products stand between layout copies, TensorRT on later versions.
+        linear: what computes matrix products without a bias. auto: of a 16-bit weight our plugin on
+            8.6, whose own products stand between layout copies, TensorRT on later versions; of a
+            quantised one our plugin, and for ``rtx`` TensorRT. With ``tensorrt`` quantised weights
+            are dequantised at build, but for ``rtx``.
         plugin_library: the plugin library, instead of the one that is found.
     """
 

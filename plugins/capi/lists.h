@@ -28,6 +28,8 @@
   X(silu_mul) \
   X(pick_rows) \
   X(vision_attention) \
-  X(linear)
+  X(linear) \
+  X(linear_fp8) \
+  X(linear_int4)
 
 #define TE3_PLUGIN_VERSION "4"

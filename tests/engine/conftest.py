@@ -14,6 +14,7 @@ from trt_eagle3.engine.trt import bundle as tensorrt_bundle
 from trt_eagle3.engine.trt import folder as tensorrt_folder
 from trt_eagle3.engine.trt.dialects import dialect as tensorrt_dialect
 from trt_eagle3.engine.trt.dialects import registry
+from trt_eagle3.errors import EnvironmentMissingError
 
 Install = Callable[..., Any]
 
@@ -33,3 +34,11 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Install:
         return trt
 
     return do
+
+
+@pytest.fixture
+def no_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: str) -> None:
+        raise EnvironmentMissingError("TensorRT: not here.")
+
+    monkeypatch.setattr(registry, "load_dialect", missing)

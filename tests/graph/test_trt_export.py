@@ -23,7 +23,7 @@ from trt_eagle3.engine.weight_file import write_weights
 from trt_eagle3.families.qwen3_vl.vision_rows import vision_rows
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.build_graphs import build_graphs
-from trt_eagle3.graph.ops import DOMAIN, OPS
+from trt_eagle3.graph.ops import DOMAIN, OPS, PLUGINS
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION, plugin_schemas
 from trt_eagle3.graph.residual import WIDE_SCALE
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE, TrtExport, float32_nodes, trt_export
@@ -256,7 +256,7 @@ def run(
                 onnx.helper.make_node("Gemm", node.input, node.output, name=node.name, transB=1)
             )
         if node.domain == DOMAIN:
-            own = set().union(*OPS[node.op_type].attributes.values())
+            own = set().union(*PLUGINS[node.op_type].attributes.values())
             kept = [a for a in node.attribute if a.name in own]
             del node.attribute[:]
             node.attribute.extend(kept)

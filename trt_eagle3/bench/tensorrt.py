@@ -5,7 +5,8 @@ A published geometry in float16 with random weights (no checkpoint is needed): h
 takes and how much memory, then medians of CUDA-event timings of captured steps. The floor is weight
 and KV bytes over the copy bandwidth measured in the same run. ``--lowering`` also builds and times
 the same graph without our plugins. ``--layers`` cuts the decoder short where a build of all of it
-takes too long: floors and times are then of those layers and the whole head.
+takes too long: floors and times are then of those layers and the whole head. ``--weights`` has the
+projections quantised, as our plugins multiply with them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from trt_eagle3.bench.drawn_packed import draw_packed, weights_option
 from trt_eagle3.bench.drawn_weights import write_drawn
 from trt_eagle3.bench.lowering import lowered
 from trt_eagle3.bench.synthetic import SIZES, write_target
@@ -28,13 +30,22 @@ from trt_eagle3.bench.timing import copy_bandwidth, median_ms
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.engine.build_job import TreeSizes
 from trt_eagle3.engine.bundle import reference_location
+from trt_eagle3.engine.torch.packed import PackedWeight
 from trt_eagle3.engine.trt.bundle import uses_linear
+from trt_eagle3.engine.trt.packed_file import PACKED_FILE
+from trt_eagle3.engine.trt.packed_products import keep_packed_products
 from trt_eagle3.engine.trt.profiles import graph_profiles
 from trt_eagle3.engine.trt.session import TensorRTSession
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.residual import Residual
 from trt_eagle3.graph.target import target_graph
-from trt_eagle3.graph.trt_export import WEIGHTS_FILE, trt_export, with_prefetch_safe
+from trt_eagle3.graph.trt_export import (
+    WEIGHTS_FILE,
+    TrtExport,
+    trt_export,
+    with_prefetch_safe,
+)
+from trt_eagle3.graph.weights import WeightExpr
 from trt_eagle3.io.run_command import run_command
 from trt_eagle3.spec import TargetSpec
 
@@ -64,6 +75,7 @@ _AUX = (2, 14, 24)
     default="auto",
     help="engine.tensorrt.linear.",
 )
+@weights_option
 @click.option("--lowering", is_flag=True, help="Also the graph without our plugins.")
 @click.option("--generation-only", is_flag=True, help="Leave out the profile for prompts.")
 @click.option(
@@ -81,6 +93,7 @@ def main(
     level: int | None,
     residual: str,
     linear: str,
+    weights: str,
     lowering: bool,
     generation_only: bool,
     timing_cache: Path,
@@ -96,9 +109,10 @@ def main(
     bandwidth = copy_bandwidth()
     torch.cuda.empty_cache()  # the builder wants what the copies took
     whole = SIZES[size][1]
+    projections = "float16" if weights == "bfloat16" else weights
     what = size if layers is None else f"{size} cut to {layers} of {whole} layers"
     table = Table(
-        f"{what}, float16, batch 1, random weights, kv {context}",
+        f"{what}, float16, {projections} weights drawn, batch 1, kv {context}",
         "tokens",
         "ms",
         "floor ms",
@@ -113,7 +127,7 @@ def main(
         stream = Residual(wide=residual == "float32")
         model = target_graph(spec, aux, False, "float16", page_size, reference_location, stream)
         by_plugin = uses_linear(config.engine)
-        ready = trt_export(model, linear=by_plugin)
+        ready = _with_drawn(trt_export(model, linear=by_plugin), folder, weights)
         profiles = graph_profiles("target", model, config, TreeSizes(max(sizes), 1, max(sizes)), 2)
         chosen = profiles[:1] if generation_only else profiles
         write_drawn(ready, folder / WEIGHTS_FILE)
@@ -133,7 +147,9 @@ def main(
             print(lines[-1], flush=True)
             session = TensorRTSession(folder / kind / "model.onnx", folder)
             steps = _Steps(session, spec, context, page_size)
-            floor = 1e3 * (ready.weight_bytes + steps.cache_bytes) / bandwidth
+            stored = (folder / WEIGHTS_FILE, folder / PACKED_FILE)
+            weight_bytes = sum(file.stat().st_size for file in stored if file.exists())
+            floor = 1e3 * (weight_bytes + steps.cache_bytes) / bandwidth
             for tokens in sizes:
                 ms = steps.median_ms(tokens)
                 row = (
@@ -148,6 +164,18 @@ def main(
             del session, steps
             torch.cuda.empty_cache()
     Console(width=110).print(table, *lines, sep="\n")
+
+
+def _with_drawn(ready: TrtExport, folder: Path, weights: str) -> TrtExport:
+    """``ready`` with projections of the kind ``weights``, drawn."""
+    if weights == "bfloat16":
+        return ready
+
+    def drawn(expr: WeightExpr, root: Path, device: torch.device) -> PackedWeight | None:
+        del root
+        return draw_packed(expr, weights, device)
+
+    return keep_packed_products(ready, folder, folder, pack=drawn)
 
 
 def _config(size: str, max_seq_len: int, engine: dict[str, object]) -> BuildConfig:

@@ -18,6 +18,7 @@ from trt_eagle3.config import BuildConfig
 from trt_eagle3.engine.build_job import BuiltEngine
 from trt_eagle3.engine.trt.build import build_engine
 from trt_eagle3.engine.trt.folder import ENGINE_FILE, describe_engine
+from trt_eagle3.engine.trt.packed_file import PACKED_FILE
 from trt_eagle3.engine.trt.profiles import Profile
 from trt_eagle3.graph.states import encode_states, read_states
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE
@@ -46,7 +47,9 @@ def build_beside_weights(
     "model.onnx"``.
     """
     folder.mkdir()
-    (folder / WEIGHTS_FILE).hardlink_to(folder.parent / WEIGHTS_FILE)
+    for weights in (WEIGHTS_FILE, PACKED_FILE):
+        if (folder.parent / weights).exists():
+            (folder / weights).hardlink_to(folder.parent / weights)
     write_file(folder / "model.onnx", graph.SerializeToString())
     with _Watch() as watch:
         built = build_engine(

@@ -31,7 +31,6 @@ __all__ = [
     "backend_named",
     "check_activations",
     "check_compute_residual",
-    "check_stored_weights",
 ]
 
 BACKENDS: Mapping[str, str] = {
@@ -160,19 +159,6 @@ def check_compute_residual(config: EngineConfig) -> None:
         raise ValueError(
             "residual: float32 is for backend: tensorrt with dtype: float16, "
             f"got {config.dtype} on {config.backend}. Leave it out."
-        )
-
-
-def check_stored_weights(config: EngineConfig) -> None:
-    """Refuse weights that are quantised at build.
-
-    Raises:
-        ValueError: naming the backends that run them.
-    """
-    if config.weights is not None:
-        raise ValueError(
-            f"weights: {config.weights} is for backend: onnxruntime or torch, got "
-            f"{config.backend}, whose engines hold 16-bit weights. Leave it out."
         )
 
 

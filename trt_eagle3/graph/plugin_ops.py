@@ -9,13 +9,22 @@ import onnx
 
 from trt_eagle3.graph.ops import DOMAIN, PLUGINS, Op
 
-__all__ = ["PLUGIN_VERSION", "plugin_schemas"]
+__all__ = ["PLUGIN_VERSION", "plugin_attributes", "plugin_schemas"]
 
 PLUGIN_VERSION = "4"  # the plugin library gets it through plugins/capi/lists.h
 
 _FLOATS = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
 _FIXED_TYPES = {"int32": "tensor(int32)", "float32": "tensor(float)", "bool": "tensor(bool)"}
 _PLUGIN_ATTRIBUTES = {"plugin_version": "STRING", "plugin_namespace": "STRING"}
+
+
+def plugin_attributes(compute_type: int) -> Mapping[str, str | int]:
+    """What every plugin's node says; ``compute_type`` is of ``TensorProto``."""
+    return {
+        "plugin_version": PLUGIN_VERSION,
+        "plugin_namespace": "",
+        "compute_type": compute_type,
+    }
 
 
 def plugin_schemas() -> list[onnx.defs.OpSchema]:

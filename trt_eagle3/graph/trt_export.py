@@ -27,7 +27,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from trt_eagle3.dtype import COMPUTE_DTYPES
 from trt_eagle3.graph.ops import DOMAIN, OPSET_17, PLUGINS
-from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
+from trt_eagle3.graph.plugin_ops import plugin_attributes
 from trt_eagle3.graph.states import copy_states
 from trt_eagle3.graph.weights import WeightExpr, WeightPart, external_weights, weight_initializer
 
@@ -196,13 +196,11 @@ class _Values:
         made = onnx.NodeProto()
         made.CopyFrom(node)
         made.ClearField("overload")
-        made.attribute.append(helper.make_attribute("plugin_version", PLUGIN_VERSION))
-        made.attribute.append(helper.make_attribute("plugin_namespace", ""))
-        made.attribute.append(helper.make_attribute("compute_type", self._compute))
         self.infer_types(node)
         inputs, outputs = ([self.types[n] for n in names] for names in (node.input, node.output))
         own = PLUGINS[node.op_type].plugin_values(inputs, outputs)
-        made.attribute.extend(helper.make_attribute(name, value) for name, value in own.items())
+        added = {**plugin_attributes(self._compute), **own}
+        made.attribute.extend(helper.make_attribute(name, value) for name, value in added.items())
         return made
 
     def _shape_from(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:

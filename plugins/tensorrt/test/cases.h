@@ -127,6 +127,27 @@ inline Sound linear(DataType t, int64_t rows, int64_t inner, int64_t outer) {
   return s;
 }
 
+inline Sound linear_fp8(int64_t rows, int64_t inner, int64_t outer, int64_t scale_rows, int64_t scale_columns) {
+  const DataType t = DataType::kHALF;
+  Sound s{"LinearFp8", {{"compute_type", onnx_of(t)}}, {}, {}};
+  s.in = {{t, {rows, inner}, {std::max<int64_t>(64, rows), inner}},
+          {DataType::kINT32, {outer, inner / 4}, {}},
+          {DataType::kFLOAT, {scale_rows, scale_columns}, {}}};
+  s.out = {{t, {rows, outer}, {std::max<int64_t>(64, rows), outer}}};
+  return s;
+}
+
+inline Sound linear_int4(int64_t rows, int64_t inner, int64_t outer, int64_t group, bool zeros) {
+  const DataType t = DataType::kHALF;
+  Sound s{"LinearInt4", {{"compute_type", onnx_of(t)}, {"scale_type", kOnnxHalf}}, {}, {}};
+  s.in = {{t, {rows, inner}, {std::max<int64_t>(64, rows), inner}},
+          {DataType::kINT32, {outer, inner / 8}, {}},
+          {DataType::kINT32, {outer / 2, inner / group}, {}}};
+  if (zeros) s.in.push_back({DataType::kINT32, {outer / 4, inner / group}, {}});
+  s.out = {{t, {rows, outer}, {std::max<int64_t>(64, rows), outer}}};
+  return s;
+}
+
 inline Sound silu_mul(DataType t, int64_t rows, int64_t width) {
   Sound s{"SiluMul", {{"compute_type", onnx_of(t)}}, {}, {}};
   s.in = {{t, {rows, 2 * width}, {64, 2 * width}}};

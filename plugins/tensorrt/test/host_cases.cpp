@@ -27,6 +27,8 @@ std::vector<Sound> sound_nodes() {
     all.push_back(silu_mul(t, -1, 64));
     all.push_back(vision_attention(t, -1, -1, 2, 72));
   }
+  all.push_back(linear_fp8(-1, 256, 96, 96, 1));
+  for (const bool zeros : {false, true}) all.push_back(linear_int4(-1, 256, 96, 64, zeros));
   return all;
 }
 
@@ -42,7 +44,7 @@ bool supports_all(driver::Plugin& plugin, const Tensors& all, size_t num_inputs)
 }
 
 void check_creators() {
-  check(stand_in::creators().size() == 7, "seven creators register themselves when the library is loaded");
+  check(stand_in::creators().size() == 9, "nine creators register themselves when the library is loaded");
   const std::vector<std::string> heads = {"num_heads", "num_kv_heads"};
   check(driver::field_names("AddRmsNorm") ==
             std::vector<std::string>{"epsilon", "num_outputs", "compute_type", "x_type", "residual_type"},
@@ -50,12 +52,14 @@ void check_creators() {
   check(driver::field_names("QKNormMRope") ==
             std::vector<std::string>{"num_heads", "num_kv_heads", "head_dim", "epsilon", "compute_type"},
         "fields of QKNormMRope");
-  check(driver::field_names("TreeAttention") ==
-            std::vector<std::string>{"num_heads", "num_kv_heads", "page_size", "scale", "compute_type", "prefetch_safe"},
+  check(driver::field_names("TreeAttention") == std::vector<std::string>{"num_heads", "num_kv_heads", "page_size",
+                                                                         "scale", "compute_type", "prefetch_safe"},
         "fields of TreeAttention");
   check(driver::field_names("VisionAttention") == std::vector<std::string>{"num_heads", "scale", "compute_type"},
         "fields of VisionAttention");
-  for (const char* op : {"PickRows", "Linear", "SiluMul"}) {
+  check(driver::field_names("LinearInt4") == std::vector<std::string>{"compute_type", "scale_type"},
+        "fields of LinearInt4");
+  for (const char* op : {"PickRows", "Linear", "LinearFp8", "SiluMul"}) {
     check(driver::field_names(op) == std::vector<std::string>{"compute_type"}, std::string("fields of ") + op);
   }
   check(driver::field_names("NoSuchOp").empty(), "no creator under another name");
@@ -112,8 +116,8 @@ void check_life(const Sound& s) {
   other = bytes;
   other[4] ^= 1;
   refuse(other, "a record of another version", "another version");
-  for (const char* op :
-       {"AddRmsNorm", "QKNormMRope", "TreeAttention", "PickRows", "Linear", "SiluMul", "VisionAttention"}) {
+  for (const char* op : {"AddRmsNorm", "QKNormMRope", "TreeAttention", "PickRows", "Linear", "LinearFp8", "LinearInt4",
+                         "SiluMul", "VisionAttention"}) {
     if (op == s.op) continue;
     check(driver::deserialize(op, bytes) == nullptr, label(s, std::string("its bytes are none of ") + op));
   }
@@ -144,14 +148,15 @@ void check_types(const Sound& s) {
   }
   check(stand_in::take_log().empty(), label(s, "asking for types is no error"));
   Tensors fewer = s.in;
+  if (s.op == "LinearInt4") fewer.resize(3);  // that many will do
   fewer.pop_back();
   for (const DataType type : plugin->output_types(fewer)) {
     check(type == DataType::kFLOAT, label(s, "an input too few: no type follows from those that are there"));
   }
   check(stand_in::take_log().find("expected") != std::string::npos, label(s, "an input too few: says so"));
-  fewer = s.all();
-  fewer.erase(fewer.begin());
-  check(!plugin->supports(fewer, 0, static_cast<int32_t>(s.in.size()) - 1), label(s, "a missing input is refused"));
+  const auto given = static_cast<int32_t>(fewer.size());
+  fewer.insert(fewer.end(), s.out.begin(), s.out.end());
+  check(!plugin->supports(fewer, 0, given), label(s, "a missing input is refused"));
   check(stand_in::take_log().find("expected") != std::string::npos, label(s, "a missing input: says so"));
 }
 
@@ -195,6 +200,9 @@ void check_refused_attributes() {
   for (const char* op : {"PickRows", "Linear", "SiluMul"}) {
     refuse(op, {{"compute_type", 7}}, "compute_type: expected 1 (float32), 10 (float16)");
   }
+  refuse("LinearFp8", {{"compute_type", 1}}, "compute_type: expected 10 (float16) or 16 (bfloat16), got 1 (float32)");
+  refuse("LinearInt4", {{"compute_type", 10}}, "scale_type: missing");
+  refuse("LinearInt4", {{"compute_type", 10}, {"scale_type", 1}}, "scale_type: expected 10 (float16) or 16 (bfloat16)");
   refuse("QKNormMRope", {{"num_heads", 4}, {"num_kv_heads", 2}}, "head_dim: missing");
   refuse("QKNormMRope", {{"num_heads", 0}, {"num_kv_heads", 2}, {"head_dim", 64}}, "num_heads: must be positive");
   refuse("QKNormMRope", {{"num_heads", 4}, {"num_kv_heads", 2}, {"head_dim", 66}}, "head_dim: must be a multiple of 4");
@@ -237,6 +245,9 @@ void check_refused_sizes() {
                                     tree_attention(t, {2, 3, 3, 4, 16, 160, 4, 2, 64}),
                                     pick_rows(t, 3, 5, 2, 64),
                                     linear(t, 6, 64, 96),
+                                    linear_fp8(6, 256, 96, 96, 1),
+                                    linear_fp8(6, 256, 256, 2, 2),
+                                    linear_int4(6, 256, 96, 64, true),
                                     silu_mul(t, 6, 64),
                                     vision_attention(t, 20, 2, 2, 72)};
   for (const Sound& s : nodes) {
@@ -246,8 +257,9 @@ void check_refused_sizes() {
         const bool free_size = (s.op == "TreeAttention" && ((i == 7 && axis == 1) || (i == 8 && axis == 2))) ||
                                (s.op == "VisionAttention" && i == 4);
         const bool late = (s.op == "QKNormMRope" && ((i == 0 && axis == 0) || (i == 1 && axis > 0))) ||  // n = B * S
-                          (s.op == "Linear" && axis == 0) || s.op == "SiluMul";  // another y follows from it
-        if (free_size || (s.op == "PickRows" && axis == 1)) continue;            // R and H; the output's shape follows
+                          (s.op == "Linear" && axis == 0) || s.op == "SiluMul" ||  // another y follows from it
+                          (s.op.find("Linear") == 0 && i == 0 && axis == 0);
+        if (free_size || (s.op == "PickRows" && axis == 1)) continue;  // R and H; the output's shape follows
         Sound wrong = s;
         wrong.in[i].sizes[axis] += s.op == "TreeAttention" && i == 3 && axis == 0 ? 1 : 16;
         const std::string what =
@@ -357,6 +369,10 @@ void check_workspace() {
   const Sound product = linear(t, -1, 64, 96);
   const size_t bytes = driver::create(product.op, product.fields)->workspace_bytes(product.in, product.out);
   check(bytes == 4u << 20 || bytes == 32u << 20, "Linear: room for cuBLAS");
+  for (const Sound& packed : {linear_fp8(-1, 256, 96, 96, 1), linear_int4(-1, 256, 96, 64, true)}) {
+    const size_t with_weight = driver::create(packed.op, packed.fields)->workspace_bytes(packed.in, packed.out);
+    check(with_weight == bytes + 256 * 96 * 2, packed.op + ": room for cuBLAS and the dequantised weight");
+  }
 }
 
 }  // namespace

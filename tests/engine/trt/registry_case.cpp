@@ -24,10 +24,11 @@ void make(IPluginRegistry* registry, const char* name) {
   }
   auto* creator = static_cast<IPluginCreatorV3One*>(found);
   const int32_t type = 10;
-  const PluginField field("compute_type", &type, PluginFieldType::kINT32, 1);
+  const PluginField given[] = {PluginField("compute_type", &type, PluginFieldType::kINT32, 1),
+                               PluginField("scale_type", &type, PluginFieldType::kINT32, 1)};
   PluginFieldCollection fields;
-  fields.nbFields = 1;
-  fields.fields = &field;
+  fields.nbFields = 2;
+  fields.fields = given;
   IPluginV3* plugin = creator->createPlugin(name, &fields, TensorRTPhase::kBUILD);
   if (plugin == nullptr) {
     std::printf("%s: refused\n", name);
@@ -56,6 +57,8 @@ int main(int, char** arguments) {
   auto* registry = symbol<IPluginRegistry* (*)()>(tensorrt, "getPluginRegistry")();
   make(registry, "PickRows");
   make(registry, "Linear");
+  make(registry, "LinearFp8");
+  make(registry, "LinearInt4");
   make(registry, "TreeAttention");  // attributes that it needs are missing
   make(registry, "Abacus");
 }

@@ -23,16 +23,27 @@ from tests.engine.trt.plugin_library import WHEELS
 from tests.quantised import save_quantised
 from tests.tiny import tiny_config
 from trt_eagle3.config import EngineConfig
+from trt_eagle3.engine.build_job import TreeSizes
+from trt_eagle3.engine.bundle import reference_location
 from trt_eagle3.engine.trt.build import build_engine
+from trt_eagle3.engine.trt.bundle import write_engines
 from trt_eagle3.engine.trt.dialects.registry import find_dialect
 from trt_eagle3.engine.trt.plugins import load_plugins
-from trt_eagle3.engine.trt.profiles import Profile
+from trt_eagle3.engine.trt.profiles import Profile, graph_profiles
 from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.families.registry import read_target
+from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
 from trt_eagle3.pipeline import build
 
 CHIPS = ("sm89", "sm120")
 DTYPES = ("float16", "bfloat16")
+TARGETS = (
+    ("w4a16", "auto"),
+    ("fp8-channel", "auto"),
+    ("fp8", "plugin"),
+    ("w4a16-asymmetric", "plugin"),
+)
 INNER, OUTER, BLOCK = 256, 512, 128
 
 
@@ -192,14 +203,19 @@ def quantised_builds(library: Path, folder: Path) -> dict[str, dict[str, Any]]:
     return {kind: {chip: attempt(kind, chip) for chip in chips} for kind in ("int4", "int8", "fp8")}
 
 
-def packed_build(library: Path, folder: Path) -> str:
-    """The bundle of the tiny target with INT4 weights in groups of 64."""
-    config = tiny_config(
-        target=save_quantised(folder / "target", "w4a16"),
-        draft=None,
-        engine=engine_config(library, dtype="bfloat16"),
-    )
-    return str(build(config, output=folder / "packed").path)
+def target_build(library: Path, folder: Path, kind: str, linear: str) -> str:
+    """The folder of the tiny target's engine alone, with weights in format ``kind``."""
+    engine = engine_config(library)
+    tensorrt = {**engine["tensorrt"], "linear": linear}
+    target = save_quantised(folder / f"checkpoint_{kind}", kind)
+    config = tiny_config(target=target, draft=None, engine={**engine, "tensorrt": tensorrt})
+    model = build_graphs(read_target(target), None, config.engine, reference_location)["target"]
+    made = folder / f"{kind}_{linear}"
+    (made / "target").mkdir(parents=True)
+    (made / "target" / "config.json").write_text("{}")
+    profiles = {"target": graph_profiles("target", model, config, TreeSizes(6, 1, 5), 2)}
+    write_engines(made, {"target": model}, profiles, config.engine, folder / "cache")
+    return str(made)
 
 
 def main(library: Path, folder: Path) -> None:
@@ -219,7 +235,11 @@ def main(library: Path, folder: Path) -> None:
     for dtype in DTYPES:
         tiny = tiny_config(engine=engine_config(library, dtype=dtype))
         step(dtype, lambda tiny=tiny, dtype=dtype: str(build(tiny, output=folder / dtype).path))
-    step("int4", lambda: packed_build(library, folder))
+    for kind, linear in TARGETS:
+        step(
+            f"{kind} {linear}",
+            lambda k=kind, w=linear: target_build(library, folder, k, w),
+        )
     step("refusals", lambda: refusals(library, folder))
     step("quantised", lambda: quantised_builds(library, folder))
     print(json.dumps(found))

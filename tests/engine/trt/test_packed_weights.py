@@ -17,7 +17,8 @@ from onnx import TensorProto, helper
 from tests.quantised import save_quantised
 from tests.tiny import tiny_config
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
-from trt_eagle3.engine.trt.packed_weights import PACKED_FILE, PackedWeight, keep_packed
+from trt_eagle3.engine.trt.packed_file import PACKED_FILE
+from trt_eagle3.engine.trt.packed_weights import PackedWeight, keep_packed
 from trt_eagle3.engine.weights import materialise
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.build_graphs import build_graphs
@@ -26,12 +27,13 @@ from trt_eagle3.graph.trt_export import TrtExport, trt_export
 PRODUCTS = 8 * 4  # qkv, o, gate and up, down of each layer
 
 
-def exported(folder: Path, kind: str, **engine: str) -> TrtExport:
+def exported(folder: Path, kind: str, *, linear: bool = False, **engine: str) -> TrtExport:
     """The tiny target in format ``kind``, as it goes to TensorRT in float16."""
     options = {"backend": "tensorrt", "device": "cuda", "dtype": "float16", "residual": "compute"}
     config = tiny_config(engine={**options, **engine}, draft=None)
     spec = read_target(save_quantised(folder / kind, kind))
-    return trt_export(build_graphs(spec, None, config.engine, reference_location)["target"])
+    model = build_graphs(spec, None, config.engine, reference_location)["target"]
+    return trt_export(model, linear=linear)
 
 
 def dequantisers(ready: TrtExport) -> list[onnx.NodeProto]:
@@ -56,12 +58,15 @@ def values_of(ready: TrtExport, folder: Path) -> dict[str, np.ndarray]:
     return dict(zip(names, session.run(None, {}), strict=True))
 
 
-@pytest.mark.parametrize(("kind", "bits"), [("w4a16", 4), ("gptq", 4), ("int8", 8)])
+@pytest.mark.parametrize(
+    ("kind", "bits"),
+    [("w4a16", 4), ("gptq", 4), ("int8", 8), ("fp8-channel", 8), ("modelopt-fp8", 8)],
+)
 def test_packed_weights_are_the_values_that_others_have(
     tmp_path: Path, kind: str, bits: int
 ) -> None:
     ready = exported(tmp_path, kind)
-    packed = keep_packed(ready, REFERENCE_ROOT, tmp_path)
+    packed = keep_packed(ready, REFERENCE_ROOT, tmp_path, fp8=True)
     values = values_of(packed, tmp_path)
     assert len(values) == PRODUCTS
     dtype = next(iter(ready.weights.values())).dtype
@@ -75,13 +80,20 @@ def test_packed_weights_are_the_values_that_others_have(
 
 
 @pytest.mark.parametrize("kind", ["w4a16-asymmetric", "awq", "gptq-act-order", "fp8"])
-def test_weights_with_zero_points_or_another_order_are_dequantised(
+def test_weights_with_zero_points_another_order_or_blocks_are_dequantised(
     tmp_path: Path, kind: str
 ) -> None:
     ready = exported(tmp_path, kind)
-    packed = keep_packed(ready, REFERENCE_ROOT, tmp_path)
+    packed = keep_packed(ready, REFERENCE_ROOT, tmp_path, fp8=True)
     assert dequantisers(packed) == []
     assert packed.weights == ready.weights
+    assert not (tmp_path / PACKED_FILE).exists()
+
+
+def test_fp8_of_one_scale_a_row_is_dequantised_for_chips_without_it(tmp_path: Path) -> None:
+    ready = exported(tmp_path, "fp8-channel")
+    assert keep_packed(ready, REFERENCE_ROOT, tmp_path) is ready
+    assert dequantisers(keep_packed(ready, REFERENCE_ROOT, tmp_path, fp8=True))
 
 
 def test_factor_of_a_weight_is_in_its_scales(tmp_path: Path) -> None:
@@ -118,6 +130,6 @@ def test_weight_that_something_else_reads_is_dequantised(tmp_path: Path) -> None
 
 def test_four_bits_stand_two_in_a_byte_lower_half_first() -> None:
     codes = torch.tensor([[1, -8, 7, -1]], dtype=torch.int8)
-    weight = PackedWeight(4, codes, torch.ones(1, 2, dtype=torch.float16))
+    weight = PackedWeight(TensorProto.INT4, codes, torch.ones(1, 2, dtype=torch.float16))
     assert weight.code_bytes() == bytes([0x81, 0xF7])
     assert weight.columns == 2

@@ -213,7 +213,8 @@ def test_engine_that_copies_a_cache_is_refused(rtx: Any, tmp_path: Path, profile
 
 
 @pytest.mark.parametrize(
-    ("weights", "kind"), [("int4", TensorProto.INT4), ("int8", TensorProto.INT8)]
+    ("weights", "kind"),
+    [("int4", TensorProto.INT4), ("int8", TensorProto.INT8), ("fp8", TensorProto.FLOAT8E4M3FN)],
 )
 def test_weights_quantised_at_build_stay_so_in_the_engine(
     rtx: Any, tmp_path: Path, weights: str, kind: int
@@ -231,13 +232,16 @@ def test_weights_quantised_at_build_stay_so_in_the_engine(
     assert (bundle / made_location(weights)).is_file()  # what ``validate`` reads
 
 
-def test_weights_that_its_engines_do_not_hold_are_refused() -> None:
+def test_weights_that_its_engines_or_chips_do_not_hold_are_refused() -> None:
+    old = rtx_engine(chips=["sm86", "sm120"])
+    with pytest.raises(ValidationError, match=r"weights: fp8 and tensorrt\.chips: sm86 has no FP8"):
+        tiny_config(engine=old | {"weights": "fp8"})
+    plugin = rtx_engine(linear="plugin")
+    assert tiny_config(engine=plugin | {"weights": "fp8"}).engine.weights == "fp8"
     with pytest.raises(
-        ValidationError, match="engines of TensorRT for RTX hold int4 or int8, got fp8"
+        ValidationError, match="engines of TensorRT for RTX hold fp8 or int4, got int8"
     ):
-        tiny_config(engine=rtx_engine() | {"weights": "fp8"})
-    with pytest.raises(ValidationError, match="whose engines hold 16-bit weights"):
-        tiny_config(engine={"backend": "tensorrt", "device": "cuda", "weights": "int4"})
+        tiny_config(engine=plugin | {"weights": "int8"})
 
 
 def test_engine_that_is_refused_leaves_no_file(rtx: Any, tmp_path: Path) -> None:

@@ -135,13 +135,39 @@ def test_quantised_weights_build_for_the_chips_that_have_them(
 
 
 def test_int4_checkpoint_stays_so_in_its_engine(found: Any) -> None:
-    """Of its layers' products; the head, the token table and the norms are bfloat16."""
+    """Of its layers' products; the head, the token table and the norms are float16."""
     facts, dense = (
-        read(found[name], "target", "config.json")["engine"] for name in ("int4", "bfloat16")
+        read(found[name], "target", "config.json")["engine"] for name in ("w4a16 auto", "float16")
     )
     assert facts["num_bytes"] < 0.5 * dense["num_bytes"]
-    inspection = read(found["int4"], "target", "inspection.json")
+    inspection = read(found["w4a16 auto"], "target", "inspection.json")
     assert inspection["plugins"] == PLUGIN_NODES["target"]
+    assert inspection["packed_weights"] == {"int4": 8 * 4}
+
+
+def test_fp8_checkpoint_stays_so_and_is_dequantised_within_its_products(found: Any) -> None:
+    inspection = read(found["fp8-channel auto"], "target", "inspection.json")
+    assert inspection["packed_weights"] == {"fp8": 8 * 4}
+    dense = read(found["float16"], "target", "inspection.json")
+    assert inspection["engine_bytes"] < 0.65 * dense["engine_bytes"]
+    ops = [layer["Operators"] for layer in inspection["layers"]]
+    dequantising = [names for names in ops if any("/DequantizeLinear" in name for name in names)]
+    assert len(dequantising) >= 8 * 4
+    assert all(any(name.endswith("/Gemm") for name in names) for names in dequantising)
+
+
+@pytest.mark.parametrize(
+    ("build", "plugin"),
+    [("fp8 plugin", "LinearFp8"), ("w4a16-asymmetric plugin", "LinearInt4")],
+)
+def test_plugins_of_packed_products_are_built(found: Any, build: str, plugin: str) -> None:
+    """Of down K is no multiple of 128: its product, and the head's, are of 16-bit weights."""
+    inspection = read(found[build], "target", "inspection.json")
+    expected = {**PLUGIN_NODES["target"], plugin: 8 * 3, "Linear": 8 + 1}
+    assert inspection["plugins"] == expected
+    assert inspection["packed_weights"] == {plugin.removeprefix("Linear").lower(): 8 * 3}
+    dense = read(found["float16"], "target", "inspection.json")
+    assert inspection["engine_bytes"] < 0.8 * dense["engine_bytes"]
 
 
 # TensorRT 11, of which there are wheels without a builder
@@ -157,6 +183,8 @@ def test_registry_of_tensorrt_11_takes_and_makes_our_plugins(library: Path) -> N
         "left to register 0",
         "PickRows: PickRows version 4, 1 output, PLUGIN_V3ONE_BUILD 2",
         "Linear: Linear version 4, 1 output, PLUGIN_V3ONE_BUILD 2",
+        "LinearFp8: LinearFp8 version 4, 1 output, PLUGIN_V3ONE_BUILD 2",
+        "LinearInt4: LinearInt4 version 4, 1 output, PLUGIN_V3ONE_BUILD 2",
         "TreeAttention: refused",
         "Abacus: no creator",
     ]

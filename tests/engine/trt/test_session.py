@@ -44,14 +44,6 @@ ENGINE: dict[str, object] = {
 }
 
 
-@pytest.fixture
-def no_tensorrt(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(_: str) -> None:
-        raise EnvironmentMissingError("TensorRT: not here.")
-
-    monkeypatch.setattr(registry, "load_dialect", missing)
-
-
 # Without TensorRT
 
 
@@ -327,6 +319,7 @@ def test_products_are_the_plugins_or_tensorrts_and_the_bundle_says_which(
     assert facts.linear == expected
 
 
+@pytest.mark.parametrize("plugin", ["Linear", "LinearFp8", "LinearInt4"])
 @pytest.mark.parametrize(("copied", "refused"), [("weight", True), ("x", False), (None, False)])
 def test_engine_that_copies_a_weight_of_linear_is_refused(
     install: Install,
@@ -334,11 +327,12 @@ def test_engine_that_copies_a_weight_of_linear_is_refused(
     monkeypatch: pytest.MonkeyPatch,
     copied: str | None,
     refused: bool,
+    plugin: str,
 ) -> None:
-    tensors = [{"Name": "x"}, {"Name": "weight"}]
+    tensors = [{"Name": "x"}, {"Name": "codes"}, {"Name": "weight"}]
     copy = {"Name": "copy", "LayerType": "Reformat", "Inputs": [], "Outputs": [{"Name": copied}]}
     product = {
-        "Name": "layers.0.mlp.gate_up/Linear",
+        "Name": f"layers.0.mlp.gate_up/{plugin}",
         "LayerType": "PluginV2",
         "Inputs": tensors,
         "Outputs": [],
@@ -347,9 +341,8 @@ def test_engine_that_copies_a_weight_of_linear_is_refused(
     install("8.6.0")
     if not refused:
         path = build(tiny_config(engine=ENGINE, draft=None), output=tmp_path).path
-        assert json.loads((path / "target" / "inspection.json").read_text())["plugins"] == {
-            "Linear": 1
-        }
+        inspection = json.loads((path / "target" / "inspection.json").read_text())
+        assert inspection["plugins"] == {plugin: 1}
         return
     with pytest.raises(
         UserError, match=r"copies weight at every step.*Set engine\.tensorrt\.linear: tensorrt"

@@ -25,7 +25,7 @@ from trt_eagle3.graph.formats.format import IntegerFormat, IntegerRows
 from trt_eagle3.graph.weight_formats import WEIGHT_FORMATS
 from trt_eagle3.graph.weights import WeightExpr, WeightPart
 
-__all__ = ["Fp8Weight", "Int4Weight", "PackedWeight", "pack"]
+__all__ = ["Fp8Weight", "Int4Weight", "PackedWeight", "fp8_scales", "pack"]
 
 _COMPUTE = (torch.float16, torch.bfloat16)
 _BLOCK = 128  # rows and columns of an FP8 scale that the kernels know
@@ -119,7 +119,7 @@ def pack(
 def _pack_fp8(
     expr: WeightExpr, root: Path, device: torch.device, fp8_activations: bool
 ) -> Fp8Weight | None:
-    grids = [_fp8_scales(part, root, device) for part in expr.parts]
+    grids = [fp8_scales(part, root, device) for part in expr.parts]
     whole = [grid for grid in grids if grid is not None]
     if len(whole) < len(grids):
         return None
@@ -137,7 +137,7 @@ def _pack_fp8(
     return Fp8Weight(codes, scales, fp8_activations and dynamic)
 
 
-def _fp8_scales(part: WeightPart, root: Path, device: torch.device) -> Tensor | None:
+def fp8_scales(part: WeightPart, root: Path, device: torch.device) -> Tensor | None:
     """float32 [rows taken, 1 or K / 128]: a scale of every row of the part; None: another block."""
     quantised = part.quantised
     assert quantised is not None, part.name

@@ -10,9 +10,14 @@ from trt_eagle3.engine.backend import (
     Library,
     check_activations,
     check_compute_residual,
-    check_stored_weights,
 )
-from trt_eagle3.engine.trt.dialects.registry import PACKAGES, package_of
+from trt_eagle3.engine.trt.dialects.registry import (
+    PACKAGES,
+    chips_without_fp8,
+    held_weights,
+    package_of,
+    packs_by_plugin,
+)
 
 if TYPE_CHECKING:
     from trt_eagle3.config import EngineConfig
@@ -53,13 +58,27 @@ class TensorRTBackend:
             check_compute_residual(config)
 
     def _check_weights(self, config: EngineConfig) -> None:
-        package = PACKAGES[package_of(config)]
-        if not package.weights:
-            check_stored_weights(config)
-        elif config.weights not in {None, *package.weights}:
+        held = held_weights(config)
+        if config.weights in {None, *held}:
+            self._check_chips(config)
+            return
+        label = PACKAGES[package_of(config)].label
+        if not held:
             raise ValueError(
-                f"weights: engines of {package.label} hold {' or '.join(package.weights)}, got "
-                f"{config.weights}. Leave it out, or use one of these."
+                f"weights: engines of {label} hold none quantised with dtype: float32 or "
+                f"tensorrt.linear: tensorrt, got {config.weights}. Leave it out."
+            )
+        raise ValueError(
+            f"weights: engines of {label} hold {' or '.join(held)}, got "
+            f"{config.weights}. Leave it out, or use one of these."
+        )
+
+    def _check_chips(self, config: EngineConfig) -> None:
+        without = chips_without_fp8(config.tensorrt.chips)
+        if config.weights == "fp8" and without and not packs_by_plugin(config):
+            raise ValueError(
+                f"weights: fp8 and tensorrt.chips: {without[0]} has no FP8. Leave the chip out, "
+                "use int4 or int8, or tensorrt.linear: plugin."
             )
 
     def write(self, folder: Path, job: BuildJob) -> Written:

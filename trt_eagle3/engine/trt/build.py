@@ -20,6 +20,7 @@ from trt_eagle3.engine.trt.inspection import (
     write_inspection,
 )
 from trt_eagle3.engine.trt.interrupt import interrupt_noted
+from trt_eagle3.engine.trt.packed_file import packed_counts
 from trt_eagle3.engine.trt.plugins import load_plugins
 from trt_eagle3.engine.trt.profiles import Profile
 from trt_eagle3.errors import UserError
@@ -81,7 +82,8 @@ def build_engine(
         dialect.log.fail(f"{engine_file}: cannot load what was just built", _FIX)
     check_states_in_place(engine_file, found.copied_inputs, read_states(model))
     check_prefetch_safe(engine_file, found.layers, is_prefetch_safe(model))
-    return write_inspection(dialect, engine_file, found, profiles, seconds)
+    packed = packed_counts(model)
+    return write_inspection(dialect, engine_file, found, profiles, packed, seconds)
 
 
 def _parse(dialect: Dialect, network: Any, onnx_file: Path) -> None:

@@ -21,11 +21,19 @@ from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.build_job import BuildJob, BuiltEngine, Engines, Written
 from trt_eagle3.engine.bundle import BUILD_SCRIPT, REFERENCE_ROOT, EngineRecord, reference_location
 from trt_eagle3.engine.trt.build import build_engine
-from trt_eagle3.engine.trt.dialects.registry import PACKAGES, find_dialect, package_of
+from trt_eagle3.engine.trt.dialects.registry import (
+    PACKAGES,
+    chips_without_fp8,
+    find_dialect,
+    package_of,
+    packs_by_plugin,
+)
 from trt_eagle3.engine.trt.folder import ENGINE_FILE, ONNX_FOLDER, describe_engine
 from trt_eagle3.engine.trt.host_memory import tell_need
 from trt_eagle3.engine.trt.inspection import CopiesCacheError
-from trt_eagle3.engine.trt.packed_weights import PACKED_FILE, keep_packed
+from trt_eagle3.engine.trt.packed_file import PACKED_FILE
+from trt_eagle3.engine.trt.packed_products import keep_packed_products
+from trt_eagle3.engine.trt.packed_weights import keep_packed
 from trt_eagle3.engine.trt.plugins import load_plugins
 from trt_eagle3.engine.trt.profiles import Profile, graph_profiles
 from trt_eagle3.engine.trt.script import build_script
@@ -140,9 +148,8 @@ def write_engines(
         onnx_folder = folder / name / ONNX_FOLDER
         _update_config(folder / name, {"states": encode_states(read_states(model))})
         show(f"{name}: weights")
-        ready = trt_export(model, linear=linear)
+        ready = _as_stored(trt_export(model, linear=linear), onnx_folder, config)
         if missing is None:
-            ready = _as_built(ready, onnx_folder, config)
             need = find_dialect(config).host_bytes(_weight_bytes(ready, onnx_folder))
             tell_need(name, need, show)
         write_weights(ready, REFERENCE_ROOT, onnx_folder / WEIGHTS_FILE)
@@ -158,11 +165,14 @@ def write_engines(
     return Engines(built, missing)
 
 
-def _as_built(ready: TrtExport, folder: Path, config: EngineConfig) -> TrtExport:
-    """Quantised weights as they are, where the builder computes with them."""
-    if not find_dialect(config).takes_packed:
+def _as_stored(ready: TrtExport, folder: Path, config: EngineConfig) -> TrtExport:
+    """Quantised weights as they are, where our plugins or the builder compute with them."""
+    if packs_by_plugin(config):
+        return keep_packed_products(ready, REFERENCE_ROOT, folder)
+    if not PACKAGES[package_of(config)].weights:
         return ready
-    return keep_packed(ready, REFERENCE_ROOT, folder)
+    chips = (find_dialect(config).build_arch(config) or "").split("+")
+    return keep_packed(ready, REFERENCE_ROOT, folder, fp8=not chips_without_fp8(chips))
 
 
 def _weight_bytes(ready: TrtExport, folder: Path) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 INSPECTION_FILE = "inspection.json"
+_PRODUCTS = ("Linear", "LinearFp8", "LinearInt4")  # their inputs are x, then constants
 _PLUGIN_LAYERS = ("plugin", "custom_layer")  # alone, and within a graph that TensorRT compiles
 
 
@@ -37,9 +38,12 @@ def write_inspection(
     engine_file: Path,
     found: Inspection,
     profiles: Sequence[Profile],
+    packed: Mapping[str, int],
     seconds: float,
 ) -> BuiltEngine:
-    """Write what the engine consists of beside it, and sum it up."""
+    """Write what the engine consists of beside it, and sum it up; ``packed``: its quantised
+    weights by type.
+    """
     plugins = Counter(plugin for layer in found.layers if (plugin := _plugin_of(layer)))
     built = BuiltEngine(
         num_bytes=engine_file.stat().st_size,
@@ -54,6 +58,7 @@ def write_inspection(
         "engine_bytes": built.num_bytes,
         "device_memory_bytes": built.device_bytes,
         "plugins": dict(plugins),
+        "packed_weights": dict(packed),
         "copied_inputs": list(found.copied_inputs),
         "profiles": {profile.name: profile.shapes for profile in profiles},
         "layers": found.layers,
@@ -83,13 +88,14 @@ def check_prefetch_safe(engine_file: Path, layers: Sequence[Any], early: bool) -
     Args:
         early: attention was built to read its cache, page table and lengths early.
     Raises:
-        CopiesCacheError: it is one of these. UserError: a weight of Linear.
+        CopiesCacheError: it is one of these. UserError: a weight of a product.
     """
-    if weight := _copied(layers, "Linear", slice(1, 2)):
-        raise UserError(
-            f"{engine_file}: TensorRT copies {weight} at every step, which our product may read "
-            "too early. Set engine.tensorrt.linear: tensorrt."
-        )
+    for plugin in _PRODUCTS:
+        if weight := _copied(layers, plugin, slice(1, None)):
+            raise UserError(
+                f"{engine_file}: TensorRT copies {weight} at every step, which our product may "
+                "read too early. Set engine.tensorrt.linear: tensorrt."
+            )
     if early and (cache := _copied(layers, "TreeAttention", slice(3, 8))):
         raise CopiesCacheError(
             f"{engine_file}: TensorRT copies {cache} at every step, which attention reads early"
@@ -111,9 +117,14 @@ def _plugin_of(layer: Any) -> str | None:
     more.
     """
     if not isinstance(layer, dict):
-        return next((name for name in PLUGINS if name in str(layer)), None)
+        return _named_in(str(layer))
     if not str(layer.get("LayerType", "")).lower().startswith(_PLUGIN_LAYERS):
         return None
     # of the layer itself before what it reads
     texts = (str(layer.get("Name", "")), json.dumps(layer))
-    return next((name for text in texts for name in PLUGINS if name in text), None)
+    return next((name for text in texts if (name := _named_in(text))), None)
+
+
+def _named_in(text: str) -> str | None:
+    """The op of ours that ``text`` names; the longer one where one name begins another."""
+    return max((name for name in PLUGINS if name in text), key=len, default=None)

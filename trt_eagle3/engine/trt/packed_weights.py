@@ -1,15 +1,13 @@
-"""Weights of whole numbers that stay so in an engine: behind a ``DequantizeLinear``, with which a
-builder computes the product on the numbers as they are.
+"""Quantised weights that stay so in an engine: behind a ``DequantizeLinear``, which a builder
+computes together with the product, from the numbers as they are stored.
 
 Shapes: a weight [out, in], G groups of columns of a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import onnx
 import torch
@@ -17,20 +15,27 @@ from onnx import TensorProto, helper
 from torch import Tensor
 
 from trt_eagle3.atomic_io import atomic_file
-from trt_eagle3.dtype import DType
-from trt_eagle3.engine.weights import integer_rows
+from trt_eagle3.dtype import COMPUTE_DTYPES, DType
+from trt_eagle3.engine.torch.packed import fp8_scales
+from trt_eagle3.engine.trt.packed_file import (
+    LARGEST_FP8,
+    PACKED_FILE,
+    PackedFile,
+    is_product,
+    with_packed,
+)
+from trt_eagle3.engine.weights import integer_rows, mapped
 from trt_eagle3.graph.formats.format import IntegerFormat, IntegerRows
 from trt_eagle3.graph.trt_export import TrtExport
 from trt_eagle3.graph.weight_formats import WEIGHT_FORMATS
 from trt_eagle3.graph.weights import WeightExpr, WeightPart
 
-__all__ = ["PACKED_FILE", "PackedWeight", "keep_packed"]
+__all__ = ["PackedWeight", "keep_packed"]
 
-PACKED_FILE = "packed.bin"
 _OPSET, _IR_VERSION = 24, 11  # that have INT4 and blocks of DequantizeLinear
-_ALIGNMENT = 256
 _MOST_COLUMNS = 128  # of a group: more are made values of by the builder
 _CODES, _SCALES = "/codes", "/scales"
+_SCALE_TYPES = {dtype.torch: dtype.onnx for dtype in COMPUTE_DTYPES}
 
 
 @dataclass(frozen=True)
@@ -38,10 +43,11 @@ class PackedWeight:
     """A weight as ``DequantizeLinear`` has it.
 
     Attributes:
-        bits: 4 or 8. codes: int8 [out, in], about zero. scales: [out, G] in the compute type.
+        kind: of ``TensorProto``: INT4, INT8 or FLOAT8E4M3FN. codes: [out, in], int8 about zero, or
+            the bytes of FP8. scales: [out, G] in the compute type, of FP8 float32 [out, 1].
     """
 
-    bits: int
+    kind: int
     codes: Tensor
     scales: Tensor
 
@@ -52,8 +58,8 @@ class PackedWeight:
 
     def code_bytes(self) -> bytes:
         """Row-major; of four bits two in a byte, the lower half first."""
-        if self.bits == 8:
-            return bytes(self.codes.numpy())
+        if self.kind != TensorProto.INT4:
+            return bytes(self.codes.contiguous().view(torch.uint8).numpy())
         pairs = (self.codes & 15).to(torch.uint8).unflatten(1, (-1, 2))
         return bytes((pairs[..., 0] | pairs[..., 1] << 4).numpy())
 
@@ -62,65 +68,35 @@ class PackedWeight:
         return bytes(self.scales.contiguous().view(torch.uint8).numpy())
 
 
-def keep_packed(ready: TrtExport, root: Path, folder: Path) -> TrtExport:
+def keep_packed(ready: TrtExport, root: Path, folder: Path, *, fp8: bool = False) -> TrtExport:
     """``ready`` with the weights that a builder can compute with as they are stored in ``folder /
     PACKED_FILE``, behind ``DequantizeLinear`` nodes; ``ready`` itself where there is none.
 
-    They are of INT4 in groups of up to 128 columns, or of INT8 with a scale per row; without zero
-    points and in the order of their columns; every reader of one is a product; and its compute
-    type holds its scales as normal numbers.
+    They are of INT4 in groups of up to 128 columns, of INT8 with a scale per row, or of FP8 with
+    one per row or tensor; without zero points and in the order of their columns; every reader of
+    one is a product; and its compute type holds its values, and of whole numbers the scales as
+    normal ones.
 
     Args:
         root: of the weights' files. One weight at a time is in memory.
+        fp8: whether every chip that the engine is for has FP8.
     """
-    products, form = _products(ready.model), WEIGHT_FORMATS
-    wanted = [
-        name
-        for name, expr in ready.weights.items()
-        if name in products and isinstance(form.get(expr.format), IntegerFormat)
-    ]
-    if not wanted:
-        return ready
+    products = _products(ready.model)
     nodes: dict[str, onnx.NodeProto] = {}
-    tensors: list[TensorProto] = []
     with atomic_file(folder / PACKED_FILE) as stream:
-        for name in wanted:
-            expr = ready.weights[name]
-            if (packed := _packed(expr, root)) is not None:
-                nodes[name] = _node(name, packed)
-                tensors += [_written(*one, stream) for one in _tensors(name, packed, expr.dtype)]
-    return _behind(ready, nodes, tensors)
-
-
-def _written(proto: TensorProto, data: bytes, stream: IO[bytes]) -> TensorProto:
-    """``proto``, which refers to ``data`` in ``PACKED_FILE``."""
-    stream.seek(-(-stream.tell() // _ALIGNMENT) * _ALIGNMENT)
-    place = {"location": PACKED_FILE, "offset": stream.tell(), "length": len(data)}
-    stream.write(data)
-    proto.data_location = TensorProto.EXTERNAL
-    for key, value in place.items():
-        proto.external_data.add(key=key, value=str(value))
-    return proto
-
-
-def _behind(
-    ready: TrtExport, nodes: Mapping[str, onnx.NodeProto], tensors: Sequence[TensorProto]
-) -> TrtExport:
-    """``ready`` with ``nodes`` in place of the weights of their names."""
-    model = onnx.ModelProto()
-    model.CopyFrom(ready.model)
-    kept = [proto for proto in model.graph.initializer if proto.name not in nodes]
-    products = list(model.graph.node)
-    for field, values in (
-        ("initializer", [*kept, *tensors]),
-        ("node", [*nodes.values(), *products]),
-    ):
-        model.graph.ClearField(field)
-        getattr(model.graph, field).extend(values)
-    model.ir_version = _IR_VERSION
-    next(opset for opset in model.opset_import if not opset.domain).version = _OPSET
-    weights = {name: expr for name, expr in ready.weights.items() if name not in nodes}
-    return TrtExport(model, ready.offsets, weights)
+        file = PackedFile(stream)
+        for name, expr in ready.weights.items():
+            packed = _packed(expr, root, fp8) if name in products else None
+            if packed is not None:
+                inputs = [file.add(*one) for one in _tensors(name, packed)]
+                nodes[name] = _node(name, inputs, packed, expr.dtype)
+    if not nodes:
+        (folder / PACKED_FILE).unlink()
+        return ready
+    made = with_packed(ready, [*nodes.values(), *ready.model.graph.node], file.tensors, nodes)
+    made.model.ir_version = _IR_VERSION
+    next(opset for opset in made.model.opset_import if not opset.domain).version = _OPSET
+    return made
 
 
 def _products(model: onnx.ModelProto) -> set[str]:
@@ -128,26 +104,49 @@ def _products(model: onnx.ModelProto) -> set[str]:
     weights: set[str] = set()
     others: set[str] = set()
     for node in model.graph.node:
-        product = node.op_type == "Gemm" and any(
-            a.name == "transB" and a.i == 1 for a in node.attribute
-        )
+        product = node.op_type == "Gemm" and is_product(node)
         for at, name in enumerate(node.input):
             (weights if product and at == 1 else others).add(name)
     return weights - others
 
 
-def _packed(expr: WeightExpr, root: Path) -> PackedWeight | None:
-    form = WEIGHT_FORMATS[expr.format]
-    assert isinstance(form, IntegerFormat), expr.format
-    parts = [_part(expr, part, form.bits, root) for part in expr.parts]
+def _packed(expr: WeightExpr, root: Path, fp8: bool) -> PackedWeight | None:
+    form = WEIGHT_FORMATS.get(expr.format)
+    if isinstance(form, IntegerFormat):
+        return _packed_integers(expr, form.bits, root)
+    return _packed_fp8(expr, root) if fp8 and expr.format == "fp8" else None
+
+
+def _packed_integers(expr: WeightExpr, bits: int, root: Path) -> PackedWeight | None:
+    parts = [_part(expr, part, bits, root) for part in expr.parts]
     rows = [part for part in parts if part is not None]
     if len(rows) < len(parts) or len({scales.shape[1] for _, scales in rows}) > 1:
         return None
     codes, wide = (torch.cat(side) for side in zip(*rows, strict=True))
     scales = wide.to(expr.dtype.torch)
     normal = bool((scales.float().abs() >= torch.finfo(scales.dtype).tiny).all())
-    packed = PackedWeight(form.bits, codes, scales)
+    packed = PackedWeight(TensorProto.INT4 if bits == 4 else TensorProto.INT8, codes, scales)
     return packed if normal and bool(scales.isfinite().all()) and _is_taken(packed) else None
+
+
+def _packed_fp8(expr: WeightExpr, root: Path) -> PackedWeight | None:
+    """None where scales change along a row: a builder would make the values of it."""
+    cpu = torch.device("cpu")
+    grids = [fp8_scales(part, root, cpu) for part in expr.parts]
+    scales = [grid for grid in grids if grid is not None and grid.shape[1] == 1]
+    if len(scales) < len(grids):
+        return None
+    whole, largest = torch.cat(scales), torch.finfo(expr.dtype.torch).max
+    if not float(whole.abs().max()) * LARGEST_FP8 <= largest:
+        return None
+    codes = [_fp8_codes(part, root) for part in expr.parts]
+    return PackedWeight(TensorProto.FLOAT8E4M3FN, torch.cat(codes), whole)
+
+
+def _fp8_codes(part: WeightPart, root: Path) -> Tensor:
+    """uint8 [rows, in]: bytes of e4m3 numbers."""
+    stored = next(tensor for tensor in part.stored if tensor.role == "codes")
+    return mapped(stored, root)[slice(*part.row_range)].view(torch.uint8)
 
 
 def _part(
@@ -171,21 +170,26 @@ def _is_taken(packed: PackedWeight) -> bool:
     inner = packed.codes.shape[1]
     if inner % packed.scales.shape[1] or inner % 2:
         return False
-    return packed.columns == inner if packed.bits == 8 else packed.columns <= _MOST_COLUMNS
+    grouped = packed.kind == TensorProto.INT4
+    return packed.columns <= _MOST_COLUMNS if grouped else packed.columns == inner
 
 
-def _tensors(name: str, weight: PackedWeight, dtype: DType) -> list[tuple[TensorProto, bytes]]:
-    kind = TensorProto.INT4 if weight.bits == 4 else TensorProto.INT8
-    codes = TensorProto(name=name + _CODES, data_type=kind, dims=weight.codes.shape)
-    rows = weight.bits == 8
-    shape = weight.scales.shape[:1] if rows else weight.scales.shape
-    scales = TensorProto(name=name + _SCALES, data_type=dtype.onnx, dims=shape)
+def _tensors(name: str, weight: PackedWeight) -> list[tuple[TensorProto, bytes]]:
+    codes = TensorProto(name=name + _CODES, data_type=weight.kind, dims=weight.codes.shape)
+    grouped = weight.kind == TensorProto.INT4
+    shape = weight.scales.shape if grouped else weight.scales.shape[:1]
+    scales = TensorProto(
+        name=name + _SCALES, data_type=_SCALE_TYPES[weight.scales.dtype], dims=shape
+    )
     return [(codes, weight.code_bytes()), (scales, weight.scale_bytes())]
 
 
-def _node(name: str, weight: PackedWeight) -> onnx.NodeProto:
-    options = {"axis": 0} if weight.bits == 8 else {"axis": 1, "block_size": weight.columns}
-    inputs = [name + _CODES, name + _SCALES]
+def _node(name: str, inputs: list[str], weight: PackedWeight, dtype: DType) -> onnx.NodeProto:
+    options = {"axis": 0}
+    if weight.kind == TensorProto.INT4:
+        options = {"axis": 1, "block_size": weight.columns}
+    if weight.scales.dtype != dtype.torch:
+        options["output_dtype"] = dtype.onnx
     return helper.make_node(
         "DequantizeLinear", inputs, [name], name=f"{name}/DequantizeLinear", **options
     )

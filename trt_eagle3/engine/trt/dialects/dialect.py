@@ -47,7 +47,6 @@ class Dialect(ABC):
         prefetch_safe: whether to build attention that reads its inputs early, which an engine that
             copies them must not have; False where engines always copy them.
         times_kernels: whether building measures kernels, which a timing cache then keeps.
-        takes_packed: whether it computes with weights of INT4 and INT8 behind DequantizeLinear.
     """
 
     dtypes: ClassVar[Collection[str]] = ("float32", "float16", "bfloat16")
@@ -56,7 +55,6 @@ class Dialect(ABC):
     linear_by_plugin: ClassVar[bool] = False
     prefetch_safe: ClassVar[bool] = True
     times_kernels: ClassVar[bool] = True
-    takes_packed: ClassVar[bool] = False
 
     def __init__(self, package: str, trt: Any) -> None:
         self.package = package

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 __all__ = [
     "PACKAGES",
     "TensorRTPackage",
+    "chips_without_fp8",
     "dialect_of",
     "find_dialect",
+    "held_weights",
     "load_dialect",
     "package_of",
+    "packs_by_plugin",
 ]
 
 
@@ -34,7 +37,7 @@ class TensorRTPackage:
         too_new: its first version that will not do, where it promises plugins nothing beyond.
         build_plugins: the command that builds our plugins for it.
         has_trtexec: whether NVIDIA's trtexec builds for it what this machine cannot.
-        weights: values of ``engine.weights`` that its engines hold.
+        weights: values of ``engine.weights`` that its own products multiply with as they are.
         companion: a library that ``make plugins`` puts beside the plugins, and that must be loaded
             before its parser meets one of them.
     """
@@ -70,17 +73,40 @@ PACKAGES: Mapping[str, TensorRTPackage] = {
         too_new=(1, 8),
         build_plugins="make plugins TENSORRT_INCLUDE=plugins/tensorrt/interface",
         has_trtexec=False,
-        weights=("int4", "int8"),
+        weights=("int4", "int8", "fp8"),
         companion="rtx/libtensorrt_rtx.so",
     ),
 }
 """By the name that Python imports."""
+_FIRST_WITH_FP8 = 89
+_PLUGIN_WEIGHTS = ("fp8", "int4")  # of ``LinearFp8`` and ``LinearInt4``
 _PACKAGE_OF_RUNTIME = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}
 
 
 def package_of(config: EngineConfig | None) -> str:
     """The key of ``PACKAGES`` that ``config`` asks for: ``engine.tensorrt.runtime``."""
     return _PACKAGE_OF_RUNTIME[config.tensorrt.runtime] if config else "tensorrt"
+
+
+def packs_by_plugin(config: EngineConfig) -> bool:
+    """Whether products with a quantised weight go to our plugins: ``engine.tensorrt.linear``, and
+    where that leaves it open, if TensorRT has none for it.
+    """
+    if config.dtype == "float32":
+        return False
+    if config.tensorrt.linear != "auto":
+        return config.tensorrt.linear == "plugin"
+    return not PACKAGES[package_of(config)].weights
+
+
+def held_weights(config: EngineConfig) -> tuple[str, ...]:
+    """Values of ``engine.weights`` that engines of ``config`` hold as they are."""
+    return _PLUGIN_WEIGHTS if packs_by_plugin(config) else PACKAGES[package_of(config)].weights
+
+
+def chips_without_fp8(chips: Iterable[str]) -> list[str]:
+    """Those of the GPU architectures ``chips`` (``sm86``) that do not multiply FP8."""
+    return [chip for chip in chips if int(chip.removeprefix("sm")) < _FIRST_WITH_FP8]
 
 
 def find_dialect(config: EngineConfig | None = None) -> Dialect:

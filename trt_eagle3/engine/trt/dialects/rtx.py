@@ -3,9 +3,9 @@
 It has the plugin interfaces of TensorRT 11 and its strongly typed networks. Its wheels hold the
 library under its numbered name alone, which its own parser does not ask for.
 
-Its builder computes with INT4 and INT8 weights behind a DequantizeLinear, which is how
-``packed_weights.py`` writes them. It takes FP8 ones too, from SM89 on, and refuses a chip that
-lacks a type by its name: a format joins by what it writes there.
+Its builder computes with INT4 and INT8 weights behind a DequantizeLinear, and from SM89 on with FP8
+ones, which is how ``packed_weights.py`` writes them. It refuses a chip that lacks a type by its
+name: a format joins by what it writes there.
 """
 
 from __future__ import annotations
@@ -60,7 +60,6 @@ class TensorRTForRTX(TensorRT11):
 
     prefetch_safe = False
     times_kernels = False
-    takes_packed = True
 
     @cached_property
     def log(self) -> Log:

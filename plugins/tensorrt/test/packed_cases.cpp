@@ -1,0 +1,140 @@
+// LinearFp8 and LinearInt4 against float64: weights drawn as they are packed, and read by the order that
+// kernels/packed_weight.cuh states.
+#include <cmath>
+#include <cstring>
+
+#include "launch.h"
+
+namespace cases {
+namespace {
+
+constexpr int64_t kInner = 512, kOuter = 208;  // no multiple of 128
+// Of more rows the weight is rounded to 11 bits too.
+constexpr double kDequantisedTolerance = 2 * kHalfTolerance;
+
+double e4m3(int byte) {
+  const int exponent = byte >> 3 & 15, fraction = byte & 7;
+  const double value = exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
+  return byte >= 128 ? -value : value;
+}
+
+double half_of(int bits) {
+  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  return exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
+}
+
+// An int32 of four bytes, lowest first.
+double word_of(const unsigned char* bytes) {
+  int32_t word;
+  std::memcpy(&word, bytes, sizeof word);
+  return word;
+}
+
+Host words_of(const std::vector<unsigned char>& bytes) {
+  Host host;
+  for (size_t i = 0; i < bytes.size(); i += 4) host.values.push_back(word_of(&bytes[i]));
+  return host;
+}
+
+std::vector<unsigned char> drawn(size_t count, int below) {
+  std::uniform_int_distribution<int> draw(0, below - 1);
+  std::vector<unsigned char> bytes(count);
+  for (unsigned char& byte : bytes) byte = static_cast<unsigned char>(draw(generator));
+  return bytes;
+}
+
+// 16-bit scales near 0.01, in bytes.
+std::vector<unsigned char> drawn_scales(size_t count) {
+  std::uniform_int_distribution<int> draw(0x1C00, 0x2400);
+  std::vector<unsigned char> bytes;
+  for (size_t i = 0; i < count; ++i) {
+    const int bits = draw(generator);
+    bytes.push_back(static_cast<unsigned char>(bits & 255));
+    bytes.push_back(static_cast<unsigned char>(bits >> 8));
+  }
+  return bytes;
+}
+
+struct Packed {
+  Sound sound;
+  std::vector<Host> in;
+  std::vector<double> weight;  // [N, K]
+};
+
+Packed draw_fp8(int64_t rows, int64_t scale_rows, int64_t scale_columns) {
+  Packed p{linear_fp8(rows, kInner, kOuter, scale_rows, scale_columns), {}, {}};
+  std::vector<unsigned char> bytes = drawn(kOuter * kInner, 256);
+  for (unsigned char& byte : bytes) byte = (byte & 127) == 127 ? 0 : byte;  // no number
+  Host scale = normal(p.sound.in[2], 0.01);
+  p.weight.resize(bytes.size());
+  for (int64_t i = 0; i < kOuter * kInner; ++i) {
+    const int64_t row = i / kInner, at = i % kInner, lane = at % 64 / 16;
+    const int64_t column = at / 64 * 64 + at % 16 / 4 * 16 + 2 * lane + at % 2 + at % 4 / 2 * 8;
+    const int64_t scale_row = scale_rows == kOuter ? row : scale_rows == 1 ? 0 : row / 128;
+    const int64_t scale_column = scale_columns == 1 ? 0 : column / 128;
+    p.weight[row * kInner + column] = e4m3(bytes[i]) * scale[scale_row * scale_columns + scale_column];
+  }
+  p.in = {normal(p.sound.in[0]), words_of(bytes), scale};
+  return p;
+}
+
+Packed draw_int4(int64_t rows, int64_t group, bool zeros) {
+  Packed p{linear_int4(rows, kInner, kOuter, group, zeros), {}, {}};
+  const int64_t groups = kInner / group;
+  const std::vector<unsigned char> bytes = drawn(kOuter * kInner / 2, 256), scales = drawn_scales(kOuter * groups),
+                                   zero = drawn(kOuter * groups, 16);
+  p.weight.resize(kOuter * kInner);
+  for (int64_t i = 0; i < kOuter * kInner; ++i) {
+    const int64_t row = i / kInner, at = i % kInner, word = at / 8, nibble = at % 8, lane = word % 16 / 4;
+    const int64_t column =
+        word / 16 * 128 + word % 4 * 32 + nibble % 4 / 2 * 16 + nibble % 2 * 8 + 2 * lane + nibble / 4;
+    const int code = bytes[i / 2] >> (nibble % 2 * 4) & 15;
+    const int64_t g = row * groups + column / group;
+    const double scale = half_of(scales[2 * g] | scales[2 * g + 1] << 8);
+    p.weight[row * kInner + column] = (code - (zeros ? zero[g] : 8)) * scale;
+  }
+  p.in = {normal(p.sound.in[0]), words_of(bytes), words_of(scales)};
+  if (zeros) p.in.push_back(words_of(zero));
+  return p;
+}
+
+void check_packed(Packed p, const std::string& kind) {
+  const int64_t rows = p.sound.in[0].sizes[0];
+  Host y;
+  for (int64_t i = 0; i < rows * kOuter; ++i) {
+    double sum = 0.0;
+    for (int64_t k = 0; k < kInner; ++k) sum += p.in[0][i / kOuter * kInner + k] * p.weight[i % kOuter * kInner + k];
+    y.values.push_back(sum);
+  }
+  const double tolerance = rows <= 64 ? kHalfTolerance : kDequantisedTolerance;
+  const std::string what = kind + " rows=" + std::to_string(rows);
+  compare(what, launch(p.sound, p.in), 0, y, tolerance);
+  compare(what + " while building", launch(p.sound, p.in, {true, true, false}), 0, y, tolerance);
+  compare(what + " captured", launch(p.sound, p.in, {true, false, true}), 0, y, tolerance);
+  for (int64_t word = 0; word < p.sound.in[1].sizes[1]; ++word) {
+    p.in[1][word] = static_cast<int32_t>(p.in[1][word]) ^ 0x04040404;
+  }
+  const auto planted = launch(p.sound, p.in);
+  check(!planted.empty() && distance(planted[0], y) > tolerance, what + ": a planted row of codes is noticed");
+}
+
+}  // namespace
+
+void run_packed_cases(bool with_cublas) {
+  for (const int64_t rows : {1, 8, 16, 40, 64, 65, 200}) {
+    if (rows > 64 && !with_cublas) continue;
+    for (const auto& [scale_rows, scale_columns] :
+         {std::pair<int64_t, int64_t>{kOuter, 1}, {1, 1}, {2, kInner / 128}, {kOuter, kInner / 128}}) {
+      const std::string scales = std::to_string(scale_rows) + "x" + std::to_string(scale_columns);
+      check_packed(draw_fp8(rows, scale_rows, scale_columns), "LinearFp8 scales=" + scales);
+    }
+    for (const int64_t group : {32, 64, 128}) {
+      for (const bool zeros : {false, true}) {
+        check_packed(draw_int4(rows, group, zeros),
+                     "LinearInt4 group=" + std::to_string(group) + (zeros ? " with zero points" : ""));
+      }
+    }
+  }
+}
+
+}  // namespace cases

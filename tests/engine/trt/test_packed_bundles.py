@@ -1,0 +1,67 @@
+"""Bundles whose engines keep weights quantised: what a build asks of TensorRT, and what it leaves
+to be built.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import onnx
+import pytest
+from pydantic import ValidationError
+
+from tests.engine.conftest import Install
+from tests.engine.trt.test_session import ENGINE
+from tests.tiny import tiny_config
+from trt_eagle3.config import BuildConfig
+from trt_eagle3.engine.trt.packed_file import PACKED_FILE, packed_counts
+from trt_eagle3.engine.weight_quantiser import made_location
+from trt_eagle3.graph.trt_export import WEIGHTS_FILE
+from trt_eagle3.pipeline import build
+
+
+def quantised(weights: str, **tensorrt: str) -> BuildConfig:
+    """The tiny target, quantised at build."""
+    engine = ENGINE | {"weights": weights, "tensorrt": tensorrt}
+    return tiny_config(engine=engine, draft=None)
+
+
+@pytest.mark.parametrize(
+    ("version", "weights", "plugin"),
+    [
+        ("8.6.0", "fp8", "LinearFp8"),
+        ("10.14.1", "fp8", "LinearFp8"),
+        ("11.0.0", "int4", "LinearInt4"),
+    ],
+)
+def test_quantised_weights_stay_so_behind_plugins(
+    install: Install, tmp_path: Path, version: str, weights: str, plugin: str
+) -> None:
+    trt = install(version)
+    bundle = build(quantised(weights), output=tmp_path).path
+    graphs = map(onnx.load_from_string, trt.seen.graphs)
+    target = next(graph for graph in graphs if graph.graph.name == "target")
+    ops = Counter(node.op_type for node in target.graph.node)
+    assert ops[plugin] == 8 * 3  # of down K is no multiple of 128
+    assert ops["DequantizeLinear"] == 0
+    assert {o.version for o in target.opset_import if not o.domain} == {17}
+    inspection = json.loads((bundle / "target" / "inspection.json").read_text())
+    assert inspection["packed_weights"] == {weights: 8 * 3}
+    assert (bundle / made_location(weights)).is_file()  # what ``validate`` reads
+
+
+def test_quantised_weights_that_no_engine_would_hold_are_refused() -> None:
+    with pytest.raises(ValidationError, match="engines of TensorRT hold fp8 or int4, got int8"):
+        quantised("int8")
+    with pytest.raises(ValidationError, match=r"hold none quantised with .*linear: tensorrt"):
+        quantised("fp8", linear="tensorrt")
+
+
+@pytest.mark.usefixtures("no_tensorrt")
+def test_graphs_left_to_trtexec_have_packed_weights_beside_them(tmp_path: Path) -> None:
+    folder = build(quantised("int4"), output=tmp_path).path / "target" / "onnx"
+    model = onnx.load(folder / "model.onnx")  # the weights' files too
+    assert packed_counts(model) == {"int4": 8 * 3}
+    assert (folder / PACKED_FILE).stat().st_size < (folder / WEIGHTS_FILE).stat().st_size

@@ -1,0 +1,82 @@
+"""Quantised weights of an exported graph that stay as they are: the file of their bytes, and the
+graph that reads it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import IO
+
+import onnx
+from onnx import TensorProto
+
+from trt_eagle3.graph.trt_export import TrtExport
+
+__all__ = [
+    "LARGEST_FP8",
+    "PACKED_FILE",
+    "PackedFile",
+    "is_product",
+    "packed_counts",
+    "with_packed",
+]
+
+PACKED_FILE = "packed.bin"
+LARGEST_FP8 = 448.0
+"""Of e4m3."""
+_ALIGNMENT = 256
+_KINDS = {TensorProto.INT4: "int4", TensorProto.INT8: "int8", TensorProto.FLOAT8E4M3FN: "fp8"}
+_PLUGINS = {"LinearFp8": "fp8", "LinearInt4": "int4"}
+
+
+class PackedFile:
+    """Writes ``PACKED_FILE`` and keeps the tensors that refer to it."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+        self.tensors: list[TensorProto] = []
+
+    def add(self, tensor: TensorProto, data: bytes) -> str:
+        """Put ``data`` into the file as the content of ``tensor``; returns the tensor's name."""
+        stream = self._stream
+        stream.seek(-(-stream.tell() // _ALIGNMENT) * _ALIGNMENT)
+        place = {"location": PACKED_FILE, "offset": stream.tell(), "length": len(data)}
+        stream.write(data)
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in place.items():
+            tensor.external_data.add(key=key, value=str(value))
+        self.tensors.append(tensor)
+        return str(tensor.name)
+
+
+def is_product(node: onnx.NodeProto) -> bool:
+    """Whether ``node`` is a product of its first input with the transpose of its second."""
+    return node.op_type == "Linear" or (
+        node.op_type == "Gemm" and any(a.name == "transB" and a.i == 1 for a in node.attribute)
+    )
+
+
+def with_packed(
+    ready: TrtExport,
+    nodes: Sequence[onnx.NodeProto],
+    tensors: Sequence[TensorProto],
+    packed: Collection[str],
+) -> TrtExport:
+    """``ready`` with ``nodes`` for its own, and ``tensors`` in place of the weights ``packed``."""
+    model = onnx.ModelProto()
+    model.CopyFrom(ready.model)
+    kept = [proto for proto in model.graph.initializer if proto.name not in packed]
+    for field, values in (("initializer", [*kept, *tensors]), ("node", list(nodes))):
+        model.graph.ClearField(field)
+        getattr(model.graph, field).extend(values)
+    weights = {name: expr for name, expr in ready.weights.items() if name not in packed}
+    return TrtExport(model, ready.offsets, weights)
+
+
+def packed_counts(model: onnx.ModelProto) -> Mapping[str, int]:
+    """Weights of ``model`` that are quantised in the engine too, by type: fp8, int8 or int4."""
+    behind = {node.input[0] for node in model.graph.node if node.op_type == "DequantizeLinear"}
+    kinds = [_KINDS[proto.data_type] for proto in model.graph.initializer if proto.name in behind]
+    kinds += [_PLUGINS[node.op_type] for node in model.graph.node if node.op_type in _PLUGINS]
+    return Counter(kinds)

@@ -1,0 +1,142 @@
+"""Quantised weights that our plugins multiply with as they are: ``LinearFp8`` and ``LinearInt4``.
+
+Shapes: a weight [N, K], G groups of columns of a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import onnx
+import torch
+from onnx import TensorProto, helper
+from torch import Tensor
+
+from trt_eagle3.atomic_io import atomic_file
+from trt_eagle3.engine.torch.packed import Fp8Weight, Int4Weight, PackedWeight, pack
+from trt_eagle3.engine.trt.packed_file import (
+    LARGEST_FP8,
+    PACKED_FILE,
+    PackedFile,
+    is_product,
+    with_packed,
+)
+from trt_eagle3.graph.ops import DOMAIN
+from trt_eagle3.graph.plugin_ops import plugin_attributes
+from trt_eagle3.graph.trt_export import TrtExport
+from trt_eagle3.graph.weights import WeightExpr
+
+__all__ = ["keep_packed_products"]
+
+Pack = Callable[[WeightExpr, Path, torch.device], PackedWeight | None]
+
+_SCALE_TYPES = {torch.float16: TensorProto.FLOAT16, torch.bfloat16: TensorProto.BFLOAT16}
+_LARGEST_INT4 = 15.0  # of a code about its zero point
+
+
+def keep_packed_products(
+    ready: TrtExport, root: Path, folder: Path, *, pack: Pack = pack
+) -> TrtExport:
+    """``ready`` with each product whose weight our kernels take quantised as a plugin's, its weight
+    in ``folder / PACKED_FILE``; ``ready`` itself where there is none.
+
+    ``engine/torch/packed.py`` says which weights the kernels take. Every reader of one must be a
+    product without a bias, and the compute type must hold its values, which prompts multiply with.
+
+    Args:
+        root: of the weights' files. One weight at a time is in memory.
+        pack: makes a weight on a device; None where it is not one of these.
+    Raises:
+        UserError: a file cannot be read, or is cut short.
+    """
+    made: dict[str, onnx.NodeProto] = {}
+    packed: list[str] = []
+    with atomic_file(folder / PACKED_FILE) as stream:
+        file = PackedFile(stream)
+        for name, nodes in _readers(ready).items():
+            expr = ready.weights[name]
+            weight = pack(expr, root, _device())
+            if isinstance(weight, Fp8Weight | Int4Weight) and _fits(weight, expr):
+                inputs = [file.add(*one) for one in _tensors(name, weight)]
+                made |= {node.output[0]: _node(node, inputs, weight, expr) for node in nodes}
+                packed.append(name)
+    if not packed:
+        (folder / PACKED_FILE).unlink()
+        return ready
+    nodes = [made.get(node.output[0], node) for node in ready.model.graph.node]
+    return with_packed(ready, nodes, file.tensors, packed)
+
+
+def _device() -> torch.device:
+    """Where bytes are put in order: many times faster on a GPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _readers(ready: TrtExport) -> Mapping[str, Sequence[onnx.NodeProto]]:
+    """Weights, and the products that alone read each of them."""
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    others: set[str] = set()
+    for node in ready.model.graph.node:
+        plain = is_product(node) and len(node.input) == 2
+        for at, name in enumerate(node.input):
+            if plain and at == 1 and name in ready.weights:
+                readers.setdefault(name, []).append(node)
+            else:
+                others.add(name)
+    return {name: nodes for name, nodes in readers.items() if name not in others}
+
+
+def _fits(weight: Fp8Weight | Int4Weight, expr: WeightExpr) -> bool:
+    """Whether the compute type holds all that the scales make of the largest code."""
+    code = LARGEST_FP8 if isinstance(weight, Fp8Weight) else _LARGEST_INT4
+    return float(weight.scale.abs().max()) * code <= torch.finfo(expr.dtype.torch).max
+
+
+def _tensors(name: str, weight: Fp8Weight | Int4Weight) -> list[tuple[TensorProto, bytes]]:
+    """The constant inputs of the weight's node, in their order."""
+    if isinstance(weight, Fp8Weight):
+        codes = _words(f"{name}/codes", weight.codes, weight.codes.shape[1] // 4)
+        return [codes, _stored(f"{name}/scales", TensorProto.FLOAT, weight.scale)]
+    groups = weight.scale.shape[1]
+    found = [
+        _words(f"{name}/codes", weight.codes, weight.codes.shape[1]),
+        _words(f"{name}/scales", weight.scale, groups),
+    ]
+    if weight.zero_point is not None:
+        found.append(_words(f"{name}/zero_points", weight.zero_point, groups))
+    return found
+
+
+def _words(name: str, values: Tensor, width: int) -> tuple[TensorProto, bytes]:
+    """The bytes of ``values`` as int32 [.., width]."""
+    words = values.contiguous().flatten().view(torch.uint8).view(torch.int32)
+    return _stored(name, TensorProto.INT32, words.view(-1, width))
+
+
+def _stored(name: str, kind: int, values: Tensor) -> tuple[TensorProto, bytes]:
+    data = values.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+    return TensorProto(name=name, data_type=kind, dims=values.shape), data
+
+
+def _node(
+    product: onnx.NodeProto,
+    inputs: Sequence[str],
+    weight: Fp8Weight | Int4Weight,
+    expr: WeightExpr,
+) -> onnx.NodeProto:
+    """The plugin's node in the place of ``product``."""
+    options: dict[str, str | int] = {}
+    if isinstance(weight, Int4Weight):
+        options["scale_type"] = _SCALE_TYPES[weight.scale.dtype]
+    kind = "LinearInt4" if options else "LinearFp8"
+    name = f"{product.name.rpartition('/')[0]}/{kind}"
+    return helper.make_node(
+        kind,
+        [product.input[0], *inputs],
+        list(product.output),
+        name=name,
+        domain=DOMAIN,
+        **options,
+        **plugin_attributes(expr.dtype.onnx),
+    )
