@@ -135,9 +135,9 @@ class EngineConfig(_Section):
             beside the token table.
         activations: what products with quantised weights read their input as. ``int8``
             (onnxruntime alone) is ONNX Runtime's accuracy level 4: rows rounded to int8, many times
-            faster and less exact. ``fp8`` (torch on cuda alone): more than 64 rows are rounded to
-            FP8 where the checkpoint says so, for faster prompts; answers then depend on how many
-            rows are decoded at once. ``compute``: not rounded.
+            faster and less exact. ``fp8`` (torch on cuda alone): rows are rounded to FP8 where the
+            checkpoint says so or ``weights: fp8`` made the weight, for faster prompts.
+            ``compute``: not rounded.
         page_size: tokens per page of the KV cache.
         prefill_chunk: prompt tokens per target pass. Left out: 4096 for torch on cuda, 512
             elsewhere.

@@ -29,8 +29,9 @@ void check_rows(int64_t rows, Check* check) {
 }
 
 template <typename Params>
-void set_fp8_weight(const te3_tensor& weight, const te3_tensor& scale, Params* p, Check* check) {
-  check->tensor("weight", weight, TE3_FLOAT8_E4M3FN, {kAny, kAny}, "[N, K]");
+void set_byte_weight(int32_t dtype, const te3_tensor& weight, const te3_tensor& scale, Params* p, Check* check) {
+  check->tensor("weight", weight, dtype, {kAny, kAny}, "[N, K]");
+  check->that(reinterpret_cast<uintptr_t>(weight.data) % 16 == 0, "weight: data must be aligned to 16 bytes");
   check->tensor("scale", scale, TE3_FLOAT32, {kAny, kAny}, "[rows, columns]");
   if (!check->ok()) return;
   const int64_t outer = weight.shape[0], inner = weight.shape[1], rows = scale.shape[0], columns = scale.shape[1];
@@ -42,7 +43,7 @@ void set_fp8_weight(const te3_tensor& weight, const te3_tensor& scale, Params* p
                 return "scale: expected N, ceil(N / 128) or 1 rows and 1 or K / 128 columns for weight " +
                        Check::text(weight) + ", got " + Check::text(scale);
               });
-  p->weight = weight.data;
+  p->weight = static_cast<decltype(p->weight)>(weight.data);
   p->scale = static_cast<const float*>(scale.data);
   p->inner = static_cast<int32_t>(inner);
   p->outer = static_cast<int32_t>(outer);
@@ -106,7 +107,14 @@ void set_unpacked(const te3_tensor& out, Params* p, Check* check) {
 
 LinearFp8Params linear_fp8_params(const te3_linear_fp8_args& a, Check* check) {
   LinearFp8Params p = {};
-  set_fp8_weight(a.weight, a.scale, &p, check);
+  set_byte_weight(TE3_FLOAT8_E4M3FN, a.weight, a.scale, &p, check);
+  if (check->ok()) set_product(a.x, a.y, a.prefetch_safe, &p, check);
+  return p;
+}
+
+LinearInt8Params linear_int8_params(const te3_linear_int8_args& a, Check* check) {
+  LinearInt8Params p = {};
+  set_byte_weight(TE3_UINT8, a.weight, a.scale, &p, check);
   if (check->ok()) set_product(a.x, a.y, a.prefetch_safe, &p, check);
   return p;
 }
@@ -120,7 +128,14 @@ LinearInt4Params linear_int4_params(const te3_linear_int4_args& a, Check* check)
 
 UnpackFp8Params unpack_fp8_params(const te3_unpack_fp8_args& a, Check* check) {
   UnpackFp8Params p = {};
-  set_fp8_weight(a.weight, a.scale, &p, check);
+  set_byte_weight(TE3_FLOAT8_E4M3FN, a.weight, a.scale, &p, check);
+  if (check->ok()) set_unpacked(a.out, &p, check);
+  return p;
+}
+
+UnpackInt8Params unpack_int8_params(const te3_unpack_int8_args& a, Check* check) {
+  UnpackInt8Params p = {};
+  set_byte_weight(TE3_UINT8, a.weight, a.scale, &p, check);
   if (check->ok()) set_unpacked(a.out, &p, check);
   return p;
 }
@@ -139,7 +154,9 @@ QuantiseRowsParams quantise_rows_params(const te3_quantise_rows_args& a, Check* 
   const int64_t rows = a.x.shape[0], inner = a.x.shape[1];
   check_columns("x", inner, check);
   check->that(fits_int(rows) && fits_int(inner), "x: M and K must be 32-bit numbers");
-  check->tensor("q", a.q, TE3_FLOAT8_E4M3FN, {rows, inner}, "[M, K]");
+  const bool rounds = a.q.dtype == a.x.dtype;
+  check->tensor("q", a.q, rounds ? a.x.dtype : TE3_FLOAT8_E4M3FN, {rows, inner}, "[M, K]");
+  check->that(!rounds || a.q.data != a.x.data, "q: must not be x's memory");
   check->tensor("scale", a.scale, TE3_FLOAT32, {kAny, rows}, "[1 or K / 128, M]");
   if (!check->ok()) return {};
   const int64_t groups = a.scale.shape[0];
@@ -153,6 +170,7 @@ QuantiseRowsParams quantise_rows_params(const te3_quantise_rows_args& a, Check* 
   p.num_rows = static_cast<int32_t>(rows);
   p.inner = static_cast<int32_t>(inner);
   p.groups = static_cast<int32_t>(groups);
+  p.rounds = rounds;
   p.dtype = floating_type(a.x);
   return p;
 }

@@ -217,6 +217,17 @@ typedef struct te3_linear_fp8_args {
 
 te3_status te3_linear_fp8(const te3_linear_fp8_args* args, void* stream);
 
+/* y = x . ((weight - 128) * scale)^T for a few rows of x; scales and limits as linear_fp8's. */
+typedef struct te3_linear_int8_args {
+  te3_tensor x;          /* T [M, K] */
+  te3_tensor weight;     /* uint8 [N, K], packed codes */
+  te3_tensor scale;      /* float32 [N or ceil(N / 128) or 1, 1 or K / 128] */
+  te3_tensor y;          /* T [M, N] */
+  int32_t prefetch_safe;
+} te3_linear_int8_args;
+
+te3_status te3_linear_int8(const te3_linear_int8_args* args, void* stream);
+
 /* y = x . ((weight - zero_point) * scale)^T for a few rows of x; groups of 32, 64 or 128
  * columns. TE3_NOT_SUPPORTED for float32 and more than 64 rows; before Hopper for more than 16,
  * or where x does not fit into shared memory. K must be a multiple of 128, N of 16. The weight
@@ -241,6 +252,15 @@ typedef struct te3_unpack_fp8_args {
 
 te3_status te3_unpack_fp8(const te3_unpack_fp8_args* args, void* stream);
 
+/* out = (weight - 128) * scale, rounded once, columns in their own order: for stock products. */
+typedef struct te3_unpack_int8_args {
+  te3_tensor weight; /* uint8 [N, K], packed codes */
+  te3_tensor scale;  /* float32 [N or ceil(N / 128) or 1, 1 or K / 128] */
+  te3_tensor out;    /* T [N, K] */
+} te3_unpack_int8_args;
+
+te3_status te3_unpack_int8(const te3_unpack_int8_args* args, void* stream);
+
 /* out = (weight - zero_point) * scale, rounded once, columns in their own order: for stock
  * products. */
 typedef struct te3_unpack_int4_args {
@@ -254,10 +274,11 @@ te3_status te3_unpack_int4(const te3_unpack_int4_args* args, void* stream);
 
 /* scale = largest |x| / 448 of a row, or of each 128 columns of it (1 where that is below
  * 1e-30); q = x * (448 / largest), rounded to the nearest, packed as a weight: for stock FP8
- * products with one. K must be a multiple of 128. */
+ * products with one. Or q = those numbers times scale, in T and in their own order: for products
+ * with few rows. K must be a multiple of 128. */
 typedef struct te3_quantise_rows_args {
   te3_tensor x;     /* T [M, K] */
-  te3_tensor q;     /* float8_e4m3fn [M, K], packed */
+  te3_tensor q;     /* float8_e4m3fn [M, K], packed; or T [M, K] */
   te3_tensor scale; /* float32 [1 or K / 128, M] */
 } te3_quantise_rows_args;
 

@@ -9,7 +9,7 @@
 
 namespace trt_eagle3 {
 
-constexpr int kMaxCluster = 4;  // blocks
+constexpr int kMaxCluster = 8;  // blocks
 
 // How many clusters of a size of a kernel the chip runs at once, a block on a multiprocessor. `known`: what this thread
 // has asked of this kernel before.

@@ -202,6 +202,23 @@ struct LinearFp8Params {
 
 cudaError_t linear_fp8(const LinearFp8Params& params, cudaStream_t stream);
 
+// y = x . ((weight - 128) * scale)^T for a few rows of x; scales and limits as linear_fp8's.
+struct LinearInt8Params {
+  const void* x;          // T [M, K]
+  const void* weight;     // uint8 [N, K], packed codes
+  const float* scale;     // float32 [N or ceil(N / 128) or 1, 1 or K / 128]
+  void* y;                // T [M, N]
+  int32_t num_rows;       // M
+  int32_t inner;          // K
+  int32_t outer;          // N
+  int32_t scale_rows;
+  int32_t scale_columns;
+  DType dtype;
+  int32_t prefetch_safe;
+};
+
+cudaError_t linear_int8(const LinearInt8Params& params, cudaStream_t stream);
+
 // y = x . ((weight - zero_point) * scale)^T for a few rows of x; groups of 32, 64 or 128 columns.
 // TE3_NOT_SUPPORTED for float32 and more than 64 rows; before Hopper for more than 16, or where x
 // does not fit into shared memory. K must be a multiple of 128, N of 16. The weight is exact in T,
@@ -237,6 +254,20 @@ struct UnpackFp8Params {
 
 cudaError_t unpack_fp8(const UnpackFp8Params& params, cudaStream_t stream);
 
+// out = (weight - 128) * scale, rounded once, columns in their own order: for stock products.
+struct UnpackInt8Params {
+  const void* weight;     // uint8 [N, K], packed codes
+  const float* scale;     // float32 [N or ceil(N / 128) or 1, 1 or K / 128]
+  void* out;              // T [N, K]
+  int32_t inner;          // K
+  int32_t outer;          // N
+  int32_t scale_rows;
+  int32_t scale_columns;
+  DType dtype;
+};
+
+cudaError_t unpack_int8(const UnpackInt8Params& params, cudaStream_t stream);
+
 // out = (weight - zero_point) * scale, rounded once, columns in their own order: for stock
 // products.
 struct UnpackInt4Params {
@@ -255,14 +286,16 @@ cudaError_t unpack_int4(const UnpackInt4Params& params, cudaStream_t stream);
 
 // scale = largest |x| / 448 of a row, or of each 128 columns of it (1 where that is below 1e-30); q
 // = x * (448 / largest), rounded to the nearest, packed as a weight: for stock FP8 products with
-// one. K must be a multiple of 128.
+// one. Or q = those numbers times scale, in T and in their own order: for products with few rows. K
+// must be a multiple of 128.
 struct QuantiseRowsParams {
   const void* x;     // T [M, K]
-  void* q;           // float8_e4m3fn [M, K], packed
+  void* q;           // float8_e4m3fn [M, K], packed; or T [M, K]
   float* scale;      // float32 [1 or K / 128, M]
   int32_t num_rows;  // M
   int32_t inner;     // K
   int32_t groups;    // scales of a row
+  int32_t rounds;    // whether q is T
   DType dtype;
 };
 

@@ -20,20 +20,26 @@
 
 namespace trt_eagle3 {
 
-constexpr int kPackedWarps = 16;
-constexpr int kPackedThreads = 32 * kPackedWarps;
-constexpr int kPackedMaxCluster = 4;
+constexpr int kPackedMaxCluster = 8;
 static_assert(kPackedMaxCluster <= kMaxCluster);
-constexpr int kPackedPitch = 20;                // floats between the tokens of a partial sum: no bank conflicts
-constexpr int kPackedSharedBytes = 160 * 1024;  // of a block: loads on their way take what is left of the L1 cache
+constexpr int kPackedPitch = 20;  // floats between the tokens of a partial sum: no bank conflicts
 
-// A block's shared memory: x, the warps' partial sums, then those of the cluster's blocks.
-template <int kTiles>
-struct PackedShared {
-  static constexpr int MaxTokens = kTiles * 8;
-  static constexpr int Buffers = kTiles == 1 ? 2 : 1;  // of partial sums: with two, a tile need not wait for the last
-  static constexpr int PartialFloats = MaxTokens * kPackedPitch;
-  static constexpr int PartialBytes = Buffers * kPackedWarps * PartialFloats * 4;
+// How a block is made. Large, for Hopper's shared memory: a block has a multiprocessor to itself, and most of its memory
+// is for what is on its way, so that reading goes on while one launch ends and the next one waits for its x. (Blocks of
+// two launches on a multiprocessor were slower: the later launch's lie where the earlier one's end first.)
+template <typename Format, int kMaxTiles, bool kIsLarge>
+struct PackedBlock {
+  using Weight = Format;
+  static constexpr int Tiles = kMaxTiles;  // of 8 tokens
+  static constexpr bool Large = kIsLarge;
+  static constexpr int Warps = Large ? 16 : 8;
+  static constexpr int Threads = Warps * 32;
+  static constexpr int MaxTokens = Tiles * 8;
+  static constexpr int Buffers = Tiles == 1 ? 2 : 1;  // of partial sums: with two, a tile need not wait for the last
+  static constexpr int SlotBytes = kPackedSlotBytes<Format>;
+  static constexpr int Slots = (Large ? 144 : 40) * 1024 / (Warps * SlotBytes);  // spans of a warp
+  static constexpr int RingBytes = Warps * Slots * SlotBytes;
+  static_assert(Slots >= 2 && SlotBytes % 16 == 0);
 
   // Columns of W, in whole spans, of each block of a cluster.
   static __host__ __device__ constexpr int columns(int inner, int size) {
@@ -41,84 +47,104 @@ struct PackedShared {
   }
   // Bytes between the tokens of x: ldmatrix without bank conflicts.
   static __host__ __device__ constexpr int pitch(int inner, int size) { return columns(inner, size) * 2 + 16; }
-  static constexpr int bytes(int num_rows, int inner, int size) { return num_rows * pitch(inner, size) + PartialBytes; }
+  // Floats of the partial sums of a warp.
+  static __host__ __device__ constexpr int partial(int num_rows) { return num_rows * kPackedPitch; }
+  // Sums of x over groups of columns.
+  static __host__ __device__ constexpr int sum_bytes(int inner, int size) {
+    return Format::Offset ? columns(inner, size) / kPackedSpan * Format::Groups * MaxTokens * 4 : 0;
+  }
+  // Of shared memory: the warps' rings, sums of x, x, the warps' partial sums, then those of the cluster's blocks.
+  static constexpr int bytes(int num_rows, int inner, int size) {
+    return RingBytes + sum_bytes(inner, size) + num_rows * pitch(inner, size) + Buffers * Warps * partial(num_rows) * 4;
+  }
 };
 
 // What a launch is cut into. Tile i of a cluster is tile blockIdx.y + i * gridDim.y of W; a group takes every
 // groups-th of those, its warps every split-th span.
 struct PackedShare {
   int rank, size, split, groups, group, part;
-  int first_column, num_spans, num_tiles;
+  int first_column, num_spans, num_tiles, rounds;  // spans of this warp in a tile
 
-  template <typename Shared>
+  template <typename Block>
   static __device__ __forceinline__ PackedShare of(const PackedWeight& w, int split) {
     PackedShare s;
     const int warp = threadIdx.x / 32;
     s.rank = blockIdx.x;
     s.size = gridDim.x;
     s.split = split;
-    s.groups = kPackedWarps / split;
+    s.groups = Block::Warps / split;
     s.group = warp / split;
     s.part = warp % split;
-    const int columns = Shared::columns(w.inner, s.size);
+    const int columns = Block::columns(w.inner, s.size);
     s.first_column = min(s.rank * columns, w.inner);
     s.num_spans = (min(s.first_column + columns, w.inner) - s.first_column) / kPackedSpan;
     s.num_tiles = ceil_div(w.outer / kPackedRows - static_cast<int>(blockIdx.y), gridDim.y);
+    s.rounds = max(0, ceil_div(s.num_spans - s.part, split));
     return s;
   }
 };
 
-// Where a warp is: its next span to load or to multiply.
-struct PackedCursor {
-  int tile, span;
-
-  __device__ __forceinline__ bool done(const PackedShare& s) const { return tile >= s.num_tiles; }
-  // Whether the last one was the last of its tile.
-  __device__ __forceinline__ bool advance(const PackedShare& s) {
-    span += s.split;
-    if (span < s.num_spans) return false;
-    span = s.part;
-    tile += s.groups;
-    return true;
-  }
-};
-
-// The spans of a warp, in its order.
-template <typename Format>
+// The spans of a warp, in its order, on their way into its ring.
+template <typename Block>
 struct PackedReader {
-  PackedCursor at;
-  PackedPlace<Format> place;
+  PackedPlace<typename Block::Weight> place;
+  uint32_t slot, end;
+  int tile, left;
 
-  __device__ __forceinline__ void set(const PackedWeight& w, const PackedShare& s) {
-    const int tile = static_cast<int>(blockIdx.y) + at.tile * static_cast<int>(gridDim.y);
-    place.set(w, tile * kPackedRows + threadIdx.x % 32 / 4, s.first_column + at.span * kPackedSpan);
+  __device__ __forceinline__ void start(const PackedWeight& w, const PackedShare& s, uint32_t ring) {
+    slot = ring;
+    end = ring + Block::Slots * Block::SlotBytes;
+    tile = s.rounds > 0 ? s.group : s.num_tiles;
+    left = 0;
+    set(w, s);
   }
-  __device__ __forceinline__ void load(const PackedWeight& w, const PackedShare& s, PackedSpan<Format>& span) {
-    if (at.done(s)) return;
-    if (at.span < s.num_spans) place.load(w, span);
-    if (at.advance(s)) {
-      if (!at.done(s)) set(w, s);
-    } else {
+  __device__ __forceinline__ void set(const PackedWeight& w, const PackedShare& s) {
+    const int row = (static_cast<int>(blockIdx.y) + tile * static_cast<int>(gridDim.y)) * kPackedRows;
+    place.set(w, row + threadIdx.x % 32 / 4, s.first_column + s.part * kPackedSpan);
+    left = s.rounds;
+  }
+  __device__ __forceinline__ void copy_next(const PackedWeight& w, const PackedShare& s) {
+    if (tile < s.num_tiles) {
+      place.copy(w, slot);
       place.move(w, s.split * kPackedSpan);
+      slot += Block::SlotBytes;
+      if (slot == end) slot -= Block::Slots * Block::SlotBytes;
+      if (--left == 0) {
+        tile += s.groups;
+        set(w, s);
+      }
     }
+    copy_async_commit();
   }
 };
 
-// sums += W . x^T of one span; x[j] is where this lane reads of tokens 8j to 8j + 7.
+// sums += W . x^T of one span; x[j] is where this lane reads of tokens 8j to 8j + 7. x_sums: of each group of columns
+// from this span's on, the sums of x of tokens 2t and 2t + 1, where the format wants them.
 template <typename Format, int kTiles>
 __device__ __forceinline__ void multiply_packed_span(const PackedWeight& w, const PackedSpan<Format>& span,
                                                      uint32_t offset, const uint32_t (&x)[kTiles],
-                                                     float (&sums)[kTiles][4]) {
+                                                     const float2* x_sums, float (&sums)[kTiles][4]) {
   using T = typename Format::T;
   constexpr int kPerGroup = kPackedBlocks / Format::Groups;
 #pragma unroll
   for (int group = 0; group < Format::Groups; ++group) {
     float even[kTiles][4] = {}, other[4] = {};  // two chains: a product need not wait for the last
+    if constexpr (Format::Offset) {
+      const float low = -Format::offset_of(span.low_scale, group), high = -Format::offset_of(span.high_scale, group);
+#pragma unroll
+      for (int j = 0; j < kTiles; ++j) {
+        const float2 x_sum = x_sums[(group * kTiles + j) * 4];
+        even[j][0] = low * x_sum.x;
+        even[j][1] = low * x_sum.y;
+        even[j][2] = high * x_sum.x;
+        even[j][3] = high * x_sum.y;
+      }
+    }
 #pragma unroll
     for (int block = group * kPerGroup; block < (group + 1) * kPerGroup; block += 2) {
       uint32_t first[4], second[4];
-      Format::operand(span, block, first);
-      Format::operand(span, block + 1, second);
+      Format::quick_operand(span, block, first);
+      Format::quick_operand(span, block + 1, second);
 #pragma unroll
       for (int j = 0; j < kTiles; ++j) {
         uint32_t values[4];
@@ -127,13 +153,22 @@ __device__ __forceinline__ void multiply_packed_span(const PackedWeight& w, cons
         mma<T>(kTiles == 1 ? other : even[j], second, values[2], values[3]);
       }
     }
-    const float low = Format::scale(w, span.low_scale, group), high = Format::scale(w, span.high_scale, group);
+    const float low = Format::quick_scale(w, span.low_scale, group);
+    const float high = Format::quick_scale(w, span.high_scale, group);
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
-      for (int e = 0; e < 4; ++e) sums[j][e] += (even[j][e] + other[e]) * (e < 2 ? low : high);
+      for (int e = 0; e < 4; ++e) sums[j][e] += (kTiles == 1 ? even[j][e] + other[e] : even[j][e]) * (e < 2 ? low : high);
     }
   }
+}
+
+__device__ __forceinline__ uint32_t times_2_96(uint32_t pair) {
+  const auto values = __hmul2(reinterpret_cast<const __nv_bfloat162&>(pair), __nv_bfloat162(__float2bfloat16(0x1p96f), __float2bfloat16(0x1p96f)));
+  return reinterpret_cast<const uint32_t&>(values);
+}
+__device__ __forceinline__ float pair_sum(uint32_t pair) {  // of bfloat16
+  return __uint_as_float(pair << 16) + __uint_as_float(pair & 0xFFFF0000);
 }
 
 __device__ __forceinline__ void named_barrier(int id, int threads) {
@@ -142,9 +177,9 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
 
 // Merges the partial sums of a tile: the group's warps' through shared memory; the blocks' in that of the tile's owner,
 // to which they are pushed as they are made.
-template <typename T, int kTiles>
+template <typename Block>
 struct PackedMerge {
-  using Shared = PackedShared<kTiles>;
+  using T = typename Block::Weight::T;
   const LinearParams& p;
   const PackedShare& s;
   float* partials;  // [buffers][warps][tokens][pitch]
@@ -155,30 +190,31 @@ struct PackedMerge {
     static_cast<T*>(p.y)[static_cast<int64_t>(i / kPackedRows) * p.outer + row] = from_float<T>(value);
   }
 
-  __device__ __forceinline__ void finish(int tile, int buffer, const float (&sums)[kTiles][4]) const {
+  __device__ __forceinline__ void finish(int tile, int buffer, const float (&sums)[Block::Tiles][4]) const {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, outputs = p.num_rows * kPackedRows;
     const int threads = s.split * 32, thread = threadIdx.x % threads;
-    float* buffered = partials + buffer * kPackedWarps * Shared::PartialFloats;
-    if (Shared::Buffers == 1) named_barrier(1 + s.group, threads);  // the last tile's sums have been read
+    const int floats = Block::partial(p.num_rows);
+    float* buffered = partials + buffer * Block::Warps * floats;
+    if (Block::Buffers == 1) named_barrier(1 + s.group, threads);  // the last tile's sums have been read
 #pragma unroll
-    for (int j = 0; j < kTiles; ++j) {
+    for (int j = 0; j < Block::Tiles; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int token = j * 8 + lane % 4 * 2 + e % 2, row = lane / 4 + e / 2 * 8;
-        buffered[warp * Shared::PartialFloats + token * kPackedPitch + row] = sums[j][e];
+        if (token < p.num_rows) buffered[warp * floats + token * kPackedPitch + row] = sums[j][e];
       }
     }
     named_barrier(1 + s.group, threads);
-    const float* first = buffered + s.group * s.split * Shared::PartialFloats;
+    const float* first = buffered + s.group * s.split * floats;
 #pragma unroll 1
     for (int i = thread; i < outputs; i += threads) {
       const float* part = first + i / kPackedRows * kPackedPitch + i % kPackedRows;
       float sum = part[0];
 #pragma unroll 1
       for (int w = 1; w < s.split; w += 3) {  // 4 or 16 warps, or 8: three more at a time, and two
-        sum += part[w * Shared::PartialFloats];
-        if (w + 1 < s.split) sum += part[(w + 1) * Shared::PartialFloats];
-        if (w + 2 < s.split) sum += part[(w + 2) * Shared::PartialFloats];
+        sum += part[w * floats];
+        if (w + 1 < s.split) sum += part[(w + 1) * floats];
+        if (w + 2 < s.split) sum += part[(w + 2) * floats];
       }
       if (s.size == 1) {
         store(tile, i, sum);
@@ -195,7 +231,7 @@ struct PackedMerge {
   __device__ __forceinline__ void collect() const {
     const int outputs = p.num_rows * kPackedRows, own = ceil_div(s.num_tiles - s.rank, s.size);
 #pragma unroll 1
-    for (int i = threadIdx.x; i < own * outputs; i += kPackedThreads) {
+    for (int i = threadIdx.x; i < own * outputs; i += Block::Threads) {
       const int index = i / outputs, output = i - index * outputs;
       float sum = 0.0f;
 #pragma unroll 1
@@ -205,43 +241,73 @@ struct PackedMerge {
   }
 };
 
-// Copies this block's columns of x.
-template <typename T>
-__device__ __forceinline__ void load_packed_x(const LinearParams& p, const PackedShare& s, uint32_t shared, int pitch) {
+// What the format wants of 8 columns of x: them times 2^96, or the sum of the group's columns, which kLanes lanes have.
+template <typename Format>
+__device__ __forceinline__ void keep_packed_x(uint4 v, char* place, float* x_sum, int chunk) {
+  if constexpr (Format::Shifted) {
+    v = make_uint4(times_2_96(v.x), times_2_96(v.y), times_2_96(v.z), times_2_96(v.w));
+  }
+  *reinterpret_cast<uint4*>(place) = v;
+  if constexpr (Format::Offset) {
+    constexpr int kLanes = 16 / Format::Groups;
+    float sum = pair_sum(v.x) + pair_sum(v.y) + (pair_sum(v.z) + pair_sum(v.w));
+#pragma unroll
+    for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) {
+      sum += __shfl_xor_sync(0xFFFFu << (threadIdx.x & 16), sum, lanes);
+    }
+    if (chunk % kLanes == 0) *x_sum = sum;
+  }
+}
+
+// Brings this block's columns of x, eight tokens' at a time. Not by asynchronous copies: who waits for those waits for
+// all of the weight that is on its way.
+template <typename Block>
+__device__ __forceinline__ void load_packed_x(const LinearParams& p, const PackedShare& s, char* tokens, int pitch,
+                                              float* x_sums) {
+  using Format = typename Block::Weight;
+  using T = typename Format::T;
   const int chunks = s.num_spans * (kPackedSpan / 8);
 #pragma unroll 1
-  for (int token = 0; token < p.num_rows; ++token) {
-    const T* row = static_cast<const T*>(p.x) + static_cast<int64_t>(token) * p.inner + s.first_column;
-#pragma unroll 2
-    for (int i = threadIdx.x; i < chunks; i += kPackedThreads) {
-      copy_async16(shared + token * pitch + i * 16, row + i * 8, 16);
+  for (int i = threadIdx.x; i < chunks; i += Block::Threads) {
+#pragma unroll 1
+    for (int first = 0; first < p.num_rows; first += 8) {
+      const T* column = static_cast<const T*>(p.x) + static_cast<int64_t>(first) * p.inner + s.first_column + i * 8;
+      uint4 values[8];
+#pragma unroll
+      for (int t = 0; t < 8; ++t) {
+        if (first + t < p.num_rows) values[t] = *reinterpret_cast<const uint4*>(column + t * static_cast<int64_t>(p.inner));
+      }
+#pragma unroll
+      for (int t = 0; t < 8; ++t) {
+        if (first + t >= p.num_rows) break;
+        float* x_sum = x_sums + i / (16 / Format::Groups) * Block::MaxTokens + first + t;
+        keep_packed_x<Format>(values[t], tokens + (first + t) * pitch + i * 16, x_sum, i);
+      }
     }
   }
-  copy_async_commit();
-  copy_async_wait<0>();
   __syncthreads();
 }
 
-// grid (blocks of a cluster, clusters).
-template <typename Format, int kTiles>
-__global__ void __launch_bounds__(kPackedThreads, 1)
-    linear_packed_kernel(const LinearParams p, const PackedWeight w, int split) {
-  using T = typename Format::T;
-  using Shared = PackedShared<kTiles>;
+template <typename Block>
+__device__ __forceinline__ void linear_packed(const LinearParams& p, const PackedWeight& w, int split) {
+  using Format = typename Block::Weight;
+  constexpr int kTiles = Block::Tiles;
   extern __shared__ __align__(16) char shared[];
   const int lane = threadIdx.x % 32;
-  const PackedShare s = PackedShare::of<Shared>(w, split);
-  const int pitch = Shared::pitch(w.inner, s.size);
+  const PackedShare s = PackedShare::of<Block>(w, split);
+  const int pitch = Block::pitch(w.inner, s.size);
 #if __CUDA_ARCH__ >= 900
   if (s.size > 1) cooperative_groups::this_cluster().barrier_arrive();  // awaited before the first push
 #endif
-  PackedReader<Format> reader = {{s.group, s.part}, {}};
-  PackedSpan<Format> spans[Format::Ahead];
-  reader.set(w, s);
-#pragma unroll
-  for (int i = 0; i < Format::Ahead; ++i) reader.load(w, s, spans[i]);
+  const char* ring = shared + threadIdx.x / 32 * (Block::Slots * Block::SlotBytes);
+  PackedReader<Block> reader;
+  reader.start(w, s, shared_address(ring));
+#pragma unroll 1
+  for (int i = 0; i < Block::Slots - 1; ++i) reader.copy_next(w, s);
   wait_for_previous();  // a launch whose weight is not prefetch_safe did not come up before it could pass here
-  load_packed_x<T>(p, s, shared_address(shared), pitch);
+  float* x_sums = reinterpret_cast<float*>(shared + Block::RingBytes);
+  char* tokens = shared + Block::RingBytes + Block::sum_bytes(w.inner, s.size);
+  load_packed_x<Block>(p, s, tokens, pitch, x_sums);
 #if __CUDA_ARCH__ >= 900
   if (s.size > 1) cooperative_groups::this_cluster().barrier_wait();
 #endif
@@ -249,33 +315,31 @@ __global__ void __launch_bounds__(kPackedThreads, 1)
   uint32_t x[kTiles];  // tokens past the last repeat it; what becomes of them is not kept
 #pragma unroll
   for (int j = 0; j < kTiles; ++j) {
-    x[j] = shared_address(shared) + min(j * 8 + lane % 8, p.num_rows - 1) * pitch + lane / 8 * 16;
+    x[j] = shared_address(tokens) + min(j * 8 + lane % 8, p.num_rows - 1) * pitch + lane / 8 * 16;
   }
-  float* partials = reinterpret_cast<float*>(shared + p.num_rows * pitch);
-  const PackedMerge<T, kTiles> merge{p, s, partials, partials + Shared::PartialBytes / 4};
-  float sums[kTiles][4] = {};
-  PackedCursor at = {s.group, s.part};
-  int buffer = 0;
+  float* partials = reinterpret_cast<float*>(tokens + p.num_rows * pitch);
+  const int partial_floats = Block::Buffers * Block::Warps * Block::partial(p.num_rows);
+  const PackedMerge<Block> merge{p, s, partials, partials + partial_floats};
+  const float2* lane_sums = reinterpret_cast<const float2*>(x_sums) + lane % 4;
+  const uint32_t scale_base = scale_index<Format>(w, s.first_column);
+  int buffer = 0, slot = 0;
 #pragma unroll 1
-  while (!at.done(s)) {
-#pragma unroll
-    for (int i = 0; i < Format::Ahead; ++i) {
-      if (at.done(s)) break;
-      if (at.span < s.num_spans) {
-        multiply_packed_span<Format, kTiles>(w, spans[i], at.span * kPackedSpan * 2, x, sums);
-      }
-      reader.load(w, s, spans[i]);
-      const int tile = at.tile;
-      if (at.advance(s)) {
-        merge.finish(tile, buffer, sums);
-        buffer = Shared::Buffers - 1 - buffer;
-#pragma unroll
-        for (int j = 0; j < kTiles; ++j) {
-#pragma unroll
-          for (int e = 0; e < 4; ++e) sums[j][e] = 0.0f;
-        }
-      }
+  for (int tile = s.group; tile < s.num_tiles; tile += s.groups) {
+    float sums[kTiles][4] = {};
+#pragma unroll 1
+    for (int span = s.part; span < s.num_spans; span += s.split) {
+      copy_async_wait<Block::Slots - 2>();
+      __syncwarp();  // the others' copies too; and all have read the slot before, which the next copies fill
+      PackedSpan<Format> values;
+      read_span<Format>(w, ring + slot, scale_base + span * Format::Groups, values);
+      reader.copy_next(w, s);
+      multiply_packed_span<Format, kTiles>(w, values, span * kPackedSpan * 2, x,
+                                           lane_sums + span * Format::Groups * kTiles * 4, sums);
+      slot += Block::SlotBytes;
+      if (slot == Block::Slots * Block::SlotBytes) slot = 0;
     }
+    merge.finish(tile, buffer, sums);
+    buffer = Block::Buffers - 1 - buffer;
   }
 #if __CUDA_ARCH__ >= 900
   if (s.size > 1) {
@@ -285,28 +349,62 @@ __global__ void __launch_bounds__(kPackedThreads, 1)
 #endif
 }
 
-template <typename Format, int kTiles>
+// grid (blocks of a cluster, clusters).
+template <typename Block>
+__global__ void __launch_bounds__(Block::Threads, 1)
+    linear_packed_kernel(const LinearParams p, const PackedWeight w, int split) {
+#if __CUDA_ARCH__ >= 900
+  linear_packed<Block>(p, w, split);
+#else
+  if constexpr (!Block::Large) linear_packed<Block>(p, w, split);
+#endif
+}
+
+// Spans of a tile are divided among so many warps that all have something to do.
+inline int packed_split(int tiles_each, int warps) { return tiles_each >= 4 ? 4 : warps; }
+
+constexpr int kPackedLargeBytes = 200 * 1024;  // of shared memory, that Hopper has and others have not
+
+template <typename Block>
 cudaError_t run_linear_packed(const LinearParams& p, const PackedWeight& w, const Chip& chip, cudaStream_t stream) {
-  using Shared = PackedShared<kTiles>;
-  const int largest = chip.major >= 9 ? kPackedMaxCluster : 1;
-  int size = 1;  // chosen as for the most tokens, so that all are added alike
-  while (size < largest && Shared::bytes(Shared::MaxTokens, p.inner, size) > kPackedSharedBytes) size *= 2;
-  const auto kernel = linear_packed_kernel<Format, kTiles>;
+  const auto kernel = linear_packed_kernel<Block>;
   cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, chip.shared_bytes);
   if (error != cudaSuccess) return error;
   thread_local ClusterRoom known;
-  int clusters = 0;
-  error = cluster_room(kernel, chip, kPackedThreads, size, &known, &clusters);
-  if (error != cudaSuccess) return error;
-  const int tiles = p.outer / kPackedRows, each = ceil_div(tiles, clusters);
-  const int parts = size == 1 ? 0 : ceil_div(each, size) * size * kPackedRows * 4;  // of a token
-  const int most = Shared::bytes(Shared::MaxTokens, p.inner, size) + Shared::MaxTokens * parts;
-  if (most > std::min(kPackedSharedBytes + 32 * 1024, chip.shared_bytes)) return cudaErrorNotSupported;
-  const int bytes = Shared::bytes(p.num_rows, p.inner, size) + p.num_rows * parts;
-  const int split = each >= 3 ? 4 : each == 2 ? 8 : 16;  // so that all warps have something to do
-  const Overlap overlap = p.prefetch_safe != 0 ? Overlap::kYes : Overlap::kNo;
-  const dim3 grid(size, std::min(clusters, tiles));
-  return launch(overlap, kernel, grid, kPackedThreads, bytes, size, stream, p, w, split);
+  const int tiles = p.outer / kPackedRows;
+  for (int size = 1; size <= (Block::Large ? kPackedMaxCluster : 1); size *= 2) {
+    int clusters = 0;
+    error = cluster_room(kernel, chip, Block::Threads, size, &known, &clusters);
+    if (error != cudaSuccess) return error;
+    const int each = ceil_div(tiles, clusters);
+    const int parts = size == 1 ? 0 : ceil_div(each, size) * size * kPackedRows * 4;  // of a token
+    // The cluster is chosen as for the most tokens, so that all are added alike.
+    const int most = Block::bytes(Block::MaxTokens, p.inner, size) + Block::MaxTokens * parts;
+    if (Block::Large && most > chip.shared_bytes) continue;
+    const int bytes = Block::bytes(p.num_rows, p.inner, size) + p.num_rows * parts;
+    if (bytes > chip.shared_bytes) return cudaErrorNotSupported;
+    const Overlap overlap = p.prefetch_safe != 0 ? Overlap::kYes : Overlap::kNo;
+    return launch(overlap, kernel, dim3(size, std::min(clusters, tiles)), Block::Threads, bytes, size, stream, p, w,
+                  packed_split(each, Block::Warps));
+  }
+  return cudaErrorNotSupported;
+}
+
+// So many tokens at a time as fit: a token's sums do not depend on that.
+template <typename Block>
+cudaError_t run_linear_packed_in_passes(const LinearParams& p, const PackedWeight& w, const Chip& chip,
+                                        cudaStream_t stream) {
+  int most = Block::MaxTokens;
+  while (most > 0 && Block::bytes(most, p.inner, 1) > chip.shared_bytes) most /= 2;
+  if (most == 0) return cudaErrorNotSupported;
+  for (int first = 0; first < p.num_rows; first += most) {
+    LinearParams part = p;
+    part.num_rows = std::min(most, p.num_rows - first);
+    part.x = static_cast<const char*>(p.x) + int64_t{2} * first * p.inner;
+    part.y = static_cast<char*>(p.y) + int64_t{2} * first * p.outer;
+    if (const cudaError_t error = run_linear_packed<Block>(part, w, chip, stream); error != cudaSuccess) return error;
+  }
+  return cudaSuccess;
 }
 
 }  // namespace trt_eagle3

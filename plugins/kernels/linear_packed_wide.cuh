@@ -13,23 +13,35 @@
 
 #include <cooperative_groups.h>
 
+#include "barrier.cuh"
 #include "linear_packed.cuh"
-#include "tree_tile.cuh"
+#include "tensor_map.cuh"
+#include "wgmma.cuh"
 
 namespace trt_eagle3 {
 
-template <typename Element, int kWarpgroups, int kMaxTokens>
+constexpr int kPackedWideBytes = 226 * 1024;  // of shared memory, at most
+
+// kWarpgroups with 64 rows of W each, and a warp that brings x.
+template <typename Format, int kWarpgroups, int kMaxTokens>
 struct PackedWideTile {
-  using T = Element;
-  static constexpr int Threads = kWarpgroups * 128;
+  using T = typename Format::T;
+  static constexpr int Warps = kWarpgroups * 4;  // that multiply
+  static constexpr int Threads = kWarpgroups * 128 + 32;
   static constexpr int Rows = kWarpgroups * 64;
   static constexpr int Tokens = kMaxTokens;
-  static constexpr int StageBytes = Tokens * kPackedSpan * 2;
-  static constexpr int Stages = Tokens == 64 ? 7 : 10;
-  static constexpr int Ahead = Stages - 2;   // the products of a stage end while the next one is made
+  static constexpr int PanelBytes = Tokens * 128;  // 64 columns of x
+  static constexpr int StageBytes = 2 * PanelBytes;
+  static constexpr int Stages = 4;
+  static constexpr int BarrierBytes = 2 * Stages * 8;  // full and empty
+  static constexpr int SlotBytes = kPackedSlotBytes<Format>;
+  static constexpr int Fits = (kPackedWideBytes - Stages * StageBytes - BarrierBytes) / (Warps * SlotBytes);
+  static constexpr int Slots = Fits < 8 ? Fits : 8;  // spans of a warp, one of which is being multiplied
+  static constexpr int SlotsPlace = Stages * StageBytes;
+  static constexpr int BarrierPlace = SlotsPlace + Warps * Slots * SlotBytes;
+  static constexpr int SharedBytes = BarrierPlace + BarrierBytes;
   static constexpr int SumPitch = Rows + 4;  // floats between the tokens of the sums: no bank conflicts
-  static constexpr int SharedBytes = Stages * StageBytes;
-  static_assert(Tokens * SumPitch * 4 <= SharedBytes);
+  static_assert(Slots >= 3 && SlotBytes % 16 == 0 && Tokens * SumPitch * 4 <= BarrierPlace);
   using Sums = float[Tokens / 8][4];  // of a warpgroup's 64 rows
 };
 
@@ -85,31 +97,45 @@ __device__ __forceinline__ void rescale(float (&sums)[kTiles][4], float low, flo
   }
 }
 
-// The loop over a share's stages.
+// The stages of x in shared memory, and who says that one is there or has been read.
+template <typename Tile>
+struct PackedWideRing {
+  uint32_t stages, barriers;
+
+  __device__ __forceinline__ uint32_t stage(int i) const { return stages + i % Tile::Stages * Tile::StageBytes; }
+  __device__ __forceinline__ uint32_t full(int i) const { return barriers + i % Tile::Stages * 8; }
+  __device__ __forceinline__ uint32_t empty(int i) const { return full(i) + Tile::Stages * 8; }
+  static __device__ __forceinline__ int phase(int i) { return i / Tile::Stages & 1; }
+
+  __device__ __forceinline__ void init() const {
+    for (int i = 0; i < Tile::Stages; ++i) {
+      barrier_init(full(i), 1);
+      barrier_init(empty(i), Tile::Warps);
+    }
+    barrier_init_done();
+  }
+  // One lane brings the share's columns of x.
+  __device__ __forceinline__ void fill(const CUtensorMap& map, const PackedWideShare& s) const {
+#pragma unroll 1
+    for (int i = 0; i < s.count; ++i) {
+      if (i >= Tile::Stages) barrier_wait(empty(i), phase(i) ^ 1);
+      barrier_expect(full(i), Tile::StageBytes);
+      const int column = (s.first_stage + i) * kPackedSpan;
+      copy_box(stage(i), &map, column, 0, full(i));
+      copy_box(stage(i) + Tile::PanelBytes, &map, column + 64, 0, full(i));
+    }
+  }
+};
+
+// The loop over a share's stages, of a warp that multiplies. No warp waits for one of another warpgroup.
 template <typename Tile, typename Format>
 struct PackedWideLoop {
   static constexpr int kPieces = Format::Groups > 2 ? Format::Groups : 2;  // of a stage, made and multiplied in turn
   static constexpr int kBlocks = kPackedBlocks / kPieces;
-  static constexpr int kAhead = Format::WideAhead;
-  const LinearParams& p;
   const PackedWeight& w;
   const PackedWideShare& s;
-  uint32_t ring;
-
-  __device__ __forceinline__ uint32_t stage_of(int i) const { return ring + i % Tile::Stages * Tile::StageBytes; }
-
-  __device__ __forceinline__ void load_x(int i) const {
-    constexpr int kChunks = kPackedSpan / 8;
-    if (i < s.count) {
-      const auto* x = static_cast<const typename Tile::T*>(p.x) + (s.first_stage + i) * kPackedSpan;
-      for (int c = threadIdx.x; c < p.num_rows * kChunks; c += Tile::Threads) {
-        const int token = c / kChunks, chunk = c % kChunks;
-        copy_async16(stage_of(i) + tile_offset<kPackedSpan>(token, chunk, Tile::Tokens),
-                     x + static_cast<int64_t>(token) * p.inner + chunk * 8, 16);
-      }
-    }
-    copy_async_commit();
-  }
+  const PackedWideRing<Tile>& ring;
+  const char* slots;  // of this warp
 
   // sums += W . x^T of stage i. The sums are those of numbers divided by `scales`, of rows g and g + 8.
   __device__ __forceinline__ void multiply(int i, const PackedSpan<Format>& span, float (&scales)[2],
@@ -120,14 +146,10 @@ struct PackedWideLoop {
       const int group = piece * Format::Groups / kPieces;
       uint32_t a[kBlocks][4];
       wgmma_wait<1>();  // the piece before last, whose registers these are
+      if (piece == 1 && i > 0 && threadIdx.x % 32 == 0) barrier_arrive(ring.empty(i - 1));
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) Format::operand(span, piece * kBlocks + b, a[b]);
-      if (piece == 0) {
-        copy_async_wait<Tile::Ahead - 1>();
-        fence_async_proxy();
-        __syncthreads();  // stage i is there, and nobody reads stage i - 2 any more
-        load_x(i + Tile::Ahead);
-      }
+      if (piece == 0) barrier_wait(ring.full(i), ring.phase(i));
       if (rescales && piece % (kPieces / Format::Groups) == 0) {
         const float low = Format::scale(w, span.low_scale, group), high = Format::scale(w, span.high_scale, group);
         wgmma_wait<0>();
@@ -141,37 +163,41 @@ struct PackedWideLoop {
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) {
         const int block = piece * kBlocks + b;
-        const uint32_t x = stage_of(i) + block / 4 * Tile::Tokens * 128 + block % 4 * 32;
+        const uint32_t x = ring.stage(i) + block / 4 * Tile::PanelBytes + block % 4 * 32;
         wgmma_rs_inner<typename Tile::T>(sums, a[b], wgmma_descriptor(x, 16));
       }
       wgmma_commit();
     }
   }
 
+  // Starts the copies of this warp's span of stage i.
+  __device__ __forceinline__ void copy_span(PackedPlace<Format>& place, int i) const {
+    if (i < s.count) place.copy(w, shared_address(slots) + i % Tile::Slots * Tile::SlotBytes);
+    place.move(w, kPackedSpan);
+    copy_async_commit();
+  }
+
   __device__ __forceinline__ void run(typename Tile::Sums& sums) const {
     const int row = min(s.first_row + static_cast<int>(threadIdx.x) / 32 * kPackedRows, w.outer - kPackedRows);
     PackedPlace<Format> place;
     place.set(w, row + threadIdx.x % 32 / 4, s.first_stage * kPackedSpan);
-    PackedSpan<Format> spans[kAhead];
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      if (i < s.count) place.load(w, spans[i]);
-      place.move(w, kPackedSpan);
-    }
+#pragma unroll 1
+    for (int i = 0; i < Tile::Slots - 1; ++i) copy_span(place, i);
     wait_for_previous();
+    float scales[2] = {1.0f, 1.0f};
+    const uint32_t first_scale = scale_index<Format>(w, s.first_stage * kPackedSpan);
 #pragma unroll 1
-    for (int i = 0; i < Tile::Ahead; ++i) load_x(i);
-    float scales[2] = {Format::scale(w, spans[0].low_scale, 0), Format::scale(w, spans[0].high_scale, 0)};
-#pragma unroll 1
-    for (int first = 0; first < s.count; first += kAhead) {
-#pragma unroll
-      for (int j = 0; j < kAhead; ++j) {
-        const int i = first + j;
-        if (i >= s.count) break;
-        multiply(i, spans[j], scales, sums);
-        if (i + kAhead < s.count) place.load(w, spans[j]);
-        place.move(w, kPackedSpan);
+    for (int i = 0; i < s.count; ++i) {
+      copy_async_wait<Tile::Slots - 2>();
+      __syncwarp();  // the other lanes' copies too; and all have read the slot before, which the next copies fill
+      PackedSpan<Format> span;
+      read_span<Format>(w, slots + i % Tile::Slots * Tile::SlotBytes, first_scale + i * Format::Groups, span);
+      if (i == 0) {
+        scales[0] = Format::scale(w, span.low_scale, 0);
+        scales[1] = Format::scale(w, span.high_scale, 0);
       }
+      copy_span(place, i + Tile::Slots - 1);
+      multiply(i, span, scales, sums);
     }
     wgmma_wait<0>();
     wgmma_pin(sums);
@@ -225,17 +251,30 @@ __device__ __forceinline__ void write_packed_rows(const LinearParams& p, const P
 // grid (blocks of a cluster; tiles of Tile::Rows rows of W).
 template <typename Tile, typename Format>
 __global__ void __launch_bounds__(Tile::Threads, 1)
-    linear_packed_wide_kernel(const LinearParams p, const PackedWeight w) {
+    linear_packed_wide_kernel(const LinearParams p, const PackedWeight w, const __grid_constant__ CUtensorMap x) {
 #if TRT_EAGLE3_HAS_WGMMA
   extern __shared__ __align__(1024) char packed_wide_shared[];
   const int stages = p.inner / kPackedSpan, rank = blockIdx.x, size = gridDim.x, first = stages * rank / size;
   const PackedWideShare s = {static_cast<int>(blockIdx.y) * Tile::Rows, first, stages * (rank + 1) / size - first};
-  typename Tile::Sums sums = {};
-  PackedWideLoop<Tile, Format>{p, w, s, shared_address(packed_wide_shared)}.run(sums);
-  copy_async_wait<0>();
-  __syncthreads();  // the last products have read the ring
+  const uint32_t base = shared_address(packed_wide_shared);
+  const PackedWideRing<Tile> ring = {base, base + Tile::BarrierPlace};
+  const int warp = threadIdx.x / 32;
   float* kept = reinterpret_cast<float*>(packed_wide_shared);
-  keep_packed_sums<Tile>(sums, p.num_rows, kept);
+  if (threadIdx.x == 0) ring.init();
+  __syncthreads();
+  if (warp == Tile::Warps) {
+    wait_for_previous();
+    if (threadIdx.x % 32 == 0) ring.fill(x, s);
+    __syncwarp();
+    __syncthreads();  // the last products have read the ring
+  } else {
+    typename Tile::Sums sums = {};
+    const char* slots = packed_wide_shared + Tile::SlotsPlace + warp * (Tile::Slots * Tile::SlotBytes);
+    PackedWideLoop<Tile, Format>{w, s, ring, slots}.run(sums);
+    copy_async_wait<0>();
+    __syncthreads();  // the last products have read the ring
+    keep_packed_sums<Tile>(sums, p.num_rows, kept);
+  }
   write_packed_rows<Tile>(p, s, kept);
 #endif
 }
@@ -259,13 +298,14 @@ inline float packed_wide_us(const LinearParams& p, int bits, int tokens, int row
 
 template <typename Format, int kWarpgroups, int kTokens>
 cudaError_t consider_packed_wide(const LinearParams& p, const Chip& chip, PackedWideGrid* best) {
-  using Tile = PackedWideTile<typename Format::T, kWarpgroups, kTokens>;
+  using Tile = PackedWideTile<Format, kWarpgroups, kTokens>;
   const auto kernel = linear_packed_wide_kernel<Tile, Format>;
+  if (Tile::SharedBytes > chip.shared_bytes) return cudaSuccess;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, chip.shared_bytes);
   if (error != cudaSuccess) return error;
   thread_local ClusterRoom known;
-  for (int cluster = 1; cluster <= std::min(kPackedMaxCluster, p.inner / kPackedSpan); cluster *= 2) {
+  for (int cluster = 1; cluster <= std::min(4, p.inner / kPackedSpan); cluster *= 2) {
     int clusters = 0;
     const cudaError_t found = cluster_room(kernel, chip, Tile::Threads, cluster, &known, &clusters);
     if (found == cudaErrorNotSupported) continue;
@@ -278,10 +318,13 @@ cudaError_t consider_packed_wide(const LinearParams& p, const Chip& chip, Packed
 
 template <typename Format, int kWarpgroups, int kTokens>
 cudaError_t run_packed_wide(const LinearParams& p, const PackedWeight& w, int cluster, cudaStream_t stream) {
-  using Tile = PackedWideTile<typename Format::T, kWarpgroups, kTokens>;
+  using Tile = PackedWideTile<Format, kWarpgroups, kTokens>;
   const Overlap overlap = p.prefetch_safe != 0 ? Overlap::kYes : Overlap::kNo;
+  CUtensorMap x;
+  const cudaError_t error = describe_rows(p.dtype, p.x, p.num_rows, p.inner, Tile::Tokens, &x);
+  if (error != cudaSuccess) return error;
   return launch(overlap, linear_packed_wide_kernel<Tile, Format>, dim3(cluster, ceil_div(p.outer, Tile::Rows)),
-                Tile::Threads, Tile::SharedBytes, cluster, stream, p, w);
+                Tile::Threads, Tile::SharedBytes, cluster, stream, p, w, x);
 }
 
 template <typename Format, int kTokens>
@@ -291,6 +334,7 @@ cudaError_t launch_packed_wide(const LinearParams& p, const PackedWeight& w, con
   if (error == cudaSuccess) error = consider_packed_wide<Format, 2, kTokens>(p, chip, &best);
   if (error == cudaSuccess) error = consider_packed_wide<Format, 1, kTokens>(p, chip, &best);
   if (error != cudaSuccess) return error;
+  if (best.warpgroups == 0) return cudaErrorNotSupported;
   if (best.warpgroups == 3) return run_packed_wide<Format, 3, kTokens>(p, w, best.cluster, stream);
   if (best.warpgroups == 2) return run_packed_wide<Format, 2, kTokens>(p, w, best.cluster, stream);
   return run_packed_wide<Format, 1, kTokens>(p, w, best.cluster, stream);
@@ -304,16 +348,20 @@ cudaError_t launch_linear_packed_wide(const LinearParams& p, const PackedWeight&
   return launch_packed_wide<Format, 64>(p, w, chip, stream);
 }
 
-// The form that suits the number of tokens.
+// The form that suits the number of tokens and the chip.
 template <typename Format>
 cudaError_t launch_linear_packed(const LinearParams& p, const PackedWeight& w, cudaStream_t stream) {
   Chip chip;
   if (const cudaError_t error = Chip::current(&chip); error != cudaSuccess) return error;
   cudaError_t error = cudaErrorNotSupported;
+  if (chip.major < 9 || chip.shared_bytes < kPackedLargeBytes) {
+    if (p.num_rows <= 16) error = run_linear_packed_in_passes<PackedBlock<Format, 1, false>>(p, w, chip, stream);
+    return error;
+  }
   if (p.num_rows <= 8) {
-    error = run_linear_packed<Format, 1>(p, w, chip, stream);
+    error = run_linear_packed<PackedBlock<Format, 1, true>>(p, w, chip, stream);
   } else if (p.num_rows <= 16) {
-    error = run_linear_packed<Format, 2>(p, w, chip, stream);
+    error = run_linear_packed<PackedBlock<Format, 2, true>>(p, w, chip, stream);
   }
   return error != cudaErrorNotSupported ? error : launch_linear_packed_wide<Format>(p, w, chip, stream);
 }

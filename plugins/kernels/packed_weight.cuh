@@ -33,6 +33,11 @@ struct PackedWeight {
   int32_t scale_bfloat16;   // INT4: else float16
 };
 
+// Copies 4 bytes to shared memory, through the L1 cache.
+__device__ __forceinline__ void copy_async4(uint32_t destination, const void* source) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;\n" ::"r"(destination), "l"(source) : "memory");
+}
+
 // 16 rows by 128 columns, in the registers of a warp.
 template <typename Format>
 struct PackedSpan {
@@ -40,34 +45,70 @@ struct PackedSpan {
   typename Format::Scale low_scale, high_scale;
 };
 
+// A warp's slot of a ring in shared memory: a span, of which every lane reads the weights that it copied itself; behind
+// them the words that hold the scales of rows g and g + 8 and their zero points, which lanes 4g to 4g + 3 copied.
+template <typename Format>
+constexpr int kPackedSlotBytes = Format::Pieces * 1024 + Format::ScaleWords * 128;
+
 // Where a lane finds a span: rows `row` and row + 8, columns from `column` on. It moves along the rows.
 template <typename Format>
 struct PackedPlace {
-  const char *data, *low_scale, *high_scale;
-  int high;  // bytes from the first row to the second
+  const char *data, *scale;
+  int high;     // bytes from the first row to the second
+  bool scales;  // whether this lane copies any
 
   __device__ __forceinline__ void set(const PackedWeight& w, int row, int column) {
     const int row_bytes = w.inner * Format::Bits / 8;
     data = w.data + static_cast<int64_t>(row) * row_bytes + column * Format::Bits / 8 + threadIdx.x % 4 * 16;
     high = 8 * row_bytes;
-    low_scale = Format::scale_place(w, row, column);
-    high_scale = Format::scale_place(w, row + 8, column);
+    scale = Format::scale_place(w, row + threadIdx.x % 2 * 8, column);
+    scales = threadIdx.x % 4 < (w.zero == nullptr ? 2 : 4);
   }
   __device__ __forceinline__ void move(const PackedWeight& w, int columns) {
     data += columns * Format::Bits / 8;
-    low_scale += Format::scale_bytes(w, columns);
-    high_scale += Format::scale_bytes(w, columns);
+    scale += Format::scale_bytes(w, columns);
   }
-  __device__ __forceinline__ void load(const PackedWeight& w, PackedSpan<Format>& span) const {
+  // Starts this lane's copies of a span into a slot.
+  __device__ __forceinline__ void copy(const PackedWeight& w, uint32_t slot) const {
+    const uint32_t lane = threadIdx.x % 32, pieces = slot + lane * 16;
 #pragma unroll
     for (int i = 0; i < Format::Pieces; ++i) {
-      span.low[i] = load_once(data + i * 64);
-      span.high[i] = load_once(data + high + i * 64);
+      copy_async16(pieces + i * 1024, data + i * 64, 16);
+      copy_async16(pieces + i * 1024 + 512, data + high + i * 64, 16);
     }
-    span.low_scale = Format::load_scale(w, low_scale);
-    span.high_scale = Format::load_scale(w, high_scale);
+    if (!scales) return;
+    const uintptr_t word = reinterpret_cast<uintptr_t>(scale) & ~uintptr_t{3};
+#pragma unroll
+    for (int i = 0; i < Format::ScaleWords; ++i) {
+      if (i > 0 && lane % 4 >= 2) break;  // the zero points of a span are one word
+      copy_async4(slot + Format::Pieces * 1024 + i * 128 + lane * 4, reinterpret_cast<const char*>(word) + i * 4);
+    }
   }
 };
+
+// The place of the first scale of a span in memory, but for multiples of 8 rows.
+template <typename Format>
+__device__ __forceinline__ uint32_t scale_index(const PackedWeight& w, int column) {
+  return threadIdx.x % 32 / 4 * w.scale_columns + column / kPackedSpan * Format::Groups;
+}
+
+// What the warp's copies left in a slot; they are complete, and a __syncwarp() is between.
+template <typename Format>
+__device__ __forceinline__ void read_span(const PackedWeight& w, const char* slot, uint32_t index,
+                                          PackedSpan<Format>& span) {
+  const uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+  for (int i = 0; i < Format::Pieces; ++i) {
+    span.low[i] = *reinterpret_cast<const uint4*>(slot + lane * 16 + i * 1024);
+    span.high[i] = *reinterpret_cast<const uint4*>(slot + lane * 16 + i * 1024 + 512);
+  }
+  const char* scales = slot + Format::Pieces * 1024 + lane / 4 * 16;
+  const uint4 words = *reinterpret_cast<const uint4*>(scales);
+  uint2 more = {};
+  if constexpr (Format::ScaleWords > 1) more = *reinterpret_cast<const uint2*>(scales + 128);
+  span.low_scale = Format::scale_of(w, words.x, more.x, words.z, index);
+  span.high_scale = Format::scale_of(w, words.y, more.y, words.w, index);
+}
 
 __device__ __forceinline__ uint32_t word_of(const uint4& v, int i) {
   return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w;
@@ -85,11 +126,11 @@ __device__ __forceinline__ uint32_t fp8_pair(uint32_t two) {
   }
 }
 
-// e4m3, a float32 scale of a row, of 128 rows or of all, for 128 columns or for all.
+// Numbers of a byte; a float32 scale of a row, of 128 rows or of all, for 128 columns or for all.
 template <typename Element>
-struct Fp8Weight {
+struct ByteWeight {
   using T = Element;
-  static constexpr int Bits = 8, Pieces = 2, Groups = 1, Ahead = 4, WideAhead = 3;
+  static constexpr int Bits = 8, Pieces = 2, Groups = 1, ScaleWords = 1;
   using Scale = float;
 
   static __device__ __forceinline__ const char* scale_place(const PackedWeight& w, int row, int column) {
@@ -100,12 +141,39 @@ struct Fp8Weight {
   static __device__ __forceinline__ int scale_bytes(const PackedWeight& w, int columns) {
     return w.scale_columns == 1 ? 0 : columns / (kPackedSpan / 4);
   }
-  static __device__ __forceinline__ Scale load_scale(const PackedWeight&, const char* place) {
-    return __ldg(reinterpret_cast<const float*>(place));
+  static __device__ __forceinline__ Scale scale_of(const PackedWeight&, uint32_t word, uint32_t, uint32_t, uint32_t) {
+    return __uint_as_float(word);
   }
   static __device__ __forceinline__ float scale(const PackedWeight&, const Scale& s, int) { return s; }
   // Whether one scale serves a row's whole length.
   static __device__ __forceinline__ bool constant(const PackedWeight& w) { return w.scale_columns == 1; }
+
+  static __device__ __forceinline__ float offset_of(const Scale&, int) { return 0.0f; }
+};
+
+// e4m3.
+template <typename Element>
+struct Fp8Weight : ByteWeight<Element> {
+  using T = Element;
+
+  // For few tokens: a product's A by fewer instructions. The exponent and mantissa of e4m3 in those of bfloat16 are
+  // 2^-120 of the value; x comes times 2^96, so that sums stay far from float32's denormals, and scales times 2^24.
+  static constexpr bool Shifted = std::is_same_v<T, __nv_bfloat16>, Offset = false;
+  static __device__ __forceinline__ void quick_operand(const PackedSpan<Fp8Weight>& span, int block, uint32_t (&a)[4]) {
+    if constexpr (!Shifted) return operand(span, block, a);
+    const uint32_t low = word_of(span.low[block / 4], block % 4), high = word_of(span.high[block / 4], block % 4);
+    a[0] = shifted_pair(__byte_perm(low, 0, 0x1404));
+    a[1] = shifted_pair(__byte_perm(high, 0, 0x1404));
+    a[2] = shifted_pair(__byte_perm(low, 0, 0x3424));
+    a[3] = shifted_pair(__byte_perm(high, 0, 0x3424));
+  }
+  // Of two values in the upper bytes of 16 bits.
+  static __device__ __forceinline__ uint32_t shifted_pair(uint32_t two) {
+    return (two & 0x80008000) | ((two >> 4) & 0x07F007F0);
+  }
+  static __device__ __forceinline__ float quick_scale(const PackedWeight&, float scale, int) {
+    return Shifted ? scale * 16777216.0f : scale;
+  }
 
   // A of columns 16 block to 16 block + 15.
   static __device__ __forceinline__ void operand(const PackedSpan<Fp8Weight>& span, int block, uint32_t (&a)[4]) {
@@ -117,42 +185,66 @@ struct Fp8Weight {
   }
 };
 
+// Unsigned codes of eight bits; value = (code - 128) * scale.
+template <typename Element>
+struct Int8Weight : ByteWeight<Element> {
+  using T = Element;
+  static constexpr bool Shifted = false, Offset = false;
+
+  // Bytes `at` and at + 1 of a word, as the last bits of floats, or of halves.
+  static __device__ __forceinline__ uint32_t pair(uint32_t word, int at) {
+    if constexpr (std::is_same_v<T, __half>) {
+      const uint32_t based = __byte_perm(word, 0x64646464, at == 0 ? 0x4140 : 0x4342);
+      const __half2 value = __hsub2(reinterpret_cast<const __half2&>(based), __half2half2(__ushort_as_half(0x6480)));
+      return reinterpret_cast<const uint32_t&>(value);
+    } else {
+      const float low = __uint_as_float(__byte_perm(word, 0x4B000000, 0x7440 | at));
+      const float high = __uint_as_float(__byte_perm(word, 0x4B000000, 0x7440 | (at + 1)));
+      return pack2<T>(low - 8388736.0f, high - 8388736.0f);
+    }
+  }
+  static __device__ __forceinline__ void operand(const PackedSpan<Int8Weight>& span, int block, uint32_t (&a)[4]) {
+    const uint32_t low = word_of(span.low[block / 4], block % 4), high = word_of(span.high[block / 4], block % 4);
+    a[0] = pair(low, 0);
+    a[1] = pair(high, 0);
+    a[2] = pair(low, 2);
+    a[3] = pair(high, 2);
+  }
+  static __device__ __forceinline__ void quick_operand(const PackedSpan<Int8Weight>& span, int block,
+                                                       uint32_t (&a)[4]) {
+    operand(span, block, a);
+  }
+  static __device__ __forceinline__ float quick_scale(const PackedWeight&, float scale, int) { return scale; }
+};
+
 // Unsigned codes of four bits; value = (code - zero point) * scale, with 16-bit scales for every 128 / kGroups columns
 // of a row, and 8-bit zero points, or 8 for all.
 template <typename Element, int kGroups>
 struct Int4Weight {
   using T = Element;
-  static constexpr int Bits = 4, Pieces = 1, Groups = kGroups, Ahead = kGroups == 4 ? 4 : 6, WideAhead = 4;
+  static constexpr int Bits = 4, Pieces = 1, Groups = kGroups, ScaleWords = kGroups == 4 ? 2 : 1;
   static constexpr uint32_t kBase = std::is_same_v<T, __half> ? 0x6400 : 0x4300;  // 1024 or 128: its last bits are ones
   struct Scale {
     uint32_t scales[kGroups == 4 ? 2 : 1];
     uint32_t zeros;
   };
 
+  // Of the lane's row: lanes 0 and 1 of four copy scales, the others zero points, half as many bytes.
   static __device__ __forceinline__ const char* scale_place(const PackedWeight& w, int row, int column) {
     const int64_t place = static_cast<int64_t>(row) * w.scale_columns + column / (kPackedSpan / kGroups);
-    return static_cast<const char*>(w.scale) + place * 2;
+    return threadIdx.x % 4 < 2 ? static_cast<const char*>(w.scale) + place * 2
+                               : reinterpret_cast<const char*>(w.zero) + place;
   }
   static __device__ __forceinline__ int scale_bytes(const PackedWeight&, int columns) {
-    return columns * 2 * kGroups / kPackedSpan;
+    return columns * kGroups / kPackedSpan << (threadIdx.x % 4 < 2);
   }
-  static __device__ __forceinline__ Scale load_scale(const PackedWeight& w, const char* place) {
-    Scale s = {};
-    const auto scales = loaded<2 * kGroups>(place);
-    s.scales[0] = static_cast<uint32_t>(scales);
-    if constexpr (kGroups == 4) s.scales[1] = static_cast<uint32_t>(scales >> 32);
-    s.zeros = 0x08080808;
-    if (w.zero != nullptr) {  // as many bytes from their start as half the scales' from theirs
-      s.zeros = static_cast<uint32_t>(loaded<kGroups>(w.zero + (place - static_cast<const char*>(w.scale)) / 2));
-    }
+  static __device__ __forceinline__ Scale scale_of(const PackedWeight& w, uint32_t scales, uint32_t more,
+                                                   uint32_t zeros, uint32_t index) {
+    Scale s;
+    s.scales[0] = kGroups == 1 ? scales >> index % 2 * 16 : scales;
+    if constexpr (kGroups == 4) s.scales[1] = more;
+    s.zeros = w.zero == nullptr ? 0x08080808 : zeros >> index % 4 * 8;
     return s;
-  }
-  template <int kBytes>
-  static __device__ __forceinline__ uint64_t loaded(const void* place) {
-    if constexpr (kBytes == 1) return __ldg(static_cast<const uint8_t*>(place));
-    if constexpr (kBytes == 2) return __ldg(static_cast<const uint16_t*>(place));
-    if constexpr (kBytes == 4) return __ldg(static_cast<const uint32_t*>(place));
-    return __ldg(static_cast<const unsigned long long*>(place));
   }
   static __device__ __forceinline__ float scale(const PackedWeight& w, const Scale& s, int group) {
     const uint32_t bits = s.scales[group / 2] >> group % 2 * 16 & 0xFFFF;
@@ -169,18 +261,44 @@ struct Int4Weight {
     return one | one << 16;
   }
   static __device__ __forceinline__ uint32_t pair(uint32_t word, int shift, uint32_t offset) {
-    uint32_t based;  // (word & 0x000F000F) | base, in one instruction: its constants in registers
-    asm("lop3.b32 %0, %1, %2, %3, 0xEA;\n"
-        : "=r"(based)
-        : "r"(word >> shift), "r"(0x000F000F), "r"(kBase | kBase << 16));
+    const uint32_t numbers = based(word, shift);
     if constexpr (std::is_same_v<T, __half>) {
-      const __half2 value = __hsub2(reinterpret_cast<const __half2&>(based), reinterpret_cast<const __half2&>(offset));
+      const __half2 value =
+          __hsub2(reinterpret_cast<const __half2&>(numbers), reinterpret_cast<const __half2&>(offset));
       return reinterpret_cast<const uint32_t&>(value);
     } else {
       const __nv_bfloat162 value =
-          __hsub2(reinterpret_cast<const __nv_bfloat162&>(based), reinterpret_cast<const __nv_bfloat162&>(offset));
+          __hsub2(reinterpret_cast<const __nv_bfloat162&>(numbers), reinterpret_cast<const __nv_bfloat162&>(offset));
       return reinterpret_cast<const uint32_t&>(value);
     }
+  }
+
+  // For few tokens: the pairs with their base, which offset_of takes off by the sums of x: bfloat16 alone, whose
+  // rounding hides what that costs.
+  static constexpr bool Shifted = false, Offset = std::is_same_v<T, __nv_bfloat16>;
+  static __device__ __forceinline__ void quick_operand(const PackedSpan<Int4Weight>& span, int block,
+                                                       uint32_t (&a)[4]) {
+    if constexpr (!Offset) return operand(span, block, a);
+    const uint32_t low = word_of(span.low[0], block / 2), high = word_of(span.high[0], block / 2);
+    const int shift = block % 2 * 8;
+    a[0] = based(low, shift);
+    a[1] = based(high, shift);
+    a[2] = based(low, shift + 4);
+    a[3] = based(high, shift + 4);
+  }
+  static __device__ __forceinline__ float quick_scale(const PackedWeight& w, const Scale& s, int group) {
+    return scale(w, s, group);
+  }
+  // Base and zero point.
+  static __device__ __forceinline__ float offset_of(const Scale& s, int group) {
+    return __uint_as_float(0x4B000000 | (s.zeros >> group * 8 & 0xFF)) - (8388608.0f - 128.0f);
+  }
+  static __device__ __forceinline__ uint32_t based(uint32_t word, int shift) {
+    uint32_t pair;  // (word & 0x000F000F) | base, in one instruction: its constants in registers
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;\n"
+        : "=r"(pair)
+        : "r"(word >> shift), "r"(0x000F000F), "r"(kBase | kBase << 16));
+    return pair;
   }
 
   static __device__ __forceinline__ void operand(const PackedSpan<Int4Weight>& span, int block, uint32_t (&a)[4]) {

@@ -1,13 +1,12 @@
 // Launches TreeAttention for prompts, where it pays.
 #pragma once
 
-#include <cudaTypedefs.h>
-
 #include <algorithm>
 #include <cstdint>
 
 #include "chip.cuh"
 #include "prompt_attention.cuh"
+#include "tensor_map.cuh"
 
 namespace trt_eagle3 {
 
@@ -33,36 +32,6 @@ inline int prompt_box_rows(const TreeAttentionParams& p) {
   return rows >= 8 ? rows : 0;
 }
 
-// The driver's function that describes a tensor to the copy engine; null where it has none.
-inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
-  static const auto encoder = [] {
-    void* function = nullptr;
-    cudaDriverEntryPointQueryResult found;
-#if CUDART_VERSION >= 12050
-    const cudaError_t error =
-        cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault, &found);
-#else
-    const cudaError_t error = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found);
-#endif
-    return error == cudaSuccess && found == cudaDriverEntryPointSuccess ? function : nullptr;
-  }();
-  return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(encoder);
-}
-
-// A cache [slots, Hkv * D] in boxes of `rows` by 64 columns, swizzled as wgmma wants them.
-inline cudaError_t describe_cache(const TreeAttentionParams& p, void* cache, int rows, CUtensorMap* map) {
-  const auto encode = tensor_map_encoder();
-  if (encode == nullptr) return cudaErrorNotSupported;
-  const auto type = p.dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  const cuuint64_t columns = static_cast<cuuint64_t>(p.num_kv_heads) * p.head_dim;
-  const cuuint64_t sizes[] = {columns, INT32_MAX}, strides[] = {columns * 2};  // slots are in bounds: no test of them
-  const cuuint32_t box[] = {64, static_cast<cuuint32_t>(rows)}, steps[] = {1, 1};
-  const CUresult result =
-      encode(map, type, 2, cache, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
-}
-
 // Where it has a unit of work for every multiprocessor: a unit is never split.
 template <typename Tile>
 bool prompt_pays(const TreeAttentionParams& p, const Chip& chip) {
@@ -85,9 +54,9 @@ cudaError_t run_prompt(const TreeAttentionParams& p, const Chip& chip, const Tre
   maps.box_rows = prompt_box_rows(p);
   for (int kind = 0; kind < 2; ++kind) {
     void* cache = kind == 0 ? p.k_cache : p.v_cache;
-    if (const cudaError_t error = describe_cache(p, cache, maps.box_rows, &maps.cache[kind]); error != cudaSuccess) {
-      return error;
-    }
+    const int columns = p.num_kv_heads * p.head_dim;  // of a slot; slots are in bounds: no test of them
+    const cudaError_t error = describe_rows(p.dtype, cache, INT32_MAX, columns, maps.box_rows, &maps.cache[kind]);
+    if (error != cudaSuccess) return error;
   }
   const int row_packs = p.num_kv_heads * p.head_dim / 8;
   cudaError_t error = launch(Overlap::kYes, prompt_write_kernel<128>, p.batch * p.num_new, 128, 0, 1, request.stream, p,

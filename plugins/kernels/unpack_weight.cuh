@@ -28,15 +28,21 @@ template <typename Format>
 __global__ void __launch_bounds__(32 * kUnpackWarps) unpack_weight_kernel(const PackedWeight w, void* out) {
   using T = typename Format::T;
   __shared__ __align__(16) char tiles[kUnpackWarps][kPackedRows * kUnpackPitch];
+  static_assert(kPackedSlotBytes<Format> <= kPackedRows * kUnpackPitch);
   wait_for_previous();
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, row = blockIdx.y * kPackedRows;
   const int column = (blockIdx.x * kUnpackWarps + warp) * kPackedSpan;
   if (column >= w.inner) return;
   PackedPlace<Format> place;
   place.set(w, row + lane / 4, column);
-  PackedSpan<Format> span;
-  place.load(w, span);
   char* tile = tiles[warp];
+  place.copy(w, shared_address(tile));
+  copy_async_commit();
+  copy_async_wait<0>();
+  __syncwarp();
+  PackedSpan<Format> span;
+  read_span<Format>(w, tile, scale_index<Format>(w, column), span);
+  __syncwarp();  // every lane has read its span
 #pragma unroll
   for (int block = 0; block < kPackedBlocks; ++block) {
     uint32_t a[4];

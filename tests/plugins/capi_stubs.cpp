@@ -26,8 +26,10 @@ cudaError_t vision_attention_workspace(const VisionAttentionParams& p, size_t* b
 }
 cudaError_t vision_attention(const VisionAttentionParams&, void*, size_t, cudaStream_t) { return cudaSuccess; }
 cudaError_t linear_fp8(const LinearFp8Params&, cudaStream_t) { return cudaSuccess; }
+cudaError_t linear_int8(const LinearInt8Params&, cudaStream_t) { return cudaSuccess; }
 cudaError_t linear_int4(const LinearInt4Params&, cudaStream_t) { return cudaSuccess; }
 cudaError_t unpack_fp8(const UnpackFp8Params&, cudaStream_t) { return cudaSuccess; }
+cudaError_t unpack_int8(const UnpackInt8Params&, cudaStream_t) { return cudaSuccess; }
 cudaError_t unpack_int4(const UnpackInt4Params&, cudaStream_t) { return cudaSuccess; }
 cudaError_t quantise_rows(const QuantiseRowsParams&, cudaStream_t) { return cudaSuccess; }
 cudaError_t kv_move(const KVMoveParams&, cudaStream_t) { return cudaSuccess; }

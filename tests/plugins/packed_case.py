@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.engine.torch import capi
-from trt_eagle3.engine.torch.packing import pack_fp8, pack_int4
+from trt_eagle3.engine.torch.packing import pack_fp8, pack_int4, pack_int8
 
 __all__ = ["KINDS", "PackedCase", "draw_weight"]
 
@@ -18,6 +18,8 @@ KINDS = (
     "fp8 tensor",
     "fp8 block",
     "fp8 row block",
+    "int8 channel",
+    "int8 row block",
     "int4 32",
     "int4 64 zeros",
     "int4 128",
@@ -42,7 +44,9 @@ class PackedCase:
 def draw_weight(kind: str, n: int, k: int, device: torch.device) -> PackedCase:
     """A weight with codes of the whole range, and scales that differ by 20."""
     torch.manual_seed(n + k)
-    case = (_fp8 if kind.startswith("fp8") else _int4)(kind, n, k, device)
+    case = {"fp8": _fp8, "int8": _int8, "int4": _int4}[kind.split(maxsplit=1)[0]](
+        kind, n, k, device
+    )
     torch.cuda.synchronize()  # prefetch-safe
     return case
 
@@ -66,6 +70,21 @@ def _fp8(kind: str, n: int, k: int, device: torch.device) -> PackedCase:
 
     return PackedCase(
         values, linear, lambda out: capi.unpack_fp8(packed, scale, out.dtype, out=out)
+    )
+
+
+def _int8(kind: str, n: int, k: int, device: torch.device) -> PackedCase:
+    codes = torch.randint(0, 256, (n, k), device=device, dtype=torch.uint8)
+    scale = _scales(n, k // 128 if "block" in kind else 1, device)
+    column = torch.arange(k, device=device) // (128 if "block" in kind else k)
+    values = (codes.double() - 128) * scale.double()[:, column]
+    packed = pack_int8(codes)
+
+    def linear(x: Tensor, out: Tensor, safe: bool) -> Tensor:
+        return capi.linear_int8(x, packed, scale, prefetch_safe=safe, out=out)
+
+    return PackedCase(
+        values, linear, lambda out: capi.unpack_int8(packed, scale, out.dtype, out=out)
     )
 
 

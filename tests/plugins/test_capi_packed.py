@@ -90,6 +90,23 @@ def test_linear_fp8_names_what_is_wrong(
     assert f"linear_fp8: {said}" in message or said in message
 
 
+def test_linear_int8_takes_codes_of_a_byte_and_names_what_is_wrong(library: ctypes.CDLL) -> None:
+    def said(**changes: Any) -> tuple[int, str]:
+        weight = {"weight": tensor(U8, 304, 256), "scale": tensor(F32, 304, 1)}
+        product = {"x": tensor(BF16, 3, 256), "y": tensor(BF16, 3, 304, data=2 * ADDRESS)}
+        args = args_of("linear_int8")(**{**weight, **product, **changes}, prefetch_safe=0)
+        return status_of(library, library.te3_linear_int8, ctypes.byref(args), None)
+
+    assert said()[0] == WRONG_DEVICE
+    for weight, text in (
+        (tensor(FP8, 304, 256), "weight: expected uint8, got float8_e4m3fn"),
+        (tensor(U8, 304, 192), "weight: K must be a positive multiple of 128"),
+        (tensor(U8, 304, 256, data=ADDRESS + 4), "weight: data must be aligned to 16"),
+    ):
+        status, message = said(weight=weight)
+        assert (status, text in message) == (INVALID, True), message
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -127,7 +144,8 @@ def test_unpack_wants_an_output_of_the_weights_shape(library: ctypes.CDLL) -> No
     ("changes", "said"),
     [
         ({"x": tensor(BF16, 5, 200)}, "x: K must be a positive multiple of 128, got 200"),
-        ({"q": tensor(BF16, 5, 256)}, "q: expected float8_e4m3fn, got bfloat16"),
+        ({"q": tensor(F16, 5, 256)}, "q: expected float8_e4m3fn, got float16"),
+        ({"q": tensor(BF16, 5, 128)}, "q: expected [M, K] = [5, 256], got [5, 128]"),
         ({"scale": tensor(F32, 5, 1)}, "scale: expected [1 or K / 128, M] = [any, 5]"),
         ({"scale": tensor(F32, 3, 5)}, "scale: expected 1 or K / 128 rows for x [5, 256]"),
     ],

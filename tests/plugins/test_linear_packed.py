@@ -147,6 +147,8 @@ def test_quantise_rows_is_its_definition(
     assert torch.equal(scale, expected[..., 0].T)
     order = packed_columns(k).to(cuda)
     assert torch.equal(q.view(torch.uint8), codes.view(torch.uint8)[:, order])
+    rounded = capi.round_rows(x, blocks=blocks)
+    assert torch.equal(rounded, (codes.float().view_as(parts) * expected).flatten(1).to(dtype))
 
 
 @pytest.mark.parametrize("rows", [65, 100, 300])
@@ -168,6 +170,21 @@ def test_many_rows_of_an_fp8_weight_are_products_of_quantised_rows(
     # FP8 products add in fewer bits than float32
     assert worst_error(y, x_values @ values.T) < 2 * TOLERANCE[torch.bfloat16]
     assert worst_error(y, x.double() @ values.T) < 0.05  # e4m3 has four bits
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_fp8_activations_of_few_rows_are_those_of_many(blocks: bool, cuda: torch.device) -> None:
+    """A row's numbers do not depend on how many rows there are; only the order of sums does."""
+    codes = torch.randn(1024, 2048, device=cuda).to(torch.float8_e4m3fn)
+    scale = torch.rand((8, 16) if blocks else (1024, 1), device=cuda) + 0.1
+    weight = Fp8Weight(pack_fp8(codes), scale, fp8_activations=True)
+    x = draw_x(80, 2048, torch.bfloat16, cuda)
+    many = weight.linear(x).double()
+    for rows in (1, 8, 16, 33, 64):
+        few = weight.linear(x[:rows].contiguous())
+        assert worst_error(few, many[:rows]) < 2 * TOLERANCE[torch.bfloat16], f"{rows} rows"
+    unrounded = Fp8Weight(weight.codes, scale).linear(x[:8].contiguous())
+    assert worst_error(unrounded, many[:8]) > 5 * TOLERANCE[torch.bfloat16]
 
 
 @pytest.mark.parametrize("rows", [65, 300])

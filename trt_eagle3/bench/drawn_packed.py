@@ -5,13 +5,15 @@ from __future__ import annotations
 import click
 import torch
 
-from trt_eagle3.engine.torch.packed import Fp8Weight, Int4Weight, PackedWeight
+from trt_eagle3.engine.torch.packed import Fp8Weight, Int4Weight, Int8Weight, PackedWeight
 from trt_eagle3.graph.weights import WeightExpr
 
 __all__ = ["PACKED_KINDS", "draw_packed", "packed_share", "weights_option"]
 
-PACKED_KINDS = ("bfloat16", "fp8", "fp8-block", "int4")
-"""What projections may be: FP8 with a scale per row, or per 128 x 128; INT4 in groups of 128."""
+PACKED_KINDS = ("bfloat16", "fp8", "fp8-w8a8", "fp8-block", "int8", "int4")
+"""What projections may be: FP8 with a scale per row, the same with ``engine.activations: fp8``, or
+per 128 x 128; INT8 with a scale per row; INT4 in groups of 128.
+"""
 weights_option = click.option(
     "--weights",
     type=click.Choice(PACKED_KINDS),
@@ -19,18 +21,16 @@ weights_option = click.option(
     show_default=True,
     help="The target's projections, as a quantised checkpoint has them.",
 )
-_SHARES = {"bfloat16": 1.0, "fp8": 0.5, "fp8-block": 0.5, "int4": 0.25 + 1 / 128}
+_SHARES = {"bfloat16": 1.0, "int4": 0.25 + 1 / 128}  # the others: a half
 
 
 def packed_share(name: str, kind: str) -> float:
     """Bytes of the tensor ``name`` as ``kind``, to those in bfloat16."""
-    return _SHARES[kind] if _is_projection(name) else 1.0
+    return _SHARES.get(kind, 0.5) if _is_projection(name) else 1.0
 
 
 def draw_packed(expr: WeightExpr, kind: str, device: torch.device) -> PackedWeight | None:
-    """A weight of unit gain for ``expr``; None where it stays bfloat16. FP8 ones multiply many rows
-    as with ``engine.activations: fp8``.
-    """
+    """A weight of unit gain for ``expr``; None where it stays bfloat16."""
     if kind == "bfloat16" or not all(_is_projection(part.name) for part in expr.parts):
         return None
     rows, columns = expr.shape
@@ -38,10 +38,14 @@ def draw_packed(expr: WeightExpr, kind: str, device: torch.device) -> PackedWeig
         words = torch.randint(-(2**31), 2**31, (rows, columns // 8), device=device)
         scale = torch.full((rows, columns // 128), 0.217 * columns**-0.5, device=device)
         return Int4Weight(words.to(torch.int32), scale.to(torch.bfloat16), None)
+    if kind == "int8":
+        bytes_ = torch.randint(0, 256, (rows, columns), device=device, dtype=torch.uint8)
+        scale = torch.full((rows, 1), columns**-0.5 / 74, device=device)
+        return Int8Weight(bytes_, scale)
     codes = (16 * torch.randn(rows, columns, device=device)).to(torch.float8_e4m3fn)
-    shape = (rows, 1) if kind == "fp8" else (rows // 128, columns // 128)
+    shape = (rows // 128, columns // 128) if kind == "fp8-block" else (rows, 1)
     scale = torch.full(shape, columns**-0.5 / 16, device=device)
-    return Fp8Weight(codes, scale, fp8_activations=True)
+    return Fp8Weight(codes, scale, fp8_activations=kind == "fp8-w8a8")
 
 
 def _is_projection(name: str) -> bool:

@@ -260,7 +260,9 @@ def _made_ref(
     roles = zip(("codes", "scale"), scheme.names, strict=True)
     stored = {role: _indexed(index, f"{module}.{name}", file) for role, name in roles}
     block = (1, scheme.block(shape[1]))
-    return quantised_ref(scheme.format, (shape[0], shape[1]), block, stored, file.parent)
+    fp8 = scheme.format == "fp8"
+    sizes = (shape[0], shape[1])
+    return quantised_ref(scheme.format, sizes, block, stored, file.parent, fp8_activations=fp8)
 
 
 def _indexed(index: Mapping[str, TensorRef], name: str, file: Path) -> TensorRef:

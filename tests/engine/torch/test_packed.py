@@ -15,15 +15,24 @@ from tests.quantised import pack as quantise
 from trt_eagle3.checkpoint.model_config import ModelConfig
 from trt_eagle3.checkpoint.quantised.read import open_weights
 from trt_eagle3.dtype import dtype_named
-from trt_eagle3.engine.torch.packed import Fp8Weight, Int4Weight, PackedWeight, pack
+from trt_eagle3.engine.torch import packed
+from trt_eagle3.engine.torch.packed import (
+    Fp8Weight,
+    Int4Weight,
+    Int8Weight,
+    PackedWeight,
+    pack,
+)
 from trt_eagle3.engine.torch.packing import packed_columns
-from trt_eagle3.engine.weights import materialise
+from trt_eagle3.engine.weights import integer_rows, materialise
+from trt_eagle3.graph.formats.format import IntegerRows
 from trt_eagle3.graph.weight_formats import format_of
-from trt_eagle3.graph.weights import WeightExpr, part_of
+from trt_eagle3.graph.weights import WeightExpr, WeightPart, part_of
 
 CPU = torch.device("cpu")
 F32, BF16 = dtype_named("float32"), dtype_named("bfloat16")
 INT4 = {"awq", "gptq", "gptq_v2", "int4_packed"}
+CLASSES = {"fp8": Fp8Weight, "int8": Int8Weight, **dict.fromkeys(INT4, Int4Weight)}
 ROWS = {"gate": 384, "up": 208}
 
 
@@ -54,10 +63,10 @@ def expression(
 
 def values_of(weight: PackedWeight) -> Tensor:
     """float32 [N, K]: what the kernels take a packed weight for."""
-    if isinstance(weight, Fp8Weight):
+    if isinstance(weight, Fp8Weight | Int8Weight):
         columns = weight.codes.shape[1]
         place = packed_columns(columns).argsort()
-        codes = weight.codes.float()[:, place]
+        codes = weight.codes.float()[:, place] - (128 if isinstance(weight, Int8Weight) else 0)
         rows = weight.scale.repeat_interleave(-(-len(codes) // len(weight.scale)), 0)
         if len(weight.scale) not in {1, len(codes)}:
             rows = weight.scale.repeat_interleave(128, 0)
@@ -81,13 +90,40 @@ def values_of(weight: PackedWeight) -> Tensor:
 def test_pack_has_the_values_of_the_weight_or_declines(name: str, tmp_path: Path) -> None:
     expr, root = expression(name, tmp_path)
     weight = pack(expr, root, CPU)
-    if expr.format not in {"fp8", *INT4} or "act" in name:
+    if expr.format not in CLASSES or "act" in name:
         assert weight is None
         return
-    assert isinstance(weight, Int4Weight if expr.format in INT4 else Fp8Weight)
+    assert isinstance(weight, CLASSES[expr.format])
     if isinstance(weight, Fp8Weight):
         assert not weight.fp8_activations, "answers would depend on how many rows there are"
     expected = materialise(replace(expr, dtype=F32), root, F32)
+    torch.testing.assert_close(values_of(weight), expected, rtol=2e-7, atol=0)
+
+
+@pytest.mark.parametrize("zero", [128, 120])
+def test_pack_takes_int8_groups_of_multiples_of_128_columns_without_zero_points(
+    zero: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    expr, root = expression("int8", tmp_path)
+    scales = torch.rand(sum(ROWS.values()), 2) + 0.1
+
+    def rows_of(expr: WeightExpr, part: WeightPart, root: Path) -> IntegerRows:
+        whole = integer_rows(expr, part, root)
+        own = scales[: len(whole.codes)]
+        return replace(
+            whole,
+            zeros=torch.full(own.shape, zero, dtype=torch.uint8),
+            scales=own,
+            groups=torch.arange(512) // 256,
+        )
+
+    monkeypatch.setattr(packed, "integer_rows", rows_of)
+    weight = pack(expr, root, CPU)
+    if zero != 128:
+        assert weight is None
+        return
+    assert isinstance(weight, Int8Weight)
+    expected = torch.cat([rows_of(expr, part, root).values() * part.scale for part in expr.parts])
     torch.testing.assert_close(values_of(weight), expected, rtol=2e-7, atol=0)
 
 

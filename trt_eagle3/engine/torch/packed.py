@@ -2,14 +2,17 @@
 
 Up to 64 rows our kernels read the quantised numbers once, and compute with 16-bit activations: each
 product is that of the dequantised weight, summed in float32. More rows, as of prompts, go through
-stock products: with the weight dequantised for the call, or, where an FP8 checkpoint says that
-activations are FP8 too, with rows quantised (by 128 columns where the scales change along K).
+stock products: with the weight dequantised for the call, or, where ``engine.activations`` and an
+FP8 checkpoint say that activations are FP8 too, with rows quantised (by 128 columns where the
+scales change along K). Then few rows are rounded to the same FP8 values before they are multiplied:
+what a row gives does not depend on how many there are.
 
 Shapes: n rows of x, K inputs, N outputs. T is the compute type, float16 or bfloat16.
 """
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,16 +22,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from trt_eagle3.engine.torch import capi
-from trt_eagle3.engine.torch.packing import pack_fp8, pack_int4
+from trt_eagle3.engine.torch.packing import pack_fp8, pack_int4, pack_int8
 from trt_eagle3.engine.weights import integer_rows, mapped
 from trt_eagle3.graph.formats.format import IntegerFormat, IntegerRows
 from trt_eagle3.graph.weight_formats import WEIGHT_FORMATS
 from trt_eagle3.graph.weights import WeightExpr, WeightPart
 
-__all__ = ["Fp8Weight", "Int4Weight", "PackedWeight", "fp8_scales", "pack"]
+__all__ = ["Fp8Weight", "Int4Weight", "Int8Weight", "PackedWeight", "fp8_scales", "pack"]
 
 _COMPUTE = (torch.float16, torch.bfloat16)
 _BLOCK = 128  # rows and columns of an FP8 scale that the kernels know
+_INT8_ZERO = 128  # the zero point of every group
 _ROWS = 16  # stock products with scales of blocks take multiples
 _FP8_CHIP = (8, 9)  # the first that multiplies FP8
 
@@ -44,7 +48,8 @@ class PackedWeight(ABC):
 @dataclass(frozen=True, eq=False)
 class Fp8Weight(PackedWeight):
     """``codes``: float8_e4m3fn [N, K], packed. ``scale``: float32 [N, 1], or with K / 128 columns
-    and N or ceil(N / 128) rows. ``fp8_activations``: whether many rows are multiplied in FP8.
+    and N or ceil(N / 128) rows. ``fp8_activations``: whether rows are rounded to FP8, each by
+    itself, where the chip multiplies FP8 and T is bfloat16.
     """
 
     codes: Tensor
@@ -53,19 +58,30 @@ class Fp8Weight(PackedWeight):
 
     def linear(self, x: Tensor) -> Tensor:
         """``PackedWeight.linear``."""
-        if len(x) <= capi.MAX_LINEAR_ROWS:
-            try:
-                return capi.linear_fp8(x, self.codes, self.scale, prefetch_safe=True)
-            except NotImplementedError:  # a chip before Hopper
-                return self._dequantised(x)
-        chip = self.fp8_activations and torch.cuda.get_device_capability() >= _FP8_CHIP
-        return self._quantised(x) if chip and x.dtype == torch.bfloat16 else self._dequantised(x)
+        rounds = self._rounds(x)
+        if len(x) > capi.MAX_LINEAR_ROWS:
+            return self._quantised(x) if rounds else self._dequantised(x)
+        if rounds:
+            x = capi.round_rows(x, blocks=self._blocks)
+        try:
+            return capi.linear_fp8(x, self.codes, self.scale, prefetch_safe=True)
+        except NotImplementedError:  # a chip before Hopper
+            return self._dequantised(x)
+
+    @property
+    def _blocks(self) -> bool:
+        """Whether the scales change along K."""
+        return self.scale.shape[1] > 1
+
+    def _rounds(self, x: Tensor) -> bool:
+        """Whether rows are rounded to FP8: never of one number of rows alone."""
+        stock = not self._blocks or len(self.scale) * _BLOCK == len(self.codes)
+        chip = torch.cuda.get_device_capability() >= _FP8_CHIP
+        return self.fp8_activations and stock and chip and x.dtype == torch.bfloat16
 
     def _quantised(self, x: Tensor) -> Tensor:
-        """With the rows of ``x`` in FP8 too: stock products."""
-        blocks = self.scale.shape[1] > 1
-        if blocks and len(self.scale) * _BLOCK != len(self.codes):
-            return self._dequantised(x)
+        """With the rows of ``x`` in FP8: stock products."""
+        blocks = self._blocks
         padded = functional.pad(x, (0, 0, 0, -len(x) % _ROWS)) if blocks else x
         q, scale = capi.quantise_rows(padded, blocks=blocks)
         y = torch._scaled_mm(q, self.codes.T, scale.T, self.scale.T, out_dtype=x.dtype)
@@ -73,6 +89,21 @@ class Fp8Weight(PackedWeight):
 
     def _dequantised(self, x: Tensor) -> Tensor:
         return functional.linear(x, capi.unpack_fp8(self.codes, self.scale, x.dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class Int8Weight(PackedWeight):
+    """``codes``: uint8 [N, K], packed, of the numbers + 128. ``scale`` as ``Fp8Weight``'s."""
+
+    codes: Tensor
+    scale: Tensor
+
+    def linear(self, x: Tensor) -> Tensor:
+        """``PackedWeight.linear``."""
+        if len(x) <= capi.MAX_LINEAR_ROWS:
+            with contextlib.suppress(NotImplementedError):  # a chip before Hopper
+                return capi.linear_int8(x, self.codes, self.scale, prefetch_safe=True)
+        return functional.linear(x, capi.unpack_int8(self.codes, self.scale, x.dtype))
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,8 +142,8 @@ def pack(
     form = WEIGHT_FORMATS.get(expr.format)
     if expr.format == "fp8":
         return _pack_fp8(expr, root, device, fp8_activations)
-    if isinstance(form, IntegerFormat) and form.bits == 4:
-        return _pack_int4(expr, root, device)
+    if isinstance(form, IntegerFormat):
+        return (_pack_int4 if form.bits == 4 else _pack_int8)(expr, root, device)
     return None
 
 
@@ -179,6 +210,32 @@ def _pack_int4(expr: WeightExpr, root: Path, device: torch.device) -> Int4Weight
     zero = torch.cat(zeros)
     symmetric = bool((zero == 8).all())
     return None if scale is None else Int4Weight(codes, scale, None if symmetric else zero)
+
+
+def _pack_int8(expr: WeightExpr, root: Path, device: torch.device) -> Int8Weight | None:
+    codes = torch.empty(expr.shape, dtype=torch.uint8, device=device)
+    scales, start = [], 0
+    for part in expr.parts:
+        rows = _rows_of(integer_rows(expr, part, root), part)
+        scale = _int8_scales(rows)
+        if scale is None or not bool((rows.zeros == _INT8_ZERO).all()):
+            return None
+        codes[start : start + len(rows.codes)] = pack_int8(rows.codes.to(device))
+        start += len(rows.codes)
+        scales.append((scale * part.scale).to(device))
+    columns = max(scale.shape[1] for scale in scales)
+    return Int8Weight(codes, torch.cat([s.expand(-1, columns) for s in scales]).contiguous())
+
+
+def _int8_scales(rows: IntegerRows) -> Tensor | None:
+    """float32 [n, 1 or K / 128]; None: groups that the kernels do not know."""
+    columns = rows.codes.shape[1]
+    if rows.scales.shape[1] == 1:
+        return rows.scales
+    group = _group_columns(rows.groups)
+    if group is None or group % _BLOCK:
+        return None
+    return rows.scales if group == columns else rows.scales.repeat_interleave(group // _BLOCK, 1)
 
 
 def _rows_of(rows: IntegerRows, part: WeightPart) -> IntegerRows:

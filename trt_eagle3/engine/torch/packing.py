@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["pack_fp8", "pack_int4", "packed_columns"]
+__all__ = ["pack_fp8", "pack_int4", "pack_int8", "packed_columns"]
 
 
 def packed_columns(num_columns: int) -> Tensor:
@@ -23,10 +23,14 @@ def packed_columns(num_columns: int) -> Tensor:
 
 def pack_fp8(codes: Tensor) -> Tensor:
     """float8_e4m3fn [N, K] in packed order; K a multiple of 64."""
+    return pack_int8(codes.view(torch.uint8)).view(torch.float8_e4m3fn)
+
+
+def pack_int8(codes: Tensor) -> Tensor:
+    """uint8 [N, K] in packed order; K a multiple of 64."""
     rows, columns = codes.shape
-    parts = codes.view(torch.uint8).view(rows, columns // 64, 4, 2, 4, 2)
-    packed = parts.permute(0, 1, 4, 2, 3, 5).reshape(rows, columns)
-    return packed.contiguous().view(torch.float8_e4m3fn)
+    parts = codes.view(rows, columns // 64, 4, 2, 4, 2)
+    return parts.permute(0, 1, 4, 2, 3, 5).reshape(rows, columns).contiguous()
 
 
 def pack_int4(codes: Tensor) -> Tensor:

@@ -18,9 +18,12 @@ from trt_eagle3.engine.torch.capi.packed import (
     PACKED_ROWS,
     linear_fp8_call,
     linear_int4_call,
+    linear_int8_call,
     quantise_rows_call,
+    round_rows_call,
     unpack_fp8_call,
     unpack_int4_call,
+    unpack_int8_call,
 )
 from trt_eagle3.graph.ops.add_rms_norm import add_rms_norm_call
 from trt_eagle3.graph.ops.kernel import AttentionPath
@@ -47,12 +50,15 @@ __all__ = [
     "linear",
     "linear_fp8",
     "linear_int4",
+    "linear_int8",
     "qk_norm_mrope",
     "quantise_rows",
+    "round_rows",
     "silu_mul",
     "tree_attention",
     "unpack_fp8",
     "unpack_int4",
+    "unpack_int8",
     "vision_attention",
 ]
 
@@ -62,10 +68,13 @@ kv_move = launched(kv_move_call)
 linear = launched(linear_call)
 linear_fp8 = launched(linear_fp8_call)
 linear_int4 = launched(linear_int4_call)
+linear_int8 = launched(linear_int8_call)
 qk_norm_mrope = launched(qk_norm_mrope_call)
 quantise_rows = launched(quantise_rows_call)
+round_rows = launched(round_rows_call)
 silu_mul = launched(silu_mul_call)
 tree_attention = launched(tree_attention_call)
 unpack_fp8 = launched(unpack_fp8_call)
 unpack_int4 = launched(unpack_int4_call)
+unpack_int8 = launched(unpack_int8_call)
 vision_attention = launched(vision_attention_call)

@@ -24,24 +24,26 @@ __all__ = [
     "PACKED_ROWS",
     "linear_fp8_call",
     "linear_int4_call",
+    "linear_int8_call",
     "quantise_rows_call",
+    "round_rows_call",
     "unpack_fp8_call",
     "unpack_int4_call",
+    "unpack_int8_call",
 ]
 
 PACKED_COLUMNS, PACKED_ROWS = 128, 16  # K and N of a packed weight are multiples
 GROUP_SIZES = (32, 64, 128)  # columns of an INT4 weight that share a scale
 
-_FP8 = {
-    "weight": "float8_e4m3fn [N, K], packed",
-    "scale": "float32 [N or ceil(N / 128) or 1, 1 or K / 128]",
-}
+_SCALE = {"scale": "float32 [N or ceil(N / 128) or 1, 1 or K / 128]"}
+_FP8 = {"weight": "float8_e4m3fn [N, K], packed", **_SCALE}
+_INT8 = {"weight": "uint8 [N, K], packed codes", **_SCALE}
 _INT4 = {
     "weight": "int32 [N, K / 8], packed codes 0 to 15",
     "scale": "float16 or bfloat16 [N, K / group]",
     "zero_point": "uint8 [N, K / group], 0 to 15; null data: 8",
 }
-_FP8_SIZES = """
+_BYTE_SIZES = """
     int32_t inner;          // K
     int32_t outer;          // N
     int32_t scale_rows;
@@ -68,7 +70,18 @@ and 128 columns or all. {_FEW_ROWS}""",
     tensors={"x": "T [M, K]", **_FP8, "y": "T [M, N]"},
     writes=("y",),
     scalars={"prefetch_safe": (int, "")},
-    sizes=_ROWS + _FP8_SIZES,
+    sizes=_ROWS + _BYTE_SIZES,
+)
+
+LINEAR_INT8 = Kernel(
+    name="linear_int8",
+    params="LinearInt8Params",
+    doc="""y = x . ((weight - 128) * scale)^T for a few rows of x; scales and limits as
+linear_fp8's.""",
+    tensors={"x": "T [M, K]", **_INT8, "y": "T [M, N]"},
+    writes=("y",),
+    scalars={"prefetch_safe": (int, "")},
+    sizes=_ROWS + _BYTE_SIZES,
 )
 
 LINEAR_INT4 = Kernel(
@@ -89,7 +102,18 @@ UNPACK_FP8 = Kernel(
     tensors={**_FP8, "out": "T [N, K]"},
     writes=("out",),
     scalars={},
-    sizes=_FP8_SIZES,
+    sizes=_BYTE_SIZES,
+)
+
+UNPACK_INT8 = Kernel(
+    name="unpack_int8",
+    params="UnpackInt8Params",
+    doc="""out = (weight - 128) * scale, rounded once, columns in their own order: for stock
+products.""",
+    tensors={**_INT8, "out": "T [N, K]"},
+    writes=("out",),
+    scalars={},
+    sizes=_BYTE_SIZES,
 )
 
 UNPACK_INT4 = Kernel(
@@ -109,10 +133,11 @@ QUANTISE_ROWS = Kernel(
     doc="""scale = largest |x| / 448 of a row, or of each 128 columns of it (1 where that
 is below 1e-30);
 q = x * (448 / largest), rounded to the nearest, packed as a weight: for stock FP8 products with
-one. K must be a multiple of 128.""",
+one. Or q = those numbers times scale, in T and in their own order: for products with few rows. K
+must be a multiple of 128.""",
     tensors={
         "x": "T [M, K]",
-        "q": "float8_e4m3fn [M, K], packed",
+        "q": "float8_e4m3fn [M, K], packed; or T [M, K]",
         "scale": "float32 [1 or K / 128, M]",
     },
     writes=("q", "scale"),
@@ -121,11 +146,20 @@ one. K must be a multiple of 128.""",
     int32_t num_rows;  // M
     int32_t inner;     // K
     int32_t groups;    // scales of a row
+    int32_t rounds;    // whether q is T
     DType dtype;
     """,
 )
 
-PACKED_KERNELS = (LINEAR_FP8, LINEAR_INT4, UNPACK_FP8, UNPACK_INT4, QUANTISE_ROWS)
+PACKED_KERNELS = (
+    LINEAR_FP8,
+    LINEAR_INT8,
+    LINEAR_INT4,
+    UNPACK_FP8,
+    UNPACK_INT8,
+    UNPACK_INT4,
+    QUANTISE_ROWS,
+)
 
 
 def linear_fp8_call(
@@ -149,6 +183,22 @@ def linear_fp8_call(
     out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
     tensors = {"x": x, "weight": weight, "scale": scale, "y": out}
     return KernelCall(LINEAR_FP8, tensors, {"prefetch_safe": prefetch_safe}, out)
+
+
+def linear_int8_call(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    *,
+    prefetch_safe: bool = False,
+    out: Tensor | None = None,
+) -> KernelCall[Tensor]:
+    """``x @ ((weight - 128) * scale).T`` for at most 64 rows; as ``linear_fp8_call``, of weight:
+    uint8 [N, K], packed.
+    """
+    out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
+    tensors = {"x": x, "weight": weight, "scale": scale, "y": out}
+    return KernelCall(LINEAR_INT8, tensors, {"prefetch_safe": prefetch_safe}, out)
 
 
 def linear_int4_call(
@@ -183,6 +233,14 @@ def unpack_fp8_call(
     return KernelCall(UNPACK_FP8, {"weight": weight, "scale": scale, "out": out}, {}, out)
 
 
+def unpack_int8_call(
+    weight: Tensor, scale: Tensor, dtype: torch.dtype, *, out: Tensor | None = None
+) -> KernelCall[Tensor]:
+    """``(weight - 128) * scale`` in ``dtype`` [N, K]."""
+    out = weight.new_empty(weight.shape, dtype=dtype) if out is None else out
+    return KernelCall(UNPACK_INT8, {"weight": weight, "scale": scale, "out": out}, {}, out)
+
+
 def unpack_int4_call(
     weight: Tensor,
     scale: Tensor,
@@ -208,3 +266,11 @@ def quantise_rows_call(x: Tensor, *, blocks: bool = False) -> KernelCall[tuple[T
     groups = x.shape[1] // PACKED_COLUMNS if blocks else 1
     scale = torch.empty(groups, x.shape[0], dtype=torch.float32, device=x.device)
     return KernelCall(QUANTISE_ROWS, {"x": x, "q": q, "scale": scale}, {}, (q, scale))
+
+
+def round_rows_call(x: Tensor, *, blocks: bool = False) -> KernelCall[Tensor]:
+    """What ``quantise_rows`` makes of ``x [M, K]``, as values: T [M, K], each code times its scale
+    rounded once.
+    """
+    call, rounded = quantise_rows_call(x, blocks=blocks), x.new_empty(x.shape)
+    return KernelCall(QUANTISE_ROWS, {**call.tensors, "q": rounded}, {}, rounded)
