@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -26,6 +27,7 @@ from trt_eagle3.bench.simulated_acceptance import (
     simulated_acceptance,
 )
 from trt_eagle3.bench.synthetic import size_option
+from trt_eagle3.bench.width_trace import TracedCycle, TracedPlan, trace_lines
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.adaptive_plan import AdaptivePlan
 from trt_eagle3.decode.cycle_cost import prior_of
@@ -62,6 +64,7 @@ _WARM, _TIMED = 6, 24  # cycles of a fixed width
     help="Acceptance lengths that a chain of 3 has.",
 )
 @click.option("--cycles", default=200, show_default=True, help="Of every adaptive case.")
+@click.option("--trace", is_flag=True, help="Also print every adaptive case, cycle by cycle.")
 def main(
     size: str,
     context: int,
@@ -69,6 +72,7 @@ def main(
     batches: tuple[int, ...],
     lengths: tuple[float, ...],
     cycles: int,
+    trace: bool,
 ) -> None:
     """Print served tokens per second over those of plain decoding."""
     fixed = Table("ms a cycle", *(f"B {batch}" for batch in batches))
@@ -89,6 +93,9 @@ def main(
                 best = max(acceptance_length(rate, n - 1) / ms[batch, n] for n in bench.widths)
                 run = bench.adaptive(batch, rate, cycles)
                 plain = batch / (1e3 * run.plain_seconds)
+                if trace:
+                    print(f"B {batch}, length {length:g}, plain {1e3 * run.plain_seconds:.2f} ms:")
+                    print(*trace_lines(run.trace), sep="\n")
                 cells.append(
                     f"{run.speed() / plain:.2f}, late {run.speed(late=True) / plain:.2f}, "
                     f"best {best * ms[batch, 1]:.2f} {run.chosen}"
@@ -109,6 +116,7 @@ class _Run:
     tokens: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
     plain_seconds: float = 0.0
+    trace: Sequence[TracedCycle] = ()
 
     def speed(self, *, late: bool = False) -> float:
         """Tokens a millisecond; ``late``: of the second half."""
@@ -142,17 +150,20 @@ class _Bench:
 
     def adaptive(self, batch: int, rate: float, cycles: int) -> _Run:
         """Serve by a plan that knows nothing yet."""
-        plan = AdaptivePlan(
-            self._config,
-            Plan({1: configured_tree(self._config)}),
-            self.widths,
-            prior_of(None, 9e-6),
-            {},
+        plan = TracedPlan(
+            AdaptivePlan(
+                self._config,
+                Plan({1: configured_tree(self._config)}),
+                self.widths,
+                prior_of(None, 9e-6),
+                {},
+            )
         )
         scheduler = self._begin(plan, batch)
         before = self._plain_seconds(scheduler, plan)
         with simulated_acceptance(rate):
             run = self._run(scheduler, cycles)
+        run.trace = plan.cycles
         run.plain_seconds = (before + self._plain_seconds(scheduler, plan)) / 2
         self._end(scheduler)
         return run

@@ -174,6 +174,11 @@ class AdaptivePlan:
         elif self._alike == _TRIAL_CYCLES or self._cycles % _DECIDE_EVERY == 0:
             self._decide(batch, may_try=True)
 
+    def reckoned_seconds(self, cycle: Cycle) -> float:
+        """What ``cycle`` was expected to take, without what the draft caught up with."""
+        candidate = self._candidates[self._index[cycle.tree]]
+        return self._costs.seconds(candidate.shape(_Batch(cycle.sequences)))
+
     def _learn_acceptance(self, cycle: Cycle, index: int) -> None:
         levels = self._candidates[index].levels
         if not levels:
