@@ -54,6 +54,10 @@ class TracedPlan:
         """As the plan's."""
         return self._plan.trees_at(batch_size)
 
+    def prime(self, tree: AnyTree | None, batch_size: int, seconds: float) -> None:
+        """As the plan's."""
+        self._plan.prime(tree, batch_size, seconds)
+
     def observe(self, cycle: Cycle) -> None:
         """Write the cycle down, and hand it on."""
         self.cycles.append(

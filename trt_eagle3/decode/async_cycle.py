@@ -23,13 +23,13 @@ from trt_eagle3.decode.device_batch import DeviceBatch, Seats, padded_size
 from trt_eagle3.decode.draft_ahead import DraftAhead
 from trt_eagle3.decode.outcome import Outcome, accept_greedy, greedy_tokens, is_chain
 from trt_eagle3.decode.propose import DeviceDrafters, Proposal, tree_proposal
+from trt_eagle3.decode.row_ref import RowRef
 from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, all_rows
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.transfer import Readback
 from trt_eagle3.decode.tree import AnyTree, Tree
 from trt_eagle3.decode.verify import verify_tree
 from trt_eagle3.engine.session import Reduction
-from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN
 
 __all__ = ["AsyncCycles"]
 
@@ -178,13 +178,13 @@ class AsyncCycles:
         self._commit(tree, batch, outcome, sequences[0].pool.page_size)
         return _TreePass(Seats(sequences, lengths, range(count)), tree, drafters, prepared, said)
 
-    def run_nobody(self, size: int, tree: AnyTree | None, table_len: int) -> None:
-        """Run a batch of ``size`` that is padding alone as often as its graphs need to be captured.
+    def run_nobody(self, size: int, tree: AnyTree | None, table_len: int, times: int) -> None:
+        """Run cycles of a batch of ``size`` that is padding alone.
 
         ``table_len``: of the pages' pool.
         """
         batch = DeviceBatch.of_nobody(size, table_len, self._target.embedding.device)
-        for _ in range(CAPTURED_AT_RUN):
+        for _ in range(times):
             if tree is None:
                 roots = tree_proposal(_ROOT, batch.roots.long()[:, None])
                 self._verify(_ROOT, roots, batch, greedy_tokens)
@@ -316,7 +316,7 @@ def _greedy(sequences: Sequence[SequenceState]) -> bool:
 def _advance(sequence: SequenceState, accepted: Accepted, aux: Tensor | None, row: int) -> None:
     """Append a plain pass' token; ``aux`` [B, k * H] of it is kept for the draft."""
     if aux is not None and sequence.draft:
-        sequence.deferred.append(aux[row])
+        sequence.deferred.append(RowRef(aux, row))
     sequence.append_tokens(accepted.tokens)
     sequence.length += len(accepted.tokens)
 

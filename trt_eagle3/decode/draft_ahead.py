@@ -24,7 +24,7 @@ from trt_eagle3.decode.propose import (
     tree_proposal,
 )
 from trt_eagle3.decode.runner import AttentionMetadata
-from trt_eagle3.decode.sequence import DraftRow, SequenceState
+from trt_eagle3.decode.sequence import DraftState, SequenceState
 from trt_eagle3.decode.transfer import to_device
 from trt_eagle3.decode.tree import AnyTree, Tree
 
@@ -60,12 +60,7 @@ class DraftAhead:
         states = [s.draft for s in sequences if s.draft]
         assert len(states) == len(sequences), "a sequence that never drafted cannot speculate"
         states += [states[-1]] * (batch.size - len(states))
-        return self._propose(
-            tree,
-            batch,
-            torch.stack([state.logits for state in states]),
-            torch.stack([state.features for state in states]),
-        )
+        return self._propose(tree, batch, *DraftState.gather(states))
 
     def extend(
         self, batch: DeviceBatch, outcome: Outcome, aux: Tensor, *, in_place: bool
@@ -117,7 +112,7 @@ class DraftAhead:
         cycle, and their trees.
         """
         for s, row in zip(sequences, rows, strict=True):
-            s.draft = DraftRow(s.length, drafters.logits, drafters.features, row)
+            s.draft = DraftState(s.length, drafters.logits, drafters.features, row)
             s.draft_length = s.length
         if proposal is not None:
             seats = Seats(sequences, [s.length for s in sequences], rows)
