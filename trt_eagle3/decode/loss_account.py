@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["LossAccount"]
 
 _SHARE = 0.005  # of the time of plain cycles
-_FIRST = 0.8  # plain cycles, before any time has gone by
+_FIRST = 1.0  # plain cycles, before any time has gone by
 _MOST = 2.0  # plain cycles: what was won long ago does not pay for losing now
 
 
