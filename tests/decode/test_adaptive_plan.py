@@ -59,20 +59,13 @@ def primed(cycle_ms: CycleMs) -> AdaptivePlan:
     return plan
 
 
-def over_plain(
-    plan: Any,
-    size: int,
-    rate: float,
-    cycle_ms: CycleMs,
-    first: int = LEARNING,
-    cycles: int = CYCLES,
-) -> float:
-    """Tokens per second over those of a server that never drafts, in ``cycles`` after ``first``."""
-    served, plain = (Load(p, size, rate, cycle_ms).run(first) for p in (plan, Plan({1: None})))
+def over_plain(plan: Any, size: int, rate: float, cycle_ms: CycleMs) -> float:
+    """Tokens per second over those of a server that never drafts, after the first cycles."""
+    served, plain = (Load(p, size, rate, cycle_ms).run(LEARNING) for p in (plan, Plan({1: None})))
     served.tokens = plain.tokens = 0
     served.seconds = plain.seconds = 0.0
-    served.run(cycles)
-    plain.run(cycles)
+    served.run(CYCLES)
+    plain.run(CYCLES)
     return served.tokens / served.seconds / (plain.tokens / plain.seconds)
 
 
@@ -101,8 +94,11 @@ def test_first_cycles_of_a_server_are_not_slower_than_plain_ones(
     size: int, length: float, cycle_ms: CycleMs
 ) -> None:
     """From its first request on, its graphs captured and nothing known of its draft."""
-    found = over_plain(primed(cycle_ms), size, rate_of(length), cycle_ms, first=0, cycles=120)
-    assert found >= 0.98
+    served, plain = (
+        Load(plan, size, rate_of(length), cycle_ms, hiccups=0.0).run(120)
+        for plan in (primed(cycle_ms), Plan({1: None}))
+    )
+    assert served.tokens / served.seconds >= 0.98 * plain.tokens / plain.seconds
 
 
 def test_crowd_of_32_with_acceptance_length_3_gains_a_third() -> None:
@@ -116,13 +112,13 @@ def test_fixed_chain_loses_where_the_adaptive_plan_does_not() -> None:
 
 
 def test_width_of_a_crowd_is_narrower_than_that_of_one() -> None:
-    rate = rate_of(2.0)
+    rate = rate_of(3.0)
     depths = {
         size: Counter(Load(adaptive(), size, rate, h200_ms).run(CYCLES).depths[-400:])
         for size in (1, 128)
     }
-    assert depths[1].most_common(1)[0][0] == 3
-    assert depths[128].most_common(1)[0][0] <= 1
+    assert depths[1].most_common(1)[0][0] == 5
+    assert depths[128].most_common(1)[0][0] <= 3
 
 
 @pytest.mark.parametrize("length", [1.0, 2.0])
