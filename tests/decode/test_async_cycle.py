@@ -206,6 +206,19 @@ def test_trees_are_proposed_before_the_host_waits(monkeypatch: pytest.MonkeyPatc
     assert done == ["forward", "propose", "wait"] * 3
 
 
+def test_shorter_chain_takes_what_was_proposed_for_a_longer_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler, asked, done = decoding(CHAIN, monkeypatch)
+    scheduler.tree_for = lambda _: shorter
+    shorter = Tree.from_paths([(0,) * depth for depth in range(1, CHAIN.num_nodes - 1)])
+    scheduler.step()
+    assert done == ["forward", "propose", "wait"], "what was prepared is cut, not drafted again"
+    assert scheduler.num_draft_tokens == CHAIN.num_nodes - 2
+    finish(scheduler)
+    assert [s.tokens[:MAX_TOKENS] for s in asked] == [solo(0), solo(1)]
+
+
 def test_cycle_of_a_crowd_is_launched_before_the_last_one_is_handed_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

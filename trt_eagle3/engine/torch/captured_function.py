@@ -49,12 +49,14 @@ def constant_on(tensor: Tensor, device: torch.device) -> Tensor:
 class CapturedFunctions:
     """Functions that are captured when their shapes come again (``CapturedGraphs``).
 
-    A function neither waits for the device nor copies from the host, and runs twice over the same
-    inputs what it writes. Its outputs are overwritten by its next run of the same shapes.
+    A function neither waits for the device nor copies from the host, and its inputs lie on the
+    device; when it is captured it runs twice over them. Its outputs are overwritten by its next run
+    of the same shapes.
     """
 
     def __init__(self) -> None:
         self._graphs = CapturedGraphs()
+        self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
 
     def run(self, name: str, function: Function, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """``function(inputs)``; ``name`` tells functions apart."""
@@ -67,7 +69,7 @@ class CapturedFunctions:
         return captured.run(inputs)
 
     def _capture(self, function: Function, inputs: Mapping[str, Tensor]) -> Captured:
-        static = {name: tensor.clone() for name, tensor in inputs.items()}
+        static = {name: self._static(name, tensor) for name, tensor in inputs.items()}
         torch.cuda.current_blas_handle()  # as for sessions: not while capturing
         with single_launches():
             function(static)  # what it takes from the host is on the device from now on
@@ -76,3 +78,12 @@ class CapturedFunctions:
             with capturing(graph, self._graphs.pool):
                 outputs = function(static)
         return Captured(graph, static, outputs)
+
+    def _static(self, name: str, tensor: Tensor) -> Tensor:
+        """A copy of ``tensor`` in memory that all graphs share: one runs at a time, and each run
+        begins by filling it.
+        """
+        key = name, tensor.dtype
+        if key not in self._buffers or len(self._buffers[key]) < tensor.numel():
+            self._buffers[key] = tensor.new_empty(tensor.numel())
+        return self._buffers[key][: tensor.numel()].view(tensor.shape).copy_(tensor)
