@@ -1,5 +1,5 @@
 """What follows a verify step on the device: trees are accepted, the draft is extended by what was,
-and proposes again. Of trees of fixed shape it is one CUDA graph.
+and proposes again. Of trees of fixed shape it can be one CUDA graph.
 
 Shapes: B sequences, T tree nodes, k aux layers, H target hidden, Hd draft hidden, Vd draft vocab.
 """
@@ -21,6 +21,9 @@ from trt_eagle3.decode.tree import AnyTree, Tree
 from trt_eagle3.engine.torch.captured_function import CapturedFunctions
 
 __all__ = ["CycleTail", "TreeShape", "tree_shape"]
+
+CAPTURES = False
+"""Whether what follows a verify step is captured: not until that has been seen on a GPU."""
 
 _INPUTS = ("tokens", "target_ids", "aux_hidden_states", "lengths", "positions")
 
@@ -47,7 +50,7 @@ class CycleTail:
         Args:
             aux: [B, T, k * H] of the nodes. ahead: whether the next trees are wanted.
         """
-        captures = aux.is_cuda and self._draft.capturable
+        captures = CAPTURES and aux.is_cuda and self._draft.capturable
         if not (captures and ahead and isinstance(tree, Tree)):
             outcome = _accept(tree, proposal, target_ids)
             return self.after(tree, outcome, aux, batch, ahead=ahead)
