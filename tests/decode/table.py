@@ -53,7 +53,8 @@ class TableDraft:
     def drafters(self, roots: Sequence[int]) -> Drafters:
         """The sequences after their last committed rows."""
         states = [
-            DraftState(n, self._table(b, ()), torch.zeros(1)) for b, n in enumerate(self._lengths)
+            DraftState(n, self._table(b, ())[None], torch.zeros(1, 1), 0)
+            for b, n in enumerate(self._lengths)
         ]
         return Drafters(states, roots, self._positions, {"page_table": self._pages})
 

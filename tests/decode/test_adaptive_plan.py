@@ -34,6 +34,7 @@ from trt_eagle3.decode.tuning import TuningEntry, TuningTable
 CHAIN = SpeculationConfig(mode="chain", steps=5)
 DEPTHS = (0, 1, 2, 3, 5)
 LEARNING, CYCLES = 40, 800
+KV_SHARE = 9e-6
 
 
 def adaptive(config: SpeculationConfig = CHAIN, table: TuningTable | None = None) -> AdaptivePlan:
@@ -42,9 +43,20 @@ def adaptive(config: SpeculationConfig = CHAIN, table: TuningTable | None = None
         config,
         Plan({1: tree}),
         widths(tree.num_nodes),
-        prior_of(table, 9e-6),
+        prior_of(table, KV_SHARE),
         acceptance_prior(table, config),
     )
+
+
+def primed(cycle_ms: CycleMs) -> AdaptivePlan:
+    """A plan that has seen its graphs captured."""
+    plan = adaptive()
+    for size in (128, 64, 32, 8, 1):
+        for depth in DEPTHS:
+            read = KV_SHARE * size * 1024 * cycle_ms(1, 0)
+            tree = shrunk(CHAIN, depth + 1)
+            plan.prime(tree, size, (cycle_ms(size, depth) - read) / 1000)
+    return plan
 
 
 def over_plain(plan: Any, size: int, rate: float, cycle_ms: CycleMs) -> float:
@@ -75,6 +87,20 @@ def test_no_load_is_served_slower_than_plainly_and_most_near_the_best(
     assert found >= 0.96 * best_over_plain(size, rate, cycle_ms)
 
 
+@pytest.mark.parametrize("cycle_ms", [h200_ms, dear_ms])
+@pytest.mark.parametrize("length", [1.0, 2.0, 3.0])
+@pytest.mark.parametrize("size", [1, 2, 8, 32, 64, 128])
+def test_first_cycles_of_a_server_are_not_slower_than_plain_ones(
+    size: int, length: float, cycle_ms: CycleMs
+) -> None:
+    """From its first request on, its graphs captured and nothing known of its draft."""
+    served, plain = (
+        Load(plan, size, rate_of(length), cycle_ms, hiccups=0.0).run(120)
+        for plan in (primed(cycle_ms), Plan({1: None}))
+    )
+    assert served.tokens / served.seconds >= 0.98 * plain.tokens / plain.seconds
+
+
 def test_crowd_of_32_with_acceptance_length_3_gains_a_third() -> None:
     assert over_plain(adaptive(), 32, rate_of(3.0), h200_ms) >= 1.3
 
@@ -86,13 +112,13 @@ def test_fixed_chain_loses_where_the_adaptive_plan_does_not() -> None:
 
 
 def test_width_of_a_crowd_is_narrower_than_that_of_one() -> None:
-    rate = rate_of(2.0)
+    rate = rate_of(3.0)
     depths = {
         size: Counter(Load(adaptive(), size, rate, h200_ms).run(CYCLES).depths[-400:])
         for size in (1, 128)
     }
-    assert depths[1].most_common(1)[0][0] == 3
-    assert depths[128].most_common(1)[0][0] <= 1
+    assert depths[1].most_common(1)[0][0] == 5
+    assert depths[128].most_common(1)[0][0] <= 3
 
 
 @pytest.mark.parametrize("length", [1.0, 2.0])

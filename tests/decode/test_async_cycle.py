@@ -28,6 +28,7 @@ from tests.tiny import build_tiny
 from trt_eagle3 import load
 from trt_eagle3.decode import async_cycle
 from trt_eagle3.decode.accept import accept
+from trt_eagle3.decode.adaptive_plan import AdaptivePlan
 from trt_eagle3.decode.async_cycle import AsyncCycles
 from trt_eagle3.decode.device_batch import BATCH_SIZES, batch_sizes, padded_size
 from trt_eagle3.decode.kv_cache import PagePool
@@ -41,6 +42,7 @@ from trt_eagle3.decode.scheduler import Scheduler
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.transfer import Readback
 from trt_eagle3.decode.tree import AnyTree, Tree
+from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN
 from trt_eagle3.errors import ClosedError
 
 
@@ -60,6 +62,9 @@ class _Turns:
 
     def trees_at(self, _: int) -> Sequence[AnyTree | None]:
         return self.trees
+
+    def prime(self, *_: object) -> None:
+        pass
 
     def observe(self, cycle: Cycle) -> None:
         self.seen.append(cycle)
@@ -199,6 +204,19 @@ def test_trees_are_proposed_before_the_host_waits(monkeypatch: pytest.MonkeyPatc
     for _ in range(3):
         scheduler.step()
     assert done == ["forward", "propose", "wait"] * 3
+
+
+def test_shorter_chain_takes_what_was_proposed_for_a_longer_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scheduler, asked, done = decoding(CHAIN, monkeypatch)
+    scheduler.tree_for = lambda _: shorter
+    shorter = Tree.from_paths([(0,) * depth for depth in range(1, CHAIN.num_nodes - 1)])
+    scheduler.step()
+    assert done == ["forward", "propose", "wait"], "what was prepared is cut, not drafted again"
+    assert scheduler.num_draft_tokens == CHAIN.num_nodes - 2
+    finish(scheduler)
+    assert [s.tokens[:MAX_TOKENS] for s in asked] == [solo(0), solo(1)]
 
 
 def test_cycle_of_a_crowd_is_launched_before_the_last_one_is_handed_on(
@@ -364,14 +382,20 @@ def test_trees_that_are_proposed_ahead_are_those_of_the_rows_with_true_features(
 def test_graphs_are_captured_for_every_size_and_change_nothing_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundle = build_tiny(tmp_path, limits={"max_batch_size": 5, "max_seq_len": 512})
+    limits = {"max_batch_size": 5, "max_seq_len": 512}
+    bundle = build_tiny(tmp_path, limits=limits, speculation={"adaptive": True})
     ran = count_calls(monkeypatch, AsyncCycles, "run_nobody")
+    primed = count_calls(monkeypatch, AdaptivePlan, "prime")
     with overwriting_llm(bundle) as engine, load(bundle) as lazy:
         expected = lazy.generate("What is 12 plus 30?", max_tokens=12).token_ids
         assert lazy.capture_graphs() == 0
         assert engine.capture_graphs() == 5
-        assert [size for size, tree, _ in ran if tree is None] == [5, 4, 3, 2, 1]
-        assert len(ran) == sum(len({None, *engine.bundle.plan.trees_at(n)}) for n in range(1, 6))
+        captured = [args[:2] for args in ran if args[-1] == CAPTURED_AT_RUN]
+        assert [size for size, tree in captured if tree is None] == [5, 4, 3, 2, 1]
+        shapes = sum(len({None, *engine.bundle.plan.trees_at(n)}) for n in range(1, 6))
+        assert len(captured) == len(primed) == shapes
+        assert sorted(captured, key=str) == sorted(((n, tree) for tree, n, _ in primed), key=str)
+        assert all(seconds > 0 for *_, seconds in primed)
         for speculation in (True, False):
             said = engine.generate("What is 12 plus 30?", max_tokens=12, speculation=speculation)
             assert said.token_ids == expected

@@ -116,3 +116,30 @@ def test_table_gives_the_prior_between_and_beyond_what_it_measured() -> None:
     assert prior(shape(1, 1)) == pytest.approx(10.0)
     assert prior(shape(3, 2)) == pytest.approx(40.0)
     assert prior(shape(5, 5)) == pytest.approx(150.0)
+
+
+def test_primed_costs_are_the_prior_between_their_sizes() -> None:
+    """As a server's captures measure them: by batch size and tree, over short contexts."""
+    found = CycleCosts(prior_of(None, 1e-5))
+    found.observe(shape(), 7.0)
+    for batch, plain, drafted in ((64, 0.008, 0.012), (1, 0.004, 0.005)):
+        found.prime(1, batch, plain)
+        found.prime(4, batch, drafted)
+    assert found.is_known(shape(4, batch=30))
+    assert found.seconds(shape(1, batch=1, context=0.0)) == pytest.approx(0.004)
+    assert found.seconds(shape(4, batch=64, context=0.0)) == pytest.approx(0.012)
+    middle = 0.005 + 0.007 * 31 / 63
+    assert found.seconds(shape(4, batch=32, context=0.0)) == pytest.approx(middle)
+    read = 0.004 * 1e-5 * 64 * 1000
+    assert found.seconds(shape(1, batch=64, context=1000.0)) == pytest.approx(0.008 + read)
+
+
+def test_one_slow_cycle_moves_no_primed_cost() -> None:
+    found = CycleCosts(prior_of(None, 0.0))
+    found.prime(1, 8, 0.005)
+    for seconds in (0.006, 0.0051, 0.0050):
+        found.observe(shape(batch=8), seconds)
+    assert found.seconds(shape(batch=8)) == pytest.approx(0.005, rel=0.01)
+    for _ in range(8):
+        found.observe(shape(batch=8), 0.006)
+    assert found.seconds(shape(batch=8)) == pytest.approx(0.006, rel=0.01)

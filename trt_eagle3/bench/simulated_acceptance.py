@@ -14,10 +14,14 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from trt_eagle3.decode import async_cycle, verify
+from trt_eagle3.decode import verify
 from trt_eagle3.decode.accept import Accepted, accept
-from trt_eagle3.decode.outcome import Outcome, accept_greedy
+from trt_eagle3.decode.async_cycle import AsyncCycles
+from trt_eagle3.decode.device_batch import DeviceBatch
+from trt_eagle3.decode.outcome import is_chain
 from trt_eagle3.decode.propose import Proposal
+from trt_eagle3.decode.tree import AnyTree
+from trt_eagle3.engine.session import Reduction
 
 __all__ = ["acceptance_length", "acceptance_rate", "simulated_acceptance"]
 
@@ -60,14 +64,25 @@ def simulated_acceptance(rate: float, *, seed: int = 0) -> Iterator[None]:
         del uniform
         return accept(tokens, parents, [rate] * len(probs), bonus, chance.random)
 
-    def on_device(proposal: Proposal, target_ids: Tensor, *, chain: bool) -> Outcome:
-        assert chain, "acceptance is simulated for chains"
-        right = torch.rand(target_ids[:, 1:].shape, device=target_ids.device) < rate
-        agreed = torch.where(right, proposal.tokens[:, 1:], target_ids[:, :-1])
-        return accept_greedy(proposal, torch.cat([agreed, target_ids[:, -1:]], 1), chain=chain)
+    verify_step = AsyncCycles._verify
+
+    def on_device(
+        cycles: AsyncCycles,
+        tree: AnyTree,
+        proposal: Proposal,
+        batch: DeviceBatch,
+        reduce: Reduction | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        said, aux = verify_step(cycles, tree, proposal, batch, reduce)
+        if reduce is None or tree.num_nodes == 1:
+            return said, aux
+        assert is_chain(tree), "acceptance is simulated for chains"
+        right = torch.rand(said[:, 1:].shape, device=said.device) < rate
+        agreed = torch.where(right, proposal.tokens[:, 1:], said[:, :-1])
+        return torch.cat([agreed, said[:, -1:]], 1), aux
 
     with (
         patch(f"{verify.__name__}.accept", on_host),
-        patch(f"{async_cycle.__name__}.accept_greedy", on_device),
+        patch.object(AsyncCycles, "_verify", on_device),
     ):
         yield

@@ -1,8 +1,10 @@
 """Speculation against none at every load: ``python -m trt_eagle3.bench.width``.
 
 A pair of a published geometry in bfloat16 with random weights, through the real scheduler; its
-drafts are right by chance (``simulated_acceptance``). The adaptive plan begins every case knowing
-nothing; what it learns and tries counts. Prompts are in the prefix cache: decoding alone is timed.
+drafts are right by chance (``simulated_acceptance``). In every case the adaptive plan begins as a
+server's does: it has seen the graphs captured, and nothing was served; what it learns and tries
+counts. As many plain cycles run before and after it. Prompts are in the prefix cache: decoding
+alone is timed.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -26,8 +29,10 @@ from trt_eagle3.bench.simulated_acceptance import (
     simulated_acceptance,
 )
 from trt_eagle3.bench.synthetic import size_option
+from trt_eagle3.bench.width_trace import TracedCycle, TracedPlan, trace_lines
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.adaptive_plan import AdaptivePlan
+from trt_eagle3.decode.capture import prime_sizes
 from trt_eagle3.decode.cycle_cost import prior_of
 from trt_eagle3.decode.decoder import Decoder
 from trt_eagle3.decode.plan import Plan, TreePlan, shrunk, widths
@@ -62,6 +67,7 @@ _WARM, _TIMED = 6, 24  # cycles of a fixed width
     help="Acceptance lengths that a chain of 3 has.",
 )
 @click.option("--cycles", default=200, show_default=True, help="Of every adaptive case.")
+@click.option("--trace", is_flag=True, help="Also print every adaptive case, cycle by cycle.")
 def main(
     size: str,
     context: int,
@@ -69,6 +75,7 @@ def main(
     batches: tuple[int, ...],
     lengths: tuple[float, ...],
     cycles: int,
+    trace: bool,
 ) -> None:
     """Print served tokens per second over those of plain decoding."""
     fixed = Table("ms a cycle", *(f"B {batch}" for batch in batches))
@@ -88,7 +95,10 @@ def main(
             for batch in batches:
                 best = max(acceptance_length(rate, n - 1) / ms[batch, n] for n in bench.widths)
                 run = bench.adaptive(batch, rate, cycles)
-                plain = batch / (1e3 * run.plain_seconds)
+                plain = run.plain_speed
+                if trace:
+                    print(f"B {batch}, length {length:g}, plain {batch / plain:.2f} ms:")
+                    print(*trace_lines(run.trace), sep="\n")
                 cells.append(
                     f"{run.speed() / plain:.2f}, late {run.speed(late=True) / plain:.2f}, "
                     f"best {best * ms[batch, 1]:.2f} {run.chosen}"
@@ -102,13 +112,14 @@ def main(
 class _Run:
     """What was served: seconds and tokens of every cycle, and how many tokens it drafted.
 
-    ``plain_seconds``: of a plain cycle over contexts as long, on the mean.
+    ``plain_speed``: tokens a millisecond without speculation.
     """
 
     seconds: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     drafted: list[int] = field(default_factory=list)
-    plain_seconds: float = 0.0
+    plain_speed: float = 0.0
+    trace: Sequence[TracedCycle] = ()
 
     def speed(self, *, late: bool = False) -> float:
         """Tokens a millisecond; ``late``: of the second half."""
@@ -141,29 +152,39 @@ class _Bench:
         return 1e3 * median(run.seconds[_WARM:])
 
     def adaptive(self, batch: int, rate: float, cycles: int) -> _Run:
-        """Serve by a plan that knows nothing yet."""
-        plan = AdaptivePlan(
-            self._config,
-            Plan({1: configured_tree(self._config)}),
-            self.widths,
-            prior_of(None, 9e-6),
-            {},
+        """Serve by a plan that knows what its cycles cost, and nothing of the draft."""
+        plan = TracedPlan(
+            AdaptivePlan(
+                self._config,
+                Plan({1: configured_tree(self._config)}),
+                self.widths,
+                prior_of(None, 9e-6),
+                {},
+            )
         )
+        self._capture(plan, batch)
+        before = self._plain(batch, cycles)
         scheduler = self._begin(plan, batch)
-        before = self._plain_seconds(scheduler, plan)
         with simulated_acceptance(rate):
             run = self._run(scheduler, cycles)
-        run.plain_seconds = (before + self._plain_seconds(scheduler, plan)) / 2
         self._end(scheduler)
+        run.trace = plan.cycles
+        run.plain_speed = (before + self._plain(batch, cycles)) / 2
         return run
 
-    def _plain_seconds(self, scheduler: Scheduler, plan: TreePlan) -> float:
-        """Median of plain cycles over contexts as they are now, which ``plan`` does not see."""
-        plain = Plan({1: None})
-        scheduler.tree_for, scheduler.observer = plain.tree_for, plain
-        found = median(self._run(scheduler, _WARM + _TIMED // 2).seconds[_WARM:])
-        scheduler.tree_for, scheduler.observer = plan.tree_for, plan
-        return found
+    def _capture(self, plan: TreePlan, batch: int) -> None:
+        """Let ``plan`` hear what cycles of so many cost, as when a server starts."""
+        decoder_cycles, table_len = self._decoder.async_cycles, self._pair.pool.table_len
+        assert decoder_cycles is not None
+        assert table_len is not None
+        prime_sizes(decoder_cycles, plan, table_len, [batch, 1])
+
+    def _plain(self, batch: int, cycles: int) -> float:
+        """Tokens a millisecond of ``cycles`` plain cycles."""
+        scheduler = self._begin(Plan({1: None}), batch)
+        run = self._run(scheduler, cycles)
+        self._end(scheduler)
+        return run.speed()
 
     def _begin(self, plan: TreePlan, batch: int) -> Scheduler:
         scheduler = Scheduler(

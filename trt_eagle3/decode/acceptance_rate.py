@@ -20,6 +20,8 @@ Level = tuple[int, int]
 _FIRST = 0.7  # of a first token, where nothing is known (as ``tree.best_first_paths``)
 _MOST = 0.98  # of any level: nothing is certain
 _PRIOR = 8.0  # observations that a prior stands for
+_ASSUMED = 3.0  # that a rate stands for which nobody measured
+_DOUBT = 2.0  # failures that a rate on the safe side counts besides
 _WINDOW = 1000.0  # observations of a level that count
 _OWN_WINDOW = 32.0  # of one sequence
 _SLOTS = 512
@@ -85,9 +87,21 @@ class AcceptanceRates:
             total += reached
         return total
 
+    def least_tokens(self, levels: Sequence[Level]) -> float:
+        """The same on the safe side: what was not seen to be accepted is not."""
+        total = reached = 1.0
+        for level in levels:
+            accepted, tried = self._counts.get(level, (0.0, 0.0))
+            if level in self._prior:
+                accepted, tried = accepted + _PRIOR * self._prior[level], tried + _PRIOR
+            reached *= min(_MOST, accepted / (tried + _DOUBT))
+            total += reached
+        return total
+
     def _posterior(self, level: Level, prior: float) -> float:
         accepted, tried = self._counts.get(level, (0.0, 0.0))
-        return min(_MOST, (accepted + _PRIOR * prior) / (tried + _PRIOR))
+        weight = _PRIOR if level in self._prior else _ASSUMED
+        return min(_MOST, (accepted + weight * prior) / (tried + weight))
 
     def _expected(self, level: Level) -> float:
         """The prior's rate; where it has none, what other widths of this depth say, or the level

@@ -1,9 +1,10 @@
 """AdaptivePlan: the tree of the next cycle by what cycles cost here and now, and by how often the
 draft is right.
 
-Of every candidate width the expected tokens per second of the sequences that decode are reckoned:
-the sum of their acceptance lengths over the time of a cycle. What was never tried, or long ago, is
-tried for a few cycles where it could win, as long as all trials together lose no more than
+Of every width the expected tokens per second of the sequences that decode are reckoned: the sum of
+their acceptance lengths over the time of a cycle. A width that may yet lose against plain
+decoding is chosen only while a ``LossAccount`` bears its next cycles. What was never tried, or long
+ago, is tried for a few cycles where it could win, as long as all trials together lose no more than
 ``_TRIAL_SHARE`` of the time.
 """
 
@@ -11,17 +12,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.acceptance_rate import AcceptanceRates, Level, SequenceRates, levels_of
 from trt_eagle3.decode.cycle_cost import CostPrior, CycleCosts, Shape, batch_bucket, prior_of
 from trt_eagle3.decode.decoder import AnyTree
+from trt_eagle3.decode.loss_account import LossAccount
 from trt_eagle3.decode.plan import Cycle, Plan, plan_of, shrunk, widths
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import configured_tree
 from trt_eagle3.decode.tuning import TuningTable, read_table
+from trt_eagle3.decode.width import DecodingBatch, Width
 
 __all__ = ["AdaptivePlan", "acceptance_prior", "read_adaptive_plan"]
 
@@ -32,44 +34,15 @@ _HORIZON = 128  # cycles over which a switch must have paid
 _TRIAL_SHARE = 0.0075  # of the time that trials may lose
 _TRIAL_CYCLES = 4  # the first is not timed: the draft catches up in it
 _FAR = 2.5  # times that an unknown width may be dearer than it seems
-_FIRST_CREDIT = 6  # cycles that trials may lose before any time has gone by
-_MOST_CREDIT = 64
+_FIRST_CREDIT = 1  # cycles that trials may lose before any time has gone by
+_MOST_CREDIT = 4
+_LAG = 2  # cycles until what was observed of one has changed the next
+_EVIDENCE = 6  # chances of a draft that say something of it
+_EARLY = (1, 2, 4, 8)  # cycles of one width after which is thought again
+_HICCUP = 3.0  # times what is expected: what took longer is no width's fault
+_CATCH_UP = 1 / 3000  # of a plain cycle of one sequence, for a row that a draft lacks
 _QUIET_AFTER = 32  # cycles without a timed one
 _QUIET_EVERY = 8  # of so many cycles one may keep prompts waiting
-
-
-@dataclass(frozen=True)
-class _Batch:
-    """Sequences that decode together."""
-
-    sequences: Sequence[SequenceState]
-
-    @property
-    def size(self) -> int:
-        return len(self.sequences)
-
-    @cached_property
-    def context(self) -> float:
-        """Their mean length."""
-        return sum(s.length for s in self.sequences) / max(self.size, 1)
-
-    @cached_property
-    def deferred(self) -> int:
-        """Rows that the draft lacks of them."""
-        return sum(len(s.deferred) for s in self.sequences)
-
-
-@dataclass(frozen=True)
-class _Candidate:
-    tree: AnyTree | None
-    levels: tuple[Level, ...]
-
-    @property
-    def num_nodes(self) -> int:
-        return self.tree.num_nodes if self.tree else 1
-
-    def shape(self, batch: _Batch) -> Shape:
-        return Shape(self.num_nodes, len(self.levels), batch.size, batch.context)
 
 
 @dataclass
@@ -109,7 +82,7 @@ class AdaptivePlan:
         costs, acceptance: priors, before anything was served.
         """
         trees = [shrunk(config, count) for count in num_nodes]
-        self._candidates = [_Candidate(tree, levels_of(tree)) for tree in trees]
+        self._candidates = [Width(tree, levels_of(tree)) for tree in trees]
         self._index = {c.tree: i for i, c in enumerate(self._candidates)}
         self._fixed = fixed
         self._costs = CycleCosts(costs)
@@ -117,10 +90,12 @@ class AdaptivePlan:
         self._own = SequenceRates(sorted({level for c in self._candidates for level in c.levels}))
         self._choices: dict[int, int] = {}  # by bucket of the batch size
         self._last: int | None = None  # candidate of the cycle before
+        self._asked: AnyTree | None = None  # what was wanted last: it is launched in the same time
         self._cycles = self._alike = self._untimed = self._quiet = 0
         self._catch_up: float | None = None  # seconds a row
         self._trial: _Trial | None = None
         self._credit: float | None = None  # seconds that trials may lose
+        self._account = LossAccount()
 
     @property
     def wants_quiet(self) -> bool:
@@ -130,6 +105,10 @@ class AdaptivePlan:
 
     def tree_for(self, sequences: Sequence[SequenceState]) -> AnyTree | None:
         """The tree for ``sequences``; asking changes nothing that matters."""
+        self._asked = self._tree_for(sequences)
+        return self._asked
+
+    def _tree_for(self, sequences: Sequence[SequenceState]) -> AnyTree | None:
         if any(s.sampling.seed is not None and not s.sampling.greedy for s in sequences):
             return self._fixed.tree_for(sequences)
         if not any(s.drafting for s in sequences):
@@ -138,8 +117,9 @@ class AdaptivePlan:
             return self._candidates[self._trial.candidate].tree
         bucket = batch_bucket(len(sequences))
         if bucket not in self._choices:
-            rates = self._rates(_Batch(sequences))
-            best = max(range(len(rates)), key=rates.__getitem__)
+            batch = DecodingBatch(sequences)
+            rates = self._rates(batch)
+            best = self._best(batch, rates)
             self._choices[bucket] = best if rates[best] >= _GAIN * rates[0] else 0
         return self._candidates[self._choices[bucket]].tree
 
@@ -153,26 +133,38 @@ class AdaptivePlan:
         ]
         return [trees[i] for i in sorted(range(len(trees)), key=rates.__getitem__, reverse=True)]
 
+    def prime(self, tree: AnyTree | None, batch_size: int, seconds: float) -> None:
+        """Know what a cycle of ``tree`` takes over short contexts."""
+        index = self._index.get(tree)
+        if index is not None:
+            self._costs.prime(self._candidates[index].num_nodes, batch_size, seconds)
+
     def observe(self, cycle: Cycle) -> None:
         """Learn from a cycle, and now and then think again."""
         index = self._index.get(cycle.tree)
         if index is None or not any(s.drafting for s in cycle.sequences):
             self._last = None  # the fixed plan's, or nobody's
             return
-        batch = _Batch(cycle.sequences)
+        batch = DecodingBatch(cycle.sequences)
         self._cycles += 1
         self._quiet += self.wants_quiet
         self._learn_acceptance(cycle, index)
         shape = self._candidates[index].shape(batch)
         expected = self._costs.seconds(shape)
+        self._settle(cycle, batch, index, expected)
         self._learn_cost(cycle, index, shape, expected)
-        self._account(cycle, expected)
+        self._pay_trial(cycle, expected)
         self._alike = self._alike + 1 if index == self._last else 1
         self._last = index
         if self._trial is not None:
             self._go_on_trying(batch, index)
-        elif self._alike == _TRIAL_CYCLES or self._cycles % _DECIDE_EVERY == 0:
-            self._decide(batch, may_try=True)
+        elif self._alike in _EARLY or self._cycles % _DECIDE_EVERY == 0:
+            self._decide(batch, may_try=self._alike >= _TRIAL_CYCLES)
+
+    def reckoned_seconds(self, cycle: Cycle) -> float:
+        """What ``cycle`` was expected to take, without what the draft caught up with."""
+        candidate = self._candidates[self._index[cycle.tree]]
+        return self._costs.seconds(candidate.shape(DecodingBatch(cycle.sequences)))
 
     def _learn_acceptance(self, cycle: Cycle, index: int) -> None:
         levels = self._candidates[index].levels
@@ -188,7 +180,9 @@ class AdaptivePlan:
             self._own.observe(levels, sequences, accepted)
 
     def _learn_cost(self, cycle: Cycle, index: int, shape: Shape, expected: float) -> None:
-        """Time counts where nothing else went on, and the draft had nothing to catch up with."""
+        """Time counts where nothing else went on, neither what the draft had to catch up with nor
+        the launch of another width.
+        """
         self._untimed += 1
         if cycle.seconds is None or self._last is None:
             return
@@ -196,65 +190,102 @@ class AdaptivePlan:
             found = max(cycle.seconds - expected, 0.0) / cycle.caught_up
             known = found if self._catch_up is None else self._catch_up
             self._catch_up = known + 0.3 * (min(found, 4 * known) - known)
-        elif index == self._last:
+        elif index == self._last and self._asked == cycle.tree:
             self._untimed = 0
             self._costs.observe(shape, cycle.seconds)
 
-    def _account(self, cycle: Cycle, expected: float) -> None:
+    def _settle(self, cycle: Cycle, batch: DecodingBatch, index: int, expected: float) -> None:
+        """What the cycle has lost or won against plain decoding."""
+        plain = self._costs.seconds(self._candidates[0].shape(batch))
+        usual = expected + cycle.caught_up * self._row_seconds()
+        seconds = usual if cycle.seconds is None else min(cycle.seconds, _HICCUP * usual)
+        if index:
+            self._account.settle(seconds, plain * _emitted(cycle) / batch.size, plain)
+        elif self._last:  # what was launched ahead for a tree was for nothing
+            self._account.settle(max(seconds, plain), plain, plain)
+        else:
+            self._account.earn(seconds, plain)
+
+    def _pay_trial(self, cycle: Cycle, expected: float) -> None:
         """What time has earned for trials, and what a trial has lost."""
         seconds = expected if cycle.seconds is None else cycle.seconds
         if self._credit is None:
             self._credit = _FIRST_CREDIT * seconds
         self._credit = min(self._credit + _TRIAL_SHARE * seconds, _MOST_CREDIT * seconds)
         if self._trial is not None:
-            emitted = sum((accepted or 0) + 1 for accepted in cycle.accepted)
             # a capture comes once: it is no trial's fault
-            lost = min(seconds, 8 * expected) - emitted / self._trial.rate
+            lost = min(seconds, _HICCUP * expected) - _emitted(cycle) / self._trial.rate
             self._credit -= max(lost, 0.0)
 
-    def _go_on_trying(self, batch: _Batch, index: int) -> None:
+    def _go_on_trying(self, batch: DecodingBatch, index: int) -> None:
         """Count a cycle of the trial; what it has shown decides in the end."""
         trial = self._trial
         assert trial is not None
         trial.left -= index == trial.candidate
         trial.patience -= 1
-        if min(trial.left, trial.patience) == 0:
+        done = min(trial.left, trial.patience) == 0
+        if done or not self._bears(batch, trial.candidate):
             self._trial = None
             self._alike = _TRIAL_CYCLES  # what is chosen now has some cycles before the next one
             self._decide(batch, may_try=False)
 
-    def _decide(self, batch: _Batch, *, may_try: bool) -> None:
+    def _decide(self, batch: DecodingBatch, *, may_try: bool) -> None:
         """Choose for as many sequences as decode now, and try what might be better."""
         rates = self._rates(batch)
         current = self._choices.get(batch_bucket(batch.size), 0)
-        best = max(range(len(rates)), key=rates.__getitem__)
+        best = self._best(batch, rates)
         served = _HORIZON * self._costs.seconds(self._candidates[best].shape(batch))
         pays = rates[best] * served / (served + self._switch_seconds(batch, best))
         wanted = _GAIN if best > current else _GAIN_OF_LESS
-        chosen = best if pays > wanted * rates[current] else current
+        better = pays > wanted * rates[current] or not self._bears(batch, current)
+        chosen = best if better else current
         self._choices[batch_bucket(batch.size)] = chosen
         if may_try:
             self._try(batch, rates, chosen)
 
-    def _rates(self, batch: _Batch) -> list[float]:
+    def _best(self, batch: DecodingBatch, rates: Sequence[float]) -> int:
+        """The candidate that promises most, of those whose losses could be borne."""
+        borne = [i for i in range(len(rates)) if self._bears(batch, i)]
+        return max(borne, key=rates.__getitem__)
+
+    def _bears(self, batch: DecodingBatch, index: int) -> bool:
+        """Whether a few cycles of a candidate can be paid for, were the draft never right where it
+        was not seen to be; what would win even so always can.
+        """
+        candidate, plain = self._candidates[index], self._candidates[0]
+        least = batch.size + len(batch.drafting) * (
+            self._overall.least_tokens(candidate.levels) - 1.0
+        )
+        of_plain = self._costs.seconds(plain.shape(batch))
+        loss = self._costs.seconds(candidate.shape(batch)) - of_plain * least / batch.size
+        if not index or loss <= 0.0:
+            return True
+        switch = 0.0 if self._last else self._switch_seconds(batch, index)
+        wanted = _EVIDENCE - self._overall.tried(candidate.levels[0])
+        cycles = max(_LAG, wanted / max(len(batch.drafting), 1))
+        return cycles * loss + switch <= self._account.balance(of_plain)
+
+    def _rates(self, batch: DecodingBatch) -> list[float]:
         """Expected tokens per second of every candidate."""
-        drafting = [s for s in batch.sequences if s.drafting]
         trees = [candidate.levels for candidate in self._candidates]
-        tokens = self._own.expected_tokens(trees, drafting, self._overall)
-        plain = batch.size - len(drafting)
+        tokens = self._own.expected_tokens(trees, batch.drafting, self._overall)
+        plain = batch.size - len(batch.drafting)
         return [
             (plain + count) / self._costs.seconds(candidate.shape(batch))
             for candidate, count in zip(self._candidates, tokens, strict=True)
         ]
 
-    def _switch_seconds(self, batch: _Batch, wanted: int) -> float:
+    def _switch_seconds(self, batch: DecodingBatch, wanted: int) -> float:
         """Time for the draft to catch up with what it was not asked for."""
-        if not wanted or not batch.deferred:
-            return 0.0
-        plain = self._costs.seconds(self._candidates[0].shape(batch))
-        return batch.deferred * (plain / 500 if self._catch_up is None else self._catch_up)
+        return batch.deferred * self._row_seconds() if wanted else 0.0
 
-    def _try(self, batch: _Batch, rates: Sequence[float], current: int) -> None:
+    def _row_seconds(self) -> float:
+        """Time for the draft to catch up with a row."""
+        if self._catch_up is not None:
+            return self._catch_up
+        return _CATCH_UP * self._costs.seconds(Shape(1, 0, 1, 0.0))
+
+    def _try(self, batch: DecodingBatch, rates: Sequence[float], current: int) -> None:
         """Begin a trial of what could be better by most, where its loss is paid for. What plain
         decoding costs must be known at any price.
         """
@@ -266,12 +297,13 @@ class AdaptivePlan:
         for i in sorted(hopes, key=hopes.__getitem__, reverse=True):
             if hopes[i] <= rates[current]:
                 return
-            if self._trial_loss(batch, rates, current, i) <= (self._credit or 0.0):
+            paid = self._trial_loss(batch, rates, current, i) <= (self._credit or 0.0)
+            if paid and self._bears(batch, i):
                 self._trial = _Trial(i, rates[current])
                 return
 
     def _trial_loss(
-        self, batch: _Batch, rates: Sequence[float], current: int, wanted: int
+        self, batch: DecodingBatch, rates: Sequence[float], current: int, wanted: int
     ) -> float:
         """Seconds that a trial may lose; what is neither known nor next to what is served may be
         far dearer than it seems.
@@ -282,7 +314,7 @@ class AdaptivePlan:
         better = rates[wanted] / rates[current] / (1 if near else _FAR)
         return seconds * max(1.0 - better, 0.0) + self._switch_seconds(batch, wanted)
 
-    def _doubt(self, batch: _Batch, index: int) -> float:
+    def _doubt(self, batch: DecodingBatch, index: int) -> float:
         """By what share a candidate's rate may be better than is thought."""
         candidate = self._candidates[index]
         shape = candidate.shape(batch)
@@ -290,6 +322,11 @@ class AdaptivePlan:
         cost = 0.02 + min(age / 4000, 0.2) if self._costs.is_known(shape) else 0.5
         tried = min((self._overall.tried(level) for level in candidate.levels), default=100.0)
         return cost + 0.3 * max(1.0 - tried / 30.0, 0.0)
+
+
+def _emitted(cycle: Cycle) -> int:
+    """Tokens of all sequences."""
+    return sum((accepted or 0) + 1 for accepted in cycle.accepted)
 
 
 def read_adaptive_plan(

@@ -13,23 +13,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from trt_eagle3.decode.accept import Accepted, CycleOutcome
+from trt_eagle3.decode.cycle_tail import CycleTail, tree_shape
 from trt_eagle3.decode.device_batch import DeviceBatch, Seats, padded_size
-from trt_eagle3.decode.draft_ahead import DraftAhead
-from trt_eagle3.decode.outcome import Outcome, accept_greedy, greedy_tokens, is_chain
-from trt_eagle3.decode.propose import DeviceDrafters, Proposal, tree_proposal
+from trt_eagle3.decode.draft_ahead import DraftAhead, Tail
+from trt_eagle3.decode.outcome import Outcome, greedy_tokens, is_chain
+from trt_eagle3.decode.propose import Proposal, tree_proposal
+from trt_eagle3.decode.row_ref import RowRef
 from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, all_rows
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.transfer import Readback
 from trt_eagle3.decode.tree import AnyTree, Tree
 from trt_eagle3.decode.verify import verify_tree
 from trt_eagle3.engine.session import Reduction
-from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN
 
 __all__ = ["AsyncCycles"]
 
@@ -54,14 +54,11 @@ class _PlainPass:
 
 @dataclass(frozen=True)
 class _TreePass:
-    """A speculative cycle that runs, its ``drafters`` extended and perhaps the next trees
-    ``prepared``; ``said``: its outcome, or as far as the host accepted.
-    """
+    """A speculative cycle that runs; ``said``: its outcome, or as far as the host accepted."""
 
     seats: Seats
     tree: AnyTree
-    drafters: DeviceDrafters
-    prepared: Proposal | None
+    tail: Tail
     said: Readback | list[Accepted]
 
 
@@ -78,6 +75,7 @@ class AsyncCycles:
     ) -> None:
         self._target = target
         self._draft = draft
+        self._tail = CycleTail(draft) if draft is not None else None
         self._max_seq_len = max_seq_len
         self.max_batch_size = max_batch_size
         self._states = target.states
@@ -150,6 +148,7 @@ class AsyncCycles:
         Where one samples, the host waits, and accepts.
         """
         assert self._draft is not None
+        assert self._tail is not None
         num_rows, count = tree.num_nodes + tree.num_draft_rows, len(sequences)
         for s in sequences:
             self._has_room(s, s.length + num_rows)
@@ -159,10 +158,11 @@ class AsyncCycles:
         greedy = _greedy(sequences)
         judged, aux = self._verify(tree, proposal, batch, greedy_tokens if greedy else None)
         assert aux is not None
+        ahead = max(lengths) + num_rows <= self._max_seq_len
         said: Readback | list[Accepted]
         if greedy:
-            outcome = _accept(tree, proposal, judged)
-            said = Readback(outcome.packed())
+            tail = self._tail.run(tree, proposal, judged, aux, batch, ahead=ahead)
+            said = Readback(tail.said)
         else:
             nodes = [tree.num_nodes] * count
             said = [
@@ -172,30 +172,28 @@ class AsyncCycles:
                 )
             ]
             outcome = Outcome.of(said, tree.num_nodes, batch.size, judged.device)
-        drafters = self._draft.extend(batch, outcome, aux, in_place=is_chain(tree))
-        fits = max(lengths) + num_rows <= self._max_seq_len
-        prepared = self._draft.prepare(tree, drafters) if fits else None
-        self._commit(tree, batch, outcome, sequences[0].pool.page_size)
-        return _TreePass(Seats(sequences, lengths, range(count)), tree, drafters, prepared, said)
+            tail = self._tail.after(tree, outcome, aux, batch, ahead=ahead)
+        self._commit(tree, batch, tail.path, sequences[0].pool.page_size)
+        return _TreePass(Seats(sequences, lengths, range(count)), tree, tail, said)
 
-    def run_nobody(self, size: int, tree: AnyTree | None, table_len: int) -> None:
-        """Run a batch of ``size`` that is padding alone as often as its graphs need to be captured.
+    def run_nobody(self, size: int, tree: AnyTree | None, table_len: int, times: int) -> None:
+        """Run cycles of a batch of ``size`` that is padding alone.
 
         ``table_len``: of the pages' pool.
         """
         batch = DeviceBatch.of_nobody(size, table_len, self._target.embedding.device)
-        for _ in range(CAPTURED_AT_RUN):
+        for _ in range(times):
             if tree is None:
                 roots = tree_proposal(_ROOT, batch.roots.long()[:, None])
                 self._verify(_ROOT, roots, batch, greedy_tokens)
                 continue
             assert self._draft is not None
+            assert self._tail is not None
             dtype = self._target.embedding.dtype
             proposal = self._draft.run_nobody(tree, batch, dtype)
             target_ids, aux = self._verify(tree, proposal, batch, greedy_tokens)
             assert aux is not None
-            outcome = _accept(tree, proposal, target_ids)
-            self._draft.extend(batch, outcome, aux, in_place=is_chain(tree))
+            self._tail.run(tree, proposal, target_ids, aux, batch, ahead=True)
 
     def _launch(
         self,
@@ -248,7 +246,7 @@ class AsyncCycles:
         if isinstance(done, _TreePass):
             assert self._draft is not None
             advanced, seated = [s for s, _ in present], [row for _, row in present]
-            self._draft.keep(advanced, seated, done.tree, done.drafters, done.prepared)
+            self._draft.keep(advanced, seated, done.tree, done.tail)
         tree = done.tree if isinstance(done, _TreePass) else None
         return CycleOutcome([found[row] if row >= 0 else None for row in rows], tree)
 
@@ -290,7 +288,7 @@ class AsyncCycles:
         size, num_nodes = proposal.tokens.shape
         device = batch.positions.device
         fixed = isinstance(tree, Tree)  # its shape is not to be copied every time
-        depths = _shape_on(tree, device).depths if fixed else proposal.depths.int()
+        depths = tree_shape(tree, device).depths if fixed else proposal.depths.int()
         metadata = AttentionMetadata(
             past=batch.lengths,
             counts=[num_nodes] * size,
@@ -301,12 +299,12 @@ class AsyncCycles:
         embeds = self._target.embedding.lookup(proposal.tokens)
         return self._target.forward(embeds, metadata, all_rows(size, num_nodes), reduce=reduce)
 
-    def _commit(self, tree: AnyTree, batch: DeviceBatch, outcome: Outcome, page_size: int) -> None:
+    def _commit(self, tree: AnyTree, batch: DeviceBatch, path: Tensor, page_size: int) -> None:
         """Move the rows of accepted nodes to the front; a chain's stand there already."""
         if not is_chain(tree):
             first = batch.lengths[:, None]
             nodes = torch.arange(tree.num_nodes, device=first.device)
-            self._states.move(batch.state_inputs, first + outcome.path, first + nodes, page_size)
+            self._states.move(batch.state_inputs, first + path, first + nodes, page_size)
 
 
 def _greedy(sequences: Sequence[SequenceState]) -> bool:
@@ -316,17 +314,9 @@ def _greedy(sequences: Sequence[SequenceState]) -> bool:
 def _advance(sequence: SequenceState, accepted: Accepted, aux: Tensor | None, row: int) -> None:
     """Append a plain pass' token; ``aux`` [B, k * H] of it is kept for the draft."""
     if aux is not None and sequence.draft:
-        sequence.deferred.append(aux[row])
+        sequence.deferred.append(RowRef(aux, row))
     sequence.append_tokens(accepted.tokens)
     sequence.length += len(accepted.tokens)
-
-
-def _accept(tree: AnyTree, proposal: Proposal, target_ids: Tensor) -> Outcome:
-    if isinstance(tree, Tree):
-        shape, size = _shape_on(tree, target_ids.device), len(target_ids)
-        parents, mask = shape.parents.expand(size, -1), shape.mask.expand(size, -1, -1)
-        proposal = replace(proposal, parents=parents, mask=mask)
-    return accept_greedy(proposal, target_ids, chain=is_chain(tree))
 
 
 def _first(proposal: Proposal, count: int) -> Proposal:
@@ -344,20 +334,3 @@ def _roots_after(before: _PlainPass, batch: DeviceBatch, *, unchanged: bool) -> 
         return said
     said = said.index_select(0, batch.rows.clamp(min=0))
     return torch.where(batch.rows >= 0, said, batch.roots.long())
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """A static tree on the device: ``parents`` int64 [T], ``depths`` int32 [T], ``mask`` bool
-    [T, T].
-    """
-
-    parents: Tensor
-    depths: Tensor
-    mask: Tensor
-
-
-@lru_cache(maxsize=32)
-def _shape_on(tree: Tree, device: torch.device) -> _Shape:
-    parents, depths = torch.tensor(tree.parents), tree.depths.int()
-    return _Shape(parents.to(device), depths.to(device), tree.mask.to(device))

@@ -168,14 +168,12 @@ class EngineCore:
         cycles, table_len = self._bundle.decoder.async_cycles, self.pool.table_len
         if cycles is None or table_len is None or not cycles.capturable:
             return 0
-        trees_at = self._plan.trees_at
+        plan = self._plan
         done: Future[int] = Future()
         with self._news:
             if not self.alive:
                 raise ClosedError("the engine has stopped. Load it again.")
-            self._errands.append(
-                (lambda: capture_graphs(cycles, trees_at, table_len, seconds), done)
-            )
+            self._errands.append((lambda: capture_graphs(cycles, plan, table_len, seconds), done))
             self._news.notify_all()
         return done.result()
 

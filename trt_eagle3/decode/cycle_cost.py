@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import pairwise
 
 from trt_eagle3.decode.tuning import TuningTable
@@ -50,18 +51,38 @@ class Shape:
         return self.num_nodes, batch_bucket(self.batch_size), long
 
 
-CostPrior = Callable[[Shape], float]
-"""What a cycle costs before one was timed, in any unit: only ratios count."""
+@dataclass(frozen=True)
+class CostPrior:
+    """What a cycle costs before one was timed, in any unit: only ratios count.
+
+    Attributes:
+        base: cost of ``num_nodes``, ``steps`` and ``batch_size`` over short contexts.
+        kv_share: bytes of a token in the KV cache over those of the weights; longer contexts add
+            so much of what one plain token costs.
+    """
+
+    base: Callable[[int, int, int], float]
+    kv_share: float
+
+    def __call__(self, shape: Shape) -> float:
+        read = self.base(1, 0, 1) * self.kv_share * shape.batch_size * shape.context
+        return self.base(shape.num_nodes, shape.steps, shape.batch_size) + read
 
 
 @dataclass
 class _Cell:
-    """Costs of one kind of cycle over their prior, and when the last one was seen."""
+    """Costs of one kind of cycle over their prior, and when the last one was seen; a prior that was
+    measured counts as some of them.
+    """
 
     ratios: deque[float] = field(default_factory=lambda: deque(maxlen=_SAMPLES))
     strange: list[float] = field(default_factory=list)
     typical: float = 1.0
     seen: int = 0
+    trusts_prior: bool = False
+
+    def __post_init__(self) -> None:
+        self.ratios.extend([1.0] * (_ENOUGH if self.trusts_prior else 0))
 
     def add(self, ratio: float, now: int) -> None:
         """Count one; what is far off counts only when it comes thrice in a row."""
@@ -77,7 +98,8 @@ class _Cell:
         self.strange.clear()
         ordered = sorted(self.ratios)
         # of few, some may be captures: these are slow, and nothing is fast by accident
-        self.typical = ordered[len(ordered) // (2 if len(ordered) >= 8 else 4)]
+        sure = len(ordered) >= 8 or self.trusts_prior
+        self.typical = ordered[len(ordered) // (2 if sure else 4)]
 
 
 class CycleCosts:
@@ -87,13 +109,22 @@ class CycleCosts:
 
     def __init__(self, prior: CostPrior) -> None:
         self._prior = prior
+        self._primed: dict[int, dict[int, float]] = {}  # seconds by batch and tree size
         self._cells: dict[tuple[int, int, int], _Cell] = {}
         self._now = 0
+
+    def prime(self, num_nodes: int, batch_size: int, seconds: float) -> None:
+        """Take what a cycle over short contexts was measured to take for the prior; what was
+        observed before is forgotten.
+        """
+        self._primed.setdefault(batch_size, {})[num_nodes] = seconds
+        self._prior = CostPrior(_between(self._primed), self._prior.kv_share)
+        self._cells.clear()
 
     def observe(self, shape: Shape, seconds: float) -> None:
         """Count a cycle that nothing else disturbed."""
         self._now += 1
-        cell = self._cells.setdefault(shape.cell, _Cell())
+        cell = self._cells.setdefault(shape.cell, _Cell(trusts_prior=bool(self._primed)))
         cell.add(seconds / self._prior(shape), self._now)
 
     def seconds(self, shape: Shape) -> float:
@@ -103,9 +134,9 @@ class CycleCosts:
         return self._prior(shape) * self._ratio(shape.cell)
 
     def is_known(self, shape: Shape) -> bool:
-        """Whether cycles like it were timed."""
+        """Whether cycles like it were timed, or batches were before anything was served."""
         cell = self._cells.get(shape.cell)
-        return cell is not None and len(cell.ratios) >= _ENOUGH
+        return bool(self._primed) or (cell is not None and len(cell.ratios) >= _ENOUGH)
 
     def age(self, shape: Shape) -> int:
         """Timed cycles since one like it."""
@@ -132,34 +163,30 @@ def _distance(one: tuple[int, int, int], other: tuple[int, int, int]) -> float:
 
 
 def prior_of(table: TuningTable | None, kv_share: float) -> CostPrior:
-    """The costs that ``bench --tune`` has measured, or such as GPUs have; longer contexts add to
-    both.
+    """The costs that ``bench --tune`` has measured, or such as GPUs have.
 
     Args:
         kv_share: bytes of a token in the KV cache over those of the weights.
     """
-    base = _usual if table is None else _measured(table)
-
-    def prior(shape: Shape) -> float:
-        unit = base(Shape(1, 0, 1, 0.0))
-        return base(shape) + unit * kv_share * shape.batch_size * shape.context
-
-    return prior
+    if table is None:
+        return CostPrior(_usual, kv_share)
+    return CostPrior(_between({e.batch_size: e.cycle_ms for e in table.entries}), kv_share)
 
 
-def _usual(shape: Shape) -> float:
+def _usual(num_nodes: int, steps: int, batch_size: int) -> float:
     """Relative to one plain token: an 8B pair on an H200 is near it (docs/measurements.md)."""
-    rows = shape.batch_size * (0.012 + 0.0065 * shape.num_nodes)
-    return 1.0 + 0.08 * shape.steps + rows
+    rows = batch_size * (0.012 + 0.0065 * num_nodes)
+    return 1.0 + 0.08 * steps + rows
 
 
-def _measured(table: TuningTable) -> CostPrior:
-    """Milliseconds of the table, between its batch sizes and tree sizes on straight lines."""
-    by_batch = {e.batch_size: dict(sorted(e.cycle_ms.items())) for e in table.entries}
+def _between(known: Mapping[int, Mapping[int, float]]) -> Callable[[int, int, int], float]:
+    """Costs by batch size and tree size, between those that are known on straight lines."""
+    by_batch = {size: dict(sorted(found.items())) for size, found in sorted(known.items())}
 
-    def cost(shape: Shape) -> float:
-        at = {size: _on_line(found, shape.num_nodes) for size, found in by_batch.items()}
-        return _on_line(dict(sorted(at.items())), shape.batch_size)
+    @lru_cache(maxsize=4096)
+    def cost(num_nodes: int, _steps: int, batch_size: int) -> float:
+        at = {size: _on_line(found, num_nodes) for size, found in by_batch.items()}
+        return _on_line(at, batch_size)
 
     return cost
 

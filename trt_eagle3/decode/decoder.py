@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode.accept import Accepted, CycleOutcome
@@ -29,6 +28,7 @@ from trt_eagle3.decode.propose import (
     draft_positions,
     put_draft_visual,
 )
+from trt_eagle3.decode.row_ref import RowRef, gather_padded
 from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, all_rows
 from trt_eagle3.decode.segment import Segment, cut, last_segments
 from trt_eagle3.decode.sequence import SequenceState
@@ -321,10 +321,10 @@ class Decoder:
         """
         if not any(s.draft for s in sequences):
             return
-        rows = aux[:, 0].clone().unbind()  # the next forward overwrites a session's outputs
-        for s, row in zip(sequences, rows, strict=True):
+        rows = aux[:, 0].clone()  # the next forward overwrites a session's outputs
+        for i, s in enumerate(sequences):
             if s.draft:
-                s.deferred.append(row)
+                s.deferred.append(RowRef(rows, i))
 
     def _catch_up(self, sequences: Sequence[SequenceState]) -> None:
         """Give the draft the rows that it was not asked for, those of sequences that lack about
@@ -343,12 +343,9 @@ class Decoder:
         counts = [len(s.deferred) for s in sequences]
         ahead = [s.ids(s.draft_length + 1, s.length + 1) for s in sequences]
         embeds = self._drafting.proposer.runner.embedding.lookup(padded(ahead, width))
-        rows = [
-            functional.pad(torch.stack(s.deferred), (0, 0, 0, width - n))
-            for s, n in zip(sequences, counts, strict=True)
-        ]
+        aux = gather_padded([s.deferred for s in sequences], width)
         segments = [Segment(s, s.draft_length, n) for s, n in zip(sequences, counts, strict=True)]
-        self._commit(segments, embeds, torch.stack(rows))
+        self._commit(segments, embeds, aux)
         for s in sequences:
             s.deferred.clear()
 

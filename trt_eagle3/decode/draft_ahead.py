@@ -15,7 +15,7 @@ from torch import Tensor
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode.batch import causal_mask_of
 from trt_eagle3.decode.device_batch import DeviceBatch, Seats
-from trt_eagle3.decode.outcome import Outcome
+from trt_eagle3.decode.outcome import Outcome, is_chain
 from trt_eagle3.decode.propose import (
     DeviceDrafters,
     Proposal,
@@ -24,11 +24,11 @@ from trt_eagle3.decode.propose import (
     tree_proposal,
 )
 from trt_eagle3.decode.runner import AttentionMetadata
-from trt_eagle3.decode.sequence import DraftRow, SequenceState
+from trt_eagle3.decode.sequence import DraftState, SequenceState
 from trt_eagle3.decode.transfer import to_device
 from trt_eagle3.decode.tree import AnyTree, Tree
 
-__all__ = ["DraftAhead"]
+__all__ = ["DraftAhead", "Tail"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,23 @@ class _Prepared:
     proposal: Proposal
 
 
+@dataclass(frozen=True)
+class Tail:
+    """What the device knows after a cycle.
+
+    Attributes:
+        said: int64 [B, 1 + 2 T], ``Outcome.packed``. path: int64 [B, T] of accepted nodes.
+        logits: f32 [B, Vd] and features: [B, Hd] of the draft's last rows.
+        prepared: the next trees; None where they would not fit.
+    """
+
+    said: Tensor
+    path: Tensor
+    logits: Tensor
+    features: Tensor
+    prepared: Proposal | None
+
+
 class DraftAhead:
     """Proposes for the next cycle as soon as the device knows from where on."""
 
@@ -48,24 +65,24 @@ class DraftAhead:
         self._manifest = manifest
         self._prepared: _Prepared | None = None
 
+    @property
+    def capturable(self) -> bool:
+        """Whether its sessions can run within a capture."""
+        return self._proposer.runner.capturable
+
     def proposal(
         self, sequences: Sequence[SequenceState], tree: AnyTree, batch: DeviceBatch
     ) -> Proposal:
         """What was proposed ahead, where it is for these; else what is proposed now."""
         ready, self._prepared = self._prepared, None
-        if ready is not None and ready.tree == tree:
+        if ready is not None and (ready.tree == tree or _begins_with(ready.tree, tree)):
             rows = ready.seats.rows_of(sequences)
             if min(rows) >= 0:
-                return _selected(ready, rows, batch.size)
+                return _selected(ready, tree, rows, batch.size)
         states = [s.draft for s in sequences if s.draft]
         assert len(states) == len(sequences), "a sequence that never drafted cannot speculate"
         states += [states[-1]] * (batch.size - len(states))
-        return self._propose(
-            tree,
-            batch,
-            torch.stack([state.logits for state in states]),
-            torch.stack([state.features for state in states]),
-        )
+        return self._propose(tree, batch, *DraftState.gather(states))
 
     def extend(
         self, batch: DeviceBatch, outcome: Outcome, aux: Tensor, *, in_place: bool
@@ -110,18 +127,17 @@ class DraftAhead:
         sequences: Sequence[SequenceState],
         rows: Sequence[int],
         tree: AnyTree,
-        drafters: DeviceDrafters,
-        proposal: Proposal | None,
+        tail: Tail,
     ) -> None:
         """Remember what the draft knows of ``sequences``, at ``rows`` of the batch, after their
         cycle, and their trees.
         """
         for s, row in zip(sequences, rows, strict=True):
-            s.draft = DraftRow(s.length, drafters.logits, drafters.features, row)
+            s.draft = DraftState(s.length, tail.logits, tail.features, row)
             s.draft_length = s.length
-        if proposal is not None:
+        if tail.prepared is not None:
             seats = Seats(sequences, [s.length for s in sequences], rows)
-            self._prepared = _Prepared(seats, tree, proposal)
+            self._prepared = _Prepared(seats, tree, tail.prepared)
 
     def run_nobody(self, tree: AnyTree, batch: DeviceBatch, dtype: torch.dtype) -> Proposal:
         """Trees of padding alone, so that graphs of these shapes are captured."""
@@ -144,14 +160,21 @@ class DraftAhead:
         return self._proposer.propose(tree, drafters)
 
 
-def _selected(ready: _Prepared, rows: list[int], size: int) -> Proposal:
-    """The trees at ``rows``, padded to ``size``."""
+def _begins_with(tree: AnyTree, wanted: AnyTree) -> bool:
+    """Whether both are chains, and ``wanted`` is the shorter one."""
+    return is_chain(tree) and is_chain(wanted) and wanted.num_nodes < tree.num_nodes
+
+
+def _selected(ready: _Prepared, tree: AnyTree, rows: list[int], size: int) -> Proposal:
+    """The trees at ``rows``, cut to ``tree`` and padded to ``size``."""
     proposal = ready.proposal
-    if len(proposal.tokens) == size and rows == list(range(len(rows))):
+    whole = len(proposal.tokens) == size and rows == list(range(len(rows)))
+    if whole and ready.tree == tree:
         return proposal
-    index = to_device(torch.tensor(rows + [0] * (size - len(rows))), proposal.tokens.device)
-    tokens = proposal.tokens.index_select(0, index)
-    if isinstance(ready.tree, Tree):
-        return tree_proposal(ready.tree, tokens)
+    tokens = proposal.tokens[:, : tree.num_nodes]
+    index = to_device(torch.tensor(rows + [0] * (size - len(rows))), tokens.device)
+    tokens = tokens if whole else tokens.index_select(0, index)
+    if isinstance(tree, Tree):
+        return tree_proposal(tree, tokens)
     others = (proposal.parents, proposal.depths, proposal.mask)
     return Proposal(tokens, *(field.index_select(0, index) for field in others))

@@ -57,6 +57,10 @@ class TreePlan(Protocol):
         """All that it may choose for so many sequences, the likeliest first: what to prepare."""
         ...
 
+    def prime(self, tree: AnyTree | None, batch_size: int, seconds: float) -> None:
+        """Hear what a cycle of ``tree`` takes over short contexts, before anything is served."""
+        ...
+
     def observe(self, cycle: Cycle) -> None:
         """Hear of a cycle."""
         ...
@@ -90,6 +94,9 @@ class Plan:
         """Its tree, and what a sequence near the length limit has."""
         tree = self.tree_at(batch_size)
         return (None,) if tree is None else (tree, None)
+
+    def prime(self, tree: AnyTree | None, batch_size: int, seconds: float) -> None:
+        """Learn nothing."""
 
     def observe(self, cycle: Cycle) -> None:
         """Learn nothing."""

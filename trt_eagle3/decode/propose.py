@@ -25,7 +25,7 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode.dynamic_tree import Candidates, DynamicTree, ancestors
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, all_rows
-from trt_eagle3.decode.sequence import DraftRow, DraftState
+from trt_eagle3.decode.sequence import DraftState
 from trt_eagle3.decode.tree import Tree
 
 _Count = TypeVar("_Count", int, Tensor)
@@ -53,7 +53,7 @@ class Drafters:
         state_inputs: where the draft's states lie, with room for the tree's draft rows.
     """
 
-    states: Sequence[DraftState | DraftRow]
+    states: Sequence[DraftState]
     roots: Sequence[int]
     positions: Sequence[int]
     state_inputs: Mapping[str, Tensor]
@@ -74,8 +74,8 @@ class Drafters:
 
     def first(self) -> tuple[Tensor, Tensor]:
         """Logits f32 [B, 1, Vd] and features [B, 1, Hd] of the last committed rows."""
-        logits = torch.stack([state.logits for state in self.states])
-        return logits[:, None], torch.stack([state.features for state in self.states])[:, None]
+        logits, features = DraftState.gather(self.states)
+        return logits[:, None], features[:, None]
 
 
 @dataclass(frozen=True)
@@ -192,8 +192,9 @@ class Proposer:
         last = torch.tensor(metadata.counts)[:, None] - 1
         logits, out = self.runner.forward(embeds, features, metadata, last)
         # copies: the next run of the same shapes may overwrite a session's outputs
+        kept, held = logits[:, 0].clone(), out[:, 0].clone()
         return [
-            DraftState(past + count, logits[i, 0].clone(), out[i, 0].clone())
+            DraftState(past + count, kept, held, i)
             for i, (past, count) in enumerate(zip(metadata.past, metadata.counts, strict=True))
         ]
 

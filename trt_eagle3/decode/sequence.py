@@ -12,10 +12,11 @@ from torch import Tensor
 
 from trt_eagle3.decode.kv_cache import PagePool, PageTable
 from trt_eagle3.decode.prompt import Prompt
+from trt_eagle3.decode.row_ref import RowRef, gather_rows
 from trt_eagle3.decode.sampling import Sampler
 from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
 
-__all__ = ["DraftRow", "DraftState", "SequenceState", "Snapshot"]
+__all__ = ["DraftState", "SequenceState", "Snapshot"]
 
 
 class Snapshot(Protocol):
@@ -28,24 +29,11 @@ class Snapshot(Protocol):
 
 @dataclass(frozen=True)
 class DraftState:
-    """What the draft knows after its last committed row.
+    """What the draft knows after its last committed row; it lies in tensors of several sequences.
 
     Attributes:
         length: committed rows, equal to the target's.
-        logits: f32 [Vd] of the last row. features: [Hd] of the last row.
-    """
-
-    length: int
-    logits: Tensor
-    features: Tensor
-
-
-@dataclass(frozen=True)
-class DraftRow:
-    """A ``DraftState`` that lies in tensors of several sequences.
-
-    Attributes:
-        length: committed rows. all_logits: f32 [B, Vd]. all_features: [B, Hd]. row: which is its.
+        all_logits: f32 [B, Vd] of the last rows. all_features: [B, Hd] of them. row: which is its.
     """
 
     length: int
@@ -63,6 +51,12 @@ class DraftRow:
         """[Hd] of the last committed row."""
         return self.all_features[self.row]
 
+    @staticmethod
+    def gather(states: Sequence[DraftState]) -> tuple[Tensor, Tensor]:
+        """Logits f32 [B, Vd] and features [B, Hd] of ``states``."""
+        logits = gather_rows([RowRef(s.all_logits, s.row) for s in states])
+        return logits, gather_rows([RowRef(s.all_features, s.row) for s in states])
+
 
 @dataclass(eq=False)
 class SequenceState:
@@ -75,8 +69,7 @@ class SequenceState:
         tokens: the answer. Its last token is in no cache yet: it is the root of the next tree.
         length: rows in the target's cache. draft: the draft's state, once the prompt is through.
         draft_length: rows in the draft's cache, equal to ``length`` while it drafts.
-        deferred: [k * H] aux hidden states of the rows that the draft lacks, where it was not worth
-            asking.
+        deferred: aux hidden states of the rows that the draft lacks, where it was not worth asking.
         page_keys: of the pages that prompt and answer fill, as far as anybody asked
             (``prefix_cache.page_keys``).
         snapshots: of the per-sequence states, by the number of pages that the rows fill.
@@ -94,9 +87,9 @@ class SequenceState:
     turn_start: int = 0
     tokens: list[int] = field(default_factory=list)
     length: int = 0
-    draft: DraftState | DraftRow | None = None
+    draft: DraftState | None = None
     draft_length: int = 0
-    deferred: list[Tensor] = field(default_factory=list)
+    deferred: list[RowRef] = field(default_factory=list)
     page_keys: list[bytes] = field(default_factory=list)
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
     epoch: int = 0

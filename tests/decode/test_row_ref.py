@@ -1,0 +1,44 @@
+"""Rows of shared tensors, gathered."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from trt_eagle3.decode.row_ref import RowRef, gather_padded, gather_rows
+
+
+def tables(count: int = 5) -> list[torch.Tensor]:
+    return [torch.arange(6 * 3).view(6, 3) + 100 * i for i in range(count)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_of_several_tensors_come_in_their_order(seed: int) -> None:
+    chance, known = random.Random(seed), tables()
+    refs = [RowRef(chance.choice(known), chance.randrange(6)) for _ in range(chance.randint(1, 30))]
+    assert torch.equal(gather_rows(refs), torch.stack([ref.tensor[ref.row] for ref in refs]))
+
+
+def test_all_rows_of_a_tensor_are_no_copy() -> None:
+    (table,) = tables(1)
+    assert gather_rows([RowRef(table, i) for i in range(6)]).data_ptr() == table.data_ptr()
+
+
+def test_rows_that_nobody_wants_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few rows of each of many large tensors."""
+    read = list[int]()
+    cat = torch.cat
+    monkeypatch.setattr(torch, "cat", lambda parts: read.append(sum(map(len, parts))) or cat(parts))
+    gather_rows([RowRef(table, row) for table in tables() for row in (0, 5)])
+    assert read == [10]
+
+
+def test_padding_of_shorter_ones_is_behind() -> None:
+    one, other = tables(2)
+    rows = [[RowRef(one, 2), RowRef(other, 4)], [RowRef(other, 1)]]
+    found = gather_padded(rows, 3)
+    assert found.shape == (2, 3, 3)
+    assert torch.equal(found[0, :2], torch.stack([one[2], other[4]]))
+    assert torch.equal(found[1, 0], other[1])
