@@ -22,7 +22,12 @@ from typing import TYPE_CHECKING
 from trt_eagle3.graph.ops.kernel import AttentionPath, Kernel, KernelCall, Mask
 from trt_eagle3.graph.ops.kv_fp8 import decode, encode
 from trt_eagle3.graph.ops.op import Op
-from trt_eagle3.graph.ops.tree_attention_lowering import LOWERING, LOWERING_17, LOWERING_FP8
+from trt_eagle3.graph.ops.tree_attention_lowering import (
+    LOWERING,
+    LOWERING_17,
+    LOWERING_17_FP8,
+    LOWERING_FP8,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -181,8 +186,8 @@ def tree_attention_call(
         seq = q.shape[0] // max(batch, 1)
         shape = (batch, seq, seq if tail is None else tail)
         tree_mask = torch.empty(shape, dtype=torch.bool, device="meta")
-    inputs = (q, k, v, k_cache, v_cache, past_lengths, query_lengths, page_table, tree_mask)
-    inputs = (*inputs, kv_scales, out)
+    caches, lengths = (k_cache, v_cache), (past_lengths, query_lengths)
+    inputs = (q, k, v, *caches, *lengths, page_table, tree_mask, kv_scales, out)
     tensors = dict(zip(KERNEL.tensors, inputs, strict=True))
     values = (page_size, scale, mask, path, num_splits, prefetch_safe)
     scalars = dict(zip(KERNEL.scalars, values, strict=True))
@@ -196,9 +201,9 @@ def _node_call(
     del geometry
     # prefetch_safe: a graph writes a layer's cache and the page table nowhere but in that layer's
     # own launch
-    options = {"kv_scales": inputs[9]} if len(inputs) > 9 else {}
+    scales = inputs[9] if len(inputs) > 9 else None
     call = tree_attention_call(
-        *inputs[:9], page_size=page_size, scale=scale, prefetch_safe=True, **options
+        *inputs[:9], kv_scales=scales, page_size=page_size, scale=scale, prefetch_safe=True
     )
     return KernelCall(KERNEL, call.tensors, call.scalars, (call.result, inputs[3], inputs[4]))
 
@@ -219,7 +224,7 @@ TREE_ATTENTION = Op(
         "kv_scales": "float32",
     },
     lowering={"": LOWERING, "fp8": LOWERING_FP8},
-    lowering_17={"": LOWERING_17},
+    lowering_17={"": LOWERING_17, "fp8": LOWERING_17_FP8},
     torch_function=tree_attention,
     kernel=KERNEL,
     kernel_call=_node_call,

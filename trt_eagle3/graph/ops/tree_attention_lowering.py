@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trt_eagle3.graph.ops.kv_fp8 import decode_lowering, encode_lowering
 
-__all__ = ["LOWERING", "LOWERING_17", "LOWERING_FP8"]
+__all__ = ["LOWERING", "LOWERING_17", "LOWERING_17_FP8", "LOWERING_FP8"]
 
 LOWERING = """
     zero = Constant <value_int = 0> ()
@@ -227,3 +227,4 @@ def _replaced(body: str, line: str, lines: str) -> str:
 
 
 LOWERING_FP8 = _with_fp8_caches(LOWERING)
+LOWERING_17_FP8 = _with_fp8_caches(LOWERING_17)

@@ -120,8 +120,8 @@ def kv_move_call(
     of all sequences together.
 
     Args:
-        cache: T or uint8 [..., slots, Hkv, D], contiguous, updated in place; what stands before the slots
-            (keys and values, layers) are planes, and the same rows move in each.
+        cache: T or uint8 [..., slots, Hkv, D], contiguous, updated in place; what stands before
+            the slots (keys and values, layers) are planes, and the same rows move in each.
         source, destination: int32 or int64 [B, K], or [K] for one sequence; on the CPU or the
             cache's device. A negative entry moves nothing.
         page_table: int32 [B, P]; without one, rows are slots.
