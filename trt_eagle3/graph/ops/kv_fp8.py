@@ -1,8 +1,9 @@
 """Keys and values as FP8: e4m3 numbers, a byte each, times their head's scale.
 
-    stored = e4m3(clip(x / scale, -448, 448)),  x = stored * scale
+    stored = e4m3(clip(x * (1 / scale), -448, 448)),  x = stored * scale
 
-The quotient is float32 and rounded to nearest even, so a row's bytes depend on nothing but the row.
+Inverse and product are float32, rounding is to nearest even: a row's bytes depend on nothing but
+the row.
 e4m3 is OFP8's (bias 7, largest 448, no infinities): Micikevicius et al. 2022, arXiv 2209.05433.
 """
 
@@ -25,7 +26,7 @@ def encode(x: Tensor, scales: Tensor) -> Tensor:
     """uint8 [..., Hkv, D], the e4m3 numbers of ``x`` [..., Hkv, D]; ``scales``: float32 [Hkv]."""
     import torch
 
-    held = (x.float() / scales[:, None]).clamp(-LARGEST, LARGEST)
+    held = (x.float() * scales.reciprocal()[:, None]).clamp(-LARGEST, LARGEST)
     return held.to(torch.float8_e4m3fn).view(torch.uint8)
 
 
@@ -46,7 +47,8 @@ def encode_lowering(x: str, codes: str, kind: int) -> str:
     steps = ", ".join(str(2.0 ** (max(e, _EXPONENTS[0]) - 3)) for e in (-7, *_EXPONENTS))
     return f"""
     {x}_f32 = Cast <to = 1> ({x}){_scale(x, kind)}
-    {x}_scaled = Div ({x}_f32, {x}_scale)
+    {x}_inverse = Reciprocal ({x}_scale)
+    {x}_scaled = Mul ({x}_f32, {x}_inverse)
     {x}_size = Abs ({x}_scaled)
     {x}_zero = Constant <value_float = 0.0> ()
     {x}_one = Constant <value_float = 1.0> ()

@@ -42,8 +42,8 @@ and the tail slots that tree_mask shows. Tokens i >= query_lengths[b] are paddin
 cache, nobody sees them, their output is 0. With TE3_MASK_CAUSAL token i sees every slot up to its
 own; tree_mask.data may be null, its shape is still read. From S = 256 on rows of the batch may
 share pages: each sees what the others write. With kv_scales the caches hold e4m3 numbers, which
-times their head's scale are keys and values; new ones are divided by it, in float32, rounded to
-nearest even, and what is larger than 448 becomes 448.""",
+times their head's scale are keys and values; new ones times its inverse, in float32, are rounded
+to nearest even, and what is larger than 448 becomes 448.""",
     tensors={
         "q": "T [N, Hq * D]",
         "k": "T [N, Hkv * D]",

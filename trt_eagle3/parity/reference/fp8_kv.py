@@ -27,7 +27,7 @@ def _sizes() -> Tensor:
 
 def nearest_codes(x: Tensor, scales: Tensor) -> Tensor:
     """uint8 [..., Hkv, D]: codes of ``x`` over ``scales`` [Hkv]; too large ones the largest."""
-    quotient = x.float() / scales.float()[:, None].to(x.device)
+    quotient = x.float() * (1 / scales.float())[:, None].to(x.device)
     size, sizes = quotient.abs().double(), _sizes().to(x.device)
     above = torch.searchsorted(sizes, size).clamp(max=126)
     below = (above - 1).clamp(min=0)
