@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.tiny import TARGET
 
-__all__ = ["PACKERS", "pack", "save_quantised"]
+__all__ = ["PACKERS", "add_kv_scales", "pack", "save_quantised"]
 
 Packed = dict[str, Tensor]
 GROUP = 64
@@ -206,4 +206,20 @@ def save_quantised(folder: Path, name: str, **changes: Any) -> Path:
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"] = {**claim, **changes}
     (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def add_kv_scales(folder: Path) -> Path:
+    """Give a checkpoint scales of keys and values, no two alike; those of layer 1's keys are so
+    small that many keys are too large.
+    """
+    file = folder / "model.safetensors"
+    tensors, config = load_file(file), json.loads((folder / "config.json").read_text())
+    text = config["text_config"]
+    head = torch.arange(text["num_key_value_heads"])
+    for layer in range(text["num_hidden_layers"]):
+        for kind, base in (("k", 0.0002 if layer == 1 else 0.02), ("v", 0.05)):
+            name = f"model.language_model.layers.{layer}.self_attn.{kind}_scale"
+            tensors[name] = base * (1 + 0.1 * layer + 0.37 * head)
+    save_file(tensors, file)
     return folder

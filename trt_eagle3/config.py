@@ -138,6 +138,9 @@ class EngineConfig(_Section):
             faster and less exact. ``fp8`` (torch on cuda alone): rows are rounded to FP8 where the
             checkpoint says so or ``weights: fp8`` made the weight, for faster prompts.
             ``compute``: not rounded.
+        kv_dtype: what the target's keys and values are cached as. ``fp8``: e4m3, half the memory of
+            16 bits, rounded by scales of the checkpoint, of its calibration, or 1. ``compute``:
+            ``dtype``. A draft's few are always ``dtype``.
         page_size: tokens per page of the KV cache.
         prefill_chunk: prompt tokens per target pass. Left out: 4096 for torch on cuda, 512
             elsewhere.
@@ -151,6 +154,7 @@ class EngineConfig(_Section):
     weights: Literal["fp8", "int8", "int4"] | None = None
     quantise_head: bool = False
     activations: Literal["compute", "int8", "fp8"] = "compute"
+    kv_dtype: Literal["compute", "fp8"] = "compute"
     page_size: PositiveInt = 16
     prefill_chunk: PositiveInt = 512
     tensorrt: TensorRTConfig = TensorRTConfig()

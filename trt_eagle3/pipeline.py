@@ -13,6 +13,7 @@ from pathlib import Path
 from trt_eagle3.atomic_io import atomic_directory, check_replaceable, create_file
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.header_check import check_headers
+from trt_eagle3.checkpoint.kv_scales import KVScales
 from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_to_dict
 from trt_eagle3.checkpoint.source import resolve_checkpoint
 from trt_eagle3.checkpoint.target import TargetCheckpoint, target_to_dict
@@ -261,7 +262,15 @@ def _record(
         engine=written.record,
         embedding=locations.token_table(),
         draft_tensors=locations.draft_tensors(),
+        kv_scales=_kv_scales(config, spec),
     )
+
+
+def _kv_scales(config: BuildConfig, spec: TargetCheckpoint) -> dict[int, KVScales]:
+    """Those of every layer, where keys and values are FP8."""
+    if config.engine.kv_dtype != "fp8":
+        return {}
+    return {k: spec.kv_scales.get(k, KVScales()) for k in range(spec.num_layers)}
 
 
 def _source(

@@ -27,8 +27,10 @@ bool fits_int(int64_t x) { return x >= 0 && x <= INT_MAX; }
 TreeAttentionParams tree_attention_params(const te3_tree_attention_args& a, Check* check) {
   TreeAttentionParams p = {};
   const int32_t t = a.q.dtype;
+  const bool fp8 = a.kv_scales.data != nullptr;
+  const int32_t cache = fp8 ? static_cast<int32_t>(TE3_UINT8) : t;
   check->floating("q", a.q);
-  check->tensor("k_cache", a.k_cache, t, {kAny, kAny, kAny}, "[slots, Hkv, D]");
+  check->tensor("k_cache", a.k_cache, cache, {kAny, kAny, kAny}, "[slots, Hkv, D]");
   check->shape_of("tree_mask", a.tree_mask, TE3_BOOL, {kAny, kAny, kAny}, "[B, S, M]");
   if (!check->ok()) return p;
   const int64_t slots = a.k_cache.shape[0], heads_kv = a.k_cache.shape[1], dim = a.k_cache.shape[2];
@@ -44,7 +46,11 @@ TreeAttentionParams tree_attention_params(const te3_tree_attention_args& a, Chec
   });
   check->tensor("k", a.k, t, {batch * tokens, heads_kv * dim}, "[B * S, Hkv * D]");
   check->tensor("v", a.v, t, {batch * tokens, heads_kv * dim}, "[B * S, Hkv * D]");
-  check->tensor("v_cache", a.v_cache, t, {slots, heads_kv, dim}, "[slots, Hkv, D]");
+  check->tensor("v_cache", a.v_cache, cache, {slots, heads_kv, dim}, "[slots, Hkv, D]");
+  if (fp8) check->tensor("kv_scales", a.kv_scales, TE3_FLOAT32, {2, heads_kv}, "[2, Hkv]");
+  check->that(
+      !fp8 || reinterpret_cast<uintptr_t>(a.k_cache.data) % 16 + reinterpret_cast<uintptr_t>(a.v_cache.data) % 16 == 0,
+      "k_cache and v_cache: data must be aligned to 16 bytes");
   check->tensor("past_lengths", a.past_lengths, TE3_INT32, {batch}, "[B]");
   check->tensor("query_lengths", a.query_lengths, TE3_INT32, {batch}, "[B]");
   check->tensor("page_table", a.page_table, TE3_INT32, {batch, kAny}, "[B, P]");
@@ -79,6 +85,7 @@ TreeAttentionParams tree_attention_params(const te3_tree_attention_args& a, Chec
   p.query_lengths = ints(a.query_lengths);
   p.page_table = ints(a.page_table);
   p.tree_mask = static_cast<const uint8_t*>(a.tree_mask.data);
+  p.kv_scales = static_cast<const float*>(a.kv_scales.data);
   p.out = a.out.data;
   p.batch = static_cast<int32_t>(batch);
   p.num_new = static_cast<int32_t>(tokens);
@@ -298,12 +305,13 @@ VisionAttentionParams vision_attention_params(const te3_vision_attention_args& a
 
 KVMoveParams kv_move_params(const te3_kv_move_args& a, Check* check) {
   const int32_t t = a.cache.dtype;
-  check->floating("cache", a.cache);
+  if (t != TE3_UINT8) check->floating("cache", a.cache);
   check->tensor("cache", a.cache, t, {kAny, kAny, kAny, kAny}, "[planes, slots, Hkv, D]");
   check->tensor("source", a.source, TE3_INT32, {kAny, kAny}, "[B, K]");
   if (!check->ok()) return {};
   const int64_t batch = a.source.shape[0], moves = a.source.shape[1];
-  const int64_t row_bytes = a.cache.shape[2] * a.cache.shape[3] * (t == TE3_FLOAT32 ? 4 : 2);
+  const int64_t row_bytes = a.cache.shape[2] * a.cache.shape[3] * (t == TE3_FLOAT32 ? 4 : t == TE3_UINT8 ? 1 : 2);
+  check->that(reinterpret_cast<uintptr_t>(a.cache.data) % 16 == 0, "cache: data must be aligned to 16 bytes");
   check->tensor("destination", a.destination, TE3_INT32, {batch, moves}, "[B, K]");
   if (a.page_table.data != nullptr) {
     check->tensor("page_table", a.page_table, TE3_INT32, {batch, kAny}, "[B, P]");

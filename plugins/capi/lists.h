@@ -19,7 +19,7 @@
   X(quantise_rows, QuantiseRowsParams, 3)
 
 #define TE3_KERNELS_WITH_WORKSPACE(X) \
-  X(tree_attention, TreeAttentionParams, 10) \
+  X(tree_attention, TreeAttentionParams, 11) \
   X(vision_attention, VisionAttentionParams, 6)
 
 // X(name): the ops that TensorRT has plugins for.

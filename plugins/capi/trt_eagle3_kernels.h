@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define TE3_ABI_VERSION 4
+#define TE3_ABI_VERSION 5
 #define TE3_MAX_RANK 4
 
 /* What a call returns.
@@ -100,17 +100,20 @@ te3_status te3_qk_norm_mrope(const te3_qk_norm_mrope_args* args, void* stream);
  * the tail slots that tree_mask shows. Tokens i >= query_lengths[b] are padding: they write no
  * cache, nobody sees them, their output is 0. With TE3_MASK_CAUSAL token i sees every slot up to
  * its own; tree_mask.data may be null, its shape is still read. From S = 256 on rows of the
- * batch may share pages: each sees what the others write. */
+ * batch may share pages: each sees what the others write. With kv_scales the caches hold e4m3
+ * numbers, which times their head's scale are keys and values; new ones are divided by it, in
+ * float32, rounded to nearest even, and what is larger than 448 becomes 448. */
 typedef struct te3_tree_attention_args {
   te3_tensor q;             /* T [N, Hq * D] */
   te3_tensor k;             /* T [N, Hkv * D] */
   te3_tensor v;             /* T [N, Hkv * D] */
-  te3_tensor k_cache;       /* T [slots, Hkv, D], updated in place */
-  te3_tensor v_cache;       /* T [slots, Hkv, D], updated in place */
+  te3_tensor k_cache;       /* T or uint8 (e4m3) [slots, Hkv, D], updated in place */
+  te3_tensor v_cache;       /* T or uint8 (e4m3) [slots, Hkv, D], updated in place */
   te3_tensor past_lengths;  /* int32 [B] */
   te3_tensor query_lengths; /* int32 [B] */
   te3_tensor page_table;    /* int32 [B, P] */
   te3_tensor tree_mask;     /* bool [B, S, M] */
+  te3_tensor kv_scales;     /* float32 [2, Hkv] of keys and values: FP8 caches; or null data */
   te3_tensor out;           /* T [N, Hq * D] */
   int32_t page_size;
   float scale;
@@ -193,7 +196,7 @@ te3_status te3_add_layer_norm(const te3_add_layer_norm_args* args, void* stream)
  * read before any is written. A negative source or destination moves nothing. Without a
  * page_table (null data) rows are slots. */
 typedef struct te3_kv_move_args {
-  te3_tensor cache;       /* T [planes, slots, Hkv, D] */
+  te3_tensor cache;       /* T or uint8 [planes, slots, Hkv, D] */
   te3_tensor source;      /* int32 [B, K] */
   te3_tensor destination; /* int32 [B, K] */
   te3_tensor page_table;  /* int32 [B, P], or null data */

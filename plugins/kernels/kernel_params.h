@@ -55,17 +55,20 @@ cudaError_t qk_norm_mrope(const QKNormMRopeParams& params, cudaStream_t stream);
 // tail slots that tree_mask shows. Tokens i >= query_lengths[b] are padding: they write no cache,
 // nobody sees them, their output is 0. With TE3_MASK_CAUSAL token i sees every slot up to its own;
 // tree_mask.data may be null, its shape is still read. From S = 256 on rows of the batch may share
-// pages: each sees what the others write.
+// pages: each sees what the others write. With kv_scales the caches hold e4m3 numbers, which times
+// their head's scale are keys and values; new ones are divided by it, in float32, rounded to
+// nearest even, and what is larger than 448 becomes 448.
 struct TreeAttentionParams {
   const void* q;                 // T [N, Hq * D]
   const void* k;                 // T [N, Hkv * D]
   const void* v;                 // T [N, Hkv * D]
-  void* k_cache;                 // T [slots, Hkv, D], updated in place
-  void* v_cache;                 // T [slots, Hkv, D], updated in place
+  void* k_cache;                 // T or uint8 (e4m3) [slots, Hkv, D], updated in place
+  void* v_cache;                 // T or uint8 (e4m3) [slots, Hkv, D], updated in place
   const int32_t* past_lengths;   // int32 [B]
   const int32_t* query_lengths;  // int32 [B]
   const int32_t* page_table;     // int32 [B, P]
   const uint8_t* tree_mask;      // bool [B, S, M]
+  const float* kv_scales;        // float32 [2, Hkv] of keys and values: FP8 caches; or null data
   void* out;                     // T [N, Hq * D]
   int32_t batch;
   int32_t num_new;               // S
@@ -167,7 +170,7 @@ cudaError_t add_layer_norm(const AddLayerNormParams& params, cudaStream_t stream
 // before any is written. A negative source or destination moves nothing. Without a page_table (null
 // data) rows are slots.
 struct KVMoveParams {
-  void* cache;                 // T [planes, slots, Hkv, D]
+  void* cache;                 // T or uint8 [planes, slots, Hkv, D]
   const int32_t* source;       // int32 [B, K]
   const int32_t* destination;  // int32 [B, K]
   const int32_t* page_table;   // int32 [B, P], or null data

@@ -5,8 +5,7 @@
 //   load_cached: a tile that lies in the cache whole, whose cache slots are known already;
 //   load_mixed: any tile: rows below TreeBlock::cached from the cache, newer ones from the inputs k and v, zeros past
 //   kv_end.
-// SameTypeKV copies a cache of Tile::T without touching its values. A cache of another type (FP8) is a loader that
-// converts.
+// SameTypeKV copies a cache of Tile::T without touching its values; Fp8KV (kv_loader_fp8.cuh) copies bytes.
 #pragma once
 
 #include "tree_block.cuh"

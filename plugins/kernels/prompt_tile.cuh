@@ -15,6 +15,7 @@ struct PromptTile {
   using T = Element;
   static constexpr int D = kHeadDim;
   static constexpr int Stages = kStages;
+  static constexpr bool Fp8 = false;
   static constexpr bool InTurn = kInTurn;  // one warpgroup begins products while the other has its softmax
   static constexpr int Rows = 128;
   static constexpr int Tokens = 128;

@@ -12,10 +12,20 @@ cudaError_t run_tree_head_dim<128>(const TreeAttentionParams& p, const TreeReque
 template <>
 cudaError_t run_tree_head_dim<256>(const TreeAttentionParams& p, const TreeRequest& request);
 
+template <>
+cudaError_t run_tree_fp8_head_dim<64>(const TreeAttentionParams& p, const TreeRequest& request);
+template <>
+cudaError_t run_tree_fp8_head_dim<128>(const TreeAttentionParams& p, const TreeRequest& request);
+
 namespace {
 
 // Not supported: another head_dim, or a mask too large for shared memory.
 cudaError_t run_fast(const TreeAttentionParams& p, const TreeRequest& request) {
+  if (p.kv_scales != nullptr) {
+    if (p.head_dim == 64) return run_tree_fp8_head_dim<64>(p, request);
+    if (p.head_dim == 128) return run_tree_fp8_head_dim<128>(p, request);
+    return cudaErrorNotSupported;
+  }
   switch (p.head_dim) {
     case 64:
       return run_tree_head_dim<64>(p, request);
@@ -38,7 +48,10 @@ cudaError_t dispatch(const TreeAttentionParams& p, const TreeRequest& request) {
   }
   if (p.path != AttentionPath::kAuto && p.path != AttentionPath::kSimple) return cudaErrorNotSupported;
   if (request.bytes != nullptr) return cudaSuccess;
-  return with_dtype(p.dtype, [&](auto t) { return tree_simple<decltype(t)>(p, request.stream); });
+  return with_dtype(p.dtype, [&](auto t) {
+    using T = decltype(t);
+    return p.kv_scales != nullptr ? tree_simple<T, true>(p, request.stream) : tree_simple<T, false>(p, request.stream);
+  });
 }
 
 }  // namespace

@@ -53,16 +53,18 @@ __device__ __forceinline__ AttentionState merge_states(int num_parts, ReadMd md,
 }
 
 // Stores four columns of one row; padding rows and rows that see nothing become 0.
-template <typename T, int kD>
+template <typename Tile>
 __device__ __forceinline__ void store_row(const TreeAttentionParams& p, const TreeBlock& b, int row, int column,
                                           const AttentionState& state) {
   const int token = token_of(p, b.row0 + row);
   const int head = b.kv_head * b.group + b.row0 + row - token * b.group;
-  const float scale = token < b.queries && state.md.y > 0.0f ? 1.0f / state.md.y : 0.0f;
+  using T = typename Tile::T;
+  const float v_scale = kv_scale<Tile::Fp8>(p, 1, b.kv_head);
+  const float scale = token < b.queries && state.md.y > 0.0f ? v_scale / state.md.y : 0.0f;
   const int64_t head_row = (static_cast<int64_t>(b.sequence) * p.num_new + token) * p.num_heads + head;
   const uint2 packed = make_uint2(pack2<T>(state.out.x * scale, state.out.y * scale),
                                   pack2<T>(state.out.z * scale, state.out.w * scale));
-  *reinterpret_cast<uint2*>(static_cast<T*>(p.out) + head_row * kD + column) = packed;
+  *reinterpret_cast<uint2*>(static_cast<T*>(p.out) + head_row * Tile::D + column) = packed;
 }
 
 // Part of the workspace: float out [Rows][D], then float2 md [Rows], per (pair, tile, split).
@@ -73,7 +75,6 @@ constexpr int kWorkspacePart = Tile::Rows * (Tile::D + 2);
 template <typename Tile>
 __global__ void __launch_bounds__(Tile::Threads) tree_attention_kernel(const TreeAttentionParams p, float* workspace) {
   if constexpr (Tile::Wgmma && !TRT_EAGLE3_HAS_WGMMA) return;  // never launched there
-  using T = typename Tile::T;
   extern __shared__ __align__(1024) char shared[];
   const bool prefetch = p.prefetch_safe != 0;
   if (!prefetch) wait_for_previous();
@@ -103,7 +104,7 @@ __global__ void __launch_bounds__(Tile::Threads) tree_attention_kernel(const Tre
   if (token_of(p, b.row0) >= b.queries) {  // padding alone
     if (prefetch) wait_for_previous();
     for (int i = threadIdx.x + split * Tile::Threads; i < b.rows * kQuads; i += num_splits * Tile::Threads) {
-      store_row<T, Tile::D>(p, b, i / kQuads, i % kQuads * 4, AttentionState{});
+      store_row<Tile>(p, b, i / kQuads, i % kQuads * 4, AttentionState{});
     }
     return;
   }
@@ -139,7 +140,7 @@ __global__ void __launch_bounds__(Tile::Threads) tree_attention_kernel(const Tre
     const int row = i / kQuads, column = i % kQuads * 4;
     const AttentionState state = merge_states<Tile::Groups>(Tile::Groups, local_md(row), local_out(row, column));
     if (num_splits == 1) {
-      store_row<T, Tile::D>(p, b, row, column, state);
+      store_row<Tile>(p, b, row, column, state);
       continue;
     }
     *reinterpret_cast<float4*>(target + row * Tile::D + column) = state.out;
@@ -183,7 +184,7 @@ __global__ void __launch_bounds__(256)
     state = merge_states<2>(
         2, [&](int i) { return i == 0 ? state.md : more.md; }, [&](int i) { return i == 0 ? state.out : more.out; });
   }
-  store_row<typename Tile::T, Tile::D>(p, b, row, column, state);
+  store_row<Tile>(p, b, row, column, state);
 }
 
 }  // namespace trt_eagle3

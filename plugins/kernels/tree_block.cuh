@@ -78,9 +78,10 @@ struct NewTokens {
   __device__ __forceinline__ void store(const TreeAttentionParams& p, const TreeBlock& b) const {
     if (token >= min(b.queries, b.kv_end - b.first_new)) return;
     const int64_t slot = cache_slot(p, b.sequence, b.first_new + token);
-    const int64_t target = slot * p.num_kv_heads * Tile::D * 2 + column;
-    *reinterpret_cast<uint4*>(static_cast<char*>(p.k_cache) + target) = key;
-    *reinterpret_cast<uint4*>(static_cast<char*>(p.v_cache) + target) = value;
+    const int64_t target = slot * p.num_kv_heads * Tile::Chunks + column / 16;
+    using T = typename Tile::T;
+    store_eight<T, Tile::Fp8>(p.k_cache, target, key, kv_scale<Tile::Fp8>(p, 0, b.kv_head));
+    store_eight<T, Tile::Fp8>(p.v_cache, target, value, kv_scale<Tile::Fp8>(p, 1, b.kv_head));
   }
 
   // Stores this piece, then the thread's others.

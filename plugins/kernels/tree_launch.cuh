@@ -29,6 +29,17 @@ struct TreeTiles<T, 256> {
   using Hopper128 = TreeTile<T, 256, 8, 1, 64, 2, Math::kWgmma>;
 };
 
+// Of an FP8 cache. Its tiles of 16 rows have twice the slots: as many bytes, half the work around them.
+template <typename T, int kD>
+struct Fp8Tiles {
+  using Small = TreeTile<T, kD, 1, 4, 32, kD == 64 ? 4 : 2, Math::kMma, true>;
+  using Wide = TreeTile<T, kD, 4, 1, 64, 2, Math::kMma, true>;
+  using HopperSmall = TreeTile<T, kD, 1, 8, 32, kD == 64 ? 4 : 2, Math::kMma, true>;
+  using Hopper64 = TreeTile<T, kD, 4, 2, 64, 3, Math::kWgmma, true>;
+  using Hopper128 = TreeTile<T, kD, 8, 1, 128, 2, Math::kWgmma, true>;
+  using Crowd = TreeTile<T, kD, 1, 6, 32, 2, Math::kMma, true>;
+};
+
 // Of many sequences: two blocks of six warps on a multiprocessor, for which it gives all its memory. While one begins,
 // looking up pages and waiting for its first rows, the other's loads are on their way. One H200, 1,024 tokens of each
 // of 32 / 64 / 128 sequences, us a launch: 38.6 / 75.7 / 146.2 by HopperSmall, 34.1 / 67.3 / 131.9 so.
@@ -70,7 +81,7 @@ TreePlan plan_tree(const TreeAttentionParams& p, const Chip& chip) {
 }
 
 // grid (N): writes the new tokens to the cache, for launches whose blocks then read everything from there.
-template <int kThreads>
+template <typename T, bool kFp8, int kThreads>
 __global__ void __launch_bounds__(kThreads) tree_write_kernel(const TreeAttentionParams p, int row_packs) {
   wait_for_previous();
   const int sequence = blockIdx.x / p.num_new;
@@ -80,8 +91,11 @@ __global__ void __launch_bounds__(kThreads) tree_write_kernel(const TreeAttentio
   const int64_t target = static_cast<int64_t>(cache_slot(p, sequence, position)) * row_packs;
   const int64_t source = static_cast<int64_t>(blockIdx.x) * row_packs;
   for (int i = threadIdx.x; i < row_packs; i += kThreads) {
-    static_cast<uint4*>(p.k_cache)[target + i] = static_cast<const uint4*>(p.k)[source + i];
-    static_cast<uint4*>(p.v_cache)[target + i] = static_cast<const uint4*>(p.v)[source + i];
+    const int kv_head = kFp8 ? i / (p.head_dim / 8) : 0;
+    store_eight<T, kFp8>(p.k_cache, target + i, static_cast<const uint4*>(p.k)[source + i],
+                         kv_scale<kFp8>(p, 0, kv_head));
+    store_eight<T, kFp8>(p.v_cache, target + i, static_cast<const uint4*>(p.v)[source + i],
+                         kv_scale<kFp8>(p, 1, kv_head));
   }
 }
 
@@ -102,8 +116,9 @@ cudaError_t run_tree(TreeAttentionParams p, const Chip& chip, const TreeRequest&
   const dim3 grid(plan.splits, p.batch * p.num_kv_heads, plan.row_tiles);
   if (p.num_new >= kWriteFirst) {
     const int row_packs = p.num_kv_heads * p.head_dim / 8;
+    const auto write = tree_write_kernel<typename Tile::T, Tile::Fp8, 128>;
     const cudaError_t error =
-        launch(Overlap::kYes, tree_write_kernel<128>, p.batch * p.num_new, 128, 0, 1, request.stream, p, row_packs);
+        launch(Overlap::kYes, write, p.batch * p.num_new, 128, 0, 1, request.stream, p, row_packs);
     if (error != cudaSuccess) return error;
     p.written = 1;
     p.prefetch_safe = 0;  // that launch writes the cache
@@ -123,6 +138,25 @@ cudaError_t run_tree(TreeAttentionParams p, const Chip& chip, const TreeRequest&
   const dim3 combine_grid(ceil_div(Tile::Rows * Tile::D / 4, 256), grid.y, grid.z);
   return launch(Overlap::kYes, tree_combine_kernel<Tile>, combine_grid, 256, 0, 1, request.stream, p, workspace,
                 plan.splits);
+}
+
+template <typename Tiles>
+cudaError_t run_tree_fp8(const TreeAttentionParams& p, const TreeRequest& request) {
+  Chip chip;
+  if (const cudaError_t error = Chip::current(&chip); error != cudaSuccess) return error;
+  if (p.path == AttentionPath::kPrompt) return cudaErrorNotSupported;
+  const int rows = p.num_new * (p.num_heads / p.num_kv_heads);
+  if (p.path != AttentionPath::kMma && has_wgmma(chip) && (rows > 16 || p.path == AttentionPath::kWgmma)) {
+    if (rows <= 64) return run_tree<typename Tiles::Hopper64>(p, chip, request);
+    return run_tree<typename Tiles::Hopper128>(p, chip, request);
+  }
+  if (p.path == AttentionPath::kWgmma) return cudaErrorNotSupported;
+  if (rows > 16) return run_tree<typename Tiles::Wide>(p, chip, request);
+  if (chip.major != 9) return run_tree<typename Tiles::Small>(p, chip, request);
+  if (p.batch * p.num_kv_heads * 10 >= chip.sms * 18) {
+    return run_tree<typename Tiles::Crowd>(p, chip, request, kCrowdCarveout);
+  }
+  return run_tree<typename Tiles::HopperSmall>(p, chip, request);
 }
 
 template <typename T, int kD>
@@ -163,6 +197,17 @@ cudaError_t run_tree_head_dim(const TreeAttentionParams& p, const TreeRequest& r
   cudaError_t run_tree_head_dim<kD>(const TreeAttentionParams& p, const TreeRequest& request) { \
     if (p.dtype == DType::kFloat16) return run_tree_sized<__half, kD>(p, request);              \
     return run_tree_sized<__nv_bfloat16, kD>(p, request);                                       \
+  }
+
+// Those of FP8 caches.
+template <int kD>
+cudaError_t run_tree_fp8_head_dim(const TreeAttentionParams& p, const TreeRequest& request);
+
+#define TRT_EAGLE3_INSTANTIATE_TREE_FP8(kD)                                                         \
+  template <>                                                                                       \
+  cudaError_t run_tree_fp8_head_dim<kD>(const TreeAttentionParams& p, const TreeRequest& request) { \
+    if (p.dtype == DType::kFloat16) return run_tree_fp8<Fp8Tiles<__half, kD>>(p, request);          \
+    return run_tree_fp8<Fp8Tiles<__nv_bfloat16, kD>>(p, request);                                   \
   }
 
 }  // namespace trt_eagle3

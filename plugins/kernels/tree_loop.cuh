@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kv_loader.cuh"
+#include "kv_loader_fp8.cuh"
 
 namespace trt_eagle3 {
 
@@ -65,7 +66,7 @@ struct TreeLoop {
   using Scores = float[Tile::Tokens / 8][4];
   const TreeAttentionParams& p;
   const TreeBlock& b;
-  uint32_t ring;
+  uint32_t ring, wide;
   int* slots;  // [Stages][Tokens] of the tiles to load
   const uint32_t* mask;
   uint32_t queries;
@@ -109,6 +110,14 @@ struct TreeLoop {
     return ring + index % Tile::Stages * Tile::StageBytes;
   }
 
+  // The tile at `stage` as T. Every thread is past the products of the tile before.
+  __device__ __forceinline__ uint32_t widen(uint32_t stage) const {
+    Tile::KVLoader::widen(stage, wide, thread);
+    fence_async_proxy();
+    group_sync<Tile>(group);
+    return wide;
+  }
+
   __device__ __forceinline__ void mask_tile(Scores& scores, int tile) const {
     if ((tile + 1) * Tile::Tokens <= clear_end) return;
     const int row = thread / 32 * 16 + thread % 32 / 4;
@@ -125,12 +134,19 @@ struct TreeLoop {
     int tile = worker;
 #pragma unroll 1
     for (int index = 0; tile < num_tiles; tile += stride, ++index) {
-      const uint32_t keys = arrive(index);
+      uint32_t keys = arrive(index);
       Scores scores;
+      const auto load_next = [&] {
+        keep(slot, index + Tile::Stages);
+        slot = look_up(tile + (Tile::Stages + 1) * stride);
+        load(tile + (Tile::Stages - 1) * stride, index + Tile::Stages - 1);
+      };
+      if constexpr (Tile::Widens) {
+        load_next();
+        keys = widen(keys);
+      }
       start_qk<Tile>(scores, queries, keys, warp);
-      keep(slot, index + Tile::Stages);
-      slot = look_up(tile + (Tile::Stages + 1) * stride);
-      load(tile + (Tile::Stages - 1) * stride, index + Tile::Stages - 1);
+      if constexpr (!Tile::Widens) load_next();
       finish_qk<Tile>(scores, query, keys, lane);
       mask_tile(scores, tile);
       softmax.update(scores, scale_log2);
@@ -140,7 +156,7 @@ struct TreeLoop {
     }
     // Groups whose barriers have numbers wait equally often, so that racecheck can count them.
     if constexpr (Tile::Groups == 2 && Tile::GroupThreads > 32) {
-      if (group == 1 && tile - 1 < num_tiles) group_sync<Tile>(group);
+      for (int i = 0; i < 1 + Tile::Widens && group == 1 && tile - 1 < num_tiles; ++i) group_sync<Tile>(group);
     }
   }
 };
@@ -160,6 +176,7 @@ __device__ __forceinline__ void attend(const TreeAttentionParams& p, const TreeB
       p,
       b,
       shared_address(shared) + group * Tile::Stages * Tile::StageBytes,
+      shared_address(shared) + Tile::WideOffset + group * Tile::WideBytes,
       reinterpret_cast<int*>(shared + Tile::SlotsOffset) + group * Tile::Stages * Tile::Tokens,
       mask,
       shared_address(shared) + Tile::QueryOffset,
@@ -169,7 +186,7 @@ __device__ __forceinline__ void attend(const TreeAttentionParams& p, const TreeB
       num_splits * Tile::Groups,
       ceil_div(b.kv_end, Tile::Tokens),
       p.mask == MaskKind::kCausal ? min(b.kv_end, b.first_new + token_of(p, b.row0) + 1) : b.past,
-      p.scale * 1.44269504088896341f,
+      p.scale * kv_scale<Tile::Fp8>(p, 0, b.kv_head) * 1.44269504088896341f,
   };
 #pragma unroll
   for (int stage = 0; stage < Tile::Stages; ++stage) loop.keep(first_slots[stage], stage);
@@ -199,7 +216,13 @@ __device__ __forceinline__ void attend(const TreeAttentionParams& p, const TreeB
   uint32_t query[Tile::Wgmma ? 1 : Tile::D / 16][4];
   if constexpr (!Tile::Wgmma) {
 #pragma unroll
-    for (int step = 0; step < Tile::D / 16; ++step) load_query<Tile>(query[step], loop.queries, warp * 16, step, lane);
+    for (int step = 0; step < Tile::D / 16; ++step) {
+      if constexpr (Tile::Fp8) {
+        fp8_load_query<Tile>(query[step], loop.queries, warp * 16, step, lane);
+      } else {
+        load_query<Tile>(query[step], loop.queries, warp * 16, step, lane);
+      }
+    }
   }
   float out[Tile::D / 8][4] = {};
   OnlineSoftmax softmax;
@@ -214,10 +237,14 @@ __device__ __forceinline__ void attend(const TreeAttentionParams& p, const TreeB
     const int row = group * Tile::Rows + warp * 16 + lane / 4 + 8 * half;
     const float total = quad_sum(softmax.d[half]);
     if ((lane & 3) == 0) states[row] = make_float2(softmax.m[half], total);
+    if constexpr (Tile::Fp8 && !Tile::Wgmma) {
+      fp8_store_sums<Tile>(partial + row * Tile::PartialStride, out, half, lane);
+    } else {
 #pragma unroll
-    for (int j = 0; j < Tile::D / 8; ++j) {
-      *reinterpret_cast<float2*>(partial + row * Tile::PartialStride + j * 8 + (lane & 3) * 2) =
-          make_float2(out[j][2 * half], out[j][2 * half + 1]);
+      for (int j = 0; j < Tile::D / 8; ++j) {
+        *reinterpret_cast<float2*>(partial + row * Tile::PartialStride + j * 8 + (lane & 3) * 2) =
+            make_float2(out[j][2 * half], out[j][2 * half + 1]);
+      }
     }
   }
   __syncthreads();

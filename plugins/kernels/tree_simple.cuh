@@ -6,7 +6,7 @@
 // by.
 #pragma once
 
-#include "common.cuh"
+#include "fp8.cuh"
 
 namespace trt_eagle3 {
 
@@ -15,8 +15,28 @@ __device__ __forceinline__ int64_t simple_slot(const TreeAttentionParams& p, int
   return page * p.page_size + position % p.page_size;
 }
 
+// Number `i` of a cache, before its head's scale.
+template <typename T, bool kFp8>
+__device__ __forceinline__ float cached_float(const void* cache, int64_t i) {
+  if constexpr (kFp8) {
+    return __half2float(__half(__nv_cvt_fp8_to_halfraw(static_cast<const __nv_fp8_storage_t*>(cache)[i], __NV_E4M3)));
+  } else {
+    return to_float(static_cast<const T*>(cache)[i]);
+  }
+}
+
+template <typename T, bool kFp8>
+__device__ __forceinline__ void store_cached(void* cache, int64_t i, T value, float scale) {
+  if constexpr (kFp8) {
+    const float scaled = __fdiv_rn(to_float(value), scale);
+    static_cast<__nv_fp8_storage_t*>(cache)[i] = __nv_cvt_float_to_fp8(scaled, __NV_SATFINITE, __NV_E4M3);
+  } else {
+    static_cast<T*>(cache)[i] = value;
+  }
+}
+
 // grid (N)
-template <typename T>
+template <typename T, bool kFp8>
 __global__ void __launch_bounds__(128) tree_write_simple_kernel(const TreeAttentionParams p) {
   const int sequence = blockIdx.x / p.num_new;
   const int token = blockIdx.x - sequence * p.num_new;
@@ -26,13 +46,14 @@ __global__ void __launch_bounds__(128) tree_write_simple_kernel(const TreeAttent
   const int64_t target = simple_slot(p, sequence, position) * width;
   const int64_t source = static_cast<int64_t>(blockIdx.x) * width;
   for (int i = threadIdx.x; i < width; i += 128) {
-    static_cast<T*>(p.k_cache)[target + i] = static_cast<const T*>(p.k)[source + i];
-    static_cast<T*>(p.v_cache)[target + i] = static_cast<const T*>(p.v)[source + i];
+    const int kv_head = i / p.head_dim;
+    store_cached<T, kFp8>(p.k_cache, target + i, static_cast<const T*>(p.k)[source + i], kv_scale<kFp8>(p, 0, kv_head));
+    store_cached<T, kFp8>(p.v_cache, target + i, static_cast<const T*>(p.v)[source + i], kv_scale<kFp8>(p, 1, kv_head));
   }
 }
 
 // grid (N, Hq)
-template <typename T>
+template <typename T, bool kFp8>
 __global__ void __launch_bounds__(128) tree_simple_kernel(const TreeAttentionParams p) {
   constexpr int kWarps = 4, kMax = 8;  // 8 x 32 columns
   __shared__ float outs[kWarps][kMax * 32];
@@ -53,9 +74,10 @@ __global__ void __launch_bounds__(128) tree_simple_kernel(const TreeAttentionPar
   }
   const T* q = static_cast<const T*>(p.q) + (static_cast<int64_t>(blockIdx.x) * p.num_heads + head) * p.head_dim;
   const uint8_t* mask = p.tree_mask + static_cast<int64_t>(blockIdx.x) * p.tail;
+  const float scale = p.scale * kv_scale<kFp8>(p, 0, kv_head), v_scale = kv_scale<kFp8>(p, 1, kv_head);
   float query[kMax], acc[kMax] = {};
 #pragma unroll
-  for (int i = 0; i < kMax; ++i) query[i] = i * 32 + lane < p.head_dim ? to_float(q[i * 32 + lane]) * p.scale : 0.0f;
+  for (int i = 0; i < kMax; ++i) query[i] = i * 32 + lane < p.head_dim ? to_float(q[i * 32 + lane]) * scale : 0.0f;
   float m = -INFINITY, d = 0.0f;
   const int end = min(causal ? first_new + token + 1 : first_new + queries, p.pages_per_row * p.page_size);
   for (int position = warp; position < end; position += kWarps) {
@@ -65,8 +87,8 @@ __global__ void __launch_bounds__(128) tree_simple_kernel(const TreeAttentionPar
 #pragma unroll
     for (int i = 0; i < kMax; ++i) {
       const bool inside = i * 32 + lane < p.head_dim;
-      value[i] = inside ? to_float(static_cast<const T*>(p.v_cache)[row + i * 32 + lane]) : 0.0f;
-      if (inside) score += query[i] * to_float(static_cast<const T*>(p.k_cache)[row + i * 32 + lane]);
+      value[i] = inside ? cached_float<T, kFp8>(p.v_cache, row + i * 32 + lane) : 0.0f;
+      if (inside) score += query[i] * cached_float<T, kFp8>(p.k_cache, row + i * 32 + lane);
     }
     score = warp_sum(score);
     const float new_m = fmaxf(m, score);
@@ -93,16 +115,16 @@ __global__ void __launch_bounds__(128) tree_simple_kernel(const TreeAttentionPar
   for (int i = threadIdx.x; i < p.head_dim; i += 128) {
     float merged = 0.0f;
     for (int w = 0; w < kWarps; ++w) merged += weights[w] * outs[w][i];
-    out[i] = from_float<T>(final_d > 0.0f ? merged / final_d : 0.0f);
+    out[i] = from_float<T>(final_d > 0.0f ? merged * v_scale / final_d : 0.0f);
   }
 }
 
-template <typename T>
+template <typename T, bool kFp8>
 cudaError_t tree_simple(const TreeAttentionParams& p, cudaStream_t stream) {
   const int tokens = p.batch * p.num_new;
-  tree_write_simple_kernel<T><<<tokens, 128, 0, stream>>>(p);
+  tree_write_simple_kernel<T, kFp8><<<tokens, 128, 0, stream>>>(p);
   if (const cudaError_t error = cudaGetLastError(); error != cudaSuccess) return error;
-  tree_simple_kernel<T><<<dim3(tokens, p.num_heads), 128, 0, stream>>>(p);
+  tree_simple_kernel<T, kFp8><<<dim3(tokens, p.num_heads), 128, 0, stream>>>(p);
   return cudaGetLastError();
 }
 

@@ -6,6 +6,8 @@
 // alone.
 #pragma once
 
+#include <type_traits>
+
 #include "common.cuh"
 #include "wgmma.cuh"
 
@@ -15,13 +17,19 @@ enum class Math { kMma, kWgmma };
 
 template <typename Tile>
 struct SameTypeKV;  // kv_loader.cuh
+template <typename Tile>
+struct Fp8KV;  // kv_loader_fp8.cuh
 
 // One configuration of the kernel. A block has kGroups groups of kWarps warps; each group takes every kGroups-th tile
 // of kTileTokens cache slots through its own ring of kTileStages stages, for all 16 * kWarps query rows of the block.
-template <typename Element, int kHeadDim, int kWarps, int kGroups, int kTileTokens, int kTileStages, Math kTileMath>
+// Of an FP8 cache the ring holds bytes. For wgmma a tile of them is widened to T in shared memory, once for all rows of
+// the group; for mma.sync in registers.
+template <typename Element, int kHeadDim, int kWarps, int kGroups, int kTileTokens, int kTileStages, Math kTileMath,
+          bool kFp8 = false>
 struct TreeTile {
   using T = Element;
-  using KVLoader = SameTypeKV<TreeTile>;
+  using KVLoader = std::conditional_t<kFp8, Fp8KV<TreeTile>, SameTypeKV<TreeTile>>;
+  static constexpr bool Fp8 = kFp8;
   static constexpr int D = kHeadDim;
   static constexpr int Groups = kGroups;
   static constexpr int Rows = 16 * kWarps;
@@ -31,10 +39,13 @@ struct TreeTile {
   static constexpr int Threads = GroupThreads * kGroups;
   static constexpr bool Wgmma = kTileMath == Math::kWgmma;
   static constexpr int Chunks = D / 8;
-  static constexpr int KBytes = Tokens * D * 2;
-  static constexpr int StageBytes = 2 * KBytes;
+  static constexpr bool Widens = Fp8 && Wgmma;
+  static constexpr int StageBytes = 2 * Tokens * D * (Fp8 ? 1 : 2);
+  static constexpr int WideOffset = kGroups * Stages * StageBytes;  // of each group, a tile as T
+  static constexpr int WideBytes = Widens ? 4 * Tokens * D : 0;
+  static constexpr int KBytes = Widens ? WideBytes / 2 : StageBytes / 2;  // keys of a tile, before its values
   static constexpr int QueryBytes = Rows * D * 2;
-  static constexpr int QueryOffset = kGroups * Stages * StageBytes;
+  static constexpr int QueryOffset = WideOffset + kGroups * WideBytes;
   static constexpr int PipelineBytes = QueryOffset + QueryBytes;
   static constexpr int PartialStride = D + 8;  // floats; the pad keeps the fragments' stores free of conflicts
   static constexpr int PartialBytes = kGroups * Rows * PartialStride * 4;
@@ -76,6 +87,12 @@ __device__ __forceinline__ uint32_t tile_offset(int row, int chunk, int rows) {
   }
 }
 
+}  // namespace trt_eagle3
+
+#include "tree_fp8.cuh"  // knows tile_offset()
+
+namespace trt_eagle3 {
+
 // A fragment (16 rows x 16 columns) of the queries.
 template <typename Tile>
 __device__ __forceinline__ void load_query(uint32_t (&fragment)[4], uint32_t queries, int row0, int step, int lane) {
@@ -113,6 +130,8 @@ __device__ __forceinline__ void finish_qk(float (&scores)[Tile::Tokens / 8][4],
     wgmma_wait<0>();
     wgmma_pin(scores);
 #endif
+  } else if constexpr (Tile::Fp8) {
+    fp8_scores<Tile>(scores, query, keys, lane);
   } else {
     // Few tiles: two sums per tile, over even and odd steps, so that the products do not wait for each other.
     constexpr int kSums = Tile::Tokens <= 16 ? 2 : 1;
@@ -166,6 +185,8 @@ __device__ __forceinline__ void start_pv(float (&out)[Tile::D / 8][4], const flo
     }
     wgmma_commit();
 #endif
+  } else if constexpr (Tile::Fp8) {
+    fp8_sums<Tile>(out, a, values, lane);
   } else {
 #pragma unroll
     for (int step = 0; step < Tile::Tokens / 16; ++step) {

@@ -11,7 +11,7 @@ import pytest
 
 from tests.parity.planting import MANIFEST, SPEC
 from tests.parity.shared_reference import share_reference
-from tests.quantised import save_quantised
+from tests.quantised import add_kv_scales, save_quantised
 from tests.tiny import ROOT, TARGET, build_tiny
 from trt_eagle3.parity.checks import sampling as sampling_check
 from trt_eagle3.parity.checks.registry import CHECKS
@@ -63,6 +63,7 @@ QUANTISED: dict[str, dict[str, Any]] = {
     "w4a16-asymmetric": {},
     "awq": {},
     "made": {"weights": "int8"},
+    "fp8-kv": {"backend": "torch", "kv_dtype": "fp8"},
 }
 """Quantised bundles, and their engine."""
 
@@ -74,11 +75,17 @@ def quantised_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str]
     @cache
     def build(name: str) -> Path:
         root = tmp_path_factory.mktemp(name)
-        target = TARGET if name == "made" else save_quantised(root / "target", name)
+        target = TARGET if name == "made" else _quantised_target(root / "target", name)
         sections = {"engine": QUANTISED[name], "speculation": TREE, "limits": LIMITS}
         return build_tiny(root, target=target, **sections)
 
     return build
+
+
+def _quantised_target(folder: Path, name: str) -> Path:
+    if name != "fp8-kv":
+        return save_quantised(folder, name)
+    return add_kv_scales(save_quantised(folder, "fp8-channel"))
 
 
 def inspect(

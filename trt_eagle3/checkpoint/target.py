@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import cache
 from itertools import groupby
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from trt_eagle3.checkpoint.kv_scales import KVScales
 from trt_eagle3.checkpoint.quantised.weight import Quantisation
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.spec import TargetSpec
@@ -29,11 +30,13 @@ class TargetCheckpoint(TargetSpec):
             ``visual.`` before those of a vision tower, and ``lm_head.weight``, which is the token
             table's place when the head is tied.
         quantisation: what it says of its quantised weights; None where there are none.
+        kv_scales: layer -> scales of an FP8 KV cache; of layers that are not named they are 1.
     """
 
     path: Path
     tensors: Mapping[str, TensorRef]
     quantisation: Quantisation | None = None
+    kv_scales: Mapping[int, KVScales] = field(default_factory=dict)
 
 
 _MAX_LAYERS = 1 << 14  # of a kind; no decoder has as many

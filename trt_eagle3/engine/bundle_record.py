@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from trt_eagle3.checkpoint.kv_scales import KVScales
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.config import BuildConfig
 
@@ -89,6 +90,7 @@ class BundleRecord(_Record):
         weights: ``contained`` = under the bundle; ``reference`` = in the original checkpoints.
         target, draft: the resolved specs (``checkpoint.target.target_to_dict`` and
             ``manifest_to_dict``).
+        kv_scales: layer -> scales of its FP8 KV cache; empty where the cache is none.
         embedding: the shared token table.
         draft_tensors: every tensor of the draft by canonical name
             (``checkpoint.manifest.DraftManifest.tensors``).
@@ -105,6 +107,7 @@ class BundleRecord(_Record):
     engine: EngineRecord
     embedding: TensorRecord
     draft_tensors: Mapping[str, TensorRecord]
+    kv_scales: Mapping[int, KVScales] = {}
 
     @property
     def graphs(self) -> tuple[str, ...]:

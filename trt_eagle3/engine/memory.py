@@ -81,7 +81,7 @@ def memory_need(
     """Bytes that the largest permitted load takes; ``num_nodes``: of a tree, the root included."""
     item = dtype_named(engine.dtype).num_bytes(1)
     draft_values = sum(prod(ref.shape) for ref in manifest.tensors.values()) if manifest else 0
-    kv_token = kv_bytes_per_token(spec, manifest, engine.dtype)
+    kv_token = kv_bytes_per_token(spec, manifest, engine.dtype, engine.kv_dtype)
     return MemoryNeed(
         weights=item * (_target_values(spec) + draft_values),
         kv_cache=kv_token * num_pages(limits, engine.page_size) * engine.page_size,
@@ -93,9 +93,16 @@ def memory_need(
     )
 
 
-def kv_bytes_per_token(spec: TargetSpec, manifest: DraftManifest | None, dtype: str) -> int:
-    """Bytes of one token in the KV cache, over all layers of target and draft."""
-    return 2 * dtype_named(dtype).num_bytes(1) * _kv_width(spec, manifest)
+def kv_bytes_per_token(
+    spec: TargetSpec, manifest: DraftManifest | None, dtype: str, kv_dtype: str = "compute"
+) -> int:
+    """Bytes of one token in the KV cache, over all layers of target and draft.
+
+    ``kv_dtype``: of the target's; a draft's are always ``dtype``.
+    """
+    item = dtype_named(dtype).num_bytes(1)
+    target = 1 if kv_dtype == "fp8" else item
+    return 2 * (target * _target_kv_width(spec) + item * _draft_kv_width(manifest))
 
 
 def free_bytes() -> int | None:
@@ -212,12 +219,13 @@ def _tower_values(vision: VisionSpec) -> int:
     return blocks + mergers + width * (vision.num_position_embeddings + vision.patch_dim)
 
 
-def _kv_width(spec: TargetSpec, manifest: DraftManifest | None) -> int:
-    """Numbers in the keys of one token, over all layers of target and draft."""
-    width = sum(layer.mixer.kv_width for layer in spec.layers)
-    return width + (
-        manifest.num_layers * manifest.num_kv_heads * manifest.head_dim if manifest else 0
-    )
+def _target_kv_width(spec: TargetSpec) -> int:
+    """Numbers in the keys of one token, over all layers of the target."""
+    return sum(layer.mixer.kv_width for layer in spec.layers)
+
+
+def _draft_kv_width(manifest: DraftManifest | None) -> int:
+    return manifest.num_layers * manifest.num_kv_heads * manifest.head_dim if manifest else 0
 
 
 def num_pages(limits: LimitsConfig, page_size: int) -> int:

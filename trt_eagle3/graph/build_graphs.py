@@ -31,7 +31,14 @@ def build_graphs(
     residual = Residual(wide=engine.residual == "float32" and engine.dtype != "float32")
     models = {
         "target": target_graph(
-            spec, aux, before, engine.dtype, engine.page_size, resolve, residual
+            spec,
+            aux,
+            before,
+            engine.dtype,
+            engine.page_size,
+            resolve,
+            residual,
+            engine.kv_dtype == "fp8",
         ),
     }
     vision = family_of(spec).vision if spec.vision else None

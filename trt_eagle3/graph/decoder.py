@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto
 
+from trt_eagle3.checkpoint.kv_scales import KVScales
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.dtype import dtype_of_onnx
 from trt_eagle3.graph.builder import GraphBuilder, Value
@@ -21,6 +22,7 @@ from trt_eagle3.spec import RopeSpec, StateSpec
 
 __all__ = [
     "CONTEXT_INPUTS",
+    "KV_SCALES",
     "Attention",
     "Context",
     "context_inputs",
@@ -37,6 +39,9 @@ CONTEXT_INPUTS = (
     "tree_mask",
     "logit_rows",
 )
+
+KV_SCALES = "kv_scales"
+"""Stem of the names of a layer's scales of keys and values: ``kv_scales.3``."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class Context:
 class Attention:
     """Geometry of one attention layer; ``qk_norm`` asks for per-head norms with ``epsilon``.
 
-    ``output_scale`` multiplies ``o_proj`` (``graph/residual.py``).
+    ``output_scale`` multiplies ``o_proj`` (``graph/residual.py``). ``kv_scales``: of an FP8 cache.
     """
 
     num_heads: int
@@ -68,6 +73,7 @@ class Attention:
     epsilon: float
     page_size: int
     output_scale: float = 1.0
+    kv_scales: KVScales | None = None
 
     def emit(
         self,
@@ -97,8 +103,11 @@ class Attention:
                     context.query_lengths,
                     context.page_table,
                     context.tree_mask,
+                    *([] if self.kv_scales is None else [self._scales(b, self.kv_scales, layer)]),
                 ),
                 names=("out", "k_cache", "v_cache"),
+                overload="" if self.kv_scales is None else "fp8",
+                dtypes=(b.dtype, k_cache.dtype, v_cache.dtype),
                 num_heads=self.num_heads,
                 num_kv_heads=self.num_kv_heads,
                 page_size=self.page_size,
@@ -112,9 +121,15 @@ class Attention:
                 out, [tensors[f"{prefix}o_proj.weight"]], biases, name="output", scales=scales
             )
 
+    def _scales(self, b: GraphBuilder, scales: KVScales, layer: int) -> Value:
+        """float32 [2, Hkv]."""
+        by_head = np.array(scales.by_head(self.num_kv_heads, layer), dtype=np.float32)
+        return b.constant(by_head, f"{KV_SCALES}.{layer}")
+
     def states(self, layer: int, dtype: str) -> tuple[StateSpec, StateSpec]:
-        """What ``layer`` keeps of every token: its key and its value."""
+        """What ``layer`` keeps of every token: its key and its value; FP8 ones as bytes."""
         shape = (self.num_kv_heads, self.head_dim)
+        dtype = dtype if self.kv_scales is None else "uint8"
         return (
             StateSpec(f"k_cache.{layer}", "paged", shape, dtype),
             StateSpec(f"v_cache.{layer}", "paged", shape, dtype),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import onnx
 
+from trt_eagle3.checkpoint.kv_scales import KVScales
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.builder import GraphBuilder, ResolveLocation, Value
@@ -26,6 +27,7 @@ def target_graph(
     page_size: int,
     resolve: ResolveLocation,
     residual: Residual = _COMPUTE_TYPE,
+    fp8_kv: bool = False,
 ) -> onnx.ModelProto:
     """Build the target graph; the contract of its inputs and outputs is in
     ``docs/architecture.md``.
@@ -36,6 +38,7 @@ def target_graph(
         aux_pre_deepstack: take out(k) before the visual level of layer k is added.
         dtype: compute type, ``float32``, ``float16`` or ``bfloat16``.
         residual: how the residual stream is held.
+        fp8_kv: keep keys and values as FP8, with the scales of ``spec.kv_scales``.
     Raises:
         UserError: an aux layer that this decoder does not have.
     """
@@ -44,7 +47,9 @@ def target_graph(
     b = GraphBuilder("target", dtype, resolve)
     embeds = b.input("inputs_embeds", b.dtype, ("batch", "seq", width))
     levels = _visual_levels(b, spec)
-    decoder = _Decoder(b, spec, context_inputs(b), page_size, residual, levels, aux_pre_deepstack)
+    decoder = _Decoder(
+        b, spec, context_inputs(b), page_size, residual, fp8_kv, levels, aux_pre_deepstack
+    )
     normed = decoder.run(rows(b, embeds, width, "embeds_rows"))
     logits = head(b, normed, decoder.context, spec.tensors["lm_head.weight"])
     b.output(logits, "logits", ("batch", "rows", spec.vocab_size))
@@ -66,6 +71,7 @@ class _Decoder:
     context: Context
     page_size: int
     residual: Residual
+    fp8_kv: bool
     levels: list[Value]
     aux_before_level: bool
     outputs: list[Value] = field(default_factory=list)
@@ -84,7 +90,7 @@ class _Decoder:
         """The stream after attention, and what the MLP adds to it."""
         b, tensors, prefix = self.b, self.spec.tensors, f"layers.{k}."
         with b.scope(f"layers.{k}"):
-            attended = self._attention(layer.mixer).emit(b, normed, tensors, self.context, k)
+            attended = self._attention(layer.mixer, k).emit(b, normed, tensors, self.context, k)
             normed, hidden = self.residual.add_norm(
                 b,
                 attended,
@@ -96,7 +102,7 @@ class _Decoder:
             scale = self.residual.scale
             return hidden, swiglu(b, normed, tensors, f"{prefix}mlp.", bias=False, scale=scale)
 
-    def _attention(self, spec: AttentionSpec) -> Attention:
+    def _attention(self, spec: AttentionSpec, k: int) -> Attention:
         return Attention(
             num_heads=spec.num_heads,
             num_kv_heads=spec.num_kv_heads,
@@ -108,6 +114,7 @@ class _Decoder:
             epsilon=spec.qk_norm.eps if spec.qk_norm else 0.0,
             page_size=self.page_size,
             output_scale=self.residual.scale,
+            kv_scales=self.spec.kv_scales.get(k, KVScales()) if self.fp8_kv else None,
         )
 
     def _add(self, k: int, layer: LayerSpec, hidden: Value, delta: Value) -> tuple[Value, Value]:

@@ -139,6 +139,8 @@ def validate(
     check = Validation(engine, overrides, torch.float64 if float64 else torch.float32, progress)
     sources = read_sources(engine, target, draft)
     unquantised = read_unquantised(engine, sources[0], target, original)
+    if unquantised is None and engine.record.kv_scales:
+        unquantised = sources[0]
     found = check.run(cases, max_tokens, *sources, unquantised)
     dtype = "float64" if float64 else "float32"
     return summarise(
@@ -150,9 +152,12 @@ def validate(
 
 
 def _precision(engine: RecordingEngine) -> str:
-    """The type whose tolerances hold: activations rounded to int8 err as bfloat16's do."""
+    """The type whose tolerances hold. Where numbers are rounded, activations to int8 or keys and
+    values to FP8, a last bit may decide how: errors are then as bfloat16's.
+    """
     config = engine.record.config.engine
-    return "bfloat16" if config.activations == "int8" else engine.record.engine.dtype
+    rounded = config.activations == "int8" or config.kv_dtype == "fp8"
+    return "bfloat16" if rounded else engine.record.engine.dtype
 
 
 class Validation:
@@ -170,7 +175,8 @@ class Validation:
         left_out: Collection[str] = (),
     ) -> None:
         self.engine = engine
-        thresholds = Thresholds(_precision(engine), overrides)
+        own = {"kv_attention": engine.record.engine.dtype}
+        thresholds = Thresholds(_precision(engine), overrides, own)
         self.recorder = CheckRecorder(CHECKS.values(), thresholds)
         self._dtype, self._progress, self._left_out = dtype, progress, left_out
         self._seconds: dict[str, float] = {}
@@ -220,7 +226,8 @@ class Validation:
         self, record: Record, spec: TargetCheckpoint, manifest: DraftManifest | None
     ) -> Evidence:
         """What PyTorch makes of the recorded answers."""
-        reference = load_reference(spec, self._dtype, self.engine.device)
+        scales = self.engine.record.kv_scales
+        reference = load_reference(spec, self._dtype, self.engine.device, scales)
         processor = family_of(spec).processor_reference(spec.path, reference, self.engine.processor)
         with self._stage("reference: prompts", 2 * len(record.answers)) as step:
             expected = expect_prompts(record, reference, processor, step)

@@ -43,7 +43,10 @@ def inputs_of(model: onnx.ModelProto, past: int) -> dict[str, Tensor]:
     for value in model.graph.input:
         if value.name not in found:
             shape = [d.dim_value or sizes[d.dim_param] for d in value.type.tensor_type.shape.dim]
-            found[value.name] = torch.randn(shape)
+            cache = value.type.tensor_type.elem_type == onnx.TensorProto.UINT8
+            found[value.name] = (
+                torch.randint(0, 120, shape).to(torch.uint8) if cache else torch.randn(shape)
+            )
     return found
 
 
@@ -52,6 +55,26 @@ def real(name: str, value: Tensor) -> Tensor:
     if name == "aux_hidden_states":
         return torch.cat([row[:count] for row, count in zip(value, COUNTS, strict=True)])
     return value[16:] if "cache_out" in name else value
+
+
+@pytest.fixture(scope="module")
+def fp8_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Keys and values are FP8."""
+    return build_tiny(tmp_path_factory.mktemp("engines"), engine={"kv_dtype": "fp8"})
+
+
+@pytest.mark.parametrize("past", [0, 7])
+def test_run_prompt_over_an_fp8_cache_equals_the_whole_graph(fp8_bundle: Path, past: int) -> None:
+    file = fp8_bundle / "target" / "model.onnx"
+    inputs = inputs_of(onnx.load(file, load_external_data=False), past)
+    session = open_session("torch", file, fp8_bundle)
+    assert isinstance(session, TorchSession)
+    outputs = run_prompt(session, inputs)
+    assert session._prompt_steps is not None
+    session._prompt_steps = None
+    for name, want in run_prompt(session, inputs).items():
+        got, want = real(name, outputs[name]).float(), real(name, want).float()
+        assert torch.allclose(got, want, rtol=0, atol=RTOL * float(want.abs().max())), name
 
 
 @pytest.mark.parametrize("past", [0, 7])

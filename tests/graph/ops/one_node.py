@@ -24,6 +24,7 @@ _TYPES = {
     torch.float32: TensorProto.FLOAT,
     torch.int32: TensorProto.INT32,
     torch.bool: TensorProto.BOOL,
+    torch.uint8: TensorProto.UINT8,
 }
 
 
@@ -39,7 +40,10 @@ def session(
         for name, (rank, dtype) in zip(op.inputs[overload], types, strict=True)
     ]
     names = op.outputs[overload]
-    outputs = b.own_op(op_type, *inputs, names=names, overload=overload, **dict(attributes))
+    types_out = op.output_types([value.dtype for value in inputs], TensorProto.FLOAT)
+    outputs = b.own_op(
+        op_type, *inputs, names=names, overload=overload, dtypes=types_out, **dict(attributes)
+    )
     for value, name in zip(outputs, names, strict=True):
         rank = 3 if "cache" in name else 2
         b.output(value, name, [f"{name}_out_{i}" for i in range(rank)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -13,6 +13,8 @@ from torch import Tensor
 from tests.graph.ops.one_node import GQA, SEEDS, run_op
 from tests.reference import ops
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
+from trt_eagle3.graph.ops import OPS
+from trt_eagle3.graph.ops.kv_fp8 import decode, encode
 from trt_eagle3.parity.metrics import relative_error
 
 
@@ -165,3 +167,71 @@ def test_tree_attention_planted_fault_in_the_slots_is_caught(name: str) -> None:
     assert case.check() < FLOAT32_TOLERANCE
     with pytest.raises(AssertionError):
         case.check(**changed)
+
+
+def fp8_case(case: AttentionCase, scales: Tensor) -> AttentionCase:
+    """``case`` over the bytes of its caches."""
+    caches = {
+        f"{name}_cache": encode(case.inputs[f"{name}_cache"], scale)
+        for name, scale in zip("kv", scales, strict=True)
+    }
+    return replace(case, inputs={**case.inputs, **caches, "kv_scales": scales})
+
+
+def rounded_case(case: AttentionCase, scales: Tensor) -> AttentionCase:
+    """``case`` with keys and values that e4m3 holds: what FP8 caches make of it."""
+    rounded = {
+        name: decode(encode(case.inputs[name], scale), scale, torch.float32)
+        for kind, scale in zip("kv", scales, strict=True)
+        for name in (kind, f"{kind}_cache")
+    }
+    return replace(case, inputs={**case.inputs, **rounded})
+
+
+def run_fp8(case: AttentionCase, backend: str) -> dict[str, Tensor]:
+    i = case.inputs
+    flat = {name: i[name].flatten(0, 1).flatten(1) for name in "qkv"}
+    attributes = {
+        "num_heads": i["q"].shape[2],
+        "num_kv_heads": i["k"].shape[2],
+        "page_size": case.page_size,
+        "scale": case.scale,
+    }
+    given = {**i, **flat}
+    if backend == "onnxruntime":
+        return run_op("TreeAttention", "fp8", given, **attributes)
+    op = OPS["TreeAttention"]
+    inputs = [given[name].clone() for name in op.inputs["fp8"]]
+    return dict(zip(op.outputs["fp8"], op.torch_function(*inputs, **attributes), strict=True))
+
+
+@pytest.mark.parametrize("backend", ["torch", "onnxruntime"])
+@pytest.mark.parametrize("seed", range(4))
+def test_tree_attention_fp8_follows_the_equation_over_rounded_rows(seed: int, backend: str) -> None:
+    case = attention_case([7, 0, 19], 5, seed, 4, (4, 2, 6), 0.4, seed=seed)
+    scales = torch.tensor([[0.002, 0.3], [0.05, 0.0011]])
+    fp8, rounded = fp8_case(case, scales), rounded_case(case, scales)
+    found = run_fp8(fp8, backend)
+    out, k_cache, v_cache, _ = ops.tree_attention(rounded.inputs, case.page_size, case.scale)
+    for name, scale, expected in zip("kv", scales, (k_cache, v_cache), strict=True):
+        codes = found[f"{name}_cache_out"][case.page_size :]
+        assert codes.dtype == torch.uint8
+        assert torch.equal(decode(codes, scale, torch.float32), expected[case.page_size :])
+    real = ~out.isnan().any(-1).any(-1)
+    assert relative_error(found["out"].view_as(out)[real], out[real]) < FLOAT32_TOLERANCE
+
+
+@pytest.mark.parametrize("fault", ["kinds swapped", "heads swapped", "wrapped"])
+def test_tree_attention_fp8_planted_fault_is_caught(fault: str) -> None:
+    case = attention_case([7, 3], 5, 2, 4, (4, 2, 6), 0.4, seed=5)
+    scales = torch.tensor([[0.002, 0.3], [0.05, 0.0011]])
+    wrong = {
+        "kinds swapped": scales.flip(0),
+        "heads swapped": scales.flip(1),
+        "wrapped": scales / 512,
+    }[fault]
+    out = ops.tree_attention(rounded_case(case, scales).inputs, case.page_size, case.scale)[0]
+    fp8 = fp8_case(case, scales)
+    found = run_fp8(replace(fp8, inputs={**fp8.inputs, "kv_scales": wrong}), "torch")["out"]
+    real = ~out.isnan().any(-1).any(-1)
+    assert not relative_error(found.view_as(out)[real], out[real]) < FAULT_FLOOR

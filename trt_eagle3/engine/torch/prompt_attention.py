@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.engine.torch import capi
+from trt_eagle3.graph.ops.kv_fp8 import encode
 from trt_eagle3.graph.ops.pick_rows import pick_rows
 from trt_eagle3.graph.ops.tree_attention import tree_attention
 
@@ -19,7 +20,7 @@ __all__ = ["prompt_attention"]
 
 
 class _Inputs(NamedTuple):
-    """Those of ``TreeAttention``, of a lower-triangular mask."""
+    """Those of ``TreeAttention``, of a lower-triangular mask; ``kv_scales``: of FP8 caches."""
 
     q: Tensor
     k: Tensor
@@ -30,6 +31,7 @@ class _Inputs(NamedTuple):
     query_lengths: Tensor
     page_table: Tensor
     tree_mask: Tensor
+    kv_scales: Tensor | None = None
 
 
 def prompt_attention(device: str) -> Callable[..., tuple[Tensor, Tensor, Tensor]]:
@@ -56,8 +58,10 @@ def _write(new: _Inputs, page_size: int) -> None:
     pages = new.page_table.gather(1, page.clamp(max=new.page_table.shape[1] - 1).long())
     slots = pages.long() * page_size + offset
     slots = torch.where(token < new.query_lengths[:, None], slots, 0).flatten()
-    new.k_cache.index_copy_(0, slots, new.k.view(-1, *new.k_cache.shape[1:]))
-    new.v_cache.index_copy_(0, slots, new.v.view(-1, *new.v_cache.shape[1:]))
+    for kind, (x, cache) in enumerate(((new.k, new.k_cache), (new.v, new.v_cache))):
+        by_head = x.view(-1, *cache.shape[1:])
+        rows = by_head if new.kv_scales is None else encode(by_head, new.kv_scales[kind])
+        cache.index_copy_(0, slots, rows)
 
 
 def _picked(new: _Inputs, rows: Tensor) -> _Inputs:
@@ -79,7 +83,7 @@ def _picked(new: _Inputs, rows: Tensor) -> _Inputs:
 def _kernel(new: _Inputs, geometry: dict[str, Any]) -> Tensor:
     # not prefetch_safe: the launches right before it have written the caches
     scalars = {name: geometry[name] for name in ("page_size", "scale")}
-    return capi.tree_attention(*new._replace(tree_mask=None), **scalars)  # type: ignore[arg-type]
+    return capi.tree_attention(*new[:8], None, kv_scales=new.kv_scales, **scalars)
 
 
 def _stock(new: _Inputs, geometry: dict[str, Any]) -> Tensor:

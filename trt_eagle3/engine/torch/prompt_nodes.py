@@ -25,7 +25,6 @@ attends from those rows: [B * R, Hq * D].
 ROWS_OF_PROMPTS = "features_out"
 """The output that has a prompt's picked rows alone: [B, R, Hd]."""
 _ROWS = "logit_rows"
-_ATTENTION_INPUTS = 9  # of caches of the compute type
 _ROW_BY_ROW = {"Gemm", "AddRmsNorm", "SiluMul", "Add", "Mul", "Clip", "Cast"}
 
 
@@ -38,7 +37,7 @@ def prompt_nodes(
         constants: names of initializers. outputs: names of values that are returned.
     """
     last = max((i for i, node in enumerate(nodes) if node.op_type == "TreeAttention"), default=None)
-    if last is None or len(nodes[last].input) != _ATTENTION_INPUTS:
+    if last is None:
         return None
     picking = _Picking(nodes, constants, [*nodes[:last]])
     picking.attend(nodes[last])

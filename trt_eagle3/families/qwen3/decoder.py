@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from trt_eagle3.checkpoint.kv_scales import read_kv_scales
 from trt_eagle3.checkpoint.model_config import ModelConfig, eos_token_ids, tied_head
 from trt_eagle3.checkpoint.quantised.weight import Quantisation
 from trt_eagle3.checkpoint.target import TargetCheckpoint
@@ -103,6 +104,8 @@ class DecoderConfig:
         shapes = decoder_shapes(layers, self.hidden_size, self.vocab_size, tied)
         check_tensors(tensors, {**shapes, **(vision_shapes or {})}, directory)
         head = {"lm_head.weight": tensors["embed_tokens.weight"]} if tied else {}
+        scales = quantisation.kv_scales if quantisation else {}
+        kv_heads = layers[0].mixer.num_kv_heads
         return TargetCheckpoint(
             family=family,
             hidden_size=self.hidden_size,
@@ -116,6 +119,7 @@ class DecoderConfig:
             path=directory,
             tensors={**tensors, **head},
             quantisation=quantisation,
+            kv_scales=read_kv_scales(scales, len(layers), kv_heads),
         )
 
     def _heads(self) -> tuple[int, int]:

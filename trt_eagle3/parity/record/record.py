@@ -19,6 +19,7 @@ from trt_eagle3.parity.record.answers import (
 )
 from trt_eagle3.parity.record.batching import ROUNDS, BatchedAnswers, answer_batched
 from trt_eagle3.parity.record.engine import RecordingEngine
+from trt_eagle3.parity.record.fp8_attention import Fp8Attention, record_fp8_attention
 from trt_eagle3.parity.record.intermediates import layer_intermediates
 from trt_eagle3.parity.record.workload import Case
 
@@ -42,6 +43,7 @@ class Record:
         intermediates: by answer, the target's layer outputs [n, H] by name.
         columns: of the vocabulary, those of verify logits that were kept; None: all.
         target_ids: int64 [Vd], the target's id of each draft id; None without a draft.
+        fp8_attention: of the first answer, where keys and values are FP8.
     """
 
     engine: RecordingEngine
@@ -52,6 +54,7 @@ class Record:
     sampled: Sequence[SampledAnswer] = ()
     batched: BatchedAnswers | None = None
     target_ids: Tensor | None = None
+    fp8_attention: Fp8Attention | None = None
 
 
 def record_engine(
@@ -76,7 +79,10 @@ def record_engine(
     with stage("intermediate tensors", len(cases)) as step:
         bound = engine.release()
         intermediates = layer_intermediates(engine, bound["target"], answers, step)
-    return Record(engine, answers, bound, intermediates, columns, sampled, batched, target_ids)
+    fp8 = record_fp8_attention(engine, bound["target"], answers[0])
+    return Record(
+        *(engine, answers, bound, intermediates, columns, sampled, batched, target_ids, fp8)
+    )
 
 
 def record_answers(

@@ -19,12 +19,14 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from trt_eagle3.checkpoint.kv_scales import KVScales
 from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.families.registry import family_of
 from trt_eagle3.parity.ops import full_float32, rms_norm
 from trt_eagle3.parity.reference.dequantise import read_values
+from trt_eagle3.parity.reference.fp8_kv import RoundedKV
 
 __all__ = [
     "DecoderModules",
@@ -75,6 +77,7 @@ class TargetReference(ABC):
     """A checkpoint's target; families say what its modules are and how it sees.
 
     ``config``: of the decoder. ``tensors``: canonical name -> place (``TargetCheckpoint``).
+    ``kv_scales``: of the layers whose keys and values are rounded to FP8; none are at first.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class TargetReference(ABC):
         device: torch.device | str = "cpu",
     ) -> None:
         self.dtype, self.device = dtype, torch.device(device)
+        self.kv_scales: Mapping[int, KVScales] = {}
         config._attn_implementation = "sdpa"
         self._decoder, self._modules, self._tensors = config, modules, tensors
         self._rotary = modules.rope(config).to(self.device)
@@ -149,7 +153,8 @@ class TargetReference(ABC):
             with torch.device("meta"):
                 module = self._modules.layer(self._decoder, k)
             self.fill(module, f"layers.{k}.")
-            yield TargetLayer(k, module.eval(), self._modules)
+            rounding = RoundedKV(self.kv_scales[k]) if k in self.kv_scales else None
+            yield TargetLayer(k, module.eval(), self._modules, rounding)
             del module
 
     @torch.no_grad()
@@ -196,17 +201,29 @@ class TargetReference(ABC):
 
 
 def load_reference(
-    spec: TargetCheckpoint, dtype: torch.dtype, device: torch.device | str
+    spec: TargetCheckpoint,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    kv_scales: Mapping[int, KVScales] | None = None,
 ) -> TargetReference:
-    """The target of ``spec``; no weight is read yet."""
-    return family_of(spec).reference(spec, dtype, device)
+    """The target of ``spec``; no weight is read yet. ``kv_scales``: of layers with FP8 caches."""
+    reference = family_of(spec).reference(spec, dtype, device)
+    reference.kv_scales = kv_scales or {}
+    return reference
 
 
 class TargetLayer:
     """One decoder layer, loaded."""
 
-    def __init__(self, index: int, module: nn.Module, modules: DecoderModules) -> None:
+    def __init__(
+        self,
+        index: int,
+        module: nn.Module,
+        modules: DecoderModules,
+        kv_rounding: RoundedKV | None = None,
+    ) -> None:
         self.index = index
+        self._kv_rounding = kv_rounding
         self._module: Any = module
         self._modules = modules
 
@@ -219,7 +236,9 @@ class TargetLayer:
     @full_float32()
     def __call__(self, hidden: Tensor, rope: Rope) -> Tensor:
         """Output [S, H], before any visual level, of a whole sequence's rows [S, H]."""
-        found: Tensor = self._module(hidden[None], position_embeddings=rope)
+        found: Tensor = self._module(
+            hidden[None], position_embeddings=rope, past_key_values=self._kv_rounding
+        )
         return found[0]
 
     def trace(self, hidden: Tensor, rope: Rope) -> dict[str, Tensor]:

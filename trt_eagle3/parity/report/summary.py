@@ -34,6 +34,7 @@ from trt_eagle3.parity.report.result import (
 __all__ = ["Found", "summarise"]
 
 _MAX_TEXT = 400
+_FP8_KV = "FP8 KV caches"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,12 +197,13 @@ def _acceptance(found: Found) -> AcceptanceResult | None:
 
 
 def _quantisation(e: Evidence) -> QuantisationResult | None:
-    if e.cost is None or e.original is None or e.checkpoint.quantisation is None:
+    if e.cost is None or e.original is None:
         return None
-    told = e.checkpoint.quantisation
+    told = e.checkpoint.quantisation if e.original is not e.spec else None
+    caches = len(e.engine.record.kv_scales)
     return QuantisationResult(
-        weights=told.weights,
-        provenance=told.provenance,
+        weights={**(told.weights if told else {}), **({_FP8_KV: caches} if caches else {})},
+        provenance=told.provenance if told else "engine.kv_dtype",
         original=str(e.original.path),
         **dataclasses.asdict(e.cost),
     )

@@ -51,7 +51,7 @@ KV_MOVE = Kernel(
 were read before any is written. A negative source or destination moves nothing. Without a
 page_table (null data) rows are slots.""",
     tensors={
-        "cache": "T [planes, slots, Hkv, D]",
+        "cache": "T or uint8 [planes, slots, Hkv, D]",
         "source": "int32 [B, K]",
         "destination": "int32 [B, K]",
         "page_table": "int32 [B, P], or null data",
@@ -120,8 +120,8 @@ def kv_move_call(
     of all sequences together.
 
     Args:
-        cache: T [..., slots, Hkv, D], contiguous, updated in place; what stands before the slots
-            (keys and values, layers) are planes, and the same rows move in each.
+        cache: T or uint8 [..., slots, Hkv, D], contiguous, updated in place; what stands before
+            the slots (keys and values, layers) are planes, and the same rows move in each.
         source, destination: int32 or int64 [B, K], or [K] for one sequence; on the CPU or the
             cache's device. A negative entry moves nothing.
         page_table: int32 [B, P]; without one, rows are slots.

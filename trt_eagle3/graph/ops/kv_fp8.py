@@ -1,0 +1,103 @@
+"""Keys and values as FP8: e4m3 numbers, a byte each, times their head's scale.
+
+    stored = e4m3(clip(x * (1 / scale), -448, 448)),  x = stored * scale
+
+Inverse and product are float32, rounding is to nearest even: a row's bytes depend on nothing but
+the row.
+e4m3 is OFP8's (bias 7, largest 448, no infinities): Micikevicius et al. 2022, arXiv 2209.05433.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+__all__ = ["LARGEST", "decode", "decode_lowering", "encode", "encode_lowering"]
+
+LARGEST = 448.0
+
+_EXPONENTS = range(-6, 9)  # of normal numbers; below them steps are as of the first
+
+
+def encode(x: Tensor, scales: Tensor) -> Tensor:
+    """uint8 [..., Hkv, D], the e4m3 numbers of ``x`` [..., Hkv, D]; ``scales``: float32 [Hkv]."""
+    import torch
+
+    held = (x.float() * scales.reciprocal()[:, None]).clamp(-LARGEST, LARGEST)
+    return held.to(torch.float8_e4m3fn).view(torch.uint8)
+
+
+def decode(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """``dtype`` [..., Hkv, D] of uint8 ``codes``; ``scales``: float32 [Hkv]."""
+    import torch
+
+    return (codes.view(torch.float8_e4m3fn).float() * scales[:, None]).to(dtype)
+
+
+def encode_lowering(x: str, codes: str, kind: int) -> str:
+    """Nodes from ``x`` [n, Hkv, D] to uint8 ``codes``; ``kind``: row of ``kv_scales``.
+
+    ONNX has no node that shows a number's bits: a code is 8 for each power of two that the number
+    reaches past the first, and the steps from there; 16 steps are the next power's first.
+    """
+    bounds = ", ".join(str(2.0**e) for e in _EXPONENTS)
+    steps = ", ".join(str(2.0 ** (max(e, _EXPONENTS[0]) - 3)) for e in (-7, *_EXPONENTS))
+    return f"""
+    {x}_f32 = Cast <to = 1> ({x}){_scale(x, kind)}
+    {x}_inverse = Reciprocal ({x}_scale)
+    {x}_scaled = Mul ({x}_f32, {x}_inverse)
+    {x}_size = Abs ({x}_scaled)
+    {x}_zero = Constant <value_float = 0.0> ()
+    {x}_one = Constant <value_float = 1.0> ()
+    {x}_eight = Constant <value_float = 8.0> ()
+    {x}_half = Constant <value_float = 128.0> ()
+    {x}_most = Constant <value_float = {LARGEST}> ()
+    {x}_held = Min ({x}_size, {x}_most)
+    {x}_last = Constant <value_ints = [-1]> ()
+    {x}_column = Unsqueeze ({x}_held, {x}_last)
+    {x}_bounds = Constant <value_floats = [{bounds}]> ()
+    {x}_reached = GreaterOrEqual ({x}_column, {x}_bounds)
+    {x}_ones = Cast <to = 1> ({x}_reached)
+    {x}_power = ReduceSum <keepdims = 0> ({x}_ones, {x}_last)
+    {x}_power_index = Cast <to = 6> ({x}_power)
+    {x}_step_table = Constant <value_floats = [{steps}]> ()
+    {x}_step = Gather <axis = 0> ({x}_step_table, {x}_power_index)
+    {x}_quotient = Div ({x}_held, {x}_step)
+    {x}_steps = Round ({x}_quotient)
+    {x}_past_first = Sub ({x}_power, {x}_one)
+    {x}_eights = Max ({x}_past_first, {x}_zero)
+    {x}_from = Mul ({x}_eights, {x}_eight)
+    {x}_unsigned = Add ({x}_from, {x}_steps)
+    {x}_negative = Less ({x}_scaled, {x}_zero)
+    {x}_signed = Add ({x}_unsigned, {x}_half)
+    {x}_code = Where ({x}_negative, {x}_signed, {x}_unsigned)
+    {codes} = Cast <to = 2> ({x}_code)"""
+
+
+def decode_lowering(codes: str, x: str, kind: int, *, like: str) -> str:
+    """Nodes from uint8 ``codes`` [..., Hkv, D] to ``x``, of the type of ``like``."""
+    table = ", ".join(map(str, _values()))
+    return f"""{_scale(codes, kind)}
+    {codes}_index = Cast <to = 6> ({codes})
+    {codes}_table = Constant <value_floats = [{table}]> ()
+    {codes}_plain = Gather <axis = 0> ({codes}_table, {codes}_index)
+    {codes}_f32 = Mul ({codes}_plain, {codes}_scale)
+    {x} = CastLike ({codes}_f32, {like})"""
+
+
+def _scale(prefix: str, kind: int) -> str:
+    """``<prefix>_scale`` float32 [1, Hkv, 1]."""
+    return f"""
+    {prefix}_kind = Constant <value_ints = [{kind}]> ()
+    {prefix}_by_head = Gather <axis = 0> (kv_scales, {prefix}_kind)
+    {prefix}_axis = Constant <value_ints = [2]> ()
+    {prefix}_scale = Unsqueeze ({prefix}_by_head, {prefix}_axis)"""
+
+
+def _values() -> list[float]:
+    """What each byte stands for; NaN's stands for 480, as if it were a number."""
+    sizes = [2.0 ** (max(b >> 3, 1) - 7) * ((b & 7) / 8 + (b > 7)) for b in range(128)]
+    return [*sizes, *(-size for size in sizes)]
