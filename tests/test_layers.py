@@ -26,6 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("engine",),
     ("prompts",),
     ("decode",),
+    ("calibration",),
     ("pipeline",),
     ("parity", "probe", "serving"),
     ("triton", "runtimes"),

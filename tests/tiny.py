@@ -8,11 +8,12 @@ from typing import Any
 from trt_eagle3.config import BuildConfig, load_config
 from trt_eagle3.pipeline import build
 
-__all__ = ["DRAFT", "ROOT", "TARGET", "build_tiny", "tiny_config"]
+__all__ = ["DRAFT", "QUESTIONS", "ROOT", "TARGET", "build_tiny", "tiny_config"]
 
 ROOT = Path(__file__).parent.parent
 TARGET = ROOT / "examples/tiny/target"
 DRAFT = ROOT / "examples/tiny/draft"
+QUESTIONS = ROOT / "examples/tiny/images/questions.json"
 
 
 def tiny_config(
@@ -32,6 +33,6 @@ def tiny_config(
     return BuildConfig.model_validate(raw)
 
 
-def build_tiny(folder: Path, **changes: Any) -> Path:
+def build_tiny(folder: Path, *, calibration: Path | None = None, **changes: Any) -> Path:
     """Build the tiny pair under ``folder``; returns the bundle."""
-    return build(tiny_config(**changes), output=folder).path
+    return build(tiny_config(**changes), output=folder, calibration=calibration).path

@@ -9,8 +9,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from trt_eagle3.atomic_io import atomic_directory, check_replaceable, create_file
+from trt_eagle3.calibration.prompts import CalibrationPrompts, read_prompts
+from trt_eagle3.calibration.reckoning import calibration_device, reckon
+from trt_eagle3.calibration.run import calibrate
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.header_check import check_headers
 from trt_eagle3.checkpoint.kv_scales import KVScales
@@ -32,6 +36,7 @@ from trt_eagle3.engine.bundle import (
     SourceRecord,
     check_name,
 )
+from trt_eagle3.engine.calibration import Calibration
 from trt_eagle3.engine.memory import MemoryNeed, memory_need
 from trt_eagle3.engine.output_check import check_apart, check_not_around
 from trt_eagle3.engine.weight_quantiser import check_quantisable, made_location, quantise_target
@@ -43,9 +48,19 @@ from trt_eagle3.prompts.prompt_file import read_questions
 
 __all__ = ["STAGES", "BuildReport", "build"]
 
-STAGES = ("checkpoints", "processor", "quantisation", "graphs", "weights", "engines", "bundle")
-"""What ``build`` goes through, in order (``quantisation``: with ``engine.weights``; ``engines``:
-where the backend compiles them); it tells its ``progress`` when each begins.
+STAGES = (
+    "checkpoints",
+    "processor",
+    "calibration",
+    "quantisation",
+    "graphs",
+    "weights",
+    "engines",
+    "bundle",
+)
+"""What ``build`` goes through, in order (``calibration``: with a file of prompts for it;
+``quantisation``: with ``engine.weights``; ``engines``: where the backend compiles them); it tells
+its ``progress`` when each begins.
 """
 
 
@@ -57,7 +72,7 @@ class BuildReport:
         path: the bundle. seconds: per stage. num_bytes: of all files in the bundle. placed: how
             weights got there.
         memory: what the largest permitted load takes. engines: what became of the graphs where
-            the backend compiles them.
+            the backend compiles them. calibrated_on: how many prompts, in words; empty without.
     """
 
     path: Path
@@ -66,6 +81,7 @@ class BuildReport:
     placed: tuple[str, ...]
     memory: MemoryNeed
     engines: Engines | None = None
+    calibrated_on: str = ""
 
 
 def build(
@@ -74,8 +90,10 @@ def build(
     output: Path | None = None,
     config_file: Path | None = None,
     reference_weights: bool = False,
+    calibration: Path | None = None,
     progress: Callable[[str], object] = str,
     show: Callable[[str], object] = str,
+    announce: Callable[[str], object] = str,
 ) -> BuildReport:
     """Build the bundle ``output / config.name``, all of it or nothing.
 
@@ -84,7 +102,9 @@ def build(
             never replaced.
         reference_weights: leave the weights in the checkpoints; the bundle then works on this
             machine only.
+        calibration: a file of prompts (``prompts/prompt_file.py``) to calibrate INT4 weights with.
         progress: called with each of ``STAGES`` as it begins. show: told how far a long stage is.
+        announce: told what a calibration will take before it begins.
     Raises:
         UserError: anything wrong with config, checkpoints or the disk.
         EnvironmentMissingError: TensorRT and a GPU are here, and our plugin library is not.
@@ -105,14 +125,23 @@ def build(
     check_name(path)
     _check_output(path, spec, manifest, config_file)
     backend, sizes = backend_named(config.engine.backend), _tree_sizes(config, tree)
+    prompts = _calibration_prompts(config, spec, calibration)
     with atomic_directory(path, BUNDLE_KIND) as folder:
         clock.begin("processor")
         _copy_processor(spec, folder / "processor")
         if config.prompts:
             keep_questions(config.prompts, folder)
-        if config.engine.weights:
-            clock.begin("quantisation")
-            spec, manifest = _quantised(spec, manifest, config.engine, folder, show)
+        with TemporaryDirectory(dir=folder) as scratch:
+            found = None
+            if prompts is not None:
+                clock.begin("calibration")
+                device = calibration_device(config.engine)
+                announce(f"calibration: {prompts}; {reckon(spec, prompts, device)}")
+                head = config.engine.quantise_head
+                found = calibrate(spec, prompts, device, Path(scratch), show, head=head)
+            if config.engine.weights:
+                clock.begin("quantisation")
+                spec, manifest = _quantised(spec, manifest, config.engine, folder, show, found)
         job = BuildJob(config, spec, manifest, path, sizes, reference_weights, clock.begin, show)
         written = backend.write(folder, job)
         clock.begin("bundle")
@@ -123,7 +152,13 @@ def build(
         spec, manifest, config.limits, config.engine, tree.num_nodes if manifest else 1
     )
     return BuildReport(
-        path, clock.end(), num_bytes, tuple(dict.fromkeys(written.placed)), memory, written.engines
+        path,
+        clock.end(),
+        num_bytes,
+        tuple(dict.fromkeys(written.placed)),
+        memory,
+        written.engines,
+        str(prompts or ""),
     )
 
 
@@ -172,17 +207,35 @@ def _check_weights(config: BuildConfig, spec: TargetCheckpoint, reference: bool)
         )
 
 
+def _calibration_prompts(
+    config: BuildConfig, spec: TargetCheckpoint, file: Path | None
+) -> CalibrationPrompts | None:
+    """The prompts of ``--calibration``, checked before anything is computed."""
+    if file is None:
+        return None
+    if config.engine.weights != "int4":
+        made = config.engine.weights or "none"
+        raise UserError(
+            f"--calibration {file}: is for INT4 weights, and engine.weights is {made}. Set "
+            "engine.weights: int4, or leave it out."
+        )
+    return read_prompts(file, spec, config.limits.max_seq_len)
+
+
 def _quantised(
     spec: TargetCheckpoint,
     manifest: DraftManifest | None,
     engine: EngineConfig,
     folder: Path,
     show: Callable[[str], object],
+    calibration: Calibration | None,
 ) -> tuple[TargetCheckpoint, DraftManifest | None]:
     """The target with weights that are made in the bundle, and a draft that shares its head."""
     assert engine.weights is not None
     file = folder / made_location(engine.weights)
-    made = quantise_target(spec, engine.weights, file, show, head=engine.quantise_head)
+    made = quantise_target(
+        spec, engine.weights, file, show, head=engine.quantise_head, calibration=calibration
+    )
     if manifest is None or manifest.head == "own":
         return made, manifest
     tensors = {**manifest.tensors, "lm_head.weight": made.tensors["lm_head.weight"]}

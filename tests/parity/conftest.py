@@ -12,7 +12,7 @@ import pytest
 from tests.parity.planting import MANIFEST, SPEC
 from tests.parity.shared_reference import share_reference
 from tests.quantised import add_kv_scales, save_quantised
-from tests.tiny import ROOT, TARGET, build_tiny
+from tests.tiny import QUESTIONS, TARGET, build_tiny
 from trt_eagle3.parity.checks import sampling as sampling_check
 from trt_eagle3.parity.checks.registry import CHECKS
 from trt_eagle3.parity.record.engine import RecordingEngine
@@ -37,7 +37,7 @@ def case(name: str = "two images") -> Case:
     """Two images of the tiny pair's world, and a question that is not: its draft is right now
     and then.
     """
-    images = read_questions(ROOT / "examples/tiny/images/questions.json")[1].images
+    images = read_questions(QUESTIONS)[1].images
     return Case(
         name, "images", Question("What changed, and why is the sky so blue in the second?", images)
     )
@@ -64,6 +64,7 @@ QUANTISED: dict[str, dict[str, Any]] = {
     "awq": {},
     "made": {"weights": "int8"},
     "fp8-kv": {"backend": "torch", "kv_dtype": "fp8"},
+    "calibrated": {"weights": "int4"},
 }
 """Quantised bundles, and their engine."""
 
@@ -75,9 +76,11 @@ def quantised_bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str]
     @cache
     def build(name: str) -> Path:
         root = tmp_path_factory.mktemp(name)
-        target = TARGET if name == "made" else _quantised_target(root / "target", name)
+        made = "weights" in QUANTISED[name]
+        target = TARGET if made else _quantised_target(root / "target", name)
         sections = {"engine": QUANTISED[name], "speculation": TREE, "limits": LIMITS}
-        return build_tiny(root, target=target, **sections)
+        calibration = QUESTIONS if name == "calibrated" else None
+        return build_tiny(root, calibration=calibration, target=target, **sections)
 
     return build
 

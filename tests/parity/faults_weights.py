@@ -59,6 +59,11 @@ def _shifted_scales(p: Planted) -> None:
     p.reweigh("target", ref.tensors["scale"], lambda scale: scale.roll(1, dims=0) * 2)
 
 
+def _scaled_norm(p: Planted) -> None:
+    ref = p.spec.tensors["layers.2.input_layernorm.weight"]
+    p.reweigh("target", ref, lambda norm: norm / 2)
+
+
 WEIGHTS: Mapping[str, Fault] = {
     "scales transposed": Fault(
         "the scales of FP8 blocks are transposed",
@@ -106,5 +111,12 @@ WEIGHTS: Mapping[str, Fault] = {
         "layers.3.mlp.down_proj.weight",
         _shifted_scales,
         bundle="made",
+    ),
+    "scales of a calibration twice": Fault(
+        "a norm is divided by a calibration's scales, and what it feeds is not multiplied",
+        "weights.made",
+        "layers.2.input_layernorm.weight",
+        _scaled_norm,
+        bundle="calibrated",
     ),
 }

@@ -8,6 +8,7 @@ import click
 
 from trt_eagle3.commands.console import (
     json_option,
+    log,
     out,
     override_option,
     print_json,
@@ -41,6 +42,11 @@ __all__ = ["build"]
         "are."
     ),
 )
+@click.option(
+    "--calibration",
+    type=click.Path(path_type=Path),
+    help="Prompts and images that engine.weights: int4 is calibrated with, JSON list or lines.",
+)
 @set_option("Set a key of the build config, such as limits.max_batch_size=8; may be repeated.")
 @override_option
 @json_option
@@ -48,6 +54,7 @@ def build(
     config_file: Path,
     output: Path | None,
     weights: str,
+    calibration: Path | None,
     settings: tuple[str, ...],
     overrides: tuple[str, ...],
     as_json: bool,
@@ -69,8 +76,10 @@ def build(
             output=output,
             config_file=config_file,
             reference_weights=weights == "reference",
+            calibration=calibration,
             progress=begin,
             show=show,
+            announce=lambda text: log.print(text, soft_wrap=True, markup=False),
         )
     if as_json:
         print_json(report.build(result))

@@ -153,6 +153,7 @@ def build(result: BuildReport) -> dict[str, Any]:
         "seconds": dict(result.seconds),
         "weights": list(result.placed),
         "memory_bytes": dataclasses.asdict(result.memory),
+        "calibrated_on": result.calibrated_on or None,
     }
     if result.engines is None:
         return printed
@@ -171,6 +172,7 @@ def build_lines(result: BuildReport) -> list[str]:
     return [
         f"built {result.path}: {result.num_bytes / 1e6:.1f} MB{placed}",
         f"  {stages}",
+        *([f"  calibrated on {result.calibrated_on}"] if result.calibrated_on else ()),
         f"  memory of the largest permitted load: {result.memory}",
         *(_engine_lines(result.engines) if result.engines else ()),
         _next_line(result),

@@ -1,5 +1,4 @@
-"""Making quantised weights of a 16-bit target, without data: FP8 and INT8 a scale a row, INT4 a
-scale a group, searched for the least squared error.
+"""Making quantised weights of a 16-bit target: without data, or as a calibration says.
 
 A weight is read twice, a few megabytes at a time: for its scales, and for its numbers. Only the
 scales of all weights are in memory at once (of INT4 a 64th of the 16-bit weights).
@@ -8,11 +7,10 @@ scales of all weights are in memory at once (of INT4 a 64th of the 16-bit weight
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from trt_eagle3.checkpoint.quantised.weight import (
@@ -23,144 +21,29 @@ from trt_eagle3.checkpoint.quantised.weight import (
 )
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.checkpoint.tensor_file import Content, ref_content, tensor_content, write_tensors
-from trt_eagle3.checkpoint.tensor_index import TensorRef, open_file
+from trt_eagle3.checkpoint.tensor_index import TensorRef, open_file, read_tensor
 from trt_eagle3.dtype import dtype_named
+from trt_eagle3.engine.calibration import Calibration, ChannelScales
+from trt_eagle3.engine.weight_schemes import SCHEMES, Scheme
 from trt_eagle3.engine.weights import pieces
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.weights import WeightExpr, part_of
 
 __all__ = [
-    "SCHEMES",
-    "Scheme",
     "check_quantisable",
     "is_quantised_here",
     "made_location",
     "made_target",
     "quantise_target",
+    "read_channel_scales",
+    "rows_of",
 ]
 
 _PROJECTION = re.compile(r"layers\.\d+\.(self_attn\.[qkvo]|mlp\.(gate|up|down))_proj\.weight")
 _HEAD = "lm_head.weight"
 _FLOAT32 = dtype_named("float32")
-_GROUPS = (128, 64, 32)
-_RATIOS = tuple(0.7 + 0.035 * i for i in range(12))
-"""What part of a group's largest value is tried as the end of INT4's range."""
-_CACHED = 1 << 17
-"""Values that are searched at once: what fits into a core's cache."""
-
-
-@dataclass(frozen=True)
-class Scheme:
-    """How weights are made.
-
-    Attributes:
-        format: a key of ``WEIGHT_FORMATS``. names: of the codes' and the scales' tensor.
-        block: of a weight of so many columns. scales: float32 [n, G] of rows [n, in], as stored.
-        codes: of rows and their scales, as stored.
-    """
-
-    format: str
-    names: tuple[str, str]
-    dtype: str
-    block: Callable[[int], int]
-    scales: Callable[[Tensor, int], Tensor]
-    codes: Callable[[Tensor, Tensor, int], Tensor]
-    packed: int = 1
-
-    def content(self, ref: TensorRef) -> dict[str, Content]:
-        """The tensors of the weight at ``ref``, by the last part of their names."""
-        rows, columns = ref.shape
-        block = self.block(columns)
-        scales = torch.cat([self.scales(values, block) for values in _rows(ref)])
-
-        def chunks() -> Iterator[bytes]:
-            done = 0
-            for values in _rows(ref):
-                own = scales[done : done + len(values)].float()
-                done += len(values)
-                yield from tensor_content(self.codes(values, own, block)).chunks()
-
-        codes = Content(self.dtype, (rows, -(-columns // self.packed)), chunks)
-        return dict(zip(self.names, (codes, tensor_content(scales)), strict=True))
-
-
-def _rows(ref: TensorRef) -> Iterable[Tensor]:
-    """float32 [n, in]: consecutive rows of a 16-bit weight."""
-    expr = WeightExpr((part_of(ref, lambda r: r.file.name),), _FLOAT32)
-    return (piece.values for piece in pieces(expr, ref.file.parent, _FLOAT32))
-
-
-def _row_scales(most: float) -> Callable[[Tensor, int], Tensor]:
-    def scales(values: Tensor, block: int) -> Tensor:
-        del block
-        largest = values.abs().amax(dim=1, keepdim=True)
-        return torch.where(largest > 0, largest / most, torch.ones_like(largest))
-
-    return scales
-
-
-def _fp8_codes(values: Tensor, scales: Tensor, _block: int) -> Tensor:
-    return (values / scales).clamp(-448, 448).to(torch.float8_e4m3fn)
-
-
-def _int8_codes(values: Tensor, scales: Tensor, _block: int) -> Tensor:
-    return (values / scales).round().clamp(-127, 127).to(torch.int8)
-
-
-def _int4_scales(values: Tensor, block: int) -> Tensor:
-    """bfloat16 [n, G]: of the candidates the one with the least squared error."""
-    groups = values.reshape(-1, block)
-    found = [_best_int4_scales(part) for part in groups.split(max(1, _CACHED // block))]
-    return torch.cat(found).view(len(values), -1)
-
-
-def _best_int4_scales(groups: Tensor) -> Tensor:
-    """bfloat16 [g] of groups float32 [g, block]."""
-    largest = groups.abs().amax(dim=1)
-    best, least = torch.ones_like(largest).bfloat16(), torch.full_like(largest, torch.inf)
-    for ratio in _RATIOS:
-        scale = (largest * (ratio / 7.5)).clamp(min=1e-12).bfloat16()
-        wide = scale.float()[:, None]
-        rounded = (groups / wide).round_().clamp_(-8, 7).mul_(wide)
-        error = rounded.sub_(groups).square_().sum(dim=1)
-        better = (error < least) & (largest > 0)
-        best, least = torch.where(better, scale, best), torch.where(better, error, least)
-    return best
-
-
-def _int4_codes(values: Tensor, scales: Tensor, block: int) -> Tensor:
-    """int32 [n, in / 8]: the numbers + 8, lowest bits first."""
-    groups = values.unflatten(1, (-1, block)) / scales[..., None]
-    numbers = (groups.round().clamp(-8, 7) + 8).flatten(1).int().unflatten(1, (-1, 8))
-    shifted: Tensor = numbers << torch.arange(0, 32, 4, dtype=torch.int32)
-    return shifted.sum(dim=-1).int()
-
-
-def _int4_block(columns: int) -> int:
-    block = next((group for group in _GROUPS if columns % group == 0), None)
-    if block is None:
-        raise UserError(
-            f"engine.weights: int4 cuts rows into groups of {', '.join(map(str, _GROUPS))}; this "
-            f"target has rows of {columns}. Use int8 or fp8."
-        )
-    return block
-
-
-_NAMES = ("weight", "weight_scale")
-SCHEMES: Mapping[str, Scheme] = {
-    "fp8": Scheme("fp8", _NAMES, "F8_E4M3", int, _row_scales(448), _fp8_codes),
-    "int8": Scheme("int8", _NAMES, "I8", int, _row_scales(127), _int8_codes),
-    "int4": Scheme(
-        "int4_packed",
-        ("weight_packed", "weight_scale"),
-        "I32",
-        _int4_block,
-        _int4_scales,
-        _int4_codes,
-        packed=8,
-    ),
-}
-"""``engine.weights`` -> how they are made; tensors are named as compressed-tensors names them."""
+_CHANNEL_SCALE = ".channel_scale"
+"""Ends the names of the tensors that hold a calibration's scales, after their producers'."""
 
 
 def is_quantised_here(name: str, *, head: bool = False) -> bool:
@@ -203,12 +86,14 @@ def quantise_target(
     show: Callable[[str], object] = str,
     *,
     head: bool = False,
+    calibration: Calibration | None = None,
 ) -> TargetCheckpoint:
     """Write all tensors of ``spec`` to ``file``, its projections quantised; returns the target
     that is read from there.
 
     Args:
         show: told how far it is. head: quantise the head too.
+        calibration: what has quantised weights already, and scales that go into norms.
     Raises:
         UserError: the target is quantised already, or a value is no number.
     """
@@ -218,13 +103,53 @@ def quantise_target(
     for i, (name, ref) in enumerate(spec.tensors.items()):
         show(f"scales of {weights}: tensor {i} of {len(spec.tensors)}")
         if is_quantised_here(name, head=head):
-            module = _module(name, ref)
-            contents |= {f"{module}.{k}": c for k, c in scheme.content(ref).items()}
+            made = _content(scheme, name, ref, calibration)
+            contents |= {f"{_module(name, ref)}.{k}": c for k, c in made.items()}
         else:
-            contents[ref.name] = ref_content(ref)
+            contents[ref.name] = _dense_content(name, ref, calibration)
+    if calibration is not None:
+        contents |= {
+            f"{spec.tensors[name].name}{_CHANNEL_SCALE}": tensor_content(scales)
+            for name, scales in calibration.scales.by_producer.items()
+        }
     show(f"writing {file.name}")
     write_tensors(file, contents)
     return made_target(spec, weights, file, head=head)
+
+
+def _content(
+    scheme: Scheme, name: str, ref: TensorRef, calibration: Calibration | None
+) -> dict[str, Content]:
+    """The tensors of a quantised weight, by the last part of their names."""
+    if calibration is not None and name in calibration.weights:
+        return {last: ref_content(made) for last, made in calibration.weights[name].items()}
+    return scheme.content(lambda: rows_of(ref), (ref.shape[0], ref.shape[1]))
+
+
+def rows_of(ref: TensorRef) -> Iterator[Tensor]:
+    """float32 [n, K]: consecutive rows of a 16-bit weight, a few megabytes at a time.
+
+    Raises:
+        UserError: a value that is no number.
+    """
+    expr = WeightExpr((part_of(ref, lambda r: r.file.name),), _FLOAT32)
+    return (piece.values for piece in pieces(expr, ref.file.parent, _FLOAT32))
+
+
+def _dense_content(name: str, ref: TensorRef, calibration: Calibration | None) -> Content:
+    """A tensor that is not quantised: as it is, but for a norm that scales are folded into."""
+    if calibration is None or calibration.scales.rows(name) is None:
+        return ref_content(ref)
+    stored = read_tensor(ref)
+    return tensor_content(calibration.scales.scaled(name, stored.float()).to(stored.dtype))
+
+
+def read_channel_scales(spec: TargetCheckpoint, file: Path) -> ChannelScales:
+    """The scales that a calibration folded into the weights in ``file``; none without one."""
+    index = open_file(file)
+    stored = {name: f"{ref.name}{_CHANNEL_SCALE}" for name, ref in spec.tensors.items()}
+    found = {name: read_tensor(index[to]) for name, to in stored.items() if to in index}
+    return ChannelScales(spec, found)
 
 
 def made_target(
@@ -242,9 +167,10 @@ def made_target(
             tensors[name] = _made_ref(scheme, _module(name, ref), ref.shape, index, file)
         else:
             tensors[name] = _indexed(index, ref.name, file)
+    calibrated = any(name.endswith(_CHANNEL_SCALE) for name in index)
     quantisation = Quantisation(
         "engine.weights",
-        f"trt-eagle3 build, engine.weights: {weights}",
+        f"trt-eagle3 build, engine.weights: {weights}{', calibrated' if calibrated else ''}",
         weights=titles(tensors.values()),
     )
     return replace(spec, tensors=tensors, quantisation=quantisation)

@@ -81,7 +81,9 @@ class Family(Protocol):
     def reference(
         self, spec: TargetCheckpoint, dtype: torch.dtype, device: torch.device | str
     ) -> TargetReference:
-        """The target of ``spec`` as transformers computes it; for parity. No weight is read yet."""
+        """The target of ``spec`` as transformers computes it; for parity, and for calibration,
+        which looks at each layer's activations. No weight is read yet.
+        """
         ...
 
     def processor_reference(

@@ -1,5 +1,5 @@
-"""Prompt files: a JSON list of ``{"prompt": ..., "images": [...], "frames": [...]}``, paths
-relative to the file.
+"""Prompt files: ``{"prompt": ..., "images": [...], "frames": [...]}``, in a JSON list or one on
+each line, paths relative to the file.
 """
 
 from __future__ import annotations
@@ -22,28 +22,41 @@ _MISTAKEN = {"image": "images", "video": "frames", "videos": "frames"}
 
 @dataclass(frozen=True)
 class Question:
-    """What ``LLM.prepare`` and ``LLM.generate`` take."""
+    """What ``LLM.prepare`` and ``LLM.generate`` take.
+
+    ``answer``: a good one, where the file gives it; for calibration.
+    """
 
     prompt: str
     images: Sequence[ImageSource] = ()
     videos: Sequence[VideoSource] = ()
+    answer: str | None = None
 
 
 def read_questions(file: Path) -> list[Question]:
-    """Read a prompt file; keys besides the three are for others (``answer``).
+    """Read a prompt file; keys besides the three and ``answer`` are for others.
 
     Raises:
-        UserError: unreadable, not such a list, or an empty one.
+        UserError: unreadable, no such prompts, or none.
     """
     try:
-        entries = parse_json(read_bounded(file, MAX_JSON_BYTES), file)
+        data = read_bounded(file, MAX_JSON_BYTES)
     except OSError as error:
         raise UserError(f"{file}: cannot read the prompts: {error.strerror}") from error
+    listed = data.lstrip().startswith(b"[")
+    entries = parse_json(data, file) if listed else _lines(data, file)
     if not isinstance(entries, list) or not entries:
         raise UserError(
-            f'{file}: expected a JSON list of {{"prompt": ..., "images": [...], "frames": [...]}}'
+            f'{file}: expected {{"prompt": ..., "images": [...], "frames": [...]}} in a JSON list '
+            "or one on each line"
         )
     return [_question(entry, index, file) for index, entry in enumerate(entries)]
+
+
+def _lines(data: bytes, file: Path) -> list[Any]:
+    """Of a file with one JSON text on each line; empty lines are none."""
+    numbered = [(n, line) for n, line in enumerate(data.split(b"\n"), start=1) if line.strip()]
+    return [parse_json(line, f"{file}: line {n}") for n, line in numbered]
 
 
 def _question(entry: Any, index: int, file: Path) -> Question:
@@ -58,7 +71,9 @@ def _question(entry: Any, index: int, file: Path) -> Question:
         _paths(entry.get(key, []), f"{file}: entry {index}: {key}", file)
         for key in ("images", "frames")
     )
-    return Question(entry["prompt"], images, [frames] if frames else [])
+    answer = entry.get("answer")
+    told = answer if isinstance(answer, str) else None
+    return Question(entry["prompt"], images, [frames] if frames else [], told)
 
 
 def _paths(names: Any, where: str, file: Path) -> list[Path]:

@@ -14,6 +14,7 @@ from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
 from trt_eagle3.checkpoint.tensor_index import TensorRef, read_tensor
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.bundle_check import GRAPHS
+from trt_eagle3.engine.weight_quantiser import made_location, read_channel_scales
 from trt_eagle3.engine.weights import materialise
 from trt_eagle3.graph.weights import WeightExpr, WeightPart, external_weights
 from trt_eagle3.parity.checks.check_recorder import Measurements
@@ -71,13 +72,17 @@ def _quantised_parts(e: Evidence) -> Iterator[tuple[WeightExpr, WeightPart]]:
 
 def check_made(e: Evidence, m: Measurements) -> None:
     """Weights that the build quantised, by the definition of their format, against the
-    checkpoint's; and all others, which must be the same.
+    checkpoint's; and all others, which must be the same. Scales of a calibration belong in both
+    what makes an input and what is multiplied with it.
     """
-    if e.original is None or e.engine.record.config.engine.weights is None:
+    weights = e.engine.record.config.engine.weights
+    if e.original is None or weights is None:
         m.add(0.0, "", "no weight is made by the build")
         return
+    scales = read_channel_scales(e.original, e.engine.path / made_location(weights))
     for name, ref in e.checkpoint.tensors.items():
-        found, dense = read_values(ref), read_tensor(e.original.tensors[name])
+        dense = scales.scaled(name, read_tensor(e.original.tensors[name]))
+        found = read_values(ref)
         errors = row_errors(_rows(found), _rows(dense))
         m.add_rows(RowErrors("", name, errors))
 

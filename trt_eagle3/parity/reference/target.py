@@ -232,6 +232,11 @@ class TargetLayer:
         """Of its weights."""
         return sum(p.numel() * p.element_size() for p in self._module.parameters())
 
+    def weights(self) -> dict[str, Tensor]:
+        """Its weights by canonical name."""
+        prefix = f"layers.{self.index}."
+        return {prefix + name: p.detach() for name, p in self._module.named_parameters()}
+
     @torch.no_grad()
     @full_float32()
     def __call__(self, hidden: Tensor, rope: Rope) -> Tensor:

@@ -1,0 +1,90 @@
+"""The tiny target calibrated once, on questions of its own world with their answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from tasks import examples
+from torch import Tensor
+
+from tests.tiny import TARGET
+from trt_eagle3.calibration.prompt_rows import encode_prompts
+from trt_eagle3.calibration.prompts import CalibrationPrompts, read_prompts
+from trt_eagle3.calibration.run import calibrate
+from trt_eagle3.checkpoint.target import TargetCheckpoint
+from trt_eagle3.engine.calibration import Calibration
+from trt_eagle3.families.registry import family_of, read_target
+
+MAX_LEN = 512
+
+
+def write_prompts(file: Path, split: str, seed: int, count: int) -> Path:
+    """A prompt file of ``count`` questions, one on each line, their pictures beside it."""
+    lines = []
+    for number, example in enumerate(examples(split, seed, count)):
+        entry: dict[str, object] = {"prompt": example.prompt, "answer": example.answer}
+        for key in ("images", "frames"):
+            names = [
+                f"{file.stem}-{number}-{key}-{i}.png" for i in range(len(getattr(example, key)))
+            ]
+            for name, picture in zip(names, getattr(example, key), strict=True):
+                picture.save(file.parent / name)
+            entry[key] = names
+        lines.append(json.dumps(entry))
+    file.write_text("\n".join(lines))
+    return file
+
+
+@pytest.fixture(scope="session")
+def target() -> TargetCheckpoint:
+    return read_target(TARGET)
+
+
+@pytest.fixture(scope="session")
+def prompt_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_prompts(tmp_path_factory.mktemp("prompts") / "train.jsonl", "train", 3, 16)
+
+
+@pytest.fixture(scope="session")
+def prompts(prompt_file: Path, target: TargetCheckpoint) -> CalibrationPrompts:
+    return read_prompts(prompt_file, target, MAX_LEN)
+
+
+@pytest.fixture(scope="session")
+def heldout(
+    tmp_path_factory: pytest.TempPathFactory, target: TargetCheckpoint
+) -> CalibrationPrompts:
+    file = tmp_path_factory.mktemp("heldout") / "heldout.jsonl"
+    return read_prompts(write_prompts(file, "heldout", 7, 12), target, MAX_LEN)
+
+
+@pytest.fixture(scope="session")
+def calibration(
+    target: TargetCheckpoint, prompts: CalibrationPrompts, tmp_path_factory: pytest.TempPathFactory
+) -> Calibration:
+    return calibrate(target, prompts, "cpu", tmp_path_factory.mktemp("layers"), head=True)
+
+
+@dataclass(frozen=True)
+class Forward:
+    """Each layer's output [n, H] and the logits [n, V], over all rows of some prompts."""
+
+    layers: Sequence[Tensor]
+    logits: Tensor
+
+
+def forward(spec: TargetCheckpoint, prompts: CalibrationPrompts) -> Forward:
+    """As transformers computes it."""
+    reference = family_of(spec).reference(spec, torch.float32, "cpu")
+    rows = encode_prompts(reference, prompts)
+    layers = []
+    for layer in reference.layers():
+        for prompt in rows:
+            prompt.step(layer)
+        layers.append(torch.cat([prompt.hidden for prompt in rows]))
+    return Forward(layers, reference.head(reference.norm(layers[-1])))

@@ -1,0 +1,84 @@
+"""INT4 with compensation: what rounding a column changes of a product is taken back by the columns
+that are not rounded yet, as far as their channels go together (GPTQ, arXiv 2210.17323, section 3).
+
+Shapes: a weight [N, K], G groups of columns.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.engine.weight_schemes import int4_block, int4_scales
+
+__all__ = ["Compensated", "compensated", "inverse_factor"]
+
+_LEAST_DAMPING, _MOST_DAMPING = 0.01, 1.0
+_SHRINKAGE = 0.2
+"""Damping per channel and row: few rows know little of how channels go together, and less damped
+they were believed too much (the tiny target on prompts it had not seen).
+"""
+_LEAST = 1e-9
+
+
+@dataclass(frozen=True)
+class Compensated:
+    """``values`` float32 [N, K], each a whole number times its group's of ``scales`` bfloat16
+    [N, G].
+    """
+
+    values: Tensor
+    scales: Tensor
+
+
+def inverse_factor(products: Tensor, num_rows: int) -> Tensor:
+    """Upper U float32 [K, K] with ``U.T @ U`` the inverse of the mean ``products`` of channels over
+    ``num_rows``, a part of their mean square added to each square: a fifth of K / rows, a hundredth
+    at least, and more until there is an inverse.
+    """
+    mean = products.diagonal().mean().clamp(min=_LEAST)
+    damping = min(_MOST_DAMPING, max(_LEAST_DAMPING, _SHRINKAGE * len(products) / num_rows))
+    while True:
+        damped = products.clone()
+        damped.diagonal().add_(damping * mean)
+        factor, failed = torch.linalg.cholesky_ex(damped)
+        if not failed:
+            upper, failed = torch.linalg.cholesky_ex(torch.cholesky_inverse(factor), upper=True)
+        if not failed:
+            inverse: Tensor = upper
+            return inverse
+        assert damping < 100 * _MOST_DAMPING, "products of channels are no numbers"
+        damping *= 10
+
+
+def compensated(weight: Tensor, factor: Tensor, importance: Tensor) -> Compensated:
+    """Round ``weight`` float32 [N, K] from left to right.
+
+    Args:
+        factor: ``inverse_factor`` of the products of its input's channels.
+        importance: [K], mean squares of the channels, by which scales are chosen.
+    """
+    block = int4_block(weight.shape[1])
+    left = weight.T.contiguous()  # [K, N]: a column's numbers beside each other
+    values, scales = torch.empty_like(left), []
+    for start in range(0, len(left), block):
+        group = slice(start, start + block)
+        scales.append(int4_scales(left[group].T.contiguous(), block, importance[group]))
+        wide = scales[-1].float()[:, 0]
+        changes = _round_group(left[group], factor[group, group], wide, values[group])
+        left[group.stop :].addmm_(factor[group, group.stop :].T, changes, alpha=-1)
+    return Compensated(values.T.contiguous(), torch.cat(scales, dim=1))
+
+
+def _round_group(left: Tensor, factor: Tensor, scale: Tensor, values: Tensor) -> Tensor:
+    """Round ``left`` [block, N] into ``values``; returns the changes [block, N], in units of
+    ``factor``'s diagonal.
+    """
+    changes = torch.empty_like(left)
+    for i, column in enumerate(left):
+        torch.mul((column / scale).round_().clamp_(-8, 7), scale, out=values[i])
+        torch.div(column - values[i], factor[i, i], out=changes[i])
+        left[i + 1 :].addr_(factor[i, i + 1 :], changes[i], alpha=-1)
+    return changes

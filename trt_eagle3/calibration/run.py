@@ -1,0 +1,105 @@
+"""calibrate: a 16-bit target and prompts become a ``Calibration``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.calibration.activations import LayerActivations, RowStatistics
+from trt_eagle3.calibration.layer import MadeWeights, layer_scales, quantise_head, quantise_layer
+from trt_eagle3.calibration.prompt_rows import PromptRows, encode_prompts
+from trt_eagle3.calibration.prompts import CalibrationPrompts
+from trt_eagle3.checkpoint.target import TargetCheckpoint
+from trt_eagle3.engine.calibration import Calibration, ChannelScales
+from trt_eagle3.families.registry import family_of
+
+if TYPE_CHECKING:
+    from trt_eagle3.parity.reference.target import TargetLayer, TargetReference
+
+__all__ = ["calibrate"]
+
+
+def calibrate(
+    spec: TargetCheckpoint,
+    prompts: CalibrationPrompts,
+    device: str,
+    scratch: Path,
+    show: Callable[[str], object] = str,
+    *,
+    head: bool = False,
+) -> Calibration:
+    """Run the target over ``prompts`` in float32, its layers streamed from the checkpoint, and
+    quantise each to INT4 by what it has seen.
+
+    Args:
+        device: ``cpu`` or ``cuda``. scratch: a folder for the weights of each layer.
+        show: told how far it is. head: quantise the head too.
+    Raises:
+        UserError: a file of the checkpoint that cannot be read, or no room on the disk.
+    """
+    reference = family_of(spec).reference(spec, torch.float32, device)
+    show(f"images of {prompts}")
+    rows = encode_prompts(reference, prompts)
+    run = _Run(spec, reference, rows, prompts.num_tokens, scratch)
+    for layer in reference.layers():
+        show(f"decoder layer {layer.index + 1} of {spec.num_layers}")
+        run.step(layer)
+    if head:
+        show("head")
+        run.quantise_head()
+    return run.result(len(prompts.inputs))
+
+
+@dataclass
+class _Run:
+    """The layers, one after the other; every prompt's rows go through each."""
+
+    spec: TargetCheckpoint
+    reference: TargetReference
+    prompts: list[PromptRows]
+    num_tokens: int
+    scratch: Path
+    scales: dict[str, Tensor] = field(default_factory=dict)
+    weights: MadeWeights = field(default_factory=dict)
+    k_amax: list[Tensor] = field(default_factory=list)
+    v_amax: list[Tensor] = field(default_factory=list)
+
+    def step(self, layer: TargetLayer) -> None:
+        """Run a layer, and quantise it."""
+        index = layer.index
+        found = LayerActivations(self.spec.layers[index], index, self.num_tokens)
+        for prompt in self.prompts:
+            found.add(prompt.step(layer))
+        weights = layer.weights()
+        own = dict(layer_scales(self.spec, index, weights, found.inputs))
+        scales = ChannelScales(self.spec, own)
+        file = self.scratch / f"layer-{index}.safetensors"
+        self.weights |= quantise_layer(index, weights, found.inputs, scales, file)
+        self.scales |= own
+        self.k_amax.append(found.k_amax)
+        self.v_amax.append(found.v_amax(own.get(f"layers.{index}.self_attn.v_proj.weight")))
+
+    def quantise_head(self) -> None:
+        """By the last norm's rows."""
+        inputs = RowStatistics(self.num_tokens)
+        for prompt in self.prompts:
+            inputs.add(self.reference.norm(prompt.hidden))
+        ref = self.spec.tensors["lm_head.weight"]
+        file = self.scratch / "head.safetensors"
+        self.weights |= quantise_head(ref, inputs, file)
+
+    def result(self, num_prompts: int) -> Calibration:
+        """What was found."""
+        return Calibration(
+            ChannelScales(self.spec, self.scales),
+            self.weights,
+            torch.stack(self.k_amax),
+            torch.stack(self.v_amax),
+            num_prompts,
+            self.num_tokens,
+        )

@@ -1,0 +1,136 @@
+"""Calibration: what a target's activations made of its weights; ``calibration/`` finds it.
+
+Scaling: a weight's columns are multiplied by scales s and what makes its input is divided by them,
+so that the product is the same and the columns that matter are rounded less (AWQ, arXiv 2306.00978,
+section 3.2). What makes the input is a norm, whose weight is divided, or a projection, whose rows
+are: the graph stays as it is.
+
+Shapes: K input channels of a weight [N, K].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from torch import Tensor
+
+from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.spec import LayerSpec, TargetSpec
+
+__all__ = ["Calibration", "ChannelScales", "Fold", "folds_of_layer"]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A place where scales can be folded in.
+
+    Attributes:
+        producer: canonical name of what is divided: a norm's weight, or a projection's, by rows.
+        consumers: of the weights whose columns are multiplied.
+        heads, head_dim, repeats: of the producer's channels, where each head of values is read by
+            so many heads of queries; 1 everywhere else.
+    """
+
+    producer: str
+    consumers: tuple[str, ...]
+    heads: int = 1
+    head_dim: int = 1
+    repeats: int = 1
+
+    def to_columns(self, scales: Tensor) -> Tensor:
+        """[K] of the consumers' columns, of ``scales`` of the producer's channels."""
+        if self.repeats == 1:
+            return scales
+        by_head = scales.view(self.heads, self.head_dim)
+        return by_head.repeat_interleave(self.repeats, dim=0).flatten()
+
+    def to_channels(self, columns: Tensor) -> Tensor:
+        """Of the producer's channels: the mean of the columns [K] that each becomes."""
+        if self.repeats == 1:
+            return columns
+        return columns.view(self.heads, self.repeats, self.head_dim).mean(dim=1).flatten()
+
+
+def folds_of_layer(layer: LayerSpec, index: int) -> list[Fold]:
+    """Where the scales of decoder layer ``index`` go: q, k, v; o; gate, up; down.
+
+    A layer whose values have a bias has no scales for o: the bias would have to be divided too.
+    """
+    prefix, mixer = f"layers.{index}.", layer.mixer
+    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+    found = [
+        _fold(f"{prefix}input_layernorm", *(f"{attention}{p}_proj" for p in "qkv")),
+        _fold(f"{prefix}post_attention_layernorm", f"{mlp}gate_proj", f"{mlp}up_proj"),
+        _fold(f"{mlp}up_proj", f"{mlp}down_proj"),
+    ]
+    if not mixer.qkv_bias:
+        names = f"{attention}v_proj.weight", (f"{attention}o_proj.weight",)
+        repeats = mixer.num_heads // mixer.num_kv_heads
+        found.append(Fold(*names, mixer.num_kv_heads, mixer.head_dim, repeats))
+    return found
+
+
+def _fold(producer: str, *consumers: str) -> Fold:
+    return Fold(f"{producer}.weight", tuple(f"{name}.weight" for name in consumers))
+
+
+@dataclass(frozen=True)
+class ChannelScales:
+    """Scales of a target.
+
+    ``by_producer``: canonical name of a fold's producer -> float32, one of each of its channels.
+    """
+
+    spec: TargetSpec
+    by_producer: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def columns(self, name: str) -> Tensor | None:
+        """float32 [K]: what the columns of a weight are multiplied by."""
+        return self._columns.get(name)
+
+    def rows(self, name: str) -> Tensor | None:
+        """float32 [N]: what the rows of a weight, or the numbers of a norm's, are divided by."""
+        return self.by_producer.get(name)
+
+    def scaled(self, name: str, values: Tensor) -> Tensor:
+        """A weight [N, K], or a norm's, with the scales in it."""
+        rows, columns = self.rows(name), self.columns(name)
+        if columns is not None:
+            values = values * columns.to(values.device)
+        if rows is None:
+            return values
+        own = rows.to(values.device)
+        return values / (own[:, None] if values.ndim > 1 else own)
+
+    @cached_property
+    def _columns(self) -> dict[str, Tensor]:
+        return dict(self._pairs())
+
+    def _pairs(self) -> Iterator[tuple[str, Tensor]]:
+        for index, layer in enumerate(self.spec.layers):
+            for fold in folds_of_layer(layer, index):
+                if fold.producer in self.by_producer:
+                    columns = fold.to_columns(self.by_producer[fold.producer])
+                    yield from ((name, columns) for name in fold.consumers)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What calibration found.
+
+    Attributes:
+        scales: of the target's channels. weights: canonical name of a weight -> its tensors on
+            disk, by the last part of their names, quantised with the scales in it.
+        k_amax, v_amax: float32 [layers, kv heads]: the largest absolute key and value of each head,
+            with the scales in it.
+        num_prompts, num_tokens: that it was made of.
+    """
+
+    scales: ChannelScales
+    weights: Mapping[str, Mapping[str, TensorRef]]
+    k_amax: Tensor
+    v_amax: Tensor
+    num_prompts: int
+    num_tokens: int
