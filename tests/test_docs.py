@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from tests.tiny import ROOT, build_tiny, tiny_config
+from tools.config_reference import page
 from trt_eagle3.cli import cli
 from trt_eagle3.config import config_from_dict
 
@@ -49,6 +50,11 @@ def test_a_command_that_does_not_exist_is_caught() -> None:
     name, *arguments = shlex.split(found[0])
     with pytest.raises(click.NoSuchOption):
         cli.commands[name].parse_args(click.Context(cli.commands[name]), arguments)
+
+
+def test_configuration_page_is_current_and_says_what_every_key_is_for() -> None:
+    assert (ROOT / "docs/config.md").read_text() == page(), "python tools/config_reference.py"
+    assert not re.findall(r"^\| `\w+` \|.*\|  \|$", page(), re.MULTILINE)
 
 
 def test_config_of_the_readme_is_valid() -> None:

@@ -61,15 +61,25 @@ class _Section(BaseModel):
 
 
 class TargetConfig(_Section):
-    """Where the target is: a directory or a Hub id, and for a Hub id its revision."""
+    """The target.
+
+    Attributes:
+        checkpoint: a directory or a Hub id.
+        revision: of a Hub id: a branch, tag or commit. Left out: the newest.
+    """
 
     checkpoint: str
     revision: str | None = None
 
 
 class DraftConfig(_Section):
-    """Where the draft is, and what you know better than its files (``DraftManifest`` fields by
-    name).
+    """The draft.
+
+    Attributes:
+        checkpoint: a directory or a Hub id.
+        revision: of a Hub id: a branch, tag or commit. Left out: the newest.
+        overrides: fields of the draft manifest by name, where you know better than its files;
+            ``build --override`` sets one.
     """
 
     checkpoint: str
@@ -121,16 +131,17 @@ class EngineConfig(_Section):
     """What runs the graphs.
 
     Attributes:
-        backend: a key of ``engine.backend.BACKENDS``, which has defaults and refusals of its own.
+        backend: ``onnxruntime``, ``torch`` or ``tensorrt``; each has defaults of its own.
         device: where; ``cuda`` needs the torch backend, and tensorrt runs nowhere else.
         dtype: the compute type; onnxruntime computes in float32. Left out: float16 for tensorrt,
             float32 elsewhere.
         residual: type of the target's residual stream, ``compute`` = ``dtype``. Qwen3-VL leaves
             float16's range there. Left out: ``float32`` for tensorrt with float16, ``compute``
             elsewhere.
-        weights: quantise the decoder's projections of a 16-bit target at build, without data:
-            ``fp8`` and ``int8`` a scale a row, ``int4`` a scale a group. Head, token table, norms,
-            vision tower and draft stay as they are. Left out: as the checkpoint has them.
+        weights: quantise the decoder's projections of a 16-bit target at build: ``fp8`` and
+            ``int8`` with a scale a row, ``int4`` with a scale a group (``build --calibration``).
+            Head, token table, norms, vision tower and draft stay as they are. Left out: as the
+            checkpoint has them.
         quantise_head: with ``weights``, quantise the head too; a tied one gets numbers of its own
             beside the token table.
         activations: what products with quantised weights read their input as. ``int8``
@@ -279,10 +290,12 @@ class BuildConfig(_Section):
     """One build. Without a draft the bundle decodes plainly.
 
     Attributes:
+        name: of the bundle and its folder.
         split_special_tokens: control tokens (``<|im_start|>``) in the text of a prompt are text;
             false makes tokens of them, which lets whoever writes a prompt forge a system turn.
         prompts: a prompt file, of questions like those that will be asked. The bundle keeps them,
             and ``bench``, ``probe`` and ``validate`` ask them where they are given no others.
+        output: the folder that the bundle's folder is written into.
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]

@@ -23,17 +23,20 @@ Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 
 
 class ServingConfig(BaseModel):
-    """Limits on requests; fields as in ``multimodal.MediaPolicy`` where not said here.
+    """Limits on requests.
 
     Attributes:
         allowed_hosts: hosts that image and video URLs are fetched from; none by default, so data
             URIs only.
+        fetch_timeout_s: how long fetching one of them may take.
         max_media: images and videos of one request. max_media_bytes: of each, encoded.
+        max_pixels: of an image or a video's frame. max_video_frames, max_video_pixels: of a video,
+            all frames together.
         max_prompt_chars: of a request's text, without its images and videos.
         max_stop_words: of a request, and as many stop tokens; the thread that decodes for all looks
             for each.
-        decode_timeout_s, video_timeout_s: as in ``multimodal.MediaPolicy``; a client that sends
-            slow images holds a decoder for so long, of those that its share allows.
+        decode_timeout_s, video_timeout_s: how long decoding an image or a video may take; a client
+            that sends slow images holds a decoder for so long, of those that its share allows.
         max_body_bytes: of an HTTP request to ``trt-eagle3 serve``. max_text_bytes: of these,
             outside of data URIs.
         max_json_values: texts, names, lists, objects and numbers in the JSON of a request.
