@@ -12,12 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 from PIL import Image
 
 from tests.tiny import DRAFT, ROOT, TARGET, build_tiny, tiny_config
-from trt_eagle3.cli import main
+from trt_eagle3.cli import cli, main
 
 
 @dataclass(frozen=True)
@@ -354,3 +355,14 @@ def test_empty_prompt_is_answered_with_a_warning(run: Run, bundle: Path) -> None
     ended = run("generate", bundle, " ", "--max-tokens", 2)
     assert ended.code == 0
     assert "warning: the prompt is empty" in ended.err
+
+
+def test_every_option_is_explained_by_a_phrase_and_fits_a_narrow_terminal() -> None:
+    for name, command in cli.commands.items():
+        context = click.Context(command, info_name=name, terminal_width=60, max_content_width=60)
+        assert max(map(len, command.get_help(context).splitlines())) <= 60, name
+        for option in command.params:
+            if isinstance(option, click.Option):
+                said = option.help or ""
+                assert len(said.split()) >= 4, (name, option.opts)
+                assert re.match(r"([a-z0-9-]+(, [a-z-]+)*: )?[A-Za-z]", said), (name, said)

@@ -36,7 +36,7 @@ _PeerValues = tuple[str, Path | None, Path | None, Path | None]
     metavar="N,N,...",
     default="",
     callback=numbers(int),
-    help="In flight. [default: 1,2,4,8]",
+    help="Keep so many requests in flight.  [default: 1,2,4,8]",
 )
 @click.option(
     "--rate",
@@ -44,37 +44,48 @@ _PeerValues = tuple[str, Path | None, Path | None, Path | None]
     metavar="R,R,...",
     default="",
     callback=numbers(float),
-    help="Poisson arrivals per second.",
+    help="Let so many requests arrive per second (Poisson) instead.",
 )
 @click.option(
     "--requests",
     metavar="N[,N,...]",
     default="",
     callback=numbers(int),
-    help="Per round, of all loads or of each.  [default: 4 x batch, each prompt once]",
+    help="Send so many requests per round, for all loads or each.  [default: 4 x batch, at least "
+    "each prompt once]",
 )
 @click.option(
     "--rounds",
     type=click.IntRange(1),
     default=bench_defaults.ROUNDS,
     show_default=True,
-    help="That count.",
+    help="Measure so many rounds after one that does not count.",
 )
 @click.option(
-    "--max-tokens", type=click.IntRange(2), default=bench_defaults.MAX_TOKENS, show_default=True
+    "--max-tokens",
+    type=click.IntRange(2),
+    default=bench_defaults.MAX_TOKENS,
+    show_default=True,
+    help="Generate at most this many tokens per answer.",
 )
-@click.option("--ignore-eos", is_flag=True, help="Answers of --max-tokens tokens.")
+@click.option(
+    "--ignore-eos",
+    is_flag=True,
+    help="Go on after end tokens: every answer has --max-tokens tokens.",
+)
 @click.option("--prefix-cache", is_flag=True, help="Reuse KV pages of prompts that came before.")
 @click.option(
     "--tune",
     is_flag=True,
-    help="First find what number of draft tokens pays; write it into BUNDLE.",
+    help="First measure what number of draft tokens pays, and write it into BUNDLE.",
 )
-@click.option("--plot", type=click.Path(path_type=Path), help="Write a plot: .png, .svg or .pdf.")
+@click.option(
+    "--plot", type=click.Path(path_type=Path), help="Write a plot to this .png, .svg or .pdf file."
+)
 @click.option(
     "--images",
     is_flag=True,
-    help="Instead: time to the first token of prompts with images and videos.",
+    help="Measure the time to the first token of prompts with images and videos instead.",
 )
 @click.option(
     "--against",
@@ -84,16 +95,19 @@ _PeerValues = tuple[str, Path | None, Path | None, Path | None]
 @click.option(
     "--checkpoint",
     type=click.Path(path_type=Path),
-    help="The peer's target, where it is not where BUNDLE was built from.",
+    help="Give the peer this target, where BUNDLE's is no longer where it was built from.",
 )
 @click.option(
-    "--draft-checkpoint", "draft", type=click.Path(path_type=Path), help="The peer's draft, so too."
+    "--draft-checkpoint",
+    "draft",
+    type=click.Path(path_type=Path),
+    help="Give the peer this draft, likewise.",
 )
 @click.option(
     "--peer-python",
     "python",
     type=click.Path(path_type=Path),
-    help="Python of the environment that has the peer.  [default: this one]",
+    help="Run the peer with this Python.  [default: this one]",
 )
 @json_option
 def bench(

@@ -25,12 +25,12 @@ __all__ = ["build"]
     "config_file",
     required=True,
     type=click.Path(path_type=Path),
-    help="Build config, YAML.",
+    help="Read the build config from this YAML file.",
 )
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
-    help="Folder for the bundle, instead of the config's.",
+    help="Write the bundle into this folder, instead of the config's.",
 )
 @click.option(
     "--weights",
@@ -38,8 +38,8 @@ __all__ = ["build"]
     default="contained",
     show_default=True,
     help=(
-        "contained: reflink, hard link or copy into the bundle; reference: leave them where they "
-        "are."
+        "Where weights lie. contained: linked or copied into the bundle; reference: left in the "
+        "checkpoints."
     ),
 )
 @click.option(

@@ -55,9 +55,9 @@ def inspect(target: str, draft: str | None, overrides: tuple[str, ...], as_json:
     "--to",
     required=True,
     type=click.Choice(["specforge", "speculators", "modelopt", "tensorrt-llm"]),
-    help="Layout.",
+    help="Write this producer's layout.",
 )
-@click.option("--target", help="The draft's target, where a default follows from it.")
+@click.option("--target", help="Read defaults that follow from the target from this one.")
 @override_option
 @json_option
 def convert_draft(

@@ -33,7 +33,7 @@ bundle_argument = click.argument("bundle", type=click.Path(path_type=Path))
 prompts_option = click.option(
     "--prompts",
     type=click.Path(path_type=Path),
-    help="JSON list of prompts, instead of the bundled ones.",
+    help="Ask the prompts of this JSON file, instead of those that the bundle keeps.",
 )
 override_option = click.option(
     "--override",
@@ -50,7 +50,7 @@ def set_option(help: str) -> Callable[[Any], Any]:
 
 
 json_option = click.option(
-    "--json", "as_json", is_flag=True, help="One JSON object on stdout; logs on stderr."
+    "--json", "as_json", is_flag=True, help="Print one JSON object on stdout, and logs on stderr."
 )
 
 

@@ -23,17 +23,29 @@ __all__ = ["generate"]
 @bundle_argument
 @click.argument("prompt")
 @click.option(
-    "--image", "images", multiple=True, help="An image file, data URI or URL; may be repeated."
+    "--image",
+    "images",
+    multiple=True,
+    help="Show it this image, a file, data URI or URL; may be repeated.",
 )
 @click.option(
     "--allow-host",
     "hosts",
     multiple=True,
-    help="A host that URLs are fetched from; may be repeated.",
+    help="Fetch URLs from this host; may be repeated.",
 )
-@click.option("--video", "videos", multiple=True, help="A folder of frames or a file.")
-@click.option("--max-tokens", default=256, show_default=True, help="At most this many new tokens.")
-@click.option("--temperature", default=0.0, show_default=True, help="Of sampling; 0 is greedy.")
+@click.option(
+    "--video",
+    "videos",
+    multiple=True,
+    help="Show it this video, a folder of frames or a file; may be repeated.",
+)
+@click.option(
+    "--max-tokens", default=256, show_default=True, help="Generate at most this many tokens."
+)
+@click.option(
+    "--temperature", default=0.0, show_default=True, help="Sample at this temperature; 0 is greedy."
+)
 @click.option(
     "--top-k", default=0, show_default=True, help="Sample from the likeliest tokens only; 0 is all."
 )
@@ -44,16 +56,28 @@ __all__ = ["generate"]
     "--min-p",
     default=0.0,
     show_default=True,
-    help="Sample from tokens of this share of the likeliest.",
+    help="Sample from tokens with at least this share of the likeliest token's chance.",
 )
 @click.option(
-    "--repetition-penalty", default=1.0, show_default=True, help="Of tokens in prompt or answer."
+    "--repetition-penalty",
+    default=1.0,
+    show_default=True,
+    help="Divide the chance of tokens in prompt or answer by this.",
 )
-@click.option("--presence-penalty", default=0.0, show_default=True, help="Of tokens in the answer.")
-@click.option("--seed", type=int, help="Of the random numbers: the same seed, the same answer.")
-@click.option("--stop", multiple=True, help="A text that ends the answer; may be repeated.")
-@click.option("--no-speculation", is_flag=True, help="Decode plainly; the answer is the same.")
-@click.option("--stats", is_flag=True, help="Print limits, speed and acceptance.")
+@click.option(
+    "--presence-penalty",
+    default=0.0,
+    show_default=True,
+    help="Lower the logits of tokens in the answer by this.",
+)
+@click.option(
+    "--seed", type=int, help="Seed the random numbers: the same seed gives the same answer."
+)
+@click.option("--stop", multiple=True, help="End the answer at this text; may be repeated.")
+@click.option(
+    "--no-speculation", is_flag=True, help="Decode without the draft; the answer is the same."
+)
+@click.option("--stats", is_flag=True, help="Print limits, speed and acceptance length.")
 @json_option
 def generate(
     bundle: Path,

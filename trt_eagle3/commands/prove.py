@@ -30,33 +30,40 @@ __all__ = ["probe", "validate"]
     type=click.Choice(SUITES),
     default="quick",
     show_default=True,
-    help="The bundled prompts.",
+    help="Ask the short or the full set of bundled prompts.",
 )
 @prompts_option
 @click.option(
-    "--compare", is_flag=True, help="Two bundles A B: hold B against A instead of PyTorch."
+    "--compare", is_flag=True, help="Take two bundles A B, and hold B against A instead of PyTorch."
 )
 @click.option(
     "--target-only",
     is_flag=True,
-    help="With --compare: leave the drafts out, as where only one has one.",
+    help="With --compare, leave the drafts out, as where only one bundle has one.",
 )
-@click.option("--target", help="The target's checkpoint, if it is not where the build found it.")
-@click.option("--draft", help="The draft's checkpoint, likewise.")
+@click.option(
+    "--target",
+    help="Read the target's checkpoint here, if it is no longer where it was built from.",
+)
+@click.option("--draft", help="Read the draft's checkpoint here, likewise.")
 @click.option(
     "--original",
-    help="The 16-bit checkpoint of a quantised target: the report says what quantisation costs.",
+    help="Compare a quantised target with this 16-bit checkpoint: what quantisation costs.",
 )
 @click.option(
-    "--thresholds", type=click.Path(path_type=Path), help="YAML mapping of tolerances to values."
+    "--thresholds", type=click.Path(path_type=Path), help="Read tolerances from this YAML file."
 )
-@click.option("--float64", is_flag=True, help="Compute the reference in float64; for small models.")
+@click.option(
+    "--float64", is_flag=True, help="Compute the reference in float64, which is for small models."
+)
 @click.option(
     "--output",
     type=click.Path(path_type=Path),
-    help="Folder for the report, instead of BUNDLE/parity.",
+    help="Write the report into this folder, instead of BUNDLE/parity.",
 )
-@click.option("--junit", type=click.Path(path_type=Path), help="Write the checks as JUnit XML too.")
+@click.option(
+    "--junit", type=click.Path(path_type=Path), help="Write the checks to this JUnit XML file too."
+)
 @json_option
 def validate(
     bundles: tuple[Path, ...],
@@ -89,7 +96,7 @@ def validate(
     "--max-tokens",
     default=MAX_TOKENS,
     show_default=True,
-    help="At most this many tokens per answer.",
+    help="Generate at most this many tokens per answer.",
 )
 @override_option
 @json_option

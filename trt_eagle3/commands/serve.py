@@ -25,28 +25,32 @@ __all__ = ["deploy", "serve"]
 @click.command()
 @bundle_argument
 @click.option(
-    "--repository", required=True, type=click.Path(path_type=Path), help="Folder to write to."
+    "--repository", required=True, type=click.Path(path_type=Path), help="Write to this folder."
 )
 @click.option(
     "--target",
     type=click.Choice(["triton", "tensorrt-llm", "vllm"]),
     default="triton",
     show_default=True,
-    help="What will serve it.",
+    help="Write for this server.",
 )
-@click.option("--name", help="triton: what requests call the model; the bundle's name by default.")
+@click.option(
+    "--name", help="triton: let requests call the model this.  [default: the bundle's name]"
+)
 @click.option(
     "--env",
     "environment",
-    help="triton: whose Python runs it: server, interpreter, or a packed .tar.gz.",
+    help="triton: run it with this Python: server, interpreter, or a packed .tar.gz.",
 )
-@click.option("--image", help="triton: the Triton image that containers are built on.")
+@click.option("--image", help="triton: build containers on this Triton image.")
 @set_option("triton: set a limit on requests, such as max_media=4; may be repeated.")
-@click.option("--runtime-version", help="tensorrt-llm: its version, 1.2 or 1.4.")
+@click.option("--runtime-version", help="tensorrt-llm: write for this version, 1.2 or 1.4.")
 @click.option(
-    "--tensor-parallel-size", type=int, help="tensorrt-llm, vllm: GPUs that share the target."
+    "--tensor-parallel-size",
+    type=int,
+    help="tensorrt-llm, vllm: share each copy of the target among so many GPUs.",
 )
-@click.option("--data-parallel-size", type=int, help="vllm: copies of the target.")
+@click.option("--data-parallel-size", type=int, help="vllm: run so many copies of the target.")
 @json_option
 def deploy(bundle: Path, repository: Path, target: str, as_json: bool, **options: Any) -> None:
     """Write a Triton model repository with BUNDLE in it, or the input of another runtime."""
@@ -78,62 +82,66 @@ def deploy(bundle: Path, repository: Path, target: str, as_json: bool, **options
     "--host",
     default="127.0.0.1",
     show_default=True,
-    help="Address to listen on; 0.0.0.0 is everybody.",
+    help="Listen on this address; 0.0.0.0 is open to everybody.",
 )
 @click.option(
-    "--port", type=click.IntRange(1, 65535), default=8000, show_default=True, help="To listen on."
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=8000,
+    show_default=True,
+    help="Listen on this port.",
 )
 @click.option(
     "--api-key",
     envvar="TRT_EAGLE3_API_KEY",
-    help="What clients must send; better as TRT_EAGLE3_API_KEY.",
+    help="Answer only clients that send this key; safer in TRT_EAGLE3_API_KEY.",
 )
 @click.option(
     "--served-model-name",
     "names",
     multiple=True,
-    help="What requests call the model, in place of the bundle's name; may be repeated.",
+    help="Let requests call the model this, instead of the bundle's name; may be repeated.",
 )
 @click.option(
     "--allow-host",
     "hosts",
     multiple=True,
-    help="A host that images are fetched from, such as *.example.com; may be repeated.",
+    help="Fetch images from this host, such as *.example.com; may be repeated.",
 )
 @click.option(
     "--cors-origin",
     "cors_origins",
     multiple=True,
-    help="An origin whose web pages may ask, or * for all; may be repeated.",
+    help="Let web pages of this origin ask, or * for all; may be repeated.",
 )
 @click.option(
     "--tls-cert",
     type=click.Path(path_type=Path),
-    help="PEM file of the certificate chain, for HTTPS.",
+    help="Serve HTTPS with the certificate chain in this PEM file.",
 )
 @click.option(
-    "--tls-key", type=click.Path(path_type=Path), help="PEM file of the certificate's key."
+    "--tls-key",
+    type=click.Path(path_type=Path),
+    help="Read the certificate's key from this PEM file.",
 )
 @click.option(
     "--log-level",
     type=click.Choice(LOG_LEVELS),
     default="info",
     show_default=True,
-    help="The least that is logged.",
+    help="Log what is at least this grave.",
 )
-@click.option(
-    "--access-log/--no-access-log", default=True, help="Whether to log a line for each request."
-)
-@click.option("--chat-page/--no-chat-page", default=True, help="Whether / is a page to chat on.")
+@click.option("--access-log/--no-access-log", default=True, help="Log a line for each request.")
+@click.option("--chat-page/--no-chat-page", default=True, help="Serve a page to chat on at /.")
 @click.option(
     "--strict-fields",
     is_flag=True,
-    help="Refuse fields of requests that are not known, rather than ignore them.",
+    help="Refuse unknown fields of requests, rather than ignore them.",
 )
 @click.option(
     "--generation-config/--no-generation-config",
     default=True,
-    help="Whether requests sample as the checkpoint's generation_config.json says.",
+    help="Sample as the checkpoint's generation_config.json says where a request does not.",
 )
 @set_option("Set a limit on requests, such as max_media=4; may be repeated.")
 def serve(
