@@ -33,6 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("bench",),
     ("commands",),
     ("cli",),
+    ("program",),
 )
 # A config asks the backend that it names, whose object is light, what it can run.
 EXCEPTIONS = {"config imports engine.backend"}

@@ -6,6 +6,7 @@ import http.client
 import json
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
@@ -178,6 +179,36 @@ def test_serve_says_where_it_answers_and_sigterm_lets_a_stream_end(bundle: Path)
         assert process.wait(30) == 0
         assert process.stderr is not None
         assert "What is 12 plus 30?" in process.stderr.read()  # log_prompts asked for it
+
+
+def test_second_ctrl_c_ends_the_server_at_once_and_without_a_traceback(bundle: Path) -> None:
+    with serving(bundle) as (process, port), closing(ask(port, stream=True)) as connection:
+        answer = connection.getresponse()
+        answer.readline()
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(15) == 130
+        assert process.stderr is not None
+        said = process.stderr.read()
+        assert said.endswith("interrupted\n")
+        assert "Traceback" not in said
+
+
+def test_ctrl_c_while_the_program_is_imported_is_one_line() -> None:
+    code = (
+        "import os, signal, sys\n"
+        "class Interrupt:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'trt_eagle3.commands':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupt())\n"
+        "from trt_eagle3.program import main\n"
+        "main()\n"
+    )
+    program = [sys.executable, "-c", code]
+    found = subprocess.run(program, capture_output=True, text=True, timeout=60, check=False)
+    assert (found.returncode, found.stderr) == (130, "interrupted\n")
 
 
 def test_answers_that_are_not_ready_when_the_server_must_stop_end_with_an_error(

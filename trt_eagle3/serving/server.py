@@ -11,6 +11,7 @@ import socket
 import ssl
 import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from trt_eagle3.decode.llm import LLM, load
@@ -133,6 +134,12 @@ class Server(uvicorn.Server):
         """By which requests may call the model."""
         return self._front.names
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal drains; after a second Ctrl-C nobody is waited for."""
+        super().handle_exit(sig, frame)
+        if self.force_exit:  # uvicorn would log each request that it cuts off as an error
+            logging.getLogger("uvicorn.error").disabled = True
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Refuse bodies that are still coming, wait for answers, and then drop whoever is left."""
         loop, connections = asyncio.get_running_loop(), self.server_state.connections
@@ -145,6 +152,7 @@ class Server(uvicorn.Server):
         try:
             await super().shutdown(sockets)
         finally:
+            drop_all(self.server_state.connections)
             sweeping.cancel()
             for end in ends:
                 end.cancel()

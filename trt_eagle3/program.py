@@ -1,0 +1,28 @@
+"""The program ``trt-eagle3``: the command line, and Ctrl-C from its first moment on."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+__all__ = ["main"]
+
+_INTERRUPTED = 130  # as shells have it
+
+
+def main() -> None:
+    """Run the command line. Importing it takes a second, in which Ctrl-C ends the process."""
+    before = signal.signal(signal.SIGINT, _end)
+    from trt_eagle3.cli import main as run
+
+    signal.signal(signal.SIGINT, before)
+    run()
+
+
+def _end(_signal: int, _frame: object) -> None:
+    os.write(2, b"interrupted\n")
+    os._exit(_INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()
