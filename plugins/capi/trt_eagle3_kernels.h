@@ -101,8 +101,8 @@ te3_status te3_qk_norm_mrope(const te3_qk_norm_mrope_args* args, void* stream);
  * cache, nobody sees them, their output is 0. With TE3_MASK_CAUSAL token i sees every slot up to
  * its own; tree_mask.data may be null, its shape is still read. From S = 256 on rows of the
  * batch may share pages: each sees what the others write. With kv_scales the caches hold e4m3
- * numbers, which times their head's scale are keys and values; new ones are divided by it, in
- * float32, rounded to nearest even, and what is larger than 448 becomes 448. */
+ * numbers, which times their head's scale are keys and values; new ones times its inverse, in
+ * float32, are rounded to nearest even, and what is larger than 448 becomes 448. */
 typedef struct te3_tree_attention_args {
   te3_tensor q;             /* T [N, Hq * D] */
   te3_tensor k;             /* T [N, Hkv * D] */
@@ -209,12 +209,14 @@ te3_status te3_kv_move(const te3_kv_move_args* args, void* stream);
  * 128 columns or all. TE3_NOT_SUPPORTED for float32 and more than 64 rows; before Hopper for
  * more than 16, or where x does not fit into shared memory. K must be a multiple of 128, N of
  * 16. The weight is exact in T, sums and scales are float32. prefetch_safe as linear's, of
- * weight and scales. */
+ * weight and scales. Of `following`, any tensor that nobody writes, the first bytes are brought
+ * into the L2 cache. */
 typedef struct te3_linear_fp8_args {
   te3_tensor x;          /* T [M, K] */
   te3_tensor weight;     /* float8_e4m3fn [N, K], packed */
   te3_tensor scale;      /* float32 [N or ceil(N / 128) or 1, 1 or K / 128] */
   te3_tensor y;          /* T [M, N] */
+  te3_tensor following;  /* what the product after this one reads first; or null data */
   int32_t prefetch_safe;
 } te3_linear_fp8_args;
 
@@ -226,6 +228,7 @@ typedef struct te3_linear_int8_args {
   te3_tensor weight;     /* uint8 [N, K], packed codes */
   te3_tensor scale;      /* float32 [N or ceil(N / 128) or 1, 1 or K / 128] */
   te3_tensor y;          /* T [M, N] */
+  te3_tensor following;  /* what the product after this one reads first; or null data */
   int32_t prefetch_safe;
 } te3_linear_int8_args;
 
@@ -234,13 +237,15 @@ te3_status te3_linear_int8(const te3_linear_int8_args* args, void* stream);
 /* y = x . ((weight - zero_point) * scale)^T for a few rows of x; groups of 32, 64 or 128
  * columns. TE3_NOT_SUPPORTED for float32 and more than 64 rows; before Hopper for more than 16,
  * or where x does not fit into shared memory. K must be a multiple of 128, N of 16. The weight
- * is exact in T, sums and scales are float32. prefetch_safe as linear's, of weight and scales. */
+ * is exact in T, sums and scales are float32. prefetch_safe as linear's, of weight and scales.
+ * Of `following`, any tensor that nobody writes, the first bytes are brought into the L2 cache. */
 typedef struct te3_linear_int4_args {
   te3_tensor x;          /* T [M, K] */
   te3_tensor weight;     /* int32 [N, K / 8], packed codes 0 to 15 */
   te3_tensor scale;      /* float16 or bfloat16 [N, K / group] */
   te3_tensor zero_point; /* uint8 [N, K / group], 0 to 15; null data: 8 */
   te3_tensor y;          /* T [M, N] */
+  te3_tensor following;  /* what the product after this one reads first; or null data */
   int32_t prefetch_safe;
 } te3_linear_int4_args;
 

@@ -111,7 +111,11 @@ struct PackedReader {
       if (slot == end) slot -= Block::Slots * Block::SlotBytes;
       if (--left == 0) {
         tile += s.groups;
-        set(w, s);
+        if (tile < s.num_tiles) {
+          set(w, s);
+        } else {
+          prefetch_next(w, Block::Warps);
+        }
       }
     }
     copy_async_commit();

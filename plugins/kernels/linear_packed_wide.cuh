@@ -173,6 +173,7 @@ struct PackedWideLoop {
   // Starts the copies of this warp's span of stage i.
   __device__ __forceinline__ void copy_span(PackedPlace<Format>& place, int i) const {
     if (i < s.count) place.copy(w, shared_address(slots) + i % Tile::Slots * Tile::SlotBytes);
+    if (i + 1 == s.count) prefetch_next(w, Tile::Warps);
     place.move(w, kPackedSpan);
     copy_async_commit();
   }
@@ -285,15 +286,19 @@ struct PackedWideGrid {
   float us;
 };
 
-// Estimates a launch: waves of blocks, each bound by what a block reads through the L2 cache or by what all read from
-// memory. The rates are an H200's; only their ratio counts.
+// Estimates a launch: waves of blocks, of whose stages each takes as long as a warp's chain of loads, conversions and
+// products, as all warps' instructions, as what a block reads through the L2 cache, or as what all read from memory.
+// The rates are an H200's; only their ratio counts.
 inline float packed_wide_us(const LinearParams& p, int bits, int tokens, int rows, int cluster, int clusters) {
-  constexpr float kBlockBytesPerUs = 50e3f, kChipBytesPerUs = 4.3e6f, kLaunchUs = 2.0f;
+  constexpr float kBlockBytesPerUs = 80e3f, kChipBytesPerUs = 4.1e6f, kLaunchUs = 2.0f, kMergeUs = 0.7f;
+  constexpr float kChainUs = 0.36f, kInstructionsUs = 0.17f;
   const int stages = ceil_div(p.inner / kPackedSpan, cluster), tiles = ceil_div(p.outer, rows);
   const int waves = ceil_div(tiles, clusters);
-  const float weight = rows * kPackedSpan / 8.0f * bits * stages, x = 256.0f * tokens * stages;
+  const float weight = rows * kPackedSpan / 8.0f * bits, x = 256.0f * tokens;
   const float at_once = static_cast<float>(std::min(tiles, clusters) * cluster);
-  return waves * (kLaunchUs + std::max((weight + x) / kBlockBytesPerUs, weight * at_once / kChipBytesPerUs));
+  const float computing = std::max(kChainUs, rows / 64 * kInstructionsUs);
+  const float reading = std::max((weight + x) / kBlockBytesPerUs, weight * at_once / kChipBytesPerUs);
+  return waves * (kLaunchUs + (cluster > 1 ? kMergeUs : 0.0f) + stages * std::max(computing, reading));
 }
 
 template <typename Format, int kWarpgroups, int kTokens>
