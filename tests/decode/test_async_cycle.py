@@ -26,10 +26,11 @@ from tests.decode.scheduling import (
 )
 from tests.tiny import build_tiny
 from trt_eagle3 import load
-from trt_eagle3.decode import async_cycle
+from trt_eagle3.decode import async_cycle, decoder
 from trt_eagle3.decode.accept import accept
 from trt_eagle3.decode.adaptive_plan import AdaptivePlan
 from trt_eagle3.decode.async_cycle import AsyncCycles
+from trt_eagle3.decode.decoder import Decoder
 from trt_eagle3.decode.device_batch import BATCH_SIZES, batch_sizes, padded_size
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.outcome import Outcome, accept_greedy, greedy_tokens, is_chain
@@ -204,6 +205,29 @@ def test_trees_are_proposed_before_the_host_waits(monkeypatch: pytest.MonkeyPatc
     for _ in range(3):
         scheduler.step()
     assert done == ["forward", "propose", "wait"] * 3
+
+
+def test_drafts_of_plain_sequences_catch_up_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All at once would be a pause for everybody; what is kept for them stays bounded."""
+    monkeypatch.setattr(decoder, "MAX_DEFERRED", 8)
+    monkeypatch.setattr(decoder, "_CATCH_UP_WINDOW", 2)
+    pool = fixed_pool()
+    scheduler = make_scheduler(pool, None, lambda _: None, chunk=64)
+    asked = [sequence(i, pool) for i in (0, 2, 5)]
+    for s in asked:
+        scheduler.add(s)
+    caught_up = count_calls(monkeypatch, Decoder, "_run_deferred")
+    together = list[int]()
+    while len(asked[0].tokens) < 24:
+        before = len(caught_up)
+        scheduler.step()
+        together.append(sum(len(sequences) for sequences, _ in caught_up[before:]))
+        assert all(len(s.deferred) <= 8 for s in asked)
+    assert max(together) == 1
+    assert sum(together) >= 6
+    assert all(s.draft_length + len(s.deferred) == s.length for s in asked)
 
 
 def test_shorter_chain_takes_what_was_proposed_for_a_longer_one(

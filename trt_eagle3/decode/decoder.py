@@ -38,6 +38,8 @@ from trt_eagle3.decode.verify import verify_tree
 from trt_eagle3.engine.memory import MAX_DEFERRED
 from trt_eagle3.errors import EngineFailedError
 
+_CATCH_UP_WINDOW = 8  # share of the rows that may be kept, within which all sequences catch up
+
 __all__ = ["AnyTree", "Decoder", "Drafting", "no_numbers"]
 
 
@@ -187,8 +189,9 @@ class Decoder:
             running = cycles.finish(sequences)  # before the draft catches up, with its row too
             if running is not None:
                 return running
-        most = 0 if tree is not None else min(self.prefill_chunk, MAX_DEFERRED) - 1
-        self._catch_up([s for s in sequences if len(s.deferred) > most])
+        self._catch_up(
+            self._late(sequences) if tree is None else [s for s in sequences if s.deferred]
+        )
         speculating = [i for i, s in enumerate(sequences) if self.speculates(s, tree)]
         if cycles is not None and len(speculating) in (0, len(sequences)):
             return cycles.cycle(sequences, tree if speculating else None)
@@ -325,6 +328,18 @@ class Decoder:
         for i, s in enumerate(sequences):
             if s.draft:
                 s.deferred.append(RowRef(rows, i))
+
+    def _late(self, sequences: Sequence[SequenceState]) -> Sequence[SequenceState]:
+        """Of sequences that decode plainly, those whose draft catches up now: before they lack as
+        many rows as may be kept, a few of them in each cycle.
+        """
+        limit = min(self.prefill_chunk, MAX_DEFERRED)
+        window = limit // _CATCH_UP_WINDOW
+        late = [s for s in sequences if len(s.deferred) >= limit - window]
+        late.sort(key=lambda s: -len(s.deferred))
+        count = -(-len(sequences) // window) if window else len(late)
+        overdue = sum(len(s.deferred) >= limit for s in late)
+        return late[: max(count, overdue)]
 
     def _catch_up(self, sequences: Sequence[SequenceState]) -> None:
         """Give the draft the rows that it was not asked for, those of sequences that lack about

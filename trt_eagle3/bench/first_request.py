@@ -1,0 +1,119 @@
+"""The first request after a start beside the last of a hundred.
+
+``python -m trt_eagle3.bench.first_request``: a pair of a published geometry in bfloat16 with random
+weights, through the real scheduler, which starts as a server does: a short answer, then the CUDA
+graphs of decoding are captured. Requests come one after the other, each with a prompt of its own.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import click
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from trt_eagle3.bench.random_pair import RandomPair, random_pair
+from trt_eagle3.bench.synthetic import size_option
+from trt_eagle3.config import SpeculationConfig
+from trt_eagle3.decode.adaptive_plan import AdaptivePlan
+from trt_eagle3.decode.capture import capture_graphs
+from trt_eagle3.decode.cycle_cost import prior_of
+from trt_eagle3.decode.plan import Plan, widths
+from trt_eagle3.decode.scheduler import Scheduler
+from trt_eagle3.decode.tree import configured_tree
+from trt_eagle3.io.run_command import run_command
+
+__all__ = ["main"]
+
+_CAPTURE_SECONDS = 30.0
+_LATE = 10  # requests that the figure of the last ones is a median of
+
+
+@click.command()
+@size_option
+@click.option("--context", default=1024, show_default=True, help="Tokens of every prompt.")
+@click.option("--tokens", default=24, show_default=True, help="Of every answer, at least.")
+@click.option("--requests", "count", default=100, show_default=True)
+@click.option("--batch", default=16, show_default=True, help="Sequences that graphs are made for.")
+def main(size: str, context: int, tokens: int, count: int, batch: int) -> None:
+    """Print milliseconds to the first token and to the last, of the first requests and the last."""
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
+        room = context + tokens + 64
+        pair = random_pair(Path(folder), size, 16, max_seq_len=room, max_batch_size=batch)
+        engine = _Engine(pair, batch)
+        start = time.perf_counter()
+        engine.answer(8, 8)
+        captured = engine.capture()
+        started = time.perf_counter() - start
+        found = [engine.answer(context, tokens) for _ in range(count)]
+    late = found[-_LATE:]
+    table = Table("request", "first token, ms", "all, ms", "to the last ones")
+    usual = median(f.all_ms for f in late)
+    for name, some in (("1", found[:1]), ("2", found[1:2]), ("3", found[2:3]), ("last ones", late)):
+        first, whole = (median(values) for values in _columns(some))
+        table.add_row(name, f"{first:.1f}", f"{whole:.1f}", f"{whole / usual:.2f}")
+    Console(width=120).print(table, f"start: {captured} sizes captured in {started:.1f} s")
+
+
+@dataclass(frozen=True)
+class _Times:
+    """Milliseconds from a request's arrival."""
+
+    first_ms: float
+    all_ms: float
+
+
+def _columns(found: Sequence[_Times]) -> tuple[list[float], list[float]]:
+    return [f.first_ms for f in found], [f.all_ms for f in found]
+
+
+class _Engine:
+    """A scheduler with an adaptive plan, as a server has it."""
+
+    def __init__(self, pair: RandomPair, batch: int) -> None:
+        self._pair = pair
+        config = SpeculationConfig()
+        tree = configured_tree(config)
+        sizes = widths(tree.num_nodes)
+        self._plan = AdaptivePlan(config, Plan({1: tree}), sizes, prior_of(None, 9e-6), {})
+        self._decoder = pair.decoder(prefill_chunk=2048)
+        self._batch = batch
+        self._scheduler = Scheduler(
+            self._decoder,
+            max_batch_size=batch,
+            tree_for=self._plan.tree_for,
+            observer=self._plan,
+        )
+
+    def capture(self) -> int:
+        """How many batch sizes are ready."""
+        cycles, table_len = self._decoder.async_cycles, self._pair.pool.table_len
+        assert cycles is not None
+        assert table_len is not None
+        cycles.max_batch_size = self._batch
+        return capture_graphs(cycles, self._plan, table_len, _CAPTURE_SECONDS)
+
+    def answer(self, context: int, tokens: int) -> _Times:
+        """Serve one request."""
+        start = time.perf_counter()
+        sequence = self._pair.sequence(context)
+        self._scheduler.add(sequence)
+        while not sequence.tokens:
+            self._scheduler.step()
+        first = time.perf_counter()
+        while len(sequence.tokens) < tokens:
+            self._scheduler.step()
+        end = time.perf_counter()
+        self._scheduler.remove(sequence)
+        return _Times(1e3 * (first - start), 1e3 * (end - start))
+
+
+if __name__ == "__main__":
+    run_command(main)
