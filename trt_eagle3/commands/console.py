@@ -33,7 +33,7 @@ bundle_argument = click.argument("bundle", type=click.Path(path_type=Path))
 prompts_option = click.option(
     "--prompts",
     type=click.Path(path_type=Path),
-    help="JSON list of prompts, instead of the bundled ones.",
+    help="Prompts as a JSON list or one on each line, instead of the bundled ones.",
 )
 override_option = click.option(
     "--override",
