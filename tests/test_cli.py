@@ -73,7 +73,8 @@ def test_build_prints_one_json_object_and_the_bundle_generates(run: Run, tmp_pat
     assert ended.code == 0
     report = json.loads(ended.out)
     assert report["bundle"] == str(tmp_path / "out" / "tiny")
-    assert set(report) == {"bundle", "memory_bytes", "num_bytes", "seconds", "weights"}
+    keys = {"bundle", "calibrated_on", "memory_bytes", "num_bytes", "seconds", "weights"}
+    assert set(report) == keys
     assert report["memory_bytes"]["weights"] > 0
     assert run("generate", report["bundle"], "What is 12 plus 30?").out == "12 plus 30 equals 42.\n"
 

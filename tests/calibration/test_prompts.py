@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from tests.calibration.conftest import MAX_LEN
-from tests.tiny import tiny_config
+from tests.tiny import QUESTIONS, tiny_config
 from trt_eagle3.calibration import prompts as module
 from trt_eagle3.calibration.prompts import CalibrationPrompts, read_prompts
 from trt_eagle3.checkpoint.target import TargetCheckpoint
+from trt_eagle3.cli import main
 from trt_eagle3.errors import UserError
 from trt_eagle3.pipeline import build
 
@@ -108,3 +111,22 @@ def test_interrupted_calibration_leaves_nothing_behind(prompt_file: Path, tmp_pa
         build(config, output=tmp_path, calibration=prompt_file, show=interrupt)
     assert not [path for path in tmp_path.rglob("*") if path.suffix in {".safetensors", ".json"}]
     assert [path.name for path in tmp_path.iterdir() if not path.name.startswith(".")] == []
+
+
+def test_command_calibrates_and_tells_what_it_takes_before_it_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "tiny.yaml"
+    raw = tiny_config(engine={"weights": "int4", "quantise_head": True}).model_dump(mode="json")
+    config.write_text(json.dumps(raw))
+    words = ("build", "--config", config, "--output", tmp_path / "out", "--calibration", QUESTIONS)
+    monkeypatch.setattr(sys, "argv", ["trt-eagle3", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    told = capsys.readouterr()
+    assert re.search(r"calibration: 3 prompts of \d+ tokens; about [\d.]+ GB .* \d+ min", told.err)
+    assert "calibrated on 3 prompts of" in told.out
+    held = [path.name for path in (tmp_path / "out/tiny").rglob("*.safetensors")]
+    assert "quantised-int4.safetensors" in held
+    assert not [name for name in held if name.startswith(("layer-", "head"))]

@@ -147,7 +147,7 @@ def test_text_prompts_say_nothing_of_images(
     ("content", "message"),
     [
         ("{", "not JSON"),
-        ("[]", "expected a JSON list"),
+        ("[]", "in a JSON list or one on each line"),
         ('[{"images": []}]', "entry 0"),
         ('[{"prompt": "hi", "images": "a.png"}]', "images"),
         ('[{"prompt": "hi", "frames": [1]}]', "frames"),

@@ -65,7 +65,7 @@ Ask = Callable[[Question, int, bool], Reply]
     "file",
     required=True,
     type=click.Path(path_type=Path),
-    help="JSON list of prompts.",
+    help="Prompts, a JSON list or one on each line.",
 )
 @click.option(
     "--concurrency", "levels", multiple=True, type=int, default=(1, 4, 8, 16), show_default=True

@@ -49,7 +49,7 @@ _GROWTH = 0.03  # of the memory, from the second fifth of the time to the last
     "file",
     required=True,
     type=click.Path(path_type=Path),
-    help="JSON list of prompts.",
+    help="Prompts, a JSON list or one on each line.",
 )
 @click.option("--minutes", default=10.0, show_default=True)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")

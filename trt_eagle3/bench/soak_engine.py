@@ -70,7 +70,12 @@ class SoakReport:
 
 @click.command()
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--prompts", "file", type=click.Path(path_type=Path), help="JSON list of prompts.")
+@click.option(
+    "--prompts",
+    "file",
+    type=click.Path(path_type=Path),
+    help="Prompts, a JSON list or one on each line.",
+)
 @click.option("--requests", "count", default=2000, show_default=True, type=click.IntRange(100))
 @click.option("--in-flight", default=64, show_default=True, type=click.IntRange(1))
 @click.option("--seed", default=0, show_default=True)

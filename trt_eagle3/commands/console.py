@@ -33,7 +33,7 @@ bundle_argument = click.argument("bundle", type=click.Path(path_type=Path))
 prompts_option = click.option(
     "--prompts",
     type=click.Path(path_type=Path),
-    help="Ask the prompts of this JSON file, instead of those that the bundle keeps.",
+    help="Ask the prompts of this file, JSON or one on each line, instead of the bundle's.",
 )
 override_option = click.option(
     "--override",
