@@ -32,6 +32,7 @@
   X(vision_attention) \
   X(linear) \
   X(linear_fp8) \
+  X(linear_int8) \
   X(linear_int4)
 
 #define TE3_PLUGIN_VERSION "4"

@@ -1,4 +1,5 @@
-// What LinearFp8 and LinearInt4 share: y = x . weight^T with a quantised weight that stays as it is in the engine.
+// What LinearFp8, LinearInt8 and LinearInt4 share: y = x . weight^T with a quantised weight that stays as it is in the
+// engine.
 //
 // A few rows go through our kernels, which read the quantised numbers. For more, as of prompts, the weight is
 // dequantised into the workspace and multiplied by cuBLAS, which sums in float32. Constants carry bytes: codes lie in

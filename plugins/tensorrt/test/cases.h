@@ -127,9 +127,11 @@ inline Sound linear(DataType t, int64_t rows, int64_t inner, int64_t outer) {
   return s;
 }
 
-inline Sound linear_fp8(int64_t rows, int64_t inner, int64_t outer, int64_t scale_rows, int64_t scale_columns) {
+// LinearFp8 or LinearInt8.
+inline Sound byte_linear(const std::string& op, int64_t rows, int64_t inner, int64_t outer, int64_t scale_rows,
+                         int64_t scale_columns) {
   const DataType t = DataType::kHALF;
-  Sound s{"LinearFp8", {{"compute_type", onnx_of(t)}}, {}, {}};
+  Sound s{op, {{"compute_type", onnx_of(t)}}, {}, {}};
   s.in = {{t, {rows, inner}, {std::max<int64_t>(64, rows), inner}},
           {DataType::kINT32, {outer, inner / 4}, {}},
           {DataType::kFLOAT, {scale_rows, scale_columns}, {}}};

@@ -27,7 +27,7 @@ std::vector<Sound> sound_nodes() {
     all.push_back(silu_mul(t, -1, 64));
     all.push_back(vision_attention(t, -1, -1, 2, 72));
   }
-  all.push_back(linear_fp8(-1, 256, 96, 96, 1));
+  for (const char* op : {"LinearFp8", "LinearInt8"}) all.push_back(byte_linear(op, -1, 256, 96, 96, 1));
   for (const bool zeros : {false, true}) all.push_back(linear_int4(-1, 256, 96, 64, zeros));
   return all;
 }
@@ -44,7 +44,7 @@ bool supports_all(driver::Plugin& plugin, const Tensors& all, size_t num_inputs)
 }
 
 void check_creators() {
-  check(stand_in::creators().size() == 9, "nine creators register themselves when the library is loaded");
+  check(stand_in::creators().size() == 10, "ten creators register themselves when the library is loaded");
   const std::vector<std::string> heads = {"num_heads", "num_kv_heads"};
   check(driver::field_names("AddRmsNorm") ==
             std::vector<std::string>{"epsilon", "num_outputs", "compute_type", "x_type", "residual_type"},
@@ -59,7 +59,7 @@ void check_creators() {
         "fields of VisionAttention");
   check(driver::field_names("LinearInt4") == std::vector<std::string>{"compute_type", "scale_type"},
         "fields of LinearInt4");
-  for (const char* op : {"PickRows", "Linear", "LinearFp8", "SiluMul"}) {
+  for (const char* op : {"PickRows", "Linear", "LinearFp8", "LinearInt8", "SiluMul"}) {
     check(driver::field_names(op) == std::vector<std::string>{"compute_type"}, std::string("fields of ") + op);
   }
   check(driver::field_names("NoSuchOp").empty(), "no creator under another name");
@@ -116,8 +116,8 @@ void check_life(const Sound& s) {
   other = bytes;
   other[4] ^= 1;
   refuse(other, "a record of another version", "another version");
-  for (const char* op : {"AddRmsNorm", "QKNormMRope", "TreeAttention", "PickRows", "Linear", "LinearFp8", "LinearInt4",
-                         "SiluMul", "VisionAttention"}) {
+  for (const char* op : {"AddRmsNorm", "QKNormMRope", "TreeAttention", "PickRows", "Linear", "LinearFp8", "LinearInt8",
+                         "LinearInt4", "SiluMul", "VisionAttention"}) {
     if (op == s.op) continue;
     check(driver::deserialize(op, bytes) == nullptr, label(s, std::string("its bytes are none of ") + op));
   }
@@ -245,8 +245,8 @@ void check_refused_sizes() {
                                     tree_attention(t, {2, 3, 3, 4, 16, 160, 4, 2, 64}),
                                     pick_rows(t, 3, 5, 2, 64),
                                     linear(t, 6, 64, 96),
-                                    linear_fp8(6, 256, 96, 96, 1),
-                                    linear_fp8(6, 256, 256, 2, 2),
+                                    byte_linear("LinearFp8", 6, 256, 96, 96, 1),
+                                    byte_linear("LinearInt8", 6, 256, 256, 2, 2),
                                     linear_int4(6, 256, 96, 64, true),
                                     silu_mul(t, 6, 64),
                                     vision_attention(t, 20, 2, 2, 72)};
@@ -369,7 +369,7 @@ void check_workspace() {
   const Sound product = linear(t, -1, 64, 96);
   const size_t bytes = driver::create(product.op, product.fields)->workspace_bytes(product.in, product.out);
   check(bytes == 4u << 20 || bytes == 32u << 20, "Linear: room for cuBLAS");
-  for (const Sound& packed : {linear_fp8(-1, 256, 96, 96, 1), linear_int4(-1, 256, 96, 64, true)}) {
+  for (const Sound& packed : {byte_linear("LinearFp8", -1, 256, 96, 96, 1), linear_int4(-1, 256, 96, 64, true)}) {
     const size_t with_weight = driver::create(packed.op, packed.fields)->workspace_bytes(packed.in, packed.out);
     check(with_weight == bytes + 256 * 96 * 2, packed.op + ": room for cuBLAS and the dequantised weight");
   }

@@ -1,4 +1,4 @@
-// LinearFp8 and LinearInt4 against float64: weights drawn as they are packed, and read by the order that
+// LinearFp8, LinearInt8 and LinearInt4 against float64: weights drawn as they are packed, and read by the order that
 // kernels/packed_weight.cuh states.
 #include <cmath>
 #include <cstring>
@@ -61,10 +61,11 @@ struct Packed {
   std::vector<double> weight;  // [N, K]
 };
 
-Packed draw_fp8(int64_t rows, int64_t scale_rows, int64_t scale_columns) {
-  Packed p{linear_fp8(rows, kInner, kOuter, scale_rows, scale_columns), {}, {}};
+Packed draw_bytes(const std::string& op, int64_t rows, int64_t scale_rows, int64_t scale_columns) {
+  Packed p{byte_linear(op, rows, kInner, kOuter, scale_rows, scale_columns), {}, {}};
+  const bool fp8 = op == "LinearFp8";
   std::vector<unsigned char> bytes = drawn(kOuter * kInner, 256);
-  for (unsigned char& byte : bytes) byte = (byte & 127) == 127 ? 0 : byte;  // no number
+  for (unsigned char& byte : bytes) byte = fp8 && (byte & 127) == 127 ? 0 : byte;  // no number
   Host scale = normal(p.sound.in[2], 0.01);
   p.weight.resize(bytes.size());
   for (int64_t i = 0; i < kOuter * kInner; ++i) {
@@ -72,7 +73,8 @@ Packed draw_fp8(int64_t rows, int64_t scale_rows, int64_t scale_columns) {
     const int64_t column = at / 64 * 64 + at % 16 / 4 * 16 + 2 * lane + at % 2 + at % 4 / 2 * 8;
     const int64_t scale_row = scale_rows == kOuter ? row : scale_rows == 1 ? 0 : row / 128;
     const int64_t scale_column = scale_columns == 1 ? 0 : column / 128;
-    p.weight[row * kInner + column] = e4m3(bytes[i]) * scale[scale_row * scale_columns + scale_column];
+    const double value = fp8 ? e4m3(bytes[i]) : bytes[i] - 128;
+    p.weight[row * kInner + column] = value * scale[scale_row * scale_columns + scale_column];
   }
   p.in = {normal(p.sound.in[0]), words_of(bytes), scale};
   return p;
@@ -126,7 +128,9 @@ void run_packed_cases(bool with_cublas) {
     for (const auto& [scale_rows, scale_columns] :
          {std::pair<int64_t, int64_t>{kOuter, 1}, {1, 1}, {2, kInner / 128}, {kOuter, kInner / 128}}) {
       const std::string scales = std::to_string(scale_rows) + "x" + std::to_string(scale_columns);
-      check_packed(draw_fp8(rows, scale_rows, scale_columns), "LinearFp8 scales=" + scales);
+      for (const std::string op : {"LinearFp8", "LinearInt8"}) {
+        check_packed(draw_bytes(op, rows, scale_rows, scale_columns), op + " scales=" + scales);
+      }
     }
     for (const int64_t group : {32, 64, 128}) {
       for (const bool zeros : {false, true}) {

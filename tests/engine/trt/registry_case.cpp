@@ -58,6 +58,7 @@ int main(int, char** arguments) {
   make(registry, "PickRows");
   make(registry, "Linear");
   make(registry, "LinearFp8");
+  make(registry, "LinearInt8");
   make(registry, "LinearInt4");
   make(registry, "TreeAttention");  // attributes that it needs are missing
   make(registry, "Abacus");

@@ -42,6 +42,7 @@ pytestmark = pytest.mark.trt
 KINDS = {
     "fp8": "LinearFp8",
     "fp8-channel": "LinearFp8",
+    "int8": "LinearInt8",
     "w4a16": "LinearInt4",
     "w4a16-asymmetric": "LinearInt4",
 }

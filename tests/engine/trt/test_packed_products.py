@@ -31,6 +31,7 @@ from trt_eagle3.parity.metrics import relative_error
 KINDS = {
     "fp8": "LinearFp8",
     "fp8-channel": "LinearFp8",
+    "int8": "LinearInt8",
     "w4a16": "LinearInt4",
     "w4a16-asymmetric": "LinearInt4",
 }
@@ -57,7 +58,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Kept]:
 
 
 def products(ready: TrtExport) -> list[onnx.NodeProto]:
-    return [n for n in ready.model.graph.node if n.op_type in {"LinearFp8", "LinearInt4"}]
+    return [n for n in ready.model.graph.node if n.op_type in set(KINDS.values())]
 
 
 def constants(case: Kept) -> dict[str, Tensor]:
@@ -148,7 +149,7 @@ def test_graph_with_packed_products_computes_what_the_dequantised_one_does(
     assert relative_error(other, expected) > 10 * FLOAT16_TOLERANCE
 
 
-@pytest.mark.parametrize("kind", ["gptq-act-order", "int8", "modelopt-nvfp4"])
+@pytest.mark.parametrize("kind", ["gptq-act-order", "modelopt-nvfp4"])
 def test_formats_that_no_plugin_takes_are_dequantised(tmp_path: Path, kind: str) -> None:
     ready = exported(tmp_path, kind)
     assert keep_packed_products(ready, REFERENCE_ROOT, tmp_path) is ready

@@ -184,6 +184,7 @@ def test_registry_of_tensorrt_11_takes_and_makes_our_plugins(library: Path) -> N
         "PickRows: PickRows version 4, 1 output, PLUGIN_V3ONE_BUILD 2",
         "Linear: Linear version 4, 1 output, PLUGIN_V3ONE_BUILD 2",
         "LinearFp8: LinearFp8 version 4, 1 output, PLUGIN_V3ONE_BUILD 2",
+        "LinearInt8: LinearInt8 version 4, 1 output, PLUGIN_V3ONE_BUILD 2",
         "LinearInt4: LinearInt4 version 4, 1 output, PLUGIN_V3ONE_BUILD 2",
         "TreeAttention: refused",
         "Abacus: no creator",

@@ -11,7 +11,7 @@ import torch
 from onnx import TensorProto, helper, inliner
 from torch import Tensor
 
-from trt_eagle3.engine.torch.packing import pack_fp8, pack_int4
+from trt_eagle3.engine.torch.packing import pack_fp8, pack_int4, pack_int8
 from trt_eagle3.graph.ops import DOMAIN, PLUGINS
 
 INNER, OUTER = 256, 208  # OUTER is no multiple of 128
@@ -36,6 +36,16 @@ def fp8_case(scales: str) -> tuple[Tensor, list[Tensor], dict[str, int]]:
     return codes.float() * scale[row][:, column], inputs, {}
 
 
+def int8_case(scales: str) -> tuple[Tensor, list[Tensor], dict[str, int]]:
+    torch.manual_seed(3)
+    codes = torch.randint(0, 256, (OUTER, INNER), dtype=torch.uint8)
+    scale = torch.rand(FP8_SCALES[scales]) + 0.1
+    row = torch.arange(OUTER) // {OUTER: 1, 2: 128, 1: OUTER}[len(scale)]
+    column = torch.arange(INNER) // (INNER // scale.shape[1])
+    inputs = [pack_int8(codes).view(torch.int32), scale]
+    return (codes.float() - 128) * scale[row][:, column], inputs, {}
+
+
 def int4_case(
     group: int, dtype: torch.dtype, zeros: bool
 ) -> tuple[Tensor, list[Tensor], dict[str, int]]:
@@ -54,6 +64,10 @@ def int4_case(
 
 CASES: dict[str, tuple[str, Any]] = {
     **{f"fp8 {scales}": ("LinearFp8", lambda s=scales: fp8_case(s)) for scales in FP8_SCALES},
+    **{
+        f"int8 {scales}": ("LinearInt8", lambda s=scales: int8_case(s))
+        for scales in ("row", "row and block")
+    },
     **{
         f"int4 {group} {dtype} {zeros}": (
             "LinearInt4",

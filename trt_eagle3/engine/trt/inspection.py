@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 INSPECTION_FILE = "inspection.json"
-_PRODUCTS = ("Linear", "LinearFp8", "LinearInt4")  # their inputs are x, then constants
+_PRODUCTS = ("Linear", "LinearFp8", "LinearInt8", "LinearInt4")  # of x, then constants
 _PLUGIN_LAYERS = ("plugin", "custom_layer")  # alone, and within a graph that TensorRT compiles
 
 

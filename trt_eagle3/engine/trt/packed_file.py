@@ -27,7 +27,7 @@ LARGEST_FP8 = 448.0
 """Of e4m3."""
 _ALIGNMENT = 256
 _KINDS = {TensorProto.INT4: "int4", TensorProto.INT8: "int8", TensorProto.FLOAT8E4M3FN: "fp8"}
-_PLUGINS = {"LinearFp8": "fp8", "LinearInt4": "int4"}
+_PLUGINS = {"LinearFp8": "fp8", "LinearInt8": "int8", "LinearInt4": "int4"}
 
 
 class PackedFile:

@@ -1,4 +1,5 @@
-"""Quantised weights that our plugins multiply with as they are: ``LinearFp8`` and ``LinearInt4``.
+"""Quantised weights that our plugins multiply with as they are: ``LinearFp8``, ``LinearInt8`` and
+``LinearInt4``.
 
 Shapes: a weight [N, K], G groups of columns of a row.
 """
@@ -14,7 +15,13 @@ from onnx import TensorProto, helper
 from torch import Tensor
 
 from trt_eagle3.atomic_io import atomic_file
-from trt_eagle3.engine.torch.packed import Fp8Weight, Int4Weight, PackedWeight, pack
+from trt_eagle3.engine.torch.packed import (
+    Fp8Weight,
+    Int4Weight,
+    Int8Weight,
+    PackedWeight,
+    pack,
+)
 from trt_eagle3.engine.trt.packed_file import (
     LARGEST_FP8,
     PACKED_FILE,
@@ -29,10 +36,20 @@ from trt_eagle3.graph.weights import WeightExpr
 
 __all__ = ["keep_packed_products"]
 
+Kept = Fp8Weight | Int8Weight | Int4Weight
 Pack = Callable[[WeightExpr, Path, torch.device], PackedWeight | None]
 
 _SCALE_TYPES = {torch.float16: TensorProto.FLOAT16, torch.bfloat16: TensorProto.BFLOAT16}
-_LARGEST_INT4 = 15.0  # of a code about its zero point
+_PLUGINS: Mapping[type[Kept], str] = {
+    Fp8Weight: "LinearFp8",
+    Int8Weight: "LinearInt8",
+    Int4Weight: "LinearInt4",
+}
+_LARGEST: Mapping[type[Kept], float] = {  # of a code about its zero point
+    Fp8Weight: LARGEST_FP8,
+    Int8Weight: 128.0,
+    Int4Weight: 15.0,
+}
 
 
 def keep_packed_products(
@@ -57,7 +74,7 @@ def keep_packed_products(
         for name, nodes in _readers(ready).items():
             expr = ready.weights[name]
             weight = pack(expr, root, _device())
-            if isinstance(weight, Fp8Weight | Int4Weight) and _fits(weight, expr):
+            if isinstance(weight, Kept) and _fits(weight, expr):
                 inputs = [file.add(*one) for one in _tensors(name, weight)]
                 made |= {node.output[0]: _node(node, inputs, weight, expr) for node in nodes}
                 packed.append(name)
@@ -87,15 +104,15 @@ def _readers(ready: TrtExport) -> Mapping[str, Sequence[onnx.NodeProto]]:
     return {name: nodes for name, nodes in readers.items() if name not in others}
 
 
-def _fits(weight: Fp8Weight | Int4Weight, expr: WeightExpr) -> bool:
+def _fits(weight: Kept, expr: WeightExpr) -> bool:
     """Whether the compute type holds all that the scales make of the largest code."""
-    code = LARGEST_FP8 if isinstance(weight, Fp8Weight) else _LARGEST_INT4
-    return float(weight.scale.abs().max()) * code <= torch.finfo(expr.dtype.torch).max
+    largest = float(weight.scale.abs().max()) * _LARGEST[type(weight)]
+    return largest <= torch.finfo(expr.dtype.torch).max
 
 
-def _tensors(name: str, weight: Fp8Weight | Int4Weight) -> list[tuple[TensorProto, bytes]]:
+def _tensors(name: str, weight: Kept) -> list[tuple[TensorProto, bytes]]:
     """The constant inputs of the weight's node, in their order."""
-    if isinstance(weight, Fp8Weight):
+    if not isinstance(weight, Int4Weight):
         codes = _words(f"{name}/codes", weight.codes, weight.codes.shape[1] // 4)
         return [codes, _stored(f"{name}/scales", TensorProto.FLOAT, weight.scale)]
     groups = weight.scale.shape[1]
@@ -122,14 +139,14 @@ def _stored(name: str, kind: int, values: Tensor) -> tuple[TensorProto, bytes]:
 def _node(
     product: onnx.NodeProto,
     inputs: Sequence[str],
-    weight: Fp8Weight | Int4Weight,
+    weight: Kept,
     expr: WeightExpr,
 ) -> onnx.NodeProto:
     """The plugin's node in the place of ``product``."""
     options: dict[str, str | int] = {}
     if isinstance(weight, Int4Weight):
         options["scale_type"] = _SCALE_TYPES[weight.scale.dtype]
-    kind = "LinearInt4" if options else "LinearFp8"
+    kind = _PLUGINS[type(weight)]
     name = f"{product.name.rpartition('/')[0]}/{kind}"
     return helper.make_node(
         kind,

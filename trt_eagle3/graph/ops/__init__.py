@@ -19,6 +19,7 @@ from trt_eagle3.graph.ops.add_rms_norm import ADD_RMS_NORM
 from trt_eagle3.graph.ops.linear import LINEAR
 from trt_eagle3.graph.ops.linear_fp8 import LINEAR_FP8
 from trt_eagle3.graph.ops.linear_int4 import LINEAR_INT4
+from trt_eagle3.graph.ops.linear_int8 import LINEAR_INT8
 from trt_eagle3.graph.ops.op import DOMAIN, OPSET, OPSET_17, Op
 from trt_eagle3.graph.ops.pick_rows import PICK_ROWS
 from trt_eagle3.graph.ops.qk_norm_mrope import QK_NORM_MROPE
@@ -42,6 +43,7 @@ PLUGINS: Mapping[str, Op] = {
     **OPS,
     "Linear": LINEAR,
     "LinearFp8": LINEAR_FP8,
+    "LinearInt8": LINEAR_INT8,
     "LinearInt4": LINEAR_INT4,
 }
 """The ops that the TensorRT plugin library has: those of our graphs, and matrix products."""

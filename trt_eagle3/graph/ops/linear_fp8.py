@@ -17,7 +17,15 @@ from trt_eagle3.graph.ops.op import Op
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["LINEAR_FP8", "linear_fp8"]
+__all__ = [
+    "BYTES",
+    "LINEAR_FP8",
+    "PRODUCT",
+    "PRODUCT_17",
+    "SCALES",
+    "byte_linear",
+    "linear_fp8",
+]
 
 _SPAN = 64  # columns whose order the kernels change
 
@@ -25,10 +33,15 @@ _SPAN = 64  # columns whose order the kernels change
 def linear_fp8(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     """``x @ (weight * scale).T``."""
     import torch
+
+    return byte_linear(x, weight.contiguous().view(torch.float8_e4m3fn).float(), scale)
+
+
+def byte_linear(x: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
+    """``x @ (codes * scale).T``; codes: float32 [N, K], columns in the kernels' order."""
     from torch.nn import functional
 
-    rows, inner = weight.shape[0], x.shape[1]
-    codes = weight.contiguous().view(torch.float8_e4m3fn).float()
+    rows, inner = codes.shape
     # [lanes, 16s, halves, pairs] -> columns in their own order
     ordered = codes.view(rows, inner // _SPAN, 4, 4, 2, 2).permute(0, 1, 3, 4, 2, 5)
     each = scale.repeat_interleave(inner // scale.shape[1], 1)
@@ -37,9 +50,8 @@ def linear_fp8(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     return functional.linear(x, values.to(x.dtype))
 
 
-# A byte is what is left of a word by 256; the number is its sign, four bits of exponent with a bias
-# of 7, and three of a fraction, all of it by arithmetic: opset 17 shifts no int32.
-_CODES = """
+# A byte is what is left of a word by 256: opset 17 shifts no int32.
+BYTES = """
     base = Constant <value_int = 256> ()
     base32 = Cast <to = 6> (base)
     byte0 = Mod (weight, base32)
@@ -64,6 +76,9 @@ _CODES = """
     rows_shape = Constant <value_ints = [0, -1]> ()
     flat = Reshape (ordered, rows_shape)
     codes = Cast <to = 1> (flat)
+"""
+# The number is the byte's sign, four bits of exponent with a bias of 7, and three of a fraction.
+_NUMBERS = """
     half = Constant <value_float = 128.0> ()
     eight = Constant <value_float = 8.0> ()
     one = Constant <value_float = 1.0> ()
@@ -87,7 +102,7 @@ _CODES = """
     values = Where (is_positive, unsigned, negative)
 """
 # A row has the scale of its own number, of its block of 128, or the only one; a column likewise.
-_SCALES = """
+SCALES = """
     span = Constant <value_int = 128> ()
     none = Constant <value_int = 0> ()
     step = Constant <value_int = 1> ()
@@ -112,15 +127,15 @@ _SCALES = """
     grid = Gather <axis = 1> (tall, column_of)
     scaled = Mul (values, grid)
 """
-_PRODUCT = "w = CastLike (scaled, x) y = Gemm <transB = 1> (x, w)"
-_PRODUCT_17 = "w = Cast <to = TYPE> (scaled) y = Gemm <transB = 1> (x, w)"
+PRODUCT = "w = CastLike (scaled, x) y = Gemm <transB = 1> (x, w)"
+PRODUCT_17 = "w = Cast <to = TYPE> (scaled) y = Gemm <transB = 1> (x, w)"
 
 LINEAR_FP8 = Op(
     inputs={"": ("x", "weight", "scale")},
     outputs={"": ("y",)},
     types={"weight": "int32", "scale": "float32"},
-    lowering={"": _CODES + _SCALES + _PRODUCT},
-    lowering_17={"": _CODES + _SCALES + _PRODUCT_17},
+    lowering={"": BYTES + _NUMBERS + SCALES + PRODUCT},
+    lowering_17={"": BYTES + _NUMBERS + SCALES + PRODUCT_17},
     torch_function=linear_fp8,
     plugin="LinearFp8",
 )

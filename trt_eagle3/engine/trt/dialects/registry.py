@@ -79,7 +79,7 @@ PACKAGES: Mapping[str, TensorRTPackage] = {
 }
 """By the name that Python imports."""
 _FIRST_WITH_FP8 = 89
-_PLUGIN_WEIGHTS = ("fp8", "int4")  # of ``LinearFp8`` and ``LinearInt4``
+_PLUGIN_WEIGHTS = ("fp8", "int8", "int4")  # of ``LinearFp8``, ``LinearInt8``, ``LinearInt4``
 _PACKAGE_OF_RUNTIME = {"tensorrt": "tensorrt", "rtx": "tensorrt_rtx"}
 
 
