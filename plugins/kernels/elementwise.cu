@@ -1,7 +1,7 @@
 #include "add_layer_norm.cuh"
 #include "add_rms_norm.cuh"
 #include "kv_move.cuh"
-#include "qk_norm_mrope.cuh"
+#include "qk_norm_mrope_prompt.cuh"
 #include "silu_mul.cuh"
 
 namespace trt_eagle3 {

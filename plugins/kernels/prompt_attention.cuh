@@ -14,53 +14,74 @@
 
 namespace trt_eagle3 {
 
-// grid (N): writes the new tokens to the cache, and how far each sees to the workspace. A row of the mask that shows a
-// beginning of the tail and nothing behind it is a limit; of any other the attention reads the mask.
-template <int kThreads>
-__global__ void __launch_bounds__(kThreads)
+// How many slots of the tail a warp's row of the mask shows, and one past the last of them.
+struct PromptShown {
+  int count, end;
+};
+
+__device__ __forceinline__ PromptShown shown_of(const uint8_t* row, int tail) {
+  const int lane = threadIdx.x % 32;
+  int count = 0, end = 0;
+  const auto add = [&](uint32_t four, int column) {
+    const uint32_t set = __vsetne4(four, 0);
+    count += __popc(set);
+    if (set != 0) end = column + 4 - __clz(set) / 8;
+  };
+  const int packs = tail % 16 == 0 && reinterpret_cast<uintptr_t>(row) % 16 == 0 ? tail / 16 : 0;
+#pragma unroll 4
+  for (int i = lane; i < packs; i += 32) {
+    const uint4 pack = reinterpret_cast<const uint4*>(row)[i];
+    add(pack.x, 16 * i);
+    add(pack.y, 16 * i + 4);
+    add(pack.z, 16 * i + 8);
+    add(pack.w, 16 * i + 12);
+  }
+  for (int i = 16 * packs + lane; i < tail; i += 32) {
+    if (row[i] != 0) ++count, end = i + 1;
+  }
+  return {static_cast<int>(__reduce_add_sync(0xffffffffu, count)), __reduce_max_sync(0xffffffffu, end)};
+}
+
+// grid (N / Warps): writes the new tokens to the cache, a warp each, and how far each sees to the workspace. A row of
+// the mask that shows a beginning of the tail and nothing behind it is a limit; of any other the attention reads the
+// mask.
+template <int kWarps>
+__global__ void __launch_bounds__(32 * kWarps)
     prompt_write_kernel(const TreeAttentionParams p, const PromptWorkspace workspace, int row_packs) {
   wait_for_previous();
-  const int sequence = blockIdx.x / p.num_new;
-  const int token = blockIdx.x - sequence * p.num_new;
+  const int index = blockIdx.x * kWarps + threadIdx.x / 32, lane = threadIdx.x % 32;
   if (blockIdx.x == 0 && threadIdx.x == 0) *workspace.next = 0;
+  if (index >= p.batch * p.num_new) return;
+  const int sequence = index / p.num_new;
+  const int token = index - sequence * p.num_new;
   const int past = p.past_lengths[sequence], capacity = p.pages_per_row * p.page_size;
   const int position = past + p.tail - p.num_new + token;
   const int queries = min(p.query_lengths[sequence], p.num_new);
   const bool real = token < queries;
   if (real && position < capacity) {
     const int64_t target = static_cast<int64_t>(cache_slot(p, sequence, position)) * row_packs;
-    const int64_t source = static_cast<int64_t>(blockIdx.x) * row_packs;
-    for (int i = threadIdx.x; i < row_packs; i += kThreads) {
-      static_cast<uint4*>(p.k_cache)[target + i] = static_cast<const uint4*>(p.k)[source + i];
-      static_cast<uint4*>(p.v_cache)[target + i] = static_cast<const uint4*>(p.v)[source + i];
+    const int64_t source = static_cast<int64_t>(index) * row_packs;
+    constexpr int kAtOnce = 4;  // packs of a lane, read before any is written
+    for (int start = lane; start < row_packs; start += 32 * kAtOnce) {
+      uint4 keys[kAtOnce], values[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int64_t pack = source + min(start + 32 * i, row_packs - 1);
+        keys[i] = static_cast<const uint4*>(p.k)[pack];
+        values[i] = static_cast<const uint4*>(p.v)[pack];
+      }
+#pragma unroll
+      for (int i = 0; i < kAtOnce && start + 32 * i < row_packs; ++i) {
+        static_cast<uint4*>(p.k_cache)[target + start + 32 * i] = keys[i];
+        static_cast<uint4*>(p.v_cache)[target + start + 32 * i] = values[i];
+      }
     }
   }
-  int shown = 0, end = 0;  // tail slots seen; one past the last of them
-  if (p.mask == MaskKind::kCausal) {
-    shown = end = p.tail - p.num_new + token + 1;
-  } else {
-    const uint8_t* row = p.tree_mask + static_cast<int64_t>(blockIdx.x) * p.tail;
-    __shared__ int counts[kThreads / 32], ends[kThreads / 32];
-    const bool aligned = p.tail % 4 == 0 && reinterpret_cast<uintptr_t>(p.tree_mask) % 4 == 0;
-    const int words = aligned ? p.tail / 4 : 0;
-#pragma unroll 4
-    for (int i = threadIdx.x; i < words; i += kThreads) {
-      const uint32_t four = __vsetne4(reinterpret_cast<const uint32_t*>(row)[i], 0);
-      shown += __popc(four);
-      if (four != 0) end = 4 * i + 4 - __clz(four) / 8;
-    }
-    for (int i = 4 * words + threadIdx.x; i < p.tail; i += kThreads) {
-      if (row[i] != 0) ++shown, end = i + 1;
-    }
-    shown = __reduce_add_sync(0xffffffffu, shown);
-    end = __reduce_max_sync(0xffffffffu, end);
-    if (threadIdx.x % 32 == 0) counts[threadIdx.x / 32] = shown, ends[threadIdx.x / 32] = end;
-    __syncthreads();
-    shown = end = 0;
-    for (int warp = 0; warp < kThreads / 32; ++warp) shown += counts[warp], end = max(end, ends[warp]);
-  }
-  const int limit = min(past + min(end, p.tail - p.num_new + queries), capacity);
-  if (threadIdx.x == 0) workspace.limits[blockIdx.x] = !real ? 0 : shown == end ? limit : -1;
+  const int own = p.tail - p.num_new + token + 1;
+  PromptShown shown{own, own};
+  if (p.mask != MaskKind::kCausal) shown = shown_of(p.tree_mask + static_cast<int64_t>(index) * p.tail, p.tail);
+  const int limit = min(past + min(shown.end, p.tail - p.num_new + queries), capacity);
+  if (lane == 0) workspace.limits[index] = !real ? 0 : shown.count == shown.end ? limit : -1;
 }
 
 #if TRT_EAGLE3_HAS_WGMMA

@@ -59,8 +59,9 @@ cudaError_t run_prompt(const TreeAttentionParams& p, const Chip& chip, const Tre
     if (error != cudaSuccess) return error;
   }
   const int row_packs = p.num_kv_heads * p.head_dim / 8;
-  cudaError_t error = launch(Overlap::kYes, prompt_write_kernel<128>, p.batch * p.num_new, 128, 0, 1, request.stream, p,
-                             workspace, row_packs);
+  constexpr int kWarps = 4;
+  cudaError_t error = launch(Overlap::kYes, prompt_write_kernel<kWarps>, ceil_div(p.batch * p.num_new, kWarps),
+                             32 * kWarps, 0, 1, request.stream, p, workspace, row_packs);
   if (error != cudaSuccess) return error;
   const auto kernel = prompt_attention_kernel<Tile>;
   error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::SharedBytes);

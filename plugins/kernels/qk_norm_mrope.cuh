@@ -1,25 +1,24 @@
 // QKNormMRope: cuts the packed projection into q, k, v; per head of q and k: RMSNorm (optional), then rotary embedding
 // whose pair i (channels i and i + D/2) turns by position_ids[pair_axis[i]] * inv_freq[i].
 //
-// Idea: kLanes lanes own a head of a token, each some neighbouring pairs, so one pass reads, normalises in registers,
+// Idea: a warp owns a head of a token, each lane some neighbouring pairs, so one pass reads, normalises in registers,
 // turns and writes. Angles are float32 products as in transformers, with the full-range sine and cosine: no table to
-// outgrow. Of many tokens the instructions cost more than the bytes: two heads share a warp, and several in turn its
-// sines. Bytes moved: 2 * N * (Hq + 2 Hkv) * D * sizeof(T). Measured: docs/measurements.md, "Kernels".
+// outgrow. Of many tokens: qk_norm_mrope_prompt.cuh. Bytes moved: 2 * N * (Hq + 2 Hkv) * D * sizeof(T). Measured:
+// docs/measurements.md, "Kernels".
 #pragma once
 
 #include "common.cuh"
 
 namespace trt_eagle3 {
 
-// How the pairs of a head (channels i and i + D / 2) lie in lanes: pair (step * Lanes + lane) * Width + {0 .. Width -
-// 1}.
-template <typename Element, int kLanes, int kWidth, int kSteps>
+// How the pairs of a head (channels i and i + D / 2) lie in lanes: pair (step * 32 + lane) * Width + {0 .. Width - 1}.
+template <typename Element, int kWidth, int kSteps>
 struct RopeLayout {
   using T = Element;
   using Values = Pack<T, kWidth>;
   using Turns = float2[kSteps][kWidth];  // cosine and sine
-  static constexpr int Lanes = kLanes, Width = kWidth, Steps = kSteps;
-  static __device__ __forceinline__ int pair(int step) { return (step * kLanes + threadIdx.x % kLanes) * kWidth; }
+  static constexpr int Width = kWidth, Steps = kSteps;
+  static __device__ __forceinline__ int pair(int step) { return (step * 32 + threadIdx.x % 32) * kWidth; }
 };
 
 // A lane's pairs of a head.
@@ -61,9 +60,7 @@ struct RopeHead {
         squares += a * a + b * b;
       }
     }
-#pragma unroll
-    for (int lanes = Layout::Lanes / 2; lanes > 0; lanes /= 2) squares += __shfl_xor_sync(0xffffffffu, squares, lanes);
-    return rsqrtf(squares / (2 * half) + epsilon);
+    return rsqrtf(warp_sum(squares) / (2 * half) + epsilon);
   }
 
   // Scales by `scale` and `weight`, unless that is null, and turns.
@@ -112,60 +109,31 @@ __device__ __forceinline__ T* rope_target(const QKNormMRopeParams& p, int64_t to
   return static_cast<T*>(p.v) + (token * p.num_kv_heads + kv_head - p.num_kv_heads) * p.head_dim;
 }
 
-// grid (N, heads / heads of a block); a group of lanes takes kHeads heads.
-template <typename Layout, int kHeads>
+// grid (N, heads / 4); a warp takes a head.
+template <typename Layout>
 __global__ void __launch_bounds__(128) qk_norm_mrope_kernel(const QKNormMRopeParams p) {
   wait_for_previous_beside_next();
   using T = typename Layout::T;
-  constexpr int kGroups = 32 / Layout::Lanes;  // of a warp
   const int half = p.head_dim / 2, num_heads = p.num_heads + 2 * p.num_kv_heads, rotated = num_heads - p.num_kv_heads;
-  const int first = (blockIdx.y * 4 + threadIdx.x / 32) * kGroups * kHeads;  // of the warp
-  if (first >= num_heads) return;
+  const int head = blockIdx.y * 4 + threadIdx.x / 32;
+  if (head >= num_heads) return;
   const int64_t token = blockIdx.x;
-  const auto head_of = [&](int i) { return first + i * kGroups + threadIdx.x % 32 / Layout::Lanes; };
-  RopeHead<Layout> heads[kHeads];
-#pragma unroll
-  for (int i = 0; i < kHeads; ++i) {
-    const int head = min(head_of(i), num_heads - 1);
-    heads[i].read(static_cast<const T*>(p.qkv) + (token * num_heads + head) * p.head_dim, half);
-  }
-  typename Layout::Turns turns;
-  if (first < rotated) find_turns<Layout>(p, token, turns);
-#pragma unroll
-  for (int i = 0; i < kHeads; ++i) {
-    const int head = head_of(i);
+  RopeHead<Layout> values;
+  values.read(static_cast<const T*>(p.qkv) + (token * num_heads + head) * p.head_dim, half);
+  if (head < rotated) {
+    typename Layout::Turns turns;
+    find_turns<Layout>(p, token, turns);
     const T* weight = static_cast<const T*>(head < p.num_heads ? p.q_norm : p.k_norm);
-    // the lanes of both groups sum
-    const float scale = weight == nullptr ? 1.0f : heads[i].inverse_rms(half, p.epsilon);
-    if (head >= num_heads) continue;
-    if (head < rotated) heads[i].turn(turns, scale, weight, half);
-    heads[i].write(rope_target<T>(p, token, head), half);
+    const float scale = weight == nullptr ? 1.0f : values.inverse_rms(half, p.epsilon);
+    values.turn(turns, scale, weight, half);
   }
+  values.write(rope_target<T>(p, token, head), half);
 }
 
-constexpr int kManyRopeTokens = 256;  // from which on instructions count
-
-template <typename Layout, int kHeads>
+template <typename Layout>
 cudaError_t launch_qk_norm_mrope_as(const QKNormMRopeParams& p, cudaStream_t stream) {
-  const dim3 grid(p.num_tokens, ceil_div(p.num_heads + 2 * p.num_kv_heads, 4 * 32 / Layout::Lanes * kHeads));
-  return launch(Overlap::kYes, qk_norm_mrope_kernel<Layout, kHeads>, grid, 128, 0, 1, stream, p);
-}
-
-inline cudaError_t launch_qk_norm_mrope(const QKNormMRopeParams& p, cudaStream_t stream) {
-  if (p.num_tokens == 0) return cudaSuccess;
-  if (p.head_dim > 256 || p.head_dim % 4 != 0) return cudaErrorInvalidValue;
-  const bool aligned = ((reinterpret_cast<uintptr_t>(p.qkv) | reinterpret_cast<uintptr_t>(p.q) |
-                         reinterpret_cast<uintptr_t>(p.k) | reinterpret_cast<uintptr_t>(p.v) |
-                         reinterpret_cast<uintptr_t>(p.q_norm) | reinterpret_cast<uintptr_t>(p.k_norm)) %
-                        16) == 0;
-  return with_dtype(p.dtype, [&](auto t) {
-    using T = decltype(t);
-    if (p.num_tokens >= kManyRopeTokens && p.head_dim == 128 && aligned) {
-      return launch_qk_norm_mrope_as<RopeLayout<T, 16, 4, 1>, 6>(p, stream);
-    }
-    if (p.head_dim <= 128) return launch_qk_norm_mrope_as<RopeLayout<T, 32, 2, 1>, 1>(p, stream);
-    return launch_qk_norm_mrope_as<RopeLayout<T, 32, 2, 2>, 1>(p, stream);
-  });
+  const dim3 grid(p.num_tokens, ceil_div(p.num_heads + 2 * p.num_kv_heads, 4));
+  return launch(Overlap::kYes, qk_norm_mrope_kernel<Layout>, grid, 128, 0, 1, stream, p);
 }
 
 }  // namespace trt_eagle3

@@ -108,7 +108,7 @@ def test_add_rms_norm_keeps_a_float32_residual_stream(
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [16, 64, 96, 128, 256])
 @pytest.mark.parametrize("heads", [(7, 1), (32, 8)])
-@pytest.mark.parametrize("tokens", [(1, 1), (2, 19), (2, 131)])
+@pytest.mark.parametrize("tokens", [(1, 1), (2, 19), (2, 131), (5, 207)])
 @pytest.mark.parametrize("with_norm", [False, True])
 def test_qk_norm_mrope_matches_float64_up_to_position_262143(
     tokens: tuple[int, int],
