@@ -46,6 +46,8 @@ from trt_eagle3.decode.tree import AnyTree, Tree
 from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN
 from trt_eagle3.errors import ClosedError
 
+ANY_STEPS = {None, *range(8)}
+
 
 class _Turns:
     """A plan that changes its mind every third time."""
@@ -228,6 +230,32 @@ def test_drafts_of_plain_sequences_catch_up_one_after_the_other(
     assert max(together) == 1
     assert sum(together) >= 6
     assert all(s.draft_length + len(s.deferred) == s.length for s in asked)
+
+
+@pytest.mark.parametrize("tree", [name for name in TREES if TREES[name]])
+@pytest.mark.parametrize("many", [1, 8])
+def test_sequences_that_do_not_speculate_are_taken_along(
+    tree: str, many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every second one asked for no draft: it says the same, and its cycles count as plain."""
+    monkeypatch.setattr(async_cycle, "_MANY", many)
+    expected = {i: solo(i) for i in range(len(LAYOUTS))}
+    by_host = count_calls(monkeypatch, Decoder, "_cycle")
+    pool = fixed_pool()
+    scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: TREES[tree])
+    asked = {i: sequence(i, pool, drafting=i % 2 == 0) for i in range(len(LAYOUTS))}
+    for s in asked.values():
+        scheduler.add(s)
+    while scheduler.running or scheduler.waiting:
+        for emission in scheduler.step():
+            assert emission.error is None
+            assert emission.steps in ((None, 0) if not emission.sequence.drafting else ANY_STEPS)
+            if len(emission.sequence.tokens) >= MAX_TOKENS or emission.full:
+                scheduler.remove(emission.sequence)
+    assert {i: s.tokens[:MAX_TOKENS] for i, s in asked.items()} == expected
+    assert all(s.draft is None for i, s in asked.items() if i % 2)
+    assert by_host == [], "asynchronous cycles, all of them"
+    assert pool.num_used == pool.num_idle, "pages leaked"
 
 
 def test_shorter_chain_takes_what_was_proposed_for_a_longer_one(

@@ -63,7 +63,7 @@ class _TreePass:
 
 
 class AsyncCycles:
-    """Cycles of batches in which either all sequences speculate or none does."""
+    """Cycles of batches in which all sequences take one tree, or none does."""
 
     def __init__(
         self,
@@ -95,6 +95,12 @@ class AsyncCycles:
     def only_plain(self) -> bool:
         """Whether a plain pass runs."""
         return isinstance(self._flying, _PlainPass)
+
+    def takes_along(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> bool:
+        """Whether ``sequences``, which no draft follows, have room for a ``tree`` of others: what
+        is proposed for them is anything, and the target says what of it is right.
+        """
+        return tree is not None and all(not s.drafting and self._fits(s, tree) for s in sequences)
 
     def finish(self, sequences: Sequence[SequenceState]) -> CycleOutcome | None:
         """What a pass that still runs says; None where it is for none of these."""
@@ -164,7 +170,8 @@ class AsyncCycles:
             tail = self._tail.run(tree, proposal, judged, aux, batch, ahead=ahead)
             said = Readback(tail.said)
         else:
-            nodes = [tree.num_nodes] * count
+            # whom no draft follows says the same with and without others
+            nodes = [tree.num_nodes if s.drafting else 1 for s in sequences]
             said = [
                 replace(accepted, steps=tree.steps)
                 for accepted in verify_tree(
@@ -240,6 +247,9 @@ class AsyncCycles:
             found = Outcome.unpacked(done.said.wait(), done.tree.steps)
         else:
             found = done.said
+        for i, s in enumerate(sequences):
+            if rows[i] >= 0 and not s.drafting:
+                found[rows[i]] = replace(found[rows[i]], steps=0)
         present = [(s, row) for s, row in zip(sequences, rows, strict=True) if row >= 0]
         for s, row in present:
             _advance(s, found[row], done.aux if isinstance(done, _PlainPass) else None, row)

@@ -106,17 +106,18 @@ class Decoder:
         """Whether ``sequence``, once prefilled, can take ``tree``: near the length limit it
         decodes plainly.
         """
-        if tree is None or self._drafting is None or not sequence.drafting:
-            return False
-        return sequence.num_prefill + _num_rows(tree) < self.max_seq_len
+        return sequence.drafting and self._drafting is not None and self._holds(sequence, tree)
+
+    def _holds(self, sequence: SequenceState, tree: AnyTree | None) -> bool:
+        return tree is not None and sequence.num_prefill + _num_rows(tree) < self.max_seq_len
 
     def rows_wanted(self, sequence: SequenceState, tree: AnyTree | None) -> int:
         """Rows that the pages of ``sequence`` must hold for its next cycle, the first one after
         its prompt included.
         """
-        return sequence.num_prefill + (
-            _num_rows(tree) if tree and self.speculates(sequence, tree) else 1
-        )
+        along = self.async_cycles is not None and not sequence.drafting  # with others' trees
+        takes = (along and self._holds(sequence, tree)) or self.speculates(sequence, tree)
+        return sequence.num_prefill + (_num_rows(tree) if tree and takes else 1)
 
     def run(
         self, sequence: SequenceState, tree: AnyTree | None = None
@@ -193,7 +194,10 @@ class Decoder:
             self._late(sequences) if tree is None else [s for s in sequences if s.deferred]
         )
         speculating = [i for i, s in enumerate(sequences) if self.speculates(s, tree)]
-        if cycles is not None and len(speculating) in (0, len(sequences)):
+        others = [s for i, s in enumerate(sequences) if i not in speculating]
+        if cycles is not None and (
+            not speculating or not others or cycles.takes_along(others, tree)
+        ):
             return cycles.cycle(sequences, tree if speculating else None)
         found = cycles.finish(sequences) if cycles is not None else None
         return found or self._cycle(sequences, tree, speculating)

@@ -73,15 +73,18 @@ class DraftAhead:
     def proposal(
         self, sequences: Sequence[SequenceState], tree: AnyTree, batch: DeviceBatch
     ) -> Proposal:
-        """What was proposed ahead, where it is for these; else what is proposed now."""
+        """What was proposed ahead, where it is for these; else what is proposed now: anything for
+        those that no draft follows.
+        """
         ready, self._prepared = self._prepared, None
         if ready is not None and (ready.tree == tree or _begins_with(ready.tree, tree)):
             rows = ready.seats.rows_of(sequences)
             if min(rows) >= 0:
                 return _selected(ready, tree, rows, batch.size)
-        states = [s.draft for s in sequences if s.draft]
-        assert len(states) == len(sequences), "a sequence that never drafted cannot speculate"
-        states += [states[-1]] * (batch.size - len(states))
+        known = next(s.draft for s in sequences if s.draft)
+        assert all(s.draft or not s.drafting for s in sequences), "it drafts, and never did"
+        states = [s.draft or known for s in sequences]
+        states += [known] * (batch.size - len(states))
         return self._propose(tree, batch, *DraftState.gather(states))
 
     def extend(
@@ -133,8 +136,9 @@ class DraftAhead:
         cycle, and their trees.
         """
         for s, row in zip(sequences, rows, strict=True):
-            s.draft = DraftState(s.length, tail.logits, tail.features, row)
-            s.draft_length = s.length
+            if s.drafting:
+                s.draft = DraftState(s.length, tail.logits, tail.features, row)
+                s.draft_length = s.length
         if tail.prepared is not None:
             seats = Seats(sequences, [s.length for s in sequences], rows)
             self._prepared = _Prepared(seats, tree, tail.prepared)
