@@ -176,26 +176,37 @@ struct PromptConsumer {
     return rows;
   }
 
-  // A row of the mask that is no limit: rare, and slow.
-  __device__ __forceinline__ bool shown(const TreeBlock& b, int token, int position) const {
-    const int column = position - p.past_lengths[b.sequence];
-    if (column < 0) return true;
-    if (column >= p.tail - p.num_new + min(p.query_lengths[b.sequence], p.num_new)) return false;
-    return p.tree_mask[(static_cast<int64_t>(b.sequence) * p.num_new + token) * p.tail + column] != 0;
+  // Of a thread's 32 columns of a tile in a row, which it sees: bit 2 j + e is column 8 j + e after `column`.
+  __device__ __forceinline__ uint32_t seen_up_to(int limit, int column) const {
+    const int left = limit - column, count = (left >> 3) * 2 + min(left & 7, 2);
+    return left <= 0 ? 0 : count >= 32 ? ~0u : (1u << count) - 1;
   }
 
-  __device__ __forceinline__ void mask(Scores& scores, const TreeBlock& b, const PromptRows& rows, int tile,
-                                       bool by_limits) const {
+  // The same of a row of the mask that is no limit: rare, and slow.
+  __device__ __forceinline__ uint32_t seen_by_mask(const TreeBlock& b, int token, int column) const {
+    const int past = p.past_lengths[b.sequence];
+    const int end = p.tail - p.num_new + min(p.query_lengths[b.sequence], p.num_new);
+    const uint8_t* row = p.tree_mask + (static_cast<int64_t>(b.sequence) * p.num_new + token) * p.tail;
+    uint32_t seen = 0;
+#pragma unroll 1
+    for (int i = 0; i < 32; ++i) {
+      const int place = column + i / 2 * 8 + i % 2 - past;
+      if (place < 0 || (place < end && row[place] != 0)) seen |= 1u << i;
+    }
+    return seen;
+  }
+
+  __device__ __forceinline__ void mask(Scores& scores, const TreeBlock& b, const PromptRows& rows, int tile) const {
     if (tile < rows.first_masked) return;
     const int column = tile * Tile::Tokens + threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int j = 0; j < Tile::Tokens / 8; ++j) {
+    for (int half = 0; half < 2; ++half) {
+      const int limit = rows.limit[half];
+      const uint32_t seen = limit >= 0 ? seen_up_to(limit, column) : seen_by_mask(b, rows.token[half], column);
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int position = column + j * 8 + e % 2, limit = rows.limit[e / 2];
-        if (limit >= 0 ? position >= limit : !by_limits && !shown(b, rows.token[e / 2], position)) {
-          scores[j][e] = -INFINITY;
-        }
+      for (int i = 0; i < 32; ++i) {
+        float& score = scores[i / 2][2 * half + i % 2];
+        score = seen >> i & 1 ? score : -INFINITY;
       }
     }
   }
@@ -280,7 +291,7 @@ struct PromptConsumer {
     wgmma_wait<0>();
     wgmma_pin(scores);
     leave(ring.empty(0, count));
-    mask(scores, b, rows, work.num_tiles - 1, work.by_limits);
+    mask(scores, b, rows, work.num_tiles - 1);
     softmax.update(scores, scale_log2);
     pack(weights, scores);
 #pragma unroll 1
@@ -294,8 +305,11 @@ struct PromptConsumer {
       wgmma_wait<1>();
       wgmma_pin(scores);
       leave(ring.empty(0, count + 1));
-      mask(scores, b, rows, tile, work.by_limits);
+      mask(scores, b, rows, tile);
       softmax.update(scores, scale_log2);
+      // Sums of weights are never negative. The branch keeps ptxas from moving the wait before the softmax, which then
+      // would not run under the products.
+      if (softmax.d[0] + softmax.d[1] < 0.0f) asm volatile("brkpt;\n");
       wgmma_wait<0>();
       wgmma_pin(sums);
       leave(ring.empty(1, count));

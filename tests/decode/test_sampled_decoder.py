@@ -96,7 +96,7 @@ def answers(
         s.pages.reserve(len(prompt.token_ids))
     while not batch[0].prefilled:
         step = min(PREFILL_CHUNK, batch[0].num_prefill - batch[0].length)
-        decoder.prefill([(s, step) for s in batch])
+        decoder.prefill([(s, step) for s in batch]).append()
     cycles = 0
     while lacking := [s for s in batch if len(s.tokens) < count]:
         for s in lacking:

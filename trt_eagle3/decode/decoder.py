@@ -122,10 +122,8 @@ class Decoder:
     def run(
         self, sequence: SequenceState, tree: AnyTree | None = None
     ) -> Generator[tuple[int, ...]]:
-        """Decode one sequence alone; yields the tokens of each target pass, without end: the caller
-        stops.
-
-        Ends by itself when the sequence has ``max_seq_len`` tokens.
+        """Decode one sequence alone; yields the tokens of each target pass until the caller stops,
+        or the sequence has ``max_seq_len`` tokens.
 
         Raises:
             EngineFailedError: the target's logits are no numbers.
@@ -134,7 +132,7 @@ class Decoder:
             while not sequence.prefilled:
                 count = min(self.prefill_chunk, sequence.num_prefill - sequence.length)
                 self.states.reserve(sequence, sequence.length + count)
-                self.prefill([(sequence, count)])
+                self.prefill([(sequence, count)]).append()
                 if sequence.length >= sequence.num_prefill and not sequence.tokens:
                     raise no_numbers()
             yield tuple(sequence.tokens)
@@ -147,11 +145,14 @@ class Decoder:
         finally:
             self.states.release(sequence)
 
-    def prefill(self, chunks: Sequence[tuple[SequenceState, int]]) -> None:
-        """Run the next rows of each sequence, so many of each; one that is through with its prompt
-        says a token.
+    @property
+    def launches_ahead(self) -> bool:
+        """Whether a prefill may be launched before the first tokens of the one before are read."""
+        return self.async_cycles is not None
 
-        None, if the target's logits are no numbers.
+    def prefill(self, chunks: Sequence[tuple[SequenceState, int]]) -> FirstTokens:
+        """Launch the next rows of each sequence, so many of each. One that is through with its
+        prompt has a token when the caller appends it; none, if its logits are no numbers.
         """
         segments = cut(chunks, self.max_segments)
         width = max(s.count for s in segments)
@@ -171,12 +172,16 @@ class Decoder:
         try:
             if aux is not None:
                 self._draft_prompt(segments, aux, first_tokens)
-        finally:  # who is prefilled again, since the draft ran out of memory, has its token
+        except (
+            Exception
+        ):  # who is prefilled again, since the draft ran out of memory, has its token
             first_tokens.append()
+            raise
         # last: a prefill whose draft runs out of memory is run again, over the same states
         self.states.commit([Commit(s, s.length, range(count)) for s, count in chunks])
         for sequence, count in chunks:
             sequence.length += count
+        return first_tokens
 
     def cycle(self, sequences: Sequence[SequenceState], tree: AnyTree | None) -> CycleOutcome:
         """What one target forward over a tree of each sequence says; those that cannot take

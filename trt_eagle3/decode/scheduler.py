@@ -17,12 +17,11 @@ from typing import Protocol
 
 from trt_eagle3.decode.chunks import chunk_rows, prefill_budget
 from trt_eagle3.decode.decoder import AnyTree, Decoder, no_numbers
+from trt_eagle3.decode.launched import LaunchedPrefill, launch_prefill
 from trt_eagle3.decode.plan import Cycle, TreePlan
 from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.prompt import Prompt, Vision
 from trt_eagle3.decode.sequence import SequenceState, Snapshot
-from trt_eagle3.engine.memory import request_memory
-from trt_eagle3.errors import DeviceMemoryError
 
 __all__ = ["Emission", "Encoder", "Scheduler"]
 
@@ -92,6 +91,7 @@ class Scheduler:
         self._cycle_end: float | None = None  # where the next cycle's time begins
         self._prefixes = prefix_cache
         self._vision = vision
+        self._launched = LaunchedPrefill()  # whose first tokens nobody has read
 
     @property
     def idle(self) -> bool:
@@ -115,6 +115,7 @@ class Scheduler:
         these; others wait on.
         """
         # with nobody running, a waiting one was at fault
+        self._launched = LaunchedPrefill()
         failed = self.running if self.running else self.waiting
         lost = list(failed)
         failed.clear()
@@ -130,14 +131,16 @@ class Scheduler:
         """
         self.num_draft_tokens = None
         if self._quiet:
-            return self._decode(self._decoding())
+            return self._end_prefill(self._taken()) + self._decode(self._decoding())
+        # who was put off meanwhile may be admitted again, with the token that it has
+        all_run = self._still_running(self._launched.sequences) == self._launched.sequences
+        found = [] if all_run else self._end_prefill(self._taken())
         num_running = len(self.running)
-        failed = self._admit()
-        decoding = self._decoding()
+        found += self._admit()
         disturbed = len(self.running) > num_running or any(not s.prefilled for s in self.running)
         if disturbed:
             self._cycle_end = None
-        return failed + self._prefill() + self._decode(self._still_running(decoding))
+        return found + self._prefill_and_decode()
 
     @property
     def _quiet(self) -> bool:
@@ -213,44 +216,50 @@ class Scheduler:
             lacking = self._states.lacking(sequence, num_rows)
         return lacking <= 0
 
-    def _prefill(self) -> list[Emission]:
-        chunks = self._chunks()
-        if not chunks:
-            return []
-        fresh = {id(s) for s, _ in chunks if not s.tokens}
-        found = self._run_prefill(chunks)
-        for s, _ in chunks:
-            if s.length < s.num_prefill or s not in self.running:
-                continue
-            if self._vision is not None:  # once they are in the cache, only who starts again asks
+    def _prefill_and_decode(self) -> list[Emission]:
+        """Launch a prefill, read the first tokens of the one before, and run a cycle of those that
+        decode. The new one's first tokens are read by the next step, if there is work meanwhile.
+        """
+        before, decodes = self._taken(), bool(self._decoding())
+        launched, found = self._prefill()
+        found += self._end_prefill(before)
+        self._launched = launched
+        # with those first tokens, which are not kept for a cycle of their own, behind the prefill
+        decoding = self._decoding() if decodes else []
+        goes_on = found or decoding or any(s.length < s.num_prefill for s in self.running)
+        if not (goes_on and self._decoder.launches_ahead):
+            found += self._end_prefill(self._taken())
+        return found + self._decode(self._still_running(decoding))
+
+    def _prefill(self) -> tuple[LaunchedPrefill, list[Emission]]:
+        """What was launched, and who failed."""
+        launched = launch_prefill(self._decoder, self._chunks())
+        self._save_where_pages_end(launched.sequences)
+        if self._vision is not None:  # once they are in the cache, only who starts again asks
+            for s in launched.ended:
                 s.prompt = s.prompt.with_vision(None)
-            if not s.tokens:
+        return launched, [self._fail(s, error) for s, error in launched.failed]
+
+    def _taken(self) -> LaunchedPrefill:
+        launched, self._launched = self._launched, LaunchedPrefill()
+        return launched
+
+    def _end_prefill(self, launched: LaunchedPrefill) -> list[Emission]:
+        """Read the first tokens."""
+        found = []
+        for s in launched.wait():
+            runs = s in self.running
+            if runs and not s.tokens:
                 found.append(self._fail(s, no_numbers()))
-            elif id(s) in fresh:
-                self._remember(s)
+            elif s.tokens and (runs or s in self.waiting):  # who was put off has its token, too
+                if runs:
+                    self._remember(s)
                 found.append(Emission(s, tuple(s.tokens), self._is_full(s)))
         return found
 
-    def _run_prefill(self, chunks: list[tuple[SequenceState, int]]) -> list[Emission]:
-        """Run one forward over ``chunks``; where memory does not hold it, one for each: only who
-        is too large fails.
-        """
-        rows = sum(count for _, count in chunks)
-        try:
-            with request_memory(
-                f"prompt: {rows} tokens at once", "Rebuild with a smaller engine.prefill_chunk."
-            ):
-                self._decoder.prefill(chunks)
-        except DeviceMemoryError as error:
-            if len(chunks) == 1:
-                return [self._fail(chunks[0][0], error)]
-            return [emission for chunk in chunks for emission in self._run_prefill([chunk])]
-        self._save_where_pages_end([s for s, _ in chunks])
-        return []
-
     def _chunks(self) -> list[tuple[SequenceState, int]]:
         """Prompt rows of one pass, ``prefill_chunk`` at most with their padding."""
-        ready = [s for s in self.running if not s.prefilled and not s.backpressured]
+        ready = [s for s in self.running if s.length < s.num_prefill and not s.backpressured]
         left = [s.num_prefill - s.length for s in ready]
         decoder, num_decoding = self._decoder, len(self._decoding())
         budget = prefill_budget(decoder.prefill_chunk, num_decoding, sum(left))

@@ -7,15 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trt_eagle3.engine.host_copy import to_device
+
 __all__ = ["Readback", "to_device"]
-
-
-def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """``tensor``, which lies on the host, on ``device``; it may be written again at once."""
-    if device.type != "cuda":
-        return tensor
-    # torch gives page-locked memory to nobody else while a copy from it runs
-    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 class Readback:

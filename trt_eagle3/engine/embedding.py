@@ -7,6 +7,7 @@ from torch import Tensor
 
 from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES, TensorRef
 from trt_eagle3.dtype import dtype_of_safetensors
+from trt_eagle3.engine.host_copy import to_device
 from trt_eagle3.engine.weights import materialise
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.weights import WeightExpr, part_of
@@ -48,4 +49,4 @@ class EmbeddingTable:
         """Embeddings ``[..., H]`` in the compute type of ``token_ids`` (int64), on the table's
         device.
         """
-        return self._table[token_ids.to(self._table.device, non_blocking=True)].to(self._dtype)
+        return self._table[to_device(token_ids, self._table.device)].to(self._dtype)

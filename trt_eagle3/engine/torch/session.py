@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.dtype import dtype_of_onnx
+from trt_eagle3.engine.host_copy import to_device
 from trt_eagle3.engine.session import Reduction, check_names, with_picked_rows
 from trt_eagle3.engine.torch.captured_function import constant_on, launching_singly
 from trt_eagle3.engine.torch.cuda_graph import Captured, CapturedGraphs, capturing, shapes_of
@@ -196,4 +197,4 @@ class TorchSession:
     def _on_device(self, tensor: Tensor) -> Tensor:
         if launching_singly() and tensor.device.type == "cpu":
             return constant_on(tensor, self.device)
-        return tensor.to(self.device, non_blocking=True)
+        return to_device(tensor, self.device)
