@@ -1,11 +1,13 @@
 // Linear with a quantised weight, for a few tokens, at what reading half or a quarter of its bytes costs. This file: up
 // to 16 tokens whose part of x fits into shared memory; linear_packed_wide.cuh: the others, up to 64.
 //
-// Idea: what a lane loads are whole operands (packed_weight.cuh), some spans ahead, and numbers of T are made of them
-// right before the product. A tile of 16 rows of W belongs to a group of 4 to 16 warps that share its columns; a
-// block's groups go on by themselves, so that one's merging hides behind the others' loads. x lies in shared memory
-// whole; where it is too wide, a cluster splits K, and its blocks' sums meet once, at the end. Bytes moved:
-// N * K * bits / 8 and scales, x, y. Measured: docs/measurements.md, "Quantised weights".
+// Idea: what a lane copies into its warp's ring, some spans ahead, are whole operands (packed_weight.cuh), and numbers
+// are made of them right before the product: of half, where x is bfloat16 too, because those cost the fewest
+// instructions, and a multiprocessor has four for each byte that memory brings. A tile of 16 rows of W belongs to a
+// group of 4 to 16 warps that share its columns; a block's groups go on by themselves, so that one's merging hides
+// behind the others' loads. x lies in shared memory whole; where it is too wide, a cluster splits K, and its blocks'
+// sums meet once, at the end. Bytes moved: N * K * bits / 8 and scales, x, y. Measured: docs/measurements.md,
+// "Quantised weights".
 //
 // Who adds what, and in which order, follows from N, K and whether there are more than 8 tokens.
 #pragma once
@@ -24,9 +26,9 @@ constexpr int kPackedMaxCluster = 8;
 static_assert(kPackedMaxCluster <= kMaxCluster);
 constexpr int kPackedPitch = 20;  // floats between the tokens of a partial sum: no bank conflicts
 
-// How a block is made. Large, for Hopper's shared memory: a block has a multiprocessor to itself, and most of its memory
-// is for what is on its way, so that reading goes on while one launch ends and the next one waits for its x. (Blocks of
-// two launches on a multiprocessor were slower: the later launch's lie where the earlier one's end first.)
+// How a block is made. Large, for Hopper's shared memory: a block has a multiprocessor to itself, and most of its
+// memory is for what is on its way, so that reading goes on while one launch ends and the next one waits for its x.
+// (Blocks of two launches on a multiprocessor were slower: the later launch's lie where the earlier one's end first.)
 template <typename Format, int kMaxTiles, bool kIsLarge>
 struct PackedBlock {
   using Weight = Format;
@@ -49,13 +51,15 @@ struct PackedBlock {
   static __host__ __device__ constexpr int pitch(int inner, int size) { return columns(inner, size) * 2 + 16; }
   // Floats of the partial sums of a warp.
   static __host__ __device__ constexpr int partial(int num_rows) { return num_rows * kPackedPitch; }
-  // Sums of x over groups of columns.
-  static __host__ __device__ constexpr int sum_bytes(int inner, int size) {
-    return Format::Offset ? columns(inner, size) / kPackedSpan * Format::Groups * MaxTokens * 4 : 0;
+  // What XNotes wants.
+  static __host__ __device__ constexpr int note_bytes(int inner, int size) {
+    const int spans = columns(inner, size) / kPackedSpan;
+    return (Format::InHalf ? spans * MaxTokens * 4 : 0) + (Format::Based ? spans * Format::Groups * MaxTokens * 8 : 0);
   }
-  // Of shared memory: the warps' rings, sums of x, x, the warps' partial sums, then those of the cluster's blocks.
+  // Of shared memory: the warps' rings, notes of x, x, the warps' partial sums, then those of the cluster's blocks.
   static constexpr int bytes(int num_rows, int inner, int size) {
-    return RingBytes + sum_bytes(inner, size) + num_rows * pitch(inner, size) + Buffers * Warps * partial(num_rows) * 4;
+    return RingBytes + note_bytes(inner, size) + num_rows * pitch(inner, size) +
+           Buffers * Warps * partial(num_rows) * 4;
   }
 };
 
@@ -122,26 +126,34 @@ struct PackedReader {
   }
 };
 
-// sums += W . x^T of one span; x[j] is where this lane reads of tokens 8j to 8j + 7. x_sums: of each group of columns
-// from this span's on, the sums of x of tokens 2t and 2t + 1, where the format wants them.
+// What is kept of x beside it, of [spans or groups][tokens]: where it lies as half, the factors that it was divided by;
+// where numbers come with a base, what the bases add to a product (x), and the sum of x (y), which a zero point takes.
+struct XNotes {
+  float* factors;
+  float2* sums;
+};
+
+// sums += W . x^T of one span; x[j] is where this lane reads of tokens 8j to 8j + 7. factors, x_sums: of tokens 2t and
+// 2t + 1 from this span on.
 template <typename Format, int kTiles>
 __device__ __forceinline__ void multiply_packed_span(const PackedWeight& w, const PackedSpan<Format>& span,
                                                      uint32_t offset, const uint32_t (&x)[kTiles],
-                                                     const float2* x_sums, float (&sums)[kTiles][4]) {
-  using T = typename Format::T;
+                                                     const float2* factors, const float4* x_sums,
+                                                     float (&sums)[kTiles][4]) {
+  using T = std::conditional_t<Format::InHalf, __half, typename Format::T>;
   constexpr int kPerGroup = kPackedBlocks / Format::Groups;
 #pragma unroll
   for (int group = 0; group < Format::Groups; ++group) {
     float even[kTiles][4] = {}, other[4] = {};  // two chains: a product need not wait for the last
-    if constexpr (Format::Offset) {
-      const float low = -Format::offset_of(span.low_scale, group), high = -Format::offset_of(span.high_scale, group);
+    if constexpr (Format::Based) {
+      const float low = Format::zero_of(span.low_scale, group), high = Format::zero_of(span.high_scale, group);
 #pragma unroll
       for (int j = 0; j < kTiles; ++j) {
-        const float2 x_sum = x_sums[(group * kTiles + j) * 4];
-        even[j][0] = low * x_sum.x;
-        even[j][1] = low * x_sum.y;
-        even[j][2] = high * x_sum.x;
-        even[j][3] = high * x_sum.y;
+        const float4 x_sum = x_sums[(group * kTiles + j) * 4];
+        even[j][0] = -x_sum.x - low * x_sum.y;
+        even[j][1] = -x_sum.z - low * x_sum.w;
+        even[j][2] = -x_sum.x - high * x_sum.y;
+        even[j][3] = -x_sum.z - high * x_sum.w;
       }
     }
 #pragma unroll
@@ -157,22 +169,18 @@ __device__ __forceinline__ void multiply_packed_span(const PackedWeight& w, cons
         mma<T>(kTiles == 1 ? other : even[j], second, values[2], values[3]);
       }
     }
-    const float low = Format::quick_scale(w, span.low_scale, group);
-    const float high = Format::quick_scale(w, span.high_scale, group);
+    const float low = Format::scale(w, span.low_scale, group), high = Format::scale(w, span.high_scale, group);
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) {
+      float2 factor = make_float2(1.0f, 1.0f);
+      if constexpr (Format::InHalf) factor = factors[j * 4];
 #pragma unroll
-      for (int e = 0; e < 4; ++e) sums[j][e] += (kTiles == 1 ? even[j][e] + other[e] : even[j][e]) * (e < 2 ? low : high);
+      for (int e = 0; e < 4; ++e) {
+        const float sum = kTiles == 1 ? even[j][e] + other[e] : even[j][e];
+        sums[j][e] += sum * ((e < 2 ? low : high) * (e % 2 == 0 ? factor.x : factor.y));
+      }
     }
   }
-}
-
-__device__ __forceinline__ uint32_t times_2_96(uint32_t pair) {
-  const auto values = __hmul2(reinterpret_cast<const __nv_bfloat162&>(pair), __nv_bfloat162(__float2bfloat16(0x1p96f), __float2bfloat16(0x1p96f)));
-  return reinterpret_cast<const uint32_t&>(values);
-}
-__device__ __forceinline__ float pair_sum(uint32_t pair) {  // of bfloat16
-  return __uint_as_float(pair << 16) + __uint_as_float(pair & 0xFFFF0000);
 }
 
 __device__ __forceinline__ void named_barrier(int id, int threads) {
@@ -245,21 +253,53 @@ struct PackedMerge {
   }
 };
 
-// What the format wants of 8 columns of x: them times 2^96, or the sum of the group's columns, which kLanes lanes have.
-template <typename Format>
-__device__ __forceinline__ void keep_packed_x(uint4 v, char* place, float* x_sum, int chunk) {
-  if constexpr (Format::Shifted) {
-    v = make_uint4(times_2_96(v.x), times_2_96(v.y), times_2_96(v.z), times_2_96(v.w));
-  }
-  *reinterpret_cast<uint4*>(place) = v;
-  if constexpr (Format::Offset) {
-    constexpr int kLanes = 16 / Format::Groups;
-    float sum = pair_sum(v.x) + pair_sum(v.y) + (pair_sum(v.z) + pair_sum(v.w));
+// `value` of kLanes lanes (2 to 16) that stand side by side.
+template <int kLanes>
+__device__ __forceinline__ float lanes_sum(float value) {
 #pragma unroll
-    for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) {
-      sum += __shfl_xor_sync(0xFFFFu << (threadIdx.x & 16), sum, lanes);
-    }
-    if (chunk % kLanes == 0) *x_sum = sum;
+  for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) {
+    value += __shfl_xor_sync(0xFFFFu << (threadIdx.x & 16), value, lanes);
+  }
+  return value;
+}
+__device__ __forceinline__ float span_max(float value) {
+#pragma unroll
+  for (int lanes = 8; lanes > 0; lanes /= 2) {
+    value = fmaxf(value, __shfl_xor_sync(0xFFFFu << (threadIdx.x & 16), value, lanes));
+  }
+  return value;
+}
+
+// Keeps 8 columns of x: as half, times the power of two that brings the largest of the token's 128 columns to 2^14. The
+// sixteen lanes that have those come together. `notes`: of this token, of the block's first span and group.
+template <typename Format, int kTokens>
+__device__ __forceinline__ void keep_in_half(const uint4& v, char* place, const XNotes& notes, int chunk) {
+  const uint32_t words[4] = {v.x, v.y, v.z, v.w};
+  float values[8], most = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    values[2 * i] = __uint_as_float(words[i] << 16);
+    values[2 * i + 1] = __uint_as_float(words[i] & 0xFFFF0000);
+    most = fmaxf(most, fmaxf(fabsf(values[2 * i]), fabsf(values[2 * i + 1])));
+  }
+  const uint32_t exponent = max(__float_as_uint(span_max(most)) >> 23, 15u);
+  const float factor = __uint_as_float((268 - exponent) << 23);  // 2^(14 - the largest's exponent)
+  if (chunk % 16 == 0) notes.factors[chunk / 16 * kTokens] = __uint_as_float((exponent - 14) << 23);
+  const bool sixteenths = Format::Sixteenths && chunk % 2 == 1;
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    values[i] *= factor;
+    sum += values[i];
+    if (sixteenths) values[i] *= 0.0625f;
+  }
+  *reinterpret_cast<uint4*>(place) =
+      make_uint4(pack2<__half>(values[0], values[1]), pack2<__half>(values[2], values[3]),
+                 pack2<__half>(values[4], values[5]), pack2<__half>(values[6], values[7]));
+  if constexpr (Format::Based) {
+    constexpr int kLanes = 16 / Format::Groups;
+    const float base = lanes_sum<kLanes>(sum * (sixteenths ? 64.0f : 1024.0f)), whole = lanes_sum<kLanes>(sum);
+    if (chunk % kLanes == 0) notes.sums[chunk / kLanes * kTokens] = make_float2(base, whole);
   }
 }
 
@@ -267,7 +307,7 @@ __device__ __forceinline__ void keep_packed_x(uint4 v, char* place, float* x_sum
 // all of the weight that is on its way.
 template <typename Block>
 __device__ __forceinline__ void load_packed_x(const LinearParams& p, const PackedShare& s, char* tokens, int pitch,
-                                              float* x_sums) {
+                                              const XNotes& notes) {
   using Format = typename Block::Weight;
   using T = typename Format::T;
   const int chunks = s.num_spans * (kPackedSpan / 8);
@@ -279,13 +319,19 @@ __device__ __forceinline__ void load_packed_x(const LinearParams& p, const Packe
       uint4 values[8];
 #pragma unroll
       for (int t = 0; t < 8; ++t) {
-        if (first + t < p.num_rows) values[t] = *reinterpret_cast<const uint4*>(column + t * static_cast<int64_t>(p.inner));
+        if (first + t < p.num_rows)
+          values[t] = *reinterpret_cast<const uint4*>(column + t * static_cast<int64_t>(p.inner));
       }
 #pragma unroll
       for (int t = 0; t < 8; ++t) {
         if (first + t >= p.num_rows) break;
-        float* x_sum = x_sums + i / (16 / Format::Groups) * Block::MaxTokens + first + t;
-        keep_packed_x<Format>(values[t], tokens + (first + t) * pitch + i * 16, x_sum, i);
+        char* place = tokens + (first + t) * pitch + i * 16;
+        if constexpr (Format::InHalf) {
+          const XNotes own = {notes.factors + first + t, notes.sums + first + t};
+          keep_in_half<Format, Block::MaxTokens>(values[t], place, own, i);
+        } else {
+          *reinterpret_cast<uint4*>(place) = values[t];
+        }
       }
     }
   }
@@ -309,9 +355,11 @@ __device__ __forceinline__ void linear_packed(const LinearParams& p, const Packe
 #pragma unroll 1
   for (int i = 0; i < Block::Slots - 1; ++i) reader.copy_next(w, s);
   wait_for_previous();  // a launch whose weight is not prefetch_safe did not come up before it could pass here
-  float* x_sums = reinterpret_cast<float*>(shared + Block::RingBytes);
-  char* tokens = shared + Block::RingBytes + Block::sum_bytes(w.inner, s.size);
-  load_packed_x<Block>(p, s, tokens, pitch, x_sums);
+  char* tokens = shared + Block::RingBytes + Block::note_bytes(w.inner, s.size);
+  float2* x_sums = reinterpret_cast<float2*>(shared + Block::RingBytes);
+  const int groups = Format::Based ? Block::columns(w.inner, s.size) / kPackedSpan * Format::Groups : 0;
+  float* factors = reinterpret_cast<float*>(x_sums + groups * Block::MaxTokens);
+  load_packed_x<Block>(p, s, tokens, pitch, {factors, x_sums});
 #if __CUDA_ARCH__ >= 900
   if (s.size > 1) cooperative_groups::this_cluster().barrier_wait();
 #endif
@@ -324,7 +372,8 @@ __device__ __forceinline__ void linear_packed(const LinearParams& p, const Packe
   float* partials = reinterpret_cast<float*>(tokens + p.num_rows * pitch);
   const int partial_floats = Block::Buffers * Block::Warps * Block::partial(p.num_rows);
   const PackedMerge<Block> merge{p, s, partials, partials + partial_floats};
-  const float2* lane_sums = reinterpret_cast<const float2*>(x_sums) + lane % 4;
+  const float4* lane_sums = reinterpret_cast<const float4*>(x_sums) + lane % 4;
+  const float2* lane_factors = reinterpret_cast<const float2*>(factors) + lane % 4;
   const uint32_t scale_base = scale_index<Format>(w, s.first_column);
   int buffer = 0, slot = 0;
 #pragma unroll 1
@@ -337,7 +386,7 @@ __device__ __forceinline__ void linear_packed(const LinearParams& p, const Packe
       PackedSpan<Format> values;
       read_span<Format>(w, ring + slot, scale_base + span * Format::Groups, values);
       reader.copy_next(w, s);
-      multiply_packed_span<Format, kTiles>(w, values, span * kPackedSpan * 2, x,
+      multiply_packed_span<Format, kTiles>(w, values, span * kPackedSpan * 2, x, lane_factors + span * kTiles * 4,
                                            lane_sums + span * Format::Groups * kTiles * 4, sums);
       slot += Block::SlotBytes;
       if (slot == Block::Slots * Block::SlotBytes) slot = 0;

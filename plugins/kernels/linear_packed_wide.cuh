@@ -1,12 +1,12 @@
 // Linear with a quantised weight, for up to 64 tokens: rows of W are the rows of Hopper's products, 32 or 64 tokens
 // their columns, whoever of them is there.
 //
-// Idea: W comes from memory straight into the registers that become A of the products, some spans ahead; x comes
+// Idea: W comes through the warps' rings into the registers that become A of the products; x comes by the copy engine
 // through a ring of stages of 128 columns in shared memory, which all warpgroups of a block share. One half of a stage
-// is made numbers while the other is multiplied. The rows of a block and the cluster that splits K are chosen so that
-// the chip is full and x is read seldom. Where scales change along K, the sums so far are rescaled by old / new scale,
-// and no second set of sums is kept. Bytes moved: as linear_packed.cuh, and x once per block, from the L2 cache.
-// Measured: docs/measurements.md, "Quantised weights".
+// is made numbers while the other is multiplied, and no warpgroup waits for another. The rows of a block and the
+// cluster that splits K are chosen so that the chip is full and x is read seldom. Where scales change along K, the sums
+// so far are rescaled by old / new scale, and no second set of sums is kept. Bytes moved: as linear_packed.cuh, and x
+// once per block, from the L2 cache. Measured: docs/measurements.md, "Quantised weights".
 //
 // Who adds what, and in which order, follows from N, K and whether there are more than 32 tokens.
 #pragma once

@@ -28,9 +28,9 @@ struct PackedWeight {
   const void* scale;
   const uint8_t* zero;
   int32_t inner, outer;
-  int32_t scale_columns;    // FP8: 1, or K / 128; INT4: K / group
-  int32_t scale_row_shift;  // FP8: row n has scales n >> shift
-  int32_t scale_bfloat16;   // INT4: else float16
+  int32_t scale_columns;       // FP8: 1, or K / 128; INT4: K / group
+  int32_t scale_row_shift;     // FP8: row n has scales n >> shift
+  int32_t scale_bfloat16;      // INT4: else float16
   const char* next = nullptr;  // what the product after this one reads first, into the L2 cache
   int64_t next_bytes = 0;
 };
@@ -170,7 +170,10 @@ struct ByteWeight {
   // Whether one scale serves a row's whole length.
   static __device__ __forceinline__ bool constant(const PackedWeight& w) { return w.scale_columns == 1; }
 
-  static __device__ __forceinline__ float offset_of(const Scale&, int) { return 0.0f; }
+  // For few tokens (linear_packed.cuh): bfloat16's products are computed in half. There a number costs fewer
+  // instructions, and x times a power of two for each token and 128 columns loses nothing that counts.
+  static constexpr bool InHalf = std::is_same_v<T, __nv_bfloat16>;
+  static __device__ __forceinline__ float zero_of(const Scale&, int) { return 128.0f; }
 };
 
 // e4m3.
@@ -178,23 +181,13 @@ template <typename Element>
 struct Fp8Weight : ByteWeight<Element> {
   using T = Element;
 
-  // For few tokens: a product's A by fewer instructions. The exponent and mantissa of e4m3 in those of bfloat16 are
-  // 2^-120 of the value; x comes times 2^96, so that sums stay far from float32's denormals, and scales times 2^24.
-  static constexpr bool Shifted = std::is_same_v<T, __nv_bfloat16>, Offset = false;
+  static constexpr bool Based = false, Sixteenths = false;
   static __device__ __forceinline__ void quick_operand(const PackedSpan<Fp8Weight>& span, int block, uint32_t (&a)[4]) {
-    if constexpr (!Shifted) return operand(span, block, a);
     const uint32_t low = word_of(span.low[block / 4], block % 4), high = word_of(span.high[block / 4], block % 4);
-    a[0] = shifted_pair(__byte_perm(low, 0, 0x1404));
-    a[1] = shifted_pair(__byte_perm(high, 0, 0x1404));
-    a[2] = shifted_pair(__byte_perm(low, 0, 0x3424));
-    a[3] = shifted_pair(__byte_perm(high, 0, 0x3424));
-  }
-  // Of two values in the upper bytes of 16 bits.
-  static __device__ __forceinline__ uint32_t shifted_pair(uint32_t two) {
-    return (two & 0x80008000) | ((two >> 4) & 0x07F007F0);
-  }
-  static __device__ __forceinline__ float quick_scale(const PackedWeight&, float scale, int) {
-    return Shifted ? scale * 16777216.0f : scale;
+    a[0] = fp8_pair<__half>(low & 0xFFFF);
+    a[1] = fp8_pair<__half>(high & 0xFFFF);
+    a[2] = fp8_pair<__half>(low >> 16);
+    a[3] = fp8_pair<__half>(high >> 16);
   }
 
   // A of columns 16 block to 16 block + 15.
@@ -211,7 +204,7 @@ struct Fp8Weight : ByteWeight<Element> {
 template <typename Element>
 struct Int8Weight : ByteWeight<Element> {
   using T = Element;
-  static constexpr bool Shifted = false, Offset = false;
+  static constexpr bool Based = ByteWeight<Element>::InHalf, Sixteenths = false;
 
   // Bytes `at` and at + 1 of a word, as the last bits of floats, or of halves.
   static __device__ __forceinline__ uint32_t pair(uint32_t word, int at) {
@@ -234,9 +227,13 @@ struct Int8Weight : ByteWeight<Element> {
   }
   static __device__ __forceinline__ void quick_operand(const PackedSpan<Int8Weight>& span, int block,
                                                        uint32_t (&a)[4]) {
-    operand(span, block, a);
+    if constexpr (!Based) return operand(span, block, a);
+    const uint32_t low = word_of(span.low[block / 4], block % 4), high = word_of(span.high[block / 4], block % 4);
+    a[0] = __byte_perm(low, 0x64646464, 0x4140);  // 1024 + code
+    a[1] = __byte_perm(high, 0x64646464, 0x4140);
+    a[2] = __byte_perm(low, 0x64646464, 0x4342);
+    a[3] = __byte_perm(high, 0x64646464, 0x4342);
   }
-  static __device__ __forceinline__ float quick_scale(const PackedWeight&, float scale, int) { return scale; }
 };
 
 // Unsigned codes of four bits; value = (code - zero point) * scale, with 16-bit scales for every 128 / kGroups columns
@@ -295,25 +292,26 @@ struct Int4Weight {
     }
   }
 
-  // For few tokens: the pairs with their base, which offset_of takes off by the sums of x: bfloat16 alone, whose
-  // rounding hides what that costs.
-  static constexpr bool Shifted = false, Offset = std::is_same_v<T, __nv_bfloat16>;
+  // For few tokens, as ByteWeight's. Pairs with their base, half of them of sixteen times the codes: x of those columns
+  // comes divided by that, and what the bases add is taken off by sums of x.
+  static constexpr bool InHalf = std::is_same_v<T, __nv_bfloat16>, Based = InHalf, Sixteenths = InHalf;
   static __device__ __forceinline__ void quick_operand(const PackedSpan<Int4Weight>& span, int block,
                                                        uint32_t (&a)[4]) {
-    if constexpr (!Offset) return operand(span, block, a);
-    const uint32_t low = word_of(span.low[0], block / 2), high = word_of(span.high[0], block / 2);
+    if constexpr (!Based) return operand(span, block, a);
     const int shift = block % 2 * 8;
-    a[0] = based(low, shift);
-    a[1] = based(high, shift);
-    a[2] = based(low, shift + 4);
-    a[3] = based(high, shift + 4);
+    const uint32_t low = word_of(span.low[0], block / 2) >> shift, high = word_of(span.high[0], block / 2) >> shift;
+    a[0] = masked(low, 0x000F000F);
+    a[1] = masked(high, 0x000F000F);
+    a[2] = masked(low, 0x00F000F0);
+    a[3] = masked(high, 0x00F000F0);
   }
-  static __device__ __forceinline__ float quick_scale(const PackedWeight& w, const Scale& s, int group) {
-    return scale(w, s, group);
+  static __device__ __forceinline__ uint32_t masked(uint32_t word, uint32_t mask) {
+    uint32_t pair;
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;\n" : "=r"(pair) : "r"(word), "r"(mask), "r"(0x64006400));
+    return pair;
   }
-  // Base and zero point.
-  static __device__ __forceinline__ float offset_of(const Scale& s, int group) {
-    return __uint_as_float(0x4B000000 | (s.zeros >> group * 8 & 0xFF)) - (8388608.0f - 128.0f);
+  static __device__ __forceinline__ float zero_of(const Scale& s, int group) {
+    return __uint_as_float(0x4B000000 | (s.zeros >> group * 8 & 0xFF)) - 8388608.0f;
   }
   static __device__ __forceinline__ uint32_t based(uint32_t word, int shift) {
     uint32_t pair;  // (word & 0x000F000F) | base, in one instruction: its constants in registers

@@ -13,7 +13,7 @@ constexpr int kQuantiseThreads = 256;
 constexpr float kLargestE4m3 = 448.0f;
 constexpr float kSmallest = 1e-30f;  // what is smaller counts as 0: its factor may be infinite
 
-constexpr int kMostPacks = 6;            // eight values each that a thread keeps between the two times it wants them
+constexpr int kMostPacks = 6;  // eight values each that a thread keeps between the two times it wants them
 
 template <typename T>
 __device__ __forceinline__ void unpack_eight(const Pack<T, 8>& pack, float (&values)[8]) {
@@ -37,8 +37,8 @@ __device__ __forceinline__ uint32_t two_pairs(const float* v, float factor) {
          static_cast<uint32_t>(__nv_cvt_float2_to_fp8x2(high, __NV_SATFINITE, __NV_E4M3)) << 16;
 }
 
-// Codes of 8 columns, pairs 0 and 1 in x and 2 and 3 in y. Of each 64 columns eight lanes have them; each stores 8 bytes
-// of the packed order: what pair t of both halves of two times 16 columns are. `unit`: the 64 columns' place.
+// Codes of 8 columns, pairs 0 and 1 in x and 2 and 3 in y. Of each 64 columns eight lanes have them; each stores 8
+// bytes of the packed order: what pair t of both halves of two times 16 columns are. `unit`: the 64 columns' place.
 __device__ __forceinline__ void store_packed(uint2 codes, char* unit) {
   const unsigned lanes = 0xFFu << (threadIdx.x & 24);
   const bool upper = threadIdx.x & 1, odd = threadIdx.x & 2;  // half of 16 columns; which of two times 16
