@@ -26,6 +26,7 @@ __all__ = [
     "BuildConfig",
     "DraftConfig",
     "EngineConfig",
+    "KVDtype",
     "LimitsConfig",
     "SpeculationConfig",
     "TargetConfig",
@@ -37,6 +38,7 @@ PositiveInt = Annotated[int, Field(gt=0, le=1 << 24)]
 _SHORT_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _MAX_PROBLEMS = 4  # that one message names
 TreeSide = Annotated[int, Field(gt=0, le=1024)]
+KVDtype = Literal["compute", "fp8"]
 Chip = Literal["sm80", "sm86", "sm89", "sm120", "sm121"]
 """GPU architectures that TensorRT for RTX builds for and our kernels run on."""
 
@@ -165,7 +167,7 @@ class EngineConfig(_Section):
     weights: Literal["fp8", "int8", "int4"] | None = None
     quantise_head: bool = False
     activations: Literal["compute", "int8", "fp8"] = "compute"
-    kv_dtype: Literal["compute", "fp8"] = "compute"
+    kv_dtype: KVDtype = "compute"
     page_size: PositiveInt = 16
     prefill_chunk: PositiveInt = 512
     tensorrt: TensorRTConfig = TensorRTConfig()

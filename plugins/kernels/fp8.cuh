@@ -1,5 +1,5 @@
-// FP8 (e4m3) keys and values of a cache: a byte times its head's scale is the number. Exact in T; written by division,
-// rounding to nearest even, and what is larger than 448 becomes 448.
+// FP8 (e4m3) keys and values of a cache: a byte times its head's scale is the number. Bytes are exact in T. A number
+// times 1 / scale is rounded to nearest even, and what is larger than 448 becomes 448.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -8,8 +8,15 @@
 
 namespace trt_eagle3 {
 
+#if __CUDA_ARCH__ >= 890
+constexpr bool kHasFp8Conversion = true;
+#else
+constexpr bool kHasFp8Conversion = false;
+#endif
+
 // Bytes 1 and 3 of four as two of T. The sign stays in place, exponent and mantissa move to where T's exponent ends;
-// that is the number but for the difference of the exponents' biases. Works on every chip, subnormal numbers included.
+// that is the number but for the difference of the exponents' biases. For chips and types that have no instruction for
+// it; subnormal numbers included.
 template <typename T>
 __device__ __forceinline__ uint32_t fp8_odd_bytes(uint32_t four) {
   if constexpr (std::is_same_v<T, __half>) {
@@ -24,22 +31,26 @@ __device__ __forceinline__ uint32_t fp8_odd_bytes(uint32_t four) {
   }
 }
 
-// Bytes 0 and 2.
+// Bytes 0 and 1 of four (half 0), or 2 and 3, as two of T.
 template <typename T>
-__device__ __forceinline__ uint32_t fp8_even_bytes(uint32_t four) {
-  return fp8_odd_bytes<T>(four << 8);
+__device__ __forceinline__ uint32_t fp8_pair_of(uint32_t four, int half) {
+  if constexpr (kHasFp8Conversion && std::is_same_v<T, __half>) {  // one instruction
+    const __half2_raw raw = __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(four >> 16 * half), __NV_E4M3);
+    return static_cast<uint32_t>(raw.x) | static_cast<uint32_t>(raw.y) << 16;
+  } else {
+    return fp8_odd_bytes<T>(__byte_perm(four, 0, half == 0 ? 0x1404 : 0x3424));
+  }
 }
 
 // Eight bytes as eight of T, in order.
 template <typename T>
 __device__ __forceinline__ uint4 fp8_widened(uint32_t first, uint32_t second) {
-  return make_uint4(fp8_odd_bytes<T>(__byte_perm(first, 0, 0x1404)), fp8_odd_bytes<T>(__byte_perm(first, 0, 0x3424)),
-                    fp8_odd_bytes<T>(__byte_perm(second, 0, 0x1404)), fp8_odd_bytes<T>(__byte_perm(second, 0, 0x3424)));
+  return make_uint4(fp8_pair_of<T>(first, 0), fp8_pair_of<T>(first, 1), fp8_pair_of<T>(second, 0),
+                    fp8_pair_of<T>(second, 1));
 }
 
-__device__ __forceinline__ uint32_t fp8_two(float low, float high, float scale) {
-  return __nv_cvt_float2_to_fp8x2(make_float2(__fdiv_rn(low, scale), __fdiv_rn(high, scale)), __NV_SATFINITE,
-                                  __NV_E4M3);
+__device__ __forceinline__ uint32_t fp8_two(float2 two, float inverse) {
+  return __nv_cvt_float2_to_fp8x2(make_float2(two.x * inverse, two.y * inverse), __NV_SATFINITE, __NV_E4M3);
 }
 
 template <typename T>
@@ -51,20 +62,29 @@ __device__ __forceinline__ float2 two_floats(uint32_t two) {
   }
 }
 
+// Two of T as two float16, exactly but for what is out of its range: that becomes 65504, or loses bits below 2^-14.
+template <typename T>
+__device__ __forceinline__ uint32_t two_halves(uint32_t two) {
+  if constexpr (std::is_same_v<T, __half>) {
+    return two;
+  } else {
+    const float2 values = two_floats<T>(two);
+    return pack2<__half>(fminf(fmaxf(values.x, -65504.0f), 65504.0f), fminf(fmaxf(values.y, -65504.0f), 65504.0f));
+  }
+}
+
 // Eight of T as eight bytes.
 template <typename T>
-__device__ __forceinline__ uint2 fp8_narrowed(const uint4& eight, float scale) {
-  const float2 a = two_floats<T>(eight.x), b = two_floats<T>(eight.y);
-  const float2 c = two_floats<T>(eight.z), d = two_floats<T>(eight.w);
-  return make_uint2(fp8_two(a.x, a.y, scale) | fp8_two(b.x, b.y, scale) << 16,
-                    fp8_two(c.x, c.y, scale) | fp8_two(d.x, d.y, scale) << 16);
+__device__ __forceinline__ uint2 fp8_narrowed(const uint4& eight, float inverse) {
+  return make_uint2(fp8_two(two_floats<T>(eight.x), inverse) | fp8_two(two_floats<T>(eight.y), inverse) << 16,
+                    fp8_two(two_floats<T>(eight.z), inverse) | fp8_two(two_floats<T>(eight.w), inverse) << 16);
 }
 
 // Stores eight of T as the `pack`th eight numbers of a cache.
 template <typename T, bool kFp8>
 __device__ __forceinline__ void store_eight(void* cache, int64_t pack, const uint4& eight, float scale) {
   if constexpr (kFp8) {
-    static_cast<uint2*>(cache)[pack] = fp8_narrowed<T>(eight, scale);
+    static_cast<uint2*>(cache)[pack] = fp8_narrowed<T>(eight, __frcp_rn(scale));
   } else {
     static_cast<uint4*>(cache)[pack] = eight;
   }

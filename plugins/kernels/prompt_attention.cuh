@@ -45,7 +45,7 @@ __device__ __forceinline__ PromptShown shown_of(const uint8_t* row, int tail) {
 // grid (N / Warps): writes the new tokens to the cache, a warp each, and how far each sees to the workspace. A row of
 // the mask that shows a beginning of the tail and nothing behind it is a limit; of any other the attention reads the
 // mask.
-template <int kWarps>
+template <typename T, bool kFp8, int kWarps>
 __global__ void __launch_bounds__(32 * kWarps)
     prompt_write_kernel(const TreeAttentionParams p, const PromptWorkspace workspace, int row_packs) {
   wait_for_previous();
@@ -72,8 +72,9 @@ __global__ void __launch_bounds__(32 * kWarps)
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce && start + 32 * i < row_packs; ++i) {
-        static_cast<uint4*>(p.k_cache)[target + start + 32 * i] = keys[i];
-        static_cast<uint4*>(p.v_cache)[target + start + 32 * i] = values[i];
+        const int pack = start + 32 * i, kv_head = kFp8 ? pack / (p.head_dim / 8) : 0;
+        store_eight<T, kFp8>(p.k_cache, target + pack, keys[i], kv_scale<kFp8>(p, 0, kv_head));
+        store_eight<T, kFp8>(p.v_cache, target + pack, values[i], kv_scale<kFp8>(p, 1, kv_head));
       }
     }
   }
@@ -231,7 +232,7 @@ struct PromptConsumer {
     for (int half = 0; half < 2; ++half) {
       const int row = row_of(half), token = rows.token[half];
       const float d = quad_sum(softmax.d[half]);
-      const float scale = rows.limit[half] != 0 && d > 0.0f ? 1.0f / d : 0.0f;
+      const float scale = rows.limit[half] != 0 && d > 0.0f ? b.v_scale / d : 0.0f;
       const int head = b.kv_head * b.group + b.row0 + row - token * b.group;
       const int64_t head_row = (static_cast<int64_t>(b.sequence) * p.num_new + token) * p.num_heads + head;
       uint4* target = reinterpret_cast<uint4*>(static_cast<typename Tile::T*>(p.out) + head_row * Tile::D);
@@ -277,7 +278,7 @@ struct PromptConsumer {
       write(b, rows, sums, softmax);
       return;
     }
-    const float scale_log2 = p.scale * 1.44269504088896341f;
+    const float scale_log2 = p.scale * b.k_scale * 1.44269504088896341f;
     Weights weights;
     PromptQueries<Tile> queries;
     barrier_wait(ring.queries_full(), done & 1);

@@ -10,12 +10,12 @@ namespace trt_eagle3 {
 
 // Two warpgroups of 64 rows each multiply, a third one loads. Keys and values of 128 slots have stages of their own: a
 // stage of keys is free once the scores are there.
-template <typename Element, int kHeadDim, int kStages, bool kInTurn = true>
+template <typename Element, int kHeadDim, int kStages, bool kInTurn = true, bool kFp8 = false>
 struct PromptTile {
   using T = Element;
   static constexpr int D = kHeadDim;
   static constexpr int Stages = kStages;
-  static constexpr bool Fp8 = false;
+  static constexpr bool Fp8 = kFp8;        // what it reads are the bytes of an FP8 cache, widened to T (prompt_fp8.cuh)
   static constexpr bool InTurn = kInTurn;  // one warpgroup begins products while the other has its softmax
   static constexpr int Rows = 128;
   static constexpr int Tokens = 128;

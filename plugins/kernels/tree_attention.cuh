@@ -59,8 +59,7 @@ __device__ __forceinline__ void store_row(const TreeAttentionParams& p, const Tr
   const int token = token_of(p, b.row0 + row);
   const int head = b.kv_head * b.group + b.row0 + row - token * b.group;
   using T = typename Tile::T;
-  const float v_scale = kv_scale<Tile::Fp8>(p, 1, b.kv_head);
-  const float scale = token < b.queries && state.md.y > 0.0f ? v_scale / state.md.y : 0.0f;
+  const float scale = token < b.queries && state.md.y > 0.0f ? b.v_scale / state.md.y : 0.0f;
   const int64_t head_row = (static_cast<int64_t>(b.sequence) * p.num_new + token) * p.num_heads + head;
   const uint2 packed = make_uint2(pack2<T>(state.out.x * scale, state.out.y * scale),
                                   pack2<T>(state.out.z * scale, state.out.w * scale));

@@ -1,6 +1,7 @@
 // Where the tokens of TreeAttention are: slots through the page table, rows packed by head, loads, writes and the mask.
 #pragma once
 
+#include "fp8.cuh"
 #include "tree_tile.cuh"
 
 namespace trt_eagle3 {
@@ -12,6 +13,7 @@ struct TreeBlock {
   int past, first_new, kv_end;  // slot of new token 0; one past the last slot that any row sees
   int queries;                  // tokens that are not padding
   int cached;                   // slots below this one are in the cache when the kernel starts
+  float k_scale, v_scale;       // of the head's bytes, where the cache is FP8
 };
 
 __device__ __forceinline__ int token_of(const TreeAttentionParams& p, int row) {
@@ -24,6 +26,8 @@ __device__ __forceinline__ TreeBlock tree_rows(const TreeAttentionParams& p, int
   TreeBlock b = {};
   b.sequence = pair / p.num_kv_heads;
   b.kv_head = pair - b.sequence * p.num_kv_heads;
+  b.k_scale = kv_scale<Tile::Fp8>(p, 0, b.kv_head);
+  b.v_scale = kv_scale<Tile::Fp8>(p, 1, b.kv_head);
   b.group = p.num_heads / p.num_kv_heads;
   b.row0 = tile * Tile::Rows;
   b.rows = min(Tile::Rows, p.num_new * b.group - b.row0);
@@ -80,8 +84,8 @@ struct NewTokens {
     const int64_t slot = cache_slot(p, b.sequence, b.first_new + token);
     const int64_t target = slot * p.num_kv_heads * Tile::Chunks + column / 16;
     using T = typename Tile::T;
-    store_eight<T, Tile::Fp8>(p.k_cache, target, key, kv_scale<Tile::Fp8>(p, 0, b.kv_head));
-    store_eight<T, Tile::Fp8>(p.v_cache, target, value, kv_scale<Tile::Fp8>(p, 1, b.kv_head));
+    store_eight<T, Tile::Fp8>(p.k_cache, target, key, b.k_scale);
+    store_eight<T, Tile::Fp8>(p.v_cache, target, value, b.v_scale);
   }
 
   // Stores this piece, then the thread's others.

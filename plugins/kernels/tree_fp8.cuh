@@ -1,9 +1,10 @@
 // A tile of FP8 keys and values in shared memory, and its products by mma.sync: bytes become operands in registers.
+// Products are of float16, whatever T is: it holds every e4m3 number, and a chip makes two of two bytes at once.
 //
 // A tile has D bytes a row, in chunks of 16, swizzled so that ldmatrix has no bank conflicts. To ldmatrix two bytes are
 // one number, so a lane gets four bytes of a row, of which products 16 deep want columns 2t, 2t + 1, 2t + 8 and 2t + 9.
 // Instead of moving bytes, the columns are renamed: of 16 columns lane t of four has 4t to 4t + 3, and
-//   scores: numbers 2t, 2t + 1, 2t + 8, 2t + 9 of a product are columns 4t, 4t + 2, 4t + 1, 4t + 3, of the queries too;
+//   scores: numbers 2t, 2t + 1, 2t + 8, 2t + 9 of a product are columns 4t to 4t + 3, of the queries too;
 //   sums: of each 16 columns two products of 8 take the even and the odd ones.
 #pragma once
 
@@ -34,8 +35,9 @@ __device__ __forceinline__ void fp8_load_query(uint32_t (&fragment)[4], uint32_t
                  : "=r"(first), "=r"(second)
                  : "r"(queries + tile_offset<Tile::D>(row, chunk, Tile::Rows) + within)
                  : "memory");
-    fragment[half] = __byte_perm(first, second, 0x5410);
-    fragment[2 + half] = __byte_perm(first, second, 0x7632);
+    constexpr bool kSame = std::is_same_v<typename Tile::T, typename Tile::Factor>;
+    fragment[half] = kSame ? first : two_halves<typename Tile::T>(first);
+    fragment[2 + half] = kSame ? second : two_halves<typename Tile::T>(second);
   }
 }
 
@@ -43,7 +45,7 @@ __device__ __forceinline__ void fp8_load_query(uint32_t (&fragment)[4], uint32_t
 template <typename Tile>
 __device__ __forceinline__ void fp8_scores(float (&scores)[Tile::Tokens / 8][4],
                                            const uint32_t (&query)[Tile::D / 16][4], uint32_t keys, int lane) {
-  using T = typename Tile::T;
+  using T = typename Tile::Factor;
 #pragma unroll
   for (int j = 0; j < Tile::Tokens / 8; ++j) {
 #pragma unroll
@@ -58,7 +60,8 @@ __device__ __forceinline__ void fp8_scores(float (&scores)[Tile::Tokens / 8][4],
       load_matrix4(four, keys + fp8_offset<Tile::D>(row, step + (lane >> 3 & 1)));
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        mma<T>(scores[2 * pair + i / 2], query[step + i % 2], fp8_even_bytes<T>(four[i]), fp8_odd_bytes<T>(four[i]));
+        const uint32_t low = fp8_pair_of<T>(four[i], 0), high = fp8_pair_of<T>(four[i], 1);
+        mma<T>(scores[2 * pair + i / 2], query[step + i % 2], low, high);
       }
     }
   }
@@ -68,7 +71,7 @@ __device__ __forceinline__ void fp8_scores(float (&scores)[Tile::Tokens / 8][4],
 template <typename Tile>
 __device__ __forceinline__ void fp8_sums(float (&out)[Tile::D / 8][4], const uint32_t (&a)[Tile::Tokens / 16][4],
                                          uint32_t values, int lane) {
-  using T = typename Tile::T;
+  using T = typename Tile::Factor;
 #pragma unroll
   for (int step = 0; step < Tile::Tokens / 16; ++step) {
 #pragma unroll
@@ -77,9 +80,10 @@ __device__ __forceinline__ void fp8_sums(float (&out)[Tile::D / 8][4], const uin
       load_matrix4_transposed(four, values + fp8_offset<Tile::D>(step * 16 + (lane & 15), chunk + (lane >> 4)));
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const uint32_t low = four[2 * i], high = four[2 * i + 1];
-        mma<T>(out[2 * (chunk + i)], a[step], fp8_even_bytes<T>(low), fp8_even_bytes<T>(high));
-        mma<T>(out[2 * (chunk + i) + 1], a[step], fp8_odd_bytes<T>(low), fp8_odd_bytes<T>(high));
+        // a column of two tokens beside the next one, instead of a token's two columns
+        const uint32_t low = __byte_perm(four[2 * i], 0, 0x3120), high = __byte_perm(four[2 * i + 1], 0, 0x3120);
+        mma<T>(out[2 * (chunk + i)], a[step], fp8_pair_of<T>(low, 0), fp8_pair_of<T>(high, 0));
+        mma<T>(out[2 * (chunk + i) + 1], a[step], fp8_pair_of<T>(low, 1), fp8_pair_of<T>(high, 1));
       }
     }
   }

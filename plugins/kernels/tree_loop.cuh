@@ -110,12 +110,11 @@ struct TreeLoop {
     return ring + index % Tile::Stages * Tile::StageBytes;
   }
 
-  // The tile at `stage` as T. Every thread is past the products of the tile before.
-  __device__ __forceinline__ uint32_t widen(uint32_t stage) const {
-    Tile::KVLoader::widen(stage, wide, thread);
-    fence_async_proxy();
-    group_sync<Tile>(group);
-    return wide;
+  // Under the products of tile `tile`, the `index`th: the one Stages - 1 later is loaded.
+  __device__ __forceinline__ void load_next(int& slot, int tile, int index) const {
+    keep(slot, index + Tile::Stages);
+    slot = look_up(tile + (Tile::Stages + 1) * stride);
+    load(tile + (Tile::Stages - 1) * stride, index + Tile::Stages - 1);
   }
 
   __device__ __forceinline__ void mask_tile(Scores& scores, int tile) const {
@@ -127,6 +126,52 @@ struct TreeLoop {
     }
   }
 
+  // Widens the bytes of keys (kind 0) or values that have come as the `index`th tile, unless there is none.
+  __device__ __forceinline__ void widen(int kind, int tile, int index) const {
+    if (tile < num_tiles) Tile::KVLoader::widen(kind, ring + index % Tile::Stages * Tile::StageBytes, wide, thread);
+  }
+  __device__ __forceinline__ void widened() const {
+    fence_async_proxy();
+    group_sync<Tile>(group);
+  }
+
+  // run() for tiles that are widened in shared memory: values under the product with keys, keys of the next tile under
+  // the product with values.
+  template <typename Query, typename Out>
+  __device__ __forceinline__ void run_widened(const Query& query, Out& out, OnlineSoftmax& softmax) const {
+    const int warp = thread / 32, lane = thread % 32;
+    int slot = look_up(worker + Tile::Stages * stride);
+    int tile = worker;
+    arrive(0);
+    widen(0, tile, 0);
+    widened();
+#pragma unroll 1
+    for (int index = 0; tile < num_tiles; tile += stride, ++index) {
+      Scores scores;
+      start_qk<Tile>(scores, queries, wide, warp);
+      load_next(slot, tile, index);
+      widen(1, tile, index);
+      finish_qk<Tile>(scores, query, wide, lane);
+      mask_tile(scores, tile);
+      softmax.update(scores, scale_log2);
+      softmax.rescale(out);
+      widened();  // and the keys are not needed any more
+      start_pv<Tile>(out, scores, wide + Tile::KBytes, lane);
+      arrive(index + 1);
+      widen(0, tile + stride, index + 1);
+      finish_pv<Tile>(out);
+      widened();
+    }
+    end_together(tile, 3);
+  }
+
+  // Groups whose barriers have numbers wait equally often, so that racecheck can count them; a tile takes `waits`.
+  __device__ __forceinline__ void end_together(int tile, int waits) const {
+    if constexpr (Tile::Groups > 1 && Tile::GroupThreads > 32) {
+      for (int i = 0; i < waits && group > 0 && tile - group < num_tiles; ++i) group_sync<Tile>(group);
+    }
+  }
+
   template <typename Query, typename Out>
   __device__ __forceinline__ void run(const Query& query, Out& out, OnlineSoftmax& softmax) const {
     const int warp = thread / 32, lane = thread % 32;
@@ -134,19 +179,10 @@ struct TreeLoop {
     int tile = worker;
 #pragma unroll 1
     for (int index = 0; tile < num_tiles; tile += stride, ++index) {
-      uint32_t keys = arrive(index);
+      const uint32_t keys = arrive(index);
       Scores scores;
-      const auto load_next = [&] {
-        keep(slot, index + Tile::Stages);
-        slot = look_up(tile + (Tile::Stages + 1) * stride);
-        load(tile + (Tile::Stages - 1) * stride, index + Tile::Stages - 1);
-      };
-      if constexpr (Tile::Widens) {
-        load_next();
-        keys = widen(keys);
-      }
       start_qk<Tile>(scores, queries, keys, warp);
-      if constexpr (!Tile::Widens) load_next();
+      load_next(slot, tile, index);
       finish_qk<Tile>(scores, query, keys, lane);
       mask_tile(scores, tile);
       softmax.update(scores, scale_log2);
@@ -154,10 +190,7 @@ struct TreeLoop {
       start_pv<Tile>(out, scores, keys + Tile::KBytes, lane);
       finish_pv<Tile>(out);
     }
-    // Groups whose barriers have numbers wait equally often, so that racecheck can count them.
-    if constexpr (Tile::Groups == 2 && Tile::GroupThreads > 32) {
-      for (int i = 0; i < 1 + Tile::Widens && group == 1 && tile - 1 < num_tiles; ++i) group_sync<Tile>(group);
-    }
+    end_together(tile, 1);
   }
 };
 
@@ -186,7 +219,7 @@ __device__ __forceinline__ void attend(const TreeAttentionParams& p, const TreeB
       num_splits * Tile::Groups,
       ceil_div(b.kv_end, Tile::Tokens),
       p.mask == MaskKind::kCausal ? min(b.kv_end, b.first_new + token_of(p, b.row0) + 1) : b.past,
-      p.scale * kv_scale<Tile::Fp8>(p, 0, b.kv_head) * 1.44269504088896341f,
+      p.scale * b.k_scale * 1.44269504088896341f,
   };
 #pragma unroll
   for (int stage = 0; stage < Tile::Stages; ++stage) loop.keep(first_slots[stage], stage);
@@ -211,6 +244,11 @@ __device__ __forceinline__ void attend(const TreeAttentionParams& p, const TreeB
   }
   copy_async_wait<Tile::Stages - 2>();
   __syncthreads();  // the queries and the mask are there
+  if constexpr (Tile::Widens) {
+    Tile::KVLoader::convert_queries(loop.queries);
+    fence_async_proxy();
+    __syncthreads();
+  }
   if (p.written == 0) tokens.write(p, b);
 
   uint32_t query[Tile::Wgmma ? 1 : Tile::D / 16][4];
@@ -226,7 +264,11 @@ __device__ __forceinline__ void attend(const TreeAttentionParams& p, const TreeB
   }
   float out[Tile::D / 8][4] = {};
   OnlineSoftmax softmax;
-  loop.run(query, out, softmax);
+  if constexpr (Tile::Widens) {
+    loop.run_widened(query, out, softmax);
+  } else {
+    loop.run(query, out, softmax);
+  }
   copy_async_wait<0>();
   __syncthreads();
 

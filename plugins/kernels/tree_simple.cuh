@@ -28,7 +28,7 @@ __device__ __forceinline__ float cached_float(const void* cache, int64_t i) {
 template <typename T, bool kFp8>
 __device__ __forceinline__ void store_cached(void* cache, int64_t i, T value, float scale) {
   if constexpr (kFp8) {
-    const float scaled = __fdiv_rn(to_float(value), scale);
+    const float scaled = to_float(value) * __frcp_rn(scale);
     static_cast<__nv_fp8_storage_t*>(cache)[i] = __nv_cvt_float_to_fp8(scaled, __NV_SATFINITE, __NV_E4M3);
   } else {
     static_cast<T*>(cache)[i] = value;

@@ -22,14 +22,15 @@ struct Fp8KV;  // kv_loader_fp8.cuh
 
 // One configuration of the kernel. A block has kGroups groups of kWarps warps; each group takes every kGroups-th tile
 // of kTileTokens cache slots through its own ring of kTileStages stages, for all 16 * kWarps query rows of the block.
-// Of an FP8 cache the ring holds bytes. For wgmma a tile of them is widened to T in shared memory, once for all rows of
-// the group; for mma.sync in registers.
+// Of an FP8 cache the ring holds bytes. For wgmma a tile of them is widened in shared memory, once for all rows of the
+// group; for mma.sync in registers.
 template <typename Element, int kHeadDim, int kWarps, int kGroups, int kTileTokens, int kTileStages, Math kTileMath,
           bool kFp8 = false>
 struct TreeTile {
   using T = Element;
   using KVLoader = std::conditional_t<kFp8, Fp8KV<TreeTile>, SameTypeKV<TreeTile>>;
   static constexpr bool Fp8 = kFp8;
+  using Factor = std::conditional_t<kFp8, __half, Element>;  // what products multiply
   static constexpr int D = kHeadDim;
   static constexpr int Groups = kGroups;
   static constexpr int Rows = 16 * kWarps;
@@ -41,7 +42,7 @@ struct TreeTile {
   static constexpr int Chunks = D / 8;
   static constexpr bool Widens = Fp8 && Wgmma;
   static constexpr int StageBytes = 2 * Tokens * D * (Fp8 ? 1 : 2);
-  static constexpr int WideOffset = kGroups * Stages * StageBytes;  // of each group, a tile as T
+  static constexpr int WideOffset = kGroups * Stages * StageBytes;  // of each group, a widened tile
   static constexpr int WideBytes = Widens ? 4 * Tokens * D : 0;
   static constexpr int KBytes = Widens ? WideBytes / 2 : StageBytes / 2;  // keys of a tile, before its values
   static constexpr int QueryBytes = Rows * D * 2;
@@ -68,8 +69,10 @@ __device__ __forceinline__ void group_sync(int group) {
   } else if constexpr (Tile::Groups == 1) {
     __syncthreads();
   } else {
-    static_assert(Tile::Groups == 2);
-    if (group == 0) {
+    static_assert(Tile::Groups <= 3);
+    if (group == 2) {
+      asm volatile("bar.sync 3, %0;\n" ::"n"(Tile::GroupThreads) : "memory");
+    } else if (group == 0) {
       asm volatile("bar.sync 1, %0;\n" ::"n"(Tile::GroupThreads) : "memory");
     } else {
       asm volatile("bar.sync 2, %0;\n" ::"n"(Tile::GroupThreads) : "memory");
@@ -113,7 +116,7 @@ __device__ __forceinline__ void start_qk(float (&scores)[Tile::Tokens / 8][4], u
       const uint32_t column = (step & 3) * 32;
       const uint32_t a = queries + (step >> 2) * Tile::Rows * 128 + (warp >> 2) * 64 * 128 + column;
       const uint32_t b = keys + (step >> 2) * Tile::Tokens * 128 + column;
-      wgmma_ss<typename Tile::T>(scores, wgmma_descriptor(a, 16), wgmma_descriptor(b, 16), step != 0);
+      wgmma_ss<typename Tile::Factor>(scores, wgmma_descriptor(a, 16), wgmma_descriptor(b, 16), step != 0);
     }
     wgmma_commit();
   }
@@ -155,11 +158,12 @@ __device__ __forceinline__ void finish_qk(float (&scores)[Tile::Tokens / 8][4],
   }
 }
 
-// Begins out += weights . values; finish_pv ends it. The weights are rounded to T, as every tensor-core attention does.
+// Begins out += weights . values; finish_pv ends it. The weights are rounded to Factor, as every tensor-core attention
+// does.
 template <typename Tile>
 __device__ __forceinline__ void start_pv(float (&out)[Tile::D / 8][4], const float (&weights)[Tile::Tokens / 8][4],
                                          uint32_t values, int lane) {
-  using T = typename Tile::T;
+  using T = typename Tile::Factor;
   uint32_t a[Tile::Tokens / 16][4];
 #pragma unroll
   for (int step = 0; step < Tile::Tokens / 16; ++step) {

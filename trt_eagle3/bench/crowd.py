@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from typing import get_args
 
 import click
 import torch
@@ -24,7 +25,7 @@ from trt_eagle3.bench.drawn_packed import weights_option
 from trt_eagle3.bench.host_time import HostTime
 from trt_eagle3.bench.random_pair import RandomPair, random_pair
 from trt_eagle3.bench.synthetic import size_option
-from trt_eagle3.config import SpeculationConfig
+from trt_eagle3.config import KVDtype, SpeculationConfig
 from trt_eagle3.decode.decoder import AnyTree
 from trt_eagle3.decode.scheduler import Scheduler
 from trt_eagle3.decode.tree import static_tree
@@ -54,6 +55,13 @@ _WARM = 8  # steps before the first that counts
 @click.option("--cycles", default=40, show_default=True, help="Steps that a median is of.")
 @click.option("--page-size", default=16, show_default=True)
 @weights_option
+@click.option(
+    "--kv-dtype",
+    type=click.Choice(get_args(KVDtype)),
+    default="compute",
+    show_default=True,
+    help="As engine.kv_dtype.",
+)
 @click.option("--kernels", is_flag=True, help="Also print the longest kernels of every case.")
 def main(
     size: str,
@@ -63,10 +71,13 @@ def main(
     cycles: int,
     page_size: int,
     weights: str,
+    kv_dtype: KVDtype,
     kernels: bool,
 ) -> None:
     """Print where a step's microseconds go, case by case, then cycle times by batch size."""
-    times = Table(f"{size}, {weights}, context {context}", *(f"B {batch}" for batch in batches))
+    times = Table(
+        f"{size}, {weights}, KV {kv_dtype}, context {context}", *(f"B {batch}" for batch in batches)
+    )
     longest = Table("case", "kernel", "us a step", "launches")
     console = Console(width=200)
     with tempfile.TemporaryDirectory() as folder, torch.inference_mode():
@@ -77,6 +88,7 @@ def main(
             max_seq_len=context + _ROOM,
             max_batch_size=max(batches),
             weights=weights,
+            kv_dtype=kv_dtype,
         )
         for steps in depths:
             crowd = _Crowd(pair, context, max(batches), steps)

@@ -16,7 +16,7 @@ from trt_eagle3.bench.synthetic import write_draft, write_target
 from trt_eagle3.checkpoint.draft import read_draft
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetCheckpoint
-from trt_eagle3.config import EngineConfig
+from trt_eagle3.config import EngineConfig, KVDtype
 from trt_eagle3.decode.decoder import Decoder, Drafting
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.prompt import Prompt
@@ -75,12 +75,13 @@ def random_pair(
     max_seq_len: int,
     max_batch_size: int = 1,
     weights: str = "bfloat16",
+    kv_dtype: KVDtype = "compute",
 ) -> RandomPair:
     """Open a pair of ``size`` (bench/synthetic.py) in bfloat16; its graphs are written to
     ``folder``.
 
     The caches hold ``max_batch_size`` sequences of ``max_seq_len`` tokens. ``weights``: how the
-    target's projections lie, one of ``PACKED_KINDS``.
+    target's projections lie, one of ``PACKED_KINDS``. ``kv_dtype``: as ``engine.kv_dtype``.
     """
 
     def read(expr: WeightExpr, _root: Path, device: torch.device) -> Tensor | PackedWeight:
@@ -91,7 +92,13 @@ def random_pair(
     write_draft(folder / "draft", size)
     spec = read_target(folder / "target")
     manifest = read_draft(folder / "draft", spec)
-    engine = EngineConfig(backend="torch", device=_DEVICE, dtype="bfloat16", page_size=page_size)
+    engine = EngineConfig(
+        backend="torch",
+        device=_DEVICE,
+        dtype="bfloat16",
+        page_size=page_size,
+        kv_dtype=kv_dtype,
+    )
     sessions = {}
     for name, model in build_graphs(spec, manifest, engine, reference_location).items():
         if name != "vision":

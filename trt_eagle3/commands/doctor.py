@@ -186,7 +186,8 @@ def bundle_line(path: Path, record: BundleRecord) -> str:
     found = [f"{labels[name]} {at}" for name, at in engine.versions.items() if name in labels]
     made = f" by {' and '.join(found)}" if found else ""
     chips = f" for {engine.gpu_arch.replace('+', ', ')}" if engine.gpu_arch else ""
-    return f"{path}: backend {engine.backend}, {engine.dtype}, built{made}{chips}"
+    kv = ", FP8 KV cache" if record.config.engine.kv_dtype == "fp8" else ""
+    return f"{path}: backend {engine.backend}, {engine.dtype}{kv}, built{made}{chips}"
 
 
 def _driver(_: EngineConfig | None) -> str:

@@ -68,9 +68,10 @@ def _target_line(spec: TargetCheckpoint) -> str:
 
 def _kv_line(spec: TargetCheckpoint, manifest: DraftManifest | None) -> str:
     token = kv_bytes_per_token(spec, manifest, "bfloat16")
+    fp8 = kv_bytes_per_token(spec, manifest, "bfloat16", "fp8")
     return (
         f"KV cache: {token:,} bytes a token in 16 bits; a sequence of 4,096 tokens has "
-        f"{4096 * token / 1e9:.2f} GB"
+        f"{4096 * token / 1e9:.2f} GB, with kv_dtype: fp8 {4096 * fp8 / 1e9:.2f} GB"
     )
 
 
@@ -93,7 +94,8 @@ def _quantisation_line(found: Quantisation) -> str:
     ]
     if found.kv_cache or found.kv_scales:
         told = found.kv_cache or "not named"
-        parts.append(f"KV cache {told}, {len(found.kv_scales)} scales (kept 16-bit here)")
+        use = "used by engine.kv_dtype: fp8"
+        parts.append(f"KV cache {told}, {len(found.kv_scales)} scales ({use})")
     return "; ".join(parts)
 
 

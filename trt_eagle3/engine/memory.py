@@ -34,6 +34,8 @@ MAX_DEFERRED = 512
 hidden states.
 """
 
+_SEGMENT = 256  # rows of a prompt's shortest segment (decode/chunks.py)
+_MAX_WIDENED_BYTES = 512 << 20
 _LIBRARIES_BYTES = 3 << 29
 """CUDA's context, libraries' workspaces and captured graphs: 1.5 GiB."""
 
@@ -88,7 +90,8 @@ def memory_need(
         images=item * _image_values(spec, limits.max_visual_tokens),
         prefill=item * engine.prefill_chunk * _row_values(spec)
         + 3 * 4 * limits.max_batch_size * num_nodes * spec.vocab_size
-        + item * limits.max_batch_size * _deferred_values(spec, manifest),
+        + item * limits.max_batch_size * _deferred_values(spec, manifest)
+        + (_widened_bytes(spec, limits, engine) if engine.kv_dtype == "fp8" else 0),
         kv_token=kv_token,
     )
 
@@ -226,6 +229,15 @@ def _target_kv_width(spec: TargetSpec) -> int:
 
 def _draft_kv_width(manifest: DraftManifest | None) -> int:
     return manifest.num_layers * manifest.num_kv_heads * manifest.head_dim if manifest else 0
+
+
+def _widened_bytes(spec: TargetSpec, limits: LimitsConfig, engine: EngineConfig) -> int:
+    """Of what a prompt's attention widens an FP8 cache to: keys and values of one layer, of the
+    sequences that share a chunk (``plugins/kernels/prompt_fp8.cuh``).
+    """
+    width = max(layer.mixer.kv_width for layer in spec.layers)
+    sequences = -(-engine.prefill_chunk // _SEGMENT)
+    return min(4 * width * limits.max_seq_len * sequences, _MAX_WIDENED_BYTES)
 
 
 def num_pages(limits: LimitsConfig, page_size: int) -> int:
