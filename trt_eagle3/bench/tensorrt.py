@@ -51,7 +51,7 @@ from trt_eagle3.spec import TargetSpec
 
 __all__ = ["main"]
 
-_ROOM = 64  # rows after the context
+_ROOM = 64  # rows after the context, where no more are asked for
 _AUX = (2, 14, 24)
 
 
@@ -105,7 +105,8 @@ def main(
         "residual": residual,
         "tensorrt": {"optimization_level": level, "linear": linear},
     }
-    config = _config(size, context + _ROOM, engine)
+    room = max(_ROOM, *sizes)
+    config = _config(size, context + room, engine)
     bandwidth = copy_bandwidth()
     torch.cuda.empty_cache()  # the builder wants what the copies took
     whole = SIZES[size][1]
@@ -146,7 +147,7 @@ def main(
             lines.append(build_line(kind, built, memory))
             print(lines[-1], flush=True)
             session = TensorRTSession(folder / kind / "model.onnx", folder)
-            steps = _Steps(session, spec, context, page_size)
+            steps = _Steps(session, spec, context, room, page_size)
             stored = (folder / WEIGHTS_FILE, folder / PACKED_FILE)
             weight_bytes = sum(file.stat().st_size for file in stored if file.exists())
             floor = 1e3 * (weight_bytes + steps.cache_bytes) / bandwidth
@@ -186,15 +187,15 @@ def _config(size: str, max_seq_len: int, engine: dict[str, object]) -> BuildConf
 
 
 class _Steps:
-    """One sequence with ``context`` rows in its cache, and steps of several sizes after them."""
+    """One sequence with ``context`` rows in its cache, and steps of up to ``room`` after them."""
 
     def __init__(
-        self, session: TensorRTSession, spec: TargetSpec, context: int, page_size: int
+        self, session: TensorRTSession, spec: TargetSpec, context: int, room: int, page_size: int
     ) -> None:
         self._session = session
         self._spec = spec
         self._context = context
-        pages = -(-(context + _ROOM) // page_size)
+        pages = -(-(context + room) // page_size)
         shape = (
             2,
             spec.num_layers,

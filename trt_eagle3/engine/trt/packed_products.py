@@ -78,6 +78,7 @@ def keep_packed_products(
                 inputs = [file.add(*one) for one in _tensors(name, weight)]
                 made |= {node.output[0]: _node(node, inputs, weight, expr) for node in nodes}
                 packed.append(name)
+    torch.cuda.empty_cache()  # the builder wants what the weights took
     if not packed:
         (folder / PACKED_FILE).unlink()
         return ready
