@@ -39,6 +39,7 @@ from trt_eagle3.engine.bundle import (
 from trt_eagle3.engine.calibration import Calibration
 from trt_eagle3.engine.memory import MemoryNeed, memory_need
 from trt_eagle3.engine.output_check import check_apart, check_not_around
+from trt_eagle3.engine.packed_savings import packed_savings
 from trt_eagle3.engine.weight_quantiser import check_quantisable, made_location, quantise_target
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import family_of, read_target
@@ -149,7 +150,12 @@ def build(
         create_file(folder / BUNDLE_FILE, record.model_dump_json(indent=2).encode())
     num_bytes = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
     memory = memory_need(
-        spec, manifest, config.limits, config.engine, tree.num_nodes if manifest else 1
+        spec,
+        manifest,
+        config.limits,
+        config.engine,
+        tree.num_nodes if manifest else 1,
+        record.packed_savings,
     )
     return BuildReport(
         path,
@@ -331,6 +337,7 @@ def _record(
         embedding=locations.token_table(),
         draft_tensors=locations.draft_tensors(),
         kv_scales=_kv_scales(config, spec),
+        packed_savings=packed_savings(spec, config.engine),
     )
 
 
