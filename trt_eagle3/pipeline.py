@@ -39,6 +39,7 @@ from trt_eagle3.engine.bundle import (
 from trt_eagle3.engine.calibration import Calibration
 from trt_eagle3.engine.memory import MemoryNeed, memory_need
 from trt_eagle3.engine.output_check import check_apart, check_not_around
+from trt_eagle3.engine.packed_savings import packed_savings
 from trt_eagle3.engine.weight_quantiser import check_quantisable, made_location, quantise_target
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import family_of, read_target
@@ -135,10 +136,10 @@ def build(
             found = None
             if prompts is not None:
                 clock.begin("calibration")
-                device = calibration_device(config.engine)
-                announce(f"calibration: {prompts}; {reckon(spec, prompts, device)}")
-                head = config.engine.quantise_head
-                found = calibrate(spec, prompts, device, Path(scratch), show, head=head)
+                device, int4 = calibration_device(config.engine), config.engine.weights == "int4"
+                announce(f"calibration: {prompts}; {reckon(spec, prompts, device, weights=int4)}")
+                found = _calibrated(config.engine, spec, prompts, device, Path(scratch), show)
+                spec = dataclasses.replace(spec, kv_scales=found.kv_scales())
             if config.engine.weights:
                 clock.begin("quantisation")
                 spec, manifest = _quantised(spec, manifest, config.engine, folder, show, found)
@@ -149,7 +150,12 @@ def build(
         create_file(folder / BUNDLE_FILE, record.model_dump_json(indent=2).encode())
     num_bytes = sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
     memory = memory_need(
-        spec, manifest, config.limits, config.engine, tree.num_nodes if manifest else 1
+        spec,
+        manifest,
+        config.limits,
+        config.engine,
+        tree.num_nodes if manifest else 1,
+        record.packed_savings,
     )
     return BuildReport(
         path,
@@ -213,13 +219,28 @@ def _calibration_prompts(
     """The prompts of ``--calibration``, checked before anything is computed."""
     if file is None:
         return None
-    if config.engine.weights != "int4":
-        made = config.engine.weights or "none"
+    engine = config.engine
+    if engine.weights != "int4" and engine.kv_dtype != "fp8":
+        made = engine.weights or "none"
         raise UserError(
-            f"--calibration {file}: is for INT4 weights, and engine.weights is {made}. Set "
-            "engine.weights: int4, or leave it out."
+            f"--calibration {file}: is for INT4 weights and FP8 keys and values, and "
+            f"engine.weights is {made}. Set engine.weights: int4 or engine.kv_dtype: fp8, or leave "
+            "it out."
         )
     return read_prompts(file, spec, config.limits.max_seq_len)
+
+
+def _calibrated(
+    engine: EngineConfig,
+    spec: TargetCheckpoint,
+    prompts: CalibrationPrompts,
+    device: str,
+    scratch: Path,
+    show: Callable[[str], object],
+) -> Calibration:
+    weights = engine.weights == "int4"
+    head = weights and engine.quantise_head
+    return calibrate(spec, prompts, device, scratch, show, weights=weights, head=head)
 
 
 def _quantised(
@@ -316,6 +337,7 @@ def _record(
         embedding=locations.token_table(),
         draft_tensors=locations.draft_tensors(),
         kv_scales=_kv_scales(config, spec),
+        packed_savings=packed_savings(spec, config.engine),
     )
 
 

@@ -85,12 +85,17 @@ class RowStatistics:
 
 
 class LayerActivations:
-    """Statistics of a layer's inputs; the largest key of each head, and value of each channel."""
+    """Statistics of a layer's inputs, where ``weights`` are made by them; the largest key of each
+    head, and value of each channel.
+    """
 
-    def __init__(self, layer: LayerSpec, index: int, num_tokens: int) -> None:
+    def __init__(
+        self, layer: LayerSpec, index: int, num_tokens: int, *, weights: bool = True
+    ) -> None:
         stride = -(-num_tokens // MAX_SAMPLES)
         self._heads, self._prefix = layer.mixer.num_kv_heads, f"layers.{index}.self_attn."
-        self.inputs = {name: RowStatistics(stride) for name in inputs_of_layer(index)}
+        names = inputs_of_layer(index) if weights else ()
+        self.inputs = {name: RowStatistics(stride) for name in names}
         self._k = torch.zeros(self._heads)
         self._v = torch.zeros(self._heads * layer.mixer.head_dim)
 

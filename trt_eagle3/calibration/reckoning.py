@@ -41,12 +41,17 @@ def calibration_device(engine: EngineConfig) -> str:
     return "cuda" if engine.device == "cuda" and torch.cuda.is_available() else "cpu"
 
 
-def reckon(spec: TargetCheckpoint, prompts: CalibrationPrompts, device: str) -> Reckoning:
-    """Of ``calibrate`` and ``quantise_target``, by how fast this machine multiplies and rounds."""
+def reckon(
+    spec: TargetCheckpoint, prompts: CalibrationPrompts, device: str, *, weights: bool = True
+) -> Reckoning:
+    """Of ``calibrate``, by how fast this machine multiplies and rounds; ``weights``: are made."""
     shapes = [
         (ref.shape[0], ref.shape[1]) for n, ref in spec.tensors.items() if is_quantised_here(n)
     ]
     values = sum(map(prod, shapes))
+    if not weights:
+        seconds = prompts.num_tokens * values * _seconds_of(_multiply(device)) / _SAMPLE**3
+        return Reckoning(_num_bytes(spec, prompts, values), seconds)
     tried = sum(min(rows, MAX_OUTPUTS) * columns for rows, columns in shapes)
     multiplied = prompts.num_tokens * (values + sum(_input_widths(spec, 2)))
     multiplied += NUM_TRIALS * 2 * MAX_SAMPLES * tried

@@ -31,6 +31,7 @@ def calibrate(
     scratch: Path,
     show: Callable[[str], object] = str,
     *,
+    weights: bool = True,
     head: bool = False,
 ) -> Calibration:
     """Run the target over ``prompts`` in float32, its layers streamed from the checkpoint, and
@@ -38,7 +39,8 @@ def calibrate(
 
     Args:
         device: ``cpu`` or ``cuda``. scratch: a folder for the weights of each layer.
-        show: told how far it is. head: quantise the head too.
+        show: told how far it is. weights: make them; else only keys and values are looked at.
+        head: quantise the head too.
     Raises:
         UserError: a file of the checkpoint that cannot be read, or no room on the disk.
     """
@@ -48,7 +50,7 @@ def calibrate(
     run = _Run(spec, reference, rows, prompts.num_tokens, scratch)
     for layer in reference.layers():
         show(f"decoder layer {layer.index + 1} of {spec.num_layers}")
-        run.step(layer)
+        run.step(layer, weights=weights)
     if head:
         show("head")
         run.quantise_head()
@@ -69,20 +71,25 @@ class _Run:
     k_amax: list[Tensor] = field(default_factory=list)
     v_amax: list[Tensor] = field(default_factory=list)
 
-    def step(self, layer: TargetLayer) -> None:
+    def step(self, layer: TargetLayer, *, weights: bool) -> None:
         """Run a layer, and quantise it."""
         index = layer.index
-        found = LayerActivations(self.spec.layers[index], index, self.num_tokens)
+        found = LayerActivations(self.spec.layers[index], index, self.num_tokens, weights=weights)
         for prompt in self.prompts:
             found.add(prompt.step(layer))
-        weights = layer.weights()
+        own = self._quantise(layer, found) if weights else {}
+        self.k_amax.append(found.k_amax)
+        self.v_amax.append(found.v_amax(own.get(f"layers.{index}.self_attn.v_proj.weight")))
+
+    def _quantise(self, layer: TargetLayer, found: LayerActivations) -> dict[str, Tensor]:
+        """Write the layer's weights; returns its scales by producer."""
+        index, weights = layer.index, layer.weights()
         own = dict(layer_scales(self.spec, index, weights, found.inputs))
         scales = ChannelScales(self.spec, own)
         file = self.scratch / f"layer-{index}.safetensors"
         self.weights |= quantise_layer(index, weights, found.inputs, scales, file)
         self.scales |= own
-        self.k_amax.append(found.k_amax)
-        self.v_amax.append(found.v_amax(own.get(f"layers.{index}.self_attn.v_proj.weight")))
+        return own
 
     def quantise_head(self) -> None:
         """By the last norm's rows."""

@@ -126,7 +126,7 @@ class LoadedBundle:
     @property
     def capacity(self) -> str:
         """One line: how many sequences run at once, and how many tokens the KV cache holds."""
-        need = _memory_need(self.record.config, self.spec, self.manifest, self.limits)
+        need = _memory_need(self.record, self.spec, self.manifest, self.limits)
         return kv_room(need, self.limits, self.page_size)
 
     def page_pool(self) -> PagePool:
@@ -262,7 +262,7 @@ def _open(
             decoders=DecoderPool(),
             split_special_tokens=split_special_tokens,
         )
-        need = _memory_need(config, spec, manifest, config.limits)
+        need = _memory_need(record, spec, manifest, config.limits)
         plan = plan or _read_plan(path, config, need)
     return LoadedBundle(
         path=path,
@@ -278,10 +278,12 @@ def _open(
 
 
 def _memory_need(
-    config: BuildConfig, spec: TargetSpec, manifest: DraftManifest | None, limits: LimitsConfig
+    record: BundleRecord, spec: TargetSpec, manifest: DraftManifest | None, limits: LimitsConfig
 ) -> MemoryNeed:
+    config = record.config
     num_nodes = configured_tree(config.speculation).num_nodes if manifest else 1
-    return memory_need(spec, manifest, limits, config.engine, num_nodes)
+    saved = record.packed_savings
+    return memory_need(spec, manifest, limits, config.engine, num_nodes, saved)
 
 
 def _read_plan(path: Path, config: BuildConfig, need: MemoryNeed) -> TreePlan:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from trt_eagle3.errors import UserError
 
 if TYPE_CHECKING:
+    from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
     from trt_eagle3.config import EngineConfig
     from trt_eagle3.engine.build_job import BuildJob, Written
     from trt_eagle3.engine.requirement import Requirement
@@ -93,6 +94,10 @@ class Backend(Protocol):
         Raises:
             ValueError: saying what was expected and what was got.
         """
+        ...
+
+    def keeps_packed(self, config: EngineConfig, ref: QuantisedRef) -> bool:
+        """Whether a quantised weight stays so in memory where it runs."""
         ...
 
     def write(self, folder: Path, job: BuildJob) -> Written:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from trt_eagle3.checkpoint.kv_scales import KVScales
 from trt_eagle3.checkpoint.tensor_index import TensorRef
@@ -91,6 +91,8 @@ class BundleRecord(_Record):
         target, draft: the resolved specs (``checkpoint.target.target_to_dict`` and
             ``manifest_to_dict``).
         kv_scales: layer -> scales of its FP8 KV cache; empty where the cache is none.
+        packed_savings: bytes by which weights that stay packed are smaller in memory than in the
+            compute type.
         embedding: the shared token table.
         draft_tensors: every tensor of the draft by canonical name
             (``checkpoint.manifest.DraftManifest.tensors``).
@@ -108,6 +110,7 @@ class BundleRecord(_Record):
     embedding: TensorRecord
     draft_tensors: Mapping[str, TensorRecord]
     kv_scales: Mapping[int, KVScales] = {}
+    packed_savings: Annotated[int, Field(ge=0)] = 0
 
     @property
     def graphs(self) -> tuple[str, ...]:

@@ -16,10 +16,15 @@ from functools import cached_property
 
 from torch import Tensor
 
+from trt_eagle3.checkpoint.kv_scales import KVScales
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.spec import LayerSpec, TargetSpec
 
 __all__ = ["Calibration", "ChannelScales", "Fold", "folds_of_layer"]
+
+_FP8_MOST = 448.0
+_HEADROOM = 2.0
+_LEAST = 1e-6
 
 
 @dataclass(frozen=True)
@@ -134,3 +139,13 @@ class Calibration:
     v_amax: Tensor
     num_prompts: int
     num_tokens: int
+
+    def kv_scales(self) -> dict[int, KVScales]:
+        """By layer and head: twice what was seen is the largest that FP8 holds. The room costs next
+        to nothing, as e4m3 is as exact for small numbers; a number beyond is cut off.
+        """
+        k, v = (
+            _HEADROOM * amax.clamp(min=_LEAST) / _FP8_MOST for amax in (self.k_amax, self.v_amax)
+        )
+        pairs = zip(k.tolist(), v.tolist(), strict=True)
+        return {i: KVScales(tuple(own_k), tuple(own_v)) for i, (own_k, own_v) in enumerate(pairs)}

@@ -79,13 +79,18 @@ def memory_need(
     limits: LimitsConfig,
     engine: EngineConfig,
     num_nodes: int = 1,
+    packed_savings: int = 0,
 ) -> MemoryNeed:
-    """Bytes that the largest permitted load takes; ``num_nodes``: of a tree, the root included."""
+    """Bytes that the largest permitted load takes.
+
+    Args:
+        num_nodes: of a tree, the root included. packed_savings: ``BundleRecord.packed_savings``.
+    """
     item = dtype_named(engine.dtype).num_bytes(1)
     draft_values = sum(prod(ref.shape) for ref in manifest.tensors.values()) if manifest else 0
     kv_token = kv_bytes_per_token(spec, manifest, engine.dtype, engine.kv_dtype)
     return MemoryNeed(
-        weights=item * (_target_values(spec) + draft_values),
+        weights=max(1, item * (_target_values(spec) + draft_values) - packed_savings),
         kv_cache=kv_token * num_pages(limits, engine.page_size) * engine.page_size,
         images=item * _image_values(spec, limits.max_visual_tokens),
         prefill=item * engine.prefill_chunk * _row_values(spec)

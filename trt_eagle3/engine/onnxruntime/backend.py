@@ -14,6 +14,7 @@ from trt_eagle3.engine.backend import (
 )
 
 if TYPE_CHECKING:
+    from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
     from trt_eagle3.config import EngineConfig
     from trt_eagle3.engine.build_job import BuildJob, Written
     from trt_eagle3.engine.requirement import Requirement
@@ -47,6 +48,12 @@ class OnnxRuntimeBackend:
             raise ValueError(
                 f"onnxruntime runs in float32 on the cpu, got {config.dtype} on {config.device}"
             )
+
+    def keeps_packed(self, config: EngineConfig, ref: QuantisedRef) -> bool:
+        """Whole numbers, where activations are rounded too."""
+        from trt_eagle3.engine.packed_rules import matmul_nbits_takes
+
+        return config.activations == "int8" and matmul_nbits_takes(ref)
 
     def write(self, folder: Path, job: BuildJob) -> Written:
         """Graphs beside whole weight files."""

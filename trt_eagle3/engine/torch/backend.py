@@ -15,6 +15,7 @@ from trt_eagle3.engine.backend import (
 from trt_eagle3.engine.kernel_libraries import INSTALL_KERNELS
 
 if TYPE_CHECKING:
+    from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
     from trt_eagle3.config import EngineConfig
     from trt_eagle3.engine.build_job import BuildJob, Written
     from trt_eagle3.engine.requirement import Requirement
@@ -42,6 +43,12 @@ class TorchBackend:
         """Every device and type will do."""
         check_compute_residual(config)
         check_activations(config, *(["fp8"] if config.device == "cuda" else []))
+
+    def keeps_packed(self, config: EngineConfig, ref: QuantisedRef) -> bool:
+        """On CUDA in 16 bits, what our kernels multiply."""
+        from trt_eagle3.engine.packed_rules import kernels_take
+
+        return config.device == "cuda" and config.dtype != "float32" and kernels_take(ref)
 
     def write(self, folder: Path, job: BuildJob) -> Written:
         """Graphs beside whole weight files."""

@@ -21,6 +21,7 @@ from trt_eagle3.engine.trt.dialects.registry import (
 )
 
 if TYPE_CHECKING:
+    from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
     from trt_eagle3.config import EngineConfig
     from trt_eagle3.engine.build_job import BuildJob, Written
     from trt_eagle3.engine.requirement import Requirement
@@ -82,6 +83,13 @@ class TensorRTBackend:
                 f"weights: fp8 and tensorrt.chips: {without[0]} has no FP8. Leave the chip out, "
                 "use int4 or int8, or tensorrt.linear: plugin."
             )
+
+    def keeps_packed(self, config: EngineConfig, ref: QuantisedRef) -> bool:
+        """What our plugin multiplies, or the builder."""
+        from trt_eagle3.engine.packed_rules import builders_take, kernels_take, kind_of
+
+        takes = kernels_take if packs_by_plugin(config) else builders_take
+        return kind_of(ref) in held_weights(config) and takes(ref)
 
     def write(self, folder: Path, job: BuildJob) -> Written:
         """Engines where they can be built, else what their building needs."""
