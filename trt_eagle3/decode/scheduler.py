@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from trt_eagle3.decode.chunks import chunk_rows, prefill_budget
-from trt_eagle3.decode.decoder import AnyTree, Decoder, no_numbers
+from trt_eagle3.decode.decoder import AnyTree, Decoder
 from trt_eagle3.decode.plan import Cycle, TreePlan
 from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.prompt import Prompt, Vision
@@ -225,7 +225,7 @@ class Scheduler:
             if self._vision is not None:  # once they are in the cache, only who starts again asks
                 s.prompt = s.prompt.with_vision(None)
             if not s.tokens:
-                found.append(self._fail(s, no_numbers()))
+                found.append(self._fail(s, s.failure()))
             elif id(s) in fresh:
                 self._remember(s)
                 found.append(Emission(s, tuple(s.tokens), self._is_full(s)))
@@ -321,7 +321,7 @@ class Scheduler:
         return [
             Emission(s, accepted.tokens, self._is_full(s), accepted.steps)
             if accepted.tokens
-            else self._fail(s, no_numbers())
+            else self._fail(s, s.failure())
             for s, accepted in in_it
         ]
 
