@@ -163,6 +163,9 @@ def test_streamed_message_is_the_whole_one(model: ServedModel, size: int) -> Non
     )
     assert events[-1] == "[DONE]"
     assert events[-2]["usage"]["completion_tokens"] == 3
+    details = {"reasoning_tokens": len(model.processor.tokenize("Why?"))}
+    assert events[-2]["usage"]["completion_tokens_details"] == details
+    assert whole["usage"]["completion_tokens_details"] == details
     deltas = [event["choices"][0]["delta"] for event in events[:-2]]
     assert _sum(deltas) == {**message, "tool_calls": _without_ids(message["tool_calls"])}
     assert events[-3]["choices"][0]["finish_reason"] == "tool_calls"
