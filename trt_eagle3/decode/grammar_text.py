@@ -89,6 +89,9 @@ def _tags(form: dict[str, Any], field: str) -> str:
     if form["required"]:
         more = f"(WHITE? {quoted} body)*" if form["parallel"] else ""
         start = f"start: {quoted} body {more}"
+        if form["answer"] is not None:
+            start += " | answer"
+            rules.append(f"answer: %json {json.dumps(_schema(form['answer'], field))}")
         return "\n".join([start, body, white, *rules])
     lazy = rf"call_begin[lazy]: TEXT {quoted}"
     call = "call: call_begin body"
