@@ -192,6 +192,7 @@ def test_penalties_by_a_wrong_mask_are_caught(mask: torch.Tensor) -> None:
 
     def says(mask: torch.Tensor) -> torch.Tensor:
         sampler = Sampler(sampling, torch.tensor([0]), VOCAB)
+        sampler.remember([0])  # the root
         logits = torch.arange(VOCAB).expand(TREE.num_nodes, -1) * -1.0
         return sampler.verdict(logits, nodes, torch.tensor(TREE.parents), mask).bonus
 

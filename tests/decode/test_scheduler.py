@@ -311,9 +311,9 @@ def test_sequence_whose_logits_are_no_numbers_fails_alone(
                 row[1] = value
         return FirstTokens(chunks, logits)
 
-    def overflow(sequences: Any, proposal: Any, logits: torch.Tensor, counts: Any) -> Any:
+    def overflow(sequences: Any, proposal: Any, logits: torch.Tensor, *rest: Any) -> Any:
         logits[[s is bad for s in sequences], -1, 1] = value
-        return verify_tree(sequences, proposal, logits, counts)
+        return verify_tree(sequences, proposal, logits, *rest)
 
     scheduler.add(good)
     while not good.prefilled:

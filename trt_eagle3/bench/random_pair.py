@@ -18,10 +18,12 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.config import EngineConfig, KVDtype
 from trt_eagle3.decode.decoder import Decoder, Drafting
+from trt_eagle3.decode.grammar_state import GrammarState
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.propose import Proposer
 from trt_eagle3.decode.runner import DraftRunner, TargetRunner
+from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.state import layer_states
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
@@ -59,12 +61,20 @@ class RandomPair:
             fixed_shapes=True,
         )
 
-    def sequence(self, num_tokens: int, *, drafting: bool = True) -> SequenceState:
+    def sequence(
+        self,
+        num_tokens: int,
+        sampling: SamplingParams = GREEDY,
+        grammar: GrammarState | None = None,
+        *,
+        drafting: bool = True,
+    ) -> SequenceState:
         """A sequence with a random prompt of text."""
         ids = torch.randint(1000, 30000, (num_tokens,))
         rows = torch.arange(num_tokens, dtype=torch.int32).expand(3, -1)
         prompt = Prompt(ids, rows, 0, torch.zeros(num_tokens, dtype=torch.bool))
-        return SequenceState(prompt, self.pool, self.spec.vocab_size, drafting=drafting)
+        vocab_size = self.spec.vocab_size
+        return SequenceState(prompt, self.pool, vocab_size, sampling, drafting, grammar)
 
 
 def random_pair(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from trt_eagle3.decode.request import TokenLogprob
 from trt_eagle3.decode.tree import AnyTree
 
 __all__ = ["Accepted", "CycleOutcome", "accept"]
@@ -21,11 +22,13 @@ class Accepted:
         path: nodes from the root to the deepest accepted one.
         tokens: what to emit: the drafted tokens on the path, then the bonus token.
         steps: levels of the tree below its root.
+        logprobs: of each of ``tokens``, where its request wants them.
     """
 
     path: tuple[int, ...]
     tokens: tuple[int, ...]
     steps: int = field(default=0, compare=False)
+    logprobs: tuple[TokenLogprob, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)

@@ -189,4 +189,5 @@ class Answer:
             if len(tokens) > 1 and seconds > 0
             else None,
             time_to_first_token_ms=None if first is None else 1000 * (first - self._start),
+            logprobs=tuple(output.logprobs) if output else (),
         )

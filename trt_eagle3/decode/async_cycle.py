@@ -28,6 +28,8 @@ from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, all_rows
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.transfer import Readback
 from trt_eagle3.decode.tree import AnyTree, Tree
+from trt_eagle3.decode.tree_judge import chosen_tokens, first_trees
+from trt_eagle3.decode.tree_masks import TreeMasks
 from trt_eagle3.decode.verify import verify_tree
 from trt_eagle3.engine.session import Reduction
 
@@ -38,6 +40,19 @@ _ROOT = Tree.root_only()
 # sequences from which on a cycle is launched before the last one's outcome is handed on: who ends
 # by it has taken part for nothing, which is much where there are few
 _MANY = 8
+
+
+@dataclass(frozen=True)
+class _PlainForward:
+    """A forward of one row each that runs: ``judged`` are its logits f32 [B, 1, V] or, where they
+    are ``reduced``, tokens int64 [B, 1]; ``roots``: what it ran over.
+    """
+
+    seats: Seats
+    roots: Proposal
+    judged: Tensor
+    aux: Tensor | None
+    reduced: bool
 
 
 @dataclass(frozen=True)
@@ -54,12 +69,16 @@ class _PlainPass:
 
 @dataclass(frozen=True)
 class _TreePass:
-    """A speculative cycle that runs; ``said``: its outcome, or as far as the host accepted."""
+    """A speculative cycle that runs; ``said``: its outcome, or as far as the host accepted.
+
+    ``filtered``: the next trees are wanted once the host knows it.
+    """
 
     seats: Seats
     tree: AnyTree
     tail: Tail
     said: Readback | list[Accepted]
+    filtered: bool
 
 
 class AsyncCycles:
@@ -134,12 +153,19 @@ class AsyncCycles:
         """
         if not _greedy(sequences):
             return self._say(running, sequences) if running else self._sample(sequences)
-        running = running or self._launch(sequences, None, [-1] * len(sequences))
+        if running is None:
+            first = self._launch(sequences, None, [-1] * len(sequences))
+            running = self._choose(first, sequences)
         rows = running.seats.rows_of(sequences)
         going = [(s, row) for s, row in zip(sequences, rows, strict=True) if self._goes_on(s, row)]
+        ahead = None
         if going and all(self._has_room(s, s.length + 2) for s, _ in going):
-            self._flying = self._launch([s for s, _ in going], running, [row for _, row in going])
-        return self._say(running, sequences)
+            some = [s for s, _ in going]
+            ahead = self._launch(some, running, [row for _, row in going])
+        found = self._say(running, sequences)
+        if ahead is not None:  # now that the host knows what came before
+            self._flying = self._choose(ahead, some)
+        return found
 
     def _take(self, sequences: Sequence[SequenceState]) -> _PlainPass | _TreePass | None:
         """The pass that runs for any of ``sequences``."""
@@ -161,12 +187,18 @@ class AsyncCycles:
         lengths = [s.length for s in sequences]
         batch = self._batch(sequences, lengths, [-1] * count, num_rows)
         proposal = self._draft.proposal(sequences, tree, batch)
-        greedy = _greedy(sequences)
-        judged, aux = self._verify(tree, proposal, batch, greedy_tokens if greedy else None)
+        greedy, samplers = _greedy(sequences), [s.sampler for s in sequences]
+        masks = TreeMasks(samplers, proposal)
+        reduce = greedy_tokens if greedy and not _changing(sequences) else None
+        judged, aux = self._verify(tree, proposal, batch, reduce)
         assert aux is not None
-        ahead = max(lengths) + num_rows <= self._max_seq_len
+        # who has a grammar is proposed for once the host knows what that allows
+        filtered = any(s.grammar is not None for s in samplers)
+        ahead = not filtered and max(lengths) + num_rows <= self._max_seq_len
         said: Readback | list[Accepted]
         if greedy:
+            if reduce is None:
+                judged = chosen_tokens(samplers, tree, proposal, judged, masks)
             tail = self._tail.run(tree, proposal, judged, aux, batch, ahead=ahead)
             said = Readback(tail.said)
         else:
@@ -175,13 +207,13 @@ class AsyncCycles:
             said = [
                 replace(accepted, steps=tree.steps)
                 for accepted in verify_tree(
-                    sequences, _first(proposal, count), judged[:count], nodes
+                    sequences, first_trees(proposal, count), judged[:count], nodes, masks
                 )
             ]
             outcome = Outcome.of(said, tree.num_nodes, batch.size, judged.device)
             tail = self._tail.after(tree, outcome, aux, batch, ahead=ahead)
         self._commit(tree, batch, tail.path, sequences[0].pool.page_size)
-        return _TreePass(Seats(sequences, lengths, range(count)), tree, tail, said)
+        return _TreePass(Seats(sequences, lengths, range(count)), tree, tail, said, filtered)
 
     def run_nobody(self, size: int, tree: AnyTree | None, table_len: int, times: int) -> None:
         """Run cycles of a batch of ``size`` that is padding alone.
@@ -207,21 +239,31 @@ class AsyncCycles:
         sequences: Sequence[SequenceState],
         before: _PlainPass | None,
         rows: Sequence[int],
-    ) -> _PlainPass:
-        """A pass of one row each, after that of ``before`` of those with a row there."""
+    ) -> _PlainForward:
+        """A forward of one row each, after that of ``before`` of those with a row there."""
         lengths = [s.length + (row >= 0) for s, row in zip(sequences, rows, strict=True)]
         batch = self._batch(sequences, lengths, rows, 1)
         roots = batch.roots.long()
         if before is not None:
             roots = _roots_after(before, batch, unchanged=list(rows) == list(range(len(rows))))
         trees = tree_proposal(_ROOT, roots[:, None])
-        target_ids, aux = self._verify(_ROOT, trees, batch, greedy_tokens)
-        # copies: the next pass may overwrite a session's outputs
-        tokens = target_ids[:, 0].clone()
+        reduce = None if _changing(sequences) else greedy_tokens
+        judged, aux = self._verify(_ROOT, trees, batch, reduce)
         wanted = any(s.draft for s in sequences)
         kept = aux[:, 0].clone() if aux is not None and wanted else None
         seats = Seats(sequences, lengths, range(len(sequences)))
-        return _PlainPass(seats, tokens, kept, Readback(tokens))
+        return _PlainForward(seats, trees, judged, kept, reduced=reduce is not None)
+
+    def _choose(self, forward: _PlainForward, sequences: Sequence[SequenceState]) -> _PlainPass:
+        """What ``forward``, which is for ``sequences``, says."""
+        judged = forward.judged
+        if not forward.reduced:
+            samplers = [s.sampler for s in sequences]
+            masks = TreeMasks(samplers, forward.roots)
+            judged = chosen_tokens(samplers, _ROOT, forward.roots, judged, masks)
+        # copies: the next pass may overwrite a session's outputs
+        tokens = judged[:, 0].clone()
+        return _PlainPass(forward.seats, tokens, forward.aux, Readback(tokens))
 
     def _sample(self, sequences: Sequence[SequenceState]) -> CycleOutcome:
         """A token of each sequence, some of which sample."""
@@ -229,7 +271,7 @@ class AsyncCycles:
         batch = self._batch(sequences, lengths, [-1] * count, 1)
         roots = tree_proposal(_ROOT, batch.roots.long()[:, None])
         logits, aux = self._verify(_ROOT, roots, batch, None)
-        found = verify_tree(sequences, _first(roots, count), logits[:count], [1] * count)
+        found = verify_tree(sequences, first_trees(roots, count), logits[:count], [1] * count)
         kept = aux[:, 0].clone() if aux is not None and any(s.draft for s in sequences) else None
         for i, (s, accepted) in enumerate(zip(sequences, found, strict=True)):
             _advance(s, accepted, kept, i)
@@ -252,13 +294,26 @@ class AsyncCycles:
                 found[rows[i]] = replace(found[rows[i]], steps=0)
         present = [(s, row) for s, row in zip(sequences, rows, strict=True) if row >= 0]
         for s, row in present:
+            if s.sampler.error:
+                found[row] = Accepted((0,), ())
+        for s, row in present:
             _advance(s, found[row], done.aux if isinstance(done, _PlainPass) else None, row)
         if isinstance(done, _TreePass):
             assert self._draft is not None
             advanced, seated = [s for s, _ in present], [row for _, row in present]
             self._draft.keep(advanced, seated, done.tree, done.tail)
+            if done.filtered and advanced:
+                self._prepare(advanced, done.tree)
         tree = done.tree if isinstance(done, _TreePass) else None
         return CycleOutcome([found[row] if row >= 0 else None for row in rows], tree)
+
+    def _prepare(self, sequences: Sequence[SequenceState], tree: AnyTree) -> None:
+        """Propose the next trees of sequences of which the host knows what they have said."""
+        assert self._draft is not None
+        if all(self._fits(s, tree) for s in sequences):
+            lengths, num_rows = [s.length for s in sequences], tree.num_nodes + tree.num_draft_rows
+            batch = self._batch(sequences, lengths, [-1] * len(sequences), num_rows)
+            self._draft.prepare_for(sequences, tree, batch)
 
     def _goes_on(self, sequence: SequenceState, row: int) -> bool:
         """Whether ``sequence`` wants a token more than the pass says in which it has ``row``."""
@@ -318,20 +373,20 @@ class AsyncCycles:
 
 
 def _greedy(sequences: Sequence[SequenceState]) -> bool:
-    return not any(s.sampler.needs_probs for s in sequences)
+    """Whether the device can accept: what each says is the likeliest token, and all it says."""
+    return all(s.sampling.greedy and s.sampling.logprobs is None for s in sequences)
+
+
+def _changing(sequences: Sequence[SequenceState]) -> bool:
+    return any(s.sampling.changes_logits for s in sequences)
 
 
 def _advance(sequence: SequenceState, accepted: Accepted, aux: Tensor | None, row: int) -> None:
     """Append a plain pass' token; ``aux`` [B, k * H] of it is kept for the draft."""
     if aux is not None and sequence.draft:
         sequence.deferred.append(RowRef(aux, row))
-    sequence.append_tokens(accepted.tokens)
+    sequence.append_tokens(accepted.tokens, accepted.logprobs)
     sequence.length += len(accepted.tokens)
-
-
-def _first(proposal: Proposal, count: int) -> Proposal:
-    """The trees of the first ``count`` sequences."""
-    return Proposal(**{name: field[:count] for name, field in vars(proposal).items()})
 
 
 def _roots_after(before: _PlainPass, batch: DeviceBatch, *, unchanged: bool) -> Tensor:

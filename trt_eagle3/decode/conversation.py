@@ -114,16 +114,14 @@ class Conversation:
                 f"{answer.field}: {answer.kind} has no use beside tools: no answer could call "
                 "them. Set tool_choice to none."
             )
-        tags = [_tag(tool, strict=tool.strict) for tool in self.offered]
-        calls = " | ".join(f"call{i}" for i in range(len(tags)))
-        more = r'("\n" call)*' if self.parallel_tool_calls else ""
-        rules = ["start: answer | call " + more, f"answer: %json {answer.source}", f"call: {calls}"]
-        for i, tag in enumerate(tags):
-            rules += [
-                f"call{i}: {json.dumps(tag.begin)} arguments{i} {json.dumps(tag.end)}",
-                f"arguments{i}: %json {tag.schema}",
-            ]
-        return Grammar.ebnf("\n".join(rules), field=answer.field)
+        return Grammar.structural_tags(
+            [_tag(tool, strict=tool.strict) for tool in self.offered],
+            trigger=_TRIGGER,
+            required=True,
+            parallel=self.parallel_tool_calls,
+            answer=answer.source,
+            field=answer.field,
+        )
 
 
 def _tag(tool: Tool, *, strict: bool = True) -> StructuralTag:

@@ -240,6 +240,8 @@ class EngineCore:
             spec.vocab_size,
             request.sampling,
             drafting and self._plan.speculates,
+            prepared.grammar,
+            () if request.sampling.ignore_eos else spec.eos_token_ids,
         )
         decoder = self._bundle.processor.stream_decoder()
         answer.output = Output(request.sampling, decoder, spec.eos_token_ids)
@@ -335,7 +337,9 @@ class EngineCore:
             self._drop(None, sequence, "cancelled")
             return
         assert answer.output is not None
-        chunk = answer.output.take(emission.tokens, full=emission.full)
+        start = len(answer.output.token_ids)
+        logprobs = sequence.logprobs[start : start + len(emission.tokens)]
+        chunk = answer.output.take(emission.tokens, logprobs, full=emission.full)
         seconds = answer.put(chunk)
         if emission.steps is None:
             self._meter.first_token(sequence.queue_seconds or 0.0, answer.seconds)

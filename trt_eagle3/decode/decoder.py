@@ -34,13 +34,13 @@ from trt_eagle3.decode.segment import Segment, cut, last_segments
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.state import Commit, LayerStates
 from trt_eagle3.decode.tree import AnyTree
+from trt_eagle3.decode.tree_masks import TreeMasks
 from trt_eagle3.decode.verify import verify_tree
 from trt_eagle3.engine.memory import MAX_DEFERRED
-from trt_eagle3.errors import EngineFailedError
 
 _CATCH_UP_WINDOW = 8  # share of the rows that may be kept, within which all sequences catch up
 
-__all__ = ["AnyTree", "Decoder", "Drafting", "no_numbers"]
+__all__ = ["AnyTree", "Decoder", "Drafting"]
 
 
 @dataclass(frozen=True)
@@ -134,13 +134,13 @@ class Decoder:
                 self.states.reserve(sequence, sequence.length + count)
                 self.prefill([(sequence, count)]).append()
                 if sequence.length >= sequence.num_prefill and not sequence.tokens:
-                    raise no_numbers()
+                    raise sequence.failure()
             yield tuple(sequence.tokens)
             while sequence.num_tokens < self.max_seq_len:
                 self.states.reserve(sequence, self.rows_wanted(sequence, tree))
                 accepted = self.cycle([sequence], tree).accepted[0]
                 if accepted is None or not accepted.tokens:
-                    raise no_numbers()
+                    raise sequence.failure()
                 yield accepted.tokens
         finally:
             self.states.release(sequence)
@@ -219,8 +219,9 @@ class Decoder:
         )
         num_nodes = proposal.tokens.shape[1]
         counts = [num_nodes if i in speculating else 1 for i in range(len(sequences))]
+        masks = TreeMasks([s.sampler for s in sequences], proposal)
         logits, aux = self._verify(sequences, proposal, counts)
-        found = verify_tree(sequences, proposal, logits, counts)
+        found = verify_tree(sequences, proposal, logits, counts, masks)
         self.states.commit(
             [
                 Commit(s, s.length, accepted.path[: len(accepted.tokens)])
@@ -232,7 +233,7 @@ class Decoder:
         elif aux is not None:
             self._defer(sequences, aux)
         for sequence, accepted in zip(sequences, found, strict=True):
-            sequence.append_tokens(accepted.tokens)
+            sequence.append_tokens(accepted.tokens, accepted.logprobs)
             sequence.length += len(accepted.tokens)
         depths = dict.fromkeys(speculating, tree.steps) if tree else {}
         said = [replace(accepted, steps=depths.get(i, 0)) for i, accepted in enumerate(found)]
@@ -278,6 +279,7 @@ class Decoder:
             state_inputs=self._drafting.proposer.runner.states.inputs(
                 sequences, [s.length + tree.num_draft_rows for s in sequences]
             ),
+            filter=self._drafting.proposer.filter_of([s.sampler for s in sequences]),
         )
         return self._drafting.proposer.propose(tree, drafters)
 
@@ -389,15 +391,6 @@ class Decoder:
         states = proposer.extend(metadata, embeds, proposer.runner.fuse(aux))
         for s, state in zip(segments, states, strict=True):
             s.sequence.draft, s.sequence.draft_length = state, state.length
-
-
-def no_numbers() -> EngineFailedError:
-    """The error of a sequence whose logits are not finite."""
-    return EngineFailedError(
-        "the target's logits are not finite numbers: its activations overflowed. Of a float16 "
-        "build, set engine.residual: float32 or engine.dtype: bfloat16; otherwise: trt-eagle3 "
-        "validate BUNDLE"
-    )
 
 
 def _num_rows(tree: AnyTree) -> int:

@@ -7,7 +7,7 @@ Shapes: B sequences of a padded batch, T tree nodes, k aux layers, H target hidd
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from trt_eagle3.decode.propose import (
     tree_proposal,
 )
 from trt_eagle3.decode.runner import AttentionMetadata
+from trt_eagle3.decode.sampling import Sampler
 from trt_eagle3.decode.sequence import DraftState, SequenceState
 from trt_eagle3.decode.transfer import to_device
 from trt_eagle3.decode.tree import AnyTree, Tree
@@ -85,7 +86,8 @@ class DraftAhead:
         assert all(s.draft or not s.drafting for s in sequences), "it drafts, and never did"
         states = [s.draft or known for s in sequences]
         states += [known] * (batch.size - len(states))
-        return self._propose(tree, batch, *DraftState.gather(states))
+        samplers = [s.sampler for s in sequences]
+        return self._propose(tree, batch, *DraftState.gather(states), samplers)
 
     def extend(
         self, batch: DeviceBatch, outcome: Outcome, aux: Tensor, *, in_place: bool
@@ -121,9 +123,25 @@ class DraftAhead:
             state_inputs=batch.state_inputs,
         )
 
-    def prepare(self, tree: AnyTree, drafters: DeviceDrafters) -> Proposal:
-        """The next trees; ``keep`` says whose they are."""
+    def prepare(
+        self,
+        tree: AnyTree,
+        drafters: DeviceDrafters,
+        samplers: Sequence[Sampler | None] = (),
+    ) -> Proposal:
+        """The next trees; ``keep`` says whose they are. ``samplers``: by row, those of whom the
+        host knows what they have said.
+        """
+        drafters = replace(drafters, filter=self._proposer.filter_of(samplers))
         return self._proposer.propose(tree, drafters)
+
+    def prepare_for(
+        self, sequences: Sequence[SequenceState], tree: AnyTree, batch: DeviceBatch
+    ) -> None:
+        """Propose for sequences of which the host knows what they have said."""
+        proposal = self.proposal(sequences, tree, batch)
+        seats = Seats(sequences, [s.length for s in sequences], range(len(sequences)))
+        self._prepared = _Prepared(seats, tree, proposal)
 
     def keep(
         self,
@@ -151,7 +169,12 @@ class DraftAhead:
         return self._propose(tree, batch, logits, features)
 
     def _propose(
-        self, tree: AnyTree, batch: DeviceBatch, logits: Tensor, features: Tensor
+        self,
+        tree: AnyTree,
+        batch: DeviceBatch,
+        logits: Tensor,
+        features: Tensor,
+        samplers: Sequence[Sampler | None] = (),
     ) -> Proposal:
         drafters = DeviceDrafters(
             logits=logits,
@@ -161,7 +184,7 @@ class DraftAhead:
             positions=draft_decode_position(self._manifest, batch.lengths, batch.positions),
             state_inputs=batch.state_inputs,
         )
-        return self._proposer.propose(tree, drafters)
+        return self.prepare(tree, drafters, samplers)
 
 
 def _begins_with(tree: AnyTree, wanted: AnyTree) -> bool:

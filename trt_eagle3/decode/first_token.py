@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from trt_eagle3.decode.logprobs import token_logprobs
 from trt_eagle3.decode.segment import Segment
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.transfer import Readback
@@ -33,6 +34,7 @@ class FirstTokens:
             if not s.tokens and s.length + count == s.num_prefill
         ]
         self._ids = {s: s.sampler.first(logits[i]) for i, s in ends}
+        self._logits = {s: logits[i] for i, s in ends if s.sampling.logprobs is not None}
         self._readback: Readback | None = None
         if ends:
             finite = torch.stack([logits[i].amax().isfinite() for i, _ in ends])
@@ -54,4 +56,10 @@ class FirstTokens:
         """
         tokens = [] if self._readback is None else self._readback.wait()
         for sequence, token in zip(self._ids, tokens, strict=True):
-            sequence.append_tokens((token,) if token >= 0 else ())
+            if token < 0 or sequence.sampler.error:
+                continue
+            logits, count = self._logits.get(sequence), sequence.sampling.logprobs
+            found = []
+            if logits is not None and count is not None:
+                found = token_logprobs(logits[None], self._ids[sequence][None], count)
+            sequence.append_tokens((token,), found)

@@ -98,12 +98,14 @@ class Grammar:
         trigger: str,
         required: bool = False,
         parallel: bool = True,
+        answer: str | None = None,
         field: str = "tools",
     ) -> Grammar:
         """Free text in which ``trigger`` stands only where one of ``tags`` begins.
 
         Args:
             required: nothing but tags, at least one. parallel: more than one tag is allowed.
+            answer: JSON Schema of what may stand in place of required tags, as JSON text.
         """
         if not tags or not trigger or not all(tag.begin.startswith(trigger) for tag in tags):
             raise UserError(f"{field}: expected tags that begin with {trigger!r:.40}")
@@ -111,6 +113,7 @@ class Grammar:
             "trigger": trigger,
             "required": required,
             "parallel": parallel,
+            "answer": answer,
             "tags": [[tag.begin, tag.schema, tag.end] for tag in tags],
         }
         return cls("tags", json.dumps(form), field)

@@ -300,6 +300,7 @@ class LLM:
             self._closed, core = True, self._core
         if core is not None:
             core.close(drain=drain)
+        self.bundle.grammars.close()
         if self.bundle.processor.decoders is not None:
             self.bundle.processor.decoders.close()
 

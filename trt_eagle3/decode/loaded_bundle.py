@@ -17,6 +17,7 @@ from trt_eagle3.checkpoint.tensor_index import TensorRef, read_tensor
 from trt_eagle3.config import BuildConfig, LimitsConfig
 from trt_eagle3.decode.adaptive_plan import read_adaptive_plan
 from trt_eagle3.decode.decoder import Decoder, Drafting
+from trt_eagle3.decode.grammar_compiler import GrammarCompiler
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.plan import TreePlan, read_plan
 from trt_eagle3.decode.propose import Proposer
@@ -183,6 +184,13 @@ class LoadedBundle:
         if self.manifest is None or self.manifest.embedding == "target":
             return self.embedding
         return self._table(self.manifest.tensors["embed_tokens.weight"])
+
+    @cached_property
+    def grammars(self) -> GrammarCompiler:
+        """What makes matchers of requests' grammars."""
+        return GrammarCompiler(
+            self.processor.tokenizer, self.spec.vocab_size, self.spec.eos_token_ids
+        )
 
     @cached_property
     def drafting(self) -> Drafting | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from trt_eagle3.decode.request import Chunk, FinishReason
+from trt_eagle3.decode.request import Chunk, FinishReason, TokenLogprob
 from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.multimodal.tokenizer import StreamDecoder
 
@@ -23,12 +23,14 @@ class Output:
         self._decoder = decoder
         self._stops = tuple(sampling.stop)
         self._max_tokens = sampling.max_tokens
-        self._ends = frozenset(sampling.stop_token_ids) | (
-            frozenset() if sampling.ignore_eos else frozenset(end_ids)
-        )
+        self._min_tokens = sampling.min_tokens
+        self._grammar_ends = frozenset(() if sampling.grammar is None else end_ids)
+        goes_on = sampling.ignore_eos and sampling.grammar is None
+        self._ends = frozenset(sampling.stop_token_ids) | frozenset(() if goes_on else end_ids)
         self._held = ""
         self._parts: list[str] = []
         self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
         self.finish_reason: FinishReason | None = None
 
     @property
@@ -36,9 +38,11 @@ class Output:
         """All that was returned."""
         return "".join(self._parts)
 
-    def take(self, tokens: Sequence[int], *, full: bool = False) -> Chunk:
+    def take(
+        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = (), *, full: bool = False
+    ) -> Chunk:
         """What one pass's tokens add, cut at an end token, a stop text or the limit; ``full``:
-        no more will fit.
+        no more will fit. ``logprobs``: of each of them, where they are wanted.
         """
         kept: list[int] = []
         text = ""
@@ -51,11 +55,16 @@ class Output:
         if self.finish_reason is None and full:
             text += self._end("length")
         self._parts.append(text)
-        return Chunk(tuple(kept), text, self.finish_reason)
+        said = tuple(logprobs[: len(kept)])
+        self.logprobs += said
+        return Chunk(tuple(kept), text, self.finish_reason, said)
 
     def _push(self, token: int) -> str:
         """The text that is certain after ``token``."""
         self._held += self._decoder.push(token)
+        if self._early(token):  # nothing ends it, and no text is held back
+            text, self._held = self._held, ""
+            return text
         if token in self._ends:
             return self._end("stop")
         found = self._cut()
@@ -66,6 +75,10 @@ class Output:
         certain = len(self._held) - self._may_stop()
         text, self._held = self._held[:certain], self._held[certain:]
         return text
+
+    def _early(self, token: int) -> bool:
+        """Whether ``token`` comes before an end may; one that a grammar demands always may."""
+        return len(self.token_ids) < self._min_tokens and token not in self._grammar_ends
 
     def _end(self, reason: FinishReason) -> str:
         self._held += self._decoder.flush()

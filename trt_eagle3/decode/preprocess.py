@@ -10,10 +10,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from trt_eagle3.decode.conversation import Conversation, RawPrompt
+from trt_eagle3.decode.grammar_state import GrammarState
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.prefix_cache import media_digests
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.request import Request
+from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal import ModelInputs
 from trt_eagle3.multimodal.caller import NOBODY, Caller
@@ -21,14 +23,18 @@ from trt_eagle3.multimodal.caller import NOBODY, Caller
 __all__ = ["Outcome", "PreparedRequest", "PreprocessStage", "PromptPreprocessor"]
 
 _TOKENISING = 2  # threads that prepare texts while the core decodes
+_GRAMMARS = 2  # threads that prepare texts with a grammar: it may take a second
 
 
 @dataclass(frozen=True)
 class PreparedRequest:
-    """A request and its prompt as target and draft see it; the vision tower has not run yet."""
+    """A request, its prompt as target and draft see it, and its grammar at its beginning; the
+    vision tower has not run yet.
+    """
 
     request: Request
     prompt: Prompt
+    grammar: GrammarState | None = None
 
 
 Outcome = PreparedRequest | Exception
@@ -47,9 +53,18 @@ class PromptPreprocessor:
         """Prepare ``request``; whatever is wrong with it is the outcome."""
         try:
             caller.check()
-            return PreparedRequest(request, self.prompt(self.model_inputs(request, caller)))
+            grammar = self._grammar(request.sampling)
+            prompt = self.prompt(self.model_inputs(request, caller))
+            return PreparedRequest(request, prompt, grammar)
         except Exception as error:  # every error is the reader's to see
             return error
+
+    def _grammar(self, sampling: SamplingParams) -> GrammarState | None:
+        if sampling.grammar is None:
+            return None
+        return self._bundle.grammars.state(
+            sampling.grammar, min_tokens=sampling.min_tokens, ignore_eos=sampling.ignore_eos
+        )
 
     def model_inputs(self, request: Request, caller: Caller = NOBODY) -> ModelInputs:
         """Tokens, positions and patches, checked against the bundle's limits.
@@ -98,7 +113,7 @@ class PromptPreprocessor:
 
 
 class PreprocessStage:
-    """A preprocessor with a queue and threads, one queue for texts and one for images."""
+    """A preprocessor with queues and threads: for texts, for texts with a grammar, for images."""
 
     def __init__(self, preprocessor: PromptPreprocessor, max_waiting: int) -> None:
         """``max_waiting``: requests with images that are prepared at once; most of the time they
@@ -106,14 +121,16 @@ class PreprocessStage:
         """
         self._run = preprocessor.run
         self._texts = ThreadPoolExecutor(_TOKENISING, "trt-eagle3-prepare")
+        self._grammars = ThreadPoolExecutor(_GRAMMARS, "trt-eagle3-prepare")
         self._media = ThreadPoolExecutor(max_waiting, "trt-eagle3-prepare")
 
     def submit(self, request: Request, caller: Caller) -> Future[Outcome]:
         """Queue a request; the future never fails, its result may."""
-        pool = self._media if request.has_media else self._texts
+        texts = self._texts if request.sampling.grammar is None else self._grammars
+        pool = self._media if request.has_media else texts
         return pool.submit(self._run, request, caller)
 
     def close(self) -> None:
         """Take no more; what is queued still comes out, cancelled or not."""
-        for pool in (self._texts, self._media):
+        for pool in (self._texts, self._grammars, self._media):
             pool.shutdown(wait=False)

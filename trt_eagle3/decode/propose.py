@@ -22,9 +22,11 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
+from trt_eagle3.decode.draft_filter import DraftFilter
 from trt_eagle3.decode.dynamic_tree import Candidates, DynamicTree, ancestors
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, all_rows
+from trt_eagle3.decode.sampling import Sampler
 from trt_eagle3.decode.sequence import DraftState
 from trt_eagle3.decode.tree import Tree
 
@@ -51,12 +53,14 @@ class Drafters:
         states: [B]. roots: [B] last accepted tokens.
         positions: [B] rope positions at depth 1.
         state_inputs: where the draft's states lie, with room for the tree's draft rows.
+        filter: what their grammars allow; None where there are none.
     """
 
     states: Sequence[DraftState]
     roots: Sequence[int]
     positions: Sequence[int]
     state_inputs: Mapping[str, Tensor]
+    filter: DraftFilter | None = None
 
     @cached_property
     def first_positions(self) -> Tensor:
@@ -85,7 +89,7 @@ class DeviceDrafters:
     Attributes:
         logits: f32 [B, Vd] and features: [B, Hd] of their last committed rows.
         lengths: int32 [B] rows that the draft holds. roots: int64 [B].
-        positions: int32 [B] rope positions at depth 1. state_inputs: as of ``Drafters``.
+        positions: int32 [B] rope positions at depth 1. state_inputs, filter: as of ``Drafters``.
     """
 
     logits: Tensor
@@ -94,6 +98,7 @@ class DeviceDrafters:
     roots: Tensor
     positions: Tensor
     state_inputs: Mapping[str, Tensor]
+    filter: DraftFilter | None = None
 
     @property
     def first_positions(self) -> Tensor:
@@ -177,6 +182,15 @@ class Proposer:
     def __init__(self, runner: DraftRunner) -> None:
         self.runner = runner
 
+    def filter_of(self, samplers: Sequence[Sampler | None]) -> DraftFilter | None:
+        """What keeps proposals of ``samplers``, by row, to their grammars; None where none has
+        one.
+        """
+        states = [s.grammar if s is not None else None for s in samplers]
+        if not any(state is not None for state in states):
+            return None
+        return DraftFilter(states, self.runner.target_ids)
+
     def extend(
         self, metadata: AttentionMetadata, embeds: Tensor, features: Tensor
     ) -> list[DraftState]:
@@ -204,7 +218,7 @@ class Proposer:
 
     def _fill(self, tree: Tree, drafters: AnyDrafters) -> Proposal:
         """A static tree: its shape says which token of which parent every node takes."""
-        logits, features = drafters.first()
+        logits, features = _first(drafters)
         tokens = [drafters.root_ids.to(logits.device, non_blocking=True)]
         for depth, step in enumerate(tree.steps_on(logits.device)):
             best = self.runner.target_ids(_best(logits, step.width))
@@ -218,11 +232,13 @@ class Proposer:
             logits, features = self._level(
                 drafters, depth, inner, fed, mask, num_shared=step.num_shared
             )
+            if drafters.filter is not None:
+                logits = drafters.filter.level(logits, inner, step.parents[step.inner])
         return tree_proposal(tree, torch.cat(tokens, dim=1))
 
     def _grow(self, tree: DynamicTree, drafters: AnyDrafters) -> Proposal:
         """A dynamic tree (``dynamic_tree``): each level feeds the children that score best."""
-        logits, features = drafters.first()
+        logits, features = _first(drafters)
         tokens, log_probs = self._children(logits, tree.topk)
         candidates = Candidates(tokens[:, 0], log_probs[:, 0])
         frontier = candidates.first()
@@ -236,6 +252,8 @@ class Proposer:
             above = mask.gather(1, rows.expand(-1, -1, mask.shape[2])) if depth else mask
             mask = torch.cat([above, own], dim=2)
             logits, features = self._level(drafters, depth, frontier.tokens, fed, mask)
+            if drafters.filter is not None:
+                logits = drafters.filter.level(logits, frontier.tokens, frontier.parents)
             frontier = candidates.add(frontier, *self._children(logits, tree.topk))
         kept, parents = candidates.keep(tree.num_nodes - 1)
         seen = ancestors(parents, tree.steps)
@@ -276,6 +294,12 @@ class Proposer:
         log_probs = best.values - logits.logsumexp(dim=-1, keepdim=True)
         # of a draft that overflowed: NaN would sort before its own parent
         return self.runner.target_ids(best.indices), log_probs.nan_to_num(nan=-torch.inf)
+
+
+def _first(drafters: AnyDrafters) -> tuple[Tensor, Tensor]:
+    """Logits f32 [B, 1, Vd] and features [B, 1, Hd] of the roots, what is forbidden left out."""
+    logits, features = drafters.first()
+    return logits if drafters.filter is None else drafters.filter.first(logits), features
 
 
 def tree_proposal(tree: Tree, tokens: Tensor) -> Proposal:

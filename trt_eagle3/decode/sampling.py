@@ -19,7 +19,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trt_eagle3.decode.grammar_state import GrammarState
+from trt_eagle3.decode.logits_process import AllowedTokens, History, process_logits
 from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.transfer import to_device
 
 __all__ = ["Sampler", "VerifyResult", "target_probs", "verify_results"]
 
@@ -89,22 +92,42 @@ def _keep_from(probs: Tensor, least: Tensor) -> Tensor:
 
 
 class Sampler:
-    """The random numbers and the memory of one sequence."""
+    """How one sequence chooses: its random numbers, its history, its grammar.
 
-    def __init__(self, sampling: SamplingParams, prompt_ids: Tensor, vocab_size: int) -> None:
-        """``prompt_ids`` int64 [P] on the host."""
+    Attributes:
+        count: tokens of the answer. end_ids: tokens that end it.
+    """
+
+    def __init__(
+        self,
+        sampling: SamplingParams,
+        prompt_ids: Tensor,
+        vocab_size: int,
+        grammar: GrammarState | None = None,
+        end_ids: Sequence[int] = (),
+    ) -> None:
+        """``prompt_ids`` int64 [P] on the host. ``grammar``: of ``sampling.grammar``, at its
+        beginning.
+        """
         self.sampling = sampling
         seed = int.from_bytes(os.urandom(8), "little") if sampling.seed is None else sampling.seed
         self._generator = torch.Generator().manual_seed(seed)
-        self._prompt_ids = prompt_ids
         self._vocab_size = vocab_size
-        # bool [V] in the prompt or answer, bool [V] in the answer
-        self._seen: tuple[Tensor, Tensor] | None = None
+        self.history = History(sampling, prompt_ids, vocab_size)
+        self.grammar = grammar
+        self.count = 0
+        self.end_ids = tuple({*sampling.stop_token_ids, *end_ids})
+        self._bias: Tensor | None = None
 
     @property
     def needs_probs(self) -> bool:
         """Whether the likeliest token of the raw logits is not all that there is to know."""
-        return self.sampling.penalised or not self.sampling.greedy
+        return self.sampling.changes_logits or not self.sampling.greedy
+
+    @property
+    def error(self) -> str:
+        """Why it can choose no more tokens; empty while it can."""
+        return self.grammar.error if self.grammar is not None else ""
 
     def uniform(self) -> float:
         """The next random number of this sequence in [0, 1)."""
@@ -113,19 +136,38 @@ class Sampler:
     def _draw(self) -> Tensor:
         return torch.rand(1, generator=self._generator, dtype=torch.float64)
 
+    def bias_on(self, device: torch.device) -> Tensor:
+        """f32 [V]: ``logit_bias``; tokens that there are not are left out."""
+        if self._bias is None:
+            bias = torch.zeros(self._vocab_size)
+            for token, value in self.sampling.logit_bias.items():
+                if token < self._vocab_size:
+                    bias[token] = value
+            self._bias = bias.to(device)
+        return self._bias
+
     def first(self, logits: Tensor) -> Tensor:
         """int64: the first token, from the prompt's last logits f32 [V]."""
         if not self.needs_probs:
             return logits.argmax()
         no_tokens = torch.full((1,), -1, device=logits.device)
-        return self.verdict(logits[None], no_tokens, no_tokens, no_tokens[None] < 0).bonus[0]
+        mask = torch.ones(1, 1, dtype=torch.bool)
+        allowed = None
+        if self.grammar is not None:
+            bits = torch.empty(1, 1, -(-len(logits) // 32), dtype=torch.int32)
+            self.grammar.fill_next(bits.numpy()[0, 0])
+            allowed = AllowedTokens([0], to_device(bits, logits.device))
+        found = verify_results(
+            [self], logits[None, None], no_tokens[None], no_tokens[None], mask[None], allowed
+        )
+        return found.bonus[0, 0]
 
     def remember(self, tokens: Sequence[int]) -> None:
         """The answer has these tokens now."""
-        if self._seen is not None and tokens:
-            index = torch.tensor(tokens).to(self._seen[0].device, non_blocking=True)
-            for seen in self._seen:
-                seen[index] = True
+        self.count += len(tokens)
+        self.history.remember(tokens)
+        if self.grammar is not None:
+            self.grammar.advance(tokens)
 
     def verdict(
         self, logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor
@@ -134,27 +176,14 @@ class Sampler:
         found = verify_results([self], logits[None], tokens[None], parents[None], mask[None])
         return VerifyResult(found.accept[0], found.bonus[0])
 
-    def _penalise(self, logits: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
-        """Penalties of what stands in prompt, answer, and on each node's own path."""
-        if self._seen is None:
-            in_prompt = torch.zeros(self._vocab_size, dtype=torch.bool)
-            in_prompt[self._prompt_ids] = True
-            in_prompt = in_prompt.to(logits.device)
-            self._seen = in_prompt, torch.zeros_like(in_prompt)
-        paths = torch.where(mask, tokens, tokens[:, None])
-        anywhere, output_ids = self._seen
-        if len(tokens) > 1:
-            anywhere, output_ids = (
-                seen.expand_as(logits).scatter(1, paths, torch.ones_like(paths, dtype=torch.bool))
-                for seen in self._seen
-            )
-        penalty = self.sampling.repetition_penalty
-        repeated = torch.where(logits > 0, logits / penalty, logits * penalty)
-        return torch.where(anywhere, repeated, logits) - self.sampling.presence_penalty * output_ids
-
 
 def verify_results(
-    samplers: Sequence[Sampler], logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor
+    samplers: Sequence[Sampler],
+    logits: Tensor,
+    tokens: Tensor,
+    parents: Tensor,
+    mask: Tensor,
+    allowed: AllowedTokens | None = None,
 ) -> VerifyResult:
     """Judge a tree of each of B sequences with the same filters; takes a random number of each, for
     its bonus token.
@@ -163,14 +192,11 @@ def verify_results(
         logits: f32 [B, T, V]. tokens: int64 [B, T], the roots' are in the answers already. parents:
             int64 [B, T].
         mask: bool [B, T, T]: row i is true at i and its ancestors.
+        allowed: what their grammars allow.
     """
     device, (batch, num_nodes) = logits.device, tokens.shape
     parents, mask = parents.to(device, non_blocking=True), mask.to(device, non_blocking=True)
-    if any(s.sampling.penalised for s in samplers):
-        every = zip(samplers, logits, tokens, mask, strict=True)
-        logits = torch.stack(
-            [s._penalise(x, t, m) if s.sampling.penalised else x for s, x, t, m in every]
-        )
+    logits = process_logits(samplers, logits, tokens, mask, allowed)
     rows = logits.flatten(0, 1)
     probs = target_probs(rows, samplers[0].sampling)
     first = torch.arange(0, batch * num_nodes, num_nodes, device=device)[:, None]

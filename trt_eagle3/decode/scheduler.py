@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from trt_eagle3.decode.chunks import chunk_rows, prefill_budget
-from trt_eagle3.decode.decoder import AnyTree, Decoder, no_numbers
+from trt_eagle3.decode.decoder import AnyTree, Decoder
 from trt_eagle3.decode.launched import LaunchedPrefill, launch_prefill
 from trt_eagle3.decode.plan import Cycle, TreePlan
 from trt_eagle3.decode.prefix_cache import PrefixCache
@@ -250,7 +250,7 @@ class Scheduler:
         for s in launched.wait():
             runs = s in self.running
             if runs and not s.tokens:
-                found.append(self._fail(s, no_numbers()))
+                found.append(self._fail(s, s.failure()))
             elif s.tokens and (runs or s in self.waiting):  # who was put off has its token, too
                 if runs:
                     self._remember(s)
@@ -330,7 +330,7 @@ class Scheduler:
         return [
             Emission(s, accepted.tokens, self._is_full(s), accepted.steps)
             if accepted.tokens
-            else self._fail(s, no_numbers())
+            else self._fail(s, s.failure())
             for s, accepted in in_it
         ]
 

@@ -10,11 +10,14 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from trt_eagle3.decode.grammar_state import GrammarState
 from trt_eagle3.decode.kv_cache import PagePool, PageTable
 from trt_eagle3.decode.prompt import Prompt
+from trt_eagle3.decode.request import TokenLogprob
 from trt_eagle3.decode.row_ref import RowRef, gather_rows
 from trt_eagle3.decode.sampling import Sampler
 from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
+from trt_eagle3.errors import EngineFailedError, clip
 
 __all__ = ["DraftState", "SequenceState", "Snapshot"]
 
@@ -66,7 +69,10 @@ class SequenceState:
         drafting: whether the draft follows it. backpressured: whether its reader lags behind.
         created: by ``time.perf_counter``. queue_seconds: from then to its admission, None before.
         turn_start: how many tokens it had when it was admitted.
+        grammar: of ``sampling.grammar``, at its beginning. end_ids: the model's tokens that end the
+            answer.
         tokens: the answer. Its last token is in no cache yet: it is the root of the next tree.
+        logprobs: of each of ``tokens``, where the request wants them.
         length: rows in the target's cache. draft: the draft's state, once the prompt is through.
         draft_length: rows in the draft's cache, equal to ``length`` while it drafts.
         deferred: aux hidden states of the rows that the draft lacks, where it was not worth asking.
@@ -81,11 +87,14 @@ class SequenceState:
     vocab_size: int
     sampling: SamplingParams = GREEDY
     drafting: bool = False
+    grammar: GrammarState | None = None
+    end_ids: Sequence[int] = ()
     backpressured: bool = False
     created: float = field(default_factory=time.perf_counter)
     queue_seconds: float | None = None
     turn_start: int = 0
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     length: int = 0
     draft: DraftState | None = None
     draft_length: int = 0
@@ -98,7 +107,9 @@ class SequenceState:
 
     def __post_init__(self) -> None:
         self.pages = PageTable(self.pool)
-        self.sampler = Sampler(self.sampling, self.prompt.token_ids, self.vocab_size)
+        self.sampler = Sampler(
+            self.sampling, self.prompt.token_ids, self.vocab_size, self.grammar, self.end_ids
+        )
 
     @property
     def num_prefill(self) -> int:
@@ -135,10 +146,23 @@ class SequenceState:
             [self.prompt.token_ids[start:stop], torch.tensor(output_ids, dtype=torch.int64)]
         )
 
-    def append_tokens(self, tokens: tuple[int, ...]) -> None:
+    def append_tokens(self, tokens: tuple[int, ...], logprobs: Sequence[TokenLogprob] = ()) -> None:
         """Append to the answer."""
         self.tokens += tokens
+        self.logprobs += logprobs
         self.sampler.remember(tokens)
+
+    def failure(self) -> EngineFailedError:
+        """Why it says nothing: its grammar cannot go on, or its logits are not finite."""
+        if self.sampler.error:
+            return EngineFailedError(
+                f"the grammar cannot go on ({clip(self.sampler.error)}). Simplify it."
+            )
+        return EngineFailedError(
+            "the target's logits are not finite numbers: its activations overflowed. Of a float16 "
+            "build, set engine.residual: float32 or engine.dtype: bfloat16; otherwise: trt-eagle3 "
+            "validate BUNDLE"
+        )
 
     def adopt(self, pages: Sequence[int]) -> None:
         """Begin with the rows in ``pages``, which hold the first ones already."""

@@ -106,9 +106,13 @@ def test_grammar_begins_behind_the_reasoning_of_a_thinking_checkpoint(model: Ser
 
 def test_answer_format_beside_tools_allows_either(model: ServedModel) -> None:
     grammar = grammar_of(read(model, response_format=FORMAT, tools=[WEATHER]))
-    assert grammar.kind == "ebnf"
-    assert json.dumps(SCHEMA) in grammar.source
-    assert "weather" in grammar.source
+    form = json.loads(grammar.source)
+    assert (grammar.kind, grammar.field, form["answer"]) == (
+        "tags",
+        "response_format",
+        json.dumps(SCHEMA),
+    )
+    assert "weather" in form["tags"][0][0]
 
 
 @pytest.mark.parametrize(
@@ -163,6 +167,9 @@ def test_streamed_message_is_the_whole_one(model: ServedModel, size: int) -> Non
     )
     assert events[-1] == "[DONE]"
     assert events[-2]["usage"]["completion_tokens"] == 3
+    details = {"reasoning_tokens": len(model.processor.tokenize("Why?"))}
+    assert events[-2]["usage"]["completion_tokens_details"] == details
+    assert whole["usage"]["completion_tokens_details"] == details
     deltas = [event["choices"][0]["delta"] for event in events[:-2]]
     assert _sum(deltas) == {**message, "tool_calls": _without_ids(message["tool_calls"])}
     assert events[-3]["choices"][0]["finish_reason"] == "tool_calls"

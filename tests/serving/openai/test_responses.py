@@ -109,6 +109,8 @@ def test_reasoning_text_and_calls_are_items(model: ServedModel, size: int) -> No
     done = [e["item"] for e in events if e["type"] == "response.output_item.done"]
     assert [_without_ids(item) for item in done] == [_without_ids(item) for item in items]
     assert events[-1]["response"]["output"] == done
+    count = len(model.processor.tokenize("Why?"))
+    assert whole["usage"]["output_tokens_details"] == {"reasoning_tokens": count}
     arguments = [
         e["delta"]
         for e in events

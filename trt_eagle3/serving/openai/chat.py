@@ -102,6 +102,7 @@ def read_chat(raw: Any, served: ServedModel, serving: ServingConfig) -> Call:
     reply = ChatReply(
         name,
         [conversation.parser(reasoning) for _ in range(fields.n)],
+        count_tokens=lambda text: len(served.processor.tokenize(text)),
         token_bytes=served.token_bytes if fields.logprobs else None,
         include_usage=bool(fields.stream_options.include_usage),
         pieces=served.processor if fields.stream_options.include_acceptance else None,

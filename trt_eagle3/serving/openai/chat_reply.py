@@ -32,14 +32,15 @@ class ChatReply:
         model: str,
         parsers: Sequence[MessageParser],
         *,
+        count_tokens: Callable[[str], int],
         token_bytes: TokenBytes | None = None,
         include_usage: bool = False,
         pieces: Processor | None = None,
     ) -> None:
-        """
-        Args:
-            parsers: one for each answer. token_bytes: for log-probabilities; None: there are none.
-            pieces: for the field ``trt_eagle3`` of chunks; None: they have none.
+        """``parsers``: one for each answer; ``count_tokens``: of a text.
+
+        ``token_bytes``: for log-probabilities; ``pieces``: for the field ``trt_eagle3`` of chunks;
+        None: there are none.
         """
         self._common = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
@@ -47,6 +48,7 @@ class ChatReply:
             "model": model,
         }
         self._parsers = parsers
+        self._count_tokens = count_tokens
         self._token_bytes = token_bytes
         self._include_usage = include_usage
         self._acceptance = [AcceptanceField(pieces) for _ in parsers] if pieces else None
@@ -74,7 +76,7 @@ class ChatReply:
     def closing(self, generations: Sequence[Generation]) -> str:
         """The usage where it was asked for, and the end."""
         last = {**self._common, "object": "chat.completion.chunk", "choices": []}
-        event = to_event({**last, "usage": usage(generations)}) if self._include_usage else ""
+        event = to_event({**last, "usage": self._usage(generations)}) if self._include_usage else ""
         return f"{event}data: [DONE]\n\n"
 
     def failed(self, error: Mapping[str, Any]) -> str:
@@ -88,8 +90,13 @@ class ChatReply:
             **self._common,
             "object": "chat.completion",
             "choices": choices,
-            "usage": usage(generations),
+            "usage": self._usage(generations),
         }
+
+    def _usage(self, generations: Sequence[Generation]) -> dict[str, Any]:
+        said = [parser.message.reasoning for parser in self._parsers]
+        reasoning = sum(self._count_tokens(text) for text in said if text)
+        return usage(generations, reasoning_tokens=reasoning)
 
     def _choice(self, index: int, generation: Generation) -> dict[str, Any]:
         parser = self._parsers[index]

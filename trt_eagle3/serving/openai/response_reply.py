@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trt_eagle3.decode.request import Chunk, Generation, TokenLogprob
@@ -22,9 +22,14 @@ class ResponseReply:
     """One response."""
 
     def __init__(
-        self, echo: Mapping[str, Any], parser: MessageParser, token_bytes: TokenBytes | None
+        self,
+        echo: Mapping[str, Any],
+        parser: MessageParser,
+        token_bytes: TokenBytes | None,
+        *,
+        count_tokens: Callable[[str], int],
     ) -> None:
-        """``echo``: what it repeats of its request.
+        """``echo``: what it repeats of its request; ``count_tokens``: of a text.
 
         ``token_bytes``: for log-probabilities; None: there are none.
         """
@@ -36,6 +41,7 @@ class ResponseReply:
         }
         self._parser = parser
         self._token_bytes = token_bytes
+        self._count_tokens = count_tokens
         self._items = OutputItems()
         self._num_events = 0
         self._reason: str | None = None
@@ -59,7 +65,7 @@ class ResponseReply:
         """The end of the last item, and ``response.completed`` or ``response.incomplete``."""
         status = self._status(generations[0].finish_reason)
         events = [self._event(event) for event in self._items.close(status)]
-        response = self._response(status, usage_of(generations))
+        response = self._response(status, self._usage(generations))
         return "".join(events) + self._event({"type": f"response.{status}", "response": response})
 
     def failed(self, error: Mapping[str, Any]) -> str:
@@ -80,7 +86,20 @@ class ResponseReply:
         self._add(delta, generation.logprobs)
         status = self._status(generation.finish_reason)
         self._items.close(status)
-        return self._response(status, usage_of(generations))
+        return self._response(status, self._usage(generations))
+
+    def _usage(self, generations: Sequence[Generation]) -> dict[str, Any]:
+        """``usage`` by this endpoint's names."""
+        reasoning = self._parser.message.reasoning
+        count = self._count_tokens(reasoning) if reasoning else 0
+        counts = usage(generations, reasoning_tokens=count)
+        return {
+            "input_tokens": counts["prompt_tokens"],
+            "output_tokens": counts["completion_tokens"],
+            "output_tokens_details": counts["completion_tokens_details"],
+            "total_tokens": counts["total_tokens"],
+            "acceptance_length": counts["acceptance_length"],
+        }
 
     def _add(self, delta: MessageDelta, logprobs: Sequence[TokenLogprob]) -> str:
         found = response_logprobs(logprobs, self._token_bytes) if self._token_bytes else []
@@ -103,16 +122,3 @@ class ResponseReply:
     def _event(self, event: Mapping[str, Any]) -> str:
         self._num_events += 1
         return to_event({**event, "sequence_number": self._num_events - 1}, event["type"])
-
-
-def usage_of(generations: Sequence[Generation]) -> dict[str, Any]:
-    """``usage`` by this endpoint's names."""
-    counts = usage(generations)
-    return {
-        "input_tokens": counts["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": 0},
-        "output_tokens": counts["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": counts["total_tokens"],
-        "acceptance_length": counts["acceptance_length"],
-    }

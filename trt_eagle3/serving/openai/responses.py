@@ -94,8 +94,12 @@ def read_response(raw: Any, served: ServedModel, serving: ServingConfig) -> Call
         sampling=conversation.constrained(chosen, mode),
         speculation=fields.speculation,
     )
-    token_bytes = None if logprobs is None else served.token_bytes
-    reply = ResponseReply(_echo(name, fields), conversation.parser(mode), token_bytes)
+    reply = ResponseReply(
+        _echo(name, fields),
+        conversation.parser(mode),
+        served.token_bytes if logprobs is not None else None,
+        count_tokens=lambda text: len(served.processor.tokenize(text)),
+    )
     return Call((request,), reply, fields.stream, ignored)
 
 

@@ -10,11 +10,14 @@ from trt_eagle3.decode.request import Generation
 __all__ = ["acceptance_length", "usage"]
 
 
-def usage(generations: Sequence[Generation], *, prompts: int = 1) -> dict[str, Any]:
+def usage(
+    generations: Sequence[Generation], *, prompts: int = 1, reasoning_tokens: int = 0
+) -> dict[str, Any]:
     """``usage`` of a call; ``acceptance_length`` is ours.
 
     Args:
         prompts: different ones; the answers to a prompt stand together, and share its tokens.
+        reasoning_tokens: of the answers' tokens, those of their reasoning.
     """
     per_prompt = len(generations) // prompts
     prompt = sum(generation.prompt_tokens for generation in generations[::per_prompt])
@@ -23,6 +26,7 @@ def usage(generations: Sequence[Generation], *, prompts: int = 1) -> dict[str, A
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
         "acceptance_length": acceptance_length(generations),
     }
 

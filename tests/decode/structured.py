@@ -1,0 +1,187 @@
+"""Grammars over the tiny pair's vocabulary, and a target whose logits are drawn from the tokens
+before them: answers of any grammar, with trees and without, in microseconds.
+
+Shapes: T tree nodes, V vocab.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
+from typing import Any, cast
+from zlib import crc32
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from tests.tiny import TARGET
+from trt_eagle3.decode.accept import Accepted
+from trt_eagle3.decode.grammar import Grammar
+from trt_eagle3.decode.grammar_compiler import GrammarCompiler
+from trt_eagle3.decode.grammar_state import GrammarState
+from trt_eagle3.decode.grammar_text import grammar_text
+from trt_eagle3.decode.logits_process import unpacked_bits
+from trt_eagle3.decode.propose import Proposal
+from trt_eagle3.decode.request import TokenLogprob
+from trt_eagle3.decode.sampling import Sampler
+from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.tree import Tree
+from trt_eagle3.decode.verify import verify_tree
+
+VOCAB = 640
+ENDS = (632, 634)  # <|endoftext|>, <|im_end|>
+_CLOSING = '"}],:0'
+TREES = {
+    "plain": Tree.root_only(),
+    "chain": Tree.from_paths([(0,), (0, 0), (0, 0, 0)]),
+    "tree": Tree.from_paths([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]),
+}
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_file(str(TARGET / "tokenizer.json"))
+
+
+@cache
+def compiler() -> GrammarCompiler:
+    return GrammarCompiler(tokenizer(), VOCAB, ENDS)
+
+
+def state_of(grammar: Grammar, **options: Any) -> GrammarState:
+    """At its beginning, without a try in a process; refused as there."""
+    made = compiler()._compiled(grammar_text(grammar))
+    assert not isinstance(made, str), made
+    return GrammarState(made, ENDS, VOCAB, **options)
+
+
+def ids_of(text: str) -> list[int]:
+    return list(tokenizer().encode(text, add_special_tokens=False).ids)
+
+
+def text_of(tokens: Sequence[int]) -> str:
+    return str(tokenizer().decode([t for t in tokens if t not in ENDS]))
+
+
+@cache
+def _closing() -> Tensor:
+    """f32 [V]: what makes answers end some day."""
+    bias = torch.zeros(VOCAB)
+    for c in _CLOSING:
+        bias[ids_of(c)[0]] = 2.0
+    bias[list(ENDS)] = 4.0
+    return bias
+
+
+def logits_after(tokens: Sequence[int], seed: int = 0) -> Tensor:
+    """f32 [V], drawn from ``tokens``: the target."""
+    return _drawn(tuple(tokens), seed)
+
+
+@lru_cache(maxsize=4096)
+def _drawn(tokens: tuple[int, ...], seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(crc32(repr((seed, *tokens)).encode()))
+    return 2 * torch.randn(VOCAB, generator=generator) + _closing()
+
+
+@dataclass
+class Stub:
+    """All that verifying wants of a sequence, and what it has said."""
+
+    sampler: Sampler
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return self.sampler.sampling
+
+    def say(self, accepted: Accepted) -> None:
+        self.tokens += accepted.tokens
+        self.logprobs += accepted.logprobs
+        self.sampler.remember(accepted.tokens)
+
+    @property
+    def over(self) -> bool:
+        ended = any(t in ENDS for t in self.tokens) or bool(self.sampler.error)
+        return ended or len(self.tokens) >= self.sampling.max_tokens
+
+    @property
+    def answer(self) -> list[int]:
+        """Cut at its end."""
+        ends = [i + 1 for i, t in enumerate(self.tokens) if t in ENDS]
+        return self.tokens[: min([*ends, self.sampling.max_tokens])]
+
+
+def stub(sampling: SamplingParams, prompt: Sequence[int] = (5, 6)) -> Stub:
+    state = None
+    if sampling.grammar is not None:
+        state = state_of(
+            sampling.grammar, min_tokens=sampling.min_tokens, ignore_eos=sampling.ignore_eos
+        )
+    ends = () if sampling.ignore_eos else ENDS
+    return Stub(Sampler(sampling, torch.tensor(list(prompt)), VOCAB, state, ends))
+
+
+def drafted(stub: Stub, tree: Tree, chance: random.Random, seed: int) -> list[int]:
+    """Tokens of a tree: the target's best ones, some of which no grammar looks at, or any."""
+    tokens, paths = [stub.tokens[-1]], [list(stub.tokens)]
+    for parent, rank in zip(tree.parents[1:], tree.ranks[1:], strict=True):
+        logits = logits_after(paths[parent], seed)
+        state = stub.sampler.grammar
+        for token in paths[parent][len(stub.tokens) :]:
+            state = state.after(token) if state is not None else None
+        if state is not None and chance.random() < 0.8:  # as a draft that has learned it
+            bits = torch.empty(VOCAB // 32, dtype=torch.int32)
+            state.fill_next(bits.numpy())
+            logits = logits.masked_fill(~unpacked_bits(bits, VOCAB), -100.0)
+        order = logits.topk(rank + 1).indices.tolist()
+        siblings = {tokens[i] for i, p in enumerate(tree.parents[: len(tokens)]) if p == parent}
+        token = next((t for t in reversed(order) if t not in siblings), chance.randrange(VOCAB))
+        tokens.append(token)
+        paths.append([*paths[parent], token])
+    return tokens
+
+
+def cycle(stubs: Sequence[Stub], trees: Sequence[list[int]], tree: Tree, seed: int = 0) -> None:
+    """One cycle of several sequences over trees of one shape."""
+    count = len(stubs)
+    logits = torch.stack(
+        [
+            torch.stack([logits_after(path, seed) for path in _paths(s.tokens, tokens, tree)])
+            for s, tokens in zip(stubs, trees, strict=True)
+        ]
+    )
+    proposal = Proposal(
+        tokens=torch.tensor(list(trees)),
+        parents=torch.tensor(tree.parents).expand(count, -1),
+        depths=tree.depths.expand(count, -1),
+        mask=tree.mask.expand(count, -1, -1),
+    )
+    found = verify_tree(
+        cast("Sequence[SequenceState]", stubs), proposal, logits, [tree.num_nodes] * count
+    )
+    for s, accepted in zip(stubs, found, strict=True):
+        s.say(accepted)
+
+
+def _paths(answer: Sequence[int], tokens: Sequence[int], tree: Tree) -> list[list[int]]:
+    paths = [list(answer)]
+    for token, parent in zip(tokens[1:], tree.parents[1:], strict=True):
+        paths.append([*paths[parent], token])
+    return paths
+
+
+def generate(samplings: Sequence[SamplingParams], tree: Tree, seed: int = 0) -> list[Stub]:
+    """Answers of a batch, whose drafts are right now and then."""
+    chance = random.Random(seed)
+    stubs = [stub(sampling) for sampling in samplings]
+    for s in stubs:
+        s.say(Accepted((0,), (int(s.sampler.first(logits_after((), seed))),)))
+    while going := [s for s in stubs if not s.over]:
+        cycle(going, [drafted(s, tree, chance, seed) for s in going], tree, seed)
+    return stubs

@@ -1,0 +1,168 @@
+"""Grammars of every kind, and those of people who wish us ill."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from tests.decode.structured import ENDS, VOCAB, compiler, ids_of, state_of, tokenizer
+from trt_eagle3.decode.grammar import MAX_SOURCE_BYTES, Grammar, StructuralTag
+from trt_eagle3.decode.grammar_compiler import GrammarCompiler
+from trt_eagle3.decode.grammar_state import GrammarState
+from trt_eagle3.errors import UserError
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 3}}\n</tool_call>'
+TAGS = [
+    StructuralTag(
+        f'<tool_call>\n{{"name": "{name}", "arguments": ', json.dumps(SCHEMA), "}\n</tool_call>"
+    )
+    for name in ("f", "g")
+]
+
+
+def calls(**options: bool) -> Grammar:
+    return Grammar.structural_tags(TAGS, trigger="<tool_call>", **options)
+
+
+def takes(state: GrammarState, text: str) -> tuple[bool, bool]:
+    """Whether ``state`` allows ``text``, and may end then."""
+    for token in ids_of(text):
+        found = state.after(token)
+        if found is None:
+            return False, False
+        state = found
+    return True, ends_of(state)
+
+
+def ends_of(state: GrammarState) -> bool:
+    row = np.empty(VOCAB // 32, dtype=np.int32)
+    state.fill_next(row)
+    return bool(int(row[ENDS[0] >> 5]) >> (ENDS[0] & 31) & 1)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "whole", "begun", "wrong"),
+    [
+        (Grammar.json_schema(SCHEMA), '{"a": 3}', '{"a', '{"b'),
+        (Grammar.json_schema(json.dumps(SCHEMA)), '{ "a" : 12 }', '{"a": 12', '["a"]'),
+        (Grammar.json_schema(True), "[1, null]", "[1", "one"),
+        (Grammar.json_object(), '{"x": [1, {}]}', '{"x": [1', "[1]"),
+        (Grammar.regex("[a-z]+/[0-9]{2}"), "ab/12", "ab/1", "ab-1"),
+        (Grammar.choice(["yes", "no way!", 'a"b\\c/\n']), 'a"b\\c/\n', "no", "maybe"),
+        (Grammar.ebnf('root ::= "a" root | "b"\n'), "aab", "aa", "ba"),
+        (Grammar.ebnf('start: "x" /[0-9]+/'), "x12", "x", "12"),
+        (Grammar.json_object().preceded_by("</think>"), 'so</think>{"a": 1}', "so", "</think>[1]"),
+        (calls(), f"Well. {CALL} Done {{.", CALL[:20], "<tool_call>x"),
+        (calls(), "plain text", "a <tool_call>", CALL.replace("3", "x")),
+        (calls(parallel=False), f"Well. {CALL}", CALL[:-3], f"{CALL} more"),
+        (calls(required=True), f"{CALL}\n{CALL}", CALL[:9], "plain"),
+        (calls(required=True, parallel=False), CALL, CALL[:9], f"{CALL}\n{CALL}"),
+    ],
+)
+def test_grammar_allows_what_it_says(grammar: Grammar, whole: str, begun: str, wrong: str) -> None:
+    state = state_of(grammar)
+    assert takes(state, whole) == (True, True)
+    assert takes(state, begun) == (True, False)
+    assert not takes(state, wrong)[0]
+
+
+def test_white_space_between_json_tokens_comes_to_an_end() -> None:
+    state = state_of(Grammar.json_schema(SCHEMA))
+    assert takes(state, "{" + " " * 40 + '"a": 1}') == (True, True)
+    assert not takes(state, "{" + " " * 41)[0]
+
+
+def deep(levels: int) -> str:
+    return '{"properties": {"a": ' * levels + "{}" + "}}" * levels
+
+
+HOSTILE = {
+    "no JSON": (Grammar.json_schema('{"a'), "not JSON"),
+    "a list": (Grammar.json_schema("[1]"), "expected a JSON Schema"),
+    "contradiction": (
+        Grammar.json_schema({"type": "integer", "minimum": 5, "maximum": 3}),
+        "minimum",
+    ),
+    "false": (Grammar.json_schema(False), "nimplemented|nsatisfiable"),
+    "unknown type": (Grammar.json_schema({"type": "strin"}), "strin"),
+    "endless": (Grammar.json_schema({"$ref": "#"}), "no token can satisfy"),
+    "remote": (Grammar.json_schema({"$ref": "http://169.254.169.254/x"}), "169.254"),
+    "deep": (Grammar.json_schema(deep(5000)), "recursion"),
+    "lenient": (
+        Grammar.json_schema({"not": {}, "x-guidance": {"lenient": True}}),
+        "Unimplemented keys",
+    ),
+    "a million states": (
+        Grammar.json_schema({"type": "integer", "multipleOf": 999_983}),
+        "to compile. Simplify it",
+    ),
+    "wide": (
+        Grammar.json_schema({"properties": {f"property{i}": {} for i in range(5000)}}),
+        "Simplify it|items|fuel|large",
+    ),
+    "broken regex": (Grammar.regex("((("), "unclosed"),
+    "look-ahead": (Grammar.regex("(?=a)b"), "look"),
+    "empty regex": (Grammar.regex(r"[^\x{0}-\x{10ffff}]"), "no token can satisfy"),
+    "left recursion": (Grammar.ebnf("start: start\n"), "no token can satisfy"),
+    "garbage": (Grammar.ebnf("\x00 ::: {{{"), "neither Lark nor GBNF"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_grammar_is_refused_by_its_field(name: str) -> None:
+    grammar, reason = HOSTILE[name]
+    with pytest.raises(UserError, match=reason) as caught:
+        compiler().state(grammar)
+    assert str(caught.value).startswith(f"{grammar.field}: ")
+    start = time.perf_counter()
+    with pytest.raises(UserError):  # known by now
+        compiler().state(grammar)
+    assert time.perf_counter() - start < 0.1
+
+
+def test_a_good_grammar_follows_a_hostile_one_and_is_compiled_once() -> None:
+    made = GrammarCompiler(tokenizer(), VOCAB, ENDS)
+    with pytest.raises(UserError):
+        made.state(HOSTILE["a million states"][0])
+    first, again = (made.state(Grammar.json_schema(SCHEMA)) for _ in range(2))
+    first.advance(ids_of('{"a'))
+    assert takes(again, '{"a": 3}') == (True, True)
+    asked: list[bytes] = []
+    made._worker.ask = lambda request: asked.append(request) or {}  # type: ignore[assignment,func-returns-value,method-assign]
+    made.state(Grammar.json_schema(SCHEMA, field="another name"))
+    assert not asked
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: Grammar.regex(""), "regex: expected a text"),
+        (lambda: Grammar.regex("a" * (MAX_SOURCE_BYTES + 1)), "regex: 262145 bytes"),
+        (lambda: Grammar.choice([]), "choice: expected a list"),
+        (lambda: Grammar.choice("abc"), "choice: expected a list"),
+        (lambda: Grammar.json_schema(3), "json_schema: expected a JSON Schema, got int"),  # type: ignore[arg-type]
+        (lambda: Grammar.json_schema({"a": float("nan")}), "json_schema: not a JSON value"),
+        (lambda: Grammar.structural_tags([], trigger="x"), "tools: expected tags"),
+    ],
+)
+def test_grammar_refuses_what_is_none(make: object, reason: str) -> None:
+    assert callable(make)
+    with pytest.raises(UserError, match=reason):
+        make()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def end() -> Iterator[None]:
+    yield
+    compiler().close()

@@ -1,0 +1,105 @@
+"""Masks of a tree against matchers that are begun anew for every node."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.decode.structured import ENDS, TREES, VOCAB, ids_of, state_of
+from trt_eagle3.decode.grammar import Grammar
+from trt_eagle3.decode.logits_process import unpacked_bits
+from trt_eagle3.decode.tree import Tree
+
+SCHEMA = {"type": "array", "items": {"enum": ["x", 12, None]}, "maxItems": 3}
+GRAMMAR = Grammar.json_schema(SCHEMA)
+
+
+def rows(count: int) -> Tensor:
+    return torch.full((count, VOCAB // 32), 7, dtype=torch.int32)
+
+
+def allowed_after(tokens: list[int], **options: object) -> Tensor:
+    """bool [V], by a matcher of its own."""
+    state, row = state_of(GRAMMAR, **options), rows(1)
+    state.advance(tokens)
+    state.fill_next(row.numpy()[0])
+    return unpacked_bits(row, VOCAB)[0]
+
+
+def drawn_tree(tree: Tree, answer: list[int], chance: random.Random) -> list[int]:
+    """Tokens that the grammar allows, or not, or that end it."""
+    tokens, paths = [answer[-1]], [answer]
+    for parent in tree.parents[1:]:
+        good = allowed_after(paths[parent]).nonzero().flatten().tolist()
+        token = chance.choice([chance.choice(good), chance.choice(good), chance.randrange(VOCAB)])
+        tokens.append(token)
+        paths.append([*paths[parent], token])
+    return tokens
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_masks_of_a_tree_are_those_of_each_path_alone(seed: int) -> None:
+    tree, chance = TREES["tree"], random.Random(seed)
+    answer = ids_of('["x", 12')[: 1 + seed % 5]
+    tokens = drawn_tree(tree, answer, chance)
+    state, found = state_of(GRAMMAR), rows(tree.num_nodes)
+    state.advance(answer)
+    state.fill(tokens, tree.parents, found.numpy())
+    paths = [answer]
+    for node, (token, parent) in enumerate(zip(tokens, tree.parents, strict=True)):
+        if node:
+            paths.append([*paths[parent], token])
+        path, ours = paths[node], unpacked_bits(found[node], VOCAB)
+        possible = all(
+            bool(allowed_after(path[:n])[path[n]]) and path[n] not in ENDS
+            for n in range(len(answer), len(path))
+        )
+        expected = allowed_after(path) if possible else torch.ones(VOCAB, dtype=torch.bool)
+        assert torch.equal(ours, expected), (node, path)
+    again = rows(tree.num_nodes)
+    state.fill(tokens, tree.parents, again.numpy())
+    assert torch.equal(found, again), "the walk left the state where it was"
+
+
+def test_end_tokens_wait_for_min_tokens_unless_nothing_else_is_allowed() -> None:
+    answer = ids_of("[12")
+    assert not allowed_after(answer)[ENDS[0]]
+    whole = ids_of('["x"]')
+    assert allowed_after(whole).nonzero().flatten().tolist() == list(ENDS)
+    assert allowed_after(whole, min_tokens=50).nonzero().flatten().tolist() == list(ENDS)
+    open_end = state_of(Grammar.regex("[0-9]+"), min_tokens=3)
+    row, seen = rows(1), []
+    for token in ids_of("1234"):
+        open_end.advance([token])
+        open_end.fill_next(row.numpy()[0])
+        seen.append(bool(unpacked_bits(row, VOCAB)[0, ENDS[1]]))
+    assert seen == [False, False, True, True]
+
+
+def test_ignored_end_tokens_are_forbidden_while_anything_else_is_allowed() -> None:
+    state, row = state_of(Grammar.regex("[0-9]{1,2}"), ignore_eos=True), rows(1)
+    state.advance(ids_of("1"))
+    state.fill_next(row.numpy()[0])
+    assert not unpacked_bits(row, VOCAB)[0, list(ENDS)].any()
+    state.advance(ids_of("2"))
+    state.fill_next(row.numpy()[0])
+    assert unpacked_bits(row, VOCAB)[0].nonzero().flatten().tolist() == list(ENDS)
+
+
+def test_state_that_was_told_a_forbidden_token_has_an_error_and_forbids_nothing() -> None:
+    state, row = state_of(GRAMMAR), rows(1)
+    state.advance(ids_of("x"))
+    assert state.error
+    state.fill_next(row.numpy()[0])
+    assert unpacked_bits(row, VOCAB).all()
+
+
+def test_finished_state_looks_at_nothing_more() -> None:
+    state = state_of(GRAMMAR)
+    state.advance([*ids_of("[]"), ENDS[1], 5, 6])
+    assert state.finished
+    assert not state.error
+    assert state.after(5) is None

@@ -1,0 +1,83 @@
+"""Keeps a draft to what grammars allow: one that it has not learned would end all acceptance.
+
+The first level is filtered always: the host knows where each sequence stands. Deeper levels cost a
+wait for the device each, so on a GPU those of a sequence alone of whose drafted tokens the grammar
+forbade many lately.
+
+Shapes: B sequences, m rows of each that a level runs, V vocab, Vd draft vocab, W = ceil(V / 32).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.decode.grammar_state import GrammarState
+from trt_eagle3.decode.logits_process import unpacked_bits
+from trt_eagle3.decode.transfer import to_device
+
+__all__ = ["DraftFilter"]
+
+_FEW_FORBIDDEN = 0.2  # share of drafted tokens, from which on deeper levels are filtered too
+
+
+class DraftFilter:
+    """The grammars of B sequences at the rows that a draft runs, level by level."""
+
+    def __init__(
+        self, states: Sequence[GrammarState | None], target_ids: Callable[[Tensor], Tensor]
+    ) -> None:
+        """``states``: by row of the batch, None where there is no grammar. ``target_ids``: of
+        draft ids.
+        """
+        self._target_ids = target_ids
+        live = {i: s for i, s in enumerate(states) if s is not None and not s.finished}
+        self._rows: dict[int, list[GrammarState | None]] = {i: [s] for i, s in live.items()}
+        self._deep = {i for i, s in live.items() if s.forbidden > _FEW_FORBIDDEN}
+
+    def first(self, logits: Tensor) -> Tensor:
+        """``logits`` f32 [B, 1, Vd] after the roots, without what is forbidden."""
+        return self._masked(logits) if self._rows else logits
+
+    def level(self, logits: Tensor, tokens: Tensor, parents: Tensor) -> Tensor:
+        """``logits`` f32 [B, m, Vd] of the rows of a level, without what is forbidden.
+
+        Args:
+            tokens: int64 [B, m] that the rows ran. parents: int64 [m] or [B, m]: which rows of the
+                level above are theirs.
+        """
+        if logits.is_cuda:
+            self._rows = {i: rows for i, rows in self._rows.items() if i in self._deep}
+        if not self._rows:
+            return logits
+        both = torch.stack([tokens, parents.to(tokens.device).expand_as(tokens)])
+        of_tokens, of_parents = both[:, list(self._rows)].tolist()
+        for i, ran, above in zip([*self._rows], of_tokens, of_parents, strict=True):
+            held = [self._rows[i][parent] for parent in above]
+            self._rows[i] = [
+                state.after(token) if state is not None else None
+                for state, token in zip(held, ran, strict=True)
+            ]
+        return self._masked(logits) if self._vocab_size else logits
+
+    @property
+    def _vocab_size(self) -> int:
+        states = (state for rows in self._rows.values() for state in rows)
+        return max((state.vocab_size for state in states if state is not None), default=0)
+
+    def _masked(self, logits: Tensor) -> Tensor:
+        """``logits`` [B, m, Vd], a copy, of which each row keeps what its state allows."""
+        device, vocab_size = logits.device, self._vocab_size
+        shape = len(self._rows), logits.shape[1], -(-vocab_size // 32)
+        bits = torch.full(shape, -1, dtype=torch.int32)
+        for of_sequence, rows in zip(self._rows.values(), bits.numpy(), strict=True):
+            for state, row in zip(of_sequence, rows, strict=True):
+                if state is not None:
+                    state.fill_next(row)
+        allowed = unpacked_bits(to_device(bits, device), vocab_size)
+        index = to_device(torch.tensor([*self._rows]), device)
+        ids = self._target_ids(torch.arange(logits.shape[2], device=device))
+        kept = logits.index_select(0, index).masked_fill_(~allowed[..., ids], -torch.inf)
+        return logits.index_copy(0, index, kept)

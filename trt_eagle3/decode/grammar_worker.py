@@ -1,0 +1,123 @@
+"""The process that tries grammars: a script of its own, which imports nothing of this package.
+
+A grammar is a program that a stranger wrote. Most compile in a millisecond; of some the compiler
+makes an automaton of millions of states. So each is first compiled and walked here, in a fork whose
+processor time and memory the kernel bounds. Reads the tokenizer as one line of JSON, then a grammar
+a line; writes one JSON answer a line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import resource
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+__all__: list[str] = []
+
+CPU_S = 0.6  # for one grammar, walk included
+WALL_S = 20.0  # where the machine has no time for it
+MEMORY_BYTES = 512 << 20  # beside what the tokenizer takes
+STEP_S = 0.05  # that a token of the walk may take: the engine waits for it
+WALK_TOKENS, WALKS = 24, 3
+LIMITS: dict[str, Any] = {
+    "max_items_in_row": 1000,
+    "initial_lexer_fuel": 300_000,
+    "step_lexer_fuel": 100_000,
+    "step_max_items": 20_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 100_000,
+    "verbose_errors": False,
+}
+"""Of llguidance, here and in the engine."""
+
+
+def main() -> None:
+    """Try grammars until standard input ends; ``sys.argv[1]`` is the parent's ``sys.path``."""
+    sys.path[:] = json.loads(sys.argv[1])
+    from llguidance import LLTokenizer
+
+    vocabulary = json.loads(sys.stdin.buffer.readline())
+    tokenizer = LLTokenizer(
+        vocabulary["tokenizer"], n_vocab=vocabulary["size"], eos_token=vocabulary["ends"]
+    )
+    for line in sys.stdin.buffer:
+        sys.stdout.buffer.write(_bounded(tokenizer, json.loads(line)["grammar"]) + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def _bounded(tokenizer: Any, grammar: str) -> bytes:
+    """The answer of a fork; of one that ended early, that it did."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        _bound()
+        os.write(writer, json.dumps(_try(tokenizer, grammar)).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        answer = pipe.read()
+    os.waitpid(child, 0)
+    return answer or json.dumps({"ended": True}).encode()
+
+
+def _bound() -> None:
+    """Signals whose default action ends the process, in the middle of native code too."""
+    signal.setitimer(signal.ITIMER_PROF, CPU_S)
+    signal.setitimer(signal.ITIMER_REAL, WALL_S)
+    with contextlib.suppress(ValueError, OSError, StopIteration):
+        pages = int(Path("/proc/self/statm").read_text().split()[0])
+        most = pages * resource.getpagesize() + MEMORY_BYTES
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def _try(tokenizer: Any, grammar: str) -> dict[str, Any]:
+    """``error``: why it is none; ``slow``: seconds that a token took; neither: it is sound."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    try:
+        first = LLMatcher(tokenizer, grammar, log_level=0, limits=LLParserLimits(**LIMITS))
+        if first.is_error():
+            return {"error": first.get_error()[:1000]}
+        chance = random.Random(0)
+        for _ in range(WALKS):
+            matcher = first.deep_copy()
+            for step in range(WALK_TOKENS):
+                start = time.process_time()
+                mask = matcher.compute_bitmask()
+                if matcher.is_error() or not any(mask):
+                    return {"error": _dead(matcher.get_error(), step)}
+                if matcher.is_stopped():
+                    break
+                matcher.consume_token(_drawn(mask, chance))
+                seconds = time.process_time() - start
+                if seconds > STEP_S:
+                    return {"slow": seconds}
+        return {}
+    except Exception as error:  # MemoryError among them
+        return {"error": (str(error) or type(error).__name__)[:1000]}
+
+
+def _dead(reason: str, step: int) -> str:
+    if "NoExtension" in reason or not reason:
+        return "no token can satisfy it" + (f" after {step} others" if step else "")
+    return reason[:1000]
+
+
+def _drawn(mask: bytes, chance: random.Random) -> int:
+    """A token that ``mask`` allows, one bit each."""
+    places = [i for i, byte in enumerate(mask) if byte]
+    place = chance.choice(places)
+    return place * 8 + chance.choice([bit for bit in range(8) if mask[place] >> bit & 1])
+
+
+if __name__ == "__main__":
+    main()

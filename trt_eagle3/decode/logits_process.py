@@ -1,0 +1,155 @@
+"""From the target's logits to those that tokens are chosen by: bias, penalties, what is forbidden.
+
+Order: ``logit_bias``, repetition penalty, presence and frequency penalties, then what
+``min_tokens`` and the grammar forbid. Penalties count the tokens on a node's own path.
+
+Shapes: B sequences, T tree nodes, V vocab, W = ceil(V / 32) words of a mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.transfer import to_device
+
+if TYPE_CHECKING:
+    from trt_eagle3.decode.sampling import Sampler
+
+__all__ = ["AllowedTokens", "History", "process_logits", "unpacked_bits"]
+
+
+@dataclass(frozen=True)
+class AllowedTokens:
+    """What the grammars of some sequences allow at the nodes of their trees.
+
+    Attributes:
+        rows: which sequences of the batch they are. bits: int32 [n, T, W] of each, on the device of
+            the logits (``grammar_state``).
+    """
+
+    rows: Sequence[int]
+    bits: Tensor
+
+    def of(self, rows: Sequence[int], num_nodes: int) -> AllowedTokens | None:
+        """The same of the sequences ``rows`` and the first nodes; None where none has a grammar."""
+        place = {row: i for i, row in enumerate(self.rows)}
+        kept = [(new, place[row]) for new, row in enumerate(rows) if row in place]
+        if not kept:
+            return None
+        index = to_device(torch.tensor([i for _, i in kept]), self.bits.device)
+        bits = self.bits[:, :num_nodes].index_select(0, index)
+        return AllowedTokens([new for new, _ in kept], bits)
+
+
+class History:
+    """What penalties must know of a sequence: its prompt, and how often its answer has a token."""
+
+    def __init__(self, sampling: SamplingParams, prompt_ids: Tensor, vocab_size: int) -> None:
+        """``prompt_ids`` int64 [P] on the host."""
+        self._sampling = sampling
+        self._prompt_ids = prompt_ids
+        self._vocab_size = vocab_size
+        self._early: list[int] = []  # tokens before anybody asked for penalties
+        # bool [V] in the prompt or answer, f32 [V] times in the answer
+        self._seen: tuple[Tensor, Tensor] | None = None
+
+    def remember(self, tokens: Sequence[int]) -> None:
+        """The answer has these tokens now."""
+        if self._seen is None:
+            self._early += tokens
+        elif tokens:
+            anywhere, counts = self._seen
+            index = torch.tensor(tokens).to(anywhere.device, non_blocking=True)
+            anywhere[index] = True
+            counts.index_add_(0, index, torch.ones_like(index, dtype=counts.dtype))
+
+    def penalise(self, logits: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
+        """Penalties of what stands in prompt, answer, and on each node's own path; ``logits``
+        [T, V], ``tokens`` int64 [T] (the root's is in the answer), ``mask`` bool [T, T].
+        """
+        anywhere, counts = self._seen or self._begin(logits.device)
+        if len(tokens) > 1:
+            paths = tokens.clamp(min=0).expand(len(tokens), -1)
+            on_path = mask.float()
+            on_path[:, 0] = 0.0
+            counts = counts.expand_as(logits).scatter_add(1, paths, on_path)
+            anywhere = anywhere | (counts > 0)
+        penalty = self._sampling.repetition_penalty
+        repeated = torch.where(logits > 0, logits / penalty, logits * penalty)
+        found = torch.where(anywhere, repeated, logits)
+        present = self._sampling.presence_penalty * (counts > 0)
+        return found - present - self._sampling.frequency_penalty * counts
+
+    def _begin(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        in_prompt = torch.zeros(self._vocab_size, dtype=torch.bool)
+        in_prompt[self._prompt_ids] = True
+        self._seen = in_prompt.to(device), torch.zeros(self._vocab_size, device=device)
+        self.remember(self._early)
+        return self._seen
+
+
+def process_logits(
+    samplers: Sequence[Sampler],
+    logits: Tensor,
+    tokens: Tensor,
+    mask: Tensor,
+    allowed: AllowedTokens | None,
+) -> Tensor:
+    """``logits`` f32 [B, T, V] as tokens are chosen by them; themselves where nothing changes them.
+
+    Args:
+        tokens: int64 [B, T], the roots' are in the answers. mask: bool [B, T, T]: row i is true at
+            i and its ancestors. allowed: what grammars allow.
+    """
+    if any(_has_changes(s) for s in samplers):
+        every = zip(samplers, logits, tokens, mask, strict=True)
+        logits = torch.stack([_changed(s, x, t, m) for s, x, t, m in every])
+    return logits if allowed is None else _masked(logits, allowed)
+
+
+def _has_changes(sampler: Sampler) -> bool:
+    sampling = sampler.sampling
+    return sampling.penalised or bool(sampling.logit_bias) or _may_be_early(sampler)
+
+
+def _may_be_early(sampler: Sampler) -> bool:
+    """Whether an end token here could come before ``min_tokens``; a grammar sees to it itself."""
+    return sampler.count < sampler.sampling.min_tokens and sampler.grammar is None
+
+
+def _changed(sampler: Sampler, logits: Tensor, tokens: Tensor, mask: Tensor) -> Tensor:
+    """``logits`` [T, V] with bias, penalties and without tokens that would end it too early."""
+    sampling = sampler.sampling
+    if sampling.logit_bias:
+        logits = logits + sampler.bias_on(logits.device)
+    if sampling.penalised:
+        logits = sampler.history.penalise(logits, tokens, mask)
+    if _may_be_early(sampler):
+        early = sampler.count + mask.sum(dim=1) - 1 < sampling.min_tokens
+        ends = torch.zeros(logits.shape[1], dtype=torch.bool)
+        ends[list(sampler.end_ids)] = True
+        logits = logits.masked_fill(early[:, None] & ends.to(logits.device), -torch.inf)
+    return logits
+
+
+def _masked(logits: Tensor, allowed: AllowedTokens) -> Tensor:
+    """``logits`` [B, T, V] without the tokens that ``allowed`` forbids."""
+    forbidden = ~unpacked_bits(allowed.bits, logits.shape[2])
+    if list(allowed.rows) == list(range(len(logits))):
+        return logits.masked_fill(forbidden, -torch.inf)
+    index = to_device(torch.tensor(list(allowed.rows)), logits.device)
+    theirs = logits.index_select(0, index).masked_fill_(forbidden, -torch.inf)
+    return logits.index_copy(0, index, theirs)
+
+
+def unpacked_bits(bits: Tensor, vocab_size: int) -> Tensor:
+    """bool [..., V] of words int32 [..., W]."""
+    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    of_bytes = bits.contiguous().view(torch.uint8)[..., None]
+    return ((of_bytes >> places) & 1).flatten(-2)[..., :vocab_size].bool()

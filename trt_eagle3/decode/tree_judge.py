@@ -1,0 +1,46 @@
+"""How trees are judged on the device: the target's choice at every node, and what that accepts.
+
+Shapes: B sequences of a padded batch, T tree nodes, V vocab.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.decode.cycle_tail import tree_shape
+from trt_eagle3.decode.logits_process import process_logits
+from trt_eagle3.decode.outcome import greedy_tokens
+from trt_eagle3.decode.propose import Proposal
+from trt_eagle3.decode.sampling import Sampler
+from trt_eagle3.decode.tree import AnyTree, Tree
+from trt_eagle3.decode.tree_masks import TreeMasks
+
+__all__ = ["chosen_tokens", "first_trees"]
+
+
+def chosen_tokens(
+    samplers: Sequence[Sampler],
+    tree: AnyTree,
+    proposal: Proposal,
+    logits: Tensor,
+    masks: TreeMasks,
+) -> Tensor:
+    """int64 [B, T]: the token to be said after each node, from ``logits`` f32 [B, T, V] of which
+    the first rows are those of ``samplers``.
+    """
+    count, device = len(samplers), logits.device
+    mask = tree_shape(tree, device).mask.expand(count, -1, -1) if isinstance(tree, Tree) else None
+    mask = proposal.mask[:count] if mask is None else mask
+    allowed = masks.compute(logits.shape[2], device)
+    tokens = proposal.tokens[:count].to(device, non_blocking=True)
+    changed = process_logits(samplers, logits[:count], tokens, mask, allowed)
+    found = greedy_tokens(changed)
+    return torch.cat([found, found.new_zeros(len(logits) - count, found.shape[1])])
+
+
+def first_trees(proposal: Proposal, count: int) -> Proposal:
+    """The trees of the first ``count`` sequences."""
+    return Proposal(**{name: field[:count] for name, field in vars(proposal).items()})
