@@ -28,6 +28,7 @@ def run_program(patch: pytest.MonkeyPatch, name: str, *words: str) -> int | str 
         ("cpu", "--nothing"),
         ("gpu", "--nothing"),
         ("prefill", "--nothing"),
+        ("first_request", "--nothing"),
         ("preparation", "--nothing"),
         ("tensorrt_vision", "--side", "100"),
     ],

@@ -55,14 +55,15 @@ def test_batch_of_mixed_sequences_says_what_each_says_alone(tree: str) -> None:
 def test_batch_whose_shapes_stand_still_says_what_each_says_alone(
     tree: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU, where CUDA graphs want them: page tables of one length, and the draft's rows
-    as wide as the tree.
+    """As CUDA graphs want them, where the host accepts: page tables of one length, and the draft's
+    rows as wide as the tree.
     """
     expected = [solo(i) for i in range(len(LAYOUTS))]
     shape = TREES[tree]
     assert shape is not None
     pool = PagePool(NUM_PAGES, PAGE_SIZE, table_len=MAX_SEQ_LEN // PAGE_SIZE)
     scheduler = make_scheduler(pool, None, lambda _: shape)
+    scheduler._decoder._async = None
     tables, batches, widths = set[int](), set[int](), set[int]()
     inputs, extend = AttentionMetadata.inputs, Decoder._extend
 
@@ -83,8 +84,8 @@ def test_batch_whose_shapes_stand_still_says_what_each_says_alone(
     output_ids = finish(scheduler)
     assert [output_ids[id(s)][:MAX_TOKENS] for s in asked] == expected
     assert tables == {MAX_SEQ_LEN // PAGE_SIZE}
-    assert widths == {shape.num_nodes}, "some draft and some do not: the host accepts"
-    assert batches == {2, 3}
+    assert widths == {1, shape.num_nodes}, "of plain cycles one"
+    assert max(batches) > 1
 
 
 def test_long_prompt_stalls_nobody_for_longer_than_a_chunk() -> None:
