@@ -30,8 +30,8 @@ struct TreeTiles<T, 256> {
 };
 
 // Of an FP8 cache. Tiles of 16 rows have twice the slots: as many bytes, half the work around them. Hopper64 has a
-// third group, since widening takes turns with products (one H200, 16 sequences of 16,384 tokens: 298 -> 246 us a
-// launch).
+// third group, since widening takes turns with products (one H200, 16 sequences of 16,384 tokens, 8 new ones each: 298
+// -> 246 us a launch; 207 since products are of float16).
 template <typename T, int kD>
 struct Fp8Tiles {
   using Small = TreeTile<T, kD, 1, 4, 32, kD == 64 ? 4 : 2, Math::kMma, true>;

@@ -51,6 +51,15 @@ def test_kv_cache_is_that_of_every_sequence_or_of_the_tokens_allowed(pair: Pair)
     assert need(pair, max_kv_tokens=20000).kv_cache == token * (20000 + 16)
 
 
+def test_fp8_kv_of_the_target_is_a_byte_a_number_and_prompts_want_room_to_widen_it(
+    pair: Pair,
+) -> None:
+    fp8 = memory_need(*pair, LIMITS, ENGINE.model_copy(update={"kv_dtype": "fp8"}))
+    assert fp8.kv_token == 2 * (36 + 2) * 8 * 128
+    assert fp8.kv_cache == fp8.kv_token * (8 * 16384 + 16)
+    assert fp8.prefill - need(pair).prefill == 512 << 20
+
+
 def test_images_grow_with_the_permitted_tokens_and_not_with_their_square(pair: Pair) -> None:
     assert need(pair, max_visual_tokens=24576).images == 2 * need(pair).images
     assert need(pair).images < 2e9  # a photo of 12 megapixels is 11,844 tokens

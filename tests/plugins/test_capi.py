@@ -18,6 +18,7 @@ from tests.plugins.capi_calls import (
     I32,
     INVALID,
     PLUGINS,
+    U8,
     WRONG_DEVICE,
     args_of,
     status_of,
@@ -47,6 +48,13 @@ def tree_args(**changes: Any) -> Any:
     return args_of("tree_attention")(**(fields | changes))
 
 
+FP8_CACHES = {
+    "k_cache": tensor(U8, 160, 2, 64),
+    "v_cache": tensor(U8, 160, 2, 64),
+    "kv_scales": tensor(F32, 2, 2),
+}
+
+
 def refusal(library: ctypes.CDLL, **changes: Any) -> str:
     args = ctypes.byref(tree_args(**changes))
     status, message = status_of(library, library.te3_tree_attention, args, None, 0, None)
@@ -59,6 +67,13 @@ def test_sound_arguments_get_as_far_as_the_device_check(library: ctypes.CDLL) ->
     status, message = status_of(library, library.te3_tree_attention, args, None, 0, None)
     assert status == WRONG_DEVICE
     assert "device" in message
+
+
+def test_sound_arguments_of_an_fp8_cache_get_as_far_as_the_device_check(
+    library: ctypes.CDLL,
+) -> None:
+    args = ctypes.byref(tree_args(**FP8_CACHES))
+    assert status_of(library, library.te3_tree_attention, args, None, 0, None)[0] == WRONG_DEVICE
 
 
 @pytest.mark.parametrize(
@@ -86,6 +101,23 @@ def test_sound_arguments_get_as_far_as_the_device_check(library: ctypes.CDLL) ->
         ({"scale": 0.0}, "scale: must be positive, got 0.000000"),
         ({"scale": float("nan")}, "scale: must be positive, got nan"),
         ({"out": tensor(BF16, 8, 512)}, "out: must not be q's memory"),
+        (
+            {"kv_scales": tensor(F32, 2, 2)},
+            "k_cache: expected uint8, got bfloat16",
+        ),
+        ({"k_cache": tensor(U8, 160, 2, 64)}, "k_cache: expected bfloat16, got uint8"),
+        (
+            FP8_CACHES | {"kv_scales": tensor(F32, 2, 3)},
+            "kv_scales: expected [2, Hkv] = [2, 2], got [2, 3]",
+        ),
+        (
+            FP8_CACHES | {"kv_scales": tensor(BF16, 2, 2)},
+            "kv_scales: expected float32, got bfloat16",
+        ),
+        (
+            FP8_CACHES | {"v_cache": tensor(U8, 160, 2, 64, data=ADDRESS + 1)},
+            "k_cache and v_cache: data must be aligned to 16 bytes",
+        ),
         (
             {"page_table": tensor(I32, 2, 1 << 27)},
             "sizes: slots, P * page_size + M and N * Hq must fit 32 bits",

@@ -68,7 +68,7 @@ def compare(
     tight = min(engines, key=lambda e: e.limits.max_seq_len)
     cases = read_cases(prompts) if prompts else bundled_cases(suite, tight, max_tokens)
     first, second = (_record(e, cases, max_tokens, progress) for e in engines)
-    dtype = max((e.record.engine.dtype for e in engines), key=_COARSE.index)
+    dtype = max((e.precision for e in engines), key=_COARSE.index)
     recorder = CheckRecorder(CHECKS.values(), Thresholds(dtype, overrides))
     evidence = _evidence(first, second)
     _run_checks(recorder, evidence, target_only=target_only)

@@ -151,15 +151,6 @@ def validate(
     )
 
 
-def _precision(engine: RecordingEngine) -> str:
-    """The type whose tolerances hold. Where numbers are rounded, activations to int8 or keys and
-    values to FP8, a last bit may decide how: errors are then as bfloat16's.
-    """
-    config = engine.record.config.engine
-    rounded = config.activations == "int8" or config.kv_dtype == "fp8"
-    return "bfloat16" if rounded else engine.record.engine.dtype
-
-
 class Validation:
     """One validation, stage by stage.
 
@@ -176,7 +167,7 @@ class Validation:
     ) -> None:
         self.engine = engine
         own = {"kv_attention": engine.record.engine.dtype}
-        thresholds = Thresholds(_precision(engine), overrides, own)
+        thresholds = Thresholds(engine.precision, overrides, own)
         self.recorder = CheckRecorder(CHECKS.values(), thresholds)
         self._dtype, self._progress, self._left_out = dtype, progress, left_out
         self._seconds: dict[str, float] = {}

@@ -131,7 +131,6 @@ _CHECKS = (
         "keys and values in the FP8 cache, by their rows and scales",
         "exact",
         kv.check_rows,
-        needs_pytorch=False,
     ),
     Check(
         "kv.attention",
@@ -139,7 +138,6 @@ _CHECKS = (
         "attention over the numbers of the FP8 cache, of every layer",
         "kv_attention",
         kv.check_attention,
-        needs_pytorch=False,
     ),
     Check(
         "target.layer_steps",

@@ -198,6 +198,15 @@ class RecordingEngine(LLM):
         return self.bundle.dtype
 
     @property
+    def precision(self) -> str:
+        """The type whose tolerances hold. Where numbers are rounded, activations to int8 or keys
+        and values to FP8, a last bit may decide how: errors are then as bfloat16's.
+        """
+        config = self.record.config.engine
+        rounded = config.activations == "int8" or config.kv_dtype == "fp8"
+        return "bfloat16" if rounded else self.record.engine.dtype
+
+    @property
     def drafting(self) -> Drafting | None:
         """The draft's graphs."""
         return self.bundle.drafting
