@@ -43,11 +43,16 @@ def case(name: str = "two images") -> Case:
     )
 
 
-OPTIONAL = ("files", "batch", "sampling")
+OPTIONAL = ("files", "batch", "sampling", "options")
 """Stages that take long, or would see a planted weight before the check that it is planted for."""
 
 
-_STAGES = {"files": "bundle.files", "batch": "batch.", "sampling": "sampling."}
+_STAGES = {
+    "files": "bundle.files",
+    "batch": "batch.",
+    "sampling": "sampling.",
+    "options": "options.",
+}
 
 
 def without(*stages: str) -> list[str]:
@@ -55,7 +60,7 @@ def without(*stages: str) -> list[str]:
     return [name for name in CHECKS for stage in stages if name.startswith(_STAGES[stage])]
 
 
-SETTINGS = ("temperature 0.7", "top_p 0.8", "min_p 0.1", "penalties")
+SETTINGS = ("temperature 0.7", "top_p 0.8", "min_p 0.1", "penalties", "bias")
 """Of sampling."""
 
 QUANTISED: dict[str, dict[str, Any]] = {
