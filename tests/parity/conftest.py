@@ -15,6 +15,7 @@ from tests.quantised import add_kv_scales, save_quantised
 from tests.tiny import QUESTIONS, TARGET, build_tiny
 from trt_eagle3.parity.checks import sampling as sampling_check
 from trt_eagle3.parity.checks.registry import CHECKS
+from trt_eagle3.parity.record import options
 from trt_eagle3.parity.record.engine import RecordingEngine
 from trt_eagle3.parity.record.workload import Case, picture
 from trt_eagle3.parity.reference.sources import read_sources, read_unquantised
@@ -118,6 +119,7 @@ def inspect(
             for i in (5, 6, 7)
         ]
     patch.setattr(sampling_check, "_DRAWS", 1000)
+    patch.setattr(options, "NUM_CASES", 1)
     some = {name: sampling_check._SETTINGS[name] for name in SETTINGS if name in settings}
     patch.setattr(sampling_check, "_SETTINGS", some)
     left_out = without(*(stage for stage in OPTIONAL if stage not in looks))
