@@ -18,6 +18,7 @@ from tests.decode.scheduling import (
     MAX_SEQ_LEN,
     MAX_TOKENS,
     TREES,
+    finish,
     make_scheduler,
     prompts,
 )
@@ -201,3 +202,16 @@ def test_grammar_that_breaks_down_fails_its_own_sequence_alone() -> None:
         assert [e.sequence for e in errors] == [bad]
         assert "grammar cannot go on (too many states)" in str(errors[0].error)
         assert len(good.tokens) > 8
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_of_several_answers_to_one_prompt_one_computes_it(asynchronous: bool) -> None:
+    pool = pool_of(NUM_PAGES, asynchronous)
+    asked = [sequence(1, pool, True, {}) for _ in range(3)]  # with two images
+    scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: TREES["chain"])
+    for s in asked:
+        scheduler.add(s)
+    finish(scheduler)
+    assert [answer_of(s) for s in asked] == [alone(1)[0]] * 3
+    pages = (len(asked[0].prompt.token_ids) - 1) // PAGE_SIZE
+    assert scheduler.num_reused_rows == 2 * pages * PAGE_SIZE

@@ -15,6 +15,7 @@ from tests.quantised import add_kv_scales, save_quantised
 from tests.tiny import QUESTIONS, TARGET, build_tiny
 from trt_eagle3.parity.checks import sampling as sampling_check
 from trt_eagle3.parity.checks.registry import CHECKS
+from trt_eagle3.parity.record import options
 from trt_eagle3.parity.record.engine import RecordingEngine
 from trt_eagle3.parity.record.workload import Case, picture
 from trt_eagle3.parity.reference.sources import read_sources, read_unquantised
@@ -43,11 +44,16 @@ def case(name: str = "two images") -> Case:
     )
 
 
-OPTIONAL = ("files", "batch", "sampling")
+OPTIONAL = ("files", "batch", "sampling", "options")
 """Stages that take long, or would see a planted weight before the check that it is planted for."""
 
 
-_STAGES = {"files": "bundle.files", "batch": "batch.", "sampling": "sampling."}
+_STAGES = {
+    "files": "bundle.files",
+    "batch": "batch.",
+    "sampling": "sampling.",
+    "options": "options.",
+}
 
 
 def without(*stages: str) -> list[str]:
@@ -55,7 +61,7 @@ def without(*stages: str) -> list[str]:
     return [name for name in CHECKS for stage in stages if name.startswith(_STAGES[stage])]
 
 
-SETTINGS = ("temperature 0.7", "top_p 0.8", "min_p 0.1", "penalties")
+SETTINGS = ("temperature 0.7", "top_p 0.8", "min_p 0.1", "penalties", "bias")
 """Of sampling."""
 
 QUANTISED: dict[str, dict[str, Any]] = {
@@ -113,6 +119,7 @@ def inspect(
             for i in (5, 6, 7)
         ]
     patch.setattr(sampling_check, "_DRAWS", 1000)
+    patch.setattr(options, "NUM_CASES", 1)
     some = {name: sampling_check._SETTINGS[name] for name in SETTINGS if name in settings}
     patch.setattr(sampling_check, "_SETTINGS", some)
     left_out = without(*(stage for stage in OPTIONAL if stage not in looks))

@@ -14,6 +14,7 @@ from tests.parity.faults_batch import BATCH
 from tests.parity.faults_draft import DRAFT
 from tests.parity.faults_inputs import INPUTS
 from tests.parity.faults_kv import KV
+from tests.parity.faults_options import OPTIONS
 from tests.parity.faults_sampling import SAMPLING
 from tests.parity.faults_target import TARGET
 from tests.parity.faults_weights import WEIGHTS
@@ -22,7 +23,16 @@ from trt_eagle3.parity.checks.registry import CHECKS
 from trt_eagle3.parity.checks.thresholds import THRESHOLDS
 
 DOCUMENT = ROOT / "docs/validate.md"
-FAULTS: Mapping[str, Fault] = {**INPUTS, **WEIGHTS, **KV, **TARGET, **DRAFT, **BATCH, **SAMPLING}
+FAULTS: Mapping[str, Fault] = {
+    **INPUTS,
+    **WEIGHTS,
+    **KV,
+    **TARGET,
+    **DRAFT,
+    **BATCH,
+    **SAMPLING,
+    **OPTIONS,
+}
 
 
 def fault_table() -> str:

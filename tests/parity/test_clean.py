@@ -18,7 +18,7 @@ from tests.decode.bundle import config_of, save_pair
 from tests.parity.conftest import inspect, without
 from tests.tiny import build_tiny
 from trt_eagle3.parity.checks import sampling as sampling_check
-from trt_eagle3.parity.record import answers
+from trt_eagle3.parity.record import answers, options
 from trt_eagle3.parity.record.engine import RecordingEngine
 from trt_eagle3.parity.record.workload import Case, bundled_cases, picture
 from trt_eagle3.parity.reference.sources import read_sources
@@ -127,6 +127,7 @@ def test_tiny_pair_passes_on_every_backend(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampling_check, "_DRAWS", 250)
+    monkeypatch.setattr(options, "NUM_CASES", 1)
     some = {name: sampling_check._SETTINGS[name] for name in ("all filters", "penalties")}
     monkeypatch.setattr(sampling_check, "_SETTINGS", some)
     engine = RecordingEngine(build_tiny(tmp_path, engine={"backend": backend}))

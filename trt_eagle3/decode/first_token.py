@@ -34,7 +34,7 @@ class FirstTokens:
             if not s.tokens and s.length + count == s.num_prefill
         ]
         self._ids = {s: s.sampler.first(logits[i]) for i, s in ends}
-        self._logits = {s: logits[i] for i, s in ends if s.sampling.logprobs is not None}
+        self._logits = {s: logits[i].clone() for i, s in ends if s.sampling.logprobs is not None}
         self._readback: Readback | None = None
         if ends:
             finite = torch.stack([logits[i].amax().isfinite() for i, _ in ends])

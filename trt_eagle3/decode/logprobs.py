@@ -31,18 +31,18 @@ def path_logprobs(
     wanted = [
         (i, node, token)
         for i, (s, accepted) in enumerate(zip(sequences, found, strict=True))
-        if s.sampling.logprobs is not None
+        if s.sampler.sampling.logprobs is not None
         for node, token in zip(accepted.path, accepted.tokens, strict=False)
     ]
     if not wanted:
         return list(found)
     rows = to_device(torch.tensor(wanted), logits.device)
-    most = max(s.sampling.logprobs or 0 for s in sequences)
+    most = max(s.sampler.sampling.logprobs or 0 for s in sequences)
     values = token_logprobs(logits[rows[:, 0], rows[:, 1]], rows[:, 2], most)
     each = iter(values)
     named = []
     for s, accepted in zip(sequences, found, strict=True):
-        count = s.sampling.logprobs
+        count = s.sampler.sampling.logprobs
         if count is not None:
             said = [next(each) for _ in accepted.tokens]
             accepted = replace(accepted, logprobs=tuple(cut(x, count) for x in said))

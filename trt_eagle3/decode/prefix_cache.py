@@ -15,15 +15,19 @@ from itertools import takewhile
 from types import MappingProxyType
 
 import numpy as np
+import torch
 
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.sequence import SequenceState, Snapshot
 from trt_eagle3.decode.state import Prefix
 from trt_eagle3.multimodal import PixelPatches
 
-__all__ = ["PrefixCache", "media_digests", "page_keys"]
+__all__ = ["PrefixCache", "may_begin", "media_digests", "page_keys"]
 
 _NO_SNAPSHOTS: Mapping[int, Snapshot] = MappingProxyType({})
+
+
+_WORTH_PAGES = 16  # of a text that is prefilled for another sequence
 
 
 def page_keys(sequence: SequenceState, num_rows: int, page_size: int) -> list[bytes]:
@@ -68,6 +72,26 @@ def media_digests(visuals: Sequence[PixelPatches], merged: int) -> tuple[tuple[b
     that make one row.
     """
     return tuple((visual.digest, len(visual.pixels) // merged) for visual in visuals)
+
+
+def may_begin(
+    sequence: SequenceState, running: Sequence[SequenceState], cache: PrefixCache | None
+) -> bool:
+    """Whether the turn of ``sequence`` has come, as far as its reader and its prompt go.
+
+    Where the very same prompt is being prefilled for another one, it waits for that one's pages:
+    of several answers to one prompt, one computes it. Short texts are not worth the wait.
+    """
+    prompt = sequence.prompt
+    worth = len(prompt.token_ids) > _WORTH_PAGES * sequence.pool.page_size or bool(prompt.media)
+    if sequence.backpressured or cache is None or not worth:
+        return not sequence.backpressured
+    return not any(
+        not s.tokens
+        and s.prompt.media == prompt.media
+        and torch.equal(s.prompt.token_ids, prompt.token_ids)
+        for s in running
+    )
 
 
 class PrefixCache:

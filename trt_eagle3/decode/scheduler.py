@@ -19,7 +19,7 @@ from trt_eagle3.decode.chunks import chunk_rows, prefill_budget
 from trt_eagle3.decode.decoder import AnyTree, Decoder
 from trt_eagle3.decode.launched import LaunchedPrefill, launch_prefill
 from trt_eagle3.decode.plan import Cycle, TreePlan
-from trt_eagle3.decode.prefix_cache import PrefixCache
+from trt_eagle3.decode.prefix_cache import PrefixCache, may_begin
 from trt_eagle3.decode.prompt import Prompt, Vision
 from trt_eagle3.decode.sequence import SequenceState, Snapshot
 
@@ -180,7 +180,8 @@ class Scheduler:
         Those whose readers lag make room for it, then the one that has run longest; they wait on,
         behind all others.
         """
-        sequence = next((s for s in self.waiting if not s.backpressured), None)
+        ready = (s for s in self.waiting if may_begin(s, self.running, self._prefixes))
+        sequence = next(ready, None)
         while sequence is not None:
             if len(self.running) < self._max_batch_size and self._give_pages(sequence):
                 break

@@ -208,6 +208,7 @@ class Validation:
             self._stage,
             sampling=self._wanted("sampling."),
             batching=self._wanted("batch."),
+            options=self._wanted("options."),
         )
 
     def _wanted(self, prefix: str) -> bool:

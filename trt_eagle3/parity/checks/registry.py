@@ -13,6 +13,7 @@ from trt_eagle3.parity.checks import (
     draft,
     inputs,
     kv,
+    options,
     processor,
     sampling,
     sampling_entropy,
@@ -326,6 +327,29 @@ _CHECKS = (
         "frequencies of sampled tokens",
         "sampling_frequencies",
         sampling_entropy.check_tokens,
+    ),
+    Check(
+        "options.grammar",
+        "options",
+        "answers with a grammar, read by other readers",
+        "exact",
+        options.check_grammar,
+        needs_pytorch=False,
+    ),
+    Check(
+        "options.tokens",
+        "options",
+        "tokens with grammars, penalties, stop texts, seeds: with speculation as without",
+        "token_failures",
+        options.check_tokens,
+    ),
+    Check(
+        "options.logprobs",
+        "options",
+        "log-probabilities of emitted tokens, against the reference's",
+        "logprobs",
+        options.check_logprobs,
+        needs_pytorch=False,
     ),
 )
 CHECKS: Mapping[str, Check] = {check.name: check for check in _CHECKS}

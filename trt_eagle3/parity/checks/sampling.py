@@ -35,7 +35,10 @@ _SETTINGS = {
     "top_p 0.8": SamplingParams(temperature=1.3, top_p=0.8),
     "min_p 0.1": SamplingParams(temperature=1.5, min_p=0.1),
     "all filters": SamplingParams(temperature=0.9, top_k=20, top_p=0.9, min_p=0.02),
-    "penalties": SamplingParams(temperature=0.8, repetition_penalty=1.3, presence_penalty=0.5),
+    "penalties": SamplingParams(
+        temperature=0.8, repetition_penalty=1.3, presence_penalty=0.5, frequency_penalty=0.3
+    ),
+    "bias": SamplingParams(temperature=0.9, logit_bias={0: 2.0, 3: -1.5, 7: 0.5}),
 }
 _TOKENS = 512  # of the vocabulary: the best of the tree's rows, on which all of their mass lies
 # logits that the 16th best token is brought below the best: certain rows would test nothing
@@ -77,7 +80,7 @@ def check_frequencies(e: Evidence, m: Measurements) -> None:
         m.skip(_TOO_SHORT)
         return
     for name, sampling in _SETTINGS.items():
-        if not sampling.penalised:
+        if not sampling.changes_logits:
             _add_settings(m, name, sampling, logits)
 
 
@@ -138,16 +141,19 @@ def _accept_probs(
 def reference_probs(
     logits: Tensor, sampling: SamplingParams, seen: Tensor = _NOBODY, answer: Sequence[int] = ()
 ) -> Tensor:
-    """float64 [V]: what transformers makes of ``logits`` f32 [V]; the presence penalty, which it
-    lacks, by formula.
+    """float64 [V]: what transformers makes of ``logits`` f32 [V]; bias, presence and frequency
+    penalties, which it lacks, by formula.
     """
-    scores = logits.double()[None]
+    scores = logits.double()[None].clone()
+    for token, bias in sampling.logit_bias.items():
+        scores[:, token] += bias
     if sampling.repetition_penalty != 1.0:
         scores = hf.RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty)(
             seen[None], scores
         )
     scores = scores.clone()
-    scores[:, list(answer)] -= sampling.presence_penalty
+    for token, times in Counter(answer).items():
+        scores[:, token] -= sampling.presence_penalty + sampling.frequency_penalty * times
     steps: list[Any] = [hf.TemperatureLogitsWarper(float(sampling.temperature))]
     if sampling.top_k:
         steps.append(hf.TopKLogitsWarper(sampling.top_k))

@@ -143,6 +143,13 @@ THRESHOLDS: Mapping[str, Threshold] = {
     "token_failures": Threshold(
         "mismatches that are no ties", "low", _same(0.0), "greedy decoding is deterministic"
     ),
+    "logprobs": Threshold(
+        "largest difference, nats",
+        "low",
+        {"float32": 1e-3, "float16": 1e-1, "bfloat16": 1.0},
+        "the error of a logit of six standard deviations, by the relative error of logits; another "
+        "node's or the draft's distribution is several nats off",
+    ),
     "draft_features": Threshold(
         "relative L2 error of a row, worst",
         "low",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.parity.record import options as option_answers
 from trt_eagle3.parity.record.answers import (
     Answer,
     SampledAnswer,
@@ -21,6 +22,7 @@ from trt_eagle3.parity.record.batching import ROUNDS, BatchedAnswers, answer_bat
 from trt_eagle3.parity.record.engine import RecordingEngine
 from trt_eagle3.parity.record.fp8_attention import Fp8Attention, record_fp8_attention
 from trt_eagle3.parity.record.intermediates import layer_intermediates
+from trt_eagle3.parity.record.options import OptionAnswers, answer_options
 from trt_eagle3.parity.record.workload import Case
 
 __all__ = ["NUM_SAMPLED", "SAMPLING", "Record", "Stage", "record_answers", "record_engine"]
@@ -55,6 +57,7 @@ class Record:
     batched: BatchedAnswers | None = None
     target_ids: Tensor | None = None
     fp8_attention: Fp8Attention | None = None
+    options: OptionAnswers | None = None
 
 
 def record_engine(
@@ -65,8 +68,11 @@ def record_engine(
     *,
     sampling: bool = True,
     batching: bool = True,
+    options: bool = True,
 ) -> Record:
-    """Answer all cases, some by chance, and all at once; then close the engine's sessions."""
+    """Answer all cases, some by chance, all at once, and some with options; then close the
+    engine's sessions.
+    """
     chance = cases[:NUM_SAMPLED] if sampling else []
     with stage("answers", len(cases) + len(chance)) as step:
         answers = answer_cases(engine, cases, max_tokens, step)
@@ -75,13 +81,17 @@ def record_engine(
     if batching:
         with stage("batches", ROUNDS) as step:
             batched = answer_batched(engine, answers, max_tokens, step)
+    asked = None
+    if options:
+        with stage("options", option_answers.ROUNDS) as step:
+            asked = answer_options(engine, answers, max_tokens, step)
     columns, target_ids = kept_columns(engine), _target_ids(engine)
     with stage("intermediate tensors", len(cases)) as step:
         bound = engine.release()
         intermediates = layer_intermediates(engine, bound["target"], answers, step)
     fp8 = record_fp8_attention(engine, bound["target"], answers[0])
     return Record(
-        *(engine, answers, bound, intermediates, columns, sampled, batched, target_ids, fp8)
+        *(engine, answers, bound, intermediates, columns, sampled, batched, target_ids, fp8, asked)
     )
 
 

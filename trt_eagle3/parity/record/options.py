@@ -1,0 +1,148 @@
+"""Answers with options: grammars, penalties, bias, stop texts and seeds, each pair of them at once.
+
+Without speculation first. Then with it, all at once, twice: with prefixes reused where the bundle
+does so, and the second time over fewer KV pages than they need, so that sequences are preempted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Any
+
+from trt_eagle3.decode.answer import Answer as Reply
+from trt_eagle3.decode.grammar import Grammar
+from trt_eagle3.decode.request import Generation, Request
+from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.errors import EngineFailedError
+from trt_eagle3.parity.record.answers import Answer
+from trt_eagle3.parity.record.engine import RecordingEngine
+
+__all__ = ["CHOICES", "PATTERN", "ROUNDS", "SCHEMA", "OptionAnswer", "OptionAnswers"]
+__all__ += ["answer_options", "option_sets"]
+
+PATTERN = "[a-f]{2,5}(, [a-f]{2,5}){1,3}"
+CHOICES = ("yes", "no", "perhaps not")
+SCHEMA: Mapping[str, Any] = {
+    "type": "object",
+    "properties": {"size": {"enum": ["S", "M"]}, "count": {"type": "integer", "maximum": 99}},
+    "required": ["size", "count"],
+    "additionalProperties": False,
+}
+ROUNDS = 3
+MAX_TOKENS, NUM_CASES, NUM_BEST, _MIN_TOKENS = 16, 2, 20, 8
+
+
+def option_sets(end_ids: Sequence[int]) -> dict[str, SamplingParams]:
+    """By name: each option, and each pair of options."""
+    early: dict[str, Any] = {"logit_bias": {end_ids[0]: 50.0}} if end_ids else {}
+    single: dict[str, dict[str, Any]] = {
+        "grammar": {"grammar": Grammar.regex(PATTERN)},
+        "penalties": {"frequency_penalty": 0.6, "presence_penalty": 0.4},
+        "stop": {"stop": ["e"]},
+        "seed": {"temperature": 0.8, "seed": 7},
+        "min_tokens": {"min_tokens": _MIN_TOKENS, **early},
+    }
+    pairs = {f"{a} + {b}": single[a] | single[b] for a, b in combinations(single, 2)}
+    grammars: dict[str, dict[str, Any]] = {
+        "JSON Schema": {"grammar": Grammar.json_schema(SCHEMA)},
+        "choice": {"grammar": Grammar.choice(CHOICES)},
+    }
+    sets = {**single, **pairs, **grammars}
+    return {name: SamplingParams(max_tokens=MAX_TOKENS, **given) for name, given in sets.items()}
+
+
+@dataclass(frozen=True)
+class OptionAnswer:
+    """One prompt with one set of options.
+
+    Attributes:
+        case, options: their names. autoregressive: without speculation, with log-probabilities.
+        speculative: by round.
+    """
+
+    case: str
+    options: str
+    sampling: SamplingParams
+    autoregressive: Generation
+    speculative: tuple[Generation, ...]
+
+
+@dataclass(frozen=True)
+class OptionAnswers:
+    """What was asked with options.
+
+    Attributes:
+        logprobs: of each case, greedy, with speculation where there is a draft.
+        preempted, reused: as of ``BatchedAnswers``.
+    """
+
+    answers: Sequence[OptionAnswer]
+    logprobs: Sequence[Generation]
+    preempted: int
+    reused: int
+
+
+def answer_options(
+    engine: RecordingEngine,
+    answers: Sequence[Answer],
+    max_tokens: int,
+    progress: Callable[[], object],
+) -> OptionAnswers:
+    """Ask some of the cases again, with every set of options."""
+    engine.recording.only = "none"
+    sets = option_sets(engine.spec.eos_token_ids)
+    asked = [(a, name, s) for a in answers[:NUM_CASES] for name, s in sets.items()]
+    engine.begin_service()
+    plain = [(a, replace(s, logprobs=NUM_BEST)) for a, _, s in asked]
+    autoregressive = _ask(engine, plain, speculation=False)
+    logprobs = _ask(
+        engine,
+        [(a, SamplingParams(max_tokens=max_tokens, ignore_eos=True, logprobs=5)) for a in answers],
+        speculation=True,
+    )
+    progress()
+    engine.begin_service()
+    first = _ask(engine, [(a, s) for a, _, s in asked], speculation=True)
+    progress()
+    engine.leave_pages(_few_pages(engine, answers[:NUM_CASES]))
+    second = _ask(engine, [(a, s) for a, _, s in asked], speculation=True)
+    progress()
+    now = engine.metrics()
+    engine.recording.only = None
+    every = zip(asked, autoregressive, first, second, strict=True)
+    found = [OptionAnswer(a.name, name, s, x, (y, z)) for (a, name, s), x, y, z in every]
+    return OptionAnswers(found, logprobs, now.preempted, now.reused_tokens)
+
+
+def _few_pages(engine: RecordingEngine, answers: Sequence[Answer]) -> int:
+    """Pages for the longest sequence, and a few more."""
+    longest = max(a.prompt_len for a in answers) + MAX_TOKENS + engine.num_tree_rows
+    return -(-min(longest, engine.limits.max_seq_len) // engine.page_size) + 2
+
+
+def _ask(
+    engine: RecordingEngine, asked: Sequence[tuple[Answer, SamplingParams]], *, speculation: bool
+) -> list[Generation]:
+    """All at once, or as many as may wait."""
+    found: list[Generation] = []
+    wave = engine.limits.max_waiting
+    for start in range(0, len(asked), wave):
+        requests = []
+        for answer, sampling in asked[start : start + wave]:
+            q = answer.case.question
+            requests.append(Request(q.prompt, q.images, q.videos, sampling, speculation))
+        replies = engine.submit_together(requests)
+        for reply in replies:
+            reply.read_at_end()
+        found += map(_finished, replies)
+    return found
+
+
+def _finished(reply: Reply) -> Generation:
+    """What was said; of one that broke down without a reason to end."""
+    with suppress(EngineFailedError):
+        reply.finish()
+    return reply.generation
