@@ -204,8 +204,6 @@ class Scheduler:
             return False
         self._states.reserve(sequence, num_rows)
         self.num_reused_rows += sequence.length
-        if not sequence.tokens:
-            sequence.num_reused_rows = sequence.length
         return True
 
     def _free_pages(self, sequence: SequenceState, num_rows: int) -> bool:

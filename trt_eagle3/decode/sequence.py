@@ -79,7 +79,7 @@ class SequenceState:
         page_keys: of the pages that prompt and answer fill, as far as anybody asked
             (``prefix_cache.page_keys``).
         snapshots: of the per-sequence states, by the number of pages that the rows fill.
-        num_reused_rows: of the prompt, that the prefix cache had when it was first admitted.
+        num_reused_rows: of the prompt, that the prefix cache had before the first token.
         epoch: how often its rows were forgotten: a pass that runs knows by it whom it was for.
     """
 
