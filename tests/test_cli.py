@@ -8,8 +8,11 @@ import json
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import click
@@ -102,6 +105,8 @@ def test_generate_json_has_every_field(run: Run, bundle: Path, picture: Path) ->
             "text",
             "token_ids",
             "prompt_tokens",
+            "reused_tokens",
+            "logprobs",
             "finish_reason",
             "acceptance_length",
             "accepted_lengths",
@@ -367,3 +372,24 @@ def test_every_option_is_explained_by_a_phrase_and_fits_a_narrow_terminal() -> N
                 said = option.help or ""
                 assert len(said.split()) >= 4, (name, option.opts)
                 assert re.match(r"([a-z0-9-]+(, [a-z-]+)*: )?[A-Za-z]", said), (name, said)
+
+
+def test_generate_fetches_from_allowed_hosts_only(run: Run, bundle: Path, picture: Path) -> None:
+    handler = partial(_Files, directory=str(picture.parent))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as pages:
+        threading.Thread(target=pages.serve_forever, daemon=True).start()
+        host = f"127.0.0.1:{pages.server_address[1]}"
+        words = ("generate", bundle, "What?", "--image", f"http://{host}/{picture.name}")
+        short = ("--max-tokens", 3)
+        assert "not fetched" in run(*words, *short).err
+        found = run(*words, "--allow-host", host, *short)
+        assert (found.code, found.out) == (
+            0,
+            run("generate", bundle, "What?", "--image", picture, *short).out,
+        )
+        pages.shutdown()
+
+
+class _Files(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        """Silence."""

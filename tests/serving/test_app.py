@@ -247,7 +247,7 @@ def test_developer_is_what_was_called_system(site: Site) -> None:
         site.chat(messages=[{"role": role, "content": "?"}, *QUESTION])[1]
         for role in ("developer", "system")
     ]
-    assert said[0]["usage"] == said[1]["usage"]
+    assert said[0]["usage"]["prompt_tokens"] == said[1]["usage"]["prompt_tokens"]
     assert said[0]["choices"] == said[1]["choices"]
 
 
@@ -333,6 +333,26 @@ def test_client_that_hangs_up_stops_its_request(
     assert caplog.text == ""
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_client_that_hangs_up_stops_each_of_its_answers(
+    site: Site, engine: LLM, stream: bool
+) -> None:
+    before = cancelled(engine)
+    with site.hang_up_later({**LONG, "stream": stream, "n": 3, "temperature": 1.0}):
+        wait_for(lambda: engine.metrics().running == 3)
+    wait_for(lambda: cancelled(engine) == before + 3)
+    assert engine.metrics().kv_pages_used == 0
+
+
+def test_answers_that_do_not_all_fit_are_refused_together(narrow: LLM) -> None:
+    with serving(narrow) as site:
+        status, text, _ = site.request(
+            "POST", "/v1/chat/completions", {**LONG, "n": 4, "temperature": 1.0}
+        )
+        assert (status, "max_waiting" in text) == (503, True)
+        wait_for(lambda: narrow.metrics().running == narrow.metrics().waiting == 0)
+
+
 def test_every_accepted_request_is_counted_once(narrow: LLM) -> None:
     with serving(narrow) as site:
         site.chat(messages=QUESTION)  # one at a time: what other tests left behind has ended
@@ -355,9 +375,11 @@ def test_request_that_takes_too_long_is_ended(engine: LLM) -> None:
         status, text, _ = site.request("POST", "/v1/chat/completions", LONG)
         assert status == 504
         assert "0.2 s" in text
-        _, text, _ = site.request("POST", "/v1/chat/completions", {**LONG, "stream": True})
-        assert "0.2 s" in text
-        assert "[DONE]" not in text
+        for n in (1, 2):
+            body = {**LONG, "stream": True, "n": n}
+            _, text, _ = site.request("POST", "/v1/chat/completions", body)
+            assert "0.2 s" in text
+            assert "[DONE]" not in text
 
 
 def test_request_whose_image_decodes_slowly_is_ended_in_time(bundle: Path) -> None:

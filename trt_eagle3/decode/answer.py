@@ -32,7 +32,7 @@ class Answer:
         ``keeps``: what must live as long as this.
         """
         self.cancelled = False
-        self.prompt_tokens = 0
+        self.prompt_tokens = self.reused_tokens = 0
         self.finish_reason: FinishReason | None = None
         self.output: Output | None = None
         self._wake = wake
@@ -182,6 +182,7 @@ class Answer:
             text=output.text if output else "",
             token_ids=tokens,
             prompt_tokens=self.prompt_tokens,
+            reused_tokens=self.reused_tokens,
             finish_reason=self.finish_reason,
             acceptance_length=sum(lengths) / len(lengths) if lengths else None,
             accepted_lengths=tuple(lengths),

@@ -340,6 +340,7 @@ class EngineCore:
         start = len(answer.output.token_ids)
         logprobs = sequence.logprobs[start : start + len(emission.tokens)]
         chunk = answer.output.take(emission.tokens, logprobs, full=emission.full)
+        answer.reused_tokens = sequence.num_reused_rows
         seconds = answer.put(chunk)
         if emission.steps is None:
             self._meter.first_token(sequence.queue_seconds or 0.0, answer.seconds)

@@ -30,6 +30,7 @@ from trt_eagle3.multimodal import (
     ModelInputs,
     VideoSource,
 )
+from trt_eagle3.multimodal.caller import NOBODY, Caller
 
 __all__ = ["LLM", "load"]
 
@@ -245,15 +246,22 @@ class LLM:
         return self._started().submit(request, keeps=self)
 
     def prepare(
-        self, prompt: PromptSource, images: Images = None, videos: Videos = None
+        self,
+        prompt: PromptSource,
+        images: Images = None,
+        videos: Videos = None,
+        caller: Caller = NOBODY,
     ) -> ModelInputs:
         """Tokens, positions and patches of a prompt, checked against the bundle's limits.
 
+        Args:
+            caller: who asks, and whether they still wait.
         Raises:
             UserError: what is wrong with the prompt.
+            RequestCancelledError: ``caller`` left.
         """
         request = one_request(prompt, images, videos, GREEDY, True, {})
-        return self._preprocessor.model_inputs(request)
+        return self._preprocessor.model_inputs(request, caller)
 
     def start(self) -> None:
         """Open the graphs now, rather than with the first request."""

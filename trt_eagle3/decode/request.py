@@ -141,6 +141,7 @@ class Generation:
         acceptance_length: their mean; None where no verify pass ran.
         tokens_per_second: of the tokens after the first; None where there is one token.
         logprobs: of each token, where the request asked for them; empty otherwise.
+        reused_tokens: of the prompt, that the prefix cache had.
     """
 
     text: str
@@ -152,3 +153,4 @@ class Generation:
     tokens_per_second: float | None
     time_to_first_token_ms: float | None
     logprobs: tuple[TokenLogprob, ...] = ()
+    reused_tokens: int = 0

@@ -79,6 +79,7 @@ class SequenceState:
         page_keys: of the pages that prompt and answer fill, as far as anybody asked
             (``prefix_cache.page_keys``).
         snapshots: of the per-sequence states, by the number of pages that the rows fill.
+        num_reused_rows: of the prompt, that the prefix cache had before the first token.
         epoch: how often its rows were forgotten: a pass that runs knows by it whom it was for.
     """
 
@@ -102,6 +103,7 @@ class SequenceState:
     page_keys: list[bytes] = field(default_factory=list)
     snapshots: dict[int, Snapshot] = field(default_factory=dict)
     epoch: int = 0
+    num_reused_rows: int = 0
     pages: PageTable = field(init=False)
     sampler: Sampler = field(init=False)
 

@@ -215,6 +215,8 @@ class LayerStates:
     def restore(self, sequence: SequenceState, prefix: Prefix) -> None:
         """Let ``sequence``, which has no rows yet, begin with those of ``prefix``."""
         sequence.adopt(prefix.pages)
+        if not sequence.tokens:
+            sequence.num_reused_rows = sequence.length
         if self._per_sequence is not None and prefix.snapshot is not None:
             self._per_sequence.restore(sequence, prefix.snapshot)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -23,8 +24,9 @@ from starlette.responses import (
 
 from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.llm import LLM
-from trt_eagle3.decode.request import Request
+from trt_eagle3.decode.request import PromptSource, Request
 from trt_eagle3.errors import OverloadedError, UserError
+from trt_eagle3.multimodal.caller import Caller
 from trt_eagle3.serving.body import BodyBudget, BodyLease, BodyTimeoutError
 from trt_eagle3.serving.config import ServingConfig
 from trt_eagle3.serving.delivery import events, interleaved
@@ -115,7 +117,7 @@ class Front:
         with self._budget.lease() as lease:
             call, answers = await self._admit(request, lease, endpoint)
             chunks = interleaved(answers, self._serving.max_request_s)
-            gone = asyncio.create_task(_cancel_when_gone(request, answers))
+            gone = asyncio.create_task(_call_when_gone(request, *(a.cancel for a in answers)))
             headers = _ignored_header(call.ignored)
             try:
                 # what is wrong with a prompt comes out here, as a status
@@ -181,12 +183,30 @@ class Front:
         with self._budget.lease() as lease:
             try:
                 prompt, texts = await self._read(request, lease, read_tokenize)
-                loop = asyncio.get_running_loop()
-                inputs = await loop.run_in_executor(self._counting, self._engine.prepare, prompt)
+                ids = await self._token_ids(request, prompt)
             except UserError as error:
                 raise tokenize_error(error) from error
-        ids = inputs.token_ids.tolist()
         return JSONResponse(tokens_object(ids, self._served, texts=texts))
+
+    async def _token_ids(self, request: HTTPRequest, prompt: PromptSource) -> list[int]:
+        """Of a prompt, whose images are decoded as long as there is time and the client waits."""
+        over = threading.Event()
+        caller = Caller(request.client.host if request.client else "", over.is_set)
+        gone = asyncio.create_task(_call_when_gone(request, over.set))
+
+        def count() -> list[int]:
+            ids: list[int] = self._engine.prepare(prompt, caller=caller).token_ids.tolist()
+            return ids
+
+        seconds = self._serving.max_request_s
+        try:
+            async with asyncio.timeout(seconds):
+                return await asyncio.get_running_loop().run_in_executor(self._counting, count)
+        except TimeoutError as error:
+            raise TimeoutError(f"it took longer than {seconds:g} s.") from error
+        finally:
+            over.set()
+            gone.cancel()
 
     async def detokenize(self, request: HTTPRequest) -> Response:
         """``POST /detokenize``."""
@@ -248,12 +268,12 @@ class Front:
             raise RefusedError(401, "expected the API key as a bearer token.", "invalid_api_key")
 
 
-async def _cancel_when_gone(request: HTTPRequest, answers: Sequence[Answer]) -> None:
+async def _call_when_gone(request: HTTPRequest, *calls: Callable[[], None]) -> None:
     """Once the body is read, the only news that a client can send is that it hangs up."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    for answer in answers:
-        answer.cancel()
+    for call in calls:
+        call()
 
 
 def _ignored_header(names: Sequence[str]) -> dict[str, str]:

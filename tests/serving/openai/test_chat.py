@@ -215,6 +215,14 @@ def test_several_answers_have_indices_and_one_prompt(model: ServedModel) -> None
     assert (found["usage"]["prompt_tokens"], found["usage"]["completion_tokens"]) == (5, 6)
 
 
+def test_usage_counts_what_the_prefix_cache_had(site: Site) -> None:
+    body = {"messages": [{"role": "user", "content": "Once more? " * 30}], "max_tokens": 3}
+    used = [site.chat(**body)[1]["usage"] for _ in range(2)]
+    first, second = (u["prompt_tokens_details"]["cached_tokens"] for u in used)
+    assert first < second <= used[1]["prompt_tokens"]
+    assert second >= used[1]["prompt_tokens"] // 2
+
+
 def test_logprobs_are_sent_with_the_text_that_they_make(model: ServedModel) -> None:
     tokenizer = model.processor.tokenizer
     [a] = tokenizer.encode("a").ids

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
-from tests.serving.site import Site
+from tests.multimodal.bombs import jpeg_of_scans
+from tests.serving.site import Site, serving
+from tests.triton.server import data_uri
 from trt_eagle3.decode.llm import LLM
 from trt_eagle3.multimodal.tokenizer import TokenBytes
+from trt_eagle3.serving import ServingConfig
 
 
 def post(site: Site, path: str, **body: Any) -> tuple[int, Any]:
@@ -50,3 +54,14 @@ def test_bytes_of_tokens_join_to_the_text(engine: LLM) -> None:
     token_bytes = TokenBytes(processor.tokenizer)
     assert b"".join(map(token_bytes, processor.tokenize(text))).decode() == text
     assert token_bytes(10**6) == b""
+
+
+def test_images_that_decode_slowly_are_given_up_in_time(engine: LLM) -> None:
+    slow = data_uri(jpeg_of_scans(100, 4000), "image/jpeg")
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": slow}}]}]
+    with serving(engine, ServingConfig(max_request_s=0.5)) as site:
+        start = time.monotonic()
+        status, found = post(site, "/tokenize", messages=messages)
+        assert (status, found["error"]["code"]) == (504, "timeout")
+        assert time.monotonic() - start < 5
+        assert post(site, "/tokenize", prompt="a")[0] == 200

@@ -95,6 +95,7 @@ class ResponseReply:
         counts = usage(generations, reasoning_tokens=count)
         return {
             "input_tokens": counts["prompt_tokens"],
+            "input_tokens_details": counts["prompt_tokens_details"],
             "output_tokens": counts["completion_tokens"],
             "output_tokens_details": counts["completion_tokens_details"],
             "total_tokens": counts["total_tokens"],

@@ -20,12 +20,15 @@ def usage(
         reasoning_tokens: of the answers' tokens, those of their reasoning.
     """
     per_prompt = len(generations) // prompts
-    prompt = sum(generation.prompt_tokens for generation in generations[::per_prompt])
+    firsts = generations[::per_prompt]
+    prompt = sum(generation.prompt_tokens for generation in firsts)
+    reused = sum(generation.reused_tokens for generation in firsts)
     completion = sum(len(generation.token_ids) for generation in generations)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": reused},
         "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
         "acceptance_length": acceptance_length(generations),
     }
