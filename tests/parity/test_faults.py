@@ -131,7 +131,12 @@ def test_without_a_fault_no_gate_fails_of_quantised_weights(
     assert cost.top1 > 0.9
     assert cost.first_accepted is not None
     assert cost.first_accepted > 0.05
-    assert "quantisation costs, against" in "\n".join(report.lines(()))
+    assert cost.acceptance_length is not None
+    assert cost.acceptance_length_16bit is not None
+    assert 1 <= cost.acceptance_length <= 1 + TREE["steps"]
+    told = "\n".join(report.lines(()))
+    assert "quantisation costs, against" in told
+    assert f"acceptance length {cost.acceptance_length:.2f} (" in told
     assert "What quantisation costs" in report_html(report)
 
 

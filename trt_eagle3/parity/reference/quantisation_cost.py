@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
+from trt_eagle3.parity.reference.chain_acceptance import chain_acceptance
 from trt_eagle3.parity.reference.drafting import DraftReference
 from trt_eagle3.parity.reference.expected import ExpectedAnswer
 from trt_eagle3.parity.reference.target import TargetReference
@@ -30,6 +30,9 @@ class QuantisationCost:
         first_accepted: share of rows in which the draft's best first guess is the target's best
             token, of the quantised target. first_accepted_16bit: of the 16-bit one. None without a
             draft.
+        acceptance_length: mean tokens emitted per target forward by a chain of as many guesses as
+            the bundle's speculation has steps, of the quantised target; None without a draft, and
+            where no answer is as long. acceptance_length_16bit: of the 16-bit one.
     """
 
     rows: int
@@ -38,6 +41,8 @@ class QuantisationCost:
     top1: float
     first_accepted: float | None
     first_accepted_16bit: float | None
+    acceptance_length: float | None
+    acceptance_length_16bit: float | None
 
 
 def quantisation_cost(
@@ -56,28 +61,10 @@ def quantisation_cost(
     ours = torch.cat([e.logits for e in expected]).double().log_softmax(dim=-1)
     kl = (theirs.exp() * (theirs - ours)).sum(dim=-1).clamp(min=0)
     same = theirs.argmax(dim=-1) == ours.argmax(dim=-1)
-    accepted = [_first_accepted(drafting, side) if drafting else None for side in (expected, other)]
-    return QuantisationCost(
-        len(kl), float(kl.mean()), float(kl.max()), float(same.double().mean()), *accepted
-    )
-
-
-def _first_accepted(drafting: DraftReference, expected: Sequence[ExpectedAnswer]) -> float:
-    """Share of rows whose next token the draft guesses first, from the target's true features."""
-    right = torch.cat([_guessed(drafting, e) for e in expected])
-    return float(right.double().mean()) if len(right) else 0.0
-
-
-def _guessed(drafting: DraftReference, e: ExpectedAnswer) -> Tensor:
-    """bool [A - 1]: draft row t, which holds token t + 1, guesses what the target says at t + 1."""
-    first, count = e.answer.prompt_len - 1, e.answer.num_rows - 1
-    draft = drafting.draft
-    aux = torch.cat([e.aux[k][:count] for k in drafting.manifest.aux_layers], dim=-1)
-    features = draft.fuse(aux.to(drafting.target.device, draft.dtype))
-    embeds = drafting.prompt_embeds(e.answer, draft.dtype)[:count].to(features)
-    positions = drafting.positions(torch.arange(count), e.positions)
-    mask = torch.ones(count, count, dtype=torch.bool).tril()
-    wanted = torch.arange(first, count)
-    rows = draft.run(embeds, features, positions.T, mask, logit_rows=wanted)
-    guesses = drafting.target_ids(rows.logits.argmax(dim=-1).cpu())
-    return guesses == e.logits.argmax(dim=-1)[1 : len(guesses) + 1]
+    figures = (float(kl.mean()), float(kl.max()), float(same.double().mean()))
+    if drafting is None:
+        return QuantisationCost(len(kl), *figures, None, None, None, None)
+    steps = drafting.speculation.steps
+    quantised, dense = (chain_acceptance(drafting, side, steps) for side in (expected, other))
+    accepted = (quantised.first, dense.first, quantised.length, dense.length)
+    return QuantisationCost(len(kl), *figures, *accepted)

@@ -115,6 +115,8 @@ class QuantisationResult(_Part):
     top1: float
     first_accepted: float | None
     first_accepted_16bit: float | None
+    acceptance_length: float | None
+    acceptance_length_16bit: float | None
 
     def line(self) -> str:
         """What is lost, in a line."""
@@ -124,6 +126,9 @@ class QuantisationResult(_Part):
                 f", first draft token right {self.first_accepted:.1%} "
                 f"(16-bit {self.first_accepted_16bit:.1%})"
             )
+        if self.acceptance_length is not None and self.acceptance_length_16bit is not None:
+            change = self.acceptance_length - self.acceptance_length_16bit
+            accepted += f", acceptance length {self.acceptance_length:.2f} ({change:+.2f})"
         return (
             f"quantisation costs, against {self.original}: KL {self.kl_mean:.2g} nats a token (at "
             f"most {self.kl_max:.2g}), best token the same in {self.top1:.1%} of {self.rows} rows"
