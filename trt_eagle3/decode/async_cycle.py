@@ -199,8 +199,7 @@ class AsyncCycles:
         if greedy:
             if reduce is None:
                 judged = chosen_tokens(samplers, tree, proposal, judged, masks)
-            tail = self._tail.run(tree, proposal, judged, aux, batch, ahead=ahead)
-            said = Readback(tail.said)
+            tail, said = self._tail.run(tree, proposal, judged, aux, batch, ahead=ahead)
         else:
             # whom no draft follows says the same with and without others
             nodes = [tree.num_nodes if s.drafting else 1 for s in sequences]

@@ -1,14 +1,13 @@
 """What follows a verify step on the device: trees are accepted, the draft is extended by what was,
-and proposes again. Of trees of fixed shape it can be one CUDA graph.
+and proposes again.
 
-Shapes: B sequences, T tree nodes, k aux layers, H target hidden, Hd draft hidden, Vd draft vocab.
+Shapes: B sequences, T tree nodes, k aux layers, H target hidden.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -16,16 +15,11 @@ from torch import Tensor
 from trt_eagle3.decode.device_batch import DeviceBatch
 from trt_eagle3.decode.draft_ahead import DraftAhead, Tail
 from trt_eagle3.decode.outcome import Outcome, accept_greedy, is_chain
-from trt_eagle3.decode.propose import Proposal, tree_proposal
+from trt_eagle3.decode.propose import Proposal
+from trt_eagle3.decode.transfer import Readback
 from trt_eagle3.decode.tree import AnyTree, Tree
-from trt_eagle3.engine.torch.captured_function import CapturedFunctions
 
 __all__ = ["CycleTail", "TreeShape", "tree_shape"]
-
-CAPTURES = False
-"""Whether what follows a verify step is captured: not until that has been seen on a GPU."""
-
-_INPUTS = ("tokens", "target_ids", "aux_hidden_states", "lengths", "positions")
 
 
 class CycleTail:
@@ -33,7 +27,6 @@ class CycleTail:
 
     def __init__(self, draft: DraftAhead) -> None:
         self._draft = draft
-        self._captured = CapturedFunctions()
 
     def run(
         self,
@@ -44,27 +37,16 @@ class CycleTail:
         batch: DeviceBatch,
         *,
         ahead: bool,
-    ) -> Tail:
-        """After the target said ``target_ids`` int64 [B, T] (``greedy_tokens``).
+    ) -> tuple[Tail, Readback]:
+        """After the target said ``target_ids`` int64 [B, T] (``greedy_tokens``): what the device
+        knows, and what was said (``Outcome.packed``), which the host has before the draft is done.
 
         Args:
             aux: [B, T, k * H] of the nodes. ahead: whether the next trees are wanted.
         """
-        captures = CAPTURES and aux.is_cuda and self._draft.capturable
-        if not (captures and ahead and isinstance(tree, Tree)):
-            outcome = _accept(tree, proposal, target_ids)
-            return self.after(tree, outcome, aux, batch, ahead=ahead)
-        values = (proposal.tokens, target_ids, aux, batch.lengths, batch.positions)
-        inputs = {**dict(zip(_INPUTS, values, strict=True)), **batch.state_inputs}
-        found = self._captured.run(repr(tree), partial(self._named, tree), inputs)
-        # copies: the next replay overwrites what sequences keep
-        return Tail(
-            said=found["said"],
-            path=found["path"],
-            logits=found["logits"].clone(),
-            features=found["features"].clone(),
-            prepared=tree_proposal(tree, found["tokens"].clone()),
-        )
+        outcome = _accept(tree, proposal, target_ids)
+        said = Readback(outcome.packed())
+        return self.after(tree, outcome, aux, batch, ahead=ahead), said
 
     def after(
         self, tree: AnyTree, outcome: Outcome, aux: Tensor, batch: DeviceBatch, *, ahead: bool
@@ -72,28 +54,11 @@ class CycleTail:
         """The same of trees that are accepted."""
         drafters = self._draft.extend(batch, outcome, aux, in_place=is_chain(tree))
         return Tail(
-            said=outcome.packed(),
             path=outcome.path,
             logits=drafters.logits,
             features=drafters.features,
             prepared=self._draft.prepare(tree, drafters) if ahead else None,
         )
-
-    def _named(self, tree: Tree, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """``run`` from and to tensors by name."""
-        tokens, target_ids, aux, lengths, positions = (inputs[name] for name in _INPUTS)
-        states = {name: t for name, t in inputs.items() if name not in _INPUTS}
-        batch = DeviceBatch(lengths, positions, roots=lengths, rows=lengths, state_inputs=states)
-        outcome = _accept(tree, tree_proposal(tree, tokens), target_ids)
-        tail = self.after(tree, outcome, aux, batch, ahead=True)
-        assert tail.prepared is not None
-        return {
-            "said": tail.said,
-            "path": tail.path.contiguous(),
-            "logits": tail.logits,
-            "features": tail.features,
-            "tokens": tail.prepared.tokens,
-        }
 
 
 def _accept(tree: AnyTree, proposal: Proposal, target_ids: Tensor) -> Outcome:

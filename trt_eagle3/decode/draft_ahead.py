@@ -46,12 +46,11 @@ class Tail:
     """What the device knows after a cycle.
 
     Attributes:
-        said: int64 [B, 1 + 2 T], ``Outcome.packed``. path: int64 [B, T] of accepted nodes.
+        path: int64 [B, T] of accepted nodes.
         logits: f32 [B, Vd] and features: [B, Hd] of the draft's last rows.
         prepared: the next trees; None where they would not fit.
     """
 
-    said: Tensor
     path: Tensor
     logits: Tensor
     features: Tensor
@@ -65,11 +64,6 @@ class DraftAhead:
         self._proposer = proposer
         self._manifest = manifest
         self._prepared: _Prepared | None = None
-
-    @property
-    def capturable(self) -> bool:
-        """Whether its sessions can run within a capture."""
-        return self._proposer.runner.capturable
 
     def proposal(
         self, sequences: Sequence[SequenceState], tree: AnyTree, batch: DeviceBatch
