@@ -334,7 +334,6 @@ _CHECKS = (
         "answers with a grammar, read by other readers",
         "exact",
         options.check_grammar,
-        needs_pytorch=False,
     ),
     Check(
         "options.tokens",
@@ -349,7 +348,6 @@ _CHECKS = (
         "log-probabilities of emitted tokens, against the reference's",
         "logprobs",
         options.check_logprobs,
-        needs_pytorch=False,
     ),
 )
 CHECKS: Mapping[str, Check] = {check.name: check for check in _CHECKS}

@@ -56,11 +56,6 @@ class _Drawn:
 
     sampler: Sampler
 
-    @property
-    def sampling(self) -> SamplingParams:
-        """The sampler's."""
-        return self.sampler.sampling
-
 
 def check_probabilities(e: Evidence, m: Measurements) -> None:
     """What the filters and penalties make of logits, against transformers' logits processors."""
