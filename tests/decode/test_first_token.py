@@ -25,6 +25,7 @@ def logits_of(*best: int) -> tuple[Tensor, ...]:
 
 class Table:
     def lookup(self, token_ids: Tensor) -> Tensor:
+        assert token_ids.ndim > 0, "to index by a scalar of the device is to wait for it"
         return token_ids[..., None].float().expand(*token_ids.shape, 4)
 
 

@@ -48,7 +48,8 @@ class FirstTokens:
         """
         for i, segment in enumerate(segments):
             if segment.is_last and segment.sequence in self._ids:
-                embeds[i, segment.count - 1] = table.lookup(self._ids[segment.sequence])
+                token = self._ids[segment.sequence][None]  # by a scalar torch would ask the device
+                embeds[i, segment.count - 1] = table.lookup(token)[0]
 
     def append(self) -> None:
         """Append each to its sequence; none where the logits were no numbers. The host waits for
