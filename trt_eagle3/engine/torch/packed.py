@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -34,30 +34,15 @@ _COMPUTE = (torch.float16, torch.bfloat16)
 _BLOCK = 128  # rows and columns of an FP8 scale that the kernels know
 _INT8_ZERO = 128  # the zero point of every group
 _ROWS = 16  # stock products with scales of blocks take multiples
-_FEW_ROWS = 8  # of as many sequences at most: their KV cache leaves room in the L2 cache
 _FP8_CHIP = (8, 9)  # the first that multiplies FP8
 
 
-@dataclass(frozen=True, eq=False)
 class PackedWeight(ABC):
-    """A weight [N, K] that is kept quantised.
-
-    ``codes``: its numbers, packed. ``following``: what the next product of the graph reads, which
-    few rows bring into the L2 cache. ``is_near``: no attention is between, whose cache many
-    sequences would drive it out with.
-    """
-
-    codes: Tensor
-    following: Tensor | None = field(default=None, kw_only=True)
-    is_near: bool = field(default=False, kw_only=True)
+    """A weight [N, K] that is kept quantised."""
 
     @abstractmethod
     def linear(self, x: Tensor) -> Tensor:
         """``x [n, K] @ weight.T``: T [n, N]."""
-
-    def following_for(self, num_rows: int) -> Tensor | None:
-        """What a product of so many rows shall bring into the L2 cache."""
-        return self.following if self.is_near or num_rows <= _FEW_ROWS else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +52,7 @@ class Fp8Weight(PackedWeight):
     itself, where the chip multiplies FP8 and T is bfloat16.
     """
 
+    codes: Tensor
     scale: Tensor
     fp8_activations: bool = False
 
@@ -78,10 +64,7 @@ class Fp8Weight(PackedWeight):
         if rounds:
             x = capi.round_rows(x, blocks=self._blocks)
         try:
-            following = self.following_for(len(x))
-            return capi.linear_fp8(
-                x, self.codes, self.scale, prefetch_safe=True, following=following
-            )
+            return capi.linear_fp8(x, self.codes, self.scale, prefetch_safe=True)
         except NotImplementedError:  # a chip before Hopper
             return self._dequantised(x)
 
@@ -112,16 +95,14 @@ class Fp8Weight(PackedWeight):
 class Int8Weight(PackedWeight):
     """``codes``: uint8 [N, K], packed, of the numbers + 128. ``scale`` as ``Fp8Weight``'s."""
 
+    codes: Tensor
     scale: Tensor
 
     def linear(self, x: Tensor) -> Tensor:
         """``PackedWeight.linear``."""
         if len(x) <= capi.MAX_LINEAR_ROWS:
             with contextlib.suppress(NotImplementedError):  # a chip before Hopper
-                following = self.following_for(len(x))
-                return capi.linear_int8(
-                    x, self.codes, self.scale, prefetch_safe=True, following=following
-                )
+                return capi.linear_int8(x, self.codes, self.scale, prefetch_safe=True)
         return functional.linear(x, capi.unpack_int8(self.codes, self.scale, x.dtype))
 
 
@@ -129,6 +110,7 @@ class Int8Weight(PackedWeight):
 class Int4Weight(PackedWeight):
     """``codes``, ``scale``, ``zero_point`` as ``capi.linear_int4`` takes them."""
 
+    codes: Tensor
     scale: Tensor
     zero_point: Tensor | None
 
@@ -136,9 +118,10 @@ class Int4Weight(PackedWeight):
         """``PackedWeight.linear``."""
         stored = (self.codes, self.scale, self.zero_point)
         if len(x) <= capi.MAX_LINEAR_ROWS:
-            with contextlib.suppress(NotImplementedError):  # a chip before Hopper
-                following = self.following_for(len(x))
-                return capi.linear_int4(x, *stored, prefetch_safe=True, following=following)
+            try:
+                return capi.linear_int4(x, *stored, prefetch_safe=True)
+            except NotImplementedError:
+                pass  # a chip before Hopper
         return functional.linear(x, capi.unpack_int4(*stored, x.dtype))
 
 
