@@ -3,8 +3,8 @@
     python plugins/bench/packed.py
 
 Every figure is the median over replays of one CUDA graph that holds the products of 36 layers of
-the 8B geometry, each layer with its own weights and its next product's weight named, as a session
-names it: what they take in a decode step, without what lies between. The floor is the weights'
+the 8B geometry, each layer with its own weights: what they take in a decode step, without what
+lies between. The floor is the weights'
 bytes over the copy bandwidth of this run.
 """
 
@@ -51,15 +51,13 @@ def draw(kind: str, n: int, k: int) -> tuple[Tensor, ...]:
     return codes.view(torch.float8_e4m3fn), scale
 
 
-def product(kind: str, weight: tuple[Tensor, ...], following: Tensor) -> Product:
+def product(kind: str, weight: tuple[Tensor, ...]) -> Product:
     codes, scale = weight[:2]
     if kind.startswith("int4"):
         zeros = weight[2] if len(weight) > 2 else None
-        return lambda x, out: capi.linear_int4(
-            x, codes, scale, zeros, prefetch_safe=True, following=following, out=out
-        )
+        return lambda x, out: capi.linear_int4(x, codes, scale, zeros, prefetch_safe=True, out=out)
     call = capi.linear_int8 if kind == "int8" else capi.linear_fp8
-    return lambda x, out: call(x, codes, scale, prefetch_safe=True, following=following, out=out)
+    return lambda x, out: call(x, codes, scale, prefetch_safe=True, out=out)
 
 
 def median_ms(run: Callable[[], object]) -> float:
@@ -92,10 +90,7 @@ def main() -> None:
     print(f"| weights | floor | {' | '.join(map(str, ROWS))} |")
     for kind in KINDS:
         weights = [draw(kind, *SHAPES[i % 4]) for i in range(4 * LAYERS)]
-        products = [
-            product(kind, weight, weights[(i + 1) % len(weights)][0])
-            for i, weight in enumerate(weights)
-        ]
+        products = [product(kind, weight) for weight in weights]
         floor = 1e3 * sum(t.nbytes for weight in weights for t in weight) / bandwidth
         times = []
         for rows in ROWS:

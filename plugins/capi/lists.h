@@ -10,9 +10,9 @@
   X(linear, LinearParams, 3) \
   X(add_layer_norm, AddLayerNormParams, 6) \
   X(kv_move, KVMoveParams, 4) \
-  X(linear_fp8, LinearFp8Params, 5) \
-  X(linear_int8, LinearInt8Params, 5) \
-  X(linear_int4, LinearInt4Params, 6) \
+  X(linear_fp8, LinearFp8Params, 4) \
+  X(linear_int8, LinearInt8Params, 4) \
+  X(linear_int4, LinearInt4Params, 5) \
   X(unpack_fp8, UnpackFp8Params, 3) \
   X(unpack_int8, UnpackInt8Params, 3) \
   X(unpack_int4, UnpackInt4Params, 4) \

@@ -95,20 +95,6 @@ void set_product(const te3_tensor& x, const te3_tensor& y, int32_t prefetch_safe
   p->prefetch_safe = prefetch_safe;
 }
 
-// What the next product reads: nothing is asked of it but where it lies.
-template <typename Params>
-void set_following(const te3_tensor& t, Params* p, Check* check) {
-  if (t.data == nullptr) return;
-  static constexpr int64_t kBytes[] = {4, 2, 2, 4, 1, 1, 1};
-  check->that(t.dtype >= TE3_FLOAT32 && t.dtype <= TE3_UINT8 && reinterpret_cast<uintptr_t>(t.data) % 16 == 0,
-              "following: expected a tensor aligned to 16 bytes");
-  if (!check->ok()) return;
-  int64_t bytes = kBytes[t.dtype];
-  for (int i = 0; i < t.rank; ++i) bytes *= t.shape[i];
-  p->following = t.data;
-  p->following_bytes = bytes / 16 * 16;
-}
-
 template <typename Params>
 void set_unpacked(const te3_tensor& out, Params* p, Check* check) {
   check->floating("out", out);
@@ -123,7 +109,6 @@ LinearFp8Params linear_fp8_params(const te3_linear_fp8_args& a, Check* check) {
   LinearFp8Params p = {};
   set_byte_weight(TE3_FLOAT8_E4M3FN, a.weight, a.scale, &p, check);
   if (check->ok()) set_product(a.x, a.y, a.prefetch_safe, &p, check);
-  if (check->ok()) set_following(a.following, &p, check);
   return p;
 }
 
@@ -131,7 +116,6 @@ LinearInt8Params linear_int8_params(const te3_linear_int8_args& a, Check* check)
   LinearInt8Params p = {};
   set_byte_weight(TE3_UINT8, a.weight, a.scale, &p, check);
   if (check->ok()) set_product(a.x, a.y, a.prefetch_safe, &p, check);
-  if (check->ok()) set_following(a.following, &p, check);
   return p;
 }
 
@@ -139,7 +123,6 @@ LinearInt4Params linear_int4_params(const te3_linear_int4_args& a, Check* check)
   LinearInt4Params p = {};
   set_int4_weight(a.weight, a.scale, a.zero_point, &p, check);
   if (check->ok()) set_product(a.x, a.y, a.prefetch_safe, &p, check);
-  if (check->ok()) set_following(a.following, &p, check);
   return p;
 }
 

@@ -209,14 +209,12 @@ te3_status te3_kv_move(const te3_kv_move_args* args, void* stream);
  * 128 columns or all. TE3_NOT_SUPPORTED for float32 and more than 64 rows; before Hopper for
  * more than 16, or where x does not fit into shared memory. K must be a multiple of 128, N of
  * 16. The weight is exact in T, sums and scales are float32. prefetch_safe as linear's, of
- * weight and scales. Of `following`, any tensor that nobody writes, the first bytes are brought
- * into the L2 cache. */
+ * weight and scales. */
 typedef struct te3_linear_fp8_args {
   te3_tensor x;          /* T [M, K] */
   te3_tensor weight;     /* float8_e4m3fn [N, K], packed */
   te3_tensor scale;      /* float32 [N or ceil(N / 128) or 1, 1 or K / 128] */
   te3_tensor y;          /* T [M, N] */
-  te3_tensor following;  /* what the product after this one reads first; or null data */
   int32_t prefetch_safe;
 } te3_linear_fp8_args;
 
@@ -228,7 +226,6 @@ typedef struct te3_linear_int8_args {
   te3_tensor weight;     /* uint8 [N, K], packed codes */
   te3_tensor scale;      /* float32 [N or ceil(N / 128) or 1, 1 or K / 128] */
   te3_tensor y;          /* T [M, N] */
-  te3_tensor following;  /* what the product after this one reads first; or null data */
   int32_t prefetch_safe;
 } te3_linear_int8_args;
 
@@ -237,15 +234,13 @@ te3_status te3_linear_int8(const te3_linear_int8_args* args, void* stream);
 /* y = x . ((weight - zero_point) * scale)^T for a few rows of x; groups of 32, 64 or 128
  * columns. TE3_NOT_SUPPORTED for float32 and more than 64 rows; before Hopper for more than 16,
  * or where x does not fit into shared memory. K must be a multiple of 128, N of 16. The weight
- * is exact in T, sums and scales are float32. prefetch_safe as linear's, of weight and scales.
- * Of `following`, any tensor that nobody writes, the first bytes are brought into the L2 cache. */
+ * is exact in T, sums and scales are float32. prefetch_safe as linear's, of weight and scales. */
 typedef struct te3_linear_int4_args {
   te3_tensor x;          /* T [M, K] */
   te3_tensor weight;     /* int32 [N, K / 8], packed codes 0 to 15 */
   te3_tensor scale;      /* float16 or bfloat16 [N, K / group] */
   te3_tensor zero_point; /* uint8 [N, K / group], 0 to 15; null data: 8 */
   te3_tensor y;          /* T [M, N] */
-  te3_tensor following;  /* what the product after this one reads first; or null data */
   int32_t prefetch_safe;
 } te3_linear_int4_args;
 

@@ -188,19 +188,15 @@ cudaError_t kv_move(const KVMoveParams& params, cudaStream_t stream);
 // y = x . (weight * scale)^T for a few rows of x; a scale serves one row, 128 rows or all, and 128
 // columns or all. TE3_NOT_SUPPORTED for float32 and more than 64 rows; before Hopper for more than
 // 16, or where x does not fit into shared memory. K must be a multiple of 128, N of 16. The weight
-// is exact in T, sums and scales are float32. prefetch_safe as linear's, of weight and scales. Of
-// `following`, any tensor that nobody writes, the first bytes are brought into the L2 cache.
+// is exact in T, sums and scales are float32. prefetch_safe as linear's, of weight and scales.
 struct LinearFp8Params {
-  const void* x;            // T [M, K]
-  const void* weight;       // float8_e4m3fn [N, K], packed
-  const float* scale;       // float32 [N or ceil(N / 128) or 1, 1 or K / 128]
-  void* y;                  // T [M, N]
-  const void* following;    // what the product after this one reads first; or null data
-  int32_t num_rows;         // M
-  int64_t following_bytes;
-
-  int32_t inner;            // K
-  int32_t outer;            // N
+  const void* x;          // T [M, K]
+  const void* weight;     // float8_e4m3fn [N, K], packed
+  const float* scale;     // float32 [N or ceil(N / 128) or 1, 1 or K / 128]
+  void* y;                // T [M, N]
+  int32_t num_rows;       // M
+  int32_t inner;          // K
+  int32_t outer;          // N
   int32_t scale_rows;
   int32_t scale_columns;
   DType dtype;
@@ -211,16 +207,13 @@ cudaError_t linear_fp8(const LinearFp8Params& params, cudaStream_t stream);
 
 // y = x . ((weight - 128) * scale)^T for a few rows of x; scales and limits as linear_fp8's.
 struct LinearInt8Params {
-  const void* x;            // T [M, K]
-  const void* weight;       // uint8 [N, K], packed codes
-  const float* scale;       // float32 [N or ceil(N / 128) or 1, 1 or K / 128]
-  void* y;                  // T [M, N]
-  const void* following;    // what the product after this one reads first; or null data
-  int32_t num_rows;         // M
-  int64_t following_bytes;
-
-  int32_t inner;            // K
-  int32_t outer;            // N
+  const void* x;          // T [M, K]
+  const void* weight;     // uint8 [N, K], packed codes
+  const float* scale;     // float32 [N or ceil(N / 128) or 1, 1 or K / 128]
+  void* y;                // T [M, N]
+  int32_t num_rows;       // M
+  int32_t inner;          // K
+  int32_t outer;          // N
   int32_t scale_rows;
   int32_t scale_columns;
   DType dtype;
@@ -232,21 +225,17 @@ cudaError_t linear_int8(const LinearInt8Params& params, cudaStream_t stream);
 // y = x . ((weight - zero_point) * scale)^T for a few rows of x; groups of 32, 64 or 128 columns.
 // TE3_NOT_SUPPORTED for float32 and more than 64 rows; before Hopper for more than 16, or where x
 // does not fit into shared memory. K must be a multiple of 128, N of 16. The weight is exact in T,
-// sums and scales are float32. prefetch_safe as linear's, of weight and scales. Of `following`, any
-// tensor that nobody writes, the first bytes are brought into the L2 cache.
+// sums and scales are float32. prefetch_safe as linear's, of weight and scales.
 struct LinearInt4Params {
-  const void* x;            // T [M, K]
-  const int32_t* weight;    // int32 [N, K / 8], packed codes 0 to 15
-  const void* scale;        // float16 or bfloat16 [N, K / group]
-  const void* zero_point;   // uint8 [N, K / group], 0 to 15; null data: 8
-  void* y;                  // T [M, N]
-  const void* following;    // what the product after this one reads first; or null data
-  int32_t num_rows;         // M
-  int64_t following_bytes;
-
-  int32_t inner;            // K
-  int32_t outer;            // N
-  int32_t group;            // columns of a scale
+  const void* x;           // T [M, K]
+  const int32_t* weight;   // int32 [N, K / 8], packed codes 0 to 15
+  const void* scale;       // float16 or bfloat16 [N, K / group]
+  const void* zero_point;  // uint8 [N, K / group], 0 to 15; null data: 8
+  void* y;                 // T [M, N]
+  int32_t num_rows;        // M
+  int32_t inner;           // K
+  int32_t outer;           // N
+  int32_t group;           // columns of a scale
   DType scale_dtype;
   DType dtype;
   int32_t prefetch_safe;

@@ -19,9 +19,8 @@ cudaError_t linear_byte(const Params& p, cudaStream_t stream) {
   if (p.num_rows > kMaxLinearRows || p.dtype == DType::kFloat32) return cudaErrorNotSupported;
   if (p.num_rows == 0 || p.outer == 0) return cudaSuccess;
   const LinearParams base = {p.x, p.weight, p.y, p.num_rows, p.inner, p.outer, p.dtype, p.prefetch_safe};
-  const PackedWeight w = followed_by(byte_weight(p), p.following, p.following_bytes);
-  if (p.dtype == DType::kFloat16) return launch_linear_packed<Weight<__half>>(base, w, stream);
-  return launch_linear_packed<Weight<__nv_bfloat16>>(base, w, stream);
+  if (p.dtype == DType::kFloat16) return launch_linear_packed<Weight<__half>>(base, byte_weight(p), stream);
+  return launch_linear_packed<Weight<__nv_bfloat16>>(base, byte_weight(p), stream);
 }
 
 template <template <typename> typename Weight, typename Params>

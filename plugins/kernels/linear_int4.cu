@@ -30,7 +30,7 @@ cudaError_t linear_int4(const LinearInt4Params& p, cudaStream_t stream) {
   if (p.num_rows > kMaxLinearRows || p.dtype == DType::kFloat32) return cudaErrorNotSupported;
   if (p.num_rows == 0 || p.outer == 0) return cudaSuccess;
   const LinearParams base = {p.x, p.weight, p.y, p.num_rows, p.inner, p.outer, p.dtype, p.prefetch_safe};
-  const PackedWeight w = followed_by(packed_weight(p), p.following, p.following_bytes);
+  const PackedWeight w = packed_weight(p);
   if (p.group == 128) return linear_int4_groups<1>(base, w, stream);
   return p.group == 64 ? linear_int4_groups<2>(base, w, stream) : linear_int4_groups<4>(base, w, stream);
 }

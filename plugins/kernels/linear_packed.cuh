@@ -115,11 +115,7 @@ struct PackedReader {
       if (slot == end) slot -= Block::Slots * Block::SlotBytes;
       if (--left == 0) {
         tile += s.groups;
-        if (tile < s.num_tiles) {
-          set(w, s);
-        } else {
-          prefetch_next(w, Block::Warps);
-        }
+        set(w, s);
       }
     }
     copy_async_commit();
@@ -414,7 +410,7 @@ __global__ void __launch_bounds__(Block::Threads, 1)
 }
 
 // Spans of a tile are divided among so many warps that all have something to do.
-inline int packed_split(int tiles_each, int warps) { return tiles_each >= 4 ? 4 : warps; }
+inline int packed_split(int tiles_each, int warps) { return tiles_each >= 4 ? 4 : tiles_each >= 2 ? 8 : warps; }
 
 constexpr int kPackedLargeBytes = 200 * 1024;  // of shared memory, that Hopper has and others have not
 

@@ -173,7 +173,6 @@ struct PackedWideLoop {
   // Starts the copies of this warp's span of stage i.
   __device__ __forceinline__ void copy_span(PackedPlace<Format>& place, int i) const {
     if (i < s.count) place.copy(w, shared_address(slots) + i % Tile::Slots * Tile::SlotBytes);
-    if (i + 1 == s.count) prefetch_next(w, Tile::Warps);
     place.move(w, kPackedSpan);
     copy_async_commit();
   }

@@ -28,32 +28,10 @@ struct PackedWeight {
   const void* scale;
   const uint8_t* zero;
   int32_t inner, outer;
-  int32_t scale_columns;       // FP8: 1, or K / 128; INT4: K / group
-  int32_t scale_row_shift;     // FP8: row n has scales n >> shift
-  int32_t scale_bfloat16;      // INT4: else float16
-  const char* next = nullptr;  // what the product after this one reads first, into the L2 cache
-  int64_t next_bytes = 0;
+  int32_t scale_columns;    // FP8: 1, or K / 128; INT4: K / group
+  int32_t scale_row_shift;  // FP8: row n has scales n >> shift
+  int32_t scale_bfloat16;   // INT4: else float16
 };
-
-constexpr int64_t kNextBytes = 16 << 20;  // at most: a third of the L2 cache
-
-inline PackedWeight followed_by(PackedWeight w, const void* next, int64_t bytes) {
-  w.next = static_cast<const char*>(next);
-  w.next_bytes = bytes < kNextBytes ? bytes : kNextBytes;
-  return w;
-}
-
-// A warp's share of the next weight's first bytes, on its way into the L2 cache while this launch ends, and what lies
-// between the two runs: memory would have nothing to do.
-__device__ __forceinline__ void prefetch_next([[maybe_unused]] const PackedWeight& w, [[maybe_unused]] int warps) {
-#if __CUDA_ARCH__ >= 900
-  const int warp = (blockIdx.y * gridDim.x + blockIdx.x) * warps + threadIdx.x / 32;
-  const int64_t share = (w.next_bytes / (gridDim.x * gridDim.y * warps) + 127) / 128 * 128, first = warp * share;
-  if (threadIdx.x % 32 != 0 || first >= w.next_bytes) return;
-  const auto bytes = static_cast<uint32_t>(min(share, w.next_bytes - first));
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;\n" ::"l"(w.next + first), "r"(bytes) : "memory");
-#endif
-}
 
 // Copies 4 bytes to shared memory, through the L1 cache.
 __device__ __forceinline__ void copy_async4(uint32_t destination, const void* source) {

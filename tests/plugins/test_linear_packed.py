@@ -125,19 +125,6 @@ def test_a_chain_of_launches_that_overlap_gives_what_one_by_one_gives(
     )
 
 
-@pytest.mark.parametrize("rows", [1, 16, 40])
-@pytest.mark.parametrize("size", [5, 1000, 64 << 20])
-def test_what_follows_a_product_does_not_change_it(
-    size: int, rows: int, cuda: torch.device
-) -> None:
-    codes = torch.randint(0, 256, (4096, 1024), device=cuda, dtype=torch.uint8)
-    scale = torch.rand(4096, 1, device=cuda) + 0.1
-    following = torch.zeros(size, dtype=torch.uint8, device=cuda)
-    x = draw_x(rows, 1024, torch.bfloat16, cuda)
-    alone = capi.linear_int8(x, codes, scale)
-    assert torch.equal(capi.linear_int8(x, codes, scale, following=following), alone)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("shape", [(1, 128), (5, 384), (300, 4096), (3, 12288)], ids=str)
 @pytest.mark.parametrize("blocks", [False, True])

@@ -148,6 +148,40 @@ def test_pack_takes_rows_of_a_part(tmp_path: Path) -> None:
     torch.testing.assert_close(values_of(weight), expected, rtol=2e-7, atol=0)
 
 
+@pytest.mark.parametrize(("rows", "passes"), [(1, [1]), (64, [64]), (65, [64, 1]), (128, [64, 64])])
+def test_few_rows_go_through_the_kernels_64_at_a_time(
+    rows: int, passes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def linear_int8(x: Tensor, codes: Tensor, scale: Tensor, *, out: Tensor, **_: object) -> Tensor:
+        seen.append(len(x))
+        return torch.mm(x, (codes.float() - 128).T * scale.T, out=out)
+
+    monkeypatch.setattr(packed.capi, "linear_int8", linear_int8)
+    weight = Int8Weight(torch.randint(0, 256, (32, 128), dtype=torch.uint8), torch.rand(32, 1))
+    x = torch.randn(rows, 128)
+    expected = x @ ((weight.codes.float() - 128) * weight.scale).T
+    torch.testing.assert_close(weight.linear(x), expected)
+    assert seen == passes
+
+
+@pytest.mark.parametrize("rows", [16, 129])
+def test_rows_that_no_kernel_takes_meet_the_dequantised_weight(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        assert rows == 16, "too many rows are not asked for"
+        raise NotImplementedError
+
+    values = torch.randn(32, 128)
+    monkeypatch.setattr(packed.capi, "linear_int8", refuse)
+    monkeypatch.setattr(packed.capi, "unpack_int8", lambda *_: values)
+    x = torch.randn(rows, 128)
+    weight = Int8Weight(torch.zeros(32, 128, dtype=torch.uint8), torch.ones(32, 1))
+    torch.testing.assert_close(weight.linear(x), x @ values.T)
+
+
 @pytest.mark.parametrize("change", ["float32", "columns"])
 def test_pack_declines_what_no_kernel_computes(change: str, tmp_path: Path) -> None:
     name = next(name for name in PACKERS if "channel" in name and "fp8" in name)

@@ -11,11 +11,10 @@ from onnx import TensorProto, helper
 
 from tests.engine.torch.test_packed import expression
 from trt_eagle3.engine.torch import capi
-from trt_eagle3.engine.torch.packed import Int8Weight, PackedWeight
+from trt_eagle3.engine.torch.packed import PackedWeight
 from trt_eagle3.engine.torch.program import load_program, only_factors
 from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.graph.activations import read_activations, write_activations
-from trt_eagle3.graph.ops import DOMAIN
 from trt_eagle3.graph.weights import (
     METADATA_KEY,
     WeightExpr,
@@ -26,24 +25,18 @@ from trt_eagle3.graph.weights import (
 BF16 = TensorProto.BFLOAT16
 
 
-def model(
-    expr: WeightExpr, *nodes: onnx.NodeProto, weights: tuple[str, ...] = ("weight",)
-) -> onnx.ModelProto:
-    """``y = x @ weight.T``, and other nodes that read ``weights``."""
+def model(expr: WeightExpr, *nodes: onnx.NodeProto) -> onnx.ModelProto:
+    """``y = x @ weight.T``, and other nodes that read ``weight``."""
     product = helper.make_node("Gemm", ["x", "weight"], ["y"], transB=1)
     x, y = (
         helper.make_tensor_value_info(name, BF16, ["n", size])
         for name, size in zip(("x", "y"), reversed(expr.shape), strict=True)
     )
     graph = helper.make_graph(
-        [product, *nodes],
-        "product",
-        [x],
-        [y],
-        initializer=[weight_initializer(name, expr) for name in weights],
+        [product, *nodes], "product", [x], [y], initializer=[weight_initializer("weight", expr)]
     )
     made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
-    write_descriptions(made, dict.fromkeys(weights, expr))
+    write_descriptions(made, {"weight": expr})
     assert any(entry.key == METADATA_KEY for entry in made.metadata_props)
     return made
 
@@ -78,28 +71,6 @@ def test_a_weight_on_the_cpu_is_not_packed(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(model(expr).SerializeToString())
     program = load_program(tmp_path / "model.onnx", root, (), torch.device("cpu"))
     assert isinstance(program.constants["weight"], torch.Tensor)
-
-
-def test_each_packed_weight_knows_what_the_next_product_reads(tmp_path: Path) -> None:
-    expr, root = expression("fp8", tmp_path)
-    nodes = [
-        helper.make_node("Gemm", ["y", "second"], ["z"], transB=1),
-        helper.make_node("TreeAttention", ["z"], ["attended"], domain=DOMAIN),
-        helper.make_node("Gemm", ["attended", "third"], ["out"], transB=1),
-    ]
-    made = model(expr, *nodes, weights=("weight", "second", "third"))
-    (tmp_path / "model.onnx").write_bytes(made.SerializeToString())
-
-    def read(expr: WeightExpr, _root: Path, _device: torch.device) -> PackedWeight:
-        return Int8Weight(torch.zeros(expr.shape, dtype=torch.uint8), torch.ones(1, 1))
-
-    program = load_program(tmp_path / "model.onnx", root, (), torch.device("cpu"), read_weight=read)
-    packed = [w for w in program.constants.values() if isinstance(w, PackedWeight)]
-    first, second, third = packed
-    assert first.following_for(64) is second.codes
-    assert second.following_for(1) is third.codes
-    assert second.following_for(64) is None, "caches of 64 sequences would drive it out"
-    assert third.following_for(1) is None
 
 
 @pytest.mark.gpu

@@ -1,11 +1,11 @@
 """Quantised weights that the torch session multiplies with as they are, on CUDA.
 
-Up to 64 rows our kernels read the quantised numbers once, and compute with 16-bit activations: each
-product is that of the dequantised weight, summed in float32. More rows, as of prompts, go through
-stock products: with the weight dequantised for the call, or, where ``engine.activations`` and an
-FP8 checkpoint say that activations are FP8 too, with rows quantised (by 128 columns where the
-scales change along K). Then few rows are rounded to the same FP8 values before they are multiplied:
-what a row gives does not depend on how many there are.
+Up to 64 rows our kernels read the quantised numbers once, up to 128 twice, and compute with 16-bit
+activations: each product is that of the dequantised weight, summed in float32. More rows, as of
+prompts, go through stock products: with the weight dequantised for the call, or, where
+``engine.activations`` and an FP8 checkpoint say that activations are FP8 too, with rows quantised
+(by 128 columns where the scales change along K). Then few rows are rounded to the same FP8 values
+before they are multiplied: what a row gives does not depend on how many there are.
 
 Shapes: n rows of x, K inputs, N outputs. T is the compute type, float16 or bfloat16.
 """
@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -30,34 +31,20 @@ from trt_eagle3.graph.weights import WeightExpr, WeightPart
 
 __all__ = ["Fp8Weight", "Int4Weight", "Int8Weight", "PackedWeight", "fp8_scales", "pack"]
 
+_FEW_ROWS = 2 * capi.MAX_LINEAR_ROWS  # reading a weight twice is less than dequantising it
 _COMPUTE = (torch.float16, torch.bfloat16)
 _BLOCK = 128  # rows and columns of an FP8 scale that the kernels know
 _INT8_ZERO = 128  # the zero point of every group
 _ROWS = 16  # stock products with scales of blocks take multiples
-_FEW_ROWS = 8  # of as many sequences at most: their KV cache leaves room in the L2 cache
 _FP8_CHIP = (8, 9)  # the first that multiplies FP8
 
 
-@dataclass(frozen=True, eq=False)
 class PackedWeight(ABC):
-    """A weight [N, K] that is kept quantised.
-
-    ``codes``: its numbers, packed. ``following``: what the next product of the graph reads, which
-    few rows bring into the L2 cache. ``is_near``: no attention is between, whose cache many
-    sequences would drive it out with.
-    """
-
-    codes: Tensor
-    following: Tensor | None = field(default=None, kw_only=True)
-    is_near: bool = field(default=False, kw_only=True)
+    """A weight [N, K] that is kept quantised."""
 
     @abstractmethod
     def linear(self, x: Tensor) -> Tensor:
         """``x [n, K] @ weight.T``: T [n, N]."""
-
-    def following_for(self, num_rows: int) -> Tensor | None:
-        """What a product of so many rows shall bring into the L2 cache."""
-        return self.following if self.is_near or num_rows <= _FEW_ROWS else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,23 +54,23 @@ class Fp8Weight(PackedWeight):
     itself, where the chip multiplies FP8 and T is bfloat16.
     """
 
+    codes: Tensor
     scale: Tensor
     fp8_activations: bool = False
 
     def linear(self, x: Tensor) -> Tensor:
         """``PackedWeight.linear``."""
         rounds = self._rounds(x)
-        if len(x) > capi.MAX_LINEAR_ROWS:
-            return self._quantised(x) if rounds else self._dequantised(x)
+        if rounds and len(x) > capi.MAX_LINEAR_ROWS:
+            return self._quantised(x)
         if rounds:
             x = capi.round_rows(x, blocks=self._blocks)
-        try:
-            following = self.following_for(len(x))
-            return capi.linear_fp8(
-                x, self.codes, self.scale, prefetch_safe=True, following=following
-            )
-        except NotImplementedError:  # a chip before Hopper
-            return self._dequantised(x)
+
+        def product(rows: Tensor, out: Tensor) -> Tensor:
+            return capi.linear_fp8(rows, self.codes, self.scale, prefetch_safe=True, out=out)
+
+        y = _in_passes(product, x, len(self.codes))
+        return self._dequantised(x) if y is None else y
 
     @property
     def _blocks(self) -> bool:
@@ -112,16 +99,18 @@ class Fp8Weight(PackedWeight):
 class Int8Weight(PackedWeight):
     """``codes``: uint8 [N, K], packed, of the numbers + 128. ``scale`` as ``Fp8Weight``'s."""
 
+    codes: Tensor
     scale: Tensor
 
     def linear(self, x: Tensor) -> Tensor:
         """``PackedWeight.linear``."""
-        if len(x) <= capi.MAX_LINEAR_ROWS:
-            with contextlib.suppress(NotImplementedError):  # a chip before Hopper
-                following = self.following_for(len(x))
-                return capi.linear_int8(
-                    x, self.codes, self.scale, prefetch_safe=True, following=following
-                )
+
+        def product(rows: Tensor, out: Tensor) -> Tensor:
+            return capi.linear_int8(rows, self.codes, self.scale, prefetch_safe=True, out=out)
+
+        y = _in_passes(product, x, len(self.codes))
+        if y is not None:
+            return y
         return functional.linear(x, capi.unpack_int8(self.codes, self.scale, x.dtype))
 
 
@@ -129,17 +118,39 @@ class Int8Weight(PackedWeight):
 class Int4Weight(PackedWeight):
     """``codes``, ``scale``, ``zero_point`` as ``capi.linear_int4`` takes them."""
 
+    codes: Tensor
     scale: Tensor
     zero_point: Tensor | None
 
     def linear(self, x: Tensor) -> Tensor:
         """``PackedWeight.linear``."""
         stored = (self.codes, self.scale, self.zero_point)
-        if len(x) <= capi.MAX_LINEAR_ROWS:
-            with contextlib.suppress(NotImplementedError):  # a chip before Hopper
-                following = self.following_for(len(x))
-                return capi.linear_int4(x, *stored, prefetch_safe=True, following=following)
+
+        def product(rows: Tensor, out: Tensor) -> Tensor:
+            return capi.linear_int4(rows, *stored, prefetch_safe=True, out=out)
+
+        y = _in_passes(product, x, len(self.codes))
+        if y is not None:
+            return y
         return functional.linear(x, capi.unpack_int4(*stored, x.dtype))
+
+
+def _in_passes(
+    product: Callable[[Tensor, Tensor], Tensor], x: Tensor, num_outputs: int
+) -> Tensor | None:
+    """T [n, num_outputs] of ``product(rows of x, rows of out)``, as many rows at a time as the
+    kernels take; None for too many, and where the chip has none for so many.
+    """
+    if len(x) > _FEW_ROWS:
+        return None
+    out = x.new_empty(len(x), num_outputs)
+    with contextlib.suppress(NotImplementedError):  # before Hopper
+        for rows, part in zip(
+            x.split(capi.MAX_LINEAR_ROWS), out.split(capi.MAX_LINEAR_ROWS), strict=True
+        ):
+            product(rows, part)
+        return out
+    return None
 
 
 def pack(

@@ -81,7 +81,6 @@ def load_program(
     for name, expr in _weights(model, proto).items():
         read = read_weight or (read_factor if name in factors else _read_weight)
         constants[name] = read(expr, weights_root, device)
-    constants |= _followed(proto, constants)
     prompt = prompt_nodes(proto.graph.node, constants, outputs)
     kept = {*outputs, *constants}
     inputs = {i.name: i.type.tensor_type for i in proto.graph.input}
@@ -143,22 +142,6 @@ def _read_factor(
 
 def _read_weight(expr: WeightExpr, root: Path, device: torch.device) -> Tensor:
     return materialise(expr, root, expr.dtype, device)
-
-
-def _followed(proto: onnx.ModelProto, constants: Mapping[str, Weight]) -> dict[str, PackedWeight]:
-    """The packed weights, each with what the product after its own reads."""
-    found: dict[str, PackedWeight] = {}
-    last, is_near = "", True
-    for node in proto.graph.node:
-        is_near = is_near and node.op_type != "TreeAttention"
-        if node.op_type != "Gemm" or node.domain or node.input[1] not in constants:
-            continue
-        before, weight = constants.get(last), constants[node.input[1]]
-        if isinstance(before, PackedWeight):
-            following = weight.codes if isinstance(weight, PackedWeight) else weight
-            found[last] = replace(before, following=following, is_near=is_near)
-        last, is_near = node.input[1], True
-    return found
 
 
 def _constants(proto: onnx.ModelProto, device: torch.device) -> dict[str, Tensor]:

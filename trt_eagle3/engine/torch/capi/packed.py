@@ -57,22 +57,17 @@ _INT4_SIZES = """
     DType scale_dtype;
     DType dtype;
     """
-_FOLLOWING = {"following": "what the product after this one reads first; or null data"}
-_ROWS = """
-    int32_t num_rows;         // M
-    int64_t following_bytes;
-    """
+_ROWS = "int32_t num_rows;   // M"
 _FEW_ROWS = """TE3_NOT_SUPPORTED for float32 and more than 64 rows; before Hopper for more than 16,
 or where x does not fit into shared memory. K must be a multiple of 128, N of 16. The weight is
-exact in T, sums and scales are float32. prefetch_safe as linear's, of weight and scales. Of
-`following`, any tensor that nobody writes, the first bytes are brought into the L2 cache."""
+exact in T, sums and scales are float32. prefetch_safe as linear's, of weight and scales."""
 
 LINEAR_FP8 = Kernel(
     name="linear_fp8",
     params="LinearFp8Params",
     doc=f"""y = x . (weight * scale)^T for a few rows of x; a scale serves one row, 128 rows or all,
 and 128 columns or all. {_FEW_ROWS}""",
-    tensors={"x": "T [M, K]", **_FP8, "y": "T [M, N]", **_FOLLOWING},
+    tensors={"x": "T [M, K]", **_FP8, "y": "T [M, N]"},
     writes=("y",),
     scalars={"prefetch_safe": (int, "")},
     sizes=_ROWS + _BYTE_SIZES,
@@ -83,7 +78,7 @@ LINEAR_INT8 = Kernel(
     params="LinearInt8Params",
     doc="""y = x . ((weight - 128) * scale)^T for a few rows of x; scales and limits as
 linear_fp8's.""",
-    tensors={"x": "T [M, K]", **_INT8, "y": "T [M, N]", **_FOLLOWING},
+    tensors={"x": "T [M, K]", **_INT8, "y": "T [M, N]"},
     writes=("y",),
     scalars={"prefetch_safe": (int, "")},
     sizes=_ROWS + _BYTE_SIZES,
@@ -94,7 +89,7 @@ LINEAR_INT4 = Kernel(
     params="LinearInt4Params",
     doc=f"""y = x . ((weight - zero_point) * scale)^T for a few rows of x; groups of 32, 64 or 128
 columns. {_FEW_ROWS}""",
-    tensors={"x": "T [M, K]", **_INT4, "y": "T [M, N]", **_FOLLOWING},
+    tensors={"x": "T [M, K]", **_INT4, "y": "T [M, N]"},
     writes=("y",),
     scalars={"prefetch_safe": (int, "")},
     sizes=_ROWS + _INT4_SIZES,
@@ -173,7 +168,6 @@ def linear_fp8_call(
     scale: Tensor,
     *,
     prefetch_safe: bool = False,
-    following: Tensor | None = None,
     out: Tensor | None = None,
 ) -> KernelCall[Tensor]:
     """``x @ (weight * scale).T`` for at most 64 rows.
@@ -182,13 +176,12 @@ def linear_fp8_call(
         x: T [M, K]. weight: float8_e4m3fn [N, K], packed. scale: float32, [N, ceil(N / 128) or 1
             rows, 1 or K / 128 columns].
         prefetch_safe: as of ``linear_call``, for weight and scale.
-        following: what the next product reads, brought into the L2 cache as far as that is wise.
     Raises:
         ValueError: a tensor does not fit; the message names it.
         NotImplementedError: float32, too many rows.
     """
     out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
-    tensors = {"x": x, "weight": weight, "scale": scale, "y": out, "following": following}
+    tensors = {"x": x, "weight": weight, "scale": scale, "y": out}
     return KernelCall(LINEAR_FP8, tensors, {"prefetch_safe": prefetch_safe}, out)
 
 
@@ -198,14 +191,13 @@ def linear_int8_call(
     scale: Tensor,
     *,
     prefetch_safe: bool = False,
-    following: Tensor | None = None,
     out: Tensor | None = None,
 ) -> KernelCall[Tensor]:
     """``x @ ((weight - 128) * scale).T`` for at most 64 rows; as ``linear_fp8_call``, of weight:
     uint8 [N, K], packed.
     """
     out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
-    tensors = {"x": x, "weight": weight, "scale": scale, "y": out, "following": following}
+    tensors = {"x": x, "weight": weight, "scale": scale, "y": out}
     return KernelCall(LINEAR_INT8, tensors, {"prefetch_safe": prefetch_safe}, out)
 
 
@@ -216,7 +208,6 @@ def linear_int4_call(
     zero_point: Tensor | None = None,
     *,
     prefetch_safe: bool = False,
-    following: Tensor | None = None,
     out: Tensor | None = None,
 ) -> KernelCall[Tensor]:
     """``x @ ((weight - zero_point) * scale).T`` for at most 64 rows.
@@ -230,14 +221,7 @@ def linear_int4_call(
         NotImplementedError: float32, too many rows.
     """
     out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
-    tensors = {
-        "x": x,
-        "weight": weight,
-        "scale": scale,
-        "zero_point": zero_point,
-        "y": out,
-        "following": following,
-    }
+    tensors = {"x": x, "weight": weight, "scale": scale, "zero_point": zero_point, "y": out}
     return KernelCall(LINEAR_INT4, tensors, {"prefetch_safe": prefetch_safe}, out)
 
 
