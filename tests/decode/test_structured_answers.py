@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.decode.structured import ENDS, TREES, generate, text_of
+from trt_eagle3.decode import tree_masks
 from trt_eagle3.decode.grammar import Grammar
 from trt_eagle3.decode.grammar_state import GrammarState
 from trt_eagle3.decode.sampling_params import SamplingParams
@@ -110,29 +111,34 @@ def test_batches_say_in_every_mode_what_plain_decoding_says() -> None:
     assert answers("plain") == answers("chain") == answers("tree")
 
 
-def _parents_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    true = GrammarState.fill
+def _filled(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+    """``change(state, tokens, parents, rows)`` after the masks of every tree."""
+    true = tree_masks.fill_trees
 
-    def fill(self: Any, tokens: Any, parents: Any, rows: Any) -> None:
-        true(self, tokens, parents, rows)
+    def fill(jobs: Any) -> None:
+        true(jobs)
+        for job in jobs:
+            change(*job)
+
+    monkeypatch.setattr(tree_masks, "fill_trees", fill)
+
+
+def _parents_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(_: Any, __: Any, parents: Any, rows: Any) -> None:
         rows[:] = rows[[max(parent, 0) for parent in parents]].copy()
 
-    monkeypatch.setattr(GrammarState, "fill", fill)
+    _filled(monkeypatch, change)
 
 
 def _not_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GrammarState, "back", lambda *_: None)
+    _filled(monkeypatch, lambda s, tokens, *_: s._matcher.try_consume_tokens(tokens[1:2]))
 
 
 def _bonus_unmasked(monkeypatch: pytest.MonkeyPatch) -> None:
-    true = GrammarState.fill
+    def change(_: Any, tokens: Any, parents: Any, rows: Any) -> None:
+        rows[sorted(set(range(len(tokens))) - set(parents))] = -1
 
-    def fill(self: Any, tokens: Any, parents: Any, rows: Any) -> None:
-        true(self, tokens, parents, rows)
-        for node in set(range(len(tokens))) - set(parents):
-            rows[node] = -1
-
-    monkeypatch.setattr(GrammarState, "fill", fill)
+    _filled(monkeypatch, change)
 
 
 def _one_token_late(monkeypatch: pytest.MonkeyPatch) -> None:

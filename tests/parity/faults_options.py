@@ -9,31 +9,32 @@ from typing import Any
 
 from tests.parity.fault import Fault
 from tests.parity.planting import Planted
-from trt_eagle3.decode import logits_process, verify
+from trt_eagle3.decode import logits_process, tree_masks, verify
 from trt_eagle3.decode.grammar_state import GrammarState
 from trt_eagle3.decode.sampling import Sampler
 
 
-def _filled(p: Planted, change: Callable[[Any, Any, Any], None]) -> None:
-    """Masks of trees become ``change(tokens, parents, rows)``."""
-    true = GrammarState.fill
+def _filled(p: Planted, change: Callable[[Any, Any, Any, Any], object]) -> None:
+    """``change(state, tokens, parents, rows)`` after the masks of every tree."""
+    true = tree_masks.fill_trees
 
-    def fill(self: GrammarState, tokens: Any, parents: Any, rows: Any) -> None:
-        true(self, tokens, parents, rows)
-        change(tokens, parents, rows)
+    def fill(jobs: Any) -> None:
+        true(jobs)
+        for job in jobs:
+            change(*job)
 
-    p.patch.setattr(GrammarState, "fill", fill)
+    p.patch.setattr(tree_masks, "fill_trees", fill)
 
 
 def _of_parents(p: Planted) -> None:
-    def change(_: Any, parents: Any, rows: Any) -> None:
+    def change(_: Any, __: Any, parents: Any, rows: Any) -> None:
         rows[:] = rows[[max(parent, 0) for parent in parents]].copy()
 
     _filled(p, change)
 
 
 def _bonus_unmasked(p: Planted) -> None:
-    def change(tokens: Any, parents: Any, rows: Any) -> None:
+    def change(_: Any, tokens: Any, parents: Any, rows: Any) -> None:
         if len(tokens) > 1:
             rows[[node for node in range(len(tokens)) if node not in parents]] = -1
 
@@ -41,7 +42,7 @@ def _bonus_unmasked(p: Planted) -> None:
 
 
 def _not_rolled_back(p: Planted) -> None:
-    p.patch.setattr(GrammarState, "back", lambda _: None)
+    _filled(p, lambda s, tokens, *_: s._matcher.try_consume_tokens(tokens[1:2]))
 
 
 def _late(p: Planted) -> None:
@@ -97,7 +98,7 @@ OPTIONS: Mapping[str, Fault] = {
         looks=_OPTIONS,
     ),
     "not rolled back": Fault(
-        "a grammar's state stays at a sibling that was looked at before",
+        "a grammar's state stays at the first drafted token when it was only looked at",
         "options.grammar",
         "grammar",
         _not_rolled_back,

@@ -1,8 +1,8 @@
 """Keeps a draft to what grammars allow: one that it has not learned would end all acceptance.
 
 The first level is filtered always: the host knows where each sequence stands. Deeper levels cost a
-wait for the device each, so on a GPU those of a sequence alone of whose drafted tokens the grammar
-forbade many lately.
+wait for the device each and copies of states, so on a GPU those of a few sequences alone of whose
+drafted tokens the grammar forbade many lately.
 
 Shapes: B sequences, m rows of each that a level runs, V vocab, Vd draft vocab, W = ceil(V / 32).
 """
@@ -14,12 +14,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from trt_eagle3.decode.grammar_state import GrammarState
+from trt_eagle3.decode.grammar_state import GrammarState, fill_trees
 from trt_eagle3.decode.logits_process import unpacked_bits
 from trt_eagle3.decode.transfer import to_device
 
 __all__ = ["DraftFilter"]
 
+_MOST_DEEP = 4  # sequences whose deeper levels are filtered: each has to be copied
 _FEW_FORBIDDEN = 0.2  # share of drafted tokens, from which on deeper levels are filtered too
 
 
@@ -49,7 +50,8 @@ class DraftFilter:
                 level above are theirs.
         """
         if logits.is_cuda:
-            self._rows = {i: rows for i, rows in self._rows.items() if i in self._deep}
+            few = len(self._deep) <= _MOST_DEEP
+            self._rows = {i: rows for i, rows in self._rows.items() if few and i in self._deep}
         if not self._rows:
             return logits
         both = torch.stack([tokens, parents.to(tokens.device).expand_as(tokens)])
@@ -72,10 +74,15 @@ class DraftFilter:
         device, vocab_size = logits.device, self._vocab_size
         shape = len(self._rows), logits.shape[1], -(-vocab_size // 32)
         bits = torch.full(shape, -1, dtype=torch.int32)
-        for of_sequence, rows in zip(self._rows.values(), bits.numpy(), strict=True):
-            for state, row in zip(of_sequence, rows, strict=True):
-                if state is not None:
-                    state.fill_next(row)
+        every = zip(self._rows.values(), bits.numpy(), strict=True)
+        fill_trees(
+            [
+                (state, [-1], [-1], row[None])
+                for of_sequence, rows in every
+                for state, row in zip(of_sequence, rows, strict=True)
+                if state is not None
+            ]
+        )
         allowed = unpacked_bits(to_device(bits, device), vocab_size)
         index = to_device(torch.tensor([*self._rows]), device)
         ids = self._target_ids(torch.arange(logits.shape[2], device=device))

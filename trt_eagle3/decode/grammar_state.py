@@ -6,20 +6,23 @@ Shapes: T tree nodes, V vocab, W = ceil(V / 32) words of a mask, whose bit i of 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLExecutor, LLMatcher
 
-__all__ = ["GrammarState", "Words", "allows"]
+__all__ = ["GrammarState", "Words", "allows", "fill_trees"]
 
 Words = np.ndarray[Any, np.dtype[np.int32]]
 """Masks on the host: threads that torch knows nothing of write them."""
 
 _ALL = -1  # word of a mask
+_MAX_THREADS = 8
 _DECAY = 0.9  # per tree, of the share of drafted tokens that the grammar forbade
 
 
@@ -85,39 +88,38 @@ class GrammarState:
         self.fill([-1], [-1], row[None])
 
     def fill(self, tokens: Sequence[int], parents: Sequence[int], rows: Words) -> None:
-        """Write what is allowed after every node of a tree into ``rows`` int32 [T, W], on the host.
+        """``fill_trees`` of one tree."""
+        fill_trees([(self, tokens, parents, rows)])
 
-        A node that cannot be accepted, and an end token, allow all: nothing that follows is read.
-        So does all where the grammar can judge no more: ``error`` says so.
+    @property
+    def live(self) -> bool:
+        """Whether it says anything about what follows."""
+        return not (self.finished or self.error)
 
-        Args:
-            tokens: of the nodes, parents first; the root's stands in the answer already.
-            parents: indices; the root's is -1.
+    def judge(self, tokens: Sequence[int], parents: Sequence[int], rows: Words) -> None:
+        """End ``fill_trees``: whether the matcher broke down, end tokens that must wait, and how
+        much of what was drafted is forbidden.
         """
-        rows.fill(_ALL)
-        if self.error or self.finished:
+        if self._matcher.is_error():
+            self.error = self._matcher.get_error()
+            rows.fill(_ALL)
             return
-        children: list[list[int]] = [[] for _ in tokens]
-        for node, parent in enumerate(parents[1:], start=1):
-            children[parent].append(node)
-        tried = _Walk(self, tokens, children, rows)
-        tried.visit(0, self._count)
-        if tried.num_seen:
-            share = tried.num_forbidden / tried.num_seen
+        reached, depths = [True], [0]
+        num_seen = num_forbidden = 0
+        for node, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
+            if node:
+                allowed = allows(rows[parent], token)
+                num_seen += reached[parent]
+                num_forbidden += reached[parent] and not allowed
+                reached.append(reached[parent] and allowed and token not in self._ends)
+                depths.append(depths[parent] + 1)
+            if not reached[node]:
+                rows[node] = _ALL
+            elif self._ignore_eos or self._count + depths[node] < self._min_tokens:
+                self._postpone_end(rows[node])
+        if num_seen:
+            share = num_forbidden / num_seen
             self.forbidden = _DECAY * self.forbidden + (1 - _DECAY) * share
-
-    def fill_here(self, row: Words, count: int) -> bool:
-        """``fill`` of the matcher's own place, ``count`` tokens into the answer; False where the
-        grammar can judge no more.
-        """
-        matcher = self._matcher
-        matcher.unsafe_compute_mask_ptr(row.ctypes.data, row.nbytes)
-        if matcher.is_error():
-            self.error = matcher.get_error()
-            return False
-        if self._ignore_eos or count < self._min_tokens:
-            self._postpone_end(row)
-        return True
 
     def _postpone_end(self, row: Words) -> None:
         """Take the end tokens out of ``row``, if that leaves any."""
@@ -127,51 +129,69 @@ class GrammarState:
         if others.any():
             row[:] = others
 
-    def step(self, token: int) -> None:
-        """Go down to an allowed node; ``back`` undoes it."""
-        self._matcher.consume_token(token)
-
-    def back(self) -> None:
-        """Undo the last ``step``."""
-        self._matcher.rollback(1)
-
-    def ends(self, token: int) -> bool:
-        """Whether ``token`` is an end token."""
-        return token in self._ends
-
-
-class _Walk:
-    """One walk over the nodes of a tree, down and back up."""
-
-    def __init__(
-        self,
-        state: GrammarState,
-        tokens: Sequence[int],
-        children: Sequence[Sequence[int]],
-        rows: Words,
-    ) -> None:
-        self._state, self._tokens, self._children, self._rows = state, tokens, children, rows
-        self.num_seen = self.num_forbidden = 0
-
-    def visit(self, node: int, count: int) -> bool:
-        """Fill the rows of ``node`` and what is below it; the matcher stands there. False where the
-        grammar can judge no more.
+    def entry(self, index: int, path: Sequence[int]) -> tuple[LLMatcher, int, list[int]]:
+        """As ``LLExecutor`` wants it: masks of here, and after every token of ``path``, from row
+        ``index`` on.
         """
-        row = self._rows[node]
-        if not self._state.fill_here(row, count):
-            self._rows.fill(_ALL)
-            return False
-        for child in self._children[node]:
-            token = self._tokens[child]
-            allowed = allows(row, token)
-            self.num_seen += 1
-            self.num_forbidden += not allowed
-            if allowed and not self._state.ends(token):
-                self._state.step(token)
-                if not self.visit(child, count + 1):
-                    return False
-                self._state.back()
-        return True
+        ends = next((i for i, token in enumerate(path) if token in self._ends), len(path))
+        return self._matcher, index, list(path[:ends])
+
+
+Job = tuple[GrammarState, Sequence[int], Sequence[int], Words]
+
+
+def fill_trees(jobs: Sequence[Job]) -> None:
+    """Write what is allowed after every node of a tree into its rows int32 [T, W], on the host; of
+    several trees on several threads, without Python's lock.
+
+    A job is a state, the tokens of the nodes, parents first (the root's stands in the answer
+    already), the parents (the root's is -1), and the rows. A node that cannot be accepted, and an
+    end token, allow all: nothing that follows is read. So does all where the grammar can judge no
+    more: ``error`` says so.
+    """
+    for _, _, _, rows in jobs:
+        rows.fill(_ALL)
+    live = [job for job in jobs if job[0].live]
+    paths = [_paths(parents) for _, _, parents, _ in live]
+    for turn in range(max(map(len, paths), default=0)):  # a matcher walks one path at a time
+        _fill_paths([(job, p[turn]) for job, p in zip(live, paths, strict=True) if turn < len(p)])
+    for state, tokens, parents, rows in live:
+        state.judge(tokens, parents, rows)
+
+
+def _fill_paths(paths: Sequence[tuple[Job, Sequence[int]]]) -> None:
+    """Fill the rows of one path, from the root on, of each of several trees."""
+    entries, total = [], 0
+    for (state, tokens, _, _), nodes in paths:
+        entries.append(state.entry(total, [tokens[node] for node in nodes[1:]]))
+        total += len(nodes)
+    width = paths[0][0][3].shape[1]
+    found = np.full((total, width), _ALL, dtype=np.int32)
+    target = found.ctypes.data, 4 * width, total
+    if drafted := [entry for entry in entries if entry[2]]:
+        _executor().unsafe_compute_mask_ptr_with_draft_token(drafted, *target)
+    if bare := [(matcher, index) for matcher, index, path in entries if not path]:
+        _executor().unsafe_compute_mask_ptr(bare, *target)
+    for ((_, _, _, rows), nodes), (_, index, _) in zip(paths, entries, strict=True):
+        rows[list(nodes)] = found[index : index + len(nodes)]
+
+
+def _paths(parents: Sequence[int]) -> list[list[int]]:
+    """Nodes from the root to each leaf."""
+    found = []
+    for leaf in sorted(set(range(len(parents))) - set(parents)):
+        path = [leaf]
+        while parents[path[-1]] >= 0:
+            path.append(parents[path[-1]])
+        found.append(path[::-1])
+    return found
+
+
+@cache
+def _executor() -> LLExecutor:
+    from llguidance import LLExecutor
+
+    return LLExecutor(max(min((os.cpu_count() or 2) - 1, _MAX_THREADS), 1))
 
 
 def allows(row: Words, token: int) -> bool:
