@@ -20,7 +20,7 @@ from transformers.generation import logits_process as hf
 
 from trt_eagle3.decode.propose import Proposal
 from trt_eagle3.decode.sampling import Sampler
-from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
+from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import Tree
 from trt_eagle3.decode.verify import verify_tree
@@ -55,7 +55,6 @@ class _Drawn:
     """All that ``verify_tree`` wants of a sequence."""
 
     sampler: Sampler
-    sampling: SamplingParams = GREEDY
 
     @property
     def sampling(self) -> SamplingParams:
