@@ -110,8 +110,11 @@ def test_rows_that_cannot_be_cut_into_groups_are_refused(
 
 
 def test_engine_that_cannot_run_made_weights_refuses_them() -> None:
-    with pytest.raises(ValueError, match="weights: fp8 is for backend: onnxruntime or torch"):
-        EngineConfig.model_validate({"backend": "tensorrt", "device": "cuda", "weights": "fp8"})
+    tensorrt = {"backend": "tensorrt", "device": "cuda", "weights": "fp8"}
+    with pytest.raises(
+        ValueError, match=r"weights: engines of .* hold none quantised with dtype: f"
+    ):
+        EngineConfig.model_validate({**tensorrt, "dtype": "float32"})
     with pytest.raises(ValueError, match="quantise_head: true needs weights"):
         EngineConfig.model_validate({"quantise_head": True})
     with pytest.raises(ValueError, match="activations: int8 is for backend: onnxruntime, got to"):
