@@ -25,7 +25,6 @@ from trt_eagle3.engine.session import (
     run_reduced,
 )
 from trt_eagle3.engine.torch.cuda_graph import patch_bucket
-from trt_eagle3.engine.torch.session import TorchSession
 
 __all__ = [
     "DraftRunner",
@@ -177,11 +176,6 @@ class DraftRunner:
         self._draft = draft
         self._target_ids = None if d2t is None else d2t + torch.arange(len(d2t), device=d2t.device)
         states.bind(draft)
-
-    @property
-    def capturable(self) -> bool:
-        """Whether both graphs can run within the capture of a larger one."""
-        return isinstance(self._fuse, TorchSession) and isinstance(self._draft, TorchSession)
 
     def fuse(self, aux_hidden_states: Tensor) -> Tensor:
         """Features [..., Hd] of aux hidden states [..., k * H]."""

@@ -19,7 +19,6 @@ from torch import Tensor
 from trt_eagle3.dtype import dtype_of_onnx
 from trt_eagle3.engine.host_copy import to_device
 from trt_eagle3.engine.session import Reduction, check_names, with_picked_rows
-from trt_eagle3.engine.torch.captured_function import constant_on, launching_singly
 from trt_eagle3.engine.torch.cuda_graph import Captured, CapturedGraphs, capturing, shapes_of
 from trt_eagle3.engine.torch.ops import STANDARD_OPS
 from trt_eagle3.engine.torch.program import ReadWeight, Step, load_program
@@ -127,7 +126,7 @@ class TorchSession:
         self, inputs: Mapping[str, Tensor], reduced: Mapping[str, Reduction]
     ) -> dict[str, Tensor]:
         self._check(inputs)
-        if self.device.type != "cuda" or launching_singly():
+        if self.device.type != "cuda":
             return self._interpret(self._placed(inputs), reduced, self._steps)
         shapes = shapes_of(inputs)
         shapes += tuple((f"{name} by {f.__qualname__}", ()) for name, f in reduced.items())
@@ -190,11 +189,6 @@ class TorchSession:
         """Contiguous inputs on this device; unbound states are copied, for the ops would write
         into the caller's.
         """
-        placed = {name: self._on_device(tensor).contiguous() for name, tensor in inputs.items()}
+        placed = {name: to_device(t, self.device).contiguous() for name, t in inputs.items()}
         states = {state.name for state in self.states}
         return {n: t.clone() if n in states and t is inputs[n] else t for n, t in placed.items()}
-
-    def _on_device(self, tensor: Tensor) -> Tensor:
-        if launching_singly() and tensor.device.type == "cpu":
-            return constant_on(tensor, self.device)
-        return to_device(tensor, self.device)
