@@ -32,6 +32,7 @@ from trt_eagle3.decode.adaptive_plan import AdaptivePlan
 from trt_eagle3.decode.async_cycle import AsyncCycles
 from trt_eagle3.decode.decoder import Decoder
 from trt_eagle3.decode.device_batch import BATCH_SIZES, batch_sizes, padded_size
+from trt_eagle3.decode.draft_ahead import DraftAhead
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.outcome import Outcome, accept_greedy, greedy_tokens, is_chain
 from trt_eagle3.decode.plan import Cycle
@@ -256,6 +257,26 @@ def test_sequences_that_do_not_speculate_are_taken_along(
     assert all(s.draft is None for i, s in asked.items() if i % 2)
     assert by_host == [], "asynchronous cycles, all of them"
     assert pool.num_used == pool.num_idle, "pages leaked"
+
+
+@pytest.mark.parametrize("many", [1, 8])
+def test_outcome_is_on_its_way_before_the_draft_works(
+    many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host has it while the device extends and proposes, and launches the next cycle then."""
+    monkeypatch.setattr(async_cycle, "_MANY", many)
+    scheduler, _, done = decoding(CHAIN, monkeypatch)
+    for owner, name in ((Readback, "__init__"), (DraftAhead, "extend")):
+        original = getattr(owner, name)
+
+        def watched(*args: Any, name: str = name, original: Any = original, **options: Any) -> Any:
+            done.append(name)
+            return original(*args, **options)
+
+        monkeypatch.setattr(owner, name, watched)
+    for _ in range(3):
+        scheduler.step()
+    assert [n for n in done if n in ("__init__", "extend")] == ["__init__", "extend"] * 3
 
 
 def test_shorter_chain_takes_what_was_proposed_for_a_longer_one(

@@ -12,9 +12,8 @@ from unittest.mock import patch
 
 import torch
 
-from trt_eagle3.decode import cycle_tail
+from trt_eagle3.decode import async_cycle
 from trt_eagle3.decode.async_cycle import AsyncCycles
-from trt_eagle3.decode.cycle_tail import CycleTail
 from trt_eagle3.decode.device_batch import DeviceBatch
 from trt_eagle3.decode.draft_ahead import DraftAhead
 from trt_eagle3.decode.propose import Proposer
@@ -31,8 +30,7 @@ _PARTS: dict[str, tuple[tuple[Any, str], ...]] = {
     "forward": ((TargetRunner, "forward"), (DraftRunner, "forward"), (DraftRunner, "fuse")),
     "fill": ((Captured, "fill"),),
     "replay": ((torch.cuda.CUDAGraph, "replay"),),
-    "accept": ((cycle_tail, "_accept"),),
-    "tail": ((CycleTail, "run"),),
+    "accept": ((async_cycle, "accept_trees"),),
     "commit": ((AsyncCycles, "_commit"),),
     "extend": ((DraftAhead, "extend"),),
     "wait": ((Readback, "wait"),),

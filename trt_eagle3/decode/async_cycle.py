@@ -18,10 +18,15 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.decode.accept import Accepted, CycleOutcome
-from trt_eagle3.decode.cycle_tail import CycleTail, tree_shape
 from trt_eagle3.decode.device_batch import DeviceBatch, Seats, padded_size
 from trt_eagle3.decode.draft_ahead import DraftAhead, Tail
-from trt_eagle3.decode.outcome import Outcome, greedy_tokens, is_chain
+from trt_eagle3.decode.outcome import (
+    Outcome,
+    accept_trees,
+    greedy_tokens,
+    is_chain,
+    tree_shape,
+)
 from trt_eagle3.decode.propose import Proposal, tree_proposal
 from trt_eagle3.decode.row_ref import RowRef
 from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, all_rows
@@ -94,7 +99,6 @@ class AsyncCycles:
     ) -> None:
         self._target = target
         self._draft = draft
-        self._tail = CycleTail(draft) if draft is not None else None
         self._max_seq_len = max_seq_len
         self.max_batch_size = max_batch_size
         self._states = target.states
@@ -180,7 +184,6 @@ class AsyncCycles:
         Where one samples, the host waits, and accepts.
         """
         assert self._draft is not None
-        assert self._tail is not None
         num_rows, count = tree.num_nodes + tree.num_draft_rows, len(sequences)
         for s in sequences:
             self._has_room(s, s.length + num_rows)
@@ -199,7 +202,8 @@ class AsyncCycles:
         if greedy:
             if reduce is None:
                 judged = chosen_tokens(samplers, tree, proposal, judged, masks)
-            tail, said = self._tail.run(tree, proposal, judged, aux, batch, ahead=ahead)
+            outcome = accept_trees(tree, proposal, judged)
+            said = Readback(outcome.packed())  # before the draft's work: the host waits for no more
         else:
             # whom no draft follows says the same with and without others
             nodes = [tree.num_nodes if s.drafting else 1 for s in sequences]
@@ -210,8 +214,8 @@ class AsyncCycles:
                 )
             ]
             outcome = Outcome.of(said, tree.num_nodes, batch.size, judged.device)
-            tail = self._tail.after(tree, outcome, aux, batch, ahead=ahead)
-        self._commit(tree, batch, tail.path, sequences[0].pool.page_size)
+        tail = self._draft.follow(tree, outcome, aux, batch, ahead=ahead)
+        self._commit(tree, batch, outcome, sequences[0].pool.page_size)
         return _TreePass(Seats(sequences, lengths, range(count)), tree, tail, said, filtered)
 
     def run_nobody(self, size: int, tree: AnyTree | None, table_len: int, times: int) -> None:
@@ -226,12 +230,12 @@ class AsyncCycles:
                 self._verify(_ROOT, roots, batch, greedy_tokens)
                 continue
             assert self._draft is not None
-            assert self._tail is not None
             dtype = self._target.embedding.dtype
             proposal = self._draft.run_nobody(tree, batch, dtype)
             target_ids, aux = self._verify(tree, proposal, batch, greedy_tokens)
             assert aux is not None
-            self._tail.run(tree, proposal, target_ids, aux, batch, ahead=True)
+            outcome = accept_trees(tree, proposal, target_ids)
+            self._draft.extend(batch, outcome, aux, in_place=is_chain(tree))
 
     def _launch(
         self,
@@ -363,12 +367,12 @@ class AsyncCycles:
         embeds = self._target.embedding.lookup(proposal.tokens)
         return self._target.forward(embeds, metadata, all_rows(size, num_nodes), reduce=reduce)
 
-    def _commit(self, tree: AnyTree, batch: DeviceBatch, path: Tensor, page_size: int) -> None:
+    def _commit(self, tree: AnyTree, batch: DeviceBatch, outcome: Outcome, page_size: int) -> None:
         """Move the rows of accepted nodes to the front; a chain's stand there already."""
         if not is_chain(tree):
             first = batch.lengths[:, None]
             nodes = torch.arange(tree.num_nodes, device=first.device)
-            self._states.move(batch.state_inputs, first + path, first + nodes, page_size)
+            self._states.move(batch.state_inputs, first + outcome.path, first + nodes, page_size)
 
 
 def _greedy(sequences: Sequence[SequenceState]) -> bool:

@@ -43,15 +43,13 @@ class _Prepared:
 
 @dataclass(frozen=True)
 class Tail:
-    """What the device knows after a cycle.
+    """What the draft knows after a cycle, on the device.
 
     Attributes:
-        path: int64 [B, T] of accepted nodes.
         logits: f32 [B, Vd] and features: [B, Hd] of the draft's last rows.
         prepared: the next trees; None where they would not fit.
     """
 
-    path: Tensor
     logits: Tensor
     features: Tensor
     prepared: Proposal | None
@@ -116,6 +114,14 @@ class DraftAhead:
             positions=first + counts,
             state_inputs=batch.state_inputs,
         )
+
+    def follow(
+        self, tree: AnyTree, outcome: Outcome, aux: Tensor, batch: DeviceBatch, *, ahead: bool
+    ) -> Tail:
+        """Extend by ``outcome``, and propose again where the next trees are wanted (``ahead``)."""
+        drafters = self.extend(batch, outcome, aux, in_place=is_chain(tree))
+        prepared = self.prepare(tree, drafters) if ahead else None
+        return Tail(drafters.logits, drafters.features, prepared)
 
     def prepare(
         self,

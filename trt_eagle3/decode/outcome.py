@@ -7,7 +7,8 @@ Shapes: B sequences, T tree nodes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -15,9 +16,17 @@ from torch import Tensor
 from trt_eagle3.decode.accept import Accepted
 from trt_eagle3.decode.propose import Proposal
 from trt_eagle3.decode.transfer import to_device
-from trt_eagle3.decode.tree import Tree
+from trt_eagle3.decode.tree import AnyTree, Tree
 
-__all__ = ["Outcome", "accept_greedy", "greedy_tokens", "is_chain"]
+__all__ = [
+    "Outcome",
+    "TreeShape",
+    "accept_greedy",
+    "accept_trees",
+    "greedy_tokens",
+    "is_chain",
+    "tree_shape",
+]
 
 _NO_TOKEN = -1
 
@@ -116,3 +125,30 @@ def accept_greedy(proposal: Proposal, target_ids: Tensor, *, chain: bool) -> Out
         path=path,
         last=last[:, 0],
     )
+
+
+def accept_trees(tree: AnyTree, proposal: Proposal, target_ids: Tensor) -> Outcome:
+    """``accept_greedy`` of proposals of ``tree``, whose shape is not copied every time."""
+    if isinstance(tree, Tree):
+        shape, size = tree_shape(tree, target_ids.device), len(target_ids)
+        parents, mask = shape.parents.expand(size, -1), shape.mask.expand(size, -1, -1)
+        proposal = replace(proposal, parents=parents, mask=mask)
+    return accept_greedy(proposal, target_ids, chain=is_chain(tree))
+
+
+@dataclass(frozen=True)
+class TreeShape:
+    """A static tree on the device: ``parents`` int64 [T], ``depths`` int32 [T], ``mask`` bool
+    [T, T].
+    """
+
+    parents: Tensor
+    depths: Tensor
+    mask: Tensor
+
+
+@lru_cache(maxsize=32)
+def tree_shape(tree: Tree, device: torch.device) -> TreeShape:
+    """``tree`` on ``device``."""
+    parents, depths = torch.tensor(tree.parents), tree.depths.int()
+    return TreeShape(parents.to(device), depths.to(device), tree.mask.to(device))

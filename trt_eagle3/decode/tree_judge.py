@@ -10,9 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trt_eagle3.decode.cycle_tail import tree_shape
 from trt_eagle3.decode.logits_process import process_logits
-from trt_eagle3.decode.outcome import greedy_tokens
+from trt_eagle3.decode.outcome import greedy_tokens, tree_shape
 from trt_eagle3.decode.propose import Proposal
 from trt_eagle3.decode.sampling import Sampler
 from trt_eagle3.decode.tree import AnyTree, Tree
