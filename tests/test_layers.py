@@ -17,6 +17,8 @@ MAX_MEDIAN_FUNCTION = 8
 # From the ground up: a package or module imports what stands in its own row or in one above it.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("errors", "dtype"),
+    ("config_section",),
+    ("tensorrt_config",),
     ("io", "atomic_io"),
     ("spec",),
     ("checkpoint",),

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
-    ConfigDict,
     Field,
     ValidationError,
     ValidationInfo,
@@ -18,9 +16,11 @@ from pydantic import (
     model_validator,
 )
 
+from trt_eagle3.config_section import PositiveInt, Section, UserPath
 from trt_eagle3.errors import UserError, clip, quote
 from trt_eagle3.io.validation import problem_text
 from trt_eagle3.io.yaml_file import read_yaml
+from trt_eagle3.tensorrt_config import TensorRTConfig
 
 __all__ = [
     "BuildConfig",
@@ -34,22 +34,10 @@ __all__ = [
     "load_config",
 ]
 
-PositiveInt = Annotated[int, Field(gt=0, le=1 << 24)]
 _SHORT_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 _MAX_PROBLEMS = 4  # that one message names
 TreeSide = Annotated[int, Field(gt=0, le=1024)]
 KVDtype = Literal["compute", "fp8"]
-Chip = Literal["sm80", "sm86", "sm89", "sm120", "sm121"]
-"""GPU architectures that TensorRT for RTX builds for and our kernels run on."""
-
-
-def _place(path: Path) -> Path:
-    if "\0" in str(path):
-        raise ValueError("a path holds no NUL character")
-    return path.expanduser()
-
-
-UserPath = Annotated[Path, AfterValidator(_place)]
 
 
 def _long_dtype(engine: dict[str, Any]) -> dict[str, Any]:
@@ -58,11 +46,7 @@ def _long_dtype(engine: dict[str, Any]) -> dict[str, Any]:
     return engine | {"dtype": _SHORT_NAMES[name]} if name in _SHORT_NAMES else engine
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class TargetConfig(_Section):
+class TargetConfig(Section):
     """The target.
 
     Attributes:
@@ -74,7 +58,7 @@ class TargetConfig(_Section):
     revision: str | None = None
 
 
-class DraftConfig(_Section):
+class DraftConfig(Section):
     """The draft.
 
     Attributes:
@@ -89,47 +73,7 @@ class DraftConfig(_Section):
     overrides: Mapping[str, Any] = Field(default_factory=dict)
 
 
-class TensorRTConfig(_Section):
-    """How TensorRT builds engines.
-
-    Attributes:
-        runtime: ``tensorrt``, or ``rtx`` for TensorRT for RTX, which builds without a GPU.
-        chips: the GPU architectures that engines are for; for ``rtx`` alone. Left out: this
-            machine's.
-        optimization_level: 0 to 5, how long the builder searches. Left out: TensorRT's default, on
-            8.6 it is 2.
-        workspace_mib: most device memory that a layer's algorithm may take. Left out: all there is.
-        refit: engines whose weights can be exchanged. strip_weights: engines without weights, which
-            are put in at load from the ONNX graph beside them (TensorRT 10 and later).
-        linear: what computes matrix products without a bias. auto: of a 16-bit weight our plugin on
-            8.6, whose own products stand between layout copies, TensorRT on later versions; of a
-            quantised one our plugin, and for ``rtx`` TensorRT. With ``tensorrt`` quantised weights
-            are dequantised at build, but for ``rtx``.
-        plugin_library: the plugin library, instead of the one that is found.
-    """
-
-    runtime: Literal["tensorrt", "rtx"] = "tensorrt"
-    chips: tuple[Chip, ...] = ()
-    optimization_level: Annotated[int, Field(ge=0, le=5)] | None = None
-    workspace_mib: PositiveInt | None = None
-    refit: bool = False
-    strip_weights: bool = False
-    linear: Literal["auto", "plugin", "tensorrt"] = "auto"
-    plugin_library: UserPath | None = None
-
-    @model_validator(mode="after")
-    def _chips_are_named_ahead(self) -> TensorRTConfig:
-        if self.chips and self.runtime != "rtx":
-            raise ValueError(
-                "chips: TensorRT builds for the GPU that is there. Leave chips out, or build with "
-                "runtime: rtx"
-            )
-        if len(set(self.chips)) < len(self.chips):
-            raise ValueError(f"chips: each once, got {', '.join(self.chips)}")
-        return self
-
-
-class EngineConfig(_Section):
+class EngineConfig(Section):
     """What runs the graphs.
 
     Attributes:
@@ -203,7 +147,7 @@ class EngineConfig(_Section):
         return self
 
 
-class LimitsConfig(_Section):
+class LimitsConfig(Section):
     """What a bundle promises to hold.
 
     Attributes:
@@ -237,7 +181,7 @@ class LimitsConfig(_Section):
         return self
 
 
-class SpeculationConfig(_Section):
+class SpeculationConfig(Section):
     """The shape of speculation.
 
     Attributes:
@@ -288,7 +232,7 @@ class SpeculationConfig(_Section):
         return self
 
 
-class BuildConfig(_Section):
+class BuildConfig(Section):
     """One build. Without a draft the bundle decodes plainly.
 
     Attributes:

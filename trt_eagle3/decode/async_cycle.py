@@ -33,7 +33,12 @@ from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, all_rows
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.transfer import Readback
 from trt_eagle3.decode.tree import AnyTree, Tree
-from trt_eagle3.decode.tree_judge import chosen_tokens, first_trees
+from trt_eagle3.decode.tree_judge import (
+    all_greedy,
+    any_changing,
+    chosen_tokens,
+    first_trees,
+)
 from trt_eagle3.decode.tree_masks import TreeMasks
 from trt_eagle3.decode.verify import verify_tree
 from trt_eagle3.engine.session import Reduction
@@ -145,7 +150,7 @@ class AsyncCycles:
         found = self._say(running, sequences)
         if tree is not None and isinstance(running, _TreePass) and len(sequences) >= _MANY:
             going = [s for s in sequences if self._goes_on(s, -1)]
-            if going and _greedy(going) and all(self._fits(s, tree) for s in going):
+            if going and all_greedy(going) and all(self._fits(s, tree) for s in going):
                 self._flying = self._launch_trees(going, tree)
         return found
 
@@ -155,7 +160,7 @@ class AsyncCycles:
         """A token of each sequence; if all are greedy, the next pass of those that go on is
         launched before the host waits.
         """
-        if not _greedy(sequences):
+        if not all_greedy(sequences):
             return self._say(running, sequences) if running else self._sample(sequences)
         if running is None:
             first = self._launch(sequences, None, [-1] * len(sequences))
@@ -190,9 +195,9 @@ class AsyncCycles:
         lengths = [s.length for s in sequences]
         batch = self._batch(sequences, lengths, [-1] * count, num_rows)
         proposal = self._draft.proposal(sequences, tree, batch)
-        greedy, samplers = _greedy(sequences), [s.sampler for s in sequences]
+        greedy, samplers = all_greedy(sequences), [s.sampler for s in sequences]
         masks = TreeMasks(samplers, proposal)
-        reduce = greedy_tokens if greedy and not _changing(sequences) else None
+        reduce = greedy_tokens if greedy and not any_changing(sequences) else None
         judged, aux = self._verify(tree, proposal, batch, reduce)
         assert aux is not None
         # who has a grammar is proposed for once the host knows what that allows
@@ -250,7 +255,7 @@ class AsyncCycles:
         if before is not None:
             roots = _roots_after(before, batch, unchanged=list(rows) == list(range(len(rows))))
         trees = tree_proposal(_ROOT, roots[:, None])
-        reduce = None if _changing(sequences) else greedy_tokens
+        reduce = None if any_changing(sequences) else greedy_tokens
         judged, aux = self._verify(_ROOT, trees, batch, reduce)
         wanted = any(s.draft for s in sequences)
         kept = aux[:, 0].clone() if aux is not None and wanted else None
@@ -373,15 +378,6 @@ class AsyncCycles:
             first = batch.lengths[:, None]
             nodes = torch.arange(tree.num_nodes, device=first.device)
             self._states.move(batch.state_inputs, first + outcome.path, first + nodes, page_size)
-
-
-def _greedy(sequences: Sequence[SequenceState]) -> bool:
-    """Whether the device can accept: what each says is the likeliest token, and all it says."""
-    return all(s.sampling.greedy and s.sampling.logprobs is None for s in sequences)
-
-
-def _changing(sequences: Sequence[SequenceState]) -> bool:
-    return any(s.sampling.changes_logits for s in sequences)
 
 
 def _advance(sequence: SequenceState, accepted: Accepted, aux: Tensor | None, row: int) -> None:

@@ -14,10 +14,21 @@ from trt_eagle3.decode.logits_process import process_logits
 from trt_eagle3.decode.outcome import greedy_tokens, tree_shape
 from trt_eagle3.decode.propose import Proposal
 from trt_eagle3.decode.sampling import Sampler
+from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.tree import AnyTree, Tree
 from trt_eagle3.decode.tree_masks import TreeMasks
 
-__all__ = ["chosen_tokens", "first_trees"]
+__all__ = ["all_greedy", "any_changing", "chosen_tokens", "first_trees"]
+
+
+def all_greedy(sequences: Sequence[SequenceState]) -> bool:
+    """Whether the device can accept: what each says is the likeliest token, and all it says."""
+    return all(s.sampling.greedy and s.sampling.logprobs is None for s in sequences)
+
+
+def any_changing(sequences: Sequence[SequenceState]) -> bool:
+    """Whether penalties, biases or grammars change what the target says of any."""
+    return any(s.sampling.changes_logits for s in sequences)
 
 
 def chosen_tokens(
