@@ -40,7 +40,7 @@ _LAG = 2  # cycles until what was observed of one has changed the next
 _EVIDENCE = 6  # chances of a draft that say something of it
 _EARLY = (1, 2, 4, 8)  # cycles of one width after which is thought again
 _HICCUP = 3.0  # times what is expected: what took longer is no width's fault
-_CATCH_UP = 1 / 3000  # of a plain cycle of one sequence, for a row that a draft lacks
+_CATCH_UP = 1 / 75  # of a plain cycle of one sequence, for a row that a draft lacks: shapes are new
 _QUIET_AFTER = 32  # cycles without a timed one
 _QUIET_EVERY = 8  # of so many cycles one may keep prompts waiting
 
