@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import IO, Any, get_args
 
 from trt_eagle3.atomic_io import atomic_file, write_file
+from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.machine import gpu_arch
 from trt_eagle3.engine.trt.dialects.dialect import Inspection
 from trt_eagle3.engine.trt.dialects.rtx_log import KEPT, read_build_log
 from trt_eagle3.engine.trt.dialects.v11 import TensorRT11
 from trt_eagle3.engine.trt.log import Log
 from trt_eagle3.errors import EnvironmentMissingError, UserError
-from trt_eagle3.tensorrt_config import Chip, EngineConfig
+from trt_eagle3.tensorrt_config import Chip
 
 __all__ = ["RuntimeOptions", "TensorRTForRTX"]
 
