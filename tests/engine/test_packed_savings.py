@@ -65,13 +65,14 @@ def test_kept_packed_is_what_backends_pack(
 def test_zero_points_are_kept_packed_by_our_plugin_and_not_by_rtx(
     targets: Mapping[str, TargetCheckpoint],
 ) -> None:
-    tensorrt = {"backend": "tensorrt", "device": "cuda"}
-    rtx = {**tensorrt, "dtype": "float16", "tensorrt": {"runtime": "rtx"}}
+    engine = {"backend": "tensorrt", "device": "cuda", "dtype": "float16"}
+    tensorrt, rtx = ({**engine, "tensorrt": t} for t in ({"linear": "plugin"}, {"runtime": "rtx"}))
     found = {}
     for name in ("w4a16", "w4a16-asymmetric", "int8"):
         ref = targets[name].tensors[NAMES[0]]
         assert isinstance(ref, QuantisedRef)
         found[name] = (keeps(tensorrt, ref), keeps(rtx, ref))
+        assert not keeps(engine, ref)
     expected = {"w4a16": (True, True), "w4a16-asymmetric": (True, False), "int8": (True, True)}
     assert found == expected
 

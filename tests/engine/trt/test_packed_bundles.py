@@ -24,7 +24,7 @@ from trt_eagle3.pipeline import build
 
 def quantised(weights: str, **tensorrt: str) -> BuildConfig:
     """The tiny target, quantised at build."""
-    engine = ENGINE | {"weights": weights, "tensorrt": tensorrt}
+    engine = ENGINE | {"weights": weights, "tensorrt": {"linear": "plugin", **tensorrt}}
     return tiny_config(engine=engine, draft=None)
 
 
@@ -54,7 +54,7 @@ def test_quantised_weights_stay_so_behind_plugins(
 
 
 def test_quantised_weights_that_no_engine_would_hold_are_refused() -> None:
-    with pytest.raises(ValidationError, match=r"hold none quantised with .*linear: tensorrt"):
+    with pytest.raises(ValidationError, match=r"hold none quantised without .*linear: plugin"):
         quantised("fp8", linear="tensorrt")
 
 

@@ -68,8 +68,8 @@ class TensorRTBackend:
         label = PACKAGES[package_of(config)].label
         if not held:
             raise ValueError(
-                f"weights: engines of {label} hold none quantised with dtype: float32 or "
-                f"tensorrt.linear: tensorrt, got {config.weights}. Leave it out."
+                f"weights: engines of {label} hold none quantised without "
+                f"tensorrt.linear: plugin and 16 bits, got {config.weights}. Leave it out."
             )
         raise ValueError(
             f"weights: engines of {label} hold {' or '.join(held)}, got "

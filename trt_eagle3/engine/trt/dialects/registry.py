@@ -89,14 +89,10 @@ def package_of(config: EngineConfig | None) -> str:
 
 
 def packs_by_plugin(config: EngineConfig) -> bool:
-    """Whether products with a quantised weight go to our plugins: ``engine.tensorrt.linear``, and
-    where that leaves it open, if TensorRT has none for it.
+    """Whether products with a quantised weight go to our plugins: where
+    ``engine.tensorrt.linear`` says so.
     """
-    if config.dtype == "float32":
-        return False
-    if config.tensorrt.linear != "auto":
-        return config.tensorrt.linear == "plugin"
-    return not PACKAGES[package_of(config)].weights
+    return config.dtype != "float32" and config.tensorrt.linear == "plugin"
 
 
 def held_weights(config: EngineConfig) -> tuple[str, ...]:
