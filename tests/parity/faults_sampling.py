@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.parity.fault import Fault
 from tests.parity.planting import Planted
-from trt_eagle3.decode import sampling, verify
+from trt_eagle3.decode import logits_process, sampling, verify
 from trt_eagle3.decode.accept import Accepted, accept
 from trt_eagle3.decode.request import Request
 from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
@@ -58,9 +58,9 @@ def _verdicts(p: Planted, change: Callable[[Any, Tensor, Tensor], Tensor]) -> No
     true = sampling.verify_results
 
     def verdicts(
-        samplers: Any, logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor
+        samplers: Any, logits: Tensor, tokens: Tensor, parents: Tensor, mask: Tensor, *allowed: Any
     ) -> Any:
-        found = true(samplers, logits, tokens, parents, mask)
+        found = true(samplers, logits, tokens, parents, mask, *allowed)
         if samplers[0].sampling.greedy:
             return found
         return dataclasses.replace(found, bonus=change(found, logits, mask))
@@ -92,10 +92,10 @@ def _without_min_p(p: Planted) -> None:
 
 def _penalties_of_the_root(p: Planted) -> None:
     """A node's path does not count among the tokens that are penalised."""
-    true = sampling.Sampler._penalise
+    true = logits_process.History.penalise
     p.patch.setattr(
-        sampling.Sampler,
-        "_penalise",
+        logits_process.History,
+        "penalise",
         lambda self, x, t, _: true(self, x, t, torch.eye(len(t), dtype=torch.bool)),
     )
 
