@@ -43,7 +43,7 @@ def test_pair_read_rightly_is_exit_0(
 ) -> None:
     assert run(TARGET, DRAFT, "--prompts", PROMPTS, monkeypatch=monkeypatch) == 0
     out = capsys.readouterr().out
-    assert "the manifest in use is the best interpretation" in out
+    assert "no interpretation is significantly better than the manifest in use" in out
     assert "not decided by these prompts: deepstack" in out
     assert "overrides" not in out
 
@@ -112,7 +112,7 @@ def test_draft_that_no_reading_makes_right_is_exit_1_and_says_so(
     out = " ".join(captured.out.split())
     assert "no interpretation fits: the best is right about" in out
     assert "acceptance_floor 0.25" in out
-    assert "is the best interpretation" not in out
+    assert "significantly better" not in out
     assert "no interpretation of the draft fits" in captured.err
 
 
