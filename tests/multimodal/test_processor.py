@@ -333,7 +333,7 @@ def test_more_messages_than_tokens_are_refused_before_any_is_rendered(
             [{"type": "image", "image": Image.new("RGB", (999, 3))}],
             "aspect ratio of at most 200, got 999x3",
         ),
-        ([{"type": "image", "image": b"text"}], "image (4 bytes): not an image"),
+        ([{"type": "image", "image": b"text"}], "image (4 bytes): no known image format"),
         ([{"type": "video", "video": [Image.new("RGB", (64, 64))]}], "at least 2 frames, got 1"),
     ],
 )

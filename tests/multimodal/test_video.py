@@ -120,7 +120,7 @@ def test_file_without_pyav_says_what_to_install(
         (Video(frames(2), fps=2.0, timestamps=[0, 1]), "timestamps exclude fps"),
         (Video(frames(2), timestamps=[0]), "1 timestamps for 2 frames"),
         ([frames()[0], frames()[1].resize((9, 9))], "frame 1 is 9x9, frame 0 is 30x20"),
-        ([frames()[0], b"broken"], "frame 1: not an image"),
+        ([frames()[0], b"broken"], "frame 1: no known image format"),
     ],
 )
 def test_bad_video_is_refused_in_one_line(source: Any, expected: str) -> None:
