@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -34,7 +35,7 @@ __all__ = [
     "load_config",
 ]
 
-_SHORT_NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+_SHORT_NAME = re.compile(r"(b?)fp?(16|32)")
 _MAX_PROBLEMS = 4  # that one message names
 TreeSide = Annotated[int, Field(gt=0, le=1024)]
 KVDtype = Literal["compute", "fp8"]
@@ -43,7 +44,8 @@ KVDtype = Literal["compute", "fp8"]
 def _long_dtype(engine: dict[str, Any]) -> dict[str, Any]:
     """``engine`` with ``fp16`` as ``float16``, and so on."""
     name = engine.get("dtype")
-    return engine | {"dtype": _SHORT_NAMES[name]} if name in _SHORT_NAMES else engine
+    short = _SHORT_NAME.fullmatch(name) if isinstance(name, str) else None
+    return engine | {"dtype": f"{short[1]}float{short[2]}"} if short else engine
 
 
 class TargetConfig(Section):

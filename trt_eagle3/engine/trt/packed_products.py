@@ -15,6 +15,7 @@ from onnx import TensorProto, helper
 from torch import Tensor
 
 from trt_eagle3.atomic_io import atomic_file
+from trt_eagle3.dtype import dtype_of_torch
 from trt_eagle3.engine.torch.packed import (
     Fp8Weight,
     Int4Weight,
@@ -39,7 +40,6 @@ __all__ = ["keep_packed_products"]
 Kept = Fp8Weight | Int8Weight | Int4Weight
 Pack = Callable[[WeightExpr, Path, torch.device], PackedWeight | None]
 
-_SCALE_TYPES = {torch.float16: TensorProto.FLOAT16, torch.bfloat16: TensorProto.BFLOAT16}
 _PLUGINS: Mapping[type[Kept], str] = {
     Fp8Weight: "LinearFp8",
     Int8Weight: "LinearInt8",
@@ -146,7 +146,7 @@ def _node(
     """The plugin's node in the place of ``product``."""
     options: dict[str, str | int] = {}
     if isinstance(weight, Int4Weight):
-        options["scale_type"] = _SCALE_TYPES[weight.scale.dtype]
+        options["scale_type"] = dtype_of_torch(weight.scale.dtype).onnx
     kind = _PLUGINS[type(weight)]
     name = f"{product.name.rpartition('/')[0]}/{kind}"
     return helper.make_node(
