@@ -119,7 +119,7 @@ def draw(number: int) -> Pair:
     )
 
 
-PAIRS = [draw(number) for number in range(12)]
+PAIRS = [draw(number) for number in range(8)]
 
 
 @pytest.mark.parametrize("backend", ["onnxruntime", "torch"])
