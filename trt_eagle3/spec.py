@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 RopeLayout = Literal["1d", "chunked", "interleaved"]
-StateKind = Literal["paged", "per_sequence"]
+StateKind = Literal["paged", "window", "delta"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,9 @@ class StateSpec:
     Attributes:
         name: of the graph's input; the output that updates it is called ``<name>_out`` with the
             layer's suffix kept last (``k_cache.3`` -> ``k_cache_out.3``).
-        kind: ``paged``: one row per token, in pages; ``per_sequence``: one entry per sequence.
+        kind: what the state is, and so how accepted rows are committed. ``paged``: one row per
+            token, in pages. The others have an entry per sequence: ``window``, the last rows
+            before a convolution; ``delta``, the matrices of a gated delta rule.
         shape: of one row or one entry, without the leading dimension.
         dtype: name of the element type (``float32``, ``float16``, ``bfloat16``).
     """
@@ -48,8 +50,18 @@ class StateSpec:
     @property
     def output_name(self) -> str:
         """Name of the graph's output that updates the state."""
+        return self._with("out")
+
+    @property
+    def rows_name(self) -> str:
+        """Name of the graph's output with what each new row adds, of a state with an entry per
+        sequence.
+        """
+        return self._with("rows")
+
+    def _with(self, suffix: str) -> str:
         stem, dot, layer = self.name.partition(".")
-        return f"{stem}_out{dot}{layer}"
+        return f"{stem}_{suffix}{dot}{layer}"
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from functools import cache
 import onnx
 
 from trt_eagle3.graph.ops.add_rms_norm import ADD_RMS_NORM
+from trt_eagle3.graph.ops.gated_delta import GATED_DELTA
 from trt_eagle3.graph.ops.linear import LINEAR
 from trt_eagle3.graph.ops.linear_fp8 import LINEAR_FP8
 from trt_eagle3.graph.ops.linear_int4 import LINEAR_INT4
@@ -36,6 +37,7 @@ OPS: Mapping[str, Op] = {
     "SiluMul": SILU_MUL,
     "PickRows": PICK_ROWS,
     "VisionAttention": VISION_ATTENTION,
+    "GatedDelta": GATED_DELTA,
 }
 """The ops of our graphs."""
 
