@@ -190,9 +190,7 @@ def qk_norm_mrope(
     for i, (part, count) in enumerate(zip((q, k), heads, strict=True)):
         by_head = part.unflatten(-1, (count, head_dim))
         if norms:
-            by_head = add_rms_norm(
-                by_head, norms[i], epsilon=epsilon, weight_offset=weight_offset
-            )
+            by_head = add_rms_norm(by_head, norms[i], epsilon=epsilon, weight_offset=weight_offset)
         low, high, still = by_head.split([pairs, pairs, head_dim - 2 * pairs], dim=-1)
         both = [low * cos - high * sin, high * cos + low * sin, still]
         turned.append(torch.cat(both, dim=-1).flatten(1))
