@@ -14,6 +14,7 @@ from trt_eagle3.errors import UserError, quote
 __all__ = [
     "AttentionSpec",
     "DenseMlp",
+    "GatedDeltaSpec",
     "LayerSpec",
     "NormSpec",
     "RopeLayout",
@@ -133,9 +134,10 @@ class RopeSpec:
 
 @dataclass(frozen=True)
 class NormSpec:
-    """An RMSNorm; ``eps`` is added to the mean square."""
+    """An RMSNorm; ``eps`` is added to the mean square, ``weight_offset`` to the stored weight."""
 
     eps: float
+    weight_offset: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -143,8 +145,11 @@ class AttentionSpec:
     """Softmax attention of grouped heads over everything before.
 
     Attributes:
+        rope: of a part of each head where it has fewer pairs than head_dim / 2.
         qk_norm: of each head of q and k, before they are rotated; None: there is none.
         qkv_bias, out_bias: whether those projections have biases.
+        output_gate: q_proj has, behind each head of q, as many channels whose sigmoid multiplies
+            the head's output.
     """
 
     num_heads: int
@@ -154,6 +159,21 @@ class AttentionSpec:
     qk_norm: NormSpec | None
     qkv_bias: bool
     out_bias: bool
+    output_gate: bool = False
+
+    @property
+    def q_proj_width(self) -> int:
+        """Rows of q_proj."""
+        return self.q_width * (2 if self.output_gate else 1)
+
+    @property
+    def row_width(self) -> int:
+        """Inner values of one row."""
+        return self.q_width + self.q_proj_width + 4 * self.kv_width
+
+    def num_values(self, hidden: int) -> int:
+        """Numbers in its weights; ``hidden``: width of its rows."""
+        return hidden * (self.q_width + self.q_proj_width + 2 * self.kv_width)
 
     @property
     def q_width(self) -> int:
@@ -164,6 +184,62 @@ class AttentionSpec:
     def kv_width(self) -> int:
         """Channels of all key heads, which are as many as those of all value heads."""
         return self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class GatedDeltaSpec:
+    """Linear attention by the gated delta rule (``graph/ops/gated_delta.py``), behind a causal
+    convolution of q, k and v.
+
+    Attributes:
+        num_k_heads: of q and of k, ``key_dim`` wide. num_v_heads: of v, ``value_dim`` wide.
+        conv_width: rows that the convolution sees.
+        norm: of each head of its output.
+    """
+
+    num_k_heads: int
+    num_v_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int
+    norm: NormSpec
+
+    kv_width = 0  # of keys in pages: it has none
+
+    @property
+    def k_width(self) -> int:
+        """Channels of all key heads, which are as many as those of all query heads."""
+        return self.num_k_heads * self.key_dim
+
+    @property
+    def v_width(self) -> int:
+        """Channels of all value heads."""
+        return self.num_v_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: q, k and v."""
+        return 2 * self.k_width + self.v_width
+
+    @property
+    def row_width(self) -> int:
+        """Inner values of one row."""
+        return 3 * self.channels + 4 * self.v_width + 2 * self.num_v_heads
+
+    @property
+    def state_values(self) -> int:
+        """Numbers of the matrices of one sequence, in float32."""
+        return self.num_v_heads * self.key_dim * self.value_dim
+
+    @property
+    def window_values(self) -> int:
+        """Numbers of the convolution's rows of one sequence, in the compute type."""
+        return (self.conv_width - 1) * self.channels
+
+    def num_values(self, hidden: int) -> int:
+        """Numbers in its weights; ``hidden``: width of its rows."""
+        rows = self.channels + 2 * self.v_width + 2 * self.num_v_heads
+        return hidden * rows + self.channels * self.conv_width
 
 
 @dataclass(frozen=True)
@@ -232,7 +308,7 @@ class LayerSpec:
             rows; None: none is.
     """
 
-    mixer: AttentionSpec
+    mixer: AttentionSpec | GatedDeltaSpec
     mlp: DenseMlp | SparseMoe
     norm: NormSpec
     visual_level: int | None = None
@@ -324,4 +400,16 @@ class TargetSpec:
     @property
     def attention(self) -> AttentionSpec:
         """Attention of the first layer that has any: what a draft's geometry is held against."""
-        return next(m for layer in self.layers if isinstance(m := layer.mixer, AttentionSpec))
+        return next(spec for _, spec in self.attention_layers)
+
+    @property
+    def attention_layers(self) -> list[tuple[int, AttentionSpec]]:
+        """The layers that attend, by index."""
+        layers = enumerate(self.layers)
+        return [(k, m) for k, layer in layers if isinstance(m := layer.mixer, AttentionSpec)]
+
+    @property
+    def recurrent_layers(self) -> list[tuple[int, GatedDeltaSpec]]:
+        """The layers with a state of each sequence, by index."""
+        layers = enumerate(self.layers)
+        return [(k, m) for k, layer in layers if isinstance(m := layer.mixer, GatedDeltaSpec)]
