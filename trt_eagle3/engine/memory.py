@@ -217,7 +217,7 @@ def _target_values(spec: TargetSpec) -> int:
 
 def _layer_values(layer: LayerSpec, hidden: int) -> int:
     attention = hidden * 2 * (layer.mixer.q_width + layer.mixer.kv_width)
-    return attention + 3 * hidden * layer.mlp.intermediate_size
+    return attention + layer.mlp.num_values(hidden)
 
 
 def _target_kv_width(spec: TargetSpec) -> int:
@@ -268,7 +268,7 @@ def _row_values(spec: TargetSpec) -> int:
     hidden states.
     """
     inner = max(
-        3 * layer.mlp.intermediate_size + 2 * (layer.mixer.q_width + 2 * layer.mixer.kv_width)
+        3 * layer.mlp.row_width + 2 * (layer.mixer.q_width + 2 * layer.mixer.kv_width)
         for layer in spec.layers
     )
     return (spec.num_visual_levels + 9) * spec.hidden_size + inner
