@@ -162,6 +162,11 @@ class AttentionSpec:
     output_gate: bool = False
 
     @property
+    def out_width(self) -> int:
+        """Columns of the projection behind it."""
+        return self.q_width
+
+    @property
     def q_proj_width(self) -> int:
         """Rows of q_proj."""
         return self.q_width * (2 if self.output_gate else 1)
@@ -215,6 +220,11 @@ class GatedDeltaSpec:
     def v_width(self) -> int:
         """Channels of all value heads."""
         return self.num_v_heads * self.value_dim
+
+    @property
+    def out_width(self) -> int:
+        """Columns of the projection behind it."""
+        return self.v_width
 
     @property
     def channels(self) -> int:

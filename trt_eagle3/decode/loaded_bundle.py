@@ -42,6 +42,7 @@ from trt_eagle3.engine.memory import (
     kv_room,
     memory_need,
     num_pages,
+    num_snapshots,
 )
 from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.errors import UserError

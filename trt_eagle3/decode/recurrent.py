@@ -23,7 +23,7 @@ from trt_eagle3.errors import UserError
 from trt_eagle3.graph.ops.gated_delta import TREE_ROWS, replay_delta, replay_window
 from trt_eagle3.spec import StateKind, StateSpec
 
-__all__ = ["RecurrentStates", "num_entries"]
+__all__ = ["RecurrentStates"]
 
 _NO_TOKEN = 0  # the entry of a sequence without rows; never written
 _REPLAYED_BYTES = 256 << 20  # of states that are replayed at once
@@ -32,11 +32,6 @@ _REPLAYS: Mapping[StateKind, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     "window": replay_window,
     "delta": replay_delta,
 }
-
-
-def num_entries(max_sequences: int, num_snapshots: int) -> int:
-    """Entries of every layer: that of no token, two of each sequence, those of snapshots."""
-    return 1 + 2 * max_sequences + num_snapshots
 
 
 class _Entries:
@@ -132,14 +127,15 @@ class RecurrentStates:
         num_snapshots: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Allocate ``num_entries`` of each of ``states``.
+        """Allocate each of ``states``: an entry of no token, two of each sequence, and those of
+        snapshots.
 
         Raises:
             UserError: there is not enough memory.
         """
         self._device = torch.device(device)
         self._room = num_snapshots
-        count = num_entries(max_sequences, num_snapshots)
+        count = 1 + 2 * max_sequences + num_snapshots
         self._entries = _Entries(count)
         self._layers = [_allocated(alike, count, self._device) for alike in _alike(states)]
         self._held: dict[SequenceState, _Held] = {}

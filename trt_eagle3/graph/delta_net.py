@@ -41,7 +41,9 @@ class DeltaNet:
         prefix, spec = f"layers.{layer}.linear_attn.", self.spec
         with b.scope("linear_attn"):
             joined = {
-                name: b.linear(x, [tensors[f"{prefix}in_proj_{p}.weight"] for p in parts], name=name)
+                name: b.linear(
+                    x, [tensors[f"{prefix}in_proj_{p}.weight"] for p in parts], name=name
+                )
                 for name, parts in {"qkvz": ("qkv", "z"), "ba": ("b", "a")}.items()
             }
             states = self.states(layer, dtype_of_onnx(b.dtype).name)

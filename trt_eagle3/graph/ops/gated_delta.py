@@ -185,26 +185,20 @@ def _delta_rule(
     found = []
     for start in range(0, paths.shape[1], size):
         stop = min(start + size, paths.shape[1])
-        some = (x[:, start:stop] for x in parts)
+        some = [x[:, start:stop] for x in parts]
         sure = (certain - start).clamp(0, stop - start)
-        out, state = _solved(*some, state, sure, paths[:, start:stop, start:stop])
+        out, state = _solved(some, state, sure, paths[:, start:stop, start:stop])
         found.append(out)
     return torch.cat(found, dim=1), state
 
 
 def _solved(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    state: Tensor,
-    certain: Tensor,
-    paths: Tensor,
+    parts: Sequence[Tensor], state: Tensor, certain: Tensor, paths: Tensor
 ) -> tuple[Tensor, Tensor]:
     """``_delta_rule`` of rows that are solved together: the equations above."""
     import torch
 
+    q, k, v, g, beta = parts
     ratio = v.shape[2] // k.shape[2]
     q, k = (x.repeat_interleave(ratio, dim=2).transpose(1, 2) for x in (q, k))
     v, g, beta = v.transpose(1, 2), g.transpose(1, 2), beta.transpose(1, 2)[..., None]
