@@ -15,6 +15,7 @@ from trt_eagle3.spec import GatedDeltaSpec, StateSpec
 
 __all__ = ["DeltaNet"]
 
+_PROJECTIONS = {"qkvz": ("in_proj_qkv", "in_proj_z"), "ba": ("in_proj_b", "in_proj_a")}
 _IN_FLOAT32 = ("A_log", "dt_bias")  # exponents: 16 bits would change how long a state lasts
 
 
@@ -41,10 +42,8 @@ class DeltaNet:
         prefix, spec = f"layers.{layer}.linear_attn.", self.spec
         with b.scope("linear_attn"):
             joined = {
-                name: b.linear(
-                    x, [tensors[f"{prefix}in_proj_{p}.weight"] for p in parts], name=name
-                )
-                for name, parts in {"qkvz": ("qkv", "z"), "ba": ("b", "a")}.items()
+                name: b.linear(x, [tensors[f"{prefix}{p}.weight"] for p in parts], name=name)
+                for name, parts in _PROJECTIONS.items()
             }
             states = self.states(layer, dtype_of_onnx(b.dtype).name)
             buffers = [b.state(state) for state in states]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import Qwen3Config
 from transformers.models.qwen3 import modeling_qwen3 as hf
 
 from trt_eagle3.checkpoint.tensor_index import TensorRef
@@ -24,18 +24,22 @@ _MODULES = DecoderModules(
 
 
 class Qwen3Reference(TargetReference):
-    """A Qwen3. ``tensors``: canonical name -> place (``TargetCheckpoint``)."""
+    """A Qwen3. ``tensors``: canonical name -> place (``TargetCheckpoint``).
 
+    ``modules``: of its decoder.
+    """
+
+    modules = _MODULES
     num_visual_levels = 0
 
     def __init__(
         self,
-        config: Qwen3Config,
+        config: Any,
         tensors: Mapping[str, TensorRef],
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        super().__init__(config, _MODULES, tensors, dtype, device)
+        super().__init__(config, self.modules, tensors, dtype, device)
 
     def rope_index(self, token_ids: Tensor, _grids: Tensor, /) -> tuple[Tensor, int]:
         """0, 1, 2, ... on each axis."""

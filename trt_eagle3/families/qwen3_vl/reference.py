@@ -30,7 +30,15 @@ _MODULES = DecoderModules(
 
 
 class Qwen3VLReference(TargetReference):
-    """A Qwen3-VL. ``tensors``: canonical name -> place (``TargetCheckpoint``)."""
+    """A Qwen3-VL. ``tensors``: canonical name -> place (``TargetCheckpoint``).
+
+    Attributes:
+        modules: of its decoder. tower: transformers' class of its vision tower. model: of all.
+    """
+
+    modules = _MODULES
+    tower: Any = hf.Qwen3VLVisionModel
+    model: Any = hf.Qwen3VLModel
 
     def __init__(
         self,
@@ -39,14 +47,14 @@ class Qwen3VLReference(TargetReference):
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        super().__init__(config.text_config, _MODULES, tensors, dtype, device)
+        super().__init__(config.text_config, self.modules, tensors, dtype, device)
         self.config = config
         config.vision_config._attn_implementation = "sdpa"
 
     @property
     def num_visual_levels(self) -> int:
         """Deepstack levels, which the first decoder layers receive."""
-        return len(self.config.vision_config.deepstack_visual_indexes)
+        return len(getattr(self.config.vision_config, "deepstack_visual_indexes", ()))
 
     def rope_index(self, token_ids: Tensor, grid_thw: Tensor) -> tuple[Tensor, int]:
         """transformers' positions [3, S] and rope_delta of a prompt whose grids stand in prompt
@@ -65,7 +73,7 @@ class Qwen3VLReference(TargetReference):
     def _weightless(self) -> Any:
         """The whole model on the meta device: it counts positions, and making it takes longer."""
         with torch.device("meta"):
-            return hf.Qwen3VLModel(self.config)
+            return self.model(self.config)
 
     @torch.no_grad()
     @full_float32()
@@ -76,7 +84,7 @@ class Qwen3VLReference(TargetReference):
         vision graph.
         """
         with torch.device("meta"):
-            tower = hf.Qwen3VLVisionModel(self.config.vision_config).eval()
+            tower = self.tower(self.config.vision_config).eval()
         tower.rotary_pos_emb = self._vision_rotary
         for name, module in tower.named_modules():
             if _is_streamed(name):
@@ -85,7 +93,7 @@ class Qwen3VLReference(TargetReference):
         for intermediate in intermediates:
             _tap_vision(tower, intermediate, found)
         out = tower(patches.to(self.device, self.dtype), grid_thw=grid_thw.to(self.device))
-        levels = [level.cpu() for level in out.deepstack_features]
+        levels = [level.cpu() for level in getattr(out, "deepstack_features", ())]
         embeds = out.pooler_output.cpu()
         return VisionStates(
             embeds, torch.stack(levels) if levels else embeds.new_zeros(0, *embeds.shape), found
@@ -98,7 +106,7 @@ class Qwen3VLReference(TargetReference):
         """
         config = copy.deepcopy(self.config.vision_config)
         config.depth, config.deepstack_visual_indexes = 1, []
-        rotary: nn.Module = hf.Qwen3VLVisionModel(config).rotary_pos_emb.to(self.device)
+        rotary: nn.Module = self.tower(config).rotary_pos_emb.to(self.device)
         return rotary
 
     def _stream(self, module: nn.Module, prefix: str) -> None:

@@ -23,9 +23,10 @@ Shapes: B sequences, S new rows of each, N = B * S, M masked tail, of which the 
 last S columns; Hk key heads of Dk, Hv value heads of Dv, Hv a multiple of Hk; C = 2 Hk Dk + Hv Dv
 channels of q, k and v; W the convolution's width; E entries. qkvz T [N, C + Hv Dv]; ba T [N, 2 Hv];
 conv_weight T [C, 1, W], the last tap is the row's own; a_log, dt_bias float32 [Hv]; norm T [Dv];
-conv_state T [E, W - 1, C], the newest row last, before the convolution; delta_state float32
-[E, Hv, Dk, Dv]; state_reads, state_writes, certain int32 [B]; tree_mask bool [B, S, M]; out T
-[N, Hv Dv]; conv_rows T [B, T, C]; delta_rows float32 [B, T, Hk Dk + Hv Dv + 2 Hv]: k, v, g, beta. Rows that are padding have outputs without meaning.
+conv_state T [E, W - 1, C], the newest row last, before the convolution; delta_state float32 [E, Hv,
+Dk, Dv]; state_reads, state_writes, certain int32 [B]; tree_mask bool [B, S, M]; out T [N, Hv Dv];
+conv_rows T [B, T, C]; delta_rows float32 [B, T, Hk Dk + Hv Dv + 2 Hv]: k, v, g, beta. Rows that are
+padding have outputs without meaning.
 """
 
 from __future__ import annotations

@@ -53,6 +53,7 @@ class DecoderModules:
         layer: made of config and index. norm: of width and ``eps``. rope: of the config; gives cos
             and sin of positions. apply_rope: turns q and k.
         axes: position axes that ``rope`` takes (3, or none where positions are plain).
+        norm_offset: added to the stored weights of ``norm``.
     """
 
     layer: Callable[[Any, int], nn.Module]
@@ -60,6 +61,7 @@ class DecoderModules:
     rope: Callable[[Any], nn.Module]
     apply_rope: Callable[..., tuple[Tensor, Tensor]]
     axes: bool
+    norm_offset: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,7 @@ class TargetReference(ABC):
         if self.dtype == torch.float64:  # transformers norms in float32, whatever the type
             for part in module.modules():
                 if isinstance(part, self._modules.norm):
-                    part.forward = _float64_norm(part)
+                    part.forward = _float64_norm(part, self._modules.norm_offset)
 
     def _tensor(self, ref: TensorRef) -> Tensor:
         """A weight of its own memory; of a quantised one its values."""
@@ -313,5 +315,6 @@ def _keep(module: nn.Module, into: dict[str, Tensor], name: str, *, of_input: bo
     return module.register_forward_hook(keep)
 
 
-def _float64_norm(module: Any) -> Callable[[Tensor], Tensor]:
-    return lambda x: rms_norm(x, module.weight, module.variance_epsilon)
+def _float64_norm(module: Any, offset: float) -> Callable[[Tensor], Tensor]:
+    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", 0.0))
+    return lambda x: rms_norm(x, module.weight + offset, epsilon)
