@@ -17,7 +17,7 @@ __all__ = ["FAMILIES", "family_named", "family_of", "read_target", "tower_of"]
 FAMILIES = {
     "qwen3": "trt_eagle3.families.qwen3:FAMILY",
     "qwen3_5": "trt_eagle3.families.qwen3_5:FAMILY",
-    "qwen3_5_text": "trt_eagle3.families.qwen3_5:FAMILY",
+    "qwen3_5_text": "trt_eagle3.families.qwen3_5:TEXT_FAMILY",
     "qwen3_vl": "trt_eagle3.families.qwen3_vl:FAMILY",
 }
 """``model_type`` of a checkpoint -> where its family is."""

@@ -1,5 +1,5 @@
 """Qwen3.5, dense: layers of linear attention (gated delta net) between layers of gated full
-attention, and Qwen3-VL's vision tower without visual levels.
+attention; with Qwen3-VL's vision tower, which has no visual levels here, or text-only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from trt_eagle3.parity.reference.processor import ProcessorReference
     from trt_eagle3.parity.reference.target import TargetReference
 
-__all__ = ["FAMILY"]
+__all__ = ["FAMILY", "TEXT_FAMILY"]
 
 
 class _Qwen35:
@@ -35,29 +35,53 @@ class _Qwen35:
         return read_qwen3_5(config)
 
     def processor(self, directory: Path, spec: TargetSpec, **options: Any) -> Processor:
-        prompts = QWEN3_VL if spec.vision else QWEN3
-        return prompts.processor(directory, spec, **options)
+        return QWEN3_VL.processor(directory, spec, **options)
 
     def reference(
         self, spec: TargetCheckpoint, dtype: torch.dtype, device: torch.device | str
     ) -> TargetReference:
-        from transformers import Qwen3_5Config, Qwen3_5TextConfig
+        from transformers import Qwen3_5Config
 
-        from trt_eagle3.families.qwen3_5.reference import Qwen35Reference, Qwen35TextReference
+        from trt_eagle3.families.qwen3_5.reference import Qwen35Reference
 
-        if spec.vision is None:
-            text = Qwen3_5TextConfig.from_pretrained(spec.path)
-            return Qwen35TextReference(text, spec.tensors, dtype, device)
         config = Qwen3_5Config.from_pretrained(spec.path)
         return Qwen35Reference(config, spec.tensors, dtype, device)
 
     def processor_reference(
         self, checkpoint: Path, reference: TargetReference, processor: Processor, /
     ) -> ProcessorReference:
-        from trt_eagle3.families.qwen3_vl.reference import Qwen3VLReference
+        return QWEN3_VL.processor_reference(checkpoint, reference, processor)
 
-        prompts = QWEN3_VL if isinstance(reference, Qwen3VLReference) else QWEN3
-        return prompts.processor_reference(checkpoint, reference, processor)
+
+class _Qwen35Text:
+    """``families.family.Family``."""
+
+    title = "Qwen3.5, text-only"
+    vision = None
+
+    def read(self, config: ModelConfig) -> TargetCheckpoint:
+        from trt_eagle3.families.qwen3_5.reader import read_qwen3_5_text
+
+        return read_qwen3_5_text(config)
+
+    def processor(self, directory: Path, spec: TargetSpec, **options: Any) -> Processor:
+        return QWEN3.processor(directory, spec, **options)
+
+    def reference(
+        self, spec: TargetCheckpoint, dtype: torch.dtype, device: torch.device | str
+    ) -> TargetReference:
+        from transformers import Qwen3_5TextConfig
+
+        from trt_eagle3.families.qwen3_5.reference import Qwen35TextReference
+
+        config = Qwen3_5TextConfig.from_pretrained(spec.path)
+        return Qwen35TextReference(config, spec.tensors, dtype, device)
+
+    def processor_reference(
+        self, checkpoint: Path, reference: TargetReference, processor: Processor, /
+    ) -> ProcessorReference:
+        return QWEN3.processor_reference(checkpoint, reference, processor)
 
 
 FAMILY = _Qwen35()
+TEXT_FAMILY = _Qwen35Text()

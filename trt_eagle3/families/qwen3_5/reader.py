@@ -13,35 +13,49 @@ from trt_eagle3.errors import UserError, quote
 from trt_eagle3.families.qwen3_5.decoder import HybridConfig
 from trt_eagle3.families.qwen3_vl.reader import vision_spec
 from trt_eagle3.families.qwen3_vl.tensors import PREFIXES, vision_shapes
-from trt_eagle3.spec import RopeSpec
+from trt_eagle3.spec import RopeSpec, VisionSpec
 
-__all__ = ["read_qwen3_5"]
+__all__ = ["read_qwen3_5", "read_qwen3_5_text"]
 
-_ARCHITECTURES = ("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM")
 _SECTION = "text_config."
 _ROTARY = 0.25  # transformers' default partial_rotary_factor
 _MTP = "mtp."
 
 
 def read_qwen3_5(config: ModelConfig) -> TargetCheckpoint:
-    """Read a dense Qwen3.5 checkpoint, with its vision tower or text-only.
+    """Read a dense Qwen3.5 checkpoint with its vision tower.
 
     Raises:
         UserError: another kind of it, or tensors that do not fit.
     """
-    _check_kind(config)
-    section = _SECTION if config.get("text_config", "object") else ""
-    decoder = HybridConfig(config, section)
+    _check_architecture(config, "Qwen3_5ForConditionalGeneration")
+    for section in ("text_config", "vision_config"):
+        if not config.get(section, "object"):
+            raise config.error(f"{section}: expected an object, got none")
+    decoder = HybridConfig(config, _SECTION)
+    return _read(decoder, "qwen3_5", vision_spec(config, decoder, ()))
+
+
+def read_qwen3_5_text(config: ModelConfig) -> TargetCheckpoint:
+    """Read a dense Qwen3.5 checkpoint of text alone.
+
+    Raises:
+        UserError: as for ``read_qwen3_5``.
+    """
+    _check_architecture(config, "Qwen3_5ForCausalLM")
+    return _read(HybridConfig(config), "qwen3_5_text", None)
+
+
+def _read(decoder: HybridConfig, family: str, vision: VisionSpec | None) -> TargetCheckpoint:
+    config = decoder.config
     decoder.check()
     rope = _rope(config, decoder)
-    sighted = bool(config.get("vision_config", "object"))
-    vision = vision_spec(config, decoder, ()) if sighted else None
     tensors, quantisation = open_weights(config, PREFIXES, ("", _SECTION))
     if max(decoder.num_layers, vision.depth if vision else 0) > len(tensors):
         raise config.error(f"{decoder.num_layers} decoder layers, {len(tensors)} tensors")
     decoder.check_layer_types(tensors)
     return decoder.checkpoint(
-        "qwen3_5",
+        family,
         decoder.hybrid_layers(rope),
         _without_mtp(decoder, tensors),
         max_position_embeddings=decoder.max_position_embeddings,
@@ -51,12 +65,12 @@ def read_qwen3_5(config: ModelConfig) -> TargetCheckpoint:
     )
 
 
-def _check_kind(config: ModelConfig) -> None:
+def _check_architecture(config: ModelConfig, expected: str) -> None:
     architecture = (config.get("architectures", "texts") or [None])[0]
-    if architecture not in {None, *_ARCHITECTURES}:
+    if architecture not in {None, expected}:
         raise UserError(
-            f"{config.file.parent}: expected a dense Qwen3.5 ({' or '.join(_ARCHITECTURES)}), got "
-            f"architecture {quote(architecture, 80)}."
+            f"{config.file.parent}: expected a dense Qwen3.5 ({expected}), got architecture "
+            f"{quote(architecture, 80)}."
         )
 
 
