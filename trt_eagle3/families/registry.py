@@ -16,7 +16,9 @@ __all__ = ["FAMILIES", "family_named", "family_of", "read_target"]
 
 FAMILIES = {
     "qwen3": "trt_eagle3.families.qwen3:FAMILY",
+    "qwen3_moe": "trt_eagle3.families.qwen3_moe:FAMILY",
     "qwen3_vl": "trt_eagle3.families.qwen3_vl:FAMILY",
+    "qwen3_vl_moe": "trt_eagle3.families.qwen3_vl_moe:FAMILY",
 }
 """``model_type`` of a checkpoint -> where its family is."""
 
@@ -33,10 +35,9 @@ def read_target(directory: Path) -> TargetCheckpoint:
     if model_type not in FAMILIES:
         known = ", ".join(FAMILIES)
         architecture = (config.get("architectures", "texts") or [None])[0]
-        hint = " Mixture-of-experts targets are not supported." if "moe" in str(model_type) else ""
         raise UserError(
             f"{directory}: expected a target of model_type {known}, got "
-            f"{quote(model_type, 80)}, architecture {quote(architecture, 80)}.{hint}"
+            f"{quote(model_type, 80)}, architecture {quote(architecture, 80)}."
         )
     return family_named(model_type).read(config)
 
