@@ -235,10 +235,12 @@ class VisionSpec:
         patch_size: pixels along a side of a patch. temporal_patch_size: frames in a patch.
         spatial_merge_size: patches along a side of a visual token.
         out_hidden_size: width of a visual embedding, the decoder's hidden size.
-        num_position_embeddings: entries of the square table of positions.
+        num_position_embeddings: entries of the square table of positions; 0: there is none.
         level_blocks: after which blocks the visual levels are taken, in the order of the levels.
         image_token_id, video_token_id: the tokens that visual embeddings replace.
-        vision_start_token_id, vision_end_token_id: the tokens around them.
+        vision_start_token_id, vision_end_token_id: the tokens around them; None: the config
+            names none.
+        own: further numbers of this tower, which its family alone reads.
     """
 
     depth: int
@@ -255,8 +257,9 @@ class VisionSpec:
     hidden_act: str
     image_token_id: int
     video_token_id: int
-    vision_start_token_id: int
-    vision_end_token_id: int
+    vision_start_token_id: int | None = None
+    vision_end_token_id: int | None = None
+    own: Mapping[str, bool | int | float | str | tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def patch_dim(self) -> int:
