@@ -70,13 +70,13 @@ class HybridConfig(DecoderConfig):
                     f"has {name}. Correct the list, or use the checkpoint's own config.json."
                 )
 
-    def hybrid_layers(self, rope: RopeSpec) -> tuple[LayerSpec, ...]:
-        """All layers."""
-        full = self.layer(rope)
-        assert isinstance(full.mixer, AttentionSpec)
-        full = replace(full, mixer=replace(full.mixer, output_gate=True))
-        linear = replace(full, mixer=self._delta())
-        return tuple(full if kind == _FULL else linear for kind in self.layer_types)
+    def layers(self, rope: RopeSpec) -> tuple[LayerSpec, ...]:
+        """Its layers, of both kinds."""
+        delta = self._delta()
+        return tuple(
+            replace(layer, mixer=delta if kind == _LINEAR else _gated(layer.mixer))
+            for layer, kind in zip(super().layers(rope), self.layer_types, strict=True)
+        )
 
     def _delta(self) -> GatedDeltaSpec:
         spec = GatedDeltaSpec(
@@ -97,3 +97,8 @@ class HybridConfig(DecoderConfig):
                 f"{self.section}linear_conv_kernel_dim: expected 2 or more, got {spec.conv_width}"
             )
         return spec
+
+
+def _gated(mixer: AttentionSpec | GatedDeltaSpec) -> AttentionSpec:
+    assert isinstance(mixer, AttentionSpec)
+    return replace(mixer, output_gate=True)

@@ -56,7 +56,7 @@ def _read(decoder: HybridConfig, family: str, vision: VisionSpec | None) -> Targ
     decoder.check_layer_types(tensors)
     return decoder.checkpoint(
         family,
-        decoder.hybrid_layers(rope),
+        decoder.layers(rope),
         _without_mtp(decoder, tensors),
         max_position_embeddings=decoder.max_position_embeddings,
         quantisation=quantisation,

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Qwen3VLConfig
 from transformers.models.qwen3_vl import modeling_qwen3_vl as hf
 
 from trt_eagle3.checkpoint.tensor_index import TensorRef
@@ -33,16 +32,17 @@ class Qwen3VLReference(TargetReference):
     """A Qwen3-VL. ``tensors``: canonical name -> place (``TargetCheckpoint``).
 
     Attributes:
-        modules: of its decoder. tower: transformers' class of its vision tower. model: of all.
+        modules, tower, whole: transformers' classes of the decoder, the tower, and the model that
+            knows positions.
     """
 
     modules = _MODULES
     tower: Any = hf.Qwen3VLVisionModel
-    model: Any = hf.Qwen3VLModel
+    whole: Any = hf.Qwen3VLModel
 
     def __init__(
         self,
-        config: Qwen3VLConfig,
+        config: Any,
         tensors: Mapping[str, TensorRef],
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
@@ -73,7 +73,7 @@ class Qwen3VLReference(TargetReference):
     def _weightless(self) -> Any:
         """The whole model on the meta device: it counts positions, and making it takes longer."""
         with torch.device("meta"):
-            return self.model(self.config)
+            return self.whole(self.config)
 
     @torch.no_grad()
     @full_float32()
