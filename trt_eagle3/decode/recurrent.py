@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trt_eagle3.decode.commit import Commit
 from trt_eagle3.decode.sequence import SequenceState, Snapshot
-from trt_eagle3.decode.state import Commit
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.session import Session
 from trt_eagle3.errors import UserError
