@@ -55,9 +55,14 @@ TORCH = {"backend": "torch", "device": "cuda"}
 RESIDUAL = {"float32": "compute", "float16": "float32"}
 
 
-def engine_of(dtype: str, linear: str = "plugin") -> dict[str, object]:
+def engine_of(dtype: str, linear: str = "plugin", **tensorrt: object) -> dict[str, object]:
     engine = {"backend": "tensorrt", "device": "cuda", "dtype": dtype, "residual": RESIDUAL[dtype]}
-    return engine | {"tensorrt": {"linear": linear}}
+    return engine | {"tensorrt": {"linear": linear, **tensorrt}}
+
+
+def quick_engine(dtype: str, **engine: object) -> dict[str, object]:
+    """With the first kernels that will do: timing those of the vision tower takes minutes."""
+    return engine_of(dtype, "auto", optimization_level=0) | engine
 
 
 class Bundles:
@@ -257,7 +262,7 @@ def test_engines_pass_validation(bundles: Bundles, dtype: str) -> None:
 def test_engines_with_weights_quantised_at_build_pass_validation(
     bundles: Bundles, weights: str
 ) -> None:
-    bundle = bundles.get(weights, engine=engine_of("float16") | {"weights": weights})
+    bundle = bundles.get(weights, engine=quick_engine("float16", weights=weights))
     trt_eagle3.validate(bundle).check()
     inspection = json.loads((bundle / "target" / "inspection.json").read_text())
     assert inspection["packed_weights"] == {weights: 24}  # of down K is no multiple of 128
@@ -271,7 +276,7 @@ FP8_KV = {"kv_dtype": "fp8"}
 @pytest.mark.xdist_group("fp8-kv float32")
 def test_engines_over_fp8_kv_give_the_torch_sessions_tokens(bundles: Bundles) -> None:
     plain = answers(bundles.get("torch_kv", engine=TORCH | FP8_KV), speculation=False)
-    built = bundles.get("float32_kv", engine=engine_of("float32") | FP8_KV)
+    built = bundles.get("float32_kv", engine=quick_engine("float32", **FP8_KV))
     for speculation in (False, True):
         pairs = zip(answers(built, speculation=speculation), plain, strict=True)
         # sums in another order round a key the other way, now and then
@@ -280,7 +285,7 @@ def test_engines_over_fp8_kv_give_the_torch_sessions_tokens(bundles: Bundles) ->
 
 @pytest.mark.xdist_group("fp8-kv float16")
 def test_engines_over_fp8_kv_pass_validation(bundles: Bundles) -> None:
-    bundle = bundles.get("float16_kv", engine=engine_of("float16") | FP8_KV)
+    bundle = bundles.get("float16_kv", engine=quick_engine("float16", **FP8_KV))
     trt_eagle3.validate(bundle).check()
     states = EngineFolder(bundle / "target").states
     assert {(state.dtype, state.shape) for state in states} == {("int32", (2, 16))}
@@ -294,7 +299,7 @@ def test_engines_over_fp8_kv_pass_validation(bundles: Bundles) -> None:
 def test_planted_scales_of_fp8_kv_are_caught(bundles: Bundles, fault: bool, tmp_path: Path) -> None:
     """Values are stored by one scale, and read by another."""
     bundle = bundles.get("torch_kv", engine=TORCH | FP8_KV)
-    config = tiny_config(engine=engine_of("float16") | FP8_KV, draft=None, limits=LIMITS)
+    config = tiny_config(engine=quick_engine("float16", **FP8_KV), draft=None, limits=LIMITS)
     spec = read_target(Path(config.target.checkpoint))
     model = with_word_states(build_graphs(spec, None, config.engine, reference_location)["target"])
     ready = trt_export(model, linear=True)

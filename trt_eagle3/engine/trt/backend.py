@@ -66,8 +66,8 @@ class TensorRTBackend:
         label = PACKAGES[package_of(config)].label
         if not held:
             raise ValueError(
-                f"weights: engines of {label} hold none quantised without "
-                f"tensorrt.linear: plugin and 16 bits, got {config.weights}. Leave it out."
+                f"weights: engines of {label} hold none quantised in float32 or with "
+                f"tensorrt.linear: tensorrt, got {config.weights}. Leave one of them out."
             )
         raise ValueError(
             f"weights: engines of {label} hold {' or '.join(held)}, got "
