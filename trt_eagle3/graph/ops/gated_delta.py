@@ -31,7 +31,7 @@ padding have outputs without meaning.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from trt_eagle3.graph.ops.gated_delta_lowering import LOWERING, LOWERING_17
@@ -179,24 +179,31 @@ def _delta_rule(
 
     Args:
         parts: q, k, v, g, beta of [B, S] rows.
-        size: rows that are solved together; those before ``certain`` go through the state.
+        size: rows that are solved together; a later run of them follows the state after it.
     """
     import torch
 
-    found = []
-    for start in range(0, paths.shape[1], size):
-        stop = min(start + size, paths.shape[1])
+    found, after = [], state
+    new = paths.shape[1]
+    for start in range(0, new, size):
+        stop = min(start + size, new)
         some = [x[:, start:stop] for x in parts]
-        sure = (certain - start).clamp(0, stop - start)
-        out, state = _solved(some, state, sure, paths[:, start:stop, start:stop])
+        out, state_after = _solved(some, state, paths[:, start:stop, start:stop])
         found.append(out)
-    return torch.cat(found, dim=1), state
+        here = (certain > start) & (certain <= stop)
+        now = state_after((certain - start).clamp(1, stop - start))
+        after = torch.where(here[:, None, None, None], now, after)
+        if stop < new:
+            state = state_after(torch.full_like(certain, stop - start))
+    return torch.cat(found, dim=1), after
 
 
 def _solved(
-    parts: Sequence[Tensor], state: Tensor, certain: Tensor, paths: Tensor
-) -> tuple[Tensor, Tensor]:
-    """``_delta_rule`` of rows that are solved together: the equations above."""
+    parts: Sequence[Tensor], state: Tensor, paths: Tensor
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """``_delta_rule`` of rows that are solved together, by the equations above, and what gives the
+    states after the first ``counts`` [B] of them, 1 or more each.
+    """
     import torch
 
     q, k, v, g, beta = parts
@@ -207,19 +214,23 @@ def _solved(
     on_path = (paths & (row <= row[:, None]))[:, None]
     total = (on_path.to(g.dtype) @ g[..., None])[..., 0]
     decay = (total[..., :, None] - total[..., None, :]).masked_fill(~on_path, -torch.inf).exp()
-    system = beta * decay * (k @ k.mT)
     grown = total.exp()[..., None]
     u = torch.linalg.solve_triangular(
-        system, beta * (v - grown * (k @ state)), upper=False, unitriangular=True
+        beta * decay * (k @ k.mT),
+        beta * (v - grown * (k @ state)),
+        upper=False,
+        unitriangular=True,
     )
     out = grown * (q @ state) + (decay * (q @ k.mT)) @ u
-    kept = row < certain[:, None]
-    last = (certain - 1).clamp(min=0)[:, None, None]
-    end = total.gather(2, last.expand(-1, total.shape[1], -1))
-    left = (end - total).masked_fill(~kept[:, None], -torch.inf).exp()[..., None]
-    after = end.exp()[..., None] * state + (left * k).mT @ u
-    state = torch.where((certain > 0)[:, None, None, None], after, state)
-    return out.transpose(1, 2), state
+
+    def state_after(counts: Tensor) -> Tensor:
+        last = (counts - 1)[:, None, None].expand(-1, total.shape[1], -1)
+        end = total.gather(2, last)
+        stays = (row < counts[:, None])[:, None]
+        left = (end - total).masked_fill(~stays, -torch.inf).exp()[..., None]
+        return end.exp()[..., None] * state + (left * k).mT @ u
+
+    return out.transpose(1, 2), state_after
 
 
 _STATES = ("conv_state", "delta_state")
