@@ -37,7 +37,9 @@ class Qwen3Reference(TargetReference):
     ) -> None:
         super().__init__(config, _MODULES, tensors, dtype, device)
 
-    def rope_index(self, token_ids: Tensor, _grids: Tensor, /) -> tuple[Tensor, int]:
+    def rope_index(
+        self, token_ids: Tensor, _grids: Tensor, _seconds: Tensor, /
+    ) -> tuple[Tensor, int]:
         """0, 1, 2, ... on each axis."""
         return torch.arange(len(token_ids)).repeat(3, 1), 0
 

@@ -48,7 +48,9 @@ class Qwen3VLReference(TargetReference):
         """Deepstack levels, which the first decoder layers receive."""
         return len(self.config.vision_config.deepstack_visual_indexes)
 
-    def rope_index(self, token_ids: Tensor, grid_thw: Tensor) -> tuple[Tensor, int]:
+    def rope_index(
+        self, token_ids: Tensor, grid_thw: Tensor, _seconds: Tensor | None = None
+    ) -> tuple[Tensor, int]:
         """transformers' positions [3, S] and rope_delta of a prompt whose grids stand in prompt
         order.
         """
