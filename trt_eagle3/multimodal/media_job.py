@@ -93,7 +93,7 @@ def run_job(job: MediaJob, data: bytes, allocate: Allocate | None = None) -> Ite
         file = VideoFile(Path(job.path) if job.path else data, job.name, job.policy)
         for found in file.sample(job.config, job.fps, job.max_frames):
             yield (
-                MediaPart({"times": found.seconds, "fps": found.fps})
+                MediaPart({"times": list(found.seconds), "fps": found.fps})
                 if isinstance(found, FrameTimes)
                 else MediaPart({}, _copy(found, allocate))
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from trt_eagle3.checkpoint.kv_scales import read_kv_scales
 from trt_eagle3.checkpoint.model_config import ModelConfig, eos_token_ids, tied_head
@@ -23,6 +24,8 @@ class DecoderConfig:
 
     config: ModelConfig
     section: str = ""
+    default_eps: ClassVar[float] = 1e-6
+    default_max_window_layers: ClassVar[int] = 28
 
     @property
     def hidden_size(self) -> int:
@@ -52,7 +55,7 @@ class DecoderConfig:
     @property
     def norm(self) -> NormSpec:
         """The norm of every place."""
-        eps = self.config.get(f"{self.section}rms_norm_eps", "number", 1e-6)
+        eps = self.config.get(f"{self.section}rms_norm_eps", "number", self.default_eps)
         if not 0 <= eps < 1:
             raise self.config.error(
                 f"{self.section}rms_norm_eps: expected a small number, got {eps}"
@@ -71,6 +74,28 @@ class DecoderConfig:
             raise self.config.error(
                 f"{self.section or 'config'}: {heads} heads, {kv_heads} key-value heads of "
                 f"{self.head_dim}: expected whole groups of heads of an even size"
+            )
+
+    def check_full_attention(self) -> None:
+        """Refuse layers that see a window only; without ``layer_types``, transformers lets those
+        from ``max_window_layers`` on slide.
+        """
+        config, section, num_layers = self.config, self.section, self.num_layers
+        slides = config.get(f"{section}use_sliding_window", "flag", False)
+        kinds = config.get(f"{section}layer_types", "texts", [])
+        if kinds and len(kinds) != num_layers:
+            raise config.error(
+                f"{section}layer_types: expected {num_layers} of them, got {len(kinds)}"
+            )
+        windowed = any(kind != "full_attention" for kind in kinds)
+        if not kinds and slides:
+            default = self.default_max_window_layers
+            windowed = config.whole(f"{section}max_window_layers", default, least=0) < num_layers
+        if windowed:
+            raise config.error(
+                f"{section}sliding window attention (use_sliding_window, layer_types): not "
+                "supported. Set use_sliding_window to false only if the checkpoint was trained "
+                "without it."
             )
 
     def layer(self, rope: RopeSpec) -> LayerSpec:

@@ -28,7 +28,7 @@ def read_qwen3(config: ModelConfig) -> TargetCheckpoint:
     tensors, quantisation = open_weights(config, _PREFIXES)
     if decoder.num_layers > len(tensors):
         raise config.error(f"{decoder.num_layers} decoder layers, {len(tensors)} tensors")
-    _check_full_attention(config, decoder.num_layers)
+    decoder.check_full_attention()
     rope = _rope(config, decoder)
     layers = (decoder.layer(rope),) * decoder.num_layers
     return decoder.checkpoint(
@@ -46,24 +46,6 @@ def _check_kind(config: ModelConfig) -> None:
         raise UserError(
             f"{config.file.parent}: expected a Qwen3 that generates text ({_ARCHITECTURE}), got "
             f"architecture {quote(architecture, 80)}."
-        )
-
-
-def _check_full_attention(config: ModelConfig, num_layers: int) -> None:
-    """Refuse layers that see a window only; without ``layer_types``, transformers lets those from
-    ``max_window_layers`` on slide.
-    """
-    slides = config.get("use_sliding_window", "flag", False)
-    kinds = config.get("layer_types", "texts", [])
-    if kinds and len(kinds) != num_layers:
-        raise config.error(f"layer_types: expected {num_layers} of them, got {len(kinds)}")
-    windowed = any(kind != "full_attention" for kind in kinds)
-    if not kinds:
-        windowed = slides and config.whole("max_window_layers", 28, least=0) < num_layers
-    if windowed:
-        raise config.error(
-            "sliding window attention (use_sliding_window, layer_types): not supported. Set "
-            "use_sliding_window to false only if the checkpoint was trained without it."
         )
 
 
