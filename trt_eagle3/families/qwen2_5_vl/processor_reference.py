@@ -26,6 +26,15 @@ class _ImageTextProcessor(transformers.Qwen2_5_VLProcessor):  # type: ignore[mis
         return ["image_processor", "tokenizer"]
 
 
+class _VideoDefaults:
+    """Those of ``Qwen2VLVideoProcessor``, which can be imported with torchvision alone."""
+
+    size: Mapping[str, int] = {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768}
+    patch_size, temporal_patch_size, merge_size = 14, 2, 2
+    image_mean = transformers.image_utils.OPENAI_CLIP_MEAN
+    image_std = transformers.image_utils.OPENAI_CLIP_STD
+
+
 class Qwen25ProcessorReference(Qwen3VLProcessorReference):
     """``parity.processor.ProcessorReference`` of a Qwen2.5-VL checkpoint."""
 
@@ -33,9 +42,7 @@ class Qwen25ProcessorReference(Qwen3VLProcessorReference):
 
     @cached_property
     def _videos(self) -> FrameProcessor:
-        from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
-
-        return FrameProcessor(self._checkpoint, Qwen2VLVideoProcessor, _fits)
+        return FrameProcessor(self._checkpoint, _VideoDefaults, _fits)
 
     def _metadata(self, video: Frames) -> Any:
         total = len(video.times)
@@ -55,7 +62,7 @@ class Qwen25ProcessorReference(Qwen3VLProcessorReference):
 
 
 def _fits(processor: FrameProcessor, shape: Sequence[int]) -> bool:
-    from transformers.models.qwen2_vl.video_processing_qwen2_vl import smart_resize
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
     _, height, width, _ = shape
     size = smart_resize(

@@ -34,15 +34,20 @@ class FrameProcessor:
     def __init__(
         self,
         checkpoint: Path,
-        kind: Any,
+        defaults: Any,
         fits: Callable[[FrameProcessor, Sequence[int]], bool],
     ) -> None:
-        """Read the files that ``kind``, its class, would read.
+        """Read the files that it would read.
 
         Args:
+            defaults: what has its class's attributes.
             fits: whether it would leave frames of a shape [F, H, W, 3] at their size.
         """
-        stored, _ = kind.get_video_processor_dict(str(checkpoint), local_files_only=True)
+        from transformers.video_processing_utils import BaseVideoProcessor
+
+        stored, _ = BaseVideoProcessor.get_video_processor_dict(
+            str(checkpoint), local_files_only=True
+        )
         names = (
             "size",
             "patch_size",
@@ -52,7 +57,7 @@ class FrameProcessor:
             "image_std",
             "rescale_factor",
         )
-        values = {name: stored.get(name, getattr(kind, name, None)) for name in names}
+        values = {name: stored.get(name, getattr(defaults, name, None)) for name in names}
         self.size: dict[str, int] = dict(values.pop("size"))
         for old, edge in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
             self.size[edge] = stored.get(old) or self.size[edge]
