@@ -9,10 +9,11 @@ from typing import ClassVar
 from trt_eagle3.checkpoint.kv_scales import read_kv_scales
 from trt_eagle3.checkpoint.model_config import ModelConfig, eos_token_ids, tied_head
 from trt_eagle3.checkpoint.quantised.weight import Quantisation
+from trt_eagle3.checkpoint.rope_schedule import make_rope, read_rope_config
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.checkpoint.target_tensors import check_tensors, decoder_shapes
 from trt_eagle3.checkpoint.tensor_index import TensorRef
-from trt_eagle3.errors import quote
+from trt_eagle3.errors import UserError, quote
 from trt_eagle3.spec import AttentionSpec, DenseMlp, LayerSpec, NormSpec, RopeSpec, VisionSpec
 
 __all__ = ["DecoderConfig"]
@@ -97,6 +98,39 @@ class DecoderConfig:
                 "supported. Set use_sliding_window to false only if the checkpoint was trained "
                 "without it."
             )
+
+    def rope(self) -> RopeSpec:
+        """One axis of positions, by the schedule that the config names."""
+        config, section = self.config, self.section
+        values = config.get(section[:-1], "object") if section else config.values
+        rope = read_rope_config(values, config.file)
+        if rope.base is None or rope.base <= 1:
+            raise config.error(
+                f"{section}rope_theta: expected a number above 1, got {rope.base}. Write the one "
+                "it was trained with."
+            )
+        if rope.kind() == "dynamic":
+            raise config.error(
+                f"{section}rope_type dynamic: not supported. Use yarn, or no rope_scaling."
+            )
+        try:
+            return make_rope(
+                rope.kind(),
+                rope.base,
+                self.head_dim,
+                parameters=rope.values,
+                max_positions=self.max_position_embeddings,
+            )
+        except UserError as error:
+            raise config.error(str(error)) from error
+
+    def reach(self, rope: RopeSpec) -> int:
+        """Positions that the rope reaches: with yarn, its factor times the original ones."""
+        trained = self.max_position_embeddings
+        if rope.kind != "yarn":
+            return trained
+        numbers = rope.parameters
+        return max(trained, int(numbers["factor"] * numbers["original_max_position_embeddings"]))
 
     def layer(self, rope: RopeSpec) -> LayerSpec:
         """A layer; all are alike."""
