@@ -247,16 +247,18 @@ def test_engines_pass_validation(bundles: Bundles, dtype: str) -> None:
     )
 
 
-@pytest.mark.xdist_group("float16")
-def test_engines_with_weights_quantised_at_build_pass_validation(bundles: Bundles) -> None:
-    dense = bundles.tensorrt("float16")
-    folder = dense.parents[1] / "fp8"
-    folder.mkdir()
-    shutil.copy(dense.with_name("timing.cache"), folder)  # the vision tower's kernels are the same
-    bundle = bundles.get("fp8", engine=engine_of("float16") | {"weights": "fp8"})
+@pytest.mark.parametrize(
+    "weights", [pytest.param(w, marks=pytest.mark.xdist_group(w)) for w in ("fp8", "int8", "int4")]
+)
+def test_engines_with_weights_quantised_at_build_pass_validation(
+    bundles: Bundles, weights: str
+) -> None:
+    bundle = bundles.get(weights, engine=engine_of("float16") | {"weights": weights})
     trt_eagle3.validate(bundle).check()
     inspection = json.loads((bundle / "target" / "inspection.json").read_text())
-    assert inspection["packed_weights"] == {"fp8": 24}  # of down K is no multiple of 128
+    assert inspection["packed_weights"] == {weights: 24}  # of down K is no multiple of 128
+    pairs = zip(*(answers(bundle, speculation=s) for s in (False, True)), strict=True)
+    assert sum(a != b for a, b in pairs) <= 1
 
 
 def _set(node_type: str, attribute: str, value: float) -> Callable[[onnx.ModelProto], None]:
