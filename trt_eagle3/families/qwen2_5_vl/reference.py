@@ -4,12 +4,13 @@ one by one.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Qwen2_5_VLConfig
 from transformers.models.qwen2_5_vl import modeling_qwen2_5_vl as hf
 
@@ -82,13 +83,24 @@ class Qwen25VLReference(TargetReference):
         config = self.config.vision_config
         with torch.device("meta"):
             tower = hf.Qwen2_5_VisionTransformerPretrainedModel(config).eval()
-        tower.rotary_pos_emb = hf.Qwen2_5_VLVisionRotaryEmbedding(config).to(self.device)
+        tower.rotary_pos_emb = self._vision_rotary
         parts = [(m, f"visual.{name}.") for name, m in tower.named_modules() if _is_streamed(name)]
         stream_parts(parts, self.fill)
         found = keep_tensors(tower, intermediates, _PLACES)
         out = tower(patches.to(self.device, self.dtype), grid_thw=grid_thw.to(self.device))
         embeds = out.pooler_output.cpu()
         return VisionStates(embeds, embeds.new_zeros(0, *embeds.shape), found)
+
+    @cached_property
+    def _vision_rotary(self) -> nn.Module:
+        """The tower's rotary embedding, whatever this transformers makes of it: that of a tower
+        of one block.
+        """
+        config = copy.deepcopy(self.config.vision_config)
+        config.depth, config.fullatt_block_indexes = 1, []
+        tower = hf.Qwen2_5_VisionTransformerPretrainedModel(config)
+        rotary: nn.Module = tower.rotary_pos_emb.to(self.device)
+        return rotary
 
 
 def _is_streamed(name: str) -> bool:
