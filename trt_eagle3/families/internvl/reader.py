@@ -10,6 +10,7 @@ from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.families.internvl.tower import Tiles, vision_shapes
 from trt_eagle3.families.qwen3.decoder import DecoderConfig
+from trt_eagle3.families.qwen3.positions import check_full_attention, plain_rope, reach
 from trt_eagle3.spec import VisionSpec
 
 __all__ = ["read_internvl"]
@@ -46,13 +47,13 @@ def read_internvl(config: ModelConfig) -> TargetCheckpoint:
             f"{decoder.num_layers} decoder layers and {vision.depth} vision blocks, "
             f"{len(tensors)} tensors"
         )
-    decoder.check_full_attention()
-    rope = decoder.rope()
+    check_full_attention(decoder, first=28)
+    rope = plain_rope(decoder)
     return decoder.checkpoint(
         "internvl",
-        (decoder.layer(rope),) * decoder.num_layers,
+        decoder.layers(rope),
         tensors,
-        max_position_embeddings=decoder.reach(rope),
+        max_position_embeddings=reach(decoder, rope),
         quantisation=quantisation,
         vision=vision,
         vision_shapes=vision_shapes(vision),
@@ -147,7 +148,7 @@ def _tiles(config: ModelConfig, side: int) -> Tiles:
 
 def _merge_size(config: ModelConfig) -> int:
     """Patches along a side of a token: one over ``downsample_ratio``."""
-    ratio = config.get("downsample_ratio", "number", 0.5)
+    ratio = float(config.get("downsample_ratio", "number", 0.5))
     if not 0 < ratio <= 1 or round(1 / ratio) * ratio != 1:
         raise config.error(f"downsample_ratio: expected one over a whole number, got {ratio:g}")
     return round(1 / ratio)

@@ -16,7 +16,6 @@ class Qwen2Decoder(DecoderConfig):
     """The decoder in a section of a config."""
 
     default_eps: ClassVar[float] = 1e-5
-    default_max_window_layers: ClassVar[int] = 80
 
     @property
     def head_dim(self) -> int:
@@ -34,8 +33,9 @@ class Qwen2Decoder(DecoderConfig):
                 f"for {heads}"
             )
 
-    def layer(self, rope: RopeSpec) -> LayerSpec:
-        """A layer; all are alike."""
+    def layers(self, rope: RopeSpec) -> tuple[LayerSpec, ...]:
+        """Its layers, which are all alike."""
         heads, kv_heads = self._heads()
         mixer = AttentionSpec(heads, kv_heads, self.head_dim, rope, None, True, False)
-        return LayerSpec(mixer, DenseMlp(self._whole("intermediate_size")), self.norm)
+        layer = LayerSpec(mixer, DenseMlp(self._whole("intermediate_size")), self.norm)
+        return (layer,) * self.num_layers

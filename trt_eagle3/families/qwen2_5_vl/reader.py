@@ -11,6 +11,7 @@ from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.families.qwen2_5_vl.decoder import Qwen2Decoder
 from trt_eagle3.families.qwen2_5_vl.tower import Windows, vision_shapes, window_side
+from trt_eagle3.families.qwen3.positions import check_full_attention
 from trt_eagle3.families.qwen3_vl.tensors import PREFIXES
 from trt_eagle3.spec import RopeSpec, VisionSpec
 
@@ -40,10 +41,10 @@ def read_qwen2_5_vl(config: ModelConfig) -> TargetCheckpoint:
             f"{decoder.num_layers} decoder layers and {vision.depth} vision blocks, "
             f"{len(tensors)} tensors"
         )
-    decoder.check_full_attention()
+    check_full_attention(decoder, first=80)
     return decoder.checkpoint(
         "qwen2_5_vl",
-        (decoder.layer(rope),) * decoder.num_layers,
+        decoder.layers(rope),
         tensors,
         max_position_embeddings=decoder.max_position_embeddings,
         quantisation=quantisation,

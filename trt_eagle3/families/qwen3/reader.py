@@ -1,4 +1,4 @@
-"""Reading a dense Qwen3 checkpoint: its config in every spelling, checked against its tensors."""
+"""Reading a Qwen3 checkpoint: its config in every spelling, checked against its tensors."""
 
 from __future__ import annotations
 
@@ -7,41 +7,46 @@ from trt_eagle3.checkpoint.quantised.read import open_weights
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.families.qwen3.decoder import DecoderConfig
+from trt_eagle3.families.qwen3.positions import check_full_attention, plain_rope, reach
+from trt_eagle3.families.qwen3.sparse_layers import SparseLayers
 
 __all__ = ["read_qwen3"]
 
-_ARCHITECTURE = "Qwen3ForCausalLM"
 _PREFIXES = (("model.", ""), ("lm_head.", "lm_head."))
 
 
-def read_qwen3(config: ModelConfig) -> TargetCheckpoint:
-    """Read a dense text-only Qwen3 checkpoint.
+def read_qwen3(
+    config: ModelConfig, family: str, architecture: str, sparse: SparseLayers | None = None
+) -> TargetCheckpoint:
+    """Read a text-only Qwen3 checkpoint.
 
+    Args:
+        architecture: the one that generates text. sparse: reads the layers of a mixture of experts.
     Raises:
         UserError: another kind of it (sliding window, a classifier), or tensors that do not fit.
     """
-    decoder = DecoderConfig(config)
-    _check_kind(config)
+    decoder = DecoderConfig(config, sparse=sparse)
+    _check_kind(config, architecture)
     decoder.check()
     tensors, quantisation = open_weights(config, _PREFIXES)
     if decoder.num_layers > len(tensors):
         raise config.error(f"{decoder.num_layers} decoder layers, {len(tensors)} tensors")
-    decoder.check_full_attention()
-    rope = decoder.rope()
-    layers = (decoder.layer(rope),) * decoder.num_layers
+    # in a mixture of experts all layers slide, or none
+    check_full_attention(decoder, first=28 if sparse is None else 0)
+    rope = plain_rope(decoder)
     return decoder.checkpoint(
-        "qwen3",
-        layers,
+        family,
+        decoder.layers(rope),
         tensors,
-        max_position_embeddings=decoder.reach(rope),
+        max_position_embeddings=reach(decoder, rope),
         quantisation=quantisation,
     )
 
 
-def _check_kind(config: ModelConfig) -> None:
-    architecture = (config.get("architectures", "texts") or [None])[0]
-    if architecture not in {None, _ARCHITECTURE}:
+def _check_kind(config: ModelConfig, architecture: str) -> None:
+    told = (config.get("architectures", "texts") or [None])[0]
+    if told not in {None, architecture}:
         raise UserError(
-            f"{config.file.parent}: expected a Qwen3 that generates text ({_ARCHITECTURE}), got "
-            f"architecture {quote(architecture, 80)}."
+            f"{config.file.parent}: expected a Qwen3 that generates text ({architecture}), got "
+            f"architecture {quote(told, 80)}."
         )
