@@ -228,7 +228,8 @@ def _solved(
         end = total.gather(2, last)
         stays = (row < counts[:, None])[:, None]
         left = (end - total).masked_fill(~stays, -torch.inf).exp()[..., None]
-        return end.exp()[..., None] * state + (left * k).mT @ u
+        after: Tensor = end.exp()[..., None] * state + (left * k).mT @ u
+        return after
 
     return out.transpose(1, 2), state_after
 

@@ -115,9 +115,11 @@ class TargetReference(ABC):
         """Visual levels, which the first decoder layers receive."""
 
     @abstractmethod
-    def rope_index(self, token_ids: Tensor, grid_thw: Tensor, /) -> tuple[Tensor, int]:
+    def rope_index(
+        self, token_ids: Tensor, grid_thw: Tensor, grid_seconds: Tensor, /
+    ) -> tuple[Tensor, int]:
         """transformers' positions [3, S] and rope_delta of a prompt whose grids stand in prompt
-        order.
+        order; ``grid_seconds``: as ``ModelInputs``.
         """
 
     @abstractmethod

@@ -61,8 +61,10 @@ class LayerTrace:
     def _attention_tensors(
         self, raw: Mapping[str, Tensor], rope: tuple[Tensor, Tensor]
     ) -> dict[str, Tensor]:
-        by_head = (raw[name][None].transpose(1, 2) for name in ("q_norm", "k_norm"))
-        q, k = (x[0].transpose(0, 1).flatten(1) for x in self._apply_rope(*by_head, *rope))
+        dim = self._layer.self_attn.head_dim
+        heads = [raw.get(f"{p}_norm", raw[p].unflatten(-1, (-1, dim))) for p in "qk"]
+        turned = self._apply_rope(*(x[None].transpose(1, 2) for x in heads), *rope)
+        q, k = (x[0].transpose(0, 1).flatten(1) for x in turned)
         found = {"qkv": torch.cat([raw["q"], raw["k"], raw["v"]], dim=-1), "q": q, "k": k}
         gated = raw["q"].shape[-1] > q.shape[-1]  # what o_proj gets is behind the gate
         joined = {"gated" if gated else "out": raw["mixed"], "output": raw["mixer"]}
@@ -72,10 +74,15 @@ class LayerTrace:
 def _hooks(attention: Any, raw: dict[str, Tensor]) -> list[Any]:
     return [
         *(_keep(getattr(attention, f"{p}_proj"), raw, p) for p in "qkv"),
-        *(_keep(getattr(attention, f"{p}_norm"), raw, f"{p}_norm") for p in "qk"),
+        *(_keep(getattr(attention, n), raw, n) for n in _head_norms(attention)),
         _keep(attention.o_proj, raw, "mixed", of_input=True),
         _keep(attention.o_proj, raw, "mixer"),
     ]
+
+
+def _head_norms(attention: Any) -> list[str]:
+    """Of q and of k, where it has them."""
+    return [name for name in ("q_norm", "k_norm") if hasattr(attention, name)]
 
 
 def _delta_hooks(mixer: Any, raw: dict[str, Tensor]) -> list[Any]:
