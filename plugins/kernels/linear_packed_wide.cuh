@@ -1,5 +1,5 @@
-// Linear with a quantised weight, for up to 64 tokens: rows of W are the rows of Hopper's products, 32 or 64 tokens
-// their columns, whoever of them is there.
+// Linear with a quantised weight, for up to 128 tokens: rows of W are the rows of Hopper's products, 32, 64 or 128
+// tokens their columns, whoever of them is there.
 //
 // Idea: W comes through the warps' rings into the registers that become A of the products; x comes by the copy engine
 // through a ring of stages of 128 columns in shared memory, which all warpgroups of a block share. One half of a stage
@@ -8,7 +8,7 @@
 // so far are rescaled by old / new scale, and no second set of sums is kept. Bytes moved: as linear_packed.cuh, and x
 // once per block, from the L2 cache. Measured: docs/measurements.md, "Quantised weights".
 //
-// Who adds what, and in which order, follows from N, K and whether there are more than 32 tokens.
+// Who adds what, and in which order, follows from N, K and whether there are more than 32, or 64, tokens.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -87,6 +87,10 @@ __device__ __forceinline__ void wgmma_rs_inner(float (&d)[8][4], const uint32_t 
 }
 #undef TRT_EAGLE3_WGMMA_INNER
 #undef TRT_EAGLE3_OUT4
+template <typename T>
+__device__ __forceinline__ void wgmma_rs_inner(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b) {
+  wgmma_rs_rows<T>(d, a, b, 1);
+}
 
 template <int kTiles>
 __device__ __forceinline__ void rescale(float (&sums)[kTiles][4], float low, float high) {
@@ -290,12 +294,13 @@ struct PackedWideGrid {
 // The rates are an H200's; only their ratio counts.
 inline float packed_wide_us(const LinearParams& p, int bits, int tokens, int rows, int cluster, int clusters) {
   constexpr float kBlockBytesPerUs = 80e3f, kChipBytesPerUs = 4.1e6f, kLaunchUs = 2.0f, kMergeUs = 0.7f;
-  constexpr float kChainUs = 0.36f, kInstructionsUs = 0.17f;
+  constexpr float kChainUs = 0.36f, kInstructionsUs = 0.17f, kFlopPerUs = 5e6f;
   const int stages = ceil_div(p.inner / kPackedSpan, cluster), tiles = ceil_div(p.outer, rows);
   const int waves = ceil_div(tiles, clusters);
   const float weight = rows * kPackedSpan / 8.0f * bits, x = 256.0f * tokens;
   const float at_once = static_cast<float>(std::min(tiles, clusters) * cluster);
-  const float computing = std::max(kChainUs, rows / 64 * kInstructionsUs);
+  const float products = 256.0f * rows * tokens / kFlopPerUs;
+  const float computing = std::max({kChainUs, rows / 64 * kInstructionsUs, products});
   const float reading = std::max((weight + x) / kBlockBytesPerUs, weight * at_once / kChipBytesPerUs);
   return waves * (kLaunchUs + (cluster > 1 ? kMergeUs : 0.0f) + stages * std::max(computing, reading));
 }
@@ -349,7 +354,8 @@ cudaError_t launch_linear_packed_wide(const LinearParams& p, const PackedWeight&
                                       cudaStream_t stream) {
   if (!has_wgmma(chip)) return cudaErrorNotSupported;
   if (p.num_rows <= 32) return launch_packed_wide<Format, 32>(p, w, chip, stream);
-  return launch_packed_wide<Format, 64>(p, w, chip, stream);
+  if (p.num_rows <= 64) return launch_packed_wide<Format, 64>(p, w, chip, stream);
+  return launch_packed_wide<Format, 128>(p, w, chip, stream);
 }
 
 // The form that suits the number of tokens and the chip.

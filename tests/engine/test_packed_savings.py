@@ -22,7 +22,7 @@ from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.memory import memory_need
 from trt_eagle3.engine.onnxruntime.packed_products import _packed
 from trt_eagle3.engine.packed_savings import packed_savings
-from trt_eagle3.engine.torch.packed import pack
+from trt_eagle3.engine.torch.pack import pack
 from trt_eagle3.engine.weights import integer_rows
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.weights import WeightExpr, part_of

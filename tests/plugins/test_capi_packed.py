@@ -147,7 +147,7 @@ def test_unpack_wants_an_output_of_the_weights_shape(library: ctypes.CDLL) -> No
         ({"q": tensor(F16, 5, 256)}, "q: expected float8_e4m3fn, got float16"),
         ({"q": tensor(BF16, 5, 128)}, "q: expected [M, K] = [5, 256], got [5, 128]"),
         ({"scale": tensor(F32, 5, 1)}, "scale: expected [1 or K / 128, M] = [any, 5]"),
-        ({"scale": tensor(F32, 3, 5)}, "scale: expected 1 or K / 128 rows for x [5, 256]"),
+        ({"scale": tensor(F32, 3, 5)}, "scale: expected 1 or K / 128 rows for q [5, 256]"),
     ],
 )
 def test_quantise_rows_names_what_is_wrong(
