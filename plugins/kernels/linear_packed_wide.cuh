@@ -43,6 +43,9 @@ struct PackedWideTile {
   static constexpr int SumPitch = Rows + 4;  // floats between the tokens of the sums: no bank conflicts
   static_assert(Slots >= 3 && SlotBytes % 16 == 0 && Tokens * SumPitch * 4 <= BarrierPlace);
   using Sums = float[Tokens / 8][4];  // of a warpgroup's 64 rows
+
+  // Tokens that a copy brings: no more than there are, for the copy engine takes longer to write zeros than to read.
+  static __host__ __device__ constexpr int box(int num_tokens) { return num_tokens < Tokens ? num_tokens : Tokens; }
 };
 
 // A block's share: rows of W from first_row on, `count` stages of K from first_stage on.
@@ -119,11 +122,12 @@ struct PackedWideRing {
     barrier_init_done();
   }
   // One lane brings the share's columns of x.
-  __device__ __forceinline__ void fill(const CUtensorMap& map, const PackedWideShare& s) const {
+  __device__ __forceinline__ void fill(const CUtensorMap& map, const PackedWideShare& s, int num_tokens) const {
+    const int bytes = Tile::box(num_tokens) * 4 * 64;
 #pragma unroll 1
     for (int i = 0; i < s.count; ++i) {
       if (i >= Tile::Stages) barrier_wait(empty(i), phase(i) ^ 1);
-      barrier_expect(full(i), Tile::StageBytes);
+      barrier_expect(full(i), bytes);
       const int column = (s.first_stage + i) * kPackedSpan;
       copy_box(stage(i), &map, column, 0, full(i));
       copy_box(stage(i) + Tile::PanelBytes, &map, column + 64, 0, full(i));
@@ -268,7 +272,7 @@ __global__ void __launch_bounds__(Tile::Threads, 1)
   __syncthreads();
   if (warp == Tile::Warps) {
     wait_for_previous();
-    if (threadIdx.x % 32 == 0) ring.fill(x, s);
+    if (threadIdx.x % 32 == 0) ring.fill(x, s, p.num_rows);
     __syncwarp();
     __syncthreads();  // the last products have read the ring
   } else {
@@ -330,7 +334,7 @@ cudaError_t run_packed_wide(const LinearParams& p, const PackedWeight& w, int cl
   using Tile = PackedWideTile<Format, kWarpgroups, kTokens>;
   const Overlap overlap = p.prefetch_safe != 0 ? Overlap::kYes : Overlap::kNo;
   CUtensorMap x;
-  const cudaError_t error = describe_rows(p.dtype, p.x, p.num_rows, p.inner, Tile::Tokens, &x);
+  const cudaError_t error = describe_rows(p.dtype, p.x, p.num_rows, p.inner, Tile::box(p.num_rows), &x);
   if (error != cudaSuccess) return error;
   return launch(overlap, linear_packed_wide_kernel<Tile, Format>, dim3(cluster, ceil_div(p.outer, Tile::Rows)),
                 Tile::Threads, Tile::SharedBytes, cluster, stream, p, w, x);

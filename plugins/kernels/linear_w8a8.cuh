@@ -36,6 +36,9 @@ struct ByteTile {
   static constexpr int Parts = kParts, Part = kPart, Tokens = kPart * kParts;
   static constexpr int XPlace = Rows * kByteStage;  // in a stage, behind W
   static constexpr int StageBytes = (Rows + Tokens) * kByteStage;
+
+  // Tokens that a copy brings: no more than there are, for the copy engine takes longer to write zeros than to read.
+  static __host__ __device__ constexpr int box(int num_tokens) { return num_tokens < Tokens ? num_tokens : Tokens; }
   static constexpr int Fits = (kByteSharedBytes - 256) / StageBytes;
   static constexpr int Stages = Fits < 8 ? Fits : 8;
   static constexpr int BarrierPlace = Stages * StageBytes;
@@ -71,11 +74,12 @@ struct ByteRing {
   }
 
   // One lane brings the share's columns; of W, which nobody writes, before the launch's turn has come.
-  __device__ __forceinline__ void fill(const CUtensorMap& w, const CUtensorMap& x, const ByteShare& s) const {
-    const int ahead = min(s.count, Tile::Stages);
+  __device__ __forceinline__ void fill(const CUtensorMap& w, const CUtensorMap& x, const ByteShare& s,
+                                       int num_tokens) const {
+    const int ahead = min(s.count, Tile::Stages), bytes = (Tile::Rows + Tile::box(num_tokens)) * kByteStage;
 #pragma unroll 1
     for (int i = 0; i < ahead; ++i) {
-      barrier_expect(full(i), Tile::StageBytes);
+      barrier_expect(full(i), bytes);
       copy_box(stage(i), &w, (s.first_stage + i) * kByteStage, s.first_row, full(i));
     }
     wait_for_previous();
@@ -84,7 +88,7 @@ struct ByteRing {
       const int column = (s.first_stage + i) * kByteStage;
       if (i >= Tile::Stages) {
         barrier_wait(empty(i), phase(i) ^ 1);
-        barrier_expect(full(i), Tile::StageBytes);
+        barrier_expect(full(i), bytes);
         copy_box(stage(i), &w, column, s.first_row, full(i));
       }
       copy_box(stage(i) + Tile::XPlace, &x, column, s.first_token, full(i));
@@ -228,7 +232,7 @@ __global__ void __launch_bounds__(Tile::Threads, 1)
   if (threadIdx.x >= Tile::Warps * 32) {
     if constexpr (Tile::TakesRegisters) asm volatile("setmaxnreg.dec.sync.aligned.u32 24;\n");
     if (threadIdx.x == Tile::Warps * 32) {
-      ring.fill(w, x, s);
+      ring.fill(w, x, s, p.num_rows);
     } else {
       wait_for_previous();
     }
@@ -248,7 +252,7 @@ __global__ void __launch_bounds__(Tile::Threads, 1)
 
 // One way to cut a launch.
 struct ByteGrid {
-  int warpgroups, cluster;
+  int warpgroups, parts, cluster;
   float us;
 };
 
@@ -256,14 +260,16 @@ struct ByteGrid {
 // L2 cache, or as what all read from memory. The rates are an H200's; only their ratio counts.
 inline float byte_us(const LinearW8A8Params& p, int tokens, int rows, int cluster, int clusters) {
   constexpr float kFlopPerUs = 10e6f, kBlockBytesPerUs = 80e3f, kChipBytesPerUs = 4.1e6f;
-  constexpr float kLaunchUs = 2.0f, kMergeUs = 0.7f;
+  constexpr float kLaunchUs = 2.0f, kMergeUs = 0.7f, kStoreBytesPerUs = 60e3f, kMergeBytesPerUs = 30e3f;
   const int stages = ceil_div(p.inner / kByteStage, cluster), parts = ceil_div(p.num_rows, tokens);
   const int tiles = ceil_div(p.outer, rows) * parts, waves = ceil_div(tiles, clusters);
   const float weight = 128.0f * rows, at_once = static_cast<float>(std::min(tiles, clusters) * cluster);
   const float computing = 256.0f * rows * tokens / kFlopPerUs;
   const float reading =
       std::max((weight + 128.0f * tokens) / kBlockBytesPerUs, weight * at_once / (kChipBytesPerUs * parts));
-  return waves * (kLaunchUs + (cluster > 1 ? kMergeUs : 0.0f) + stages * std::max(computing, reading));
+  const float sums = 4.0f * rows * tokens;
+  const float ending = cluster > 1 ? sums / kMergeBytesPerUs + kMergeUs : sums / kStoreBytesPerUs;
+  return waves * (kLaunchUs + ending + stages * std::max(computing, reading));
 }
 
 template <typename Tile>
@@ -280,7 +286,7 @@ cudaError_t consider_bytes(const LinearW8A8Params& p, const Chip& chip, ByteGrid
     if (found == cudaErrorNotSupported) continue;
     if (found != cudaSuccess) return found;
     const float us = byte_us(p, Tile::Tokens, Tile::Rows, cluster, clusters);
-    if (us < best->us) *best = {Tile::Warps / 4, cluster, us};
+    if (us < best->us) *best = {Tile::Warps / 4, Tile::Parts, cluster, us};
   }
   return cudaSuccess;
 }
@@ -290,23 +296,25 @@ cudaError_t run_bytes(const LinearW8A8Params& p, int cluster, cudaStream_t strea
   const Overlap overlap = p.prefetch_safe != 0 ? Overlap::kYes : Overlap::kNo;
   CUtensorMap w, x;
   cudaError_t error = describe_byte_rows(p.weight, p.outer, p.inner, Tile::Rows, &w);
-  if (error == cudaSuccess) error = describe_byte_rows(p.x, p.num_rows, p.inner, Tile::Tokens, &x);
+  if (error == cudaSuccess) error = describe_byte_rows(p.x, p.num_rows, p.inner, Tile::box(p.num_rows), &x);
   if (error != cudaSuccess) return error;
   const dim3 grid(cluster, ceil_div(p.num_rows, Tile::Tokens), ceil_div(p.outer, Tile::Rows));
   return launch(overlap, linear_w8a8_kernel<Tile>, grid, Tile::Threads, Tile::SharedBytes, cluster, stream, p, w, x);
 }
 
 template <typename Byte, int kPart, int kParts>
-cudaError_t launch_bytes(const LinearW8A8Params& p, const Chip& chip, cudaStream_t stream) {
-  ByteGrid best = {0, 0, 1e30f};
-  cudaError_t error = consider_bytes<ByteTile<Byte, 3, kPart, kParts>>(p, chip, &best);
-  if (error == cudaSuccess) error = consider_bytes<ByteTile<Byte, 2, kPart, kParts>>(p, chip, &best);
-  if (error == cudaSuccess) error = consider_bytes<ByteTile<Byte, 1, kPart, kParts>>(p, chip, &best);
-  if (error != cudaSuccess) return error;
-  if (best.warpgroups == 0) return cudaErrorNotSupported;
-  if (best.warpgroups == 3) return run_bytes<ByteTile<Byte, 3, kPart, kParts>>(p, best.cluster, stream);
-  if (best.warpgroups == 2) return run_bytes<ByteTile<Byte, 2, kPart, kParts>>(p, best.cluster, stream);
-  return run_bytes<ByteTile<Byte, 1, kPart, kParts>>(p, best.cluster, stream);
+cudaError_t consider_parts(const LinearW8A8Params& p, const Chip& chip, ByteGrid* best) {
+  cudaError_t error = consider_bytes<ByteTile<Byte, 3, kPart, kParts>>(p, chip, best);
+  if (error == cudaSuccess) error = consider_bytes<ByteTile<Byte, 2, kPart, kParts>>(p, chip, best);
+  if (error == cudaSuccess) error = consider_bytes<ByteTile<Byte, 1, kPart, kParts>>(p, chip, best);
+  return error;
+}
+
+template <typename Byte, int kPart, int kParts>
+cudaError_t run_parts(const LinearW8A8Params& p, const ByteGrid& grid, cudaStream_t stream) {
+  if (grid.warpgroups == 3) return run_bytes<ByteTile<Byte, 3, kPart, kParts>>(p, grid.cluster, stream);
+  if (grid.warpgroups == 2) return run_bytes<ByteTile<Byte, 2, kPart, kParts>>(p, grid.cluster, stream);
+  return run_bytes<ByteTile<Byte, 1, kPart, kParts>>(p, grid.cluster, stream);
 }
 
 template <typename Byte>
@@ -314,9 +322,18 @@ cudaError_t launch_linear_w8a8(const LinearW8A8Params& p, cudaStream_t stream) {
   Chip chip;
   if (const cudaError_t error = Chip::current(&chip); error != cudaSuccess) return error;
   if (!has_wgmma(chip)) return cudaErrorNotSupported;
-  if (p.num_rows <= 64) return launch_bytes<Byte, 64, 1>(p, chip, stream);
-  if (p.num_rows <= 128) return launch_bytes<Byte, 128, 1>(p, chip, stream);
-  return launch_bytes<Byte, 128, 2>(p, chip, stream);
+  ByteGrid best = {0, 0, 0, 1e30f};
+  cudaError_t error;
+  if (p.num_rows <= 64) {
+    error = consider_parts<Byte, 64, 1>(p, chip, &best);
+  } else {
+    error = consider_parts<Byte, 128, 1>(p, chip, &best);
+    if (error == cudaSuccess && p.num_rows > 128) error = consider_parts<Byte, 128, 2>(p, chip, &best);
+  }
+  if (error != cudaSuccess) return error;
+  if (best.warpgroups == 0) return cudaErrorNotSupported;
+  if (p.num_rows <= 64) return run_parts<Byte, 64, 1>(p, best, stream);
+  return best.parts == 1 ? run_parts<Byte, 128, 1>(p, best, stream) : run_parts<Byte, 128, 2>(p, best, stream);
 }
 
 }  // namespace trt_eagle3

@@ -57,8 +57,7 @@ struct SiluSource {
     Pack<T, 8> out;
 #pragma unroll
     for (int e = 0; e < 8; ++e) {
-      const float g = to_float(gate.values[e]);
-      out.values[e] = from_float<T>(g / (1.0f + expf(-g)) * to_float(up.values[e]));
+      out.values[e] = from_float<T>(silu<T>(to_float(gate.values[e])) * to_float(up.values[e]));
     }
     return out;
   }

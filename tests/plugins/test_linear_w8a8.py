@@ -186,6 +186,23 @@ def test_rows_of_a_norm_are_what_add_rms_norm_and_quantise_rows_make(
         assert torch.equal(total, expected)
 
 
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("shape", [(1, 128), (5, 384), (8, 4096)], ids=str)
+def test_rounded_rows_of_silu_and_norm_are_those_that_round_rows_makes(
+    shape: tuple[int, int], blocks: bool, cuda: torch.device
+) -> None:
+    x, up, other = (torch.randn(shape, device=cuda).bfloat16() for _ in range(3))
+    gate_up = torch.cat([x, up], 1)
+    expected = capi.round_rows(capi.silu_mul(gate_up), blocks=blocks)
+    assert torch.equal(capi.round_silu_mul(gate_up, blocks=blocks), expected)
+    normed, total = capi.add_rms_norm(x, up[0], other, epsilon=1e-6)
+    rounded, found = capi.round_add_rms_norm(x, up[0], other, epsilon=1e-6, blocks=blocks)
+    assert torch.equal(rounded, capi.round_rows(normed, blocks=blocks))
+    assert found is not None
+    assert total is not None
+    assert torch.equal(found, total)
+
+
 def check_same(got: RowCodes, expected: RowCodes) -> None:
     assert torch.equal(got.q.view(torch.uint8), expected.q.view(torch.uint8))
     assert torch.equal(got.scale, expected.scale)

@@ -7,8 +7,8 @@ of prompts, meet the weight dequantised for the call: little beside such a produ
 Where ``engine.activations`` says that activations are FP8 (and an FP8 checkpoint says so too) or
 int8, rows are rounded, each by itself (by 128 columns where the scales change along K), whatever
 their number: what a row gives does not depend on how many there are. On Hopper bytes are then
-multiplied by bytes (``linear_w8a8``; many rows of FP8 by stock products); elsewhere few rows are
-rounded to the same FP8 values before they are multiplied in 16 bits.
+multiplied by bytes (``linear_w8a8``; many rows of FP8 by stock products); up to 8 rows, and few
+rows elsewhere, are rounded to the same FP8 values and multiplied in 16 bits.
 
 Shapes: n rows of x, K inputs, N outputs. T is the compute type, float16 or bfloat16.
 """
@@ -31,8 +31,10 @@ __all__ = ["Fp8Weight", "Int4Weight", "Int8Weight", "Nvfp4Weight", "PackedWeight
 
 _FEW_ROWS = 3 * capi.MAX_PACKED_ROWS
 """Up to which passes of the kernels are faster than a weight dequantised for the call."""
-_BYTE_ROWS = 256
-"""Up to which our products of FP8 bytes are faster than stock ones."""
+_ROUNDED_ROWS, _BYTE_ROWS = 8, 128
+"""From the first to the second our products of FP8 bytes are the fastest: fewer rows are rounded
+and multiplied in 16 bits, more are for stock products.
+"""
 _BLOCK = 128  # rows of an FP8 scale of blocks
 _STOCK_ROWS = 16  # stock products with scales of blocks take multiples
 _FP8_CHIP, _HOPPER = (8, 9), 9
@@ -91,10 +93,11 @@ class Fp8Weight(PackedWeight):
         """``PackedWeight.product``."""
         if not self._rounds(rows.dtype):
             return self._of_values(rows.values())
-        if not self._blocks and len(rows) <= _BYTE_ROWS and _on_hopper():
+        by_bytes = not self._blocks and _on_hopper()
+        if by_bytes and _ROUNDED_ROWS < len(rows) <= _BYTE_ROWS:
             return _of_bytes(rows.codes(), self.codes, self.scale, rows.dtype)
         if len(rows) <= capi.MAX_PACKED_ROWS:
-            return self._of_values(capi.round_rows(rows.values(), blocks=self._blocks))
+            return self._of_values(rows.rounded(blocks=self._blocks))
         return self._stock(rows)
 
     @property

@@ -19,7 +19,7 @@ __all__ = ["NormRows", "ProductRows", "SiluMulRows", "TensorRows"]
 
 
 class ProductRows(Protocol):
-    """Rows ``x [n, K]`` of a product; ``values`` or ``codes`` is called, once."""
+    """Rows ``x [n, K]`` of a product; one of its functions is called, once."""
 
     def __len__(self) -> int:
         """n."""
@@ -36,6 +36,10 @@ class ProductRows(Protocol):
 
     def codes(self, *, blocks: bool = False, integers: bool = False) -> capi.RowCodes:
         """As ``capi.quantise_rows`` makes them."""
+        ...
+
+    def rounded(self, *, blocks: bool = False) -> Tensor:
+        """T [n, K], as ``capi.round_rows`` makes them: the values of FP8 codes."""
         ...
 
 
@@ -57,6 +61,10 @@ class TensorRows:
         """``ProductRows.codes``."""
         return capi.quantise_rows(self._x, blocks=blocks, integers=integers)
 
+    def rounded(self, *, blocks: bool = False) -> Tensor:
+        """``ProductRows.rounded``."""
+        return capi.round_rows(self._x, blocks=blocks)
+
 
 class SiluMulRows:
     """Implements ``ProductRows``: ``silu(gate) * up`` of ``gate_up`` [n, 2 K]."""
@@ -76,6 +84,10 @@ class SiluMulRows:
         """``ProductRows.codes``."""
         return capi.quantise_silu_mul(self._gate_up, blocks=blocks, integers=integers)
 
+    def rounded(self, *, blocks: bool = False) -> Tensor:
+        """``ProductRows.rounded``."""
+        return capi.round_silu_mul(self._gate_up, blocks=blocks)
+
 
 class NormRows:
     """Implements ``ProductRows``: ``AddRmsNorm``'s y; afterwards ``total`` is x + residual, or None
@@ -85,26 +97,37 @@ class NormRows:
     def __init__(
         self, x: Tensor, weight: Tensor, residual: Tensor | None, *, epsilon: float
     ) -> None:
-        self._x, self._weight, self._residual, self._epsilon = x, weight, residual, epsilon
+        self._x, self._residual, self._epsilon = x, residual, epsilon
+        self._inputs = (x, weight, residual)
         self.dtype = weight.dtype
         self.total: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self._x)
 
+    @property
+    def _is_fused(self) -> bool:
+        """Whether the kernels that quantise compute this norm."""
+        stream = self._x if self._residual is None else self._residual
+        return stream.dtype == self.dtype and stream.shape[1] <= capi.MAX_QUANTISED_NORM
+
     def values(self) -> Tensor:
         """``AddRmsNorm``."""
-        inputs = (self._x, self._weight, self._residual)
-        y, self.total = capi.add_rms_norm(*inputs, epsilon=self._epsilon)
+        y, self.total = capi.add_rms_norm(*self._inputs, epsilon=self._epsilon)
         return y
 
     def codes(self, *, blocks: bool = False, integers: bool = False) -> capi.RowCodes:
         """``ProductRows.codes``."""
-        inputs, kind = (self._x, self._weight, self._residual), (blocks, integers)
-        stream = self._x if self._residual is None else self._residual
-        if stream.dtype != self.dtype or stream.shape[1] > capi.MAX_QUANTISED_NORM:
+        if not self._is_fused:
             return TensorRows(self.values()).codes(blocks=blocks, integers=integers)
         codes, self.total = capi.quantise_add_rms_norm(
-            *inputs, epsilon=self._epsilon, blocks=kind[0], integers=kind[1]
+            *self._inputs, epsilon=self._epsilon, blocks=blocks, integers=integers
         )
         return codes
+
+    def rounded(self, *, blocks: bool = False) -> Tensor:
+        """``ProductRows.rounded``."""
+        if not self._is_fused:
+            return TensorRows(self.values()).rounded(blocks=blocks)
+        y, self.total = capi.round_add_rms_norm(*self._inputs, epsilon=self._epsilon, blocks=blocks)
+        return y

@@ -33,7 +33,9 @@ from trt_eagle3.engine.torch.capi.quantise import (
     quantise_add_rms_norm_call,
     quantise_rows_call,
     quantise_silu_mul_call,
+    round_add_rms_norm_call,
     round_rows_call,
+    round_silu_mul_call,
 )
 from trt_eagle3.graph.ops.add_rms_norm import add_rms_norm_call
 from trt_eagle3.graph.ops.kernel import AttentionPath
@@ -70,7 +72,9 @@ __all__ = [
     "quantise_add_rms_norm",
     "quantise_rows",
     "quantise_silu_mul",
+    "round_add_rms_norm",
     "round_rows",
+    "round_silu_mul",
     "silu_mul",
     "tree_attention",
     "unpack_fp8",
@@ -93,7 +97,9 @@ qk_norm_mrope = launched(qk_norm_mrope_call)
 quantise_add_rms_norm = launched(quantise_add_rms_norm_call)
 quantise_rows = launched(quantise_rows_call)
 quantise_silu_mul = launched(quantise_silu_mul_call)
+round_add_rms_norm = launched(round_add_rms_norm_call)
 round_rows = launched(round_rows_call)
+round_silu_mul = launched(round_silu_mul_call)
 silu_mul = launched(silu_mul_call)
 tree_attention = launched(tree_attention_call)
 unpack_fp8 = launched(unpack_fp8_call)

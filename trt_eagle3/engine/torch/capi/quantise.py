@@ -20,7 +20,9 @@ __all__ = [
     "quantise_add_rms_norm_call",
     "quantise_rows_call",
     "quantise_silu_mul_call",
+    "round_add_rms_norm_call",
     "round_rows_call",
+    "round_silu_mul_call",
 ]
 
 MAX_QUANTISED_NORM = 8192  # columns
@@ -154,3 +156,25 @@ def round_rows_call(x: Tensor, *, blocks: bool = False) -> KernelCall[Tensor]:
     """
     call, rounded = quantise_rows_call(x, blocks=blocks), x.new_empty(x.shape)
     return KernelCall(QUANTISE_ROWS, {**call.tensors, "q": rounded}, {}, rounded)
+
+
+def round_silu_mul_call(gate_up: Tensor, *, blocks: bool = False) -> KernelCall[Tensor]:
+    """``round_rows_call`` of what ``silu_mul`` makes."""
+    call = quantise_silu_mul_call(gate_up, blocks=blocks)
+    rounded = gate_up.new_empty(call.result.q.shape)
+    return KernelCall(QUANTISE_SILU_MUL, {**call.tensors, "q": rounded}, {}, rounded)
+
+
+def round_add_rms_norm_call(
+    x: Tensor,
+    weight: Tensor,
+    residual: Tensor | None = None,
+    *,
+    epsilon: float,
+    blocks: bool = False,
+) -> KernelCall[tuple[Tensor, Tensor | None]]:
+    """``round_rows_call`` of ``RMSNorm(x + residual) * weight``, and ``x + residual``."""
+    call = quantise_add_rms_norm_call(x, weight, residual, epsilon=epsilon, blocks=blocks)
+    rounded = x.new_empty(x.shape)
+    tensors = {**call.tensors, "q": rounded}
+    return KernelCall(QUANTISE_ADD_RMS_NORM, tensors, call.scalars, (rounded, call.result[1]))
