@@ -201,3 +201,77 @@ def test_pack_declines_what_no_kernel_computes(change: str, tmp_path: Path) -> N
     expr, root = expression(name, tmp_path, columns=448 if change == "columns" else 512)
     expr = replace(expr, dtype=F32) if change == "float32" else expr
     assert pack(expr, root, CPU) is None
+
+
+class _Asked:
+    """Rows that say what they were asked for."""
+
+    dtype = torch.bfloat16
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def values(self) -> Tensor:
+        raise _AskedError("values")
+
+    def codes(self, *, blocks: bool = False, integers: bool = False) -> packed.capi.RowCodes:
+        raise _AskedError("blocks" if blocks else "int8" if integers else "codes")
+
+    def rounded(self, *, blocks: bool = False) -> Tensor:
+        raise _AskedError("rounded by blocks" if blocks else "rounded")
+
+
+class _AskedError(Exception):
+    pass
+
+
+BY_ROW, BY_BLOCK = torch.ones(128, 1), torch.ones(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("chip", "scale", "asked"),
+    [
+        ((9, 0), BY_ROW, {1: "rounded", 8: "rounded", 9: "codes", 4096: "codes"}),
+        ((8, 9), BY_ROW, {1: "rounded", 128: "rounded", 129: "codes"}),
+        ((9, 0), BY_BLOCK, {1: "rounded by blocks", 128: "rounded by blocks", 144: "blocks"}),
+        ((8, 0), BY_ROW, {1: "values", 4096: "values"}),
+    ],
+)
+def test_fp8_activations_are_rounded_whatever_the_number_of_rows_or_never(
+    chip: tuple[int, int], scale: Tensor, asked: dict[int, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed, "_capability", lambda: chip)
+    codes = torch.zeros(128, 256).to(torch.float8_e4m3fn)
+    for rows, what in asked.items():
+        with pytest.raises(_AskedError, match=f"^{what}$"):
+            Fp8Weight(codes, scale, fp8_activations=True).product(_Asked(rows))
+        with pytest.raises(_AskedError, match=r"^values$"):
+            Fp8Weight(codes, scale).product(_Asked(rows))
+
+
+def test_int8_activations_are_for_hopper_and_scales_of_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    codes = torch.zeros(128, 256, dtype=torch.uint8)
+    for chip, scale, what in (
+        ((9, 0), BY_ROW, "int8"),
+        ((9, 0), torch.ones(128, 2), "values"),
+        ((8, 9), BY_ROW, "values"),
+    ):
+        monkeypatch.setattr(packed, "_capability", lambda chip=chip: chip)
+        weight = Int8Weight(codes, scale, int8_activations=True)
+        assert weight.takes_bytes is (what == "int8")
+        for rows in (1, 4096):
+            with pytest.raises(_AskedError, match=f"^{what}$"):
+                weight.product(_Asked(rows))
+
+
+@pytest.mark.parametrize("activations", ["compute", "int8"])
+def test_pack_rounds_rows_to_int8_where_asked(activations: str, tmp_path: Path) -> None:
+    expr, root = expression("int8", tmp_path)
+    weight = pack(expr, root, CPU, activations=activations)
+    assert isinstance(weight, Int8Weight)
+    assert weight.int8_activations is (activations == "int8")
