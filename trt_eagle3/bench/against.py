@@ -51,6 +51,7 @@ __all__ = ["Contest", "against", "open_contest"]
 
 Ask = Callable[[int, int], Run]
 """Answers ``count`` requests, so many in flight."""
+Heard = Callable[[AgainstRow], object]
 
 
 class Contest:
@@ -71,12 +72,20 @@ class Contest:
         max_tokens: int = MAX_TOKENS,
         ignore_eos: bool = False,
         progress: Progress = lambda *_: None,
+        heard: Heard = lambda _: None,
     ) -> AgainstReport:
-        """Answer ``counts`` requests made of ``questions``, whose images are files, by load."""
+        """Answer ``counts`` requests made of ``questions``, whose images are files, by load;
+        ``heard``: told each row as soon as it is there.
+        """
         options = {"max_tokens": max_tokens, "ignore_eos": ignore_eos}
-        found = _rounds(self._asks(questions, options), counts, rounds, progress)
         facts = {**self._facts(), **options, "rounds": rounds, "num_prompts": len(questions)}
-        rows = [row for load in counts for row in _rows(load, found, len(questions))]
+        asks, rows = self._asks(questions, options), list[AgainstRow]()
+        for number, (load, count) in enumerate(counts.items()):
+            progress("loads", number, len(counts))
+            for row in _rows(load, _rounds(asks, load, count, rounds), len(questions)):
+                heard(row)
+                rows.append(row)
+        progress("loads", 1, 1)
         return AgainstReport(facts, tuple(rows))
 
     def _asks(
@@ -173,6 +182,7 @@ def against(
     requests: Sequence[int] = (),
     rounds: int = ROUNDS,
     progress: Progress = lambda *_: None,
+    heard: Heard = lambda _: None,
     **options: Any,
 ) -> AgainstReport:
     """Measure a bundle and ``peer``, without speculation, and where both can draft, with it.
@@ -182,6 +192,7 @@ def against(
             out.
         first_token: files of prompts of which, one at a time, the time to the first token is
             measured too.
+        heard: told each row of a load as soon as it is there.
     Raises:
         UserError: anything wrong with bundle, prompts or the peer's checkpoints.
         EnvironmentMissingError: the peer is not installed.
@@ -206,7 +217,9 @@ def against(
             has_media=has_media,
             progress=progress,
         ) as contest:
-            report = contest.measure(questions, counts, rounds=rounds, progress=progress, **options)
+            report = contest.measure(
+                questions, counts, rounds=rounds, progress=progress, heard=heard, **options
+            )
             found = tuple(
                 FirstTokenRow(str(file), row)
                 for file, some in alone.items()
@@ -240,26 +253,18 @@ def _as_file(image: Any, file: Path) -> Path:
     return file
 
 
-_Found = Mapping[tuple[Load, str, bool], list[Run]]
+_Found = Mapping[tuple[str, bool], list[Run]]
 
 
-def _rounds(
-    asks: Mapping[tuple[str, bool], Ask],
-    counts: Mapping[Load, int],
-    rounds: int,
-    progress: Progress,
-) -> _Found:
-    """Every load by every side, who goes first changing from round to round."""
-    found: dict[tuple[Load, str, bool], list[Run]] = {}
+def _rounds(asks: Mapping[tuple[str, bool], Ask], load: Load, count: int, rounds: int) -> _Found:
+    """A load by every side, who goes first changing from round to round."""
+    found: dict[tuple[str, bool], list[Run]] = {}
     order = list(asks)
-    for index, (load, count) in enumerate(counts.items()):
-        for number in range(rounds + 1):
-            progress("rounds", index * (rounds + 1) + number, (rounds + 1) * len(counts))
-            for side in order if number % 2 else order[::-1]:
-                run = asks[side](count, load.concurrency)
-                if number:
-                    found.setdefault((load, *side), []).append(run)
-    progress("rounds", 1, 1)
+    for number in range(rounds + 1):
+        for side in order if number % 2 else order[::-1]:
+            run = asks[side](count, load.concurrency)
+            if number:
+                found.setdefault(side, []).append(run)
     return found
 
 
@@ -267,10 +272,10 @@ def _rows(load: Load, found: _Found, num_prompts: int) -> list[AgainstRow]:
     """Plain against plain, and speculative against the peer's speculative, or else its plain."""
     rows = []
     for speculation in (False, True):
-        if (load, "ours", speculation) not in found:
+        if ("ours", speculation) not in found:
             continue
-        same = (load, "peer", speculation) in found
-        ours = Side(tuple(found[load, "ours", speculation]))
-        theirs = Side(tuple(found[load, "peer", speculation and same]))
+        same = ("peer", speculation) in found
+        ours = Side(tuple(found["ours", speculation]))
+        theirs = Side(tuple(found["peer", speculation and same]))
         rows.append(AgainstRow(load, speculation, speculation and same, ours, theirs, num_prompts))
     return rows

@@ -14,6 +14,7 @@ from trt_eagle3.commands.console import (
     bars,
     bundle_argument,
     json_option,
+    log,
     numbers,
     out,
     print_json,
@@ -111,7 +112,7 @@ _PeerValues = tuple[str, Path | None, Path | None, Path | None, Path | None, flo
 )
 @click.option(
     "--peer-log",
-    "log",
+    "peer_log",
     type=click.Path(path_type=Path),
     help="Write what the peer says into this folder, a file for each of its processes.",
 )
@@ -140,7 +141,7 @@ def bench(
     checkpoint: Path | None,
     draft: Path | None,
     python: Path | None,
-    log: Path | None,
+    peer_log: Path | None,
     start_seconds: float,
     first_token: Sequence[Path],
     as_json: bool,
@@ -151,12 +152,12 @@ def bench(
     Kernels alone: plugins/bench/kernels.py. Big pairs with random weights: python -m
     trt_eagle3.bench.gpu
     """
-    if against is None and (checkpoint or draft or python or log or first_token):
+    if against is None and (checkpoint or draft or python or peer_log or first_token):
         raise UserError(
             "--checkpoint, --draft-checkpoint, --peer-python, --peer-log and --first-token: of "
             "--against only"
         )
-    peer = (against, checkpoint, draft, python, log, start_seconds) if against else None
+    peer = (against, checkpoint, draft, python, peer_log, start_seconds) if against else None
     if images:
         _bench_images(bundle, peer, as_json)
     elif peer:
@@ -206,7 +207,13 @@ def _bench_against(
     from trt_eagle3.bench.peers.job import PeerOptions
 
     with bars() as progress:
-        result = against(bundle, PeerOptions(*peer), progress=progress, **options)
+        result = against(
+            bundle,
+            PeerOptions(*peer),
+            progress=progress,
+            heard=lambda row: log.print(row.line(peer[0]), soft_wrap=True, markup=False),
+            **options,
+        )
     if as_json:
         print_json(result.to_dict())
     else:

@@ -51,6 +51,15 @@ class AgainstRow:
         """Prompts to which the two sides gave different tokens in some round."""
         return len(differing_prompts(self.ours, self.peer, self.num_prompts))
 
+    def line(self, peer: str) -> str:
+        """In short, ours before the peer's."""
+        steps = [f"{side.step_ms or 0.0:.2f}" for side in (self.ours, self.peer)]
+        speeds = [f"{side.tokens_per_second:.0f}" for side in (self.ours, self.peer)]
+        return (
+            f"{self.load.name} in flight, {_decoding(self.speculation)}, trt-eagle3 and {peer}: "
+            f"{' and '.join(steps)} ms a step, {' and '.join(speeds)} tokens/s"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
         return {
