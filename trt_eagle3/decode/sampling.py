@@ -13,8 +13,10 @@ Shapes: B sequences, T nodes of each, V vocab.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -112,6 +114,7 @@ class Sampler:
         self.sampling = sampling
         seed = int.from_bytes(os.urandom(8), "little") if sampling.seed is None else sampling.seed
         self._generator = torch.Generator().manual_seed(seed)
+        self._ahead = deque[float]()  # drawn, and not used yet
         self._vocab_size = vocab_size
         self.history = History(sampling, prompt_ids, vocab_size)
         self.grammar = grammar
@@ -131,10 +134,23 @@ class Sampler:
 
     def uniform(self) -> float:
         """The next random number of this sequence in [0, 1)."""
-        return float(self._draw())
+        number = self.upcoming(1)[0]
+        self.skip(1)
+        return number
 
-    def _draw(self) -> Tensor:
-        return torch.rand(1, generator=self._generator, dtype=torch.float64)
+    def upcoming(self, count: int) -> list[float]:
+        """The next ``count`` random numbers, which stay the next ones."""
+        lacking = count - len(self._ahead)
+        if lacking > 0:
+            drawn = torch.rand(lacking, generator=self._generator, dtype=torch.float64)
+            self._ahead.extend(drawn.tolist())
+        return list(islice(self._ahead, count))
+
+    def skip(self, count: int) -> None:
+        """The next ``count`` random numbers have been used."""
+        self.upcoming(count)
+        for _ in range(count):
+            self._ahead.popleft()
 
     def bias_on(self, device: torch.device) -> Tensor:
         """f32 [V]: ``logit_bias``; tokens that there are not are left out."""
@@ -184,32 +200,34 @@ def verify_results(
     parents: Tensor,
     mask: Tensor,
     allowed: AllowedTokens | None = None,
+    draws: Sequence[float] | None = None,
 ) -> VerifyResult:
-    """Judge a tree of each of B sequences with the same filters; takes a random number of each, for
-    its bonus token.
+    """Judge a tree of each of B sequences with the same filters.
 
     Args:
         logits: f32 [B, T, V]. tokens: int64 [B, T], the roots' are in the answers already. parents:
             int64 [B, T].
         mask: bool [B, T, T]: row i is true at i and its ancestors.
         allowed: what their grammars allow.
+        draws: a random number in [0, 1) of each, for its bonus token; None: its next one.
     """
     device, (batch, num_nodes) = logits.device, tokens.shape
     parents, mask = parents.to(device, non_blocking=True), mask.to(device, non_blocking=True)
     logits = process_logits(samplers, logits, tokens, mask, allowed)
+    if samplers[0].sampling.greedy:
+        best = logits.argmax(dim=2)
+        return VerifyResult((best.gather(1, parents.clamp(min=0)) == tokens).double(), best)
     rows = logits.flatten(0, 1)
     probs = target_probs(rows, samplers[0].sampling)
     first = torch.arange(0, batch * num_nodes, num_nodes, device=device)[:, None]
     above = first + parents.clamp(min=0)
     accept = probs[above, tokens.clamp(min=0)]
-    if samplers[0].sampling.greedy:
-        return VerifyResult(accept, rows.argmax(dim=1).view(batch, -1))
     drafted = above[:, 1:].flatten(), tokens[:, 1:].flatten()
     left = probs.index_put(drafted, torch.zeros((), dtype=probs.dtype, device=device))
-    uniform = torch.cat([s._draw() for s in samplers]).to(device, non_blocking=True)
-    return VerifyResult(
-        accept, _inverse_cdf(left, uniform.repeat_interleave(num_nodes)[:, None]).view(batch, -1)
-    )
+    draws = [s.uniform() for s in samplers] if draws is None else draws
+    uniform = to_device(torch.tensor(draws, dtype=torch.float64), device)
+    each = uniform[:, None].expand(-1, num_nodes).reshape(-1, 1)
+    return VerifyResult(accept, _inverse_cdf(left, each).view(batch, -1))
 
 
 def _inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
