@@ -58,24 +58,38 @@ def target_probs(logits: Tensor, sampling: SamplingParams) -> Tensor:
         return torch.zeros_like(logits, dtype=torch.float64).scatter_(
             1, logits.argmax(dim=1, keepdim=True), 1.0
         )
-    # a quotient then overflows to -inf only
-    logits = logits.double() - logits.amax(dim=1, keepdim=True)
-    probs = (logits / sampling.temperature).softmax(dim=1)
-    num_best = sampling.top_k if 0 < sampling.top_k < probs.shape[1] else None
+    most = logits.amax(dim=1, keepdim=True)
+    weights = _weights(logits, most, sampling.temperature)
+    num_best = sampling.top_k if 0 < sampling.top_k < logits.shape[1] else None
     if num_best:
-        probs = _keep_from(probs, probs.topk(num_best, dim=1).values[:, -1:])
-    if sampling.top_p < 1.0:
+        best = logits.topk(num_best, dim=1).values
+        weights = weights.masked_fill_(logits < best[:, -1:], 0.0)
+    if sampling.top_p < 1.0 and num_best:
         # of those that tie with the last of the best, one stands for all: they have one value, so
         # the edge is the same
-        ordered = (
-            probs.topk(num_best, dim=1).values if num_best else _likeliest(probs, sampling.top_p)
-        )
-        before = ordered.cumsum(dim=1) - ordered
-        count = (before < sampling.top_p).sum(dim=1, keepdim=True)
-        probs = _keep_from(probs, ordered.gather(1, count - 1))
+        shares = _weights(best, most, sampling.temperature) / weights.sum(dim=1, keepdim=True)
+        edge = best.gather(1, _num_within(shares, sampling.top_p) - 1)
+        weights = weights.masked_fill_(logits < edge, 0.0)
+    elif sampling.top_p < 1.0:
+        weights /= weights.sum(dim=1, keepdim=True)
+        ordered = _likeliest(weights, sampling.top_p)
+        edge = ordered.gather(1, _num_within(ordered, sampling.top_p) - 1)
+        weights = weights.masked_fill(weights < edge, 0.0)
     if sampling.min_p > 0.0:
-        probs = _keep_from(probs, sampling.min_p * probs.max(dim=1, keepdim=True).values)
-    return probs
+        least = sampling.min_p * weights.amax(dim=1, keepdim=True)
+        weights = weights.masked_fill(weights < least, 0.0)
+    return weights.div_(weights.sum(dim=1, keepdim=True))
+
+
+def _weights(logits: Tensor, most: Tensor, temperature: float) -> Tensor:
+    """float64, in proportion to the probabilities; ``most``: the largest logit, whose is 1."""
+    # first the difference: a quotient then overflows to -inf only
+    return logits.double().sub_(most).div_(temperature).exp_()
+
+
+def _num_within(ordered: Tensor, mass: float) -> Tensor:
+    """int64 [n, 1]: how many of the probabilities of each row, descending, reach ``mass``."""
+    return (ordered.cumsum(dim=1) - ordered < mass).sum(dim=1, keepdim=True)
 
 
 def _likeliest(probs: Tensor, mass: float) -> Tensor:
@@ -86,11 +100,6 @@ def _likeliest(probs: Tensor, mass: float) -> Tensor:
         if bool((few.cumsum(dim=1)[:, -1] >= mass).all()):
             return few
     return probs.sort(dim=1, descending=True).values
-
-
-def _keep_from(probs: Tensor, least: Tensor) -> Tensor:
-    kept = probs.masked_fill(probs < least, 0.0)
-    return kept / kept.sum(dim=1, keepdim=True)
 
 
 class Sampler:
@@ -223,7 +232,7 @@ def verify_results(
     above = first + parents.clamp(min=0)
     accept = probs[above, tokens.clamp(min=0)]
     drafted = above[:, 1:].flatten(), tokens[:, 1:].flatten()
-    left = probs.index_put(drafted, torch.zeros((), dtype=probs.dtype, device=device))
+    left = probs.index_put_(drafted, torch.zeros((), dtype=probs.dtype, device=device))
     draws = [s.uniform() for s in samplers] if draws is None else draws
     uniform = to_device(torch.tensor(draws, dtype=torch.float64), device)
     each = uniform[:, None].expand(-1, num_nodes).reshape(-1, 1)
@@ -237,5 +246,5 @@ def _inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     cumulative = weights.cumsum(dim=1)
     wanted = cumulative[:, -1:] * uniform
     # rounding must not pass it
-    last = weights.shape[1] - 1 - (weights.flip(1) > 0).to(torch.uint8).argmax(dim=1)
+    last = weights.shape[1] - 1 - (weights > 0).flip(1).to(torch.uint8).argmax(dim=1)
     return torch.minimum(torch.searchsorted(cumulative, wanted, right=True)[:, 0], last)
