@@ -54,8 +54,7 @@ class Outcome:
     def packed(self) -> Tensor:
         """int64 [B, 2 + 2 T] for ``unpacked``."""
         counts = self.counts.masked_fill(~self.finite, 0)
-        numbers = torch.stack([counts, self.draws], dim=1)
-        return torch.cat([numbers, self.tokens, self.path], dim=1)
+        return torch.cat([counts[:, None], self.draws[:, None], self.tokens, self.path], dim=1)
 
     @staticmethod
     def unpacked(rows: list[list[int]], steps: int = 0) -> list[Accepted]:
@@ -90,16 +89,18 @@ def accept_greedy(proposal: Proposal, target_ids: Tensor, *, chain: bool) -> Out
     Args:
         target_ids: int64 [B, T]: ``greedy_tokens`` at the nodes. chain: the trees are chains.
     """
-    tokens, num_nodes = proposal.tokens, proposal.tokens.shape[1]
-    draws = tokens.new_zeros(len(tokens))
-    if chain:
-        right = (tokens[:, 1:] == target_ids[:, :-1]).cumprod(dim=1)
-        path = torch.arange(num_nodes, device=tokens.device).expand_as(tokens)
-        return _outcome(tokens, right.sum(dim=1) + 1, path, target_ids, draws)
+    tokens = proposal.tokens
+    size, num_nodes = tokens.shape
+    constants = _constants(size, num_nodes, tokens.device)
+    if chain:  # what it emits is what the target says, as far as the draft agrees
+        counts = (tokens[:, 1:] == target_ids[:, :-1]).cumprod(dim=1).sum(dim=1) + 1
+        last = target_ids.gather(1, counts[:, None] - 1)[:, 0]
+        finite = (target_ids != _NO_TOKEN).all(dim=1)
+        return Outcome(counts, finite, target_ids, constants.path, last, constants.no_draws)
     parents = proposal.parents.to(tokens.device, non_blocking=True)
     mask = proposal.mask.to(tokens.device, non_blocking=True)
     right = tokens == target_ids.gather(1, parents.clamp(min=0))
-    return _outcome(tokens, *_followed(mask, right), target_ids, draws)
+    return _outcome(tokens, *_followed(mask, right), target_ids, constants.no_draws)
 
 
 def accept_drawn(proposal: Proposal, chances: Tensor, bonus: Tensor, uniform: Tensor) -> Outcome:
@@ -131,6 +132,22 @@ def accept_drawn(proposal: Proposal, chances: Tensor, bonus: Tensor, uniform: Te
     reached = torch.zeros_like(possible).scatter(1, path, nodes < counts[:, None])
     looked_at = reached.gather(1, parents.clamp(min=0)) & (nodes > 0) & first & drawn
     return _outcome(tokens, counts, path, bonus, looked_at.sum(dim=1))
+
+
+@dataclass(frozen=True)
+class _Constants:
+    """Of batches of one shape, only to be read: the ``path`` int64 [B, T] of chains, and ``draws``
+    int64 [B] of sequences that draw none.
+    """
+
+    path: Tensor
+    no_draws: Tensor
+
+
+@lru_cache(maxsize=256)
+def _constants(size: int, num_nodes: int, device: torch.device) -> _Constants:
+    path = torch.arange(num_nodes, device=device).expand(size, -1).contiguous()
+    return _Constants(path, torch.zeros(size, dtype=torch.int64, device=device))
 
 
 def _followed(mask: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
