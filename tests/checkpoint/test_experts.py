@@ -85,7 +85,7 @@ def edit(folder: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
 
 
 @pytest.mark.parametrize("layout", ["stacked", "transposed", "single"])
-@pytest.mark.parametrize(("weights", "error"), [("fp8", 0.04), ("int4", 0.12)])
+@pytest.mark.parametrize(("weights", "error"), [("fp8", 0.04), ("int4", 0.2)])
 def test_experts_are_quantised_by_the_build(
     weights: str, error: float, layout: Layout, tmp_path: Path
 ) -> None:
