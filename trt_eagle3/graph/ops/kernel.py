@@ -56,6 +56,7 @@ class ElementType(IntEnum):
     BOOL = 4
     FLOAT8_E4M3FN = 5
     UINT8 = 6
+    INT8 = 7
 
 
 class Mask(IntEnum):
