@@ -12,6 +12,7 @@ import pytest
 from tests.decode.structured import ENDS, VOCAB, compiler, ids_of, state_of, tokenizer
 from trt_eagle3.decode.grammar import MAX_SOURCE_BYTES, Grammar, StructuralTag
 from trt_eagle3.decode.grammar_compiler import GrammarCompiler
+from trt_eagle3.decode.grammar_masks import fill_next
 from trt_eagle3.decode.grammar_state import GrammarState
 from trt_eagle3.errors import UserError
 
@@ -46,7 +47,7 @@ def takes(state: GrammarState, text: str) -> tuple[bool, bool]:
 
 def ends_of(state: GrammarState) -> bool:
     row = np.empty(VOCAB // 32, dtype=np.int32)
-    state.fill_next(row)
+    fill_next(state, row)
     return bool(int(row[ENDS[0] >> 5]) >> (ENDS[0] & 31) & 1)
 
 

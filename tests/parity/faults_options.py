@@ -18,10 +18,10 @@ def _filled(p: Planted, change: Callable[[Any, Any, Any, Any], object]) -> None:
     """``change(state, tokens, parents, rows)`` after the masks of every tree."""
     true = tree_masks.fill_trees
 
-    def fill(jobs: Any) -> None:
-        true(jobs)
-        for job in jobs:
-            change(*job)
+    def fill(jobs: Any, masks: Any) -> None:
+        true(jobs, masks)
+        for job, rows in zip(jobs, masks, strict=True):
+            change(*job, rows)
 
     p.patch.setattr(tree_masks, "fill_trees", fill)
 
@@ -42,7 +42,7 @@ def _bonus_unmasked(p: Planted) -> None:
 
 
 def _not_rolled_back(p: Planted) -> None:
-    _filled(p, lambda s, tokens, *_: s._matcher.try_consume_tokens(tokens[1:2]))
+    _filled(p, lambda s, tokens, *_: s.matcher.try_consume_tokens(tokens[1:2]))
 
 
 def _late(p: Planted) -> None:

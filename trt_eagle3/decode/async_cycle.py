@@ -38,6 +38,7 @@ from trt_eagle3.decode.tree_judge import (
     any_changing,
     chosen_tokens,
     first_trees,
+    reduction,
 )
 from trt_eagle3.decode.tree_masks import TreeMasks
 from trt_eagle3.decode.verify import verify_tree
@@ -54,7 +55,7 @@ _MANY = 8
 
 @dataclass(frozen=True)
 class _PlainForward:
-    """A forward of one row each that runs: ``judged`` are its logits f32 [B, 1, V] or, where they
+    """A forward of one row each that runs: ``judged`` are its logits [B, 1, V] or, where they
     are ``reduced``, tokens int64 [B, 1]; ``roots``: what it ran over.
     """
 
@@ -197,15 +198,15 @@ class AsyncCycles:
         proposal = self._draft.proposal(sequences, tree, batch)
         greedy, samplers = all_greedy(sequences), [s.sampler for s in sequences]
         masks = TreeMasks(samplers, proposal)
-        reduce = greedy_tokens if greedy and not any_changing(sequences) else None
+        changing = any_changing(sequences)
+        reduce = reduction(changing=changing) if greedy else None
         judged, aux = self._verify(tree, proposal, batch, reduce)
         assert aux is not None
-        # who has a grammar is proposed for once the host knows what that allows
-        filtered = any(s.grammar is not None for s in samplers)
+        filtered = self._draft.filters(samplers)
         ahead = not filtered and max(lengths) + num_rows <= self._max_seq_len
         said: Readback | list[Accepted]
         if greedy:
-            if reduce is None:
+            if changing:
                 judged = chosen_tokens(samplers, tree, proposal, judged, masks)
             outcome = accept_trees(tree, proposal, judged)
             said = Readback(outcome.packed())  # before the draft's work: the host waits for no more
@@ -255,12 +256,11 @@ class AsyncCycles:
         if before is not None:
             roots = _roots_after(before, batch, unchanged=list(rows) == list(range(len(rows))))
         trees = tree_proposal(_ROOT, roots[:, None])
-        reduce = None if any_changing(sequences) else greedy_tokens
-        judged, aux = self._verify(_ROOT, trees, batch, reduce)
-        wanted = any(s.draft for s in sequences)
-        kept = aux[:, 0].clone() if aux is not None and wanted else None
+        changing = any_changing(sequences)
+        judged, aux = self._verify(_ROOT, trees, batch, reduction(changing=changing))
+        kept = aux[:, 0].clone() if aux is not None and any(s.draft for s in sequences) else None
         seats = Seats(sequences, lengths, range(len(sequences)))
-        return _PlainForward(seats, trees, judged, kept, reduced=reduce is not None)
+        return _PlainForward(seats, trees, judged, kept, not changing)
 
     def _choose(self, forward: _PlainForward, sequences: Sequence[SequenceState]) -> _PlainPass:
         """What ``forward``, which is for ``sequences``, says."""
