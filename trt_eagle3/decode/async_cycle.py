@@ -23,7 +23,6 @@ from trt_eagle3.decode.draft_ahead import DraftAhead, Tail
 from trt_eagle3.decode.outcome import (
     Outcome,
     accept_trees,
-    greedy_tokens,
     is_chain,
     tree_shape,
 )
@@ -233,12 +232,12 @@ class AsyncCycles:
         for _ in range(times):
             if tree is None:
                 roots = tree_proposal(_ROOT, batch.roots.long()[:, None])
-                self._verify(_ROOT, roots, batch, greedy_tokens)
+                self._verify(_ROOT, roots, batch, reduction(changing=False))
                 continue
             assert self._draft is not None
             dtype = self._target.embedding.dtype
             proposal = self._draft.run_nobody(tree, batch, dtype)
-            target_ids, aux = self._verify(tree, proposal, batch, greedy_tokens)
+            target_ids, aux = self._verify(tree, proposal, batch, reduction(changing=False))
             assert aux is not None
             outcome = accept_trees(tree, proposal, target_ids)
             self._draft.extend(batch, outcome, aux, in_place=is_chain(tree))
