@@ -31,14 +31,14 @@ TOOLS = (
     ),
 )
 NAMED_TOOL = "wait"
-_MAX_TOKENS = 56  # more than a call of either
+# a call of either has fewer, of any tokenizer; penalties keep a model without tools from blanks
+_SAMPLING = SamplingParams(max_tokens=100, frequency_penalty=2.0)
 
 
 def tool_sets() -> Mapping[str, SamplingParams]:
     """By name: any of the tools, several calls if it likes; the named one, once."""
-    sampling = SamplingParams(max_tokens=_MAX_TOKENS)
     choices = {"tools": "required", "named tool": NAMED_TOOL}
     return {
-        name: Conversation((), TOOLS, choice).constrained(sampling, "none")
+        name: Conversation((), TOOLS, choice).constrained(_SAMPLING, "none")
         for name, choice in choices.items()
     }
