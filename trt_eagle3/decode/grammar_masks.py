@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -73,25 +73,24 @@ class _Walk:
     rows: Words
     first: int
     _done: set[int] = field(default_factory=set)
-    _left: Iterator[list[int]] | None = None
+    _left: Iterator[tuple[int, ...]] | None = None
 
     def next_run(self) -> _Run | None:
-        """The nodes of the next path that have no masks yet, behind the last one that has; None
-        where all have, or can have none.
+        """The nodes of the next path that have no masks yet and may be accepted; None where there
+        are no more.
         """
         if self._left is None:
-            self._left = iter(_paths(self.parents))
+            self._left = iter(_paths(tuple(self.parents)))
         for path in self._left:
-            new = next((i for i, node in enumerate(path) if node not in self._done), len(path))
-            start = max(new - 1, 0)
+            new = next(i for i, node in enumerate(path) if node not in self._done)
             self._done.update(path)
-            if self._allowed(path[: start + 1]):
-                ends = (i for i in range(start + 1, len(path)) if self._is_end(path[i]))
-                return _Run(self, path[:start], path[start : next(ends, len(path))])
+            if self._allowed(path[: new + 1]):
+                ends = (i for i in range(new + 1, len(path)) if self._is_end(path[i]))
+                return _Run(self, path[:new], path[new : next(ends, len(path))])
         return None
 
     def _allowed(self, path: Sequence[int]) -> bool:
-        """Whether the tokens of ``path``, whose masks are known but for the last one's, can all be
+        """Whether the tokens of ``path``, of which the last node alone has no mask, can all be
         accepted.
         """
         return all(
@@ -168,14 +167,15 @@ def _compute(runs: Sequence[tuple[_Run, int]], rows: Words) -> None:
         _executor().unsafe_compute_mask_ptr(bare, *target)
 
 
-def _paths(parents: Sequence[int]) -> list[list[int]]:
+@lru_cache(maxsize=64)
+def _paths(parents: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Nodes from the root to each leaf."""
     found = []
     for leaf in sorted(set(range(len(parents))) - set(parents)):
         path = [leaf]
         while parents[path[-1]] >= 0:
             path.append(parents[path[-1]])
-        found.append(path[::-1])
+        found.append(tuple(path[::-1]))
     return found
 
 
