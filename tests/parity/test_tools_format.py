@@ -31,6 +31,13 @@ def test_answer_that_was_cut_may_end_anywhere(length: int) -> None:
     assert format_fault(f"{LIGHT}\n{WAIT}"[: len(LIGHT) + length], cut=True, named=False) == ""
 
 
+@pytest.mark.parametrize("argument", ['"hours"', '"hou', '"x": 1, "minutes": 2'])
+def test_answer_that_was_cut_begins_as_a_call(argument: str) -> None:
+    text = f'<tool_call>\n{{"name": "wait", "arguments": {{{argument}'
+    assert "beside calls" in format_fault(text, cut=True, named=False)
+    assert "beside calls" in format_fault(text.replace("wait", "weight"), cut=True, named=False)
+
+
 @pytest.mark.parametrize(
     ("text", "named", "fault"),
     [

@@ -13,6 +13,7 @@ from typing import Any
 from trt_eagle3.errors import UserError
 from trt_eagle3.multimodal.assistant_message import AssistantMessage, MessageParser
 from trt_eagle3.multimodal.chat_template import ChatTemplate
+from trt_eagle3.multimodal.tools import Tool
 from trt_eagle3.parity.checks.check_recorder import Measurements
 from trt_eagle3.parity.checks.evidence import Evidence
 from trt_eagle3.parity.record.tool_calls import NAMED_TOOL, TOOLS
@@ -20,7 +21,10 @@ from trt_eagle3.parity.record.tool_calls import NAMED_TOOL, TOOLS
 __all__ = ["check_tools_format", "format_fault", "template_fault"]
 
 _CALL = re.compile(r"<tool_call>\n(\{.*?\})\n</tool_call>", re.DOTALL)
-_BEGIN, _PIECE = "<tool_call>", 3  # characters that the parser is given at once
+_BEGUN = re.compile(
+    r'<tool_call>\n\{"name": "(?P<name>\w+)", "arguments": \{\s*"(?P<key>[^"]*)(?P<end>"?)'
+)
+_PIECE = 3  # characters that the parser is given at once
 Call = tuple[str, Any]
 
 
@@ -45,8 +49,7 @@ def format_fault(text: str, *, cut: bool, named: bool) -> str:
     ``named``: it must be one call, of ``NAMED_TOOL``.
     """
     bodies, around = _CALL.findall(text), _CALL.sub("", text).strip()
-    unfinished = cut and (around.startswith(_BEGIN) or _BEGIN.startswith(around))
-    if around and not unfinished:
+    if around and not (cut and _may_become_call(around)):
         return f"beside calls: {around!r:.60}"
     calls = []
     for body in bodies:
@@ -83,6 +86,22 @@ def template_fault(template: ChatTemplate) -> str | None:
     # the prompt that describes the tools may show a call, too
     calls = [_call(body) for body in _CALL.findall(text)]
     return "" if (NAMED_TOOL, arguments) in calls else f"no call as expected: {text!r:.80}"
+
+
+def _may_become_call(text: str) -> bool:
+    """Whether it may be the beginning of a call, as far as its first argument."""
+    begun = _BEGUN.match(text)
+    if begun is None:
+        return any(_head(tool).startswith(text[: len(_head(tool))]) for tool in TOOLS)
+    tool = next((tool for tool in TOOLS if tool.name == begun["name"]), None)
+    names = tool.parameters["properties"] if tool else ()
+    if begun["end"]:
+        return begun["key"] in names
+    return any(name.startswith(begun["key"]) for name in names)
+
+
+def _head(tool: Tool) -> str:
+    return f'<tool_call>\n{{"name": "{tool.name}", "arguments": {{'
 
 
 def _call(body: str) -> Call | None:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from trt_eagle3.decode.answer import Answer as Reply
 from trt_eagle3.decode.grammar import Grammar
 from trt_eagle3.decode.request import Generation, Request
@@ -36,8 +38,8 @@ ROUNDS = 3
 MAX_TOKENS, NUM_CASES, NUM_BEST, _MIN_TOKENS = 16, 2, 20, 8
 
 
-def option_sets(end_ids: Sequence[int]) -> dict[str, SamplingParams]:
-    """By name: each option, and each pair of options."""
+def option_sets(end_ids: Sequence[int], tokenizer: Tokenizer) -> dict[str, SamplingParams]:
+    """By name: each option, each pair of options, and tools that must be called."""
     early: dict[str, Any] = {"logit_bias": {end_ids[0]: 50.0}} if end_ids else {}
     single: dict[str, dict[str, Any]] = {
         "grammar": {"grammar": Grammar.regex(PATTERN)},
@@ -53,7 +55,7 @@ def option_sets(end_ids: Sequence[int]) -> dict[str, SamplingParams]:
     }
     sets = {**single, **pairs, **grammars}
     made = {name: SamplingParams(max_tokens=MAX_TOKENS, **given) for name, given in sets.items()}
-    return {**made, **tool_sets()}
+    return {**made, **tool_sets(tokenizer)}
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def answer_options(
 ) -> OptionAnswers:
     """Ask some of the cases again, with every set of options."""
     engine.recording.only = "none"
-    sets = option_sets(engine.spec.eos_token_ids)
+    sets = option_sets(engine.spec.eos_token_ids, engine.processor.tokenizer)
     some = _some(answers)
     asked = [(a, name, s) for a in some for name, s in sets.items()]
     engine.begin_service()

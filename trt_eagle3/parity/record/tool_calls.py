@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from tokenizers import Tokenizer
+
 from trt_eagle3.decode.conversation import Conversation
 from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.multimodal.tools import Tool
@@ -31,14 +33,20 @@ TOOLS = (
     ),
 )
 NAMED_TOOL = "wait"
-# a call of either has fewer, of any tokenizer; penalties keep a model without tools from blanks
-_SAMPLING = SamplingParams(max_tokens=100, frequency_penalty=2.0)
+_MAX_TOKENS = 96  # more than a call of either, of any tokenizer
+_BLANKS = (" ", "  ", "    ", "\t", "\n", "\n\n", "\r", "\r\n")
 
 
-def tool_sets() -> Mapping[str, SamplingParams]:
-    """By name: any of the tools, several calls if it likes; the named one, once."""
+def tool_sets(tokenizer: Tokenizer) -> Mapping[str, SamplingParams]:
+    """By name: any of the tools, several calls if it likes; the named one, once.
+
+    A model that has learned no tools would fill the room that JSON leaves with blanks.
+    """
+    encoded = [tokenizer.encode(text, add_special_tokens=False).ids for text in _BLANKS]
+    bias = {ids[0]: -100.0 for ids in encoded if len(ids) == 1}
+    sampling = SamplingParams(max_tokens=_MAX_TOKENS, logit_bias=bias)
     choices = {"tools": "required", "named tool": NAMED_TOOL}
     return {
-        name: Conversation((), TOOLS, choice).constrained(_SAMPLING, "none")
+        name: Conversation((), TOOLS, choice).constrained(sampling, "none")
         for name, choice in choices.items()
     }
