@@ -247,16 +247,18 @@ def test_engines_pass_validation(bundles: Bundles, dtype: str) -> None:
     )
 
 
-@pytest.mark.xdist_group("float16")
-def test_engines_with_weights_quantised_at_build_pass_validation(bundles: Bundles) -> None:
-    dense = bundles.tensorrt("float16")
-    folder = dense.parents[1] / "fp8"
-    folder.mkdir()
-    shutil.copy(dense.with_name("timing.cache"), folder)  # the vision tower's kernels are the same
-    bundle = bundles.get("fp8", engine=engine_of("float16") | {"weights": "fp8"})
+@pytest.mark.parametrize(
+    "weights", [pytest.param(w, marks=pytest.mark.xdist_group(w)) for w in ("fp8", "int8", "int4")]
+)
+def test_engines_with_weights_quantised_at_build_pass_validation(
+    bundles: Bundles, weights: str
+) -> None:
+    bundle = bundles.get(weights, engine=engine_of("float16") | {"weights": weights})
     trt_eagle3.validate(bundle).check()
     inspection = json.loads((bundle / "target" / "inspection.json").read_text())
-    assert inspection["packed_weights"] == {"fp8": 24}  # of down K is no multiple of 128
+    assert inspection["packed_weights"] == {weights: 24}  # of down K is no multiple of 128
+    pairs = zip(*(answers(bundle, speculation=s) for s in (False, True)), strict=True)
+    assert sum(a != b for a, b in pairs) <= 1
 
 
 def _set(node_type: str, attribute: str, value: float) -> Callable[[onnx.ModelProto], None]:
@@ -394,7 +396,7 @@ def spoilt(
     ready = trt_export(model, linear=dtype == "float16" and graph != "vision")
     fault(ready.model)
     file = written(ready, folder)
-    profiles = graph_profiles(graph, model, config, TreeSizes(6, 1, 5), 2)[:1]
+    profiles = graph_profiles(graph, model, config, TreeSizes(6, 1, 5))[:1]
     built = build_engine(
         file, folder / ENGINE_FILE, profiles, config.engine, folder.parent / "timing.cache"
     )
@@ -550,7 +552,7 @@ def test_graph_without_our_plugins_attributes_is_refused_by_name(tmp_path: Path)
     ready = trt_export(model)
     node = next(n for n in ready.model.graph.node if n.op_type == "TreeAttention")
     del node.attribute[:]
-    profiles = graph_profiles("draft", model, config, TreeSizes(), 2)
+    profiles = graph_profiles("draft", model, config, TreeSizes())
     with pytest.raises(UserError, match="TensorRT cannot read the graph: node"):
         build_engine(
             written(ready, tmp_path),

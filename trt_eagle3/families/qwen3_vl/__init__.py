@@ -1,9 +1,10 @@
-"""Qwen3-VL, dense: Qwen3's decoder over interleaved three-axis positions, a vision tower, and
+"""Qwen3-VL: Qwen3's decoder over interleaved three-axis positions, a vision tower, and
 visual levels ("deepstack") added after its first layers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,13 @@ if TYPE_CHECKING:
 
     from trt_eagle3.checkpoint.model_config import ModelConfig
     from trt_eagle3.checkpoint.target import TargetCheckpoint
+    from trt_eagle3.families.family import SizeRange, TowerSizes
     from trt_eagle3.graph.builder import ResolveLocation
     from trt_eagle3.multimodal import Processor
     from trt_eagle3.parity.reference.processor import ProcessorReference
     from trt_eagle3.parity.reference.target import TargetReference
 
-__all__ = ["FAMILY"]
+__all__ = ["FAMILY", "Qwen3VLFamily"]
 
 
 class _Vision:
@@ -40,8 +42,25 @@ class _Vision:
         side = round(vision.num_position_embeddings**0.5)
         return vision_rows(grid_thw, vision.spatial_merge_size, side).inputs()
 
+    def padded(
+        self, _vision: VisionSpec, inputs: Mapping[str, Tensor], num_patches: int
+    ) -> dict[str, Tensor]:
+        from trt_eagle3.families.qwen3_vl.vision_rows import padded_rows
 
-class _Qwen3VL:
+        return padded_rows(inputs, num_patches)
+
+    def sizes(self, vision: VisionSpec) -> TowerSizes:
+        from trt_eagle3.families.qwen3_vl.tensors import tower_sizes
+
+        return tower_sizes(vision)
+
+    def ranges(self, vision: VisionSpec, max_tokens: int) -> Mapping[str, SizeRange]:
+        from trt_eagle3.families.frames import patch_ranges
+
+        return patch_ranges(vision.spatial_merge_size**2, max_tokens)
+
+
+class Qwen3VLFamily:
     """``families.family.Family``."""
 
     title = "Qwen3-VL"
@@ -50,7 +69,7 @@ class _Qwen3VL:
     def read(self, config: ModelConfig) -> TargetCheckpoint:
         from trt_eagle3.families.qwen3_vl.reader import read_qwen3_vl
 
-        return read_qwen3_vl(config)
+        return read_qwen3_vl(config, "qwen3_vl", "Qwen3VLForConditionalGeneration")
 
     def processor(self, directory: Path, spec: TargetSpec, **options: Any) -> Processor:
         from trt_eagle3.families.qwen3_vl.prompt import VisualRules
@@ -78,4 +97,4 @@ class _Qwen3VL:
         return Qwen3VLProcessorReference(checkpoint, reference, processor)
 
 
-FAMILY = _Qwen3VL()
+FAMILY = Qwen3VLFamily()

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Qwen3VLConfig
 from transformers.models.qwen3_vl import modeling_qwen3_vl as hf
 
 from trt_eagle3.checkpoint.tensor_index import TensorRef
@@ -30,16 +29,25 @@ _MODULES = DecoderModules(
 
 
 class Qwen3VLReference(TargetReference):
-    """A Qwen3-VL. ``tensors``: canonical name -> place (``TargetCheckpoint``)."""
+    """A Qwen3-VL. ``tensors``: canonical name -> place (``TargetCheckpoint``).
+
+    Attributes:
+        modules, tower, whole: transformers' classes of the decoder, the tower, and the model that
+            knows positions.
+    """
+
+    modules = _MODULES
+    tower: Any = hf.Qwen3VLVisionModel
+    whole: Any = hf.Qwen3VLModel
 
     def __init__(
         self,
-        config: Qwen3VLConfig,
+        config: Any,
         tensors: Mapping[str, TensorRef],
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        super().__init__(config.text_config, _MODULES, tensors, dtype, device)
+        super().__init__(config.text_config, self.modules, tensors, dtype, device)
         self.config = config
         config.vision_config._attn_implementation = "sdpa"
 
@@ -65,7 +73,7 @@ class Qwen3VLReference(TargetReference):
     def _weightless(self) -> Any:
         """The whole model on the meta device: it counts positions, and making it takes longer."""
         with torch.device("meta"):
-            return hf.Qwen3VLModel(self.config)
+            return self.whole(self.config)
 
     @torch.no_grad()
     @full_float32()
@@ -76,7 +84,7 @@ class Qwen3VLReference(TargetReference):
         vision graph.
         """
         with torch.device("meta"):
-            tower = hf.Qwen3VLVisionModel(self.config.vision_config).eval()
+            tower = self.tower(self.config.vision_config).eval()
         tower.rotary_pos_emb = self._vision_rotary
         for name, module in tower.named_modules():
             if _is_streamed(name):
@@ -98,7 +106,7 @@ class Qwen3VLReference(TargetReference):
         """
         config = copy.deepcopy(self.config.vision_config)
         config.depth, config.deepstack_visual_indexes = 1, []
-        rotary: nn.Module = hf.Qwen3VLVisionModel(config).rotary_pos_emb.to(self.device)
+        rotary: nn.Module = self.tower(config).rotary_pos_emb.to(self.device)
         return rotary
 
     def _stream(self, module: nn.Module, prefix: str) -> None:

@@ -20,7 +20,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trt_eagle3.graph.ops.kernel import AttentionPath, Kernel, KernelCall, Mask
-from trt_eagle3.graph.ops.kv_fp8 import decode, encode
+from trt_eagle3.graph.ops.kv_fp8 import decode
+from trt_eagle3.graph.ops.kv_rows import write_kv_rows
 from trt_eagle3.graph.ops.op import Op
 from trt_eagle3.graph.ops.tree_attention_lowering import (
     LOWERING,
@@ -111,17 +112,19 @@ def tree_attention(
 
     batch, new, tail = tree_mask.shape
     device = q.device
+    write_kv_rows(
+        (k, v),
+        (k_cache, v_cache),
+        past_lengths,
+        query_lengths,
+        page_table,
+        kv_scales,
+        num_new=new,
+        tail=tail,
+        page_size=page_size,
+    )
     slots = (page_table.long() * page_size)[..., None] + torch.arange(page_size, device=device)
     slots = slots.flatten(1)
-    token = torch.arange(new, device=device)
-    row = past_lengths.long()[:, None] + (tail - new) + token
-    own = slots.gather(1, row.clamp(max=slots.shape[1] - 1))
-    own = torch.where(token < query_lengths[:, None], own, 0).flatten()
-    dim = k_cache.shape[-1]
-    new_rows = [x.view(-1, num_kv_heads, dim) for x in (k, v)]
-    if kv_scales is not None:
-        new_rows = [encode(x, scales) for x, scales in zip(new_rows, kv_scales, strict=True)]
-    k_cache[own], v_cache[own] = new_rows
     behind = torch.arange(slots.shape[1], device=device) - past_lengths.long()[:, None]
     shown = tree_mask.gather(2, behind.clamp(0, tail - 1)[:, None].expand(-1, new, -1))
     seen = (behind < 0)[:, None] | (shown & (behind < tail)[:, None])
@@ -129,7 +132,7 @@ def tree_attention(
     if kv_scales is not None:
         context = [decode(x, sc, q.dtype) for x, sc in zip(context, kv_scales, strict=True)]
     keys, values = (x.transpose(1, 2) for x in context)
-    by_head = q.view(batch, new, num_heads, dim).transpose(1, 2)
+    by_head = q.view(batch, new, num_heads, k_cache.shape[-1]).transpose(1, 2)
     grouped = num_heads != num_kv_heads
     mixed = functional.scaled_dot_product_attention(
         by_head, keys, values, attn_mask=seen[:, None], scale=scale, enable_gqa=grouped
