@@ -109,14 +109,14 @@ class GrammarCompiler:
             )
         if "slow" in answer:
             return f"takes {answer['slow']:.2f} s for a token. Simplify it."
-        return f"{clip(answer['error'])}" if "error" in answer else ""
+        return _reason(answer["error"]) if "error" in answer else ""
 
     def _compiled(self, text: str) -> _Compiled | str:
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(**grammar_worker.LIMITS)
         made = LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
-        return clip(made.get_error()) if made.is_error() else _Compiled(made)
+        return _reason(made.get_error()) if made.is_error() else _Compiled(made)
 
     @cached_property
     def _vocabulary(self) -> str:
@@ -137,3 +137,14 @@ class GrammarCompiler:
             "ends": list(self._end_ids),
         }
         return json.dumps(fields).encode()
+
+
+def _reason(message: str) -> str:
+    """llguidance's message as one line: of a bad pattern what is wrong with it, without the drawing
+    of where.
+    """
+    _, pattern, rest = message.partition("regex parse error:")
+    wrong = rest.partition("error: ")[2].partition("\n")[0]
+    if pattern and wrong:
+        return f"no regular expression: {clip(wrong)}"
+    return clip(" ".join(message.replace("<non-verbose/>", "").split()))
