@@ -15,6 +15,8 @@ from trt_eagle3.spec import TargetSpec
 __all__ = ["FAMILIES", "family_named", "family_of", "read_target", "tower_of"]
 
 FAMILIES = {
+    "internvl": "trt_eagle3.families.internvl:FAMILY",
+    "qwen2_5_vl": "trt_eagle3.families.qwen2_5_vl:FAMILY",
     "qwen3": "trt_eagle3.families.qwen3:FAMILY",
     "qwen3_moe": "trt_eagle3.families.qwen3_moe:FAMILY",
     "qwen3_vl": "trt_eagle3.families.qwen3_vl:FAMILY",

@@ -271,9 +271,9 @@ REFUSED: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     ),
     "another model": (
         lambda c: c.update(
-            model_type="qwen2_5_vl", architectures=["Qwen2_5_VLForConditionalGeneration"]
+            model_type="qwen2_vl", architectures=["Qwen2VLForConditionalGeneration"]
         ),
-        "Qwen2_5_VLForConditionalGeneration.* not supported. Targets that are read: ",
+        "Qwen2VLForConditionalGeneration.* not supported. Targets that are read: ",
     ),
     "unknown": (
         lambda c: c.update(quantization_config={"quant_method": "bitsandbytes"}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from trt_eagle3.checkpoint.experts import gather_experts, matrices
 from trt_eagle3.checkpoint.kv_scales import read_kv_scales
@@ -28,6 +29,8 @@ class DecoderConfig:
         section: its dotted prefix (``text_config.``).
         sparse: reads what a sparse layer has instead of an MLP; None: all layers are dense.
     """
+
+    default_eps: ClassVar[float] = 1e-6
 
     config: ModelConfig
     section: str = ""
@@ -64,7 +67,7 @@ class DecoderConfig:
     @property
     def norm(self) -> NormSpec:
         """The norm of every place."""
-        eps = self.config.get(f"{self.section}rms_norm_eps", "number", 1e-6)
+        eps = self.config.get(f"{self.section}rms_norm_eps", "number", self.default_eps)
         if not 0 <= eps < 1:
             raise self.config.error(
                 f"{self.section}rms_norm_eps: expected a small number, got {eps}"

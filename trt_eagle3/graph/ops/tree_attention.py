@@ -10,13 +10,15 @@ head_dim. q T [N, Hq * D]; k, v T [N, Hkv * D]; k_cache, v_cache T [pages * page
 updated in place; past_lengths, query_lengths int32 [B]; page_table int32 [B, P]; tree_mask bool
 [B, S, M]; out T [N, Hq * D].
 
-The form ``fp8`` has caches of e4m3 numbers, as uint8, and their scales: ``kv_scales`` float32 [2,
+The form ``fp8`` has caches of e4m3 numbers, as uint8 (for TensorRT as int32, four in one:
+``graph/word_states.py``), and their scales: ``kv_scales`` float32 [2,
 Hkv], of keys and of values, by head (``graph/ops/kv_fp8.py``). What is attended to is what the
 caches hold, of new tokens as well: so it does not depend on which tokens share a forward.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trt_eagle3.graph.ops.kernel import AttentionPath, Kernel, KernelCall, Mask
@@ -211,6 +213,15 @@ def _node_call(
     return KernelCall(KERNEL, call.tensors, call.scalars, (call.result, inputs[3], inputs[4]))
 
 
+_FLOAT8E4M3FN = 17  # of onnx.TensorProto.DataType
+
+
+def _plugin_values(inputs: Sequence[int], outputs: Sequence[int]) -> Mapping[str, int]:
+    """``kv_type``: of the numbers in caches that are not of T."""
+    del outputs
+    return {"kv_type": _FLOAT8E4M3FN} if len(inputs) > len(_INPUTS) else {}
+
+
 _INPUTS = tuple(KERNEL.tensors)[:-2]
 _OUTPUTS = ("out", "k_cache_out", "v_cache_out")
 _ATTRIBUTES = ("num_heads", "num_kv_heads", "page_size", "scale")
@@ -232,5 +243,6 @@ TREE_ATTENTION = Op(
     kernel=KERNEL,
     kernel_call=_node_call,
     plugin="TreeAttention",
-    plugin_attributes=("prefetch_safe",),
+    plugin_attributes=("prefetch_safe", "kv_type"),
+    plugin_values=_plugin_values,
 )

@@ -112,9 +112,11 @@ class TargetReference(ABC):
         """Visual levels, which the first decoder layers receive."""
 
     @abstractmethod
-    def rope_index(self, token_ids: Tensor, grid_thw: Tensor, /) -> tuple[Tensor, int]:
+    def rope_index(
+        self, token_ids: Tensor, grid_thw: Tensor, grid_seconds: Tensor, /
+    ) -> tuple[Tensor, int]:
         """transformers' positions [3, S] and rope_delta of a prompt whose grids stand in prompt
-        order.
+        order; ``grid_seconds``: as ``ModelInputs``.
         """
 
     @abstractmethod
@@ -258,7 +260,7 @@ class TargetLayer:
         hooks = [
             _keep(layer.input_layernorm, found, f"{prefix}input_layernorm"),
             *(_keep(getattr(layer.self_attn, f"{p}_proj"), raw, p) for p in "qkv"),
-            *(_keep(getattr(layer.self_attn, f"{p}_norm"), raw, f"{p}_norm") for p in "qk"),
+            *(_keep(getattr(layer.self_attn, n), raw, n) for n in _head_norms(layer.self_attn)),
             _keep(layer.self_attn.o_proj, raw, "out", of_input=True),
             _keep(layer.self_attn.o_proj, raw, "attended"),
             _keep(layer.post_attention_layernorm, raw, "residual", of_input=True),
@@ -268,9 +270,10 @@ class TargetLayer:
         output = self(hidden, rope)
         for hook in hooks:
             hook.remove()
-        q, k = self._modules.apply_rope(
-            raw["q_norm"][None].transpose(1, 2), raw["k_norm"][None].transpose(1, 2), *rope
-        )
+        heads = [
+            raw.get(f"{p}_norm", raw[p].unflatten(-1, (-1, layer.self_attn.head_dim))) for p in "qk"
+        ]
+        q, k = self._modules.apply_rope(*(x[None].transpose(1, 2) for x in heads), *rope)
         attn = f"{prefix}self_attn."
         found[f"{attn}qkv"] = torch.cat([raw["q"], raw["k"], raw["v"]], dim=-1)
         found[f"{attn}q"], found[f"{attn}k"] = (y[0].transpose(0, 1).flatten(1) for y in (q, k))
@@ -328,6 +331,11 @@ def _keep(module: nn.Module, into: dict[str, Tensor], name: str, *, of_input: bo
         into[name] = (inputs[0] if of_input else output)[0]
 
     return module.register_forward_hook(keep)
+
+
+def _head_norms(attention: Any) -> list[str]:
+    """Norms of each head of q and k, where there are any."""
+    return [name for name in ("q_norm", "k_norm") if hasattr(attention, name)]
 
 
 def _float64_norm(module: Any) -> Callable[[Tensor], Tensor]:
