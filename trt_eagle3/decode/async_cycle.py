@@ -212,15 +212,15 @@ class AsyncCycles:
 
         ``table_len``: of the pages' pool.
         """
-        batch = DeviceBatch.of_nobody(size, table_len, self._target.embedding.device)
+        table = self._target.embedding
+        batch = DeviceBatch.of_nobody(size, table_len, table.num_tokens, table.device)
         for _ in range(times):
             if tree is None:
                 roots = tree_proposal(_ROOT, batch.roots.long()[:, None])
                 self._verify(_ROOT, roots, batch, greedy_tokens)
                 continue
             assert self._draft is not None
-            dtype = self._target.embedding.dtype
-            proposal = self._draft.run_nobody(tree, batch, dtype)
+            proposal = self._draft.run_nobody(tree, batch, table.dtype)
             target_ids, aux = self._verify(tree, proposal, batch, greedy_tokens)
             assert aux is not None
             outcome = accept_trees(tree, proposal, target_ids)
