@@ -18,11 +18,11 @@ from torch import Tensor
 
 from trt_eagle3.checkpoint.kv_scales import KVScales
 from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.dtype import LARGEST_FP8
 from trt_eagle3.spec import LayerSpec, TargetSpec
 
 __all__ = ["Calibration", "ChannelScales", "Fold", "folds_of_layer"]
 
-_FP8_MOST = 448.0
 _HEADROOM = 2.0
 _LEAST = 1e-6
 
@@ -145,7 +145,7 @@ class Calibration:
         to nothing, as e4m3 is as exact for small numbers; a number beyond is cut off.
         """
         k, v = (
-            _HEADROOM * amax.clamp(min=_LEAST) / _FP8_MOST for amax in (self.k_amax, self.v_amax)
+            _HEADROOM * amax.clamp(min=_LEAST) / LARGEST_FP8 for amax in (self.k_amax, self.v_amax)
         )
         pairs = zip(k.tolist(), v.tolist(), strict=True)
         return {i: KVScales(tuple(own_k), tuple(own_v)) for i, (own_k, own_v) in enumerate(pairs)}
