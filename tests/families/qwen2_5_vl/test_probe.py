@@ -42,7 +42,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Asked:
 
 def test_draft_is_read_as_specforge_trains_it(pair: Asked) -> None:
     manifest = pair.manifest
-    assert manifest.producer == "SpecForge"
+    assert manifest.producer == "specforge"
     assert manifest.aux_layers == (0, 1, 3)
     assert (manifest.rope.layout, manifest.rope.sections) == ("chunked", (2, 3, 3))
     assert (manifest.rope.base, manifest.positions, manifest.image_rows) == (1e6, "3d", "pad")
