@@ -18,6 +18,8 @@ FAMILIES = {
     "internvl": "trt_eagle3.families.internvl:FAMILY",
     "qwen2_5_vl": "trt_eagle3.families.qwen2_5_vl:FAMILY",
     "qwen3": "trt_eagle3.families.qwen3:FAMILY",
+    "qwen3_5": "trt_eagle3.families.qwen3_5:FAMILY",
+    "qwen3_5_text": "trt_eagle3.families.qwen3_5:TEXT_FAMILY",
     "qwen3_moe": "trt_eagle3.families.qwen3_moe:FAMILY",
     "qwen3_vl": "trt_eagle3.families.qwen3_vl:FAMILY",
     "qwen3_vl_moe": "trt_eagle3.families.qwen3_vl_moe:FAMILY",

@@ -17,8 +17,9 @@ from trt_eagle3.families.qwen3.sparse_layers import SparseLayers
 from trt_eagle3.families.qwen3_vl.tensors import PREFIXES, vision_shapes
 from trt_eagle3.spec import LayerSpec, RopeSpec, VisionSpec
 
-__all__ = ["read_qwen3_vl"]
+__all__ = ["read_qwen3_vl", "vision_spec"]
 
+_LEVELS = (8, 16, 24)  # transformers' default
 _SECTIONS = ("", "text_config.")
 
 
@@ -36,7 +37,7 @@ def read_qwen3_vl(
     _check_kind(config, architecture)
     decoder.check()
     rope = _rope(config, decoder.head_dim)
-    vision = _vision_spec(config, decoder)
+    vision = vision_spec(config, decoder, _LEVELS)
     tensors, quantisation = open_weights(config, PREFIXES, _SECTIONS)
     if max(decoder.num_layers, vision.depth) > len(tensors):
         raise config.error(
@@ -91,7 +92,14 @@ def _rope(config: ModelConfig, head_dim: int) -> RopeSpec:
     return RopeSpec.plain(head_dim, rope.base, "interleaved", rope.sections or (24, 20, 20))
 
 
-def _vision_spec(config: ModelConfig, decoder: DecoderConfig) -> VisionSpec:
+def vision_spec(
+    config: ModelConfig, decoder: DecoderConfig, level_blocks: tuple[int, ...]
+) -> VisionSpec:
+    """The tower of ``vision_config``; ``level_blocks``: where it names none.
+
+    Raises:
+        UserError: sizes that do not fit each other or the decoder.
+    """
     token_id = partial(checked_token_id, config, decoder.vocab_size)
     spec = VisionSpec(
         depth=config.whole("vision_config.depth"),
@@ -105,7 +113,7 @@ def _vision_spec(config: ModelConfig, decoder: DecoderConfig) -> VisionSpec:
         out_hidden_size=config.whole("vision_config.out_hidden_size"),
         num_position_embeddings=config.whole("vision_config.num_position_embeddings", 2304),
         level_blocks=tuple(
-            config.get("vision_config.deepstack_visual_indexes", "wholes", (8, 16, 24))
+            config.get("vision_config.deepstack_visual_indexes", "wholes", level_blocks)
         ),
         hidden_act=config.get("vision_config.hidden_act", "text", "gelu_pytorch_tanh"),
         image_token_id=token_id("image_token_id"),
