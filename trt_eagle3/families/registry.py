@@ -19,6 +19,7 @@ FAMILIES = {
     "qwen2_5_vl": "trt_eagle3.families.qwen2_5_vl:FAMILY",
     "qwen3": "trt_eagle3.families.qwen3:FAMILY",
     "qwen3_moe": "trt_eagle3.families.qwen3_moe:FAMILY",
+    "qwen3_omni_moe": "trt_eagle3.families.qwen3_omni_moe:FAMILY",
     "qwen3_vl": "trt_eagle3.families.qwen3_vl:FAMILY",
     "qwen3_vl_moe": "trt_eagle3.families.qwen3_vl_moe:FAMILY",
 }
