@@ -114,8 +114,8 @@ class MessageReader:
                     parts.append({"type": "video"})
                 case {"type": "audio" | "input_audio" | "audio_url"}:
                     raise UserError(
-                        "messages: audio: not supported: no target that is read hears (of Qwen3-Omni "
-                        "the thinker reads text, images and videos). Send what is said as text."
+                        "messages: unknown part audio: no target that is read hears; of Qwen3-Omni "
+                        "the thinker reads text, images and videos. Send the words as text."
                     )
                 case _:
                     known = (
