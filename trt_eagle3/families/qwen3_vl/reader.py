@@ -4,6 +4,7 @@ tensors.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -11,25 +12,36 @@ from trt_eagle3.checkpoint.model_config import ModelConfig, checked_token_id
 from trt_eagle3.checkpoint.quantised.read import open_weights
 from trt_eagle3.checkpoint.rope_schedule import read_rope_config
 from trt_eagle3.checkpoint.target import TargetCheckpoint
+from trt_eagle3.checkpoint.target_tensors import Prefixes
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.families.qwen3.decoder import DecoderConfig
 from trt_eagle3.families.qwen3.sparse_layers import SparseLayers
 from trt_eagle3.families.qwen3_vl.tensors import PREFIXES, vision_shapes
 from trt_eagle3.spec import LayerSpec, RopeSpec, VisionSpec
 
-__all__ = ["read_qwen3_vl", "vision_spec"]
+__all__ = ["UNREAD", "read_qwen3_vl", "vision_spec"]
+
+UNREAD = "unread."
+"""Canonical names of tensors that belong to parts of a model that are not read."""
 
 _LEVELS = (8, 16, 24)  # transformers' default
 _SECTIONS = ("", "text_config.")
 
 
 def read_qwen3_vl(
-    config: ModelConfig, family: str, architecture: str, sparse: SparseLayers | None = None
+    config: ModelConfig,
+    family: str,
+    architecture: str,
+    sparse: SparseLayers | None = None,
+    prefixes: Prefixes = PREFIXES,
+    own: Mapping[str, int] | None = None,
 ) -> TargetCheckpoint:
     """Read a Qwen3-VL checkpoint.
 
     Args:
         architecture: the one that generates text. sparse: reads the layers of a mixture of experts.
+        prefixes: of its tensors; what they put under ``UNREAD`` is left out. own: of its tower's
+            spec.
     Raises:
         UserError: another kind of it, or tensors that do not fit.
     """
@@ -37,8 +49,9 @@ def read_qwen3_vl(
     _check_kind(config, architecture)
     decoder.check()
     rope = _rope(config, decoder.head_dim)
-    vision = vision_spec(config, decoder, _LEVELS)
-    tensors, quantisation = open_weights(config, PREFIXES, _SECTIONS)
+    vision = replace(vision_spec(config, decoder, _LEVELS), own=own or {})
+    opened, quantisation = open_weights(config, prefixes, _SECTIONS)
+    tensors = {name: ref for name, ref in opened.items() if not name.startswith(UNREAD)}
     if max(decoder.num_layers, vision.depth) > len(tensors):
         raise config.error(
             f"{decoder.num_layers} decoder layers and {vision.depth} vision blocks, "

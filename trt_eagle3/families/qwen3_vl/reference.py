@@ -114,7 +114,7 @@ class Qwen3VLReference(TargetReference):
 def _is_streamed(name: str) -> bool:
     """The parts of the tower that load and go one by one."""
     parts = name.split(".")
-    lists = {"blocks", "deepstack_merger_list"}
+    lists = {"blocks", "deepstack_merger_list", "merger_list"}
     return name in {"patch_embed", "pos_embed", "merger"} or (len(parts) == 2 and parts[0] in lists)
 
 
