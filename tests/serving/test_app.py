@@ -156,7 +156,7 @@ def test_options_reach_the_engine(site: Site) -> None:
         ),
         ({"messages": QUESTION, "logprobs": 5}, "logprobs: Input should be a valid boolean"),
         ({"messages": QUESTION, "top_logprobs": 2}, "top_logprobs: expected logprobs to be true"),
-        ({"messages": QUESTION, "logprobs": True, "top_logprobs": 21}, "logprobs: expected"),
+        ({"messages": QUESTION, "logprobs": True, "top_logprobs": 21}, "top_logprobs: expected"),
         ({"messages": QUESTION, "logit_bias": {"a": 1}}, "logit_bias: expected token ids"),
         ({"messages": QUESTION, "logit_bias": {"5": 101}}, "logit_bias[5]: expected a number"),
         ({"messages": QUESTION, "response_format": {"type": "yaml"}}, "response_format.type"),

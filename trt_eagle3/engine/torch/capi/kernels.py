@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trt_eagle3.engine.torch.capi.packed import PACKED_KERNELS
+from trt_eagle3.engine.torch.capi.quantise import QUANTISE_KERNELS
 from trt_eagle3.graph.ops import EVERY_OP
 from trt_eagle3.graph.ops.kernel import Kernel, KernelCall
 
@@ -73,6 +74,7 @@ KERNELS: tuple[Kernel, ...] = (
     ADD_LAYER_NORM,
     KV_MOVE,
     *PACKED_KERNELS,
+    *QUANTISE_KERNELS,
 )
 """All kernels of the C library."""
 
