@@ -312,12 +312,13 @@ VisionAttentionParams vision_attention_params(const te3_vision_attention_args& a
 
 KVMoveParams kv_move_params(const te3_kv_move_args& a, Check* check) {
   const int32_t t = a.cache.dtype;
-  if (t != TE3_UINT8) check->floating("cache", a.cache);
+  if (t != TE3_UINT8 && t != TE3_INT32) check->floating("cache", a.cache);
   check->tensor("cache", a.cache, t, {kAny, kAny, kAny, kAny}, "[planes, slots, Hkv, D]");
   check->tensor("source", a.source, TE3_INT32, {kAny, kAny}, "[B, K]");
   if (!check->ok()) return {};
   const int64_t batch = a.source.shape[0], moves = a.source.shape[1];
-  const int64_t row_bytes = a.cache.shape[2] * a.cache.shape[3] * (t == TE3_FLOAT32 ? 4 : t == TE3_UINT8 ? 1 : 2);
+  const int64_t item_bytes = t == TE3_UINT8 ? 1 : t == TE3_FLOAT32 || t == TE3_INT32 ? 4 : 2;
+  const int64_t row_bytes = a.cache.shape[2] * a.cache.shape[3] * item_bytes;
   check->that(reinterpret_cast<uintptr_t>(a.cache.data) % 16 == 0, "cache: data must be aligned to 16 bytes");
   check->tensor("destination", a.destination, TE3_INT32, {batch, moves}, "[B, K]");
   if (a.page_table.data != nullptr) {

@@ -199,7 +199,7 @@ te3_status te3_add_layer_norm(const te3_add_layer_norm_args* args, void* stream)
  * read before any is written. A negative source or destination moves nothing. Without a
  * page_table (null data) rows are slots. */
 typedef struct te3_kv_move_args {
-  te3_tensor cache;       /* T or uint8 [planes, slots, Hkv, D] */
+  te3_tensor cache;       /* T, uint8 or int32 [planes, slots, Hkv, D] */
   te3_tensor source;      /* int32 [B, K] */
   te3_tensor destination; /* int32 [B, K] */
   te3_tensor page_table;  /* int32 [B, P], or null data */

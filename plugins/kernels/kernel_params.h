@@ -173,7 +173,7 @@ cudaError_t add_layer_norm(const AddLayerNormParams& params, cudaStream_t stream
 // before any is written. A negative source or destination moves nothing. Without a page_table (null
 // data) rows are slots.
 struct KVMoveParams {
-  void* cache;                 // T or uint8 [planes, slots, Hkv, D]
+  void* cache;                 // T, uint8 or int32 [planes, slots, Hkv, D]
   const int32_t* source;       // int32 [B, K]
   const int32_t* destination;  // int32 [B, K]
   const int32_t* page_table;   // int32 [B, P], or null data
