@@ -26,7 +26,7 @@ from tests.decode.scheduling import (
 )
 from tests.tiny import build_tiny
 from trt_eagle3 import load
-from trt_eagle3.decode import async_cycle, decoder
+from trt_eagle3.decode import async_cycle, decoder, tree_judge
 from trt_eagle3.decode.accept import accept
 from trt_eagle3.decode.adaptive_plan import AdaptivePlan
 from trt_eagle3.decode.async_cycle import AsyncCycles
@@ -377,10 +377,10 @@ def test_sequence_whose_logits_are_no_numbers_fails_alone(
             logits[1, ..., 1] = torch.nan
         return greedy_tokens(logits)
 
-    monkeypatch.setattr(async_cycle, "greedy_tokens", overflow)
+    monkeypatch.setattr(tree_judge, "greedy_tokens", overflow)
     errors = [e for _ in range(3) for e in scheduler.step() if e.error is not None]
     assert [e.sequence for e in errors] == [bad]
-    monkeypatch.setattr(async_cycle, "greedy_tokens", greedy_tokens)
+    monkeypatch.setattr(tree_judge, "greedy_tokens", greedy_tokens)
     finish(scheduler)
     assert good.tokens[:MAX_TOKENS] == expected
 
@@ -568,7 +568,7 @@ def test_graphs_are_captured_for_every_size_and_change_nothing_that_is_said(
         expected = lazy.generate("What is 12 plus 30?", max_tokens=12).token_ids
         assert lazy.capture_graphs() == 0
         prefilled.clear()
-        assert engine.capture_graphs() == 5
+        assert engine.capture_graphs(seconds=300.0) == 5
         assert [rows for ((_, rows),) in (chunks for (chunks,) in prefilled)] == [
             512,
             256,

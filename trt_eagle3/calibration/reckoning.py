@@ -46,7 +46,9 @@ def reckon(
 ) -> Reckoning:
     """Of ``calibrate``, by how fast this machine multiplies and rounds; ``weights``: are made."""
     shapes = [
-        (ref.shape[0], ref.shape[1]) for n, ref in spec.tensors.items() if is_quantised_here(n)
+        (prod(ref.shape[:-1]), ref.shape[-1])
+        for n, ref in spec.tensors.items()
+        if is_quantised_here(n)
     ]
     values = sum(map(prod, shapes))
     if not weights:
@@ -85,7 +87,7 @@ def _input_widths(spec: TargetCheckpoint, power: int) -> list[int]:
     """Widths of the inputs of all products, to a ``power``."""
     found = []
     for layer in spec.layers:
-        found += [spec.hidden_size] * 2 + [layer.mixer.q_width, layer.mlp.row_width]
+        found += [spec.hidden_size] * 2 + [layer.mixer.out_width, layer.mlp.row_width]
     return [width**power for width in found]
 
 

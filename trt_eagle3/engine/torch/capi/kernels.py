@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trt_eagle3.engine.torch.capi.packed import PACKED_KERNELS
+from trt_eagle3.engine.torch.capi.quantise import QUANTISE_KERNELS
 from trt_eagle3.graph.ops import EVERY_OP
 from trt_eagle3.graph.ops.kernel import Kernel, KernelCall
 
@@ -51,7 +52,7 @@ KV_MOVE = Kernel(
 were read before any is written. A negative source or destination moves nothing. Without a
 page_table (null data) rows are slots.""",
     tensors={
-        "cache": "T or uint8 [planes, slots, Hkv, D]",
+        "cache": "T, uint8 or int32 [planes, slots, Hkv, D]",
         "source": "int32 [B, K]",
         "destination": "int32 [B, K]",
         "page_table": "int32 [B, P], or null data",
@@ -73,6 +74,7 @@ KERNELS: tuple[Kernel, ...] = (
     ADD_LAYER_NORM,
     KV_MOVE,
     *PACKED_KERNELS,
+    *QUANTISE_KERNELS,
 )
 """All kernels of the C library."""
 
