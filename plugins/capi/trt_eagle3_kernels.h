@@ -69,21 +69,22 @@ typedef struct te3_tensor {
 typedef struct te3_add_rms_norm_args {
   te3_tensor x;        /* T or float32 [n, H] */
   te3_tensor residual; /* T or float32 [n, H], or null data with sum's */
-  te3_tensor weight;   /* T [H] */
+  te3_tensor weight;   /* T [H]; what is multiplied is weight + weight_offset */
   te3_tensor y;        /* T [n, H] */
   te3_tensor sum;      /* [n, H], of residual's type */
   float epsilon;
+  float weight_offset;
 } te3_add_rms_norm_args;
 
 te3_status te3_add_rms_norm(const te3_add_rms_norm_args* args, void* stream);
 
 /* Cuts qkv, normalises each head of q and k (with q_norm and k_norm), turns pair i (channels i,
- * i + D/2) by position_ids[pair_axis[i]] * inv_freq[i]. */
+ * i + P) by position_ids[pair_axis[i]] * inv_freq[i]; channels from 2 P on stay. */
 typedef struct te3_qk_norm_mrope_args {
   te3_tensor qkv;          /* T [N, (Hq + 2 Hkv) * D] */
   te3_tensor position_ids; /* int32 [3, B, S] */
-  te3_tensor inv_freq;     /* float32 [D / 2] */
-  te3_tensor pair_axis;    /* int32 [D / 2], each 0, 1 or 2 */
+  te3_tensor inv_freq;     /* float32 [P], P at most D / 2 */
+  te3_tensor pair_axis;    /* int32 [P], each 0, 1 or 2 */
   te3_tensor q_norm;       /* T [D], or null data with k_norm's */
   te3_tensor k_norm;       /* T [D] */
   te3_tensor q;            /* T [N, Hq * D] */
@@ -93,6 +94,7 @@ typedef struct te3_qk_norm_mrope_args {
   int32_t num_kv_heads;
   int32_t head_dim;
   float epsilon;
+  float weight_offset;     /* added to q_norm and k_norm */
 } te3_qk_norm_mrope_args;
 
 te3_status te3_qk_norm_mrope(const te3_qk_norm_mrope_args* args, void* stream);
@@ -197,7 +199,7 @@ te3_status te3_add_layer_norm(const te3_add_layer_norm_args* args, void* stream)
  * read before any is written. A negative source or destination moves nothing. Without a
  * page_table (null data) rows are slots. */
 typedef struct te3_kv_move_args {
-  te3_tensor cache;       /* T or uint8 [planes, slots, Hkv, D] */
+  te3_tensor cache;       /* T, uint8 or int32 [planes, slots, Hkv, D] */
   te3_tensor source;      /* int32 [B, K] */
   te3_tensor destination; /* int32 [B, K] */
   te3_tensor page_table;  /* int32 [B, P], or null data */

@@ -16,7 +16,7 @@ namespace trt_eagle3 {
 struct AddRmsNormParams {
   const void* x;         // T or float32 [n, H]
   const void* residual;  // T or float32 [n, H], or null data with sum's
-  const void* weight;    // T [H]
+  const void* weight;    // T [H]; what is multiplied is weight + weight_offset
   void* y;               // T [n, H]
   void* sum;             // [n, H], of residual's type
   int32_t num_rows;
@@ -25,28 +25,31 @@ struct AddRmsNormParams {
   DType x_dtype;         // X: T or float32; T where there is a 16-bit residual
   DType residual_dtype;  // R: T or float32; not read without a residual
   float epsilon;
+  float weight_offset;
 };
 
 cudaError_t add_rms_norm(const AddRmsNormParams& params, cudaStream_t stream);
 
 // Cuts qkv, normalises each head of q and k (with q_norm and k_norm), turns pair i (channels i, i +
-// D/2) by position_ids[pair_axis[i]] * inv_freq[i].
+// P) by position_ids[pair_axis[i]] * inv_freq[i]; channels from 2 P on stay.
 struct QKNormMRopeParams {
   const void* qkv;              // T [N, (Hq + 2 Hkv) * D]
   const int32_t* position_ids;  // int32 [3, B, S]
-  const float* inv_freq;        // float32 [D / 2]
-  const int32_t* pair_axis;     // int32 [D / 2], each 0, 1 or 2
+  const float* inv_freq;        // float32 [P], P at most D / 2
+  const int32_t* pair_axis;     // int32 [P], each 0, 1 or 2
   const void* q_norm;           // T [D], or null data with k_norm's
   const void* k_norm;           // T [D]
   void* q;                      // T [N, Hq * D]
   void* k;                      // T [N, Hkv * D]
   void* v;                      // T [N, Hkv * D]
   int32_t num_tokens;           // N
+  int32_t num_pairs;            // P
   DType dtype;
   int32_t num_heads;
   int32_t num_kv_heads;
   int32_t head_dim;
   float epsilon;
+  float weight_offset;          // added to q_norm and k_norm
 };
 
 cudaError_t qk_norm_mrope(const QKNormMRopeParams& params, cudaStream_t stream);
@@ -170,7 +173,7 @@ cudaError_t add_layer_norm(const AddLayerNormParams& params, cudaStream_t stream
 // before any is written. A negative source or destination moves nothing. Without a page_table (null
 // data) rows are slots.
 struct KVMoveParams {
-  void* cache;                 // T or uint8 [planes, slots, Hkv, D]
+  void* cache;                 // T, uint8 or int32 [planes, slots, Hkv, D]
   const int32_t* source;       // int32 [B, K]
   const int32_t* destination;  // int32 [B, K]
   const int32_t* page_table;   // int32 [B, P], or null data

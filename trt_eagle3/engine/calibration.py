@@ -19,7 +19,7 @@ from torch import Tensor
 from trt_eagle3.checkpoint.kv_scales import KVScales
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.dtype import LARGEST_FP8
-from trt_eagle3.spec import LayerSpec, TargetSpec
+from trt_eagle3.spec import AttentionSpec, LayerSpec, TargetSpec
 
 __all__ = ["Calibration", "ChannelScales", "Fold", "folds_of_layer"]
 
@@ -64,6 +64,7 @@ def folds_of_layer(layer: LayerSpec, index: int) -> list[Fold]:
     A layer whose values have a bias has no scales for o: the bias would have to be divided too.
     """
     prefix, mixer = f"layers.{index}.", layer.mixer
+    assert isinstance(mixer, AttentionSpec), "calibration refuses recurrent layers"
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
     found = [
         _fold(f"{prefix}input_layernorm", *(f"{attention}{p}_proj" for p in "qkv")),

@@ -52,7 +52,7 @@ KV_MOVE = Kernel(
 were read before any is written. A negative source or destination moves nothing. Without a
 page_table (null data) rows are slots.""",
     tensors={
-        "cache": "T or uint8 [planes, slots, Hkv, D]",
+        "cache": "T, uint8 or int32 [planes, slots, Hkv, D]",
         "source": "int32 [B, K]",
         "destination": "int32 [B, K]",
         "page_table": "int32 [B, P], or null data",
