@@ -18,6 +18,7 @@ __all__ = [
     "NormSpec",
     "RopeLayout",
     "RopeSpec",
+    "SparseMoe",
     "StateKind",
     "StateSpec",
     "TargetSpec",
@@ -159,6 +160,54 @@ class DenseMlp:
 
     intermediate_size: int
 
+    @property
+    def row_width(self) -> int:
+        """Inner values of one row."""
+        return self.intermediate_size
+
+    def num_values(self, hidden: int) -> int:
+        """Numbers in its weights; ``hidden``: width of its rows."""
+        return 3 * hidden * self.intermediate_size
+
+
+@dataclass(frozen=True)
+class SparseMoe:
+    """A mixture of ``num_experts`` MLPs, of which each row goes through ``top_k``.
+
+    A row's experts are those of the largest softmax probabilities, and what they give is summed
+    with these as weights.
+
+    Attributes:
+        expert_width: inner width of an expert.
+        renormalise: the weights of a row's experts are divided by their sum.
+        shared_expert_width: inner width of an MLP that every row goes through too, times the
+            sigmoid of a gate; 0: there is none.
+    """
+
+    num_experts: int
+    top_k: int
+    expert_width: int
+    renormalise: bool
+    shared_expert_width: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.top_k <= self.num_experts:
+            raise UserError(
+                f"mixture of experts: expected 1 to {self.num_experts} experts for each token, got "
+                f"{self.top_k}"
+            )
+
+    @property
+    def row_width(self) -> int:
+        """Inner values of one row."""
+        return self.top_k * self.expert_width + self.shared_expert_width
+
+    def num_values(self, hidden: int) -> int:
+        """Numbers in its weights, the router's too; ``hidden``: width of its rows."""
+        inner = self.num_experts * self.expert_width + self.shared_expert_width
+        gates = self.num_experts + (self.shared_expert_width > 0)
+        return hidden * (3 * inner + gates)
+
 
 @dataclass(frozen=True)
 class LayerSpec:
@@ -172,7 +221,7 @@ class LayerSpec:
     """
 
     mixer: AttentionSpec
-    mlp: DenseMlp
+    mlp: DenseMlp | SparseMoe
     norm: NormSpec
     visual_level: int | None = None
 
@@ -186,10 +235,12 @@ class VisionSpec:
         patch_size: pixels along a side of a patch. temporal_patch_size: frames in a patch.
         spatial_merge_size: patches along a side of a visual token.
         out_hidden_size: width of a visual embedding, the decoder's hidden size.
-        num_position_embeddings: entries of the square table of positions.
+        num_position_embeddings: entries of the square table of positions; 0: there is none.
         level_blocks: after which blocks the visual levels are taken, in the order of the levels.
         image_token_id, video_token_id: the tokens that visual embeddings replace.
-        vision_start_token_id, vision_end_token_id: the tokens around them.
+        vision_start_token_id, vision_end_token_id: the tokens around them; None: the config
+            names none.
+        own: further numbers of this tower, which its family alone reads.
     """
 
     depth: int
@@ -206,8 +257,9 @@ class VisionSpec:
     hidden_act: str
     image_token_id: int
     video_token_id: int
-    vision_start_token_id: int
-    vision_end_token_id: int
+    vision_start_token_id: int | None = None
+    vision_end_token_id: int | None = None
+    own: Mapping[str, bool | int | float | str | tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def patch_dim(self) -> int:

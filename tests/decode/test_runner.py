@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from trt_eagle3.decode.runner import VisionRunner, causal_mask
+from trt_eagle3.decode.runner import PatchBuckets, VisionRunner, causal_mask
 from trt_eagle3.engine.torch.cuda_graph import patch_bucket
-from trt_eagle3.families.qwen3_vl.vision_rows import vision_rows
+from trt_eagle3.families.qwen3_vl.vision_rows import padded_rows, vision_rows
 from trt_eagle3.spec import StateSpec
 
 
@@ -68,7 +68,7 @@ class _Recording:
 
 def test_vision_runner_pads_to_a_bucket_and_returns_what_was_asked() -> None:
     session = _Recording()
-    runner = VisionRunner(session, merge_size=2, bucket_limit=4096)
+    runner = VisionRunner(session, merge_size=2, buckets=PatchBuckets(4096, 4, padded_rows))
     patches = torch.randn(600, 3)
     rows = vision_rows(torch.tensor([[1, 10, 20], [2, 10, 20]]), 2, 4).inputs()
     embeds, levels = runner.forward(patches, rows)
@@ -87,7 +87,8 @@ def test_vision_runner_pads_no_further_than_the_limit_and_no_large_images(
 ) -> None:
     session = _Recording()
     rows = vision_rows(torch.tensor([[1, 2, count // 2]]), 2, 4).inputs()
-    VisionRunner(session, merge_size=2, bucket_limit=limit).forward(torch.randn(count, 3), rows)
+    buckets = PatchBuckets(limit, 4, padded_rows)
+    VisionRunner(session, merge_size=2, buckets=buckets).forward(torch.randn(count, 3), rows)
     assert session.given["patches"].shape[0] == padded
     assert session.given["frame_starts"].tolist() == [0, count, padded]
 

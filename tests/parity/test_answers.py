@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from trt_eagle3.decode.runner import VisionRunner
-from trt_eagle3.families.qwen3_vl.vision_rows import vision_rows
+from trt_eagle3.decode.runner import PatchBuckets, VisionRunner
+from trt_eagle3.families.qwen3_vl.vision_rows import padded_rows, vision_rows
 from trt_eagle3.parity.record.answers import without_padding
 from trt_eagle3.parity.record.engine import Recording, RecordingSession
 from trt_eagle3.spec import StateSpec
@@ -31,12 +31,11 @@ def test_recorded_vision_run_without_its_bucket_is_what_was_asked() -> None:
     rows = vision_rows(torch.tensor([[1, 10, 20], [2, 4, 10]]), 2, 4).inputs()
     patches = torch.randn(280, 3)
     recording = Recording()
-    runner = VisionRunner(
-        RecordingSession(_Tower(), "vision", recording), merge_size=2, bucket_limit=4096
-    )
+    session = RecordingSession(_Tower(), "vision", recording)
+    runner = VisionRunner(session, merge_size=2, buckets=PatchBuckets(4096, 4, padded_rows))
     embeds, levels = runner.forward(patches, rows)
     assert recording.forwards[0].inputs["patches"].shape[0] == 320
-    run = without_padding(recording.forwards[0], 280, 4)
+    run = without_padding(recording.forwards[0], rows, 280, 4)
     assert run.inputs.keys() == {"patches", *rows}
     assert torch.equal(run.inputs["patches"], patches)
     for name, value in rows.items():

@@ -34,7 +34,7 @@ from trt_eagle3.engine.session import Session
 from trt_eagle3.engine.trt.profiles import graph_profiles
 from trt_eagle3.engine.trt.session import TensorRTSession
 from trt_eagle3.errors import UserError
-from trt_eagle3.families.registry import read_target
+from trt_eagle3.families.registry import read_target, tower_of
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE, trt_export
 from trt_eagle3.io.run_command import run_command
 
@@ -186,8 +186,9 @@ class _Bench:
     ) -> Iterator[_Row]:
         torch.cuda.empty_cache()
         config = self._config(pictures)
-        merge = self._tower.spec.require_vision().spatial_merge_size
-        profiles = graph_profiles("vision", model, config, TreeSizes(), merge)
+        spec, most = self._tower.spec, config.limits.max_visual_tokens
+        ranges = tower_of(spec).ranges(spec.require_vision(), most)
+        profiles = graph_profiles("vision", model, config, TreeSizes(), ranges)
         folder = self._folder / kind
         try:
             built, memory = build_beside_weights(

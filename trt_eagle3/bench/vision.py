@@ -24,9 +24,9 @@ from trt_eagle3.bench.drawn_weights import draw_weight
 from trt_eagle3.bench.synthetic import size_option, write_target
 from trt_eagle3.bench.timing import copy_bandwidth, median_ms
 from trt_eagle3.bench.vision_tower import Tower, tower_flops
-from trt_eagle3.decode.runner import VisionRunner
+from trt_eagle3.decode.runner import PatchBuckets, VisionRunner
 from trt_eagle3.errors import EngineFailedError
-from trt_eagle3.families.qwen3_vl.vision_rows import vision_rows
+from trt_eagle3.families.qwen3_vl.vision_rows import padded_rows, vision_rows
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.io.run_command import run_command
 from trt_eagle3.parity.metrics import relative_error
@@ -107,9 +107,9 @@ def _towers(folder: Path, size: str, dtype: str, device: str = "cuda") -> _Tower
     )
     merge = spec.require_vision().spatial_merge_size
     session = Tower(spec, folder, device).session(dtype)
-    return _Towers(
-        spec.require_vision(), VisionRunner(session, merge_size=merge, bucket_limit=1 << 20), theirs
-    )
+    buckets = PatchBuckets(1 << 20, merge**2, padded_rows)
+    runner = VisionRunner(session, merge_size=merge, buckets=buckets)
+    return _Towers(spec.require_vision(), runner, theirs)
 
 
 def _drawn(name: str, like: Tensor, device: str) -> Tensor:

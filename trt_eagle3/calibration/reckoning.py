@@ -67,7 +67,7 @@ def _num_bytes(spec: TargetCheckpoint, prompts: CalibrationPrompts, values: int)
     """float32: hidden states, visual levels, a layer's weights, samples of its inputs and what a
     trial makes of a weight; or what the tower makes of the patches that it sees at once.
     """
-    hidden, inner = spec.hidden_size, max(x.mlp.intermediate_size for x in spec.layers)
+    hidden, inner = spec.hidden_size, max(x.mlp.row_width for x in spec.layers)
     kept = prompts.num_tokens * hidden
     kept += (1 + spec.num_visual_levels) * prompts.num_visual_tokens * hidden
     longest = max(len(inputs.token_ids) for inputs in prompts.inputs)
@@ -85,7 +85,7 @@ def _input_widths(spec: TargetCheckpoint, power: int) -> list[int]:
     """Widths of the inputs of all products, to a ``power``."""
     found = []
     for layer in spec.layers:
-        found += [spec.hidden_size] * 2 + [layer.mixer.q_width, layer.mlp.intermediate_size]
+        found += [spec.hidden_size] * 2 + [layer.mixer.q_width, layer.mlp.row_width]
     return [width**power for width in found]
 
 

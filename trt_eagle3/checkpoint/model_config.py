@@ -16,6 +16,7 @@ from trt_eagle3.io.json_file import read_json_object
 
 __all__ = [
     "ModelConfig",
+    "checked_token_id",
     "eos_token_ids",
     "read_json",
     "read_model_config",
@@ -104,3 +105,13 @@ def eos_token_ids(directory: Path, config: ModelConfig, section: str = "") -> tu
         if ids is not None:
             return tuple(ids) if isinstance(ids, list) else (ids,)
     return ()
+
+
+def checked_token_id(config: ModelConfig, vocab_size: int, key: str) -> int:
+    """An id that prompts are made of, which has a row in the token table."""
+    token_id = config.whole(key, least=0)
+    if token_id >= vocab_size:
+        raise config.error(
+            f"{key}: expected an id below the vocabulary's {vocab_size}, got {token_id}"
+        )
+    return token_id

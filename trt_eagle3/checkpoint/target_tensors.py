@@ -8,7 +8,7 @@ from pathlib import Path
 from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
 from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES, TensorRef
 from trt_eagle3.errors import UserError, clip
-from trt_eagle3.spec import AttentionSpec, LayerSpec
+from trt_eagle3.spec import AttentionSpec, DenseMlp, LayerSpec, SparseMoe
 
 __all__ = ["Prefixes", "canonical_tensors", "check_tensors", "decoder_shapes"]
 
@@ -33,14 +33,34 @@ def decoder_shapes(
 
 
 def _layer_shapes(layer: LayerSpec, hidden: int) -> list[tuple[str, tuple[int, ...]]]:
-    inner = layer.mlp.intermediate_size
     return [
         *_attention_shapes(layer.mixer, hidden),
-        ("mlp.gate_proj.weight", (inner, hidden)),
-        ("mlp.up_proj.weight", (inner, hidden)),
-        ("mlp.down_proj.weight", (hidden, inner)),
+        *((f"mlp.{name}", shape) for name, shape in _mlp_shapes(layer.mlp, hidden)),
         ("input_layernorm.weight", (hidden,)),
         ("post_attention_layernorm.weight", (hidden,)),
+    ]
+
+
+def _mlp_shapes(mlp: DenseMlp | SparseMoe, hidden: int) -> list[tuple[str, tuple[int, ...]]]:
+    if isinstance(mlp, DenseMlp):
+        return _dense_shapes("", mlp.intermediate_size, hidden)
+    experts, inner = mlp.num_experts, mlp.expert_width
+    shapes: list[tuple[str, tuple[int, ...]]] = [
+        ("gate.weight", (experts, hidden)),
+        ("experts.gate_up_proj", (experts, 2 * inner, hidden)),
+        ("experts.down_proj", (experts, hidden, inner)),
+    ]
+    if mlp.shared_expert_width:
+        shapes += _dense_shapes("shared_expert.", mlp.shared_expert_width, hidden)
+        shapes.append(("shared_expert_gate.weight", (1, hidden)))
+    return shapes
+
+
+def _dense_shapes(prefix: str, inner: int, hidden: int) -> list[tuple[str, tuple[int, ...]]]:
+    return [
+        (f"{prefix}gate_proj.weight", (inner, hidden)),
+        (f"{prefix}up_proj.weight", (inner, hidden)),
+        (f"{prefix}down_proj.weight", (hidden, inner)),
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +21,7 @@ from trt_eagle3.decode.grammar_compiler import GrammarCompiler
 from trt_eagle3.decode.kv_cache import PagePool
 from trt_eagle3.decode.plan import TreePlan, read_plan
 from trt_eagle3.decode.propose import Proposer
-from trt_eagle3.decode.runner import DraftRunner, TargetRunner, VisionRunner
+from trt_eagle3.decode.runner import DraftRunner, PatchBuckets, TargetRunner, VisionRunner
 from trt_eagle3.decode.state import LayerStates, layer_states
 from trt_eagle3.decode.tree import configured_tree
 from trt_eagle3.dtype import dtype_named
@@ -45,10 +45,10 @@ from trt_eagle3.engine.memory import (
 )
 from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.errors import UserError
-from trt_eagle3.families.registry import family_of
+from trt_eagle3.families.registry import family_of, tower_of
 from trt_eagle3.multimodal import LOCAL_MEDIA, MediaPolicy, Processor
 from trt_eagle3.multimodal.decoder_pool import DecoderPool
-from trt_eagle3.spec import TargetSpec
+from trt_eagle3.spec import TargetSpec, VisionSpec
 
 __all__ = ["LoadedBundle", "SessionFactory", "open_graph_of"]
 
@@ -169,9 +169,16 @@ class LoadedBundle:
     @cached_property
     def vision(self) -> VisionRunner:
         """The vision tower."""
-        merge = self.spec.require_vision().spatial_merge_size
-        limit = self.limits.max_visual_tokens * merge**2 if self.fixed_shapes else None
-        return VisionRunner(self.open_graph("vision"), merge_size=merge, bucket_limit=limit)
+        vision = self.spec.require_vision()
+        merge = vision.spatial_merge_size
+        buckets = self._patch_buckets(vision) if self.fixed_shapes else None
+        return VisionRunner(self.open_graph("vision"), merge_size=merge, buckets=buckets)
+
+    def _patch_buckets(self, vision: VisionSpec) -> PatchBuckets:
+        tower = tower_of(self.spec)
+        limit = self.limits.max_visual_tokens * vision.spatial_merge_size**2
+        unit = tower.sizes(vision).patches_per_unit
+        return PatchBuckets(limit, unit, partial(tower.padded, vision))
 
     @cached_property
     def embedding(self) -> EmbeddingTable:

@@ -7,7 +7,7 @@ sequence does not need are padding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -29,6 +29,7 @@ from trt_eagle3.engine.torch.cuda_graph import patch_bucket
 __all__ = [
     "DraftRunner",
     "AttentionMetadata",
+    "PatchBuckets",
     "TargetRunner",
     "VisionRunner",
     "all_rows",
@@ -199,22 +200,46 @@ class DraftRunner:
         return draft_ids if self._target_ids is None else self._target_ids[draft_ids]
 
 
+@dataclass(frozen=True)
+class PatchBuckets:
+    """How many patches a run of the vision graph has, so that images of about one size share a
+    captured graph.
+
+    Attributes:
+        limit: pad to no more than these. unit: patches are padded by multiples of it.
+        pad: the graph's inputs besides the patches, for so many patches
+            (``families.family.FamilyVision.padded``).
+    """
+
+    limit: int
+    unit: int
+    pad: Callable[[Mapping[str, Tensor], int], dict[str, Tensor]]
+
+    def padded(self, patches: Tensor, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The graph's inputs, with as many patches as the bucket of ``patches`` has."""
+        count = len(patches)
+        wanted = min(patch_bucket(count), self.limit) - count
+        added = max(0, wanted // self.unit * self.unit)
+        # padding by 0 copies
+        filled = functional.pad(patches, (0, 0, 0, added)) if added else patches
+        return {"patches": filled, **self.pad(rows, count + added)}
+
+
 class VisionRunner:
     """The vision graph."""
 
     def __init__(
-        self, session: Session, *, merge_size: int, bucket_limit: int | None = None
+        self, session: Session, *, merge_size: int, buckets: PatchBuckets | None = None
     ) -> None:
         """Call ``session``.
 
         Args:
             merge_size: patches along each side of a visual token.
-            bucket_limit: pad the patches of a run, to no more than these, so that CUDA graphs fit
-                again.
+            buckets: pad the patches of a run, so that CUDA graphs fit again.
         """
         self._session = session
         self._merged = merge_size**2
-        self._bucket_limit = bucket_limit
+        self._buckets = buckets
 
     def forward(self, patches: Tensor, rows: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
         """Visual embeddings [N, H] and deepstack levels [L, N, H] of ``patches [n, patch_dim]``,
@@ -222,8 +247,8 @@ class VisionRunner:
         """
         count = len(patches) // self._merged
         inputs = {"patches": patches, **rows}
-        if self._bucket_limit is not None:
-            inputs = _in_bucket(inputs, self._bucket_limit)
+        if self._buckets is not None:
+            inputs = self._buckets.padded(patches, rows)
         outputs = self._session.run(inputs)
         visual_levels = outputs.get("deepstack")
         # copies: a prompt keeps them until it is prefilled, and meanwhile the next one's images may
@@ -231,23 +256,3 @@ class VisionRunner:
         return outputs["visual_embeds"][
             :count
         ].clone(), None if visual_levels is None else visual_levels[:, :count].clone()
-
-
-def _in_bucket(inputs: dict[str, Tensor], limit: int) -> dict[str, Tensor]:
-    """The vision graph's inputs with as many patches as a bucket has: those added are a frame,
-    followed by empty ones.
-
-    Frames are as many as the next power of two above those given.
-    """
-    patches, starts = inputs["patches"], inputs["frame_starts"]
-    total = min(patch_bucket(len(patches)), limit)
-    added = total - len(patches)
-    num_frames = 1 << (len(starts) - 1).bit_length()
-    return {
-        # padding by 0 copies
-        "patches": functional.pad(patches, (0, 0, 0, added)) if added else patches,
-        "pos_embed_rows": functional.pad(inputs["pos_embed_rows"], (0, added)),
-        "pos_embed_weights": functional.pad(inputs["pos_embed_weights"], (0, added)),
-        "rope_positions": functional.pad(inputs["rope_positions"], (0, added)),
-        "frame_starts": functional.pad(starts, (0, num_frames + 1 - len(starts)), value=total),
-    }

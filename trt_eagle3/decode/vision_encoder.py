@@ -7,7 +7,7 @@ import torch
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.prompt import Prompt, Vision
 from trt_eagle3.engine.memory import request_memory
-from trt_eagle3.families.registry import family_of
+from trt_eagle3.families.registry import tower_of
 from trt_eagle3.multimodal import normalise
 
 __all__ = ["VisionEncoder"]
@@ -33,10 +33,8 @@ class VisionEncoder:
 
     def _run(self, prompt: Prompt) -> Vision:
         bundle = self._bundle
-        tower = family_of(bundle.spec).vision
-        assert tower is not None, f"{bundle.spec.family}: images without a tower"
         grids = torch.tensor([visual.grid for visual in prompt.visuals], dtype=torch.int64)
-        rows = tower.inputs(bundle.spec.require_vision(), grids)
+        rows = tower_of(bundle.spec).inputs(bundle.spec.require_vision(), grids)
         patches = normalise(prompt.visuals, bundle.dtype, bundle.device)
         embeds, levels = bundle.vision.forward(patches, rows)
         return Vision(embeds, embeds.new_zeros(0, *embeds.shape) if levels is None else levels)

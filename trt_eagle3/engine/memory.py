@@ -14,7 +14,8 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.config import EngineConfig, LimitsConfig
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.errors import DeviceMemoryError, UserError
-from trt_eagle3.spec import LayerSpec, TargetSpec, VisionSpec
+from trt_eagle3.families.registry import tower_of
+from trt_eagle3.spec import LayerSpec, TargetSpec
 
 __all__ = [
     "MAX_DEFERRED",
@@ -210,21 +211,13 @@ def _target_values(spec: TargetSpec) -> int:
     one.
     """
     layers = sum(_layer_values(layer, spec.hidden_size) for layer in spec.layers)
-    tower = _tower_values(spec.vision) if spec.vision else 0
+    tower = tower_of(spec).sizes(spec.vision).num_values if spec.vision else 0
     return layers + 2 * spec.vocab_size * spec.hidden_size + tower
 
 
 def _layer_values(layer: LayerSpec, hidden: int) -> int:
     attention = hidden * 2 * (layer.mixer.q_width + layer.mixer.kv_width)
-    return attention + 3 * hidden * layer.mlp.intermediate_size
-
-
-def _tower_values(vision: VisionSpec) -> int:
-    width = vision.hidden_size
-    blocks = vision.depth * (4 * width**2 + 2 * width * vision.intermediate_size)
-    joined = width * vision.spatial_merge_size**2
-    mergers = (1 + len(vision.level_blocks)) * joined * (joined + vision.out_hidden_size)
-    return blocks + mergers + width * (vision.num_position_embeddings + vision.patch_dim)
+    return attention + layer.mlp.num_values(hidden)
 
 
 def _target_kv_width(spec: TargetSpec) -> int:
@@ -261,22 +254,13 @@ def _deferred_values(spec: TargetSpec, manifest: DraftManifest | None) -> int:
 
 
 def _image_values(spec: TargetSpec, visual_tokens: int) -> int:
-    """Numbers that the tower holds at once, at its fullest place, and what it gives for a prompt.
-
-    Of a patch: at its beginning the pixels and four corners of the position table, twice; in
-    attention the residual stream, the normed rows, q, k and v, the same packed with a chunk more,
-    and the output; in the MLP its inner rows.
-    """
+    """Numbers that the tower holds at its fullest place, and what it gives for a prompt."""
     vision = spec.vision
     if vision is None:
         return 0
-    hidden, merged = vision.hidden_size, vision.spatial_merge_size**2
-    packed = 3 * (hidden + 8 * vision.num_heads)
-    embedding = vision.patch_dim + 9 * hidden
-    attention = 6 * hidden + packed
-    mlp = 3 * hidden + 2 * vision.intermediate_size
+    fullest = vision.spatial_merge_size**2 * tower_of(spec).sizes(vision).values_per_patch
     given = 2 * (1 + len(vision.level_blocks)) * vision.out_hidden_size
-    return visual_tokens * (merged * max(embedding, attention, mlp) + given)
+    return visual_tokens * (fullest + given)
 
 
 def _row_values(spec: TargetSpec) -> int:
@@ -284,7 +268,7 @@ def _row_values(spec: TargetSpec) -> int:
     hidden states.
     """
     inner = max(
-        3 * layer.mlp.intermediate_size + 2 * (layer.mixer.q_width + 2 * layer.mixer.kv_width)
+        3 * layer.mlp.row_width + 2 * (layer.mixer.q_width + 2 * layer.mixer.kv_width)
         for layer in spec.layers
     )
     return (spec.num_visual_levels + 9) * spec.hidden_size + inner

@@ -7,6 +7,9 @@ called, so that whoever reads a checkpoint imports neither onnx nor torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,7 +27,31 @@ if TYPE_CHECKING:
     from trt_eagle3.parity.reference.processor import ProcessorReference
     from trt_eagle3.parity.reference.target import TargetReference
 
-__all__ = ["Family", "FamilyVision"]
+__all__ = ["Family", "FamilyVision", "SizeRange", "TowerSizes", "num_values"]
+
+
+SizeRange = tuple[int, int, int]
+"""Smallest, usual and largest size of a dimension."""
+
+
+@dataclass(frozen=True)
+class TowerSizes:
+    """What the rest of the program counts with.
+
+    Attributes:
+        num_values: numbers in the tower's weights.
+        values_per_patch: numbers that it holds at once for a patch, at its fullest place.
+        patches_per_unit: a run may have any multiple of so many patches.
+    """
+
+    num_values: int
+    values_per_patch: int
+    patches_per_unit: int
+
+
+def num_values(shapes: Mapping[str, tuple[int, ...]]) -> int:
+    """Numbers in tensors of these shapes."""
+    return sum(prod(shape) for shape in shapes.values())
 
 
 class FamilyVision(Protocol):
@@ -46,6 +73,22 @@ class FamilyVision(Protocol):
         Args:
             grid_thw: int64 [G, 3]: frames, patch rows and patch columns of each image or video.
         """
+        ...
+
+    def padded(
+        self, vision: VisionSpec, inputs: Mapping[str, Tensor], num_patches: int
+    ) -> dict[str, Tensor]:
+        """``inputs`` for a run of ``num_patches`` patches, of which those added see each other
+        alone, and of a number of frames that runs share.
+        """
+        ...
+
+    def sizes(self, vision: VisionSpec) -> TowerSizes:
+        """What it takes of memory, and how its runs are padded."""
+        ...
+
+    def ranges(self, vision: VisionSpec, max_tokens: int) -> Mapping[str, SizeRange]:
+        """The named dimensions of the graph's inputs, for up to so many visual tokens a run."""
         ...
 
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from trt_eagle3.checkpoint.model_config import read_model_config
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.errors import UserError, quote
-from trt_eagle3.families.family import Family
+from trt_eagle3.families.family import Family, FamilyVision
 from trt_eagle3.spec import TargetSpec
 
-__all__ = ["FAMILIES", "family_named", "family_of", "read_target"]
+__all__ = ["FAMILIES", "family_named", "family_of", "read_target", "tower_of"]
 
 FAMILIES = {
     "qwen3": "trt_eagle3.families.qwen3:FAMILY",
@@ -48,6 +48,13 @@ def family_of(spec: TargetSpec) -> Family:
         UserError: this version knows no such family.
     """
     return family_named(spec.family)
+
+
+def tower_of(spec: TargetSpec) -> FamilyVision:
+    """The tower of a target that has one."""
+    tower = family_of(spec).vision
+    assert tower is not None, f"{spec.family}: images without a tower"
+    return tower
 
 
 @cache

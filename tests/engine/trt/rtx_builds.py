@@ -213,7 +213,7 @@ def target_build(library: Path, folder: Path, kind: str, linear: str) -> str:
     made = folder / f"{kind}_{linear}"
     (made / "target").mkdir(parents=True)
     (made / "target" / "config.json").write_text("{}")
-    profiles = {"target": graph_profiles("target", model, config, TreeSizes(6, 1, 5), 2)}
+    profiles = {"target": graph_profiles("target", model, config, TreeSizes(6, 1, 5))}
     write_engines(made, {"target": model}, profiles, config.engine, folder / "cache")
     return str(made)
 

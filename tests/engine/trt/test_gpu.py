@@ -394,7 +394,7 @@ def spoilt(
     ready = trt_export(model, linear=dtype == "float16" and graph != "vision")
     fault(ready.model)
     file = written(ready, folder)
-    profiles = graph_profiles(graph, model, config, TreeSizes(6, 1, 5), 2)[:1]
+    profiles = graph_profiles(graph, model, config, TreeSizes(6, 1, 5))[:1]
     built = build_engine(
         file, folder / ENGINE_FILE, profiles, config.engine, folder.parent / "timing.cache"
     )
@@ -550,7 +550,7 @@ def test_graph_without_our_plugins_attributes_is_refused_by_name(tmp_path: Path)
     ready = trt_export(model)
     node = next(n for n in ready.model.graph.node if n.op_type == "TreeAttention")
     del node.attribute[:]
-    profiles = graph_profiles("draft", model, config, TreeSizes(), 2)
+    profiles = graph_profiles("draft", model, config, TreeSizes())
     with pytest.raises(UserError, match="TensorRT cannot read the graph: node"):
         build_engine(
             written(ready, tmp_path),

@@ -13,6 +13,7 @@ from trt_eagle3.engine.build_job import TreeSizes
 from trt_eagle3.engine.trt.ports import Port, choose_profile
 from trt_eagle3.engine.trt.profiles import graph_profiles
 from trt_eagle3.errors import UserError
+from trt_eagle3.families.frames import patch_ranges
 from trt_eagle3.families.qwen3_vl.vision_rows import vision_rows
 
 FILE = Path("bundle/vision/rank0.engine")
@@ -25,7 +26,8 @@ Shapes = dict[str, tuple[int, ...]]
 def vision() -> dict[str, Port]:
     """The inputs of a vision engine, as its profile is."""
     config = tiny_config(limits={"max_visual_tokens": MAX_VISUAL_TOKENS})
-    (profile,) = graph_profiles("vision", graphs()["vision"], config, TreeSizes(), 2)
+    images = patch_ranges(4, config.limits.max_visual_tokens)
+    (profile,) = graph_profiles("vision", graphs()["vision"], config, TreeSizes(), images)
     return {
         name: Port(name, torch.float16, (-1,) * len(low), ((low, high),))
         for name, (low, _, high) in profile.shapes.items()

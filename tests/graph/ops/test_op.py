@@ -14,7 +14,7 @@ from torch import Tensor
 from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch.capi.structs import arguments_of
 from trt_eagle3.graph import ops
-from trt_eagle3.graph.ops import OPS, PLUGINS
+from trt_eagle3.graph.ops import EVERY_OP, OPS
 from trt_eagle3.graph.ops.tree_attention import tree_attention_call
 
 HALF, FLOAT, INT32 = TensorProto.FLOAT16, TensorProto.FLOAT, TensorProto.INT32
@@ -58,18 +58,18 @@ NODES = {
 }
 
 
-@pytest.mark.parametrize("op_type", PLUGINS)
+@pytest.mark.parametrize("op_type", EVERY_OP)
 def test_op_is_declared_in_the_file_of_its_name(op_type: str) -> None:
-    op = PLUGINS[op_type]
+    op = EVERY_OP[op_type]
     assert op.plugin == op_type
     assert Path(ops.__path__[0], f"{op.name}.py").is_file()
     assert op.kernel is None or op.kernel.name == op.name
     assert op.kernel is None or set(op.kernel.writes) <= set(op.kernel.tensors)
 
 
-@pytest.mark.parametrize("op_type", PLUGINS)
+@pytest.mark.parametrize("op_type", EVERY_OP)
 def test_op_has_every_overload_in_every_lowering(op_type: str) -> None:
-    op = PLUGINS[op_type]
+    op = EVERY_OP[op_type]
     for overload, inputs in op.inputs.items():
         assert op.overload(len(inputs)) == overload
         assert tuple(op.function(overload).input) == inputs

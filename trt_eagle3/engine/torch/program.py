@@ -23,7 +23,7 @@ from trt_eagle3.engine.torch.prompt_nodes import PROMPT_ATTENTION, prompt_nodes
 from trt_eagle3.engine.weights import materialise
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.activations import read_activations
-from trt_eagle3.graph.ops import DOMAIN, PLUGINS
+from trt_eagle3.graph.ops import DOMAIN, EVERY_OP
 from trt_eagle3.graph.states import read_states
 from trt_eagle3.graph.weights import WeightExpr, external_weights
 from trt_eagle3.spec import StateSpec
@@ -173,7 +173,7 @@ def _own_ops(device: str) -> Mapping[str, Function]:
     """Our ops on ``device``: the kernels where they can run, else stock operations with one
     warning.
     """
-    stock: dict[str, Function] = {name: op.torch_function for name, op in PLUGINS.items()}
+    stock: dict[str, Function] = {name: op.torch_function for name, op in EVERY_OP.items()}
     stock[PROMPT_ATTENTION] = prompt_attention(device)
     if device != "cuda":
         return stock
@@ -185,7 +185,7 @@ def _own_ops(device: str) -> Mapping[str, Function]:
             stacklevel=2,
         )
         return stock
-    calls = {name: op.kernel_call for name, op in PLUGINS.items()}
+    calls = {name: op.kernel_call for name, op in EVERY_OP.items()}
     return {**stock, **{name: capi.launched(call) for name, call in calls.items() if call}}
 
 

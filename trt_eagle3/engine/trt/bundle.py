@@ -40,6 +40,8 @@ from trt_eagle3.engine.trt.script import build_script
 from trt_eagle3.engine.weight_file import write_tables, write_weights
 from trt_eagle3.engine.weight_locations import TABLE_FILE, TableLocations, table_tensors
 from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.families.family import SizeRange
+from trt_eagle3.families.registry import tower_of
 from trt_eagle3.graph.states import encode_states, read_states
 from trt_eagle3.graph.trt_export import (
     WEIGHTS_FILE,
@@ -64,9 +66,9 @@ def write_bundle(folder: Path, job: BuildJob) -> Written:
             "--weights reference: a TensorRT engine holds its weights. Leave the option out."
         )
     models = job.make_graphs(folder, reference_location)
-    merge_size = job.spec.vision.spatial_merge_size if job.spec.vision else 1
+    images = _image_sizes(job)
     profiles = {
-        name: graph_profiles(name, model, job.config, job.tree, merge_size)
+        name: graph_profiles(name, model, job.config, job.tree, images)
         for name, model in models.items()
     }
     job.begin("weights")
@@ -77,6 +79,11 @@ def write_bundle(folder: Path, job: BuildJob) -> Written:
     engines = write_engines(folder, models, profiles, job.config.engine, timing_cache, job.show)
     locations = TableLocations(folder / TABLE_FILE, open_index(folder))
     return Written(locations, _record(job.config.engine, engines), engines=engines)
+
+
+def _image_sizes(job: BuildJob) -> Mapping[str, SizeRange]:
+    vision, most = job.spec.vision, job.config.limits.max_visual_tokens
+    return tower_of(job.spec).ranges(vision, most) if vision else {}
 
 
 def _record(config: EngineConfig, engines: Engines) -> EngineRecord:

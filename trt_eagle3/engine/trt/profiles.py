@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import onnx
 
 from trt_eagle3.config import BuildConfig
 from trt_eagle3.engine.build_job import TreeSizes
+from trt_eagle3.families.family import SizeRange
 
 __all__ = ["Profile", "graph_profiles"]
-
-Range = tuple[int, int, int]
-"""Smallest, best and largest size."""
 
 # rows of a prompt chunk whose logits may be asked for; each costs a row of the vocabulary
 _PROMPT_LOGIT_ROWS = 64
@@ -32,21 +31,25 @@ class Profile:
 
 
 def graph_profiles(
-    graph: str, model: onnx.ModelProto, config: BuildConfig, tree: TreeSizes, merge_size: int
+    graph: str,
+    model: onnx.ModelProto,
+    config: BuildConfig,
+    tree: TreeSizes,
+    images: Mapping[str, SizeRange] = MappingProxyType({}),
 ) -> list[Profile]:
     """Profiles of ``target``, ``draft``, ``fuse`` or ``vision``, those for decode steps first.
 
     Args:
-        merge_size: patches along each side of a visual token.
+        images: sizes of the vision graph (``families.family.FamilyVision.ranges``).
     """
     if graph == "vision":
-        ranges = _vision_ranges(config, merge_size)
+        ranges = {"images": images}
     else:
         ranges = {"generation": _generation(config, tree), "context": _context(config)}
     return [_profile(name, model, sizes) for name, sizes in ranges.items()]
 
 
-def _profile(name: str, model: onnx.ModelProto, sizes: Mapping[str, Range]) -> Profile:
+def _profile(name: str, model: onnx.ModelProto, sizes: Mapping[str, SizeRange]) -> Profile:
     shapes = {}
     for value in model.graph.input:
         dims = value.type.tensor_type.shape.dim
@@ -58,7 +61,7 @@ def _profile(name: str, model: onnx.ModelProto, sizes: Mapping[str, Range]) -> P
     return Profile(name, shapes)
 
 
-def _generation(config: BuildConfig, tree: TreeSizes) -> dict[str, Range]:
+def _generation(config: BuildConfig, tree: TreeSizes) -> dict[str, SizeRange]:
     """A tree per sequence, or one token; a draft's levels, whose tail holds all rows so far."""
     nodes, batch = max(tree.num_nodes, tree.width), config.limits.max_batch_size
     return {
@@ -71,7 +74,7 @@ def _generation(config: BuildConfig, tree: TreeSizes) -> dict[str, Range]:
     }
 
 
-def _context(config: BuildConfig) -> dict[str, Range]:
+def _context(config: BuildConfig) -> dict[str, SizeRange]:
     """A chunk of prompt; fuse sees a whole prompt at once."""
     chunk, batch = config.engine.prefill_chunk, config.limits.max_batch_size
     rows = min(chunk, _PROMPT_LOGIT_ROWS)
@@ -85,23 +88,10 @@ def _context(config: BuildConfig) -> dict[str, Range]:
     }
 
 
-def _cache(config: BuildConfig) -> dict[str, Range]:
+def _cache(config: BuildConfig) -> dict[str, SizeRange]:
     """Pages of a row, and slots of the whole cache with its page 0."""
     page = config.engine.page_size
     pages = -(-config.limits.max_seq_len // page)
     rows = config.limits.max_kv_tokens or pages * config.limits.max_batch_size * page
     slots = (-(-rows // page) + 1) * page
     return {"pages": (1, pages, pages), "slots": (page, slots, slots)}
-
-
-def _vision_ranges(config: BuildConfig, merge_size: int) -> dict[str, dict[str, Range]]:
-    """As many frames as have 16 visual tokens each, and a few more: each may cost a group of packed
-    patches.
-
-    Rounded up to a power of two, as a run's frames are (``decode/runner.py``).
-    """
-    block = merge_size**2
-    most = config.limits.max_visual_tokens * block
-    usual = max(block, most // 4 // block * block)
-    frames = 1 << (most // (16 * block) + 8).bit_length()
-    return {"images": {"patches": (block, usual, most), "frame_bounds": (2, 2, frames + 1)}}

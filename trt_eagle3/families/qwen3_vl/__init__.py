@@ -4,6 +4,7 @@ visual levels ("deepstack") added after its first layers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
     from trt_eagle3.checkpoint.model_config import ModelConfig
     from trt_eagle3.checkpoint.target import TargetCheckpoint
+    from trt_eagle3.families.family import SizeRange, TowerSizes
     from trt_eagle3.graph.builder import ResolveLocation
     from trt_eagle3.multimodal import Processor
     from trt_eagle3.parity.reference.processor import ProcessorReference
@@ -39,6 +41,23 @@ class _Vision:
 
         side = round(vision.num_position_embeddings**0.5)
         return vision_rows(grid_thw, vision.spatial_merge_size, side).inputs()
+
+    def padded(
+        self, _vision: VisionSpec, inputs: Mapping[str, Tensor], num_patches: int
+    ) -> dict[str, Tensor]:
+        from trt_eagle3.families.qwen3_vl.vision_rows import padded_rows
+
+        return padded_rows(inputs, num_patches)
+
+    def sizes(self, vision: VisionSpec) -> TowerSizes:
+        from trt_eagle3.families.qwen3_vl.tensors import tower_sizes
+
+        return tower_sizes(vision)
+
+    def ranges(self, vision: VisionSpec, max_tokens: int) -> Mapping[str, SizeRange]:
+        from trt_eagle3.families.frames import patch_ranges
+
+        return patch_ranges(vision.spatial_merge_size**2, max_tokens)
 
 
 class _Qwen3VL:

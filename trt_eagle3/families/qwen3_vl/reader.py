@@ -5,8 +5,9 @@ tensors.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
-from trt_eagle3.checkpoint.model_config import ModelConfig
+from trt_eagle3.checkpoint.model_config import ModelConfig, checked_token_id
 from trt_eagle3.checkpoint.quantised.read import open_weights
 from trt_eagle3.checkpoint.rope_schedule import read_rope_config
 from trt_eagle3.checkpoint.target import TargetCheckpoint
@@ -18,7 +19,6 @@ from trt_eagle3.spec import LayerSpec, RopeSpec, VisionSpec
 __all__ = ["read_qwen3_vl"]
 
 _ARCHITECTURE = "Qwen3VLForConditionalGeneration"
-_TOKENS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
 _SECTIONS = ("", "text_config.")
 
 
@@ -88,6 +88,7 @@ def _rope(config: ModelConfig, head_dim: int) -> RopeSpec:
 
 
 def _vision_spec(config: ModelConfig, decoder: DecoderConfig) -> VisionSpec:
+    token_id = partial(checked_token_id, config, decoder.vocab_size)
     spec = VisionSpec(
         depth=config.whole("vision_config.depth"),
         hidden_size=config.whole("vision_config.hidden_size"),
@@ -103,7 +104,10 @@ def _vision_spec(config: ModelConfig, decoder: DecoderConfig) -> VisionSpec:
             config.get("vision_config.deepstack_visual_indexes", "wholes", (8, 16, 24))
         ),
         hidden_act=config.get("vision_config.hidden_act", "text", "gelu_pytorch_tanh"),
-        **{key: _token_id(config, key, decoder.vocab_size) for key in _TOKENS},
+        image_token_id=token_id("image_token_id"),
+        video_token_id=token_id("video_token_id"),
+        vision_start_token_id=token_id("vision_start_token_id"),
+        vision_end_token_id=token_id("vision_end_token_id"),
     )
     levels, theta = (
         spec.level_blocks,
@@ -132,13 +136,3 @@ def _vision_spec(config: ModelConfig, decoder: DecoderConfig) -> VisionSpec:
         if found:
             raise config.error(f"vision_config: {problem}")
     return spec
-
-
-def _token_id(config: ModelConfig, key: str, vocab_size: int) -> int:
-    """An id that prompts are made of, which has a row in the token table."""
-    token_id = config.whole(key, least=0)
-    if token_id >= vocab_size:
-        raise config.error(
-            f"{key}: expected an id below the vocabulary's {vocab_size}, got {token_id}"
-        )
-    return token_id

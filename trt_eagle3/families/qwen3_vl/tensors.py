@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from trt_eagle3.families.family import TowerSizes, num_values
 from trt_eagle3.spec import VisionSpec
 
-__all__ = ["PREFIXES", "vision_shapes"]
+__all__ = ["PREFIXES", "tower_sizes", "vision_shapes"]
 
 # transformers 4.57 and 5.x, then what older tools wrote
 PREFIXES = (
@@ -48,3 +49,18 @@ def vision_shapes(vision: VisionSpec) -> dict[str, tuple[int, ...]]:
     for i in range(len(vision.level_blocks)):
         merger(f"deepstack_merger_list.{i}", wide)
     return shapes
+
+
+def tower_sizes(vision: VisionSpec) -> TowerSizes:
+    """What the tower takes of memory.
+
+    Of a patch: at its beginning the pixels and four corners of the position table, twice; in
+    attention the residual stream, the normed rows, q, k and v, the same packed with a chunk more,
+    and the output; in the MLP its inner rows.
+    """
+    hidden = vision.hidden_size
+    embedding = vision.patch_dim + 9 * hidden
+    attention = 6 * hidden + 3 * (hidden + 8 * vision.num_heads)
+    mlp = 3 * hidden + 2 * vision.intermediate_size
+    fullest = max(embedding, attention, mlp)
+    return TowerSizes(num_values(vision_shapes(vision)), fullest, vision.spatial_merge_size**2)

@@ -6,13 +6,16 @@ Equations: transformers ``modeling_qwen3_vl.py`` (``fast_pos_embed_interpolate``
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-__all__ = ["VisionRows", "vision_rows"]
+from trt_eagle3.families.frames import pad_columns, pad_starts
+
+__all__ = ["VisionRows", "merge_order", "padded_rows", "vision_rows"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,14 @@ def vision_rows(grid_thw: Tensor, merge: int, table_side: int) -> VisionRows:
     return VisionRows(rows, weights, positions, starts.int())
 
 
+def padded_rows(inputs: Mapping[str, Tensor], num_patches: int) -> dict[str, Tensor]:
+    """``inputs`` of ``VisionRows`` for ``num_patches`` patches: those added are a frame, followed
+    by empty ones.
+    """
+    padded = {n: pad_columns(x, num_patches) for n, x in inputs.items() if n != "frame_starts"}
+    return {**padded, "frame_starts": pad_starts(inputs["frame_starts"], num_patches)}
+
+
 @lru_cache(maxsize=32)
 def _frame_rows(h: int, w: int, merge: int, side: int) -> tuple[Tensor, Tensor, Tensor]:
     """Table rows i32 [4, h * w], their weights f32 [4, h * w], and row and column i32 [2, h * w] of
@@ -53,13 +64,13 @@ def _frame_rows(h: int, w: int, merge: int, side: int) -> tuple[Tensor, Tensor, 
 
     Kept, because the frames of a video and many images share a size; only to be read.
     """
-    order = _merge_order(h, w, merge)
+    order = merge_order(h, w, merge)
     corner_rows, corner_weights = _bilinear_corners(h, w, side)
     row_column = torch.stack([torch.arange(h).repeat_interleave(w), torch.arange(w).repeat(h)])
     return corner_rows[:, order].int(), corner_weights[:, order], row_column[:, order].int()
 
 
-def _merge_order(h: int, w: int, merge: int) -> Tensor:
+def merge_order(h: int, w: int, merge: int) -> Tensor:
     """int64 [h * w]: row-major patch index of each packed patch; every merge x merge block is
     contiguous.
     """

@@ -16,6 +16,9 @@ from functools import cache
 import onnx
 
 from trt_eagle3.graph.ops.add_rms_norm import ADD_RMS_NORM
+from trt_eagle3.graph.ops.fused_moe import FUSED_MOE
+from trt_eagle3.graph.ops.fused_moe_fp8 import FUSED_MOE_FP8
+from trt_eagle3.graph.ops.fused_moe_int4 import FUSED_MOE_INT4
 from trt_eagle3.graph.ops.linear import LINEAR
 from trt_eagle3.graph.ops.linear_fp8 import LINEAR_FP8
 from trt_eagle3.graph.ops.linear_int4 import LINEAR_INT4
@@ -27,7 +30,16 @@ from trt_eagle3.graph.ops.silu_mul import SILU_MUL
 from trt_eagle3.graph.ops.tree_attention import TREE_ATTENTION
 from trt_eagle3.graph.ops.vision_attention import VISION_ATTENTION
 
-__all__ = ["DOMAIN", "OPS", "OPSET", "OPSET_17", "PLUGINS", "Op", "reference_function"]
+__all__ = [
+    "DOMAIN",
+    "EVERY_OP",
+    "OPS",
+    "OPSET",
+    "OPSET_17",
+    "PLUGINS",
+    "Op",
+    "reference_function",
+]
 
 OPS: Mapping[str, Op] = {
     "AddRmsNorm": ADD_RMS_NORM,
@@ -36,17 +48,24 @@ OPS: Mapping[str, Op] = {
     "SiluMul": SILU_MUL,
     "PickRows": PICK_ROWS,
     "VisionAttention": VISION_ATTENTION,
+    "FusedMoe": FUSED_MOE,
 }
 """The ops of our graphs."""
 
-PLUGINS: Mapping[str, Op] = {
+EVERY_OP: Mapping[str, Op] = {
     **OPS,
     "Linear": LINEAR,
     "LinearFp8": LINEAR_FP8,
     "LinearInt8": LINEAR_INT8,
     "LinearInt4": LINEAR_INT4,
+    "FusedMoeFp8": FUSED_MOE_FP8,
+    "FusedMoeInt4": FUSED_MOE_INT4,
 }
-"""The ops that the TensorRT plugin library has: those of our graphs, and matrix products."""
+"""Those of our graphs, and products that a backend puts in their place."""
+
+_WITHOUT_PLUGIN = ("FusedMoe", "FusedMoeFp8", "FusedMoeInt4")
+PLUGINS: Mapping[str, Op] = {n: op for n, op in EVERY_OP.items() if n not in _WITHOUT_PLUGIN}
+"""The ops that the TensorRT plugin library has."""
 
 
 @cache

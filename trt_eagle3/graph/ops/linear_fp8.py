@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 __all__ = [
     "BYTES",
     "LINEAR_FP8",
+    "NUMBERS",
     "PRODUCT",
     "PRODUCT_17",
     "SCALES",
     "byte_linear",
+    "byte_values",
     "linear_fp8",
 ]
 
@@ -41,13 +43,17 @@ def byte_linear(x: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
     """``x @ (codes * scale).T``; codes: float32 [N, K], columns in the kernels' order."""
     from torch.nn import functional
 
+    return functional.linear(x, byte_values(codes, scale).to(x.dtype))
+
+
+def byte_values(codes: Tensor, scale: Tensor) -> Tensor:
+    """``codes * scale`` [N, K], columns in their own order; codes in the kernels'."""
     rows, inner = codes.shape
     # [lanes, 16s, halves, pairs] -> columns in their own order
     ordered = codes.view(rows, inner // _SPAN, 4, 4, 2, 2).permute(0, 1, 3, 4, 2, 5)
     each = scale.repeat_interleave(inner // scale.shape[1], 1)
     block = rows if len(scale) == 1 else 1 if len(scale) == rows else 128
-    values = ordered.reshape(rows, inner) * each.repeat_interleave(block, 0)[:rows]
-    return functional.linear(x, values.to(x.dtype))
+    return ordered.reshape(rows, inner) * each.repeat_interleave(block, 0)[:rows]
 
 
 # A byte is what is left of a word by 256: opset 17 shifts no int32.
@@ -78,7 +84,7 @@ BYTES = """
     codes = Cast <to = 1> (flat)
 """
 # The number is the byte's sign, four bits of exponent with a bias of 7, and three of a fraction.
-_NUMBERS = """
+NUMBERS = """
     half = Constant <value_float = 128.0> ()
     eight = Constant <value_float = 8.0> ()
     one = Constant <value_float = 1.0> ()
@@ -134,8 +140,8 @@ LINEAR_FP8 = Op(
     inputs={"": ("x", "weight", "scale")},
     outputs={"": ("y",)},
     types={"weight": "int32", "scale": "float32"},
-    lowering={"": BYTES + _NUMBERS + SCALES + PRODUCT},
-    lowering_17={"": BYTES + _NUMBERS + SCALES + PRODUCT_17},
+    lowering={"": BYTES + NUMBERS + SCALES + PRODUCT},
+    lowering_17={"": BYTES + NUMBERS + SCALES + PRODUCT_17},
     torch_function=linear_fp8,
     plugin="LinearFp8",
 )

@@ -18,7 +18,7 @@ from trt_eagle3.graph.ops.op import Op
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["LINEAR_INT4", "linear_int4"]
+__all__ = ["INT4_VALUES", "LINEAR_INT4", "int4_values", "linear_int4"]
 
 _SPAN = 128  # columns whose order the kernels change
 _BFLOAT16 = 16  # of ``TensorProto``; else FLOAT16
@@ -28,10 +28,18 @@ def linear_int4(
     x: Tensor, weight: Tensor, scale: Tensor, zero_point: Tensor | None = None, *, scale_type: int
 ) -> Tensor:
     """``x @ ((weight - zero_point) * scale).T``; ``scale_type``: 10 (float16) or 16 (bfloat16)."""
-    import torch
     from torch.nn import functional
 
-    rows, inner = weight.shape[0], x.shape[1]
+    return functional.linear(x, int4_values(weight, scale, zero_point, scale_type).to(x.dtype))
+
+
+def int4_values(
+    weight: Tensor, scale: Tensor, zero_point: Tensor | None, scale_type: int
+) -> Tensor:
+    """``(weight - zero_point) * scale``: float32 [N, K], columns in their own order."""
+    import torch
+
+    rows, inner = weight.shape[0], weight.shape[1] * 8
     shifts = torch.arange(0, 32, 4, device=weight.device, dtype=torch.int32)
     codes = (weight[..., None] >> shifts) & 15
     # [lanes, 32s, two, 16s, halves] -> columns in their own order
@@ -43,7 +51,7 @@ def linear_int4(
     if zero_point is not None:
         zeros = zero_point.contiguous().view(torch.uint8).view(rows, -1).float()
     about = parts.reshape(rows, inner).float() - zeros.repeat_interleave(group, 1)
-    return functional.linear(x, (about * scales.repeat_interleave(group, 1)).to(x.dtype))
+    return about * scales.repeat_interleave(group, 1)
 
 
 # A number of so many bits is what is left of a word by their power of two: opset 17 shifts no
@@ -124,22 +132,26 @@ _ZEROS = f"""
     zeros = Cast <to = 1> (zeros_2d)
     zeros_3 = Unsqueeze (zeros, axis_2)
 """
-_PRODUCT = """
+_SCALED = """
     about = Sub (grouped, zeros_3)
     scaled_3 = Mul (about, scales_3)
     scaled = Reshape (scaled_3, rows_shape)
+"""
+_PRODUCT = """
     w = CAST (scaled)
     y = Gemm <transB = 1> (x, w)
 """
+INT4_VALUES = {
+    "": _CODES + _SCALES + _EIGHT + _SCALED,
+    "zeros": _CODES + _SCALES + _ZEROS + _SCALED,
+}
+"""Nodes that make ``scaled``, float32 [N, K], by overload."""
 _INPUTS = ("x", "weight", "scale")
 
 
 def _lowerings(cast: str) -> dict[str, str]:
     product = _PRODUCT.replace("CAST (scaled)", cast)
-    return {
-        "": _CODES + _SCALES + _EIGHT + product,
-        "zeros": _CODES + _SCALES + _ZEROS + product,
-    }
+    return {overload: values + product for overload, values in INT4_VALUES.items()}
 
 
 LINEAR_INT4 = Op(

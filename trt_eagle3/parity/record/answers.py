@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trt_eagle3.decode.request import Generation
 from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.families.registry import tower_of
 from trt_eagle3.multimodal import ModelInputs
 from trt_eagle3.parity.record.engine import Forward, RecordingEngine
 from trt_eagle3.parity.record.workload import Case
@@ -153,22 +154,20 @@ def _vision_of(
     seen = next((f for f in forwards if f.graph == "vision"), None)
     if seen is None:
         return None
-    merged = engine.spec.require_vision().spatial_merge_size ** 2
-    return without_padding(seen, int(inputs.grid_thw.prod(1).sum()), merged)
+    vision = engine.spec.require_vision()
+    patches = int(inputs.grid_thw.prod(1).sum())
+    rows = tower_of(engine.spec).inputs(vision, inputs.grid_thw)
+    return without_padding(seen, rows, patches, vision.spatial_merge_size**2)
 
 
-def without_padding(run: Forward, patches: int, merged: int) -> Forward:
+def without_padding(run: Forward, rows: dict[str, Tensor], patches: int, merged: int) -> Forward:
     """A run of the vision graph over its first ``patches``: on CUDA a bucket's follow
     (``decode/runner.py``).
 
-    ``merged``: patches of a visual token.
+    ``rows``: its other inputs, of those alone. ``merged``: patches of a visual token.
     """
-    tokens, starts = patches // merged, run.inputs["frame_starts"]
-    inputs = {
-        name: x[:patches] if name == "patches" else x[..., :patches]
-        for name, x in run.inputs.items()
-    }
-    inputs["frame_starts"] = starts[: int((starts < patches).sum()) + 1]
+    tokens = patches // merged
+    inputs = {"patches": run.inputs["patches"][:patches], **rows}
     outputs = {name: x[..., :tokens, :] for name, x in run.outputs.items()}
     return Forward(run.graph, inputs, outputs)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from trt_eagle3.engine.torch.capi.moe import MOE_KERNELS
 from trt_eagle3.engine.torch.capi.packed import PACKED_KERNELS
-from trt_eagle3.graph.ops import PLUGINS
+from trt_eagle3.graph.ops import EVERY_OP
 from trt_eagle3.graph.ops.kernel import Kernel, KernelCall
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ page_table (null data) rows are slots.""",
 )
 
 KERNELS: tuple[Kernel, ...] = (
-    *(op.kernel for op in PLUGINS.values() if op.kernel),
+    *(op.kernel for op in EVERY_OP.values() if op.kernel),
     ADD_LAYER_NORM,
     KV_MOVE,
     *PACKED_KERNELS,
