@@ -55,9 +55,7 @@ def _draw(
     return _draw_int4(kind, e, n, k, device)
 
 
-def _draw_fp8(
-    kind: str, e: int, n: int, k: int, device: torch.device
-) -> tuple[Experts, Tensor]:
+def _draw_fp8(kind: str, e: int, n: int, k: int, device: torch.device) -> tuple[Experts, Tensor]:
     codes = (torch.randn(e, n, k, device=device) * 100).clamp(-448, 448).to(torch.float8_e4m3fn)
     rows = {"channel": n, "block": -(-n // 128), "tensor": 1}[kind[4:]]
     columns = k // 128 if "block" in kind else 1
@@ -70,9 +68,7 @@ def _draw_fp8(
     return Fp8Experts(packed, scale), values
 
 
-def _draw_int4(
-    kind: str, e: int, n: int, k: int, device: torch.device
-) -> tuple[Experts, Tensor]:
+def _draw_int4(kind: str, e: int, n: int, k: int, device: torch.device) -> tuple[Experts, Tensor]:
     group = int(kind.split()[1])
     codes = torch.randint(0, 16, (e, n, k), device=device, dtype=torch.uint8)
     scale = (torch.rand(e, n, k // group, device=device) + 0.1) * (0.2 * k**-0.5)

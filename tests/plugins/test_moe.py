@@ -29,7 +29,13 @@ pytestmark = pytest.mark.gpu
 TOLERANCE = {torch.bfloat16: 1.5 * 2**-8, torch.float16: 1.5 * 2**-11}
 # E, H, I, k: the checkpoint's geometry with fewer experts, and sizes that break tilings
 PACKED_SHAPES = [(16, 256, 128, 2), (20, 2048, 768, 8), (8, 384, 1536, 3)]
-DENSE_SHAPES = [(4, 16, 8, 1), (9, 48, 24, 4), (128, 64, 32, 8), (20, 2048, 768, 8), (6, 176, 296, 3)]
+DENSE_SHAPES = [
+    (4, 16, 8, 1),
+    (9, 48, 24, 4),
+    (128, 64, 32, 8),
+    (20, 2048, 768, 8),
+    (6, 176, 296, 3),
+]
 ROWS = (1, 2, 6, 8, 9, 16, 17, 33, 64)
 
 
@@ -169,9 +175,7 @@ def test_overlapping_launches_compute_what_single_ones_do(
 @pytest.mark.parametrize("rows", [65, 100, 129, 1000])
 @pytest.mark.parametrize("kind", ["dense", "fp8 channel", "fp8 block", "int4 64 zeros"])
 @pytest.mark.parametrize("routing", ROUTINGS)
-def test_many_rows_match_float64(
-    routing: str, kind: str, rows: int, cuda: torch.device
-) -> None:
+def test_many_rows_match_float64(routing: str, kind: str, rows: int, cuda: torch.device) -> None:
     case = draw_experts(kind, 32, 512, 256, torch.bfloat16, cuda)
     x, logits = draw(rows, 32, 512, routing, torch.bfloat16, cuda)
     got = fused_moe(x, logits, case.gate_up, case.down, top_k=4, renormalise=1)
@@ -200,7 +204,9 @@ def test_many_rows_replay_with_another_routing(cuda: torch.device) -> None:
 def test_many_rows_in_fp8_are_about_those_of_the_values(cuda: torch.device) -> None:
     case = draw_experts("fp8 channel", 32, 512, 256, torch.bfloat16, cuda)
     assert isinstance(case.gate_up, Fp8Experts) and isinstance(case.down, Fp8Experts)
-    weights = [Fp8Experts(w.codes, w.scale, fp8_activations=True) for w in (case.gate_up, case.down)]
+    weights = [
+        Fp8Experts(w.codes, w.scale, fp8_activations=True) for w in (case.gate_up, case.down)
+    ]
     x, logits = draw(300, 32, 512, "random", torch.bfloat16, cuda)
     got = fused_moe(x, logits, *weights, top_k=4, renormalise=1)
     reference = reference_moe(x, logits, case, 4, renormalise=True)
@@ -216,7 +222,9 @@ def test_gathered_rows_lie_by_expert(rows: int, cuda: torch.device) -> None:
     wanted = torch.sort(logits.double(), dim=-1, descending=True, stable=True).indices[:, :5]
     assert torch.equal(experts.long(), wanted)
     assert torch.equal(ends.long(), torch.bincount(wanted.flatten(), minlength=40).cumsum(0))
-    assert torch.equal(positions.flatten().sort().values.long(), torch.arange(rows * 5, device=cuda))
+    assert torch.equal(
+        positions.flatten().sort().values.long(), torch.arange(rows * 5, device=cuda)
+    )
     assert torch.equal(gathered[positions.long()], x[:, None].expand(-1, 5, -1))
     begins = torch.cat([ends.new_zeros(1), ends[:-1]])
     assert bool((positions >= begins[wanted]).all()) and bool((positions < ends[wanted]).all())

@@ -16,6 +16,7 @@ from torch import Tensor
 from trt_eagle3.engine.kernel_libraries import INSTALL_KERNELS
 from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch.fusion import Step, fused, gemm, layer_norm
+from trt_eagle3.engine.torch.moe import fused_moe
 from trt_eagle3.engine.torch.ops import STANDARD_OPS, Function
 from trt_eagle3.engine.torch.packed import PackedWeight, pack
 from trt_eagle3.engine.torch.prompt_attention import prompt_attention
@@ -186,7 +187,8 @@ def _own_ops(device: str) -> Mapping[str, Function]:
         )
         return stock
     calls = {name: op.kernel_call for name, op in EVERY_OP.items()}
-    return {**stock, **{name: capi.launched(call) for name, call in calls.items() if call}}
+    launched = {name: capi.launched(call) for name, call in calls.items() if call}
+    return {**stock, **launched, "FusedMoe": fused_moe}
 
 
 def _with_lifetimes(steps: list[Step], kept: set[str]) -> list[Step]:
