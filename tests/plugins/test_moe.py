@@ -203,7 +203,8 @@ def test_many_rows_replay_with_another_routing(cuda: torch.device) -> None:
 
 def test_many_rows_in_fp8_are_about_those_of_the_values(cuda: torch.device) -> None:
     case = draw_experts("fp8 channel", 32, 512, 256, torch.bfloat16, cuda)
-    assert isinstance(case.gate_up, Fp8Experts) and isinstance(case.down, Fp8Experts)
+    assert isinstance(case.gate_up, Fp8Experts)
+    assert isinstance(case.down, Fp8Experts)
     weights = [
         Fp8Experts(w.codes, w.scale, fp8_activations=True) for w in (case.gate_up, case.down)
     ]
@@ -227,7 +228,8 @@ def test_gathered_rows_lie_by_expert(rows: int, cuda: torch.device) -> None:
     )
     assert torch.equal(gathered[positions.long()], x[:, None].expand(-1, 5, -1))
     begins = torch.cat([ends.new_zeros(1), ends[:-1]])
-    assert bool((positions >= begins[wanted]).all()) and bool((positions < ends[wanted]).all())
+    assert bool((positions >= begins[wanted]).all())
+    assert bool((positions < ends[wanted]).all())
     top = torch.softmax(logits.double(), -1).gather(1, wanted)
     assert torch.allclose(shares.double(), top / top.sum(-1, keepdim=True), rtol=1e-5)
 

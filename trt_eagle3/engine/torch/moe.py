@@ -63,7 +63,7 @@ class DenseExperts(Experts):
 
     def dense(self, dtype: torch.dtype) -> Tensor:
         """``Experts.dense``."""
-        return self.weight
+        return self.weight.to(dtype)
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ float16 or bfloat16.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from trt_eagle3.graph.ops.kernel import Kernel, KernelCall
@@ -32,10 +33,10 @@ MAX_MOE_ROWS = 64  # of ``fused_moe``
 MAX_EXPERTS, MAX_TOP_K = 512, 16
 ROUTE_CHUNK = 64  # rows whose experts a block counts
 
-_SUM = """y = sum over a row's top_k experts e of w[e] * down[e] . (silu(gate[e] . x) * (up[e] . x));
-w is the softmax of the row's logits over all experts, in float32, with renormalise that over its
-own top_k. Of equal logits the first is chosen. Inner values are rounded to T, sums are float32,
-y is rounded once."""
+_SUM = """y = sum over a row's top_k experts e of w[e] * down[e] . (silu(gate[e] . x) *
+(up[e] . x)); w is the softmax of the row's logits over all experts, in float32, with renormalise
+that over its own top_k. Of equal logits the first is chosen. Inner values are rounded to T, sums
+are float32, y is rounded once."""
 _LIMITS = """TE3_NOT_SUPPORTED for float32, for more than 64 rows or 1024 / k of them, and where
 shared memory does not hold a row's spans. At most 512 experts, 16 of a row."""
 _PACKED = "H and I must be multiples of 128; weights, scales and zero points as"
@@ -264,7 +265,7 @@ def _moe_call(
     kernel: Kernel,
     x: Tensor,
     router_logits: Tensor,
-    weights: dict[str, Tensor | None],
+    weights: Mapping[str, Tensor | None],
     out: Tensor,
     top_k: int,
     renormalise: int,
