@@ -175,6 +175,21 @@ __device__ __forceinline__ void cut_units(const MoeLists& l, int num_experts, in
   }
 }
 
+// The lists of a single row: each of its experts is a unit.
+template <typename T, bool kShares>
+__device__ __forceinline__ int list_one_row(const MoeTask& p, const MoeLists& l) {
+  if (threadIdx.x < 32) {
+    choose_experts<T, kShares>(static_cast<const T*>(p.router_logits), p.num_experts, p.top_k, p.renormalise != 0,
+                               [&](int rank, int expert, float share) {
+                                 l.units[rank] = expert << 16 | rank << 4;
+                                 l.slots[rank] = rank;
+                                 if constexpr (kShares) l.shares[rank] = share;
+                               });
+  }
+  __syncthreads();
+  return p.top_k;
+}
+
 // Before make_lists(), and a __syncthreads() is between.
 __device__ __forceinline__ void clear_lists(const MoeTask& p, const MoeLists& l) {
   for (int i = threadIdx.x; i < p.num_experts; i += blockDim.x) l.begins[i] = 0;
@@ -185,6 +200,7 @@ __device__ __forceinline__ void clear_lists(const MoeTask& p, const MoeLists& l)
 template <typename T, bool kShares>
 __device__ __forceinline__ int make_lists(const MoeTask& p, const MoeLists& l, int most) {
   const int num_slots = p.num_rows * p.top_k;
+  if (num_slots == p.top_k) return list_one_row<T, kShares>(p, l);
 #pragma unroll 1
   for (int row = threadIdx.x / 32; row < p.num_rows; row += blockDim.x / 32) {
     const T* logits = static_cast<const T*>(p.router_logits) + static_cast<int64_t>(row) * p.num_experts;
