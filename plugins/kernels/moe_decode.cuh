@@ -29,11 +29,13 @@ struct GateUpWork {
   const MoeLists& lists;
   const ExpertWeight& weight;
   const void* source;
+  const MoeRows<Block>& rows;
   float* partials;  // [2][warps][rows][pitch]
   int part_rows, tiles, first, group, part, items, rounds, high_rows;
 
-  __device__ __forceinline__ GateUpWork(const MoeTask& p, const MoeLists& lists, float* partials, int num_units)
-      : p(p), lists(lists), weight(p.gate_up), source(p.x), partials(partials) {
+  __device__ __forceinline__ GateUpWork(const MoeTask& p, const MoeLists& lists, const MoeRows<Block>& rows,
+                                        float* partials, int num_units)
+      : p(p), lists(lists), weight(p.gate_up), source(p.x), rows(rows), partials(partials) {
     const int warp = threadIdx.x / 32;
     part_rows = min(p.num_rows, Block::MaxRows);
     tiles = p.width / 8;
@@ -90,11 +92,13 @@ struct DownWork {
   const MoeLists& lists;
   const ExpertWeight& weight;
   const void* source;
+  const MoeRows<Block>& rows;
   float* parts;  // [slots][Split][16]
   int group, part, items, rounds, high_rows;
 
-  __device__ __forceinline__ DownWork(const MoeTask& p, const MoeLists& lists, float* parts, int num_units)
-      : p(p), lists(lists), weight(p.down), source(p.inner), parts(parts) {
+  __device__ __forceinline__ DownWork(const MoeTask& p, const MoeLists& lists, const MoeRows<Block>& rows,
+                                        float* parts, int num_units)
+      : p(p), lists(lists), weight(p.down), source(p.inner), rows(rows), parts(parts) {
     const int warp = threadIdx.x / 32;
     group = warp / Split;
     part = warp % Split;
@@ -140,23 +144,32 @@ struct DownWork {
   }
 };
 
-// Of shared memory: the warps' rings, the lists, sums.
+// Of shared memory: the warps' rings, resident rows, the lists, sums.
 template <typename Block>
 struct MoeShared {
-  static int gate_up_bytes(const MoeTask& p, int slots) {
-    return common(p, slots) + 2 * Block::Warps * rows(p) * kMoePitch * 4;
+  int rings, resident, lists;  // bytes
+
+  __host__ __device__ MoeShared(const MoeTask& p, int slots, int num_rows, int inner) {
+    rings = Block::Warps * slots * Block::slot_bytes(rows(p));
+    resident = MoeRows<Block>::bytes(num_rows, inner);
+    lists = MoeLists::bytes(p.num_rows * p.top_k, p.num_experts);
   }
-  static int down_bytes(const MoeTask& p, int slots) {
-    return common(p, slots) + p.num_rows * p.top_k * Block::DownSplit * kPackedRows * 4;
+  static __host__ __device__ MoeShared gate_up(const MoeTask& p, int slots) {
+    return MoeShared(p, slots, p.num_rows, p.hidden);
+  }
+  static __host__ __device__ MoeShared down(const MoeTask& p, int slots) {
+    return MoeShared(p, slots, p.num_rows * p.top_k, p.width);
   }
   static __host__ __device__ int rows(const MoeTask& p) {
     return p.num_rows < Block::MaxRows ? p.num_rows : Block::MaxRows;
   }
-  static __host__ __device__ int ring_bytes(const MoeTask& p, int slots) {
-    return Block::Warps * slots * Block::slot_bytes(rows(p));
+  __host__ __device__ int sums_place() const { return rings + resident + lists; }
+
+  static int gate_up_bytes(const MoeTask& p, int slots) {
+    return gate_up(p, slots).sums_place() + 2 * Block::Warps * rows(p) * kMoePitch * 4;
   }
-  static int common(const MoeTask& p, int slots) {
-    return ring_bytes(p, slots) + MoeLists::bytes(p.num_rows * p.top_k, p.num_experts);
+  static int down_bytes(const MoeTask& p, int slots) {
+    return down(p, slots).sums_place() + p.num_rows * p.top_k * Block::DownSplit * kPackedRows * 4;
   }
 };
 
@@ -166,15 +179,18 @@ __global__ void __launch_bounds__(Block::Threads, Block::BlocksPerSm)
     moe_gate_up_kernel(const __grid_constant__ MoeTask p, int slots) {
   using Work = GateUpWork<Block>;
   extern __shared__ __align__(16) char moe_shared[];
-  const int num_slots = p.num_rows * p.top_k, rings = MoeShared<Block>::ring_bytes(p, slots);
-  const MoeLists lists = MoeLists::at(moe_shared + rings, num_slots, p.num_experts);
+  const MoeShared<Block> shared = MoeShared<Block>::gate_up(p, slots);
+  const MoeRows<Block> rows = MoeRows<Block>::at(moe_shared + shared.rings, p.num_rows, p.hidden);
+  char* listed = moe_shared + shared.rings + shared.resident;
+  const MoeLists lists = MoeLists::at(listed, p.num_rows * p.top_k, p.num_experts);
   clear_lists(p, lists);
-  wait_for_previous();
   __syncthreads();
-  const int num_units = make_lists<typename Block::T, false>(p, lists, Block::MaxRows);
-  char* partials = moe_shared + rings + MoeLists::bytes(num_slots, p.num_experts);
-  const Work work(p, lists, reinterpret_cast<float*>(partials), num_units);
-  const char* ring = moe_shared + threadIdx.x / 32 * (rings / Block::Warps);
+  wait_for_previous();
+  const int num_units = make_lists<typename Block::T, false>(p, lists, Block::MaxRows, [&] {
+    if (Block::Resident) rows.bring(p.x, p.num_rows);
+  });
+  const Work work(p, lists, rows, reinterpret_cast<float*>(moe_shared + shared.sums_place()), num_units);
+  const char* ring = moe_shared + threadIdx.x / 32 * (shared.rings / Block::Warps);
   MoeReader<Block, Work> reader(work, shared_address(ring), slots, Block::slot_bytes(MoeShared<Block>::rows(p)));
 #pragma unroll 1
   for (int i = 0; i < slots - 1; ++i) reader.template copy_next<true, true>();
@@ -188,23 +204,30 @@ __global__ void __launch_bounds__(Block::Threads, Block::BlocksPerSm)
     moe_down_kernel(const __grid_constant__ MoeTask p, int slots) {
   using Work = DownWork<Block>;
   extern __shared__ __align__(16) char moe_shared[];
-  const int num_slots = p.num_rows * p.top_k, rings = MoeShared<Block>::ring_bytes(p, slots);
-  const MoeLists lists = MoeLists::at(moe_shared + rings, num_slots, p.num_experts);
+  const int num_slots = p.num_rows * p.top_k;
+  const MoeShared<Block> shared = MoeShared<Block>::down(p, slots);
+  const MoeRows<Block> rows = MoeRows<Block>::at(moe_shared + shared.rings, num_slots, p.width);
+  const MoeLists lists = MoeLists::at(moe_shared + shared.rings + shared.resident, num_slots, p.num_experts);
   clear_lists(p, lists);
   __syncthreads();
-  const int num_units = make_lists<typename Block::T, true>(p, lists, Block::MaxRows);
-  char* parts = moe_shared + rings + MoeLists::bytes(num_slots, p.num_experts);
-  const Work work(p, lists, reinterpret_cast<float*>(parts), num_units);
-  const char* ring = moe_shared + threadIdx.x / 32 * (rings / Block::Warps);
+  const int num_units = make_lists<typename Block::T, true>(p, lists, Block::MaxRows, [] {});
+  const Work work(p, lists, rows, reinterpret_cast<float*>(moe_shared + shared.sums_place()), num_units);
+  const char* ring = moe_shared + threadIdx.x / 32 * (shared.rings / Block::Warps);
   const int slot_bytes = Block::slot_bytes(MoeShared<Block>::rows(p));
   MoeReader<Block, Work> weights(work, shared_address(ring), slots, slot_bytes);
 #pragma unroll 1
   for (int i = 0; i < slots - 1; ++i) weights.template copy_next<true, false>();
   wait_for_previous();
-  MoeReader<Block, Work> reader(work, shared_address(ring), slots, slot_bytes);
+  if constexpr (Block::Resident) {
+    rows.bring(p.inner, num_slots);
+    __syncthreads();
+    multiply_experts<Block>(work, weights, ring, slots);
+  } else {
+    MoeReader<Block, Work> reader(work, shared_address(ring), slots, slot_bytes);
 #pragma unroll 1
-  for (int i = 0; i < slots - 1; ++i) reader.template copy_next<false, true>();
-  multiply_experts<Block>(work, reader, ring, slots);
+    for (int i = 0; i < slots - 1; ++i) reader.template copy_next<false, true>();
+    multiply_experts<Block>(work, reader, ring, slots);
+  }
   __syncthreads();
   work.write();
 }
@@ -214,8 +237,8 @@ __global__ void __launch_bounds__(Block::Threads, Block::BlocksPerSm)
 template <typename Block>
 int moe_slots(const MoeTask& p, const Chip& chip) {
   using Shared = MoeShared<Block>;
-  constexpr int kFewest = 3, kReserved = 1024;  // of a block
-  const int all = chip.shared_bytes + kReserved;
+  constexpr int kReserved = 1024;  // of a block
+  const int all = chip.shared_bytes + kReserved, fewest = Block::Packed ? 2 : 3;
   const auto beside = [&](int slots) {
     return Shared::gate_up_bytes(p, slots) + Shared::down_bytes(p, slots) + 2 * kReserved <= all;
   };
@@ -223,8 +246,8 @@ int moe_slots(const MoeTask& p, const Chip& chip) {
     return std::max(Shared::gate_up_bytes(p, slots), Shared::down_bytes(p, slots)) <= chip.shared_bytes;
   };
   int slots = kMoeMostSlots;
-  while (slots >= kFewest && !beside(slots)) --slots;
-  if (slots >= kFewest && Block::BlocksPerSm == 2) return slots;
+  while (slots >= fewest && !beside(slots)) --slots;
+  if (slots >= fewest && Block::BlocksPerSm == 2) return slots;
   slots = kMoeMostSlots;
   while (slots >= 2 && !alone(slots)) --slots;
   return slots >= 2 ? slots : 0;
@@ -250,12 +273,27 @@ cudaError_t run_moe(const MoeTask& p, const Chip& chip, cudaStream_t stream) {
                               Shared::down_bytes(p, slots), 1, stream, p, slots);
 }
 
+// Whether rows are resident: of up to 8, where those of the most fit, so that fewer give the same bits.
+template <typename Block>
+bool moe_resident(const MoeTask& p, const Chip& chip) {
+  MoeTask most = p;
+  most.num_rows = 8;
+  return p.num_rows <= 8 && moe_slots<Block>(most, chip) > 0;
+}
+
 template <typename Format>
 cudaError_t launch_moe(const MoeTask& p, cudaStream_t stream) {
   Chip chip;
   if (const cudaError_t error = Chip::current(&chip); error != cudaSuccess) return error;
-  return p.num_rows <= 8 ? run_moe<MoeBlock<Format, 1>>(p, chip, stream)
-                         : run_moe<MoeBlock<Format, 2>>(p, chip, stream);
+  using Resident = MoeBlock<Format, 1, true>;
+  using Few = MoeBlock<Format, 1, false>;
+  using Many = MoeBlock<Format, Format::Bits == 16 ? 2 : 1, false>;
+  if constexpr (Resident::Packed) {
+    if (moe_resident<Resident>(p, chip)) return run_moe<Resident>(p, chip, stream);
+  } else if (p.num_rows == 1) {
+    return run_moe<Resident>(p, chip, stream);
+  }
+  return p.num_rows <= 8 ? run_moe<Few>(p, chip, stream) : run_moe<Many>(p, chip, stream);
 }
 
 }  // namespace trt_eagle3

@@ -1,21 +1,21 @@
 // How the weights of experts, and the rows that go through them, come to the tensor cores: a stream of spans through
 // each warp's ring in shared memory, which does not stop where one unit ends and the next begins.
 //
-// A slot of the ring holds a span of a weight (packed_weight.cuh: 16 rows by 128 columns) and the same columns of the
-// unit's rows of x.
+// A slot of the ring holds a span of a weight (packed_weight.cuh: 16 rows by 128 columns) and, where x is not resident,
+// the same columns of the unit's rows of x.
 #pragma once
 
-#include "moe_task.cuh"
+#include "moe_rows.cuh"
 
 namespace trt_eagle3 {
 
 // How a block is made. Dense weights are copied as fast as they are multiplied by eight warps; making numbers of codes
 // takes sixteen.
-template <typename Format, int kTiles>
+template <typename Format, int kTiles, bool kResident>
 struct MoeBlock {
   using Weight = Format;
   using T = typename Format::T;
-  static constexpr bool Packed = Format::Bits < 16;
+  static constexpr bool Packed = Format::Bits < 16, Resident = kResident;
   static constexpr int Warps = Packed ? 16 : 8, Threads = 32 * Warps;
   static constexpr int Tiles = kTiles, MaxRows = 8 * kTiles;  // of a unit
   static constexpr int BlocksPerSm = kTiles == 1 ? 2 : 1;     // whose registers must fit
@@ -25,7 +25,7 @@ struct MoeBlock {
   static constexpr int Pitch = kPackedSpan * 2 + (Packed ? 16 : 64);
   static constexpr int WeightBytes = kPackedSlotBytes<Format>;
 
-  static __host__ __device__ constexpr int slot_bytes(int rows) { return WeightBytes + rows * Pitch; }
+  static __host__ __device__ constexpr int slot_bytes(int rows) { return WeightBytes + (Resident ? 0 : rows * Pitch); }
 };
 
 // A unit, read from the lists.
@@ -37,28 +37,18 @@ struct MoeUnit {
   }
 };
 
+constexpr int kMoeMostSlots = 4;  // of a ring
+
 // Waits until at most `pending` of this thread's groups of copies are on their way.
 __device__ __forceinline__ void await_copies(int pending) {
-  switch (pending) {
-    case 0:
-      return copy_async_wait<0>();
-    case 1:
-      return copy_async_wait<1>();
-    case 2:
-      return copy_async_wait<2>();
-    case 3:
-      return copy_async_wait<3>();
-    case 4:
-      return copy_async_wait<4>();
-    default:
-      return copy_async_wait<5>();
-  }
+  if (pending == 0) return copy_async_wait<0>();
+  if (pending == 1) return copy_async_wait<1>();
+  copy_async_wait<kMoeMostSlots - 2>();
 }
-constexpr int kMoeMostSlots = 7;
 
 // What a warp multiplies, one item after the other: tiles of 16 rows of an expert's weight, of which it has every
 // split-th span.
-//   Work::items, part, split, rounds (spans of an item); unit(item), row(item, &low, &high_rows): where its rows lie.
+//   Work::items, part, Split, rounds (spans of an item), high_rows; unit(item) and row(item): where its rows lie.
 template <typename Block, typename Work>
 struct MoeReader {
   using Format = typename Block::Weight;
@@ -119,7 +109,7 @@ struct MoeReader {
   __device__ __forceinline__ void copy_next() {
     if (item < work.items) {
       if (kWeight) copy_weight(ring + at);
-      if (kRows) copy_rows(ring + at);
+      if (kRows && !Block::Resident) copy_rows(ring + at);
       if constexpr (Block::Packed) {
         place.move(work.weight.first, Work::Split * kPackedSpan);
       } else {
@@ -136,51 +126,99 @@ struct MoeReader {
   }
 };
 
-// sums += W . x^T of a span. x: this lane's place in each tile of rows.
+// Where a lane finds its part of a unit's rows: an address for each tile of 8, but for 256 bytes a span.
 template <typename Block>
-__device__ __forceinline__ void multiply_expert_span(const PackedWeight& w, const char* slot, uint32_t scale_index,
-                                                     const uint32_t (&x)[Block::Tiles], int tiles,
-                                                     float (&sums)[Block::Tiles][4]) {
+struct MoeOperand {
+  uint32_t x[Block::Tiles];
+  int first, second;  // resident: the rows whose sums this lane has
+
+  // Rows past a unit's repeat its last; what becomes of them is not kept.
+  template <typename Work>
+  __device__ __forceinline__ void set(const Work& work, const MoeUnit& unit, int slot_rows) {
+    const int lane = threadIdx.x % 32, own = Block::Packed ? lane % 8 : lane / 4;
+    const int column = (Block::Packed ? lane / 8 : lane % 4) * 16;
+    if constexpr (Block::Resident) {
+      const uint32_t* list = work.lists.slots + unit.first;
+      x[0] = work.rows.at(work.source_row(list[min(own, unit.rows - 1)])) + column;
+      first = work.source_row(list[min(lane % 4 * 2, unit.rows - 1)]);
+      second = work.source_row(list[min(lane % 4 * 2 + 1, unit.rows - 1)]);
+    } else {
+#pragma unroll
+      for (int j = 0; j < Block::Tiles; ++j) {
+        x[j] = Block::WeightBytes + min(j * 8 + own, slot_rows - 1) * Block::Pitch + column;
+      }
+    }
+  }
+};
+
+// What the bases that numbers come with add to a product, and what zero points take, of a group of columns.
+template <typename Block>
+__device__ __forceinline__ void start_sums(const PackedSpan<typename Block::Weight>& span, const MoeRows<Block>& rows,
+                                           const MoeOperand<Block>& operand, int group, int index, float (&sums)[4]) {
   using Format = typename Block::Weight;
-  using T = typename Block::T;
+  const float low = Format::zero_of(span.low_scale, group), high = Format::zero_of(span.high_scale, group);
+  const float2 first = rows.sums_of(operand.first)[index], second = rows.sums_of(operand.second)[index];
+  sums[0] = -first.x - low * first.y;
+  sums[1] = -second.x - low * second.y;
+  sums[2] = -first.x - high * first.y;
+  sums[3] = -second.x - high * second.y;
+}
+
+// sums += W . x^T of a span; x: what to add to the operand's addresses. column: of the span, in spans.
+template <typename Block>
+__device__ __forceinline__ void multiply_expert_span(const PackedWeight& w, const char* slot, int column,
+                                                     const MoeRows<Block>& rows, const MoeOperand<Block>& operand,
+                                                     uint32_t x, int tiles, float (&sums)[Block::Tiles][4]) {
+  using Format = typename Block::Weight;
+  constexpr bool kHalf = Block::Resident && Format::InHalf, kBased = Block::Resident && Format::Based;
+  using T = std::conditional_t<kHalf, __half, typename Block::T>;
   constexpr int kTiles = Block::Tiles, kPerGroup = kPackedBlocks / Format::Groups;
   PackedSpan<Format> span;
-  read_span<Format>(w, slot, scale_index, span);
+  uint32_t index = 0;
+  if constexpr (Block::Packed) index = scale_index<Format>(w, column * kPackedSpan);
+  read_span<Format>(w, slot, index, span);
 #pragma unroll
   for (int group = 0; group < Format::Groups; ++group) {
     float even[kTiles][4] = {}, other[4] = {};  // two chains: a product need not wait for the last
+    if constexpr (kBased) start_sums<Block>(span, rows, operand, group, column * Format::Groups + group, even[0]);
 #pragma unroll
     for (int block = group * kPerGroup; block < (group + 1) * kPerGroup; block += 2) {
       uint32_t first[4], second[4];
-      Format::operand(span, block, first);
-      Format::operand(span, block + 1, second);
+      if constexpr (kHalf) {
+        Format::quick_operand(span, block, first);
+        Format::quick_operand(span, block + 1, second);
+      } else {
+        Format::operand(span, block, first);
+        Format::operand(span, block + 1, second);
+      }
 #pragma unroll
       for (int j = 0; j < kTiles; ++j) {
         if (j > 0 && j >= tiles) break;
         uint32_t values[4];
         if constexpr (Block::Packed) {
-          load_matrix4(values, x[j] + block * 32);
+          load_matrix4(values, operand.x[j] + x + block * 32);
         } else {
-          asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];\n"
-                       : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
-                       : "r"(x[j] + block * 32)
-                       : "memory");
+          load_shared4(values, operand.x[j] + x + block * 32);
         }
         mma<T>(even[j], first, values[0], values[1]);
         mma<T>(kTiles == 1 ? other : even[j], second, values[2], values[3]);
       }
     }
     float low = 1.0f, high = 1.0f;
+    float2 factor = make_float2(1.0f, 1.0f);
     if constexpr (Block::Packed) {
       low = Format::scale(w, span.low_scale, group);
       high = Format::scale(w, span.high_scale, group);
     }
+    if constexpr (kHalf) factor = {rows.factors_of(operand.first)[column], rows.factors_of(operand.second)[column]};
 #pragma unroll
     for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const float sum = kTiles == 1 ? even[j][e] + other[e] : even[j][e];
-        sums[j][e] += sum * (e < 2 ? low : high);
+        float scale = e < 2 ? low : high;
+        if constexpr (kHalf) scale *= e % 2 == 0 ? factor.x : factor.y;
+        sums[j][e] += sum * scale;
       }
     }
   }
@@ -191,33 +229,24 @@ __device__ __forceinline__ void multiply_expert_span(const PackedWeight& w, cons
 template <typename Block, typename Work>
 __device__ __forceinline__ void multiply_experts(const Work& work, MoeReader<Block, Work>& reader, const char* ring,
                                                  int slots) {
-  using Format = typename Block::Weight;
   const PackedWeight& w = work.weight.first;
-  const int lane = threadIdx.x % 32, own = Block::Packed ? lane % 8 : lane / 4;
-  uint32_t places[Block::Tiles];  // rows past those of a slot repeat the last; what becomes of them is not kept
-#pragma unroll
-  for (int j = 0; j < Block::Tiles; ++j) {
-    const int rows = (static_cast<int>(reader.slot_bytes) - Block::WeightBytes) / Block::Pitch;
-    places[j] = Block::WeightBytes + min(j * 8 + own, rows - 1) * Block::Pitch +
-                (Block::Packed ? lane / 8 : lane % 4) * 16;
-  }
+  const int slot_rows = (static_cast<int>(reader.slot_bytes) - Block::WeightBytes) / Block::Pitch;
   uint32_t at = 0;
+  MoeOperand<Block> operand;
 #pragma unroll 1
   for (int item = 0; item < work.items; ++item) {
     const MoeUnit unit = work.unit(item);
     const int tiles = (unit.rows + 7) / 8;
+    operand.set(work, unit, slot_rows);
     float sums[Block::Tiles][4] = {};
 #pragma unroll 1
     for (int round = 0; round < work.rounds; ++round) {
       await_copies(slots - 2);
       __syncwarp();  // the other lanes' copies too; and all have read the slot before, which the next copies fill
       reader.template copy_next<true, true>();
-      uint32_t x[Block::Tiles];
-#pragma unroll
-      for (int j = 0; j < Block::Tiles; ++j) x[j] = reader.ring + at + places[j];
-      uint32_t index = 0;
-      if constexpr (Block::Packed) index = scale_index<Format>(w, (work.part + round * Work::Split) * kPackedSpan);
-      multiply_expert_span<Block>(w, ring + at, index, x, tiles, sums);
+      const int column = work.part + round * Work::Split;
+      const uint32_t x = Block::Resident ? column * kPackedSpan * 2 : reader.ring + at;
+      multiply_expert_span<Block>(w, ring + at, column, work.rows, operand, x, tiles, sums);
       at = at + reader.slot_bytes == reader.ring_bytes ? 0 : at + reader.slot_bytes;
     }
     work.finish(item, unit, sums);

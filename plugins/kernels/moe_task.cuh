@@ -17,6 +17,7 @@ template <typename Element>
 struct DenseWeight {
   using T = Element;
   static constexpr int Bits = 16, Pieces = 4, Groups = 1, ScaleWords = 0;
+  static constexpr bool InHalf = false, Based = false, Sixteenths = false;
   using Scale = int;
 
   static __device__ __forceinline__ const char* scale_place(const PackedWeight&, int, int) { return nullptr; }
@@ -55,27 +56,36 @@ struct MoeTask {
 
 // In shared memory.
 struct MoeLists {
-  uint32_t* slots;    // [n * k] of one expert after the other: row << 16 | slot
+  uint32_t* slots;    // [n * k] of one expert after the other, by row: row << 16 | slot
   uint32_t* units;    // [n * k] expert << 16 | first of its slots in `slots` << 4 | rows - 1
   float* shares;      // [n * k] of a slot: what its expert counts
-  int* begins;        // [E] slots of each expert, then where they begin
-  uint16_t* experts;  // [n * k] of a slot
-  uint16_t* places;   // [n * k] of a slot among its expert's
+  uint32_t* masks;    // [E][2] the rows that go through each expert
+  int* begins;        // [E] where each expert's slots begin
   int* num_units;
+  uint16_t* experts;  // [n * k] of a slot
 
   static __host__ __device__ constexpr int bytes(int num_slots, int num_experts) {
-    return (num_slots * 16 + (num_experts + 1) * 4 + 15) & ~15;
+    return (num_slots * 14 + num_experts * 12 + 4 + 15) & ~15;
   }
   static __device__ __forceinline__ MoeLists at(char* shared, int num_slots, int num_experts) {
     MoeLists l;
     l.slots = reinterpret_cast<uint32_t*>(shared);
     l.units = l.slots + num_slots;
     l.shares = reinterpret_cast<float*>(l.units + num_slots);
-    l.begins = reinterpret_cast<int*>(l.shares + num_slots);
+    l.masks = reinterpret_cast<uint32_t*>(l.shares + num_slots);
+    l.begins = reinterpret_cast<int*>(l.masks + 2 * num_experts);
     l.num_units = l.begins + num_experts;
     l.experts = reinterpret_cast<uint16_t*>(l.num_units + 1);
-    l.places = l.experts + num_slots;
     return l;
+  }
+  __device__ __forceinline__ int count(int expert) const {
+    return __popc(masks[2 * expert]) + __popc(masks[2 * expert + 1]);
+  }
+  // Of a row among its expert's.
+  __device__ __forceinline__ int place(int expert, int row) const {
+    const uint32_t before = (1u << row % 32) - 1;
+    return row < 32 ? __popc(masks[2 * expert] & before)
+                    : __popc(masks[2 * expert]) + __popc(masks[2 * expert + 1] & before);
   }
 };
 
@@ -88,8 +98,9 @@ __device__ __forceinline__ float of_ordered_key(uint32_t key) {
   return __uint_as_float(key >> 31 != 0 ? key & 0x7FFFFFFFu : ~key);
 }
 
-// A warp finds the top_k experts of a row: found(rank, expert, share). With kShares the share is the softmax over all
-// experts, in float32, or that over the row's own; else 0. Lane `rank` calls it.
+// A warp finds the top_k experts of a row: a lane calls found(rank, expert, share) for each. With kShares the share is
+// the softmax over all experts, in float32, or that over the row's own; else 0. Lane l has experts from l * kPerLane on,
+// so that the first of equals is the first lane's.
 template <typename T, int kPerLane, bool kShares, typename Found>
 __device__ __forceinline__ void choose_experts(const T* logits, int num_experts, int top_k, bool renormalise,
                                                const Found& found) {
@@ -97,17 +108,17 @@ __device__ __forceinline__ void choose_experts(const T* logits, int num_experts,
   uint32_t keys[kPerLane];
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
-    const int expert = i * 32 + lane;
+    const int expert = lane * kPerLane + i;
     keys[i] = expert < num_experts ? ordered_key(to_float(logits[expert])) : 0;
   }
   float largest = 0.0f, sum = 0.0f, own_share = 0.0f;
   int own_expert = 0;
 #pragma unroll 1
   for (int rank = 0; rank < top_k; ++rank) {
-    uint32_t most = 0;
+    uint32_t own = 0;
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) most = max(most, keys[i]);
-    most = __reduce_max_sync(0xFFFFFFFFu, most);
+    for (int i = 0; i < kPerLane; ++i) own = max(own, keys[i]);
+    const uint32_t most = __reduce_max_sync(0xFFFFFFFFu, own);
     if constexpr (kShares) {
       if (rank == 0) {
         largest = of_ordered_key(most);
@@ -120,19 +131,22 @@ __device__ __forceinline__ void choose_experts(const T* logits, int num_experts,
         }
       }
     }
-    uint32_t first = 0xFFFFFFFFu;
+    const int winner = __ffs(__ballot_sync(0xFFFFFFFFu, own == most)) - 1;
+    int first = kPerLane;
 #pragma unroll
-    for (int i = kPerLane - 1; i >= 0; --i) first = keys[i] == most ? i * 32 + lane : first;
-    first = __reduce_min_sync(0xFFFFFFFFu, first);
+    for (int i = kPerLane - 1; i >= 0; --i) first = keys[i] == most ? i : first;
+    if (lane == winner) {
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) keys[i] = first == i * 32 + lane ? 0 : keys[i];
+      for (int i = 0; i < kPerLane; ++i) keys[i] = first == i ? 0 : keys[i];
+    }
+    const int expert = __shfl_sync(0xFFFFFFFFu, lane * kPerLane + first, winner);
     float share = 0.0f;
     if constexpr (kShares) {
       share = expf(of_ordered_key(most) - largest);
       if (renormalise) sum += share;
     }
     if (lane == rank) {
-      own_expert = static_cast<int>(first);
+      own_expert = expert;
       own_share = share;
     }
   }
@@ -155,7 +169,7 @@ __device__ __forceinline__ void cut_units(const MoeLists& l, int num_experts, in
   const int begin = min(lane * each, num_experts), end = min(begin + each, num_experts);
   uint32_t own = 0;  // units << 16 | slots
 #pragma unroll 1
-  for (int e = begin; e < end; ++e) own += static_cast<uint32_t>(ceil_div(l.begins[e], most)) << 16 | l.begins[e];
+  for (int e = begin; e < end; ++e) own += static_cast<uint32_t>(ceil_div(l.count(e), most)) << 16 | l.count(e);
   uint32_t before = own;
 #pragma unroll
   for (int offset = 1; offset < 32; offset *= 2) {
@@ -167,7 +181,7 @@ __device__ __forceinline__ void cut_units(const MoeLists& l, int num_experts, in
   int unit = static_cast<int>(before >> 16), slot = static_cast<int>(before & 0xFFFF);
 #pragma unroll 1
   for (int e = begin; e < end; ++e) {
-    const int count = l.begins[e];
+    const int count = l.count(e);
     l.begins[e] = slot;
 #pragma unroll 1
     for (int i = 0; i < count; i += most) l.units[unit++] = e << 16 | (slot + i) << 4 | (min(most, count - i) - 1);
@@ -176,9 +190,9 @@ __device__ __forceinline__ void cut_units(const MoeLists& l, int num_experts, in
 }
 
 // The lists of a single row: each of its experts is a unit.
-template <typename T, bool kShares>
-__device__ __forceinline__ int list_one_row(const MoeTask& p, const MoeLists& l) {
-  if (threadIdx.x < 32) {
+template <typename T, bool kShares, typename Beside>
+__device__ __forceinline__ int list_one_row(const MoeTask& p, const MoeLists& l, const Beside& beside) {
+  if (threadIdx.x / 32 == blockDim.x / 32 - 1) {  // of `beside` the first warps have the most to do
     choose_experts<T, kShares>(static_cast<const T*>(p.router_logits), p.num_experts, p.top_k, p.renormalise != 0,
                                [&](int rank, int expert, float share) {
                                  l.units[rank] = expert << 16 | rank << 4;
@@ -186,37 +200,40 @@ __device__ __forceinline__ int list_one_row(const MoeTask& p, const MoeLists& l)
                                  if constexpr (kShares) l.shares[rank] = share;
                                });
   }
+  beside();
   __syncthreads();
   return p.top_k;
 }
 
 // Before make_lists(), and a __syncthreads() is between.
 __device__ __forceinline__ void clear_lists(const MoeTask& p, const MoeLists& l) {
-  for (int i = threadIdx.x; i < p.num_experts; i += blockDim.x) l.begins[i] = 0;
+  for (int i = threadIdx.x; i < 2 * p.num_experts; i += blockDim.x) l.masks[i] = 0;
 }
 
-// A block makes its lists; returns the number of units. What stands where in them may differ from run to run; nothing
-// that is computed depends on it.
-template <typename T, bool kShares>
-__device__ __forceinline__ int make_lists(const MoeTask& p, const MoeLists& l, int most) {
+// A block makes its lists; returns the number of units. All blocks make the same ones: what one leaves to others of an
+// expert with several units is what those have. beside(): what warps that have no row to look at do meanwhile.
+template <typename T, bool kShares, typename Beside>
+__device__ __forceinline__ int make_lists(const MoeTask& p, const MoeLists& l, int most, const Beside& beside) {
   const int num_slots = p.num_rows * p.top_k;
-  if (num_slots == p.top_k) return list_one_row<T, kShares>(p, l);
+  if (num_slots == p.top_k) return list_one_row<T, kShares>(p, l, beside);
 #pragma unroll 1
-  for (int row = threadIdx.x / 32; row < p.num_rows; row += blockDim.x / 32) {
+  for (int row = (blockDim.x - 1 - threadIdx.x) / 32; row < p.num_rows; row += blockDim.x / 32) {
     const T* logits = static_cast<const T*>(p.router_logits) + static_cast<int64_t>(row) * p.num_experts;
     choose_experts<T, kShares>(logits, p.num_experts, p.top_k, p.renormalise != 0,
                                [&](int rank, int expert, float share) {
                                  const int slot = row * p.top_k + rank;
                                  l.experts[slot] = static_cast<uint16_t>(expert);
-                                 l.places[slot] = static_cast<uint16_t>(atomicAdd(l.begins + expert, 1));
+                                 atomicOr(l.masks + 2 * expert + row / 32, 1u << row % 32);
                                  if constexpr (kShares) l.shares[slot] = share;
                                });
   }
+  beside();
   __syncthreads();
   if (threadIdx.x < 32) cut_units(l, p.num_experts, most);
   __syncthreads();
   for (int slot = threadIdx.x; slot < num_slots; slot += blockDim.x) {
-    l.slots[l.begins[l.experts[slot]] + l.places[slot]] = slot / p.top_k << 16 | slot;
+    const int row = slot / p.top_k, expert = l.experts[slot];
+    l.slots[l.begins[expert] + l.place(expert, row)] = row << 16 | slot;
   }
   __syncthreads();
   return *l.num_units;

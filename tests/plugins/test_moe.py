@@ -124,14 +124,19 @@ def test_planted_fault_is_caught(kind: str, fault: str, cuda: torch.device) -> N
     assert not worst_error(got, reference) < 2 * TOLERANCE[torch.bfloat16]
 
 
+@pytest.mark.parametrize("routing", ["random", "ties"])
 @pytest.mark.parametrize("kind", ["dense", "fp8 channel", "int4 128"])
-def test_a_rows_bits_do_not_depend_on_the_others(kind: str, cuda: torch.device) -> None:
+def test_a_rows_bits_do_not_depend_on_the_others(
+    kind: str, routing: str, cuda: torch.device
+) -> None:
+    """With dense experts among up to 64; with packed ones among up to 8, and among 9 to 64."""
     case = draw_experts(kind, 32, 2048, 768, torch.bfloat16, cuda)
-    x, logits = draw(64, 32, 2048, "random", torch.bfloat16, cuda)
-    whole = run(case, x, logits, 8)
-    for rows in (slice(0, 1), slice(5, 11), slice(20, 28), slice(3, 40), slice(63, 64)):
-        part = run(case, x[rows].contiguous(), logits[rows].contiguous(), 8)
-        assert torch.equal(part, whole[rows]), rows
+    x, logits = draw(64, 32, 2048, routing, torch.bfloat16, cuda)
+    whole, few = (run(case, x[:n], logits[:n], 8) for n in (64, 8))
+    for first, end in ((0, 1), (2, 8), (1, 4), (7, 8), (3, 40), (20, 64)):
+        part = run(case, x[first:end].contiguous(), logits[first:end].contiguous(), 8)
+        same = few if kind != "dense" and end - first <= 8 else whole
+        assert torch.equal(part, same[first:end]), (first, end)
     for _ in range(5):
         assert torch.equal(run(case, x, logits, 8), whole)
 
@@ -156,7 +161,7 @@ def test_graph_replays_follow_the_routing(rows: int, kind: str, cuda: torch.devi
 
 
 @pytest.mark.parametrize("kind", ["dense", "fp8 channel", "int4 128"])
-@pytest.mark.parametrize("rows", [1, 6, 20])
+@pytest.mark.parametrize("rows", [1, 6, 16])
 def test_overlapping_launches_compute_what_single_ones_do(
     rows: int, kind: str, cuda: torch.device
 ) -> None:
