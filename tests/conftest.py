@@ -2,12 +2,19 @@
 keeps to one core, and the longest files begin first.
 """
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from zlib import crc32
+
+# two workers and the processes that they start share two cores
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from tests.sharing import shared_decoders, shared_sessions
 
 settings.register_profile(
     "trt-eagle3", deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
@@ -48,3 +55,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def seed(request: pytest.FixtureRequest) -> None:
     """torch's own generator; a test that wants others makes one."""
     torch.manual_seed(crc32(request.node.nodeid.encode()))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def sharing() -> Iterator[None]:
+    """Decoder processes and sessions, for the engines of this process."""
+    with pytest.MonkeyPatch.context() as patch, shared_decoders(patch):
+        shared_sessions(patch)
+        yield

@@ -393,3 +393,21 @@ def test_generate_fetches_from_allowed_hosts_only(run: Run, bundle: Path, pictur
 class _Files(SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
         """Silence."""
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [("trt-eagle3 inst", "install-kernels"), ("trt-eagle3 bench --ag", "--against")],
+)
+def test_shell_completes_commands_and_options_as_the_readme_says(
+    words: str, expected: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    [variable] = set(re.findall(r"(_\w+_COMPLETE)=bash_source", (ROOT / "README.md").read_text()))
+    for name, value in ((variable, "bash_complete"), ("COMP_WORDS", words)):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("COMP_CWORD", str(len(words.split()) - 1))
+    monkeypatch.setattr(sys, "argv", ["trt-eagle3"])
+    monkeypatch.setattr(sys.modules["__main__"], "__package__", None)  # as of the script
+    with pytest.raises(SystemExit):
+        main()
+    assert capsys.readouterr().out == f"plain,{expected}\n"

@@ -98,10 +98,6 @@ def test_unknown_key_names_the_nearest_known_one(
         ({"engine": {"page_size": 1 << 70}}, "engine.page_size: .*got"),
         ({"speculation": {"steps": 10**9}}, "speculation.steps: .*got 1000000000"),
         ({"engine": {"kv_dtype": "int8"}}, "engine.kv_dtype: .*got 'int8'"),
-        (
-            {"engine": {"backend": "tensorrt", "kv_dtype": "fp8"}},
-            "kv_dtype: fp8 is for backend: torch or onnxruntime, got tensorrt. Leave it out",
-        ),
         ({"output": "a\0b"}, "output: a path holds no NUL character"),
         ({"name": "../up"}, "name: .*got '../up'"),
         (

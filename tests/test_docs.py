@@ -4,6 +4,7 @@ the program has.
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 import shutil
@@ -18,38 +19,126 @@ from tools.config_reference import page
 from trt_eagle3.cli import cli
 from trt_eagle3.config import config_from_dict
 
-DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("examples/**/*.md")])
-COMMAND = re.compile(r"^(?:\.venv/bin/)?trt-eagle3 (.+?)(?:\s{2,}#.*)?$", re.MULTILINE)
-LINK = re.compile(r"\]\(([^)#]+)\)")
-MODULE = re.compile(r"python -m (trt_eagle3\.[a-z_.]+)")
+PAGES = ("*.md", "docs/*.md", "examples/**/*.md", "plugins/*/*.md")
+DOCUMENTS = sorted(page for pattern in PAGES for page in ROOT.glob(pattern))
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SPAN = re.compile(r"`([^`\n]+)`")
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*")
+OWN_FILES = re.compile(r"(?:build_configs|docs|examples|plugins|tests|tools)/[\w./-]+\.\w+")
+document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: str(d.relative_to(ROOT)))
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: str(d.relative_to(ROOT)))
+def anchors(text: str) -> set[str]:
+    """Of headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
+
+
+def broken_links(file: Path) -> list[str]:
+    """Links of ``file`` to files that are not there, or to headings that none of them has."""
+    broken = []
+    for link in LINK.findall(FENCE.sub("", file.read_text())):
+        name, _, anchor = link.partition("#")
+        target = file.parent / name if name else file
+        if "://" in link:
+            continue
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text())):
+            broken.append(link)
+    return broken
+
+
+def shell_lines(text: str) -> list[str]:
+    """Lines of blocks that are no program in a language."""
+    blocks = [block for language, block in FENCE.findall(text) if not language]
+    blocks += re.findall(r"^ {4}[a-zA-Z].*(?:\n {4}.+)*$", FENCE.sub("", text), re.MULTILINE)
+    lines = [line.strip() for b in blocks for line in b.replace("\\\n", " ").split("\n")]
+    return [line for line in lines if line]
+
+
+def words_of(line: str) -> list[str]:
+    """A command's words, without the variables that are set for it."""
+    try:
+        words = shlex.split(line, comments=True)
+    except ValueError:  # an example's output
+        return []
+    while words and ASSIGNMENT.fullmatch(words[0]):
+        words.pop(0)
+    return words
+
+
+def parse(command: click.Command, arguments: list[str]) -> None:
+    command.parse_args(click.Context(command), arguments)  # raises where an option is unknown
+
+
+def check_command(words: list[str]) -> None:
+    """Raise or fail where the program has no such command, module, target, option or file."""
+    program, *arguments = words
+    match Path(program).name, arguments:
+        case "trt-eagle3", [name, *rest] if not name.startswith("-"):
+            parse(cli.commands[name], rest)
+        case "python", ["-m", module, *rest] if module.startswith("trt_eagle3."):
+            assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
+            main = getattr(importlib.import_module(module), "main", None)
+            if isinstance(main, click.Command):
+                parse(main, rest)
+        case "make", [*targets]:
+            known = set(re.findall(r"^([\w./-]+):", MAKEFILE, re.MULTILINE)) | READY
+            assert {t for t in targets if "=" not in t} <= known, targets
+    files = [w for word in arguments for w in re.findall(OWN_FILES, word) if word.startswith(w)]
+    assert [f for f in files if not (ROOT / f).exists()] == [], words
+
+
+MAKEFILE = (ROOT / "Makefile").read_text()
+READY = set(re.findall(r"_READY := (\S+)", MAKEFILE))
+
+
+@document
 def test_links_lead_somewhere(document: Path) -> None:
-    links = [link for link in LINK.findall(document.read_text()) if "://" not in link]
-    assert [link for link in links if not (document.parent / link).exists()] == []
+    assert broken_links(document) == []
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: str(d.relative_to(ROOT)))
+@document
 def test_commands_are_the_programs_own(document: Path) -> None:
-    for line in COMMAND.findall(document.read_text()):
-        name, *arguments = shlex.split(line, comments=True)
-        command = cli.commands[name]
-        context = click.Context(command)
-        command.parse_args(context, arguments)  # raises on an unknown option or a missing argument
+    for line in shell_lines(document.read_text()):
+        if words := words_of(line):
+            check_command(words)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: str(d.relative_to(ROOT)))
-def test_modules_that_are_run_exist(document: Path) -> None:
-    for module in MODULE.findall(document.read_text()):
-        assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
+@document
+def test_options_and_modules_in_the_text_are_the_programs_own(document: Path) -> None:
+    """Of commands without all of their arguments, as sentences name them."""
+    for span in SPAN.findall(FENCE.sub("", document.read_text())):
+        match words_of(span):
+            case ["trt-eagle3", name, *rest] if name[0] in "abcdefghijklmnopqrstuvwxyz":
+                known = {o for p in cli.commands[name].params for o in (*p.opts, *p.secondary_opts)}
+                assert {w for w in rest if w.startswith("--")} <= known, span
+            case ["python", "-m", module, *_] if module.startswith("trt_eagle3."):
+                assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), span
 
 
-def test_a_command_that_does_not_exist_is_caught() -> None:
-    found = COMMAND.findall("trt-eagle3 generate bundle --nonsense 3\n")
-    name, *arguments = shlex.split(found[0])
-    with pytest.raises(click.NoSuchOption):
-        cli.commands[name].parse_args(click.Context(cli.commands[name]), arguments)
+@pytest.mark.parametrize(
+    "line",
+    [
+        "trt-eagle3 generate bundle --nonsense 3",
+        "PYTHON=x trt-eagle3 generate bundle --nonsense 3  # says nothing",
+        "trt-eagle3 forget bundle",
+        "python -m trt_eagle3.bench.nothing",
+        "python -m trt_eagle3.bench.crowd --nonsense 3",
+        "make supper",
+        "trt-eagle3 build --config build_configs/nothing.yaml",
+    ],
+)
+def test_command_that_does_not_exist_is_caught(line: str) -> None:
+    assert shell_lines(f"Text\n```\n{line}\n```\n") == [line]
+    with pytest.raises((click.UsageError, AssertionError, KeyError)):
+        check_command(words_of(line))
+
+
+def test_link_that_leads_nowhere_is_caught(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A b, c\n[x](#a-b-c) [y](#d) [z](other.md) [w](page.md#a-b-c) [v](page.md#e)")
+    assert broken_links(page) == ["#d", "other.md", "page.md#e"]
 
 
 def test_configuration_page_is_current_and_says_what_every_key_is_for() -> None:

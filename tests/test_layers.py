@@ -114,8 +114,9 @@ def upward(known: dict[str, Path]) -> list[str]:
         for other in imports(path, known, lazy=True):
             if other in {"", "__init__"}:
                 continue
-            own_part = name.startswith("families.") and other.startswith(f"{name}.")
-            if level(other) > level(name) and not own_part:
+            # its own, or of the family that it is built on
+            of_family = name.startswith("families.") and other.startswith("families.")
+            if level(other) > level(name) and not of_family:
                 found.append(f"{name} imports {other}")
     return found
 

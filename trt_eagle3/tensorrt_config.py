@@ -28,8 +28,8 @@ class TensorRTConfig(Section):
             are put in at load from the ONNX graph beside them (TensorRT 10 and later).
         linear: what computes matrix products without a bias. auto: of a 16-bit weight our plugin on
             8.6, whose own products stand between layout copies, TensorRT on later versions; of a
-            quantised one none, for ``rtx`` TensorRT. Without ``plugin`` quantised weights are
-            dequantised at build, but for ``rtx``.
+            quantised one our plugin, for ``rtx`` TensorRT. With ``tensorrt`` quantised weights
+            are dequantised at build, but for ``rtx``.
         plugin_library: the plugin library, instead of the one that is found.
     """
 

@@ -15,7 +15,6 @@ from pathlib import Path
 import torch
 from batch import collate
 from evaluate import HERE, Pair, load_pair
-from model import AUX_LAYERS, target_forward
 from prompt import encode, prompt_text
 from tasks import KINDS, Example, examples
 
@@ -64,8 +63,8 @@ def check_forward(pair: Pair, count: int = 6) -> float:
             )
             assert torch.equal(theirs.cpu(), positions), example.prompt
         expected = pair.target(**inputs, output_hidden_states=True)
-        out = target_forward(pair.target, batch)
-        aux = torch.cat([expected.hidden_states[k + 1] for k in AUX_LAYERS], dim=-1)
+        out = pair.forward(batch)
+        aux = torch.cat([expected.hidden_states[k + 1] for k in pair.aux_layers], dim=-1)
         logits = pair.target.lm_head(out.hidden)
         worst = max(
             worst, float((logits - expected.logits).abs().max()), float((aux - out.aux).abs().max())

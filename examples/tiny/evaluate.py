@@ -18,13 +18,13 @@ from pathlib import Path
 
 import torch
 from batch import Batch, collate
-from model import Draft, target_forward
+from model import AUX_LAYERS, Draft, TargetOut, target_forward
 from prompt import Encoded, encode, prompt_text
 from safetensors.torch import load_file
 from tasks import KINDS, Example, Kind, examples
 from tokenizers import Tokenizer
 from torch import Tensor
-from transformers import Qwen3VLForConditionalGeneration
+from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 __all__ = ["Pair", "evaluate", "load_pair"]
 
@@ -39,10 +39,11 @@ class Pair:
     """
 
     tokenizer: Tokenizer
-    target: Qwen3VLForConditionalGeneration
+    target: PreTrainedModel
     draft: Draft
     target_ids: Tensor
     device: torch.device
+    aux_layers: tuple[int, ...] = AUX_LAYERS
 
     @property
     def vision_ids(self) -> tuple[int, int]:
@@ -60,6 +61,10 @@ class Pair:
         ]
         return collate(cut, self.vision_ids, self.end_id, MAX_NEW + NUM_STEPS + 1).to(self.device)
 
+    def forward(self, batch: Batch) -> TargetOut:
+        """The target's."""
+        return target_forward(self.target, batch, self.aux_layers)
+
     def argmax(self, hidden: Tensor) -> Tensor:
         """Target token ids for final hidden states [..., H]."""
         return self.target.lm_head(hidden).argmax(-1)
@@ -68,14 +73,18 @@ class Pair:
 def load_pair(folder: Path, device: torch.device) -> Pair:
     """Read ``folder``/target and ``folder``/draft as they lie on disk, in float32."""
     tokenizer = Tokenizer.from_file(str(folder / "target" / "tokenizer.json"))
-    target = Qwen3VLForConditionalGeneration.from_pretrained(folder / "target", dtype=torch.float32)
+    target = AutoModelForImageTextToText.from_pretrained(folder / "target", dtype=torch.float32)
     tensors = load_file(folder / "draft" / "model.safetensors")
     d2t = tensors.pop("d2t")
     del tensors["t2d"]
-    draft = Draft(len(d2t)).float()
+    inner = len(tensors["midlayer.mlp.gate_proj.weight"])
+    draft = Draft(len(d2t), intermediate=inner).float()
     draft.load_state_dict({name: t.float() for name, t in tensors.items()})
     target_ids = (d2t + torch.arange(len(d2t))).to(device)
-    return Pair(tokenizer, target.to(device).eval(), draft.to(device).eval(), target_ids, device)
+    config = json.loads((folder / "draft" / "config.json").read_text(encoding="utf-8"))
+    aux_layers = tuple(config["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
+    models = (target.to(device).eval(), draft.to(device).eval())
+    return Pair(tokenizer, *models, target_ids, device, aux_layers)
 
 
 @torch.inference_mode()
@@ -85,7 +94,7 @@ def greedy(pair: Pair, encoded: list[Encoded]) -> list[list[int]]:
     length, rows = batch.length.clone(), torch.arange(len(encoded), device=pair.device)
     done = torch.zeros_like(length, dtype=torch.bool)
     for _ in range(MAX_NEW):
-        hidden = target_forward(pair.target, batch.trimmed(int(length.max()))).hidden
+        hidden = pair.forward(batch.trimmed(int(length.max()))).hidden
         token = pair.argmax(hidden[rows, length - 1])
         batch.ids[rows, length] = torch.where(done, batch.ids[rows, length], token)
         length = length + (~done).long()
@@ -125,13 +134,13 @@ def chain(pair: Pair, encoded: Encoded) -> tuple[list[int], list[int]]:
     """
     batch = pair.prompt_batch([encoded])
     known = encoded.prompt_len
-    out = target_forward(pair.target, batch.trimmed(known))
+    out = pair.forward(batch.trimmed(known))
     batch.ids[0, known] = pair.argmax(out.hidden[0, -1])
     known, gained = known + 1, []
     while int(batch.ids[0, known - 1]) != pair.end_id and known - encoded.prompt_len < MAX_NEW:
         proposed = propose(pair, batch, out.aux, known)
         batch.ids[0, known : known + NUM_STEPS] = torch.tensor(proposed, device=pair.device)
-        out = target_forward(pair.target, batch.trimmed(known + NUM_STEPS))
+        out = pair.forward(batch.trimmed(known + NUM_STEPS))
         verified = pair.argmax(out.hidden[0, known - 1 :]).tolist()
         matched = 0
         while matched < NUM_STEPS and proposed[matched] == verified[matched]:

@@ -6,6 +6,7 @@ Qwen3-VL's layout for the target, SpecForge's for the draft.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,11 @@ def _write(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _target_config(model: Qwen3VLForConditionalGeneration, ids: dict[str, int]) -> dict[str, Any]:
+def _target_config(
+    model: Qwen3VLForConditionalGeneration, ids: dict[str, int], moe: dict[str, Any]
+) -> dict[str, Any]:
     """config.json in the published (transformers 4.57) spelling, which 5.x reads as well."""
+    family = "qwen3_vl_moe" if moe else "qwen3_vl"
     text, vision = model.config.text_config, model.config.vision_config
     text_keys = (
         "attention_bias attention_dropout head_dim hidden_act hidden_size initializer_range "
@@ -48,16 +52,17 @@ def _target_config(model: Qwen3VLForConditionalGeneration, ids: dict[str, int]) 
     )
     rope = {"mrope_interleaved": True, "mrope_section": list(SECTIONS), "rope_type": "default"}
     return {
-        "architectures": ["Qwen3VLForConditionalGeneration"],
+        "architectures": [f"Qwen3VL{'Moe' if moe else ''}ForConditionalGeneration"],
         "dtype": "bfloat16",
         "image_token_id": ids["<|image_pad|>"],
-        "model_type": "qwen3_vl",
+        "model_type": family,
         "text_config": {
             **{key: getattr(text, key) for key in text_keys.split()},
             "bos_token_id": ids["<|endoftext|>"],
             "dtype": "bfloat16",
             "eos_token_id": ids["<|im_end|>"],
-            "model_type": "qwen3_vl_text",
+            "model_type": f"{family}_text",
+            **moe,
             "rope_scaling": rope,
             "rope_theta": int(ROPE_THETA),
         },
@@ -65,7 +70,7 @@ def _target_config(model: Qwen3VLForConditionalGeneration, ids: dict[str, int]) 
         "video_token_id": ids["<|video_pad|>"],
         "vision_config": {
             **{key: getattr(vision, key) for key in vision_keys.split()},
-            "model_type": "qwen3_vl",
+            "model_type": family,
         },
         "vision_end_token_id": ids["<|vision_end|>"],
         "vision_start_token_id": ids["<|vision_start|>"],
@@ -125,12 +130,25 @@ def _bfloat16(module: torch.nn.Module) -> dict[str, Tensor]:
     }
 
 
-def save_target(folder: Path, model: Qwen3VLForConditionalGeneration, tokenizer: Tokenizer) -> None:
-    """Weights rounded to bfloat16, configs, tokenizer and processor files."""
+def save_target(
+    folder: Path,
+    model: Qwen3VLForConditionalGeneration,
+    tokenizer: Tokenizer,
+    moe: Mapping[str, Any] | None = None,
+) -> None:
+    """Weights rounded to bfloat16, configs, tokenizer and processor files.
+
+    ``moe``: what the config says of a mixture of experts, whose weights published checkpoints
+    have as [E, in, out].
+    """
     folder.mkdir(parents=True, exist_ok=True)
     ids = {token: tokenizer.token_to_id(token) for token in SPECIAL}
-    save_file(_bfloat16(model), folder / "model.safetensors", metadata={"format": "pt"})
-    _write(folder / "config.json", _target_config(model, ids))
+    tensors = {
+        name: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor
+        for name, tensor in _bfloat16(model).items()
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    _write(folder / "config.json", _target_config(model, ids, dict(moe or {})))
     generation = {
         "bos_token_id": ids["<|endoftext|>"],
         "do_sample": False,
@@ -142,7 +160,13 @@ def save_target(folder: Path, model: Qwen3VLForConditionalGeneration, tokenizer:
 
 
 def save_draft(
-    folder: Path, draft: Draft, target_ids: Tensor, vocab_size: int, ids: dict[str, int]
+    folder: Path,
+    draft: Draft,
+    target_ids: Tensor,
+    vocab_size: int,
+    ids: dict[str, int],
+    aux_layers: tuple[int, ...] = AUX_LAYERS,
+    target_type: str = "qwen3_vl",
 ) -> None:
     """SpecForge's tensors and config; ``target_ids`` are the draft vocabulary's target ids,
     ascending.
@@ -160,7 +184,7 @@ def save_draft(
         "bos_token_id": ids["<|endoftext|>"],
         "draft_vocab_size": len(target_ids),
         "eagle_config": {
-            "eagle_aux_hidden_state_layer_ids": list(AUX_LAYERS),
+            "eagle_aux_hidden_state_layer_ids": list(aux_layers),
             "use_aux_hidden_state": True,
         },
         "eos_token_id": ids["<|im_end|>"],
@@ -179,7 +203,7 @@ def save_draft(
         "rms_norm_eps": 1e-6,
         "rope_parameters": {"rope_theta": ROPE_THETA, "rope_type": "default"},
         "rope_theta": ROPE_THETA,
-        "target_model_type": "qwen3_vl",
+        "target_model_type": target_type,
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
         "vocab_size": vocab_size,

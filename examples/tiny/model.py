@@ -18,7 +18,15 @@ from batch import Batch
 from torch import Tensor, nn
 from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-__all__ = ["AUX_LAYERS", "Draft", "TargetOut", "target_config", "target_forward"]
+__all__ = [
+    "AUX_LAYERS",
+    "Draft",
+    "TargetOut",
+    "mlp",
+    "route",
+    "target_config",
+    "target_forward",
+]
 
 NUM_LAYERS = 8
 AUX_LAYERS = (1, NUM_LAYERS // 2 - 1, NUM_LAYERS - 4)
@@ -84,6 +92,29 @@ def _angles(positions: Tensor, dim: int, base: float) -> Tensor:
 def _cos_sin(angles: Tensor) -> tuple[Tensor, Tensor]:
     both = torch.cat([angles, angles], dim=-1)
     return both.cos(), both.sin()
+
+
+def mlp(x: Tensor, module: nn.Module) -> Tensor:
+    """SwiGLU, or the mixture that ``module`` has instead: rows of all experts, of which a row's
+    own count.
+    """
+    if not hasattr(module, "experts"):
+        return module.down_proj(F.silu(module.gate_proj(x)) * module.up_proj(x))
+    weights = route(x, module)
+    gate_up = torch.einsum("blh,eih->blei", x, module.experts.gate_up_proj.to(x.dtype))
+    gate, up = gate_up.chunk(2, dim=-1)
+    inner = F.silu(gate) * up * weights[..., None].to(x.dtype)
+    return torch.einsum("blei,ehi->blh", inner, module.experts.down_proj.to(x.dtype))
+
+
+def route(x: Tensor, module: nn.Module) -> Tensor:
+    """float32 [B, L, E]: what each expert counts for each row; 0 but for the best ``top_k``."""
+    chances = F.linear(x, module.gate.weight.to(x.dtype)).float().softmax(dim=-1)
+    if module.training:
+        module.gate.chances = chances  # what the experts' balance is reckoned by
+    best, experts = chances.topk(module.gate.top_k, dim=-1)
+    best = best / best.sum(dim=-1, keepdim=True)
+    return torch.zeros_like(chances).scatter(-1, experts, best)
 
 
 def _norm(x: Tensor, module: nn.Module) -> Tensor:
@@ -169,7 +200,7 @@ def _add_rows(x: Tensor, rows: Tensor, update: Tensor) -> Tensor:
 
 @dataclass
 class TargetOut:
-    """hidden: final normed hidden [B, L, H]; aux: out(1), out(3), out(4) before deepstack,
+    """hidden: final normed hidden [B, L, H]; aux: outputs of three layers before deepstack,
     concatenated [B, L, 3H].
     """
 
@@ -177,7 +208,9 @@ class TargetOut:
     aux: Tensor
 
 
-def target_forward(model: Qwen3VLForConditionalGeneration, batch: Batch) -> TargetOut:
+def target_forward(
+    model: Qwen3VLForConditionalGeneration, batch: Batch, aux_layers: tuple[int, ...] = AUX_LAYERS
+) -> TargetOut:
     """Causal forward over right-padded rows; padding never reaches a real row."""
     decoder = model.model.language_model
     x = decoder.embed_tokens(batch.ids)
@@ -202,8 +235,8 @@ def target_forward(model: Qwen3VLForConditionalGeneration, batch: Batch) -> Targ
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         x = x + attn.o_proj(mixed.transpose(1, 2).flatten(2))
         h = _norm(x, layer.post_attention_layernorm)
-        x = x + layer.mlp.down_proj(F.silu(layer.mlp.gate_proj(h)) * layer.mlp.up_proj(h))
-        if index in AUX_LAYERS:
+        x = x + mlp(h, layer.mlp)
+        if index in aux_layers:
             aux.append(x)  # before the deepstack level of this layer
         if index < len(levels):
             x = _add_rows(x, batch.visual_rows, levels[index])

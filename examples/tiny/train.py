@@ -20,7 +20,8 @@ import json
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -30,7 +31,7 @@ from batch import Batch, TrainingBatches
 from demo import save_demo
 from evaluate import evaluate, load_pair
 from export import save_draft, save_target
-from model import Draft, target_config, target_forward
+from model import AUX_LAYERS, Draft, target_config, target_forward
 from prompt import SPECIAL, train_bpe
 from tasks import examples
 from tokenizers import Tokenizer
@@ -60,18 +61,33 @@ def batches(
         yield batch.to(device)
 
 
+@dataclass(frozen=True)
+class Budget:
+    """Steps, and seconds after which fewer must do."""
+
+    steps: int
+    seconds: float = math.inf
+    start: float = field(default_factory=time.time)
+
+    def spent(self, step: int) -> float:
+        """Which part of it is behind ``step``."""
+        return max(step / self.steps, (time.time() - self.start) / self.seconds)
+
+
 def optimizer_for(
-    module: nn.Module, rate: float, steps: int
+    module: nn.Module, rate: float, budget: Budget
 ) -> tuple[torch.optim.AdamW, torch.optim.lr_scheduler.LambdaLR]:
     """AdamW with decay on matrices only; linear warm-up, then cosine to zero."""
-    matrices = [p for p in module.parameters() if p.ndim > 1]
-    vectors = [p for p in module.parameters() if p.ndim <= 1]
+    trained = [p for p in module.parameters() if p.requires_grad]
+    matrices = [p for p in trained if p.ndim > 1]
+    vectors = [p for p in trained if p.ndim <= 1]
     groups = [{"params": matrices, "weight_decay": 0.05}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.98), fused=matrices[0].is_cuda)
-    warm = max(1, min(500, steps // 10))
+    warm = max(1, min(500, budget.steps // 10))
 
     def factor(step: int) -> float:
-        return min((step + 1) / warm, 0.5 + 0.5 * math.cos(math.pi * min(1.0, step / steps)))
+        cosine = 0.5 + 0.5 * math.cos(math.pi * min(1.0, budget.spent(step)))
+        return min((step + 1) / warm, cosine)
 
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
@@ -114,30 +130,47 @@ class Progress:
 def train_target(
     tokenizer: Tokenizer, args: argparse.Namespace, device: torch.device
 ) -> Qwen3VLForConditionalGeneration:
-    """Next-token loss on the answers only."""
+    """A new target, trained."""
     torch.manual_seed(args.seed)
     ids = {token: tokenizer.token_to_id(token) for token in SPECIAL}
-    model = Qwen3VLForConditionalGeneration(target_config(ids, VOCAB_ROWS)).to(device).train()
+    model = Qwen3VLForConditionalGeneration(target_config(ids, VOCAB_ROWS)).to(device)
+    fit_target(model, tokenizer, args, Budget(args.target_steps))
+    return model
+
+
+def fit_target(
+    model: Qwen3VLForConditionalGeneration,
+    tokenizer: Tokenizer,
+    args: argparse.Namespace,
+    budget: Budget,
+    penalty: Callable[[nn.Module], Tensor] | None = None,
+) -> None:
+    """Next-token loss on the answers only, and a ``penalty`` on what the model did."""
+    device = model.device
+    model.train()
     print(f"target: {sum(p.numel() for p in model.parameters()):,} parameters", flush=True)
-    steps = args.target_steps
-    optimizer, schedule = optimizer_for(model, args.rate, steps)
+    steps = budget.steps
+    optimizer, schedule = optimizer_for(model, args.rate, budget)
     progress = Progress("target", steps, args.print_every)
     for step, batch in enumerate(
         batches(tokenizer, args.seed, args.batch_size, steps, args.workers, device)
     ):
+        if budget.spent(step) >= 1:
+            break
         with torch.autocast(device.type, torch.bfloat16):
             hidden = target_forward(model, batch).hidden
             columns, inside = answer_columns(batch)
             logits = model.lm_head(pick(hidden, columns - 1)[inside])
         tokens = batch.ids.gather(1, columns)[inside]
         loss = F.cross_entropy(logits.float(), tokens)
+        if penalty is not None:
+            loss = loss + penalty(model)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
         progress.add(step, loss, (logits.argmax(-1) == tokens).float().mean())
-    return model
 
 
 def draft_vocabulary(tokenizer: Tokenizer, seed: int) -> Tensor:
@@ -156,7 +189,11 @@ def draft_vocabulary(tokenizer: Tokenizer, seed: int) -> Tensor:
 
 
 def draft_losses(
-    draft: Draft, target: Qwen3VLForConditionalGeneration, batch: Batch, target_ids: Tensor
+    draft: Draft,
+    target: Qwen3VLForConditionalGeneration,
+    batch: Batch,
+    target_ids: Tensor,
+    aux_layers: tuple[int, ...],
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Soft cross-entropy and agreement of each of DRAFT_STEPS steps, over the answer rows.
 
@@ -168,7 +205,7 @@ def draft_losses(
     """
     embed = target.model.language_model.embed_tokens
     with torch.no_grad():
-        out = target_forward(target, batch)
+        out = target_forward(target, batch, aux_layers)
         columns, inside = answer_columns(batch, DRAFT_STEPS)
         logits = target.lm_head(pick(out.hidden, columns)).float()
         learnable = inside & (logits.argmax(-1)[..., None] == target_ids).any(-1)
@@ -200,21 +237,26 @@ def train_draft(
     target: Qwen3VLForConditionalGeneration,
     target_ids: Tensor,
     args: argparse.Namespace,
+    budget: Budget,
+    aux_layers: tuple[int, ...] = AUX_LAYERS,
+    intermediate: int = 640,
 ) -> Draft:
     """Training-time test: every step's loss counts, later ones less; the target is frozen at its
     saved weights.
     """
     device = next(target.parameters()).device
     torch.manual_seed(args.seed + 1)
-    draft = Draft(len(target_ids)).to(device)
+    draft = Draft(len(target_ids), intermediate=intermediate).to(device)
     print(f"draft: {sum(p.numel() for p in draft.parameters()):,} parameters", flush=True)
-    target_ids, steps = target_ids.to(device), args.draft_steps
-    optimizer, schedule = optimizer_for(draft, args.rate, steps)
+    target_ids, steps = target_ids.to(device), budget.steps
+    optimizer, schedule = optimizer_for(draft, args.rate, budget)
     progress = Progress("draft", steps, args.print_every)
     stream = batches(tokenizer, args.seed + 1, args.batch_size, steps, args.workers, device)
     for step, batch in enumerate(stream):
+        if budget.spent(step) >= 1:
+            break
         with torch.autocast(device.type, torch.bfloat16):
-            losses, agreements = draft_losses(draft, target, batch, target_ids)
+            losses, agreements = draft_losses(draft, target, batch, target_ids, aux_layers)
         loss = torch.stack([STEP_DECAY**k * step_loss for k, step_loss in enumerate(losses)]).sum()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -302,7 +344,7 @@ def main() -> None:
     )
     target = saved.to(device).eval().requires_grad_(requires_grad=False)
     target_ids = draft_vocabulary(tokenizer, args.seed)
-    draft = train_draft(tokenizer, target, target_ids, args)
+    draft = train_draft(tokenizer, target, target_ids, args, Budget(args.draft_steps))
     ids = {token: tokenizer.token_to_id(token) for token in SPECIAL}
     save_draft(args.output / "draft", draft, target_ids, VOCAB_ROWS, ids)
     seconds["draft"] = time.time() - start

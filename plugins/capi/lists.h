@@ -41,4 +41,4 @@
   X(linear_int8) \
   X(linear_int4)
 
-#define TE3_PLUGIN_VERSION "4"
+#define TE3_PLUGIN_VERSION "5"

@@ -1,5 +1,6 @@
 // TreeAttention: writes new keys and values into the paged cache and attends over past and masked tail. The cache
-// outputs are the cache inputs' memory; where they are not, the cache is copied first.
+// outputs are the cache inputs' memory; where they are not, the cache is copied first. FP8 caches (kv_type) lie in
+// int32, four numbers in one, as 8.6 has no FP8.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -13,8 +14,16 @@
 namespace trt_eagle3 {
 namespace {
 
-enum { kNumHeads, kNumKVHeads, kPageSize, kScale, kComputeType, kSettled };
-enum { kQ, kK, kV, kKCache, kVCache, kPastLengths, kQueryLengths, kPageTable, kTreeMask, kNumInputs };
+enum { kNumHeads, kNumKVHeads, kPageSize, kScale, kComputeType, kSettled, kKVType };
+enum { kQ, kK, kV, kKCache, kVCache, kPastLengths, kQueryLengths, kPageTable, kTreeMask, kKVScales };
+
+constexpr int64_t kNumbers = 4;  // of an FP8 cache, in an int32
+
+// kv_type is a number of onnx's TensorProto.DataType; none is T.
+constexpr int32_t kOnnxFp8 = 17;
+bool is_fp8(const Values& v) { return v[kKVType].integer == kOnnxFp8; }
+
+size_t size_of(const te3_tensor& tensor) { return tensor.dtype == TE3_FLOAT32 || tensor.dtype == TE3_INT32 ? 4 : 2; }
 
 constexpr size_t aligned(size_t bytes) { return (bytes + 255) / 256 * 256; }
 
@@ -29,9 +38,11 @@ struct Layout {
         total(mask + (converts_mask ? aligned(batch * num_new * tail) : 0)) {}
 };
 
+constexpr float kAnyScale = 1.0f;  // a cache is FP8 where it has scales; planning reads none
+
 // The most that the kernels' partial sums take for any shapes, on this GPU. The number of splits depends on how many
 // blocks there are, so the fewest rows of each kind of tile are tried with every batch; an unlimited cache splits most.
-size_t most_partial_bytes(int32_t num_heads, int32_t num_kv_heads) {
+size_t most_partial_bytes(int32_t num_heads, int32_t num_kv_heads, bool fp8) {
   const int32_t group = num_heads / num_kv_heads;
   size_t most = 0;
   for (const int32_t head_dim : {64, 96, 128, 256}) {
@@ -46,6 +57,7 @@ size_t most_partial_bytes(int32_t num_heads, int32_t num_kv_heads) {
         p.num_kv_heads = num_kv_heads;
         p.head_dim = head_dim;
         p.dtype = DType::kFloat16;
+        p.kv_scales = fp8 ? &kAnyScale : nullptr;
         size_t bytes = 0;
         if (tree_attention_workspace(p, &bytes) != cudaSuccess) {
           cudaGetLastError();
@@ -67,7 +79,8 @@ class TreeAttention final : public Description {
                      {"page_size", false, true},
                      {"scale", true, true},
                      {"compute_type", false, false},
-                     {"prefetch_safe", false, false}},
+                     {"prefetch_safe", false, false},
+                     {"kv_type", false, false}},
                     {{"q", 2},
                      {"k", 2},
                      {"v", 2},
@@ -76,7 +89,8 @@ class TreeAttention final : public Description {
                      {"past_lengths", 1},
                      {"query_lengths", 1},
                      {"page_table", 2},
-                     {"tree_mask", 3}},
+                     {"tree_mask", 3},
+                     {"kv_scales", 2}},
                     {{"out", 2}, {"k_cache_out", 3}, {"v_cache_out", 3}}) {}
 
   std::string refuse_values(const Values& v) const override {
@@ -89,14 +103,32 @@ class TreeAttention final : public Description {
       return "num_heads: must be a multiple of num_kv_heads = " + std::to_string(v[kNumKVHeads].integer) + ", got " +
              std::to_string(v[kNumHeads].integer);
     }
+    if (v[kKVType].integer != 0 && !is_fp8(v)) {
+      return "kv_type: expected 17 (float8 e4m3fn) or none, got " + std::to_string(v[kKVType].integer);
+    }
     return refuse_type(v[kComputeType], "compute_type");
   }
 
-  bool accepts(const Values& v, int32_t position, const DataType* types, int32_t) const override {
+  std::string refuse_num_inputs(const Values& v, int32_t count) const override {
+    const int32_t wanted = is_fp8(v) ? kKVScales + 1 : static_cast<int32_t>(kKVScales);
+    if (count == wanted) return "";
+    return "expected " + std::to_string(wanted) + " inputs, got " + std::to_string(count);
+  }
+
+  bool accepts(const Values& v, int32_t position, const DataType* types, int32_t num_inputs) const override {
     const DataType type = types[position];
+    if (position >= num_inputs) {
+      const int32_t cache = aliased_input(position - num_inputs);
+      return type == types[cache < 0 ? kQ : cache];
+    }
     switch (position) {
       case kQ:
         return accepts_type(v[kComputeType], type);
+      case kKCache:
+      case kVCache:
+        return type == (is_fp8(v) ? DataType::kINT32 : types[kQ]);
+      case kKVScales:
+        return type == DataType::kFLOAT;
       case kPastLengths:
       case kQueryLengths:
       case kPageTable:
@@ -108,12 +140,14 @@ class TreeAttention final : public Description {
     }
   }
 
-  DataType output_type(int32_t, const DataType* in) const override { return in[kQ]; }
+  DataType output_type(int32_t output, const DataType* in) const override {
+    return output > 0 && in[kKCache] == DataType::kINT32 ? DataType::kINT32 : in[kQ];
+  }
 
   std::string refuse_shapes(const Values& v, const std::vector<Shape>& in) const override {
     const int64_t heads = v[kNumHeads].integer, heads_kv = v[kNumKVHeads].integer;
-    const int64_t dim = in[kKCache].size[2];
     const auto times = [](int64_t a, int64_t b) { return a == kUnknown || b == kUnknown ? kUnknown : a * b; };
+    const int64_t dim = times(in[kKCache].size[2], is_fp8(v) ? kNumbers : 1);
     if (dim != kUnknown && (dim <= 0 || dim % 2 != 0 || dim > 256)) {
       return "k_cache: head_dim must be even and at most 256, got " + std::to_string(dim);
     }
@@ -133,6 +167,10 @@ class TreeAttention final : public Description {
     expect(kV, 1, times(heads_kv, dim), "num_kv_heads * head_dim");
     for (const int input : {kQ, kK, kV}) expect(input, 0, tokens, "B * S of tree_mask");
     for (const int input : {kPastLengths, kQueryLengths, kPageTable}) expect(input, 0, batch, "B of tree_mask");
+    if (is_fp8(v)) {
+      expect(kKVScales, 0, 2, "of keys and of values");
+      expect(kKVScales, 1, heads_kv, "num_kv_heads");
+    }
     return reason;
   }
 
@@ -145,8 +183,8 @@ class TreeAttention final : public Description {
 
   size_t make_scratch_bytes(const Values& v) const override {
     static std::mutex mutex;
-    static std::map<std::array<int32_t, 3>, size_t> known;
-    std::array<int32_t, 3> key = {0, v[kNumHeads].integer, v[kNumKVHeads].integer};
+    static std::map<std::array<int32_t, 4>, size_t> known;
+    std::array<int32_t, 4> key = {0, v[kNumHeads].integer, v[kNumKVHeads].integer, v[kKVType].integer};
     if (cudaGetDevice(&key[0]) != cudaSuccess) {  // no GPU: planned for the widest chip (chip.cuh)
       cudaGetLastError();
       key[0] = -1;
@@ -154,7 +192,7 @@ class TreeAttention final : public Description {
     const std::lock_guard<std::mutex> lock(mutex);
     const auto found = known.find(key);
     if (found != known.end()) return found->second;
-    return known[key] = most_partial_bytes(key[1], key[2]);
+    return known[key] = most_partial_bytes(key[1], key[2], is_fp8(v));
   }
 
   size_t workspace_bytes(const Values&, size_t scratch_bytes, const std::vector<Shape>& in,
@@ -169,8 +207,9 @@ class TreeAttention final : public Description {
     args.q = input_of(call, kQ);
     args.k = input_of(call, kK);
     args.v = input_of(call, kV);
-    args.k_cache = output_of(call, 1);
-    args.v_cache = output_of(call, 2);
+    args.k_cache = cache_of(v, output_of(call, 1));
+    args.v_cache = cache_of(v, output_of(call, 2));
+    if (is_fp8(v)) args.kv_scales = input_of(call, kKVScales);
     args.past_lengths = input_of(call, kPastLengths);
     args.query_lengths = input_of(call, kQueryLengths);
     args.page_table = input_of(call, kPageTable);
@@ -184,11 +223,12 @@ class TreeAttention final : public Description {
     args.prefetch_safe = v[kSettled].integer != 0 && !call.building && call.in[kKCache] == call.out[1] &&
                    call.in[kVCache] == call.out[2];
     Check check(name);
+    if (is_fp8(v)) check.data_of("kv_scales", args.kv_scales);
     check.that(args.q.shape[1] == v[kNumHeads].integer * args.k_cache.shape[2] &&
                    args.k_cache.shape[1] == v[kNumKVHeads].integer,
                "q, k_cache: not num_heads and num_kv_heads heads");
     for (const auto& [input, cache] : {std::pair(kKCache, &args.k_cache), std::pair(kVCache, &args.v_cache)}) {
-      check.shape_of(inputs[input].name, input_of(call, input), cache->dtype,
+      check.shape_of(inputs[input].name, cache_of(v, input_of(call, input)), cache->dtype,
                      {cache->shape[0], cache->shape[1], cache->shape[2]}, "its output's shape");
     }
     const bool converts = args.tree_mask.dtype == TE3_INT32;
@@ -207,6 +247,14 @@ class TreeAttention final : public Description {
   }
 
  private:
+  // A cache with its numbers for elements.
+  static te3_tensor cache_of(const Values& v, te3_tensor cache) {
+    if (!is_fp8(v)) return cache;
+    cache.dtype = TE3_UINT8;
+    cache.shape[2] *= kNumbers;
+    return cache;
+  }
+
   // The caches as they came in stand where they go out.
   static cudaError_t keep_caches(const Call& call) {
     static std::atomic<bool> told{false};
@@ -215,7 +263,7 @@ class TreeAttention final : public Description {
       if (call.in[input] == call.out[output]) continue;
       const te3_tensor cache = input_of(call, input);
       const size_t bytes =
-          static_cast<size_t>(cache.shape[0] * cache.shape[1] * cache.shape[2]) * (cache.dtype == TE3_FLOAT32 ? 4 : 2);
+          static_cast<size_t>(cache.shape[0] * cache.shape[1] * cache.shape[2]) * size_of(cache);
       if (!call.building && !told.exchange(true)) {
         log(Severity::kWARNING,
             "TreeAttention: a cache output is not its input's memory, so every step copies the cache. Bind one "

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
-from tests.calibration.conftest import write_prompts
+from tests.parity.conftest import OPTIONAL, inspect
 from tests.tiny import build_tiny
 from trt_eagle3.calibration.prompts import CalibrationPrompts
 from trt_eagle3.calibration.run import calibrate
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.calibration import Calibration
-from trt_eagle3.parity.run import validate
+from trt_eagle3.parity.record.engine import RecordingEngine
+from trt_eagle3.parity.report.summary import summarise
 
 
 def test_kv_scales_hold_twice_the_largest_number_of_each_head(calibration: Calibration) -> None:
@@ -42,13 +44,13 @@ def test_calibrate_without_weights_finds_the_same_keys_and_makes_none(
 
 
 def test_bundle_with_calibrated_weights_and_kv_scales_is_sound(
-    prompt_file: Path, tmp_path: Path
+    prompt_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = {"backend": "torch", "kv_dtype": "fp8", "weights": "int4"}
     bundle = build_tiny(tmp_path, calibration=prompt_file, engine=engine)
     held = read_bundle(bundle).kv_scales
     assert all(len(scales.k) == len(scales.v) == 2 for scales in held.values())
     assert 0.005 < held[0].k[0] < 0.5
-    asked = write_prompts(tmp_path / "asked.jsonl", "heldout", 9, 1)
-    report = validate(bundle, prompts=asked)
-    assert report.passed, [c.name for c in report.checks if c.status == "failed"]
+    found = inspect(RecordingEngine(bundle), monkeypatch, OPTIONAL, quantised=True)
+    assert found.diagnosis is None
+    assert summarise(found, suite="test", reference="PyTorch").passed

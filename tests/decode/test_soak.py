@@ -13,10 +13,10 @@ import trt_eagle3
 from tests.decode.heldout import heldout, plain_answers, request_of, served
 from tests.tiny import build_tiny
 
-PROMPTS = 40
-REQUESTS = 240
-CANCELLED_EACH = 20
-SAMPLED_EACH = 48
+PROMPTS = 20
+REQUESTS = 120
+CANCELLED_EACH = 10
+SAMPLED_EACH = 24
 BLOCKS_A_REQUEST = 5  # of Python's allocator: an Answer that is kept holds sixty
 
 

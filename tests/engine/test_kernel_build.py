@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,22 @@ def test_architectures_are_those_of_the_gpus_here(tools: Path) -> None:
     _program(tools / "bin/nvidia-smi", "#!/bin/sh\necho 9.0\necho 9.0\necho 12.0\n")
     assert install_kernels(folder=tools / "out").architectures == ("120-real", "90a-real")
     assert (tools / "out/libtrt_eagle3_capi.so").read_text() == "library"
+
+
+def test_library_that_cannot_be_put_there_leaves_the_old_one(
+    tools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tools / "out").mkdir()
+    (tools / "out/libtrt_eagle3_capi.so").write_text("old")
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfileobj", full)
+    with pytest.raises(OSError, match="No space"):
+        install_kernels(["90"], folder=tools / "out")
+    (left,) = (tools / "out").iterdir()
+    assert left.read_text() == "old"
 
 
 def test_tensorrt_headers_are_handed_on(tools: Path) -> None:

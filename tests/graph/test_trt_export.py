@@ -13,6 +13,7 @@ import torch
 from onnx import TensorProto
 from torch import Tensor
 
+from tests.moe import save_qwen3_moe
 from tests.reference.compare import FLOAT32_TOLERANCE
 from tests.tiny import DRAFT, TARGET
 from trt_eagle3.checkpoint.draft import read_draft
@@ -20,6 +21,7 @@ from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.engine.weight_file import write_weights
+from trt_eagle3.errors import UserError
 from trt_eagle3.families.qwen3_vl.vision_rows import vision_rows
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.build_graphs import build_graphs
@@ -152,6 +154,14 @@ def test_linear_plugins_compute_what_the_graph_did(graph: str, tmp_path: Path) -
         found[name] = run(ready.model, tmp_path / name, tmp_path / name, inputs)
     for name, value in found["plain"].items():
         assert torch.equal(found["linear"][name], value), name
+
+
+def test_experts_which_no_plugin_computes_are_refused_by_name(tmp_path: Path) -> None:
+    save_qwen3_moe(tmp_path)
+    engine = EngineConfig.model_validate({"backend": "tensorrt"})
+    model = build_graphs(read_target(tmp_path), None, engine, reference_location)["target"]
+    with pytest.raises(UserError, match=r"FusedMoe: TensorRT has no plugin for FusedMoe\. Build w"):
+        trt_export(model)
 
 
 def product_graph(

@@ -23,6 +23,7 @@ from trt_eagle3.multimodal import LOCAL_MEDIA, MediaPolicy, Video, load_video, n
 from trt_eagle3.multimodal.caller import NOBODY, Caller
 from trt_eagle3.multimodal.decoder_pool import DecoderPool
 from trt_eagle3.multimodal.media_loader import MediaLoader
+from trt_eagle3.multimodal.video_file import FrameTimes
 
 IMAGE = Image.fromarray(pattern(1, 1, 90, 130)[0])
 
@@ -64,7 +65,7 @@ def test_video_of_any_source_has_the_reference_patches(pool: DecoderPool, tmp_pa
         ):
             patches, times = loader(decoders).video(source, "video")
             assert torch.equal(normalise([patches]), expected)
-            assert times == (0.0, 0.5, 1.0, 1.5, 2.0)
+            assert times == FrameTimes((0.0, 0.5, 1.0, 1.5, 2.0), 2.0)
 
 
 def test_video_file_has_the_reference_patches(pool: DecoderPool, tmp_path: Path) -> None:
@@ -75,7 +76,7 @@ def test_video_file_has_the_reference_patches(pool: DecoderPool, tmp_path: Path)
         for source in (path, path.read_bytes()):
             patches, times = loader(decoders).video(source, "video")
             assert torch.equal(normalise([patches]), expected)
-            assert times == loaded.times
+            assert (times.seconds, times.fps) == (loaded.times, loaded.fps)
 
 
 def test_video_that_ends_before_it_says_is_fitted_to_the_frames_that_it_has(

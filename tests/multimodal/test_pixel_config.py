@@ -10,9 +10,18 @@ import pytest
 
 from tests.multimodal.conftest import IMAGE_CONFIG, VIDEO_CONFIG, TinyVision
 from trt_eagle3.errors import UserError
-from trt_eagle3.multimodal.pixel_config import read_image_config, read_video_config
+from trt_eagle3.families.qwen3_vl.prompt import VIDEO_DEFAULTS
+from trt_eagle3.multimodal.pixel_config import (
+    PixelConfig,
+    read_image_config,
+    read_video_config,
+)
 
 VISION = TinyVision()
+
+
+def video_config(directory: Path) -> PixelConfig:
+    return read_video_config(directory, VISION, VIDEO_DEFAULTS, "max_frame_tokens")
 
 
 def write(directory: Path, name: str, value: Any) -> Path:
@@ -21,7 +30,7 @@ def write(directory: Path, name: str, value: Any) -> Path:
 
 
 def test_published_files_give_their_sizes(published: Path) -> None:
-    image, video = read_image_config(published, VISION), read_video_config(published, VISION)
+    image, video = read_image_config(published, VISION), video_config(published)
     assert (image.min_pixels, image.max_pixels, image.factor) == (1024, 16384, 32)
     assert (video.min_pixels, video.max_pixels) == (4096, 16384)
     assert (video.fps, video.min_frames, video.max_frames) == (2.0, 4, 768)
@@ -35,7 +44,7 @@ def test_nested_config_wins_over_the_flat_files(tmp_path: Path) -> None:
     write(tmp_path, "processor_config.json", nested)
     write(tmp_path, "preprocessor_config.json", IMAGE_CONFIG)
     assert read_image_config(tmp_path, VISION).resample == 2
-    assert read_video_config(tmp_path, VISION).fps == 1.0
+    assert video_config(tmp_path).fps == 1.0
 
 
 def test_old_pixel_names_override_size(tmp_path: Path) -> None:
@@ -50,12 +59,12 @@ def test_old_pixel_names_override_size(tmp_path: Path) -> None:
 
 def test_video_falls_back_on_the_image_file(tmp_path: Path) -> None:
     write(tmp_path, "preprocessor_config.json", IMAGE_CONFIG)
-    assert read_video_config(tmp_path, VISION).max_pixels == 16384
+    assert video_config(tmp_path).max_pixels == 16384
 
 
 def test_capped_frames_carry_their_token_limit(tmp_path: Path) -> None:
     write(tmp_path, "video_preprocessor_config.json", VIDEO_CONFIG | {"cap_pixels_per_frame": True})
-    assert read_video_config(tmp_path, VISION).max_frame_tokens == 768
+    assert video_config(tmp_path).max_frame_tokens == 768
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from tests.parity.planting import Planted
 from trt_eagle3.checkpoint.kv_scales import KVScales
 
 ATTENTION = importlib.import_module("trt_eagle3.graph.ops.tree_attention")
+KV_ROWS = importlib.import_module("trt_eagle3.graph.ops.kv_rows")
 BUNDLE = "fp8-kv"
 ROWS = "kv.rows"
 
@@ -37,8 +38,8 @@ def _each(change: Callable[[KVScales], KVScales]) -> Callable[[Planted], None]:
 
 def _encode(change: Callable[[Callable[..., Tensor], Tensor, Tensor], Tensor]) -> Any:
     """Keys and values are rounded in another way."""
-    real = ATTENTION.encode
-    return lambda p: p.patch.setattr(ATTENTION, "encode", lambda x, scales: change(real, x, scales))
+    real = KV_ROWS.encode
+    return lambda p: p.patch.setattr(KV_ROWS, "encode", lambda x, scales: change(real, x, scales))
 
 
 def _dropped(encode: Callable[..., Tensor], x: Tensor, scales: Tensor) -> Tensor:

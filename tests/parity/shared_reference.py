@@ -7,15 +7,17 @@ from functools import cache, cached_property
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from torch import Tensor
 from transformers import Qwen3VLConfig
 
 from tests.parity.planting import SPEC
+from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.families.qwen3_vl import FAMILY
 from trt_eagle3.families.qwen3_vl.processor_reference import Qwen3VLProcessorReference
 from trt_eagle3.families.qwen3_vl.reference import Qwen3VLReference
 from trt_eagle3.parity import run
-from trt_eagle3.parity.reference.target import TargetLayer, VisionStates
+from trt_eagle3.parity.reference.target import TargetLayer, VisionStates, load_reference
 
 __all__ = ["share_reference"]
 
@@ -61,6 +63,11 @@ def _target() -> SharedReference:
 
 
 def share_reference(patch: pytest.MonkeyPatch) -> None:
-    """Have validations of the tiny pair use one reference."""
-    patch.setattr(run, "load_reference", lambda *_: _target())
+    """Have validations of the tiny pair, in float32, use one reference."""
+
+    def load(spec: TargetCheckpoint, dtype: torch.dtype, device: str, *scales: Any) -> Any:
+        shared = spec.tensors == SPEC.tensors and dtype == torch.float32 and not any(scales)
+        return _target() if shared else load_reference(spec, dtype, device, *scales)
+
+    patch.setattr(run, "load_reference", load)
     patch.setattr(FAMILY, "processor_reference", SharedProcessor)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.parity.faults import FAULTS
 from tests.parity.planting import plant_in
+from tests.parity.shared_reference import share_reference
 from tests.tiny import ROOT, TARGET, build_tiny, tiny_config
 from trt_eagle3.checkpoint.tensor_index import open_file
 from trt_eagle3.cli import main
@@ -26,6 +27,7 @@ from trt_eagle3.engine.machine import machine_name
 from trt_eagle3.engine.weight_file import write_tables
 from trt_eagle3.engine.weight_locations import TABLE_FILE, TableLocations, table_tensors
 from trt_eagle3.parity.checks import sampling as sampling_check
+from trt_eagle3.parity.record import options
 from trt_eagle3.parity.record.engine import RecordingEngine
 from trt_eagle3.parity.reference.sources import read_sources
 from trt_eagle3.parity.report import plots
@@ -51,6 +53,8 @@ def validate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
         sampling_check, "_SETTINGS", {"top_k 5": SamplingParams(temperature=1.0, top_k=5)}
     )
     monkeypatch.setattr(plots, "_svg", lambda _: "<svg></svg>")
+    monkeypatch.setattr(options, "NUM_CASES", 1)
+    share_reference(monkeypatch)
 
     def run(*args: object) -> Ended:
         monkeypatch.setattr(sys, "argv", ["trt-eagle3", "validate", *map(str, args)])

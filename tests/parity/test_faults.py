@@ -4,7 +4,7 @@ the right tensor.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,33 +13,11 @@ from tests.parity.conftest import LIMITS, OPTIONAL, TREE, inspect
 from tests.parity.faults import DOCUMENT, FAULTS, with_tables
 from tests.parity.planting import plant_in
 from tests.tiny import build_tiny
-from trt_eagle3.decode import loaded_bundle
 from trt_eagle3.errors import CheckFailedError
-from trt_eagle3.multimodal.decoder_pool import DecoderPool
 from trt_eagle3.parity.checks.registry import CHECKS
 from trt_eagle3.parity.reference.sources import read_sources
 from trt_eagle3.parity.report.html import report_html
 from trt_eagle3.parity.report.summary import summarise
-
-
-class SharedPool(DecoderPool):
-    """Stays open when an engine that uses it closes."""
-
-    def close(self) -> None:
-        pass
-
-
-@pytest.fixture(scope="module")
-def decoders() -> Iterator[DecoderPool]:
-    pool = SharedPool()
-    yield pool
-    DecoderPool.close(pool)
-
-
-@pytest.fixture(autouse=True)
-def shared_decoders(decoders: DecoderPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No fault is planted in decoder processes, and starting them takes 0.6 s of CPU time."""
-    monkeypatch.setattr(loaded_bundle, "DecoderPool", lambda: decoders)
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trt_eagle3.engine.torch import capi
 
-__all__ = ["Case", "Inputs", "draw", "expected_cache", "reference", "run"]
+__all__ = ["Case", "Inputs", "check_rows", "draw", "expected_cache", "reference", "run"]
 
 
 @dataclass(frozen=True)
@@ -156,3 +156,16 @@ def reference(case: Case, x: Inputs) -> Tensor:
         weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
         out[row, :new] = torch.einsum("hsk,khd->shd", weights, v)
     return out
+
+
+def check_rows(case: Case, out: Tensor, wanted: Tensor, tolerance: float) -> None:
+    """``out`` is ``wanted`` [B, S, Hq, D] as a whole and in each row by itself, which the others do
+    not dilute; padding is 0.
+    """
+    got = out.view(wanted.shape).double()
+    for row, (_, new) in enumerate(case.lengths):
+        assert torch.all(got[row, new:] == 0)
+    error = (got - wanted).norm() / wanted.norm()
+    assert error < tolerance, f"{error:.2e}"
+    worst = ((got - wanted).norm(dim=-1) / wanted.norm(dim=-1).clamp_min(1e-3)).max()
+    assert worst < 8 * tolerance, f"{worst:.2e}"

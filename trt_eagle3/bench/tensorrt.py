@@ -148,8 +148,8 @@ def main(
             print(lines[-1], flush=True)
             session = TensorRTSession(folder / kind / "model.onnx", folder)
             steps = _Steps(session, spec, context, room, page_size)
-            stored = (folder / WEIGHTS_FILE, folder / PACKED_FILE)
-            weight_bytes = sum(file.stat().st_size for file in stored if file.exists())
+            packed = folder / PACKED_FILE  # WEIGHTS_FILE has holes where these stood
+            weight_bytes = ready.weight_bytes + (packed.stat().st_size if packed.exists() else 0)
             floor = 1e3 * (weight_bytes + steps.cache_bytes) / bandwidth
             for tokens in sizes:
                 ms = steps.median_ms(tokens)

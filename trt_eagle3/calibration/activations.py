@@ -68,11 +68,6 @@ class RowStatistics:
         return self._products.div_(self._rows)
 
     @property
-    def mean_square(self) -> Tensor:
-        """float32 [K]."""
-        return self.mean_products.diagonal()
-
-    @property
     def mean_magnitude(self) -> Tensor:
         """float32 [K]."""
         assert self._magnitudes is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
@@ -14,6 +13,7 @@ from trt_eagle3.calibration.prompts import CalibrationPrompts
 from trt_eagle3.calibration.search import MAX_OUTPUTS, NUM_TRIALS
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.config import EngineConfig
+from trt_eagle3.engine.machine import seconds_of
 from trt_eagle3.engine.weight_quantiser import is_quantised_here
 from trt_eagle3.engine.weight_schemes import INT4_RATIOS, int4_scales
 
@@ -50,7 +50,7 @@ def reckon(
     ]
     values = sum(map(prod, shapes))
     if not weights:
-        seconds = prompts.num_tokens * values * _seconds_of(_multiply(device)) / _SAMPLE**3
+        seconds = prompts.num_tokens * values * _warm_seconds(_multiply(device)) / _SAMPLE**3
         return Reckoning(_num_bytes(spec, prompts, values), seconds)
     tried = sum(min(rows, MAX_OUTPUTS) * columns for rows, columns in shapes)
     multiplied = prompts.num_tokens * (values + sum(_input_widths(spec, 2)))
@@ -58,8 +58,8 @@ def reckon(
     multiplied += sum(rows * columns**2 // 2 for rows, columns in shapes)
     multiplied += sum(_input_widths(spec, 3))
     rounded = NUM_TRIALS * tried + len(INT4_RATIOS) * values
-    seconds = multiplied * _seconds_of(_multiply(device)) / _SAMPLE**3
-    seconds += rounded * _seconds_of(_round(device)) / _SAMPLE**2
+    seconds = multiplied * _warm_seconds(_multiply(device)) / _SAMPLE**3
+    seconds += rounded * _warm_seconds(_round(device)) / _SAMPLE**2
     return Reckoning(_num_bytes(spec, prompts, values), seconds)
 
 
@@ -99,13 +99,7 @@ def _round(device: str) -> Callable[[], object]:
     return lambda: int4_scales(a, 128, ratios=(1.0,))
 
 
-def _seconds_of(work: Callable[[], object]) -> float:
+def _warm_seconds(work: Callable[[], object]) -> float:
     """Of the second call."""
     work()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    work()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return seconds_of(work)

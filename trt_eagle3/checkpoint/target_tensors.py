@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from trt_eagle3.checkpoint.experts import ExpertsRef
 from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
 from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES, TensorRef
 from trt_eagle3.errors import UserError, clip
@@ -124,7 +125,8 @@ def check_tensors(
                 f"{directory}: {clip(name)}: expected shape {list(shape)} by config.json, "
                 f"got {list(ref.shape)} in {ref.file.name}"
             )
-        if ref.dtype not in FLOAT_DTYPES and not isinstance(ref, QuantisedRef):
+        quantised = isinstance(ref, QuantisedRef | ExpertsRef)  # experts are checked already
+        if ref.dtype not in FLOAT_DTYPES and not quantised:
             raise UserError(
                 f"{directory}: {clip(name)}: expected float32, float16 or bfloat16, got "
                 f"{ref.dtype}, and no config says how it is quantised. Use the whole checkpoint."

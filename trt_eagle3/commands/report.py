@@ -15,7 +15,7 @@ from trt_eagle3.engine.bundle import BUILD_SCRIPT
 from trt_eagle3.engine.memory import kv_bytes_per_token
 from trt_eagle3.errors import clip
 from trt_eagle3.families.registry import family_of
-from trt_eagle3.spec import RopeSpec, VisionSpec
+from trt_eagle3.spec import RopeSpec, SparseMoe, TargetSpec, VisionSpec
 
 if TYPE_CHECKING:  # they import torch, which `--help` should not wait for
     from trt_eagle3.decode.request import Generation
@@ -63,7 +63,20 @@ def _target_line(spec: TargetCheckpoint) -> str:
         f"{attention.head_dim}, vocabulary {spec.vocab_size}, "
         f"{'tied' if spec.tied_head else 'own'} head, rope {_rope(attention.rope)}; "
     )
-    return line + _vision_text(spec.vision)
+    return line + _experts_text(spec) + _vision_text(spec.vision)
+
+
+def _experts_text(spec: TargetSpec) -> str:
+    """Nothing, of a target without experts."""
+    sparse = [layer.mlp for layer in spec.layers if isinstance(layer.mlp, SparseMoe)]
+    if not sparse:
+        return ""
+    moe = sparse[0]
+    weights = "renormalised" if moe.renormalise else "not renormalised"
+    return (
+        f"{len(sparse)} layers of {moe.num_experts} experts of {moe.expert_width}, {moe.top_k} a "
+        f"token, {weights}; "
+    )
 
 
 def _kv_line(spec: TargetCheckpoint, manifest: DraftManifest | None) -> str:

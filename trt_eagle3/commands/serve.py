@@ -129,7 +129,7 @@ def deploy(bundle: Path, repository: Path, target: str, as_json: bool, **options
     type=click.Choice(LOG_LEVELS),
     default="info",
     show_default=True,
-    help="Log what is at least this grave.",
+    help="Log messages of this level and above.",
 )
 @click.option("--access-log/--no-access-log", default=True, help="Log a line for each request.")
 @click.option("--chat-page/--no-chat-page", default=True, help="Serve a page to chat on at /.")

@@ -14,6 +14,7 @@ from trt_eagle3.decode.async_cycle import AsyncCycles
 from trt_eagle3.decode.device_batch import batch_sizes
 from trt_eagle3.decode.plan import TreePlan
 from trt_eagle3.decode.tree import AnyTree
+from trt_eagle3.engine.machine import seconds_of
 from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN
 
 __all__ = ["capture_graphs", "prime_sizes"]
@@ -57,13 +58,4 @@ def prime_sizes(cycles: AsyncCycles, plan: TreePlan, table_len: int, sizes: Sequ
 def _cycle_seconds(cycles: AsyncCycles, size: int, tree: AnyTree | None, table_len: int) -> float:
     """Seconds of a cycle of padding alone, once its graphs are captured."""
     cycles.run_nobody(size, tree, table_len, CAPTURED_AT_RUN)
-    _synchronize()
-    start = time.perf_counter()
-    cycles.run_nobody(size, tree, table_len, _TIMED)
-    _synchronize()
-    return (time.perf_counter() - start) / _TIMED
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    return seconds_of(lambda: cycles.run_nobody(size, tree, table_len, _TIMED)) / _TIMED

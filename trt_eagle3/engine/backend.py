@@ -31,7 +31,6 @@ __all__ = [
     "all_backends",
     "backend_named",
     "check_activations",
-    "check_compute_kv",
     "check_compute_residual",
 ]
 
@@ -165,19 +164,6 @@ def check_compute_residual(config: EngineConfig) -> None:
         raise ValueError(
             "residual: float32 is for backend: tensorrt with dtype: float16, "
             f"got {config.dtype} on {config.backend}. Leave it out."
-        )
-
-
-def check_compute_kv(config: EngineConfig) -> None:
-    """Refuse a KV cache of another type than the one that everything is computed in.
-
-    Raises:
-        ValueError: naming the backends that have one.
-    """
-    if config.kv_dtype != "compute":
-        raise ValueError(
-            f"kv_dtype: {config.kv_dtype} is for backend: torch or onnxruntime, got "
-            f"{config.backend}. Leave it out."
         )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trt_eagle3.atomic_io import atomic_file
 from trt_eagle3.engine.kernel_libraries import installed_folder, kernel_sources
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 
@@ -19,6 +20,10 @@ __all__ = ["InstalledKernels", "install_kernels"]
 _TAIL = 2000  # characters of a failed build's output
 _CAPABILITY = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
 _CUDA = Path("/usr/local/cuda/bin")
+_PROGRAMS = {  # and where they come from
+    "cmake": "pip install cmake",
+    "nvcc": "install NVIDIA's CUDA toolkit 12 or newer",
+}
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ def install_kernels(
         )
     if tensorrt_include is not None and not (tensorrt_include / "NvInfer.h").is_file():
         raise UserError(f"--tensorrt-include {tensorrt_include}: no NvInfer.h there.")
-    programs = {name: _program(name) for name in ("cmake", "nvcc")}
+    programs = {name: _program(name) for name in _PROGRAMS}
     wanted = tuple(_architecture(word) for word in architectures or _architectures_here())
     destination = folder or installed_folder()
     destination.mkdir(parents=True, exist_ok=True)
@@ -102,10 +107,7 @@ def _program(name: str) -> str:
     beside = _CUDA / name
     found = shutil.which(name) or (str(beside) if beside.is_file() else None)
     if found is None:
-        fix = (
-            "pip install cmake" if name == "cmake" else "install NVIDIA's CUDA toolkit 12 or newer"
-        )
-        raise EnvironmentMissingError(f"install-kernels: no {name} here: {fix}.")
+        raise EnvironmentMissingError(f"install-kernels: no {name} here: {_PROGRAMS[name]}.")
     return found
 
 
@@ -139,7 +141,6 @@ def _run(command: Sequence[str | Path]) -> None:
 def _put(file: Path, folder: Path) -> Path:
     """Copy a library whole or not at all: sessions may look for it meanwhile."""
     place = folder / file.name
-    part = folder / f".{file.name}.{os.getpid()}"
-    shutil.copy2(file, part)
-    part.replace(place)
+    with file.open("rb") as library, atomic_file(place, mode=0o777) as stream:
+        shutil.copyfileobj(library, stream)
     return place

@@ -1,14 +1,16 @@
-"""What this machine is: its name in measurements, its GPU's architecture."""
+"""What this machine is (its name, its GPU's architecture), and how long work takes on it."""
 
 from __future__ import annotations
 
 import os
 import platform
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
-__all__ = ["gpu_arch", "machine_name"]
+__all__ = ["gpu_arch", "machine_name", "seconds_of"]
 
 
 def machine_name(device: str) -> str:
@@ -24,6 +26,20 @@ def gpu_arch() -> str | None:
     if not torch.cuda.is_available():
         return None
     return "sm{}{}".format(*torch.cuda.get_device_capability())
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Wall time of ``work``, until the GPU, if there is one, has done what it launched."""
+    _wait_for_gpu()
+    start = time.perf_counter()
+    work()
+    _wait_for_gpu()
+    return time.perf_counter() - start
+
+
+def _wait_for_gpu() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def _processor() -> str:

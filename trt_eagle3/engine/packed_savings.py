@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from trt_eagle3.checkpoint.experts import matrices
 from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.config import EngineConfig
@@ -16,6 +17,7 @@ __all__ = ["packed_savings"]
 def packed_savings(spec: TargetCheckpoint, engine: EngineConfig) -> int:
     """Bytes by which the target's weights are smaller in memory than in the compute type."""
     backend, item = backend_named(engine.backend), dtype_named(engine.dtype).num_bytes(1)
-    quantised = [ref for ref in spec.tensors.values() if isinstance(ref, QuantisedRef)]
+    refs = matrices(spec.tensors.values())
+    quantised = [ref for ref in refs if isinstance(ref, QuantisedRef)]
     kept = [ref for ref in quantised if backend.keeps_packed(engine, ref)]
     return sum(item * prod(ref.shape) - sum(t.num_bytes for t in ref.stored) for ref in kept)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 from torch import Tensor
 
+from trt_eagle3.checkpoint.experts import ExpertsRef, matrices
 from trt_eagle3.checkpoint.quantised.weight import (
     Quantisation,
     QuantisedRef,
@@ -25,9 +27,9 @@ from trt_eagle3.checkpoint.tensor_index import TensorRef, open_file, read_tensor
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.calibration import Calibration, ChannelScales
 from trt_eagle3.engine.weight_schemes import SCHEMES, Scheme
-from trt_eagle3.engine.weights import pieces
+from trt_eagle3.engine.weights import materialise, pieces
 from trt_eagle3.errors import UserError
-from trt_eagle3.graph.weights import WeightExpr, part_of
+from trt_eagle3.graph.weights import WeightExpr, expert_parts, part_of
 
 __all__ = [
     "check_quantisable",
@@ -39,7 +41,9 @@ __all__ = [
     "rows_of",
 ]
 
-_PROJECTION = re.compile(r"layers\.\d+\.(self_attn\.[qkvo]|mlp\.(gate|up|down))_proj\.weight")
+_MLP = r"mlp\.(shared_expert\.)?(gate|up|down)"
+_EXPERTS = r"mlp\.experts\.(gate_up|down)_proj"
+_PROJECTION = re.compile(rf"layers\.\d+\.(((self_attn\.[qkvo]|{_MLP})_proj\.weight)|({_EXPERTS}))")
 _HEAD = "lm_head.weight"
 _FLOAT32 = dtype_named("float32")
 _CHANNEL_SCALE = ".channel_scale"
@@ -54,8 +58,11 @@ def is_quantised_here(name: str, *, head: bool = False) -> bool:
 
 
 def _module(name: str, ref: TensorRef) -> str:
-    """The name of a made weight's module in the file; a tied head's is not the token table's."""
-    return _HEAD.removesuffix(".weight") if name == _HEAD else ref.name.removesuffix(".weight")
+    """The name of a made weight's module in the file; a tied head's is not the token table's, and
+    experts have their own.
+    """
+    own = name == _HEAD or isinstance(ref, ExpertsRef)
+    return (name if own else ref.name).removesuffix(".weight")
 
 
 def made_location(weights: str) -> str:
@@ -76,7 +83,7 @@ def check_quantisable(spec: TargetCheckpoint, weights: str) -> None:
         )
     for name, ref in spec.tensors.items():
         if is_quantised_here(name, head=True):
-            SCHEMES[weights].block(ref.shape[1])
+            SCHEMES[weights].block(ref.shape[-1])
 
 
 def quantise_target(
@@ -123,17 +130,34 @@ def _content(
     """The tensors of a quantised weight, by the last part of their names."""
     if calibration is not None and name in calibration.weights:
         return {last: ref_content(made) for last, made in calibration.weights[name].items()}
-    return scheme.content(lambda: rows_of(ref), (ref.shape[0], ref.shape[1]))
+    return scheme.content(lambda: rows_of(ref), _rows_and_columns(ref.shape))
+
+
+def _rows_and_columns(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Of a matrix, or of those of all experts, one after the other."""
+    *rows, columns = shape
+    return prod(rows), columns
 
 
 def rows_of(ref: TensorRef) -> Iterator[Tensor]:
-    """float32 [n, K]: consecutive rows of a 16-bit weight, a few megabytes at a time.
+    """float32 [n, K]: consecutive rows of a 16-bit weight, a few megabytes at a time; of experts
+    that lie transposed one at a time.
 
     Raises:
         UserError: a value that is no number.
     """
-    expr = WeightExpr((part_of(ref, lambda r: r.file.name),), _FLOAT32)
-    return (piece.values for piece in pieces(expr, ref.file.parent, _FLOAT32))
+
+    def place(ref: TensorRef) -> str:
+        return ref.file.name
+
+    experts = isinstance(ref, ExpertsRef)
+    parts = expert_parts(ref, place) if isinstance(ref, ExpertsRef) else (part_of(ref, place),)
+    for part in parts:
+        expr = WeightExpr((part,), _FLOAT32)
+        if experts and part.transpose:
+            yield materialise(expr, ref.file.parent, _FLOAT32)
+        else:
+            yield from (piece.values for piece in pieces(expr, ref.file.parent, _FLOAT32))
 
 
 def _dense_content(name: str, ref: TensorRef, calibration: Calibration | None) -> Content:
@@ -164,14 +188,18 @@ def made_target(
     tensors: dict[str, TensorRef] = {}
     for name, ref in spec.tensors.items():
         if is_quantised_here(name, head=head):
-            tensors[name] = _made_ref(scheme, _module(name, ref), ref.shape, index, file)
+            made: TensorRef = _made_ref(
+                scheme, _module(name, ref), _rows_and_columns(ref.shape), index, file
+            )
+            experts = isinstance(ref, ExpertsRef)
+            tensors[name] = ExpertsRef.of(ref.shape, [made]) if experts else made
         else:
             tensors[name] = _indexed(index, ref.name, file)
     calibrated = any(name.endswith(_CHANNEL_SCALE) for name in index)
     quantisation = Quantisation(
         "engine.weights",
         f"trt-eagle3 build, engine.weights: {weights}{', calibrated' if calibrated else ''}",
-        weights=titles(tensors.values()),
+        weights=titles(matrices(tensors.values())),
     )
     return replace(spec, tensors=tensors, quantisation=quantisation)
 
@@ -179,7 +207,7 @@ def made_target(
 def _made_ref(
     scheme: Scheme,
     module: str,
-    shape: tuple[int, ...],
+    shape: tuple[int, int],
     index: Mapping[str, TensorRef],
     file: Path,
 ) -> QuantisedRef:
@@ -187,8 +215,7 @@ def _made_ref(
     stored = {role: _indexed(index, f"{module}.{name}", file) for role, name in roles}
     block = (1, scheme.block(shape[1]))
     fp8 = scheme.format == "fp8"
-    sizes = (shape[0], shape[1])
-    return quantised_ref(scheme.format, sizes, block, stored, file.parent, fp8_activations=fp8)
+    return quantised_ref(scheme.format, shape, block, stored, file.parent, fp8_activations=fp8)
 
 
 def _indexed(index: Mapping[str, TensorRef], name: str, file: Path) -> TensorRef:

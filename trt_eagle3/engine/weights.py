@@ -71,15 +71,16 @@ def materialise(
             read, or is cut short; a part that cannot be cut into equal pieces.
     """
     if expr.is_stored and dtype == expr.dtype and shard is None:
-        return mapped(expr.parts[0].stored[0], root).to(device)
+        return mapped(expr.parts[0].stored[0], root).to(device).view(expr.shape)
+    assert shard is None or not expr.experts, "experts are not cut"
     made = torch.empty(sharded_shape(expr, shard), dtype=dtype.torch, device=device)
     for where, values in pieces(expr, root, dtype, device, shard):
         made[where] = values
-    return made
+    return made.view(expr.shape) if expr.experts else made
 
 
 def sharded_shape(expr: WeightExpr, shard: Shard | None) -> tuple[int, ...]:
-    """Shape of a weight's piece; of the whole without ``shard``.
+    """Shape of a weight's piece, its parts stacked; of the whole without ``shard``.
 
     Raises:
         UserError: a part that cannot be cut into equal pieces.
@@ -90,7 +91,8 @@ def sharded_shape(expr: WeightExpr, shard: Shard | None) -> tuple[int, ...]:
         for part, w in zip(expr.parts, windows, strict=True)
     ]
     rows = sum(rows for rows, _ in sides)
-    return (rows, sides[0][1], *expr.shape[2:])[: len(expr.shape)]
+    shape = expr.stacked_shape
+    return (rows, sides[0][1], *shape[2:])[: len(shape)]
 
 
 def pieces(
@@ -167,8 +169,9 @@ class _Window(NamedTuple):
 def _window(part: WeightPart, shard: Shard | None) -> _Window:
     first, end = part.row_range
     shape = part.values_shape
-    columns = shape[1] if len(shape) > 1 else 1
-    whole = _Window(first, end - first, 0, columns)
+    first_column, end_column = part.column_range
+    columns = end_column - first_column if len(shape) > 1 else 1
+    whole = _Window(first, end - first, first_column, columns)
     if shard is None:
         return whole
     axis = 1 - shard.axis if part.transpose else shard.axis
@@ -176,7 +179,8 @@ def _window(part: WeightPart, shard: Shard | None) -> _Window:
         raise UserError(f"{part.name}: has no axis {axis} to cut, its shape is {list(shape)}")
     if axis:
         size = _piece_size(part, columns, shard.world)
-        return whole._replace(first_column=shard.rank * size, num_columns=size)
+        start = first_column + shard.rank * size
+        return whole._replace(first_column=start, num_columns=size)
     size = _piece_size(part, whole.num_rows, shard.world)
     return whole._replace(first_row=first + shard.rank * size, num_rows=size)
 

@@ -15,10 +15,26 @@ from trt_eagle3.spec import TargetSpec
 __all__ = ["FAMILIES", "family_named", "family_of", "read_target", "tower_of"]
 
 FAMILIES = {
+    "internvl": "trt_eagle3.families.internvl:FAMILY",
+    "qwen2_5_vl": "trt_eagle3.families.qwen2_5_vl:FAMILY",
     "qwen3": "trt_eagle3.families.qwen3:FAMILY",
+    "qwen3_moe": "trt_eagle3.families.qwen3_moe:FAMILY",
     "qwen3_vl": "trt_eagle3.families.qwen3_vl:FAMILY",
+    "qwen3_vl_moe": "trt_eagle3.families.qwen3_vl_moe:FAMILY",
 }
 """``model_type`` of a checkpoint -> where its family is."""
+
+_FOREIGN = {
+    "mllama": "Llama 3.2 Vision",
+    "llama4": "Llama 4",
+    "gemma": "Gemma",
+    "paligemma": "PaliGemma",
+    "deepseek_vl": "DeepSeek-VL",
+    "qwen3_5": "Qwen3.5",
+    "glm4": "GLM-4",
+    "llava": "LLaVA",
+}
+"""How ``model_type`` begins -> families that people ask for and that are not read."""
 
 
 def read_target(directory: Path) -> TargetCheckpoint:
@@ -31,14 +47,19 @@ def read_target(directory: Path) -> TargetCheckpoint:
     config = read_model_config(directory)
     model_type = config.get("model_type", "text")
     if model_type not in FAMILIES:
-        known = ", ".join(FAMILIES)
         architecture = (config.get("architectures", "texts") or [None])[0]
-        hint = " Mixture-of-experts targets are not supported." if "moe" in str(model_type) else ""
         raise UserError(
-            f"{directory}: expected a target of model_type {known}, got "
-            f"{quote(model_type, 80)}, architecture {quote(architecture, 80)}.{hint}"
+            f"{directory}: {_foreign(str(model_type))}model_type {quote(model_type, 80)}, "
+            f"architecture {quote(architecture, 80)}: not supported. Targets that are read: "
+            f"{', '.join(FAMILIES)}."
         )
     return family_named(model_type).read(config)
+
+
+def _foreign(model_type: str) -> str:
+    """What people call a family that is not read, where it is known."""
+    titles = (title for start, title in _FOREIGN.items() if model_type.startswith(start))
+    return next((f"{title}, " for title in titles), "")
 
 
 def family_of(spec: TargetSpec) -> Family:

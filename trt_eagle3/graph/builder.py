@@ -12,12 +12,19 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from trt_eagle3.checkpoint.experts import ExpertsRef
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.dtype import dtype_named, dtype_of_onnx
 from trt_eagle3.graph.ops import DOMAIN, OPS, OPSET, reference_function
 from trt_eagle3.graph.states import LEADING_DIM, write_states
 from trt_eagle3.graph.weight_formats import format_of
-from trt_eagle3.graph.weights import WeightExpr, part_of, weight_initializer, write_descriptions
+from trt_eagle3.graph.weights import (
+    WeightExpr,
+    expert_parts,
+    part_of,
+    weight_initializer,
+    write_descriptions,
+)
 from trt_eagle3.spec import StateSpec
 
 __all__ = ["Dim", "GraphBuilder", "ResolveLocation", "Value"]
@@ -228,6 +235,14 @@ class GraphBuilder:
         if len(refs) == 1:
             return self.weight(refs[0], factors[0])
         return self._weight(self._new_name(name), self._expression(refs, factors))
+
+    def experts(self, ref: ExpertsRef, name: str, half_scale: float = 1.0) -> Value:
+        """The weights [E, out, in] of all experts; ``half_scale``: factor of the second half of
+        each expert's rows.
+        """
+        parts = expert_parts(ref, self._resolve, half_scale)
+        expr = WeightExpr(parts, dtype_of_onnx(self.dtype), format_of(ref.parts), ref.shape[0])
+        return self._weight(self._new_name(name), expr)
 
     def linear(
         self,

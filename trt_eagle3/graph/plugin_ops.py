@@ -11,9 +11,10 @@ from trt_eagle3.graph.ops import DOMAIN, PLUGINS, Op
 
 __all__ = ["PLUGIN_VERSION", "plugin_attributes", "plugin_schemas"]
 
-PLUGIN_VERSION = "4"  # the plugin library gets it through plugins/capi/lists.h
+PLUGIN_VERSION = "5"  # the plugin library gets it through plugins/capi/lists.h
 
 _FLOATS = ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"]
+_STATE_TYPES = [*_FLOATS, "tensor(int32)"]
 _FIXED_TYPES = {"int32": "tensor(int32)", "float32": "tensor(float)", "bool": "tensor(bool)"}
 _PLUGIN_ATTRIBUTES = {"plugin_version": "STRING", "plugin_namespace": "STRING"}
 
@@ -41,7 +42,7 @@ def _schema(op: Op) -> onnx.defs.OpSchema:
         1,
         inputs=_parameters(op, op.inputs),
         outputs=_parameters(op, op.outputs),
-        type_constraints=[(name, _FLOATS, "") for name in variables],
+        type_constraints=[(n, _STATE_TYPES if n == "C" else _FLOATS, "") for n in variables],
         attributes=_attributes(op),
     )
 

@@ -20,6 +20,7 @@ __all__ = [
     "decode_states",
     "encode_states",
     "read_states",
+    "replace_states",
     "write_states",
 ]
 
@@ -36,6 +37,14 @@ def write_states(model: onnx.ModelProto, states: Sequence[StateSpec]) -> None:
     if states:
         text = json.dumps(encode_states(states), separators=(",", ":"))
         model.metadata_props.add(key=_STATES_KEY, value=text)
+
+
+def replace_states(model: onnx.ModelProto, states: Sequence[StateSpec]) -> None:
+    """List ``states`` in place of those that ``model`` lists."""
+    kept = [entry for entry in model.metadata_props if entry.key != _STATES_KEY]
+    model.ClearField("metadata_props")
+    model.metadata_props.extend(kept)
+    write_states(model, states)
 
 
 def copy_states(source: onnx.ModelProto, model: onnx.ModelProto) -> None:

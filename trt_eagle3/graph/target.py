@@ -11,8 +11,9 @@ from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.builder import GraphBuilder, ResolveLocation, Value
 from trt_eagle3.graph.decoder import Attention, Context, by_row, context_inputs, head, rows, swiglu
+from trt_eagle3.graph.moe import sparse_moe
 from trt_eagle3.graph.residual import Residual
-from trt_eagle3.spec import AttentionSpec, LayerSpec, TargetSpec
+from trt_eagle3.spec import AttentionSpec, DenseMlp, LayerSpec, SparseMoe, TargetSpec
 
 __all__ = ["target_graph"]
 
@@ -99,8 +100,13 @@ class _Decoder:
                 layer.norm.eps,
                 ("post_attention_layernorm", "attention_residual"),
             )
-            scale = self.residual.scale
-            return hidden, swiglu(b, normed, tensors, f"{prefix}mlp.", bias=False, scale=scale)
+            return hidden, self._mlp(layer.mlp, normed, f"{prefix}mlp.")
+
+    def _mlp(self, spec: DenseMlp | SparseMoe, normed: Value, prefix: str) -> Value:
+        b, tensors, scale = self.b, self.spec.tensors, self.residual.scale
+        if isinstance(spec, SparseMoe):
+            return sparse_moe(b, normed, tensors, prefix, spec, scale)
+        return swiglu(b, normed, tensors, prefix, bias=False, scale=scale)
 
     def _attention(self, spec: AttentionSpec, k: int) -> Attention:
         return Attention(

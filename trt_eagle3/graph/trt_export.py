@@ -26,6 +26,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from trt_eagle3.dtype import COMPUTE_DTYPES
+from trt_eagle3.errors import UserError
 from trt_eagle3.graph.ops import DOMAIN, OPSET_17, PLUGINS
 from trt_eagle3.graph.plugin_ops import plugin_attributes
 from trt_eagle3.graph.states import copy_states
@@ -66,6 +67,8 @@ def trt_export(model: onnx.ModelProto, *, linear: bool = False) -> TrtExport:
 
     Args:
         linear: products with a weight of 16 bits and no bias become ``Linear`` nodes.
+    Raises:
+        UserError: an op that no plugin computes.
     """
     values = _Values(model, linear)
     nodes = [new for node in model.graph.node for new in values.rewritten(node)]
@@ -145,6 +148,7 @@ class _Values:
     def rewritten(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """The nodes that stand for ``node``."""
         if node.domain == DOMAIN:
+            _check_plugin(node)
             return [self._plugin_node(node)]
         if node.op_type == "Shape" and _attribute(node, "start"):
             return self._shape_from(node)
@@ -254,6 +258,14 @@ class _Values:
         gate = op("Mul", x, op("Add", sign, scalar(1.0, "gelu_one"), name="raised"), name="gate")
         op("Mul", gate, scalar(0.5, "gelu_half"), name="out")
         return nodes
+
+
+def _check_plugin(node: onnx.NodeProto) -> None:
+    if node.op_type not in PLUGINS:
+        raise UserError(
+            f"{node.name}: TensorRT has no plugin for {node.op_type}. Build with engine.backend: "
+            "torch or onnxruntime."
+        )
 
 
 def _linear_node(gemm: onnx.NodeProto) -> onnx.NodeProto:

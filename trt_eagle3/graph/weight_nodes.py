@@ -85,7 +85,11 @@ class _Lowering:
     def weight(self, name: str, expr: WeightExpr) -> None:
         """Add the nodes that make ``name``."""
         made = [self._part(f"{name}/part.{i}", p, expr) for i, p in enumerate(expr.parts)]
-        if len(made) > 1:
+        if expr.experts:
+            whole = self._node("Concat", made, f"{name}/rows", axis=0)
+            shape = self._constant(f"{name}/shape", list(expr.shape))
+            self._node("Reshape", [whole, shape], name)
+        elif len(made) > 1:
             self._node("Concat", made, name, axis=0)
         else:  # it has a node, or it would be stored
             self.nodes[-1].output[0] = name
@@ -94,8 +98,9 @@ class _Lowering:
         """One part's values in the weight's type; returns their name."""
         value = self._values(prefix, part, expr)
         if part.row_range != (0, part.values_shape[0]):
-            first, end = (self._constant(f"{prefix}/{r}", [r]) for r in part.row_range)
-            value = self._node("Slice", [value, first, end], f"{prefix}/rows")
+            value = self._slice(value, f"{prefix}/rows", part.row_range, 0)
+        if part.columns:
+            value = self._slice(value, f"{prefix}/columns", part.columns, 1)
         if part.transpose:
             value = self._node("Transpose", [value], f"{prefix}/transposed", perm=[1, 0])
         if part.scale == 1.0 and part.dtype == expr.dtype and not part.quantised:
@@ -103,6 +108,11 @@ class _Lowering:
         if part.scale != 1.0:
             value = self._scaled(value, prefix, part.scale)
         return self._node("Cast", [value], f"{prefix}/cast", to=expr.dtype.onnx)
+
+    def _slice(self, value: str, name: str, taken: tuple[int, int], axis: int) -> str:
+        places = {"first": taken[0], "end": taken[1], "axis": axis}
+        inputs = [self._constant(f"{name}/{key}", [at]) for key, at in places.items()]
+        return self._node("Slice", [value, *inputs], name)
 
     def _values(self, prefix: str, part: WeightPart, expr: WeightExpr) -> str:
         """All values of a part, before anything is taken of them."""

@@ -9,7 +9,7 @@ initializer at ``DESCRIBED``, and the model's metadata hold its expression as JS
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import isfinite, prod
 from typing import Annotated, Any
@@ -18,6 +18,7 @@ import onnx
 from onnx import TensorProto
 from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
+from trt_eagle3.checkpoint.experts import ExpertsRef
 from trt_eagle3.checkpoint.quantised.layout import check_layout
 from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
 from trt_eagle3.checkpoint.tensor_index import TensorRef
@@ -33,6 +34,7 @@ __all__ = [
     "WeightExpr",
     "WeightPart",
     "descriptions",
+    "expert_parts",
     "external_weights",
     "part_of",
     "weight_expr",
@@ -96,12 +98,13 @@ class Quantised:
 
 @dataclass(frozen=True)
 class WeightPart:
-    """A tensor on disk, and what of it a weight takes: rows, then transposed, then scaled.
+    """A tensor on disk, and what of it a weight takes: rows and columns, then transposed, then
+    scaled.
 
     Attributes:
         name: the tensor's in its file. location: of the file under the weights root.
         offset, num_bytes: of the whole tensor in the file. dtype, shape: as stored, row-major.
-        rows: first and end on the stored first axis; None takes all.
+        rows, columns: first and end on the stored first and second axis; None takes all.
         transpose: the two axes of a matrix change places.
         scale: factor of every value, in float32; a power of two where it shall be exact.
         quantised: what makes values of its numbers; None where they are the values. The fields
@@ -118,16 +121,20 @@ class WeightPart:
     transpose: bool = False
     scale: float = 1.0
     quantised: Quantised | None = None
+    columns: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         if not self.shape:
             raise ValueError(f"type {self.dtype} and shape [] do not make a weight")
         _check_bytes(self.dtype, self.shape, self.num_bytes)
-        first, end = self.row_range
-        if not 0 <= first <= end <= self.values_shape[0]:
-            shape = quote(list(self.values_shape))
-            raise ValueError(f"rows {first} to {end} are not in shape {shape}")
-        if self.transpose and (len(self.shape) != 2 or self.quantised):
+        shape = quote(list(self.values_shape))
+        if self.columns and len(self.values_shape) != 2:
+            raise ValueError(f"shape {shape} has no columns to take")
+        ranges = (("rows", self.row_range), ("columns", self.column_range))
+        for (axis, (first, end)), size in zip(ranges, self.values_shape, strict=False):
+            if not 0 <= first <= end <= size:
+                raise ValueError(f"{axis} {first} to {end} are not in shape {shape}")
+        if self.transpose and len(self.shape) != 2:
             raise ValueError(f"shape {quote(list(self.shape))} has no two axes to transpose")
         if not isfinite(self.scale) or self.scale == 0:
             raise ValueError(f"scale {self.scale} is no factor")
@@ -151,16 +158,25 @@ class WeightPart:
         return self.rows or (0, self.values_shape[0])
 
     @property
+    def column_range(self) -> tuple[int, int]:
+        """First column taken and end, on the second axis of the values; of a vector (0, 0)."""
+        return self.columns or (0, self.values_shape[1] if len(self.values_shape) > 1 else 0)
+
+    @property
     def made_shape(self) -> tuple[int, ...]:
         """Shape of what the weight takes."""
         first, end = self.row_range
-        taken = (end - first, *self.values_shape[1:])
+        rest = self.values_shape[1:]
+        if self.columns:
+            rest = (self.columns[1] - self.columns[0],)
+        taken = (end - first, *rest)
         return taken[::-1] if self.transpose else taken
 
     @property
     def is_whole(self) -> bool:
         """Whether it is the stored tensor as it lies there."""
-        everything = self.row_range == (0, self.values_shape[0])
+        rows = self.row_range == (0, self.values_shape[0])
+        everything = rows and self.columns is None
         return everything and not self.transpose and self.scale == 1.0
 
 
@@ -169,14 +185,20 @@ class WeightExpr:
     """A weight: ``parts`` stacked along the first axis, in type ``dtype``.
 
     Attributes:
+        experts: how many matrices their rows are of, one after the other: its shape then is
+            [experts, rows of one, columns]. 0: it is what the parts make.
         format: how the parts' numbers are stored: ``dense``, or a key of ``WEIGHT_FORMATS``.
     """
 
     parts: tuple[WeightPart, ...]
     dtype: _DTypeField
     format: str = "dense"
+    experts: int = 0
 
     def __post_init__(self) -> None:
+        if self.experts < 0 or (self.experts and self.stacked_shape[0] % self.experts):
+            shape = quote(list(self.stacked_shape))
+            raise ValueError(f"shape {shape} cannot be cut into {self.experts} experts")
         if len({part.made_shape[1:] for part in self.parts}) != 1:
             shapes = quote([list(part.made_shape) for part in self.parts])
             raise ValueError(f"parts of shapes {shapes} cannot be stacked")
@@ -184,10 +206,16 @@ class WeightExpr:
             _check_format(self.format, part)
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """Row-major."""
+    def stacked_shape(self) -> tuple[int, ...]:
+        """Of the parts, one after the other."""
         rows = sum(part.made_shape[0] for part in self.parts)
         return rows, *self.parts[0].made_shape[1:]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Row-major."""
+        rows, *rest = self.stacked_shape
+        return (self.experts, rows // self.experts, *rest) if self.experts else (rows, *rest)
 
     @property
     def num_bytes(self) -> int:
@@ -215,6 +243,29 @@ def part_of(ref: TensorRef, resolve: Callable[[TensorRef], str], scale: float = 
     quantised = Quantised(shape, ref.block, tensors, ref.fp8_activations)
     place = (codes.name, codes.location, codes.offset, codes.num_bytes)
     return WeightPart(*place, codes.dtype, codes.shape, scale=scale, quantised=quantised)
+
+
+def expert_parts(
+    ref: ExpertsRef, resolve: Callable[[TensorRef], str], half_scale: float = 1.0
+) -> tuple[WeightPart, ...]:
+    """The parts of the experts at ``ref``; ``half_scale``: factor of the second half of each
+    expert's rows (``up`` of gate and up).
+    """
+    parts = [part_of(part, resolve) for part in ref.parts]
+    if ref.transposed:
+        parts = [replace(part, transpose=True) for part in parts]
+    if half_scale == 1.0:
+        return tuple(parts)
+    half, row, found = ref.shape[1] // 2, 0, []
+    for part in parts:
+        for first in range(0, part.made_shape[0], half):
+            own = replace(part, scale=half_scale if row // half % 2 else 1.0)
+            taken = (first, first + half)
+            found.append(
+                replace(own, columns=taken) if part.transpose else replace(own, rows=taken)
+            )
+            row += half
+    return tuple(found)
 
 
 def _stored(role: str, ref: TensorRef, resolve: Callable[[TensorRef], str]) -> StoredTensor:

@@ -27,25 +27,23 @@ def fit_image(name: str, height: int, width: int, config: PixelConfig) -> tuple[
             f"{name}: expected a picture, got a single pixel (1x1). Give an image of at least 2x2 "
             "pixels."
         )
-    _check_ratio(name, height, width)
-    factor, least, most = config.factor, config.min_pixels, config.max_pixels
-    fit_height, fit_width = round(height / factor) * factor, round(width / factor) * factor
-    if fit_height * fit_width > most:
-        return _shrink(height, width, math.sqrt(height * width / most), factor)
-    if fit_height * fit_width < least:
-        return _grow(height, width, math.sqrt(least / (height * width)), factor)
-    return fit_height, fit_width
+    return _fit_area(name, height, width, config, config.max_pixels)
 
 
 def fit_video(
     name: str, num_frames: int, height: int, width: int, config: PixelConfig
 ) -> tuple[int, int]:
-    """Height and width of every frame after resizing; the bounds hold for frames * height * width.
+    """Height and width of every frame after resizing: a tile's, or such that the bounds hold for
+    each frame, or for frames * height * width.
 
     Raises:
         UserError: fewer frames than one temporal patch holds, or one side is over 200 times the
             other.
     """
+    if config.tile_side is not None:
+        return config.tile_side, config.tile_side
+    if config.per_frame:
+        return _fit_area(name, height, width, config, _most_of_a_frame(num_frames, config))
     if num_frames < config.temporal_patch_size:
         raise UserError(
             f"{name}: expected at least {config.temporal_patch_size} frames, got {num_frames}. "
@@ -70,6 +68,28 @@ def fit_video(
         return _shrink(height, width, math.sqrt(num_frames * height * width / most), factor)
     if volume < least:
         return _grow(height, width, math.sqrt(least / (num_frames * height * width)), factor)
+    return fit_height, fit_width
+
+
+def _most_of_a_frame(num_frames: int, config: PixelConfig) -> int:
+    """transformers' ``Qwen2VLVideoProcessor`` keeps a tenth of a capped video's tokens for text."""
+    if config.max_video_tokens is None:
+        return config.max_pixels
+    whole = int(config.max_video_tokens * config.factor * config.factor * 0.9)
+    share = whole * config.temporal_patch_size // num_frames
+    return max(min(config.max_pixels, share), int(config.min_pixels * 1.05))
+
+
+def _fit_area(
+    name: str, height: int, width: int, config: PixelConfig, most: int
+) -> tuple[int, int]:
+    _check_ratio(name, height, width)
+    factor, least = config.factor, config.min_pixels
+    fit_height, fit_width = round(height / factor) * factor, round(width / factor) * factor
+    if fit_height * fit_width > most:
+        return _shrink(height, width, math.sqrt(height * width / most), factor)
+    if fit_height * fit_width < least:
+        return _grow(height, width, math.sqrt(least / (height * width)), factor)
     return fit_height, fit_width
 
 

@@ -17,7 +17,7 @@ from trt_eagle3.multimodal.image import load_image
 from trt_eagle3.multimodal.patches import Allocate, image_patches
 from trt_eagle3.multimodal.pixel_config import PixelConfig
 from trt_eagle3.multimodal.policy import MediaPolicy
-from trt_eagle3.multimodal.video_file import VideoFile
+from trt_eagle3.multimodal.video_file import FrameTimes, VideoFile
 
 __all__ = ["JobRunner", "MediaJob", "MediaPart", "run_job"]
 
@@ -64,8 +64,8 @@ class MediaPart:
     """A piece of what a job gives.
 
     Attributes:
-        facts: ``grid`` of an image's patches; ``times`` of a video's frames, before the first of
-            them.
+        facts: ``grid`` of an image's patches; ``times`` and ``fps`` of a video's frames, before
+            the first of them.
         array: uint8: patches [N, C, 1, patch * patch] of an image, else a frame [H, W, 3]; None
             with ``times``.
     """
@@ -93,8 +93,8 @@ def run_job(job: MediaJob, data: bytes, allocate: Allocate | None = None) -> Ite
         file = VideoFile(Path(job.path) if job.path else data, job.name, job.policy)
         for found in file.sample(job.config, job.fps, job.max_frames):
             yield (
-                MediaPart({"times": found})
-                if isinstance(found, list)
+                MediaPart({"times": list(found.seconds), "fps": found.fps})
+                if isinstance(found, FrameTimes)
                 else MediaPart({}, _copy(found, allocate))
             )
         return

@@ -22,6 +22,7 @@ from trt_eagle3.multimodal.pixel_config import PixelConfig
 from trt_eagle3.multimodal.policy import MediaPolicy
 from trt_eagle3.multimodal.prepared import PixelPatches, image_table
 from trt_eagle3.multimodal.video import VideoSource, VideoStream, open_video
+from trt_eagle3.multimodal.video_file import FrameTimes
 from trt_eagle3.multimodal.video_patches import VideoEndedError, video_patches
 
 __all__ = ["MediaLoader"]
@@ -65,8 +66,8 @@ class MediaLoader:
         assert part.array is not None
         return self._still(part.array, part.facts["grid"])
 
-    def video(self, source: VideoSource, name: str) -> tuple[PixelPatches, tuple[float, ...]]:
-        """Patches of one video, and the seconds of its frames.
+    def video(self, source: VideoSource, name: str) -> tuple[PixelPatches, FrameTimes]:
+        """Patches of one video, and when its frames were taken.
 
         Raises:
             UserError, EnvironmentMissingError: as for `open_video` and `video_patches`; it takes
@@ -104,10 +105,9 @@ class MediaLoader:
             source, self.video_config, name, self.policy, self._run, max_frames, self.caller
         )
 
-    def _cut(self, stream: VideoStream, name: str) -> tuple[PixelPatches, tuple[float, ...]]:
-        return video_patches(
-            stream.frames, len(stream.times), self.video_config, name
-        ), stream.times
+    def _cut(self, stream: VideoStream, name: str) -> tuple[PixelPatches, FrameTimes]:
+        patches = video_patches(stream.frames, len(stream.times), self.video_config, name)
+        return patches, FrameTimes(stream.times, stream.fps)
 
     def _still(self, pixels: NDArray[np.uint8], grid: Sequence[int]) -> PixelPatches:
         config = self.image_config

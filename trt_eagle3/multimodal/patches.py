@@ -15,8 +15,6 @@ No torch here: decoder processes import this module.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
@@ -24,11 +22,9 @@ from PIL import Image
 from trt_eagle3.multimodal.fit import fit_image
 from trt_eagle3.multimodal.pixel_config import PixelConfig
 from trt_eagle3.multimodal.resize import resize_channels
+from trt_eagle3.multimodal.tiles import Allocate, cut_plane, merge_blocks, tile_patches
 
 __all__ = ["Allocate", "cut_plane", "image_patches", "merge_blocks"]
-
-Allocate = Callable[[tuple[int, ...]], NDArray[np.uint8]]
-"""Makes an array of a shape."""
 
 
 def image_patches(
@@ -39,10 +35,12 @@ def image_patches(
     Args:
         allocate: makes the array of a shape that patches are written to; None: numpy.
     Returns:
-        (pixels uint8 [N, C, 1, patch * patch] in merge-block order, (1, h, w)).
+        (pixels uint8 [N, C, 1, patch * patch] in merge-block order, (1, h, w); of tiles t of them).
     Raises:
         UserError: a size that transformers refuses too, or a single pixel.
     """
+    if config.tile_side is not None:
+        return tile_patches(image, config, config.tile_side, allocate)
     size = fit_image(name, image.height, image.width, config)
     rows, columns = size[0] // config.patch_size, size[1] // config.patch_size
     shape = (rows * columns, 3, 1, config.patch_size**2)
@@ -59,30 +57,3 @@ def image_patches(
 
     resize_channels(image, (size[1], size[0]), Image.Resampling(config.resample), side, cut)
     return pixels, (1, rows, columns)
-
-
-def merge_blocks(
-    pixels: NDArray[np.uint8], grid: tuple[int, int, int], config: PixelConfig
-) -> NDArray[np.uint8]:
-    """View ``pixels [N, C, T, patch * patch]`` of (t, h, w) patches by merge blocks.
-
-    Returns:
-        [t, h / m, w / m, m, m, C, T, patch * patch].
-    """
-    m = config.merge_size
-    t, h, w = grid
-    return pixels.reshape(t, h // m, w // m, m, m, *pixels.shape[1:])
-
-
-def cut_plane(plane: NDArray[np.uint8], out: NDArray[np.uint8], config: PixelConfig) -> None:
-    """Cut ``plane [H, W]``, one channel of a frame or a part of it, into merge-block order.
-
-    Args:
-        plane: contiguous in its rows; whole merge blocks.
-        out: [h / m, w / m, m, m, patch * patch], a part of `merge_blocks`.
-    """
-    patch = config.patch_size
-    line = np.dtype((np.void, patch))  # a patch's row moves as one item
-    rows, columns, m, _, _ = out.shape
-    blocks = plane.view(line).reshape(rows, m, patch, columns, m)
-    out.view(line)[...] = blocks.transpose(0, 3, 1, 4, 2)

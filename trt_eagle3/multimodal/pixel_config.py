@@ -7,40 +7,42 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.multimodal.processor_files import read_processor_json
 from trt_eagle3.multimodal.spec import VisionGeometry
 
-__all__ = ["PixelConfig", "read_image_config", "read_video_config"]
+__all__ = [
+    "CLIP_MEAN",
+    "CLIP_STD",
+    "IMAGE_FILES",
+    "SHARED_DEFAULTS",
+    "VIDEO_FILES",
+    "PixelConfig",
+    "PixelConfigs",
+    "area_bounds",
+    "channel_values",
+    "check_processor_values",
+    "find_processor_values",
+    "number_above_zero",
+    "read_image_config",
+    "read_video_config",
+    "size_of",
+]
 
-_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
-_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
-_HALF = (0.5, 0.5, 0.5)
+IMAGE_FILES = ("preprocessor_config.json",)
+VIDEO_FILES = ("video_preprocessor_config.json", "preprocessor_config.json")
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+"""Of each colour channel, as CLIP was trained with."""
+Sampling = Literal["ends", "steps", "middles"]
+Cap = Literal["max_frame_tokens", "max_video_tokens"]
 _MOST = 2**31  # pixels, or anything else here
 _FILTERS = range(6)  # Pillow's
 
-# The class defaults of transformers' Qwen2VLImageProcessor and Qwen3VLVideoProcessor: a file may
-# leave any of them out.
-_IMAGE_DEFAULTS: Mapping[str, Any] = {
-    "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
-    "patch_size": 14,
-    "image_mean": _CLIP_MEAN,
-    "image_std": _CLIP_STD,
-}
-_VIDEO_DEFAULTS: Mapping[str, Any] = {
-    "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768},
-    "patch_size": 16,
-    "image_mean": _HALF,
-    "image_std": _HALF,
-    "fps": 2,
-    "min_frames": 4,
-    "max_frames": 768,
-    "cap_pixels_per_frame": False,
-    "max_video_tokens": 768,
-}
-_SHARED_DEFAULTS: Mapping[str, Any] = {
+SHARED_DEFAULTS: Mapping[str, Any] = {
     "temporal_patch_size": 2,
     "merge_size": 2,
     "rescale_factor": 1 / 255,
@@ -49,6 +51,15 @@ _SHARED_DEFAULTS: Mapping[str, Any] = {
     "do_rescale": True,
     "do_normalize": True,
 }
+"""What transformers' processors of images and videos have in common where a file leaves it out."""
+IMAGE_DEFAULTS: Mapping[str, Any] = {
+    **SHARED_DEFAULTS,
+    "size": {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
+    "patch_size": 14,
+    "image_mean": CLIP_MEAN,
+    "image_std": CLIP_STD,
+}
+"""Of its ``Qwen2VLImageProcessor``."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +70,18 @@ class PixelConfig:
         min_pixels, max_pixels: bounds on height * width after resizing; for videos on frames *
             height * width.
         resample: Pillow's number of the filter (3 = bicubic, 2 = bilinear).
+        per_frame: bounds of a video hold for each of its frames.
+        tile_side: pixels along each side of the tiles that every image is resized to and cut into,
+            and of every frame; None: sizes follow the bounds.
+        min_tiles, max_tiles: of an image, its thumbnail not counted.
         fps, min_frames, max_frames: frame sampling; videos only.
+        sampling: which frames. ``ends``: evenly from the first to the last. ``steps``: every so
+            many from the first on, whole temporal patches of them. ``middles``: the middle one of
+            equal pieces.
+        num_frames: as many frames of every video, whatever its rate.
         max_frame_tokens: with it, one frame of a video never costs more than so many tokens; None:
+            no such cap.
+        max_video_tokens: with it, a video of frames that are bounded each never costs more; None:
             no such cap.
     """
 
@@ -77,6 +98,13 @@ class PixelConfig:
     min_frames: int = 4
     max_frames: int = 768
     max_frame_tokens: int | None = None
+    max_video_tokens: int | None = None
+    per_frame: bool = False
+    tile_side: int | None = None
+    min_tiles: int = 1
+    max_tiles: int = 1
+    sampling: Sampling = "ends"
+    num_frames: int | None = None
 
     @property
     def factor(self) -> int:
@@ -84,35 +112,69 @@ class PixelConfig:
         return self.patch_size * self.merge_size
 
 
-def read_image_config(directory: Path, vision: VisionGeometry) -> PixelConfig:
+@dataclass(frozen=True)
+class PixelConfigs:
+    """Of a checkpoint's images, and of its videos."""
+
+    image: PixelConfig
+    video: PixelConfig
+
+
+def read_image_config(
+    directory: Path, vision: VisionGeometry, defaults: Mapping[str, Any] = IMAGE_DEFAULTS
+) -> PixelConfig:
     """From ``processor_config.json`` (nested, transformers 5) or ``preprocessor_config.json``.
+
+    ``defaults``: of keys that neither has.
 
     Raises:
         UserError: neither file is there, or what they say contradicts the vision tower.
     """
-    path, found = _find(directory, "image_processor", ("preprocessor_config.json",))
-    values = {**_SHARED_DEFAULTS, **_IMAGE_DEFAULTS, **found}
-    size = _size(path, values)
-    for old, new in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
-        if values.get(old) is not None:
-            size[new] = values[old]
-    return _build(path, values, size, vision)
+    path, found = find_processor_values(directory, "image_processor", IMAGE_FILES)
+    values = {**defaults, **found}
+    return _build(path, values, area_bounds(path, values), vision)
 
 
-def read_video_config(directory: Path, vision: VisionGeometry) -> PixelConfig:
+def read_video_config(
+    directory: Path,
+    vision: VisionGeometry,
+    defaults: Mapping[str, Any],
+    cap: Cap,
+) -> PixelConfig:
     """From ``processor_config.json`` (nested), ``video_preprocessor_config.json``, else the image
     file, as HF does.
 
+    Args:
+        defaults: of keys that none has.
+        cap: what ``max_video_tokens`` bounds: a frame of a video whose ``size`` bounds all of it,
+            or a video whose ``size`` (or ``min_pixels`` and ``max_pixels``) bounds each frame.
     Raises:
         UserError: no such file is there, or what they say contradicts the vision tower.
     """
-    names = ("video_preprocessor_config.json", "preprocessor_config.json")
-    path, found = _find(directory, "video_processor", names)
-    values = {**_SHARED_DEFAULTS, **_VIDEO_DEFAULTS, **found}
-    return _build(path, values, _size(path, values), vision)
+    path, found = find_processor_values(directory, "video_processor", VIDEO_FILES)
+    values = {**defaults, **found}
+    of_frames = cap == "max_video_tokens"
+    bounds = area_bounds(path, values) if of_frames else size_of(path, values)
+    return _build(path, values, bounds, vision, cap)
 
 
-def _find(directory: Path, section: str, names: tuple[str, ...]) -> tuple[Path, dict[str, Any]]:
+def area_bounds(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """``size``, or what older files say instead of it."""
+    size = size_of(path, values)
+    for old, new in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
+        if values.get(old) is not None:
+            size[new] = values[old]
+    return size
+
+
+def find_processor_values(
+    directory: Path, section: str, names: tuple[str, ...]
+) -> tuple[Path, dict[str, Any]]:
+    """What a checkpoint's files say of images or videos, and which file says it.
+
+    Raises:
+        UserError: none of them is there.
+    """
     nested = directory / "processor_config.json"
     if nested.exists():
         value = read_processor_json(nested).get(section)
@@ -127,7 +189,8 @@ def _find(directory: Path, section: str, names: tuple[str, ...]) -> tuple[Path, 
     )
 
 
-def _size(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+def size_of(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
+    """``size``, an object."""
     size = values["size"] or {}
     if not isinstance(size, dict):
         raise UserError(
@@ -137,7 +200,7 @@ def _size(path: Path, values: Mapping[str, Any]) -> dict[str, Any]:
     return dict(size)
 
 
-def _number(path: Path, name: str, value: Any) -> float:
+def number_above_zero(path: Path, name: str, value: Any) -> float:
     """A number above zero that pixels can be counted or scaled by."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _MOST:
         raise UserError(
@@ -147,7 +210,7 @@ def _number(path: Path, name: str, value: Any) -> float:
     return value
 
 
-def _channels(path: Path, name: str, values: Any, vision: VisionGeometry) -> tuple[float, ...]:
+def channel_values(path: Path, name: str, values: Any, vision: VisionGeometry) -> tuple[float, ...]:
     """One number per colour channel."""
     numbers = isinstance(values, list | tuple) and all(
         isinstance(v, int | float) and not isinstance(v, bool) and abs(v) < _MOST for v in values
@@ -160,54 +223,75 @@ def _channels(path: Path, name: str, values: Any, vision: VisionGeometry) -> tup
     return tuple(values)
 
 
-def _build(
-    path: Path, values: Mapping[str, Any], size: Mapping[str, Any], vision: VisionGeometry
-) -> PixelConfig:
+def check_processor_values(
+    path: Path, values: Mapping[str, Any], geometry: Mapping[str, int]
+) -> None:
+    """Refuse a file that asks for other work than the tower needs.
+
+    Args:
+        geometry: keys that must have the values of config.json.
+    Raises:
+        UserError: such a key, or a filter that Pillow lacks.
+    """
     for flag in ("do_resize", "do_rescale", "do_normalize"):
         if values[flag] is not True:
             raise UserError(
-                f"{path}: {flag}: expected true, got {quote(values[flag], 80)}. Qwen3-VL needs it: "
-                "set it to true."
+                f"{path}: {flag}: expected true, got {quote(values[flag], 80)}. The vision tower "
+                "needs it: set it to true."
             )
-    for edge in ("shortest_edge", "longest_edge"):
-        if not size.get(edge):
-            raise UserError(
-                f"{path}: size: expected shortest_edge and longest_edge, got {quote(size, 80)}. "
-                f"Add {edge}."
-            )
-    for name, wanted in (
-        ("patch_size", vision.patch_size),
-        ("temporal_patch_size", vision.temporal_patch_size),
-        ("merge_size", vision.spatial_merge_size),
-    ):
+    for name, wanted in geometry.items():
         if values[name] != wanted:
             raise UserError(
                 f"{path}: {name}: expected {wanted} as in config.json, got "
                 f"{quote(values[name], 80)}. The processor files belong to another checkpoint: "
                 "copy this checkpoint's own."
             )
-    capped = bool(values.get("cap_pixels_per_frame"))
-
-    def number(name: str, default: float) -> float:
-        return _number(path, name, values.get(name) or default)
-
     if values["resample"] not in _FILTERS or isinstance(values["resample"], bool):
         raise UserError(
             f"{path}: resample: expected 0 to 5, got {quote(values['resample'], 80)}. Copy the "
             "file again."
         )
+
+
+def _build(
+    path: Path,
+    values: Mapping[str, Any],
+    size: Mapping[str, Any],
+    vision: VisionGeometry,
+    cap: Cap = "max_frame_tokens",
+) -> PixelConfig:
+    for edge in ("shortest_edge", "longest_edge"):
+        if not size.get(edge):
+            raise UserError(
+                f"{path}: size: expected shortest_edge and longest_edge, got {quote(size, 80)}. "
+                f"Add {edge}."
+            )
+    geometry = {
+        "patch_size": vision.patch_size,
+        "temporal_patch_size": vision.temporal_patch_size,
+        "merge_size": vision.spatial_merge_size,
+    }
+    check_processor_values(path, values, geometry)
+
+    def number(name: str, default: float) -> float:
+        return number_above_zero(path, name, values.get(name) or default)
+
+    per_frame = cap == "max_video_tokens"
+    capped = int(number("max_video_tokens", 768)) if values.get("cap_pixels_per_frame") else None
     return PixelConfig(
-        patch_size=values["patch_size"],
-        temporal_patch_size=values["temporal_patch_size"],
-        merge_size=values["merge_size"],
-        min_pixels=int(_number(path, "size.shortest_edge", size["shortest_edge"])),
-        max_pixels=int(_number(path, "size.longest_edge", size["longest_edge"])),
-        mean=_channels(path, "image_mean", values["image_mean"], vision),
-        std=_channels(path, "image_std", values["image_std"], vision),
-        rescale_factor=float(_number(path, "rescale_factor", values["rescale_factor"])),
+        patch_size=vision.patch_size,
+        temporal_patch_size=vision.temporal_patch_size,
+        merge_size=vision.spatial_merge_size,
+        min_pixels=int(number_above_zero(path, "size.shortest_edge", size["shortest_edge"])),
+        max_pixels=int(number_above_zero(path, "size.longest_edge", size["longest_edge"])),
+        mean=channel_values(path, "image_mean", values["image_mean"], vision),
+        std=channel_values(path, "image_std", values["image_std"], vision),
+        rescale_factor=float(number_above_zero(path, "rescale_factor", values["rescale_factor"])),
         resample=int(values["resample"]),
         fps=float(number("fps", 2.0)),
         min_frames=int(number("min_frames", 4)),
         max_frames=int(number("max_frames", 768)),
-        max_frame_tokens=int(number("max_video_tokens", 768)) if capped else None,
+        max_frame_tokens=None if per_frame else capped,
+        max_video_tokens=capped if per_frame else None,
+        per_frame=per_frame,
     )

@@ -97,7 +97,7 @@ def image_table(config: PixelConfig) -> Tensor:
 
 
 def video_table(config: PixelConfig) -> Tensor:
-    """float32 [C, 256]: how transformers' ``Qwen3VLVideoProcessor`` normalises frames.
+    """float32 [C, 256]: how transformers' video processors normalise frames.
 
     It folds the rescaling into mean and std; folding is part of the exact values.
     """

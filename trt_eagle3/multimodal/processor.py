@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from trt_eagle3.multimodal.decoder_pool import DecoderPool
 from trt_eagle3.multimodal.image import ImageSource, describe
 from trt_eagle3.multimodal.media_loader import MediaLoader
 from trt_eagle3.multimodal.message_reader import MediaSlot, MessageReader
-from trt_eagle3.multimodal.pixel_config import PixelConfig, read_image_config, read_video_config
+from trt_eagle3.multimodal.pixel_config import PixelConfig
 from trt_eagle3.multimodal.policy import LOCAL_MEDIA, MediaPolicy
 from trt_eagle3.multimodal.prepared import PixelPatches, normalise
 from trt_eagle3.multimodal.prompt_rules import PromptRules, RulesOf
@@ -49,6 +49,7 @@ class ModelInputs:
             tower's patches.
         grid_thw: int64 [G, 3], one row per image (t = 1) and per video.
         visual_rows: bool [P], True where a visual embedding goes, in order.
+        grid_seconds: float32 [G], from one temporal patch of a video to the next; 0 for an image.
     """
 
     token_ids: Tensor
@@ -57,6 +58,7 @@ class ModelInputs:
     visuals: tuple[PixelPatches, ...]
     grid_thw: Tensor
     visual_rows: Tensor
+    grid_seconds: Tensor = field(default_factory=lambda: torch.empty(0))
 
     @cached_property
     def patches(self) -> Tensor:
@@ -66,11 +68,14 @@ class ModelInputs:
 
 @dataclass(frozen=True)
 class _Visual:
-    """One image or video of a prompt: its patches, and the text that takes its pad's place."""
+    """One image or video of a prompt: its patches, the text that takes its pad's place, and the
+    seconds from one of a video's temporal patches to the next.
+    """
 
     name: str
     patches: PixelPatches
     text: str
+    seconds: float = 0.0
 
     @property
     def grid(self) -> tuple[int, int, int]:
@@ -144,14 +149,15 @@ class Processor:
                 f"{directory}: no such directory. Give the folder that holds tokenizer.json."
             )
         tokenizer = load_tokenizer(directory)
-        vision = spec.vision
+        template, made = ChatTemplate.from_directory(directory), rules(spec, tokenizer)
+        pixels = made.pixels(directory)
         return cls(
             spec,
             tokenizer,
-            ChatTemplate.from_directory(directory),
-            rules(spec, tokenizer),
-            read_image_config(directory, vision) if vision else None,
-            read_video_config(directory, vision) if vision else None,
+            template,
+            made,
+            pixels.image if pixels else None,
+            pixels.video if pixels else None,
             max_prompt_len,
             media,
             decoders,
@@ -247,9 +253,12 @@ class Processor:
             -1, 3
         )
         visual_rows = self.rules.visual_rows(token_ids)
-        position_ids, rope_delta = self.rules.positions(visual_rows, grid_thw)
+        seconds = torch.tensor([visual.seconds for visual in visuals])
+        position_ids, rope_delta = self.rules.positions(visual_rows, grid_thw, seconds)
         patches = tuple(visual.patches for visual in visuals)
-        return ModelInputs(token_ids, position_ids, rope_delta, patches, grid_thw, visual_rows)
+        return ModelInputs(
+            token_ids, position_ids, rope_delta, patches, grid_thw, visual_rows, seconds
+        )
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of token ids, without special tokens."""
@@ -293,9 +302,10 @@ class Processor:
             patches = loader.image(slot.source, name)
             return _Visual(name, patches, self.rules.image_text(patches.grid))
         name = f"video {where}" if index else "video"
-        patches, seconds = loader.video(slot.source, name)
-        times = patch_times(seconds, loader.video_config.temporal_patch_size)
-        return _Visual(name, patches, self.rules.video_text(patches.grid, times))
+        patches, taken = loader.video(slot.source, name)
+        frames = loader.video_config.temporal_patch_size
+        text = self.rules.video_text(patches.grid, patch_times(taken.seconds, frames))
+        return _Visual(name, patches, text, frames / taken.fps)
 
     def _expand(self, text: str, slots: Sequence[MediaSlot], visuals: Sequence[_Visual]) -> str:
         """Put each visual's text in its pad's place."""

@@ -7,6 +7,7 @@ Shapes: P prompt tokens, G images and videos.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Literal, Protocol
 
 import torch
@@ -14,6 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal.pixel_config import PixelConfigs
 from trt_eagle3.multimodal.spec import ProcessorSpec
 
 __all__ = ["Grid", "MediaKind", "PromptRules", "RulesOf", "TextRules", "token_text"]
@@ -43,6 +45,15 @@ class PromptRules(Protocol):
         """Whether the chat template takes the content of a message as one text, and no parts."""
         ...
 
+    def pixels(self, directory: Path, /) -> PixelConfigs | None:
+        """How the processor files in ``directory`` size images and videos; None where there are
+        none.
+
+        Raises:
+            UserError: such a file is missing, broken, or another checkpoint's.
+        """
+        ...
+
     def num_tokens(self, grid: Grid, /) -> int:
         """Visual tokens of an image or video."""
         ...
@@ -59,12 +70,15 @@ class PromptRules(Protocol):
         """bool [P]: where visual embeddings go."""
         ...
 
-    def positions(self, visual_rows: Tensor, grid_thw: Tensor, /) -> tuple[Tensor, int]:
+    def positions(
+        self, visual_rows: Tensor, grid_thw: Tensor, grid_seconds: Tensor, /
+    ) -> tuple[Tensor, int]:
         """Rope positions int32 [3, P] (time, height, width; equal where a family has one axis), and
         the last position + 1 - P.
 
         Args:
-            visual_rows: bool [P]. grid_thw: int64 [G, 3], in prompt order.
+            visual_rows: bool [P]. grid_thw: int64 [G, 3], in prompt order. grid_seconds: float32
+                [G], from one temporal patch of a video to the next.
         """
         ...
 
@@ -83,6 +97,9 @@ class TextRules:
     def __init__(self, _spec: ProcessorSpec, _tokenizer: Tokenizer) -> None:
         """Rules need nothing of either."""
 
+    def pixels(self, _directory: Path, /) -> None:
+        """There are none."""
+
     def num_tokens(self, _grid: Grid, /) -> int:
         """None: there are no visual tokens."""
         return 0
@@ -99,7 +116,9 @@ class TextRules:
         """Nowhere."""
         return torch.zeros_like(token_ids, dtype=torch.bool)
 
-    def positions(self, visual_rows: Tensor, _grids: Tensor, /) -> tuple[Tensor, int]:
+    def positions(
+        self, visual_rows: Tensor, _grids: Tensor, _seconds: Tensor, /
+    ) -> tuple[Tensor, int]:
         """0, 1, 2, ... on each axis."""
         return torch.arange(len(visual_rows), dtype=torch.int32).repeat(3, 1), 0
 

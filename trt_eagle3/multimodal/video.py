@@ -81,10 +81,13 @@ VideoSource = Video | Sequence[ImageSource] | str | Path | bytes
 
 @dataclass(frozen=True)
 class LoadedVideo:
-    """Frames that go to the model: uint8 [F, H, W, 3], and the second at which each was taken."""
+    """Frames that go to the model: uint8 [F, H, W, 3], the second at which each was taken, and
+    how many there are in a second.
+    """
 
     frames: Tensor
     times: tuple[float, ...]
+    fps: float
 
 
 @dataclass(frozen=True)
@@ -93,11 +96,12 @@ class VideoStream:
 
     Attributes:
         times: the second of each frame. frames: uint8 [H, W, 3], all of one size; there are fewer
-            than ``times`` where a file ends before it says.
+            than ``times`` where a file ends before it says. fps: how many there are in a second.
     """
 
     times: tuple[float, ...]
     frames: Iterator[Frame]
+    fps: float
 
 
 def load_video(
@@ -110,7 +114,8 @@ def load_video(
     """
     stream = open_video(source, config, name, policy)
     frames = list(stream.frames)
-    return LoadedVideo(torch.from_numpy(np.stack(frames)), stream.times[: len(frames)])
+    pixels = torch.from_numpy(np.stack(frames))
+    return LoadedVideo(pixels, stream.times[: len(frames)], stream.fps)
 
 
 def open_video(
@@ -156,6 +161,7 @@ def open_video(
     fps = video.fps or (UNKNOWN_FPS if video.sample else config.fps)
     indices = frame_indices(len(sources), fps, config) if video.sample else np.arange(len(sources))
     times = tuple(int(i) / fps for i in indices)
+    used_fps = len(indices) / len(sources) * fps
     if video.timestamps is not None:
         if len(video.timestamps) != len(sources):
             raise UserError(
@@ -163,13 +169,21 @@ def open_video(
                 "per frame."
             )
         times = tuple(float(second) for second in video.timestamps)
+        used_fps = _mean_fps(times, config.fps)
 
     def decode(i: int) -> Frame:
         return _decode_frame(
             sources[i], MediaJob("frame", f"{name}, frame {i}", policy, config), run, caller
         )
 
-    return VideoStream(times, _checked(_ahead(decode, indices.tolist()), name, policy))
+    frames = _checked(_ahead(decode, indices.tolist()), name, policy)
+    return VideoStream(times, frames, used_fps)
+
+
+def _mean_fps(times: Sequence[float], default: float) -> float:
+    """Of frames of which nothing but their times is said."""
+    span = times[-1] - times[0]
+    return (len(times) - 1) / span if span > 0 else default
 
 
 def patch_times(times: Sequence[float], temporal_patch_size: int) -> list[float]:
@@ -274,7 +288,8 @@ def _open_file(video: Video, job: MediaJob, run: JobRunner, caller: Caller) -> V
     else:
         data = read_media(source, job.name, job.policy, caller)
     parts = run(job, data)
-    return VideoStream(tuple(next(parts).facts["times"]), _arrays(parts, job.name))
+    facts = next(parts).facts
+    return VideoStream(tuple(facts["times"]), _arrays(parts, job.name), facts["fps"])
 
 
 def _arrays(parts: Iterator[MediaPart], name: str) -> Iterator[Frame]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from trt_eagle3.multimodal.image import check_pixels
 from trt_eagle3.multimodal.pixel_config import PixelConfig
 from trt_eagle3.multimodal.policy import MediaPolicy
 
-__all__ = ["UNKNOWN_FPS", "VideoFile", "check_video_pixels", "frame_indices"]
+__all__ = ["UNKNOWN_FPS", "FrameTimes", "VideoFile", "check_video_pixels", "frame_indices"]
 
 UNKNOWN_FPS = 24.0
 """What transformers assumes of a video to be sampled that does not say."""
@@ -31,9 +32,48 @@ Frame = NDArray[np.uint8]
 
 
 def frame_indices(total: int, fps: float, config: PixelConfig) -> NDArray[np.int64]:
-    """Which of ``total`` frames taken at ``fps`` to use: transformers' rule."""
+    """Which of ``total`` frames taken at ``fps`` to use: the rules of transformers' video
+    processors.
+    """
+    if config.sampling == "steps":
+        return _every_so_many(total, fps, config)
+    if config.sampling == "middles":
+        count = config.num_frames or int(total / fps * config.fps)
+        count = min(max(count, 1), total)
+        return _float32_range(total / count / 2, total, total / count)[:count]
     count = min(max(int(total / fps * config.fps), config.min_frames), config.max_frames, total)
     return np.linspace(0, total - 1, count).round().astype(np.int64)
+
+
+def _every_so_many(total: int, fps: float, config: PixelConfig) -> NDArray[np.int64]:
+    """``Qwen2VLVideoProcessor``'s rule: whole temporal patches of frames; a single frame where
+    there are no more.
+    """
+    group = config.temporal_patch_size
+    most = min(config.max_frames, total) // group * group
+    wanted = min(max(total / fps * config.fps, config.min_frames), most, total)
+    count = int(wanted // group * group)
+    return _float32_range(0, total, total / count)[:count] if count else np.arange(min(total, 1))
+
+
+def _float32_range(start: float, stop: float, step: float) -> NDArray[np.int64]:
+    """``torch.arange`` of floats, which are rounded to float32, and then down.
+
+    Where torch's own vectors round a step otherwise (1 of 18,000 cases), a frame is the next.
+    """
+    return np.arange(start, stop, step).astype(np.float32).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class FrameTimes:
+    """When the frames that are used were taken.
+
+    Attributes:
+        seconds: of each. fps: how many of them there are in a second.
+    """
+
+    seconds: tuple[float, ...]
+    fps: float
 
 
 def check_video_pixels(name: str, count: int, policy: MediaPolicy) -> None:
@@ -76,8 +116,8 @@ class VideoFile:
 
     def sample(
         self, config: PixelConfig, fps: float | None = None, max_frames: int | None = None
-    ) -> Iterator[list[float] | Frame]:
-        """First the second of each frame that is used, then these frames as uint8 [H, W, 3].
+    ) -> Iterator[FrameTimes | Frame]:
+        """First when each frame that is used was taken, then these frames as uint8 [H, W, 3].
 
         There are fewer frames than seconds where the file ends before it says; ask again with
         ``max_frames`` then.
@@ -98,8 +138,9 @@ class VideoFile:
             ) from error
         try:
             with self._open() as container:
-                wanted, rate = self._choose(container, config, fps)
-                yield [i / rate for i in wanted[:max_frames]]
+                wanted, rate, total = self._choose(container, config, fps)
+                seconds = tuple(i / rate for i in wanted[:max_frames])
+                yield FrameTimes(seconds, len(wanted) / total * rate)
                 yield from self._decode(container, wanted[:max_frames])
         except (av.error.FFmpegError, ValueError, OverflowError) as error:
             if isinstance(error, UserError):
@@ -111,8 +152,8 @@ class VideoFile:
 
     def _choose(
         self, container: Any, config: PixelConfig, fps: float | None
-    ) -> tuple[list[int], float]:
-        """Numbers of the frames to use, and how many there are in a second."""
+    ) -> tuple[list[int], float, int]:
+        """Numbers of the frames to use, how many there are in a second, and how many in all."""
         if not container.streams.video:
             raise UserError(f"{self._name}: holds no video stream. Give a video file.")
         stream = container.streams.video[0]
@@ -127,7 +168,7 @@ class VideoFile:
         fps = fps or (float(rate) if rate else UNKNOWN_FPS)
         wanted = frame_indices(total, fps, config).tolist()
         check_video_pixels(self._name, stream.width * stream.height * len(wanted), self._policy)
-        return wanted, fps
+        return wanted, fps, total
 
     def _open(self) -> Any:
         import av

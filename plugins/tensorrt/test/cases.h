@@ -41,7 +41,7 @@ struct Sound {
   }
 };
 
-constexpr int32_t kOnnxFloat = 1, kOnnxHalf = 10;
+constexpr int32_t kOnnxFloat = 1, kOnnxHalf = 10, kOnnxFp8 = 17;
 
 inline int32_t onnx_of(DataType type) { return type == DataType::kHALF ? kOnnxHalf : kOnnxFloat; }
 
@@ -84,7 +84,8 @@ struct TreeSizes {
   int32_t heads, heads_kv, dim;
 };
 
-inline Sound tree_attention(DataType t, const TreeSizes& z, DataType mask = DataType::kBOOL) {
+// `fp8`: of caches of FP8, four numbers in an int32, and their scales.
+inline Sound tree_attention(DataType t, const TreeSizes& z, DataType mask = DataType::kBOOL, bool fp8 = false) {
   const int64_t n = z.batch < 0 ? -1 : z.batch * z.num_new;
   const int64_t q = int64_t{z.heads} * z.dim, kv = int64_t{z.heads_kv} * z.dim;
   const int64_t most_new = std::max<int64_t>(16, z.num_new), most_tail = std::max<int64_t>(16, z.tail);
@@ -97,7 +98,9 @@ inline Sound tree_attention(DataType t, const TreeSizes& z, DataType mask = Data
            {"compute_type", onnx_of(t)}},
           {},
           {}};
-  const Tensor cache{t, {z.slots, z.heads_kv, z.dim}, {z.slots < 0 ? 4096 : z.slots, z.heads_kv, z.dim}};
+  const int64_t wide = fp8 ? z.dim / 4 : z.dim;
+  const Tensor cache{
+      fp8 ? DataType::kINT32 : t, {z.slots, z.heads_kv, wide}, {z.slots < 0 ? 4096 : z.slots, z.heads_kv, wide}};
   s.in = {{t, {n, q}, {most_rows, q}},
           {t, {n, kv}, {most_rows, kv}},
           {t, {n, kv}, {most_rows, kv}},
@@ -107,6 +110,10 @@ inline Sound tree_attention(DataType t, const TreeSizes& z, DataType mask = Data
           {DataType::kINT32, {z.batch}, {4}},
           {DataType::kINT32, {z.batch, z.pages_per_row}, {4, most_pages}},
           {mask, {z.batch, z.num_new, z.tail}, {4, most_new, most_tail}}};
+  if (fp8) {
+    s.fields.emplace_back("kv_type", kOnnxFp8);
+    s.in.push_back({DataType::kFLOAT, {2, z.heads_kv}, {}});
+  }
   s.out = {{t, {n, q}, {most_rows, q}}, cache, cache};
   return s;
 }

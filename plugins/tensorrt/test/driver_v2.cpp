@@ -1,3 +1,4 @@
+#include "../../capi/lists.h"
 #include "driver.h"
 #include "stand_in.h"
 
@@ -55,7 +56,7 @@ namespace {
 
 IPluginCreator* creator_of(const std::string& name) {
   for (IPluginCreator* creator : stand_in::creators()) {
-    const bool same = name == creator->getPluginName() && std::string(creator->getPluginVersion()) == "4" &&
+    const bool same = name == creator->getPluginName() && std::string(creator->getPluginVersion()) == TE3_PLUGIN_VERSION &&
                       std::string(creator->getPluginNamespace()) == "";
     if (same) return creator;
   }

@@ -1,3 +1,4 @@
+#include "../../capi/lists.h"
 #include "driver.h"
 #include "stand_in.h"
 
@@ -12,7 +13,7 @@ IPluginCreatorV3One* creator_of(const std::string& name) {
   for (IPluginCreatorInterface* any : stand_in::creators()) {
     if (std::string(any->getInterfaceInfo().kind) != "PLUGIN CREATOR_V3ONE") continue;
     auto* creator = static_cast<IPluginCreatorV3One*>(any);
-    const bool same = name == creator->getPluginName() && std::string(creator->getPluginVersion()) == "4" &&
+    const bool same = name == creator->getPluginName() && std::string(creator->getPluginVersion()) == TE3_PLUGIN_VERSION &&
                       std::string(creator->getPluginNamespace()) == "";
     if (same) return creator;
   }

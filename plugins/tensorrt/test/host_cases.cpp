@@ -22,6 +22,7 @@ std::vector<Sound> sound_nodes() {
     all.push_back(qk_norm_mrope(t, true, -1, -1, 4, 2, 64));
     all.push_back(tree_attention(t, {-1, -1, -1, -1, 16, -1, 4, 2, 64}));
     all.push_back(tree_attention(t, {-1, -1, -1, -1, 16, -1, 4, 2, 64}, DataType::kINT32));
+    all.push_back(tree_attention(t, {-1, -1, -1, -1, 16, -1, 4, 2, 64}, DataType::kBOOL, true));
     all.push_back(pick_rows(t, -1, -1, -1, 64));
     all.push_back(linear(t, -1, 64, 96));
     all.push_back(silu_mul(t, -1, 64));
@@ -52,8 +53,8 @@ void check_creators() {
   check(driver::field_names("QKNormMRope") ==
             std::vector<std::string>{"num_heads", "num_kv_heads", "head_dim", "epsilon", "compute_type"},
         "fields of QKNormMRope");
-  check(driver::field_names("TreeAttention") == std::vector<std::string>{"num_heads", "num_kv_heads", "page_size",
-                                                                         "scale", "compute_type", "prefetch_safe"},
+  check(driver::field_names("TreeAttention") == std::vector<std::string>{"num_heads", "num_kv_heads", "page_size", "scale",
+                                                                         "compute_type", "prefetch_safe", "kv_type"},
         "fields of TreeAttention");
   check(driver::field_names("VisionAttention") == std::vector<std::string>{"num_heads", "scale", "compute_type"},
         "fields of VisionAttention");
@@ -220,6 +221,9 @@ void check_refused_attributes() {
   refuse("TreeAttention", {{"num_heads", 4}, {"num_kv_heads", 2}, {"page_size", 16}}, "scale: missing");
   refuse("TreeAttention", {{"num_heads", 4}, {"num_kv_heads", 2}, {"page_size", 16}, {"scale", 0.0}},
          "scale: must be positive");
+  refuse("TreeAttention",
+         {{"num_heads", 4}, {"num_kv_heads", 2}, {"page_size", 16}, {"scale", 0.1}, {"kv_type", kOnnxHalf}},
+         "kv_type: expected 17 (float8 e4m3fn) or none, got 10");
   refuse("VisionAttention", {{"scale", 0.1}}, "num_heads: missing");
   refuse("VisionAttention", {{"num_heads", 16}}, "scale: missing");
   refuse("VisionAttention", {{"num_heads", 0}, {"scale", 0.1}}, "num_heads: must be positive, at most 65535, got 0");
@@ -243,6 +247,7 @@ void check_refused_sizes() {
   const std::vector<Sound> nodes = {add_rms_norm(t, t, &t, 6, 64),
                                     qk_norm_mrope(t, true, 2, 3, 4, 2, 64),
                                     tree_attention(t, {2, 3, 3, 4, 16, 160, 4, 2, 64}),
+                                    tree_attention(t, {2, 3, 3, 4, 16, 160, 4, 2, 64}, DataType::kBOOL, true),
                                     pick_rows(t, 3, 5, 2, 64),
                                     linear(t, 6, 64, 96),
                                     byte_linear("LinearFp8", 6, 256, 96, 96, 1),

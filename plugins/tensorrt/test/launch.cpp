@@ -69,6 +69,22 @@ Host integers(const Tensor& tensor, int low, int high) {
   return host;
 }
 
+double e4m3(int byte) {
+  const int exponent = byte >> 3 & 15, fraction = byte & 7;
+  const double value = exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
+  return byte >= 128 ? -value : value;
+}
+
+Host words_of(const std::vector<unsigned char>& bytes) {
+  Host host;
+  for (size_t i = 0; i < bytes.size(); i += 4) {
+    int32_t word;
+    std::memcpy(&word, &bytes[i], sizeof word);
+    host.values.push_back(word);
+  }
+  return host;
+}
+
 void Device::put(const Host& host, DataType type) {
   std::vector<char> bytes(host.values.size() * size_of(type));
   for (size_t i = 0; i < host.values.size(); ++i) {
@@ -99,6 +115,10 @@ Host Device::take(const Tensor& tensor) const {
       __half value;
       std::memcpy(&value, at, 2);
       host.values.push_back(__half2float(value));
+    } else if (tensor.type == DataType::kINT32) {
+      int32_t value;
+      std::memcpy(&value, at, 4);
+      host.values.push_back(value);
     } else {
       float value;
       std::memcpy(&value, at, 4);

@@ -28,6 +28,8 @@ int64_t count_of(const Tensor& tensor);
 double rounded(double x, DataType type);  // to what the type holds
 Host normal(const Tensor& tensor, double scale = 1.0);
 Host integers(const Tensor& tensor, int low, int high);
+double e4m3(int byte);
+Host words_of(const std::vector<unsigned char>& bytes);  // four in an int32, lowest first
 
 class Device {
  public:

@@ -1,7 +1,6 @@
 // LinearFp8, LinearInt8 and LinearInt4 against float64: weights drawn as they are packed, and read by the order that
 // kernels/packed_weight.cuh states.
 #include <cmath>
-#include <cstring>
 
 #include "launch.h"
 
@@ -12,28 +11,9 @@ constexpr int64_t kInner = 512, kOuter = 208;  // no multiple of 128
 // Of more rows the weight is rounded to 11 bits too.
 constexpr double kDequantisedTolerance = 2 * kHalfTolerance;
 
-double e4m3(int byte) {
-  const int exponent = byte >> 3 & 15, fraction = byte & 7;
-  const double value = exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
-  return byte >= 128 ? -value : value;
-}
-
 double half_of(int bits) {
   const int exponent = bits >> 10 & 31, fraction = bits & 1023;
   return exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(1024 + fraction, exponent - 25);
-}
-
-// An int32 of four bytes, lowest first.
-double word_of(const unsigned char* bytes) {
-  int32_t word;
-  std::memcpy(&word, bytes, sizeof word);
-  return word;
-}
-
-Host words_of(const std::vector<unsigned char>& bytes) {
-  Host host;
-  for (size_t i = 0; i < bytes.size(); i += 4) host.values.push_back(word_of(&bytes[i]));
-  return host;
 }
 
 std::vector<unsigned char> drawn(size_t count, int below) {

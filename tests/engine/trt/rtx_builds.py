@@ -34,6 +34,7 @@ from trt_eagle3.errors import EnvironmentMissingError, UserError
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
+from trt_eagle3.graph.word_states import with_word_states
 from trt_eagle3.pipeline import build
 
 CHIPS = ("sm89", "sm120")
@@ -204,12 +205,15 @@ def quantised_builds(library: Path, folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def target_build(library: Path, folder: Path, kind: str, linear: str) -> str:
-    """The folder of the tiny target's engine alone, with weights in format ``kind``."""
-    engine = engine_config(library)
+    """The folder of the tiny target's engine alone, with weights in format ``kind``, and of FP8
+    ones with FP8 keys and values.
+    """
+    engine = engine_config(library, kv_dtype="fp8" if kind == "fp8" else "compute")
     tensorrt = {**engine["tensorrt"], "linear": linear}
     target = save_quantised(folder / f"checkpoint_{kind}", kind)
     config = tiny_config(target=target, draft=None, engine={**engine, "tensorrt": tensorrt})
-    model = build_graphs(read_target(target), None, config.engine, reference_location)["target"]
+    graphs = build_graphs(read_target(target), None, config.engine, reference_location)
+    model = with_word_states(graphs["target"])
     made = folder / f"{kind}_{linear}"
     (made / "target").mkdir(parents=True)
     (made / "target" / "config.json").write_text("{}")

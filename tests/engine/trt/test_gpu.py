@@ -29,15 +29,19 @@ from tests.graph.test_trt_export import GRAPHS, ROWS, graphs, inputs_of, written
 from tests.tiny import build_tiny, tiny_config
 from trt_eagle3.config import EngineConfig
 from trt_eagle3.engine.build_job import TreeSizes
+from trt_eagle3.engine.bundle import reference_location
 from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.engine.trt.build import build_engine
 from trt_eagle3.engine.trt.folder import ENGINE_FILE, EngineFolder, describe_engine
 from trt_eagle3.engine.trt.profiles import graph_profiles
 from trt_eagle3.engine.trt.session import TensorRTSession
 from trt_eagle3.errors import EnvironmentMissingError, UserError
+from trt_eagle3.families.registry import read_target
+from trt_eagle3.graph.build_graphs import build_graphs
 from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
 from trt_eagle3.graph.states import encode_states, read_states
 from trt_eagle3.graph.trt_export import trt_export
+from trt_eagle3.graph.word_states import with_word_states
 from trt_eagle3.parity.metrics import relative_error
 
 pytestmark = pytest.mark.trt
@@ -51,9 +55,14 @@ TORCH = {"backend": "torch", "device": "cuda"}
 RESIDUAL = {"float32": "compute", "float16": "float32"}
 
 
-def engine_of(dtype: str, linear: str = "plugin") -> dict[str, object]:
+def engine_of(dtype: str, linear: str = "plugin", **tensorrt: object) -> dict[str, object]:
     engine = {"backend": "tensorrt", "device": "cuda", "dtype": dtype, "residual": RESIDUAL[dtype]}
-    return engine | {"tensorrt": {"linear": linear}}
+    return engine | {"tensorrt": {"linear": linear, **tensorrt}}
+
+
+def quick_engine(dtype: str, **engine: object) -> dict[str, object]:
+    """With the first kernels that will do: timing those of the vision tower takes minutes."""
+    return engine_of(dtype, "auto", optimization_level=0) | engine
 
 
 class Bundles:
@@ -247,16 +256,73 @@ def test_engines_pass_validation(bundles: Bundles, dtype: str) -> None:
     )
 
 
-@pytest.mark.xdist_group("float16")
-def test_engines_with_weights_quantised_at_build_pass_validation(bundles: Bundles) -> None:
-    dense = bundles.tensorrt("float16")
-    folder = dense.parents[1] / "fp8"
-    folder.mkdir()
-    shutil.copy(dense.with_name("timing.cache"), folder)  # the vision tower's kernels are the same
-    bundle = bundles.get("fp8", engine=engine_of("float16") | {"weights": "fp8"})
+@pytest.mark.parametrize(
+    "weights", [pytest.param(w, marks=pytest.mark.xdist_group(w)) for w in ("fp8", "int8", "int4")]
+)
+def test_engines_with_weights_quantised_at_build_pass_validation(
+    bundles: Bundles, weights: str
+) -> None:
+    bundle = bundles.get(weights, engine=quick_engine("float16", weights=weights))
     trt_eagle3.validate(bundle).check()
     inspection = json.loads((bundle / "target" / "inspection.json").read_text())
-    assert inspection["packed_weights"] == {"fp8": 24}  # of down K is no multiple of 128
+    assert inspection["packed_weights"] == {weights: 24}  # of down K is no multiple of 128
+    pairs = zip(*(answers(bundle, speculation=s) for s in (False, True)), strict=True)
+    assert sum(a != b for a, b in pairs) <= 1
+
+
+FP8_KV = {"kv_dtype": "fp8"}
+
+
+@pytest.mark.xdist_group("fp8-kv float32")
+def test_engines_over_fp8_kv_give_the_torch_sessions_tokens(bundles: Bundles) -> None:
+    plain = answers(bundles.get("torch_kv", engine=TORCH | FP8_KV), speculation=False)
+    built = bundles.get("float32_kv", engine=quick_engine("float32", **FP8_KV))
+    for speculation in (False, True):
+        pairs = zip(answers(built, speculation=speculation), plain, strict=True)
+        # sums in another order round a key the other way, now and then
+        assert sum(a != b for a, b in pairs) <= 1
+
+
+@pytest.mark.xdist_group("fp8-kv float16")
+def test_engines_over_fp8_kv_pass_validation(bundles: Bundles) -> None:
+    bundle = bundles.get("float16_kv", engine=quick_engine("float16", **FP8_KV))
+    trt_eagle3.validate(bundle).check()
+    states = EngineFolder(bundle / "target").states
+    assert {(state.dtype, state.shape) for state in states} == {("int32", (2, 16))}
+    assert {state.dtype for state in EngineFolder(bundle / "draft").states} == {"float16"}
+    pairs = zip(*(answers(bundle, speculation=s) for s in (False, True)), strict=True)
+    assert sum(a != b for a, b in pairs) <= 1
+
+
+@pytest.mark.xdist_group("fp8-kv float16")
+@pytest.mark.parametrize("fault", [False, True])
+def test_planted_scales_of_fp8_kv_are_caught(bundles: Bundles, fault: bool, tmp_path: Path) -> None:
+    """Values are stored by one scale, and read by another."""
+    bundle = bundles.get("torch_kv", engine=TORCH | FP8_KV)
+    config = tiny_config(engine=quick_engine("float16", **FP8_KV), draft=None, limits=LIMITS)
+    spec = read_target(Path(config.target.checkpoint))
+    model = with_word_states(build_graphs(spec, None, config.engine, reference_location)["target"])
+    ready = trt_export(model, linear=True)
+    scales = next(i for i in ready.model.graph.initializer if i.name == "kv_scales.0")
+    if fault:
+        scales.CopyFrom(numpy_helper.from_array(4 * numpy_helper.to_array(scales), scales.name))
+    profiles = graph_profiles("target", model, config, TreeSizes(6, 1, 5), 2)[:1]
+    file, cache = written(ready, tmp_path), tmp_path.parent / "timing.cache"
+    built = build_engine(file, tmp_path / ENGINE_FILE, profiles, config.engine, cache)
+    write_config(tmp_path, config.engine, model, built.num_bytes)
+    inputs = inputs_of("target", torch.float16)
+    torch.manual_seed(0)
+    caches = {
+        name: torch.randint(0, 64, (*t.shape[:2], 64), dtype=torch.uint8)
+        for name, t in inputs.items()
+        if "cache" in name
+    }
+    words = {name: t.view(torch.int32) for name, t in caches.items()}
+    found = outputs(TensorRTSession(file, tmp_path), inputs | words)
+    expected = reference(bundle, "target", inputs | caches)
+    error = relative_error(found["logits"], expected["logits"])
+    print("fp8 kv", fault, f"{error:.1e}")
+    assert (error > FAULT_FLOOR["float16"]) if fault else (error < FAULT_FLOOR["float16"] / 2)
 
 
 def _set(node_type: str, attribute: str, value: float) -> Callable[[onnx.ModelProto], None]:

@@ -16,6 +16,7 @@ from tests.engine.conftest import Install
 from tests.engine.trt.test_session import ENGINE
 from tests.tiny import tiny_config
 from trt_eagle3.config import BuildConfig
+from trt_eagle3.engine.trt.folder import EngineFolder
 from trt_eagle3.engine.trt.packed_file import PACKED_FILE, packed_counts
 from trt_eagle3.engine.weight_quantiser import made_location
 from trt_eagle3.graph.trt_export import WEIGHTS_FILE
@@ -24,7 +25,7 @@ from trt_eagle3.pipeline import build
 
 def quantised(weights: str, **tensorrt: str) -> BuildConfig:
     """The tiny target, quantised at build."""
-    engine = ENGINE | {"weights": weights, "tensorrt": {"linear": "plugin", **tensorrt}}
+    engine = ENGINE | {"weights": weights, "tensorrt": tensorrt}
     return tiny_config(engine=engine, draft=None)
 
 
@@ -54,7 +55,7 @@ def test_quantised_weights_stay_so_behind_plugins(
 
 
 def test_quantised_weights_that_no_engine_would_hold_are_refused() -> None:
-    with pytest.raises(ValidationError, match=r"hold none quantised without .*linear: plugin"):
+    with pytest.raises(ValidationError, match=r"hold none quantised .*linear: tensorrt"):
         quantised("fp8", linear="tensorrt")
 
 
@@ -64,3 +65,20 @@ def test_graphs_left_to_trtexec_have_packed_weights_beside_them(tmp_path: Path) 
     model = onnx.load(folder / "model.onnx")  # the weights' files too
     assert packed_counts(model) == {"int4": 8 * 3}
     assert (folder / PACKED_FILE).stat().st_size < (folder / WEIGHTS_FILE).stat().st_size
+
+
+@pytest.mark.parametrize("version", ["8.6.0", "11.0.0"])
+def test_fp8_keys_and_values_are_words_in_engines_and_their_profiles(
+    install: Install, tmp_path: Path, version: str
+) -> None:
+    trt = install(version)
+    bundle = build(tiny_config(engine=ENGINE | {"kv_dtype": "fp8"}), output=tmp_path).path
+    folders = {name: EngineFolder(bundle / name).states for name in ("target", "draft")}
+    assert {(s.dtype, s.shape) for s in folders["target"]} == {("int32", (2, 16))}
+    assert {(s.dtype, s.shape) for s in folders["draft"]} == {("float16", (2, 64))}
+    graphs = {g.graph.name: g for g in map(onnx.load_from_string, trt.seen.graphs)}
+    ports = {value.name: value for value in graphs["target"].graph.input}
+    assert ports["k_cache.0"].type.tensor_type.elem_type == onnx.TensorProto.INT32
+    inspection = json.loads((bundle / "target" / "inspection.json").read_text())
+    for shapes in inspection["profiles"].values():
+        assert [shape[1:] for shape in shapes["k_cache.0"]] == [[2, 16]] * 3

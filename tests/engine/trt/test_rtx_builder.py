@@ -19,6 +19,7 @@ from tests.engine.trt.plugin_library import REGISTRY_CASE, WHEELS, compile_plugi
 from tests.engine.trt.rtx_builds import CHIPS, DTYPES
 from tests.tiny import ROOT
 from trt_eagle3.engine.trt.dialects.registry import PACKAGES
+from trt_eagle3.graph.plugin_ops import PLUGIN_VERSION
 
 pytestmark = pytest.mark.skipif(lacking() is not None, reason=str(lacking()))
 
@@ -170,6 +171,19 @@ def test_plugins_of_packed_products_are_built(found: Any, build: str, plugin: st
     assert inspection["engine_bytes"] < 0.8 * dense["engine_bytes"]
 
 
+def test_attention_over_fp8_caches_is_built_and_is_given_the_caches_themselves(found: Any) -> None:
+    """Four FP8 numbers in an int32; the scales are a constant of the engine."""
+    layers = read(found["fp8 plugin"], "target", "inspection.json")["layers"]
+    attentions = [layer for layer in layers if layer["LayerType"] == "PluginV3"]
+    for i, layer in enumerate(attentions):
+        names = [tensor["Name"] for tensor in layer["Inputs"]]
+        assert names[3:5] == [f"k_cache.{i}", f"v_cache.{i}"]
+        assert "Constant" in names[9]
+    states = read(found["fp8 plugin"], "target", "config.json")["states"]
+    assert {(state["dtype"], *state["shape"]) for state in states} == {("int32", 2, 16)}
+    assert len(attentions) == len(states) / 2 == 8
+
+
 # TensorRT 11, of which there are wheels without a builder
 
 
@@ -181,11 +195,11 @@ def test_registry_of_tensorrt_11_takes_and_makes_our_plugins(library: Path) -> N
         "version 110400",
         "status ''",
         "left to register 0",
-        "PickRows: PickRows version 4, 1 output, PLUGIN_V3ONE_BUILD 2",
-        "Linear: Linear version 4, 1 output, PLUGIN_V3ONE_BUILD 2",
-        "LinearFp8: LinearFp8 version 4, 1 output, PLUGIN_V3ONE_BUILD 2",
-        "LinearInt8: LinearInt8 version 4, 1 output, PLUGIN_V3ONE_BUILD 2",
-        "LinearInt4: LinearInt4 version 4, 1 output, PLUGIN_V3ONE_BUILD 2",
+        f"PickRows: PickRows version {PLUGIN_VERSION}, 1 output, PLUGIN_V3ONE_BUILD 2",
+        f"Linear: Linear version {PLUGIN_VERSION}, 1 output, PLUGIN_V3ONE_BUILD 2",
+        f"LinearFp8: LinearFp8 version {PLUGIN_VERSION}, 1 output, PLUGIN_V3ONE_BUILD 2",
+        f"LinearInt8: LinearInt8 version {PLUGIN_VERSION}, 1 output, PLUGIN_V3ONE_BUILD 2",
+        f"LinearInt4: LinearInt4 version {PLUGIN_VERSION}, 1 output, PLUGIN_V3ONE_BUILD 2",
         "TreeAttention: refused",
         "Abacus: no creator",
     ]

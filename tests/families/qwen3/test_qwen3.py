@@ -174,14 +174,15 @@ def test_graph_and_reference_equal_the_whole_model(name: str, tmp_path: Path) ->
     spec = read_target(tmp_path)
     ids = torch.randint(40, (17,), generator=torch.Generator().manual_seed(1))
     expected = model(ids[None]).logits[0]
-    assert relative_error(_reference_logits(spec, ids), expected) < FLOAT32_TOLERANCE
-    found = _graph_logits(spec, ids)
+    assert relative_error(reference_logits(spec, ids), expected) < FLOAT32_TOLERANCE
+    found = graph_logits(spec, ids)
     assert relative_error(found, expected) < FLOAT32_TOLERANCE
 
 
-def _reference_logits(spec: TargetCheckpoint, ids: Tensor) -> Tensor:
+def reference_logits(spec: TargetCheckpoint, ids: Tensor) -> Tensor:
     reference = load_reference(spec, torch.float32, "cpu")
-    positions, delta = reference.rope_index(ids, torch.empty(0, 3, dtype=torch.int64))
+    no_grids = torch.empty(0, 3, dtype=torch.int64), torch.empty(0)
+    positions, delta = reference.rope_index(ids, *no_grids)
     assert delta == 0
     hidden, rope = reference.embed(ids), reference.rope(positions)
     for layer in reference.layers():
@@ -189,7 +190,7 @@ def _reference_logits(spec: TargetCheckpoint, ids: Tensor) -> Tensor:
     return reference.head(reference.norm(hidden))
 
 
-def _graph_logits(spec: TargetCheckpoint, ids: Tensor) -> Tensor:
+def graph_logits(spec: TargetCheckpoint, ids: Tensor) -> Tensor:
     runner = open_target(spec, ())
     rows = rows_of(spec, 0)
     positions = torch.arange(len(ids), dtype=torch.int32).repeat(3, 1)

@@ -135,7 +135,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         "expected a Qwen3 that generates text .*Qwen3ForSequenceClassification",
     ),
     "quantised": ({"quantization_config": {"quant_method": "awq"}}, "says awq, and no weight is"),
-    "MoE": ({"model_type": "qwen3_moe"}, "Mixture-of-experts targets are not supported"),
+    "MoE": ({"model_type": "qwen3_moe"}, "expected a Qwen3 that generates text .Qwen3MoeFor"),
     "endless layers": ({"num_hidden_layers": 10**9}, "1000000000 decoder layers"),
     "bias": ({"attention_bias": True}, r"q_proj\.bias.* missing"),
     "no theta": ({"rope_theta": None}, "rope_theta: expected a number above 1, got None"),

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.engine.torch import capi
-from trt_eagle3.graph.ops.kv_fp8 import encode
+from trt_eagle3.graph.ops.kv_rows import write_kv_rows
 from trt_eagle3.graph.ops.pick_rows import pick_rows
 from trt_eagle3.graph.ops.tree_attention import tree_attention
 
@@ -50,18 +50,19 @@ def prompt_attention(device: str) -> Callable[..., tuple[Tensor, Tensor, Tensor]
 
 
 def _write(new: _Inputs, page_size: int) -> None:
-    """Write ``k`` and ``v [B * S, Hkv * D]`` into their slots; padding goes to page 0."""
+    """Write ``k`` and ``v [B * S, Hkv * D]`` into their slots."""
     _, width, tail = new.tree_mask.shape
-    token = torch.arange(width, device=new.k.device)
-    row = new.past_lengths[:, None] + (tail - width) + token
-    page, offset = row // page_size, row % page_size
-    pages = new.page_table.gather(1, page.clamp(max=new.page_table.shape[1] - 1).long())
-    slots = pages.long() * page_size + offset
-    slots = torch.where(token < new.query_lengths[:, None], slots, 0).flatten()
-    for kind, (x, cache) in enumerate(((new.k, new.k_cache), (new.v, new.v_cache))):
-        by_head = x.view(-1, *cache.shape[1:])
-        rows = by_head if new.kv_scales is None else encode(by_head, new.kv_scales[kind])
-        cache.index_copy_(0, slots, rows)
+    write_kv_rows(
+        (new.k, new.v),
+        (new.k_cache, new.v_cache),
+        new.past_lengths,
+        new.query_lengths,
+        new.page_table,
+        new.kv_scales,
+        num_new=width,
+        tail=tail,
+        page_size=page_size,
+    )
 
 
 def _picked(new: _Inputs, rows: Tensor) -> _Inputs:

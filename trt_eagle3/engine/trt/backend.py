@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from trt_eagle3.engine.backend import (
     Library,
     check_activations,
-    check_compute_kv,
     check_compute_residual,
 )
 from trt_eagle3.engine.trt.dialects.registry import (
@@ -55,7 +54,6 @@ class TensorRTBackend:
         if config.device != "cuda":
             raise ValueError(f"tensorrt runs on device: cuda, got {config.device}")
         check_activations(config)
-        check_compute_kv(config)
         self._check_weights(config)
         if config.dtype != "float16":
             check_compute_residual(config)
@@ -68,8 +66,8 @@ class TensorRTBackend:
         label = PACKAGES[package_of(config)].label
         if not held:
             raise ValueError(
-                f"weights: engines of {label} hold none quantised without "
-                f"tensorrt.linear: plugin and 16 bits, got {config.weights}. Leave it out."
+                f"weights: engines of {label} hold none quantised in float32 or with "
+                f"tensorrt.linear: tensorrt, got {config.weights}. Leave one of them out."
             )
         raise ValueError(
             f"weights: engines of {label} hold {' or '.join(held)}, got "

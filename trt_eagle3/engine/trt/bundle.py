@@ -49,6 +49,7 @@ from trt_eagle3.graph.trt_export import (
     trt_export,
     with_prefetch_safe,
 )
+from trt_eagle3.graph.word_states import with_word_states
 
 __all__ = ["missing_for_engines", "uses_linear", "write_bundle", "write_engines"]
 
@@ -65,7 +66,8 @@ def write_bundle(folder: Path, job: BuildJob) -> Written:
         raise UserError(
             "--weights reference: a TensorRT engine holds its weights. Leave the option out."
         )
-    models = job.make_graphs(folder, reference_location)
+    graphs = job.make_graphs(folder, reference_location)
+    models = {name: with_word_states(model) for name, model in graphs.items()}
     images = _image_sizes(job)
     profiles = {
         name: graph_profiles(name, model, job.config, job.tree, images)

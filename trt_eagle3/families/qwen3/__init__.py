@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from trt_eagle3.parity.reference.processor import ProcessorReference
     from trt_eagle3.parity.reference.target import TargetReference
 
-__all__ = ["FAMILY"]
+__all__ = ["FAMILY", "Qwen3Family"]
 
 
-class _Qwen3:
-    """``families.family.Family``."""
+class Qwen3Family:
+    """``families.family.Family``, of text-only models."""
 
     title = "Qwen3"
     vision = None
@@ -28,7 +28,7 @@ class _Qwen3:
     def read(self, config: ModelConfig) -> TargetCheckpoint:
         from trt_eagle3.families.qwen3.reader import read_qwen3
 
-        return read_qwen3(config)
+        return read_qwen3(config, "qwen3", "Qwen3ForCausalLM")
 
     def processor(self, directory: Path, spec: TargetSpec, **options: Any) -> Processor:
         from trt_eagle3.multimodal import Processor
@@ -41,10 +41,10 @@ class _Qwen3:
     ) -> TargetReference:
         from transformers import Qwen3Config
 
-        from trt_eagle3.families.qwen3.reference import Qwen3Reference
+        from trt_eagle3.families.qwen3.reference import DENSE, Qwen3Reference
 
         config = Qwen3Config.from_pretrained(spec.path)
-        return Qwen3Reference(config, spec.tensors, dtype, device)
+        return Qwen3Reference(config, DENSE, spec.tensors, dtype, device)
 
     def processor_reference(
         self, checkpoint: Path, _reference: TargetReference, _processor: Processor, /
@@ -54,4 +54,4 @@ class _Qwen3:
         return Qwen3ProcessorReference(checkpoint)
 
 
-FAMILY = _Qwen3()
+FAMILY = Qwen3Family()

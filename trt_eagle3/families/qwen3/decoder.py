@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
+from trt_eagle3.checkpoint.experts import gather_experts, matrices
 from trt_eagle3.checkpoint.kv_scales import read_kv_scales
 from trt_eagle3.checkpoint.model_config import ModelConfig, eos_token_ids, tied_head
-from trt_eagle3.checkpoint.quantised.weight import Quantisation
+from trt_eagle3.checkpoint.quantised.claim import find_claim
+from trt_eagle3.checkpoint.quantised.weight import Quantisation, titles
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.checkpoint.target_tensors import check_tensors, decoder_shapes
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.errors import quote
+from trt_eagle3.families.qwen3.sparse_layers import SparseLayers
 from trt_eagle3.spec import AttentionSpec, DenseMlp, LayerSpec, NormSpec, RopeSpec, VisionSpec
 
 __all__ = ["DecoderConfig"]
@@ -19,10 +23,18 @@ __all__ = ["DecoderConfig"]
 
 @dataclass(frozen=True)
 class DecoderConfig:
-    """The decoder in a section of a config; ``section`` is its dotted prefix (``text_config.``)."""
+    """The decoder in a section of a config.
+
+    Attributes:
+        section: its dotted prefix (``text_config.``).
+        sparse: reads what a sparse layer has instead of an MLP; None: all layers are dense.
+    """
+
+    default_eps: ClassVar[float] = 1e-6
 
     config: ModelConfig
     section: str = ""
+    sparse: SparseLayers | None = None
 
     @property
     def hidden_size(self) -> int:
@@ -46,13 +58,16 @@ class DecoderConfig:
 
     @property
     def head_dim(self) -> int:
-        """Channels of a head; transformers' default is 128, not hidden_size / heads."""
-        return self._whole("head_dim", 128)
+        """Channels of a head; where the config has none, transformers takes 128 in dense models,
+        and in mixtures of experts hidden_size / heads.
+        """
+        default = 128 if self.sparse is None else self.hidden_size // self._heads()[0]
+        return self._whole("head_dim", default)
 
     @property
     def norm(self) -> NormSpec:
         """The norm of every place."""
-        eps = self.config.get(f"{self.section}rms_norm_eps", "number", 1e-6)
+        eps = self.config.get(f"{self.section}rms_norm_eps", "number", self.default_eps)
         if not 0 <= eps < 1:
             raise self.config.error(
                 f"{self.section}rms_norm_eps: expected a small number, got {eps}"
@@ -73,12 +88,18 @@ class DecoderConfig:
                 f"{self.head_dim}: expected whole groups of heads of an even size"
             )
 
-    def layer(self, rope: RopeSpec) -> LayerSpec:
-        """A layer; all are alike."""
+    def layers(self, rope: RopeSpec) -> tuple[LayerSpec, ...]:
+        """Its layers; all that differs is the MLP."""
         heads, kv_heads = self._heads()
         bias = self.config.get(f"{self.section}attention_bias", "flag", False)
         mixer = AttentionSpec(heads, kv_heads, self.head_dim, rope, self.norm, bias, bias)
-        return LayerSpec(mixer, DenseMlp(self._whole("intermediate_size")), self.norm)
+        moe = None if self.sparse is None else self.sparse.moe(self.config, self.section)
+        sparse = [] if self.sparse is None else self.sparse.indices(self.config, self.section)
+        dense = None
+        if len(sparse) < self.num_layers:
+            dense = DenseMlp(self._whole("intermediate_size"))
+        mlps = (moe if i in sparse else dense for i in range(self.num_layers))
+        return tuple(LayerSpec(mixer, mlp, self.norm) for mlp in mlps if mlp is not None)
 
     def checkpoint(
         self,
@@ -100,6 +121,9 @@ class DecoderConfig:
             UserError: tensors that are missing, surplus or misshapen, by name.
         """
         directory = self.config.file.parent
+        tensors = gather_experts(tensors, layers, self.hidden_size, directory, self._fp8_block())
+        if quantisation is not None:
+            quantisation = replace(quantisation, weights=titles(matrices(tensors.values())))
         tied = tied_head(self.config, tensors, tuple(dict.fromkeys(("", self.section))))
         shapes = decoder_shapes(layers, self.hidden_size, self.vocab_size, tied)
         check_tensors(tensors, {**shapes, **(vision_shapes or {})}, directory)
@@ -121,6 +145,12 @@ class DecoderConfig:
             quantisation=quantisation,
             kv_scales=read_kv_scales(scales, len(layers), kv_heads),
         )
+
+    def _fp8_block(self) -> tuple[int, int] | None:
+        """Rows and columns that share a scale of an FP8 weight, where the config says so."""
+        claim = find_claim(self.config, tuple(dict.fromkeys(("", self.section))))
+        block = None if claim is None else claim.get("weight_block_size", "wholes")
+        return None if block is None else (block[0], block[1])
 
     def _heads(self) -> tuple[int, int]:
         heads = self._whole("num_attention_heads")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from transformers import Qwen3Config
 from transformers.models.qwen3 import modeling_qwen3 as hf
 
-from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.parity.reference.target import DecoderModules, TargetReference, VisionStates
 
-__all__ = ["Qwen3Reference"]
+__all__ = ["DENSE", "Qwen3Reference"]
 
-_MODULES = DecoderModules(
+DENSE = DecoderModules(
     layer=hf.Qwen3DecoderLayer,
     norm=hf.Qwen3RMSNorm,
     rope=hf.Qwen3RotaryEmbedding,
@@ -24,20 +22,13 @@ _MODULES = DecoderModules(
 
 
 class Qwen3Reference(TargetReference):
-    """A Qwen3. ``tensors``: canonical name -> place (``TargetCheckpoint``)."""
+    """A Qwen3, dense or a mixture of experts."""
 
     num_visual_levels = 0
 
-    def __init__(
-        self,
-        config: Qwen3Config,
-        tensors: Mapping[str, TensorRef],
-        dtype: torch.dtype = torch.float32,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        super().__init__(config, _MODULES, tensors, dtype, device)
-
-    def rope_index(self, token_ids: Tensor, _grids: Tensor, /) -> tuple[Tensor, int]:
+    def rope_index(
+        self, token_ids: Tensor, _grids: Tensor, _seconds: Tensor, /
+    ) -> tuple[Tensor, int]:
         """0, 1, 2, ... on each axis."""
         return torch.arange(len(token_ids)).repeat(3, 1), 0
 

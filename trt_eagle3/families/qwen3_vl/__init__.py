@@ -1,4 +1,4 @@
-"""Qwen3-VL, dense: Qwen3's decoder over interleaved three-axis positions, a vision tower, and
+"""Qwen3-VL: Qwen3's decoder over interleaved three-axis positions, a vision tower, and
 visual levels ("deepstack") added after its first layers.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from trt_eagle3.parity.reference.processor import ProcessorReference
     from trt_eagle3.parity.reference.target import TargetReference
 
-__all__ = ["FAMILY"]
+__all__ = ["FAMILY", "Qwen3VLFamily"]
 
 
 class _Vision:
@@ -60,7 +60,7 @@ class _Vision:
         return patch_ranges(vision.spatial_merge_size**2, max_tokens)
 
 
-class _Qwen3VL:
+class Qwen3VLFamily:
     """``families.family.Family``."""
 
     title = "Qwen3-VL"
@@ -69,7 +69,7 @@ class _Qwen3VL:
     def read(self, config: ModelConfig) -> TargetCheckpoint:
         from trt_eagle3.families.qwen3_vl.reader import read_qwen3_vl
 
-        return read_qwen3_vl(config)
+        return read_qwen3_vl(config, "qwen3_vl", "Qwen3VLForConditionalGeneration")
 
     def processor(self, directory: Path, spec: TargetSpec, **options: Any) -> Processor:
         from trt_eagle3.families.qwen3_vl.prompt import VisualRules
@@ -97,4 +97,4 @@ class _Qwen3VL:
         return Qwen3VLProcessorReference(checkpoint, reference, processor)
 
 
-FAMILY = _Qwen3VL()
+FAMILY = Qwen3VLFamily()

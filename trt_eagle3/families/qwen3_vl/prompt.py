@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from trt_eagle3.families.qwen3_vl.rope_index import rope_index
+from trt_eagle3.multimodal.pixel_config import (
+    SHARED_DEFAULTS,
+    PixelConfigs,
+    read_image_config,
+    read_video_config,
+)
 from trt_eagle3.multimodal.prompt_rules import Grid, MediaKind, token_text
 from trt_eagle3.multimodal.spec import ProcessorSpec
 
-__all__ = ["VisualRules"]
+__all__ = ["VIDEO_DEFAULTS", "VisualRules"]
+
+_HALF = (0.5, 0.5, 0.5)
+VIDEO_DEFAULTS: Mapping[str, Any] = {
+    **SHARED_DEFAULTS,
+    "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768},
+    "patch_size": 16,
+    "image_mean": _HALF,
+    "image_std": _HALF,
+    "fps": 2,
+    "min_frames": 4,
+    "max_frames": 768,
+    "cap_pixels_per_frame": False,
+    "max_video_tokens": 768,
+}
+"""Of transformers' ``Qwen3VLVideoProcessor``; a file may leave any of them out."""
 
 
 class VisualRules:
@@ -34,6 +57,12 @@ class VisualRules:
         self._end = token_text(tokenizer, vision.vision_end_token_id, "vision_end_token_id")
         self.pads: Mapping[MediaKind, str] = {"image": image, "video": video}
         self.control_tokens = (image, video, self._start, self._end)
+
+    def pixels(self, directory: Path) -> PixelConfigs:
+        """As ``Qwen2VLImageProcessor`` and ``Qwen3VLVideoProcessor`` read their files."""
+        image = read_image_config(directory, self._vision)
+        video = read_video_config(directory, self._vision, VIDEO_DEFAULTS, "max_frame_tokens")
+        return PixelConfigs(image, video)
 
     def num_tokens(self, grid: Grid) -> int:
         """Patches, merged."""
@@ -59,6 +88,8 @@ class VisualRules:
         vision = self._vision
         return (token_ids == vision.image_token_id) | (token_ids == vision.video_token_id)
 
-    def positions(self, visual_rows: Tensor, grid_thw: Tensor) -> tuple[Tensor, int]:
-        """As ``rope_index``."""
+    def positions(
+        self, visual_rows: Tensor, grid_thw: Tensor, _seconds: Tensor
+    ) -> tuple[Tensor, int]:
+        """As ``rope_index``: the time of a frame stands in the text before it."""
         return rope_index(visual_rows, grid_thw, self._vision.spatial_merge_size)

@@ -1,4 +1,4 @@
-"""Reading a dense Qwen3-VL checkpoint: its config in every spelling, checked against its
+"""Reading a Qwen3-VL checkpoint: its config in every spelling, checked against its
 tensors.
 """
 
@@ -13,23 +13,27 @@ from trt_eagle3.checkpoint.rope_schedule import read_rope_config
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.families.qwen3.decoder import DecoderConfig
+from trt_eagle3.families.qwen3.sparse_layers import SparseLayers
 from trt_eagle3.families.qwen3_vl.tensors import PREFIXES, vision_shapes
 from trt_eagle3.spec import LayerSpec, RopeSpec, VisionSpec
 
 __all__ = ["read_qwen3_vl"]
 
-_ARCHITECTURE = "Qwen3VLForConditionalGeneration"
 _SECTIONS = ("", "text_config.")
 
 
-def read_qwen3_vl(config: ModelConfig) -> TargetCheckpoint:
-    """Read a dense Qwen3-VL checkpoint.
+def read_qwen3_vl(
+    config: ModelConfig, family: str, architecture: str, sparse: SparseLayers | None = None
+) -> TargetCheckpoint:
+    """Read a Qwen3-VL checkpoint.
 
+    Args:
+        architecture: the one that generates text. sparse: reads the layers of a mixture of experts.
     Raises:
         UserError: another kind of it, or tensors that do not fit.
     """
-    decoder = DecoderConfig(config, "text_config.")
-    _check_kind(config)
+    decoder = DecoderConfig(config, "text_config.", sparse)
+    _check_kind(config, architecture)
     decoder.check()
     rope = _rope(config, decoder.head_dim)
     vision = _vision_spec(config, decoder)
@@ -41,7 +45,7 @@ def read_qwen3_vl(config: ModelConfig) -> TargetCheckpoint:
         )
     layers = _layers(decoder, rope, len(vision.level_blocks))
     return decoder.checkpoint(
-        "qwen3_vl",
+        family,
         layers,
         tensors,
         max_position_embeddings=decoder.max_position_embeddings,
@@ -51,12 +55,12 @@ def read_qwen3_vl(config: ModelConfig) -> TargetCheckpoint:
     )
 
 
-def _check_kind(config: ModelConfig) -> None:
-    architecture = (config.get("architectures", "texts") or [None])[0]
-    if architecture not in {None, _ARCHITECTURE}:
+def _check_kind(config: ModelConfig, architecture: str) -> None:
+    told = (config.get("architectures", "texts") or [None])[0]
+    if told not in {None, architecture}:
         raise UserError(
-            f"{config.file.parent}: expected a dense Qwen3-VL ({_ARCHITECTURE}), got architecture "
-            f"{quote(architecture, 80)}."
+            f"{config.file.parent}: expected a Qwen3-VL ({architecture}), got architecture "
+            f"{quote(told, 80)}."
         )
     for section in ("text_config", "vision_config"):
         if not config.get(section, "object"):
@@ -65,9 +69,9 @@ def _check_kind(config: ModelConfig) -> None:
 
 def _layers(decoder: DecoderConfig, rope: RopeSpec, num_levels: int) -> tuple[LayerSpec, ...]:
     """The first layers receive the visual levels."""
-    layer = decoder.layer(rope)
-    first = tuple(replace(layer, visual_level=i) for i in range(num_levels))
-    return first + (layer,) * (decoder.num_layers - num_levels)
+    layers = decoder.layers(rope)
+    first = tuple(replace(layer, visual_level=i) for i, layer in enumerate(layers[:num_levels]))
+    return first + layers[num_levels:]
 
 
 def _rope(config: ModelConfig, head_dim: int) -> RopeSpec:

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import Qwen3VLConfig
 from transformers.models.qwen3_vl import modeling_qwen3_vl as hf
 
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.parity.ops import full_float32
 from trt_eagle3.parity.reference.target import DecoderModules, TargetReference, VisionStates
+from trt_eagle3.parity.reference.tower import Place, keep_tensors, split_grids, stream_parts
 
 __all__ = ["Qwen3VLReference"]
 
@@ -30,16 +30,25 @@ _MODULES = DecoderModules(
 
 
 class Qwen3VLReference(TargetReference):
-    """A Qwen3-VL. ``tensors``: canonical name -> place (``TargetCheckpoint``)."""
+    """A Qwen3-VL. ``tensors``: canonical name -> place (``TargetCheckpoint``).
+
+    Attributes:
+        modules, tower, whole: transformers' classes of the decoder, the tower, and the model that
+            knows positions.
+    """
+
+    modules = _MODULES
+    tower: Any = hf.Qwen3VLVisionModel
+    whole: Any = hf.Qwen3VLModel
 
     def __init__(
         self,
-        config: Qwen3VLConfig,
+        config: Any,
         tensors: Mapping[str, TensorRef],
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
     ) -> None:
-        super().__init__(config.text_config, _MODULES, tensors, dtype, device)
+        super().__init__(config.text_config, self.modules, tensors, dtype, device)
         self.config = config
         config.vision_config._attn_implementation = "sdpa"
 
@@ -48,14 +57,17 @@ class Qwen3VLReference(TargetReference):
         """Deepstack levels, which the first decoder layers receive."""
         return len(self.config.vision_config.deepstack_visual_indexes)
 
-    def rope_index(self, token_ids: Tensor, grid_thw: Tensor) -> tuple[Tensor, int]:
+    def rope_index(
+        self, token_ids: Tensor, grid_thw: Tensor, _seconds: Tensor | None = None
+    ) -> tuple[Tensor, int]:
         """transformers' positions [3, S] and rope_delta of a prompt whose grids stand in prompt
         order.
         """
         kinds = (token_ids == self.config.image_token_id).int() + 2 * (
             token_ids == self.config.video_token_id
         ).int()
-        images, videos = _split_grids(kinds, grid_thw, self.config.vision_config.spatial_merge_size)
+        merge = self.config.vision_config.spatial_merge_size
+        images, videos = (grid_thw[n] if n else None for n in split_grids(kinds, grid_thw, merge))
         positions, delta = self._weightless.get_rope_index(
             token_ids[None], kinds[None], image_grid_thw=images, video_grid_thw=videos
         )
@@ -65,7 +77,7 @@ class Qwen3VLReference(TargetReference):
     def _weightless(self) -> Any:
         """The whole model on the meta device: it counts positions, and making it takes longer."""
         with torch.device("meta"):
-            return hf.Qwen3VLModel(self.config)
+            return self.whole(self.config)
 
     @torch.no_grad()
     @full_float32()
@@ -76,14 +88,11 @@ class Qwen3VLReference(TargetReference):
         vision graph.
         """
         with torch.device("meta"):
-            tower = hf.Qwen3VLVisionModel(self.config.vision_config).eval()
+            tower = self.tower(self.config.vision_config).eval()
         tower.rotary_pos_emb = self._vision_rotary
-        for name, module in tower.named_modules():
-            if _is_streamed(name):
-                self._stream(module, f"visual.{name}.")
-        found: dict[str, Tensor] = {}
-        for intermediate in intermediates:
-            _tap_vision(tower, intermediate, found)
+        parts = [(m, f"visual.{name}.") for name, m in tower.named_modules() if _is_streamed(name)]
+        stream_parts(parts, self.fill)
+        found = keep_tensors(tower, intermediates, _PLACES)
         out = tower(patches.to(self.device, self.dtype), grid_thw=grid_thw.to(self.device))
         levels = [level.cpu() for level in out.deepstack_features]
         embeds = out.pooler_output.cpu()
@@ -98,20 +107,8 @@ class Qwen3VLReference(TargetReference):
         """
         config = copy.deepcopy(self.config.vision_config)
         config.depth, config.deepstack_visual_indexes = 1, []
-        rotary: nn.Module = hf.Qwen3VLVisionModel(config).rotary_pos_emb.to(self.device)
+        rotary: nn.Module = self.tower(config).rotary_pos_emb.to(self.device)
         return rotary
-
-    def _stream(self, module: nn.Module, prefix: str) -> None:
-        """Load the module when it is called, and let its weights go afterwards."""
-
-        def load(*_: Any) -> None:
-            self.fill(module, prefix)
-
-        def drop(*_: Any) -> None:
-            module.to_empty(device="meta")
-
-        module.register_forward_pre_hook(load)
-        module.register_forward_hook(drop)
 
 
 def _is_streamed(name: str) -> bool:
@@ -121,42 +118,16 @@ def _is_streamed(name: str) -> bool:
     return name in {"patch_embed", "pos_embed", "merger"} or (len(parts) == 2 and parts[0] in lists)
 
 
-def _tap_vision(tower: Any, name: str, found: dict[str, Tensor]) -> None:
-    """Keep the tensor that the vision graph calls ``name`` (``blocks.3.attn.qkv``)."""
-    owner, _, part = name.rpartition(".")
-    block = (
-        tower.get_submodule(owner.removesuffix(".attn").removesuffix(".mlp")) if owner else tower
-    )
-    places: dict[str, tuple[str, bool]] = {
-        "embeddings": ("blocks.0", True),
-        "patch_embed": ("patch_embed", False),
-        "norm1": ("norm1", False),
-        "qkv": ("attn.qkv", False),
-        "attention_residual": ("norm2", True),
-        "norm2": ("norm2", False),
-        "fc1": ("mlp.linear_fc1", False),
-        "fc2": ("mlp.linear_fc2", False),
-        "output": ("attn.proj" if owner.endswith(".attn") else "", False),
-    }
-    place, of_input = places[part]
-    module = block.get_submodule(place) if place else block
-
-    def keep(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        found[name] = (inputs[0] if of_input else output).cpu()
-
-    module.register_forward_hook(keep)
-
-
-def _split_grids(
-    kinds: Tensor, grid_thw: Tensor, merge: int
-) -> tuple[Tensor | None, Tensor | None]:
-    """Grids in prompt order, as those of images and those of videos; their runs of pads say
-    which is which.
-    """
-    visual = kinds[kinds > 0].tolist()
-    images: list[list[int]] = []
-    videos: list[list[int]] = []
-    for grid in grid_thw.tolist():
-        (images if visual[0] == 1 else videos).append(grid)
-        visual = visual[grid[0] * grid[1] * grid[2] // merge**2 :]
-    return torch.tensor(images) if images else None, torch.tensor(videos) if videos else None
+_PLACES: dict[str, Place] = {
+    "embeddings": ("blocks.0", True),
+    "patch_embed": ("patch_embed", False),
+    "norm1": ("norm1", False),
+    "attn.qkv": ("attn.qkv", False),
+    "attn.output": ("attn.proj", False),
+    "attention_residual": ("norm2", True),
+    "norm2": ("norm2", False),
+    "mlp.fc1": ("mlp.linear_fc1", False),
+    "mlp.fc2": ("mlp.linear_fc2", False),
+    "output": ("", False),
+}
+"""Name in the vision graph -> where the tower has it."""

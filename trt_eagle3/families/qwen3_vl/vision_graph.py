@@ -11,13 +11,12 @@ from collections.abc import Mapping
 
 import numpy as np
 import onnx
-from numpy.typing import NDArray
 from onnx import TensorProto
 
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.checkpoint.tensor_index import TensorRef
-from trt_eagle3.errors import UserError
 from trt_eagle3.graph.builder import GraphBuilder, ResolveLocation, Value
+from trt_eagle3.graph.vision import activation, axial_attention, layer_norm, linear
 from trt_eagle3.spec import VisionSpec
 
 __all__ = ["VISION_INPUTS", "vision_graph"]
@@ -31,7 +30,6 @@ VISION_INPUTS = (
 )
 
 _LAYER_NORM_EPSILON = 1e-6
-_ROPE_BASE = 10000.0
 
 
 def vision_graph(spec: TargetCheckpoint, dtype: str, resolve: ResolveLocation) -> onnx.ModelProto:
@@ -52,21 +50,25 @@ def vision_graph(spec: TargetCheckpoint, dtype: str, resolve: ResolveLocation) -
     b = GraphBuilder("vision", dtype, resolve)
     patches = b.input("patches", b.dtype, ("patches", vision.patch_dim))
     hidden = _patch_embedding(b, patches, tensors, vision)
-    attention = _FrameAttention(b, vision)
+    attention = axial_attention(b, vision.num_heads, vision.hidden_size // vision.num_heads)
+    starts = b.input("frame_starts", TensorProto.INT32, ("frame_bounds",))
     levels: list[Value] = []
     for i in range(vision.depth):
         prefix = f"visual.blocks.{i}."
         with b.scope(f"blocks.{i}"):
-            normed = _layer_norm(b, hidden, tensors, f"{prefix}norm1", "norm1")
-            attended = attention.emit(normed, tensors, prefix)
+            normed = layer_norm(b, hidden, tensors, f"{prefix}norm1", "norm1", _LAYER_NORM_EPSILON)
+            with b.scope("attn"):
+                qkv = linear(b, normed, tensors, f"{prefix}attn.qkv", "qkv")
+                attended = attention.emit(b, qkv, starts)
+                attended = linear(b, attended, tensors, f"{prefix}attn.proj", "output")
             hidden = b.op("Add", hidden, attended, name="attention_residual")
-            normed = _layer_norm(b, hidden, tensors, f"{prefix}norm2", "norm2")
-            inner = _linear(b, normed, tensors, f"{prefix}mlp.linear_fc1", "mlp.fc1")
-            inner = _activation(b, inner, vision.hidden_act)
+            normed = layer_norm(b, hidden, tensors, f"{prefix}norm2", "norm2", _LAYER_NORM_EPSILON)
+            inner = linear(b, normed, tensors, f"{prefix}mlp.linear_fc1", "mlp.fc1")
+            inner = activation(b, inner, vision.hidden_act)
             hidden = b.op(
                 "Add",
                 hidden,
-                _linear(b, inner, tensors, f"{prefix}mlp.linear_fc2", "mlp.fc2"),
+                linear(b, inner, tensors, f"{prefix}mlp.linear_fc2", "mlp.fc2"),
                 name="output",
             )
         if i in vision.level_blocks:
@@ -121,49 +123,6 @@ def _patch_embedding(
     return b.op("Add", embedded, position, name="embeddings")
 
 
-class _FrameAttention:
-    """Attention of each patch over its own frame, q and k turned by the patch's row and column."""
-
-    def __init__(self, b: GraphBuilder, vision: VisionSpec) -> None:
-        self._b = b
-        self._heads = vision.num_heads
-        self._head_dim = vision.hidden_size // vision.num_heads
-        inv_freq, pair_axis = _rotation(self._head_dim)
-        self._placing = (
-            b.input("rope_positions", TensorProto.INT32, (2, "patches")),
-            b.constant(inv_freq, "vision_inv_freq"),
-            b.constant(pair_axis, "vision_pair_axis"),
-            b.input("frame_starts", TensorProto.INT32, ("frame_bounds",)),
-        )
-
-    def emit(self, x: Value, tensors: Mapping[str, TensorRef], prefix: str) -> Value:
-        """``x [n, hidden]`` -> attention output after the projection, ``[n, hidden]``."""
-        b = self._b
-        with b.scope("attn"):
-            qkv = _linear(b, x, tensors, f"{prefix}attn.qkv", "qkv")
-            scale = float(np.float32(self._head_dim**-0.5))
-            attended = b.own_op(
-                "VisionAttention",
-                qkv,
-                *self._placing,
-                names=("attended",),
-                num_heads=self._heads,
-                scale=scale,
-            )[0]
-            return _linear(b, attended, tensors, f"{prefix}attn.proj", "output")
-
-
-def _rotation(head_dim: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-    """f32 [D/2] frequencies and i32 [D/2] axes: the first half of the pairs turn by row, the
-    second by column.
-    """
-    half = head_dim // 2
-    quarter = (
-        1.0 / _ROPE_BASE ** (np.arange(0, half, 2, dtype=np.float32) / np.float32(half))
-    ).astype(np.float32)
-    return np.concatenate([quarter, quarter]), np.repeat(np.arange(2, dtype=np.int32), len(quarter))
-
-
 def _merger(
     b: GraphBuilder,
     x: Value,
@@ -178,35 +137,12 @@ def _merger(
     """
     wide = vision.hidden_size * vision.spatial_merge_size**2
     if after:
-        joined = _layer_norm(b, b.reshape(x, (-1, wide)), tensors, f"{prefix}norm", "norm")
-    else:
-        joined = b.reshape(_layer_norm(b, x, tensors, f"{prefix}norm", "norm"), (-1, wide))
-    inner = _activation(b, _linear(b, joined, tensors, f"{prefix}linear_fc1", "fc1"), "gelu")
-    return _linear(b, inner, tensors, f"{prefix}linear_fc2", "fc2")
-
-
-def _linear(
-    b: GraphBuilder, x: Value, tensors: Mapping[str, TensorRef], prefix: str, name: str
-) -> Value:
-    return b.linear(x, [tensors[f"{prefix}.weight"]], [tensors[f"{prefix}.bias"]], name=name)
-
-
-def _layer_norm(
-    b: GraphBuilder, x: Value, tensors: Mapping[str, TensorRef], prefix: str, name: str
-) -> Value:
-    scale, bias = b.weight(tensors[f"{prefix}.weight"]), b.weight(tensors[f"{prefix}.bias"])
-    return b.op(
-        "LayerNormalization", x, scale, bias, name=name, axis=-1, epsilon=_LAYER_NORM_EPSILON
-    )
-
-
-def _activation(b: GraphBuilder, x: Value, kind: str) -> Value:
-    """GELU (exact or tanh) or SiLU."""
-    if kind in {"silu", "swish"}:
-        return b.op("Mul", x, b.op("Sigmoid", x))
-    approximate = {"gelu": "none", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh"}.get(kind)
-    if approximate is None:
-        raise UserError(
-            f"vision_config.hidden_act: expected gelu, gelu_pytorch_tanh or silu, got {kind!r}"
+        joined = layer_norm(
+            b, b.reshape(x, (-1, wide)), tensors, f"{prefix}norm", "norm", _LAYER_NORM_EPSILON
         )
-    return b.op("Gelu", x, approximate=approximate)
+    else:
+        joined = b.reshape(
+            layer_norm(b, x, tensors, f"{prefix}norm", "norm", _LAYER_NORM_EPSILON), (-1, wide)
+        )
+    inner = activation(b, linear(b, joined, tensors, f"{prefix}linear_fc1", "fc1"), "gelu")
+    return linear(b, inner, tensors, f"{prefix}linear_fc2", "fc2")

@@ -26,8 +26,9 @@ class Op:
         inputs, outputs: names per overload ("" is the plain form).
         attributes: names of the required attributes per overload.
         float_attributes: those of them that are floats; the rest are integers.
-        types: element types that are not T: "int32", "float32", "bool", or a type variable. An
-            output has the type of the input with the same variable; T is the compute type.
+        types: element types that are not T: "int32", "float32", "bool", or a type variable ("C":
+            of states, which may be of no compute type). An output has the type of the input with
+            the same variable; T is the compute type.
         lowering: text of the reference lowering per overload, in ONNX's textual syntax.
         lowering_17: the same by operators of opset 17; TYPE stands for the compute type.
         torch_function: ``f(*inputs, **attributes) -> output or tuple of outputs`` on stock torch

@@ -10,17 +10,20 @@ head_dim. q T [N, Hq * D]; k, v T [N, Hkv * D]; k_cache, v_cache T [pages * page
 updated in place; past_lengths, query_lengths int32 [B]; page_table int32 [B, P]; tree_mask bool
 [B, S, M]; out T [N, Hq * D].
 
-The form ``fp8`` has caches of e4m3 numbers, as uint8, and their scales: ``kv_scales`` float32 [2,
+The form ``fp8`` has caches of e4m3 numbers, as uint8 (for TensorRT as int32, four in one:
+``graph/word_states.py``), and their scales: ``kv_scales`` float32 [2,
 Hkv], of keys and of values, by head (``graph/ops/kv_fp8.py``). What is attended to is what the
 caches hold, of new tokens as well: so it does not depend on which tokens share a forward.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from trt_eagle3.graph.ops.kernel import AttentionPath, Kernel, KernelCall, Mask
-from trt_eagle3.graph.ops.kv_fp8 import decode, encode
+from trt_eagle3.graph.ops.kv_fp8 import decode
+from trt_eagle3.graph.ops.kv_rows import write_kv_rows
 from trt_eagle3.graph.ops.op import Op
 from trt_eagle3.graph.ops.tree_attention_lowering import (
     LOWERING,
@@ -111,17 +114,19 @@ def tree_attention(
 
     batch, new, tail = tree_mask.shape
     device = q.device
+    write_kv_rows(
+        (k, v),
+        (k_cache, v_cache),
+        past_lengths,
+        query_lengths,
+        page_table,
+        kv_scales,
+        num_new=new,
+        tail=tail,
+        page_size=page_size,
+    )
     slots = (page_table.long() * page_size)[..., None] + torch.arange(page_size, device=device)
     slots = slots.flatten(1)
-    token = torch.arange(new, device=device)
-    row = past_lengths.long()[:, None] + (tail - new) + token
-    own = slots.gather(1, row.clamp(max=slots.shape[1] - 1))
-    own = torch.where(token < query_lengths[:, None], own, 0).flatten()
-    dim = k_cache.shape[-1]
-    new_rows = [x.view(-1, num_kv_heads, dim) for x in (k, v)]
-    if kv_scales is not None:
-        new_rows = [encode(x, scales) for x, scales in zip(new_rows, kv_scales, strict=True)]
-    k_cache[own], v_cache[own] = new_rows
     behind = torch.arange(slots.shape[1], device=device) - past_lengths.long()[:, None]
     shown = tree_mask.gather(2, behind.clamp(0, tail - 1)[:, None].expand(-1, new, -1))
     seen = (behind < 0)[:, None] | (shown & (behind < tail)[:, None])
@@ -129,7 +134,7 @@ def tree_attention(
     if kv_scales is not None:
         context = [decode(x, sc, q.dtype) for x, sc in zip(context, kv_scales, strict=True)]
     keys, values = (x.transpose(1, 2) for x in context)
-    by_head = q.view(batch, new, num_heads, dim).transpose(1, 2)
+    by_head = q.view(batch, new, num_heads, k_cache.shape[-1]).transpose(1, 2)
     grouped = num_heads != num_kv_heads
     mixed = functional.scaled_dot_product_attention(
         by_head, keys, values, attn_mask=seen[:, None], scale=scale, enable_gqa=grouped
@@ -208,6 +213,15 @@ def _node_call(
     return KernelCall(KERNEL, call.tensors, call.scalars, (call.result, inputs[3], inputs[4]))
 
 
+_FLOAT8E4M3FN = 17  # of onnx.TensorProto.DataType
+
+
+def _plugin_values(inputs: Sequence[int], outputs: Sequence[int]) -> Mapping[str, int]:
+    """``kv_type``: of the numbers in caches that are not of T."""
+    del outputs
+    return {"kv_type": _FLOAT8E4M3FN} if len(inputs) > len(_INPUTS) else {}
+
+
 _INPUTS = tuple(KERNEL.tensors)[:-2]
 _OUTPUTS = ("out", "k_cache_out", "v_cache_out")
 _ATTRIBUTES = ("num_heads", "num_kv_heads", "page_size", "scale")
@@ -229,5 +243,6 @@ TREE_ATTENTION = Op(
     kernel=KERNEL,
     kernel_call=_node_call,
     plugin="TreeAttention",
-    plugin_attributes=("prefetch_safe",),
+    plugin_attributes=("prefetch_safe", "kv_type"),
+    plugin_values=_plugin_values,
 )

@@ -36,8 +36,8 @@ _VISION_BLOCK = (
     "attn.output",
     "attention_residual",
     "norm2",
-    "mlp.fc1",
-    "mlp.fc2",
+    *("mlp.fc1", "mlp.fc2"),
+    *("mlp.inner", "mlp.output"),
     "output",
 )
 _DRAFT_ORDER = ("hidden_norm", "embedding_and_hidden")

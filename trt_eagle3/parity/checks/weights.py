@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import onnx
 from torch import Tensor
 
+from trt_eagle3.checkpoint.experts import matrices
 from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
-from trt_eagle3.checkpoint.tensor_index import TensorRef, read_tensor
+from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.dtype import dtype_named
 from trt_eagle3.engine.bundle_check import GRAPHS
 from trt_eagle3.engine.weight_quantiser import made_location, read_channel_scales
@@ -56,8 +57,7 @@ def check_values(e: Evidence, m: Measurements) -> None:
 
 def _quantised(e: Evidence) -> Iterator[tuple[str, TensorRef]]:
     for name, ref in e.checkpoint.tensors.items():
-        if isinstance(ref, QuantisedRef):
-            yield name, ref
+        yield from ((name, part) for part in matrices([ref]) if isinstance(part, QuantisedRef))
 
 
 def _quantised_parts(e: Evidence) -> Iterator[tuple[WeightExpr, WeightPart]]:
@@ -81,7 +81,7 @@ def check_made(e: Evidence, m: Measurements) -> None:
         return
     scales = read_channel_scales(e.original, e.engine.path / made_location(weights))
     for name, ref in e.checkpoint.tensors.items():
-        dense = scales.scaled(name, read_tensor(e.original.tensors[name]))
+        dense = scales.scaled(name, read_values(e.original.tensors[name]))
         found = read_values(ref)
         errors = row_errors(_rows(found), _rows(dense))
         m.add_rows(RowErrors("", name, errors))

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from trt_eagle3.checkpoint.experts import ExpertsRef
 from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
 from trt_eagle3.checkpoint.tensor_index import TensorRef, read_tensor
 
@@ -24,15 +25,29 @@ Words = NDArray[np.uint32]
 
 
 def read_values(ref: TensorRef) -> Tensor:
-    """Load the weight at ``ref``: as it is stored, or where it is quantised float32 [N, K].
+    """Load the weight at ``ref``: as it is stored, or where it is quantised float32 [N, K]; of
+    experts [E, N, K].
 
     Raises:
         UserError: a file is cut short.
     """
+    if isinstance(ref, ExpertsRef):
+        return _experts(ref)
     if not isinstance(ref, QuantisedRef):
         return read_tensor(ref)
     stored = {role: read_tensor(tensor) for role, tensor in ref.tensors.items()}
     return _VALUES[ref.format](ref, stored)
+
+
+def _experts(ref: ExpertsRef) -> Tensor:
+    """Expert by expert, each [N, K]."""
+    read = [read_values(part) for part in ref.parts]
+    if ref.transposed:
+        read = [part.T for part in read]
+    made = torch.empty(ref.shape, dtype=read[0].dtype)
+    for expert, rows in enumerate(torch.cat(read).split(ref.shape[1])):
+        made[expert] = rows
+    return made
 
 
 def _by_block(ref: QuantisedRef, stored: Stored) -> Tensor:

@@ -98,6 +98,7 @@ def _encode_images(
 
 def _positions(reference: TargetReference, answer: Answer) -> Tensor:
     """[n + 1, 3]: where every row of the sequence stands, as transformers counts."""
-    prompt, delta = reference.rope_index(answer.inputs.token_ids, answer.inputs.grid_thw)
+    inputs = answer.inputs
+    prompt, delta = reference.rope_index(inputs.token_ids, inputs.grid_thw, inputs.grid_seconds)
     decoded = torch.arange(answer.prompt_len, answer.num_rows + 1) + delta
     return torch.cat([prompt, decoded.expand(3, -1)], dim=1).T

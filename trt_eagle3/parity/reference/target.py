@@ -19,6 +19,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from trt_eagle3.checkpoint.experts import ExpertsRef
 from trt_eagle3.checkpoint.kv_scales import KVScales
 from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
 from trt_eagle3.checkpoint.target import TargetCheckpoint
@@ -91,6 +92,7 @@ class TargetReference(ABC):
         self.dtype, self.device = dtype, torch.device(device)
         self.kv_scales: Mapping[int, KVScales] = {}
         config._attn_implementation = "sdpa"
+        config._experts_implementation = "eager"
         self._decoder, self._modules, self._tensors = config, modules, tensors
         self._rotary = modules.rope(config).to(self.device)
 
@@ -110,9 +112,11 @@ class TargetReference(ABC):
         """Visual levels, which the first decoder layers receive."""
 
     @abstractmethod
-    def rope_index(self, token_ids: Tensor, grid_thw: Tensor, /) -> tuple[Tensor, int]:
+    def rope_index(
+        self, token_ids: Tensor, grid_thw: Tensor, grid_seconds: Tensor, /
+    ) -> tuple[Tensor, int]:
         """transformers' positions [3, S] and rope_delta of a prompt whose grids stand in prompt
-        order.
+        order; ``grid_seconds``: as ``ModelInputs``.
         """
 
     @abstractmethod
@@ -193,7 +197,7 @@ class TargetReference(ABC):
 
     def _tensor(self, ref: TensorRef) -> Tensor:
         """A weight of its own memory; of a quantised one its values."""
-        if isinstance(ref, QuantisedRef):
+        if isinstance(ref, QuantisedRef | ExpertsRef):
             return read_values(ref).to(self.device, self.dtype)
         with stored_tensor(ref) as (file, stored):
             tensor: Tensor = file.get_tensor(stored)
@@ -256,21 +260,20 @@ class TargetLayer:
         hooks = [
             _keep(layer.input_layernorm, found, f"{prefix}input_layernorm"),
             *(_keep(getattr(layer.self_attn, f"{p}_proj"), raw, p) for p in "qkv"),
-            *(_keep(getattr(layer.self_attn, f"{p}_norm"), raw, f"{p}_norm") for p in "qk"),
+            *(_keep(getattr(layer.self_attn, n), raw, n) for n in _head_norms(layer.self_attn)),
             _keep(layer.self_attn.o_proj, raw, "out", of_input=True),
             _keep(layer.self_attn.o_proj, raw, "attended"),
             _keep(layer.post_attention_layernorm, raw, "residual", of_input=True),
             _keep(layer.post_attention_layernorm, raw, "post"),
-            *(_keep(getattr(layer.mlp, f"{p}_proj"), raw, p) for p in ("gate", "up")),
-            _keep(layer.mlp.down_proj, raw, "inner", of_input=True),
-            _keep(layer.mlp.down_proj, raw, "mlp"),
+            *_mlp_hooks(layer.mlp, raw),
         ]
         output = self(hidden, rope)
         for hook in hooks:
             hook.remove()
-        q, k = self._modules.apply_rope(
-            raw["q_norm"][None].transpose(1, 2), raw["k_norm"][None].transpose(1, 2), *rope
-        )
+        heads = [
+            raw.get(f"{p}_norm", raw[p].unflatten(-1, (-1, layer.self_attn.head_dim))) for p in "qk"
+        ]
+        q, k = self._modules.apply_rope(*(x[None].transpose(1, 2) for x in heads), *rope)
         attn = f"{prefix}self_attn."
         found[f"{attn}qkv"] = torch.cat([raw["q"], raw["k"], raw["v"]], dim=-1)
         found[f"{attn}q"], found[f"{attn}k"] = (y[0].transpose(0, 1).flatten(1) for y in (q, k))
@@ -279,12 +282,11 @@ class TargetLayer:
             f"{prefix}attention_residual": raw["residual"],
             f"{prefix}post_attention_layernorm": raw["post"],
         }
-        found[f"{prefix}mlp.gate_up"] = torch.cat([raw["gate"], raw["up"]], dim=-1)
-        found |= {
-            f"{prefix}mlp.inner": raw["inner"],
-            f"{prefix}mlp.output": raw["mlp"],
-            f"{prefix}output": output,
-        }
+        if "gate" in raw:
+            found[f"{prefix}mlp.gate_up"] = torch.cat([raw["gate"], raw["up"]], dim=-1)
+        of_mlp = [name for name in ("router_logits", "inner", "output") if name in raw]
+        found |= {f"{prefix}mlp.{name}": raw[name] for name in of_mlp}
+        found[f"{prefix}output"] = output
         return found
 
 
@@ -306,11 +308,34 @@ def stored_tensor(ref: TensorRef) -> Iterator[tuple[Any, str]]:
         yield file, ref.name
 
 
+def _mlp_hooks(mlp: Any, raw: dict[str, Tensor]) -> list[Any]:
+    """Of a dense MLP, or of a mixture of experts, whose router gives logits [S, E] first."""
+    if hasattr(mlp, "experts"):
+        return [_keep_router(mlp.gate, raw), _keep(mlp, raw, "output")]
+    return [
+        *(_keep(getattr(mlp, f"{p}_proj"), raw, p) for p in ("gate", "up")),
+        _keep(mlp.down_proj, raw, "inner", of_input=True),
+        _keep(mlp.down_proj, raw, "output"),
+    ]
+
+
+def _keep_router(router: nn.Module, into: dict[str, Tensor]) -> Any:
+    def keep(_module: nn.Module, _inputs: Any, output: tuple[Tensor, ...]) -> None:
+        into["router_logits"] = output[0]
+
+    return router.register_forward_hook(keep)
+
+
 def _keep(module: nn.Module, into: dict[str, Tensor], name: str, *, of_input: bool = False) -> Any:
     def keep(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         into[name] = (inputs[0] if of_input else output)[0]
 
     return module.register_forward_hook(keep)
+
+
+def _head_norms(attention: Any) -> list[str]:
+    """Norms of each head of q and k, where there are any."""
+    return [name for name in ("q_norm", "k_norm") if hasattr(attention, name)]
 
 
 def _float64_norm(module: Any) -> Callable[[Tensor], Tensor]:

@@ -90,9 +90,13 @@ def package_of(config: EngineConfig | None) -> str:
 
 def packs_by_plugin(config: EngineConfig) -> bool:
     """Whether products with a quantised weight go to our plugins: where
-    ``engine.tensorrt.linear`` says so.
+    ``engine.tensorrt.linear`` says so, or leaves it open and the package has no products of its
+    own for one.
     """
-    return config.dtype != "float32" and config.tensorrt.linear == "plugin"
+    if config.dtype == "float32":
+        return False
+    wanted = config.tensorrt.linear
+    return wanted == "plugin" or (wanted == "auto" and not PACKAGES[package_of(config)].weights)
 
 
 def held_weights(config: EngineConfig) -> tuple[str, ...]:

@@ -1,0 +1,107 @@
+"""InternVL as ``transformers`` computes it: decoder, tower and projector, whose parts load and go
+one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+from transformers import InternVLConfig
+from transformers.models.internvl import modeling_internvl as hf
+from transformers.models.qwen3 import modeling_qwen3 as text
+
+from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.parity.ops import full_float32
+from trt_eagle3.parity.reference.target import DecoderModules, TargetReference, VisionStates
+from trt_eagle3.parity.reference.tower import Place, keep_tensors, stream_parts
+
+__all__ = ["InternVLReference", "tiles_from_patches"]
+
+_MODULES = DecoderModules(
+    layer=text.Qwen3DecoderLayer,
+    norm=text.Qwen3RMSNorm,
+    rope=text.Qwen3RotaryEmbedding,
+    apply_rope=text.apply_rotary_pos_emb,
+    axes=False,
+)
+
+
+class InternVLReference(TargetReference):
+    """An InternVL. ``tensors``: canonical name -> place (``TargetCheckpoint``)."""
+
+    num_visual_levels = 0
+
+    def __init__(
+        self,
+        config: InternVLConfig,
+        tensors: Mapping[str, TensorRef],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(config.text_config, _MODULES, tensors, dtype, device)
+        self.config = config
+        config.vision_config._attn_implementation = "sdpa"
+
+    def rope_index(
+        self, token_ids: Tensor, _grids: Tensor, _seconds: Tensor, /
+    ) -> tuple[Tensor, int]:
+        """0, 1, 2, ... on each axis."""
+        return torch.arange(len(token_ids)).repeat(3, 1), 0
+
+    @torch.no_grad()
+    @full_float32()
+    def vision(
+        self, patches: Tensor, grid_thw: Tensor, intermediates: Sequence[str] = (), /
+    ) -> VisionStates:
+        """Run the tower over packed ``patches [n, D]``; ``intermediates`` are names of the
+        vision graph.
+        """
+        with torch.device("meta"):
+            model = hf.InternVLModel(self.config).eval().to(self.dtype)
+        stream_parts(_parts(model), self.fill)
+        found = keep_tensors(model.vision_tower, intermediates, _PLACES, "encoder.layer")
+        merge = round(1 / self.config.downsample_ratio)
+        pixels = tiles_from_patches(patches, grid_thw, self.config.vision_config, merge)
+        features = model.get_image_features(
+            pixels.to(self.device, self.dtype),
+            vision_feature_layer=self.config.vision_feature_layer,
+            vision_feature_select_strategy=self.config.vision_feature_select_strategy,
+            return_dict=True,
+        )
+        embeds = features.pooler_output.flatten(0, 1).cpu()
+        return VisionStates(embeds, embeds.new_zeros(0, *embeds.shape), found)
+
+
+def tiles_from_patches(patches: Tensor, grid_thw: Tensor, vision: object, merge: int) -> Tensor:
+    """Tiles [F, C, H, W] of patches [n, C * p * p] that stand in merge-block order."""
+    channels, side = int(vision.num_channels), int(vision.patch_size[0])  # type: ignore[attr-defined]
+    _, rows, columns = grid_thw[0].tolist()
+    cut = patches.view(-1, rows // merge, columns // merge, merge, merge, channels, side, side)
+    whole = cut.permute(0, 5, 1, 3, 6, 2, 4, 7)
+    return whole.reshape(len(cut), channels, rows * side, columns * side)
+
+
+def _parts(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    tower = model.get_submodule("vision_tower")
+    yield tower.get_submodule("embeddings"), "visual.embeddings."
+    for index, layer in enumerate(tower.get_submodule("encoder.layer").children()):
+        yield layer, f"visual.encoder.layer.{index}."
+    last = tower.get_submodule("layernorm")
+    if last.state_dict():
+        yield last, "visual.layernorm."
+    yield model.get_submodule("multi_modal_projector"), "visual.projector."
+
+
+_PLACES: dict[str, Place] = {
+    "embeddings": ("encoder.layer.0", True),
+    "norm1": ("layernorm_before", False),
+    "attn.output": ("attention.projection_layer", False),
+    "attention_residual": ("layernorm_after", True),
+    "norm2": ("layernorm_after", False),
+    "mlp.fc1": ("mlp.fc1", False),
+    "mlp.fc2": ("mlp.fc2", False),
+    "output": ("", False),
+}
+"""Name in the vision graph -> where the tower has it."""

@@ -1,0 +1,77 @@
+"""Which layers of a Qwen3 decoder are mixtures of experts, and of how many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trt_eagle3.checkpoint.model_config import ModelConfig
+from trt_eagle3.errors import quote
+from trt_eagle3.spec import SparseMoe
+
+__all__ = ["SparseLayers"]
+
+_MAX_EXPERTS = 1 << 14
+
+
+@dataclass(frozen=True)
+class SparseLayers:
+    """Reads the sparse layers of a config's section.
+
+    ``always_renormalises``: whether transformers divides the weights of a token's experts by their
+    sum whatever ``norm_topk_prob`` says; else they are where it says so, by default not.
+    """
+
+    always_renormalises: bool
+
+    def moe(self, config: ModelConfig, section: str) -> SparseMoe:
+        """What every sparse layer has.
+
+        Raises:
+            UserError: a count that is missing, or contradicts another.
+        """
+        experts = self._num_experts(config, section)
+        top_k = config.whole(f"{section}num_experts_per_tok")
+        if top_k > experts:
+            raise config.error(
+                f"{section}num_experts_per_tok: expected at most num_experts = {experts}, got "
+                f"{top_k}"
+            )
+        renormalise = config.get(f"{section}norm_topk_prob", "flag", self.always_renormalises)
+        if self.always_renormalises and not renormalise:
+            raise config.error(
+                f"{section}norm_topk_prob: expected true, got false: transformers renormalises in "
+                "this family whatever it says. Correct it."
+            )
+        return SparseMoe(
+            experts, top_k, config.whole(f"{section}moe_intermediate_size"), renormalise
+        )
+
+    def indices(self, config: ModelConfig, section: str) -> set[int]:
+        """Layers whose number, counted from 1, ``decoder_sparse_step`` divides, but for those that
+        ``mlp_only_layers`` names.
+
+        Raises:
+            UserError: a layer that the decoder does not have.
+        """
+        count = config.whole(f"{section}num_hidden_layers")
+        step = config.whole(f"{section}decoder_sparse_step", 1)
+        dense = config.get(f"{section}mlp_only_layers", "wholes", [])
+        for layer in dense:
+            if not 0 <= layer < count:
+                raise config.error(
+                    f"{section}mlp_only_layers: expected layers 0 to {count - 1}, got "
+                    f"{quote(layer)}"
+                )
+        return {i for i in range(count) if (i + 1) % step == 0 and i not in dense}
+
+    def _num_experts(self, config: ModelConfig, section: str) -> int:
+        """``num_experts``, which transformers also writes as ``num_local_experts``."""
+        keys = [f"{section}{key}" for key in ("num_experts", "num_local_experts")]
+        told = {key: config.whole(key) for key in keys if config.get(key, "any") is not None}
+        if len(set(told.values())) > 1:
+            both = " and ".join(f"{key} {value}" for key, value in told.items())
+            raise config.error(f"{both}: expected one number of experts. Correct it.")
+        experts = next(iter(told.values())) if told else config.whole(keys[0])
+        if experts > _MAX_EXPERTS:
+            raise config.error(f"{keys[0]}: expected at most {_MAX_EXPERTS}, got {experts}")
+        return experts

@@ -1,0 +1,111 @@
+"""What vision graphs share: products and norms by a tensor's prefix, activations, and attention of
+packed patches over their frames.
+
+Shapes: n patches of all frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import TensorProto
+
+from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.errors import UserError
+from trt_eagle3.graph.builder import GraphBuilder, Value
+
+__all__ = ["FrameAttention", "activation", "axial_attention", "layer_norm", "linear", "rms_norm"]
+
+_ROPE_BASE = 10000.0
+Tensors = Mapping[str, TensorRef]
+
+
+def linear(b: GraphBuilder, x: Value, tensors: Tensors, prefix: str, name: str) -> Value:
+    """``x`` through the weight and the bias below ``prefix``."""
+    return b.linear(x, [tensors[f"{prefix}.weight"]], [tensors[f"{prefix}.bias"]], name=name)
+
+
+def layer_norm(
+    b: GraphBuilder, x: Value, tensors: Tensors, prefix: str, name: str, epsilon: float
+) -> Value:
+    """LayerNorm with the weight and the bias below ``prefix``."""
+    scale, bias = b.weight(tensors[f"{prefix}.weight"]), b.weight(tensors[f"{prefix}.bias"])
+    return b.op("LayerNormalization", x, scale, bias, name=name, axis=-1, epsilon=epsilon)
+
+
+def rms_norm(
+    b: GraphBuilder, x: Value, tensors: Tensors, prefix: str, name: str, epsilon: float
+) -> Value:
+    """RMSNorm with the weight below ``prefix``."""
+    weight = b.weight(tensors[f"{prefix}.weight"])
+    return b.own_op("AddRmsNorm", x, weight, names=(name,), dtypes=(b.dtype,), epsilon=epsilon)[0]
+
+
+def activation(b: GraphBuilder, x: Value, kind: str) -> Value:
+    """GELU (exact or tanh) or SiLU."""
+    if kind in {"silu", "swish"}:
+        return b.op("Mul", x, b.op("Sigmoid", x))
+    approximate = {"gelu": "none", "gelu_pytorch_tanh": "tanh", "gelu_new": "tanh"}.get(kind)
+    if approximate is None:
+        raise UserError(
+            f"vision_config.hidden_act: expected gelu, gelu_pytorch_tanh or silu, got {kind!r}"
+        )
+    return b.op("Gelu", x, approximate=approximate)
+
+
+@dataclass(frozen=True)
+class FrameAttention:
+    """Attention of each patch over its own frame, q and k turned by the patch's row and column.
+
+    Attributes:
+        positions: int32 [2, n], row and column of each patch. inv_freq, pair_axis: float32 and
+            int32 [D / 2], what each pair of channels turns by.
+    """
+
+    num_heads: int
+    head_dim: int
+    positions: Value
+    inv_freq: Value
+    pair_axis: Value
+
+    def emit(self, b: GraphBuilder, qkv: Value, starts: Value) -> Value:
+        """``qkv [n, 3 * H * D]`` -> ``[n, H * D]``; ``starts``: int32 [F + 1], of frames."""
+        return b.own_op(
+            "VisionAttention",
+            qkv,
+            self.positions,
+            self.inv_freq,
+            self.pair_axis,
+            starts,
+            names=("attended",),
+            num_heads=self.num_heads,
+            scale=float(np.float32(self.head_dim**-0.5)),
+        )[0]
+
+
+def axial_attention(b: GraphBuilder, num_heads: int, head_dim: int) -> FrameAttention:
+    """Heads whose first half of pairs turns by row, and whose second turns by column.
+
+    Declares ``rope_positions`` int32 [2, n].
+    """
+    inv_freq, pair_axis = _rotation(head_dim)
+    return FrameAttention(
+        num_heads,
+        head_dim,
+        b.input("rope_positions", TensorProto.INT32, (2, "patches")),
+        b.constant(inv_freq, "vision_inv_freq"),
+        b.constant(pair_axis, "vision_pair_axis"),
+    )
+
+
+def _rotation(head_dim: int) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
+    """f32 [D/2] frequencies and i32 [D/2] axes: the first half of the pairs turn by row, the
+    second by column.
+    """
+    half = head_dim // 2
+    exponents = np.arange(0, half, 2, dtype=np.float32) / np.float32(half)
+    quarter = (1.0 / _ROPE_BASE**exponents).astype(np.float32)
+    return np.concatenate([quarter, quarter]), np.repeat(np.arange(2, dtype=np.int32), len(quarter))
