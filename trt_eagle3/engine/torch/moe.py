@@ -11,15 +11,26 @@ Shapes: n rows, H hidden, E experts, I inner width, k experts of a row. T is flo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine.torch.packed import Fp8Weight, Int4Weight, PackedWeight, pack
 from trt_eagle3.graph.ops.fused_moe import fused_moe as stock_fused_moe
+from trt_eagle3.graph.weights import WeightExpr
 
-__all__ = ["DenseExperts", "Experts", "Fp8Experts", "Int4Experts", "fused_moe"]
+__all__ = [
+    "DenseExperts",
+    "Experts",
+    "Fp8Experts",
+    "Int4Experts",
+    "as_experts",
+    "fused_moe",
+    "pack_experts",
+]
 
 _GROUPED_CHIP = (9, 0)  # where torch has grouped products
 
@@ -111,6 +122,15 @@ class Int4Experts(Experts):
     scale: Tensor
     zero_point: Tensor | None
 
+    @property
+    def _form(self) -> tuple[torch.dtype, int, bool]:
+        group = self.codes.shape[2] * 8 // self.scale.shape[2]
+        return self.scale.dtype, group, self.zero_point is None
+
+    def is_like(self, other: object) -> bool:
+        """Whether one call takes both: of one type of scales and size of groups."""
+        return isinstance(other, Int4Experts) and self._form == other._form
+
     def few(
         self, down: Experts, x: Tensor, router_logits: Tensor, top_k: int, renormalise: int
     ) -> Tensor:
@@ -128,6 +148,54 @@ class Int4Experts(Experts):
         zeros = None if self.zero_point is None else self.zero_point.flatten(0, 1)
         parts = (self.codes.flatten(0, 1), self.scale.flatten(0, 1), zeros)
         return capi.unpack_int4(*parts, dtype).view(experts, outer, words * 8)
+
+
+def pack_experts(
+    exprs: tuple[WeightExpr, WeightExpr],
+    root: Path,
+    device: torch.device,
+    *,
+    fp8_activations: bool = False,
+) -> tuple[Experts, Experts] | None:
+    """A layer's gate_up and down packed on ``device``; None where the kernels do not know the form
+    of either.
+
+    Raises:
+        UserError: a file cannot be read, or is cut short.
+    """
+    aligned = all(n % capi.PACKED_COLUMNS == 0 for expr in exprs for n in expr.shape[1:])
+    if not aligned or exprs[0].shape[0] > capi.MAX_EXPERTS:
+        return None
+    gate_up, down = (_packed(expr, root, device, fp8_activations=fp8_activations) for expr in exprs)
+    if gate_up is None or type(gate_up) is not type(down):
+        return None
+    if isinstance(gate_up, Int4Experts) and not gate_up.is_like(down):
+        return None
+    return gate_up, down
+
+
+def _packed(
+    expr: WeightExpr, root: Path, device: torch.device, *, fp8_activations: bool
+) -> Experts | None:
+    """The experts of ``expr``, of whose shape [E, N, K] N and K are multiples of 128."""
+    packed = pack(replace(expr, experts=0), root, device, fp8_activations=fp8_activations)
+    return None if packed is None else as_experts(packed, expr.experts)
+
+
+def as_experts(packed: PackedWeight, experts: int) -> Experts | None:
+    """The matrices [N, K], one after the other in ``packed``, of so many experts; None where no
+    kernel multiplies with experts of its form. N must be a multiple of 128.
+    """
+    if isinstance(packed, Fp8Weight):
+        rows, columns = packed.codes.shape
+        scale = packed.scale.view(experts, -1, packed.scale.shape[1])
+        codes = packed.codes.view(experts, rows // experts, columns)
+        return Fp8Experts(codes, scale, packed.fp8_activations)
+    if isinstance(packed, Int4Weight):
+        shape = (experts, len(packed.codes) // experts, -1)
+        zeros = None if packed.zero_point is None else packed.zero_point.view(shape)
+        return Int4Experts(packed.codes.view(shape), packed.scale.view(shape), zeros)
+    return None
 
 
 def fused_moe(
