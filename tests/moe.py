@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +19,13 @@ from transformers import (
 
 from tests.reference.target import VISION
 
-__all__ = ["Layout", "save_qwen3_moe", "save_qwen3_vl_moe", "with_layout"]
+__all__ = [
+    "Layout",
+    "save_qwen3_moe",
+    "save_qwen3_vl_moe",
+    "upcycled",
+    "with_layout",
+]
 
 Layout = Literal["stacked", "transposed", "single", "fp8 stacked", "fp8 transposed", "fp8 single"]
 TEXT = {
@@ -42,6 +49,7 @@ TOKENS = {
     "vision_start_token_id": 7,
     "vision_end_token_id": 8,
 }
+SECTIONS = ("", "text_config", "vision_config")
 BLOCK = (16, 8)
 """Rows and columns of an FP8 scale: blocks at the edges are short."""
 
@@ -156,3 +164,45 @@ def _blocks(matrix: Tensor) -> list[tuple[int, int]]:
 
 def _span(index: int, axis: int) -> slice:
     return slice(index * BLOCK[axis], (index + 1) * BLOCK[axis])
+
+
+def upcycled(folder: Path, dense: Path, *, num_experts: int = 3) -> Path:
+    """The Qwen3 or Qwen3-VL in ``dense`` as a mixture of experts in ``folder`` that computes the
+    same: each expert is the dense MLP, its inner values in an order of its own.
+
+    So only experts whose gate, up and down are each other's give the dense answers. Layer 1 stays
+    dense; stacks are [E, in, out], as Qwen3-VL-MoE was published.
+    """
+    shutil.copytree(dense, folder)
+    config = json.loads((folder / "config.json").read_text())
+    visual = "vision_config" in config
+    family, sections = ("qwen3_vl", SECTIONS) if visual else ("qwen3", SECTIONS[:1])
+    text = config["text_config"] if visual else config
+    for section in sections:
+        own = config[section] if section else config
+        own["model_type"] = own["model_type"].replace(family, f"{family}_moe")
+    config["architectures"] = [name.replace("ForC", "MoeForC") for name in config["architectures"]]
+    text |= {
+        "num_experts": num_experts,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": text["intermediate_size"],
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [1],
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = load_file(folder / "model.safetensors")
+    generator = torch.Generator().manual_seed(5)
+    for prefix in sorted({n.rpartition("gate_proj")[0] for n in tensors if "mlp.gate_proj" in n}):
+        if ".layers.1." in prefix:
+            continue
+        gate, up, down = (tensors.pop(f"{prefix}{p}_proj.weight") for p in ("gate", "up", "down"))
+        orders = [torch.randperm(len(gate), generator=generator) for _ in range(num_experts)]
+        stacked = torch.stack([torch.cat([gate[o], up[o]]) for o in orders])
+        tensors[f"{prefix}experts.gate_up_proj"] = stacked.transpose(1, 2).contiguous()
+        stacked = torch.stack([down[:, order] for order in orders])
+        tensors[f"{prefix}experts.down_proj"] = stacked.transpose(1, 2).contiguous()
+        router = torch.randn(num_experts, gate.shape[1], generator=generator)
+        tensors[f"{prefix}gate.weight"] = router.to(gate.dtype)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder

@@ -46,6 +46,7 @@ from trt_eagle3.families.registry import family_of, read_target
 from trt_eagle3.multimodal import copy_processor_files
 from trt_eagle3.prompts.kept import keep_questions
 from trt_eagle3.prompts.prompt_file import read_questions
+from trt_eagle3.spec import SparseMoe
 
 __all__ = ["STAGES", "BuildReport", "build"]
 
@@ -226,6 +227,11 @@ def _calibration_prompts(
             f"--calibration {file}: is for INT4 weights and FP8 keys and values, and "
             f"engine.weights is {made}. Set engine.weights: int4 or engine.kv_dtype: fp8, or leave "
             "it out."
+        )
+    if engine.weights == "int4" and any(isinstance(x.mlp, SparseMoe) for x in spec.layers):
+        raise UserError(
+            f"--calibration {file}: {spec.path} is a mixture of experts, whose weights are "
+            "quantised without data. Leave it out, or set engine.weights: fp8."
         )
     return read_prompts(file, spec, config.limits.max_seq_len)
 

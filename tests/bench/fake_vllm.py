@@ -56,7 +56,9 @@ class Engine:
         self.running[name] = [count, sampling.max_tokens]
         self.most = max(self.most, len(self.running))
         with open(os.environ["SEEN"], "w") as file:
-            json.dump({"most": self.most, "arguments": self.arguments}, file)
+            seen = {"most": self.most, "arguments": self.arguments}
+            seen["multiprocessing"] = os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING")
+            json.dump(seen, file)
 
     def step(self):
         found = []

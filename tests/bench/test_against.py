@@ -21,6 +21,8 @@ from trt_eagle3.bench.peers.job import PeerOptions, shared_limits
 from trt_eagle3.bench.peers.process import PeerProcess
 from trt_eagle3.bench.peers.protocol import PeerJob, PeerPrompt
 from trt_eagle3.bench.peers.report import AgainstReport
+from trt_eagle3.bench.result import Side
+from trt_eagle3.bench.workload import Reply, Run
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.errors import EnvironmentMissingError, UserError
 
@@ -90,11 +92,13 @@ def test_vllm_is_stepped_with_so_many_in_flight_and_given_the_bundle_s_draft(
     Image.new("RGB", (64, 64)).save(tmp_path / "a.png")
     prompts = [{"prompt": "one two three"}, {"prompt": "one two", "images": ["a.png"]}]
     (tmp_path / "prompts.json").write_text(json.dumps(prompts))
-    options = PeerOptions("vllm", python=write_fake_vllm(tmp_path))
+    (tmp_path / "long.json").write_text(json.dumps([{"prompt": "one two three four"}]))
+    options = PeerOptions("vllm", python=write_fake_vllm(tmp_path), log=tmp_path / "log")
     report = against(
         bundle,
         options,
         prompts=tmp_path / "prompts.json",
+        first_token=[tmp_path / "long.json"],
         batches=(2,),
         requests=(5,),
         rounds=1,
@@ -110,6 +114,10 @@ def test_vllm_is_stepped_with_so_many_in_flight_and_given_the_bundle_s_draft(
         "num_speculative_tokens": 5,
     }
     assert not arguments["enable_prefix_caching"]
+    assert arguments["compilation_config"] == {"cudagraph_capture_sizes": [1, 2, 4, 8, 12]}
+    assert seen["multiprocessing"] == "0"
+    assert "chatter on stdout" in (tmp_path / "log/vllm-plain.log").read_text()
+    assert (tmp_path / "log/vllm-speculative.log").exists()
     plain, speculative = report.rows
     assert speculative.peer_speculation
     for row in (plain, speculative):
@@ -118,6 +126,16 @@ def test_vllm_is_stepped_with_so_many_in_flight_and_given_the_bundle_s_draft(
         assert row.num_differing == 2, "it is no model"
         assert row.peer.acceptance_length == 1.5, "passes of two tokens and of one"
     assert "tokens of 2 of 2 prompts differ" in report.lines()[1]
+    for found in report.first_tokens:
+        assert found.row.num_prompts == 1
+        for side in (found.row.ours, found.row.peer):
+            ((reply,),) = (run.replies for run in side.runs)
+            assert len(reply.token_ids) == 1
+            assert side.step_ms is None, "nothing comes after a first token"
+    assert [found.row.speculation for found in report.first_tokens] == [False, True]
+    shown = io.StringIO()
+    Console(width=200, file=shown).print(*report.tables())
+    assert "long.json" in shown.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -142,6 +160,23 @@ def test_peer_process_that_dies_is_one_line_and_ends(tmp_path: Path) -> None:
     python.chmod(0o755)
     with pytest.raises(UserError, match=r"its process has ended\. It said last: CUDA is on fire"):
         wait(python)
+
+
+def test_peer_that_is_not_ready_in_time_is_one_line(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\necho Capturing CUDA graphs >&2\nsleep 60\n")
+    python.chmod(0o755)
+    with (
+        PeerProcess("vllm", JOB, python) as peer,
+        pytest.raises(UserError, match=r"no answer within 0\.5 s\. It said last: Capturing"),
+    ):
+        peer.wait(0.5)
+
+
+def test_step_is_the_median_pass_of_the_later_halves() -> None:
+    passes = ((9.0, 1), (8.0, 1), (0.02, 1), (0.04, 2))
+    runs = tuple(Run((Reply((1,), 0.5, passes[n:]),), 1.0, 0, ()) for n in (0, 1, 2))
+    assert Side(runs).step_ms == 40.0, "of 20 and 40, 20 and 40, and 40"
 
 
 def wait(python: Path) -> None:

@@ -28,6 +28,8 @@ def test_bench_against_prints_the_peer_s_rows_as_json(bundle: Path, tmp_path: Pa
     found = json.loads(ended.stdout)
     assert (found["peer"], found["peer_version"]) == ("vllm", "0.25.1")
     assert [row["peer_speculation"] for row in found["rows"]] == [False, True]
+    assert "1 in flight, plain, trt-eagle3 and vllm: " in ended.stderr
+    assert "1 in flight, speculative, trt-eagle3 and vllm: " in ended.stderr
 
 
 @pytest.mark.parametrize(

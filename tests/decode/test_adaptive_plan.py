@@ -17,6 +17,7 @@ from tests.decode.simulated_load import (
     chain_length,
     dear_ms,
     h200_ms,
+    moe_ms,
     rate_of,
 )
 from tests.tiny import build_tiny
@@ -99,6 +100,25 @@ def test_first_cycles_of_a_server_are_not_slower_than_plain_ones(
         for plan in (primed(cycle_ms), Plan({1: None}))
     )
     assert served.tokens / served.seconds >= 0.98 * plain.tokens / plain.seconds
+
+
+@pytest.mark.parametrize("length", [1.0, 2.5])
+@pytest.mark.parametrize("size", [1, 8, 32])
+def test_mixture_of_experts_is_never_served_slower_than_plainly(size: int, length: float) -> None:
+    """Verifying 6 tokens reads five times the experts: known from the first cycle on, and not."""
+    rate = rate_of(length)
+    assert over_plain(adaptive(), size, rate, moe_ms) >= 0.98
+    served, plain = (
+        Load(plan, size, rate, moe_ms, hiccups=0.0).run(120)
+        for plan in (primed(moe_ms), Plan({1: None}))
+    )
+    assert served.tokens / served.seconds >= 0.98 * plain.tokens / plain.seconds
+
+
+def test_fixed_chain_of_a_mixture_of_experts_loses_at_batch_1_and_gains_at_32() -> None:
+    fixed = Plan({1: configured_tree(CHAIN)})
+    assert over_plain(fixed, 1, rate_of(2.5), moe_ms) < 0.8
+    assert over_plain(adaptive(), 32, rate_of(2.5), moe_ms) > 1.6
 
 
 def test_crowd_of_32_with_acceptance_length_3_gains_a_third() -> None:

@@ -34,12 +34,18 @@ from trt_eagle3.decode.decoder import Decoder
 from trt_eagle3.decode.device_batch import BATCH_SIZES, batch_sizes, padded_size
 from trt_eagle3.decode.draft_ahead import DraftAhead
 from trt_eagle3.decode.kv_cache import PagePool
-from trt_eagle3.decode.outcome import Outcome, accept_greedy, greedy_tokens, is_chain
+from trt_eagle3.decode.outcome import (
+    Outcome,
+    accept_drawn,
+    accept_greedy,
+    greedy_tokens,
+    is_chain,
+)
 from trt_eagle3.decode.plan import Cycle
 from trt_eagle3.decode.prefix_cache import PrefixCache
 from trt_eagle3.decode.propose import Proposer, tree_proposal
 from trt_eagle3.decode.runner import TargetRunner
-from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.decode.sampling_params import GREEDY, SamplingParams
 from trt_eagle3.decode.scheduler import Scheduler
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.transfer import Readback
@@ -48,6 +54,7 @@ from trt_eagle3.engine.torch.cuda_graph import CAPTURED_AT_RUN
 from trt_eagle3.errors import ClosedError
 
 ANY_STEPS = {None, *range(8)}
+VOCAB = 12  # of the pair
 
 
 class _Turns:
@@ -167,12 +174,13 @@ def test_sampled_sequence_that_joins_and_leaves_changes_nothing_for_greedy_ones(
 
 
 def decoding(
-    tree: Any, patch: pytest.MonkeyPatch, count: int = 2
+    tree: Any, patch: pytest.MonkeyPatch, count: int = 2, sampling: SamplingParams = GREEDY
 ) -> tuple[Scheduler, list[SequenceState], list[str]]:
     """A scheduler whose sequences decode, and what it does from now on, in order."""
     pool = fixed_pool()
     scheduler = make_scheduler(pool, None, lambda _: tree)
-    asked = [sequence(i, pool, drafting=tree is not None) for i in range(count)]
+    drafting = tree is not None
+    asked = [SequenceState(prompts()[i], pool, VOCAB, sampling, drafting) for i in range(count)]
     for s in asked:
         scheduler.add(s)
     while min(len(s.tokens) for s in asked) < 3:
@@ -190,10 +198,12 @@ def decoding(
     return scheduler, asked, done
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_plain_pass_is_launched_before_the_host_waits_for_the_one_before(
-    monkeypatch: pytest.MonkeyPatch,
+    temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scheduler, asked, done = decoding(None, monkeypatch)
+    sampling = SamplingParams(temperature)
+    scheduler, asked, done = decoding(None, monkeypatch, sampling=sampling)
     before = [len(s.tokens) for s in asked]
     for _ in range(3):
         assert len(scheduler.step()) == 2
@@ -203,8 +213,12 @@ def test_plain_pass_is_launched_before_the_host_waits_for_the_one_before(
     assert flying is not None, "the pass for the next step runs already"
 
 
-def test_trees_are_proposed_before_the_host_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    scheduler, _, done = decoding(CHAIN, monkeypatch)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_trees_are_proposed_before_the_host_waits(
+    temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampling = SamplingParams(temperature)
+    scheduler, _, done = decoding(CHAIN, monkeypatch, sampling=sampling)
     for _ in range(3):
         scheduler.step()
     assert done == ["forward", "propose", "wait"] * 3
@@ -401,6 +415,96 @@ def test_device_accepts_what_the_host_would() -> None:
     assert accepted > 200
 
 
+def drawn_chances(chance: random.Random, tree: Tree) -> list[float]:
+    """The target's probabilities of the nodes after their parents: siblings share at most 1, some
+    have all that is left, some nothing.
+    """
+    left: dict[int, float] = {}
+    found = [0.0]
+    for parent in tree.parents[1:]:
+        rest = left.get(parent, 1.0)
+        found.append(rest * chance.choice((0.0, 1.0, chance.random())))
+        left[parent] = rest - found[-1]
+    return found
+
+
+def test_device_draws_what_the_host_would() -> None:
+    """Over the same random numbers, of which it uses as many."""
+    chance, accepted, used = random.Random(1), 0, 0
+    for _ in range(300):
+        tree, rows = random_tree(chance), range(3)
+        tokens = [[7, *(3 * (rank + 1) for rank in tree.ranks[1:])] for _ in rows]
+        chances = [drawn_chances(chance, tree) for _ in rows]
+        bonus = [[chance.randrange(50) for _ in tree.parents] for _ in rows]
+        uniform = [[chance.random() for _ in tree.parents] for _ in rows]
+        outcome = accept_drawn(
+            tree_proposal(tree, torch.tensor(tokens)),
+            torch.tensor(chances, dtype=torch.float64),
+            torch.tensor(bonus),
+            torch.tensor(uniform, dtype=torch.float64),
+        )
+        found = Outcome.unpacked(outcome.packed().tolist())
+        for row in rows:
+            numbers = iter(uniform[row])
+            wanted = accept(
+                tokens[row], tree.parents, chances[row], bonus[row], lambda n=numbers: next(n)
+            )
+            assert found[row] == wanted
+            assert int(outcome.last[row]) == wanted.tokens[-1]
+            assert found[row].draws == len(uniform[row]) - len([*numbers])
+            accepted += len(wanted.path) - 1
+            used += found[row].draws
+    assert accepted > 200
+    assert used > 400
+
+
+SAMPLED = SamplingParams(0.9, top_k=6, max_tokens=MAX_TOKENS)
+
+
+def by_host(index: int, tree: AnyTree | None, sampling: SamplingParams) -> list[int]:
+    """What a sequence says alone, to a decoder that waits for every outcome."""
+    pool = PagePool(NUM_PAGES, PAGE_SIZE)
+    scheduler = make_scheduler(pool, None, lambda _: tree)
+    alone = SequenceState(prompts()[index], pool, VOCAB, sampling, tree is not None)
+    scheduler.add(alone)
+    finish(scheduler)
+    return alone.tokens[:MAX_TOKENS]
+
+
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize("num_pages", [NUM_PAGES, 15], ids=["roomy", "tight"])
+def test_sampled_sequences_say_what_each_says_alone(
+    tree: str, num_pages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With greedy and penalised ones among them; a pass that is forgotten uses no random number."""
+    monkeypatch.setattr(async_cycle, "_MANY", 2)
+    kinds = [
+        SAMPLED.updated(seed=5),
+        SamplingParams(max_tokens=MAX_TOKENS),
+        SAMPLED.updated(seed=6, repetition_penalty=1.3),
+        SAMPLED.updated(seed=7, temperature=1.4),
+    ]
+    sampling = [kinds[i % len(kinds)] for i in range(len(LAYOUTS))]
+    expected = [by_host(i, TREES[tree], kind) for i, kind in enumerate(sampling)]
+    pool, chance = fixed_pool(num_pages), random.Random(num_pages)
+    scheduler = make_scheduler(pool, PrefixCache(pool), lambda _: TREES[tree])
+    asked = [
+        SequenceState(prompts()[i], pool, VOCAB, kind, TREES[tree] is not None)
+        for i, kind in enumerate(sampling)
+    ]
+    coming = [*asked]
+    while coming or scheduler.running or scheduler.waiting:
+        if coming and chance.random() < 0.3:
+            scheduler.add(coming.pop())
+        for emission in scheduler.step():
+            assert emission.error is None
+            if len(emission.sequence.tokens) >= MAX_TOKENS or emission.full:
+                scheduler.remove(emission.sequence)
+    assert [s.tokens[:MAX_TOKENS] for s in asked] == expected
+    assert scheduler.num_preempted or num_pages == NUM_PAGES
+    assert len({tuple(tokens) for tokens in expected}) > 4
+
+
 def test_logits_that_are_no_numbers_say_nothing() -> None:
     logits = torch.eye(5)[None, :3].repeat(3, 1, 1)
     logits[1, 2, 0], logits[2, 0, 4] = torch.nan, torch.inf
@@ -459,10 +563,20 @@ def test_graphs_are_captured_for_every_size_and_change_nothing_that_is_said(
     bundle = build_tiny(tmp_path, limits=limits, speculation={"adaptive": True})
     ran = count_calls(monkeypatch, AsyncCycles, "run_nobody")
     primed = count_calls(monkeypatch, AdaptivePlan, "prime")
+    prefilled = count_calls(monkeypatch, Decoder, "prefill")
     with overwriting_llm(bundle) as engine, load(bundle) as lazy:
         expected = lazy.generate("What is 12 plus 30?", max_tokens=12).token_ids
         assert lazy.capture_graphs() == 0
-        assert engine.capture_graphs() == 5
+        prefilled.clear()
+        assert engine.capture_graphs(seconds=300.0) == 5
+        assert [rows for ((_, rows),) in (chunks for (chunks,) in prefilled)] == [
+            512,
+            256,
+            128,
+            64,
+            32,
+        ]
+        assert engine.metrics().kv_pages_used == 0
         captured = [args[:2] for args in ran if args[-1] == CAPTURED_AT_RUN]
         assert [size for size, tree in captured if tree is None] == [5, 4, 3, 2, 1]
         shapes = sum(len({None, *engine.bundle.plan.trees_at(n)}) for n in range(1, 6))

@@ -20,6 +20,7 @@ from PIL import Image
 from tests.multimodal.bombs import children, encode, jpeg_of_scans
 from tests.tiny import build_tiny
 from trt_eagle3 import LLM, Chunk, Request, SamplingParams, load
+from trt_eagle3.decode import loaded_bundle
 from trt_eagle3.decode.answer import Answer
 from trt_eagle3.decode.core import EngineCore
 from trt_eagle3.decode.decoder import Decoder
@@ -29,6 +30,7 @@ from trt_eagle3.decode.vision_encoder import VisionEncoder
 from trt_eagle3.errors import ClosedError, OverloadedError, UserError
 from trt_eagle3.multimodal import MediaPolicy
 from trt_eagle3.multimodal.caller import Caller
+from trt_eagle3.multimodal.decoder_pool import DecoderPool
 
 PROMPTS = [f"What is {i} plus {3 * i + 1}?" for i in range(10)]
 NUM_LONG = 200
@@ -559,7 +561,8 @@ def test_picture_past_its_deadline_is_refused_and_decoding_goes_on(
     engine.close()
 
 
-def test_closed_engine_leaves_no_decoder(bundle: Path) -> None:
+def test_closed_engine_leaves_no_decoder(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loaded_bundle, "DecoderPool", DecoderPool)  # one of its own
     before = children()
     engine = load(bundle)
     answers = [engine.submit(picture_of(data)) for data in (SLOW, SMALL)]

@@ -172,7 +172,7 @@ def test_biased_sampler_is_caught_through_the_decoder(
     pair: Pair, decoder: Decoder, exact: dict[str, Tensor], monkeypatch: Any
 ) -> None:
     """The bonus of a rejected tree is drawn with the rejected tokens among it."""
-    monkeypatch.setattr(torch.Tensor, "index_put", lambda self, *_: self)
+    monkeypatch.setattr(torch.Tensor, "index_put_", lambda self, *_: self)
     prompt = make_prompt(pair, LAYOUTS["text"], seed=1)
     counts = torch.zeros(VOCAB, VOCAB, dtype=torch.int64)
     for batch in range(BATCHES):

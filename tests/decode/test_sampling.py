@@ -151,13 +151,14 @@ def penalised(
 
 def test_penalties_of_a_tree_are_those_of_each_path_alone(monkeypatch: Any) -> None:
     judged: list[torch.Tensor] = []
-    probs = sampling_module.target_probs
+    process = sampling_module.process_logits
 
-    def watched(logits: torch.Tensor, sampling: SamplingParams) -> torch.Tensor:
-        judged.append(logits)
-        return probs(logits, sampling)
+    def watched(*args: Any) -> torch.Tensor:
+        changed: torch.Tensor = process(*args)
+        judged.append(changed.flatten(0, 1))
+        return changed
 
-    monkeypatch.setattr(sampling_module, "target_probs", watched)
+    monkeypatch.setattr(sampling_module, "process_logits", watched)
 
     @given(case=penalised())
     def check(case: tuple[SamplingParams, list[int], list[int], list[int], torch.Tensor]) -> None:
@@ -253,7 +254,7 @@ def test_first_token_has_the_targets_probabilities() -> None:
 
 
 def test_greedy_verdict_draws_no_random_number(monkeypatch: Any) -> None:
-    monkeypatch.setattr(Sampler, "_draw", no_numbers)
+    monkeypatch.setattr(Sampler, "uniform", no_numbers)
     sampler = Sampler(SamplingParams(0.0, presence_penalty=0.5), torch.tensor([1]), VOCAB)
     logits = torch.randn(TREE.num_nodes, VOCAB, generator=torch.Generator().manual_seed(1))
     verdict = sampler.verdict(
@@ -266,7 +267,7 @@ def test_greedy_verdict_draws_no_random_number(monkeypatch: Any) -> None:
 def test_bonus_is_never_a_token_without_probability_nor_a_child(
     number: float, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(Sampler, "_draw", lambda _: torch.tensor([number], dtype=torch.float64))
+    monkeypatch.setattr(Sampler, "uniform", lambda _: number)
     sampler = Sampler(SamplingParams(1.0, top_k=5), torch.tensor([0]), VOCAB)
     nodes = torch.arange(TREE.num_nodes)  # node i has token i, so node 0 must not say 1, 2 or 3
     for seed in range(30):

@@ -209,7 +209,7 @@ FAULTS: dict[str, tuple[Any, str, Any]] = {
     "only the likeliest sibling has a chance": (accept_module, "_chosen", likeliest_sibling),
     "likely tokens accepted for certain": (accept_module, "_chosen", greedy_rule),
     "residual not renormalised": (sampling_module, "_inverse_cdf", fixed_share),
-    "bonus drawn from the unmasked distribution": (torch.Tensor, "index_put", keep_all),
+    "bonus drawn from the unmasked distribution": (torch.Tensor, "index_put_", keep_all),
     "filters applied twice": (sampling_module, "target_probs", twice),
     "filters before temperature": (sampling_module, "target_probs", filters_first),
 }

@@ -1,8 +1,8 @@
 """bench --against: a bundle and another engine over the same checkpoints, the same prompts, on the
 same machine.
 
-The other engine runs in a process of its own. Rounds alternate; the first is not counted. Answers
-are compared too: where they differ, a ratio is between different work.
+The other engine runs in a process of its own. Rounds alternate; the first of each load is not
+counted. Answers are compared too: where they differ, a ratio is between different work.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from trt_eagle3.bench.peers.job import (
     shared_limits,
 )
 from trt_eagle3.bench.peers.process import PeerProcess
-from trt_eagle3.bench.peers.report import AgainstReport, AgainstRow
+from trt_eagle3.bench.peers.report import AgainstReport, AgainstRow, FirstTokenRow
 from trt_eagle3.bench.result import Side
 from trt_eagle3.bench.run import request_counts
 from trt_eagle3.bench.workload import (
@@ -51,6 +51,7 @@ __all__ = ["Contest", "against", "open_contest"]
 
 Ask = Callable[[int, int], Run]
 """Answers ``count`` requests, so many in flight."""
+Heard = Callable[[AgainstRow], object]
 
 
 class Contest:
@@ -71,12 +72,20 @@ class Contest:
         max_tokens: int = MAX_TOKENS,
         ignore_eos: bool = False,
         progress: Progress = lambda *_: None,
+        heard: Heard = lambda _: None,
     ) -> AgainstReport:
-        """Answer ``counts`` requests made of ``questions``, whose images are files, by load."""
+        """Answer ``counts`` requests made of ``questions``, whose images are files, by load;
+        ``heard``: told each row as soon as it is there.
+        """
         options = {"max_tokens": max_tokens, "ignore_eos": ignore_eos}
-        found = _rounds(self._asks(questions, options), counts, rounds, progress)
         facts = {**self._facts(), **options, "rounds": rounds, "num_prompts": len(questions)}
-        rows = [row for load in counts for row in _rows(load, found, len(questions))]
+        asks, rows = self._asks(questions, options), list[AgainstRow]()
+        for number, (load, count) in enumerate(counts.items()):
+            progress("loads", number, len(counts))
+            for row in _rows(load, _rounds(asks, load, count, rounds), len(questions)):
+                heard(row)
+                rows.append(row)
+        progress("loads", 1, 1)
         return AgainstReport(facts, tuple(rows))
 
     def _asks(
@@ -125,6 +134,7 @@ def open_contest(
     batch_size: int,
     has_media: bool,
     speculation: bool = True,
+    progress: Progress = lambda *_: None,
 ) -> Iterator[Contest]:
     """Open the peer on the checkpoints of ``bundle``, then the bundle, its KV cache no larger than
     the peer's.
@@ -153,7 +163,11 @@ def open_contest(
             )
             for drafting in ((False, True) if both else (False,))
         }
-        versions = [peer.wait() for peer in peers.values()]
+        versions = []
+        for number, peer in enumerate(peers.values()):
+            progress("engines", number, len(peers))
+            versions.append(peer.wait(options.start_seconds))
+        progress("engines", 1, 1)
         engine.start()  # after the peers, which are given their memory beforehand
         yield Contest(engine, peers, versions[0])
 
@@ -163,15 +177,22 @@ def against(
     peer: PeerOptions,
     *,
     prompts: Path | None = None,
+    first_token: Sequence[Path] = (),
     batches: Sequence[int] = (),
     requests: Sequence[int] = (),
+    rounds: int = ROUNDS,
     progress: Progress = lambda *_: None,
+    heard: Heard = lambda _: None,
     **options: Any,
 ) -> AgainstReport:
     """Measure a bundle and ``peer``, without speculation, and where both can draft, with it.
 
     Args:
-        prompts, batches, requests, options: as of ``bench``. Prompts with videos are left out.
+        prompts, batches, requests, rounds, options: as of ``bench``. Prompts with videos are left
+            out.
+        first_token: files of prompts of which, one at a time, the time to the first token is
+            measured too.
+        heard: told each row of a load as soon as it is there.
     Raises:
         UserError: anything wrong with bundle, prompts or the peer's checkpoints.
         EnvironmentMissingError: the peer is not installed.
@@ -182,16 +203,36 @@ def against(
     asked = questions_for(bundle, prompts, vision=vision)
     with tempfile.TemporaryDirectory() as folder:
         questions, num_left_out = _as_files(asked, Path(folder))
+        alone = {
+            file: _as_files(questions_for(bundle, file, vision=vision), Path(folder, str(index)))[0]
+            for index, file in enumerate(first_token)
+        }
         loads = [Load(size) for size in batch_sizes(engine, batches)]
         counts = request_counts(loads, requests, len(questions))
-        size, has_media = loads[-1].concurrency, any(q.images for q in questions)
-        with open_contest(engine.bundle, peer, batch_size=size, has_media=has_media) as contest:
-            report = contest.measure(questions, counts, progress=progress, **options)
-    return replace(report, num_left_out=num_left_out)
+        has_media = any(q.images for some in (questions, *alone.values()) for q in some)
+        with open_contest(
+            engine.bundle,
+            peer,
+            batch_size=loads[-1].concurrency,
+            has_media=has_media,
+            progress=progress,
+        ) as contest:
+            report = contest.measure(
+                questions, counts, rounds=rounds, progress=progress, heard=heard, **options
+            )
+            found = tuple(
+                FirstTokenRow(str(file), row)
+                for file, some in alone.items()
+                for row in contest.measure(
+                    some, {Load(1): len(some)}, rounds=rounds, max_tokens=1
+                ).rows
+            )
+    return replace(report, num_left_out=num_left_out, first_tokens=found)
 
 
 def _as_files(asked: Sequence[Question], folder: Path) -> tuple[list[Question], int]:
     """Prompts whose images are files in ``folder``, and how many with videos are left out."""
+    folder.mkdir(exist_ok=True)
     kept = [question for question in asked if not question.videos]
     if not kept:
         raise UserError("--against: prompts with videos are left out, and there are no others")
@@ -212,26 +253,18 @@ def _as_file(image: Any, file: Path) -> Path:
     return file
 
 
-_Found = Mapping[tuple[Load, str, bool], list[Run]]
+_Found = Mapping[tuple[str, bool], list[Run]]
 
 
-def _rounds(
-    asks: Mapping[tuple[str, bool], Ask],
-    counts: Mapping[Load, int],
-    rounds: int,
-    progress: Progress,
-) -> _Found:
-    """Every load by every side, who goes first changing from round to round."""
-    found: dict[tuple[Load, str, bool], list[Run]] = {}
+def _rounds(asks: Mapping[tuple[str, bool], Ask], load: Load, count: int, rounds: int) -> _Found:
+    """A load by every side, who goes first changing from round to round."""
+    found: dict[tuple[str, bool], list[Run]] = {}
     order = list(asks)
     for number in range(rounds + 1):
-        for index, (load, count) in enumerate(counts.items()):
-            progress("rounds", number * len(counts) + index, (rounds + 1) * len(counts))
-            for side in order if number % 2 else order[::-1]:
-                run = asks[side](count, load.concurrency)
-                if number:
-                    found.setdefault((load, *side), []).append(run)
-    progress("rounds", 1, 1)
+        for side in order if number % 2 else order[::-1]:
+            run = asks[side](count, load.concurrency)
+            if number:
+                found.setdefault(side, []).append(run)
     return found
 
 
@@ -239,10 +272,10 @@ def _rows(load: Load, found: _Found, num_prompts: int) -> list[AgainstRow]:
     """Plain against plain, and speculative against the peer's speculative, or else its plain."""
     rows = []
     for speculation in (False, True):
-        if (load, "ours", speculation) not in found:
+        if ("ours", speculation) not in found:
             continue
-        same = (load, "peer", speculation) in found
-        ours = Side(tuple(found[load, "ours", speculation]))
-        theirs = Side(tuple(found[load, "peer", speculation and same]))
+        same = ("peer", speculation) in found
+        ours = Side(tuple(found["ours", speculation]))
+        theirs = Side(tuple(found["peer", speculation and same]))
         rows.append(AgainstRow(load, speculation, speculation and same, ours, theirs, num_prompts))
     return rows

@@ -1,7 +1,8 @@
 """Cycle times of many sequences at once on one GPU: ``python -m trt_eagle3.bench.crowd``.
 
 A pair of a published geometry in bfloat16 with random weights, through the real scheduler and
-sampler. Random drafts are hardly ever right, so a speculative cycle is a cost here, not a speed.
+sampler. Random drafts are hardly ever right, so a speculative cycle is a cost here, not a speed;
+with ``--temperature`` all sequences sample.
 Medians of whole steps on the host's clock; beside them what the host does in each part of a step,
 what kernels take by family, and how long the device has nothing to do.
 """
@@ -27,6 +28,7 @@ from trt_eagle3.bench.random_pair import RandomPair, random_pair
 from trt_eagle3.bench.synthetic import size_option
 from trt_eagle3.config import KVDtype, SpeculationConfig
 from trt_eagle3.decode.decoder import AnyTree
+from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.decode.scheduler import Scheduler
 from trt_eagle3.decode.tree import static_tree
 from trt_eagle3.io.run_command import run_command
@@ -62,6 +64,9 @@ _WARM = 8  # steps before the first that counts
     show_default=True,
     help="As engine.kv_dtype.",
 )
+@click.option("--temperature", default=0.0, show_default=True)
+@click.option("--top-k", default=20, show_default=True, help="Where the temperature is above 0.")
+@click.option("--top-p", default=0.8, show_default=True, help="Likewise.")
 @click.option("--kernels", is_flag=True, help="Also print the longest kernels of every case.")
 def main(
     size: str,
@@ -72,11 +77,18 @@ def main(
     page_size: int,
     weights: str,
     kv_dtype: KVDtype,
+    temperature: float,
+    top_k: int,
+    top_p: float,
     kernels: bool,
 ) -> None:
     """Print where a step's microseconds go, case by case, then cycle times by batch size."""
+    sampling = SamplingParams()
+    if temperature > 0.0:
+        sampling = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p)
     times = Table(
-        f"{size}, {weights}, KV {kv_dtype}, context {context}", *(f"B {batch}" for batch in batches)
+        f"{size}, {weights}, KV {kv_dtype}, context {context}, temperature {temperature:g}",
+        *(f"B {batch}" for batch in batches),
     )
     longest = Table("case", "kernel", "us a step", "launches")
     console = Console(width=200)
@@ -91,7 +103,7 @@ def main(
             kv_dtype=kv_dtype,
         )
         for steps in depths:
-            crowd = _Crowd(pair, context, max(batches), steps)
+            crowd = _Crowd(pair, context, max(batches), steps, sampling)
             found: dict[int, float] = {}
             for batch in sorted(batches, reverse=True):
                 crowd.shrink(batch)
@@ -122,7 +134,9 @@ def _parts(us: dict[str, float]) -> str:
 class _Crowd:
     """Sequences that decode together, begun again before every measurement."""
 
-    def __init__(self, pair: RandomPair, context: int, batch: int, steps: int) -> None:
+    def __init__(
+        self, pair: RandomPair, context: int, batch: int, steps: int, sampling: SamplingParams
+    ) -> None:
         self._context = context
         self._tree: AnyTree | None = static_tree(SpeculationConfig(steps=steps)) if steps else None
         self._scheduler = Scheduler(
@@ -131,7 +145,7 @@ class _Crowd:
             tree_for=lambda _: self._tree,
         )
         for _ in range(batch):
-            self._scheduler.add(pair.sequence(context, drafting=steps > 0))
+            self._scheduler.add(pair.sequence(context, sampling, drafting=steps > 0))
         while self._scheduler.waiting or any(not s.prefilled for s in self._scheduler.running):
             self._scheduler.step()
 

@@ -1,8 +1,9 @@
 """The first request after a start beside the last of a hundred.
 
 ``python -m trt_eagle3.bench.first_request``: a pair of a published geometry in bfloat16 with random
-weights, through the real scheduler, which starts as a server does: a short answer, then the CUDA
-graphs of decoding are captured. Requests come one after the other, each with a prompt of its own.
+weights, through the real scheduler, which starts as a server does: a short answer, prompts of every
+size, then the CUDA graphs of decoding are captured. Requests come one after the other, each with a
+prompt of its own, whose length is none of those that the start has run.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from trt_eagle3.bench.random_pair import RandomPair, random_pair
 from trt_eagle3.bench.synthetic import size_option
 from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.adaptive_plan import AdaptivePlan
-from trt_eagle3.decode.capture import capture_graphs
+from trt_eagle3.decode.capture import capture_graphs, run_prompts
 from trt_eagle3.decode.cycle_cost import prior_of
 from trt_eagle3.decode.plan import Plan, widths
 from trt_eagle3.decode.scheduler import Scheduler
@@ -38,7 +39,7 @@ _LATE = 10  # requests that the figure of the last ones is a median of
 
 @click.command()
 @size_option
-@click.option("--context", default=1024, show_default=True, help="Tokens of every prompt.")
+@click.option("--context", default=1000, show_default=True, help="Tokens of every prompt.")
 @click.option("--tokens", default=24, show_default=True, help="Of every answer, at least.")
 @click.option("--requests", "count", default=100, show_default=True)
 @click.option("--batch", default=16, show_default=True, help="Sequences that graphs are made for.")
@@ -50,6 +51,7 @@ def main(size: str, context: int, tokens: int, count: int, batch: int) -> None:
         engine = _Engine(pair, batch)
         start = time.perf_counter()
         engine.answer(8, 8)
+        prompts = engine.run_prompts()
         captured = engine.capture()
         started = time.perf_counter() - start
         found = [engine.answer(context, tokens) for _ in range(count)]
@@ -59,7 +61,14 @@ def main(size: str, context: int, tokens: int, count: int, batch: int) -> None:
     for name, some in (("1", found[:1]), ("2", found[1:2]), ("3", found[2:3]), ("last ones", late)):
         first, whole = (median(values) for values in _columns(some))
         table.add_row(name, f"{first:.1f}", f"{whole:.1f}", f"{whole / usual:.2f}")
-    Console(width=120).print(table, f"start: {captured} sizes captured in {started:.1f} s")
+    Console(width=120).print(table, _start(prompts, captured, started))
+
+
+def _start(prompts: tuple[int, float], captured: int, seconds: float) -> str:
+    return (
+        f"start: {prompts[0]} prompts in {prompts[1]:.2f} s, graphs of {captured} batch sizes, "
+        f"{seconds:.1f} s in all"
+    )
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,12 @@ class _Engine:
             tree_for=self._plan.tree_for,
             observer=self._plan,
         )
+
+    def run_prompts(self) -> tuple[int, float]:
+        """How many sizes have run, and in how many seconds."""
+        start = time.perf_counter()
+        done = run_prompts(self._decoder, self._pair.pool, self._pair.spec.vocab_size)
+        return done, time.perf_counter() - start
 
     def capture(self) -> int:
         """How many batch sizes are ready."""

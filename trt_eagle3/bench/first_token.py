@@ -142,7 +142,7 @@ def first_token(
         other = None
         if peer is not None:
             other = stack.enter_context(open_peer(peer, engine.bundle, has_media=True))
-            other.wait()
+            other.wait(peer.start_seconds)
             limits = shared_limits(engine.bundle, 1)
             engine = LLM(replace(engine.bundle, limits=limits), prefix_cache=False)
             stack.callback(engine.close)

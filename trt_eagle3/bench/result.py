@@ -90,6 +90,19 @@ class Side:
             np.repeat(passes[:, 0] / passes[:, 1], passes[:, 1].astype(int))
         )
 
+    @property
+    def step_ms(self) -> float | None:
+        """Median milliseconds of a pass in the later halves of the answers: where as many requests
+        come as are in flight, all of them decode then.
+        """
+        late = [
+            seconds
+            for run in self.runs
+            for reply in run.replies
+            for seconds, _ in reply.passes[len(reply.passes) // 2 :]
+        ]
+        return 1e3 * median(late) if late else None
+
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
         first, between = self.first_token, self.per_token
@@ -100,6 +113,7 @@ class Side:
             "acceptance_by_position": list(self.acceptance_by_position),
             "first_token_ms": first and dataclasses.asdict(first),
             "per_token_ms": between and dataclasses.asdict(between),
+            "step_ms": self.step_ms,
         }
 
 

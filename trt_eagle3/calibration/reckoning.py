@@ -46,7 +46,9 @@ def reckon(
 ) -> Reckoning:
     """Of ``calibrate``, by how fast this machine multiplies and rounds; ``weights``: are made."""
     shapes = [
-        (ref.shape[0], ref.shape[1]) for n, ref in spec.tensors.items() if is_quantised_here(n)
+        (prod(ref.shape[:-1]), ref.shape[-1])
+        for n, ref in spec.tensors.items()
+        if is_quantised_here(n)
     ]
     values = sum(map(prod, shapes))
     if not weights:

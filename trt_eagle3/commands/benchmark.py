@@ -9,11 +9,12 @@ from typing import Any
 import click
 
 from trt_eagle3 import bench as bench_defaults
-from trt_eagle3.bench.peers import PEER_NAMES
+from trt_eagle3.bench.peers import PEER_NAMES, START_S
 from trt_eagle3.commands.console import (
     bars,
     bundle_argument,
     json_option,
+    log,
     numbers,
     out,
     print_json,
@@ -23,7 +24,7 @@ from trt_eagle3.errors import UserError
 
 __all__ = ["bench"]
 
-_PeerValues = tuple[str, Path | None, Path | None, Path | None]
+_PeerValues = tuple[str, Path | None, Path | None, Path | None, Path | None, float]
 """Fields of ``PeerOptions``, which is not imported before it is needed."""
 
 
@@ -109,6 +110,27 @@ _PeerValues = tuple[str, Path | None, Path | None, Path | None]
     type=click.Path(path_type=Path),
     help="Run the peer with this Python.  [default: this one]",
 )
+@click.option(
+    "--peer-log",
+    "peer_log",
+    type=click.Path(path_type=Path),
+    help="Write what the peer says into this folder, a file for each of its processes.",
+)
+@click.option(
+    "--peer-start",
+    "start_seconds",
+    type=click.FloatRange(1.0),
+    default=START_S,
+    show_default=True,
+    help="Seconds within which the peer must be ready.",
+)
+@click.option(
+    "--first-token",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="With --against: also time the first tokens of this file's prompts, one at a time; may be "
+    "repeated.",
+)
 @json_option
 def bench(
     bundle: Path,
@@ -119,6 +141,9 @@ def bench(
     checkpoint: Path | None,
     draft: Path | None,
     python: Path | None,
+    peer_log: Path | None,
+    start_seconds: float,
+    first_token: Sequence[Path],
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -127,12 +152,16 @@ def bench(
     Kernels alone: plugins/bench/kernels.py. Big pairs with random weights: python -m
     trt_eagle3.bench.gpu
     """
-    if against is None and (checkpoint or draft or python):
-        raise UserError("--checkpoint, --draft-checkpoint and --peer-python: of --against only")
-    peer = (against, checkpoint, draft, python) if against else None
+    if against is None and (checkpoint or draft or python or peer_log or first_token):
+        raise UserError(
+            "--checkpoint, --draft-checkpoint, --peer-python, --peer-log and --first-token: of "
+            "--against only"
+        )
+    peer = (against, checkpoint, draft, python, peer_log, start_seconds) if against else None
     if images:
         _bench_images(bundle, peer, as_json)
     elif peer:
+        options["first_token"] = first_token
         _bench_against(bundle, peer, as_json, tune=tune, plot=plot, **options)
     else:
         _bench_alone(bundle, as_json, tune=tune, plot=plot, **options)
@@ -178,7 +207,13 @@ def _bench_against(
     from trt_eagle3.bench.peers.job import PeerOptions
 
     with bars() as progress:
-        result = against(bundle, PeerOptions(*peer), progress=progress, **options)
+        result = against(
+            bundle,
+            PeerOptions(*peer),
+            progress=progress,
+            heard=lambda row: log.print(row.line(peer[0]), soft_wrap=True, markup=False),
+            **options,
+        )
     if as_json:
         print_json(result.to_dict())
     else:

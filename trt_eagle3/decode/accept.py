@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from trt_eagle3.decode.request import TokenLogprob
 from trt_eagle3.decode.tree import AnyTree
 
-__all__ = ["Accepted", "CycleOutcome", "accept"]
+__all__ = ["ROUNDING", "Accepted", "CycleOutcome", "accept"]
 
 # of sums of float64 probabilities: siblings that have all the mass leave none behind
-_ROUNDING = 1e-12
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,14 @@ class Accepted:
         tokens: what to emit: the drafted tokens on the path, then the bonus token.
         steps: levels of the tree below its root.
         logprobs: of each of ``tokens``, where its request wants them.
+        draws: random numbers of the sequence that were used, and are not taken from it yet.
     """
 
     path: tuple[int, ...]
     tokens: tuple[int, ...]
     steps: int = field(default=0, compare=False)
     logprobs: tuple[TokenLogprob, ...] = field(default=(), compare=False)
+    draws: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def _chosen(
     left = 1.0
     for node in siblings:
         prob = probs[node]
-        if prob > 0.0 and (prob >= left - _ROUNDING or uniform() * left < prob):
+        if prob > 0.0 and (prob >= left - ROUNDING or uniform() * left < prob):
             return node
         left -= prob
     return None

@@ -1,10 +1,9 @@
 """Asynchronous cycles: the device is given its next work before the host knows what the last pass
 said.
 
-A greedy cycle is accepted on the device, which then extends the draft and proposes again while the
-host reads the outcome; a large batch begins its next cycle before the host hands on what was said.
-A greedy plain pass takes its tokens from the pass before, which the host reads meanwhile. Where a
-sequence of the batch samples, the host accepts.
+A cycle is accepted on the device, which then extends the draft and proposes again while the host
+reads the outcome; a large batch begins its next cycle before the host hands on what was said. A
+plain pass takes its roots from the pass before, which the host reads meanwhile.
 
 Shapes: B sequences of a padded batch, T tree nodes, H target hidden, k aux layers, V vocab.
 """
@@ -20,6 +19,7 @@ from torch import Tensor
 from trt_eagle3.decode.accept import Accepted, CycleOutcome
 from trt_eagle3.decode.device_batch import DeviceBatch, Seats, padded_size
 from trt_eagle3.decode.draft_ahead import DraftAhead, Tail
+from trt_eagle3.decode.logprobs import LogprobsAhead
 from trt_eagle3.decode.outcome import (
     Outcome,
     accept_trees,
@@ -33,20 +33,15 @@ from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, all_rows
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.transfer import Readback
 from trt_eagle3.decode.tree import AnyTree, Tree
-from trt_eagle3.decode.tree_judge import (
-    all_greedy,
-    any_changing,
-    chosen_tokens,
-    first_trees,
-)
+from trt_eagle3.decode.tree_judge import judged_outcome, take_draws, wants_only_tokens
 from trt_eagle3.decode.tree_masks import TreeMasks
-from trt_eagle3.decode.verify import verify_tree
 from trt_eagle3.engine.session import Reduction
 
 __all__ = ["AsyncCycles"]
 
 
 _ROOT = Tree.root_only()
+_NO_TOKEN = -1
 # sequences from which on a cycle is launched before the last one's outcome is handed on: who ends
 # by it has taken part for nothing, which is much where there are few
 _MANY = 8
@@ -75,11 +70,12 @@ class _PlainPass:
     tokens: Tensor
     aux: Tensor | None
     said: Readback
+    logprobs: LogprobsAhead | None
 
 
 @dataclass(frozen=True)
 class _TreePass:
-    """A speculative cycle that runs; ``said``: its outcome, or as far as the host accepted.
+    """A speculative cycle that runs; ``said``: its outcome.
 
     ``filtered``: the next trees are wanted once the host knows it.
     """
@@ -87,7 +83,8 @@ class _TreePass:
     seats: Seats
     tree: AnyTree
     tail: Tail
-    said: Readback | list[Accepted]
+    said: Readback
+    logprobs: LogprobsAhead | None
     filtered: bool
 
 
@@ -150,18 +147,16 @@ class AsyncCycles:
         found = self._say(running, sequences)
         if tree is not None and isinstance(running, _TreePass) and len(sequences) >= _MANY:
             going = [s for s in sequences if self._goes_on(s, -1)]
-            if going and all_greedy(going) and all(self._fits(s, tree) for s in going):
+            if going and all(self._fits(s, tree) for s in going):
                 self._flying = self._launch_trees(going, tree)
         return found
 
     def _plain(
         self, sequences: Sequence[SequenceState], running: _PlainPass | None
     ) -> CycleOutcome:
-        """A token of each sequence; if all are greedy, the next pass of those that go on is
-        launched before the host waits.
+        """A token of each sequence; the next pass of those that go on is launched before the host
+        waits.
         """
-        if not all_greedy(sequences):
-            return self._say(running, sequences) if running else self._sample(sequences)
         if running is None:
             first = self._launch(sequences, None, [-1] * len(sequences))
             running = self._choose(first, sequences)
@@ -184,10 +179,7 @@ class AsyncCycles:
         return flying
 
     def _launch_trees(self, sequences: Sequence[SequenceState], tree: AnyTree) -> _TreePass:
-        """One cycle of sequences that all take ``tree``, up to the next trees.
-
-        Where one samples, the host waits, and accepts.
-        """
+        """One cycle of sequences that all take ``tree``, up to the next trees."""
         assert self._draft is not None
         num_rows, count = tree.num_nodes + tree.num_draft_rows, len(sequences)
         for s in sequences:
@@ -195,48 +187,40 @@ class AsyncCycles:
         lengths = [s.length for s in sequences]
         batch = self._batch(sequences, lengths, [-1] * count, num_rows)
         proposal = self._draft.proposal(sequences, tree, batch)
-        greedy, samplers = all_greedy(sequences), [s.sampler for s in sequences]
+        samplers = [s.sampler for s in sequences]
         masks = TreeMasks(samplers, proposal)
-        reduce = greedy_tokens if greedy and not any_changing(sequences) else None
+        reduce = greedy_tokens if wants_only_tokens(sequences) else None
         judged, aux = self._verify(tree, proposal, batch, reduce)
         assert aux is not None
         # who has a grammar is proposed for once the host knows what that allows
         filtered = any(s.grammar is not None for s in samplers)
         ahead = not filtered and max(lengths) + num_rows <= self._max_seq_len
-        said: Readback | list[Accepted]
-        if greedy:
-            if reduce is None:
-                judged = chosen_tokens(samplers, tree, proposal, judged, masks)
+        logprobs = None
+        if reduce is not None:
             outcome = accept_trees(tree, proposal, judged)
-            said = Readback(outcome.packed())  # before the draft's work: the host waits for no more
         else:
-            # whom no draft follows says the same with and without others
-            nodes = [tree.num_nodes if s.drafting else 1 for s in sequences]
-            said = [
-                replace(accepted, steps=tree.steps)
-                for accepted in verify_tree(
-                    sequences, first_trees(proposal, count), judged[:count], nodes, masks
-                )
-            ]
-            outcome = Outcome.of(said, tree.num_nodes, batch.size, judged.device)
+            outcome = judged_outcome(sequences, tree, proposal, judged, masks)
+            logprobs = LogprobsAhead(sequences, judged, outcome.path, outcome.tokens)
+        said = Readback(outcome.packed())  # before the draft's work: the host waits for no more
         tail = self._draft.follow(tree, outcome, aux, batch, ahead=ahead)
         self._commit(tree, batch, outcome, sequences[0].pool.page_size)
-        return _TreePass(Seats(sequences, lengths, range(count)), tree, tail, said, filtered)
+        seats = Seats(sequences, lengths, range(count))
+        return _TreePass(seats, tree, tail, said, logprobs, filtered)
 
     def run_nobody(self, size: int, tree: AnyTree | None, table_len: int, times: int) -> None:
         """Run cycles of a batch of ``size`` that is padding alone.
 
         ``table_len``: of the pages' pool.
         """
-        batch = DeviceBatch.of_nobody(size, table_len, self._target.embedding.device)
+        table = self._target.embedding
+        batch = DeviceBatch.of_nobody(size, table_len, table.num_tokens, table.device)
         for _ in range(times):
             if tree is None:
                 roots = tree_proposal(_ROOT, batch.roots.long()[:, None])
                 self._verify(_ROOT, roots, batch, greedy_tokens)
                 continue
             assert self._draft is not None
-            dtype = self._target.embedding.dtype
-            proposal = self._draft.run_nobody(tree, batch, dtype)
+            proposal = self._draft.run_nobody(tree, batch, table.dtype)
             target_ids, aux = self._verify(tree, proposal, batch, greedy_tokens)
             assert aux is not None
             outcome = accept_trees(tree, proposal, target_ids)
@@ -255,7 +239,7 @@ class AsyncCycles:
         if before is not None:
             roots = _roots_after(before, batch, unchanged=list(rows) == list(range(len(rows))))
         trees = tree_proposal(_ROOT, roots[:, None])
-        reduce = None if any_changing(sequences) else greedy_tokens
+        reduce = greedy_tokens if wants_only_tokens(sequences) else None
         judged, aux = self._verify(_ROOT, trees, batch, reduce)
         wanted = any(s.draft for s in sequences)
         kept = aux[:, 0].clone() if aux is not None and wanted else None
@@ -264,26 +248,15 @@ class AsyncCycles:
 
     def _choose(self, forward: _PlainForward, sequences: Sequence[SequenceState]) -> _PlainPass:
         """What ``forward``, which is for ``sequences``, says."""
-        judged = forward.judged
+        tokens, logprobs = forward.judged[:, 0], None
         if not forward.reduced:
-            samplers = [s.sampler for s in sequences]
-            masks = TreeMasks(samplers, forward.roots)
-            judged = chosen_tokens(samplers, _ROOT, forward.roots, judged, masks)
+            masks = TreeMasks([s.sampler for s in sequences], forward.roots)
+            outcome = judged_outcome(sequences, _ROOT, forward.roots, forward.judged, masks)
+            tokens = outcome.last.masked_fill(~outcome.finite, _NO_TOKEN)
+            logprobs = LogprobsAhead(sequences, forward.judged, outcome.path, outcome.tokens)
         # copies: the next pass may overwrite a session's outputs
-        tokens = judged[:, 0].clone()
-        return _PlainPass(forward.seats, tokens, forward.aux, Readback(tokens))
-
-    def _sample(self, sequences: Sequence[SequenceState]) -> CycleOutcome:
-        """A token of each sequence, some of which sample."""
-        lengths, count = [s.length for s in sequences], len(sequences)
-        batch = self._batch(sequences, lengths, [-1] * count, 1)
-        roots = tree_proposal(_ROOT, batch.roots.long()[:, None])
-        logits, aux = self._verify(_ROOT, roots, batch, None)
-        found = verify_tree(sequences, first_trees(roots, count), logits[:count], [1] * count)
-        kept = aux[:, 0].clone() if aux is not None and any(s.draft for s in sequences) else None
-        for i, (s, accepted) in enumerate(zip(sequences, found, strict=True)):
-            _advance(s, accepted, kept, i)
-        return CycleOutcome(found, None)
+        tokens = tokens.clone()
+        return _PlainPass(forward.seats, tokens, forward.aux, Readback(tokens), logprobs)
 
     def _say(
         self, done: _PlainPass | _TreePass, sequences: Sequence[SequenceState]
@@ -293,10 +266,10 @@ class AsyncCycles:
         if isinstance(done, _PlainPass):
             said = done.said.wait()
             found = [Accepted((0,), (token,) if token >= 0 else ()) for token in said]
-        elif isinstance(done.said, Readback):
-            found = Outcome.unpacked(done.said.wait(), done.tree.steps)
         else:
-            found = done.said
+            found = Outcome.unpacked(done.said.wait(), done.tree.steps)
+        if done.logprobs is not None:
+            found = done.logprobs.wait(found)
         for i, s in enumerate(sequences):
             if rows[i] >= 0 and not s.drafting:
                 found[rows[i]] = replace(found[rows[i]], steps=0)
@@ -305,6 +278,7 @@ class AsyncCycles:
             if s.sampler.error:
                 found[row] = Accepted((0,), ())
         for s, row in present:
+            take_draws(s, found[row].draws)
             _advance(s, found[row], done.aux if isinstance(done, _PlainPass) else None, row)
         if isinstance(done, _TreePass):
             assert self._draft is not None

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 import torch
 
 from trt_eagle3.decode.answer import Answer
-from trt_eagle3.decode.capture import capture_graphs
+from trt_eagle3.decode.capture import capture_graphs, run_prompts
 from trt_eagle3.decode.loaded_bundle import LoadedBundle
 from trt_eagle3.decode.metrics import Meter
 from trt_eagle3.decode.output import Output
@@ -159,8 +159,8 @@ class EngineCore:
         return answers
 
     def capture_graphs(self, seconds: float) -> int:
-        """Capture the CUDA graphs of decoding now, in ``seconds`` at most; how many batch sizes are
-        ready.
+        """Run prompts of every size once, and capture the CUDA graphs of decoding, these in
+        ``seconds`` at most; how many batch sizes are ready.
 
         Raises:
             ClosedError: this is closed.
@@ -169,11 +169,16 @@ class EngineCore:
         if cycles is None or table_len is None or not cycles.capturable:
             return 0
         plan = self._plan
+
+        def work() -> int:
+            run_prompts(self._bundle.decoder, self.pool, self._bundle.spec.vocab_size)
+            return capture_graphs(cycles, plan, table_len, seconds)
+
         done: Future[int] = Future()
         with self._news:
             if not self.alive:
                 raise ClosedError("the engine has stopped. Load it again.")
-            self._errands.append((lambda: capture_graphs(cycles, plan, table_len, seconds), done))
+            self._errands.append((work, done))
             self._news.notify_all()
         return done.result()
 

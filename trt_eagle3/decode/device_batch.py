@@ -6,6 +6,7 @@ import weakref
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import torch
 from torch import Tensor
@@ -14,7 +15,14 @@ from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.state import LayerStates
 from trt_eagle3.decode.transfer import to_device
 
-__all__ = ["BATCH_SIZES", "DeviceBatch", "Seats", "batch_sizes", "padded_size"]
+__all__ = [
+    "BATCH_SIZES",
+    "DeviceBatch",
+    "Seats",
+    "batch_sizes",
+    "padded_size",
+    "spread_tokens",
+]
 
 BATCH_SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, 128)
 """To which batches are padded, so that their shapes come again; larger ones to a multiple of 32."""
@@ -33,6 +41,15 @@ def padded_size(batch_size: int, most: int) -> int:
 def batch_sizes(max_batch_size: int) -> list[int]:
     """All sizes that batches of up to ``max_batch_size`` are padded to, ascending."""
     return sorted({padded_size(n, max_batch_size) for n in range(1, max_batch_size + 1)})
+
+
+def spread_tokens(shape: tuple[int, ...], num_tokens: int, device: torch.device) -> Tensor:
+    """int64 [*shape]: token ids from all over a vocabulary of ``num_tokens``, so that what depends
+    on tokens (a mixture of experts reads those that a row is routed to) takes its usual time.
+    """
+    count = prod(shape)
+    ids = torch.arange(count, device=device) * max(1, num_tokens // count)
+    return (ids % num_tokens).view(shape)
 
 
 class Seats:
@@ -99,11 +116,14 @@ class DeviceBatch:
         return cls(there[0], there[1], there[2], there[3], state_inputs)
 
     @classmethod
-    def of_nobody(cls, size: int, table_len: int, device: torch.device) -> DeviceBatch:
-        """Padding alone, which writes to page 0."""
+    def of_nobody(
+        cls, size: int, table_len: int, num_tokens: int, device: torch.device
+    ) -> DeviceBatch:
+        """Padding alone, which writes to page 0; its last tokens are of all the vocabulary."""
         none = torch.zeros(size, dtype=torch.int32, device=device)
         pages = torch.zeros(size, table_len, dtype=torch.int32, device=device)
-        return cls(none, none, none, none - 1, {"page_table": pages})
+        roots = spread_tokens((size,), num_tokens, device).int()
+        return cls(none, none, roots, none - 1, {"page_table": pages})
 
     @property
     def size(self) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode.batch import causal_mask_of
-from trt_eagle3.decode.device_batch import DeviceBatch, Seats
+from trt_eagle3.decode.device_batch import DeviceBatch, Seats, spread_tokens
 from trt_eagle3.decode.outcome import Outcome, is_chain
 from trt_eagle3.decode.propose import (
     DeviceDrafters,
@@ -162,11 +162,15 @@ class DraftAhead:
             self._prepared = _Prepared(seats, tree, tail.prepared)
 
     def run_nobody(self, tree: AnyTree, batch: DeviceBatch, dtype: torch.dtype) -> Proposal:
-        """Trees of padding alone, so that graphs of these shapes are captured."""
+        """Trees of padding alone, so that graphs of these shapes are captured; their tokens are of
+        all the vocabulary.
+        """
         m, device = self._manifest, batch.lengths.device
         logits = torch.zeros(batch.size, m.draft_vocab_size, device=device)
         features = torch.zeros(batch.size, m.hidden_size, dtype=dtype, device=device)
-        return self._propose(tree, batch, logits, features)
+        proposal = self._propose(tree, batch, logits, features)
+        tokens = spread_tokens(tuple(proposal.tokens.shape), m.vocab_size, device)
+        return replace(proposal, tokens=tokens)
 
     def _propose(
         self,

@@ -268,10 +268,11 @@ class LLM:
         self._started()
 
     def capture_graphs(self, seconds: float = 30.0) -> int:
-        """Capture the CUDA graphs of decoding, for every batch size, rather than as they come.
+        """Run prompts of every size once, and capture the CUDA graphs of decoding, for every batch
+        size, rather than as they come.
 
         Args:
-            seconds: that it may take; what does not fit is captured when it has come twice.
+            seconds: that capturing may take; what does not fit is captured when it has come twice.
         Returns:
             How many batch sizes are ready; 0 where no graphs are captured, on the CPU.
         """

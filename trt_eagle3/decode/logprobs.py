@@ -17,9 +17,9 @@ from torch import Tensor
 from trt_eagle3.decode.accept import Accepted
 from trt_eagle3.decode.request import TokenLogprob
 from trt_eagle3.decode.sequence import SequenceState
-from trt_eagle3.decode.transfer import to_device
+from trt_eagle3.decode.transfer import Readback, to_device
 
-__all__ = ["path_logprobs", "token_logprobs"]
+__all__ = ["LogprobsAhead", "path_logprobs", "token_logprobs"]
 
 
 def path_logprobs(
@@ -50,15 +50,50 @@ def path_logprobs(
     return named
 
 
+class LogprobsAhead:
+    """Log-probabilities of what a pass says, on their way to the host with it."""
+
+    def __init__(
+        self, sequences: Sequence[SequenceState], logits: Tensor, path: Tensor, tokens: Tensor
+    ) -> None:
+        """``sequences``: the first rows of ``logits`` f32 [B, T, V]; ``path``, ``tokens`` int64
+        [B, T]: as of their outcome.
+        """
+        rows = [i for i, s in enumerate(sequences) if s.sampling.logprobs is not None]
+        counts = [s.sampling.logprobs or 0 for s in sequences]
+        self._counts = {i: counts[i] for i in rows}
+        self._found = [
+            Readback(_packed(logits[i].index_select(0, path[i]), tokens[i], counts[i]))
+            for i in rows
+        ]
+
+    def wait(self, found: list[Accepted]) -> list[Accepted]:
+        """``found``, what the pass says row by row, with the log-probabilities of those who want
+        them.
+        """
+        for (row, _), values in zip(self._counts.items(), self._found, strict=True):
+            said = _unpacked(values.wait()[: len(found[row].tokens)])
+            found[row] = replace(found[row], logprobs=tuple(said))
+        return found
+
+
 def token_logprobs(logits: Tensor, tokens: Tensor, num_best: int) -> list[TokenLogprob]:
     """Of ``tokens`` int64 [n] after ``logits`` f32 [n, V], with the ``num_best`` likeliest."""
+    return _unpacked(_packed(logits, tokens, num_best).tolist())
+
+
+def _packed(logits: Tensor, tokens: Tensor, num_best: int) -> Tensor:
+    """float64 [n, 2 + 2 k]: token, its log-probability, those of the likeliest, and these."""
     values = logits.double()
     values = values - values.logsumexp(dim=1, keepdim=True)
-    own = values.gather(1, tokens[:, None])
+    own = values.gather(1, tokens.clamp(min=0)[:, None])
     best = values.topk(min(num_best, values.shape[1]), dim=1)
-    packed = torch.cat([tokens[:, None].double(), own, best.values, best.indices.double()], dim=1)
+    return torch.cat([tokens[:, None].double(), own, best.values, best.indices.double()], dim=1)
+
+
+def _unpacked(rows: Sequence[Sequence[float]]) -> list[TokenLogprob]:
     found = []
-    for token, logprob, *tops in packed.tolist():
+    for token, logprob, *tops in rows:
         half = len(tops) // 2
         pairs = zip(tops[half:], tops[:half], strict=True)
         top = tuple((int(other), value) for other, value in pairs)

@@ -1,30 +1,30 @@
-"""What a cycle's sequences say, on the device; where all are greedy, it is found there: ``accept``
-of trees whose every chance is 0 or 1.
+"""What a cycle's sequences say, found on the device: ``accept`` of trees of a batch, those whose
+every chance is 0 or 1 among them.
 
 Shapes: B sequences, T tree nodes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from trt_eagle3.decode.accept import Accepted
+from trt_eagle3.decode.accept import ROUNDING, Accepted
 from trt_eagle3.decode.propose import Proposal
-from trt_eagle3.decode.transfer import to_device
 from trt_eagle3.decode.tree import AnyTree, Tree
 
 __all__ = [
     "Outcome",
     "TreeShape",
+    "accept_drawn",
     "accept_greedy",
     "accept_trees",
     "greedy_tokens",
     "is_chain",
+    "on_device",
     "tree_shape",
 ]
 
@@ -41,6 +41,7 @@ class Outcome:
         tokens: int64 [B, T] what it emits, then anything.
         path: int64 [B, T] nodes from the root to the deepest accepted one, then the others.
         last: int64 [B] the last token that it emits.
+        draws: int64 [B] random numbers that it has used.
     """
 
     counts: Tensor
@@ -48,27 +49,12 @@ class Outcome:
     tokens: Tensor
     path: Tensor
     last: Tensor
+    draws: Tensor
 
     def packed(self) -> Tensor:
-        """int64 [B, 1 + 2 T] for ``unpacked``."""
+        """int64 [B, 2 + 2 T] for ``unpacked``."""
         counts = self.counts.masked_fill(~self.finite, 0)
-        return torch.cat([counts[:, None], self.tokens, self.path], dim=1)
-
-    @classmethod
-    def of(
-        cls, found: Sequence[Accepted], num_nodes: int, size: int, device: torch.device
-    ) -> Outcome:
-        """What the host accepted, padded to ``size`` sequences, on ``device``."""
-        fields = torch.zeros(size, 1 + 2 * num_nodes, dtype=torch.int64)
-        fields[:, 0] = 1
-        for row, accepted in zip(fields, found, strict=False):
-            others = [n for n in range(num_nodes) if n not in accepted.path]
-            tokens = [*accepted.tokens, *[0] * (num_nodes - len(accepted.tokens))]
-            row[:] = torch.tensor([len(accepted.path), *tokens, *accepted.path, *others])
-        there = to_device(fields, device)
-        counts, tokens, path = there.split([1, num_nodes, num_nodes], dim=1)
-        last = tokens.gather(1, counts - 1)[:, 0]
-        return cls(counts[:, 0], counts[:, 0] > 0, tokens, path, last)
+        return torch.cat([counts[:, None], self.draws[:, None], self.tokens, self.path], dim=1)
 
     @staticmethod
     def unpacked(rows: list[list[int]], steps: int = 0) -> list[Accepted]:
@@ -77,9 +63,10 @@ class Outcome:
         """
         found = []
         for row in rows:
-            count, path = row[0], 1 + len(row) // 2
-            tokens = tuple(row[1 : 1 + count])
-            found.append(Accepted(tuple(row[path : path + max(count, 1)]), tokens, steps))
+            (count, draws), path = row[:2], 1 + len(row) // 2
+            tokens = tuple(row[2 : 2 + count])
+            nodes = tuple(row[path : path + max(count, 1)])
+            found.append(Accepted(nodes, tokens, steps, draws=draws))
         return found
 
 
@@ -102,20 +89,81 @@ def accept_greedy(proposal: Proposal, target_ids: Tensor, *, chain: bool) -> Out
     Args:
         target_ids: int64 [B, T]: ``greedy_tokens`` at the nodes. chain: the trees are chains.
     """
-    tokens, num_nodes = proposal.tokens, proposal.tokens.shape[1]
-    nodes = torch.arange(num_nodes, device=tokens.device)
-    if chain:
-        right = (tokens[:, 1:] == target_ids[:, :-1]).cumprod(dim=1)
-        counts = right.sum(dim=1) + 1
-        path = nodes.expand_as(tokens)
-    else:
-        parents = proposal.parents.to(tokens.device, non_blocking=True)
-        mask = proposal.mask.to(tokens.device, non_blocking=True)
-        wrong = tokens != target_ids.gather(1, parents.clamp(min=0))
-        wrong[:, 0] = False
-        accepted = ~(mask & wrong[:, None]).any(dim=2)
-        counts = accepted.sum(dim=1)
-        path = torch.where(accepted, nodes, nodes + num_nodes).argsort(dim=1)
+    tokens = proposal.tokens
+    size, num_nodes = tokens.shape
+    constants = _constants(size, num_nodes, tokens.device)
+    if chain:  # what it emits is what the target says, as far as the draft agrees
+        counts = (tokens[:, 1:] == target_ids[:, :-1]).cumprod(dim=1).sum(dim=1) + 1
+        last = target_ids.gather(1, counts[:, None] - 1)[:, 0]
+        finite = (target_ids != _NO_TOKEN).all(dim=1)
+        return Outcome(counts, finite, target_ids, constants.path, last, constants.no_draws)
+    parents = proposal.parents.to(tokens.device, non_blocking=True)
+    mask = proposal.mask.to(tokens.device, non_blocking=True)
+    right = tokens == target_ids.gather(1, parents.clamp(min=0))
+    return _outcome(tokens, *_followed(mask, right), target_ids, constants.no_draws)
+
+
+def accept_drawn(proposal: Proposal, chances: Tensor, bonus: Tensor, uniform: Tensor) -> Outcome:
+    """``accept.accept`` of every tree, over the same random numbers.
+
+    A node's number is the one after those of all nodes that are asked before it on the way there,
+    so all nodes are looked at together.
+
+    Args:
+        proposal: on the device. chances: float64 [B, T]: the target's probability of a node's token
+            after its parent. bonus: int64 [B, T]: the token to emit where the walk ends, -1 after
+            logits that are no numbers.
+        uniform: float64 [B, T]: the next random numbers, behind the one that drew ``bonus``.
+    """
+    tokens, parents, mask = proposal.tokens, proposal.parents, proposal.mask
+    nodes = torch.arange(tokens.shape[1], device=tokens.device)
+    # those whose parent is this one's, and that are asked before it
+    elder = (parents[:, :, None] == parents[:, None, :]) & (nodes < nodes[:, None])
+    left = 1.0 - (elder * chances[:, None, :]).sum(dim=2)
+    possible = chances > 0.0
+    certain = possible & (chances >= left - ROUNDING)
+    drawn = possible & ~certain
+    above = mask & (nodes != nodes[:, None]) & (nodes > 0)
+    asked = above | (mask.float() @ elder.float() > 0)
+    index = (asked & drawn[:, None, :]).sum(dim=2).clamp(max=len(nodes) - 1)
+    passes = certain | (drawn & (uniform.gather(1, index) * left < chances))
+    first = ~(elder & passes[:, None, :]).any(dim=2)
+    counts, path = _followed(mask, passes & first)
+    reached = torch.zeros_like(possible).scatter(1, path, nodes < counts[:, None])
+    looked_at = reached.gather(1, parents.clamp(min=0)) & (nodes > 0) & first & drawn
+    return _outcome(tokens, counts, path, bonus, looked_at.sum(dim=1))
+
+
+@dataclass(frozen=True)
+class _Constants:
+    """Of batches of one shape, only to be read: the ``path`` int64 [B, T] of chains, and ``draws``
+    int64 [B] of sequences that draw none.
+    """
+
+    path: Tensor
+    no_draws: Tensor
+
+
+@lru_cache(maxsize=256)
+def _constants(size: int, num_nodes: int, device: torch.device) -> _Constants:
+    path = torch.arange(num_nodes, device=device).expand(size, -1).contiguous()
+    return _Constants(path, torch.zeros(size, dtype=torch.int64, device=device))
+
+
+def _followed(mask: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """``counts`` and ``path`` of trees whose nodes that are ``right`` bool [B, T] are followed."""
+    nodes = torch.arange(right.shape[1], device=right.device)
+    wrong = ~right & (nodes > 0)
+    accepted = ~(mask & wrong[:, None]).any(dim=2)
+    path = torch.where(accepted, nodes, nodes + len(nodes)).argsort(dim=1)
+    return accepted.sum(dim=1), path
+
+
+def _outcome(
+    tokens: Tensor, counts: Tensor, path: Tensor, target_ids: Tensor, draws: Tensor
+) -> Outcome:
+    """Of trees of ``tokens``, followed down ``path`` to the node after ``counts`` - 1 others."""
+    nodes = torch.arange(tokens.shape[1], device=tokens.device)
     last = target_ids.gather(1, path.gather(1, counts[:, None] - 1))
     following = tokens.gather(1, path).roll(-1, dims=1)
     return Outcome(
@@ -124,16 +172,25 @@ def accept_greedy(proposal: Proposal, target_ids: Tensor, *, chain: bool) -> Out
         tokens=torch.where(nodes == counts[:, None] - 1, last, following),
         path=path,
         last=last[:, 0],
+        draws=draws,
     )
 
 
 def accept_trees(tree: AnyTree, proposal: Proposal, target_ids: Tensor) -> Outcome:
     """``accept_greedy`` of proposals of ``tree``, whose shape is not copied every time."""
-    if isinstance(tree, Tree):
-        shape, size = tree_shape(tree, target_ids.device), len(target_ids)
-        parents, mask = shape.parents.expand(size, -1), shape.mask.expand(size, -1, -1)
-        proposal = replace(proposal, parents=parents, mask=mask)
-    return accept_greedy(proposal, target_ids, chain=is_chain(tree))
+    placed = on_device(tree, proposal, target_ids.device)
+    return accept_greedy(placed, target_ids, chain=is_chain(tree))
+
+
+def on_device(tree: AnyTree, proposal: Proposal, device: torch.device) -> Proposal:
+    """``proposal`` of ``tree``, all of it on ``device``; a static tree's shape is there already."""
+    size, tokens = len(proposal.tokens), proposal.tokens.to(device, non_blocking=True)
+    if not isinstance(tree, Tree):
+        others = (proposal.parents, proposal.depths, proposal.mask)
+        return Proposal(tokens, *(field.to(device, non_blocking=True) for field in others))
+    shape = tree_shape(tree, device)
+    parents, mask = shape.parents.expand(size, -1), shape.mask.expand(size, -1, -1)
+    return Proposal(tokens, parents, proposal.depths, mask)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,10 @@ Shapes: B sequences, T nodes of each, V vocab.
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -56,24 +58,38 @@ def target_probs(logits: Tensor, sampling: SamplingParams) -> Tensor:
         return torch.zeros_like(logits, dtype=torch.float64).scatter_(
             1, logits.argmax(dim=1, keepdim=True), 1.0
         )
-    # a quotient then overflows to -inf only
-    logits = logits.double() - logits.amax(dim=1, keepdim=True)
-    probs = (logits / sampling.temperature).softmax(dim=1)
-    num_best = sampling.top_k if 0 < sampling.top_k < probs.shape[1] else None
+    most = logits.amax(dim=1, keepdim=True)
+    weights = _weights(logits, most, sampling.temperature)
+    num_best = sampling.top_k if 0 < sampling.top_k < logits.shape[1] else None
     if num_best:
-        probs = _keep_from(probs, probs.topk(num_best, dim=1).values[:, -1:])
-    if sampling.top_p < 1.0:
+        best = logits.topk(num_best, dim=1).values
+        weights = weights.masked_fill_(logits < best[:, -1:], 0.0)
+    if sampling.top_p < 1.0 and num_best:
         # of those that tie with the last of the best, one stands for all: they have one value, so
         # the edge is the same
-        ordered = (
-            probs.topk(num_best, dim=1).values if num_best else _likeliest(probs, sampling.top_p)
-        )
-        before = ordered.cumsum(dim=1) - ordered
-        count = (before < sampling.top_p).sum(dim=1, keepdim=True)
-        probs = _keep_from(probs, ordered.gather(1, count - 1))
+        shares = _weights(best, most, sampling.temperature) / weights.sum(dim=1, keepdim=True)
+        edge = best.gather(1, _num_within(shares, sampling.top_p) - 1)
+        weights = weights.masked_fill_(logits < edge, 0.0)
+    elif sampling.top_p < 1.0:
+        weights /= weights.sum(dim=1, keepdim=True)
+        ordered = _likeliest(weights, sampling.top_p)
+        edge = ordered.gather(1, _num_within(ordered, sampling.top_p) - 1)
+        weights = weights.masked_fill(weights < edge, 0.0)
     if sampling.min_p > 0.0:
-        probs = _keep_from(probs, sampling.min_p * probs.max(dim=1, keepdim=True).values)
-    return probs
+        least = sampling.min_p * weights.amax(dim=1, keepdim=True)
+        weights = weights.masked_fill(weights < least, 0.0)
+    return weights.div_(weights.sum(dim=1, keepdim=True))
+
+
+def _weights(logits: Tensor, most: Tensor, temperature: float) -> Tensor:
+    """float64, in proportion to the probabilities; ``most``: the largest logit, whose is 1."""
+    # first the difference: a quotient then overflows to -inf only
+    return logits.double().sub_(most).div_(temperature).exp_()
+
+
+def _num_within(ordered: Tensor, mass: float) -> Tensor:
+    """int64 [n, 1]: how many of the probabilities of each row, descending, reach ``mass``."""
+    return (ordered.cumsum(dim=1) - ordered < mass).sum(dim=1, keepdim=True)
 
 
 def _likeliest(probs: Tensor, mass: float) -> Tensor:
@@ -84,11 +100,6 @@ def _likeliest(probs: Tensor, mass: float) -> Tensor:
         if bool((few.cumsum(dim=1)[:, -1] >= mass).all()):
             return few
     return probs.sort(dim=1, descending=True).values
-
-
-def _keep_from(probs: Tensor, least: Tensor) -> Tensor:
-    kept = probs.masked_fill(probs < least, 0.0)
-    return kept / kept.sum(dim=1, keepdim=True)
 
 
 class Sampler:
@@ -112,6 +123,7 @@ class Sampler:
         self.sampling = sampling
         seed = int.from_bytes(os.urandom(8), "little") if sampling.seed is None else sampling.seed
         self._generator = torch.Generator().manual_seed(seed)
+        self._ahead = deque[float]()  # drawn, and not used yet
         self._vocab_size = vocab_size
         self.history = History(sampling, prompt_ids, vocab_size)
         self.grammar = grammar
@@ -131,10 +143,23 @@ class Sampler:
 
     def uniform(self) -> float:
         """The next random number of this sequence in [0, 1)."""
-        return float(self._draw())
+        number = self.upcoming(1)[0]
+        self.skip(1)
+        return number
 
-    def _draw(self) -> Tensor:
-        return torch.rand(1, generator=self._generator, dtype=torch.float64)
+    def upcoming(self, count: int) -> list[float]:
+        """The next ``count`` random numbers, which stay the next ones."""
+        lacking = count - len(self._ahead)
+        if lacking > 0:
+            drawn = torch.rand(lacking, generator=self._generator, dtype=torch.float64)
+            self._ahead.extend(drawn.tolist())
+        return list(islice(self._ahead, count))
+
+    def skip(self, count: int) -> None:
+        """The next ``count`` random numbers have been used."""
+        self.upcoming(count)
+        for _ in range(count):
+            self._ahead.popleft()
 
     def bias_on(self, device: torch.device) -> Tensor:
         """f32 [V]: ``logit_bias``; tokens that there are not are left out."""
@@ -184,32 +209,34 @@ def verify_results(
     parents: Tensor,
     mask: Tensor,
     allowed: AllowedTokens | None = None,
+    draws: Sequence[float] | None = None,
 ) -> VerifyResult:
-    """Judge a tree of each of B sequences with the same filters; takes a random number of each, for
-    its bonus token.
+    """Judge a tree of each of B sequences with the same filters.
 
     Args:
         logits: f32 [B, T, V]. tokens: int64 [B, T], the roots' are in the answers already. parents:
             int64 [B, T].
         mask: bool [B, T, T]: row i is true at i and its ancestors.
         allowed: what their grammars allow.
+        draws: a random number in [0, 1) of each, for its bonus token; None: its next one.
     """
     device, (batch, num_nodes) = logits.device, tokens.shape
     parents, mask = parents.to(device, non_blocking=True), mask.to(device, non_blocking=True)
     logits = process_logits(samplers, logits, tokens, mask, allowed)
+    if samplers[0].sampling.greedy:
+        best = logits.argmax(dim=2)
+        return VerifyResult((best.gather(1, parents.clamp(min=0)) == tokens).double(), best)
     rows = logits.flatten(0, 1)
     probs = target_probs(rows, samplers[0].sampling)
     first = torch.arange(0, batch * num_nodes, num_nodes, device=device)[:, None]
     above = first + parents.clamp(min=0)
     accept = probs[above, tokens.clamp(min=0)]
-    if samplers[0].sampling.greedy:
-        return VerifyResult(accept, rows.argmax(dim=1).view(batch, -1))
     drafted = above[:, 1:].flatten(), tokens[:, 1:].flatten()
-    left = probs.index_put(drafted, torch.zeros((), dtype=probs.dtype, device=device))
-    uniform = torch.cat([s._draw() for s in samplers]).to(device, non_blocking=True)
-    return VerifyResult(
-        accept, _inverse_cdf(left, uniform.repeat_interleave(num_nodes)[:, None]).view(batch, -1)
-    )
+    left = probs.index_put_(drafted, torch.zeros((), dtype=probs.dtype, device=device))
+    draws = [s.uniform() for s in samplers] if draws is None else draws
+    uniform = to_device(torch.tensor(draws, dtype=torch.float64), device)
+    each = uniform[:, None].expand(-1, num_nodes).reshape(-1, 1)
+    return VerifyResult(accept, _inverse_cdf(left, each).view(batch, -1))
 
 
 def _inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
@@ -219,5 +246,5 @@ def _inverse_cdf(weights: Tensor, uniform: Tensor) -> Tensor:
     cumulative = weights.cumsum(dim=1)
     wanted = cumulative[:, -1:] * uniform
     # rounding must not pass it
-    last = weights.shape[1] - 1 - (weights.flip(1) > 0).to(torch.uint8).argmax(dim=1)
+    last = weights.shape[1] - 1 - (weights > 0).flip(1).to(torch.uint8).argmax(dim=1)
     return torch.minimum(torch.searchsorted(cumulative, wanted, right=True)[:, 0], last)

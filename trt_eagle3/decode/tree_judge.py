@@ -1,4 +1,5 @@
-"""How trees are judged on the device: the target's choice at every node, and what that accepts.
+"""How the device judges the trees of a batch, whoever samples: what the target makes of every node,
+and what that accepts.
 
 Shapes: B sequences of a padded batch, T tree nodes, V vocab.
 """
@@ -6,51 +7,66 @@ Shapes: B sequences of a padded batch, T tree nodes, V vocab.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from trt_eagle3.decode.logits_process import process_logits
-from trt_eagle3.decode.outcome import greedy_tokens, tree_shape
+from trt_eagle3.decode.outcome import Outcome, accept_drawn, on_device
 from trt_eagle3.decode.propose import Proposal
-from trt_eagle3.decode.sampling import Sampler
 from trt_eagle3.decode.sequence import SequenceState
-from trt_eagle3.decode.tree import AnyTree, Tree
+from trt_eagle3.decode.transfer import to_device
+from trt_eagle3.decode.tree import AnyTree
 from trt_eagle3.decode.tree_masks import TreeMasks
+from trt_eagle3.decode.verify import judge_trees
 
-__all__ = ["all_greedy", "any_changing", "chosen_tokens", "first_trees"]
-
-
-def all_greedy(sequences: Sequence[SequenceState]) -> bool:
-    """Whether the device can accept: what each says is the likeliest token, and all it says."""
-    return all(s.sampling.greedy and s.sampling.logprobs is None for s in sequences)
+__all__ = ["judged_outcome", "take_draws", "wants_only_tokens"]
 
 
-def any_changing(sequences: Sequence[SequenceState]) -> bool:
-    """Whether penalties, biases or grammars change what the target says of any."""
-    return any(s.sampling.changes_logits for s in sequences)
+def wants_only_tokens(sequences: Sequence[SequenceState]) -> bool:
+    """Whether the likeliest token of the target's raw logits is all that any wants of a node."""
+    return all(
+        s.sampling.greedy and not s.sampling.changes_logits and s.sampling.logprobs is None
+        for s in sequences
+    )
 
 
-def chosen_tokens(
-    samplers: Sequence[Sampler],
+def judged_outcome(
+    sequences: Sequence[SequenceState],
     tree: AnyTree,
     proposal: Proposal,
     logits: Tensor,
     masks: TreeMasks,
-) -> Tensor:
-    """int64 [B, T]: the token to be said after each node, from ``logits`` f32 [B, T, V] of which
-    the first rows are those of ``samplers``.
+) -> Outcome:
+    """What ``sequences``, the first rows of ``logits`` f32 [B, T, V], say to trees of ``tree``.
+
+    Their random numbers stay the next ones until ``take_draws``: a pass may be forgotten.
     """
-    count, device = len(samplers), logits.device
-    mask = tree_shape(tree, device).mask.expand(count, -1, -1) if isinstance(tree, Tree) else None
-    mask = proposal.mask[:count] if mask is None else mask
-    allowed = masks.compute(logits.shape[2], device)
-    tokens = proposal.tokens[:count].to(device, non_blocking=True)
-    changed = process_logits(samplers, logits[:count], tokens, mask, allowed)
-    found = greedy_tokens(changed)
-    return torch.cat([found, found.new_zeros(len(logits) - count, found.shape[1])])
+    count, (size, num_nodes) = len(sequences), proposal.tokens.shape
+    placed = on_device(tree, proposal, logits.device)
+    first = Proposal(**{name: field[:count] for name, field in vars(placed).items()})
+    # whoever samples, and is followed by no draft, says the same with and without others' trees
+    nodes = [num_nodes if s.drafting or s.sampling.greedy else 1 for s in sequences]
+    draws = [
+        [0.0] * (1 + num_nodes) if s.sampling.greedy else s.sampler.upcoming(1 + num_nodes)
+        for s in sequences
+    ]
+    judged = judge_trees(
+        [s.sampler for s in sequences], first, logits[:count], nodes, masks, [d[0] for d in draws]
+    )
+    chances = judged.chances
+    if chances is None:
+        chances = (judged.bonus.gather(1, first.parents.clamp(min=0)) == first.tokens).double()
+    flat = torch.tensor([*chain.from_iterable(d[1:] for d in draws)], dtype=torch.float64)
+    uniform = to_device(flat.view(count, num_nodes), logits.device)
+    padding = (0, 0, 0, size - count)
+    return accept_drawn(
+        placed, *(functional.pad(field, padding) for field in (chances, judged.bonus, uniform))
+    )
 
 
-def first_trees(proposal: Proposal, count: int) -> Proposal:
-    """The trees of the first ``count`` sequences."""
-    return Proposal(**{name: field[:count] for name, field in vars(proposal).items()})
+def take_draws(sequence: SequenceState, count: int) -> None:
+    """``sequence`` goes on by a pass that used ``count`` random numbers and its bonus token's."""
+    if not sequence.sampling.greedy:
+        sequence.sampler.skip(1 + count)

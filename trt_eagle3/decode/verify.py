@@ -6,6 +6,7 @@ Shapes: B sequences, T nodes, V vocab.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,14 +14,74 @@ from torch import Tensor
 from trt_eagle3.decode.accept import Accepted, accept
 from trt_eagle3.decode.logprobs import path_logprobs
 from trt_eagle3.decode.propose import Proposal
-from trt_eagle3.decode.sampling import verify_results
+from trt_eagle3.decode.sampling import Sampler, verify_results
 from trt_eagle3.decode.sequence import SequenceState
+from trt_eagle3.decode.transfer import to_device
 from trt_eagle3.decode.tree_masks import TreeMasks
 
-__all__ = ["verify_tree"]
+__all__ = ["JudgedTrees", "judge_trees", "verify_tree"]
 
 _NO_TOKEN = -1
 _MOST_PROBS = 1 << 24  # at once: 128 MiB of float64
+
+
+@dataclass(frozen=True)
+class JudgedTrees:
+    """What the target makes of trees, on its device.
+
+    Attributes:
+        tokens: int64 [B, T] at the nodes. parents: int64 [B, T].
+        chances: float64 [B, T]: the target's probability of a node's token after its parent; None
+            where all sequences say the likeliest token of the raw logits.
+        bonus: int64 [B, T]: the token to emit where the walk ends, -1 after logits that are no
+            numbers.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    chances: Tensor | None
+    bonus: Tensor
+
+
+def judge_trees(
+    samplers: Sequence[Sampler],
+    proposal: Proposal,
+    logits: Tensor,
+    counts: Sequence[int],
+    masks: TreeMasks,
+    draws: Sequence[float],
+) -> JudgedTrees:
+    """Judge the first ``counts`` nodes of every tree by ``logits`` f32 [B, T, V].
+
+    Args:
+        masks: of ``proposal``. draws: a random number of each sequence that samples, for its bonus
+            token.
+    """
+    device = logits.device
+    tokens, parents = (t.to(device, non_blocking=True) for t in (proposal.tokens, proposal.parents))
+    best, bonus = logits.max(dim=-1)
+    allowed = masks.compute(logits.shape[2], device)
+    chances = None
+    for alike, count in _alike(samplers, counts, logits.shape[2]):
+        if chances is None:
+            chances = (bonus.gather(1, parents.clamp(min=0)) == tokens).double()
+        index = to_device(torch.tensor(alike), device)
+        values, drafted, above = (
+            t[:, :count].index_select(0, index) for t in (logits, tokens, parents)
+        )
+        mask = proposal.mask[:, :count, :count].to(device, non_blocking=True).index_select(0, index)
+        found = verify_results(
+            [samplers[i] for i in alike],
+            values,
+            drafted,
+            above,
+            mask,
+            allowed.of(alike, count) if allowed else None,
+            [draws[i] for i in alike],
+        )
+        chances[index] = 0.0
+        chances[index, :count], bonus[index, :count] = found.accept, found.bonus
+    return JudgedTrees(tokens, parents, chances, bonus.masked_fill(~best.isfinite(), _NO_TOKEN))
 
 
 def verify_tree(
@@ -35,45 +96,15 @@ def verify_tree(
     Nothing at all where a logit is no number. The host waits for the device here, once; twice where
     log-probabilities are wanted. ``masks``: of ``proposal``, begun before the target ran.
     """
-    masks = masks or TreeMasks([s.sampler for s in sequences], proposal)
-    tokens, parents = (
-        t.to(logits.device, non_blocking=True) for t in (proposal.tokens, proposal.parents)
-    )
-    best, bonus = logits.max(dim=-1)
-    allowed = masks.compute(logits.shape[2], logits.device)
-    accept_probs = None
-    for alike, count in _alike(sequences, counts, logits.shape[2]):
-        accept_probs = (
-            torch.zeros(bonus.shape, dtype=torch.float64, device=bonus.device)
-            if accept_probs is None
-            else accept_probs
-        )
-        index = torch.tensor(alike).to(logits.device, non_blocking=True)
-        values, drafted, above = (
-            t[:, :count].index_select(0, index) for t in (logits, tokens, parents)
-        )
-        mask = (
-            proposal.mask[:, :count, :count]
-            .to(logits.device, non_blocking=True)
-            .index_select(0, index)
-        )
-        verify_result = verify_results(
-            [sequences[i].sampler for i in alike],
-            values,
-            drafted,
-            above,
-            mask,
-            allowed.of(alike, count) if allowed else None,
-        )
-        accept_probs[index, :count], bonus[index, :count] = (
-            verify_result.accept,
-            verify_result.bonus,
-        )
-    known = torch.stack([tokens, parents, bonus.masked_fill(~best.isfinite(), _NO_TOKEN)])
+    samplers = [s.sampler for s in sequences]
+    masks = masks or TreeMasks(samplers, proposal)
+    draws = [0.0 if s.sampling.greedy else s.uniform() for s in samplers]
+    judged = judge_trees(samplers, proposal, logits, counts, masks, draws)
+    known = torch.stack([judged.tokens, judged.parents, judged.bonus])
     fields = (
         known.tolist()
-        if accept_probs is None
-        else torch.cat([known.double(), accept_probs[None]]).tolist()
+        if judged.chances is None
+        else torch.cat([known.double(), judged.chances[None]]).tolist()
     )
     found = [
         _accepted(s, [row[i][:count] for row in fields])
@@ -83,13 +114,13 @@ def verify_tree(
 
 
 def _accepted(sequence: SequenceState, fields: Sequence[Sequence[float]]) -> Accepted:
-    """What one sequence says: of its nodes the tokens, parents and bonus tokens, and where it has
-    them, chances.
+    """What one sequence says: of its nodes the tokens, parents and bonus tokens, and where there
+    are any, chances.
     """
     nodes, parents, output_ids = ([int(value) for value in row] for row in fields[:3])
     if _NO_TOKEN in output_ids or sequence.sampler.error:
         return Accepted((0,), ())
-    if sequence.sampler.needs_probs:
+    if len(fields) > 3:
         probs: Sequence[float] = fields[3]
     else:
         pairs = zip(nodes, parents, strict=True)
@@ -98,15 +129,15 @@ def _accepted(sequence: SequenceState, fields: Sequence[Sequence[float]]) -> Acc
 
 
 def _alike(
-    sequences: Sequence[SequenceState], counts: Sequence[int], vocab_size: int
+    samplers: Sequence[Sampler], counts: Sequence[int], vocab_size: int
 ) -> Iterator[tuple[list[int], int]]:
     """Those that need probabilities and can be judged together, and their count: of the same
     filters and count.
     """
     alike: dict[Hashable, list[int]] = {}
-    for i, (s, count) in enumerate(zip(sequences, counts, strict=True)):
-        if s.sampler.needs_probs:
-            alike.setdefault((count, s.sampler.sampling.filters), []).append(i)
+    for i, (s, count) in enumerate(zip(samplers, counts, strict=True)):
+        if s.needs_probs:
+            alike.setdefault((count, s.sampling.filters), []).append(i)
     for rows in alike.values():
         count = counts[rows[0]]
         most = max(_MOST_PROBS // (count * vocab_size), 1)

@@ -36,6 +36,11 @@ class EmbeddingTable:
         return self._table.shape[1]
 
     @property
+    def num_tokens(self) -> int:
+        """Rows."""
+        return self._table.shape[0]
+
+    @property
     def device(self) -> torch.device:
         """Where the table lies."""
         return self._table.device

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from trt_eagle3.bench.peers import PEER_NAMES
+from trt_eagle3.bench.peers import PEER_NAMES, START_S
 from trt_eagle3.bench.peers.process import PeerProcess
 from trt_eagle3.bench.peers.protocol import PeerJob, PeerPrompt
 from trt_eagle3.config import LimitsConfig
@@ -31,12 +31,22 @@ class PeerOptions:
         name: one of ``PEERS``.
         checkpoint, draft: folders in place of those that the bundle was built from.
         python: of the environment that has the peer; None: this one.
+        log: folder for what its processes say; None: only the last line is shown, if one fails.
+        start_seconds: within which it must be ready.
     """
 
     name: str
     checkpoint: Path | None = None
     draft: Path | None = None
     python: Path | None = None
+    log: Path | None = None
+    start_seconds: float = START_S
+
+    def log_file(self, *, speculation: bool) -> Path | None:
+        """Of the process that decodes plainly, or of the one with the draft."""
+        if self.log is None:
+            return None
+        return self.log / f"{self.name}-{'speculative' if speculation else 'plain'}.log"
 
 
 def check_peer(name: str) -> None:
@@ -81,7 +91,8 @@ def open_peer(
         kv_bytes=int(_SLACK * rows * _row_bytes(bundle)),
         has_media=has_media,
     )
-    with PeerProcess(options.name, job, options.python) as peer:
+    log = options.log_file(speculation=speculation)
+    with PeerProcess(options.name, job, options.python, log) as peer:
         yield peer
 
 

@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self
 
 import trt_eagle3
+from trt_eagle3.bench.peers import START_S
 from trt_eagle3.bench.peers.protocol import (
     PeerJob,
     PeerPrompt,
@@ -31,36 +32,38 @@ from trt_eagle3.errors import EnvironmentMissingError, TrtEagle3Error, UserError
 
 __all__ = ["PeerProcess"]
 
-_START_S = 900.0  # vLLM compiles and captures when it starts
 _ROUND_S = 1800.0
 
 
 class PeerProcess:
     """A peer in a process group of its own, which ends with this; a context manager."""
 
-    def __init__(self, name: str, job: PeerJob, python: Path | None = None) -> None:
+    def __init__(
+        self, name: str, job: PeerJob, python: Path | None = None, log: Path | None = None
+    ) -> None:
         """Start peer ``name`` on ``job``, in the environment of ``python``, by default this one.
 
-        It is not waited for: several can start at once (``wait``).
+        It is not waited for: several can start at once (``wait``). ``log``: the file to which goes
+        what it says.
 
         Raises:
-            UserError: ``python`` cannot be run.
+            UserError: ``python`` cannot be run, or ``log`` cannot be written.
         """
         self.name = name
-        self._log = _nameless_file()
+        self._log = _nameless_file() if log is None else _log_file(log)
         self._process = _launch(name, python, self._log)
         self._lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
         self._send(to_line(job))
 
-    def wait(self) -> str:
+    def wait(self, seconds: float = START_S) -> str:
         """Wait until the peer is ready; returns its version.
 
         Raises:
             EnvironmentMissingError: the peer is not installed there, or too old.
-            UserError: it cannot open the job.
+            UserError: it cannot open the job, or is not ready within ``seconds``.
         """
-        version: str = self._receive(_START_S)["version"]
+        version: str = self._receive(seconds)["version"]
         return version
 
     def run(
@@ -139,6 +142,16 @@ class PeerProcess:
         self._log.seek(max(self._log.seek(0, os.SEEK_END) - 4096, 0))
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         return f"It said last: {clip(lines[-1], 400)}" if lines else "It said nothing."
+
+
+def _log_file(path: Path) -> BinaryIO:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("w+b")
+    except OSError as error:
+        raise UserError(
+            f"--peer-log {path.parent}: cannot write there: {error.strerror}"
+        ) from error
 
 
 def _nameless_file() -> BinaryIO:

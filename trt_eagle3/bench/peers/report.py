@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -12,7 +13,7 @@ from rich.table import Table
 from trt_eagle3.bench.result import Side, differing_prompts
 from trt_eagle3.bench.workload import Load
 
-__all__ = ["AgainstReport", "AgainstRow"]
+__all__ = ["AgainstReport", "AgainstRow", "FirstTokenRow"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,15 @@ class AgainstRow:
         """Prompts to which the two sides gave different tokens in some round."""
         return len(differing_prompts(self.ours, self.peer, self.num_prompts))
 
+    def line(self, peer: str) -> str:
+        """In short, ours before the peer's."""
+        steps = [f"{side.step_ms or 0.0:.2f}" for side in (self.ours, self.peer)]
+        speeds = [f"{side.tokens_per_second:.0f}" for side in (self.ours, self.peer)]
+        return (
+            f"{self.load.name} in flight, {_decoding(self.speculation)}, trt-eagle3 and {peer}: "
+            f"{' and '.join(steps)} ms a step, {' and '.join(speeds)} tokens/s"
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
         return {
@@ -65,20 +75,48 @@ class AgainstRow:
 
 
 @dataclass(frozen=True)
+class FirstTokenRow:
+    """The prompts of a file, one at a time, up to their first tokens."""
+
+    file: str
+    row: AgainstRow
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {"file": self.file, **self.row.to_dict()}
+
+    def cells(self, peer: str) -> list[list[str]]:
+        """Of two lines of a table, ours and the peer's."""
+        ratio, row = self.row.first_token_ratio, self.row
+        return [
+            [
+                Path(self.file).name,
+                "trt-eagle3",
+                _decoding(row.speculation),
+                str(row.ours.first_token or ""),
+                f"{ratio:.2f}" if ratio else "",
+            ],
+            ["", peer, _decoding(row.peer_speculation), str(row.peer.first_token or ""), ""],
+        ]
+
+
+@dataclass(frozen=True)
 class AgainstReport:
     """All loads; ``facts`` are what they have in common (bundle, peer, machine, prompts, ...).
 
-    ``num_left_out``: prompts with videos.
+    ``num_left_out``: prompts with videos. ``first_tokens``: of prompts that were measured alone.
     """
 
     facts: Mapping[str, Any]
     rows: tuple[AgainstRow, ...]
     num_left_out: int = 0
+    first_tokens: tuple[FirstTokenRow, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; ``docs/bench.md`` describes them."""
         facts = {**self.facts, "num_left_out": self.num_left_out}
-        return {**facts, "rows": [row.to_dict() for row in self.rows]}
+        rows = [row.to_dict() for row in self.rows]
+        return {**facts, "rows": rows, "first_tokens": [row.to_dict() for row in self.first_tokens]}
 
     def tables(self) -> list[Table]:
         """Speed by load, ours above the peer's; ratios above 1: ours is faster."""
@@ -90,6 +128,7 @@ class AgainstReport:
             "ratio",
             "first token ms, p50 / p95 / p99",
             "ratio",
+            "step ms",
             "per token ms, p50 / p95 / p99",
             "acceptance length",
         )
@@ -100,7 +139,16 @@ class AgainstReport:
             theirs = _cells(row.peer, ("", ""), drafted=row.peer_speculation)
             table.add_row(row.load.name, "trt-eagle3", *ours)
             table.add_row("", self.facts["peer"], *theirs, end_section=True)
-        return [table]
+        return [table, *([self._first_tokens()] if self.first_tokens else [])]
+
+    def _first_tokens(self) -> Table:
+        """By file of prompts, one at a time."""
+        table = Table("prompts", "engine", "decoding", "first token ms, p50 / p95 / p99", "ratio")
+        for found in self.first_tokens:
+            ours, theirs = found.cells(self.facts["peer"])
+            table.add_row(*ours)
+            table.add_row(*theirs, end_section=True)
+        return table
 
     def lines(self) -> list[str]:
         """What was measured, and on what; how many answers differ; what was left out."""
@@ -129,6 +177,7 @@ def _cells(side: Side, ratios: tuple[str, str], *, drafted: bool) -> list[str]:
         ratios[0],
         str(side.first_token or ""),
         ratios[1],
+        f"{side.step_ms:.2f}" if side.step_ms else "",
         str(side.per_token or ""),
         f"{length:.2f}" if length else "",
     ]

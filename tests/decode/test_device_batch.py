@@ -1,0 +1,29 @@
+"""Padding's tokens: of all the vocabulary, so that a mixture of experts takes its usual time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trt_eagle3.decode.device_batch import DeviceBatch, spread_tokens
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("vocab", [24, 100, 151936])
+def test_spread_tokens_no_two_are_alike_while_there_are_enough(vocab: int) -> None:
+    tokens = spread_tokens((4, 6), vocab, CPU)
+    assert tokens.shape == (4, 6)
+    assert len(tokens.unique()) == 24
+    assert int(tokens.min()) == 0
+    assert vocab // 2 < int(tokens.max()) < vocab
+
+
+def test_spread_tokens_of_a_small_vocabulary_stay_in_it() -> None:
+    assert set(spread_tokens((7,), 3, CPU).tolist()) == {0, 1, 2}
+
+
+def test_batch_of_nobody_has_last_tokens_of_all_the_vocabulary() -> None:
+    batch = DeviceBatch.of_nobody(8, 4, 1000, CPU)
+    assert len(batch.roots.unique()) == 8
+    assert batch.roots.dtype == torch.int32
