@@ -179,7 +179,7 @@ __device__ __forceinline__ void multiply_expert_span(const PackedWeight& w, cons
   read_span<Format>(w, slot, index, span);
 #pragma unroll
   for (int group = 0; group < Format::Groups; ++group) {
-    float even[kTiles][4] = {}, other[4] = {};  // two chains: a product need not wait for the last
+    float even[kTiles][4] = {}, other[kTiles][4] = {};  // two chains: a product need not wait for the last
     if constexpr (kBased) start_sums<Block>(span, rows, operand, group, column * Format::Groups + group, even[0]);
 #pragma unroll
     for (int block = group * kPerGroup; block < (group + 1) * kPerGroup; block += 2) {
@@ -201,7 +201,7 @@ __device__ __forceinline__ void multiply_expert_span(const PackedWeight& w, cons
           load_shared4(values, operand.x[j] + x + block * 32);
         }
         mma<T>(even[j], first, values[0], values[1]);
-        mma<T>(kTiles == 1 ? other : even[j], second, values[2], values[3]);
+        mma<T>(other[j], second, values[2], values[3]);
       }
     }
     float low = 1.0f, high = 1.0f;
@@ -215,7 +215,7 @@ __device__ __forceinline__ void multiply_expert_span(const PackedWeight& w, cons
     for (int j = 0; j < kTiles; ++j) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
-        const float sum = kTiles == 1 ? even[j][e] + other[e] : even[j][e];
+        const float sum = even[j][e] + other[j][e];
         float scale = e < 2 ? low : high;
         if constexpr (kHalf) scale *= e % 2 == 0 ? factor.x : factor.y;
         sums[j][e] += sum * scale;
