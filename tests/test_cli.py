@@ -352,7 +352,7 @@ def test_prompt_is_read_from_standard_input(
 ) -> None:
     words = ("--max-tokens", 9, "--json")
     said = run("generate", bundle, "What is 2 plus 3?", *words)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"What is 2 plus 3?")))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"What is 2 plus 3?\n")))
     read = run("generate", bundle, "-", *words)
     assert json.loads(read.out)["token_ids"] == json.loads(said.out)["token_ids"]
 

@@ -20,6 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("config_section",),
     ("tensorrt_config",),
     ("io", "atomic_io"),
+    ("rope_spec",),
     ("spec",),
     ("checkpoint",),
     ("multimodal",),

@@ -144,7 +144,7 @@ BAD_TARGETS = {
     "truncated weights": (_truncate, "not a sound safetensors file"),
     "another architecture": (
         lambda f: _edit_config(f, lambda c: c.update(model_type="llama")),
-        "expected a target of model_type",
+        "model_type .llama., architecture .*: not supported",
     ),
     "too many layers promised": (
         lambda f: _edit_config(f, lambda c: c["text_config"].update(num_hidden_layers=9)),

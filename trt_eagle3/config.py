@@ -92,11 +92,11 @@ class EngineConfig(Section):
             checkpoint has them.
         quantise_head: with ``weights``, quantise the head too; a tied one gets numbers of its own
             beside the token table.
-        activations: what products with quantised weights read their input as. ``int8``
-            (onnxruntime alone) is ONNX Runtime's accuracy level 4: rows rounded to int8, many times
-            faster and less exact. ``fp8`` (torch on cuda alone): rows are rounded to FP8 where the
-            checkpoint says so or ``weights: fp8`` made the weight, for faster prompts.
-            ``compute``: not rounded.
+        activations: what products with quantised weights read their input as. ``int8``: rows
+            rounded to int8, less exact; in onnxruntime its accuracy level 4, many times faster; in
+            torch on cuda with INT8 weights of a scale a row, for faster prompts. ``fp8`` (torch on
+            cuda alone): rows are rounded to FP8 where the checkpoint says so or ``weights: fp8``
+            made the weight, for faster prompts. ``compute``: not rounded.
         kv_dtype: what the target's keys and values are cached as. ``fp8``: e4m3, half the memory of
             16 bits, rounded by scales of the checkpoint, of its calibration, or 1. ``compute``:
             ``dtype``. A draft's few are always ``dtype``.

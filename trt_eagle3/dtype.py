@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "COMPUTE_DTYPES",
     "DTYPES",
+    "LARGEST_FP8",
     "DType",
     "dtype_named",
     "dtype_of_onnx",
@@ -24,6 +25,9 @@ __all__ = [
     "dtype_of_tensorrt",
     "dtype_of_torch",
 ]
+
+LARGEST_FP8 = 448.0
+"""The largest number of e4m3."""
 
 
 @dataclass(frozen=True)

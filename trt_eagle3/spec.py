@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from trt_eagle3.errors import UserError, quote
+from trt_eagle3.errors import UserError
+from trt_eagle3.rope_spec import RopeLayout, RopeSpec
 
 __all__ = [
     "AttentionSpec",
     "DenseMlp",
+    "GatedDeltaSpec",
     "LayerSpec",
     "NormSpec",
     "RopeLayout",
@@ -25,8 +24,7 @@ __all__ = [
     "VisionSpec",
 ]
 
-RopeLayout = Literal["1d", "chunked", "interleaved"]
-StateKind = Literal["paged", "per_sequence"]
+StateKind = Literal["paged", "window", "delta"]
 
 
 @dataclass(frozen=True)
@@ -36,7 +34,9 @@ class StateSpec:
     Attributes:
         name: of the graph's input; the output that updates it is called ``<name>_out`` with the
             layer's suffix kept last (``k_cache.3`` -> ``k_cache_out.3``).
-        kind: ``paged``: one row per token, in pages; ``per_sequence``: one entry per sequence.
+        kind: what the state is, and so how accepted rows are committed. ``paged``: one row per
+            token, in pages. The others have an entry per sequence: ``window``, the last rows
+            before a convolution; ``delta``, the matrices of a gated delta rule.
         shape: of one row or one entry, without the leading dimension.
         dtype: name of the element type (``float32``, ``float16``, ``bfloat16``).
     """
@@ -49,81 +49,26 @@ class StateSpec:
     @property
     def output_name(self) -> str:
         """Name of the graph's output that updates the state."""
-        stem, dot, layer = self.name.partition(".")
-        return f"{stem}_out{dot}{layer}"
-
-
-@dataclass(frozen=True)
-class RopeSpec:
-    """Which angle each pair of a head's channels turns by.
-
-    Attributes:
-        layout: how the pairs are dealt to the temporal, height and width axes. ``chunked`` is
-            Qwen2-VL's (first the temporal pairs, then height, then width); ``interleaved`` is
-            Qwen3-VL's (T H W T H W ..., the rest T).
-        sections: pairs per axis (T, H, W); sums to head_dim / 2. Empty for ``1d``.
-        inv_freq: float32 radians per position, one per pair (head_dim / 2 of them).
-        attention_scaling: factor on cos and sin (1 except for yarn).
-        kind: the name of the frequency schedule it was made from (``default``, ``linear``,
-            ``dynamic``, ``llama3``, ``yarn``).
-        base: the schedule's theta.
-        parameters: the schedule's other numbers, as a config spells them (``factor``,
-            ``beta_fast``, ...).
-    """
-
-    layout: RopeLayout
-    sections: tuple[int, ...]
-    inv_freq: tuple[float, ...]
-    attention_scaling: float = 1.0
-    kind: str = "default"
-    base: float = 10000.0
-    parameters: Mapping[str, float] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if self.layout == "1d":
-            if self.sections:
-                raise UserError(
-                    f"rope: a 1d layout has no sections, got {quote(list(self.sections))}"
-                )
-        elif len(self.sections) != 3 or sum(self.sections) != len(self.inv_freq):
-            raise UserError(
-                f"rope: mrope_section {quote(list(self.sections))}: expected 3 counts that sum to "
-                f"head_dim / 2 = {len(self.inv_freq)}"
-            )
-
-    @classmethod
-    def plain(
-        cls, head_dim: int, base: float, layout: RopeLayout = "1d", sections: tuple[int, ...] = ()
-    ) -> RopeSpec:
-        """The unscaled schedule ``base ** (-2 i / head_dim)``."""
-        exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-        inv_freq = np.float32(1.0) / np.float32(base) ** exponents
-        return cls(layout, sections, tuple(float(f) for f in inv_freq), base=base)
+        return self._with("out")
 
     @property
-    def axis_of_pair(self) -> NDArray[np.int64]:
-        """int64 [head_dim / 2]: 0, 1, 2 = the temporal, height or width position that turns the
-        pair.
-
-        Interleaved: pair i takes H if ``i % 3 == 1 and i < 3 * sections[1]``, W if ``i % 3 == 2 and
-        i < 3 * sections[2]``, else T (transformers,
-        ``Qwen3VLTextRotaryEmbedding.apply_interleaved_mrope``).
+    def rows_name(self) -> str:
+        """Name of the graph's output with what each new row adds, of a state with an entry per
+        sequence.
         """
-        pairs = len(self.inv_freq)
-        axis = np.zeros(pairs, dtype=np.int64)
-        if self.layout == "chunked":
-            axis = np.repeat(np.arange(3), self.sections)
-        elif self.layout == "interleaved":
-            for a in (1, 2):
-                axis[a : 3 * self.sections[a] : 3] = a
-        return axis
+        return self._with("rows")
+
+    def _with(self, suffix: str) -> str:
+        stem, dot, layer = self.name.partition(".")
+        return f"{stem}_{suffix}{dot}{layer}"
 
 
 @dataclass(frozen=True)
 class NormSpec:
-    """An RMSNorm; ``eps`` is added to the mean square."""
+    """An RMSNorm; ``eps`` is added to the mean square, ``weight_offset`` to the stored weight."""
 
     eps: float
+    weight_offset: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -131,8 +76,11 @@ class AttentionSpec:
     """Softmax attention of grouped heads over everything before.
 
     Attributes:
+        rope: of a part of each head where it has fewer pairs than head_dim / 2.
         qk_norm: of each head of q and k, before they are rotated; None: there is none.
         qkv_bias, out_bias: whether those projections have biases.
+        output_gate: q_proj has, behind each head of q, as many channels whose sigmoid multiplies
+            the head's output.
     """
 
     num_heads: int
@@ -142,6 +90,26 @@ class AttentionSpec:
     qk_norm: NormSpec | None
     qkv_bias: bool
     out_bias: bool
+    output_gate: bool = False
+
+    @property
+    def out_width(self) -> int:
+        """Columns of the projection behind it."""
+        return self.q_width
+
+    @property
+    def q_proj_width(self) -> int:
+        """Rows of q_proj."""
+        return self.q_width * (2 if self.output_gate else 1)
+
+    @property
+    def row_width(self) -> int:
+        """Inner values of one row."""
+        return self.q_width + self.q_proj_width + 4 * self.kv_width
+
+    def num_values(self, hidden: int) -> int:
+        """Numbers in its weights; ``hidden``: width of its rows."""
+        return hidden * (self.q_width + self.q_proj_width + 2 * self.kv_width)
 
     @property
     def q_width(self) -> int:
@@ -152,6 +120,67 @@ class AttentionSpec:
     def kv_width(self) -> int:
         """Channels of all key heads, which are as many as those of all value heads."""
         return self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class GatedDeltaSpec:
+    """Linear attention by the gated delta rule (``graph/ops/gated_delta.py``), behind a causal
+    convolution of q, k and v.
+
+    Attributes:
+        num_k_heads: of q and of k, ``key_dim`` wide. num_v_heads: of v, ``value_dim`` wide.
+        conv_width: rows that the convolution sees.
+        norm: of each head of its output.
+    """
+
+    num_k_heads: int
+    num_v_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int
+    norm: NormSpec
+
+    kv_width = 0  # of keys in pages: it has none
+
+    @property
+    def k_width(self) -> int:
+        """Channels of all key heads, which are as many as those of all query heads."""
+        return self.num_k_heads * self.key_dim
+
+    @property
+    def v_width(self) -> int:
+        """Channels of all value heads."""
+        return self.num_v_heads * self.value_dim
+
+    @property
+    def out_width(self) -> int:
+        """Columns of the projection behind it."""
+        return self.v_width
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: q, k and v."""
+        return 2 * self.k_width + self.v_width
+
+    @property
+    def row_width(self) -> int:
+        """Inner values of one row."""
+        return 3 * self.channels + 4 * self.v_width + 2 * self.num_v_heads
+
+    @property
+    def state_values(self) -> int:
+        """Numbers of the matrices of one sequence, in float32."""
+        return self.num_v_heads * self.key_dim * self.value_dim
+
+    @property
+    def window_values(self) -> int:
+        """Numbers of the convolution's rows of one sequence, in the compute type."""
+        return (self.conv_width - 1) * self.channels
+
+    def num_values(self, hidden: int) -> int:
+        """Numbers in its weights; ``hidden``: width of its rows."""
+        rows = self.channels + 2 * self.v_width + 2 * self.num_v_heads
+        return hidden * rows + self.channels * self.conv_width
 
 
 @dataclass(frozen=True)
@@ -220,7 +249,7 @@ class LayerSpec:
             rows; None: none is.
     """
 
-    mixer: AttentionSpec
+    mixer: AttentionSpec | GatedDeltaSpec
     mlp: DenseMlp | SparseMoe
     norm: NormSpec
     visual_level: int | None = None
@@ -315,4 +344,16 @@ class TargetSpec:
     @property
     def attention(self) -> AttentionSpec:
         """Attention of the first layer that has any: what a draft's geometry is held against."""
-        return next(m for layer in self.layers if isinstance(m := layer.mixer, AttentionSpec))
+        return next(spec for _, spec in self.attention_layers)
+
+    @property
+    def attention_layers(self) -> list[tuple[int, AttentionSpec]]:
+        """The layers that attend, by index."""
+        layers = enumerate(self.layers)
+        return [(k, m) for k, layer in layers if isinstance(m := layer.mixer, AttentionSpec)]
+
+    @property
+    def recurrent_layers(self) -> list[tuple[int, GatedDeltaSpec]]:
+        """The layers with a state of each sequence, by index."""
+        layers = enumerate(self.layers)
+        return [(k, m) for k, layer in layers if isinstance(m := layer.mixer, GatedDeltaSpec)]

@@ -125,8 +125,12 @@ QKNormMRopeParams qk_norm_mrope_params(const te3_qk_norm_mrope_args& a, Check* c
     return "position_ids: expected [3, B, S] with B * S = " + std::to_string(tokens) + ", got " +
            Check::text(a.position_ids);
   });
-  check->tensor("inv_freq", a.inv_freq, TE3_FLOAT32, {dim / 2}, "[D / 2]");
-  check->tensor("pair_axis", a.pair_axis, TE3_INT32, {dim / 2}, "[D / 2]");
+  check->tensor("inv_freq", a.inv_freq, TE3_FLOAT32, {kAny}, "[P]");
+  if (!check->ok()) return {};
+  const int64_t pairs = a.inv_freq.shape[0];
+  check->that(pairs > 0 && 2 * pairs <= dim,
+              [&] { return "inv_freq: expected [P] with 2 P at most head_dim, got " + Check::text(a.inv_freq); });
+  check->tensor("pair_axis", a.pair_axis, TE3_INT32, {pairs}, "[P]");
   check->that((a.q_norm.data == nullptr) == (a.k_norm.data == nullptr), "q_norm and k_norm: give both or neither");
   if (a.q_norm.data != nullptr) {
     check->tensor("q_norm", a.q_norm, t, {dim}, "[D]");
@@ -150,7 +154,9 @@ QKNormMRopeParams qk_norm_mrope_params(const te3_qk_norm_mrope_args& a, Check* c
   p.num_heads = a.num_heads;
   p.num_kv_heads = a.num_kv_heads;
   p.head_dim = a.head_dim;
+  p.num_pairs = static_cast<int32_t>(pairs);
   p.epsilon = a.epsilon;
+  p.weight_offset = a.weight_offset;
   p.dtype = dtype_of(a.qkv);
   return p;
 }
@@ -185,6 +191,7 @@ AddRmsNormParams add_rms_norm_params(const te3_add_rms_norm_args& a, Check* chec
   p.num_rows = static_cast<int32_t>(rows);
   p.hidden = static_cast<int32_t>(hidden);
   p.epsilon = a.epsilon;
+  p.weight_offset = a.weight_offset;
   p.dtype = dtype_of(a.y);
   p.x_dtype = dtype_of(a.x);
   p.residual_dtype = static_cast<DType>(stream);
@@ -305,12 +312,13 @@ VisionAttentionParams vision_attention_params(const te3_vision_attention_args& a
 
 KVMoveParams kv_move_params(const te3_kv_move_args& a, Check* check) {
   const int32_t t = a.cache.dtype;
-  if (t != TE3_UINT8) check->floating("cache", a.cache);
+  if (t != TE3_UINT8 && t != TE3_INT32) check->floating("cache", a.cache);
   check->tensor("cache", a.cache, t, {kAny, kAny, kAny, kAny}, "[planes, slots, Hkv, D]");
   check->tensor("source", a.source, TE3_INT32, {kAny, kAny}, "[B, K]");
   if (!check->ok()) return {};
   const int64_t batch = a.source.shape[0], moves = a.source.shape[1];
-  const int64_t row_bytes = a.cache.shape[2] * a.cache.shape[3] * (t == TE3_FLOAT32 ? 4 : t == TE3_UINT8 ? 1 : 2);
+  const int64_t item_bytes = t == TE3_UINT8 ? 1 : t == TE3_FLOAT32 || t == TE3_INT32 ? 4 : 2;
+  const int64_t row_bytes = a.cache.shape[2] * a.cache.shape[3] * item_bytes;
   check->that(reinterpret_cast<uintptr_t>(a.cache.data) % 16 == 0, "cache: data must be aligned to 16 bytes");
   check->tensor("destination", a.destination, TE3_INT32, {batch, moves}, "[B, K]");
   if (a.page_table.data != nullptr) {

@@ -13,13 +13,18 @@
   X(linear_fp8, LinearFp8Params, 4) \
   X(linear_int8, LinearInt8Params, 4) \
   X(linear_int4, LinearInt4Params, 5) \
+  X(linear_nvfp4, LinearNvfp4Params, 5) \
+  X(linear_w8a8, LinearW8A8Params, 5) \
   X(unpack_fp8, UnpackFp8Params, 3) \
   X(unpack_int8, UnpackInt8Params, 3) \
   X(unpack_int4, UnpackInt4Params, 4) \
-  X(quantise_rows, QuantiseRowsParams, 3) \
+  X(unpack_nvfp4, UnpackNvfp4Params, 4) \
   X(route_rows, RouteRowsParams, 5) \
   X(gather_rows, GatherRowsParams, 7) \
-  X(combine_rows, CombineRowsParams, 4)
+  X(combine_rows, CombineRowsParams, 4) \
+  X(quantise_rows, QuantiseRowsParams, 3) \
+  X(quantise_silu_mul, QuantiseSiluMulParams, 3) \
+  X(quantise_add_rms_norm, QuantiseAddRmsNormParams, 6)
 
 #define TE3_KERNELS_WITH_WORKSPACE(X) \
   X(tree_attention, TreeAttentionParams, 11) \

@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define TE3_ABI_VERSION 6
+#define TE3_ABI_VERSION 7
 #define TE3_MAX_RANK 4
 
 /* What a call returns.
@@ -35,7 +35,8 @@ typedef enum te3_dtype {
   TE3_INT32 = 3,
   TE3_BOOL = 4,
   TE3_FLOAT8_E4M3FN = 5,
-  TE3_UINT8 = 6
+  TE3_UINT8 = 6,
+  TE3_INT8 = 7
 } te3_dtype;
 
 /* Who sees whom in the tail: an explicit mask, or token i sees slots up to its own. */
@@ -68,21 +69,22 @@ typedef struct te3_tensor {
 typedef struct te3_add_rms_norm_args {
   te3_tensor x;        /* T or float32 [n, H] */
   te3_tensor residual; /* T or float32 [n, H], or null data with sum's */
-  te3_tensor weight;   /* T [H] */
+  te3_tensor weight;   /* T [H]; what is multiplied is weight + weight_offset */
   te3_tensor y;        /* T [n, H] */
   te3_tensor sum;      /* [n, H], of residual's type */
   float epsilon;
+  float weight_offset;
 } te3_add_rms_norm_args;
 
 te3_status te3_add_rms_norm(const te3_add_rms_norm_args* args, void* stream);
 
 /* Cuts qkv, normalises each head of q and k (with q_norm and k_norm), turns pair i (channels i,
- * i + D/2) by position_ids[pair_axis[i]] * inv_freq[i]. */
+ * i + P) by position_ids[pair_axis[i]] * inv_freq[i]; channels from 2 P on stay. */
 typedef struct te3_qk_norm_mrope_args {
   te3_tensor qkv;          /* T [N, (Hq + 2 Hkv) * D] */
   te3_tensor position_ids; /* int32 [3, B, S] */
-  te3_tensor inv_freq;     /* float32 [D / 2] */
-  te3_tensor pair_axis;    /* int32 [D / 2], each 0, 1 or 2 */
+  te3_tensor inv_freq;     /* float32 [P], P at most D / 2 */
+  te3_tensor pair_axis;    /* int32 [P], each 0, 1 or 2 */
   te3_tensor q_norm;       /* T [D], or null data with k_norm's */
   te3_tensor k_norm;       /* T [D] */
   te3_tensor q;            /* T [N, Hq * D] */
@@ -92,6 +94,7 @@ typedef struct te3_qk_norm_mrope_args {
   int32_t num_kv_heads;
   int32_t head_dim;
   float epsilon;
+  float weight_offset;     /* added to q_norm and k_norm */
 } te3_qk_norm_mrope_args;
 
 te3_status te3_qk_norm_mrope(const te3_qk_norm_mrope_args* args, void* stream);
@@ -196,7 +199,7 @@ te3_status te3_add_layer_norm(const te3_add_layer_norm_args* args, void* stream)
  * read before any is written. A negative source or destination moves nothing. Without a
  * page_table (null data) rows are slots. */
 typedef struct te3_kv_move_args {
-  te3_tensor cache;       /* T or uint8 [planes, slots, Hkv, D] */
+  te3_tensor cache;       /* T, uint8 or int32 [planes, slots, Hkv, D] */
   te3_tensor source;      /* int32 [B, K] */
   te3_tensor destination; /* int32 [B, K] */
   te3_tensor page_table;  /* int32 [B, P], or null data */
@@ -206,7 +209,7 @@ typedef struct te3_kv_move_args {
 te3_status te3_kv_move(const te3_kv_move_args* args, void* stream);
 
 /* y = x . (weight * scale)^T for a few rows of x; a scale serves one row, 128 rows or all, and
- * 128 columns or all. TE3_NOT_SUPPORTED for float32 and more than 64 rows; before Hopper for
+ * 128 columns or all. TE3_NOT_SUPPORTED for float32 and more than 128 rows; before Hopper for
  * more than 16, or where x does not fit into shared memory. K must be a multiple of 128, N of
  * 16. The weight is exact in T, sums and scales are float32. prefetch_safe as linear's, of
  * weight and scales. */
@@ -232,7 +235,7 @@ typedef struct te3_linear_int8_args {
 te3_status te3_linear_int8(const te3_linear_int8_args* args, void* stream);
 
 /* y = x . ((weight - zero_point) * scale)^T for a few rows of x; groups of 32, 64 or 128
- * columns. TE3_NOT_SUPPORTED for float32 and more than 64 rows; before Hopper for more than 16,
+ * columns. TE3_NOT_SUPPORTED for float32 and more than 128 rows; before Hopper for more than 16,
  * or where x does not fit into shared memory. K must be a multiple of 128, N of 16. The weight
  * is exact in T, sums and scales are float32. prefetch_safe as linear's, of weight and scales. */
 typedef struct te3_linear_int4_args {
@@ -245,6 +248,37 @@ typedef struct te3_linear_int4_args {
 } te3_linear_int4_args;
 
 te3_status te3_linear_int4(const te3_linear_int4_args* args, void* stream);
+
+/* y = x . (weight * scale * row_scale)^T for a few rows of x; a scale serves 16 columns.
+ * TE3_NOT_SUPPORTED for float32 and more than 128 rows; before Hopper for more than 16, or where
+ * x does not fit into shared memory. K must be a multiple of 128, N of 16. The weight is exact
+ * in T, sums and scales are float32. prefetch_safe as linear's, of weight and scales. */
+typedef struct te3_linear_nvfp4_args {
+  te3_tensor x;          /* T [M, K] */
+  te3_tensor weight;     /* int32 [N, K / 8], packed e2m1 */
+  te3_tensor scale;      /* float8_e4m3fn [N, K / 16] */
+  te3_tensor row_scale;  /* float32 [N, 1] */
+  te3_tensor y;          /* T [M, N] */
+  int32_t prefetch_safe;
+} te3_linear_nvfp4_args;
+
+te3_status te3_linear_nvfp4(const te3_linear_nvfp4_args* args, void* stream);
+
+/* y = (x * x_scale) . (weight * scale)^T, products of bytes: float8_e4m3fn by float8_e4m3fn,
+ * summed in the about 14 bits of the chip's own sums, or int8 by (codes - 128), summed exactly.
+ * x_scale's second row, of int8 alone: the sums of the rows of x. TE3_NOT_SUPPORTED for float32,
+ * and but on Hopper. K must be a multiple of 128, N of 16. prefetch_safe as linear's, of weight
+ * and scale. */
+typedef struct te3_linear_w8a8_args {
+  te3_tensor x;          /* float8_e4m3fn or int8 [M, K], packed */
+  te3_tensor x_scale;    /* float32 [1, M]; of int8 [2, M] */
+  te3_tensor weight;     /* float8_e4m3fn or uint8 [N, K], packed */
+  te3_tensor scale;      /* float32 [N or 1, 1] */
+  te3_tensor y;          /* T [M, N] */
+  int32_t prefetch_safe;
+} te3_linear_w8a8_args;
+
+te3_status te3_linear_w8a8(const te3_linear_w8a8_args* args, void* stream);
 
 /* out = weight * scale, rounded once, columns in their own order: for stock products. */
 typedef struct te3_unpack_fp8_args {
@@ -275,17 +309,16 @@ typedef struct te3_unpack_int4_args {
 
 te3_status te3_unpack_int4(const te3_unpack_int4_args* args, void* stream);
 
-/* scale = largest |x| / 448 of a row, or of each 128 columns of it (1 where that is below
- * 1e-30); q = x * (448 / largest), rounded to the nearest, packed as a weight: for stock FP8
- * products with one. Or q = those numbers times scale, in T and in their own order: for products
- * with few rows. K must be a multiple of 128. */
-typedef struct te3_quantise_rows_args {
-  te3_tensor x;     /* T [M, K] */
-  te3_tensor q;     /* float8_e4m3fn [M, K], packed; or T [M, K] */
-  te3_tensor scale; /* float32 [1 or K / 128, M] */
-} te3_quantise_rows_args;
+/* out = weight * scale * row_scale, rounded once, columns in their own order: for stock
+ * products. */
+typedef struct te3_unpack_nvfp4_args {
+  te3_tensor weight;    /* int32 [N, K / 8], packed e2m1 */
+  te3_tensor scale;     /* float8_e4m3fn [N, K / 16] */
+  te3_tensor row_scale; /* float32 [N, 1] */
+  te3_tensor out;       /* T [N, K] */
+} te3_unpack_nvfp4_args;
 
-te3_status te3_quantise_rows(const te3_quantise_rows_args* args, void* stream);
+te3_status te3_unpack_nvfp4(const te3_unpack_nvfp4_args* args, void* stream);
 
 /* y = sum over a row's top_k experts e of w[e] * down[e] . (silu(gate[e] . x) * (up[e] . x)); w
  * is the softmax of the row's logits over all experts, in float32, with renormalise that over
@@ -390,6 +423,42 @@ typedef struct te3_combine_rows_args {
 } te3_combine_rows_args;
 
 te3_status te3_combine_rows(const te3_combine_rows_args* args, void* stream);
+
+/* scale = largest |x| / 448 of a row, or of each 128 columns of it (1 where that is below
+ * 1e-30); q = x * (448 / largest), rounded to the nearest, packed as a weight: for FP8 products
+ * with one. Or q = those numbers times scale, in T and in their own order: for products with few
+ * rows. Of int8 the largest is 127 in place of 448, of a row alone, and scale's second row the
+ * sum of q. K must be a multiple of 128. */
+typedef struct te3_quantise_rows_args {
+  te3_tensor x;     /* T [M, K] */
+  te3_tensor q;     /* float8_e4m3fn or int8 [M, K], packed; or T [M, K] */
+  te3_tensor scale; /* float32 [1 or K / 128, M]; of int8 [2, M] */
+} te3_quantise_rows_args;
+
+te3_status te3_quantise_rows(const te3_quantise_rows_args* args, void* stream);
+
+/* quantise_rows of what silu_mul makes, rounded to T. */
+typedef struct te3_quantise_silu_mul_args {
+  te3_tensor gate_up; /* T [M, 2 * K] */
+  te3_tensor q;       /* float8_e4m3fn or int8 [M, K], packed; or T [M, K] */
+  te3_tensor scale;   /* float32 [1 or K / 128, M]; of int8 [2, M] */
+} te3_quantise_silu_mul_args;
+
+te3_status te3_quantise_silu_mul(const te3_quantise_silu_mul_args* args, void* stream);
+
+/* quantise_rows of the y that add_rms_norm makes, rounded to T; TE3_NOT_SUPPORTED for more than
+ * 8192 columns. */
+typedef struct te3_quantise_add_rms_norm_args {
+  te3_tensor x;        /* T [M, K] */
+  te3_tensor residual; /* T [M, K], or null data with sum's */
+  te3_tensor weight;   /* T [K] */
+  te3_tensor q;        /* float8_e4m3fn or int8 [M, K], packed; or T [M, K] */
+  te3_tensor scale;    /* float32 [1 or K / 128, M]; of int8 [2, M] */
+  te3_tensor sum;      /* T [M, K] */
+  float epsilon;
+} te3_quantise_add_rms_norm_args;
+
+te3_status te3_quantise_add_rms_norm(const te3_quantise_add_rms_norm_args* args, void* stream);
 
 #ifdef __cplusplus
 }

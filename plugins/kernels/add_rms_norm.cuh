@@ -1,4 +1,5 @@
-// AddRmsNorm: sum = x + residual (rounded to the stream's type S), y = sum / rms(sum) * weight in float32 inside.
+// AddRmsNorm: sum = x + residual (rounded to the stream's type S), y = sum / rms(sum) * (weight + offset) in float32
+// inside.
 // Types: T of weight and y; X of x; S of residual and sum, or, without a residual, of x. X and S are T or float32.
 //
 // Idea: a block owns a row and keeps it in registers as 16-byte packs between the sum of squares and the scaling, so
@@ -55,7 +56,8 @@ __global__ void __launch_bounds__(1024) add_rms_norm_kernel(const AddRmsNormPara
     Pack<T, kWidth> out;
 #pragma unroll
     for (int e = 0; e < kWidth; ++e) {
-      out.values[e] = from_float<T>(to_float(values[i].values[e]) * inverse_rms * to_float(weights[i].values[e]));
+      out.values[e] = from_float<T>(to_float(values[i].values[e]) * inverse_rms *
+                                     (to_float(weights[i].values[e]) + p.weight_offset));
     }
     *reinterpret_cast<Pack<T, kWidth>*>(static_cast<T*>(p.y) + row + column) = out;
   }
@@ -83,7 +85,7 @@ __global__ void __launch_bounds__(1024) add_rms_norm_plain_kernel(const AddRmsNo
   const float inverse_rms = rsqrtf(block_sum(squares) / p.hidden + p.epsilon);
   for (int i = threadIdx.x; i < p.hidden; i += blockDim.x) {
     const float value = adds ? to_float(sum[i]) : to_float(x[i]);
-    const float scaled = value * inverse_rms * to_float(static_cast<const T*>(p.weight)[i]);
+    const float scaled = value * inverse_rms * (to_float(static_cast<const T*>(p.weight)[i]) + p.weight_offset);
     static_cast<T*>(p.y)[row + i] = from_float<T>(scaled);
   }
 }

@@ -104,6 +104,13 @@ __device__ __forceinline__ float fast_exp2(float x) {
   return y;
 }
 
+// x / (1 + e^-x); where T has 16 bits far nearer than it rounds, in a third of the instructions.
+template <typename T>
+__device__ __forceinline__ float silu(float x) {
+  if constexpr (std::is_same_v<T, float>) return x / (1.0f + expf(-x));
+  return __fdividef(x, 1.0f + __expf(-x));
+}
+
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset >>= 1) x += __shfl_xor_sync(0xffffffffu, x, offset);

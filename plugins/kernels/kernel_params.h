@@ -16,7 +16,7 @@ namespace trt_eagle3 {
 struct AddRmsNormParams {
   const void* x;         // T or float32 [n, H]
   const void* residual;  // T or float32 [n, H], or null data with sum's
-  const void* weight;    // T [H]
+  const void* weight;    // T [H]; what is multiplied is weight + weight_offset
   void* y;               // T [n, H]
   void* sum;             // [n, H], of residual's type
   int32_t num_rows;
@@ -25,28 +25,31 @@ struct AddRmsNormParams {
   DType x_dtype;         // X: T or float32; T where there is a 16-bit residual
   DType residual_dtype;  // R: T or float32; not read without a residual
   float epsilon;
+  float weight_offset;
 };
 
 cudaError_t add_rms_norm(const AddRmsNormParams& params, cudaStream_t stream);
 
 // Cuts qkv, normalises each head of q and k (with q_norm and k_norm), turns pair i (channels i, i +
-// D/2) by position_ids[pair_axis[i]] * inv_freq[i].
+// P) by position_ids[pair_axis[i]] * inv_freq[i]; channels from 2 P on stay.
 struct QKNormMRopeParams {
   const void* qkv;              // T [N, (Hq + 2 Hkv) * D]
   const int32_t* position_ids;  // int32 [3, B, S]
-  const float* inv_freq;        // float32 [D / 2]
-  const int32_t* pair_axis;     // int32 [D / 2], each 0, 1 or 2
+  const float* inv_freq;        // float32 [P], P at most D / 2
+  const int32_t* pair_axis;     // int32 [P], each 0, 1 or 2
   const void* q_norm;           // T [D], or null data with k_norm's
   const void* k_norm;           // T [D]
   void* q;                      // T [N, Hq * D]
   void* k;                      // T [N, Hkv * D]
   void* v;                      // T [N, Hkv * D]
   int32_t num_tokens;           // N
+  int32_t num_pairs;            // P
   DType dtype;
   int32_t num_heads;
   int32_t num_kv_heads;
   int32_t head_dim;
   float epsilon;
+  float weight_offset;          // added to q_norm and k_norm
 };
 
 cudaError_t qk_norm_mrope(const QKNormMRopeParams& params, cudaStream_t stream);
@@ -170,7 +173,7 @@ cudaError_t add_layer_norm(const AddLayerNormParams& params, cudaStream_t stream
 // before any is written. A negative source or destination moves nothing. Without a page_table (null
 // data) rows are slots.
 struct KVMoveParams {
-  void* cache;                 // T or uint8 [planes, slots, Hkv, D]
+  void* cache;                 // T, uint8 or int32 [planes, slots, Hkv, D]
   const int32_t* source;       // int32 [B, K]
   const int32_t* destination;  // int32 [B, K]
   const int32_t* page_table;   // int32 [B, P], or null data
@@ -186,7 +189,7 @@ struct KVMoveParams {
 cudaError_t kv_move(const KVMoveParams& params, cudaStream_t stream);
 
 // y = x . (weight * scale)^T for a few rows of x; a scale serves one row, 128 rows or all, and 128
-// columns or all. TE3_NOT_SUPPORTED for float32 and more than 64 rows; before Hopper for more than
+// columns or all. TE3_NOT_SUPPORTED for float32 and more than 128 rows; before Hopper for more than
 // 16, or where x does not fit into shared memory. K must be a multiple of 128, N of 16. The weight
 // is exact in T, sums and scales are float32. prefetch_safe as linear's, of weight and scales.
 struct LinearFp8Params {
@@ -223,7 +226,7 @@ struct LinearInt8Params {
 cudaError_t linear_int8(const LinearInt8Params& params, cudaStream_t stream);
 
 // y = x . ((weight - zero_point) * scale)^T for a few rows of x; groups of 32, 64 or 128 columns.
-// TE3_NOT_SUPPORTED for float32 and more than 64 rows; before Hopper for more than 16, or where x
+// TE3_NOT_SUPPORTED for float32 and more than 128 rows; before Hopper for more than 16, or where x
 // does not fit into shared memory. K must be a multiple of 128, N of 16. The weight is exact in T,
 // sums and scales are float32. prefetch_safe as linear's, of weight and scales.
 struct LinearInt4Params {
@@ -242,6 +245,46 @@ struct LinearInt4Params {
 };
 
 cudaError_t linear_int4(const LinearInt4Params& params, cudaStream_t stream);
+
+// y = x . (weight * scale * row_scale)^T for a few rows of x; a scale serves 16 columns.
+// TE3_NOT_SUPPORTED for float32 and more than 128 rows; before Hopper for more than 16, or where x
+// does not fit into shared memory. K must be a multiple of 128, N of 16. The weight is exact in T,
+// sums and scales are float32. prefetch_safe as linear's, of weight and scales.
+struct LinearNvfp4Params {
+  const void* x;           // T [M, K]
+  const int32_t* weight;   // int32 [N, K / 8], packed e2m1
+  const void* scale;       // float8_e4m3fn [N, K / 16]
+  const float* row_scale;  // float32 [N, 1]
+  void* y;                 // T [M, N]
+  int32_t num_rows;        // M
+  int32_t inner;           // K
+  int32_t outer;           // N
+  DType dtype;
+  int32_t prefetch_safe;
+};
+
+cudaError_t linear_nvfp4(const LinearNvfp4Params& params, cudaStream_t stream);
+
+// y = (x * x_scale) . (weight * scale)^T, products of bytes: float8_e4m3fn by float8_e4m3fn, summed
+// in the about 14 bits of the chip's own sums, or int8 by (codes - 128), summed exactly. x_scale's
+// second row, of int8 alone: the sums of the rows of x. TE3_NOT_SUPPORTED for float32, and but on
+// Hopper. K must be a multiple of 128, N of 16. prefetch_safe as linear's, of weight and scale.
+struct LinearW8A8Params {
+  const void* x;          // float8_e4m3fn or int8 [M, K], packed
+  const float* x_scale;   // float32 [1, M]; of int8 [2, M]
+  const void* weight;     // float8_e4m3fn or uint8 [N, K], packed
+  const float* scale;     // float32 [N or 1, 1]
+  void* y;                // T [M, N]
+  int32_t num_rows;       // M
+  int32_t inner;          // K
+  int32_t outer;          // N
+  int32_t scale_rows;
+  int32_t integers;       // whether x is int8
+  DType dtype;
+  int32_t prefetch_safe;
+};
+
+cudaError_t linear_w8a8(const LinearW8A8Params& params, cudaStream_t stream);
 
 // out = weight * scale, rounded once, columns in their own order: for stock products.
 struct UnpackFp8Params {
@@ -287,22 +330,18 @@ struct UnpackInt4Params {
 
 cudaError_t unpack_int4(const UnpackInt4Params& params, cudaStream_t stream);
 
-// scale = largest |x| / 448 of a row, or of each 128 columns of it (1 where that is below 1e-30); q
-// = x * (448 / largest), rounded to the nearest, packed as a weight: for stock FP8 products with
-// one. Or q = those numbers times scale, in T and in their own order: for products with few rows. K
-// must be a multiple of 128.
-struct QuantiseRowsParams {
-  const void* x;     // T [M, K]
-  void* q;           // float8_e4m3fn [M, K], packed; or T [M, K]
-  float* scale;      // float32 [1 or K / 128, M]
-  int32_t num_rows;  // M
-  int32_t inner;     // K
-  int32_t groups;    // scales of a row
-  int32_t rounds;    // whether q is T
+// out = weight * scale * row_scale, rounded once, columns in their own order: for stock products.
+struct UnpackNvfp4Params {
+  const int32_t* weight;   // int32 [N, K / 8], packed e2m1
+  const void* scale;       // float8_e4m3fn [N, K / 16]
+  const float* row_scale;  // float32 [N, 1]
+  void* out;               // T [N, K]
+  int32_t inner;           // K
+  int32_t outer;           // N
   DType dtype;
 };
 
-cudaError_t quantise_rows(const QuantiseRowsParams& params, cudaStream_t stream);
+cudaError_t unpack_nvfp4(const UnpackNvfp4Params& params, cudaStream_t stream);
 
 // y = sum over a row's top_k experts e of w[e] * down[e] . (silu(gate[e] . x) * (up[e] . x)); w is
 // the softmax of the row's logits over all experts, in float32, with renormalise that over its own
@@ -441,5 +480,59 @@ struct CombineRowsParams {
 };
 
 cudaError_t combine_rows(const CombineRowsParams& params, cudaStream_t stream);
+
+// scale = largest |x| / 448 of a row, or of each 128 columns of it (1 where that is below 1e-30); q
+// = x * (448 / largest), rounded to the nearest, packed as a weight: for FP8 products with one. Or
+// q = those numbers times scale, in T and in their own order: for products with few rows. Of int8
+// the largest is 127 in place of 448, of a row alone, and scale's second row the sum of q. K must
+// be a multiple of 128.
+struct QuantiseRowsParams {
+  const void* x;     // T [M, K]
+  void* q;           // float8_e4m3fn or int8 [M, K], packed; or T [M, K]
+  float* scale;      // float32 [1 or K / 128, M]; of int8 [2, M]
+  int32_t num_rows;  // M
+  int32_t inner;     // K
+  int32_t groups;    // scales of a row
+  int32_t rounds;    // whether q is T
+  int32_t integers;  // whether q is int8
+  DType dtype;
+};
+
+cudaError_t quantise_rows(const QuantiseRowsParams& params, cudaStream_t stream);
+
+// quantise_rows of what silu_mul makes, rounded to T.
+struct QuantiseSiluMulParams {
+  const void* gate_up;  // T [M, 2 * K]
+  void* q;              // float8_e4m3fn or int8 [M, K], packed; or T [M, K]
+  float* scale;         // float32 [1 or K / 128, M]; of int8 [2, M]
+  int32_t num_rows;     // M
+  int32_t inner;        // K
+  int32_t groups;       // scales of a row
+  int32_t rounds;       // whether q is T
+  int32_t integers;     // whether q is int8
+  DType dtype;
+};
+
+cudaError_t quantise_silu_mul(const QuantiseSiluMulParams& params, cudaStream_t stream);
+
+// quantise_rows of the y that add_rms_norm makes, rounded to T; TE3_NOT_SUPPORTED for more than
+// 8192 columns.
+struct QuantiseAddRmsNormParams {
+  const void* x;         // T [M, K]
+  const void* residual;  // T [M, K], or null data with sum's
+  const void* weight;    // T [K]
+  void* q;               // float8_e4m3fn or int8 [M, K], packed; or T [M, K]
+  float* scale;          // float32 [1 or K / 128, M]; of int8 [2, M]
+  void* sum;             // T [M, K]
+  int32_t num_rows;      // M
+  int32_t inner;         // K
+  int32_t groups;        // scales of a row
+  int32_t rounds;        // whether q is T
+  int32_t integers;      // whether q is int8
+  DType dtype;
+  float epsilon;
+};
+
+cudaError_t quantise_add_rms_norm(const QuantiseAddRmsNormParams& params, cudaStream_t stream);
 
 }  // namespace trt_eagle3

@@ -16,7 +16,7 @@ PackedWeight byte_weight(const Params& p) {
 
 template <template <typename> typename Weight, typename Params>
 cudaError_t linear_byte(const Params& p, cudaStream_t stream) {
-  if (p.num_rows > kMaxLinearRows || p.dtype == DType::kFloat32) return cudaErrorNotSupported;
+  if (p.num_rows > kMaxPackedRows || p.dtype == DType::kFloat32) return cudaErrorNotSupported;
   if (p.num_rows == 0 || p.outer == 0) return cudaSuccess;
   const LinearParams base = {p.x, p.weight, p.y, p.num_rows, p.inner, p.outer, p.dtype, p.prefetch_safe};
   if (p.dtype == DType::kFloat16) return launch_linear_packed<Weight<__half>>(base, byte_weight(p), stream);

@@ -27,7 +27,7 @@ PackedWeight packed_weight(const Params& p) {
 }  // namespace
 
 cudaError_t linear_int4(const LinearInt4Params& p, cudaStream_t stream) {
-  if (p.num_rows > kMaxLinearRows || p.dtype == DType::kFloat32) return cudaErrorNotSupported;
+  if (p.num_rows > kMaxPackedRows || p.dtype == DType::kFloat32) return cudaErrorNotSupported;
   if (p.num_rows == 0 || p.outer == 0) return cudaSuccess;
   const LinearParams base = {p.x, p.weight, p.y, p.num_rows, p.inner, p.outer, p.dtype, p.prefetch_safe};
   const PackedWeight w = packed_weight(p);

@@ -1,5 +1,5 @@
-// Linear with a quantised weight, for up to 64 tokens: rows of W are the rows of Hopper's products, 32 or 64 tokens
-// their columns, whoever of them is there.
+// Linear with a quantised weight, for up to 128 tokens: rows of W are the rows of Hopper's products, 32, 64 or 128
+// tokens their columns, whoever of them is there.
 //
 // Idea: W comes through the warps' rings into the registers that become A of the products; x comes by the copy engine
 // through a ring of stages of 128 columns in shared memory, which all warpgroups of a block share. One half of a stage
@@ -8,7 +8,7 @@
 // so far are rescaled by old / new scale, and no second set of sums is kept. Bytes moved: as linear_packed.cuh, and x
 // once per block, from the L2 cache. Measured: docs/measurements.md, "Quantised weights".
 //
-// Who adds what, and in which order, follows from N, K and whether there are more than 32 tokens.
+// Who adds what, and in which order, follows from N, K and whether there are more than 32, or 64, tokens.
 #pragma once
 
 #include <cooperative_groups.h>
@@ -43,6 +43,9 @@ struct PackedWideTile {
   static constexpr int SumPitch = Rows + 4;  // floats between the tokens of the sums: no bank conflicts
   static_assert(Slots >= 3 && SlotBytes % 16 == 0 && Tokens * SumPitch * 4 <= BarrierPlace);
   using Sums = float[Tokens / 8][4];  // of a warpgroup's 64 rows
+
+  // Tokens that a copy brings: no more than there are, for the copy engine takes longer to write zeros than to read.
+  static __host__ __device__ constexpr int box(int num_tokens) { return num_tokens < Tokens ? num_tokens : Tokens; }
 };
 
 // A block's share: rows of W from first_row on, `count` stages of K from first_stage on.
@@ -87,6 +90,10 @@ __device__ __forceinline__ void wgmma_rs_inner(float (&d)[8][4], const uint32_t 
 }
 #undef TRT_EAGLE3_WGMMA_INNER
 #undef TRT_EAGLE3_OUT4
+template <typename T>
+__device__ __forceinline__ void wgmma_rs_inner(float (&d)[16][4], const uint32_t (&a)[4], uint64_t b) {
+  wgmma_rs_rows<T>(d, a, b, 1);
+}
 
 template <int kTiles>
 __device__ __forceinline__ void rescale(float (&sums)[kTiles][4], float low, float high) {
@@ -115,11 +122,12 @@ struct PackedWideRing {
     barrier_init_done();
   }
   // One lane brings the share's columns of x.
-  __device__ __forceinline__ void fill(const CUtensorMap& map, const PackedWideShare& s) const {
+  __device__ __forceinline__ void fill(const CUtensorMap& map, const PackedWideShare& s, int num_tokens) const {
+    const int bytes = Tile::box(num_tokens) * 4 * 64;
 #pragma unroll 1
     for (int i = 0; i < s.count; ++i) {
       if (i >= Tile::Stages) barrier_wait(empty(i), phase(i) ^ 1);
-      barrier_expect(full(i), Tile::StageBytes);
+      barrier_expect(full(i), bytes);
       const int column = (s.first_stage + i) * kPackedSpan;
       copy_box(stage(i), &map, column, 0, full(i));
       copy_box(stage(i) + Tile::PanelBytes, &map, column + 64, 0, full(i));
@@ -264,7 +272,7 @@ __global__ void __launch_bounds__(Tile::Threads, 1)
   __syncthreads();
   if (warp == Tile::Warps) {
     wait_for_previous();
-    if (threadIdx.x % 32 == 0) ring.fill(x, s);
+    if (threadIdx.x % 32 == 0) ring.fill(x, s, p.num_rows);
     __syncwarp();
     __syncthreads();  // the last products have read the ring
   } else {
@@ -290,12 +298,13 @@ struct PackedWideGrid {
 // The rates are an H200's; only their ratio counts.
 inline float packed_wide_us(const LinearParams& p, int bits, int tokens, int rows, int cluster, int clusters) {
   constexpr float kBlockBytesPerUs = 80e3f, kChipBytesPerUs = 4.1e6f, kLaunchUs = 2.0f, kMergeUs = 0.7f;
-  constexpr float kChainUs = 0.36f, kInstructionsUs = 0.17f;
+  constexpr float kChainUs = 0.36f, kInstructionsUs = 0.17f, kFlopPerUs = 5e6f;
   const int stages = ceil_div(p.inner / kPackedSpan, cluster), tiles = ceil_div(p.outer, rows);
   const int waves = ceil_div(tiles, clusters);
   const float weight = rows * kPackedSpan / 8.0f * bits, x = 256.0f * tokens;
   const float at_once = static_cast<float>(std::min(tiles, clusters) * cluster);
-  const float computing = std::max(kChainUs, rows / 64 * kInstructionsUs);
+  const float products = 256.0f * rows * tokens / kFlopPerUs;
+  const float computing = std::max({kChainUs, rows / 64 * kInstructionsUs, products});
   const float reading = std::max((weight + x) / kBlockBytesPerUs, weight * at_once / kChipBytesPerUs);
   return waves * (kLaunchUs + (cluster > 1 ? kMergeUs : 0.0f) + stages * std::max(computing, reading));
 }
@@ -325,7 +334,7 @@ cudaError_t run_packed_wide(const LinearParams& p, const PackedWeight& w, int cl
   using Tile = PackedWideTile<Format, kWarpgroups, kTokens>;
   const Overlap overlap = p.prefetch_safe != 0 ? Overlap::kYes : Overlap::kNo;
   CUtensorMap x;
-  const cudaError_t error = describe_rows(p.dtype, p.x, p.num_rows, p.inner, Tile::Tokens, &x);
+  const cudaError_t error = describe_rows(p.dtype, p.x, p.num_rows, p.inner, Tile::box(p.num_rows), &x);
   if (error != cudaSuccess) return error;
   return launch(overlap, linear_packed_wide_kernel<Tile, Format>, dim3(cluster, ceil_div(p.outer, Tile::Rows)),
                 Tile::Threads, Tile::SharedBytes, cluster, stream, p, w, x);
@@ -349,7 +358,8 @@ cudaError_t launch_linear_packed_wide(const LinearParams& p, const PackedWeight&
                                       cudaStream_t stream) {
   if (!has_wgmma(chip)) return cudaErrorNotSupported;
   if (p.num_rows <= 32) return launch_packed_wide<Format, 32>(p, w, chip, stream);
-  return launch_packed_wide<Format, 64>(p, w, chip, stream);
+  if (p.num_rows <= 64) return launch_packed_wide<Format, 64>(p, w, chip, stream);
+  return launch_packed_wide<Format, 128>(p, w, chip, stream);
 }
 
 // The form that suits the number of tokens and the chip.

@@ -19,6 +19,9 @@ enum class AttentionPath : int32_t { kAuto = 0, kSimple = 1, kMma = 2, kWgmma = 
 // Most rows of x that linear() takes; cudaErrorNotSupported for what cuBLAS computes as fast.
 constexpr int32_t kMaxLinearRows = 64;
 
+// Most rows that the products with packed weights and 16-bit activations take.
+constexpr int32_t kMaxPackedRows = 128;
+
 // Most moves of one launch (all rows of the batch together): a column of all of them is held in shared memory.
 constexpr int32_t kMaxKVMoves = 2048;
 

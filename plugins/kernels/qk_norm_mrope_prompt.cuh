@@ -6,7 +6,7 @@
 // docs/measurements.md, "Prompts".
 #pragma once
 
-#include "qk_norm_mrope.cuh"
+#include "qk_norm_mrope_partial.cuh"
 
 namespace trt_eagle3 {
 
@@ -142,8 +142,10 @@ inline cudaError_t launch_qk_norm_mrope(const QKNormMRopeParams& p, cudaStream_t
                          reinterpret_cast<uintptr_t>(p.k) | reinterpret_cast<uintptr_t>(p.v) |
                          reinterpret_cast<uintptr_t>(p.q_norm) | reinterpret_cast<uintptr_t>(p.k_norm)) %
                         16) == 0;
+  const bool whole = 2 * p.num_pairs == p.head_dim && p.weight_offset == 0.0f;
   return with_dtype(p.dtype, [&](auto t) {
     using T = decltype(t);
+    if (!whole) return launch_qk_norm_mrope_partial<T>(p, stream);
     if constexpr (sizeof(T) == 2) {
       if (p.num_tokens >= kManyRopeTokens && p.head_dim == 128 && aligned) {
         return launch_qk_norm_mrope_prompt<T>(p, stream);

@@ -22,8 +22,7 @@ __global__ void __launch_bounds__(256) silu_mul_kernel(const SiluMulParams p) {
   Values out;
 #pragma unroll
   for (int e = 0; e < kWidth; ++e) {
-    const float g = to_float(gate.values[e]);
-    out.values[e] = from_float<T>(g / (1.0f + expf(-g)) * to_float(up.values[e]));
+    out.values[e] = from_float<T>(silu<T>(to_float(gate.values[e])) * to_float(up.values[e]));
   }
   *reinterpret_cast<Values*>(static_cast<T*>(p.out) + row * p.width + column) = out;
 }

@@ -24,19 +24,30 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
   return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(encoder);
 }
 
-// A tensor [rows, columns] of 16-bit numbers in boxes of `box_rows` by 64 columns, swizzled as wgmma wants them. Rows
-// past the last come as zeros.
-inline cudaError_t describe_rows(DType dtype, const void* data, int rows, int columns, int box_rows, CUtensorMap* map) {
+// A tensor [rows, columns] of numbers of `size` bytes in boxes of `box_rows` by 128 bytes, swizzled as wgmma wants them.
+// Rows past the last come as zeros.
+inline cudaError_t describe_boxes(CUtensorMapDataType type, int size, const void* data, int rows, int columns,
+                                  int box_rows, CUtensorMap* map) {
   const auto encode = tensor_map_encoder();
   if (encode == nullptr) return cudaErrorNotSupported;
-  const auto type = dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(columns) * 2};
-  const cuuint32_t box[] = {64, static_cast<cuuint32_t>(box_rows)}, steps[] = {1, 1};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(columns) * size};
+  const cuuint32_t box[] = {static_cast<cuuint32_t>(128 / size), static_cast<cuuint32_t>(box_rows)}, steps[] = {1, 1};
   const CUresult result =
       encode(map, type, 2, const_cast<void*>(data), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+// Of 16-bit numbers.
+inline cudaError_t describe_rows(DType dtype, const void* data, int rows, int columns, int box_rows, CUtensorMap* map) {
+  const auto type = dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  return describe_boxes(type, 2, data, rows, columns, box_rows, map);
+}
+
+// Of bytes.
+inline cudaError_t describe_byte_rows(const void* data, int rows, int columns, int box_rows, CUtensorMap* map) {
+  return describe_boxes(CU_TENSOR_MAP_DATA_TYPE_UINT8, 1, data, rows, columns, box_rows, map);
 }
 
 }  // namespace trt_eagle3

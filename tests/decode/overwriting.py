@@ -41,7 +41,7 @@ class _Overwriting:
     ) -> dict[str, Tensor]:
         found = run_reduced(self._session, inputs, reduced)
         static = self._outputs.setdefault(
-            (shapes_of(inputs), *reduced),
+            (shapes_of(inputs), *(f.__qualname__ for f in reduced.values())),
             {name: tensor.clone() for name, tensor in found.items()},
         )
         for name, tensor in found.items():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Literal
 
@@ -60,7 +60,13 @@ class HashStates:
     def bind(self, session: Session) -> None:
         """The layer stands beside the graph."""
 
-    def inputs(self, sequences: Sequence[SequenceState]) -> dict[str, Tensor]:
+    def take(self, outputs: Mapping[str, Tensor]) -> None:
+        """The rows are taken in ``forward``."""
+
+    def inputs(
+        self, sequences: Sequence[SequenceState], certain: Sequence[int]
+    ) -> dict[str, Tensor]:
+        del certain
         return {"entries": torch.tensor([self.entries[s] for s in sequences])}
 
     def reserve(self, sequence: SequenceState) -> None:

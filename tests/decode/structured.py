@@ -21,6 +21,7 @@ from tests.tiny import TARGET
 from trt_eagle3.decode.accept import Accepted
 from trt_eagle3.decode.grammar import Grammar
 from trt_eagle3.decode.grammar_compiler import GrammarCompiler
+from trt_eagle3.decode.grammar_masks import fill_next
 from trt_eagle3.decode.grammar_state import GrammarState
 from trt_eagle3.decode.grammar_text import grammar_text
 from trt_eagle3.decode.logits_process import unpacked_bits
@@ -56,7 +57,7 @@ def state_of(grammar: Grammar, **options: Any) -> GrammarState:
     """At its beginning, without a try in a process; refused as there."""
     made = compiler()._compiled(grammar_text(grammar))
     assert not isinstance(made, str), made
-    return GrammarState(made, ENDS, VOCAB, **options)
+    return GrammarState(made.matcher, ENDS, VOCAB, **options)
 
 
 def ids_of(text: str) -> list[int]:
@@ -137,7 +138,7 @@ def drafted(stub: Stub, tree: Tree, chance: random.Random, seed: int) -> list[in
             state = state.after(token) if state is not None else None
         if state is not None and chance.random() < 0.8:  # as a draft that has learned it
             bits = torch.empty(VOCAB // 32, dtype=torch.int32)
-            state.fill_next(bits.numpy())
+            fill_next(state, bits.numpy())
             logits = logits.masked_fill(~unpacked_bits(bits, VOCAB), -100.0)
         order = logits.topk(rank + 1).indices.tolist()
         siblings = {tokens[i] for i, p in enumerate(tree.parents[: len(tokens)]) if p == parent}

@@ -26,7 +26,7 @@ from tests.decode.scheduling import (
 )
 from tests.tiny import build_tiny
 from trt_eagle3 import load
-from trt_eagle3.decode import async_cycle, decoder
+from trt_eagle3.decode import async_cycle, decoder, tree_judge
 from trt_eagle3.decode.accept import accept
 from trt_eagle3.decode.adaptive_plan import AdaptivePlan
 from trt_eagle3.decode.async_cycle import AsyncCycles
@@ -377,10 +377,10 @@ def test_sequence_whose_logits_are_no_numbers_fails_alone(
             logits[1, ..., 1] = torch.nan
         return greedy_tokens(logits)
 
-    monkeypatch.setattr(async_cycle, "greedy_tokens", overflow)
+    monkeypatch.setattr(tree_judge, "greedy_tokens", overflow)
     errors = [e for _ in range(3) for e in scheduler.step() if e.error is not None]
     assert [e.sequence for e in errors] == [bad]
-    monkeypatch.setattr(async_cycle, "greedy_tokens", greedy_tokens)
+    monkeypatch.setattr(tree_judge, "greedy_tokens", greedy_tokens)
     finish(scheduler)
     assert good.tokens[:MAX_TOKENS] == expected
 

@@ -25,7 +25,7 @@ from tests.decode.scheduling import (
 from tests.decode.test_async_cycle import count_calls
 from trt_eagle3.decode import async_cycle
 from trt_eagle3.decode.decoder import AnyTree
-from trt_eagle3.decode.draft_filter import DraftFilter
+from trt_eagle3.decode.filter_trial import FilterTrial
 from trt_eagle3.decode.grammar import Grammar
 from trt_eagle3.decode.grammar_state import GrammarState
 from trt_eagle3.decode.grammar_text import grammar_text
@@ -79,6 +79,7 @@ def sequence(
     if sampling.grammar is not None:
         early = {"min_tokens": sampling.min_tokens, "ignore_eos": sampling.ignore_eos}
         state = GrammarState(matcher(sampling.grammar).deep_copy(), [END], VOCAB, **early)
+        state.trial.wanted = index % 4 == 0  # some drafts are kept to it from the beginning
     return SequenceState(prompts()[index], pool, VOCAB, sampling, drafting, state, [END])
 
 
@@ -172,17 +173,20 @@ def test_sampled_answers_obey_their_grammar_and_come_again(tree: str, asynchrono
 
 
 def test_filtered_drafts_are_accepted_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    def cycles() -> int:
+    monkeypatch.setattr(FilterTrial, "add", lambda *_, **__: None)
+
+    def cycles(*, wanted: bool) -> int:
         pool = pool_of(NUM_PAGES, asynchronous=True)
         asked = [sequence(0, pool, True), sequence(4, pool, True)]
+        for s in asked:
+            assert s.sampler.grammar is not None
+            s.sampler.grammar.trial.wanted = wanted
         with pytest.MonkeyPatch.context() as patch:
             calls = count_calls(patch, TreeMasks, "compute")
             run(asked, pool, TREES["chain"])
         return len(calls)
 
-    few = cycles()
-    monkeypatch.setattr(DraftFilter, "_masked", lambda _, logits: logits)
-    assert few < cycles()
+    assert cycles(wanted=True) < cycles(wanted=False)
 
 
 def test_grammar_that_breaks_down_fails_its_own_sequence_alone() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.decode.structured import ENDS, TREES, VOCAB, ids_of, state_of
 from trt_eagle3.decode.grammar import Grammar
+from trt_eagle3.decode.grammar_masks import fill_next, fill_trees
 from trt_eagle3.decode.logits_process import unpacked_bits
 from trt_eagle3.decode.tree import Tree
 
@@ -25,7 +26,7 @@ def allowed_after(tokens: list[int], **options: object) -> Tensor:
     """bool [V], by a matcher of its own."""
     state, row = state_of(GRAMMAR, **options), rows(1)
     state.advance(tokens)
-    state.fill_next(row.numpy()[0])
+    fill_next(state, row.numpy()[0])
     return unpacked_bits(row, VOCAB)[0]
 
 
@@ -47,7 +48,7 @@ def test_masks_of_a_tree_are_those_of_each_path_alone(seed: int) -> None:
     tokens = drawn_tree(tree, answer, chance)
     state, found = state_of(GRAMMAR), rows(tree.num_nodes)
     state.advance(answer)
-    state.fill(tokens, tree.parents, found.numpy())
+    fill_trees([(state, tokens, tree.parents)], found.numpy()[None])
     paths = [answer]
     for node, (token, parent) in enumerate(zip(tokens, tree.parents, strict=True)):
         if node:
@@ -60,7 +61,7 @@ def test_masks_of_a_tree_are_those_of_each_path_alone(seed: int) -> None:
         expected = allowed_after(path) if possible else torch.ones(VOCAB, dtype=torch.bool)
         assert torch.equal(ours, expected), (node, path)
     again = rows(tree.num_nodes)
-    state.fill(tokens, tree.parents, again.numpy())
+    fill_trees([(state, tokens, tree.parents)], again.numpy()[None])
     assert torch.equal(found, again), "the walk left the state where it was"
 
 
@@ -74,7 +75,7 @@ def test_end_tokens_wait_for_min_tokens_unless_nothing_else_is_allowed() -> None
     row, seen = rows(1), []
     for token in ids_of("1234"):
         open_end.advance([token])
-        open_end.fill_next(row.numpy()[0])
+        fill_next(open_end, row.numpy()[0])
         seen.append(bool(unpacked_bits(row, VOCAB)[0, ENDS[1]]))
     assert seen == [False, False, True, True]
 
@@ -82,10 +83,10 @@ def test_end_tokens_wait_for_min_tokens_unless_nothing_else_is_allowed() -> None
 def test_ignored_end_tokens_are_forbidden_while_anything_else_is_allowed() -> None:
     state, row = state_of(Grammar.regex("[0-9]{1,2}"), ignore_eos=True), rows(1)
     state.advance(ids_of("1"))
-    state.fill_next(row.numpy()[0])
+    fill_next(state, row.numpy()[0])
     assert not unpacked_bits(row, VOCAB)[0, list(ENDS)].any()
     state.advance(ids_of("2"))
-    state.fill_next(row.numpy()[0])
+    fill_next(state, row.numpy()[0])
     assert unpacked_bits(row, VOCAB)[0].nonzero().flatten().tolist() == list(ENDS)
 
 
@@ -93,7 +94,7 @@ def test_state_that_was_told_a_forbidden_token_has_an_error_and_forbids_nothing(
     state, row = state_of(GRAMMAR), rows(1)
     state.advance(ids_of("x"))
     assert state.error
-    state.fill_next(row.numpy()[0])
+    fill_next(state, row.numpy()[0])
     assert unpacked_bits(row, VOCAB).all()
 
 

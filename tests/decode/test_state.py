@@ -431,9 +431,6 @@ def test_commit_in_place_moves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     states.commit([Commit(s, 0, range(5)), Commit(s, 5, (0,)), Commit(s, 6, ())])
 
 
-def test_states_that_cannot_run_are_refused_in_one_line() -> None:
+def test_a_graph_without_states_is_refused_in_one_line() -> None:
     with pytest.raises(UserError, match="list no states of their layers: an older version built"):
         layer_states([], 8)
-    recurrent = StateSpec("recurrent.1", "per_sequence", (2,), "float32")
-    with pytest.raises(UserError, match=r"^recurrent\.1: expected a paged state, got a per_seq"):
-        layer_states([KEYS, recurrent], 8)

@@ -115,10 +115,10 @@ def _filled(monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
     """``change(state, tokens, parents, rows)`` after the masks of every tree."""
     true = tree_masks.fill_trees
 
-    def fill(jobs: Any) -> None:
-        true(jobs)
-        for job in jobs:
-            change(*job)
+    def fill(jobs: Any, masks: Any) -> None:
+        true(jobs, masks)
+        for job, rows in zip(jobs, masks, strict=True):
+            change(*job, rows)
 
     monkeypatch.setattr(tree_masks, "fill_trees", fill)
 
@@ -131,7 +131,7 @@ def _parents_mask(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _not_rolled_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    _filled(monkeypatch, lambda s, tokens, *_: s._matcher.try_consume_tokens(tokens[1:2]))
+    _filled(monkeypatch, lambda s, tokens, *_: s.matcher.try_consume_tokens(tokens[1:2]))
 
 
 def _bonus_unmasked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from trt_eagle3.engine.bundle import read_bundle
 from trt_eagle3.engine.memory import memory_need
 from trt_eagle3.engine.onnxruntime.packed_products import _packed
 from trt_eagle3.engine.packed_savings import packed_savings
-from trt_eagle3.engine.torch.packed import pack
+from trt_eagle3.engine.torch.pack import pack
 from trt_eagle3.engine.weights import integer_rows
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.weights import WeightExpr, part_of
@@ -72,7 +72,8 @@ def test_zero_points_are_kept_packed_by_our_plugin_and_not_by_rtx(
         ref = targets[name].tensors[NAMES[0]]
         assert isinstance(ref, QuantisedRef)
         found[name] = (keeps(tensorrt, ref), keeps(rtx, ref))
-        assert not keeps(engine, ref)
+        assert keeps(engine, ref)  # plugins, where nothing else is asked for
+        assert not keeps({**engine, "tensorrt": {"linear": "tensorrt"}}, ref)
     expected = {"w4a16": (True, True), "w4a16-asymmetric": (True, False), "int8": (True, True)}
     assert found == expected
 

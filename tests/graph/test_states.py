@@ -18,7 +18,7 @@ from trt_eagle3.graph.trt_export import trt_export
 from trt_eagle3.spec import StateSpec
 
 KEYS = StateSpec("k_cache.3", "paged", (2, 8), "float16")
-RECURRENT = StateSpec("recurrent.3", "per_sequence", (4, 8, 8), "float32")
+RECURRENT = StateSpec("recurrent.3", "delta", (4, 8, 8), "float32")
 
 
 def model(*states: StateSpec) -> onnx.ModelProto:
@@ -62,7 +62,7 @@ def test_states_in_json_come_back() -> None:
         {"shape": [2, -8]},
         {"shape": [True, 8]},
         {"shape": 8},
-        {"kind": "per_sequence"},
+        {"kind": "delta"},
         {"kind": "none"},
         {"kind": []},
         {"dtype": "float32"},

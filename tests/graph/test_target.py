@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from tests.reference.checkpoint import file_name
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
 from tests.reference.target import Target, TargetStates, random_target
 from trt_eagle3.checkpoint.target import TargetCheckpoint
+from trt_eagle3.decode.commit import Commit
 from trt_eagle3.decode.kv_cache import PagePool, PageTable
 from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, causal_mask
 from trt_eagle3.decode.state import layer_states
@@ -46,6 +48,16 @@ def open_target(
     return TargetRunner(session, states, table, spec.num_visual_levels)
 
 
+class OneSequence:
+    """What states know of a sequence that has all pages."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.pages = PageTable(PagePool(8, PAGE_SIZE))
+
+
 @dataclass(frozen=True)
 class Rows:
     """A prompt of ``NUM_ROWS`` rows with visual ones in the middle; ``deepstack`` [L, S, H] is
@@ -59,18 +71,25 @@ class Rows:
 
     def run(self, runner: TargetRunner, cuts: list[int]) -> tuple[Tensor, Tensor | None]:
         """Logits and aux of all rows, computed in chunks that end at ``cuts``."""
-        pages = PageTable(PagePool(8, PAGE_SIZE))
-        pages.reserve(NUM_ROWS)
+        states = runner.states
+        sequence: Any = OneSequence()
+        states.reserve(sequence, NUM_ROWS)
         parts = []
         for start, stop in zip([0, *cuts], [*cuts, NUM_ROWS], strict=True):
-            place = AttentionMetadata.single(
-                start, pages.pages(stop), causal_mask(stop - start), self.positions[:, start:stop]
+            place = AttentionMetadata(
+                past=[start],
+                counts=[stop - start],
+                state_inputs=states.inputs([sequence], [stop], certain=[stop - start]),
+                mask=causal_mask(stop - start)[None],
+                positions=self.positions[:, None, start:stop],
             )
             wanted = torch.arange(stop - start)[None]
             visual_levels = self.visual_levels[:, None, start:stop].contiguous()
             parts.append(
                 runner.forward(self.embeds[None, start:stop], place, wanted, visual_levels)
             )
+            states.commit([Commit(sequence, start, range(stop - start))])
+        states.release(sequence)
         logits, aux = zip(*parts, strict=True)
         return torch.cat(logits, dim=1)[0], None if aux[0] is None else torch.cat(aux, dim=1)[0]
 

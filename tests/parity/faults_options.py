@@ -9,19 +9,20 @@ from typing import Any
 
 from tests.parity.fault import Fault
 from tests.parity.planting import Planted
-from trt_eagle3.decode import logits_process, tree_masks, verify
+from trt_eagle3.decode import conversation, logits_process, tree_masks, verify
 from trt_eagle3.decode.grammar_state import GrammarState
 from trt_eagle3.decode.sampling import Sampler
+from trt_eagle3.multimodal.json_object import JsonObjectEnd
 
 
 def _filled(p: Planted, change: Callable[[Any, Any, Any, Any], object]) -> None:
     """``change(state, tokens, parents, rows)`` after the masks of every tree."""
     true = tree_masks.fill_trees
 
-    def fill(jobs: Any) -> None:
-        true(jobs)
-        for job in jobs:
-            change(*job)
+    def fill(jobs: Any, masks: Any) -> None:
+        true(jobs, masks)
+        for job, rows in zip(jobs, masks, strict=True):
+            change(*job, rows)
 
     p.patch.setattr(tree_masks, "fill_trees", fill)
 
@@ -42,7 +43,7 @@ def _bonus_unmasked(p: Planted) -> None:
 
 
 def _not_rolled_back(p: Planted) -> None:
-    _filled(p, lambda s, tokens, *_: s._matcher.try_consume_tokens(tokens[1:2]))
+    _filled(p, lambda s, tokens, *_: s.matcher.try_consume_tokens(tokens[1:2]))
 
 
 def _late(p: Planted) -> None:
@@ -81,6 +82,21 @@ def _free_in_trees(p: Planted) -> None:
     p.patch.setattr(logits_process, "_changed", changed)
 
 
+def _no_schema(p: Planted) -> None:
+    true = conversation._tag
+    p.patch.setattr(conversation, "_tag", lambda tool, **_: true(tool, strict=False))
+
+
+def _cut_short(p: Planted) -> None:
+    true = JsonObjectEnd.feed
+
+    def feed(self: JsonObjectEnd, text: str) -> int | None:
+        end = true(self, text)
+        return None if end is None else end - 1
+
+    p.patch.setattr(JsonObjectEnd, "feed", feed)
+
+
 _OPTIONS = ("options",)
 OPTIONS: Mapping[str, Fault] = {
     "parent's mask": Fault(
@@ -109,6 +125,20 @@ OPTIONS: Mapping[str, Fault] = {
         "options.grammar",
         "grammar",
         _late,
+        looks=_OPTIONS,
+    ),
+    "tool without schema": Fault(
+        "the arguments of a tool that must be called may be any object",
+        "options.tools_format",
+        "tools",
+        _no_schema,
+        looks=_OPTIONS,
+    ),
+    "call cut short": Fault(
+        "what is made of an answer ends a call's arguments a character early",
+        "options.tools_format",
+        "tools",
+        _cut_short,
         looks=_OPTIONS,
     ),
     "min_tokens in trees": Fault(

@@ -13,7 +13,7 @@ from trt_eagle3.engine.torch.capi.structs import TensorStruct, argument_struct
 PLUGINS = Path(__file__).resolve().parents[2] / "plugins"
 ADDRESS = 1 << 20  # aligned, and never read: every call fails before it
 INVALID, WRONG_DEVICE = 1, 3
-F32, F16, BF16, I32, BOOL, FP8, U8 = range(7)
+F32, F16, BF16, I32, BOOL, FP8, U8, I8 = range(8)
 
 
 def tensor(dtype: int, *shape: int, data: int | None = ADDRESS) -> Any:

@@ -28,6 +28,11 @@ cudaError_t vision_attention(const VisionAttentionParams&, void*, size_t, cudaSt
 cudaError_t linear_fp8(const LinearFp8Params&, cudaStream_t) { return cudaSuccess; }
 cudaError_t linear_int8(const LinearInt8Params&, cudaStream_t) { return cudaSuccess; }
 cudaError_t linear_int4(const LinearInt4Params&, cudaStream_t) { return cudaSuccess; }
+cudaError_t linear_nvfp4(const LinearNvfp4Params&, cudaStream_t) { return cudaSuccess; }
+cudaError_t unpack_nvfp4(const UnpackNvfp4Params&, cudaStream_t) { return cudaSuccess; }
+cudaError_t quantise_silu_mul(const QuantiseSiluMulParams&, cudaStream_t) { return cudaSuccess; }
+cudaError_t quantise_add_rms_norm(const QuantiseAddRmsNormParams&, cudaStream_t) { return cudaSuccess; }
+cudaError_t linear_w8a8(const LinearW8A8Params&, cudaStream_t) { return cudaSuccess; }
 cudaError_t unpack_fp8(const UnpackFp8Params&, cudaStream_t) { return cudaSuccess; }
 cudaError_t unpack_int8(const UnpackInt8Params&, cudaStream_t) { return cudaSuccess; }
 cudaError_t unpack_int4(const UnpackInt4Params&, cudaStream_t) { return cudaSuccess; }

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch.packing import pack_fp8, pack_int4, pack_int8
+from trt_eagle3.graph.formats.nvfp4 import E2M1
 
 __all__ = ["KINDS", "PackedCase", "draw_weight"]
 
@@ -25,6 +26,7 @@ KINDS = (
     "int4 128",
     "int4 128 zeros",
     "int4 32 zeros float16",
+    "nvfp4",
 )
 
 
@@ -44,7 +46,7 @@ class PackedCase:
 def draw_weight(kind: str, n: int, k: int, device: torch.device) -> PackedCase:
     """A weight with codes of the whole range, and scales that differ by 20."""
     torch.manual_seed(n + k)
-    case = {"fp8": _fp8, "int8": _int8, "int4": _int4}[kind.split(maxsplit=1)[0]](
+    case = {"fp8": _fp8, "int8": _int8, "int4": _int4, "nvfp4": _nvfp4}[kind.split(maxsplit=1)[0]](
         kind, n, k, device
     )
     torch.cuda.synchronize()  # prefetch-safe
@@ -105,4 +107,21 @@ def _int4(kind: str, n: int, k: int, device: torch.device) -> PackedCase:
 
     return PackedCase(
         values, linear, lambda out: capi.unpack_int4(packed, scale, given, out.dtype, out=out)
+    )
+
+
+def _nvfp4(_kind: str, n: int, k: int, device: torch.device) -> PackedCase:
+    codes = torch.randint(0, 16, (n, k), device=device, dtype=torch.uint8)
+    scale = (torch.rand(n, k // 16, device=device) * 100).to(torch.float8_e4m3fn)
+    scale[:, ::5] = (scale[:, ::5].float() / 8192).to(scale.dtype)  # subnormals and zeros too
+    row = _scales(n, 1, device)
+    table = torch.tensor(E2M1, device=device, dtype=torch.float64)
+    values = table[codes.int()] * scale.double().repeat_interleave(16, 1) * row.double()
+    packed = pack_int4(codes)
+
+    def linear(x: Tensor, out: Tensor, safe: bool) -> Tensor:
+        return capi.linear_nvfp4(x, packed, scale, row, prefetch_safe=safe, out=out)
+
+    return PackedCase(
+        values, linear, lambda out: capi.unpack_nvfp4(packed, scale, row, out.dtype, out=out)
     )

@@ -209,9 +209,12 @@ def test_add_rms_norm_wants_a_sum_exactly_with_a_residual(library: ctypes.CDLL) 
     assert (status, message) == (INVALID, "add_rms_norm: residual and sum: give both or neither")
 
 
-def test_kv_move_refuses_rows_that_are_no_multiple_of_16_bytes(library: ctypes.CDLL) -> None:
+@pytest.mark.parametrize(("dtype", "width"), [(BF16, 4), (I32, 2), (U8, 8)])
+def test_kv_move_refuses_rows_that_are_no_multiple_of_16_bytes(
+    library: ctypes.CDLL, dtype: int, width: int
+) -> None:
     moves = tensor(I32, 1, 2)
-    args = args_of("kv_move")(cache=tensor(BF16, 4, 10, 1, 4), source=moves, destination=moves)
+    args = args_of("kv_move")(cache=tensor(dtype, 4, 10, 1, width), source=moves, destination=moves)
     status, message = status_of(library, library.te3_kv_move, ctypes.byref(args), None)
     assert status == INVALID
     assert "multiple of 16 bytes, got 8" in message

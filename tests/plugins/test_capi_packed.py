@@ -13,6 +13,7 @@ from tests.plugins.capi_calls import (
     F16,
     F32,
     FP8,
+    I8,
     I32,
     INVALID,
     U8,
@@ -147,7 +148,7 @@ def test_unpack_wants_an_output_of_the_weights_shape(library: ctypes.CDLL) -> No
         ({"q": tensor(F16, 5, 256)}, "q: expected float8_e4m3fn, got float16"),
         ({"q": tensor(BF16, 5, 128)}, "q: expected [M, K] = [5, 256], got [5, 128]"),
         ({"scale": tensor(F32, 5, 1)}, "scale: expected [1 or K / 128, M] = [any, 5]"),
-        ({"scale": tensor(F32, 3, 5)}, "scale: expected 1 or K / 128 rows for x [5, 256]"),
+        ({"scale": tensor(F32, 3, 5)}, "scale: expected 1 or K / 128 rows for q [5, 256]"),
     ],
 )
 def test_quantise_rows_names_what_is_wrong(
@@ -160,3 +161,73 @@ def test_quantise_rows_names_what_is_wrong(
     args = args_of("quantise_rows")(**(fields | changes))
     status, message = status_of(library, function, ctypes.byref(args), None)
     assert (status, said in message) == (INVALID, True), message
+
+
+def check_refusals(library: ctypes.CDLL, name: str, fields: Any, wrong: Any) -> None:
+    """``fields`` are well-formed; each of ``wrong`` is (changes, what is said)."""
+    function = getattr(library, f"te3_{name}")
+    args = args_of(name)(**fields)
+    assert status_of(library, function, ctypes.byref(args), None)[0] == WRONG_DEVICE
+    for changes, said in wrong:
+        args = args_of(name)(**(fields | changes))
+        status, message = status_of(library, function, ctypes.byref(args), None)
+        assert (status, said in message) == (INVALID, True), message
+
+
+def test_linear_w8a8_names_what_is_wrong(library: ctypes.CDLL) -> None:
+    fields = {
+        "x": tensor(FP8, 5, 256),
+        "x_scale": tensor(F32, 1, 5),
+        "weight": tensor(FP8, 304, 256),
+        "scale": tensor(F32, 304, 1),
+        "y": tensor(BF16, 5, 304),
+    }
+    wrong = [
+        ({"x": tensor(BF16, 5, 256)}, "x: expected float8_e4m3fn, got bfloat16"),
+        ({"x": tensor(FP8, 5, 128)}, "x: expected [M, K] = [any, 256]"),
+        ({"x": tensor(I8, 5, 256)}, "weight: expected uint8, got float8_e4m3fn"),
+        ({"x_scale": tensor(F32, 2, 5)}, "x_scale: expected [1, M] = [1, 5]"),
+        ({"scale": tensor(F32, 304, 2)}, "scale: expected N or 1 rows and 1 column"),
+        ({"y": tensor(BF16, 5, 256)}, "y: expected [M, N] = [5, 304]"),
+    ]
+    check_refusals(library, "linear_w8a8", fields, wrong)
+    integers = {"x": tensor(I8, 5, 256), "weight": tensor(U8, 304, 256)}
+    fields |= {**integers, "x_scale": tensor(F32, 2, 5)}
+    wrong = [({"x_scale": tensor(F32, 1, 5)}, "x_scale: expected [2, M] = [2, 5]")]
+    check_refusals(library, "linear_w8a8", fields, wrong)
+
+
+def test_linear_nvfp4_names_what_is_wrong(library: ctypes.CDLL) -> None:
+    fields = {
+        "x": tensor(BF16, 3, 256),
+        "weight": tensor(I32, 304, 32),
+        "scale": tensor(FP8, 304, 16),
+        "row_scale": tensor(F32, 304, 1),
+        "y": tensor(BF16, 3, 304, data=2 * ADDRESS),
+    }
+    wrong = [
+        ({"scale": tensor(FP8, 304, 8)}, "scale: expected [N, K / 16] = [304, 16]"),
+        ({"scale": tensor(U8, 304, 16)}, "scale: expected float8_e4m3fn, got uint8"),
+        ({"row_scale": tensor(F32, 1, 1)}, "row_scale: expected [N, 1] = [304, 1]"),
+        ({"weight": tensor(I32, 304, 40)}, "weight: K must be a positive multiple of 128"),
+    ]
+    check_refusals(library, "linear_nvfp4", fields, wrong)
+
+
+def test_rows_of_silu_and_of_a_norm_name_what_is_wrong(library: ctypes.CDLL) -> None:
+    codes = {"q": tensor(FP8, 5, 256, data=2 * ADDRESS), "scale": tensor(F32, 1, 5)}
+    wrong = [
+        ({"gate_up": tensor(BF16, 5, 300)}, "gate_up: K must be a positive multiple of 128"),
+        ({"q": tensor(FP8, 5, 512)}, "q: expected [M, K] = [5, 256]"),
+        ({"q": tensor(I8, 5, 256)}, "scale: expected 2 rows for q [5, 256]"),
+    ]
+    fields = {"gate_up": tensor(BF16, 5, 512), **codes}
+    check_refusals(library, "quantise_silu_mul", fields, wrong)
+    row = tensor(BF16, 5, 256)
+    fields = {"x": row, "residual": row, "weight": tensor(BF16, 256), "sum": row, **codes}
+    wrong = [
+        ({"weight": tensor(BF16, 128)}, "weight: expected [K] = [256]"),
+        ({"sum": tensor(F32, 5, 256)}, "sum: expected bfloat16, got float32"),
+        ({"sum": tensor(BF16, 5, 256, data=None)}, "residual and sum: give both or neither"),
+    ]
+    check_refusals(library, "quantise_add_rms_norm", fields, wrong)

@@ -49,7 +49,7 @@ def test_packed_linear_matches_float64(
     kind: str, shape: tuple[int, int], dtype: torch.dtype, cuda: torch.device
 ) -> None:
     case = draw_weight(kind, *shape, cuda)
-    for rows in (1, 2, 8, 9, 16, 17, 33, 64):
+    for rows in (1, 2, 8, 9, 16, 17, 33, 64, 65, 128):
         x = draw_x(rows, shape[1], dtype, cuda)
         reference = x.double() @ case.values.T
         for prefetch_safe in (False, True):
@@ -218,7 +218,7 @@ def test_packed_linear_says_what_it_does_not_compute(cuda: torch.device) -> None
         torch.ones(16, 1, device=cuda, dtype=torch.bfloat16),
     )
     with pytest.raises(NotImplementedError):
-        capi.linear_int4(torch.zeros(65, 128, device=cuda, dtype=torch.bfloat16), weight, scale)
+        capi.linear_int4(torch.zeros(129, 128, device=cuda, dtype=torch.bfloat16), weight, scale)
     with pytest.raises(NotImplementedError):
         capi.linear_int4(torch.zeros(1, 128, device=cuda), weight, scale)
     with pytest.raises(ValueError, match="x: expected"):

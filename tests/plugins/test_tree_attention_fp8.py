@@ -159,9 +159,11 @@ def test_tree_attention_fp8_rows_do_not_depend_on_what_is_verified_beside_them(
     assert torch.equal(apart.v_cache, together.v_cache)
 
 
-def test_kv_move_moves_rows_of_bytes(cuda: torch.device) -> None:
+@pytest.mark.parametrize("words", [False, True])
+def test_kv_move_moves_rows_of_bytes(words: bool, cuda: torch.device) -> None:
     g = torch.Generator(cuda).manual_seed(0)
     cache = torch.randint(256, (6, 80, 8, 128), generator=g, device=cuda).to(torch.uint8)
+    cache = cache.view(torch.int32) if words else cache  # as TensorRT has them
     wanted = cache.clone()
     source, destination = torch.tensor([5, 9, 40, 79]), torch.tensor([4, 5, 6, 0])
     wanted[:, destination] = cache[:, source]

@@ -205,7 +205,28 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         },
         "tools",
     ),
-    "too many logprobs": ({"logprobs": True, "top_logprobs": 21}, "logprobs"),
+    "too many logprobs": ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    "recursive without end": (
+        {
+            "guided_json": {
+                "type": "object",
+                "properties": {"a": {"$ref": "#"}},
+                "required": ["a"],
+            }
+        },
+        "guided_json",
+    ),
+    "image that is none": (
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}],
+                }
+            ]
+        },
+        "messages",
+    ),
 }
 
 
@@ -213,7 +234,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_no_answer_could_fit_is_refused_by_its_field(site: Site, name: str) -> None:
     body, param = BAD[name]
     start = time.monotonic()
-    status, found = site.chat(messages=QUESTION, **body)
+    status, found = site.chat(**{"messages": QUESTION, **body})
     assert (status, found["error"]["param"]) == (400, param), found
     assert time.monotonic() - start < 5  # a second, on a machine with nothing else to do
 

@@ -133,9 +133,8 @@ def _hard_link(source: Path, destination: Path) -> bool:
         os.link(source, destination)
     except FileExistsError:
         raise
-    except (
-        OSError
-    ):  # another file system, none that has links, too many of them, a file of somebody else
+    except OSError:
+        # another file system, none that has links, too many of them, a file of somebody else
         return False
     return True
 

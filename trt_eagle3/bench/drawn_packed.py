@@ -6,14 +6,30 @@ import click
 import torch
 
 from trt_eagle3.engine.torch.moe import Experts, as_experts
-from trt_eagle3.engine.torch.packed import Fp8Weight, Int4Weight, Int8Weight, PackedWeight
+from trt_eagle3.engine.torch.packed import (
+    Fp8Weight,
+    Int4Weight,
+    Int8Weight,
+    Nvfp4Weight,
+    PackedWeight,
+)
 from trt_eagle3.graph.weights import WeightExpr
 
 __all__ = ["PACKED_KINDS", "draw_packed", "packed_share", "weights_option"]
 
-PACKED_KINDS = ("bfloat16", "fp8", "fp8-w8a8", "fp8-block", "int8", "int4")
+PACKED_KINDS = (
+    "bfloat16",
+    "fp8",
+    "fp8-w8a8",
+    "fp8-block",
+    "int8",
+    "int8-w8a8",
+    "int4",
+    "nvfp4",
+)
 """What projections may be: FP8 with a scale per row, the same with ``engine.activations: fp8``, or
-per 128 x 128; INT8 with a scale per row; INT4 in groups of 128.
+per 128 x 128; INT8 with a scale per row, the same with ``engine.activations: int8``; INT4 in groups
+of 128; NVFP4.
 """
 weights_option = click.option(
     "--weights",
@@ -22,7 +38,7 @@ weights_option = click.option(
     show_default=True,
     help="The target's projections, as a quantised checkpoint has them.",
 )
-_SHARES = {"bfloat16": 1.0, "int4": 0.25 + 1 / 128}  # the others: a half
+_SHARES = {"bfloat16": 1.0, "int4": 0.25 + 1 / 128, "nvfp4": 0.25 + 1 / 32}  # the others: a half
 
 
 def packed_share(name: str, kind: str) -> float:
@@ -44,10 +60,15 @@ def _draw(shape: tuple[int, ...], kind: str, device: torch.device) -> PackedWeig
         words = torch.randint(-(2**31), 2**31, (rows, columns // 8), device=device)
         scale = torch.full((rows, columns // 128), 0.217 * columns**-0.5, device=device)
         return Int4Weight(words.to(torch.int32), scale.to(torch.bfloat16), None)
-    if kind == "int8":
+    if kind == "nvfp4":
+        words = torch.randint(-(2**31), 2**31, (rows, columns // 8), device=device)
+        scale = torch.ones(rows, columns // 16, device=device).to(torch.float8_e4m3fn)
+        row_scale = torch.full((rows, 1), columns**-0.5 / 2.9, device=device)
+        return Nvfp4Weight(words.to(torch.int32), scale, row_scale)
+    if kind.startswith("int8"):
         bytes_ = torch.randint(0, 256, (rows, columns), device=device, dtype=torch.uint8)
         scale = torch.full((rows, 1), columns**-0.5 / 74, device=device)
-        return Int8Weight(bytes_, scale)
+        return Int8Weight(bytes_, scale, int8_activations=kind == "int8-w8a8")
     codes = torch.empty(rows, columns, device=device, dtype=torch.bfloat16).normal_(std=16)
     grid = (rows // 128, columns // 128) if kind == "fp8-block" else (rows, 1)
     scale = torch.full(grid, columns**-0.5 / 16, device=device)

@@ -84,8 +84,8 @@ def main(
 def _floor_ms(spec: TargetSpec, context: int, rate: float) -> float:
     """Of the target's layers over ``context`` tokens; the head of the last row alone."""
     total = 0.0
-    for layer in spec.layers:
-        a, inner = layer.mixer, layer.mlp.row_width
+    for k, a in spec.attention_layers:
+        inner = spec.layers[k].mlp.row_width
         columns = 2 * (a.num_heads + a.num_kv_heads) * a.head_dim + 3 * inner
         total += 2 * context * spec.hidden_size * columns
         total += 2 * context**2 * a.num_heads * a.head_dim  # half of the square is seen

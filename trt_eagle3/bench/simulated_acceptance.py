@@ -21,6 +21,7 @@ from trt_eagle3.decode.device_batch import DeviceBatch
 from trt_eagle3.decode.outcome import is_chain
 from trt_eagle3.decode.propose import Proposal
 from trt_eagle3.decode.tree import AnyTree
+from trt_eagle3.decode.tree_judge import gives_tokens
 from trt_eagle3.engine.session import Reduction
 
 __all__ = ["acceptance_length", "acceptance_rate", "simulated_acceptance"]
@@ -74,7 +75,7 @@ def simulated_acceptance(rate: float, *, seed: int = 0) -> Iterator[None]:
         reduce: Reduction | None,
     ) -> tuple[Tensor, Tensor | None]:
         said, aux = verify_step(cycles, tree, proposal, batch, reduce)
-        if reduce is None or tree.num_nodes == 1:
+        if not gives_tokens(reduce) or tree.num_nodes == 1:
             return said, aux
         assert is_chain(tree), "acceptance is simulated for chains"
         right = torch.rand(said[:, 1:].shape, device=said.device) < rate

@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from trt_eagle3.spec import LayerSpec
+from trt_eagle3.spec import AttentionSpec, LayerSpec
 
 __all__ = ["MAX_SAMPLES", "LayerActivations", "RowStatistics", "inputs_of_layer"]
 
@@ -88,6 +88,7 @@ class LayerActivations:
         self, layer: LayerSpec, index: int, num_tokens: int, *, weights: bool = True
     ) -> None:
         stride = -(-num_tokens // MAX_SAMPLES)
+        assert isinstance(layer.mixer, AttentionSpec), "calibration refuses recurrent layers"
         self._heads, self._prefix = layer.mixer.num_kv_heads, f"layers.{index}.self_attn."
         names = inputs_of_layer(index) if weights else ()
         self.inputs = {name: RowStatistics(stride) for name in names}

@@ -87,7 +87,7 @@ def _input_widths(spec: TargetCheckpoint, power: int) -> list[int]:
     """Widths of the inputs of all products, to a ``power``."""
     found = []
     for layer in spec.layers:
-        found += [spec.hidden_size] * 2 + [layer.mixer.q_width, layer.mlp.row_width]
+        found += [spec.hidden_size] * 2 + [layer.mixer.out_width, layer.mlp.row_width]
     return [width**power for width in found]
 
 

@@ -9,7 +9,7 @@ from trt_eagle3.checkpoint.experts import ExpertsRef
 from trt_eagle3.checkpoint.quantised.weight import QuantisedRef
 from trt_eagle3.checkpoint.tensor_index import FLOAT_DTYPES, TensorRef
 from trt_eagle3.errors import UserError, clip
-from trt_eagle3.spec import AttentionSpec, DenseMlp, LayerSpec, SparseMoe
+from trt_eagle3.spec import AttentionSpec, DenseMlp, GatedDeltaSpec, LayerSpec, SparseMoe
 
 __all__ = ["Prefixes", "canonical_tensors", "check_tensors", "decoder_shapes"]
 
@@ -35,7 +35,7 @@ def decoder_shapes(
 
 def _layer_shapes(layer: LayerSpec, hidden: int) -> list[tuple[str, tuple[int, ...]]]:
     return [
-        *_attention_shapes(layer.mixer, hidden),
+        *_mixer_shapes(layer.mixer, hidden),
         *((f"mlp.{name}", shape) for name, shape in _mlp_shapes(layer.mlp, hidden)),
         ("input_layernorm.weight", (hidden,)),
         ("post_attention_layernorm.weight", (hidden,)),
@@ -65,9 +65,33 @@ def _dense_shapes(prefix: str, inner: int, hidden: int) -> list[tuple[str, tuple
     ]
 
 
+def _mixer_shapes(
+    spec: AttentionSpec | GatedDeltaSpec, hidden: int
+) -> list[tuple[str, tuple[int, ...]]]:
+    if isinstance(spec, GatedDeltaSpec):
+        return _delta_shapes(spec, hidden)
+    return _attention_shapes(spec, hidden)
+
+
+def _delta_shapes(spec: GatedDeltaSpec, hidden: int) -> list[tuple[str, tuple[int, ...]]]:
+    heads = spec.num_v_heads
+    rows = {"qkv": spec.channels, "z": spec.v_width, "b": heads, "a": heads}
+    shapes: list[tuple[str, tuple[int, ...]]] = [
+        (f"in_proj_{p}.weight", (width, hidden)) for p, width in rows.items()
+    ]
+    shapes += [
+        ("conv1d.weight", (spec.channels, 1, spec.conv_width)),
+        ("A_log", (heads,)),
+        ("dt_bias", (heads,)),
+        ("norm.weight", (spec.value_dim,)),
+        ("out_proj.weight", (hidden, spec.v_width)),
+    ]
+    return [(f"linear_attn.{name}", shape) for name, shape in shapes]
+
+
 def _attention_shapes(spec: AttentionSpec, hidden: int) -> list[tuple[str, tuple[int, ...]]]:
     q, kv = spec.q_width, spec.kv_width
-    widths = {"q": q, "k": kv, "v": kv}
+    widths = {"q": spec.q_proj_width, "k": kv, "v": kv}
     shapes: list[tuple[str, tuple[int, ...]]] = [
         *((f"self_attn.{p}_proj.weight", (width, hidden)) for p, width in widths.items()),
         ("self_attn.o_proj.weight", (hidden, q)),

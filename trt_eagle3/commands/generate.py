@@ -102,7 +102,7 @@ def generate(
         }
     )
     if prompt == "-":
-        prompt = sys.stdin.read()
+        prompt = sys.stdin.read().removesuffix("\n")  # which `echo` adds
     if not prompt.strip():
         log.print("warning: the prompt is empty; the answer is to nothing but the chat template")
     engine = load(bundle, media=dataclasses.replace(LOCAL_MEDIA, allowed_hosts=hosts))

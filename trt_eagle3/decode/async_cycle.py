@@ -33,7 +33,7 @@ from trt_eagle3.decode.runner import AttentionMetadata, TargetRunner, all_rows
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.transfer import Readback
 from trt_eagle3.decode.tree import AnyTree, Tree
-from trt_eagle3.decode.tree_judge import judged_outcome, take_draws, wants_only_tokens
+from trt_eagle3.decode.tree_judge import gives_tokens, reduction, take_draws, tree_outcome
 from trt_eagle3.decode.tree_masks import TreeMasks
 from trt_eagle3.engine.session import Reduction
 
@@ -49,15 +49,15 @@ _MANY = 8
 
 @dataclass(frozen=True)
 class _PlainForward:
-    """A forward of one row each that runs: ``judged`` are its logits f32 [B, 1, V] or, where they
-    are ``reduced``, tokens int64 [B, 1]; ``roots``: what it ran over.
+    """A forward of one row each that runs: ``judged`` is what ``reduce`` makes of its logits
+    [B, 1, V]; ``roots``: what it ran over.
     """
 
     seats: Seats
     roots: Proposal
     judged: Tensor
     aux: Tensor | None
-    reduced: bool
+    reduce: Reduction | None
 
 
 @dataclass(frozen=True)
@@ -189,17 +189,15 @@ class AsyncCycles:
         proposal = self._draft.proposal(sequences, tree, batch)
         samplers = [s.sampler for s in sequences]
         masks = TreeMasks(samplers, proposal)
-        reduce = greedy_tokens if wants_only_tokens(sequences) else None
+        reduce = reduction(sequences)
         judged, aux = self._verify(tree, proposal, batch, reduce)
         assert aux is not None
-        # who has a grammar is proposed for once the host knows what that allows
-        filtered = any(s.grammar is not None for s in samplers)
+        # whose drafts are kept to grammars are proposed for once the host knows what those allow
+        filtered = self._draft.filters(samplers)
         ahead = not filtered and max(lengths) + num_rows <= self._max_seq_len
+        outcome = tree_outcome(reduce, sequences, tree, proposal, judged, masks)
         logprobs = None
-        if reduce is not None:
-            outcome = accept_trees(tree, proposal, judged)
-        else:
-            outcome = judged_outcome(sequences, tree, proposal, judged, masks)
+        if reduce is None:
             logprobs = LogprobsAhead(sequences, judged, outcome.path, outcome.tokens)
         said = Readback(outcome.packed())  # before the draft's work: the host waits for no more
         tail = self._draft.follow(tree, outcome, aux, batch, ahead=ahead)
@@ -239,21 +237,22 @@ class AsyncCycles:
         if before is not None:
             roots = _roots_after(before, batch, unchanged=list(rows) == list(range(len(rows))))
         trees = tree_proposal(_ROOT, roots[:, None])
-        reduce = greedy_tokens if wants_only_tokens(sequences) else None
+        reduce = reduction(sequences)
         judged, aux = self._verify(_ROOT, trees, batch, reduce)
         wanted = any(s.draft for s in sequences)
         kept = aux[:, 0].clone() if aux is not None and wanted else None
         seats = Seats(sequences, lengths, range(len(sequences)))
-        return _PlainForward(seats, trees, judged, kept, reduced=reduce is not None)
+        return _PlainForward(seats, trees, judged, kept, reduce)
 
     def _choose(self, forward: _PlainForward, sequences: Sequence[SequenceState]) -> _PlainPass:
         """What ``forward``, which is for ``sequences``, says."""
-        tokens, logprobs = forward.judged[:, 0], None
-        if not forward.reduced:
+        tokens, logprobs, judged = forward.judged[:, 0], None, forward.judged
+        if not gives_tokens(forward.reduce):
             masks = TreeMasks([s.sampler for s in sequences], forward.roots)
-            outcome = judged_outcome(sequences, _ROOT, forward.roots, forward.judged, masks)
+            outcome = tree_outcome(forward.reduce, sequences, _ROOT, forward.roots, judged, masks)
             tokens = outcome.last.masked_fill(~outcome.finite, _NO_TOKEN)
-            logprobs = LogprobsAhead(sequences, forward.judged, outcome.path, outcome.tokens)
+            if forward.reduce is None:
+                logprobs = LogprobsAhead(sequences, judged, outcome.path, outcome.tokens)
         # copies: the next pass may overwrite a session's outputs
         tokens = tokens.clone()
         return _PlainPass(forward.seats, tokens, forward.aux, Readback(tokens), logprobs)

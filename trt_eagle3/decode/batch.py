@@ -63,7 +63,11 @@ def segment_metadata(
     return AttentionMetadata(
         past=[s.start for s in segments],
         counts=[s.count for s in segments],
-        state_inputs=states.inputs([s.sequence for s in segments], [s.stop for s in segments]),
+        state_inputs=states.inputs(
+            [s.sequence for s in segments],
+            [s.stop for s in segments],
+            certain=[s.count for s in segments],
+        ),
         mask=causal_mask_of(width, embeds.device).expand(len(segments), -1, -1),
         positions=torch.stack(of_width, dim=1),
         is_prompt=True,

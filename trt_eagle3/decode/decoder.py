@@ -38,9 +38,9 @@ from trt_eagle3.decode.tree_masks import TreeMasks
 from trt_eagle3.decode.verify import verify_tree
 from trt_eagle3.engine.memory import MAX_DEFERRED
 
-_CATCH_UP_WINDOW = 8  # share of the rows that may be kept, within which all sequences catch up
-
 __all__ = ["AnyTree", "Decoder", "Drafting"]
+
+_CATCH_UP_WINDOW = 8  # share of the rows that may be kept, within which all sequences catch up
 
 
 @dataclass(frozen=True)
@@ -172,9 +172,8 @@ class Decoder:
         try:
             if aux is not None:
                 self._draft_prompt(segments, aux, first_tokens)
-        except (
-            Exception
-        ):  # who is prefilled again, since the draft ran out of memory, has its token
+        except Exception:
+            # who is prefilled again, since the draft ran out of memory, has its token
             first_tokens.append()
             raise
         # last: a prefill whose draft runs out of memory is run again, over the same states

@@ -15,6 +15,7 @@ from torch import Tensor
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode.batch import causal_mask_of
 from trt_eagle3.decode.device_batch import DeviceBatch, Seats, spread_tokens
+from trt_eagle3.decode.draft_filter import DraftFilter
 from trt_eagle3.decode.outcome import Outcome, is_chain
 from trt_eagle3.decode.propose import (
     DeviceDrafters,
@@ -62,6 +63,10 @@ class DraftAhead:
         self._proposer = proposer
         self._manifest = manifest
         self._prepared: _Prepared | None = None
+
+    def filters(self, samplers: Sequence[Sampler]) -> bool:
+        """Whether the next trees are to be kept to grammars."""
+        return DraftFilter.pays([s.grammar for s in samplers])
 
     def proposal(
         self, sequences: Sequence[SequenceState], tree: AnyTree, batch: DeviceBatch

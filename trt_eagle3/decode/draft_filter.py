@@ -1,8 +1,7 @@
-"""Keeps a draft to what grammars allow: one that it has not learned would end all acceptance.
+"""Keeps a draft to what grammars allow, where that pays (``filter_trial``).
 
-The first level is filtered always: the host knows where each sequence stands. Deeper levels cost a
-wait for the device each and copies of states, so on a GPU those of a few sequences alone of whose
-drafted tokens the grammar forbade many lately.
+At the first level the host knows where each sequence stands. Deeper levels cost a wait for the
+device each and copies of states, so on a GPU those of a few sequences alone.
 
 Shapes: B sequences, m rows of each that a level runs, V vocab, Vd draft vocab, W = ceil(V / 32).
 """
@@ -14,14 +13,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from trt_eagle3.decode.grammar_state import GrammarState, fill_trees
-from trt_eagle3.decode.logits_process import unpacked_bits
-from trt_eagle3.decode.transfer import to_device
+from trt_eagle3.decode.grammar_masks import fill_trees
+from trt_eagle3.decode.grammar_state import GrammarState
+from trt_eagle3.decode.logits_process import forbidden_tokens
+from trt_eagle3.decode.transfer import host_buffer, to_device
 
 __all__ = ["DraftFilter"]
 
 _MOST_DEEP = 4  # sequences whose deeper levels are filtered: each has to be copied
-_FEW_FORBIDDEN = 0.2  # share of drafted tokens, from which on deeper levels are filtered too
+_LEAST_SHARE = 8  # of so many sequences one must want it: all wait for it
 
 
 class DraftFilter:
@@ -36,7 +36,15 @@ class DraftFilter:
         self._target_ids = target_ids
         live = {i: s for i, s in enumerate(states) if s is not None and not s.finished}
         self._rows: dict[int, list[GrammarState | None]] = {i: [s] for i, s in live.items()}
-        self._deep = {i for i, s in live.items() if s.forbidden > _FEW_FORBIDDEN}
+        self._deep = {i for i, s in live.items() if s.trial.wanted}
+        for state in live.values():
+            state.filtered = True
+
+    @staticmethod
+    def pays(states: Sequence[GrammarState | None]) -> bool:
+        """Whether the drafts of a batch should be filtered, as far as is known."""
+        wanted = sum(s is not None and s.live and s.trial.wanted for s in states)
+        return wanted > 0 and wanted * _LEAST_SHARE >= len(states)
 
     def first(self, logits: Tensor) -> Tensor:
         """``logits`` f32 [B, 1, Vd] after the roots, without what is forbidden."""
@@ -72,19 +80,12 @@ class DraftFilter:
     def _masked(self, logits: Tensor) -> Tensor:
         """``logits`` [B, m, Vd], a copy, of which each row keeps what its state allows."""
         device, vocab_size = logits.device, self._vocab_size
-        shape = len(self._rows), logits.shape[1], -(-vocab_size // 32)
-        bits = torch.full(shape, -1, dtype=torch.int32)
-        every = zip(self._rows.values(), bits.numpy(), strict=True)
-        fill_trees(
-            [
-                (state, [-1], [-1], row[None])
-                for of_sequence, rows in every
-                for state, row in zip(of_sequence, rows, strict=True)
-                if state is not None
-            ]
-        )
-        allowed = unpacked_bits(to_device(bits, device), vocab_size)
+        states = [state for rows in self._rows.values() for state in rows]
+        bits = host_buffer((len(states), 1, -(-vocab_size // 32)), torch.int32, device)
+        fill_trees([(s, [-1], [-1]) if s is not None else None for s in states], bits.numpy())
+        forbidden = forbidden_tokens(to_device(bits, device), vocab_size)
         index = to_device(torch.tensor([*self._rows]), device)
         ids = self._target_ids(torch.arange(logits.shape[2], device=device))
-        kept = logits.index_select(0, index).masked_fill_(~allowed[..., ids], -torch.inf)
+        forbidden = forbidden[:, 0, ids].unflatten(0, (len(self._rows), -1))
+        kept = logits.index_select(0, index).masked_fill_(forbidden, -torch.inf)
         return logits.index_copy(0, index, kept)

@@ -8,10 +8,12 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from trt_eagle3.decode import grammar_worker
+from trt_eagle3.decode.filter_trial import FilterTrial
 from trt_eagle3.decode.grammar import Grammar
 from trt_eagle3.decode.grammar_state import GrammarState
 from trt_eagle3.decode.grammar_text import grammar_text
@@ -27,6 +29,14 @@ __all__ = ["GrammarCompiler"]
 _KEPT = 64  # compiled grammars, and refusals; each has some hundred KiB
 
 
+@dataclass(frozen=True)
+class _Compiled:
+    """A grammar at its beginning, and what its answers find out."""
+
+    matcher: LLMatcher
+    trial: FilterTrial = field(default_factory=FilterTrial)
+
+
 class GrammarCompiler:
     """Makes matchers over one vocabulary; thread-safe. Nothing runs until the first grammar comes.
 
@@ -40,7 +50,7 @@ class GrammarCompiler:
         self._vocab_size = vocab_size
         self._end_ids = tuple(end_ids)
         self._worker = WorkerProcess(grammar_worker.__file__, "grammar", self._preface)
-        self._known: OrderedDict[tuple[str, str, str], LLMatcher | str] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str, str], _Compiled | str] = OrderedDict()
         self._lock = threading.Lock()
 
     def state(
@@ -52,15 +62,16 @@ class GrammarCompiler:
             UserError: it is none, allows nothing, or takes too much time or memory; by its field.
             EnvironmentMissingError: llguidance is not installed, or no process can be started.
         """
-        matcher = self._matcher(grammar)
-        if isinstance(matcher, str):
-            raise UserError(f"{grammar.field}: {matcher}")
+        made = self._made(grammar)
+        if isinstance(made, str):
+            raise UserError(f"{grammar.field}: {made}")
         return GrammarState(
-            matcher.deep_copy(),
+            made.matcher.deep_copy(),
             self._end_ids,
             self._vocab_size,
             min_tokens=min_tokens,
             ignore_eos=ignore_eos,
+            trial=made.trial,
         )
 
     def warm_up(self) -> None:
@@ -71,7 +82,7 @@ class GrammarCompiler:
         """End the process."""
         self._worker.close()
 
-    def _matcher(self, grammar: Grammar) -> LLMatcher | str:
+    def _made(self, grammar: Grammar) -> _Compiled | str:
         """The compiled grammar, or why it is refused."""
         key = grammar.kind, grammar.source, grammar.after
         with self._lock:
@@ -98,14 +109,14 @@ class GrammarCompiler:
             )
         if "slow" in answer:
             return f"takes {answer['slow']:.2f} s for a token. Simplify it."
-        return f"{clip(answer['error'])}" if "error" in answer else ""
+        return _reason(answer["error"]) if "error" in answer else ""
 
-    def _compiled(self, text: str) -> LLMatcher | str:
+    def _compiled(self, text: str) -> _Compiled | str:
         from llguidance import LLMatcher, LLParserLimits
 
         limits = LLParserLimits(**grammar_worker.LIMITS)
         made = LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
-        return clip(made.get_error()) if made.is_error() else made
+        return _reason(made.get_error()) if made.is_error() else _Compiled(made)
 
     @cached_property
     def _vocabulary(self) -> str:
@@ -126,3 +137,14 @@ class GrammarCompiler:
             "ends": list(self._end_ids),
         }
         return json.dumps(fields).encode()
+
+
+def _reason(message: str) -> str:
+    """llguidance's message as one line: of a bad pattern what is wrong with it, without the drawing
+    of where.
+    """
+    _, pattern, rest = message.partition("regex parse error:")
+    wrong = rest.partition("error: ")[2].partition("\n")[0]
+    if pattern and wrong:
+        return f"no regular expression: {clip(wrong)}"
+    return clip(" ".join(message.replace("<non-verbose/>", "").split()))

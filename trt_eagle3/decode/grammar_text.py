@@ -9,6 +9,7 @@ import json
 from typing import Any
 
 from trt_eagle3.decode.grammar import Grammar
+from trt_eagle3.decode.schema_end import never_ends
 from trt_eagle3.errors import UserError, clip
 
 __all__ = ["grammar_text"]
@@ -58,10 +59,17 @@ def _schema(source: str, field: str) -> Any:
         schema = json.loads(source)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{field}: not JSON ({clip(error)})") from error
-    if isinstance(schema, bool):
-        schema = {} if schema else {"not": {}}
+    if schema is False:
+        raise UserError(f"{field}: the schema allows nothing")
+    if schema is True:
+        schema = {}
     if not isinstance(schema, dict):
         raise UserError(f"{field}: expected a JSON Schema, got {type(schema).__name__}")
+    if never_ends(schema):
+        raise UserError(
+            f"{field}: the schema demands itself inside itself, so no answer would ever end. Make "
+            "that part optional."
+        )
     return {**schema, "x-guidance": _JSON_OPTIONS}
 
 

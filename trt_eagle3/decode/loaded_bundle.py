@@ -42,6 +42,7 @@ from trt_eagle3.engine.memory import (
     kv_room,
     memory_need,
     num_pages,
+    num_snapshots,
 )
 from trt_eagle3.engine.session import Session, open_session
 from trt_eagle3.errors import UserError
@@ -216,7 +217,9 @@ class LoadedBundle:
 
     def _layer_states(self, session: Session) -> LayerStates:
         num_slots = num_pages(self.limits, self.page_size) * self.page_size
-        return layer_states(session.states, num_slots, self.device)
+        sequences = self.limits.max_batch_size
+        snapshots = num_snapshots(self.limits)
+        return layer_states(session.states, num_slots, self.device, sequences, snapshots)
 
     def _table(self, ref: TensorRef) -> EmbeddingTable:
         with unreplaced(self.path, self.record):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,7 +22,14 @@ from trt_eagle3.decode.transfer import to_device
 if TYPE_CHECKING:
     from trt_eagle3.decode.sampling import Sampler
 
-__all__ = ["AllowedTokens", "History", "process_logits", "unpacked_bits"]
+__all__ = [
+    "AllowedTokens",
+    "History",
+    "changed_logits",
+    "forbidden_tokens",
+    "process_logits",
+    "unpacked_bits",
+]
 
 
 @dataclass(frozen=True)
@@ -107,10 +115,18 @@ def process_logits(
         tokens: int64 [B, T], the roots' are in the answers. mask: bool [B, T, T]: row i is true at
             i and its ancestors. allowed: what grammars allow.
     """
-    if any(_has_changes(s) for s in samplers):
-        every = zip(samplers, logits, tokens, mask, strict=True)
-        logits = torch.stack([_changed(s, x, t, m) for s, x, t, m in every])
+    logits = changed_logits(samplers, logits, tokens, mask)
     return logits if allowed is None else _masked(logits, allowed)
+
+
+def changed_logits(
+    samplers: Sequence[Sampler], logits: Tensor, tokens: Tensor, mask: Tensor
+) -> Tensor:
+    """``process_logits`` without grammars; ``logits`` of any type."""
+    if not any(_has_changes(s) for s in samplers):
+        return logits
+    every = zip(samplers, logits.float(), tokens, mask, strict=True)
+    return torch.stack([_changed(s, x, t, m) for s, x, t, m in every])
 
 
 def _has_changes(sampler: Sampler) -> bool:
@@ -140,7 +156,7 @@ def _changed(sampler: Sampler, logits: Tensor, tokens: Tensor, mask: Tensor) -> 
 
 def _masked(logits: Tensor, allowed: AllowedTokens) -> Tensor:
     """``logits`` [B, T, V] without the tokens that ``allowed`` forbids."""
-    forbidden = ~unpacked_bits(allowed.bits, logits.shape[2])
+    forbidden = forbidden_tokens(allowed.bits, logits.shape[2])
     if list(allowed.rows) == list(range(len(logits))):
         return logits.masked_fill(forbidden, -torch.inf)
     index = to_device(torch.tensor(list(allowed.rows)), logits.device)
@@ -150,6 +166,16 @@ def _masked(logits: Tensor, allowed: AllowedTokens) -> Tensor:
 
 def unpacked_bits(bits: Tensor, vocab_size: int) -> Tensor:
     """bool [..., V] of words int32 [..., W]."""
-    places = torch.arange(8, dtype=torch.uint8, device=bits.device)
+    return ~forbidden_tokens(bits, vocab_size)
+
+
+def forbidden_tokens(bits: Tensor, vocab_size: int) -> Tensor:
+    """bool [..., V]: where words int32 [..., W] have no bit."""
     of_bytes = bits.contiguous().view(torch.uint8)[..., None]
-    return ((of_bytes >> places) & 1).flatten(-2)[..., :vocab_size].bool()
+    return (of_bytes & _bits_of_byte(bits.device)).eq(0).flatten(-2)[..., :vocab_size]
+
+
+@lru_cache(maxsize=8)
+def _bits_of_byte(device: torch.device) -> Tensor:
+    """uint8 [8]."""
+    return torch.tensor([1 << bit for bit in range(8)], dtype=torch.uint8).to(device)

@@ -22,8 +22,7 @@ class LossAccount:
 
     def balance(self, plain_seconds: float) -> float:
         """Seconds that may be lost now, never less than 0; ``plain_seconds``: of a plain cycle."""
-        known = _FIRST * plain_seconds if self._balance is None else self._balance
-        return max(known, 0.0)
+        return max(self._known(plain_seconds), 0.0)
 
     def earn(self, seconds: float, plain_seconds: float) -> None:
         """Count ``seconds`` of plain decoding."""
@@ -34,6 +33,9 @@ class LossAccount:
         self._add(worth - spent, plain_seconds)
 
     def _add(self, seconds: float, plain_seconds: float) -> None:
-        known = _FIRST * plain_seconds if self._balance is None else self._balance
         most = _MOST * plain_seconds
-        self._balance = max(min(known + seconds, most), -most)
+        self._balance = max(min(self._known(plain_seconds) + seconds, most), -most)
+
+    def _known(self, plain_seconds: float) -> float:
+        """The balance, or what it begins with."""
+        return _FIRST * plain_seconds if self._balance is None else self._balance

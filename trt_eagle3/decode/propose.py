@@ -183,13 +183,11 @@ class Proposer:
         self.runner = runner
 
     def filter_of(self, samplers: Sequence[Sampler | None]) -> DraftFilter | None:
-        """What keeps proposals of ``samplers``, by row, to their grammars; None where none has
-        one.
+        """What keeps proposals of ``samplers``, by row, to their grammars; None where that does not
+        pay.
         """
         states = [s.grammar if s is not None else None for s in samplers]
-        if not any(state is not None for state in states):
-            return None
-        return DraftFilter(states, self.runner.target_ids)
+        return DraftFilter(states, self.runner.target_ids) if DraftFilter.pays(states) else None
 
     def extend(
         self, metadata: AttentionMetadata, embeds: Tensor, features: Tensor

@@ -77,12 +77,8 @@ class Request:
         match self.prompt:
             case str() as text:
                 return text
-            case Conversation(messages):
-                return json.dumps(messages, ensure_ascii=False)
-            case RawPrompt(content):
-                return json.dumps(content, ensure_ascii=False)
-            case messages:
-                return json.dumps(messages, ensure_ascii=False)
+            case Conversation(inner) | RawPrompt(inner) | inner:
+                return json.dumps(inner, ensure_ascii=False)
 
     @property
     def has_media(self) -> bool:

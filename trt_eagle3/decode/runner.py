@@ -152,6 +152,7 @@ class TargetRunner:
             outputs = run_prompt(self._session, inputs)
         else:
             outputs = run_reduced(self._session, inputs, {"logits": reduce} if reduce else {})
+        self.states.take(outputs)
         return outputs["logits"], outputs.get("aux_hidden_states")
 
 

@@ -21,6 +21,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from trt_eagle3.decode.grammar_masks import fill_next
 from trt_eagle3.decode.grammar_state import GrammarState
 from trt_eagle3.decode.logits_process import AllowedTokens, History, process_logits
 from trt_eagle3.decode.sampling_params import SamplingParams
@@ -180,7 +181,7 @@ class Sampler:
         allowed = None
         if self.grammar is not None:
             bits = torch.empty(1, 1, -(-len(logits) // 32), dtype=torch.int32)
-            self.grammar.fill_next(bits.numpy()[0, 0])
+            fill_next(self.grammar, bits.numpy()[0, 0])
             allowed = AllowedTokens([0], to_device(bits, logits.device))
         found = verify_results(
             [self], logits[None, None], no_tokens[None], no_tokens[None], mask[None], allowed

@@ -15,33 +15,15 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from trt_eagle3.decode.commit import Commit
 from trt_eagle3.decode.kv_cache import BatchTable, KVCache
+from trt_eagle3.decode.recurrent import RecurrentStates
 from trt_eagle3.decode.sequence import SequenceState, Snapshot
 from trt_eagle3.engine.session import Session
 from trt_eagle3.errors import UserError
 from trt_eagle3.spec import StateSpec
 
 __all__ = ["Commit", "LayerStates", "PagedStates", "PerSequenceStates", "Prefix", "layer_states"]
-
-
-@dataclass(frozen=True)
-class Commit:
-    """Which new rows of a forward stay in a sequence.
-
-    Attributes:
-        start: rows of the sequence before the forward.
-        path: the new rows that stay, ascending: the first row and descendants of it. Row
-            ``path[i]`` of the forward becomes row ``start + i`` of the sequence.
-    """
-
-    sequence: SequenceState
-    start: int
-    path: Sequence[int]
-
-    @property
-    def in_place(self) -> bool:
-        """Whether the rows stand where they belong already."""
-        return not self.path or self.path[-1] == len(self.path) - 1
 
 
 @dataclass(frozen=True)
@@ -105,17 +87,25 @@ class PagedStates:
 class PerSequenceStates(Protocol):
     """States with one entry per sequence, which every token changes.
 
-    A forward leaves the entries as they were, and keeps beside them what a commit needs: the state
-    after each new row, to select one, or what each row adds, to replay those that stay. There are
-    as many entries as sequences run at once.
+    A forward leaves the states as they were, and gives what a commit needs: the state after each
+    new row, to select one, or what each row adds, to replay those that stay.
     """
 
     def bind(self, session: Session) -> None:
         """Give the buffers to a session of the graph, as inputs and outputs."""
         ...
 
-    def inputs(self, sequences: Sequence[SequenceState]) -> Mapping[str, Tensor]:
-        """The graph's inputs that say which entry each batch row of the next forward has."""
+    def inputs(
+        self, sequences: Sequence[SequenceState], certain: Sequence[int]
+    ) -> Mapping[str, Tensor]:
+        """The graph's inputs that say which entry each batch row of the next forward has.
+
+        ``certain`` [B]: first new rows of each that stay whatever the forward says.
+        """
+        ...
+
+    def take(self, outputs: Mapping[str, Tensor]) -> None:
+        """See the outputs of the forward before they are overwritten by the next."""
         ...
 
     def reserve(self, sequence: SequenceState) -> None:
@@ -162,17 +152,27 @@ class LayerStates:
             self._per_sequence.bind(session)
 
     def inputs(
-        self, sequences: Sequence[SequenceState], num_rows: Sequence[int], size: int | None = None
+        self,
+        sequences: Sequence[SequenceState],
+        num_rows: Sequence[int],
+        size: int | None = None,
+        certain: Sequence[int] | None = None,
     ) -> dict[str, Tensor]:
         """The graph's inputs that say where the states of ``sequences`` [B] lie.
 
         ``num_rows`` [B]: rows of each that the forward reads or writes. ``size``: B or more, B by
-        default; those past B are padding, and per-sequence states allow none.
+        default; those past B are padding, and per-sequence states allow none. ``certain`` [B]:
+        first new rows of each that stay whatever the forward says; a tree's root by default.
         """
         found = self._paged.inputs(sequences, num_rows, size)
         if self._per_sequence is not None:
-            found |= self._per_sequence.inputs(sequences)
+            found |= self._per_sequence.inputs(sequences, certain or [1] * len(sequences))
         return found
+
+    def take(self, outputs: Mapping[str, Tensor]) -> None:
+        """See the outputs of the forward that a commit follows."""
+        if self._per_sequence is not None:
+            self._per_sequence.take(outputs)
 
     def lacking(self, sequence: SequenceState, num_rows: int) -> int:
         """Pages that must become free before ``sequence`` can have ``num_rows`` rows; 0 or less
@@ -230,25 +230,26 @@ class LayerStates:
 
 
 def layer_states(
-    states: Sequence[StateSpec], num_slots: int, device: torch.device | str = "cpu"
+    states: Sequence[StateSpec],
+    num_slots: int,
+    device: torch.device | str = "cpu",
+    max_sequences: int = 1,
+    num_snapshots: int = 0,
 ) -> LayerStates:
     """Allocate the states of a graph (``Session.states``).
 
     Args:
         num_slots: rows of the paged ones, page 0 included.
+        max_sequences: that run at once. num_snapshots: of per-sequence states, kept at most.
     Raises:
-        UserError: a graph that lists no states, or one of a kind that cannot run; not enough
-            memory.
+        UserError: a graph that lists no states; not enough memory.
     """
     if not states:
         raise UserError(
             "this bundle's graphs list no states of their layers: an older version built it. "
             "Rebuild: trt-eagle3 build --config <its config>"
         )
-    for state in states:
-        if state.kind != "paged":
-            raise UserError(
-                f"{state.name}: expected a paged state, got a {state.kind} one, which this version "
-                "cannot run. Use another target."
-            )
-    return LayerStates(PagedStates(states, num_slots, device))
+    paged = [state for state in states if state.kind == "paged"]
+    others = [state for state in states if state.kind != "paged"]
+    recurrent = RecurrentStates(others, max_sequences, num_snapshots, device) if others else None
+    return LayerStates(PagedStates(paged, num_slots, device), recurrent)

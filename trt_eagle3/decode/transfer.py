@@ -9,7 +9,14 @@ from torch import Tensor
 
 from trt_eagle3.engine.host_copy import to_device
 
-__all__ = ["Readback", "to_device"]
+__all__ = ["Readback", "host_buffer", "to_device"]
+
+
+def host_buffer(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory on the host, with anything in it, that ``device`` will be sent: page-locked for
+    CUDA.
+    """
+    return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
 
 
 class Readback:

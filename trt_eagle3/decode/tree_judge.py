@@ -13,26 +13,93 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from trt_eagle3.decode.outcome import Outcome, accept_drawn, on_device
+from trt_eagle3.decode.logits_process import AllowedTokens, changed_logits, forbidden_tokens
+from trt_eagle3.decode.outcome import (
+    Outcome,
+    accept_drawn,
+    accept_trees,
+    greedy_tokens,
+    on_device,
+)
 from trt_eagle3.decode.propose import Proposal
+from trt_eagle3.decode.sampling import Sampler
 from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.transfer import to_device
 from trt_eagle3.decode.tree import AnyTree
 from trt_eagle3.decode.tree_masks import TreeMasks
 from trt_eagle3.decode.verify import judge_trees
+from trt_eagle3.engine.session import Reduction
 
-__all__ = ["judged_outcome", "take_draws", "wants_only_tokens"]
-
-
-def wants_only_tokens(sequences: Sequence[SequenceState]) -> bool:
-    """Whether the likeliest token of the target's raw logits is all that any wants of a node."""
-    return all(
-        s.sampling.greedy and not s.sampling.changes_logits and s.sampling.logprobs is None
-        for s in sequences
-    )
+__all__ = ["gives_tokens", "reduction", "take_draws", "tree_outcome"]
 
 
-def judged_outcome(
+def reduction(sequences: Sequence[SequenceState]) -> Reduction | None:
+    """What the target is to make of logits: tokens, where the likeliest of the raw ones is all that
+    any wants of a node; themselves as they were computed, where all are greedy; None: float32.
+    """
+    if not all(s.sampling.greedy and s.sampling.logprobs is None for s in sequences):
+        return None
+    changing = any(s.sampling.changes_logits for s in sequences)
+    return _as_computed if changing else greedy_tokens
+
+
+def _as_computed(logits: Tensor) -> Tensor:
+    """``logits``, which are spared the way to float32."""
+    return logits
+
+
+def gives_tokens(reduce: Reduction | None) -> bool:
+    """Whether a ``reduction`` leaves nothing to be chosen."""
+    return reduce is not None and reduce is not _as_computed
+
+
+def tree_outcome(
+    reduce: Reduction | None,
+    sequences: Sequence[SequenceState],
+    tree: AnyTree,
+    proposal: Proposal,
+    judged: Tensor,
+    masks: TreeMasks,
+) -> Outcome:
+    """What ``sequences``, the first rows of a batch, say to trees of ``tree``; ``judged``: what
+    ``reduce``, their ``reduction``, has made of logits [B, T, V].
+    """
+    if reduce is None:
+        return _drawn_outcome(sequences, tree, proposal, judged, masks)
+    if not gives_tokens(reduce):
+        judged = _chosen_tokens([s.sampler for s in sequences], tree, proposal, judged, masks)
+    return accept_trees(tree, proposal, judged)
+
+
+def _chosen_tokens(
+    samplers: Sequence[Sampler],
+    tree: AnyTree,
+    proposal: Proposal,
+    logits: Tensor,
+    masks: TreeMasks,
+) -> Tensor:
+    """int64 [B, T]: the token to be said after each node, from ``logits`` [B, T, V] (any type)."""
+    count, device = len(samplers), logits.device
+    allowed = masks.compute(logits.shape[2], device)
+    placed = on_device(tree, proposal, device)
+    changed = changed_logits(samplers, logits[:count], placed.tokens[:count], placed.mask[:count])
+    found = _allowed_tokens(changed, allowed) if allowed else greedy_tokens(changed)
+    return functional.pad(found, (0, 0, 0, len(logits) - count))
+
+
+def _allowed_tokens(logits: Tensor, allowed: AllowedTokens) -> Tensor:
+    """``greedy_tokens`` of ``logits`` [B, T, V], forbidden ones left out; only the logits of those
+    with a grammar are copied.
+    """
+    forbidden = forbidden_tokens(allowed.bits, logits.shape[2])
+    if len(allowed.rows) == len(logits):
+        return greedy_tokens(logits.masked_fill(forbidden, -torch.inf))
+    rows = to_device(torch.tensor(list(allowed.rows)), logits.device)
+    theirs = logits.index_select(0, rows).masked_fill_(forbidden, -torch.inf)
+    return greedy_tokens(logits).index_copy_(0, rows, greedy_tokens(theirs))
+
+
+def _drawn_outcome(
     sequences: Sequence[SequenceState],
     tree: AnyTree,
     proposal: Proposal,

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import torch
 
-from trt_eagle3.decode.grammar_state import fill_trees
+from trt_eagle3.decode.grammar_masks import fill_trees
 from trt_eagle3.decode.logits_process import AllowedTokens
 from trt_eagle3.decode.propose import Proposal
 from trt_eagle3.decode.sampling import Sampler
-from trt_eagle3.decode.transfer import Readback, to_device
+from trt_eagle3.decode.transfer import Readback, host_buffer, to_device
 
 __all__ = ["TreeMasks"]
 
@@ -34,9 +34,11 @@ class TreeMasks:
         self._drafted: Readback | None = None
         self._num_nodes = proposal.tokens.shape[1]
         if self._states and self._num_nodes > 1:  # of a root alone the host knows enough
-            device = proposal.tokens.device
-            parents = proposal.parents.to(device, non_blocking=True)
-            self._drafted = Readback(torch.stack([proposal.tokens, parents]))
+            fields = [proposal.tokens]
+            if proposal.parents.device == proposal.tokens.device:
+                fields.append(proposal.parents)
+            self._parents = proposal.parents
+            self._drafted = Readback(torch.stack(fields))
 
     def compute(self, vocab_size: int, device: torch.device) -> AllowedTokens | None:
         """What is allowed, on ``device``; None where no sequence has a grammar."""
@@ -45,12 +47,9 @@ class TreeMasks:
         num_rows = 1 + max(row for row, _ in self._states)
         tokens, parents = [[0]] * num_rows, [[-1]] * num_rows
         if self._drafted is not None:
-            tokens, parents = self._drafted.wait()
+            tokens, *there = self._drafted.wait()
+            parents = there[0] if there else self._parents.tolist()
         shape = len(self._states), self._num_nodes, -(-vocab_size // 32)
-        bits = torch.empty(shape, dtype=torch.int32, pin_memory=device.type == "cuda")
-        jobs = [
-            (state, tokens[row], parents[row], rows)
-            for (row, state), rows in zip(self._states, bits.numpy(), strict=True)
-        ]
-        fill_trees(jobs)
+        bits = host_buffer(shape, torch.int32, device)
+        fill_trees([(s, tokens[row], parents[row]) for row, s in self._states], bits.numpy())
         return AllowedTokens([row for row, _ in self._states], to_device(bits, device))

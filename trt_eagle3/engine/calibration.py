@@ -18,11 +18,11 @@ from torch import Tensor
 
 from trt_eagle3.checkpoint.kv_scales import KVScales
 from trt_eagle3.checkpoint.tensor_index import TensorRef
-from trt_eagle3.spec import LayerSpec, TargetSpec
+from trt_eagle3.dtype import LARGEST_FP8
+from trt_eagle3.spec import AttentionSpec, LayerSpec, TargetSpec
 
 __all__ = ["Calibration", "ChannelScales", "Fold", "folds_of_layer"]
 
-_FP8_MOST = 448.0
 _HEADROOM = 2.0
 _LEAST = 1e-6
 
@@ -64,6 +64,7 @@ def folds_of_layer(layer: LayerSpec, index: int) -> list[Fold]:
     A layer whose values have a bias has no scales for o: the bias would have to be divided too.
     """
     prefix, mixer = f"layers.{index}.", layer.mixer
+    assert isinstance(mixer, AttentionSpec), "calibration refuses recurrent layers"
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
     found = [
         _fold(f"{prefix}input_layernorm", *(f"{attention}{p}_proj" for p in "qkv")),
@@ -145,7 +146,7 @@ class Calibration:
         to nothing, as e4m3 is as exact for small numbers; a number beyond is cut off.
         """
         k, v = (
-            _HEADROOM * amax.clamp(min=_LEAST) / _FP8_MOST for amax in (self.k_amax, self.v_amax)
+            _HEADROOM * amax.clamp(min=_LEAST) / LARGEST_FP8 for amax in (self.k_amax, self.v_amax)
         )
         pairs = zip(k.tolist(), v.tolist(), strict=True)
         return {i: KVScales(tuple(own_k), tuple(own_v)) for i, (own_k, own_v) in enumerate(pairs)}

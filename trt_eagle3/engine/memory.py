@@ -26,8 +26,11 @@ __all__ = [
     "kv_bytes_per_token",
     "kv_room",
     "memory_need",
+    "num_entries",
     "num_pages",
+    "num_snapshots",
     "request_memory",
+    "state_bytes",
 ]
 
 MAX_DEFERRED = 512
@@ -50,6 +53,7 @@ class MemoryNeed:
         images: of the largest permitted prompt's images in the vision tower. prefill: of one chunk
             of a prompt, of the logits of a cycle, and of rows that are kept for the draft.
         kv_token: of one token in the KV cache.
+        states: of recurrent layers, of all sequences and snapshots.
     """
 
     weights: int
@@ -57,11 +61,12 @@ class MemoryNeed:
     images: int
     prefill: int
     kv_token: int
+    states: int = 0
 
     @property
     def total(self) -> int:
         """All of them."""
-        return self.weights + self.kv_cache + self.images + self.prefill
+        return self.weights + self.kv_cache + self.images + self.prefill + self.states
 
     def __str__(self) -> str:
         parts = {
@@ -69,6 +74,7 @@ class MemoryNeed:
             "KV cache": self.kv_cache,
             "images": self.images,
             "prefill": self.prefill,
+            **({"states": self.states} if self.states else {}),
         }
         named = ", ".join(f"{name} {_gb(value)}" for name, value in parts.items())
         return f"{_gb(self.total)} ({named})"
@@ -99,7 +105,27 @@ def memory_need(
         + item * limits.max_batch_size * _deferred_values(spec, manifest)
         + (_widened_bytes(spec, limits, engine) if engine.kv_dtype == "fp8" else 0),
         kv_token=kv_token,
+        states=num_entries(limits) * state_bytes(spec, engine.dtype),
     )
+
+
+def num_snapshots(limits: LimitsConfig) -> int:
+    """Snapshots of recurrent states that are kept at most: two of each sequence."""
+    return 2 * limits.max_batch_size if limits.prefix_cache else 0
+
+
+def num_entries(limits: LimitsConfig) -> int:
+    """Entries of each recurrent layer: that of no token, those that are read and written of each
+    sequence, and those of snapshots.
+    """
+    return 1 + 2 * limits.max_batch_size + num_snapshots(limits)
+
+
+def state_bytes(spec: TargetSpec, dtype: str) -> int:
+    """Bytes of one entry, over all recurrent layers: of one sequence or snapshot."""
+    item = dtype_named(dtype).num_bytes(1)
+    layers = (m for _, m in spec.recurrent_layers)
+    return sum(4 * m.state_values + item * m.window_values for m in layers)
 
 
 def kv_bytes_per_token(
@@ -216,8 +242,7 @@ def _target_values(spec: TargetSpec) -> int:
 
 
 def _layer_values(layer: LayerSpec, hidden: int) -> int:
-    attention = hidden * 2 * (layer.mixer.q_width + layer.mixer.kv_width)
-    return attention + layer.mlp.num_values(hidden)
+    return layer.mixer.num_values(hidden) + layer.mlp.num_values(hidden)
 
 
 def _target_kv_width(spec: TargetSpec) -> int:
@@ -267,10 +292,7 @@ def _row_values(spec: TargetSpec) -> int:
     """Numbers of one row of a prompt in the widest decoder layer, with its visual levels and aux
     hidden states.
     """
-    inner = max(
-        3 * layer.mlp.row_width + 2 * (layer.mixer.q_width + 2 * layer.mixer.kv_width)
-        for layer in spec.layers
-    )
+    inner = max(3 * layer.mlp.row_width + layer.mixer.row_width for layer in spec.layers)
     return (spec.num_visual_levels + 9) * spec.hidden_size + inner
 
 

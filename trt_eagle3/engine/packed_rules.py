@@ -10,8 +10,9 @@ __all__ = ["builders_take", "kernels_take", "kind_of", "matmul_nbits_takes"]
 
 _INT4 = frozenset({"int4_packed", "awq", "gptq", "gptq_v2"})
 _INT8 = frozenset({"int8", "int8_packed"})
+_NVFP4 = frozenset({"nvfp4", "nvfp4_divided"})
 _BLOCK, _ROWS = 128, 16
-_SMALL_GROUPS = (32, 64)
+_SMALL_GROUPS, _FP4_GROUP = (32, 64), 16
 
 
 def kind_of(ref: QuantisedRef) -> str:
@@ -21,7 +22,7 @@ def kind_of(ref: QuantisedRef) -> str:
 
 def kernels_take(ref: QuantisedRef) -> bool:
     """Whether our CUDA kernels multiply it: FP8 and INT8 without zero points by row, tensor or 128
-    columns (INT8 a multiple); INT4 in groups of 32, 64 or a multiple of 128 columns.
+    columns (INT8 a multiple); INT4 in groups of 32, 64 or a multiple of 128 columns; NVFP4.
     """
     (rows, columns), block = ref.shape, ref.block[1]
     if rows % _ROWS or columns % _BLOCK or "g_idx" in ref.tensors:
@@ -29,6 +30,8 @@ def kernels_take(ref: QuantisedRef) -> bool:
     if ref.format in {"fp8", *_INT8}:
         known = block == _BLOCK if ref.format == "fp8" else block % _BLOCK == 0
         return "zero_point" not in ref.tensors and (known or block >= columns)
+    if ref.format in _NVFP4:
+        return block == _FP4_GROUP
     grouped = block in _SMALL_GROUPS or block % _BLOCK == 0
     return ref.format in _INT4 and grouped and ref.tensors["scale"].dtype != "F32"
 

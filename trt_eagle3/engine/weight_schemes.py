@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.checkpoint.tensor_file import Content, tensor_content
+from trt_eagle3.dtype import LARGEST_FP8
 from trt_eagle3.errors import UserError
 
 __all__ = ["INT4_RATIOS", "SCHEMES", "Rows", "Scheme", "int4_block", "int4_rounded", "int4_scales"]
@@ -71,7 +72,7 @@ def _row_scales(most: float) -> Callable[[Tensor, int], Tensor]:
 
 
 def _fp8_codes(values: Tensor, scales: Tensor, _block: int) -> Tensor:
-    return (values / scales).clamp(-448, 448).to(torch.float8_e4m3fn)
+    return (values / scales).clamp(-LARGEST_FP8, LARGEST_FP8).to(torch.float8_e4m3fn)
 
 
 def _int8_codes(values: Tensor, scales: Tensor, _block: int) -> Tensor:
@@ -150,7 +151,7 @@ def int4_block(columns: int) -> int:
 
 _NAMES = ("weight", "weight_scale")
 SCHEMES: Mapping[str, Scheme] = {
-    "fp8": Scheme("fp8", _NAMES, "F8_E4M3", int, _row_scales(448), _fp8_codes),
+    "fp8": Scheme("fp8", _NAMES, "F8_E4M3", int, _row_scales(LARGEST_FP8), _fp8_codes),
     "int8": Scheme("int8", _NAMES, "I8", int, _row_scales(127), _int8_codes),
     "int4": Scheme(
         "int4_packed",

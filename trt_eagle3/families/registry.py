@@ -18,7 +18,10 @@ FAMILIES = {
     "internvl": "trt_eagle3.families.internvl:FAMILY",
     "qwen2_5_vl": "trt_eagle3.families.qwen2_5_vl:FAMILY",
     "qwen3": "trt_eagle3.families.qwen3:FAMILY",
+    "qwen3_5": "trt_eagle3.families.qwen3_5:FAMILY",
+    "qwen3_5_text": "trt_eagle3.families.qwen3_5:TEXT_FAMILY",
     "qwen3_moe": "trt_eagle3.families.qwen3_moe:FAMILY",
+    "qwen3_omni_moe": "trt_eagle3.families.qwen3_omni_moe:FAMILY",
     "qwen3_vl": "trt_eagle3.families.qwen3_vl:FAMILY",
     "qwen3_vl_moe": "trt_eagle3.families.qwen3_vl_moe:FAMILY",
 }
@@ -30,7 +33,6 @@ _FOREIGN = {
     "gemma": "Gemma",
     "paligemma": "PaliGemma",
     "deepseek_vl": "DeepSeek-VL",
-    "qwen3_5": "Qwen3.5",
     "glm4": "GLM-4",
     "llava": "LLaVA",
 }

@@ -104,24 +104,28 @@ class GraphBuilder:
         """Declare ``value`` the output that updates a state; both have one buffer."""
         self.output(value, spec.output_name, (LEADING_DIM[spec.kind], *spec.shape))
 
-    def weight(self, ref: TensorRef, scale: float = 1.0) -> Value:
-        """The tensor at ``ref`` as a graph value of the compute type, times ``scale``;
-        referenced, not loaded.
+    def weight(self, ref: TensorRef, scale: float = 1.0, dtype: int | None = None) -> Value:
+        """The tensor at ``ref`` as a graph value of the compute type, or of ``dtype``, times
+        ``scale``; referenced, not loaded.
         """
-        scaled = "" if scale == 1.0 else f"/scaled_{scale}"
-        name = f"{self._resolve(ref)}:{ref.name}{scaled}"
-        return self._known.get(name) or self._weight(name, self._expression([ref], [scale]))
+        name = f"{self._resolve(ref)}:{ref.name}"
+        name += "" if scale == 1.0 else f"/scaled_{scale}"
+        name += "" if dtype in {None, self.dtype} else f"/{dtype_of_onnx(dtype).name}"
+        found = self._known.get(name)
+        return found or self._weight(name, self._expression([ref], [scale], dtype))
 
-    def _expression(self, refs: Sequence[TensorRef], scales: Sequence[float]) -> WeightExpr:
+    def _expression(
+        self, refs: Sequence[TensorRef], scales: Sequence[float], dtype: int | None = None
+    ) -> WeightExpr:
         form = format_of(refs)
         parts = (part_of(r, self._resolve, s) for r, s in zip(refs, scales, strict=True))
-        return WeightExpr(tuple(parts), dtype_of_onnx(self.dtype), form)
+        return WeightExpr(tuple(parts), dtype_of_onnx(dtype or self.dtype), form)
 
     def _weight(self, name: str, expr: WeightExpr) -> Value:
         """The one initializer of a weight."""
         self._initializers.append(weight_initializer(name, expr))
         self._weights[name] = expr
-        self._known[name] = Value(name, self.dtype)
+        self._known[name] = Value(name, expr.dtype.onnx)
         return self._known[name]
 
     def constant(self, array: NDArray[Any], name: str) -> Value:

@@ -18,10 +18,11 @@ from trt_eagle3.checkpoint.kv_scales import KVScales
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.dtype import dtype_of_onnx
 from trt_eagle3.graph.builder import GraphBuilder, Value
-from trt_eagle3.spec import RopeSpec, StateSpec
+from trt_eagle3.spec import AttentionSpec, NormSpec, StateSpec
 
 __all__ = [
     "CONTEXT_INPUTS",
+    "ENTRY_INPUTS",
     "KV_SCALES",
     "Attention",
     "Context",
@@ -40,13 +41,21 @@ CONTEXT_INPUTS = (
     "logit_rows",
 )
 
+ENTRY_INPUTS = ("state_reads", "state_writes", "certain")
+"""Entries of each sequence in states with an entry per sequence, and how many of its new rows the
+written one takes.
+"""
+
 KV_SCALES = "kv_scales"
 """Stem of the names of a layer's scales of keys and values: ``kv_scales.3``."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """The inputs that say where the new tokens stand: positions, slots, and who sees whom."""
+    """The inputs that say where the new tokens stand: positions, slots, and who sees whom.
+
+    ``entries``: those of states with an entry per sequence (``ENTRY_INPUTS``), where there are any.
+    """
 
     position_ids: Value
     past_lengths: Value
@@ -54,23 +63,17 @@ class Context:
     page_table: Value
     tree_mask: Value
     logit_rows: Value
+    entries: tuple[Value, ...] = ()
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Geometry of one attention layer; ``qk_norm`` asks for per-head norms with ``epsilon``.
+    """One attention layer, of the geometry ``spec``.
 
     ``output_scale`` multiplies ``o_proj`` (``graph/residual.py``). ``kv_scales``: of an FP8 cache.
     """
 
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rope: RopeSpec
-    qk_norm: bool
-    qkv_bias: bool
-    out_bias: bool
-    epsilon: float
+    spec: AttentionSpec
     page_size: int
     output_scale: float = 1.0
     kv_scales: KVScales | None = None
@@ -86,12 +89,13 @@ class Attention:
         """``x [n, width]`` -> attention output after o_proj, ``[n, H]``; reads and writes cache
         ``layer``.
         """
-        prefix = f"layers.{layer}.self_attn."
+        prefix, spec = f"layers.{layer}.self_attn.", self.spec
         with b.scope("self_attn"):
-            biases = [tensors[f"{prefix}{p}_proj.bias"] for p in "qkv"] if self.qkv_bias else []
+            biases = [tensors[f"{prefix}{p}_proj.bias"] for p in "qkv"] if spec.qkv_bias else []
             qkv = b.linear(
                 x, [tensors[f"{prefix}{p}_proj.weight"] for p in "qkv"], biases, name="qkv"
             )
+            qkv, gate = self._cut_gate(b, qkv)
             q, k, v = self._rope(b, qkv, tensors, prefix, context)
             states = self.states(layer, dtype_of_onnx(b.dtype).name)
             k_cache, v_cache = (b.state(state) for state in states)
@@ -108,27 +112,41 @@ class Attention:
                 names=("out", "k_cache", "v_cache"),
                 overload="" if self.kv_scales is None else "fp8",
                 dtypes=(b.dtype, k_cache.dtype, v_cache.dtype),
-                num_heads=self.num_heads,
-                num_kv_heads=self.num_kv_heads,
+                num_heads=spec.num_heads,
+                num_kv_heads=spec.num_kv_heads,
                 page_size=self.page_size,
-                scale=self.rope.attention_scaling**2 / self.head_dim**0.5,
+                scale=spec.rope.attention_scaling**2 / spec.head_dim**0.5,
             )
             for state, updated in zip(states, (k_new, v_new), strict=True):
                 b.update_state(state, updated)
-            biases = [tensors[f"{prefix}o_proj.bias"]] if self.out_bias else []
+            if gate is not None:
+                out = b.op("Mul", out, b.op("Sigmoid", gate, name="gate_opened"), name="gated")
+            biases = [tensors[f"{prefix}o_proj.bias"]] if spec.out_bias else []
             scales = [self.output_scale]
             return b.linear(
                 out, [tensors[f"{prefix}o_proj.weight"]], biases, name="output", scales=scales
             )
 
+    def _cut_gate(self, b: GraphBuilder, qkv: Value) -> tuple[Value, Value | None]:
+        """q, k and v without the gate channels that stand behind each head of q, and those."""
+        spec = self.spec
+        if not spec.output_gate:
+            return qkv, None
+        both, kv = b.split(qkv, [spec.q_proj_width, 2 * spec.kv_width], ["q_and_gate", "kv"])
+        heads = b.reshape(both, (-1, spec.num_heads, 2 * spec.head_dim), name="q_and_gate_heads")
+        q, gate = b.split(heads, [spec.head_dim] * 2, ["q_heads", "gate_heads"])
+        flat = (b.reshape(x, (-1, spec.q_width), name=n) for x, n in ((q, "q_raw"), (gate, "gate")))
+        q, gate = flat
+        return b.op("Concat", q, kv, name="qkv_ungated", axis=-1), gate
+
     def _scales(self, b: GraphBuilder, scales: KVScales, layer: int) -> Value:
         """float32 [2, Hkv]."""
-        by_head = np.array(scales.by_head(self.num_kv_heads, layer), dtype=np.float32)
+        by_head = np.array(scales.by_head(self.spec.num_kv_heads, layer), dtype=np.float32)
         return b.constant(by_head, f"{KV_SCALES}.{layer}")
 
     def states(self, layer: int, dtype: str) -> tuple[StateSpec, StateSpec]:
         """What ``layer`` keeps of every token: its key and its value; FP8 ones as bytes."""
-        shape = (self.num_kv_heads, self.head_dim)
+        shape = (self.spec.num_kv_heads, self.spec.head_dim)
         dtype = dtype if self.kv_scales is None else "uint8"
         return (
             StateSpec(f"k_cache.{layer}", "paged", shape, dtype),
@@ -146,28 +164,37 @@ class Attention:
         """Yarn's factor on cos and sin is not here but, squared, in the attention scale: the
         products are the same.
         """
+        spec, norm, rope = self.spec, self.spec.qk_norm, self.spec.rope
         tables = [
-            b.constant(np.array(self.rope.inv_freq, dtype=np.float32), "rope.inv_freq"),
-            b.constant(self.rope.axis_of_pair.astype(np.int32), "rope.pair_axis"),
+            b.constant(np.array(rope.inv_freq, dtype=np.float32), "rope.inv_freq"),
+            b.constant(rope.axis_of_pair.astype(np.int32), "rope.pair_axis"),
         ]
-        norms = (
-            [b.weight(tensors[f"{prefix}{p}_norm.weight"]) for p in "qk"] if self.qk_norm else []
-        )
-        attributes: dict[str, Any] = {"epsilon": self.epsilon} if norms else {}
+        norms = [b.weight(tensors[f"{prefix}{p}_norm.weight"]) for p in "qk"] if norm else []
+        overload, attributes = self._norm_form(norm)
         return b.own_op(
             "QKNormMRope",
             *(qkv, context.position_ids, *tables, *norms),
             names=("q", "k", "v"),
-            overload="norm" if norms else "",
-            num_heads=self.num_heads,
-            num_kv_heads=self.num_kv_heads,
-            head_dim=self.head_dim,
+            overload=overload,
+            num_heads=spec.num_heads,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
             **attributes,
         )
 
+    def _norm_form(self, norm: NormSpec | None) -> tuple[str, dict[str, Any]]:
+        """The overload of ``QKNormMRope`` and its attributes besides head counts."""
+        if norm is None:
+            return "", {}
+        if not norm.weight_offset:
+            return "norm", {"epsilon": norm.eps}
+        rotary = 2 * len(self.spec.rope.inv_freq)
+        offset = {"weight_offset": norm.weight_offset, "rotary_dim": rotary}
+        return "norm_offset", {"epsilon": norm.eps, **offset}
 
-def context_inputs(b: GraphBuilder) -> Context:
-    """Declare the inputs of ``CONTEXT_INPUTS``."""
+
+def context_inputs(b: GraphBuilder, *, entries: bool = False) -> Context:
+    """Declare the inputs of ``CONTEXT_INPUTS``, and with ``entries`` of ``ENTRY_INPUTS``."""
     int32 = TensorProto.INT32
     return Context(
         position_ids=b.input("position_ids", int32, (3, "batch", "seq")),
@@ -176,6 +203,7 @@ def context_inputs(b: GraphBuilder) -> Context:
         page_table=b.input("page_table", int32, ("batch", "pages")),
         tree_mask=b.input("tree_mask", TensorProto.BOOL, ("batch", "seq", "tail")),
         logit_rows=b.input("logit_rows", int32, ("batch", "rows")),
+        entries=tuple(b.input(name, int32, ("batch",)) for name in ENTRY_INPUTS if entries),
     )
 
 

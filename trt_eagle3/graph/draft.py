@@ -13,6 +13,7 @@ from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.graph.builder import GraphBuilder, ResolveLocation, Value
 from trt_eagle3.graph.decoder import Attention, by_row, context_inputs, head, rows, swiglu
 from trt_eagle3.graph.residual import Residual
+from trt_eagle3.spec import AttentionSpec, NormSpec
 
 __all__ = ["draft_graph", "fuse_graph"]
 
@@ -28,13 +29,13 @@ def fuse_graph(manifest: DraftManifest, dtype: str, resolve: ResolveLocation) ->
         manifest.tensors,
     )
     aux = b.input("aux_hidden_states", b.dtype, ("tokens", num_aux * width))
-    eps = manifest.rms_norm_eps
+    norm = NormSpec(manifest.rms_norm_eps)
     if manifest.norm_before_fc:
-        aux = _STREAM.norm(b, aux, tensors["input_norm.weight"], eps, "input_norm")
+        aux = _STREAM.norm(b, aux, tensors["input_norm.weight"], norm, "input_norm")
     if manifest.fc_norm:
         parts = b.split(aux, [width] * num_aux, [f"aux.{i}" for i in range(num_aux)])
         normed = [
-            _STREAM.norm(b, p, tensors[f"fc_norm.{i}.weight"], eps, f"fc_norm.{i}")
+            _STREAM.norm(b, p, tensors[f"fc_norm.{i}.weight"], norm, f"fc_norm.{i}")
             for i, p in enumerate(parts)
         ]
         aux = b.op("Concat", *normed, name="aux_normed", axis=-1)
@@ -53,7 +54,7 @@ def draft_graph(
     """Build the draft graph; a draft that shares the target's head finds it under
     ``lm_head.weight`` too.
     """
-    tensors, eps, width = manifest.tensors, manifest.rms_norm_eps, manifest.hidden_size
+    tensors, norm, width = manifest.tensors, NormSpec(manifest.rms_norm_eps), manifest.hidden_size
     b = GraphBuilder("draft", dtype, resolve)
     embeds = rows(
         b, b.input("inputs_embeds", b.dtype, ("batch", "seq", width)), width, "embeds_rows"
@@ -62,17 +63,17 @@ def draft_graph(
         b, b.input("features", b.dtype, ("batch", "seq", width)), width, "features_rows"
     )
     context = context_inputs(b)
-    attention = Attention(
-        num_heads=manifest.num_heads,
-        num_kv_heads=manifest.num_kv_heads,
-        head_dim=manifest.head_dim,
-        rope=manifest.rope,
-        qk_norm=manifest.qk_norm,
-        qkv_bias=manifest.attention_bias,
-        out_bias=manifest.attention_bias,
-        epsilon=eps,
-        page_size=page_size,
+    bias = manifest.attention_bias
+    geometry = AttentionSpec(
+        manifest.num_heads,
+        manifest.num_kv_heads,
+        manifest.head_dim,
+        manifest.rope,
+        qk_norm=norm if manifest.qk_norm else None,
+        qkv_bias=bias,
+        out_bias=bias,
     )
+    attention = Attention(geometry, page_size)
     normed, hidden = _first_layer_input(b, embeds, features, manifest)
     for layer in range(manifest.num_layers):
         prefix = f"layers.{layer}."
@@ -80,13 +81,13 @@ def draft_graph(
             attended = attention.emit(b, normed, tensors, context, layer)
             weight = tensors[f"{prefix}post_attention_layernorm.weight"]
             names = ("post_attention_layernorm", "attention_residual")
-            normed, hidden = _STREAM.add_norm(b, attended, hidden, weight, eps, names)
+            normed, hidden = _STREAM.add_norm(b, attended, hidden, weight, norm, names)
             delta = swiglu(b, normed, tensors, f"{prefix}mlp.", manifest.mlp_bias)
         last = layer + 1 == manifest.num_layers
         next_norm = "norm" if last else f"layers.{layer + 1}.input_layernorm"
         names = (next_norm, f"{prefix}output")
         normed, hidden = _STREAM.add_norm(
-            b, delta, hidden, tensors[f"{next_norm}.weight"], eps, names
+            b, delta, hidden, tensors[f"{next_norm}.weight"], norm, names
         )
     logits = head(b, normed, context, tensors["lm_head.weight"])
     b.output(logits, "logits", ("batch", "rows", manifest.draft_vocab_size))
@@ -103,14 +104,14 @@ def _first_layer_input(
     """``(concat[embedding, hidden] [n, 2 Hd], residual [n, Hd])`` of layer 0: the embedding
     comes first.
     """
-    tensors, eps = manifest.tensors, manifest.rms_norm_eps
+    tensors, norm = manifest.tensors, NormSpec(manifest.rms_norm_eps)
     layernorm = tensors["layers.0.input_layernorm.weight"]
     inner = (
-        _STREAM.norm(b, features, layernorm, eps, "features_layernorm")
+        _STREAM.norm(b, features, layernorm, norm, "features_layernorm")
         if manifest.first_norm == "double"
         else features
     )
-    normed = _STREAM.norm(b, inner, tensors["layers.0.hidden_norm.weight"], eps, "hidden_norm")
-    embedded = _STREAM.norm(b, embeds, layernorm, eps, "layers.0.input_layernorm")
+    normed = _STREAM.norm(b, inner, tensors["layers.0.hidden_norm.weight"], norm, "hidden_norm")
+    embedded = _STREAM.norm(b, embeds, layernorm, norm, "layers.0.input_layernorm")
     joined = b.op("Concat", embedded, normed, name="embedding_and_hidden", axis=-1)
     return joined, features if manifest.residual == "hidden" else normed

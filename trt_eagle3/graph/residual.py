@@ -20,6 +20,7 @@ from onnx import TensorProto
 
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.graph.builder import GraphBuilder, Value
+from trt_eagle3.spec import NormSpec
 
 __all__ = ["FLOAT16_MAX", "WIDE_SCALE", "Residual"]
 
@@ -63,17 +64,18 @@ class Residual:
         return b.op("Add", stream, b.cast(delta, stream.dtype, f"{name}_delta"), name=name)
 
     def norm(
-        self, b: GraphBuilder, stream: Value, weight: TensorRef, epsilon: float, name: str
+        self, b: GraphBuilder, stream: Value, weight: TensorRef, norm: NormSpec, name: str
     ) -> Value:
         """RMSNorm of the stream, in the compute type."""
-        epsilon *= self.scale**2
+        overload, attributes = self._form("", norm)
         return b.own_op(
             "AddRmsNorm",
             stream,
             b.weight(weight),
             names=(name,),
+            overload=overload,
             dtypes=(b.dtype,),
-            epsilon=epsilon,
+            **attributes,
         )[0]
 
     def add_norm(
@@ -82,19 +84,28 @@ class Residual:
         delta: Value,
         stream: Value,
         weight: TensorRef,
-        epsilon: float,
+        norm: NormSpec,
         names: Sequence[str],
     ) -> tuple[Value, Value]:
         """``(RMSNorm(stream + delta), stream + delta)``, called ``names``."""
+        overload, attributes = self._form("residual", norm)
         y, total = b.own_op(
             "AddRmsNorm",
             *(delta, b.weight(weight), stream),
             names=names,
-            overload="residual",
+            overload=overload,
             dtypes=(b.dtype, stream.dtype),
-            epsilon=epsilon * self.scale**2,
+            **attributes,
         )
         return y, total
+
+    def _form(self, overload: str, norm: NormSpec) -> tuple[str, dict[str, float]]:
+        """The overload and attributes of a norm of the stream."""
+        attributes = {"epsilon": norm.eps * self.scale**2}
+        if not norm.weight_offset:
+            return overload, attributes
+        name = f"{overload}_offset" if overload else "offset"
+        return name, {**attributes, "weight_offset": norm.weight_offset}
 
 
 _BOUNDS = (("min", -FLOAT16_MAX), ("max", FLOAT16_MAX))

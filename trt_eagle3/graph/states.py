@@ -24,7 +24,11 @@ __all__ = [
     "write_states",
 ]
 
-LEADING_DIM: Mapping[StateKind, str] = {"paged": "slots", "per_sequence": "sequences"}
+LEADING_DIM: Mapping[StateKind, str] = {
+    "paged": "slots",
+    "window": "sequences",
+    "delta": "sequences",
+}
 """Name of the first dimension of a state's input and output."""
 
 _STATES_KEY = "trt_eagle3.states"  # of metadata_props: a JSON list, in the order of the layers

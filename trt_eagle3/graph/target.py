@@ -11,9 +11,18 @@ from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.builder import GraphBuilder, ResolveLocation, Value
 from trt_eagle3.graph.decoder import Attention, Context, by_row, context_inputs, head, rows, swiglu
+from trt_eagle3.graph.delta_net import DeltaNet
 from trt_eagle3.graph.moe import sparse_moe
 from trt_eagle3.graph.residual import Residual
-from trt_eagle3.spec import AttentionSpec, DenseMlp, LayerSpec, SparseMoe, TargetSpec
+from trt_eagle3.spec import (
+    AttentionSpec,
+    DenseMlp,
+    GatedDeltaSpec,
+    LayerSpec,
+    NormSpec,
+    SparseMoe,
+    TargetSpec,
+)
 
 __all__ = ["target_graph"]
 
@@ -48,9 +57,8 @@ def target_graph(
     b = GraphBuilder("target", dtype, resolve)
     embeds = b.input("inputs_embeds", b.dtype, ("batch", "seq", width))
     levels = _visual_levels(b, spec)
-    decoder = _Decoder(
-        b, spec, context_inputs(b), page_size, residual, fp8_kv, levels, aux_pre_deepstack
-    )
+    context = context_inputs(b, entries=bool(spec.recurrent_layers))
+    decoder = _Decoder(b, spec, context, page_size, residual, fp8_kv, levels, aux_pre_deepstack)
     normed = decoder.run(rows(b, embeds, width, "embeds_rows"))
     logits = head(b, normed, decoder.context, spec.tensors["lm_head.weight"])
     b.output(logits, "logits", ("batch", "rows", spec.vocab_size))
@@ -81,7 +89,7 @@ class _Decoder:
         """``embeds [n, H]`` -> the last norm's rows ``[n, H]``."""
         name = "layers.0.input_layernorm"
         hidden = self.residual.enter(self.b, embeds, "embeds_stream")
-        normed = self._norm(hidden, name, self.spec.layers[0].norm.eps)
+        normed = self._norm(hidden, name, self.spec.layers[0].norm)
         for k, layer in enumerate(self.spec.layers):
             hidden, delta = self._layer(k, layer, normed, hidden)
             normed, hidden = self._add(k, layer, hidden, delta)
@@ -91,13 +99,13 @@ class _Decoder:
         """The stream after attention, and what the MLP adds to it."""
         b, tensors, prefix = self.b, self.spec.tensors, f"layers.{k}."
         with b.scope(f"layers.{k}"):
-            attended = self._attention(layer.mixer, k).emit(b, normed, tensors, self.context, k)
+            attended = self._mixer(layer.mixer, k).emit(b, normed, tensors, self.context, k)
             normed, hidden = self.residual.add_norm(
                 b,
                 attended,
                 hidden,
                 tensors[f"{prefix}post_attention_layernorm.weight"],
-                layer.norm.eps,
+                layer.norm,
                 ("post_attention_layernorm", "attention_residual"),
             )
             return hidden, self._mlp(layer.mlp, normed, f"{prefix}mlp.")
@@ -108,30 +116,21 @@ class _Decoder:
             return sparse_moe(b, normed, tensors, prefix, spec, scale)
         return swiglu(b, normed, tensors, prefix, bias=False, scale=scale)
 
-    def _attention(self, spec: AttentionSpec, k: int) -> Attention:
-        return Attention(
-            num_heads=spec.num_heads,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            rope=spec.rope,
-            qk_norm=spec.qk_norm is not None,
-            qkv_bias=spec.qkv_bias,
-            out_bias=spec.out_bias,
-            epsilon=spec.qk_norm.eps if spec.qk_norm else 0.0,
-            page_size=self.page_size,
-            output_scale=self.residual.scale,
-            kv_scales=self.spec.kv_scales.get(k, KVScales()) if self.fp8_kv else None,
-        )
+    def _mixer(self, spec: AttentionSpec | GatedDeltaSpec, k: int) -> Attention | DeltaNet:
+        if isinstance(spec, GatedDeltaSpec):
+            return DeltaNet(spec, self.residual.scale)
+        scales = self.spec.kv_scales.get(k, KVScales()) if self.fp8_kv else None
+        return Attention(spec, self.page_size, self.residual.scale, scales)
 
     def _add(self, k: int, layer: LayerSpec, hidden: Value, delta: Value) -> tuple[Value, Value]:
         """The next norm's rows, and the stream after layer ``k``."""
         b, output = self.b, f"layers.{k}.output"
         last = k + 1 == self.spec.num_layers
         name = "norm" if last else f"layers.{k + 1}.input_layernorm"
-        eps = self.spec.norm.eps if last else self.spec.layers[k + 1].norm.eps
+        norm = self.spec.norm if last else self.spec.layers[k + 1].norm
         if layer.visual_level is None:
             weight = self.spec.tensors[f"{name}.weight"]
-            normed, hidden = self.residual.add_norm(b, delta, hidden, weight, eps, (name, output))
+            normed, hidden = self.residual.add_norm(b, delta, hidden, weight, norm, (name, output))
             self.outputs.append(hidden)
             return normed, hidden
         # as transformers does: the layer's output is rounded first, then the level is added
@@ -140,11 +139,11 @@ class _Decoder:
         level = self.residual.enter(b, level, f"deepstack_stream.{layer.visual_level}")
         hidden = self.residual.add(b, before, level, output)
         self.outputs.append(before if self.aux_before_level else hidden)
-        return self._norm(hidden, name, eps), hidden
+        return self._norm(hidden, name, norm), hidden
 
-    def _norm(self, hidden: Value, name: str, eps: float) -> Value:
+    def _norm(self, hidden: Value, name: str, norm: NormSpec) -> Value:
         weight = self.spec.tensors[f"{name}.weight"]
-        return self.residual.norm(self.b, hidden, weight, eps, name)
+        return self.residual.norm(self.b, hidden, weight, norm, name)
 
 
 def _check_aux_layers(aux_layers: tuple[int, ...], num_layers: int) -> None:

@@ -24,13 +24,18 @@ MAX_JSON_VALUES = 1_000_000
 """
 MAX_JSON_DEPTH = 64
 
+_FIX = "Is it the right file?"
 
-def parse_json(data: bytes | str, name: object, max_values: int = MAX_JSON_VALUES) -> Any:
+
+def parse_json(
+    data: bytes | str, name: object, max_values: int = MAX_JSON_VALUES, fix: str = _FIX
+) -> Any:
     """Parse a JSON text.
 
     Args:
         data: the text; bytes must be UTF-8. name: what it is, for errors.
         max_values: how many values it may have (see ``MAX_JSON_VALUES``).
+        fix: what to do about a text that is too large or nested too deep.
     Raises:
         UserError: not UTF-8, not JSON, too many values, nested deeper than ``MAX_JSON_DEPTH``, or a
             key stands twice in one object.
@@ -40,15 +45,15 @@ def parse_json(data: bytes | str, name: object, max_values: int = MAX_JSON_VALUE
     except UnicodeDecodeError as error:
         raise UserError(f"{name}: not UTF-8 at byte {error.start}. Save it as UTF-8.") from error
     if sum(map(text.count, ",[{")) > max_values:
-        raise UserError(f"{name}: more than {max_values} values of JSON. Is it the right file?")
+        raise UserError(f"{name}: more than {max_values} values of JSON. {fix}")
     try:
         value = json.loads(text, object_pairs_hook=_object)
     except RecursionError as error:
-        raise _too_deep(name) from error
+        raise _too_deep(name, fix) from error
     except ValueError as error:
         raise UserError(f"{name}: not JSON: {clip(error)}") from error
     if not _is_shallow(value):
-        raise _too_deep(name)
+        raise _too_deep(name, fix)
     return value
 
 
@@ -93,5 +98,5 @@ def _children(value: Any) -> Iterator[Any]:
     return (part for part in parts if isinstance(part, dict | list))
 
 
-def _too_deep(name: object) -> UserError:
-    return UserError(f"{name}: nested deeper than {MAX_JSON_DEPTH} levels. Is it the right file?")
+def _too_deep(name: object, fix: str) -> UserError:
+    return UserError(f"{name}: nested deeper than {MAX_JSON_DEPTH} levels. {fix}")

@@ -112,6 +112,11 @@ class MessageReader:
                 ):
                     slots.append(self._slot("video", source))
                     parts.append({"type": "video"})
+                case {"type": "audio" | "input_audio" | "audio_url"}:
+                    raise UserError(
+                        "messages: unknown part audio: no target that is read hears; of Qwen3-Omni "
+                        "the thinker reads text, images and videos. Send the words as text."
+                    )
                 case _:
                     known = (
                         '{"type": "text"}, {"type": "image"} or {"type": "video"} with their value'

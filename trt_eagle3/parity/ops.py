@@ -50,9 +50,8 @@ def _switches() -> list[tuple[Any, str, object]]:
     try:
         for part, name, _ in older:
             getattr(part, name)
-    except (
-        RuntimeError
-    ):  # torch 2.9 and later, where the process has used the newer switches: beside them these fail
+    except RuntimeError:
+        # torch 2.9 and later, where the process has used the newer switches: beside them these fail
         parts = (
             backends.cudnn.conv,
             backends.cuda.matmul,

@@ -42,16 +42,20 @@ _CODES: Mapping[int, str] = {
     503: "overloaded",
     504: "timeout",
 }
+_MEDIA = ("image ", "video ")  # a message about one begins with the word and where it came from
 _LEADING_NAME = re.compile(r"(([A-Za-z_]+)(?:[.\[][\w.\[\]$-]*)?): ")
 
 
 class RefusedError(TrtEagle3Error):
     """A refusal that HTTP or OpenAI's clients have a status and a code for."""
 
-    def __init__(self, status: int, message: str, code: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, code: str | None = None, param: str | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.code = code
+        self.param = param
 
 
 class FieldError(UserError):
@@ -82,6 +86,8 @@ def with_param(error: UserError, fields: Collection[str], aliases: Mapping[str, 
     if isinstance(error, FieldError | TooLargeError):
         return error
     found = _LEADING_NAME.match(str(error))
+    if found is None and "prompt" in aliases and str(error).startswith(_MEDIA):
+        return FieldError(str(error), aliases["prompt"])
     if found is None:
         return error
     whole, name = found[1], found[2]
@@ -107,7 +113,8 @@ def error_object(error: Exception) -> dict[str, Any]:
         _log.error("a request failed: %s: %s", type(error).__name__, clip(error))
         message = f"internal error: {type(error).__name__}"
     code = error.code if isinstance(error, RefusedError | FieldError) else _CODES.get(status)
-    return describe(message, status, error.param if isinstance(error, FieldError) else None, code)
+    param = error.param if isinstance(error, RefusedError | FieldError) else None
+    return describe(message, status, param, code)
 
 
 def describe(

@@ -225,7 +225,8 @@ class Front:
         self._check_key(request)
         name = request.path_params["name"]
         if name not in self._served.names:
-            raise RefusedError(404, f"model: there is no {name!r:.80} here.", "model_not_found")
+            message = f"model: there is no {name!r:.80} here."
+            raise RefusedError(404, message, "model_not_found", "model")
         return JSONResponse(self._describe(name))
 
     def _describe(self, name: str) -> dict[str, Any]:

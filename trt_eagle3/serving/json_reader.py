@@ -130,7 +130,8 @@ def parse_request_json(
         for start in range(0, len(data), _BLOCK):
             scanner.feed(bytes(data[start : start + _BLOCK]))
     try:
-        value = [parse_json(_without(data, scanner.media).decode("utf-8-sig"), name)]
+        text = _without(data, scanner.media).decode("utf-8-sig")
+        value = [parse_json(text, name, fix="Flatten it.")]
         if scanner.media:
             # each URI is copied once, and other threads run in between
             with memoryview(data) as view:

@@ -102,7 +102,7 @@ def test_pack_experts_reads_every_layout_of_fp8_blocks(
         return WeightExpr(parts, BF16, format_of(ref.parts), EXPERTS)
 
     exprs = expr("gate_up", 0.5), expr("down", 1.0)
-    packed = pack_experts(exprs, tmp_path, CPU, fp8_activations=True)
+    packed = pack_experts(exprs, tmp_path, CPU, activations="fp8")
     check(packed, exprs, tmp_path)
     assert packed is not None
     assert all(isinstance(p, Fp8Experts) for p in packed)

@@ -27,7 +27,7 @@ from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.qwen3_vl.vision_rows import vision_rows
 from trt_eagle3.graph.builder import GraphBuilder
-from trt_eagle3.graph.ops import OPS, PLUGINS
+from trt_eagle3.graph.ops import EVERY_OP, OPS
 
 # Both sides sum in float32, in other orders: a few units in the last place of the largest value
 # after 8 layers.
@@ -186,7 +186,7 @@ def test_without_the_kernel_library_cuda_runs_stock_operations_and_says_so_once(
         ops = [torch_program._own_ops("cuda") for _ in range(3)]
     assert len(told) == 1
     stock = {name for name, op in torch_program._own_ops("cpu").items() if op is ops[0][name]}
-    assert stock == set(PLUGINS)
+    assert stock == set(EVERY_OP)
     assert all(some == ops[0] for some in ops)
     assert torch_program._standard_ops("cuda") is STANDARD_OPS
 

@@ -20,6 +20,10 @@ GQA = [(1, 1), (2, 1), (4, 2), (5, 1), (7, 1)]
 FAR_POSITION = 200_000
 SEEDS = st.integers(0, 2**31)
 Attributes = tuple[tuple[str, Any], ...]
+_RANKS = {
+    **dict.fromkeys(("k_cache_out", "v_cache_out", "conv_state_out", "conv_rows", "delta_rows"), 3),
+    "delta_state_out": 4,
+}
 _TYPES = {
     torch.float32: TensorProto.FLOAT,
     torch.int32: TensorProto.INT32,
@@ -45,7 +49,7 @@ def session(
         op_type, *inputs, names=names, overload=overload, dtypes=types_out, **dict(attributes)
     )
     for value, name in zip(outputs, names, strict=True):
-        rank = 3 if "cache" in name else 2
+        rank = _RANKS.get(name, 2)
         b.output(value, name, [f"{name}_out_{i}" for i in range(rank)])
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "model.onnx"

@@ -8,8 +8,9 @@ import torch
 from onnx import helper, parser
 from torch import Tensor
 
+from trt_eagle3.dtype import LARGEST_FP8
 from trt_eagle3.graph.ops import OPSET, OPSET_17
-from trt_eagle3.graph.ops.kv_fp8 import LARGEST, decode, decode_lowering, encode, encode_lowering
+from trt_eagle3.graph.ops.kv_fp8 import decode, decode_lowering, encode, encode_lowering
 
 ALL = torch.arange(256, dtype=torch.uint8).view(-1, 1, 1)
 NUMBERS = ALL[(ALL.flatten() & 0x7F) != 0x7F]  # but for the two that are NaN
@@ -54,7 +55,7 @@ def test_encode_and_decode_of_every_byte_is_that_byte() -> None:
 def test_encode_rounds_to_the_nearest_number_and_ties_to_even() -> None:
     x = samples()
     numbers = decode(NUMBERS, ONE, torch.float32).flatten().unique()
-    held = x.flatten().clamp(-LARGEST, LARGEST)
+    held = x.flatten().clamp(-LARGEST_FP8, LARGEST_FP8)
     found = decode(encode(x, ONE), ONE, torch.float32).flatten()
     nearest = (held[:, None].double() - numbers.double()).abs().min(dim=1).values
     assert torch.equal((held.double() - found.double()).abs(), nearest)
@@ -68,7 +69,7 @@ def test_encode_saturates_what_is_too_large() -> None:
     x = torch.tensor([1e30, -1e30, torch.inf, 460.0]).view(1, 1, -1)
     assert decode(encode(x, ONE), ONE, torch.float32).flatten().tolist() == [448, -448, 448, 448]
     half = torch.tensor([0.5])
-    assert decode(encode(x, half), half, torch.float32).abs().max() == LARGEST / 2
+    assert decode(encode(x, half), half, torch.float32).abs().max() == LARGEST_FP8 / 2
 
 
 @pytest.mark.parametrize("opset", [OPSET_17, OPSET])

@@ -42,7 +42,7 @@ class TorchBackend:
     def check(self, config: EngineConfig) -> None:
         """Every device and type will do."""
         check_compute_residual(config)
-        check_activations(config, *(["fp8"] if config.device == "cuda" else []))
+        check_activations(config, *(["fp8", "int8"] if config.device == "cuda" else []))
 
     def keeps_packed(self, config: EngineConfig, ref: QuantisedRef) -> bool:
         """On CUDA in 16 bits, what our kernels multiply."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch.ops import STANDARD_OPS, Function, gelu
 from trt_eagle3.engine.torch.packed import PackedWeight
+from trt_eagle3.engine.torch.product_rows import NormRows, SiluMulRows
 
 __all__ = ["Step", "fused", "gemm", "layer_norm"]
 
@@ -31,10 +32,14 @@ class Step:
     outputs: tuple[str, ...]
     attributes: Mapping[str, Any]
     done_with: tuple[str, ...] = ()
+    op: str = ""
 
 
-def fused(steps: Sequence[Step], kept: Collection[str]) -> list[Step]:
-    """``steps`` with pairs joined: a product and its GELU, a sum and its LayerNorm.
+def fused(
+    steps: Sequence[Step], kept: Collection[str], byte_weights: Collection[str] = ()
+) -> list[Step]:
+    """``steps`` with pairs joined: a product and its GELU, a sum and its LayerNorm, and what makes
+    the rows of a product with a weight in ``byte_weights``, which may want them in eight bits.
 
     Values in ``kept`` stay values.
     """
@@ -46,11 +51,12 @@ def fused(steps: Sequence[Step], kept: Collection[str]) -> list[Step]:
         if first is None or first in joined:
             continue
         before = steps[first]
-        if (
-            _is_gelu_of_gemm(before, step)
-            and readers[before.outputs[0]] == 1
-            and before.outputs[0] not in kept
-        ):
+        alone = readers[before.outputs[0]] == 1 and before.outputs[0] not in kept
+        if before.op in _ROWS_OF and step.function is gemm and step.inputs[1] in byte_weights:
+            between = {name for other in steps[first:i] for name in other.inputs}
+            if alone and not between.intersection(before.outputs):
+                joined[first], joined[i] = None, _rows_of_product(before, step)
+        elif _is_gelu_of_gemm(before, step) and alone:
             joined[first], joined[i] = None, Step(_gemm_gelu, before.inputs, step.outputs, {})
         elif step.function is layer_norm and before.function is torch.add:
             inputs = (*before.inputs, *step.inputs[1:])
@@ -68,6 +74,33 @@ def _is_gelu_of_gemm(before: Step, step: Step) -> bool:
         and len(before.inputs) == 3
         and before.attributes.get("transB") == 1
     )
+
+
+def _rows_of_product(before: Step, product: Step) -> Step:
+    """What makes the rows, and their product, in the product's place."""
+    inputs = (product.inputs[1], *before.inputs)
+    outputs = (*product.outputs, *before.outputs[1:])
+    return Step(_ROWS_OF[before.op], inputs, outputs, before.attributes)
+
+
+def _silu_mul_gemm(weight: PackedWeight, gate_up: Tensor) -> Tensor:
+    return weight.product(SiluMulRows(gate_up))
+
+
+def _norm_gemm(
+    weight: PackedWeight,
+    x: Tensor,
+    norm: Tensor,
+    residual: Tensor | None = None,
+    *,
+    epsilon: float,
+) -> Tensor | tuple[Tensor, Tensor]:
+    rows = NormRows(x, norm, residual, epsilon=epsilon)
+    y = weight.product(rows)
+    return y if rows.total is None else (y, rows.total)
+
+
+_ROWS_OF: Mapping[str, Function] = {"SiluMul": _silu_mul_gemm, "AddRmsNorm": _norm_gemm}
 
 
 def gemm(

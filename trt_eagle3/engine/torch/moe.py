@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.engine.torch import capi
-from trt_eagle3.engine.torch.packed import Fp8Weight, Int4Weight, PackedWeight, pack
+from trt_eagle3.engine.torch.pack import pack
+from trt_eagle3.engine.torch.packed import Fp8Weight, Int4Weight, PackedWeight
 from trt_eagle3.graph.ops.fused_moe import fused_moe as stock_fused_moe
 from trt_eagle3.graph.weights import WeightExpr
 
@@ -155,7 +156,7 @@ def pack_experts(
     root: Path,
     device: torch.device,
     *,
-    fp8_activations: bool = False,
+    activations: str = "compute",
 ) -> tuple[Experts, Experts] | None:
     """A layer's gate_up and down packed on ``device``; None where the kernels do not know the form
     of either.
@@ -166,7 +167,7 @@ def pack_experts(
     aligned = all(n % capi.PACKED_COLUMNS == 0 for expr in exprs for n in expr.shape[1:])
     if not aligned or exprs[0].shape[0] > capi.MAX_EXPERTS:
         return None
-    gate_up, down = (_packed(expr, root, device, fp8_activations=fp8_activations) for expr in exprs)
+    gate_up, down = (_packed(expr, root, device, activations=activations) for expr in exprs)
     if gate_up is None or type(gate_up) is not type(down):
         return None
     if isinstance(gate_up, Int4Experts) and not gate_up.is_like(down):
@@ -175,10 +176,10 @@ def pack_experts(
 
 
 def _packed(
-    expr: WeightExpr, root: Path, device: torch.device, *, fp8_activations: bool
+    expr: WeightExpr, root: Path, device: torch.device, *, activations: str
 ) -> Experts | None:
     """The experts of ``expr``, of whose shape [E, N, K] N and K are multiples of 128."""
-    packed = pack(replace(expr, experts=0), root, device, fp8_activations=fp8_activations)
+    packed = pack(replace(expr, experts=0), root, device, activations=activations)
     return None if packed is None else as_experts(packed, expr.experts)
 
 

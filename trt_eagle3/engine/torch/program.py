@@ -18,7 +18,8 @@ from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch.fusion import Step, fused, gemm, layer_norm
 from trt_eagle3.engine.torch.moe import Experts, fused_moe, pack_experts
 from trt_eagle3.engine.torch.ops import STANDARD_OPS, Function
-from trt_eagle3.engine.torch.packed import PackedWeight, pack
+from trt_eagle3.engine.torch.pack import pack
+from trt_eagle3.engine.torch.packed import PackedWeight
 from trt_eagle3.engine.torch.prompt_attention import prompt_attention
 from trt_eagle3.engine.torch.prompt_nodes import PROMPT_ATTENTION, prompt_nodes
 from trt_eagle3.engine.weights import materialise
@@ -78,36 +79,36 @@ def load_program(
     outputs = (*(o.name for o in proto.graph.output), *intermediates)
     constants: dict[str, Weight] = {**_constants(proto, device)}
     factors = only_factors(proto)
-    fp8_activations = read_activations(proto) == "fp8"
-    read_factor = partial(_read_factor, fp8_activations=fp8_activations)
+    activations = read_activations(proto)
+    read_factor = partial(_read_factor, activations=activations)
     weights = _weights(model, proto)
     if read_weight is None and _packs(device):
-        packed = _packed_experts(proto, weights, weights_root, device, fp8_activations)
-        constants.update(packed)
+        constants.update(_packed_experts(proto, weights, weights_root, device, activations))
     for name, expr in weights.items():
         if name not in constants:
             read = read_weight or (read_factor if name in factors else _read_weight)
             constants[name] = read(expr, weights_root, device)
     prompt = prompt_nodes(proto.graph.node, constants, outputs)
     kept = {*outputs, *constants}
+    bytes_ = {n for n, w in constants.items() if isinstance(w, PackedWeight) and w.takes_bytes}
     inputs = {i.name: i.type.tensor_type for i in proto.graph.input}
     return Program(
         inputs,
         outputs,
         constants,
-        _steps(proto.graph.node, device, kept),
+        _steps(proto.graph.node, device, kept, bytes_),
         read_states(proto),
-        None if prompt is None else _steps(prompt, device, kept),
+        None if prompt is None else _steps(prompt, device, kept, bytes_),
     )
 
 
 def _steps(
-    nodes: Sequence[onnx.NodeProto], device: torch.device, kept: set[str]
+    nodes: Sequence[onnx.NodeProto], device: torch.device, kept: set[str], byte_weights: set[str]
 ) -> tuple[Step, ...]:
-    """What runs for ``nodes``; values in ``kept`` stay."""
+    """What runs for ``nodes``; values in ``kept`` stay. ``byte_weights``: as ``fused``'s."""
     steps = [_step(node, device) for node in nodes]
     if _packs(device):
-        steps = fused(steps, kept)
+        steps = fused(steps, kept, byte_weights)
     return tuple(_with_lifetimes(steps, kept))
 
 
@@ -143,7 +144,7 @@ def _packed_experts(
     weights: Mapping[str, WeightExpr],
     root: Path,
     device: torch.device,
-    fp8_activations: bool,
+    activations: str,
 ) -> dict[str, Weight]:
     """Experts as they are quantised, where the kernels know how both of a layer's weights are."""
     made: dict[str, Weight] = {}
@@ -152,7 +153,7 @@ def _packed_experts(
             continue
         names = tuple(node.input[2:4])
         exprs = (weights[names[0]], weights[names[1]])
-        packed = pack_experts(exprs, root, device, fp8_activations=fp8_activations)
+        packed = pack_experts(exprs, root, device, activations=activations)
         made |= zip(names, packed or (), strict=False)
     return made
 
@@ -162,13 +163,11 @@ def _packs(device: torch.device) -> bool:
     return device.type == "cuda" and capi.available()
 
 
-def _read_factor(
-    expr: WeightExpr, root: Path, device: torch.device, *, fp8_activations: bool
-) -> Weight:
+def _read_factor(expr: WeightExpr, root: Path, device: torch.device, *, activations: str) -> Weight:
     """As it is quantised, where kernels multiply with that."""
     packed = None
     if _packs(device):
-        packed = pack(expr, root, device, fp8_activations=fp8_activations)
+        packed = pack(expr, root, device, activations=activations)
     return packed or _read_weight(expr, root, device)
 
 
@@ -188,7 +187,9 @@ def _step(node: onnx.NodeProto, device: torch.device) -> Step:
     if node.op_type not in functions:
         raise UserError(f"{node.name}: the torch session does not know op {node.op_type}")
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    return Step(functions[node.op_type], tuple(node.input), tuple(node.output), attributes)
+    return Step(
+        functions[node.op_type], tuple(node.input), tuple(node.output), attributes, op=node.op_type
+    )
 
 
 @cache

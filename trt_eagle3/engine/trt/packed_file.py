@@ -14,7 +14,6 @@ from onnx import TensorProto
 from trt_eagle3.graph.trt_export import TrtExport
 
 __all__ = [
-    "LARGEST_FP8",
     "PACKED_FILE",
     "PackedFile",
     "is_product",
@@ -23,8 +22,6 @@ __all__ = [
 ]
 
 PACKED_FILE = "packed.bin"
-LARGEST_FP8 = 448.0
-"""Of e4m3."""
 _ALIGNMENT = 256
 _KINDS = {TensorProto.INT4: "int4", TensorProto.INT8: "int8", TensorProto.FLOAT8E4M3FN: "fp8"}
 _PLUGINS = {"LinearFp8": "fp8", "LinearInt8": "int8", "LinearInt4": "int4"}

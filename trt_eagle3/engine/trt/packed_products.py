@@ -15,16 +15,10 @@ from onnx import TensorProto, helper
 from torch import Tensor
 
 from trt_eagle3.atomic_io import atomic_file
-from trt_eagle3.dtype import dtype_of_torch
-from trt_eagle3.engine.torch.packed import (
-    Fp8Weight,
-    Int4Weight,
-    Int8Weight,
-    PackedWeight,
-    pack,
-)
+from trt_eagle3.dtype import LARGEST_FP8, dtype_of_torch
+from trt_eagle3.engine.torch.pack import pack
+from trt_eagle3.engine.torch.packed import Fp8Weight, Int4Weight, Int8Weight, PackedWeight
 from trt_eagle3.engine.trt.packed_file import (
-    LARGEST_FP8,
     PACKED_FILE,
     PackedFile,
     is_product,

@@ -15,10 +15,9 @@ from onnx import TensorProto, helper
 from torch import Tensor
 
 from trt_eagle3.atomic_io import atomic_file
-from trt_eagle3.dtype import COMPUTE_DTYPES, DType
-from trt_eagle3.engine.torch.packed import fp8_scales
+from trt_eagle3.dtype import COMPUTE_DTYPES, LARGEST_FP8, DType
+from trt_eagle3.engine.torch.pack import fp8_scales
 from trt_eagle3.engine.trt.packed_file import (
-    LARGEST_FP8,
     PACKED_FILE,
     PackedFile,
     is_product,

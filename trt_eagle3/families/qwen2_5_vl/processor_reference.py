@@ -15,7 +15,7 @@ from torch import Tensor
 from trt_eagle3.families.qwen3_vl.processor_reference import Qwen3VLProcessorReference
 from trt_eagle3.parity.reference.frames import FrameProcessor, Frames
 
-__all__ = ["Qwen25ProcessorReference"]
+__all__ = ["Qwen25ProcessorReference", "fits_frame"]
 
 
 class _ImageTextProcessor(transformers.Qwen2_5_VLProcessor):  # type: ignore[misc]
@@ -42,7 +42,7 @@ class Qwen25ProcessorReference(Qwen3VLProcessorReference):
 
     @cached_property
     def _videos(self) -> FrameProcessor:
-        return FrameProcessor(self._checkpoint, _VideoDefaults, _fits)
+        return FrameProcessor(self._checkpoint, _VideoDefaults, fits_frame)
 
     def _metadata(self, video: Frames) -> Any:
         total = len(video.times)
@@ -61,7 +61,7 @@ class Qwen25ProcessorReference(Qwen3VLProcessorReference):
         return self._target.rope_index(token_ids, grid_thw, seconds)
 
 
-def _fits(processor: FrameProcessor, shape: Sequence[int]) -> bool:
+def fits_frame(processor: FrameProcessor, shape: Sequence[int]) -> bool:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
     _, height, width, _ = shape

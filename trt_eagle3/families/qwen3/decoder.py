@@ -129,7 +129,7 @@ class DecoderConfig:
         check_tensors(tensors, {**shapes, **(vision_shapes or {})}, directory)
         head = {"lm_head.weight": tensors["embed_tokens.weight"]} if tied else {}
         scales = quantisation.kv_scales if quantisation else {}
-        kv_heads = layers[0].mixer.num_kv_heads
+        _, kv_heads = self._heads()
         return TargetCheckpoint(
             family=family,
             hidden_size=self.hidden_size,

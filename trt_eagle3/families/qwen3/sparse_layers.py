@@ -18,10 +18,11 @@ class SparseLayers:
     """Reads the sparse layers of a config's section.
 
     ``always_renormalises``: whether transformers divides the weights of a token's experts by their
-    sum whatever ``norm_topk_prob`` says; else they are where it says so, by default not.
+    sum whatever ``norm_topk_prob`` says; else they are where it says so, and ``by_default``.
     """
 
     always_renormalises: bool
+    by_default: bool = False
 
     def moe(self, config: ModelConfig, section: str) -> SparseMoe:
         """What every sparse layer has.
@@ -36,7 +37,8 @@ class SparseLayers:
                 f"{section}num_experts_per_tok: expected at most num_experts = {experts}, got "
                 f"{top_k}"
             )
-        renormalise = config.get(f"{section}norm_topk_prob", "flag", self.always_renormalises)
+        by_default = self.always_renormalises or self.by_default
+        renormalise = config.get(f"{section}norm_topk_prob", "flag", by_default)
         if self.always_renormalises and not renormalise:
             raise config.error(
                 f"{section}norm_topk_prob: expected true, got false: transformers renormalises in "

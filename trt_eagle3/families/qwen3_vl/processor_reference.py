@@ -80,7 +80,7 @@ class Qwen3VLProcessorReference:
                 "video_metadata": [self._metadata(video) for video in videos],
                 "do_sample_frames": False,
             }
-        out = self._processor(text=[text], return_tensors="pt", **media)
+        out = self._processor(text=[text], return_tensors="pt", **media, **self._options(videos))
         token_ids = out["input_ids"][0]
         grids = [out[name] for name in ("image_grid_thw", "video_grid_thw") if name in out]
         grid_thw = torch.cat(grids) if grids else torch.empty(0, 3, dtype=torch.int64)
@@ -94,12 +94,21 @@ class Qwen3VLProcessorReference:
             rope_delta=delta,
             patches=torch.cat(patches) if patches else torch.empty(0, width),
             grid_thw=grid_thw,
-            visual_rows=out["mm_token_type_ids"][0] != 0,
+            visual_rows=self._visual_rows(out),
         )
 
     def text(self, token_ids: Sequence[int]) -> str:
         """What ``transformers`` makes of the tokens of an answer, special ones left out."""
         return decoded_text(self._processor.tokenizer, token_ids)
+
+    def _options(self, _videos: Sequence[Frames]) -> dict[str, Any]:
+        """Of the processor besides."""
+        return {}
+
+    def _visual_rows(self, out: Mapping[str, Any]) -> Tensor:
+        """bool [P]."""
+        rows: Tensor = out["mm_token_type_ids"][0] != 0
+        return rows
 
     def _video(self, source: Any) -> Frames:
         loaded = load_video(source, self._video_config)

@@ -4,6 +4,7 @@ tensors.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -11,24 +12,36 @@ from trt_eagle3.checkpoint.model_config import ModelConfig, checked_token_id
 from trt_eagle3.checkpoint.quantised.read import open_weights
 from trt_eagle3.checkpoint.rope_schedule import read_rope_config
 from trt_eagle3.checkpoint.target import TargetCheckpoint
+from trt_eagle3.checkpoint.target_tensors import Prefixes
 from trt_eagle3.errors import UserError, quote
 from trt_eagle3.families.qwen3.decoder import DecoderConfig
 from trt_eagle3.families.qwen3.sparse_layers import SparseLayers
 from trt_eagle3.families.qwen3_vl.tensors import PREFIXES, vision_shapes
 from trt_eagle3.spec import LayerSpec, RopeSpec, VisionSpec
 
-__all__ = ["read_qwen3_vl"]
+__all__ = ["UNREAD", "read_qwen3_vl", "vision_spec"]
 
+UNREAD = "unread."
+"""Canonical names of tensors that belong to parts of a model that are not read."""
+
+_LEVELS = (8, 16, 24)  # transformers' default
 _SECTIONS = ("", "text_config.")
 
 
 def read_qwen3_vl(
-    config: ModelConfig, family: str, architecture: str, sparse: SparseLayers | None = None
+    config: ModelConfig,
+    family: str,
+    architecture: str,
+    sparse: SparseLayers | None = None,
+    prefixes: Prefixes = PREFIXES,
+    own: Mapping[str, int] | None = None,
 ) -> TargetCheckpoint:
     """Read a Qwen3-VL checkpoint.
 
     Args:
         architecture: the one that generates text. sparse: reads the layers of a mixture of experts.
+        prefixes: of its tensors; what they put under ``UNREAD`` is left out. own: of its tower's
+            spec.
     Raises:
         UserError: another kind of it, or tensors that do not fit.
     """
@@ -36,8 +49,9 @@ def read_qwen3_vl(
     _check_kind(config, architecture)
     decoder.check()
     rope = _rope(config, decoder.head_dim)
-    vision = _vision_spec(config, decoder)
-    tensors, quantisation = open_weights(config, PREFIXES, _SECTIONS)
+    vision = replace(vision_spec(config, decoder, _LEVELS), own=own or {})
+    opened, quantisation = open_weights(config, prefixes, _SECTIONS)
+    tensors = {name: ref for name, ref in opened.items() if not name.startswith(UNREAD)}
     if max(decoder.num_layers, vision.depth) > len(tensors):
         raise config.error(
             f"{decoder.num_layers} decoder layers and {vision.depth} vision blocks, "
@@ -91,7 +105,14 @@ def _rope(config: ModelConfig, head_dim: int) -> RopeSpec:
     return RopeSpec.plain(head_dim, rope.base, "interleaved", rope.sections or (24, 20, 20))
 
 
-def _vision_spec(config: ModelConfig, decoder: DecoderConfig) -> VisionSpec:
+def vision_spec(
+    config: ModelConfig, decoder: DecoderConfig, level_blocks: tuple[int, ...]
+) -> VisionSpec:
+    """The tower of ``vision_config``; ``level_blocks``: where it names none.
+
+    Raises:
+        UserError: sizes that do not fit each other or the decoder.
+    """
     token_id = partial(checked_token_id, config, decoder.vocab_size)
     spec = VisionSpec(
         depth=config.whole("vision_config.depth"),
@@ -105,7 +126,7 @@ def _vision_spec(config: ModelConfig, decoder: DecoderConfig) -> VisionSpec:
         out_hidden_size=config.whole("vision_config.out_hidden_size"),
         num_position_embeddings=config.whole("vision_config.num_position_embeddings", 2304),
         level_blocks=tuple(
-            config.get("vision_config.deepstack_visual_indexes", "wholes", (8, 16, 24))
+            config.get("vision_config.deepstack_visual_indexes", "wholes", level_blocks)
         ),
         hidden_act=config.get("vision_config.hidden_act", "text", "gelu_pytorch_tanh"),
         image_token_id=token_id("image_token_id"),

@@ -55,7 +55,7 @@ class Qwen3VLReference(TargetReference):
     @property
     def num_visual_levels(self) -> int:
         """Deepstack levels, which the first decoder layers receive."""
-        return len(self.config.vision_config.deepstack_visual_indexes)
+        return len(getattr(self.config.vision_config, "deepstack_visual_indexes", ()))
 
     def rope_index(
         self, token_ids: Tensor, grid_thw: Tensor, _seconds: Tensor | None = None
@@ -94,7 +94,7 @@ class Qwen3VLReference(TargetReference):
         stream_parts(parts, self.fill)
         found = keep_tensors(tower, intermediates, _PLACES)
         out = tower(patches.to(self.device, self.dtype), grid_thw=grid_thw.to(self.device))
-        levels = [level.cpu() for level in out.deepstack_features]
+        levels = [level.cpu() for level in getattr(out, "deepstack_features", ())]
         embeds = out.pooler_output.cpu()
         return VisionStates(
             embeds, torch.stack(levels) if levels else embeds.new_zeros(0, *embeds.shape), found
@@ -114,7 +114,7 @@ class Qwen3VLReference(TargetReference):
 def _is_streamed(name: str) -> bool:
     """The parts of the tower that load and go one by one."""
     parts = name.split(".")
-    lists = {"blocks", "deepstack_merger_list"}
+    lists = {"blocks", "deepstack_merger_list", "merger_list"}
     return name in {"patch_embed", "pos_embed", "merger"} or (len(parts) == 2 and parts[0] in lists)
 
 

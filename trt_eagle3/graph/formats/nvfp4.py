@@ -30,12 +30,23 @@ class Nvfp4Format:
         """code * scale * global scale, or / global scale."""
         import torch
 
-        pairs = stored["codes"][rows]
-        codes = torch.stack([pairs & 15, pairs >> 4], dim=-1).flatten(1)[:, : part.shape[1]]
+        codes = self.codes(stored, rows)[:, : part.shape[1]]
         table = torch.tensor(E2M1, device=codes.device)
         scales = scale_rows(part, stored["scale"], rows)
         whole = stored["global_scale"].float().reshape(1, 1)
         return table[codes.int()] * (scales / whole if self._divides else scales * whole)
+
+    def codes(self, stored: Stored, rows: slice) -> Tensor:
+        """uint8 [n, in]: the e2m1 numbers of ``rows``, 0 to 15."""
+        import torch
+
+        pairs = stored["codes"][rows]
+        return torch.stack([pairs & 15, pairs >> 4], dim=-1).flatten(1)
+
+    def whole_scale(self, stored: Stored) -> Tensor:
+        """float32 [1, 1]: the factor of all values."""
+        whole = stored["global_scale"].float().reshape(1, 1)
+        return 1 / whole if self._divides else whole
 
     def dequantise_nodes(self, part: Quantised, nodes: WeightNodes) -> str:
         """The same as nodes; a byte is looked up as a pair of values."""

@@ -19,6 +19,7 @@ from trt_eagle3.graph.ops.add_rms_norm import ADD_RMS_NORM
 from trt_eagle3.graph.ops.fused_moe import FUSED_MOE
 from trt_eagle3.graph.ops.fused_moe_fp8 import FUSED_MOE_FP8
 from trt_eagle3.graph.ops.fused_moe_int4 import FUSED_MOE_INT4
+from trt_eagle3.graph.ops.gated_delta import GATED_DELTA
 from trt_eagle3.graph.ops.linear import LINEAR
 from trt_eagle3.graph.ops.linear_fp8 import LINEAR_FP8
 from trt_eagle3.graph.ops.linear_int4 import LINEAR_INT4
@@ -48,6 +49,7 @@ OPS: Mapping[str, Op] = {
     "SiluMul": SILU_MUL,
     "PickRows": PICK_ROWS,
     "VisionAttention": VISION_ATTENTION,
+    "GatedDelta": GATED_DELTA,
     "FusedMoe": FUSED_MOE,
 }
 """The ops of our graphs."""
@@ -63,7 +65,7 @@ EVERY_OP: Mapping[str, Op] = {
 }
 """Those of our graphs, and products that a backend puts in their place."""
 
-_WITHOUT_PLUGIN = ("FusedMoe", "FusedMoeFp8", "FusedMoeInt4")
+_WITHOUT_PLUGIN = ("GatedDelta", "FusedMoe", "FusedMoeFp8", "FusedMoeInt4")
 PLUGINS: Mapping[str, Op] = {n: op for n, op in EVERY_OP.items() if n not in _WITHOUT_PLUGIN}
 """The ops that the TensorRT plugin library has."""
 

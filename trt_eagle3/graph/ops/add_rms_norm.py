@@ -1,5 +1,8 @@
 """``y = RMSNorm(x [+ residual]) * weight``, in float32 inside; ``sum = x + residual``.
 
+The forms ``offset`` multiply by ``weight + weight_offset``, the product in float32 too (Gemma's and
+Qwen3.5's norms, whose weights are stored less one).
+
 Shapes: x, residual, y, sum [n, H]; weight [H]. T is the type of weight and y; x is X; residual and
 sum are R. X and R are T, or float32 where the residual stream is.
 """
@@ -15,7 +18,16 @@ from trt_eagle3.graph.ops.op import Op
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["ADD_RMS_NORM", "EPSILON_17", "KERNEL", "NORM_17", "add_rms_norm", "add_rms_norm_call"]
+__all__ = [
+    "ADD_RMS_NORM",
+    "EPSILON_17",
+    "KERNEL",
+    "NORM_17",
+    "NORM_OFFSET_17",
+    "OFFSET_NORM",
+    "add_rms_norm",
+    "add_rms_norm_call",
+]
 
 KERNEL = Kernel(
     name="add_rms_norm",
@@ -26,12 +38,12 @@ sum, with x of either type; without a residual, x.""",
     tensors={
         "x": "T or float32 [n, H]",
         "residual": "T or float32 [n, H], or null data with sum's",
-        "weight": "T [H]",
+        "weight": "T [H]; what is multiplied is weight + weight_offset",
         "y": "T [n, H]",
         "sum": "[n, H], of residual's type",
     },
     writes=("y", "sum"),
-    scalars={"epsilon": (float, "")},
+    scalars={"epsilon": (float, ""), "weight_offset": (float, "")},
     sizes="""
     int32_t num_rows;
     int32_t hidden;
@@ -54,9 +66,43 @@ NORM_17 = """
 """
 EPSILON_17 = "eps = Constant <value_float: float = @epsilon> ()\n"
 
+# the same of weights that are stored less an offset
+NORM_OFFSET_17 = NORM_17.replace(
+    """    {x}_typed = Cast <to = TYPE> ({x}_unit)
+    {y} = Mul ({x}_typed, {weight})
+""",
+    """    {x}_offset = Constant <value_float: float = @weight_offset> ()
+    {x}_weight_f32 = Cast <to = 1> ({weight})
+    {x}_weight = Add ({x}_weight_f32, {x}_offset)
+    {x}_scaled = Mul ({x}_unit, {x}_weight)
+    {y} = CastLike ({x}_scaled, {weight})
+""",
+)
+
+OFFSET_NORM = """
+    {y}_offset = Constant <value_float: float = @weight_offset> ()
+    {y}_stored = Cast <to = 1> ({weight})
+    {y}_weight = Add ({y}_stored, {y}_offset)
+    {y}_x = Cast <to = 1> ({x})
+    {y}_f32 = RMSNormalization <axis = -1, epsilon: float = @epsilon> ({y}_x, {y}_weight)
+    {y} = CastLike ({y}_f32, {weight})
+"""
+
+_INPUTS = {
+    "": ("x", "weight"),
+    "residual": ("x", "weight", "residual"),
+    "offset": ("x", "weight"),
+    "residual_offset": ("x", "weight", "residual"),
+}
+
 
 def add_rms_norm(
-    x: Tensor, weight: Tensor, residual: Tensor | None = None, *, epsilon: float
+    x: Tensor,
+    weight: Tensor,
+    residual: Tensor | None = None,
+    *,
+    epsilon: float,
+    weight_offset: float = 0.0,
 ) -> Any:
     """``RMSNorm(x) * weight``, or with a residual ``(RMSNorm(x + residual) * weight, x +
     residual)``; f32 inside.
@@ -66,7 +112,10 @@ def add_rms_norm(
     total = x if residual is None else x + residual
     wide = total.float()
     normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
-    y = normed.to(weight.dtype) * weight
+    if weight_offset:
+        y = (normed * (weight.float() + weight_offset)).to(weight.dtype)
+    else:
+        y = normed.to(weight.dtype) * weight
     return y if residual is None else (y, total)
 
 
@@ -76,6 +125,7 @@ def add_rms_norm_call(
     residual: Tensor | None = None,
     *,
     epsilon: float,
+    weight_offset: float = 0.0,
     out: tuple[Tensor, Tensor | None] | None = None,
 ) -> KernelCall[tuple[Tensor, Tensor | None]]:
     """``(RMSNorm(x + residual) * weight, x + residual)``; without a residual ``(RMSNorm(x) *
@@ -94,14 +144,19 @@ def add_rms_norm_call(
         total = None if residual is None else torch.empty_like(residual)
         out = (torch.empty_like(x, dtype=weight.dtype), total)
     tensors = {"x": x, "residual": residual, "weight": weight, "y": out[0], "sum": out[1]}
-    return KernelCall(KERNEL, tensors, {"epsilon": epsilon}, out)
+    return KernelCall(KERNEL, tensors, {"epsilon": epsilon, "weight_offset": weight_offset}, out)
 
 
 def _node_call(
-    x: Tensor, weight: Tensor, residual: Tensor | None = None, *, epsilon: float
+    x: Tensor,
+    weight: Tensor,
+    residual: Tensor | None = None,
+    *,
+    epsilon: float,
+    weight_offset: float = 0.0,
 ) -> KernelCall[Any]:
     """The call of a node, which has one output where there is no residual."""
-    call = add_rms_norm_call(x, weight, residual, epsilon=epsilon)
+    call = add_rms_norm_call(x, weight, residual, epsilon=epsilon, weight_offset=weight_offset)
     result = call.result if residual is not None else call.result[0]
     return KernelCall(KERNEL, call.tensors, call.scalars, result)
 
@@ -112,10 +167,15 @@ def _plugin_values(inputs: Sequence[int], outputs: Sequence[int]) -> Mapping[str
 
 
 ADD_RMS_NORM = Op(
-    inputs={"": ("x", "weight"), "residual": ("x", "weight", "residual")},
-    outputs={"": ("y",), "residual": ("y", "sum")},
-    attributes={"": ("epsilon",), "residual": ("epsilon",)},
-    float_attributes=("epsilon",),
+    inputs=_INPUTS,
+    outputs={name: ("y", "sum") if "residual" in _INPUTS[name] else ("y",) for name in _INPUTS},
+    attributes={
+        "": ("epsilon",),
+        "residual": ("epsilon",),
+        "offset": ("epsilon", "weight_offset"),
+        "residual_offset": ("epsilon", "weight_offset"),
+    },
+    float_attributes=("epsilon", "weight_offset"),
     types={"x": "X", "residual": "R", "sum": "R"},
     lowering={
         "": "y = RMSNormalization <axis = -1, epsilon: float = @epsilon> (x, weight)",
@@ -123,12 +183,19 @@ ADD_RMS_NORM = Op(
             sum = Add (x, residual)
             y = RMSNormalization <axis = -1, epsilon: float = @epsilon> (sum, weight)
         """,
+        "offset": OFFSET_NORM.format(x="x", y="y", weight="weight"),
+        "residual_offset": "sum = Add (x, residual)\n"
+        + OFFSET_NORM.format(x="sum", y="y", weight="weight"),
     },
     lowering_17={
         "": EPSILON_17 + NORM_17.format(x="x", y="y", weight="weight"),
         "residual": EPSILON_17
         + "sum = Add (x, residual)\n"
         + NORM_17.format(x="sum", y="y", weight="weight"),
+        "offset": EPSILON_17 + NORM_OFFSET_17.format(x="x", y="y", weight="weight"),
+        "residual_offset": EPSILON_17
+        + "sum = Add (x, residual)\n"
+        + NORM_OFFSET_17.format(x="sum", y="y", weight="weight"),
     },
     torch_function=add_rms_norm,
     kernel=KERNEL,

@@ -25,7 +25,7 @@ __all__ = [
     "Status",
 ]
 
-ABI_VERSION = 6
+ABI_VERSION = 7
 MAX_RANK = 4
 
 Result_co = TypeVar("Result_co", covariant=True)
@@ -56,6 +56,7 @@ class ElementType(IntEnum):
     BOOL = 4
     FLOAT8_E4M3FN = 5
     UINT8 = 6
+    INT8 = 7
 
 
 class Mask(IntEnum):

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trt_eagle3.dtype import LARGEST_FP8
+
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["LARGEST", "decode", "decode_lowering", "encode", "encode_lowering"]
+__all__ = ["decode", "decode_lowering", "encode", "encode_lowering"]
 
-LARGEST = 448.0
 
 _EXPONENTS = range(-6, 9)  # of normal numbers; below them steps are as of the first
 
@@ -26,7 +27,7 @@ def encode(x: Tensor, scales: Tensor) -> Tensor:
     """uint8 [..., Hkv, D], the e4m3 numbers of ``x`` [..., Hkv, D]; ``scales``: float32 [Hkv]."""
     import torch
 
-    held = (x.float() * scales.reciprocal()[:, None]).clamp(-LARGEST, LARGEST)
+    held = (x.float() * scales.reciprocal()[:, None]).clamp(-LARGEST_FP8, LARGEST_FP8)
     return held.to(torch.float8_e4m3fn).view(torch.uint8)
 
 
@@ -54,7 +55,7 @@ def encode_lowering(x: str, codes: str, kind: int) -> str:
     {x}_one = Constant <value_float = 1.0> ()
     {x}_eight = Constant <value_float = 8.0> ()
     {x}_half = Constant <value_float = 128.0> ()
-    {x}_most = Constant <value_float = {LARGEST}> ()
+    {x}_most = Constant <value_float = {LARGEST_FP8}> ()
     {x}_held = Min ({x}_size, {x}_most)
     {x}_last = Constant <value_ints = [-1]> ()
     {x}_column = Unsqueeze ({x}_held, {x}_last)

@@ -1,17 +1,24 @@
 """Cut the packed projection, normalise the heads of q and k, and turn them by their positions.
 
-Cuts qkv into q, k, v; normalises each head of q and k (overload "norm"); turns pair i of every head
-of q and k (channels i and i + D/2) by ``position_ids[pair_axis[i]] * inv_freq[i]``.
+Cuts qkv into q, k, v; normalises each head of q and k (overload "norm", and "norm_offset" as of
+``AddRmsNorm``); turns pair i of every head of q and k (channels i and i + P) by
+``position_ids[pair_axis[i]] * inv_freq[i]``. Channels from 2 P on stay as they are.
 
-Shapes: qkv T [N, (Hq + 2 Hkv) * D]; position_ids int32 [3, B, S]; inv_freq float32 [D/2]; pair_axis
-int32 [D/2]; q_norm, k_norm T [D]; q T [N, Hq * D]; k, v T [N, Hkv * D].
+Shapes: P pairs, D/2 or fewer; qkv T [N, (Hq + 2 Hkv) * D]; position_ids int32 [3, B, S]; inv_freq
+float32 [P]; pair_axis int32 [P]; q_norm, k_norm T [D]; q T [N, Hq * D]; k, v T [N, Hkv * D].
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trt_eagle3.graph.ops.add_rms_norm import EPSILON_17, NORM_17, add_rms_norm
+from trt_eagle3.graph.ops.add_rms_norm import (
+    EPSILON_17,
+    NORM_17,
+    NORM_OFFSET_17,
+    OFFSET_NORM,
+    add_rms_norm,
+)
 from trt_eagle3.graph.ops.kernel import Kernel, KernelCall
 from trt_eagle3.graph.ops.op import Op
 
@@ -24,12 +31,12 @@ KERNEL = Kernel(
     name="qk_norm_mrope",
     params="QKNormMRopeParams",
     doc="""Cuts qkv, normalises each head of q and k (with q_norm and k_norm), turns pair i
-(channels i, i + D/2) by position_ids[pair_axis[i]] * inv_freq[i].""",
+(channels i, i + P) by position_ids[pair_axis[i]] * inv_freq[i]; channels from 2 P on stay.""",
     tensors={
         "qkv": "T [N, (Hq + 2 Hkv) * D]",
         "position_ids": "int32 [3, B, S]",
-        "inv_freq": "float32 [D / 2]",
-        "pair_axis": "int32 [D / 2], each 0, 1 or 2",
+        "inv_freq": "float32 [P], P at most D / 2",
+        "pair_axis": "int32 [P], each 0, 1 or 2",
         "q_norm": "T [D], or null data with k_norm's",
         "k_norm": "T [D]",
         "q": "T [N, Hq * D]",
@@ -42,9 +49,11 @@ KERNEL = Kernel(
         "num_kv_heads": (int, ""),
         "head_dim": (int, ""),
         "epsilon": (float, ""),
+        "weight_offset": (float, "added to q_norm and k_norm"),
     },
     sizes="""
     int32_t num_tokens;  // N
+    int32_t num_pairs;   // P
     DType dtype;
     """,
 )
@@ -62,12 +71,14 @@ _CUT = """
     q_flat, k_flat, v = Split <axis = -1> (qkv, widths)
     axes_bs = Shape <start = 1> (position_ids)
 """
-_NORM = """
+_HEADS = """
     minus_one = Constant <value_ints = [-1]> ()
     dim_1d = Reshape (dim, one)
     by_head = Concat <axis = 0> (minus_one, dim_1d)
     q_rows = Reshape (q_flat, by_head)
     k_rows = Reshape (k_flat, by_head)
+"""
+_NORM = """
     q_normed = RMSNormalization <axis = -1, epsilon: float = @epsilon> (q_rows, q_norm)
     k_normed = RMSNormalization <axis = -1, epsilon: float = @epsilon> (k_rows, k_norm)
 """
@@ -84,8 +95,8 @@ _TURN = """
     k_shape = Concat <axis = 0> (axes_bs, kv_width)
     q_bs = Reshape ({q}, q_shape)
     k_bs = Reshape ({k}, k_shape)
-    q_turned = RotaryEmbedding <num_heads: int = @num_heads> (q_bs, cos, sin)
-    k_turned = RotaryEmbedding <num_heads: int = @num_kv_heads> (k_bs, cos, sin)
+    q_turned = RotaryEmbedding <num_heads: int = @num_heads{rotary}> (q_bs, cos, sin)
+    k_turned = RotaryEmbedding <num_heads: int = @num_kv_heads{rotary}> (k_bs, cos, sin)
     flat_minus_one = Constant <value_ints = [-1]> ()
     q_out_shape = Concat <axis = 0> (flat_minus_one, q_width)
     k_out_shape = Concat <axis = 0> (flat_minus_one, kv_width)
@@ -106,14 +117,12 @@ _CUT_17 = """
     kv_width = Mul (kv_count, dim_1d)
     widths = Concat <axis = 0> (q_width, kv_width, kv_width)
     q_flat, k_flat, v = Split <axis = -1> (qkv, widths)
-    two = Constant <value_ints = [2]> ()
-    half_1d = Div (dim_1d, two)
-    halves = Concat <axis = 0> (half_1d, half_1d)
+    num_pairs = Shape (inv_freq)
     pair_positions = Gather <axis = 0> (position_ids, pair_axis)
     positions = Transpose <perm = [1, 2, 0]> (pair_positions)
     positions_f32 = Cast <to = 1> (positions)
     angles = Mul (positions_f32, inv_freq)
-    row_shape = Concat <axis = 0> (any, one, half_1d)
+    row_shape = Concat <axis = 0> (any, one, num_pairs)
     angle_rows = Reshape (angles, row_shape)
     cos_f32 = Cos (angle_rows)
     sin_f32 = Sin (angle_rows)
@@ -124,15 +133,23 @@ _HEADS_17 = """
     {p}_shape = Concat <axis = 0> (any, {heads}, dim_1d)
     {p}_heads = Reshape ({p}_flat, {p}_shape)
 """
+_HALVES_17 = """
+    halves = Concat <axis = 0> (num_pairs, num_pairs)
+"""
+_PARTS_17 = """
+    turned_dim = Add (num_pairs, num_pairs)
+    still_dim = Sub (dim_1d, turned_dim)
+    halves = Concat <axis = 0> (num_pairs, num_pairs, still_dim)
+"""
 _TURN_17 = """
-    {p}_low, {p}_high = Split <axis = -1> ({rows}, halves)
+    {p}_low, {p}_high{still} = Split <axis = -1> ({rows}, halves)
     {p}_low_cos = Mul ({p}_low, cos)
     {p}_high_sin = Mul ({p}_high, sin)
     {p}_high_cos = Mul ({p}_high, cos)
     {p}_low_sin = Mul ({p}_low, sin)
     {p}_left = Sub ({p}_low_cos, {p}_high_sin)
     {p}_right = Add ({p}_high_cos, {p}_low_sin)
-    {p}_turned = Concat <axis = -1> ({p}_left, {p}_right)
+    {p}_turned = Concat <axis = -1> ({p}_left, {p}_right{still})
     {p}_flat_shape = Concat <axis = 0> (any, {width})
     {p} = Reshape ({p}_turned, {p}_flat_shape)
 """
@@ -152,11 +169,16 @@ def qk_norm_mrope(
     num_kv_heads: int,
     head_dim: int,
     epsilon: float = 0.0,
+    weight_offset: float = 0.0,
+    rotary_dim: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Cut ``qkv`` [N, (Hq + 2 Hkv) D] into q, k, v, normalise the heads of q and k, and turn
-    them.
+    them. ``rotary_dim``, of the lowering, is 2 P.
     """
     import torch
+
+    pairs = len(inv_freq)
+    assert rotary_dim in {None, 2 * pairs}, (rotary_dim, pairs)
 
     heads = (num_heads, num_kv_heads)
     q, k, v = qkv.split(
@@ -168,11 +190,10 @@ def qk_norm_mrope(
     for i, (part, count) in enumerate(zip((q, k), heads, strict=True)):
         by_head = part.unflatten(-1, (count, head_dim))
         if norms:
-            by_head = add_rms_norm(by_head, norms[i], epsilon=epsilon)
-        low, high = by_head.chunk(2, dim=-1)
-        turned.append(
-            torch.cat([low * cos - high * sin, high * cos + low * sin], dim=-1).flatten(1)
-        )
+            by_head = add_rms_norm(by_head, norms[i], epsilon=epsilon, weight_offset=weight_offset)
+        low, high, still = by_head.split([pairs, pairs, head_dim - 2 * pairs], dim=-1)
+        both = [low * cos - high * sin, high * cos + low * sin, still]
+        turned.append(torch.cat(both, dim=-1).flatten(1))
     return turned[0], turned[1], v.contiguous()
 
 
@@ -188,19 +209,23 @@ def qk_norm_mrope_call(
     num_kv_heads: int,
     head_dim: int,
     epsilon: float = 0.0,
+    weight_offset: float = 0.0,
+    rotary_dim: int | None = None,
     out: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> KernelCall[tuple[Tensor, Tensor, Tensor]]:
     """Cut the packed projection, normalise the heads of q and k, and turn them by their positions.
 
     Args:
         qkv: T [N, (Hq + 2 Hkv) * D]; position_ids: int32 [3, B, S].
-        inv_freq: float32 [D / 2]; pair_axis: int32 [D / 2], each 0, 1 or 2.
-        q_norm, k_norm: T [D], or neither.
+        inv_freq: float32 [P]; pair_axis: int32 [P], each 0, 1 or 2.
+        q_norm, k_norm: T [D], or neither. weight_offset: added to them.
+        rotary_dim: of the lowering, 2 P.
     Returns:
         q T [N, Hq * D], k and v T [N, Hkv * D].
     Raises:
         ValueError: a tensor does not fit; the message names it.
     """
+    assert rotary_dim in {None, 2 * len(inv_freq)}, (rotary_dim, len(inv_freq))
     if out is None:
         widths = (num_heads * head_dim, num_kv_heads * head_dim, num_kv_heads * head_dim)
         q, k, v = (qkv.new_empty(qkv.shape[0], width) for width in widths)
@@ -219,39 +244,60 @@ def qk_norm_mrope_call(
         "num_kv_heads": num_kv_heads,
         "head_dim": head_dim,
         "epsilon": epsilon,
+        "weight_offset": weight_offset,
     }
     return KernelCall(KERNEL, tensors, scalars, out)
 
 
+_INPUTS = ("qkv", "position_ids", "inv_freq", "pair_axis")
+_GEOMETRY = ("num_heads", "num_kv_heads", "head_dim")
+_ROTARY = ", rotary_embedding_dim: int = @rotary_dim"
+
+
+def _lowering_17(norm: str, turn: str, still: bool) -> str:
+    """``norm``: of each head, or nothing; ``still``: whether channels stay as they are."""
+    parts = [_CUT_17, _PARTS_17 if still else _HALVES_17, EPSILON_17 if norm else ""]
+    for names in (_Q, _K):
+        p = names["p"]
+        rows = f"{p}_normed" if norm else f"{p}_heads"
+        parts.append(_HEADS_17.format(**names))
+        parts.append(norm.format(x=f"{p}_heads", y=f"{p}_normed", weight=f"{p}_norm"))
+        parts.append(turn.format(rows=rows, still=f", {p}_still" if still else "", **names))
+    return "".join(parts)
+
+
+def _offset_norms() -> str:
+    return "".join(
+        OFFSET_NORM.format(x=f"{p}_rows", y=f"{p}_normed", weight=f"{p}_norm") for p in "qk"
+    )
+
+
 QK_NORM_MROPE = Op(
     inputs={
-        "": ("qkv", "position_ids", "inv_freq", "pair_axis"),
-        "norm": ("qkv", "position_ids", "inv_freq", "pair_axis", "q_norm", "k_norm"),
+        "": _INPUTS,
+        "norm": (*_INPUTS, "q_norm", "k_norm"),
+        "norm_offset": (*_INPUTS, "q_norm", "k_norm"),
     },
-    outputs={"": ("q", "k", "v"), "norm": ("q", "k", "v")},
+    outputs=dict.fromkeys(("", "norm", "norm_offset"), ("q", "k", "v")),
     attributes={
-        "": ("num_heads", "num_kv_heads", "head_dim"),
-        "norm": ("num_heads", "num_kv_heads", "head_dim", "epsilon"),
+        "": _GEOMETRY,
+        "norm": (*_GEOMETRY, "epsilon"),
+        "norm_offset": (*_GEOMETRY, "epsilon", "weight_offset", "rotary_dim"),
     },
-    float_attributes=("epsilon",),
+    float_attributes=("epsilon", "weight_offset"),
     types={"position_ids": "int32", "inv_freq": "float32", "pair_axis": "int32"},
     lowering={
-        "": _CUT + _TURN.format(q="q_flat", k="k_flat"),
-        "norm": _CUT + _NORM + _TURN.format(q="q_normed", k="k_normed"),
+        "": _CUT + _TURN.format(q="q_flat", k="k_flat", rotary=""),
+        "norm": _CUT + _HEADS + _NORM + _TURN.format(q="q_normed", k="k_normed", rotary=""),
+        "norm_offset": _CUT
+        + _HEADS
+        + _offset_norms()
+        + _TURN.format(q="q_normed", k="k_normed", rotary=_ROTARY),
     },
     lowering_17={
-        "": _CUT_17
-        + "".join(
-            _HEADS_17.format(**s) + _TURN_17.format(rows=f"{s['p']}_heads", **s) for s in (_Q, _K)
-        ),
-        "norm": _CUT_17
-        + EPSILON_17
-        + "".join(
-            _HEADS_17.format(**s)
-            + NORM_17.format(x=f"{s['p']}_heads", y=f"{s['p']}_normed", weight=f"{s['p']}_norm")
-            + _TURN_17.format(rows=f"{s['p']}_normed", **s)
-            for s in (_Q, _K)
-        ),
+        "": _lowering_17("", _TURN_17, still=False),
+        "norm": _lowering_17(NORM_17, _TURN_17, still=False),
+        "norm_offset": _lowering_17(NORM_OFFSET_17, _TURN_17, still=True),
     },
     torch_function=qk_norm_mrope,
     kernel=KERNEL,

@@ -69,10 +69,10 @@ def _layers(
     if found is None:
         m.skip(_CLOSED)
         return
-    for k, layer in enumerate(e.spec.layers):
+    for k, attention in e.spec.attention_layers:
         scales = e.engine.record.kv_scales.get(k, KVScales())
-        of_keys, of_values = scales.by_head(layer.mixer.num_kv_heads, k)
-        yield k, layer.mixer, (torch.tensor(of_keys), torch.tensor(of_values)), found
+        of_keys, of_values = scales.by_head(attention.num_kv_heads, k)
+        yield k, attention, (torch.tensor(of_keys), torch.tensor(of_values)), found
 
 
 @full_float32()

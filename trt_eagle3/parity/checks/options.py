@@ -84,7 +84,7 @@ def check_grammar(e: Evidence, m: Measurements) -> None:
     beginning where it was cut.
     """
     for answer in _options(e).answers:
-        if answer.sampling.grammar is None:
+        if answer.sampling.grammar is None or answer.sampling.grammar.kind == "tags":
             continue
         for found in (answer.autoregressive, *answer.speculative):
             cut = found.finish_reason == "length" or bool(answer.sampling.stop)

@@ -19,6 +19,7 @@ from trt_eagle3.parity.checks import (
     sampling_entropy,
     target,
     tokens,
+    tools_format,
     vision,
     weights,
 )
@@ -334,6 +335,13 @@ _CHECKS = (
         "answers with a grammar, read by other readers",
         "exact",
         options.check_grammar,
+    ),
+    Check(
+        "options.tools_format",
+        "options",
+        "calls of tools: read by another reader, in pieces, and as the chat template writes them",
+        "exact",
+        tools_format.check_tools_format,
     ),
     Check(
         "options.tokens",

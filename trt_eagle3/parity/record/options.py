@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from trt_eagle3.decode.answer import Answer as Reply
 from trt_eagle3.decode.grammar import Grammar
 from trt_eagle3.decode.request import Generation, Request
@@ -19,6 +21,7 @@ from trt_eagle3.decode.sampling_params import SamplingParams
 from trt_eagle3.errors import EngineFailedError
 from trt_eagle3.parity.record.answers import Answer
 from trt_eagle3.parity.record.engine import RecordingEngine
+from trt_eagle3.parity.record.tool_calls import tool_sets
 
 __all__ = ["CHOICES", "PATTERN", "ROUNDS", "SCHEMA", "OptionAnswer", "OptionAnswers"]
 __all__ += ["answer_options", "option_sets"]
@@ -35,8 +38,8 @@ ROUNDS = 3
 MAX_TOKENS, NUM_CASES, NUM_BEST, _MIN_TOKENS = 16, 2, 20, 8
 
 
-def option_sets(end_ids: Sequence[int]) -> dict[str, SamplingParams]:
-    """By name: each option, and each pair of options."""
+def option_sets(end_ids: Sequence[int], tokenizer: Tokenizer) -> dict[str, SamplingParams]:
+    """By name: each option, each pair of options, and tools that must be called."""
     early: dict[str, Any] = {"logit_bias": {end_ids[0]: 50.0}} if end_ids else {}
     single: dict[str, dict[str, Any]] = {
         "grammar": {"grammar": Grammar.regex(PATTERN)},
@@ -51,7 +54,8 @@ def option_sets(end_ids: Sequence[int]) -> dict[str, SamplingParams]:
         "choice": {"grammar": Grammar.choice(CHOICES)},
     }
     sets = {**single, **pairs, **grammars}
-    return {name: SamplingParams(max_tokens=MAX_TOKENS, **given) for name, given in sets.items()}
+    made = {name: SamplingParams(max_tokens=MAX_TOKENS, **given) for name, given in sets.items()}
+    return {**made, **tool_sets(tokenizer)}
 
 
 @dataclass(frozen=True)
@@ -93,8 +97,9 @@ def answer_options(
 ) -> OptionAnswers:
     """Ask some of the cases again, with every set of options."""
     engine.recording.only = "none"
-    sets = option_sets(engine.spec.eos_token_ids)
-    asked = [(a, name, s) for a in answers[:NUM_CASES] for name, s in sets.items()]
+    sets = option_sets(engine.spec.eos_token_ids, engine.processor.tokenizer)
+    some = _some(answers)
+    asked = [(a, name, s) for a in some for name, s in sets.items()]
     engine.begin_service()
     plain = [(a, replace(s, logprobs=NUM_BEST)) for a, _, s in asked]
     autoregressive = _ask(engine, plain, speculation=False)
@@ -107,7 +112,8 @@ def answer_options(
     engine.begin_service()
     first = _ask(engine, [(a, s) for a, _, s in asked], speculation=True)
     progress()
-    engine.leave_pages(_few_pages(engine, answers[:NUM_CASES]))
+    most = max(s.max_tokens for s in sets.values())
+    engine.leave_pages(_few_pages(engine, some, most))
     second = _ask(engine, [(a, s) for a, _, s in asked], speculation=True)
     progress()
     now = engine.metrics()
@@ -117,9 +123,17 @@ def answer_options(
     return OptionAnswers(found, logprobs, now.preempted, now.reused_tokens)
 
 
-def _few_pages(engine: RecordingEngine, answers: Sequence[Answer]) -> int:
+def _some(answers: Sequence[Answer]) -> list[Answer]:
+    """The first with an image and the first without; of one kind alone, its first ones."""
+    kinds = [bool(a.case.question.images) for a in answers]
+    both = {kinds.index(kind) for kind in (True, False) if kind in kinds}
+    others = (i for i in range(len(answers)) if i not in both)
+    return [answers[i] for i in sorted([*sorted(both), *others][:NUM_CASES])]
+
+
+def _few_pages(engine: RecordingEngine, answers: Sequence[Answer], max_tokens: int) -> int:
     """Pages for the longest sequence, and a few more."""
-    longest = max(a.prompt_len for a in answers) + MAX_TOKENS + engine.num_tree_rows
+    longest = max(a.prompt_len for a in answers) + max_tokens + engine.num_tree_rows
     return -(-min(longest, engine.limits.max_seq_len) // engine.page_size) + 2
 
 

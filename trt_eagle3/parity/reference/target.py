@@ -28,6 +28,7 @@ from trt_eagle3.families.registry import family_of
 from trt_eagle3.parity.ops import full_float32, rms_norm
 from trt_eagle3.parity.reference.dequantise import read_values
 from trt_eagle3.parity.reference.fp8_kv import RoundedKV
+from trt_eagle3.parity.reference.trace import LayerTrace
 
 __all__ = [
     "DecoderModules",
@@ -54,6 +55,7 @@ class DecoderModules:
         layer: made of config and index. norm: of width and ``eps``. rope: of the config; gives cos
             and sin of positions. apply_rope: turns q and k.
         axes: position axes that ``rope`` takes (3, or none where positions are plain).
+        norm_offset: added to the stored weights of ``norm``.
     """
 
     layer: Callable[[Any, int], nn.Module]
@@ -61,6 +63,7 @@ class DecoderModules:
     rope: Callable[[Any], nn.Module]
     apply_rope: Callable[..., tuple[Tensor, Tensor]]
     axes: bool
+    norm_offset: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -193,7 +196,7 @@ class TargetReference(ABC):
         if self.dtype == torch.float64:  # transformers norms in float32, whatever the type
             for part in module.modules():
                 if isinstance(part, self._modules.norm):
-                    part.forward = _float64_norm(part)
+                    part.forward = _float64_norm(part, self._modules.norm_offset)
 
     def _tensor(self, ref: TensorRef) -> Tensor:
         """A weight of its own memory; of a quantised one its values."""
@@ -254,40 +257,9 @@ class TargetLayer:
         """The layer's tensors [S, ...] by their name in the target graph, in the order in which
         they are computed.
         """
-        found: dict[str, Tensor] = {}
-        layer, prefix = self._module, f"layers.{self.index}."
-        raw: dict[str, Tensor] = {}
-        hooks = [
-            _keep(layer.input_layernorm, found, f"{prefix}input_layernorm"),
-            *(_keep(getattr(layer.self_attn, f"{p}_proj"), raw, p) for p in "qkv"),
-            *(_keep(getattr(layer.self_attn, n), raw, n) for n in _head_norms(layer.self_attn)),
-            _keep(layer.self_attn.o_proj, raw, "out", of_input=True),
-            _keep(layer.self_attn.o_proj, raw, "attended"),
-            _keep(layer.post_attention_layernorm, raw, "residual", of_input=True),
-            _keep(layer.post_attention_layernorm, raw, "post"),
-            *_mlp_hooks(layer.mlp, raw),
-        ]
-        output = self(hidden, rope)
-        for hook in hooks:
-            hook.remove()
-        heads = [
-            raw.get(f"{p}_norm", raw[p].unflatten(-1, (-1, layer.self_attn.head_dim))) for p in "qk"
-        ]
-        q, k = self._modules.apply_rope(*(x[None].transpose(1, 2) for x in heads), *rope)
-        attn = f"{prefix}self_attn."
-        found[f"{attn}qkv"] = torch.cat([raw["q"], raw["k"], raw["v"]], dim=-1)
-        found[f"{attn}q"], found[f"{attn}k"] = (y[0].transpose(0, 1).flatten(1) for y in (q, k))
-        found |= {f"{attn}v": raw["v"], f"{attn}out": raw["out"], f"{attn}output": raw["attended"]}
-        found |= {
-            f"{prefix}attention_residual": raw["residual"],
-            f"{prefix}post_attention_layernorm": raw["post"],
-        }
-        if "gate" in raw:
-            found[f"{prefix}mlp.gate_up"] = torch.cat([raw["gate"], raw["up"]], dim=-1)
-        of_mlp = [name for name in ("router_logits", "inner", "output") if name in raw]
-        found |= {f"{prefix}mlp.{name}": raw[name] for name in of_mlp}
-        found[f"{prefix}output"] = output
-        return found
+        with LayerTrace(self._module, self.index, self._modules.apply_rope) as trace:
+            output = self(hidden, rope)
+        return trace.tensors(rope, output)
 
 
 def add_visual_level(hidden: Tensor, levels: Tensor, layer: int, visual_rows: Tensor) -> Tensor:
@@ -308,35 +280,6 @@ def stored_tensor(ref: TensorRef) -> Iterator[tuple[Any, str]]:
         yield file, ref.name
 
 
-def _mlp_hooks(mlp: Any, raw: dict[str, Tensor]) -> list[Any]:
-    """Of a dense MLP, or of a mixture of experts, whose router gives logits [S, E] first."""
-    if hasattr(mlp, "experts"):
-        return [_keep_router(mlp.gate, raw), _keep(mlp, raw, "output")]
-    return [
-        *(_keep(getattr(mlp, f"{p}_proj"), raw, p) for p in ("gate", "up")),
-        _keep(mlp.down_proj, raw, "inner", of_input=True),
-        _keep(mlp.down_proj, raw, "output"),
-    ]
-
-
-def _keep_router(router: nn.Module, into: dict[str, Tensor]) -> Any:
-    def keep(_module: nn.Module, _inputs: Any, output: tuple[Tensor, ...]) -> None:
-        into["router_logits"] = output[0]
-
-    return router.register_forward_hook(keep)
-
-
-def _keep(module: nn.Module, into: dict[str, Tensor], name: str, *, of_input: bool = False) -> Any:
-    def keep(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        into[name] = (inputs[0] if of_input else output)[0]
-
-    return module.register_forward_hook(keep)
-
-
-def _head_norms(attention: Any) -> list[str]:
-    """Norms of each head of q and k, where there are any."""
-    return [name for name in ("q_norm", "k_norm") if hasattr(attention, name)]
-
-
-def _float64_norm(module: Any) -> Callable[[Tensor], Tensor]:
-    return lambda x: rms_norm(x, module.weight, module.variance_epsilon)
+def _float64_norm(module: Any, offset: float) -> Callable[[Tensor], Tensor]:
+    epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", 0.0))
+    return lambda x: rms_norm(x, module.weight + offset, epsilon)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 
 import jinja2
@@ -19,12 +19,26 @@ def report_html(report: Report) -> str:
     environment = jinja2.Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
-    environment.filters |= {"number": _number, "room": _room}
+    environment.filters |= {"number": _number, "percent": _percent, "used": _used}
     template = environment.from_string(
         files(__package__).joinpath("report.html.jinja").read_text(encoding="utf-8")
     )
     drawn = {name: getattr(plots, name)(report) for name in plots.__all__}
-    return template.render(r=report, plots=drawn, stages=_stages(report), counts=_counts(report))
+    return template.render(
+        r=report,
+        plots=drawn,
+        stages=_stages(report),
+        counts=_counts(report),
+        **_groups(report.checks),
+    )
+
+
+def _groups(checks: Sequence[CheckResult]) -> dict[str, list[CheckResult]]:
+    """Checks to be shown, and those to be folded: exact ones that hold, and skipped ones."""
+    exact = [g for g in checks if g.status == "passed" and g.tolerance == 0]
+    skipped = [g for g in checks if g.status == "skipped"]
+    shown = [g for g in checks if g not in exact and g not in skipped]
+    return {"shown": shown, "exact": exact, "skipped": skipped}
 
 
 def _stages(report: Report) -> list[tuple[str, str]]:
@@ -63,15 +77,30 @@ def _number(value: float | None) -> str:
     return f"{value:.3g}".replace("e-0", "e-")
 
 
-def _room(check: CheckResult) -> float | None:
-    """How much of the tolerance is used, 0 to 100 over six decades of a logarithmic scale; None
-    without a scale.
+def _percent(share: float | None) -> str:
+    """Of 1, with two digits where it is small."""
+    if share is None:
+        return ""
+    if math.isinf(share):
+        return "infinite"
+    value = 100 * share
+    if 0 < value < 0.01:
+        return "< 0.01 %"
+    digits = 0 if value >= 10 else 1 if value >= 1 else 2
+    # what is not all must not be shown as all
+    return "> 99.9 %" if 99.5 <= value < 100 else f"{value:.{digits}f} %"
+
+
+def _used(check: CheckResult) -> float | None:
+    """The share of the tolerance that the worst value used; None where nothing may differ, or all
+    may. Of a value that may not be less, that is its distance from 1 (``top1``, a cosine).
     """
-    if check.measured is None or check.comparison == ">=" or check.tolerance <= 0:
+    if check.measured is None:
         return None
-    if check.measured <= 0:
-        return 0.0
-    if math.isinf(check.measured):
-        return 100.0
-    decades = math.log10(check.measured / check.tolerance)
-    return round(max(2.0, min(100.0, 100 * (1 + decades / 6))), 1)
+    if check.comparison == ">=":
+        room, taken = 1 - check.tolerance, 1 - check.measured
+    else:
+        room, taken = check.tolerance, check.measured
+    if room <= 0 or math.isinf(room):
+        return None
+    return max(taken, 0.0) / room

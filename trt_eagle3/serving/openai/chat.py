@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from trt_eagle3.decode.request import Request
+from trt_eagle3.decode.sampling_params import MAX_LOGPROBS
 from trt_eagle3.errors import UserError
 from trt_eagle3.serving.config import ServingConfig
 from trt_eagle3.serving.errors import FieldError, with_param
@@ -113,4 +114,10 @@ def read_chat(raw: Any, served: ServedModel, serving: ServingConfig) -> Call:
 def _num_logprobs(fields: ChatFields) -> int | None:
     if fields.top_logprobs and not fields.logprobs:
         raise FieldError("top_logprobs: expected logprobs to be true with it.", "top_logprobs")
+    if not 0 <= (fields.top_logprobs or 0) <= MAX_LOGPROBS:
+        raise FieldError(
+            f"top_logprobs: expected a whole number from 0 to {MAX_LOGPROBS}, got "
+            f"{fields.top_logprobs}",
+            "top_logprobs",
+        )
     return (fields.top_logprobs or 0) if fields.logprobs else None

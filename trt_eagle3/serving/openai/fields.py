@@ -165,7 +165,7 @@ def check_model(name: str | None, served: ServedModel) -> str:
     if name not in served.names:
         expected = " or ".join(map(repr, served.names))
         raise RefusedError(
-            404, f"model: expected {expected}, got {quote(name, 80)}", "model_not_found"
+            404, f"model: expected {expected}, got {quote(name, 80)}", "model_not_found", "model"
         )
     return name
 

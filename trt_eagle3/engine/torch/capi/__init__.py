@@ -25,16 +25,28 @@ from trt_eagle3.engine.torch.capi.moe import (
 )
 from trt_eagle3.engine.torch.capi.packed import (
     GROUP_SIZES,
+    MAX_PACKED_ROWS,
     PACKED_COLUMNS,
     PACKED_ROWS,
     linear_fp8_call,
     linear_int4_call,
     linear_int8_call,
-    quantise_rows_call,
-    round_rows_call,
+    linear_nvfp4_call,
+    linear_w8a8_call,
     unpack_fp8_call,
     unpack_int4_call,
     unpack_int8_call,
+    unpack_nvfp4_call,
+)
+from trt_eagle3.engine.torch.capi.quantise import (
+    MAX_QUANTISED_NORM,
+    RowCodes,
+    quantise_add_rms_norm_call,
+    quantise_rows_call,
+    quantise_silu_mul_call,
+    round_add_rms_norm_call,
+    round_rows_call,
+    round_silu_mul_call,
 )
 from trt_eagle3.graph.ops.add_rms_norm import add_rms_norm_call
 from trt_eagle3.graph.ops.kernel import AttentionPath
@@ -51,10 +63,13 @@ __all__ = [
     "MAX_KV_MOVES",
     "MAX_LINEAR_ROWS",
     "MAX_MOE_ROWS",
+    "MAX_PACKED_ROWS",
+    "MAX_QUANTISED_NORM",
     "MAX_TOP_K",
     "PACKED_COLUMNS",
     "PACKED_ROWS",
     "AttentionPath",
+    "RowCodes",
     "add_layer_norm",
     "add_rms_norm",
     "available",
@@ -70,15 +85,22 @@ __all__ = [
     "linear_fp8",
     "linear_int4",
     "linear_int8",
+    "linear_nvfp4",
+    "linear_w8a8",
     "qk_norm_mrope",
+    "quantise_add_rms_norm",
     "quantise_rows",
+    "quantise_silu_mul",
+    "round_add_rms_norm",
     "round_rows",
     "route_rows",
+    "round_silu_mul",
     "silu_mul",
     "tree_attention",
     "unpack_fp8",
     "unpack_int4",
     "unpack_int8",
+    "unpack_nvfp4",
     "vision_attention",
 ]
 
@@ -94,13 +116,20 @@ linear = launched(linear_call)
 linear_fp8 = launched(linear_fp8_call)
 linear_int4 = launched(linear_int4_call)
 linear_int8 = launched(linear_int8_call)
+linear_nvfp4 = launched(linear_nvfp4_call)
+linear_w8a8 = launched(linear_w8a8_call)
 qk_norm_mrope = launched(qk_norm_mrope_call)
+quantise_add_rms_norm = launched(quantise_add_rms_norm_call)
 quantise_rows = launched(quantise_rows_call)
+quantise_silu_mul = launched(quantise_silu_mul_call)
+round_add_rms_norm = launched(round_add_rms_norm_call)
 round_rows = launched(round_rows_call)
 route_rows = launched(route_rows_call)
+round_silu_mul = launched(round_silu_mul_call)
 silu_mul = launched(silu_mul_call)
 tree_attention = launched(tree_attention_call)
 unpack_fp8 = launched(unpack_fp8_call)
 unpack_int4 = launched(unpack_int4_call)
 unpack_int8 = launched(unpack_int8_call)
+unpack_nvfp4 = launched(unpack_nvfp4_call)
 vision_attention = launched(vision_attention_call)

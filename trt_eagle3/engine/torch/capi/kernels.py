@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from trt_eagle3.engine.torch.capi.moe import MOE_KERNELS
 from trt_eagle3.engine.torch.capi.packed import PACKED_KERNELS
+from trt_eagle3.engine.torch.capi.quantise import QUANTISE_KERNELS
 from trt_eagle3.graph.ops import EVERY_OP
 from trt_eagle3.graph.ops.kernel import Kernel, KernelCall
 
@@ -52,7 +53,7 @@ KV_MOVE = Kernel(
 were read before any is written. A negative source or destination moves nothing. Without a
 page_table (null data) rows are slots.""",
     tensors={
-        "cache": "T or uint8 [planes, slots, Hkv, D]",
+        "cache": "T, uint8 or int32 [planes, slots, Hkv, D]",
         "source": "int32 [B, K]",
         "destination": "int32 [B, K]",
         "page_table": "int32 [B, P], or null data",
@@ -75,6 +76,7 @@ KERNELS: tuple[Kernel, ...] = (
     KV_MOVE,
     *PACKED_KERNELS,
     *MOE_KERNELS,
+    *QUANTISE_KERNELS,
 )
 """All kernels of the C library."""
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from ctypes import Structure, byref, c_size_t
-from functools import wraps
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from trt_eagle3.engine.torch.capi.library import library
 from trt_eagle3.engine.torch.capi.structs import arguments_of
-from trt_eagle3.graph.ops.kernel import KernelCall, Status
+from trt_eagle3.graph.ops.kernel import Kernel, KernelCall, Status
 
 if TYPE_CHECKING:
     import torch
@@ -58,19 +58,26 @@ def _launch(call: KernelCall[Any], args: Structure, device: torch.device) -> Non
     if call.kernel.workspace:
         _launch_with_workspace(call, args, device)
     else:
-        _check(getattr(library(), f"te3_{call.kernel.name}")(byref(args), _stream()))
+        _check(_function(call.kernel)(byref(args), _stream(device)))
+
+
+@cache
+def _function(kernel: Kernel) -> Callable[..., int]:
+    function: Callable[..., int] = getattr(library(), f"te3_{kernel.name}")
+    return function
 
 
 def _launch_with_workspace(call: KernelCall[Any], args: Structure, device: torch.device) -> None:
     """With the call's workspace, or with one of the size that the kernel asks for."""
     import torch
 
-    name, wanted, workspace = f"te3_{call.kernel.name}", c_size_t(), call.workspace
-    _check(getattr(library(), f"{name}_workspace")(byref(args), byref(wanted)))
+    wanted, workspace = c_size_t(), call.workspace
+    size_of = getattr(library(), f"te3_{call.kernel.name}_workspace")
+    _check(size_of(byref(args), byref(wanted)))
     if wanted.value and workspace is None:
         workspace = torch.empty(wanted.value, dtype=torch.uint8, device=device)
     pointer, size = (None, 0) if workspace is None else (workspace.data_ptr(), workspace.nbytes)
-    _check(getattr(library(), name)(byref(args), pointer, size, _stream()))
+    _check(_function(call.kernel)(byref(args), pointer, size, _stream(device)))
 
 
 def _device(call: KernelCall[Any]) -> torch.device:
@@ -80,10 +87,11 @@ def _device(call: KernelCall[Any]) -> torch.device:
     return device
 
 
-def _stream() -> int:
+def _stream(device: torch.device) -> int:
+    """What ``torch.cuda.current_stream`` holds, without an object of it."""
     import torch
 
-    return int(torch.cuda.current_stream().cuda_stream)
+    return torch._C._cuda_getCurrentRawStream(device.index)
 
 
 def _check(status: int) -> None:

@@ -1,5 +1,5 @@
-"""The kernels for quantised weights: products for few rows, and what prompts need beside stock
-products.
+"""The kernels for quantised weights: products, and what prompts need beside stock products; rows in
+eight bits are made by ``quantise.py``.
 
 A *packed* weight has the columns of each row in the order in which the kernels' lanes load them
 (``plugins/kernels/packed_weight.cuh``); ``engine/torch/packing.py`` writes it.
@@ -19,19 +19,22 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GROUP_SIZES",
+    "MAX_PACKED_ROWS",
     "PACKED_COLUMNS",
     "PACKED_KERNELS",
     "PACKED_ROWS",
     "linear_fp8_call",
     "linear_int4_call",
     "linear_int8_call",
-    "quantise_rows_call",
-    "round_rows_call",
+    "linear_nvfp4_call",
+    "linear_w8a8_call",
     "unpack_fp8_call",
     "unpack_int4_call",
     "unpack_int8_call",
+    "unpack_nvfp4_call",
 ]
 
+MAX_PACKED_ROWS = 128  # of x, beside a packed weight
 PACKED_COLUMNS, PACKED_ROWS = 128, 16  # K and N of a packed weight are multiples
 GROUP_SIZES = (32, 64, 128)  # columns of an INT4 weight that share a scale
 
@@ -42,6 +45,11 @@ _INT4 = {
     "weight": "int32 [N, K / 8], packed codes 0 to 15",
     "scale": "float16 or bfloat16 [N, K / group]",
     "zero_point": "uint8 [N, K / group], 0 to 15; null data: 8",
+}
+_NVFP4 = {
+    "weight": "int32 [N, K / 8], packed e2m1",
+    "scale": "float8_e4m3fn [N, K / 16]",
+    "row_scale": "float32 [N, 1]",
 }
 _BYTE_SIZES = """
     int32_t inner;          // K
@@ -57,8 +65,13 @@ _INT4_SIZES = """
     DType scale_dtype;
     DType dtype;
     """
+_FP4_SIZES = """
+    int32_t inner;      // K
+    int32_t outer;      // N
+    DType dtype;
+    """
 _ROWS = "int32_t num_rows;   // M"
-_FEW_ROWS = """TE3_NOT_SUPPORTED for float32 and more than 64 rows; before Hopper for more than 16,
+_FEW_ROWS = """TE3_NOT_SUPPORTED for float32 and more than 128 rows; before Hopper for more than 16,
 or where x does not fit into shared memory. K must be a multiple of 128, N of 16. The weight is
 exact in T, sums and scales are float32. prefetch_safe as linear's, of weight and scales."""
 
@@ -95,6 +108,44 @@ columns. {_FEW_ROWS}""",
     sizes=_ROWS + _INT4_SIZES,
 )
 
+LINEAR_NVFP4 = Kernel(
+    name="linear_nvfp4",
+    params="LinearNvfp4Params",
+    doc=f"""y = x . (weight * scale * row_scale)^T for a few rows of x; a scale serves 16 columns.
+{_FEW_ROWS}""",
+    tensors={"x": "T [M, K]", **_NVFP4, "y": "T [M, N]"},
+    writes=("y",),
+    scalars={"prefetch_safe": (int, "")},
+    sizes=_ROWS + _FP4_SIZES,
+)
+
+LINEAR_W8A8 = Kernel(
+    name="linear_w8a8",
+    params="LinearW8A8Params",
+    doc="""y = (x * x_scale) . (weight * scale)^T, products of bytes: float8_e4m3fn by
+float8_e4m3fn, summed in the about 14 bits of the chip's own sums, or int8 by (codes - 128), summed
+exactly. x_scale's second row, of int8 alone: the sums of the rows of x. TE3_NOT_SUPPORTED for
+float32, and but on Hopper. K must be a multiple of 128, N of 16. prefetch_safe as linear's, of
+weight and scale.""",
+    tensors={
+        "x": "float8_e4m3fn or int8 [M, K], packed",
+        "x_scale": "float32 [1, M]; of int8 [2, M]",
+        "weight": "float8_e4m3fn or uint8 [N, K], packed",
+        "scale": "float32 [N or 1, 1]",
+        "y": "T [M, N]",
+    },
+    writes=("y",),
+    scalars={"prefetch_safe": (int, "")},
+    sizes="""
+    int32_t num_rows;  // M
+    int32_t inner;     // K
+    int32_t outer;     // N
+    int32_t scale_rows;
+    int32_t integers;  // whether x is int8
+    DType dtype;
+    """,
+)
+
 UNPACK_FP8 = Kernel(
     name="unpack_fp8",
     params="UnpackFp8Params",
@@ -127,38 +178,27 @@ products.""",
     sizes=_INT4_SIZES,
 )
 
-QUANTISE_ROWS = Kernel(
-    name="quantise_rows",
-    params="QuantiseRowsParams",
-    doc="""scale = largest |x| / 448 of a row, or of each 128 columns of it (1 where that
-is below 1e-30);
-q = x * (448 / largest), rounded to the nearest, packed as a weight: for stock FP8 products with
-one. Or q = those numbers times scale, in T and in their own order: for products with few rows. K
-must be a multiple of 128.""",
-    tensors={
-        "x": "T [M, K]",
-        "q": "float8_e4m3fn [M, K], packed; or T [M, K]",
-        "scale": "float32 [1 or K / 128, M]",
-    },
-    writes=("q", "scale"),
+UNPACK_NVFP4 = Kernel(
+    name="unpack_nvfp4",
+    params="UnpackNvfp4Params",
+    doc="""out = weight * scale * row_scale, rounded once, columns in their own order: for stock
+products.""",
+    tensors={**_NVFP4, "out": "T [N, K]"},
+    writes=("out",),
     scalars={},
-    sizes="""
-    int32_t num_rows;  // M
-    int32_t inner;     // K
-    int32_t groups;    // scales of a row
-    int32_t rounds;    // whether q is T
-    DType dtype;
-    """,
+    sizes=_FP4_SIZES,
 )
 
 PACKED_KERNELS = (
     LINEAR_FP8,
     LINEAR_INT8,
     LINEAR_INT4,
+    LINEAR_NVFP4,
+    LINEAR_W8A8,
     UNPACK_FP8,
     UNPACK_INT8,
     UNPACK_INT4,
-    QUANTISE_ROWS,
+    UNPACK_NVFP4,
 )
 
 
@@ -170,7 +210,7 @@ def linear_fp8_call(
     prefetch_safe: bool = False,
     out: Tensor | None = None,
 ) -> KernelCall[Tensor]:
-    """``x @ (weight * scale).T`` for at most 64 rows.
+    """``x @ (weight * scale).T`` for at most 128 rows.
 
     Args:
         x: T [M, K]. weight: float8_e4m3fn [N, K], packed. scale: float32, [N, ceil(N / 128) or 1
@@ -193,7 +233,7 @@ def linear_int8_call(
     prefetch_safe: bool = False,
     out: Tensor | None = None,
 ) -> KernelCall[Tensor]:
-    """``x @ ((weight - 128) * scale).T`` for at most 64 rows; as ``linear_fp8_call``, of weight:
+    """``x @ ((weight - 128) * scale).T`` for at most 128 rows; as ``linear_fp8_call``, of weight:
     uint8 [N, K], packed.
     """
     out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
@@ -210,7 +250,7 @@ def linear_int4_call(
     prefetch_safe: bool = False,
     out: Tensor | None = None,
 ) -> KernelCall[Tensor]:
-    """``x @ ((weight - zero_point) * scale).T`` for at most 64 rows.
+    """``x @ ((weight - zero_point) * scale).T`` for at most 128 rows.
 
     Args:
         x: T [M, K]. weight: int32 [N, K / 8], packed. scale: float16 or bfloat16 [N, K / group].
@@ -223,6 +263,55 @@ def linear_int4_call(
     out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
     tensors = {"x": x, "weight": weight, "scale": scale, "zero_point": zero_point, "y": out}
     return KernelCall(LINEAR_INT4, tensors, {"prefetch_safe": prefetch_safe}, out)
+
+
+def linear_nvfp4_call(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    row_scale: Tensor,
+    *,
+    prefetch_safe: bool = False,
+    out: Tensor | None = None,
+) -> KernelCall[Tensor]:
+    """``x @ (weight * scale * row_scale).T`` for at most 128 rows.
+
+    Args:
+        x: T [M, K]. weight: int32 [N, K / 8], packed codes of e2m1. scale: float8_e4m3fn
+            [N, K / 16]. row_scale: float32 [N, 1].
+        prefetch_safe: as of ``linear_call``, for weight and scales.
+    Raises:
+        ValueError: a tensor does not fit; the message names it.
+        NotImplementedError: float32, too many rows.
+    """
+    out = x.new_empty(x.shape[0], weight.shape[0]) if out is None else out
+    tensors = {"x": x, "weight": weight, "scale": scale, "row_scale": row_scale, "y": out}
+    return KernelCall(LINEAR_NVFP4, tensors, {"prefetch_safe": prefetch_safe}, out)
+
+
+def linear_w8a8_call(
+    x: Tensor,
+    x_scale: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    dtype: torch.dtype,
+    *,
+    prefetch_safe: bool = False,
+    out: Tensor | None = None,
+) -> KernelCall[Tensor]:
+    """``(x * x_scale) @ (weight * scale).T`` in ``dtype`` [M, N], of what ``quantise_rows`` or
+    ``quantise_rows_int8`` makes.
+
+    Args:
+        weight: float8_e4m3fn, or uint8 codes + 128, [N, K], packed. scale: float32 [N or 1, 1].
+        prefetch_safe: as of ``linear_call``, for weight and scale.
+    Raises:
+        ValueError: a tensor does not fit; the message names it.
+        NotImplementedError: float32; a chip other than Hopper.
+    """
+    out = x.new_empty((x.shape[0], weight.shape[0]), dtype=dtype) if out is None else out
+    tensors = {"x": x, "x_scale": x_scale, "weight": weight, "scale": scale, "y": out}
+    return KernelCall(LINEAR_W8A8, tensors, {"prefetch_safe": prefetch_safe}, out)
 
 
 def unpack_fp8_call(
@@ -256,21 +345,16 @@ def unpack_int4_call(
     return KernelCall(UNPACK_INT4, tensors, {}, out)
 
 
-def quantise_rows_call(x: Tensor, *, blocks: bool = False) -> KernelCall[tuple[Tensor, Tensor]]:
-    """Rows of ``x [M, K]`` as packed float8_e4m3fn [M, K], and float32 scales [1, M], or
-    [K / 128, M] with ``blocks``.
-    """
-    import torch
-
-    q = torch.empty(x.shape, dtype=torch.float8_e4m3fn, device=x.device)
-    groups = x.shape[1] // PACKED_COLUMNS if blocks else 1
-    scale = torch.empty(groups, x.shape[0], dtype=torch.float32, device=x.device)
-    return KernelCall(QUANTISE_ROWS, {"x": x, "q": q, "scale": scale}, {}, (q, scale))
-
-
-def round_rows_call(x: Tensor, *, blocks: bool = False) -> KernelCall[Tensor]:
-    """What ``quantise_rows`` makes of ``x [M, K]``, as values: T [M, K], each code times its scale
-    rounded once.
-    """
-    call, rounded = quantise_rows_call(x, blocks=blocks), x.new_empty(x.shape)
-    return KernelCall(QUANTISE_ROWS, {**call.tensors, "q": rounded}, {}, rounded)
+def unpack_nvfp4_call(
+    weight: Tensor,
+    scale: Tensor,
+    row_scale: Tensor,
+    dtype: torch.dtype,
+    *,
+    out: Tensor | None = None,
+) -> KernelCall[Tensor]:
+    """``weight * scale * row_scale`` in ``dtype`` [N, K]."""
+    rows, words = weight.shape
+    out = weight.new_empty((rows, words * 8), dtype=dtype) if out is None else out
+    tensors = {"weight": weight, "scale": scale, "row_scale": row_scale, "out": out}
+    return KernelCall(UNPACK_NVFP4, tensors, {}, out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from ctypes import Structure, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from struct import Struct
@@ -43,23 +43,34 @@ def arguments_of(call: KernelCall[Any]) -> Structure:
     Raises:
         ValueError: a tensor is not contiguous, has too many axes, or a dtype that no kernel takes.
     """
-    kernel, values = call.kernel, list[float]()
+    # as few steps as can be: a prompt of many launches waits for the host
+    kernel, tensors = call.kernel, call.tensors
+    pack, struct, dtypes, values = *_layout(kernel), _dtypes(), list[float]()
     for name in kernel.tensors:
-        tensor = call.tensors.get(name)
-        values += _NULL if tensor is None else _described(name, tensor)
-    values += [call.scalars.get(name, 0) for name in kernel.scalars]
-    # in one go: a step of many launches waits for the host
-    return argument_struct(kernel).from_buffer_copy(_packing(kernel).pack(*values))
+        tensor = tensors.get(name)
+        if tensor is None:
+            values += _NULL
+            continue
+        dtype, shape = dtypes.get(tensor.dtype), tensor.shape
+        rank = len(shape)
+        if dtype is None or rank > MAX_RANK or not tensor.is_contiguous():
+            raise ValueError(_refusal(name, tensor))
+        values += (tensor.data_ptr(), dtype, rank, *shape, *_PADDING[rank])
+    if kernel.scalars:
+        values += [call.scalars.get(name, 0) for name in kernel.scalars]
+    return struct.from_buffer_copy(pack(*values))
 
 
 _NULL = (0,) * (3 + MAX_RANK)
+_PADDING = tuple((0,) * (MAX_RANK - rank) for rank in range(MAX_RANK + 1))
 
 
 @cache
-def _packing(kernel: Kernel) -> Struct:
-    """The layout of ``argument_struct``, its end aligned as its tensors are."""
+def _layout(kernel: Kernel) -> tuple[Callable[..., bytes], type[Structure]]:
+    """What packs ``argument_struct``, its end aligned as its tensors are; and that."""
     scalars = ("f" if kind is float else "i" for kind, _ in kernel.scalars.values())
-    return Struct("@" + f"Pii{MAX_RANK}q" * len(kernel.tensors) + "".join(scalars) + "0q")
+    packing = Struct("@" + f"Pii{MAX_RANK}q" * len(kernel.tensors) + "".join(scalars) + "0q")
+    return packing.pack, argument_struct(kernel)
 
 
 @cache
@@ -69,15 +80,11 @@ def _dtypes() -> Mapping[torch.dtype, int]:
     return {getattr(torch, dtype.name.lower()): int(dtype) for dtype in ElementType}
 
 
-def _described(name: str, tensor: Tensor) -> tuple[int, ...]:
-    """The fields of a ``TensorStruct``."""
-    dtype, shape = _dtypes().get(tensor.dtype), tensor.shape
-    if dtype is None:
+def _refusal(name: str, tensor: Tensor) -> str:
+    """Why no kernel takes it."""
+    if tensor.dtype not in _dtypes():
         known = ", ".join(map(str, _dtypes()))
-        raise ValueError(f"{name}: expected one of {known}, got {tensor.dtype}")
-    if len(shape) > MAX_RANK:
-        raise ValueError(f"{name}: expected at most {MAX_RANK} axes, got {list(shape)}")
-    if not tensor.is_contiguous():
-        raise ValueError(f"{name}: expected a contiguous tensor, got strides {tensor.stride()}")
-    rank = len(shape)
-    return (tensor.data_ptr(), dtype, rank, *shape, *_NULL[: MAX_RANK - rank])
+        return f"{name}: expected one of {known}, got {tensor.dtype}"
+    if tensor.ndim > MAX_RANK:
+        return f"{name}: expected at most {MAX_RANK} axes, got {list(tensor.shape)}"
+    return f"{name}: expected a contiguous tensor, got strides {tensor.stride()}"

@@ -1,0 +1,167 @@
+"""Random Qwen3.5s of odd geometry, as transformers writes them, against the whole model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.families.qwen3.test_qwen3 import graph_logits, reference_logits
+from tests.families.qwen3_vl_moe.test_qwen3_vl_moe import GRIDS, IDS, KINDS, prompt
+from tests.families.qwen3_vl_moe.test_qwen3_vl_moe import reference_logits as of_rows
+from tests.graph.test_target import PAGE_SIZE, open_target
+from tests.hybrid import FULL, LINEAR, ROPE, save_qwen3_5, save_qwen3_5_text
+from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
+from trt_eagle3.checkpoint.target import target_from_dict, target_to_dict
+from trt_eagle3.errors import UserError
+from trt_eagle3.families.registry import family_of, read_target
+from trt_eagle3.graph.target import target_graph
+from trt_eagle3.parity.metrics import relative_error
+from trt_eagle3.parity.reference.target import load_reference
+from trt_eagle3.spec import NormSpec
+
+TEXT_IDS = torch.randint(40, (17,), generator=torch.Generator().manual_seed(1))
+GEOMETRIES: dict[str, dict[str, Any]] = {
+    "as written": {},
+    "tied head, biases, one head group": {
+        "tie_word_embeddings": True,
+        "attention_bias": True,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 4,
+    },
+    "wide convolution, every second layer attends, whole rope": {
+        "linear_conv_kernel_dim": 6,
+        "layer_types": [FULL, LINEAR, FULL, LINEAR],
+        "rope_parameters": ROPE | {"partial_rotary_factor": 1.0, "mrope_section": [4, 2, 2]},
+    },
+}
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+@torch.no_grad()
+def test_graph_and_reference_equal_the_whole_text_model(name: str, tmp_path: Path) -> None:
+    model = save_qwen3_5_text(tmp_path, **GEOMETRIES[name])
+    spec = read_target(tmp_path)
+    expected = model(TEXT_IDS[None]).logits[0]
+    assert relative_error(reference_logits(spec, TEXT_IDS), expected) < FLOAT32_TOLERANCE
+    assert relative_error(graph_logits(spec, TEXT_IDS), expected) < FLOAT32_TOLERANCE
+
+
+@torch.no_grad()
+def test_graph_and_reference_equal_the_whole_model_with_pictures(tmp_path: Path) -> None:
+    model = save_qwen3_5(tmp_path)
+    spec = read_target(tmp_path)
+    assert family_of(spec).title == "Qwen3.5"
+    assert spec.num_visual_levels == 0
+    patches = torch.randn(32, spec.require_vision().patch_dim)
+    expected = model(
+        input_ids=IDS[None],
+        mm_token_type_ids=KINDS[None],
+        pixel_values=patches[:16],
+        image_grid_thw=GRIDS[:1],
+        pixel_values_videos=patches[16:],
+        video_grid_thw=GRIDS[1:],
+    ).logits[0]
+    reference = load_reference(spec, torch.float32, "cpu")
+    rows = prompt(reference, spec, patches)
+    assert relative_error(of_rows(reference, rows), expected) < FLOAT32_TOLERANCE
+    logits, _ = rows.run(open_target(spec, ()), [5])
+    assert relative_error(logits, expected) < FLOAT32_TOLERANCE
+
+
+@torch.no_grad()
+def test_norm_without_the_one_is_caught(tmp_path: Path) -> None:
+    model = save_qwen3_5_text(tmp_path)
+    spec = read_target(tmp_path)
+    plain = tuple(replace(x, norm=NormSpec(x.norm.eps)) for x in spec.layers)
+    expected = model(TEXT_IDS[None]).logits[0]
+    error = relative_error(graph_logits(replace(spec, layers=plain), TEXT_IDS), expected)
+    assert error > FAULT_FLOOR * FLOAT32_TOLERANCE
+
+
+def test_spec_survives_the_bundle(tmp_path: Path) -> None:
+    save_qwen3_5(tmp_path)
+    spec = read_target(tmp_path)
+    found = target_from_dict(json.loads(json.dumps(target_to_dict(spec))))
+    assert found.layers == spec.layers
+    assert [k for k, _ in found.recurrent_layers] == [0, 1, 3]
+
+
+def test_trace_has_the_graphs_names(tmp_path: Path) -> None:
+    save_qwen3_5_text(tmp_path)
+    spec = read_target(tmp_path)
+    reference = load_reference(spec, torch.float32, "cpu")
+    rope = reference.rope(torch.arange(5).expand(3, -1))
+    graph = target_graph(spec, (), False, "float32", PAGE_SIZE, lambda _: "x")
+    names = {name for node in graph.graph.node for name in node.output}
+    for layer in reference.layers():
+        trace = layer.trace(torch.randn(5, spec.hidden_size), rope)
+        assert {name for name in trace if name.startswith("layers.")} <= names
+        assert f"layers.{layer.index}.output" in trace
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "too few layer types": (
+        {"layer_types": [LINEAR, FULL]},
+        "layer_types: expected 4 of them, got 2",
+    ),
+    "unknown layer type": (
+        {"layer_types": [LINEAR, LINEAR, "sliding", LINEAR]},
+        "layer_types: expected linear_attention or full_attention, got 'sliding'",
+    ),
+    "no layer that attends": (
+        {"layer_types": [LINEAR] * 4},
+        "layer_types: expected a layer of full_attention, got none",
+    ),
+    "layer types that contradict the tensors": (
+        {"layer_types": [FULL, LINEAR, FULL, LINEAR]},
+        "layer_types: layer 0 is full_attention, and the checkpoint has layers.0.linear_attn.",
+    ),
+    "heads that do not divide": (
+        {"linear_num_value_heads": 3},
+        "linear_num_value_heads: expected a multiple of linear_num_key_heads 2, got 3",
+    ),
+    "convolution of one row": (
+        {"linear_conv_kernel_dim": 1},
+        "linear_conv_kernel_dim: expected 2 or more, got 1",
+    ),
+    "odd rotary part": (
+        {"rope_parameters": ROPE | {"partial_rotary_factor": 0.3}},
+        "partial_rotary_factor: expected an even part of 16 channels, got 0.3",
+    ),
+    "an MTP head that is absent": (
+        {"mtp_num_hidden_layers": 1},
+        "mtp_num_hidden_layers: an MTP head is announced, and the checkpoint has no mtp.* tensors",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_contradictions_are_told_in_one_line(name: str, tmp_path: Path) -> None:
+    save_qwen3_5_text(tmp_path)
+    changes, message = BAD[name]
+    change_config(tmp_path, **changes)
+    with pytest.raises(UserError) as caught:
+        read_target(tmp_path)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_mtp_head_that_nobody_announces_is_told(tmp_path: Path) -> None:
+    save_qwen3_5_text(tmp_path)
+    file = tmp_path / "model.safetensors"
+    save_file(load_file(file) | {"mtp.fc.weight": torch.zeros(24, 48)}, file, {"format": "pt"})
+    read_target(tmp_path)  # older configs say nothing of it
+    change_config(tmp_path, mtp_num_hidden_layers=0)
+    with pytest.raises(UserError, match=r"expected 1 or more beside mtp\.\* tensors, got 0"):
+        read_target(tmp_path)

@@ -1,0 +1,70 @@
+"""The reader of tool calls, which shares nothing with the parser that it judges."""
+
+from __future__ import annotations
+
+import pytest
+
+from trt_eagle3.multimodal.chat_template import ChatTemplate
+from trt_eagle3.parity.checks.tools_format import format_fault, template_fault
+
+WAIT = '<tool_call>\n{"name": "wait", "arguments": {"minutes": 7}}\n</tool_call>'
+LIGHT = (
+    '<tool_call>\n{"name": "light", "arguments": {"room": "the \\"loft\\"", "on": true}}\n'
+    "</tool_call>"
+)
+TEMPLATE = """{% if tools %}{% for tool in tools %}{{ tool.function.name }} {% endfor %}{% endif %}
+{%- for message in messages %}{{ message.content }}
+{%- for call in message.tool_calls or [] %}
+<tool_call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>
+{%- endfor %}{% endfor %}"""
+
+
+@pytest.mark.parametrize("text", [WAIT, LIGHT, f"{LIGHT}\n{WAIT}", f"{WAIT}{LIGHT}\n"])
+def test_calls_as_demanded_have_no_fault(text: str) -> None:
+    assert format_fault(text, cut=False, named=False) == ""
+
+
+@pytest.mark.parametrize("length", [0, 5, 30, len(WAIT) - 1])
+def test_answer_that_was_cut_may_end_anywhere(length: int) -> None:
+    assert format_fault(f"{LIGHT}\n{WAIT}"[: len(LIGHT) + length], cut=True, named=False) == ""
+
+
+@pytest.mark.parametrize("argument", ['"hours"', '"hou', '"x": 1, "minutes": 2'])
+def test_answer_that_was_cut_begins_as_a_call(argument: str) -> None:
+    text = f'<tool_call>\n{{"name": "wait", "arguments": {{{argument}'
+    assert "beside calls" in format_fault(text, cut=True, named=False)
+    assert "beside calls" in format_fault(text.replace("wait", "weight"), cut=True, named=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "named", "fault"),
+    [
+        ("", False, "no call"),
+        (f"Sure. {WAIT}", False, "beside calls"),
+        (WAIT[:-3], False, "beside calls"),
+        (WAIT.replace("wait", "weight"), False, "no call of a tool"),
+        (WAIT.replace("7", '"7"'), False, "no call of a tool"),
+        (WAIT.replace("7", "100"), False, "no call of a tool"),
+        (WAIT.replace("7", "true"), False, "no call of a tool"),
+        (WAIT.replace("7}", '7, "seconds": 1}'), False, "no call of a tool"),
+        (LIGHT.replace("true", "1"), False, "no call of a tool"),
+        (LIGHT, True, "not one call of wait"),
+        (f"{WAIT}\n{WAIT}", True, "not one call of wait"),
+    ],
+)
+def test_every_other_answer_has_one(text: str, named: bool, fault: str) -> None:
+    assert fault in format_fault(text, cut=False, named=named)
+
+
+def test_template_must_write_calls_as_answers_must() -> None:
+    assert template_fault(ChatTemplate(TEMPLATE, {})) == ""
+    other = TEMPLATE.replace('"arguments"', '"parameters"')
+    assert "no call as expected" in str(template_fault(ChatTemplate(other, {})))
+
+
+@pytest.mark.parametrize("gone", ["{% if tools %}", "message.tool_calls or"])
+def test_template_that_knows_no_tools_is_not_judged(gone: str) -> None:
+    source = TEMPLATE.replace(gone, {"{% if tools %}": "{% if false %}"}.get(gone, ""))
+    assert template_fault(ChatTemplate(source, {})) is None

@@ -1,0 +1,110 @@
+"""One launch of each form of the kernels for packed weights and FP8 caches, for compute-sanitizer:
+
+    PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \
+        python -m tests.plugins.sanitized
+
+and with racecheck, synccheck and initcheck. Sizes are small and drawn on the CPU, so that hardly
+any kernel but ours runs; every allocation is one of its own, so that its ends are known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from tests.plugins.packed_case import KINDS, draw_weight
+from tests.plugins.test_tree_attention_fp8 import draw_scales, narrowed
+from tests.plugins.tree_case import Case, draw, run
+from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine.torch.capi import RowCodes
+from trt_eagle3.engine.torch.packing import pack_fp8, pack_int8
+
+CUDA = torch.device("cuda")
+WEIGHT = (336, 768)  # N, K: no multiple of the tiles' 64, 128 and 192 rows
+ROWS = (1, 9, 17, 33, 65)  # one of each form of the products
+BYTE_ROWS = (7, 65, 129)
+CASES = {
+    "few": Case(lengths=((37, 1), (0, 1)), num_new=1, tail=1, heads=(8, 2)),
+    "tree": Case(lengths=((300, 7), (5, 4)), num_new=7, tail=9, heads=(8, 2)),
+    "wide": Case(lengths=((150, 20),), num_new=20, tail=20, heads=(8, 2)),
+    "prompt": Case(lengths=((16, 130),), num_new=130, tail=130, heads=(8, 2), chunk=True),
+}
+
+Check = tuple[str, Callable[[], Tensor]]
+
+
+def packed_products() -> Iterator[Check]:
+    """Each format, each form; and its unpacking."""
+    for kind in KINDS:
+        case = draw_weight(kind, *WEIGHT, CUDA)
+        for rows in ROWS:
+            x = torch.randn(rows, WEIGHT[1]).bfloat16().to(CUDA)
+            out = torch.empty(rows, WEIGHT[0], dtype=x.dtype, device=CUDA)
+            yield f"{kind}, {rows} rows", partial(case.linear, x, out, True)
+        unpacked = torch.empty(WEIGHT, dtype=torch.bfloat16, device=CUDA)
+        yield f"{kind}, unpacked", partial(case.unpack, unpacked)
+
+
+def byte_products() -> Iterator[Check]:
+    """Rows of bytes, of a tensor, of SiluMul and of AddRmsNorm; and their products."""
+    n, k = WEIGHT
+    scale = (torch.rand(n, 1) + 0.1).to(CUDA)
+    weights = {
+        False: pack_fp8(torch.randn(n, k).to(torch.float8_e4m3fn)).to(CUDA),
+        True: pack_int8(torch.randint(0, 256, (n, k), dtype=torch.uint8)).to(CUDA),
+    }
+    for integers, weight in weights.items():
+        for rows in BYTE_ROWS:
+            x, gate_up = (torch.randn(rows, w).bfloat16().to(CUDA) for w in (k, 2 * k))
+            made = {
+                "rows": partial(capi.quantise_rows, x, integers=integers),
+                "silu": partial(capi.quantise_silu_mul, gate_up, integers=integers),
+                "norm": partial(_normed, x, integers=integers),
+            }
+            for name, make in made.items():
+                what = f"{'int8' if integers else 'fp8'} bytes, {rows} rows, {name}"
+                yield what, partial(_product, make, weight, scale)
+    x = torch.randn(5, k).bfloat16().to(CUDA)
+    yield "rounded", partial(capi.round_rows, x)
+    yield "rounded by blocks", partial(capi.round_rows, x, blocks=True)
+
+
+def _normed(x: Tensor, *, integers: bool) -> RowCodes:
+    codes, _ = capi.quantise_add_rms_norm(x, x[0], x, epsilon=1e-6, integers=integers)
+    return codes
+
+
+def _product(make: Callable[[], RowCodes], weight: Tensor, scale: Tensor) -> Tensor:
+    return capi.linear_w8a8(*make(), weight, scale, torch.bfloat16)
+
+
+def fp8_attention() -> Iterator[Check]:
+    """Each form of TreeAttention over FP8 caches."""
+    for name, case in CASES.items():
+        scales = draw_scales(case, CUDA)
+        x = narrowed(draw(case, seed=1, device=CUDA), case, scales)
+        out = torch.empty_like(x.q)
+        yield f"attention, {name}", partial(run, case, x, out, kv_scales=scales)
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    count = 0
+    for checks in (packed_products(), byte_products(), fp8_attention()):
+        for name, launch in checks:
+            try:
+                found = launch()
+            except NotImplementedError:
+                print(f"{name}: not on this chip")
+                continue
+            torch.cuda.synchronize()
+            assert bool(found.cpu().isfinite().all()), name
+            count += 1
+    print(f"{count} launches, all finite")
+
+
+if __name__ == "__main__":
+    main()

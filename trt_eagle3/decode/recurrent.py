@@ -1,0 +1,247 @@
+"""States of recurrent layers: an entry per sequence, read by a forward and written anew.
+
+A forward reads a sequence's entry and writes another, the state after the rows that stay whatever
+the target says: all of a prompt's, the first of a tree's. A commit replays what else was accepted
+on the written entry, which becomes the sequence's. Nothing is kept per drafted token but the rows
+that a replay takes, and those only until the commit. An entry that was read stays as it was, so a
+snapshot is a second owner of it, and a forward that failed can be run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.decode.commit import Commit
+from trt_eagle3.decode.sequence import SequenceState, Snapshot
+from trt_eagle3.dtype import dtype_named
+from trt_eagle3.engine.session import Session
+from trt_eagle3.errors import UserError
+from trt_eagle3.graph.ops.gated_delta import TREE_ROWS, replay_delta, replay_window
+from trt_eagle3.spec import StateKind, StateSpec
+
+__all__ = ["RecurrentStates"]
+
+_NO_TOKEN = 0  # the entry of a sequence without rows; never written
+_REPLAYED_BYTES = 256 << 20  # of states that are replayed at once
+
+_REPLAYS: Mapping[StateKind, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    "window": replay_window,
+    "delta": replay_delta,
+}
+
+
+class _Entries:
+    """Which entries are free, and how many own each of the others."""
+
+    def __init__(self, count: int) -> None:
+        self._free = list(range(count - 1, _NO_TOKEN, -1))
+        self._owners = [1] + [0] * (count - 1)
+
+    def take(self) -> int:
+        """An entry of nobody's."""
+        entry = self._free.pop()
+        self._owners[entry] = 1
+        return entry
+
+    def share(self, entry: int) -> int:
+        """``entry``, with one owner more."""
+        self._owners[entry] += 1
+        return entry
+
+    def drop(self, entry: int) -> None:
+        """One owner less."""
+        self._owners[entry] -= 1
+        if self._owners[entry] == 0:
+            self._free.append(entry)
+
+
+@dataclass
+class _Held:
+    """A sequence's entries: the one that is read, and the one that a forward writes.
+
+    ``certain``: rows of the last forward after which the written entry is the state.
+    """
+
+    read: int
+    write: int
+    certain: int = 0
+
+
+class _EntrySnapshot:
+    """An owner of an entry; implements ``Snapshot``."""
+
+    def __init__(self, states: RecurrentStates, entry: int) -> None:
+        self.entry = entry
+        self._states: RecurrentStates | None = states
+
+    def release(self) -> None:
+        """Give the entry back, once."""
+        assert self._states is not None, "released already"
+        self._states.forget(self.entry)
+        self._states = None
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """The states of one kind and shape, of all layers.
+
+    Attributes:
+        buffer: [layers, E, *shape]. rows: names of the graph's outputs that a replay takes.
+    """
+
+    specs: tuple[StateSpec, ...]
+    buffer: Tensor
+
+    def bindings(self) -> list[tuple[str, Tensor]]:
+        found = []
+        for spec, entries in zip(self.specs, self.buffer, strict=True):
+            found += [(spec.name, entries), (spec.output_name, entries)]
+        return found
+
+    def replay(self, rows: Mapping[str, Tensor], index: Tensor, entries: Tensor) -> None:
+        """Bring ``entries`` int64 [n] further along rows ``index`` int64 [n, 1 + K]: the place in
+        the batch, then K rows of it, -1 behind the last.
+        """
+        place, path = index[:, :1], index[:, 1:]
+        counts = (path >= 0).sum(1)
+        size = max(_REPLAYED_BYTES // (self.buffer[0, 0].nbytes * len(entries)), 1)
+        for start in range(0, len(self.specs), size):
+            some = slice(start, start + size)
+            taken = [rows[spec.rows_name][place, path.clamp(min=0)] for spec in self.specs[some]]
+            before = self.buffer[some, entries]
+            after = _REPLAYS[self.specs[0].kind](before, torch.stack(taken), counts)
+            self.buffer[some, entries] = after
+
+
+class RecurrentStates:
+    """Implements ``decode.state.PerSequenceStates``."""
+
+    def __init__(
+        self,
+        states: Sequence[StateSpec],
+        max_sequences: int,
+        num_snapshots: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """Allocate each of ``states``: an entry of no token, two of each sequence, and those of
+        snapshots.
+
+        Raises:
+            UserError: there is not enough memory.
+        """
+        self._device = torch.device(device)
+        self._room = num_snapshots
+        count = 1 + 2 * max_sequences + num_snapshots
+        self._entries = _Entries(count)
+        self._layers = [_allocated(alike, count, self._device) for alike in _alike(states)]
+        self._held: dict[SequenceState, _Held] = {}
+        self._places: dict[SequenceState, int] = {}  # in the batch of the last forward
+        self._rows: Mapping[str, Tensor] = {}
+
+    def bind(self, session: Session) -> None:
+        """Give the buffers to a session of the graph, as inputs and outputs."""
+        for layers in self._layers:
+            for name, buffer in layers.bindings():
+                session.bind(name, buffer)
+
+    def inputs(
+        self, sequences: Sequence[SequenceState], certain: Sequence[int]
+    ) -> dict[str, Tensor]:
+        """``state_reads``, ``state_writes`` and ``certain``, int32 [B] each.
+
+        Raises:
+            UserError: a tree of more rows than a graph keeps.
+        """
+        held = [self._held[s] for s in sequences]
+        for entry, rows in zip(held, certain, strict=True):
+            entry.certain = rows
+        self._places = {s: i for i, s in enumerate(sequences)}
+        named = {
+            "state_reads": [h.read for h in held],
+            "state_writes": [h.write for h in held],
+            "certain": list(certain),
+        }
+        return {n: torch.tensor(v, dtype=torch.int32) for n, v in named.items()}
+
+    def take(self, outputs: Mapping[str, Tensor]) -> None:
+        """Remember what a commit takes of the last forward's outputs."""
+        self._rows = outputs
+
+    def reserve(self, sequence: SequenceState) -> None:
+        """Give ``sequence`` the entry of no token, unless it has one."""
+        if sequence not in self._held:
+            self._held[sequence] = _Held(self._entries.share(_NO_TOKEN), self._entries.take())
+
+    def release(self, sequence: SequenceState) -> None:
+        """Take the entries of ``sequence`` back, if it has any."""
+        held = self._held.pop(sequence, None)
+        if held is not None:
+            self._entries.drop(held.read)
+            self._entries.drop(held.write)
+
+    def commit(self, commits: Sequence[Commit]) -> None:
+        """Let the entry that the forward wrote be the sequence's, with the rest of the path."""
+        some = [c for c in commits if c.path]
+        self._replay([c for c in some if len(c.path) > self._held[c.sequence].certain])
+        for commit in some:
+            held = self._held[commit.sequence]
+            assert len(commit.path) >= held.certain, "rows that were certain do not stay"
+            self._entries.drop(held.read)
+            held.read, held.write = held.write, self._entries.take()
+
+    def save(self, sequence: SequenceState) -> Snapshot | None:
+        """Share the entry of ``sequence``; None where as many snapshots are kept as may be."""
+        if self._room == 0:
+            return None
+        self._room -= 1
+        return _EntrySnapshot(self, self._entries.share(self._held[sequence].read))
+
+    def restore(self, sequence: SequenceState, snapshot: Snapshot) -> None:
+        """Let ``sequence`` begin with the state that ``snapshot`` holds."""
+        assert isinstance(snapshot, _EntrySnapshot)
+        self.reserve(sequence)
+        held = self._held[sequence]
+        self._entries.drop(held.read)
+        held.read = self._entries.share(snapshot.entry)
+
+    def forget(self, entry: int) -> None:
+        """A snapshot of ``entry`` was released."""
+        self._entries.drop(entry)
+        self._room += 1
+
+    def _replay(self, commits: Sequence[Commit]) -> None:
+        if not commits:
+            return
+        held = [self._held[c.sequence] for c in commits]
+        paths = [c.path[h.certain :] for c, h in zip(commits, held, strict=True)]
+        assert all(path[-1] < TREE_ROWS for path in paths), "a tree of more rows than are kept"
+        index = torch.full((len(commits), 1 + max(map(len, paths))), -1)
+        for i, (commit, path) in enumerate(zip(commits, paths, strict=True)):
+            index[i, : 1 + len(path)] = torch.tensor([self._places[commit.sequence], *path])
+        entries = torch.tensor([h.write for h in held])
+        for layers in self._layers:
+            layers.replay(self._rows, index.to(self._device), entries.to(self._device))
+
+
+def _alike(states: Sequence[StateSpec]) -> list[tuple[StateSpec, ...]]:
+    """Those of one kind, shape and type."""
+    found: dict[tuple[object, ...], list[StateSpec]] = {}
+    for state in states:
+        found.setdefault((state.kind, state.shape, state.dtype), []).append(state)
+    return [tuple(alike) for alike in found.values()]
+
+
+def _allocated(states: tuple[StateSpec, ...], count: int, device: torch.device) -> _Layers:
+    shape = (len(states), count, *states[0].shape)
+    dtype = dtype_named(states[0].dtype).torch
+    try:
+        return _Layers(states, torch.zeros(shape, dtype=dtype, device=device))
+    except RuntimeError as error:  # a CPU's, and torch.OutOfMemoryError is one too
+        raise UserError(
+            f"{states[0].name}: {count} entries of {len(states)} layers need more memory than "
+            "there is. Rebuild with a smaller limits.max_batch_size."
+        ) from error

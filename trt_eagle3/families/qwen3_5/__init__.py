@@ -1,0 +1,66 @@
+"""Qwen3.5, dense: layers of linear attention (gated delta net) between layers of gated full
+attention; with Qwen3-VL's vision tower, which has no visual levels here, or text-only.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trt_eagle3.families.qwen3 import Qwen3Family
+from trt_eagle3.families.qwen3_vl import Qwen3VLFamily
+
+if TYPE_CHECKING:
+    import torch
+
+    from trt_eagle3.checkpoint.model_config import ModelConfig
+    from trt_eagle3.checkpoint.target import TargetCheckpoint
+    from trt_eagle3.parity.reference.target import TargetReference
+
+__all__ = ["FAMILY", "TEXT_FAMILY"]
+
+
+class _Qwen35(Qwen3VLFamily):
+    """``families.family.Family``."""
+
+    title = "Qwen3.5"
+
+    def read(self, config: ModelConfig) -> TargetCheckpoint:
+        from trt_eagle3.families.qwen3_5.reader import read_qwen3_5
+
+        return read_qwen3_5(config)
+
+    def reference(
+        self, spec: TargetCheckpoint, dtype: torch.dtype, device: torch.device | str
+    ) -> TargetReference:
+        from transformers import Qwen3_5Config
+
+        from trt_eagle3.families.qwen3_5.reference import Qwen35Reference
+
+        config = Qwen3_5Config.from_pretrained(spec.path)
+        return Qwen35Reference(config, spec.tensors, dtype, device)
+
+
+class _Qwen35Text(Qwen3Family):
+    """``families.family.Family``."""
+
+    title = "Qwen3.5, text-only"
+
+    def read(self, config: ModelConfig) -> TargetCheckpoint:
+        from trt_eagle3.families.qwen3_5.reader import read_qwen3_5_text
+
+        return read_qwen3_5_text(config)
+
+    def reference(
+        self, spec: TargetCheckpoint, dtype: torch.dtype, device: torch.device | str
+    ) -> TargetReference:
+        from transformers import Qwen3_5TextConfig
+
+        from trt_eagle3.families.qwen3.reference import Qwen3Reference
+        from trt_eagle3.families.qwen3_5.reference import HYBRID
+
+        config = Qwen3_5TextConfig.from_pretrained(spec.path)
+        return Qwen3Reference(config, HYBRID, spec.tensors, dtype, device)
+
+
+FAMILY = _Qwen35()
+TEXT_FAMILY = _Qwen35Text()

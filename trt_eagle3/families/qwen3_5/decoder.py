@@ -1,0 +1,104 @@
+"""Qwen3.5's decoder: layers of linear attention between layers of gated full attention."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from trt_eagle3.errors import quote
+from trt_eagle3.families.qwen3.decoder import DecoderConfig
+from trt_eagle3.spec import AttentionSpec, GatedDeltaSpec, LayerSpec, NormSpec, RopeSpec
+
+__all__ = ["HybridConfig"]
+
+_LINEAR, _FULL = "linear_attention", "full_attention"
+_TENSORS = {_LINEAR: "linear_attn.", _FULL: "self_attn."}
+
+
+@dataclass(frozen=True)
+class HybridConfig(DecoderConfig):
+    """The decoder in a section of a config."""
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of a head; transformers' default is 256."""
+        return self._whole("head_dim", 256)
+
+    @property
+    def norm(self) -> NormSpec:
+        """The norm of every place but the linear attention's output: weights are stored less
+        one.
+        """
+        return replace(super().norm, weight_offset=1.0)
+
+    @property
+    def layer_types(self) -> tuple[str, ...]:
+        """What each layer's mixer is.
+
+        Raises:
+            UserError: not as many as layers, an unknown one, or none that attends.
+        """
+        found = tuple(self.config.get(f"{self.section}layer_types", "texts", ()))
+        if not found:
+            every = self._whole("full_attention_interval", 4)
+            found = tuple(_LINEAR if (k + 1) % every else _FULL for k in range(self.num_layers))
+        where = f"{self.section}layer_types"
+        if len(found) != self.num_layers:
+            raise self.config.error(
+                f"{where}: expected {self.num_layers} of them, got {len(found)}"
+            )
+        unknown = next((kind for kind in found if kind not in _TENSORS), None)
+        if unknown is not None:
+            known = " or ".join(_TENSORS)
+            raise self.config.error(f"{where}: expected {known}, got {quote(unknown, 80)}")
+        if _FULL not in found:
+            raise self.config.error(f"{where}: expected a layer of {_FULL}, got none")
+        return found
+
+    def check_layer_types(self, names: Collection[str]) -> None:
+        """Refuse tensors ``names`` of another kind of layer than ``layer_types`` says."""
+        kinds = self.layer_types
+        for name in names:
+            parts = name.split(".")
+            if parts[0] != "layers" or not parts[1].isdigit() or int(parts[1]) >= len(kinds):
+                continue
+            kind = kinds[int(parts[1])]
+            own = next((k for k, stem in _TENSORS.items() if parts[2] == stem[:-1]), kind)
+            if own != kind:
+                raise self.config.error(
+                    f"{self.section}layer_types: layer {parts[1]} is {kind}, and the checkpoint "
+                    f"has {name}. Correct the list, or use the checkpoint's own config.json."
+                )
+
+    def layers(self, rope: RopeSpec) -> tuple[LayerSpec, ...]:
+        """Its layers, of both kinds."""
+        delta = self._delta()
+        return tuple(
+            replace(layer, mixer=delta if kind == _LINEAR else _gated(layer.mixer))
+            for layer, kind in zip(super().layers(rope), self.layer_types, strict=True)
+        )
+
+    def _delta(self) -> GatedDeltaSpec:
+        spec = GatedDeltaSpec(
+            num_k_heads=self._whole("linear_num_key_heads", 16),
+            num_v_heads=self._whole("linear_num_value_heads", 32),
+            key_dim=self._whole("linear_key_head_dim", 128),
+            value_dim=self._whole("linear_value_head_dim", 128),
+            conv_width=self._whole("linear_conv_kernel_dim", 4),
+            norm=NormSpec(super().norm.eps),
+        )
+        if spec.num_v_heads % spec.num_k_heads:
+            raise self.config.error(
+                f"{self.section}linear_num_value_heads: expected a multiple of "
+                f"linear_num_key_heads {spec.num_k_heads}, got {spec.num_v_heads}"
+            )
+        if spec.conv_width < 2:
+            raise self.config.error(
+                f"{self.section}linear_conv_kernel_dim: expected 2 or more, got {spec.conv_width}"
+            )
+        return spec
+
+
+def _gated(mixer: AttentionSpec | GatedDeltaSpec) -> AttentionSpec:
+    assert isinstance(mixer, AttentionSpec)
+    return replace(mixer, output_gate=True)

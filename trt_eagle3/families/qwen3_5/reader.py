@@ -1,0 +1,114 @@
+"""Reading a dense Qwen3.5 checkpoint: its config in every spelling, checked against its tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from trt_eagle3.checkpoint.model_config import ModelConfig
+from trt_eagle3.checkpoint.quantised.read import open_weights
+from trt_eagle3.checkpoint.rope_schedule import read_rope_config
+from trt_eagle3.checkpoint.target import TargetCheckpoint
+from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.errors import UserError, quote
+from trt_eagle3.families.qwen3_5.decoder import HybridConfig
+from trt_eagle3.families.qwen3_vl.reader import vision_spec
+from trt_eagle3.families.qwen3_vl.tensors import PREFIXES, vision_shapes
+from trt_eagle3.spec import RopeSpec, VisionSpec
+
+__all__ = ["read_qwen3_5", "read_qwen3_5_text"]
+
+_SECTION = "text_config."
+_ROTARY = 0.25  # transformers' default partial_rotary_factor
+_MTP = "mtp."
+
+
+def read_qwen3_5(config: ModelConfig) -> TargetCheckpoint:
+    """Read a dense Qwen3.5 checkpoint with its vision tower.
+
+    Raises:
+        UserError: another kind of it, or tensors that do not fit.
+    """
+    _check_architecture(config, "Qwen3_5ForConditionalGeneration")
+    for section in ("text_config", "vision_config"):
+        if not config.get(section, "object"):
+            raise config.error(f"{section}: expected an object, got none")
+    decoder = HybridConfig(config, _SECTION)
+    return _read(decoder, "qwen3_5", vision_spec(config, decoder, ()))
+
+
+def read_qwen3_5_text(config: ModelConfig) -> TargetCheckpoint:
+    """Read a dense Qwen3.5 checkpoint of text alone.
+
+    Raises:
+        UserError: as for ``read_qwen3_5``.
+    """
+    _check_architecture(config, "Qwen3_5ForCausalLM")
+    return _read(HybridConfig(config), "qwen3_5_text", None)
+
+
+def _read(decoder: HybridConfig, family: str, vision: VisionSpec | None) -> TargetCheckpoint:
+    config = decoder.config
+    decoder.check()
+    rope = _rope(config, decoder)
+    tensors, quantisation = open_weights(config, PREFIXES, ("", _SECTION))
+    if max(decoder.num_layers, vision.depth if vision else 0) > len(tensors):
+        raise config.error(f"{decoder.num_layers} decoder layers, {len(tensors)} tensors")
+    decoder.check_layer_types(tensors)
+    return decoder.checkpoint(
+        family,
+        decoder.layers(rope),
+        _without_mtp(decoder, tensors),
+        max_position_embeddings=decoder.max_position_embeddings,
+        quantisation=quantisation,
+        vision=vision,
+        vision_shapes=vision_shapes(vision) if vision else None,
+    )
+
+
+def _check_architecture(config: ModelConfig, expected: str) -> None:
+    architecture = (config.get("architectures", "texts") or [None])[0]
+    if architecture not in {None, expected}:
+        raise UserError(
+            f"{config.file.parent}: expected a dense Qwen3.5 ({expected}), got architecture "
+            f"{quote(architecture, 80)}."
+        )
+
+
+def _rope(config: ModelConfig, decoder: HybridConfig) -> RopeSpec:
+    section = config.get(decoder.section[:-1], "object") if decoder.section else config.values
+    rope = read_rope_config(section, config.file)
+    where = f"{decoder.section}rope_parameters"
+    if rope.base is None or rope.base <= 1:
+        raise config.error(f"{where}.rope_theta: expected a number above 1, got {rope.base}")
+    if rope.kind() not in {"default", "mrope"}:
+        raise config.error(f"{where}: rope_type {quote(rope.kind())}: not supported")
+    part = rope.values.get("partial_rotary_factor", _ROTARY)
+    turned = decoder.head_dim * part
+    if not 0 < turned <= decoder.head_dim or turned % 2:
+        raise config.error(
+            f"{where}.partial_rotary_factor: expected an even part of {decoder.head_dim} channels, "
+            f"got {part}"
+        )
+    return RopeSpec.plain(int(turned), rope.base, "interleaved", rope.sections or (11, 11, 10))
+
+
+def _without_mtp(decoder: HybridConfig, tensors: Mapping[str, TensorRef]) -> dict[str, TensorRef]:
+    """The target's own tensors; those of its MTP head are a draft's (``checkpoint/mtp.py``).
+
+    Raises:
+        UserError: a head that the config announces and the checkpoint lacks, or the reverse.
+    """
+    key = f"{decoder.section}mtp_num_hidden_layers"
+    announced = decoder.config.whole(key, 0, least=0) > 0
+    present = any(name.startswith(_MTP) for name in tensors)
+    if announced and not present:
+        raise decoder.config.error(
+            f"{key}: an MTP head is announced, and the checkpoint has no {_MTP}* tensors. Use the "
+            "whole checkpoint, or set it to 0."
+        )
+    if present and not announced and decoder.config.get(key, "any") is not None:
+        raise decoder.config.error(
+            f"{key}: expected 1 or more beside {_MTP}* tensors, got 0. Use the checkpoint's own "
+            "config.json."
+        )
+    return {name: ref for name, ref in tensors.items() if not name.startswith(_MTP)}

@@ -1,0 +1,75 @@
+"""Qwen3-Omni's thinker as ``transformers`` computes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as hf
+
+from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.families.qwen3_vl.reference import Qwen3VLReference
+from trt_eagle3.parity.reference.target import DecoderModules
+from trt_eagle3.parity.reference.tower import split_grids
+
+__all__ = ["ThinkerReference"]
+
+_MERGER = {"norm.": "ln_q.", "linear_fc1.": "mlp.0.", "linear_fc2.": "mlp.2."}
+
+
+class ThinkerReference(Qwen3VLReference):
+    """A thinker; ``config``: of it alone."""
+
+    modules = DecoderModules(
+        layer=hf.Qwen3OmniMoeThinkerTextDecoderLayer,
+        norm=hf.Qwen3OmniMoeThinkerTextRMSNorm,
+        rope=hf.Qwen3OmniMoeThinkerTextRotaryEmbedding,
+        apply_rope=hf.apply_rotary_pos_emb,
+        axes=True,
+    )
+    tower = hf.Qwen3OmniMoeVisionEncoder
+    whole = hf.Qwen3OmniMoeThinkerModel
+
+    def __init__(
+        self,
+        config: Any,
+        tensors: Mapping[str, TensorRef],
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        super().__init__(config, {**tensors, **_towers_names(tensors)}, dtype, device)
+
+    def rope_index(
+        self, token_ids: Tensor, grid_thw: Tensor, grid_seconds: Tensor | None = None
+    ) -> tuple[Tensor, int]:
+        """transformers' positions [3, S] and rope_delta of a prompt whose grids stand in prompt
+        order.
+        """
+        kinds = (token_ids == self.config.image_token_id).int() + 2 * (
+            token_ids == self.config.video_token_id
+        ).int()
+        merge = self.config.vision_config.spatial_merge_size
+        images, videos = split_grids(kinds, grid_thw, merge)
+        assert grid_seconds is not None or not videos, "videos without times"
+        positions, delta = self._weightless.get_rope_index(
+            token_ids[None],
+            image_grid_thw=grid_thw[images] if images else None,
+            video_grid_thw=grid_thw[videos] if videos else None,
+            attention_mask=torch.ones_like(token_ids)[None],
+            second_per_grids=grid_seconds[videos] if videos and grid_seconds is not None else None,
+        )
+        return positions[:, 0], int(delta.flatten()[0])
+
+
+def _towers_names(tensors: Mapping[str, TensorRef]) -> dict[str, TensorRef]:
+    """The mergers' tensors by the tower's own names."""
+    found = {}
+    for name, ref in tensors.items():
+        if "merger" in name:
+            own = name.replace("deepstack_merger_list", "merger_list")
+            for ours, theirs in _MERGER.items():
+                own = own.replace(f".{ours}", f".{theirs}")
+            found[own] = ref
+    return found

@@ -1,0 +1,82 @@
+"""A layer of linear attention: projections, ``GatedDelta``, and the states that it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from onnx import TensorProto
+
+from trt_eagle3.checkpoint.tensor_index import TensorRef
+from trt_eagle3.dtype import dtype_of_onnx
+from trt_eagle3.graph.builder import GraphBuilder, Value
+from trt_eagle3.graph.decoder import Context
+from trt_eagle3.spec import GatedDeltaSpec, StateSpec
+
+__all__ = ["DeltaNet"]
+
+_PROJECTIONS = {"qkvz": ("in_proj_qkv", "in_proj_z"), "ba": ("in_proj_b", "in_proj_a")}
+_IN_FLOAT32 = ("A_log", "dt_bias")  # exponents: 16 bits would change how long a state lasts
+
+
+@dataclass(frozen=True)
+class DeltaNet:
+    """One layer of the geometry ``spec``; ``output_scale`` multiplies ``out_proj``
+    (``graph/residual.py``).
+    """
+
+    spec: GatedDeltaSpec
+    output_scale: float = 1.0
+
+    def emit(
+        self,
+        b: GraphBuilder,
+        x: Value,
+        tensors: Mapping[str, TensorRef],
+        context: Context,
+        layer: int,
+    ) -> Value:
+        """``x [n, H]`` -> the layer's output after out_proj, ``[n, H]``; reads and writes the
+        states of ``layer``.
+        """
+        prefix, spec = f"layers.{layer}.linear_attn.", self.spec
+        with b.scope("linear_attn"):
+            joined = {
+                name: b.linear(x, [tensors[f"{prefix}{p}.weight"] for p in parts], name=name)
+                for name, parts in _PROJECTIONS.items()
+            }
+            states = self.states(layer, dtype_of_onnx(b.dtype).name)
+            buffers = [b.state(state) for state in states]
+            out, *updated = b.own_op(
+                "GatedDelta",
+                *joined.values(),
+                b.weight(tensors[f"{prefix}conv1d.weight"]),
+                *(b.weight(tensors[prefix + n], dtype=TensorProto.FLOAT) for n in _IN_FLOAT32),
+                b.weight(tensors[f"{prefix}norm.weight"]),
+                *buffers,
+                *context.entries,
+                context.tree_mask,
+                names=("out", "conv_state", "delta_state", "conv_rows", "delta_rows"),
+                dtypes=(b.dtype, *(buffer.dtype for buffer in buffers), b.dtype, TensorProto.FLOAT),
+                num_k_heads=spec.num_k_heads,
+                num_v_heads=spec.num_v_heads,
+                epsilon=spec.norm.eps,
+            )
+            widths = (spec.channels, spec.k_width + spec.v_width + 2 * spec.num_v_heads)
+            for i, state in enumerate(states):
+                b.update_state(state, updated[i])
+                b.output(updated[2 + i], state.rows_name, ("batch", "kept", widths[i]))
+            weight = tensors[f"{prefix}out_proj.weight"]
+            return b.linear(out, [weight], name="output", scales=[self.output_scale])
+
+    def states(self, layer: int, dtype: str) -> tuple[StateSpec, StateSpec]:
+        """What ``layer`` keeps of every sequence: the rows that its convolution sees next, and the
+        matrices of its heads.
+        """
+        spec = self.spec
+        window = (spec.conv_width - 1, spec.channels)
+        matrices = (spec.num_v_heads, spec.key_dim, spec.value_dim)
+        return (
+            StateSpec(f"conv_state.{layer}", "window", window, dtype),
+            StateSpec(f"delta_state.{layer}", "delta", matrices, "float32"),
+        )

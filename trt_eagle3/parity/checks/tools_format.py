@@ -1,0 +1,145 @@
+"""Check of calls of tools: the text of an answer, read by a reader of its own, is calls as they
+were demanded; what the program makes of it, piece by piece, is those calls; and the checkpoint's
+chat template writes calls so.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from trt_eagle3.errors import UserError
+from trt_eagle3.multimodal.assistant_message import AssistantMessage, MessageParser
+from trt_eagle3.multimodal.chat_template import ChatTemplate
+from trt_eagle3.multimodal.tools import Tool
+from trt_eagle3.parity.checks.check_recorder import Measurements
+from trt_eagle3.parity.checks.evidence import Evidence
+from trt_eagle3.parity.record.tool_calls import NAMED_TOOL, TOOLS
+
+__all__ = ["check_tools_format", "format_fault", "template_fault"]
+
+_CALL = re.compile(r"<tool_call>\n(\{.*?\})\n</tool_call>", re.DOTALL)
+_BEGUN = re.compile(
+    r'<tool_call>\n\{"name": "(?P<name>\w+)", "arguments": \{\s*"(?P<key>[^"]*)(?P<end>"?)'
+)
+_PIECE = 3  # characters that the parser is given at once
+Call = tuple[str, Any]
+
+
+def check_tools_format(e: Evidence, m: Measurements) -> None:
+    """Every answer that must call tools, and the template, where it is made for tools."""
+    assert e.record.options is not None, "options were not recorded"
+    for answer in e.record.options.answers:
+        if answer.sampling.grammar is None or answer.sampling.grammar.kind != "tags":
+            continue
+        for found in (answer.autoregressive, *answer.speculative):
+            cut = found.finish_reason == "length"
+            fault = format_fault(found.text, cut=cut, named=answer.options == "named tool")
+            m.count(calls=len(_CALL.findall(found.text)))
+            m.add(int(bool(fault)), answer.case, answer.options, None, fault)
+    of_template = template_fault(e.engine.processor.template)
+    if of_template is not None:
+        m.add(int(bool(of_template)), "chat template", "tools", None, of_template)
+
+
+def format_fault(text: str, *, cut: bool, named: bool) -> str:
+    """What is wrong with an answer; empty where nothing is. ``cut``: it was not finished;
+    ``named``: it must be one call, of ``NAMED_TOOL``.
+    """
+    bodies, around = _CALL.findall(text), _CALL.sub("", text).strip()
+    if around and not (cut and _may_become_call(around)):
+        return f"beside calls: {around!r:.60}"
+    calls = []
+    for body in bodies:
+        call = _call(body)
+        if call is None:
+            return f"no call of a tool with its arguments: {body!r:.60}"
+        calls.append(call)
+    if not cut and not calls:
+        return "no call"
+    if named and (len(calls) > 1 or any(name != NAMED_TOOL for name, _ in calls)):
+        return f"not one call of {NAMED_TOOL}: {text!r:.60}"
+    message = _parsed(text)
+    parsed = [(name, _json(arguments)) for name, arguments in message.calls[: len(calls)]]
+    if parsed != calls or (message.content and not cut):
+        return f"parsed as {message.calls} {message.content!r:.40}"
+    return ""
+
+
+def template_fault(template: ChatTemplate) -> str | None:
+    """What is wrong with how it writes a call that it is given; empty where that is as answers
+    must write it, None where it is not made for tools.
+    """
+    arguments = {"minutes": 7}
+    call = {"type": "function", "function": {"name": NAMED_TOOL, "arguments": arguments}}
+    turns: list[Mapping[str, Any]] = [
+        {"role": "user", "content": "Wait."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "user", "content": "And?"},
+    ]
+    try:
+        text = template.render(turns, [tool.to_template() for tool in TOOLS])
+    except UserError as error:
+        return None if "not made for tools" in str(error) else str(error)
+    # the prompt that describes the tools may show a call, too
+    calls = [_call(body) for body in _CALL.findall(text)]
+    return "" if (NAMED_TOOL, arguments) in calls else f"no call as expected: {text!r:.80}"
+
+
+def _may_become_call(text: str) -> bool:
+    """Whether it may be the beginning of a call, as far as its first argument."""
+    begun = _BEGUN.match(text)
+    if begun is None:
+        return any(_head(tool).startswith(text[: len(_head(tool))]) for tool in TOOLS)
+    tool = next((tool for tool in TOOLS if tool.name == begun["name"]), None)
+    names = tool.parameters["properties"] if tool else ()
+    if begun["end"]:
+        return begun["key"] in names
+    return any(name.startswith(begun["key"]) for name in names)
+
+
+def _head(tool: Tool) -> str:
+    return f'<tool_call>\n{{"name": "{tool.name}", "arguments": {{'
+
+
+def _call(body: str) -> Call | None:
+    """Name and arguments, if it is a call of one of the tools that its schema allows."""
+    call = _json(body)
+    if not isinstance(call, dict) or call.keys() != {"name", "arguments"}:
+        return None
+    tool = next((tool for tool in TOOLS if tool.name == call["name"]), None)
+    arguments = call["arguments"]
+    if tool is None or not isinstance(arguments, dict):
+        return None
+    properties = tool.parameters["properties"]
+    if arguments.keys() != properties.keys():
+        return None
+    good = all(_allows(properties[name], value) for name, value in arguments.items())
+    return (tool.name, arguments) if good else None
+
+
+def _allows(schema: Mapping[str, Any], value: Any) -> bool:
+    if "enum" in schema:
+        return value in schema["enum"]
+    if schema["type"] == "boolean":
+        return isinstance(value, bool)
+    number = isinstance(value, int) and not isinstance(value, bool)
+    return number and schema["minimum"] <= value <= schema["maximum"]
+
+
+def _parsed(text: str) -> AssistantMessage:
+    """As a server that streams makes a message of it."""
+    parser = MessageParser([tool.name for tool in TOOLS])
+    for start in range(0, len(text), _PIECE):
+        parser.push(text[start : start + _PIECE])
+    parser.flush()
+    return parser.message
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None

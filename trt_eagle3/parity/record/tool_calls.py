@@ -1,0 +1,52 @@
+"""Tools that the answers of a validation must call, and how those are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tokenizers import Tokenizer
+
+from trt_eagle3.decode.conversation import Conversation
+from trt_eagle3.decode.sampling_params import SamplingParams
+from trt_eagle3.multimodal.tools import Tool
+
+__all__ = ["NAMED_TOOL", "TOOLS", "tool_sets"]
+
+TOOLS = (
+    Tool(
+        "light",
+        parameters={
+            "type": "object",
+            "properties": {"room": {"enum": ["hall", 'the "loft"']}, "on": {"type": "boolean"}},
+            "required": ["room", "on"],
+            "additionalProperties": False,
+        },
+    ),
+    Tool(
+        "wait",
+        parameters={
+            "type": "object",
+            "properties": {"minutes": {"type": "integer", "minimum": 0, "maximum": 99}},
+            "required": ["minutes"],
+            "additionalProperties": False,
+        },
+    ),
+)
+NAMED_TOOL = "wait"
+_MAX_TOKENS = 96  # more than a call of either, of any tokenizer
+_BLANKS = (" ", "  ", "    ", "\t", "\n", "\n\n", "\r", "\r\n")
+
+
+def tool_sets(tokenizer: Tokenizer) -> Mapping[str, SamplingParams]:
+    """By name: any of the tools, several calls if it likes; the named one, once.
+
+    A model that has learned no tools would fill the room that JSON leaves with blanks.
+    """
+    encoded = [tokenizer.encode(text, add_special_tokens=False).ids for text in _BLANKS]
+    bias = {ids[0]: -100.0 for ids in encoded if len(ids) == 1}
+    sampling = SamplingParams(max_tokens=_MAX_TOKENS, logit_bias=bias)
+    choices = {"tools": "required", "named tool": NAMED_TOOL}
+    return {
+        name: Conversation((), TOOLS, choice).constrained(sampling, "none")
+        for name, choice in choices.items()
+    }

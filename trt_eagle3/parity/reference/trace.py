@@ -1,0 +1,127 @@
+"""The tensors of a decoder layer of transformers, by their names in the target graph.
+
+Shapes: S rows of one sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["LayerTrace"]
+
+ApplyRope = Callable[..., tuple[Tensor, Tensor]]
+
+
+class LayerTrace:
+    """What one call of a layer computes: entered before it, and read after it."""
+
+    def __init__(self, layer: Any, index: int, apply_rope: ApplyRope) -> None:
+        self._layer, self._prefix, self._apply_rope = layer, f"layers.{index}.", apply_rope
+        self._raw: dict[str, Tensor] = {}
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> LayerTrace:
+        layer, raw = self._layer, self._raw
+        linear = hasattr(layer, "linear_attn")
+        self._hooks = [
+            _keep(layer.input_layernorm, raw, "input_layernorm"),
+            *(_delta_hooks(layer.linear_attn, raw) if linear else _hooks(layer.self_attn, raw)),
+            _keep(layer.post_attention_layernorm, raw, "attention_residual", of_input=True),
+            _keep(layer.post_attention_layernorm, raw, "post_attention_layernorm"),
+            *_mlp_hooks(layer.mlp, raw),
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def tensors(self, rope: tuple[Tensor, Tensor], output: Tensor) -> dict[str, Tensor]:
+        """[S, ...] of each, in the order in which they are computed; ``output``: the layer's."""
+        raw = self._raw
+        norms = ("attention_residual", "post_attention_layernorm")
+        found = {"input_layernorm": raw["input_layernorm"]}
+        if hasattr(self._layer, "linear_attn"):
+            found |= {f"linear_attn.{name}": x for name, x in _delta_tensors(raw).items()}
+        else:
+            attended = self._attention_tensors(raw, rope)
+            found |= {f"self_attn.{name}": x for name, x in attended.items()}
+        found |= {name: raw[name] for name in norms}
+        if "gate" in raw:
+            found["mlp.gate_up"] = torch.cat([raw["gate"], raw["up"]], dim=-1)
+        of_mlp = [name for name in ("router_logits", "inner", "output") if name in raw]
+        found |= {f"mlp.{name}": raw[name] for name in of_mlp}
+        found["output"] = output
+        return {self._prefix + name: x for name, x in found.items()}
+
+    def _attention_tensors(
+        self, raw: Mapping[str, Tensor], rope: tuple[Tensor, Tensor]
+    ) -> dict[str, Tensor]:
+        dim = self._layer.self_attn.head_dim
+        heads = [raw.get(f"{p}_norm", raw[p].unflatten(-1, (-1, dim))) for p in "qk"]
+        turned = self._apply_rope(*(x[None].transpose(1, 2) for x in heads), *rope)
+        q, k = (x[0].transpose(0, 1).flatten(1) for x in turned)
+        found = {"qkv": torch.cat([raw["q"], raw["k"], raw["v"]], dim=-1), "q": q, "k": k}
+        gated = raw["q"].shape[-1] > q.shape[-1]  # what o_proj gets is behind the gate
+        joined = {"gated" if gated else "out": raw["mixed"], "output": raw["mixer"]}
+        return {**found, "v": raw["v"], **joined}
+
+
+def _hooks(attention: Any, raw: dict[str, Tensor]) -> list[Any]:
+    return [
+        *(_keep(getattr(attention, f"{p}_proj"), raw, p) for p in "qkv"),
+        *(_keep(getattr(attention, n), raw, n) for n in _head_norms(attention)),
+        _keep(attention.o_proj, raw, "mixed", of_input=True),
+        _keep(attention.o_proj, raw, "mixer"),
+    ]
+
+
+def _head_norms(attention: Any) -> list[str]:
+    """Of q and of k, where it has them."""
+    return [name for name in ("q_norm", "k_norm") if hasattr(attention, name)]
+
+
+def _delta_hooks(mixer: Any, raw: dict[str, Tensor]) -> list[Any]:
+    return [
+        *(_keep(getattr(mixer, f"in_proj_{p}"), raw, p) for p in ("qkv", "z", "b", "a")),
+        _keep(mixer.out_proj, raw, "mixed", of_input=True),
+        _keep(mixer.out_proj, raw, "mixer"),
+    ]
+
+
+def _delta_tensors(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {
+        "qkvz": torch.cat([raw["qkv"], raw["z"]], dim=-1),
+        "ba": torch.cat([raw["b"], raw["a"]], dim=-1),
+        "out": raw["mixed"],
+        "output": raw["mixer"],
+    }
+
+
+def _mlp_hooks(mlp: Any, raw: dict[str, Tensor]) -> list[Any]:
+    """Of a dense MLP, or of a mixture of experts, whose router gives logits [S, E] first."""
+    if hasattr(mlp, "experts"):
+        return [_keep_router(mlp.gate, raw), _keep(mlp, raw, "output")]
+    return [
+        *(_keep(getattr(mlp, f"{p}_proj"), raw, p) for p in ("gate", "up")),
+        _keep(mlp.down_proj, raw, "inner", of_input=True),
+        _keep(mlp.down_proj, raw, "output"),
+    ]
+
+
+def _keep_router(router: nn.Module, into: dict[str, Tensor]) -> Any:
+    def keep(_module: nn.Module, _inputs: Any, output: tuple[Tensor, ...]) -> None:
+        into["router_logits"] = output[0]
+
+    return router.register_forward_hook(keep)
+
+
+def _keep(module: nn.Module, into: dict[str, Tensor], name: str, *, of_input: bool = False) -> Any:
+    def keep(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        into[name] = (inputs[0] if of_input else output)[0]
+
+    return module.register_forward_hook(keep)
