@@ -9,7 +9,7 @@
 // inner values. Measured: docs/measurements.md, "Mixture of experts".
 //
 // Who adds what, and in which order, follows from H, I and the weight's form alone: a row gives the same bits alone and
-// among 63 others.
+// among 63 others; with packed weights among up to 8, and among 9 to 64.
 #pragma once
 
 #include <algorithm>

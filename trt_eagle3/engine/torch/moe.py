@@ -210,7 +210,8 @@ def fused_moe(
 ) -> Tensor:
     """The op (``graph/ops/fused_moe.py``) on CUDA; weights as a tensor are dense.
 
-    A row's bits do not depend on how many others there are up to 64, nor on which.
+    A row's bits do not depend on which others there are, nor on how many up to 64; with packed
+    experts those of up to 8 rows, and of 9 to 64, are alike.
     """
     up = DenseExperts(gate_up) if isinstance(gate_up, Tensor) else gate_up
     low = DenseExperts(down) if isinstance(down, Tensor) else down
