@@ -19,13 +19,19 @@
   X(unpack_int8, UnpackInt8Params, 3) \
   X(unpack_int4, UnpackInt4Params, 4) \
   X(unpack_nvfp4, UnpackNvfp4Params, 4) \
+  X(route_rows, RouteRowsParams, 5) \
+  X(gather_rows, GatherRowsParams, 7) \
+  X(combine_rows, CombineRowsParams, 4) \
   X(quantise_rows, QuantiseRowsParams, 3) \
   X(quantise_silu_mul, QuantiseSiluMulParams, 3) \
   X(quantise_add_rms_norm, QuantiseAddRmsNormParams, 6)
 
 #define TE3_KERNELS_WITH_WORKSPACE(X) \
   X(tree_attention, TreeAttentionParams, 11) \
-  X(vision_attention, VisionAttentionParams, 6)
+  X(vision_attention, VisionAttentionParams, 6) \
+  X(fused_moe, FusedMoeParams, 5) \
+  X(fused_moe_fp8, FusedMoeFp8Params, 7) \
+  X(fused_moe_int4, FusedMoeInt4Params, 9)
 
 // X(name): the ops that TensorRT has plugins for.
 #define TE3_PLUGINS(X) \

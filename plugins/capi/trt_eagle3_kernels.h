@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define TE3_ABI_VERSION 6
+#define TE3_ABI_VERSION 7
 #define TE3_MAX_RANK 4
 
 /* What a call returns.
@@ -319,6 +319,110 @@ typedef struct te3_unpack_nvfp4_args {
 } te3_unpack_nvfp4_args;
 
 te3_status te3_unpack_nvfp4(const te3_unpack_nvfp4_args* args, void* stream);
+
+/* y = sum over a row's top_k experts e of w[e] * down[e] . (silu(gate[e] . x) * (up[e] . x)); w
+ * is the softmax of the row's logits over all experts, in float32, with renormalise that over
+ * its own top_k. Of equal logits the first is chosen. Inner values are rounded to T, sums are
+ * float32, y is rounded once. TE3_NOT_SUPPORTED for float32, for more than 64 rows or 1024 / k
+ * of them, and where shared memory does not hold a row's spans. At most 512 experts, 16 of a
+ * row. H must be a multiple of 16, I of 8. */
+typedef struct te3_fused_moe_args {
+  te3_tensor x;             /* T [n, H] */
+  te3_tensor router_logits; /* T [n, E] */
+  te3_tensor gate_up;       /* T [E, 2 * I, H], gate first */
+  te3_tensor down;          /* T [E, H, I] */
+  te3_tensor y;             /* T [n, H] */
+  int32_t top_k;
+  int32_t renormalise;      /* 0 or 1 */
+} te3_fused_moe_args;
+
+/* Bytes of device memory, aligned to 16, that the kernel wants beside its tensors: the inner
+ * values, T [n * k, I]. Nothing in it outlives a launch. */
+te3_status te3_fused_moe_workspace(const te3_fused_moe_args* args, size_t* bytes);
+te3_status te3_fused_moe(
+    const te3_fused_moe_args* args, void* workspace, size_t workspace_bytes, void* stream);
+
+/* fused_moe with FP8 experts. H and I must be multiples of 128; weights, scales and zero points
+ * as linear_fp8's. */
+typedef struct te3_fused_moe_fp8_args {
+  te3_tensor x;             /* T [n, H] */
+  te3_tensor router_logits; /* T [n, E] */
+  te3_tensor gate_up;       /* float8_e4m3fn [E, 2 * I, H], packed */
+  te3_tensor gate_up_scale; /* float32 [E, 2 * I or ceil(2 * I / 128) or 1, 1 or H / 128] */
+  te3_tensor down;          /* float8_e4m3fn [E, H, I], packed */
+  te3_tensor down_scale;    /* float32 [E, H or ceil(H / 128) or 1, 1 or I / 128] */
+  te3_tensor y;             /* T [n, H] */
+  int32_t top_k;
+  int32_t renormalise;      /* 0 or 1 */
+} te3_fused_moe_fp8_args;
+
+/* Bytes of device memory, aligned to 16, that the kernel wants beside its tensors: the inner
+ * values, T [n * k, I]. Nothing in it outlives a launch. */
+te3_status te3_fused_moe_fp8_workspace(const te3_fused_moe_fp8_args* args, size_t* bytes);
+te3_status te3_fused_moe_fp8(
+    const te3_fused_moe_fp8_args* args, void* workspace, size_t workspace_bytes, void* stream);
+
+/* fused_moe with INT4 experts. H and I must be multiples of 128; weights, scales and zero points
+ * as linear_int4's, groups and types alike in both. */
+typedef struct te3_fused_moe_int4_args {
+  te3_tensor x;                  /* T [n, H] */
+  te3_tensor router_logits;      /* T [n, E] */
+  te3_tensor gate_up;            /* int32 [E, 2 * I, H / 8], packed codes 0 to 15 */
+  te3_tensor gate_up_scale;      /* float16 or bfloat16 [E, 2 * I, H / group] */
+  te3_tensor gate_up_zero_point; /* uint8 [E, 2 * I, H / group], or null data with down's: 8 */
+  te3_tensor down;               /* int32 [E, H, I / 8], packed codes 0 to 15 */
+  te3_tensor down_scale;         /* float16 or bfloat16 [E, H, I / group] */
+  te3_tensor down_zero_point;    /* uint8 [E, H, I / group] */
+  te3_tensor y;                  /* T [n, H] */
+  int32_t top_k;
+  int32_t renormalise;           /* 0 or 1 */
+} te3_fused_moe_int4_args;
+
+/* Bytes of device memory, aligned to 16, that the kernel wants beside its tensors: the inner
+ * values, T [n * k, I]. Nothing in it outlives a launch. */
+te3_status te3_fused_moe_int4_workspace(const te3_fused_moe_int4_args* args, size_t* bytes);
+te3_status te3_fused_moe_int4(
+    const te3_fused_moe_int4_args* args, void* workspace, size_t workspace_bytes, void* stream);
+
+/* The experts of each row of router_logits, the most probable first, and what each counts, as
+ * fused_moe chooses; how many rows of each 64 go through each expert, and which of those a row
+ * is. At most 512 experts, 16 of a row. */
+typedef struct te3_route_rows_args {
+  te3_tensor router_logits; /* T [n, E] */
+  te3_tensor experts;       /* int32 [n, k] */
+  te3_tensor shares;        /* float32 [n, k] */
+  te3_tensor places;        /* int32 [n, k], among its 64 rows' of the expert */
+  te3_tensor counts;        /* int32 [ceil(n / 64), E] */
+  int32_t renormalise;      /* 0 or 1 */
+} te3_route_rows_args;
+
+te3_status te3_route_rows(const te3_route_rows_args* args, void* stream);
+
+/* Each row of x once for each of its experts, those of one expert after those of another: row
+ * positions[i, r] of gathered is row i of x, for its expert experts[i, r]; ends[e] is where
+ * those of expert e end. Of what route_rows found. H must be a multiple of 8. */
+typedef struct te3_gather_rows_args {
+  te3_tensor x;         /* T [n, H] */
+  te3_tensor experts;   /* int32 [n, k] */
+  te3_tensor places;    /* int32 [n, k] */
+  te3_tensor counts;    /* int32 [ceil(n / 64), E] */
+  te3_tensor gathered;  /* T [n * k, H] */
+  te3_tensor positions; /* int32 [n, k] */
+  te3_tensor ends;      /* int32 [E] */
+} te3_gather_rows_args;
+
+te3_status te3_gather_rows(const te3_gather_rows_args* args, void* stream);
+
+/* y[i] = sum over r of shares[i, r] * parts[positions[i, r]], in float32 and in the order of r,
+ * rounded once. H must be a multiple of 8. */
+typedef struct te3_combine_rows_args {
+  te3_tensor parts;     /* T [n * k, H] */
+  te3_tensor positions; /* int32 [n, k] */
+  te3_tensor shares;    /* float32 [n, k] */
+  te3_tensor y;         /* T [n, H] */
+} te3_combine_rows_args;
+
+te3_status te3_combine_rows(const te3_combine_rows_args* args, void* stream);
 
 /* scale = largest |x| / 448 of a row, or of each 128 columns of it (1 where that is below
  * 1e-30); q = x * (448 / largest), rounded to the nearest, packed as a weight: for FP8 products

@@ -343,6 +343,144 @@ struct UnpackNvfp4Params {
 
 cudaError_t unpack_nvfp4(const UnpackNvfp4Params& params, cudaStream_t stream);
 
+// y = sum over a row's top_k experts e of w[e] * down[e] . (silu(gate[e] . x) * (up[e] . x)); w is
+// the softmax of the row's logits over all experts, in float32, with renormalise that over its own
+// top_k. Of equal logits the first is chosen. Inner values are rounded to T, sums are float32, y is
+// rounded once. TE3_NOT_SUPPORTED for float32, for more than 64 rows or 1024 / k of them, and where
+// shared memory does not hold a row's spans. At most 512 experts, 16 of a row. H must be a multiple
+// of 16, I of 8.
+struct FusedMoeParams {
+  const void* x;              // T [n, H]
+  const void* router_logits;  // T [n, E]
+  const void* gate_up;        // T [E, 2 * I, H], gate first
+  const void* down;           // T [E, H, I]
+  void* y;                    // T [n, H]
+  int32_t num_rows;           // n
+  int32_t num_experts;        // E
+  int32_t hidden;             // H
+  int32_t width;              // I
+  DType dtype;
+  int32_t top_k;
+  int32_t renormalise;        // 0 or 1
+};
+
+// Bytes of device memory, aligned to 16, that the kernel wants beside its tensors: the inner
+// values, T [n * k, I]. Nothing in it outlives a launch.
+cudaError_t fused_moe_workspace(const FusedMoeParams& params, size_t* bytes);
+cudaError_t fused_moe(
+    const FusedMoeParams& params, void* workspace, size_t workspace_bytes, cudaStream_t stream);
+
+// fused_moe with FP8 experts. H and I must be multiples of 128; weights, scales and zero points as
+// linear_fp8's.
+struct FusedMoeFp8Params {
+  const void* x;                  // T [n, H]
+  const void* router_logits;      // T [n, E]
+  const void* gate_up;            // float8_e4m3fn [E, 2 * I, H], packed
+  const float* gate_up_scale;     // float32 [E, 2 * I or ceil(2 * I / 128) or 1, 1 or H / 128]
+  const void* down;               // float8_e4m3fn [E, H, I], packed
+  const float* down_scale;        // float32 [E, H or ceil(H / 128) or 1, 1 or I / 128]
+  void* y;                        // T [n, H]
+  int32_t num_rows;               // n
+  int32_t num_experts;            // E
+  int32_t hidden;                 // H
+  int32_t width;                  // I
+  DType dtype;
+  int32_t gate_up_scale_rows;
+  int32_t gate_up_scale_columns;
+  int32_t down_scale_rows;
+  int32_t down_scale_columns;
+  int32_t top_k;
+  int32_t renormalise;            // 0 or 1
+};
+
+// Bytes of device memory, aligned to 16, that the kernel wants beside its tensors: the inner
+// values, T [n * k, I]. Nothing in it outlives a launch.
+cudaError_t fused_moe_fp8_workspace(const FusedMoeFp8Params& params, size_t* bytes);
+cudaError_t fused_moe_fp8(
+    const FusedMoeFp8Params& params, void* workspace, size_t workspace_bytes, cudaStream_t stream);
+
+// fused_moe with INT4 experts. H and I must be multiples of 128; weights, scales and zero points as
+// linear_int4's, groups and types alike in both.
+struct FusedMoeInt4Params {
+  const void* x;                   // T [n, H]
+  const void* router_logits;       // T [n, E]
+  const int32_t* gate_up;          // int32 [E, 2 * I, H / 8], packed codes 0 to 15
+  const void* gate_up_scale;       // float16 or bfloat16 [E, 2 * I, H / group]
+  const void* gate_up_zero_point;  // uint8 [E, 2 * I, H / group], or null data with down's: 8
+  const int32_t* down;             // int32 [E, H, I / 8], packed codes 0 to 15
+  const void* down_scale;          // float16 or bfloat16 [E, H, I / group]
+  const void* down_zero_point;     // uint8 [E, H, I / group]
+  void* y;                         // T [n, H]
+  int32_t num_rows;                // n
+  int32_t num_experts;             // E
+  int32_t hidden;                  // H
+  int32_t width;                   // I
+  DType dtype;
+  int32_t group;                   // columns of a scale
+  DType scale_dtype;
+  int32_t top_k;
+  int32_t renormalise;             // 0 or 1
+};
+
+// Bytes of device memory, aligned to 16, that the kernel wants beside its tensors: the inner
+// values, T [n * k, I]. Nothing in it outlives a launch.
+cudaError_t fused_moe_int4_workspace(const FusedMoeInt4Params& params, size_t* bytes);
+cudaError_t fused_moe_int4(
+    const FusedMoeInt4Params& params, void* workspace, size_t workspace_bytes, cudaStream_t stream);
+
+// The experts of each row of router_logits, the most probable first, and what each counts, as
+// fused_moe chooses; how many rows of each 64 go through each expert, and which of those a row is.
+// At most 512 experts, 16 of a row.
+struct RouteRowsParams {
+  const void* router_logits;  // T [n, E]
+  int32_t* experts;           // int32 [n, k]
+  float* shares;              // float32 [n, k]
+  int32_t* places;            // int32 [n, k], among its 64 rows' of the expert
+  int32_t* counts;            // int32 [ceil(n / 64), E]
+  int32_t num_rows;           // n
+  int32_t num_experts;        // E
+  int32_t top_k;              // k
+  DType dtype;
+  int32_t renormalise;        // 0 or 1
+};
+
+cudaError_t route_rows(const RouteRowsParams& params, cudaStream_t stream);
+
+// Each row of x once for each of its experts, those of one expert after those of another: row
+// positions[i, r] of gathered is row i of x, for its expert experts[i, r]; ends[e] is where those
+// of expert e end. Of what route_rows found. H must be a multiple of 8.
+struct GatherRowsParams {
+  const void* x;           // T [n, H]
+  const int32_t* experts;  // int32 [n, k]
+  const int32_t* places;   // int32 [n, k]
+  const int32_t* counts;   // int32 [ceil(n / 64), E]
+  void* gathered;          // T [n * k, H]
+  int32_t* positions;      // int32 [n, k]
+  int32_t* ends;           // int32 [E]
+  int32_t num_rows;        // n
+  int32_t num_experts;     // E
+  int32_t hidden;          // H
+  int32_t top_k;           // k
+  DType dtype;
+};
+
+cudaError_t gather_rows(const GatherRowsParams& params, cudaStream_t stream);
+
+// y[i] = sum over r of shares[i, r] * parts[positions[i, r]], in float32 and in the order of r,
+// rounded once. H must be a multiple of 8.
+struct CombineRowsParams {
+  const void* parts;         // T [n * k, H]
+  const int32_t* positions;  // int32 [n, k]
+  const float* shares;       // float32 [n, k]
+  void* y;                   // T [n, H]
+  int32_t num_rows;          // n
+  int32_t hidden;            // H
+  int32_t top_k;             // k
+  DType dtype;
+};
+
+cudaError_t combine_rows(const CombineRowsParams& params, cudaStream_t stream);
+
 // scale = largest |x| / 448 of a row, or of each 128 columns of it (1 where that is below 1e-30); q
 // = x * (448 / largest), rounded to the nearest, packed as a weight: for FP8 products with one. Or
 // q = those numbers times scale, in T and in their own order: for products with few rows. Of int8

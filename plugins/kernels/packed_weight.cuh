@@ -50,18 +50,19 @@ struct PackedSpan {
 template <typename Format>
 constexpr int kPackedSlotBytes = Format::Pieces * 1024 + Format::ScaleWords * 128;
 
-// Where a lane finds a span: rows `row` and row + 8, columns from `column` on. It moves along the rows.
+// Where a lane finds a span: rows `row` and row + high_rows (a multiple of 8), columns from `column` on. It moves along
+// the rows.
 template <typename Format>
 struct PackedPlace {
   const char *data, *scale;
   int high;     // bytes from the first row to the second
   bool scales;  // whether this lane copies any
 
-  __device__ __forceinline__ void set(const PackedWeight& w, int row, int column) {
+  __device__ __forceinline__ void set(const PackedWeight& w, int row, int column, int high_rows = 8) {
     const int row_bytes = w.inner * Format::Bits / 8;
     data = w.data + static_cast<int64_t>(row) * row_bytes + column * Format::Bits / 8 + threadIdx.x % 4 * 16;
-    high = 8 * row_bytes;
-    scale = Format::scale_place(w, row + threadIdx.x % 2 * 8, column);
+    high = high_rows * row_bytes;
+    scale = Format::scale_place(w, row + threadIdx.x % 2 * high_rows, column);
     scales = threadIdx.x % 4 < (w.zero == nullptr ? 2 : 4);
   }
   __device__ __forceinline__ void move(const PackedWeight& w, int columns) {
@@ -102,12 +103,14 @@ __device__ __forceinline__ void read_span(const PackedWeight& w, const char* slo
     span.low[i] = *reinterpret_cast<const uint4*>(slot + lane * 16 + i * 1024);
     span.high[i] = *reinterpret_cast<const uint4*>(slot + lane * 16 + i * 1024 + 512);
   }
-  const char* scales = slot + Format::Pieces * 1024 + lane / 4 * 16;
-  const uint4 words = *reinterpret_cast<const uint4*>(scales);
-  uint2 more = {};
-  if constexpr (Format::ScaleWords > 1) more = *reinterpret_cast<const uint2*>(scales + 128);
-  span.low_scale = Format::scale_of(w, words.x, more.x, words.z, index);
-  span.high_scale = Format::scale_of(w, words.y, more.y, words.w, index);
+  if constexpr (Format::ScaleWords > 0) {
+    const char* scales = slot + Format::Pieces * 1024 + lane / 4 * 16;
+    const uint4 words = *reinterpret_cast<const uint4*>(scales);
+    uint2 more = {};
+    if constexpr (Format::ScaleWords > 1) more = *reinterpret_cast<const uint2*>(scales + 128);
+    span.low_scale = Format::scale_of(w, words.x, more.x, words.z, index);
+    span.high_scale = Format::scale_of(w, words.y, more.y, words.w, index);
+  }
 }
 
 __device__ __forceinline__ uint32_t word_of(const uint4& v, int i) {

@@ -38,5 +38,14 @@ cudaError_t unpack_int8(const UnpackInt8Params&, cudaStream_t) { return cudaSucc
 cudaError_t unpack_int4(const UnpackInt4Params&, cudaStream_t) { return cudaSuccess; }
 cudaError_t quantise_rows(const QuantiseRowsParams&, cudaStream_t) { return cudaSuccess; }
 cudaError_t kv_move(const KVMoveParams&, cudaStream_t) { return cudaSuccess; }
+cudaError_t fused_moe_workspace(const FusedMoeParams&, size_t* bytes) { return *bytes = 0, cudaSuccess; }
+cudaError_t fused_moe(const FusedMoeParams&, void*, size_t, cudaStream_t) { return cudaSuccess; }
+cudaError_t fused_moe_fp8_workspace(const FusedMoeFp8Params&, size_t* bytes) { return *bytes = 0, cudaSuccess; }
+cudaError_t fused_moe_fp8(const FusedMoeFp8Params&, void*, size_t, cudaStream_t) { return cudaSuccess; }
+cudaError_t fused_moe_int4_workspace(const FusedMoeInt4Params&, size_t* bytes) { return *bytes = 0, cudaSuccess; }
+cudaError_t fused_moe_int4(const FusedMoeInt4Params&, void*, size_t, cudaStream_t) { return cudaSuccess; }
+cudaError_t route_rows(const RouteRowsParams&, cudaStream_t) { return cudaSuccess; }
+cudaError_t gather_rows(const GatherRowsParams&, cudaStream_t) { return cudaSuccess; }
+cudaError_t combine_rows(const CombineRowsParams&, cudaStream_t) { return cudaSuccess; }
 
 }  // namespace trt_eagle3

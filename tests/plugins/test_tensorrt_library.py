@@ -56,6 +56,7 @@ def test_plugins_behave_as_tensorrt_expects(include: Path | None, tmp_path: Path
         *sorted((PLUGINS / "tensorrt").glob("*.cpp")),
         PLUGINS / "capi" / "arguments.cpp",
         PLUGINS / "capi" / "packed_arguments.cpp",
+        PLUGINS / "capi" / "moe_arguments.cpp",
         *STUBS,
     ]
     compile_cpp(nvcc, include, library, sources, "-shared")

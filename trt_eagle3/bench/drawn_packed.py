@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 import torch
 
+from trt_eagle3.engine.torch.moe import Experts, as_experts
 from trt_eagle3.engine.torch.packed import (
     Fp8Weight,
     Int4Weight,
@@ -45,11 +46,16 @@ def packed_share(name: str, kind: str) -> float:
     return _SHARES.get(kind, 0.5) if _is_projection(name) else 1.0
 
 
-def draw_packed(expr: WeightExpr, kind: str, device: torch.device) -> PackedWeight | None:
+def draw_packed(expr: WeightExpr, kind: str, device: torch.device) -> PackedWeight | Experts | None:
     """A weight of unit gain for ``expr``; None where it stays bfloat16."""
     if kind == "bfloat16" or not all(_is_projection(part.name) for part in expr.parts):
         return None
-    rows, columns = expr.shape
+    drawn = _draw(expr.stacked_shape, kind, device)
+    return as_experts(drawn, expr.experts) if expr.experts else drawn
+
+
+def _draw(shape: tuple[int, ...], kind: str, device: torch.device) -> PackedWeight:
+    rows, columns = shape
     if kind == "int4":
         words = torch.randint(-(2**31), 2**31, (rows, columns // 8), device=device)
         scale = torch.full((rows, columns // 128), 0.217 * columns**-0.5, device=device)
@@ -63,11 +69,13 @@ def draw_packed(expr: WeightExpr, kind: str, device: torch.device) -> PackedWeig
         bytes_ = torch.randint(0, 256, (rows, columns), device=device, dtype=torch.uint8)
         scale = torch.full((rows, 1), columns**-0.5 / 74, device=device)
         return Int8Weight(bytes_, scale, int8_activations=kind == "int8-w8a8")
-    codes = (16 * torch.randn(rows, columns, device=device)).to(torch.float8_e4m3fn)
-    shape = (rows // 128, columns // 128) if kind == "fp8-block" else (rows, 1)
-    scale = torch.full(shape, columns**-0.5 / 16, device=device)
-    return Fp8Weight(codes, scale, fp8_activations=kind == "fp8-w8a8")
+    codes = torch.empty(rows, columns, device=device, dtype=torch.bfloat16).normal_(std=16)
+    grid = (rows // 128, columns // 128) if kind == "fp8-block" else (rows, 1)
+    scale = torch.full(grid, columns**-0.5 / 16, device=device)
+    return Fp8Weight(codes.to(torch.float8_e4m3fn), scale, fp8_activations=kind == "fp8-w8a8")
 
 
 def _is_projection(name: str) -> bool:
-    return "layers." in name and "mid" not in name and name.endswith("_proj.weight")
+    return (
+        "layers." in name and "mid" not in name and name.removesuffix(".weight").endswith("_proj")
+    )

@@ -29,8 +29,9 @@ from trt_eagle3.config import SpeculationConfig
 from trt_eagle3.decode.runner import AttentionMetadata, causal_mask
 from trt_eagle3.decode.tree import static_tree
 from trt_eagle3.io.run_command import run_command
+from trt_eagle3.spec import SparseMoe
 
-__all__ = ["main"]
+__all__ = ["main", "target_bytes_read", "target_ms"]
 
 _DEVICE = "cuda"
 _REPEATS = 30
@@ -80,21 +81,29 @@ def _rows(pair: RandomPair, context: int, kind: str) -> Iterator[tuple[str, floa
     """Name, milliseconds and the bytes that must be read."""
     spec, m = pair.spec, pair.manifest
     kv = 2 * 2 * spec.num_layers * spec.attention.num_kv_heads * spec.attention.head_dim * context
-    weights = _bytes_read(pair.spec, kind)
     for tokens in (1, 6, 16, 32, 64):
-        yield f"target, {tokens} tokens", _target_ms(pair, context, tokens), weights + kv
+        weights = target_bytes_read(pair.spec, kind, tokens)
+        yield f"target, {tokens} tokens", target_ms(pair, context, tokens), weights + kv
     draft_kv = 2 * 2 * m.num_layers * m.num_kv_heads * m.head_dim * context
     yield "draft step", _draft_ms(pair, context), _draft_bytes_read(m) + draft_kv
     for steps in (5, 15):
         yield f"cycle, {steps}-step chain", _cycle_ms(pair, context, steps), 0.0
 
 
-def _bytes_read(spec: TargetCheckpoint, kind: str) -> float:
-    """Decoder and head weights; the token table is read a row at a time."""
-    wanted = {
-        n: r for n, r in spec.tensors.items() if not n.startswith(("visual.", "embed_tokens."))
-    }
-    return sum(ref.num_bytes * packed_share(name, kind) for name, ref in wanted.items())
+def target_bytes_read(spec: TargetCheckpoint, kind: str, tokens: int) -> float:
+    """Decoder and head weights; the token table is read a row at a time, and of a mixture's experts
+    those that ``tokens`` go through where each is as probable as any other.
+    """
+    outside = ("visual.", "embed_tokens.")
+    wanted = {n: r for n, r in spec.tensors.items() if not n.startswith(outside)}
+    mixture = next((layer.mlp for layer in spec.layers if isinstance(layer.mlp, SparseMoe)), None)
+    touched = 1.0
+    if mixture is not None:
+        touched -= (1 - mixture.top_k / mixture.num_experts) ** tokens
+    return sum(
+        ref.num_bytes * packed_share(name, kind) * (touched if ".mlp.experts." in name else 1.0)
+        for name, ref in wanted.items()
+    )
 
 
 def _draft_bytes_read(manifest: DraftManifest) -> float:
@@ -110,7 +119,8 @@ def _metadata(pair: RandomPair, past: int, tokens: int) -> AttentionMetadata:
     return AttentionMetadata.single(past, pages, causal_mask(tokens), positions)
 
 
-def _target_ms(pair: RandomPair, context: int, tokens: int) -> float:
+def target_ms(pair: RandomPair, context: int, tokens: int) -> float:
+    """Median device time of a captured target step."""
     metadata = _metadata(pair, context, tokens)
     embeds = torch.randn(tokens, pair.spec.hidden_size, dtype=torch.bfloat16, device=_DEVICE)
     return median_ms(

@@ -28,7 +28,7 @@ from trt_eagle3.decode.sequence import SequenceState
 from trt_eagle3.decode.state import layer_states
 from trt_eagle3.engine.bundle import REFERENCE_ROOT, reference_location
 from trt_eagle3.engine.embedding import EmbeddingTable
-from trt_eagle3.engine.torch.packed import PackedWeight
+from trt_eagle3.engine.torch.program import Weight
 from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.families.registry import read_target
 from trt_eagle3.graph.build_graphs import build_graphs
@@ -94,7 +94,7 @@ def random_pair(
     target's projections lie, one of ``PACKED_KINDS``. ``kv_dtype``: as ``engine.kv_dtype``.
     """
 
-    def read(expr: WeightExpr, _root: Path, device: torch.device) -> Tensor | PackedWeight:
+    def read(expr: WeightExpr, _root: Path, device: torch.device) -> Weight:
         packed = draw_packed(expr, weights, device)
         return _random(expr, device) if packed is None else packed
 

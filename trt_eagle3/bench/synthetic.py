@@ -28,7 +28,17 @@ SIZES: Mapping[str, tuple[int, int, int, int, int, bool, int, int, int, tuple[in
     "4b": (2560, 36, 32, 8, 9728, True, 24, 1024, 4096, (5, 11, 17)),
     "8b": (4096, 36, 32, 8, 12288, False, 27, 1152, 4304, (8, 16, 24)),
     "32b": (5120, 64, 64, 8, 25600, False, 27, 1152, 4304, (8, 16, 24)),
+    "30b-a3b": (2048, 48, 32, 4, 6144, False, 27, 1152, 4304, (8, 16, 24)),
 }
+_EXPERTS: Mapping[str, Mapping[str, Any]] = {
+    "30b-a3b": {
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+    },
+}
+"""What the config of a mixture of experts says besides."""
 size_option = click.option(
     "--size", default="8b", show_default=True, help="Geometry (bench/synthetic.py)."
 )
@@ -37,19 +47,30 @@ size_option = click.option(
 def write_target(
     directory: Path, size: str, num_shards: int = 4, num_layers: int | None = None
 ) -> None:
-    """A sharded bfloat16 Qwen3-VL checkpoint of ``size``, all zeros; tensors named as transformers
-    names them.
+    """A sharded bfloat16 checkpoint of ``size``, Qwen3-VL's or its mixture's, all zeros; tensors
+    named as transformers names them.
 
     ``num_layers``: decoder layers, where fewer than the geometry's are wanted.
     """
-    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+    from transformers import (
+        Qwen3VLConfig,
+        Qwen3VLForConditionalGeneration,
+        Qwen3VLMoeConfig,
+        Qwen3VLMoeForConditionalGeneration,
+    )
 
+    config_class, model_class = (
+        (Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration)
+        if size in _EXPERTS
+        else (Qwen3VLConfig, Qwen3VLForConditionalGeneration)
+    )
     hidden, layers, heads, kv_heads, inner, tied, depth, vision_hidden, vision_inner, levels = (
         SIZES[size]
     )
     layers = num_layers or layers
-    config = Qwen3VLConfig(
+    config = config_class(
         text_config={
+            **_EXPERTS.get(size, {}),
             "vocab_size": _VOCAB,
             "hidden_size": hidden,
             "intermediate_size": inner,
@@ -77,12 +98,12 @@ def write_target(
         tie_word_embeddings=tied,
     )
     with torch.device("meta"):
-        model = Qwen3VLForConditionalGeneration(config)
+        model = model_class(config)
     shapes = {name: ("BF16", tuple(t.shape)) for name, t in model.state_dict().items()}
     if tied:
         shapes.pop("lm_head.weight", None)
     directory.mkdir(parents=True, exist_ok=True)
-    config.architectures = ["Qwen3VLForConditionalGeneration"]
+    config.architectures = [model_class.__name__]
     config.save_pretrained(directory)
     names = list(shapes)
     index: dict[str, str] = {}

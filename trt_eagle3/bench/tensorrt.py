@@ -174,7 +174,8 @@ def _with_drawn(ready: TrtExport, folder: Path, weights: str) -> TrtExport:
 
     def drawn(expr: WeightExpr, root: Path, device: torch.device) -> PackedWeight | None:
         del root
-        return draw_packed(expr, weights, device)
+        made = draw_packed(expr, weights, device)
+        return made if isinstance(made, PackedWeight) else None
 
     return keep_packed_products(ready, folder, folder, pack=drawn)
 

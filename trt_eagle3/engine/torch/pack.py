@@ -65,11 +65,11 @@ def _pack_fp8(
     codes = torch.empty(expr.shape, dtype=torch.float8_e4m3fn, device=device)
     start = 0
     for part in expr.parts:
-        first, end = part.row_range
         stored = {t.role: t for t in part.stored}["codes"]
-        part_codes = mapped(stored, root)[first:end].to(device)
-        codes[start : start + end - first] = pack_fp8(part_codes)
-        start += end - first
+        taken = mapped(stored, root)[slice(*part.row_range), slice(*part.column_range)].to(device)
+        part_codes = (taken.T if part.transpose else taken).contiguous()
+        codes[start : start + len(part_codes)] = pack_fp8(part_codes)
+        start += len(part_codes)
     columns = max(grid.shape[1] for grid in whole)
     dynamic = all(part.quantised and part.quantised.fp8_activations for part in expr.parts)
     scales = _merged([g.expand(-1, columns) for g in whole])
@@ -77,16 +77,21 @@ def _pack_fp8(
 
 
 def fp8_scales(part: WeightPart, root: Path, device: torch.device) -> Tensor | None:
-    """float32 [rows taken, 1 or K / 128]: a scale of every row of the part; None: another block."""
+    """float32 [rows made, 1 or K / 128]: a scale of every row that the part makes; None: another
+    block.
+    """
     quantised = part.quantised
     assert quantised is not None, part.name
-    columns, (block_rows, block_columns) = quantised.shape[1], quantised.block
-    if block_columns < columns and block_columns != _BLOCK:
-        return None
+    (_, columns), (block_rows, block_columns) = quantised.shape, quantised.block
     stored = {t.role: t for t in part.stored}["scale"]
     grid = mapped(stored, root).to(device).float().reshape(-1, -(-columns // block_columns))
-    first, end = part.row_range
-    return grid[torch.arange(first, end, device=device) // block_rows] * part.scale
+    first, end, outer, inner = *part.row_range, block_rows, block_columns
+    if part.transpose:
+        first, end, outer, inner = *part.column_range, block_columns, block_rows
+        grid, columns = grid.T, quantised.shape[0]
+    if inner < columns and inner != _BLOCK:
+        return None
+    return grid[torch.arange(first, end, device=device) // outer] * part.scale
 
 
 def _merged(grids: list[Tensor]) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor
 from trt_eagle3.engine.kernel_libraries import INSTALL_KERNELS
 from trt_eagle3.engine.torch import capi
 from trt_eagle3.engine.torch.fusion import Step, fused, gemm, layer_norm
+from trt_eagle3.engine.torch.moe import Experts, fused_moe, pack_experts
 from trt_eagle3.engine.torch.ops import STANDARD_OPS, Function
 from trt_eagle3.engine.torch.pack import pack
 from trt_eagle3.engine.torch.packed import PackedWeight
@@ -29,9 +30,9 @@ from trt_eagle3.graph.states import read_states
 from trt_eagle3.graph.weights import WeightExpr, external_weights
 from trt_eagle3.spec import StateSpec
 
-__all__ = ["Program", "ReadWeight", "Step", "load_program", "only_factors"]
+__all__ = ["Program", "ReadWeight", "Step", "Weight", "load_program", "only_factors"]
 
-Weight = Tensor | PackedWeight
+Weight = Tensor | PackedWeight | Experts
 ReadWeight = Callable[[WeightExpr, Path, torch.device], Weight]
 """Makes the tensor of a weight on the device; the path is the weights root."""
 
@@ -78,10 +79,15 @@ def load_program(
     outputs = (*(o.name for o in proto.graph.output), *intermediates)
     constants: dict[str, Weight] = {**_constants(proto, device)}
     factors = only_factors(proto)
-    read_factor = partial(_read_factor, activations=read_activations(proto))
-    for name, expr in _weights(model, proto).items():
-        read = read_weight or (read_factor if name in factors else _read_weight)
-        constants[name] = read(expr, weights_root, device)
+    activations = read_activations(proto)
+    read_factor = partial(_read_factor, activations=activations)
+    weights = _weights(model, proto)
+    if read_weight is None and _packs(device):
+        constants.update(_packed_experts(proto, weights, weights_root, device, activations))
+    for name, expr in weights.items():
+        if name not in constants:
+            read = read_weight or (read_factor if name in factors else _read_weight)
+            constants[name] = read(expr, weights_root, device)
     prompt = prompt_nodes(proto.graph.node, constants, outputs)
     kept = {*outputs, *constants}
     bytes_ = {n for n, w in constants.items() if isinstance(w, PackedWeight) and w.takes_bytes}
@@ -101,7 +107,7 @@ def _steps(
 ) -> tuple[Step, ...]:
     """What runs for ``nodes``; values in ``kept`` stay. ``byte_weights``: as ``fused``'s."""
     steps = [_step(node, device) for node in nodes]
-    if device.type == "cuda" and capi.available():
+    if _packs(device):
         steps = fused(steps, kept, byte_weights)
     return tuple(_with_lifetimes(steps, kept))
 
@@ -133,10 +139,35 @@ def only_factors(proto: onnx.ModelProto) -> set[str]:
     return factors - others
 
 
+def _packed_experts(
+    proto: onnx.ModelProto,
+    weights: Mapping[str, WeightExpr],
+    root: Path,
+    device: torch.device,
+    activations: str,
+) -> dict[str, Weight]:
+    """Experts as they are quantised, where the kernels know how both of a layer's weights are."""
+    made: dict[str, Weight] = {}
+    for node in proto.graph.node:
+        if node.op_type != "FusedMoe" or node.domain != DOMAIN:
+            continue
+        names = tuple(node.input[2:4])
+        exprs = (weights[names[0]], weights[names[1]])
+        packed = pack_experts(exprs, root, device, activations=activations)
+        made |= zip(names, packed or (), strict=False)
+    return made
+
+
+def _packs(device: torch.device) -> bool:
+    """Whether there are kernels that multiply with quantised weights."""
+    return device.type == "cuda" and capi.available()
+
+
 def _read_factor(expr: WeightExpr, root: Path, device: torch.device, *, activations: str) -> Weight:
     """As it is quantised, where kernels multiply with that."""
-    packs = device.type == "cuda" and capi.available()
-    packed = pack(expr, root, device, activations=activations) if packs else None
+    packed = None
+    if _packs(device):
+        packed = pack(expr, root, device, activations=activations)
     return packed or _read_weight(expr, root, device)
 
 
@@ -188,7 +219,8 @@ def _own_ops(device: str) -> Mapping[str, Function]:
         )
         return stock
     calls = {name: op.kernel_call for name, op in EVERY_OP.items()}
-    return {**stock, **{name: capi.launched(call) for name, call in calls.items() if call}}
+    launched = {name: capi.launched(call) for name, call in calls.items() if call}
+    return {**stock, **launched, "FusedMoe": fused_moe}
 
 
 def _with_lifetimes(steps: list[Step], kept: set[str]) -> list[Step]:

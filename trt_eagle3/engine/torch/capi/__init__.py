@@ -12,6 +12,17 @@ head_dim, H hidden. T is float32, float16 or bfloat16, the same for all floating
 from trt_eagle3.engine.torch.capi.kernels import MAX_KV_MOVES, add_layer_norm_call, kv_move_call
 from trt_eagle3.engine.torch.capi.launch import launched
 from trt_eagle3.engine.torch.capi.library import LIBRARY_VARIABLE, available, library_path
+from trt_eagle3.engine.torch.capi.moe import (
+    MAX_EXPERTS,
+    MAX_MOE_ROWS,
+    MAX_TOP_K,
+    combine_rows_call,
+    fused_moe_call,
+    fused_moe_fp8_call,
+    fused_moe_int4_call,
+    gather_rows_call,
+    route_rows_call,
+)
 from trt_eagle3.engine.torch.capi.packed import (
     GROUP_SIZES,
     MAX_PACKED_ROWS,
@@ -48,10 +59,13 @@ from trt_eagle3.graph.ops.vision_attention import vision_attention_call
 __all__ = [
     "GROUP_SIZES",
     "LIBRARY_VARIABLE",
+    "MAX_EXPERTS",
     "MAX_KV_MOVES",
     "MAX_LINEAR_ROWS",
+    "MAX_MOE_ROWS",
     "MAX_PACKED_ROWS",
     "MAX_QUANTISED_NORM",
+    "MAX_TOP_K",
     "PACKED_COLUMNS",
     "PACKED_ROWS",
     "AttentionPath",
@@ -59,6 +73,11 @@ __all__ = [
     "add_layer_norm",
     "add_rms_norm",
     "available",
+    "combine_rows",
+    "fused_moe",
+    "fused_moe_fp8",
+    "fused_moe_int4",
+    "gather_rows",
     "kv_move",
     "launched",
     "library_path",
@@ -74,6 +93,7 @@ __all__ = [
     "quantise_silu_mul",
     "round_add_rms_norm",
     "round_rows",
+    "route_rows",
     "round_silu_mul",
     "silu_mul",
     "tree_attention",
@@ -86,6 +106,11 @@ __all__ = [
 
 add_layer_norm = launched(add_layer_norm_call)
 add_rms_norm = launched(add_rms_norm_call)
+combine_rows = launched(combine_rows_call)
+fused_moe = launched(fused_moe_call)
+fused_moe_fp8 = launched(fused_moe_fp8_call)
+fused_moe_int4 = launched(fused_moe_int4_call)
+gather_rows = launched(gather_rows_call)
 kv_move = launched(kv_move_call)
 linear = launched(linear_call)
 linear_fp8 = launched(linear_fp8_call)
@@ -99,6 +124,7 @@ quantise_rows = launched(quantise_rows_call)
 quantise_silu_mul = launched(quantise_silu_mul_call)
 round_add_rms_norm = launched(round_add_rms_norm_call)
 round_rows = launched(round_rows_call)
+route_rows = launched(route_rows_call)
 round_silu_mul = launched(round_silu_mul_call)
 silu_mul = launched(silu_mul_call)
 tree_attention = launched(tree_attention_call)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trt_eagle3.engine.torch.capi.moe import MOE_KERNELS
 from trt_eagle3.engine.torch.capi.packed import PACKED_KERNELS
 from trt_eagle3.engine.torch.capi.quantise import QUANTISE_KERNELS
 from trt_eagle3.graph.ops import EVERY_OP
@@ -74,6 +75,7 @@ KERNELS: tuple[Kernel, ...] = (
     ADD_LAYER_NORM,
     KV_MOVE,
     *PACKED_KERNELS,
+    *MOE_KERNELS,
     *QUANTISE_KERNELS,
 )
 """All kernels of the C library."""

@@ -1,0 +1,245 @@
+"""``FusedMoe`` on CUDA: a mixture of experts whose weights are dense, FP8 or INT4.
+
+Up to 64 rows one kernel of ours reads the experts that any row goes through, each once. More rows,
+as of prompts, are gathered by expert on the device and go through stock grouped products, quantised
+experts dequantised for the call, or, where FP8 activations were asked for and each row of a weight
+has one scale, with the rows in FP8. Nothing waits for the device: all of it may be captured.
+
+Shapes: n rows, H hidden, E experts, I inner width, k experts of a row. T is float16 or bfloat16.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trt_eagle3.engine.torch import capi
+from trt_eagle3.engine.torch.pack import pack
+from trt_eagle3.engine.torch.packed import Fp8Weight, Int4Weight, PackedWeight
+from trt_eagle3.graph.ops.fused_moe import fused_moe as stock_fused_moe
+from trt_eagle3.graph.weights import WeightExpr
+
+__all__ = [
+    "DenseExperts",
+    "Experts",
+    "Fp8Experts",
+    "Int4Experts",
+    "as_experts",
+    "fused_moe",
+    "pack_experts",
+]
+
+_GROUPED_CHIP = (9, 0)  # where torch has grouped products
+
+
+class Experts(ABC):
+    """Weights [E, N, K] of all experts, kept in one form."""
+
+    @abstractmethod
+    def few(
+        self, down: Experts, x: Tensor, router_logits: Tensor, top_k: int, renormalise: int
+    ) -> Tensor:
+        """The mixture of at most 64 rows, with these as gate_up.
+
+        Raises:
+            NotImplementedError: no kernel computes it.
+        """
+
+    @abstractmethod
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """T [E, N, K]."""
+
+    def grouped(self, rows: Tensor, ends: Tensor) -> Tensor:
+        """Rows up to ``ends[e]`` times expert e's weight: T [rows, N]."""
+        weight = self.dense(rows.dtype).transpose(1, 2)
+        return torch._grouped_mm(rows, weight, offs=ends)
+
+
+@dataclass(frozen=True, eq=False)
+class DenseExperts(Experts):
+    """``weight``: T [E, N, K]."""
+
+    weight: Tensor
+
+    def few(
+        self, down: Experts, x: Tensor, router_logits: Tensor, top_k: int, renormalise: int
+    ) -> Tensor:
+        """``Experts.few``."""
+        assert isinstance(down, DenseExperts), type(down)
+        weights = (self.weight, down.weight)
+        return capi.fused_moe(x, router_logits, *weights, top_k=top_k, renormalise=renormalise)
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """``Experts.dense``."""
+        return self.weight.to(dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class Fp8Experts(Experts):
+    """``codes``: float8_e4m3fn [E, N, K], packed. ``scale``: float32 [E, N, 1 or K / 128] or
+    [E, N / 128, K / 128]. ``fp8_activations``: whether many rows are multiplied in FP8.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    fp8_activations: bool = False
+
+    def few(
+        self, down: Experts, x: Tensor, router_logits: Tensor, top_k: int, renormalise: int
+    ) -> Tensor:
+        """``Experts.few``."""
+        assert isinstance(down, Fp8Experts), type(down)
+        weights = ((self.codes, self.scale), (down.codes, down.scale))
+        return capi.fused_moe_fp8(x, router_logits, *weights, top_k=top_k, renormalise=renormalise)
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """``Experts.dense``."""
+        values = capi.unpack_fp8(self.codes.flatten(0, 1), self.scale.flatten(0, 1), dtype)
+        return values.view(self.codes.shape)
+
+    def grouped(self, rows: Tensor, ends: Tensor) -> Tensor:
+        """``Experts.grouped``."""
+        by_row = self.scale.shape[1:] == (self.codes.shape[1], 1)
+        if not (self.fp8_activations and by_row and rows.dtype == torch.bfloat16):
+            return super().grouped(rows, ends)
+        q, scale = capi.quantise_rows(rows)
+        weight, scales = self.codes.transpose(1, 2), self.scale[..., 0]
+        return torch._scaled_grouped_mm(
+            q, weight, scale[0], scales, offs=ends, out_dtype=rows.dtype, use_fast_accum=True
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Int4Experts(Experts):
+    """``codes``: int32 [E, N, K / 8], packed; ``scale``: 16-bit [E, N, K / group];
+    ``zero_point``: uint8 of scale's shape; None is 8 for all.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    zero_point: Tensor | None
+
+    @property
+    def _form(self) -> tuple[torch.dtype, int, bool]:
+        group = self.codes.shape[2] * 8 // self.scale.shape[2]
+        return self.scale.dtype, group, self.zero_point is None
+
+    def is_like(self, other: object) -> bool:
+        """Whether one call takes both: of one type of scales and size of groups."""
+        return isinstance(other, Int4Experts) and self._form == other._form
+
+    def few(
+        self, down: Experts, x: Tensor, router_logits: Tensor, top_k: int, renormalise: int
+    ) -> Tensor:
+        """``Experts.few``."""
+        assert isinstance(down, Int4Experts), type(down)
+        weights = (
+            (self.codes, self.scale, self.zero_point),
+            (down.codes, down.scale, down.zero_point),
+        )
+        return capi.fused_moe_int4(x, router_logits, *weights, top_k=top_k, renormalise=renormalise)
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """``Experts.dense``."""
+        experts, outer, words = self.codes.shape
+        zeros = None if self.zero_point is None else self.zero_point.flatten(0, 1)
+        parts = (self.codes.flatten(0, 1), self.scale.flatten(0, 1), zeros)
+        return capi.unpack_int4(*parts, dtype).view(experts, outer, words * 8)
+
+
+def pack_experts(
+    exprs: tuple[WeightExpr, WeightExpr],
+    root: Path,
+    device: torch.device,
+    *,
+    activations: str = "compute",
+) -> tuple[Experts, Experts] | None:
+    """A layer's gate_up and down packed on ``device``; None where the kernels do not know the form
+    of either.
+
+    Raises:
+        UserError: a file cannot be read, or is cut short.
+    """
+    aligned = all(n % capi.PACKED_COLUMNS == 0 for expr in exprs for n in expr.shape[1:])
+    if not aligned or exprs[0].shape[0] > capi.MAX_EXPERTS:
+        return None
+    gate_up, down = (_packed(expr, root, device, activations=activations) for expr in exprs)
+    if gate_up is None or type(gate_up) is not type(down):
+        return None
+    if isinstance(gate_up, Int4Experts) and not gate_up.is_like(down):
+        return None
+    return gate_up, down
+
+
+def _packed(
+    expr: WeightExpr, root: Path, device: torch.device, *, activations: str
+) -> Experts | None:
+    """The experts of ``expr``, of whose shape [E, N, K] N and K are multiples of 128."""
+    packed = pack(replace(expr, experts=0), root, device, activations=activations)
+    return None if packed is None else as_experts(packed, expr.experts)
+
+
+def as_experts(packed: PackedWeight, experts: int) -> Experts | None:
+    """The matrices [N, K], one after the other in ``packed``, of so many experts; None where no
+    kernel multiplies with experts of its form. N must be a multiple of 128.
+    """
+    if isinstance(packed, Fp8Weight):
+        rows, columns = packed.codes.shape
+        scale = packed.scale.view(experts, -1, packed.scale.shape[1])
+        codes = packed.codes.view(experts, rows // experts, columns)
+        return Fp8Experts(codes, scale, packed.fp8_activations)
+    if isinstance(packed, Int4Weight):
+        shape = (experts, len(packed.codes) // experts, -1)
+        zeros = None if packed.zero_point is None else packed.zero_point.view(shape)
+        return Int4Experts(packed.codes.view(shape), packed.scale.view(shape), zeros)
+    return None
+
+
+def fused_moe(
+    x: Tensor,
+    router_logits: Tensor,
+    gate_up: Experts | Tensor,
+    down: Experts | Tensor,
+    *,
+    top_k: int,
+    renormalise: int,
+) -> Tensor:
+    """The op (``graph/ops/fused_moe.py``) on CUDA; weights as a tensor are dense.
+
+    A row's bits do not depend on which others there are, nor on how many up to 64; with packed
+    experts those of up to 8 rows, and of 9 to 64, are alike.
+    """
+    up = DenseExperts(gate_up) if isinstance(gate_up, Tensor) else gate_up
+    low = DenseExperts(down) if isinstance(down, Tensor) else down
+    most = capi.MAX_MOE_ROWS
+    try:
+        if len(x) <= most:
+            return up.few(low, x, router_logits, top_k, renormalise)
+        if _grouped_products(x):
+            return _many(x, router_logits, up, low, top_k, renormalise)
+        parts = zip(x.split(most), router_logits.split(most), strict=True)
+        return torch.cat([up.few(low, *part, top_k, renormalise) for part in parts])
+    except NotImplementedError:  # float32, or more experts than fit
+        weights = (up.dense(x.dtype), low.dense(x.dtype))
+        return stock_fused_moe(x, router_logits, *weights, top_k=top_k, renormalise=renormalise)
+
+
+def _grouped_products(x: Tensor) -> bool:
+    capability = torch.cuda.get_device_capability(x.device)
+    return x.dtype == torch.bfloat16 and capability == _GROUPED_CHIP
+
+
+def _many(
+    x: Tensor, router_logits: Tensor, gate_up: Experts, down: Experts, top_k: int, renormalise: int
+) -> Tensor:
+    """With rows gathered by expert."""
+    experts, shares, places, counts = capi.route_rows(
+        router_logits, top_k=top_k, renormalise=renormalise
+    )
+    rows, positions, ends = capi.gather_rows(x, experts, places, counts)
+    inner = capi.silu_mul(gate_up.grouped(rows, ends))
+    return capi.combine_rows(down.grouped(inner, ends), positions, shares)
