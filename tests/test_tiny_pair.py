@@ -111,14 +111,14 @@ def test_plain_equals_greedy_decoding_by_transformers_on_every_heldout_prompt(
         tokens = a.plain.token_ids
         videos = [list(a.example.frames)] if a.example.frames else []
         inputs = engine.prepare(a.example.prompt, list(a.example.images), videos)
-        assert _best_tokens(model, inputs, tokens, engine) == tokens, a.example.prompt
+        assert best_tokens(model, inputs, tokens, engine) == tokens, a.example.prompt
         assert [t in ends for t in tokens] == [False] * (len(tokens) - 1) + [
             len(tokens) < MAX_TOKENS or tokens[-1] in ends
         ]
 
 
 @torch.inference_mode()
-def _best_tokens(
+def best_tokens(
     model: torch.nn.Module, inputs: ModelInputs, tokens: tuple[int, ...], engine: LLM
 ) -> tuple[int, ...]:
     """At each place of ``tokens``."""

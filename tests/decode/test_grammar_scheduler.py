@@ -160,10 +160,13 @@ def test_answers_alone_are_what_their_options_demand() -> None:
 @pytest.mark.parametrize("tree", ["chain", "bushy", "dynamic"])
 def test_sampled_answers_obey_their_grammar_and_come_again(tree: str, asynchronous: bool) -> None:
     found = []
-    for _ in range(2):
+    for wanted in (False, True):  # what was tried with other answers changes nothing
         pool = pool_of(NUM_PAGES, asynchronous)
         options = {"temperature": 1.2, "grammar": GRAMMARS[1]}
         asked = [sequence(i, pool, True, {**options, "seed": i}) for i in (0, 1, 3)]
+        for s in asked:
+            assert s.sampler.grammar is not None
+            s.sampler.grammar.trial.wanted = wanted
         run(asked, pool, TREES[tree])
         found.append([answer_of(s) for s in asked])
     assert found[0] == found[1]

@@ -19,9 +19,10 @@ pytestmark = pytest.mark.gpu
 SHAPES = [(16, 128), (112, 384), (336, 2560), (6144, 4096), (4096, 12288)]  # N, K
 WIDTHS = [(1, 128), (5, 384), (300, 4096), (3, 12288), (2, 14336)]  # M, K
 ROWS = (1, 7, 64, 65, 128, 129, 256, 300)
-# The chip adds products of e4m3 in about 14 bits: 1e-3 of the largest sums were seen, rounding to
-# bfloat16 included.
-FP8_TOLERANCE = 4 * TOLERANCE[torch.bfloat16]
+# The chip adds products of e4m3 in about 14 bits: 2e-3 to 3.6e-3 were seen with K of 4096 and
+# 12288, 1.7e-3 of them the rounding to bfloat16, and of the worst value 5e-2, which counts an
+# eighth (docs/measurements.md).
+FP8_TOLERANCE = 2 * TOLERANCE[torch.bfloat16]
 
 
 def plain(q: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 from trt_eagle3.checkpoint.manifest import DraftManifest
 from trt_eagle3.decode.batch import causal_mask_of
 from trt_eagle3.decode.device_batch import DeviceBatch, Seats, spread_tokens
-from trt_eagle3.decode.draft_filter import DraftFilter
+from trt_eagle3.decode.draft_filter import DraftFilter, filtered_states
 from trt_eagle3.decode.outcome import Outcome, is_chain
 from trt_eagle3.decode.propose import (
     DeviceDrafters,
@@ -66,7 +66,7 @@ class DraftAhead:
 
     def filters(self, samplers: Sequence[Sampler]) -> bool:
         """Whether the next trees are to be kept to grammars."""
-        return DraftFilter.pays([s.grammar for s in samplers])
+        return DraftFilter.pays(filtered_states(samplers))
 
     def proposal(
         self, sequences: Sequence[SequenceState], tree: AnyTree, batch: DeviceBatch

@@ -16,12 +16,20 @@ from torch import Tensor
 from trt_eagle3.decode.grammar_masks import fill_trees
 from trt_eagle3.decode.grammar_state import GrammarState
 from trt_eagle3.decode.logits_process import forbidden_tokens
+from trt_eagle3.decode.sampling import Sampler
 from trt_eagle3.decode.transfer import host_buffer, to_device
 
-__all__ = ["DraftFilter"]
+__all__ = ["DraftFilter", "filtered_states"]
 
 _MOST_DEEP = 4  # sequences whose deeper levels are filtered: each has to be copied
 _LEAST_SHARE = 8  # of so many sequences one must want it: all wait for it
+
+
+def filtered_states(samplers: Sequence[Sampler | None]) -> list[GrammarState | None]:
+    """The grammars that drafts may be kept to, by row. Whoever samples has none: with other drafts
+    it would use other random numbers, and a seed must say the same whatever was tried before.
+    """
+    return [s.grammar if s is not None and s.sampling.greedy else None for s in samplers]
 
 
 class DraftFilter:

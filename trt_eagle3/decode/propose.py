@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from trt_eagle3.checkpoint.manifest import DraftManifest
-from trt_eagle3.decode.draft_filter import DraftFilter
+from trt_eagle3.decode.draft_filter import DraftFilter, filtered_states
 from trt_eagle3.decode.dynamic_tree import Candidates, DynamicTree, ancestors
 from trt_eagle3.decode.prompt import Prompt
 from trt_eagle3.decode.runner import AttentionMetadata, DraftRunner, all_rows
@@ -186,7 +186,7 @@ class Proposer:
         """What keeps proposals of ``samplers``, by row, to their grammars; None where that does not
         pay.
         """
-        states = [s.grammar if s is not None else None for s in samplers]
+        states = filtered_states(samplers)
         return DraftFilter(states, self.runner.target_ids) if DraftFilter.pays(states) else None
 
     def extend(
