@@ -41,6 +41,7 @@
   X(silu_mul) \
   X(pick_rows) \
   X(vision_attention) \
+  X(fused_moe) \
   X(linear) \
   X(linear_fp8) \
   X(linear_int8) \

@@ -89,7 +89,8 @@ def test_schema_refuses_a_plugin_node_without_its_attributes(tmp_path: Path) -> 
 def test_every_op_of_ours_is_a_plugin_node_that_knows_its_types() -> None:
     model = trt_export(graphs(residual="float32")["target"]).model
     ours = [node for node in model.graph.node if node.domain == DOMAIN]
-    assert {node.op_type for node in ours} == set(OPS) & set(PLUGINS) - {"VisionAttention"}
+    without = {"VisionAttention", "FusedMoe"}
+    assert {node.op_type for node in ours} == set(OPS) & set(PLUGINS) - without
     vision = trt_export(graphs()["vision"]).model
     assert {node.op_type for node in vision.graph.node if node.domain == DOMAIN} == {
         "VisionAttention"
@@ -156,11 +157,28 @@ def test_linear_plugins_compute_what_the_graph_did(graph: str, tmp_path: Path) -
         assert torch.equal(found["linear"][name], value), name
 
 
-def test_experts_which_no_plugin_computes_are_refused_by_name(tmp_path: Path) -> None:
+def test_experts_become_a_plugin(tmp_path: Path) -> None:
     save_qwen3_moe(tmp_path)
     engine = EngineConfig.model_validate({"backend": "tensorrt"})
     model = build_graphs(read_target(tmp_path), None, engine, reference_location)["target"]
-    with pytest.raises(UserError, match=r"FusedMoe: TensorRT has no plugin for FusedMoe\. Build w"):
+    ready = trt_export(model, linear=True)
+    (node, *others) = (node for node in ready.model.graph.node if node.op_type == "FusedMoe")
+    values = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+    assert {k: values[k] for k in ("top_k", "renormalise", "compute_type")} == {
+        "top_k": 2,
+        "renormalise": 1,
+        "compute_type": TensorProto.FLOAT16,
+    }
+    assert [ready.weights[name].shape for name in node.input[2:]] == [(5, 40, 24), (5, 24, 20)]
+    assert len(others) == 2
+
+
+def test_op_that_no_plugin_computes_is_refused_by_name() -> None:
+    model = product_graph(32, transB=1)
+    model.graph.node.append(
+        onnx.helper.make_node("FusedMoeFp8", ["y"], ["z"], name="z/FusedMoeFp8", domain=DOMAIN)
+    )
+    with pytest.raises(UserError, match=r"z/FusedMoeFp8: TensorRT has no plugin for FusedMoeFp8\."):
         trt_export(model)
 
 

@@ -157,6 +157,18 @@ inline Sound linear_int4(int64_t rows, int64_t inner, int64_t outer, int64_t gro
   return s;
 }
 
+inline Sound fused_moe(DataType t, int64_t rows, int64_t experts, int32_t top_k, int64_t hidden, int64_t width,
+                       bool renormalise = true) {
+  Sound s{"FusedMoe", {{"top_k", top_k}, {"renormalise", renormalise ? 1 : 0}, {"compute_type", onnx_of(t)}}, {}, {}};
+  const int64_t most = std::max<int64_t>(64, rows);
+  s.in = {{t, {rows, hidden}, {most, hidden}},
+          {t, {rows, experts}, {most, experts}},
+          {t, {experts, 2 * width, hidden}, {}},
+          {t, {experts, hidden, width}, {}}};
+  s.out = {{t, {rows, hidden}, {most, hidden}}};
+  return s;
+}
+
 inline Sound silu_mul(DataType t, int64_t rows, int64_t width) {
   Sound s{"SiluMul", {{"compute_type", onnx_of(t)}}, {}, {}};
   s.in = {{t, {rows, 2 * width}, {64, 2 * width}}};

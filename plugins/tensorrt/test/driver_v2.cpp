@@ -56,7 +56,8 @@ namespace {
 
 IPluginCreator* creator_of(const std::string& name) {
   for (IPluginCreator* creator : stand_in::creators()) {
-    const bool same = name == creator->getPluginName() && std::string(creator->getPluginVersion()) == TE3_PLUGIN_VERSION &&
+    const bool same = name == creator->getPluginName() &&
+                      std::string(creator->getPluginVersion()) == TE3_PLUGIN_VERSION &&
                       std::string(creator->getPluginNamespace()) == "";
     if (same) return creator;
   }

@@ -13,7 +13,8 @@ IPluginCreatorV3One* creator_of(const std::string& name) {
   for (IPluginCreatorInterface* any : stand_in::creators()) {
     if (std::string(any->getInterfaceInfo().kind) != "PLUGIN CREATOR_V3ONE") continue;
     auto* creator = static_cast<IPluginCreatorV3One*>(any);
-    const bool same = name == creator->getPluginName() && std::string(creator->getPluginVersion()) == TE3_PLUGIN_VERSION &&
+    const bool same = name == creator->getPluginName() &&
+                      std::string(creator->getPluginVersion()) == TE3_PLUGIN_VERSION &&
                       std::string(creator->getPluginNamespace()) == "";
     if (same) return creator;
   }

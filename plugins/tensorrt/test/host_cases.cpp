@@ -28,6 +28,7 @@ std::vector<Sound> sound_nodes() {
     all.push_back(silu_mul(t, -1, 64));
     all.push_back(vision_attention(t, -1, -1, 2, 72));
   }
+  all.push_back(fused_moe(half, -1, 8, 2, 64, 48));
   for (const char* op : {"LinearFp8", "LinearInt8"}) all.push_back(byte_linear(op, -1, 256, 96, 96, 1));
   for (const bool zeros : {false, true}) all.push_back(linear_int4(-1, 256, 96, 64, zeros));
   return all;
@@ -45,7 +46,7 @@ bool supports_all(driver::Plugin& plugin, const Tensors& all, size_t num_inputs)
 }
 
 void check_creators() {
-  check(stand_in::creators().size() == 10, "ten creators register themselves when the library is loaded");
+  check(stand_in::creators().size() == 11, "eleven creators register themselves when the library is loaded");
   const std::vector<std::string> heads = {"num_heads", "num_kv_heads"};
   check(driver::field_names("AddRmsNorm") ==
             std::vector<std::string>{"epsilon", "num_outputs", "compute_type", "x_type", "residual_type"},
@@ -53,8 +54,9 @@ void check_creators() {
   check(driver::field_names("QKNormMRope") ==
             std::vector<std::string>{"num_heads", "num_kv_heads", "head_dim", "epsilon", "compute_type"},
         "fields of QKNormMRope");
-  check(driver::field_names("TreeAttention") == std::vector<std::string>{"num_heads", "num_kv_heads", "page_size", "scale",
-                                                                         "compute_type", "prefetch_safe", "kv_type"},
+  check(driver::field_names("TreeAttention") ==
+            std::vector<std::string>{"num_heads", "num_kv_heads", "page_size", "scale", "compute_type", "prefetch_safe",
+                                     "kv_type"},
         "fields of TreeAttention");
   check(driver::field_names("VisionAttention") == std::vector<std::string>{"num_heads", "scale", "compute_type"},
         "fields of VisionAttention");
@@ -224,6 +226,11 @@ void check_refused_attributes() {
   refuse("TreeAttention",
          {{"num_heads", 4}, {"num_kv_heads", 2}, {"page_size", 16}, {"scale", 0.1}, {"kv_type", kOnnxHalf}},
          "kv_type: expected 17 (float8 e4m3fn) or none, got 10");
+  refuse("FusedMoe", {{"renormalise", 1}}, "top_k: missing");
+  refuse("FusedMoe", {{"top_k", 17}, {"renormalise", 1}}, "top_k: expected 1 to 16, got 17");
+  refuse("FusedMoe", {{"top_k", 2}, {"renormalise", 2}}, "renormalise: expected 0 or 1, got 2");
+  refuse("FusedMoe", {{"top_k", 2}, {"renormalise", 1}, {"compute_type", 1}},
+         "compute_type: expected 10 (float16) or 16 (bfloat16), got 1 (float32)");
   refuse("VisionAttention", {{"scale", 0.1}}, "num_heads: missing");
   refuse("VisionAttention", {{"num_heads", 16}}, "scale: missing");
   refuse("VisionAttention", {{"num_heads", 0}, {"scale", 0.1}}, "num_heads: must be positive, at most 65535, got 0");
@@ -253,6 +260,7 @@ void check_refused_sizes() {
                                     byte_linear("LinearFp8", 6, 256, 96, 96, 1),
                                     byte_linear("LinearInt8", 6, 256, 256, 2, 2),
                                     linear_int4(6, 256, 96, 64, true),
+                                    fused_moe(t, 6, 8, 2, 64, 48),
                                     silu_mul(t, 6, 64),
                                     vision_attention(t, 20, 2, 2, 72)};
   for (const Sound& s : nodes) {

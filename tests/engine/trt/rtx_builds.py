@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.engine.tensorrt_api import read_rtx, rtx_table
 from tests.engine.trt.plugin_library import WHEELS
+from tests.moe import save_qwen3_moe
 from tests.quantised import save_quantised
 from tests.tiny import tiny_config
 from trt_eagle3.config import EngineConfig
@@ -208,17 +209,28 @@ def target_build(library: Path, folder: Path, kind: str, linear: str) -> str:
     """The folder of the tiny target's engine alone, with weights in format ``kind``, and of FP8
     ones with FP8 keys and values.
     """
-    engine = engine_config(library, kv_dtype="fp8" if kind == "fp8" else "compute")
-    tensorrt = {**engine["tensorrt"], "linear": linear}
     target = save_quantised(folder / f"checkpoint_{kind}", kind)
-    config = tiny_config(target=target, draft=None, engine={**engine, "tensorrt": tensorrt})
+    engine = engine_config(library, kv_dtype="fp8" if kind == "fp8" else "compute")
+    engine["tensorrt"] |= {"linear": linear}
+    return build_target(target, engine, folder / f"{kind}_{linear}")
+
+
+def experts_build(library: Path, folder: Path) -> str:
+    """The folder of a mixture of experts' engine."""
+    target = folder / "checkpoint_experts"
+    save_qwen3_moe(target, hidden_size=32, moe_intermediate_size=24)
+    return build_target(target, engine_config(library), folder / "experts")
+
+
+def build_target(target: Path, engine: dict[str, Any], made: Path) -> str:
+    """Put the target's engine alone into the folder ``made``."""
+    config = tiny_config(target=target, draft=None, engine=engine)
     graphs = build_graphs(read_target(target), None, config.engine, reference_location)
     model = with_word_states(graphs["target"])
-    made = folder / f"{kind}_{linear}"
     (made / "target").mkdir(parents=True)
     (made / "target" / "config.json").write_text("{}")
     profiles = {"target": graph_profiles("target", model, config, TreeSizes(6, 1, 5))}
-    write_engines(made, {"target": model}, profiles, config.engine, folder / "cache")
+    write_engines(made, {"target": model}, profiles, config.engine, made.parent / "cache")
     return str(made)
 
 
@@ -244,6 +256,7 @@ def main(library: Path, folder: Path) -> None:
             f"{kind} {linear}",
             lambda k=kind, w=linear: target_build(library, folder, k, w),
         )
+    step("experts", lambda: experts_build(library, folder))
     step("refusals", lambda: refusals(library, folder))
     step("quantised", lambda: quantised_builds(library, folder))
     print(json.dumps(found))

@@ -184,6 +184,12 @@ def test_attention_over_fp8_caches_is_built_and_is_given_the_caches_themselves(f
     assert len(attentions) == len(states) / 2 == 8
 
 
+def test_experts_are_built_as_a_plugin(found: Any) -> None:
+    inspection = read(found["experts"], "target", "inspection.json")
+    assert inspection["plugins"]["FusedMoe"] == 3
+    assert inspection["copied_inputs"] == []
+
+
 # TensorRT 11, of which there are wheels without a builder
 
 
