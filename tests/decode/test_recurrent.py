@@ -118,27 +118,27 @@ def alone(index: int) -> list[int]:
     return tokens[:MAX_TOKENS]
 
 
-def answers(
+def make_scheduler(
     states: RecurrentStates,
-    indices: Sequence[int],
     tree: str = "bushy",
-    pool: PagePool | None = None,
     prefixes: PrefixCache | None = None,
     backend: str = "onnxruntime",
-) -> tuple[list[list[int]], Scheduler]:
-    """What prompts that draft say together."""
-    pool = pool or PagePool(NUM_PAGES, PAGE_SIZE)
-    scheduler = Scheduler(
+) -> Scheduler:
+    return Scheduler(
         make_decoder(states, backend),
         max_batch_size=MAX_BATCH,
         tree_for=lambda _: TREES[tree],
         prefix_cache=prefixes,
     )
+
+
+def answers(scheduler: Scheduler, pool: PagePool, indices: Sequence[int]) -> list[list[int]]:
+    """What prompts that draft say together."""
     asked = [pair().sequence(prompts()[i], pool, drafting=True) for i in indices]
     for s in asked:
         scheduler.add(s)
     output_ids = finish(scheduler)
-    return [output_ids[id(s)][:MAX_TOKENS] for s in asked], scheduler
+    return [output_ids[id(s)][:MAX_TOKENS] for s in asked]
 
 
 def all_free(states: RecurrentStates) -> bool:
@@ -162,7 +162,8 @@ def test_tokens_are_those_of_transformers() -> None:
 def test_speculation_in_batches_answers_as_decoding_alone(tree: str, backend: str) -> None:
     expected = [alone(i) for i in range(len(LAYOUTS))]
     states = make_states()
-    assert answers(states, range(len(LAYOUTS)), tree, backend=backend)[0] == expected
+    scheduler = make_scheduler(states, tree, backend=backend)
+    assert answers(scheduler, PagePool(NUM_PAGES, PAGE_SIZE), range(len(LAYOUTS))) == expected
     assert all_free(states)
 
 
@@ -170,11 +171,10 @@ def test_preempted_sequences_and_reused_prefixes_answer_alike() -> None:
     expected = [alone(i) for i in (1, 2)]
     pool = PagePool(16, PAGE_SIZE)  # both begin, one can end
     prefixes, states = PrefixCache(pool), make_states(ROOM)
-    found, scheduler = answers(states, (1, 2), pool=pool, prefixes=prefixes)
-    assert found == expected
+    scheduler = make_scheduler(states, prefixes=prefixes)
+    assert answers(scheduler, pool, (1, 2)) == expected
     assert scheduler.num_preempted > 0
-    again, scheduler = answers(states, (2, 1), pool=pool, prefixes=prefixes)
-    assert again == expected[::-1]
+    assert answers(scheduler, pool, (2, 1)) == expected[::-1]
     assert scheduler.num_reused_rows > 0
     prefixes.clear()
     assert all_free(states)
@@ -271,22 +271,26 @@ def dict_of(module: Any) -> dict[str, Any]:
 def test_fault_changes_answers(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = [alone(i) for i in range(len(LAYOUTS))]
     FAULTS[fault](monkeypatch)
-    found, _ = answers(make_states(), range(len(LAYOUTS)))
+    scheduler = make_scheduler(make_states())
+    found = answers(scheduler, PagePool(NUM_PAGES, PAGE_SIZE), range(len(LAYOUTS)))
     assert found != expected
 
 
-def test_snapshot_taken_a_page_late_changes_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a sequence that goes on: the entry that its next forward writes."""
+def _save_what_is_written_next(self: RecurrentStates, sequence: SequenceState) -> Any:
+    held = self._held[sequence]
+    return recurrent._EntrySnapshot(self, self._entries.share(held.write))
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_prompt_that_comes_again_begins_from_its_snapshot_and_not_from_a_later_one(
+    late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     expected = alone(3)
+    if late:
+        monkeypatch.setattr(RecurrentStates, "save", _save_what_is_written_next)
     pool = PagePool(NUM_PAGES, PAGE_SIZE)
-
-    def late(self: RecurrentStates, sequence: SequenceState) -> Any:
-        held = self._held[sequence]
-        return recurrent._EntrySnapshot(self, self._entries.share(held.write))
-
-    monkeypatch.setattr(RecurrentStates, "save", late)
-    prefixes, states = PrefixCache(pool), make_states(40)
-    answers(states, [3], "plain", pool, prefixes)
-    found, scheduler = answers(states, [3], "plain", pool, prefixes)
+    scheduler = make_scheduler(make_states(40), "plain", PrefixCache(pool))
+    answers(scheduler, pool, [3])
+    found = answers(scheduler, pool, [3])
     assert scheduler.num_reused_rows > 0
-    assert found != [expected]
+    assert (found == [expected]) is not late

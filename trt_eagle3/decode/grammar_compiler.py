@@ -126,15 +126,19 @@ class GrammarCompiler:
     def _tokenizer(self) -> LLTokenizer:
         from llguidance import LLTokenizer
 
-        return LLTokenizer(
-            self._vocabulary, n_vocab=self._vocab_size, eos_token=list(self._end_ids)
-        )
+        ends = self._grammar_ends
+        return LLTokenizer(self._vocabulary, n_vocab=self._vocab_size, eos_token=ends)
+
+    @property
+    def _grammar_ends(self) -> list[int] | None:
+        """Tokens that end a grammar's text; None, the tokenizer's own, where no config names one."""
+        return list(self._end_ids) or None
 
     def _preface(self) -> bytes:
         fields = {
             "tokenizer": self._vocabulary,
             "size": self._vocab_size,
-            "ends": list(self._end_ids),
+            "ends": self._grammar_ends,
         }
         return json.dumps(fields).encode()
 
