@@ -131,7 +131,7 @@ class GrammarCompiler:
 
     @property
     def _grammar_ends(self) -> list[int] | None:
-        """Tokens that end a grammar's text; None, the tokenizer's own, where no config names one."""
+        """Tokens that end a grammar's text; None: the tokenizer's own, as no config names one."""
         return list(self._end_ids) or None
 
     def _preface(self) -> bytes:
