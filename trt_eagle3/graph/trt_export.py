@@ -36,6 +36,7 @@ __all__ = [
     "WEIGHTS_FILE",
     "TrtExport",
     "float32_nodes",
+    "check_plugins",
     "trt_export",
 ]
 
@@ -258,6 +259,17 @@ class _Values:
         gate = op("Mul", x, op("Add", sign, scalar(1.0, "gelu_one"), name="raised"), name="gate")
         op("Mul", gate, scalar(0.5, "gelu_half"), name="out")
         return nodes
+
+
+def check_plugins(model: onnx.ModelProto) -> None:
+    """Refuse a graph with an op of ours that no plugin computes.
+
+    Raises:
+        UserError: naming the op.
+    """
+    for node in model.graph.node:
+        if node.domain == DOMAIN:
+            _check_plugin(node)
 
 
 def _check_plugin(node: onnx.NodeProto) -> None:

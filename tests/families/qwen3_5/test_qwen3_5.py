@@ -21,6 +21,7 @@ from trt_eagle3.checkpoint.target import target_from_dict, target_to_dict
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import family_of, read_target
 from trt_eagle3.graph.target import target_graph
+from trt_eagle3.graph.trt_export import check_plugins
 from trt_eagle3.parity.metrics import relative_error
 from trt_eagle3.parity.reference.target import load_reference
 from trt_eagle3.spec import NormSpec
@@ -103,6 +104,14 @@ def test_trace_has_the_graphs_names(tmp_path: Path) -> None:
         trace = layer.trace(torch.randn(5, spec.hidden_size), rope)
         assert {name for name in trace if name.startswith("layers.")} <= names
         assert f"layers.{layer.index}.output" in trace
+
+
+def test_tensorrt_refuses_it_in_one_line(tmp_path: Path) -> None:
+    save_qwen3_5_text(tmp_path)
+    graph = target_graph(read_target(tmp_path), (), False, "float16", PAGE_SIZE, lambda _: "x")
+    with pytest.raises(UserError, match="TensorRT has no plugin for GatedDelta") as caught:
+        check_plugins(graph)
+    assert "\n" not in str(caught.value)
 
 
 def change_config(folder: Path, **changes: Any) -> None:

@@ -46,6 +46,7 @@ from trt_eagle3.graph.states import encode_states, read_states
 from trt_eagle3.graph.trt_export import (
     WEIGHTS_FILE,
     TrtExport,
+    check_plugins,
     trt_export,
     with_prefetch_safe,
 )
@@ -67,6 +68,8 @@ def write_bundle(folder: Path, job: BuildJob) -> Written:
             "--weights reference: a TensorRT engine holds its weights. Leave the option out."
         )
     graphs = job.make_graphs(folder, reference_location)
+    for graph in graphs.values():
+        check_plugins(graph)
     models = {name: with_word_states(model) for name, model in graphs.items()}
     images = _image_sizes(job)
     profiles = {
