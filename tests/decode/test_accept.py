@@ -205,7 +205,7 @@ def test_siblings_with_all_the_mass_leave_none_behind_in_spite_of_rounding(
     guarded: bool, monkeypatch: Any
 ) -> None:
     if not guarded:
-        monkeypatch.setattr(accept_module, "_ROUNDING", 0.0)
+        monkeypatch.setattr(accept_module, "ROUNDING", 0.0)
     probs = [0.0, 0.1, 0.3, 0.6]  # in float64, 1 - 0.1 - 0.3 is more than 0.6
     numbers = iter([0.99, 0.99, 1 - 2**-53])
     found = accept([9, 0, 1, 2], [-1, 0, 0, 0], probs, [5, 6, 7, 8], partial(next, numbers))
