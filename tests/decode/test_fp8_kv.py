@@ -23,6 +23,7 @@ MODES: dict[str, dict[str, Any]] = {
     "tree": {"mode": "tree", "steps": 3, "topk": 3, "num_draft_tokens": 10},
     "dynamic": {"mode": "dynamic", "steps": 3, "topk": 3, "num_draft_tokens": 12},
 }
+_MOST_ROUNDS = 8  # who is preempted, and when, follows measured costs
 
 
 def fp8_engine(folder: Path, backend: str, mode: str = "tree", **limits: Any) -> LLM:
@@ -58,10 +59,12 @@ def test_fp8_kv_of_reused_pages_and_of_preempted_sequences_says_the_same(
 ) -> None:
     limits = {"max_seq_len": 128, "max_kv_tokens": 160, "max_visual_tokens": 64}
     with fp8_engine(tmp_path, "torch", **limits) as llm:
-        for _ in range(2):
+        for rounds in range(_MOST_ROUNDS):
             together = llm.generate(list(PROMPTS), **TOKENS)
             assert [list(answer.token_ids) for answer in together] == alone
-        metrics = llm.metrics()
+            metrics = llm.metrics()
+            if rounds and metrics.preempted:
+                break
     assert metrics.preempted > 0
     assert metrics.reused_tokens > 0
 
