@@ -233,6 +233,11 @@ def _calibration_prompts(
             f"--calibration {file}: {spec.path} is a mixture of experts, whose weights are "
             "quantised without data. Leave it out, or set engine.weights: fp8."
         )
+    if spec.recurrent_layers:
+        raise UserError(
+            f"--calibration {file}: {spec.path} has layers of linear attention, whose inputs are "
+            "not looked at. Leave it out: weights are quantised without data."
+        )
     return read_prompts(file, spec, config.limits.max_seq_len)
 
 

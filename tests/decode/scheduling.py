@@ -51,9 +51,14 @@ def pair() -> Pair:
 @cache
 def prompts() -> tuple[Prompt, ...]:
     """Prompts of every kind; some begin alike, in text or in their images."""
+    return prompts_of(pair(), LAYOUTS)
+
+
+def prompts_of(pair: Pair, layouts: Sequence[list[Any]]) -> tuple[Prompt, ...]:
+    """A prompt of each layout, with its media by their rows."""
     found = []
-    for layout in LAYOUTS:
-        prompt = make_prompt(pair(), layout, seed=1)
+    for layout in layouts:
+        prompt = make_prompt(pair, layout, seed=1)
         counts = [part[0] * part[1] for part in layout if isinstance(part, tuple)]
         rows = prompt.visual_embeds.split(counts)
         media = tuple((r.numpy().tobytes(), len(r)) for r in rows)

@@ -24,10 +24,9 @@ from tests.decode.pair import (
     VOCAB,
     Pair,
     Recorder,
-    make_prompt,
 )
 from tests.decode.recurrent import ANSWERS, GuessingDecoder
-from tests.decode.scheduling import MAX_BATCH, MAX_SEQ_LEN, MAX_TOKENS, TREES, finish
+from tests.decode.scheduling import MAX_BATCH, MAX_SEQ_LEN, MAX_TOKENS, TREES, finish, prompts_of
 from tests.hybrid import save_qwen3_5
 from tests.reference.checkpoint import file_name, random_draft
 from tests.reference.target import Target
@@ -78,14 +77,7 @@ def pair() -> Pair:
 
 @cache
 def prompts() -> tuple[Prompt, ...]:
-    found = []
-    for layout in LAYOUTS:
-        prompt = make_prompt(pair(), layout, seed=1)
-        counts = [part[0] * part[1] for part in layout if isinstance(part, tuple)]
-        rows = prompt.visual_embeds.split(counts)
-        media = tuple((r.numpy().tobytes(), len(r)) for r in rows)
-        found.append(dataclasses.replace(prompt, media=media))
-    return tuple(found)
+    return prompts_of(pair(), LAYOUTS)
 
 
 def make_decoder(states: RecurrentStates, backend: str = "onnxruntime") -> GuessingDecoder:

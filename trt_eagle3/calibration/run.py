@@ -16,7 +16,6 @@ from trt_eagle3.calibration.prompt_rows import PromptRows, encode_prompts
 from trt_eagle3.calibration.prompts import CalibrationPrompts
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.engine.calibration import Calibration, ChannelScales
-from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import family_of
 
 if TYPE_CHECKING:
@@ -43,14 +42,8 @@ def calibrate(
         show: told how far it is. weights: make them; else only keys and values are looked at.
         head: quantise the head too.
     Raises:
-        UserError: a target with recurrent layers; a file of the checkpoint that cannot be read, or
-            no room on the disk.
+        UserError: a file of the checkpoint that cannot be read, or no room on the disk.
     """
-    if spec.recurrent_layers:
-        raise UserError(
-            f"--calibration: {spec.path} has layers of linear attention, whose inputs are not "
-            "looked at. Leave it out: weights are quantised without data."
-        )
     reference = family_of(spec).reference(spec, torch.float32, device)
     show(f"images of {prompts}")
     rows = encode_prompts(reference, prompts)

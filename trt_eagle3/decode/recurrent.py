@@ -18,6 +18,7 @@ from torch import Tensor
 from trt_eagle3.decode.commit import Commit
 from trt_eagle3.decode.sequence import SequenceState, Snapshot
 from trt_eagle3.dtype import dtype_named
+from trt_eagle3.engine.memory import num_entries
 from trt_eagle3.engine.session import Session
 from trt_eagle3.errors import UserError
 from trt_eagle3.graph.ops.gated_delta import TREE_ROWS, replay_delta, replay_window
@@ -90,7 +91,7 @@ class _Layers:
     """The states of one kind and shape, of all layers.
 
     Attributes:
-        buffer: [layers, E, *shape]. rows: names of the graph's outputs that a replay takes.
+        buffer: [layers, E, *shape].
     """
 
     specs: tuple[StateSpec, ...]
@@ -127,15 +128,14 @@ class RecurrentStates:
         num_snapshots: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Allocate each of ``states``: an entry of no token, two of each sequence, and those of
-        snapshots.
+        """Allocate ``num_entries`` of each of ``states``.
 
         Raises:
             UserError: there is not enough memory.
         """
         self._device = torch.device(device)
         self._room = num_snapshots
-        count = 1 + 2 * max_sequences + num_snapshots
+        count = num_entries(max_sequences, num_snapshots)
         self._entries = _Entries(count)
         self._layers = [_allocated(alike, count, self._device) for alike in _alike(states)]
         self._held: dict[SequenceState, _Held] = {}
@@ -151,11 +151,7 @@ class RecurrentStates:
     def inputs(
         self, sequences: Sequence[SequenceState], certain: Sequence[int]
     ) -> dict[str, Tensor]:
-        """``state_reads``, ``state_writes`` and ``certain``, int32 [B] each.
-
-        Raises:
-            UserError: a tree of more rows than a graph keeps.
-        """
+        """``state_reads``, ``state_writes`` and ``certain``, int32 [B] each."""
         held = [self._held[s] for s in sequences]
         for entry, rows in zip(held, certain, strict=True):
             entry.certain = rows

@@ -105,7 +105,8 @@ def memory_need(
         + item * limits.max_batch_size * _deferred_values(spec, manifest)
         + (_widened_bytes(spec, limits, engine) if engine.kv_dtype == "fp8" else 0),
         kv_token=kv_token,
-        states=num_entries(limits) * state_bytes(spec, engine.dtype),
+        states=num_entries(limits.max_batch_size, num_snapshots(limits))
+        * state_bytes(spec, engine.dtype),
     )
 
 
@@ -114,11 +115,11 @@ def num_snapshots(limits: LimitsConfig) -> int:
     return 2 * limits.max_batch_size if limits.prefix_cache else 0
 
 
-def num_entries(limits: LimitsConfig) -> int:
+def num_entries(max_sequences: int, snapshots: int) -> int:
     """Entries of each recurrent layer: that of no token, those that are read and written of each
     sequence, and those of snapshots.
     """
-    return 1 + 2 * limits.max_batch_size + num_snapshots(limits)
+    return 1 + 2 * max_sequences + snapshots
 
 
 def state_bytes(spec: TargetSpec, dtype: str) -> int:

@@ -12,9 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.families.qwen3.test_qwen3 import graph_logits, reference_logits
-from tests.families.qwen3_vl_moe.test_qwen3_vl_moe import GRIDS, IDS, KINDS, prompt
-from tests.families.qwen3_vl_moe.test_qwen3_vl_moe import reference_logits as of_rows
-from tests.graph.test_target import PAGE_SIZE, open_target
+from tests.families.qwen3_vl_moe.test_qwen3_vl_moe import check_against
+from tests.graph.test_target import PAGE_SIZE
 from tests.hybrid import FULL, LINEAR, ROPE, save_qwen3_5, save_qwen3_5_text
 from tests.reference.compare import FAULT_FLOOR, FLOAT32_TOLERANCE
 from trt_eagle3.checkpoint.target import target_from_dict, target_to_dict
@@ -59,20 +58,7 @@ def test_graph_and_reference_equal_the_whole_model_with_pictures(tmp_path: Path)
     spec = read_target(tmp_path)
     assert family_of(spec).title == "Qwen3.5"
     assert spec.num_visual_levels == 0
-    patches = torch.randn(32, spec.require_vision().patch_dim)
-    expected = model(
-        input_ids=IDS[None],
-        mm_token_type_ids=KINDS[None],
-        pixel_values=patches[:16],
-        image_grid_thw=GRIDS[:1],
-        pixel_values_videos=patches[16:],
-        video_grid_thw=GRIDS[1:],
-    ).logits[0]
-    reference = load_reference(spec, torch.float32, "cpu")
-    rows = prompt(reference, spec, patches)
-    assert relative_error(of_rows(reference, rows), expected) < FLOAT32_TOLERANCE
-    logits, _ = rows.run(open_target(spec, ()), [5])
-    assert relative_error(logits, expected) < FLOAT32_TOLERANCE
+    check_against(model, spec)
 
 
 @torch.no_grad()

@@ -53,14 +53,10 @@ def reference_logits(reference: TargetReference, rows: Rows) -> Tensor:
     return reference.head(reference.norm(hidden))
 
 
-@pytest.mark.parametrize("layout", ["stacked", "transposed", "single"])
-@pytest.mark.parametrize("name", GEOMETRIES)
-@torch.no_grad()
-def test_graph_and_reference_equal_the_whole_model(name: str, layout: Any, tmp_path: Path) -> None:
-    model = save_qwen3_vl_moe(tmp_path, **GEOMETRIES[name])
-    with_layout(tmp_path, model, layout)
-    spec = read_target(tmp_path)
-    assert family_of(spec).title == "Qwen3-VL-MoE"
+def check_against(model: Any, spec: TargetCheckpoint) -> None:
+    """Reference and graph of ``spec`` give the logits of the whole model, of an image and a
+    video.
+    """
     patches = torch.randn(32, spec.require_vision().patch_dim)
     expected = model(
         input_ids=IDS[None],
@@ -75,3 +71,14 @@ def test_graph_and_reference_equal_the_whole_model(name: str, layout: Any, tmp_p
     assert relative_error(reference_logits(reference, rows), expected) < FLOAT32_TOLERANCE
     logits, _ = rows.run(open_target(spec, ()), [5])
     assert relative_error(logits, expected) < FLOAT32_TOLERANCE
+
+
+@pytest.mark.parametrize("layout", ["stacked", "transposed", "single"])
+@pytest.mark.parametrize("name", GEOMETRIES)
+@torch.no_grad()
+def test_graph_and_reference_equal_the_whole_model(name: str, layout: Any, tmp_path: Path) -> None:
+    model = save_qwen3_vl_moe(tmp_path, **GEOMETRIES[name])
+    with_layout(tmp_path, model, layout)
+    spec = read_target(tmp_path)
+    assert family_of(spec).title == "Qwen3-VL-MoE"
+    check_against(model, spec)

@@ -53,31 +53,34 @@ sum, with x of either type; without a residual, x.""",
     """,
 )
 
-# RMSNorm of {x} in opset 17; eps is declared before it
-NORM_17 = """
+_UNIT_17 = """
     {x}_f32 = Cast <to = 1> ({x})
     {x}_square = Mul ({x}_f32, {x}_f32)
     {x}_mean = ReduceMean <axes = [-1], keepdims = 1> ({x}_square)
     {x}_shifted = Add ({x}_mean, eps)
     {x}_root = Sqrt ({x}_shifted)
     {x}_unit = Div ({x}_f32, {x}_root)
+"""
+# RMSNorm of {x} in opset 17; eps is declared before it
+NORM_17 = (
+    _UNIT_17
+    + """
     {x}_typed = Cast <to = TYPE> ({x}_unit)
     {y} = Mul ({x}_typed, {weight})
 """
-EPSILON_17 = "eps = Constant <value_float: float = @epsilon> ()\n"
-
+)
 # the same of weights that are stored less an offset
-NORM_OFFSET_17 = NORM_17.replace(
-    """    {x}_typed = Cast <to = TYPE> ({x}_unit)
-    {y} = Mul ({x}_typed, {weight})
-""",
-    """    {x}_offset = Constant <value_float: float = @weight_offset> ()
+NORM_OFFSET_17 = (
+    _UNIT_17
+    + """
+    {x}_offset = Constant <value_float: float = @weight_offset> ()
     {x}_weight_f32 = Cast <to = 1> ({weight})
     {x}_weight = Add ({x}_weight_f32, {x}_offset)
     {x}_scaled = Mul ({x}_unit, {x}_weight)
     {y} = CastLike ({x}_scaled, {weight})
-""",
+"""
 )
+EPSILON_17 = "eps = Constant <value_float: float = @epsilon> ()\n"
 
 OFFSET_NORM = """
     {y}_offset = Constant <value_float: float = @weight_offset> ()

@@ -34,7 +34,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from trt_eagle3.graph.ops.gated_delta_lowering import LOWERING, LOWERING_17
+from trt_eagle3.graph.ops.gated_delta_lowering import (
+    L2_EPSILON,
+    LOWERING,
+    LOWERING_17,
+    TREE_ROWS,
+)
 from trt_eagle3.graph.ops.op import Op
 
 if TYPE_CHECKING:
@@ -48,12 +53,6 @@ __all__ = [
     "replay_delta",
     "replay_window",
 ]
-
-L2_EPSILON = 1e-6
-"""Added to the squares of a head of q and k (flash-linear-attention, ``l2norm``)."""
-
-TREE_ROWS = 64
-"""Rows of a tree at most."""
 
 _CHUNK = 64  # rows that are solved together where paths are a chain
 

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["LOWERING", "LOWERING_17"]
+__all__ = ["L2_EPSILON", "LOWERING", "LOWERING_17", "TREE_ROWS"]
+
+L2_EPSILON = 1e-6
+"""Added to the squares of a head of q and k (flash-linear-attention, ``l2norm``)."""
+
+TREE_ROWS = 64
+"""Rows of a tree at most."""
 
 _SIZES = """
     zero = Constant <value_int = 0> ()
@@ -110,8 +116,8 @@ _HEADS = """
     {p} = Transpose <perm = [0, 2, 1, 3]> ({p}_all)
 """
 
-_GATES = """
-    l2_epsilon = Constant <value_float = 1e-6> ()
+_GATES = f"""
+    l2_epsilon = Constant <value_float = {L2_EPSILON}> ()
     group = Div (v_heads, k_heads)
     group_shape = Concat <axis = 0> (axis_1, axis_1, axis_1, group, axis_1)
     ba_rows = Reshape (ba, rows_shape)
@@ -175,7 +181,7 @@ _SYSTEM = """
     }> (new_0d, go_on, nothing)
 """
 
-_RESULTS = """
+_RESULTS = f"""
     read = MatMul (q_scaled, state)
     read_grown = Mul (read, grown)
     attention = MatMul (q_scaled, k_columns)
@@ -210,7 +216,7 @@ _RESULTS = """
     window_rows = Expand (window_3d, no_row)
     window_new = GatherElements <axis = 1> (extended, window_rows)
     conv_state_out = ScatterND (conv_state, writes, window_new)
-    room = Constant <value_ints = [64]> ()
+    room = Constant <value_ints = [{TREE_ROWS}]> ()
     k_kept = Reshape (k_unit, rows_shape)
     delta_new = Concat <axis = 2> (k_kept, v_rows, g_rows, beta_rows)
     delta_rows = Slice (delta_new, axis_0, room, axis_1)

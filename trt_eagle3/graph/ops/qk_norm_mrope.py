@@ -254,7 +254,7 @@ _GEOMETRY = ("num_heads", "num_kv_heads", "head_dim")
 _ROTARY = ", rotary_embedding_dim: int = @rotary_dim"
 
 
-def _lowering_17(norm: str, turn: str, still: bool) -> str:
+def _lowering_17(norm: str, *, still: bool) -> str:
     """``norm``: of each head, or nothing; ``still``: whether channels stay as they are."""
     parts = [_CUT_17, _PARTS_17 if still else _HALVES_17, EPSILON_17 if norm else ""]
     for names in (_Q, _K):
@@ -262,7 +262,7 @@ def _lowering_17(norm: str, turn: str, still: bool) -> str:
         rows = f"{p}_normed" if norm else f"{p}_heads"
         parts.append(_HEADS_17.format(**names))
         parts.append(norm.format(x=f"{p}_heads", y=f"{p}_normed", weight=f"{p}_norm"))
-        parts.append(turn.format(rows=rows, still=f", {p}_still" if still else "", **names))
+        parts.append(_TURN_17.format(rows=rows, still=f", {p}_still" if still else "", **names))
     return "".join(parts)
 
 
@@ -295,9 +295,9 @@ QK_NORM_MROPE = Op(
         + _TURN.format(q="q_normed", k="k_normed", rotary=_ROTARY),
     },
     lowering_17={
-        "": _lowering_17("", _TURN_17, still=False),
-        "norm": _lowering_17(NORM_17, _TURN_17, still=False),
-        "norm_offset": _lowering_17(NORM_OFFSET_17, _TURN_17, still=True),
+        "": _lowering_17("", still=False),
+        "norm": _lowering_17(NORM_17, still=False),
+        "norm_offset": _lowering_17(NORM_OFFSET_17, still=True),
     },
     torch_function=qk_norm_mrope,
     kernel=KERNEL,
