@@ -43,6 +43,7 @@ from trt_eagle3.engine.packed_savings import packed_savings
 from trt_eagle3.engine.weight_quantiser import check_quantisable, made_location, quantise_target
 from trt_eagle3.errors import UserError
 from trt_eagle3.families.registry import family_of, read_target
+from trt_eagle3.graph.ops.gated_delta import TREE_ROWS
 from trt_eagle3.multimodal import copy_processor_files
 from trt_eagle3.prompts.kept import keep_questions
 from trt_eagle3.prompts.prompt_file import read_questions
@@ -119,6 +120,7 @@ def build(
     manifest = _read_draft(config, spec)
     if manifest:
         _check_ranks(tree, manifest)
+        _check_tree_rows(tree, spec)
     _check_weights(config, spec, reference_weights)
     check_headers(ref.file for ref in _tensors(spec, manifest))
     if config.prompts:
@@ -302,6 +304,15 @@ def _check_ranks(tree: Tree | DynamicTree, manifest: DraftManifest) -> None:
             f"speculation: the tree takes a token's {children} best children, the draft knows "
             f"{manifest.draft_vocab_size} tokens. Lower speculation.topk or the ranks of "
             "speculation.tree."
+        )
+
+
+def _check_tree_rows(tree: Tree | DynamicTree, spec: TargetCheckpoint) -> None:
+    """Refuse a tree that layers of linear attention would take for a run of tokens."""
+    if spec.recurrent_layers and tree.num_nodes > TREE_ROWS:
+        raise UserError(
+            f"speculation: a tree of {tree.num_nodes} tokens: the layers of linear attention of "
+            f"{spec.path} take {TREE_ROWS} at most. Lower speculation.num_draft_tokens."
         )
 
 
