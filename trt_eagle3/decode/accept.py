@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from trt_eagle3.decode.request import TokenLogprob
 from trt_eagle3.decode.tree import AnyTree
 
-__all__ = ["ROUNDING", "Accepted", "CycleOutcome", "accept"]
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["ROUNDING", "Accepted", "CycleOutcome", "accept", "agreeing"]
 
 # of sums of float64 probabilities: siblings that have all the mass leave none behind
 ROUNDING = 1e-12
@@ -72,6 +76,14 @@ def accept(
     while (chosen := _chosen(children.get(path[-1], ()), probs, uniform)) is not None:
         path.append(chosen)
     return Accepted(tuple(path), (*(tokens[node] for node in path[1:]), bonus[path[-1]]))
+
+
+def agreeing(tokens: Tensor, parents: Tensor, target_ids: Tensor) -> Tensor:
+    """bool [B, T]: whether a node's token is the one that the target says after its parent.
+
+    ``tokens``, ``parents``, ``target_ids``: int64 [B, T]; a root's parent is -1.
+    """
+    return tokens == target_ids.gather(1, parents.clamp(min=0))
 
 
 def _chosen(

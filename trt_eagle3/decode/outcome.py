@@ -12,7 +12,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from trt_eagle3.decode.accept import ROUNDING, Accepted
+from trt_eagle3.decode.accept import ROUNDING, Accepted, agreeing
 from trt_eagle3.decode.propose import Proposal
 from trt_eagle3.decode.tree import AnyTree, Tree
 
@@ -99,7 +99,7 @@ def accept_greedy(proposal: Proposal, target_ids: Tensor, *, chain: bool) -> Out
         return Outcome(counts, finite, target_ids, constants.path, last, constants.no_draws)
     parents = proposal.parents.to(tokens.device, non_blocking=True)
     mask = proposal.mask.to(tokens.device, non_blocking=True)
-    right = tokens == target_ids.gather(1, parents.clamp(min=0))
+    right = agreeing(tokens, parents, target_ids)
     return _outcome(tokens, *_followed(mask, right), target_ids, constants.no_draws)
 
 

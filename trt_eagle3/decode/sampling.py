@@ -21,6 +21,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from trt_eagle3.decode.accept import agreeing
 from trt_eagle3.decode.grammar_masks import fill_next
 from trt_eagle3.decode.grammar_state import GrammarState
 from trt_eagle3.decode.logits_process import AllowedTokens, History, process_logits
@@ -226,7 +227,7 @@ def verify_results(
     logits = process_logits(samplers, logits, tokens, mask, allowed)
     if samplers[0].sampling.greedy:
         best = logits.argmax(dim=2)
-        return VerifyResult((best.gather(1, parents.clamp(min=0)) == tokens).double(), best)
+        return VerifyResult(agreeing(tokens, parents, best).double(), best)
     rows = logits.flatten(0, 1)
     probs = target_probs(rows, samplers[0].sampling)
     first = torch.arange(0, batch * num_nodes, num_nodes, device=device)[:, None]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from trt_eagle3.decode.accept import agreeing
 from trt_eagle3.decode.logits_process import AllowedTokens, changed_logits, forbidden_tokens
 from trt_eagle3.decode.outcome import (
     Outcome,
@@ -124,7 +125,7 @@ def _drawn_outcome(
     )
     chances = judged.chances
     if chances is None:
-        chances = (judged.bonus.gather(1, first.parents.clamp(min=0)) == first.tokens).double()
+        chances = agreeing(first.tokens, first.parents, judged.bonus).double()
     flat = torch.tensor([*chain.from_iterable(d[1:] for d in draws)], dtype=torch.float64)
     uniform = to_device(flat.view(count, num_nodes), logits.device)
     padding = (0, 0, 0, size - count)

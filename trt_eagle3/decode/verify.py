@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trt_eagle3.decode.accept import Accepted, accept
+from trt_eagle3.decode.accept import Accepted, accept, agreeing
 from trt_eagle3.decode.logprobs import path_logprobs
 from trt_eagle3.decode.propose import Proposal
 from trt_eagle3.decode.sampling import Sampler, verify_results
@@ -64,7 +64,7 @@ def judge_trees(
     chances = None
     for alike, count in _alike(samplers, counts, logits.shape[2]):
         if chances is None:
-            chances = (bonus.gather(1, parents.clamp(min=0)) == tokens).double()
+            chances = agreeing(tokens, parents, bonus).double()
         index = to_device(torch.tensor(alike), device)
         values, drafted, above = (
             t[:, :count].index_select(0, index) for t in (logits, tokens, parents)
