@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
 import re
 import shlex
 import signal
@@ -101,6 +102,18 @@ def test_serve_refuses_what_is_no_bundle(tmp_path: Path) -> None:
         run("serve", tmp_path, "--port", *free_ports(1))
     with pytest.raises(UserError, match="max_pixls: unknown"):
         run("serve", tmp_path, "--set", "max_pixls=3")
+
+
+def test_logging_of_the_program_that_calls_serve_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("trt_eagle3"), "level", logging.INFO)  # put back later
+    handlers = logging.getLogger().handlers[:]
+    filters = [handler.filters[:] for handler in handlers]
+    with pytest.raises(UserError, match="no bundle here"):
+        run("serve", tmp_path, "--port", *free_ports(1))
+    assert logging.getLogger().handlers == handlers
+    assert [handler.filters for handler in handlers] == filters
 
 
 def test_address_that_cannot_be_listened_on_is_refused_before_the_engine_is_loaded(

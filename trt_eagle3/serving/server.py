@@ -165,11 +165,12 @@ async def _close_idle(connections: set[Any]) -> None:
         drop_idle(connections)
 
 
-def _set_up_log(level: str = "info") -> None:
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+def _set_up_log(level: str) -> None:
+    """Where nobody has set up logging, to stderr. Handlers of others are left as they are."""
+    handler = logging.StreamHandler()
+    handler.addFilter(OnePerCause())
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", handlers=[handler])
     _log.setLevel(level.upper())
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(OnePerCause())
 
 
 def _within_file_limit(serving: ServingConfig) -> ServingConfig:
