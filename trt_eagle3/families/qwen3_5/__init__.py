@@ -27,7 +27,7 @@ class _Qwen35(Qwen3VLFamily):
     def read(self, config: ModelConfig) -> TargetCheckpoint:
         from trt_eagle3.families.qwen3_5.reader import read_qwen3_5
 
-        return read_qwen3_5(config)
+        return read_qwen3_5(config, "qwen3_5", "Qwen3_5ForConditionalGeneration")
 
     def reference(
         self, spec: TargetCheckpoint, dtype: torch.dtype, device: torch.device | str
@@ -48,7 +48,7 @@ class _Qwen35Text(Qwen3Family):
     def read(self, config: ModelConfig) -> TargetCheckpoint:
         from trt_eagle3.families.qwen3_5.reader import read_qwen3_5_text
 
-        return read_qwen3_5_text(config)
+        return read_qwen3_5_text(config, "qwen3_5_text", "Qwen3_5ForCausalLM")
 
     def reference(
         self, spec: TargetCheckpoint, dtype: torch.dtype, device: torch.device | str

@@ -1,4 +1,4 @@
-"""Reading a dense Qwen3.5 checkpoint: its config in every spelling, checked against its tensors."""
+"""Reading a Qwen3.5 checkpoint: its config in every spelling, checked against its tensors."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from trt_eagle3.checkpoint.rope_schedule import read_rope_config
 from trt_eagle3.checkpoint.target import TargetCheckpoint
 from trt_eagle3.checkpoint.tensor_index import TensorRef
 from trt_eagle3.errors import UserError, quote
+from trt_eagle3.families.qwen3.sparse_layers import SparseLayers
 from trt_eagle3.families.qwen3_5.decoder import HybridConfig
 from trt_eagle3.families.qwen3_vl.reader import vision_spec
 from trt_eagle3.families.qwen3_vl.tensors import PREFIXES, vision_shapes
@@ -22,28 +23,36 @@ _ROTARY = 0.25  # transformers' default partial_rotary_factor
 _MTP = "mtp."
 
 
-def read_qwen3_5(config: ModelConfig) -> TargetCheckpoint:
-    """Read a dense Qwen3.5 checkpoint with its vision tower.
+def read_qwen3_5(
+    config: ModelConfig, family: str, architecture: str, sparse: SparseLayers | None = None
+) -> TargetCheckpoint:
+    """Read a Qwen3.5 checkpoint with its vision tower.
 
+    Args:
+        architecture: the one that generates text. sparse: reads the layers of a mixture of experts.
     Raises:
         UserError: another kind of it, or tensors that do not fit.
     """
-    _check_architecture(config, "Qwen3_5ForConditionalGeneration")
+    _check_architecture(config, architecture)
     for section in ("text_config", "vision_config"):
         if not config.get(section, "object"):
             raise config.error(f"{section}: expected an object, got none")
-    decoder = HybridConfig(config, _SECTION)
-    return _read(decoder, "qwen3_5", vision_spec(config, decoder, ()))
+    decoder = HybridConfig(config, _SECTION, sparse)
+    return _read(decoder, family, vision_spec(config, decoder, ()))
 
 
-def read_qwen3_5_text(config: ModelConfig) -> TargetCheckpoint:
-    """Read a dense Qwen3.5 checkpoint of text alone.
+def read_qwen3_5_text(
+    config: ModelConfig, family: str, architecture: str, sparse: SparseLayers | None = None
+) -> TargetCheckpoint:
+    """Read a Qwen3.5 checkpoint of text alone.
 
+    Args:
+        architecture, sparse: as for ``read_qwen3_5``.
     Raises:
         UserError: as for ``read_qwen3_5``.
     """
-    _check_architecture(config, "Qwen3_5ForCausalLM")
-    return _read(HybridConfig(config), "qwen3_5_text", None)
+    _check_architecture(config, architecture)
+    return _read(HybridConfig(config, sparse=sparse), family, None)
 
 
 def _read(decoder: HybridConfig, family: str, vision: VisionSpec | None) -> TargetCheckpoint:
@@ -69,7 +78,7 @@ def _check_architecture(config: ModelConfig, expected: str) -> None:
     architecture = (config.get("architectures", "texts") or [None])[0]
     if architecture not in {None, expected}:
         raise UserError(
-            f"{config.file.parent}: expected a dense Qwen3.5 ({expected}), got architecture "
+            f"{config.file.parent}: expected a Qwen3.5 ({expected}), got architecture "
             f"{quote(architecture, 80)}."
         )
 
