@@ -125,13 +125,19 @@ struct DeltaRows {
     return p.delta_rows + (static_cast<int64_t>(b.sequence) * p.kept + place) * width;
   }
 
+  // One by one: a row's width need be no multiple of four.
+  static __device__ __forceinline__ void keep4(float* target, const float (&values)[4]) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) target[e] = values[e];
+  }
+
   __device__ __forceinline__ void convolve_value(int read, int start, int i, int column) const {
     float v[4] = {};
     if (b.first_column + column < p.value_dim) {
       mix(read, start + i, value_channel(p, b) + column, 2 * kDeltaDepth + column, true, v);
       if (start + i < p.kept) {
         const int place = p.num_k_heads * p.key_dim + b.head * p.value_dim + b.first_column + column;
-        store4(delta_row(start + i) + place, v);
+        keep4(delta_row(start + i) + place, v);
       }
     }
     store4(s.update + (column / kDeltaColumns * p.rows_at_once + i) * kDeltaColumns + column % kDeltaColumns, v);
@@ -148,7 +154,7 @@ struct DeltaRows {
     for (int e = 0; e < 4; ++e) x[e] *= scale;
     store4(target + i * kDeltaDepth + lane * 4, x);
     if (offset == kDeltaDepth && b.first_of_key_head && lane * 4 < p.key_dim && start + i < p.kept) {
-      store4(delta_row(start + i) + b.key_head * p.key_dim + lane * 4, x);
+      keep4(delta_row(start + i) + b.key_head * p.key_dim + lane * 4, x);
     }
   }
 
