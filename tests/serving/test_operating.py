@@ -86,6 +86,28 @@ def test_pages_of_a_listed_origin_may_ask_and_others_may_not(site: Site) -> None
     assert found["access-control-allow-origin"] == "https://a.example"
 
 
+@pytest.mark.parametrize("path", ["/version", "/v1/models", "/nowhere"])
+def test_page_may_read_id_and_errors(site: Site, path: str) -> None:
+    _, _, found = site.request("GET", path, headers={"Origin": "https://a.example"})
+    assert "x-request-id" in found["access-control-expose-headers"].lower()
+
+
+def test_page_may_read_an_internal_error(
+    site: Site, engine: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(engine, "submit", fail)
+    headers = {**KEY, "Origin": "https://a.example"}
+    status, text, found = site.request(
+        "POST", "/v1/chat/completions", {"messages": QUESTION}, headers
+    )
+    assert (status, "planted" in text) == (500, False)
+    assert found["access-control-allow-origin"] == "https://a.example"
+    assert found["x-request-id"].startswith("req_")
+
+
 def test_id_of_a_request_is_echoed_if_it_can_be(site: Site) -> None:
     for given in ("my-id.7", "x" * 128):
         for path in ("/health", "/v1/models", "/nowhere"):
@@ -228,6 +250,8 @@ def test_sampling_is_as_the_checkpoint_says_unless_told_otherwise(
         ({"api_key": ""}, "--api-key: it is empty"),
         ({"names": ("",)}, "--served-model-name: it is empty"),
         ({"cors_origins": ("a.example",)}, "--cors-origin: expected"),
+        ({"cors_origins": ("https://a.example/",)}, "--cors-origin: expected"),
+        ({"cors_origins": ("https://A.example",)}, "--cors-origin: expected"),
         ({"tls_cert": Path("x")}, "--tls-key: missing"),
         ({"tls_key": Path("x")}, "--tls-cert: missing"),
     ],
