@@ -1,9 +1,15 @@
-// Hopper's barriers in shared memory, and the bulk copies that arrive on them.
+// Barriers of some of a block's warps; Hopper's in shared memory, and the bulk copies that arrive on them.
 #pragma once
 
 #include <cstdint>
 
 namespace trt_eagle3 {
+
+// Waits until `threads` threads of the block, whole warps, have come here or to another call with the same id (1 to
+// 15), and orders their memory accesses. Warps may come from different branches, which __syncthreads() forbids.
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+  asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
+}
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
@@ -52,6 +58,38 @@ __device__ __forceinline__ void copy_box(uint32_t destination, const void* map, 
       "l"(map), "r"(column), "r"(row), "r"(barrier)
       : "memory");
 }
+
+// Stages in shared memory that one thread fills and `kReaders` warps read, over and over: use i of the ring is of stage
+// i % kStages. Behind them, full[kStages] and empty[kStages]: of each stage, whether its copies have come, and whether
+// every reader has said that it has read it (an arrival each).
+template <int kStages, int kStageBytes, int kReaders>
+struct StageRing {
+  uint32_t stages, barriers;  // addresses
+
+  __device__ __forceinline__ uint32_t stage(int i) const { return stages + i % kStages * kStageBytes; }
+  __device__ __forceinline__ uint32_t full(int i) const { return barriers + i % kStages * 8; }
+  __device__ __forceinline__ uint32_t empty(int i) const { return full(i) + kStages * 8; }
+  static __device__ __forceinline__ int phase(int i) { return i / kStages & 1; }
+
+  // One thread, before the others may use the barriers.
+  __device__ __forceinline__ void init() const {
+    for (int i = 0; i < kStages; ++i) {
+      barrier_init(full(i), 1);
+      barrier_init(empty(i), kReaders);
+    }
+    barrier_init_done();
+  }
+  // The filling thread: stage i waits for `bytes`, once what lay there before has been read.
+  __device__ __forceinline__ void start(int i, int bytes) const {
+    if (i >= kStages) barrier_wait(empty(i), phase(i) ^ 1);
+    barrier_expect(full(i), bytes);
+  }
+  // A reading warp.
+  __device__ __forceinline__ void await(int i) const { barrier_wait(full(i), phase(i)); }
+  __device__ __forceinline__ void release(int i) const {
+    if (threadIdx.x % 32 == 0) barrier_arrive(empty(i));
+  }
+};
 
 #endif
 

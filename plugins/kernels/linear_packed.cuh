@@ -16,6 +16,7 @@
 
 #include <algorithm>
 
+#include "barrier.cuh"
 #include "chip.cuh"
 #include "cluster_room.cuh"
 #include "packed_weight.cuh"
@@ -171,10 +172,6 @@ __device__ __forceinline__ void multiply_packed_span(const PackedWeight& w, cons
       }
     }
   }
-}
-
-__device__ __forceinline__ void named_barrier(int id, int threads) {
-  asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
 
 // Merges the partial sums of a tile: the group's warps' through shared memory; the blocks' in that of the tile's owner,

@@ -104,33 +104,19 @@ __device__ __forceinline__ void rescale(float (&sums)[kTiles][4], float low, flo
   }
 }
 
-// The stages of x in shared memory, and who says that one is there or has been read.
+// The stages of x in shared memory.
 template <typename Tile>
-struct PackedWideRing {
-  uint32_t stages, barriers;
-
-  __device__ __forceinline__ uint32_t stage(int i) const { return stages + i % Tile::Stages * Tile::StageBytes; }
-  __device__ __forceinline__ uint32_t full(int i) const { return barriers + i % Tile::Stages * 8; }
-  __device__ __forceinline__ uint32_t empty(int i) const { return full(i) + Tile::Stages * 8; }
-  static __device__ __forceinline__ int phase(int i) { return i / Tile::Stages & 1; }
-
-  __device__ __forceinline__ void init() const {
-    for (int i = 0; i < Tile::Stages; ++i) {
-      barrier_init(full(i), 1);
-      barrier_init(empty(i), Tile::Warps);
-    }
-    barrier_init_done();
-  }
+struct PackedWideRing : StageRing<Tile::Stages, Tile::StageBytes, Tile::Warps> {
   // One lane brings the share's columns of x.
   __device__ __forceinline__ void fill(const CUtensorMap& map, const PackedWideShare& s, int num_tokens) const {
     const int bytes = Tile::box(num_tokens) * 4 * 64;
 #pragma unroll 1
     for (int i = 0; i < s.count; ++i) {
-      if (i >= Tile::Stages) barrier_wait(empty(i), phase(i) ^ 1);
-      barrier_expect(full(i), bytes);
+      this->start(i, bytes);
       const int column = (s.first_stage + i) * kPackedSpan;
-      copy_box(stage(i), &map, column, 0, full(i));
-      copy_box(stage(i) + Tile::PanelBytes, &map, column + 64, 0, full(i));
+      const uint32_t stage = this->stage(i), full = this->full(i);
+      copy_box(stage, &map, column, 0, full);
+      copy_box(stage + Tile::PanelBytes, &map, column + 64, 0, full);
     }
   }
 };
@@ -154,10 +140,10 @@ struct PackedWideLoop {
       const int group = piece * Format::Groups / kPieces;
       uint32_t a[kBlocks][4];
       wgmma_wait<1>();  // the piece before last, whose registers these are
-      if (piece == 1 && i > 0 && threadIdx.x % 32 == 0) barrier_arrive(ring.empty(i - 1));
+      if (piece == 1 && i > 0) ring.release(i - 1);
 #pragma unroll
       for (int b = 0; b < kBlocks; ++b) Format::operand(span, piece * kBlocks + b, a[b]);
-      if (piece == 0) barrier_wait(ring.full(i), ring.phase(i));
+      if (piece == 0) ring.await(i);
       if (rescales && piece % (kPieces / Format::Groups) == 0) {
         const float low = Format::scale(w, span.low_scale, group), high = Format::scale(w, span.high_scale, group);
         wgmma_wait<0>();
@@ -265,24 +251,23 @@ __global__ void __launch_bounds__(Tile::Threads, 1)
   const int stages = p.inner / kPackedSpan, rank = blockIdx.x, size = gridDim.x, first = stages * rank / size;
   const PackedWideShare s = {static_cast<int>(blockIdx.y) * Tile::Rows, first, stages * (rank + 1) / size - first};
   const uint32_t base = shared_address(packed_wide_shared);
-  const PackedWideRing<Tile> ring = {base, base + Tile::BarrierPlace};
+  const PackedWideRing<Tile> ring{{base, base + Tile::BarrierPlace}};
   const int warp = threadIdx.x / 32;
   float* kept = reinterpret_cast<float*>(packed_wide_shared);
   if (threadIdx.x == 0) ring.init();
   __syncthreads();
+  typename Tile::Sums sums = {};
   if (warp == Tile::Warps) {
     wait_for_previous();
     if (threadIdx.x % 32 == 0) ring.fill(x, s, p.num_rows);
     __syncwarp();
-    __syncthreads();  // the last products have read the ring
   } else {
-    typename Tile::Sums sums = {};
     const char* slots = packed_wide_shared + Tile::SlotsPlace + warp * (Tile::Slots * Tile::SlotBytes);
     PackedWideLoop<Tile, Format>{w, s, ring, slots}.run(sums);
     copy_async_wait<0>();
-    __syncthreads();  // the last products have read the ring
-    keep_packed_sums<Tile>(sums, p.num_rows, kept);
   }
+  __syncthreads();  // the last products have read the ring
+  if (warp < Tile::Warps) keep_packed_sums<Tile>(sums, p.num_rows, kept);
   write_packed_rows<Tile>(p, s, kept);
 #endif
 }

@@ -55,43 +55,30 @@ struct ByteShare {
 
 #if TRT_EAGLE3_HAS_WGMMA
 
-// The stages, and who says that one is there or has been read.
+// Barrier of all threads, of those who load and those who multiply, which are in two branches.
+constexpr int kByteRingRead = 1;
+
+// The stages of both operands in shared memory.
 template <typename Tile>
-struct ByteRing {
-  uint32_t stages, barriers;
-
-  __device__ __forceinline__ uint32_t stage(int i) const { return stages + i % Tile::Stages * Tile::StageBytes; }
-  __device__ __forceinline__ uint32_t full(int i) const { return barriers + i % Tile::Stages * 8; }
-  __device__ __forceinline__ uint32_t empty(int i) const { return full(i) + Tile::Stages * 8; }
-  static __device__ __forceinline__ int phase(int i) { return i / Tile::Stages & 1; }
-
-  __device__ __forceinline__ void init() const {
-    for (int i = 0; i < Tile::Stages; ++i) {
-      barrier_init(full(i), 1);
-      barrier_init(empty(i), Tile::Warps);
-    }
-    barrier_init_done();
-  }
-
+struct ByteRing : StageRing<Tile::Stages, Tile::StageBytes, Tile::Warps> {
   // One lane brings the share's columns; of W, which nobody writes, before the launch's turn has come.
   __device__ __forceinline__ void fill(const CUtensorMap& w, const CUtensorMap& x, const ByteShare& s,
                                        int num_tokens) const {
     const int ahead = min(s.count, Tile::Stages), bytes = (Tile::Rows + Tile::box(num_tokens)) * kByteStage;
 #pragma unroll 1
     for (int i = 0; i < ahead; ++i) {
-      barrier_expect(full(i), bytes);
-      copy_box(stage(i), &w, (s.first_stage + i) * kByteStage, s.first_row, full(i));
+      barrier_expect(this->full(i), bytes);
+      copy_box(this->stage(i), &w, (s.first_stage + i) * kByteStage, s.first_row, this->full(i));
     }
     wait_for_previous();
 #pragma unroll 1
     for (int i = 0; i < s.count; ++i) {
       const int column = (s.first_stage + i) * kByteStage;
       if (i >= Tile::Stages) {
-        barrier_wait(empty(i), phase(i) ^ 1);
-        barrier_expect(full(i), bytes);
-        copy_box(stage(i), &w, column, s.first_row, full(i));
+        this->start(i, bytes);
+        copy_box(this->stage(i), &w, column, s.first_row, this->full(i));
       }
-      copy_box(stage(i) + Tile::XPlace, &x, column, s.first_token, full(i));
+      copy_box(this->stage(i) + Tile::XPlace, &x, column, s.first_token, this->full(i));
     }
   }
 
@@ -100,21 +87,21 @@ struct ByteRing {
     const uint32_t rows = threadIdx.x / 128 * (64 * kByteStage);
 #pragma unroll 1
     for (int i = 0; i < s.count; ++i) {
-      barrier_wait(full(i), phase(i));
+      this->await(i);
       pin(sums);
       wgmma_fence();
 #pragma unroll
       for (int k = 0; k < kByteStage; k += 32) {
-        const uint64_t a = wgmma_descriptor(stage(i) + rows + k, 16);
+        const uint64_t a = wgmma_descriptor(this->stage(i) + rows + k, 16);
 #pragma unroll
         for (int part = 0; part < Tile::Parts; ++part) {
-          const uint32_t x = stage(i) + Tile::XPlace + part * (Tile::Part * kByteStage) + k;
+          const uint32_t x = this->stage(i) + Tile::XPlace + part * (Tile::Part * kByteStage) + k;
           wgmma_bytes(sums[part], a, wgmma_descriptor(x, 16));
         }
       }
       wgmma_commit();
       wgmma_wait<1>();  // the stage before
-      if (i > 0 && threadIdx.x % 32 == 0) barrier_arrive(empty(i - 1));
+      if (i > 0) this->release(i - 1);
     }
     wgmma_wait<0>();
     pin(sums);
@@ -225,7 +212,7 @@ __global__ void __launch_bounds__(Tile::Threads, 1)
   const ByteShare s = {static_cast<int>(blockIdx.z) * Tile::Rows, static_cast<int>(blockIdx.y) * Tile::Tokens, first,
                        stages * (rank + 1) / size - first};
   const uint32_t base = shared_address(byte_shared);
-  const ByteRing<Tile> ring = {base, base + Tile::BarrierPlace};
+  const ByteRing<Tile> ring{{base, base + Tile::BarrierPlace}};
   auto* kept = reinterpret_cast<typename Tile::Sum*>(byte_shared);
   if (threadIdx.x == 0) ring.init();
   __syncthreads();
@@ -237,13 +224,13 @@ __global__ void __launch_bounds__(Tile::Threads, 1)
       wait_for_previous();
     }
     __syncwarp();
-    __syncthreads();  // the last products have read the ring
+    named_barrier(kByteRingRead, Tile::Threads);  // the last products have read the ring
   } else {
     if constexpr (Tile::TakesRegisters) asm volatile("setmaxnreg.inc.sync.aligned.u32 160;\n");
     typename Tile::Sums sums = {};
     wait_for_previous();
     ring.multiply(s, sums);
-    __syncthreads();  // the last products have read the ring
+    named_barrier(kByteRingRead, Tile::Threads);  // the last products have read the ring
     keep_byte_sums<Tile>(sums, p.num_rows - s.first_token, kept);
   }
   write_byte_rows<Tile>(p, s, kept);

@@ -67,7 +67,7 @@ struct GateUpWork {
         if (at < unit.rows) buffer[warp * floats + at * kMoePitch + lane / 4 + e / 2 * 8] = sums[j][e];
       }
     }
-    expert_barrier(1 + group, Split * 32);
+    named_barrier(1 + group, Split * 32);
     const float* parts = buffer + group * Split * floats;
 #pragma unroll 1
     for (int i = threadIdx.x % (Split * 32); i < unit.rows * 8; i += Split * 32) {

@@ -5,6 +5,7 @@
 // the same columns of the unit's rows of x.
 #pragma once
 
+#include "barrier.cuh"
 #include "moe_rows.cuh"
 
 namespace trt_eagle3 {
@@ -251,10 +252,6 @@ __device__ __forceinline__ void multiply_experts(const Work& work, MoeReader<Blo
     }
     work.finish(item, unit, sums);
   }
-}
-
-__device__ __forceinline__ void expert_barrier(int id, int threads) {
-  asm volatile("bar.sync %0, %1;\n" ::"r"(id), "r"(threads) : "memory");
 }
 
 }  // namespace trt_eagle3

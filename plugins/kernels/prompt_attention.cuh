@@ -147,9 +147,9 @@ struct PromptConsumer {
   __device__ __forceinline__ void await_turn() const {
     if constexpr (!Tile::InTurn) return;
     if (threadIdx.x < 256) {
-      asm volatile("bar.sync 4, 256;\n" ::: "memory");
+      named_barrier(4, 256);
     } else {
-      asm volatile("bar.sync 5, 256;\n" ::: "memory");
+      named_barrier(5, 256);
     }
   }
   __device__ __forceinline__ void pass_turn() const {

@@ -16,7 +16,7 @@ struct PromptLoader {
   char* shared;
   int num_work, row_tiles;
 
-  __device__ __forceinline__ void sync() const { asm volatile("bar.sync 1, 128;\n" ::: "memory"); }
+  __device__ __forceinline__ void sync() const { named_barrier(1, 128); }
 
   // How many tiles any row of the block sees, and whether limits say it all. Each warp finds out for itself.
   __device__ __forceinline__ PromptWork measure(int index) const {

@@ -70,12 +70,12 @@ __device__ __forceinline__ void group_sync(int group) {
     __syncthreads();
   } else {
     static_assert(Tile::Groups <= 3);
-    if (group == 2) {
-      asm volatile("bar.sync 3, %0;\n" ::"n"(Tile::GroupThreads) : "memory");
+    if (group == 2) {  // by cases: the machine code then names the barrier, and reserves no other
+      named_barrier(3, Tile::GroupThreads);
     } else if (group == 0) {
-      asm volatile("bar.sync 1, %0;\n" ::"n"(Tile::GroupThreads) : "memory");
+      named_barrier(1, Tile::GroupThreads);
     } else {
-      asm volatile("bar.sync 2, %0;\n" ::"n"(Tile::GroupThreads) : "memory");
+      named_barrier(2, Tile::GroupThreads);
     }
   }
 }

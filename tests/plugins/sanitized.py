@@ -1,31 +1,38 @@
-"""One launch of each form of the kernels for packed weights and FP8 caches, for compute-sanitizer:
+"""One launch of each form of the kernels for packed weights, bytes, FP8 caches, experts and images,
+for compute-sanitizer:
 
     PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool memcheck --error-exitcode 1 \
         python -m tests.plugins.sanitized
 
-and with racecheck, synccheck and initcheck. Sizes are small and drawn on the CPU, so that hardly
-any kernel but ours runs; every allocation is one of its own, so that its ends are known.
+and with racecheck, synccheck and initcheck. Names of ``GROUPS`` after it: only these. Sizes are
+small, most of them drawn on the CPU, so that hardly any kernel but ours runs; every allocation is
+one of its own, so that its ends are known.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from tests.plugins import moe_case, vision_case
 from tests.plugins.packed_case import KINDS, draw_weight
 from tests.plugins.test_tree_attention_fp8 import draw_scales, narrowed
 from tests.plugins.tree_case import Case, draw, run
 from trt_eagle3.engine.torch import capi
-from trt_eagle3.engine.torch.capi import RowCodes
+from trt_eagle3.engine.torch.capi import AttentionPath, RowCodes
+from trt_eagle3.engine.torch.moe import fused_moe
 from trt_eagle3.engine.torch.packing import pack_fp8, pack_int8
 
 CUDA = torch.device("cuda")
 WEIGHT = (336, 768)  # N, K: no multiple of the tiles' 64, 128 and 192 rows
 ROWS = (1, 9, 17, 33, 65)  # one of each form of the products
 BYTE_ROWS = (7, 65, 129)
+EXPERTS = (8, 256, 128)  # E, H, I
+EXPERT_ROWS = (1, 6, 9, 40)  # a single row's lists, resident rows, streamed ones, two tiles of them
 CASES = {
     "few": Case(lengths=((37, 1), (0, 1)), num_new=1, tail=1, heads=(8, 2)),
     "tree": Case(lengths=((300, 7), (5, 4)), num_new=7, tail=9, heads=(8, 2)),
@@ -90,11 +97,55 @@ def fp8_attention() -> Iterator[Check]:
         yield f"attention, {name}", partial(run, case, x, out, kv_scales=scales)
 
 
+def experts() -> Iterator[Check]:
+    """FusedMoe of each format and form, and what prompts need beside stock products."""
+    cpu = torch.device("cpu")
+    for kind in moe_case.KINDS:
+        case = moe_case.draw_experts(kind, *EXPERTS, torch.bfloat16, CUDA)
+        for rows in EXPERT_ROWS:
+            x = torch.randn(rows, EXPERTS[1]).bfloat16().to(CUDA)
+            logits = moe_case.draw_logits("random", rows, EXPERTS[0], x.dtype, cpu).to(CUDA)
+            yield (
+                f"experts {kind}, {rows} rows",
+                partial(case.gate_up.few, case.down, x, logits, 3, 1),
+            )
+        x = torch.randn(130, EXPERTS[1]).bfloat16().to(CUDA)
+        logits = moe_case.draw_logits("random", 130, EXPERTS[0], x.dtype, cpu).to(CUDA)
+        yield (
+            f"experts {kind}, prompt",
+            partial(fused_moe, x, logits, case.gate_up, case.down, top_k=3, renormalise=1),
+        )
+
+
+def images() -> Iterator[Check]:
+    """VisionAttention by wgmma, by mma, and of a head_dim that neither takes."""
+    forms = ((72, AttentionPath.AUTO), (72, AttentionPath.MMA), (58, AttentionPath.AUTO))
+    for head_dim, path in forms:
+        case = vision_case.Case(frames=(150, 64, 9), head_dim=head_dim)
+        x = vision_case.draw(case, 1, CUDA)
+        scale = head_dim**-0.5
+        yield (
+            f"images, head_dim {head_dim}, {path.name}",
+            partial(
+                capi.vision_attention, *x.tensors(), num_heads=case.heads, scale=scale, path=path
+            ),
+        )
+
+
+GROUPS = {
+    "packed": packed_products,
+    "bytes": byte_products,
+    "attention": fp8_attention,
+    "experts": experts,
+    "images": images,
+}
+
+
 def main() -> None:
     torch.manual_seed(0)
     count = 0
-    for checks in (packed_products(), byte_products(), fp8_attention()):
-        for name, launch in checks:
+    for group in sys.argv[1:] or GROUPS:
+        for name, launch in GROUPS[group]():
             try:
                 found = launch()
             except NotImplementedError:

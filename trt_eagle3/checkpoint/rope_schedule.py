@@ -53,6 +53,20 @@ class RopeConfig:
         """``mrope_interleaved``."""
         return bool(config_value(self.values, "mrope_interleaved", "flag", self.file))
 
+    def unscaled(self, rotary_dim: int, sections: tuple[int, ...]) -> RopeSpec:
+        """The unscaled schedule over ``rotary_dim`` channels of a head, interleaved.
+
+        Args:
+            sections: where the config names none.
+        Raises:
+            UserError: sections that do not fit.
+        """
+        assert self.base is not None
+        try:
+            return RopeSpec.plain(rotary_dim, self.base, "interleaved", self.sections or sections)
+        except UserError as error:
+            raise UserError(f"{self.file}: {error}") from error
+
 
 def read_rope_config(config: Mapping[str, Any], file: Path, fix: str = "") -> RopeConfig:
     """The rope of a config in either spelling, or in both where they agree.
@@ -91,7 +105,10 @@ def read_rope_config(config: Mapping[str, Any], file: Path, fix: str = "") -> Ro
     values, key = new or old, "partial_rotary_factor"
     partial = agree(
         key,
-        {"rope": values.get(key), "the config itself": config_value(config, key, "number", file)},
+        {
+            "rope": config_value(values, key, "number", file),
+            "the config itself": config_value(config, key, "number", file),
+        },
     )
     if partial is not None:
         values = {**values, key: partial}

@@ -12,7 +12,7 @@ from trt_eagle3.checkpoint.manifest import DraftManifest, manifest_to_dict
 from trt_eagle3.checkpoint.quantised.weight import Quantisation
 from trt_eagle3.checkpoint.target import TargetCheckpoint, target_to_dict
 from trt_eagle3.engine.bundle import BUILD_SCRIPT
-from trt_eagle3.engine.memory import kv_bytes_per_token
+from trt_eagle3.engine.memory import kv_bytes_per_token, state_bytes
 from trt_eagle3.errors import clip
 from trt_eagle3.families.registry import family_of
 from trt_eagle3.spec import RopeSpec, SparseMoe, TargetSpec, VisionSpec
@@ -63,7 +63,19 @@ def _target_line(spec: TargetCheckpoint) -> str:
         f"{attention.head_dim}, vocabulary {spec.vocab_size}, "
         f"{'tied' if spec.tied_head else 'own'} head, rope {_rope(attention.rope)}; "
     )
-    return line + _experts_text(spec) + _vision_text(spec.vision)
+    return line + _linear_text(spec) + _experts_text(spec) + _vision_text(spec.vision)
+
+
+def _linear_text(spec: TargetSpec) -> str:
+    """Nothing, of a target whose layers all attend."""
+    layers = spec.recurrent_layers
+    if not layers:
+        return ""
+    linear = layers[0][1]
+    return (
+        f"{len(layers)} layers of linear attention, {linear.num_k_heads}/{linear.num_v_heads} "
+        f"heads of {linear.key_dim}/{linear.value_dim}, convolution of {linear.conv_width}; "
+    )
 
 
 def _experts_text(spec: TargetSpec) -> str:
@@ -73,26 +85,32 @@ def _experts_text(spec: TargetSpec) -> str:
         return ""
     moe = sparse[0]
     weights = "renormalised" if moe.renormalise else "not renormalised"
+    shared = f", and one of {moe.shared_expert_width} for all" if moe.shared_expert_width else ""
     return (
         f"{len(sparse)} layers of {moe.num_experts} experts of {moe.expert_width}, {moe.top_k} a "
-        f"token, {weights}; "
+        f"token, {weights}{shared}; "
     )
 
 
 def _kv_line(spec: TargetCheckpoint, manifest: DraftManifest | None) -> str:
     token = kv_bytes_per_token(spec, manifest, "bfloat16")
     fp8 = kv_bytes_per_token(spec, manifest, "bfloat16", "fp8")
-    return (
+    line = (
         f"KV cache: {token:,} bytes a token in 16 bits; a sequence of 4,096 tokens has "
         f"{4096 * token / 1e9:.2f} GB, with kv_dtype: fp8 {4096 * fp8 / 1e9:.2f} GB"
     )
+    if not spec.recurrent_layers:
+        return line
+    state = state_bytes(spec, "bfloat16")
+    return f"{line}; recurrent states: {state:,} bytes an entry, and two of each sequence"
 
 
 def _vision_text(vision: VisionSpec | None) -> str:
     if vision is None:
         return "text only"
     blocks = f"vision {vision.depth} blocks of {vision.hidden_size}"
-    return f"{blocks}, visual levels after {list(vision.level_blocks)}"
+    levels = list(vision.level_blocks)
+    return f"{blocks}, visual levels after {levels}" if levels else f"{blocks}, no visual levels"
 
 
 def _quantisation_line(found: Quantisation) -> str:

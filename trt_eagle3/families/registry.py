@@ -19,6 +19,8 @@ FAMILIES = {
     "qwen2_5_vl": "trt_eagle3.families.qwen2_5_vl:FAMILY",
     "qwen3": "trt_eagle3.families.qwen3:FAMILY",
     "qwen3_5": "trt_eagle3.families.qwen3_5:FAMILY",
+    "qwen3_5_moe": "trt_eagle3.families.qwen3_5_moe:FAMILY",
+    "qwen3_5_moe_text": "trt_eagle3.families.qwen3_5_moe:TEXT_FAMILY",
     "qwen3_5_text": "trt_eagle3.families.qwen3_5:TEXT_FAMILY",
     "qwen3_moe": "trt_eagle3.families.qwen3_moe:FAMILY",
     "qwen3_omni_moe": "trt_eagle3.families.qwen3_omni_moe:FAMILY",

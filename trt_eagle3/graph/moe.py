@@ -38,10 +38,10 @@ def sparse_moe(
             top_k=spec.top_k,
             renormalise=int(spec.renormalise),
         )[0]
-    if not spec.shared_expert_width:
-        return routed
-    with b.scope("shared_expert"):
-        shared = swiglu(b, x, tensors, f"{prefix}shared_expert.", bias=False, scale=scale)
-        logit = b.linear(x, [tensors[f"{prefix}shared_expert_gate.weight"]], name="gate_logit")
-        opened = b.op("Mul", shared, b.op("Sigmoid", logit, name="gate"), name="output")
-    return b.op("Add", routed, opened, name="mlp.output")
+        if not spec.shared_expert_width:
+            return routed
+        with b.scope("shared_expert"):
+            shared = swiglu(b, x, tensors, f"{prefix}shared_expert.", bias=False, scale=scale)
+            logit = b.linear(x, [tensors[f"{prefix}shared_expert_gate.weight"]], name="gate_logit")
+            opened = b.op("Mul", shared, b.op("Sigmoid", logit, name="gate"), name="output")
+        return b.op("Add", routed, opened, name="output")

@@ -19,10 +19,12 @@ class SparseLayers:
 
     ``always_renormalises``: whether transformers divides the weights of a token's experts by their
     sum whatever ``norm_topk_prob`` says; else they are where it says so, and ``by_default``.
+    ``shared_expert``: whether every token goes through an expert of its own width too.
     """
 
     always_renormalises: bool
     by_default: bool = False
+    shared_expert: bool = False
 
     def moe(self, config: ModelConfig, section: str) -> SparseMoe:
         """What every sparse layer has.
@@ -44,9 +46,9 @@ class SparseLayers:
                 f"{section}norm_topk_prob: expected true, got false: transformers renormalises in "
                 "this family whatever it says. Correct it."
             )
-        return SparseMoe(
-            experts, top_k, config.whole(f"{section}moe_intermediate_size"), renormalise
-        )
+        width = config.whole(f"{section}moe_intermediate_size")
+        shared = self._shared_width(config, section)
+        return SparseMoe(experts, top_k, width, renormalise, shared)
 
     def indices(self, config: ModelConfig, section: str) -> set[int]:
         """Layers whose number, counted from 1, ``decoder_sparse_step`` divides, but for those that
@@ -65,6 +67,10 @@ class SparseLayers:
                     f"{quote(layer)}"
                 )
         return {i for i in range(count) if (i + 1) % step == 0 and i not in dense}
+
+    def _shared_width(self, config: ModelConfig, section: str) -> int:
+        key = f"{section}shared_expert_intermediate_size"
+        return config.whole(key) if self.shared_expert else 0
 
     def _num_experts(self, config: ModelConfig, section: str) -> int:
         """``num_experts``, which transformers also writes as ``num_local_experts``."""

@@ -15,6 +15,9 @@ __all__ = ["LayerTrace"]
 
 ApplyRope = Callable[..., tuple[Tensor, Tensor]]
 
+_SHARED, _SHARED_GATE = "shared_expert.mlp.output", "shared_expert.gate_logit"
+_OF_MLP = ("router_logits", "inner", _SHARED, _SHARED_GATE, "output")
+
 
 class LayerTrace:
     """What one call of a layer computes: entered before it, and read after it."""
@@ -53,8 +56,7 @@ class LayerTrace:
         found |= {name: raw[name] for name in norms}
         if "gate" in raw:
             found["mlp.gate_up"] = torch.cat([raw["gate"], raw["up"]], dim=-1)
-        of_mlp = [name for name in ("router_logits", "inner", "output") if name in raw]
-        found |= {f"mlp.{name}": raw[name] for name in of_mlp}
+        found |= {f"mlp.{name}": raw[name] for name in _OF_MLP if name in raw}
         found["output"] = output
         return {self._prefix + name: x for name, x in found.items()}
 
@@ -105,12 +107,21 @@ def _delta_tensors(raw: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _mlp_hooks(mlp: Any, raw: dict[str, Tensor]) -> list[Any]:
     """Of a dense MLP, or of a mixture of experts, whose router gives logits [S, E] first."""
     if hasattr(mlp, "experts"):
-        return [_keep_router(mlp.gate, raw), _keep(mlp, raw, "output")]
+        hooks = [_keep_router(mlp.gate, raw), _keep(mlp, raw, "output")]
+        return hooks + _shared_hooks(mlp, raw)
     return [
         *(_keep(getattr(mlp, f"{p}_proj"), raw, p) for p in ("gate", "up")),
         _keep(mlp.down_proj, raw, "inner", of_input=True),
         _keep(mlp.down_proj, raw, "output"),
     ]
+
+
+def _shared_hooks(mlp: Any, raw: dict[str, Tensor]) -> list[Any]:
+    """Of the expert of every token, where there is one; its rows come without a batch."""
+    if not hasattr(mlp, "shared_expert"):
+        return []
+    parts = {_SHARED: mlp.shared_expert, _SHARED_GATE: mlp.shared_expert_gate}
+    return [_keep(part, raw, name, by_sequence=False) for name, part in parts.items()]
 
 
 def _keep_router(router: nn.Module, into: dict[str, Tensor]) -> Any:
@@ -120,8 +131,16 @@ def _keep_router(router: nn.Module, into: dict[str, Tensor]) -> Any:
     return router.register_forward_hook(keep)
 
 
-def _keep(module: nn.Module, into: dict[str, Tensor], name: str, *, of_input: bool = False) -> Any:
+def _keep(
+    module: nn.Module,
+    into: dict[str, Tensor],
+    name: str,
+    *,
+    of_input: bool = False,
+    by_sequence: bool = True,
+) -> Any:
     def keep(_module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        into[name] = (inputs[0] if of_input else output)[0]
+        found = inputs[0] if of_input else output
+        into[name] = found[0] if by_sequence else found
 
     return module.register_forward_hook(keep)

@@ -1,0 +1,145 @@
+"""Random Qwen3.5s under the scheduler, with a draft that is often right."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, cached_property
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import torch
+
+from tests.decode.pair import (
+    DRAFT_VOCAB,
+    NUM_PAGES,
+    PAGE_SIZE,
+    PREFILL_CHUNK,
+    VOCAB,
+    Pair,
+    Recorder,
+)
+from tests.decode.recurrent import ANSWERS, GuessingDecoder
+from tests.decode.scheduling import MAX_BATCH, MAX_SEQ_LEN, MAX_TOKENS, TREES, finish, prompts_of
+from tests.hybrid import save_qwen3_5, save_qwen3_5_moe
+from tests.reference.checkpoint import file_name, random_draft
+from tests.reference.target import Target
+from trt_eagle3.decode.kv_cache import PagePool
+from trt_eagle3.decode.prefix_cache import PrefixCache
+from trt_eagle3.decode.prompt import Prompt
+from trt_eagle3.decode.recurrent import RecurrentStates
+from trt_eagle3.decode.runner import TargetRunner
+from trt_eagle3.decode.scheduler import Scheduler
+from trt_eagle3.decode.state import LayerStates, PagedStates
+from trt_eagle3.engine.embedding import EmbeddingTable
+from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
+from trt_eagle3.engine.torch.session import TorchSession
+from trt_eagle3.families.registry import read_target
+from trt_eagle3.graph.draft import draft_graph, fuse_graph
+from trt_eagle3.graph.target import target_graph
+from trt_eagle3.parity.reference.draft import ReferenceDraft
+
+__all__ = ["KINDS", "LAYOUTS", "ROOM", "SESSIONS", "Hybrid", "all_free", "hybrid"]
+
+LAYOUTS: list[list[Any]] = [[9], [3, (2, 3), 2, (2, 2), 3], [17], [33]]
+ROOM = 6  # snapshots
+SESSIONS = {"onnxruntime": OnnxRuntimeSession, "torch": TorchSession}
+KINDS: Mapping[str, Callable[..., Any]] = {"dense": save_qwen3_5, "moe": save_qwen3_5_moe}
+
+
+@cache
+def hybrid(kind: str = "dense") -> Hybrid:
+    """That of a kind; it is made once."""
+    return Hybrid(kind)
+
+
+class Hybrid:
+    """A Qwen3.5 and a draft of its width, with ONNX Runtime's sessions of the draft."""
+
+    def __init__(self, kind: str) -> None:
+        directory = Path(mkdtemp(prefix="trt-eagle3-test-"))
+        model = KINDS[kind](directory, vocab_size=VOCAB, seed=3)
+        spec = read_target(directory)
+        sizes = {"vocab_size": VOCAB, "draft_vocab_size": DRAFT_VOCAB}
+        draft: ReferenceDraft = random_draft(directory, seed=1, **sizes)
+        m = draft.manifest
+        graphs = {
+            "target": target_graph(spec, m.aux_layers, False, "float32", PAGE_SIZE, file_name),
+            "fuse": fuse_graph(m, "float32", file_name),
+            "draft": draft_graph(m, "float32", PAGE_SIZE, file_name),
+        }
+        sessions = {}
+        for name, graph in graphs.items():
+            (directory / f"{name}.onnx").write_bytes(graph.SerializeToString())
+            sessions[name] = OnnxRuntimeSession(directory / f"{name}.onnx", directory)
+        table = EmbeddingTable(spec.tensors["embed_tokens.weight"], torch.float32)
+        self.pair = Pair(Target(model, spec), draft, (table, table), sessions)
+        self._alone: dict[int, list[int]] = {}
+
+    @cached_property
+    def prompts(self) -> tuple[Prompt, ...]:
+        return prompts_of(self.pair, LAYOUTS)
+
+    def make_decoder(
+        self, states: RecurrentStates, backend: str = "onnxruntime"
+    ) -> GuessingDecoder:
+        path = self.pair.target.spec.path
+        session = SESSIONS[backend](path / "target.onnx", path)
+        paged = [s for s in session.states if s.kind == "paged"]
+        layers = LayerStates(PagedStates(paged, NUM_PAGES * PAGE_SIZE), states)
+        target = TargetRunner(session, layers, self.pair.tables[0], 0)
+        sizes = {"max_seq_len": MAX_SEQ_LEN, "prefill_chunk": PREFILL_CHUNK}
+        decoder = GuessingDecoder(target, self.pair.drafting(Recorder()), **sizes)
+        decoder.chance = random.Random(0)
+        return decoder
+
+    def make_states(self, num_snapshots: int = 0) -> RecurrentStates:
+        kept = [s for s in self.pair.sessions["target"].states if s.kind != "paged"]
+        return RecurrentStates(kept, MAX_BATCH, num_snapshots)
+
+    def alone(self, index: int) -> list[int]:
+        """What a prompt is answered alone, without speculation."""
+        if index not in self._alone:
+            self._alone[index] = self._answer_alone(index)
+        return self._alone[index]
+
+    def _answer_alone(self, index: int) -> list[int]:
+        sequence = self.pair.sequence(self.prompts[index], PagePool(NUM_PAGES, PAGE_SIZE))
+        tokens: list[int] = []
+        for some in self.make_decoder(self.make_states()).run(sequence):
+            tokens += some
+            if len(tokens) >= MAX_TOKENS:
+                break
+        ANSWERS[id(self.prompts[index])] = tokens[:MAX_TOKENS]
+        return tokens[:MAX_TOKENS]
+
+    def make_scheduler(
+        self,
+        states: RecurrentStates,
+        tree: str = "bushy",
+        prefixes: PrefixCache | None = None,
+        backend: str = "onnxruntime",
+    ) -> Scheduler:
+        return Scheduler(
+            self.make_decoder(states, backend),
+            max_batch_size=MAX_BATCH,
+            tree_for=lambda _: TREES[tree],
+            prefix_cache=prefixes,
+        )
+
+    def answers(
+        self, scheduler: Scheduler, pool: PagePool, indices: Sequence[int]
+    ) -> list[list[int]]:
+        """What prompts that draft say together."""
+        asked = [self.pair.sequence(self.prompts[i], pool, drafting=True) for i in indices]
+        for s in asked:
+            scheduler.add(s)
+        output_ids = finish(scheduler)
+        return [output_ids[id(s)][:MAX_TOKENS] for s in asked]
+
+
+def all_free(states: RecurrentStates) -> bool:
+    """Whether nobody owns an entry but that of no token."""
+    owners: list[int] = states._entries._owners
+    return owners[0] == 1 and not any(owners[1:])
