@@ -44,10 +44,11 @@
   X(silu_mul) \
   X(pick_rows) \
   X(vision_attention) \
+  X(gated_delta) \
   X(fused_moe) \
   X(linear) \
   X(linear_fp8) \
   X(linear_int8) \
   X(linear_int4)
 
-#define TE3_PLUGIN_VERSION "5"
+#define TE3_PLUGIN_VERSION "6"

@@ -57,6 +57,7 @@ def test_plugins_behave_as_tensorrt_expects(include: Path | None, tmp_path: Path
         PLUGINS / "capi" / "arguments.cpp",
         PLUGINS / "capi" / "packed_arguments.cpp",
         PLUGINS / "capi" / "moe_arguments.cpp",
+        PLUGINS / "capi" / "recurrent_arguments.cpp",
         *STUBS,
     ]
     compile_cpp(nvcc, include, library, sources, "-shared")

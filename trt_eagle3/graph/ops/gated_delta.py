@@ -261,4 +261,5 @@ GATED_DELTA = Op(
     kernel=KERNEL,
     kernel_call=gated_delta_call,
     plugin="GatedDelta",
+    plugin_attributes=("prefetch_safe",),
 )
