@@ -32,13 +32,13 @@ from trt_eagle3.decode.recurrent import RecurrentStates
 from trt_eagle3.decode.runner import TargetRunner
 from trt_eagle3.decode.scheduler import Scheduler
 from trt_eagle3.decode.state import LayerStates, PagedStates
+from trt_eagle3.drafts.eagle3.graph import draft_graph, fuse_graph
+from trt_eagle3.drafts.eagle3.reference import Eagle3Reference
 from trt_eagle3.engine.embedding import EmbeddingTable
 from trt_eagle3.engine.onnxruntime.session import OnnxRuntimeSession
 from trt_eagle3.engine.torch.session import TorchSession
 from trt_eagle3.families.registry import read_target
-from trt_eagle3.graph.draft import draft_graph, fuse_graph
 from trt_eagle3.graph.target import target_graph
-from trt_eagle3.parity.reference.draft import ReferenceDraft
 
 __all__ = ["KINDS", "LAYOUTS", "ROOM", "SESSIONS", "Hybrid", "all_free", "hybrid"]
 
@@ -62,7 +62,7 @@ class Hybrid:
         model = KINDS[kind](directory, vocab_size=VOCAB, seed=3)
         spec = read_target(directory)
         sizes = {"vocab_size": VOCAB, "draft_vocab_size": DRAFT_VOCAB}
-        draft: ReferenceDraft = random_draft(directory, seed=1, **sizes)
+        draft: Eagle3Reference = random_draft(directory, seed=1, **sizes)
         m = draft.manifest
         graphs = {
             "target": target_graph(spec, m.aux_layers, False, "float32", PAGE_SIZE, file_name),
