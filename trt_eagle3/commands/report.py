@@ -52,6 +52,8 @@ def inspection_lines(
     parts += [_quantisation_line(spec.quantisation)] if spec.quantisation else []
     if manifest:
         parts += [_draft_line(manifest), _meaning_table(manifest)]
+    elif spec.mtp:
+        parts.append("  has an MTP head: to draft with it, draft.checkpoint: mtp")
     parts.append(_kv_line(spec, manifest))
     return parts + [f"warning: {warning}" for warning in (manifest.warnings if manifest else ())]
 
