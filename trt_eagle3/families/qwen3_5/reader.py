@@ -16,23 +16,27 @@ from trt_eagle3.families.qwen3_vl.reader import vision_spec
 from trt_eagle3.families.qwen3_vl.tensors import PREFIXES, vision_shapes
 from trt_eagle3.spec import RopeSpec, VisionSpec
 
-__all__ = ["read_qwen3_5", "read_qwen3_5_text"]
+__all__ = ["read_qwen3_5"]
 
 _SECTION = "text_config."
 _ROTARY = 0.25  # transformers' default partial_rotary_factor
+_SECTIONS = (11, 11, 10)  # and mrope_section
 
 
 def read_qwen3_5(
     config: ModelConfig, family: str, architecture: str, sparse: SparseLayers | None = None
 ) -> TargetCheckpoint:
-    """Read a Qwen3.5 checkpoint with its vision tower.
+    """Read a Qwen3.5 checkpoint; one of text alone is of ``<family>_text``.
 
     Args:
-        architecture: the one that generates text. sparse: reads the layers of a mixture of experts.
+        architecture: how its architectures' names begin. sparse: reads the layers of a mixture of
+            experts.
     Raises:
         UserError: another kind of it, or tensors that do not fit.
     """
-    _check_architecture(config, architecture)
+    if _is_text(config, architecture):
+        section = _SECTION if config.get(_SECTION[:-1], "object") else ""
+        return _read(HybridConfig(config, section, sparse), f"{family}_text", None)
     for section in ("text_config", "vision_config"):
         if not config.get(section, "object"):
             raise config.error(f"{section}: expected an object, got none")
@@ -40,18 +44,22 @@ def read_qwen3_5(
     return _read(decoder, family, vision_spec(config, decoder, ()))
 
 
-def read_qwen3_5_text(
-    config: ModelConfig, family: str, architecture: str, sparse: SparseLayers | None = None
-) -> TargetCheckpoint:
-    """Read a Qwen3.5 checkpoint of text alone.
+def _is_text(config: ModelConfig, architecture: str) -> bool:
+    """Whether it has no tower, by its type or its architecture.
 
-    Args:
-        architecture, sparse: as for ``read_qwen3_5``.
     Raises:
-        UserError: as for ``read_qwen3_5``.
+        UserError: an architecture that does not generate text.
     """
-    _check_architecture(config, architecture)
-    return _read(HybridConfig(config, sparse=sparse), family, None)
+    told = (config.get("architectures", "texts") or [None])[0]
+    text, whole = (f"{architecture}For{end}" for end in ("CausalLM", "ConditionalGeneration"))
+    by_type = config.get("model_type", "text", "").endswith("_text")
+    known = (text,) if by_type else (whole, text)
+    if told not in {None, *known}:
+        raise UserError(
+            f"{config.file.parent}: expected a Qwen3.5 ({' or '.join(known)}), got architecture "
+            f"{quote(told, 80)}."
+        )
+    return bool(by_type or told == text)
 
 
 def _read(decoder: HybridConfig, family: str, vision: VisionSpec | None) -> TargetCheckpoint:
@@ -76,22 +84,13 @@ def _read(decoder: HybridConfig, family: str, vision: VisionSpec | None) -> Targ
     return replace(target, mtp=head)
 
 
-def _check_architecture(config: ModelConfig, expected: str) -> None:
-    architecture = (config.get("architectures", "texts") or [None])[0]
-    if architecture not in {None, expected}:
-        raise UserError(
-            f"{config.file.parent}: expected a Qwen3.5 ({expected}), got architecture "
-            f"{quote(architecture, 80)}."
-        )
-
-
 def _rope(config: ModelConfig, decoder: HybridConfig) -> RopeSpec:
     section = config.get(decoder.section[:-1], "object") if decoder.section else config.values
     rope = read_rope_config(section, config.file)
     where = f"{decoder.section}rope_parameters"
     if rope.base is None or rope.base <= 1:
         raise config.error(f"{where}.rope_theta: expected a number above 1, got {rope.base}")
-    if rope.kind() not in {"default", "mrope"}:
+    if rope.kind() != "default":
         raise config.error(f"{where}: rope_type {quote(rope.kind())}: not supported")
     part = rope.values.get("partial_rotary_factor", _ROTARY)
     turned = decoder.head_dim * part
@@ -100,4 +99,4 @@ def _rope(config: ModelConfig, decoder: HybridConfig) -> RopeSpec:
             f"{where}.partial_rotary_factor: expected an even part of {decoder.head_dim} channels, "
             f"got {part}"
         )
-    return RopeSpec.plain(int(turned), rope.base, "interleaved", rope.sections or (11, 11, 10))
+    return rope.unscaled(int(turned), _SECTIONS)
