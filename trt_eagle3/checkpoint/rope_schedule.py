@@ -53,6 +53,12 @@ class RopeConfig:
         """``mrope_interleaved``."""
         return bool(config_value(self.values, "mrope_interleaved", "flag", self.file))
 
+    @property
+    def part(self) -> float:
+        """``partial_rotary_factor``: of a head's channels, those that turn."""
+        found = config_value(self.values, "partial_rotary_factor", "number", self.file)
+        return 1.0 if found is None else float(found)
+
     def unscaled(self, rotary_dim: int, sections: tuple[int, ...]) -> RopeSpec:
         """The unscaled schedule over ``rotary_dim`` channels of a head, interleaved.
 
@@ -157,7 +163,8 @@ def make_rope(
     partial = (parameters or {}).get("partial_rotary_factor", 1.0)
     if partial != 1.0:
         raise UserError(
-            f"rope: partial_rotary_factor: expected 1, got {clip(partial)}: not supported"
+            f"rope: partial_rotary_factor: expected 1, got {clip(partial)}: not supported. Where "
+            "whole heads turn, set it to 1"
         )
     required, optional, schedule = SCHEDULES[kind]
     numbers = _numbers(kind, parameters or {}, required, optional, max_positions)

@@ -60,7 +60,7 @@ def _is_text(config: ModelConfig, architecture: str) -> bool:
             f"{config.file.parent}: expected a Qwen3.5 ({' or '.join(known)}), got architecture "
             f"{quote(told, 80)}."
         )
-    return by_type or told == text
+    return bool(by_type or told == text)
 
 
 def _read(decoder: HybridConfig, family: str, vision: VisionSpec | None) -> TargetCheckpoint:
