@@ -66,8 +66,11 @@ class Hybrid:
         directory = Path(mkdtemp(prefix="trt-eagle3-test-"))
         name, _, head = kind.partition("+")
         model = KINDS[name](directory, vocab_size=VOCAB, seed=3)
+        if head:
+            add_head(directory)
+        spec = read_target(directory)
         draft: Any = _head(directory) if head else _eagle3(directory)
-        spec, m = read_target(directory), draft.manifest
+        m = draft.manifest
         place = ("float32", PAGE_SIZE, file_name)
         normed = {"aux_normed": m.takes_normed}
         graphs = {
@@ -149,7 +152,7 @@ def _eagle3(directory: Path) -> Eagle3Reference:
 
 
 def _head(directory: Path) -> MtpReference:
-    return MtpReference.load(read_head(add_head(directory)), torch.float32)
+    return MtpReference.load(read_head(directory), torch.float32)
 
 
 def all_free(states: RecurrentStates) -> bool:
