@@ -590,3 +590,17 @@ def test_graphs_are_captured_for_every_size_and_change_nothing_that_is_said(
         assert engine.metrics().kv_pages_used == 0
     with pytest.raises(ClosedError):
         engine.capture_graphs()
+
+
+def test_answer_that_ends_with_its_first_token_ends_beside_others(tmp_path: Path) -> None:
+    """It takes part in the cycle of the step in which its first token is read, for nothing."""
+    limits = {"max_batch_size": 4, "max_seq_len": 256, "max_visual_tokens": 64}
+    with overwriting_llm(build_tiny(tmp_path, limits=limits)) as engine:
+        asked: dict[str, Any] = {"ignore_eos": True, "max_tokens": 20}
+        alone, found = engine.generate("Say nothing.", **asked), list[int]()
+        for chunk in engine.stream("Say nothing.", **asked):
+            found += chunk.token_ids
+            short = engine.generate("What is 12 plus 30?", max_tokens=1)
+            assert len(short.token_ids) == 1
+        assert tuple(found) == alone.token_ids
+        assert engine.metrics().kv_pages_used == 0
