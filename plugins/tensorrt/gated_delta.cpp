@@ -42,6 +42,7 @@ struct Layout {
 
 int64_t times(int64_t a, int64_t b) { return a == kUnknown || b == kUnknown ? kUnknown : a * b; }
 int64_t plus(int64_t a, int64_t b) { return a == kUnknown || b == kUnknown ? kUnknown : a + b; }
+int64_t before(int64_t taps) { return taps == kUnknown ? kUnknown : taps - 1; }
 
 class GatedDelta final : public Description {
  public:
@@ -128,7 +129,7 @@ class GatedDelta final : public Description {
       if (reason.empty()) reason = refuse_size(inputs[input].name, in[input], axis, size, meaning);
     };
     expect(kConvState, 0, in[kDeltaState].size[0], "delta_state's entries");
-    expect(kConvState, 1, plus(taps, -1), "W - 1 of conv_weight");
+    expect(kConvState, 1, before(taps), "W - 1 of conv_weight");
     expect(kConvState, 2, channels, "C");
     expect(kConvWeight, 0, channels, "C");
     expect(kConvWeight, 1, 1, "one");
@@ -207,8 +208,8 @@ class GatedDelta final : public Description {
     if (converts) args.tree_mask.dtype = TE3_BOOL;
     for (const auto& [input, state] :
          {std::pair(kConvState, &args.conv_state), std::pair(kDeltaState, &args.delta_state)}) {
-      const te3_tensor before = input_of(call, input);
-      check.that(before.rank == state->rank && std::equal(before.shape, before.shape + before.rank, state->shape),
+      const te3_tensor old = input_of(call, input);
+      check.that(old.rank == state->rank && std::equal(old.shape, old.shape + old.rank, state->shape),
                  std::string(inputs[input].name) + ": expected its output's shape");
     }
     GatedDeltaParams params = gated_delta_params(args, &check);

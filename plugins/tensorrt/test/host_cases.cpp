@@ -53,10 +53,10 @@ void check_creators() {
   check(stand_in::creators().size() == 12, "twelve creators register themselves when the library is loaded");
   const std::vector<std::string> heads = {"num_heads", "num_kv_heads"};
   check(driver::field_names("AddRmsNorm") ==
-            std::vector<std::string>{"epsilon", "num_outputs", "compute_type", "x_type", "residual_type"},
+            std::vector<std::string>{"epsilon", "num_outputs", "compute_type", "x_type", "residual_type", "weight_offset"},
         "fields of AddRmsNorm");
   check(driver::field_names("QKNormMRope") ==
-            std::vector<std::string>{"num_heads", "num_kv_heads", "head_dim", "epsilon", "compute_type"},
+            std::vector<std::string>{"num_heads", "num_kv_heads", "head_dim", "epsilon", "compute_type", "weight_offset"},
         "fields of QKNormMRope");
   check(driver::field_names("TreeAttention") ==
             std::vector<std::string>{"num_heads", "num_kv_heads", "page_size", "scale", "compute_type", "prefetch_safe",
