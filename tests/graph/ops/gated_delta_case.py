@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,7 +25,7 @@ class Case:
     heads: tuple[int, int]
 
     @property
-    def attributes(self) -> dict[str, float]:
+    def attributes(self) -> dict[str, Any]:
         """Of the op."""
         return {"num_k_heads": self.heads[0], "num_v_heads": self.heads[1], "epsilon": EPSILON}
 
